@@ -1,0 +1,13 @@
+//! Bytes: the sequence, the counters, and the reader and writer that values are made with.
+//!
+//! Everything here is pure. Keys are big-endian, so that byte order is value order; little-endian stands only in the
+//! lanes that FoundationDB's `ADD` works on.
+
+mod counters;
+mod sequence;
+mod value;
+
+pub use counters::{COUNTERS_LEN, Counters};
+pub(crate) use sequence::STAMP_LEN;
+pub use sequence::{Incarnation, Sequence, Versionstamp};
+pub(crate) use value::{Reader, versionstamped};

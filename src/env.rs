@@ -1,0 +1,102 @@
+//! Time and randomness, behind one seam.
+//!
+//! Everything that sleeps, measures, jitters or draws asks an [`Env`], so that a run can be replayed from its seed and
+//! tests can pause time. The wall clock is for lag figures only: no decision rests on it.
+
+use std::{
+    fmt,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use futures_util::future::BoxFuture;
+
+/// What an environment provides. Implement it to simulate.
+pub trait Environment: Send + Sync + 'static {
+    /// Time since an arbitrary start; never goes back.
+    fn now(&self) -> Duration;
+    /// Milliseconds since 1970, for figures that people read.
+    fn wall_ms(&self) -> u64;
+    /// 64 random bits.
+    fn random(&self) -> u64;
+    /// Completes after `duration`.
+    fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()>;
+}
+
+/// A shared handle on the environment of a process, or of a simulated node.
+#[derive(Clone)]
+pub struct Env(Arc<dyn Environment>);
+
+impl Env {
+    /// The real one: tokio's clock (which tests can pause) and the generator of the thread.
+    pub fn system() -> Self {
+        Self::new(System {
+            start: tokio::time::Instant::now(),
+        })
+    }
+
+    /// Another one.
+    pub fn new(environment: impl Environment) -> Self {
+        Self(Arc::new(environment))
+    }
+
+    /// Time since an arbitrary start; never goes back.
+    pub fn now(&self) -> Duration {
+        self.0.now()
+    }
+
+    /// Milliseconds since 1970, for figures that people read.
+    pub fn wall_ms(&self) -> u64 {
+        self.0.wall_ms()
+    }
+
+    /// 64 random bits.
+    pub fn random(&self) -> u64 {
+        self.0.random()
+    }
+
+    /// A random fraction in `0.0..1.0`.
+    pub fn random_fraction(&self) -> f64 {
+        // The 53 high bits are what a double can hold.
+        #[expect(clippy::cast_precision_loss, reason = "53 bits fit a double exactly")]
+        let bits = (self.random() >> 11) as f64;
+        bits / (1_u64 << 53) as f64
+    }
+
+    /// Completes after `duration`. Dropping the future cancels the sleep.
+    pub fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
+        self.0.sleep(duration)
+    }
+}
+
+impl fmt::Debug for Env {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Env")
+    }
+}
+
+/// The environment of a real process.
+struct System {
+    /// When it was made: the zero of [`Environment::now`].
+    start: tokio::time::Instant,
+}
+
+impl Environment for System {
+    fn now(&self) -> Duration {
+        self.start.elapsed()
+    }
+
+    fn wall_ms(&self) -> u64 {
+        SystemTime::now()
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .map_or(0, |since| since.as_millis() as u64)
+    }
+
+    fn random(&self) -> u64 {
+        fastrand::u64(..)
+    }
+
+    fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
+        Box::pin(tokio::time::sleep(duration))
+    }
+}

@@ -1,0 +1,259 @@
+//! The one error type of the crate.
+//!
+//! A kind says what the caller can do about it, not which line failed: mend the input, open with other options, try the
+//! transaction again, give up on the store. Sources are kept, so that a log shows the whole chain.
+//!
+//! Errors of the store carry FoundationDB's numeric codes on every backend, because layers already decide by them.
+
+use std::path::PathBuf;
+
+use crate::encoding::Sequence;
+
+/// The result of everything in this crate that can fail.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What went wrong, by what the caller can do about it.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// An argument is outside its documented limits. Nothing was changed; mend the argument.
+    #[error("invalid {what}: {reason}")]
+    Invalid {
+        /// Which argument.
+        what: &'static str,
+        /// What is wrong with it and what would be right.
+        reason: String,
+    },
+
+    /// The store failed a transaction. [`Error::is_retryable`] says whether trying again can help.
+    #[error("store: {0}")]
+    Store(#[from] StoreError),
+
+    /// A retry limit was reached. The last failure is the source; the transaction may be tried again later.
+    #[error("gave up after {attempts} attempts: {last}")]
+    RetriesExhausted {
+        /// How many times the transaction was tried.
+        attempts: u32,
+        /// The failure of the last attempt.
+        #[source]
+        last: StoreError,
+    },
+
+    /// A store folder cannot be opened. Choose another one, or repair it as the reason says.
+    #[error("cannot open the store at {}: {reason}", path.display())]
+    Open {
+        /// The folder.
+        path: PathBuf,
+        /// Why not, and what to do.
+        reason: String,
+    },
+
+    /// The bus in the store was created with other fixed settings. Open it with the stored ones.
+    #[error("the bus was created with {what} = {stored}, but {requested} was asked for")]
+    ConfigMismatch {
+        /// The setting.
+        what: &'static str,
+        /// Its value in the store.
+        stored: u64,
+        /// The value of the caller.
+        requested: u64,
+    },
+
+    /// A key or value in the store cannot be decoded. It was written by something else, or is damaged.
+    #[error("corrupt {what}: {reason}")]
+    Corrupt {
+        /// The key family or value.
+        what: &'static str,
+        /// What does not fit.
+        reason: String,
+    },
+
+    /// Another owner took the lease: stop working on the resource. Nothing of this transaction was committed.
+    #[error("the lease of {resource} is lost: epoch {held} was held, {found} is in the store")]
+    LeaseLost {
+        /// The leased resource.
+        resource: String,
+        /// The epoch of the caller.
+        held: u64,
+        /// The epoch in the store.
+        found: u64,
+    },
+
+    /// The cursor is older than what the feed still tells. List all databases, then go on from the horizon.
+    #[error(
+        "the cursor is older than the horizon {horizon}: list all databases and go on from there"
+    )]
+    Expired {
+        /// The oldest sequence from which a reader misses nothing.
+        horizon: Sequence,
+    },
+
+    /// The component was shut down.
+    #[error("{0} is shut down")]
+    Closed(&'static str),
+}
+
+impl Error {
+    /// A shorthand for [`Error::Invalid`].
+    pub(crate) fn invalid(what: &'static str, reason: impl Into<String>) -> Self {
+        Self::Invalid {
+            what,
+            reason: reason.into(),
+        }
+    }
+
+    /// A shorthand for [`Error::Corrupt`].
+    pub(crate) fn corrupt(what: &'static str, reason: impl Into<String>) -> Self {
+        Self::Corrupt {
+            what,
+            reason: reason.into(),
+        }
+    }
+
+    /// Whether the same transaction, tried again from its start, can succeed.
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, Self::Store(error) if error.is_retryable())
+    }
+
+    /// Whether the transaction may have been committed although it failed.
+    pub fn is_maybe_committed(&self) -> bool {
+        matches!(self, Self::Store(error) if error.is_maybe_committed())
+    }
+
+    /// FoundationDB's error code, if the store failed.
+    pub fn code(&self) -> Option<i32> {
+        match self {
+            Self::Store(error) | Self::RetriesExhausted { last: error, .. } => Some(error.code()),
+            _ => None,
+        }
+    }
+}
+
+/// A failure of the store, under FoundationDB's code for it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{} ({code}){}", self.name(), self.detail.as_ref().map(|d| format!(": {d}")).unwrap_or_default())]
+pub struct StoreError {
+    /// FoundationDB's error code.
+    code: i32,
+    /// What the backend adds, such as the message of the operating system.
+    detail: Option<String>,
+}
+
+/// Names the codes that this crate raises or decides by; the numbers are FoundationDB's.
+macro_rules! codes {
+    ($($(#[$doc:meta])* $name:ident = $code:literal, $text:literal;)*) => {
+        impl StoreError {
+            $($(#[$doc])* pub const $name: Self = Self { code: $code, detail: None };)*
+
+            /// FoundationDB's name of the code.
+            pub fn name(&self) -> &'static str {
+                match self.code {
+                    $($code => $text,)*
+                    _ => "unnamed_error",
+                }
+            }
+        }
+    };
+}
+
+codes! {
+    /// The transaction is older than 5 s, or was begun before the window that the store keeps.
+    TRANSACTION_TOO_OLD = 1007, "transaction_too_old";
+    /// The read version is ahead of the store.
+    FUTURE_VERSION = 1009, "future_version";
+    /// A key that the transaction read was written since.
+    NOT_COMMITTED = 1020, "not_committed";
+    /// The commit may or may not have happened, and is settled by now.
+    COMMIT_UNKNOWN_RESULT = 1021, "commit_unknown_result";
+    /// The transaction was cancelled.
+    TRANSACTION_CANCELLED = 1025, "transaction_cancelled";
+    /// The transaction ran into its time limit; its commit may still happen later.
+    TRANSACTION_TIMED_OUT = 1031, "transaction_timed_out";
+    /// The client has as many watches as it may.
+    TOO_MANY_WATCHES = 1032, "too_many_watches";
+    /// A read would see a versionstamp that is not known before the commit.
+    ACCESSED_UNREADABLE = 1036, "accessed_unreadable";
+    /// The storage process is behind.
+    PROCESS_BEHIND = 1037, "process_behind";
+    /// The database is locked.
+    DATABASE_LOCKED = 1038, "database_locked";
+    /// The cluster was upgraded; its commit may still happen.
+    CLUSTER_VERSION_CHANGED = 1039, "cluster_version_changed";
+    /// The operation was cancelled, for example a watch whose transaction never committed.
+    OPERATION_CANCELLED = 1101, "operation_cancelled";
+    /// The disk failed. The store takes no more writes until it is opened again.
+    IO_ERROR = 1510, "io_error";
+    /// An operand is malformed, such as a versionstamp offset outside its key.
+    CLIENT_INVALID_OPERATION = 2000, "client_invalid_operation";
+    /// The key lies outside the space that layers may use.
+    KEY_OUTSIDE_LEGAL_RANGE = 2004, "key_outside_legal_range";
+    /// A range begins after its end.
+    INVERTED_RANGE = 2005, "inverted_range";
+    /// The transaction is used again although its commit has begun; reset it first.
+    USED_DURING_COMMIT = 2017, "used_during_commit";
+    /// A read-only transaction has no commit version and no versionstamp.
+    NO_COMMIT_VERSION = 2021, "no_commit_version";
+    /// The transaction is larger than 10 MB.
+    TRANSACTION_TOO_LARGE = 2101, "transaction_too_large";
+    /// A key is larger than 10,000 bytes.
+    KEY_TOO_LARGE = 2102, "key_too_large";
+    /// A value is larger than 100,000 bytes.
+    VALUE_TOO_LARGE = 2103, "value_too_large";
+}
+
+impl StoreError {
+    /// FoundationDB's error code.
+    pub fn code(&self) -> i32 {
+        self.code
+    }
+
+    /// The same code with what the backend adds to it.
+    pub(crate) fn with_detail(self, detail: impl std::fmt::Display) -> Self {
+        Self {
+            detail: Some(detail.to_string()),
+            ..self
+        }
+    }
+
+    /// Whether the same transaction, tried again from its start, can succeed (FoundationDB's predicate `RETRYABLE`).
+    pub fn is_retryable(&self) -> bool {
+        matches!(self.code, 1007 | 1009 | 1020 | 1021 | 1037 | 1038 | 1039)
+    }
+
+    /// Whether the transaction may have been committed (FoundationDB's predicate `MAYBE_COMMITTED`; with 1031 the
+    /// commit may even still happen).
+    pub fn is_maybe_committed(&self) -> bool {
+        matches!(self.code, 1021 | 1031 | 1039)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_store_error_names_its_code_and_keeps_the_detail() {
+        let error = Error::from(StoreError::IO_ERROR.with_detail("disk full"));
+        assert_eq!(error.to_string(), "store: io_error (1510): disk full");
+        assert_eq!(error.code(), Some(1510));
+        assert!(!error.is_retryable());
+    }
+
+    #[test]
+    fn retryable_and_maybe_committed_follow_foundationdb() {
+        for (error, retryable, maybe) in [
+            (StoreError::NOT_COMMITTED, true, false),
+            (StoreError::COMMIT_UNKNOWN_RESULT, true, true),
+            (StoreError::TRANSACTION_TOO_OLD, true, false),
+            (StoreError::TRANSACTION_TIMED_OUT, false, true),
+            (StoreError::CLUSTER_VERSION_CHANGED, true, true),
+            (StoreError::KEY_TOO_LARGE, false, false),
+        ] {
+            assert_eq!(
+                (error.is_retryable(), error.is_maybe_committed()),
+                (retryable, maybe),
+                "{error}"
+            );
+        }
+    }
+}

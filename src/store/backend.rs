@@ -1,0 +1,88 @@
+//! The seam: what a backend provides. [`Database`](super::Database) and [`Transaction`](super::Transaction) are the
+//! concrete faces of these traits, so that nothing above is generic over the store.
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+
+use super::{Isolation, KeyRange, Page, RangeRead, Watch, mutation::Mutation};
+use crate::{
+    encoding::Versionstamp,
+    error::{Error, Result},
+};
+
+/// A store.
+pub(crate) trait Backend: Send + Sync + 'static {
+    /// A new transaction. Its read version is taken at its first read.
+    fn begin(&self) -> Box<dyn TransactionBackend>;
+}
+
+/// A transaction of a store. Operations after [`TransactionBackend::commit`] fail with `used_during_commit` (2017) until
+/// [`TransactionBackend::reset`].
+pub(crate) trait TransactionBackend: Send + Sync {
+    /// The version at which the transaction reads.
+    fn read_version(&self) -> Answer<'_, u64>;
+    /// Reads at `version` instead of the newest.
+    fn set_read_version(&self, version: u64);
+    /// The value of `key`, with the transaction's own writes.
+    fn get(&self, key: &[u8], isolation: Isolation) -> Answer<'_, Option<Bytes>>;
+    /// A page of rows, with the transaction's own writes.
+    fn get_range(&self, read: &RangeRead, isolation: Isolation) -> Answer<'_, Page>;
+    /// Adds a write. A bad one fails what follows.
+    fn mutate(&self, mutation: Mutation);
+    /// Adds `range` to the read-conflict set, but for keys that the transaction has already written.
+    fn add_read_conflict(&self, range: KeyRange);
+    /// Makes others that read within `range` conflict with this transaction.
+    fn add_write_conflict(&self, range: KeyRange);
+    /// A watch on `key`, armed by the commit.
+    fn watch(&self, key: &[u8]) -> Answer<'_, Watch>;
+    /// Commits. `None` if there was nothing to write.
+    fn commit(&self) -> Answer<'_, Option<Versionstamp>>;
+    /// Bytes of keys, values and conflict ranges so far.
+    fn approximate_size(&self) -> usize;
+    /// Makes everything that follows fail with `transaction_cancelled` (1025).
+    fn cancel(&self);
+    /// Makes it a new transaction.
+    fn reset(&self);
+    /// What to wait for after `error` before the transaction is tried again; the error itself if it is final. `backoff`
+    /// is the caller's own pause, for backends that bring none.
+    fn recover(&self, error: Error, backoff: BoxFuture<'static, ()>) -> BoxFuture<'_, Result<()>>;
+}
+
+/// What an operation answers: at once from memory, or later. A plain boxed future would cost an allocation for each read
+/// of the embedded store.
+pub(crate) enum Answer<'a, T> {
+    /// Known already; taken by the first poll.
+    Ready(Option<Result<T>>),
+    /// Still to come.
+    #[cfg_attr(
+        not(test),
+        allow(dead_code, reason = "durable commits wait; memory answers at once")
+    )]
+    Waiting(BoxFuture<'a, Result<T>>),
+}
+
+impl<T> From<Result<T>> for Answer<'_, T> {
+    fn from(result: Result<T>) -> Self {
+        Self::Ready(Some(result))
+    }
+}
+
+impl<T: Unpin> Future for Answer<'_, T> {
+    type Output = Result<T>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        match &mut *self {
+            Self::Ready(result) => Poll::Ready(
+                result
+                    .take()
+                    .expect("an answer is polled to its end only once"),
+            ),
+            Self::Waiting(future) => future.as_mut().poll(context),
+        }
+    }
+}

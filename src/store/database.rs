@@ -1,0 +1,135 @@
+//! [`Database`]: a handle on a store, whichever backend keeps it.
+
+use std::{path::Path, sync::Arc};
+
+use super::{RetryPolicy, Transaction, backend::Backend, embedded};
+use crate::{
+    env::Env,
+    error::{Error, Result},
+};
+
+/// A handle on a store. Clones are cheap and share it.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
+/// use notibus::store::{AtomicOp, Database, Isolation};
+///
+/// let db = Database::memory();
+/// db.run(async |tx| {
+///     tx.atomic(AtomicOp::Add, b"visits", &1_u64.to_le_bytes());
+///     Ok(())
+/// })
+/// .await?;
+/// let visits = db.run(async |tx| tx.get(b"visits", Isolation::Serializable).await).await?;
+/// assert_eq!(visits.as_deref(), Some(&1_u64.to_le_bytes()[..]));
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct Database {
+    /// The store.
+    backend: Arc<dyn Backend>,
+    /// Time and randomness for retries.
+    env: Env,
+}
+
+impl Database {
+    /// A new store in memory. It is gone with its last handle.
+    pub fn memory() -> Self {
+        Self::memory_in(Env::system())
+    }
+
+    /// A new store in memory that takes time and randomness from `env`.
+    pub fn memory_in(env: Env) -> Self {
+        Self {
+            backend: Arc::new(embedded::Engine::memory(env.clone())),
+            env,
+        }
+    }
+
+    /// The store in the folder `path`, which is made if it does not exist. Every commit is on disk before it is
+    /// acknowledged. The whole content is kept in memory as well. It is closed with its last handle.
+    ///
+    /// Fails with [`Error::Open`] if the folder is a file, is not writable, is open in another process, or is damaged.
+    /// Opening reads the whole store and blocks the thread.
+    pub fn open_dir(path: impl AsRef<Path>) -> Result<Self> {
+        Self::open_dir_in(path, Env::system())
+    }
+
+    /// [`Database::open_dir`] with time and randomness from `env`.
+    pub fn open_dir_in(path: impl AsRef<Path>, env: Env) -> Result<Self> {
+        Ok(Self {
+            backend: Arc::new(embedded::Engine::open(path.as_ref(), env.clone())?),
+            env,
+        })
+    }
+
+    /// A new transaction. Most callers want [`Database::run`], which commits and retries.
+    pub fn begin(&self) -> Transaction {
+        Transaction::new(self.backend.begin(), self.env.random())
+    }
+
+    /// Runs `body` in a transaction and commits it, again and again while it fails in a way that trying again can mend.
+    ///
+    /// `body` may run several times, so it should do nothing but read and write through the transaction. After
+    /// `commit_unknown_result` (1021) it runs again although the first run may have been committed: what it does must
+    /// bear that.
+    ///
+    /// # Errors
+    ///
+    /// Whatever `body` returns that is not retryable, or [`Error::RetriesExhausted`] at the limits of
+    /// [`RetryPolicy::default`].
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the transaction may or may not have been committed.
+    pub async fn run<T>(&self, body: impl AsyncFn(&Transaction) -> Result<T>) -> Result<T> {
+        self.run_with(&RetryPolicy::default(), body).await
+    }
+
+    /// [`Database::run`] with other limits.
+    pub async fn run_with<T>(
+        &self,
+        policy: &RetryPolicy,
+        body: impl AsyncFn(&Transaction) -> Result<T>,
+    ) -> Result<T> {
+        let started = self.env.now();
+        let transaction = self.begin();
+        let mut attempt = 0;
+        loop {
+            attempt += 1;
+            let result = match body(&transaction).await {
+                Ok(value) => transaction.commit().await.map(|_| value),
+                Err(error) => Err(error),
+            };
+            let error = match result {
+                Ok(value) => return Ok(value),
+                Err(error) => error,
+            };
+            match error {
+                Error::Store(last) if last.is_retryable() => {
+                    if policy.is_exhausted(attempt, self.env.now().saturating_sub(started)) {
+                        return Err(Error::RetriesExhausted {
+                            attempts: attempt,
+                            last,
+                        });
+                    }
+                    tracing::debug!(attempt, error = %last, "transaction failed, trying again");
+                    let backoff = self.env.sleep(policy.backoff(attempt, &self.env));
+                    transaction.recover(Error::Store(last), backoff).await?;
+                }
+                error => return Err(error),
+            }
+        }
+    }
+
+    /// Where this handle takes time and randomness from.
+    pub fn env(&self) -> &Env {
+        &self.env
+    }
+}
+
+impl std::fmt::Debug for Database {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Database")
+    }
+}

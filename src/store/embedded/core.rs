@@ -1,0 +1,409 @@
+//! [`Core`]: the newest rows, and all that is needed to decide commits.
+//!
+//! # Invariants
+//!
+//! 1. `root` holds every commit up to `version` and none after it; both change together.
+//! 2. `history` holds every published group of the last [`TRANSACTION_LIFETIME`], oldest first, each with the values that
+//!    it replaced: any version since `forgotten` can be read again by undoing the groups after it.
+//! 3. `conflicts` holds every write of those groups, and of the group that is being persisted. A transaction younger than
+//!    the lifetime therefore finds every write that came after its read version.
+//! 4. Versions grow with every group, and with time: about a million a second.
+
+use std::{collections::VecDeque, time::Duration};
+
+use bytes::Bytes;
+use imbl::OrdMap;
+
+use super::{
+    atomic,
+    conflicts::{Conflicts, ReadConflict, bounds},
+    watches::{self, Watches},
+};
+use crate::{
+    encoding::Versionstamp,
+    error::{Result, StoreError},
+    store::{AtomicOp, KeyRange, TRANSACTION_LIFETIME, mutation::Mutation},
+};
+
+/// All rows at one version. Clones share them.
+pub(super) type Root = OrdMap<Bytes, Bytes>;
+
+/// What a transaction reads from.
+#[derive(Debug, Clone)]
+pub(super) struct Snapshot {
+    /// The rows.
+    pub root: Root,
+    /// The version they are of.
+    pub version: u64,
+    /// Since when a newer version may exist, on the clock of the engine.
+    pub taken: Duration,
+}
+
+impl Snapshot {
+    /// Whether the snapshot is older than a transaction may get.
+    pub fn is_too_old(&self, now: Duration) -> bool {
+        now.saturating_sub(self.taken) > TRANSACTION_LIFETIME
+    }
+}
+
+/// A transaction that wants to be committed.
+#[derive(Debug, Default)]
+pub(super) struct Request {
+    /// What it has read from, if it has read anything.
+    pub snapshot: Option<(u64, Duration)>,
+    /// What it has read.
+    pub reads: Vec<ReadConflict>,
+    /// What it declares as written besides its mutations.
+    pub writes: Vec<KeyRange>,
+    /// What it writes.
+    pub mutations: Vec<Mutation>,
+    /// What it wants to watch.
+    pub watches: Vec<watches::Pending>,
+}
+
+impl Request {
+    /// Whether it changes nothing that others could notice.
+    pub fn is_read_only(&self) -> bool {
+        self.mutations.is_empty() && self.writes.is_empty()
+    }
+}
+
+/// The answer to a [`Request`]; `None` if it wrote nothing.
+pub(super) type Outcome = Result<Option<Versionstamp>, StoreError>;
+
+/// A group of commits that is decided but not published.
+#[derive(Debug)]
+pub(super) struct Staged {
+    /// The rows with the group's writes.
+    pub root: Root,
+    /// The group's version.
+    pub version: u64,
+    /// What the group wrote.
+    written: Written,
+    /// The answers, in the order of the requests.
+    pub outcomes: Vec<Outcome>,
+    /// Watches to arm.
+    watches: Vec<watches::Pending>,
+}
+
+impl Staged {
+    /// The keys that the group wrote, each as often as it was written.
+    pub fn keys(&self) -> impl Iterator<Item = &Bytes> {
+        self.written.undo.iter().map(|(key, _)| key)
+    }
+}
+
+/// What a group of commits wrote.
+#[derive(Debug, Default)]
+struct Written {
+    /// Each written key with the value that it had before, in order.
+    undo: Vec<(Bytes, Option<Bytes>)>,
+}
+
+/// A published group.
+#[derive(Debug)]
+struct Past {
+    /// Its version.
+    version: u64,
+    /// When it was published.
+    at: Duration,
+    /// What it wrote.
+    written: Written,
+}
+
+/// The newest rows, and all that is needed to decide commits.
+#[derive(Debug)]
+pub(super) struct Core {
+    /// The newest rows.
+    root: Root,
+    /// Their version.
+    version: u64,
+    /// The groups of the last 5 s.
+    history: VecDeque<Past>,
+    /// The version of the newest group that has left `history`.
+    forgotten: u64,
+    /// The writes of the last 5 s.
+    conflicts: Conflicts,
+    /// Who waits for changes.
+    pub watches: Watches,
+    /// The version when the clock of the engine stood at zero.
+    version_start: u64,
+}
+
+impl Core {
+    /// A core that starts with `root` at `version`.
+    pub fn new(root: Root, version: u64) -> Self {
+        Self {
+            root,
+            version,
+            history: VecDeque::new(),
+            forgotten: version,
+            conflicts: Conflicts::default(),
+            watches: Watches::default(),
+            version_start: version,
+        }
+    }
+
+    /// The newest rows.
+    pub fn snapshot(&self, now: Duration) -> Snapshot {
+        Snapshot {
+            root: self.root.clone(),
+            version: self.version,
+            taken: now,
+        }
+    }
+
+    /// The rows as they were at `version`.
+    pub fn snapshot_at(&self, version: u64, now: Duration) -> Result<Snapshot, StoreError> {
+        if version > self.version {
+            return Err(StoreError::FUTURE_VERSION);
+        }
+        if version < self.forgotten {
+            return Err(StoreError::TRANSACTION_TOO_OLD);
+        }
+        let mut snapshot = self.snapshot(now);
+        for past in self
+            .history
+            .iter()
+            .rev()
+            .take_while(|past| past.version > version)
+        {
+            for (key, value) in past.written.undo.iter().rev() {
+                match value {
+                    Some(value) => snapshot.root.insert(key.clone(), value.clone()),
+                    None => snapshot.root.remove(key),
+                };
+            }
+            snapshot.taken = past.at;
+        }
+        snapshot.version = version;
+        Ok(snapshot)
+    }
+
+    /// Decides `group` and applies what commits to `root`, which must be the newest one. Nothing of it can be read
+    /// before [`Core::publish`].
+    pub fn stage(&mut self, root: Root, group: Vec<Request>, now: Duration) -> Staged {
+        let elapsed_us = u64::try_from(now.as_micros()).unwrap_or(u64::MAX);
+        let version = (self.version + 1).max(self.version_start.saturating_add(elapsed_us));
+        let mut staged = Staged {
+            root,
+            version,
+            written: Written::default(),
+            outcomes: Vec::with_capacity(group.len()),
+            watches: Vec::new(),
+        };
+        for (order, request) in group.into_iter().enumerate() {
+            let order = u16::try_from(order).expect("a group is smaller than 65,536");
+            let outcome = self.decide(request, Versionstamp::new(version, order), &mut staged, now);
+            staged.outcomes.push(outcome);
+        }
+        staged
+    }
+
+    /// Decides one transaction, and applies it if it commits.
+    fn decide(
+        &mut self,
+        request: Request,
+        stamp: Versionstamp,
+        staged: &mut Staged,
+        now: Duration,
+    ) -> Outcome {
+        if request.is_read_only() {
+            staged.watches.extend(request.watches);
+            return Ok(None);
+        }
+        if !request.reads.is_empty() {
+            let (version, taken) = request
+                .snapshot
+                .expect("a transaction with reads has read from a snapshot");
+            if now.saturating_sub(taken) > TRANSACTION_LIFETIME || version < self.forgotten {
+                return Err(StoreError::TRANSACTION_TOO_OLD);
+            }
+            if request
+                .reads
+                .iter()
+                .any(|read| self.conflicts.written_after(read, version))
+            {
+                return Err(StoreError::NOT_COMMITTED);
+            }
+        }
+        for range in &request.writes {
+            self.conflicts.range_written(range, staged.version);
+        }
+        for mutation in request.mutations {
+            self.apply(mutation, stamp, staged);
+        }
+        staged.watches.extend(request.watches);
+        Ok(Some(stamp))
+    }
+
+    /// Applies one write to the staged rows.
+    fn apply(&mut self, mutation: Mutation, stamp: Versionstamp, staged: &mut Staged) {
+        let (key, value) = match mutation {
+            Mutation::Set(key, value) => (key, Some(value)),
+            Mutation::Clear(key) => (key, None),
+            Mutation::ClearRange(begin, end) => {
+                let range = KeyRange { begin, end };
+                self.conflicts.range_written(&range, staged.version);
+                let keys: Vec<_> = staged
+                    .root
+                    .range::<_, [u8]>(bounds(&range))
+                    .map(|(key, _)| key.clone())
+                    .collect();
+                for key in keys {
+                    let old = staged.root.remove(&key);
+                    staged.written.undo.push((key, old));
+                }
+                return;
+            }
+            Mutation::Atomic(AtomicOp::SetVersionstampedKey, key, value) => {
+                (atomic::stamped(&key, stamp), Some(value))
+            }
+            Mutation::Atomic(AtomicOp::SetVersionstampedValue, key, value) => {
+                (key, Some(atomic::stamped(&value, stamp)))
+            }
+            Mutation::Atomic(op, key, operand) => {
+                let value = atomic::apply(op, staged.root.get(&key), &operand);
+                (key, value)
+            }
+        };
+        let old = match value {
+            Some(value) => staged.root.insert(key.clone(), value),
+            None => staged.root.remove(&key),
+        };
+        self.conflicts.key_written(key.clone(), staged.version);
+        staged.written.undo.push((key, old));
+    }
+
+    /// Takes the newest rows out to be changed in place. Until [`Core::publish`] the core holds none.
+    pub fn take_root(&mut self) -> Root {
+        std::mem::take(&mut self.root)
+    }
+
+    /// The newest rows, shared with readers.
+    pub fn share_root(&self) -> Root {
+        self.root.clone()
+    }
+
+    /// Makes the group readable, fires and arms watches, and forgets what is too old to matter.
+    pub fn publish(&mut self, staged: Staged, now: Duration) -> Vec<Outcome> {
+        self.root = staged.root;
+        if staged
+            .outcomes
+            .iter()
+            .any(|outcome| matches!(outcome, Ok(Some(_))))
+        {
+            self.version = staged.version;
+            if !self.watches.is_empty() {
+                for (key, _) in &staged.written.undo {
+                    self.watches.key_changed(key, self.root.get(key));
+                }
+            }
+            self.history.push_back(Past {
+                version: staged.version,
+                at: now,
+                written: staged.written,
+            });
+        }
+        for watch in staged.watches {
+            let value = self.root.get(&watch.key);
+            self.watches.arm(watch, value);
+        }
+        self.forget(now);
+        staged.outcomes
+    }
+
+    /// Drops the groups that no living transaction can conflict with or read before.
+    fn forget(&mut self, now: Duration) {
+        while let Some(past) = self
+            .history
+            .pop_front_if(|past| now.saturating_sub(past.at) > TRANSACTION_LIFETIME)
+        {
+            for (key, _) in &past.written.undo {
+                self.conflicts.forget_key(key, past.version);
+            }
+            self.forgotten = past.version;
+            self.conflicts.forget_ranges(past.version);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Commits one transaction and returns the stamp's version.
+    fn commit(core: &mut Core, request: Request, now: Duration) -> Outcome {
+        let root = core.take_root();
+        let staged = core.stage(root, vec![request], now);
+        core.publish(staged, now).remove(0)
+    }
+
+    fn set(key: &'static str, value: &'static str) -> Request {
+        Request {
+            mutations: vec![Mutation::Set(key.into(), value.into())],
+            ..Request::default()
+        }
+    }
+
+    #[test]
+    fn past_versions_can_be_read_until_they_are_forgotten() {
+        let mut core = Core::new(Root::new(), 0);
+        let second = Duration::from_secs(1);
+        let first = commit(&mut core, set("k", "1"), second)
+            .unwrap()
+            .unwrap()
+            .version();
+        let newer = commit(&mut core, set("k", "2"), 2 * second)
+            .unwrap()
+            .unwrap()
+            .version();
+        assert!(
+            newer > first && newer - first >= 1_000_000,
+            "versions advance with time"
+        );
+
+        let then = core.snapshot_at(first, 2 * second).unwrap();
+        assert_eq!(then.root.get(&b"k"[..]).unwrap(), "1");
+        assert_eq!(then.taken, 2 * second, "it ages from when it was replaced");
+        assert_eq!(
+            core.snapshot_at(newer + 1, 2 * second).unwrap_err(),
+            StoreError::FUTURE_VERSION
+        );
+
+        commit(&mut core, set("other", "x"), 8 * second).unwrap();
+        assert_eq!(
+            core.snapshot_at(first, 8 * second).unwrap_err(),
+            StoreError::TRANSACTION_TOO_OLD
+        );
+        assert!(
+            core.conflicts
+                .written_after(&ReadConflict::Key("other".into()), newer)
+        );
+        assert!(
+            !core
+                .conflicts
+                .written_after(&ReadConflict::Key("k".into()), 0),
+            "old writes are forgotten"
+        );
+    }
+
+    #[test]
+    fn transactions_of_one_group_see_each_other_as_conflicts() {
+        let mut core = Core::new(Root::new(), 0);
+        let read = |key: &'static str, request: Request| Request {
+            snapshot: Some((0, Duration::ZERO)),
+            reads: vec![ReadConflict::Key(key.into())],
+            ..request
+        };
+        let root = core.take_root();
+        let staged = core.stage(
+            root,
+            vec![set("a", "1"), read("a", set("b", "1"))],
+            Duration::ZERO,
+        );
+        let outcomes = core.publish(staged, Duration::ZERO);
+        assert!(outcomes[0].is_ok());
+        assert_eq!(outcomes[1], Err(StoreError::NOT_COMMITTED));
+    }
+}

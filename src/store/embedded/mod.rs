@@ -1,0 +1,134 @@
+//! The embedded engine: FoundationDB's semantics in one process.
+//!
+//! All rows are in a persistent ordered map. A reader takes the map as it is, in constant time, and keeps it; a commit
+//! makes a new one that shares what it did not change. Commits are decided one after the other by [`core::Core`]. In
+//! memory each caller commits by itself, under the lock that also hands out snapshots; with a folder, one thread commits
+//! whatever waits as a group ([`disk`]), and holds that lock neither while it writes nor while it syncs.
+
+mod atomic;
+mod conflicts;
+mod core;
+mod disk;
+mod overlay;
+mod scan;
+mod transaction;
+mod watches;
+
+use std::{
+    path::Path,
+    sync::{Arc, Mutex, MutexGuard},
+    time::Duration,
+};
+
+use futures_util::future::BoxFuture;
+
+use self::{
+    core::{Core, Outcome, Request, Root},
+    disk::{Committer, Disk, Opened},
+    transaction::EmbeddedTransaction,
+};
+use super::backend::{Backend, TransactionBackend};
+use crate::{
+    env::Env,
+    error::{Error, Result},
+};
+
+/// An embedded store.
+pub(super) struct Engine {
+    /// The rows in memory.
+    core: Arc<Mutex<Core>>,
+    /// The clock.
+    env: Env,
+    /// The clock when the engine was made.
+    started: Duration,
+    /// The thread that commits, if the store has a folder.
+    committer: Option<Committer>,
+}
+
+/// A shared engine, as a backend.
+pub(super) struct Embedded(Arc<Engine>);
+
+/// A commit, done or under way.
+enum Commit {
+    /// It is decided.
+    Done(Outcome),
+    /// The thread will decide it.
+    Waiting(BoxFuture<'static, Outcome>),
+}
+
+impl Engine {
+    /// A store in memory.
+    pub fn memory(env: Env) -> Embedded {
+        let core = Arc::new(Mutex::new(Core::new(Root::new(), 0)));
+        let started = env.now();
+        Embedded(Arc::new(Self {
+            core,
+            env,
+            started,
+            committer: None,
+        }))
+    }
+
+    /// The store in the folder `path`.
+    pub fn open(path: &Path, env: Env) -> Result<Embedded> {
+        let Opened {
+            disk,
+            root,
+            version,
+        } = Disk::open(path)?;
+        let core = Arc::new(Mutex::new(Core::new(root, version)));
+        let started = env.now();
+        let committer =
+            Committer::start(disk, Arc::clone(&core), env.clone(), started).map_err(|error| {
+                Error::Open {
+                    path: path.to_owned(),
+                    reason: error.to_string(),
+                }
+            })?;
+        Ok(Embedded(Arc::new(Self {
+            core,
+            env,
+            started,
+            committer: Some(committer),
+        })))
+    }
+
+    /// Time since the engine was made.
+    fn now(&self) -> Duration {
+        self.env.now().saturating_sub(self.started)
+    }
+
+    /// The rows in memory.
+    fn core(&self) -> MutexGuard<'_, Core> {
+        lock(&self.core)
+    }
+
+    /// Commits `request`.
+    fn commit(&self, request: Request) -> Commit {
+        match &self.committer {
+            Some(committer) => Commit::Waiting(Box::pin(committer.commit(request))),
+            None => {
+                let mut core = self.core();
+                let now = self.now();
+                let root = core.take_root();
+                let staged = core.stage(root, vec![request], now);
+                Commit::Done(
+                    core.publish(staged, now)
+                        .pop()
+                        .expect("one request has one outcome"),
+                )
+            }
+        }
+    }
+}
+
+/// The rows in memory. A commit that panicked may have left them half changed; nothing may read those.
+fn lock(core: &Mutex<Core>) -> MutexGuard<'_, Core> {
+    core.lock().expect("no commit has panicked")
+}
+
+impl Backend for Embedded {
+    fn begin(&self) -> Box<dyn TransactionBackend> {
+        Box::new(EmbeddedTransaction::new(Arc::clone(&self.0)))
+    }
+}

@@ -1,0 +1,321 @@
+//! [`Overlay`]: a transaction's own writes, laid over what it reads.
+//!
+//! A key is *independent* once its value follows from the transaction alone (set, cleared, or an operation on top of
+//! those) and *dependent* while operations wait for the stored value. Reading an independent key cannot conflict. Where
+//! a versionstamp is pending, nothing can be read until the commit; only a clear makes such a key readable again.
+
+use std::{collections::BTreeMap, ops::Bound};
+
+use bytes::Bytes;
+
+use super::{atomic, conflicts::bounds};
+use crate::{
+    encoding::Versionstamp,
+    error::StoreError,
+    store::{AtomicOp, KeyRange, mutation::Mutation, range::key_after},
+};
+
+/// What the transaction has done to one key.
+#[derive(Debug, Clone)]
+pub(super) enum Own {
+    /// Its value is this, whatever is stored.
+    Independent(Option<Bytes>),
+    /// These operations wait for the stored value.
+    Dependent(Vec<(AtomicOp, Bytes)>),
+    /// It holds a versionstamp that is not known yet.
+    Unreadable,
+}
+
+impl Own {
+    /// The value of the key if `stored` is in the store.
+    pub fn over(&self, stored: Option<&Bytes>) -> Result<Option<Bytes>, StoreError> {
+        match self {
+            Self::Independent(value) => Ok(value.clone()),
+            Self::Dependent(operations) => Ok(operations
+                .iter()
+                .fold(stored.cloned(), |value, (op, operand)| {
+                    atomic::apply(*op, value.as_ref(), operand)
+                })),
+            Self::Unreadable => Err(StoreError::ACCESSED_UNREADABLE),
+        }
+    }
+}
+
+/// Disjoint ranges, by their first key.
+#[derive(Debug, Default)]
+struct Ranges(BTreeMap<Bytes, Bytes>);
+
+impl Ranges {
+    /// The range that contains `key`.
+    fn containing(&self, key: &[u8]) -> Option<KeyRange> {
+        let up_to = (Bound::Unbounded, Bound::Included(key));
+        let (begin, end) = self.0.range::<[u8], _>(up_to).next_back()?;
+        (key < &end[..]).then(|| KeyRange {
+            begin: begin.clone(),
+            end: end.clone(),
+        })
+    }
+
+    /// The ranges that share a key with `range`, in their order.
+    fn intersecting(&self, range: &KeyRange) -> impl Iterator<Item = KeyRange> {
+        let first = self
+            .containing(&range.begin)
+            .map_or_else(|| range.begin.clone(), |found| found.begin);
+        // An ordered map panics on inverted bounds; an empty range meets nothing.
+        let end = if range.is_empty() {
+            first.clone()
+        } else {
+            range.end.clone()
+        };
+        self.0.range(first..end).map(|(begin, end)| KeyRange {
+            begin: begin.clone(),
+            end: end.clone(),
+        })
+    }
+
+    /// Adds `range`, joined with those that it overlaps.
+    fn insert(&mut self, range: &KeyRange) {
+        if range.is_empty() {
+            return;
+        }
+        let mut joined = range.clone();
+        for old in self.intersecting(range).collect::<Vec<_>>() {
+            joined.begin = joined.begin.min(old.begin.clone());
+            joined.end = joined.end.max(old.end);
+            self.0.remove(&old.begin);
+        }
+        self.0.insert(joined.begin, joined.end);
+    }
+
+    /// Takes `range` out, cutting those that it overlaps.
+    fn remove(&mut self, range: &KeyRange) {
+        for old in self.intersecting(range).collect::<Vec<_>>() {
+            self.0.remove(&old.begin);
+            if old.begin < range.begin {
+                self.0.insert(old.begin, range.begin.clone());
+            }
+            if range.end < old.end {
+                self.0.insert(range.end.clone(), old.end);
+            }
+        }
+    }
+}
+
+/// A transaction's own writes, by key.
+#[derive(Debug, Default)]
+pub(super) struct Overlay {
+    /// Keys with something of their own; never inside a cleared range unless independent.
+    keys: BTreeMap<Bytes, Own>,
+    /// Ranges that were cleared; keys written afterwards are in `keys`.
+    cleared: Ranges,
+    /// Ranges in which a versionstamped key will come to lie.
+    unreadable: Ranges,
+}
+
+impl Overlay {
+    /// Adds the next write. Versionstamped operands must be valid.
+    pub fn apply(&mut self, mutation: &Mutation) {
+        match mutation {
+            Mutation::Set(key, value) => self.put(key, Own::Independent(Some(value.clone()))),
+            Mutation::Clear(key) => self.clear(&KeyRange::key(key)),
+            Mutation::ClearRange(begin, end) => self.clear(&KeyRange {
+                begin: begin.clone(),
+                end: end.clone(),
+            }),
+            Mutation::Atomic(AtomicOp::SetVersionstampedKey, key, _) => {
+                let range = stamped_key_range(key);
+                self.unreadable.insert(&range);
+            }
+            Mutation::Atomic(AtomicOp::SetVersionstampedValue, key, _) => {
+                self.put(key, Own::Unreadable)
+            }
+            Mutation::Atomic(op, key, operand) => self.operate(*op, key, operand),
+        }
+    }
+
+    /// Replaces what the transaction has done to `key`, but for a pending stamp, which stays.
+    fn put(&mut self, key: &Bytes, own: Own) {
+        let entry = self.keys.entry(key.clone()).or_insert_with(|| own.clone());
+        if !matches!(entry, Own::Unreadable) {
+            *entry = own;
+        }
+    }
+
+    /// Adds an operation on top of what the transaction has done to `key`.
+    fn operate(&mut self, op: AtomicOp, key: &Bytes, operand: &Bytes) {
+        let cleared = self.cleared.containing(key).is_some();
+        let own = self.keys.entry(key.clone()).or_insert_with(|| {
+            if cleared {
+                Own::Independent(None)
+            } else {
+                Own::Dependent(Vec::new())
+            }
+        });
+        match own {
+            Own::Independent(value) => *value = atomic::apply(op, value.as_ref(), operand),
+            Own::Dependent(operations) => operations.push((op, operand.clone())),
+            Own::Unreadable => {}
+        }
+    }
+
+    /// Clears `range`.
+    fn clear(&mut self, range: &KeyRange) {
+        if range.is_empty() {
+            return;
+        }
+        let gone: Vec<_> = self
+            .keys
+            .range::<[u8], _>(bounds(range))
+            .map(|(key, _)| key.clone())
+            .collect();
+        for key in gone {
+            self.keys.remove(&key);
+        }
+        self.cleared.insert(range);
+        self.unreadable.remove(range);
+    }
+
+    /// What the transaction has done to `key`, if anything.
+    pub fn own(&self, key: &[u8]) -> Option<Own> {
+        if self.unreadable.containing(key).is_some() {
+            return Some(Own::Unreadable);
+        }
+        match self.keys.get(key) {
+            Some(own) => Some(own.clone()),
+            None => self.cleared.containing(key).map(|_| Own::Independent(None)),
+        }
+    }
+
+    /// The keys of `range` that the transaction has done something of their own to, in their order.
+    pub fn keys(&self, range: &KeyRange) -> std::collections::btree_map::Range<'_, Bytes, Own> {
+        self.keys.range::<[u8], _>(bounds(range))
+    }
+
+    /// The cleared range that contains `key`.
+    pub fn cleared(&self, key: &[u8]) -> Option<KeyRange> {
+        self.cleared.containing(key)
+    }
+
+    /// Whether a read of all of `range` would meet a pending versionstamped key.
+    pub fn has_unreadable(&self, range: &KeyRange) -> bool {
+        self.unreadable.intersecting(range).next().is_some()
+    }
+
+    /// The parts of `range` whose values do not follow from the transaction alone: what a read of it can conflict on.
+    pub fn unwritten(&self, range: &KeyRange) -> Vec<KeyRange> {
+        let independent = self
+            .keys(range)
+            .filter(|(_, own)| !matches!(own, Own::Dependent(_)))
+            .map(|(key, _)| KeyRange {
+                begin: key.clone(),
+                end: key_after(key),
+            });
+        let mut written: Vec<_> = self
+            .cleared
+            .intersecting(range)
+            .chain(independent)
+            .collect();
+        written.sort_by(|a, b| a.begin.cmp(&b.begin));
+
+        let mut gaps = Vec::new();
+        let mut from = range.begin.clone();
+        for part in written {
+            if from < part.begin {
+                gaps.push(KeyRange {
+                    begin: from.clone(),
+                    end: part.begin,
+                });
+            }
+            from = from.max(part.end);
+        }
+        if from < range.end {
+            gaps.push(KeyRange {
+                begin: from,
+                end: range.end.clone(),
+            });
+        }
+        gaps
+    }
+}
+
+/// Where a versionstamped key can come to lie: from the smallest stamp to the greatest.
+fn stamped_key_range(key: &[u8]) -> KeyRange {
+    let begin = atomic::stamped(key, Versionstamp([0; 10]));
+    let last = atomic::stamped(key, Versionstamp([0xff; 10]));
+    KeyRange {
+        begin,
+        end: key_after(&last),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ranges(list: &[(&'static str, &'static str)]) -> Vec<KeyRange> {
+        list.iter()
+            .map(|&(begin, end)| KeyRange::new(begin, end))
+            .collect()
+    }
+
+    #[test]
+    fn ranges_join_and_are_cut() {
+        let mut set = Ranges::default();
+        set.insert(&KeyRange::new("b", "d"));
+        set.insert(&KeyRange::new("f", "h"));
+        set.insert(&KeyRange::new("c", "g"));
+        assert_eq!(
+            set.intersecting(&KeyRange::new("a", "z"))
+                .collect::<Vec<_>>(),
+            ranges(&[("b", "h")])
+        );
+        set.remove(&KeyRange::new("d", "e"));
+        assert_eq!(
+            set.intersecting(&KeyRange::new("a", "z"))
+                .collect::<Vec<_>>(),
+            ranges(&[("b", "d"), ("e", "h")])
+        );
+        assert_eq!(
+            set.intersecting(&KeyRange::new("c", "d"))
+                .collect::<Vec<_>>(),
+            ranges(&[("b", "d")])
+        );
+        assert_eq!(set.intersecting(&KeyRange::new("d", "e")).count(), 0);
+        assert_eq!(set.intersecting(&KeyRange::new("x", "b")).count(), 0);
+        assert!(set.containing(b"d").is_none() && set.containing(b"gz").is_some());
+    }
+
+    #[test]
+    fn only_what_the_transaction_has_not_decided_can_conflict() {
+        let mut overlay = Overlay::default();
+        overlay.apply(&Mutation::Set("b".into(), "1".into()));
+        overlay.apply(&Mutation::ClearRange("d".into(), "f".into()));
+        overlay.apply(&Mutation::Atomic(AtomicOp::Add, "g".into(), "\x01".into()));
+        assert_eq!(
+            overlay.unwritten(&KeyRange::new("a", "z")),
+            ranges(&[("a", "b"), ("b\0", "d"), ("f", "z")])
+        );
+        assert!(overlay.unwritten(&KeyRange::key(b"b")).is_empty());
+        assert_eq!(
+            overlay.unwritten(&KeyRange::key(b"g")).len(),
+            1,
+            "an operation depends on the stored value"
+        );
+    }
+
+    #[test]
+    fn a_pending_stamp_stays_unreadable_until_it_is_cleared() {
+        let mut overlay = Overlay::default();
+        let operand = Bytes::from([&[0; 10][..], &[0; 4]].concat());
+        overlay.apply(&Mutation::Atomic(
+            AtomicOp::SetVersionstampedValue,
+            "k".into(),
+            operand,
+        ));
+        overlay.apply(&Mutation::Set("k".into(), "v".into()));
+        assert!(matches!(overlay.own(b"k"), Some(Own::Unreadable)));
+        overlay.apply(&Mutation::Clear("k".into()));
+        overlay.apply(&Mutation::Set("k".into(), "v".into()));
+        assert!(matches!(overlay.own(b"k"), Some(Own::Independent(Some(_)))));
+    }
+}

@@ -1,0 +1,412 @@
+//! A transaction of the embedded engine: a snapshot, the writes so far, and what the commit must check.
+
+use std::{
+    mem,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use tokio::sync::oneshot;
+
+use super::{
+    Engine, atomic,
+    conflicts::ReadConflict,
+    core::{Outcome, Request, Snapshot},
+    overlay::Overlay,
+    scan, watches,
+};
+use crate::{
+    encoding::Versionstamp,
+    error::{Error, Result, StoreError},
+    store::{
+        AtomicOp, Isolation, KEY_LEN_MAX, KeyRange, Page, RangeRead, TRANSACTION_LEN_MAX,
+        VALUE_LEN_MAX, Watch,
+        backend::{Answer, TransactionBackend},
+        mutation::Mutation,
+    },
+};
+
+/// Bytes that a mutation or conflict range is counted for besides its keys and values.
+const ENTRY_OVERHEAD: usize = 32;
+
+/// The end of the key space that layers may use.
+const KEYS_END: &[u8] = b"\xff";
+
+/// A transaction of the embedded engine.
+pub(super) struct EmbeddedTransaction {
+    /// The engine.
+    engine: Arc<Engine>,
+    /// Everything that changes.
+    state: Mutex<State>,
+}
+
+/// What becomes of a transaction.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum Phase {
+    /// It can read and write.
+    #[default]
+    Open,
+    /// Its commit has begun.
+    Committing,
+    /// It was cancelled.
+    Cancelled,
+}
+
+/// The changing part of a transaction.
+#[derive(Default)]
+struct State {
+    /// Whether it can still be used.
+    phase: Phase,
+    /// The read version that the caller has set.
+    version: Option<u64>,
+    /// What it reads from, since its first read.
+    snapshot: Option<Snapshot>,
+    /// What it wants to commit.
+    request: Request,
+    /// Its own writes by key; made at the first read that has to look.
+    overlay: Option<Overlay>,
+    /// Bytes of keys, values and conflict ranges.
+    size: usize,
+    /// The first bad write; it fails everything that follows.
+    bad: Option<StoreError>,
+}
+
+impl EmbeddedTransaction {
+    /// A new transaction.
+    pub fn new(engine: Arc<Engine>) -> Self {
+        Self {
+            engine,
+            state: Mutex::default(),
+        }
+    }
+
+    /// The changing part. No code that holds the lock can leave it half changed by a panic.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs `read` on the state with its snapshot taken.
+    fn reading<T>(&self, read: impl FnOnce(&mut State) -> Result<T, StoreError>) -> Result<T> {
+        let mut state = self.state();
+        state.check_usable()?;
+        state.take_snapshot(&self.engine)?;
+        Ok(read(&mut state)?)
+    }
+}
+
+impl State {
+    /// Fails if the transaction is used up or has a bad write.
+    fn check_usable(&self) -> Result<(), StoreError> {
+        match (self.phase, &self.bad) {
+            (Phase::Committing, _) => Err(StoreError::USED_DURING_COMMIT),
+            (Phase::Cancelled, _) => Err(StoreError::TRANSACTION_CANCELLED),
+            (Phase::Open, Some(bad)) => Err(bad.clone()),
+            (Phase::Open, None) => Ok(()),
+        }
+    }
+
+    /// Takes the snapshot at the first read, and checks its age at every one.
+    fn take_snapshot(&mut self, engine: &Engine) -> Result<(), StoreError> {
+        let now = engine.now();
+        let snapshot = match &self.snapshot {
+            Some(snapshot) => snapshot,
+            None => {
+                let core = engine.core();
+                let snapshot = match self.version {
+                    Some(version) => core.snapshot_at(version, now)?,
+                    None => core.snapshot(now),
+                };
+                self.request.snapshot = Some((snapshot.version, snapshot.taken));
+                self.snapshot.insert(snapshot)
+            }
+        };
+        if snapshot.is_too_old(now) {
+            Err(StoreError::TRANSACTION_TOO_OLD)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// What the transaction reads from.
+    fn snapshot(&self) -> &Snapshot {
+        self.snapshot
+            .as_ref()
+            .expect("a read takes the snapshot first")
+    }
+
+    /// Its own writes by key, if it has any.
+    fn overlay(&mut self) -> Option<&Overlay> {
+        if self.overlay.is_none() && !self.request.mutations.is_empty() {
+            let mut overlay = Overlay::default();
+            self.request
+                .mutations
+                .iter()
+                .for_each(|mutation| overlay.apply(mutation));
+            self.overlay = Some(overlay);
+        }
+        self.overlay.as_ref()
+    }
+
+    /// The value of `key` over the transaction's own writes.
+    fn get(&mut self, key: &[u8], isolation: Isolation) -> Result<Option<Bytes>, StoreError> {
+        check_readable(key)?;
+        if key.len() > KEY_LEN_MAX {
+            return Ok(None);
+        }
+        let own = self.overlay().and_then(|overlay| overlay.own(key));
+        let value = match &own {
+            None => self.snapshot().root.get(key).cloned(),
+            Some(own) => own.over(self.snapshot().root.get(key))?,
+        };
+        if isolation == Isolation::Serializable {
+            self.add_read(ReadConflict::Key(Bytes::copy_from_slice(key)));
+        }
+        Ok(value)
+    }
+
+    /// Adds to the read-conflict set what of `read` the transaction has not written itself.
+    fn add_read(&mut self, read: ReadConflict) {
+        let Some(overlay) = self.overlay() else {
+            self.size += ENTRY_OVERHEAD + read_len(&read);
+            self.request.reads.push(read);
+            return;
+        };
+        let range = match read {
+            ReadConflict::Key(key) => KeyRange::key(&key),
+            ReadConflict::Range(range) => range,
+        };
+        for part in overlay.unwritten(&range) {
+            let read = ReadConflict::Range(part);
+            self.size += ENTRY_OVERHEAD + read_len(&read);
+            self.request.reads.push(read);
+        }
+    }
+
+    /// Adds a write, or remembers why it cannot be done.
+    fn mutate(&mut self, mutation: Mutation) {
+        if self.phase == Phase::Committing {
+            // The commit has its writes already; what comes after it is refused by whatever follows.
+            self.bad.get_or_insert(StoreError::USED_DURING_COMMIT);
+            return;
+        }
+        match check_mutation(&mutation) {
+            Ok(false) => {}
+            Ok(true) => {
+                self.size += mutation_len(&mutation);
+                if let Some(overlay) = &mut self.overlay {
+                    overlay.apply(&mutation);
+                }
+                self.request.mutations.push(mutation);
+            }
+            Err(error) => {
+                self.bad.get_or_insert(error);
+            }
+        }
+    }
+
+    /// Adds an explicit conflict range.
+    fn add_conflict(&mut self, range: KeyRange, add: impl FnOnce(&mut Self, KeyRange)) {
+        if range.begin > range.end {
+            self.bad.get_or_insert(StoreError::INVERTED_RANGE);
+        } else if &range.begin[..] > KEYS_END || &range.end[..] > KEYS_END {
+            self.bad.get_or_insert(StoreError::KEY_OUTSIDE_LEGAL_RANGE);
+        } else if !range.is_empty() {
+            add(self, range);
+        }
+    }
+
+    /// Closes the transaction and hands over what it wants to commit.
+    fn begin_commit(&mut self) -> Result<Request, StoreError> {
+        self.check_usable()?;
+        self.phase = Phase::Committing;
+        if self.size > TRANSACTION_LEN_MAX {
+            return Err(StoreError::TRANSACTION_TOO_LARGE);
+        }
+        self.snapshot = None;
+        Ok(mem::take(&mut self.request))
+    }
+}
+
+impl TransactionBackend for EmbeddedTransaction {
+    fn read_version(&self) -> Answer<'_, u64> {
+        self.reading(|state| Ok(state.snapshot().version)).into()
+    }
+
+    fn set_read_version(&self, version: u64) {
+        self.state().version = Some(version);
+    }
+
+    fn get(&self, key: &[u8], isolation: Isolation) -> Answer<'_, Option<Bytes>> {
+        self.reading(|state| state.get(key, isolation)).into()
+    }
+
+    fn get_range(&self, read: &RangeRead, isolation: Isolation) -> Answer<'_, Page> {
+        self.reading(|state| {
+            if &read.range.begin[..] > KEYS_END || &read.range.end[..] > KEYS_END {
+                return Err(StoreError::KEY_OUTSIDE_LEGAL_RANGE);
+            }
+            if read.range.is_empty() || read.limit == 0 {
+                return Ok(Page::default());
+            }
+            state.overlay();
+            let page = scan::page(&state.snapshot().root, state.overlay.as_ref(), read)?;
+            if isolation == Isolation::Serializable {
+                state.add_read(ReadConflict::Range(scan::covered(read, &page)));
+            }
+            Ok(page)
+        })
+        .into()
+    }
+
+    fn mutate(&self, mutation: Mutation) {
+        self.state().mutate(mutation);
+    }
+
+    fn add_read_conflict(&self, range: KeyRange) {
+        let mut state = self.state();
+        // A read conflict needs a read version to compare with.
+        if let Err(error) = state.take_snapshot(&self.engine) {
+            state.bad.get_or_insert(error);
+            return;
+        }
+        state.add_conflict(range, |state, range| {
+            state.add_read(ReadConflict::Range(range))
+        });
+    }
+
+    fn add_write_conflict(&self, range: KeyRange) {
+        self.state().add_conflict(range, |state, range| {
+            state.size += ENTRY_OVERHEAD + range.begin.len() + range.end.len();
+            state.request.writes.push(range);
+        });
+    }
+
+    fn watch(&self, key: &[u8]) -> Answer<'_, Watch> {
+        self.reading(|state| {
+            check_readable(key)?;
+            if key.len() > KEY_LEN_MAX {
+                return Err(StoreError::KEY_TOO_LARGE);
+            }
+            if !self.engine.core().watches.has_room() {
+                return Err(StoreError::TOO_MANY_WATCHES);
+            }
+            let seen = state.get(key, Isolation::Serializable)?;
+            let (fire, fired) = oneshot::channel();
+            state.request.watches.push(watches::Pending {
+                key: Bytes::copy_from_slice(key),
+                seen,
+                fire,
+            });
+            Ok(Watch::new(async {
+                fired
+                    .await
+                    .map_err(|_| Error::Store(StoreError::OPERATION_CANCELLED))
+            }))
+        })
+        .into()
+    }
+
+    fn commit(&self) -> Answer<'_, Option<Versionstamp>> {
+        let request = match self.state().begin_commit() {
+            Ok(request) => request,
+            Err(error) => return Err(error.into()).into(),
+        };
+        match self.engine.commit(request) {
+            super::Commit::Done(outcome) => finished(outcome).into(),
+            super::Commit::Waiting(waiting) => {
+                Answer::Waiting(Box::pin(async { finished(waiting.await) }))
+            }
+        }
+    }
+
+    fn approximate_size(&self) -> usize {
+        self.state().size
+    }
+
+    fn cancel(&self) {
+        *self.state() = State {
+            phase: Phase::Cancelled,
+            ..State::default()
+        };
+    }
+
+    fn reset(&self) {
+        *self.state() = State::default();
+    }
+
+    fn recover(&self, error: Error, backoff: BoxFuture<'static, ()>) -> BoxFuture<'_, Result<()>> {
+        Box::pin(async move {
+            if !error.is_retryable() {
+                return Err(error);
+            }
+            backoff.await;
+            Ok(())
+        })
+    }
+}
+
+/// The outcome in the terms of the seam.
+fn finished(outcome: Outcome) -> Result<Option<Versionstamp>> {
+    Ok(outcome?)
+}
+
+/// Fails if layers may not read `key`.
+fn check_readable(key: &[u8]) -> Result<(), StoreError> {
+    if key >= KEYS_END {
+        Err(StoreError::KEY_OUTSIDE_LEGAL_RANGE)
+    } else {
+        Ok(())
+    }
+}
+
+/// Whether `mutation` does anything; fails if it breaks a limit.
+fn check_mutation(mutation: &Mutation) -> Result<bool, StoreError> {
+    let (key, value) = match mutation {
+        Mutation::ClearRange(begin, end) if begin > end => return Err(StoreError::INVERTED_RANGE),
+        Mutation::ClearRange(begin, end) if &begin[..] > KEYS_END || &end[..] > KEYS_END => {
+            return Err(StoreError::KEY_OUTSIDE_LEGAL_RANGE);
+        }
+        Mutation::ClearRange(begin, end) => return Ok(begin < end),
+        // No key is that long, so there is nothing to clear.
+        Mutation::Clear(key) if key.len() > KEY_LEN_MAX && &key[..] < KEYS_END => return Ok(false),
+        Mutation::Clear(key) => (key, &Bytes::new()),
+        Mutation::Set(key, value) | Mutation::Atomic(_, key, value) => (key, value),
+    };
+    check_readable(key)?;
+    if key.len() > KEY_LEN_MAX {
+        return Err(StoreError::KEY_TOO_LARGE);
+    }
+    if value.len() > VALUE_LEN_MAX {
+        return Err(StoreError::VALUE_TOO_LARGE);
+    }
+    match mutation {
+        Mutation::Atomic(AtomicOp::SetVersionstampedKey, key, _) => {
+            atomic::stamp_place(key).map(|_| true)
+        }
+        Mutation::Atomic(AtomicOp::SetVersionstampedValue, _, value) => {
+            atomic::stamp_place(value).map(|_| true)
+        }
+        _ => Ok(true),
+    }
+}
+
+/// What a mutation and its write conflict count for.
+fn mutation_len(mutation: &Mutation) -> usize {
+    2 * ENTRY_OVERHEAD
+        + match mutation {
+            Mutation::Clear(key) => 4 * key.len(),
+            Mutation::ClearRange(begin, end) => 2 * (begin.len() + end.len()),
+            Mutation::Set(key, value) | Mutation::Atomic(_, key, value) => {
+                3 * key.len() + value.len()
+            }
+        }
+}
+
+/// The bytes of a read conflict.
+fn read_len(read: &ReadConflict) -> usize {
+    match read {
+        ReadConflict::Key(key) => 2 * key.len() + 1,
+        ReadConflict::Range(range) => range.begin.len() + range.end.len(),
+    }
+}

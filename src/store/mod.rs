@@ -1,0 +1,46 @@
+//! The store: one ordered, transactional key-value store with FoundationDB's semantics.
+//!
+//! Upper floors see one concrete pair, [`Database`] and [`Transaction`], and the retry runner [`Database::run`]. What
+//! stands behind is a backend; all backends pass the same conformance suite (`tests/conformance`). The embedded backend
+//! keeps everything in memory and, on request, in a folder.
+//!
+//! # Semantics
+//!
+//! - A transaction reads at one read version, and sees its own writes. Serializable reads go into its read-conflict
+//!   set; the commit fails with `not_committed` (1020) when a key of that set was written since. Snapshot reads, blind
+//!   writes and atomic operations conflict with nothing.
+//! - Mutations never fail at once: a key or value over its limit fails the reads that follow and the commit.
+//! - A transaction lives 5 s (1007) and holds 10 MB (2101).
+//! - A commit stamps the mutations that ask for it with one versionstamp, which grows with every commit.
+//! - A watch is a hint. Rescan after it fires, and keep a poll as a fallback.
+
+mod backend;
+mod database;
+mod embedded;
+mod mutation;
+mod range;
+mod retry;
+mod transaction;
+mod watch;
+
+pub use database::Database;
+pub use mutation::AtomicOp;
+pub use range::{KeyRange, Page, Pages, RangeRead, Row};
+pub use retry::RetryPolicy;
+pub use transaction::{Committed, Isolation, Transaction};
+pub use watch::Watch;
+
+/// The longest key, in bytes.
+pub const KEY_LEN_MAX: usize = 10_000;
+
+/// The longest value, in bytes.
+pub const VALUE_LEN_MAX: usize = 100_000;
+
+/// The largest transaction, in bytes of keys, values and conflict ranges.
+pub const TRANSACTION_LEN_MAX: usize = 10_000_000;
+
+/// How long a transaction can read and commit.
+pub const TRANSACTION_LIFETIME: std::time::Duration = std::time::Duration::from_secs(5);
+
+/// How many watches a client can have at once.
+pub const WATCHES_MAX: usize = 10_000;

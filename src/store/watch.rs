@@ -1,0 +1,34 @@
+//! [`Watch`]: a hint that a key has changed.
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use futures_util::future::BoxFuture;
+
+use crate::error::Result;
+
+/// Completes when the value of a key is no longer the one that the watching transaction saw.
+///
+/// A watch is armed when its transaction commits; it fails with `operation_cancelled` (1101) if that never happens. It
+/// may fire late, without a change, or not at all when the value changes back: rescan after it fires, and keep a poll as
+/// a fallback. Dropping it disarms it. Setting a watch is a serializable read of the key, so set none in a transaction
+/// that writes.
+#[must_use = "a watch that is dropped is disarmed"]
+pub struct Watch(BoxFuture<'static, Result<()>>);
+
+impl Watch {
+    /// A watch that completes with `future`.
+    pub(crate) fn new(future: impl Future<Output = Result<()>> + Send + 'static) -> Self {
+        Self(Box::pin(future))
+    }
+}
+
+impl Future for Watch {
+    type Output = Result<()>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        self.0.as_mut().poll(context)
+    }
+}
