@@ -1,8 +1,62 @@
-//! Notibus.
+//! A transactional notification bus for database-level events.
+//!
+//! Whoever builds a document database, or any layer of many databases, on FoundationDB has to know when databases are
+//! created, deleted, updated or get a new design document. Here producers record events inside the very transaction that
+//! causes them; a notifier folds them into a feed in which each database has exactly one row; a dispatcher tells
+//! subscribers in the process. Nothing is lost, and nothing is polled while idle but a hint's fallback.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
+//! use notibus::{Bus, BusOptions, Db, DbInstance, Filter, store::Database};
+//! use tokio_stream::StreamExt;
+//!
+//! let store = Database::memory();
+//! let bus = Bus::open(&store, BusOptions::default()).await?;
+//! let notifier = bus.notifier(Default::default()).await?;
+//! let dispatcher = bus.dispatcher(Default::default()).await?;
+//! let mut updates = dispatcher.subscribe(Filter::suffix("orders")).stream();
+//!
+//! let producer = bus.producer();
+//! let db = Db::new("shop/orders".parse()?, DbInstance::random(store.env()));
+//! store.run(async |tx| Ok(producer.created(&tx, &db))).await?;
+//!
+//! let delivery = updates.next().await.expect("the dispatcher runs").expect("nothing interrupts");
+//! assert_eq!(delivery.notification().name.as_str(), "shop/orders");
+//! notifier.shutdown().await
+//! # }
+//! ```
+//!
+//! The design, floor by floor, is in `ARCHITECTURE.md`.
+
+mod bus;
+mod context;
+mod dispatcher;
 mod encoding;
 mod env;
 mod error;
+mod event;
+mod feed;
+mod keys;
+mod lease;
+mod notification;
+mod notification_feed;
+mod notifier;
+mod producer;
+mod signals;
+mod stats;
 pub mod store;
+
+pub use bus::{Bus, BusOptions};
+pub use dispatcher::{
+    CallbackHandle, Delivery, Dispatcher, DispatcherOptions, Filter, Interruption, Since,
+    Subscribe, Subscription,
+};
 pub use encoding::{Counters, Incarnation, Sequence, Versionstamp};
 pub use env::{Env, Environment};
 pub use error::{Error, Result, StoreError};
+pub use event::{Db, DbInstance, DbName, DdocId, EventKind, Kinds, NAME_LEN_MAX};
+pub use notification::{Changes, Notification, Replaced};
+pub use notification_feed::{NotificationFeed, NotificationPage};
+pub use notifier::{Notifier, NotifierOptions};
+pub use producer::{EventTarget, Producer, ProducerOptions, Receipt};
+pub use stats::StatsSnapshot;

@@ -70,7 +70,7 @@ impl Database {
 
     /// Runs `body` in a transaction and commits it, again and again while it fails in a way that trying again can mend.
     ///
-    /// `body` may run several times, so it should do nothing but read and write through the transaction. After
+    /// `body` is given a handle on the transaction. It may run several times, so it should do nothing but read and write through the transaction. After
     /// `commit_unknown_result` (1021) it runs again although the first run may have been committed: what it does must
     /// bear that.
     ///
@@ -82,22 +82,26 @@ impl Database {
     /// # Cancel safety
     ///
     /// If the future is dropped, the transaction may or may not have been committed.
-    pub async fn run<T>(&self, body: impl AsyncFn(&Transaction) -> Result<T>) -> Result<T> {
+    pub async fn run<T, F, R>(&self, body: F) -> Result<T>
+    where
+        F: Fn(Transaction) -> R,
+        R: Future<Output = Result<T>>,
+    {
         self.run_with(&RetryPolicy::default(), body).await
     }
 
     /// [`Database::run`] with other limits.
-    pub async fn run_with<T>(
-        &self,
-        policy: &RetryPolicy,
-        body: impl AsyncFn(&Transaction) -> Result<T>,
-    ) -> Result<T> {
+    pub async fn run_with<T, F, R>(&self, policy: &RetryPolicy, body: F) -> Result<T>
+    where
+        F: Fn(Transaction) -> R,
+        R: Future<Output = Result<T>>,
+    {
         let started = self.env.now();
         let transaction = self.begin();
         let mut attempt = 0;
         loop {
             attempt += 1;
-            let result = match body(&transaction).await {
+            let result = match body(transaction.clone()).await {
                 Ok(value) => transaction.commit().await.map(|_| value),
                 Err(error) => Err(error),
             };

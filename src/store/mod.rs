@@ -25,8 +25,10 @@ mod watch;
 
 pub use database::Database;
 pub use mutation::AtomicOp;
+pub(crate) use range::key_after;
 pub use range::{KeyRange, Page, Pages, RangeRead, Row};
 pub use retry::RetryPolicy;
+pub(crate) use transaction::AfterCommit;
 pub use transaction::{Committed, Isolation, Transaction};
 pub use watch::Watch;
 

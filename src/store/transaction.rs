@@ -1,6 +1,6 @@
 //! [`Transaction`]: what layers read and write through.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 
@@ -8,7 +8,10 @@ use super::{
     AtomicOp, KeyRange, Page, Pages, RangeRead, Watch, backend::TransactionBackend,
     mutation::Mutation,
 };
-use crate::{encoding::Versionstamp, error::Result};
+use crate::{
+    encoding::{Counters, Versionstamp},
+    error::Result,
+};
 
 /// Whether a read can make the transaction conflict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -28,7 +31,8 @@ pub struct Committed {
 
 /// A transaction: reads at one version, writes at its commit, or not at all.
 ///
-/// All methods take `&self`, so that a transaction can be lent to many parts of a layer. Dropping it forgets its writes.
+/// Clones are handles on the same transaction, and all methods take `&self`, so that it can be lent to many parts of a
+/// layer. Dropping the last handle forgets its writes.
 /// [`Database::run`](super::Database::run) commits and retries by itself.
 ///
 /// # Errors
@@ -40,37 +44,47 @@ pub struct Committed {
 ///
 /// A read that is dropped has no effect, but may already have added to the read-conflict set. A commit that is dropped may
 /// or may not happen.
-pub struct Transaction {
+#[derive(Clone)]
+pub struct Transaction(Arc<Inner>);
+
+/// A transaction, shared by its handles.
+struct Inner {
     /// What the store does for it.
     backend: Box<dyn TransactionBackend>,
-    /// `ADD`s that wait for the commit, one per key.
-    merged: Mutex<Merged>,
+    /// What waits for the commit.
+    held: Mutex<Held>,
     /// A number drawn for this transaction, by which producers spread their load.
     salt: u64,
 }
 
+/// Who wants to know that a transaction has committed.
+pub(crate) trait AfterCommit: Send + Sync {
+    /// The commit has succeeded. Must not block.
+    fn committed(&self, token: u64);
+}
+
 /// What a transaction holds back until its commit.
 #[derive(Default)]
-struct Merged {
-    /// Keys and the lanes to add to each.
-    additions: Vec<(Bytes, [u64; 4])>,
-    /// What to do once the commit has succeeded.
-    on_commit: Vec<Box<dyn FnOnce() + Send>>,
+struct Held {
+    /// Keys and the counters to add to each.
+    additions: Vec<(Bytes, Counters)>,
+    /// Whom to tell of what once the commit has succeeded.
+    listeners: Vec<(Arc<dyn AfterCommit>, u64)>,
 }
 
 impl Transaction {
     /// The face of `backend`.
     pub(crate) fn new(backend: Box<dyn TransactionBackend>, salt: u64) -> Self {
-        Self {
+        Self(Arc::new(Inner {
             backend,
-            merged: Mutex::default(),
+            held: Mutex::default(),
             salt,
-        }
+        }))
     }
 
     /// The value of `key`.
     pub async fn get(&self, key: &[u8], isolation: Isolation) -> Result<Option<Bytes>> {
-        self.backend.get(key, isolation).await
+        self.0.backend.get(key, isolation).await
     }
 
     /// One page of rows. See [`Transaction::pages`] for all of them.
@@ -78,7 +92,7 @@ impl Transaction {
     /// A serializable read adds what it has read to the read-conflict set: the whole range, or up to the last row when a
     /// limit ended the page.
     pub async fn get_range(&self, read: &RangeRead, isolation: Isolation) -> Result<Page> {
-        self.backend.get_range(read, isolation).await
+        self.0.backend.get_range(read, isolation).await
     }
 
     /// All pages of `read`, fetched one at a time.
@@ -88,7 +102,7 @@ impl Transaction {
 
     /// Sets `key` to `value`.
     pub fn set(&self, key: &[u8], value: &[u8]) {
-        self.backend.mutate(Mutation::Set(
+        self.0.backend.mutate(Mutation::Set(
             Bytes::copy_from_slice(key),
             Bytes::copy_from_slice(value),
         ));
@@ -96,82 +110,86 @@ impl Transaction {
 
     /// Removes `key`.
     pub fn clear(&self, key: &[u8]) {
-        self.backend
+        self.0
+            .backend
             .mutate(Mutation::Clear(Bytes::copy_from_slice(key)));
     }
 
     /// Removes the keys of `range`. An inverted range fails the commit with `inverted_range` (2005).
     pub fn clear_range(&self, range: &KeyRange) {
-        self.backend
+        self.0
+            .backend
             .mutate(Mutation::ClearRange(range.begin.clone(), range.end.clone()));
     }
 
     /// Applies `op` to `key` at the commit.
     pub fn atomic(&self, op: AtomicOp, key: &[u8], operand: &[u8]) {
         let operand = Bytes::copy_from_slice(operand);
-        self.backend
+        self.0
+            .backend
             .mutate(Mutation::Atomic(op, Bytes::copy_from_slice(key), operand));
     }
 
     /// Makes the commit fail if `range` was written since the read version. Keys that the transaction has already
     /// written are skipped, as in FoundationDB: add the range before the write.
     pub fn add_read_conflict(&self, range: &KeyRange) {
-        self.backend.add_read_conflict(range.clone());
+        self.0.backend.add_read_conflict(range.clone());
     }
 
     /// Makes every other transaction that has read within `range` fail, as if the range had been written.
     pub fn add_write_conflict(&self, range: &KeyRange) {
-        self.backend.add_write_conflict(range.clone());
+        self.0.backend.add_write_conflict(range.clone());
     }
 
     /// A watch on `key`; see [`Watch`]. Fails with `too_many_watches` (1032) at the client's limit.
     pub async fn watch(&self, key: &[u8]) -> Result<Watch> {
-        self.backend.watch(key).await
+        self.0.backend.watch(key).await
     }
 
     /// The version at which this transaction reads.
     pub async fn read_version(&self) -> Result<u64> {
-        self.backend.read_version().await
+        self.0.backend.read_version().await
     }
 
     /// Reads at `version`, which another transaction has told. Call it before the first read. The reads fail with
     /// `transaction_too_old` (1007) if the store no longer keeps that version, `future_version` (1009) if it is to come.
     pub fn set_read_version(&self, version: u64) {
-        self.backend.set_read_version(version);
+        self.0.backend.set_read_version(version);
     }
 
     /// Commits. Returns `None` if there was nothing to write.
     pub async fn commit(&self) -> Result<Option<Committed>> {
-        let on_commit = {
-            let mut merged = self.merged();
-            for (key, lanes) in merged.additions.drain(..) {
-                let operand = Bytes::copy_from_slice(
-                    &crate::encoding::Counters::from_lanes(lanes).to_bytes(),
-                );
-                self.backend
-                    .mutate(Mutation::Atomic(AtomicOp::Add, key, operand));
-            }
-            std::mem::take(&mut merged.on_commit)
-        };
-        let versionstamp = self.backend.commit().await?;
-        on_commit.into_iter().for_each(|action| action());
+        let Held {
+            additions,
+            listeners,
+        } = std::mem::take(&mut *self.held());
+        for (key, counters) in additions {
+            let operand = Bytes::copy_from_slice(&counters.to_bytes());
+            self.0
+                .backend
+                .mutate(Mutation::Atomic(AtomicOp::Add, key, operand));
+        }
+        let versionstamp = self.0.backend.commit().await?;
+        for (listener, token) in listeners {
+            listener.committed(token);
+        }
         Ok(versionstamp.map(|versionstamp| Committed { versionstamp }))
     }
 
     /// Bytes of keys, values and conflict ranges so far; the commit fails with `transaction_too_large` (2101) over 10 MB.
     pub fn approximate_size(&self) -> usize {
-        self.backend.approximate_size()
+        self.0.backend.approximate_size()
     }
 
     /// Makes everything that follows fail with `transaction_cancelled` (1025).
     pub fn cancel(&self) {
-        self.backend.cancel();
+        self.0.backend.cancel();
     }
 
     /// Forgets all reads and writes: a new transaction.
     pub fn reset(&self) {
-        *self.merged() = Merged::default();
-        self.backend.reset();
+        *self.held() = Held::default();
+        self.0.backend.reset();
     }
 
     /// Waits after `error` until the transaction can be tried again, and resets it; returns `error` if that cannot help.
@@ -181,42 +199,45 @@ impl Transaction {
         error: crate::Error,
         backoff: futures_util::future::BoxFuture<'static, ()>,
     ) -> Result<()> {
-        self.backend.recover(error, backoff).await?;
+        self.0.backend.recover(error, backoff).await?;
         self.reset();
         Ok(())
     }
 
-    /// Adds `lanes` to the counters at `key` with the commit. However often it is called for one key, the commit has one
-    /// `ADD` for it. Reads of this transaction do not see it.
-    pub(crate) fn add_merged(&self, key: Bytes, lanes: [u64; 4]) {
-        let mut merged = self.merged();
+    /// Adds `counters` to those at `key` with the commit. However often it is called for one key, the commit has one `ADD`
+    /// for it. Reads of this transaction do not see it.
+    pub(crate) fn add_merged(&self, key: Bytes, counters: &Counters) {
+        let mut held = self.held();
         // Newest first: a transaction that records many events mostly records the same database again.
-        if let Some((_, sum)) = merged
+        match held
             .additions
             .iter_mut()
             .rev()
             .find(|(existing, _)| *existing == key)
         {
-            for (sum, lane) in sum.iter_mut().zip(lanes) {
-                *sum += lane;
-            }
-        } else {
-            merged.additions.push((key, lanes));
+            Some((_, sum)) => *sum += *counters,
+            None => held.additions.push((key, *counters)),
         }
     }
 
-    /// Runs `action` once the commit has succeeded.
-    pub(crate) fn on_commit(&self, action: impl FnOnce() + Send + 'static) {
-        self.merged().on_commit.push(Box::new(action));
+    /// Tells `listener` of `token` once the commit has succeeded; once, however often it is asked for.
+    pub(crate) fn after_commit(&self, listener: &Arc<dyn AfterCommit>, token: u64) {
+        let mut held = self.held();
+        let known = |(other, with): &(Arc<dyn AfterCommit>, u64)| {
+            *with == token && Arc::ptr_eq(other, listener)
+        };
+        if !held.listeners.iter().rev().any(known) {
+            held.listeners.push((Arc::clone(listener), token));
+        }
     }
 
     /// A number drawn for this transaction, by which producers spread their load.
     pub(crate) fn salt(&self) -> u64 {
-        self.salt
+        self.0.salt
     }
 
     /// What waits for the commit. A panic elsewhere cannot leave it half changed, so a poisoned lock is fine.
-    fn merged(&self) -> std::sync::MutexGuard<'_, Merged> {
-        self.merged.lock().unwrap_or_else(PoisonError::into_inner)
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.0.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

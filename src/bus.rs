@@ -1,0 +1,157 @@
+//! [`Bus`]: opens the bus in a store and starts its roles.
+
+use std::sync::Arc;
+
+use tokio::task::JoinHandle;
+
+use crate::{
+    context::Context,
+    dispatcher::{Dispatcher, DispatcherOptions},
+    encoding::Incarnation,
+    error::{Error, Result},
+    feed::Topology,
+    keys::{Config, FeedId, Keys},
+    notification_feed::NotificationFeed,
+    notifier::{Notifier, NotifierOptions},
+    producer::{Producer, ProducerOptions, ringer},
+    stats::StatsSnapshot,
+    store::{Database, Isolation},
+};
+
+/// What a bus is created with. An existing bus must be opened with the same prefix and number of partitions.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BusOptions {
+    /// What all keys of the bus start with; at most 256 bytes, not starting with `0xff`. Default: `notibus`.
+    pub prefix: Vec<u8>,
+    /// Into how many partitions the counters are divided, 1 to 4,096: the most notifiers that can share the work.
+    /// Default: 64.
+    pub partitions: u32,
+    /// Over how many shards the feed is spread when the bus is created, 1 to 10,000. An existing feed keeps its own.
+    /// Default: 4.
+    pub shards: u32,
+}
+
+impl Default for BusOptions {
+    fn default() -> Self {
+        Self {
+            prefix: b"notibus".to_vec(),
+            partitions: 64,
+            shards: 4,
+        }
+    }
+}
+
+/// The most partitions.
+const PARTITIONS_MAX: u32 = 4_096;
+
+/// The bus in a store, as seen by one process. Clones share it; roles are started from it.
+#[derive(Debug, Clone)]
+pub struct Bus {
+    /// What the roles share.
+    context: Arc<Context>,
+    /// Rings doorbells, as long as the bus is used.
+    _ringer: Arc<Ringer>,
+}
+
+/// Ends the bell ringer with the last handle on the bus.
+#[derive(Debug)]
+struct Ringer(JoinHandle<()>);
+
+impl Drop for Ringer {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl Bus {
+    /// Opens the bus in `db`, and creates it if there is none under the prefix. Must be called within a tokio runtime.
+    ///
+    /// Fails with [`Error::Invalid`] if an option is out of its limits, and with [`Error::ConfigMismatch`] if the bus was
+    /// created with another number of partitions.
+    pub async fn open(db: &Database, options: BusOptions) -> Result<Self> {
+        let BusOptions {
+            prefix,
+            partitions,
+            shards,
+        } = options;
+        if !(1..=PARTITIONS_MAX).contains(&partitions) {
+            return Err(Error::invalid(
+                "partitions",
+                format!("{partitions} is not 1 to {PARTITIONS_MAX}"),
+            ));
+        }
+        let keys = Keys::new(&prefix)?;
+        let config = db
+            .run(async |tx| open_config(&tx, &keys, partitions, shards).await)
+            .await?;
+        let context = Context::new(db.clone(), keys, config);
+        let ringer = tokio::spawn(ringer(Arc::clone(&context)));
+        Ok(Self {
+            context,
+            _ringer: Arc::new(Ringer(ringer)),
+        })
+    }
+
+    /// A producer with the default options.
+    pub fn producer(&self) -> Producer {
+        self.producer_with(ProducerOptions::default())
+            .expect("the default options are valid")
+    }
+
+    /// A producer. Fails with [`Error::Invalid`] if an option is out of its limits.
+    pub fn producer_with(&self, options: ProducerOptions) -> Result<Producer> {
+        Producer::new(Arc::clone(&self.context), options)
+    }
+
+    /// Starts a notifier in this process. It takes its partitions from whoever has them.
+    pub async fn notifier(&self, options: NotifierOptions) -> Result<Notifier> {
+        Notifier::start(Arc::clone(&self.context), options).await
+    }
+
+    /// Starts a dispatcher in this process.
+    pub async fn dispatcher(&self, options: DispatcherOptions) -> Result<Dispatcher> {
+        Dispatcher::start(Arc::clone(&self.context), options).await
+    }
+
+    /// The feed of notifications, to be read directly.
+    pub fn feed(&self) -> NotificationFeed {
+        NotificationFeed::new(Arc::clone(&self.context))
+    }
+
+    /// What the roles of this process have done since the bus was opened.
+    pub fn stats(&self) -> StatsSnapshot {
+        self.context.stats.snapshot()
+    }
+}
+
+/// Reads the configuration, or creates the bus.
+async fn open_config(
+    tx: &crate::store::Transaction,
+    keys: &Keys,
+    partitions: u32,
+    shards: u32,
+) -> Result<Config> {
+    let key = keys.config();
+    match tx.get(&key, Isolation::Serializable).await? {
+        Some(stored) => {
+            let stored = Config::from_bytes(&stored)?;
+            if stored.partitions != partitions {
+                return Err(Error::ConfigMismatch {
+                    what: "partitions",
+                    stored: stored.partitions.into(),
+                    requested: partitions.into(),
+                });
+            }
+            Ok(stored)
+        }
+        None => {
+            let config = Config {
+                partitions,
+                incarnation: Incarnation(0),
+            };
+            Topology::create(tx, keys, &FeedId::notifications(), shards)?;
+            tx.set(&key, &config.to_bytes());
+            Ok(config)
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! [`Context`]: what all roles of one bus in one process share.
+
+use std::sync::Arc;
+
+use crate::{
+    env::Env,
+    keys::{Config, FeedId, Keys},
+    signals::Signals,
+    stats::Stats,
+    store::Database,
+};
+
+/// What all roles of one bus in one process share.
+#[derive(Debug)]
+pub(crate) struct Context {
+    /// The store.
+    pub db: Database,
+    /// The keys of the bus.
+    pub keys: Keys,
+    /// What is fixed since the bus was created.
+    pub config: Config,
+    /// Wake-ups within the process.
+    pub signals: Signals,
+    /// What the roles have done.
+    pub stats: Stats,
+    /// The feed of notifications.
+    pub feed: FeedId,
+}
+
+impl Context {
+    /// The context of the bus with these keys and this configuration.
+    pub fn new(db: Database, keys: Keys, config: Config) -> Arc<Self> {
+        let signals = Signals::new(config.partitions);
+        let stats = Stats::default();
+        Arc::new(Self {
+            db,
+            keys,
+            config,
+            signals,
+            stats,
+            feed: FeedId::notifications(),
+        })
+    }
+
+    /// Time and randomness.
+    pub fn env(&self) -> &Env {
+        self.db.env()
+    }
+}

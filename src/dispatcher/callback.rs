@@ -1,0 +1,64 @@
+//! Callback subscriptions: a task that receives and calls.
+
+use std::{panic::AssertUnwindSafe, sync::Arc};
+
+use futures_util::FutureExt;
+use tokio::task::JoinHandle;
+use tokio_stream::StreamExt;
+
+use super::{Delivery, Subscription};
+use crate::context::Context;
+
+/// A subscription whose deliveries go to a callback. Dropping it ends the subscription.
+#[derive(Debug)]
+#[must_use = "dropping the handle ends the subscription"]
+pub struct CallbackHandle {
+    /// The task.
+    task: JoinHandle<()>,
+}
+
+impl CallbackHandle {
+    /// Whether the subscription has ended, because the dispatcher has.
+    pub fn is_finished(&self) -> bool {
+        self.task.is_finished()
+    }
+}
+
+impl Drop for CallbackHandle {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Starts the task that calls `callback` with each delivery of `subscription`.
+pub(super) fn spawn<F, R>(
+    context: Arc<Context>,
+    mut subscription: Subscription,
+    mut callback: F,
+) -> CallbackHandle
+where
+    F: FnMut(Delivery) -> R + Send + 'static,
+    R: Future<Output = ()> + Send + 'static,
+{
+    let task = tokio::spawn(async move {
+        while let Some(item) = subscription.next().await {
+            let delivery = match item {
+                Ok(delivery) => delivery,
+                Err(interruption) => {
+                    tracing::warn!(%interruption, "subscription interrupted");
+                    continue;
+                }
+            };
+            let sequence = delivery.sequence();
+            // The call that makes the future can panic as well as the future.
+            let called = AssertUnwindSafe(async { callback(delivery).await })
+                .catch_unwind()
+                .await;
+            if called.is_err() {
+                context.stats.callback_panics.add(1);
+                tracing::error!(%sequence, "a callback has panicked; its subscription goes on");
+            }
+        }
+    });
+    CallbackHandle { task }
+}

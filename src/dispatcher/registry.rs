@@ -1,0 +1,110 @@
+//! [`Registry`]: who has subscribed, and to which exact names.
+
+use std::{
+    collections::BTreeSet,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use dashmap::DashMap;
+
+use super::slots::Mailbox;
+use crate::{event::DbName, notification::Notification};
+
+/// Who has subscribed, and to which exact names.
+#[derive(Debug, Default)]
+pub(super) struct Registry {
+    /// For each name, the slots to put its rows into.
+    names: DashMap<DbName, Vec<Target>>,
+    /// How many subscriptions there are, of whatever filter.
+    count: AtomicUsize,
+}
+
+/// A slot of a mailbox.
+#[derive(Debug)]
+struct Target {
+    /// The mailbox.
+    mailbox: Arc<Mailbox>,
+    /// The number of the slot.
+    slot: usize,
+}
+
+impl Registry {
+    /// Counts a subscription. It is counted until the guard is dropped, and so are its names, if it has any.
+    pub fn enter(
+        self_: &Arc<super::Shared>,
+        exact: Option<(Arc<Mailbox>, BTreeSet<DbName>)>,
+    ) -> Registration {
+        let registry = &self_.registry;
+        registry.count.fetch_add(1, Ordering::Relaxed);
+        if let Some((mailbox, names)) = &exact {
+            for (slot, name) in names.iter().enumerate() {
+                registry
+                    .names
+                    .entry(name.clone())
+                    .or_default()
+                    .push(Target {
+                        mailbox: Arc::clone(mailbox),
+                        slot,
+                    });
+            }
+        }
+        Registration {
+            shared: Arc::clone(self_),
+            exact,
+        }
+    }
+
+    /// Puts `row` into the slots of its name.
+    pub fn put(&self, row: &Arc<Notification>) {
+        if let Some(targets) = self.names.get(row.name.as_str()) {
+            for target in targets.iter() {
+                target.mailbox.put(target.slot, row);
+            }
+        }
+    }
+
+    /// Whether nobody has subscribed to an exact name.
+    pub fn has_no_names(&self) -> bool {
+        self.names.is_empty()
+    }
+
+    /// How many subscriptions there are.
+    pub fn len(&self) -> usize {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    /// Ends all mailboxes once they are empty.
+    pub fn close(&self) {
+        for targets in &self.names {
+            targets.iter().for_each(|target| target.mailbox.close());
+        }
+    }
+}
+
+/// A subscription in the registry. Dropping it takes it out.
+#[derive(Debug)]
+pub(super) struct Registration {
+    /// Where the registry is.
+    shared: Arc<super::Shared>,
+    /// The names it is registered under, and the mailbox for them.
+    exact: Option<(Arc<Mailbox>, BTreeSet<DbName>)>,
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        let registry = &self.shared.registry;
+        registry.count.fetch_sub(1, Ordering::Relaxed);
+        let Some((mailbox, names)) = &self.exact else {
+            return;
+        };
+        for name in names {
+            registry.names.remove_if_mut(name.as_str(), |_, targets| {
+                targets.retain(|target| !Arc::ptr_eq(&target.mailbox, mailbox));
+                targets.is_empty()
+            });
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! [`Mailbox`]: what a subscriber of exact names is given. One slot per name holds the newest row; a row that comes before
+//! the last one was taken replaces it, and the receiver derives what both have brought.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll, Waker},
+};
+
+use super::{filter::Filter, subscribe::Delivery};
+use crate::{encoding::Sequence, notification::Notification};
+
+/// What a subscriber of exact names is given.
+#[derive(Debug)]
+pub(super) struct Mailbox {
+    /// What it wants of them.
+    filter: Filter,
+    /// The slots.
+    state: Mutex<State>,
+}
+
+/// The changing part of a mailbox.
+#[derive(Debug)]
+struct State {
+    /// A slot for each name.
+    slots: Vec<Slot>,
+    /// Slots with a row that was not taken.
+    ready: VecDeque<usize>,
+    /// The task that waits for one.
+    waker: Option<Waker>,
+    /// Whether no more will come.
+    closed: bool,
+}
+
+/// What is known of one name.
+#[derive(Debug)]
+struct Slot {
+    /// The newest row, until it is taken.
+    row: Option<Arc<Notification>>,
+    /// Up to where the receiver has been told about the name.
+    told: Sequence,
+}
+
+impl Mailbox {
+    /// A mailbox with `count` slots, whose receiver knows everything up to `since`.
+    pub fn new(filter: Filter, count: usize, since: Sequence) -> Self {
+        let slots = (0..count)
+            .map(|_| Slot {
+                row: None,
+                told: since,
+            })
+            .collect();
+        let state = State {
+            slots,
+            ready: VecDeque::new(),
+            waker: None,
+            closed: false,
+        };
+        Self {
+            filter,
+            state: Mutex::new(state),
+        }
+    }
+
+    /// The changing part. No holder of the lock can panic with it half changed.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Puts `row` into `slot`, unless the receiver knows it or a newer one, or wants nothing of it.
+    pub fn put(&self, slot: usize, row: &Arc<Notification>) {
+        let mut state = self.state();
+        let State {
+            slots,
+            ready,
+            waker,
+            ..
+        } = &mut *state;
+        let place = &mut slots[slot];
+        let newest = place.row.as_ref().map_or(place.told, |row| row.sequence);
+        if row.sequence <= newest || !self.filter.wants(row.changes_since(place.told).kinds()) {
+            return;
+        }
+        if place.row.replace(Arc::clone(row)).is_none() {
+            ready.push_back(slot);
+        }
+        if let Some(waker) = waker.take() {
+            drop(state);
+            waker.wake();
+        }
+    }
+
+    /// Takes the row that waits longest. `None` once the mailbox is closed and empty.
+    pub fn poll_take(&self, context: &mut Context<'_>) -> Poll<Option<Delivery>> {
+        let mut state = self.state();
+        let Some(slot) = state.ready.pop_front() else {
+            if state.closed {
+                return Poll::Ready(None);
+            }
+            state.waker = Some(context.waker().clone());
+            return Poll::Pending;
+        };
+        let place = &mut state.slots[slot];
+        let row = place.row.take().expect("a slot that is ready has a row");
+        let since = std::mem::replace(&mut place.told, row.sequence);
+        Poll::Ready(Some(Delivery::new(row, since)))
+    }
+
+    /// Ends the mailbox once it is empty.
+    pub fn close(&self) {
+        let mut state = self.state();
+        state.closed = true;
+        if let Some(waker) = state.waker.take() {
+            waker.wake();
+        }
+    }
+}

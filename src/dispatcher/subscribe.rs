@@ -1,0 +1,253 @@
+//! [`Subscribe`] and [`Subscription`]: how to subscribe, and what a subscriber receives.
+
+use std::{
+    fmt,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+
+use futures_util::future::BoxFuture;
+use tokio_stream::Stream;
+
+use super::{
+    CallbackHandle, Shared, callback,
+    filter::{Filter, Names},
+    registry::{Registration, Registry},
+    slots::Mailbox,
+    walker::Walker,
+};
+use crate::{
+    encoding::Sequence,
+    error::{Error, Result},
+    event::DbName,
+    notification::{Changes, Notification},
+};
+
+/// Where a subscription starts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Since {
+    /// With what comes after the tail's present position. Events that were committed before the subscription but not yet
+    /// told may be delivered.
+    #[default]
+    Now,
+    /// After this sequence; [`Sequence::ZERO`] to be told of every database first.
+    After(Sequence),
+}
+
+/// A row, as news to one subscriber.
+#[derive(Debug, Clone)]
+pub struct Delivery {
+    /// The row.
+    row: Arc<Notification>,
+    /// Up to where the subscriber knew the database.
+    since: Sequence,
+}
+
+impl Delivery {
+    /// `row` for a subscriber that knew the database up to `since`.
+    pub(super) fn new(row: Arc<Notification>, since: Sequence) -> Self {
+        Self { row, since }
+    }
+
+    /// The newest row of the database.
+    pub fn notification(&self) -> &Arc<Notification> {
+        &self.row
+    }
+
+    /// What is new to this subscriber, in the order in which it happened.
+    pub fn changes(&self) -> Changes {
+        self.row.changes_since(self.since)
+    }
+
+    /// The position of the row. A subscriber that has dealt with the delivery can start again from here.
+    pub fn sequence(&self) -> Sequence {
+        self.row.sequence
+    }
+}
+
+/// Why a subscription has something other than a row to say.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum Interruption {
+    /// A subscriber that skips has fallen behind: it was not told of what lies between. It goes on from `to`.
+    #[error("skipped everything between {from} and {to}")]
+    Lagged {
+        /// The last position that it knew.
+        from: Sequence,
+        /// Where it goes on.
+        to: Sequence,
+    },
+    /// The feed could not be read. The subscriber keeps its position; receiving again tries again.
+    #[error(transparent)]
+    Failed(#[from] Error),
+}
+
+/// A subscription in the making.
+#[must_use = "choose a stream or a callback to subscribe"]
+pub struct Subscribe {
+    /// What the tail and the subscribers share.
+    shared: Arc<Shared>,
+    /// What it wants.
+    filter: Filter,
+    /// Where it starts.
+    since: Since,
+    /// Whether it would rather skip what it has missed than catch up.
+    skips: bool,
+}
+
+impl Subscribe {
+    /// A subscription from now on that catches up.
+    pub(super) fn new(shared: Arc<Shared>, filter: Filter) -> Self {
+        Self {
+            shared,
+            filter,
+            since: Since::Now,
+            skips: false,
+        }
+    }
+
+    /// Starts elsewhere than now.
+    pub fn since(self, since: Since) -> Self {
+        Self { since, ..self }
+    }
+
+    /// Skips what it has missed when it falls behind the dispatcher's ring, and says so with [`Interruption::Lagged`].
+    /// Subscribers of exact names never fall behind.
+    pub fn skip_when_lagging(self) -> Self {
+        Self {
+            skips: true,
+            ..self
+        }
+    }
+
+    /// Receives by a stream. Dropping it ends the subscription.
+    pub fn stream(self) -> Subscription {
+        let Self {
+            shared,
+            filter,
+            since,
+            skips,
+        } = self;
+        let now = shared.ring.position();
+        let cursor = match since {
+            Since::Now => now,
+            Since::After(sequence) => sequence,
+        };
+        let (registration, source) = match filter.names.clone() {
+            Names::Exact(names) => {
+                let mailbox = Arc::new(Mailbox::new(filter, names.len(), cursor));
+                let registration =
+                    Registry::enter(&shared, Some((Arc::clone(&mailbox), names.clone())));
+                // The slots are in place, so what is looked up now and what comes meet without a gap.
+                let look_up: Option<BoxFuture<'static, Result<()>>> = (cursor < now).then(|| {
+                    Box::pin(look_up(
+                        Arc::clone(&shared),
+                        Arc::clone(&mailbox),
+                        names.into_iter().collect(),
+                    )) as _
+                });
+                (registration, Source::Exact { mailbox, look_up })
+            }
+            _ => {
+                let registration = Registry::enter(&shared, None);
+                (
+                    registration,
+                    Source::Walk(Box::new(Walker::new(
+                        Arc::clone(&shared),
+                        filter,
+                        skips,
+                        cursor,
+                    ))),
+                )
+            }
+        };
+        Subscription {
+            source,
+            _registration: registration,
+        }
+    }
+
+    /// Receives by an async callback, in a task of its own. The subscription ends when the handle is dropped.
+    ///
+    /// Deliveries come one after the other. A panic of the callback is caught, logged and counted, and the subscription
+    /// goes on with the next delivery; it affects no other subscriber. `Lagged` and failures are logged.
+    pub fn callback<F, R>(self, callback: F) -> CallbackHandle
+    where
+        F: FnMut(Delivery) -> R + Send + 'static,
+        R: Future<Output = ()> + Send + 'static,
+    {
+        let context = Arc::clone(&self.shared.context);
+        callback::spawn(context, self.stream(), callback)
+    }
+}
+
+impl fmt::Debug for Subscribe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Subscribe")
+            .field("filter", &self.filter)
+            .field("since", &self.since)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Puts the newest rows of `names`, in the order of the slots, into `mailbox`.
+async fn look_up(shared: Arc<Shared>, mailbox: Arc<Mailbox>, names: Vec<DbName>) -> Result<()> {
+    for (slot, name) in names.iter().enumerate() {
+        if let Some(row) = shared.feed.newest(name).await? {
+            mailbox.put(slot, &Arc::new(row));
+        }
+    }
+    Ok(())
+}
+
+/// A stream of deliveries. It ends after the dispatcher has.
+///
+/// # Cancel safety
+///
+/// A delivery that was not returned is returned by the next call.
+pub struct Subscription {
+    /// Where the deliveries come from.
+    source: Source,
+    /// Takes the subscription out of the registry.
+    _registration: Registration,
+}
+
+/// Where deliveries come from.
+enum Source {
+    /// Slots of exact names, filled first by a look-up if the subscription starts in the past.
+    Exact {
+        /// The slots.
+        mailbox: Arc<Mailbox>,
+        /// The look-up that is under way.
+        look_up: Option<BoxFuture<'static, Result<()>>>,
+    },
+    /// The ring, and the feed.
+    Walk(Box<Walker>),
+}
+
+impl Stream for Subscription {
+    type Item = Result<Delivery, Interruption>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        match &mut self.source {
+            Source::Walk(walker) => walker.poll_next(context),
+            Source::Exact { mailbox, look_up } => {
+                if let Some(under_way) = look_up {
+                    let done = ready!(under_way.as_mut().poll(context));
+                    *look_up = None;
+                    if let Err(error) = done {
+                        return Poll::Ready(Some(Err(Interruption::Failed(error))));
+                    }
+                }
+                mailbox.poll_take(context).map(|delivery| delivery.map(Ok))
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Subscription {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Subscription")
+    }
+}

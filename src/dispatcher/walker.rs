@@ -1,0 +1,129 @@
+//! [`Walker`]: a subscriber of everything or of a pattern. It walks the ring with a cursor of its own, and the feed while
+//! it is behind the ring.
+
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+
+use futures_util::future::BoxFuture;
+use tokio_stream::{Stream, wrappers::WatchStream};
+
+use super::{
+    Shared,
+    filter::Filter,
+    ring::{Batch, Next},
+    subscribe::{Delivery, Interruption},
+};
+use crate::{encoding::Sequence, error::Result};
+
+/// A subscriber of everything or of a pattern.
+pub(super) struct Walker {
+    /// The ring and the feed.
+    shared: Arc<Shared>,
+    /// What it wants.
+    filter: Filter,
+    /// Whether it would rather skip what it has missed than catch up.
+    skips: bool,
+    /// Everything up to here was delivered, or did not match.
+    cursor: Sequence,
+    /// The batch that it is walking, and the place in it.
+    batch: Option<(Arc<Batch>, usize)>,
+    /// Wakes at new batches.
+    pushes: WatchStream<Option<u64>>,
+    /// A read of the feed that is under way.
+    catch_up: Option<BoxFuture<'static, Result<Batch>>>,
+}
+
+impl Walker {
+    /// A walker that knows everything up to `cursor`.
+    pub fn new(shared: Arc<Shared>, filter: Filter, skips: bool, cursor: Sequence) -> Self {
+        let pushes = WatchStream::from_changes(shared.ring.pushes());
+        Self {
+            shared,
+            filter,
+            skips,
+            cursor,
+            batch: None,
+            pushes,
+            catch_up: None,
+        }
+    }
+
+    /// The next row of the current batch that matches.
+    fn walk(&mut self) -> Option<Delivery> {
+        let (batch, place) = self.batch.as_mut()?;
+        while let Some(row) = batch.rows.get(*place) {
+            *place += 1;
+            if row.sequence <= self.cursor {
+                continue;
+            }
+            let since = std::mem::replace(&mut self.cursor, row.sequence);
+            if self.filter.matches(row) && self.filter.wants(row.changes_since(since).kinds()) {
+                return Some(Delivery::new(Arc::clone(row), since));
+            }
+        }
+        self.cursor = self.cursor.max(batch.to);
+        self.batch = None;
+        None
+    }
+
+    /// The next delivery, or why there is none. `None` once the dispatcher has ended and everything was walked.
+    pub fn poll_next(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Delivery, Interruption>>> {
+        loop {
+            if let Some(delivery) = self.walk() {
+                return Poll::Ready(Some(Ok(delivery)));
+            }
+            if let Some(read) = &mut self.catch_up {
+                let read = ready!(read.as_mut().poll(context));
+                self.catch_up = None;
+                match read {
+                    Ok(batch) => self.batch = Some((Arc::new(batch), 0)),
+                    Err(error) => return Poll::Ready(Some(Err(Interruption::Failed(error)))),
+                }
+                continue;
+            }
+            match self.shared.ring.after(self.cursor) {
+                Next::Batch(batch) => {
+                    let cursor = self.cursor;
+                    let place = batch.rows.partition_point(|row| row.sequence <= cursor);
+                    self.batch = Some((batch, place));
+                }
+                Next::Behind(_) if self.shared.ring.is_closed() => return Poll::Ready(None),
+                Next::Behind(to) if self.skips => {
+                    let from = std::mem::replace(&mut self.cursor, to);
+                    return Poll::Ready(Some(Err(Interruption::Lagged { from, to })));
+                }
+                Next::Behind(_) => {
+                    self.catch_up = Some(Box::pin(read(Arc::clone(&self.shared), self.cursor)))
+                }
+                Next::UpToDate if self.shared.ring.is_closed() => return Poll::Ready(None),
+                Next::UpToDate => {
+                    // Whatever the wake-up says, the ring knows better; a stream that has ended wakes no more.
+                    if ready!(Pin::new(&mut self.pushes).poll_next(context)).is_none() {
+                        return Poll::Ready(None);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Reads the feed after `cursor`, when it is this subscriber's turn.
+async fn read(shared: Arc<Shared>, cursor: Sequence) -> Result<Batch> {
+    let _turn = shared
+        .catch_ups
+        .acquire()
+        .await
+        .expect("the semaphore is never closed");
+    let page = shared.feed.page(cursor, shared.page_rows_max).await?;
+    Ok(Batch {
+        rows: page.rows,
+        from: cursor,
+        to: page.to,
+    })
+}

@@ -1,0 +1,84 @@
+//! Family 0: what is fixed when a bus is created.
+
+use super::{Keys, family};
+use crate::{
+    encoding::{Incarnation, Reader},
+    error::Result,
+};
+
+/// The format of all keys and values of a bus.
+const FORMAT: u16 = 1;
+
+/// What is fixed when a bus is created.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Config {
+    /// Into how many partitions the counters are divided.
+    pub partitions: u32,
+    /// How often the bus has moved to another cluster.
+    pub incarnation: Incarnation,
+}
+
+impl Config {
+    /// The stored form: format (2 bytes), partitions (4), incarnation (1).
+    pub fn to_bytes(self) -> Vec<u8> {
+        [
+            &FORMAT.to_be_bytes()[..],
+            &self.partitions.to_be_bytes(),
+            &[self.incarnation.0],
+        ]
+        .concat()
+    }
+
+    /// The configuration stored as `bytes`.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        let mut reader = Reader::new("config", bytes);
+        match reader.u16()? {
+            FORMAT => {}
+            format => {
+                return Err(reader.corrupt(format!(
+                    "format {format} is unknown, this program knows {FORMAT}"
+                )));
+            }
+        }
+        let config = Self {
+            partitions: reader.u32()?,
+            incarnation: Incarnation(reader.u8()?),
+        };
+        if config.partitions == 0 {
+            return Err(reader.corrupt("it has no partitions"));
+        }
+        reader.finish()?;
+        Ok(config)
+    }
+}
+
+impl Keys {
+    /// The key of the configuration.
+    pub fn config(&self) -> Vec<u8> {
+        self.pack(&(family::CONFIG,))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn golden_bytes() {
+        let config = Config {
+            partitions: 64,
+            incarnation: Incarnation(3),
+        };
+        assert_eq!(config.to_bytes(), [0, 1, 0, 0, 0, 64, 3]);
+        assert_eq!(Config::from_bytes(&config.to_bytes()).unwrap(), config);
+        assert_eq!(Keys::new(b"p").unwrap().config(), [b'p', 0x14]);
+    }
+
+    #[test]
+    fn contradictory_bytes_are_refused() {
+        assert!(Config::from_bytes(&[0, 2, 0, 0, 0, 64, 0]).is_err());
+        assert!(Config::from_bytes(&[0, 1, 0, 0, 0, 0, 0]).is_err());
+        assert!(Config::from_bytes(&[0, 1, 0, 0, 0, 64]).is_err());
+        assert!(Config::from_bytes(&[0, 1, 0, 0, 0, 64, 0, 0]).is_err());
+    }
+}

@@ -1,0 +1,167 @@
+//! The catalogue of keys: every family, with its lifetime, its key and its value.
+//!
+//! Keys are tuples (the FoundationDB tuple encoding, whose byte order is value order) under the prefix of the bus. The
+//! first element is the number of the family.
+//!
+//! | no. | family | key after the number | value | lifetime |
+//! |---|---|---|---|---|
+//! | 0 | config | | format, partitions, incarnation | as long as the bus |
+//! | 1 | counters | partition, name, instance, 0, slot | 4 lanes × 8 bytes, little-endian | from an event to its fold |
+//! | 1 | last update | partition, name, instance, 1, slot | versionstamp | from an event to its fold |
+//! | 1 | pending ddoc | partition, name, instance, 2, ddoc id | versionstamp | from an event to its fold |
+//! | 2 | doorbell | partition | 8 bytes, little-endian | as long as the bus |
+//! | 3 | fold mark | partition | lease epoch, fold number | as long as the bus |
+//! | 4 | feed entry | feed, shard, incarnation, versionstamp | the row | until its id has a newer one |
+//! | 5 | newest | feed, id | sequence | as long as the id has a row |
+//! | 6 | head | feed, shard | versionstamp of the last append | as long as the shard |
+//! | 7 | topology | feed, incarnation, versionstamp | scheme, closed, shard ids | as long as a shard of it has rows |
+//! | 9 | ddoc | name, instance, ddoc id | sequence | as long as the database |
+//! | 11 | lease | resource | owner, epoch | as long as the bus |
+//!
+//! Three families share number 1, so that a notifier reads all that waits for it in one range; the number after the
+//! instance tells them apart. Numbers 8 (horizon), 10 (node) and 12 (checkpoint) are kept free for the families of those
+//! names.
+//!
+//! A sequence in a key is an incarnation and a tuple versionstamp, because the store fills the stamp in at commit and it
+//! must stand in fixed bytes.
+
+mod config;
+mod counters;
+mod ddoc;
+mod feed;
+mod lease;
+mod partition;
+mod topology;
+
+use bytes::Bytes;
+use foundationdb_tuple::{TuplePack, TupleUnpack};
+
+pub(crate) use config::Config;
+pub(crate) use counters::{DrainKey, DrainRow, stamp_operand};
+pub(crate) use feed::{FeedId, ShardId, sequence_operand};
+pub(crate) use lease::Lease;
+pub(crate) use partition::{FoldMark, Partition};
+pub(crate) use topology::TopologyEntry;
+
+use crate::{
+    encoding::{Incarnation, Sequence, Versionstamp},
+    error::{Error, Result},
+    store::KeyRange,
+};
+
+/// The numbers of the families. They are stored and never change.
+mod family {
+    pub const CONFIG: u16 = 0;
+    pub const COUNTERS: u16 = 1;
+    pub const DOORBELL: u16 = 2;
+    pub const FOLD_MARK: u16 = 3;
+    pub const ENTRY: u16 = 4;
+    pub const NEWEST: u16 = 5;
+    pub const HEAD: u16 = 6;
+    pub const TOPOLOGY: u16 = 7;
+    pub const DDOC: u16 = 9;
+    pub const LEASE: u16 = 11;
+}
+
+/// The longest prefix of a bus, in bytes: with it the longest key stays below the store's limit.
+pub(crate) const PREFIX_LEN_MAX: usize = 256;
+
+/// The keys of one bus.
+#[derive(Debug, Clone)]
+pub(crate) struct Keys {
+    /// What all keys of the bus start with.
+    prefix: Bytes,
+}
+
+impl Keys {
+    /// The keys under `prefix`.
+    pub fn new(prefix: &[u8]) -> Result<Self> {
+        if prefix.len() > PREFIX_LEN_MAX {
+            return Err(Error::invalid(
+                "prefix",
+                format!(
+                    "it has {} bytes, at most {PREFIX_LEN_MAX} are allowed",
+                    prefix.len()
+                ),
+            ));
+        }
+        if prefix.first() == Some(&0xff) {
+            return Err(Error::invalid(
+                "prefix",
+                "it starts with 0xff, which the store keeps for itself",
+            ));
+        }
+        Ok(Self {
+            prefix: Bytes::copy_from_slice(prefix),
+        })
+    }
+
+    /// The key of the tuple `elements`.
+    fn pack(&self, elements: &impl TuplePack) -> Vec<u8> {
+        let mut key = Vec::with_capacity(self.prefix.len() + 96);
+        key.extend_from_slice(&self.prefix);
+        elements.pack_into_vec(&mut key);
+        key
+    }
+
+    /// The key of the tuple `elements`, which has one incomplete versionstamp, as the operand of
+    /// `SET_VERSIONSTAMPED_KEY`.
+    fn pack_stamped(&self, elements: &impl TuplePack) -> Vec<u8> {
+        let mut key = Vec::with_capacity(self.prefix.len() + 96);
+        key.extend_from_slice(&self.prefix);
+        elements.pack_into_vec_with_versionstamp(&mut key);
+        key
+    }
+
+    /// The keys of tuples that start with `elements`.
+    fn range(&self, elements: &impl TuplePack) -> KeyRange {
+        let mut begin = self.pack(elements);
+        let mut end = begin.clone();
+        begin.push(0x00);
+        end.push(0xff);
+        KeyRange::new(begin, end)
+    }
+
+    /// The tuple in `key`, which must be a `what` of this bus.
+    fn unpack<'k, T: TupleUnpack<'k>>(&self, what: &'static str, key: &'k [u8]) -> Result<T> {
+        let tuple = key
+            .strip_prefix(&self.prefix[..])
+            .ok_or_else(|| Error::corrupt(what, "its key is outside the prefix of the bus"))?;
+        foundationdb_tuple::unpack(tuple).map_err(|error| Error::corrupt(what, error.to_string()))
+    }
+}
+
+/// A sequence as it stands in keys.
+fn position(sequence: Sequence) -> (u16, foundationdb_tuple::Versionstamp) {
+    let stamp =
+        foundationdb_tuple::Versionstamp::complete(sequence.versionstamp().0, sequence.order());
+    (sequence.incarnation().0.into(), stamp)
+}
+
+/// The sequence of a position in a key.
+fn sequence(incarnation: u16, stamp: &foundationdb_tuple::Versionstamp) -> Result<Sequence> {
+    let incarnation = u8::try_from(incarnation).map_err(|_| {
+        Error::corrupt("sequence", format!("incarnation {incarnation} is over 255"))
+    })?;
+    let bytes = stamp
+        .transaction_version()
+        .try_into()
+        .expect("a stamp has 10 bytes");
+    Ok(Sequence::new(
+        Incarnation(incarnation),
+        Versionstamp(bytes),
+        stamp.user_version(),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prefix_has_limits() {
+        assert!(Keys::new(&[1; PREFIX_LEN_MAX]).is_ok());
+        assert!(Keys::new(&[1; PREFIX_LEN_MAX + 1]).is_err());
+        assert!(Keys::new(&[0xff, 1]).is_err());
+    }
+}

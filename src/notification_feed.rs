@@ -1,0 +1,147 @@
+//! [`NotificationFeed`]: reads the notifications in the order of their sequences.
+
+use std::sync::Arc;
+
+use futures_util::future::{BoxFuture, select_all, try_join_all};
+
+use crate::{
+    context::Context,
+    encoding::Sequence,
+    error::{Error, Result},
+    event::DbName,
+    feed::{self, Topology},
+    notification::Notification,
+    store::{Isolation, Transaction},
+};
+
+/// Some notifications, in order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NotificationPage {
+    /// The rows.
+    pub rows: Vec<Arc<Notification>>,
+    /// Everything up to here was read: go on from here, nothing will ever be added before it.
+    pub to: Sequence,
+    /// Whether there was more to read when the page was read.
+    pub more: bool,
+}
+
+/// The feed of notifications: one row per database, ordered by sequence over all shards. Clones are cheap.
+#[derive(Debug, Clone)]
+pub struct NotificationFeed {
+    /// What the roles share.
+    context: Arc<Context>,
+}
+
+/// The most rows of a page.
+pub(crate) const PAGE_ROWS_MAX: usize = 10_000;
+
+impl NotificationFeed {
+    /// The feed of the bus with this context.
+    pub(crate) fn new(context: Arc<Context>) -> Self {
+        Self { context }
+    }
+
+    /// The rows after `after`, at most `limit` (1 to 10,000) of each shard. Start at [`Sequence::ZERO`], go on at
+    /// [`NotificationPage::to`].
+    ///
+    /// Fails with [`Error::Invalid`] if `after` is ahead of the store, as a cursor of another bus would be.
+    pub async fn page(&self, after: Sequence, limit: usize) -> Result<NotificationPage> {
+        self.context
+            .db
+            .run(async |tx| self.page_in(&tx, after, limit).await)
+            .await
+    }
+
+    /// [`NotificationFeed::page`] within a transaction.
+    async fn page_in(
+        &self,
+        tx: &Transaction,
+        after: Sequence,
+        limit: usize,
+    ) -> Result<NotificationPage> {
+        let Context {
+            keys, feed, config, ..
+        } = &*self.context;
+        if !(1..=PAGE_ROWS_MAX).contains(&limit) {
+            return Err(Error::invalid(
+                "limit",
+                format!("{limit} is not 1 to {PAGE_ROWS_MAX}"),
+            ));
+        }
+        if after.incarnation() > config.incarnation {
+            return Err(Error::invalid(
+                "sequence",
+                format!(
+                    "{after} is of incarnation {}, the bus is at {}",
+                    after.incarnation().0,
+                    config.incarnation.0
+                ),
+            ));
+        }
+        let page = feed::page(tx, keys, feed, config.incarnation, after, limit).await?;
+        let rows = page
+            .rows
+            .into_iter()
+            .map(|row| Notification::from_bytes(row.sequence, &row.value).map(Arc::new))
+            .collect::<Result<_>>()?;
+        Ok(NotificationPage {
+            rows,
+            to: page.to,
+            more: page.more,
+        })
+    }
+
+    /// A page, and if it is the last one, a future that completes once there may be more. It is a hint, as watches are;
+    /// `None` if no watch could be set.
+    pub(crate) async fn page_and_watch(
+        &self,
+        after: Sequence,
+        limit: usize,
+    ) -> Result<(NotificationPage, Option<BoxFuture<'static, ()>>)> {
+        let Context { db, keys, feed, .. } = &*self.context;
+        db.run(async |tx| {
+            let page = self.page_in(&tx, after, limit).await?;
+            if page.more {
+                return Ok((page, None));
+            }
+            // At the read version of the page, so that what comes after it fires the watch.
+            let topology = Topology::read(&tx, keys, feed, Isolation::Snapshot).await?;
+            let heads: Vec<_> = topology
+                .shards()
+                .map(|shard| keys.head(feed, shard))
+                .collect();
+            let watches = match try_join_all(heads.iter().map(|head| tx.watch(head))).await {
+                Ok(watches) => watches,
+                Err(error) if error.is_retryable() => return Err(error),
+                Err(error) => {
+                    tracing::warn!(%error, "no watch on the feed, polling instead");
+                    return Ok((page, None));
+                }
+            };
+            let fired: BoxFuture<'static, ()> = Box::pin(async {
+                let (_, _, _others) = select_all(watches).await;
+            });
+            Ok((page, Some(fired)))
+        })
+        .await
+    }
+
+    /// The newest row of the database `name`, if it has one.
+    pub async fn newest(&self, name: &DbName) -> Result<Option<Notification>> {
+        let Context { db, keys, feed, .. } = &*self.context;
+        db.run(async |tx| {
+            let topology = Topology::read(&tx, keys, feed, Isolation::Snapshot).await?;
+            let row = feed::newest_of(&tx, keys, feed, &topology, name.as_str().as_bytes()).await?;
+            row.map(|row| Notification::from_bytes(row.sequence, &row.value))
+                .transpose()
+        })
+        .await
+    }
+
+    /// The position behind everything that is in the feed now: whoever starts here gets what comes.
+    pub async fn now(&self) -> Result<Sequence> {
+        let Context { db, config, .. } = &*self.context;
+        db.run(async |tx| feed::last_readable(&tx, config.incarnation).await)
+            .await
+    }
+}

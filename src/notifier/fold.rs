@@ -1,0 +1,153 @@
+//! One fold: a transaction that takes counters and leaves notifications.
+//!
+//! It commits at most once, whatever happens: the lease and the fold mark are in its read-conflict set, so neither a
+//! notifier that has lost the partition nor a second copy of the same fold can commit; and after an unknown result the
+//! mark tells whether the first copy did.
+
+use std::sync::Mutex;
+
+use bytes::Bytes;
+use futures_util::future::try_join_all;
+
+use super::{algorithm, drain::Drain};
+use crate::{
+    context::Context,
+    encoding::Counters,
+    error::{Error, Result},
+    feed::{FeedWriter, Topology, newest_of},
+    keys::{FoldMark, Partition, sequence_operand},
+    lease::Held,
+    notification::Notification,
+    store::{AtomicOp, Isolation, Transaction},
+};
+
+/// What one fold has done, or would have done if nothing waited.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Done {
+    /// Events subtracted from the counters.
+    pub folded: Counters,
+    /// Those of them that belonged to instances replaced before.
+    pub stale: Counters,
+    /// Rows written.
+    pub rows: u16,
+    /// From where the next fold goes on; `None` if nothing was left.
+    pub next: Option<Bytes>,
+    /// Whether anything was written at all.
+    pub committed: bool,
+    /// Attempts that failed before.
+    pub retries: u64,
+}
+
+/// Folds one partition, page by page.
+pub(super) struct Folder<'a> {
+    /// What the roles share.
+    pub context: &'a Context,
+    /// The partition.
+    pub partition: Partition,
+    /// The right to fold it.
+    pub lease: &'a Held,
+    /// The most rows of counters that one fold reads.
+    pub rows_max: usize,
+}
+
+impl Folder<'_> {
+    /// Folds what waits from the key `from` on, as fold number `fold + 1` of the lease's epoch.
+    pub async fn fold(&self, fold: u64, from: Option<&Bytes>) -> Result<Done> {
+        let attempts = Mutex::new((0, Done::default()));
+        let done = self
+            .context
+            .db
+            .run(async |tx| {
+                attempts.lock().expect("no attempt panics").0 += 1;
+                if self.is_committed(&tx, fold).await? {
+                    // The last attempt was committed although its result was unknown.
+                    return Ok(attempts.lock().expect("no attempt panics").1.clone());
+                }
+                let done = self.attempt(&tx, fold, from).await?;
+                attempts.lock().expect("no attempt panics").1 = done.clone();
+                Ok(done)
+            })
+            .await?;
+        let retries = attempts.lock().expect("no attempt panics").0 - 1;
+        Ok(Done { retries, ..done })
+    }
+
+    /// Whether fold number `fold + 1` was committed. Fails if the partition is another's.
+    async fn is_committed(&self, tx: &Transaction, fold: u64) -> Result<bool> {
+        let key = self.context.keys.fold_mark(self.partition);
+        let (lease, mark) =
+            tokio::join!(self.lease.check(tx), tx.get(&key, Isolation::Serializable));
+        lease?;
+        let mark = mark?.ok_or_else(|| Error::corrupt("fold mark", "it is missing"))?;
+        match FoldMark::from_bytes(&mark)? {
+            FoldMark { epoch, fold: found } if epoch == self.lease.epoch && found == fold => {
+                Ok(false)
+            }
+            FoldMark { epoch, fold: found } if epoch == self.lease.epoch && found == fold + 1 => {
+                Ok(true)
+            }
+            mark => Err(Error::corrupt(
+                "fold mark",
+                format!(
+                    "it is at {mark:?}, the owner at fold {fold} of epoch {}",
+                    self.lease.epoch
+                ),
+            )),
+        }
+    }
+
+    /// One attempt, up to its commit.
+    async fn attempt(&self, tx: &Transaction, fold: u64, from: Option<&Bytes>) -> Result<Done> {
+        let Context {
+            keys, feed, config, ..
+        } = self.context;
+        let (drain, topology) = tokio::join!(
+            Drain::read(tx, keys, self.partition, from, self.rows_max),
+            Topology::read(tx, keys, feed, Isolation::Serializable),
+        );
+        let (drain, topology) = (drain?, topology?);
+        let mut done = Done {
+            next: drain.next.clone(),
+            folded: drain.total(),
+            ..Done::default()
+        };
+        if drain.names.is_empty() {
+            return Ok(done);
+        }
+
+        let present = drain
+            .names
+            .iter()
+            .map(|(name, _)| newest_of(tx, keys, feed, &topology, name.as_str().as_bytes()));
+        let present = try_join_all(present).await?;
+        let mut writer = FeedWriter::new(tx, keys, feed, &topology, config.incarnation);
+        for ((name, mut waiting), present) in drain.names.into_iter().zip(present) {
+            waiting.subtract(tx);
+            let previous = present.as_ref().map(|row| row.sequence);
+            let present = present
+                .map(|row| Notification::from_bytes(row.sequence, &row.value))
+                .transpose()?;
+            let observed = std::mem::take(&mut waiting.observed).into_iter().collect();
+            let folded = algorithm::fold(&name, present, observed, self.context.env().wall_ms());
+            done.stale += folded.stale;
+            let Some(row) = folded.row else { continue };
+            let order = writer.replace(name.as_str().as_bytes(), previous, &row.to_bytes())?;
+            for (db, id) in waiting
+                .ddocs
+                .iter()
+                .filter(|(db, _)| db.instance == row.instance)
+            {
+                let told = sequence_operand(config.incarnation, order);
+                tx.atomic(AtomicOp::SetVersionstampedValue, &keys.ddoc(db, id), &told);
+            }
+        }
+        done.rows = writer.finish();
+        let mark = FoldMark {
+            epoch: self.lease.epoch,
+            fold: fold + 1,
+        };
+        tx.set(&keys.fold_mark(self.partition), &mark.to_bytes());
+        done.committed = true;
+        Ok(done)
+    }
+}

@@ -1,0 +1,196 @@
+//! The task of one partition: waits until events may be there, and folds until none are left.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::sync::watch;
+
+use super::{
+    NotifierOptions,
+    fold::{Done, Folder},
+};
+use crate::{
+    context::Context,
+    error::{Error, Result},
+    keys::Partition,
+    lease::Held,
+    store::Watch,
+};
+
+/// How long a task pauses after a failure that its transaction could not mend.
+const FAILURE_PAUSE: Duration = Duration::from_secs(1);
+
+/// The task of one partition.
+pub(super) struct Task {
+    /// What the roles share.
+    context: Arc<Context>,
+    /// The partition.
+    partition: Partition,
+    /// The right to fold it.
+    lease: Held,
+    /// How to work.
+    options: NotifierOptions,
+    /// Folds committed under the lease.
+    folds: u64,
+    /// Fires when another process rings; `None` if it has, or could not be set.
+    doorbell: Option<Watch>,
+    /// When the last pass began.
+    passed: Option<Duration>,
+}
+
+/// Tells producers of this process that a task works on the partition.
+struct Present {
+    /// What the roles share.
+    context: Arc<Context>,
+    /// The partition.
+    partition: Partition,
+}
+
+impl Present {
+    /// From now on, until it is dropped.
+    fn enter(context: &Arc<Context>, partition: Partition) -> Self {
+        context.signals.enter(partition);
+        Self {
+            context: Arc::clone(context),
+            partition,
+        }
+    }
+}
+
+impl Drop for Present {
+    fn drop(&mut self) {
+        self.context.signals.leave(self.partition);
+    }
+}
+
+impl Task {
+    /// A task that holds `lease`.
+    pub fn new(
+        context: Arc<Context>,
+        partition: Partition,
+        lease: Held,
+        options: NotifierOptions,
+    ) -> Self {
+        Self {
+            context,
+            partition,
+            lease,
+            options,
+            folds: 0,
+            doorbell: None,
+            passed: None,
+        }
+    }
+
+    /// Folds until it is told to stop or has lost the lease.
+    pub async fn run(mut self, mut stopped: watch::Receiver<bool>) {
+        let _present = Present::enter(&self.context, self.partition);
+        loop {
+            match self.pass(&stopped).await {
+                Ok(()) => {}
+                Err(error @ Error::LeaseLost { .. }) => {
+                    tracing::warn!(partition = self.partition.0, %error, "partition lost");
+                    return;
+                }
+                Err(error) => {
+                    tracing::error!(partition = self.partition.0, %error, "fold failed, trying again");
+                    self.context.env().sleep(FAILURE_PAUSE).await;
+                    self.context.signals.wake(self.partition);
+                }
+            }
+            tokio::select! {
+                biased;
+                // A sender that is gone means that the notifier was dropped.
+                _ = stopped.wait_for(|stopped| *stopped) => return,
+                () = self.wait() => {}
+            }
+        }
+    }
+
+    /// Folds everything that waits, unless it is told to stop in between.
+    async fn pass(&mut self, stopped: &watch::Receiver<bool>) -> Result<()> {
+        let env = self.context.env().clone();
+        self.passed = Some(env.now());
+        if self.doorbell.is_none() {
+            self.doorbell = listen(&self.context, self.partition).await;
+        }
+        let mut from = None;
+        loop {
+            let folder = Folder {
+                context: &self.context,
+                partition: self.partition,
+                lease: &self.lease,
+                rows_max: self.options.fold_rows_max,
+            };
+            let done = folder.fold(self.folds, from.as_ref()).await?;
+            self.account(&done);
+            match done.next {
+                Some(next) if !*stopped.borrow() => from = Some(next),
+                _ => return Ok(()),
+            }
+        }
+    }
+
+    /// Counts what a fold has done, and tells readers of the feed.
+    fn account(&mut self, done: &Done) {
+        let Context { stats, signals, .. } = &*self.context;
+        stats.fold_retries.add(done.retries);
+        if !done.committed {
+            return;
+        }
+        self.folds += 1;
+        stats.folds.add(1);
+        stats.add_folded(&done.folded);
+        stats.stale_events.add(done.stale.total());
+        stats.notifications.add(done.rows.into());
+        if done.stale.total() > 0 {
+            tracing::warn!(
+                partition = self.partition.0,
+                events = done.stale.total(),
+                "events of replaced databases"
+            );
+        }
+        if done.rows > 0 {
+            signals.appended();
+        }
+    }
+
+    /// Completes when events may be there and the pace allows a fold.
+    async fn wait(&mut self) {
+        self.hint().await;
+        if let Some(passed) = self.passed {
+            let env = self.context.env();
+            let pause = (passed + self.options.fold_interval).saturating_sub(env.now());
+            if !pause.is_zero() {
+                env.sleep(pause).await;
+            }
+        }
+    }
+
+    /// Completes when events may be there.
+    async fn hint(&mut self) {
+        match &mut self.doorbell {
+            None => self.context.signals.woken(self.partition).await,
+            Some(doorbell) => tokio::select! {
+                () = self.context.signals.woken(self.partition) => {}
+                rung = doorbell => {
+                    self.doorbell = None;
+                    if let Err(error) = rung {
+                        tracing::debug!(partition = self.partition.0, %error, "doorbell watch ended");
+                    }
+                }
+            },
+        }
+    }
+}
+
+/// Sets a watch on the doorbell of `partition`, in a transaction that writes nothing. Without one, the poll finds what
+/// rings.
+async fn listen(context: &Context, partition: Partition) -> Option<Watch> {
+    let key = &context.keys.doorbell(partition);
+    let watch = context.db.run(async |tx| tx.watch(key).await).await;
+    watch
+        .inspect_err(
+            |error| tracing::warn!(partition = partition.0, %error, "no watch, polling instead"),
+        )
+        .ok()
+}

@@ -1,0 +1,54 @@
+//! The bell ringer: one task per process that tells notifiers of other processes where events wait.
+//!
+//! Doorbells are rung after the commits, coalesced: however many transactions have recorded events, there is at most one
+//! small transaction every few milliseconds for all their partitions.
+
+use std::{sync::Arc, time::Duration};
+
+use crate::{
+    context::Context,
+    keys::Partition,
+    store::{AtomicOp, RetryPolicy},
+};
+
+/// The least time between two transactions of the ringer.
+const RING_INTERVAL: Duration = Duration::from_millis(5);
+
+/// Rings doorbells until it is dropped.
+pub(crate) async fn ringer(context: Arc<Context>) {
+    loop {
+        context.signals.dirtied().await;
+        let partitions = context.signals.take_dirty();
+        if !partitions.is_empty() {
+            ring(&context, &partitions).await;
+            context.env().sleep(RING_INTERVAL).await;
+        }
+    }
+}
+
+/// Rings the doorbells of `partitions` in one transaction. A ring that fails is made good by the notifier's poll.
+async fn ring(context: &Context, partitions: &[Partition]) {
+    let policy = RetryPolicy {
+        attempts_max: Some(3),
+        ..RetryPolicy::default()
+    };
+    let rung = context
+        .db
+        .run_with(&policy, async |tx| {
+            for &partition in partitions {
+                tx.atomic(
+                    AtomicOp::Add,
+                    &context.keys.doorbell(partition),
+                    &1_u64.to_le_bytes(),
+                );
+            }
+            Ok(())
+        })
+        .await;
+    match rung {
+        Ok(()) => context.stats.bells.add(partitions.len() as u64),
+        Err(error) => {
+            tracing::warn!(%error, partitions = partitions.len(), "doorbells were not rung")
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! [`Stats`]: what the roles of one process have done, as plain counts.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::encoding::Counters;
+
+/// A count that only grows.
+#[derive(Debug, Default)]
+pub(crate) struct Count(AtomicU64);
+
+impl Count {
+    /// Adds `n`.
+    pub fn add(&self, n: u64) {
+        self.0.fetch_add(n, Ordering::Relaxed);
+    }
+
+    /// The count.
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Declares the counts, and the snapshot that is shown.
+macro_rules! stats {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// What the roles of one process have done.
+        #[derive(Debug, Default)]
+        pub(crate) struct Stats {
+            $($(#[$doc])* pub $name: Count,)*
+            /// Events folded, in the lanes' order.
+            folded: [Count; 4],
+        }
+
+        /// What the roles of this process have done since the bus was opened.
+        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
+        #[non_exhaustive]
+        pub struct StatsSnapshot {
+            $($(#[$doc])* pub $name: u64,)*
+            /// Events folded into notifications, by kind.
+            pub folded: Counters,
+        }
+
+        impl Stats {
+            /// The counts as they are now.
+            pub fn snapshot(&self) -> StatsSnapshot {
+                StatsSnapshot {
+                    $($name: self.$name.get(),)*
+                    folded: Counters::from_lanes(self.folded.each_ref().map(Count::get)),
+                }
+            }
+        }
+    };
+}
+
+stats! {
+    /// Folds committed.
+    folds,
+    /// Attempts of folds that failed and were tried again.
+    fold_retries,
+    /// Rows written to the feed.
+    notifications,
+    /// Events of instances that had been replaced already; they changed no row.
+    stale_events,
+    /// Doorbells rung in the store.
+    bells,
+    /// Rows that the dispatcher's tail has read.
+    rows_tailed,
+    /// Panics of callbacks.
+    callback_panics,
+}
+
+impl Stats {
+    /// Adds folded events.
+    pub fn add_folded(&self, counters: &Counters) {
+        for (count, lane) in self.folded.iter().zip(counters.lanes()) {
+            count.add(lane);
+        }
+    }
+}
