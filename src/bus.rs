@@ -132,26 +132,23 @@ async fn open_config(
     shards: u32,
 ) -> Result<Config> {
     let key = keys.config();
-    match tx.get(&key, Isolation::Serializable).await? {
-        Some(stored) => {
-            let stored = Config::from_bytes(&stored)?;
-            if stored.partitions != partitions {
-                return Err(Error::ConfigMismatch {
-                    what: "partitions",
-                    stored: stored.partitions.into(),
-                    requested: partitions.into(),
-                });
-            }
-            Ok(stored)
+    if let Some(stored) = tx.get(&key, Isolation::Serializable).await? {
+        let stored = Config::from_bytes(&stored)?;
+        if stored.partitions != partitions {
+            return Err(Error::ConfigMismatch {
+                what: "partitions",
+                stored: stored.partitions.into(),
+                requested: partitions.into(),
+            });
         }
-        None => {
-            let config = Config {
-                partitions,
-                incarnation: Incarnation(0),
-            };
-            Topology::create(tx, keys, &FeedId::notifications(), shards)?;
-            tx.set(&key, &config.to_bytes());
-            Ok(config)
-        }
+        Ok(stored)
+    } else {
+        let config = Config {
+            partitions,
+            incarnation: Incarnation(0),
+        };
+        Topology::create(tx, keys, &FeedId::notifications(), shards)?;
+        tx.set(&key, &config.to_bytes());
+        Ok(config)
     }
 }

@@ -134,33 +134,30 @@ impl Subscribe {
             Since::Now => now,
             Since::After(sequence) => sequence,
         };
-        let (registration, source) = match filter.names.clone() {
-            Names::Exact(names) => {
-                let mailbox = Arc::new(Mailbox::new(filter, names.len(), cursor));
-                let registration =
-                    Registry::enter(&shared, Some((Arc::clone(&mailbox), names.clone())));
-                // The slots are in place, so what is looked up now and what comes meet without a gap.
-                let look_up: Option<BoxFuture<'static, Result<()>>> = (cursor < now).then(|| {
-                    Box::pin(look_up(
-                        Arc::clone(&shared),
-                        Arc::clone(&mailbox),
-                        names.into_iter().collect(),
-                    )) as _
-                });
-                (registration, Source::Exact { mailbox, look_up })
-            }
-            _ => {
-                let registration = Registry::enter(&shared, None);
-                (
-                    registration,
-                    Source::Walk(Box::new(Walker::new(
-                        Arc::clone(&shared),
-                        filter,
-                        skips,
-                        cursor,
-                    ))),
-                )
-            }
+        let (registration, source) = if let Names::Exact(names) = filter.names.clone() {
+            let mailbox = Arc::new(Mailbox::new(filter, names.len(), cursor));
+            let registration =
+                Registry::enter(&shared, Some((Arc::clone(&mailbox), names.clone())));
+            // The slots are in place, so what is looked up now and what comes meet without a gap.
+            let look_up: Option<BoxFuture<'static, Result<()>>> = (cursor < now).then(|| {
+                Box::pin(look_up(
+                    Arc::clone(&shared),
+                    Arc::clone(&mailbox),
+                    names.into_iter().collect(),
+                )) as _
+            });
+            (registration, Source::Exact { mailbox, look_up })
+        } else {
+            let registration = Registry::enter(&shared, None);
+            (
+                registration,
+                Source::Walk(Box::new(Walker::new(
+                    Arc::clone(&shared),
+                    filter,
+                    skips,
+                    cursor,
+                ))),
+            )
         };
         Subscription {
             source,

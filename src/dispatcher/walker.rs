@@ -99,7 +99,7 @@ impl Walker {
                     return Poll::Ready(Some(Err(Interruption::Lagged { from, to })));
                 }
                 Next::Behind(_) => {
-                    self.catch_up = Some(Box::pin(read(Arc::clone(&self.shared), self.cursor)))
+                    self.catch_up = Some(Box::pin(read(Arc::clone(&self.shared), self.cursor)));
                 }
                 Next::UpToDate if self.shared.ring.is_closed() => return Poll::Ready(None),
                 Next::UpToDate => {

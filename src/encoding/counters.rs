@@ -1,6 +1,6 @@
 //! [`Counters`]: what producers bump and the notifier drains.
 //!
-//! Four lanes of 64 bits, little-endian, one per kind of event: created, deleted, updated, ddoc_updated. FoundationDB's
+//! Four lanes of 64 bits, little-endian, one per kind of event: created, deleted, updated, `ddoc_updated`. FoundationDB's
 //! `ADD` treats the 32 bytes as one number, so a lane must never carry into its neighbour: a count uses the low 32 bits
 //! of its lane and the high 32 are padding, which no realistic backlog fills. Subtracting is adding the two's complement
 //! of the whole number; as no lane is ever below what is subtracted from it, no borrow crosses a lane either.

@@ -102,7 +102,7 @@ impl Waiting {
         match &row.says {
             DrainKey::Counters(counters) => observed.counters += *counters,
             DrainKey::LastUpdate(stamp) => {
-                observed.versionstamp = observed.versionstamp.max(Some(*stamp))
+                observed.versionstamp = observed.versionstamp.max(Some(*stamp));
             }
             DrainKey::Ddoc(id) => {
                 observed.has_ddocs = true;

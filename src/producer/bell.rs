@@ -48,7 +48,7 @@ async fn ring(context: &Context, partitions: &[Partition]) {
     match rung {
         Ok(()) => context.stats.bells.add(partitions.len() as u64),
         Err(error) => {
-            tracing::warn!(%error, partitions = partitions.len(), "doorbells were not rung")
+            tracing::warn!(%error, partitions = partitions.len(), "doorbells were not rung");
         }
     }
 }

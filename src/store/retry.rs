@@ -23,7 +23,7 @@ impl Default for RetryPolicy {
     fn default() -> Self {
         Self {
             attempts_max: None,
-            elapsed_max: Some(Duration::from_secs(60)),
+            elapsed_max: Some(Duration::from_mins(1)),
             backoff_min: Duration::from_millis(1),
             backoff_max: Duration::from_secs(1),
         }

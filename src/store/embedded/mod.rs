@@ -105,19 +105,16 @@ impl Engine {
 
     /// Commits `request`.
     fn commit(&self, request: Request) -> Commit {
-        match &self.committer {
-            Some(committer) => Commit::Waiting(Box::pin(committer.commit(request))),
-            None => {
-                let mut core = self.core();
-                let now = self.now();
-                let root = core.take_root();
-                let staged = core.stage(root, vec![request], now);
-                Commit::Done(
-                    core.publish(staged, now)
-                        .pop()
-                        .expect("one request has one outcome"),
-                )
-            }
+        if let Some(committer) = &self.committer { Commit::Waiting(Box::pin(committer.commit(request))) } else {
+            let mut core = self.core();
+            let now = self.now();
+            let root = core.take_root();
+            let staged = core.stage(root, vec![request], now);
+            Commit::Done(
+                core.publish(staged, now)
+                    .pop()
+                    .expect("one request has one outcome"),
+            )
         }
     }
 }

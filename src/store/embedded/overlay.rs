@@ -127,7 +127,7 @@ impl Overlay {
                 self.unreadable.insert(&range);
             }
             Mutation::Atomic(AtomicOp::SetVersionstampedValue, key, _) => {
-                self.put(key, Own::Unreadable)
+                self.put(key, Own::Unreadable);
             }
             Mutation::Atomic(op, key, operand) => self.operate(*op, key, operand),
         }

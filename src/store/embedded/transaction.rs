@@ -109,17 +109,14 @@ impl State {
     /// Takes the snapshot at the first read, and checks its age at every one.
     fn take_snapshot(&mut self, engine: &Engine) -> Result<(), StoreError> {
         let now = engine.now();
-        let snapshot = match &self.snapshot {
-            Some(snapshot) => snapshot,
-            None => {
-                let core = engine.core();
-                let snapshot = match self.version {
-                    Some(version) => core.snapshot_at(version, now)?,
-                    None => core.snapshot(now),
-                };
-                self.request.snapshot = Some((snapshot.version, snapshot.taken));
-                self.snapshot.insert(snapshot)
-            }
+        let snapshot = if let Some(snapshot) = &self.snapshot { snapshot } else {
+            let core = engine.core();
+            let snapshot = match self.version {
+                Some(version) => core.snapshot_at(version, now)?,
+                None => core.snapshot(now),
+            };
+            self.request.snapshot = Some((snapshot.version, snapshot.taken));
+            self.snapshot.insert(snapshot)
         };
         if snapshot.is_too_old(now) {
             Err(StoreError::TRANSACTION_TOO_OLD)
@@ -271,7 +268,7 @@ impl TransactionBackend for EmbeddedTransaction {
             return;
         }
         state.add_conflict(range, |state, range| {
-            state.add_read(ReadConflict::Range(range))
+            state.add_read(ReadConflict::Range(range));
         });
     }
 
