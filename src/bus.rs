@@ -10,12 +10,12 @@ use crate::{
     encoding::Incarnation,
     error::{Error, Result},
     feed::Topology,
-    keys::{Config, FeedId, Keys},
+    keys::{Config, FeedId, Keys, Partition},
     notification_feed::NotificationFeed,
     notifier::{Notifier, NotifierOptions},
     producer::{Producer, ProducerOptions, ringer},
     stats::StatsSnapshot,
-    store::{Database, Isolation},
+    store::{Database, Isolation, RangeRead, Transaction},
 };
 
 /// What a bus is created with. An existing bus must be opened with the same prefix and number of partitions.
@@ -118,6 +118,23 @@ impl Bus {
         NotificationFeed::new(Arc::clone(&self.context))
     }
 
+    /// Whether no recorded event waits to be folded. Reads at most one key.
+    pub async fn is_drained(&self) -> Result<bool> {
+        let Context {
+            db, keys, config, ..
+        } = &*self.context;
+        let waiting =
+            &RangeRead::new(keys.drains(Partition(0), Partition(config.partitions - 1))).limit(1);
+        db.run(async |tx| {
+            Ok(tx
+                .get_range(waiting, Isolation::Snapshot)
+                .await?
+                .rows
+                .is_empty())
+        })
+        .await
+    }
+
     /// What the roles of this process have done since the bus was opened.
     pub fn stats(&self) -> StatsSnapshot {
         self.context.stats.snapshot()
@@ -126,7 +143,7 @@ impl Bus {
 
 /// Reads the configuration, or creates the bus.
 async fn open_config(
-    tx: &crate::store::Transaction,
+    tx: &Transaction,
     keys: &Keys,
     partitions: u32,
     shards: u32,

@@ -56,11 +56,9 @@ impl Env {
     }
 
     /// A random fraction in `0.0..1.0`.
+    #[expect(clippy::cast_precision_loss, reason = "53 bits fit a double exactly")]
     pub fn random_fraction(&self) -> f64 {
-        // The 53 high bits are what a double can hold.
-        #[expect(clippy::cast_precision_loss, reason = "53 bits fit a double exactly")]
-        let bits = (self.random() >> 11) as f64;
-        bits / (1_u64 << 53) as f64
+        (self.random() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
     /// Completes after `duration`. Dropping the future cancels the sleep.

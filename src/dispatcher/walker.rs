@@ -93,7 +93,9 @@ impl Walker {
                     let place = batch.rows.partition_point(|row| row.sequence <= cursor);
                     self.batch = Some((batch, place));
                 }
-                Next::Behind(_) if self.shared.ring.is_closed() => return Poll::Ready(None),
+                Next::UpToDate | Next::Behind(_) if self.shared.ring.is_closed() => {
+                    return Poll::Ready(None);
+                }
                 Next::Behind(to) if self.skips => {
                     let from = std::mem::replace(&mut self.cursor, to);
                     return Poll::Ready(Some(Err(Interruption::Lagged { from, to })));
@@ -101,7 +103,6 @@ impl Walker {
                 Next::Behind(_) => {
                     self.catch_up = Some(Box::pin(read(Arc::clone(&self.shared), self.cursor)));
                 }
-                Next::UpToDate if self.shared.ring.is_closed() => return Poll::Ready(None),
                 Next::UpToDate => {
                     // Whatever the wake-up says, the ring knows better; a stream that has ended wakes no more.
                     if ready!(Pin::new(&mut self.pushes).poll_next(context)).is_none() {

@@ -1,1 +1,76 @@
-fn main() {}
+//! The `notibus` command. It parses, builds and calls; what it does is in the modules, one per subcommand.
+
+mod replay;
+mod store;
+mod tail;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// A transactional notification bus for database-level events.
+#[derive(Debug, Parser)]
+#[command(name = "notibus", version, about)]
+struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// What the command can do.
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Replay a history of database events through the whole bus, and check the outcome.
+    Replay(replay::Args),
+    /// Print the rows of a feed, a JSON object a line.
+    Tail(tail::Args),
+}
+
+/// Why a command failed, and with which exit code.
+#[derive(Debug)]
+enum Failure {
+    /// The input or an argument is bad: exit code 2.
+    BadInput(String),
+    /// The work failed, or its outcome is not what it should be: exit code 1.
+    Failed(String),
+}
+
+impl From<notibus::Error> for Failure {
+    fn from(error: notibus::Error) -> Self {
+        use notibus::Error;
+        match error {
+            Error::Invalid { .. }
+            | Error::Open { .. }
+            | Error::ConfigMismatch { .. }
+            | Error::Corrupt { .. } => Self::BadInput(error.to_string()),
+            error => Self::Failed(error.to_string()),
+        }
+    }
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let cli = Cli::parse();
+    tracing_subscriber::fmt()
+        .with_env_filter(
+            tracing_subscriber::EnvFilter::try_from_default_env()
+                .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn")),
+        )
+        .with_writer(std::io::stderr)
+        .init();
+    let outcome = match cli.command {
+        Command::Replay(args) => replay::run(args).await,
+        Command::Tail(args) => tail::run(args).await,
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Failure::Failed(reason)) => {
+            eprintln!("notibus: {reason}");
+            ExitCode::from(1)
+        }
+        Err(Failure::BadInput(reason)) => {
+            eprintln!("notibus: {reason}");
+            ExitCode::from(2)
+        }
+    }
+}

@@ -105,7 +105,9 @@ impl Engine {
 
     /// Commits `request`.
     fn commit(&self, request: Request) -> Commit {
-        if let Some(committer) = &self.committer { Commit::Waiting(Box::pin(committer.commit(request))) } else {
+        if let Some(committer) = &self.committer {
+            Commit::Waiting(Box::pin(committer.commit(request)))
+        } else {
             let mut core = self.core();
             let now = self.now();
             let root = core.take_root();

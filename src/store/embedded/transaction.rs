@@ -109,7 +109,9 @@ impl State {
     /// Takes the snapshot at the first read, and checks its age at every one.
     fn take_snapshot(&mut self, engine: &Engine) -> Result<(), StoreError> {
         let now = engine.now();
-        let snapshot = if let Some(snapshot) = &self.snapshot { snapshot } else {
+        let snapshot = if let Some(snapshot) = &self.snapshot {
+            snapshot
+        } else {
             let core = engine.core();
             let snapshot = match self.version {
                 Some(version) => core.snapshot_at(version, now)?,

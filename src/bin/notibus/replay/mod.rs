@@ -1,0 +1,255 @@
+//! `notibus replay`: a history of database events through the whole bus: producers, notifiers, feed, dispatcher and three
+//! subscribers; then a check that nothing was lost, doubled or torn.
+
+mod check;
+mod history;
+mod load;
+mod observer;
+mod report;
+
+use std::{io::IsTerminal, path::PathBuf, sync::Arc, time::Duration};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use notibus::{
+    Bus, BusOptions, Counters, Dispatcher, DispatcherOptions, EventKind, Filter, Kinds, Notifier,
+    NotifierOptions, ProducerOptions,
+};
+
+use self::{
+    check::FinalFeed,
+    history::History,
+    load::Load,
+    observer::{Latencies, Observer},
+    report::{Outcome, Report},
+};
+use crate::{Failure, store::Store};
+
+/// How to replay a history.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The history: tab-separated rows of unix seconds, transaction, op (create, delete, update or ddoc), database and
+    /// document; plain or gzip; "-" for standard input. Consecutive rows with one transaction number form one transaction.
+    file: PathBuf,
+    /// The store: "memory" or "dir:PATH".
+    #[arg(long, default_value = "memory")]
+    store: Store,
+    /// Shards of the feed, if the bus is new.
+    #[arg(long, default_value_t = 4)]
+    shards: u32,
+    /// Partitions of the counters.
+    #[arg(long, default_value_t = 64)]
+    partitions: u32,
+    /// Slots over which the counters of a database are spread.
+    #[arg(long, default_value_t = 1)]
+    slots: u16,
+    /// Notifiers that share the partitions.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    notifiers: u32,
+    /// Transactions that are written at once. Those that share a database keep their order.
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    writers: u16,
+    /// The least time between two folds of a partition.
+    #[arg(long, default_value = "25ms", value_parser = humantime::parse_duration)]
+    fold_interval: Duration,
+    /// Events to record per second, or "max".
+    #[arg(long, default_value = "max", value_parser = parse_rate)]
+    rate: Rate,
+    /// Print one JSON object on standard output, and nothing else there.
+    #[arg(long)]
+    json: bool,
+    /// Write the final feed to this file, a JSON object a line.
+    #[arg(long)]
+    dump_feed: Option<PathBuf>,
+}
+
+/// How fast to record.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Rate {
+    /// As fast as the store takes it.
+    Max,
+    /// So many events per second.
+    PerSecond(f64),
+}
+
+/// Reads `--rate`.
+fn parse_rate(text: &str) -> Result<Rate, String> {
+    match text.parse::<f64>() {
+        _ if text == "max" => Ok(Rate::Max),
+        Ok(rate) if rate.is_finite() && rate > 0.0 => Ok(Rate::PerSecond(rate)),
+        _ => Err("it is neither \"max\" nor a number above zero".to_owned()),
+    }
+}
+
+/// How long to wait without any progress before the outcome is judged as it is.
+const STALL_MAX: Duration = Duration::from_secs(30);
+
+/// The subscribers of a replay.
+struct Observers {
+    /// Updates of every database, as an indexer wants them.
+    indexer: Observer,
+    /// Databases whose name contains "replicator".
+    replicator: Observer,
+    /// Everything.
+    db_updates: Observer,
+}
+
+impl Observers {
+    /// Subscribes.
+    fn start(dispatcher: &Dispatcher, latencies: &Arc<Latencies>) -> Result<Self, Failure> {
+        let updates = Kinds::from(EventKind::Updated) | EventKind::DdocUpdated.into();
+        let is_replicator = |name: &str| name.contains("replicator");
+        Ok(Self {
+            indexer: Observer::start(
+                dispatcher,
+                "indexer",
+                Filter::all().kinds(updates)?,
+                updates,
+                |_| true,
+                None,
+            ),
+            replicator: Observer::start(
+                dispatcher,
+                "replicator",
+                Filter::predicate(move |row| is_replicator(row.name.as_str())),
+                Kinds::ALL,
+                is_replicator,
+                None,
+            ),
+            db_updates: Observer::start(
+                dispatcher,
+                "db_updates",
+                Filter::all(),
+                Kinds::ALL,
+                |_| true,
+                Some(Arc::clone(latencies)),
+            ),
+        })
+    }
+
+    /// All of them.
+    fn all(&self) -> [&Observer; 3] {
+        [&self.indexer, &self.replicator, &self.db_updates]
+    }
+}
+
+/// Replays the history and prints what became of it.
+pub async fn run(args: Args) -> Result<(), Failure> {
+    let db = args.store.open()?;
+    let history = Arc::new(History::read(&args.file, db.env())?);
+    let options = BusOptions {
+        partitions: args.partitions,
+        shards: args.shards,
+        ..BusOptions::default()
+    };
+    let bus = Bus::open(&db, options).await?;
+    let producer = bus.producer_with(ProducerOptions {
+        slots: args.slots,
+        ..ProducerOptions::default()
+    })?;
+
+    let mut notifiers = Vec::new();
+    for part in 0..args.notifiers {
+        let share = (part, args.notifiers);
+        let fold_interval = args.fold_interval;
+        notifiers.push(
+            bus.notifier(NotifierOptions {
+                share,
+                fold_interval,
+                ..NotifierOptions::default()
+            })
+            .await?,
+        );
+    }
+    // What an earlier run has left unfolded is not of this history.
+    wait_until(&bus, async || bus.is_drained().await.unwrap_or(false)).await;
+    let before = bus.stats();
+    let dispatcher = bus.dispatcher(DispatcherOptions::default()).await?;
+    let latencies = Arc::new(Latencies::new(&history));
+    let observers = Observers::start(&dispatcher, &latencies)?;
+
+    let progress = progress(&args, history.events.len() as u64);
+    let load = Load::new(
+        db.clone(),
+        producer,
+        Arc::clone(&history),
+        Arc::clone(&latencies),
+        args.rate,
+    );
+    let loaded = load.run(args.writers, &progress).await?;
+    progress.finish_and_clear();
+
+    let folded = || -> Counters {
+        let lanes = bus.stats().folded.lanes();
+        let before = before.folded.lanes();
+        Counters::from_lanes(std::array::from_fn(|lane| lanes[lane] - before[lane]))
+    };
+    wait_until(&bus, async || folded().total() >= history.recorded.total()).await;
+    let feed = FinalFeed::read(&bus, &history).await?;
+    wait_until(&bus, async || {
+        observers
+            .all()
+            .iter()
+            .all(|observer| observer.missing(&feed).is_empty())
+    })
+    .await;
+
+    let mut differences = check::compare(&history, &feed, folded());
+    for observer in observers.all() {
+        differences.extend(observer.missing(&feed));
+    }
+    let report = Report::new(&Outcome {
+        history: &history,
+        loaded: &loaded,
+        feed: &feed,
+        observers: &observers,
+        latencies: &latencies,
+        folded: folded(),
+        before,
+        after: bus.stats(),
+    });
+    if let Some(path) = &args.dump_feed {
+        report::dump(path, &feed)?;
+    }
+    report.print(args.json)?;
+    shut_down(dispatcher, notifiers).await?;
+    if differences.is_empty() {
+        return Ok(());
+    }
+    Err(Failure::Failed(format!(
+        "the outcome differs from the history:\n  {}",
+        differences.join("\n  ")
+    )))
+}
+
+/// Ends the roles in the order in which nothing is missed.
+async fn shut_down(dispatcher: Dispatcher, notifiers: Vec<Notifier>) -> Result<(), Failure> {
+    dispatcher.shutdown().await;
+    for notifier in notifiers {
+        notifier.shutdown().await?;
+    }
+    Ok(())
+}
+
+/// Waits until `is_done`, or until the bus has made no progress for a while.
+async fn wait_until(bus: &Bus, is_done: impl AsyncFn() -> bool) {
+    let mut stats = bus.stats();
+    let mut progressed = tokio::time::Instant::now();
+    while !is_done().await && progressed.elapsed() < STALL_MAX {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        let now = bus.stats();
+        if now != stats {
+            stats = now;
+            progressed = tokio::time::Instant::now();
+        }
+    }
+}
+
+/// A progress bar on a terminal, and none elsewhere.
+fn progress(args: &Args, events: u64) -> ProgressBar {
+    if args.json || !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style = "{bar:40} {human_pos} of {human_len} events, {per_sec}";
+    ProgressBar::new(events)
+        .with_style(ProgressStyle::with_template(style).expect("the template is valid"))
+}

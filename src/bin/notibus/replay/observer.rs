@@ -1,0 +1,247 @@
+//! The subscribers of a replay: what each was told, and how long after the commit.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Instant,
+};
+
+use hdrhistogram::Histogram;
+use notibus::{DbInstance, DbName, Dispatcher, Filter, Kinds, Notification, Sequence};
+use tokio::task::JoinHandle;
+use tokio_stream::StreamExt;
+
+use super::{
+    check::FinalFeed,
+    history::{Event, History},
+};
+
+/// A subscriber of a replay.
+pub struct Observer {
+    /// Its name, for reports.
+    name: &'static str,
+    /// The kinds of events that it wants.
+    kinds: Kinds,
+    /// Whether it wants a database of this name.
+    wants: fn(&str) -> bool,
+    /// What it was told.
+    told: Arc<Mutex<Told>>,
+    /// The task that receives.
+    task: JoinHandle<()>,
+}
+
+/// What a subscriber was told.
+#[derive(Debug, Default)]
+struct Told {
+    /// The newest row of each database.
+    newest: HashMap<DbName, Sequence>,
+    /// How many deliveries there were.
+    deliveries: u64,
+    /// When the last one came.
+    last: Option<Instant>,
+    /// Interruptions, and rows that came out of order.
+    faults: Vec<String>,
+}
+
+/// What `mutex` holds. Nobody panics while holding it.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Observer {
+    /// Subscribes with `filter`, which must be what `kinds` and `wants` say.
+    pub fn start(
+        dispatcher: &Dispatcher,
+        name: &'static str,
+        filter: Filter,
+        kinds: Kinds,
+        wants: fn(&str) -> bool,
+        latencies: Option<Arc<Latencies>>,
+    ) -> Self {
+        let told = Arc::<Mutex<Told>>::default();
+        let mut deliveries = dispatcher.subscribe(filter).stream();
+        let task = tokio::spawn({
+            let told = Arc::clone(&told);
+            async move {
+                while let Some(item) = deliveries.next().await {
+                    let mut told = lock(&told);
+                    match item {
+                        Ok(delivery) => {
+                            let row = delivery.notification();
+                            if let Some(latencies) = &latencies {
+                                latencies.delivered(row);
+                            }
+                            told.add(row);
+                        }
+                        Err(interruption) => told.faults.push(interruption.to_string()),
+                    }
+                }
+            }
+        });
+        Self {
+            name,
+            kinds,
+            wants,
+            told,
+            task,
+        }
+    }
+
+    /// How many deliveries there were.
+    pub fn deliveries(&self) -> u64 {
+        lock(&self.told).deliveries
+    }
+
+    /// When the last delivery came.
+    pub fn last(&self) -> Option<Instant> {
+        lock(&self.told).last
+    }
+
+    /// What the subscriber should have been told of the rows of `feed` but was not, and what else went wrong.
+    pub fn missing(&self, feed: &FinalFeed) -> Vec<String> {
+        let told = lock(&self.told);
+        let rows = feed
+            .of_history
+            .iter()
+            .filter(|row| (self.wants)(row.name.as_str()));
+        let missed = rows.filter_map(|row| {
+            let newest = told
+                .newest
+                .get(&row.name)
+                .copied()
+                .unwrap_or(Sequence::ZERO);
+            let news = row.changes_since(newest).kinds();
+            news.intersects(self.kinds)
+                .then(|| format!("{} was not told of {news:?} of {:?}", self.name, row.name))
+        });
+        missed
+            .chain(
+                told.faults
+                    .iter()
+                    .map(|fault| format!("{}: {fault}", self.name)),
+            )
+            .collect()
+    }
+}
+
+impl Drop for Observer {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Told {
+    /// Adds a delivery.
+    fn add(&mut self, row: &Notification) {
+        self.deliveries += 1;
+        self.last = Some(Instant::now());
+        let before = self.newest.insert(row.name.clone(), row.sequence);
+        if let Some(before) = before.filter(|&before| before >= row.sequence) {
+            self.faults.push(format!(
+                "{:?} went back from {before} to {}",
+                row.name, row.sequence
+            ));
+        }
+    }
+}
+
+/// From the commit of each event to its delivery.
+pub struct Latencies {
+    /// When what was committed and delivered, by the index of the instance.
+    instances: Vec<Mutex<Pending>>,
+    /// Where an instance and the earlier ones of its name stand.
+    places: HashMap<DbInstance, Vec<usize>>,
+    /// Microseconds.
+    histogram: Mutex<Histogram<u64>>,
+}
+
+/// The events of an instance that were committed but not delivered.
+#[derive(Debug, Default)]
+struct Pending {
+    /// When events were committed, and how many at once; oldest first.
+    commits: VecDeque<(Instant, u64)>,
+    /// Events committed.
+    committed: u64,
+    /// Events delivered.
+    delivered: u64,
+}
+
+impl Latencies {
+    /// For the events of `history`.
+    pub fn new(history: &History) -> Self {
+        let places = history.names.iter().flat_map(|name| {
+            (0..name.instances.len()).map(|last| {
+                let instance = history.instances[name.instances[last]].db.instance;
+                (instance, name.instances[..=last].to_vec())
+            })
+        });
+        Self {
+            instances: history.instances.iter().map(|_| Mutex::default()).collect(),
+            places: places.collect(),
+            histogram: Mutex::new(Histogram::new(3).expect("3 significant digits are allowed")),
+        }
+    }
+
+    /// The transaction of `events` has committed.
+    pub fn committed(&self, events: &[Event]) {
+        let now = Instant::now();
+        for event in events {
+            let mut pending = lock(&self.instances[event.instance]);
+            pending.committed += 1;
+            if pending.committed <= pending.delivered {
+                // The delivery was faster than the writer's way here.
+                self.measured(0, 1);
+            } else {
+                pending.commits.push_back((now, 1));
+            }
+        }
+    }
+
+    /// A row was delivered: its totals say how many events of the instance it tells, and earlier instances are over.
+    pub fn delivered(&self, row: &Notification) {
+        let now = Instant::now();
+        let Some((&newest, earlier)) = self
+            .places
+            .get(&row.instance)
+            .and_then(|places| places.split_last())
+        else {
+            return;
+        };
+        self.deliver_up_to(newest, row.totals.total(), now);
+        for &instance in earlier {
+            self.deliver_up_to(instance, u64::MAX, now);
+        }
+    }
+
+    /// The first `count` events of `instance` are delivered.
+    fn deliver_up_to(&self, instance: usize, count: u64, now: Instant) {
+        let mut pending = lock(&self.instances[instance]);
+        while let Some(&(committed, events)) = pending.commits.front()
+            && pending.delivered.saturating_add(events) <= count
+        {
+            pending.commits.pop_front();
+            pending.delivered += events;
+            let micros =
+                u64::try_from(now.duration_since(committed).as_micros()).unwrap_or(u64::MAX);
+            self.measured(micros, events);
+        }
+        pending.delivered = pending.delivered.max(count);
+    }
+
+    /// Adds `count` events that took `micros`.
+    fn measured(&self, micros: u64, count: u64) {
+        lock(&self.histogram)
+            .record_n(micros, count)
+            .expect("the histogram grows by itself");
+    }
+
+    /// The latency below which `quantile` of the events stayed, in microseconds.
+    pub fn quantile(&self, quantile: f64) -> u64 {
+        lock(&self.histogram).value_at_quantile(quantile)
+    }
+
+    /// The greatest latency, in microseconds.
+    pub fn max(&self) -> u64 {
+        lock(&self.histogram).max()
+    }
+}

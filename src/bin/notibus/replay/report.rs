@@ -1,0 +1,225 @@
+//! What a replay prints.
+
+use std::{
+    fs::File,
+    io::{self, BufWriter, Write},
+    path::Path,
+    time::Duration,
+};
+
+use notibus::{Counters, DbInstance, DbName, Kinds, Sequence, StatsSnapshot};
+use serde::Serialize;
+
+use super::{Observers, check::FinalFeed, history::History, load::Loaded, observer::Latencies};
+use crate::Failure;
+
+/// What a replay has led to.
+pub struct Outcome<'a> {
+    /// What was replayed.
+    pub history: &'a History,
+    /// How it was recorded.
+    pub loaded: &'a Loaded,
+    /// The feed afterwards.
+    pub feed: &'a FinalFeed,
+    /// The subscribers.
+    pub observers: &'a Observers,
+    /// How long deliveries took.
+    pub latencies: &'a Latencies,
+    /// The events that were folded.
+    pub folded: Counters,
+    /// The counts of the bus before.
+    pub before: StatsSnapshot,
+    /// The counts of the bus afterwards.
+    pub after: StatsSnapshot,
+}
+
+/// The summary of a replay; with `--json`, as it stands.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    /// Transactions committed.
+    transactions: usize,
+    /// Events recorded, by kind.
+    recorded: Counters,
+    /// Events folded, by kind.
+    folded: Counters,
+    /// Rows written to the feed.
+    notifications: u64,
+    /// The feed afterwards.
+    feed: Rows,
+    /// Deliveries by subscriber.
+    delivered: Delivered,
+    /// Attempts of the producers' transactions that failed by a conflict.
+    producer_conflicts: u64,
+    /// Attempts of folds that were tried again.
+    fold_retries: u64,
+    /// From the first transaction to the last delivery.
+    seconds: f64,
+    /// Events recorded and delivered per second.
+    events_per_second: f64,
+    /// From the commit of an event to its delivery to `db_updates`, in microseconds.
+    latency_us: Latency,
+}
+
+/// The rows of a feed.
+#[derive(Debug, Serialize)]
+struct Rows {
+    /// Of databases that live.
+    live: usize,
+    /// Of databases that are deleted.
+    tombstones: usize,
+}
+
+/// Deliveries by subscriber.
+#[derive(Debug, Serialize)]
+struct Delivered {
+    /// Updates of every database.
+    indexer: u64,
+    /// Databases whose name contains "replicator".
+    replicator: u64,
+    /// Everything.
+    db_updates: u64,
+}
+
+/// Latencies, in microseconds.
+#[derive(Debug, Serialize)]
+struct Latency {
+    /// Half of the events were faster.
+    p50: u64,
+    /// 99 of 100 events were faster.
+    p99: u64,
+    /// The slowest event.
+    max: u64,
+}
+
+impl Report {
+    /// The summary of `outcome`.
+    pub fn new(outcome: &Outcome<'_>) -> Self {
+        let Outcome {
+            history,
+            loaded,
+            feed,
+            observers,
+            latencies,
+            folded,
+            before,
+            after,
+        } = outcome;
+        let last = observers
+            .all()
+            .iter()
+            .filter_map(|observer| observer.last())
+            .max();
+        let seconds = last
+            .map_or(Duration::ZERO, |last| last.duration_since(loaded.started))
+            .as_secs_f64();
+        #[expect(
+            clippy::cast_precision_loss,
+            reason = "a history has far fewer than 2^53 events"
+        )]
+        let events = history.recorded.total() as f64;
+        let tombstones = feed.rows.iter().filter(|row| row.is_deleted()).count();
+        Self {
+            transactions: history.transactions.len(),
+            recorded: history.recorded,
+            folded: *folded,
+            notifications: after.notifications - before.notifications,
+            feed: Rows {
+                live: feed.rows.len() - tombstones,
+                tombstones,
+            },
+            delivered: Delivered {
+                indexer: observers.indexer.deliveries(),
+                replicator: observers.replicator.deliveries(),
+                db_updates: observers.db_updates.deliveries(),
+            },
+            producer_conflicts: loaded.conflicts,
+            fold_retries: after.fold_retries - before.fold_retries,
+            seconds,
+            events_per_second: if seconds > 0.0 { events / seconds } else { 0.0 },
+            latency_us: Latency {
+                p50: latencies.quantile(0.5),
+                p99: latencies.quantile(0.99),
+                max: latencies.max(),
+            },
+        }
+    }
+
+    /// Prints the summary, as JSON or for people.
+    pub fn print(&self, json: bool) -> Result<(), Failure> {
+        let text = if json {
+            serde_json::to_string(self).expect("the report has only plain fields")
+        } else {
+            self.readable()
+        };
+        writeln!(io::stdout(), "{text}")
+            .map_err(|error| Failure::Failed(format!("standard output: {error}")))
+    }
+
+    /// The summary for people.
+    fn readable(&self) -> String {
+        let kinds = |counters: &Counters| {
+            let Counters {
+                created,
+                deleted,
+                updated,
+                ddoc_updated,
+            } = counters;
+            let total = counters.total();
+            format!(
+                "{total} events: {created} created, {deleted} deleted, {updated} updated, {ddoc_updated} ddoc_updated"
+            )
+        };
+        let Delivered {
+            indexer,
+            replicator,
+            db_updates,
+        } = self.delivered;
+        let Latency { p50, p99, max } = self.latency_us;
+        [
+            format!("recorded   {} in {} transactions", kinds(&self.recorded), self.transactions),
+            format!("folded     {} into {} notifications", kinds(&self.folded), self.notifications),
+            format!("feed       {} live databases, {} tombstones", self.feed.live, self.feed.tombstones),
+            format!("delivered  {indexer} to indexer, {replicator} to replicator, {db_updates} to db_updates"),
+            format!("conflicts  {} of producers, {} of folds", self.producer_conflicts, self.fold_retries),
+            format!("latency    p50 {p50} µs, p99 {p99} µs, max {max} µs from commit to delivery"),
+            format!("took       {:.3} s, {:.0} events per second", self.seconds, self.events_per_second),
+        ]
+        .join("\n")
+    }
+}
+
+/// A row of the feed, as it is dumped.
+#[derive(Serialize)]
+struct DumpedRow<'a> {
+    /// Where it stands.
+    seq: Sequence,
+    /// The name of the database.
+    db: &'a DbName,
+    /// Which creation of the name.
+    instance: DbInstance,
+    /// Whether the database is deleted.
+    deleted: bool,
+    /// What happened since the row before.
+    kinds: Kinds,
+    /// The events of the instance.
+    totals: Counters,
+}
+
+/// Writes the feed to `path`, a JSON object a line.
+pub fn dump(path: &Path, feed: &FinalFeed) -> Result<(), Failure> {
+    let fail = |error: io::Error| Failure::Failed(format!("{}: {error}", path.display()));
+    let mut out = BufWriter::new(File::create(path).map_err(fail)?);
+    for row in &feed.rows {
+        let dumped = DumpedRow {
+            seq: row.sequence,
+            db: &row.name,
+            instance: row.instance,
+            deleted: row.is_deleted(),
+            kinds: row.kinds,
+            totals: row.totals,
+        };
+        serde_json::to_writer(&mut out, &dumped).map_err(|error| fail(error.into()))?;
+        out.write_all(b"\n").map_err(fail)?;
+    }
+    out.flush().map_err(fail)
+}

@@ -1,0 +1,94 @@
+//! `notibus tail`: prints the rows of a feed.
+
+use std::io::Write;
+
+use notibus::{
+    Bus, BusOptions, Dispatcher, DispatcherOptions, Filter, NotifierOptions, Sequence, Since,
+};
+use tokio_stream::StreamExt;
+
+use crate::{Failure, store::Store};
+
+/// How to print a feed.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The store: "memory" or "dir:PATH".
+    #[arg(long)]
+    store: Store,
+    /// Print rows after this: a sequence of 26 hexadecimal digits, "0" for all, or "now".
+    #[arg(long, default_value = "0")]
+    since: String,
+    /// The number of partitions that the bus was created with.
+    #[arg(long, default_value_t = 64)]
+    partitions: u32,
+    /// Go on with what comes, until interrupted.
+    #[arg(long)]
+    follow: bool,
+}
+
+/// Prints the rows.
+pub async fn run(args: Args) -> Result<(), Failure> {
+    let since = match args.since.as_str() {
+        "0" => Some(Sequence::ZERO),
+        "now" => None,
+        text => Some(text.parse()?),
+    };
+    let db = args.store.open()?;
+    let bus = Bus::open(
+        &db,
+        BusOptions {
+            partitions: args.partitions,
+            ..BusOptions::default()
+        },
+    )
+    .await?;
+    if args.follow {
+        let notifier = bus.notifier(NotifierOptions::default()).await?;
+        let dispatcher = bus.dispatcher(DispatcherOptions::default()).await?;
+        tokio::select! {
+            printed = follow(&dispatcher, since) => printed?,
+            _ = tokio::signal::ctrl_c() => {}
+        }
+        dispatcher.shutdown().await;
+        return Ok(notifier.shutdown().await?);
+    }
+    let feed = bus.feed();
+    let mut after = match since {
+        Some(since) => since,
+        None => feed.now().await?,
+    };
+    loop {
+        let page = feed.page(after, 1_000).await?;
+        for row in &page.rows {
+            print(row)?;
+        }
+        if !page.more {
+            return Ok(());
+        }
+        after = page.to;
+    }
+}
+
+/// Prints rows as they come.
+async fn follow(dispatcher: &Dispatcher, since: Option<Sequence>) -> Result<(), Failure> {
+    let mut rows = dispatcher
+        .subscribe(Filter::all())
+        .since(since.map_or(Since::Now, Since::After))
+        .stream();
+    while let Some(item) = rows.next().await {
+        match item {
+            Ok(delivery) => print(delivery.notification())?,
+            Err(interruption) => return Err(Failure::Failed(interruption.to_string())),
+        }
+    }
+    Ok(())
+}
+
+/// Prints a row as a line of JSON.
+fn print(row: &notibus::Notification) -> Result<(), Failure> {
+    let mut out = std::io::stdout().lock();
+    serde_json::to_writer(&mut out, row)
+        .map_err(std::io::Error::from)
+        .and_then(|()| out.write_all(b"\n"))
+        .map_err(|error| Failure::Failed(format!("standard output: {error}")))
+}
