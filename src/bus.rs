@@ -33,11 +33,7 @@ pub struct BusOptions {
 
 impl Default for BusOptions {
     fn default() -> Self {
-        Self {
-            prefix: b"notibus".to_vec(),
-            partitions: 64,
-            shards: 4,
-        }
+        Self { prefix: b"notibus".to_vec(), partitions: 64, shards: 4 }
     }
 }
 
@@ -69,33 +65,20 @@ impl Bus {
     /// Fails with [`Error::Invalid`] if an option is out of its limits, and with [`Error::ConfigMismatch`] if the bus was
     /// created with another number of partitions.
     pub async fn open(db: &Database, options: BusOptions) -> Result<Self> {
-        let BusOptions {
-            prefix,
-            partitions,
-            shards,
-        } = options;
+        let BusOptions { prefix, partitions, shards } = options;
         if !(1..=PARTITIONS_MAX).contains(&partitions) {
-            return Err(Error::invalid(
-                "partitions",
-                format!("{partitions} is not 1 to {PARTITIONS_MAX}"),
-            ));
+            return Err(Error::invalid("partitions", format!("{partitions} is not 1 to {PARTITIONS_MAX}")));
         }
         let keys = Keys::new(&prefix)?;
-        let config = db
-            .run(async |tx| open_config(&tx, &keys, partitions, shards).await)
-            .await?;
+        let config = db.run(async |tx| open_config(&tx, &keys, partitions, shards).await).await?;
         let context = Context::new(db.clone(), keys, config);
         let ringer = tokio::spawn(ringer(Arc::clone(&context)));
-        Ok(Self {
-            context,
-            _ringer: Arc::new(Ringer(ringer)),
-        })
+        Ok(Self { context, _ringer: Arc::new(Ringer(ringer)) })
     }
 
     /// A producer with the default options.
     pub fn producer(&self) -> Producer {
-        self.producer_with(ProducerOptions::default())
-            .expect("the default options are valid")
+        self.producer_with(ProducerOptions::default()).expect("the default options are valid")
     }
 
     /// A producer. Fails with [`Error::Invalid`] if an option is out of its limits.
@@ -120,19 +103,9 @@ impl Bus {
 
     /// Whether no recorded event waits to be folded. Reads at most one key.
     pub async fn is_drained(&self) -> Result<bool> {
-        let Context {
-            db, keys, config, ..
-        } = &*self.context;
-        let waiting =
-            &RangeRead::new(keys.drains(Partition(0), Partition(config.partitions - 1))).limit(1);
-        db.run(async |tx| {
-            Ok(tx
-                .get_range(waiting, Isolation::Snapshot)
-                .await?
-                .rows
-                .is_empty())
-        })
-        .await
+        let Context { db, keys, config, .. } = &*self.context;
+        let waiting = &RangeRead::new(keys.drains(Partition(0), Partition(config.partitions - 1))).limit(1);
+        db.run(async |tx| Ok(tx.get_range(waiting, Isolation::Snapshot).await?.rows.is_empty())).await
     }
 
     /// What the roles of this process have done since the bus was opened.
@@ -142,12 +115,7 @@ impl Bus {
 }
 
 /// Reads the configuration, or creates the bus.
-async fn open_config(
-    tx: &Transaction,
-    keys: &Keys,
-    partitions: u32,
-    shards: u32,
-) -> Result<Config> {
+async fn open_config(tx: &Transaction, keys: &Keys, partitions: u32, shards: u32) -> Result<Config> {
     let key = keys.config();
     if let Some(stored) = tx.get(&key, Isolation::Serializable).await? {
         let stored = Config::from_bytes(&stored)?;
@@ -160,10 +128,7 @@ async fn open_config(
         }
         Ok(stored)
     } else {
-        let config = Config {
-            partitions,
-            incarnation: Incarnation(0),
-        };
+        let config = Config { partitions, incarnation: Incarnation(0) };
         Topology::create(tx, keys, &FeedId::notifications(), shards)?;
         tx.set(&key, &config.to_bytes());
         Ok(config)

@@ -32,14 +32,7 @@ impl Context {
     pub fn new(db: Database, keys: Keys, config: Config) -> Arc<Self> {
         let signals = Signals::new(config.partitions);
         let stats = Stats::default();
-        Arc::new(Self {
-            db,
-            keys,
-            config,
-            signals,
-            stats,
-            feed: FeedId::notifications(),
-        })
+        Arc::new(Self { db, keys, config, signals, stats, feed: FeedId::notifications() })
     }
 
     /// Time and randomness.

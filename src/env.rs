@@ -30,9 +30,7 @@ pub struct Env(Arc<dyn Environment>);
 impl Env {
     /// The real one: tokio's clock (which tests can pause) and the generator of the thread.
     pub fn system() -> Self {
-        Self::new(System {
-            start: tokio::time::Instant::now(),
-        })
+        Self::new(System { start: tokio::time::Instant::now() })
     }
 
     /// Another one.
@@ -85,9 +83,7 @@ impl Environment for System {
     }
 
     fn wall_ms(&self) -> u64 {
-        SystemTime::now()
-            .duration_since(SystemTime::UNIX_EPOCH)
-            .map_or(0, |since| since.as_millis() as u64)
+        SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
     }
 
     fn random(&self) -> u64 {

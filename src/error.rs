@@ -7,8 +7,6 @@
 
 use std::path::PathBuf;
 
-use crate::encoding::Sequence;
-
 /// The result of everything in this crate that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -78,36 +76,17 @@ pub enum Error {
         /// The epoch in the store.
         found: u64,
     },
-
-    /// The cursor is older than what the feed still tells. List all databases, then go on from the horizon.
-    #[error(
-        "the cursor is older than the horizon {horizon}: list all databases and go on from there"
-    )]
-    Expired {
-        /// The oldest sequence from which a reader misses nothing.
-        horizon: Sequence,
-    },
-
-    /// The component was shut down.
-    #[error("{0} is shut down")]
-    Closed(&'static str),
 }
 
 impl Error {
     /// A shorthand for [`Error::Invalid`].
     pub(crate) fn invalid(what: &'static str, reason: impl Into<String>) -> Self {
-        Self::Invalid {
-            what,
-            reason: reason.into(),
-        }
+        Self::Invalid { what, reason: reason.into() }
     }
 
     /// A shorthand for [`Error::Corrupt`].
     pub(crate) fn corrupt(what: &'static str, reason: impl Into<String>) -> Self {
-        Self::Corrupt {
-            what,
-            reason: reason.into(),
-        }
+        Self::Corrupt { what, reason: reason.into() }
     }
 
     /// Whether the same transaction, tried again from its start, can succeed.
@@ -209,10 +188,7 @@ impl StoreError {
 
     /// The same code with what the backend adds to it.
     pub(crate) fn with_detail(self, detail: impl std::fmt::Display) -> Self {
-        Self {
-            detail: Some(detail.to_string()),
-            ..self
-        }
+        Self { detail: Some(detail.to_string()), ..self }
     }
 
     /// Whether the same transaction, tried again from its start, can succeed (FoundationDB's predicate `RETRYABLE`).
@@ -249,11 +225,7 @@ mod tests {
             (StoreError::CLUSTER_VERSION_CHANGED, true, true),
             (StoreError::KEY_TOO_LARGE, false, false),
         ] {
-            assert_eq!(
-                (error.is_retryable(), error.is_maybe_committed()),
-                (retryable, maybe),
-                "{error}"
-            );
+            assert_eq!((error.is_retryable(), error.is_maybe_committed()), (retryable, maybe), "{error}");
         }
     }
 }

@@ -6,6 +6,7 @@ use serde::{Serialize, Serializer};
 
 use crate::{
     encoding::Counters,
+    env::Env,
     error::{Error, Result},
 };
 
@@ -17,10 +18,9 @@ pub const NAME_LEN_MAX: usize = 1_024;
 fn check_len(what: &'static str, text: &str) -> Result<()> {
     match text.len() {
         0 => Err(Error::invalid(what, "it is empty")),
-        len if len > NAME_LEN_MAX => Err(Error::invalid(
-            what,
-            format!("it has {len} bytes, at most {NAME_LEN_MAX} are allowed"),
-        )),
+        len if len > NAME_LEN_MAX => {
+            Err(Error::invalid(what, format!("it has {len} bytes, at most {NAME_LEN_MAX} are allowed")))
+        }
         _ => Ok(()),
     }
 }
@@ -106,7 +106,7 @@ pub struct DbInstance(pub [u8; 16]);
 
 impl DbInstance {
     /// A new one from 128 random bits of `env`.
-    pub fn random(env: &crate::Env) -> Self {
+    pub fn random(env: &Env) -> Self {
         let bits = u128::from(env.random()) << 64 | u128::from(env.random());
         Self(bits.to_be_bytes())
     }
@@ -162,12 +162,7 @@ pub enum EventKind {
 
 impl EventKind {
     /// All kinds, in the order in which they happen to one database.
-    pub const ALL: [Self; 4] = [
-        Self::Created,
-        Self::Updated,
-        Self::DdocUpdated,
-        Self::Deleted,
-    ];
+    pub const ALL: [Self; 4] = [Self::Created, Self::Updated, Self::DdocUpdated, Self::Deleted];
 
     /// The kind as it is written in JSON and on the command line.
     pub fn as_str(self) -> &'static str {
@@ -210,10 +205,7 @@ impl Kinds {
         if bits & !Self::ALL.0 == 0 {
             Ok(Self(bits))
         } else {
-            Err(Error::corrupt(
-                "kinds",
-                format!("bits {bits:#b} are no kinds"),
-            ))
+            Err(Error::corrupt("kinds", format!("bits {bits:#b} are no kinds")))
         }
     }
 
@@ -239,18 +231,13 @@ impl Kinds {
 
     /// The kinds in the set, in the order in which they happen to one database.
     pub fn iter(self) -> impl Iterator<Item = EventKind> {
-        EventKind::ALL
-            .into_iter()
-            .filter(move |&kind| self.contains(kind))
+        EventKind::ALL.into_iter().filter(move |&kind| self.contains(kind))
     }
 
     /// The kinds of which `counters` has any.
     pub(crate) fn counted(counters: &Counters) -> Self {
         let lanes = counters.lanes();
-        EventKind::ALL
-            .into_iter()
-            .filter(|&kind| lanes[kind as usize] > 0)
-            .collect()
+        EventKind::ALL.into_iter().filter(|&kind| lanes[kind as usize] > 0).collect()
     }
 }
 
@@ -276,17 +263,13 @@ impl BitOrAssign for Kinds {
 
 impl FromIterator<EventKind> for Kinds {
     fn from_iter<I: IntoIterator<Item = EventKind>>(kinds: I) -> Self {
-        kinds
-            .into_iter()
-            .fold(Self::NONE, |set, kind| set | kind.into())
+        kinds.into_iter().fold(Self::NONE, |set, kind| set | kind.into())
     }
 }
 
 impl fmt::Debug for Kinds {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_set()
-            .entries(self.iter().map(EventKind::as_str))
-            .finish()
+        f.debug_set().entries(self.iter().map(EventKind::as_str)).finish()
     }
 }
 
@@ -304,37 +287,15 @@ mod tests {
     fn names_have_limits() {
         assert!(DbName::new(&"x".repeat(NAME_LEN_MAX)).is_ok());
         for bad in [String::new(), "x".repeat(NAME_LEN_MAX + 1)] {
-            assert!(matches!(
-                DbName::new(&bad),
-                Err(Error::Invalid {
-                    what: "database name",
-                    ..
-                })
-            ));
-            assert!(matches!(
-                DdocId::new(&bad),
-                Err(Error::Invalid {
-                    what: "design document id",
-                    ..
-                })
-            ));
+            assert!(matches!(DbName::new(&bad), Err(Error::Invalid { what: "database name", .. })));
+            assert!(matches!(DdocId::new(&bad), Err(Error::Invalid { what: "design document id", .. })));
         }
     }
 
     #[test]
     fn bits_and_lanes_are_golden() {
-        let bits: Vec<_> = EventKind::ALL
-            .map(|kind| (Kinds::from(kind).bits(), kind.once().lanes()))
-            .into();
-        assert_eq!(
-            bits,
-            [
-                (1, [1, 0, 0, 0]),
-                (4, [0, 0, 1, 0]),
-                (8, [0, 0, 0, 1]),
-                (2, [0, 1, 0, 0])
-            ]
-        );
+        let bits: Vec<_> = EventKind::ALL.map(|kind| (Kinds::from(kind).bits(), kind.once().lanes())).into();
+        assert_eq!(bits, [(1, [1, 0, 0, 0]), (4, [0, 0, 1, 0]), (8, [0, 0, 0, 1]), (2, [0, 1, 0, 0])]);
         assert!(Kinds::from_bits(16).is_err());
         assert_eq!(Kinds::from_bits(15).unwrap(), Kinds::ALL);
     }

@@ -48,8 +48,8 @@ pub mod store;
 
 pub use bus::{Bus, BusOptions};
 pub use dispatcher::{
-    CallbackHandle, Delivery, Dispatcher, DispatcherOptions, Filter, Interruption, Since,
-    Subscribe, Subscription,
+    CallbackHandle, Delivery, Dispatcher, DispatcherOptions, Filter, Interruption, Since, Subscribe,
+    Subscription,
 };
 pub use encoding::{Counters, Incarnation, Sequence, Versionstamp};
 pub use env::{Env, Environment};

@@ -71,11 +71,7 @@ pub struct Changes {
 impl Changes {
     /// The kinds of events that are news, those of the earlier instance included.
     pub fn kinds(&self) -> Kinds {
-        if self.replaced.is_some() {
-            self.kinds | EventKind::Deleted.into()
-        } else {
-            self.kinds
-        }
+        if self.replaced.is_some() { self.kinds | EventKind::Deleted.into() } else { self.kinds }
     }
 
     /// The news in the order in which they happened: the deletion of the earlier instance, then what happened to the one
@@ -83,9 +79,7 @@ impl Changes {
     pub fn iter(&self) -> impl Iterator<Item = (DbInstance, EventKind)> {
         let before = self.replaced.map(|instance| (instance, EventKind::Deleted));
         let instance = self.instance;
-        before
-            .into_iter()
-            .chain(self.kinds.iter().map(move |kind| (instance, kind)))
+        before.into_iter().chain(self.kinds.iter().map(move |kind| (instance, kind)))
     }
 }
 
@@ -116,11 +110,7 @@ impl Notification {
                 .replaced
                 .filter(|replaced| cursor > Sequence::ZERO && replaced.deleted_at > cursor)
                 .map(|replaced| replaced.instance),
-            kinds: kinds
-                .into_iter()
-                .filter(|&(_, at)| at > Some(cursor))
-                .map(|(kind, _)| kind)
-                .collect(),
+            kinds: kinds.into_iter().filter(|&(_, at)| at > Some(cursor)).map(|(kind, _)| kind).collect(),
         }
     }
 
@@ -131,9 +121,7 @@ impl Notification {
         bytes.push(FORMAT);
         let name = self.name.as_str().as_bytes();
         bytes.extend_from_slice(
-            &u16::try_from(name.len())
-                .expect("names are at most 1,024 bytes")
-                .to_be_bytes(),
+            &u16::try_from(name.len()).expect("names are at most 1,024 bytes").to_be_bytes(),
         );
         bytes.extend_from_slice(name);
         bytes.extend_from_slice(&self.instance.0);
@@ -141,18 +129,10 @@ impl Notification {
         for lane in self.totals.lanes() {
             bytes.extend_from_slice(&lane.to_be_bytes());
         }
-        for at in [
-            self.created_at,
-            self.updated_at,
-            self.ddoc_updated_at,
-            self.deleted_at,
-        ] {
+        for at in [self.created_at, self.updated_at, self.ddoc_updated_at, self.deleted_at] {
             self.put_position(&mut bytes, at);
         }
-        self.put_position(
-            &mut bytes,
-            self.replaced.map(|replaced| replaced.deleted_at),
-        );
+        self.put_position(&mut bytes, self.replaced.map(|replaced| replaced.deleted_at));
         if let Some(replaced) = self.replaced {
             bytes.extend_from_slice(&replaced.instance.0);
         }
@@ -184,31 +164,19 @@ impl Notification {
         let name = DbName::new(reader.text()?)?;
         let instance = DbInstance(reader.bytes16()?);
         let kinds = Kinds::from_bits(reader.u8()?)?;
-        let totals =
-            Counters::from_lanes([reader.u64()?, reader.u64()?, reader.u64()?, reader.u64()?]);
+        let totals = Counters::from_lanes([reader.u64()?, reader.u64()?, reader.u64()?, reader.u64()?]);
         let mut positions = [None; 5];
         for at in &mut positions {
             *at = position(&mut reader, sequence)?;
         }
-        let [
-            created_at,
-            updated_at,
-            ddoc_updated_at,
-            deleted_at,
-            replaced_at,
-        ] = positions;
+        let [created_at, updated_at, ddoc_updated_at, deleted_at, replaced_at] = positions;
         let replaced = match replaced_at {
             None => None,
-            Some(deleted_at) => Some(Replaced {
-                instance: DbInstance(reader.bytes16()?),
-                deleted_at,
-            }),
+            Some(deleted_at) => Some(Replaced { instance: DbInstance(reader.bytes16()?), deleted_at }),
         };
         let versionstamp = match reader.u8()? {
             0 => None,
-            1 => Some(Versionstamp(
-                reader.take(10)?.try_into().expect("10 bytes were taken"),
-            )),
+            1 => Some(Versionstamp(reader.take(10)?.try_into().expect("10 bytes were taken"))),
             tag => return Err(reader.corrupt(format!("versionstamp tag {tag} is unknown"))),
         };
         let written_ms = reader.u64()?;
@@ -261,20 +229,12 @@ pub(crate) mod tests {
             name: DbName::new("db").unwrap(),
             instance: DbInstance([7; 16]),
             kinds: EventKind::Updated.into(),
-            totals: Counters {
-                created: 1,
-                updated: 3,
-                ddoc_updated: 1,
-                deleted: 0,
-            },
+            totals: Counters { created: 1, updated: 3, ddoc_updated: 1, deleted: 0 },
             created_at: Some(at(10)),
             updated_at: Some(sequence),
             ddoc_updated_at: Some(at(20)),
             deleted_at: None,
-            replaced: Some(Replaced {
-                instance: DbInstance([6; 16]),
-                deleted_at: at(5),
-            }),
+            replaced: Some(Replaced { instance: DbInstance([6; 16]), deleted_at: at(5) }),
             versionstamp: None,
             written_ms: 1,
         }
@@ -287,30 +247,12 @@ pub(crate) mod tests {
         let (old, new) = (DbInstance([6; 16]), DbInstance([7; 16]));
         assert_eq!(news(at(30)), []);
         assert_eq!(news(at(20)), [(new, EventKind::Updated)]);
-        assert_eq!(
-            news(at(10)),
-            [(new, EventKind::Updated), (new, EventKind::DdocUpdated)]
-        );
+        assert_eq!(news(at(10)), [(new, EventKind::Updated), (new, EventKind::DdocUpdated)]);
         assert_eq!(news(at(9))[0], (new, EventKind::Created));
-        assert_eq!(
-            news(at(4))[..2],
-            [(old, EventKind::Deleted), (new, EventKind::Created)]
-        );
-        assert_eq!(
-            news(Sequence::ZERO)[0],
-            (new, EventKind::Created),
-            "nothing was known of the old one"
-        );
-        assert!(
-            row.changes_since(at(4))
-                .kinds()
-                .contains(EventKind::Deleted)
-        );
-        assert!(
-            !row.changes_since(at(5))
-                .kinds()
-                .contains(EventKind::Deleted)
-        );
+        assert_eq!(news(at(4))[..2], [(old, EventKind::Deleted), (new, EventKind::Created)]);
+        assert_eq!(news(Sequence::ZERO)[0], (new, EventKind::Created), "nothing was known of the old one");
+        assert!(row.changes_since(at(4)).kinds().contains(EventKind::Deleted));
+        assert!(!row.changes_since(at(5)).kinds().contains(EventKind::Deleted));
     }
 
     #[test]
@@ -337,10 +279,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_draft_becomes_the_row_at_its_sequence() {
-        assert_eq!(
-            Notification::from_bytes(at(30), &row(DRAFT).to_bytes()).unwrap(),
-            row(at(30))
-        );
+        assert_eq!(Notification::from_bytes(at(30), &row(DRAFT).to_bytes()).unwrap(), row(at(30)));
     }
 
     #[test]
@@ -348,10 +287,7 @@ pub(crate) mod tests {
         let good = row(at(30)).to_bytes();
         assert!(Notification::from_bytes(at(30), &good[..good.len() - 1]).is_err());
         assert!(Notification::from_bytes(at(30), &[&good[..], &[0]].concat()).is_err());
-        assert!(
-            Notification::from_bytes(at(15), &good).is_err(),
-            "it knows of what came after it"
-        );
+        assert!(Notification::from_bytes(at(15), &good).is_err(), "it knows of what came after it");
         let mut unknown = good;
         unknown[0] = 2;
         assert!(Notification::from_bytes(at(30), &unknown).is_err());

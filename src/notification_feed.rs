@@ -46,27 +46,14 @@ impl NotificationFeed {
     ///
     /// Fails with [`Error::Invalid`] if `after` is ahead of the store, as a cursor of another bus would be.
     pub async fn page(&self, after: Sequence, limit: usize) -> Result<NotificationPage> {
-        self.context
-            .db
-            .run(async |tx| self.page_in(&tx, after, limit).await)
-            .await
+        self.context.db.run(async |tx| self.page_in(&tx, after, limit).await).await
     }
 
     /// [`NotificationFeed::page`] within a transaction.
-    async fn page_in(
-        &self,
-        tx: &Transaction,
-        after: Sequence,
-        limit: usize,
-    ) -> Result<NotificationPage> {
-        let Context {
-            keys, feed, config, ..
-        } = &*self.context;
+    async fn page_in(&self, tx: &Transaction, after: Sequence, limit: usize) -> Result<NotificationPage> {
+        let Context { keys, feed, config, .. } = &*self.context;
         if !(1..=PAGE_ROWS_MAX).contains(&limit) {
-            return Err(Error::invalid(
-                "limit",
-                format!("{limit} is not 1 to {PAGE_ROWS_MAX}"),
-            ));
+            return Err(Error::invalid("limit", format!("{limit} is not 1 to {PAGE_ROWS_MAX}")));
         }
         if after.incarnation() > config.incarnation {
             return Err(Error::invalid(
@@ -84,11 +71,7 @@ impl NotificationFeed {
             .into_iter()
             .map(|row| Notification::from_bytes(row.sequence, &row.value).map(Arc::new))
             .collect::<Result<_>>()?;
-        Ok(NotificationPage {
-            rows,
-            to: page.to,
-            more: page.more,
-        })
+        Ok(NotificationPage { rows, to: page.to, more: page.more })
     }
 
     /// A page, and if it is the last one, a future that completes once there may be more. It is a hint, as watches are;
@@ -106,10 +89,7 @@ impl NotificationFeed {
             }
             // At the read version of the page, so that what comes after it fires the watch.
             let topology = Topology::read(&tx, keys, feed, Isolation::Snapshot).await?;
-            let heads: Vec<_> = topology
-                .shards()
-                .map(|shard| keys.head(feed, shard))
-                .collect();
+            let heads: Vec<_> = topology.shards().map(|shard| keys.head(feed, shard)).collect();
             let watches = match try_join_all(heads.iter().map(|head| tx.watch(head))).await {
                 Ok(watches) => watches,
                 Err(error) if error.is_retryable() => return Err(error),
@@ -132,8 +112,7 @@ impl NotificationFeed {
         db.run(async |tx| {
             let topology = Topology::read(&tx, keys, feed, Isolation::Snapshot).await?;
             let row = feed::newest_of(&tx, keys, feed, &topology, name.as_str().as_bytes()).await?;
-            row.map(|row| Notification::from_bytes(row.sequence, &row.value))
-                .transpose()
+            row.map(|row| Notification::from_bytes(row.sequence, &row.value)).transpose()
         })
         .await
     }
@@ -141,7 +120,6 @@ impl NotificationFeed {
     /// The position behind everything that is in the feed now: whoever starts here gets what comes.
     pub async fn now(&self) -> Result<Sequence> {
         let Context { db, config, .. } = &*self.context;
-        db.run(async |tx| feed::last_readable(&tx, config.incarnation).await)
-            .await
+        db.run(async |tx| feed::last_readable(&tx, config.incarnation).await).await
     }
 }

@@ -34,12 +34,8 @@ impl Signals {
     /// The signals of a bus with `partitions` partitions.
     pub fn new(partitions: u32) -> Self {
         Self {
-            partitions: (0..partitions)
-                .map(|_| PartitionSignal::default())
-                .collect(),
-            dirty: (0..partitions.div_ceil(64))
-                .map(|_| AtomicU64::new(0))
-                .collect(),
+            partitions: (0..partitions).map(|_| PartitionSignal::default()).collect(),
+            dirty: (0..partitions.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
             ringer: Notify::new(),
             appends: watch::Sender::new(0),
         }
@@ -107,8 +103,7 @@ impl Signals {
 
     /// Tells that rows were appended to the feed.
     pub fn appended(&self) {
-        self.appends
-            .send_modify(|count| *count = count.wrapping_add(1));
+        self.appends.send_modify(|count| *count = count.wrapping_add(1));
     }
 
     /// A receiver of [`Signals::appended`].

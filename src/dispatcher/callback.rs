@@ -51,9 +51,7 @@ where
             };
             let sequence = delivery.sequence();
             // The call that makes the future can panic as well as the future.
-            let called = AssertUnwindSafe(async { callback(delivery).await })
-                .catch_unwind()
-                .await;
+            let called = AssertUnwindSafe(async { callback(delivery).await }).catch_unwind().await;
             if called.is_err() {
                 context.stats.callback_panics.add(1);
                 tracing::error!(%sequence, "a callback has panicked; its subscription goes on");

@@ -52,10 +52,7 @@ pub(super) enum Names {
 impl Filter {
     /// A filter by names, for all kinds.
     fn of(names: Names) -> Self {
-        Self {
-            names,
-            kinds: Kinds::ALL,
-        }
+        Self { names, kinds: Kinds::ALL }
     }
 
     /// Every database.
@@ -72,10 +69,7 @@ impl Filter {
     pub fn names(names: impl IntoIterator<Item = DbName>) -> Result<Self> {
         let names: BTreeSet<_> = names.into_iter().collect();
         if names.is_empty() {
-            return Err(Error::invalid(
-                "filter",
-                "it has no name, so it would never match",
-            ));
+            return Err(Error::invalid("filter", "it has no name, so it would never match"));
         }
         Ok(Self::of(Names::Exact(names)))
     }
@@ -108,10 +102,7 @@ impl Filter {
     /// Only these kinds of events; at least one.
     pub fn kinds(self, kinds: Kinds) -> Result<Self> {
         if kinds.is_empty() {
-            return Err(Error::invalid(
-                "filter",
-                "it has no kind, so it would never match",
-            ));
+            return Err(Error::invalid("filter", "it has no kind, so it would never match"));
         }
         Ok(Self { kinds, ..self })
     }

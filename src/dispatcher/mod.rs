@@ -128,11 +128,7 @@ impl Dispatcher {
             catch_ups: Semaphore::new(options.catch_ups_max),
             page_rows_max: options.page_rows_max,
         });
-        let tail = tokio::spawn(tail::run(
-            Arc::clone(&shared),
-            appends,
-            options.poll_interval,
-        ));
+        let tail = tokio::spawn(tail::run(Arc::clone(&shared), appends, options.poll_interval));
         Ok(Self { shared, tail })
     }
 

@@ -45,16 +45,10 @@ impl Registry {
                     .names
                     .entry(name.clone())
                     .or_default()
-                    .push(Target {
-                        mailbox: Arc::clone(mailbox),
-                        slot,
-                    });
+                    .push(Target { mailbox: Arc::clone(mailbox), slot });
             }
         }
-        Registration {
-            shared: Arc::clone(self_),
-            exact,
-        }
+        Registration { shared: Arc::clone(self_), exact }
     }
 
     /// Puts `row` into the slots of its name.

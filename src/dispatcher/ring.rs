@@ -63,24 +63,13 @@ struct Batches {
 impl Ring {
     /// An empty ring at `start`.
     pub fn new(start: Sequence, rows_max: usize) -> Self {
-        let batches = Batches {
-            queue: VecDeque::new(),
-            rows: 0,
-            from: start,
-            to: start,
-        };
-        Self {
-            batches: RwLock::new(batches),
-            rows_max,
-            pushed: watch::Sender::new(Some(0)),
-        }
+        let batches = Batches { queue: VecDeque::new(), rows: 0, from: start, to: start };
+        Self { batches: RwLock::new(batches), rows_max, pushed: watch::Sender::new(Some(0)) }
     }
 
     /// The batches. No holder of the lock can panic with them half changed.
     fn read(&self) -> RwLockReadGuard<'_, Batches> {
-        self.batches
-            .read()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.batches.read().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     /// Appends a batch, which begins where the ring ends, and drops the oldest ones above the limit. A batch without rows
@@ -88,14 +77,8 @@ impl Ring {
     pub fn push(&self, batch: Arc<Batch>) {
         let is_empty = batch.rows.is_empty();
         {
-            let mut batches = self
-                .batches
-                .write()
-                .unwrap_or_else(std::sync::PoisonError::into_inner);
-            assert_eq!(
-                batches.to, batch.from,
-                "batches follow each other without a gap"
-            );
+            let mut batches = self.batches.write().unwrap_or_else(std::sync::PoisonError::into_inner);
+            assert_eq!(batches.to, batch.from, "batches follow each other without a gap");
             batches.to = batch.to;
             if is_empty && batches.queue.is_empty() {
                 batches.from = batch.to;
@@ -111,8 +94,7 @@ impl Ring {
             }
         }
         if !is_empty {
-            self.pushed
-                .send_modify(|count| *count = count.map(|count| count.wrapping_add(1)));
+            self.pushed.send_modify(|count| *count = count.map(|count| count.wrapping_add(1)));
         }
     }
 
@@ -160,12 +142,9 @@ mod tests {
     }
 
     fn batch(from: u64, to: u64, rows: usize) -> Arc<Batch> {
-        let row = crate::notification::tests::row(at(to));
-        Arc::new(Batch {
-            rows: vec![Arc::new(row); rows],
-            from: at(from),
-            to: at(to),
-        })
+        let row = Arc::new(crate::notification::tests::row(at(to)));
+        let rows = (0..rows).map(|_| Arc::clone(&row)).collect();
+        Arc::new(Batch { rows, from: at(from), to: at(to) })
     }
 
     #[test]

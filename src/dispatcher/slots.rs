@@ -44,22 +44,9 @@ struct Slot {
 impl Mailbox {
     /// A mailbox with `count` slots, whose receiver knows everything up to `since`.
     pub fn new(filter: Filter, count: usize, since: Sequence) -> Self {
-        let slots = (0..count)
-            .map(|_| Slot {
-                row: None,
-                told: since,
-            })
-            .collect();
-        let state = State {
-            slots,
-            ready: VecDeque::new(),
-            waker: None,
-            closed: false,
-        };
-        Self {
-            filter,
-            state: Mutex::new(state),
-        }
+        let slots = (0..count).map(|_| Slot { row: None, told: since }).collect();
+        let state = State { slots, ready: VecDeque::new(), waker: None, closed: false };
+        Self { filter, state: Mutex::new(state) }
     }
 
     /// The changing part. No holder of the lock can panic with it half changed.
@@ -70,12 +57,7 @@ impl Mailbox {
     /// Puts `row` into `slot`, unless the receiver knows it or a newer one, or wants nothing of it.
     pub fn put(&self, slot: usize, row: &Arc<Notification>) {
         let mut state = self.state();
-        let State {
-            slots,
-            ready,
-            waker,
-            ..
-        } = &mut *state;
+        let State { slots, ready, waker, .. } = &mut *state;
         let place = &mut slots[slot];
         let newest = place.row.as_ref().map_or(place.told, |row| row.sequence);
         if row.sequence <= newest || !self.filter.wants(row.changes_since(place.told).kinds()) {

@@ -99,12 +99,7 @@ pub struct Subscribe {
 impl Subscribe {
     /// A subscription from now on that catches up.
     pub(super) fn new(shared: Arc<Shared>, filter: Filter) -> Self {
-        Self {
-            shared,
-            filter,
-            since: Since::Now,
-            skips: false,
-        }
+        Self { shared, filter, since: Since::Now, skips: false }
     }
 
     /// Starts elsewhere than now.
@@ -115,20 +110,12 @@ impl Subscribe {
     /// Skips what it has missed when it falls behind the dispatcher's ring, and says so with [`Interruption::Lagged`].
     /// Subscribers of exact names never fall behind.
     pub fn skip_when_lagging(self) -> Self {
-        Self {
-            skips: true,
-            ..self
-        }
+        Self { skips: true, ..self }
     }
 
     /// Receives by a stream. Dropping it ends the subscription.
     pub fn stream(self) -> Subscription {
-        let Self {
-            shared,
-            filter,
-            since,
-            skips,
-        } = self;
+        let Self { shared, filter, since, skips } = self;
         let now = shared.ring.position();
         let cursor = match since {
             Since::Now => now,
@@ -136,33 +123,17 @@ impl Subscribe {
         };
         let (registration, source) = if let Names::Exact(names) = filter.names.clone() {
             let mailbox = Arc::new(Mailbox::new(filter, names.len(), cursor));
-            let registration =
-                Registry::enter(&shared, Some((Arc::clone(&mailbox), names.clone())));
+            let registration = Registry::enter(&shared, Some((Arc::clone(&mailbox), names.clone())));
             // The slots are in place, so what is looked up now and what comes meet without a gap.
             let look_up: Option<BoxFuture<'static, Result<()>>> = (cursor < now).then(|| {
-                Box::pin(look_up(
-                    Arc::clone(&shared),
-                    Arc::clone(&mailbox),
-                    names.into_iter().collect(),
-                )) as _
+                Box::pin(look_up(Arc::clone(&shared), Arc::clone(&mailbox), names.into_iter().collect())) as _
             });
             (registration, Source::Exact { mailbox, look_up })
         } else {
             let registration = Registry::enter(&shared, None);
-            (
-                registration,
-                Source::Walk(Box::new(Walker::new(
-                    Arc::clone(&shared),
-                    filter,
-                    skips,
-                    cursor,
-                ))),
-            )
+            (registration, Source::Walk(Box::new(Walker::new(Arc::clone(&shared), filter, skips, cursor))))
         };
-        Subscription {
-            source,
-            _registration: registration,
-        }
+        Subscription { source, _registration: registration }
     }
 
     /// Receives by an async callback, in a task of its own. The subscription ends when the handle is dropped.

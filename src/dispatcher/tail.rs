@@ -24,11 +24,7 @@ enum Woken {
 }
 
 /// Reads the feed and hands out what it reads, until it is aborted.
-pub(super) async fn run(
-    shared: Arc<Shared>,
-    mut appends: watch::Receiver<u64>,
-    poll_interval: Duration,
-) {
+pub(super) async fn run(shared: Arc<Shared>, mut appends: watch::Receiver<u64>, poll_interval: Duration) {
     let env = shared.context.env().clone();
     let mut fired: Option<BoxFuture<'static, ()>> = None;
     let mut arm = true;
@@ -42,11 +38,7 @@ pub(super) async fn run(
                 continue;
             }
         }
-        let pause = if fired.is_some() {
-            poll_interval
-        } else {
-            QUIET.min(poll_interval)
-        };
+        let pause = if fired.is_some() { poll_interval } else { QUIET.min(poll_interval) };
         let woken = tokio::select! {
             // A sender that is gone cannot be: the context that owns it is shared.
             _ = appends.changed() => Woken::Look,
@@ -65,10 +57,7 @@ async fn advance(shared: &Arc<Shared>, arm: bool) -> Result<Option<BoxFuture<'st
     loop {
         let from = shared.ring.position();
         let (page, watch) = if arm {
-            shared
-                .feed
-                .page_and_watch(from, shared.page_rows_max)
-                .await?
+            shared.feed.page_and_watch(from, shared.page_rows_max).await?
         } else {
             (shared.feed.page(from, shared.page_rows_max).await?, None)
         };
@@ -86,11 +75,7 @@ async fn advance(shared: &Arc<Shared>, arm: bool) -> Result<Option<BoxFuture<'st
 fn hand_out(shared: &Shared, page: NotificationPage) {
     let from = shared.ring.position();
     shared.context.stats.rows_tailed.add(page.rows.len() as u64);
-    let batch = Arc::new(Batch {
-        rows: page.rows,
-        from,
-        to: page.to,
-    });
+    let batch = Arc::new(Batch { rows: page.rows, from, to: page.to });
     if !shared.registry.has_no_names() {
         batch.rows.iter().for_each(|row| shared.registry.put(row));
     }

@@ -40,15 +40,7 @@ impl Walker {
     /// A walker that knows everything up to `cursor`.
     pub fn new(shared: Arc<Shared>, filter: Filter, skips: bool, cursor: Sequence) -> Self {
         let pushes = WatchStream::from_changes(shared.ring.pushes());
-        Self {
-            shared,
-            filter,
-            skips,
-            cursor,
-            batch: None,
-            pushes,
-            catch_up: None,
-        }
+        Self { shared, filter, skips, cursor, batch: None, pushes, catch_up: None }
     }
 
     /// The next row of the current batch that matches.
@@ -70,10 +62,7 @@ impl Walker {
     }
 
     /// The next delivery, or why there is none. `None` once the dispatcher has ended and everything was walked.
-    pub fn poll_next(
-        &mut self,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Delivery, Interruption>>> {
+    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Delivery, Interruption>>> {
         loop {
             if let Some(delivery) = self.walk() {
                 return Poll::Ready(Some(Ok(delivery)));
@@ -116,15 +105,7 @@ impl Walker {
 
 /// Reads the feed after `cursor`, when it is this subscriber's turn.
 async fn read(shared: Arc<Shared>, cursor: Sequence) -> Result<Batch> {
-    let _turn = shared
-        .catch_ups
-        .acquire()
-        .await
-        .expect("the semaphore is never closed");
+    let _turn = shared.catch_ups.acquire().await.expect("the semaphore is never closed");
     let page = shared.feed.page(cursor, shared.page_rows_max).await?;
-    Ok(Batch {
-        rows: page.rows,
-        from: cursor,
-        to: page.to,
-    })
+    Ok(Batch { rows: page.rows, from: cursor, to: page.to })
 }

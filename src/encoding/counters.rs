@@ -15,9 +15,7 @@ use crate::error::{Error, Result};
 pub const COUNTERS_LEN: usize = 32;
 
 /// How many events of each kind, in the order of the lanes.
-#[derive(
-    Debug, Clone, Copy, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize,
-)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub struct Counters {
     /// Databases created.
     pub created: u64,
@@ -31,12 +29,7 @@ pub struct Counters {
 
 impl Counters {
     /// No event.
-    pub const ZERO: Self = Self {
-        created: 0,
-        deleted: 0,
-        updated: 0,
-        ddoc_updated: 0,
-    };
+    pub const ZERO: Self = Self { created: 0, deleted: 0, updated: 0, ddoc_updated: 0 };
 
     /// The lanes in their order.
     pub fn lanes(&self) -> [u64; 4] {
@@ -45,12 +38,7 @@ impl Counters {
 
     /// The counters with these lanes.
     pub fn from_lanes([created, deleted, updated, ddoc_updated]: [u64; 4]) -> Self {
-        Self {
-            created,
-            deleted,
-            updated,
-            ddoc_updated,
-        }
+        Self { created, deleted, updated, ddoc_updated }
     }
 
     /// The sum of all lanes.
@@ -89,10 +77,7 @@ impl Counters {
         let mut lanes = [0; 4];
         LittleEndian::read_u64_into(bytes, &mut lanes);
         match lanes.iter().find(|&&lane| lane > u64::from(u32::MAX)) {
-            Some(lane) => Err(Error::corrupt(
-                "counters",
-                format!("lane {lane:#x} has run over its 32 bits"),
-            )),
+            Some(lane) => Err(Error::corrupt("counters", format!("lane {lane:#x} has run over its 32 bits"))),
             None => Ok(Self::from_lanes(lanes)),
         }
     }
@@ -129,26 +114,14 @@ mod tests {
 
     #[test]
     fn golden_bytes() {
-        let counters = Counters {
-            created: 1,
-            deleted: 2,
-            updated: 0x0102_0304,
-            ddoc_updated: 255,
-        };
+        let counters = Counters { created: 1, deleted: 2, updated: 0x0102_0304, ddoc_updated: 255 };
         let mut bytes = [0; COUNTERS_LEN];
         bytes[0] = 1;
         bytes[8] = 2;
         bytes[16..20].copy_from_slice(&[4, 3, 2, 1]);
         bytes[24] = 255;
         assert_eq!(counters.to_bytes(), bytes);
-        assert_eq!(
-            Counters {
-                created: 1,
-                ..Counters::ZERO
-            }
-            .to_negative_bytes(),
-            [0xff; COUNTERS_LEN]
-        );
+        assert_eq!(Counters { created: 1, ..Counters::ZERO }.to_negative_bytes(), [0xff; COUNTERS_LEN]);
     }
 
     #[test]

@@ -35,11 +35,7 @@ impl Versionstamp {
 
     /// The commit version within.
     pub fn version(&self) -> u64 {
-        u64::from_be_bytes(
-            self.0[..8]
-                .try_into()
-                .expect("a stamp is longer than 8 bytes"),
-        )
+        u64::from_be_bytes(self.0[..8].try_into().expect("a stamp is longer than 8 bytes"))
     }
 }
 
@@ -86,12 +82,9 @@ impl Sequence {
 
     /// The sequence in its 13 bytes.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
-        let bytes = bytes.try_into().map_err(|_| {
-            Error::corrupt(
-                "sequence",
-                format!("{} bytes instead of {LEN}", bytes.len()),
-            )
-        })?;
+        let bytes = bytes
+            .try_into()
+            .map_err(|_| Error::corrupt("sequence", format!("{} bytes instead of {LEN}", bytes.len())))?;
         Ok(Self(bytes))
     }
 
@@ -107,11 +100,7 @@ impl Sequence {
 
     /// The stamp of the transaction that wrote the row.
     pub fn versionstamp(&self) -> Versionstamp {
-        Versionstamp(
-            self.0[1..11]
-                .try_into()
-                .expect("the slice has the length of a stamp"),
-        )
+        Versionstamp(self.0[1..11].try_into().expect("the slice has the length of a stamp"))
     }
 
     /// The place of the row in that transaction.
@@ -160,9 +149,7 @@ impl Serialize for Sequence {
 
 impl<'de> Deserialize<'de> for Sequence {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?
-            .parse()
-            .map_err(serde::de::Error::custom)
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
     }
 }
 
@@ -179,15 +166,9 @@ mod tests {
 
     #[test]
     fn golden_bytes() {
-        let sequence = Sequence::new(
-            Incarnation(2),
-            Versionstamp::new(0x0102_0304_0506_0708, 0x090a),
-            0x0b0c,
-        );
-        assert_eq!(
-            sequence.as_bytes(),
-            &[2, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]
-        );
+        let sequence =
+            Sequence::new(Incarnation(2), Versionstamp::new(0x0102_0304_0506_0708, 0x090a), 0x0b0c);
+        assert_eq!(sequence.as_bytes(), &[2, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]);
         assert_eq!(sequence.to_string(), "020102030405060708090a0b0c");
     }
 
@@ -202,13 +183,7 @@ mod tests {
             "0201020304050607é090a0b0",
         ] {
             assert!(
-                matches!(
-                    text.parse::<Sequence>(),
-                    Err(Error::Invalid {
-                        what: "sequence",
-                        ..
-                    })
-                ),
+                matches!(text.parse::<Sequence>(), Err(Error::Invalid { what: "sequence", .. })),
                 "{text}"
             );
         }

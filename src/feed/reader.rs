@@ -6,7 +6,7 @@ use futures_util::future::try_join_all;
 use super::Topology;
 use crate::{
     encoding::{Incarnation, Sequence},
-    error::Result,
+    error::{Error, Result},
     keys::{FeedId, Keys, ShardId},
     store::{Isolation, RangeRead, Transaction},
 };
@@ -50,12 +50,7 @@ pub(crate) async fn shard_page(
     let rows = page
         .rows
         .into_iter()
-        .map(|(key, value)| {
-            Ok(FeedRow {
-                sequence: keys.entry_sequence(&key)?,
-                value,
-            })
-        })
+        .map(|(key, value)| Ok(FeedRow { sequence: keys.entry_sequence(&key)?, value }))
         .collect::<Result<_>>()?;
     Ok((rows, page.more))
 }
@@ -74,16 +69,10 @@ pub(crate) async fn page(
 ) -> Result<FeedPage> {
     let last = last_readable(tx, incarnation).await?;
     if after >= last {
-        return Ok(FeedPage {
-            rows: Vec::new(),
-            to: after,
-            more: false,
-        });
+        return Ok(FeedPage { rows: Vec::new(), to: after, more: false });
     }
     let topology = Topology::read(tx, keys, feed, Isolation::Snapshot).await?;
-    let shards = topology
-        .shards()
-        .map(|shard| shard_page(tx, keys, feed, shard, (after, last), limit));
+    let shards = topology.shards().map(|shard| shard_page(tx, keys, feed, shard, (after, last), limit));
     let mut rows = Vec::new();
     let mut to = last;
     for (shard_rows, more) in try_join_all(shards).await? {
@@ -94,11 +83,7 @@ pub(crate) async fn page(
     }
     rows.retain(|row| row.sequence <= to);
     rows.sort_unstable_by_key(|row| row.sequence);
-    Ok(FeedPage {
-        rows,
-        to,
-        more: to < last,
-    })
+    Ok(FeedPage { rows, to, more: to < last })
 }
 
 /// The newest row of `id`, if it has one.
@@ -114,14 +99,8 @@ pub(crate) async fn newest_of(
     };
     let sequence = Sequence::from_bytes(&newest)?;
     let shard = topology.shard_at(sequence, id)?;
-    let value = tx
-        .get(&keys.entry(feed, shard, sequence), Isolation::Snapshot)
-        .await?;
-    let value = value.ok_or_else(|| {
-        crate::Error::corrupt(
-            "newest",
-            format!("it points at {sequence}, where there is no row"),
-        )
-    })?;
+    let value = tx.get(&keys.entry(feed, shard, sequence), Isolation::Snapshot).await?;
+    let value = value
+        .ok_or_else(|| Error::corrupt("newest", format!("it points at {sequence}, where there is no row")))?;
     Ok(Some(FeedRow { sequence, value }))
 }

@@ -11,10 +11,7 @@ pub(crate) const SCHEME_JUMP: u16 = 1;
 pub(crate) fn route(scheme: u16, id: &[u8], shards: usize) -> Result<usize> {
     match scheme {
         SCHEME_JUMP => Ok(jump(xxh3_64(id), shards)),
-        _ => Err(Error::corrupt(
-            "topology",
-            format!("scheme {scheme} is unknown"),
-        )),
+        _ => Err(Error::corrupt("topology", format!("scheme {scheme} is unknown"))),
     }
 }
 
@@ -42,8 +39,8 @@ mod tests {
 
     #[test]
     fn the_place_of_an_id_never_changes() {
-        let places = ["a", "shop/orders", "_replicator", "ü"]
-            .map(|id| route(SCHEME_JUMP, id.as_bytes(), 16).unwrap());
+        let places =
+            ["a", "shop/orders", "_replicator", "ü"].map(|id| route(SCHEME_JUMP, id.as_bytes(), 16).unwrap());
         assert_eq!(places, [14, 0, 5, 1]);
         assert!(route(0, b"a", 16).is_err());
     }
@@ -53,16 +50,9 @@ mod tests {
     fn jumps_as_others_do() {
         let first: Vec<_> = (0..10).map(|key| jump(key, 100)).collect();
         assert_eq!(first, [0, 55, 62, 8, 45, 59, 86, 97, 82, 59]);
-        let large = [
-            10_863_919_174_838_991,
-            2_016_238_256_797_177_309,
-            1_673_758_223_894_951_030,
-        ];
+        let large = [10_863_919_174_838_991, 2_016_238_256_797_177_309, 1_673_758_223_894_951_030];
         assert_eq!(large.map(|key| jump(key, 11)), [6, 3, 5]);
-        assert_eq!(
-            [2, 2_201, 2_202].map(|key| jump(key, 100_001)),
-            [80_343, 22_152, 15_018]
-        );
+        assert_eq!([2, 2_201, 2_202].map(|key| jump(key, 100_001)), [80_343, 22_152, 15_018]);
     }
 
     #[test]
@@ -74,13 +64,7 @@ mod tests {
             counts[place(id, 8)] += 1;
             moved += u32::from(place(id, 8) != place(id, 9));
         }
-        assert!(
-            counts.iter().all(|count| (850..1150).contains(count)),
-            "{counts:?}"
-        );
-        assert!(
-            (700..1100).contains(&moved),
-            "{moved} of 8,000 moved to the ninth shard"
-        );
+        assert!(counts.iter().all(|count| (850..1150).contains(count)), "{counts:?}");
+        assert!((700..1100).contains(&moved), "{moved} of 8,000 moved to the ninth shard");
     }
 }

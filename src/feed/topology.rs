@@ -18,12 +18,7 @@ pub(crate) struct Topology(Vec<TopologyEntry>);
 impl Topology {
     /// Reads the topology of `feed`. A serializable read makes the transaction fail if a reshard comes in between, as
     /// every writer needs it to.
-    pub async fn read(
-        tx: &Transaction,
-        keys: &Keys,
-        feed: &FeedId,
-        isolation: Isolation,
-    ) -> Result<Self> {
+    pub async fn read(tx: &Transaction, keys: &Keys, feed: &FeedId, isolation: Isolation) -> Result<Self> {
         let mut pages = tx.pages(RangeRead::new(keys.topologies(feed)), isolation);
         let mut entries = Vec::new();
         while let Some(rows) = pages.next().await? {
@@ -40,10 +35,7 @@ impl Topology {
     /// Gives `feed`, which must be new, `shards` shards from the start.
     pub fn create(tx: &Transaction, keys: &Keys, feed: &FeedId, shards: u32) -> Result<()> {
         if !(1..=SHARDS_MAX).contains(&shards) {
-            return Err(Error::invalid(
-                "shards",
-                format!("{shards} is not 1 to {SHARDS_MAX}"),
-            ));
+            return Err(Error::invalid("shards", format!("{shards} is not 1 to {SHARDS_MAX}")));
         }
         let entry = TopologyEntry {
             first: Sequence::ZERO,
@@ -64,8 +56,8 @@ impl Topology {
     pub fn shard_at(&self, sequence: Sequence, id: &[u8]) -> Result<ShardId> {
         let later = self.0.partition_point(|entry| entry.first <= sequence);
         let entry = later.checked_sub(1).map(|place| &self.0[place]);
-        let entry = entry
-            .ok_or_else(|| Error::corrupt("topology", format!("it tells nothing of {sequence}")))?;
+        let entry =
+            entry.ok_or_else(|| Error::corrupt("topology", format!("it tells nothing of {sequence}")))?;
         Self::shard_in(entry, id)
     }
 

@@ -37,15 +37,7 @@ impl<'a> FeedWriter<'a> {
         topology: &'a Topology,
         incarnation: Incarnation,
     ) -> Self {
-        Self {
-            tx,
-            keys,
-            feed,
-            topology,
-            incarnation,
-            order: 0,
-            appended: BTreeSet::new(),
-        }
+        Self { tx, keys, feed, topology, incarnation, order: 0, appended: BTreeSet::new() }
     }
 
     /// Removes the row of `id` at `previous`, if there is one, and appends `row`. Returns the place of the row in the
@@ -63,11 +55,7 @@ impl<'a> FeedWriter<'a> {
         let key = self.keys.append(self.feed, shard, self.incarnation, order);
         self.tx.atomic(AtomicOp::SetVersionstampedKey, &key, row);
         let newest = self.keys.newest(self.feed, id);
-        self.tx.atomic(
-            AtomicOp::SetVersionstampedValue,
-            &newest,
-            &sequence_operand(self.incarnation, order),
-        );
+        self.tx.atomic(AtomicOp::SetVersionstampedValue, &newest, &sequence_operand(self.incarnation, order));
         self.appended.insert(shard);
         Ok(order)
     }
@@ -76,11 +64,7 @@ impl<'a> FeedWriter<'a> {
     pub fn finish(self) -> u16 {
         for shard in self.appended {
             let head = self.keys.head(self.feed, shard);
-            self.tx.atomic(
-                AtomicOp::SetVersionstampedValue,
-                &head,
-                &versionstamped(&[], &[]),
-            );
+            self.tx.atomic(AtomicOp::SetVersionstampedValue, &head, &versionstamped(&[], &[]));
         }
         self.order
     }

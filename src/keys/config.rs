@@ -21,12 +21,7 @@ pub(crate) struct Config {
 impl Config {
     /// The stored form: format (2 bytes), partitions (4), incarnation (1).
     pub fn to_bytes(self) -> Vec<u8> {
-        [
-            &FORMAT.to_be_bytes()[..],
-            &self.partitions.to_be_bytes(),
-            &[self.incarnation.0],
-        ]
-        .concat()
+        [&FORMAT.to_be_bytes()[..], &self.partitions.to_be_bytes(), &[self.incarnation.0]].concat()
     }
 
     /// The configuration stored as `bytes`.
@@ -35,15 +30,12 @@ impl Config {
         match reader.u16()? {
             FORMAT => {}
             format => {
-                return Err(reader.corrupt(format!(
-                    "format {format} is unknown, this program knows {FORMAT}"
-                )));
+                return Err(
+                    reader.corrupt(format!("format {format} is unknown, this program knows {FORMAT}"))
+                );
             }
         }
-        let config = Self {
-            partitions: reader.u32()?,
-            incarnation: Incarnation(reader.u8()?),
-        };
+        let config = Self { partitions: reader.u32()?, incarnation: Incarnation(reader.u8()?) };
         if config.partitions == 0 {
             return Err(reader.corrupt("it has no partitions"));
         }
@@ -65,10 +57,7 @@ mod tests {
 
     #[test]
     fn golden_bytes() {
-        let config = Config {
-            partitions: 64,
-            incarnation: Incarnation(3),
-        };
+        let config = Config { partitions: 64, incarnation: Incarnation(3) };
         assert_eq!(config.to_bytes(), [0, 1, 0, 0, 0, 64, 3]);
         assert_eq!(Config::from_bytes(&config.to_bytes()).unwrap(), config);
         assert_eq!(Keys::new(b"p").unwrap().config(), [b'p', 0x14]);

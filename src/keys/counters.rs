@@ -47,40 +47,19 @@ impl Keys {
     /// The key of the counters of `db` in `slot`.
     pub fn counters(&self, partition: Partition, db: &Db, slot: u16) -> Vec<u8> {
         let instance = &db.instance.0[..];
-        self.pack(&(
-            family::COUNTERS,
-            partition.0,
-            db.name.as_str(),
-            instance,
-            part::COUNTERS,
-            slot,
-        ))
+        self.pack(&(family::COUNTERS, partition.0, db.name.as_str(), instance, part::COUNTERS, slot))
     }
 
     /// The key of the last update of `db` in `slot`.
     pub fn last_update(&self, partition: Partition, db: &Db, slot: u16) -> Vec<u8> {
         let instance = &db.instance.0[..];
-        self.pack(&(
-            family::COUNTERS,
-            partition.0,
-            db.name.as_str(),
-            instance,
-            part::LAST_UPDATE,
-            slot,
-        ))
+        self.pack(&(family::COUNTERS, partition.0, db.name.as_str(), instance, part::LAST_UPDATE, slot))
     }
 
     /// The key of the pending change of the design document `id` of `db`.
     pub fn pending_ddoc(&self, partition: Partition, db: &Db, id: &DdocId) -> Vec<u8> {
         let instance = &db.instance.0[..];
-        self.pack(&(
-            family::COUNTERS,
-            partition.0,
-            db.name.as_str(),
-            instance,
-            part::DDOC,
-            id.as_str(),
-        ))
+        self.pack(&(family::COUNTERS, partition.0, db.name.as_str(), instance, part::DDOC, id.as_str()))
     }
 
     /// All that waits in the partitions from `first` to `last`.
@@ -104,9 +83,7 @@ impl Keys {
         if number != family::COUNTERS {
             return Err(corrupt("its key is of another family"));
         }
-        let instance = instance[..]
-            .try_into()
-            .map_err(|_| corrupt("the instance has not 16 bytes"))?;
+        let instance = instance[..].try_into().map_err(|_| corrupt("the instance has not 16 bytes"))?;
         let says = match (part, &last) {
             (part::COUNTERS, Element::Int(_)) => DrainKey::Counters(Counters::from_bytes(&value)?),
             (part::LAST_UPDATE, Element::Int(_)) => {
@@ -119,15 +96,7 @@ impl Keys {
             _ => return Err(corrupt("its key ends in something unknown")),
         };
         let db = Db::new(DbName::new(&name)?, DbInstance(instance));
-        Ok((
-            Partition(partition),
-            DrainRow {
-                db,
-                says,
-                key,
-                value,
-            },
-        ))
+        Ok((Partition(partition), DrainRow { db, says, key, value }))
     }
 }
 
@@ -165,14 +134,8 @@ mod tests {
     fn a_partition_range_holds_its_rows_and_no_others() {
         let keys = Keys::new(b"p").unwrap();
         let range = keys.drains(Partition(4), Partition(5));
-        for (partition, within) in [
-            (3, false),
-            (4, true),
-            (5, true),
-            (6, false),
-            (255, false),
-            (256, false),
-        ] {
+        for (partition, within) in [(3, false), (4, true), (5, true), (6, false), (255, false), (256, false)]
+        {
             let key = keys.counters(Partition(partition), &db("db", 7), 0);
             assert_eq!(range.contains(&key), within, "{partition}");
         }

@@ -37,31 +37,13 @@ impl Keys {
     }
 
     /// The operand of `SET_VERSIONSTAMPED_KEY` that appends row number `order` of this transaction to `shard`.
-    pub fn append(
-        &self,
-        feed: &FeedId,
-        shard: ShardId,
-        incarnation: Incarnation,
-        order: u16,
-    ) -> Vec<u8> {
+    pub fn append(&self, feed: &FeedId, shard: ShardId, incarnation: Incarnation, order: u16) -> Vec<u8> {
         let stamp = foundationdb_tuple::Versionstamp::incomplete(order);
-        self.pack_stamped(&(
-            family::ENTRY,
-            feed.bytes(),
-            shard.0,
-            u16::from(incarnation.0),
-            stamp,
-        ))
+        self.pack_stamped(&(family::ENTRY, feed.bytes(), shard.0, u16::from(incarnation.0), stamp))
     }
 
     /// The rows of `shard` after `after`, up to and including `last`.
-    pub fn entries(
-        &self,
-        feed: &FeedId,
-        shard: ShardId,
-        after: Sequence,
-        last: Sequence,
-    ) -> KeyRange {
+    pub fn entries(&self, feed: &FeedId, shard: ShardId, after: Sequence, last: Sequence) -> KeyRange {
         KeyRange {
             begin: key_after(&self.entry(feed, shard, after)),
             end: key_after(&self.entry(feed, shard, last)),
@@ -116,24 +98,12 @@ mod tests {
         let feed = FeedId::notifications();
         let start = [b'p', 0x15, 4, 0x01, b'n', 0, 0x15, 9, 0x15, 1, 0x33];
         let entry = keys.entry(&feed, ShardId(9), at(0x0102, 3));
-        assert_eq!(
-            entry,
-            [&start[..], &[0, 0, 0, 0, 0, 0, 1, 2, 0, 0], &[0, 3]].concat()
-        );
+        assert_eq!(entry, [&start[..], &[0, 0, 0, 0, 0, 0, 1, 2, 0, 0], &[0, 3]].concat());
         let append = keys.append(&feed, ShardId(9), Incarnation(1), 3);
         assert_eq!(append[..start.len()], start);
-        assert_eq!(
-            append[start.len() + 10..],
-            [0, 3, start.len() as u8, 0, 0, 0]
-        );
-        assert_eq!(
-            keys.newest(&feed, b"db"),
-            [b'p', 0x15, 5, 0x01, b'n', 0, 0x01, b'd', b'b', 0]
-        );
-        assert_eq!(
-            keys.head(&feed, ShardId(9)),
-            [b'p', 0x15, 6, 0x01, b'n', 0, 0x15, 9]
-        );
+        assert_eq!(append[start.len() + 10..], [0, 3, start.len() as u8, 0, 0, 0]);
+        assert_eq!(keys.newest(&feed, b"db"), [b'p', 0x15, 5, 0x01, b'n', 0, 0x01, b'd', b'b', 0]);
+        assert_eq!(keys.head(&feed, ShardId(9)), [b'p', 0x15, 6, 0x01, b'n', 0, 0x15, 9]);
     }
 
     #[test]
@@ -141,17 +111,8 @@ mod tests {
         let keys = Keys::new(b"p").unwrap();
         let feed = FeedId::notifications();
         let range = keys.entries(&feed, ShardId(9), at(1, 0), at(3, 7));
-        for (sequence, within) in [
-            (at(1, 0), false),
-            (at(1, 1), true),
-            (at(3, 7), true),
-            (at(3, 8), false),
-        ] {
-            assert_eq!(
-                range.contains(&keys.entry(&feed, ShardId(9), sequence)),
-                within,
-                "{sequence}"
-            );
+        for (sequence, within) in [(at(1, 0), false), (at(1, 1), true), (at(3, 7), true), (at(3, 8), false)] {
+            assert_eq!(range.contains(&keys.entry(&feed, ShardId(9), sequence)), within, "{sequence}");
         }
         assert!(!range.contains(&keys.entry(&feed, ShardId(10), at(2, 0))));
     }

@@ -15,22 +15,14 @@ pub(crate) struct Lease {
 impl Lease {
     /// The stored form: epoch (8 bytes), and the owner (16) if there is one.
     pub fn to_bytes(self) -> Vec<u8> {
-        [
-            &self.epoch.to_be_bytes()[..],
-            self.owner.as_ref().map_or(&[], |owner| &owner[..]),
-        ]
-        .concat()
+        [&self.epoch.to_be_bytes()[..], self.owner.as_ref().map_or(&[], |owner| &owner[..])].concat()
     }
 
     /// The lease stored as `bytes`.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let mut reader = Reader::new("lease", bytes);
         let epoch = reader.u64()?;
-        let owner = if bytes.len() > 8 {
-            Some(reader.bytes16()?)
-        } else {
-            None
-        };
+        let owner = if bytes.len() > 8 { Some(reader.bytes16()?) } else { None };
         reader.finish()?;
         Ok(Self { epoch, owner })
     }
@@ -49,18 +41,9 @@ mod tests {
 
     #[test]
     fn golden_bytes() {
-        let held = Lease {
-            epoch: 2,
-            owner: Some([7; 16]),
-        };
-        assert_eq!(
-            held.to_bytes(),
-            [&[0, 0, 0, 0, 0, 0, 0, 2][..], &[7; 16]].concat()
-        );
-        let free = Lease {
-            epoch: 2,
-            owner: None,
-        };
+        let held = Lease { epoch: 2, owner: Some([7; 16]) };
+        assert_eq!(held.to_bytes(), [&[0, 0, 0, 0, 0, 0, 0, 2][..], &[7; 16]].concat());
+        let free = Lease { epoch: 2, owner: None };
         assert_eq!(free.to_bytes(), [0, 0, 0, 0, 0, 0, 0, 2]);
         for lease in [held, free] {
             assert_eq!(Lease::from_bytes(&lease.to_bytes()).unwrap(), lease);

@@ -79,21 +79,13 @@ impl Keys {
         if prefix.len() > PREFIX_LEN_MAX {
             return Err(Error::invalid(
                 "prefix",
-                format!(
-                    "it has {} bytes, at most {PREFIX_LEN_MAX} are allowed",
-                    prefix.len()
-                ),
+                format!("it has {} bytes, at most {PREFIX_LEN_MAX} are allowed", prefix.len()),
             ));
         }
         if prefix.first() == Some(&0xff) {
-            return Err(Error::invalid(
-                "prefix",
-                "it starts with 0xff, which the store keeps for itself",
-            ));
+            return Err(Error::invalid("prefix", "it starts with 0xff, which the store keeps for itself"));
         }
-        Ok(Self {
-            prefix: Bytes::copy_from_slice(prefix),
-        })
+        Ok(Self { prefix: Bytes::copy_from_slice(prefix) })
     }
 
     /// The key of the tuple `elements`.
@@ -133,25 +125,16 @@ impl Keys {
 
 /// A sequence as it stands in keys.
 fn position(sequence: Sequence) -> (u16, foundationdb_tuple::Versionstamp) {
-    let stamp =
-        foundationdb_tuple::Versionstamp::complete(sequence.versionstamp().0, sequence.order());
+    let stamp = foundationdb_tuple::Versionstamp::complete(sequence.versionstamp().0, sequence.order());
     (sequence.incarnation().0.into(), stamp)
 }
 
 /// The sequence of a position in a key.
 fn sequence(incarnation: u16, stamp: &foundationdb_tuple::Versionstamp) -> Result<Sequence> {
-    let incarnation = u8::try_from(incarnation).map_err(|_| {
-        Error::corrupt("sequence", format!("incarnation {incarnation} is over 255"))
-    })?;
-    let bytes = stamp
-        .transaction_version()
-        .try_into()
-        .expect("a stamp has 10 bytes");
-    Ok(Sequence::new(
-        Incarnation(incarnation),
-        Versionstamp(bytes),
-        stamp.user_version(),
-    ))
+    let incarnation = u8::try_from(incarnation)
+        .map_err(|_| Error::corrupt("sequence", format!("incarnation {incarnation} is over 255")))?;
+    let bytes = stamp.transaction_version().try_into().expect("a stamp has 10 bytes");
+    Ok(Sequence::new(Incarnation(incarnation), Versionstamp(bytes), stamp.user_version()))
 }
 
 #[cfg(test)]

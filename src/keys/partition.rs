@@ -35,10 +35,7 @@ impl FoldMark {
     /// The mark stored as `bytes`.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let mut reader = Reader::new("fold mark", bytes);
-        let mark = Self {
-            epoch: reader.u64()?,
-            fold: reader.u64()?,
-        };
+        let mark = Self { epoch: reader.u64()?, fold: reader.u64()? };
         reader.finish()?;
         Ok(mark)
     }
@@ -66,18 +63,14 @@ mod tests {
         assert_eq!(keys.doorbell(Partition(300)), [b'p', 0x15, 2, 0x16, 1, 44]);
         assert_eq!(keys.fold_mark(Partition(0)), [b'p', 0x15, 3, 0x14]);
         let mark = FoldMark { epoch: 1, fold: 2 };
-        assert_eq!(
-            mark.to_bytes(),
-            [0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 2]
-        );
+        assert_eq!(mark.to_bytes(), [0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 2]);
         assert_eq!(FoldMark::from_bytes(&mark.to_bytes()).unwrap(), mark);
         assert!(FoldMark::from_bytes(&[0; 15]).is_err());
     }
 
     #[test]
     fn the_partition_of_a_name_never_changes() {
-        let partitions =
-            ["a", "shop/orders", "_replicator", "ü"].map(|name| Partition::of(name, 64).0);
+        let partitions = ["a", "shop/orders", "_replicator", "ü"].map(|name| Partition::of(name, 64).0);
         assert_eq!(partitions, GOLDEN);
         assert_eq!(Partition::of("anything", 1), Partition(0));
     }

@@ -24,12 +24,8 @@ impl TopologyEntry {
     /// The stored form: scheme (2 bytes), closed (1), count (4), shard ids (8 each).
     pub fn to_bytes(&self) -> Vec<u8> {
         let count = u32::try_from(self.shards.len()).expect("shard counts are limited");
-        let mut bytes = [
-            &self.scheme.to_be_bytes()[..],
-            &[u8::from(self.closed)],
-            &count.to_be_bytes(),
-        ]
-        .concat();
+        let mut bytes =
+            [&self.scheme.to_be_bytes()[..], &[u8::from(self.closed)], &count.to_be_bytes()].concat();
         for shard in &self.shards {
             bytes.extend_from_slice(&shard.0.to_be_bytes());
         }
@@ -49,16 +45,9 @@ impl TopologyEntry {
         if count == 0 {
             return Err(reader.corrupt("it has no shards"));
         }
-        let shards = (0..count)
-            .map(|_| reader.u64().map(ShardId))
-            .collect::<Result<_>>()?;
+        let shards = (0..count).map(|_| reader.u64().map(ShardId)).collect::<Result<_>>()?;
         reader.finish()?;
-        Ok(Self {
-            first,
-            scheme,
-            closed,
-            shards,
-        })
+        Ok(Self { first, scheme, closed, shards })
     }
 }
 
@@ -103,21 +92,12 @@ mod tests {
             closed: true,
             shards: vec![ShardId(1), ShardId(258)],
         };
-        assert_eq!(
-            entry.to_bytes(),
-            [
-                0, 1, 1, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1, 2
-            ]
-        );
+        assert_eq!(entry.to_bytes(), [0, 1, 1, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1, 2]);
         let feed = FeedId::notifications();
         let key = keys.topology(&feed, entry.first);
         assert_eq!(key[..7], [b'p', 0x15, 7, 0x01, b'n', 0, 0x15]);
         assert!(keys.topologies(&feed).contains(&key));
-        assert_eq!(
-            keys.topology_entry(&(key.into(), entry.to_bytes().into()))
-                .unwrap(),
-            entry
-        );
+        assert_eq!(keys.topology_entry(&(key.into(), entry.to_bytes().into())).unwrap(), entry);
     }
 
     #[test]

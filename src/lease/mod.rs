@@ -40,24 +40,12 @@ impl Held {
                     return Ok(lease.epoch);
                 }
                 let epoch = found.map_or(0, |lease| lease.epoch) + 1;
-                tx.set(
-                    &key,
-                    &Lease {
-                        epoch,
-                        owner: Some(owner),
-                    }
-                    .to_bytes(),
-                );
+                tx.set(&key, &Lease { epoch, owner: Some(owner) }.to_bytes());
                 also(&tx, epoch);
                 Ok(epoch)
             })
             .await?;
-        Ok(Self {
-            key,
-            resource,
-            epoch,
-            owner,
-        })
+        Ok(Self { key, resource, epoch, owner })
     }
 
     /// Fails with [`Error::LeaseLost`] if the lease is not held any more, and makes `tx` fail if it is lost before the
@@ -77,14 +65,7 @@ impl Held {
     pub async fn release(&self, db: &Database) -> Result<()> {
         db.run(async |tx| match self.check(&tx).await {
             Ok(()) => {
-                tx.set(
-                    &self.key,
-                    &Lease {
-                        epoch: self.epoch,
-                        owner: None,
-                    }
-                    .to_bytes(),
-                );
+                tx.set(&self.key, &Lease { epoch: self.epoch, owner: None }.to_bytes());
                 Ok(())
             }
             Err(Error::LeaseLost { .. }) => Ok(()),
@@ -96,10 +77,7 @@ impl Held {
 
 /// The lease at `key`, read so that its change makes `tx` fail.
 async fn read(tx: &Transaction, key: &[u8]) -> Result<Option<Lease>> {
-    tx.get(key, Isolation::Serializable)
-        .await?
-        .map(|value| Lease::from_bytes(&value))
-        .transpose()
+    tx.get(key, Isolation::Serializable).await?.map(|value| Lease::from_bytes(&value)).transpose()
 }
 
 /// 16 random bytes.
@@ -113,9 +91,7 @@ mod tests {
     use super::*;
 
     async fn acquire(db: &Database) -> Held {
-        Held::acquire(db, b"lease".to_vec(), "work".to_owned(), |_, _| {})
-            .await
-            .unwrap()
+        Held::acquire(db, b"lease".to_vec(), "work".to_owned(), |_, _| {}).await.unwrap()
     }
 
     #[tokio::test]
@@ -125,26 +101,12 @@ mod tests {
         let second = acquire(&db).await;
         assert_eq!((first.epoch, second.epoch), (1, 2));
         let lost = db.run(async |tx| first.check(&tx).await).await.unwrap_err();
-        assert!(
-            matches!(
-                lost,
-                Error::LeaseLost {
-                    held: 1,
-                    found: 2,
-                    ..
-                }
-            ),
-            "{lost}"
-        );
+        assert!(matches!(lost, Error::LeaseLost { held: 1, found: 2, .. }), "{lost}");
 
         first.release(&db).await.unwrap();
         db.run(async |tx| second.check(&tx).await).await.unwrap();
         second.release(&db).await.unwrap();
-        assert_eq!(
-            acquire(&db).await.epoch,
-            3,
-            "a released lease keeps its epoch"
-        );
+        assert_eq!(acquire(&db).await.epoch, 3, "a released lease keeps its epoch");
     }
 
     #[tokio::test]

@@ -21,11 +21,7 @@ pub(super) struct Observed {
 impl Observed {
     /// The kinds of events that were observed.
     fn kinds(&self) -> Kinds {
-        let ddocs = if self.has_ddocs {
-            EventKind::DdocUpdated.into()
-        } else {
-            Kinds::NONE
-        };
+        let ddocs = if self.has_ddocs { EventKind::DdocUpdated.into() } else { Kinds::NONE };
         Kinds::counted(&self.counters) | ddocs
     }
 
@@ -58,31 +54,20 @@ pub(super) fn fold(
     let mut stale = Counters::ZERO;
     let mut kinds = Kinds::NONE;
     let known = present.is_some();
-    let mut row = present.map(|present| Draft {
-        row: present,
-        is_new: false,
-    });
+    let mut row = present.map(|present| Draft { row: present, is_new: false });
     let present_instance = row.as_ref().map(|draft| draft.row.instance);
 
-    let (own, mut others): (Vec<_>, Vec<_>) = observed
-        .into_iter()
-        .partition(|(instance, _)| Some(*instance) == present_instance);
+    let (own, mut others): (Vec<_>, Vec<_>) =
+        observed.into_iter().partition(|(instance, _)| Some(*instance) == present_instance);
     for (_, events) in own {
         kinds |= events.kinds();
-        row.as_mut()
-            .expect("the present instance has a row")
-            .add(&events);
+        row.as_mut().expect("the present instance has a row").add(&events);
     }
 
-    others.sort_by_key(|(instance, events)| {
-        (!events.is_deleted(), events.counters.created > 0, *instance)
-    });
+    others.sort_by_key(|(instance, events)| (!events.is_deleted(), events.counters.created > 0, *instance));
     for (instance, events) in others {
-        let lives = row
-            .as_ref()
-            .is_some_and(|draft| draft.row.deleted_at.is_none());
-        let replaced_before =
-            known && (events.counters.created == 0 || (events.is_deleted() && lives));
+        let lives = row.as_ref().is_some_and(|draft| draft.row.deleted_at.is_none());
+        let replaced_before = known && (events.counters.created == 0 || (events.is_deleted() && lives));
         if replaced_before {
             stale += events.counters;
             continue;
@@ -94,11 +79,8 @@ pub(super) fn fold(
         row = Some(draft);
     }
 
-    let row = row.filter(|_| !kinds.is_empty()).map(|draft| Notification {
-        kinds,
-        written_ms,
-        ..draft.at_draft()
-    });
+    let row =
+        row.filter(|_| !kinds.is_empty()).map(|draft| Notification { kinds, written_ms, ..draft.at_draft() });
     Folded { row, stale }
 }
 
@@ -153,18 +135,12 @@ impl Draft {
             return self.row.replaced;
         }
         let deleted_at = self.row.deleted_at.unwrap_or(DRAFT);
-        Some(Replaced {
-            instance: self.row.instance,
-            deleted_at,
-        })
+        Some(Replaced { instance: self.row.instance, deleted_at })
     }
 
     /// The row as a draft of its next version.
     fn at_draft(self) -> Notification {
-        Notification {
-            sequence: DRAFT,
-            ..self.row
-        }
+        Notification { sequence: DRAFT, ..self.row }
     }
 }
 
@@ -181,15 +157,7 @@ mod tests {
     }
 
     fn events(created: u64, deleted: u64, updated: u64, ddoc_updated: u64) -> Observed {
-        Observed {
-            counters: Counters {
-                created,
-                deleted,
-                updated,
-                ddoc_updated,
-            },
-            ..Observed::default()
-        }
+        Observed { counters: Counters { created, deleted, updated, ddoc_updated }, ..Observed::default() }
     }
 
     fn at(version: u64) -> Sequence {
@@ -203,9 +171,7 @@ mod tests {
         version: u64,
     ) -> (Option<Notification>, Counters) {
         let folded = fold(&name(), present.cloned(), observed, 0);
-        let row = folded
-            .row
-            .map(|row| Notification::from_bytes(at(version), &row.to_bytes()).unwrap());
+        let row = folded.row.map(|row| Notification::from_bytes(at(version), &row.to_bytes()).unwrap());
         (row, folded.stale)
     }
 
@@ -219,62 +185,32 @@ mod tests {
         let first = first.unwrap();
         let (second, _) = step(Some(&first), vec![(A, events(0, 0, 3, 1))], 2);
         let second = second.unwrap();
-        assert_eq!(
-            second.totals,
-            Counters {
-                created: 1,
-                deleted: 0,
-                updated: 5,
-                ddoc_updated: 1
-            }
-        );
+        assert_eq!(second.totals, Counters { created: 1, deleted: 0, updated: 5, ddoc_updated: 1 });
         assert_eq!(
             (second.created_at, second.updated_at, second.ddoc_updated_at),
             (Some(at(1)), Some(at(2)), Some(at(2)))
         );
-        assert_eq!(
-            second.kinds.iter().collect::<Vec<_>>(),
-            [EventKind::Updated, EventKind::DdocUpdated]
-        );
+        assert_eq!(second.kinds.iter().collect::<Vec<_>>(), [EventKind::Updated, EventKind::DdocUpdated]);
     }
 
     #[test]
     fn nothing_observed_changes_nothing() {
         let (first, _) = step(None, vec![(A, events(1, 0, 0, 0))], 1);
-        assert_eq!(
-            step(first.as_ref(), vec![(A, Observed::default())], 2),
-            (None, Counters::ZERO)
-        );
+        assert_eq!(step(first.as_ref(), vec![(A, Observed::default())], 2), (None, Counters::ZERO));
         assert_eq!(step(None, vec![], 2), (None, Counters::ZERO));
     }
 
     #[test]
     fn a_recreation_within_one_fold_tells_of_both() {
         let (first, _) = step(None, vec![(B, events(1, 0, 0, 0))], 1);
-        let (second, stale) = step(
-            first.as_ref(),
-            vec![(A, events(1, 0, 1, 0)), (B, events(0, 1, 4, 0))],
-            2,
-        );
+        let (second, stale) = step(first.as_ref(), vec![(A, events(1, 0, 1, 0)), (B, events(0, 1, 4, 0))], 2);
         let second = second.unwrap();
         assert_eq!(stale, Counters::ZERO);
         assert_eq!((second.instance, second.is_deleted()), (A, false));
-        assert_eq!(
-            second.totals,
-            Counters {
-                created: 1,
-                deleted: 0,
-                updated: 1,
-                ddoc_updated: 0
-            }
-        );
+        assert_eq!(second.totals, Counters { created: 1, deleted: 0, updated: 1, ddoc_updated: 0 });
         assert_eq!(
             kinds(&second, at(1)),
-            [
-                (B, EventKind::Deleted),
-                (A, EventKind::Created),
-                (A, EventKind::Updated)
-            ]
+            [(B, EventKind::Deleted), (A, EventKind::Created), (A, EventKind::Updated)]
         );
     }
 
@@ -287,10 +223,7 @@ mod tests {
         let (back, _) = step(Some(&gone), vec![(B, events(1, 0, 0, 0))], 3);
         let back = back.unwrap();
         assert_eq!(kinds(&back, at(2)), [(B, EventKind::Created)]);
-        assert_eq!(
-            kinds(&back, at(1)),
-            [(A, EventKind::Deleted), (B, EventKind::Created)]
-        );
+        assert_eq!(kinds(&back, at(1)), [(A, EventKind::Deleted), (B, EventKind::Created)]);
         // Later updates carry it on for readers that come late.
         let (later, _) = step(Some(&back), vec![(B, events(0, 0, 1, 0))], 4);
         assert_eq!(kinds(&later.unwrap(), at(1))[0], (A, EventKind::Deleted));
@@ -300,16 +233,9 @@ mod tests {
     fn an_instance_that_came_and_went_unseen_does_not_hide_the_one_readers_know() {
         const C: DbInstance = DbInstance([3; 16]);
         let (first, _) = step(None, vec![(A, events(1, 0, 0, 0))], 1);
-        let all = vec![
-            (A, events(0, 1, 0, 0)),
-            (B, events(1, 1, 0, 0)),
-            (C, events(1, 0, 0, 0)),
-        ];
+        let all = vec![(A, events(0, 1, 0, 0)), (B, events(1, 1, 0, 0)), (C, events(1, 0, 0, 0))];
         let (row, _) = step(first.as_ref(), all, 2);
-        assert_eq!(
-            kinds(&row.unwrap(), at(1)),
-            [(A, EventKind::Deleted), (C, EventKind::Created)]
-        );
+        assert_eq!(kinds(&row.unwrap(), at(1)), [(A, EventKind::Deleted), (C, EventKind::Created)]);
     }
 
     #[test]
@@ -320,11 +246,7 @@ mod tests {
         assert_eq!((row, stale), (None, late.counters));
         let unseen = events(1, 1, 0, 0);
         let (row, stale) = step(first.as_ref(), vec![(A, unseen.clone())], 2);
-        assert_eq!(
-            (row, stale),
-            (None, unseen.counters),
-            "it must have been replaced by the one that lives"
-        );
+        assert_eq!((row, stale), (None, unseen.counters), "it must have been replaced by the one that lives");
     }
 
     #[test]
@@ -333,21 +255,14 @@ mod tests {
         let row = row.unwrap();
         assert_eq!((row.created_at, stale), (None, Counters::ZERO));
         assert_eq!(kinds(&row, Sequence::ZERO), [(A, EventKind::Updated)]);
-        let (row, _) = step(
-            None,
-            vec![(B, events(0, 1, 0, 0)), (A, events(1, 0, 0, 0))],
-            1,
-        );
+        let (row, _) = step(None, vec![(B, events(0, 1, 0, 0)), (A, events(1, 0, 0, 0))], 1);
         assert_eq!(row.unwrap().instance, A, "the living one comes last");
     }
 
     #[test]
     fn an_id_without_a_count_is_a_ddoc_update() {
         let (first, _) = step(None, vec![(A, events(1, 0, 0, 0))], 1);
-        let only_id = Observed {
-            has_ddocs: true,
-            ..Observed::default()
-        };
+        let only_id = Observed { has_ddocs: true, ..Observed::default() };
         let (row, _) = step(first.as_ref(), vec![(A, only_id)], 2);
         assert_eq!(kinds(&row.unwrap(), at(1)), [(A, EventKind::DdocUpdated)]);
     }

@@ -48,16 +48,9 @@ impl Drain {
     ) -> Result<Self> {
         let whole = keys.drains(partition, partition);
         let begin = from.unwrap_or(&whole.begin).clone();
-        let read = RangeRead::new(KeyRange {
-            begin,
-            end: whole.end,
-        })
-        .limit(rows_max);
+        let read = RangeRead::new(KeyRange { begin, end: whole.end }).limit(rows_max);
         let page = tx.get_range(&read, Isolation::Snapshot).await?;
-        let mut next = page
-            .more
-            .then(|| page.rows.last().map(|(key, _)| key_after(key)))
-            .flatten();
+        let mut next = page.more.then(|| page.rows.last().map(|(key, _)| key_after(key))).flatten();
 
         let mut names: Vec<(DbName, Waiting)> = Vec::new();
         for row in page.rows {
@@ -73,9 +66,7 @@ impl Drain {
             }
         }
         if next.is_some() && names.len() > 1 {
-            let torn = names
-                .pop()
-                .and_then(|(_, waiting)| waiting.rows.into_iter().next());
+            let torn = names.pop().and_then(|(_, waiting)| waiting.rows.into_iter().next());
             next = torn.map(|first| first.key);
         }
         Ok(Self { names, next })
@@ -84,11 +75,7 @@ impl Drain {
     /// The events of all names.
     pub fn total(&self) -> Counters {
         let mut total = Counters::ZERO;
-        for observed in self
-            .names
-            .iter()
-            .flat_map(|(_, waiting)| waiting.observed.values())
-        {
+        for observed in self.names.iter().flat_map(|(_, waiting)| waiting.observed.values()) {
             total += observed.counters;
         }
         total

@@ -75,42 +75,28 @@ impl Folder<'_> {
     /// Whether fold number `fold + 1` was committed. Fails if the partition is another's.
     async fn is_committed(&self, tx: &Transaction, fold: u64) -> Result<bool> {
         let key = self.context.keys.fold_mark(self.partition);
-        let (lease, mark) =
-            tokio::join!(self.lease.check(tx), tx.get(&key, Isolation::Serializable));
+        let (lease, mark) = tokio::join!(self.lease.check(tx), tx.get(&key, Isolation::Serializable));
         lease?;
         let mark = mark?.ok_or_else(|| Error::corrupt("fold mark", "it is missing"))?;
         match FoldMark::from_bytes(&mark)? {
-            FoldMark { epoch, fold: found } if epoch == self.lease.epoch && found == fold => {
-                Ok(false)
-            }
-            FoldMark { epoch, fold: found } if epoch == self.lease.epoch && found == fold + 1 => {
-                Ok(true)
-            }
+            FoldMark { epoch, fold: found } if epoch == self.lease.epoch && found == fold => Ok(false),
+            FoldMark { epoch, fold: found } if epoch == self.lease.epoch && found == fold + 1 => Ok(true),
             mark => Err(Error::corrupt(
                 "fold mark",
-                format!(
-                    "it is at {mark:?}, the owner at fold {fold} of epoch {}",
-                    self.lease.epoch
-                ),
+                format!("it is at {mark:?}, the owner at fold {fold} of epoch {}", self.lease.epoch),
             )),
         }
     }
 
     /// One attempt, up to its commit.
     async fn attempt(&self, tx: &Transaction, fold: u64, from: Option<&Bytes>) -> Result<Done> {
-        let Context {
-            keys, feed, config, ..
-        } = self.context;
+        let Context { keys, feed, config, .. } = self.context;
         let (drain, topology) = tokio::join!(
             Drain::read(tx, keys, self.partition, from, self.rows_max),
             Topology::read(tx, keys, feed, Isolation::Serializable),
         );
         let (drain, topology) = (drain?, topology?);
-        let mut done = Done {
-            next: drain.next.clone(),
-            folded: drain.total(),
-            ..Done::default()
-        };
+        let mut done = Done { next: drain.next.clone(), folded: drain.total(), ..Done::default() };
         if drain.names.is_empty() {
             return Ok(done);
         }
@@ -124,28 +110,20 @@ impl Folder<'_> {
         for ((name, mut waiting), present) in drain.names.into_iter().zip(present) {
             waiting.subtract(tx);
             let previous = present.as_ref().map(|row| row.sequence);
-            let present = present
-                .map(|row| Notification::from_bytes(row.sequence, &row.value))
-                .transpose()?;
+            let present =
+                present.map(|row| Notification::from_bytes(row.sequence, &row.value)).transpose()?;
             let observed = std::mem::take(&mut waiting.observed).into_iter().collect();
             let folded = algorithm::fold(&name, present, observed, self.context.env().wall_ms());
             done.stale += folded.stale;
             let Some(row) = folded.row else { continue };
             let order = writer.replace(name.as_str().as_bytes(), previous, &row.to_bytes())?;
-            for (db, id) in waiting
-                .ddocs
-                .iter()
-                .filter(|(db, _)| db.instance == row.instance)
-            {
+            for (db, id) in waiting.ddocs.iter().filter(|(db, _)| db.instance == row.instance) {
                 let told = sequence_operand(config.incarnation, order);
                 tx.atomic(AtomicOp::SetVersionstampedValue, &keys.ddoc(db, id), &told);
             }
         }
         done.rows = writer.finish();
-        let mark = FoldMark {
-            epoch: self.lease.epoch,
-            fold: fold + 1,
-        };
+        let mark = FoldMark { epoch: self.lease.epoch, fold: fold + 1 };
         tx.set(&keys.fold_mark(self.partition), &mark.to_bytes());
         done.committed = true;
         Ok(done)

@@ -54,20 +54,14 @@ impl NotifierOptions {
     fn check(&self) -> Result<()> {
         let (part, of) = self.share;
         if part >= of {
-            return Err(Error::invalid(
-                "share",
-                format!("part {part} of {of} does not exist"),
-            ));
+            return Err(Error::invalid("share", format!("part {part} of {of} does not exist")));
         }
         if self.poll_interval.is_zero() {
             return Err(Error::invalid("poll interval", "it is zero"));
         }
         // One database can have a row of counters, one of its last update and a design document; a fold must get on.
         if !(10..=10_000).contains(&self.fold_rows_max) {
-            return Err(Error::invalid(
-                "fold rows",
-                format!("{} is not 10 to 10,000", self.fold_rows_max),
-            ));
+            return Err(Error::invalid("fold rows", format!("{} is not 10 to 10,000", self.fold_rows_max)));
         }
         Ok(())
     }
@@ -92,33 +86,18 @@ impl Notifier {
     pub(crate) async fn start(context: Arc<Context>, options: NotifierOptions) -> Result<Self> {
         options.check()?;
         let (part, of) = options.share;
-        let partitions: Vec<_> = (0..context.config.partitions)
-            .filter(|number| number % of == part)
-            .collect();
+        let partitions: Vec<_> =
+            (0..context.config.partitions).filter(|number| number % of == part).collect();
         let (stop, stopped) = watch::channel(false);
-        let mut notifier = Self {
-            leases: Vec::new(),
-            stop,
-            tasks: JoinSet::new(),
-            context,
-        };
-        notifier.leases = try_join_all(
-            partitions
-                .iter()
-                .map(|&number| notifier.acquire(Partition(number))),
-        )
-        .await?;
+        let mut notifier = Self { leases: Vec::new(), stop, tasks: JoinSet::new(), context };
+        notifier.leases =
+            try_join_all(partitions.iter().map(|&number| notifier.acquire(Partition(number)))).await?;
         for (partition, lease) in &notifier.leases {
             let context = Arc::clone(&notifier.context);
             let task = partition::Task::new(context, *partition, lease.clone(), options.clone());
             notifier.tasks.spawn(task.run(stopped.clone()));
         }
-        let poll = poll::run(
-            Arc::clone(&notifier.context),
-            partitions,
-            options.poll_interval,
-            stopped,
-        );
+        let poll = poll::run(Arc::clone(&notifier.context), partitions, options.poll_interval, stopped);
         notifier.tasks.spawn(poll);
         Ok(notifier)
     }
@@ -128,14 +107,9 @@ impl Notifier {
         let Context { db, keys, .. } = &*self.context;
         let mark = keys.fold_mark(partition);
         let resource = format!("partition {}", partition.0);
-        let lease = Held::acquire(
-            db,
-            keys.partition_lease(partition),
-            resource,
-            |tx, epoch| {
-                tx.set(&mark, &FoldMark { epoch, fold: 0 }.to_bytes());
-            },
-        )
+        let lease = Held::acquire(db, keys.partition_lease(partition), resource, |tx, epoch| {
+            tx.set(&mark, &FoldMark { epoch, fold: 0 }.to_bytes());
+        })
         .await?;
         Ok((partition, lease))
     }
@@ -148,12 +122,7 @@ impl Notifier {
                 tracing::error!(%error, "a task of the notifier has panicked");
             }
         }
-        try_join_all(
-            self.leases
-                .iter()
-                .map(|(_, lease)| lease.release(&self.context.db)),
-        )
-        .await?;
+        try_join_all(self.leases.iter().map(|(_, lease)| lease.release(&self.context.db))).await?;
         Ok(())
     }
 }

@@ -49,10 +49,7 @@ impl Present {
     /// From now on, until it is dropped.
     fn enter(context: &Arc<Context>, partition: Partition) -> Self {
         context.signals.enter(partition);
-        Self {
-            context: Arc::clone(context),
-            partition,
-        }
+        Self { context: Arc::clone(context), partition }
     }
 }
 
@@ -64,21 +61,8 @@ impl Drop for Present {
 
 impl Task {
     /// A task that holds `lease`.
-    pub fn new(
-        context: Arc<Context>,
-        partition: Partition,
-        lease: Held,
-        options: NotifierOptions,
-    ) -> Self {
-        Self {
-            context,
-            partition,
-            lease,
-            options,
-            folds: 0,
-            doorbell: None,
-            passed: None,
-        }
+    pub fn new(context: Arc<Context>, partition: Partition, lease: Held, options: NotifierOptions) -> Self {
+        Self { context, partition, lease, options, folds: 0, doorbell: None, passed: None }
     }
 
     /// Folds until it is told to stop or has lost the lease.
@@ -189,8 +173,6 @@ async fn listen(context: &Context, partition: Partition) -> Option<Watch> {
     let key = &context.keys.doorbell(partition);
     let watch = context.db.run(async |tx| tx.watch(key).await).await;
     watch
-        .inspect_err(
-            |error| tracing::warn!(partition = partition.0, %error, "no watch, polling instead"),
-        )
+        .inspect_err(|error| tracing::warn!(partition = partition.0, %error, "no watch, polling instead"))
         .ok()
 }

@@ -39,11 +39,7 @@ pub(super) async fn run(
                 Err(error) => tracing::warn!(%error, "poll failed"),
             }
         }
-        pause = if found > 0 {
-            (pause / 2).max(interval / HASTE_MAX)
-        } else {
-            (pause * 2).min(interval)
-        };
+        pause = if found > 0 { (pause / 2).max(interval / HASTE_MAX) } else { (pause * 2).min(interval) };
     }
 }
 
@@ -66,9 +62,7 @@ async fn look(context: &Context, (first, last): (u32, u32)) -> Result<u32> {
     while first <= last {
         let range = context.keys.drains(Partition(first), Partition(last));
         let tx = context.db.begin();
-        let page = tx
-            .get_range(&RangeRead::new(range).limit(1), Isolation::Snapshot)
-            .await?;
+        let page = tx.get_range(&RangeRead::new(range).limit(1), Isolation::Snapshot).await?;
         let Some(row) = page.rows.into_iter().next() else {
             break;
         };

@@ -28,19 +28,12 @@ pub(crate) async fn ringer(context: Arc<Context>) {
 
 /// Rings the doorbells of `partitions` in one transaction. A ring that fails is made good by the notifier's poll.
 async fn ring(context: &Context, partitions: &[Partition]) {
-    let policy = RetryPolicy {
-        attempts_max: Some(3),
-        ..RetryPolicy::default()
-    };
+    let policy = RetryPolicy { attempts_max: Some(3), ..RetryPolicy::default() };
     let rung = context
         .db
         .run_with(&policy, async |tx| {
             for &partition in partitions {
-                tx.atomic(
-                    AtomicOp::Add,
-                    &context.keys.doorbell(partition),
-                    &1_u64.to_le_bytes(),
-                );
+                tx.atomic(AtomicOp::Add, &context.keys.doorbell(partition), &1_u64.to_le_bytes());
             }
             Ok(())
         })

@@ -33,10 +33,7 @@ pub struct ProducerOptions {
 
 impl Default for ProducerOptions {
     fn default() -> Self {
-        Self {
-            slots: 1,
-            record_versionstamps: false,
-        }
+        Self { slots: 1, record_versionstamps: false }
     }
 }
 
@@ -75,10 +72,7 @@ impl Producer {
     /// A producer of the bus with this context.
     pub(crate) fn new(context: Arc<Context>, options: ProducerOptions) -> Result<Self> {
         if !(1..=SLOTS_MAX).contains(&options.slots) {
-            return Err(Error::invalid(
-                "slots",
-                format!("{} is not 1 to {SLOTS_MAX}", options.slots),
-            ));
+            return Err(Error::invalid("slots", format!("{} is not 1 to {SLOTS_MAX}", options.slots)));
         }
         Ok(Self { context, options })
     }
@@ -100,12 +94,7 @@ impl Producer {
 
     /// Records that a design document of `db` was written or deleted in this transaction. With its id, subscribers that
     /// ask for ids are told which.
-    pub fn ddoc_updated<T: EventTarget>(
-        &self,
-        transaction: &T,
-        db: &Db,
-        id: Option<&DdocId>,
-    ) -> T::Receipt {
+    pub fn ddoc_updated<T: EventTarget>(&self, transaction: &T, db: &Db, id: Option<&DdocId>) -> T::Receipt {
         if let Some(id) = id {
             let partition = Partition::of(db.name.as_str(), self.context.config.partitions);
             let key = self.context.keys.pending_ddoc(partition, db, id);
@@ -116,19 +105,13 @@ impl Producer {
 
     /// Records `counters` of `db` at once: one `ADD`, however many events they are. For imports, and for callers that
     /// gather the events of a transaction by themselves.
-    pub fn record_all<T: EventTarget>(
-        &self,
-        transaction: &T,
-        db: &Db,
-        counters: &Counters,
-    ) -> T::Receipt {
+    pub fn record_all<T: EventTarget>(&self, transaction: &T, db: &Db, counters: &Counters) -> T::Receipt {
         let Context { keys, config, .. } = &*self.context;
         let partition = Partition::of(db.name.as_str(), config.partitions);
         let slot = (transaction.spread() % u64::from(self.options.slots)) as u16;
         transaction.add(keys.counters(partition, db, slot), counters);
         if self.options.record_versionstamps {
-            transaction
-                .set_versionstamped_value(&keys.last_update(partition, db, slot), &stamp_operand());
+            transaction.set_versionstamped_value(&keys.last_update(partition, db, slot), &stamp_operand());
         }
         transaction.receive(Receipt::new(Arc::clone(&self.context), partition))
     }

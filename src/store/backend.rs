@@ -59,10 +59,7 @@ pub(crate) enum Answer<'a, T> {
     /// Known already; taken by the first poll.
     Ready(Option<Result<T>>),
     /// Still to come.
-    #[cfg_attr(
-        not(test),
-        allow(dead_code, reason = "durable commits wait; memory answers at once")
-    )]
+    #[cfg_attr(not(test), allow(dead_code, reason = "durable commits wait; memory answers at once"))]
     Waiting(BoxFuture<'a, Result<T>>),
 }
 
@@ -77,11 +74,9 @@ impl<T: Unpin> Future for Answer<'_, T> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut *self {
-            Self::Ready(result) => Poll::Ready(
-                result
-                    .take()
-                    .expect("an answer is polled to its end only once"),
-            ),
+            Self::Ready(result) => {
+                Poll::Ready(result.take().expect("an answer is polled to its end only once"))
+            }
             Self::Waiting(future) => future.as_mut().poll(context),
         }
     }

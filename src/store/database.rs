@@ -40,10 +40,7 @@ impl Database {
 
     /// A new store in memory that takes time and randomness from `env`.
     pub fn memory_in(env: Env) -> Self {
-        Self {
-            backend: Arc::new(embedded::Engine::memory(env.clone())),
-            env,
-        }
+        Self { backend: Arc::new(embedded::Engine::memory(env.clone())), env }
     }
 
     /// The store in the folder `path`, which is made if it does not exist. Every commit is on disk before it is
@@ -57,10 +54,7 @@ impl Database {
 
     /// [`Database::open_dir`] with time and randomness from `env`.
     pub fn open_dir_in(path: impl AsRef<Path>, env: Env) -> Result<Self> {
-        Ok(Self {
-            backend: Arc::new(embedded::Engine::open(path.as_ref(), env.clone())?),
-            env,
-        })
+        Ok(Self { backend: Arc::new(embedded::Engine::open(path.as_ref(), env.clone())?), env })
     }
 
     /// A new transaction. Most callers want [`Database::run`], which commits and retries.
@@ -112,10 +106,7 @@ impl Database {
             match error {
                 Error::Store(last) if last.is_retryable() => {
                     if policy.is_exhausted(attempt, self.env.now().saturating_sub(started)) {
-                        return Err(Error::RetriesExhausted {
-                            attempts: attempt,
-                            last,
-                        });
+                        return Err(Error::RetriesExhausted { attempts: attempt, last });
                     }
                     tracing::debug!(attempt, error = %last, "transaction failed, trying again");
                     let backoff = self.env.sleep(policy.backoff(attempt, &self.env));

@@ -20,37 +20,25 @@ pub struct KeyRange {
 impl KeyRange {
     /// The keys from `begin` up to but not including `end`.
     pub fn new(begin: impl Into<Bytes>, end: impl Into<Bytes>) -> Self {
-        Self {
-            begin: begin.into(),
-            end: end.into(),
-        }
+        Self { begin: begin.into(), end: end.into() }
     }
 
     /// The keys that start with `prefix`, itself included. A prefix of only `0xff` bytes has no end; the range then
     /// reaches to the end of the space that layers may use.
     pub fn prefix(prefix: impl Into<Bytes>) -> Self {
         let begin = prefix.into();
-        let kept = begin
-            .iter()
-            .rposition(|&byte| byte != 0xff)
-            .map_or(0, |last| last + 1);
+        let kept = begin.iter().rposition(|&byte| byte != 0xff).map_or(0, |last| last + 1);
         let mut end = begin[..kept].to_vec();
         match end.last_mut() {
             Some(last) => *last += 1,
             None => end.push(0xff),
         }
-        Self {
-            begin,
-            end: end.into(),
-        }
+        Self { begin, end: end.into() }
     }
 
     /// Exactly `key`.
     pub fn key(key: &[u8]) -> Self {
-        Self {
-            begin: Bytes::copy_from_slice(key),
-            end: key_after(key),
-        }
+        Self { begin: Bytes::copy_from_slice(key), end: key_after(key) }
     }
 
     /// Whether `key` lies within.
@@ -108,12 +96,7 @@ pub struct RangeRead {
 impl RangeRead {
     /// All of `range`, in pages of at most 10,000 rows or 1 MB.
     pub fn new(range: KeyRange) -> Self {
-        Self {
-            range,
-            limit: 10_000,
-            target_bytes: 1_000_000,
-            reverse: false,
-        }
+        Self { range, limit: 10_000, target_bytes: 1_000_000, reverse: false }
     }
 
     /// At most `limit` rows a page.
@@ -125,19 +108,13 @@ impl RangeRead {
     /// About `target_bytes` a page.
     #[must_use]
     pub fn target_bytes(self, target_bytes: usize) -> Self {
-        Self {
-            target_bytes,
-            ..self
-        }
+        Self { target_bytes, ..self }
     }
 
     /// From the end to the beginning.
     #[must_use]
     pub fn reverse(self) -> Self {
-        Self {
-            reverse: true,
-            ..self
-        }
+        Self { reverse: true, ..self }
     }
 
     /// What is left after `page`; `None` if `page` was the last one.
@@ -174,11 +151,7 @@ pub struct Pages<'a> {
 impl<'a> Pages<'a> {
     /// The pages of `read`.
     pub(crate) fn new(transaction: &'a Transaction, read: RangeRead, isolation: Isolation) -> Self {
-        Self {
-            transaction,
-            rest: Some(read),
-            isolation,
-        }
+        Self { transaction, rest: Some(read), isolation }
     }
 
     /// The rows of the next page; `None` at the end. Cancel safe: a page that was not returned is read again.
@@ -199,10 +172,7 @@ mod tests {
     #[test]
     fn a_prefix_range_ends_after_its_last_key() {
         assert_eq!(KeyRange::prefix("ab"), KeyRange::new("ab", "ac"));
-        assert_eq!(
-            KeyRange::prefix(&b"a\xff"[..]),
-            KeyRange::new(&b"a\xff"[..], "b")
-        );
+        assert_eq!(KeyRange::prefix(&b"a\xff"[..]), KeyRange::new(&b"a\xff"[..], "b"));
         assert_eq!(KeyRange::prefix(&b"\xff"[..]).end, &b"\xff"[..]);
         assert_eq!(KeyRange::prefix(""), KeyRange::new("", &b"\xff"[..]));
     }

@@ -5,12 +5,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use bytes::Bytes;
 
 use super::{
-    AtomicOp, KeyRange, Page, Pages, RangeRead, Watch, backend::TransactionBackend,
-    mutation::Mutation,
+    AtomicOp, KeyRange, Page, Pages, RangeRead, Watch, backend::TransactionBackend, mutation::Mutation,
 };
 use crate::{
     encoding::{Counters, Versionstamp},
-    error::Result,
+    error::{Error, Result},
 };
 
 /// Whether a read can make the transaction conflict.
@@ -75,11 +74,7 @@ struct Held {
 impl Transaction {
     /// The face of `backend`.
     pub(crate) fn new(backend: Box<dyn TransactionBackend>, salt: u64) -> Self {
-        Self(Arc::new(Inner {
-            backend,
-            held: Mutex::default(),
-            salt,
-        }))
+        Self(Arc::new(Inner { backend, held: Mutex::default(), salt }))
     }
 
     /// The value of `key`.
@@ -102,32 +97,23 @@ impl Transaction {
 
     /// Sets `key` to `value`.
     pub fn set(&self, key: &[u8], value: &[u8]) {
-        self.0.backend.mutate(Mutation::Set(
-            Bytes::copy_from_slice(key),
-            Bytes::copy_from_slice(value),
-        ));
+        self.0.backend.mutate(Mutation::Set(Bytes::copy_from_slice(key), Bytes::copy_from_slice(value)));
     }
 
     /// Removes `key`.
     pub fn clear(&self, key: &[u8]) {
-        self.0
-            .backend
-            .mutate(Mutation::Clear(Bytes::copy_from_slice(key)));
+        self.0.backend.mutate(Mutation::Clear(Bytes::copy_from_slice(key)));
     }
 
     /// Removes the keys of `range`. An inverted range fails the commit with `inverted_range` (2005).
     pub fn clear_range(&self, range: &KeyRange) {
-        self.0
-            .backend
-            .mutate(Mutation::ClearRange(range.begin.clone(), range.end.clone()));
+        self.0.backend.mutate(Mutation::ClearRange(range.begin.clone(), range.end.clone()));
     }
 
     /// Applies `op` to `key` at the commit.
     pub fn atomic(&self, op: AtomicOp, key: &[u8], operand: &[u8]) {
         let operand = Bytes::copy_from_slice(operand);
-        self.0
-            .backend
-            .mutate(Mutation::Atomic(op, Bytes::copy_from_slice(key), operand));
+        self.0.backend.mutate(Mutation::Atomic(op, Bytes::copy_from_slice(key), operand));
     }
 
     /// Makes the commit fail if `range` was written since the read version. Keys that the transaction has already
@@ -159,15 +145,10 @@ impl Transaction {
 
     /// Commits. Returns `None` if there was nothing to write.
     pub async fn commit(&self) -> Result<Option<Committed>> {
-        let Held {
-            additions,
-            listeners,
-        } = std::mem::take(&mut *self.held());
+        let Held { additions, listeners } = std::mem::take(&mut *self.held());
         for (key, counters) in additions {
             let operand = Bytes::copy_from_slice(&counters.to_bytes());
-            self.0
-                .backend
-                .mutate(Mutation::Atomic(AtomicOp::Add, key, operand));
+            self.0.backend.mutate(Mutation::Atomic(AtomicOp::Add, key, operand));
         }
         let versionstamp = self.0.backend.commit().await?;
         for (listener, token) in listeners {
@@ -196,7 +177,7 @@ impl Transaction {
     /// `backoff` is the pause where the backend brings none.
     pub(crate) async fn recover(
         &self,
-        error: crate::Error,
+        error: Error,
         backoff: futures_util::future::BoxFuture<'static, ()>,
     ) -> Result<()> {
         self.0.backend.recover(error, backoff).await?;
@@ -209,12 +190,7 @@ impl Transaction {
     pub(crate) fn add_merged(&self, key: Bytes, counters: &Counters) {
         let mut held = self.held();
         // Newest first: a transaction that records many events mostly records the same database again.
-        match held
-            .additions
-            .iter_mut()
-            .rev()
-            .find(|(existing, _)| *existing == key)
-        {
+        match held.additions.iter_mut().rev().find(|(existing, _)| *existing == key) {
             Some((_, sum)) => *sum += *counters,
             None => held.additions.push((key, *counters)),
         }
@@ -223,9 +199,8 @@ impl Transaction {
     /// Tells `listener` of `token` once the commit has succeeded; once, however often it is asked for.
     pub(crate) fn after_commit(&self, listener: &Arc<dyn AfterCommit>, token: u64) {
         let mut held = self.held();
-        let known = |(other, with): &(Arc<dyn AfterCommit>, u64)| {
-            *with == token && Arc::ptr_eq(other, listener)
-        };
+        let known =
+            |(other, with): &(Arc<dyn AfterCommit>, u64)| *with == token && Arc::ptr_eq(other, listener);
         if !held.listeners.iter().rev().any(known) {
             held.listeners.push((Arc::clone(listener), token));
         }

@@ -2,9 +2,7 @@
 
 use std::io::Write;
 
-use notibus::{
-    Bus, BusOptions, Dispatcher, DispatcherOptions, Filter, NotifierOptions, Sequence, Since,
-};
+use notibus::{Bus, BusOptions, Dispatcher, DispatcherOptions, Filter, NotifierOptions, Sequence, Since};
 use tokio_stream::StreamExt;
 
 use crate::{Failure, store::Store};
@@ -34,14 +32,7 @@ pub async fn run(args: Args) -> Result<(), Failure> {
         text => Some(text.parse()?),
     };
     let db = args.store.open()?;
-    let bus = Bus::open(
-        &db,
-        BusOptions {
-            partitions: args.partitions,
-            ..BusOptions::default()
-        },
-    )
-    .await?;
+    let bus = Bus::open(&db, BusOptions { partitions: args.partitions, ..BusOptions::default() }).await?;
     if args.follow {
         let notifier = bus.notifier(NotifierOptions::default()).await?;
         let dispatcher = bus.dispatcher(DispatcherOptions::default()).await?;
@@ -71,10 +62,7 @@ pub async fn run(args: Args) -> Result<(), Failure> {
 
 /// Prints rows as they come.
 async fn follow(dispatcher: &Dispatcher, since: Option<Sequence>) -> Result<(), Failure> {
-    let mut rows = dispatcher
-        .subscribe(Filter::all())
-        .since(since.map_or(Since::Now, Since::After))
-        .stream();
+    let mut rows = dispatcher.subscribe(Filter::all()).since(since.map_or(Since::Now, Since::After)).stream();
     while let Some(item) = rows.next().await {
         match item {
             Ok(delivery) => print(delivery.notification())?,

@@ -25,18 +25,8 @@ pub(super) fn apply(op: AtomicOp, value: Option<&Bytes>, operand: &Bytes) -> Opt
             Some(old) if compare(old, operand).is_lt() => fit(old, operand.len()),
             _ => operand.clone(),
         }),
-        AtomicOp::ByteMax => Some(
-            value
-                .filter(|old| *old > operand)
-                .unwrap_or(operand)
-                .clone(),
-        ),
-        AtomicOp::ByteMin => Some(
-            value
-                .filter(|old| *old < operand)
-                .unwrap_or(operand)
-                .clone(),
-        ),
+        AtomicOp::ByteMax => Some(value.filter(|old| *old > operand).unwrap_or(operand).clone()),
+        AtomicOp::ByteMin => Some(value.filter(|old| *old < operand).unwrap_or(operand).clone()),
         AtomicOp::CompareAndClear => value.filter(|old| *old != operand).cloned(),
         AtomicOp::SetVersionstampedKey | AtomicOp::SetVersionstampedValue => {
             unreachable!("versionstamped operations are resolved before they are applied")
@@ -78,9 +68,7 @@ fn fit(old: &[u8], len: usize) -> Bytes {
 
 /// The place of the stamp in `operand`, whose last 4 bytes name it.
 pub(super) fn stamp_place(operand: &[u8]) -> Result<usize, StoreError> {
-    let (payload, place) = operand
-        .split_last_chunk::<4>()
-        .ok_or(StoreError::CLIENT_INVALID_OPERATION)?;
+    let (payload, place) = operand.split_last_chunk::<4>().ok_or(StoreError::CLIENT_INVALID_OPERATION)?;
     let place = usize::try_from(u32::from_le_bytes(*place)).unwrap_or(usize::MAX);
     match place.checked_add(STAMP_LEN) {
         Some(end) if end <= payload.len() => Ok(place),
@@ -108,10 +96,7 @@ mod tests {
 
     #[test]
     fn add_wraps_cuts_and_extends() {
-        assert_eq!(
-            on(AtomicOp::Add, Some(&[255, 255]), &[1, 0]).unwrap(),
-            [0, 0]
-        );
+        assert_eq!(on(AtomicOp::Add, Some(&[255, 255]), &[1, 0]).unwrap(), [0, 0]);
         assert_eq!(on(AtomicOp::Add, Some(&[255]), &[1, 0]).unwrap(), [0, 1]);
         assert_eq!(on(AtomicOp::Add, Some(&[1, 9]), &[1]).unwrap(), [2]);
         assert_eq!(on(AtomicOp::Add, None, &[7]).unwrap(), [7]);
@@ -121,10 +106,7 @@ mod tests {
     #[test]
     fn max_and_min_compare_numbers() {
         assert_eq!(on(AtomicOp::Max, Some(&[0, 1]), &[255, 0]).unwrap(), [0, 1]);
-        assert_eq!(
-            on(AtomicOp::Min, Some(&[0, 1]), &[255, 0]).unwrap(),
-            [255, 0]
-        );
+        assert_eq!(on(AtomicOp::Min, Some(&[0, 1]), &[255, 0]).unwrap(), [255, 0]);
         assert_eq!(on(AtomicOp::Max, Some(&[9, 9]), &[5]).unwrap(), [9]);
         assert_eq!(on(AtomicOp::Min, None, &[5]).unwrap(), [5]);
         assert_eq!(on(AtomicOp::Min, Some(&[]), &[5]).unwrap(), [0]);
@@ -141,21 +123,13 @@ mod tests {
     #[test]
     fn compare_and_clear_keeps_what_differs() {
         assert_eq!(on(AtomicOp::CompareAndClear, Some(b"x"), b"x"), None);
-        assert_eq!(
-            on(AtomicOp::CompareAndClear, Some(b"x"), b"y").unwrap(),
-            b"x"
-        );
+        assert_eq!(on(AtomicOp::CompareAndClear, Some(b"x"), b"y").unwrap(), b"x");
         assert_eq!(on(AtomicOp::CompareAndClear, None, b"y"), None);
     }
 
     #[test]
     fn a_stamp_outside_its_operand_is_refused() {
-        for bad in [
-            &b"abc"[..],
-            &[0; 13],
-            &[[0; 10].as_slice(), &[1, 0, 0, 0]].concat(),
-            &[0xff; 20],
-        ] {
+        for bad in [&b"abc"[..], &[0; 13], &[[0; 10].as_slice(), &[1, 0, 0, 0]].concat(), &[0xff; 20]] {
             assert_eq!(stamp_place(bad), Err(StoreError::CLIENT_INVALID_OPERATION));
         }
         let operand = [b"k".as_slice(), &[0; 10], b"z", &[1, 0, 0, 0]].concat();

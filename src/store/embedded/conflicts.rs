@@ -12,10 +12,7 @@ use crate::store::KeyRange;
 
 /// The bounds of `range` as an ordered map takes them.
 pub(super) fn bounds(range: &KeyRange) -> (Bound<&[u8]>, Bound<&[u8]>) {
-    (
-        Bound::Included(&range.begin[..]),
-        Bound::Excluded(&range.end[..]),
-    )
+    (Bound::Included(&range.begin[..]), Bound::Excluded(&range.end[..]))
 }
 
 /// One entry of a read-conflict set.
@@ -46,19 +43,13 @@ impl Conflicts {
     pub fn written_after(&self, read: &ReadConflict, version: u64) -> bool {
         match read {
             ReadConflict::Key(key) => {
-                self.keys.get(key).is_some_and(|&written| written > version)
-                    || self.step_at(key) > version
+                self.keys.get(key).is_some_and(|&written| written > version) || self.step_at(key) > version
             }
             ReadConflict::Range(range) if range.is_empty() => false,
             ReadConflict::Range(range) => {
-                self.keys
-                    .range::<[u8], _>(bounds(range))
-                    .any(|(_, &written)| written > version)
+                self.keys.range::<[u8], _>(bounds(range)).any(|(_, &written)| written > version)
                     || self.step_at(&range.begin) > version
-                    || self
-                        .ranges
-                        .range::<[u8], _>(bounds(range))
-                        .any(|(_, &written)| written > version)
+                    || self.ranges.range::<[u8], _>(bounds(range)).any(|(_, &written)| written > version)
             }
         }
     }
@@ -66,10 +57,7 @@ impl Conflicts {
     /// The version of the newest written range over `key`; 0 if there is none.
     fn step_at(&self, key: &[u8]) -> u64 {
         let up_to = (Bound::Unbounded, Bound::Included(key));
-        self.ranges
-            .range::<[u8], _>(up_to)
-            .next_back()
-            .map_or(0, |(_, &version)| version)
+        self.ranges.range::<[u8], _>(up_to).next_back().map_or(0, |(_, &version)| version)
     }
 
     /// Notes that `key` was written at `version`.
@@ -83,11 +71,8 @@ impl Conflicts {
             return;
         }
         let behind = self.step_at(&range.end);
-        let covered: Vec<_> = self
-            .ranges
-            .range::<[u8], _>(bounds(range))
-            .map(|(key, _)| key.clone())
-            .collect();
+        let covered: Vec<_> =
+            self.ranges.range::<[u8], _>(bounds(range)).map(|(key, _)| key.clone()).collect();
         for key in covered {
             self.ranges.remove(&key);
         }
@@ -136,17 +121,11 @@ mod tests {
         for (key, newest) in [("a", 0), ("b", 5), ("bz", 5), ("c", 7), ("ez", 7), ("f", 0)] {
             let key = ReadConflict::Key(key.into());
             assert!(!conflicts.written_after(&key, newest), "{key:?}");
-            assert!(
-                newest == 0 || conflicts.written_after(&key, newest - 1),
-                "{key:?}"
-            );
+            assert!(newest == 0 || conflicts.written_after(&key, newest - 1), "{key:?}");
         }
         assert!(conflicts.written_after(&range("a", "bb"), 4));
         assert!(!conflicts.written_after(&range("a", "b"), 0));
-        assert!(
-            conflicts.written_after(&range("d", "e"), 6),
-            "begins inside a written range"
-        );
+        assert!(conflicts.written_after(&range("d", "e"), 6), "begins inside a written range");
         assert!(!conflicts.written_after(&range("f", "z"), 0));
     }
 
@@ -167,10 +146,6 @@ mod tests {
         conflicts.forget_ranges(90);
         assert!(!conflicts.written_after(&ReadConflict::Key("089".into()), 0));
         assert!(conflicts.written_after(&ReadConflict::Key("090".into()), 0));
-        assert!(
-            conflicts.ranges.len() < 30,
-            "{} steps are left",
-            conflicts.ranges.len()
-        );
+        assert!(conflicts.ranges.len() < 30, "{} steps are left", conflicts.ranges.len());
     }
 }

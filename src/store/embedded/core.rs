@@ -146,11 +146,7 @@ impl Core {
 
     /// The newest rows.
     pub fn snapshot(&self, now: Duration) -> Snapshot {
-        Snapshot {
-            root: self.root.clone(),
-            version: self.version,
-            taken: now,
-        }
+        Snapshot { root: self.root.clone(), version: self.version, taken: now }
     }
 
     /// The rows as they were at `version`.
@@ -162,12 +158,7 @@ impl Core {
             return Err(StoreError::TRANSACTION_TOO_OLD);
         }
         let mut snapshot = self.snapshot(now);
-        for past in self
-            .history
-            .iter()
-            .rev()
-            .take_while(|past| past.version > version)
-        {
+        for past in self.history.iter().rev().take_while(|past| past.version > version) {
             for (key, value) in past.written.undo.iter().rev() {
                 match value {
                     Some(value) => snapshot.root.insert(key.clone(), value.clone()),
@@ -213,17 +204,12 @@ impl Core {
             return Ok(None);
         }
         if !request.reads.is_empty() {
-            let (version, taken) = request
-                .snapshot
-                .expect("a transaction with reads has read from a snapshot");
+            let (version, taken) =
+                request.snapshot.expect("a transaction with reads has read from a snapshot");
             if now.saturating_sub(taken) > TRANSACTION_LIFETIME || version < self.forgotten {
                 return Err(StoreError::TRANSACTION_TOO_OLD);
             }
-            if request
-                .reads
-                .iter()
-                .any(|read| self.conflicts.written_after(read, version))
-            {
+            if request.reads.iter().any(|read| self.conflicts.written_after(read, version)) {
                 return Err(StoreError::NOT_COMMITTED);
             }
         }
@@ -245,11 +231,8 @@ impl Core {
             Mutation::ClearRange(begin, end) => {
                 let range = KeyRange { begin, end };
                 self.conflicts.range_written(&range, staged.version);
-                let keys: Vec<_> = staged
-                    .root
-                    .range::<_, [u8]>(bounds(&range))
-                    .map(|(key, _)| key.clone())
-                    .collect();
+                let keys: Vec<_> =
+                    staged.root.range::<_, [u8]>(bounds(&range)).map(|(key, _)| key.clone()).collect();
                 for key in keys {
                     let old = staged.root.remove(&key);
                     staged.written.undo.push((key, old));
@@ -288,22 +271,14 @@ impl Core {
     /// Makes the group readable, fires and arms watches, and forgets what is too old to matter.
     pub fn publish(&mut self, staged: Staged, now: Duration) -> Vec<Outcome> {
         self.root = staged.root;
-        if staged
-            .outcomes
-            .iter()
-            .any(|outcome| matches!(outcome, Ok(Some(_))))
-        {
+        if staged.outcomes.iter().any(|outcome| matches!(outcome, Ok(Some(_)))) {
             self.version = staged.version;
             if !self.watches.is_empty() {
                 for (key, _) in &staged.written.undo {
                     self.watches.key_changed(key, self.root.get(key));
                 }
             }
-            self.history.push_back(Past {
-                version: staged.version,
-                at: now,
-                written: staged.written,
-            });
+            self.history.push_back(Past { version: staged.version, at: now, written: staged.written });
         }
         for watch in staged.watches {
             let value = self.root.get(&watch.key);
@@ -315,9 +290,8 @@ impl Core {
 
     /// Drops the groups that no living transaction can conflict with or read before.
     fn forget(&mut self, now: Duration) {
-        while let Some(past) = self
-            .history
-            .pop_front_if(|past| now.saturating_sub(past.at) > TRANSACTION_LIFETIME)
+        while let Some(past) =
+            self.history.pop_front_if(|past| now.saturating_sub(past.at) > TRANSACTION_LIFETIME)
         {
             for (key, _) in &past.written.undo {
                 self.conflicts.forget_key(key, past.version);
@@ -340,52 +314,26 @@ mod tests {
     }
 
     fn set(key: &'static str, value: &'static str) -> Request {
-        Request {
-            mutations: vec![Mutation::Set(key.into(), value.into())],
-            ..Request::default()
-        }
+        Request { mutations: vec![Mutation::Set(key.into(), value.into())], ..Request::default() }
     }
 
     #[test]
     fn past_versions_can_be_read_until_they_are_forgotten() {
         let mut core = Core::new(Root::new(), 0);
         let second = Duration::from_secs(1);
-        let first = commit(&mut core, set("k", "1"), second)
-            .unwrap()
-            .unwrap()
-            .version();
-        let newer = commit(&mut core, set("k", "2"), 2 * second)
-            .unwrap()
-            .unwrap()
-            .version();
-        assert!(
-            newer > first && newer - first >= 1_000_000,
-            "versions advance with time"
-        );
+        let first = commit(&mut core, set("k", "1"), second).unwrap().unwrap().version();
+        let newer = commit(&mut core, set("k", "2"), 2 * second).unwrap().unwrap().version();
+        assert!(newer > first && newer - first >= 1_000_000, "versions advance with time");
 
         let then = core.snapshot_at(first, 2 * second).unwrap();
         assert_eq!(then.root.get(&b"k"[..]).unwrap(), "1");
         assert_eq!(then.taken, 2 * second, "it ages from when it was replaced");
-        assert_eq!(
-            core.snapshot_at(newer + 1, 2 * second).unwrap_err(),
-            StoreError::FUTURE_VERSION
-        );
+        assert_eq!(core.snapshot_at(newer + 1, 2 * second).unwrap_err(), StoreError::FUTURE_VERSION);
 
         commit(&mut core, set("other", "x"), 8 * second).unwrap();
-        assert_eq!(
-            core.snapshot_at(first, 8 * second).unwrap_err(),
-            StoreError::TRANSACTION_TOO_OLD
-        );
-        assert!(
-            core.conflicts
-                .written_after(&ReadConflict::Key("other".into()), newer)
-        );
-        assert!(
-            !core
-                .conflicts
-                .written_after(&ReadConflict::Key("k".into()), 0),
-            "old writes are forgotten"
-        );
+        assert_eq!(core.snapshot_at(first, 8 * second).unwrap_err(), StoreError::TRANSACTION_TOO_OLD);
+        assert!(core.conflicts.written_after(&ReadConflict::Key("other".into()), newer));
+        assert!(!core.conflicts.written_after(&ReadConflict::Key("k".into()), 0), "old writes are forgotten");
     }
 
     #[test]
@@ -397,11 +345,7 @@ mod tests {
             ..request
         };
         let root = core.take_root();
-        let staged = core.stage(
-            root,
-            vec![set("a", "1"), read("a", set("b", "1"))],
-            Duration::ZERO,
-        );
+        let staged = core.stage(root, vec![set("a", "1"), read("a", set("b", "1"))], Duration::ZERO);
         let outcomes = core.publish(staged, Duration::ZERO);
         assert!(outcomes[0].is_ok());
         assert_eq!(outcomes[1], Err(StoreError::NOT_COMMITTED));

@@ -67,14 +67,9 @@ pub(super) struct Opened {
 impl Disk {
     /// Opens the folder, and makes it if it does not exist.
     pub fn open(path: &Path) -> Result<Opened> {
-        let fail = |reason: String| Error::Open {
-            path: path.to_owned(),
-            reason,
-        };
+        let fail = |reason: String| Error::Open { path: path.to_owned(), reason };
         prepare(path).map_err(&fail)?;
-        let database = fjall::Database::builder(path)
-            .open()
-            .map_err(|error| fail(explain(&error)))?;
+        let database = fjall::Database::builder(path).open().map_err(|error| fail(explain(&error)))?;
         let rows = database
             .keyspace("rows", KeyspaceCreateOptions::default)
             .map_err(|error| fail(explain(&error)))?;
@@ -93,28 +88,19 @@ impl Disk {
                     reader.finish().map_err(|error| fail(error.to_string()))?;
                 }
                 _ => {
-                    return Err(fail(format!(
-                        "damaged: it has a row under the unknown key {key:?}"
-                    )));
+                    return Err(fail(format!("damaged: it has a row under the unknown key {key:?}")));
                 }
             }
         }
         if version == 0 && !root.is_empty() {
             return Err(fail("damaged: it has rows but no version".to_owned()));
         }
-        Ok(Opened {
-            disk: Self { database, rows },
-            root,
-            version,
-        })
+        Ok(Opened { disk: Self { database, rows }, root, version })
     }
 
     /// Writes what a group has changed, all or nothing, and waits until it is on disk.
     fn persist(&self, staged: &Staged) -> Result<(), fjall::Error> {
-        let mut batch = self
-            .database
-            .batch()
-            .durability(Some(PersistMode::SyncData));
+        let mut batch = self.database.batch().durability(Some(PersistMode::SyncData));
         let mut keys: Vec<&Bytes> = staged.keys().collect();
         keys.sort_unstable();
         keys.dedup();
@@ -142,23 +128,17 @@ fn prepare(path: &Path) -> Result<(), String> {
     let marker = path.join(MARKER);
     match fs::read_to_string(&marker) {
         Ok(format) if format == FORMAT => Ok(()),
-        Ok(format) => Err(format!(
-            "its format is {:?}, this program knows {:?}",
-            format.trim(),
-            FORMAT.trim()
-        )),
+        Ok(format) => {
+            Err(format!("its format is {:?}, this program knows {:?}", format.trim(), FORMAT.trim()))
+        }
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             if fs::read_dir(path).map_err(io)?.next().is_some() {
                 return Err("it holds files but no store; name an empty folder".to_owned());
             }
             fs::write(&marker, FORMAT).map_err(io)?;
             // Both must outlive a crash before the first commit does.
-            fs::File::open(&marker)
-                .and_then(|file| file.sync_all())
-                .map_err(io)?;
-            fs::File::open(path)
-                .and_then(|folder| folder.sync_all())
-                .map_err(io)
+            fs::File::open(&marker).and_then(|file| file.sync_all()).map_err(io)?;
+            fs::File::open(path).and_then(|folder| folder.sync_all()).map_err(io)
         }
         Err(error) => Err(io(error)),
     }
@@ -167,9 +147,7 @@ fn prepare(path: &Path) -> Result<(), String> {
 /// What an error of the folder's database means to whoever opens it.
 fn explain(error: &fjall::Error) -> String {
     match error {
-        fjall::Error::Locked => {
-            "it is open in another process, or by another handle of this one".to_owned()
-        }
+        fjall::Error::Locked => "it is open in another process, or by another handle of this one".to_owned(),
         error => {
             format!("it cannot be read and is probably damaged; restore it from a copy ({error})")
         }
@@ -186,35 +164,17 @@ pub(super) struct Committer {
 
 impl Committer {
     /// Starts the thread.
-    pub fn start(
-        disk: Disk,
-        core: Arc<Mutex<Core>>,
-        env: Env,
-        started: Duration,
-    ) -> std::io::Result<Self> {
+    pub fn start(disk: Disk, core: Arc<Mutex<Core>>, env: Env, started: Duration) -> std::io::Result<Self> {
         let (queue, waiting) = mpsc::channel(QUEUE_LEN_MAX);
-        let worker = Worker {
-            disk,
-            core,
-            env,
-            started,
-            failed: None,
-        };
-        let thread = thread::Builder::new()
-            .name("notibus-commit".to_owned())
-            .spawn(|| worker.run(waiting))?;
-        Ok(Self {
-            queue: Some(queue),
-            thread: Some(thread),
-        })
+        let worker = Worker { disk, core, env, started, failed: None };
+        let thread =
+            thread::Builder::new().name("notibus-commit".to_owned()).spawn(|| worker.run(waiting))?;
+        Ok(Self { queue: Some(queue), thread: Some(thread) })
     }
 
     /// Commits `request` with the next group.
     pub fn commit(&self, request: Request) -> impl Future<Output = Outcome> + Send + use<> {
-        let queue = self
-            .queue
-            .clone()
-            .expect("the queue is open as long as the engine");
+        let queue = self.queue.clone().expect("the queue is open as long as the engine");
         async move {
             let (answer, outcome) = oneshot::channel();
             let gone = || StoreError::IO_ERROR.with_detail("the commit thread has ended");
@@ -289,13 +249,9 @@ impl Worker {
             // Whether the group is on disk is open until the store is opened again; nothing may build on it.
             tracing::error!(%error, "the store's disk failed; it takes no more commits");
             self.failed = Some(StoreError::IO_ERROR.with_detail(&error));
-            let unknown = StoreError::IO_ERROR
-                .with_detail(format!("the commit may or may not be on disk: {error}"));
-            return staged
-                .outcomes
-                .iter()
-                .map(|_| Err(unknown.clone()))
-                .collect();
+            let unknown =
+                StoreError::IO_ERROR.with_detail(format!("the commit may or may not be on disk: {error}"));
+            return staged.outcomes.iter().map(|_| Err(unknown.clone())).collect();
         }
         lock(&self.core).publish(staged, self.now())
     }

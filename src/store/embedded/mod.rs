@@ -61,36 +61,17 @@ impl Engine {
     pub fn memory(env: Env) -> Embedded {
         let core = Arc::new(Mutex::new(Core::new(Root::new(), 0)));
         let started = env.now();
-        Embedded(Arc::new(Self {
-            core,
-            env,
-            started,
-            committer: None,
-        }))
+        Embedded(Arc::new(Self { core, env, started, committer: None }))
     }
 
     /// The store in the folder `path`.
     pub fn open(path: &Path, env: Env) -> Result<Embedded> {
-        let Opened {
-            disk,
-            root,
-            version,
-        } = Disk::open(path)?;
+        let Opened { disk, root, version } = Disk::open(path)?;
         let core = Arc::new(Mutex::new(Core::new(root, version)));
         let started = env.now();
-        let committer =
-            Committer::start(disk, Arc::clone(&core), env.clone(), started).map_err(|error| {
-                Error::Open {
-                    path: path.to_owned(),
-                    reason: error.to_string(),
-                }
-            })?;
-        Ok(Embedded(Arc::new(Self {
-            core,
-            env,
-            started,
-            committer: Some(committer),
-        })))
+        let committer = Committer::start(disk, Arc::clone(&core), env.clone(), started)
+            .map_err(|error| Error::Open { path: path.to_owned(), reason: error.to_string() })?;
+        Ok(Embedded(Arc::new(Self { core, env, started, committer: Some(committer) })))
     }
 
     /// Time since the engine was made.
@@ -112,11 +93,7 @@ impl Engine {
             let now = self.now();
             let root = core.take_root();
             let staged = core.stage(root, vec![request], now);
-            Commit::Done(
-                core.publish(staged, now)
-                    .pop()
-                    .expect("one request has one outcome"),
-            )
+            Commit::Done(core.publish(staged, now).pop().expect("one request has one outcome"))
         }
     }
 }

@@ -33,9 +33,7 @@ impl Own {
             Self::Independent(value) => Ok(value.clone()),
             Self::Dependent(operations) => Ok(operations
                 .iter()
-                .fold(stored.cloned(), |value, (op, operand)| {
-                    atomic::apply(*op, value.as_ref(), operand)
-                })),
+                .fold(stored.cloned(), |value, (op, operand)| atomic::apply(*op, value.as_ref(), operand))),
             Self::Unreadable => Err(StoreError::ACCESSED_UNREADABLE),
         }
     }
@@ -50,27 +48,15 @@ impl Ranges {
     fn containing(&self, key: &[u8]) -> Option<KeyRange> {
         let up_to = (Bound::Unbounded, Bound::Included(key));
         let (begin, end) = self.0.range::<[u8], _>(up_to).next_back()?;
-        (key < &end[..]).then(|| KeyRange {
-            begin: begin.clone(),
-            end: end.clone(),
-        })
+        (key < &end[..]).then(|| KeyRange { begin: begin.clone(), end: end.clone() })
     }
 
     /// The ranges that share a key with `range`, in their order.
     fn intersecting(&self, range: &KeyRange) -> impl Iterator<Item = KeyRange> {
-        let first = self
-            .containing(&range.begin)
-            .map_or_else(|| range.begin.clone(), |found| found.begin);
+        let first = self.containing(&range.begin).map_or_else(|| range.begin.clone(), |found| found.begin);
         // An ordered map panics on inverted bounds; an empty range meets nothing.
-        let end = if range.is_empty() {
-            first.clone()
-        } else {
-            range.end.clone()
-        };
-        self.0.range(first..end).map(|(begin, end)| KeyRange {
-            begin: begin.clone(),
-            end: end.clone(),
-        })
+        let end = if range.is_empty() { first.clone() } else { range.end.clone() };
+        self.0.range(first..end).map(|(begin, end)| KeyRange { begin: begin.clone(), end: end.clone() })
     }
 
     /// Adds `range`, joined with those that it overlaps.
@@ -118,10 +104,9 @@ impl Overlay {
         match mutation {
             Mutation::Set(key, value) => self.put(key, Own::Independent(Some(value.clone()))),
             Mutation::Clear(key) => self.clear(&KeyRange::key(key)),
-            Mutation::ClearRange(begin, end) => self.clear(&KeyRange {
-                begin: begin.clone(),
-                end: end.clone(),
-            }),
+            Mutation::ClearRange(begin, end) => {
+                self.clear(&KeyRange { begin: begin.clone(), end: end.clone() });
+            }
             Mutation::Atomic(AtomicOp::SetVersionstampedKey, key, _) => {
                 let range = stamped_key_range(key);
                 self.unreadable.insert(&range);
@@ -144,13 +129,10 @@ impl Overlay {
     /// Adds an operation on top of what the transaction has done to `key`.
     fn operate(&mut self, op: AtomicOp, key: &Bytes, operand: &Bytes) {
         let cleared = self.cleared.containing(key).is_some();
-        let own = self.keys.entry(key.clone()).or_insert_with(|| {
-            if cleared {
-                Own::Independent(None)
-            } else {
-                Own::Dependent(Vec::new())
-            }
-        });
+        let own = self
+            .keys
+            .entry(key.clone())
+            .or_insert_with(|| if cleared { Own::Independent(None) } else { Own::Dependent(Vec::new()) });
         match own {
             Own::Independent(value) => *value = atomic::apply(op, value.as_ref(), operand),
             Own::Dependent(operations) => operations.push((op, operand.clone())),
@@ -163,11 +145,7 @@ impl Overlay {
         if range.is_empty() {
             return;
         }
-        let gone: Vec<_> = self
-            .keys
-            .range::<[u8], _>(bounds(range))
-            .map(|(key, _)| key.clone())
-            .collect();
+        let gone: Vec<_> = self.keys.range::<[u8], _>(bounds(range)).map(|(key, _)| key.clone()).collect();
         for key in gone {
             self.keys.remove(&key);
         }
@@ -206,33 +184,20 @@ impl Overlay {
         let independent = self
             .keys(range)
             .filter(|(_, own)| !matches!(own, Own::Dependent(_)))
-            .map(|(key, _)| KeyRange {
-                begin: key.clone(),
-                end: key_after(key),
-            });
-        let mut written: Vec<_> = self
-            .cleared
-            .intersecting(range)
-            .chain(independent)
-            .collect();
+            .map(|(key, _)| KeyRange { begin: key.clone(), end: key_after(key) });
+        let mut written: Vec<_> = self.cleared.intersecting(range).chain(independent).collect();
         written.sort_by(|a, b| a.begin.cmp(&b.begin));
 
         let mut gaps = Vec::new();
         let mut from = range.begin.clone();
         for part in written {
             if from < part.begin {
-                gaps.push(KeyRange {
-                    begin: from.clone(),
-                    end: part.begin,
-                });
+                gaps.push(KeyRange { begin: from.clone(), end: part.begin });
             }
             from = from.max(part.end);
         }
         if from < range.end {
-            gaps.push(KeyRange {
-                begin: from,
-                end: range.end.clone(),
-            });
+            gaps.push(KeyRange { begin: from, end: range.end.clone() });
         }
         gaps
     }
@@ -242,10 +207,7 @@ impl Overlay {
 fn stamped_key_range(key: &[u8]) -> KeyRange {
     let begin = atomic::stamped(key, Versionstamp([0; 10]));
     let last = atomic::stamped(key, Versionstamp([0xff; 10]));
-    KeyRange {
-        begin,
-        end: key_after(&last),
-    }
+    KeyRange { begin, end: key_after(&last) }
 }
 
 #[cfg(test)]
@@ -253,9 +215,7 @@ mod tests {
     use super::*;
 
     fn ranges(list: &[(&'static str, &'static str)]) -> Vec<KeyRange> {
-        list.iter()
-            .map(|&(begin, end)| KeyRange::new(begin, end))
-            .collect()
+        list.iter().map(|&(begin, end)| KeyRange::new(begin, end)).collect()
     }
 
     #[test]
@@ -264,22 +224,13 @@ mod tests {
         set.insert(&KeyRange::new("b", "d"));
         set.insert(&KeyRange::new("f", "h"));
         set.insert(&KeyRange::new("c", "g"));
-        assert_eq!(
-            set.intersecting(&KeyRange::new("a", "z"))
-                .collect::<Vec<_>>(),
-            ranges(&[("b", "h")])
-        );
+        assert_eq!(set.intersecting(&KeyRange::new("a", "z")).collect::<Vec<_>>(), ranges(&[("b", "h")]));
         set.remove(&KeyRange::new("d", "e"));
         assert_eq!(
-            set.intersecting(&KeyRange::new("a", "z"))
-                .collect::<Vec<_>>(),
+            set.intersecting(&KeyRange::new("a", "z")).collect::<Vec<_>>(),
             ranges(&[("b", "d"), ("e", "h")])
         );
-        assert_eq!(
-            set.intersecting(&KeyRange::new("c", "d"))
-                .collect::<Vec<_>>(),
-            ranges(&[("b", "d")])
-        );
+        assert_eq!(set.intersecting(&KeyRange::new("c", "d")).collect::<Vec<_>>(), ranges(&[("b", "d")]));
         assert_eq!(set.intersecting(&KeyRange::new("d", "e")).count(), 0);
         assert_eq!(set.intersecting(&KeyRange::new("x", "b")).count(), 0);
         assert!(set.containing(b"d").is_none() && set.containing(b"gz").is_some());
@@ -307,11 +258,7 @@ mod tests {
     fn a_pending_stamp_stays_unreadable_until_it_is_cleared() {
         let mut overlay = Overlay::default();
         let operand = Bytes::from([&[0; 10][..], &[0; 4]].concat());
-        overlay.apply(&Mutation::Atomic(
-            AtomicOp::SetVersionstampedValue,
-            "k".into(),
-            operand,
-        ));
+        overlay.apply(&Mutation::Atomic(AtomicOp::SetVersionstampedValue, "k".into(), operand));
         overlay.apply(&Mutation::Set("k".into(), "v".into()));
         assert!(matches!(overlay.own(b"k"), Some(Own::Unreadable)));
         overlay.apply(&Mutation::Clear("k".into()));

@@ -29,31 +29,18 @@ impl Collector<'_> {
     fn push(&mut self, key: &Bytes, value: Bytes) -> bool {
         self.len += key.len() + value.len();
         self.page.rows.push((key.clone(), value));
-        self.page.more =
-            self.page.rows.len() >= self.read.limit || self.len >= self.read.target_bytes;
+        self.page.more = self.page.rows.len() >= self.read.limit || self.len >= self.read.target_bytes;
         !self.page.more
     }
 }
 
 /// The rows of `read` in `root`, under the transaction's own writes. `read` must not be empty.
-pub(super) fn page(
-    root: &Root,
-    overlay: Option<&Overlay>,
-    read: &RangeRead,
-) -> Result<Page, StoreError> {
-    let mut collector = Collector {
-        read,
-        page: Page::default(),
-        len: 0,
-    };
+pub(super) fn page(root: &Root, overlay: Option<&Overlay>, read: &RangeRead) -> Result<Page, StoreError> {
+    let mut collector = Collector { read, page: Page::default(), len: 0 };
     match overlay {
         None => {
             let mut rows = root.range::<_, [u8]>(bounds(&read.range));
-            while let Some((key, value)) = if read.reverse {
-                rows.next_back()
-            } else {
-                rows.next()
-            } {
+            while let Some((key, value)) = if read.reverse { rows.next_back() } else { rows.next() } {
                 if !collector.push(key, value.clone()) {
                     break;
                 }
@@ -85,19 +72,14 @@ fn directed<'a, V>(
     rows: impl DoubleEndedIterator<Item = (&'a Bytes, &'a V)> + 'a,
     reverse: bool,
 ) -> Rows<'a, V> {
-    let rows: Box<dyn Iterator<Item = _>> = if reverse {
-        Box::new(rows.rev())
-    } else {
-        Box::new(rows)
-    };
+    let rows: Box<dyn Iterator<Item = _>> = if reverse { Box::new(rows.rev()) } else { Box::new(rows) };
     rows.peekable()
 }
 
 /// Merges the stored rows with the transaction's own keys.
 fn merged(root: &Root, overlay: &Overlay, collector: &mut Collector<'_>) -> Result<(), StoreError> {
     let read = collector.read;
-    let stored_within =
-        |range: &KeyRange| directed(root.range::<_, [u8]>(bounds(range)), read.reverse);
+    let stored_within = |range: &KeyRange| directed(root.range::<_, [u8]>(bounds(range)), read.reverse);
     let mut stored = stored_within(&read.range);
     let mut own = directed(overlay.keys(&read.range), read.reverse);
     // What is not read yet.
@@ -109,31 +91,18 @@ fn merged(root: &Root, overlay: &Overlay, collector: &mut Collector<'_>) -> Resu
             (Some((a, _)), Some((b, _))) if read.reverse => (*a).max(*b).clone(),
             (Some((a, _)), Some((b, _))) => (*a).min(*b).clone(),
         };
-        let stored_value = stored
-            .next_if(|(key, _)| **key == next)
-            .map(|(_, value)| value);
-        let own_state = own
-            .next_if(|(key, _)| **key == next)
-            .map(|(_, state)| state);
+        let stored_value = stored.next_if(|(key, _)| **key == next).map(|(_, value)| value);
+        let own_state = own.next_if(|(key, _)| **key == next).map(|(_, state)| state);
         if own_state.is_none()
             && let Some(cleared) = overlay.cleared(&next)
         {
             // Go on behind the cleared range, rather than row by row through it.
             let beyond = if read.reverse {
-                KeyRange {
-                    begin: read.range.begin.clone(),
-                    end: cleared.begin,
-                }
+                KeyRange { begin: read.range.begin.clone(), end: cleared.begin }
             } else {
-                KeyRange {
-                    begin: cleared.end,
-                    end: read.range.end.clone(),
-                }
+                KeyRange { begin: cleared.end, end: read.range.end.clone() }
             };
-            let empty = KeyRange {
-                begin: Bytes::new(),
-                end: Bytes::new(),
-            };
+            let empty = KeyRange { begin: Bytes::new(), end: Bytes::new() };
             stored = stored_within(if beyond.is_empty() { &empty } else { &beyond });
             continue;
         }
@@ -151,28 +120,18 @@ fn merged(root: &Root, overlay: &Overlay, collector: &mut Collector<'_>) -> Resu
             return Ok(());
         }
     }
-    if overlay.has_unreadable(&rest) {
-        Err(StoreError::ACCESSED_UNREADABLE)
-    } else {
-        Ok(())
-    }
+    if overlay.has_unreadable(&rest) { Err(StoreError::ACCESSED_UNREADABLE) } else { Ok(()) }
 }
 
 /// Moves `rest` past `key` and returns what was passed, `key` included.
 fn pass(rest: &mut KeyRange, key: &Bytes, reverse: bool) -> KeyRange {
     if reverse {
-        let passed = KeyRange {
-            begin: key.clone(),
-            end: rest.end.clone(),
-        };
+        let passed = KeyRange { begin: key.clone(), end: rest.end.clone() };
         rest.end = key.clone();
         passed
     } else {
         let after = key_after(key);
-        let passed = KeyRange {
-            begin: rest.begin.clone(),
-            end: after.clone(),
-        };
+        let passed = KeyRange { begin: rest.begin.clone(), end: after.clone() };
         rest.begin = after;
         passed
     }

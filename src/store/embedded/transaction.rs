@@ -20,8 +20,8 @@ use crate::{
     encoding::Versionstamp,
     error::{Error, Result, StoreError},
     store::{
-        AtomicOp, Isolation, KEY_LEN_MAX, KeyRange, Page, RangeRead, TRANSACTION_LEN_MAX,
-        VALUE_LEN_MAX, Watch,
+        AtomicOp, Isolation, KEY_LEN_MAX, KeyRange, Page, RangeRead, TRANSACTION_LEN_MAX, VALUE_LEN_MAX,
+        Watch,
         backend::{Answer, TransactionBackend},
         mutation::Mutation,
     },
@@ -75,10 +75,7 @@ struct State {
 impl EmbeddedTransaction {
     /// A new transaction.
     pub fn new(engine: Arc<Engine>) -> Self {
-        Self {
-            engine,
-            state: Mutex::default(),
-        }
+        Self { engine, state: Mutex::default() }
     }
 
     /// The changing part. No code that holds the lock can leave it half changed by a panic.
@@ -120,28 +117,19 @@ impl State {
             self.request.snapshot = Some((snapshot.version, snapshot.taken));
             self.snapshot.insert(snapshot)
         };
-        if snapshot.is_too_old(now) {
-            Err(StoreError::TRANSACTION_TOO_OLD)
-        } else {
-            Ok(())
-        }
+        if snapshot.is_too_old(now) { Err(StoreError::TRANSACTION_TOO_OLD) } else { Ok(()) }
     }
 
     /// What the transaction reads from.
     fn snapshot(&self) -> &Snapshot {
-        self.snapshot
-            .as_ref()
-            .expect("a read takes the snapshot first")
+        self.snapshot.as_ref().expect("a read takes the snapshot first")
     }
 
     /// Its own writes by key, if it has any.
     fn overlay(&mut self) -> Option<&Overlay> {
         if self.overlay.is_none() && !self.request.mutations.is_empty() {
             let mut overlay = Overlay::default();
-            self.request
-                .mutations
-                .iter()
-                .for_each(|mutation| overlay.apply(mutation));
+            self.request.mutations.iter().for_each(|mutation| overlay.apply(mutation));
             self.overlay = Some(overlay);
         }
         self.overlay.as_ref()
@@ -292,16 +280,8 @@ impl TransactionBackend for EmbeddedTransaction {
             }
             let seen = state.get(key, Isolation::Serializable)?;
             let (fire, fired) = oneshot::channel();
-            state.request.watches.push(watches::Pending {
-                key: Bytes::copy_from_slice(key),
-                seen,
-                fire,
-            });
-            Ok(Watch::new(async {
-                fired
-                    .await
-                    .map_err(|_| Error::Store(StoreError::OPERATION_CANCELLED))
-            }))
+            state.request.watches.push(watches::Pending { key: Bytes::copy_from_slice(key), seen, fire });
+            Ok(Watch::new(async { fired.await.map_err(|_| Error::Store(StoreError::OPERATION_CANCELLED)) }))
         })
         .into()
     }
@@ -313,9 +293,7 @@ impl TransactionBackend for EmbeddedTransaction {
         };
         match self.engine.commit(request) {
             super::Commit::Done(outcome) => finished(outcome).into(),
-            super::Commit::Waiting(waiting) => {
-                Answer::Waiting(Box::pin(async { finished(waiting.await) }))
-            }
+            super::Commit::Waiting(waiting) => Answer::Waiting(Box::pin(async { finished(waiting.await) })),
         }
     }
 
@@ -324,10 +302,7 @@ impl TransactionBackend for EmbeddedTransaction {
     }
 
     fn cancel(&self) {
-        *self.state() = State {
-            phase: Phase::Cancelled,
-            ..State::default()
-        };
+        *self.state() = State { phase: Phase::Cancelled, ..State::default() };
     }
 
     fn reset(&self) {
@@ -352,11 +327,7 @@ fn finished(outcome: Outcome) -> Result<Option<Versionstamp>> {
 
 /// Fails if layers may not read `key`.
 fn check_readable(key: &[u8]) -> Result<(), StoreError> {
-    if key >= KEYS_END {
-        Err(StoreError::KEY_OUTSIDE_LEGAL_RANGE)
-    } else {
-        Ok(())
-    }
+    if key >= KEYS_END { Err(StoreError::KEY_OUTSIDE_LEGAL_RANGE) } else { Ok(()) }
 }
 
 /// Whether `mutation` does anything; fails if it breaks a limit.
@@ -380,9 +351,7 @@ fn check_mutation(mutation: &Mutation) -> Result<bool, StoreError> {
         return Err(StoreError::VALUE_TOO_LARGE);
     }
     match mutation {
-        Mutation::Atomic(AtomicOp::SetVersionstampedKey, key, _) => {
-            atomic::stamp_place(key).map(|_| true)
-        }
+        Mutation::Atomic(AtomicOp::SetVersionstampedKey, key, _) => atomic::stamp_place(key).map(|_| true),
         Mutation::Atomic(AtomicOp::SetVersionstampedValue, _, value) => {
             atomic::stamp_place(value).map(|_| true)
         }
@@ -396,9 +365,7 @@ fn mutation_len(mutation: &Mutation) -> usize {
         + match mutation {
             Mutation::Clear(key) => 4 * key.len(),
             Mutation::ClearRange(begin, end) => 2 * (begin.len() + end.len()),
-            Mutation::Set(key, value) | Mutation::Atomic(_, key, value) => {
-                3 * key.len() + value.len()
-            }
+            Mutation::Set(key, value) | Mutation::Atomic(_, key, value) => 3 * key.len() + value.len(),
         }
 }
 

@@ -60,9 +60,7 @@ impl Watches {
             return;
         };
         let before = waiting.len();
-        for watch in waiting.extract_if(.., |watch| {
-            watch.seen.as_ref() != now || watch.fire.is_closed()
-        }) {
+        for watch in waiting.extract_if(.., |watch| watch.seen.as_ref() != now || watch.fire.is_closed()) {
             let _ = watch.fire.send(());
         }
         self.count -= before - waiting.len();

@@ -29,16 +29,8 @@ impl FinalFeed {
             }
             after = page.to;
         }
-        let names: HashMap<_, _> = history
-            .names
-            .iter()
-            .map(|name| (&name.name, name))
-            .collect();
-        let of_history = rows
-            .iter()
-            .filter(|row| names.contains_key(&row.name))
-            .cloned()
-            .collect();
+        let names: HashMap<_, _> = history.names.iter().map(|name| (&name.text, name)).collect();
+        let of_history = rows.iter().filter(|row| names.contains_key(&row.name)).cloned().collect();
         Ok(Self { rows, of_history })
     }
 }
@@ -47,10 +39,7 @@ impl FinalFeed {
 pub fn compare(history: &History, feed: &FinalFeed, folded: Counters) -> Vec<String> {
     let mut differences = Vec::new();
     if folded != history.recorded {
-        differences.push(format!(
-            "recorded {:?}, but folded {folded:?}",
-            history.recorded
-        ));
+        differences.push(format!("recorded {:?}, but folded {folded:?}", history.recorded));
     }
     if !feed.rows.is_sorted_by(|a, b| a.sequence < b.sequence) {
         differences.push("the feed is not in order".to_owned());
@@ -62,8 +51,8 @@ pub fn compare(history: &History, feed: &FinalFeed, folded: Counters) -> Vec<Str
         }
     }
     for name in &history.names {
-        match rows.get(&name.name) {
-            None => differences.push(format!("{:?} has no row", name.name)),
+        match rows.get(&name.text) {
+            None => differences.push(format!("{:?} has no row", name.text)),
             Some(row) => differences.extend(compare_row(history, name, row)),
         }
     }
@@ -73,32 +62,17 @@ pub fn compare(history: &History, feed: &FinalFeed, folded: Counters) -> Vec<Str
 /// What differs between the history of a name and its row.
 fn compare_row(history: &History, name: &Name, row: &Notification) -> Option<String> {
     if row.is_deleted() == name.lives {
-        let (is, should) = if name.lives {
-            ("deleted", "live")
-        } else {
-            ("live", "be deleted")
-        };
-        return Some(format!(
-            "{:?} is {is} in the feed, but should {should}",
-            name.name
-        ));
+        let (is, should) = if name.lives { ("deleted", "live") } else { ("live", "be deleted") };
+        return Some(format!("{:?} is {is} in the feed, but should {should}", name.text));
     }
     // Of instances that were all created and deleted within one fold nobody can say which was the last.
-    let last = name
-        .instances
-        .last()
-        .filter(|_| name.lives)
-        .map(|&last| &history.instances[last])?;
+    let last = name.instances.last().filter(|_| name.lives).map(|&last| &history.instances[last])?;
     if row.instance != last.db.instance {
         return Some(format!(
             "{:?} has the row of instance {}, not {}",
-            name.name, row.instance, last.db.instance
+            name.text, row.instance, last.db.instance
         ));
     }
-    (row.totals != last.totals).then(|| {
-        format!(
-            "{:?} has totals {:?}, its history {:?}",
-            name.name, row.totals, last.totals
-        )
-    })
+    (row.totals != last.totals)
+        .then(|| format!("{:?} has totals {:?}, its history {:?}", name.text, row.totals, last.totals))
 }

@@ -44,8 +44,8 @@ pub struct Instance {
 /// A name of the history.
 #[derive(Debug)]
 pub struct Name {
-    /// The name.
-    pub name: DbName,
+    /// The name itself.
+    pub text: DbName,
     /// Its creations in their order, as indices into [`History::instances`].
     pub instances: Vec<usize>,
     /// Whether a database of that name lives at the end of what was read.
@@ -108,12 +108,7 @@ impl History {
             .has_headers(false)
             .flexible(true)
             .from_reader(source);
-        let mut parser = Parser {
-            history: Self::default(),
-            names: HashMap::new(),
-            transaction: None,
-            env,
-        };
+        let mut parser = Parser { history: Self::default(), names: HashMap::new(), transaction: None, env };
         let mut row = csv::StringRecord::new();
         loop {
             let line = rows.position().line();
@@ -121,9 +116,7 @@ impl History {
                 Ok(false) => return Ok(parser.history),
                 Ok(true) => {
                     let line = row.position().map_or(line, csv::Position::line);
-                    parser
-                        .row(&row)
-                        .map_err(|reason| format!("line {line}: {reason}"))?;
+                    parser.row(&row).map_err(|reason| format!("line {line}: {reason}"))?;
                 }
                 Err(error) => return Err(format!("line {line}: {}", explain(&error))),
             }
@@ -147,53 +140,30 @@ impl Parser<'_> {
         let &[seconds, transaction, op, name, doc] = &fields[..] else {
             return Err(format!("it has {} columns instead of 5", fields.len()));
         };
-        seconds
-            .parse::<i64>()
-            .map_err(|_| format!("{seconds:?} is no number of seconds"))?;
-        let transaction: u64 = transaction
-            .parse()
-            .map_err(|_| format!("{transaction:?} is no transaction number"))?;
+        seconds.parse::<i64>().map_err(|_| format!("{seconds:?} is no number of seconds"))?;
+        let transaction: u64 =
+            transaction.parse().map_err(|_| format!("{transaction:?} is no transaction number"))?;
         let name = DbName::new(name).map_err(|error| error.to_string())?;
-        let (kind, ddoc) = match op {
+        let (kind, ddoc_id) = match op {
             "create" => (EventKind::Created, None),
             "delete" => (EventKind::Deleted, None),
             "update" => (EventKind::Updated, None),
             "ddoc" if doc.is_empty() => (EventKind::DdocUpdated, None),
-            "ddoc" => (
-                EventKind::DdocUpdated,
-                Some(DdocId::new(doc).map_err(|error| error.to_string())?),
-            ),
+            "ddoc" => (EventKind::DdocUpdated, Some(DdocId::new(doc).map_err(|error| error.to_string())?)),
             _ => {
-                return Err(format!(
-                    "op {op:?} is none of create, delete, update and ddoc"
-                ));
+                return Err(format!("op {op:?} is none of create, delete, update and ddoc"));
             }
         };
         let (name, instance) = self.instance(&name, kind)?;
-        self.event(
-            transaction,
-            name,
-            Event {
-                kind,
-                instance,
-                ddoc,
-            },
-        );
+        self.event(transaction, name, Event { kind, instance, ddoc: ddoc_id });
         Ok(())
     }
 
     /// The indices of the name and the instance that an event of `kind` is about.
     fn instance(&mut self, name: &DbName, kind: EventKind) -> Result<(usize, usize), String> {
-        let History {
-            names, instances, ..
-        } = &mut self.history;
+        let History { names, instances, .. } = &mut self.history;
         let index = *self.names.entry(name.clone()).or_insert_with(|| {
-            names.push(Name {
-                name: name.clone(),
-                instances: Vec::new(),
-                lives: false,
-                transactions: 0,
-            });
+            names.push(Name { text: name.clone(), instances: Vec::new(), lives: false, transactions: 0 });
             names.len() - 1
         });
         let known = &mut names[index];
@@ -204,50 +174,28 @@ impl Parser<'_> {
             (EventKind::Created, false) => {
                 let db = Db::new(name.clone(), DbInstance::random(self.env));
                 known.instances.push(instances.len());
-                instances.push(Instance {
-                    db,
-                    totals: Counters::ZERO,
-                });
+                instances.push(Instance { db, totals: Counters::ZERO });
             }
             (_, false) => {
-                return Err(format!(
-                    "{name:?} does not exist, so nothing else can happen to it"
-                ));
+                return Err(format!("{name:?} does not exist, so nothing else can happen to it"));
             }
             (_, true) => {}
         }
         known.lives = kind != EventKind::Deleted;
-        Ok((
-            index,
-            *known
-                .instances
-                .last()
-                .expect("a name that lived was created"),
-        ))
+        Ok((index, *known.instances.last().expect("a name that lived was created")))
     }
 
     /// Adds an event.
     fn event(&mut self, transaction: u64, name: usize, event: Event) {
-        let History {
-            events,
-            transactions,
-            names,
-            instances,
-            recorded,
-        } = &mut self.history;
+        let History { events, transactions, names, instances, recorded } = &mut self.history;
         let once = event.kind.once();
         *recorded += once;
         instances[event.instance].totals += once;
         if self.transaction != Some(transaction) {
             self.transaction = Some(transaction);
-            transactions.push(Transaction {
-                events: events.len()..events.len(),
-                turns: Vec::new(),
-            });
+            transactions.push(Transaction { events: events.len()..events.len(), turns: Vec::new() });
         }
-        let current = transactions
-            .last_mut()
-            .expect("there is one since the first row");
+        let current = transactions.last_mut().expect("there is one since the first row");
         if !current.turns.iter().any(|&(touched, _)| touched == name) {
             current.turns.push((name, names[name].transactions));
             names[name].transactions += 1;
@@ -268,32 +216,15 @@ mod tests {
     #[test]
     fn rows_of_one_number_form_a_transaction_while_they_follow_each_other() {
         let history =
-            parse("1\t1\tcreate\ta\t\n1\t1\tupdate\ta\tx\n2\t2\tcreate\tb\t\n2\t1\tddoc\ta\td\n")
-                .unwrap();
-        let events: Vec<_> = history
-            .transactions
-            .iter()
-            .map(|transaction| transaction.events.clone())
-            .collect();
+            parse("1\t1\tcreate\ta\t\n1\t1\tupdate\ta\tx\n2\t2\tcreate\tb\t\n2\t1\tddoc\ta\td\n").unwrap();
+        let events: Vec<_> =
+            history.transactions.iter().map(|transaction| transaction.events.clone()).collect();
         assert_eq!(events, [0..2, 2..3, 3..4]);
         assert_eq!(history.transactions[2].turns, [(0, 1)]);
-        assert_eq!(
-            history.recorded,
-            Counters {
-                created: 2,
-                deleted: 0,
-                updated: 1,
-                ddoc_updated: 1
-            }
-        );
+        assert_eq!(history.recorded, Counters { created: 2, deleted: 0, updated: 1, ddoc_updated: 1 });
         assert_eq!(
             history.instances[0].totals,
-            Counters {
-                created: 1,
-                deleted: 0,
-                updated: 1,
-                ddoc_updated: 1
-            }
+            Counters { created: 1, deleted: 0, updated: 1, ddoc_updated: 1 }
         );
     }
 
@@ -301,44 +232,20 @@ mod tests {
     fn a_recreated_name_is_a_new_instance() {
         let history = parse("1\t1\tcreate\ta\t\n1\t2\tdelete\ta\t\n1\t3\tcreate\ta\t\n").unwrap();
         assert_eq!(history.names[0].instances, [0, 1]);
-        assert_ne!(
-            history.instances[0].db.instance,
-            history.instances[1].db.instance
-        );
+        assert_ne!(history.instances[0].db.instance, history.instances[1].db.instance);
         assert!(history.names[0].lives);
     }
 
     #[test]
     fn a_malformed_row_is_told_by_its_line() {
         for (text, reason) in [
-            (
-                "1\t1\tcreate\ta\t\nx\n",
-                "line 2: it has 1 columns instead of 5",
-            ),
-            (
-                "one\t1\tcreate\ta\t\n",
-                "line 1: \"one\" is no number of seconds",
-            ),
-            (
-                "1\t-1\tcreate\ta\t\n",
-                "line 1: \"-1\" is no transaction number",
-            ),
-            (
-                "1\t1\tdrop\ta\t\n",
-                "line 1: op \"drop\" is none of create, delete, update and ddoc",
-            ),
-            (
-                "1\t1\tcreate\t\t\n",
-                "line 1: invalid database name: it is empty",
-            ),
-            (
-                "1\t1\tupdate\ta\tx\n",
-                "line 1: \"a\" does not exist, so nothing else can happen to it",
-            ),
-            (
-                "1\t1\tcreate\ta\t\n1\t1\tcreate\ta\t\n",
-                "line 2: \"a\" is created although it exists",
-            ),
+            ("1\t1\tcreate\ta\t\nx\n", "line 2: it has 1 columns instead of 5"),
+            ("one\t1\tcreate\ta\t\n", "line 1: \"one\" is no number of seconds"),
+            ("1\t-1\tcreate\ta\t\n", "line 1: \"-1\" is no transaction number"),
+            ("1\t1\tdrop\ta\t\n", "line 1: op \"drop\" is none of create, delete, update and ddoc"),
+            ("1\t1\tcreate\t\t\n", "line 1: invalid database name: it is empty"),
+            ("1\t1\tupdate\ta\tx\n", "line 1: \"a\" does not exist, so nothing else can happen to it"),
+            ("1\t1\tcreate\ta\t\n1\t1\tcreate\ta\t\n", "line 2: \"a\" is created although it exists"),
             (
                 "1\t1\tcreate\ta\t\n1\t2\tdelete\ta\t\n1\t3\tdelete\ta\t\n",
                 "line 3: \"a\" does not exist, so nothing else can happen to it",

@@ -129,21 +129,14 @@ impl Load {
                 Ok(())
             })
             .await?;
-        Ok(Loaded {
-            started,
-            conflicts: self.0.conflicts.load(Ordering::Relaxed),
-        })
+        Ok(Loaded { started, conflicts: self.0.conflicts.load(Ordering::Relaxed) })
     }
 }
 
 impl Inner {
     /// Takes transactions in order and commits each when it is its turn at all of its databases. The one that was taken
     /// first never waits for one taken later, so there is always one that can go on.
-    async fn write(
-        self: Arc<Self>,
-        started: Instant,
-        progress: ProgressBar,
-    ) -> Result<(), Failure> {
+    async fn write(self: Arc<Self>, started: Instant, progress: ProgressBar) -> Result<(), Failure> {
         loop {
             let number = self.next.fetch_add(1, Ordering::Relaxed);
             let Some(transaction) = self.history.transactions.get(number) else {
@@ -164,10 +157,7 @@ impl Inner {
     /// Waits until event number `event` is due.
     async fn pace(&self, started: Instant, event: usize) {
         if let Rate::PerSecond(rate) = self.rate {
-            #[expect(
-                clippy::cast_precision_loss,
-                reason = "a history has far fewer than 2^53 events"
-            )]
+            #[expect(clippy::cast_precision_loss, reason = "a history has far fewer than 2^53 events")]
             let due = started + Duration::from_secs_f64(event as f64 / rate);
             tokio::time::sleep_until(due.into()).await;
         }
@@ -194,7 +184,7 @@ impl Inner {
                         EventKind::Deleted => self.producer.deleted(&tx, db),
                         EventKind::Updated => self.producer.updated(&tx, db),
                         EventKind::DdocUpdated => {
-                            self.producer.ddoc_updated(&tx, db, event.ddoc.as_ref())
+                            self.producer.ddoc_updated(&tx, db, event.ddoc.as_ref());
                         }
                     }
                 }
@@ -202,8 +192,7 @@ impl Inner {
             })
             .await?;
         self.latencies.committed(events);
-        self.conflicts
-            .fetch_add(attempts.load(Ordering::Relaxed) - 1, Ordering::Relaxed);
+        self.conflicts.fetch_add(attempts.load(Ordering::Relaxed) - 1, Ordering::Relaxed);
         Ok(())
     }
 }

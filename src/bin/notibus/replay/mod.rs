@@ -11,8 +11,8 @@ use std::{io::IsTerminal, path::PathBuf, sync::Arc, time::Duration};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use notibus::{
-    Bus, BusOptions, Counters, Dispatcher, DispatcherOptions, EventKind, Filter, Kinds, Notifier,
-    NotifierOptions, ProducerOptions,
+    Bus, BusOptions, Counters, Dispatcher, DispatcherOptions, Env, EventKind, Filter, Kinds, Notifier,
+    NotifierOptions, Producer, ProducerOptions, store::Database,
 };
 
 use self::{
@@ -132,34 +132,27 @@ impl Observers {
     }
 }
 
-/// Replays the history and prints what became of it.
-pub async fn run(args: Args) -> Result<(), Failure> {
-    let db = args.store.open()?;
-    let history = Arc::new(History::read(&args.file, db.env())?);
-    let options = BusOptions {
-        partitions: args.partitions,
-        shards: args.shards,
-        ..BusOptions::default()
-    };
-    let bus = Bus::open(&db, options).await?;
-    let producer = bus.producer_with(ProducerOptions {
-        slots: args.slots,
-        ..ProducerOptions::default()
-    })?;
-
+/// Opens the bus, and starts the notifiers.
+async fn open(args: &Args, db: &Database) -> Result<(Bus, Producer, Vec<Notifier>), Failure> {
+    let options = BusOptions { partitions: args.partitions, shards: args.shards, ..BusOptions::default() };
+    let bus = Bus::open(db, options).await?;
+    let producer = bus.producer_with(ProducerOptions { slots: args.slots, ..ProducerOptions::default() })?;
     let mut notifiers = Vec::new();
     for part in 0..args.notifiers {
-        let share = (part, args.notifiers);
-        let fold_interval = args.fold_interval;
+        let (share, fold_interval) = ((part, args.notifiers), args.fold_interval);
         notifiers.push(
-            bus.notifier(NotifierOptions {
-                share,
-                fold_interval,
-                ..NotifierOptions::default()
-            })
-            .await?,
+            bus.notifier(NotifierOptions { share, fold_interval, ..NotifierOptions::default() }).await?,
         );
     }
+    Ok((bus, producer, notifiers))
+}
+
+/// Replays the history and prints what became of it.
+pub async fn run(args: Args) -> Result<(), Failure> {
+    // Before the store is opened: a bad history changes nothing, and makes no folder.
+    let history = Arc::new(History::read(&args.file, &Env::system())?);
+    let db = args.store.open()?;
+    let (bus, producer, notifiers) = open(&args, &db).await?;
     // What an earlier run has left unfolded is not of this history.
     wait_until(&bus, async || bus.is_drained().await.unwrap_or(false)).await;
     let before = bus.stats();
@@ -168,13 +161,7 @@ pub async fn run(args: Args) -> Result<(), Failure> {
     let observers = Observers::start(&dispatcher, &latencies)?;
 
     let progress = progress(&args, history.events.len() as u64);
-    let load = Load::new(
-        db.clone(),
-        producer,
-        Arc::clone(&history),
-        Arc::clone(&latencies),
-        args.rate,
-    );
+    let load = Load::new(db.clone(), producer, Arc::clone(&history), Arc::clone(&latencies), args.rate);
     let loaded = load.run(args.writers, &progress).await?;
     progress.finish_and_clear();
 
@@ -185,13 +172,8 @@ pub async fn run(args: Args) -> Result<(), Failure> {
     };
     wait_until(&bus, async || folded().total() >= history.recorded.total()).await;
     let feed = FinalFeed::read(&bus, &history).await?;
-    wait_until(&bus, async || {
-        observers
-            .all()
-            .iter()
-            .all(|observer| observer.missing(&feed).is_empty())
-    })
-    .await;
+    wait_until(&bus, async || observers.all().iter().all(|observer| observer.missing(&feed).is_empty()))
+        .await;
 
     let mut differences = check::compare(&history, &feed, folded());
     for observer in observers.all() {
@@ -215,10 +197,7 @@ pub async fn run(args: Args) -> Result<(), Failure> {
     if differences.is_empty() {
         return Ok(());
     }
-    Err(Failure::Failed(format!(
-        "the outcome differs from the history:\n  {}",
-        differences.join("\n  ")
-    )))
+    Err(Failure::Failed(format!("the outcome differs from the history:\n  {}", differences.join("\n  "))))
 }
 
 /// Ends the roles in the order in which nothing is missed.
@@ -250,6 +229,5 @@ fn progress(args: &Args, events: u64) -> ProgressBar {
         return ProgressBar::hidden();
     }
     let style = "{bar:40} {human_pos} of {human_len} events, {per_sec}";
-    ProgressBar::new(events)
-        .with_style(ProgressStyle::with_template(style).expect("the template is valid"))
+    ProgressBar::new(events).with_style(ProgressStyle::with_template(style).expect("the template is valid"))
 }

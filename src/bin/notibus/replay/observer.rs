@@ -78,13 +78,7 @@ impl Observer {
                 }
             }
         });
-        Self {
-            name,
-            kinds,
-            wants,
-            told,
-            task,
-        }
+        Self { name, kinds, wants, told, task }
     }
 
     /// How many deliveries there were.
@@ -100,27 +94,14 @@ impl Observer {
     /// What the subscriber should have been told of the rows of `feed` but was not, and what else went wrong.
     pub fn missing(&self, feed: &FinalFeed) -> Vec<String> {
         let told = lock(&self.told);
-        let rows = feed
-            .of_history
-            .iter()
-            .filter(|row| (self.wants)(row.name.as_str()));
+        let rows = feed.of_history.iter().filter(|row| (self.wants)(row.name.as_str()));
         let missed = rows.filter_map(|row| {
-            let newest = told
-                .newest
-                .get(&row.name)
-                .copied()
-                .unwrap_or(Sequence::ZERO);
+            let newest = told.newest.get(&row.name).copied().unwrap_or(Sequence::ZERO);
             let news = row.changes_since(newest).kinds();
             news.intersects(self.kinds)
                 .then(|| format!("{} was not told of {news:?} of {:?}", self.name, row.name))
         });
-        missed
-            .chain(
-                told.faults
-                    .iter()
-                    .map(|fault| format!("{}: {fault}", self.name)),
-            )
-            .collect()
+        missed.chain(told.faults.iter().map(|fault| format!("{}: {fault}", self.name))).collect()
     }
 }
 
@@ -137,10 +118,7 @@ impl Told {
         self.last = Some(Instant::now());
         let before = self.newest.insert(row.name.clone(), row.sequence);
         if let Some(before) = before.filter(|&before| before >= row.sequence) {
-            self.faults.push(format!(
-                "{:?} went back from {before} to {}",
-                row.name, row.sequence
-            ));
+            self.faults.push(format!("{:?} went back from {before} to {}", row.name, row.sequence));
         }
     }
 }
@@ -200,10 +178,7 @@ impl Latencies {
     /// A row was delivered: its totals say how many events of the instance it tells, and earlier instances are over.
     pub fn delivered(&self, row: &Notification) {
         let now = Instant::now();
-        let Some((&newest, earlier)) = self
-            .places
-            .get(&row.instance)
-            .and_then(|places| places.split_last())
+        let Some((&newest, earlier)) = self.places.get(&row.instance).and_then(|places| places.split_last())
         else {
             return;
         };
@@ -221,8 +196,7 @@ impl Latencies {
         {
             pending.commits.pop_front();
             pending.delivered += events;
-            let micros =
-                u64::try_from(now.duration_since(committed).as_micros()).unwrap_or(u64::MAX);
+            let micros = u64::try_from(now.duration_since(committed).as_micros()).unwrap_or(u64::MAX);
             self.measured(micros, events);
         }
         pending.delivered = pending.delivered.max(count);
@@ -230,9 +204,7 @@ impl Latencies {
 
     /// Adds `count` events that took `micros`.
     fn measured(&self, micros: u64, count: u64) {
-        lock(&self.histogram)
-            .record_n(micros, count)
-            .expect("the histogram grows by itself");
+        lock(&self.histogram).record_n(micros, count).expect("the histogram grows by itself");
     }
 
     /// The latency below which `quantile` of the events stayed, in microseconds.

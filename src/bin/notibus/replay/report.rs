@@ -94,28 +94,10 @@ struct Latency {
 impl Report {
     /// The summary of `outcome`.
     pub fn new(outcome: &Outcome<'_>) -> Self {
-        let Outcome {
-            history,
-            loaded,
-            feed,
-            observers,
-            latencies,
-            folded,
-            before,
-            after,
-        } = outcome;
-        let last = observers
-            .all()
-            .iter()
-            .filter_map(|observer| observer.last())
-            .max();
-        let seconds = last
-            .map_or(Duration::ZERO, |last| last.duration_since(loaded.started))
-            .as_secs_f64();
-        #[expect(
-            clippy::cast_precision_loss,
-            reason = "a history has far fewer than 2^53 events"
-        )]
+        let Outcome { history, loaded, feed, observers, latencies, folded, before, after } = outcome;
+        let last = observers.all().iter().filter_map(|observer| observer.last()).max();
+        let seconds = last.map_or(Duration::ZERO, |last| last.duration_since(loaded.started)).as_secs_f64();
+        #[expect(clippy::cast_precision_loss, reason = "a history has far fewer than 2^53 events")]
         let events = history.recorded.total() as f64;
         let tombstones = feed.rows.iter().filter(|row| row.is_deleted()).count();
         Self {
@@ -123,10 +105,7 @@ impl Report {
             recorded: history.recorded,
             folded: *folded,
             notifications: after.notifications - before.notifications,
-            feed: Rows {
-                live: feed.rows.len() - tombstones,
-                tombstones,
-            },
+            feed: Rows { live: feed.rows.len() - tombstones, tombstones },
             delivered: Delivered {
                 indexer: observers.indexer.deliveries(),
                 replicator: observers.replicator.deliveries(),
@@ -151,35 +130,27 @@ impl Report {
         } else {
             self.readable()
         };
-        writeln!(io::stdout(), "{text}")
-            .map_err(|error| Failure::Failed(format!("standard output: {error}")))
+        writeln!(io::stdout(), "{text}").map_err(|error| Failure::Failed(format!("standard output: {error}")))
     }
 
     /// The summary for people.
     fn readable(&self) -> String {
         let kinds = |counters: &Counters| {
-            let Counters {
-                created,
-                deleted,
-                updated,
-                ddoc_updated,
-            } = counters;
+            let Counters { created, deleted, updated, ddoc_updated } = counters;
             let total = counters.total();
             format!(
                 "{total} events: {created} created, {deleted} deleted, {updated} updated, {ddoc_updated} ddoc_updated"
             )
         };
-        let Delivered {
-            indexer,
-            replicator,
-            db_updates,
-        } = self.delivered;
+        let Delivered { indexer, replicator, db_updates } = self.delivered;
         let Latency { p50, p99, max } = self.latency_us;
         [
             format!("recorded   {} in {} transactions", kinds(&self.recorded), self.transactions),
             format!("folded     {} into {} notifications", kinds(&self.folded), self.notifications),
             format!("feed       {} live databases, {} tombstones", self.feed.live, self.feed.tombstones),
-            format!("delivered  {indexer} to indexer, {replicator} to replicator, {db_updates} to db_updates"),
+            format!(
+                "delivered  {indexer} to indexer, {replicator} to replicator, {db_updates} to db_updates"
+            ),
             format!("conflicts  {} of producers, {} of folds", self.producer_conflicts, self.fold_retries),
             format!("latency    p50 {p50} µs, p99 {p99} µs, max {max} µs from commit to delivery"),
             format!("took       {:.3} s, {:.0} events per second", self.seconds, self.events_per_second),

@@ -1,0 +1,46 @@
+//! Opens a bus in memory, subscribes, records events in a transaction, and receives them.
+//!
+//! Run it with `cargo run --example quickstart`.
+
+use notibus::{
+    Bus, BusOptions, Db, DbInstance, DispatcherOptions, Filter, NotifierOptions,
+    store::{Database, Isolation},
+};
+use tokio_stream::StreamExt;
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    // `Database::open_dir("folder")` keeps everything on disk instead.
+    let store = Database::memory();
+    let bus = Bus::open(&store, BusOptions::default()).await?;
+
+    // The roles of a node: one folds events into the feed, the other tells subscribers.
+    let notifier = bus.notifier(NotifierOptions::default()).await?;
+    let dispatcher = bus.dispatcher(DispatcherOptions::default()).await?;
+    let mut orders = dispatcher.subscribe(Filter::prefix("shop/")).stream();
+
+    // A layer creates a database and writes a document: the events are part of the transaction.
+    let producer = bus.producer();
+    let db = Db::new("shop/orders".parse()?, DbInstance::random(store.env()));
+    store
+        .run(async |tx| {
+            tx.set(b"shop/orders/1", b"{\"total\": 42}");
+            producer.created(&tx, &db);
+            producer.updated(&tx, &db);
+            Ok(())
+        })
+        .await?;
+
+    let delivery = orders.next().await.ok_or("the dispatcher has ended")??;
+    for (instance, kind) in delivery.changes().iter() {
+        println!("{} {} ({instance})", delivery.notification().name, kind.as_str());
+    }
+    println!("at {}", delivery.sequence());
+
+    let document = store.run(async |tx| tx.get(b"shop/orders/1", Isolation::Snapshot).await).await?;
+    println!("document: {}", String::from_utf8_lossy(&document.ok_or("the document is missing")?));
+
+    dispatcher.shutdown().await;
+    notifier.shutdown().await?;
+    Ok(())
+}

@@ -1,0 +1,159 @@
+//! The `notibus` command, as a user calls it: what `replay` and `tail` print, and their exit codes.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::{
+    io::Write,
+    process::{Command, Output, Stdio},
+};
+
+use serde_json::Value;
+
+const SAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/replay/sample.tsv.gz");
+
+/// Runs the command with `input` on its standard input.
+fn notibus(args: &[&str], input: &str) -> Output {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_notibus"))
+        .args(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // A command that refuses its arguments does not read its input.
+    let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
+    child.wait_with_output().unwrap()
+}
+
+/// Runs `replay --json`, which must succeed, and returns what it printed.
+fn replay(args: &[&str], input: &str) -> Value {
+    let output = notibus(&[&["replay"], args, &["--json"]].concat(), input);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{args:?}: {errors}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// Runs a command that must fail, and returns its exit code and its message.
+fn failing(args: &[&str], input: &str) -> (Option<i32>, String) {
+    let output = notibus(args, input);
+    assert!(output.stdout.is_empty(), "{args:?} printed {}", String::from_utf8_lossy(&output.stdout));
+    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+#[test]
+fn the_sample_is_replayed_exactly_under_all_options() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = format!("dir:{}", dir.path().display());
+    let counts = serde_json::json!({ "created": 72, "deleted": 31, "updated": 3267, "ddoc_updated": 331 });
+    for options in [
+        &[][..],
+        &["--shards", "1"],
+        &["--shards", "16"],
+        &["--notifiers", "4"],
+        &["--slots", "8"],
+        &["--fold-interval", "0ms"],
+        &["--partitions", "1", "--writers", "1"],
+        &["--store", &store, "--writers", "64"],
+        // The same folder again: its databases are replaced by those of this run.
+        &["--store", &store, "--writers", "64"],
+    ] {
+        let report = replay(&[&[SAMPLE], options].concat(), "");
+        assert_eq!(report["recorded"], counts, "{options:?}");
+        assert_eq!(report["folded"], counts, "{options:?}");
+        assert_eq!(report["feed"], serde_json::json!({ "live": 41, "tombstones": 26 }), "{options:?}");
+        assert_eq!(report["producer_conflicts"], 0, "{options:?}");
+        assert_eq!(report["transactions"], 1303, "{options:?}");
+    }
+}
+
+#[test]
+fn a_dumped_feed_has_one_row_per_database_in_order() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("feed.jsonl");
+    let history =
+        "1\t1\tcreate\ta\t\n1\t1\tupdate\ta\tx\n1\t2\tcreate\tb\t\n1\t3\tddoc\ta\td\n1\t4\tdelete\tb\t\n";
+    replay(&["-", "--dump-feed", file.to_str().unwrap()], history);
+    let text = std::fs::read_to_string(file).unwrap();
+    let rows: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(rows.len(), 2);
+    assert!(rows[0]["seq"].as_str() < rows[1]["seq"].as_str());
+    let row = |db: &str| rows.iter().find(|row| row["db"] == db).unwrap();
+    assert_eq!(row("a")["deleted"], false);
+    assert_eq!(
+        row("a")["totals"],
+        serde_json::json!({ "created": 1, "deleted": 0, "updated": 1, "ddoc_updated": 1 })
+    );
+    assert_eq!(row("b")["deleted"], true);
+    assert_eq!(row("b")["instance"].as_str().unwrap().len(), 32);
+    assert!(row("b")["kinds"].as_array().unwrap().contains(&"deleted".into()));
+}
+
+#[test]
+fn a_malformed_row_is_refused_before_anything_is_recorded() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = dir.path().join("store");
+    let option = format!("dir:{}", store.display());
+    let history = "1\t1\tcreate\ta\t\n1\t2\tupdate\tb\tx\n";
+    let (code, message) = failing(&["replay", "-", "--store", &option], history);
+    assert_eq!(code, Some(2));
+    assert!(message.contains("line 2") && message.contains("\"b\" does not exist"), "{message}");
+    assert!(!store.exists(), "no store was made");
+}
+
+#[test]
+fn bad_arguments_exit_with_2_and_say_what_is_wrong() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("file");
+    std::fs::write(&file, "x").unwrap();
+    let store = format!("dir:{}", file.display());
+    let name = "x".repeat(1025);
+    for (args, input, reason) in [
+        (&["replay", SAMPLE, "--shards", "0"][..], String::new(), "invalid shards"),
+        (&["replay", SAMPLE, "--partitions", "0"], String::new(), "invalid partitions"),
+        (&["replay", SAMPLE, "--slots", "0"], String::new(), "invalid slots"),
+        (&["replay", SAMPLE, "--notifiers", "0"], String::new(), "--notifiers"),
+        (&["replay", SAMPLE, "--rate", "-1"], String::new(), "--rate"),
+        (&["replay", SAMPLE, "--store", "disk:x"], String::new(), "--store"),
+        (&["replay", SAMPLE, "--store", &store], String::new(), "it is a file"),
+        (&["replay", "no such file"], String::new(), "No such file"),
+        (&["replay", "-"], "1\t1\tcreate\t\t\n".to_owned(), "line 1: invalid database name: it is empty"),
+        (&["replay", "-"], format!("1\t1\tcreate\t{name}\t\n"), "at most 1024 are allowed"),
+        (&["tail", "--store", "memory", "--since", "yesterday"], String::new(), "invalid sequence"),
+        (&["tail", "--store", &store], String::new(), "it is a file"),
+    ] {
+        let (code, message) = failing(args, &input);
+        assert_eq!(code, Some(2), "{args:?}: {message}");
+        assert!(message.contains(reason), "{args:?}: {message}");
+    }
+}
+
+#[test]
+fn a_store_with_other_partitions_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = format!("dir:{}", dir.path().display());
+    replay(&["-", "--store", &store], "1\t1\tcreate\ta\t\n");
+    let (code, message) = failing(&["replay", SAMPLE, "--store", &store, "--partitions", "8"], "");
+    assert_eq!(code, Some(2));
+    assert!(message.contains("partitions = 64"), "{message}");
+}
+
+#[test]
+fn a_folder_can_be_tailed_after_a_replay_and_from_any_row() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = format!("dir:{}", dir.path().display());
+    replay(&["-", "--store", &store], "1\t1\tcreate\ta\t\n1\t2\tcreate\tb\t\n1\t3\tcreate\tc\t\n");
+    let tail = |since: &str| -> Vec<Value> {
+        let output = notibus(&["tail", "--store", &store, "--since", since], "");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout)
+            .unwrap()
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect()
+    };
+    let all = tail("0");
+    assert_eq!(all.len(), 3);
+    let rest = tail(all[0]["sequence"].as_str().unwrap());
+    assert_eq!(rest, all[1..]);
+    assert!(tail("now").is_empty());
+}

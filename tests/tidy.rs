@@ -1,0 +1,187 @@
+//! Keeps the house in order: floors only look down, files have one purpose and say which, nothing is left undone.
+//!
+//! The floors are read from the table in `ARCHITECTURE.md`, so that the page and the code cannot drift apart.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::{
+    collections::HashMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// The most lines of a file.
+const LINES_MAX: usize = 800;
+
+/// Folders with Rust code.
+const FOLDERS: [&str; 4] = ["src", "tests", "benches", "examples"];
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// All Rust files of the project with their text, by path from its root.
+fn sources() -> Vec<(PathBuf, String)> {
+    fn collect(folder: &Path, found: &mut Vec<(PathBuf, String)>) {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                collect(&path, found);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let text = fs::read_to_string(&path).unwrap();
+                found.push((path.strip_prefix(root()).unwrap().to_owned(), text));
+            }
+        }
+    }
+    let mut found = Vec::new();
+    for folder in FOLDERS {
+        collect(&root().join(folder), &mut found);
+    }
+    assert!(found.len() > 30, "only {} files were found", found.len());
+    found
+}
+
+/// The floor of each module, from the table in `ARCHITECTURE.md`: `| number | modules | … |`.
+fn floors() -> HashMap<String, u32> {
+    let page = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
+    let mut floors = HashMap::new();
+    for line in page.lines() {
+        let cells: Vec<_> = line.split('|').map(str::trim).collect();
+        let [_, number, modules, ..] = cells[..] else {
+            continue;
+        };
+        let Ok(number) = number.parse() else { continue };
+        for module in modules.split(',') {
+            floors.insert(module.trim().trim_matches('`').to_owned(), number);
+        }
+    }
+    assert!(floors.len() > 10, "the floor table was not found");
+    floors
+}
+
+/// The top-level modules that `text` names behind `crate::`, with their lines.
+fn imports(text: &str) -> Vec<(usize, String)> {
+    let mut found = Vec::new();
+    let name_at = |from: usize| -> String {
+        text[from..].chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect()
+    };
+    for (place, _) in text.match_indices("crate::") {
+        let line = text[..place].matches('\n').count() + 1;
+        let is_comment = text.lines().nth(line - 1).unwrap().trim_start().starts_with("//");
+        let after = place + "crate::".len();
+        if is_comment {
+            continue;
+        }
+        if !text[after..].starts_with('{') {
+            found.push((line, name_at(after)));
+            continue;
+        }
+        // The names at the first level of a braced group.
+        let mut depth = 0;
+        for (offset, c) in text[after..].char_indices() {
+            match c {
+                '{' => depth += 1,
+                '}' => depth -= 1,
+                _ => {}
+            }
+            if depth == 0 {
+                break;
+            }
+            if depth == 1 && (c == '{' || c == ',') {
+                let next = after + offset + 1;
+                let next = next + text[next..].len() - text[next..].trim_start().len();
+                let name = name_at(next);
+                if !name.is_empty() {
+                    found.push((line, name));
+                }
+            }
+        }
+    }
+    found
+}
+
+/// The module of a file under `src`: `src/store/range.rs` and `src/store.rs` are both of `store`.
+fn module_of(path: &Path) -> Option<String> {
+    let mut parts = path.components().skip(1);
+    let first = parts.next()?.as_os_str().to_str()?;
+    Some(first.trim_end_matches(".rs").to_owned())
+}
+
+#[test]
+fn floors_only_look_down() {
+    let floors = floors();
+    let mut wrong = Vec::new();
+    for (path, text) in sources().iter().filter(|(path, _)| path.starts_with("src")) {
+        let module = module_of(path).unwrap();
+        if module == "bin" || module == "lib" {
+            continue;
+        }
+        let Some(floor) = floors.get(&module) else {
+            wrong.push(format!("{}: {module} is not in the floor table", path.display()));
+            continue;
+        };
+        for (line, import) in imports(text) {
+            let fine = import == module || floors.get(&import).is_some_and(|below| below < floor);
+            if !fine {
+                wrong.push(format!("{}:{line}: {module} must not import {import}", path.display()));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn the_floor_table_names_only_what_exists() {
+    for module in floors().keys() {
+        let there = ["src/{}.rs", "src/{}/mod.rs", "src/{}/main.rs", "src/{}/notibus/main.rs"]
+            .iter()
+            .any(|form| root().join(form.replace("{}", module)).exists());
+        assert!(there, "{module} is in the floor table but not in src");
+    }
+}
+
+#[test]
+fn imports_are_found_in_every_form() {
+    let text =
+        "use crate::{\n    a::{x, y},\n    b,\n};\n// crate::no\nfn f() { crate::c::g() }\nuse crate::d;\n";
+    let names: Vec<_> = imports(text).into_iter().map(|(_, name)| name).collect();
+    assert_eq!(names, ["a", "b", "c", "d"]);
+}
+
+#[test]
+fn files_are_small_and_say_what_they_are() {
+    for (path, text) in sources() {
+        let lines = text.lines().count();
+        assert!(lines <= LINES_MAX, "{} has {lines} lines", path.display());
+        assert!(text.starts_with("//!"), "{} does not open with //!", path.display());
+    }
+}
+
+#[test]
+fn nothing_is_left_undone() {
+    // Put together here, so that this file does not find itself.
+    let marks = ["TO", "FIX", "XX"].iter().zip(["DO", "ME", "X"]).map(|(a, b)| format!("{a}{b}"));
+    let marks: Vec<_> = marks.chain(["todo", "unimplemented"].map(|name| format!("{name}!("))).collect();
+    let skipped = format!("#[{}", "ignore");
+    for (path, text) in sources() {
+        for mark in marks.iter().chain([&skipped]) {
+            assert!(!text.contains(mark.as_str()), "{} has {mark}", path.display());
+        }
+    }
+}
+
+#[test]
+fn exceptions_from_lints_say_why() {
+    // Put together here, so that this file does not find itself.
+    let forms = ["allow", "expect"].map(|lint| format!("[{lint}("));
+    for (path, text) in sources() {
+        for (place, _) in forms.iter().flat_map(|form| text.match_indices(form.as_str())) {
+            let end = place + text[place..].find(")]").unwrap();
+            assert!(
+                text[place..end].contains("reason ="),
+                "{} has an exception without a reason",
+                path.display()
+            );
+        }
+    }
+}
