@@ -6,7 +6,7 @@ use tokio::task::JoinHandle;
 
 use crate::{
     context::Context,
-    dispatcher::{Dispatcher, DispatcherOptions},
+    dispatcher::{Dispatcher, DispatcherOptions, Fanout},
     encoding::Incarnation,
     error::{Error, Result},
     feed::Topology,
@@ -94,6 +94,12 @@ impl Bus {
     /// Starts a dispatcher in this process.
     pub async fn dispatcher(&self, options: DispatcherOptions) -> Result<Dispatcher> {
         Dispatcher::start(Arc::clone(&self.context), options).await
+    }
+
+    /// A dispatcher without a tail, at the end of the feed: rows are pushed by hand.
+    pub async fn fanout(&self, options: DispatcherOptions) -> Result<Fanout> {
+        let start = self.feed().now().await?;
+        Fanout::new(Arc::clone(&self.context), &options, start)
     }
 
     /// The feed of notifications, to be read directly.

@@ -48,7 +48,7 @@ pub mod store;
 
 pub use bus::{Bus, BusOptions};
 pub use dispatcher::{
-    CallbackHandle, Delivery, Dispatcher, DispatcherOptions, Filter, Interruption, Since, Subscribe,
+    CallbackHandle, Delivery, Dispatcher, DispatcherOptions, Fanout, Filter, Interruption, Since, Subscribe,
     Subscription,
 };
 pub use encoding::{Counters, Incarnation, Sequence, Versionstamp};

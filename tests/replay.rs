@@ -112,7 +112,7 @@ fn bad_arguments_exit_with_2_and_say_what_is_wrong() {
         (&["replay", SAMPLE, "--partitions", "0"], String::new(), "invalid partitions"),
         (&["replay", SAMPLE, "--slots", "0"], String::new(), "invalid slots"),
         (&["replay", SAMPLE, "--notifiers", "0"], String::new(), "--notifiers"),
-        (&["replay", SAMPLE, "--rate", "-1"], String::new(), "--rate"),
+        (&["replay", SAMPLE, "--rate", "0"], String::new(), "--rate"),
         (&["replay", SAMPLE, "--store", "disk:x"], String::new(), "--store"),
         (&["replay", SAMPLE, "--store", &store], String::new(), "it is a file"),
         (&["replay", "no such file"], String::new(), "No such file"),

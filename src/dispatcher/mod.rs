@@ -16,6 +16,7 @@
 //! coalesced updates as well as after one.
 
 mod callback;
+mod fanout;
 mod filter;
 mod registry;
 mod ring;
@@ -29,6 +30,7 @@ use std::{sync::Arc, time::Duration};
 use tokio::{sync::Semaphore, task::JoinHandle};
 
 pub use callback::CallbackHandle;
+pub use fanout::Fanout;
 pub use filter::Filter;
 pub use subscribe::{Delivery, Interruption, Since, Subscribe, Subscription};
 
@@ -106,8 +108,8 @@ pub(crate) struct Shared {
 /// A running dispatcher. Dropping it, or [`Dispatcher::shutdown`], ends its subscriptions after what they have been given.
 #[derive(Debug)]
 pub struct Dispatcher {
-    /// What the tail and the subscribers share.
-    shared: Arc<Shared>,
+    /// Hands out what the tail reads.
+    fanout: Fanout,
     /// The tail.
     tail: JoinHandle<()>,
 }
@@ -115,36 +117,27 @@ pub struct Dispatcher {
 impl Dispatcher {
     /// Starts the tail at the end of the feed.
     pub(crate) async fn start(context: Arc<Context>, options: DispatcherOptions) -> Result<Self> {
-        options.check()?;
-        let feed = NotificationFeed::new(Arc::clone(&context));
         // Before the position is taken, so that no append in between goes unnoticed.
         let appends = context.signals.appends();
-        let start = feed.now().await?;
-        let shared = Arc::new(Shared {
-            context,
-            feed,
-            ring: Ring::new(start, options.ring_rows_max),
-            registry: Registry::default(),
-            catch_ups: Semaphore::new(options.catch_ups_max),
-            page_rows_max: options.page_rows_max,
-        });
-        let tail = tokio::spawn(tail::run(Arc::clone(&shared), appends, options.poll_interval));
-        Ok(Self { shared, tail })
+        let start = NotificationFeed::new(Arc::clone(&context)).now().await?;
+        let fanout = Fanout::new(context, &options, start)?;
+        let tail = tokio::spawn(tail::run(Arc::clone(fanout.shared()), appends, options.poll_interval));
+        Ok(Self { fanout, tail })
     }
 
     /// Subscribes to the databases that `filter` matches. Choose where to start and how to receive on what is returned.
     pub fn subscribe(&self, filter: Filter) -> Subscribe {
-        Subscribe::new(Arc::clone(&self.shared), filter)
+        self.fanout.subscribe(filter)
     }
 
     /// Up to where the tail has read the feed.
     pub fn position(&self) -> Sequence {
-        self.shared.ring.position()
+        self.fanout.position()
     }
 
     /// How many subscriptions there are now, those of dropped streams and handles not among them.
     pub fn subscribers(&self) -> usize {
-        self.shared.registry.len()
+        self.fanout.subscribers()
     }
 
     /// Stops the tail, and ends the subscriptions after what they have been given.
@@ -161,7 +154,5 @@ impl Dispatcher {
 impl Drop for Dispatcher {
     fn drop(&mut self) {
         self.tail.abort();
-        self.shared.ring.close();
-        self.shared.registry.close();
     }
 }

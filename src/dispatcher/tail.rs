@@ -5,8 +5,8 @@ use std::{sync::Arc, time::Duration};
 use futures_util::future::{BoxFuture, pending};
 use tokio::sync::watch;
 
-use super::{Shared, ring::Batch};
-use crate::{error::Result, notification_feed::NotificationPage};
+use super::Shared;
+use crate::error::Result;
 
 /// How long the tail waits for the notifiers of its own process before it sets watches for those of others. Under steady
 /// local load no watch is ever set.
@@ -62,22 +62,12 @@ async fn advance(shared: &Arc<Shared>, arm: bool) -> Result<Option<BoxFuture<'st
             (shared.feed.page(from, shared.page_rows_max).await?, None)
         };
         let more = page.more;
-        hand_out(shared, page);
+        shared.context.stats.rows_tailed.add(page.rows.len() as u64);
+        shared.hand_out(page.rows, page.to);
         if !more {
             return Ok(watch);
         }
         // Many pages in a row must not keep the subscribers of this thread waiting.
         tokio::task::yield_now().await;
     }
-}
-
-/// Gives a page to the ring and to the slots.
-fn hand_out(shared: &Shared, page: NotificationPage) {
-    let from = shared.ring.position();
-    shared.context.stats.rows_tailed.add(page.rows.len() as u64);
-    let batch = Arc::new(Batch { rows: page.rows, from, to: page.to });
-    if !shared.registry.has_no_names() {
-        batch.rows.iter().for_each(|row| shared.registry.put(row));
-    }
-    shared.ring.push(batch);
 }

@@ -1,0 +1,106 @@
+//! The embedded engine: transactions committed and keys read per second, in memory and in a folder.
+//!
+//! Each commit writes one key of 32 bytes with a value of 100, without reading. `writers` tasks commit at once, each its
+//! next transaction after the last; in a folder they share the syncs.
+
+#![allow(clippy::unwrap_used, reason = "a benchmark fails by panicking")]
+
+use std::{
+    hint::black_box,
+    time::{Duration, Instant},
+};
+
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use notibus::store::{Database, Isolation, KeyRange, RangeRead};
+use tokio::{runtime::Runtime, task::JoinSet};
+
+/// The key number `n`, spread over the key space.
+fn key(n: u64) -> [u8; 32] {
+    let mut key = [0; 32];
+    key[..8].copy_from_slice(&n.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes());
+    key
+}
+
+/// Commits `count` transactions with `writers` tasks.
+async fn commit(db: &Database, writers: u64, count: u64) -> Duration {
+    let started = Instant::now();
+    let mut tasks = JoinSet::new();
+    for writer in 0..writers {
+        let db = db.clone();
+        tasks.spawn(async move {
+            for n in (writer..count).step_by(usize::try_from(writers).unwrap()) {
+                let tx = db.begin();
+                tx.set(&key(n), &[7; 100]);
+                tx.commit().await.unwrap();
+            }
+        });
+    }
+    tasks.join_all().await;
+    started.elapsed()
+}
+
+fn engine(c: &mut Criterion) {
+    let runtime = Runtime::new().unwrap();
+    let mut group = c.benchmark_group("engine");
+    group.throughput(Throughput::Elements(1));
+    for writers in [1, 8] {
+        group.bench_function(format!("commit/memory/{writers} writers"), |b| {
+            b.iter_custom(|count| {
+                let db = Database::memory();
+                runtime.block_on(commit(&db, writers, count))
+            });
+        });
+    }
+    group.sample_size(10);
+    for writers in [1, 8, 256] {
+        group.bench_function(format!("commit/folder/{writers} writers"), |b| {
+            b.iter_custom(|count| {
+                let dir = tempfile::tempdir().unwrap();
+                let db = Database::open_dir(dir.path()).unwrap();
+                runtime.block_on(commit(&db, writers, count))
+            });
+        });
+    }
+    group.sample_size(100);
+
+    let rows = 100_000;
+    let db = Database::memory();
+    runtime.block_on(commit(&db, 1, rows));
+    let mut next = 0;
+    group.bench_function("get", |b| {
+        b.iter_custom(|count| {
+            runtime.block_on(async {
+                let started = Instant::now();
+                let mut tx = db.begin();
+                for n in 0..count {
+                    // A transaction lives 5 s.
+                    if n % 100_000 == 99_999 {
+                        tx = db.begin();
+                    }
+                    next = (next + 1) % rows;
+                    black_box(tx.get(&key(next), Isolation::Snapshot).await.unwrap());
+                }
+                started.elapsed()
+            })
+        });
+    });
+    group.throughput(Throughput::Elements(rows));
+    group.bench_function("scan of 100,000 rows", |b| {
+        b.iter(|| {
+            runtime.block_on(async {
+                let tx = db.begin();
+                let mut pages =
+                    tx.pages(RangeRead::new(KeyRange::new("", &b"\xff"[..])), Isolation::Snapshot);
+                let mut found = 0;
+                while let Some(page) = pages.next().await.unwrap() {
+                    found += page.len() as u64;
+                }
+                assert_eq!(found, rows);
+            });
+        });
+    });
+    group.finish();
+}
+
+criterion_group!(benches, engine);
+criterion_main!(benches);

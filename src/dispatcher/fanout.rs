@@ -1,0 +1,88 @@
+//! [`Fanout`]: the dispatcher without its tail.
+
+use std::sync::Arc;
+
+use tokio::sync::Semaphore;
+
+use super::{
+    DispatcherOptions, Filter, Shared, Subscribe,
+    registry::Registry,
+    ring::{Batch, Ring},
+};
+use crate::{
+    context::Context,
+    encoding::Sequence,
+    error::{Error, Result},
+    notification::Notification,
+    notification_feed::NotificationFeed,
+};
+
+/// The part of a dispatcher that fans out, without the tail that reads the feed. Rows are pushed by hand: for tests of
+/// subscribers, and for benchmarks. Dropping it ends its subscriptions after what they have been given.
+#[derive(Debug)]
+pub struct Fanout(Arc<Shared>);
+
+impl Fanout {
+    /// A fan-out that stands at `start`.
+    pub(crate) fn new(context: Arc<Context>, options: &DispatcherOptions, start: Sequence) -> Result<Self> {
+        options.check()?;
+        Ok(Self(Arc::new(Shared {
+            feed: NotificationFeed::new(Arc::clone(&context)),
+            context,
+            ring: Ring::new(start, options.ring_rows_max),
+            registry: Registry::default(),
+            catch_ups: Semaphore::new(options.catch_ups_max),
+            page_rows_max: options.page_rows_max,
+        })))
+    }
+
+    /// What the subscribers share.
+    pub(super) fn shared(&self) -> &Arc<Shared> {
+        &self.0
+    }
+
+    /// Subscribes to the databases that `filter` matches. Choose where to start and how to receive on what is returned.
+    pub fn subscribe(&self, filter: Filter) -> Subscribe {
+        Subscribe::new(Arc::clone(&self.0), filter)
+    }
+
+    /// Hands out `rows` as if a tail had read them, and everything up to `to`. The rows must be in order, after the
+    /// present position and not after `to`; fails with [`Error::Invalid`] otherwise. One caller at a time.
+    pub fn push(&self, rows: Vec<Arc<Notification>>, to: Sequence) -> Result<()> {
+        let from = self.position();
+        let ends = rows.first().map_or(to, |row| row.sequence)..=rows.last().map_or(to, |row| row.sequence);
+        if !rows.is_sorted_by(|a, b| a.sequence < b.sequence) || *ends.start() <= from || *ends.end() > to {
+            return Err(Error::invalid("rows", format!("they are not in order between {from} and {to}")));
+        }
+        self.0.hand_out(rows, to);
+        Ok(())
+    }
+
+    /// Up to where rows have been handed out.
+    pub fn position(&self) -> Sequence {
+        self.0.ring.position()
+    }
+
+    /// How many subscriptions there are now, those of dropped streams and handles not among them.
+    pub fn subscribers(&self) -> usize {
+        self.0.registry.len()
+    }
+}
+
+impl Shared {
+    /// Gives rows to the slots and to the ring.
+    pub(super) fn hand_out(&self, rows: Vec<Arc<Notification>>, to: Sequence) {
+        let from = self.ring.position();
+        if !self.registry.has_no_names() {
+            rows.iter().for_each(|row| self.registry.put(row));
+        }
+        self.ring.push(Arc::new(Batch { rows, from, to }));
+    }
+}
+
+impl Drop for Fanout {
+    fn drop(&mut self) {
+        self.0.ring.close();
+        self.0.registry.close();
+    }
+}
