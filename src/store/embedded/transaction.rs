@@ -288,15 +288,19 @@ impl TransactionBackend for EmbeddedTransaction {
             if key.len() > KEY_LEN_MAX {
                 return Err(StoreError::KEY_TOO_LARGE);
             }
-            if !self.engine.core().watches.has_room() {
-                return Err(StoreError::TOO_MANY_WATCHES);
-            }
+            let place = self
+                .engine
+                .core()
+                .watches
+                .place()
+                .ok_or(StoreError::TOO_MANY_WATCHES)?;
             let seen = state.get(key, Isolation::Serializable)?;
             let (fire, fired) = oneshot::channel();
             state.request.watches.push(watches::Pending {
                 key: Bytes::copy_from_slice(key),
                 seen,
                 fire,
+                _place: place,
             });
             Ok(Watch::new(async {
                 fired
