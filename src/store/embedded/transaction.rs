@@ -64,6 +64,8 @@ struct State {
     snapshot: Option<Snapshot>,
     /// What it wants to commit.
     request: Request,
+    /// What the read version was at each versionstamped key among the mutations; 0 if there was none yet.
+    stamped_at: Vec<u64>,
     /// Its own writes by key; made at the first read that has to look.
     overlay: Option<Overlay>,
     /// Bytes of keys, values and conflict ranges.
@@ -139,10 +141,15 @@ impl State {
     fn overlay(&mut self) -> Option<&Overlay> {
         if self.overlay.is_none() && !self.request.mutations.is_empty() {
             let mut overlay = Overlay::default();
-            self.request
-                .mutations
-                .iter()
-                .for_each(|mutation| overlay.apply(mutation));
+            let mut stamped_at = self.stamped_at.iter().copied();
+            for mutation in &self.request.mutations {
+                let version = if is_stamped_key(mutation) {
+                    stamped_at.next().expect("each has its version")
+                } else {
+                    0
+                };
+                overlay.apply(mutation, version);
+            }
             self.overlay = Some(overlay);
         }
         self.overlay.as_ref()
@@ -194,8 +201,13 @@ impl State {
             Ok(false) => {}
             Ok(true) => {
                 self.size += mutation_len(&mutation);
+                let snapshot = self.snapshot.as_ref().map(|snapshot| snapshot.version);
+                let version = snapshot.or(self.version).unwrap_or(0);
+                if is_stamped_key(&mutation) {
+                    self.stamped_at.push(version);
+                }
                 if let Some(overlay) = &mut self.overlay {
-                    overlay.apply(&mutation);
+                    overlay.apply(&mutation, version);
                 }
                 self.request.mutations.push(mutation);
             }
@@ -353,6 +365,14 @@ impl TransactionBackend for EmbeddedTransaction {
 /// The outcome in the terms of the seam.
 fn finished(outcome: Outcome) -> Result<Option<Versionstamp>> {
     Ok(outcome?)
+}
+
+/// Whether `mutation` sets a key with a versionstamp.
+fn is_stamped_key(mutation: &Mutation) -> bool {
+    matches!(
+        mutation,
+        Mutation::Atomic(AtomicOp::SetVersionstampedKey, ..)
+    )
 }
 
 /// Fails if layers may not read `key`.
