@@ -310,6 +310,28 @@ pub(crate) async fn an_explicit_read_conflict_does_not_skip_operations(f: &Fixtu
     Ok(())
 }
 
+/// A key that waits for its stamp takes back what the transaction knew of its range: that it was cleared. The embedded
+/// engine went on to skip the range as one that the transaction has written.
+pub(crate) async fn an_explicit_read_conflict_does_not_skip_pending_keys(
+    f: &Fixture,
+) -> Result<()> {
+    let append = |tx: &Transaction| {
+        let key = f.key("k");
+        let place = u32::try_from(key.len()).expect("keys are short");
+        let key = [&key[..], &[0; 10], &place.to_le_bytes()].concat();
+        tx.atomic(AtomicOp::SetVersionstampedKey, &key, b"");
+    };
+    let tx = f.started().await?;
+    tx.clear_range(&f.range("a", "z"));
+    append(&tx);
+    tx.add_read_conflict(&f.range("k", "l"));
+    let other = f.db.begin();
+    append(&other);
+    other.commit().await?;
+    conflicts(&tx).await;
+    Ok(())
+}
+
 pub(crate) async fn an_explicit_read_conflict_added_before_the_write_stays(
     f: &Fixture,
 ) -> Result<()> {

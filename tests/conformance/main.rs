@@ -168,6 +168,7 @@ macro_rules! every_case {
                 an_explicit_read_conflict_skips_written_keys
                 an_explicit_read_conflict_skips_only_written_keys
                 an_explicit_read_conflict_does_not_skip_operations
+                an_explicit_read_conflict_does_not_skip_pending_keys
                 an_explicit_read_conflict_added_before_the_write_stays
                 a_read_before_the_write_stays_a_read
                 reading_an_own_write_does_not_conflict

@@ -124,7 +124,10 @@ impl Overlay {
                 end: end.clone(),
             }),
             Mutation::Atomic(AtomicOp::SetVersionstampedKey, key, _) => {
+                // What the transaction knew there it knows no more: any of it may come to be replaced.
                 let range = stamped_key_range(key, version);
+                self.forget(&range);
+                self.cleared.remove(&range);
                 self.unreadable.insert(&range);
             }
             Mutation::Atomic(AtomicOp::SetVersionstampedValue, key, _) => {
@@ -164,6 +167,13 @@ impl Overlay {
         if range.is_empty() {
             return;
         }
+        self.forget(range);
+        self.cleared.insert(range);
+        self.unreadable.remove(range);
+    }
+
+    /// Forgets what the transaction has done to the single keys of `range`.
+    fn forget(&mut self, range: &KeyRange) {
         let gone: Vec<_> = self
             .keys
             .range::<[u8], _>(bounds(range))
@@ -172,8 +182,6 @@ impl Overlay {
         for key in gone {
             self.keys.remove(&key);
         }
-        self.cleared.insert(range);
-        self.unreadable.remove(range);
     }
 
     /// What the transaction has done to `key`, if anything.
