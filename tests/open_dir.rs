@@ -302,7 +302,7 @@ fn a_damaged_store_is_refused_or_ends_earlier() {
     let mut refused = BTreeMap::<String, usize>::new();
     for file in files(original.path()) {
         let name = file.display().to_string();
-        let is_journal = name.ends_with(".jnl");
+        let is_journal = file.extension().is_some_and(|extension| extension == "jnl");
         for damage in [
             Damage::Missing,
             Damage::Cut(0),

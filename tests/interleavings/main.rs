@@ -49,8 +49,7 @@ fn for_interleavings(cases: u32, check: impl Fn(&[Step]) -> Result<(), TestCaseE
     match result {
         Ok(()) => {}
         Err(TestError::Fail(reason, steps)) => {
-            let listed: String = steps.iter().map(|step| format!("  {step:?}\n")).collect();
-            panic!("NOTIBUS_SEED={seed}: {reason}\nsmallest interleaving:\n{listed}");
+            panic!("NOTIBUS_SEED={seed}: {reason}\nsmallest interleaving: {steps:#?}");
         }
         Err(error) => panic!("NOTIBUS_SEED={seed}: {error}"),
     }
