@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use notibus::{
     Result, StoreError,
-    store::{AtomicOp, Isolation::Serializable, WATCHES_MAX, Watch},
+    store::{AtomicOp, Isolation::Serializable, VALUE_LEN_MAX, WATCHES_MAX, Watch},
 };
 
 use crate::fixture::{Fixture, conflicts, fails, soon, still_waits};
@@ -108,6 +108,19 @@ pub(crate) async fn a_failed_commit_arms_no_watch(f: &Fixture) -> Result<()> {
     tx.set(&f.key("out"), b"v");
     f.put("read", "changed").await?;
     conflicts(&tx).await;
+    fails(soon(watch).await, &StoreError::OPERATION_CANCELLED);
+    Ok(())
+}
+
+/// The embedded engine left the watches of a commit that it refused for its size waiting.
+pub(crate) async fn a_refused_commit_arms_no_watch(f: &Fixture) -> Result<()> {
+    let tx = f.db.begin();
+    let watch = tx.watch(&f.key("k")).await?;
+    let value = vec![0; VALUE_LEN_MAX];
+    for n in 0..110_u8 {
+        tx.set(&f.key([b'v', n]), &value);
+    }
+    fails(tx.commit().await, &StoreError::TRANSACTION_TOO_LARGE);
     fails(soon(watch).await, &StoreError::OPERATION_CANCELLED);
     Ok(())
 }

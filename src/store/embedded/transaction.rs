@@ -229,14 +229,22 @@ impl State {
     }
 
     /// Closes the transaction and hands over what it wants to commit.
-    fn begin_commit(&mut self) -> Result<Request, StoreError> {
+    fn begin_commit(&mut self, engine: &Engine) -> Result<Request, StoreError> {
         self.check_usable()?;
         self.phase = Phase::Committing;
+        // A read version that was set binds a blind write, too.
+        let in_time = if self.version.is_some() && !self.request.is_read_only() {
+            self.take_snapshot(engine)
+        } else {
+            Ok(())
+        };
+        // A commit that is refused here takes its watches with it.
+        let request = mem::take(&mut self.request);
+        self.snapshot = None;
         if self.size > TRANSACTION_LEN_MAX {
             return Err(StoreError::TRANSACTION_TOO_LARGE);
         }
-        self.snapshot = None;
-        Ok(mem::take(&mut self.request))
+        in_time.map(|()| request)
     }
 }
 
@@ -324,7 +332,7 @@ impl TransactionBackend for EmbeddedTransaction {
     }
 
     fn commit(&self) -> Answer<'_, Option<Versionstamp>> {
-        let request = match self.state().begin_commit() {
+        let request = match self.state().begin_commit(&self.engine) {
             Ok(request) => request,
             Err(error) => return Err(error.into()).into(),
         };
