@@ -2,11 +2,19 @@
 //!
 //! Cases never touch keys outside their prefix, so that they can share one cluster with each other and with strangers.
 
-use std::{future::Future, time::Duration};
+use std::{
+    future::Future,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
 
 use bytes::Bytes;
+use futures_util::future::BoxFuture;
 use notibus::{
-    Error, Result, StoreError,
+    Env, Environment, Error, Result, StoreError,
     store::{
         AtomicOp, Committed, Database, Isolation, KeyRange, RangeRead, TRANSACTION_LIFETIME,
         Transaction, Watch,
@@ -21,25 +29,80 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) struct Backend {
     /// Whether time can be paused: the store then completes everything at once.
     pub paused: bool,
-    /// Opens the store, with the folder to remove afterwards.
-    pub open: fn() -> (Database, Option<TempDir>),
+    /// Opens the store.
+    pub open: fn() -> Opened,
+}
+
+/// A store that was opened.
+pub(crate) struct Opened {
+    /// The store.
+    pub db: Database,
+    /// Its clock, if that can be set forward. Else the cases that need time to pass sleep.
+    pub clock: Option<Clock>,
+    /// Its folder, to be removed afterwards.
+    pub folder: Option<TempDir>,
 }
 
 /// The store in memory.
 pub(crate) const MEMORY: Backend = Backend {
     paused: true,
-    open: || (Database::memory(), None),
+    open: || Opened {
+        db: Database::memory(),
+        clock: None,
+        folder: None,
+    },
 };
 
-/// The store in a folder.
+/// The store in a folder. It waits for its disk, so its time is real, but can be set forward.
 pub(crate) const DURABLE: Backend = Backend {
     paused: false,
     open: || {
         let folder = TempDir::new().expect("a temporary folder can be made");
-        let db = Database::open_dir(folder.path()).expect("an empty folder can be opened");
-        (db, Some(folder))
+        let clock = Clock::default();
+        let db = Database::open_dir_in(folder.path(), Env::new(clock.clone()));
+        Opened {
+            db: db.expect("an empty folder can be opened"),
+            clock: Some(clock),
+            folder: Some(folder),
+        }
     },
 };
+
+/// Real time, but for what was skipped of it.
+#[derive(Clone)]
+pub(crate) struct Clock {
+    /// When it was made.
+    start: Instant,
+    /// How many milliseconds were skipped.
+    skipped_ms: Arc<AtomicU64>,
+}
+
+impl Default for Clock {
+    fn default() -> Self {
+        Self {
+            start: Instant::now(),
+            skipped_ms: Arc::default(),
+        }
+    }
+}
+
+impl Environment for Clock {
+    fn now(&self) -> Duration {
+        self.start.elapsed() + Duration::from_millis(self.skipped_ms.load(Ordering::SeqCst))
+    }
+
+    fn wall_ms(&self) -> u64 {
+        u64::try_from(self.now().as_millis()).expect("a test is short")
+    }
+
+    fn random(&self) -> u64 {
+        fastrand::u64(..)
+    }
+
+    fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
+        Box::pin(tokio::time::sleep(duration))
+    }
+}
 
 /// What a case works with.
 pub(crate) struct Fixture {
@@ -47,6 +110,8 @@ pub(crate) struct Fixture {
     pub db: Database,
     /// What all keys of the case start with.
     prefix: Vec<u8>,
+    /// The clock of the store, if it can be set forward.
+    clock: Option<Clock>,
     /// The folder of the store; removed last.
     _folder: Option<TempDir>,
 }
@@ -59,11 +124,12 @@ pub(crate) fn run(backend: &Backend, name: &str, case: &impl AsyncFn(&Fixture) -
         .build()
         .expect("a runtime can be built");
     runtime.block_on(async {
-        let (db, folder) = (backend.open)();
+        let opened = (backend.open)();
         let fixture = Fixture {
-            db,
+            db: opened.db,
             prefix: format!("{name}/{:016x}/", fastrand::u64(..)).into_bytes(),
-            _folder: folder,
+            clock: opened.clock,
+            _folder: opened.folder,
         };
         case(&fixture).await.expect("the case meets no error");
     });
@@ -156,7 +222,14 @@ impl Fixture {
 
     /// Waits until every transaction that has begun to read is too old.
     pub async fn outlive(&self) {
-        tokio::time::sleep(TRANSACTION_LIFETIME + Duration::from_millis(1500)).await;
+        let time = TRANSACTION_LIFETIME + Duration::from_millis(1_500);
+        match &self.clock {
+            Some(clock) => {
+                let time_ms = u64::try_from(time.as_millis()).expect("it is short");
+                clock.skipped_ms.fetch_add(time_ms, Ordering::SeqCst);
+            }
+            None => tokio::time::sleep(time).await,
+        }
     }
 }
 

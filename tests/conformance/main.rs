@@ -224,6 +224,7 @@ macro_rules! every_case {
                 an_older_version_shows_the_state_of_then
                 every_version_in_between_can_be_read
                 a_version_before_a_commit_does_not_show_it
+                a_version_before_a_commit_shows_nothing_of_its_steps
                 writes_since_an_older_version_conflict
                 own_writes_lie_over_an_older_version
                 a_version_to_come_cannot_be_read
@@ -232,6 +233,7 @@ macro_rules! every_case {
                 an_old_transaction_cannot_write_blindly
                 a_transaction_that_has_read_nothing_does_not_age
                 an_old_version_cannot_be_read
+                an_old_version_cannot_be_written_at
                 an_old_read_only_transaction_still_commits
             }
             watches {
@@ -246,6 +248,7 @@ macro_rules! every_case {
                 a_watch_fails_with_its_dropped_transaction
                 a_watch_fails_with_its_reset_transaction
                 a_failed_commit_arms_no_watch
+                a_refused_commit_arms_no_watch
                 a_watch_is_a_serializable_read
                 a_change_after_a_change_back_is_noticed
                 all_watches_of_a_key_fire

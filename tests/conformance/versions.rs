@@ -88,6 +88,28 @@ pub(crate) async fn a_version_before_a_commit_does_not_show_it(f: &Fixture) -> R
     Ok(())
 }
 
+pub(crate) async fn a_version_before_a_commit_shows_nothing_of_its_steps(
+    f: &Fixture,
+) -> Result<()> {
+    f.fill(&["a", "b", "c"]).await?;
+    let version = f.db.begin().read_version().await?;
+    let tx = f.db.begin();
+    tx.set(&f.key("a"), b"1");
+    tx.set(&f.key("a"), b"2");
+    tx.clear(&f.key("b"));
+    tx.set(&f.key("b"), b"1");
+    tx.clear_range(&f.all());
+    tx.set(&f.key("c"), b"1");
+    tx.commit().await?;
+    let old = f.db.begin();
+    old.set_read_version(version);
+    for suffix in ["a", "b", "c"] {
+        let value = old.get(&f.key(suffix), Snapshot).await?;
+        assert_eq!(value.as_deref(), Some(suffix.as_bytes()));
+    }
+    Ok(())
+}
+
 pub(crate) async fn writes_since_an_older_version_conflict(f: &Fixture) -> Result<()> {
     f.put("k", "old").await?;
     let version = f.db.begin().read_version().await?;
@@ -205,6 +227,18 @@ pub(crate) async fn an_old_version_cannot_be_read(f: &Fixture) -> Result<()> {
         tx.get(&f.key("k"), Snapshot).await,
         &StoreError::TRANSACTION_TOO_OLD,
     );
+    Ok(())
+}
+
+pub(crate) async fn an_old_version_cannot_be_written_at(f: &Fixture) -> Result<()> {
+    let version = f.put("k", "v").await?.versionstamp.version();
+    f.outlive().await;
+    f.put("k", "w").await?;
+    let tx = f.db.begin();
+    tx.set_read_version(version - 1);
+    tx.set(&f.key("l"), b"v");
+    fails(tx.commit().await, &StoreError::TRANSACTION_TOO_OLD);
+    assert_eq!(f.value("l").await?, None);
     Ok(())
 }
 
