@@ -33,7 +33,13 @@ async fn template(bus: &Bus, store: &Database) -> Notification {
     let mut rows = dispatcher.subscribe(Filter::all()).since(Since::After(Sequence::ZERO)).stream();
     let db = Db::new("template".parse().unwrap(), DbInstance::random(store.env()));
     let producer = bus.producer();
-    store.run(async |tx| Ok(producer.updated(&tx, &db))).await.unwrap();
+    store
+        .run(async |tx| {
+            producer.updated(&tx, &db);
+            Ok(())
+        })
+        .await
+        .unwrap();
     let row = rows.next().await.unwrap().unwrap().notification().as_ref().clone();
     notifier.shutdown().await.unwrap();
     row

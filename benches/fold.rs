@@ -18,7 +18,9 @@ async fn record(store: &Database, bus: &Bus, dbs: &[Db]) {
     for some in dbs.chunks(100) {
         store
             .run(async |tx| {
-                some.iter().for_each(|db| producer.updated(&tx, db));
+                for db in some {
+                    producer.updated(&tx, db);
+                }
                 Ok(())
             })
             .await

@@ -74,7 +74,9 @@ impl Shared {
     pub(super) fn hand_out(&self, rows: Vec<Arc<Notification>>, to: Sequence) {
         let from = self.ring.position();
         if !self.registry.has_no_names() {
-            rows.iter().for_each(|row| self.registry.put(row));
+            for row in &rows {
+                self.registry.put(row);
+            }
         }
         self.ring.push(Arc::new(Batch { rows, from, to }));
     }

@@ -203,9 +203,8 @@ impl Core {
             staged.watches.extend(request.watches);
             return Ok(None);
         }
-        if !request.reads.is_empty() {
-            let (version, taken) =
-                request.snapshot.expect("a transaction with reads has read from a snapshot");
+        // Once it has a read version, even a blind write gets too old, as in FoundationDB.
+        if let Some((version, taken)) = request.snapshot {
             if now.saturating_sub(taken) > TRANSACTION_LIFETIME || version < self.forgotten {
                 return Err(StoreError::TRANSACTION_TOO_OLD);
             }

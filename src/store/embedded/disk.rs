@@ -37,7 +37,10 @@ const MARKER: &str = "NOTIBUS_STORE";
 /// What the marker says: the format of the folder.
 const FORMAT: &str = "1\n";
 
-/// The row of the store's own data. It sorts before all others.
+/// What the marker says until the folder has a version. An empty marker, left by a crash, says the same.
+const FORMAT_UNFINISHED: &str = "1 unfinished\n";
+
+/// The row of the store's own data: its version. It sorts before all others. A finished folder without it has lost rows.
 const META_KEY: &[u8] = &[0];
 
 /// Precedes each key in the folder, where an empty key cannot be stored.
@@ -68,14 +71,14 @@ impl Disk {
     /// Opens the folder, and makes it if it does not exist.
     pub fn open(path: &Path) -> Result<Opened> {
         let fail = |reason: String| Error::Open { path: path.to_owned(), reason };
-        prepare(path).map_err(&fail)?;
+        let is_unfinished = prepare(path).map_err(&fail)?;
         let database = fjall::Database::builder(path).open().map_err(|error| fail(explain(&error)))?;
         let rows = database
             .keyspace("rows", KeyspaceCreateOptions::default)
             .map_err(|error| fail(explain(&error)))?;
 
         let mut root = Root::new();
-        let mut version = 0;
+        let mut version = None;
         for row in rows.iter() {
             let (key, value) = row.into_inner().map_err(|error| fail(explain(&error)))?;
             match key.split_first() {
@@ -84,7 +87,7 @@ impl Disk {
                 }
                 _ if &key[..] == META_KEY => {
                     let mut reader = Reader::new("store version", &value);
-                    version = reader.u64().map_err(|error| fail(error.to_string()))?;
+                    version = Some(reader.u64().map_err(|error| fail(error.to_string()))?);
                     reader.finish().map_err(|error| fail(error.to_string()))?;
                 }
                 _ => {
@@ -92,10 +95,23 @@ impl Disk {
                 }
             }
         }
-        if version == 0 && !root.is_empty() {
-            return Err(fail("damaged: it has rows but no version".to_owned()));
+        if version.is_none() && !(is_unfinished && root.is_empty()) {
+            let reason = "damaged: it has lost its version, and maybe rows; restore it from a copy";
+            return Err(fail(reason.to_owned()));
         }
-        Ok(Opened { disk: Self { database, rows }, root, version })
+        let opened = Opened { disk: Self { database, rows }, root, version: version.unwrap_or(0) };
+        if is_unfinished {
+            let finished = opened.disk.write_version(opened.version);
+            finished.map_err(|error| fail(explain(&error)))?;
+            mark(path, FORMAT).map_err(&fail)?;
+        }
+        Ok(opened)
+    }
+
+    /// Writes the version alone, and waits until it is on disk.
+    fn write_version(&self, version: u64) -> Result<(), fjall::Error> {
+        self.rows.insert(META_KEY, version.to_be_bytes())?;
+        self.database.persist(PersistMode::SyncAll)
     }
 
     /// Writes what a group has changed, all or nothing, and waits until it is on disk.
@@ -118,16 +134,17 @@ impl Disk {
     }
 }
 
-/// Makes the folder if it does not exist; refuses one that holds anything but a store.
-fn prepare(path: &Path) -> Result<(), String> {
+/// Makes the folder if it does not exist; refuses one that holds anything but a store. True if it has yet to get a
+/// version.
+fn prepare(path: &Path) -> Result<bool, String> {
     let io = |error: std::io::Error| error.to_string();
     if path.exists() && !path.is_dir() {
         return Err("it is a file; name a folder".to_owned());
     }
     fs::create_dir_all(path).map_err(io)?;
-    let marker = path.join(MARKER);
-    match fs::read_to_string(&marker) {
-        Ok(format) if format == FORMAT => Ok(()),
+    match fs::read_to_string(path.join(MARKER)) {
+        Ok(format) if format == FORMAT => Ok(false),
+        Ok(format) if format.is_empty() || format == FORMAT_UNFINISHED => Ok(true),
         Ok(format) => {
             Err(format!("its format is {:?}, this program knows {:?}", format.trim(), FORMAT.trim()))
         }
@@ -135,13 +152,19 @@ fn prepare(path: &Path) -> Result<(), String> {
             if fs::read_dir(path).map_err(io)?.next().is_some() {
                 return Err("it holds files but no store; name an empty folder".to_owned());
             }
-            fs::write(&marker, FORMAT).map_err(io)?;
-            // Both must outlive a crash before the first commit does.
-            fs::File::open(&marker).and_then(|file| file.sync_all()).map_err(io)?;
-            fs::File::open(path).and_then(|folder| folder.sync_all()).map_err(io)
+            mark(path, FORMAT_UNFINISHED).map(|()| true)
         }
         Err(error) => Err(io(error)),
     }
+}
+
+/// Writes the marker. It and the folder must outlive a crash before the first commit does.
+fn mark(path: &Path, format: &str) -> Result<(), String> {
+    let marker = path.join(MARKER);
+    fs::write(&marker, format)
+        .and_then(|()| fs::File::open(&marker)?.sync_all())
+        .and_then(|()| fs::File::open(path)?.sync_all())
+        .map_err(|error| error.to_string())
 }
 
 /// What an error of the folder's database means to whoever opens it.

@@ -99,8 +99,9 @@ pub(super) struct Overlay {
 }
 
 impl Overlay {
-    /// Adds the next write. Versionstamped operands must be valid.
-    pub fn apply(&mut self, mutation: &Mutation) {
+    /// Adds the next write. Versionstamped operands must be valid. A stamp will be greater than `version`, the read
+    /// version of the transaction, or 0 if it had none yet.
+    pub fn apply(&mut self, mutation: &Mutation, version: u64) {
         match mutation {
             Mutation::Set(key, value) => self.put(key, Own::Independent(Some(value.clone()))),
             Mutation::Clear(key) => self.clear(&KeyRange::key(key)),
@@ -108,12 +109,13 @@ impl Overlay {
                 self.clear(&KeyRange { begin: begin.clone(), end: end.clone() });
             }
             Mutation::Atomic(AtomicOp::SetVersionstampedKey, key, _) => {
-                let range = stamped_key_range(key);
+                // What the transaction knew there it knows no more: any of it may come to be replaced.
+                let range = stamped_key_range(key, version);
+                self.forget(&range);
+                self.cleared.remove(&range);
                 self.unreadable.insert(&range);
             }
-            Mutation::Atomic(AtomicOp::SetVersionstampedValue, key, _) => {
-                self.put(key, Own::Unreadable);
-            }
+            Mutation::Atomic(AtomicOp::SetVersionstampedValue, key, _) => self.put(key, Own::Unreadable),
             Mutation::Atomic(op, key, operand) => self.operate(*op, key, operand),
         }
     }
@@ -145,12 +147,17 @@ impl Overlay {
         if range.is_empty() {
             return;
         }
+        self.forget(range);
+        self.cleared.insert(range);
+        self.unreadable.remove(range);
+    }
+
+    /// Forgets what the transaction has done to the single keys of `range`.
+    fn forget(&mut self, range: &KeyRange) {
         let gone: Vec<_> = self.keys.range::<[u8], _>(bounds(range)).map(|(key, _)| key.clone()).collect();
         for key in gone {
             self.keys.remove(&key);
         }
-        self.cleared.insert(range);
-        self.unreadable.remove(range);
     }
 
     /// What the transaction has done to `key`, if anything.
@@ -203,9 +210,9 @@ impl Overlay {
     }
 }
 
-/// Where a versionstamped key can come to lie: from the smallest stamp to the greatest.
-fn stamped_key_range(key: &[u8]) -> KeyRange {
-    let begin = atomic::stamped(key, Versionstamp([0; 10]));
+/// Where a versionstamped key can come to lie: from the first stamp of `version` to the greatest.
+fn stamped_key_range(key: &[u8], version: u64) -> KeyRange {
+    let begin = atomic::stamped(key, Versionstamp::new(version, 0));
     let last = atomic::stamped(key, Versionstamp([0xff; 10]));
     KeyRange { begin, end: key_after(&last) }
 }
@@ -239,9 +246,9 @@ mod tests {
     #[test]
     fn only_what_the_transaction_has_not_decided_can_conflict() {
         let mut overlay = Overlay::default();
-        overlay.apply(&Mutation::Set("b".into(), "1".into()));
-        overlay.apply(&Mutation::ClearRange("d".into(), "f".into()));
-        overlay.apply(&Mutation::Atomic(AtomicOp::Add, "g".into(), "\x01".into()));
+        overlay.apply(&Mutation::Set("b".into(), "1".into()), 0);
+        overlay.apply(&Mutation::ClearRange("d".into(), "f".into()), 0);
+        overlay.apply(&Mutation::Atomic(AtomicOp::Add, "g".into(), "\x01".into()), 0);
         assert_eq!(
             overlay.unwritten(&KeyRange::new("a", "z")),
             ranges(&[("a", "b"), ("b\0", "d"), ("f", "z")])
@@ -258,11 +265,11 @@ mod tests {
     fn a_pending_stamp_stays_unreadable_until_it_is_cleared() {
         let mut overlay = Overlay::default();
         let operand = Bytes::from([&[0; 10][..], &[0; 4]].concat());
-        overlay.apply(&Mutation::Atomic(AtomicOp::SetVersionstampedValue, "k".into(), operand));
-        overlay.apply(&Mutation::Set("k".into(), "v".into()));
+        overlay.apply(&Mutation::Atomic(AtomicOp::SetVersionstampedValue, "k".into(), operand), 0);
+        overlay.apply(&Mutation::Set("k".into(), "v".into()), 0);
         assert!(matches!(overlay.own(b"k"), Some(Own::Unreadable)));
-        overlay.apply(&Mutation::Clear("k".into()));
-        overlay.apply(&Mutation::Set("k".into(), "v".into()));
+        overlay.apply(&Mutation::Clear("k".into()), 0);
+        overlay.apply(&Mutation::Set("k".into(), "v".into()), 0);
         assert!(matches!(overlay.own(b"k"), Some(Own::Independent(Some(_)))));
     }
 }

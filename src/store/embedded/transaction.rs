@@ -64,6 +64,8 @@ struct State {
     snapshot: Option<Snapshot>,
     /// What it wants to commit.
     request: Request,
+    /// What the read version was at each versionstamped key among the mutations; 0 if there was none yet.
+    stamped_at: Vec<u64>,
     /// Its own writes by key; made at the first read that has to look.
     overlay: Option<Overlay>,
     /// Bytes of keys, values and conflict ranges.
@@ -129,7 +131,15 @@ impl State {
     fn overlay(&mut self) -> Option<&Overlay> {
         if self.overlay.is_none() && !self.request.mutations.is_empty() {
             let mut overlay = Overlay::default();
-            self.request.mutations.iter().for_each(|mutation| overlay.apply(mutation));
+            let mut stamped_at = self.stamped_at.iter().copied();
+            for mutation in &self.request.mutations {
+                let version = if is_stamped_key(mutation) {
+                    stamped_at.next().expect("each has its version")
+                } else {
+                    0
+                };
+                overlay.apply(mutation, version);
+            }
             self.overlay = Some(overlay);
         }
         self.overlay.as_ref()
@@ -181,8 +191,13 @@ impl State {
             Ok(false) => {}
             Ok(true) => {
                 self.size += mutation_len(&mutation);
+                let snapshot = self.snapshot.as_ref().map(|snapshot| snapshot.version);
+                let version = snapshot.or(self.version).unwrap_or(0);
+                if is_stamped_key(&mutation) {
+                    self.stamped_at.push(version);
+                }
                 if let Some(overlay) = &mut self.overlay {
-                    overlay.apply(&mutation);
+                    overlay.apply(&mutation, version);
                 }
                 self.request.mutations.push(mutation);
             }
@@ -204,14 +219,22 @@ impl State {
     }
 
     /// Closes the transaction and hands over what it wants to commit.
-    fn begin_commit(&mut self) -> Result<Request, StoreError> {
+    fn begin_commit(&mut self, engine: &Engine) -> Result<Request, StoreError> {
         self.check_usable()?;
         self.phase = Phase::Committing;
+        // A read version that was set binds a blind write, too.
+        let in_time = if self.version.is_some() && !self.request.is_read_only() {
+            self.take_snapshot(engine)
+        } else {
+            Ok(())
+        };
+        // A commit that is refused here takes its watches with it.
+        let request = mem::take(&mut self.request);
+        self.snapshot = None;
         if self.size > TRANSACTION_LEN_MAX {
             return Err(StoreError::TRANSACTION_TOO_LARGE);
         }
-        self.snapshot = None;
-        Ok(mem::take(&mut self.request))
+        in_time.map(|()| request)
     }
 }
 
@@ -257,9 +280,7 @@ impl TransactionBackend for EmbeddedTransaction {
             state.bad.get_or_insert(error);
             return;
         }
-        state.add_conflict(range, |state, range| {
-            state.add_read(ReadConflict::Range(range));
-        });
+        state.add_conflict(range, |state, range| state.add_read(ReadConflict::Range(range)));
     }
 
     fn add_write_conflict(&self, range: KeyRange) {
@@ -275,19 +296,22 @@ impl TransactionBackend for EmbeddedTransaction {
             if key.len() > KEY_LEN_MAX {
                 return Err(StoreError::KEY_TOO_LARGE);
             }
-            if !self.engine.core().watches.has_room() {
-                return Err(StoreError::TOO_MANY_WATCHES);
-            }
+            let place = self.engine.core().watches.place().ok_or(StoreError::TOO_MANY_WATCHES)?;
             let seen = state.get(key, Isolation::Serializable)?;
             let (fire, fired) = oneshot::channel();
-            state.request.watches.push(watches::Pending { key: Bytes::copy_from_slice(key), seen, fire });
+            state.request.watches.push(watches::Pending {
+                key: Bytes::copy_from_slice(key),
+                seen,
+                fire,
+                _place: place,
+            });
             Ok(Watch::new(async { fired.await.map_err(|_| Error::Store(StoreError::OPERATION_CANCELLED)) }))
         })
         .into()
     }
 
     fn commit(&self) -> Answer<'_, Option<Versionstamp>> {
-        let request = match self.state().begin_commit() {
+        let request = match self.state().begin_commit(&self.engine) {
             Ok(request) => request,
             Err(error) => return Err(error.into()).into(),
         };
@@ -323,6 +347,11 @@ impl TransactionBackend for EmbeddedTransaction {
 /// The outcome in the terms of the seam.
 fn finished(outcome: Outcome) -> Result<Option<Versionstamp>> {
     Ok(outcome?)
+}
+
+/// Whether `mutation` sets a key with a versionstamp.
+fn is_stamped_key(mutation: &Mutation) -> bool {
+    matches!(mutation, Mutation::Atomic(AtomicOp::SetVersionstampedKey, ..))
 }
 
 /// Fails if layers may not read `key`.

@@ -1,6 +1,6 @@
 //! [`Watches`]: who waits for which key to change.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use bytes::Bytes;
 use tokio::sync::oneshot;
@@ -16,6 +16,15 @@ pub(super) struct Pending {
     pub seen: Option<Bytes>,
     /// Completes the watch.
     pub fire: oneshot::Sender<()>,
+    /// Its place below the client's limit.
+    pub _place: Place,
+}
+
+/// A place below the client's limit of watches, which is taken until it is dropped.
+#[derive(Debug)]
+pub(super) struct Place {
+    /// Shared by all places, so that its count tells how many there are.
+    _taken: Arc<()>,
 }
 
 /// The armed watches of a store.
@@ -23,8 +32,8 @@ pub(super) struct Pending {
 pub(super) struct Watches {
     /// By key.
     armed: BTreeMap<Bytes, Vec<Pending>>,
-    /// How many there are, dropped ones included until they are found.
-    count: usize,
+    /// Held once by each [`Place`], those of dropped watches included until they are found.
+    places: Arc<()>,
 }
 
 impl Watches {
@@ -36,22 +45,24 @@ impl Watches {
             return;
         }
         let waiting = self.armed.entry(watch.key.clone()).or_default();
-        let before = waiting.len();
         waiting.retain(|other| !other.fire.is_closed());
         waiting.push(watch);
-        self.count = self.count + waiting.len() - before;
     }
 
-    /// Whether another watch fits below the client's limit.
-    pub fn has_room(&mut self) -> bool {
-        if self.count >= WATCHES_MAX {
+    /// A place for another watch, if it fits below the client's limit.
+    pub fn place(&mut self) -> Option<Place> {
+        if self.taken() >= WATCHES_MAX {
             self.armed.retain(|_, waiting| {
                 waiting.retain(|watch| !watch.fire.is_closed());
                 !waiting.is_empty()
             });
-            self.count = self.armed.values().map(Vec::len).sum();
         }
-        self.count < WATCHES_MAX
+        (self.taken() < WATCHES_MAX).then(|| Place { _taken: Arc::clone(&self.places) })
+    }
+
+    /// How many places are taken.
+    fn taken(&self) -> usize {
+        Arc::strong_count(&self.places) - 1
     }
 
     /// Fires the watches on `key` that saw something else than `now`.
@@ -59,11 +70,9 @@ impl Watches {
         let Some(waiting) = self.armed.get_mut(key) else {
             return;
         };
-        let before = waiting.len();
         for watch in waiting.extract_if(.., |watch| watch.seen.as_ref() != now || watch.fire.is_closed()) {
             let _ = watch.fire.send(());
         }
-        self.count -= before - waiting.len();
         if waiting.is_empty() {
             self.armed.remove(key);
         }

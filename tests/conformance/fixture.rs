@@ -1,0 +1,240 @@
+//! What a conformance case gets: a database, and a part of the key space that is its own.
+//!
+//! Cases never touch keys outside their prefix, so that they can share one cluster with each other and with strangers.
+
+use std::{
+    future::Future,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use notibus::{
+    Env, Environment, Error, Result, StoreError,
+    store::{
+        AtomicOp, Committed, Database, Isolation, KeyRange, RangeRead, TRANSACTION_LIFETIME, Transaction,
+        Watch,
+    },
+};
+use tempfile::TempDir;
+
+/// How long to wait for what must happen.
+const PATIENCE: Duration = Duration::from_mins(1);
+
+/// A store that the cases run against.
+pub(crate) struct Backend {
+    /// Whether time can be paused: the store then completes everything at once.
+    pub paused: bool,
+    /// Opens the store.
+    pub open: fn() -> Opened,
+}
+
+/// A store that was opened.
+pub(crate) struct Opened {
+    /// The store.
+    pub db: Database,
+    /// Its clock, if that can be set forward. Else the cases that need time to pass sleep.
+    pub clock: Option<Clock>,
+    /// Its folder, to be removed afterwards.
+    pub folder: Option<TempDir>,
+}
+
+/// The store in memory.
+pub(crate) const MEMORY: Backend =
+    Backend { paused: true, open: || Opened { db: Database::memory(), clock: None, folder: None } };
+
+/// The store in a folder. It waits for its disk, so its time is real, but can be set forward.
+pub(crate) const DURABLE: Backend = Backend {
+    paused: false,
+    open: || {
+        let folder = TempDir::new().expect("a temporary folder can be made");
+        let clock = Clock::default();
+        let db = Database::open_dir_in(folder.path(), Env::new(clock.clone()));
+        Opened { db: db.expect("an empty folder can be opened"), clock: Some(clock), folder: Some(folder) }
+    },
+};
+
+/// Real time, but for what was skipped of it.
+#[derive(Clone)]
+pub(crate) struct Clock {
+    /// When it was made.
+    start: Instant,
+    /// How many milliseconds were skipped.
+    skipped_ms: Arc<AtomicU64>,
+}
+
+impl Default for Clock {
+    fn default() -> Self {
+        Self { start: Instant::now(), skipped_ms: Arc::default() }
+    }
+}
+
+impl Environment for Clock {
+    fn now(&self) -> Duration {
+        self.start.elapsed() + Duration::from_millis(self.skipped_ms.load(Ordering::SeqCst))
+    }
+
+    fn wall_ms(&self) -> u64 {
+        u64::try_from(self.now().as_millis()).expect("a test is short")
+    }
+
+    fn random(&self) -> u64 {
+        fastrand::u64(..)
+    }
+
+    fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
+        Box::pin(tokio::time::sleep(duration))
+    }
+}
+
+/// What a case works with.
+pub(crate) struct Fixture {
+    /// The store.
+    pub db: Database,
+    /// What all keys of the case start with.
+    prefix: Vec<u8>,
+    /// The clock of the store, if it can be set forward.
+    clock: Option<Clock>,
+    /// The folder of the store; removed last.
+    _folder: Option<TempDir>,
+}
+
+/// Runs `case` against `backend` on a runtime of its own.
+pub(crate) fn run(backend: &Backend, name: &str, case: &impl AsyncFn(&Fixture) -> Result<()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(backend.paused)
+        .build()
+        .expect("a runtime can be built");
+    runtime.block_on(async {
+        let opened = (backend.open)();
+        let fixture = Fixture {
+            db: opened.db,
+            prefix: format!("{name}/{:016x}/", fastrand::u64(..)).into_bytes(),
+            clock: opened.clock,
+            _folder: opened.folder,
+        };
+        case(&fixture).await.expect("the case meets no error");
+    });
+}
+
+impl Fixture {
+    /// The case's key `suffix`.
+    pub fn key(&self, suffix: impl AsRef<[u8]>) -> Vec<u8> {
+        [&self.prefix, suffix.as_ref()].concat()
+    }
+
+    /// The case's keys from `begin` up to but not including `end`.
+    pub fn range(&self, begin: &str, end: &str) -> KeyRange {
+        KeyRange::new(self.key(begin), self.key(end))
+    }
+
+    /// All of the case's keys.
+    pub fn all(&self) -> KeyRange {
+        KeyRange::prefix(self.prefix.clone())
+    }
+
+    /// A transaction that has its read version already.
+    pub async fn started(&self) -> Result<Transaction> {
+        let tx = self.db.begin();
+        tx.read_version().await?;
+        Ok(tx)
+    }
+
+    /// Sets one key in a transaction of its own.
+    pub async fn put(&self, suffix: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<Committed> {
+        let tx = self.db.begin();
+        tx.set(&self.key(suffix), value.as_ref());
+        Ok(tx.commit().await?.expect("a set is something to commit"))
+    }
+
+    /// Sets each of `suffixes` to itself in one transaction.
+    pub async fn fill(&self, suffixes: &[&str]) -> Result<Committed> {
+        let tx = self.db.begin();
+        for suffix in suffixes {
+            tx.set(&self.key(suffix), suffix.as_bytes());
+        }
+        Ok(tx.commit().await?.expect("sets are something to commit"))
+    }
+
+    /// Removes one key in a transaction of its own.
+    pub async fn remove(&self, suffix: &str) -> Result<()> {
+        let tx = self.db.begin();
+        tx.clear(&self.key(suffix));
+        tx.commit().await.map(drop)
+    }
+
+    /// Applies one operation in a transaction of its own.
+    pub async fn operate(&self, op: AtomicOp, suffix: &str, operand: &[u8]) -> Result<()> {
+        let tx = self.db.begin();
+        tx.atomic(op, &self.key(suffix), operand);
+        tx.commit().await.map(drop)
+    }
+
+    /// What a new transaction reads at one key.
+    pub async fn value(&self, suffix: impl AsRef<[u8]>) -> Result<Option<Bytes>> {
+        self.db.begin().get(&self.key(suffix), Isolation::Snapshot).await
+    }
+
+    /// The suffixes of all keys of the case, as a new transaction reads them.
+    pub async fn suffixes(&self) -> Result<Vec<String>> {
+        self.suffixes_in(&self.db.begin(), RangeRead::new(self.all())).await
+    }
+
+    /// The suffixes of the rows that `tx` reads in one serializable page.
+    pub async fn suffixes_in(&self, tx: &Transaction, read: RangeRead) -> Result<Vec<String>> {
+        let page = tx.get_range(&read, Isolation::Serializable).await?;
+        Ok(page.rows.iter().map(|(key, _)| self.suffix(key)).collect())
+    }
+
+    /// `key` without the prefix.
+    pub fn suffix(&self, key: &[u8]) -> String {
+        let suffix = key.strip_prefix(&self.prefix[..]).expect("a case reads only its own keys");
+        String::from_utf8_lossy(suffix).into_owned()
+    }
+
+    /// Waits until every transaction that has begun to read is too old.
+    pub async fn outlive(&self) {
+        let time = TRANSACTION_LIFETIME + Duration::from_millis(1_500);
+        match &self.clock {
+            Some(clock) => {
+                let time_ms = u64::try_from(time.as_millis()).expect("it is short");
+                clock.skipped_ms.fetch_add(time_ms, Ordering::SeqCst);
+            }
+            None => tokio::time::sleep(time).await,
+        }
+    }
+}
+
+/// Asserts that `result` failed with `expected`.
+#[track_caller]
+pub(crate) fn fails<T>(result: Result<T>, expected: &StoreError) {
+    match result {
+        Ok(_) => panic!("expected {expected}, but it succeeded"),
+        Err(error) => assert_eq!(error.code(), Some(expected.code()), "{error}"),
+    }
+}
+
+/// Commits `tx` and asserts that it conflicts.
+pub(crate) async fn conflicts(tx: &Transaction) {
+    fails(tx.commit().await, &StoreError::NOT_COMMITTED);
+}
+
+/// Waits for what must happen.
+pub(crate) async fn soon<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, future).await.expect("it happens in time")
+}
+
+/// Whether `watch` has still not completed after a while.
+pub(crate) async fn still_waits(watch: &mut Watch) -> bool {
+    tokio::time::timeout(Duration::from_millis(200), watch).await.is_err()
+}
+
+/// An error of the body of a transaction, which is none of the store.
+pub(crate) fn own_error() -> Error {
+    Error::Invalid { what: "body", reason: "it does not want to".to_owned() }
+}

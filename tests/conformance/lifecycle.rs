@@ -1,0 +1,194 @@
+//! What can be done with a transaction before, after and instead of its commit.
+
+use notibus::{
+    Result, StoreError,
+    store::{
+        Isolation::{Serializable, Snapshot},
+        RangeRead,
+    },
+};
+
+use crate::fixture::{Fixture, conflicts, fails};
+
+pub(crate) async fn a_commit_of_nothing_has_no_stamp(f: &Fixture) -> Result<()> {
+    assert_eq!(f.db.begin().commit().await?, None);
+    Ok(())
+}
+
+pub(crate) async fn a_read_only_commit_has_no_stamp(f: &Fixture) -> Result<()> {
+    let tx = f.db.begin();
+    tx.get(&f.key("k"), Serializable).await?;
+    tx.get_range(&RangeRead::new(f.all()), Serializable).await?;
+    tx.add_read_conflict(&f.all());
+    assert_eq!(tx.commit().await?, None);
+    Ok(())
+}
+
+pub(crate) async fn a_declared_write_is_something_to_commit(f: &Fixture) -> Result<()> {
+    let tx = f.db.begin();
+    tx.add_write_conflict(&f.all());
+    assert!(tx.commit().await?.is_some());
+    Ok(())
+}
+
+pub(crate) async fn a_committed_transaction_is_used_up(f: &Fixture) -> Result<()> {
+    let tx = f.db.begin();
+    tx.set(&f.key("k"), b"v");
+    tx.commit().await?;
+    let expected = &StoreError::USED_DURING_COMMIT;
+    fails(tx.get(&f.key("k"), Snapshot).await, expected);
+    fails(tx.get_range(&RangeRead::new(f.all()), Snapshot).await, expected);
+    fails(tx.watch(&f.key("k")).await, expected);
+    fails(tx.commit().await, expected);
+    Ok(())
+}
+
+pub(crate) async fn a_read_only_transaction_is_used_up_by_its_commit(f: &Fixture) -> Result<()> {
+    let tx = f.db.begin();
+    tx.get(&f.key("k"), Snapshot).await?;
+    tx.commit().await?;
+    fails(tx.get(&f.key("k"), Snapshot).await, &StoreError::USED_DURING_COMMIT);
+    Ok(())
+}
+
+pub(crate) async fn a_failed_commit_uses_the_transaction_up(f: &Fixture) -> Result<()> {
+    let tx = f.started().await?;
+    tx.get(&f.key("k"), Serializable).await?;
+    tx.set(&f.key("k"), b"v");
+    f.put("k", "w").await?;
+    conflicts(&tx).await;
+    fails(tx.commit().await, &StoreError::USED_DURING_COMMIT);
+    fails(tx.get(&f.key("k"), Snapshot).await, &StoreError::USED_DURING_COMMIT);
+    Ok(())
+}
+
+pub(crate) async fn a_write_after_the_commit_is_lost(f: &Fixture) -> Result<()> {
+    let tx = f.db.begin();
+    tx.set(&f.key("a"), b"v");
+    tx.commit().await?;
+    tx.set(&f.key("b"), b"v");
+    tx.clear(&f.key("a"));
+    fails(tx.commit().await, &StoreError::USED_DURING_COMMIT);
+    assert_eq!(f.suffixes().await?, ["a"]);
+    Ok(())
+}
+
+pub(crate) async fn a_reset_makes_a_committed_transaction_new(f: &Fixture) -> Result<()> {
+    let tx = f.db.begin();
+    tx.set(&f.key("a"), b"v");
+    let first = tx.commit().await?.expect("it writes");
+    tx.reset();
+    assert!(tx.get(&f.key("a"), Serializable).await?.is_some());
+    tx.set(&f.key("b"), b"v");
+    let second = tx.commit().await?.expect("it writes");
+    assert!(second.versionstamp > first.versionstamp);
+    assert_eq!(f.suffixes().await?, ["a", "b"]);
+    Ok(())
+}
+
+pub(crate) async fn a_reset_forgets_reads_and_writes(f: &Fixture) -> Result<()> {
+    let tx = f.started().await?;
+    tx.get(&f.key("read"), Serializable).await?;
+    tx.set(&f.key("a"), b"v");
+    tx.add_write_conflict(&f.all());
+    tx.reset();
+    assert_eq!(tx.get(&f.key("a"), Snapshot).await?, None);
+    tx.set(&f.key("b"), b"v");
+    f.put("read", "changed").await?;
+    tx.commit().await?;
+    assert_eq!(f.suffixes().await?, ["b", "read"]);
+    Ok(())
+}
+
+pub(crate) async fn a_reset_forgets_the_read_version(f: &Fixture) -> Result<()> {
+    let tx = f.started().await?;
+    f.put("k", "v").await?;
+    assert_eq!(tx.get(&f.key("k"), Snapshot).await?, None);
+    tx.reset();
+    assert!(tx.get(&f.key("k"), Snapshot).await?.is_some());
+    Ok(())
+}
+
+pub(crate) async fn a_reset_forgets_a_set_read_version(f: &Fixture) -> Result<()> {
+    f.put("k", "old").await?;
+    let version = f.db.begin().read_version().await?;
+    f.put("k", "new").await?;
+    let tx = f.db.begin();
+    tx.set_read_version(version);
+    tx.reset();
+    assert_eq!(tx.get(&f.key("k"), Snapshot).await?.as_deref(), Some(&b"new"[..]));
+    Ok(())
+}
+
+pub(crate) async fn a_reset_forgets_a_bad_write(f: &Fixture) -> Result<()> {
+    let tx = f.db.begin();
+    tx.set(b"\xff", b"v");
+    fails(tx.get(&f.key("k"), Snapshot).await, &StoreError::KEY_OUTSIDE_LEGAL_RANGE);
+    tx.reset();
+    tx.set(&f.key("k"), b"v");
+    tx.commit().await?;
+    assert_eq!(f.suffixes().await?, ["k"]);
+    Ok(())
+}
+
+pub(crate) async fn a_cancelled_transaction_fails(f: &Fixture) -> Result<()> {
+    let tx = f.db.begin();
+    tx.set(&f.key("k"), b"v");
+    tx.cancel();
+    let expected = &StoreError::TRANSACTION_CANCELLED;
+    fails(tx.get(&f.key("k"), Snapshot).await, expected);
+    fails(tx.get_range(&RangeRead::new(f.all()), Snapshot).await, expected);
+    fails(tx.read_version().await, expected);
+    fails(tx.watch(&f.key("k")).await, expected);
+    fails(tx.commit().await, expected);
+    assert!(f.suffixes().await?.is_empty());
+    Ok(())
+}
+
+pub(crate) async fn a_reset_makes_a_cancelled_transaction_new(f: &Fixture) -> Result<()> {
+    let tx = f.db.begin();
+    tx.set(&f.key("a"), b"v");
+    tx.cancel();
+    tx.reset();
+    tx.set(&f.key("b"), b"v");
+    tx.commit().await?;
+    assert_eq!(f.suffixes().await?, ["b"]);
+    Ok(())
+}
+
+pub(crate) async fn a_commit_undoes_no_cancel(f: &Fixture) -> Result<()> {
+    let tx = f.db.begin();
+    tx.cancel();
+    tx.set(&f.key("a"), b"v");
+    fails(tx.commit().await, &StoreError::TRANSACTION_CANCELLED);
+    fails(tx.commit().await, &StoreError::TRANSACTION_CANCELLED);
+    assert!(f.suffixes().await?.is_empty());
+    Ok(())
+}
+
+pub(crate) async fn clones_of_a_database_share_it(f: &Fixture) -> Result<()> {
+    let clone = f.db.clone();
+    f.put("k", "v").await?;
+    assert!(clone.begin().get(&f.key("k"), Snapshot).await?.is_some());
+    Ok(())
+}
+
+pub(crate) async fn a_transaction_can_be_used_from_many_tasks(f: &Fixture) -> Result<()> {
+    let tx = std::sync::Arc::new(f.started().await?);
+    let tasks: Vec<_> = (0..10_u8)
+        .map(|n| {
+            let (tx, key) = (std::sync::Arc::clone(&tx), f.key([b'k', n]));
+            tokio::spawn(async move {
+                tx.set(&key, &[n]);
+                tx.get(&key, Serializable).await
+            })
+        })
+        .collect();
+    for (n, task) in (0..10_u8).zip(tasks) {
+        let value = task.await.expect("the task does not panic")?;
+        assert_eq!(value.as_deref(), Some(&[n][..]));
+    }
+    tx.commit().await?;
+    assert_eq!(f.suffixes().await?.len(), 10);
+    Ok(())
+}

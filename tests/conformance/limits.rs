@@ -1,0 +1,193 @@
+//! Limits. A bad write fails nothing at once; it fails all that follows, and the commit.
+
+use notibus::{
+    Result, StoreError,
+    store::{
+        AtomicOp, Isolation::Snapshot, KEY_LEN_MAX, KeyRange, RangeRead, TRANSACTION_LEN_MAX, Transaction,
+        VALUE_LEN_MAX,
+    },
+};
+
+use crate::fixture::{Fixture, fails};
+
+/// Asserts that `bad` fails the reads and the commit that follow with `expected`, and that nothing is written.
+async fn defers(f: &Fixture, expected: &StoreError, bad: impl FnOnce(&Transaction)) -> Result<()> {
+    let tx = f.db.begin();
+    tx.set(&f.key("good"), b"v");
+    assert!(tx.get(&f.key("good"), Snapshot).await?.is_some());
+    bad(&tx);
+    fails(tx.get(&f.key("good"), Snapshot).await, expected);
+    fails(tx.get_range(&RangeRead::new(f.all()), Snapshot).await, expected);
+    fails(tx.commit().await, expected);
+    assert!(f.suffixes().await?.is_empty());
+    // A transaction that does not read before its commit fails there.
+    tx.reset();
+    assert_eq!(tx.get(&f.key("good"), Snapshot).await?, None);
+    Ok(())
+}
+
+/// A key that is too long by one byte.
+fn long_key(f: &Fixture) -> Vec<u8> {
+    let mut key = f.key("");
+    key.resize(KEY_LEN_MAX + 1, b'k');
+    key
+}
+
+pub(crate) async fn a_long_key_is_refused(f: &Fixture) -> Result<()> {
+    let key = long_key(f);
+    defers(f, &StoreError::KEY_TOO_LARGE, |tx| tx.set(&key, b"v")).await?;
+    defers(f, &StoreError::KEY_TOO_LARGE, |tx| {
+        tx.atomic(AtomicOp::Add, &key, b"v");
+    })
+    .await
+}
+
+pub(crate) async fn a_long_value_is_refused(f: &Fixture) -> Result<()> {
+    let value = vec![0; VALUE_LEN_MAX + 1];
+    let key = f.key("k");
+    defers(f, &StoreError::VALUE_TOO_LARGE, |tx| tx.set(&key, &value)).await?;
+    defers(f, &StoreError::VALUE_TOO_LARGE, |tx| {
+        tx.atomic(AtomicOp::ByteMax, &key, &value);
+    })
+    .await
+}
+
+pub(crate) async fn a_bad_write_fails_a_commit_without_reads(f: &Fixture) -> Result<()> {
+    let tx = f.db.begin();
+    tx.set(&f.key("k"), b"v");
+    tx.set(&long_key(f), b"v");
+    fails(tx.commit().await, &StoreError::KEY_TOO_LARGE);
+    assert!(f.suffixes().await?.is_empty());
+    Ok(())
+}
+
+pub(crate) async fn the_first_bad_write_counts(f: &Fixture) -> Result<()> {
+    let tx = f.db.begin();
+    tx.set(&f.key("k"), &vec![0; VALUE_LEN_MAX + 1]);
+    tx.set(&long_key(f), b"v");
+    tx.set(b"\xffk", b"v");
+    fails(tx.commit().await, &StoreError::VALUE_TOO_LARGE);
+    Ok(())
+}
+
+pub(crate) async fn a_long_key_reads_as_missing(f: &Fixture) -> Result<()> {
+    let tx = f.db.begin();
+    assert_eq!(tx.get(&long_key(f), Snapshot).await?, None);
+    Ok(())
+}
+
+pub(crate) async fn clearing_a_long_key_does_nothing(f: &Fixture) -> Result<()> {
+    let tx = f.db.begin();
+    tx.clear(&long_key(f));
+    tx.set(&f.key("k"), b"v");
+    tx.commit().await?;
+    assert_eq!(f.suffixes().await?, ["k"]);
+    Ok(())
+}
+
+pub(crate) async fn keys_beyond_the_key_space_are_refused(f: &Fixture) -> Result<()> {
+    let expected = &StoreError::KEY_OUTSIDE_LEGAL_RANGE;
+    for key in [&b"\xff"[..], b"\xffk"] {
+        defers(f, expected, |tx| tx.set(key, b"v")).await?;
+        defers(f, expected, |tx| tx.clear(key)).await?;
+        defers(f, expected, |tx| tx.atomic(AtomicOp::Add, key, b"v")).await?;
+        fails(f.db.begin().get(key, Snapshot).await, expected);
+    }
+    Ok(())
+}
+
+pub(crate) async fn ranges_beyond_the_key_space_are_refused(f: &Fixture) -> Result<()> {
+    let expected = &StoreError::KEY_OUTSIDE_LEGAL_RANGE;
+    let range = KeyRange::new(f.key("k"), &b"\xff\x01"[..]);
+    defers(f, expected, |tx| tx.clear_range(&range)).await?;
+    defers(f, expected, |tx| tx.add_read_conflict(&range)).await?;
+    defers(f, expected, |tx| tx.add_write_conflict(&range)).await?;
+    fails(f.db.begin().get_range(&RangeRead::new(range), Snapshot).await, expected);
+    Ok(())
+}
+
+pub(crate) async fn a_range_may_end_where_the_key_space_ends(f: &Fixture) -> Result<()> {
+    f.put("k", "v").await?;
+    let range = KeyRange::new(f.key("k"), &b"\xff"[..]);
+    let page = f.db.begin().get_range(&RangeRead::new(range).limit(1), Snapshot).await?;
+    assert_eq!(f.suffix(&page.rows[0].0), "k");
+    Ok(())
+}
+
+pub(crate) async fn inverted_ranges_are_refused(f: &Fixture) -> Result<()> {
+    let range = f.range("b", "a");
+    defers(f, &StoreError::INVERTED_RANGE, |tx| tx.clear_range(&range)).await?;
+    defers(f, &StoreError::INVERTED_RANGE, |tx| {
+        tx.add_read_conflict(&range);
+    })
+    .await?;
+    defers(f, &StoreError::INVERTED_RANGE, |tx| {
+        tx.add_write_conflict(&range);
+    })
+    .await
+}
+
+/// Sets as many of the longest values as fit into `len` bytes.
+fn set_many(f: &Fixture, tx: &Transaction, len: usize) {
+    let value = vec![7; VALUE_LEN_MAX];
+    for n in 0..len / VALUE_LEN_MAX {
+        tx.set(&f.key(format!("{n:03}")), &value);
+    }
+}
+
+pub(crate) async fn a_large_transaction_is_refused(f: &Fixture) -> Result<()> {
+    let tx = f.db.begin();
+    set_many(f, &tx, TRANSACTION_LEN_MAX + VALUE_LEN_MAX);
+    assert!(tx.get(&f.key("000"), Snapshot).await?.is_some(), "only the commit is refused");
+    fails(tx.commit().await, &StoreError::TRANSACTION_TOO_LARGE);
+    assert!(f.suffixes().await?.is_empty());
+    Ok(())
+}
+
+pub(crate) async fn a_transaction_below_the_limit_is_committed(f: &Fixture) -> Result<()> {
+    let tx = f.db.begin();
+    set_many(f, &tx, 9_000_000);
+    tx.commit().await?;
+    assert_eq!(f.value("089").await?.map(|value| value.len()), Some(VALUE_LEN_MAX));
+    let clearing = f.db.begin();
+    clearing.clear_range(&f.all());
+    clearing.commit().await.map(drop)
+}
+
+pub(crate) async fn conflict_ranges_count_for_the_size(f: &Fixture) -> Result<()> {
+    let tx = f.started().await?;
+    let mut wide = f.key("");
+    wide.resize(9_000, b'k');
+    for n in 0..1_200_u32 {
+        let begin = [&wide[..], &n.to_be_bytes()].concat();
+        let end = [&begin[..], b"z"].concat();
+        tx.add_write_conflict(&KeyRange::new(begin, end));
+    }
+    fails(tx.commit().await, &StoreError::TRANSACTION_TOO_LARGE);
+    Ok(())
+}
+
+pub(crate) async fn the_size_grows_with_every_kind_of_entry(f: &Fixture) -> Result<()> {
+    let tx = f.db.begin();
+    let mut last = tx.approximate_size();
+    let mut grown = |least: usize| {
+        let size = tx.approximate_size();
+        assert!(size >= last + least, "{last} grew to {size}, not by {least}");
+        last = size;
+    };
+    tx.set(&f.key("a"), &[0; 1_000]);
+    grown(1_000);
+    tx.atomic(AtomicOp::Add, &f.key("b"), &[0; 500]);
+    grown(500);
+    tx.clear(&f.key("c"));
+    grown(1);
+    tx.clear_range(&f.range("d", "e"));
+    grown(1);
+    tx.add_write_conflict(&f.range("f", "g"));
+    grown(1);
+    tx.add_read_conflict(&f.range("f", "g"));
+    grown(1);
+    tx.reset();
+    assert!(tx.approximate_size() < 1_000);
+    Ok(())
+}

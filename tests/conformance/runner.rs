@@ -1,0 +1,197 @@
+//! The retry runner: what is tried again, how often, and what comes out.
+
+use std::{
+    cell::{Cell, RefCell},
+    time::Duration,
+};
+
+use notibus::{
+    Error, Result, StoreError,
+    store::{
+        AtomicOp, Database,
+        Isolation::{Serializable, Snapshot},
+        KEY_LEN_MAX, RetryPolicy,
+    },
+};
+
+use crate::fixture::{Fixture, fails, own_error, soon};
+
+/// Reads and writes "k" while another transaction changes it first.
+async fn always_conflicting(f: &Fixture, db: &Database, policy: &RetryPolicy) -> (Result<()>, u32) {
+    let runs = Cell::new(0);
+    let result = db
+        .run_with(policy, async |tx| {
+            runs.set(runs.get() + 1);
+            tx.get(&f.key("k"), Serializable).await?;
+            f.put("k", "other").await?;
+            tx.set(&f.key("k"), b"mine");
+            Ok(())
+        })
+        .await;
+    (result, runs.get())
+}
+
+pub(crate) async fn a_body_is_committed_and_its_value_returned(f: &Fixture) -> Result<()> {
+    let answer =
+        f.db.run(async |tx| {
+            tx.set(&f.key("k"), b"v");
+            Ok(42)
+        })
+        .await?;
+    assert_eq!(answer, 42);
+    assert_eq!(f.value("k").await?.as_deref(), Some(&b"v"[..]));
+    Ok(())
+}
+
+pub(crate) async fn a_conflict_is_tried_again_on_the_new_state(f: &Fixture) -> Result<()> {
+    f.put("k", "old").await?;
+    let seen = RefCell::new(Vec::new());
+    f.db.run(async |tx| {
+        let value = tx.get(&f.key("k"), Serializable).await?.expect("it is set");
+        let first = seen.borrow().is_empty();
+        seen.borrow_mut().push(value);
+        if first {
+            f.put("k", "new").await?;
+        }
+        tx.set(&f.key("out"), b"v");
+        Ok(())
+    })
+    .await?;
+    assert_eq!(*seen.borrow(), [&b"old"[..], b"new"]);
+    assert!(f.value("out").await?.is_some());
+    Ok(())
+}
+
+pub(crate) async fn writes_of_failed_attempts_are_forgotten(f: &Fixture) -> Result<()> {
+    let runs = Cell::new(0_u8);
+    f.db.run(async |tx| {
+        runs.set(runs.get() + 1);
+        tx.set(&f.key([b'a' + runs.get()]), b"v");
+        if runs.get() < 4 {
+            return Err(StoreError::NOT_COMMITTED.into());
+        }
+        Ok(())
+    })
+    .await?;
+    assert_eq!(f.suffixes().await?, ["e"]);
+    Ok(())
+}
+
+pub(crate) async fn the_limit_of_attempts_ends_it(f: &Fixture) -> Result<()> {
+    let policy = RetryPolicy { attempts_max: Some(3), ..RetryPolicy::default() };
+    let (result, runs) = always_conflicting(f, &f.db, &policy).await;
+    match result {
+        Err(Error::RetriesExhausted { attempts: 3, last }) => {
+            assert_eq!(last.code(), StoreError::NOT_COMMITTED.code());
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(runs, 3);
+    assert_eq!(f.value("k").await?.as_deref(), Some(&b"other"[..]));
+    Ok(())
+}
+
+pub(crate) async fn the_limit_of_time_ends_it(f: &Fixture) -> Result<()> {
+    let policy = RetryPolicy { elapsed_max: Some(Duration::from_millis(50)), ..RetryPolicy::default() };
+    let (result, runs) = soon(always_conflicting(f, &f.db, &policy)).await;
+    assert!(matches!(result, Err(Error::RetriesExhausted { attempts, .. }) if attempts == runs));
+    Ok(())
+}
+
+pub(crate) async fn a_policy_of_one_attempt_tries_once(f: &Fixture) -> Result<()> {
+    let policy = RetryPolicy { attempts_max: Some(1), elapsed_max: None, ..RetryPolicy::default() };
+    let (result, runs) = always_conflicting(f, &f.db, &policy).await;
+    assert!(matches!(result, Err(Error::RetriesExhausted { attempts: 1, .. })));
+    assert_eq!(runs, 1);
+    Ok(())
+}
+
+pub(crate) async fn an_error_of_the_body_is_returned_at_once(f: &Fixture) -> Result<()> {
+    let runs = Cell::new(0);
+    let result: Result<()> =
+        f.db.run(async |tx| {
+            runs.set(runs.get() + 1);
+            tx.set(&f.key("k"), b"v");
+            Err(own_error())
+        })
+        .await;
+    assert!(matches!(result, Err(Error::Invalid { what: "body", .. })));
+    assert_eq!(runs.get(), 1);
+    assert_eq!(f.value("k").await?, None);
+    Ok(())
+}
+
+pub(crate) async fn a_final_error_of_the_commit_is_returned_at_once(f: &Fixture) -> Result<()> {
+    let runs = Cell::new(0);
+    let result =
+        f.db.run(async |tx| {
+            runs.set(runs.get() + 1);
+            tx.set(&vec![b'k'; KEY_LEN_MAX + 1], b"v");
+            Ok(())
+        })
+        .await;
+    fails(result, &StoreError::KEY_TOO_LARGE);
+    assert_eq!(runs.get(), 1);
+    Ok(())
+}
+
+pub(crate) async fn a_retryable_error_of_the_body_is_tried_again(f: &Fixture) -> Result<()> {
+    let runs = Cell::new(0);
+    f.db.run(async |tx| {
+        runs.set(runs.get() + 1);
+        tx.add_write_conflict(&f.range("a", "b"));
+        match runs.get() {
+            1 => Err(StoreError::TRANSACTION_TOO_OLD.into()),
+            2 => Err(StoreError::NOT_COMMITTED.into()),
+            _ => Ok(()),
+        }
+    })
+    .await?;
+    assert_eq!(runs.get(), 3);
+    Ok(())
+}
+
+pub(crate) async fn a_read_only_body_is_run_once(f: &Fixture) -> Result<()> {
+    f.put("k", "v").await?;
+    let runs = Cell::new(0);
+    let value =
+        f.db.run(async |tx| {
+            runs.set(runs.get() + 1);
+            let value = tx.get(&f.key("k"), Serializable).await?;
+            f.put("k", "w").await?;
+            Ok(value)
+        })
+        .await?;
+    assert_eq!(value.as_deref(), Some(&b"v"[..]));
+    assert_eq!(runs.get(), 1);
+    Ok(())
+}
+
+pub(crate) async fn concurrent_increments_are_not_lost(f: &Fixture) -> Result<()> {
+    let increments = (0..10).map(|_| {
+        f.db.run(async |tx| {
+            let value = tx.get(&f.key("k"), Serializable).await?;
+            tokio::task::yield_now().await;
+            let count = value.map_or(0, |value| value[0]);
+            tx.set(&f.key("k"), &[count + 1]);
+            Ok(())
+        })
+    });
+    for result in soon(futures_util::future::join_all(increments)).await {
+        result?;
+    }
+    assert_eq!(f.value("k").await?.as_deref(), Some(&[10][..]));
+    Ok(())
+}
+
+pub(crate) async fn a_body_reads_its_own_writes(f: &Fixture) -> Result<()> {
+    f.put("k", [1]).await?;
+    let value =
+        f.db.run(async |tx| {
+            tx.atomic(AtomicOp::Add, &f.key("k"), &[1]);
+            tx.get(&f.key("k"), Snapshot).await
+        })
+        .await?;
+    assert_eq!(value.as_deref(), Some(&[2][..]));
+    Ok(())
+}

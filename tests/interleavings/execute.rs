@@ -1,0 +1,212 @@
+//! Runs an interleaving on a store.
+
+use notibus::{
+    Error,
+    store::{AtomicOp, Database, Isolation, KeyRange, RangeRead, Transaction},
+};
+
+use crate::{
+    steps::{LETTERS, Op, SLOTS, STAMPED_KEY, STAMPED_VALUE, Step},
+    trace::{Event, Row, STAMP_LEN, Trace, stand_in},
+};
+
+/// Runs `steps` on `db`, below `prefix`, which must hold nothing yet, and tells what was observed.
+pub(crate) async fn execute(db: &Database, prefix: &[u8], steps: &[Step]) -> Trace {
+    let mut execution = Execution {
+        db,
+        prefix,
+        slots: (0..SLOTS).map(|_| Slot::new(db)).collect(),
+        told: Vec::new(),
+        stamps: Vec::new(),
+    };
+    let mut events = Vec::with_capacity(steps.len());
+    for step in steps {
+        events.push(execution.step(step).await);
+    }
+    Trace { events, rows: execution.rows().await }
+}
+
+/// A transaction.
+struct Slot {
+    /// The transaction.
+    tx: Transaction,
+    /// Whether it has a read version.
+    has_version: bool,
+}
+
+impl Slot {
+    /// A new transaction.
+    fn new(db: &Database) -> Self {
+        Self { tx: db.begin(), has_version: false }
+    }
+}
+
+/// An interleaving that is being run.
+struct Execution<'a> {
+    /// The store.
+    db: &'a Database,
+    /// What all keys start with.
+    prefix: &'a [u8],
+    /// The transactions.
+    slots: Vec<Slot>,
+    /// All read versions that were told.
+    told: Vec<u64>,
+    /// The stamps of all commits so far.
+    stamps: Vec<[u8; STAMP_LEN]>,
+}
+
+impl Execution<'_> {
+    /// Runs one step.
+    async fn step(&mut self, step: &Step) -> Event {
+        let reads = matches!(step.op, Op::Get(..) | Op::Range(..) | Op::ReadConflict(..));
+        let slot = &mut self.slots[step.slot];
+        // Stores differ in when a transaction takes its read version, so it is asked for.
+        if reads
+            && !slot.has_version
+            && let Ok(version) = slot.tx.read_version().await
+        {
+            slot.has_version = true;
+            self.told.push(version);
+        }
+        match &step.op {
+            Op::Commit => self.commit(step.slot).await,
+            Op::Reset => {
+                self.slots[step.slot].tx.reset();
+                self.slots[step.slot].has_version = false;
+                Event::Silent
+            }
+            Op::ReadAt(which) => {
+                if !self.told.is_empty() && !self.slots[step.slot].has_version {
+                    let version = self.told[which % self.told.len()];
+                    self.slots[step.slot].tx.set_read_version(version);
+                    self.slots[step.slot].has_version = true;
+                }
+                Event::Silent
+            }
+            Op::Get(key, isolation) => self.get(step.slot, *key, *isolation).await,
+            Op::Range(begin, end, limit, reverse, isolation) => {
+                let mut read = RangeRead::new(self.range(*begin, *end)).limit(*limit);
+                read.reverse = *reverse;
+                self.get_range(step.slot, &read, *isolation).await
+            }
+            write => {
+                self.write(&self.slots[step.slot].tx, write);
+                Event::Silent
+            }
+        }
+    }
+
+    /// Adds a write or a conflict range.
+    fn write(&self, tx: &Transaction, op: &Op) {
+        match op {
+            Op::Set(key, value) => tx.set(&self.key(*key), value),
+            Op::Clear(key) => tx.clear(&self.key(*key)),
+            Op::ClearRange(begin, end) => tx.clear_range(&self.range(*begin, *end)),
+            Op::Atomic(op, key, operand) => tx.atomic(*op, &self.key(*key), operand),
+            Op::StampedKey(value) => {
+                let key = self.key(STAMPED_KEY);
+                let place = u32::try_from(key.len()).expect("keys are short");
+                let key = [&key[..], &[0; STAMP_LEN], &place.to_le_bytes()].concat();
+                tx.atomic(AtomicOp::SetVersionstampedKey, &key, value);
+            }
+            Op::StampedValue => {
+                let key = self.key(STAMPED_VALUE);
+                tx.atomic(AtomicOp::SetVersionstampedValue, &key, &[0; STAMP_LEN + 4]);
+            }
+            Op::ReadConflict(begin, end) => tx.add_read_conflict(&self.range(*begin, *end)),
+            Op::WriteConflict(begin, end) => tx.add_write_conflict(&self.range(*begin, *end)),
+            Op::Get(..) | Op::Range(..) | Op::ReadAt(_) | Op::Commit | Op::Reset => {
+                unreachable!("{op:?} is no write")
+            }
+        }
+    }
+
+    /// Commits and begins anew.
+    async fn commit(&mut self, slot: usize) -> Event {
+        let outcome = self.slots[slot].tx.commit().await;
+        self.slots[slot].tx.reset();
+        self.slots[slot].has_version = false;
+        Event::Commit(match outcome {
+            Ok(None) => Ok(None),
+            Ok(Some(committed)) => {
+                self.stamps.push(committed.versionstamp.0);
+                self.go_on().await;
+                Ok(Some(self.stamps.len() as u64))
+            }
+            Err(error) => Err(code(&error)),
+        })
+    }
+
+    /// Commits something beside the keys, so that a read version is always greater than the version of a stamp: whether
+    /// they can be equal depends on the store.
+    async fn go_on(&self) {
+        let tx = self.db.begin();
+        tx.set(&self.key(b'~'), b"");
+        tx.commit().await.expect("a blind write has nothing to fail for");
+    }
+
+    /// Reads a key.
+    async fn get(&self, slot: usize, key: u8, isolation: Isolation) -> Event {
+        let result = self.slots[slot].tx.get(&self.key(key), isolation).await;
+        Event::Value(match result {
+            Ok(value) => Ok(value.map(|value| self.without_stamps(&value))),
+            Err(error) => Err(code(&error)),
+        })
+    }
+
+    /// Reads a range.
+    async fn get_range(&self, slot: usize, read: &RangeRead, isolation: Isolation) -> Event {
+        let result = self.slots[slot].tx.get_range(read, isolation).await;
+        Event::Rows(match result {
+            Ok(page) => {
+                let more = page.more && page.rows.len() != read.limit;
+                Ok((self.to_rows(&page.rows), more))
+            }
+            Err(error) => Err(code(&error)),
+        })
+    }
+
+    /// All rows.
+    async fn rows(&self) -> Vec<Row> {
+        let all = KeyRange::new(self.key(LETTERS[0]), self.key(b'~'));
+        let page = self.db.begin().get_range(&RangeRead::new(all), Isolation::Snapshot).await;
+        self.to_rows(&page.expect("a new transaction can read").rows)
+    }
+
+    /// `rows` as a trace has them.
+    fn to_rows(&self, rows: &[notibus::store::Row]) -> Vec<Row> {
+        rows.iter()
+            .map(|(key, value)| {
+                let key = key.strip_prefix(self.prefix).expect("rows have the prefix");
+                (self.without_stamps(key), self.without_stamps(value))
+            })
+            .collect()
+    }
+
+    /// `bytes` with the numbers of the commits in place of their stamps.
+    fn without_stamps(&self, bytes: &[u8]) -> Vec<u8> {
+        let mut bytes = bytes.to_vec();
+        for place in 0..(bytes.len() + 1).saturating_sub(STAMP_LEN) {
+            let part = &mut bytes[place..place + STAMP_LEN];
+            if let Some(number) = self.stamps.iter().position(|stamp| stamp == part) {
+                part.copy_from_slice(&stand_in(number as u64 + 1));
+            }
+        }
+        bytes
+    }
+
+    /// The key of a letter.
+    fn key(&self, letter: u8) -> Vec<u8> {
+        [self.prefix, &[letter]].concat()
+    }
+
+    /// The keys from one letter up to but not including another.
+    fn range(&self, begin: u8, end: u8) -> KeyRange {
+        KeyRange::new(self.key(begin), self.key(end))
+    }
+}
+
+/// FoundationDB's code of an error.
+fn code(error: &Error) -> i32 {
+    error.code().expect("a store fails with codes")
+}

@@ -1,0 +1,132 @@
+//! [`Step`]s, and how random ones are made.
+//!
+//! The key space is a few single letters, and below one of them the versionstamped keys. Stamps lie only where no atomic
+//! operation computes with them, because what came out would differ from store to store.
+
+use notibus::store::{
+    AtomicOp,
+    Isolation::{self, Serializable, Snapshot},
+};
+use proptest::{collection::vec, prelude::*};
+
+/// How many transactions are open at once.
+pub(crate) const SLOTS: usize = 4;
+
+/// The keys; each is one letter. Ranges end at any of them.
+pub(crate) const LETTERS: &[u8] = b"abcdefg";
+
+/// Versionstamped keys start with this letter.
+pub(crate) const STAMPED_KEY: u8 = b'c';
+
+/// Versionstamped values are set at this letter.
+pub(crate) const STAMPED_VALUE: u8 = b'e';
+
+/// One operation of one of the transactions, which all are open from the start.
+#[derive(Debug, Clone)]
+pub(crate) struct Step {
+    /// The transaction.
+    pub slot: usize,
+    /// What it does.
+    pub op: Op,
+}
+
+/// What a transaction does. Keys are letters, ranges go from one letter up to but not including another.
+#[derive(Debug, Clone)]
+pub(crate) enum Op {
+    /// Reads a key.
+    Get(u8, Isolation),
+    /// Reads at most so many rows of a range, from its end if asked for.
+    Range(u8, u8, usize, bool, Isolation),
+    /// Sets a key.
+    Set(u8, Vec<u8>),
+    /// Removes a key.
+    Clear(u8),
+    /// Removes a range.
+    ClearRange(u8, u8),
+    /// Applies an operation to a key.
+    Atomic(AtomicOp, u8, Vec<u8>),
+    /// Sets a versionstamped key.
+    StampedKey(Vec<u8>),
+    /// Sets a key to a versionstamp.
+    StampedValue,
+    /// Declares a range as read.
+    ReadConflict(u8, u8),
+    /// Declares a range as written.
+    WriteConflict(u8, u8),
+    /// Reads at a version that a transaction was told before; nothing if it has a version already, or none was told.
+    ReadAt(usize),
+    /// Commits, and begins anew.
+    Commit,
+    /// Begins anew.
+    Reset,
+}
+
+/// Any letter.
+fn letter() -> impl Strategy<Value = u8> {
+    prop::sample::select(LETTERS)
+}
+
+/// A letter of which the operation is a number.
+fn number_letter() -> impl Strategy<Value = u8> {
+    letter().prop_map(|letter| if letter == STAMPED_VALUE { b'a' } else { letter })
+}
+
+/// Two letters in their order, or seldom out of it.
+fn range() -> impl Strategy<Value = (u8, u8)> {
+    (letter(), letter(), 0..40_u8)
+        .prop_map(|(a, b, inverted)| if inverted == 39 { (a.max(b), a.min(b)) } else { (a.min(b), a.max(b)) })
+}
+
+/// A short value of few different ones.
+fn value() -> impl Strategy<Value = Vec<u8>> {
+    vec(prop::sample::select(&[0_u8, 1, 2, 255][..]), 0..4)
+}
+
+/// Either isolation.
+fn isolation() -> impl Strategy<Value = Isolation> {
+    prop_oneof![3 => Just(Serializable), 1 => Just(Snapshot)]
+}
+
+/// An operation that is a number's.
+fn atomic() -> impl Strategy<Value = AtomicOp> {
+    prop::sample::select(
+        &[
+            AtomicOp::Add,
+            AtomicOp::Max,
+            AtomicOp::Min,
+            AtomicOp::ByteMax,
+            AtomicOp::ByteMin,
+            AtomicOp::CompareAndClear,
+        ][..],
+    )
+}
+
+/// Anything that a transaction can do.
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        5 => (letter(), isolation()).prop_map(|(key, isolation)| Op::Get(key, isolation)),
+        5 => (letter(), letter(), 1..5_usize, any::<bool>(), isolation()).prop_map(
+            |(begin, end, limit, reverse, isolation)| Op::Range(begin.min(end), begin.max(end), limit, reverse, isolation)
+        ),
+        1 => (letter(), letter(), isolation()).prop_map(
+            |(begin, end, isolation)| Op::Range(begin, end, 100, false, isolation)
+        ),
+        4 => (letter(), value()).prop_map(|(key, value)| Op::Set(key, value)),
+        2 => letter().prop_map(Op::Clear),
+        2 => range().prop_map(|(begin, end)| Op::ClearRange(begin, end)),
+        5 => (atomic(), number_letter(), value()).prop_map(|(op, key, value)| Op::Atomic(op, key, value)),
+        2 => value().prop_map(Op::StampedKey),
+        1 => Just(Op::StampedValue),
+        2 => range().prop_map(|(begin, end)| Op::ReadConflict(begin, end)),
+        1 => range().prop_map(|(begin, end)| Op::WriteConflict(begin, end)),
+        1 => any::<usize>().prop_map(Op::ReadAt),
+        5 => Just(Op::Commit),
+        1 => Just(Op::Reset),
+    ]
+}
+
+/// Many steps of all transactions.
+pub(crate) fn interleaving() -> impl Strategy<Value = Vec<Step>> {
+    let step = (0..SLOTS, op()).prop_map(|(slot, op)| Step { slot, op });
+    vec(step, 1..45)
+}

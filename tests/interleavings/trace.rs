@@ -1,0 +1,39 @@
+//! [`Trace`]: what can be observed of an interleaving, in terms that every store shares.
+//!
+//! Versions and stamps differ from store to store. A trace therefore has no versions, and in place of each stamp the
+//! number of its commit: the first commit has 1.
+
+/// Bytes of a stamp.
+pub(crate) const STAMP_LEN: usize = 10;
+
+/// A key without its prefix, and its value.
+pub(crate) type Row = (Vec<u8>, Vec<u8>);
+
+/// What one step told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Event {
+    /// Nothing.
+    Silent,
+    /// The value of a key, or the code of the error.
+    Value(Result<Option<Vec<u8>>, i32>),
+    /// The rows of a range, and whether there are more although they are fewer than the limit; or the code of the error.
+    Rows(Result<(Vec<Row>, bool), i32>),
+    /// The number of the commit, `None` if there was nothing to write; or the code of the error.
+    Commit(Result<Option<u64>, i32>),
+}
+
+/// All that can be observed of an interleaving.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Trace {
+    /// One for each step.
+    pub events: Vec<Event>,
+    /// All rows in the end.
+    pub rows: Vec<Row>,
+}
+
+/// What stands for the stamp of commit number `number`. It sorts as stamps do.
+pub(crate) fn stand_in(number: u64) -> [u8; STAMP_LEN] {
+    let mut bytes = [b'#'; STAMP_LEN];
+    bytes[2..].copy_from_slice(&number.to_be_bytes());
+    bytes
+}

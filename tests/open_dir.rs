@@ -1,0 +1,321 @@
+//! Opening folders: what is refused and why, what survives closing, and what a damaged store does.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use notibus::{
+    Error, Result,
+    store::{Database, Isolation, KeyRange, RangeRead},
+};
+use tempfile::TempDir;
+
+/// The rows of a store.
+type Rows = BTreeMap<Vec<u8>, Vec<u8>>;
+
+/// A folder of its own.
+fn folder() -> TempDir {
+    tempfile::tempdir().expect("a temporary folder can be made")
+}
+
+/// Runs `body` to its end.
+fn wait<T>(body: impl Future<Output = Result<T>>) -> T {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .build()
+        .expect("a runtime can be built")
+        .block_on(body)
+        .expect("the store meets no error")
+}
+
+/// Why `folder` cannot be opened.
+fn refusal(folder: &Path) -> String {
+    match Database::open_dir(folder) {
+        Err(Error::Open { path, reason }) => {
+            assert_eq!(path, folder);
+            reason
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+/// All rows.
+fn rows(db: &Database) -> Rows {
+    wait(async {
+        let tx = db.begin();
+        let all = RangeRead::new(KeyRange::prefix(""));
+        let mut pages = tx.pages(all, Isolation::Snapshot);
+        let mut rows = Rows::new();
+        while let Some(page) = pages.next().await? {
+            rows.extend(page.into_iter().map(|(key, value)| (key.to_vec(), value.to_vec())));
+        }
+        Ok(rows)
+    })
+}
+
+/// Commits `count` transactions, each of one row, from number `first` on.
+fn commit(db: &Database, first: u32, count: u32) {
+    wait(async {
+        for number in first..first + count {
+            let tx = db.begin();
+            tx.set(format!("key {number:05}").as_bytes(), &value(number));
+            tx.commit().await?;
+        }
+        Ok(())
+    });
+}
+
+/// The value of row `number`.
+fn value(number: u32) -> Vec<u8> {
+    format!("value of row {number}, ").repeat(10).into_bytes()
+}
+
+#[test]
+fn a_missing_folder_is_made_with_its_parents() {
+    let folder = folder();
+    let path = folder.path().join("a/b/c");
+    commit(&Database::open_dir(&path).expect("it can be made"), 0, 1);
+    assert_eq!(rows(&Database::open_dir(&path).expect("it is a store")).len(), 1);
+}
+
+#[test]
+fn a_file_is_refused() {
+    let folder = folder();
+    let path = folder.path().join("file");
+    fs::write(&path, "text").expect("it can be written");
+    assert!(refusal(&path).contains("it is a file"), "{}", refusal(&path));
+    assert_eq!(fs::read(&path).expect("it is there"), b"text");
+}
+
+#[test]
+fn a_folder_below_a_file_is_refused() {
+    let folder = folder();
+    let path = folder.path().join("file");
+    fs::write(&path, "text").expect("it can be written");
+    assert!(!refusal(&path.join("store")).is_empty());
+}
+
+#[test]
+fn a_folder_with_other_files_is_refused_and_left_alone() {
+    let folder = folder();
+    fs::write(folder.path().join("letter.txt"), "text").expect("it can be written");
+    let reason = refusal(folder.path());
+    assert!(reason.contains("no store"), "{reason}");
+    let left: Vec<_> = files(folder.path());
+    assert_eq!(left, [Path::new("letter.txt")]);
+}
+
+#[test]
+fn a_store_of_another_format_is_refused() {
+    let folder = folder();
+    drop(Database::open_dir(folder.path()).expect("it can be made"));
+    fs::write(folder.path().join("NOTIBUS_STORE"), "99\n").expect("it can be written");
+    let reason = refusal(folder.path());
+    assert!(reason.contains("99") && reason.contains("format"), "{reason}");
+}
+
+#[test]
+fn a_second_handle_of_the_same_process_is_refused_until_the_first_is_closed() {
+    let folder = folder();
+    let db = Database::open_dir(folder.path()).expect("it can be made");
+    let clone = db.clone();
+    commit(&db, 0, 1);
+    drop(db);
+    let reason = refusal(folder.path());
+    assert!(reason.contains("open in another process"), "{reason}");
+    drop(clone);
+    assert_eq!(rows(&Database::open_dir(folder.path()).expect("it is free")).len(), 1);
+}
+
+#[test]
+fn rows_and_versions_survive_closing() {
+    let folder = folder();
+    let mut expected = Rows::new();
+    let mut newest = 0;
+    for round in 0..5 {
+        let db = Database::open_dir(folder.path()).expect("it can be opened");
+        assert_eq!(rows(&db), expected);
+        let version = wait(db.begin().read_version());
+        assert!(version >= newest, "{version} after {newest}");
+        let number = round * 10;
+        commit(&db, number, 10);
+        expected.extend((number..number + 10).map(|n| (format!("key {n:05}").into_bytes(), value(n))));
+        let removed = format!("key {:05}", number + 3).into_bytes();
+        expected.remove(&removed);
+        newest = wait(async {
+            let tx = db.begin();
+            tx.clear(&removed);
+            let committed = tx.commit().await?.expect("a clear is a write");
+            Ok(committed.versionstamp.version())
+        });
+        assert!(newest > version);
+    }
+}
+
+#[test]
+fn the_empty_key_and_the_largest_entries_survive_closing() {
+    let folder = folder();
+    let (key, value) = (vec![b'k'; 10_000], vec![7; 100_000]);
+    let db = Database::open_dir(folder.path()).expect("it can be made");
+    wait(async {
+        let tx = db.begin();
+        tx.set(b"", b"");
+        tx.set(b"\0", b"zero");
+        tx.set(&key, &value);
+        tx.commit().await
+    });
+    drop(db);
+    let expected = Rows::from([(vec![], vec![]), (vec![0], b"zero".to_vec()), (key, value)]);
+    assert!(rows(&Database::open_dir(folder.path()).expect("it is a store")) == expected);
+}
+
+/// All files below `folder`, in order, without it.
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(next) = folders.pop() {
+        for entry in fs::read_dir(&next).expect("it is a folder") {
+            let path = entry.expect("it can be read").path();
+            if path.is_dir() {
+                folders.push(path);
+            } else {
+                let relative = path.strip_prefix(folder).expect("it lies within");
+                found.push(relative.to_owned());
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+/// Copies all files of `from` into the empty folder `to`.
+fn copy(from: &Path, to: &Path) {
+    for file in files(from) {
+        let target = to.join(&file);
+        fs::create_dir_all(target.parent().expect("it has a folder")).expect("it can be made");
+        fs::copy(from.join(&file), target).expect("it can be copied");
+    }
+}
+
+/// A way to damage a file.
+#[derive(Debug, Clone, Copy)]
+enum Damage {
+    /// Nothing is left of it.
+    Missing,
+    /// It is cut to this share of its length, in hundredths.
+    Cut(usize),
+    /// The byte at this share of its length is changed, in hundredths.
+    Flipped(usize),
+}
+
+impl Damage {
+    /// Damages `file`; false if there is nothing to damage.
+    fn apply(self, file: &Path) -> bool {
+        let mut bytes = fs::read(file).expect("it can be read");
+        match self {
+            Self::Missing => {
+                fs::remove_file(file).expect("it can be removed");
+                return true;
+            }
+            Self::Cut(_) | Self::Flipped(_) if bytes.is_empty() => return false,
+            Self::Cut(share) => bytes.truncate(bytes.len() * share / 100),
+            Self::Flipped(share) => {
+                let place = (bytes.len() * share / 100).min(bytes.len() - 1);
+                bytes[place] ^= 0x55;
+            }
+        }
+        fs::write(file, bytes).expect("it can be written");
+        true
+    }
+}
+
+/// What came of opening a damaged store.
+#[derive(Debug, PartialEq, Eq)]
+enum Outcome {
+    /// It was refused with [`Error::Open`].
+    Refused,
+    /// It opened with all rows.
+    Whole,
+    /// It opened without the rows of some of the newest commits.
+    Shorter,
+}
+
+/// Opens `folder`, which held `expected` before it was damaged. Other rows than those of the first commits are an error.
+fn open_damaged(folder: &Path, expected: &Rows) -> Outcome {
+    match Database::open_dir(folder) {
+        Err(Error::Open { reason, .. }) => {
+            assert!(!reason.is_empty());
+            Outcome::Refused
+        }
+        Err(error) => panic!("{error}"),
+        Ok(db) => {
+            let found = rows(&db);
+            assert!(found.iter().eq(expected.iter().take(found.len())), "wrong rows");
+            if found.len() == expected.len() { Outcome::Whole } else { Outcome::Shorter }
+        }
+    }
+}
+
+/// A store whose keys were committed in their order, so that the rows of the first commits are the first rows.
+fn store_in_order() -> (TempDir, Rows) {
+    let folder = folder();
+    for round in 0..3 {
+        let db = Database::open_dir(folder.path()).expect("it can be opened");
+        commit(&db, round * 150, 150);
+    }
+    let expected = (0..450).map(|n| (format!("key {n:05}").into_bytes(), value(n)));
+    (folder, expected.collect())
+}
+
+/// Each file is damaged in many ways. A journal that is cut, or whose framing is damaged, cannot be told from one that a
+/// crash has cut, so the newest commits may be missing then. Everything else is refused or does no harm; a folder that
+/// had lost its rows altogether, with their keyspace or the whole journal, was once opened as an empty store.
+#[test]
+fn a_damaged_store_is_refused_or_ends_earlier() {
+    let (original, expected) = store_in_order();
+    let mut refused = BTreeMap::<String, usize>::new();
+    for file in files(original.path()) {
+        let name = file.display().to_string();
+        let is_journal = file.extension().is_some_and(|extension| extension == "jnl");
+        for damage in [
+            Damage::Missing,
+            Damage::Cut(0),
+            Damage::Cut(1),
+            Damage::Cut(50),
+            Damage::Cut(99),
+            Damage::Flipped(0),
+            Damage::Flipped(1),
+            Damage::Flipped(30),
+            Damage::Flipped(60),
+            Damage::Flipped(99),
+            Damage::Flipped(100),
+        ] {
+            let copied = folder();
+            copy(original.path(), copied.path());
+            if !damage.apply(&copied.path().join(&file)) {
+                continue;
+            }
+            let outcome = open_damaged(copied.path(), &expected);
+            println!("{name} {damage:?}: {outcome:?}");
+            assert!(outcome != Outcome::Shorter || is_journal, "{name} {damage:?} lost rows");
+            *refused.entry(name.clone()).or_default() += usize::from(outcome == Outcome::Refused);
+        }
+    }
+    assert!(refused["NOTIBUS_STORE"] >= 5, "{refused:?}");
+    assert!(refused.len() > 5 && refused.values().all(|&count| count > 0), "{refused:?}");
+}
+
+/// A crash while the folder was made leaves a marker that says so, or an empty one.
+#[test]
+fn a_half_made_folder_is_finished() {
+    for marker in ["", "1 unfinished\n"] {
+        let folder = folder();
+        fs::write(folder.path().join("NOTIBUS_STORE"), marker).expect("it can be written");
+        let db = Database::open_dir(folder.path()).expect("it is finished");
+        commit(&db, 0, 1);
+        drop(db);
+        assert_eq!(rows(&Database::open_dir(folder.path()).expect("it is a store")).len(), 1);
+    }
+}
