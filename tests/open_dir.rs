@@ -269,43 +269,57 @@ fn store_in_order() -> (TempDir, Rows) {
     (folder, expected.collect())
 }
 
-/// Each file is damaged in many ways. A journal that is cut, or whose framing is damaged, cannot be told from one that a
-/// crash has cut, so the newest commits may be missing then. Everything else is refused or does no harm; a folder that
-/// had lost its rows altogether, with their keyspace or the whole journal, was once opened as an empty store.
+/// Each file is damaged in many ways, in a store that was closed in order and in one that was not. A journal that is cut,
+/// or whose framing is damaged, looks like one that a crash has cut, so without the note of an orderly end the newest
+/// commits may be missing; with it they are missed. Everything else is refused or does no harm.
+///
+/// A folder that had lost its rows altogether, with their keyspace or the whole journal, was once opened as an empty store,
+/// and one with a cut journal as a whole one, even if it had been closed in order.
 #[test]
 fn a_damaged_store_is_refused_or_ends_earlier() {
     let (original, expected) = store_in_order();
-    let mut refused = BTreeMap::<String, usize>::new();
-    for file in files(original.path()) {
-        let name = file.display().to_string();
-        let is_journal = file.extension().is_some_and(|extension| extension == "jnl");
-        for damage in [
-            Damage::Missing,
-            Damage::Cut(0),
-            Damage::Cut(1),
-            Damage::Cut(50),
-            Damage::Cut(99),
-            Damage::Flipped(0),
-            Damage::Flipped(1),
-            Damage::Flipped(30),
-            Damage::Flipped(60),
-            Damage::Flipped(99),
-            Damage::Flipped(100),
-        ] {
-            let copied = folder();
-            copy(original.path(), copied.path());
-            if !damage.apply(&copied.path().join(&file)) {
-                continue;
-            }
-            let outcome = open_damaged(copied.path(), &expected);
-            println!("{name} {damage:?}: {outcome:?}");
-            assert!(outcome != Outcome::Shorter || is_journal, "{name} {damage:?} lost rows");
-            *refused.entry(name.clone()).or_default() += usize::from(outcome == Outcome::Refused);
+    for closed in [true, false] {
+        if !closed {
+            fs::remove_file(original.path().join(CLOSED)).expect("it was closed in order");
         }
+        let mut refused = BTreeMap::<String, usize>::new();
+        for file in files(original.path()) {
+            let name = file.display().to_string();
+            let may_end_earlier = !closed && file.extension().is_some_and(|extension| extension == "jnl");
+            for damage in DAMAGES {
+                let copied = folder();
+                copy(original.path(), copied.path());
+                if !damage.apply(&copied.path().join(&file)) {
+                    continue;
+                }
+                let outcome = open_damaged(copied.path(), &expected);
+                println!("{name} {damage:?}: {outcome:?}");
+                assert!(outcome != Outcome::Shorter || may_end_earlier, "{name} {damage:?} lost rows");
+                *refused.entry(name.clone()).or_default() += usize::from(outcome == Outcome::Refused);
+            }
+        }
+        assert!(refused["NOTIBUS_STORE"] >= 5, "{refused:?}");
+        assert!(refused.len() > 5 && refused.values().all(|&count| count > 0), "{refused:?}");
     }
-    assert!(refused["NOTIBUS_STORE"] >= 5, "{refused:?}");
-    assert!(refused.len() > 5 && refused.values().all(|&count| count > 0), "{refused:?}");
 }
+
+/// What notes that a store was closed in order.
+const CLOSED: &str = "NOTIBUS_CLOSED";
+
+/// The ways in which each file is damaged.
+const DAMAGES: [Damage; 11] = [
+    Damage::Missing,
+    Damage::Cut(0),
+    Damage::Cut(1),
+    Damage::Cut(50),
+    Damage::Cut(99),
+    Damage::Flipped(0),
+    Damage::Flipped(1),
+    Damage::Flipped(30),
+    Damage::Flipped(60),
+    Damage::Flipped(99),
+    Damage::Flipped(100),
+];
 
 /// A crash while the folder was made leaves a marker that says so, or an empty one.
 #[test]

@@ -144,6 +144,11 @@ impl Core {
         }
     }
 
+    /// The newest version.
+    pub fn version(&self) -> u64 {
+        self.version
+    }
+
     /// The newest rows.
     pub fn snapshot(&self, now: Duration) -> Snapshot {
         Snapshot { root: self.root.clone(), version: self.version, taken: now }

@@ -1,38 +1,27 @@
-//! The durable side: rows mirrored to a folder, and the thread that commits in groups.
+//! A store's folder: rows mirrored to `fjall`, and the files that say what the folder is.
 //!
-//! The thread takes all commits that wait, decides them as one group, writes the group with one `fdatasync`, publishes it
-//! and answers. A commit is therefore on disk before anyone, its own caller included, can see it.
+//! A journal that ends early looks the same after a crash, which may cut what was never acknowledged, and after damage,
+//! which may cut more. So a store that is closed in order notes its version; when it is opened again, commits that are
+//! missing are missed.
 
 use std::{
     fs,
-    path::Path,
-    sync::{Arc, Mutex},
-    thread,
-    time::Duration,
+    path::{Path, PathBuf},
 };
 
-use bytes::Bytes;
-use fjall::{KeyspaceCreateOptions, PersistMode};
-use tokio::sync::{mpsc, oneshot};
-
-use super::{
-    core::{Core, Outcome, Request, Root, Staged},
-    lock,
-};
+use super::core::{Root, Staged};
 use crate::{
     encoding::Reader,
-    env::Env,
-    error::{Error, Result, StoreError},
+    error::{Error, Result},
 };
-
-/// Commits that can wait for the thread; further ones wait for a place.
-const QUEUE_LEN_MAX: usize = 4_096;
-
-/// The most commits of one group.
-const GROUP_LEN_MAX: usize = 4_096;
+use bytes::Bytes;
+use fjall::{KeyspaceCreateOptions, PersistMode};
 
 /// The file that tells a store's folder from others.
 const MARKER: &str = "NOTIBUS_STORE";
+
+/// The file that notes the version of a store that was closed in order. It is gone while the store is open.
+const CLOSED: &str = "NOTIBUS_CLOSED";
 
 /// What the marker says: the format of the folder.
 const FORMAT: &str = "1\n";
@@ -46,15 +35,14 @@ const META_KEY: &[u8] = &[0];
 /// Precedes each key in the folder, where an empty key cannot be stored.
 const ROW_TAG: u8 = 1;
 
-/// A commit on its way to the thread.
-type Job = (Request, oneshot::Sender<Outcome>);
-
 /// The rows of a folder.
 pub(super) struct Disk {
     /// The folder's database.
     database: fjall::Database,
     /// Its only keyspace.
     rows: fjall::Keyspace,
+    /// The folder.
+    path: PathBuf,
 }
 
 /// What was found in a folder.
@@ -99,7 +87,9 @@ impl Disk {
             let reason = "damaged: it has lost its version, and maybe rows; restore it from a copy";
             return Err(fail(reason.to_owned()));
         }
-        let opened = Opened { disk: Self { database, rows }, root, version: version.unwrap_or(0) };
+        let disk = Self { database, rows, path: path.to_owned() };
+        let opened = Opened { disk, root, version: version.unwrap_or(0) };
+        take_closed(path, opened.version).map_err(&fail)?;
         if is_unfinished {
             let finished = opened.disk.write_version(opened.version);
             finished.map_err(|error| fail(explain(&error)))?;
@@ -114,8 +104,13 @@ impl Disk {
         self.database.persist(PersistMode::SyncAll)
     }
 
+    /// Notes that the store is closed in order at `version`.
+    pub fn close(&self, version: u64) -> std::io::Result<()> {
+        write(&self.path, CLOSED, &version.to_string())
+    }
+
     /// Writes what a group has changed, all or nothing, and waits until it is on disk.
-    fn persist(&self, staged: &Staged) -> Result<(), fjall::Error> {
+    pub fn persist(&self, staged: &Staged) -> Result<(), fjall::Error> {
         let mut batch = self.database.batch().durability(Some(PersistMode::SyncData));
         let mut keys: Vec<&Bytes> = staged.keys().collect();
         keys.sort_unstable();
@@ -158,13 +153,32 @@ fn prepare(path: &Path) -> Result<bool, String> {
     }
 }
 
-/// Writes the marker. It and the folder must outlive a crash before the first commit does.
+/// Writes the marker.
 fn mark(path: &Path, format: &str) -> Result<(), String> {
-    let marker = path.join(MARKER);
-    fs::write(&marker, format)
-        .and_then(|()| fs::File::open(&marker)?.sync_all())
-        .and_then(|()| fs::File::open(path)?.sync_all())
-        .map_err(|error| error.to_string())
+    write(path, MARKER, format).map_err(|error| error.to_string())
+}
+
+/// Writes a small file of the folder so that it outlives a crash.
+fn write(path: &Path, name: &str, text: &str) -> std::io::Result<()> {
+    let file = path.join(name);
+    fs::write(&file, text)?;
+    fs::File::open(&file)?.sync_all()?;
+    fs::File::open(path)?.sync_all()
+}
+
+/// Compares the version with the one noted when the store was closed in order, if it was, and takes the note away.
+fn take_closed(path: &Path, version: u64) -> Result<(), String> {
+    let file = path.join(CLOSED);
+    match fs::read_to_string(&file) {
+        Ok(noted) if noted.parse() == Ok(version) => fs::remove_file(&file)
+            .and_then(|()| fs::File::open(path)?.sync_all())
+            .map_err(|error| error.to_string()),
+        Ok(noted) => Err(format!(
+            "damaged: it was closed at version {noted:?}, but has commits up to {version} only; restore it from a copy"
+        )),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error.to_string()),
+    }
 }
 
 /// What an error of the folder's database means to whoever opens it.
@@ -174,108 +188,5 @@ fn explain(error: &fjall::Error) -> String {
         error => {
             format!("it cannot be read and is probably damaged; restore it from a copy ({error})")
         }
-    }
-}
-
-/// The way to the thread that commits, and its end.
-pub(super) struct Committer {
-    /// Where commits wait; `None` once the engine closes.
-    queue: Option<mpsc::Sender<Job>>,
-    /// The thread.
-    thread: Option<thread::JoinHandle<()>>,
-}
-
-impl Committer {
-    /// Starts the thread.
-    pub fn start(disk: Disk, core: Arc<Mutex<Core>>, env: Env, started: Duration) -> std::io::Result<Self> {
-        let (queue, waiting) = mpsc::channel(QUEUE_LEN_MAX);
-        let worker = Worker { disk, core, env, started, failed: None };
-        let thread =
-            thread::Builder::new().name("notibus-commit".to_owned()).spawn(|| worker.run(waiting))?;
-        Ok(Self { queue: Some(queue), thread: Some(thread) })
-    }
-
-    /// Commits `request` with the next group.
-    pub fn commit(&self, request: Request) -> impl Future<Output = Outcome> + Send + use<> {
-        let queue = self.queue.clone().expect("the queue is open as long as the engine");
-        async move {
-            let (answer, outcome) = oneshot::channel();
-            let gone = || StoreError::IO_ERROR.with_detail("the commit thread has ended");
-            queue.send((request, answer)).await.map_err(|_| gone())?;
-            outcome.await.map_err(|_| gone())?
-        }
-    }
-}
-
-impl Drop for Committer {
-    fn drop(&mut self) {
-        self.queue = None;
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            tracing::error!("the commit thread has panicked");
-        }
-    }
-}
-
-/// What the thread works with.
-struct Worker {
-    /// The rows on disk.
-    disk: Disk,
-    /// The rows in memory.
-    core: Arc<Mutex<Core>>,
-    /// The clock.
-    env: Env,
-    /// The clock when the engine was made.
-    started: Duration,
-    /// Why nothing can be committed any more.
-    failed: Option<StoreError>,
-}
-
-impl Worker {
-    /// Commits groups until the engine closes.
-    fn run(mut self, mut waiting: mpsc::Receiver<Job>) {
-        let mut jobs = Vec::new();
-        while let Some(job) = waiting.blocking_recv() {
-            jobs.push(job);
-            while jobs.len() < GROUP_LEN_MAX
-                && let Ok(job) = waiting.try_recv()
-            {
-                jobs.push(job);
-            }
-            let (group, answers): (Vec<_>, Vec<_>) = jobs.drain(..).unzip();
-            for (answer, outcome) in answers.into_iter().zip(self.commit(group)) {
-                // A caller that is gone does not wait for its answer.
-                let _ = answer.send(outcome);
-            }
-        }
-    }
-
-    /// Time since the engine was made.
-    fn now(&self) -> Duration {
-        self.env.now().saturating_sub(self.started)
-    }
-
-    /// Decides, persists and publishes one group.
-    fn commit(&mut self, group: Vec<Request>) -> Vec<Outcome> {
-        if let Some(error) = &self.failed {
-            return group.iter().map(|_| Err(error.clone())).collect();
-        }
-        let staged = {
-            let mut core = lock(&self.core);
-            let root = core.share_root();
-            core.stage(root, group, self.now())
-        };
-        if staged.keys().next().is_some()
-            && let Err(error) = self.disk.persist(&staged)
-        {
-            // Whether the group is on disk is open until the store is opened again; nothing may build on it.
-            tracing::error!(%error, "the store's disk failed; it takes no more commits");
-            self.failed = Some(StoreError::IO_ERROR.with_detail(&error));
-            let unknown =
-                StoreError::IO_ERROR.with_detail(format!("the commit may or may not be on disk: {error}"));
-            return staged.outcomes.iter().map(|_| Err(unknown.clone())).collect();
-        }
-        lock(&self.core).publish(staged, self.now())
     }
 }

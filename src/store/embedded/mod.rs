@@ -6,6 +6,7 @@
 //! whatever waits as a group ([`disk`]), and holds that lock neither while it writes nor while it syncs.
 
 mod atomic;
+mod committer;
 mod conflicts;
 mod core;
 mod disk;
@@ -23,8 +24,9 @@ use std::{
 use futures_util::future::BoxFuture;
 
 use self::{
+    committer::Committer,
     core::{Core, Outcome, Request, Root},
-    disk::{Committer, Disk, Opened},
+    disk::{Disk, Opened},
     transaction::EmbeddedTransaction,
 };
 use super::backend::{Backend, TransactionBackend};

@@ -1,0 +1,136 @@
+//! The thread that commits in groups.
+//!
+//! It takes all commits that wait, decides them as one group, writes the group with one `fdatasync`, publishes it and
+//! answers. A commit is therefore on disk before anyone, its own caller included, can see it.
+
+use std::{
+    sync::{Arc, Mutex},
+    thread,
+    time::Duration,
+};
+
+use tokio::sync::{mpsc, oneshot};
+
+use super::{
+    core::{Core, Outcome, Request},
+    disk::Disk,
+    lock,
+};
+use crate::{env::Env, error::StoreError};
+
+/// Commits that can wait for the thread; further ones wait for a place.
+const QUEUE_LEN_MAX: usize = 4_096;
+
+/// The most commits of one group.
+const GROUP_LEN_MAX: usize = 4_096;
+
+/// A commit on its way to the thread.
+type Job = (Request, oneshot::Sender<Outcome>);
+
+/// The way to the thread that commits, and its end.
+pub(super) struct Committer {
+    /// Where commits wait; `None` once the engine closes.
+    queue: Option<mpsc::Sender<Job>>,
+    /// The thread.
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+impl Committer {
+    /// Starts the thread.
+    pub fn start(disk: Disk, core: Arc<Mutex<Core>>, env: Env, started: Duration) -> std::io::Result<Self> {
+        let (queue, waiting) = mpsc::channel(QUEUE_LEN_MAX);
+        let worker = Worker { disk, core, env, started, failed: None };
+        let thread =
+            thread::Builder::new().name("notibus-commit".to_owned()).spawn(|| worker.run(waiting))?;
+        Ok(Self { queue: Some(queue), thread: Some(thread) })
+    }
+
+    /// Commits `request` with the next group.
+    pub fn commit(&self, request: Request) -> impl Future<Output = Outcome> + Send + use<> {
+        let queue = self.queue.clone().expect("the queue is open as long as the engine");
+        async move {
+            let (answer, outcome) = oneshot::channel();
+            let gone = || StoreError::IO_ERROR.with_detail("the commit thread has ended");
+            queue.send((request, answer)).await.map_err(|_| gone())?;
+            outcome.await.map_err(|_| gone())?
+        }
+    }
+}
+
+impl Drop for Committer {
+    fn drop(&mut self) {
+        self.queue = None;
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the commit thread has panicked");
+        }
+    }
+}
+
+/// What the thread works with.
+struct Worker {
+    /// The rows on disk.
+    disk: Disk,
+    /// The rows in memory.
+    core: Arc<Mutex<Core>>,
+    /// The clock.
+    env: Env,
+    /// The clock when the engine was made.
+    started: Duration,
+    /// Why nothing can be committed any more.
+    failed: Option<StoreError>,
+}
+
+impl Worker {
+    /// Commits groups until the engine closes.
+    fn run(mut self, mut waiting: mpsc::Receiver<Job>) {
+        let mut jobs = Vec::new();
+        while let Some(job) = waiting.blocking_recv() {
+            jobs.push(job);
+            while jobs.len() < GROUP_LEN_MAX
+                && let Ok(job) = waiting.try_recv()
+            {
+                jobs.push(job);
+            }
+            let (group, answers): (Vec<_>, Vec<_>) = jobs.drain(..).unzip();
+            for (answer, outcome) in answers.into_iter().zip(self.commit(group)) {
+                // A caller that is gone does not wait for its answer.
+                let _ = answer.send(outcome);
+            }
+        }
+        if self.failed.is_none()
+            && let Err(error) = self.disk.close(lock(&self.core).version())
+        {
+            tracing::warn!(%error, "the store was not closed in order; its next opening cannot tell lost commits");
+        }
+    }
+
+    /// Time since the engine was made.
+    fn now(&self) -> Duration {
+        self.env.now().saturating_sub(self.started)
+    }
+
+    /// Decides, persists and publishes one group.
+    fn commit(&mut self, group: Vec<Request>) -> Vec<Outcome> {
+        if let Some(error) = &self.failed {
+            return group.iter().map(|_| Err(error.clone())).collect();
+        }
+        let staged = {
+            let mut core = lock(&self.core);
+            let root = core.share_root();
+            core.stage(root, group, self.now())
+        };
+        if staged.keys().next().is_some()
+            && let Err(error) = self.disk.persist(&staged)
+        {
+            // Whether the group is on disk is open until the store is opened again; nothing may build on it.
+            tracing::error!(%error, "the store's disk failed; it takes no more commits");
+            self.failed = Some(StoreError::IO_ERROR.with_detail(&error));
+            let unknown =
+                StoreError::IO_ERROR.with_detail(format!("the commit may or may not be on disk: {error}"));
+            return staged.outcomes.iter().map(|_| Err(unknown.clone())).collect();
+        }
+        lock(&self.core).publish(staged, self.now())
+    }
+}
