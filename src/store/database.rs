@@ -57,6 +57,11 @@ impl Database {
         Ok(Self { backend: Arc::new(embedded::Engine::open(path.as_ref(), env.clone())?), env })
     }
 
+    /// A handle on the store that `wrap` puts around this one.
+    pub(super) fn wrapped<B: Backend>(&self, wrap: impl FnOnce(Arc<dyn Backend>) -> B) -> Self {
+        Self { backend: Arc::new(wrap(Arc::clone(&self.backend))), env: self.env.clone() }
+    }
+
     /// A new transaction. Most callers want [`Database::run`], which commits and retries.
     pub fn begin(&self) -> Transaction {
         Transaction::new(self.backend.begin(), self.env.random())

@@ -20,6 +20,7 @@ mod embedded;
 mod mutation;
 mod range;
 mod retry;
+pub mod testing;
 mod transaction;
 mod watch;
 

@@ -1,0 +1,222 @@
+//! [`Faults`]: a store that fails as a plan says.
+
+use std::{
+    collections::VecDeque,
+    fmt,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use super::{
+    Gate,
+    operation::{Attempt, Operation},
+    wrapper::{Inner, Interceptor, wrap},
+};
+use crate::{
+    error::{Result, StoreError},
+    store::Database,
+};
+
+/// What happens to a commit.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub enum CommitFault {
+    /// It fails and changes nothing: 1020, 1007, or 1021 of a commit that did not happen.
+    Before(StoreError),
+    /// It happens, and then fails: 1021 of a commit that did happen.
+    After(StoreError),
+    /// It fails, and happens later, at [`Faults::commit_late`]: 1031.
+    Late(StoreError),
+    /// It waits at the gate first.
+    Hold(Gate),
+}
+
+/// What happens to a watch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum WatchFault {
+    /// It is not set: 1032.
+    Refuse(StoreError),
+    /// It never fires.
+    Drop,
+    /// It fires at once.
+    Spurious,
+}
+
+/// What was asked of the store so far, faults included.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct OperationCounts {
+    /// Reads of keys, ranges and read versions, and watches.
+    pub reads: u64,
+    /// Writes.
+    pub mutations: u64,
+    /// Commits, those without writes included.
+    pub commits: u64,
+    /// Commits with writes.
+    pub write_commits: u64,
+}
+
+/// A plan, asked at each operation.
+type Plan<O, F> = Box<dyn FnMut(&O) -> Option<F> + Send>;
+
+/// A store around another one that fails as a plan says. Clones share the plan.
+///
+/// Nothing fails until a plan is made. A scripted fault goes before the plan for commits. Plans are asked in the middle of
+/// an operation: they must not block, nor make other plans.
+#[derive(Clone)]
+pub struct Faults {
+    /// The store behind the faults.
+    database: Database,
+    /// What is planned, and what was counted.
+    plans: Arc<Plans>,
+}
+
+/// What is planned, and what was counted.
+#[derive(Default)]
+struct Plans {
+    /// What to do.
+    plan: Mutex<Planned>,
+    /// Reads so far.
+    reads: AtomicU64,
+    /// Writes so far.
+    mutations: AtomicU64,
+    /// Commits so far.
+    commits: AtomicU64,
+    /// Commits with writes so far.
+    write_commits: AtomicU64,
+    /// Transactions that will commit late.
+    late: Mutex<Vec<Inner>>,
+}
+
+/// What to do.
+#[derive(Default)]
+struct Planned {
+    /// For the next commits with writes, one each.
+    script: VecDeque<CommitFault>,
+    /// For all other commits.
+    commits: Option<Plan<Attempt, CommitFault>>,
+    /// For reads.
+    reads: Option<Plan<Operation, StoreError>>,
+    /// For watches.
+    watches: Option<Plan<[u8], WatchFault>>,
+}
+
+impl Faults {
+    /// A store around that of `db`.
+    pub fn new(db: &Database) -> Self {
+        let plans = Arc::default();
+        Self { database: wrap(db, &plans), plans }
+    }
+
+    /// The store that fails as planned.
+    pub fn database(&self) -> Database {
+        self.database.clone()
+    }
+
+    /// Disturbs the next commits with writes, one each, in this order; after those that are still to come.
+    pub fn script_commits(&self, faults: impl IntoIterator<Item = CommitFault>) {
+        self.plans.plan().script.extend(faults);
+    }
+
+    /// Disturbs commits as `plan` says of what each transaction has done. It replaces the last plan.
+    pub fn plan_commits(&self, plan: impl FnMut(&Attempt) -> Option<CommitFault> + Send + 'static) {
+        self.plans.plan().commits = Some(Box::new(plan));
+    }
+
+    /// Fails reads as `plan` says. It replaces the last plan.
+    pub fn plan_reads(&self, plan: impl FnMut(&Operation) -> Option<StoreError> + Send + 'static) {
+        self.plans.plan().reads = Some(Box::new(plan));
+    }
+
+    /// Disturbs watches as `plan` says of their keys. It replaces the last plan.
+    pub fn plan_watches(&self, plan: impl FnMut(&[u8]) -> Option<WatchFault> + Send + 'static) {
+        self.plans.plan().watches = Some(Box::new(plan));
+    }
+
+    /// Forgets all plans and scripts: from now on nothing fails.
+    pub fn heal(&self) {
+        *self.plans.plan() = Planned::default();
+    }
+
+    /// How many scripted faults are still to come.
+    pub fn scripted(&self) -> usize {
+        self.plans.plan().script.len()
+    }
+
+    /// Lets the commits that were to come late happen; returns what each has come to.
+    pub async fn commit_late(&self) -> Vec<Result<()>> {
+        let late = std::mem::take(&mut *lock(&self.plans.late));
+        let mut results = Vec::with_capacity(late.len());
+        for transaction in late {
+            results.push(transaction.commit().await.map(|_| ()));
+        }
+        results
+    }
+
+    /// What was asked of the store so far.
+    pub fn counts(&self) -> OperationCounts {
+        let Plans { reads, mutations, commits, write_commits, .. } = &*self.plans;
+        OperationCounts {
+            reads: reads.load(Ordering::Relaxed),
+            mutations: mutations.load(Ordering::Relaxed),
+            commits: commits.load(Ordering::Relaxed),
+            write_commits: write_commits.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl fmt::Debug for Faults {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Faults").field("counts", &self.counts()).finish_non_exhaustive()
+    }
+}
+
+/// Locks `mutex`. A plan that panics leaves nothing half changed.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Plans {
+    /// What to do.
+    fn plan(&self) -> MutexGuard<'_, Planned> {
+        lock(&self.plan)
+    }
+}
+
+impl Interceptor for Plans {
+    fn sees(&self, _attempt: u64, operation: &Operation) {
+        let count = match operation {
+            Operation::Commit => &self.commits,
+            operation if operation.is_read() => &self.reads,
+            operation if operation.is_mutation() => &self.mutations,
+            _ => return,
+        };
+        count.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn read(&self, operation: &Operation) -> Option<StoreError> {
+        self.plan().reads.as_mut()?(operation)
+    }
+
+    fn watch(&self, key: &[u8]) -> Option<WatchFault> {
+        self.plan().watches.as_mut()?(key)
+    }
+
+    fn commit(&self, attempt: &Attempt) -> Option<CommitFault> {
+        let mut plan = self.plan();
+        if attempt.writes() {
+            self.write_commits.fetch_add(1, Ordering::Relaxed);
+            if let Some(fault) = plan.script.pop_front() {
+                return Some(fault);
+            }
+        }
+        plan.commits.as_mut()?(attempt)
+    }
+
+    fn keep_late(&self, transaction: Inner) {
+        lock(&self.late).push(transaction);
+    }
+}

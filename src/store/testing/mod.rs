@@ -1,0 +1,41 @@
+//! Wrappers around a store, for the tests of layers: [`Faults`] makes it fail as a plan says, [`Trace`] records what is
+//! done to it.
+//!
+//! Both give a [`Database`](super::Database) that is used like any other and keeps its rows in the wrapped one, so that a
+//! test can drive a layer through the wrapper and look at the result beside it. They can be put around each other.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
+//! use notibus::{
+//!     StoreError,
+//!     store::{AtomicOp, Database, testing::{CommitFault, Faults, Trace}},
+//! };
+//!
+//! let store = Database::memory();
+//! let trace = Trace::new(&store);
+//! let faults = Faults::new(&trace.database());
+//! // The first commit happens, but the client is told that nobody knows.
+//! faults.script_commits([CommitFault::After(StoreError::COMMIT_UNKNOWN_RESULT)]);
+//!
+//! let add_one = 1_u64.to_le_bytes();
+//! let db = faults.database();
+//! db.run(async |tx| Ok(tx.atomic(AtomicOp::Add, b"visits", &add_one))).await?;
+//!
+//! // The body ran twice, and was committed twice.
+//! assert_eq!(faults.counts().commits, 2);
+//! let transactions = trace.take();
+//! assert_eq!(transactions.len(), 2);
+//! assert!(transactions.iter().all(|tx| tx.mutations().count() == 1 && tx.reads().count() == 0));
+//! # Ok(()) }
+//! ```
+
+mod faults;
+mod gate;
+mod operation;
+mod trace;
+mod wrapper;
+
+pub use faults::{CommitFault, Faults, OperationCounts, WatchFault};
+pub use gate::Gate;
+pub use operation::{Attempt, Operation};
+pub use trace::Trace;

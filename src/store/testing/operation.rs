@@ -1,0 +1,140 @@
+//! [`Operation`]: what a transaction was asked to do, as the wrappers see it.
+
+use bytes::Bytes;
+
+use crate::store::{AtomicOp, Isolation, KeyRange, mutation::Mutation};
+
+/// Something that a transaction was asked to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Operation {
+    /// The read version was asked for.
+    ReadVersion,
+    /// A key was read.
+    Get {
+        /// The key.
+        key: Bytes,
+        /// Whether the read can make the transaction conflict.
+        isolation: Isolation,
+    },
+    /// A page of a range was read.
+    GetRange {
+        /// The range.
+        range: KeyRange,
+        /// Whether the read can make the transaction conflict.
+        isolation: Isolation,
+    },
+    /// A watch was set, which is a serializable read.
+    Watch {
+        /// The key.
+        key: Bytes,
+    },
+    /// A key was set.
+    Set {
+        /// The key.
+        key: Bytes,
+        /// Its new value.
+        value: Bytes,
+    },
+    /// A key was removed.
+    Clear {
+        /// The key.
+        key: Bytes,
+    },
+    /// A range was removed.
+    ClearRange {
+        /// The range.
+        range: KeyRange,
+    },
+    /// An atomic operation was applied.
+    Atomic {
+        /// Which one.
+        op: AtomicOp,
+        /// The key.
+        key: Bytes,
+        /// The operand.
+        operand: Bytes,
+    },
+    /// A range was added to the read-conflict set.
+    ReadConflict {
+        /// The range.
+        range: KeyRange,
+    },
+    /// A range was added to the write-conflict set.
+    WriteConflict {
+        /// The range.
+        range: KeyRange,
+    },
+    /// The commit was asked for.
+    Commit,
+}
+
+impl Operation {
+    /// Whether it reads from the store: a key, a range, a watch or the read version.
+    pub fn is_read(&self) -> bool {
+        matches!(self, Self::ReadVersion | Self::Get { .. } | Self::GetRange { .. } | Self::Watch { .. })
+    }
+
+    /// Whether it writes to the store.
+    pub fn is_mutation(&self) -> bool {
+        matches!(self, Self::Set { .. } | Self::Clear { .. } | Self::ClearRange { .. } | Self::Atomic { .. })
+    }
+
+    /// Whether it can make the transaction conflict with others.
+    pub fn is_read_conflict(&self) -> bool {
+        matches!(
+            self,
+            Self::Get { isolation: Isolation::Serializable, .. }
+                | Self::GetRange { isolation: Isolation::Serializable, .. }
+                | Self::Watch { .. }
+                | Self::ReadConflict { .. }
+        )
+    }
+}
+
+impl From<&Mutation> for Operation {
+    fn from(mutation: &Mutation) -> Self {
+        match mutation.clone() {
+            Mutation::Set(key, value) => Self::Set { key, value },
+            Mutation::Clear(key) => Self::Clear { key },
+            Mutation::ClearRange(begin, end) => Self::ClearRange { range: KeyRange { begin, end } },
+            Mutation::Atomic(op, key, operand) => Self::Atomic { op, key, operand },
+        }
+    }
+}
+
+/// One attempt of a transaction: what it was asked to do since it was begun or last reset.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Attempt {
+    /// The operations, in order.
+    pub operations: Vec<Operation>,
+}
+
+impl Attempt {
+    /// Its reads.
+    pub fn reads(&self) -> impl Iterator<Item = &Operation> {
+        self.operations.iter().filter(|op| op.is_read())
+    }
+
+    /// Its writes.
+    pub fn mutations(&self) -> impl Iterator<Item = &Operation> {
+        self.operations.iter().filter(|op| op.is_mutation())
+    }
+
+    /// What of it can make it conflict with others.
+    pub fn read_conflicts(&self) -> impl Iterator<Item = &Operation> {
+        self.operations.iter().filter(|op| op.is_read_conflict())
+    }
+
+    /// Whether it writes anything.
+    pub fn writes(&self) -> bool {
+        self.mutations().next().is_some()
+    }
+
+    /// Whether it applies the atomic operation `op` to any key.
+    pub fn applies(&self, op: AtomicOp) -> bool {
+        self.operations
+            .iter()
+            .any(|done| matches!(done, Operation::Atomic { op: applied, .. } if *applied == op))
+    }
+}

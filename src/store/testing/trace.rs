@@ -1,0 +1,64 @@
+//! [`Trace`]: records what is done to a store.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use super::{
+    operation::{Attempt, Operation},
+    wrapper::{Interceptor, wrap},
+};
+use crate::store::Database;
+
+/// A store around another one that records what is done to it. Clones share the record.
+#[derive(Clone)]
+pub struct Trace {
+    /// The store that records.
+    database: Database,
+    /// What was done.
+    record: Arc<Record>,
+}
+
+/// What was done, by attempt.
+#[derive(Default)]
+struct Record(Mutex<BTreeMap<u64, Attempt>>);
+
+impl Trace {
+    /// A store around that of `db`.
+    pub fn new(db: &Database) -> Self {
+        let record = Arc::default();
+        Self { database: wrap(db, &record), record }
+    }
+
+    /// The store that records.
+    pub fn database(&self) -> Database {
+        self.database.clone()
+    }
+
+    /// Takes what was done since the last time: the attempts of transactions, in the order in which they began. One that
+    /// did nothing is not among them.
+    pub fn take(&self) -> Vec<Attempt> {
+        std::mem::take(&mut *self.record.attempts()).into_values().collect()
+    }
+}
+
+impl fmt::Debug for Trace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Trace").finish_non_exhaustive()
+    }
+}
+
+impl Record {
+    /// What was done. No code that holds the lock can leave it half changed by a panic.
+    fn attempts(&self) -> MutexGuard<'_, BTreeMap<u64, Attempt>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Interceptor for Record {
+    fn sees(&self, attempt: u64, operation: &Operation) {
+        self.attempts().entry(attempt).or_default().operations.push(operation.clone());
+    }
+}

@@ -1,0 +1,231 @@
+//! [`Wrapper`]: a backend around another one, which asks an [`Interceptor`] at every operation.
+
+use std::sync::{
+    Arc, Mutex, MutexGuard, PoisonError,
+    atomic::{AtomicU64, Ordering},
+};
+
+use bytes::Bytes;
+use futures_util::future::{BoxFuture, pending};
+
+use super::{
+    faults::{CommitFault, WatchFault},
+    operation::{Attempt, Operation},
+};
+use crate::{
+    encoding::Versionstamp,
+    error::{Error, Result, StoreError},
+    store::{
+        Database, Isolation, KeyRange, Page, RangeRead, Watch,
+        backend::{Answer, Backend, TransactionBackend},
+        mutation::Mutation,
+    },
+};
+
+/// A wrapped transaction, kept alive by whatever still works on it.
+pub(super) type Inner = Arc<dyn TransactionBackend>;
+
+/// Decides what happens at each operation. By default, what would happen without it.
+pub(super) trait Interceptor: Send + Sync + 'static {
+    /// Attempt number `attempt` is asked to do `operation`.
+    fn sees(&self, _attempt: u64, _operation: &Operation) {}
+
+    /// Whether a read fails.
+    fn read(&self, _operation: &Operation) -> Option<StoreError> {
+        None
+    }
+
+    /// Whether a watch is a bad one.
+    fn watch(&self, _key: &[u8]) -> Option<WatchFault> {
+        None
+    }
+
+    /// Whether the commit of `attempt` is disturbed.
+    fn commit(&self, _attempt: &Attempt) -> Option<CommitFault> {
+        None
+    }
+
+    /// Keeps a transaction whose commit comes late.
+    fn keep_late(&self, _transaction: Inner) {}
+}
+
+/// A backend around another one.
+pub(super) struct Wrapper<I> {
+    /// The wrapped one.
+    inner: Arc<dyn Backend>,
+    /// What is shared with the handle of the test.
+    interceptor: Arc<I>,
+    /// Numbers the attempts.
+    attempts: Arc<AtomicU64>,
+}
+
+/// The store of `db` behind `interceptor`.
+pub(super) fn wrap<I: Interceptor>(db: &Database, interceptor: &Arc<I>) -> Database {
+    db.wrapped(|inner| Wrapper { inner, interceptor: Arc::clone(interceptor), attempts: Arc::default() })
+}
+
+impl<I: Interceptor> Backend for Wrapper<I> {
+    fn begin(&self) -> Box<dyn TransactionBackend> {
+        let state = State {
+            inner: Arc::from(self.inner.begin()),
+            attempt: Attempt::default(),
+            number: self.attempts.fetch_add(1, Ordering::Relaxed),
+        };
+        Box::new(WrappedTransaction {
+            store: Arc::clone(&self.inner),
+            interceptor: Arc::clone(&self.interceptor),
+            attempts: Arc::clone(&self.attempts),
+            state: Mutex::new(state),
+        })
+    }
+}
+
+/// A transaction around another one.
+struct WrappedTransaction<I> {
+    /// Begins another transaction where one is taken away.
+    store: Arc<dyn Backend>,
+    /// Decides.
+    interceptor: Arc<I>,
+    /// Numbers the attempts.
+    attempts: Arc<AtomicU64>,
+    /// The changing part.
+    state: Mutex<State>,
+}
+
+/// The changing part of a transaction.
+struct State {
+    /// The wrapped one.
+    inner: Inner,
+    /// What it was asked to do.
+    attempt: Attempt,
+    /// Which attempt it is.
+    number: u64,
+}
+
+impl<I: Interceptor> WrappedTransaction<I> {
+    /// The changing part. No code that holds the lock can leave it half changed by a panic.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The wrapped transaction.
+    fn inner(&self) -> Inner {
+        Arc::clone(&self.state().inner)
+    }
+
+    /// Takes note of `operation`; returns the wrapped transaction to do it on.
+    fn note(&self, operation: Operation) -> Inner {
+        let mut state = self.state();
+        self.interceptor.sees(state.number, &operation);
+        state.attempt.operations.push(operation);
+        Arc::clone(&state.inner)
+    }
+
+    /// Takes note of a read and does it, unless it is to fail.
+    fn reading<T>(
+        &self,
+        operation: Operation,
+        read: impl FnOnce(Inner) -> BoxFuture<'static, Result<T>>,
+    ) -> Answer<'_, T> {
+        let fault = self.interceptor.read(&operation);
+        let inner = self.note(operation);
+        match fault {
+            Some(error) => Err(Error::Store(error)).into(),
+            None => Answer::Waiting(read(inner)),
+        }
+    }
+}
+
+impl<I: Interceptor> TransactionBackend for WrappedTransaction<I> {
+    fn read_version(&self) -> Answer<'_, u64> {
+        self.reading(Operation::ReadVersion, |inner| Box::pin(async move { inner.read_version().await }))
+    }
+
+    fn set_read_version(&self, version: u64) {
+        self.inner().set_read_version(version);
+    }
+
+    fn get(&self, key: &[u8], isolation: Isolation) -> Answer<'_, Option<Bytes>> {
+        let key = Bytes::copy_from_slice(key);
+        let operation = Operation::Get { key: key.clone(), isolation };
+        self.reading(operation, move |inner| Box::pin(async move { inner.get(&key, isolation).await }))
+    }
+
+    fn get_range(&self, read: &RangeRead, isolation: Isolation) -> Answer<'_, Page> {
+        let read = read.clone();
+        let operation = Operation::GetRange { range: read.range.clone(), isolation };
+        self.reading(operation, move |inner| Box::pin(async move { inner.get_range(&read, isolation).await }))
+    }
+
+    fn mutate(&self, mutation: Mutation) {
+        self.note(Operation::from(&mutation)).mutate(mutation);
+    }
+
+    fn add_read_conflict(&self, range: KeyRange) {
+        let operation = Operation::ReadConflict { range: range.clone() };
+        self.note(operation).add_read_conflict(range);
+    }
+
+    fn add_write_conflict(&self, range: KeyRange) {
+        let operation = Operation::WriteConflict { range: range.clone() };
+        self.note(operation).add_write_conflict(range);
+    }
+
+    fn watch(&self, key: &[u8]) -> Answer<'_, Watch> {
+        let key = Bytes::copy_from_slice(key);
+        let fault = self.interceptor.watch(&key);
+        let operation = Operation::Watch { key: key.clone() };
+        self.reading(operation, move |inner| {
+            Box::pin(async move {
+                match fault {
+                    None => inner.watch(&key).await,
+                    Some(WatchFault::Refuse(error)) => Err(error.into()),
+                    Some(WatchFault::Drop) => Ok(Watch::new(pending())),
+                    Some(WatchFault::Spurious) => Ok(Watch::new(async { Ok(()) })),
+                }
+            })
+        })
+    }
+
+    fn commit(&self) -> Answer<'_, Option<Versionstamp>> {
+        let inner = self.note(Operation::Commit);
+        let fault = self.interceptor.commit(&self.state().attempt);
+        Answer::Waiting(match fault {
+            None => Box::pin(async move { inner.commit().await }),
+            Some(CommitFault::Before(error)) => Box::pin(async { Err(error.into()) }),
+            Some(CommitFault::After(error)) => Box::pin(async move {
+                inner.commit().await?;
+                Err(error.into())
+            }),
+            Some(CommitFault::Late(error)) => {
+                self.state().inner = Arc::from(self.store.begin());
+                self.interceptor.keep_late(inner);
+                Box::pin(async { Err(error.into()) })
+            }
+            Some(CommitFault::Hold(gate)) => Box::pin(async move {
+                gate.pass().await;
+                inner.commit().await
+            }),
+        })
+    }
+
+    fn approximate_size(&self) -> usize {
+        self.inner().approximate_size()
+    }
+
+    fn cancel(&self) {
+        self.inner().cancel();
+    }
+
+    fn reset(&self) {
+        let mut state = self.state();
+        state.attempt = Attempt::default();
+        state.number = self.attempts.fetch_add(1, Ordering::Relaxed);
+        state.inner.reset();
+    }
+
+    fn recover(&self, error: Error, backoff: BoxFuture<'static, ()>) -> BoxFuture<'_, Result<()>> {
+        let inner = self.inner();
+        Box::pin(async move { inner.recover(error, backoff).await })
+    }
+}

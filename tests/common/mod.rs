@@ -1,0 +1,117 @@
+//! What the tests of the bus share. Time is paused in most of them: a wait costs nothing, and what only a poll could mend
+//! is told apart by a poll that is a day away.
+
+#![allow(dead_code, reason = "each test binary uses a part of it")]
+
+use std::{sync::Arc, time::Duration};
+
+use notibus::{
+    Bus, BusOptions, Counters, Db, DbInstance, Notification, NotifierOptions, Sequence,
+    store::{Database, Isolation, KeyRange, RangeRead},
+};
+
+/// How long a test waits for what must happen.
+pub const LIMIT: Duration = Duration::from_secs(120);
+
+/// So rare a poll that it helps nobody within [`LIMIT`].
+pub const NEVER: Duration = Duration::from_secs(86_400);
+
+/// The creation number `instance` of `name`.
+pub fn db(name: &str, instance: u8) -> Db {
+    Db::new(name.parse().unwrap(), DbInstance([instance; 16]))
+}
+
+/// Counters with these lanes: created, deleted, updated, `ddoc_updated`.
+pub fn counts(lanes: [u64; 4]) -> Counters {
+    Counters::from_lanes(lanes)
+}
+
+/// A bus with one partition, so that everything meets in the same folds.
+pub async fn narrow_bus(store: &Database) -> Bus {
+    let options = BusOptions { partitions: 1, ..BusOptions::default() };
+    Bus::open(store, options).await.unwrap()
+}
+
+/// A bus with the default options.
+pub async fn wide_bus(store: &Database) -> Bus {
+    Bus::open(store, BusOptions::default()).await.unwrap()
+}
+
+/// A notifier that folds at once.
+pub fn eager() -> NotifierOptions {
+    NotifierOptions { fold_interval: Duration::ZERO, ..NotifierOptions::default() }
+}
+
+/// A notifier that folds at once, and only when it is told to.
+pub fn unpolled() -> NotifierOptions {
+    NotifierOptions { poll_interval: NEVER, ..eager() }
+}
+
+/// Commits `lanes` of `db`.
+pub async fn record(store: &Database, bus: &Bus, db: &Db, lanes: [u64; 4]) {
+    let producer = bus.producer();
+    let counters = counts(lanes);
+    store
+        .run(async |tx| {
+            producer.record_all(&tx, db, &counters);
+            Ok(())
+        })
+        .await
+        .unwrap();
+}
+
+/// Waits until `holds`.
+pub async fn until(what: &str, holds: impl AsyncFn() -> bool) {
+    let wait = async {
+        while !holds().await {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    tokio::time::timeout(LIMIT, wait).await.unwrap_or_else(|_| panic!("waited in vain for {what}"));
+}
+
+/// Completes with `future`, or fails the test.
+pub async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(LIMIT, future).await.unwrap_or_else(|_| panic!("waited in vain for {what}"))
+}
+
+/// The row of `db`'s name.
+pub async fn row(bus: &Bus, db: &Db) -> Option<Notification> {
+    bus.feed().newest(&db.name).await.unwrap()
+}
+
+/// Waits until the row of `db` has `lanes` as its totals; returns it.
+pub async fn row_with(bus: &Bus, db: &Db, lanes: [u64; 4]) -> Notification {
+    let find =
+        async || row(bus, db).await.filter(|row| row.instance == db.instance && row.totals == counts(lanes));
+    until(&format!("{lanes:?} of {}", db.name), async || find().await.is_some()).await;
+    find().await.unwrap()
+}
+
+/// All rows of the feed, in pages of `limit`.
+pub async fn rows_in_pages(bus: &Bus, limit: usize) -> Vec<Arc<Notification>> {
+    let mut rows = Vec::new();
+    let mut from = Sequence::ZERO;
+    loop {
+        let page = bus.feed().page(from, limit).await.unwrap();
+        rows.extend(page.rows);
+        from = page.to;
+        if !page.more {
+            return rows;
+        }
+    }
+}
+
+/// All rows of the feed.
+pub async fn rows(bus: &Bus) -> Vec<Arc<Notification>> {
+    rows_in_pages(bus, 10_000).await
+}
+
+/// How many rows of counters, stamps and design documents wait in the store.
+pub async fn waiting(store: &Database) -> usize {
+    // The tuple element of the family's number, after the default prefix.
+    let range = KeyRange::prefix(&b"notibus\x15\x01"[..]);
+    let read = RangeRead::new(range).limit(100_000).target_bytes(usize::MAX);
+    let page = store.begin().get_range(&read, Isolation::Snapshot).await.unwrap();
+    page.rows.len()
+}

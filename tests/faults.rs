@@ -1,0 +1,117 @@
+//! The wrappers for tests do to a store what they say.
+
+mod common;
+
+use common::within;
+use notibus::{
+    StoreError,
+    store::{
+        AtomicOp, Database, Isolation, KeyRange,
+        testing::{CommitFault, Faults, Operation, Trace, WatchFault},
+    },
+};
+
+/// Sets `key` in one attempt.
+async fn set(db: &Database, key: &[u8]) -> Result<(), Option<i32>> {
+    let tx = db.begin();
+    tx.set(key, b"");
+    tx.commit().await.map(|_| ()).map_err(|error| error.code())
+}
+
+/// Whether `key` is there.
+async fn is_set(db: &Database, key: &[u8]) -> bool {
+    db.begin().get(key, Isolation::Snapshot).await.unwrap().is_some()
+}
+
+#[tokio::test]
+async fn a_commit_fails_before_or_after_it_happens() {
+    let store = Database::memory();
+    let faults = Faults::new(&store);
+    let unknown = StoreError::COMMIT_UNKNOWN_RESULT;
+    faults.script_commits([CommitFault::Before(unknown.clone()), CommitFault::After(unknown)]);
+    let db = faults.database();
+    assert_eq!(set(&db, b"before").await, Err(Some(1021)));
+    assert_eq!(set(&db, b"after").await, Err(Some(1021)));
+    assert_eq!(set(&db, b"then").await, Ok(()));
+    assert!(!is_set(&store, b"before").await);
+    assert!(is_set(&store, b"after").await && is_set(&store, b"then").await);
+}
+
+#[tokio::test]
+async fn a_late_commit_happens_when_it_is_told_to() {
+    let store = Database::memory();
+    let faults = Faults::new(&store);
+    faults.script_commits([CommitFault::Late(StoreError::TRANSACTION_TIMED_OUT)]);
+    assert_eq!(set(&faults.database(), b"k").await, Err(Some(1031)));
+    assert!(!is_set(&store, b"k").await);
+    assert!(matches!(faults.commit_late().await[..], [Ok(())]));
+    assert!(is_set(&store, b"k").await);
+}
+
+#[tokio::test]
+async fn plans_choose_and_healing_forgets_them() {
+    let store = Database::memory();
+    let faults = Faults::new(&store);
+    let db = faults.database();
+    faults.plan_commits(|attempt| {
+        let fault = CommitFault::Before(StoreError::NOT_COMMITTED);
+        attempt.applies(AtomicOp::Add).then_some(fault)
+    });
+    faults
+        .plan_reads(|read| matches!(read, Operation::GetRange { .. }).then_some(StoreError::PROCESS_BEHIND));
+    let tx = db.begin();
+    tx.atomic(AtomicOp::Add, b"n", &[1]);
+    assert_eq!(tx.commit().await.unwrap_err().code(), Some(1020));
+    assert_eq!(set(&db, b"k").await, Ok(()));
+    let all = notibus::store::RangeRead::new(KeyRange::prefix(""));
+    let page = db.begin().get_range(&all, Isolation::Snapshot).await;
+    assert_eq!(page.unwrap_err().code(), Some(1037));
+    assert!(is_set(&db, b"k").await);
+    faults.heal();
+    let page = db.begin().get_range(&all, Isolation::Snapshot).await;
+    assert_eq!(page.unwrap().rows.len(), 1);
+    let counts = faults.counts();
+    assert_eq!((counts.reads, counts.mutations, counts.commits), (3, 2, 2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn watches_are_refused_dropped_or_spurious() {
+    let store = Database::memory();
+    let faults = Faults::new(&store);
+    let db = faults.database();
+    let watch = async |key: &'static [u8]| db.run(async |tx| tx.watch(key).await).await;
+    faults.plan_watches(|key| match key {
+        b"refused" => Some(WatchFault::Refuse(StoreError::TOO_MANY_WATCHES)),
+        b"dropped" => Some(WatchFault::Drop),
+        b"spurious" => Some(WatchFault::Spurious),
+        _ => None,
+    });
+    let refused = watch(b"refused").await.err().and_then(|error| error.code());
+    assert_eq!(refused, Some(1032));
+    within("a spurious watch", watch(b"spurious").await.unwrap()).await.unwrap();
+    let (dropped, good) = (watch(b"dropped").await.unwrap(), watch(b"good").await.unwrap());
+    set(&store, b"dropped").await.unwrap();
+    set(&store, b"good").await.unwrap();
+    within("a good watch", good).await.unwrap();
+    assert!(tokio::time::timeout(common::LIMIT, dropped).await.is_err(), "a dropped watch does not fire");
+}
+
+#[tokio::test]
+async fn a_trace_tells_attempts_apart() {
+    let store = Database::memory();
+    let trace = Trace::new(&store);
+    let db = trace.database();
+    let tx = db.begin();
+    tx.get(b"a", Isolation::Serializable).await.unwrap();
+    tx.get(b"b", Isolation::Snapshot).await.unwrap();
+    tx.reset();
+    tx.set(b"c", b"1");
+    tx.add_read_conflict(&KeyRange::key(b"d"));
+    tx.commit().await.unwrap();
+    let attempts = trace.take();
+    assert_eq!(attempts.len(), 2);
+    assert_eq!((attempts[0].reads().count(), attempts[0].read_conflicts().count()), (2, 1));
+    assert!(!attempts[0].writes() && attempts[1].writes());
+    assert_eq!((attempts[1].reads().count(), attempts[1].read_conflicts().count()), (0, 1));
+    assert!(trace.take().is_empty(), "what was taken is gone");
+}
