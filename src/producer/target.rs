@@ -8,7 +8,7 @@ use crate::{
     context::Context,
     encoding::Counters,
     keys::Partition,
-    store::{AfterCommit, AtomicOp, Transaction},
+    store::{AfterCommit, Transaction},
 };
 
 /// A transaction that events can be recorded in: ours, or one of a layer that knows nothing of our
@@ -31,7 +31,8 @@ pub trait EventTarget {
     fn receive(&self, receipt: Receipt) -> Self::Receipt;
 }
 
-/// Our own transaction merges the events of one database into one `ADD`, and rings by itself after its commit.
+/// Our own transaction merges the events of one database into one `ADD`, sets no stamp twice, and rings by itself after
+/// its commit.
 impl EventTarget for Transaction {
     type Receipt = ();
 
@@ -40,7 +41,7 @@ impl EventTarget for Transaction {
     }
 
     fn set_versionstamped_value(&self, key: &[u8], operand: &[u8]) {
-        self.atomic(AtomicOp::SetVersionstampedValue, key, operand);
+        self.stamp_merged(Bytes::copy_from_slice(key), Bytes::copy_from_slice(operand));
     }
 
     fn spread(&self) -> u64 {

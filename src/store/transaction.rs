@@ -58,7 +58,7 @@ struct Inner {
 
 /// Who wants to know that a transaction has committed.
 pub(crate) trait AfterCommit: Send + Sync {
-    /// The commit has succeeded. Must not block.
+    /// The commit has succeeded, or may have. Must not block.
     fn committed(&self, token: u64);
 }
 
@@ -67,7 +67,9 @@ pub(crate) trait AfterCommit: Send + Sync {
 struct Held {
     /// Keys and the counters to add to each.
     additions: Vec<(Bytes, Counters)>,
-    /// Whom to tell of what once the commit has succeeded.
+    /// Keys whose values get the versionstamp, each with the operand.
+    stamps: Vec<(Bytes, Bytes)>,
+    /// Whom to tell of what once the commit has succeeded, or may have.
     listeners: Vec<(Arc<dyn AfterCommit>, u64)>,
 }
 
@@ -145,16 +147,24 @@ impl Transaction {
 
     /// Commits. Returns `None` if there was nothing to write.
     pub async fn commit(&self) -> Result<Option<Committed>> {
-        let Held { additions, listeners } = std::mem::take(&mut *self.held());
+        let Held { additions, stamps, listeners } = std::mem::take(&mut *self.held());
         for (key, counters) in additions {
             let operand = Bytes::copy_from_slice(&counters.to_bytes());
             self.0.backend.mutate(Mutation::Atomic(AtomicOp::Add, key, operand));
         }
-        let versionstamp = self.0.backend.commit().await?;
-        for (listener, token) in listeners {
-            listener.committed(token);
+        for (key, operand) in stamps {
+            let op = AtomicOp::SetVersionstampedValue;
+            self.0.backend.mutate(Mutation::Atomic(op, key, operand));
         }
-        Ok(versionstamp.map(|versionstamp| Committed { versionstamp }))
+        let result = self.0.backend.commit().await;
+        // Being told is a hint. After an unknown result the caller may find out that all is done, and never try again.
+        if result.as_ref().is_ok_and(Option::is_some) || result.as_ref().is_err_and(Error::is_maybe_committed)
+        {
+            for (listener, token) in listeners {
+                listener.committed(token);
+            }
+        }
+        Ok(result?.map(|versionstamp| Committed { versionstamp }))
     }
 
     /// Bytes of keys, values and conflict ranges so far; the commit fails with `transaction_too_large` (2101) over 10 MB.
@@ -196,7 +206,16 @@ impl Transaction {
         }
     }
 
-    /// Tells `listener` of `token` once the commit has succeeded; once, however often it is asked for.
+    /// Sets the value at `key` with the commit to `operand`, in which the versionstamp replaces 10 bytes. However often it
+    /// is called for one key, the commit sets it once. Reads of this transaction do not see it.
+    pub(crate) fn stamp_merged(&self, key: Bytes, operand: Bytes) {
+        let mut held = self.held();
+        if !held.stamps.iter().rev().any(|(existing, _)| *existing == key) {
+            held.stamps.push((key, operand));
+        }
+    }
+
+    /// Tells `listener` of `token` once the commit has succeeded, or may have; once, however often it is asked for.
     pub(crate) fn after_commit(&self, listener: &Arc<dyn AfterCommit>, token: u64) {
         let mut held = self.held();
         let known =

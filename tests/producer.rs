@@ -1,0 +1,426 @@
+//! Producing: blind, cheap, and in the caller's own transaction.
+
+mod common;
+
+use std::{cell::RefCell, collections::BTreeSet, time::Duration};
+
+use common::{NEVER, counts, db, eager, narrow_bus, record, row, row_with, unpolled, until, waiting};
+use notibus::{
+    Bus, BusOptions, Counters, Db, DbInstance, DbName, DdocId, Error, EventKind, EventTarget, NAME_LEN_MAX,
+    NotifierOptions, ProducerOptions, Receipt, StoreError,
+    store::{
+        AtomicOp, Database, Isolation, KeyRange, RangeRead,
+        testing::{Attempt, CommitFault, Faults, Operation, Trace},
+    },
+};
+
+/// The one transaction that `produce` was done in.
+async fn traced(produce: impl Fn(&Bus, &notibus::store::Transaction)) -> Attempt {
+    let trace = Trace::new(&Database::memory());
+    let store = trace.database();
+    let bus = narrow_bus(&store).await;
+    trace.take();
+    let tx = store.begin();
+    produce(&bus, &tx);
+    tx.commit().await.unwrap();
+    // Nothing else has run since: the bell is rung by a task.
+    let mut attempts = trace.take();
+    assert_eq!(attempts.len(), 1);
+    attempts.remove(0)
+}
+
+#[tokio::test]
+async fn producing_reads_nothing_and_writes_once_per_database() {
+    let attempt = traced(|bus, tx| {
+        let producer = bus.producer();
+        for name in ["a", "b"] {
+            producer.created(tx, &db(name, 1));
+            producer.updated(tx, &db(name, 1));
+            producer.updated(tx, &db(name, 1));
+            producer.ddoc_updated(tx, &db(name, 1), None);
+            producer.deleted(tx, &db(name, 1));
+        }
+    })
+    .await;
+    assert_eq!(attempt.reads().count(), 0);
+    assert_eq!(attempt.read_conflicts().count(), 0);
+    let mutations: Vec<_> = attempt.mutations().collect();
+    assert_eq!(mutations.len(), 2, "{mutations:?}");
+    let operand = counts([1, 1, 2, 1]).to_bytes();
+    for mutation in mutations {
+        assert!(
+            matches!(mutation, Operation::Atomic { op: AtomicOp::Add, operand: found, .. } if found[..] == operand),
+            "{mutation:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn each_design_document_id_costs_one_more_write() {
+    let attempt = traced(|bus, tx| {
+        for id in ["x", "y", "z", "x"] {
+            let id = DdocId::new(id).unwrap();
+            bus.producer().ddoc_updated(tx, &db("a", 1), Some(&id));
+        }
+    })
+    .await;
+    assert_eq!((attempt.reads().count(), attempt.mutations().count()), (0, 1 + 3));
+}
+
+/// Once, each event of a transaction set the same versionstamp again, so that the second mutation per database and
+/// transaction became one per event.
+#[tokio::test]
+async fn recording_versionstamps_costs_one_more_write() {
+    let attempt = traced(|bus, tx| {
+        let options = ProducerOptions { record_versionstamps: true, ..ProducerOptions::default() };
+        let producer = bus.producer_with(options).unwrap();
+        for _ in 0..5 {
+            producer.updated(tx, &db("a", 1));
+        }
+    })
+    .await;
+    assert_eq!((attempt.reads().count(), attempt.mutations().count()), (0, 1 + 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_newest_recorded_versionstamp_is_in_the_row() {
+    let store = Database::memory();
+    let bus = narrow_bus(&store).await;
+    let options = ProducerOptions { record_versionstamps: true, slots: 4 };
+    let producer = bus.producer_with(options).unwrap();
+    let mut newest = None;
+    for _ in 0..20 {
+        let tx = store.begin();
+        producer.updated(&tx, &db("a", 1));
+        newest = tx.commit().await.unwrap().map(|done| done.versionstamp);
+    }
+    let _notifier = bus.notifier(eager()).await.unwrap();
+    let row = row_with(&bus, &db("a", 1), [0, 0, 20, 0]).await;
+    assert_eq!(row.versionstamp, newest);
+    assert_eq!(waiting(&store).await, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn producers_conflict_with_nothing_and_every_event_counts() {
+    let store = Database::memory();
+    let bus = narrow_bus(&store).await;
+    let _notifier = bus.notifier(eager()).await.unwrap();
+    let mut tasks = tokio::task::JoinSet::new();
+    for task in 0..40 {
+        let (store, producer) = (store.clone(), bus.producer());
+        tasks.spawn(async move {
+            for round in 0..10 {
+                let tx = store.begin();
+                // Its own read makes the transaction one that could conflict, if producing read or wrote what it reads.
+                tx.get(format!("{task}").as_bytes(), Isolation::Serializable).await.unwrap();
+                producer.updated(&tx, &db("hot", 1));
+                producer.updated(&tx, &db(&format!("cold{task}"), 1));
+                for _ in 0..(task + round) % 5 {
+                    tokio::task::yield_now().await;
+                }
+                tx.set(format!("{task}").as_bytes(), b"");
+                tx.commit().await.unwrap();
+                tokio::time::sleep(Duration::from_millis(round)).await;
+            }
+        });
+    }
+    while let Some(done) = tasks.join_next().await {
+        done.unwrap();
+    }
+    row_with(&bus, &db("hot", 1), [0, 0, 400, 0]).await;
+    for task in 0..40 {
+        row_with(&bus, &db(&format!("cold{task}"), 1), [0, 0, 10, 0]).await;
+    }
+    let stats = bus.stats();
+    assert!(stats.folds > 10, "folds ran meanwhile: {stats:?}");
+    assert_eq!(stats.fold_retries, 0, "producers are not in the way of folds");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_aborted_transaction_records_nothing() {
+    let store = Database::memory();
+    let bus = narrow_bus(&store).await;
+    let producer = bus.producer();
+    let failed: notibus::Result<()> = store
+        .run(async |tx| {
+            producer.updated(&tx, &db("a", 1));
+            Err(Error::Invalid { what: "document", reason: "it has no id".to_owned() })
+        })
+        .await;
+    assert!(matches!(failed, Err(Error::Invalid { what: "document", .. })));
+
+    let conflicting = store.begin();
+    conflicting.get(b"k", Isolation::Serializable).await.unwrap();
+    producer.updated(&conflicting, &db("a", 1));
+    conflicting.set(b"l", b"");
+    store
+        .run(async |tx| {
+            tx.set(b"k", b"");
+            Ok(())
+        })
+        .await
+        .unwrap();
+    assert_eq!(conflicting.commit().await.unwrap_err().code(), Some(1020));
+
+    let cancelled = store.begin();
+    producer.updated(&cancelled, &db("a", 1));
+    cancelled.cancel();
+    assert!(cancelled.commit().await.is_err());
+
+    let reset = store.begin();
+    producer.updated(&reset, &db("a", 1));
+    reset.reset();
+    reset.set(b"m", b"");
+    reset.commit().await.unwrap();
+
+    assert_eq!(waiting(&store).await, 0);
+    record(&store, &bus, &db("b", 1), [1, 0, 0, 0]).await;
+    let _notifier = bus.notifier(eager()).await.unwrap();
+    row_with(&bus, &db("b", 1), [1, 0, 0, 0]).await;
+    assert_eq!(row(&bus, &db("a", 1)).await, None);
+    assert_eq!(bus.stats().folded, counts([1, 0, 0, 0]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_event_is_notified_if_and_only_if_its_transaction_committed() {
+    let seed = fastrand::u64(..);
+    println!("seed {seed}");
+    let mut random = fastrand::Rng::with_seed(seed);
+    let store = Database::memory();
+    let bus = Bus::open(&store, BusOptions::default()).await.unwrap();
+    let _notifier = bus.notifier(eager()).await.unwrap();
+    let producer = bus.producer();
+    let mut expected = vec![0; 20];
+    for _ in 0..400 {
+        let place = random.usize(..20);
+        let tx = store.begin();
+        tx.get(b"contended", Isolation::Serializable).await.unwrap();
+        producer.updated(&tx, &db(&format!("db{place}"), 1));
+        tx.set(format!("doc{place}").as_bytes(), b"");
+        if random.bool() {
+            let other = store.begin();
+            other.set(b"contended", b"");
+            other.commit().await.unwrap();
+        }
+        if random.u8(..4) == 0 {
+            tx.cancel();
+        }
+        if tx.commit().await.is_ok() {
+            expected[place] += 1;
+        }
+        tokio::time::sleep(Duration::from_millis(random.u64(..3))).await;
+    }
+    for (place, &count) in expected.iter().enumerate() {
+        row_with(&bus, &db(&format!("db{place}"), 1), [0, 0, count, 0]).await;
+    }
+    assert_eq!(bus.stats().folded.updated, expected.iter().sum::<u64>());
+}
+
+/// A transaction of a layer that knows nothing of the crate's own.
+#[derive(Default)]
+struct Foreign {
+    /// The mutations that it would do.
+    mutations: RefCell<Vec<(AtomicOp, Vec<u8>, Vec<u8>)>>,
+}
+
+impl EventTarget for Foreign {
+    type Receipt = Receipt;
+
+    fn add(&self, key: Vec<u8>, counters: &Counters) {
+        let operand = counters.to_bytes().to_vec();
+        self.mutations.borrow_mut().push((AtomicOp::Add, key, operand));
+    }
+
+    fn set_versionstamped_value(&self, key: &[u8], operand: &[u8]) {
+        let op = AtomicOp::SetVersionstampedValue;
+        self.mutations.borrow_mut().push((op, key.to_vec(), operand.to_vec()));
+    }
+
+    fn spread(&self) -> u64 {
+        0
+    }
+
+    fn receive(&self, receipt: Receipt) -> Receipt {
+        receipt
+    }
+}
+
+impl Foreign {
+    /// Commits in its own way.
+    async fn commit(&self, store: &Database) {
+        let mutations = self.mutations.borrow().clone();
+        store
+            .run(async |tx| {
+                for (op, key, operand) in &mutations {
+                    tx.atomic(*op, key, operand);
+                }
+                Ok(())
+            })
+            .await
+            .unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_receipt_that_is_rung_wakes_the_notifier() {
+    let store = Database::memory();
+    let bus = narrow_bus(&store).await;
+    let _notifier = bus.notifier(unpolled()).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let foreign = Foreign::default();
+    let id = DdocId::new("views").unwrap();
+    let receipt = bus.producer().ddoc_updated(&foreign, &db("a", 1), Some(&id));
+    foreign.commit(&store).await;
+    receipt.ring();
+    row_with(&bus, &db("a", 1), [0, 0, 0, 1]).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_receipt_that_is_never_rung_is_made_good_by_the_poll() {
+    let store = Database::memory();
+    let bus = narrow_bus(&store).await;
+    let _notifier = bus.notifier(eager()).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let foreign = Foreign::default();
+    drop(bus.producer().created(&foreign, &db("a", 1)));
+    foreign.commit(&store).await;
+    row_with(&bus, &db("a", 1), [1, 0, 0, 0]).await;
+}
+
+/// A commit whose result is unknown may have happened. Once, nobody was told then, so that the event waited for a poll
+/// when the caller found out by itself that there was nothing to do again.
+#[tokio::test(start_paused = true)]
+async fn a_commit_with_an_unknown_result_wakes_the_notifier() {
+    let store = Database::memory();
+    let faults = Faults::new(&store);
+    let bus = narrow_bus(&faults.database()).await;
+    let _notifier = bus.notifier(unpolled()).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    faults.script_commits([CommitFault::After(StoreError::COMMIT_UNKNOWN_RESULT)]);
+    let producer = bus.producer();
+    faults
+        .database()
+        .run(async |tx| {
+            if tx.get(b"done", Isolation::Serializable).await?.is_none() {
+                tx.set(b"done", b"");
+                producer.created(&tx, &db("a", 1));
+            }
+            Ok(())
+        })
+        .await
+        .unwrap();
+    row_with(&bus, &db("a", 1), [1, 0, 0, 0]).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn slots_spread_a_hot_database_over_keys() {
+    let store = Database::memory();
+    let bus = narrow_bus(&store).await;
+    let options = ProducerOptions { slots: 8, ..ProducerOptions::default() };
+    let producer = bus.producer_with(options).unwrap();
+    for _ in 0..200 {
+        store
+            .run(async |tx| {
+                producer.updated(&tx, &db("hot", 1));
+                Ok(())
+            })
+            .await
+            .unwrap();
+    }
+    assert_eq!(waiting(&store).await, 8, "200 random picks of 8 slots miss none");
+    let _notifier = bus.notifier(eager()).await.unwrap();
+    row_with(&bus, &db("hot", 1), [0, 0, 200, 0]).await;
+    assert_eq!(waiting(&store).await, 0);
+}
+
+#[tokio::test]
+async fn names_ids_and_slots_out_of_their_limits_are_typed_errors() {
+    for bad in [String::new(), "x".repeat(NAME_LEN_MAX + 1)] {
+        assert!(matches!(DbName::new(&bad), Err(Error::Invalid { .. })));
+        assert!(matches!(DdocId::new(&bad), Err(Error::Invalid { .. })));
+    }
+    let bus = narrow_bus(&Database::memory()).await;
+    for slots in [0, 1_025] {
+        let options = ProducerOptions { slots, ..ProducerOptions::default() };
+        let refused = bus.producer_with(options);
+        assert!(matches!(refused, Err(Error::Invalid { what: "slots", .. })));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_longest_names_and_ids_fit() {
+    let store = Database::memory();
+    let options = BusOptions { prefix: vec![b'p'; 256], ..BusOptions::default() };
+    let bus = Bus::open(&store, options).await.unwrap();
+    let _notifier = bus.notifier(eager()).await.unwrap();
+    // A zero byte takes two in a key.
+    let longest = "\0".repeat(NAME_LEN_MAX);
+    let (database, id) = (db(&longest, 0), DdocId::new(&longest).unwrap());
+    let producer = bus.producer();
+    store
+        .run(async |tx| {
+            producer.created(&tx, &database);
+            producer.ddoc_updated(&tx, &database, Some(&id));
+            Ok(())
+        })
+        .await
+        .unwrap();
+    row_with(&bus, &database, [1, 0, 0, 1]).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn rings_of_many_commits_are_few_transactions() {
+    let store = Database::memory();
+    let trace = Trace::new(&store);
+    let bus = narrow_bus(&trace.database()).await;
+    trace.take();
+    for commit in 0..500 {
+        record(&store, &bus, &db("a", 1), [0, 0, 1, 0]).await;
+        if commit % 10 == 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let rings = trace.take();
+    assert!((1..=20).contains(&rings.len()), "{} transactions in 50 ms", rings.len());
+    assert_eq!(bus.stats().bells, rings.len() as u64, "one partition each");
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_rung_in_the_store_while_the_notifier_is_in_the_process() {
+    let store = Database::memory();
+    let bus = narrow_bus(&store).await;
+    let _notifier = bus.notifier(unpolled()).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    for _ in 0..10 {
+        record(&store, &bus, &db("a", 1), [0, 0, 1, 0]).await;
+    }
+    row_with(&bus, &db("a", 1), [0, 0, 10, 0]).await;
+    assert_eq!(bus.stats().bells, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_transaction_records_thousands_of_databases() {
+    let store = Database::memory();
+    let bus = Bus::open(&store, BusOptions::default()).await.unwrap();
+    let producer = bus.producer();
+    let databases: Vec<Db> =
+        (0..2_000).map(|n| Db::new(format!("db{n}").parse().unwrap(), DbInstance([1; 16]))).collect();
+    store
+        .run(async |tx| {
+            for database in &databases {
+                producer.record_all(&tx, database, &EventKind::Created.once());
+            }
+            Ok(())
+        })
+        .await
+        .unwrap();
+    let options = NotifierOptions { poll_interval: NEVER, ..NotifierOptions::default() };
+    let _notifier = bus.notifier(options).await.unwrap();
+    until("all folded", async || bus.stats().folded.created == 2_000).await;
+    let names: BTreeSet<_> = common::rows(&bus).await.iter().map(|row| row.name.clone()).collect();
+    assert_eq!(names.len(), 2_000);
+    let everything = RangeRead::new(KeyRange::prefix(&b"notibus\x15\x01"[..]));
+    let left = store.begin().get_range(&everything, Isolation::Snapshot).await.unwrap();
+    assert!(left.rows.is_empty());
+}
