@@ -2,7 +2,8 @@
 //!
 //! It commits at most once, whatever happens: the lease and the fold mark are in its read-conflict set, so neither a
 //! notifier that has lost the partition nor a second copy of the same fold can commit; and after an unknown result the
-//! mark tells whether the first copy did.
+//! mark tells whether the first copy did. A commit that has timed out may even happen later: then it is the next attempt,
+//! or the next call, that finds the mark moved.
 
 use std::sync::Mutex;
 
@@ -52,24 +53,34 @@ pub(super) struct Folder<'a> {
 
 impl Folder<'_> {
     /// Folds what waits from the key `from` on, as fold number `fold + 1` of the lease's epoch.
-    pub async fn fold(&self, fold: u64, from: Option<&Bytes>) -> Result<Done> {
-        let attempts = Mutex::new((0, Done::default()));
-        let done = self
+    ///
+    /// `unsettled` is what the last attempt at that number has done, if it failed and may have been committed all the
+    /// same. After a failure it is again to be given to the next call.
+    pub async fn fold(&self, fold: u64, from: Option<&Bytes>, unsettled: &mut Done) -> Result<Done> {
+        let attempts = Mutex::new((0, std::mem::take(unsettled)));
+        let result = self
             .context
             .db
             .run(async |tx| {
                 attempts.lock().expect("no attempt panics").0 += 1;
                 if self.is_committed(&tx, fold).await? {
                     // The last attempt was committed although its result was unknown.
-                    return Ok(attempts.lock().expect("no attempt panics").1.clone());
+                    let done = attempts.lock().expect("no attempt panics").1.clone();
+                    return Ok(Done { committed: true, ..done });
                 }
                 let done = self.attempt(&tx, fold, from).await?;
                 attempts.lock().expect("no attempt panics").1 = done.clone();
                 Ok(done)
             })
-            .await?;
-        let retries = attempts.lock().expect("no attempt panics").0 - 1;
-        Ok(Done { retries, ..done })
+            .await;
+        let (attempts, last) = attempts.into_inner().expect("no attempt panics");
+        match result {
+            Ok(done) => Ok(Done { retries: attempts - 1, ..done }),
+            Err(error) => {
+                *unsettled = last;
+                Err(error)
+            }
+        }
     }
 
     /// Whether fold number `fold + 1` was committed. Fails if the partition is another's.

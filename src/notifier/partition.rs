@@ -31,6 +31,8 @@ pub(super) struct Task {
     options: NotifierOptions,
     /// Folds committed under the lease.
     folds: u64,
+    /// What the last fold has done, if it failed and may have been committed all the same.
+    unsettled: Done,
     /// Fires when another process rings; `None` if it has, or could not be set.
     doorbell: Option<Watch>,
     /// When the last pass began.
@@ -62,7 +64,16 @@ impl Drop for Present {
 impl Task {
     /// A task that holds `lease`.
     pub fn new(context: Arc<Context>, partition: Partition, lease: Held, options: NotifierOptions) -> Self {
-        Self { context, partition, lease, options, folds: 0, doorbell: None, passed: None }
+        Self {
+            context,
+            partition,
+            lease,
+            options,
+            folds: 0,
+            unsettled: Done::default(),
+            doorbell: None,
+            passed: None,
+        }
     }
 
     /// Folds until it is told to stop or has lost the lease.
@@ -98,6 +109,7 @@ impl Task {
             self.doorbell = listen(&self.context, self.partition).await;
         }
         let mut from = None;
+        let mut settles = self.unsettled.committed;
         loop {
             let folder = Folder {
                 context: &self.context,
@@ -105,10 +117,15 @@ impl Task {
                 lease: &self.lease,
                 rows_max: self.options.fold_rows_max,
             };
-            let done = folder.fold(self.folds, from.as_ref()).await?;
+            let done = folder.fold(self.folds, from.as_ref(), &mut self.unsettled).await?;
             self.account(&done);
             match done.next {
                 Some(next) if !*stopped.borrow() => from = Some(next),
+                // The first fold may have been that of the last pass, which did not see what has woken this one.
+                None if settles && !*stopped.borrow() => {
+                    from = None;
+                    settles = false;
+                }
                 _ => return Ok(()),
             }
         }
