@@ -13,6 +13,11 @@ use crate::{
     store::{AtomicOp, Isolation, KeyRange, RangeRead, Transaction, key_after},
 };
 
+/// The most bytes of keys and values that a fold reads. A fold writes the key of a row of counters twice and the name
+/// twice more, and the store counts a written key three times: a byte read comes to at most 12 bytes of the transaction,
+/// which may have 10 MB.
+const READ_BYTES_MAX: usize = 500_000;
+
 /// What waits for one name.
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
@@ -48,7 +53,8 @@ impl Drain {
     ) -> Result<Self> {
         let whole = keys.drains(partition, partition);
         let begin = from.unwrap_or(&whole.begin).clone();
-        let read = RangeRead::new(KeyRange { begin, end: whole.end }).limit(rows_max);
+        let read =
+            RangeRead::new(KeyRange { begin, end: whole.end }).limit(rows_max).target_bytes(READ_BYTES_MAX);
         let page = tx.get_range(&read, Isolation::Snapshot).await?;
         let mut next = page.more.then(|| page.rows.last().map(|(key, _)| key_after(key))).flatten();
 
