@@ -50,9 +50,12 @@ impl Signals {
     /// rung for that of another.
     pub fn ring(&self, partition: Partition) {
         let signal = self.of(partition);
-        if signal.notifiers.load(Ordering::Acquire) > 0 {
+        if signal.notifiers.load(Ordering::SeqCst) > 0 {
             signal.wake.notify_one();
-            return;
+            // If the last one has left in between, it did not see this wake-up. If it leaves later, it passes it on.
+            if signal.notifiers.load(Ordering::SeqCst) > 0 {
+                return;
+            }
         }
         let bit = 1 << (partition.0 % 64);
         let before = self.dirty[partition.0 as usize / 64].fetch_or(bit, Ordering::AcqRel);
@@ -81,14 +84,14 @@ impl Signals {
 
     /// A notifier of this process begins to work on `partition`.
     pub fn enter(&self, partition: Partition) {
-        self.of(partition).notifiers.fetch_add(1, Ordering::AcqRel);
+        self.of(partition).notifiers.fetch_add(1, Ordering::SeqCst);
     }
 
     /// A notifier of this process has ended its work on `partition`. A wake-up that it has taken without using it is
-    /// passed on.
+    /// passed on: to another one of this process, or else to that of another, which may have fenced this one off.
     pub fn leave(&self, partition: Partition) {
-        self.of(partition).notifiers.fetch_sub(1, Ordering::AcqRel);
-        self.wake(partition);
+        self.of(partition).notifiers.fetch_sub(1, Ordering::SeqCst);
+        self.ring(partition);
     }
 
     /// Wakes the notifier of `partition`.
