@@ -1,0 +1,653 @@
+//! Folding: every committed event exactly once, whatever fails, and nothing while idle.
+
+mod common;
+
+use std::time::Duration;
+
+use common::{
+    counts, db, eager, narrow_bus, record, row, row_with, rows, unpolled, until, waiting, wide_bus, within,
+};
+use notibus::{
+    Bus, Counters, DdocId, Error, EventKind, NotifierOptions, StoreError,
+    store::{
+        AtomicOp, Database,
+        testing::{Attempt, CommitFault, Faults, Gate, Operation, Trace, WatchFault},
+    },
+};
+
+/// Whether an attempt is a fold: nothing else clears what it has drained.
+fn is_fold(attempt: &Attempt) -> bool {
+    attempt.applies(AtomicOp::CompareAndClear)
+}
+
+/// Disturbs the next fold by `fault`.
+fn disturb_fold(faults: &Faults, fault: CommitFault) {
+    let mut fault = Some(fault);
+    faults.plan_commits(move |attempt| is_fold(attempt).then(|| fault.take()).flatten());
+}
+
+/// Folds two events while the first fold that sees the first one is disturbed by `fault`.
+async fn bears(fault: CommitFault) -> Bus {
+    let store = Database::memory();
+    let faults = Faults::new(&store);
+    let bus = narrow_bus(&faults.database()).await;
+    let _notifier = bus.notifier(unpolled()).await.unwrap();
+    disturb_fold(&faults, fault);
+    record(&store, &bus, &db("a", 1), [1, 0, 0, 0]).await;
+    row_with(&bus, &db("a", 1), [1, 0, 0, 0]).await;
+    record(&faults.database(), &bus, &db("a", 1), [0, 0, 1, 0]).await;
+    row_with(&bus, &db("a", 1), [1, 0, 1, 0]).await;
+    assert_eq!(waiting(&store).await, 0);
+    bus
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_conflicting_fold_is_tried_again() {
+    let bus = bears(CommitFault::Before(StoreError::NOT_COMMITTED)).await;
+    assert!(bus.stats().fold_retries > 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fold_with_an_unknown_result_that_was_committed_is_not_done_again() {
+    let bus = bears(CommitFault::After(StoreError::COMMIT_UNKNOWN_RESULT)).await;
+    assert_eq!(bus.stats().folded.created, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fold_with_an_unknown_result_that_was_not_committed_is_done_again() {
+    let bus = bears(CommitFault::Before(StoreError::COMMIT_UNKNOWN_RESULT)).await;
+    assert_eq!(bus.stats().folded.created, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fold_that_took_too_long_is_tried_again() {
+    bears(CommitFault::Before(StoreError::TRANSACTION_TOO_OLD)).await;
+}
+
+/// A fold whose commit timed out had been committed after all. Once, the notifier found the mark of a fold that it had
+/// not counted, took that for its next fold every time, and never folded the partition again.
+#[tokio::test(start_paused = true)]
+async fn a_fold_that_timed_out_but_was_committed_is_not_done_again() {
+    bears(CommitFault::After(StoreError::TRANSACTION_TIMED_OUT)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fold_that_timed_out_and_was_not_committed_is_done_again() {
+    bears(CommitFault::Before(StoreError::TRANSACTION_TIMED_OUT)).await;
+}
+
+/// The commit comes while the notifier pauses before it tries again, or while the next fold is under way.
+#[tokio::test(start_paused = true)]
+async fn a_fold_that_is_committed_late_is_not_done_twice() {
+    for while_folding in [false, true] {
+        let store = Database::memory();
+        let faults = Faults::new(&store);
+        let bus = narrow_bus(&faults.database()).await;
+        let _notifier = bus.notifier(eager()).await.unwrap();
+        let gate = Gate::default();
+        let mut folds = 0;
+        let next = gate.clone();
+        faults.plan_commits(move |attempt| {
+            folds += u32::from(is_fold(attempt));
+            match folds {
+                1 => Some(CommitFault::Late(StoreError::TRANSACTION_TIMED_OUT)),
+                2 => Some(CommitFault::Hold(next.clone())),
+                _ => None,
+            }
+            .filter(|_| is_fold(attempt))
+        });
+        record(&faults.database(), &bus, &db("a", 1), [1, 0, 0, 0]).await;
+        if while_folding {
+            within("the second fold", gate.reached()).await;
+        } else {
+            until("the first fold", async || faults.counts().mutations > 0 && folded_late(&faults).await)
+                .await;
+        }
+        let late = faults.commit_late().await;
+        assert!(late.iter().all(Result::is_ok), "{late:?}");
+        gate.open();
+        record(&faults.database(), &bus, &db("a", 1), [0, 0, 1, 0]).await;
+        row_with(&bus, &db("a", 1), [1, 0, 1, 0]).await;
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        row_with(&bus, &db("a", 1), [1, 0, 1, 0]).await;
+        assert_eq!(waiting(&store).await, 0);
+    }
+}
+
+/// Whether a fold's commit has timed out: the notifier then pauses for a second.
+async fn folded_late(faults: &Faults) -> bool {
+    let before = faults.counts().write_commits;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    before == faults.counts().write_commits
+}
+
+/// Records at random under faults at random; the totals must come out exactly.
+async fn soak(seed: u64) {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let store = Database::memory();
+    let faults = Faults::new(&store);
+    let producing = narrow_bus(&store).await;
+    let bus = narrow_bus(&faults.database()).await;
+    let mut dice = random.fork();
+    faults.plan_commits(move |_| {
+        Some(match dice.u8(..10) {
+            0 => CommitFault::Before(StoreError::NOT_COMMITTED),
+            1 => CommitFault::Before(StoreError::TRANSACTION_TOO_OLD),
+            2 => CommitFault::Before(StoreError::COMMIT_UNKNOWN_RESULT),
+            3 => CommitFault::After(StoreError::COMMIT_UNKNOWN_RESULT),
+            4 => CommitFault::After(StoreError::TRANSACTION_TIMED_OUT),
+            5 => CommitFault::Before(StoreError::TRANSACTION_TIMED_OUT),
+            _ => return None,
+        })
+    });
+    let mut dice = random.fork();
+    faults.plan_reads(move |_| {
+        Some(match dice.u8(..60) {
+            0 => StoreError::TRANSACTION_TOO_OLD,
+            1 => StoreError::FUTURE_VERSION,
+            2 => StoreError::PROCESS_BEHIND,
+            _ => return None,
+        })
+    });
+    let mut dice = random.fork();
+    faults.plan_watches(move |_| {
+        Some(match dice.u8(..4) {
+            0 => WatchFault::Refuse(StoreError::TOO_MANY_WATCHES),
+            1 => WatchFault::Drop,
+            2 => WatchFault::Spurious,
+            _ => return None,
+        })
+    });
+    let start = async || loop {
+        // Starting is up to the caller to repeat when it times out.
+        match bus.notifier(NotifierOptions { fold_rows_max: 10, ..NotifierOptions::default() }).await {
+            Ok(notifier) => return notifier,
+            Err(error) => assert!(error.is_maybe_committed(), "{error}"),
+        }
+    };
+    let mut notifier = start().await;
+    let mut expected = vec![Counters::ZERO; 25];
+    for _ in 0..60 {
+        for _ in 0..random.usize(1..6) {
+            let place = random.usize(..expected.len());
+            let mut lanes = [0; 4];
+            lanes[2] = random.u64(1..4);
+            lanes[3] = random.u64(..2);
+            record(&store, &producing, &db(&format!("db{place}"), 1), lanes).await;
+            expected[place] += counts(lanes);
+        }
+        tokio::time::sleep(Duration::from_millis(random.u64(..60))).await;
+        if random.u8(..15) == 0 {
+            // The old one is fenced off, and dropped in the middle of whatever it does.
+            notifier = start().await;
+        }
+    }
+    for (place, counters) in expected.iter().enumerate() {
+        if counters.total() > 0 {
+            row_with(&producing, &db(&format!("db{place}"), 1), counters.lanes()).await;
+        }
+    }
+    drop(notifier);
+    let sum = rows(&producing).await.iter().map(|row| row.totals.total()).sum::<u64>();
+    assert_eq!(sum, expected.iter().map(Counters::total).sum::<u64>());
+    assert_eq!(waiting(&store).await, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn totals_are_exact_under_random_faults() {
+    for _ in 0..12 {
+        let seed = fastrand::u64(..);
+        println!("seed {seed}");
+        soak(seed).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_zombie_cannot_commit_and_ends() {
+    let store = Database::memory();
+    let faults = Faults::new(&store);
+    let bus_a = narrow_bus(&faults.database()).await;
+    let bus_b = narrow_bus(&store).await;
+    let a = bus_a.notifier(unpolled()).await.unwrap();
+    let gate = Gate::default();
+    disturb_fold(&faults, CommitFault::Hold(gate.clone()));
+    record(&faults.database(), &bus_a, &db("a", 1), [1, 0, 0, 0]).await;
+    within("A to fold", gate.reached()).await;
+
+    let _b = bus_b.notifier(unpolled()).await.unwrap();
+    row_with(&bus_b, &db("a", 1), [1, 0, 0, 0]).await;
+    gate.open();
+    record(&store, &bus_b, &db("a", 1), [0, 0, 1, 0]).await;
+    row_with(&bus_b, &db("a", 1), [1, 0, 1, 0]).await;
+    assert_eq!(bus_a.stats().folds, 0);
+
+    // The task of A has ended, so its process rings for B.
+    record(&faults.database(), &bus_a, &db("a", 1), [0, 0, 1, 0]).await;
+    row_with(&bus_b, &db("a", 1), [1, 0, 2, 0]).await;
+    assert_eq!(bus_a.stats().folds, 0);
+    // Its shutdown takes nothing from B.
+    a.shutdown().await.unwrap();
+    record(&store, &bus_b, &db("a", 1), [0, 0, 1, 0]).await;
+    row_with(&bus_b, &db("a", 1), [1, 0, 3, 0]).await;
+}
+
+/// An idle notifier whose partition another process has taken learns of it when it is woken for an event. Once, that
+/// wake-up ended with it: the event waited for the poll of the new owner.
+#[tokio::test(start_paused = true)]
+async fn the_wake_up_of_a_fenced_notifier_is_passed_on() {
+    let store = Database::memory();
+    let (bus_a, bus_b) = (narrow_bus(&store).await, narrow_bus(&store).await);
+    let _a = bus_a.notifier(unpolled()).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let _b = bus_b.notifier(unpolled()).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    record(&store, &bus_a, &db("a", 1), [1, 0, 0, 0]).await;
+    row_with(&bus_b, &db("a", 1), [1, 0, 0, 0]).await;
+    assert_eq!(bus_b.stats().folds, 1);
+}
+
+/// Two notifiers of one process, of which the first is fenced off: either may take the wake-up.
+#[tokio::test(start_paused = true)]
+async fn a_notifier_replaces_another_in_the_same_process() {
+    let store = Database::memory();
+    let bus = narrow_bus(&store).await;
+    let a = bus.notifier(unpolled()).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let _b = bus.notifier(unpolled()).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    for n in 1..=5 {
+        record(&store, &bus, &db("a", 1), [0, 0, 1, 0]).await;
+        row_with(&bus, &db("a", 1), [0, 0, n, 0]).await;
+    }
+    a.shutdown().await.unwrap();
+    record(&store, &bus, &db("a", 1), [0, 0, 1, 0]).await;
+    row_with(&bus, &db("a", 1), [0, 0, 6, 0]).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn events_between_the_read_and_the_commit_of_a_fold_survive() {
+    let store = Database::memory();
+    let faults = Faults::new(&store);
+    let bus = narrow_bus(&faults.database()).await;
+    let _notifier = bus.notifier(unpolled()).await.unwrap();
+    let gate = Gate::default();
+    disturb_fold(&faults, CommitFault::Hold(gate.clone()));
+    let (seen, unseen) = (db("seen", 1), db("unseen", 1));
+    record(&faults.database(), &bus, &seen, [1, 0, 1, 0]).await;
+    within("the fold", gate.reached()).await;
+    record(&faults.database(), &bus, &seen, [0, 0, 1, 1]).await;
+    record(&faults.database(), &bus, &unseen, [1, 0, 0, 0]).await;
+    gate.open();
+    row_with(&bus, &seen, [1, 0, 2, 1]).await;
+    row_with(&bus, &unseen, [1, 0, 0, 0]).await;
+    assert_eq!(bus.stats().fold_retries, 0);
+    assert_eq!(waiting(&store).await, 0);
+}
+
+/// The design document's own key, too, is only removed if it is the one that was seen.
+#[tokio::test(start_paused = true)]
+async fn a_design_document_that_changes_during_its_fold_is_told_again() {
+    let store = Database::memory();
+    let faults = Faults::new(&store);
+    let bus = narrow_bus(&faults.database()).await;
+    let _notifier = bus.notifier(unpolled()).await.unwrap();
+    let producer = bus.producer();
+    let change = async || {
+        let id = DdocId::new("views").unwrap();
+        let db = faults.database();
+        db.run(async |tx| {
+            producer.ddoc_updated(&tx, &common::db("a", 1), Some(&id));
+            Ok(())
+        })
+        .await
+        .unwrap();
+    };
+    let gate = Gate::default();
+    disturb_fold(&faults, CommitFault::Hold(gate.clone()));
+    change().await;
+    within("the fold", gate.reached()).await;
+    change().await;
+    gate.open();
+    let row = row_with(&bus, &db("a", 1), [0, 0, 0, 2]).await;
+    assert_eq!(row.ddoc_updated_at, Some(row.sequence));
+    until("nothing waits", async || waiting(&store).await == 0).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fold_is_bounded_however_many_databases_wait() {
+    let store = Database::memory();
+    let trace = Trace::new(&store);
+    let bus = narrow_bus(&trace.database()).await;
+    for n in 0..1_000 {
+        record(&store, &bus, &db(&format!("db{n}"), 1), [1, 0, n % 3, 0]).await;
+    }
+    let options = NotifierOptions { fold_rows_max: 10, ..unpolled() };
+    let _notifier = bus.notifier(options).await.unwrap();
+    until("all are folded", async || bus.stats().folded.created == 1_000).await;
+    let folds: Vec<_> = trace.take().into_iter().filter(is_fold).collect();
+    assert!(folds.len() >= 100, "{}", folds.len());
+    for fold in &folds {
+        let drained = fold
+            .mutations()
+            .filter(|mutation| matches!(mutation, Operation::Atomic { op: AtomicOp::CompareAndClear, .. }));
+        assert!(drained.count() <= 10);
+    }
+    let rows = rows(&bus).await;
+    assert_eq!(rows.len(), 1_000);
+    for row in rows {
+        let n: u64 = row.name.as_str()[2..].parse().unwrap();
+        assert_eq!(row.totals, counts([1, 0, n % 3, 0]));
+    }
+    assert_eq!(waiting(&store).await, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_database_with_more_design_documents_than_fit_a_fold_gets_through() {
+    let store = Database::memory();
+    let bus = narrow_bus(&store).await;
+    let producer = bus.producer();
+    store
+        .run(async |tx| {
+            producer.created(&tx, &db("m", 1));
+            for n in 0..120 {
+                let id = DdocId::new(&format!("ddoc{n}")).unwrap();
+                producer.ddoc_updated(&tx, &db("m", 1), Some(&id));
+            }
+            Ok(())
+        })
+        .await
+        .unwrap();
+    for name in ["a", "z"] {
+        record(&store, &bus, &db(name, 1), [1, 0, 0, 0]).await;
+    }
+    let options = NotifierOptions { fold_rows_max: 10, ..unpolled() };
+    let _notifier = bus.notifier(options).await.unwrap();
+    until("nothing waits", async || waiting(&store).await == 0).await;
+    row_with(&bus, &db("m", 1), [1, 0, 0, 120]).await;
+    row_with(&bus, &db("a", 1), [1, 0, 0, 0]).await;
+    row_with(&bus, &db("z", 1), [1, 0, 0, 0]).await;
+    assert_eq!(bus.stats().stale_events, 0);
+}
+
+/// Once, the rows of a page were limited, but not what its fold comes to: a thousand of the longest names made a
+/// transaction larger than the store takes, and the partition was stuck for good.
+#[tokio::test(start_paused = true)]
+async fn a_backlog_of_the_longest_names_fits_into_folds() {
+    let store = Database::memory();
+    let bus = narrow_bus(&store).await;
+    let producer = bus.producer();
+    for batch in 0..10 {
+        store
+            .run(async |tx| {
+                for n in 0..100 {
+                    let name = format!("{batch:02}{n:02}{}", "x".repeat(1_020));
+                    producer.created(&tx, &db(&name, 1));
+                }
+                Ok(())
+            })
+            .await
+            .unwrap();
+    }
+    let options = NotifierOptions { fold_rows_max: 10_000, ..unpolled() };
+    let _notifier = bus.notifier(options).await.unwrap();
+    until("all are folded", async || bus.stats().folded.created == 1_000).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_recreated_name_tells_of_both_instances_whether_folded_together_or_not() {
+    for together in [true, false] {
+        let store = Database::memory();
+        let bus = narrow_bus(&store).await;
+        let mut notifier = Some(bus.notifier(unpolled()).await.unwrap());
+        let (old, new) = (db("a", 9), db("a", 1));
+        record(&store, &bus, &old, [1, 0, 1, 0]).await;
+        let known = row_with(&bus, &old, [1, 0, 1, 0]).await.sequence;
+        if together {
+            notifier.take().unwrap().shutdown().await.unwrap();
+        }
+        record(&store, &bus, &old, [0, 1, 0, 0]).await;
+        if !together {
+            row_with(&bus, &old, [1, 1, 1, 0]).await;
+        }
+        record(&store, &bus, &new, [1, 0, 2, 0]).await;
+        if together {
+            notifier = Some(bus.notifier(unpolled()).await.unwrap());
+        }
+        let row = row_with(&bus, &new, [1, 0, 2, 0]).await;
+        let changes: Vec<_> = row.changes_since(known).iter().collect();
+        let expected = [
+            (old.instance, EventKind::Deleted),
+            (new.instance, EventKind::Created),
+            (new.instance, EventKind::Updated),
+        ];
+        assert_eq!(changes, expected, "together: {together}");
+        assert!(!row.is_deleted());
+        drop(notifier);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_several_instances_in_one_fold_the_living_one_is_last() {
+    let store = Database::memory();
+    let bus = narrow_bus(&store).await;
+    for (instance, lanes) in [(5, [1, 1, 1, 0]), (9, [1, 1, 0, 0]), (1, [1, 0, 0, 0])] {
+        record(&store, &bus, &db("a", instance), lanes).await;
+    }
+    let _notifier = bus.notifier(unpolled()).await.unwrap();
+    let row = row_with(&bus, &db("a", 1), [1, 0, 0, 0]).await;
+    assert!(!row.is_deleted());
+    assert!(row.changes_since(row.sequence).kinds().is_empty());
+    assert_eq!(rows(&bus).await.len(), 1);
+    assert_eq!(bus.stats().folded, counts([3, 2, 1, 0]));
+    assert_eq!(bus.stats().stale_events, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_deleted_database_leaves_a_tombstone() {
+    let store = Database::memory();
+    let bus = narrow_bus(&store).await;
+    record(&store, &bus, &db("a", 1), [1, 0, 3, 0]).await;
+    let _notifier = bus.notifier(unpolled()).await.unwrap();
+    row_with(&bus, &db("a", 1), [1, 0, 3, 0]).await;
+    record(&store, &bus, &db("a", 1), [0, 1, 0, 0]).await;
+    let row = row_with(&bus, &db("a", 1), [1, 1, 3, 0]).await;
+    assert_eq!(row.deleted_at, Some(row.sequence));
+    assert!(row.is_deleted() && rows(&bus).await.len() == 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn events_of_a_replaced_instance_are_counted_and_change_nothing() {
+    let store = Database::memory();
+    let bus = narrow_bus(&store).await;
+    let _notifier = bus.notifier(unpolled()).await.unwrap();
+    let (old, new) = (db("a", 1), db("a", 2));
+    record(&store, &bus, &old, [1, 1, 0, 0]).await;
+    row_with(&bus, &old, [1, 1, 0, 0]).await;
+    record(&store, &bus, &new, [1, 0, 0, 0]).await;
+    let before = row_with(&bus, &new, [1, 0, 0, 0]).await;
+    record(&store, &bus, &old, [0, 0, 7, 0]).await;
+    until("they are folded", async || bus.stats().stale_events == 7).await;
+    assert_eq!(row(&bus, &new).await, Some(before));
+    assert_eq!(waiting(&store).await, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_database_older_than_the_bus_is_adopted_at_its_first_event_of_any_kind() {
+    let store = Database::memory();
+    let bus = narrow_bus(&store).await;
+    let _notifier = bus.notifier(unpolled()).await.unwrap();
+    for (name, lanes) in [("u", [0, 0, 1, 0]), ("d", [0, 0, 0, 1]), ("x", [0, 1, 0, 0])] {
+        record(&store, &bus, &db(name, 1), lanes).await;
+        let row = row_with(&bus, &db(name, 1), lanes).await;
+        assert_eq!((row.created_at, row.replaced), (None, None), "{name}");
+        assert_eq!(row.is_deleted(), lanes[1] > 0);
+    }
+    assert_eq!(bus.stats().stale_events, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn notifiers_share_the_partitions() {
+    let store = Database::memory();
+    let mut buses = Vec::new();
+    let mut notifiers = Vec::new();
+    for part in 0..3 {
+        let bus = wide_bus(&store).await;
+        let options = NotifierOptions { share: (part, 3), ..unpolled() };
+        notifiers.push(bus.notifier(options).await.unwrap());
+        buses.push(bus);
+    }
+    for n in 0..120 {
+        record(&store, &buses[n % 3], &db(&format!("db{n}"), 1), [1, 0, 0, 0]).await;
+    }
+    for n in 0..120 {
+        row_with(&buses[0], &db(&format!("db{n}"), 1), [1, 0, 0, 0]).await;
+    }
+    let folded: Vec<_> = buses.iter().map(|bus| bus.stats().folded.created).collect();
+    assert_eq!(folded.iter().sum::<u64>(), 120);
+    assert!(folded.iter().all(|&count| count > 0), "{folded:?}");
+}
+
+#[tokio::test]
+async fn options_out_of_their_limits_are_typed_errors() {
+    let bus = narrow_bus(&Database::memory()).await;
+    let good = NotifierOptions::default;
+    for bad in [
+        NotifierOptions { share: (3, 3), ..good() },
+        NotifierOptions { share: (0, 0), ..good() },
+        NotifierOptions { poll_interval: Duration::ZERO, ..good() },
+        NotifierOptions { fold_rows_max: 9, ..good() },
+        NotifierOptions { fold_rows_max: 10_001, ..good() },
+    ] {
+        let refused = bus.notifier(bad.clone()).await;
+        assert!(matches!(refused, Err(Error::Invalid { .. })), "{bad:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_doorbell_wakes_the_notifier_of_another_process() {
+    let store = Database::memory();
+    let (producing, folding) = (wide_bus(&store).await, wide_bus(&store).await);
+    let _notifier = folding.notifier(unpolled()).await.unwrap();
+    for n in 0..20 {
+        tokio::time::sleep(Duration::from_millis(n)).await;
+        record(&store, &producing, &db("a", 1), [0, 0, 1, 0]).await;
+        row_with(&folding, &db("a", 1), [0, 0, n + 1, 0]).await;
+    }
+}
+
+/// Rings of another process race with the setting of the watch: none is lost, at whatever moment it comes.
+#[tokio::test(start_paused = true)]
+async fn a_doorbell_that_is_rung_while_its_watch_is_set_is_heard() {
+    let store = Database::memory();
+    let faults = Faults::new(&store);
+    let (producing, folding) = (narrow_bus(&store).await, narrow_bus(&faults.database()).await);
+    let _notifier = folding.notifier(unpolled()).await.unwrap();
+    let seed = fastrand::u64(..);
+    println!("seed {seed}");
+    let mut random = fastrand::Rng::with_seed(seed);
+    for n in 1..=100 {
+        record(&store, &producing, &db("a", 1), [0, 0, 1, 0]).await;
+        for _ in 0..random.u8(..30) {
+            tokio::task::yield_now().await;
+        }
+        if random.bool() {
+            tokio::time::sleep(Duration::from_millis(random.u64(..12))).await;
+        }
+        if n % 10 == 0 {
+            row_with(&folding, &db("a", 1), [0, 0, n, 0]).await;
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_poll_makes_good_watches_that_are_dropped_or_refused() {
+    for fault in [WatchFault::Drop, WatchFault::Refuse(StoreError::TOO_MANY_WATCHES)] {
+        let store = Database::memory();
+        let faults = Faults::new(&store);
+        let (producing, folding) = (wide_bus(&store).await, wide_bus(&faults.database()).await);
+        let planned = fault.clone();
+        faults.plan_watches(move |_| Some(planned.clone()));
+        let _notifier = folding.notifier(eager()).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        for n in 1..=3 {
+            record(&store, &producing, &db("a", 1), [0, 0, 1, 0]).await;
+            row_with(&folding, &db("a", 1), [0, 0, n, 0]).await;
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hot_database_is_folded_once_per_interval() {
+    let store = Database::memory();
+    let bus = narrow_bus(&store).await;
+    let options = NotifierOptions { fold_interval: Duration::from_secs(1), ..NotifierOptions::default() };
+    let _notifier = bus.notifier(options).await.unwrap();
+    for _ in 0..2_000 {
+        record(&store, &bus, &db("hot", 1), [0, 0, 1, 0]).await;
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    row_with(&bus, &db("hot", 1), [0, 0, 2_000, 0]).await;
+    let folds = bus.stats().folds;
+    assert!((15..=25).contains(&folds), "{folds} folds in 20 s");
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_a_shutdown_another_continues() {
+    let store = Database::memory();
+    let bus = narrow_bus(&store).await;
+    for n in 0..5 {
+        let notifier = bus.notifier(unpolled()).await.unwrap();
+        record(&store, &bus, &db("a", 1), [0, 0, 1, 0]).await;
+        row_with(&bus, &db("a", 1), [0, 0, 2 * n + 1, 0]).await;
+        notifier.shutdown().await.unwrap();
+        record(&store, &bus, &db("a", 1), [0, 0, 1, 0]).await;
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        row_with(&bus, &db("a", 1), [0, 0, 2 * n + 1, 0]).await;
+    }
+    let _notifier = bus.notifier(unpolled()).await.unwrap();
+    row_with(&bus, &db("a", 1), [0, 0, 10, 0]).await;
+}
+
+/// A shutdown waits for the fold under way, and loses nothing of it.
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_in_the_middle_of_a_fold_lets_it_finish() {
+    let store = Database::memory();
+    let faults = Faults::new(&store);
+    let bus = narrow_bus(&faults.database()).await;
+    let notifier = bus.notifier(unpolled()).await.unwrap();
+    let gate = Gate::default();
+    disturb_fold(&faults, CommitFault::Hold(gate.clone()));
+    record(&faults.database(), &bus, &db("a", 1), [1, 0, 0, 0]).await;
+    within("the fold", gate.reached()).await;
+    let shutdown = tokio::spawn(notifier.shutdown());
+    tokio::task::yield_now().await;
+    assert!(!shutdown.is_finished());
+    gate.open();
+    within("the shutdown", shutdown).await.unwrap().unwrap();
+    row_with(&bus, &db("a", 1), [1, 0, 0, 0]).await;
+}
+
+/// What an idle notifier of a bus with `databases` databases asks of the store in 100 s.
+async fn idle_reads(databases: usize) -> u64 {
+    let store = Database::memory();
+    let faults = Faults::new(&store);
+    let bus = wide_bus(&faults.database()).await;
+    let _notifier = bus.notifier(NotifierOptions::default()).await.unwrap();
+    for n in 0..databases {
+        record(&faults.database(), &bus, &db(&format!("db{n}"), 1), [1, 0, 0, 0]).await;
+    }
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    assert_eq!(bus.stats().folded.created, databases as u64);
+    let before = faults.counts();
+    tokio::time::sleep(Duration::from_secs(100)).await;
+    let after = faults.counts();
+    assert_eq!(after.write_commits, before.write_commits, "an idle bus writes nothing");
+    after.reads - before.reads
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_idle_bus_only_polls_whatever_the_number_of_databases() {
+    let (few, many) = (idle_reads(1).await, idle_reads(1_000).await);
+    assert!((90..=110).contains(&few), "{few} reads in 100 s");
+    assert_eq!(few.abs_diff(many) / 2, 0, "{few} and {many}");
+}
