@@ -69,6 +69,7 @@ impl Bus {
         if !(1..=PARTITIONS_MAX).contains(&partitions) {
             return Err(Error::invalid("partitions", format!("{partitions} is not 1 to {PARTITIONS_MAX}")));
         }
+        Topology::check_count(shards)?;
         let keys = Keys::new(&prefix)?;
         let config = db.run(async |tx| open_config(&tx, &keys, partitions, shards).await).await?;
         let context = Context::new(db.clone(), keys, config);
@@ -135,7 +136,7 @@ async fn open_config(tx: &Transaction, keys: &Keys, partitions: u32, shards: u32
         Ok(stored)
     } else {
         let config = Config { partitions, incarnation: Incarnation(0) };
-        Topology::create(tx, keys, &FeedId::notifications(), shards)?;
+        Topology::create(tx, keys, &FeedId::notifications(), shards);
         tx.set(&key, &config.to_bytes());
         Ok(config)
     }

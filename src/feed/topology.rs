@@ -32,11 +32,17 @@ impl Topology {
         Ok(Self(entries))
     }
 
-    /// Gives `feed`, which must be new, `shards` shards from the start.
-    pub fn create(tx: &Transaction, keys: &Keys, feed: &FeedId, shards: u32) -> Result<()> {
-        if !(1..=SHARDS_MAX).contains(&shards) {
-            return Err(Error::invalid("shards", format!("{shards} is not 1 to {SHARDS_MAX}")));
+    /// Fails unless a feed can have `shards` shards.
+    pub fn check_count(shards: u32) -> Result<()> {
+        if (1..=SHARDS_MAX).contains(&shards) {
+            Ok(())
+        } else {
+            Err(Error::invalid("shards", format!("{shards} is not 1 to {SHARDS_MAX}")))
         }
+    }
+
+    /// Gives `feed`, which must be new, `shards` shards from the start. The count must have been checked.
+    pub fn create(tx: &Transaction, keys: &Keys, feed: &FeedId, shards: u32) {
         let entry = TopologyEntry {
             first: Sequence::ZERO,
             scheme: SCHEME_JUMP,
@@ -44,7 +50,6 @@ impl Topology {
             shards: (1..=u64::from(shards)).map(ShardId).collect(),
         };
         tx.set(&keys.topology(feed, entry.first), &entry.to_bytes());
-        Ok(())
     }
 
     /// The shard that a new row of `id` goes to.
