@@ -59,6 +59,8 @@ pub(crate) async fn shard_page(
 /// read version of `tx`, so no row is missed between them.
 ///
 /// A shard that has more rows than fit ends the page for all: rows behind its last one wait for the next page.
+///
+/// Fails with [`Error::Invalid`] if `after` is ahead of what `tx` can read.
 pub(crate) async fn page(
     tx: &Transaction,
     keys: &Keys,
@@ -68,7 +70,11 @@ pub(crate) async fn page(
     limit: usize,
 ) -> Result<FeedPage> {
     let last = last_readable(tx, incarnation).await?;
-    if after >= last {
+    if after > last {
+        // Read versions never go back, so no reader of this feed can have come so far.
+        return Err(Error::invalid("sequence", format!("{after} is ahead of the store, which is at {last}")));
+    }
+    if after == last {
         return Ok(FeedPage { rows: Vec::new(), to: after, more: false });
     }
     let topology = Topology::read(tx, keys, feed, Isolation::Snapshot).await?;
