@@ -1,0 +1,288 @@
+//! The feed: one row per database, one total order over all shards, read in pages of any size.
+
+mod common;
+
+use std::{collections::BTreeMap, time::Duration};
+
+use common::{counts, db, eager, narrow_bus, record, row_with, rows, rows_in_pages, until, wide_bus, within};
+use notibus::{Bus, BusOptions, Error, Incarnation, Sequence, Versionstamp, store::Database};
+use proptest::prelude::*;
+
+/// A bus with `shards` shards in which each of `names`, taken modulo 30, was updated, one after the other.
+async fn history(shards: u32, names: &[u8]) -> (Database, Bus) {
+    let store = Database::memory();
+    let options = BusOptions { partitions: 4, shards, ..BusOptions::default() };
+    let bus = Bus::open(&store, options).await.unwrap();
+    let _notifier = bus.notifier(eager()).await.unwrap();
+    for (step, name) in names.iter().enumerate() {
+        record(&store, &bus, &db(&format!("db{}", name % 30), 1), [0, 0, 1, 0]).await;
+        if step % 3 == 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+    until("all are folded", async || bus.stats().folded.updated == names.len() as u64).await;
+    (store, bus)
+}
+
+/// Runs `test` with paused time.
+fn paused(test: impl Future<Output = ()>) {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build()
+        .unwrap()
+        .block_on(test);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
+
+    #[test]
+    fn each_database_is_in_the_feed_once_and_in_one_order(
+        shards in 1_u32..=16,
+        names in prop::collection::vec(any::<u8>(), 1..80),
+    ) {
+        paused(async {
+            let (_store, bus) = history(shards, &names).await;
+            let rows = rows(&bus).await;
+            assert!(rows.is_sorted_by(|a, b| a.sequence < b.sequence));
+            let mut expected = BTreeMap::<_, u64>::new();
+            for name in &names {
+                *expected.entry(format!("db{}", name % 30)).or_default() += 1;
+            }
+            let found: BTreeMap<_, _> = rows
+                .iter()
+                .map(|row| (row.name.as_str().to_owned(), row.totals.updated))
+                .collect();
+            assert_eq!(found.len(), rows.len());
+            assert_eq!(found, expected);
+            for row in &rows {
+                assert_eq!(bus.feed().newest(&row.name).await.unwrap().as_ref(), Some(&**row));
+            }
+        });
+    }
+
+    #[test]
+    fn pages_never_skip_or_repeat_a_row(
+        shards in 1_u32..=16,
+        names in prop::collection::vec(any::<u8>(), 1..80),
+        limits in prop::collection::vec(1_usize..12, 1..20),
+        start in any::<prop::sample::Index>(),
+    ) {
+        paused(async {
+            let (_store, bus) = history(shards, &names).await;
+            let all = rows(&bus).await;
+            // From the start, from a row, and from between two.
+            let place = start.index(all.len());
+            let between = bus.feed().page(all[place].sequence, 1).await.unwrap().to;
+            for since in [Sequence::ZERO, all[place].sequence, between] {
+                let expected: Vec<_> = all.iter().filter(|row| row.sequence > since).cloned().collect();
+                let mut found = Vec::new();
+                let mut from = since;
+                for limit in limits.iter().cycle() {
+                    let page = bus.feed().page(from, *limit).await.unwrap();
+                    assert!(page.rows.iter().all(|row| from < row.sequence && row.sequence <= page.to));
+                    found.extend(page.rows);
+                    from = page.to;
+                    if !page.more {
+                        break;
+                    }
+                }
+                assert_eq!(found, expected);
+            }
+        });
+    }
+}
+
+/// Rows move to the end while a reader pages through: it still meets every database's last row, and no row twice.
+#[tokio::test(start_paused = true)]
+async fn a_reader_that_pages_while_rows_move_meets_every_last_row() {
+    let names: Vec<u8> = (0..30).collect();
+    let (store, bus) = history(5, &names).await;
+    let _notifier = bus.notifier(eager()).await.unwrap();
+    let seed = fastrand::u64(..);
+    println!("seed {seed}");
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut seen = BTreeMap::new();
+    let mut from = Sequence::ZERO;
+    let mut recorded = 30;
+    loop {
+        let page = bus.feed().page(from, random.usize(1..4)).await.unwrap();
+        for row in page.rows {
+            assert!(row.sequence > from);
+            from = row.sequence;
+            seen.insert(row.name.clone(), row);
+        }
+        from = page.to;
+        if recorded < 200 {
+            record(&store, &bus, &db(&format!("db{}", random.u8(..30)), 1), [0, 0, 1, 0]).await;
+            recorded += 1;
+        } else if !page.more && bus.stats().folded.updated == recorded {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let page = bus.feed().page(from, 10_000).await.unwrap();
+    seen.extend(page.rows.into_iter().map(|row| (row.name.clone(), row)));
+    let mut last: Vec<_> = seen.into_values().collect();
+    last.sort_by_key(|row| row.sequence);
+    assert_eq!(last, rows(&bus).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_tombstone_stays_in_the_feed_until_the_name_is_used_again() {
+    let store = Database::memory();
+    let bus = wide_bus(&store).await;
+    let _notifier = bus.notifier(eager()).await.unwrap();
+    record(&store, &bus, &db("a", 1), [1, 1, 0, 0]).await;
+    let tombstone = row_with(&bus, &db("a", 1), [1, 1, 0, 0]).await;
+    assert!(tombstone.is_deleted());
+    assert_eq!(*rows(&bus).await[0], tombstone);
+    record(&store, &bus, &db("a", 2), [1, 0, 0, 0]).await;
+    row_with(&bus, &db("a", 2), [1, 0, 0, 0]).await;
+    let rows = rows(&bus).await;
+    assert!(rows.len() == 1 && !rows[0].is_deleted());
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_starts_at_now_gets_what_comes_and_nothing_before() {
+    let (store, bus) = history(4, &[1, 2, 3]).await;
+    let _notifier = bus.notifier(eager()).await.unwrap();
+    let now = bus.feed().now().await.unwrap();
+    let page = bus.feed().page(now, 10).await.unwrap();
+    assert_eq!((page.rows.len(), page.to, page.more), (0, now, false));
+    record(&store, &bus, &db("db1", 1), [0, 0, 1, 0]).await;
+    let row = row_with(&bus, &db("db1", 1), [0, 0, 2, 0]).await;
+    assert_eq!(*bus.feed().page(now, 10).await.unwrap().rows[0], row);
+}
+
+/// Once, a cursor ahead of the store was taken for one at its end: a reader with the cursor of another bus got nothing,
+/// and then skipped whatever was written until the store came by.
+#[tokio::test(start_paused = true)]
+async fn a_cursor_ahead_of_the_store_is_a_typed_error() {
+    let (_store, bus) = history(4, &[1, 2, 3]).await;
+    let now = bus.feed().now().await.unwrap();
+    let ahead = Versionstamp::new(now.versionstamp().version() + 1_000_000, 0);
+    for bad in [
+        Sequence::new(Incarnation(0), ahead, 0),
+        Sequence::new(Incarnation(1), Versionstamp::new(1, 0), 0),
+        Sequence::MAX,
+    ] {
+        let refused = bus.feed().page(bad, 10).await;
+        assert!(matches!(refused, Err(Error::Invalid { what: "sequence", .. })), "{bad}: {refused:?}");
+    }
+}
+
+#[tokio::test]
+async fn page_limits_out_of_bounds_are_typed_errors() {
+    let bus = narrow_bus(&Database::memory()).await;
+    for limit in [0, 10_001] {
+        let refused = bus.feed().page(Sequence::ZERO, limit).await;
+        assert!(matches!(refused, Err(Error::Invalid { what: "limit", .. })));
+    }
+    assert!(bus.feed().page(Sequence::ZERO, 1).await.is_ok());
+    assert!(bus.feed().page(Sequence::ZERO, 10_000).await.is_ok());
+}
+
+/// Whether there is a bus or not: once, a bus that exists was opened with any number of shards.
+#[tokio::test]
+async fn bus_options_out_of_their_limits_are_typed_errors_and_change_nothing() {
+    for exists in [false, true] {
+        let store = Database::memory();
+        if exists {
+            wide_bus(&store).await;
+        }
+        let version = store.begin().read_version().await.unwrap();
+        let good = BusOptions::default;
+        for bad in [
+            BusOptions { partitions: 0, ..good() },
+            BusOptions { partitions: 4_097, ..good() },
+            BusOptions { shards: 0, ..good() },
+            BusOptions { shards: 10_001, ..good() },
+            BusOptions { prefix: vec![b'p'; 257], ..good() },
+            BusOptions { prefix: vec![0xff], ..good() },
+        ] {
+            let refused = Bus::open(&store, bad.clone()).await;
+            assert!(matches!(refused, Err(Error::Invalid { .. })), "{exists}: {bad:?}");
+        }
+        assert_eq!(store.begin().read_version().await.unwrap(), version);
+    }
+}
+
+#[tokio::test]
+async fn a_bus_is_opened_with_the_partitions_that_it_was_created_with() {
+    let store = Database::memory();
+    wide_bus(&store).await;
+    let options = BusOptions { partitions: 32, ..BusOptions::default() };
+    let refused = Bus::open(&store, options).await;
+    assert!(matches!(refused, Err(Error::ConfigMismatch { what: "partitions", stored: 64, requested: 32 })));
+    wide_bus(&store).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_existing_feed_keeps_its_shards() {
+    let (store, bus) = history(3, &[1, 2, 3, 4, 5, 6]).await;
+    let before = rows(&bus).await;
+    let options = BusOptions { partitions: 4, shards: 9, ..BusOptions::default() };
+    let again = Bus::open(&store, options).await.unwrap();
+    let _notifier = again.notifier(eager()).await.unwrap();
+    assert_eq!(rows(&again).await, before);
+    record(&store, &again, &db("db1", 1), [0, 0, 1, 0]).await;
+    row_with(&bus, &db("db1", 1), [0, 0, 2, 0]).await;
+    assert_eq!(rows(&bus).await.len(), 6);
+}
+
+#[tokio::test(start_paused = true)]
+async fn buses_under_different_prefixes_do_not_meet() {
+    let store = Database::memory();
+    let mut buses = Vec::new();
+    let mut notifiers = Vec::new();
+    for prefix in ["a", "ab"] {
+        let options = BusOptions { prefix: prefix.into(), ..BusOptions::default() };
+        let bus = Bus::open(&store, options).await.unwrap();
+        notifiers.push(bus.notifier(eager()).await.unwrap());
+        buses.push(bus);
+    }
+    record(&store, &buses[0], &db("x", 1), [1, 0, 0, 0]).await;
+    record(&store, &buses[1], &db("x", 2), [0, 0, 5, 0]).await;
+    row_with(&buses[0], &db("x", 1), [1, 0, 0, 0]).await;
+    row_with(&buses[1], &db("x", 2), [0, 0, 5, 0]).await;
+    assert!(rows(&buses[0]).await.len() == 1 && rows(&buses[1]).await.len() == 1);
+}
+
+/// Opens the folder `path`, as soon as the tasks of the bus that had it open are gone.
+async fn reopen(path: &std::path::Path) -> Database {
+    let open = async {
+        loop {
+            match Database::open_dir(path) {
+                Ok(store) => return store,
+                Err(_) => tokio::task::yield_now().await,
+            }
+        }
+    };
+    within("the folder", open).await
+}
+
+#[tokio::test]
+async fn a_durable_bus_keeps_everything_and_its_sequences_grow() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut last = Sequence::ZERO;
+    let mut kept = Vec::new();
+    for round in 1..=3_u64 {
+        let store = reopen(folder.path()).await;
+        let bus = narrow_bus(&store).await;
+        assert_eq!(rows_in_pages(&bus, 1).await, kept, "round {round}");
+        // The event that the last round recorded after its notifier had ended is there too.
+        let notifier = bus.notifier(eager()).await.unwrap();
+        record(&store, &bus, &db("a", 1), [0, 0, 1, 0]).await;
+        let row = row_with(&bus, &db("a", 1), [0, 0, 2 * round - 1, 0]).await;
+        assert!(row.sequence > last);
+        last = row.sequence;
+        notifier.shutdown().await.unwrap();
+        record(&store, &bus, &db("a", 1), [0, 0, 1, 0]).await;
+        kept = rows(&bus).await;
+        assert_eq!(kept.len(), 1);
+        assert_eq!(row.totals, counts([0, 0, 2 * round - 1, 0]));
+        assert!(common::row(&bus, &db("a", 1)).await.is_some());
+    }
+}
