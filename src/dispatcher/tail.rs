@@ -38,7 +38,8 @@ pub(super) async fn run(shared: Arc<Shared>, mut appends: watch::Receiver<u64>, 
                 continue;
             }
         }
-        let pause = if fired.is_some() { poll_interval } else { QUIET.min(poll_interval) };
+        // Where watches were just refused, asking again at once would not help.
+        let pause = if fired.is_some() || arm { poll_interval } else { QUIET.min(poll_interval) };
         let woken = tokio::select! {
             // A sender that is gone cannot be: the context that owns it is shared.
             _ = appends.changed() => Woken::Look,
