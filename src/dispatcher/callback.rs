@@ -1,13 +1,16 @@
 //! Callback subscriptions: a task that receives and calls.
 
-use std::{panic::AssertUnwindSafe, sync::Arc};
+use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use futures_util::FutureExt;
 use tokio::task::JoinHandle;
 use tokio_stream::StreamExt;
 
-use super::{Delivery, Subscription};
+use super::{Delivery, Interruption, Subscription};
 use crate::context::Context;
+
+/// How long the task pauses before it tries again to read a feed that could not be read.
+const FAILURE_PAUSE: Duration = Duration::from_secs(1);
 
 /// A subscription whose deliveries go to a callback. Dropping it ends the subscription.
 #[derive(Debug)]
@@ -46,6 +49,9 @@ where
                 Ok(delivery) => delivery,
                 Err(interruption) => {
                     tracing::warn!(%interruption, "subscription interrupted");
+                    if matches!(interruption, Interruption::Failed(_)) {
+                        context.env().sleep(FAILURE_PAUSE).await;
+                    }
                     continue;
                 }
             };
