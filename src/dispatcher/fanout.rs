@@ -54,7 +54,7 @@ impl Fanout {
         if !rows.is_sorted_by(|a, b| a.sequence < b.sequence) || *ends.start() <= from || *ends.end() > to {
             return Err(Error::invalid("rows", format!("they are not in order between {from} and {to}")));
         }
-        self.0.hand_out(rows, to);
+        self.0.hand_out(rows, to, true);
         Ok(())
     }
 
@@ -70,15 +70,16 @@ impl Fanout {
 }
 
 impl Shared {
-    /// Gives rows to the slots and to the ring.
-    pub(super) fn hand_out(&self, rows: Vec<Arc<Notification>>, to: Sequence) {
-        let from = self.ring.position();
+    /// Gives rows to the ring and to the slots; `is_complete` if there was nothing more to read after them.
+    pub(super) fn hand_out(&self, rows: Vec<Arc<Notification>>, to: Sequence, is_complete: bool) {
+        let batch = Arc::new(Batch { rows, from: self.ring.position(), to, is_complete });
+        // The position moves first: a subscriber that registers too late for these rows sees by it that it has to look.
+        self.ring.push(Arc::clone(&batch));
         if !self.registry.has_no_names() {
-            for row in &rows {
+            for row in &batch.rows {
                 self.registry.put(row);
             }
         }
-        self.ring.push(Arc::new(Batch { rows, from, to }));
     }
 }
 

@@ -2,9 +2,10 @@
 //!
 //! # Invariants
 //!
-//! 1. The batches follow each other without a gap: each begins where the one before it ends, and the last ends at the
-//!    position of the tail.
-//! 2. A batch holds every row of the feed between its ends that had no newer row when it was read.
+//! 1. The batches hold all rows between the two ends of the ring, the second of which is the position of the tail:
+//!    between two batches, and after the last one, there was nothing to read.
+//! 2. A batch holds every row of the feed between its ends that had no newer row when it was read. Of a row that had one,
+//!    the events are told by the newer one: in the same batch if that is complete, else in a later one.
 
 use std::{
     collections::VecDeque,
@@ -24,6 +25,9 @@ pub(super) struct Batch {
     pub from: Sequence,
     /// Where it ends.
     pub to: Sequence,
+    /// Whether it ends at the end of what there was to read, so that who has walked it knows all that happened up to
+    /// there.
+    pub is_complete: bool,
 }
 
 /// What follows a cursor.
@@ -73,21 +77,18 @@ impl Ring {
     }
 
     /// Appends a batch, which begins where the ring ends, and drops the oldest ones above the limit. A batch without rows
-    /// only moves the end.
+    /// only moves the end, and takes up no room.
     pub fn push(&self, batch: Arc<Batch>) {
         let is_empty = batch.rows.is_empty();
         {
             let mut batches = self.batches.write().unwrap_or_else(std::sync::PoisonError::into_inner);
             assert_eq!(batches.to, batch.from, "batches follow each other without a gap");
             batches.to = batch.to;
-            if is_empty && batches.queue.is_empty() {
-                batches.from = batch.to;
+            if !is_empty {
+                batches.rows += batch.rows.len();
+                batches.queue.push_back(batch);
             }
-            batches.rows += batch.rows.len();
-            batches.queue.push_back(batch);
-            while batches.queue.len() > 1
-                && (batches.rows > self.rows_max || batches.queue.len() > self.rows_max)
-            {
+            while batches.queue.len() > 1 && batches.rows > self.rows_max {
                 let oldest = batches.queue.pop_front().expect("there are at least two");
                 batches.rows -= oldest.rows.len();
                 batches.from = oldest.to;
@@ -101,14 +102,14 @@ impl Ring {
     /// What follows `cursor`.
     pub fn after(&self, cursor: Sequence) -> Next {
         let batches = self.read();
-        if cursor >= batches.to {
-            return Next::UpToDate;
-        }
         if cursor < batches.from {
             return Next::Behind(batches.from);
         }
         let place = batches.queue.partition_point(|batch| batch.to <= cursor);
-        Next::Batch(Arc::clone(&batches.queue[place]))
+        match batches.queue.get(place) {
+            Some(batch) => Next::Batch(Arc::clone(batch)),
+            None => Next::UpToDate,
+        }
     }
 
     /// Where the newest batch ends.
@@ -144,7 +145,7 @@ mod tests {
     fn batch(from: u64, to: u64, rows: usize) -> Arc<Batch> {
         let row = Arc::new(crate::notification::tests::row(at(to)));
         let rows = (0..rows).map(|_| Arc::clone(&row)).collect();
-        Arc::new(Batch { rows, from: at(from), to: at(to) })
+        Arc::new(Batch { rows, from: at(from), to: at(to), is_complete: true })
     }
 
     #[test]
@@ -172,14 +173,18 @@ mod tests {
     }
 
     #[test]
-    fn empty_batches_move_the_end_and_wake_nobody() {
-        let ring = Ring::new(at(10), 4);
+    fn empty_batches_move_the_end_and_nothing_else() {
+        let ring = Ring::new(at(10), 2);
+        ring.push(batch(10, 20, 2));
         let pushes = ring.pushes();
-        for n in 1..10 {
+        for n in 2..10 {
             ring.push(batch(n * 10, n * 10 + 10, 0));
         }
         assert_eq!(ring.position(), at(100));
         assert!(!pushes.has_changed().unwrap());
-        assert!(ring.read().queue.len() <= 4, "empty batches do not pile up");
+        assert!(matches!(ring.after(at(10)), Next::Batch(found) if found.to == at(20)));
+        assert!(matches!(ring.after(at(20)), Next::UpToDate));
+        ring.push(batch(100, 110, 1));
+        assert!(matches!(ring.after(at(20)), Next::Batch(found) if found.to == at(110)));
     }
 }

@@ -64,7 +64,7 @@ async fn advance(shared: &Arc<Shared>, arm: bool) -> Result<Option<BoxFuture<'st
         };
         let more = page.more;
         shared.context.stats.rows_tailed.add(page.rows.len() as u64);
-        shared.hand_out(page.rows, page.to);
+        shared.hand_out(page.rows, page.to, !more);
         if !more {
             return Ok(watch);
         }

@@ -26,8 +26,14 @@ pub(super) struct Walker {
     filter: Filter,
     /// Whether it would rather skip what it has missed than catch up.
     skips: bool,
-    /// Everything up to here was delivered, or did not match.
+    /// Every row up to here was walked.
     cursor: Sequence,
+    /// Everything that happened up to here was told. It stays behind the cursor while there are more pages to walk: a
+    /// database of a later page may have had events that a row before the cursor would have told, had it not been
+    /// superseded.
+    known: Sequence,
+    /// Whether the feed is to be read on before the ring is walked again.
+    is_behind: bool,
     /// The batch that it is walking, and the place in it.
     batch: Option<(Arc<Batch>, usize)>,
     /// Wakes at new batches.
@@ -40,7 +46,17 @@ impl Walker {
     /// A walker that knows everything up to `cursor`.
     pub fn new(shared: Arc<Shared>, filter: Filter, skips: bool, cursor: Sequence) -> Self {
         let pushes = WatchStream::from_changes(shared.ring.pushes());
-        Self { shared, filter, skips, cursor, batch: None, pushes, catch_up: None }
+        Self {
+            shared,
+            filter,
+            skips,
+            cursor,
+            known: cursor,
+            is_behind: false,
+            batch: None,
+            pushes,
+            catch_up: None,
+        }
     }
 
     /// The next row of the current batch that matches.
@@ -51,14 +67,25 @@ impl Walker {
             if row.sequence <= self.cursor {
                 continue;
             }
-            let since = std::mem::replace(&mut self.cursor, row.sequence);
+            self.cursor = row.sequence;
+            let since = self.known;
             if self.filter.matches(row) && self.filter.wants(row.changes_since(since).kinds()) {
                 return Some(Delivery::new(Arc::clone(row), since));
             }
         }
         self.cursor = self.cursor.max(batch.to);
+        if batch.is_complete {
+            self.known = self.known.max(batch.to);
+            self.is_behind = false;
+        }
         self.batch = None;
         None
+    }
+
+    /// Begins to read the feed after the cursor.
+    fn catch_up(&mut self) {
+        self.is_behind = true;
+        self.catch_up = Some(Box::pin(read(Arc::clone(&self.shared), self.cursor)));
     }
 
     /// The next delivery, or why there is none. `None` once the dispatcher has ended and everything was walked.
@@ -76,7 +103,9 @@ impl Walker {
                 }
                 continue;
             }
-            match self.shared.ring.after(self.cursor) {
+            let next = self.shared.ring.after(self.cursor);
+            match next {
+                _ if self.is_behind && !self.shared.ring.is_closed() => self.catch_up(),
                 Next::Batch(batch) => {
                     let cursor = self.cursor;
                     let place = batch.rows.partition_point(|row| row.sequence <= cursor);
@@ -87,11 +116,10 @@ impl Walker {
                 }
                 Next::Behind(to) if self.skips => {
                     let from = std::mem::replace(&mut self.cursor, to);
+                    self.known = to;
                     return Poll::Ready(Some(Err(Interruption::Lagged { from, to })));
                 }
-                Next::Behind(_) => {
-                    self.catch_up = Some(Box::pin(read(Arc::clone(&self.shared), self.cursor)));
-                }
+                Next::Behind(_) => self.catch_up(),
                 Next::UpToDate => {
                     // Whatever the wake-up says, the ring knows better; a stream that has ended wakes no more.
                     if ready!(Pin::new(&mut self.pushes).poll_next(context)).is_none() {
@@ -107,5 +135,5 @@ impl Walker {
 async fn read(shared: Arc<Shared>, cursor: Sequence) -> Result<Batch> {
     let _turn = shared.catch_ups.acquire().await.expect("the semaphore is never closed");
     let page = shared.feed.page(cursor, shared.page_rows_max).await?;
-    Ok(Batch { rows: page.rows, from: cursor, to: page.to })
+    Ok(Batch { rows: page.rows, from: cursor, to: page.to, is_complete: !page.more })
 }
