@@ -56,11 +56,21 @@ impl Delivery {
     }
 
     /// What is new to this subscriber, in the order in which it happened.
+    ///
+    /// Nothing is left out. While the subscriber catches up over several pages of the feed, a database that moves meanwhile
+    /// can be delivered again with kinds that were told before.
     pub fn changes(&self) -> Changes {
         self.row.changes_since(self.since)
     }
 
-    /// The position of the row. A subscriber that has dealt with the delivery can start again from here.
+    /// Up to where the subscriber knew everything of every database that it wants. Whoever starts again from here misses
+    /// nothing, and may be told again what came after it.
+    pub fn since(&self) -> Sequence {
+        self.since
+    }
+
+    /// The position of the row. Other databases may have had events before it that are still to be delivered, so this is
+    /// no place to start again from, unless the subscription is to one name.
     pub fn sequence(&self) -> Sequence {
         self.row.sequence
     }
@@ -124,10 +134,13 @@ impl Subscribe {
         let (registration, source) = if let Names::Exact(names) = filter.names.clone() {
             let mailbox = Arc::new(Mailbox::new(filter, names.len(), cursor));
             let registration = Registry::enter(&shared, Some((Arc::clone(&mailbox), names.clone())));
-            // The slots are in place, so what is looked up now and what comes meet without a gap.
-            let look_up: Option<BoxFuture<'static, Result<()>>> = (cursor < now).then(|| {
-                Box::pin(look_up(Arc::clone(&shared), Arc::clone(&mailbox), names.into_iter().collect())) as _
-            });
+            if shared.ring.is_closed() {
+                mailbox.close();
+            }
+            // The slots are in place, so what is looked up now and what comes meet without a gap. The position is taken
+            // again: the tail may have handed rows out before there were slots.
+            let look_up = (cursor < shared.ring.position())
+                .then(|| LookUp::new(Arc::clone(&shared), Arc::clone(&mailbox), names.into_iter().collect()));
             (registration, Source::Exact { mailbox, look_up })
         } else {
             let registration = Registry::enter(&shared, None);
@@ -159,8 +172,41 @@ impl fmt::Debug for Subscribe {
     }
 }
 
+/// The first look of a subscriber of exact names at the feed.
+struct LookUp {
+    /// Where to look.
+    shared: Arc<Shared>,
+    /// Where to put what is found.
+    mailbox: Arc<Mailbox>,
+    /// The names, in the order of the slots.
+    names: Arc<[DbName]>,
+    /// The look that is under way.
+    under_way: BoxFuture<'static, Result<()>>,
+}
+
+impl LookUp {
+    /// Looks for the newest rows of `names`.
+    fn new(shared: Arc<Shared>, mailbox: Arc<Mailbox>, names: Arc<[DbName]>) -> Self {
+        let under_way = look_up(Arc::clone(&shared), Arc::clone(&mailbox), Arc::clone(&names));
+        Self { under_way: Box::pin(under_way), shared, mailbox, names }
+    }
+
+    /// Completes when all were found. After a failure it looks again.
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<()>> {
+        let done = ready!(self.under_way.as_mut().poll(context));
+        if done.is_err() {
+            self.under_way = Box::pin(look_up(
+                Arc::clone(&self.shared),
+                Arc::clone(&self.mailbox),
+                Arc::clone(&self.names),
+            ));
+        }
+        Poll::Ready(done)
+    }
+}
+
 /// Puts the newest rows of `names`, in the order of the slots, into `mailbox`.
-async fn look_up(shared: Arc<Shared>, mailbox: Arc<Mailbox>, names: Vec<DbName>) -> Result<()> {
+async fn look_up(shared: Arc<Shared>, mailbox: Arc<Mailbox>, names: Arc<[DbName]>) -> Result<()> {
     for (slot, name) in names.iter().enumerate() {
         if let Some(row) = shared.feed.newest(name).await? {
             mailbox.put(slot, &Arc::new(row));
@@ -188,7 +234,7 @@ enum Source {
         /// The slots.
         mailbox: Arc<Mailbox>,
         /// The look-up that is under way.
-        look_up: Option<BoxFuture<'static, Result<()>>>,
+        look_up: Option<LookUp>,
     },
     /// The ring, and the feed.
     Walk(Box<Walker>),
@@ -202,11 +248,10 @@ impl Stream for Subscription {
             Source::Walk(walker) => walker.poll_next(context),
             Source::Exact { mailbox, look_up } => {
                 if let Some(under_way) = look_up {
-                    let done = ready!(under_way.as_mut().poll(context));
-                    *look_up = None;
-                    if let Err(error) = done {
+                    if let Err(error) = ready!(under_way.poll(context)) {
                         return Poll::Ready(Some(Err(Interruption::Failed(error))));
                     }
+                    *look_up = None;
                 }
                 mailbox.poll_take(context).map(|delivery| delivery.map(Ok))
             }
