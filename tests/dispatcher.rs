@@ -1,0 +1,608 @@
+//! Dispatching: every subscriber gets what it wants, derived for its own cursor, however slow it is.
+
+mod common;
+
+use std::{
+    collections::BTreeSet,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use common::{NEVER, db, eager, narrow_bus, record, row_with, until, within};
+use futures_util::FutureExt;
+use notibus::{
+    Bus, Db, DbInstance, Delivery, Dispatcher, DispatcherOptions, Error, EventKind, Filter, Interruption,
+    Kinds, Notifier, Sequence, Since, StoreError, Subscription,
+    store::{
+        Database,
+        testing::{Faults, Operation, WatchFault},
+    },
+};
+use tokio_stream::StreamExt;
+
+/// A bus with all its roles in one process.
+struct Node {
+    /// The store.
+    store: Database,
+    /// The bus.
+    bus: Bus,
+    /// Folds at once.
+    _notifier: Notifier,
+    /// Dispatches.
+    dispatcher: Dispatcher,
+}
+
+impl Node {
+    /// A node in a new store.
+    async fn new(options: DispatcherOptions) -> Self {
+        let store = Database::memory();
+        let bus = narrow_bus(&store).await;
+        Self {
+            _notifier: bus.notifier(eager()).await.unwrap(),
+            dispatcher: bus.dispatcher(options).await.unwrap(),
+            store,
+            bus,
+        }
+    }
+
+    /// Commits an event, and waits until it is folded and the tail has read it.
+    async fn event(&self, database: &Db, kind: EventKind) -> Sequence {
+        let before = self.bus.stats().folded.total();
+        record(&self.store, &self.bus, database, kind.once().lanes()).await;
+        until("a fold", async || self.bus.stats().folded.total() > before).await;
+        let row = common::row(&self.bus, database).await.unwrap();
+        until("the tail", async || self.dispatcher.position() >= row.sequence).await;
+        row.sequence
+    }
+
+    /// Events of one kind in the databases `names`.
+    async fn events(&self, names: &[&str], kind: EventKind) {
+        for name in names {
+            self.event(&db(name, 1), kind).await;
+        }
+    }
+}
+
+/// Options with a ring of `ring_rows_max` rows.
+fn ring(ring_rows_max: usize) -> DispatcherOptions {
+    DispatcherOptions { ring_rows_max, ..DispatcherOptions::default() }
+}
+
+/// The next delivery.
+async fn next(subscription: &mut Subscription) -> Delivery {
+    within("a delivery", subscription.next()).await.unwrap().unwrap()
+}
+
+/// Whatever can be had at once.
+fn ready(subscription: &mut Subscription) -> Vec<Result<Delivery, Interruption>> {
+    std::iter::from_fn(|| subscription.next().now_or_never().flatten()).collect()
+}
+
+/// Whatever comes within a good while.
+async fn drain(subscription: &mut Subscription) -> Vec<Delivery> {
+    let mut deliveries = Vec::new();
+    while let Ok(Some(item)) = tokio::time::timeout(Duration::from_secs(10), subscription.next()).await {
+        deliveries.push(item.unwrap());
+    }
+    deliveries
+}
+
+/// The names of deliveries.
+fn names(deliveries: &[Delivery]) -> BTreeSet<&str> {
+    deliveries.iter().map(|delivery| delivery.notification().name.as_str()).collect()
+}
+
+/// What a delivery says is new.
+fn changes(delivery: &Delivery) -> Vec<(DbInstance, EventKind)> {
+    delivery.changes().iter().collect()
+}
+
+/// The kinds that a delivery says are new.
+fn kinds(delivery: &Delivery) -> Vec<EventKind> {
+    delivery.changes().iter().map(|(_, kind)| kind).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_filter_gets_its_databases_and_no_others() {
+    let node = Node::new(DispatcherOptions::default()).await;
+    let cases = [
+        (Filter::all(), vec!["_replicator", "a/_replicator", "a/b", "ab", "b", "b/_replicator"]),
+        (Filter::name("ab").unwrap(), vec!["ab"]),
+        (Filter::names(["b".parse().unwrap(), "a/b".parse().unwrap()]).unwrap(), vec!["a/b", "b"]),
+        (Filter::prefix("a"), vec!["a/_replicator", "a/b", "ab"]),
+        (Filter::suffix("/_replicator"), vec!["a/_replicator", "b/_replicator"]),
+        (
+            Filter::glob("{_replicator,*/_replicator}").unwrap(),
+            vec!["_replicator", "a/_replicator", "b/_replicator"],
+        ),
+        (Filter::glob("a?b").unwrap(), vec!["a/b"]),
+        (Filter::glob("[ab]").unwrap(), vec!["b"]),
+        (Filter::predicate(|row| row.name.as_str().len() == 2), vec!["ab"]),
+    ];
+    let mut subscriptions: Vec<_> =
+        cases.iter().map(|(filter, _)| node.dispatcher.subscribe(filter.clone()).stream()).collect();
+    node.events(&["_replicator", "a/_replicator", "a/b", "ab", "b", "b/_replicator"], EventKind::Created)
+        .await;
+    for (subscription, (filter, expected)) in subscriptions.iter_mut().zip(&cases) {
+        let found = drain(subscription).await;
+        assert_eq!(found.len(), expected.len(), "{filter:?}");
+        assert_eq!(names(&found), expected.iter().copied().collect(), "{filter:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_the_wanted_kinds_are_delivered() {
+    for filter in [Filter::name("a").unwrap(), Filter::all(), Filter::prefix("a")] {
+        let node = Node::new(DispatcherOptions::default()).await;
+        let wanted = Kinds::from(EventKind::Deleted) | EventKind::DdocUpdated.into();
+        let mut subscription = node.dispatcher.subscribe(filter.kinds(wanted).unwrap()).stream();
+        let a = db("a", 1);
+        for kind in [EventKind::Created, EventKind::Updated] {
+            node.event(&a, kind).await;
+        }
+        assert!(ready(&mut subscription).is_empty());
+        for kind in [EventKind::DdocUpdated, EventKind::Deleted] {
+            let sequence = node.event(&a, kind).await;
+            let delivery = next(&mut subscription).await;
+            assert_eq!(delivery.sequence(), sequence);
+            assert!(delivery.changes().kinds().contains(kind));
+        }
+    }
+}
+
+#[test]
+fn filters_that_never_match_are_typed_errors() {
+    let invalid = |result: notibus::Result<Filter>| matches!(result, Err(Error::Invalid { .. }));
+    assert!(invalid(Filter::names([])));
+    assert!(invalid(Filter::name("")));
+    assert!(invalid(Filter::glob("a[")));
+    assert!(invalid(Filter::all().kinds(Kinds::NONE)));
+}
+
+#[tokio::test]
+async fn options_out_of_their_limits_are_typed_errors() {
+    let bus = narrow_bus(&Database::memory()).await;
+    let good = DispatcherOptions::default;
+    for bad in [
+        DispatcherOptions { ring_rows_max: 0, ..good() },
+        DispatcherOptions { page_rows_max: 0, ..good() },
+        DispatcherOptions { page_rows_max: 10_001, ..good() },
+        DispatcherOptions { poll_interval: Duration::ZERO, ..good() },
+        DispatcherOptions { catch_ups_max: 0, ..good() },
+    ] {
+        let refused = bus.dispatcher(bad.clone()).await;
+        assert!(matches!(refused, Err(Error::Invalid { .. })), "{bad:?}");
+    }
+}
+
+/// A subscriber's cursor is a position up to which it knows everything. Once, each row that it was given moved it, though
+/// rows before the next one's may have been left out because they were superseded: of all databases but the first, a
+/// subscriber from the start was told only what their last row had brought.
+#[tokio::test(start_paused = true)]
+async fn a_subscriber_from_the_start_is_told_everything_of_every_database() {
+    for (page_rows_max, filter) in [
+        (1_000, Filter::all()),
+        (1, Filter::all()),
+        (1_000, Filter::prefix("db")),
+        (1_000, Filter::names(["db1", "db2", "db3"].map(|name| name.parse().unwrap())).unwrap()),
+    ] {
+        let node = Node::new(DispatcherOptions { page_rows_max, ..DispatcherOptions::default() }).await;
+        for kind in [EventKind::Created, EventKind::DdocUpdated, EventKind::Updated] {
+            node.events(&["db1", "db2", "db3"], kind).await;
+        }
+        let mut subscription = node.dispatcher.subscribe(filter).since(Since::After(Sequence::ZERO)).stream();
+        for name in ["db1", "db2", "db3"] {
+            let delivery = next(&mut subscription).await;
+            assert_eq!(delivery.notification().name.as_str(), name);
+            assert_eq!(
+                kinds(&delivery),
+                [EventKind::Created, EventKind::Updated, EventKind::DdocUpdated],
+                "{name}"
+            );
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_kind_that_came_before_the_last_row_reaches_who_wants_only_that() {
+    let node = Node::new(DispatcherOptions::default()).await;
+    for kind in [EventKind::Created, EventKind::Updated] {
+        node.events(&["a", "b", "c"], kind).await;
+    }
+    let created = Filter::all().kinds(EventKind::Created.into()).unwrap();
+    let mut subscription = node.dispatcher.subscribe(created).since(Since::After(Sequence::ZERO)).stream();
+    assert_eq!(names(&drain(&mut subscription).await), ["a", "b", "c"].into());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_subscriber_from_a_sequence_is_told_what_came_after_it() {
+    for filter in [Filter::all(), Filter::prefix("d"), Filter::name("d").unwrap()] {
+        let node = Node::new(DispatcherOptions::default()).await;
+        let known = node.event(&db("d", 1), EventKind::Created).await;
+        node.event(&db("d", 1), EventKind::DdocUpdated).await;
+        node.event(&db("d", 1), EventKind::Updated).await;
+        let mut subscription = node.dispatcher.subscribe(filter).since(Since::After(known)).stream();
+        // A walker of the ring gets both rows, a subscriber of the name the newest.
+        let deliveries = drain(&mut subscription).await;
+        let told: BTreeSet<_> = deliveries.iter().flat_map(kinds).collect();
+        assert_eq!(told, [EventKind::Updated, EventKind::DdocUpdated].into());
+        let last = deliveries.last().unwrap().sequence();
+        node.event(&db("d", 1), EventKind::Updated).await;
+        let delivery = next(&mut subscription).await;
+        assert!(delivery.sequence() > last);
+        assert_eq!(kinds(&delivery), [EventKind::Updated]);
+        assert!(drain(&mut subscription).await.is_empty());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_subscriber_from_now_is_told_nothing_old() {
+    for filter in [Filter::all(), Filter::name("d").unwrap()] {
+        let node = Node::new(DispatcherOptions::default()).await;
+        node.event(&db("d", 1), EventKind::Created).await;
+        let mut subscription = node.dispatcher.subscribe(filter).stream();
+        node.event(&db("d", 1), EventKind::Updated).await;
+        assert_eq!(kinds(&next(&mut subscription).await), [EventKind::Updated]);
+        assert!(drain(&mut subscription).await.is_empty());
+    }
+}
+
+/// Whoever starts again from where a delivery says that everything is known misses nothing.
+#[tokio::test(start_paused = true)]
+async fn a_subscriber_can_start_again_from_where_it_knew_everything() {
+    let node = Node::new(DispatcherOptions::default()).await;
+    for kind in [EventKind::Created, EventKind::Updated] {
+        node.events(&["a", "b"], kind).await;
+    }
+    let start = |since| node.dispatcher.subscribe(Filter::all()).since(Since::After(since)).stream();
+    let first = next(&mut start(Sequence::ZERO)).await;
+    let again = drain(&mut start(first.since())).await;
+    let told = again.iter().find(|delivery| delivery.notification().name.as_str() == "b").unwrap();
+    assert_eq!(kinds(told), [EventKind::Created, EventKind::Updated]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn conflated_rows_of_an_exact_name_tell_all_that_was_missed() {
+    let node = Node::new(DispatcherOptions::default()).await;
+    let mut subscription = node.dispatcher.subscribe(Filter::name("a").unwrap()).stream();
+    let (old, new) = (db("a", 1), db("a", 2));
+    node.event(&old, EventKind::Created).await;
+    let known = next(&mut subscription).await;
+    assert_eq!(changes(&known), [(old.instance, EventKind::Created)]);
+    for (database, kind) in [
+        (&old, EventKind::Deleted),
+        (&new, EventKind::Created),
+        (&new, EventKind::DdocUpdated),
+        (&new, EventKind::Updated),
+    ] {
+        node.event(database, kind).await;
+    }
+    let expected = [
+        (old.instance, EventKind::Deleted),
+        (new.instance, EventKind::Created),
+        (new.instance, EventKind::Updated),
+        (new.instance, EventKind::DdocUpdated),
+    ];
+    assert_eq!(changes(&next(&mut subscription).await), expected);
+    assert!(ready(&mut subscription).is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_laggard_reads_the_feed_again_and_misses_nothing() {
+    for page_rows_max in [1, 1_000] {
+        let node = Node::new(DispatcherOptions { page_rows_max, ..ring(2) }).await;
+        let mut subscription = node.dispatcher.subscribe(Filter::all()).stream();
+        let all = ["a", "b", "c", "d", "e"];
+        node.events(&all, EventKind::Created).await;
+        ready(&mut subscription);
+        for kind in [EventKind::DdocUpdated, EventKind::Updated] {
+            node.events(&all, kind).await;
+        }
+        let deliveries = drain(&mut subscription).await;
+        assert!(deliveries.is_sorted_by(|a, b| a.sequence() < b.sequence()));
+        for name in all {
+            let last = deliveries.iter().rfind(|found| found.notification().name.as_str() == name);
+            let row = common::row(&node.bus, &db(name, 1)).await.unwrap();
+            assert_eq!(**last.unwrap().notification(), row, "{name}");
+            assert!(last.unwrap().changes().kinds().contains(EventKind::DdocUpdated));
+        }
+        node.event(&db("a", 1), EventKind::Updated).await;
+        assert_eq!(kinds(&next(&mut subscription).await), [EventKind::Updated]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_would_rather_skip_is_told_what_it_has_skipped() {
+    let node = Node::new(ring(2)).await;
+    let mut subscription = node.dispatcher.subscribe(Filter::all()).skip_when_lagging().stream();
+    let first = node.event(&db("a", 1), EventKind::Created).await;
+    assert_eq!(next(&mut subscription).await.sequence(), first);
+    let mut sequences = Vec::new();
+    for _ in 0..10 {
+        sequences.push(node.event(&db("a", 1), EventKind::Updated).await);
+    }
+    let items = ready(&mut subscription);
+    let Some(Err(Interruption::Lagged { from, to })) = items.first() else {
+        panic!("{items:?}");
+    };
+    assert!(*from >= first && *from < sequences[0] && *to >= sequences[0]);
+    let rest: Vec<_> = items[1..].iter().map(|item| item.as_ref().unwrap().sequence()).collect();
+    let expected: Vec<_> = sequences.iter().copied().filter(|sequence| sequence > to).collect();
+    assert!(!expected.is_empty());
+    assert_eq!(rest, expected, "what was not skipped is delivered");
+}
+
+/// Once, what the tail read while nothing happened took up the ring too, and a subscriber that had everything was told
+/// that it had skipped something.
+#[tokio::test(start_paused = true)]
+async fn nobody_falls_behind_while_nothing_happens() {
+    let node = Node::new(ring(4)).await;
+    let mut subscription = node.dispatcher.subscribe(Filter::all()).skip_when_lagging().stream();
+    node.event(&db("a", 1), EventKind::Created).await;
+    for second in 0..100_u8 {
+        node.store
+            .run(async |tx| {
+                tx.set(b"of another layer", &[second]);
+                Ok(())
+            })
+            .await
+            .unwrap();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    assert_eq!(kinds(&next(&mut subscription).await), [EventKind::Created], "the ring still holds it");
+    for second in 0..100_u8 {
+        node.store
+            .run(async |tx| {
+                tx.set(b"of another layer", &[second]);
+                Ok(())
+            })
+            .await
+            .unwrap();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    node.event(&db("a", 1), EventKind::Updated).await;
+    assert_eq!(kinds(&next(&mut subscription).await), [EventKind::Updated]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dropped_subscription_is_not_registered_any_more() {
+    let node = Node::new(DispatcherOptions::default()).await;
+    let exact = node.dispatcher.subscribe(Filter::name("a").unwrap()).stream();
+    let other = node.dispatcher.subscribe(Filter::name("a").unwrap()).stream();
+    let pattern = node.dispatcher.subscribe(Filter::prefix("a")).stream();
+    let callback = node.dispatcher.subscribe(Filter::all()).callback(async |_| {});
+    assert_eq!(node.dispatcher.subscribers(), 4);
+    drop((exact, pattern));
+    assert_eq!(node.dispatcher.subscribers(), 2);
+    drop(callback);
+    until("the callback's end", async || node.dispatcher.subscribers() == 1).await;
+    let mut other = other;
+    node.event(&db("a", 1), EventKind::Created).await;
+    next(&mut other).await;
+    drop(other);
+    assert_eq!(node.dispatcher.subscribers(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_callback_is_called_with_each_delivery_in_order() {
+    let node = Node::new(DispatcherOptions::default()).await;
+    let calls = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&calls);
+    let handle = node.dispatcher.subscribe(Filter::all()).callback(move |delivery| {
+        let seen = Arc::clone(&seen);
+        async move {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            seen.lock().unwrap().push(delivery.sequence());
+        }
+    });
+    let mut sequences = Vec::new();
+    for name in ["a", "b", "a", "c"] {
+        sequences.push(node.event(&db(name, 1), EventKind::Updated).await);
+    }
+    until("all calls", async || calls.lock().unwrap().len() == 4).await;
+    assert_eq!(*calls.lock().unwrap(), sequences);
+    assert!(!handle.is_finished());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_of_a_callback_is_counted_and_touches_nothing_else() {
+    let node = Node::new(DispatcherOptions::default()).await;
+    let calls = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&calls);
+    let _handle = node.dispatcher.subscribe(Filter::all()).callback(move |delivery| {
+        counted.fetch_add(1, Ordering::Relaxed);
+        assert_ne!(delivery.notification().name.as_str(), "early", "it panics before its future");
+        async move { assert_ne!(delivery.notification().name.as_str(), "late", "it panics within it") }
+    });
+    let mut other = node.dispatcher.subscribe(Filter::all()).stream();
+    node.events(&["early", "late", "good"], EventKind::Created).await;
+    until("all calls", async || calls.load(Ordering::Relaxed) == 3).await;
+    assert_eq!(node.bus.stats().callback_panics, 2);
+    assert_eq!(drain(&mut other).await.len(), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_ends_streams_after_what_they_have_been_given() {
+    let node = Node::new(DispatcherOptions::default()).await;
+    let mut streams: Vec<_> = [Filter::all(), Filter::prefix("a"), Filter::name("a").unwrap()]
+        .into_iter()
+        .map(|filter| node.dispatcher.subscribe(filter).stream())
+        .collect();
+    let callback = node.dispatcher.subscribe(Filter::all()).callback(async |_| {});
+    let sequence = node.event(&db("a", 1), EventKind::Created).await;
+    // One that waits already, and one that does not.
+    let mut waiting = node.dispatcher.subscribe(Filter::name("b").unwrap()).stream();
+    let waits = tokio::spawn(async move { waiting.next().await.is_none() });
+    tokio::task::yield_now().await;
+    within("the shutdown", node.dispatcher.shutdown()).await;
+    for stream in &mut streams {
+        assert_eq!(next(stream).await.sequence(), sequence);
+        assert!(within("the end", stream.next()).await.is_none());
+        assert!(within("the end, again", stream.next()).await.is_none());
+    }
+    assert!(within("the end", waits).await.unwrap());
+    until("the callback's end", async || callback.is_finished()).await;
+}
+
+/// Once, a subscription to exact names that was begun before the shutdown and made after it never ended.
+#[tokio::test(start_paused = true)]
+async fn a_subscription_that_is_made_after_the_shutdown_ends() {
+    for filter in [Filter::all(), Filter::name("a").unwrap()] {
+        let node = Node::new(DispatcherOptions::default()).await;
+        let late = node.dispatcher.subscribe(filter);
+        node.dispatcher.shutdown().await;
+        assert!(within("the end", late.stream().next()).await.is_none());
+    }
+}
+
+/// Once, a subscriber of exact names whose first look at the feed had failed never looked again.
+#[tokio::test(start_paused = true)]
+async fn a_failed_read_is_told_and_tried_again() {
+    for filter in [Filter::all(), Filter::name("a").unwrap()] {
+        let store = Database::memory();
+        let faults = Faults::new(&store);
+        let bus = narrow_bus(&faults.database()).await;
+        let _notifier = bus.notifier(eager()).await.unwrap();
+        record(&store, &bus, &db("a", 1), [1, 0, 0, 0]).await;
+        row_with(&bus, &db("a", 1), [1, 0, 0, 0]).await;
+        let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
+        let mut subscription = dispatcher.subscribe(filter).since(Since::After(Sequence::ZERO)).stream();
+        faults.plan_reads(|_| Some(StoreError::IO_ERROR));
+        for _ in 0..2 {
+            let item = within("a failure", subscription.next()).await.unwrap();
+            assert!(
+                matches!(item, Err(Interruption::Failed(ref error)) if error.code() == Some(1510)),
+                "{item:?}"
+            );
+        }
+        faults.heal();
+        assert_eq!(kinds(&next(&mut subscription).await), [EventKind::Created]);
+    }
+}
+
+/// Once, the task of a callback tried again at once and for ever.
+#[tokio::test(start_paused = true)]
+async fn a_callback_pauses_while_reads_fail() {
+    let store = Database::memory();
+    let faults = Faults::new(&store);
+    let bus = narrow_bus(&faults.database()).await;
+    let _notifier = bus.notifier(eager()).await.unwrap();
+    record(&store, &bus, &db("a", 1), [1, 0, 0, 0]).await;
+    row_with(&bus, &db("a", 1), [1, 0, 0, 0]).await;
+    let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
+    let mut failures = 0;
+    faults.plan_reads(move |_| {
+        failures += 1;
+        // So that a test of what never pauses does not last for ever.
+        (failures < 10_000).then_some(StoreError::IO_ERROR)
+    });
+    let calls = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&calls);
+    let _handle =
+        dispatcher.subscribe(Filter::all()).since(Since::After(Sequence::ZERO)).callback(move |_| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            async {}
+        });
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    let reads = faults.counts().reads;
+    assert!(reads < 200, "{reads} reads in 10 s");
+    faults.heal();
+    until("the call", async || calls.load(Ordering::Relaxed) == 1).await;
+}
+
+/// Two processes: one folds, the other dispatches.
+async fn apart(options: DispatcherOptions) -> (Faults, Bus, Notifier, Bus, Dispatcher) {
+    let store = Database::memory();
+    let faults = Faults::new(&store);
+    let (folding, dispatching) = (narrow_bus(&store).await, narrow_bus(&faults.database()).await);
+    let notifier = folding.notifier(eager()).await.unwrap();
+    let dispatcher = dispatching.dispatcher(options).await.unwrap();
+    (faults, folding, notifier, dispatching, dispatcher)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_wakes_the_tail_for_the_notifier_of_another_process() {
+    let options = DispatcherOptions { poll_interval: NEVER, ..DispatcherOptions::default() };
+    let (faults, folding, _notifier, _dispatching, dispatcher) = apart(options).await;
+    let mut subscription = dispatcher.subscribe(Filter::all()).stream();
+    for n in 0..50 {
+        tokio::time::sleep(Duration::from_millis(n)).await;
+        record(&faults.database(), &folding, &db(&format!("db{}", n % 7), 1), [0, 0, 1, 0]).await;
+        next(&mut subscription).await;
+    }
+}
+
+/// Once, a tail that was refused its watches asked for them again every 10 ms, and read the feed each time.
+#[tokio::test(start_paused = true)]
+async fn the_poll_makes_good_watches_that_are_dropped_or_refused_and_is_no_more_often() {
+    for fault in [WatchFault::Drop, WatchFault::Refuse(StoreError::TOO_MANY_WATCHES)] {
+        let (faults, folding, _notifier, _dispatching, dispatcher) =
+            apart(DispatcherOptions::default()).await;
+        faults.plan_watches(move |_| Some(fault.clone()));
+        let mut subscription = dispatcher.subscribe(Filter::all()).stream();
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        for _ in 0..3 {
+            record(&faults.database(), &folding, &db("a", 1), [0, 0, 1, 0]).await;
+            next(&mut subscription).await;
+        }
+        let before = faults.counts().reads;
+        tokio::time::sleep(Duration::from_secs(100)).await;
+        let reads = faults.counts().reads - before;
+        assert!(reads < 3_000, "{reads} reads in 100 s");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_idle_tail_only_polls() {
+    let (faults, folding, _notifier, _dispatching, dispatcher) = apart(DispatcherOptions::default()).await;
+    for n in 0..100 {
+        record(&faults.database(), &folding, &db(&format!("db{n}"), 1), [1, 0, 0, 0]).await;
+    }
+    let _subscription = dispatcher.subscribe(Filter::all()).stream();
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    let before = faults.counts();
+    tokio::time::sleep(Duration::from_secs(100)).await;
+    let after = faults.counts();
+    assert_eq!(after.write_commits, before.write_commits);
+    assert!(after.reads - before.reads < 1_500, "{before:?} {after:?}");
+}
+
+/// The tail outlives a feed that cannot be read for a while.
+#[tokio::test(start_paused = true)]
+async fn the_tail_goes_on_after_reads_have_failed() {
+    let (faults, folding, _notifier, _dispatching, dispatcher) = apart(DispatcherOptions::default()).await;
+    let mut subscription = dispatcher.subscribe(Filter::all()).stream();
+    faults.plan_reads(|read| matches!(read, Operation::GetRange { .. }).then_some(StoreError::IO_ERROR));
+    record(&faults.database(), &folding, &db("a", 1), [1, 0, 0, 0]).await;
+    row_with(&folding, &db("a", 1), [1, 0, 0, 0]).await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    faults.heal();
+    assert_eq!(next(&mut subscription).await.notification().name.as_str(), "a");
+}
+
+/// Subscribing at a sequence races with the tail that is just handing out what follows it. On real threads.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn what_comes_while_a_subscription_is_made_is_delivered() {
+    let node = Arc::new(Node::new(DispatcherOptions::default()).await);
+    let a = db("a", 1);
+    node.event(&a, EventKind::Created).await;
+    for round in 0..150 {
+        let known = common::row(&node.bus, &a).await.unwrap().sequence;
+        let (recording, database) = (Arc::clone(&node), a.clone());
+        let task = tokio::spawn(async move {
+            record(&recording.store, &recording.bus, &database, [0, 0, 1, 0]).await;
+        });
+        for _ in 0..round % 40 {
+            std::hint::spin_loop();
+        }
+        let filter = if round % 2 == 0 { Filter::name("a").unwrap() } else { Filter::all() };
+        let mut subscription = node.dispatcher.subscribe(filter).since(Since::After(known)).stream();
+        let delivery = next(&mut subscription).await;
+        assert!(delivery.sequence() > known);
+        assert_eq!(kinds(&delivery), [EventKind::Updated]);
+        task.await.unwrap();
+    }
+}
