@@ -250,6 +250,27 @@ async fn a_subscriber_from_now_is_told_nothing_old() {
     }
 }
 
+/// A reader at the very start knows no database, so it is not told that an earlier instance is gone. Once, that held for
+/// all pages that it read from there, and the end of a database that it had met on the first was kept from it.
+#[tokio::test(start_paused = true)]
+async fn a_database_that_is_replaced_between_two_pages_from_the_start_is_told_to_be_gone() {
+    let options = DispatcherOptions { page_rows_max: 1, ..DispatcherOptions::default() };
+    let node = Node::new(options).await;
+    // Enough for two rows in a shard.
+    let all = ["a", "b", "c", "d", "e", "f", "g", "h"];
+    node.events(&all, EventKind::Created).await;
+    let start = Since::After(Sequence::ZERO);
+    let mut subscription = node.dispatcher.subscribe(Filter::all()).since(start).stream();
+    assert_eq!(next(&mut subscription).await.notification().name.as_str(), "a");
+    node.event(&db("a", 1), EventKind::Deleted).await;
+    node.event(&db("a", 2), EventKind::Created).await;
+    let rest = drain(&mut subscription).await;
+    assert_eq!(names(&rest), all.into());
+    let again = rest.iter().find(|delivery| delivery.notification().name.as_str() == "a");
+    let expected = [(db("a", 1).instance, EventKind::Deleted), (db("a", 2).instance, EventKind::Created)];
+    assert_eq!(changes(again.unwrap()), expected);
+}
+
 /// Whoever starts again from where a delivery says that everything is known misses nothing.
 #[tokio::test(start_paused = true)]
 async fn a_subscriber_can_start_again_from_where_it_knew_everything() {

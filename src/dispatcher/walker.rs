@@ -16,7 +16,15 @@ use super::{
     ring::{Batch, Next},
     subscribe::{Delivery, Interruption},
 };
-use crate::{encoding::Sequence, error::Result};
+use crate::{
+    encoding::{Incarnation, Sequence, Versionstamp},
+    error::Result,
+};
+
+/// The first position at which something may be known.
+fn after_zero() -> Sequence {
+    Sequence::new(Incarnation(0), Versionstamp::default(), 1)
+}
 
 /// A subscriber of everything or of a pattern.
 pub(super) struct Walker {
@@ -32,8 +40,9 @@ pub(super) struct Walker {
     /// database of a later page may have had events that a row before the cursor would have told, had it not been
     /// superseded.
     known: Sequence,
-    /// Whether the feed is to be read on before the ring is walked again.
-    is_behind: bool,
+    /// While the feed is to be read on before the ring is walked again: a position that could be read when this began. A
+    /// row up to there has not moved meanwhile, so its database was not met on an earlier page.
+    behind: Option<Sequence>,
     /// The batch that it is walking, and the place in it.
     batch: Option<(Arc<Batch>, usize)>,
     /// Wakes at new batches.
@@ -52,7 +61,7 @@ impl Walker {
             skips,
             cursor,
             known: cursor,
-            is_behind: false,
+            behind: None,
             batch: None,
             pushes,
             catch_up: None,
@@ -68,7 +77,11 @@ impl Walker {
                 continue;
             }
             self.cursor = row.sequence;
-            let since = self.known;
+            let since = match self.behind {
+                // Who knows nothing is not told of replaced instances; but it may know this database from an earlier page.
+                Some(began) if row.sequence > began => self.known.max(after_zero()),
+                _ => self.known,
+            };
             if self.filter.matches(row) && self.filter.wants(row.changes_since(since).kinds()) {
                 return Some(Delivery::new(Arc::clone(row), since));
             }
@@ -76,7 +89,7 @@ impl Walker {
         self.cursor = self.cursor.max(batch.to);
         if batch.is_complete {
             self.known = self.known.max(batch.to);
-            self.is_behind = false;
+            self.behind = None;
         }
         self.batch = None;
         None
@@ -84,7 +97,8 @@ impl Walker {
 
     /// Begins to read the feed after the cursor.
     fn catch_up(&mut self) {
-        self.is_behind = true;
+        // The tail has read up to its position before, so whatever is read now reaches as far.
+        self.behind.get_or_insert(self.shared.ring.position());
         self.catch_up = Some(Box::pin(read(Arc::clone(&self.shared), self.cursor)));
     }
 
@@ -105,7 +119,7 @@ impl Walker {
             }
             let next = self.shared.ring.after(self.cursor);
             match next {
-                _ if self.is_behind && !self.shared.ring.is_closed() => self.catch_up(),
+                _ if self.behind.is_some() && !self.shared.ring.is_closed() => self.catch_up(),
                 Next::Batch(batch) => {
                     let cursor = self.cursor;
                     let place = batch.rows.partition_point(|row| row.sequence <= cursor);
