@@ -1,0 +1,337 @@
+//! Dispatching against a naive model: random events over a few databases, and subscribers with random starts, filters and
+//! paces. What each is told must be what has happened since it last knew the database.
+
+mod common;
+
+use std::{collections::BTreeMap, time::Duration};
+
+use common::{db, eager, record, until};
+use futures_util::FutureExt;
+use notibus::{
+    Bus, BusOptions, Counters, DbInstance, Delivery, Dispatcher, DispatcherOptions, EventKind, Filter,
+    Interruption, Kinds, Notification, Sequence, Since, Subscription, store::Database,
+};
+use tokio_stream::StreamExt;
+
+/// The databases.
+const NAMES: [&str; 6] = ["a/x", "a/y", "b/x", "b/y", "c", "d"];
+
+/// What is known of the databases at one time.
+type Knowledge = BTreeMap<String, (DbInstance, Counters)>;
+
+/// A subscriber, and what it has been told.
+struct Subscriber {
+    /// For messages.
+    what: String,
+    /// What it receives from.
+    subscription: Subscription,
+    /// Which databases it wants.
+    wants: fn(&str) -> bool,
+    /// Which kinds it wants.
+    kinds: Kinds,
+    /// Whether it has one slot per name.
+    is_exact: bool,
+    /// Whether it started before everything.
+    from_zero: bool,
+    /// Whether it skips.
+    skips: bool,
+    /// Whether what it is told may repeat: while it reads many pages.
+    may_repeat: bool,
+    /// What it knew at its start.
+    start: Knowledge,
+    /// What it knows.
+    known: Knowledge,
+    /// The last sequence, by name; and the last of all.
+    last: BTreeMap<String, Sequence>,
+    /// The last sequence of all.
+    newest: Sequence,
+}
+
+/// The filters to choose from, with what they want.
+fn filters() -> Vec<(Filter, fn(&str) -> bool, bool)> {
+    let parsed = |names: &[&str]| names.iter().map(|name| name.parse().unwrap()).collect::<Vec<_>>();
+    vec![
+        (Filter::all(), |_| true, false),
+        (Filter::prefix("a/"), |name| name.starts_with("a/"), false),
+        (Filter::suffix("/x"), |name| name.ends_with("/x"), false),
+        (Filter::glob("?/y").unwrap(), |name| name.ends_with("/y"), false),
+        (Filter::predicate(|row| row.name.as_str().len() == 1), |name| name.len() == 1, false),
+        (Filter::name("c").unwrap(), |name| name == "c", true),
+        (
+            Filter::names(parsed(&["a/x", "b/x", "d"])).unwrap(),
+            |name| ["a/x", "b/x", "d"].contains(&name),
+            true,
+        ),
+    ]
+}
+
+impl Subscriber {
+    /// Takes up to `most` items that are there.
+    fn take(&mut self, most: usize) {
+        for _ in 0..most {
+            match self.subscription.next().now_or_never() {
+                Some(Some(item)) => self.receive(item),
+                _ => return,
+            }
+        }
+    }
+
+    /// Takes all that comes within a good while.
+    async fn finish(&mut self) {
+        while let Ok(item) = tokio::time::timeout(Duration::from_secs(10), self.subscription.next()).await {
+            self.receive(item.expect("the dispatcher runs"));
+        }
+    }
+
+    /// Checks an item.
+    fn receive(&mut self, item: Result<Delivery, Interruption>) {
+        match item {
+            Ok(delivery) => self.check(&delivery),
+            Err(Interruption::Lagged { from, to }) => {
+                assert!(self.skips && from < to && from >= self.newest, "{}", self.what);
+                self.newest = to;
+                // What lies between was skipped, so it can no longer be told what happened to whom.
+                self.may_repeat = true;
+            }
+            Err(error) => panic!("{}: {error}", self.what),
+        }
+    }
+
+    /// Checks a delivery against what was known, and adds it to that.
+    fn check(&mut self, delivery: &Delivery) {
+        let row = delivery.notification();
+        let name = row.name.as_str().to_owned();
+        let what = format!("{}: {row:?}", self.what);
+        assert!((self.wants)(&name), "{what}");
+        let last = self.last.insert(name.clone(), row.sequence);
+        assert!(last < Some(row.sequence), "per database, sequences grow: {what}");
+        if !self.is_exact {
+            assert!(self.newest < row.sequence, "for a walker, all sequences grow: {what}");
+        }
+        self.newest = self.newest.max(row.sequence);
+        let told = delivery.changes().kinds();
+        assert!(told.intersects(self.kinds), "{what}");
+        let before = self.known.insert(name, (row.instance, row.totals));
+        // Who is not given every row cannot tell by the rows what it knew.
+        if self.kinds == Kinds::ALL && !self.skips {
+            self.check_kinds(told, row, before, &what);
+        }
+    }
+
+    /// Checks the kinds of a delivery against the totals that were known before.
+    fn check_kinds(
+        &self,
+        told: Kinds,
+        row: &Notification,
+        before: Option<(DbInstance, Counters)>,
+        what: &str,
+    ) {
+        let (same, known) = match before {
+            Some((instance, totals)) if instance == row.instance => (true, totals),
+            _ => (false, Counters::ZERO),
+        };
+        for kind in EventKind::ALL {
+            let (then, now) = (known.lanes()[kind as usize], row.totals.lanes()[kind as usize]);
+            if now > then {
+                assert!(told.contains(kind), "{kind:?} was left out: {told:?} {what}");
+            } else if kind == EventKind::Deleted && !same {
+                self.check_replaced(told, row, before, what);
+            } else if !self.may_repeat || (now == 0 && kind != EventKind::Deleted) {
+                assert!(!told.contains(kind), "{kind:?} is not new: {told:?} {what}");
+            }
+        }
+    }
+
+    /// Checks whether the deletion of an earlier instance is told. Instances that came and went unseen leave it open.
+    fn check_replaced(
+        &self,
+        told: Kinds,
+        row: &Notification,
+        before: Option<(DbInstance, Counters)>,
+        what: &str,
+    ) {
+        match before {
+            Some((_, totals)) if totals.deleted == 0 => {
+                assert!(told.contains(EventKind::Deleted), "the end was left out: {what}");
+            }
+            Some((instance, _)) if instance.0[0] + 1 == row.instance.0[0] && !self.may_repeat => {
+                assert!(!told.contains(EventKind::Deleted), "the end was told before: {what}");
+            }
+            None if self.from_zero && row.instance.0[0] == 1 => {
+                assert!(!told.contains(EventKind::Deleted), "there was none before: {what}");
+            }
+            _ => {}
+        }
+    }
+
+    /// Checks that nothing of `rows` is missing.
+    fn check_end(&self, rows: &[std::sync::Arc<Notification>]) {
+        for row in rows.iter().filter(|row| (self.wants)(row.name.as_str())) {
+            let name = row.name.as_str();
+            let of = |knowledge: &Knowledge| match knowledge.get(name) {
+                Some((instance, totals)) if *instance == row.instance => *totals,
+                _ => Counters::ZERO,
+            };
+            let (start, told) = (of(&self.start), of(&self.known));
+            for kind in self.kinds.iter() {
+                let [start, told, now] = [start, told, row.totals].map(|of| of.lanes()[kind as usize]);
+                if now > start && !self.skips {
+                    assert_eq!(told, now, "{kind:?} of {name} is missing: {}", self.what);
+                }
+            }
+        }
+    }
+}
+
+/// A run of the model.
+struct Run {
+    /// Draws everything.
+    random: fastrand::Rng,
+    /// The store.
+    store: Database,
+    /// The bus.
+    bus: Bus,
+    /// Its dispatcher.
+    dispatcher: Dispatcher,
+    /// Whether the feed is read in small pages.
+    small_pages: bool,
+    /// For each database, the number of its newest instance, and whether it lives.
+    lives: Vec<(u8, bool)>,
+    /// How many events were recorded.
+    recorded: u64,
+    /// Positions at which everything was still, with what was in the feed then.
+    checkpoints: Vec<(Sequence, Knowledge)>,
+    /// The subscribers.
+    subscribers: Vec<Subscriber>,
+}
+
+impl Run {
+    /// Records an event or a few, in one transaction.
+    async fn record(&mut self) {
+        let place = self.random.usize(..NAMES.len());
+        let (instance, lives) = &mut self.lives[place];
+        let mut lanes = [0; 4];
+        if !*lives {
+            (*instance, *lives) = (*instance + 1, true);
+            lanes[0] = 1;
+        }
+        lanes[2] = self.random.u64(..3);
+        lanes[3] = self.random.u64(..2);
+        if self.random.u8(..5) == 0 {
+            *lives = false;
+            lanes[1] = 1;
+        }
+        if lanes == [0; 4] {
+            lanes[2] = 1;
+        }
+        let database = db(NAMES[place], *instance);
+        record(&self.store, &self.bus, &database, lanes).await;
+        self.recorded += lanes.iter().sum::<u64>();
+    }
+
+    /// Waits until everything is folded and told; remembers the position.
+    async fn settle(&mut self) {
+        until("all folds", async || self.bus.stats().folded.total() == self.recorded).await;
+        let now = self.bus.feed().now().await.unwrap();
+        until("the tail", async || self.dispatcher.position() >= now).await;
+        let knowledge = common::rows(&self.bus)
+            .await
+            .iter()
+            .map(|row| (row.name.as_str().to_owned(), (row.instance, row.totals)))
+            .collect();
+        self.checkpoints.push((now, knowledge));
+    }
+
+    /// Subscribes from somewhere, to something.
+    async fn subscribe(&mut self) {
+        let mut all = filters();
+        let (filter, wants, is_exact) = all.swap_remove(self.random.usize(..all.len()));
+        let kinds = match self.random.u8(..4) {
+            0 => EventKind::Created.into(),
+            1 => Kinds::from(EventKind::DdocUpdated) | EventKind::Deleted.into(),
+            _ => Kinds::ALL,
+        };
+        let (since, start) = match self.random.u8(..3) {
+            0 => (Since::After(Sequence::ZERO), Knowledge::new()),
+            1 => {
+                let (sequence, knowledge) =
+                    self.checkpoints[self.random.usize(..self.checkpoints.len())].clone();
+                (Since::After(sequence), knowledge)
+            }
+            _ => {
+                self.settle().await;
+                (Since::Now, self.checkpoints.last().unwrap().1.clone())
+            }
+        };
+        let skips = self.random.u8(..5) == 0;
+        let what = format!("{filter:?} since {since:?}, skips: {skips}");
+        let subscribe = self.dispatcher.subscribe(filter.kinds(kinds).unwrap()).since(since);
+        let subscription = if skips { subscribe.skip_when_lagging() } else { subscribe }.stream();
+        let newest = if let Since::After(sequence) = since { sequence } else { Sequence::ZERO };
+        self.subscribers.push(Subscriber {
+            what,
+            subscription,
+            wants,
+            kinds,
+            is_exact,
+            from_zero: since == Since::After(Sequence::ZERO),
+            skips: skips && !is_exact,
+            may_repeat: self.small_pages && !is_exact,
+            known: start.clone(),
+            start,
+            last: BTreeMap::new(),
+            newest,
+        });
+    }
+}
+
+/// Runs everything that `seed` says.
+async fn run(seed: u64) {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let store = Database::memory();
+    let options =
+        BusOptions { partitions: random.u32(1..4), shards: random.u32(1..6), ..BusOptions::default() };
+    let bus = Bus::open(&store, options).await.unwrap();
+    let _notifier = bus.notifier(eager()).await.unwrap();
+    let small_pages = random.bool();
+    let options = DispatcherOptions {
+        ring_rows_max: *random.choice(&[1, 3, 1_000]).unwrap(),
+        page_rows_max: if small_pages { random.usize(1..3) } else { 1_000 },
+        catch_ups_max: random.usize(1..3),
+        ..DispatcherOptions::default()
+    };
+    let dispatcher = bus.dispatcher(options).await.unwrap();
+    let lives = vec![(0, false); NAMES.len()];
+    let (recorded, checkpoints, subscribers) = (0, Vec::new(), Vec::new());
+    let mut run =
+        Run { random, store, bus, dispatcher, small_pages, lives, recorded, checkpoints, subscribers };
+    run.settle().await;
+    for _ in 0..150 {
+        match run.random.u8(..20) {
+            0 => run.settle().await,
+            1..=2 => run.subscribe().await,
+            3..=7 => tokio::time::sleep(Duration::from_millis(run.random.u64(..40))).await,
+            8..=11 if !run.subscribers.is_empty() => {
+                let place = run.random.usize(..run.subscribers.len());
+                let most = run.random.usize(1..6);
+                run.subscribers[place].take(most);
+            }
+            _ => run.record().await,
+        }
+    }
+    run.settle().await;
+    let rows = common::rows(&run.bus).await;
+    for subscriber in &mut run.subscribers {
+        subscriber.finish().await;
+        subscriber.check_end(&rows);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn subscribers_are_told_what_the_model_says() {
+    for _ in 0..60 {
+        let seed = fastrand::u64(..);
+        println!("seed {seed}");
+        run(seed).await;
+    }
+}
