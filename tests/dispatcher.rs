@@ -1,5 +1,7 @@
 //! Dispatching: every subscriber gets what it wants, derived for its own cursor, however slow it is.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 mod common;
 
 use std::{
@@ -436,7 +438,9 @@ async fn a_panic_of_a_callback_is_counted_and_touches_nothing_else() {
     let _handle = node.dispatcher.subscribe(Filter::all()).callback(move |delivery| {
         counted.fetch_add(1, Ordering::Relaxed);
         assert_ne!(delivery.notification().name.as_str(), "early", "it panics before its future");
-        async move { assert_ne!(delivery.notification().name.as_str(), "late", "it panics within it") }
+        async move {
+            assert_ne!(delivery.notification().name.as_str(), "late", "it panics within it");
+        }
     });
     let mut other = node.dispatcher.subscribe(Filter::all()).stream();
     node.events(&["early", "late", "good"], EventKind::Created).await;

@@ -1,6 +1,8 @@
 //! Dispatching against a naive model: random events over a few databases, and subscribers with random starts, filters and
 //! paces. What each is told must be what has happened since it last knew the database.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 mod common;
 
 use std::{collections::BTreeMap, time::Duration};
@@ -20,13 +22,14 @@ const NAMES: [&str; 6] = ["a/x", "a/y", "b/x", "b/y", "c", "d"];
 type Knowledge = BTreeMap<String, (DbInstance, Counters)>;
 
 /// A subscriber, and what it has been told.
+#[expect(clippy::struct_excessive_bools, reason = "they are independent of each other")]
 struct Subscriber {
     /// For messages.
     what: String,
     /// What it receives from.
     subscription: Subscription,
     /// Which databases it wants.
-    wants: fn(&str) -> bool,
+    wants: Wants,
     /// Which kinds it wants.
     kinds: Kinds,
     /// Whether it has one slot per name.
@@ -47,8 +50,11 @@ struct Subscriber {
     newest: Sequence,
 }
 
-/// The filters to choose from, with what they want.
-fn filters() -> Vec<(Filter, fn(&str) -> bool, bool)> {
+/// Whether a name is wanted.
+type Wants = fn(&str) -> bool;
+
+/// The filters to choose from, with what they want, and whether that is exact names.
+fn filters() -> Vec<(Filter, Wants, bool)> {
     let parsed = |names: &[&str]| names.iter().map(|name| name.parse().unwrap()).collect::<Vec<_>>();
     vec![
         (Filter::all(), |_| true, false),
@@ -285,9 +291,8 @@ impl Run {
     }
 }
 
-/// Runs everything that `seed` says.
-async fn run(seed: u64) {
-    let mut random = fastrand::Rng::with_seed(seed);
+/// Runs everything that `random` says.
+async fn run(mut random: fastrand::Rng) {
     let store = Database::memory();
     let options =
         BusOptions { partitions: random.u32(1..4), shards: random.u32(1..6), ..BusOptions::default() };
@@ -330,8 +335,6 @@ async fn run(seed: u64) {
 #[tokio::test(start_paused = true)]
 async fn subscribers_are_told_what_the_model_says() {
     for _ in 0..60 {
-        let seed = fastrand::u64(..);
-        println!("seed {seed}");
-        run(seed).await;
+        run(common::dice()).await;
     }
 }

@@ -1,5 +1,7 @@
 //! The wrappers for tests do to a store what they say.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 mod common;
 
 use common::within;

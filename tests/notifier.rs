@@ -1,5 +1,7 @@
 //! Folding: every committed event exactly once, whatever fails, and nothing while idle.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 mod common;
 
 use std::time::Duration;
@@ -122,8 +124,7 @@ async fn folded_late(faults: &Faults) -> bool {
 }
 
 /// Records at random under faults at random; the totals must come out exactly.
-async fn soak(seed: u64) {
-    let mut random = fastrand::Rng::with_seed(seed);
+async fn soak(mut random: fastrand::Rng) {
     let store = Database::memory();
     let faults = Faults::new(&store);
     let producing = narrow_bus(&store).await;
@@ -196,9 +197,7 @@ async fn soak(seed: u64) {
 #[tokio::test(start_paused = true)]
 async fn totals_are_exact_under_random_faults() {
     for _ in 0..12 {
-        let seed = fastrand::u64(..);
-        println!("seed {seed}");
-        soak(seed).await;
+        soak(common::dice()).await;
     }
 }
 
@@ -542,9 +541,7 @@ async fn a_doorbell_that_is_rung_while_its_watch_is_set_is_heard() {
     let faults = Faults::new(&store);
     let (producing, folding) = (narrow_bus(&store).await, narrow_bus(&faults.database()).await);
     let _notifier = folding.notifier(unpolled()).await.unwrap();
-    let seed = fastrand::u64(..);
-    println!("seed {seed}");
-    let mut random = fastrand::Rng::with_seed(seed);
+    let mut random = common::dice();
     for n in 1..=100 {
         record(&store, &producing, &db("a", 1), [0, 0, 1, 0]).await;
         for _ in 0..random.u8(..30) {

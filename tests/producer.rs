@@ -1,5 +1,7 @@
 //! Producing: blind, cheap, and in the caller's own transaction.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 mod common;
 
 use std::{cell::RefCell, collections::BTreeSet, time::Duration};
@@ -183,14 +185,12 @@ async fn an_aborted_transaction_records_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn an_event_is_notified_if_and_only_if_its_transaction_committed() {
-    let seed = fastrand::u64(..);
-    println!("seed {seed}");
-    let mut random = fastrand::Rng::with_seed(seed);
+    let mut random = common::dice();
     let store = Database::memory();
     let bus = Bus::open(&store, BusOptions::default()).await.unwrap();
     let _notifier = bus.notifier(eager()).await.unwrap();
     let producer = bus.producer();
-    let mut expected = vec![0; 20];
+    let mut expected = [0; 20];
     for _ in 0..400 {
         let place = random.usize(..20);
         let tx = store.begin();
@@ -216,11 +216,14 @@ async fn an_event_is_notified_if_and_only_if_its_transaction_committed() {
     assert_eq!(bus.stats().folded.updated, expected.iter().sum::<u64>());
 }
 
+/// An operation, its key and its operand.
+type Mutation = (AtomicOp, Vec<u8>, Vec<u8>);
+
 /// A transaction of a layer that knows nothing of the crate's own.
 #[derive(Default)]
 struct Foreign {
     /// The mutations that it would do.
-    mutations: RefCell<Vec<(AtomicOp, Vec<u8>, Vec<u8>)>>,
+    mutations: RefCell<Vec<Mutation>>,
 }
 
 impl EventTarget for Foreign {

@@ -120,13 +120,13 @@ impl Walker {
             let next = self.shared.ring.after(self.cursor);
             match next {
                 _ if self.behind.is_some() && !self.shared.ring.is_closed() => self.catch_up(),
+                Next::Behind(_) | Next::UpToDate if self.shared.ring.is_closed() => {
+                    return Poll::Ready(None);
+                }
                 Next::Batch(batch) => {
                     let cursor = self.cursor;
                     let place = batch.rows.partition_point(|row| row.sequence <= cursor);
                     self.batch = Some((batch, place));
-                }
-                Next::UpToDate | Next::Behind(_) if self.shared.ring.is_closed() => {
-                    return Poll::Ready(None);
                 }
                 Next::Behind(to) if self.skips => {
                     let from = std::mem::replace(&mut self.cursor, to);
