@@ -65,7 +65,7 @@ stats! {
     bells,
     /// Rows that the dispatcher's tail has read.
     rows_tailed,
-    /// Panics of callbacks.
+    /// Panics of callbacks, and of the predicates in front of them.
     callback_panics,
 }
 

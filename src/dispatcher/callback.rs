@@ -44,10 +44,18 @@ where
     R: Future<Output = ()> + Send + 'static,
 {
     let task = tokio::spawn(async move {
-        while let Some(item) = subscription.next().await {
-            let delivery = match item {
-                Ok(delivery) => delivery,
-                Err(interruption) => {
+        loop {
+            // A predicate of the filter can panic. It has seen the row then, and goes on with the next one.
+            let received = AssertUnwindSafe(subscription.next()).catch_unwind().await;
+            let delivery = match received {
+                Ok(None) => return,
+                Ok(Some(Ok(delivery))) => delivery,
+                Err(_) => {
+                    context.stats.callback_panics.add(1);
+                    tracing::error!("a predicate has panicked; its subscription goes on");
+                    continue;
+                }
+                Ok(Some(Err(interruption))) => {
                     tracing::warn!(%interruption, "subscription interrupted");
                     if matches!(interruption, Interruption::Failed(_)) {
                         context.env().sleep(FAILURE_PAUSE).await;
