@@ -31,7 +31,8 @@ pub enum Since {
     /// told may be delivered.
     #[default]
     Now,
-    /// After this sequence; [`Sequence::ZERO`] to be told of every database first.
+    /// After this sequence; [`Sequence::ZERO`] to be told of every database first. Whoever starts ahead of the store, with
+    /// the cursor of another bus, gets [`Interruption::Failed`] with [`Error::Invalid`].
     After(Sequence),
 }
 
@@ -139,8 +140,10 @@ impl Subscribe {
             }
             // The slots are in place, so what is looked up now and what comes meet without a gap. The position is taken
             // again: the tail may have handed rows out before there were slots.
-            let look_up = (cursor < shared.ring.position())
-                .then(|| LookUp::new(Arc::clone(&shared), Arc::clone(&mailbox), names.into_iter().collect()));
+            // Who starts ahead of the tail has nothing to look up, but may be ahead of the store as well.
+            let look_up = (cursor != shared.ring.position()).then(|| {
+                LookUp::new(cursor, Arc::clone(&shared), Arc::clone(&mailbox), names.into_iter().collect())
+            });
             (registration, Source::Exact { mailbox, look_up })
         } else {
             let registration = Registry::enter(&shared, None);
@@ -151,7 +154,7 @@ impl Subscribe {
 
     /// Receives by an async callback, in a task of its own. The subscription ends when the handle is dropped.
     ///
-    /// Deliveries come one after the other. A panic of the callback is caught, logged and counted, and the subscription
+    /// Deliveries come one after the other. A panic of the callback, or of the filter's predicate, is caught, logged and counted, and the subscription
     /// goes on with the next delivery; it affects no other subscriber. `Lagged` and failures are logged.
     pub fn callback<F, R>(self, callback: F) -> CallbackHandle
     where
@@ -174,6 +177,8 @@ impl fmt::Debug for Subscribe {
 
 /// The first look of a subscriber of exact names at the feed.
 struct LookUp {
+    /// Where the subscriber starts.
+    cursor: Sequence,
     /// Where to look.
     shared: Arc<Shared>,
     /// Where to put what is found.
@@ -186,9 +191,9 @@ struct LookUp {
 
 impl LookUp {
     /// Looks for the newest rows of `names`.
-    fn new(shared: Arc<Shared>, mailbox: Arc<Mailbox>, names: Arc<[DbName]>) -> Self {
-        let under_way = look_up(Arc::clone(&shared), Arc::clone(&mailbox), Arc::clone(&names));
-        Self { under_way: Box::pin(under_way), shared, mailbox, names }
+    fn new(cursor: Sequence, shared: Arc<Shared>, mailbox: Arc<Mailbox>, names: Arc<[DbName]>) -> Self {
+        let under_way = look_up(cursor, Arc::clone(&shared), Arc::clone(&mailbox), Arc::clone(&names));
+        Self { under_way: Box::pin(under_way), cursor, shared, mailbox, names }
     }
 
     /// Completes when all were found. After a failure it looks again.
@@ -196,6 +201,7 @@ impl LookUp {
         let done = ready!(self.under_way.as_mut().poll(context));
         if done.is_err() {
             self.under_way = Box::pin(look_up(
+                self.cursor,
                 Arc::clone(&self.shared),
                 Arc::clone(&self.mailbox),
                 Arc::clone(&self.names),
@@ -205,8 +211,16 @@ impl LookUp {
     }
 }
 
-/// Puts the newest rows of `names`, in the order of the slots, into `mailbox`.
-async fn look_up(shared: Arc<Shared>, mailbox: Arc<Mailbox>, names: Arc<[DbName]>) -> Result<()> {
+/// Puts the newest rows of `names`, in the order of the slots, into `mailbox`. Fails if `cursor` is ahead of the store.
+async fn look_up(
+    cursor: Sequence,
+    shared: Arc<Shared>,
+    mailbox: Arc<Mailbox>,
+    names: Arc<[DbName]>,
+) -> Result<()> {
+    if cursor > shared.ring.position() {
+        shared.feed.page(cursor, 1).await?;
+    }
     for (slot, name) in names.iter().enumerate() {
         if let Some(row) = shared.feed.newest(name).await? {
             mailbox.put(slot, &Arc::new(row));

@@ -55,17 +55,9 @@ impl Walker {
     /// A walker that knows everything up to `cursor`.
     pub fn new(shared: Arc<Shared>, filter: Filter, skips: bool, cursor: Sequence) -> Self {
         let pushes = WatchStream::from_changes(shared.ring.pushes());
-        Self {
-            shared,
-            filter,
-            skips,
-            cursor,
-            known: cursor,
-            behind: None,
-            batch: None,
-            pushes,
-            catch_up: None,
-        }
+        // Who starts ahead of the tail may be ahead of the store as well: the feed refuses it then.
+        let behind = (cursor > shared.ring.position()).then_some(cursor);
+        Self { shared, filter, skips, cursor, known: cursor, behind, batch: None, pushes, catch_up: None }
     }
 
     /// The next row of the current batch that matches.
