@@ -16,8 +16,8 @@ use std::{
 use common::{NEVER, db, eager, narrow_bus, record, row_with, until, within};
 use futures_util::FutureExt;
 use notibus::{
-    Bus, Db, DbInstance, Delivery, Dispatcher, DispatcherOptions, Error, EventKind, Filter, Interruption,
-    Kinds, Notifier, Sequence, Since, StoreError, Subscription,
+    Bus, Db, DbInstance, Delivery, Dispatcher, DispatcherOptions, Error, EventKind, Filter, Incarnation,
+    Interruption, Kinds, Notifier, Sequence, Since, StoreError, Subscription, Versionstamp,
     store::{
         Database,
         testing::{Faults, Operation, WatchFault},
@@ -449,6 +449,25 @@ async fn a_panic_of_a_callback_is_counted_and_touches_nothing_else() {
     assert_eq!(drain(&mut other).await.len(), 3);
 }
 
+/// Once, a predicate that panicked ended the subscription without a word.
+#[tokio::test(start_paused = true)]
+async fn a_panic_of_a_predicate_is_counted_and_the_callback_goes_on() {
+    let node = Node::new(DispatcherOptions::default()).await;
+    let filter = Filter::predicate(|row| {
+        assert_ne!(row.name.as_str(), "bad", "the predicate panics");
+        true
+    });
+    let calls = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&calls);
+    let _handle = node.dispatcher.subscribe(filter).callback(move |_| {
+        counted.fetch_add(1, Ordering::Relaxed);
+        async {}
+    });
+    node.events(&["good", "bad", "other"], EventKind::Created).await;
+    until("the calls", async || calls.load(Ordering::Relaxed) == 2).await;
+    assert_eq!(node.bus.stats().callback_panics, 1);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_ends_streams_after_what_they_have_been_given() {
     let node = Node::new(DispatcherOptions::default()).await;
@@ -538,6 +557,51 @@ async fn a_callback_pauses_while_reads_fail() {
     until("the call", async || calls.load(Ordering::Relaxed) == 1).await;
 }
 
+/// Once, a subscriber that started ahead of the store heard nothing until the store had come by.
+#[tokio::test(start_paused = true)]
+async fn a_start_ahead_of_the_store_is_a_typed_error() {
+    let node = Node::new(DispatcherOptions::default()).await;
+    node.event(&db("a", 1), EventKind::Created).await;
+    let now = node.bus.feed().now().await.unwrap();
+    let version = now.versionstamp().version() + 1_000_000_000;
+    let ahead = Sequence::new(Incarnation(0), Versionstamp::new(version, 0), 0);
+    let elsewhere = Sequence::new(Incarnation(1), Versionstamp::new(1, 0), 0);
+    for filter in [Filter::all(), Filter::name("a").unwrap()] {
+        for bad in [ahead, elsewhere] {
+            let since = Since::After(bad);
+            let mut subscription = node.dispatcher.subscribe(filter.clone()).since(since).stream();
+            let item = within("an error", subscription.next()).await.unwrap();
+            let refused = matches!(item, Err(Interruption::Failed(Error::Invalid { .. })));
+            assert!(refused, "{filter:?} {bad}: {item:?}");
+        }
+    }
+}
+
+/// A subscriber can know more than the tail has read: what it knows is not told again, and what comes is.
+#[tokio::test(start_paused = true)]
+async fn a_start_ahead_of_the_tail_is_fine() {
+    let options = DispatcherOptions { poll_interval: NEVER, ..DispatcherOptions::default() };
+    let (faults, folding, _notifier, _dispatching, dispatcher) = apart(options).await;
+    faults.plan_watches(|_| Some(WatchFault::Drop));
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let store = faults.database();
+    for filter in [Filter::all(), Filter::name("a").unwrap()] {
+        record(&store, &folding, &db("a", 1), [0, 0, 1, 0]).await;
+        until("the fold", async || folding.stats().folded.updated % 2 == 1).await;
+        let known = folding.feed().now().await.unwrap();
+        assert!(dispatcher.position() < known);
+        let since = Since::After(known);
+        let mut subscription = dispatcher.subscribe(filter).since(since).stream();
+        assert!(ready(&mut subscription).is_empty());
+        record(&store, &folding, &db("a", 1), [0, 0, 1, 0]).await;
+        until("the fold", async || folding.stats().folded.updated % 2 == 0).await;
+        // Nothing tells the tail but its poll.
+        let delivery = tokio::time::timeout(2 * NEVER, subscription.next()).await.unwrap();
+        assert!(delivery.unwrap().unwrap().sequence() > known);
+        assert!(ready(&mut subscription).is_empty());
+    }
+}
+
 /// Two processes: one folds, the other dispatches.
 async fn apart(options: DispatcherOptions) -> (Faults, Bus, Notifier, Bus, Dispatcher) {
     let store = Database::memory();
@@ -606,6 +670,54 @@ async fn the_tail_goes_on_after_reads_have_failed() {
     tokio::time::sleep(Duration::from_secs(5)).await;
     faults.heal();
     assert_eq!(next(&mut subscription).await.notification().name.as_str(), "a");
+}
+
+/// One process on real threads, without a poll that could mend a lost wake-up: from the commit over the fold and the tail to
+/// the subscriber.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn no_wake_up_is_lost_within_a_process() {
+    let store = Database::memory();
+    let bus = narrow_bus(&store).await;
+    let _notifier = bus.notifier(common::unpolled()).await.unwrap();
+    let options = DispatcherOptions { poll_interval: NEVER, ..DispatcherOptions::default() };
+    let dispatcher = bus.dispatcher(options).await.unwrap();
+    hear_all(&store, &bus, &dispatcher).await;
+}
+
+/// The same with the producer, the notifier and the dispatcher in three processes: over doorbells and watches.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn no_wake_up_is_lost_between_processes() {
+    let store = Database::memory();
+    let producing = narrow_bus(&store).await;
+    let folding = narrow_bus(&store).await;
+    let _notifier = folding.notifier(common::unpolled()).await.unwrap();
+    let options = DispatcherOptions { poll_interval: NEVER, ..DispatcherOptions::default() };
+    let dispatching = narrow_bus(&store).await;
+    let dispatcher = dispatching.dispatcher(options).await.unwrap();
+    hear_all(&store, &producing, &dispatcher).await;
+}
+
+/// Records events, now with pauses and now without, and waits for each last one.
+async fn hear_all(store: &Database, bus: &Bus, dispatcher: &Dispatcher) {
+    let mut random = common::dice();
+    let mut walker = dispatcher.subscribe(Filter::all()).stream();
+    let mut exact = dispatcher.subscribe(Filter::name("a").unwrap()).stream();
+    let mut recorded = 0;
+    for _ in 0..120 {
+        for _ in 0..random.u8(1..4) {
+            record(store, bus, &db("a", 1), [0, 0, 1, 0]).await;
+            recorded += 1;
+            for _ in 0..random.u16(..2_000) {
+                std::hint::spin_loop();
+            }
+        }
+        for subscription in [&mut walker, &mut exact] {
+            while next(subscription).await.notification().totals.updated < recorded {}
+        }
+        if random.u8(..4) == 0 {
+            tokio::time::sleep(Duration::from_millis(random.u64(..15))).await;
+        }
+    }
 }
 
 /// Subscribing at a sequence races with the tail that is just handing out what follows it. On real threads.
