@@ -123,21 +123,18 @@ async fn folded_late(faults: &Faults) -> bool {
     before == faults.counts().write_commits
 }
 
-/// Records at random under faults at random; the totals must come out exactly.
-async fn soak(mut random: fastrand::Rng) {
-    let store = Database::memory();
-    let faults = Faults::new(&store);
-    let producing = narrow_bus(&store).await;
-    let bus = narrow_bus(&faults.database()).await;
+/// Makes `faults` disturb whatever it can.
+fn fail_at_random(faults: &Faults, random: &mut fastrand::Rng) {
     let mut dice = random.fork();
     faults.plan_commits(move |_| {
-        Some(match dice.u8(..10) {
+        Some(match dice.u8(..12) {
             0 => CommitFault::Before(StoreError::NOT_COMMITTED),
             1 => CommitFault::Before(StoreError::TRANSACTION_TOO_OLD),
             2 => CommitFault::Before(StoreError::COMMIT_UNKNOWN_RESULT),
             3 => CommitFault::After(StoreError::COMMIT_UNKNOWN_RESULT),
             4 => CommitFault::After(StoreError::TRANSACTION_TIMED_OUT),
             5 => CommitFault::Before(StoreError::TRANSACTION_TIMED_OUT),
+            6 => CommitFault::Late(StoreError::TRANSACTION_TIMED_OUT),
             _ => return None,
         })
     });
@@ -159,14 +156,24 @@ async fn soak(mut random: fastrand::Rng) {
             _ => return None,
         })
     });
-    let start = async || loop {
+}
+
+/// Records at random under faults at random; the totals must come out exactly.
+async fn soak(mut random: fastrand::Rng) {
+    let store = Database::memory();
+    let faults = Faults::new(&store);
+    let producing = narrow_bus(&store).await;
+    let processes = [narrow_bus(&faults.database()).await, narrow_bus(&faults.database()).await];
+    fail_at_random(&faults, &mut random);
+    let start = async |bus: &Bus| loop {
         // Starting is up to the caller to repeat when it times out.
-        match bus.notifier(NotifierOptions { fold_rows_max: 10, ..NotifierOptions::default() }).await {
+        let options = NotifierOptions { fold_rows_max: 10, ..NotifierOptions::default() };
+        match bus.notifier(options).await {
             Ok(notifier) => return notifier,
             Err(error) => assert!(error.is_maybe_committed(), "{error}"),
         }
     };
-    let mut notifier = start().await;
+    let mut notifiers = vec![start(&processes[0]).await];
     let mut expected = vec![Counters::ZERO; 25];
     for _ in 0..60 {
         for _ in 0..random.usize(1..6) {
@@ -178,9 +185,17 @@ async fn soak(mut random: fastrand::Rng) {
             expected[place] += counts(lanes);
         }
         tokio::time::sleep(Duration::from_millis(random.u64(..60))).await;
-        if random.u8(..15) == 0 {
-            // The old one is fenced off, and dropped in the middle of whatever it does.
-            notifier = start().await;
+        match random.u8(..30) {
+            // The old ones are fenced off, and go on as zombies.
+            0..=3 => notifiers.push(start(&processes[random.usize(..2)]).await),
+            // Or they are dropped in the middle of whatever they do.
+            4 => {
+                let newest = start(&processes[random.usize(..2)]).await;
+                notifiers = vec![newest];
+            }
+            // Some of the late commits happen now; the others conflict, or are too old.
+            5..=15 => drop(faults.commit_late().await),
+            _ => {}
         }
     }
     for (place, counters) in expected.iter().enumerate() {
@@ -188,7 +203,7 @@ async fn soak(mut random: fastrand::Rng) {
             row_with(&producing, &db(&format!("db{place}"), 1), counters.lanes()).await;
         }
     }
-    drop(notifier);
+    drop(notifiers);
     let sum = rows(&producing).await.iter().map(|row| row.totals.total()).sum::<u64>();
     assert_eq!(sum, expected.iter().map(Counters::total).sum::<u64>());
     assert_eq!(waiting(&store).await, 0);
