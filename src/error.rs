@@ -168,6 +168,8 @@ codes! {
     KEY_OUTSIDE_LEGAL_RANGE = 2004, "key_outside_legal_range";
     /// A range begins after its end.
     INVERTED_RANGE = 2005, "inverted_range";
+    /// An option has a value that is out of its limits.
+    INVALID_OPTION_VALUE = 2006, "invalid_option_value";
     /// The transaction is used again although its commit has begun; reset it first.
     USED_DURING_COMMIT = 2017, "used_during_commit";
     /// A read-only transaction has no commit version and no versionstamp.
@@ -181,6 +183,12 @@ codes! {
 }
 
 impl StoreError {
+    /// The error of this code.
+    #[cfg(feature = "foundationdb")]
+    pub(crate) fn from_code(code: i32) -> Self {
+        Self { code, detail: None }
+    }
+
     /// FoundationDB's error code.
     pub fn code(&self) -> i32 {
         self.code

@@ -9,7 +9,7 @@ use std::{
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 
-use super::{Isolation, KeyRange, Page, RangeRead, Watch, mutation::Mutation};
+use super::{Isolation, KeyRange, Page, RangeRead, TransactionOption, Watch, mutation::Mutation};
 use crate::{
     encoding::Versionstamp,
     error::{Error, Result},
@@ -43,13 +43,18 @@ pub(crate) trait TransactionBackend: Send + Sync {
     /// Commits. `None` if there was nothing to write.
     fn commit(&self) -> Answer<'_, Option<Versionstamp>>;
     /// Bytes of keys, values and conflict ranges so far.
-    fn approximate_size(&self) -> usize;
+    fn approximate_size(&self) -> Answer<'_, usize>;
+    /// Treats the transaction so.
+    fn set_option(&self, option: TransactionOption);
+    /// What the last commit has failed on, if the option to report it was set.
+    fn conflicting_ranges(&self) -> Answer<'_, Vec<KeyRange>>;
     /// Makes everything that follows fail with `transaction_cancelled` (1025).
     fn cancel(&self);
     /// Makes it a new transaction.
     fn reset(&self);
     /// What to wait for after `error` before the transaction is tried again; the error itself if it is final. `backoff`
-    /// is the caller's own pause, for backends that bring none.
+    /// is the caller's own pause, for backends that bring none. Afterwards it is a new transaction with the options of
+    /// the old one.
     fn recover(&self, error: Error, backoff: BoxFuture<'static, ()>) -> BoxFuture<'_, Result<()>>;
 }
 
@@ -59,7 +64,6 @@ pub(crate) enum Answer<'a, T> {
     /// Known already; taken by the first poll.
     Ready(Option<Result<T>>),
     /// Still to come.
-    #[cfg_attr(not(test), allow(dead_code, reason = "durable commits wait; memory answers at once"))]
     Waiting(BoxFuture<'a, Result<T>>),
 }
 

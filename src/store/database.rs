@@ -57,6 +57,33 @@ impl Database {
         Ok(Self { backend: Arc::new(embedded::Engine::open(path.as_ref(), env.clone())?), env })
     }
 
+    /// The cluster of `cluster_file`. The first call in a process boots the client's network thread, which is stopped when
+    /// the process exits.
+    ///
+    /// Fails with [`Error::Open`] if the file is none, or the cluster does not answer in time, and with
+    /// [`Error::Invalid`] if the client library does not offer the API version.
+    #[cfg(feature = "foundationdb")]
+    pub async fn foundationdb(cluster_file: impl AsRef<Path>) -> Result<Self> {
+        Self::foundationdb_with(cluster_file, &super::FoundationDbOptions::default()).await
+    }
+
+    /// [`Database::foundationdb`] with other options.
+    #[cfg(feature = "foundationdb")]
+    pub async fn foundationdb_with(
+        cluster_file: impl AsRef<Path>,
+        options: &super::FoundationDbOptions,
+    ) -> Result<Self> {
+        let backend = super::fdb::Fdb::open(cluster_file.as_ref(), options).await?;
+        Ok(Self { backend: Arc::new(backend), env: Env::system() })
+    }
+
+    /// The cluster that the caller is connected to already, for layers that use the client by themselves. The caller has
+    /// booted the client's network, and stops it.
+    #[cfg(feature = "foundationdb")]
+    pub fn from_foundationdb(client: Arc<::foundationdb::Database>) -> Self {
+        Self { backend: Arc::new(super::fdb::Fdb::from_client(client)), env: Env::system() }
+    }
+
     /// A handle on the store that `wrap` puts around this one.
     pub(super) fn wrapped<B: Backend>(&self, wrap: impl FnOnce(Arc<dyn Backend>) -> B) -> Self {
         Self { backend: Arc::new(wrap(Arc::clone(&self.backend))), env: self.env.clone() }

@@ -2,7 +2,8 @@
 //!
 //! Upper floors see one concrete pair, [`Database`] and [`Transaction`], and the retry runner [`Database::run`]. What
 //! stands behind is a backend; all backends pass the same conformance suite (`tests/conformance`). The embedded backend
-//! keeps everything in memory and, on request, in a folder.
+//! keeps everything in memory and, on request, in a
+//! folder; the FoundationDB backend (cargo feature `foundationdb`) is for clusters.
 //!
 //! # Semantics
 //!
@@ -17,7 +18,10 @@
 mod backend;
 mod database;
 mod embedded;
+#[cfg(feature = "foundationdb")]
+mod fdb;
 mod mutation;
+mod options;
 mod range;
 mod retry;
 pub mod testing;
@@ -25,7 +29,10 @@ mod transaction;
 mod watch;
 
 pub use database::Database;
+#[cfg(feature = "foundationdb")]
+pub use fdb::FoundationDbOptions;
 pub use mutation::AtomicOp;
+pub use options::{Priority, TransactionOption};
 pub(crate) use range::key_after;
 pub use range::{KeyRange, Page, Pages, RangeRead, Row};
 pub use retry::RetryPolicy;

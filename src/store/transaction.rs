@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use bytes::Bytes;
 
 use super::{
-    AtomicOp, KeyRange, Page, Pages, RangeRead, Watch, backend::TransactionBackend, mutation::Mutation,
+    AtomicOp, KeyRange, Page, Pages, RangeRead, TransactionOption, Watch, backend::TransactionBackend,
+    mutation::Mutation,
 };
 use crate::{
     encoding::{Counters, Versionstamp},
@@ -168,8 +169,19 @@ impl Transaction {
     }
 
     /// Bytes of keys, values and conflict ranges so far; the commit fails with `transaction_too_large` (2101) over 10 MB.
-    pub fn approximate_size(&self) -> usize {
-        self.0.backend.approximate_size()
+    pub async fn approximate_size(&self) -> Result<usize> {
+        self.0.backend.approximate_size().await
+    }
+
+    /// Treats this transaction so. A bad option fails what follows with `invalid_option_value` (2006).
+    pub fn set_option(&self, option: TransactionOption) {
+        self.0.backend.set_option(option);
+    }
+
+    /// The ranges of the read-conflict set on which the last commit has failed with `not_committed` (1020), if
+    /// [`TransactionOption::ReportConflicts`] was set before: for diagnosis. Call it before the transaction is reset.
+    pub async fn conflicting_ranges(&self) -> Result<Vec<KeyRange>> {
+        self.0.backend.conflicting_ranges().await
     }
 
     /// Makes everything that follows fail with `transaction_cancelled` (1025).
@@ -191,7 +203,7 @@ impl Transaction {
         backoff: futures_util::future::BoxFuture<'static, ()>,
     ) -> Result<()> {
         self.0.backend.recover(error, backoff).await?;
-        self.reset();
+        *self.held() = Held::default();
         Ok(())
     }
 

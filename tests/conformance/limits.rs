@@ -169,25 +169,26 @@ pub(crate) async fn conflict_ranges_count_for_the_size(f: &Fixture) -> Result<()
 
 pub(crate) async fn the_size_grows_with_every_kind_of_entry(f: &Fixture) -> Result<()> {
     let tx = f.db.begin();
-    let mut last = tx.approximate_size();
-    let mut grown = |least: usize| {
-        let size = tx.approximate_size();
+    let mut last = tx.approximate_size().await?;
+    let mut grown = async |least: usize| -> Result<()> {
+        let size = tx.approximate_size().await?;
         assert!(size >= last + least, "{last} grew to {size}, not by {least}");
         last = size;
+        Ok(())
     };
     tx.set(&f.key("a"), &[0; 1_000]);
-    grown(1_000);
+    grown(1_000).await?;
     tx.atomic(AtomicOp::Add, &f.key("b"), &[0; 500]);
-    grown(500);
+    grown(500).await?;
     tx.clear(&f.key("c"));
-    grown(1);
+    grown(1).await?;
     tx.clear_range(&f.range("d", "e"));
-    grown(1);
+    grown(1).await?;
     tx.add_write_conflict(&f.range("f", "g"));
-    grown(1);
+    grown(1).await?;
     tx.add_read_conflict(&f.range("f", "g"));
-    grown(1);
+    grown(1).await?;
     tx.reset();
-    assert!(tx.approximate_size() < 1_000);
+    assert!(tx.approximate_size().await? < 1_000);
     Ok(())
 }

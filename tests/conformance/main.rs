@@ -7,6 +7,9 @@
 //! Cases assert what FoundationDB promises, not what one engine happens to do: versions are opaque but grow, a page that
 //! is exactly full may say that there is more, a value that changes back may go unnoticed by a watch.
 
+#[cfg(feature = "foundationdb")]
+#[path = "../cluster/mod.rs"]
+mod cluster;
 mod fixture;
 
 mod atomics;
@@ -297,3 +300,5 @@ macro_rules! every_case {
 
 every_case!(memory, crate::fixture::MEMORY);
 every_case!(durable, crate::fixture::DURABLE);
+#[cfg(feature = "foundationdb")]
+every_case!(foundationdb, crate::fixture::FOUNDATIONDB);

@@ -24,6 +24,16 @@ pub(super) enum ReadConflict {
     Range(KeyRange),
 }
 
+impl ReadConflict {
+    /// The keys that it covers.
+    pub fn range(&self) -> KeyRange {
+        match self {
+            Self::Key(key) => KeyRange::key(key),
+            Self::Range(range) => range.clone(),
+        }
+    }
+}
+
 /// The newest write of every key and range since some version.
 #[derive(Debug, Default)]
 pub(super) struct Conflicts {

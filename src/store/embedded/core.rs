@@ -9,7 +9,11 @@
 //!    the lifetime therefore finds every write that came after its read version.
 //! 4. Versions grow with every group, and with time: about a million a second.
 
-use std::{collections::VecDeque, time::Duration};
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use imbl::OrdMap;
@@ -59,6 +63,8 @@ pub(super) struct Request {
     pub mutations: Vec<Mutation>,
     /// What it wants to watch.
     pub watches: Vec<watches::Pending>,
+    /// Where to put what it has failed on, if anybody wants to know.
+    pub report: Option<Arc<Mutex<Vec<KeyRange>>>>,
 }
 
 impl Request {
@@ -213,7 +219,12 @@ impl Core {
             if now.saturating_sub(taken) > TRANSACTION_LIFETIME || version < self.forgotten {
                 return Err(StoreError::TRANSACTION_TOO_OLD);
             }
-            if request.reads.iter().any(|read| self.conflicts.written_after(read, version)) {
+            let mut written = request.reads.iter().filter(|read| self.conflicts.written_after(read, version));
+            if let Some(first) = written.next() {
+                if let Some(report) = &request.report {
+                    let ranges = [first].into_iter().chain(written).map(ReadConflict::range).collect();
+                    *report.lock().unwrap_or_else(PoisonError::into_inner) = ranges;
+                }
                 return Err(StoreError::NOT_COMMITTED);
             }
         }

@@ -3,6 +3,7 @@
 use std::{
     mem,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -20,8 +21,8 @@ use crate::{
     encoding::Versionstamp,
     error::{Error, Result, StoreError},
     store::{
-        AtomicOp, Isolation, KEY_LEN_MAX, KeyRange, Page, RangeRead, TRANSACTION_LEN_MAX, VALUE_LEN_MAX,
-        Watch,
+        AtomicOp, Isolation, KEY_LEN_MAX, KeyRange, Page, RangeRead, TRANSACTION_LEN_MAX, TransactionOption,
+        VALUE_LEN_MAX, Watch,
         backend::{Answer, TransactionBackend},
         mutation::Mutation,
     },
@@ -29,6 +30,10 @@ use crate::{
 
 /// Bytes that a mutation or conflict range is counted for besides its keys and values.
 const ENTRY_OVERHEAD: usize = 32;
+
+/// The least size limit, in bytes, and the longest tag: the client's own limits.
+const SIZE_LIMIT_MIN: usize = 32;
+const TAG_LEN_MAX: usize = 16;
 
 /// The end of the key space that layers may use.
 const KEYS_END: &[u8] = b"\xff";
@@ -72,12 +77,30 @@ struct State {
     size: usize,
     /// The first bad write; it fails everything that follows.
     bad: Option<StoreError>,
+    /// When the transaction was made or reset, on the clock of the engine.
+    made: Duration,
+    /// How it is treated.
+    options: Options,
+}
+
+/// How a transaction is treated.
+#[derive(Debug, Clone, Default)]
+struct Options {
+    /// How long after it was made everything fails.
+    timeout: Option<Duration>,
+    /// How often it may still be tried again.
+    retries_left: Option<u32>,
+    /// The most bytes that it may have.
+    size_max: Option<usize>,
+    /// Where its commit puts what it has failed on.
+    report: Option<Arc<Mutex<Vec<KeyRange>>>>,
 }
 
 impl EmbeddedTransaction {
     /// A new transaction.
     pub fn new(engine: Arc<Engine>) -> Self {
-        Self { engine, state: Mutex::default() }
+        let state = State { made: engine.now(), ..State::default() };
+        Self { engine, state: Mutex::new(state) }
     }
 
     /// The changing part. No code that holds the lock can leave it half changed by a panic.
@@ -88,7 +111,7 @@ impl EmbeddedTransaction {
     /// Runs `read` on the state with its snapshot taken.
     fn reading<T>(&self, read: impl FnOnce(&mut State) -> Result<T, StoreError>) -> Result<T> {
         let mut state = self.state();
-        state.check_usable()?;
+        state.check_usable(&self.engine)?;
         state.take_snapshot(&self.engine)?;
         Ok(read(&mut state)?)
     }
@@ -96,7 +119,10 @@ impl EmbeddedTransaction {
 
 impl State {
     /// Fails if the transaction is used up or has a bad write.
-    fn check_usable(&self) -> Result<(), StoreError> {
+    fn check_usable(&self, engine: &Engine) -> Result<(), StoreError> {
+        if self.options.timeout.is_some_and(|timeout| engine.now().saturating_sub(self.made) > timeout) {
+            return Err(StoreError::TRANSACTION_TIMED_OUT);
+        }
         match (self.phase, &self.bad) {
             (Phase::Committing, _) => Err(StoreError::USED_DURING_COMMIT),
             (Phase::Cancelled, _) => Err(StoreError::TRANSACTION_CANCELLED),
@@ -220,7 +246,7 @@ impl State {
 
     /// Closes the transaction and hands over what it wants to commit.
     fn begin_commit(&mut self, engine: &Engine) -> Result<Request, StoreError> {
-        self.check_usable()?;
+        self.check_usable(engine)?;
         self.phase = Phase::Committing;
         // A read version that was set binds a blind write, too.
         let in_time = if self.version.is_some() && !self.request.is_read_only() {
@@ -229,9 +255,10 @@ impl State {
             Ok(())
         };
         // A commit that is refused here takes its watches with it.
-        let request = mem::take(&mut self.request);
+        let mut request = mem::take(&mut self.request);
+        request.report.clone_from(&self.options.report);
         self.snapshot = None;
-        if self.size > TRANSACTION_LEN_MAX {
+        if self.size > self.options.size_max.unwrap_or(TRANSACTION_LEN_MAX) {
             return Err(StoreError::TRANSACTION_TOO_LARGE);
         }
         in_time.map(|()| request)
@@ -321,24 +348,55 @@ impl TransactionBackend for EmbeddedTransaction {
         }
     }
 
-    fn approximate_size(&self) -> usize {
-        self.state().size
+    fn approximate_size(&self) -> Answer<'_, usize> {
+        let state = self.state();
+        state.check_usable(&self.engine).map(|()| state.size).map_err(Error::Store).into()
+    }
+
+    fn set_option(&self, option: TransactionOption) {
+        let mut state = self.state();
+        let State { options, bad, .. } = &mut *state;
+        match option {
+            TransactionOption::Timeout(timeout) => options.timeout = Some(timeout),
+            TransactionOption::RetryLimit(retries) => options.retries_left = Some(retries),
+            TransactionOption::SizeLimit(size) if (SIZE_LIMIT_MIN..=TRANSACTION_LEN_MAX).contains(&size) => {
+                options.size_max = Some(size);
+            }
+            TransactionOption::Tag(tag) if tag.len() <= TAG_LEN_MAX => {}
+            TransactionOption::SizeLimit(_) | TransactionOption::Tag(_) => {
+                bad.get_or_insert(StoreError::INVALID_OPTION_VALUE);
+            }
+            TransactionOption::Priority(_) => {}
+            TransactionOption::ReportConflicts => options.report = Some(Arc::default()),
+        }
+    }
+
+    fn conflicting_ranges(&self) -> Answer<'_, Vec<KeyRange>> {
+        let report = self.state().options.report.clone();
+        let ranges = report.map(|report| report.lock().unwrap_or_else(PoisonError::into_inner).clone());
+        Ok(ranges.unwrap_or_default()).into()
     }
 
     fn cancel(&self) {
-        *self.state() = State { phase: Phase::Cancelled, ..State::default() };
+        let mut state = self.state();
+        *state = State { phase: Phase::Cancelled, made: state.made, ..State::default() };
     }
 
     fn reset(&self) {
-        *self.state() = State::default();
+        *self.state() = State { made: self.engine.now(), ..State::default() };
     }
 
     fn recover(&self, error: Error, backoff: BoxFuture<'static, ()>) -> BoxFuture<'_, Result<()>> {
         Box::pin(async move {
-            if !error.is_retryable() {
+            let options = self.state().options.clone();
+            if !error.is_retryable() || options.retries_left == Some(0) {
                 return Err(error);
             }
             backoff.await;
+            let retries_left = options.retries_left.map(|left| left - 1);
+            let mut state = self.state();
+            let made = state.made;
+            *state = State { made, options: Options { retries_left, ..options }, ..State::default() };
             Ok(())
         })
     }

@@ -16,7 +16,7 @@ use crate::{
     encoding::Versionstamp,
     error::{Error, Result, StoreError},
     store::{
-        Database, Isolation, KeyRange, Page, RangeRead, Watch,
+        Database, Isolation, KeyRange, Page, RangeRead, TransactionOption, Watch,
         backend::{Answer, Backend, TransactionBackend},
         mutation::Mutation,
     },
@@ -209,8 +209,18 @@ impl<I: Interceptor> TransactionBackend for WrappedTransaction<I> {
         })
     }
 
-    fn approximate_size(&self) -> usize {
-        self.inner().approximate_size()
+    fn approximate_size(&self) -> Answer<'_, usize> {
+        let inner = self.inner();
+        Answer::Waiting(Box::pin(async move { inner.approximate_size().await }))
+    }
+
+    fn set_option(&self, option: TransactionOption) {
+        self.inner().set_option(option);
+    }
+
+    fn conflicting_ranges(&self) -> Answer<'_, Vec<KeyRange>> {
+        let inner = self.inner();
+        Answer::Waiting(Box::pin(async move { inner.conflicting_ranges().await }))
     }
 
     fn cancel(&self) {

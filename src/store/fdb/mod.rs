@@ -1,0 +1,110 @@
+//! The FoundationDB backend: the seam mapped to the official client library.
+//!
+//! FoundationDB's semantics are the contract of the seam, so this is translation and nothing else: codes keep their
+//! numbers, the client's own back-off paces retries, and watches are the client's. What the C API answers by aborting the
+//! process, such as an inverted range, is refused here with the code that the embedded engine gives.
+
+mod network;
+mod transaction;
+
+use std::{fs, path::Path, sync::Arc, time::Duration};
+
+use ::foundationdb::{Database as Client, FdbError, options::TransactionOption};
+
+use self::transaction::FdbTransaction;
+use super::backend::{Backend, TransactionBackend};
+use crate::error::{Error, Result, StoreError};
+
+/// How to reach a cluster.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FoundationDbOptions {
+    /// The API version that the client library is asked for. It is chosen once per process. Default: 710, which every
+    /// client since 7.1 offers.
+    pub api_version: i32,
+    /// How long opening waits for the cluster to answer. Default: 10 s.
+    pub connect_timeout: Duration,
+}
+
+impl Default for FoundationDbOptions {
+    fn default() -> Self {
+        Self { api_version: network::API_VERSION, connect_timeout: Duration::from_secs(10) }
+    }
+}
+
+/// A cluster, as a backend.
+pub(super) struct Fdb(Arc<Client>);
+
+impl Fdb {
+    /// Boots the client's network, if this process has not done so, and connects to the cluster of `cluster_file`.
+    pub async fn open(cluster_file: &Path, options: &FoundationDbOptions) -> Result<Self> {
+        let fail = |reason: String| Error::Open { path: cluster_file.to_owned(), reason };
+        let text =
+            fs::read_to_string(cluster_file).map_err(|error| fail(format!("no cluster file: {error}")))?;
+        if !text.contains('@') {
+            return Err(fail(
+                "it is no cluster file: it has no line \"description:id@host:port\"".to_owned(),
+            ));
+        }
+        network::boot(options.api_version)?;
+        let path = cluster_file.to_str().ok_or_else(|| fail("its path is not UTF-8".to_owned()))?;
+        let client = Client::from_path(path).map_err(|error| fail(explain(error)))?;
+        let this = Self(Arc::new(client));
+        this.check_reachable(options.connect_timeout).await.map_err(|error| {
+            fail(match error.code() {
+                1031 => format!(
+                    "the cluster did not answer within {:?}: check that its processes run, that the file names their \
+                     addresses and that a database was configured (\"fdbcli --exec status\")",
+                    options.connect_timeout
+                ),
+                _ => explain(error),
+            })
+        })?;
+        Ok(this)
+    }
+
+    /// The cluster that the caller is connected to already.
+    pub fn from_client(client: Arc<Client>) -> Self {
+        Self(client)
+    }
+
+    /// Fails with 1031 unless the cluster hands out a read version in time.
+    async fn check_reachable(&self, timeout: Duration) -> Result<(), FdbError> {
+        let tx = self.0.create_trx()?;
+        let millis = i32::try_from(timeout.as_millis().max(1)).unwrap_or(i32::MAX);
+        tx.set_option(TransactionOption::Timeout(millis))?;
+        tx.get_read_version().await.map(drop)
+    }
+}
+
+impl Backend for Fdb {
+    fn begin(&self) -> Box<dyn TransactionBackend> {
+        Box::new(FdbTransaction::new(Arc::clone(&self.0)))
+    }
+}
+
+/// The error of the client in the crate's terms.
+fn store_error(error: FdbError) -> StoreError {
+    StoreError::from_code(error.code())
+}
+
+/// What an error of the client means to whoever opens a cluster.
+fn explain(error: FdbError) -> String {
+    format!("{} ({})", error.message(), error.code())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_bad_cluster_file_is_refused_before_the_network_is_booted() {
+        let dir = tempfile::tempdir().unwrap();
+        let missing = dir.path().join("missing");
+        let options = FoundationDbOptions::default();
+        let error = Fdb::open(&missing, &options).await.err().unwrap();
+        assert!(error.to_string().contains("no cluster file"), "{error}");
+        std::fs::write(&missing, "hello").unwrap();
+        let error = Fdb::open(&missing, &options).await.err().unwrap();
+        assert!(error.to_string().contains("it is no cluster file"), "{error}");
+    }
+}

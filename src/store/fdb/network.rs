@@ -1,0 +1,96 @@
+//! The client's network thread: booted at most once per process, and stopped when the process exits.
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Mutex, PoisonError},
+};
+
+use ::foundationdb::api::{FdbApiBuilder, NetworkAutoStop, get_max_api_version};
+
+use crate::error::{Error, Result};
+
+/// The API version that this crate is built for: the oldest that it supports, so that one build runs with every client
+/// library since 7.1.
+pub(super) const API_VERSION: i32 = 710;
+
+/// Whether the network runs.
+enum Network {
+    /// Not yet.
+    Down,
+    /// With this API version, until the guard is dropped.
+    Up {
+        /// The API version.
+        api_version: i32,
+        /// Stops the network thread when it is dropped.
+        _guard: NetworkAutoStop,
+    },
+    /// The process exits, or booting has failed; the client library allows no second try.
+    Over,
+}
+
+/// The network of this process.
+static NETWORK: Mutex<Network> = Mutex::new(Network::Down);
+
+/// Boots the network with `api_version`, unless it runs already.
+///
+/// Fails with [`Error::Invalid`] if the client library does not offer the version, if another one was chosen before, or if
+/// something else has booted the network.
+pub(super) fn boot(api_version: i32) -> Result<()> {
+    let mut network = NETWORK.lock().unwrap_or_else(PoisonError::into_inner);
+    match *network {
+        Network::Up { api_version: chosen, .. } if chosen == api_version => return Ok(()),
+        Network::Up { api_version: chosen, .. } => {
+            return Err(Error::invalid(
+                "API version",
+                format!("{api_version} was asked for, but this process has chosen {chosen} before"),
+            ));
+        }
+        Network::Over => {
+            return Err(Error::invalid("network", "it was stopped, or could not be booted before"));
+        }
+        Network::Down => {}
+    }
+    let offered = get_max_api_version();
+    if !(0..=API_VERSION.min(offered)).contains(&api_version) {
+        return Err(Error::invalid(
+            "API version",
+            format!(
+                "{api_version} is not to be had: this program is built for {API_VERSION}, the client library offers up \
+                 to {offered}"
+            ),
+        ));
+    }
+    // The client panics if the API version was chosen before, which only other users of it in this process can have done.
+    let builder = FdbApiBuilder::default().set_runtime_version(api_version);
+    let builder = catch_unwind(AssertUnwindSafe(|| builder.build())).map_err(|_| {
+        Error::invalid(
+            "network",
+            "something else in this process has booted it: hand its connection to Database::from_foundationdb",
+        )
+    })?;
+    let failed = |error| Error::invalid("network", format!("it cannot be booted: {error}"));
+    *network = Network::Over;
+    let guard = start(builder.map_err(failed)?).map_err(failed)?;
+    *network = Network::Up { api_version, _guard: guard };
+    Ok(())
+}
+
+/// Starts the network thread, and has it stopped when the process exits.
+#[expect(unsafe_code, reason = "the client and the C library have no safe form of these calls")]
+fn start(builder: ::foundationdb::api::NetworkBuilder) -> Result<NetworkAutoStop, ::foundationdb::FdbError> {
+    // SAFETY: the guard must be dropped before the process ends. `stop` does so from the exit handlers, which run after
+    // `main` returns and on `exit`; an abort needs no stop. The handler is a plain function that touches only `NETWORK`.
+    unsafe {
+        let guard = builder.boot()?;
+        if libc::atexit(stop) != 0 {
+            tracing::warn!("the network thread will not be stopped at exit");
+        }
+        Ok(guard)
+    }
+}
+
+/// Stops the network thread and waits for it.
+extern "C" fn stop() {
+    let mut network = NETWORK.lock().unwrap_or_else(PoisonError::into_inner);
+    *network = Network::Over;
+}

@@ -1,0 +1,35 @@
+//! [`TransactionOption`]: how one transaction is treated.
+
+use std::time::Duration;
+
+/// How one transaction is treated. Options last until the transaction is reset; tries of
+/// [`Database::run`](super::Database::run) after the first keep them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum TransactionOption {
+    /// Everything fails with `transaction_timed_out` (1031) this long after the transaction was made or reset. A commit
+    /// that is under way then may still happen.
+    Timeout(Duration),
+    /// How often the transaction is tried again after failures; then the failure is final.
+    RetryLimit(u32),
+    /// The commit of a larger transaction fails with `transaction_too_large` (2101), in bytes. At most 10 MB.
+    SizeLimit(usize),
+    /// How urgent the transaction is. The embedded store treats all alike.
+    Priority(Priority),
+    /// A tag of at most 16 characters by which a cluster can throttle; at most 5. The embedded store ignores tags.
+    Tag(String),
+    /// Remember what a commit failed on, for [`Transaction::conflicting_ranges`](super::Transaction::conflicting_ranges).
+    ReportConflicts,
+}
+
+/// How urgent a transaction is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum Priority {
+    /// As usual.
+    #[default]
+    Default,
+    /// Work that can wait: a loaded cluster throttles it first, and may not let it through at all.
+    Batch,
+    /// Ahead of everything, and never throttled: not for layers' work.
+    System,
+}

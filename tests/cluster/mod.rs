@@ -1,0 +1,195 @@
+//! A FoundationDB cluster of one's own, for tests: real `fdbserver` processes on loopback, in a temporary folder.
+//!
+//! The programs are found in `NOTIBUS_FDBSERVER` and `NOTIBUS_FDBCLI`, or on the path. Where there are none the tests that
+//! need them say that they were skipped.
+//!
+//! Each server is the child of a shell that waits for its standard input to end. However the test process ends, that pipe
+//! closes, and the shell stops the server by its process id.
+
+#![allow(
+    clippy::unwrap_used,
+    dead_code,
+    reason = "a test fails by panicking, and not every test uses all of it"
+)]
+
+use std::{
+    env, fs,
+    net::TcpListener,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use tempfile::TempDir;
+
+/// How long to wait for a server to do what it must.
+const PATIENCE: Duration = Duration::from_mins(1);
+
+/// Starts a server, notes its process id, and stops it once the standard input ends.
+const GUARD: &str =
+    r#"pidfile=$1; shift; "$@" >/dev/null 2>&1 & echo $! >"$pidfile"; cat >/dev/null; kill -KILL $!; wait"#;
+
+/// A running cluster. Dropping it stops its processes.
+pub struct Cluster {
+    /// Its servers.
+    servers: Vec<Server>,
+    /// Everything that it writes.
+    folder: TempDir,
+    /// The programs.
+    programs: Programs,
+}
+
+/// A server process.
+struct Server {
+    /// Its port on loopback.
+    port: u16,
+    /// The shell that stops it.
+    guard: Child,
+}
+
+/// Where FoundationDB's programs are.
+#[derive(Clone)]
+struct Programs {
+    /// The server.
+    server: PathBuf,
+    /// The command line.
+    cli: PathBuf,
+}
+
+impl Programs {
+    /// The programs, or what is missing.
+    fn find() -> Result<Self, String> {
+        let find = |name: &str, variable: &str| {
+            if let Some(path) = env::var_os(variable) {
+                let path = PathBuf::from(path);
+                return if path.is_file() { Ok(path) } else { Err(format!("{variable} names no file")) };
+            }
+            let folders = env::var_os("PATH").unwrap_or_default();
+            let found =
+                env::split_paths(&folders).map(|folder| folder.join(name)).find(|path| path.is_file());
+            found.ok_or_else(|| format!("there is no {name} on the path, and {variable} is not set"))
+        };
+        Ok(Self { server: find("fdbserver", "NOTIBUS_FDBSERVER")?, cli: find("fdbcli", "NOTIBUS_FDBCLI")? })
+    }
+}
+
+impl Cluster {
+    /// Starts a cluster of one process. `None`, said loudly, if the programs are missing.
+    pub fn start() -> Option<Self> {
+        let programs = match Programs::find() {
+            Ok(programs) => programs,
+            Err(missing) => {
+                eprintln!("SKIPPED: no FoundationDB cluster: {missing}");
+                return None;
+            }
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let port = free_port();
+        fs::write(folder.path().join("fdb.cluster"), format!("notibus:test@127.0.0.1:{port}\n")).unwrap();
+        let mut cluster = Self { servers: Vec::new(), folder, programs };
+        cluster.start_server(port);
+        cluster.cli("configure new single ssd");
+        cluster.wait_until_available();
+        Some(cluster)
+    }
+
+    /// The cluster file.
+    pub fn file(&self) -> PathBuf {
+        self.folder.path().join("fdb.cluster")
+    }
+
+    /// Starts another server, which joins the cluster.
+    pub fn add_server(&mut self) {
+        self.start_server(free_port());
+    }
+
+    /// Kills server number `number` at once, as a crash would.
+    pub fn kill_server(&mut self, number: usize) {
+        let server = &mut self.servers[number];
+        // The guard kills it when its standard input ends.
+        drop(server.guard.stdin.take());
+        server.guard.wait().unwrap();
+    }
+
+    /// Starts server number `number` again, on its old data.
+    pub fn restart_server(&mut self, number: usize) {
+        let port = self.servers[number].port;
+        let server = self.spawn(port);
+        self.servers[number] = server;
+    }
+
+    /// Starts a server on `port`.
+    fn start_server(&mut self, port: u16) {
+        let server = self.spawn(port);
+        self.servers.push(server);
+    }
+
+    /// Spawns a server on `port`.
+    fn spawn(&self, port: u16) -> Server {
+        let folder = self.folder.path().join(port.to_string());
+        fs::create_dir_all(&folder).unwrap();
+        let guard = Command::new("sh")
+            .args(["-c", GUARD, "guard"])
+            .arg(folder.join("pid"))
+            .arg(&self.programs.server)
+            .args(["--public-address", &format!("127.0.0.1:{port}")])
+            .arg("--cluster-file")
+            .arg(self.file())
+            .arg("--datadir")
+            .arg(folder.join("data"))
+            .arg("--logdir")
+            .arg(folder.join("log"))
+            .args(["--memory", "4GiB", "--cache-memory", "512MiB"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        Server { port, guard }
+    }
+
+    /// Runs a command of `fdbcli` and returns what it printed.
+    pub fn cli(&self, command: &str) -> String {
+        let output = Command::new(&self.programs.cli)
+            .arg("-C")
+            .arg(self.file())
+            .args(["--timeout", "60", "--exec", command])
+            .output()
+            .unwrap();
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// Waits until the cluster takes transactions.
+    pub fn wait_until_available(&self) {
+        let started = Instant::now();
+        loop {
+            let status = self.cli("status minimal");
+            if status.contains("The database is available") {
+                return;
+            }
+            assert!(started.elapsed() < PATIENCE, "the cluster is not available: {status}");
+            thread::sleep(Duration::from_millis(100));
+        }
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        for server in &mut self.servers {
+            drop(server.guard.stdin.take());
+            // It may have been killed before.
+            let _ = server.guard.wait();
+        }
+    }
+}
+
+/// The path as text.
+pub fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// A port that nobody uses.
+fn free_port() -> u16 {
+    TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
+}
