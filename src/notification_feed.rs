@@ -20,6 +20,10 @@ pub struct NotificationPage {
     /// The rows.
     pub rows: Vec<Arc<Notification>>,
     /// Everything up to here was read: go on from here, nothing will ever be added before it.
+    ///
+    /// While there is more to read, this is no position up to which everything is known: a row that a later page will bring
+    /// may have superseded one before it. So derive what is new in the rows of all pages
+    /// ([`Notification::changes_since`]) from where the first page began, until one has no more after it.
     pub to: Sequence,
     /// Whether there was more to read when the page was read.
     pub more: bool,

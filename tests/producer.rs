@@ -315,6 +315,19 @@ async fn a_commit_with_an_unknown_result_wakes_the_notifier() {
     row_with(&bus, &db("a", 1), [1, 0, 0, 0]).await;
 }
 
+/// An import records many events at once. Once, a backlog of more than 32 bits counted as damage, and no database of its
+/// partition was ever folded again.
+#[tokio::test(start_paused = true)]
+async fn a_backlog_of_billions_is_folded() {
+    let store = Database::memory();
+    let bus = narrow_bus(&store).await;
+    record(&store, &bus, &db("a", 1), [0, 0, 3_000_000_000, 7]).await;
+    record(&store, &bus, &db("a", 1), [0, 0, 3_000_000_000, 0]).await;
+    let _notifier = bus.notifier(eager()).await.unwrap();
+    row_with(&bus, &db("a", 1), [0, 0, 6_000_000_000, 7]).await;
+    assert_eq!(waiting(&store).await, 0);
+}
+
 #[tokio::test(start_paused = true)]
 async fn slots_spread_a_hot_database_over_keys() {
     let store = Database::memory();

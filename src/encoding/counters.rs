@@ -1,9 +1,10 @@
 //! [`Counters`]: what producers bump and the notifier drains.
 //!
 //! Four lanes of 64 bits, little-endian, one per kind of event: created, deleted, updated, `ddoc_updated`. FoundationDB's
-//! `ADD` treats the 32 bytes as one number, so a lane must never carry into its neighbour: a count uses the low 32 bits
-//! of its lane and the high 32 are padding, which no realistic backlog fills. Subtracting is adding the two's complement
-//! of the whole number; as no lane is ever below what is subtracted from it, no borrow crosses a lane either.
+//! `ADD` treats the 32 bytes as one number, so a lane must never carry into its neighbour: a count is made for the low 32
+//! bits of its lane, and the high 32 are padding, which no realistic backlog fills. A backlog that runs into the padding is
+//! still counted. Subtracting is adding the two's complement of the whole number; as no lane is ever below what is
+//! subtracted from it, no borrow crosses a lane either.
 
 use std::ops::AddAssign;
 
@@ -65,8 +66,8 @@ impl Counters {
         bytes
     }
 
-    /// The counts stored in `bytes`. Fails on another length, and on a lane whose padding is not zero: that is a count
-    /// below zero or a carry, which correct drains never produce.
+    /// The counts stored in `bytes`. Fails on another length, and on a lane whose highest bit is set: that is a count below
+    /// zero, which correct drains never produce.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         if bytes.len() != COUNTERS_LEN {
             return Err(Error::corrupt(
@@ -76,8 +77,8 @@ impl Counters {
         }
         let mut lanes = [0; 4];
         LittleEndian::read_u64_into(bytes, &mut lanes);
-        match lanes.iter().find(|&&lane| lane > u64::from(u32::MAX)) {
-            Some(lane) => Err(Error::corrupt("counters", format!("lane {lane:#x} has run over its 32 bits"))),
+        match lanes.iter().find(|&&lane| lane > i64::MAX as u64) {
+            Some(lane) => Err(Error::corrupt("counters", format!("lane {lane:#x} is below zero"))),
             None => Ok(Self::from_lanes(lanes)),
         }
     }
@@ -125,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_value_and_a_run_over_lane_are_corrupt() {
+    fn a_short_value_and_a_lane_below_zero_are_corrupt() {
         assert!(Counters::from_bytes(&[0; 31]).is_err());
         assert!(Counters::from_bytes(&[0xff; COUNTERS_LEN]).is_err());
     }
