@@ -79,12 +79,12 @@ impl NotificationFeed {
     }
 
     /// A page, and if it is the last one, a future that completes once there may be more. It is a hint, as watches are;
-    /// `None` if no watch could be set.
+    /// `None` if no watch could be set, and false comes if they failed later.
     pub(crate) async fn page_and_watch(
         &self,
         after: Sequence,
         limit: usize,
-    ) -> Result<(NotificationPage, Option<BoxFuture<'static, ()>>)> {
+    ) -> Result<(NotificationPage, Option<BoxFuture<'static, bool>>)> {
         let Context { db, keys, feed, .. } = &*self.context;
         db.run(async |tx| {
             let page = self.page_in(&tx, after, limit).await?;
@@ -102,8 +102,11 @@ impl NotificationFeed {
                     return Ok((page, None));
                 }
             };
-            let fired: BoxFuture<'static, ()> = Box::pin(async {
-                let (_, _, _others) = select_all(watches).await;
+            let fired: BoxFuture<'static, bool> = Box::pin(async {
+                let (fired, _, _others) = select_all(watches).await;
+                fired
+                    .inspect_err(|error| tracing::warn!(%error, "no watch on the feed, polling instead"))
+                    .is_ok()
             });
             Ok((page, Some(fired)))
         })

@@ -26,7 +26,7 @@ enum Woken {
 /// Reads the feed and hands out what it reads, until it is aborted.
 pub(super) async fn run(shared: Arc<Shared>, mut appends: watch::Receiver<u64>, poll_interval: Duration) {
     let env = shared.context.env().clone();
-    let mut fired: Option<BoxFuture<'static, ()>> = None;
+    let mut fired: Option<BoxFuture<'static, bool>> = None;
     let mut arm = true;
     loop {
         appends.mark_unchanged();
@@ -43,8 +43,15 @@ pub(super) async fn run(shared: Arc<Shared>, mut appends: watch::Receiver<u64>, 
         let woken = tokio::select! {
             // A sender that is gone cannot be: the context that owns it is shared.
             _ = appends.changed() => Woken::Look,
-            () = async { match &mut fired { Some(fired) => fired.await, None => pending().await } } => {
+            changed = async { match &mut fired { Some(fired) => fired.await, None => pending().await } } => {
                 fired = None;
+                if !changed {
+                    // Refused as late as this: the poll goes on, and asks again.
+                    tokio::select! {
+                        _ = appends.changed() => {}
+                        () = env.sleep(poll_interval) => {}
+                    }
+                }
                 Woken::Look
             }
             () = env.sleep(pause) => if fired.is_some() { Woken::Look } else { Woken::Arm },
@@ -54,7 +61,7 @@ pub(super) async fn run(shared: Arc<Shared>, mut appends: watch::Receiver<u64>, 
 }
 
 /// Reads and hands out everything that there is, and sets watches for what comes if `arm` says so.
-async fn advance(shared: &Arc<Shared>, arm: bool) -> Result<Option<BoxFuture<'static, ()>>> {
+async fn advance(shared: &Arc<Shared>, arm: bool) -> Result<Option<BoxFuture<'static, bool>>> {
     loop {
         let from = shared.ring.position();
         let (page, watch) = if arm {

@@ -176,7 +176,10 @@ impl Task {
                 rung = doorbell => {
                     self.doorbell = None;
                     if let Err(error) = rung {
-                        tracing::debug!(partition = self.partition.0, %error, "doorbell watch ended");
+                        // A watch can be refused as late as this. Asking for another at once would go round and round;
+                        // the poll finds what rings.
+                        tracing::warn!(partition = self.partition.0, %error, "no watch, polling instead");
+                        self.context.signals.woken(self.partition).await;
                     }
                 }
             },

@@ -57,8 +57,8 @@ impl Database {
         Ok(Self { backend: Arc::new(embedded::Engine::open(path.as_ref(), env.clone())?), env })
     }
 
-    /// The cluster of `cluster_file`. The first call in a process boots the client's network thread, which is stopped when
-    /// the process exits.
+    /// The cluster of `cluster_file`. The first call in a process boots the client's network thread; call
+    /// [`stop_network`](super::stop_network) before the process exits.
     ///
     /// Fails with [`Error::Open`] if the file is none, or the cluster does not answer in time, and with
     /// [`Error::Invalid`] if the client library does not offer the API version.

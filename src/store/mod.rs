@@ -30,7 +30,7 @@ mod watch;
 
 pub use database::Database;
 #[cfg(feature = "foundationdb")]
-pub use fdb::FoundationDbOptions;
+pub use fdb::{FoundationDbOptions, stop_network};
 pub use mutation::AtomicOp;
 pub use options::{Priority, TransactionOption};
 pub(crate) use range::key_after;

@@ -74,16 +74,19 @@ impl Programs {
     }
 }
 
+/// Whether the programs are missing; says so, and which, if they are.
+pub fn is_missing() -> bool {
+    let missing = Programs::find().err();
+    if let Some(missing) = &missing {
+        eprintln!("SKIPPED, not passed: every test that needs FoundationDB: {missing}");
+    }
+    missing.is_some()
+}
+
 impl Cluster {
-    /// Starts a cluster of one process. `None`, said loudly, if the programs are missing.
-    pub fn start() -> Option<Self> {
-        let programs = match Programs::find() {
-            Ok(programs) => programs,
-            Err(missing) => {
-                eprintln!("SKIPPED: no FoundationDB cluster: {missing}");
-                return None;
-            }
-        };
+    /// Starts a cluster of one process. The programs must not be missing.
+    pub fn start() -> Self {
+        let programs = Programs::find().unwrap();
         let folder = tempfile::tempdir().unwrap();
         let port = free_port();
         fs::write(folder.path().join("fdb.cluster"), format!("notibus:test@127.0.0.1:{port}\n")).unwrap();
@@ -91,7 +94,7 @@ impl Cluster {
         cluster.start_server(port);
         cluster.cli("configure new single ssd");
         cluster.wait_until_available();
-        Some(cluster)
+        cluster
     }
 
     /// The cluster file.

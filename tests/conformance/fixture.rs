@@ -23,7 +23,7 @@ use notibus::{
 use tempfile::TempDir;
 
 #[cfg(feature = "foundationdb")]
-use {crate::cluster::Cluster, std::sync::OnceLock};
+use {crate::cluster::Cluster, std::sync::Mutex};
 
 /// How long to wait for what must happen.
 const PATIENCE: Duration = Duration::from_mins(1);
@@ -32,8 +32,8 @@ const PATIENCE: Duration = Duration::from_mins(1);
 pub(crate) struct Backend {
     /// Whether time can be paused: the store then completes everything at once.
     pub paused: bool,
-    /// Opens the store; `None` if it is not to be had here.
-    pub open: fn() -> Option<Opened>,
+    /// Opens the store.
+    pub open: fn() -> Opened,
 }
 
 /// A store that was opened.
@@ -48,7 +48,7 @@ pub(crate) struct Opened {
 
 /// The store in memory.
 pub(crate) const MEMORY: Backend =
-    Backend { paused: true, open: || Some(Opened { db: Database::memory(), clock: None, folder: None }) };
+    Backend { paused: true, open: || Opened { db: Database::memory(), clock: None, folder: None } };
 
 /// The store in a folder. It waits for its disk, so its time is real, but can be set forward.
 pub(crate) const DURABLE: Backend = Backend {
@@ -57,28 +57,36 @@ pub(crate) const DURABLE: Backend = Backend {
         let folder = TempDir::new().expect("a temporary folder can be made");
         let clock = Clock::default();
         let db = Database::open_dir_in(folder.path(), Env::new(clock.clone()));
-        Some(Opened {
-            db: db.expect("an empty folder can be opened"),
-            clock: Some(clock),
-            folder: Some(folder),
-        })
+        Opened { db: db.expect("an empty folder can be opened"), clock: Some(clock), folder: Some(folder) }
     },
 };
+
+/// The cluster, once a case has asked for it.
+#[cfg(feature = "foundationdb")]
+static CLUSTER: Mutex<Option<Cluster>> = Mutex::new(None);
+
+/// Stops the cluster, if there is one.
+#[cfg(feature = "foundationdb")]
+pub(crate) fn stop_cluster() {
+    *CLUSTER.lock().expect("starting the cluster does not panic") = None;
+}
 
 /// A real cluster, which all cases share, each with a client of its own.
 #[cfg(feature = "foundationdb")]
 pub(crate) const FOUNDATIONDB: Backend = Backend {
     paused: false,
     open: || {
-        static CLUSTER: OnceLock<Option<Cluster>> = OnceLock::new();
-        let file = CLUSTER.get_or_init(Cluster::start).as_ref()?.file();
+        let file = {
+            let mut cluster = CLUSTER.lock().expect("starting the cluster does not panic");
+            cluster.get_or_insert_with(Cluster::start).file()
+        };
         // A case is run by a runtime already, which cannot wait for another.
         let opened = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             runtime.expect("a runtime can be built").block_on(Database::foundationdb(file))
         });
         let db = opened.join().expect("opening does not panic").expect("the cluster can be opened");
-        Some(Opened { db, clock: None, folder: None })
+        Opened { db, clock: None, folder: None }
     },
 };
 
@@ -135,7 +143,7 @@ pub(crate) fn run(backend: &Backend, name: &str, case: &impl AsyncFn(&Fixture) -
         .build()
         .expect("a runtime can be built");
     runtime.block_on(async {
-        let Some(opened) = (backend.open)() else { return };
+        let opened = (backend.open)();
         let fixture = Fixture {
             db: opened.db,
             prefix: format!("{name}/{:016x}/", fastrand::u64(..)).into_bytes(),

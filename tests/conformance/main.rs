@@ -1,11 +1,15 @@
 //! The conformance suite: what every backend of the store has to do, as FoundationDB 7.3 does it.
 //!
-//! Each case is an async function in the file of its capability, and stands once in the list of [`every_case`]. For each
+//! Each case is an async function in the file of its capability, and stands once in the list of `every_case`. For each
 //! backend the list becomes one test per case, such as `memory::atomics::add_wraps`. A further backend takes one
-//! [`fixture::Backend`] and one line at the end of this file.
+//! `fixture::Backend` and one line in `main`.
 //!
 //! Cases assert what FoundationDB promises, not what one engine happens to do: versions are opaque but grow, a page that
 //! is exactly full may say that there is more, a value that changes back may go unnoticed by a watch.
+
+use std::process::ExitCode;
+
+use libtest_mimic::{Arguments, Trial};
 
 #[cfg(feature = "foundationdb")]
 #[path = "../cluster/mod.rs"]
@@ -25,26 +29,29 @@ mod versionstamps;
 mod watches;
 mod writes;
 
-/// Makes one test of each case.
-macro_rules! tests {
-    ($backend:ident, $store:expr, $($file:ident { $($case:ident)* })*) => {
-        mod $backend {
-            $(mod $file {
-                $(#[test]
-                fn $case() {
-                    let name = concat!(stringify!($file), "/", stringify!($case));
-                    crate::fixture::run(&$store, name, &crate::$file::$case);
-                })*
-            })*
-        }
-    };
+/// Makes one trial of each case. Those of a backend that is missing here are shown as ignored, not as passed.
+macro_rules! trials {
+    ($backend:ident, $store:expr, $is_missing:expr, $($file:ident { $($case:ident)* })*) => {{
+        let is_missing = $is_missing;
+        let mut trials = Vec::new();
+        $($(
+            let name = concat!(stringify!($backend), "::", stringify!($file), "::", stringify!($case));
+            let prefix = concat!(stringify!($file), "/", stringify!($case));
+            let trial = Trial::test(name, move || {
+                crate::fixture::run(&$store, prefix, &crate::$file::$case);
+                Ok(())
+            });
+            trials.push(trial.with_ignored_flag(is_missing));
+        )*)*
+        trials
+    }};
 }
 
-/// Makes the tests of one backend from the list of all cases.
+/// Makes the trials of one backend from the list of all cases.
 macro_rules! every_case {
-    ($backend:ident, $store:expr) => {
-        tests! {
-            $backend, $store,
+    ($backend:ident, $store:expr, $is_missing:expr) => {
+        trials! {
+            $backend, $store, $is_missing,
             reads {
                 a_missing_key_reads_as_none
                 a_committed_value_is_read_by_later_transactions
@@ -298,7 +305,17 @@ macro_rules! every_case {
     };
 }
 
-every_case!(memory, crate::fixture::MEMORY);
-every_case!(durable, crate::fixture::DURABLE);
-#[cfg(feature = "foundationdb")]
-every_case!(foundationdb, crate::fixture::FOUNDATIONDB);
+fn main() -> ExitCode {
+    let arguments = Arguments::from_args();
+    let mut trials = every_case!(memory, fixture::MEMORY, false);
+    trials.extend(every_case!(durable, fixture::DURABLE, false));
+    #[cfg(feature = "foundationdb")]
+    trials.extend(every_case!(foundationdb, fixture::FOUNDATIONDB, cluster::is_missing()));
+    let conclusion = libtest_mimic::run(&arguments, trials);
+    #[cfg(feature = "foundationdb")]
+    {
+        fixture::stop_cluster();
+        notibus::store::stop_network();
+    }
+    conclusion.exit_code()
+}

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use notibus::{
     Result, StoreError,
-    store::{AtomicOp, Isolation::Serializable, VALUE_LEN_MAX, WATCHES_MAX, Watch},
+    store::{AtomicOp, Isolation::Serializable, Transaction, VALUE_LEN_MAX, WATCHES_MAX, Watch},
 };
 
 use crate::fixture::{Fixture, conflicts, fails, soon, still_waits};
@@ -107,7 +107,7 @@ pub(crate) async fn a_failed_commit_arms_no_watch(f: &Fixture) -> Result<()> {
     tx.set(&f.key("out"), b"v");
     f.put("read", "changed").await?;
     conflicts(&tx).await;
-    fails(soon(watch).await, &StoreError::OPERATION_CANCELLED);
+    fails(soon(watch).await, &StoreError::NOT_COMMITTED);
     Ok(())
 }
 
@@ -120,7 +120,7 @@ pub(crate) async fn a_refused_commit_arms_no_watch(f: &Fixture) -> Result<()> {
         tx.set(&f.key([b'v', n]), &value);
     }
     fails(tx.commit().await, &StoreError::TRANSACTION_TOO_LARGE);
-    fails(soon(watch).await, &StoreError::OPERATION_CANCELLED);
+    fails(soon(watch).await, &StoreError::TRANSACTION_TOO_LARGE);
     Ok(())
 }
 
@@ -204,6 +204,11 @@ pub(crate) async fn a_key_beyond_the_key_space_cannot_be_watched(f: &Fixture) ->
     Ok(())
 }
 
+/// What becomes of a watch on `key`: it may be refused at once, or by its own failure.
+async fn watched(tx: &Transaction, key: &[u8]) -> Result<()> {
+    soon(tx.watch(key).await?).await
+}
+
 /// Watches count from when they are set, not from the commit that arms them.
 pub(crate) async fn there_are_only_so_many_watches(f: &Fixture) -> Result<()> {
     let tx = f.db.begin();
@@ -211,10 +216,10 @@ pub(crate) async fn there_are_only_so_many_watches(f: &Fixture) -> Result<()> {
     for _ in 0..WATCHES_MAX {
         watches.push(tx.watch(&f.key("k")).await?);
     }
-    fails(tx.watch(&f.key("k")).await, &StoreError::TOO_MANY_WATCHES);
+    fails(watched(&tx, &f.key("k")).await, &StoreError::TOO_MANY_WATCHES);
     tx.commit().await?;
     let other = f.db.begin();
-    fails(other.watch(&f.key("l")).await, &StoreError::TOO_MANY_WATCHES);
+    fails(watched(&other, &f.key("l")).await, &StoreError::TOO_MANY_WATCHES);
     watches.truncate(WATCHES_MAX / 2);
     other.reset();
     let watch = other.watch(&f.key("l")).await?;

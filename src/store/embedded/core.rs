@@ -194,9 +194,14 @@ impl Core {
             outcomes: Vec::with_capacity(group.len()),
             watches: Vec::new(),
         };
-        for (order, request) in group.into_iter().enumerate() {
+        for (order, mut request) in group.into_iter().enumerate() {
             let order = u16::try_from(order).expect("a group is smaller than 65,536");
+            let watches = std::mem::take(&mut request.watches);
             let outcome = self.decide(request, Versionstamp::new(version, order), &mut staged, now);
+            match &outcome {
+                Ok(_) => staged.watches.extend(watches),
+                Err(error) => watches::fail(watches, error),
+            }
             staged.outcomes.push(outcome);
         }
         staged
@@ -211,7 +216,6 @@ impl Core {
         now: Duration,
     ) -> Outcome {
         if request.is_read_only() {
-            staged.watches.extend(request.watches);
             return Ok(None);
         }
         // Once it has a read version, even a blind write gets too old, as in FoundationDB.
@@ -234,7 +238,6 @@ impl Core {
         for mutation in request.mutations {
             self.apply(mutation, stamp, staged);
         }
-        staged.watches.extend(request.watches);
         Ok(Some(stamp))
     }
 

@@ -77,6 +77,8 @@ struct State {
     size: usize,
     /// The first bad write; it fails everything that follows.
     bad: Option<StoreError>,
+    /// The first read that has failed; it fails the commit.
+    failed_read: Option<StoreError>,
     /// When the transaction was made or reset, on the clock of the engine.
     made: Duration,
     /// How it is treated.
@@ -112,8 +114,13 @@ impl EmbeddedTransaction {
     fn reading<T>(&self, read: impl FnOnce(&mut State) -> Result<T, StoreError>) -> Result<T> {
         let mut state = self.state();
         state.check_usable(&self.engine)?;
-        state.take_snapshot(&self.engine)?;
-        Ok(read(&mut state)?)
+        let result = state.take_snapshot(&self.engine).and_then(|()| read(&mut state));
+        if let Err(error) = &result
+            && is_of_the_read(error)
+        {
+            state.failed_read.get_or_insert(error.clone());
+        }
+        Ok(result?)
     }
 }
 
@@ -254,14 +261,18 @@ impl State {
         } else {
             Ok(())
         };
-        // A commit that is refused here takes its watches with it.
         let mut request = mem::take(&mut self.request);
         request.report.clone_from(&self.options.report);
         self.snapshot = None;
-        if self.size > self.options.size_max.unwrap_or(TRANSACTION_LEN_MAX) {
-            return Err(StoreError::TRANSACTION_TOO_LARGE);
-        }
-        in_time.map(|()| request)
+        let is_too_large = self.size > self.options.size_max.unwrap_or(TRANSACTION_LEN_MAX);
+        let refused = match (self.failed_read.take(), in_time) {
+            (Some(failed), _) => failed,
+            (None, Err(error)) => error,
+            (None, Ok(())) if is_too_large => StoreError::TRANSACTION_TOO_LARGE,
+            (None, Ok(())) => return Ok(request),
+        };
+        watches::fail(request.watches, &refused);
+        Err(refused)
     }
 }
 
@@ -332,7 +343,7 @@ impl TransactionBackend for EmbeddedTransaction {
                 fire,
                 _place: place,
             });
-            Ok(Watch::new(async { fired.await.map_err(|_| Error::Store(StoreError::OPERATION_CANCELLED)) }))
+            Ok(Watch::new(async { Ok(fired.await.unwrap_or(Err(StoreError::OPERATION_CANCELLED))?) }))
         })
         .into()
     }
@@ -410,6 +421,12 @@ fn finished(outcome: Outcome) -> Result<Option<Versionstamp>> {
 /// Whether `mutation` sets a key with a versionstamp.
 fn is_stamped_key(mutation: &Mutation) -> bool {
     matches!(mutation, Mutation::Atomic(AtomicOp::SetVersionstampedKey, ..))
+}
+
+/// Whether `error` came from reading, so that FoundationDB fails the commit with it, too; other reads go on.
+fn is_of_the_read(error: &StoreError) -> bool {
+    [StoreError::ACCESSED_UNREADABLE, StoreError::TRANSACTION_TOO_OLD, StoreError::FUTURE_VERSION]
+        .contains(error)
 }
 
 /// Fails if layers may not read `key`.

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use bytes::Bytes;
 use tokio::sync::oneshot;
 
-use crate::store::WATCHES_MAX;
+use crate::{error::StoreError, store::WATCHES_MAX};
 
 /// A watch that its transaction has asked for and its commit will arm.
 #[derive(Debug)]
@@ -15,7 +15,7 @@ pub(super) struct Pending {
     /// What the transaction saw there.
     pub seen: Option<Bytes>,
     /// Completes the watch.
-    pub fire: oneshot::Sender<()>,
+    pub fire: oneshot::Sender<Result<(), StoreError>>,
     /// Its place below the client's limit.
     pub _place: Place,
 }
@@ -25,6 +25,14 @@ pub(super) struct Pending {
 pub(super) struct Place {
     /// Shared by all places, so that its count tells how many there are.
     _taken: Arc<()>,
+}
+
+/// Fails the watches of a commit that has failed with `error`.
+pub(super) fn fail(watches: Vec<Pending>, error: &StoreError) {
+    for watch in watches {
+        // The receiver may be gone; then nobody waits.
+        let _ = watch.fire.send(Err(error.clone()));
+    }
 }
 
 /// The armed watches of a store.
@@ -41,7 +49,7 @@ impl Watches {
     pub fn arm(&mut self, watch: Pending, now: Option<&Bytes>) {
         if watch.seen.as_ref() != now {
             // The receiver may be gone; then nobody waits.
-            let _ = watch.fire.send(());
+            let _ = watch.fire.send(Ok(()));
             return;
         }
         let waiting = self.armed.entry(watch.key.clone()).or_default();
@@ -71,7 +79,7 @@ impl Watches {
             return;
         };
         for watch in waiting.extract_if(.., |watch| watch.seen.as_ref() != now || watch.fire.is_closed()) {
-            let _ = watch.fire.send(());
+            let _ = watch.fire.send(Ok(()));
         }
         if waiting.is_empty() {
             self.armed.remove(key);

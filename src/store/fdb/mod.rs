@@ -11,6 +11,7 @@ use std::{fs, path::Path, sync::Arc, time::Duration};
 
 use ::foundationdb::{Database as Client, FdbError, options::TransactionOption};
 
+pub use self::network::stop as stop_network;
 use self::transaction::FdbTransaction;
 use super::backend::{Backend, TransactionBackend};
 use crate::error::{Error, Result, StoreError};
@@ -103,7 +104,7 @@ mod tests {
         let options = FoundationDbOptions::default();
         let error = Fdb::open(&missing, &options).await.err().unwrap();
         assert!(error.to_string().contains("no cluster file"), "{error}");
-        std::fs::write(&missing, "hello").unwrap();
+        fs::write(&missing, "hello").unwrap();
         let error = Fdb::open(&missing, &options).await.err().unwrap();
         assert!(error.to_string().contains("it is no cluster file"), "{error}");
     }

@@ -1,11 +1,14 @@
-//! The client's network thread: booted at most once per process, and stopped when the process exits.
+//! The client's network thread: booted at most once per process, and stopped before the process exits.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Mutex, PoisonError},
 };
 
-use ::foundationdb::api::{FdbApiBuilder, NetworkAutoStop, get_max_api_version};
+use ::foundationdb::{
+    FdbError,
+    api::{FdbApiBuilder, NetworkAutoStop, NetworkBuilder, get_max_api_version},
+};
 
 use crate::error::{Error, Result};
 
@@ -75,22 +78,20 @@ pub(super) fn boot(api_version: i32) -> Result<()> {
     Ok(())
 }
 
-/// Starts the network thread, and has it stopped when the process exits.
-#[expect(unsafe_code, reason = "the client and the C library have no safe form of these calls")]
-fn start(builder: ::foundationdb::api::NetworkBuilder) -> Result<NetworkAutoStop, ::foundationdb::FdbError> {
-    // SAFETY: the guard must be dropped before the process ends. `stop` does so from the exit handlers, which run after
-    // `main` returns and on `exit`; an abort needs no stop. The handler is a plain function that touches only `NETWORK`.
-    unsafe {
-        let guard = builder.boot()?;
-        if libc::atexit(stop) != 0 {
-            tracing::warn!("the network thread will not be stopped at exit");
-        }
-        Ok(guard)
-    }
+/// Starts the network thread.
+#[expect(unsafe_code, reason = "the client has no safe form of this call")]
+fn start(builder: NetworkBuilder) -> Result<NetworkAutoStop, FdbError> {
+    // SAFETY: the guard must be dropped before the process ends, which is what `stop` is for; its documentation passes the
+    // duty on to whoever ends the process.
+    unsafe { builder.boot() }
 }
 
-/// Stops the network thread and waits for it.
-extern "C" fn stop() {
-    let mut network = NETWORK.lock().unwrap_or_else(PoisonError::into_inner);
-    *network = Network::Over;
+/// Stops the network thread and waits for it. Every operation on a cluster that is under way, or comes later, waits for
+/// ever, and the network cannot be booted again.
+///
+/// Call it last in `main`. A process that exits without it may crash on its way out, because the client library tears
+/// itself down while its thread still runs. It cannot be left to a handler of the exit: by then the library has lost parts
+/// of itself, and stopping crashes.
+pub fn stop() {
+    *NETWORK.lock().unwrap_or_else(PoisonError::into_inner) = Network::Over;
 }

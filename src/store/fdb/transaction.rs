@@ -15,7 +15,7 @@ use crate::{
     encoding::Versionstamp,
     error::{Error, Result, StoreError},
     store::{
-        AtomicOp, Isolation, KeyRange, Page, Priority, RangeRead, TransactionOption, Watch,
+        AtomicOp, Isolation, KEY_LEN_MAX, KeyRange, Page, Priority, RangeRead, TransactionOption, Watch,
         backend::{Answer, TransactionBackend},
         mutation::Mutation,
     },
@@ -139,26 +139,24 @@ impl TransactionBackend for FdbTransaction {
             let checked = self.state().open().map(|_| Page::default());
             return checked.map_err(Error::Store).into();
         }
-        let option = RangeOption {
-            begin: KeySelector::first_greater_or_equal(&read.range.begin[..]),
-            end: KeySelector::first_greater_or_equal(&read.range.end[..]),
-            limit: Some(read.limit),
-            target_bytes: read.target_bytes,
-            // The limits that were given, and none of the client's own.
-            mode: StreamingMode::Exact,
-            reverse: read.reverse,
-            ..RangeOption::default()
-        };
-        self.ask(|transaction| {
-            let rows = transaction.get_range(&option, 1, isolation == Isolation::Snapshot);
-            rows.map_ok(|values| Page {
-                rows: values
-                    .iter()
-                    .map(|row| (Bytes::copy_from_slice(row.key()), Bytes::copy_from_slice(row.value())))
-                    .collect(),
-                more: values.more(),
-            })
-        })
+        let (limit, read_len) = (read.limit, read.target_bytes.max(1));
+        let mut rest = read.clone();
+        Answer::Waiting(Box::pin(async move {
+            let mut page = Page::default();
+            let mut len = 0;
+            loop {
+                let part = self.part(&rest, isolation).await?;
+                len += part.rows.iter().map(|(key, value)| key.len() + value.len()).sum::<usize>();
+                page.rows.extend(part.rows);
+                page.more = part.more;
+                rest = match rest.after(&page) {
+                    Some(rest) if len < read_len && page.rows.len() < limit => rest,
+                    _ => return Ok(page),
+                };
+                rest.limit = limit - page.rows.len();
+                rest.target_bytes = read_len - len;
+            }
+        }))
     }
 
     fn mutate(&self, mutation: Mutation) {
@@ -187,6 +185,15 @@ impl TransactionBackend for FdbTransaction {
     }
 
     fn watch(&self, key: &[u8]) -> Answer<'_, Watch> {
+        // The client would tell of these only through the watch.
+        let refused = match key {
+            _ if key >= &b"\xff"[..] => Some(StoreError::KEY_OUTSIDE_LEGAL_RANGE),
+            _ if key.len() > KEY_LEN_MAX => Some(StoreError::KEY_TOO_LARGE),
+            _ => None,
+        };
+        if let Some(refused) = refused {
+            return Err(refused.into()).into();
+        }
         let begun = self.state().open().map(|transaction| transaction.watch(key));
         let watch = begun.map(|changed| {
             Watch::new(changed.map_err(|error| match error.code() {
@@ -313,6 +320,30 @@ impl TransactionBackend for FdbTransaction {
 }
 
 impl FdbTransaction {
+    /// Reads as many rows of `read` as the client gives at once: it may end earlier than the limits, for reasons of its own.
+    fn part(&self, read: &RangeRead, isolation: Isolation) -> Answer<'_, Page> {
+        let option = RangeOption {
+            begin: KeySelector::first_greater_or_equal(&read.range.begin[..]),
+            end: KeySelector::first_greater_or_equal(&read.range.end[..]),
+            limit: Some(read.limit),
+            target_bytes: read.target_bytes,
+            // The limits that were given, and none of the client's own.
+            mode: StreamingMode::Exact,
+            reverse: read.reverse,
+            ..RangeOption::default()
+        };
+        self.ask(|transaction| {
+            let rows = transaction.get_range(&option, 1, isolation == Isolation::Snapshot);
+            rows.map_ok(|values| Page {
+                rows: values
+                    .iter()
+                    .map(|row| (Bytes::copy_from_slice(row.key()), Bytes::copy_from_slice(row.value())))
+                    .collect(),
+                more: values.more(),
+            })
+        })
+    }
+
     /// Adds an explicit conflict range.
     fn add_conflict(&self, range: &KeyRange, kind: ConflictRangeType) {
         let mut state = self.state();
