@@ -55,6 +55,8 @@ struct Slot {
     declared: Vec<Span>,
     /// The code of its first bad write.
     bad: Option<i32>,
+    /// Whether a read met a pending stamp, which fails the commit, too.
+    met_pending: bool,
 }
 
 /// A write of a transaction.
@@ -227,6 +229,7 @@ impl Model {
         let len = self.slots[slot].log.len();
         let known = self.slots[slot].knows(&key, self.seen(slot).get(&key), len);
         if known.is_unreadable {
+            self.slots[slot].met_pending = true;
             return Err(1036);
         }
         if isolation == Isolation::Serializable {
@@ -261,6 +264,7 @@ impl Model {
         for point in points {
             let known = self.slots[slot].knows(&point, self.seen(slot).get(&point), len);
             if known.is_unreadable {
+                self.slots[slot].met_pending = true;
                 return Err(1036);
             }
             rows.extend(known.value.map(|value| (point, value)));
@@ -307,6 +311,9 @@ impl Model {
         let slot = std::mem::take(&mut self.slots[slot]);
         if let Some(code) = slot.bad {
             return Err(code);
+        }
+        if slot.met_pending {
+            return Err(1036);
         }
         if slot.log.is_empty() && slot.declared.is_empty() {
             return Ok(None);
