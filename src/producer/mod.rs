@@ -5,6 +5,8 @@
 //! [`ProducerOptions::record_versionstamps`]. The event exists if and only if the transaction commits.
 
 mod bell;
+#[cfg(feature = "foundationdb")]
+mod foundationdb;
 mod target;
 
 use std::sync::Arc;

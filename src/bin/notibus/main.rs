@@ -7,6 +7,7 @@ mod tail;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
 
 /// A transactional notification bus for database-level events.
 #[derive(Debug, Parser)]
@@ -48,29 +49,39 @@ impl From<notibus::Error> for Failure {
     }
 }
 
-#[tokio::main]
-async fn main() -> ExitCode {
+impl Failure {
+    /// Says why, and gives the exit code.
+    fn report(&self) -> ExitCode {
+        let (reason, code) = match self {
+            Self::Failed(reason) => (reason, 1),
+            Self::BadInput(reason) => (reason, 2),
+        };
+        eprintln!("notibus: {reason}");
+        ExitCode::from(code)
+    }
+}
+
+fn main() -> ExitCode {
     let cli = Cli::parse();
     tracing_subscriber::fmt()
-        .with_env_filter(
-            tracing_subscriber::EnvFilter::try_from_default_env()
-                .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn")),
-        )
+        .with_env_filter(EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn")))
         .with_writer(std::io::stderr)
         .init();
-    let outcome = match cli.command {
-        Command::Replay(args) => replay::run(args).await,
-        Command::Tail(args) => tail::run(args).await,
+    let runtime = match tokio::runtime::Runtime::new() {
+        Ok(runtime) => runtime,
+        Err(error) => return Failure::Failed(format!("no runtime: {error}")).report(),
     };
+    let outcome = runtime.block_on(async {
+        match cli.command {
+            Command::Replay(args) => replay::run(args).await,
+            Command::Tail(args) => tail::run(args).await,
+        }
+    });
+    drop(runtime);
+    #[cfg(feature = "foundationdb")]
+    notibus::store::stop_network();
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
-        Err(Failure::Failed(reason)) => {
-            eprintln!("notibus: {reason}");
-            ExitCode::from(1)
-        }
-        Err(Failure::BadInput(reason)) => {
-            eprintln!("notibus: {reason}");
-            ExitCode::from(2)
-        }
+        Err(failure) => failure.report(),
     }
 }

@@ -11,14 +11,23 @@ pub enum Store {
     Memory,
     /// In a folder.
     Dir(PathBuf),
+    /// The cluster of a cluster file.
+    FoundationDb(PathBuf),
 }
 
 impl Store {
     /// Opens the store.
-    pub fn open(&self) -> Result<Database> {
+    pub async fn open(&self) -> Result<Database> {
         match self {
             Self::Memory => Ok(Database::memory()),
             Self::Dir(path) => Database::open_dir(path),
+            #[cfg(feature = "foundationdb")]
+            Self::FoundationDb(path) => Database::foundationdb(path).await,
+            #[cfg(not(feature = "foundationdb"))]
+            Self::FoundationDb(path) => Err(notibus::Error::Open {
+                path: path.clone(),
+                reason: "this program was built without the feature `foundationdb`".to_owned(),
+            }),
         }
     }
 }
@@ -30,7 +39,8 @@ impl FromStr for Store {
         match text.split_once(':') {
             None if text == "memory" => Ok(Self::Memory),
             Some(("dir", path)) if !path.is_empty() => Ok(Self::Dir(path.into())),
-            _ => Err(format!("{text:?} is neither \"memory\" nor \"dir:PATH\"")),
+            Some(("fdb", path)) if !path.is_empty() => Ok(Self::FoundationDb(path.into())),
+            _ => Err(format!("{text:?} is none of \"memory\", \"dir:PATH\" and \"fdb:CLUSTER_FILE\"")),
         }
     }
 }
@@ -43,7 +53,8 @@ mod tests {
     fn stores_are_told_apart() {
         assert_eq!("memory".parse(), Ok(Store::Memory));
         assert_eq!("dir:a:b".parse(), Ok(Store::Dir("a:b".into())));
-        for bad in ["", "dir:", "dir", "disk:x", "memory:x"] {
+        assert_eq!("fdb:c".parse(), Ok(Store::FoundationDb("c".into())));
+        for bad in ["", "dir:", "dir", "fdb:", "disk:x", "memory:x"] {
             assert!(bad.parse::<Store>().is_err(), "{bad}");
         }
     }

@@ -10,7 +10,7 @@ use crate::{Failure, store::Store};
 /// How to print a feed.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The store: "memory" or "dir:PATH".
+    /// The store: "memory", "dir:PATH" or "fdb:FILE".
     #[arg(long)]
     store: Store,
     /// Print rows after this: a sequence of 26 hexadecimal digits, "0" for all, or "now".
@@ -31,7 +31,7 @@ pub async fn run(args: Args) -> Result<(), Failure> {
         "now" => None,
         text => Some(text.parse()?),
     };
-    let db = args.store.open()?;
+    let db = args.store.open().await?;
     let bus = Bus::open(&db, BusOptions { partitions: args.partitions, ..BusOptions::default() }).await?;
     if args.follow {
         let notifier = bus.notifier(NotifierOptions::default()).await?;

@@ -30,7 +30,7 @@ pub struct Args {
     /// The history: tab-separated rows of unix seconds, transaction, op (create, delete, update or ddoc), database and
     /// document; plain or gzip; "-" for standard input. Consecutive rows with one transaction number form one transaction.
     file: PathBuf,
-    /// The store: "memory" or "dir:PATH".
+    /// The store: "memory", "dir:PATH" or "fdb:FILE".
     #[arg(long, default_value = "memory")]
     store: Store,
     /// Shards of the feed, if the bus is new.
@@ -151,7 +151,7 @@ async fn open(args: &Args, db: &Database) -> Result<(Bus, Producer, Vec<Notifier
 pub async fn run(args: Args) -> Result<(), Failure> {
     // Before the store is opened: a bad history changes nothing, and makes no folder.
     let history = Arc::new(History::read(&args.file, &Env::system())?);
-    let db = args.store.open()?;
+    let db = args.store.open().await?;
     let (bus, producer, notifiers) = open(&args, &db).await?;
     // What an earlier run has left unfolded is not of this history.
     wait_until(&bus, async || bus.is_drained().await.unwrap_or(false)).await;
