@@ -73,7 +73,7 @@ impl Bus {
         let keys = Keys::new(&prefix)?;
         let config = db.run(async |tx| open_config(&tx, &keys, partitions, shards).await).await?;
         let context = Context::new(db.clone(), keys, config);
-        let ringer = tokio::spawn(ringer(Arc::clone(&context)));
+        let ringer = tokio::spawn(ringer(Arc::clone(&context.signals), Arc::downgrade(&context)));
         Ok(Self { context, _ringer: Arc::new(Ringer(ringer)) })
     }
 

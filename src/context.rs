@@ -20,7 +20,7 @@ pub(crate) struct Context {
     /// What is fixed since the bus was created.
     pub config: Config,
     /// Wake-ups within the process.
-    pub signals: Signals,
+    pub signals: Arc<Signals>,
     /// What the roles have done.
     pub stats: Stats,
     /// The feed of notifications.
@@ -30,7 +30,7 @@ pub(crate) struct Context {
 impl Context {
     /// The context of the bus with these keys and this configuration.
     pub fn new(db: Database, keys: Keys, config: Config) -> Arc<Self> {
-        let signals = Signals::new(config.partitions);
+        let signals = Arc::new(Signals::new(config.partitions));
         let stats = Stats::default();
         Arc::new(Self { db, keys, config, signals, stats, feed: FeedId::notifications() })
     }

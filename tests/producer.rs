@@ -440,3 +440,19 @@ async fn one_transaction_records_thousands_of_databases() {
     let left = store.begin().get_range(&everything, Isolation::Snapshot).await.unwrap();
     assert!(left.rows.is_empty());
 }
+
+/// The task that rings doorbells kept the store open until it was next scheduled, so that a folder could not be opened
+/// again right after everything was dropped.
+#[tokio::test]
+async fn a_folder_can_be_opened_again_once_the_bus_is_dropped() {
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    for _ in 0..3 {
+        let store = Database::open_dir(folder.path()).expect("nobody else has it open");
+        let bus = Bus::open(&store, BusOptions::default()).await.expect("the bus opens");
+        let db = Db::new("db".parse().expect("a name"), DbInstance::random(store.env()));
+        let producer = bus.producer();
+        let tx = store.begin();
+        producer.updated(&tx, &db);
+        tx.commit().await.expect("it commits");
+    }
+}

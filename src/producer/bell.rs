@@ -3,26 +3,36 @@
 //! Doorbells are rung after the commits, coalesced: however many transactions have recorded events, there is at most one
 //! small transaction every few milliseconds for all their partitions.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
 use crate::{
     context::Context,
     keys::Partition,
+    signals::Signals,
     store::{AtomicOp, RetryPolicy},
 };
 
 /// The least time between two transactions of the ringer.
 const RING_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Rings doorbells until it is dropped.
-pub(crate) async fn ringer(context: Arc<Context>) {
+/// Rings doorbells until it is dropped, or the bus is. It keeps the store only while it rings: whoever drops the last
+/// handle on a folder can open it again at once.
+pub(crate) async fn ringer(signals: Arc<Signals>, context: Weak<Context>) {
     loop {
-        context.signals.dirtied().await;
-        let partitions = context.signals.take_dirty();
-        if !partitions.is_empty() {
+        signals.dirtied().await;
+        let pause = {
+            let Some(context) = context.upgrade() else { return };
+            let partitions = signals.take_dirty();
+            if partitions.is_empty() {
+                continue;
+            }
             ring(&context, &partitions).await;
-            context.env().sleep(RING_INTERVAL).await;
-        }
+            context.env().sleep(RING_INTERVAL)
+        };
+        pause.await;
     }
 }
 

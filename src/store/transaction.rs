@@ -1,6 +1,9 @@
 //! [`Transaction`]: what layers read and write through.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 use bytes::Bytes;
 
@@ -67,9 +70,9 @@ pub(crate) trait AfterCommit: Send + Sync {
 #[derive(Default)]
 struct Held {
     /// Keys and the counters to add to each.
-    additions: Vec<(Bytes, Counters)>,
+    additions: BTreeMap<Bytes, Counters>,
     /// Keys whose values get the versionstamp, each with the operand.
-    stamps: Vec<(Bytes, Bytes)>,
+    stamps: BTreeMap<Bytes, Bytes>,
     /// Whom to tell of what once the commit has succeeded, or may have.
     listeners: Vec<(Arc<dyn AfterCommit>, u64)>,
 }
@@ -210,21 +213,13 @@ impl Transaction {
     /// Adds `counters` to those at `key` with the commit. However often it is called for one key, the commit has one `ADD`
     /// for it. Reads of this transaction do not see it.
     pub(crate) fn add_merged(&self, key: Bytes, counters: &Counters) {
-        let mut held = self.held();
-        // Newest first: a transaction that records many events mostly records the same database again.
-        match held.additions.iter_mut().rev().find(|(existing, _)| *existing == key) {
-            Some((_, sum)) => *sum += *counters,
-            None => held.additions.push((key, *counters)),
-        }
+        *self.held().additions.entry(key).or_default() += *counters;
     }
 
     /// Sets the value at `key` with the commit to `operand`, in which the versionstamp replaces 10 bytes. However often it
     /// is called for one key, the commit sets it once. Reads of this transaction do not see it.
     pub(crate) fn stamp_merged(&self, key: Bytes, operand: Bytes) {
-        let mut held = self.held();
-        if !held.stamps.iter().rev().any(|(existing, _)| *existing == key) {
-            held.stamps.push((key, operand));
-        }
+        self.held().stamps.entry(key).or_insert(operand);
     }
 
     /// Tells `listener` of `token` once the commit has succeeded, or may have; once, however often it is asked for.

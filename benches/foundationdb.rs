@@ -1,0 +1,151 @@
+//! The bus on a real cluster of one process: what recording costs a transaction, how fast notifiers fold, and how long
+//! events take from commit to delivery.
+//!
+//! It starts a cluster of its own with the `fdbserver` that it finds, and says so and ends where there is none.
+//! `producer` commits with 64 tasks at once, so that the cluster is busy; elements are transactions. `latency` records an
+//! event of one database in a quiet bus and waits for its delivery, with a fold interval of zero.
+
+#![allow(clippy::unwrap_used, reason = "a benchmark fails by panicking")]
+
+#[path = "../tests/cluster/mod.rs"]
+mod cluster;
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use criterion::{Criterion, Throughput};
+use notibus::{
+    Bus, BusOptions, Db, DbInstance, DispatcherOptions, Filter, NotifierOptions, Producer,
+    store::{Database, stop_network},
+};
+use tokio::{runtime::Runtime, task::JoinSet};
+use tokio_stream::StreamExt;
+
+/// How many transactions are under way at once.
+const TASKS: u64 = 64;
+
+/// How many databases are folded.
+const DATABASES: u64 = 2_000;
+
+/// A bus of its own.
+async fn open(store: &Database, name: &str) -> Bus {
+    let prefix = format!("{name}/{:016x}/", fastrand::u64(..)).into_bytes();
+    Bus::open(store, BusOptions { prefix, ..BusOptions::default() }).await.unwrap()
+}
+
+/// Databases to record events of.
+fn databases(store: &Database, count: u64) -> Arc<Vec<Db>> {
+    let db = |n| Db::new(format!("db-{n}").parse().unwrap(), DbInstance::random(store.env()));
+    Arc::new((0..count).map(db).collect())
+}
+
+/// Commits `count` transactions that write a document each, and record an event of it if there is a producer.
+async fn write(store: &Database, producer: Option<&Producer>, dbs: &Arc<Vec<Db>>, count: u64) -> Duration {
+    let started = Instant::now();
+    let mut tasks = JoinSet::new();
+    for task in 0..TASKS {
+        let (store, producer, dbs) = (store.clone(), producer.cloned(), Arc::clone(dbs));
+        tasks.spawn(async move {
+            for n in (task..count).step_by(usize::try_from(TASKS).unwrap()) {
+                let key = [b"doc/", &(n % 100_000).to_be_bytes()[..]].concat();
+                let tx = store.begin();
+                tx.set(&key, &[7; 100]);
+                if let Some(producer) = &producer {
+                    producer.updated(&tx, &dbs[usize::try_from(n).unwrap() % dbs.len()]);
+                }
+                tx.commit().await.unwrap();
+            }
+        });
+    }
+    tasks.join_all().await;
+    started.elapsed()
+}
+
+/// Folds an event of each database with one notifier.
+async fn fold(store: &Database) -> Duration {
+    let bus = open(store, "fold").await;
+    let producer = bus.producer();
+    for some in databases(store, DATABASES).chunks(100) {
+        store
+            .run(async |tx| {
+                for db in some {
+                    producer.updated(&tx, db);
+                }
+                Ok(())
+            })
+            .await
+            .unwrap();
+    }
+    let started = Instant::now();
+    let notifier = bus.notifier(NotifierOptions::default()).await.unwrap();
+    while bus.stats().folded.total() < DATABASES {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let took = started.elapsed();
+    notifier.shutdown().await.unwrap();
+    took
+}
+
+/// Records events one after the other, and says how long each took to be delivered.
+async fn latency(store: &Database, count: u64) -> Duration {
+    let bus = open(store, "latency").await;
+    let options = NotifierOptions { fold_interval: Duration::ZERO, ..NotifierOptions::default() };
+    let notifier = bus.notifier(options).await.unwrap();
+    let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
+    let mut deliveries = dispatcher.subscribe(Filter::all()).stream();
+    let producer = bus.producer();
+    let dbs = databases(store, 1);
+    let mut took = Duration::ZERO;
+    for _ in 0..count {
+        let tx = store.begin();
+        producer.updated(&tx, &dbs[0]);
+        tx.commit().await.unwrap();
+        let committed = Instant::now();
+        deliveries.next().await.unwrap().unwrap();
+        took += committed.elapsed();
+    }
+    dispatcher.shutdown().await;
+    notifier.shutdown().await.unwrap();
+    took
+}
+
+/// All benchmarks.
+fn run(c: &mut Criterion, runtime: &Runtime, store: &Database) {
+    let mut group = c.benchmark_group("foundationdb");
+    group.sample_size(10).measurement_time(Duration::from_secs(10));
+    let bus = runtime.block_on(open(store, "producer"));
+    let producer = bus.producer();
+    let (one, many) = (databases(store, 1), databases(store, 1_000));
+    group.throughput(Throughput::Elements(1));
+    for (name, producer, dbs) in [
+        ("producer/document", None, &one),
+        ("producer/document and event of one database", Some(&producer), &one),
+        ("producer/document and event of one of 1,000 databases", Some(&producer), &many),
+    ] {
+        group.bench_function(name, |b| {
+            b.iter_custom(|count| runtime.block_on(write(store, producer, dbs, count)));
+        });
+    }
+    group.bench_function("latency", |b| b.iter_custom(|count| runtime.block_on(latency(store, count))));
+    group.throughput(Throughput::Elements(DATABASES));
+    group.bench_function("fold", |b| {
+        b.iter_custom(|count| (0..count).map(|_| runtime.block_on(fold(store))).sum());
+    });
+    group.finish();
+}
+
+fn main() {
+    if cluster::is_missing() {
+        return;
+    }
+    let cluster = cluster::Cluster::start();
+    let runtime = Runtime::new().unwrap();
+    let store = runtime.block_on(Database::foundationdb(cluster.file())).unwrap();
+    let mut criterion = Criterion::default().configure_from_args();
+    run(&mut criterion, &runtime, &store);
+    criterion.final_summary();
+    drop((store, runtime));
+    stop_network();
+}
