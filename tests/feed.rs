@@ -7,7 +7,9 @@ mod common;
 use std::{collections::BTreeMap, time::Duration};
 
 use common::{counts, db, eager, narrow_bus, record, row_with, rows, rows_in_pages, until, wide_bus, within};
-use notibus::{Bus, BusOptions, Error, EventKind, Incarnation, Sequence, Versionstamp, store::Database};
+use notibus::{
+    Bus, BusOptions, Db, Error, EventKind, Incarnation, Sequence, ShardId, Versionstamp, store::Database,
+};
 use proptest::prelude::*;
 
 /// A bus with `shards` shards in which each of `names`, taken modulo 30, was updated, one after the other.
@@ -292,4 +294,67 @@ async fn news_is_derived_from_where_the_first_page_began() {
         let kinds = row.changes_since(Sequence::ZERO).kinds();
         assert!(kinds.contains(EventKind::Created) && kinds.contains(EventKind::Updated), "{row:?}");
     }
+}
+
+#[tokio::test]
+async fn shards_divide_the_rows_and_each_is_read_in_pages() {
+    let store = Database::memory();
+    let bus = Bus::open(&store, BusOptions { shards: 5, ..BusOptions::default() }).await.unwrap();
+    let notifier = bus.notifier(eager()).await.unwrap();
+    for n in 0..60 {
+        row_with(&bus, &recorded(&store, &bus, n).await, [0, 0, 1, 0]).await;
+    }
+    let feed = bus.feed();
+    let shards = feed.shards().await.unwrap();
+    assert_eq!(shards.len(), 5);
+    let mut found = Vec::new();
+    for &shard in &shards {
+        let mut after = Sequence::ZERO;
+        loop {
+            let page = feed.shard_page(shard, after, 3).await.unwrap();
+            assert!(page.rows.len() <= 3 && page.rows.iter().all(|row| row.sequence > after));
+            found.extend(page.rows);
+            after = page.to;
+            if !page.more {
+                break;
+            }
+        }
+    }
+    assert!(!found.is_sorted_by_key(|row| row.sequence), "the rows are spread");
+    found.sort_by_key(|row| row.sequence);
+    assert_eq!(found, feed.page(Sequence::ZERO, 100).await.unwrap().rows);
+
+    let unknown = feed.shard_page(ShardId(6), Sequence::ZERO, 3).await.unwrap_err();
+    assert!(matches!(unknown, Error::Invalid { what: "shard", .. }), "{unknown}");
+    notifier.shutdown().await.unwrap();
+}
+
+/// Records an event of database number `n`.
+async fn recorded(store: &Database, bus: &Bus, n: u8) -> Db {
+    let db = db(&format!("db-{n}"), 1);
+    record(store, bus, &db, [0, 0, 1, 0]).await;
+    db
+}
+
+#[tokio::test]
+async fn a_tail_returns_what_comes_and_nothing_twice() {
+    let store = Database::memory();
+    let bus = narrow_bus(&store).await;
+    let notifier = bus.notifier(eager()).await.unwrap();
+    let first = recorded(&store, &bus, 1).await;
+    row_with(&bus, &first, [0, 0, 1, 0]).await;
+
+    let mut tail = bus.feed().tail(Sequence::ZERO).with_limit(10);
+    let mut last = Sequence::ZERO;
+    for n in 1..6 {
+        if n > 1 {
+            recorded(&store, &bus, n).await;
+        }
+        let page = within("a page", tail.next()).await.unwrap();
+        let names: Vec<_> = page.rows.iter().map(|row| row.name.as_str().to_owned()).collect();
+        assert_eq!(names, [format!("db-{n}")]);
+        assert!(page.rows[0].sequence > last && page.to >= page.rows[0].sequence);
+        last = page.to;
+    }
+    notifier.shutdown().await.unwrap();
 }

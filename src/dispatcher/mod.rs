@@ -117,11 +117,12 @@ pub struct Dispatcher {
 impl Dispatcher {
     /// Starts the tail at the end of the feed.
     pub(crate) async fn start(context: Arc<Context>, options: DispatcherOptions) -> Result<Self> {
-        // Before the position is taken, so that no append in between goes unnoticed.
-        let appends = context.signals.appends();
-        let start = NotificationFeed::new(Arc::clone(&context)).now().await?;
+        let feed = NotificationFeed::new(Arc::clone(&context));
+        let start = feed.now().await?;
         let fanout = Fanout::new(context, &options, start)?;
-        let tail = tokio::spawn(tail::run(Arc::clone(fanout.shared()), appends, options.poll_interval));
+        let tail =
+            feed.tail(start).with_limit(options.page_rows_max).with_poll_interval(options.poll_interval);
+        let tail = tokio::spawn(tail::run(Arc::clone(fanout.shared()), tail));
         Ok(Self { fanout, tail })
     }
 

@@ -8,6 +8,6 @@ mod routing;
 mod topology;
 mod writer;
 
-pub(crate) use reader::{last_readable, newest_of, page};
+pub(crate) use reader::{FeedPage, last_readable, newest_of, page, shard_page};
 pub(crate) use topology::Topology;
 pub(crate) use writer::FeedWriter;

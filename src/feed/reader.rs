@@ -36,8 +36,34 @@ pub(crate) async fn last_readable(tx: &Transaction, incarnation: Incarnation) ->
     Ok(Sequence::last_at(incarnation, tx.read_version().await?))
 }
 
-/// The rows of `shard` after `after` and up to `last`, at most `limit`; and whether there are more.
+/// The last sequence that `tx` can see; fails if `after` lies beyond it.
+async fn check_readable(tx: &Transaction, incarnation: Incarnation, after: Sequence) -> Result<Sequence> {
+    let last = last_readable(tx, incarnation).await?;
+    if after > last {
+        // Read versions never go back, so no reader of this feed can have come so far.
+        return Err(Error::invalid("sequence", format!("{after} is ahead of the store, which is at {last}")));
+    }
+    Ok(last)
+}
+
+/// The rows of `shard` after `after`, at most `limit`.
 pub(crate) async fn shard_page(
+    tx: &Transaction,
+    keys: &Keys,
+    feed: &FeedId,
+    incarnation: Incarnation,
+    shard: ShardId,
+    after: Sequence,
+    limit: usize,
+) -> Result<FeedPage> {
+    let last = check_readable(tx, incarnation, after).await?;
+    let (rows, more) = shard_rows(tx, keys, feed, shard, (after, last), limit).await?;
+    let to = rows.last().filter(|_| more).map_or(last, |row| row.sequence);
+    Ok(FeedPage { rows, to, more: to < last })
+}
+
+/// The rows of `shard` after `after` and up to `last`, at most `limit`; and whether there are more.
+async fn shard_rows(
     tx: &Transaction,
     keys: &Keys,
     feed: &FeedId,
@@ -69,16 +95,12 @@ pub(crate) async fn page(
     after: Sequence,
     limit: usize,
 ) -> Result<FeedPage> {
-    let last = last_readable(tx, incarnation).await?;
-    if after > last {
-        // Read versions never go back, so no reader of this feed can have come so far.
-        return Err(Error::invalid("sequence", format!("{after} is ahead of the store, which is at {last}")));
-    }
+    let last = check_readable(tx, incarnation, after).await?;
     if after == last {
         return Ok(FeedPage { rows: Vec::new(), to: after, more: false });
     }
     let topology = Topology::read(tx, keys, feed, Isolation::Snapshot).await?;
-    let shards = topology.shards().map(|shard| shard_page(tx, keys, feed, shard, (after, last), limit));
+    let shards = topology.shards().map(|shard| shard_rows(tx, keys, feed, shard, (after, last), limit));
     let mut rows = Vec::new();
     let mut to = last;
     for (shard_rows, more) in try_join_all(shards).await? {

@@ -27,7 +27,7 @@ impl FeedId {
 
 /// A shard of a feed. Ids are unique within the feed and never used again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct ShardId(pub u64);
+pub struct ShardId(pub u64);
 
 impl Keys {
     /// The key of the row of `shard` at `sequence`.

@@ -38,7 +38,8 @@ use foundationdb_tuple::{TuplePack, TupleUnpack};
 
 pub(crate) use config::Config;
 pub(crate) use counters::{DrainKey, DrainRow, stamp_operand};
-pub(crate) use feed::{FeedId, ShardId, sequence_operand};
+pub use feed::ShardId;
+pub(crate) use feed::{FeedId, sequence_operand};
 pub(crate) use lease::Lease;
 pub(crate) use partition::{FoldMark, Partition};
 pub(crate) use topology::TopologyEntry;

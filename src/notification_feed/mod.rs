@@ -1,15 +1,19 @@
-//! [`NotificationFeed`]: reads the notifications in the order of their sequences.
+//! [`NotificationFeed`]: reads the notifications in the order of their sequences, all of them or those of one shard.
+
+mod tail;
 
 use std::sync::Arc;
 
 use futures_util::future::{BoxFuture, select_all, try_join_all};
 
+pub use self::tail::NotificationTail;
 use crate::{
     context::Context,
     encoding::Sequence,
     error::{Error, Result},
     event::DbName,
-    feed::{self, Topology},
+    feed::{self, FeedPage, Topology},
+    keys::ShardId,
     notification::Notification,
     store::{Isolation, Transaction},
 };
@@ -53,9 +57,51 @@ impl NotificationFeed {
         self.context.db.run(async |tx| self.page_in(&tx, after, limit).await).await
     }
 
+    /// The shards that can have rows. Ids are unique within the feed and never used again.
+    pub async fn shards(&self) -> Result<Vec<ShardId>> {
+        let Context { db, keys, feed, .. } = &*self.context;
+        db.run(async |tx| Ok(Topology::read(&tx, keys, feed, Isolation::Snapshot).await?.shards().collect()))
+            .await
+    }
+
+    /// The rows of `shard` after `after`, at most `limit` (1 to 10,000). All rows of a database are in one shard, so that
+    /// readers of different shards need not know of each other.
+    ///
+    /// Fails with [`Error::Invalid`] if the feed has no such shard, or `after` is ahead of the store.
+    pub async fn shard_page(
+        &self,
+        shard: ShardId,
+        after: Sequence,
+        limit: usize,
+    ) -> Result<NotificationPage> {
+        let Context { db, keys, feed, config, .. } = &*self.context;
+        self.check(after, limit)?;
+        db.run(async |tx| {
+            let topology = Topology::read(&tx, keys, feed, Isolation::Snapshot).await?;
+            if !topology.shards().any(|known| known == shard) {
+                return Err(Error::invalid("shard", format!("the feed has no shard {}", shard.0)));
+            }
+            let page = feed::shard_page(&tx, keys, feed, config.incarnation, shard, after, limit).await?;
+            decoded(page)
+        })
+        .await
+    }
+
+    /// Reads the feed as it grows, from `after` on.
+    pub fn tail(&self, after: Sequence) -> NotificationTail {
+        NotificationTail::new(self.clone(), after)
+    }
+
     /// [`NotificationFeed::page`] within a transaction.
     async fn page_in(&self, tx: &Transaction, after: Sequence, limit: usize) -> Result<NotificationPage> {
         let Context { keys, feed, config, .. } = &*self.context;
+        self.check(after, limit)?;
+        decoded(feed::page(tx, keys, feed, config.incarnation, after, limit).await?)
+    }
+
+    /// Fails if no page can be asked for so.
+    fn check(&self, after: Sequence, limit: usize) -> Result<()> {
+        let config = &self.context.config;
         if !(1..=PAGE_ROWS_MAX).contains(&limit) {
             return Err(Error::invalid("limit", format!("{limit} is not 1 to {PAGE_ROWS_MAX}")));
         }
@@ -69,13 +115,7 @@ impl NotificationFeed {
                 ),
             ));
         }
-        let page = feed::page(tx, keys, feed, config.incarnation, after, limit).await?;
-        let rows = page
-            .rows
-            .into_iter()
-            .map(|row| Notification::from_bytes(row.sequence, &row.value).map(Arc::new))
-            .collect::<Result<_>>()?;
-        Ok(NotificationPage { rows, to: page.to, more: page.more })
+        Ok(())
     }
 
     /// A page, and if it is the last one, a future that completes once there may be more. It is a hint, as watches are;
@@ -129,4 +169,11 @@ impl NotificationFeed {
         let Context { db, config, .. } = &*self.context;
         db.run(async |tx| feed::last_readable(&tx, config.incarnation).await).await
     }
+}
+
+/// The notifications in the rows of a page.
+fn decoded(page: FeedPage) -> Result<NotificationPage> {
+    let rows = page.rows.into_iter();
+    let rows = rows.map(|row| Notification::from_bytes(row.sequence, &row.value).map(Arc::new));
+    Ok(NotificationPage { rows: rows.collect::<Result<_>>()?, to: page.to, more: page.more })
 }
