@@ -6,7 +6,7 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use notibus::store::Database;
+use notibus::{Bus, BusOptions, store::Database};
 
 use crate::cluster::Cluster;
 
@@ -38,4 +38,13 @@ pub(crate) async fn open(file: impl AsRef<Path>) -> Database {
 /// A prefix that nobody else uses.
 pub(crate) fn prefix(name: &str) -> Vec<u8> {
     format!("{name}/{:016x}/", fastrand::u64(..)).into_bytes()
+}
+
+/// How many partitions the buses of the trials have.
+pub(crate) const PARTITIONS: u32 = 4;
+
+/// The bus below `prefix`.
+pub(crate) async fn bus(store: &Database, prefix: &[u8]) -> Bus {
+    let options = BusOptions { prefix: prefix.to_vec(), partitions: PARTITIONS, ..BusOptions::default() };
+    Bus::open(store, options).await.expect("the bus can be opened")
 }

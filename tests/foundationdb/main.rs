@@ -3,8 +3,8 @@
 //! Each trial is an async function in the file of its topic. Those that break their cluster start one of their own; the
 //! others share one, each below a prefix of its own. Where there is no FoundationDB they are shown as ignored, not as
 //! passed.
-//!
-//! The program also runs itself again as a child, where a trial needs another process; see `child`.
+
+#![allow(clippy::unwrap_used, reason = "a trial fails by panicking")]
 
 use std::process::ExitCode;
 
@@ -12,6 +12,8 @@ use libtest_mimic::{Arguments, Trial};
 
 #[path = "../cluster/mod.rs"]
 mod cluster;
+#[path = "../common/mod.rs"]
+mod common;
 #[path = "../interleavings/execute.rs"]
 mod execute;
 #[path = "../interleavings/steps.rs"]
@@ -19,21 +21,23 @@ mod steps;
 #[path = "../interleavings/trace.rs"]
 mod trace;
 
+mod bus;
 mod differential;
 mod fixture;
+mod load;
 
 /// Makes one trial of each function.
 macro_rules! trials {
-    ($is_missing:expr, $($file:ident { $($case:ident)* })*) => {{
+    ($is_missing:expr, $($file:ident { $($(#[$condition:meta])? $case:ident)* })*) => {{
         let is_missing = $is_missing;
-        vec![$($({
+        Vec::from([$($($(#[$condition])? {
             let name = concat!(stringify!($file), "::", stringify!($case));
             let trial = Trial::test(name, || {
                 fixture::block_on($file::$case());
                 Ok(())
             });
             trial.with_ignored_flag(is_missing)
-        },)*)*]
+        },)*)*])
     }};
 }
 
@@ -43,6 +47,15 @@ fn main() -> ExitCode {
         cluster::is_missing(),
         differential {
             the_embedded_store_does_what_a_cluster_does
+        }
+        bus {
+            totals_equal_what_concurrent_producers_recorded
+            a_row_tells_the_life_of_its_database
+            rows_carry_the_stamps_of_their_transactions
+            ids_of_design_documents_are_kept
+            notifiers_share_the_partitions
+            a_zombie_is_fenced_off
+            watches_wake_the_roles_of_other_clients
         }
     };
     let conclusion = libtest_mimic::run(&arguments, trials);
