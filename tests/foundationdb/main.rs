@@ -3,6 +3,8 @@
 //! Each trial is an async function in the file of its topic. Those that break their cluster start one of their own; the
 //! others share one, each below a prefix of its own. Where there is no FoundationDB they are shown as ignored, not as
 //! passed.
+//!
+//! The program also runs itself again as a child, where a trial needs another process; see `child`.
 
 #![allow(clippy::unwrap_used, reason = "a trial fails by panicking")]
 
@@ -22,9 +24,11 @@ mod steps;
 mod trace;
 
 mod bus;
+mod child;
 mod differential;
 mod fixture;
 mod load;
+mod opening;
 
 /// Makes one trial of each function.
 macro_rules! trials {
@@ -42,6 +46,9 @@ macro_rules! trials {
 }
 
 fn main() -> ExitCode {
+    if let Some(code) = child::play() {
+        return code;
+    }
     let arguments = Arguments::from_args();
     let trials = trials! {
         cluster::is_missing(),
@@ -56,6 +63,11 @@ fn main() -> ExitCode {
             notifiers_share_the_partitions
             a_zombie_is_fenced_off
             watches_wake_the_roles_of_other_clients
+        }
+        opening {
+            a_bad_cluster_file_is_refused
+            an_unreachable_cluster_is_told_in_time
+            a_bad_api_version_is_refused_and_spoils_nothing
         }
     };
     let conclusion = libtest_mimic::run(&arguments, trials);
