@@ -29,6 +29,8 @@ mod differential;
 mod fixture;
 mod load;
 mod opening;
+mod processes;
+mod servers;
 
 /// Makes one trial of each function.
 macro_rules! trials {
@@ -68,6 +70,16 @@ fn main() -> ExitCode {
             a_bad_cluster_file_is_refused
             an_unreachable_cluster_is_told_in_time
             a_bad_api_version_is_refused_and_spoils_nothing
+        }
+        processes {
+            a_killed_notifier_loses_nothing
+            a_process_exits_cleanly
+            #[cfg(feature = "cli")] the_command_line_replays_on_a_cluster
+        }
+        servers {
+            a_killed_server_loses_nothing
+            recoveries_lose_nothing
+            a_cluster_that_moves_to_another_server_loses_nothing
         }
     };
     let conclusion = libtest_mimic::run(&arguments, trials);
