@@ -107,6 +107,11 @@ impl Cluster {
         self.start_server(free_port());
     }
 
+    /// The address of server number `number`.
+    pub fn address(&self, number: usize) -> String {
+        format!("127.0.0.1:{}", self.servers[number].port)
+    }
+
     /// Kills server number `number` at once, as a crash would.
     pub fn kill_server(&mut self, number: usize) {
         let server = &mut self.servers[number];

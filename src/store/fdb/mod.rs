@@ -19,8 +19,8 @@ use crate::error::{Error, Result, StoreError};
 /// How to reach a cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FoundationDbOptions {
-    /// The API version that the client library is asked for. It is chosen once per process. Default: 710, which every
-    /// client since 7.1 offers.
+    /// The API version that the client library is asked for, 630 to 710. It is chosen once per process. Default: 710,
+    /// which every client since 7.1 offers.
     pub api_version: i32,
     /// How long opening waits for the cluster to answer. Default: 10 s.
     pub connect_timeout: Duration,

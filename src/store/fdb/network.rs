@@ -16,6 +16,10 @@ use crate::error::{Error, Result};
 /// library since 7.1.
 pub(super) const API_VERSION: i32 = 710;
 
+/// The oldest API version that the backend's work can be done with: since 610 time limits and limits of retries outlast
+/// retries, since 630 conflicting ranges are told.
+const API_VERSION_MIN: i32 = 630;
+
 /// Whether the network runs.
 enum Network {
     /// Not yet.
@@ -54,12 +58,13 @@ pub(super) fn boot(api_version: i32) -> Result<()> {
         Network::Down => {}
     }
     let offered = get_max_api_version();
-    if !(0..=API_VERSION.min(offered)).contains(&api_version) {
+    // The client must not see a bad one: it would not let another be chosen.
+    if !(API_VERSION_MIN..=API_VERSION.min(offered)).contains(&api_version) {
         return Err(Error::invalid(
             "API version",
             format!(
-                "{api_version} is not to be had: this program is built for {API_VERSION}, the client library offers up \
-                 to {offered}"
+                "{api_version} is not to be had: this program is built for {API_VERSION_MIN} to {API_VERSION}, the \
+                 client library offers up to {offered}"
             ),
         ));
     }

@@ -1,0 +1,191 @@
+//! Other processes: the test program runs itself again with a part to play.
+//!
+//! A child plays its part until its standard input ends, and tells what happens line by line. It never outlives the
+//! trial that has started it, and unless it is killed it has to end cleanly: the client library crashes processes that
+//! exit while its network runs.
+
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    path::Path,
+    process::{Child as Process, ChildStdin, Command, ExitCode, Stdio},
+    thread,
+};
+
+use notibus::{
+    Error, Filter, Sequence, Since,
+    store::{Database, FoundationDbOptions},
+};
+use tokio::sync::{mpsc, oneshot};
+use tokio_stream::StreamExt;
+
+use crate::{
+    common::{eager, within},
+    fixture,
+};
+
+/// Names the part of a child; without it the process is the parent.
+const PART: &str = "NOTIBUS_CHILD_PART";
+
+/// Names the cluster file.
+const CLUSTER: &str = "NOTIBUS_CHILD_CLUSTER";
+
+/// The prefix of the bus.
+const PREFIX: &str = "NOTIBUS_CHILD_PREFIX";
+
+/// A child of the trial. Dropping it kills it.
+pub(crate) struct Child {
+    /// The process.
+    process: Process,
+    /// Ends its part when it is closed.
+    input: Option<ChildStdin>,
+    /// What it tells.
+    lines: mpsc::UnboundedReceiver<String>,
+}
+
+impl Child {
+    /// Starts a child that plays `part` on the cluster of `file`, with the bus below `prefix`.
+    pub fn start(part: &str, file: &Path, prefix: &[u8]) -> Self {
+        let mut process = Command::new(std::env::current_exe().expect("the test has a program"))
+            .env(PART, part)
+            .env(CLUSTER, file)
+            .env(PREFIX, String::from_utf8_lossy(prefix).as_ref())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the test can be run again");
+        let output = process.stdout.take().expect("the output is piped");
+        let (sender, lines) = mpsc::unbounded_channel();
+        thread::spawn(move || {
+            for line in BufReader::new(output).lines().map_while(Result::ok) {
+                // The trial may have failed by now.
+                let _ = sender.send(line);
+            }
+        });
+        let input = process.stdin.take();
+        Self { process, input, lines }
+    }
+
+    /// The next line that it tells.
+    pub async fn line(&mut self) -> String {
+        within("the child to tell", self.lines.recv()).await.expect("the child goes on")
+    }
+
+    /// Kills it at once.
+    pub fn kill(mut self) {
+        self.process.kill().expect("the child can be killed");
+        let status = self.process.wait().expect("the child ends");
+        assert!(status.code().is_none(), "it ended by itself: {status}");
+    }
+
+    /// Ends its part; it must exit cleanly.
+    pub fn end(mut self) {
+        drop(self.input.take());
+        let status = self.process.wait().expect("the child ends");
+        assert!(status.success(), "it did not end well: {status}");
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Plays the part of a child, if the process is one.
+pub(crate) fn play() -> Option<ExitCode> {
+    let part = std::env::var(PART).ok()?;
+    let (ended, end) = oneshot::channel();
+    thread::spawn(move || {
+        // Whether it ends or fails, there is nobody left to play for.
+        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+        let _ = ended.send(());
+    });
+    fixture::block_on(async {
+        let file = std::env::var(CLUSTER).expect("a child is told its cluster");
+        match part.as_str() {
+            "notifier" => notifier(&file, end).await,
+            "dispatcher" => dispatcher(&file, end).await,
+            "client" => client(&file, end).await,
+            "api versions" => api_versions(&file).await,
+            other => panic!("there is no part {other:?}"),
+        }
+    });
+    notibus::store::stop_network();
+    Some(ExitCode::SUCCESS)
+}
+
+/// Tells a line to the parent.
+fn tell(line: &str) {
+    let mut output = std::io::stdout().lock();
+    // The parent may be gone; then the part is about to end.
+    let _ = writeln!(output, "{line}").and_then(|()| output.flush());
+}
+
+/// The bus of the trial.
+async fn bus(file: &str) -> notibus::Bus {
+    let prefix = std::env::var(PREFIX).expect("a child is told its prefix");
+    fixture::bus(&fixture::open(file).await, prefix.as_bytes()).await
+}
+
+/// Folds.
+async fn notifier(file: &str, end: oneshot::Receiver<()>) {
+    let notifier = bus(file).await.notifier(eager()).await.expect("the notifier starts");
+    tell("ready");
+    let _ = end.await;
+    notifier.shutdown().await.expect("the leases can be released");
+}
+
+/// Tells each delivery: the name of the database, and how many updates it had.
+async fn dispatcher(file: &str, end: oneshot::Receiver<()>) {
+    let bus = bus(file).await;
+    let dispatcher = bus.dispatcher(Default::default()).await.expect("the dispatcher starts");
+    let mut stream = dispatcher.subscribe(Filter::all()).since(Since::After(Sequence::ZERO)).stream();
+    tell("ready");
+    let tell_all = async {
+        while let Some(item) = stream.next().await {
+            let delivery = item.expect("the feed can be read");
+            let row = delivery.notification();
+            tell(&format!("{} {}", row.name, row.totals.lanes()[2]));
+        }
+    };
+    tokio::select! {
+        () = tell_all => {}
+        _ = end => {}
+    }
+    drop(stream);
+    dispatcher.shutdown().await;
+}
+
+/// Opens the cluster, leaves transactions and a watch under way, and ends.
+async fn client(file: &str, end: oneshot::Receiver<()>) {
+    let store = fixture::open(file).await;
+    let reading = store.begin();
+    reading.read_version().await.expect("the cluster answers");
+    let watch = store.run(async |tx| tx.watch(b"client").await).await.expect("a watch can be set");
+    tell("ready");
+    let _ = end.await;
+    drop((reading, watch));
+}
+
+/// Asks for API versions that cannot be had, which must spoil nothing.
+async fn api_versions(file: &str) {
+    let open = async |api_version| {
+        let options = FoundationDbOptions { api_version, ..FoundationDbOptions::default() };
+        Database::foundationdb_with(file, &options).await.map(drop)
+    };
+    for bad in [10_000, i32::MAX, -1, 0, 13, 500] {
+        match open(bad).await {
+            Err(Error::Invalid { what: "API version", .. }) => {}
+            other => panic!("{bad}: {other:?}"),
+        }
+    }
+    open(710).await.expect("a good version after bad ones");
+    open(710).await.expect("the same version again");
+    match open(700).await {
+        Err(Error::Invalid { what: "API version", reason }) => assert!(reason.contains("710"), "{reason}"),
+        other => panic!("{other:?}"),
+    }
+    tell("done");
+}

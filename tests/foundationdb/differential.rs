@@ -1,0 +1,137 @@
+//! The embedded store against the cluster: both get the same random interleavings, and must tell the same.
+//!
+//! What is compared is a [`Trace`]: every read, the outcome of every commit, and all rows in the end, with the numbers of
+//! commits in place of their stamps. The generator and the executor are those of `tests/interleavings`, where the embedded
+//! store is checked against a model. A difference is shrunk, each candidate below a prefix of its own, and printed.
+//!
+//! What cannot be compared is kept out. On a cluster versions move by time, so nothing asks for a version that no
+//! transaction was told (1009 or not is the cluster's affair), and each commit is followed by another, because whether a
+//! read version can equal the version of a stamp differs. The outcomes of a cluster that is slow or recovers are no
+//! part of what is compared either: an interleaving that meets one is run again.
+//!
+//! `NOTIBUS_DIFFERENTIAL` sets how many interleavings are run, `NOTIBUS_SEED` replays a run.
+
+use futures_util::future::try_join_all;
+use notibus::store::Database;
+use proptest::{
+    strategy::{Strategy, ValueTree},
+    test_runner::{Config, RngAlgorithm, TestRng, TestRunner},
+};
+
+use crate::{
+    execute::execute,
+    fixture,
+    steps::{self, Step},
+    trace::{Event, Trace},
+};
+
+/// How many interleavings are run if nothing else is asked for.
+const INTERLEAVINGS: usize = 2_000;
+
+/// How many are run at once. Each spends its time waiting for the cluster.
+const AT_ONCE: usize = 48;
+
+/// How often an interleaving is made smaller, or tried to be.
+const SHRINKS_MAX: usize = 500;
+
+/// How often an interleaving is run again because the cluster was too slow for it.
+const TRIES: usize = 10;
+
+/// A number from the environment.
+fn setting<T: std::str::FromStr>(name: &str) -> Option<T> {
+    let text = std::env::var(name).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{name} must be a number")))
+}
+
+/// Many interleavings on both.
+pub(crate) async fn the_embedded_store_does_what_a_cluster_does() {
+    let seed: u64 = setting("NOTIBUS_SEED").unwrap_or_else(|| fastrand::u64(..));
+    let count = setting("NOTIBUS_DIFFERENTIAL").unwrap_or(INTERLEAVINGS);
+    println!("{count} interleavings, NOTIBUS_SEED={seed}");
+    let cluster = fixture::open(fixture::shared()).await;
+    let workers = (0..AT_ONCE).map(|worker| {
+        let count = (count + worker) / AT_ONCE;
+        compare_many(&cluster, seed, worker as u64, count)
+    });
+    if let Err(difference) = try_join_all(workers).await {
+        panic!("NOTIBUS_SEED={seed}: {difference}");
+    }
+}
+
+/// Compares `count` random interleavings one after the other.
+async fn compare_many(cluster: &Database, seed: u64, worker: u64, count: usize) -> Result<(), String> {
+    let mut bytes = [0; 32];
+    bytes[..8].copy_from_slice(&seed.to_le_bytes());
+    bytes[8..16].copy_from_slice(&worker.to_le_bytes());
+    let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
+    let mut runner = TestRunner::new_with_rng(Config::default(), rng);
+    let interleavings = steps::interleaving();
+    for _ in 0..count {
+        let tree = interleavings.new_tree(&mut runner).expect("nothing is filtered out");
+        if let Err(difference) = compare(cluster, &tree.current()).await {
+            return Err(shrink(cluster, tree, difference).await);
+        }
+    }
+    Ok(())
+}
+
+/// Makes an interleaving that differs as small as it gets, and tells it.
+async fn shrink(
+    cluster: &Database,
+    mut tree: impl ValueTree<Value = Vec<Step>>,
+    difference: String,
+) -> String {
+    let mut smallest = (tree.current(), difference);
+    let mut goes_on = tree.simplify();
+    for _ in 0..SHRINKS_MAX {
+        if !goes_on {
+            break;
+        }
+        let steps = tree.current();
+        goes_on = match compare(cluster, &steps).await {
+            Ok(()) => tree.complicate(),
+            Err(difference) => {
+                smallest = (steps, difference);
+                tree.simplify()
+            }
+        };
+    }
+    format!("{}\nsmallest interleaving: {:#?}", smallest.1, smallest.0)
+}
+
+/// Runs `steps` on both, and tells the first difference.
+async fn compare(cluster: &Database, steps: &[Step]) -> Result<(), String> {
+    let embedded = execute(&Database::memory(), b"", steps).await;
+    for _ in 0..TRIES {
+        let found = execute(cluster, &fixture::prefix("differential"), steps).await;
+        if !is_disturbed(&found) {
+            return differ(steps, &embedded, &found);
+        }
+    }
+    Err(format!("the cluster was too slow {TRIES} times"))
+}
+
+/// Whether anything failed because the cluster was slow or recovered: too old, an unknown result, a process behind.
+fn is_disturbed(trace: &Trace) -> bool {
+    trace.events.iter().any(|event| {
+        let code = match event {
+            Event::Silent => None,
+            Event::Value(result) => result.as_ref().err(),
+            Event::Rows(result) => result.as_ref().err(),
+            Event::Commit(result) => result.as_ref().err(),
+        };
+        code.is_some_and(|code| [1007, 1009, 1021, 1037, 1039].contains(code))
+    })
+}
+
+/// Fails with the first difference of two traces.
+fn differ(steps: &[Step], embedded: &Trace, cluster: &Trace) -> Result<(), String> {
+    let mut both = embedded.events.iter().zip(&cluster.events).enumerate();
+    if let Some((n, (embedded, cluster))) = both.find(|(_, (embedded, cluster))| embedded != cluster) {
+        return Err(format!("step {n}, {:?}: embedded {embedded:?}, on the cluster {cluster:?}", steps[n]));
+    }
+    if embedded.rows == cluster.rows {
+        return Ok(());
+    }
+    Err(format!("in the end: embedded {:?}, on the cluster {:?}", embedded.rows, cluster.rows))
+}

@@ -1,0 +1,50 @@
+//! What trials share: a cluster, a runtime, and keys that nobody else has.
+
+use std::{
+    future::Future,
+    path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
+};
+
+use notibus::{Bus, BusOptions, store::Database};
+
+use crate::cluster::Cluster;
+
+/// The cluster of all trials that break nothing, once one has asked for it.
+static CLUSTER: Mutex<Option<Cluster>> = Mutex::new(None);
+
+/// The cluster file of the shared cluster.
+pub(crate) fn shared() -> PathBuf {
+    let mut cluster = CLUSTER.lock().unwrap_or_else(PoisonError::into_inner);
+    cluster.get_or_insert_with(Cluster::start).file()
+}
+
+/// Stops the shared cluster, if there is one.
+pub(crate) fn stop_cluster() {
+    *CLUSTER.lock().unwrap_or_else(PoisonError::into_inner) = None;
+}
+
+/// Runs `trial` on a runtime of its own. Parts of a trial may block their thread.
+pub(crate) fn block_on(trial: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_time().build();
+    runtime.expect("a runtime can be built").block_on(trial);
+}
+
+/// A client of its own for the cluster of `file`.
+pub(crate) async fn open(file: impl AsRef<Path>) -> Database {
+    Database::foundationdb(file).await.expect("the cluster can be opened")
+}
+
+/// A prefix that nobody else uses.
+pub(crate) fn prefix(name: &str) -> Vec<u8> {
+    format!("{name}/{:016x}/", fastrand::u64(..)).into_bytes()
+}
+
+/// How many partitions the buses of the trials have.
+pub(crate) const PARTITIONS: u32 = 4;
+
+/// The bus below `prefix`.
+pub(crate) async fn bus(store: &Database, prefix: &[u8]) -> Bus {
+    let options = BusOptions { prefix: prefix.to_vec(), partitions: PARTITIONS, ..BusOptions::default() };
+    Bus::open(store, options).await.expect("the bus can be opened")
+}

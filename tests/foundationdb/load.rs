@@ -1,0 +1,196 @@
+//! A load on the bus that knows exactly what it has recorded, and an observer that knows what was told.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use notibus::{
+    Bus, Dispatcher, Filter,
+    store::{Database, Isolation, KeyRange, RangeRead, RetryPolicy},
+};
+use tokio::task::JoinHandle;
+use tokio_stream::StreamExt;
+
+use crate::common::{LIMIT, db, rows, until};
+
+/// How many transactions are under way at once.
+const WORKERS: u64 = 8;
+
+/// How many databases there are.
+const DATABASES: u64 = 10;
+
+/// How many updates of each database there were, by name.
+pub(crate) type Totals = BTreeMap<String, u64>;
+
+/// Workers that record events until they are told to stop.
+///
+/// Each transaction also sets a marker of its own. One that fails with an unknown result is tried again, and finds its
+/// marker if it was committed after all: so each is committed exactly once, whatever happens to the cluster.
+pub(crate) struct Load {
+    /// Tells the workers to stop.
+    stop: Arc<AtomicBool>,
+    /// How many transactions were committed.
+    committed: Arc<AtomicU64>,
+    /// The workers.
+    workers: Vec<JoinHandle<Totals>>,
+    /// Where to look for the markers.
+    store: Database,
+    /// What the markers start with.
+    markers: Vec<u8>,
+}
+
+impl Load {
+    /// Starts the workers. Markers lie below `prefix`, which must not be that of the bus.
+    pub fn start(store: &Database, bus: &Bus, prefix: &[u8]) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let committed = Arc::new(AtomicU64::new(0));
+        let workers = (0..WORKERS).map(|worker| {
+            let worker = Worker {
+                number: worker,
+                store: store.clone(),
+                bus: bus.clone(),
+                markers: prefix.to_vec(),
+                stop: Arc::clone(&stop),
+                committed: Arc::clone(&committed),
+            };
+            tokio::spawn(worker.run())
+        });
+        let workers = workers.collect();
+        Self { stop, committed, workers, store: store.clone(), markers: prefix.to_vec() }
+    }
+
+    /// Waits until `more` transactions were committed from now on.
+    pub async fn advance(&self, more: u64) {
+        let target = self.committed.load(Ordering::SeqCst) + more;
+        until("the load to go on", async || self.committed.load(Ordering::SeqCst) >= target).await;
+    }
+
+    /// Stops, and tells what was recorded.
+    pub async fn stop(self) -> Totals {
+        self.stop.store(true, Ordering::SeqCst);
+        let mut totals = Totals::new();
+        for worker in self.workers {
+            for (name, count) in worker.await.expect("a worker does not fail") {
+                *totals.entry(name).or_default() += count;
+            }
+        }
+        let recorded: u64 = totals.values().sum();
+        assert_eq!(recorded, self.committed.load(Ordering::SeqCst));
+        assert_eq!(recorded, count(&self.store, &self.markers).await, "each transaction has one marker");
+        totals
+    }
+}
+
+/// How many keys start with `prefix`.
+async fn count(store: &Database, prefix: &[u8]) -> u64 {
+    let tx = store.begin();
+    let mut pages = tx.pages(RangeRead::new(KeyRange::prefix(prefix.to_vec())), Isolation::Snapshot);
+    let mut count = 0;
+    while let Some(rows) = pages.next().await.expect("the markers can be read") {
+        count += rows.len() as u64;
+    }
+    count
+}
+
+/// A worker of a load.
+struct Worker {
+    /// Which one.
+    number: u64,
+    /// The store.
+    store: Database,
+    /// Where to record.
+    bus: Bus,
+    /// What the markers start with.
+    markers: Vec<u8>,
+    /// Whether to stop.
+    stop: Arc<AtomicBool>,
+    /// How many transactions all workers have committed.
+    committed: Arc<AtomicU64>,
+}
+
+impl Worker {
+    /// Records one update per transaction.
+    async fn run(self) -> Totals {
+        let producer = self.bus.producer();
+        let mut totals = Totals::new();
+        for n in 0_u64.. {
+            if self.stop.load(Ordering::SeqCst) {
+                break;
+            }
+            let name = format!("db{}", (self.number + n) % DATABASES);
+            let db = db(&name, 1);
+            let marker = [&self.markers[..], &self.number.to_be_bytes(), &n.to_be_bytes()].concat();
+            let policy = RetryPolicy { elapsed_max: None, ..RetryPolicy::default() };
+            let recorded = self.store.run_with(&policy, async |tx| {
+                if tx.get(&marker, Isolation::Serializable).await?.is_none() {
+                    tx.set(&marker, b"");
+                    producer.updated(&tx, &db);
+                }
+                Ok(())
+            });
+            recorded.await.expect("it can be recorded");
+            *totals.entry(name).or_default() += 1;
+            self.committed.fetch_add(1, Ordering::SeqCst);
+        }
+        totals
+    }
+}
+
+/// Waits until the rows of `bus` have exactly `totals`, and nothing waits to be folded.
+pub(crate) async fn until_folded(bus: &Bus, totals: &Totals) {
+    until("everything to be folded", async || bus.is_drained().await.unwrap_or(false)).await;
+    let found: Totals =
+        rows(bus).await.iter().map(|row| (row.name.to_string(), row.totals.lanes()[2])).collect();
+    assert_eq!(found, *totals);
+}
+
+/// Remembers the newest that a dispatcher has told of each database.
+pub(crate) struct Observer {
+    /// Updates of each database.
+    told: Arc<Mutex<Totals>>,
+    /// Receives.
+    task: JoinHandle<()>,
+}
+
+impl Observer {
+    /// Observes all databases from now on.
+    pub fn start(dispatcher: &Dispatcher) -> Self {
+        let told = Arc::new(Mutex::new(Totals::new()));
+        let mut stream = dispatcher.subscribe(Filter::all()).stream();
+        let telling = Arc::clone(&told);
+        let task = tokio::spawn(async move {
+            while let Some(item) = stream.next().await {
+                // A feed that cannot be read for a while is read again.
+                let Ok(delivery) = item else { continue };
+                let row = delivery.notification();
+                let mut told = telling.lock().unwrap_or_else(PoisonError::into_inner);
+                told.insert(row.name.to_string(), row.totals.lanes()[2]);
+            }
+        });
+        Self { told, task }
+    }
+
+    /// Waits until exactly `totals` were told.
+    pub async fn until_told(&self, totals: &Totals) {
+        let told = || self.told.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let wait = async {
+            while told() != *totals {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        };
+        if tokio::time::timeout(LIMIT, wait).await.is_err() {
+            assert_eq!(told(), *totals, "not everything was told");
+        }
+    }
+}
+
+impl Drop for Observer {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}

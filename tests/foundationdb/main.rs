@@ -1,0 +1,89 @@
+//! The store and the bus on a real FoundationDB cluster: what only a cluster can show.
+//!
+//! Each trial is an async function in the file of its topic. Those that break their cluster start one of their own; the
+//! others share one, each below a prefix of its own. Where there is no FoundationDB they are shown as ignored, not as
+//! passed.
+//!
+//! The program also runs itself again as a child, where a trial needs another process; see `child`.
+
+#![allow(clippy::unwrap_used, reason = "a trial fails by panicking")]
+
+use std::process::ExitCode;
+
+use libtest_mimic::{Arguments, Trial};
+
+#[path = "../cluster/mod.rs"]
+mod cluster;
+#[path = "../common/mod.rs"]
+mod common;
+#[path = "../interleavings/execute.rs"]
+mod execute;
+#[path = "../interleavings/steps.rs"]
+mod steps;
+#[path = "../interleavings/trace.rs"]
+mod trace;
+
+mod bus;
+mod child;
+mod differential;
+mod fixture;
+mod load;
+mod opening;
+mod processes;
+mod servers;
+
+/// Makes one trial of each function.
+macro_rules! trials {
+    ($is_missing:expr, $($file:ident { $($(#[$condition:meta])? $case:ident)* })*) => {{
+        let is_missing = $is_missing;
+        Vec::from([$($($(#[$condition])? {
+            let name = concat!(stringify!($file), "::", stringify!($case));
+            let trial = Trial::test(name, || {
+                fixture::block_on($file::$case());
+                Ok(())
+            });
+            trial.with_ignored_flag(is_missing)
+        },)*)*])
+    }};
+}
+
+fn main() -> ExitCode {
+    if let Some(code) = child::play() {
+        return code;
+    }
+    let arguments = Arguments::from_args();
+    let trials = trials! {
+        cluster::is_missing(),
+        differential {
+            the_embedded_store_does_what_a_cluster_does
+        }
+        bus {
+            totals_equal_what_concurrent_producers_recorded
+            a_row_tells_the_life_of_its_database
+            rows_carry_the_stamps_of_their_transactions
+            ids_of_design_documents_are_kept
+            notifiers_share_the_partitions
+            a_zombie_is_fenced_off
+            watches_wake_the_roles_of_other_clients
+        }
+        opening {
+            a_bad_cluster_file_is_refused
+            an_unreachable_cluster_is_told_in_time
+            a_bad_api_version_is_refused_and_spoils_nothing
+        }
+        processes {
+            a_killed_notifier_loses_nothing
+            a_process_exits_cleanly
+            #[cfg(feature = "cli")] the_command_line_replays_on_a_cluster
+        }
+        servers {
+            a_killed_server_loses_nothing
+            recoveries_lose_nothing
+            a_cluster_that_moves_to_another_server_loses_nothing
+        }
+    };
+    let conclusion = libtest_mimic::run(&arguments, trials);
+    fixture::stop_cluster();
+    notibus::store::stop_network();
+    conclusion.exit_code()
+}

@@ -1,0 +1,88 @@
+//! Opening what cannot be opened: typed errors that say what to do, in time.
+
+use std::{
+    fs,
+    net::TcpListener,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use notibus::{
+    Error,
+    store::{Database, FoundationDbOptions, Isolation},
+};
+
+use crate::{child::Child, fixture};
+
+/// By when an error must have come that was asked for within a second. Only a hang takes this long.
+const LATE: Duration = Duration::from_secs(30);
+
+/// Why the cluster of `file` cannot be opened.
+async fn refused(file: &Path) -> String {
+    let options = FoundationDbOptions { connect_timeout: Duration::from_secs(1), ..Default::default() };
+    let opening = Database::foundationdb_with(file, &options);
+    match tokio::time::timeout(LATE, opening).await.expect("it does not hang") {
+        Err(Error::Open { path, reason }) => {
+            assert_eq!(path, file);
+            reason
+        }
+        other => panic!("{}: {other:?}", file.display()),
+    }
+}
+
+/// Files that are missing, or no cluster files.
+pub(crate) async fn a_bad_cluster_file_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let missing = refused(&folder.path().join("missing")).await;
+    assert!(missing.contains("no cluster file"), "{missing}");
+    refused(folder.path()).await;
+    let file = folder.path().join("fdb.cluster");
+    for bad in [
+        &b""[..],
+        b"\n\n",
+        b"# only a comment\n",
+        b"hello",
+        b"@",
+        b"a@127.0.0.1:4500",
+        b"a:b@",
+        b"a:b@127.0.0.1",
+        b"a:b@127.0.0.1:notaport",
+        b"a:b:c@127.0.0.1:4500,",
+        b"\xff\xfe\x00@",
+        b"a:b@127.0.0.1:1\na:b@127.0.0.1:2\n",
+    ] {
+        fs::write(&file, bad).unwrap();
+        let reason = refused(&file).await;
+        assert!(!reason.contains("did not answer"), "{:?}: {reason}", String::from_utf8_lossy(bad));
+        assert_eq!(fs::read(&file).unwrap(), bad, "nothing is changed");
+    }
+}
+
+/// A good file of a cluster that is not there.
+pub(crate) async fn an_unreachable_cluster_is_told_in_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("fdb.cluster");
+    let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
+    fs::write(&file, format!("a:b@127.0.0.1:{port}\n")).unwrap();
+    let started = Instant::now();
+    let reason = refused(&file).await;
+    assert!(reason.contains("did not answer within 1s"), "{reason}");
+    assert!(started.elapsed() >= Duration::from_millis(900), "it was tried");
+    // To the client this is a port.
+    fs::write(&file, "a:b@127.0.0.1:70000\n").unwrap();
+    refused(&file).await;
+    // Somebody listens there who is no cluster.
+    let silent = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    fs::write(&file, format!("a:b@{}\n", silent.local_addr().unwrap())).unwrap();
+    assert!(refused(&file).await.contains("did not answer"));
+    // Others are not disturbed.
+    let store = fixture::open(fixture::shared()).await;
+    store.begin().get(b"k", Isolation::Snapshot).await.unwrap();
+}
+
+/// API versions that the client does not offer, that are too old, or that are not the one chosen before.
+pub(crate) async fn a_bad_api_version_is_refused_and_spoils_nothing() {
+    let mut child = Child::start("api versions", &fixture::shared(), b"");
+    assert_eq!(child.line().await, "done");
+    child.end();
+}

@@ -1,0 +1,87 @@
+//! Roles in processes of their own, one of which is killed.
+
+use crate::{
+    child::Child,
+    fixture,
+    load::{Load, Totals, until_folded},
+};
+
+/// A notifier that is killed in the middle of a load is replaced by another: nothing is lost and nothing counts twice,
+/// and the dispatcher of a third process tells it all.
+pub(crate) async fn a_killed_notifier_loses_nothing() {
+    let file = fixture::shared();
+    let prefix = fixture::prefix("processes");
+    let store = fixture::open(&file).await;
+    let bus = fixture::bus(&store, &prefix).await;
+    let mut dispatcher = Child::start("dispatcher", &file, &prefix);
+    assert_eq!(dispatcher.line().await, "ready");
+    let load = Load::start(&store, &bus, &fixture::prefix("markers"));
+    for _ in 0..3 {
+        let mut notifier = Child::start("notifier", &file, &prefix);
+        assert_eq!(notifier.line().await, "ready");
+        // It folds.
+        dispatcher.line().await;
+        load.advance(100).await;
+        notifier.kill();
+        load.advance(20).await;
+    }
+    let mut last = Child::start("notifier", &file, &prefix);
+    assert_eq!(last.line().await, "ready");
+    let totals = load.stop().await;
+    until_folded(&bus, &totals).await;
+    let mut told = Totals::new();
+    while told != totals {
+        let line = dispatcher.line().await;
+        let (name, count) = line.split_once(' ').expect("a name and a count");
+        let count = count.parse().expect("a count");
+        let before = told.insert(name.to_owned(), count);
+        assert!(before < Some(count), "{name} went from {before:?} to {count}");
+    }
+    assert_eq!(bus.stats().folds, 0, "this process has folded nothing");
+    last.end();
+    dispatcher.end();
+}
+
+/// A process that ends in the middle of its work exits cleanly once the network was stopped.
+pub(crate) async fn a_process_exits_cleanly() {
+    let file = fixture::shared();
+    for _ in 0..5 {
+        let mut child = Child::start("client", &file, b"");
+        assert_eq!(child.line().await, "ready");
+        child.end();
+    }
+}
+
+/// What the command line records on a cluster is folded and told exactly, and another process reads the same feed.
+#[cfg(feature = "cli")]
+pub(crate) async fn the_command_line_replays_on_a_cluster() {
+    use std::{collections::BTreeMap, process::Command};
+
+    let store = format!("fdb:{}", crate::cluster::text(&fixture::shared()));
+    let notibus = |arguments: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_notibus")).args(arguments).output().unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        (output.status.code(), String::from_utf8(output.stdout).unwrap(), errors)
+    };
+    let sample = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/replay/sample.tsv.gz");
+    let replay = ["replay", sample, "--json", "--notifiers", "2", "--writers", "32", "--store", &store];
+    let counts = serde_json::json!({ "created": 72, "deleted": 31, "updated": 3267, "ddoc_updated": 331 });
+    for _ in 0..2 {
+        let (code, printed, errors) = notibus(&replay);
+        assert_eq!(code, Some(0), "{errors}");
+        let report: serde_json::Value = serde_json::from_str(&printed).unwrap();
+        assert_eq!((&report["recorded"], &report["folded"]), (&counts, &counts));
+        assert_eq!(report["producer_conflicts"], 0);
+    }
+    let (code, printed, errors) = notibus(&["tail", "--store", &store]);
+    assert_eq!(code, Some(0), "{errors}");
+    let mut rows = BTreeMap::new();
+    for line in printed.lines() {
+        let row: serde_json::Value = serde_json::from_str(line).unwrap();
+        rows.insert(row["name"].to_string(), row["deleted_at"].is_null());
+    }
+    assert_eq!((rows.len(), printed.lines().count()), (67, 67));
+    assert_eq!(rows.values().filter(|lives| **lives).count(), 41);
+    let (code, _, errors) = notibus(&["tail", "--store", "fdb:/no/such/file"]);
+    assert_eq!(code, Some(2), "{errors}");
+}

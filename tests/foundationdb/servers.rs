@@ -1,0 +1,106 @@
+//! Servers that die, and servers that join and leave, in the middle of a load: nothing is lost and nothing counts twice.
+
+use std::{thread, time::Duration};
+
+use notibus::{Bus, Dispatcher, Notifier, store::Database};
+use tokio::task::block_in_place;
+
+use crate::{
+    cluster::Cluster,
+    common::{eager, until},
+    fixture,
+    load::{Load, Observer, until_folded},
+};
+
+/// What the markers of the load start with.
+const MARKERS: &[u8] = b"markers/";
+
+/// A bus with all its roles, under load, on a cluster of its own.
+struct Stage {
+    /// The bus.
+    bus: Bus,
+    /// The store.
+    store: Database,
+    /// Folds.
+    notifier: Notifier,
+    /// Tells.
+    _dispatcher: Dispatcher,
+    /// Is told.
+    observer: Observer,
+    /// Records.
+    load: Load,
+}
+
+impl Stage {
+    /// Starts everything on the cluster.
+    async fn start(cluster: &Cluster) -> Self {
+        let store = fixture::open(cluster.file()).await;
+        let bus = fixture::bus(&store, b"notibus").await;
+        let notifier = bus.notifier(eager()).await.unwrap();
+        let dispatcher = bus.dispatcher(Default::default()).await.unwrap();
+        let observer = Observer::start(&dispatcher);
+        let load = Load::start(&store, &bus, MARKERS);
+        load.advance(200).await;
+        Self { bus, store, notifier, _dispatcher: dispatcher, observer, load }
+    }
+
+    /// Stops the load, and checks that everything that it recorded is folded exactly once, and told.
+    async fn check(self) {
+        let totals = self.load.stop().await;
+        until_folded(&self.bus, &totals).await;
+        self.observer.until_told(&totals).await;
+        // A fold whose result was unknown is counted by the rows, not by the process.
+        assert!(self.bus.stats().folded.total() <= totals.values().sum());
+        self.notifier.shutdown().await.unwrap();
+    }
+}
+
+/// The only server is killed, again and again, and comes back with its data.
+pub(crate) async fn a_killed_server_loses_nothing() {
+    let mut cluster = block_in_place(Cluster::start);
+    let stage = Stage::start(&cluster).await;
+    for pause_ms in [0, 700, 3_000] {
+        block_in_place(|| {
+            cluster.kill_server(0);
+            thread::sleep(Duration::from_millis(pause_ms));
+            cluster.restart_server(0);
+            cluster.wait_until_available();
+        });
+        stage.load.advance(200).await;
+    }
+    stage.check().await;
+}
+
+/// The stateless roles are recruited anew while transactions are under way: each time the cluster recovers.
+pub(crate) async fn recoveries_lose_nothing() {
+    let mut cluster = block_in_place(Cluster::start);
+    let stage = Stage::start(&cluster).await;
+    block_in_place(|| cluster.add_server());
+    for roles in ["resolvers=2", "commit_proxies=2 grv_proxies=2", "logs=2", "resolvers=1 logs=1"] {
+        let answer = block_in_place(|| cluster.cli(&format!("configure {roles}")));
+        assert!(answer.contains("Configuration changed"), "{answer}");
+        stage.load.advance(200).await;
+    }
+    stage.check().await;
+}
+
+/// Everything moves, the coordinator and the data, to a server that joins under load; then the first one is gone.
+pub(crate) async fn a_cluster_that_moves_to_another_server_loses_nothing() {
+    let mut cluster = block_in_place(Cluster::start);
+    let stage = Stage::start(&cluster).await;
+    block_in_place(|| cluster.add_server());
+    stage.load.advance(100).await;
+    let (old, new) = (cluster.address(0), cluster.address(1));
+    let cli = |command: String| block_in_place(|| cluster.cli(&command));
+    until("the second server to join", async || cli("status details".to_owned()).contains(&new)).await;
+    cli(format!("coordinators {new}"));
+    let excluded = cli(format!("exclude FORCE {old}"));
+    assert!(excluded.contains("safe to remove"), "{excluded}");
+    stage.load.advance(200).await;
+    block_in_place(|| cluster.kill_server(0));
+    stage.load.advance(200).await;
+    let late = fixture::open(cluster.file()).await;
+    assert!(late.begin().read_version().await.is_ok(), "who comes now finds the cluster at its new place");
+    assert!(stage.store.begin().read_version().await.is_ok());
+    stage.check().await;
+}
