@@ -158,8 +158,18 @@ codes! {
     DATABASE_LOCKED = 1038, "database_locked";
     /// The cluster was upgraded; its commit may still happen.
     CLUSTER_VERSION_CHANGED = 1039, "cluster_version_changed";
+    /// The commit proxy has no memory left for now.
+    COMMIT_PROXY_MEMORY_LIMIT_EXCEEDED = 1042, "commit_proxy_memory_limit_exceeded";
+    /// The cluster is too busy for transactions of batch priority.
+    BATCH_TRANSACTION_THROTTLED = 1051, "batch_transaction_throttled";
+    /// The proxy that hands out read versions has no memory left for now.
+    GRV_PROXY_MEMORY_LIMIT_EXCEEDED = 1078, "grv_proxy_memory_limit_exceeded";
     /// The operation was cancelled, for example a watch whose transaction never committed.
     OPERATION_CANCELLED = 1101, "operation_cancelled";
+    /// The cluster throttles a tag of the transaction.
+    TAG_THROTTLED = 1213, "tag_throttled";
+    /// The cluster has throttled a tag of the transaction for too long.
+    PROXY_TAG_THROTTLED = 1223, "proxy_tag_throttled";
     /// The disk failed. The store takes no more writes until it is opened again.
     IO_ERROR = 1510, "io_error";
     /// An operand is malformed, such as a versionstamp offset outside its key.
@@ -201,7 +211,7 @@ impl StoreError {
 
     /// Whether the same transaction, tried again from its start, can succeed (FoundationDB's predicate `RETRYABLE`).
     pub fn is_retryable(&self) -> bool {
-        matches!(self.code, 1007 | 1009 | 1020 | 1021 | 1037 | 1038 | 1039)
+        matches!(self.code, 1007 | 1009 | 1020 | 1021 | 1037 | 1038 | 1039 | 1042 | 1051 | 1078 | 1213 | 1223)
     }
 
     /// Whether the transaction may have been committed (FoundationDB's predicate `MAYBE_COMMITTED`; with 1031 the

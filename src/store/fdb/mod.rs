@@ -97,6 +97,17 @@ fn explain(error: FdbError) -> String {
 mod tests {
     use super::*;
 
+    #[test]
+    fn what_can_be_tried_again_is_what_the_client_says() {
+        for code in 1..5_000 {
+            let (ours, theirs) = (StoreError::from_code(code), FdbError::from_code(code));
+            assert_eq!(ours.is_retryable(), theirs.is_retryable(), "{theirs}");
+            // The client does not count a commit that may still happen.
+            let is_maybe_committed = theirs.is_maybe_committed() || code == 1031;
+            assert_eq!(ours.is_maybe_committed(), is_maybe_committed, "{theirs}");
+        }
+    }
+
     #[tokio::test]
     async fn a_bad_cluster_file_is_refused_before_the_network_is_booted() {
         let dir = tempfile::tempdir().unwrap();
