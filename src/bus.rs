@@ -2,10 +2,8 @@
 
 use std::sync::Arc;
 
-use tokio::task::JoinHandle;
-
 use crate::{
-    context::Context,
+    context::{Background, Context},
     dispatcher::{Dispatcher, DispatcherOptions, Fanout},
     encoding::Incarnation,
     error::{Error, Result},
@@ -45,18 +43,6 @@ const PARTITIONS_MAX: u32 = 4_096;
 pub struct Bus {
     /// What the roles share.
     context: Arc<Context>,
-    /// Rings doorbells, as long as the bus is used.
-    _ringer: Arc<Ringer>,
-}
-
-/// Ends the bell ringer with the last handle on the bus.
-#[derive(Debug)]
-struct Ringer(JoinHandle<()>);
-
-impl Drop for Ringer {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
 }
 
 impl Bus {
@@ -72,9 +58,27 @@ impl Bus {
         Topology::check_count(shards)?;
         let keys = Keys::new(&prefix)?;
         let config = db.run(async |tx| open_config(&tx, &keys, partitions, shards).await).await?;
+        Ok(Self::start(db, keys, config))
+    }
+
+    /// Opens the bus that is in `db` under `prefix`, with what it was created with. Must be called within a tokio runtime.
+    ///
+    /// Fails with [`Error::Invalid`] if there is none.
+    pub async fn open_existing(db: &Database, prefix: &[u8]) -> Result<Self> {
+        let keys = Keys::new(prefix)?;
+        let stored = db.run(async |tx| tx.get(&keys.config(), Isolation::Serializable).await).await?;
+        match stored {
+            Some(stored) => Ok(Self::start(db, keys.clone(), Config::from_bytes(&stored)?)),
+            None => Err(Error::invalid("prefix", "there is no bus under it")),
+        }
+    }
+
+    /// The bus with this configuration.
+    fn start(db: &Database, keys: Keys, config: Config) -> Self {
         let context = Context::new(db.clone(), keys, config);
         let ringer = tokio::spawn(ringer(Arc::clone(&context.signals), Arc::downgrade(&context)));
-        Ok(Self { context, _ringer: Arc::new(Ringer(ringer)) })
+        context.ringer.set(Background(ringer)).expect("the context is new");
+        Self { context }
     }
 
     /// A producer with the default options.

@@ -1,6 +1,8 @@
 //! [`Context`]: what all roles of one bus in one process share.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+
+use tokio::task::JoinHandle;
 
 use crate::{
     env::Env,
@@ -25,6 +27,18 @@ pub(crate) struct Context {
     pub stats: Stats,
     /// The feed of notifications.
     pub feed: FeedId,
+    /// Rings doorbells as long as anything of the bus is used.
+    pub ringer: OnceLock<Background>,
+}
+
+/// A task that ends when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Background(pub JoinHandle<()>);
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
 }
 
 impl Context {
@@ -32,7 +46,8 @@ impl Context {
     pub fn new(db: Database, keys: Keys, config: Config) -> Arc<Self> {
         let signals = Arc::new(Signals::new(config.partitions));
         let stats = Stats::default();
-        Arc::new(Self { db, keys, config, signals, stats, feed: FeedId::notifications() })
+        let ringer = OnceLock::new();
+        Arc::new(Self { db, keys, config, signals, stats, feed: FeedId::notifications(), ringer })
     }
 
     /// Time and randomness.

@@ -161,7 +161,7 @@ impl Notification {
             FORMAT => {}
             format => return Err(reader.corrupt(format!("format {format} is unknown"))),
         }
-        let name = DbName::new(reader.text()?)?;
+        let name = DbName::new(reader.text()?).map_err(|error| reader.corrupt(error.to_string()))?;
         let instance = DbInstance(reader.bytes16()?);
         let kinds = Kinds::from_bits(reader.u8()?)?;
         let totals = Counters::from_lanes([reader.u64()?, reader.u64()?, reader.u64()?, reader.u64()?]);

@@ -358,3 +358,16 @@ async fn a_tail_returns_what_comes_and_nothing_twice() {
     }
     notifier.shutdown().await.unwrap();
 }
+
+#[tokio::test]
+async fn an_existing_bus_is_opened_with_what_it_was_created_with() {
+    let store = Database::memory();
+    let missing = Bus::open_existing(&store, b"notibus").await.unwrap_err();
+    assert!(matches!(missing, Error::Invalid { what: "prefix", .. }), "{missing}");
+    let created = Bus::open(&store, BusOptions { partitions: 7, ..BusOptions::default() }).await.unwrap();
+    let notifier = created.notifier(eager()).await.unwrap();
+    let db = recorded(&store, &created, 1).await;
+    let found = Bus::open_existing(&store, b"notibus").await.unwrap();
+    row_with(&found, &db, [0, 0, 1, 0]).await;
+    notifier.shutdown().await.unwrap();
+}

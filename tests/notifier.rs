@@ -10,7 +10,8 @@ use common::{
     counts, db, eager, narrow_bus, record, row, row_with, rows, unpolled, until, waiting, wide_bus, within,
 };
 use notibus::{
-    Bus, Counters, DdocId, Error, EventKind, NotifierOptions, StoreError,
+    Bus, BusOptions, Counters, Db, DbInstance, DdocId, Error, EventKind, NotifierOptions, ProducerOptions,
+    Sequence, StoreError,
     store::{
         AtomicOp, Database,
         testing::{Attempt, CommitFault, Faults, Gate, Operation, Trace, WatchFault},
@@ -662,4 +663,82 @@ async fn an_idle_bus_only_polls_whatever_the_number_of_databases() {
     let (few, many) = (idle_reads(1).await, idle_reads(1_000).await);
     assert!((90..=110).contains(&few), "{few} reads in 100 s");
     assert_eq!(few.abs_diff(many) / 2, 0, "{few} and {many}");
+}
+
+/// A name with more rows than one fold reads was torn between the slots of an instance. One whose `created` was on the
+/// next page looked as if it had been replaced long ago, and its events were dropped as stale.
+#[tokio::test]
+async fn a_name_with_many_slots_and_lives_is_folded_whole() {
+    for seed in 0..40 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let store = Database::memory();
+        let bus = Bus::open(&store, BusOptions { partitions: 1, ..BusOptions::default() }).await.unwrap();
+        let producer =
+            bus.producer_with(ProducerOptions { slots: 64, ..ProducerOptions::default() }).unwrap();
+        let mut recorded = Counters::ZERO;
+        let mut last = None;
+        for _ in 0..random.usize(1..6) {
+            let life = Db::new("x".parse().unwrap(), DbInstance(random.u128(..).to_be_bytes()));
+            let updates = random.u64(1..150);
+            let is_last_life = random.bool();
+            let deletes = u64::from(!is_last_life);
+            for (count, kind) in
+                [(1, EventKind::Created), (updates, EventKind::Updated), (deletes, EventKind::Deleted)]
+            {
+                for _ in 0..count {
+                    let tx = store.begin();
+                    producer.record_all(&tx, &life, &kind.once()).unwrap();
+                    tx.commit().await.unwrap();
+                    recorded += kind.once();
+                }
+            }
+            last = Some((life, updates, !is_last_life));
+            if is_last_life {
+                break;
+            }
+        }
+        let (life, updates, is_deleted) = last.unwrap();
+        let options = NotifierOptions { fold_rows_max: 10, ..NotifierOptions::default() };
+        let notifier = bus.notifier(options).await.unwrap();
+        until("all is folded", async || bus.is_drained().await.unwrap()).await;
+        let row = bus.feed().newest(&life.name).await.unwrap().unwrap();
+        assert_eq!(row.is_deleted(), is_deleted, "seed {seed}");
+        if !is_deleted {
+            assert_eq!((row.instance, row.totals.updated), (life.instance, updates), "seed {seed}");
+        }
+        notifier.shutdown().await.unwrap();
+        assert_eq!(bus.stats().folded, recorded, "seed {seed}");
+    }
+}
+
+#[tokio::test]
+async fn ids_of_design_documents_are_told_as_long_as_their_database_lives() {
+    let store = Database::memory();
+    let bus = Bus::open(&store, BusOptions::default()).await.unwrap();
+    let notifier = bus.notifier(NotifierOptions::default()).await.unwrap();
+    let producer = bus.producer();
+    let life = Db::new("x".parse().unwrap(), DbInstance([1; 16]));
+    let write = async |id: &str| {
+        let id = DdocId::new(id).unwrap();
+        let tx = store.begin();
+        producer.ddoc_updated(&tx, &life, Some(&id));
+        tx.commit().await.unwrap();
+        until("it is folded", async || bus.is_drained().await.unwrap()).await;
+    };
+    write("a").await;
+    let known = bus.feed().newest(&life.name).await.unwrap().unwrap().sequence;
+    write("b").await;
+    let ids = async |since| -> Vec<String> {
+        let found = bus.feed().ddocs(&life, since).await.unwrap();
+        found.into_iter().map(|(id, _)| id.as_str().to_owned()).collect()
+    };
+    assert_eq!(ids(Sequence::ZERO).await, ["a", "b"]);
+    assert_eq!(ids(known).await, ["b"]);
+
+    let tx = store.begin();
+    producer.deleted(&tx, &life);
+    tx.commit().await.unwrap();
+    until("it is folded", async || bus.is_drained().await.unwrap()).await;
+    assert!(ids(Sequence::ZERO).await.is_empty());
+    notifier.shutdown().await.unwrap();
 }

@@ -425,7 +425,7 @@ async fn one_transaction_records_thousands_of_databases() {
     store
         .run(async |tx| {
             for database in &databases {
-                producer.record_all(&tx, database, &EventKind::Created.once());
+                producer.record_all(&tx, database, &EventKind::Created.once())?;
             }
             Ok(())
         })
@@ -455,4 +455,18 @@ async fn a_folder_can_be_opened_again_once_the_bus_is_dropped() {
         producer.updated(&tx, &db);
         tx.commit().await.expect("it commits");
     }
+}
+
+/// More events at once than a lane can hold were stored, and no fold of the partition could read them.
+#[tokio::test]
+async fn more_events_than_a_lane_holds_are_refused() {
+    let store = Database::memory();
+    let bus = Bus::open(&store, BusOptions::default()).await.expect("the bus opens");
+    let db = Db::new("db".parse().expect("a name"), DbInstance::random(store.env()));
+    let tx = store.begin();
+    let counters = Counters { updated: 1 << 32, ..Counters::ZERO };
+    let refused = bus.producer().record_all(&tx, &db, &counters).expect_err("it does not fit");
+    assert!(matches!(refused, Error::Invalid { what: "counters", .. }), "{refused}");
+    tx.commit().await.expect("nothing was recorded");
+    assert!(bus.is_drained().await.expect("the store can be read"));
 }

@@ -100,6 +100,37 @@ fn a_malformed_row_is_refused_before_anything_is_recorded() {
     assert!(!store.exists(), "no store was made");
 }
 
+/// A database that lived from an earlier run made the one of this run, created and deleted at once, look stale.
+#[test]
+fn a_folder_of_another_history_can_be_replayed_into() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = format!("dir:{}", dir.path().display());
+    replay(&["-", "--store", &store], "1\t1\tcreate\tx\t\n1\t2\tcreate\ty\t\n");
+    let report = replay(&["-", "--store", &store], "1\t1\tcreate\tx\t\n1\t1\tdelete\tx\t\n");
+    assert_eq!(report["feed"], serde_json::json!({ "live": 1, "tombstones": 1 }));
+    assert_eq!(report["recorded"]["deleted"], 1, "only those of the history are counted");
+}
+
+#[test]
+fn a_transaction_that_no_store_can_hold_is_named_by_its_line() {
+    let rows = (0..60_000).map(|n| format!("1\t2\tcreate\tdb-{n}\t\n"));
+    let history: String = ["1\t1\tcreate\tx\t\n".to_owned()].into_iter().chain(rows).collect();
+    let (code, message) = failing(&["replay", "-"], &history);
+    assert_eq!(code, Some(2));
+    assert!(message.contains("line 2") && message.contains("transaction_too_large"), "{message}");
+}
+
+#[test]
+fn tail_makes_no_store_and_no_bus() {
+    let dir = tempfile::tempdir().unwrap();
+    let missing = dir.path().join("missing");
+    let (code, message) = failing(&["tail", "--store", &format!("dir:{}", missing.display())], "");
+    assert_eq!((code, missing.exists()), (Some(2), false), "{message}");
+    let (code, message) = failing(&["tail", "--store", "memory"], "");
+    assert_eq!(code, Some(2));
+    assert!(message.contains("there is no bus"), "{message}");
+}
+
 #[test]
 fn bad_arguments_exit_with_2_and_say_what_is_wrong() {
     let dir = tempfile::tempdir().unwrap();
@@ -113,6 +144,8 @@ fn bad_arguments_exit_with_2_and_say_what_is_wrong() {
         (&["replay", SAMPLE, "--slots", "0"], String::new(), "invalid slots"),
         (&["replay", SAMPLE, "--notifiers", "0"], String::new(), "--notifiers"),
         (&["replay", SAMPLE, "--rate", "0"], String::new(), "--rate"),
+        (&["replay", SAMPLE, "--rate", "1e-320"], String::new(), "--rate"),
+        (&["replay", SAMPLE, "--dump-feed", "/no such folder/feed"], String::new(), "No such file"),
         (&["replay", SAMPLE, "--store", "disk:x"], String::new(), "--store"),
         (&["replay", SAMPLE, "--store", &store], String::new(), "it is a file"),
         (&["replay", "no such file"], String::new(), "No such file"),

@@ -6,6 +6,7 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
+    task::Waker,
 };
 
 use dashmap::DashMap;
@@ -53,11 +54,14 @@ impl Registry {
 
     /// Puts `row` into the slots of its name.
     pub fn put(&self, row: &Arc<Notification>) {
-        if let Some(targets) = self.names.get(row.name.as_str()) {
-            for target in targets.iter() {
-                target.mailbox.put(target.slot, row);
+        // Nobody is woken while the map is locked: an executor may drop a task instead, and with it a registration.
+        let woken: Vec<Waker> = match self.names.get(row.name.as_str()) {
+            Some(targets) => {
+                targets.iter().filter_map(|target| target.mailbox.put(target.slot, row)).collect()
             }
-        }
+            None => return,
+        };
+        woken.into_iter().for_each(Waker::wake);
     }
 
     /// Whether nobody has subscribed to an exact name.
@@ -72,9 +76,11 @@ impl Registry {
 
     /// Ends all mailboxes once they are empty.
     pub fn close(&self) {
+        let mut woken = Vec::new();
         for targets in &self.names {
-            targets.iter().for_each(|target| target.mailbox.close());
+            woken.extend(targets.iter().filter_map(|target| target.mailbox.close()));
         }
+        woken.into_iter().for_each(Waker::wake);
     }
 }
 

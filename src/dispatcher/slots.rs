@@ -54,22 +54,19 @@ impl Mailbox {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts `row` into `slot`, unless the receiver knows it or a newer one, or wants nothing of it.
-    pub fn put(&self, slot: usize, row: &Arc<Notification>) {
+    /// Puts `row` into `slot`, unless the receiver knows it or a newer one, or wants nothing of it. Returns whom to wake.
+    pub fn put(&self, slot: usize, row: &Arc<Notification>) -> Option<Waker> {
         let mut state = self.state();
         let State { slots, ready, waker, .. } = &mut *state;
         let place = &mut slots[slot];
         let newest = place.row.as_ref().map_or(place.told, |row| row.sequence);
         if row.sequence <= newest || !self.filter.wants(row.changes_since(place.told).kinds()) {
-            return;
+            return None;
         }
         if place.row.replace(Arc::clone(row)).is_none() {
             ready.push_back(slot);
         }
-        if let Some(waker) = waker.take() {
-            drop(state);
-            waker.wake();
-        }
+        waker.take()
     }
 
     /// Takes the row that waits longest. `None` once the mailbox is closed and empty.
@@ -88,12 +85,10 @@ impl Mailbox {
         Poll::Ready(Some(Delivery::new(row, since)))
     }
 
-    /// Ends the mailbox once it is empty.
-    pub fn close(&self) {
+    /// Ends the mailbox once it is empty. Returns whom to wake.
+    pub fn close(&self) -> Option<Waker> {
         let mut state = self.state();
         state.closed = true;
-        if let Some(waker) = state.waker.take() {
-            waker.wake();
-        }
+        state.waker.take()
     }
 }

@@ -86,10 +86,10 @@ impl Counters {
 
 impl AddAssign for Counters {
     fn add_assign(&mut self, other: Self) {
-        self.created += other.created;
-        self.deleted += other.deleted;
-        self.updated += other.updated;
-        self.ddoc_updated += other.ddoc_updated;
+        self.created = self.created.saturating_add(other.created);
+        self.deleted = self.deleted.saturating_add(other.deleted);
+        self.updated = self.updated.saturating_add(other.updated);
+        self.ddoc_updated = self.ddoc_updated.saturating_add(other.ddoc_updated);
     }
 }
 

@@ -43,6 +43,13 @@ pub(crate) struct DrainRow {
     pub value: Bytes,
 }
 
+impl DrainRow {
+    /// Whether all counters of the instance stand before this row, or at least all but its design documents.
+    pub fn is_counted(&self) -> bool {
+        matches!(self.says, DrainKey::Ddoc(_))
+    }
+}
+
 impl Keys {
     /// The key of the counters of `db` in `slot`.
     pub fn counters(&self, partition: Partition, db: &Db, slot: u16) -> Vec<u8> {
@@ -60,6 +67,12 @@ impl Keys {
     pub fn pending_ddoc(&self, partition: Partition, db: &Db, id: &DdocId) -> Vec<u8> {
         let instance = &db.instance.0[..];
         self.pack(&(family::COUNTERS, partition.0, db.name.as_str(), instance, part::DDOC, id.as_str()))
+    }
+
+    /// All pending changes of design documents of `db`.
+    pub fn pending_ddocs(&self, partition: Partition, db: &Db) -> KeyRange {
+        let instance = &db.instance.0[..];
+        self.range(&(family::COUNTERS, partition.0, db.name.as_str(), instance, part::DDOC))
     }
 
     /// All that waits in the partitions from `first` to `last`.
@@ -92,10 +105,13 @@ impl Keys {
                 reader.finish()?;
                 DrainKey::LastUpdate(Versionstamp(stamp))
             }
-            (part::DDOC, Element::String(id)) => DrainKey::Ddoc(DdocId::new(id)?),
+            (part::DDOC, Element::String(id)) => {
+                DrainKey::Ddoc(DdocId::new(id).map_err(|error| corrupt(&error.to_string()))?)
+            }
             _ => return Err(corrupt("its key ends in something unknown")),
         };
-        let db = Db::new(DbName::new(&name)?, DbInstance(instance));
+        let db =
+            Db::new(DbName::new(&name).map_err(|error| corrupt(&error.to_string()))?, DbInstance(instance));
         Ok((Partition(partition), DrainRow { db, says, key, value }))
     }
 }

@@ -11,11 +11,11 @@ use crate::{
     context::Context,
     encoding::Sequence,
     error::{Error, Result},
-    event::DbName,
+    event::{Db, DbName, DdocId},
     feed::{self, FeedPage, Topology},
     keys::ShardId,
     notification::Notification,
-    store::{Isolation, Transaction},
+    store::{Isolation, RangeRead, Transaction},
 };
 
 /// Some notifications, in order.
@@ -162,6 +162,27 @@ impl NotificationFeed {
             row.map(|row| Notification::from_bytes(row.sequence, &row.value)).transpose()
         })
         .await
+    }
+
+    /// The design documents of `db` that were written or deleted after `since`, as far as producers have recorded their ids
+    /// and notifiers have told of them, each with the sequence of the notification. None of a database that is deleted.
+    pub async fn ddocs(&self, db: &Db, since: Sequence) -> Result<Vec<(DdocId, Sequence)>> {
+        let Context { db: store, keys, .. } = &*self.context;
+        store
+            .run(async |tx| {
+                let mut pages = tx.pages(RangeRead::new(keys.ddocs(db)), Isolation::Snapshot);
+                let mut found = Vec::new();
+                while let Some(rows) = pages.next().await? {
+                    for row in &rows {
+                        let (id, told) = keys.ddoc_row(row)?;
+                        if told > since {
+                            found.push((id, told));
+                        }
+                    }
+                }
+                Ok(found)
+            })
+            .await
     }
 
     /// The position behind everything that is in the feed now: whoever starts here gets what comes.

@@ -10,7 +10,7 @@ use crate::{
     error::Result,
     event::{Db, DbInstance, DbName, DdocId},
     keys::{DrainKey, DrainRow, Keys, Partition},
-    store::{AtomicOp, Isolation, KeyRange, RangeRead, Transaction, key_after},
+    store::{AtomicOp, Isolation, KeyRange, RangeRead, Row, Transaction, key_after},
 };
 
 /// The most bytes of keys and values that a fold reads. A fold writes the key of a row of counters twice and the name
@@ -42,8 +42,9 @@ impl Drain {
     /// Reads what waits in `partition` from the key `from` on, at most about `rows_max` rows, by snapshot: producers that
     /// go on meanwhile are not in the way.
     ///
-    /// The rows of one name are not torn apart, so that all its instances are folded together; only a name that alone has
-    /// more rows than fit is.
+    /// The rows of one name are not torn apart, so that all its instances are folded together, unless the name alone has
+    /// more rows than fit. Then it is torn between instances, or between the design documents of one, but never between
+    /// the counters of one: an instance that is judged by a part of its counters may look as if it had never been created.
     pub async fn read(
         tx: &Transaction,
         keys: &Keys,
@@ -56,26 +57,31 @@ impl Drain {
         let read =
             RangeRead::new(KeyRange { begin, end: whole.end }).limit(rows_max).target_bytes(READ_BYTES_MAX);
         let page = tx.get_range(&read, Isolation::Snapshot).await?;
-        let mut next = page.more.then(|| page.rows.last().map(|(key, _)| key_after(key))).flatten();
-
-        let mut names: Vec<(DbName, Waiting)> = Vec::new();
-        for row in page.rows {
-            let (_, row) = keys.drain_row(row)?;
-            match names.last_mut() {
-                Some((name, waiting)) if *name == row.db.name => waiting.push(row),
-                _ => {
-                    let mut waiting = Waiting::default();
-                    let name = row.db.name.clone();
-                    waiting.push(row);
-                    names.push((name, waiting));
+        let mut rows = page.rows.into_iter().map(|row| decoded(keys, row)).collect::<Result<Vec<_>>>()?;
+        let mut next = None;
+        if let Some(last) = rows.last().filter(|_| page.more) {
+            next = Some(key_after(&last.key));
+            let whole_names = rows.partition_point(|row| row.db.name < last.db.name);
+            let whole_instances = rows.partition_point(|row| row.db < last.db);
+            if whole_names > 0 {
+                next = Some(rows.split_off(whole_names).swap_remove(0).key);
+            } else if !last.is_counted() && whole_instances > 0 {
+                next = Some(rows.split_off(whole_instances).swap_remove(0).key);
+            } else if !last.is_counted() {
+                let rest = KeyRange {
+                    begin: key_after(&last.key),
+                    end: keys.pending_ddocs(partition, &last.db).begin,
+                };
+                next = Some(rest.end.clone());
+                let mut pages = tx.pages(RangeRead::new(rest), Isolation::Snapshot);
+                while let Some(page) = pages.next().await? {
+                    for row in page {
+                        rows.push(decoded(keys, row)?);
+                    }
                 }
             }
         }
-        if next.is_some() && names.len() > 1 {
-            let torn = names.pop().and_then(|(_, waiting)| waiting.rows.into_iter().next());
-            next = torn.map(|first| first.key);
-        }
-        Ok(Self { names, next })
+        Ok(Self { names: by_name(rows), next })
     }
 
     /// The events of all names.
@@ -86,6 +92,28 @@ impl Drain {
         }
         total
     }
+}
+
+/// The row in its terms, whichever partition it is of.
+fn decoded(keys: &Keys, row: Row) -> Result<DrainRow> {
+    keys.drain_row(row).map(|(_, row)| row)
+}
+
+/// The rows, which are in order, by name.
+fn by_name(rows: Vec<DrainRow>) -> Vec<(DbName, Waiting)> {
+    let mut names: Vec<(DbName, Waiting)> = Vec::new();
+    for row in rows {
+        match names.last_mut() {
+            Some((name, waiting)) if *name == row.db.name => waiting.push(row),
+            _ => {
+                let mut waiting = Waiting::default();
+                let name = row.db.name.clone();
+                waiting.push(row);
+                names.push((name, waiting));
+            }
+        }
+    }
+    names
 }
 
 impl Waiting {

@@ -123,12 +123,19 @@ impl Folder<'_> {
             let previous = present.as_ref().map(|row| row.sequence);
             let present =
                 present.map(|row| Notification::from_bytes(row.sequence, &row.value)).transpose()?;
+            let before = present.as_ref().map(Notification::db);
             let observed = std::mem::take(&mut waiting.observed).into_iter().collect();
             let folded = algorithm::fold(&name, present, observed, self.context.env().wall_ms());
             done.stale += folded.stale;
             let Some(row) = folded.row else { continue };
             let order = writer.replace(name.as_str().as_bytes(), previous, &row.to_bytes())?;
-            for (db, id) in waiting.ddocs.iter().filter(|(db, _)| db.instance == row.instance) {
+            // What is told of design documents lasts as long as their database.
+            if let Some(before) = before.filter(|before| row.is_deleted() || before.instance != row.instance)
+            {
+                tx.clear_range(&keys.ddocs(&before));
+            }
+            let lives = !row.is_deleted();
+            for (db, id) in waiting.ddocs.iter().filter(|(db, _)| lives && db.instance == row.instance) {
                 let told = sequence_operand(config.incarnation, order);
                 tx.atomic(AtomicOp::SetVersionstampedValue, &keys.ddoc(db, id), &told);
             }

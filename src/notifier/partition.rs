@@ -83,13 +83,16 @@ impl Task {
             match self.pass(&stopped).await {
                 Ok(()) => {}
                 Err(error @ Error::LeaseLost { .. }) => {
-                    tracing::warn!(partition = self.partition.0, %error, "partition lost");
+                    tracing::warn!(partition = self.partition.0, %error, "partition lost to another notifier");
                     return;
                 }
                 Err(error) => {
                     tracing::error!(partition = self.partition.0, %error, "fold failed, trying again");
-                    self.context.env().sleep(FAILURE_PAUSE).await;
-                    self.context.signals.wake(self.partition);
+                    tokio::select! {
+                        biased;
+                        _ = stopped.wait_for(|stopped| *stopped) => return,
+                        () = self.context.env().sleep(FAILURE_PAUSE) => self.context.signals.wake(self.partition),
+                    }
                 }
             }
             tokio::select! {
@@ -160,7 +163,7 @@ impl Task {
         self.hint().await;
         if let Some(passed) = self.passed {
             let env = self.context.env();
-            let pause = (passed + self.options.fold_interval).saturating_sub(env.now());
+            let pause = passed.saturating_add(self.options.fold_interval).saturating_sub(env.now());
             if !pause.is_zero() {
                 env.sleep(pause).await;
             }

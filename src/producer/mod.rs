@@ -25,7 +25,7 @@ use crate::{
 /// How events are recorded. All producers of a bus may differ in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProducerOptions {
-    /// Over how many keys the counters of one database are spread, 1 to 1,024. A transaction picks one at random. Raise it
+    /// Over how many keys the counters of one database are spread, 1 to 256. A transaction picks one at random. Raise it
     /// when one database is so hot that its single counter key makes its storage process the bottleneck. Default: 1.
     pub slots: u16,
     /// Whether the rows carry the versionstamp of the newest transaction that recorded an event. It costs one more
@@ -40,7 +40,7 @@ impl Default for ProducerOptions {
 }
 
 /// The most slots that a database can have.
-const SLOTS_MAX: u16 = 1_024;
+const SLOTS_MAX: u16 = 256;
 
 /// Records events. Clones are cheap.
 ///
@@ -81,33 +81,50 @@ impl Producer {
 
     /// Records that `db` was created in this transaction.
     pub fn created<T: EventTarget>(&self, transaction: &T, db: &Db) -> T::Receipt {
-        self.record_all(transaction, db, &EventKind::Created.once())
+        self.add(transaction, db, &EventKind::Created.once())
     }
 
     /// Records that `db` was deleted in this transaction.
     pub fn deleted<T: EventTarget>(&self, transaction: &T, db: &Db) -> T::Receipt {
-        self.record_all(transaction, db, &EventKind::Deleted.once())
+        self.add(transaction, db, &EventKind::Deleted.once())
     }
 
     /// Records that something in `db` changed in this transaction, other than a design document.
     pub fn updated<T: EventTarget>(&self, transaction: &T, db: &Db) -> T::Receipt {
-        self.record_all(transaction, db, &EventKind::Updated.once())
+        self.add(transaction, db, &EventKind::Updated.once())
     }
 
-    /// Records that a design document of `db` was written or deleted in this transaction. With its id, subscribers that
-    /// ask for ids are told which.
+    /// Records that a design document of `db` was written or deleted in this transaction. With its id, a reader of
+    /// [`NotificationFeed::ddocs`](crate::NotificationFeed::ddocs) is told which.
     pub fn ddoc_updated<T: EventTarget>(&self, transaction: &T, db: &Db, id: Option<&DdocId>) -> T::Receipt {
         if let Some(id) = id {
             let partition = Partition::of(db.name.as_str(), self.context.config.partitions);
             let key = self.context.keys.pending_ddoc(partition, db, id);
             transaction.set_versionstamped_value(&key, &stamp_operand());
         }
-        self.record_all(transaction, db, &EventKind::DdocUpdated.once())
+        self.add(transaction, db, &EventKind::DdocUpdated.once())
     }
 
     /// Records `counters` of `db` at once: one `ADD`, however many events they are. For imports, and for callers that
-    /// gather the events of a transaction by themselves.
-    pub fn record_all<T: EventTarget>(&self, transaction: &T, db: &Db, counters: &Counters) -> T::Receipt {
+    /// gather the events of a transaction by themselves. Fails with [`Error::Invalid`] if there are more than 2^32 − 1 of a
+    /// kind, which a lane cannot hold; nothing is recorded then.
+    pub fn record_all<T: EventTarget>(
+        &self,
+        transaction: &T,
+        db: &Db,
+        counters: &Counters,
+    ) -> Result<T::Receipt> {
+        if let Some(lane) = counters.lanes().into_iter().find(|&lane| lane > u64::from(u32::MAX)) {
+            return Err(Error::invalid(
+                "counters",
+                format!("{lane} events of a kind are more than a lane can hold"),
+            ));
+        }
+        Ok(self.add(transaction, db, counters))
+    }
+
+    /// Adds to the counters of `db`.
+    fn add<T: EventTarget>(&self, transaction: &T, db: &Db, counters: &Counters) -> T::Receipt {
         let Context { keys, config, .. } = &*self.context;
         let partition = Partition::of(db.name.as_str(), config.partitions);
         let slot = (transaction.spread() % u64::from(self.options.slots)) as u16;

@@ -6,7 +6,8 @@ use crate::env::Env;
 
 /// Limits and pauses of [`Database::run_with`](super::Database::run_with).
 ///
-/// The pause before attempt n + 1 is drawn at random between half and all of `backoff_min * 2^n`, at most `backoff_max`.
+/// A cluster's client paces retries by itself; there the two limits hold and the pauses do not. Elsewhere the pause before
+/// attempt n + 1 is drawn at random between half and all of `backoff_min * 2^n`, at most `backoff_max`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RetryPolicy {
     /// Give up after this many attempts. Default: no limit.

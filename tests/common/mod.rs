@@ -60,7 +60,7 @@ pub async fn record(store: &Database, bus: &Bus, db: &Db, lanes: [u64; 4]) {
     let counters = counts(lanes);
     store
         .run(async |tx| {
-            producer.record_all(&tx, db, &counters);
+            producer.record_all(&tx, db, &counters)?;
             Ok(())
         })
         .await

@@ -4,6 +4,8 @@ use std::{path::PathBuf, str::FromStr};
 
 use notibus::{Result, store::Database};
 
+use crate::Failure;
+
 /// Which store to use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Store {
@@ -28,6 +30,18 @@ impl Store {
                 path: path.clone(),
                 reason: "this program was built without the feature `foundationdb`".to_owned(),
             }),
+        }
+    }
+}
+
+impl Store {
+    /// Fails if there is no store, for commands that only read: opening a folder makes one.
+    pub fn check_exists(&self) -> Result<(), Failure> {
+        match self {
+            Self::Dir(path) if !path.exists() => {
+                Err(Failure::BadInput(format!("there is no store at {}", path.display())))
+            }
+            _ => Ok(()),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use notibus::{Bus, BusOptions, Dispatcher, DispatcherOptions, Filter, NotifierOptions, Sequence, Since};
+use notibus::{Bus, Dispatcher, DispatcherOptions, Filter, Sequence, Since};
 use tokio_stream::StreamExt;
 
 use crate::{Failure, store::Store};
@@ -16,10 +16,10 @@ pub struct Args {
     /// Print rows after this: a sequence of 26 hexadecimal digits, "0" for all, or "now".
     #[arg(long, default_value = "0")]
     since: String,
-    /// The number of partitions that the bus was created with.
-    #[arg(long, default_value_t = 64)]
-    partitions: u32,
-    /// Go on with what comes, until interrupted.
+    /// What the keys of the bus start with.
+    #[arg(long, default_value = "notibus")]
+    prefix: String,
+    /// Go on with what comes, until interrupted. It only reads: events are shown once a notifier has folded them.
     #[arg(long)]
     follow: bool,
 }
@@ -31,17 +31,17 @@ pub async fn run(args: Args) -> Result<(), Failure> {
         "now" => None,
         text => Some(text.parse()?),
     };
+    args.store.check_exists()?;
     let db = args.store.open().await?;
-    let bus = Bus::open(&db, BusOptions { partitions: args.partitions, ..BusOptions::default() }).await?;
+    let bus = Bus::open_existing(&db, args.prefix.as_bytes()).await?;
     if args.follow {
-        let notifier = bus.notifier(NotifierOptions::default()).await?;
         let dispatcher = bus.dispatcher(DispatcherOptions::default()).await?;
         tokio::select! {
             printed = follow(&dispatcher, since) => printed?,
             _ = tokio::signal::ctrl_c() => {}
         }
         dispatcher.shutdown().await;
-        return Ok(notifier.shutdown().await?);
+        return Ok(());
     }
     let feed = bus.feed();
     let mut after = match since {

@@ -25,6 +25,8 @@ pub struct Event {
 /// A transaction of the history.
 #[derive(Debug)]
 pub struct Transaction {
+    /// The line of its first row.
+    pub line: u64,
     /// Its events, as a range of [`History::events`].
     pub events: std::ops::Range<usize>,
     /// The names that it touches, as indices into [`History::names`], each with the number of transactions before it that
@@ -52,6 +54,8 @@ pub struct Name {
     pub lives: bool,
     /// How many transactions touch it.
     transactions: u32,
+    /// The last of them, as an index into [`History::transactions`].
+    last: Option<usize>,
 }
 
 /// A history that was read whole and makes sense.
@@ -116,7 +120,7 @@ impl History {
                 Ok(false) => return Ok(parser.history),
                 Ok(true) => {
                     let line = row.position().map_or(line, csv::Position::line);
-                    parser.row(&row).map_err(|reason| format!("line {line}: {reason}"))?;
+                    parser.row(line, &row).map_err(|reason| format!("line {line}: {reason}"))?;
                 }
                 Err(error) => return Err(format!("line {line}: {}", explain(&error))),
             }
@@ -135,7 +139,7 @@ fn explain(error: &csv::Error) -> String {
 
 impl Parser<'_> {
     /// Adds a row.
-    fn row(&mut self, row: &csv::StringRecord) -> Result<(), String> {
+    fn row(&mut self, line: u64, row: &csv::StringRecord) -> Result<(), String> {
         let fields: Vec<_> = row.iter().collect();
         let &[seconds, transaction, op, name, doc] = &fields[..] else {
             return Err(format!("it has {} columns instead of 5", fields.len()));
@@ -155,7 +159,7 @@ impl Parser<'_> {
             }
         };
         let (name, instance) = self.instance(&name, kind)?;
-        self.event(transaction, name, Event { kind, instance, ddoc: ddoc_id });
+        self.event((line, transaction), name, Event { kind, instance, ddoc: ddoc_id });
         Ok(())
     }
 
@@ -163,7 +167,13 @@ impl Parser<'_> {
     fn instance(&mut self, name: &DbName, kind: EventKind) -> Result<(usize, usize), String> {
         let History { names, instances, .. } = &mut self.history;
         let index = *self.names.entry(name.clone()).or_insert_with(|| {
-            names.push(Name { text: name.clone(), instances: Vec::new(), lives: false, transactions: 0 });
+            names.push(Name {
+                text: name.clone(),
+                instances: Vec::new(),
+                lives: false,
+                last: None,
+                transactions: 0,
+            });
             names.len() - 1
         });
         let known = &mut names[index];
@@ -186,19 +196,22 @@ impl Parser<'_> {
     }
 
     /// Adds an event.
-    fn event(&mut self, transaction: u64, name: usize, event: Event) {
+    fn event(&mut self, (line, transaction): (u64, u64), name: usize, event: Event) {
         let History { events, transactions, names, instances, recorded } = &mut self.history;
         let once = event.kind.once();
         *recorded += once;
         instances[event.instance].totals += once;
         if self.transaction != Some(transaction) {
             self.transaction = Some(transaction);
-            transactions.push(Transaction { events: events.len()..events.len(), turns: Vec::new() });
+            let events = events.len()..events.len();
+            transactions.push(Transaction { line, events, turns: Vec::new() });
         }
-        let current = transactions.last_mut().expect("there is one since the first row");
-        if !current.turns.iter().any(|&(touched, _)| touched == name) {
-            current.turns.push((name, names[name].transactions));
-            names[name].transactions += 1;
+        let number = transactions.len() - 1;
+        let current = &mut transactions[number];
+        let name_state = &mut names[name];
+        if name_state.last.replace(number) != Some(number) {
+            current.turns.push((name, name_state.transactions));
+            name_state.transactions += 1;
         }
         events.push(event);
         current.events.end = events.len();

@@ -10,17 +10,23 @@ use std::{
 
 use indicatif::ProgressBar;
 use notibus::{
-    EventKind, Producer,
+    Error, EventKind, Producer, StoreError,
     store::{Database, Isolation, KeyRange},
 };
 use tokio::{sync::Notify, task::JoinSet};
 
 use super::{
     Rate,
-    history::{History, Transaction},
+    history::{Event, History, Transaction},
     observer::Latencies,
 };
 use crate::Failure;
+
+/// How long a transaction is tried again.
+const RETRY_MAX: Duration = Duration::from_mins(5);
+
+/// The pause before it is.
+const RETRY_PAUSE: Duration = Duration::from_millis(10);
 
 /// What the load has done.
 #[derive(Debug)]
@@ -166,33 +172,50 @@ impl Inner {
     /// Writes a document and records the events, in one transaction. The document tells, after an unknown result,
     /// whether the transaction was committed.
     async fn commit(&self, number: usize, transaction: &Transaction) -> Result<(), Failure> {
-        let document = &[&self.prefix[..], &(number as u64).to_be_bytes()].concat();
+        let document = [&self.prefix[..], &(number as u64).to_be_bytes()].concat();
         let events = &self.history.events[transaction.events.clone()];
-        let attempts = &AtomicU64::new(0);
-        self.db
-            .run(async |tx| {
-                if attempts.fetch_add(1, Ordering::Relaxed) > 0
-                    && tx.get(document, Isolation::Serializable).await?.is_some()
-                {
-                    return Ok(());
-                }
-                tx.set(document, b"");
-                for event in events {
-                    let db = &self.history.instances[event.instance].db;
-                    match event.kind {
-                        EventKind::Created => self.producer.created(&tx, db),
-                        EventKind::Deleted => self.producer.deleted(&tx, db),
-                        EventKind::Updated => self.producer.updated(&tx, db),
-                        EventKind::DdocUpdated => {
-                            self.producer.ddoc_updated(&tx, db, event.ddoc.as_ref());
-                        }
+        let started = Instant::now();
+        for attempt in 0.. {
+            match self.attempt(&document, events, attempt > 0).await {
+                Ok(()) => break,
+                Err(error) if error.is_retryable() && started.elapsed() < RETRY_MAX => {
+                    if error.code() == StoreError::NOT_COMMITTED.code().into() {
+                        self.conflicts.fetch_add(1, Ordering::Relaxed);
                     }
+                    tokio::time::sleep(RETRY_PAUSE).await;
                 }
-                Ok(())
-            })
-            .await?;
+                Err(error) => return Err(failed(&error, transaction)),
+            }
+        }
         self.latencies.committed(events);
-        self.conflicts.fetch_add(attempts.load(Ordering::Relaxed) - 1, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// One attempt. A later one first looks whether an earlier one was committed.
+    async fn attempt(&self, document: &[u8], events: &[Event], look: bool) -> Result<(), Error> {
+        let tx = self.db.begin();
+        if look && tx.get(document, Isolation::Serializable).await?.is_some() {
+            return Ok(());
+        }
+        tx.set(document, b"");
+        for event in events {
+            let db = &self.history.instances[event.instance].db;
+            match event.kind {
+                EventKind::Created => self.producer.created(&tx, db),
+                EventKind::Deleted => self.producer.deleted(&tx, db),
+                EventKind::Updated => self.producer.updated(&tx, db),
+                EventKind::DdocUpdated => self.producer.ddoc_updated(&tx, db, event.ddoc.as_ref()),
+            }
+        }
+        tx.commit().await.map(drop)
+    }
+}
+
+/// Why a transaction of the history was not recorded. One that no store can hold is the history's fault.
+fn failed(error: &Error, transaction: &Transaction) -> Failure {
+    let reason = format!("the transaction that begins on line {}: {error}", transaction.line);
+    match error.code() {
+        Some(code) if code == StoreError::TRANSACTION_TOO_LARGE.code() => Failure::BadInput(reason),
+        _ => Failure::Failed(reason),
     }
 }

@@ -20,7 +20,7 @@ use self::{
     history::History,
     load::Load,
     observer::{Latencies, Observer},
-    report::{Outcome, Report},
+    report::{Dump, Outcome, Report},
 };
 use crate::{Failure, store::Store};
 
@@ -33,6 +33,9 @@ pub struct Args {
     /// The store: "memory", "dir:PATH" or "fdb:FILE".
     #[arg(long, default_value = "memory")]
     store: Store,
+    /// What the keys of the bus start with. The notifiers of the replay take the bus over from any others.
+    #[arg(long, default_value = "notibus")]
+    prefix: String,
     /// Shards of the feed, if the bus is new.
     #[arg(long, default_value_t = 4)]
     shards: u32,
@@ -75,8 +78,8 @@ enum Rate {
 fn parse_rate(text: &str) -> Result<Rate, String> {
     match text.parse::<f64>() {
         _ if text == "max" => Ok(Rate::Max),
-        Ok(rate) if rate.is_finite() && rate > 0.0 => Ok(Rate::PerSecond(rate)),
-        _ => Err("it is neither \"max\" nor a number above zero".to_owned()),
+        Ok(rate) if (0.001..=1e9).contains(&rate) => Ok(Rate::PerSecond(rate)),
+        _ => Err("it is neither \"max\" nor a number from 0.001 to 1,000,000,000".to_owned()),
     }
 }
 
@@ -134,7 +137,8 @@ impl Observers {
 
 /// Opens the bus, and starts the notifiers.
 async fn open(args: &Args, db: &Database) -> Result<(Bus, Producer, Vec<Notifier>), Failure> {
-    let options = BusOptions { partitions: args.partitions, shards: args.shards, ..BusOptions::default() };
+    let prefix = args.prefix.clone().into_bytes();
+    let options = BusOptions { prefix, partitions: args.partitions, shards: args.shards };
     let bus = Bus::open(db, options).await?;
     let producer = bus.producer_with(ProducerOptions { slots: args.slots, ..ProducerOptions::default() })?;
     let mut notifiers = Vec::new();
@@ -151,10 +155,10 @@ async fn open(args: &Args, db: &Database) -> Result<(Bus, Producer, Vec<Notifier
 pub async fn run(args: Args) -> Result<(), Failure> {
     // Before the store is opened: a bad history changes nothing, and makes no folder.
     let history = Arc::new(History::read(&args.file, &Env::system())?);
+    let dump = args.dump_feed.as_deref().map(Dump::create).transpose()?;
     let db = args.store.open().await?;
     let (bus, producer, notifiers) = open(&args, &db).await?;
-    // What an earlier run has left unfolded is not of this history.
-    wait_until(&bus, async || bus.is_drained().await.unwrap_or(false)).await;
+    end_earlier(&db, &bus, &producer, &history).await?;
     let before = bus.stats();
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await?;
     let latencies = Arc::new(Latencies::new(&history));
@@ -189,15 +193,47 @@ pub async fn run(args: Args) -> Result<(), Failure> {
         before,
         after: bus.stats(),
     });
-    if let Some(path) = &args.dump_feed {
-        report::dump(path, &feed)?;
-    }
     report.print(args.json)?;
+    if let Some(dump) = dump {
+        dump.write(&feed)?;
+    }
     shut_down(dispatcher, notifiers).await?;
     if differences.is_empty() {
         return Ok(());
     }
     Err(Failure::Failed(format!("the outcome differs from the history:\n  {}", differences.join("\n  "))))
+}
+
+/// Ends what an earlier run has left: what waits is folded, and databases of this history that still live are deleted, as
+/// a layer would before it creates them anew.
+async fn end_earlier(
+    db: &Database,
+    bus: &Bus,
+    producer: &Producer,
+    history: &History,
+) -> Result<(), Failure> {
+    drain(bus).await?;
+    let earlier = FinalFeed::read(bus, history).await?;
+    let lives: Vec<_> = earlier.of_history.iter().filter(|row| !row.is_deleted()).collect();
+    for rows in lives.chunks(1_000) {
+        db.run(async |tx| {
+            for row in rows {
+                producer.deleted(&tx, &row.db());
+            }
+            Ok(())
+        })
+        .await?;
+    }
+    drain(bus).await
+}
+
+/// Waits until nothing waits to be folded.
+async fn drain(bus: &Bus) -> Result<(), Failure> {
+    wait_until(bus, async || bus.is_drained().await.unwrap_or(false)).await;
+    if bus.is_drained().await? {
+        return Ok(());
+    }
+    Err(Failure::Failed("what an earlier run has left is not folded".to_owned()))
 }
 
 /// Ends the roles in the order in which nothing is missed.

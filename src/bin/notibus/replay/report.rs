@@ -3,7 +3,7 @@
 use std::{
     fs::File,
     io::{self, BufWriter, Write},
-    path::Path,
+    path::{Path, PathBuf},
     time::Duration,
 };
 
@@ -176,21 +176,37 @@ struct DumpedRow<'a> {
     totals: Counters,
 }
 
-/// Writes the feed to `path`, a JSON object a line.
-pub fn dump(path: &Path, feed: &FinalFeed) -> Result<(), Failure> {
-    let fail = |error: io::Error| Failure::Failed(format!("{}: {error}", path.display()));
-    let mut out = BufWriter::new(File::create(path).map_err(fail)?);
-    for row in &feed.rows {
-        let dumped = DumpedRow {
-            seq: row.sequence,
-            db: &row.name,
-            instance: row.instance,
-            deleted: row.is_deleted(),
-            kinds: row.kinds,
-            totals: row.totals,
-        };
-        serde_json::to_writer(&mut out, &dumped).map_err(|error| fail(error.into()))?;
-        out.write_all(b"\n").map_err(fail)?;
+/// A file for the feed, made before the replay begins.
+pub struct Dump {
+    /// Its path, for messages.
+    path: PathBuf,
+    /// The file.
+    file: File,
+}
+
+impl Dump {
+    /// Makes the file.
+    pub fn create(path: &Path) -> Result<Self, Failure> {
+        let fail = |error: io::Error| Failure::BadInput(format!("{}: {error}", path.display()));
+        Ok(Self { path: path.to_owned(), file: File::create(path).map_err(fail)? })
     }
-    out.flush().map_err(fail)
+
+    /// Writes the feed, a JSON object a line.
+    pub fn write(self, feed: &FinalFeed) -> Result<(), Failure> {
+        let fail = |error: io::Error| Failure::Failed(format!("{}: {error}", self.path.display()));
+        let mut out = BufWriter::new(&self.file);
+        for row in &feed.rows {
+            let dumped = DumpedRow {
+                seq: row.sequence,
+                db: &row.name,
+                instance: row.instance,
+                deleted: row.is_deleted(),
+                kinds: row.kinds,
+                totals: row.totals,
+            };
+            serde_json::to_writer(&mut out, &dumped).map_err(|error| fail(error.into()))?;
+            out.write_all(b"\n").map_err(fail)?;
+        }
+        out.flush().map_err(fail)
+    }
 }
