@@ -16,7 +16,8 @@ pub enum TransactionOption {
     SizeLimit(usize),
     /// How urgent the transaction is. The embedded store treats all alike.
     Priority(Priority),
-    /// A tag of at most 16 characters by which a cluster can throttle; at most 5. The embedded store ignores tags.
+    /// A tag of at most 255 bytes, 16 with clients before 7.3, by which a cluster can throttle; at most 5. The embedded
+    /// store ignores tags.
     Tag(String),
     /// Remember what a commit failed on, for [`Transaction::conflicting_ranges`](super::Transaction::conflicting_ranges).
     ReportConflicts,
@@ -25,7 +26,7 @@ pub enum TransactionOption {
 /// How urgent a transaction is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Priority {
-    /// As usual.
+    /// As usual. It does not take another one back.
     #[default]
     Default,
     /// Work that can wait: a loaded cluster throttles it first, and may not let it through at all.

@@ -176,13 +176,15 @@ impl Transaction {
         self.0.backend.approximate_size().await
     }
 
-    /// Treats this transaction so. A bad option fails what follows with `invalid_option_value` (2006).
+    /// Treats this transaction so. A bad option fails what follows: with `invalid_option_value` (2006), or for tags with
+    /// `tag_too_long` (2110) and `too_many_tags` (2109).
     pub fn set_option(&self, option: TransactionOption) {
         self.0.backend.set_option(option);
     }
 
     /// The ranges of the read-conflict set on which the last commit has failed with `not_committed` (1020), if
-    /// [`TransactionOption::ReportConflicts`] was set before: for diagnosis. Call it before the transaction is reset.
+    /// [`TransactionOption::ReportConflicts`] was set before: for diagnosis. Of many a cluster tells only some. Call it before
+    /// the transaction is reset.
     pub async fn conflicting_ranges(&self) -> Result<Vec<KeyRange>> {
         self.0.backend.conflicting_ranges().await
     }

@@ -20,6 +20,7 @@ mod atomics;
 mod conflicts;
 mod lifecycle;
 mod limits;
+mod options;
 mod ranges;
 mod read_your_writes;
 mod reads;
@@ -300,6 +301,25 @@ macro_rules! every_case {
                 a_read_only_body_is_run_once
                 concurrent_increments_are_not_lost
                 a_body_reads_its_own_writes
+                a_cancelled_body_is_not_tried_again
+                a_body_that_commits_by_itself_is_tried_again
+            }
+            options {
+                everything_fails_after_the_time_limit
+                a_time_limit_counts_from_when_the_transaction_was_made
+                a_bad_write_counts_more_than_the_time_limit
+                a_reset_forgets_the_time_limit
+                a_time_limit_ends_a_run
+                a_limit_of_retries_is_final
+                a_transaction_over_its_own_limit_is_refused
+                a_bad_size_limit_is_refused
+                bad_tags_are_refused
+                priorities_and_tags_change_no_outcome
+                conflicts_are_reported
+                conflicts_are_reported_only_if_asked_for
+                of_many_conflicts_some_are_reported
+                options_survive_retries
+                the_last_try_of_a_run_reports_its_conflicts
             }
         }
     };

@@ -5,6 +5,7 @@ use std::{
     time::Duration,
 };
 
+use futures_util::FutureExt;
 use notibus::{
     Error, Result, StoreError,
     store::{
@@ -193,5 +194,47 @@ pub(crate) async fn a_body_reads_its_own_writes(f: &Fixture) -> Result<()> {
         })
         .await?;
     assert_eq!(value.as_deref(), Some(&[2][..]));
+    Ok(())
+}
+
+pub(crate) async fn a_cancelled_body_is_not_tried_again(f: &Fixture) -> Result<()> {
+    let runs = Cell::new(0);
+    let result: Result<()> =
+        f.db.run(async |tx| {
+            runs.set(runs.get() + 1);
+            tx.cancel();
+            Err(StoreError::NOT_COMMITTED.into())
+        })
+        .await;
+    fails(result, &StoreError::TRANSACTION_CANCELLED);
+    assert_eq!(runs.get(), 1);
+    Ok(())
+}
+
+/// A body may commit by itself, give its commit up, or fail with another error than the commit did.
+pub(crate) async fn a_body_that_commits_by_itself_is_tried_again(f: &Fixture) -> Result<()> {
+    let runs = Cell::new(0_u8);
+    f.db.run(async |tx| {
+        runs.set(runs.get() + 1);
+        tx.atomic(AtomicOp::Add, &f.key("k"), &[1]);
+        match runs.get() {
+            1 => drop(tx.commit().await?),
+            // Begun, and given up.
+            2 => drop(tx.commit().now_or_never()),
+            3 => {
+                tx.get(&f.key("k"), Serializable).await?;
+                f.put("k", "other").await?;
+                fails(tx.commit().await, &StoreError::NOT_COMMITTED);
+            }
+            _ => {
+                tx.set(&f.key("last"), b"v");
+                return Ok(());
+            }
+        }
+        Err(StoreError::TRANSACTION_TOO_OLD.into())
+    })
+    .await?;
+    assert_eq!(runs.get(), 4);
+    assert!(f.value("last").await?.is_some());
     Ok(())
 }

@@ -31,9 +31,10 @@ use crate::{
 /// Bytes that a mutation or conflict range is counted for besides its keys and values.
 const ENTRY_OVERHEAD: usize = 32;
 
-/// The least size limit, in bytes, and the longest tag: the client's own limits.
+/// The least size limit, in bytes, the longest tag and the most tags: the client's own limits.
 const SIZE_LIMIT_MIN: usize = 32;
-const TAG_LEN_MAX: usize = 16;
+const TAG_LEN_MAX: usize = 255;
+const TAGS_MAX: usize = 5;
 
 /// The end of the key space that layers may use.
 const KEYS_END: &[u8] = b"\xff";
@@ -81,6 +82,8 @@ struct State {
     failed_read: Option<StoreError>,
     /// When the transaction was made or reset, on the clock of the engine.
     made: Duration,
+    /// How often it was tried again.
+    retries: u32,
     /// How it is treated.
     options: Options,
 }
@@ -90,10 +93,12 @@ struct State {
 struct Options {
     /// How long after it was made everything fails.
     timeout: Option<Duration>,
-    /// How often it may still be tried again.
-    retries_left: Option<u32>,
+    /// How often it may be tried again.
+    retries_max: Option<u32>,
     /// The most bytes that it may have.
     size_max: Option<usize>,
+    /// Its tags.
+    tags: Vec<String>,
     /// Where its commit puts what it has failed on.
     report: Option<Arc<Mutex<Vec<KeyRange>>>>,
 }
@@ -125,17 +130,25 @@ impl EmbeddedTransaction {
 }
 
 impl State {
-    /// Fails if the transaction is used up or has a bad write.
+    /// Fails if the transaction is used up, has a bad write or is over its time limit.
     fn check_usable(&self, engine: &Engine) -> Result<(), StoreError> {
-        if self.options.timeout.is_some_and(|timeout| engine.now().saturating_sub(self.made) > timeout) {
-            return Err(StoreError::TRANSACTION_TIMED_OUT);
-        }
+        self.check_open()?;
+        if self.is_timed_out(engine) { Err(StoreError::TRANSACTION_TIMED_OUT) } else { Ok(()) }
+    }
+
+    /// Fails if the transaction is used up or has a bad write.
+    fn check_open(&self) -> Result<(), StoreError> {
         match (self.phase, &self.bad) {
             (Phase::Committing, _) => Err(StoreError::USED_DURING_COMMIT),
             (Phase::Cancelled, _) => Err(StoreError::TRANSACTION_CANCELLED),
             (Phase::Open, Some(bad)) => Err(bad.clone()),
             (Phase::Open, None) => Ok(()),
         }
+    }
+
+    /// Whether the time limit is over.
+    fn is_timed_out(&self, engine: &Engine) -> bool {
+        self.options.timeout.is_some_and(|timeout| engine.now().saturating_sub(self.made) > timeout)
     }
 
     /// Takes the snapshot at the first read, and checks its age at every one.
@@ -361,7 +374,7 @@ impl TransactionBackend for EmbeddedTransaction {
 
     fn approximate_size(&self) -> Answer<'_, usize> {
         let state = self.state();
-        state.check_usable(&self.engine).map(|()| state.size).map_err(Error::Store).into()
+        state.check_open().map(|()| state.size).map_err(Error::Store).into()
     }
 
     fn set_option(&self, option: TransactionOption) {
@@ -369,14 +382,21 @@ impl TransactionBackend for EmbeddedTransaction {
         let State { options, bad, .. } = &mut *state;
         match option {
             TransactionOption::Timeout(timeout) => options.timeout = Some(timeout),
-            TransactionOption::RetryLimit(retries) => options.retries_left = Some(retries),
+            TransactionOption::RetryLimit(retries) => options.retries_max = Some(retries),
             TransactionOption::SizeLimit(size) if (SIZE_LIMIT_MIN..=TRANSACTION_LEN_MAX).contains(&size) => {
                 options.size_max = Some(size);
             }
-            TransactionOption::Tag(tag) if tag.len() <= TAG_LEN_MAX => {}
-            TransactionOption::SizeLimit(_) | TransactionOption::Tag(_) => {
+            TransactionOption::SizeLimit(_) => {
                 bad.get_or_insert(StoreError::INVALID_OPTION_VALUE);
             }
+            TransactionOption::Tag(tag) if tag.len() > TAG_LEN_MAX => {
+                bad.get_or_insert(StoreError::TAG_TOO_LONG);
+            }
+            TransactionOption::Tag(_) if options.tags.len() >= TAGS_MAX => {
+                bad.get_or_insert(StoreError::TOO_MANY_TAGS);
+            }
+            TransactionOption::Tag(tag) if options.tags.contains(&tag) => {}
+            TransactionOption::Tag(tag) => options.tags.push(tag),
             TransactionOption::Priority(_) => {}
             TransactionOption::ReportConflicts => options.report = Some(Arc::default()),
         }
@@ -399,15 +419,25 @@ impl TransactionBackend for EmbeddedTransaction {
 
     fn recover(&self, error: Error, backoff: BoxFuture<'static, ()>) -> BoxFuture<'_, Result<()>> {
         Box::pin(async move {
-            let options = self.state().options.clone();
-            if !error.is_retryable() || options.retries_left == Some(0) {
+            let (is_cancelled, is_last) = {
+                let state = self.state();
+                let is_last = state.options.retries_max.is_some_and(|max| state.retries >= max);
+                (state.phase == Phase::Cancelled, is_last)
+            };
+            if is_cancelled {
+                return Err(StoreError::TRANSACTION_CANCELLED.into());
+            }
+            if !error.is_retryable() || is_last {
                 return Err(error);
             }
             backoff.await;
-            let retries_left = options.retries_left.map(|left| left - 1);
             let mut state = self.state();
-            let made = state.made;
-            *state = State { made, options: Options { retries_left, ..options }, ..State::default() };
+            if state.is_timed_out(&self.engine) {
+                return Err(StoreError::TRANSACTION_TIMED_OUT.into());
+            }
+            let State { made, retries, .. } = *state;
+            let options = mem::take(&mut state.options);
+            *state = State { made, retries: retries.saturating_add(1), options, ..State::default() };
             Ok(())
         })
     }

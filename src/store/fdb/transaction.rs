@@ -37,6 +37,8 @@ struct State {
     writes: bool,
     /// The first thing asked of it that the client library must not see; it fails everything that follows.
     bad: Option<StoreError>,
+    /// How it is treated.
+    options: Vec<TransactionOption>,
 }
 
 /// The client's transaction, by what can be done with it.
@@ -62,7 +64,12 @@ impl State {
             Ok(transaction) => Slot::Open(transaction),
             Err(error) => Slot::Unmade(store_error(error)),
         };
-        Self { slot, writes: false, bad: None }
+        Self::with_slot(slot)
+    }
+
+    /// A transaction that has done nothing yet.
+    fn with_slot(slot: Slot) -> Self {
+        Self { slot, writes: false, bad: None, options: Vec::new() }
     }
 
     /// The transaction, if it can read and write.
@@ -75,6 +82,30 @@ impl State {
             }
             (Slot::Cancelled(_), _) => Err(StoreError::TRANSACTION_CANCELLED),
             (Slot::Unmade(error), _) => Err(error.clone()),
+        }
+    }
+
+    /// Treats the transaction so. A bad option fails what follows.
+    fn set_option(&mut self, option: TransactionOption) {
+        let Ok(transaction) = self.open() else { return };
+        let set = client_option(&option).map_or(Ok(()), |option| transaction.set_option(option));
+        match set {
+            Ok(()) => self.options.push(option),
+            Err(error) => self.refuse(store_error(error)),
+        }
+    }
+
+    /// Makes it a new transaction, on `slot`, with the options of the old one, but for those of which `is_kept` says that
+    /// the client has kept them.
+    fn begin_again(&mut self, slot: Slot, is_kept: impl Fn(&TransactionOption) -> bool) {
+        let options = std::mem::take(&mut self.options);
+        *self = Self::with_slot(slot);
+        for option in options {
+            if is_kept(&option) {
+                self.options.push(option);
+            } else {
+                self.set_option(option);
+            }
         }
     }
 
@@ -246,13 +277,7 @@ impl TransactionBackend for FdbTransaction {
     }
 
     fn set_option(&self, option: TransactionOption) {
-        let mut state = self.state();
-        let Ok(transaction) = state.open() else { return };
-        if let Some(option) = client_option(option)
-            && let Err(error) = transaction.set_option(option)
-        {
-            state.refuse(store_error(error));
-        }
+        self.state().set_option(option);
     }
 
     fn conflicting_ranges(&self) -> Answer<'_, Vec<KeyRange>> {
@@ -293,23 +318,42 @@ impl TransactionBackend for FdbTransaction {
             Slot::Cancelled(cancelled) => Slot::Open(cancelled.reset()),
             Slot::Committing | Slot::Unmade(_) => State::new(&self.client).slot,
         };
-        *state = State { slot, writes: false, bad: None };
+        *state = State::with_slot(slot);
     }
 
-    fn recover(&self, error: Error, _backoff: BoxFuture<'static, ()>) -> BoxFuture<'_, Result<()>> {
+    fn recover(&self, error: Error, backoff: BoxFuture<'static, ()>) -> BoxFuture<'_, Result<()>> {
         Box::pin(async move {
             let Error::Store(code) = &error else { return Err(error) };
             // The client decides what can be tried again, and how long to wait: it knows what the cluster has asked for.
             let slot = std::mem::replace(&mut self.state().slot, Slot::Committing);
             let recovered = match slot {
-                Slot::Failed(failed) => failed.on_error().await,
+                Slot::Failed(failed) if failed.is_retryable() || failed.code() == code.code() => {
+                    failed.on_error().await
+                }
                 Slot::Open(transaction) => transaction.on_error(FdbError::from_code(code.code())).await,
-                Slot::Committed(committed) => Ok(committed.reset()),
-                Slot::Cancelled(_) | Slot::Committing | Slot::Unmade(_) => return Err(error),
+                Slot::Unmade(unmade) => {
+                    self.state().slot = Slot::Unmade(unmade);
+                    return Err(error);
+                }
+                Slot::Cancelled(cancelled) => {
+                    self.state().slot = Slot::Cancelled(cancelled);
+                    return Err(StoreError::TRANSACTION_CANCELLED.into());
+                }
+                // The body has committed by itself, or dropped its commit, or its commit has failed for good. The client
+                // sees nothing in these that could be tried again.
+                Slot::Committing | Slot::Committed(_) | Slot::Failed(_) if !error.is_retryable() => {
+                    return Err(error);
+                }
+                Slot::Committing | Slot::Committed(_) | Slot::Failed(_) => {
+                    backoff.await;
+                    let slot = State::new(&self.client).slot;
+                    self.state().begin_again(slot, |_| false);
+                    return Ok(());
+                }
             };
             match recovered {
                 Ok(transaction) => {
-                    *self.state() = State { slot: Slot::Open(transaction), writes: false, bad: None };
+                    self.state().begin_again(Slot::Open(transaction), is_kept_by_client);
                     Ok(())
                 }
                 Err(last) if last.code() == code.code() => Err(error),
@@ -354,10 +398,15 @@ impl FdbTransaction {
     }
 }
 
+/// Whether the client keeps an option when a transaction is tried again. It counts retries and time across all tries.
+fn is_kept_by_client(option: &TransactionOption) -> bool {
+    matches!(option, TransactionOption::Timeout(_) | TransactionOption::RetryLimit(_))
+}
+
 /// The client's form of an option, if it takes one.
-fn client_option(option: TransactionOption) -> Option<ClientOption> {
+fn client_option(option: &TransactionOption) -> Option<ClientOption> {
     let number = |number: usize| i32::try_from(number).unwrap_or(i32::MAX);
-    Some(match option {
+    Some(match *option {
         TransactionOption::Timeout(timeout) => {
             // To the client zero is no limit.
             ClientOption::Timeout(i32::try_from(timeout.as_millis().max(1)).unwrap_or(i32::MAX))
@@ -368,7 +417,7 @@ fn client_option(option: TransactionOption) -> Option<ClientOption> {
         TransactionOption::Priority(Priority::System) => ClientOption::PrioritySystemImmediate,
         // A new transaction has it.
         TransactionOption::Priority(Priority::Default) => return None,
-        TransactionOption::Tag(tag) => ClientOption::Tag(tag),
+        TransactionOption::Tag(ref tag) => ClientOption::Tag(tag.clone()),
         TransactionOption::ReportConflicts => ClientOption::ReportConflictingKeys,
     })
 }
