@@ -180,6 +180,10 @@ codes! {
     INVERTED_RANGE = 2005, "inverted_range";
     /// An option has a value that is out of its limits.
     INVALID_OPTION_VALUE = 2006, "invalid_option_value";
+    /// The transaction has a read version already.
+    READ_VERSION_ALREADY_SET = 2010, "read_version_already_set";
+    /// No version is this.
+    VERSION_INVALID = 2011, "version_invalid";
     /// The transaction is used again although its commit has begun; reset it first.
     USED_DURING_COMMIT = 2017, "used_during_commit";
     /// A read-only transaction has no commit version and no versionstamp.

@@ -143,8 +143,9 @@ impl Transaction {
         self.0.backend.read_version().await
     }
 
-    /// Reads at `version`, which another transaction has told. Call it before the first read. The reads fail with
-    /// `transaction_too_old` (1007) if the store no longer keeps that version, `future_version` (1009) if it is to come.
+    /// Reads at `version`, which another transaction has told. The reads fail with `transaction_too_old` (1007) if the store
+    /// no longer keeps that version, `future_version` (1009) if it is to come. After the first read, or a second time, it
+    /// fails what follows with `read_version_already_set` (2010).
     pub fn set_read_version(&self, version: u64) {
         self.0.backend.set_read_version(version);
     }

@@ -246,6 +246,10 @@ macro_rules! every_case {
                 an_old_version_cannot_be_read
                 an_old_version_cannot_be_written_at
                 an_old_read_only_transaction_still_commits
+                a_version_is_set_only_once_and_before_the_first_read
+                version_zero_does_not_exist
+                a_version_can_be_set_after_writes_and_declared_reads
+                declared_reads_alone_are_compared_with_the_state_of_the_commit
             }
             watches {
                 a_watch_fires_when_its_key_is_set

@@ -214,3 +214,52 @@ pub(crate) async fn an_old_read_only_transaction_still_commits(f: &Fixture) -> R
     assert_eq!(tx.commit().await?, None);
     Ok(())
 }
+
+pub(crate) async fn a_version_is_set_only_once_and_before_the_first_read(f: &Fixture) -> Result<()> {
+    let expected = &StoreError::READ_VERSION_ALREADY_SET;
+    let version = f.put("k", "v").await?.versionstamp.version();
+    let twice = f.db.begin();
+    twice.set_read_version(version);
+    twice.set_read_version(version);
+    fails(twice.get(&f.key("k"), Snapshot).await, expected);
+    let late = f.started().await?;
+    late.set_read_version(version);
+    fails(late.get(&f.key("k"), Snapshot).await, expected);
+    late.set(&f.key("k"), b"late");
+    fails(late.commit().await, expected);
+    late.reset();
+    late.set_read_version(version);
+    assert!(late.get(&f.key("k"), Snapshot).await?.is_some());
+    Ok(())
+}
+
+pub(crate) async fn version_zero_does_not_exist(f: &Fixture) -> Result<()> {
+    assert!(f.db.begin().read_version().await? > 0);
+    let tx = f.db.begin();
+    tx.set_read_version(0);
+    fails(tx.get(&f.key("k"), Snapshot).await, &StoreError::VERSION_INVALID);
+    Ok(())
+}
+
+pub(crate) async fn a_version_can_be_set_after_writes_and_declared_reads(f: &Fixture) -> Result<()> {
+    f.put("k", "old").await?;
+    let version = f.db.begin().read_version().await?;
+    f.put("k", "new").await?;
+    let tx = f.db.begin();
+    tx.set(&f.key("out"), b"v");
+    tx.add_read_conflict(&f.range("k", "l"));
+    tx.set_read_version(version);
+    assert_eq!(tx.get(&f.key("k"), Snapshot).await?.as_deref(), Some(&b"old"[..]));
+    conflicts(&tx).await;
+    Ok(())
+}
+
+pub(crate) async fn declared_reads_alone_are_compared_with_the_state_of_the_commit(
+    f: &Fixture,
+) -> Result<()> {
+    let tx = f.db.begin();
+    tx.add_read_conflict(&f.range("k", "l"));
+    tx.set(&f.key("out"), b"v");
+    f.put("k", "new").await?;
+    tx.commit().await.map(drop)
+}

@@ -58,7 +58,7 @@ struct Execution<'a> {
 impl Execution<'_> {
     /// Runs one step.
     async fn step(&mut self, step: &Step) -> Event {
-        let reads = matches!(step.op, Op::Get(..) | Op::Range(..) | Op::ReadConflict(..));
+        let reads = matches!(step.op, Op::Get(..) | Op::Range(..));
         let slot = &mut self.slots[step.slot];
         // Stores differ in when a transaction takes its read version, so it is asked for.
         if reads
@@ -76,7 +76,7 @@ impl Execution<'_> {
                 Event::Silent
             }
             Op::ReadAt(which) => {
-                if !self.told.is_empty() && !self.slots[step.slot].has_version {
+                if !self.told.is_empty() {
                     let version = self.told[which % self.told.len()];
                     self.slots[step.slot].tx.set_read_version(version);
                     self.slots[step.slot].has_version = true;

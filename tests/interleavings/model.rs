@@ -144,7 +144,7 @@ impl Model {
     /// What one step should tell.
     fn step(&mut self, step: &Step) -> Event {
         let slot = step.slot;
-        if matches!(step.op, Op::Get(..) | Op::Range(..) | Op::ReadConflict(..)) {
+        if matches!(step.op, Op::Get(..) | Op::Range(..)) {
             let newest = self.states.len() - 1;
             let reader = &mut self.slots[slot];
             if reader.bad.is_none() && reader.version.is_none() {
@@ -164,8 +164,11 @@ impl Model {
                 Event::Silent
             }
             Op::ReadAt(which) => {
-                if !self.told.is_empty() && self.slots[slot].version.is_none() {
-                    self.slots[slot].version = Some(self.told[which % self.told.len()]);
+                let reader = &mut self.slots[slot];
+                match reader.version {
+                    _ if self.told.is_empty() => {}
+                    None => reader.version = Some(self.told[which % self.told.len()]),
+                    Some(_) => _ = reader.bad.get_or_insert(2010),
                 }
                 Event::Silent
             }

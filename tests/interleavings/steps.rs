@@ -53,7 +53,8 @@ pub(crate) enum Op {
     ReadConflict(u8, u8),
     /// Declares a range as written.
     WriteConflict(u8, u8),
-    /// Reads at a version that a transaction was told before; nothing if it has a version already, or none was told.
+    /// Reads at a version that a transaction was told before, which is an error if it has one already; nothing if none was
+    /// told.
     ReadAt(usize),
     /// Commits, and begins anew.
     Commit,

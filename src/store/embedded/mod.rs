@@ -58,10 +58,13 @@ enum Commit {
     Waiting(BoxFuture<'static, Outcome>),
 }
 
+/// The version of a new store. FoundationDB's are never zero, and setting zero as a read version is an error.
+const VERSION_FIRST: u64 = 1;
+
 impl Engine {
     /// A store in memory.
     pub fn memory(env: Env) -> Embedded {
-        let core = Arc::new(Mutex::new(Core::new(Root::new(), 0)));
+        let core = Arc::new(Mutex::new(Core::new(Root::new(), VERSION_FIRST)));
         let started = env.now();
         Embedded(Arc::new(Self { core, env, started, committer: None }))
     }
@@ -69,7 +72,7 @@ impl Engine {
     /// The store in the folder `path`.
     pub fn open(path: &Path, env: Env) -> Result<Embedded> {
         let Opened { disk, root, version } = Disk::open(path)?;
-        let core = Arc::new(Mutex::new(Core::new(root, version)));
+        let core = Arc::new(Mutex::new(Core::new(root, version.max(VERSION_FIRST))));
         let started = env.now();
         let committer = Committer::start(disk, Arc::clone(&core), env.clone(), started)
             .map_err(|error| Error::Open { path: path.to_owned(), reason: error.to_string() })?;

@@ -268,12 +268,10 @@ impl State {
     fn begin_commit(&mut self, engine: &Engine) -> Result<Request, StoreError> {
         self.check_usable(engine)?;
         self.phase = Phase::Committing;
-        // A read version that was set binds a blind write, too.
-        let in_time = if self.version.is_some() && !self.request.is_read_only() {
-            self.take_snapshot(engine)
-        } else {
-            Ok(())
-        };
+        // A read version that was set binds a blind write, too, and a declared read needs one to be compared with.
+        let needs_version = self.version.is_some() || !self.request.reads.is_empty();
+        let in_time =
+            if needs_version && !self.request.is_read_only() { self.take_snapshot(engine) } else { Ok(()) };
         let mut request = mem::take(&mut self.request);
         request.report.clone_from(&self.options.report);
         self.snapshot = None;
@@ -295,7 +293,14 @@ impl TransactionBackend for EmbeddedTransaction {
     }
 
     fn set_read_version(&self, version: u64) {
-        self.state().version = Some(version);
+        let mut state = self.state();
+        if state.snapshot.is_some() || state.version.is_some() {
+            state.bad.get_or_insert(StoreError::READ_VERSION_ALREADY_SET);
+        } else if version == 0 {
+            state.bad.get_or_insert(StoreError::VERSION_INVALID);
+        } else {
+            state.version = Some(version);
+        }
     }
 
     fn get(&self, key: &[u8], isolation: Isolation) -> Answer<'_, Option<Bytes>> {
@@ -325,13 +330,7 @@ impl TransactionBackend for EmbeddedTransaction {
     }
 
     fn add_read_conflict(&self, range: KeyRange) {
-        let mut state = self.state();
-        // A read conflict needs a read version to compare with.
-        if let Err(error) = state.take_snapshot(&self.engine) {
-            state.bad.get_or_insert(error);
-            return;
-        }
-        state.add_conflict(range, |state, range| state.add_read(ReadConflict::Range(range)));
+        self.state().add_conflict(range, |state, range| state.add_read(ReadConflict::Range(range)));
     }
 
     fn add_write_conflict(&self, range: KeyRange) {
