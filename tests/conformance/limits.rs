@@ -70,6 +70,26 @@ pub(crate) async fn the_first_bad_write_counts(f: &Fixture) -> Result<()> {
     Ok(())
 }
 
+/// Once, the cluster's backend put what it refuses by itself before what the client had refused earlier.
+pub(crate) async fn the_first_of_unlike_bad_writes_counts(f: &Fixture) -> Result<()> {
+    let inverted = f.range("b", "a");
+    for is_long_first in [true, false] {
+        let tx = f.db.begin();
+        if is_long_first {
+            tx.set(&long_key(f), b"v");
+        }
+        tx.clear_range(&inverted);
+        tx.add_read_conflict(&inverted);
+        tx.set(&long_key(f), b"v");
+        let expected = if is_long_first { StoreError::KEY_TOO_LARGE } else { StoreError::INVERTED_RANGE };
+        fails(tx.get(&f.key("k"), Snapshot).await, &expected);
+        fails(tx.watch(b"\xffk").await.map(drop), &expected);
+        fails(tx.approximate_size().await, &expected);
+        fails(tx.commit().await, &expected);
+    }
+    Ok(())
+}
+
 pub(crate) async fn a_long_key_reads_as_missing(f: &Fixture) -> Result<()> {
     let tx = f.db.begin();
     assert_eq!(tx.get(&long_key(f), Snapshot).await?, None);

@@ -77,6 +77,7 @@ macro_rules! every_case {
                 an_exactly_full_page_loses_and_repeats_nothing
                 an_empty_range_has_no_rows
                 an_inverted_range_reads_as_empty
+                a_read_of_nothing_fails_as_any_other
                 a_prefix_range_holds_just_its_keys
                 target_bytes_end_a_page
                 a_page_has_a_row_even_if_it_is_over_the_target
@@ -217,6 +218,7 @@ macro_rules! every_case {
                 a_long_value_is_refused
                 a_bad_write_fails_a_commit_without_reads
                 the_first_bad_write_counts
+                the_first_of_unlike_bad_writes_counts
                 a_long_key_reads_as_missing
                 clearing_a_long_key_does_nothing
                 keys_beyond_the_key_space_are_refused

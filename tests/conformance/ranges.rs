@@ -1,14 +1,14 @@
 //! Reading ranges: order, limits, pages.
 
 use notibus::{
-    Result,
+    Result, StoreError,
     store::{
         Isolation::{Serializable, Snapshot},
-        KeyRange, RangeRead,
+        KeyRange, Page, RangeRead,
     },
 };
 
-use crate::fixture::Fixture;
+use crate::fixture::{Fixture, fails};
 
 /// Five rows in order.
 const FIVE: [&str; 5] = ["a", "b", "c", "d", "e"];
@@ -198,5 +198,28 @@ pub(crate) async fn a_range_keeps_reading_its_version(f: &Fixture) -> Result<()>
     clearing.commit().await?;
     assert_eq!(f.suffixes_in(&tx, RangeRead::new(f.all())).await?, FIVE);
     assert_eq!(f.suffixes().await?, ["a", "d", "e", "f"]);
+    Ok(())
+}
+
+/// Once, the cluster's backend answered such reads by itself, and did not know of errors that the client knows.
+pub(crate) async fn a_read_of_nothing_fails_as_any_other(f: &Fixture) -> Result<()> {
+    let version = f.put("a", "v").await?.versionstamp.version();
+    for read in [
+        RangeRead::new(f.range("a", "a")),
+        RangeRead::new(f.range("b", "a")),
+        RangeRead::new(f.all()).limit(0),
+    ] {
+        let tx = f.started().await?;
+        tx.set_read_version(version);
+        fails(tx.get_range(&read, Snapshot).await, &StoreError::READ_VERSION_ALREADY_SET);
+        let tx = f.db.begin();
+        tx.set(b"\xffk", b"v");
+        fails(tx.get_range(&read, Snapshot).await, &StoreError::KEY_OUTSIDE_LEGAL_RANGE);
+        let tx = f.db.begin();
+        assert_eq!(tx.get_range(&read, Serializable).await?, Page::default());
+        tx.set(&f.key("out"), b"v");
+        f.put("a", "w").await?;
+        tx.commit().await?;
+    }
     Ok(())
 }

@@ -308,13 +308,13 @@ impl TransactionBackend for EmbeddedTransaction {
     }
 
     fn get_range(&self, read: &RangeRead, isolation: Isolation) -> Answer<'_, Page> {
+        if read.range.is_empty() || read.limit == 0 {
+            // Nothing is read, so it takes no read version.
+            let checked = self.state().check_usable(&self.engine).and_then(|()| check_range(&read.range));
+            return checked.map(|()| Page::default()).map_err(Error::Store).into();
+        }
         self.reading(|state| {
-            if &read.range.begin[..] > KEYS_END || &read.range.end[..] > KEYS_END {
-                return Err(StoreError::KEY_OUTSIDE_LEGAL_RANGE);
-            }
-            if read.range.is_empty() || read.limit == 0 {
-                return Ok(Page::default());
-            }
+            check_range(&read.range)?;
             state.overlay();
             let page = scan::page(&state.snapshot().root, state.overlay.as_ref(), read)?;
             if isolation == Isolation::Serializable {
@@ -461,6 +461,12 @@ fn is_of_the_read(error: &StoreError) -> bool {
 /// Fails if layers may not read `key`.
 fn check_readable(key: &[u8]) -> Result<(), StoreError> {
     if key >= KEYS_END { Err(StoreError::KEY_OUTSIDE_LEGAL_RANGE) } else { Ok(()) }
+}
+
+/// Fails if layers may not read `range`.
+fn check_range(range: &KeyRange) -> Result<(), StoreError> {
+    let is_outside = &range.begin[..] > KEYS_END || &range.end[..] > KEYS_END;
+    if is_outside { Err(StoreError::KEY_OUTSIDE_LEGAL_RANGE) } else { Ok(()) }
 }
 
 /// Whether `mutation` does anything; fails if it breaks a limit.

@@ -127,18 +127,28 @@ impl FdbTransaction {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The answer of an operation that `begin` starts on the open transaction.
-    fn ask<T, F>(&self, begin: impl FnOnce(&Transaction) -> F) -> Answer<'_, T>
+    /// The answer of an operation that `question` starts on the open transaction.
+    fn ask<T, F>(&self, question: impl FnOnce(&Transaction) -> F) -> Answer<'_, T>
     where
         F: Future<Output = Result<T, FdbError>> + Send + 'static,
     {
-        match self.state().open() {
-            Ok(transaction) => {
-                let answer = begin(transaction).map_err(|error| Error::Store(store_error(error)));
-                Answer::Waiting(answer.boxed())
-            }
-            Err(error) => Err(error.into()).into(),
+        let begun = self.state().open().map(question);
+        match begun {
+            Ok(answer) => Answer::Waiting(answer.map_err(|error| Error::Store(store_error(error))).boxed()),
+            Err(error) => self.fail(error),
         }
+    }
+
+    /// Fails with `error`, unless something has gone wrong before, of which only the client may know.
+    fn fail<T>(&self, error: StoreError) -> Answer<'_, T> {
+        let state = self.state();
+        let error = state.open().err().unwrap_or(error);
+        let Slot::Open(transaction) = &state.slot else { return Err(error.into()).into() };
+        let earlier = transaction.get_approximate_size();
+        Answer::Waiting(Box::pin(async {
+            let first = earlier.await.err().map_or(error, store_error);
+            Err(first.into())
+        }))
     }
 }
 
@@ -166,9 +176,11 @@ impl TransactionBackend for FdbTransaction {
 
     fn get_range(&self, read: &RangeRead, isolation: Isolation) -> Answer<'_, Page> {
         if read.range.is_empty() || read.limit == 0 {
-            // To the client a limit of zero is none.
-            let checked = self.state().open().map(|_| Page::default());
-            return checked.map_err(Error::Store).into();
+            // To the client a limit of zero is none. It knows more reasons to fail than are known here, so it is asked all
+            // the same.
+            let place = read.range.begin.clone().max(read.range.end.clone());
+            let nothing = KeyRange { begin: place.clone(), end: place };
+            return self.part(&RangeRead { limit: 1, range: nothing, ..read.clone() }, isolation);
         }
         let (limit, read_len) = (read.limit, read.target_bytes.max(1));
         let mut rest = read.clone();
@@ -222,24 +234,26 @@ impl TransactionBackend for FdbTransaction {
             _ if key.len() > KEY_LEN_MAX => Some(StoreError::KEY_TOO_LARGE),
             _ => None,
         };
-        if let Some(refused) = refused {
-            return Err(refused.into()).into();
-        }
-        let begun = self.state().open().map(|transaction| transaction.watch(key));
-        let watch = begun.map(|changed| {
-            Watch::new(changed.map_err(|error| match error.code() {
+        let begun = match refused {
+            None => self.state().open().map(|transaction| transaction.watch(key)),
+            Some(refused) => Err(refused),
+        };
+        match begun {
+            Ok(changed) => Ok(Watch::new(changed.map_err(|error| match error.code() {
                 // The client's code for a watch whose transaction was never committed.
                 1025 => Error::Store(StoreError::OPERATION_CANCELLED),
                 _ => Error::Store(store_error(error)),
-            }))
-        });
-        watch.map_err(Error::Store).into()
+            })))
+            .into(),
+            Err(error) => self.fail(error),
+        }
     }
 
     fn commit(&self) -> Answer<'_, Option<Versionstamp>> {
         let mut state = self.state();
         if let Err(error) = state.open() {
-            return Err(error.into()).into();
+            drop(state);
+            return self.fail(error);
         }
         let Slot::Open(transaction) = std::mem::replace(&mut state.slot, Slot::Committing) else {
             unreachable!("an open transaction was just seen")
