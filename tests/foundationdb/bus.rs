@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use futures_util::future::join_all;
 use notibus::{
-    Db, DbInstance, DdocId, EventKind, NotifierOptions, ProducerOptions, Sequence,
+    Db, DbInstance, DdocId, DispatcherOptions, EventKind, NotifierOptions, ProducerOptions, Sequence,
     store::{
         Database, Isolation, KeyRange, RangeRead,
         testing::{CommitFault, Faults, Gate},
@@ -22,7 +22,7 @@ pub(crate) async fn totals_equal_what_concurrent_producers_recorded() {
     let store = fixture::open(fixture::shared()).await;
     let bus = fixture::bus(&store, &fixture::prefix("totals")).await;
     let notifier = bus.notifier(eager()).await.unwrap();
-    let dispatcher = bus.dispatcher(Default::default()).await.unwrap();
+    let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
     let observer = Observer::start(&dispatcher);
     let producers = (0..8_u64).map(|number| {
         let (store, producer) = (store.clone(), bus.producer());
@@ -207,7 +207,7 @@ pub(crate) async fn watches_wake_the_roles_of_other_clients() {
     }
     let [(recorder, store), (folder, _), (teller, _)] = &clients[..] else { unreachable!("there are three") };
     let notifier = folder.notifier(unpolled()).await.unwrap();
-    let options = notibus::DispatcherOptions { poll_interval: crate::common::NEVER, ..Default::default() };
+    let options = DispatcherOptions { poll_interval: crate::common::NEVER, ..Default::default() };
     let dispatcher = teller.dispatcher(options).await.unwrap();
     let observer = Observer::start(&dispatcher);
     let mut expected = BTreeMap::new();

@@ -12,7 +12,7 @@ use std::{
 };
 
 use notibus::{
-    Error, Filter, Sequence, Since,
+    DispatcherOptions, Error, Filter, Sequence, Since,
     store::{Database, FoundationDbOptions},
 };
 use tokio::sync::{mpsc, oneshot};
@@ -140,7 +140,7 @@ async fn notifier(file: &str, end: oneshot::Receiver<()>) {
 /// Tells each delivery: the name of the database, and how many updates it had.
 async fn dispatcher(file: &str, end: oneshot::Receiver<()>) {
     let bus = bus(file).await;
-    let dispatcher = bus.dispatcher(Default::default()).await.expect("the dispatcher starts");
+    let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.expect("the dispatcher starts");
     let mut stream = dispatcher.subscribe(Filter::all()).since(Since::After(Sequence::ZERO)).stream();
     tell("ready");
     let tell_all = async {

@@ -26,6 +26,7 @@ mod trace;
 mod bus;
 mod child;
 mod differential;
+mod dropped;
 mod fixture;
 mod load;
 mod opening;
@@ -65,6 +66,13 @@ fn main() -> ExitCode {
             notifiers_share_the_partitions
             a_zombie_is_fenced_off
             watches_wake_the_roles_of_other_clients
+        }
+        dropped {
+            dropped_reads_disturb_nothing
+            a_dropped_commit_happens_or_not
+            pending_reads_end_with_their_transaction
+            a_transaction_bears_any_disorder
+            a_dropped_run_disturbs_nothing
         }
         opening {
             a_bad_cluster_file_is_refused

@@ -2,7 +2,7 @@
 
 use std::{thread, time::Duration};
 
-use notibus::{Bus, Dispatcher, Notifier, store::Database};
+use notibus::{Bus, Dispatcher, DispatcherOptions, Notifier, store::Database};
 use tokio::task::block_in_place;
 
 use crate::{
@@ -37,7 +37,7 @@ impl Stage {
         let store = fixture::open(cluster.file()).await;
         let bus = fixture::bus(&store, b"notibus").await;
         let notifier = bus.notifier(eager()).await.unwrap();
-        let dispatcher = bus.dispatcher(Default::default()).await.unwrap();
+        let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
         let observer = Observer::start(&dispatcher);
         let load = Load::start(&store, &bus, MARKERS);
         load.advance(200).await;
