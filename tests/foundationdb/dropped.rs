@@ -3,7 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use futures_util::{future::join_all, poll};
+use futures_util::{FutureExt, future::join_all};
 use notibus::{
     StoreError,
     store::{AtomicOp, Database, Isolation, KeyRange, RangeRead, Transaction},
@@ -12,9 +12,8 @@ use notibus::{
 use crate::{common::within, fixture};
 
 /// Polls `future` once and drops it.
-async fn give_up<T>(future: impl Future<Output = T>) {
-    let mut future = std::pin::pin!(future);
-    drop(poll!(&mut future));
+fn give_up<T>(future: impl Future<Output = T>) {
+    drop(future.now_or_never());
 }
 
 /// A store with a few hundred rows below a prefix of its own, and the range of those.
@@ -35,12 +34,12 @@ async fn filled(name: &str) -> (Database, Vec<u8>, RangeRead) {
 }
 
 /// Begins one operation of each kind and gives it up.
-async fn begin_everything(tx: &Transaction, prefix: &[u8], read: &RangeRead) {
-    give_up(tx.read_version()).await;
-    give_up(tx.get(prefix, Isolation::Serializable)).await;
-    give_up(tx.get_range(read, Isolation::Serializable)).await;
-    give_up(tx.watch(prefix)).await;
-    give_up(tx.approximate_size()).await;
+fn begin_everything(tx: &Transaction, prefix: &[u8], read: &RangeRead) {
+    give_up(tx.read_version());
+    give_up(tx.get(prefix, Isolation::Serializable));
+    give_up(tx.get_range(read, Isolation::Serializable));
+    give_up(tx.watch(prefix));
+    give_up(tx.approximate_size());
 }
 
 /// Reads, watches and sizes that nobody waits for.
@@ -48,7 +47,7 @@ pub(crate) async fn dropped_reads_disturb_nothing() {
     let (store, prefix, read) = filled("dropped").await;
     for n in 0..50 {
         let tx = store.begin();
-        begin_everything(&tx, &prefix, &read).await;
+        begin_everything(&tx, &prefix, &read);
         match n % 4 {
             0 => assert_eq!(tx.get_range(&read, Isolation::Snapshot).await.unwrap().rows.len(), 500),
             1 => tx.reset(),
@@ -66,7 +65,7 @@ pub(crate) async fn a_dropped_commit_happens_or_not() {
     let tx = store.begin();
     for n in 0..100 {
         tx.atomic(AtomicOp::Add, &key, &1_u64.to_le_bytes());
-        give_up(tx.commit()).await;
+        give_up(tx.commit());
         let late = tx.get(&key, Isolation::Snapshot).await;
         assert_eq!(late.unwrap_err().code(), Some(StoreError::USED_DURING_COMMIT.code()));
         if n % 2 == 0 {
@@ -129,7 +128,7 @@ pub(crate) async fn a_transaction_bears_any_disorder() {
                         0 => tx.reset(),
                         1 => tx.cancel(),
                         2 | 3 => drop(tx.commit().await),
-                        4 => give_up(tx.commit()).await,
+                        4 => give_up(tx.commit()),
                         5 => drop(tx.watch(&prefix).await),
                         6 => drop(tx.conflicting_ranges().await),
                         7 => tx.clear_range(&KeyRange::new(&b"b"[..], &b"a"[..])),

@@ -113,6 +113,14 @@ impl<I: Interceptor> WrappedTransaction<I> {
         Arc::clone(&self.state().inner)
     }
 
+    /// From now on it is another attempt.
+    fn begin_attempt(&self) -> MutexGuard<'_, State> {
+        let mut state = self.state();
+        state.attempt = Attempt::default();
+        state.number = self.attempts.fetch_add(1, Ordering::Relaxed);
+        state
+    }
+
     /// Takes note of `operation`; returns the wrapped transaction to do it on.
     fn note(&self, operation: Operation) -> Inner {
         let mut state = self.state();
@@ -228,14 +236,15 @@ impl<I: Interceptor> TransactionBackend for WrappedTransaction<I> {
     }
 
     fn reset(&self) {
-        let mut state = self.state();
-        state.attempt = Attempt::default();
-        state.number = self.attempts.fetch_add(1, Ordering::Relaxed);
-        state.inner.reset();
+        self.begin_attempt().inner.reset();
     }
 
     fn recover(&self, error: Error, backoff: BoxFuture<'static, ()>) -> BoxFuture<'_, Result<()>> {
         let inner = self.inner();
-        Box::pin(async move { inner.recover(error, backoff).await })
+        Box::pin(async move {
+            inner.recover(error, backoff).await?;
+            drop(self.begin_attempt());
+            Ok(())
+        })
     }
 }
