@@ -19,6 +19,10 @@ pub enum Store {
 
 impl Store {
     /// Opens the store.
+    #[cfg_attr(
+        not(feature = "foundationdb"),
+        expect(clippy::unused_async, reason = "only a cluster is waited for")
+    )]
     pub async fn open(&self) -> Result<Database> {
         match self {
             Self::Memory => Ok(Database::memory()),
