@@ -3,21 +3,23 @@
 use std::sync::Arc;
 
 use crate::{
+    changes::Changes,
     context::{Background, Context},
     dispatcher::{Dispatcher, DispatcherOptions, Fanout},
     encoding::Incarnation,
     error::{Error, Result},
-    feed::Topology,
-    keys::{Config, FeedId, Keys, Partition},
+    feed::{NewTopology, RawFeed},
+    keys::{Config, Keys, Partition},
     notification_feed::NotificationFeed,
     notifier::{Notifier, NotifierOptions},
     producer::{Producer, ProducerOptions, ringer},
+    routing::Schemes,
     stats::StatsSnapshot,
     store::{Database, Isolation, RangeRead, Transaction},
 };
 
 /// What a bus is created with. An existing bus must be opened with the same prefix and number of partitions.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct BusOptions {
     /// What all keys of the bus start with; at most 256 bytes, not starting with `0xff`. Default: `notibus`.
     pub prefix: Vec<u8>,
@@ -27,11 +29,13 @@ pub struct BusOptions {
     /// Over how many shards the feed is spread when the bus is created, 1 to 10,000. An existing feed keeps its own.
     /// Default: 4.
     pub shards: u32,
+    /// How ids can be routed to shards. Every process that uses the bus needs the same ones. Default: those of this crate.
+    pub schemes: Schemes,
 }
 
 impl Default for BusOptions {
     fn default() -> Self {
-        Self { prefix: b"notibus".to_vec(), partitions: 64, shards: 4 }
+        Self { prefix: b"notibus".to_vec(), partitions: 64, shards: 4, schemes: Schemes::default() }
     }
 }
 
@@ -51,14 +55,16 @@ impl Bus {
     /// Fails with [`Error::Invalid`] if an option is out of its limits, and with [`Error::ConfigMismatch`] if the bus was
     /// created with another number of partitions.
     pub async fn open(db: &Database, options: BusOptions) -> Result<Self> {
-        let BusOptions { prefix, partitions, shards } = options;
+        let BusOptions { prefix, partitions, shards, schemes } = options;
         if !(1..=PARTITIONS_MAX).contains(&partitions) {
             return Err(Error::invalid("partitions", format!("{partitions} is not 1 to {PARTITIONS_MAX}")));
         }
-        Topology::check_count(shards)?;
+        let topology = NewTopology::new(shards, None, db.env())?;
         let keys = Keys::new(&prefix)?;
-        let config = db.run(async |tx| open_config(&tx, &keys, partitions, shards).await).await?;
-        Ok(Self::start(db, keys, config))
+        let new = Config { partitions, incarnation: Incarnation(0) };
+        let context = &Context::new(db.clone(), keys.clone(), new, schemes.clone());
+        let config = db.run(async |tx| open_config(&tx, context, &topology).await).await?;
+        Ok(Self::start(db, keys, config, schemes))
     }
 
     /// Opens the bus that is in `db` under `prefix`, with what it was created with. Must be called within a tokio runtime.
@@ -68,14 +74,16 @@ impl Bus {
         let keys = Keys::new(prefix)?;
         let stored = db.run(async |tx| tx.get(&keys.config(), Isolation::Serializable).await).await?;
         match stored {
-            Some(stored) => Ok(Self::start(db, keys.clone(), Config::from_bytes(&stored)?)),
+            Some(stored) => {
+                Ok(Self::start(db, keys.clone(), Config::from_bytes(&stored)?, Schemes::default()))
+            }
             None => Err(Error::invalid("prefix", "there is no bus under it")),
         }
     }
 
     /// The bus with this configuration.
-    fn start(db: &Database, keys: Keys, config: Config) -> Self {
-        let context = Context::new(db.clone(), keys, config);
+    fn start(db: &Database, keys: Keys, config: Config, schemes: Schemes) -> Self {
+        let context = Context::new(db.clone(), keys, config, schemes);
         let ringer = tokio::spawn(ringer(Arc::clone(&context.signals), Arc::downgrade(&context)));
         context.ringer.set(Background(ringer)).expect("the context is new");
         Self { context }
@@ -107,9 +115,19 @@ impl Bus {
         Fanout::new(Arc::clone(&self.context), &options, start)
     }
 
+    /// The changes feeds of the databases' documents, with producers of the default options.
+    pub fn changes(&self) -> Changes {
+        self.changes_with(self.producer())
+    }
+
+    /// The changes feeds of the databases' documents; `producer` records the events of the databases.
+    pub fn changes_with(&self, producer: Producer) -> Changes {
+        Changes::new(Arc::clone(&self.context), producer)
+    }
+
     /// The feed of notifications, to be read directly.
     pub fn feed(&self) -> NotificationFeed {
-        NotificationFeed::new(Arc::clone(&self.context))
+        NotificationFeed::new(Arc::clone(&self.context), self.context.feed.clone())
     }
 
     /// Whether no recorded event waits to be folded. Reads at most one key.
@@ -125,23 +143,21 @@ impl Bus {
     }
 }
 
-/// Reads the configuration, or creates the bus.
-async fn open_config(tx: &Transaction, keys: &Keys, partitions: u32, shards: u32) -> Result<Config> {
-    let key = keys.config();
+/// Reads the configuration, or creates the bus with that of `new` and this topology.
+async fn open_config(tx: &Transaction, new: &Context, topology: &NewTopology) -> Result<Config> {
+    let key = new.keys.config();
     if let Some(stored) = tx.get(&key, Isolation::Serializable).await? {
         let stored = Config::from_bytes(&stored)?;
-        if stored.partitions != partitions {
+        if stored.partitions != new.config.partitions {
             return Err(Error::ConfigMismatch {
                 what: "partitions",
                 stored: stored.partitions.into(),
-                requested: partitions.into(),
+                requested: new.config.partitions.into(),
             });
         }
-        Ok(stored)
-    } else {
-        let config = Config { partitions, incarnation: Incarnation(0) };
-        Topology::create(tx, keys, &FeedId::notifications(), shards);
-        tx.set(&key, &config.to_bytes());
-        Ok(config)
+        return Ok(stored);
     }
+    RawFeed::notifications(new).create(tx, topology).await?;
+    tx.set(&key, &new.config.to_bytes());
+    Ok(new.config)
 }

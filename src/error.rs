@@ -5,7 +5,9 @@
 //!
 //! Errors of the store carry FoundationDB's numeric codes on every backend, because layers already decide by them.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, sync::Arc};
+
+use crate::sequence::Sequence;
 
 /// The result of everything in this crate that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -64,6 +66,51 @@ pub enum Error {
         what: &'static str,
         /// What does not fit.
         reason: String,
+    },
+
+    /// The position is below the feed's horizon: rows that the reader has not seen may have been dropped for good. List all
+    /// databases again (read from [`Sequence::ZERO`]), and go on from there.
+    #[error("the position is expired: rows up to {horizon} may have been dropped; read again from zero")]
+    Expired {
+        /// The oldest position from which a reader misses nothing.
+        horizon: Sequence,
+    },
+
+    /// The feed does not have this shard. Ask the feed for the shards that were live at your position.
+    #[error("the feed has no shard {shard}{}", if *.is_trimmed { " any more: it was closed, and dropped once it was empty" } else { "" })]
+    NoShard {
+        /// The id that was asked for.
+        shard: u64,
+        /// Whether there was such a shard once. Whoever had not read it to its end has missed nothing: it was empty.
+        is_trimmed: bool,
+    },
+
+    /// There is no such feed: the database has no changes feed, or was deleted. Create it, or list the databases again.
+    #[error("there is no feed of {feed}")]
+    NoFeed {
+        /// Of what.
+        feed: String,
+    },
+
+    /// A stored topology names a hashing scheme that this process does not know. Register it when opening the bus, or
+    /// upgrade the program.
+    #[error("hashing scheme {scheme} is unknown; register it when opening the bus, or upgrade this program")]
+    UnknownScheme {
+        /// The stored number.
+        scheme: u16,
+    },
+
+    /// A task of a job has failed as often as it may, or panicked. The job has done nothing that counts: mend the cause, and
+    /// run it again from where it started.
+    #[error("a task{} failed after {attempts} attempts: {source}", shard.map_or(String::new(), |shard| format!(" on shard {shard}")))]
+    Task {
+        /// The shard; unknown if the task panicked.
+        shard: Option<u64>,
+        /// How often it was tried.
+        attempts: u32,
+        /// Why the last attempt failed.
+        #[source]
+        source: Arc<dyn std::error::Error + Send + Sync>,
     },
 
     /// Another owner took the lease: stop working on the resource. Nothing of this transaction was committed.

@@ -27,7 +27,7 @@ impl Fanout {
     pub(crate) fn new(context: Arc<Context>, options: &DispatcherOptions, start: Sequence) -> Result<Self> {
         options.check()?;
         Ok(Self(Arc::new(Shared {
-            feed: NotificationFeed::new(Arc::clone(&context)),
+            feed: NotificationFeed::new(Arc::clone(&context), context.feed.clone()),
             context,
             ring: Ring::new(start, options.ring_rows_max),
             registry: Registry::default(),

@@ -39,7 +39,8 @@ use crate::{
     context::Context,
     encoding::Sequence,
     error::{Error, Result},
-    notification_feed::{NotificationFeed, PAGE_ROWS_MAX},
+    feed::PAGE_ROWS_MAX,
+    notification_feed::NotificationFeed,
 };
 
 /// How a dispatcher works.
@@ -117,7 +118,7 @@ pub struct Dispatcher {
 impl Dispatcher {
     /// Starts the tail at the end of the feed.
     pub(crate) async fn start(context: Arc<Context>, options: DispatcherOptions) -> Result<Self> {
-        let feed = NotificationFeed::new(Arc::clone(&context));
+        let feed = NotificationFeed::new(Arc::clone(&context), context.feed.clone());
         let start = feed.now().await?;
         let fanout = Fanout::new(context, &options, start)?;
         let tail =

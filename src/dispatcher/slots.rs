@@ -60,7 +60,7 @@ impl Mailbox {
         let State { slots, ready, waker, .. } = &mut *state;
         let place = &mut slots[slot];
         let newest = place.row.as_ref().map_or(place.told, |row| row.sequence);
-        if row.sequence <= newest || !self.filter.wants(row.changes_since(place.told).kinds()) {
+        if row.sequence <= newest || !self.filter.wants(row.news_since(place.told).kinds()) {
             return None;
         }
         if place.row.replace(Arc::clone(row)).is_none() {

@@ -21,7 +21,7 @@ use crate::{
     encoding::Sequence,
     error::{Error, Result},
     event::DbName,
-    notification::{Changes, Notification},
+    notification::{News, Notification},
 };
 
 /// Where a subscription starts.
@@ -60,8 +60,8 @@ impl Delivery {
     ///
     /// Nothing is left out. While the subscriber catches up over several pages of the feed, a database that moves meanwhile
     /// can be delivered again with kinds that were told before.
-    pub fn changes(&self) -> Changes {
-        self.row.changes_since(self.since)
+    pub fn news(&self) -> News {
+        self.row.news_since(self.since)
     }
 
     /// Up to where the subscriber knew everything of every database that it wants. Whoever starts again from here misses

@@ -74,7 +74,7 @@ impl Walker {
                 Some(began) if row.sequence > began => self.known.max(after_zero()),
                 _ => self.known,
             };
-            if self.filter.matches(row) && self.filter.wants(row.changes_since(since).kinds()) {
+            if self.filter.matches(row) && self.filter.wants(row.news_since(since).kinds()) {
                 return Some(Delivery::new(Arc::clone(row), since));
             }
         }

@@ -14,13 +14,13 @@
 //! | 4 | feed entry | feed, shard, incarnation, versionstamp | the row | until its id has a newer one |
 //! | 5 | newest | feed, id | sequence | as long as the id has a row |
 //! | 6 | head | feed, shard | versionstamp of the last append | as long as the shard |
-//! | 7 | topology | feed, incarnation, versionstamp | scheme, closed, shard ids | as long as a shard of it has rows |
+//! | 7 | topology | feed, incarnation, versionstamp | closed, token, scheme and shard ids | as long as a shard of it has rows |
+//! | 8 | horizon | feed | sequence | as long as the feed, once rows were dropped |
 //! | 9 | ddoc | name, instance, ddoc id | sequence | as long as the database |
 //! | 11 | lease | resource | owner, epoch | as long as the bus |
 //!
 //! Three families share number 1, so that a notifier reads all that waits for it in one range; the number after the
-//! instance tells them apart. Numbers 8 (horizon), 10 (node) and 12 (checkpoint) are kept free for the families of those
-//! names.
+//! instance tells them apart. Number 10 (node) is kept free for the family of that name.
 //!
 //! A sequence in a key is an incarnation and a tuple versionstamp, because the store fills the stamp in at commit and it
 //! must stand in fixed bytes.
@@ -39,10 +39,10 @@ use foundationdb_tuple::{TuplePack, TupleUnpack};
 pub(crate) use config::Config;
 pub(crate) use counters::{DrainKey, DrainRow, stamp_operand};
 pub use feed::ShardId;
-pub(crate) use feed::{FeedId, sequence_operand};
+pub(crate) use feed::{FeedId, RowSpace, sequence_operand};
 pub(crate) use lease::Lease;
 pub(crate) use partition::{FoldMark, Partition};
-pub(crate) use topology::TopologyEntry;
+pub(crate) use topology::{Layout, TopologyRow};
 
 use crate::{
     encoding::{Incarnation, Sequence, Versionstamp},
@@ -60,6 +60,7 @@ mod family {
     pub const NEWEST: u16 = 5;
     pub const HEAD: u16 = 6;
     pub const TOPOLOGY: u16 = 7;
+    pub const HORIZON: u16 = 8;
     pub const DDOC: u16 = 9;
     pub const LEASE: u16 = 11;
 }

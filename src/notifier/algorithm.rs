@@ -176,7 +176,7 @@ mod tests {
     }
 
     fn kinds(row: &Notification, cursor: Sequence) -> Vec<(DbInstance, EventKind)> {
-        row.changes_since(cursor).iter().collect()
+        row.news_since(cursor).iter().collect()
     }
 
     #[test]
