@@ -1,6 +1,9 @@
 //! [`Bus`]: opens the bus in a store and starts its roles.
 
-use std::sync::Arc;
+use std::{
+    io::{Read, Write},
+    sync::Arc,
+};
 
 use crate::{
     changes::Changes,
@@ -13,6 +16,7 @@ use crate::{
     notification_feed::NotificationFeed,
     notifier::{Notifier, NotifierOptions},
     producer::{Producer, ProducerOptions, ringer},
+    relocation,
     routing::Schemes,
     stats::StatsSnapshot,
     store::{Database, Isolation, RangeRead, Transaction},
@@ -79,6 +83,36 @@ impl Bus {
             }
             None => Err(Error::invalid("prefix", "there is no bus under it")),
         }
+    }
+
+    /// Writes everything that the bus keeps to `out`, for [`Bus::import`] into another store; returns how many rows. It blocks
+    /// the thread as long as `out` does.
+    ///
+    /// Nothing may write to the bus meanwhile, nor to it after: stop producers and roles first. If something has, it fails with
+    /// [`Error::Invalid`], as far as it can tell; and with [`Error::Io`] if `out` does.
+    pub async fn export(&self, out: &mut impl Write) -> Result<u64> {
+        relocation::export(&self.context, out).await
+    }
+
+    /// Brings what [`Bus::export`] has written into `db`, under `prefix`, with the incarnation raised by one: positions of
+    /// readers stay valid, and sort before all that is written from now on. Open the bus with the same hashing schemes.
+    ///
+    /// Fails with [`Error::Invalid`] if there is something under the prefix, or the export is damaged, and with [`Error::Io`] if
+    /// `input` fails or ends too early. What was imported by then is no bus yet, and forgotten by the next import.
+    pub async fn import(db: &Database, prefix: &[u8], input: &mut impl Read) -> Result<()> {
+        relocation::import(db, &Keys::new(prefix)?, input).await.map(|_| ())
+    }
+
+    /// Raises the incarnation of the bus in `db` under `prefix` from `from` by one, after the store as a whole was moved to
+    /// another cluster, as by a backup and its restoration. No process may have the bus open. Returns the new one; trying again
+    /// after a failure does not raise it twice.
+    pub async fn raise_incarnation(db: &Database, prefix: &[u8], from: Incarnation) -> Result<Incarnation> {
+        relocation::raise(db, &Keys::new(prefix)?, from).await
+    }
+
+    /// How often the bus has moved to another cluster.
+    pub fn incarnation(&self) -> Incarnation {
+        self.context.config.incarnation
     }
 
     /// The bus with this configuration.

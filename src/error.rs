@@ -113,6 +113,16 @@ pub enum Error {
         source: Arc<dyn std::error::Error + Send + Sync>,
     },
 
+    /// A file or stream could not be read or written. The store is as it was, or, of an import, is to be imported to again.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was read or written.
+        what: &'static str,
+        /// Why it failed.
+        #[source]
+        source: Arc<std::io::Error>,
+    },
+
     /// Another owner took the lease: stop working on the resource. Nothing of this transaction was committed.
     #[error("the lease of {resource} is lost: epoch {held} was held, {found} is in the store")]
     LeaseLost {

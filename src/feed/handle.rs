@@ -20,8 +20,8 @@ use crate::{
 /// The most rows of a page.
 pub const PAGE_ROWS_MAX: usize = 10_000;
 
-/// How many shards are counted at once.
-const COUNTS_AT_ONCE: usize = 16;
+/// How many shards are read at once where their number has no other limit.
+pub(crate) const SHARDS_READ_AT_ONCE: usize = 64;
 
 /// What the rows of a feed are.
 pub trait FeedRow: Sized + Send + Sync + 'static {
@@ -222,7 +222,7 @@ impl<R: FeedRow> Feed<R> {
             }
             Ok(total)
         };
-        let counts = stream::iter(shards).map(count).buffer_unordered(COUNTS_AT_ONCE);
+        let counts = stream::iter(shards).map(count).buffer_unordered(SHARDS_READ_AT_ONCE);
         counts.try_fold(0, async |total, count| Ok(total + count)).await
     }
 

@@ -18,6 +18,9 @@
 //! | 8 | horizon | feed | sequence | as long as the feed, once rows were dropped |
 //! | 9 | ddoc | name, instance, ddoc id | sequence | as long as the database |
 //! | 11 | lease | resource | owner, epoch | as long as the bus |
+//! | 12 | group | feed, 0, group | | as long as the group |
+//! | 12 | checkpoint | feed, 1, group, shard | sequence | as long as the group has to read the shard |
+//! | 13 | age mark | milliseconds that janitors have worked | sequence | until the retention has passed twice |
 //!
 //! Three families share number 1, so that a notifier reads all that waits for it in one range; the number after the
 //! instance tells them apart. Number 10 (node) is kept free for the family of that name.
@@ -25,6 +28,8 @@
 //! A sequence in a key is an incarnation and a tuple versionstamp, because the store fills the stamp in at commit and it
 //! must stand in fixed bytes.
 
+mod age;
+mod checkpoint;
 mod config;
 mod counters;
 mod ddoc;
@@ -36,6 +41,8 @@ mod topology;
 use bytes::Bytes;
 use foundationdb_tuple::{TuplePack, TupleUnpack};
 
+pub(crate) use age::AgeMark;
+pub(crate) use checkpoint::checkpoint_position;
 pub(crate) use config::Config;
 pub(crate) use counters::{DrainKey, DrainRow, stamp_operand};
 pub use feed::ShardId;
@@ -63,6 +70,8 @@ mod family {
     pub const HORIZON: u16 = 8;
     pub const DDOC: u16 = 9;
     pub const LEASE: u16 = 11;
+    pub const CHECKPOINT: u16 = 12;
+    pub const AGE: u16 = 13;
 }
 
 /// The longest prefix of a bus, in bytes: with it the longest key stays below the store's limit.
@@ -88,6 +97,34 @@ impl Keys {
             return Err(Error::invalid("prefix", "it starts with 0xff, which the store keeps for itself"));
         }
         Ok(Self { prefix: Bytes::copy_from_slice(prefix) })
+    }
+
+    /// What all keys start with.
+    pub fn prefix(&self) -> &[u8] {
+        &self.prefix
+    }
+
+    /// All keys of the bus.
+    pub fn all(&self) -> KeyRange {
+        // The tags of the tuple integers 0, and 1 to 255.
+        KeyRange::new([&self.prefix[..], &[0x14]].concat(), [&self.prefix[..], &[0x16]].concat())
+    }
+
+    /// The keys that go along when the bus moves to another store: those that do not belong to running processes. The
+    /// configuration is not among them.
+    pub fn relocated(&self) -> impl Iterator<Item = KeyRange> {
+        let families = [
+            family::COUNTERS,
+            family::ENTRY,
+            family::NEWEST,
+            family::HEAD,
+            family::TOPOLOGY,
+            family::HORIZON,
+            family::DDOC,
+            family::CHECKPOINT,
+            family::AGE,
+        ];
+        families.into_iter().map(|number| self.range(&(number,)))
     }
 
     /// The key of the tuple `elements`.
