@@ -46,7 +46,7 @@ mod signals;
 mod stats;
 pub mod store;
 
-pub use bus::{Bus, BusOptions};
+pub use bus::{Announced, Bus, BusOptions, Node};
 pub use dispatcher::{
     CallbackHandle, Delivery, Dispatcher, DispatcherOptions, Fanout, Filter, Interruption, Since, Subscribe,
     Subscription,
@@ -55,7 +55,8 @@ pub use encoding::{Counters, Incarnation, Sequence, Versionstamp};
 pub use env::{Env, Environment};
 pub use error::{Error, Result, StoreError};
 pub use event::{Db, DbInstance, DbName, DdocId, EventKind, Kinds, NAME_LEN_MAX};
-pub use keys::ShardId;
+pub use keys::{NodeId, Role, ShardId};
+pub use lease::{BalanceOptions, NodeOptions, NodeStatus};
 pub use notification::{Changes, Notification, Replaced};
 pub use notification_feed::{NotificationFeed, NotificationPage, NotificationTail};
 pub use notifier::{Notifier, NotifierOptions};

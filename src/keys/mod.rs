@@ -16,11 +16,13 @@
 //! | 6 | head | feed, shard | versionstamp of the last append | as long as the shard |
 //! | 7 | topology | feed, incarnation, versionstamp | scheme, closed, shard ids | as long as a shard of it has rows |
 //! | 9 | ddoc | name, instance, ddoc id | sequence | as long as the database |
-//! | 11 | lease | resource | owner, epoch | as long as the bus |
+//! | 10 | node | cell, node id | beat, token, start, roles | as long as the node lives |
+//! | 11 | lease | cell, pool, resource, 0 | epoch, owner | as long as the resource |
+//! | 11 | request | cell, pool, resource, 1 | node, epoch | from the asking to the handover |
 //!
 //! Three families share number 1, so that a notifier reads all that waits for it in one range; the number after the
-//! instance tells them apart. Numbers 8 (horizon), 10 (node) and 12 (checkpoint) are kept free for the families of those
-//! names.
+//! instance tells them apart. Two share number 11, so that a node reads who owns and who asks in one range. Numbers 8
+//! (horizon) and 12 (checkpoint) are kept free for the families of those names.
 //!
 //! A sequence in a key is an incarnation and a tuple versionstamp, because the store fills the stamp in at commit and it
 //! must stand in fixed bytes.
@@ -30,6 +32,7 @@ mod counters;
 mod ddoc;
 mod feed;
 mod lease;
+mod node;
 mod partition;
 mod topology;
 
@@ -40,7 +43,9 @@ pub(crate) use config::Config;
 pub(crate) use counters::{DrainKey, DrainRow, stamp_operand};
 pub use feed::ShardId;
 pub(crate) use feed::{FeedId, sequence_operand};
-pub(crate) use lease::Lease;
+pub(crate) use lease::{Lease, LeaseRow, Owner, Request};
+pub(crate) use node::NodeRow;
+pub use node::{NodeId, Role};
 pub(crate) use partition::{FoldMark, Partition};
 pub(crate) use topology::TopologyEntry;
 
@@ -61,8 +66,13 @@ mod family {
     pub const HEAD: u16 = 6;
     pub const TOPOLOGY: u16 = 7;
     pub const DDOC: u16 = 9;
+    pub const NODE: u16 = 10;
     pub const LEASE: u16 = 11;
 }
+
+/// The cell of all nodes and leases: those who divide the work of a bus among them. The name has its place in the keys so
+/// that nodes of several sites could each have a cell of their own.
+const CELL: &str = "main";
 
 /// The longest prefix of a bus, in bytes: with it the longest key stays below the store's limit.
 pub(crate) const PREFIX_LEN_MAX: usize = 256;
