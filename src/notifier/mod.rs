@@ -110,8 +110,8 @@ impl Work for Folding {
     }
 
     fn run(self: Arc<Self>, lease: Held, stop: Stop) -> BoxFuture<'static, Result<()>> {
-        let task = partition::Task::new(Arc::clone(&self.context), lease, self.options.clone());
-        task.run(self.partitions.clone(), stop).boxed()
+        let context = Arc::clone(&self.context);
+        partition::Task::new(context, lease, self.options.clone(), &self.partitions).run(stop).boxed()
     }
 }
 

@@ -35,6 +35,8 @@ pub(super) struct Task {
     doorbell: Option<Watch>,
     /// When the last pass began.
     passed: Option<Duration>,
+    /// Tells others of the task as long as it is there.
+    _present: Present,
 }
 
 /// Tells producers of this process, and the poll of the notifier, that a task works on the partition.
@@ -66,10 +68,17 @@ impl Drop for Present {
 
 impl Task {
     /// A task that holds `lease`.
-    pub fn new(context: Arc<Context>, lease: Held, options: NotifierOptions) -> Self {
+    pub fn new(
+        context: Arc<Context>,
+        lease: Held,
+        options: NotifierOptions,
+        partitions: &HeldPartitions,
+    ) -> Self {
+        let partition = Partition(lease.resource as u32);
         Self {
+            _present: Present::enter(&context, partitions, partition, lease.epoch),
             context,
-            partition: Partition(lease.resource as u32),
+            partition,
             lease,
             options,
             folds: 0,
@@ -80,8 +89,7 @@ impl Task {
     }
 
     /// Folds until it is told to stop; fails when it has lost the lease.
-    pub async fn run(mut self, partitions: HeldPartitions, mut stop: Stop) -> Result<()> {
-        let _present = Present::enter(&self.context, &partitions, self.partition, self.lease.epoch);
+    pub async fn run(mut self, mut stop: Stop) -> Result<()> {
         loop {
             match self.pass(&stop).await {
                 Ok(()) => {}
