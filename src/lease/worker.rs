@@ -543,3 +543,6 @@ async fn fallen_out(mut standing: watch::Receiver<Standing>, joined: Standing) {
     // A heartbeat that has ended beats no more.
     let _ = standing.wait_for(|standing| *standing != joined).await;
 }
+
+#[cfg(test)]
+mod tests;
