@@ -1,10 +1,13 @@
 //! [`Bus`]: opens the bus in a store and starts its roles.
 
+mod node;
+
 use std::{
     io::{Read, Write},
     sync::Arc,
 };
 
+pub use self::node::{Announced, Node};
 use crate::{
     changes::Changes,
     context::{Background, Context},
@@ -13,6 +16,7 @@ use crate::{
     error::{Error, Result},
     feed::{NewTopology, RawFeed},
     keys::{Config, Keys, Partition},
+    lease::{Member, NodeOptions, NodeStatus, statuses},
     notification_feed::NotificationFeed,
     notifier::{Notifier, NotifierOptions},
     producer::{Producer, ProducerOptions, ringer},
@@ -133,9 +137,33 @@ impl Bus {
         Producer::new(Arc::clone(&self.context), options)
     }
 
-    /// Starts a notifier in this process. It takes its partitions from whoever has them.
+    /// Joins the nodes of the bus. Each call makes another node; a process needs one, from which its roles are started.
+    ///
+    /// Fails with [`Error::Invalid`] if an option is out of its limits, or another process lives under the same id. If a
+    /// process has died under it, this waits until that is certain.
+    pub async fn node(&self, options: NodeOptions) -> Result<Node> {
+        Ok(Node::new(Arc::clone(&self.context), self.join(options).await?))
+    }
+
+    /// Starts a notifier as a node of its own, with the default [`NodeOptions`]. It takes its part of the partitions.
+    ///
+    /// A process with several roles starts them from one node: see [`Bus::node`].
     pub async fn notifier(&self, options: NotifierOptions) -> Result<Notifier> {
-        Notifier::start(Arc::clone(&self.context), options).await
+        options.check()?;
+        let member = self.join(NodeOptions::default()).await?;
+        Notifier::start_alone(&self.context, member, options).await
+    }
+
+    /// Joins the nodes of the bus.
+    async fn join(&self, options: NodeOptions) -> Result<Arc<Member>> {
+        let Context { db, keys, stats, .. } = &*self.context;
+        Member::join(db, keys, stats, options).await
+    }
+
+    /// The nodes that have joined and not left, in the order of their ids. Some may have died since: only one whose beat
+    /// changes lives. Changes nothing.
+    pub async fn nodes(&self) -> Result<Vec<NodeStatus>> {
+        statuses(&self.context.db, &self.context.keys).await
     }
 
     /// Starts a dispatcher in this process.

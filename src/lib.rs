@@ -52,7 +52,7 @@ mod signals;
 mod stats;
 pub mod store;
 
-pub use bus::{Bus, BusOptions};
+pub use bus::{Announced, Bus, BusOptions, Node};
 pub use changes::{
     Change, ChangeRow, Changes, ChangesOptions, ChangesPage, ChangesQuery, ChangesTail, ChangesWriter,
     DOC_ID_LEN_MAX, DocId, DocSource, DocSummary, Leaf, PendingSequence, Revision,
@@ -67,7 +67,8 @@ pub use error::{Error, Result, StoreError};
 pub use event::{Db, DbInstance, DbName, DdocId, EventKind, Kinds, NAME_LEN_MAX};
 pub use feed::{Feed, FeedPage, FeedRow, Resharded, ShardEvent, ShardPage, ShardReader, TopologyEntry};
 pub use jobs::{Batch, ParallelJob, ParallelJobOptions, TaskResult};
-pub use keys::ShardId;
+pub use keys::{NodeId, Role, ShardId};
+pub use lease::{BalanceOptions, NodeOptions, NodeStatus};
 pub use notification::{News, Notification, Replaced};
 pub use notification_feed::{NotificationFeed, NotificationPage, NotificationTail};
 pub use notifier::{Notifier, NotifierOptions};

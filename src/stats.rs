@@ -65,6 +65,12 @@ stats! {
     bells,
     /// Rows that the dispatcher's tail has read.
     rows_tailed,
+    /// Leases acquired, also those that the process had before.
+    leases_acquired,
+    /// Leases lost to other nodes while the process worked on them.
+    leases_lost,
+    /// Panics of the work on a leased resource, which was started anew.
+    work_panics,
     /// Panics of callbacks, and of the predicates in front of them.
     callback_panics,
 }

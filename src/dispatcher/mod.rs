@@ -40,6 +40,7 @@ use crate::{
     encoding::Sequence,
     error::{Error, Result},
     feed::PAGE_ROWS_MAX,
+    lease::RoleGuard,
     notification_feed::NotificationFeed,
 };
 
@@ -113,6 +114,8 @@ pub struct Dispatcher {
     fanout: Fanout,
     /// The tail.
     tail: JoinHandle<()>,
+    /// Its place among the roles of its node, if it was started from one.
+    _role: Option<RoleGuard>,
 }
 
 impl Dispatcher {
@@ -124,7 +127,13 @@ impl Dispatcher {
         let tail =
             feed.tail(start).with_limit(options.page_rows_max).with_poll_interval(options.poll_interval);
         let tail = tokio::spawn(tail::run(Arc::clone(fanout.shared()), tail));
-        Ok(Self { fanout, tail })
+        Ok(Self { fanout, tail, _role: None })
+    }
+
+    /// The same dispatcher, which its node lists under `role` as long as it runs.
+    pub(crate) fn listed(mut self, role: RoleGuard) -> Self {
+        self._role = Some(role);
+        self
     }
 
     /// Subscribes to the databases that `filter` matches. Choose where to start and how to receive on what is returned.

@@ -4,7 +4,8 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use futures_util::future::join_all;
 use notibus::{
-    Db, DbInstance, DdocId, DispatcherOptions, EventKind, NotifierOptions, ProducerOptions, Sequence,
+    BalanceOptions, Db, DbInstance, DdocId, DispatcherOptions, EventKind, NotifierOptions, ProducerOptions,
+    Sequence,
     store::{
         Database, Isolation, KeyRange, RangeRead,
         testing::{CommitFault, Faults, Gate},
@@ -144,10 +145,11 @@ pub(crate) async fn ids_of_design_documents_are_kept() {
 pub(crate) async fn notifiers_share_the_partitions() {
     let prefix = fixture::prefix("shares");
     let mut notifiers = Vec::new();
-    for part in 0..PARTITIONS {
+    for _ in 0..PARTITIONS {
         let store = fixture::open(fixture::shared()).await;
         let bus = fixture::bus(&store, &prefix).await;
-        let options = NotifierOptions { share: (part, PARTITIONS), ..eager() };
+        let balance = BalanceOptions { leases_max: Some(1), ..BalanceOptions::default() };
+        let options = NotifierOptions { balance, ..eager() };
         notifiers.push((bus.notifier(options).await.unwrap(), bus));
     }
     let store = fixture::open(fixture::shared()).await;

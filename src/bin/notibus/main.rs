@@ -1,5 +1,6 @@
 //! The `notibus` command. It parses, builds and calls; what it does is in the modules, one per subcommand.
 
+mod nodes;
 mod replay;
 mod store;
 mod tail;
@@ -21,6 +22,8 @@ struct Cli {
 /// What the command can do.
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Print the nodes of a bus, and which of them live.
+    Nodes(nodes::Args),
     /// Replay a history of database events through the whole bus, and check the outcome.
     Replay(replay::Args),
     /// Print the rows of a feed, a JSON object a line.
@@ -73,6 +76,7 @@ fn main() -> ExitCode {
     };
     let outcome = runtime.block_on(async {
         match cli.command {
+            Command::Nodes(args) => nodes::run(args).await,
             Command::Replay(args) => replay::run(args).await,
             Command::Tail(args) => tail::run(args).await,
         }
