@@ -15,6 +15,7 @@ use crate::{
     encoding::Incarnation,
     error::{Error, Result},
     feed::{NewTopology, RawFeed},
+    janitor::{Janitor, JanitorOptions},
     keys::{Config, Keys, Partition},
     lease::{Member, NodeOptions, NodeStatus, statuses},
     notification_feed::NotificationFeed,
@@ -152,6 +153,14 @@ impl Bus {
         options.check()?;
         let member = self.join(NodeOptions::default()).await?;
         Notifier::start_alone(&self.context, member, options).await
+    }
+
+    /// Starts a janitor as a node of its own, with the default [`NodeOptions`]. Of all nodes that have one, one works at a
+    /// time.
+    pub async fn janitor(&self, options: JanitorOptions) -> Result<Janitor> {
+        options.check()?;
+        let member = self.join(NodeOptions::default()).await?;
+        Janitor::start_alone(&self.context, member, options).await
     }
 
     /// Joins the nodes of the bus.

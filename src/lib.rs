@@ -66,6 +66,7 @@ pub use env::{Env, Environment};
 pub use error::{Error, Result, StoreError};
 pub use event::{Db, DbInstance, DbName, DdocId, EventKind, Kinds, NAME_LEN_MAX};
 pub use feed::{Feed, FeedPage, FeedRow, Resharded, ShardEvent, ShardPage, ShardReader, TopologyEntry};
+pub use janitor::{Janitor, JanitorOptions};
 pub use jobs::{Batch, ParallelJob, ParallelJobOptions, TaskResult};
 pub use keys::{NodeId, Role, ShardId};
 pub use lease::{BalanceOptions, NodeOptions, NodeStatus};

@@ -40,9 +40,10 @@ impl Pass<'_> {
         let spaces: Vec<_> = raw.spaces(entry).collect();
         for spaces in spaces.chunks(SHARDS_READ_AT_ONCE) {
             let has_row = async |tx: Transaction| {
-                let reads = spaces.iter().map(async |space| {
+                let reads = spaces.iter().map(|space| {
                     let read = RangeRead::new(space.rows(Sequence::ZERO, Sequence::MAX)).limit(1);
-                    tx.get_range(&read, Isolation::Snapshot).await
+                    let tx = &tx;
+                    async move { tx.get_range(&read, Isolation::Snapshot).await }
                 });
                 Ok(try_join_all(reads).await?.iter().any(|page| !page.rows.is_empty()))
             };
