@@ -151,9 +151,13 @@ impl Error {
         matches!(self, Self::Store(error) if error.is_retryable())
     }
 
-    /// Whether the transaction may have been committed although it failed.
+    /// Whether the transaction may have been committed although it failed. When retries are exhausted, this is said of the
+    /// last failure only.
     pub fn is_maybe_committed(&self) -> bool {
-        matches!(self, Self::Store(error) if error.is_maybe_committed())
+        match self {
+            Self::Store(error) | Self::RetriesExhausted { last: error, .. } => error.is_maybe_committed(),
+            _ => false,
+        }
     }
 
     /// FoundationDB's error code, if the store failed.
