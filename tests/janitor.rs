@@ -6,7 +6,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{db, eager, record, row, row_with, rows, until, wide_bus, within};
+use common::{db, record, row, row_with, rows, unpolled, until, wide_bus, within};
 use notibus::{
     Bus, ChangesOptions, DispatcherOptions, DocId, DocSummary, Error, Filter, Interruption, Janitor,
     JanitorOptions, Revision, Sequence, ShardEvent, Since,
@@ -43,7 +43,7 @@ async fn pass(time: Duration) {
 async fn a_tombstone_goes_once_it_is_old_and_living_databases_stay() {
     let store = Database::memory();
     let bus = wide_bus(&store).await;
-    let _notifier = bus.notifier(eager()).await.unwrap();
+    let _notifier = bus.notifier(unpolled()).await.unwrap();
     let janitor = hourly(&bus).await;
     record(&store, &bus, &db("lives", 1), [1, 0, 0, 0]).await;
     let tombstone = deleted(&store, &bus, "gone").await;
@@ -66,7 +66,7 @@ async fn a_tombstone_goes_once_it_is_old_and_living_databases_stay() {
 async fn a_database_that_is_created_again_keeps_its_row() {
     let store = Database::memory();
     let bus = wide_bus(&store).await;
-    let _notifier = bus.notifier(eager()).await.unwrap();
+    let _notifier = bus.notifier(unpolled()).await.unwrap();
     let _janitor = hourly(&bus).await;
     deleted(&store, &bus, "again").await;
     pass(HOUR / 2).await;
@@ -80,7 +80,7 @@ async fn a_database_that_is_created_again_keeps_its_row() {
 async fn only_time_in_which_a_janitor_works_makes_old() {
     let store = Database::memory();
     let bus = wide_bus(&store).await;
-    let _notifier = bus.notifier(eager()).await.unwrap();
+    let _notifier = bus.notifier(unpolled()).await.unwrap();
     let janitor = hourly(&bus).await;
     pass(Duration::from_mins(10)).await;
     deleted(&store, &bus, "gone").await;
@@ -99,7 +99,7 @@ async fn only_time_in_which_a_janitor_works_makes_old() {
 async fn of_two_janitors_one_works_and_the_other_takes_over() {
     let store = Database::memory();
     let bus = wide_bus(&store).await;
-    let _notifier = bus.notifier(eager()).await.unwrap();
+    let _notifier = bus.notifier(unpolled()).await.unwrap();
     let (first, _second) = (hourly(&bus).await, hourly(&bus).await);
     deleted(&store, &bus, "one").await;
     pass(HOUR * 9 / 8).await;
@@ -114,7 +114,7 @@ async fn of_two_janitors_one_works_and_the_other_takes_over() {
 async fn a_reader_below_the_horizon_is_told() {
     let store = Database::memory();
     let bus = wide_bus(&store).await;
-    let _notifier = bus.notifier(eager()).await.unwrap();
+    let _notifier = bus.notifier(unpolled()).await.unwrap();
     let _janitor = hourly(&bus).await;
     record(&store, &bus, &db("lives", 1), [1, 0, 0, 0]).await;
     let before = row_with(&bus, &db("lives", 1), [1, 0, 0, 0]).await.sequence;
@@ -139,7 +139,7 @@ async fn a_reader_below_the_horizon_is_told() {
 async fn a_subscriber_that_was_away_for_too_long_is_told_and_starts_anew() {
     let store = Database::memory();
     let bus = wide_bus(&store).await;
-    let _notifier = bus.notifier(eager()).await.unwrap();
+    let _notifier = bus.notifier(unpolled()).await.unwrap();
     let _janitor = hourly(&bus).await;
     let lives = db("lives", 1);
     record(&store, &bus, &lives, [1, 0, 0, 0]).await;
@@ -215,7 +215,7 @@ async fn closed_shards_that_are_empty_are_forgotten_and_readers_find_on() {
 async fn nothing_is_left_of_what_was_dropped() {
     let store = Database::memory();
     let bus = wide_bus(&store).await;
-    let notifier = bus.notifier(eager()).await.unwrap();
+    let notifier = bus.notifier(unpolled()).await.unwrap();
     let keys = async || {
         let all =
             RangeRead::new(KeyRange::new(&b""[..], &b"\xff"[..])).limit(100_000).target_bytes(usize::MAX);

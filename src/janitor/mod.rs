@@ -20,7 +20,7 @@ use crate::{
     error::{Error, Result},
     keys::Role,
     lease::{BalanceOptions, Held, Member, Pool, Stop, Work, Worker},
-    store::{Priority, Transaction, TransactionOption},
+    store::{Database, Priority, Transaction, TransactionIdSweeper, TransactionOption},
 };
 
 /// How a janitor works.
@@ -31,7 +31,8 @@ pub struct JanitorOptions {
     /// For how long the row of a deleted database stays, at least. A subscriber that was away for longer may be told
     /// [`Error::Expired`]. Only time during which a janitor works counts. Default: 7 days.
     pub tombstone_retention: Duration,
-    /// For how long the transaction ids of a crashed process stay, at least. Default: 1 h.
+    /// For how long the transaction ids of a crashed process stay, at least; longer than
+    /// [`UNKNOWN_RESULT_AGE_MAX`](crate::store::UNKNOWN_RESULT_AGE_MAX). Default: 1 h.
     pub transaction_id_retention: Duration,
     /// How the nodes agree on which of them works.
     pub balance: BalanceOptions,
@@ -56,6 +57,11 @@ impl JanitorOptions {
         }
         self.balance.check()
     }
+
+    /// Sweeps the transaction ids of `db`.
+    fn sweeper(&self, db: &Database) -> Result<TransactionIdSweeper> {
+        TransactionIdSweeper::new(db, self.transaction_id_retention)
+    }
 }
 
 /// A node that can be the janitor. Of all nodes that can, one works at a time; another takes over when it goes. Dropping it
@@ -76,6 +82,7 @@ impl Janitor {
         options: JanitorOptions,
     ) -> Result<Self> {
         options.check()?;
+        options.sweeper(&context.db)?;
         let pool = Pool { name: "janitor".into(), role: Role::JANITOR };
         let balance = options.balance.clone();
         let cleaning = Arc::new(Cleaning { context: Arc::clone(context), options });
@@ -123,8 +130,9 @@ impl Work for Cleaning {
             let pass = Pass { context: &self.context, lease: &lease, options: &self.options };
             let mut age = pass.begin_age().await?;
             let mut clean_to = Sequence::ZERO;
+            let mut sweeper = self.options.sweeper(&self.context.db)?;
             loop {
-                match pass.run(&mut age, &mut clean_to).await {
+                match pass.run(&mut age, &mut clean_to, &mut sweeper).await {
                     Ok(()) => {}
                     Err(error @ Error::LeaseLost { .. }) => return Err(error),
                     Err(error) => tracing::warn!(%error, "the janitor could not finish, trying again later"),
@@ -156,13 +164,19 @@ struct Pass<'a> {
 
 impl Pass<'_> {
     /// Drops what can be dropped. Up to `clean_to` no tombstone was left the last time.
-    async fn run(&self, age: &mut Age, clean_to: &mut Sequence) -> Result<()> {
+    async fn run(
+        &self,
+        age: &mut Age,
+        clean_to: &mut Sequence,
+        sweeper: &mut TransactionIdSweeper,
+    ) -> Result<()> {
         let stats = &self.context.stats;
         let old = self.old_up_to(age).await?;
         let (tombstones, to) = self.drop_tombstones(*clean_to, old).await?;
         *clean_to = to;
         stats.tombstones_dropped.add(tombstones);
         stats.topologies_dropped.add(self.drop_topologies().await?);
+        sweeper.sweep().await?;
         Ok(())
     }
 
