@@ -28,6 +28,7 @@ mod writer;
 
 pub(crate) use self::{
     handle::SHARDS_READ_AT_ONCE,
+    reader::StoredRow,
     reshard::NewTopology,
     topology::Topology,
     writer::{FeedWriter, append},

@@ -69,6 +69,17 @@ impl<'a> RawFeed<'a> {
     /// The last sequence that `tx` can see, and the topology. Fails if a reader at `after` is ahead of the store, or if
     /// rows that it has not seen may have been dropped.
     async fn begin(self, tx: &Transaction, after: Sequence) -> Result<(Sequence, Topology)> {
+        let horizon = self.horizon(tx, Isolation::Snapshot);
+        let (begun, horizon) = tokio::join!(self.begin_kept(tx, after), horizon);
+        let (begun, horizon) = (begun?, horizon?);
+        if after > Sequence::ZERO && after < horizon {
+            return Err(Error::Expired { horizon });
+        }
+        Ok(begun)
+    }
+
+    /// [`RawFeed::begin`] for readers for whom the janitor keeps what they have still to read: no horizon holds for them.
+    async fn begin_kept(self, tx: &Transaction, after: Sequence) -> Result<(Sequence, Topology)> {
         let incarnation = self.context.config.incarnation;
         if after.incarnation() > incarnation {
             let reason = format!(
@@ -78,18 +89,14 @@ impl<'a> RawFeed<'a> {
             );
             return Err(Error::invalid("sequence", reason));
         }
-        let horizon = self.horizon(tx, Isolation::Snapshot);
-        let (last, topology, horizon) = tokio::join!(self.last_readable(tx), self.topology(tx), horizon);
-        let (last, topology, horizon) = (last?, topology?, horizon?);
+        let (last, topology) = tokio::join!(self.last_readable(tx), self.topology(tx));
+        let (last, topology) = (last?, topology?);
         if after > last {
             // Read versions never go back, so no reader of this feed can have come so far.
             return Err(Error::invalid(
                 "sequence",
                 format!("{after} is ahead of the store, which is at {last}"),
             ));
-        }
-        if after > Sequence::ZERO && after < horizon {
-            return Err(Error::Expired { horizon });
         }
         Ok((last, topology))
     }
@@ -151,7 +158,31 @@ impl<'a> RawFeed<'a> {
         after: Sequence,
         limit: usize,
     ) -> Result<StoredShardPage> {
-        let (last, topology) = self.begin(tx, after).await?;
+        let begun = self.begin(tx, after).await?;
+        self.rows_of_shard(tx, shard, after, limit, begun).await
+    }
+
+    /// [`RawFeed::shard_page`] for a group, whose checkpoints keep the janitor from what it has still to read.
+    pub async fn kept_shard_page(
+        self,
+        tx: &Transaction,
+        shard: ShardId,
+        after: Sequence,
+        limit: usize,
+    ) -> Result<StoredShardPage> {
+        let begun = self.begin_kept(tx, after).await?;
+        self.rows_of_shard(tx, shard, after, limit, begun).await
+    }
+
+    /// The rows of `shard` after `after`, as far as can be seen under the topology.
+    async fn rows_of_shard(
+        self,
+        tx: &Transaction,
+        shard: ShardId,
+        after: Sequence,
+        limit: usize,
+        (last, topology): (Sequence, Topology),
+    ) -> Result<StoredShardPage> {
         let (entry, successor) = topology.entry_of(shard)?;
         let space = std::iter::once(space_of(entry, self, shard));
         let (rows, more) = merged(tx, space, (after, last), limit, Direction::Ascending).await?;
@@ -184,6 +215,24 @@ impl<'a> RawFeed<'a> {
         let page = tx.get_range(&read, Isolation::Snapshot).await?;
         let next = page.rows.last().filter(|_| page.more).map(|(key, _)| space.sequence(key)).transpose()?;
         Ok((page.rows.len(), next))
+    }
+
+    /// The first row of `shard` after `after` and up to `last`. A shard that was dropped has none.
+    pub async fn oldest(
+        self,
+        tx: &Transaction,
+        shard: ShardId,
+        (after, last): (Sequence, Sequence),
+    ) -> Result<Option<StoredRow>> {
+        let topology = self.topology(tx).await?;
+        let entry = match topology.entry_of(shard) {
+            Err(Error::NoShard { is_trimmed: true, .. }) => return Ok(None),
+            entry => entry?.0,
+        };
+        let space = space_of(entry, self, shard);
+        let page = tx.get_range(&RangeRead::new(space.rows(after, last)).limit(1), Isolation::Snapshot).await?;
+        let Some((key, value)) = page.rows.into_iter().next() else { return Ok(None) };
+        Ok(Some(StoredRow { sequence: space.sequence(&key)?, value }))
     }
 
     /// The sequence of the last row, if there is one.

@@ -2,10 +2,12 @@
 //!
 //! - tombstones of databases that were deleted long ago ([`tombstones`]); the horizon tells readers that were away for longer;
 //! - closed topology entries without rows ([`topologies`]);
+//! - groups that have been without a living member for longer than they may ([`groups`]);
 //! - transaction ids that crashed processes have left.
 //!
 //! It works in bounded transactions of batch priority, which a busy cluster puts off.
 
+mod groups;
 mod tombstones;
 mod topologies;
 
@@ -13,7 +15,7 @@ use std::{sync::Arc, time::Duration};
 
 use futures_util::{FutureExt, future::BoxFuture};
 
-use self::tombstones::Age;
+use self::{groups::Members, tombstones::Age};
 use crate::{
     context::Context,
     encoding::Sequence,
@@ -131,8 +133,9 @@ impl Work for Cleaning {
             let mut age = pass.begin_age().await?;
             let mut clean_to = Sequence::ZERO;
             let mut sweeper = self.options.sweeper(&self.context.db)?;
+            let mut members = Members::default();
             loop {
-                match pass.run(&mut age, &mut clean_to, &mut sweeper).await {
+                match pass.run(&mut age, &mut clean_to, &mut members, &mut sweeper).await {
                     Ok(()) => {}
                     Err(error @ Error::LeaseLost { .. }) => return Err(error),
                     Err(error) => tracing::warn!(%error, "the janitor could not finish, trying again later"),
@@ -168,9 +171,12 @@ impl Pass<'_> {
         &self,
         age: &mut Age,
         clean_to: &mut Sequence,
+        members: &mut Members,
         sweeper: &mut TransactionIdSweeper,
     ) -> Result<()> {
         let stats = &self.context.stats;
+        // First, because a group keeps tombstones.
+        stats.groups_expired.add(self.expire_groups(members).await?);
         let old = self.old_up_to(age).await?;
         let (tombstones, to) = self.drop_tombstones(*clean_to, old).await?;
         *clean_to = to;

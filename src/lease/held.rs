@@ -93,7 +93,8 @@ impl Stop {
 
 /// What is done with the resources of a pool.
 pub(crate) trait Work: Send + Sync + 'static {
-    /// The resources that there are. Read in the transaction of a round of balancing.
+    /// The resources that there are. Read in the transaction of a round of balancing. Of one that is there no more, the work is
+    /// dropped and the lease is removed, so it must never be there again, or its work must bear to be fenced by the owner alone.
     fn resources<'a>(&'a self, tx: &'a Transaction) -> BoxFuture<'a, Result<Vec<u64>>>;
 
     /// Writes what goes with the acquisition of `resource` under `epoch`, in its transaction.
