@@ -68,7 +68,9 @@ impl Arrivals {
 
     /// Whether the feed of documents of any database is listened to.
     pub fn has_documents(&self) -> bool {
-        lock(&self.feeds).iter().any(|(feed, sender)| feed.instance().is_some() && sender.receiver_count() > 0)
+        lock(&self.feeds)
+            .iter()
+            .any(|(feed, sender)| feed.instance().is_some() && sender.receiver_count() > 0)
     }
 
     /// Tells that `feed` may have new rows: in all shards, or up to these heads.

@@ -230,7 +230,8 @@ impl<'a> RawFeed<'a> {
             entry => entry?.0,
         };
         let space = space_of(entry, self, shard);
-        let page = tx.get_range(&RangeRead::new(space.rows(after, last)).limit(1), Isolation::Snapshot).await?;
+        let page =
+            tx.get_range(&RangeRead::new(space.rows(after, last)).limit(1), Isolation::Snapshot).await?;
         let Some((key, value)) = page.rows.into_iter().next() else { return Ok(None) };
         Ok(Some(StoredRow { sequence: space.sequence(&key)?, value }))
     }

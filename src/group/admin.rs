@@ -50,8 +50,12 @@ impl<R> Group<R> {
             return Ok(row.token == token);
         }
         let created_ms = self.context.env().wall_ms();
-        self.begin_at(tx, start, GroupRow { token, generation: 1, start: Sequence::ZERO, created_ms, expiry_ms })
-            .await?;
+        self.begin_at(
+            tx,
+            start,
+            GroupRow { token, generation: 1, start: Sequence::ZERO, created_ms, expiry_ms },
+        )
+        .await?;
         Ok(true)
     }
 

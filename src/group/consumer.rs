@@ -11,7 +11,13 @@ use std::{
 use futures_util::{FutureExt, future::BoxFuture};
 use tokio::task::JoinSet;
 
-use super::{ConsumerOptions, Group, Observer, admin::all, observer::Closings, shard::Task, watcher};
+use super::{
+    ConsumerOptions, Group, Observer,
+    admin::all,
+    observer::{Alive, Closings},
+    shard::Task,
+    watcher,
+};
 use crate::{
     error::{Error, Result},
     feed::FeedRow,
@@ -26,6 +32,8 @@ type Working = Arc<Mutex<Vec<ShardId>>>;
 /// A member of a group: works on its part of the shards. Dropping it stops it at once, as a crash would, except that observers
 /// are closed; [`Consumer::shutdown`] also puts down how far it has come, and releases its leases.
 pub struct Consumer {
+    /// Tells observers that are closed after an abort why. It has to be dropped before the worker.
+    alive: Alive,
     /// Takes and gives back shards.
     worker: Worker,
     /// The shards.
@@ -79,7 +87,8 @@ impl Consumer {
             shards: Arc::clone(&shards),
         };
         let worker = Worker::start(member, pool, Arc::new(consuming), balance).await?;
-        Ok(Self { worker, shards, closings, _watcher: watcher, node: None })
+        let alive = closings.alive();
+        Ok(Self { alive, worker, shards, closings, _watcher: watcher, node: None })
     }
 
     /// Starts it as a node of its own.
@@ -111,6 +120,7 @@ impl Consumer {
     /// the bus if it was a node of its own. An observer that takes longer than the handover time is aborted.
     pub async fn shutdown(self) -> Result<()> {
         let ended = self.worker.shutdown().await;
+        drop(self.alive);
         self.closings.finish().await;
         let left = match self.node {
             Some(node) => node.leave().await,

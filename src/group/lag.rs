@@ -35,7 +35,7 @@ pub struct ShardLag {
     /// Where the oldest of them stands; `None` if there is none.
     pub oldest: Option<Sequence>,
     /// How long ago the oldest of them was written, in milliseconds, by the wall clocks of the notifier and of this process, so it
-    /// is for people only. `None` if there is none, and of documents, which carry no time.
+    /// is for people only. `None` if there is none, and of rows that carry no time, as documents.
     pub age_ms: Option<u64>,
 }
 
@@ -50,7 +50,8 @@ impl<R> Group<R> {
     pub async fn lag(&self) -> Result<Vec<ShardLag>> {
         let db = &self.context.db;
         let (now, shards) = db.run(async |tx| self.unread(&tx).await).await?;
-        let lags = stream::iter(shards).map(|shard| self.measure(db, shard, now)).buffered(SHARDS_READ_AT_ONCE);
+        let lags =
+            stream::iter(shards).map(|shard| self.measure(db, shard, now)).buffered(SHARDS_READ_AT_ONCE);
         lags.try_collect().await
     }
 
@@ -110,8 +111,10 @@ impl<R> Group<R> {
             let oldest = async |tx| self.raw().oldest(&tx, lag.shard, (begin, now)).await;
             if let Some(row) = db.run(oldest).await? {
                 lag.oldest = Some(row.sequence);
-                if self.instance().is_none() {
-                    let row = Notification::from_stored(row.sequence, &row.value)?;
+                // A row that cannot be decoded is behind, too.
+                if self.instance().is_none()
+                    && let Ok(row) = Notification::from_stored(row.sequence, &row.value)
+                {
                     lag.age_ms = Some(self.context.env().wall_ms().saturating_sub(row.written_ms));
                 }
             }

@@ -4,7 +4,10 @@ use std::{
     error::Error as StdError,
     fmt,
     panic::AssertUnwindSafe,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -92,9 +95,29 @@ where
 
 /// Calls of `closed` that are under way although the work that the observers were for has been aborted.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Closings(Arc<Mutex<JoinSet<()>>>);
+pub(super) struct Closings {
+    /// Their tasks.
+    tasks: Arc<Mutex<JoinSet<()>>>,
+    /// Whether the consumer has been dropped.
+    is_dropped: Arc<AtomicBool>,
+}
+
+/// Tells by being dropped that the consumer is.
+#[derive(Debug)]
+pub(super) struct Alive(Arc<AtomicBool>);
+
+impl Drop for Alive {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
 
 impl Closings {
+    /// For the consumer to hold.
+    pub fn alive(&self) -> Alive {
+        Alive(Arc::clone(&self.is_dropped))
+    }
+
     /// Lets `closing` come to its end, with a limit. It outlives the consumer, if that is dropped.
     fn add(&self, env: &Env, limit: Duration, closing: impl Future<Output = ()> + Send + 'static) {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
@@ -106,14 +129,14 @@ impl Closings {
             }
             drop(owner);
         };
-        let mut tasks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
         while tasks.try_join_next().is_some() {}
         tasks.spawn_on(closing, &runtime);
     }
 
     /// Waits for all of them.
     pub async fn finish(&self) {
-        let mut tasks = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut tasks = std::mem::take(&mut *self.tasks.lock().unwrap_or_else(PoisonError::into_inner));
         while tasks.join_next().await.is_some() {}
     }
 }
@@ -174,8 +197,8 @@ impl<R: Send + Sync + 'static, O: Observer<R>> Session<R, O> {
 impl<R: 'static, O: Observer<R>> Drop for Session<R, O> {
     fn drop(&mut self) {
         if let Some(observer) = self.observer.take() {
-            let reason =
-                if self.stop.is_requested() { CloseReason::Shutdown } else { CloseReason::LeaseLost };
+            let is_shutdown = self.stop.was_given() || self.closings.is_dropped.load(Ordering::Relaxed);
+            let reason = if is_shutdown { CloseReason::Shutdown } else { CloseReason::LeaseLost };
             self.closings.add(&self.env, self.limit, close(observer, reason));
         }
     }

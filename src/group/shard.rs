@@ -144,7 +144,8 @@ where
                     drain::Drained::Replaced => return Ok(()),
                     drain::Drained::Waits => break,
                     drain::Drained::Behind => {
-                        let text = "the observer was closed at the end of the shard without a checkpoint there";
+                        let text =
+                            "the observer was closed at the end of the shard without a checkpoint there";
                         self.right.context.stats.group_errors.add(1);
                         self.trouble(text.to_owned(), 1).await;
                         if self.sleep(self.consuming.options.retry.backoff_max).await {
@@ -256,7 +257,8 @@ where
         let limit = if after < self.careful_to { 1 } else { options.rows_max };
         let read = async |tx| {
             let feed = self.consuming.group.raw();
-            let (checked, page) = tokio::join!(lease.check(&tx), feed.kept_shard_page(&tx, *shard, after, limit));
+            let (checked, page) =
+                tokio::join!(lease.check(&tx), feed.kept_shard_page(&tx, *shard, after, limit));
             checked?;
             match page {
                 // It is dropped only when it is empty, so it was worked through.
@@ -381,14 +383,8 @@ where
             self.report_stuck();
         }
         let is_stuck = is_stuck || self.trouble.as_ref().is_some_and(|trouble| trouble.is_stuck);
-        self.put_trouble(Trouble {
-            is_current: true,
-            is_stuck,
-            attempts,
-            at_ms: self.env().wall_ms(),
-            text,
-        })
-        .await;
+        self.put_trouble(Trouble { is_current: true, is_stuck, attempts, at_ms: self.env().wall_ms(), text })
+            .await;
     }
 
     /// Whether the shard is to be reported as stuck now.

@@ -153,6 +153,7 @@ impl<R> Group<R> {
 
 /// Milliseconds that are stored as `value`.
 fn milliseconds(value: &[u8]) -> Result<u64> {
-    let bytes = value.try_into().map_err(|_| Error::corrupt("milliseconds", format!("{} bytes", value.len())))?;
+    let bytes =
+        value.try_into().map_err(|_| Error::corrupt("milliseconds", format!("{} bytes", value.len())))?;
     Ok(u64::from_be_bytes(bytes))
 }

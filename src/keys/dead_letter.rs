@@ -77,8 +77,7 @@ impl Keys {
     pub fn dead_letter_row(&self, (key, value): &Row) -> Result<(GroupId, Sequence, DeadLetterRow)> {
         type Key<'k> =
             (u16, foundationdb_tuple::Bytes<'k>, u16, String, u16, foundationdb_tuple::Versionstamp);
-        let (number, feed, part, name, incarnation, stamp) =
-            self.unpack::<Key<'_>>("dead letter", key)?;
+        let (number, feed, part, name, incarnation, stamp) = self.unpack::<Key<'_>>("dead letter", key)?;
         if (number, part) != (family::CHECKPOINT, part::DEAD_LETTER) {
             return Err(Error::corrupt("dead letter", "its key is that of another row"));
         }

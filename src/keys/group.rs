@@ -101,7 +101,8 @@ impl GroupId {
             Some(instance) => format!("group-of-{instance}:{}", self.name),
         };
         Role::new(role).unwrap_or_else(|_| {
-            let hash = xxhash_rust::xxh3::xxh3_128(&[self.feed.bytes(), self.name.as_str().as_bytes()].concat());
+            let hash =
+                xxhash_rust::xxh3::xxh3_128(&[self.feed.bytes(), self.name.as_str().as_bytes()].concat());
             Role::new(format!("group-by-hash:{hash:032x}")).expect("it is short")
         })
     }
@@ -313,7 +314,8 @@ mod tests {
         let holds = |ranges: &[KeyRange], key: &Vec<u8>| ranges.iter().any(|range| range.contains(key));
         for this in &groups {
             for other in &groups {
-                let all_of_feed = [&keys.groups_of_feed(&this.feed)[..], &keys.whole_feed(&this.feed)].concat();
+                let all_of_feed =
+                    [&keys.groups_of_feed(&this.feed)[..], &keys.whole_feed(&this.feed)].concat();
                 for key in of(other) {
                     assert_eq!(holds(&keys.whole_group(this), &key), this == other);
                     assert_eq!(holds(&all_of_feed, &key), this.feed == other.feed);

@@ -85,6 +85,11 @@ impl Stop {
         let _ = self.0.wait_for(|stop| *stop).await;
     }
 
+    /// Whether the work was asked to end, rather than aborted.
+    pub fn was_given(&self) -> bool {
+        *self.0.borrow()
+    }
+
     /// Whether the work is to end.
     pub fn is_requested(&self) -> bool {
         *self.0.borrow() || self.0.has_changed().is_err()
@@ -160,7 +165,7 @@ mod tests {
         let (sender, mut stop) = Stop::new();
         assert!(!stop.is_requested());
         drop(sender);
-        assert!(stop.is_requested());
+        assert!(stop.is_requested() && !stop.was_given());
         stop.requested().await;
     }
 }

@@ -257,7 +257,7 @@ async fn an_explicit_checkpoint_can_come_later_and_a_reshard_waits_for_it() {
     assert_eq!(behind(&group).await, 6);
     world.other.feed().reshard(3, None).await.unwrap();
     until("it is closed without a checkpoint, and begins again", async || {
-        log.closed() == [CloseReason::Resharded] && log.rows().len() == 12
+        log.closed().contains(&CloseReason::Resharded) && log.rows().len() >= 12
     })
     .await;
     assert_eq!(group.status().await.unwrap().shards.len(), 1, "its successors wait");

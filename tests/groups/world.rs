@@ -117,7 +117,8 @@ impl Log {
         F: Fn(GroupBatch<Notification>) -> W + Send + Sync + 'static,
         W: Future<Output = ObserverResult> + Send + 'static,
     {
-        let work = Arc::new(move |batch| Box::pin(work(batch)) as futures_util::future::BoxFuture<'static, _>);
+        let work =
+            Arc::new(move |batch| Box::pin(work(batch)) as futures_util::future::BoxFuture<'static, _>);
         Self { happened: Arc::default(), next: Arc::default(), work }
     }
 
@@ -132,7 +133,12 @@ impl Log {
     }
 
     /// Starts a consumer of `group` with such observers.
-    pub async fn consume(&self, bus: &Bus, group: &Group<Notification>, options: ConsumerOptions) -> Consumer {
+    pub async fn consume(
+        &self,
+        bus: &Bus,
+        group: &Group<Notification>,
+        options: ConsumerOptions,
+    ) -> Consumer {
         let log = self.clone();
         // The group as the process of the bus sees it.
         let group = bus.group(group.name().as_str()).unwrap();

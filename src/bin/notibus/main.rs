@@ -1,5 +1,6 @@
 //! The `notibus` command. It parses, builds and calls; what it does is in the modules, one per subcommand.
 
+mod groups;
 mod nodes;
 mod replay;
 mod store;
@@ -22,6 +23,8 @@ struct Cli {
 /// What the command can do.
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Look at groups of durable consumers, and manage them.
+    Groups(groups::Args),
     /// Print the nodes of a bus, and which of them live.
     Nodes(nodes::Args),
     /// Replay a history of database events through the whole bus, and check the outcome.
@@ -46,7 +49,8 @@ impl From<notibus::Error> for Failure {
             Error::Invalid { .. }
             | Error::Open { .. }
             | Error::ConfigMismatch { .. }
-            | Error::Corrupt { .. } => Self::BadInput(error.to_string()),
+            | Error::Corrupt { .. }
+            | Error::NoGroup { .. } => Self::BadInput(error.to_string()),
             error => Self::Failed(error.to_string()),
         }
     }
@@ -76,6 +80,7 @@ fn main() -> ExitCode {
     };
     let outcome = runtime.block_on(async {
         match cli.command {
+            Command::Groups(args) => groups::run(args).await,
             Command::Nodes(args) => nodes::run(args).await,
             Command::Replay(args) => replay::run(args).await,
             Command::Tail(args) => tail::run(args).await,

@@ -105,9 +105,7 @@ where
             let is_due = match self.consuming.options.checkpoint {
                 CheckpointPolicy::EveryBatch => true,
                 CheckpointPolicy::Rows(most) => self.rows_since >= most,
-                CheckpointPolicy::Interval(most) => {
-                    self.env().now().saturating_sub(self.written) >= most
-                }
+                CheckpointPolicy::Interval(most) => self.env().now().saturating_sub(self.written) >= most,
                 CheckpointPolicy::Explicit => false,
             };
             if is_due {
