@@ -210,20 +210,33 @@ impl<R: FeedRow> Feed<R> {
                 Ok((self.raw().last_readable(&tx).await?, shards))
             })
             .await?;
-        let count = |shard| async move {
-            let mut total = 0;
-            let mut next = Some(after);
-            while let Some(after) = next {
-                let bounds = (after, last);
-                let (count, rest) =
-                    db.run(async |tx| self.raw().count(&tx, shard, bounds, PAGE_ROWS_MAX).await).await?;
-                total += count as u64;
-                next = rest;
-            }
-            Ok(total)
-        };
+        let count = |shard| self.count(shard, (after, last));
         let counts = stream::iter(shards).map(count).buffer_unordered(COUNTS_AT_ONCE);
         counts.try_fold(0, async |total, count| Ok(total + count)).await
+    }
+
+    /// How many rows `shard` has. It reads them all, in as many transactions as it takes; those that are superseded meanwhile
+    /// may be missed. A shard that was dropped has none.
+    ///
+    /// Fails with [`Error::NoShard`] if there never was such a shard, and with [`Error::NoFeed`] if there is no such feed.
+    pub async fn shard_rows(&self, shard: ShardId) -> Result<u64> {
+        let last = self.now().await?;
+        self.count(shard, (Sequence::ZERO, last)).await
+    }
+
+    /// How many rows of `shard` stand after the first of `bounds` and up to the second.
+    async fn count(&self, shard: ShardId, (after, last): (Sequence, Sequence)) -> Result<u64> {
+        let db = &self.context.db;
+        let mut total = 0;
+        let mut next = Some(after);
+        while let Some(after) = next {
+            let bounds = (after, last);
+            let (count, rest) =
+                db.run(async |tx| self.raw().count(&tx, shard, bounds, PAGE_ROWS_MAX).await).await?;
+            total += count as u64;
+            next = rest;
+        }
+        Ok(total)
     }
 
     /// The sequence of the newest row; `None` if there is none.

@@ -3,6 +3,7 @@
 mod replay;
 mod store;
 mod tail;
+mod topology;
 
 use std::process::ExitCode;
 
@@ -25,6 +26,9 @@ enum Command {
     Replay(replay::Args),
     /// Print the rows of a feed, a JSON object a line.
     Tail(tail::Args),
+    /// Show or change over which shards a feed is spread.
+    #[command(subcommand)]
+    Topology(topology::Command),
 }
 
 /// Why a command failed, and with which exit code.
@@ -43,6 +47,8 @@ impl From<notibus::Error> for Failure {
             Error::Invalid { .. }
             | Error::Open { .. }
             | Error::ConfigMismatch { .. }
+            | Error::NoFeed { .. }
+            | Error::UnknownScheme { .. }
             | Error::Corrupt { .. } => Self::BadInput(error.to_string()),
             error => Self::Failed(error.to_string()),
         }
@@ -75,6 +81,7 @@ fn main() -> ExitCode {
         match cli.command {
             Command::Replay(args) => replay::run(args).await,
             Command::Tail(args) => tail::run(args).await,
+            Command::Topology(command) => topology::run(command).await,
         }
     });
     drop(runtime);
