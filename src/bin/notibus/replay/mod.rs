@@ -158,8 +158,8 @@ pub async fn run(args: Args) -> Result<(), Failure> {
     let history = Arc::new(History::read(&args.file, &Env::system())?);
     let dump = args.dump_feed.as_deref().map(Dump::create).transpose()?;
     let db = args.store.open().await?;
+    end_earlier(&args, &db, &history).await?;
     let (bus, producer, notifiers) = open(&args, &db).await?;
-    end_earlier(&db, &bus, &producer, &history).await?;
     let before = bus.stats();
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await?;
     let latencies = Arc::new(Latencies::new(&history));
@@ -206,15 +206,12 @@ pub async fn run(args: Args) -> Result<(), Failure> {
 }
 
 /// Ends what an earlier run has left: what waits is folded, and databases of this history that still live are deleted, as
-/// a layer would before it creates them anew.
-async fn end_earlier(
-    db: &Database,
-    bus: &Bus,
-    producer: &Producer,
-    history: &History,
-) -> Result<(), Failure> {
-    drain(bus).await?;
-    let earlier = FinalFeed::read(bus, history).await?;
+/// a layer would before it creates them anew. It does so on a bus of its own: a fold is counted only after others can see
+/// that it was committed, so its last ones would be taken for folds of the replay.
+async fn end_earlier(args: &Args, db: &Database, history: &History) -> Result<(), Failure> {
+    let (bus, producer, notifiers) = open(args, db).await?;
+    drain(&bus).await?;
+    let earlier = FinalFeed::read(&bus, history).await?;
     let lives: Vec<_> = earlier.of_history.iter().filter(|row| !row.is_deleted()).collect();
     for rows in lives.chunks(1_000) {
         db.run(async |tx| {
@@ -225,7 +222,11 @@ async fn end_earlier(
         })
         .await?;
     }
-    drain(bus).await
+    drain(&bus).await?;
+    for notifier in notifiers {
+        notifier.shutdown().await?;
+    }
+    Ok(())
 }
 
 /// Waits until nothing waits to be folded.
