@@ -6,6 +6,7 @@ mod history;
 mod load;
 mod observer;
 mod report;
+mod reshard;
 
 use std::{io::IsTerminal, path::PathBuf, sync::Arc, time::Duration};
 
@@ -21,6 +22,7 @@ use self::{
     load::Load,
     observer::{Latencies, Observer},
     report::{Dump, Outcome, Report},
+    reshard::Resharder,
 };
 use crate::{Failure, store::Store};
 
@@ -57,6 +59,10 @@ pub struct Args {
     /// Events to record per second, or "max".
     #[arg(long, default_value = "max", value_parser = parse_rate)]
     rate: Rate,
+    /// Reshard the feed each time that so many more events were recorded: to twice as many shards (64 at most, and to half as
+    /// many from there on), and back.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    reshard_every: Option<u64>,
     /// Print one JSON object on standard output, and nothing else there.
     #[arg(long)]
     json: bool,
@@ -167,8 +173,19 @@ pub async fn run(args: Args) -> Result<(), Failure> {
 
     let progress = progress(&args, history.events.len() as u64);
     let load = Load::new(db.clone(), producer, Arc::clone(&history), Arc::clone(&latencies), args.rate);
+    let mut resharder = match args.reshard_every {
+        Some(every) => {
+            let events = history.events.len() as u64;
+            Some(Resharder::start(bus.feed(), every, events, load.recorded()).await?)
+        }
+        None => None,
+    };
     let loaded = load.run(args.writers, &progress).await?;
     progress.finish_and_clear();
+    let reshards = match &mut resharder {
+        Some(resharder) => resharder.finish().await?,
+        None => 0,
+    };
 
     let folded = || -> Counters {
         let lanes = bus.stats().folded.lanes();
@@ -184,6 +201,9 @@ pub async fn run(args: Args) -> Result<(), Failure> {
     for observer in observers.all() {
         differences.extend(observer.missing(&feed));
     }
+    if let Some(resharder) = &resharder {
+        differences.extend(resharder.check(reshards).await?);
+    }
     let report = Report::new(&Outcome {
         history: &history,
         loaded: &loaded,
@@ -191,6 +211,7 @@ pub async fn run(args: Args) -> Result<(), Failure> {
         observers: &observers,
         latencies: &latencies,
         folded: folded(),
+        reshards,
         before,
         after: bus.stats(),
     });
