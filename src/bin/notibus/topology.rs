@@ -182,10 +182,10 @@ impl Entry {
             Some(SchemeId::PARTITION_KEY) => "partition-key".to_owned(),
             Some(SchemeId(number)) => number.to_string(),
         };
-        let shards = self.shards.iter().map(|[first, last]| match first == last {
-            true => first.to_string(),
-            false => format!("{first}-{last}"),
-        });
+        let shards = self
+            .shards
+            .iter()
+            .map(|[first, last]| if first == last { first.to_string() } else { format!("{first}-{last}") });
         let shards = shards.collect::<Vec<_>>().join(",");
         let state = if self.open { "open" } else { "closed" };
         let noun = if self.shard_count == 1 { "shard" } else { "shards" };

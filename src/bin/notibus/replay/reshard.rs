@@ -56,7 +56,8 @@ impl Resharder {
             differences.push(format!("{done} reshards have added {added} entries to the topology"));
         }
         let open: Vec<_> = topology.iter().filter(|entry| !entry.is_closed).collect();
-        let should = if done % 2 == 0 { self.began.shards.len() } else { other(self.began.shards.len()) };
+        let should =
+            if done.is_multiple_of(2) { self.began.shards.len() } else { other(self.began.shards.len()) };
         if open.len() != 1 || open[0].shards.len() != should {
             differences.push(format!("the feed should have {should} shards, and one open entry: {open:?}"));
         }
