@@ -279,7 +279,10 @@ fn check_limit(limit: usize) -> Result<()> {
 
 /// The rows of a stored page.
 fn page_of<R: FeedRow>(page: StoredPage) -> Result<FeedPage<R>> {
-    let rows = page.rows.into_iter();
-    let rows = rows.map(|StoredRow { sequence, value }| R::from_stored(sequence, &value).map(Arc::new));
-    Ok(FeedPage { rows: rows.collect::<Result<_>>()?, to: page.to, more: page.more })
+    // Not collected through a `Result`, which would not know how many there are.
+    let mut rows = Vec::with_capacity(page.rows.len());
+    for StoredRow { sequence, value } in page.rows {
+        rows.push(Arc::new(R::from_stored(sequence, &value)?));
+    }
+    Ok(FeedPage { rows, to: page.to, more: page.more })
 }
