@@ -67,7 +67,7 @@ impl Node {
     /// Starts a dispatcher on the node, which has at most one. It divides no work; the node lists it.
     pub async fn dispatcher(&self, options: DispatcherOptions) -> Result<Dispatcher> {
         let role = self.member.enter(Role::DISPATCHER).await?;
-        Ok(Dispatcher::start(Arc::clone(&self.context), options).await?.listed(role))
+        Dispatcher::start(Arc::clone(&self.context), options, Some(role)).await
     }
 
     /// Lists a role for which no work is divided, such as [`Role::HTTP`], for whoever looks at
