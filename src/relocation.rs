@@ -18,7 +18,6 @@
 
 use std::{
     io::{Read, Write},
-    ops::ControlFlow,
     sync::Arc,
 };
 
@@ -27,7 +26,7 @@ use xxhash_rust::xxh3::Xxh3Default;
 use crate::{
     context::Context,
     encoding::Incarnation,
-    error::{Error, Result, StoreError},
+    error::{Error, Result},
     keys::{Config, Keys, Layout},
     store::{Database, Isolation, KEY_LEN_MAX, KeyRange, RangeRead, Row, Transaction, VALUE_LEN_MAX},
 };
@@ -81,21 +80,12 @@ async fn scan(
     for (tag, range) in ranges {
         let mut rest = Some(RangeRead::new(range.clone()));
         while let Some(read) = &rest {
-            let page = async |tx: Transaction| {
-                tx.set_read_version(version);
-                match tx.get_range(read, Isolation::Snapshot).await {
-                    Err(Error::Store(error)) if error == StoreError::TRANSACTION_TOO_OLD => {
-                        Ok(ControlFlow::Break(()))
-                    }
-                    page => page.map(ControlFlow::Continue),
-                }
-            };
-            match db.run(page).await? {
-                ControlFlow::Break(()) => {
+            match db.read_at(version, async |tx| tx.get_range(read, Isolation::Snapshot).await).await? {
+                None => {
                     is_one_version = false;
                     version = db.run(async |tx| tx.read_version().await).await?;
                 }
-                ControlFlow::Continue(page) => {
+                Some(page) => {
                     page.rows.iter().try_for_each(|row| sink(*tag, row))?;
                     rest = read.clone().after(&page);
                 }
