@@ -100,13 +100,13 @@ pub(crate) async fn export(context: &Context, out: &mut impl Write) -> Result<u6
     let ranges = ranges(context).await?;
     let mut out = Hashed { inner: out, hash: Xxh3Default::new() };
     out.put(&[MAGIC, &FORMAT.to_be_bytes(), &context.config.to_bytes()].concat())?;
-    let (mut count, mut content) = (0_u64, Xxh3Default::new());
+    let (mut count, mut rows_hash) = (0_u64, Xxh3Default::new());
     let prefix_len = context.keys.prefix().len();
     let is_one_version = scan(&context.db, &ranges, |tag, (key, value)| {
         count += 1;
         let skip = if tag == OWN { prefix_len } else { 0 };
-        content.update(key);
-        content.update(value);
+        rows_hash.update(key);
+        rows_hash.update(value);
         out.put(&[tag])?;
         out.put_sized(&key[skip..])?;
         out.put_sized(value)
@@ -121,7 +121,7 @@ pub(crate) async fn export(context: &Context, out: &mut impl Write) -> Result<u6
             Ok(())
         })
         .await?;
-        if again.digest() != content.digest() {
+        if again.digest() != rows_hash.digest() {
             let reason =
                 "the bus was written meanwhile; stop its producers, notifiers and other roles, and try again";
             return Err(Error::invalid("export", reason));

@@ -67,7 +67,9 @@ async fn copy_layer(from: &Database, to: &Database) {
     let read = RangeRead::new(KeyRange::prefix("last/")).limit(1_000);
     let rows = from.begin().get_range(&read, Isolation::Snapshot).await.unwrap().rows;
     to.run(async |tx| {
-        rows.iter().for_each(|(key, value)| tx.set(key, value));
+        for (key, value) in &rows {
+            tx.set(key, value);
+        }
         Ok(())
     })
     .await
