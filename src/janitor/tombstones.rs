@@ -52,8 +52,8 @@ impl Pass<'_> {
         let feed = RawFeed::notifications(self.context);
         let retention = self.options.tombstone_retention;
         let worked = age.earlier + self.context.env().now().saturating_sub(age.began);
-        let pace = (retention / MARKS).max(Duration::from_millis(1));
-        let is_due = age.marked.is_none_or(|marked| worked.saturating_sub(marked) >= pace);
+        let step = (retention / MARKS).max(Duration::from_millis(1));
+        let is_due = age.marked.is_none_or(|marked| worked.saturating_sub(marked) >= step);
         let worked_ms = u64::try_from(worked.as_millis()).expect("nobody works for so long");
         let old = self
             .write(async |tx| {
