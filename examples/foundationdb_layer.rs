@@ -48,7 +48,7 @@ async fn run(cluster_file: &str) -> Result<(), Box<dyn Error>> {
     write(&client, &bus.producer(), &db, "1", "{\"total\": 42}").await?;
 
     let delivery = orders.next().await.ok_or("the dispatcher has ended")??;
-    for (instance, kind) in delivery.changes().iter() {
+    for (instance, kind) in delivery.news().iter() {
         println!(
             "{} {} ({instance}) at {}",
             delivery.notification().name,

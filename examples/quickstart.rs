@@ -33,7 +33,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         .await?;
 
     let delivery = orders.next().await.ok_or("the dispatcher has ended")??;
-    for (instance, kind) in delivery.changes().iter() {
+    for (instance, kind) in delivery.news().iter() {
         println!("{} {} ({instance})", delivery.notification().name, kind.as_str());
     }
     println!("at {}", delivery.sequence());

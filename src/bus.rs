@@ -2,26 +2,33 @@
 
 mod node;
 
-use std::sync::Arc;
+use std::{
+    io::{Read, Write},
+    sync::Arc,
+};
 
 pub use self::node::{Announced, Node};
 use crate::{
+    changes::Changes,
     context::{Background, Context},
     dispatcher::{Dispatcher, DispatcherOptions, Fanout},
     encoding::Incarnation,
     error::{Error, Result},
-    feed::Topology,
-    keys::{Config, FeedId, Keys, Partition},
+    feed::{NewTopology, RawFeed},
+    janitor::{Janitor, JanitorOptions},
+    keys::{Config, Keys, Partition},
     lease::{Member, NodeOptions, NodeStatus, statuses},
     notification_feed::NotificationFeed,
     notifier::{Notifier, NotifierOptions},
     producer::{Producer, ProducerOptions, ringer},
+    relocation,
+    routing::Schemes,
     stats::StatsSnapshot,
     store::{Database, Isolation, RangeRead, Transaction},
 };
 
 /// What a bus is created with. An existing bus must be opened with the same prefix and number of partitions.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct BusOptions {
     /// What all keys of the bus start with; at most 256 bytes, not starting with `0xff`. Default: `notibus`.
     pub prefix: Vec<u8>,
@@ -31,11 +38,13 @@ pub struct BusOptions {
     /// Over how many shards the feed is spread when the bus is created, 1 to 10,000. An existing feed keeps its own.
     /// Default: 4.
     pub shards: u32,
+    /// How ids can be routed to shards. Every process that uses the bus needs the same ones. Default: those of this crate.
+    pub schemes: Schemes,
 }
 
 impl Default for BusOptions {
     fn default() -> Self {
-        Self { prefix: b"notibus".to_vec(), partitions: 64, shards: 4 }
+        Self { prefix: b"notibus".to_vec(), partitions: 64, shards: 4, schemes: Schemes::default() }
     }
 }
 
@@ -55,14 +64,16 @@ impl Bus {
     /// Fails with [`Error::Invalid`] if an option is out of its limits, and with [`Error::ConfigMismatch`] if the bus was
     /// created with another number of partitions.
     pub async fn open(db: &Database, options: BusOptions) -> Result<Self> {
-        let BusOptions { prefix, partitions, shards } = options;
+        let BusOptions { prefix, partitions, shards, schemes } = options;
         if !(1..=PARTITIONS_MAX).contains(&partitions) {
             return Err(Error::invalid("partitions", format!("{partitions} is not 1 to {PARTITIONS_MAX}")));
         }
-        Topology::check_count(shards)?;
+        let topology = NewTopology::new(shards, None, db.env())?;
         let keys = Keys::new(&prefix)?;
-        let config = db.run(async |tx| open_config(&tx, &keys, partitions, shards).await).await?;
-        Ok(Self::start(db, keys, config))
+        let new = Config { partitions, incarnation: Incarnation(0) };
+        let context = &Context::new(db.clone(), keys.clone(), new, schemes.clone());
+        let config = db.run(async |tx| open_config(&tx, context, &topology).await).await?;
+        Ok(Self::start(db, keys, config, schemes))
     }
 
     /// Opens the bus that is in `db` under `prefix`, with what it was created with. Must be called within a tokio runtime.
@@ -72,14 +83,46 @@ impl Bus {
         let keys = Keys::new(prefix)?;
         let stored = db.run(async |tx| tx.get(&keys.config(), Isolation::Serializable).await).await?;
         match stored {
-            Some(stored) => Ok(Self::start(db, keys.clone(), Config::from_bytes(&stored)?)),
+            Some(stored) => {
+                Ok(Self::start(db, keys.clone(), Config::from_bytes(&stored)?, Schemes::default()))
+            }
             None => Err(Error::invalid("prefix", "there is no bus under it")),
         }
     }
 
+    /// Writes everything that the bus keeps to `out`, for [`Bus::import`] into another store; returns how many rows. It blocks
+    /// the thread as long as `out` does.
+    ///
+    /// Nothing may write to the bus meanwhile, nor to it after: stop producers and roles first. If something has, it fails with
+    /// [`Error::Invalid`], as far as it can tell; and with [`Error::Io`] if `out` does.
+    pub async fn export(&self, out: &mut impl Write) -> Result<u64> {
+        relocation::export(&self.context, out).await
+    }
+
+    /// Brings what [`Bus::export`] has written into `db`, under `prefix`, with the incarnation raised by one: positions of
+    /// readers stay valid, and sort before all that is written from now on. Open the bus with the same hashing schemes.
+    ///
+    /// Fails with [`Error::Invalid`] if there is something under the prefix, or the export is damaged, and with [`Error::Io`] if
+    /// `input` fails or ends too early. What was imported by then is no bus yet, and forgotten by the next import.
+    pub async fn import(db: &Database, prefix: &[u8], input: &mut impl Read) -> Result<()> {
+        relocation::import(db, &Keys::new(prefix)?, input).await.map(|_| ())
+    }
+
+    /// Raises the incarnation of the bus in `db` under `prefix` from `from` by one, after the store as a whole was moved to
+    /// another cluster, as by a backup and its restoration. No process may have the bus open. Returns the new one; trying again
+    /// after a failure does not raise it twice.
+    pub async fn raise_incarnation(db: &Database, prefix: &[u8], from: Incarnation) -> Result<Incarnation> {
+        relocation::raise(db, &Keys::new(prefix)?, from).await
+    }
+
+    /// How often the bus has moved to another cluster.
+    pub fn incarnation(&self) -> Incarnation {
+        self.context.config.incarnation
+    }
+
     /// The bus with this configuration.
-    fn start(db: &Database, keys: Keys, config: Config) -> Self {
-        let context = Context::new(db.clone(), keys, config);
+    fn start(db: &Database, keys: Keys, config: Config, schemes: Schemes) -> Self {
+        let context = Context::new(db.clone(), keys, config, schemes);
         let ringer = tokio::spawn(ringer(Arc::clone(&context.signals), Arc::downgrade(&context)));
         context.ringer.set(Background(ringer)).expect("the context is new");
         Self { context }
@@ -112,6 +155,14 @@ impl Bus {
         Notifier::start_alone(&self.context, member, options).await
     }
 
+    /// Starts a janitor as a node of its own, with the default [`NodeOptions`]. Of all nodes that have one, one works at a
+    /// time.
+    pub async fn janitor(&self, options: JanitorOptions) -> Result<Janitor> {
+        options.check()?;
+        let member = self.join(NodeOptions::default()).await?;
+        Janitor::start_alone(&self.context, member, options).await
+    }
+
     /// Joins the nodes of the bus.
     async fn join(&self, options: NodeOptions) -> Result<Arc<Member>> {
         let Context { db, keys, stats, .. } = &*self.context;
@@ -135,9 +186,19 @@ impl Bus {
         Fanout::new(Arc::clone(&self.context), &options, start)
     }
 
+    /// The changes feeds of the databases' documents, with producers of the default options.
+    pub fn changes(&self) -> Changes {
+        self.changes_with(self.producer())
+    }
+
+    /// The changes feeds of the databases' documents; `producer` records the events of the databases.
+    pub fn changes_with(&self, producer: Producer) -> Changes {
+        Changes::new(Arc::clone(&self.context), producer)
+    }
+
     /// The feed of notifications, to be read directly.
     pub fn feed(&self) -> NotificationFeed {
-        NotificationFeed::new(Arc::clone(&self.context))
+        NotificationFeed::new(Arc::clone(&self.context), self.context.feed.clone())
     }
 
     /// Whether no recorded event waits to be folded. Reads at most one key.
@@ -153,23 +214,21 @@ impl Bus {
     }
 }
 
-/// Reads the configuration, or creates the bus.
-async fn open_config(tx: &Transaction, keys: &Keys, partitions: u32, shards: u32) -> Result<Config> {
-    let key = keys.config();
+/// Reads the configuration, or creates the bus with that of `new` and this topology.
+async fn open_config(tx: &Transaction, new: &Context, topology: &NewTopology) -> Result<Config> {
+    let key = new.keys.config();
     if let Some(stored) = tx.get(&key, Isolation::Serializable).await? {
         let stored = Config::from_bytes(&stored)?;
-        if stored.partitions != partitions {
+        if stored.partitions != new.config.partitions {
             return Err(Error::ConfigMismatch {
                 what: "partitions",
                 stored: stored.partitions.into(),
-                requested: partitions.into(),
+                requested: new.config.partitions.into(),
             });
         }
-        Ok(stored)
-    } else {
-        let config = Config { partitions, incarnation: Incarnation(0) };
-        Topology::create(tx, keys, &FeedId::notifications(), shards);
-        tx.set(&key, &config.to_bytes());
-        Ok(config)
+        return Ok(stored);
     }
+    RawFeed::notifications(new).create(tx, topology).await?;
+    tx.set(&key, &new.config.to_bytes());
+    Ok(new.config)
 }

@@ -7,6 +7,7 @@ use tokio::task::JoinHandle;
 use crate::{
     env::Env,
     keys::{Config, FeedId, Keys},
+    routing::Schemes,
     signals::Signals,
     stats::Stats,
     store::Database,
@@ -21,6 +22,8 @@ pub(crate) struct Context {
     pub keys: Keys,
     /// What is fixed since the bus was created.
     pub config: Config,
+    /// How ids are routed to shards.
+    pub schemes: Schemes,
     /// Wake-ups within the process.
     pub signals: Arc<Signals>,
     /// What the roles have done.
@@ -43,11 +46,11 @@ impl Drop for Background {
 
 impl Context {
     /// The context of the bus with these keys and this configuration.
-    pub fn new(db: Database, keys: Keys, config: Config) -> Arc<Self> {
+    pub fn new(db: Database, keys: Keys, config: Config, schemes: Schemes) -> Arc<Self> {
         let signals = Arc::new(Signals::new(config.partitions));
         let stats = Arc::default();
         let ringer = OnceLock::new();
-        Arc::new(Self { db, keys, config, signals, stats, feed: FeedId::notifications(), ringer })
+        Arc::new(Self { db, keys, config, schemes, signals, stats, feed: FeedId::notifications(), ringer })
     }
 
     /// Time and randomness.

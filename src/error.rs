@@ -5,7 +5,9 @@
 //!
 //! Errors of the store carry FoundationDB's numeric codes on every backend, because layers already decide by them.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, sync::Arc};
+
+use crate::sequence::Sequence;
 
 /// The result of everything in this crate that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -66,6 +68,61 @@ pub enum Error {
         reason: String,
     },
 
+    /// The position is below the feed's horizon: rows that the reader has not seen may have been dropped for good. List all
+    /// databases again (read from [`Sequence::ZERO`]), and go on from there.
+    #[error("the position is expired: rows up to {horizon} may have been dropped; read again from zero")]
+    Expired {
+        /// The oldest position from which a reader misses nothing.
+        horizon: Sequence,
+    },
+
+    /// The feed does not have this shard. Ask the feed for the shards that were live at your position.
+    #[error("the feed has no shard {shard}{}", if *.is_trimmed { " any more: it was closed, and dropped once it was empty" } else { "" })]
+    NoShard {
+        /// The id that was asked for.
+        shard: u64,
+        /// Whether there was such a shard once. Whoever had not read it to its end has missed nothing: it was empty.
+        is_trimmed: bool,
+    },
+
+    /// There is no such feed: the database has no changes feed, or was deleted. Create it, or list the databases again.
+    #[error("there is no feed of {feed}")]
+    NoFeed {
+        /// Of what.
+        feed: String,
+    },
+
+    /// A stored topology names a hashing scheme that this process does not know. Register it when opening the bus, or
+    /// upgrade the program.
+    #[error("hashing scheme {scheme} is unknown; register it when opening the bus, or upgrade this program")]
+    UnknownScheme {
+        /// The stored number.
+        scheme: u16,
+    },
+
+    /// A task of a job has failed as often as it may, or panicked. The job has done nothing that counts: mend the cause, and
+    /// run it again from where it started.
+    #[error("a task{} failed after {attempts} attempts: {source}", shard.map_or(String::new(), |shard| format!(" on shard {shard}")))]
+    Task {
+        /// The shard; unknown if the task panicked.
+        shard: Option<u64>,
+        /// How often it was tried.
+        attempts: u32,
+        /// Why the last attempt failed.
+        #[source]
+        source: Arc<dyn std::error::Error + Send + Sync>,
+    },
+
+    /// A file or stream could not be read or written. The store is as it was, or, of an import, is to be imported to again.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was read or written.
+        what: &'static str,
+        /// Why it failed.
+        #[source]
+        source: Arc<std::io::Error>,
+    },
+
     /// Another owner took the lease: stop working on the resource. Nothing of this transaction was committed.
     #[error("the lease of {resource} is lost: epoch {held} was held, {found} is in the store")]
     LeaseLost {
@@ -94,9 +151,13 @@ impl Error {
         matches!(self, Self::Store(error) if error.is_retryable())
     }
 
-    /// Whether the transaction may have been committed although it failed.
+    /// Whether the transaction may have been committed although it failed. When retries are exhausted, this is said of the
+    /// last failure only.
     pub fn is_maybe_committed(&self) -> bool {
-        matches!(self, Self::Store(error) if error.is_maybe_committed())
+        match self {
+            Self::Store(error) | Self::RetriesExhausted { last: error, .. } => error.is_maybe_committed(),
+            _ => false,
+        }
     }
 
     /// FoundationDB's error code, if the store failed.

@@ -29,6 +29,7 @@
 //! The design, floor by floor, is in `ARCHITECTURE.md`.
 
 mod bus;
+mod changes;
 mod context;
 mod dispatcher;
 mod encoding;
@@ -36,17 +37,26 @@ mod env;
 mod error;
 mod event;
 mod feed;
+mod janitor;
+mod jobs;
 mod keys;
 mod lease;
 mod notification;
 mod notification_feed;
 mod notifier;
 mod producer;
+mod relocation;
+mod routing;
+mod sequence;
 mod signals;
 mod stats;
 pub mod store;
 
 pub use bus::{Announced, Bus, BusOptions, Node};
+pub use changes::{
+    Change, ChangeRow, Changes, ChangesOptions, ChangesPage, ChangesQuery, ChangesTail, ChangesWriter,
+    DOC_ID_LEN_MAX, DocId, DocSource, DocSummary, Leaf, PendingSequence, Revision,
+};
 pub use dispatcher::{
     CallbackHandle, Delivery, Dispatcher, DispatcherOptions, Fanout, Filter, Interruption, Since, Subscribe,
     Subscription,
@@ -55,10 +65,14 @@ pub use encoding::{Counters, Incarnation, Sequence, Versionstamp};
 pub use env::{Env, Environment};
 pub use error::{Error, Result, StoreError};
 pub use event::{Db, DbInstance, DbName, DdocId, EventKind, Kinds, NAME_LEN_MAX};
+pub use feed::{Feed, FeedPage, FeedRow, Resharded, ShardEvent, ShardPage, ShardReader, TopologyEntry};
+pub use janitor::{Janitor, JanitorOptions};
+pub use jobs::{Batch, ParallelJob, ParallelJobOptions, TaskResult};
 pub use keys::{NodeId, Role, ShardId};
 pub use lease::{BalanceOptions, NodeOptions, NodeStatus};
-pub use notification::{Changes, Notification, Replaced};
+pub use notification::{News, Notification, Replaced};
 pub use notification_feed::{NotificationFeed, NotificationPage, NotificationTail};
 pub use notifier::{Notifier, NotifierOptions};
 pub use producer::{EventTarget, Producer, ProducerOptions, Receipt};
+pub use routing::{HashingScheme, SchemeId, Schemes};
 pub use stats::StatsSnapshot;

@@ -1,7 +1,7 @@
 //! [`Notification`]: the one row that a database has in the feed.
 //!
 //! A reader may come late and see only the newest row, so the row says when each kind of event last happened. From that
-//! and its own cursor a reader derives exactly what is new to it ([`Notification::changes_since`]): coalescing loses
+//! and its own cursor a reader derives exactly what is new to it ([`Notification::news_since`]): coalescing loses
 //! nothing.
 
 use serde::Serialize;
@@ -59,7 +59,7 @@ pub struct Replaced {
 
 /// What is new to a reader in a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Changes {
+pub struct News {
     /// The instance of the row.
     instance: DbInstance,
     /// The earlier instance, if its deletion is news.
@@ -68,7 +68,7 @@ pub struct Changes {
     kinds: Kinds,
 }
 
-impl Changes {
+impl News {
     /// The kinds of events that are news, those of the earlier instance included.
     pub fn kinds(&self) -> Kinds {
         if self.replaced.is_some() { self.kinds | EventKind::Deleted.into() } else { self.kinds }
@@ -97,14 +97,14 @@ impl Notification {
     /// What is new to a reader that knows everything up to `cursor`.
     ///
     /// A reader at [`Sequence::ZERO`] knows no database yet, so the deletion of an earlier instance is no news to it.
-    pub fn changes_since(&self, cursor: Sequence) -> Changes {
+    pub fn news_since(&self, cursor: Sequence) -> News {
         let kinds = [
             (EventKind::Created, self.created_at),
             (EventKind::Updated, self.updated_at),
             (EventKind::DdocUpdated, self.ddoc_updated_at),
             (EventKind::Deleted, self.deleted_at),
         ];
-        Changes {
+        News {
             instance: self.instance,
             replaced: self
                 .replaced
@@ -243,7 +243,7 @@ pub(crate) mod tests {
     #[test]
     fn each_cursor_gets_exactly_its_news() {
         let row = row(at(30));
-        let news = |cursor| row.changes_since(cursor).iter().collect::<Vec<_>>();
+        let news = |cursor| row.news_since(cursor).iter().collect::<Vec<_>>();
         let (old, new) = (DbInstance([6; 16]), DbInstance([7; 16]));
         assert_eq!(news(at(30)), []);
         assert_eq!(news(at(20)), [(new, EventKind::Updated)]);
@@ -251,8 +251,8 @@ pub(crate) mod tests {
         assert_eq!(news(at(9))[0], (new, EventKind::Created));
         assert_eq!(news(at(4))[..2], [(old, EventKind::Deleted), (new, EventKind::Created)]);
         assert_eq!(news(Sequence::ZERO)[0], (new, EventKind::Created), "nothing was known of the old one");
-        assert!(row.changes_since(at(4)).kinds().contains(EventKind::Deleted));
-        assert!(!row.changes_since(at(5)).kinds().contains(EventKind::Deleted));
+        assert!(row.news_since(at(4)).kinds().contains(EventKind::Deleted));
+        assert!(!row.news_since(at(5)).kinds().contains(EventKind::Deleted));
     }
 
     #[test]

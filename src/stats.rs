@@ -71,6 +71,10 @@ stats! {
     leases_lost,
     /// Panics of the work on a leased resource, which was started anew.
     work_panics,
+    /// Rows of deleted databases that the janitor has dropped.
+    tombstones_dropped,
+    /// Closed topology entries that the janitor has dropped.
+    topologies_dropped,
     /// Panics of callbacks, and of the predicates in front of them.
     callback_panics,
 }

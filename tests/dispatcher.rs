@@ -99,12 +99,12 @@ fn names(deliveries: &[Delivery]) -> BTreeSet<&str> {
 
 /// What a delivery says is new.
 fn changes(delivery: &Delivery) -> Vec<(DbInstance, EventKind)> {
-    delivery.changes().iter().collect()
+    delivery.news().iter().collect()
 }
 
 /// The kinds that a delivery says are new.
 fn kinds(delivery: &Delivery) -> Vec<EventKind> {
-    delivery.changes().iter().map(|(_, kind)| kind).collect()
+    delivery.news().iter().map(|(_, kind)| kind).collect()
 }
 
 #[tokio::test(start_paused = true)]
@@ -150,7 +150,7 @@ async fn only_the_wanted_kinds_are_delivered() {
             let sequence = node.event(&a, kind).await;
             let delivery = next(&mut subscription).await;
             assert_eq!(delivery.sequence(), sequence);
-            assert!(delivery.changes().kinds().contains(kind));
+            assert!(delivery.news().kinds().contains(kind));
         }
     }
 }
@@ -330,7 +330,7 @@ async fn a_laggard_reads_the_feed_again_and_misses_nothing() {
             let last = deliveries.iter().rfind(|found| found.notification().name.as_str() == name);
             let row = common::row(&node.bus, &db(name, 1)).await.unwrap();
             assert_eq!(**last.unwrap().notification(), row, "{name}");
-            assert!(last.unwrap().changes().kinds().contains(EventKind::DdocUpdated));
+            assert!(last.unwrap().news().kinds().contains(EventKind::DdocUpdated));
         }
         node.event(&db("a", 1), EventKind::Updated).await;
         assert_eq!(kinds(&next(&mut subscription).await), [EventKind::Updated]);

@@ -115,7 +115,7 @@ impl Subscriber {
             assert!(self.newest < row.sequence, "for a walker, all sequences grow: {what}");
         }
         self.newest = self.newest.max(row.sequence);
-        let told = delivery.changes().kinds();
+        let told = delivery.news().kinds();
         assert!(told.intersects(self.kinds), "{what}");
         let before = self.known.insert(name, (row.instance, row.totals));
         // Who is not given every row cannot tell by the rows what it knew.

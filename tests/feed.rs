@@ -291,7 +291,7 @@ async fn news_is_derived_from_where_the_first_page_began() {
         }
     }
     for row in rows_in_pages(&bus, 1).await {
-        let kinds = row.changes_since(Sequence::ZERO).kinds();
+        let kinds = row.news_since(Sequence::ZERO).kinds();
         assert!(kinds.contains(EventKind::Created) && kinds.contains(EventKind::Updated), "{row:?}");
     }
 }
@@ -325,7 +325,7 @@ async fn shards_divide_the_rows_and_each_is_read_in_pages() {
     assert_eq!(found, feed.page(Sequence::ZERO, 100).await.unwrap().rows);
 
     let unknown = feed.shard_page(ShardId(6), Sequence::ZERO, 3).await.unwrap_err();
-    assert!(matches!(unknown, Error::Invalid { what: "shard", .. }), "{unknown}");
+    assert!(matches!(unknown, Error::NoShard { shard: 6, is_trimmed: false }), "{unknown}");
     notifier.shutdown().await.unwrap();
 }
 

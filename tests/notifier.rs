@@ -391,7 +391,7 @@ async fn a_recreated_name_tells_of_both_instances_whether_folded_together_or_not
             notifier = Some(bus.notifier(unpolled()).await.unwrap());
         }
         let row = row_with(&bus, &new, [1, 0, 2, 0]).await;
-        let changes: Vec<_> = row.changes_since(known).iter().collect();
+        let changes: Vec<_> = row.news_since(known).iter().collect();
         let expected = [
             (old.instance, EventKind::Deleted),
             (new.instance, EventKind::Created),
@@ -413,7 +413,7 @@ async fn of_several_instances_in_one_fold_the_living_one_is_last() {
     let _notifier = bus.notifier(unpolled()).await.unwrap();
     let row = row_with(&bus, &db("a", 1), [1, 0, 0, 0]).await;
     assert!(!row.is_deleted());
-    assert!(row.changes_since(row.sequence).kinds().is_empty());
+    assert!(row.news_since(row.sequence).kinds().is_empty());
     assert_eq!(rows(&bus).await.len(), 1);
     assert_eq!(bus.stats().folded, counts([3, 2, 1, 0]));
     assert_eq!(bus.stats().stale_events, 0);

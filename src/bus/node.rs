@@ -6,6 +6,7 @@ use crate::{
     context::Context,
     dispatcher::{Dispatcher, DispatcherOptions},
     error::Result,
+    janitor::{Janitor, JanitorOptions},
     keys::{NodeId, Role},
     lease::{Member, RoleGuard},
     notifier::{Notifier, NotifierOptions},
@@ -68,6 +69,11 @@ impl Node {
     pub async fn dispatcher(&self, options: DispatcherOptions) -> Result<Dispatcher> {
         let role = self.member.enter(Role::DISPATCHER).await?;
         Dispatcher::start(Arc::clone(&self.context), options, Some(role)).await
+    }
+
+    /// Starts a janitor on the node, which has at most one. Of all nodes that have one, one works at a time.
+    pub async fn janitor(&self, options: JanitorOptions) -> Result<Janitor> {
+        Janitor::start(&self.context, &self.member, options).await
     }
 
     /// Lists a role for which no work is divided, such as [`Role::HTTP`], for whoever looks at

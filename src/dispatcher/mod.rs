@@ -39,8 +39,9 @@ use crate::{
     context::Context,
     encoding::Sequence,
     error::{Error, Result},
+    feed::PAGE_ROWS_MAX,
     lease::RoleGuard,
-    notification_feed::{NotificationFeed, PAGE_ROWS_MAX},
+    notification_feed::NotificationFeed,
 };
 
 /// How a dispatcher works.
@@ -124,7 +125,7 @@ impl Dispatcher {
         options: DispatcherOptions,
         role: Option<RoleGuard>,
     ) -> Result<Self> {
-        let feed = NotificationFeed::new(Arc::clone(&context));
+        let feed = NotificationFeed::new(Arc::clone(&context), context.feed.clone());
         let start = feed.now().await?;
         let fanout = Fanout::new(context, &options, start)?;
         let tail =

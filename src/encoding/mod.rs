@@ -8,6 +8,7 @@ mod sequence;
 mod value;
 
 pub use counters::{COUNTERS_LEN, Counters};
-pub(crate) use sequence::STAMP_LEN;
-pub use sequence::{Incarnation, Sequence, Versionstamp};
 pub(crate) use value::{Reader, versionstamped};
+
+pub(crate) use crate::sequence::STAMP_LEN;
+pub use crate::sequence::{Incarnation, Sequence, Versionstamp};

@@ -1,123 +1,21 @@
-//! [`Sequence`]: the position of a row in a feed.
-//!
-//! 13 bytes: incarnation (1), versionstamp of the transaction that wrote the row (10), order within that transaction
-//! (2), all big-endian. It sorts as bytes, as text and as time, also after a move to another cluster, where versionstamps
-//! start over: the incarnation is raised by one then (CouchDB RFC 003).
+//! Reading a [`Sequence`] from bytes and text.
 
-use std::{fmt, str::FromStr};
+use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::error::{Error, Result};
-
-/// Bytes of a transaction's versionstamp: commit version (8) and order of the transaction in its batch (2).
-pub(crate) const STAMP_LEN: usize = 10;
-
-/// Bytes of a sequence.
-const LEN: usize = 13;
-
-/// How often the bus has moved to another cluster; the first byte of each sequence.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Incarnation(pub u8);
-
-/// When a transaction committed: 10 bytes, big-endian, unique and growing within one cluster.
-#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Versionstamp(pub [u8; STAMP_LEN]);
-
-impl Versionstamp {
-    /// The stamp of the transaction at place `order` of the batch committed at `version`.
-    pub fn new(version: u64, order: u16) -> Self {
-        let mut bytes = [0; STAMP_LEN];
-        bytes[..8].copy_from_slice(&version.to_be_bytes());
-        bytes[8..].copy_from_slice(&order.to_be_bytes());
-        Self(bytes)
-    }
-
-    /// The commit version within.
-    pub fn version(&self) -> u64 {
-        u64::from_be_bytes(self.0[..8].try_into().expect("a stamp is longer than 8 bytes"))
-    }
-}
-
-impl fmt::Debug for Versionstamp {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
-    }
-}
-
-/// The position of a row in a feed. As text it is 26 lower-case hexadecimal digits.
-///
-/// ```
-/// use notibus::{Incarnation, Sequence, Versionstamp};
-///
-/// let sequence = Sequence::new(Incarnation(1), Versionstamp::new(7, 2), 3);
-/// assert_eq!(sequence.to_string(), "01000000000000000700020003");
-/// assert_eq!("01000000000000000700020003".parse::<Sequence>()?, sequence);
-/// assert!("0100".parse::<Sequence>().is_err());
-/// # Ok::<(), notibus::Error>(())
-/// ```
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Sequence([u8; LEN]);
+use crate::{
+    error::{Error, Result},
+    sequence::{SEQUENCE_LEN, Sequence},
+};
 
 impl Sequence {
-    /// Before every row. A reader at zero knows nothing yet.
-    pub const ZERO: Self = Self([0; LEN]);
-
-    /// After every row.
-    pub const MAX: Self = Self([0xff; LEN]);
-
-    /// The position of row number `order` of the transaction with `stamp`.
-    pub fn new(incarnation: Incarnation, stamp: Versionstamp, order: u16) -> Self {
-        let mut bytes = [0; LEN];
-        bytes[0] = incarnation.0;
-        bytes[1..11].copy_from_slice(&stamp.0);
-        bytes[11..].copy_from_slice(&order.to_be_bytes());
-        Self(bytes)
-    }
-
-    /// The last position that a reader at read version `version` can have seen.
-    pub fn last_at(incarnation: Incarnation, version: u64) -> Self {
-        Self::new(incarnation, Versionstamp::new(version, u16::MAX), u16::MAX)
-    }
-
     /// The sequence in its 13 bytes.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
-        let bytes = bytes
-            .try_into()
-            .map_err(|_| Error::corrupt("sequence", format!("{} bytes instead of {LEN}", bytes.len())))?;
-        Ok(Self(bytes))
-    }
-
-    /// Its 13 bytes, which sort as the sequence does.
-    pub fn as_bytes(&self) -> &[u8; LEN] {
-        &self.0
-    }
-
-    /// How often the bus had moved when the row was written.
-    pub fn incarnation(&self) -> Incarnation {
-        Incarnation(self.0[0])
-    }
-
-    /// The stamp of the transaction that wrote the row.
-    pub fn versionstamp(&self) -> Versionstamp {
-        Versionstamp(self.0[1..11].try_into().expect("the slice has the length of a stamp"))
-    }
-
-    /// The place of the row in that transaction.
-    pub fn order(&self) -> u16 {
-        u16::from_be_bytes([self.0[11], self.0[12]])
-    }
-}
-
-impl fmt::Display for Sequence {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
-    }
-}
-
-impl fmt::Debug for Sequence {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
+        let bytes = bytes.try_into().map_err(|_| {
+            Error::corrupt("sequence", format!("{} bytes instead of {SEQUENCE_LEN}", bytes.len()))
+        })?;
+        Ok(Self::from_array(bytes))
     }
 }
 
@@ -126,10 +24,10 @@ impl FromStr for Sequence {
 
     fn from_str(text: &str) -> Result<Self> {
         let fail = |reason: &str| Error::invalid("sequence", format!("{text:?} {reason}"));
-        if text.len() != 2 * LEN {
+        if text.len() != 2 * SEQUENCE_LEN {
             return Err(fail("is not 26 hexadecimal digits"));
         }
-        let mut bytes = [0; LEN];
+        let mut bytes = [0; SEQUENCE_LEN];
         for (byte, pair) in bytes.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
             let digit = |c: u8| (c as char).to_digit(16).map(|d| d as u8);
             match (digit(pair[0]), digit(pair[1])) {
@@ -137,7 +35,7 @@ impl FromStr for Sequence {
                 _ => return Err(fail("has a character that is no hexadecimal digit")),
             }
         }
-        Ok(Self(bytes))
+        Ok(Self::from_array(bytes))
     }
 }
 
@@ -158,6 +56,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::sequence::{Incarnation, Versionstamp};
 
     fn sequences() -> impl Strategy<Value = Sequence> {
         (any::<u8>(), any::<u64>(), any::<u16>(), any::<u16>())
@@ -188,6 +87,17 @@ mod tests {
             );
         }
         assert!(Sequence::from_bytes(&[0; 12]).is_err());
+    }
+
+    #[test]
+    fn nothing_is_between_a_position_and_the_one_before() {
+        let at = |version, order| Sequence::new(Incarnation(1), Versionstamp::new(version, 0), order);
+        assert_eq!(at(7, 3).before(), at(7, 2));
+        assert_eq!(
+            at(7, 0).before(),
+            Sequence::new(Incarnation(1), Versionstamp::new(6, u16::MAX), u16::MAX)
+        );
+        assert_eq!(Sequence::ZERO.before(), Sequence::ZERO);
     }
 
     proptest! {

@@ -1,19 +1,23 @@
-//! Reading a feed: one shard, or all of them merged in the order of their sequences.
+//! Reading a feed within one transaction: one shard, or all of them merged in the order of their sequences.
 
 use bytes::Bytes;
 use futures_util::future::try_join_all;
 
-use super::Topology;
+use super::{
+    RawFeed, Topology,
+    merge::{Direction, merged},
+    topology::{Resharded, space_of},
+};
 use crate::{
-    encoding::{Incarnation, Sequence},
+    encoding::Sequence,
     error::{Error, Result},
-    keys::{FeedId, Keys, ShardId},
+    keys::{RowSpace, ShardId, TopologyRow},
     store::{Isolation, RangeRead, Transaction},
 };
 
 /// A row of a feed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct FeedRow {
+pub(crate) struct StoredRow {
     /// Where it stands.
     pub sequence: Sequence,
     /// Its content, which its feed's users decode.
@@ -22,113 +26,199 @@ pub(crate) struct FeedRow {
 
 /// Some rows of a feed, in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct FeedPage {
+pub(crate) struct StoredPage {
     /// The rows.
-    pub rows: Vec<FeedRow>,
-    /// Everything up to here was read: no row will ever be added at or before it.
+    pub rows: Vec<StoredRow>,
+    /// Everything up to here was read; of rows that were read backwards, everything from here on.
     pub to: Sequence,
     /// Whether there is more to read at this read version.
     pub more: bool,
 }
 
-/// The last sequence that `tx` can see.
-pub(crate) async fn last_readable(tx: &Transaction, incarnation: Incarnation) -> Result<Sequence> {
-    Ok(Sequence::last_at(incarnation, tx.read_version().await?))
+/// Some rows of a shard, in order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct StoredShardPage {
+    /// The rows.
+    pub page: StoredPage,
+    /// What took over, if the shard is closed and was read to its end.
+    pub resharded: Option<Resharded>,
 }
 
-/// The last sequence that `tx` can see; fails if `after` lies beyond it.
-async fn check_readable(tx: &Transaction, incarnation: Incarnation, after: Sequence) -> Result<Sequence> {
-    let last = last_readable(tx, incarnation).await?;
-    if after > last {
-        // Read versions never go back, so no reader of this feed can have come so far.
-        return Err(Error::invalid("sequence", format!("{after} is ahead of the store, which is at {last}")));
+impl<'a> RawFeed<'a> {
+    /// Where the rows of the shards of `entry` are.
+    pub fn spaces(self, entry: &'a TopologyRow) -> impl ExactSizeIterator<Item = RowSpace> + use<'a> {
+        entry.shards().map(move |shard| space_of(entry, self, shard))
     }
-    Ok(last)
-}
 
-/// The rows of `shard` after `after`, at most `limit`.
-pub(crate) async fn shard_page(
-    tx: &Transaction,
-    keys: &Keys,
-    feed: &FeedId,
-    incarnation: Incarnation,
-    shard: ShardId,
-    after: Sequence,
-    limit: usize,
-) -> Result<FeedPage> {
-    let last = check_readable(tx, incarnation, after).await?;
-    let (rows, more) = shard_rows(tx, keys, feed, shard, (after, last), limit).await?;
-    let to = rows.last().filter(|_| more).map_or(last, |row| row.sequence);
-    Ok(FeedPage { rows, to, more: to < last })
-}
-
-/// The rows of `shard` after `after` and up to `last`, at most `limit`; and whether there are more.
-async fn shard_rows(
-    tx: &Transaction,
-    keys: &Keys,
-    feed: &FeedId,
-    shard: ShardId,
-    (after, last): (Sequence, Sequence),
-    limit: usize,
-) -> Result<(Vec<FeedRow>, bool)> {
-    let read = RangeRead::new(keys.entries(feed, shard, after, last)).limit(limit);
-    let page = tx.get_range(&read, Isolation::Snapshot).await?;
-    let rows = page
-        .rows
-        .into_iter()
-        .map(|(key, value)| Ok(FeedRow { sequence: keys.entry_sequence(&key)?, value }))
-        .collect::<Result<_>>()?;
-    Ok((rows, page.more))
-}
-
-/// The rows of all shards after `after`, at most `limit` of each shard and in one total order. All shards are read at the
-/// read version of `tx`, so no row is missed between them.
-///
-/// A shard that has more rows than fit ends the page for all: rows behind its last one wait for the next page.
-///
-/// Fails with [`Error::Invalid`] if `after` is ahead of what `tx` can read.
-pub(crate) async fn page(
-    tx: &Transaction,
-    keys: &Keys,
-    feed: &FeedId,
-    incarnation: Incarnation,
-    after: Sequence,
-    limit: usize,
-) -> Result<FeedPage> {
-    let last = check_readable(tx, incarnation, after).await?;
-    if after == last {
-        return Ok(FeedPage { rows: Vec::new(), to: after, more: false });
+    /// The history of the feed's shards, as readers need it.
+    pub async fn topology(self, tx: &Transaction) -> Result<Topology> {
+        Topology::read(tx, self, Isolation::Snapshot).await
     }
-    let topology = Topology::read(tx, keys, feed, Isolation::Snapshot).await?;
-    let shards = topology.shards().map(|shard| shard_rows(tx, keys, feed, shard, (after, last), limit));
-    let mut rows = Vec::new();
-    let mut to = last;
-    for (shard_rows, more) in try_join_all(shards).await? {
-        if let Some(row) = shard_rows.last().filter(|_| more) {
-            to = to.min(row.sequence);
+
+    /// The last sequence that `tx` can see.
+    pub async fn last_readable(self, tx: &Transaction) -> Result<Sequence> {
+        Ok(Sequence::last_at(self.context.config.incarnation, tx.read_version().await?))
+    }
+
+    /// The oldest position from which a reader misses nothing.
+    pub async fn horizon(self, tx: &Transaction, isolation: Isolation) -> Result<Sequence> {
+        let stored = tx.get(&self.context.keys.horizon(self.id), isolation).await?;
+        stored.map_or(Ok(Sequence::ZERO), |stored| Sequence::from_bytes(&stored))
+    }
+
+    /// The last sequence that `tx` can see, and the topology. Fails if a reader at `after` is ahead of the store, or if
+    /// rows that it has not seen may have been dropped.
+    async fn begin(self, tx: &Transaction, after: Sequence) -> Result<(Sequence, Topology)> {
+        let incarnation = self.context.config.incarnation;
+        if after.incarnation() > incarnation {
+            let reason = format!(
+                "{after} is of incarnation {}, the bus is at {}",
+                after.incarnation().0,
+                incarnation.0
+            );
+            return Err(Error::invalid("sequence", reason));
         }
-        rows.extend(shard_rows);
+        let horizon = self.horizon(tx, Isolation::Snapshot);
+        let (last, topology, horizon) = tokio::join!(self.last_readable(tx), self.topology(tx), horizon);
+        let (last, topology, horizon) = (last?, topology?, horizon?);
+        if after > last {
+            // Read versions never go back, so no reader of this feed can have come so far.
+            return Err(Error::invalid(
+                "sequence",
+                format!("{after} is ahead of the store, which is at {last}"),
+            ));
+        }
+        if after > Sequence::ZERO && after < horizon {
+            return Err(Error::Expired { horizon });
+        }
+        Ok((last, topology))
     }
-    rows.retain(|row| row.sequence <= to);
-    rows.sort_unstable_by_key(|row| row.sequence);
-    Ok(FeedPage { rows, to, more: to < last })
-}
 
-/// The newest row of `id`, if it has one.
-pub(crate) async fn newest_of(
-    tx: &Transaction,
-    keys: &Keys,
-    feed: &FeedId,
-    topology: &Topology,
-    id: &[u8],
-) -> Result<Option<FeedRow>> {
-    let Some(newest) = tx.get(&keys.newest(feed, id), Isolation::Snapshot).await? else {
-        return Ok(None);
-    };
-    let sequence = Sequence::from_bytes(&newest)?;
-    let shard = topology.shard_at(sequence, id)?;
-    let value = tx.get(&keys.entry(feed, shard, sequence), Isolation::Snapshot).await?;
-    let value = value
-        .ok_or_else(|| Error::corrupt("newest", format!("it points at {sequence}, where there is no row")))?;
-    Ok(Some(FeedRow { sequence, value }))
+    /// The rows of all shards after `after`, at most `limit`, in one total order. All shards are read at the read version of
+    /// `tx`, so no row is missed between them.
+    ///
+    /// Fails with [`Error::Invalid`] if `after` is ahead of what `tx` can read, and with [`Error::Expired`] if it is below
+    /// the horizon.
+    pub async fn page(self, tx: &Transaction, after: Sequence, limit: usize) -> Result<StoredPage> {
+        let (last, topology) = self.begin(tx, after).await?;
+        if after == last {
+            return Ok(StoredPage { rows: Vec::new(), to: last, more: false });
+        }
+        let entries = topology.after(after).iter();
+        let (rows, more) = self.rows_of(tx, entries, (after, last), limit, Direction::Ascending).await?;
+        let to = rows.last().filter(|_| more).map_or(last, |row| row.sequence);
+        Ok(StoredPage { rows, to, more })
+    }
+
+    /// The rows of all shards before `before`, at most `limit`, newest first.
+    pub async fn page_before(self, tx: &Transaction, before: Sequence, limit: usize) -> Result<StoredPage> {
+        let (last, topology) = self.begin(tx, Sequence::ZERO).await?;
+        let bounds = (Sequence::ZERO, last.min(before.before()));
+        let entries = topology.entries().iter().rev().filter(|entry| entry.first <= bounds.1);
+        let (rows, more) = self.rows_of(tx, entries, bounds, limit, Direction::Descending).await?;
+        let to = rows.last().filter(|_| more).map_or(Sequence::ZERO, |row| row.sequence);
+        Ok(StoredPage { rows, to, more })
+    }
+
+    /// The rows of `entries`, one entry after the other, at most `limit`, which is at least 1; and whether there may be more.
+    async fn rows_of(
+        self,
+        tx: &Transaction,
+        entries: impl Iterator<Item = &TopologyRow>,
+        bounds: (Sequence, Sequence),
+        limit: usize,
+        direction: Direction,
+    ) -> Result<(Vec<StoredRow>, bool)> {
+        let mut rows = Vec::new();
+        for entry in entries {
+            if rows.len() == limit {
+                return Ok((rows, true));
+            }
+            let (found, more) = merged(tx, self.spaces(entry), bounds, limit - rows.len(), direction).await?;
+            rows.extend(found);
+            if more {
+                return Ok((rows, true));
+            }
+        }
+        Ok((rows, false))
+    }
+
+    /// The rows of `shard` after `after`, at most `limit`.
+    pub async fn shard_page(
+        self,
+        tx: &Transaction,
+        shard: ShardId,
+        after: Sequence,
+        limit: usize,
+    ) -> Result<StoredShardPage> {
+        let (last, topology) = self.begin(tx, after).await?;
+        let (entry, successor) = topology.entry_of(shard)?;
+        let space = std::iter::once(space_of(entry, self, shard));
+        let (rows, more) = merged(tx, space, (after, last), limit, Direction::Ascending).await?;
+        let to = match (rows.last(), successor) {
+            (Some(row), _) if more => row.sequence,
+            // Later rows are in other shards: no position behind the successor's beginning may be taken as read.
+            (_, Some(successor)) => after.max(successor.first.before()),
+            (_, None) => last,
+        };
+        let resharded = successor.filter(|_| !more).map(Resharded::from);
+        Ok(StoredShardPage { page: StoredPage { rows, to, more }, resharded })
+    }
+
+    /// How many rows of `shard` stand after `after` and up to `last`, of which at most `limit` are counted; and from where to
+    /// go on, if there are more. A shard that was dropped has none.
+    pub async fn count(
+        self,
+        tx: &Transaction,
+        shard: ShardId,
+        (after, last): (Sequence, Sequence),
+        limit: usize,
+    ) -> Result<(usize, Option<Sequence>)> {
+        let topology = self.topology(tx).await?;
+        let entry = match topology.entry_of(shard) {
+            Err(Error::NoShard { is_trimmed: true, .. }) => return Ok((0, None)),
+            entry => entry?.0,
+        };
+        let space = space_of(entry, self, shard);
+        let read = RangeRead::new(space.rows(after, last)).limit(limit);
+        let page = tx.get_range(&read, Isolation::Snapshot).await?;
+        let next = page.rows.last().filter(|_| page.more).map(|(key, _)| space.sequence(key)).transpose()?;
+        Ok((page.rows.len(), next))
+    }
+
+    /// The sequence of the last row, if there is one.
+    pub async fn last_row(self, tx: &Transaction) -> Result<Option<Sequence>> {
+        let topology = self.topology(tx).await?;
+        for entry in topology.entries().iter().rev() {
+            let newest = self.spaces(entry).map(async |space| {
+                let read = RangeRead::new(space.rows(Sequence::ZERO, Sequence::MAX)).limit(1).reverse();
+                let page = tx.get_range(&read, Isolation::Snapshot).await?;
+                page.rows.first().map(|(key, _)| space.sequence(key)).transpose()
+            });
+            let newest = try_join_all(newest).await?.into_iter().flatten().max();
+            if newest.is_some() {
+                return Ok(newest);
+            }
+        }
+        Ok(None)
+    }
+
+    /// The newest row of `id`, if it has one and the feed keeps track of it.
+    pub async fn newest_of(
+        self,
+        tx: &Transaction,
+        topology: &Topology,
+        id: &[u8],
+    ) -> Result<Option<StoredRow>> {
+        let Some(newest) = tx.get(&self.context.keys.newest(self.id, id), Isolation::Snapshot).await? else {
+            return Ok(None);
+        };
+        let sequence = Sequence::from_bytes(&newest)?;
+        let key = topology.space_at(self, sequence, id)?.row(sequence);
+        let value = tx.get(&key, Isolation::Snapshot).await?;
+        let value = value.ok_or_else(|| {
+            Error::corrupt("newest", format!("it points at {sequence}, where there is no row"))
+        })?;
+        Ok(Some(StoredRow { sequence, value }))
+    }
 }

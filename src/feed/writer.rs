@@ -1,27 +1,45 @@
-//! [`FeedWriter`]: replaces the rows of ids within one transaction.
+//! Writing rows within one transaction.
 
 use std::collections::BTreeSet;
 
-use super::Topology;
+use super::{RawFeed, Topology, topology::space_of};
 use crate::{
-    encoding::{Incarnation, Sequence, versionstamped},
+    encoding::{Sequence, versionstamped},
     error::{Error, Result},
-    keys::{FeedId, Keys, ShardId, sequence_operand},
+    keys::{ShardId, sequence_operand},
     store::{AtomicOp, Transaction},
 };
 
-/// Writes rows within one transaction. The topology must have been read in the same transaction, serializably.
+/// Removes the row of `id` at `previous`, if there is one, and appends `row` as number `order` of the transaction. Returns
+/// the shard that it goes to. Blind: it reads nothing. `topology` must be the current one, and in the read-conflict set.
+pub(crate) fn append(
+    tx: &Transaction,
+    feed: RawFeed<'_>,
+    topology: &Topology,
+    id: &[u8],
+    previous: Option<Sequence>,
+    order: u16,
+    row: &[u8],
+) -> Result<ShardId> {
+    let shard = topology.shard_of_new(feed, id)?;
+    if let Some(previous) = previous {
+        tx.clear(&topology.space_at(feed, previous, id)?.row(previous));
+    }
+    let space = space_of(topology.current(), feed, shard);
+    let key = space.append(feed.context.config.incarnation, order);
+    tx.atomic(AtomicOp::SetVersionstampedKey, &key, row);
+    Ok(shard)
+}
+
+/// Writes the rows of a feed that keeps track of the newest row of each id, within one transaction. The topology must have
+/// been read in the same transaction, serializably.
 pub(crate) struct FeedWriter<'a> {
     /// The transaction.
     tx: &'a Transaction,
-    /// The keys of the bus.
-    keys: &'a Keys,
     /// The feed.
-    feed: &'a FeedId,
+    feed: RawFeed<'a>,
     /// Where rows go and have gone.
     topology: &'a Topology,
-    /// The incarnation of the bus.
-    incarnation: Incarnation,
     /// The place of the next row in the transaction.
     order: u16,
     /// The shards that got a row.
@@ -30,40 +48,29 @@ pub(crate) struct FeedWriter<'a> {
 
 impl<'a> FeedWriter<'a> {
     /// A writer of `feed` in `tx`.
-    pub fn new(
-        tx: &'a Transaction,
-        keys: &'a Keys,
-        feed: &'a FeedId,
-        topology: &'a Topology,
-        incarnation: Incarnation,
-    ) -> Self {
-        Self { tx, keys, feed, topology, incarnation, order: 0, appended: BTreeSet::new() }
+    pub fn new(tx: &'a Transaction, feed: RawFeed<'a>, topology: &'a Topology) -> Self {
+        Self { tx, feed, topology, order: 0, appended: BTreeSet::new() }
     }
 
     /// Removes the row of `id` at `previous`, if there is one, and appends `row`. Returns the place of the row in the
     /// transaction. Blind: it reads nothing.
     pub fn replace(&mut self, id: &[u8], previous: Option<Sequence>, row: &[u8]) -> Result<u16> {
-        if let Some(previous) = previous {
-            let shard = self.topology.shard_at(previous, id)?;
-            self.tx.clear(&self.keys.entry(self.feed, shard, previous));
-        }
-        let shard = self.topology.shard_of_new(id)?;
         let order = self.order;
         self.order = order
             .checked_add(1)
             .ok_or_else(|| Error::invalid("rows", "a transaction holds at most 65,535 rows"))?;
-        let key = self.keys.append(self.feed, shard, self.incarnation, order);
-        self.tx.atomic(AtomicOp::SetVersionstampedKey, &key, row);
-        let newest = self.keys.newest(self.feed, id);
-        self.tx.atomic(AtomicOp::SetVersionstampedValue, &newest, &sequence_operand(self.incarnation, order));
-        self.appended.insert(shard);
+        self.appended.insert(append(self.tx, self.feed, self.topology, id, previous, order, row)?);
+        let context = self.feed.context;
+        let newest = context.keys.newest(self.feed.id, id);
+        let sequence = sequence_operand(context.config.incarnation, order);
+        self.tx.atomic(AtomicOp::SetVersionstampedValue, &newest, &sequence);
         Ok(order)
     }
 
     /// Moves the heads of the shards that got a row. Returns how many rows were written.
     pub fn finish(self) -> u16 {
         for shard in self.appended {
-            let head = self.keys.head(self.feed, shard);
+            let head = self.feed.context.keys.head(self.feed.id, shard);
             self.tx.atomic(AtomicOp::SetVersionstampedValue, &head, &versionstamped(&[], &[]));
         }
         self.order

@@ -194,6 +194,16 @@ impl Member {
         self.command(Command::Leave).await
     }
 
+    /// What came of starting a role for which the node has joined: if that failed, it leaves.
+    pub async fn or_leave<T>(&self, started: Result<T>) -> Result<T> {
+        if started.is_err()
+            && let Err(error) = self.leave().await
+        {
+            tracing::warn!(%error, "the node is left to expire");
+        }
+        started
+    }
+
     /// Has the heartbeat do something, and waits until it is done. A heartbeat that has ended does nothing.
     async fn command(&self, command: impl FnOnce(oneshot::Sender<Result<()>>) -> Command) -> Result<()> {
         let (reply, done) = oneshot::channel();

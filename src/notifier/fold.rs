@@ -15,7 +15,7 @@ use crate::{
     context::Context,
     encoding::Counters,
     error::{Error, Result},
-    feed::{FeedWriter, Topology, newest_of},
+    feed::{FeedWriter, RawFeed, Topology},
     keys::{FoldMark, Partition, sequence_operand},
     lease::Held,
     notification::Notification,
@@ -101,10 +101,11 @@ impl Folder<'_> {
 
     /// One attempt, up to its commit.
     async fn attempt(&self, tx: &Transaction, fold: u64, from: Option<&Bytes>) -> Result<Done> {
-        let Context { keys, feed, config, .. } = self.context;
+        let Context { keys, config, .. } = self.context;
+        let feed = RawFeed::notifications(self.context);
         let (drain, topology) = tokio::join!(
             Drain::read(tx, keys, self.partition, from, self.rows_max),
-            Topology::read(tx, keys, feed, Isolation::Serializable),
+            Topology::read(tx, feed, Isolation::Serializable),
         );
         let (drain, topology) = (drain?, topology?);
         let mut done = Done { next: drain.next.clone(), folded: drain.total(), ..Done::default() };
@@ -112,12 +113,10 @@ impl Folder<'_> {
             return Ok(done);
         }
 
-        let present = drain
-            .names
-            .iter()
-            .map(|(name, _)| newest_of(tx, keys, feed, &topology, name.as_str().as_bytes()));
+        let present =
+            drain.names.iter().map(|(name, _)| feed.newest_of(tx, &topology, name.as_str().as_bytes()));
         let present = try_join_all(present).await?;
-        let mut writer = FeedWriter::new(tx, keys, feed, &topology, config.incarnation);
+        let mut writer = FeedWriter::new(tx, feed, &topology);
         for ((name, mut waiting), present) in drain.names.into_iter().zip(present) {
             waiting.subtract(tx);
             let previous = present.as_ref().map(|row| row.sequence);

@@ -154,15 +154,8 @@ impl Notifier {
         member: Arc<Member>,
         options: NotifierOptions,
     ) -> Result<Self> {
-        match Self::start(context, &member, options).await {
-            Ok(notifier) => Ok(Self { node: Some(member), ..notifier }),
-            Err(error) => {
-                if let Err(error) = member.leave().await {
-                    tracing::warn!(%error, "the node is left to expire");
-                }
-                Err(error)
-            }
-        }
+        let notifier = member.or_leave(Self::start(context, &member, options).await).await?;
+        Ok(Self { node: Some(member), ..notifier })
     }
 
     /// The numbers of the partitions on which it works at the moment, in order.

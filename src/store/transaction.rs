@@ -73,6 +73,8 @@ struct Held {
     additions: BTreeMap<Bytes, Counters>,
     /// Keys whose values get the versionstamp, each with the operand.
     stamps: BTreeMap<Bytes, Bytes>,
+    /// By feed, the ids that have got a row, each with the place of its row among those of the feed in this transaction.
+    rows: BTreeMap<Bytes, BTreeMap<Bytes, u16>>,
     /// Whom to tell of what once the commit has succeeded, or may have.
     listeners: Vec<(Arc<dyn AfterCommit>, u64)>,
 }
@@ -152,7 +154,7 @@ impl Transaction {
 
     /// Commits. Returns `None` if there was nothing to write.
     pub async fn commit(&self) -> Result<Option<Committed>> {
-        let Held { additions, stamps, listeners } = std::mem::take(&mut *self.held());
+        let Held { additions, stamps, listeners, .. } = std::mem::take(&mut *self.held());
         for (key, counters) in additions {
             let operand = Bytes::copy_from_slice(&counters.to_bytes());
             self.0.backend.mutate(Mutation::Atomic(AtomicOp::Add, key, operand));
@@ -223,6 +225,19 @@ impl Transaction {
     /// is called for one key, the commit sets it once. Reads of this transaction do not see it.
     pub(crate) fn stamp_merged(&self, key: Bytes, operand: Bytes) {
         self.held().stamps.entry(key).or_insert(operand);
+    }
+
+    /// The place of the row of `id` among the rows that this transaction writes to `feed`: the same one each time, so that the
+    /// last row written for an id is the only one. `None` once all 65,535 places are taken.
+    pub(crate) fn place_of_row(&self, feed: &[u8], id: &[u8]) -> Option<u16> {
+        let mut held = self.held();
+        let places = held.rows.entry(Bytes::copy_from_slice(feed)).or_default();
+        if let Some(&place) = places.get(id) {
+            return Some(place);
+        }
+        let next = u16::try_from(places.len()).ok().filter(|&next| next < u16::MAX)?;
+        places.insert(Bytes::copy_from_slice(id), next);
+        Some(next)
     }
 
     /// Tells `listener` of `token` once the commit has succeeded, or may have; once, however often it is asked for.

@@ -138,7 +138,8 @@ impl Observers {
 /// Opens the bus, and starts the notifiers.
 async fn open(args: &Args, db: &Database) -> Result<(Bus, Producer, Vec<Notifier>), Failure> {
     let prefix = args.prefix.clone().into_bytes();
-    let options = BusOptions { prefix, partitions: args.partitions, shards: args.shards };
+    let options =
+        BusOptions { prefix, partitions: args.partitions, shards: args.shards, ..BusOptions::default() };
     let bus = Bus::open(db, options).await?;
     let producer = bus.producer_with(ProducerOptions { slots: args.slots, ..ProducerOptions::default() })?;
     let mut notifiers: Vec<Notifier> = Vec::new();

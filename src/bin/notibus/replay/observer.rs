@@ -97,7 +97,7 @@ impl Observer {
         let rows = feed.of_history.iter().filter(|row| (self.wants)(row.name.as_str()));
         let missed = rows.filter_map(|row| {
             let newest = told.newest.get(&row.name).copied().unwrap_or(Sequence::ZERO);
-            let news = row.changes_since(newest).kinds();
+            let news = row.news_since(newest).kinds();
             news.intersects(self.kinds)
                 .then(|| format!("{} was not told of {news:?} of {:?}", self.name, row.name))
         });

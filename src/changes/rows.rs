@@ -1,0 +1,116 @@
+//! Changes with what the layer above knows of the documents: all leaves, and the documents themselves.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures_util::{StreamExt, TryStreamExt, future::BoxFuture, stream};
+
+use super::{Change, DocSummary, Revision};
+use crate::{
+    encoding::Sequence,
+    error::{Error, Result},
+    event::Db,
+    feed::Feed,
+    store::Transaction,
+};
+
+/// How many documents are asked for at once.
+const DOCS_AT_ONCE: usize = 32;
+
+/// A leaf of a document: the end of a branch of edits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Leaf {
+    /// Its revision.
+    pub revision: Revision,
+    /// Whether it is a deletion.
+    pub is_deleted: bool,
+}
+
+/// What a layer knows of its documents, read in the transaction of the changes.
+pub trait DocSource: Send + Sync {
+    /// All leaves of `doc`, the winning one first. It is asked only for documents of more than one branch.
+    fn leaves<'a>(
+        &'a self,
+        tx: &'a Transaction,
+        db: &'a Db,
+        doc: &'a DocSummary,
+    ) -> BoxFuture<'a, Result<Vec<Leaf>>>;
+
+    /// The winning revision of `doc` in the layer's own form; `None` if there is none to show.
+    fn body<'a>(
+        &'a self,
+        tx: &'a Transaction,
+        db: &'a Db,
+        doc: &'a DocSummary,
+    ) -> BoxFuture<'a, Result<Option<Bytes>>>;
+}
+
+/// Which changes to read, and what with them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChangesQuery {
+    /// Where to start: the rows after it, or, if descending, those before it. Default: [`Sequence::ZERO`].
+    pub from: Sequence,
+    /// The most rows, 1 to 10,000. With documents of a size, so few that their reads fit into 5 s. Default: 1,000.
+    pub limit: usize,
+    /// Newest first. Default: no.
+    pub descending: bool,
+    /// All leaves of each document (`style=all_docs`), not just the winning revision. Default: no.
+    pub all_leaves: bool,
+    /// The documents, too (`include_docs`). Default: no.
+    pub include_docs: bool,
+}
+
+impl Default for ChangesQuery {
+    fn default() -> Self {
+        Self { from: Sequence::ZERO, limit: 1_000, descending: false, all_leaves: false, include_docs: false }
+    }
+}
+
+/// A change, with what was asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChangeRow {
+    /// The row of the feed.
+    pub change: Arc<Change>,
+    /// The leaves that were asked for, the winning one first.
+    pub leaves: Vec<Leaf>,
+    /// The document, if it was asked for and there is one.
+    pub body: Option<Bytes>,
+}
+
+/// Some changes, in the order asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChangesPage {
+    /// The rows.
+    pub rows: Vec<ChangeRow>,
+    /// Where to go on.
+    pub to: Sequence,
+    /// Whether there was more to read.
+    pub more: bool,
+}
+
+/// Reads what `query` asks for, all in one transaction.
+pub(super) async fn read(
+    tx: &Transaction,
+    feed: &Feed<Change>,
+    db: &Db,
+    query: &ChangesQuery,
+    source: &dyn DocSource,
+) -> Result<ChangesPage> {
+    let page = if query.descending {
+        feed.page_before_in(tx, query.from, query.limit).await?
+    } else {
+        feed.page_in(tx, query.from, query.limit).await?
+    };
+    let row = async |change: Arc<Change>| {
+        let doc = &change.doc;
+        let leaves = if query.all_leaves && doc.branches > 1 {
+            source.leaves(tx, db, doc).await?
+        } else {
+            vec![Leaf { revision: doc.revision, is_deleted: doc.is_deleted }]
+        };
+        let body = if query.include_docs { source.body(tx, db, doc).await? } else { None };
+        Ok::<_, Error>(ChangeRow { leaves, body, change })
+    };
+    let rows = stream::iter(page.rows).map(row).buffered(DOCS_AT_ONCE).try_collect().await?;
+    Ok(ChangesPage { rows, to: page.to, more: page.more })
+}

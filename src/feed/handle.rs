@@ -1,0 +1,272 @@
+//! [`Feed`]: a feed as its readers see it, with rows of one type.
+
+use std::{fmt, marker::PhantomData, sync::Arc};
+
+use futures_util::{StreamExt, TryStreamExt, stream};
+
+use super::{
+    NewTopology, RawFeed, Resharded, ShardReader, TopologyEntry,
+    reader::{StoredPage, StoredRow},
+};
+use crate::{
+    context::Context,
+    encoding::Sequence,
+    error::{Error, Result},
+    keys::{FeedId, ShardId},
+    routing::SchemeId,
+    store::Transaction,
+};
+
+/// The most rows of a page.
+pub const PAGE_ROWS_MAX: usize = 10_000;
+
+/// How many shards are read at once where their number has no other limit.
+pub(crate) const SHARDS_READ_AT_ONCE: usize = 64;
+
+/// What the rows of a feed are.
+pub trait FeedRow: Sized + Send + Sync + 'static {
+    /// The row that is stored at `sequence` as `bytes`. Fails with [`Error::Corrupt`] if it is none.
+    fn from_stored(sequence: Sequence, bytes: &[u8]) -> Result<Self>;
+
+    /// Where it stands.
+    fn sequence(&self) -> Sequence;
+}
+
+/// Some rows of a feed, in order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FeedPage<R> {
+    /// The rows.
+    pub rows: Vec<Arc<R>>,
+    /// Everything up to here was read: go on from here, nothing will ever be added before it. Of rows that were read
+    /// backwards: everything from here on.
+    ///
+    /// While there is more to read, this is no position up to which everything is known: a row that a later page will bring
+    /// may have superseded one before it. So derive what is new in the rows of all pages from where the first page began,
+    /// until one has no more after it.
+    pub to: Sequence,
+    /// Whether there was more to read when the page was read.
+    pub more: bool,
+}
+
+/// Some rows of one shard, in order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ShardPage<R> {
+    /// The rows.
+    pub rows: Vec<Arc<R>>,
+    /// Everything of the shard up to here was read. It does not go beyond the end of a closed shard.
+    pub to: Sequence,
+    /// Whether there was more to read when the page was read.
+    pub more: bool,
+    /// What took over, if the shard is closed and was read to its end. Each further page says so again; a
+    /// [`ShardReader`] says it once.
+    pub resharded: Option<Resharded>,
+}
+
+/// A feed: one row per id, its newest, ordered by sequence over all shards. Clones are cheap.
+pub struct Feed<R> {
+    /// What the roles share.
+    pub(crate) context: Arc<Context>,
+    /// Which feed.
+    pub(crate) id: FeedId,
+    /// What its rows are.
+    rows: PhantomData<fn() -> R>,
+}
+
+impl<R> Clone for Feed<R> {
+    fn clone(&self) -> Self {
+        Self { context: Arc::clone(&self.context), id: self.id.clone(), rows: PhantomData }
+    }
+}
+
+impl<R> fmt::Debug for Feed<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Feed").field(&self.id).finish()
+    }
+}
+
+impl<R: FeedRow> Feed<R> {
+    /// The feed `id` of the bus with this context.
+    pub(crate) fn new(context: Arc<Context>, id: FeedId) -> Self {
+        Self { context, id, rows: PhantomData }
+    }
+
+    /// The feed as bytes.
+    pub(crate) fn raw(&self) -> RawFeed<'_> {
+        RawFeed::new(&self.context, &self.id)
+    }
+
+    /// The rows after `after`, at most `limit` (1 to 10,000), in the order of their sequences over all shards and all
+    /// topologies. Start at [`Sequence::ZERO`], go on at [`FeedPage::to`]: each page is read in a transaction of its own, so
+    /// a backlog may take as long as it takes. A row that is superseded meanwhile comes later, in its new place.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] if `after` is ahead of the store or of a later incarnation, as a cursor of another bus would be;
+    /// [`Error::Expired`] if rows after it may have been dropped; [`Error::NoFeed`] if there is no such feed.
+    pub async fn page(&self, after: Sequence, limit: usize) -> Result<FeedPage<R>> {
+        self.context.db.run(async |tx| self.page_in(&tx, after, limit).await).await
+    }
+
+    /// [`Feed::page`] within the caller's transaction.
+    pub async fn page_in(&self, tx: &Transaction, after: Sequence, limit: usize) -> Result<FeedPage<R>> {
+        check_limit(limit)?;
+        page_of(self.raw().page(tx, after, limit).await?)
+    }
+
+    /// The rows before `before`, at most `limit` (1 to 10,000), newest first. Start at [`Sequence::MAX`], go on at
+    /// [`FeedPage::to`]. Rows that are superseded while the pages are read move to where was read already: who wants them,
+    /// too, reads forward from the [`Feed::now`] of before.
+    pub async fn page_before(&self, before: Sequence, limit: usize) -> Result<FeedPage<R>> {
+        self.context.db.run(async |tx| self.page_before_in(&tx, before, limit).await).await
+    }
+
+    /// [`Feed::page_before`] within the caller's transaction.
+    pub async fn page_before_in(
+        &self,
+        tx: &Transaction,
+        before: Sequence,
+        limit: usize,
+    ) -> Result<FeedPage<R>> {
+        check_limit(limit)?;
+        page_of(self.raw().page_before(tx, before, limit).await?)
+    }
+
+    /// The rows of `shard` after `after`, at most `limit` (1 to 10,000). All rows of an id that are written under one
+    /// topology are in one shard, so that readers of different shards need not know of each other.
+    ///
+    /// Fails with [`Error::NoShard`] if the feed has no such shard, and as [`Feed::page`] does.
+    pub async fn shard_page(&self, shard: ShardId, after: Sequence, limit: usize) -> Result<ShardPage<R>> {
+        self.context.db.run(async |tx| self.shard_page_in(&tx, shard, after, limit).await).await
+    }
+
+    /// [`Feed::shard_page`] within the caller's transaction.
+    pub async fn shard_page_in(
+        &self,
+        tx: &Transaction,
+        shard: ShardId,
+        after: Sequence,
+        limit: usize,
+    ) -> Result<ShardPage<R>> {
+        check_limit(limit)?;
+        let read = self.raw().shard_page(tx, shard, after, limit).await?;
+        let FeedPage { rows, to, more } = page_of(read.page)?;
+        Ok(ShardPage { rows, to, more, resharded: read.resharded })
+    }
+
+    /// Reads `shard` from `after` on, to its end. Which shards to read from a position on, [`Feed::topology_at`] tells.
+    pub fn shard_reader(&self, shard: ShardId, after: Sequence) -> ShardReader<R> {
+        ShardReader::new(self.clone(), shard, after)
+    }
+
+    /// The history of the feed's shards, oldest first. Closed entries without rows are dropped from time to time.
+    pub async fn topology(&self) -> Result<Vec<TopologyEntry>> {
+        self.context
+            .db
+            .run(async |tx| {
+                Ok(self.raw().topology(&tx).await?.entries().iter().map(TopologyEntry::from).collect())
+            })
+            .await
+    }
+
+    /// The shards that were live at `since`: a reader of single shards starts with these, and goes on with the successor of
+    /// each that is closed. Whoever reads so from `since` on misses nothing.
+    pub async fn topology_at(&self, since: Sequence) -> Result<TopologyEntry> {
+        self.context.db.run(async |tx| Ok(self.raw().topology(&tx).await?.at(since).into())).await
+    }
+
+    /// The shards that can have rows. Ids are unique within the feed and never used again.
+    pub async fn shards(&self) -> Result<Vec<ShardId>> {
+        Ok(self.topology().await?.into_iter().flat_map(|entry| entry.shards).collect())
+    }
+
+    /// Changes the number of shards, 1 to 10,000, up or down, while the feed is written and read; and the hashing scheme, if
+    /// one is named. Nothing is moved: rows go to the new shards from this sequence on. Returns the new entry.
+    ///
+    /// Writers that are overtaken are tried again; a reader of a single shard is told by [`Resharded`]. Several reshards at
+    /// once come one after the other. A reshard of unknown result is not done twice.
+    ///
+    /// Fails with [`Error::Invalid`] if there cannot be so many shards, with [`Error::UnknownScheme`] if this process does
+    /// not know the scheme, and with [`Error::NoFeed`] if there is no such feed. Nothing is changed then.
+    pub async fn reshard(&self, shards: u32, scheme: Option<SchemeId>) -> Result<TopologyEntry> {
+        let db = &self.context.db;
+        let new = NewTopology::new(shards, scheme, db.env())?;
+        db.run(async |tx| self.raw().reshard(&tx, &new).await).await?;
+        self.context.signals.appended();
+        db.run(async |tx| self.raw().entry_written(&tx, &new).await).await
+    }
+
+    /// How many rows stand after `after`: what a reader there has still to read. It reads them all, in as many transactions
+    /// as it takes. Rows that are superseded while they are counted may be missed, as a reader would not meet them there.
+    ///
+    /// Fails as [`Feed::page`] does.
+    pub async fn pending(&self, after: Sequence) -> Result<u64> {
+        let db = &self.context.db;
+        let (last, shards) = db
+            .run(async |tx| {
+                // It checks the position.
+                self.raw().page(&tx, after, 1).await?;
+                let topology = self.raw().topology(&tx).await?;
+                let shards: Vec<_> = topology.after(after).iter().flat_map(|entry| entry.shards()).collect();
+                Ok((self.raw().last_readable(&tx).await?, shards))
+            })
+            .await?;
+        let count = |shard| async move {
+            let mut total = 0;
+            let mut next = Some(after);
+            while let Some(after) = next {
+                let bounds = (after, last);
+                let (count, rest) =
+                    db.run(async |tx| self.raw().count(&tx, shard, bounds, PAGE_ROWS_MAX).await).await?;
+                total += count as u64;
+                next = rest;
+            }
+            Ok(total)
+        };
+        let counts = stream::iter(shards).map(count).buffer_unordered(SHARDS_READ_AT_ONCE);
+        counts.try_fold(0, async |total, count| Ok(total + count)).await
+    }
+
+    /// The sequence of the newest row; `None` if there is none.
+    pub async fn last_sequence(&self) -> Result<Option<Sequence>> {
+        self.context.db.run(async |tx| self.raw().last_row(&tx).await).await
+    }
+
+    /// The position behind everything that is in the feed now: whoever starts here gets what comes.
+    pub async fn now(&self) -> Result<Sequence> {
+        self.context.db.run(async |tx| self.raw().last_readable(&tx).await).await
+    }
+
+    /// The oldest position, other than zero, from which a reader misses nothing.
+    pub async fn horizon(&self) -> Result<Sequence> {
+        let isolation = crate::store::Isolation::Snapshot;
+        self.context.db.run(async |tx| self.raw().horizon(&tx, isolation).await).await
+    }
+
+    /// What took over from `shard`, which was dropped.
+    pub(super) async fn end_of_trimmed(&self, shard: ShardId) -> Result<Resharded> {
+        let read = async |tx| {
+            let topology = self.raw().topology(&tx).await?;
+            topology
+                .successor_of_trimmed(shard)
+                .map(Resharded::from)
+                .ok_or(Error::NoShard { shard: shard.0, is_trimmed: true })
+        };
+        self.context.db.run(read).await
+    }
+}
+
+/// Fails if a page cannot have `limit` rows.
+fn check_limit(limit: usize) -> Result<()> {
+    if (1..=PAGE_ROWS_MAX).contains(&limit) {
+        Ok(())
+    } else {
+        Err(Error::invalid("limit", format!("{limit} is not 1 to {PAGE_ROWS_MAX}")))
+    }
+}
+
+/// The rows of a stored page.
+fn page_of<R: FeedRow>(page: StoredPage) -> Result<FeedPage<R>> {
+    let rows = page.rows.into_iter();
+    let rows = rows.map(|StoredRow { sequence, value }| R::from_stored(sequence, &value).map(Arc::new));
+    Ok(FeedPage { rows: rows.collect::<Result<_>>()?, to: page.to, more: page.more })
+}

@@ -1,0 +1,146 @@
+//! Beginning and changing the topology of a feed.
+
+use bytes::Bytes;
+
+use super::{RawFeed, Topology, TopologyEntry};
+use crate::{
+    encoding::Sequence,
+    env::Env,
+    error::{Error, Result},
+    keys::{Layout, ShardId, TopologyRow},
+    routing::SchemeId,
+    store::{AtomicOp, Isolation, RangeRead, Transaction},
+};
+
+/// The most shards that a feed can have.
+const SHARDS_MAX: u32 = 10_000;
+
+/// The longest prefix of a legacy range, in bytes.
+const LEGACY_PREFIX_LEN_MAX: usize = 1_024;
+
+/// Fails unless a feed can have `shards` shards.
+fn check_shards(shards: u32) -> Result<()> {
+    if (1..=SHARDS_MAX).contains(&shards) {
+        Ok(())
+    } else {
+        Err(Error::invalid("shards", format!("{shards} is not 1 to {SHARDS_MAX}")))
+    }
+}
+
+/// The next topology of a feed.
+#[derive(Debug, Clone)]
+pub(crate) struct NewTopology {
+    /// How many shards.
+    shards: u32,
+    /// How ids are routed to them; as before, if not said.
+    scheme: Option<SchemeId>,
+    /// Tells whether a transaction of unknown result has written it.
+    token: [u8; 16],
+}
+
+impl NewTopology {
+    /// A topology of so many shards. Fails if there cannot be so many.
+    pub fn new(shards: u32, scheme: Option<SchemeId>, env: &Env) -> Result<Self> {
+        check_shards(shards)?;
+        let token = u128::from(env.random()) << 64 | u128::from(env.random());
+        Ok(Self { shards, scheme, token: token.to_be_bytes() })
+    }
+
+    /// The same with the token of one who tries the same again.
+    pub fn with_token(self, token: [u8; 16]) -> Self {
+        Self { token, ..self }
+    }
+
+    /// It as a row, with shards from `first_shard` on.
+    fn row(&self, first: Sequence, first_shard: ShardId, scheme: SchemeId) -> TopologyRow {
+        let layout = Layout::Sharded { scheme: scheme.0, first: first_shard, count: self.shards };
+        TopologyRow { first, closed: false, token: self.token, layout }
+    }
+}
+
+impl RawFeed<'_> {
+    /// Gives the feed, which must not exist, its first topology in the caller's transaction. Trying again after an unknown
+    /// result, with the same `new`, changes nothing.
+    pub async fn create(self, tx: &Transaction, new: &NewTopology) -> Result<()> {
+        let scheme = new.scheme.unwrap_or(SchemeId::ID);
+        self.context.schemes.check(scheme)?;
+        if self.is_new(tx, new).await? {
+            let row = new.row(Sequence::ZERO, ShardId(1), scheme);
+            tx.set(&self.context.keys.topology(self.id, row.first), &row.to_bytes());
+        }
+        Ok(())
+    }
+
+    /// Takes over the rows that lie unsharded under `prefix`, as keys of the prefix, an incarnation and a tuple versionstamp:
+    /// they become the first topology entry, and what is written from this transaction on goes to shards.
+    pub async fn adopt(self, tx: &Transaction, prefix: &[u8], new: &NewTopology) -> Result<()> {
+        let scheme = new.scheme.unwrap_or(SchemeId::ID);
+        self.context.schemes.check(scheme)?;
+        if !(1..=LEGACY_PREFIX_LEN_MAX).contains(&prefix.len()) || prefix[0] == 0xff {
+            let reason =
+                format!("{} bytes, of 1 to {LEGACY_PREFIX_LEN_MAX}, not starting with 0xff", prefix.len());
+            return Err(Error::invalid("legacy prefix", reason));
+        }
+        if self.is_new(tx, new).await? {
+            let layout = Layout::Legacy(Bytes::copy_from_slice(prefix));
+            let legacy = TopologyRow { first: Sequence::ZERO, closed: false, token: [0; 16], layout };
+            self.succeed(tx, &legacy, new, scheme);
+        }
+        Ok(())
+    }
+
+    /// Closes the current entry and opens the next one at the stamp of `tx`, which no other write of the feed may use.
+    /// Writers that have read the current entry cannot commit any more. Trying again after an unknown result, with the same
+    /// `new`, changes nothing.
+    pub async fn reshard(self, tx: &Transaction, new: &NewTopology) -> Result<()> {
+        let topology = Topology::read(tx, self, Isolation::Serializable).await?;
+        if topology.entries().iter().any(|row| row.token == new.token) {
+            return Ok(());
+        }
+        let current = topology.current();
+        let scheme = new.scheme.unwrap_or(match current.layout {
+            Layout::Legacy(_) => SchemeId::ID,
+            Layout::Sharded { scheme, .. } => SchemeId(scheme),
+        });
+        self.context.schemes.check(scheme)?;
+        if current.next_shard().0.checked_add(new.shards.into()).is_none() {
+            return Err(Error::corrupt("topology", "the shard ids have come to their end"));
+        }
+        self.succeed(tx, current, new, scheme);
+        Ok(())
+    }
+
+    /// The entry that `new` became, once its transaction has committed.
+    pub async fn entry_written(self, tx: &Transaction, new: &NewTopology) -> Result<TopologyEntry> {
+        let topology = self.topology(tx).await?;
+        let written = topology.entries().iter().find(|row| row.token == new.token);
+        // One that was dropped already has been closed by a later one.
+        Ok(written.unwrap_or_else(|| topology.current()).into())
+    }
+
+    /// Whether the feed does not exist yet; false if `new` has made it. Fails if something else has.
+    async fn is_new(self, tx: &Transaction, new: &NewTopology) -> Result<bool> {
+        let read = RangeRead::new(self.context.keys.topologies(self.id)).limit(2);
+        let rows = tx.get_range(&read, Isolation::Serializable).await?.rows;
+        for row in &rows {
+            if self.context.keys.topology_row(row)?.1.token == new.token {
+                return Ok(false);
+            }
+        }
+        if rows.is_empty() {
+            Ok(true)
+        } else {
+            Err(Error::invalid("feed", format!("the feed of {} exists", self.id)))
+        }
+    }
+
+    /// Closes `current`, and writes its successor.
+    fn succeed(self, tx: &Transaction, current: &TopologyRow, new: &NewTopology, scheme: SchemeId) {
+        let keys = &self.context.keys;
+        let closed = TopologyRow { closed: true, ..current.clone() };
+        tx.set(&keys.topology(self.id, closed.first), &closed.to_bytes());
+        let next = new.row(Sequence::ZERO, current.next_shard(), scheme);
+        let operand = keys.next_topology(self.id, self.context.config.incarnation);
+        tx.atomic(AtomicOp::SetVersionstampedKey, &operand, &next.to_bytes());
+    }
+}

@@ -1,0 +1,519 @@
+//! What a sharded feed does, one thing at a time.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use notibus::{
+    Bus, BusOptions, Change, ChangesOptions, ChangesQuery, Db, DbInstance, DispatcherOptions, DocId,
+    DocSource, DocSummary, Error, Feed, Filter, HashingScheme, Incarnation, Leaf, NotifierOptions, Revision,
+    SchemeId, Schemes, Sequence, ShardEvent, ShardId, Since, Versionstamp,
+    store::{AtomicOp, Database, Isolation, KeyRange, RangeRead, Transaction, testing::Faults},
+};
+use tokio_stream::StreamExt;
+
+use crate::common::{NEVER, db, eager, record, until, wide_bus, within};
+
+/// Revision number `position` of the document `id`.
+fn doc(id: &str, position: u64) -> DocSummary {
+    let revision = Revision { position, hash: [position as u8; 16] };
+    DocSummary { id: DocId::new(id).unwrap(), revision, branches: 1, is_deleted: false }
+}
+
+/// A bus in `store`, and a database with a changes feed of so many shards.
+async fn begun(store: &Database, shards: u32) -> (Bus, Db) {
+    let bus = wide_bus(store).await;
+    let db = db("docs", 1);
+    let options = ChangesOptions { shards, ..ChangesOptions::default() };
+    store.run(async |tx| bus.changes().create(&tx, &db, &options).await).await.unwrap();
+    (bus, db)
+}
+
+/// Commits an edit; returns its sequence.
+async fn edit(
+    store: &Database,
+    bus: &Bus,
+    db: &Db,
+    doc: &DocSummary,
+    previous: Option<Sequence>,
+) -> Sequence {
+    let tx = store.begin();
+    let edited = bus.changes().writer(&tx, db).await.unwrap().record(doc, previous).unwrap();
+    edited.of(tx.commit().await.unwrap().unwrap())
+}
+
+/// The ids of the rows, in order, each with the position of its revision.
+fn told(rows: &[Arc<Change>]) -> Vec<(&str, u64)> {
+    rows.iter().map(|row| (row.doc.id.as_str(), row.doc.revision.position)).collect()
+}
+
+/// Everything in the store.
+async fn dump(store: &Database) -> Vec<(Bytes, Bytes)> {
+    let all = RangeRead::new(KeyRange::new(&b""[..], &b"\xff"[..])).limit(100_000).target_bytes(usize::MAX);
+    store.begin().get_range(&all, Isolation::Snapshot).await.unwrap().rows
+}
+
+#[tokio::test]
+async fn an_insert_writes_one_row_and_an_update_clears_one_more() {
+    let faults = Faults::new(&Database::memory());
+    let store = faults.database();
+    let (bus, db) = begun(&store, 4).await;
+    let changes = bus.changes();
+    // The topology is known from here on.
+    edit(&store, &bus, &db, &doc("warm", 1), None).await;
+    let mut previous = None;
+    for mutations in [2, 3, 3] {
+        let tx = store.begin();
+        changes.writer(&tx, &db).await.unwrap();
+        let before = faults.counts();
+        let writer = changes.writer(&tx, &db).await.unwrap();
+        assert_eq!(faults.counts().reads - before.reads, 1, "the one key that says that no reshard came");
+        let edited = writer.record(&doc("x", 1), previous).unwrap();
+        assert_eq!(faults.counts().reads - before.reads, 1, "recording reads nothing");
+        previous = Some(edited.of(tx.commit().await.unwrap().unwrap()));
+        let all = faults.counts().mutations - before.mutations;
+        assert_eq!(all, mutations, "the row, the event, and the row of before");
+    }
+}
+
+#[tokio::test]
+async fn a_writer_that_a_reshard_has_overtaken_fails_and_tries_again() {
+    let store = Database::memory();
+    let (bus, db) = begun(&store, 2).await;
+    let changes = bus.changes();
+    edit(&store, &bus, &db, &doc("warm", 1), None).await;
+    let tx = store.begin();
+    changes.writer(&tx, &db).await.unwrap().record(&doc("x", 1), None).unwrap();
+    changes.feed(&db).reshard(3, None).await.unwrap();
+    assert_eq!(tx.commit().await.unwrap_err().code(), Some(1020));
+
+    // One that begins after the reshard, with a topology remembered from before it, finds the new one.
+    let sequence = edit(&store, &bus, &db, &doc("x", 1), None).await;
+    let topology = changes.feed(&db).topology().await.unwrap();
+    assert!(topology[0].is_closed && sequence > topology[1].first);
+    assert_eq!(topology[1].shards, [3, 4, 5].map(ShardId));
+}
+
+#[tokio::test]
+async fn a_document_that_is_recorded_twice_in_a_transaction_has_one_row() {
+    let store = Database::memory();
+    let (bus, db) = begun(&store, 4).await;
+    let changes = bus.changes();
+    let previous = edit(&store, &bus, &db, &doc("x", 1), None).await;
+    store
+        .run(async |tx| {
+            for position in [2, 3] {
+                changes.writer(&tx, &db).await?.record(&doc("x", position), Some(previous))?;
+                changes.writer(&tx, &db).await?.record(&doc("y", position), None)?;
+            }
+            Ok(())
+        })
+        .await
+        .unwrap();
+    let page = changes.feed(&db).page(Sequence::ZERO, 10).await.unwrap();
+    assert_eq!(told(&page.rows), [("x", 3), ("y", 3)]);
+}
+
+#[tokio::test]
+async fn a_feed_begins_once_and_ends_with_its_database() {
+    let store = Database::memory();
+    let (bus, db) = begun(&store, 4).await;
+    let changes = bus.changes();
+    let before = dump(&store).await;
+    let create = async |shards| {
+        let options = ChangesOptions { shards, ..ChangesOptions::default() };
+        store.run(async |tx| changes.create(&tx, &db, &options).await).await
+    };
+    create(4).await.expect("the same again, as after an unknown result");
+    assert_eq!(dump(&store).await, before);
+
+    edit(&store, &bus, &db, &doc("x", 1), None).await;
+    store
+        .run(async |tx| {
+            changes.remove(&tx, &db);
+            Ok(())
+        })
+        .await
+        .unwrap();
+    let missing = changes.feed(&db).page(Sequence::ZERO, 10).await.unwrap_err();
+    assert!(matches!(missing, Error::NoFeed { .. }), "{missing}");
+    let tx = store.begin();
+    assert!(matches!(changes.writer(&tx, &db).await, Err(Error::NoFeed { .. })));
+    assert!(matches!(changes.feed(&db).reshard(2, None).await, Err(Error::NoFeed { .. })));
+    let documents = b"notibus\x15\x04\x01d";
+    assert!(dump(&store).await.iter().all(|(key, _)| !key.starts_with(documents)), "no row is left");
+}
+
+#[tokio::test]
+async fn rows_that_lay_unsharded_are_read_as_the_first_shard() {
+    let store = Database::memory();
+    let bus = wide_bus(&store).await;
+    let (changes, db) = (bus.changes(), db("old", 1));
+    // As another layer has written them: a prefix, and the tuple of incarnation 0 and a versionstamp.
+    let mut sequences = Vec::new();
+    for name in ["a", "b", "c"] {
+        let tx = store.begin();
+        let key = [&b"layer/changes"[..], &[0x14, 0x33], &[0; 12], &15_u32.to_le_bytes()].concat();
+        let id = [&[0x02][..], name.as_bytes(), &[0]].concat();
+        let row = [&[0x15, 1][..], &id, &[0x15, 1, 0x01], &[9; 16], &[0, 0x15, 1, 0x27]].concat();
+        tx.atomic(AtomicOp::SetVersionstampedKey, &key, &row);
+        let stamp = tx.commit().await.unwrap().unwrap().versionstamp;
+        sequences.push(Sequence::new(Incarnation(0), stamp, 0));
+    }
+    let options = ChangesOptions { shards: 3, ..ChangesOptions::default() };
+    changes.adopt(&db, b"layer/changes", &options).await.unwrap();
+    changes.adopt(&db, b"layer/changes", &options).await.expect("the same again changes nothing");
+    let feed = changes.feed(&db);
+    let topology = feed.topology().await.unwrap();
+    assert_eq!((topology[0].scheme, &topology[0].shards[..]), (None, &[ShardId(0)][..]));
+    assert_eq!(
+        (topology[1].scheme, &topology[1].shards[..]),
+        (Some(SchemeId::ID), &[1, 2, 3].map(ShardId)[..])
+    );
+
+    assert_eq!(told(&feed.page(Sequence::ZERO, 10).await.unwrap().rows), [("a", 1), ("b", 1), ("c", 1)]);
+    edit(&store, &bus, &db, &doc("b", 2), Some(sequences[1])).await;
+    edit(&store, &bus, &db, &doc("d", 1), None).await;
+    let page = feed.page(Sequence::ZERO, 10).await.unwrap();
+    assert_eq!(told(&page.rows), [("a", 1), ("c", 1), ("b", 2), ("d", 1)]);
+    assert_eq!(told(&feed.page(sequences[1], 10).await.unwrap().rows), [("c", 1), ("b", 2), ("d", 1)]);
+    assert_eq!(feed.pending(sequences[0]).await.unwrap(), 3);
+
+    let mut legacy = feed.shard_reader(ShardId(0), Sequence::ZERO);
+    let Some(ShardEvent::Rows(rows)) = legacy.try_next().await.unwrap() else { panic!("it has rows") };
+    assert_eq!(told(&rows.rows), [("a", 1), ("c", 1)]);
+    let Some(ShardEvent::Resharded(end)) = legacy.try_next().await.unwrap() else { panic!("it is closed") };
+    assert_eq!(end.successor, topology[1]);
+
+    for bad in [&b""[..], b"\xff", &[1; 1_025]] {
+        assert!(matches!(
+            changes.adopt(&self::db("other", 2), bad, &options).await,
+            Err(Error::Invalid { .. })
+        ));
+    }
+}
+
+#[tokio::test]
+async fn pages_go_both_ways_across_reshards() {
+    let store = Database::memory();
+    let (bus, db) = begun(&store, 3).await;
+    let feed = bus.changes().feed(&db);
+    let mut expected = Vec::new();
+    for step in 0..60_u64 {
+        if step % 13 == 12 {
+            feed.reshard(step as u32 % 5 + 1, None).await.unwrap();
+        }
+        let id = format!("doc{step}");
+        expected.push(edit(&store, &bus, &db, &doc(&id, 1), None).await);
+    }
+    for limit in [1, 7, 60, 100] {
+        let (mut forth, mut back) = (Vec::new(), Vec::new());
+        let mut after = Sequence::ZERO;
+        loop {
+            let page = feed.page(after, limit).await.unwrap();
+            assert!(page.rows.len() <= limit);
+            forth.extend(page.rows.iter().map(|row| row.sequence));
+            after = page.to;
+            if !page.more {
+                break;
+            }
+        }
+        let mut before = Sequence::MAX;
+        loop {
+            let page = feed.page_before(before, limit).await.unwrap();
+            assert!(page.rows.len() <= limit);
+            back.extend(page.rows.iter().map(|row| row.sequence));
+            before = page.to;
+            if !page.more {
+                break;
+            }
+        }
+        back.reverse();
+        assert_eq!((&forth, &back), (&expected, &expected), "limit {limit}");
+    }
+    assert_eq!(feed.pending(expected[20]).await.unwrap(), 39);
+    assert_eq!(bus.changes().last_change(&db).await.unwrap(), expected.last().copied());
+    feed.reshard(9, None).await.unwrap();
+    assert_eq!(feed.last_sequence().await.unwrap(), expected.last().copied(), "the new shards are empty yet");
+}
+
+#[tokio::test]
+async fn a_partition_stays_in_one_shard() {
+    let store = Database::memory();
+    let bus = wide_bus(&store).await;
+    let (changes, db) = (bus.changes(), db("partitioned", 1));
+    let options = ChangesOptions { shards: 50, scheme: SchemeId::PARTITION_KEY };
+    store.run(async |tx| changes.create(&tx, &db, &options).await).await.unwrap();
+    for n in 0..20 {
+        edit(&store, &bus, &db, &doc(&format!("sensor:{n}"), 1), None).await;
+        edit(&store, &bus, &db, &doc(&format!("_design/sensor:{n}"), 1), None).await;
+    }
+    let feed = changes.feed(&db);
+    let mut with_sensors = 0;
+    for shard in feed.shards().await.unwrap() {
+        let rows = feed.shard_page(shard, Sequence::ZERO, 100).await.unwrap().rows;
+        with_sensors += u32::from(rows.iter().any(|row| row.doc.id.as_str().starts_with("sensor:")));
+    }
+    assert_eq!(with_sensors, 1);
+}
+
+/// Routes everything to the last shard.
+#[derive(Debug)]
+struct Last;
+
+impl HashingScheme for Last {
+    fn place(&self, _id: &[u8], shards: u32) -> u32 {
+        shards - 1
+    }
+}
+
+#[tokio::test]
+async fn a_scheme_that_a_process_does_not_know_is_a_typed_error() {
+    let store = Database::memory();
+    let schemes = Schemes::default().with(SchemeId(2_000), Last).unwrap();
+    let knowing = Bus::open(&store, BusOptions { schemes, ..BusOptions::default() }).await.unwrap();
+    let (changes, db) = (knowing.changes(), db("docs", 1));
+    let options = ChangesOptions { shards: 5, scheme: SchemeId(2_000) };
+    store.run(async |tx| changes.create(&tx, &db, &options).await).await.unwrap();
+    edit(&store, &knowing, &db, &doc("x", 1), None).await;
+    assert_eq!(changes.feed(&db).shard_page(ShardId(5), Sequence::ZERO, 10).await.unwrap().rows.len(), 1);
+
+    let other = wide_bus(&store).await;
+    let before = dump(&store).await;
+    let written = store.run(async |tx| {
+        other.changes().writer(&tx, &db).await?.record(&doc("y", 1), None)?;
+        Ok(())
+    });
+    assert!(matches!(written.await, Err(Error::UnknownScheme { scheme: 2_000 })));
+    assert!(matches!(
+        other.changes().feed(&db).reshard(2, None).await,
+        Err(Error::UnknownScheme { scheme: 2_000 })
+    ));
+    assert_eq!(dump(&store).await, before);
+    assert_eq!(
+        other.changes().feed(&db).page(Sequence::ZERO, 10).await.unwrap().rows.len(),
+        1,
+        "reading needs none"
+    );
+}
+
+#[tokio::test]
+async fn bad_input_is_a_typed_error_and_changes_nothing() {
+    let store = Database::memory();
+    let (bus, db) = begun(&store, 2).await;
+    let feed = bus.changes().feed(&db);
+    edit(&store, &bus, &db, &doc("x", 1), None).await;
+    let old = feed.reshard(2, None).await.unwrap();
+    let before = dump(&store).await;
+    let ahead = Sequence::new(Incarnation(0), Versionstamp::new(u64::MAX / 2, 0), 0);
+    let of_another = Sequence::new(Incarnation(1), Versionstamp::new(1, 0), 0);
+    for since in [ahead, of_another, Sequence::MAX] {
+        assert!(matches!(feed.page(since, 10).await, Err(Error::Invalid { what: "sequence", .. })));
+        assert!(matches!(feed.pending(since).await, Err(Error::Invalid { what: "sequence", .. })));
+        let read = feed.shard_page(old.shards[0], since, 10).await;
+        assert!(matches!(read, Err(Error::Invalid { what: "sequence", .. })));
+        let mut reader = feed.shard_reader(old.shards[0], since);
+        assert!(matches!(reader.try_next().await, Err(Error::Invalid { what: "sequence", .. })));
+    }
+    for shard in [0, 5, u64::MAX].map(ShardId) {
+        let read = feed.shard_page(shard, Sequence::ZERO, 10).await;
+        assert!(matches!(read, Err(Error::NoShard { .. })), "{read:?}");
+        assert!(matches!(
+            feed.shard_reader(shard, Sequence::ZERO).try_next().await,
+            Err(Error::NoShard { .. })
+        ));
+    }
+    for shards in [0, 10_001, u32::MAX] {
+        assert!(matches!(feed.reshard(shards, None).await, Err(Error::Invalid { what: "shards", .. })));
+        let options = ChangesOptions { shards, ..ChangesOptions::default() };
+        let other = self::db("other", 2);
+        let created = store.run(async |tx| bus.changes().create(&tx, &other, &options).await).await;
+        assert!(matches!(created, Err(Error::Invalid { what: "shards", .. })));
+    }
+    assert!(matches!(feed.reshard(2, Some(SchemeId(3))).await, Err(Error::UnknownScheme { scheme: 3 })));
+    for limit in [0, 10_001] {
+        assert!(matches!(feed.page(Sequence::ZERO, limit).await, Err(Error::Invalid { what: "limit", .. })));
+        assert!(matches!(
+            feed.page_before(Sequence::MAX, limit).await,
+            Err(Error::Invalid { what: "limit", .. })
+        ));
+    }
+    let tx = store.begin();
+    let writer = bus.changes();
+    let writer = writer.writer(&tx, &db).await.unwrap();
+    for bad in [doc("y", 0), DocSummary { branches: 0, ..doc("y", 1) }] {
+        assert!(matches!(writer.record(&bad, None), Err(Error::Invalid { what: "document", .. })));
+    }
+    tx.commit().await.unwrap();
+    assert_eq!(dump(&store).await, before);
+}
+
+/// A layer that knows two leaves and a body of every document.
+struct Layer;
+
+impl DocSource for Layer {
+    fn leaves<'a>(
+        &'a self,
+        _: &'a Transaction,
+        _: &'a Db,
+        doc: &'a DocSummary,
+    ) -> BoxFuture<'a, notibus::Result<Vec<Leaf>>> {
+        assert!(doc.branches > 1, "the only leaf of a document of one branch is known");
+        let loser = Revision { position: 1, hash: [0; 16] };
+        let leaves = [doc.revision, loser].map(|revision| Leaf { revision, is_deleted: false });
+        Box::pin(async move { Ok(leaves.to_vec()) })
+    }
+
+    fn body<'a>(
+        &'a self,
+        tx: &'a Transaction,
+        db: &'a Db,
+        doc: &'a DocSummary,
+    ) -> BoxFuture<'a, notibus::Result<Option<Bytes>>> {
+        let key = format!("{}/{}", db.name, doc.id);
+        Box::pin(async move { tx.get(key.as_bytes(), Isolation::Snapshot).await })
+    }
+}
+
+#[tokio::test]
+async fn leaves_and_documents_come_from_the_layer() {
+    let store = Database::memory();
+    let (bus, db) = begun(&store, 2).await;
+    let changes = bus.changes();
+    store
+        .run(async |tx| {
+            let writer = changes.writer(&tx, &db).await?;
+            writer.record(&doc("one", 1), None)?;
+            writer.record(&DocSummary { branches: 2, ..doc("two", 3) }, None)?;
+            tx.set(b"docs/two", b"body");
+            Ok(())
+        })
+        .await
+        .unwrap();
+    let plain = changes.rows(&db, &ChangesQuery::default(), &Layer).await.unwrap();
+    assert!(plain.rows.iter().all(|row| row.leaves.len() == 1 && row.body.is_none()));
+    let query = ChangesQuery {
+        all_leaves: true,
+        include_docs: true,
+        descending: true,
+        from: Sequence::MAX,
+        limit: 10,
+    };
+    let page = changes.rows(&db, &query, &Layer).await.unwrap();
+    let rows: Vec<_> = page
+        .rows
+        .iter()
+        .map(|row| (row.change.doc.id.as_str(), row.leaves.len(), row.body.as_deref()))
+        .collect();
+    assert_eq!(rows, [("two", 2, Some(&b"body"[..])), ("one", 1, None)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_tail_of_changes_is_woken_by_the_notifications_of_its_database() {
+    let store = Database::memory();
+    let (bus, db) = begun(&store, 2).await;
+    let _notifier = bus.notifier(eager()).await.unwrap();
+    let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
+    let mut tail = bus.changes().tail(&dispatcher, &db, Sequence::ZERO);
+    for step in 0..20 {
+        let (id, write) = (format!("doc{step}"), async {
+            tokio::time::sleep(Duration::from_millis(step)).await;
+            edit(&store, &bus, &db, &doc(&format!("doc{step}"), 1), None).await;
+            if step % 5 == 4 {
+                bus.changes().feed(&db).reshard(step as u32, None).await.unwrap();
+            }
+        });
+        let started = tokio::time::Instant::now();
+        let (page, ()) = tokio::join!(within("the change", tail.next()), write);
+        assert_eq!(told(&page.unwrap().rows), [(id.as_str(), 1)]);
+        assert!(started.elapsed() < Duration::from_secs(5), "it did not wait for the poll");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn subscribers_and_the_tail_go_on_through_reshards() {
+    let store = Database::memory();
+    let bus = wide_bus(&store).await;
+    let _notifier = bus.notifier(eager()).await.unwrap();
+    let options = DispatcherOptions { poll_interval: NEVER, ..DispatcherOptions::default() };
+    let dispatcher = bus.dispatcher(options).await.unwrap();
+    let mut updates = dispatcher.subscribe(Filter::all()).since(Since::After(Sequence::ZERO)).stream();
+    let feed = bus.feed();
+    let mut last = Sequence::ZERO;
+    for step in 0..30_u32 {
+        // Idle for long enough that the tail relies on its watches, which are on the shards of before.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        if step % 3 == 0 {
+            feed.reshard(step % 7 + 1, None).await.unwrap();
+            tokio::time::sleep(Duration::from_millis(u64::from(step % 2) * 500)).await;
+        }
+        record(&store, &bus, &db(&format!("db{}", step % 4), 1), [0, 0, 1, 0]).await;
+        let delivery = within("the update", updates.next()).await.unwrap().unwrap();
+        assert!(delivery.notification().sequence > last);
+        last = delivery.notification().sequence;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn notifications_fold_right_while_their_feed_is_resharded() {
+    let store = Database::memory();
+    let bus = wide_bus(&store).await;
+    let _notifier = bus.notifier(NotifierOptions { fold_interval: Duration::ZERO, ..eager() }).await.unwrap();
+    let feed = bus.feed();
+    let reshards = async {
+        for step in 0..40_u32 {
+            tokio::time::sleep(Duration::from_millis(3)).await;
+            feed.reshard(step * 7 % 11 + 1, None).await.unwrap();
+        }
+    };
+    let records = async {
+        for step in 0..400_u32 {
+            record(&store, &bus, &db(&format!("db{}", step % 9), 1), [0, 0, 1, 0]).await;
+            tokio::time::sleep(Duration::from_micros(300)).await;
+        }
+    };
+    tokio::join!(reshards, records);
+    until("all are folded", async || bus.stats().folded.updated == 400).await;
+    let rows = feed.page(Sequence::ZERO, 100).await.unwrap().rows;
+    assert_eq!(rows.len(), 9);
+    assert_eq!(rows.iter().map(|row| row.totals.updated).sum::<u64>(), 400);
+    assert_eq!(feed.topology().await.unwrap().len(), 41);
+}
+
+#[tokio::test]
+async fn concurrent_reshards_come_one_after_the_other() {
+    let store = Database::memory();
+    let (bus, db) = begun(&store, 1).await;
+    let feed: Feed<Change> = bus.changes().feed(&db);
+    let reshards: Vec<_> = (1..=10_u32)
+        .map(|shards| {
+            let feed = feed.clone();
+            tokio::spawn(async move { feed.reshard(shards, None).await.unwrap() })
+        })
+        .collect();
+    let mut entries = Vec::new();
+    for reshard in reshards {
+        entries.push(reshard.await.unwrap());
+    }
+    entries.sort_by_key(|entry| entry.first);
+    let topology = feed.topology().await.unwrap();
+    assert_eq!(topology.len(), 11);
+    let ids: Vec<_> = topology.iter().flat_map(|entry| entry.shards.iter().map(|shard| shard.0)).collect();
+    assert!(ids.iter().copied().eq(1..=56), "one after the other, none twice: {ids:?}");
+    let shards =
+        |entries: &[notibus::TopologyEntry]| entries.iter().map(|e| e.shards.clone()).collect::<Vec<_>>();
+    assert_eq!(shards(&entries), shards(&topology[1..]));
+}
+
+#[test]
+fn instances_have_feeds_of_their_own() {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(async {
+        let store = Database::memory();
+        let (bus, first) = begun(&store, 1).await;
+        edit(&store, &bus, &first, &doc("x", 1), None).await;
+        let second = Db::new(first.name.clone(), DbInstance([2; 16]));
+        let page = bus.changes().feed(&second).page(Sequence::ZERO, 10).await;
+        assert!(matches!(page, Err(Error::NoFeed { .. })), "a database of the same name begins anew");
+    });
+}

@@ -1,0 +1,308 @@
+//! Writers, reshards and readers of a changes feed at once, and what must be true of them afterwards.
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use notibus::{
+    Bus, BusOptions, Change, Changes, ChangesOptions, Db, DbInstance, DocId, DocSummary, Feed, Revision,
+    SchemeId, Sequence, ShardEvent, ShardId, StoreError,
+    store::{
+        AtomicOp, Database, Isolation, Transaction,
+        testing::{CommitFault, Faults},
+    },
+};
+use tokio::sync::watch;
+
+/// How much happens.
+#[derive(Debug, Clone, Copy)]
+pub struct Size {
+    /// Transactions of each of the three writers.
+    pub writes: u32,
+    /// Reshards.
+    pub reshards: u32,
+    /// Readers of each kind.
+    pub readers: u32,
+    /// How many commits of 100 fail.
+    pub faults_percent: u8,
+}
+
+/// How many documents there are: few, so that writers meet.
+const DOCS: u32 = 12;
+
+/// What all take part in.
+#[derive(Clone)]
+struct World {
+    /// The store, which fails now and then.
+    store: Database,
+    /// The changes feeds.
+    changes: Changes,
+    /// The database.
+    db: Db,
+    /// Where the layer keeps its documents.
+    prefix: String,
+    /// Edits that were committed.
+    edits: Arc<AtomicU64>,
+}
+
+/// What the layer knows of a document: when it was last edited, and how often.
+async fn read_doc(tx: &Transaction, key: &[u8]) -> notibus::Result<(Option<Sequence>, u64)> {
+    let Some(stored) = tx.get(key, Isolation::Serializable).await? else { return Ok((None, 0)) };
+    let edits = u64::from_be_bytes(stored[13..].try_into().unwrap());
+    Ok((Some(Sequence::from_bytes(&stored[..13])?), edits))
+}
+
+impl World {
+    fn feed(&self) -> Feed<Change> {
+        self.changes.feed(&self.db)
+    }
+
+    /// Edits some documents in one transaction.
+    async fn edit(&self, docs: &[u32]) {
+        let edit = async |tx: Transaction| {
+            let writer = self.changes.writer(&tx, &self.db).await?;
+            for doc in docs {
+                let key = format!("{}/doc/{doc}", self.prefix).into_bytes();
+                let (previous, edits) = read_doc(&tx, &key).await?;
+                let revision = Revision { position: edits + 1, hash: [*doc as u8; 16] };
+                let id = DocId::new(&format!("partition{}:{doc}", doc % 4))?;
+                let summary = DocSummary { id, revision, branches: 1, is_deleted: edits % 5 == 4 };
+                let edited = writer.record(&summary, previous)?;
+                let value = edited.operand(&[], &(edits + 1).to_be_bytes());
+                tx.atomic(AtomicOp::SetVersionstampedValue, &key, &value);
+            }
+            Ok(())
+        };
+        self.store.run_once(edit).await.unwrap();
+        self.edits.fetch_add(docs.len() as u64, Ordering::Relaxed);
+    }
+
+    /// A writer.
+    async fn write(self, writes: u32, mut random: fastrand::Rng) {
+        for _ in 0..writes {
+            let mut docs: Vec<_> = (0..random.u32(1..4)).map(|_| random.u32(..DOCS)).collect();
+            docs.sort_unstable();
+            docs.dedup();
+            self.edit(&docs).await;
+            pause(&mut random).await;
+        }
+    }
+
+    /// Reshards again and again, sometimes twice at once.
+    async fn reshard(self, reshards: u32, mut random: fastrand::Rng) {
+        let feed = self.feed();
+        for _ in 0..reshards {
+            let scheme =
+                random.bool().then(|| *random.choice(&[SchemeId::ID, SchemeId::PARTITION_KEY]).unwrap());
+            let (one, two) = (random.u32(1..9), random.u32(1..9));
+            if random.u8(..4) == 0 {
+                let (one, two) = tokio::join!(feed.reshard(one, scheme), feed.reshard(two, scheme));
+                assert_ne!(one.unwrap().shards, two.unwrap().shards);
+            } else {
+                assert_eq!(feed.reshard(one, scheme).await.unwrap().shards.len(), one as usize);
+            }
+            pause(&mut random).await;
+        }
+    }
+}
+
+/// A moment.
+async fn pause(random: &mut fastrand::Rng) {
+    tokio::time::sleep(Duration::from_micros(random.u64(..3_000))).await;
+}
+
+/// Joins at a random moment, at a position of a random age.
+async fn join(feed: &Feed<Change>, random: &mut fastrand::Rng) -> Sequence {
+    for _ in 0..random.u32(..20) {
+        pause(random).await;
+    }
+    let since = if random.u8(..3) == 0 { Sequence::ZERO } else { feed.now().await.unwrap() };
+    for _ in 0..random.u32(..10) {
+        pause(random).await;
+    }
+    since
+}
+
+/// What a reader has seen: where it started, and the rows in the order in which they came.
+struct Seen {
+    since: Sequence,
+    rows: Vec<Arc<Change>>,
+}
+
+/// Reads all shards merged, in pages of any size, until everything has stopped and was read.
+async fn read_merged(feed: Feed<Change>, stopped: watch::Receiver<bool>, mut random: fastrand::Rng) -> Seen {
+    let since = join(&feed, &mut random).await;
+    let mut rows: Vec<Arc<Change>> = Vec::new();
+    let mut after = since;
+    loop {
+        let is_last = *stopped.borrow();
+        let page = feed.page(after, random.usize(1..20)).await.unwrap();
+        assert!(page.rows.iter().all(|row| after < row.sequence && row.sequence <= page.to));
+        after = page.to;
+        rows.extend(page.rows);
+        if !page.more {
+            if is_last {
+                break;
+            }
+            pause(&mut random).await;
+        }
+    }
+    assert!(rows.is_sorted_by(|a, b| a.sequence < b.sequence), "one total order");
+    Seen { since, rows }
+}
+
+/// Reads shard by shard, from topology to topology, until everything has stopped and was read.
+async fn read_shards(feed: Feed<Change>, stopped: watch::Receiver<bool>, mut random: fastrand::Rng) -> Seen {
+    let since = join(&feed, &mut random).await;
+    let mut rows = Vec::new();
+    let mut entry = feed.topology_at(since).await.unwrap();
+    let mut ends: HashMap<ShardId, u32> = HashMap::new();
+    loop {
+        let reader = |&shard| feed.shard_reader(shard, since).with_limit(random.usize(1..20));
+        let mut readers: Vec<_> = entry.shards.iter().map(reader).collect();
+        let successor = loop {
+            let is_last = *stopped.borrow();
+            let mut is_idle = true;
+            let mut successor = None;
+            for reader in &mut readers {
+                match reader.try_next().await.unwrap() {
+                    None => {}
+                    Some(ShardEvent::Rows(page)) => {
+                        is_idle = false;
+                        assert!(!page.rows.is_empty());
+                        rows.extend(page.rows);
+                    }
+                    Some(ShardEvent::Resharded(resharded)) => {
+                        is_idle = false;
+                        *ends.entry(reader.shard()).or_default() += 1;
+                        assert_eq!(resharded.at, resharded.successor.first);
+                        successor = Some(resharded.successor);
+                    }
+                }
+                if reader.is_ended() {
+                    assert_eq!(reader.try_next().await.unwrap(), None, "nothing comes after the end");
+                }
+            }
+            if readers.iter().all(|reader| reader.is_ended()) {
+                break successor;
+            }
+            if is_idle && is_last {
+                assert!(
+                    readers.iter().all(|reader| !reader.is_ended()),
+                    "all or none of an entry are closed"
+                );
+                return Seen { since, rows };
+            }
+            if is_idle {
+                pause(&mut random).await;
+            }
+        };
+        assert!(entry.shards.iter().all(|shard| ends[shard] == 1), "each closed shard ends once: {ends:?}");
+        entry = successor.expect("the last reader has just ended");
+    }
+}
+
+impl Seen {
+    /// Each document that was edited after the reader's start came with its newest revision, none came twice, and those of
+    /// one document came in order.
+    fn check(&self, newest: &BTreeMap<&str, &Arc<Change>>) {
+        let mut last: HashMap<&str, u64> = HashMap::new();
+        for row in &self.rows {
+            assert!(row.sequence > self.since);
+            let before = last.insert(row.doc.id.as_str(), row.doc.revision.position);
+            assert!(before < Some(row.doc.revision.position), "{:?} after revision {before:?}", row.doc);
+        }
+        for (id, row) in newest {
+            if row.sequence > self.since {
+                assert_eq!(last.get(id), Some(&row.doc.revision.position), "{id} since {}", self.since);
+            }
+        }
+    }
+}
+
+/// Every row is in the shard and between the bounds that the topology gives it: none was written to a closed shard.
+async fn check_shards(feed: &Feed<Change>, rows: &[Arc<Change>]) {
+    let topology = feed.topology().await.unwrap();
+    let ids: Vec<_> = topology.iter().flat_map(|entry| &entry.shards).collect();
+    assert_eq!(ids.iter().collect::<HashSet<_>>().len(), ids.len(), "no shard id is used twice");
+    let mut found = Vec::new();
+    for (place, entry) in topology.iter().enumerate() {
+        let end = topology.get(place + 1).map_or(Sequence::MAX, |next| next.first);
+        assert_eq!(entry.is_closed, place + 1 < topology.len());
+        for &shard in &entry.shards {
+            let page = feed.shard_page(shard, Sequence::ZERO, 10_000).await.unwrap();
+            assert!(page.rows.iter().all(|row| entry.first <= row.sequence && row.sequence < end));
+            assert_eq!(page.resharded.is_some(), entry.is_closed);
+            found.extend(page.rows);
+        }
+    }
+    found.sort_by_key(|row| row.sequence);
+    assert_eq!(found, rows);
+}
+
+/// Lets everything happen at once, and checks what came of it.
+pub async fn check(store: &Database, prefix: &str, seed: u64, size: Size) {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let faults = Faults::new(store);
+    let options = BusOptions { prefix: format!("{prefix}/bus").into(), ..BusOptions::default() };
+    let bus = Bus::open(&faults.database(), options).await.unwrap();
+    let db = Db::new("docs".parse().unwrap(), DbInstance(random.u128(..).to_be_bytes()));
+    let changes = bus.changes();
+    let (store, edits) = (faults.database(), Arc::default());
+    let world = World { store, changes, db, prefix: prefix.to_owned(), edits };
+    let begin = ChangesOptions { shards: random.u32(1..5), scheme: SchemeId::PARTITION_KEY };
+    world.store.run(async |tx| world.changes.create(&tx, &world.db, &begin).await).await.unwrap();
+
+    let mut luck = random.fork();
+    faults.plan_commits(move |attempt| {
+        let unknown = StoreError::COMMIT_UNKNOWN_RESULT;
+        let fails = attempt.writes() && luck.u8(..100) < size.faults_percent;
+        fails.then(|| match luck.u8(..3) {
+            0 => CommitFault::Before(StoreError::NOT_COMMITTED),
+            1 => CommitFault::Before(unknown),
+            _ => CommitFault::After(unknown),
+        })
+    });
+    let (stop, stopped) = watch::channel(false);
+    let mut readers = Vec::new();
+    for _ in 0..size.readers {
+        readers.push(tokio::spawn(read_merged(world.feed(), stopped.clone(), random.fork())));
+        readers.push(tokio::spawn(read_shards(world.feed(), stopped.clone(), random.fork())));
+    }
+    let mut writers = vec![tokio::spawn(world.clone().reshard(size.reshards, random.fork()))];
+    writers.extend((0..3).map(|_| tokio::spawn(world.clone().write(size.writes, random.fork()))));
+    for writer in writers {
+        writer.await.unwrap();
+    }
+    faults.heal();
+    stop.send(true).unwrap();
+
+    let feed = world.feed();
+    let rows = feed.page(Sequence::ZERO, 10_000).await.unwrap().rows;
+    let newest: BTreeMap<_, _> = rows.iter().map(|row| (row.doc.id.as_str(), row)).collect();
+    assert_eq!(newest.len(), rows.len(), "each document is in the feed once");
+    let edits: u64 = newest.values().map(|row| row.doc.revision.position).sum();
+    assert_eq!(edits, world.edits.load(Ordering::Relaxed), "each edit happened once");
+    for reader in readers {
+        reader.await.unwrap().check(&newest);
+    }
+    check_shards(&feed, &rows).await;
+    assert_eq!(feed.last_sequence().await.unwrap(), rows.last().map(|row| row.sequence));
+    assert_eq!(feed.pending(Sequence::ZERO).await.unwrap(), rows.len() as u64);
+    let newest_first = feed.page_before(Sequence::MAX, 10_000).await.unwrap().rows;
+    assert!(newest_first.iter().eq(rows.iter().rev()));
+
+    let _notifier = bus.notifier(notibus::NotifierOptions::default()).await.unwrap();
+    let folded = async || {
+        let row = bus.feed().newest(&world.db.name).await.unwrap();
+        row.is_some_and(|row| row.totals.updated == edits)
+    };
+    while !folded().await {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
