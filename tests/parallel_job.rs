@@ -167,10 +167,10 @@ async fn all_tasks_end_at_one_state_while_everything_goes_on() {
         for (id, position) in &now {
             assert_eq!(seen.get(id), Some(position), "{id}");
         }
-        let later = layer.changes.feed(&layer.db).page(to, 10_000).await.unwrap();
+        let rest = layer.changes.feed(&layer.db).page(to, 10_000).await.unwrap();
         for id in seen.keys().filter(|id| !now.contains_key(*id)) {
             assert!(
-                later.rows.iter().any(|row| row.doc.id.as_str() == id.as_str()),
+                rest.rows.iter().any(|row| row.doc.id.as_str() == id.as_str()),
                 "{id} was not there at {to}"
             );
         }
@@ -200,18 +200,19 @@ async fn a_batch_that_fails_is_worked_on_again() {
     assert!(failures.load(Ordering::Relaxed) >= 6);
 }
 
+/// Counts how many are under way.
+struct UnderWay(Arc<AtomicUsize>);
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_task_that_fails_for_good_fails_the_job_and_stops_the_others() {
     let layer = Layer::new(&Database::memory(), 8).await;
     layer.fill(100).await;
     let under_way = Arc::new(AtomicUsize::new(0));
-    /// Counts how many are under way.
-    struct UnderWay(Arc<AtomicUsize>);
-    impl Drop for UnderWay {
-        fn drop(&mut self) {
-            self.0.fetch_sub(1, Ordering::SeqCst);
-        }
-    }
     let work = |fails: fn() -> notibus::TaskResult| {
         let under_way = Arc::clone(&under_way);
         move |batch: Batch<Change>| {
@@ -275,9 +276,9 @@ async fn bad_input_is_a_typed_error() {
     ] {
         assert!(matches!(job(bad).run(|_| async { Ok(()) }).await, Err(Error::Invalid { .. })));
     }
-    let ahead = ParallelJob::new(layer.changes.feed(&layer.db), Sequence::MAX).run(|_| async { Ok(()) });
-    assert!(matches!(ahead.await, Err(Error::Invalid { what: "sequence", .. })));
-    let none =
-        ParallelJob::new(layer.changes.feed(&db("other", 9)), Sequence::ZERO).run(|_| async { Ok(()) });
-    assert!(matches!(none.await, Err(Error::NoFeed { .. })));
+    let ahead = ParallelJob::new(layer.changes.feed(&layer.db), Sequence::MAX);
+    let refused = ahead.run(|_| async { Ok(()) }).await;
+    assert!(matches!(refused, Err(Error::Invalid { what: "sequence", .. })));
+    let none = ParallelJob::new(layer.changes.feed(&db("other", 9)), Sequence::ZERO);
+    assert!(matches!(none.run(|_| async { Ok(()) }).await, Err(Error::NoFeed { .. })));
 }

@@ -12,7 +12,7 @@ use crate::{
     context::Context,
     encoding::Sequence,
     error::{Error, Result},
-    keys::{FeedId, ShardId},
+    keys::{FeedId, ShardId, TopologyRow},
     routing::SchemeId,
     store::Transaction,
 };
@@ -206,7 +206,7 @@ impl<R: FeedRow> Feed<R> {
                 // It checks the position.
                 self.raw().page(&tx, after, 1).await?;
                 let topology = self.raw().topology(&tx).await?;
-                let shards: Vec<_> = topology.after(after).iter().flat_map(|entry| entry.shards()).collect();
+                let shards: Vec<_> = topology.after(after).iter().flat_map(TopologyRow::shards).collect();
                 Ok((self.raw().last_readable(&tx).await?, shards))
             })
             .await?;
