@@ -197,6 +197,44 @@ async fn a_zombie_cannot_commit_and_joins_anew() {
     assert_eq!((owned(&store).await, stored(&store, NODES).await.len()), (0, 0));
 }
 
+/// A process that is stopped in the middle of a commit and goes on when another has taken over: its runtime is not driven
+/// meanwhile, and its heartbeat is not due, so it cannot know. The commit fails because of the lease alone.
+#[test]
+fn a_paused_process_wakes_as_a_zombie_and_is_fenced_off() {
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let (paused, awake) = (runtime(), runtime());
+    let node = |heartbeat, expiry| NodeOptions { id: None, heartbeat, expiry };
+    let store = Database::memory();
+    let faults = Faults::new(&store);
+    let gate = Gate::default();
+    let (bus_a, a) = paused.block_on(async {
+        let bus = narrow_bus(&faults.database()).await;
+        let rarely = node(Duration::from_hours(1), Duration::from_hours(2));
+        let notifier = bus.node(rarely).await.unwrap().notifier(unpolled()).await.unwrap();
+        let held = gate.clone();
+        faults.plan_commits(move |attempt| is_fold(attempt).then(|| CommitFault::Hold(held.clone())));
+        record(&store, &bus, &db("a", 1), [1, 0, 0, 0]).await;
+        within("A to fold", gate.reached()).await;
+        (bus, notifier)
+    });
+    awake.block_on(async {
+        let bus = narrow_bus(&store).await;
+        let often = node(Duration::from_millis(40), Duration::from_millis(200));
+        let balance = BalanceOptions { interval: Duration::from_millis(40), ..BalanceOptions::default() };
+        let options = NotifierOptions { balance, ..unpolled() };
+        let b = bus.node(often).await.unwrap().notifier(options).await.unwrap();
+        row_with(&bus, &db("a", 1), [1, 0, 0, 0]).await;
+        b.shutdown().await.unwrap();
+    });
+    gate.open();
+    paused.block_on(async {
+        until("A has found out", async || bus_a.stats().leases_lost == 1).await;
+        assert_eq!((a.partitions(), bus_a.stats().folds), (vec![], 0));
+        row_with(&bus_a, &db("a", 1), [1, 0, 0, 0]).await;
+        a.shutdown().await.unwrap();
+    });
+}
+
 /// A node that cannot beat for as long as the expiry gives up by itself, also if nobody takes over.
 #[tokio::test(start_paused = true)]
 async fn a_node_that_cannot_beat_gives_everything_up() {
