@@ -7,7 +7,7 @@
 use std::time::{Duration, Instant};
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use notibus::{Bus, BusOptions, Db, DbInstance, NotifierOptions, store::Database};
+use notibus::{BalanceOptions, Bus, BusOptions, Db, DbInstance, NotifierOptions, store::Database};
 use tokio::runtime::Runtime;
 
 const DATABASES: u64 = 10_000;
@@ -33,8 +33,10 @@ async fn fold(bus: &Bus, notifiers: u32) -> Duration {
     let before = bus.stats().folded.total();
     let started = Instant::now();
     let mut running = Vec::new();
-    for part in 0..notifiers {
-        let options = NotifierOptions { share: (part, notifiers), ..NotifierOptions::default() };
+    for _ in 0..notifiers {
+        let share = BusOptions::default().partitions.div_ceil(notifiers);
+        let balance = BalanceOptions { leases_max: Some(share), ..BalanceOptions::default() };
+        let options = NotifierOptions { balance, ..NotifierOptions::default() };
         running.push(bus.notifier(options).await.unwrap());
     }
     while bus.stats().folded.total() - before < DATABASES {

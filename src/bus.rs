@@ -1,7 +1,13 @@
 //! [`Bus`]: opens the bus in a store and starts its roles.
 
-use std::sync::Arc;
+mod node;
 
+use std::{
+    io::{Read, Write},
+    sync::Arc,
+};
+
+pub use self::node::{Announced, Node};
 use crate::{
     changes::Changes,
     context::{Background, Context},
@@ -9,10 +15,13 @@ use crate::{
     encoding::Incarnation,
     error::{Error, Result},
     feed::{NewTopology, RawFeed},
+    janitor::{Janitor, JanitorOptions},
     keys::{Config, Keys, Partition},
+    lease::{Member, NodeOptions, NodeStatus, statuses},
     notification_feed::NotificationFeed,
     notifier::{Notifier, NotifierOptions},
     producer::{Producer, ProducerOptions, ringer},
+    relocation,
     routing::Schemes,
     stats::StatsSnapshot,
     store::{Database, Isolation, RangeRead, Transaction},
@@ -81,6 +90,36 @@ impl Bus {
         }
     }
 
+    /// Writes everything that the bus keeps to `out`, for [`Bus::import`] into another store; returns how many rows. It blocks
+    /// the thread as long as `out` does.
+    ///
+    /// Nothing may write to the bus meanwhile, nor to it after: stop producers and roles first. If something has, it fails with
+    /// [`Error::Invalid`], as far as it can tell; and with [`Error::Io`] if `out` does.
+    pub async fn export(&self, out: &mut impl Write) -> Result<u64> {
+        relocation::export(&self.context, out).await
+    }
+
+    /// Brings what [`Bus::export`] has written into `db`, under `prefix`, with the incarnation raised by one: positions of
+    /// readers stay valid, and sort before all that is written from now on. Open the bus with the same hashing schemes.
+    ///
+    /// Fails with [`Error::Invalid`] if there is something under the prefix, or the export is damaged, and with [`Error::Io`] if
+    /// `input` fails or ends too early. What was imported by then is no bus yet, and forgotten by the next import.
+    pub async fn import(db: &Database, prefix: &[u8], input: &mut impl Read) -> Result<()> {
+        relocation::import(db, &Keys::new(prefix)?, input).await.map(|_| ())
+    }
+
+    /// Raises the incarnation of the bus in `db` under `prefix` from `from` by one, after the store as a whole was moved to
+    /// another cluster, as by a backup and its restoration. No process may have the bus open. Returns the new one; trying again
+    /// after a failure does not raise it twice.
+    pub async fn raise_incarnation(db: &Database, prefix: &[u8], from: Incarnation) -> Result<Incarnation> {
+        relocation::raise(db, &Keys::new(prefix)?, from).await
+    }
+
+    /// How often the bus has moved to another cluster.
+    pub fn incarnation(&self) -> Incarnation {
+        self.context.config.incarnation
+    }
+
     /// The bus with this configuration.
     fn start(db: &Database, keys: Keys, config: Config, schemes: Schemes) -> Self {
         let context = Context::new(db.clone(), keys, config, schemes);
@@ -99,14 +138,46 @@ impl Bus {
         Producer::new(Arc::clone(&self.context), options)
     }
 
-    /// Starts a notifier in this process. It takes its partitions from whoever has them.
+    /// Joins the nodes of the bus. Each call makes another node; a process needs one, from which its roles are started.
+    ///
+    /// Fails with [`Error::Invalid`] if an option is out of its limits, or another process lives under the same id. If a
+    /// process has died under it, this waits until that is certain.
+    pub async fn node(&self, options: NodeOptions) -> Result<Node> {
+        Ok(Node::new(Arc::clone(&self.context), self.join(options).await?))
+    }
+
+    /// Starts a notifier as a node of its own, with the default [`NodeOptions`]. It takes its part of the partitions.
+    ///
+    /// A process with several roles starts them from one node: see [`Bus::node`].
     pub async fn notifier(&self, options: NotifierOptions) -> Result<Notifier> {
-        Notifier::start(Arc::clone(&self.context), options).await
+        options.check()?;
+        let member = self.join(NodeOptions::default()).await?;
+        Notifier::start_alone(&self.context, member, options).await
+    }
+
+    /// Starts a janitor as a node of its own, with the default [`NodeOptions`]. Of all nodes that have one, one works at a
+    /// time.
+    pub async fn janitor(&self, options: JanitorOptions) -> Result<Janitor> {
+        options.check()?;
+        let member = self.join(NodeOptions::default()).await?;
+        Janitor::start_alone(&self.context, member, options).await
+    }
+
+    /// Joins the nodes of the bus.
+    async fn join(&self, options: NodeOptions) -> Result<Arc<Member>> {
+        let Context { db, keys, stats, .. } = &*self.context;
+        Member::join(db, keys, stats, options).await
+    }
+
+    /// The nodes that have joined and not left, in the order of their ids. Some may have died since: only one whose beat
+    /// changes lives. Changes nothing.
+    pub async fn nodes(&self) -> Result<Vec<NodeStatus>> {
+        statuses(&self.context.db, &self.context.keys).await
     }
 
     /// Starts a dispatcher in this process.
     pub async fn dispatcher(&self, options: DispatcherOptions) -> Result<Dispatcher> {
-        Dispatcher::start(Arc::clone(&self.context), options).await
+        Dispatcher::start(Arc::clone(&self.context), options, None).await
     }
 
     /// A dispatcher without a tail, at the end of the feed: rows are pushed by hand.

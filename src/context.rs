@@ -27,7 +27,7 @@ pub(crate) struct Context {
     /// Wake-ups within the process.
     pub signals: Arc<Signals>,
     /// What the roles have done.
-    pub stats: Stats,
+    pub stats: Arc<Stats>,
     /// The feed of notifications.
     pub feed: FeedId,
     /// Rings doorbells as long as anything of the bus is used.
@@ -48,7 +48,7 @@ impl Context {
     /// The context of the bus with these keys and this configuration.
     pub fn new(db: Database, keys: Keys, config: Config, schemes: Schemes) -> Arc<Self> {
         let signals = Arc::new(Signals::new(config.partitions));
-        let stats = Stats::default();
+        let stats = Arc::default();
         let ringer = OnceLock::new();
         Arc::new(Self { db, keys, config, schemes, signals, stats, feed: FeedId::notifications(), ringer })
     }

@@ -113,6 +113,16 @@ pub enum Error {
         source: Arc<dyn std::error::Error + Send + Sync>,
     },
 
+    /// A file or stream could not be read or written. The store is as it was, or, of an import, is to be imported to again.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was read or written.
+        what: &'static str,
+        /// Why it failed.
+        #[source]
+        source: Arc<std::io::Error>,
+    },
+
     /// Another owner took the lease: stop working on the resource. Nothing of this transaction was committed.
     #[error("the lease of {resource} is lost: epoch {held} was held, {found} is in the store")]
     LeaseLost {
@@ -141,9 +151,13 @@ impl Error {
         matches!(self, Self::Store(error) if error.is_retryable())
     }
 
-    /// Whether the transaction may have been committed although it failed.
+    /// Whether the transaction may have been committed although it failed. When retries are exhausted, this is said of the
+    /// last failure only.
     pub fn is_maybe_committed(&self) -> bool {
-        matches!(self, Self::Store(error) if error.is_maybe_committed())
+        match self {
+            Self::Store(error) | Self::RetriesExhausted { last: error, .. } => error.is_maybe_committed(),
+            _ => false,
+        }
     }
 
     /// FoundationDB's error code, if the store failed.

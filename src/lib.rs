@@ -37,6 +37,7 @@ mod env;
 mod error;
 mod event;
 mod feed;
+mod janitor;
 mod jobs;
 mod keys;
 mod lease;
@@ -44,13 +45,14 @@ mod notification;
 mod notification_feed;
 mod notifier;
 mod producer;
+mod relocation;
 mod routing;
 mod sequence;
 mod signals;
 mod stats;
 pub mod store;
 
-pub use bus::{Bus, BusOptions};
+pub use bus::{Announced, Bus, BusOptions, Node};
 pub use changes::{
     Change, ChangeRow, Changes, ChangesOptions, ChangesPage, ChangesQuery, ChangesTail, ChangesWriter,
     DOC_ID_LEN_MAX, DocId, DocSource, DocSummary, Leaf, PendingSequence, Revision,
@@ -64,8 +66,10 @@ pub use env::{Env, Environment};
 pub use error::{Error, Result, StoreError};
 pub use event::{Db, DbInstance, DbName, DdocId, EventKind, Kinds, NAME_LEN_MAX};
 pub use feed::{Feed, FeedPage, FeedRow, Resharded, ShardEvent, ShardPage, ShardReader, TopologyEntry};
+pub use janitor::{Janitor, JanitorOptions};
 pub use jobs::{Batch, ParallelJob, ParallelJobOptions, TaskResult};
-pub use keys::ShardId;
+pub use keys::{NodeId, Role, ShardId};
+pub use lease::{BalanceOptions, NodeOptions, NodeStatus};
 pub use notification::{News, Notification, Replaced};
 pub use notification_feed::{NotificationFeed, NotificationPage, NotificationTail};
 pub use notifier::{Notifier, NotifierOptions};

@@ -65,6 +65,16 @@ stats! {
     bells,
     /// Rows that the dispatcher's tail has read.
     rows_tailed,
+    /// Leases acquired, also those that the process had before.
+    leases_acquired,
+    /// Leases lost to other nodes while the process worked on them.
+    leases_lost,
+    /// Panics of the work on a leased resource, which was started anew.
+    work_panics,
+    /// Rows of deleted databases that the janitor has dropped.
+    tombstones_dropped,
+    /// Closed topology entries that the janitor has dropped.
+    topologies_dropped,
     /// Panics of callbacks, and of the predicates in front of them.
     callback_panics,
 }

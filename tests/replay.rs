@@ -1,4 +1,4 @@
-//! The `notibus` command, as a user calls it: what `replay` and `tail` print, and their exit codes.
+//! The `notibus` command, as a user calls it: what `replay`, `tail` and `nodes` print, and their exit codes.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -193,6 +193,9 @@ fn bad_arguments_exit_with_2_and_say_what_is_wrong() {
         (&["replay", "-"], format!("1\t1\tcreate\t{name}\t\n"), "at most 1024 are allowed"),
         (&["tail", "--store", "memory", "--since", "yesterday"], String::new(), "invalid sequence"),
         (&["tail", "--store", &store], String::new(), "it is a file"),
+        (&["nodes", "--store", &store], String::new(), "it is a file"),
+        (&["nodes", "--store", "memory"], String::new(), "there is no bus"),
+        (&["nodes", "--store", "memory", "--watch", "soon"], String::new(), "--watch"),
     ] {
         let (code, message) = failing(args, &input);
         assert_eq!(code, Some(2), "{args:?}: {message}");
@@ -229,4 +232,36 @@ fn a_folder_can_be_tailed_after_a_replay_and_from_any_row() {
     let rest = tail(all[0]["sequence"].as_str().unwrap());
     assert_eq!(rest, all[1..]);
     assert!(tail("now").is_empty());
+}
+
+/// A node that was killed leaves its row, until another node finds it dead.
+#[test]
+fn the_nodes_of_a_folder_are_shown_with_what_they_hold() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = format!("dir:{}", dir.path().display());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let id = runtime.block_on(async {
+        let db = notibus::store::Database::open_dir(dir.path()).unwrap();
+        let bus = notibus::Bus::open(&db, notibus::BusOptions::default()).await.unwrap();
+        let node = bus.node(notibus::NodeOptions::default()).await.unwrap();
+        let _notifier = node.notifier(notibus::NotifierOptions::default()).await.unwrap();
+        node.id().to_string()
+    });
+    drop(runtime);
+    let nodes = |more: &[&str]| {
+        let output = notibus(&[&["nodes", "--store", &store, "--watch", "50ms"], more].concat(), "");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let line = nodes(&[]);
+    assert!(line.starts_with(&id), "{line}");
+    assert!(line.contains("silent for 50ms; notifier; partition leases: 64; joined 2"), "{line}");
+    let seen: Value = serde_json::from_str(&nodes(&["--json"])).unwrap();
+    assert_eq!((&seen["id"], &seen["lives"]), (&Value::from(id), &Value::from(false)));
+    assert_eq!((&seen["roles"][0], &seen["leases"]["partition"]), (&"notifier".into(), &64.into()));
+
+    // A replay waits until the dead one can be replaced, and leaves nothing behind.
+    replay(&["-", "--store", &store], "1\t1\tcreate\ta\t\n");
+    assert_eq!(nodes(&[]), "no node has joined\n");
+    assert_eq!(nodes(&["--json"]), "");
 }

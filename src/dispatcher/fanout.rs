@@ -70,6 +70,12 @@ impl Fanout {
 }
 
 impl Shared {
+    /// Goes on at `horizon`, although rows up to there may have been dropped unseen: subscribers are told so.
+    pub(super) fn expire(&self, horizon: Sequence) {
+        self.ring.skip_to(horizon);
+        self.registry.expire(horizon);
+    }
+
     /// Gives rows to the ring and to the slots; `is_complete` if there was nothing more to read after them.
     pub(super) fn hand_out(&self, rows: Vec<Arc<Notification>>, to: Sequence, is_complete: bool) {
         let batch = Arc::new(Batch { rows, from: self.ring.position(), to, is_complete });

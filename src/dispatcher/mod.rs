@@ -40,6 +40,7 @@ use crate::{
     encoding::Sequence,
     error::{Error, Result},
     feed::PAGE_ROWS_MAX,
+    lease::RoleGuard,
     notification_feed::NotificationFeed,
 };
 
@@ -113,18 +114,24 @@ pub struct Dispatcher {
     fanout: Fanout,
     /// The tail.
     tail: JoinHandle<()>,
+    /// Its place among the roles of its node, if it was started from one.
+    _role: Option<RoleGuard>,
 }
 
 impl Dispatcher {
-    /// Starts the tail at the end of the feed.
-    pub(crate) async fn start(context: Arc<Context>, options: DispatcherOptions) -> Result<Self> {
+    /// Starts the tail at the end of the feed. Its node lists it under `role` as long as it runs.
+    pub(crate) async fn start(
+        context: Arc<Context>,
+        options: DispatcherOptions,
+        role: Option<RoleGuard>,
+    ) -> Result<Self> {
         let feed = NotificationFeed::new(Arc::clone(&context), context.feed.clone());
         let start = feed.now().await?;
         let fanout = Fanout::new(context, &options, start)?;
         let tail =
             feed.tail(start).with_limit(options.page_rows_max).with_poll_interval(options.poll_interval);
         let tail = tokio::spawn(tail::run(Arc::clone(fanout.shared()), tail));
-        Ok(Self { fanout, tail })
+        Ok(Self { fanout, tail, _role: role })
     }
 
     /// Subscribes to the databases that `filter` matches. Choose where to start and how to receive on what is returned.

@@ -12,7 +12,7 @@ use std::{
 use dashmap::DashMap;
 
 use super::slots::Mailbox;
-use crate::{event::DbName, notification::Notification};
+use crate::{encoding::Sequence, event::DbName, notification::Notification};
 
 /// Who has subscribed, and to which exact names.
 #[derive(Debug, Default)]
@@ -76,9 +76,19 @@ impl Registry {
 
     /// Ends all mailboxes once they are empty.
     pub fn close(&self) {
+        self.wake_all(Mailbox::close);
+    }
+
+    /// Tells all mailboxes that rows up to `horizon` may have been dropped unseen.
+    pub fn expire(&self, horizon: Sequence) {
+        self.wake_all(|mailbox| mailbox.expire(horizon));
+    }
+
+    /// Changes all mailboxes, and wakes whom that gives.
+    fn wake_all(&self, change: impl Fn(&Mailbox) -> Option<Waker>) {
         let mut woken = Vec::new();
         for targets in &self.names {
-            woken.extend(targets.iter().filter_map(|target| target.mailbox.close()));
+            woken.extend(targets.iter().filter_map(|target| change(&target.mailbox)));
         }
         woken.into_iter().for_each(Waker::wake);
     }

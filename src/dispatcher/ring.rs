@@ -99,6 +99,15 @@ impl Ring {
         }
     }
 
+    /// Goes on at `to`, without what lies between: whoever has not walked so far is behind.
+    pub fn skip_to(&self, to: Sequence) {
+        {
+            let mut batches = self.batches.write().unwrap_or_else(std::sync::PoisonError::into_inner);
+            *batches = Batches { queue: VecDeque::new(), rows: 0, from: to, to };
+        }
+        self.pushed.send_modify(|count| *count = count.map(|count| count.wrapping_add(1)));
+    }
+
     /// What follows `cursor`.
     pub fn after(&self, cursor: Sequence) -> Next {
         let batches = self.read();

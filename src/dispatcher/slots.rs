@@ -7,7 +7,10 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use super::{filter::Filter, subscribe::Delivery};
+use super::{
+    filter::Filter,
+    subscribe::{Delivery, Interruption},
+};
 use crate::{encoding::Sequence, notification::Notification};
 
 /// What a subscriber of exact names is given.
@@ -30,6 +33,8 @@ struct State {
     waker: Option<Waker>,
     /// Whether no more will come.
     closed: bool,
+    /// The horizon, if rows may have been dropped that the receiver was not given, and it was not told so.
+    expired: Option<Sequence>,
 }
 
 /// What is known of one name.
@@ -45,7 +50,7 @@ impl Mailbox {
     /// A mailbox with `count` slots, whose receiver knows everything up to `since`.
     pub fn new(filter: Filter, count: usize, since: Sequence) -> Self {
         let slots = (0..count).map(|_| Slot { row: None, told: since }).collect();
-        let state = State { slots, ready: VecDeque::new(), waker: None, closed: false };
+        let state = State { slots, ready: VecDeque::new(), waker: None, closed: false, expired: None };
         Self { filter, state: Mutex::new(state) }
     }
 
@@ -69,9 +74,13 @@ impl Mailbox {
         waker.take()
     }
 
-    /// Takes the row that waits longest. `None` once the mailbox is closed and empty.
-    pub fn poll_take(&self, context: &mut Context<'_>) -> Poll<Option<Delivery>> {
+    /// Takes the row that waits longest. `None` once the mailbox is closed and empty. After `Expired` the receiver knows
+    /// nothing of any name, and somebody has to look all of them up.
+    pub fn poll_take(&self, context: &mut Context<'_>) -> Poll<Option<Result<Delivery, Interruption>>> {
         let mut state = self.state();
+        if let Some(horizon) = state.expired.take() {
+            return Poll::Ready(Some(Err(Interruption::Expired { horizon })));
+        }
         let Some(slot) = state.ready.pop_front() else {
             if state.closed {
                 return Poll::Ready(None);
@@ -82,7 +91,18 @@ impl Mailbox {
         let place = &mut state.slots[slot];
         let row = place.row.take().expect("a slot that is ready has a row");
         let since = std::mem::replace(&mut place.told, row.sequence);
-        Poll::Ready(Some(Delivery::new(row, since)))
+        Poll::Ready(Some(Ok(Delivery::new(row, since))))
+    }
+
+    /// Notes that rows up to `horizon` may have been dropped that the receiver was not given: it knows nothing any more, and
+    /// is told so. Returns whom to wake.
+    pub fn expire(&self, horizon: Sequence) -> Option<Waker> {
+        let mut state = self.state();
+        for slot in &mut state.slots {
+            slot.told = Sequence::ZERO;
+        }
+        state.expired = Some(horizon);
+        state.waker.take()
     }
 
     /// Ends the mailbox once it is empty. Returns whom to wake.

@@ -89,6 +89,13 @@ pub enum Interruption {
         /// Where it goes on.
         to: Sequence,
     },
+    /// The subscriber was away for so long that rows which it has not seen may have been dropped: databases that it knows
+    /// may be gone. It should forget what it knows; it goes on as one who knows nothing, with every database that it wants.
+    #[error("rows up to {horizon} may have been dropped unseen")]
+    Expired {
+        /// Up to where rows may have been dropped.
+        horizon: Sequence,
+    },
     /// The feed could not be read. The subscriber keeps its position; receiving again tries again.
     #[error(transparent)]
     Failed(#[from] Error),
@@ -141,9 +148,10 @@ impl Subscribe {
             // The slots are in place, so what is looked up now and what comes meet without a gap. The position is taken
             // again: the tail may have handed rows out before there were slots.
             // Who starts ahead of the tail has nothing to look up, but may be ahead of the store as well.
-            let look_up = (cursor != shared.ring.position()).then(|| {
-                LookUp::new(cursor, Arc::clone(&shared), Arc::clone(&mailbox), names.into_iter().collect())
-            });
+            let is_at_end = cursor == shared.ring.position();
+            let names = names.into_iter().collect();
+            let look_up = LookUp { shared, mailbox: Arc::clone(&mailbox), names, under_way: None };
+            let look_up = if is_at_end { look_up } else { look_up.from(cursor) };
             (registration, Source::Exact { mailbox, look_up })
         } else {
             let registration = Registry::enter(&shared, None);
@@ -175,43 +183,55 @@ impl fmt::Debug for Subscribe {
     }
 }
 
-/// The first look of a subscriber of exact names at the feed.
+/// The looks of a subscriber of exact names at the feed: at its beginning, and after it has expired.
 struct LookUp {
-    /// Where the subscriber starts.
-    cursor: Sequence,
     /// Where to look.
     shared: Arc<Shared>,
     /// Where to put what is found.
     mailbox: Arc<Mailbox>,
     /// The names, in the order of the slots.
     names: Arc<[DbName]>,
-    /// The look that is under way.
-    under_way: BoxFuture<'static, Result<()>>,
+    /// The look that is under way, and up to where the subscriber knows everything.
+    under_way: Option<(Sequence, BoxFuture<'static, Result<()>>)>,
 }
 
 impl LookUp {
-    /// Looks for the newest rows of `names`.
-    fn new(cursor: Sequence, shared: Arc<Shared>, mailbox: Arc<Mailbox>, names: Arc<[DbName]>) -> Self {
-        let under_way = look_up(cursor, Arc::clone(&shared), Arc::clone(&mailbox), Arc::clone(&names));
-        Self { under_way: Box::pin(under_way), cursor, shared, mailbox, names }
+    /// Looks again, for a subscriber that knows everything up to `cursor`.
+    fn from(mut self, cursor: Sequence) -> Self {
+        self.begin(cursor);
+        self
     }
 
-    /// Completes when all were found. After a failure it looks again.
+    /// Begins to look.
+    fn begin(&mut self, cursor: Sequence) {
+        let look =
+            look_up(cursor, Arc::clone(&self.shared), Arc::clone(&self.mailbox), Arc::clone(&self.names));
+        self.under_way = Some((cursor, Box::pin(look)));
+    }
+
+    /// Completes when nothing is under way any more. After a failure it looks again.
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<()>> {
-        let done = ready!(self.under_way.as_mut().poll(context));
-        if done.is_err() {
-            self.under_way = Box::pin(look_up(
-                self.cursor,
-                Arc::clone(&self.shared),
-                Arc::clone(&self.mailbox),
-                Arc::clone(&self.names),
-            ));
+        let Some((cursor, look)) = &mut self.under_way else {
+            return Poll::Ready(Ok(()));
+        };
+        let cursor = *cursor;
+        let done = ready!(look.as_mut().poll(context));
+        self.under_way = None;
+        match &done {
+            Ok(()) => {}
+            // The mailbox tells it, and then it is looked up from the beginning.
+            Err(Error::Expired { horizon }) => {
+                drop(self.mailbox.expire(*horizon));
+                return Poll::Ready(Ok(()));
+            }
+            Err(_) => self.begin(cursor),
         }
         Poll::Ready(done)
     }
 }
 
-/// Puts the newest rows of `names`, in the order of the slots, into `mailbox`. Fails if `cursor` is ahead of the store.
+/// Puts the newest rows of `names`, in the order of the slots, into `mailbox`. Fails if `cursor` is ahead of the store, or
+/// rows after it may have been dropped.
 async fn look_up(
     cursor: Sequence,
     shared: Arc<Shared>,
@@ -225,6 +245,11 @@ async fn look_up(
         if let Some(row) = shared.feed.newest(name).await? {
             mailbox.put(slot, &Arc::new(row));
         }
+    }
+    // Now, not before: what was missing above may have been dropped in between.
+    let horizon = shared.feed.horizon().await?;
+    if Sequence::ZERO < cursor && cursor < horizon {
+        return Err(Error::Expired { horizon });
     }
     Ok(())
 }
@@ -247,8 +272,8 @@ enum Source {
     Exact {
         /// The slots.
         mailbox: Arc<Mailbox>,
-        /// The look-up that is under way.
-        look_up: Option<LookUp>,
+        /// Looks at the feed.
+        look_up: LookUp,
     },
     /// The ring, and the feed.
     Walk(Box<Walker>),
@@ -261,13 +286,14 @@ impl Stream for Subscription {
         match &mut self.source {
             Source::Walk(walker) => walker.poll_next(context),
             Source::Exact { mailbox, look_up } => {
-                if let Some(under_way) = look_up {
-                    if let Err(error) = ready!(under_way.poll(context)) {
-                        return Poll::Ready(Some(Err(Interruption::Failed(error))));
-                    }
-                    *look_up = None;
+                if let Err(error) = ready!(look_up.poll(context)) {
+                    return Poll::Ready(Some(Err(Interruption::Failed(error))));
                 }
-                mailbox.poll_take(context).map(|delivery| delivery.map(Ok))
+                let taken = ready!(mailbox.poll_take(context));
+                if let Some(Err(Interruption::Expired { .. })) = &taken {
+                    look_up.begin(Sequence::ZERO);
+                }
+                Poll::Ready(taken)
             }
         }
     }

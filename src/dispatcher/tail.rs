@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use super::Shared;
-use crate::notification_feed::NotificationTail;
+use crate::{error::Error, notification_feed::NotificationTail};
 
 /// How long the tail pauses after a failure that its transaction could not mend.
 const FAILURE_PAUSE: Duration = Duration::from_secs(1);
@@ -17,6 +17,11 @@ pub(super) async fn run(shared: Arc<Shared>, mut tail: NotificationTail) {
                 shared.hand_out(page.rows, page.to, !page.more);
                 // Many pages in a row must not keep the subscribers of this thread waiting.
                 tokio::task::yield_now().await;
+            }
+            Err(Error::Expired { horizon }) => {
+                tracing::error!(%horizon, "the tail was away for too long, its subscribers start anew");
+                shared.expire(horizon);
+                tail.restart(horizon);
             }
             Err(error) => {
                 tracing::error!(%error, "the feed cannot be read, trying again");

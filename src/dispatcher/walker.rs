@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     encoding::{Incarnation, Sequence, Versionstamp},
-    error::Result,
+    error::{Error, Result},
 };
 
 /// The first position at which something may be known.
@@ -105,6 +105,11 @@ impl Walker {
                 self.catch_up = None;
                 match read {
                     Ok(batch) => self.batch = Some((Arc::new(batch), 0)),
+                    Err(Error::Expired { horizon }) => {
+                        self.cursor = Sequence::ZERO;
+                        self.known = Sequence::ZERO;
+                        return Poll::Ready(Some(Err(Interruption::Expired { horizon })));
+                    }
                     Err(error) => return Poll::Ready(Some(Err(Interruption::Failed(error)))),
                 }
                 continue;

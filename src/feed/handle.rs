@@ -12,7 +12,7 @@ use crate::{
     context::Context,
     encoding::Sequence,
     error::{Error, Result},
-    keys::{FeedId, ShardId},
+    keys::{FeedId, ShardId, TopologyRow},
     routing::SchemeId,
     store::Transaction,
 };
@@ -20,8 +20,8 @@ use crate::{
 /// The most rows of a page.
 pub const PAGE_ROWS_MAX: usize = 10_000;
 
-/// How many shards are counted at once.
-const COUNTS_AT_ONCE: usize = 16;
+/// How many shards are read at once where their number has no other limit.
+pub(crate) const SHARDS_READ_AT_ONCE: usize = 64;
 
 /// What the rows of a feed are.
 pub trait FeedRow: Sized + Send + Sync + 'static {
@@ -206,12 +206,12 @@ impl<R: FeedRow> Feed<R> {
                 // It checks the position.
                 self.raw().page(&tx, after, 1).await?;
                 let topology = self.raw().topology(&tx).await?;
-                let shards: Vec<_> = topology.after(after).iter().flat_map(|entry| entry.shards()).collect();
+                let shards: Vec<_> = topology.after(after).iter().flat_map(TopologyRow::shards).collect();
                 Ok((self.raw().last_readable(&tx).await?, shards))
             })
             .await?;
         let count = |shard| self.count(shard, (after, last));
-        let counts = stream::iter(shards).map(count).buffer_unordered(COUNTS_AT_ONCE);
+        let counts = stream::iter(shards).map(count).buffer_unordered(SHARDS_READ_AT_ONCE);
         counts.try_fold(0, async |total, count| Ok(total + count)).await
     }
 

@@ -26,15 +26,16 @@ mod shard_reader;
 mod topology;
 mod writer;
 
+pub(crate) use self::{
+    handle::SHARDS_READ_AT_ONCE,
+    reshard::NewTopology,
+    topology::Topology,
+    writer::{FeedWriter, append},
+};
 pub use self::{
     handle::{Feed, FeedPage, FeedRow, PAGE_ROWS_MAX, ShardPage},
     shard_reader::{ShardEvent, ShardReader},
     topology::{Resharded, TopologyEntry},
-};
-pub(crate) use self::{
-    reshard::NewTopology,
-    topology::Topology,
-    writer::{FeedWriter, append},
 };
 use crate::{context::Context, keys::FeedId};
 

@@ -44,15 +44,12 @@ pub(crate) struct StoredShardPage {
     pub resharded: Option<Resharded>,
 }
 
-/// Where the rows of the shards of `entry` are.
-fn spaces<'a>(
-    entry: &'a TopologyRow,
-    feed: RawFeed<'a>,
-) -> impl ExactSizeIterator<Item = RowSpace> + use<'a> {
-    entry.shards().map(move |shard| space_of(entry, feed, shard))
-}
+impl<'a> RawFeed<'a> {
+    /// Where the rows of the shards of `entry` are.
+    pub fn spaces(self, entry: &'a TopologyRow) -> impl ExactSizeIterator<Item = RowSpace> + use<'a> {
+        entry.shards().map(move |shard| space_of(entry, self, shard))
+    }
 
-impl RawFeed<'_> {
     /// The history of the feed's shards, as readers need it.
     pub async fn topology(self, tx: &Transaction) -> Result<Topology> {
         Topology::read(tx, self, Isolation::Snapshot).await
@@ -137,8 +134,7 @@ impl RawFeed<'_> {
             if rows.len() == limit {
                 return Ok((rows, true));
             }
-            let (found, more) =
-                merged(tx, spaces(entry, self), bounds, limit - rows.len(), direction).await?;
+            let (found, more) = merged(tx, self.spaces(entry), bounds, limit - rows.len(), direction).await?;
             rows.extend(found);
             if more {
                 return Ok((rows, true));
@@ -194,7 +190,7 @@ impl RawFeed<'_> {
     pub async fn last_row(self, tx: &Transaction) -> Result<Option<Sequence>> {
         let topology = self.topology(tx).await?;
         for entry in topology.entries().iter().rev() {
-            let newest = spaces(entry, self).map(async |space| {
+            let newest = self.spaces(entry).map(async |space| {
                 let read = RangeRead::new(space.rows(Sequence::ZERO, Sequence::MAX)).limit(1).reverse();
                 let page = tx.get_range(&read, Isolation::Snapshot).await?;
                 page.rows.first().map(|(key, _)| space.sequence(key)).transpose()

@@ -3,7 +3,7 @@
 use super::{Keys, family};
 use crate::{
     encoding::{Incarnation, Reader},
-    error::Result,
+    error::{Error, Result},
 };
 
 /// The format of all keys and values of a bus.
@@ -19,6 +19,16 @@ pub(crate) struct Config {
 }
 
 impl Config {
+    /// Bytes of the stored form.
+    pub const LEN: usize = 7;
+
+    /// The same after a move to another store.
+    pub fn raised(self) -> Result<Self> {
+        let raised = self.incarnation.0.checked_add(1).map(Incarnation);
+        let incarnation = raised.ok_or_else(|| Error::invalid("incarnation", "255 is the last one"))?;
+        Ok(Self { incarnation, ..self })
+    }
+
     /// The stored form: format (2 bytes), partitions (4), incarnation (1).
     pub fn to_bytes(self) -> Vec<u8> {
         [&FORMAT.to_be_bytes()[..], &self.partitions.to_be_bytes(), &[self.incarnation.0]].concat()
@@ -48,6 +58,11 @@ impl Keys {
     /// The key of the configuration.
     pub fn config(&self) -> Vec<u8> {
         self.pack(&(family::CONFIG,))
+    }
+
+    /// The key that is there while a bus is imported.
+    pub fn import_mark(&self) -> Vec<u8> {
+        self.pack(&(family::CONFIG, "import"))
     }
 }
 

@@ -122,6 +122,11 @@ impl Keys {
         self.pack(&(family::HEAD, feed.bytes(), shard.0))
     }
 
+    /// The heads of the shards from `first` up to and including `last`.
+    pub fn heads(&self, feed: &FeedId, first: ShardId, last: ShardId) -> KeyRange {
+        KeyRange { begin: self.head(feed, first).into(), end: key_after(&self.head(feed, last)) }
+    }
+
     /// The key of the oldest position from which a reader of `feed` misses nothing.
     pub fn horizon(&self, feed: &FeedId) -> Vec<u8> {
         self.pack(&(family::HORIZON, feed.bytes()))

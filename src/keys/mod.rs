@@ -17,30 +17,42 @@
 //! | 7 | topology | feed, incarnation, versionstamp | closed, token, scheme and shard ids | as long as a shard of it has rows |
 //! | 8 | horizon | feed | sequence | as long as the feed, once rows were dropped |
 //! | 9 | ddoc | name, instance, ddoc id | sequence | as long as the database |
-//! | 11 | lease | resource | owner, epoch | as long as the bus |
+//! | 10 | node | cell, node id | beat, token, start, roles | as long as the node lives |
+//! | 11 | lease | cell, pool, resource, 0 | epoch, owner | as long as the resource |
+//! | 11 | request | cell, pool, resource, 1 | node, epoch | from the asking to the handover |
+//! | 12 | group | feed, 0, group | | as long as the group |
+//! | 12 | checkpoint | feed, 1, group, shard | sequence | as long as the group has to read the shard |
+//! | 13 | age mark | milliseconds that janitors have worked | sequence | until the retention has passed twice |
 //!
 //! Three families share number 1, so that a notifier reads all that waits for it in one range; the number after the
-//! instance tells them apart. Number 10 (node) is kept free for the family of that name.
+//! instance tells them apart. Two share number 11, so that a node reads who owns and who asks in one range.
 //!
 //! A sequence in a key is an incarnation and a tuple versionstamp, because the store fills the stamp in at commit and it
 //! must stand in fixed bytes.
 
+mod age;
+mod checkpoint;
 mod config;
 mod counters;
 mod ddoc;
 mod feed;
 mod lease;
+mod node;
 mod partition;
 mod topology;
 
 use bytes::Bytes;
 use foundationdb_tuple::{TuplePack, TupleUnpack};
 
+pub(crate) use age::AgeMark;
+pub(crate) use checkpoint::checkpoint_position;
 pub(crate) use config::Config;
 pub(crate) use counters::{DrainKey, DrainRow, stamp_operand};
 pub use feed::ShardId;
 pub(crate) use feed::{FeedId, RowSpace, sequence_operand};
-pub(crate) use lease::Lease;
+pub(crate) use lease::{Lease, LeaseRow, Owner, Request};
+pub(crate) use node::NodeRow;
+pub use node::{NodeId, Role};
 pub(crate) use partition::{FoldMark, Partition};
 pub(crate) use topology::{Layout, TopologyRow};
 
@@ -62,8 +74,15 @@ mod family {
     pub const TOPOLOGY: u16 = 7;
     pub const HORIZON: u16 = 8;
     pub const DDOC: u16 = 9;
+    pub const NODE: u16 = 10;
     pub const LEASE: u16 = 11;
+    pub const CHECKPOINT: u16 = 12;
+    pub const AGE: u16 = 13;
 }
+
+/// The cell of all nodes and leases: those who divide the work of a bus among them. The name has its place in the keys so
+/// that nodes of several sites could each have a cell of their own.
+const CELL: &str = "main";
 
 /// The longest prefix of a bus, in bytes: with it the longest key stays below the store's limit.
 pub(crate) const PREFIX_LEN_MAX: usize = 256;
@@ -88,6 +107,34 @@ impl Keys {
             return Err(Error::invalid("prefix", "it starts with 0xff, which the store keeps for itself"));
         }
         Ok(Self { prefix: Bytes::copy_from_slice(prefix) })
+    }
+
+    /// What all keys start with.
+    pub fn prefix(&self) -> &[u8] {
+        &self.prefix
+    }
+
+    /// All keys of the bus.
+    pub fn all(&self) -> KeyRange {
+        // The tags of the tuple integers 0, and 1 to 255.
+        KeyRange::new([&self.prefix[..], &[0x14]].concat(), [&self.prefix[..], &[0x16]].concat())
+    }
+
+    /// The keys that go along when the bus moves to another store: those that do not belong to running processes. The
+    /// configuration is not among them.
+    pub fn relocated(&self) -> impl Iterator<Item = KeyRange> {
+        let families = [
+            family::COUNTERS,
+            family::ENTRY,
+            family::NEWEST,
+            family::HEAD,
+            family::TOPOLOGY,
+            family::HORIZON,
+            family::DDOC,
+            family::CHECKPOINT,
+            family::AGE,
+        ];
+        families.into_iter().map(|number| self.range(&(number,)))
     }
 
     /// The key of the tuple `elements`.

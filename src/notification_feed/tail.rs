@@ -70,6 +70,13 @@ impl NotificationTail {
         Self { poll_interval, ..self }
     }
 
+    /// Goes on from another position, as after [`Error::Expired`](crate::Error::Expired).
+    pub fn restart(&mut self, after: Sequence) {
+        self.after = after;
+        self.is_at_end = false;
+        self.had_more = false;
+    }
+
     /// The next page, once there is one. A page is empty only after one that said there was more.
     ///
     /// # Cancel safety

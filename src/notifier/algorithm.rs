@@ -125,7 +125,8 @@ impl Draft {
         set(&mut self.row.ddoc_updated_at, EventKind::DdocUpdated);
         set(&mut self.row.deleted_at, EventKind::Deleted);
         self.row.totals += events.counters;
-        self.row.versionstamp = self.row.versionstamp.max(events.versionstamp);
+        // What is folded now is newer, even where a move to another store has made its stamps smaller.
+        self.row.versionstamp = events.versionstamp.or(self.row.versionstamp);
     }
 
     /// What a later instance of the name says of this one. One that came and went unseen is passed over in favour of the

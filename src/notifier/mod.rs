@@ -1,6 +1,7 @@
 //! [`Notifier`]: the role that folds counters into the feed.
 //!
-//! For each partition whose lease it holds there is one task ([`partition`]). It sleeps until it is woken: directly by a
+//! The partitions are divided among all nodes that are notifiers ([`lease`](crate::lease)). For each partition whose lease
+//! it holds there is one task ([`partition`]). It sleeps until it is woken: directly by a
 //! producer of the same process, by the partition's doorbell, or by the poll of the notifier ([`poll`]), which makes good
 //! what hints have missed. A fold ([`fold`]) is one transaction; what it makes of a database's counters is decided by a
 //! pure function ([`algorithm`]).
@@ -11,24 +12,28 @@ mod fold;
 mod partition;
 mod poll;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
-use futures_util::future::try_join_all;
-use tokio::{sync::watch, task::JoinSet};
+use futures_util::{FutureExt, future::BoxFuture};
+use tokio::task::JoinSet;
 
 use crate::{
     context::Context,
     error::{Error, Result},
-    keys::{FoldMark, Partition},
-    lease::Held,
+    keys::{FoldMark, Partition, Role},
+    lease::{BalanceOptions, Held, Member, Pool, Stop, Work, Worker},
+    store::Transaction,
 };
 
 /// How a notifier works.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NotifierOptions {
-    /// Which partitions it takes: those with `number % of == part`, so that several notifiers can share the work.
-    /// Default: all, `(0, 1)`.
-    pub share: (u32, u32),
+    /// How it takes its part of the partitions.
+    pub balance: BalanceOptions,
     /// The least time between two folds of one partition. A shorter one tells sooner, a longer one coalesces more.
     /// Default: 25 ms.
     pub fold_interval: Duration,
@@ -41,7 +46,7 @@ pub struct NotifierOptions {
 impl Default for NotifierOptions {
     fn default() -> Self {
         Self {
-            share: (0, 1),
+            balance: BalanceOptions::default(),
             fold_interval: Duration::from_millis(25),
             poll_interval: Duration::from_secs(1),
             fold_rows_max: 1_000,
@@ -51,14 +56,11 @@ impl Default for NotifierOptions {
 
 impl NotifierOptions {
     /// Fails if an option is out of its limits.
-    fn check(&self) -> Result<()> {
-        let (part, of) = self.share;
-        if part >= of {
-            return Err(Error::invalid("share", format!("part {part} of {of} does not exist")));
-        }
+    pub(crate) fn check(&self) -> Result<()> {
         if self.poll_interval.is_zero() {
             return Err(Error::invalid("poll interval", "it is zero"));
         }
+        self.balance.check()?;
         // One database can have a row of counters, one of its last update and a design document; a fold must get on.
         if !(10..=10_000).contains(&self.fold_rows_max) {
             return Err(Error::invalid("fold rows", format!("{} is not 10 to 10,000", self.fold_rows_max)));
@@ -67,62 +69,116 @@ impl NotifierOptions {
     }
 }
 
-/// A running notifier. Dropping it stops it at once; [`Notifier::shutdown`] also releases its leases.
+/// The partitions on which a notifier works at the moment, each with the epoch of its lease.
+#[derive(Debug, Clone, Default)]
+struct HeldPartitions(Arc<Mutex<BTreeSet<(Partition, u64)>>>);
+
+impl HeldPartitions {
+    /// The set. A panic elsewhere cannot leave it half changed, so a poisoned lock is fine.
+    fn lock(&self) -> MutexGuard<'_, BTreeSet<(Partition, u64)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The numbers of the partitions, in order.
+    fn numbers(&self) -> Vec<u32> {
+        let mut numbers: Vec<_> = self.lock().iter().map(|(partition, _)| partition.0).collect();
+        numbers.dedup();
+        numbers
+    }
+}
+
+/// The work on the partitions.
 #[derive(Debug)]
-pub struct Notifier {
+struct Folding {
     /// What the roles share.
     context: Arc<Context>,
-    /// The leases it took, by partition.
-    leases: Vec<(Partition, Held)>,
-    /// Tells the tasks to end.
-    stop: watch::Sender<bool>,
-    /// The tasks.
-    tasks: JoinSet<()>,
+    /// How to work.
+    options: NotifierOptions,
+    /// What it works on.
+    partitions: HeldPartitions,
+}
+
+impl Work for Folding {
+    fn resources<'a>(&'a self, _: &'a Transaction) -> BoxFuture<'a, Result<Vec<u64>>> {
+        std::future::ready(Ok((0..self.context.config.partitions.into()).collect())).boxed()
+    }
+
+    /// The fold mark starts anew with each acquisition.
+    fn acquired(&self, tx: &Transaction, resource: u64, epoch: u64) {
+        let mark = FoldMark { epoch, fold: 0 };
+        tx.set(&self.context.keys.fold_mark(Partition(resource as u32)), &mark.to_bytes());
+    }
+
+    fn run(self: Arc<Self>, lease: Held, stop: Stop) -> BoxFuture<'static, Result<()>> {
+        let context = Arc::clone(&self.context);
+        partition::Task::new(context, lease, self.options.clone(), &self.partitions).run(stop).boxed()
+    }
+}
+
+/// A running notifier. Dropping it stops it at once; [`Notifier::shutdown`] also releases its leases, so that others need
+/// not wait until its node is taken for dead.
+#[derive(Debug)]
+pub struct Notifier {
+    /// What it works on.
+    partitions: HeldPartitions,
+    /// Takes and gives back partitions.
+    worker: Worker,
+    /// The poll.
+    poll: JoinSet<()>,
+    /// The node, if it has no other role.
+    node: Option<Arc<Member>>,
 }
 
 impl Notifier {
-    /// Takes the leases of its partitions, whoever holds them, and starts the tasks. A former owner is fenced off: it
-    /// cannot commit another fold, and stops.
-    pub(crate) async fn start(context: Arc<Context>, options: NotifierOptions) -> Result<Self> {
+    /// Starts it on `member`, and takes its part of the partitions as far as it can be had at once.
+    pub(crate) async fn start(
+        context: &Arc<Context>,
+        member: &Arc<Member>,
+        options: NotifierOptions,
+    ) -> Result<Self> {
         options.check()?;
-        let (part, of) = options.share;
-        let partitions: Vec<_> =
-            (0..context.config.partitions).filter(|number| number % of == part).collect();
-        let (stop, stopped) = watch::channel(false);
-        let mut notifier = Self { leases: Vec::new(), stop, tasks: JoinSet::new(), context };
-        notifier.leases =
-            try_join_all(partitions.iter().map(|&number| notifier.acquire(Partition(number)))).await?;
-        for (partition, lease) in &notifier.leases {
-            let context = Arc::clone(&notifier.context);
-            let task = partition::Task::new(context, *partition, lease.clone(), options.clone());
-            notifier.tasks.spawn(task.run(stopped.clone()));
-        }
-        let poll = poll::run(Arc::clone(&notifier.context), partitions, options.poll_interval, stopped);
-        notifier.tasks.spawn(poll);
-        Ok(notifier)
+        let partitions = HeldPartitions::default();
+        let looking = poll::run(Arc::clone(context), partitions.clone(), options.poll_interval);
+        let balance = options.balance.clone();
+        let folding = Folding { context: Arc::clone(context), options, partitions: partitions.clone() };
+        let divided = Pool { name: "partition".into(), role: Role::NOTIFIER };
+        let worker = Worker::start(member, divided, Arc::new(folding), balance).await?;
+        let mut poll = JoinSet::new();
+        poll.spawn(looking);
+        Ok(Self { partitions, worker, poll, node: None })
     }
 
-    /// Takes the lease of `partition`, and starts its fold mark anew in the same transaction.
-    async fn acquire(&self, partition: Partition) -> Result<(Partition, Held)> {
-        let Context { db, keys, .. } = &*self.context;
-        let mark = keys.fold_mark(partition);
-        let resource = format!("partition {}", partition.0);
-        let lease = Held::acquire(db, keys.partition_lease(partition), resource, |tx, epoch| {
-            tx.set(&mark, &FoldMark { epoch, fold: 0 }.to_bytes());
-        })
-        .await?;
-        Ok((partition, lease))
+    /// Starts it as a node of its own.
+    pub(crate) async fn start_alone(
+        context: &Arc<Context>,
+        member: Arc<Member>,
+        options: NotifierOptions,
+    ) -> Result<Self> {
+        let notifier = member.or_leave(Self::start(context, &member, options).await).await?;
+        Ok(Self { node: Some(member), ..notifier })
     }
 
-    /// Ends the tasks after the fold that each is doing, and releases the leases.
+    /// The numbers of the partitions on which it works at the moment, in order.
+    pub fn partitions(&self) -> Vec<u32> {
+        self.partitions.numbers()
+    }
+
+    /// Ends the tasks after the fold that each is doing, and releases the leases; leaves the bus if it was a node of its
+    /// own.
     pub async fn shutdown(mut self) -> Result<()> {
-        self.stop.send_replace(true);
-        while let Some(ended) = self.tasks.join_next().await {
-            if let Err(error) = ended {
-                tracing::error!(%error, "a task of the notifier has panicked");
+        let ended = self.worker.shutdown().await;
+        self.poll.abort_all();
+        while let Some(ended) = self.poll.join_next().await {
+            if let Err(error) = ended
+                && error.is_panic()
+            {
+                tracing::error!(%error, "the poll of the notifier has panicked");
             }
         }
-        try_join_all(self.leases.iter().map(|(_, lease)| lease.release(&self.context.db))).await?;
-        Ok(())
+        let left = match self.node {
+            Some(node) => node.leave().await,
+            None => Ok(()),
+        };
+        ended.and(left)
     }
 }

@@ -2,17 +2,15 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::sync::watch;
-
 use super::{
-    NotifierOptions,
+    Held, HeldPartitions, NotifierOptions,
     fold::{Done, Folder},
 };
 use crate::{
     context::Context,
     error::{Error, Result},
     keys::Partition,
-    lease::Held,
+    lease::Stop,
     store::Watch,
 };
 
@@ -37,34 +35,48 @@ pub(super) struct Task {
     doorbell: Option<Watch>,
     /// When the last pass began.
     passed: Option<Duration>,
+    /// Tells others of the task as long as it is there.
+    _present: Present,
 }
 
-/// Tells producers of this process that a task works on the partition.
+/// Tells producers of this process, and the poll of the notifier, that a task works on the partition.
 struct Present {
     /// What the roles share.
     context: Arc<Context>,
-    /// The partition.
-    partition: Partition,
+    /// What the notifier holds.
+    partitions: HeldPartitions,
+    /// The partition, and the epoch of its lease.
+    lease: (Partition, u64),
 }
 
 impl Present {
     /// From now on, until it is dropped.
-    fn enter(context: &Arc<Context>, partition: Partition) -> Self {
+    fn enter(context: &Arc<Context>, partitions: &HeldPartitions, partition: Partition, epoch: u64) -> Self {
         context.signals.enter(partition);
-        Self { context: Arc::clone(context), partition }
+        let lease = (partition, epoch);
+        partitions.lock().insert(lease);
+        Self { context: Arc::clone(context), partitions: partitions.clone(), lease }
     }
 }
 
 impl Drop for Present {
     fn drop(&mut self) {
-        self.context.signals.leave(self.partition);
+        self.partitions.lock().remove(&self.lease);
+        self.context.signals.leave(self.lease.0);
     }
 }
 
 impl Task {
     /// A task that holds `lease`.
-    pub fn new(context: Arc<Context>, partition: Partition, lease: Held, options: NotifierOptions) -> Self {
+    pub fn new(
+        context: Arc<Context>,
+        lease: Held,
+        options: NotifierOptions,
+        partitions: &HeldPartitions,
+    ) -> Self {
+        let partition = Partition(lease.resource as u32);
         Self {
+            _present: Present::enter(&context, partitions, partition, lease.epoch),
             context,
             partition,
             lease,
@@ -76,36 +88,31 @@ impl Task {
         }
     }
 
-    /// Folds until it is told to stop or has lost the lease.
-    pub async fn run(mut self, mut stopped: watch::Receiver<bool>) {
-        let _present = Present::enter(&self.context, self.partition);
+    /// Folds until it is told to stop; fails when it has lost the lease.
+    pub async fn run(mut self, mut stop: Stop) -> Result<()> {
         loop {
-            match self.pass(&stopped).await {
+            match self.pass(&stop).await {
                 Ok(()) => {}
-                Err(error @ Error::LeaseLost { .. }) => {
-                    tracing::warn!(partition = self.partition.0, %error, "partition lost to another notifier");
-                    return;
-                }
+                Err(error @ Error::LeaseLost { .. }) => return Err(error),
                 Err(error) => {
                     tracing::error!(partition = self.partition.0, %error, "fold failed, trying again");
                     tokio::select! {
                         biased;
-                        _ = stopped.wait_for(|stopped| *stopped) => return,
+                        () = stop.requested() => return Ok(()),
                         () = self.context.env().sleep(FAILURE_PAUSE) => self.context.signals.wake(self.partition),
                     }
                 }
             }
             tokio::select! {
                 biased;
-                // A sender that is gone means that the notifier was dropped.
-                _ = stopped.wait_for(|stopped| *stopped) => return,
+                () = stop.requested() => return Ok(()),
                 () = self.wait() => {}
             }
         }
     }
 
     /// Folds everything that waits, unless it is told to stop in between.
-    async fn pass(&mut self, stopped: &watch::Receiver<bool>) -> Result<()> {
+    async fn pass(&mut self, stop: &Stop) -> Result<()> {
         let env = self.context.env().clone();
         self.passed = Some(env.now());
         if self.doorbell.is_none() {
@@ -123,9 +130,9 @@ impl Task {
             let done = folder.fold(self.folds, from.as_ref(), &mut self.unsettled).await?;
             self.account(&done);
             match done.next {
-                Some(next) if !*stopped.borrow() => from = Some(next),
+                Some(next) if !stop.is_requested() => from = Some(next),
                 // The first fold may have been that of the last pass, which did not see what has woken this one.
-                None if settles && !*stopped.borrow() => {
+                None if settles && !stop.is_requested() => {
                     from = None;
                     settles = false;
                 }

@@ -5,8 +5,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::sync::watch;
-
+use super::HeldPartitions;
 use crate::{
     context::Context,
     error::Result,
@@ -17,23 +16,13 @@ use crate::{
 /// How much shorter than the poll interval a pause can get.
 const HASTE_MAX: u32 = 16;
 
-/// Polls `partitions`, which are in ascending order, until `stopped`.
-pub(super) async fn run(
-    context: Arc<Context>,
-    partitions: Vec<u32>,
-    interval: Duration,
-    mut stopped: watch::Receiver<bool>,
-) {
-    let runs = runs(&partitions);
+/// Polls the partitions that are held at the time, until it is dropped.
+pub(super) async fn run(context: Arc<Context>, partitions: HeldPartitions, interval: Duration) {
     let mut pause = interval;
     loop {
-        tokio::select! {
-            biased;
-            _ = stopped.wait_for(|stopped| *stopped) => return,
-            () = context.env().sleep(pause) => {}
-        }
+        context.env().sleep(pause).await;
         let mut found = 0;
-        for &run in &runs {
+        for run in runs(&partitions.numbers()) {
             match look(&context, run).await {
                 Ok(waiting) => found += waiting,
                 Err(error) => tracing::warn!(%error, "poll failed"),

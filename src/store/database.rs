@@ -2,10 +2,12 @@
 
 use std::{path::Path, sync::Arc};
 
-use super::{RetryPolicy, Transaction, backend::Backend, embedded};
+use super::{
+    RetryPolicy, Transaction, backend::Backend, embedded, retry::Tries, transaction_ids::TransactionIds,
+};
 use crate::{
     env::Env,
-    error::{Error, Result},
+    error::{Error, Result, StoreError},
 };
 
 /// A handle on a store. Clones are cheap and share it.
@@ -30,6 +32,8 @@ pub struct Database {
     backend: Arc<dyn Backend>,
     /// Time and randomness for retries.
     env: Env,
+    /// By which runs know their own commits again.
+    ids: Arc<TransactionIds>,
 }
 
 impl Database {
@@ -40,28 +44,28 @@ impl Database {
 
     /// A new store in memory that takes time and randomness from `env`.
     pub fn memory_in(env: Env) -> Self {
-        Self { backend: Arc::new(embedded::Engine::memory(env.clone())), env }
+        Self::new(Arc::new(embedded::Engine::memory(env.clone())), env)
     }
 
     /// The store in the folder `path`, which is made if it does not exist. Every commit is on disk before it is
     /// acknowledged. The whole content is kept in memory as well. It is closed with its last handle.
     ///
-    /// Fails with [`Error::Open`] if the folder is a file, is not writable, is open in another process, or is damaged.
-    /// Opening reads the whole store and blocks the thread.
+    /// Fails with [`Error::Open`](crate::Error::Open) if the folder is a file, is not writable, is open in another process,
+    /// or is damaged. Opening reads the whole store and blocks the thread.
     pub fn open_dir(path: impl AsRef<Path>) -> Result<Self> {
         Self::open_dir_in(path, Env::system())
     }
 
     /// [`Database::open_dir`] with time and randomness from `env`.
     pub fn open_dir_in(path: impl AsRef<Path>, env: Env) -> Result<Self> {
-        Ok(Self { backend: Arc::new(embedded::Engine::open(path.as_ref(), env.clone())?), env })
+        Ok(Self::new(Arc::new(embedded::Engine::open(path.as_ref(), env.clone())?), env))
     }
 
     /// The cluster of `cluster_file`. The first call in a process boots the client's network thread; call
     /// [`stop_network`](super::stop_network) before the process exits.
     ///
-    /// Fails with [`Error::Open`] if the file is none, or the cluster does not answer in time, and with
-    /// [`Error::Invalid`] if the client library does not offer the API version.
+    /// Fails with [`Error::Open`](crate::Error::Open) if the file is none, or the cluster does not answer in time, and with
+    /// [`Error::Invalid`](crate::Error::Invalid) if the client library does not offer the API version.
     #[cfg(feature = "foundationdb")]
     pub async fn foundationdb(cluster_file: impl AsRef<Path>) -> Result<Self> {
         Self::foundationdb_with(cluster_file, &super::FoundationDbOptions::default()).await
@@ -74,19 +78,38 @@ impl Database {
         options: &super::FoundationDbOptions,
     ) -> Result<Self> {
         let backend = super::fdb::Fdb::open(cluster_file.as_ref(), options).await?;
-        Ok(Self { backend: Arc::new(backend), env: Env::system() })
+        Ok(Self::new(Arc::new(backend), Env::system()))
     }
 
     /// The cluster that the caller is connected to already, for layers that use the client by themselves. The caller has
     /// booted the client's network, and stops it.
     #[cfg(feature = "foundationdb")]
     pub fn from_foundationdb(client: Arc<::foundationdb::Database>) -> Self {
-        Self { backend: Arc::new(super::fdb::Fdb::from_client(client)), env: Env::system() }
+        Self::new(Arc::new(super::fdb::Fdb::from_client(client)), Env::system())
     }
 
-    /// A handle on the store that `wrap` puts around this one.
+    /// The handle of a new process on the store behind `backend`.
+    fn new(backend: Arc<dyn Backend>, env: Env) -> Self {
+        Self { backend, env, ids: Arc::default() }
+    }
+
+    /// A handle on the store that `wrap` puts around this one. To the store it is another process.
     pub(super) fn wrapped<B: Backend>(&self, wrap: impl FnOnce(Arc<dyn Backend>) -> B) -> Self {
-        Self { backend: Arc::new(wrap(Arc::clone(&self.backend))), env: self.env.clone() }
+        Self {
+            backend: Arc::new(wrap(Arc::clone(&self.backend))),
+            env: self.env.clone(),
+            ids: Arc::new(self.ids.of_another_process()),
+        }
+    }
+
+    /// A handle on the same store of which [`Database::run_once`] keeps its transaction ids under `prefix`, where there must
+    /// be no other keys. Its clones share the ids; to the store it is a process of its own. Default:
+    /// [`TRANSACTION_IDS_PREFIX`](super::TRANSACTION_IDS_PREFIX).
+    ///
+    /// Fails with [`Error::Invalid`](crate::Error::Invalid) if the prefix is empty, longer than 256 bytes or starts with
+    /// `0xff`.
+    pub fn with_transaction_ids(self, prefix: &[u8]) -> Result<Self> {
+        Ok(Self { ids: Arc::new(TransactionIds::new(prefix)?), ..self })
     }
 
     /// A new transaction. Most callers want [`Database::run`], which commits and retries.
@@ -98,12 +121,12 @@ impl Database {
     ///
     /// `body` is given a handle on the transaction. It may run several times, so it should do nothing but read and write through the transaction. After
     /// `commit_unknown_result` (1021) it runs again although the first run may have been committed: what it does must
-    /// bear that.
+    /// bear that. [`Database::run_once`] is for what must not happen twice.
     ///
     /// # Errors
     ///
-    /// Whatever `body` returns that is not retryable, or [`Error::RetriesExhausted`] at the limits of
-    /// [`RetryPolicy::default`].
+    /// Whatever `body` returns that is not retryable, or [`Error::RetriesExhausted`](crate::Error::RetriesExhausted) at the
+    /// limits of [`RetryPolicy::default`].
     ///
     /// # Cancel safety
     ///
@@ -122,29 +145,42 @@ impl Database {
         F: Fn(Transaction) -> R,
         R: Future<Output = Result<T>>,
     {
-        let started = self.env.now();
-        let transaction = self.begin();
-        let mut attempt = 0;
+        let mut tries = Tries::begin(self, policy);
         loop {
-            attempt += 1;
-            let result = match body(transaction.clone()).await {
-                Ok(value) => transaction.commit().await.map(|_| value),
-                Err(error) => Err(error),
-            };
-            let error = match result {
-                Ok(value) => return Ok(value),
+            let tx = tries.transaction();
+            let error = match body(tx.clone()).await {
+                Ok(value) => match tx.commit().await {
+                    Ok(_) => return Ok(value),
+                    Err(error) => error,
+                },
                 Err(error) => error,
             };
-            match error {
-                Error::Store(last) if last.is_retryable() => {
-                    if policy.is_exhausted(attempt, self.env.now().saturating_sub(started)) {
-                        return Err(Error::RetriesExhausted { attempts: attempt, last });
-                    }
-                    tracing::debug!(attempt, error = %last, "transaction failed, trying again");
-                    let backoff = self.env.sleep(policy.backoff(attempt, &self.env));
-                    transaction.recover(Error::Store(last), backoff).await?;
-                }
-                error => return Err(error),
+            tries.recover(error).await?;
+        }
+    }
+
+    /// By which runs know their own commits again.
+    pub(super) fn ids(&self) -> &Arc<TransactionIds> {
+        &self.ids
+    }
+
+    /// Reads with `body` in a transaction at `version`, again and again while it fails in a way that trying again can mend.
+    /// `None` if the store no longer keeps that version.
+    pub(crate) async fn read_at<T, F, R>(&self, version: u64, body: F) -> Result<Option<T>>
+    where
+        F: Fn(Transaction) -> R,
+        R: Future<Output = Result<T>>,
+    {
+        let policy = RetryPolicy::default();
+        let mut tries = Tries::begin(self, &policy);
+        loop {
+            let tx = tries.transaction();
+            tx.set_read_version(version);
+            match body(tx).await {
+                // Nothing is committed: a read that has failed would fail the commit, too.
+                Ok(value) => return Ok(Some(value)),
+                Err(Error::Store(error)) if error == StoreError::TRANSACTION_TOO_OLD => return Ok(None),
+                Err(error) => tries.recover(error).await?,
             }
         }
     }

@@ -13,6 +13,8 @@
 //! - Mutations never fail at once: a key or value over its limit fails the reads that follow and the commit.
 //! - A transaction lives 5 s (1007) and holds 10 MB (2101).
 //! - A commit stamps the mutations that ask for it with one versionstamp, which grows with every commit.
+//! - The result of a commit can be unknown (1021): it may have happened. [`Database::run`] then tries again, so what it runs
+//!   must bear to happen twice; what [`Database::run_once`] runs happens once.
 //! - A watch is a hint. Rescan after it fires, and keep a poll as a fallback.
 
 mod backend;
@@ -21,23 +23,29 @@ mod embedded;
 #[cfg(feature = "foundationdb")]
 mod fdb;
 mod mutation;
+mod once;
 mod options;
 mod range;
 mod retry;
+mod sweeper;
 pub mod testing;
 mod transaction;
+mod transaction_ids;
 mod watch;
 
 pub use database::Database;
 #[cfg(feature = "foundationdb")]
 pub use fdb::{FoundationDbOptions, stop_network};
 pub use mutation::AtomicOp;
+pub use once::{CommittedOnce, UNKNOWN_RESULT_AGE_MAX};
 pub use options::{Priority, TransactionOption};
 pub(crate) use range::key_after;
 pub use range::{KeyRange, Page, Pages, RangeRead, Row};
 pub use retry::RetryPolicy;
+pub use sweeper::{Swept, TransactionIdSweeper};
 pub(crate) use transaction::AfterCommit;
 pub use transaction::{Committed, Isolation, Transaction};
+pub use transaction_ids::{FINISHED_IDS_MAX, TRANSACTION_IDS_PREFIX};
 pub use watch::Watch;
 
 /// The longest key, in bytes.

@@ -1,10 +1,14 @@
-//! [`RetryPolicy`]: how long, how often and how fast a transaction is tried again.
+//! [`RetryPolicy`]: how long, how often and how fast a transaction is tried again; and the one loop that does so.
 
 use std::time::Duration;
 
-use crate::env::Env;
+use super::{Database, Transaction};
+use crate::{
+    env::Env,
+    error::{Error, Result},
+};
 
-/// Limits and pauses of [`Database::run_with`](super::Database::run_with).
+/// Limits and pauses of [`Database::run_with`] and [`Database::run_once_with`].
 ///
 /// A cluster's client paces retries by itself; there the two limits hold and the pauses do not. Elsewhere the pause before
 /// attempt n + 1 is drawn at random between half and all of `backoff_min * 2^n`, at most `backoff_max`.
@@ -42,6 +46,60 @@ impl RetryPolicy {
     pub(crate) fn is_exhausted(&self, attempt: u32, elapsed: Duration) -> bool {
         self.attempts_max.is_some_and(|max| attempt >= max)
             || self.elapsed_max.is_some_and(|max| elapsed >= max)
+    }
+}
+
+/// The tries of one run: what all runs have in common.
+pub(super) struct Tries<'a> {
+    /// The limits.
+    policy: &'a RetryPolicy,
+    /// Time and randomness.
+    env: &'a Env,
+    /// The transaction, the same in all tries.
+    transaction: Transaction,
+    /// When the run began, on the clock of `env`.
+    started: Duration,
+    /// Which try it is, counted from 1.
+    number: u32,
+}
+
+impl<'a> Tries<'a> {
+    /// The first try of a run.
+    pub fn begin(db: &'a Database, policy: &'a RetryPolicy) -> Self {
+        Self { policy, env: db.env(), transaction: db.begin(), started: db.env().now(), number: 1 }
+    }
+
+    /// A handle on the transaction.
+    pub fn transaction(&self) -> Transaction {
+        self.transaction.clone()
+    }
+
+    /// Which try it is, counted from 1.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Time since the run began.
+    pub fn elapsed(&self) -> Duration {
+        self.env.now().saturating_sub(self.started)
+    }
+
+    /// Begins the next try after `error`, when it is time for it. Fails with what ends the run, if no other try can help or
+    /// is allowed.
+    pub async fn recover(&mut self, error: Error) -> Result<()> {
+        let last = match error {
+            Error::Store(last) if last.is_retryable() => last,
+            error => return Err(error),
+        };
+        let attempt = self.number;
+        if self.policy.is_exhausted(attempt, self.elapsed()) {
+            return Err(Error::RetriesExhausted { attempts: attempt, last });
+        }
+        tracing::debug!(attempt, error = %last, "transaction failed, trying again");
+        let backoff = self.env.sleep(self.policy.backoff(attempt, self.env));
+        self.transaction.recover(Error::Store(last), backoff).await?;
+        self.number = attempt.saturating_add(1);
+        Ok(())
     }
 }
 

@@ -1,5 +1,7 @@
 //! The `notibus` command. It parses, builds and calls; what it does is in the modules, one per subcommand.
 
+mod nodes;
+mod relocate;
 mod replay;
 mod store;
 mod tail;
@@ -22,6 +24,12 @@ struct Cli {
 /// What the command can do.
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Write a bus to a file, to be imported into another store. Nothing may write to it any more.
+    Export(relocate::Args),
+    /// Bring the bus of a file into a store. Positions of readers stay valid.
+    Import(relocate::Args),
+    /// Print the nodes of a bus, and which of them live.
+    Nodes(nodes::Args),
     /// Replay a history of database events through the whole bus, and check the outcome.
     Replay(replay::Args),
     /// Print the rows of a feed, a JSON object a line.
@@ -47,8 +55,10 @@ impl From<notibus::Error> for Failure {
             Error::Invalid { .. }
             | Error::Open { .. }
             | Error::ConfigMismatch { .. }
-            | Error::NoFeed { .. }
             | Error::UnknownScheme { .. }
+            | Error::NoFeed { .. }
+            | Error::NoShard { .. }
+            | Error::Expired { .. }
             | Error::Corrupt { .. } => Self::BadInput(error.to_string()),
             error => Self::Failed(error.to_string()),
         }
@@ -79,6 +89,9 @@ fn main() -> ExitCode {
     };
     let outcome = runtime.block_on(async {
         match cli.command {
+            Command::Export(args) => relocate::export(args).await,
+            Command::Import(args) => relocate::import(args).await,
+            Command::Nodes(args) => nodes::run(args).await,
             Command::Replay(args) => replay::run(args).await,
             Command::Tail(args) => tail::run(args).await,
             Command::Topology(command) => topology::run(command).await,

@@ -12,8 +12,8 @@ use std::{io::IsTerminal, path::PathBuf, sync::Arc, time::Duration};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use notibus::{
-    Bus, BusOptions, Counters, Dispatcher, DispatcherOptions, Env, EventKind, Filter, Kinds, Notifier,
-    NotifierOptions, Producer, ProducerOptions, store::Database,
+    BalanceOptions, Bus, BusOptions, Counters, Dispatcher, DispatcherOptions, Env, EventKind, Filter, Kinds,
+    Notifier, NotifierOptions, Producer, ProducerOptions, store::Database,
 };
 
 use self::{
@@ -35,7 +35,7 @@ pub struct Args {
     /// The store: "memory", "dir:PATH" or "fdb:FILE".
     #[arg(long, default_value = "memory")]
     store: Store,
-    /// What the keys of the bus start with. The notifiers of the replay take the bus over from any others.
+    /// What the keys of the bus start with. The notifiers of the replay must be the only ones.
     #[arg(long, default_value = "notibus")]
     prefix: String,
     /// Shards of the feed, if the bus is new.
@@ -47,7 +47,7 @@ pub struct Args {
     /// Slots over which the counters of a database are spread.
     #[arg(long, default_value_t = 1)]
     slots: u16,
-    /// Notifiers that share the partitions.
+    /// Notifiers that share the partitions, each as a node of its own.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     notifiers: u32,
     /// Transactions that are written at once. Those that share a database keep their order.
@@ -148,12 +148,23 @@ async fn open(args: &Args, db: &Database) -> Result<(Bus, Producer, Vec<Notifier
         BusOptions { prefix, partitions: args.partitions, shards: args.shards, ..BusOptions::default() };
     let bus = Bus::open(db, options).await?;
     let producer = bus.producer_with(ProducerOptions { slots: args.slots, ..ProducerOptions::default() })?;
-    let mut notifiers = Vec::new();
-    for part in 0..args.notifiers {
-        let (share, fold_interval) = ((part, args.notifiers), args.fold_interval);
-        notifiers.push(
-            bus.notifier(NotifierOptions { share, fold_interval, ..NotifierOptions::default() }).await?,
-        );
+    let mut notifiers: Vec<Notifier> = Vec::new();
+    for _ in 0..args.notifiers {
+        // With this limit none takes at first what another would have to ask for.
+        let share = args.partitions.div_ceil(args.notifiers);
+        let balance = BalanceOptions { leases_max: Some(share), ..BalanceOptions::default() };
+        let options =
+            NotifierOptions { balance, fold_interval: args.fold_interval, ..NotifierOptions::default() };
+        notifiers.push(bus.notifier(options).await?);
+    }
+    let all = args.partitions as usize;
+    let held = || notifiers.iter().map(|notifier| notifier.partitions().len()).sum::<usize>();
+    // What a run that was killed has left is free once its nodes are taken for dead.
+    wait_until(&bus, async || held() == all).await;
+    if held() < all {
+        return Err(Failure::Failed(
+            "other notifiers work on this bus: stop them, or choose another --prefix".to_owned(),
+        ));
     }
     Ok((bus, producer, notifiers))
 }

@@ -1,0 +1,136 @@
+//! `notibus nodes`: prints the nodes of a bus, and which of them live.
+
+use std::{
+    collections::BTreeMap,
+    io::Write,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use notibus::{Bus, NodeId, NodeStatus};
+use serde::Serialize;
+
+use crate::{Failure, store::Store};
+
+/// How to look at the nodes of a bus.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The store: "memory", "dir:PATH" or "fdb:FILE".
+    #[arg(long)]
+    store: Store,
+    /// What the keys of the bus start with.
+    #[arg(long, default_value = "notibus")]
+    prefix: String,
+    /// How long to watch for heartbeats: at least two intervals. A node that is not heard of in that time may be dead.
+    #[arg(long, default_value = "6s", value_parser = humantime::parse_duration)]
+    watch: Duration,
+    /// Print a JSON object per node.
+    #[arg(long)]
+    json: bool,
+}
+
+/// A node, as it is printed.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+struct Seen<'a> {
+    /// What it tells of itself.
+    #[serde(flatten)]
+    status: &'a NodeStatus,
+    /// Its beats while it was watched; `None` if it was not there at first, or has joined anew.
+    beats: Option<u64>,
+    /// Whether it was heard of while it was watched.
+    lives: bool,
+}
+
+/// Prints the nodes.
+pub async fn run(args: Args) -> Result<(), Failure> {
+    args.store.check_exists()?;
+    let db = args.store.open().await?;
+    let bus = Bus::open_existing(&db, args.prefix.as_bytes()).await?;
+    let before = bus.nodes().await?;
+    if !before.is_empty() {
+        tokio::select! {
+            () = tokio::time::sleep(args.watch) => {}
+            _ = tokio::signal::ctrl_c() => return Ok(()),
+        }
+    }
+    let after = bus.nodes().await?;
+    let mut out = std::io::stdout().lock();
+    let fail = |error: std::io::Error| Failure::Failed(format!("standard output: {error}"));
+    if after.is_empty() && !args.json {
+        writeln!(out, "no node has joined").map_err(fail)?;
+    }
+    for seen in compare(&before, &after) {
+        if args.json {
+            serde_json::to_writer(&mut out, &seen)
+                .map_err(std::io::Error::from)
+                .and_then(|()| out.write_all(b"\n"))
+                .map_err(fail)?;
+        } else {
+            writeln!(out, "{}", seen.readable(args.watch)).map_err(fail)?;
+        }
+    }
+    Ok(())
+}
+
+/// The nodes of `after`, by what has changed since `before`.
+fn compare<'a>(before: &[NodeStatus], after: &'a [NodeStatus]) -> Vec<Seen<'a>> {
+    let before: BTreeMap<NodeId, _> =
+        before.iter().map(|status| (status.id, (status.started_ms, status.beat))).collect();
+    let seen = after.iter().map(|status| {
+        let beats = before
+            .get(&status.id)
+            .filter(|(started_ms, _)| *started_ms == status.started_ms)
+            .and_then(|(_, beat)| status.beat.checked_sub(*beat));
+        Seen { status, beats, lives: beats != Some(0) }
+    });
+    seen.collect()
+}
+
+impl Seen<'_> {
+    /// A line for people.
+    fn readable(&self, watched: Duration) -> String {
+        let NodeStatus { id, roles, leases, started_ms, .. } = self.status;
+        let watched = humantime::format_duration(watched);
+        let life = match self.beats {
+            Some(0) => format!("silent for {watched}"),
+            Some(beats) => format!("alive, {beats} beats in {watched}"),
+            None => format!("alive, joined within {watched}"),
+        };
+        let roles: Vec<_> = roles.iter().map(notibus::Role::as_str).collect();
+        let roles = if roles.is_empty() { "no role".to_owned() } else { roles.join(", ") };
+        let held: Vec<_> = leases.iter().map(|(pool, count)| format!("; {pool} leases: {count}")).collect();
+        let held = held.concat();
+        let joined = UNIX_EPOCH.checked_add(Duration::from_millis(*started_ms)).map_or_else(
+            || "?".to_owned(),
+            |time: SystemTime| humantime::format_rfc3339_seconds(time).to_string(),
+        );
+        format!("{id}  {life}; {roles}{held}; joined {joined}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_node_lives_if_its_beat_has_changed() {
+        let db = notibus::store::Database::memory();
+        let bus = Bus::open(&db, notibus::BusOptions::default()).await.unwrap();
+        let node = bus.node(notibus::NodeOptions::default()).await.unwrap();
+        let first = bus.nodes().await.unwrap();
+        let _role = node.announce(notibus::Role::HTTP).await.unwrap();
+        let second = bus.nodes().await.unwrap();
+        let seen = |before: &[NodeStatus], after: &[NodeStatus]| {
+            let seen = compare(before, after);
+            (seen[0].beats, seen[0].lives, seen[0].readable(Duration::from_secs(6)))
+        };
+        let (beats, lives, line) = seen(&first, &second);
+        assert!(
+            (beats, lives) == (Some(1), true) && line.contains("alive, 1 beats in 6s; http; joined 20"),
+            "{line}"
+        );
+        let (beats, lives, line) = seen(&second, &second);
+        assert!((beats, lives) == (Some(0), false) && line.contains("silent for 6s"), "{line}");
+        let (beats, lives, line) = seen(&[], &first);
+        assert!((beats, lives) == (None, true) && line.contains("joined within 6s; no role"), "{line}");
+    }
+}

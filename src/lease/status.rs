@@ -1,0 +1,66 @@
+//! [`NodeStatus`]: what the rows of nodes and leases say, for people.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use crate::{
+    error::Result,
+    keys::{Keys, LeaseRow, NodeId, NodeRow, Role},
+    store::{Database, Isolation, KeyRange, RangeRead, Row, Transaction},
+};
+
+/// What a node tells of itself. It may be dead: only a beat that changes shows that it lives.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct NodeStatus {
+    /// Which node.
+    pub id: NodeId,
+    /// What it does, in order.
+    pub roles: Vec<Role>,
+    /// How often it has written that it lives, since it last joined.
+    pub beat: u64,
+    /// When it last joined, in milliseconds since 1970 by its own clock.
+    pub started_ms: u64,
+    /// How many leases it owns, by pool.
+    pub leases: BTreeMap<String, u64>,
+}
+
+/// The nodes that have a row, in the order of their ids.
+pub(crate) async fn statuses(db: &Database, keys: &Keys) -> Result<Vec<NodeStatus>> {
+    db.run(async |tx| {
+        let mut leases: BTreeMap<NodeId, BTreeMap<String, u64>> = BTreeMap::new();
+        for (key, value) in all(&tx, keys.all_leases(), Isolation::Snapshot).await? {
+            if let (pool, _, LeaseRow::Lease(lease)) = keys.lease_row(&key, &value)?
+                && let Some(owner) = lease.owner
+            {
+                *leases.entry(owner.node).or_default().entry(pool).or_default() += 1;
+            }
+        }
+        let nodes = nodes(&tx, keys).await?.into_iter().map(|(id, row)| NodeStatus {
+            id,
+            roles: row.roles.into_iter().collect(),
+            beat: row.beat,
+            started_ms: row.started_ms,
+            leases: leases.remove(&id).unwrap_or_default(),
+        });
+        Ok(nodes.collect())
+    })
+    .await
+}
+
+/// The rows of all nodes, read so that they make nothing fail.
+pub(super) async fn nodes(tx: &Transaction, keys: &Keys) -> Result<BTreeMap<NodeId, NodeRow>> {
+    let rows = all(tx, keys.nodes(), Isolation::Snapshot).await?;
+    rows.into_iter().map(|(key, value)| Ok((keys.node_of(&key)?, NodeRow::from_bytes(&value)?))).collect()
+}
+
+/// All rows of `range`.
+pub(super) async fn all(tx: &Transaction, range: KeyRange, isolation: Isolation) -> Result<Vec<Row>> {
+    let mut pages = tx.pages(RangeRead::new(range), isolation);
+    let mut rows = Vec::new();
+    while let Some(page) = pages.next().await? {
+        rows.extend(page);
+    }
+    Ok(rows)
+}

@@ -1,0 +1,278 @@
+//! Workers with a work that tells what happens to it, and misbehaves on demand.
+
+use std::sync::{
+    Mutex,
+    atomic::{AtomicBool, Ordering},
+};
+
+use futures_util::{FutureExt, future::BoxFuture};
+
+use super::*;
+use crate::{error::StoreError, keys::Keys, lease::NodeOptions, stats::Stats, store::Database};
+
+/// How the work behaves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Manner {
+    /// It ends when it is asked to.
+    Good,
+    /// It takes so long to end.
+    Slow(Duration),
+    /// It panics when it starts.
+    Panics,
+    /// It fails when it starts.
+    Fails,
+    /// It ends when it starts.
+    Ends,
+}
+
+/// A work that tells what happens to it.
+struct Probe {
+    /// How many resources there are.
+    count: u64,
+    /// How it behaves.
+    manner: Mutex<Manner>,
+    /// Whether the resources cannot be read.
+    is_blind: AtomicBool,
+    /// What has happened, with the epoch.
+    told: Mutex<Vec<(&'static str, u64)>>,
+    /// Each acquisition: resource and epoch.
+    acquired: Mutex<Vec<(u64, u64)>>,
+}
+
+impl Probe {
+    /// A work on `count` resources.
+    fn new(count: u64, manner: Manner) -> Arc<Self> {
+        Arc::new(Self {
+            count,
+            manner: Mutex::new(manner),
+            is_blind: AtomicBool::new(false),
+            told: Mutex::default(),
+            acquired: Mutex::default(),
+        })
+    }
+
+    /// Adds to what has happened.
+    fn tell(&self, what: &'static str, epoch: u64) {
+        self.told.lock().unwrap().push((what, epoch));
+    }
+
+    /// Takes what has happened.
+    fn take(&self) -> Vec<(&'static str, u64)> {
+        std::mem::take(&mut self.told.lock().unwrap())
+    }
+}
+
+/// Tells when work is dropped before it has ended.
+struct Aborted<'a>(Option<(&'a Probe, u64)>);
+
+impl Drop for Aborted<'_> {
+    fn drop(&mut self) {
+        if let Some((probe, epoch)) = self.0 {
+            probe.tell("aborted", epoch);
+        }
+    }
+}
+
+impl Work for Probe {
+    fn resources<'a>(&'a self, _: &'a Transaction) -> BoxFuture<'a, Result<Vec<u64>>> {
+        let resources = if self.is_blind.load(Ordering::SeqCst) {
+            Err(StoreError::TRANSACTION_TIMED_OUT.into())
+        } else {
+            Ok((0..self.count).collect())
+        };
+        std::future::ready(resources).boxed()
+    }
+
+    fn acquired(&self, _: &Transaction, resource: u64, epoch: u64) {
+        self.acquired.lock().unwrap().push((resource, epoch));
+    }
+
+    fn run(self: Arc<Self>, lease: Held, mut stop: Stop) -> BoxFuture<'static, Result<()>> {
+        async move {
+            let manner = *self.manner.lock().unwrap();
+            self.tell("started", lease.epoch);
+            let mut aborted = Aborted(Some((&self, lease.epoch)));
+            match manner {
+                Manner::Panics => panic!("as planned"),
+                Manner::Fails => {
+                    aborted.0 = None;
+                    return Err(StoreError::IO_ERROR.into());
+                }
+                Manner::Ends => {
+                    aborted.0 = None;
+                    return Ok(());
+                }
+                Manner::Good => stop.requested().await,
+                Manner::Slow(pause) => {
+                    stop.requested().await;
+                    self.tell("asked", lease.epoch);
+                    tokio::time::sleep(pause).await;
+                }
+            }
+            aborted.0 = None;
+            self.tell("ended", lease.epoch);
+            Ok(())
+        }
+        .boxed()
+    }
+}
+
+/// Joins a node.
+async fn join(db: &Database) -> Arc<Member> {
+    let keys = Keys::new(b"p").unwrap();
+    Member::join(db, &keys, &Arc::<Stats>::default(), NodeOptions::default()).await.unwrap()
+}
+
+/// What the workers of the tests divide.
+fn pool() -> Pool {
+    Pool { name: "probe".into(), role: Role::new("prober").unwrap() }
+}
+
+/// Starts a worker of `work` on `member`.
+async fn start(member: &Arc<Member>, work: &Arc<Probe>) -> Worker {
+    Worker::start(member, pool(), Arc::<Probe>::clone(work), BalanceOptions::default()).await.unwrap()
+}
+
+/// Lets time pass.
+async fn seconds(count: u64) {
+    tokio::time::sleep(Duration::from_secs(count)).await;
+}
+
+/// The leases and requests in the store.
+async fn rows(db: &Database) -> Vec<LeaseRow> {
+    let keys = Keys::new(b"p").unwrap();
+    let rows = all(&db.begin(), keys.leases("probe"), Isolation::Snapshot).await.unwrap();
+    rows.iter().map(|(key, value)| keys.lease_row(key, value).unwrap().2).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn work_that_panics_fails_or_ends_is_taken_anew_with_the_next_epoch() {
+    for manner in [Manner::Panics, Manner::Fails, Manner::Ends] {
+        let db = Database::memory();
+        let member = join(&db).await;
+        let probe = Probe::new(1, manner);
+        let worker = start(&member, &probe).await;
+        seconds(4).await;
+        let told = probe.take();
+        let starts: Vec<_> =
+            told.iter().filter(|(what, _)| *what == "started").map(|(_, epoch)| *epoch).collect();
+        assert_eq!(starts, [1, 2, 3, 4], "{manner:?}: once at first, and once a second");
+        let panics = if manner == Manner::Panics { 4 } else { 0 };
+        assert_eq!(member.stats.snapshot().work_panics, panics);
+        *probe.manner.lock().unwrap() = Manner::Good;
+        seconds(60).await;
+        assert_eq!(probe.take(), [("started", 5)]);
+        worker.shutdown().await.unwrap();
+        assert_eq!(probe.take(), [("ended", 5)]);
+        assert_eq!(rows(&db).await, [LeaseRow::Lease(Lease { epoch: 5, owner: None })]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn work_that_is_asked_for_ends_in_peace_within_the_deadline() {
+    let db = Database::memory();
+    let (old, new) = (Probe::new(2, Manner::Slow(Duration::from_secs(7))), Probe::new(2, Manner::Good));
+    let (a, b) = (join(&db).await, join(&db).await);
+    let _a = start(&a, &old).await;
+    let _b = start(&b, &new).await;
+    seconds(9).await;
+    assert_eq!(new.take(), [], "it waits");
+    seconds(2).await;
+    assert_eq!(old.take(), [("started", 1), ("started", 1), ("asked", 1), ("ended", 1)]);
+    assert_eq!(new.take(), [("started", 2)]);
+    assert!(!rows(&db).await.iter().any(|row| matches!(row, LeaseRow::Request(_))), "the request is served");
+}
+
+#[tokio::test(start_paused = true)]
+async fn work_that_does_not_end_within_the_deadline_is_fenced_off() {
+    let db = Database::memory();
+    let (old, new) = (Probe::new(2, Manner::Slow(Duration::from_hours(1))), Probe::new(2, Manner::Good));
+    let (a, b) = (join(&db).await, join(&db).await);
+    let first = start(&a, &old).await;
+    let _b = start(&b, &new).await;
+    seconds(12).await;
+    assert_eq!(new.take(), [("started", 2)]);
+    seconds(3).await;
+    assert_eq!(old.take(), [("started", 1), ("started", 1), ("asked", 1), ("aborted", 1)]);
+    assert_eq!(a.stats.snapshot().leases_lost, 1);
+    // A shutdown does not wait for it longer either.
+    let began = tokio::time::Instant::now();
+    first.shutdown().await.unwrap();
+    assert_eq!(began.elapsed().as_secs(), 10);
+    assert_eq!(old.take(), [("asked", 1), ("aborted", 1)]);
+    seconds(4).await;
+    assert_eq!(new.take(), [("started", 2)]);
+}
+
+/// The one who has asked dies. The request is void with it, whoever finds it.
+#[tokio::test(start_paused = true)]
+async fn a_request_of_a_dead_node_does_not_stay() {
+    let db = Database::memory();
+    let (old, new) = (Probe::new(2, Manner::Slow(Duration::from_secs(8))), Probe::new(2, Manner::Good));
+    let (a, b) = (join(&db).await, join(&db).await);
+    let _a = start(&a, &old).await;
+    let second = start(&b, &new).await;
+    drop((second, b));
+    assert_eq!(rows(&db).await.len(), 3);
+    seconds(40).await;
+    assert_eq!(rows(&db).await.len(), 2);
+    assert_eq!(
+        old.take(),
+        [("started", 1), ("started", 1), ("asked", 1), ("ended", 1), ("started", 2)],
+        "what was released for the dead one is taken back"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_that_leaves_while_it_asks_takes_its_requests_along() {
+    let db = Database::memory();
+    let (old, new) = (Probe::new(2, Manner::Good), Probe::new(2, Manner::Good));
+    let (a, b) = (join(&db).await, join(&db).await);
+    let _a = start(&a, &old).await;
+    let second = start(&b, &new).await;
+    assert_eq!(rows(&db).await.len(), 3);
+    second.shutdown().await.unwrap();
+    assert_eq!(rows(&db).await.len(), 2);
+    seconds(10).await;
+    assert_eq!(old.take(), [("started", 1), ("started", 1)]);
+    // The role is gone, so the node can take it up again.
+    let _again = start(&b, &new).await;
+    seconds(10).await;
+    assert_eq!(new.take(), [("started", 2)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_start_that_fails_leaves_nothing_and_a_round_that_fails_is_repeated() {
+    let db = Database::memory();
+    let member = join(&db).await;
+    let probe = Probe::new(2, Manner::Good);
+    probe.is_blind.store(true, Ordering::SeqCst);
+    let refused =
+        Worker::start(&member, pool(), Arc::<Probe>::clone(&probe), BalanceOptions::default()).await;
+    assert_eq!(refused.unwrap_err().code(), Some(1031));
+    assert_eq!(rows(&db).await, []);
+
+    probe.is_blind.store(false, Ordering::SeqCst);
+    let worker = start(&member, &probe).await;
+    probe.is_blind.store(true, Ordering::SeqCst);
+    seconds(60).await;
+    assert_eq!(probe.take(), [("started", 1), ("started", 1)], "what is held is worked on");
+    probe.is_blind.store(false, Ordering::SeqCst);
+    worker.shutdown().await.unwrap();
+    assert_eq!(*probe.acquired.lock().unwrap(), [(0, 1), (1, 1)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_worker_that_is_dropped_ends_its_work_and_its_node_lets_others_have_it() {
+    let db = Database::memory();
+    let (old, new) = (Probe::new(1, Manner::Good), Probe::new(1, Manner::Good));
+    let (a, b) = (join(&db).await, join(&db).await);
+    let first = start(&a, &old).await;
+    let _b = start(&b, &new).await;
+    drop(first);
+    seconds(1).await;
+    assert_eq!(old.take(), [("started", 1), ("aborted", 1)]);
+    // The node lives and does not list the role any more.
+    seconds(6).await;
+    assert_eq!(new.take(), [("started", 2)]);
+}

@@ -1,0 +1,494 @@
+//! Nodes: who works on what, when nodes come, go, die, and come back from the dead.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod common;
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use common::{
+    counts, db, eager, narrow_bus, record, row_with, rows, unpolled, until, waiting, wide_bus, within,
+};
+use notibus::{
+    BalanceOptions, Bus, BusOptions, Counters, Error, NodeId, NodeOptions, Notifier, NotifierOptions, Role,
+    StoreError,
+    store::{
+        AtomicOp, Database, Isolation, KeyRange, RangeRead,
+        testing::{Attempt, CommitFault, Faults, Gate, Operation},
+    },
+};
+
+/// The default heartbeat and balance interval.
+const INTERVAL: Duration = Duration::from_secs(3);
+
+/// The default expiry.
+const EXPIRY: Duration = Duration::from_secs(10);
+
+/// What the keys of nodes start with, after the default prefix.
+const NODES: &[u8] = b"notibus\x15\x0a";
+
+/// What the keys of leases start with.
+const LEASES: &[u8] = b"notibus\x15\x0b";
+
+/// Whether an attempt writes a key that starts with `prefix`.
+fn writes(attempt: &Attempt, prefix: &[u8]) -> bool {
+    attempt.mutations().any(|mutation| match mutation {
+        Operation::Set { key, .. } | Operation::Clear { key } => key.starts_with(prefix),
+        _ => false,
+    })
+}
+
+/// Whether an attempt is a fold.
+fn is_fold(attempt: &Attempt) -> bool {
+    attempt.applies(AtomicOp::CompareAndClear)
+}
+
+/// How many partitions each works on.
+fn shares(notifiers: &[&Notifier]) -> Vec<usize> {
+    notifiers.iter().map(|notifier| notifier.partitions().len()).collect()
+}
+
+/// Whether the notifiers work on each of `all` partitions exactly once, and on as many each, give or take one.
+fn is_even(notifiers: &[&Notifier], all: u32) -> bool {
+    let mut partitions: Vec<_> = notifiers.iter().flat_map(|notifier| notifier.partitions()).collect();
+    partitions.sort_unstable();
+    let shares = shares(notifiers);
+    partitions.into_iter().eq(0..all) && shares.iter().max().unwrap() - shares.iter().min().unwrap() <= 1
+}
+
+/// The rows whose keys start with `prefix`.
+async fn stored(store: &Database, prefix: &'static [u8]) -> Vec<(Bytes, Bytes)> {
+    let read = RangeRead::new(KeyRange::prefix(prefix));
+    store.begin().get_range(&read, Isolation::Snapshot).await.unwrap().rows
+}
+
+/// How many leases have an owner: its node and token stand behind the epoch.
+async fn owned(store: &Database) -> usize {
+    stored(store, LEASES).await.iter().filter(|(_, value)| value.len() == 40).count()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_alone_has_all_partitions_at_once() {
+    let store = Database::memory();
+    let options = BusOptions { partitions: 2_500, ..BusOptions::default() };
+    let bus = Bus::open(&store, options).await.unwrap();
+    let notifier = bus.notifier(unpolled()).await.unwrap();
+    assert!(is_even(&[&notifier], 2_500));
+    assert_eq!(bus.stats().leases_acquired, 2_500);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_new_node_has_its_share_after_the_balance_interval() {
+    let store = Database::memory();
+    let buses = [wide_bus(&store).await, wide_bus(&store).await, wide_bus(&store).await];
+    let a = buses[0].notifier(unpolled()).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    let b = buses[1].notifier(unpolled()).await.unwrap();
+    // The owner looks within the interval, the new one an eighth of it later.
+    tokio::time::sleep(INTERVAL + INTERVAL / 8).await;
+    assert!(is_even(&[&a, &b], 64), "{:?}", shares(&[&a, &b]));
+    let c = buses[2].notifier(unpolled()).await.unwrap();
+    tokio::time::sleep(INTERVAL + INTERVAL / 8).await;
+    assert!(is_even(&[&a, &b, &c], 64), "{:?}", shares(&[&a, &b, &c]));
+    let moved = |bus: &Bus| bus.stats().leases_acquired;
+    let before: Vec<_> = buses.iter().map(moved).collect();
+    assert_eq!(before, [64, 32, 21], "nothing moves twice");
+    tokio::time::sleep(Duration::from_mins(5)).await;
+    assert_eq!(buses.iter().map(moved).collect::<Vec<_>>(), before, "then nothing moves");
+}
+
+#[tokio::test(start_paused = true)]
+async fn nodes_that_start_together_share_evenly() {
+    let store = Database::memory();
+    let bus = wide_bus(&store).await;
+    let start = (0..10).map(|_| bus.notifier(unpolled()));
+    let notifiers: Vec<_> =
+        futures_util::future::join_all(start).await.into_iter().map(Result::unwrap).collect();
+    tokio::time::sleep(INTERVAL * 3).await;
+    let all: Vec<_> = notifiers.iter().collect();
+    assert!(is_even(&all, 64), "{:?}", shares(&all));
+}
+
+/// More nodes than partitions: some have nothing to do, and take over when others leave.
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_frees_everything_at_once() {
+    let store = Database::memory();
+    let bus = narrow_bus(&store).await;
+    let a = bus.notifier(unpolled()).await.unwrap();
+    let b = bus.notifier(unpolled()).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    assert_eq!(shares(&[&a, &b]), [1, 0]);
+    a.shutdown().await.unwrap();
+    assert_eq!((owned(&store).await, stored(&store, NODES).await.len()), (0, 1));
+    tokio::time::sleep(INTERVAL).await;
+    assert_eq!(shares(&[&b]), [1]);
+    b.shutdown().await.unwrap();
+    assert_eq!((owned(&store).await, stored(&store, NODES).await.len()), (0, 0));
+    let c = bus.notifier(unpolled()).await.unwrap();
+    assert_eq!(shares(&[&c]), [1], "nobody has to be waited for");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dead_node_is_replaced_after_the_expiry_and_one_balance_interval() {
+    let store = Database::memory();
+    let bus = wide_bus(&store).await;
+    let a = bus.notifier(unpolled()).await.unwrap();
+    let b = bus.notifier(unpolled()).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    drop(a);
+    tokio::time::sleep(Duration::from_millis(6_999)).await;
+    assert_eq!(shares(&[&b]), [32], "it may be alive");
+    tokio::time::sleep(INTERVAL * 2).await;
+    assert_eq!(shares(&[&b]), [64]);
+    assert_eq!(bus.nodes().await.unwrap().len(), 1, "the row of the dead one is removed");
+}
+
+/// The first node that comes after all have died has to wait, because it cannot know when they did.
+#[tokio::test(start_paused = true)]
+async fn a_node_that_finds_only_dead_ones_takes_over_after_the_expiry() {
+    let store = Database::memory();
+    let bus = wide_bus(&store).await;
+    drop(bus.notifier(unpolled()).await.unwrap());
+    tokio::time::sleep(Duration::from_mins(1)).await;
+    let b = bus.notifier(unpolled()).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(9_900)).await;
+    // It has asked for half of them and was not answered; the rest is the dead one's.
+    assert!(shares(&[&b])[0] <= 32);
+    tokio::time::sleep(INTERVAL).await;
+    assert_eq!(shares(&[&b]), [64]);
+}
+
+/// Node A hangs in all its commits while B takes over. What A had under way cannot be committed any more, and A takes part
+/// anew.
+#[tokio::test(start_paused = true)]
+async fn a_zombie_cannot_commit_and_joins_anew() {
+    let store = Database::memory();
+    let faults = Faults::new(&store);
+    let bus_a = wide_bus(&faults.database()).await;
+    let bus_b = wide_bus(&store).await;
+    let a = bus_a.notifier(unpolled()).await.unwrap();
+    let gate = Gate::default();
+    let held = gate.clone();
+    faults.plan_commits(move |attempt| {
+        (is_fold(attempt) || writes(attempt, NODES)).then(|| CommitFault::Hold(held.clone()))
+    });
+    record(&store, &bus_b, &db("a", 1), [1, 0, 0, 0]).await;
+    within("A to fold", gate.reached()).await;
+
+    let b = bus_b.notifier(unpolled()).await.unwrap();
+    row_with(&bus_b, &db("a", 1), [1, 0, 0, 0]).await;
+    until("B has everything", async || b.partitions().len() == 64).await;
+    faults.heal();
+    gate.open();
+    record(&store, &bus_b, &db("a", 1), [0, 0, 1, 0]).await;
+    row_with(&bus_b, &db("a", 1), [1, 0, 1, 0]).await;
+    assert_eq!(bus_a.stats().folds, 0);
+    assert_eq!(bus_b.stats().folded, counts([1, 0, 1, 0]));
+
+    until("A has its share again", async || is_even(&[&a, &b], 64)).await;
+    for n in 0..50 {
+        record(&store, &bus_b, &db(&format!("db{n}"), 1), [1, 0, 0, 0]).await;
+        row_with(&bus_b, &db(&format!("db{n}"), 1), [1, 0, 0, 0]).await;
+    }
+    assert!(bus_a.stats().folds > 0);
+    a.shutdown().await.unwrap();
+    b.shutdown().await.unwrap();
+    assert_eq!((owned(&store).await, stored(&store, NODES).await.len()), (0, 0));
+}
+
+/// A process that is stopped in the middle of a commit and goes on when another has taken over: its runtime is not driven
+/// meanwhile, and its heartbeat is not due, so it cannot know. The commit fails because of the lease alone.
+#[test]
+fn a_paused_process_wakes_as_a_zombie_and_is_fenced_off() {
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let (paused, awake) = (runtime(), runtime());
+    let node = |heartbeat, expiry| NodeOptions { id: None, heartbeat, expiry };
+    let store = Database::memory();
+    let faults = Faults::new(&store);
+    let gate = Gate::default();
+    let (bus_a, a) = paused.block_on(async {
+        let bus = narrow_bus(&faults.database()).await;
+        let rarely = node(Duration::from_hours(1), Duration::from_hours(2));
+        let notifier = bus.node(rarely).await.unwrap().notifier(unpolled()).await.unwrap();
+        let held = gate.clone();
+        faults.plan_commits(move |attempt| is_fold(attempt).then(|| CommitFault::Hold(held.clone())));
+        record(&store, &bus, &db("a", 1), [1, 0, 0, 0]).await;
+        within("A to fold", gate.reached()).await;
+        (bus, notifier)
+    });
+    awake.block_on(async {
+        let bus = narrow_bus(&store).await;
+        let often = node(Duration::from_millis(40), Duration::from_millis(200));
+        let balance = BalanceOptions { interval: Duration::from_millis(40), ..BalanceOptions::default() };
+        let options = NotifierOptions { balance, ..unpolled() };
+        let b = bus.node(often).await.unwrap().notifier(options).await.unwrap();
+        row_with(&bus, &db("a", 1), [1, 0, 0, 0]).await;
+        b.shutdown().await.unwrap();
+    });
+    gate.open();
+    paused.block_on(async {
+        until("A has found out", async || bus_a.stats().leases_lost == 1).await;
+        assert_eq!((a.partitions(), bus_a.stats().folds), (vec![], 0));
+        row_with(&bus_a, &db("a", 1), [1, 0, 0, 0]).await;
+        a.shutdown().await.unwrap();
+    });
+}
+
+/// A node that cannot beat for as long as the expiry gives up by itself, also if nobody takes over.
+#[tokio::test(start_paused = true)]
+async fn a_node_that_cannot_beat_gives_everything_up() {
+    let store = Database::memory();
+    let faults = Faults::new(&store);
+    let bus = wide_bus(&faults.database()).await;
+    let notifier = bus.notifier(unpolled()).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let fails = |attempt: &Attempt| {
+        writes(attempt, NODES).then_some(CommitFault::Before(StoreError::TRANSACTION_TIMED_OUT))
+    };
+    faults.plan_commits(fails);
+    tokio::time::sleep(Duration::from_secs(7)).await;
+    assert_eq!(shares(&[&notifier]), [64]);
+    tokio::time::sleep(INTERVAL * 2).await;
+    assert_eq!(shares(&[&notifier]), [0]);
+    faults.heal();
+    tokio::time::sleep(INTERVAL).await;
+    assert_eq!(shares(&[&notifier]), [64]);
+    assert_eq!(bus.stats().leases_acquired, 128, "all were acquired anew");
+    record(&store, &bus, &db("a", 1), [1, 0, 0, 0]).await;
+    row_with(&bus, &db("a", 1), [1, 0, 0, 0]).await;
+}
+
+/// An idle node that is fenced off, without its knowledge, is told by its heartbeat. What rings in its process from then on
+/// reaches the new owner.
+#[tokio::test(start_paused = true)]
+async fn the_wake_up_of_a_fenced_notifier_is_passed_on() {
+    let store = Database::memory();
+    let faults = Faults::new(&store);
+    let (bus_a, bus_b) = (narrow_bus(&faults.database()).await, narrow_bus(&store).await);
+    let a = bus_a.notifier(unpolled()).await.unwrap();
+    let b = bus_b.notifier(unpolled()).await.unwrap();
+    let fails = |attempt: &Attempt| {
+        writes(attempt, NODES).then_some(CommitFault::Before(StoreError::TRANSACTION_TIMED_OUT))
+    };
+    faults.plan_commits(fails);
+    until("B has taken over", async || b.partitions() == [0]).await;
+    record(&store, &bus_a, &db("a", 1), [1, 0, 0, 0]).await;
+    row_with(&bus_b, &db("a", 1), [1, 0, 0, 0]).await;
+    assert_eq!((bus_a.stats().folds, bus_b.stats().folds), (0, 1));
+    assert_eq!(shares(&[&a]), [0]);
+}
+
+/// Nodes come, leave and die under load. Every event is folded exactly once.
+async fn churn(mut random: fastrand::Rng) {
+    let store = Database::memory();
+    let producing = wide_bus(&store).await;
+    let mut buses = Vec::new();
+    let mut notifiers = Vec::new();
+    let mut expected = vec![Counters::ZERO; 40];
+    for step in 0..120 {
+        if step % 8 == 0 && notifiers.len() < 4 {
+            let bus = wide_bus(&store).await;
+            notifiers.push(bus.notifier(eager()).await.unwrap());
+            buses.push(bus);
+        }
+        match random.u8(..20) {
+            0 if !notifiers.is_empty() => drop(notifiers.swap_remove(random.usize(..notifiers.len()))),
+            1 if !notifiers.is_empty() => {
+                let leaving = notifiers.swap_remove(random.usize(..notifiers.len()));
+                leaving.shutdown().await.unwrap();
+            }
+            _ => {}
+        }
+        for _ in 0..random.usize(1..10) {
+            let place = random.usize(..expected.len());
+            let lanes = [0, 0, random.u64(1..4), random.u64(..2)];
+            // Any process records.
+            let bus = if buses.is_empty() { &producing } else { &buses[random.usize(..buses.len())] };
+            record(&store, bus, &db(&format!("db{place}"), 1), lanes).await;
+            expected[place] += counts(lanes);
+        }
+        tokio::time::sleep(Duration::from_millis(random.u64(..2_000))).await;
+    }
+    if notifiers.is_empty() {
+        notifiers.push(producing.notifier(eager()).await.unwrap());
+    }
+    for (place, counters) in expected.iter().enumerate() {
+        row_with(&producing, &db(&format!("db{place}"), 1), counters.lanes()).await;
+    }
+    let all: Vec<_> = notifiers.iter().collect();
+    until("shares are even", async || is_even(&all, 64)).await;
+    buses.push(producing);
+    let mut folded = Counters::ZERO;
+    for bus in &buses {
+        folded += bus.stats().folded;
+    }
+    let mut recorded = Counters::ZERO;
+    for counters in &expected {
+        recorded += *counters;
+    }
+    assert_eq!(folded, recorded);
+    assert_eq!((waiting(&store).await, rows(&buses[0]).await.len()), (0, 40));
+    for notifier in notifiers {
+        notifier.shutdown().await.unwrap();
+    }
+    assert_eq!(owned(&store).await, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_event_is_folded_once_while_nodes_come_and_go() {
+    for _ in 0..6 {
+        churn(common::dice()).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_processes_cannot_live_under_one_id() {
+    let store = Database::memory();
+    let (bus_a, bus_b) = (wide_bus(&store).await, wide_bus(&store).await);
+    let options = || NodeOptions { id: Some(NodeId([7; 16])), ..NodeOptions::default() };
+    let a = bus_a.node(options()).await.unwrap();
+    assert_eq!(a.id(), NodeId([7; 16]));
+    let error = bus_b.node(options()).await.unwrap_err();
+    assert!(matches!(error, Error::Invalid { what: "node id", .. }), "{error}");
+
+    // Once the first one has died, another can have the id, as soon as that is certain.
+    drop(a);
+    let began = tokio::time::Instant::now();
+    let b = bus_b.node(options()).await.unwrap();
+    assert!(began.elapsed() >= EXPIRY && began.elapsed() <= EXPIRY + INTERVAL, "{:?}", began.elapsed());
+    // Or at once if it has left.
+    b.shutdown().await.unwrap();
+    let began = tokio::time::Instant::now();
+    bus_a.node(options()).await.unwrap();
+    assert!(began.elapsed().is_zero());
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_heartbeat_serves_all_roles_of_a_node() {
+    let store = Database::memory();
+    let faults = Faults::new(&store);
+    let bus = wide_bus(&faults.database()).await;
+    let node = bus.node(NodeOptions::default()).await.unwrap();
+    assert!(bus.nodes().await.unwrap()[0].roles.is_empty());
+    let notifier = node.notifier(NotifierOptions::default()).await.unwrap();
+    let dispatcher = node.dispatcher(notibus::DispatcherOptions::default()).await.unwrap();
+    let http = node.announce(Role::HTTP).await.unwrap();
+    let twice = node.notifier(NotifierOptions::default()).await.unwrap_err();
+    assert!(matches!(twice, Error::Invalid { what: "role", .. }), "{twice}");
+    let [status] = &bus.nodes().await.unwrap()[..] else { panic!("there is one") };
+    assert_eq!(status.roles, [Role::DISPATCHER, Role::HTTP, Role::NOTIFIER]);
+    assert_eq!((status.id, status.leases["partition"]), (node.id(), 64));
+
+    let before = (faults.counts().write_commits, status.beat);
+    tokio::time::sleep(INTERVAL * 100).await;
+    let written = faults.counts().write_commits - before.0;
+    assert!((99..=101).contains(&written), "{written}");
+    drop(http);
+    dispatcher.shutdown().await;
+    tokio::time::sleep(INTERVAL * 2).await;
+    let [status] = &bus.nodes().await.unwrap()[..] else { panic!("there is one") };
+    assert_eq!(status.roles, [Role::NOTIFIER]);
+    assert!(status.beat >= before.1 + 99);
+
+    // A role can be ended and started again, and the node ends what is left.
+    notifier.shutdown().await.unwrap();
+    assert_eq!(owned(&store).await, 0);
+    assert!(bus.nodes().await.unwrap()[0].roles.is_empty());
+    let notifier = node.notifier(NotifierOptions::default()).await.unwrap();
+    let rest = node.clone();
+    node.shutdown().await.unwrap();
+    assert_eq!((owned(&store).await, stored(&store, NODES).await.len()), (0, 0));
+    notifier.shutdown().await.unwrap();
+    let late = rest.notifier(NotifierOptions::default()).await.unwrap_err();
+    assert!(matches!(late, Error::Invalid { what: "node", .. }), "{late}");
+}
+
+/// A start that fails leaves no lease, no node and no request behind, whether its transaction was committed or not.
+#[tokio::test(start_paused = true)]
+async fn a_start_that_fails_leaves_nothing_behind() {
+    for fault in [CommitFault::Before, CommitFault::After] {
+        let store = Database::memory();
+        let faults = Faults::new(&store);
+        let bus = wide_bus(&faults.database()).await;
+        let mut fault = Some(fault(StoreError::TRANSACTION_TIMED_OUT));
+        faults.plan_commits(move |attempt| writes(attempt, LEASES).then(|| fault.take()).flatten());
+        let error = bus.notifier(unpolled()).await.unwrap_err();
+        assert_eq!(error.code(), Some(1031));
+        assert_eq!((owned(&store).await, stored(&store, NODES).await.len()), (0, 0));
+        let notifier = bus.notifier(unpolled()).await.unwrap();
+        assert_eq!(shares(&[&notifier]), [64]);
+    }
+}
+
+/// An acquisition that times out and is committed later leaves a lease that its owner does not know. It finds it.
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_is_owned_without_knowledge_is_found() {
+    let store = Database::memory();
+    let faults = Faults::new(&store);
+    let bus = wide_bus(&faults.database()).await;
+    let a = wide_bus(&store).await.notifier(unpolled()).await.unwrap();
+    let b = bus.notifier(unpolled()).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    let mut fault = Some(CommitFault::After(StoreError::TRANSACTION_TIMED_OUT));
+    faults.plan_commits(move |attempt| writes(attempt, LEASES).then(|| fault.take()).flatten());
+    a.shutdown().await.unwrap();
+    tokio::time::sleep(INTERVAL + Duration::from_secs(1)).await;
+    assert_eq!(shares(&[&b]), [64]);
+    assert_eq!(owned(&store).await, 64);
+}
+
+/// Stolen partitions are neighbours, so that the poll, which reads a key per run of them, stays cheap.
+#[tokio::test(start_paused = true)]
+async fn idle_nodes_cost_little_whatever_has_moved() {
+    let store = Database::memory();
+    let faults = Faults::new(&store);
+    let bus = wide_bus(&faults.database()).await;
+    let mut notifiers = Vec::new();
+    for _ in 0..4 {
+        notifiers.push(bus.notifier(NotifierOptions::default()).await.unwrap());
+        tokio::time::sleep(INTERVAL * 3).await;
+    }
+    let runs: usize = notifiers
+        .iter()
+        .map(|notifier| 1 + notifier.partitions().windows(2).filter(|pair| pair[0] + 1 != pair[1]).count())
+        .sum();
+    let before = faults.counts();
+    tokio::time::sleep(Duration::from_mins(5)).await;
+    let after = faults.counts();
+    let (reads, writes) = (after.reads - before.reads, after.write_commits - before.write_commits);
+    println!("4 nodes, 64 partitions in {runs} runs: {reads} reads, {writes} writes in 300 s");
+    assert!((390..=404).contains(&writes), "{writes} writes");
+    assert!(runs <= 20 && reads <= 300 * runs as u64 + 4 * 340, "{reads} reads of {runs} runs");
+}
+
+#[tokio::test(start_paused = true)]
+async fn limits_of_a_node_are_kept() {
+    let store = Database::memory();
+    let bus = wide_bus(&store).await;
+    let with = |balance| NotifierOptions { balance, ..unpolled() };
+    let few = BalanceOptions { leases_max: Some(10), ..BalanceOptions::default() };
+    let a = bus.notifier(with(few)).await.unwrap();
+    tokio::time::sleep(INTERVAL * 2).await;
+    assert_eq!(shares(&[&a]), [10], "the rest is left to others");
+    let meek = BalanceOptions { steal: false, ..BalanceOptions::default() };
+    let b = bus.notifier(with(meek.clone())).await.unwrap();
+    tokio::time::sleep(INTERVAL * 2).await;
+    assert_eq!(shares(&[&a, &b]), [10, 32]);
+    let rest = bus.notifier(unpolled()).await.unwrap();
+    tokio::time::sleep(INTERVAL * 2).await;
+    assert_eq!(shares(&[&a, &b, &rest]), [10, 32, 22]);
+    let last = bus.notifier(with(meek)).await.unwrap();
+    tokio::time::sleep(INTERVAL * 4).await;
+    assert_eq!(shares(&[&last]), [0], "it takes nothing from others");
+}
+
+#[tokio::test(start_paused = true)]
+async fn bad_times_of_a_node_are_typed_errors() {
+    let bus = wide_bus(&Database::memory()).await;
+    for (heartbeat, expiry) in [(0, 10), (3, 5)] {
+        let (heartbeat, expiry) = (Duration::from_secs(heartbeat), Duration::from_secs(expiry));
+        let refused = bus.node(NodeOptions { heartbeat, expiry, ..NodeOptions::default() }).await;
+        assert!(matches!(refused, Err(Error::Invalid { .. })), "{heartbeat:?} {expiry:?}");
+    }
+}

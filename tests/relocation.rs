@@ -1,0 +1,273 @@
+//! Moving a bus to another store: nothing is lost, and positions of before stay valid and sort before what comes later.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod common;
+
+use common::{counts, db, eager, record, row_with, rows, wide_bus};
+use futures_util::FutureExt;
+use notibus::{
+    Bus, BusOptions, Change, Changes, ChangesOptions, Db, DocId, DocSummary, Error, Incarnation,
+    ProducerOptions, Revision, Sequence, StoreError,
+    store::{AtomicOp, Database, Isolation, KeyRange, RangeRead, Transaction, testing::Faults},
+};
+
+/// Where the bus of a test is, unless it says otherwise.
+const PREFIX: &[u8] = b"notibus";
+
+/// Edits the document `id`, whose last edit the layer keeps under `last/`.
+async fn edit(store: &Database, changes: &Changes, db: &Db, id: &str, position: u64) {
+    let edit = async |tx: Transaction| {
+        let key = format!("last/{id}");
+        let previous = tx.get(key.as_bytes(), Isolation::Serializable).await?;
+        let previous = previous.map(|bytes| Sequence::from_bytes(&bytes)).transpose()?;
+        let revision = Revision { position, hash: [1; 16] };
+        let doc = DocSummary { id: DocId::new(id)?, revision, branches: 1, is_deleted: false };
+        let edited = changes.writer(&tx, db).await?.record(&doc, previous)?;
+        tx.atomic(AtomicOp::SetVersionstampedValue, key.as_bytes(), &edited.operand(&[], &[]));
+        Ok(())
+    };
+    store.run(edit).await.unwrap();
+}
+
+/// A bus with a history: databases, one of them deleted, documents over several topologies, and events that wait.
+async fn history(store: &Database) -> Bus {
+    let bus = wide_bus(store).await;
+    let notifier = bus.notifier(eager()).await.unwrap();
+    for n in 0..20 {
+        let db = db(&format!("db{n}"), 1);
+        record(store, &bus, &db, [1, 0, 2, 0]).await;
+        row_with(&bus, &db, [1, 0, 2, 0]).await;
+    }
+    record(store, &bus, &db("db3", 1), [0, 1, 0, 0]).await;
+    row_with(&bus, &db("db3", 1), [1, 1, 2, 0]).await;
+    notifier.shutdown().await.unwrap();
+    record(store, &bus, &db("db5", 1), [0, 0, 7, 1]).await;
+
+    let (changes, db) = (bus.changes(), db("db5", 1));
+    store.run(async |tx| changes.create(&tx, &db, &ChangesOptions::default()).await).await.unwrap();
+    for n in 0..30 {
+        edit(store, &changes, &db, &format!("doc{n}"), 1).await;
+        if n % 10 == 9 {
+            changes.feed(&db).reshard(n, None).await.unwrap();
+        }
+    }
+    bus
+}
+
+/// What was exported of `bus`.
+async fn exported(bus: &Bus) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    assert!(bus.export(&mut bytes).await.unwrap() > 0);
+    bytes
+}
+
+/// Copies what the layer itself keeps.
+async fn copy_layer(from: &Database, to: &Database) {
+    let read = RangeRead::new(KeyRange::prefix("last/")).limit(1_000);
+    let rows = from.begin().get_range(&read, Isolation::Snapshot).await.unwrap().rows;
+    to.run(async |tx| {
+        for (key, value) in &rows {
+            tx.set(key, value);
+        }
+        Ok(())
+    })
+    .await
+    .unwrap();
+}
+
+async fn changes_of(bus: &Bus, after: Sequence) -> Vec<std::sync::Arc<Change>> {
+    bus.changes().feed(&db("db5", 1)).page(after, 1_000).await.unwrap().rows
+}
+
+#[tokio::test(start_paused = true)]
+async fn everything_comes_along_and_later_sequences_sort_after_it() {
+    let old = Database::memory();
+    let bus = history(&old).await;
+    let (rows_before, changes_before) = (rows(&bus).await, changes_of(&bus, Sequence::ZERO).await);
+    let cursor = rows_before[10].sequence;
+    let bytes = exported(&bus).await;
+
+    // The new store is younger: its versions are smaller.
+    let new = Database::memory();
+    Bus::import(&new, PREFIX, &mut &bytes[..]).await.unwrap();
+    copy_layer(&old, &new).await;
+    let bus = wide_bus(&new).await;
+    assert_eq!(bus.incarnation(), Incarnation(1));
+    assert_eq!(rows(&bus).await, rows_before);
+    assert_eq!(changes_of(&bus, Sequence::ZERO).await, changes_before);
+    assert_eq!(bus.feed().page(cursor, 100).await.unwrap().rows, rows_before[11..]);
+
+    // What waited is folded, and what was written goes on being replaced.
+    let _notifier = bus.notifier(eager()).await.unwrap();
+    let row = row_with(&bus, &db("db5", 1), [1, 0, 39, 1]).await;
+    assert!(
+        row.sequence > rows_before.last().unwrap().sequence && row.sequence.incarnation() == Incarnation(1)
+    );
+    let last = changes_before.last().unwrap().sequence;
+    edit(&new, &bus.changes(), &db("db5", 1), "doc0", 2).await;
+    edit(&new, &bus.changes(), &db("db5", 1), "new", 1).await;
+    let told: Vec<_> = changes_of(&bus, last).await.iter().map(|row| row.doc.id.to_string()).collect();
+    assert_eq!(told, ["doc0", "new"]);
+    assert_eq!(changes_of(&bus, Sequence::ZERO).await.len(), 31, "each document once");
+    bus.changes().feed(&db("db5", 1)).reshard(3, None).await.unwrap();
+    edit(&new, &bus.changes(), &db("db5", 1), "doc1", 2).await;
+    assert_eq!(changes_of(&bus, Sequence::ZERO).await.len(), 31);
+    assert!(bus.feed().page(cursor, 100).await.is_ok(), "a position of before stays valid");
+}
+
+#[tokio::test(start_paused = true)]
+async fn stamps_of_producers_are_the_newest_also_after_a_move() {
+    let old = Database::memory();
+    let bus = wide_bus(&old).await;
+    let producer = |bus: &Bus| {
+        bus.producer_with(ProducerOptions { record_versionstamps: true, ..ProducerOptions::default() })
+            .unwrap()
+    };
+    let recorded = async |store: &Database, bus: &Bus| {
+        let producer = producer(bus);
+        let tx = store.begin();
+        producer.updated(&tx, &db("db", 1));
+        tx.commit().await.unwrap().unwrap().versionstamp
+    };
+    for n in 0..50 {
+        record(&old, &bus, &db("other", n), [0, 0, 1, 0]).await;
+    }
+    let notifier = bus.notifier(eager()).await.unwrap();
+    let stamp = recorded(&old, &bus).await;
+    assert_eq!(row_with(&bus, &db("db", 1), [0, 0, 1, 0]).await.versionstamp, Some(stamp));
+    notifier.shutdown().await.unwrap();
+    let bytes = exported(&bus).await;
+    let new = Database::memory();
+    Bus::import(&new, PREFIX, &mut &bytes[..]).await.unwrap();
+    let bus = wide_bus(&new).await;
+    let later = recorded(&new, &bus).await;
+    assert!(later < stamp, "the new store is younger");
+    let _notifier = bus.notifier(eager()).await.unwrap();
+    assert_eq!(row_with(&bus, &db("db", 1), [0, 0, 2, 0]).await.versionstamp, Some(later));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_bad_export_is_refused_and_an_import_can_be_tried_again() {
+    let old = Database::memory();
+    let bytes = exported(&history(&old).await).await;
+    let new = Database::memory();
+    let import = async |bytes: &[u8]| Bus::import(&new, PREFIX, &mut &bytes[..]).await;
+    assert!(matches!(
+        import(b"something else, and of some length").await,
+        Err(Error::Invalid { what: "export", .. })
+    ));
+    assert!(matches!(import(&bytes[..10]).await, Err(Error::Io { .. })));
+    let mut random = common::dice();
+    for _ in 0..200 {
+        let cut = random.usize(..bytes.len());
+        assert!(import(&bytes[..cut]).await.is_err(), "cut at {cut}");
+        let mut damaged = bytes.clone();
+        damaged[cut] ^= 1 << random.u8(..8);
+        assert!(import(&damaged).await.is_err(), "damaged at {cut}");
+        assert!(Bus::open_existing(&new, PREFIX).await.is_err(), "what is not whole is no bus");
+    }
+    import(&bytes).await.unwrap();
+    assert!(matches!(import(&bytes).await, Err(Error::Invalid { what: "prefix", .. })), "there is a bus now");
+    Bus::import(&new, b"second", &mut &bytes[..]).await.unwrap();
+    let second = Bus::open_existing(&new, b"second").await.unwrap();
+    assert_eq!(rows(&second).await.len(), 20);
+    assert!(
+        rows(&second).await.iter().all(|row| row.totals == counts([1, u64::from(row.is_deleted()), 2, 0]))
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn rows_that_lay_unsharded_come_along() {
+    let old = Database::memory();
+    let bus = wide_bus(&old).await;
+    let row = [&[0x15, 1, 0x02][..], b"x", &[0, 0x15, 1, 0x01], &[9; 16], &[0, 0x15, 1, 0x27]].concat();
+    let key = [&b"layer/changes"[..], &[0x14, 0x33], &[0; 7], &[1], &[0; 4]].concat();
+    old.run(async |tx| {
+        tx.set(&key, &row);
+        Ok(())
+    })
+    .await
+    .unwrap();
+    bus.changes().adopt(&db("db5", 1), b"layer/changes", &ChangesOptions::default()).await.unwrap();
+    let mut bytes = Vec::new();
+    bus.export(&mut bytes).await.unwrap();
+    let new = Database::memory();
+    Bus::import(&new, b"elsewhere", &mut &bytes[..]).await.unwrap();
+    let bus = Bus::open_existing(&new, b"elsewhere").await.unwrap();
+    assert_eq!(changes_of(&bus, Sequence::ZERO).await.len(), 1);
+}
+
+/// Takes an export, and does something in the middle of it.
+struct Meanwhile<F>(Vec<u8>, Option<F>);
+
+impl<F: FnOnce()> std::io::Write for Meanwhile<F> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.extend_from_slice(bytes);
+        if self.0.len() > 3_000
+            && let Some(act) = self.1.take()
+        {
+            act();
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_export_that_outlives_its_snapshot_tells_whether_anything_was_written_meanwhile() {
+    for (outlives, is_disturbed) in [(false, true), (true, false), (true, true)] {
+        let store = Database::memory();
+        drop(history(&store).await);
+        let faults = Faults::new(&store);
+        let bus = wide_bus(&faults.database()).await;
+        let mut is_over = !outlives;
+        let act = || {
+            if is_disturbed {
+                let db = db("db1", 1);
+                record(&store, &bus, &db, [0, 0, 1, 0])
+                    .now_or_never()
+                    .expect("the store in memory commits at once");
+            }
+            faults.plan_reads(move |_| {
+                (!std::mem::replace(&mut is_over, true)).then_some(StoreError::TRANSACTION_TOO_OLD)
+            });
+        };
+        let mut out = Meanwhile(Vec::new(), Some(act));
+        let exported = bus.export(&mut out).await;
+        if outlives && is_disturbed {
+            assert!(matches!(exported, Err(Error::Invalid { what: "export", .. })), "{exported:?}");
+        } else {
+            let new = Database::memory();
+            Bus::import(&new, PREFIX, &mut &out.0[..]).await.unwrap();
+            assert_eq!(rows(&wide_bus(&new).await).await, rows(&bus).await, "it is of one moment");
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_incarnation_is_raised_once() {
+    let store = Database::memory();
+    wide_bus(&store).await;
+    let raise = async |from| Bus::raise_incarnation(&store, PREFIX, Incarnation(from)).await;
+    assert_eq!(raise(0).await.unwrap(), Incarnation(1));
+    assert_eq!(raise(0).await.unwrap(), Incarnation(1), "the same again, as after an unknown result");
+    assert!(matches!(raise(5).await, Err(Error::Invalid { what: "incarnation", .. })));
+    assert_eq!(wide_bus(&store).await.incarnation(), Incarnation(1));
+    assert!(matches!(
+        Bus::raise_incarnation(&store, b"none", Incarnation(0)).await,
+        Err(Error::Invalid { .. })
+    ));
+    for from in 1..255 {
+        raise(from).await.unwrap();
+    }
+    assert!(
+        matches!(raise(255).await, Err(Error::Invalid { what: "incarnation", .. })),
+        "there is none after it"
+    );
+    let options = BusOptions { partitions: 3, ..BusOptions::default() };
+    assert!(Bus::open(&store, options).await.is_err(), "everything else is as it was");
+}
