@@ -7,20 +7,22 @@
 //! `write` edits documents of 100 bytes, each edit reading its document if there is one; `and change` writes the row of the
 //! feed, and the event of the database, too. No notifier runs. Throughput is in documents.
 //!
-//! `job` hashes 2 KB per row, in tasks on all threads.
+//! `job` hashes 2 KB per row, in tasks on as many threads as there are cores. It prints how many worked at once at most, which
+//! tells a job that does not scale from a machine that is busy.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark fails by panicking")]
 
 use std::{
     hash::{DefaultHasher, Hasher},
     hint::black_box,
+    sync::atomic::{AtomicU32, Ordering},
     time::{Duration, Instant},
 };
 
 use criterion::{Criterion, SamplingMode, Throughput, criterion_group, criterion_main};
 use notibus::{
-    Bus, BusOptions, Change, Changes, ChangesOptions, Db, DbInstance, DocId, DocSummary, Feed, ParallelJob,
-    Revision, Sequence,
+    Batch, Bus, BusOptions, Change, Changes, ChangesOptions, Db, DbInstance, DocId, DocSummary, Feed,
+    ParallelJob, Revision, Sequence, TaskResult,
     store::{AtomicOp, Database, Isolation, Transaction},
 };
 use tokio::runtime::Runtime;
@@ -224,6 +226,23 @@ fn writes(c: &mut Criterion) {
     group.finish();
 }
 
+/// Tasks of jobs that work now, and at most at once so far.
+static AT_ONCE: AtomicU32 = AtomicU32::new(0);
+/// See [`AT_ONCE`].
+static AT_ONCE_MAX: AtomicU32 = AtomicU32::new(0);
+
+/// The work of the jobs.
+async fn hash(batch: Batch<Change>) -> TaskResult {
+    AT_ONCE_MAX.fetch_max(AT_ONCE.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
+    for row in &batch.rows {
+        let mut hasher = DefaultHasher::new();
+        hasher.write(&[row.doc.id.as_str().len() as u8; 2_048]);
+        black_box(hasher.finish());
+    }
+    AT_ONCE.fetch_sub(1, Ordering::Relaxed);
+    Ok(())
+}
+
 fn jobs(c: &mut Criterion) {
     let runtime = Runtime::new().unwrap();
     let mut group = c.benchmark_group("feed/job");
@@ -234,17 +253,10 @@ fn jobs(c: &mut Criterion) {
         group.bench_function(format!("{shards} shards"), |b| {
             b.to_async(&runtime).iter(|| async {
                 let job = ParallelJob::new(world.feed(), Sequence::ZERO);
-                let work = |batch: notibus::Batch<Change>| async move {
-                    for row in &batch.rows {
-                        let mut hasher = DefaultHasher::new();
-                        hasher.write(&[row.doc.id.as_str().len() as u8; 2_048]);
-                        black_box(hasher.finish());
-                    }
-                    Ok(())
-                };
-                job.run(work).await.unwrap()
+                job.run(hash).await.unwrap()
             });
         });
+        println!("{shards} shards: at most {} tasks at once", AT_ONCE_MAX.swap(0, Ordering::Relaxed));
     }
     group.finish();
 }
