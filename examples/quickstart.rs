@@ -3,7 +3,7 @@
 //! Run it with `cargo run --example quickstart`.
 
 use notibus::{
-    Bus, BusOptions, Db, DbInstance, DispatcherOptions, Filter, NotifierOptions,
+    Bus, BusOptions, Db, DbInstance, DispatcherOptions, Filter, NodeOptions, NotifierOptions,
     store::{Database, Isolation},
 };
 use tokio_stream::StreamExt;
@@ -14,9 +14,10 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let store = Database::memory();
     let bus = Bus::open(&store, BusOptions::default()).await?;
 
-    // The roles of a node: one folds events into the feed, the other tells subscribers.
-    let notifier = bus.notifier(NotifierOptions::default()).await?;
-    let dispatcher = bus.dispatcher(DispatcherOptions::default()).await?;
+    // A node and its roles: one folds events into the feed, the other tells subscribers.
+    let node = bus.node(NodeOptions::default()).await?;
+    let _notifier = node.notifier(NotifierOptions::default()).await?;
+    let dispatcher = node.dispatcher(DispatcherOptions::default()).await?;
     let mut orders = dispatcher.subscribe(Filter::prefix("shop/")).stream();
 
     // A layer creates a database and writes a document: the events are part of the transaction.
@@ -41,6 +42,6 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("document: {}", String::from_utf8_lossy(&document.ok_or("the document is missing")?));
 
     dispatcher.shutdown().await;
-    notifier.shutdown().await?;
+    node.shutdown().await?;
     Ok(())
 }

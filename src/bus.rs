@@ -180,7 +180,7 @@ impl Bus {
 
     /// Starts a dispatcher in this process.
     pub async fn dispatcher(&self, options: DispatcherOptions) -> Result<Dispatcher> {
-        Dispatcher::start(Arc::clone(&self.context), options).await
+        Dispatcher::start(Arc::clone(&self.context), options, None).await
     }
 
     /// A dispatcher without a tail, at the end of the feed: rows are pushed by hand.

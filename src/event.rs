@@ -112,6 +112,21 @@ impl DbInstance {
     }
 }
 
+impl FromStr for DbInstance {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        if text.len() != 32 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            return Err(Error::invalid(
+                "database instance",
+                format!("{text:?} is not 32 hexadecimal digits"),
+            ));
+        }
+        let bits = u128::from_str_radix(text, 16).expect("it was checked to be 32 hexadecimal digits");
+        Ok(Self(bits.to_be_bytes()))
+    }
+}
+
 impl fmt::Display for DbInstance {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
@@ -289,6 +304,18 @@ mod tests {
         for bad in [String::new(), "x".repeat(NAME_LEN_MAX + 1)] {
             assert!(matches!(DbName::new(&bad), Err(Error::Invalid { what: "database name", .. })));
             assert!(matches!(DdocId::new(&bad), Err(Error::Invalid { what: "design document id", .. })));
+        }
+    }
+
+    #[test]
+    fn an_instance_is_read_as_it_is_written() {
+        let text = "000102030405060708090a0b0c0d0eff";
+        let instance: DbInstance = text.parse().unwrap();
+        assert_eq!((instance.0[1], instance.0[15]), (1, 0xff));
+        assert_eq!(instance.to_string(), text);
+        for bad in ["", &text[1..], &format!("{text}0"), &format!("+{}", &text[1..]), &text.replace('f', "g")]
+        {
+            assert!(matches!(bad.parse::<DbInstance>(), Err(Error::Invalid { .. })), "{bad:?}");
         }
     }
 

@@ -18,7 +18,6 @@
 
 use std::{
     io::{Read, Write},
-    ops::ControlFlow,
     sync::Arc,
 };
 
@@ -27,7 +26,7 @@ use xxhash_rust::xxh3::Xxh3Default;
 use crate::{
     context::Context,
     encoding::Incarnation,
-    error::{Error, Result, StoreError},
+    error::{Error, Result},
     keys::{Config, Keys, Layout},
     store::{Database, Isolation, KEY_LEN_MAX, KeyRange, RangeRead, Row, Transaction, VALUE_LEN_MAX},
 };
@@ -81,21 +80,12 @@ async fn scan(
     for (tag, range) in ranges {
         let mut rest = Some(RangeRead::new(range.clone()));
         while let Some(read) = &rest {
-            let page = async |tx: Transaction| {
-                tx.set_read_version(version);
-                match tx.get_range(read, Isolation::Snapshot).await {
-                    Err(Error::Store(error)) if error == StoreError::TRANSACTION_TOO_OLD => {
-                        Ok(ControlFlow::Break(()))
-                    }
-                    page => page.map(ControlFlow::Continue),
-                }
-            };
-            match db.run(page).await? {
-                ControlFlow::Break(()) => {
+            match db.read_at(version, async |tx| tx.get_range(read, Isolation::Snapshot).await).await? {
+                None => {
                     is_one_version = false;
                     version = db.run(async |tx| tx.read_version().await).await?;
                 }
-                ControlFlow::Continue(page) => {
+                Some(page) => {
                     page.rows.iter().try_for_each(|row| sink(*tag, row))?;
                     rest = read.clone().after(&page);
                 }
@@ -110,13 +100,13 @@ pub(crate) async fn export(context: &Context, out: &mut impl Write) -> Result<u6
     let ranges = ranges(context).await?;
     let mut out = Hashed { inner: out, hash: Xxh3Default::new() };
     out.put(&[MAGIC, &FORMAT.to_be_bytes(), &context.config.to_bytes()].concat())?;
-    let (mut count, mut content) = (0_u64, Xxh3Default::new());
+    let (mut count, mut rows_hash) = (0_u64, Xxh3Default::new());
     let prefix_len = context.keys.prefix().len();
     let is_one_version = scan(&context.db, &ranges, |tag, (key, value)| {
         count += 1;
         let skip = if tag == OWN { prefix_len } else { 0 };
-        content.update(key);
-        content.update(value);
+        rows_hash.update(key);
+        rows_hash.update(value);
         out.put(&[tag])?;
         out.put_sized(&key[skip..])?;
         out.put_sized(value)
@@ -131,7 +121,7 @@ pub(crate) async fn export(context: &Context, out: &mut impl Write) -> Result<u6
             Ok(())
         })
         .await?;
-        if again.digest() != content.digest() {
+        if again.digest() != rows_hash.digest() {
             let reason =
                 "the bus was written meanwhile; stop its producers, notifiers and other roles, and try again";
             return Err(Error::invalid("export", reason));

@@ -14,13 +14,14 @@ use notibus::{
 };
 use tokio_stream::StreamExt;
 
-const HOUR: Duration = Duration::from_hours(1);
+/// For how long tombstones stay.
+const RETENTION: Duration = Duration::from_mins(8);
 
-/// A janitor that looks every minute, and drops tombstones after an hour.
-async fn hourly(bus: &Bus) -> Janitor {
+/// A janitor that looks often.
+async fn frequent(bus: &Bus) -> Janitor {
     let options = JanitorOptions {
-        interval: Duration::from_mins(1),
-        tombstone_retention: HOUR,
+        interval: RETENTION / 60,
+        tombstone_retention: RETENTION,
         ..JanitorOptions::default()
     };
     bus.janitor(options).await.unwrap()
@@ -44,12 +45,12 @@ async fn a_tombstone_goes_once_it_is_old_and_living_databases_stay() {
     let store = Database::memory();
     let bus = wide_bus(&store).await;
     let _notifier = bus.notifier(unpolled()).await.unwrap();
-    let janitor = hourly(&bus).await;
+    let janitor = frequent(&bus).await;
     record(&store, &bus, &db("lives", 1), [1, 0, 0, 0]).await;
     let tombstone = deleted(&store, &bus, "gone").await;
-    pass(HOUR - Duration::from_mins(1)).await;
+    pass(RETENTION * 59 / 60).await;
     assert!(row(&bus, &db("gone", 1)).await.is_some(), "it is not old yet");
-    pass(Duration::from_mins(10)).await;
+    pass(RETENTION / 6).await;
     assert_eq!(row(&bus, &db("gone", 1)).await, None);
     assert_eq!(rows(&bus).await.len(), 1);
     assert_eq!(bus.feed().horizon().await.unwrap(), tombstone);
@@ -67,11 +68,11 @@ async fn a_database_that_is_created_again_keeps_its_row() {
     let store = Database::memory();
     let bus = wide_bus(&store).await;
     let _notifier = bus.notifier(unpolled()).await.unwrap();
-    let _janitor = hourly(&bus).await;
+    let _janitor = frequent(&bus).await;
     deleted(&store, &bus, "again").await;
-    pass(HOUR / 2).await;
+    pass(RETENTION / 2).await;
     record(&store, &bus, &db("again", 2), [1, 0, 0, 0]).await;
-    pass(HOUR).await;
+    pass(RETENTION).await;
     assert!(row(&bus, &db("again", 2)).await.unwrap().replaced.is_some());
     assert_eq!(bus.stats().tombstones_dropped, 0);
 }
@@ -81,17 +82,17 @@ async fn only_time_in_which_a_janitor_works_makes_old() {
     let store = Database::memory();
     let bus = wide_bus(&store).await;
     let _notifier = bus.notifier(unpolled()).await.unwrap();
-    let janitor = hourly(&bus).await;
-    pass(Duration::from_mins(10)).await;
+    let janitor = frequent(&bus).await;
+    pass(RETENTION / 6).await;
     deleted(&store, &bus, "gone").await;
-    pass(HOUR / 2).await;
+    pass(RETENTION / 2).await;
     janitor.shutdown().await.unwrap();
-    pass(HOUR * 4).await;
+    pass(RETENTION * 4).await;
     // Another goes on with the time of the first.
-    let _janitor = hourly(&bus).await;
-    pass(HOUR / 3).await;
+    let _janitor = frequent(&bus).await;
+    pass(RETENTION / 3).await;
     assert!(row(&bus, &db("gone", 1)).await.is_some(), "time alone does not count");
-    pass(HOUR / 3).await;
+    pass(RETENTION / 3).await;
     assert_eq!(row(&bus, &db("gone", 1)).await, None);
 }
 
@@ -100,13 +101,13 @@ async fn of_two_janitors_one_works_and_the_other_takes_over() {
     let store = Database::memory();
     let bus = wide_bus(&store).await;
     let _notifier = bus.notifier(unpolled()).await.unwrap();
-    let (first, _second) = (hourly(&bus).await, hourly(&bus).await);
+    let (first, _second) = (frequent(&bus).await, frequent(&bus).await);
     deleted(&store, &bus, "one").await;
-    pass(HOUR * 9 / 8).await;
+    pass(RETENTION * 9 / 8).await;
     until("the tombstone is dropped", async || bus.stats().tombstones_dropped == 1).await;
     drop(first);
     deleted(&store, &bus, "two").await;
-    pass(HOUR * 5 / 4).await;
+    pass(RETENTION * 5 / 4).await;
     until("the other has taken over", async || bus.stats().tombstones_dropped == 2).await;
 }
 
@@ -115,11 +116,11 @@ async fn a_reader_below_the_horizon_is_told() {
     let store = Database::memory();
     let bus = wide_bus(&store).await;
     let _notifier = bus.notifier(unpolled()).await.unwrap();
-    let _janitor = hourly(&bus).await;
+    let _janitor = frequent(&bus).await;
     record(&store, &bus, &db("lives", 1), [1, 0, 0, 0]).await;
     let before = row_with(&bus, &db("lives", 1), [1, 0, 0, 0]).await.sequence;
     let tombstone = deleted(&store, &bus, "gone").await;
-    pass(HOUR * 5 / 4).await;
+    pass(RETENTION * 5 / 4).await;
     let feed = bus.feed();
     let expired = feed.page(before, 10).await.unwrap_err();
     assert!(matches!(expired, Error::Expired { horizon } if horizon == tombstone), "{expired}");
@@ -140,12 +141,12 @@ async fn a_subscriber_that_was_away_for_too_long_is_told_and_starts_anew() {
     let store = Database::memory();
     let bus = wide_bus(&store).await;
     let _notifier = bus.notifier(unpolled()).await.unwrap();
-    let _janitor = hourly(&bus).await;
+    let _janitor = frequent(&bus).await;
     let lives = db("lives", 1);
     record(&store, &bus, &lives, [1, 0, 0, 0]).await;
     let since = row_with(&bus, &lives, [1, 0, 0, 0]).await.sequence;
     deleted(&store, &bus, "gone").await;
-    pass(HOUR * 5 / 4).await;
+    pass(RETENTION * 5 / 4).await;
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
     let names = Filter::names(["lives", "gone"].map(|name| name.parse().unwrap())).unwrap();
     for filter in [Filter::all(), names] {
@@ -189,7 +190,7 @@ async fn closed_shards_that_are_empty_are_forgotten_and_readers_find_on() {
     // The entry in the middle gets no row, and the first one loses its own.
     feed.reshard(5, None).await.unwrap();
     let last = feed.reshard(2, None).await.unwrap();
-    let janitor = hourly(&bus).await;
+    let janitor = frequent(&bus).await;
     until("the empty entry is dropped", async || feed.topology().await.unwrap().len() == 2).await;
     assert_eq!(feed.topology().await.unwrap()[0].first, Sequence::ZERO, "it has a row");
     edit("x", 2, Some(first)).await;

@@ -5,10 +5,11 @@
 mod common;
 
 use common::{counts, db, eager, record, row_with, rows, wide_bus};
+use futures_util::FutureExt;
 use notibus::{
     Bus, BusOptions, Change, Changes, ChangesOptions, Db, DocId, DocSummary, Error, Incarnation,
-    ProducerOptions, Revision, Sequence,
-    store::{AtomicOp, Database, Isolation, KeyRange, RangeRead, Transaction},
+    ProducerOptions, Revision, Sequence, StoreError,
+    store::{AtomicOp, Database, Isolation, KeyRange, RangeRead, Transaction, testing::Faults},
 };
 
 /// Where the bus of a test is, unless it says otherwise.
@@ -66,7 +67,9 @@ async fn copy_layer(from: &Database, to: &Database) {
     let read = RangeRead::new(KeyRange::prefix("last/")).limit(1_000);
     let rows = from.begin().get_range(&read, Isolation::Snapshot).await.unwrap().rows;
     to.run(async |tx| {
-        rows.iter().for_each(|(key, value)| tx.set(key, value));
+        for (key, value) in &rows {
+            tx.set(key, value);
+        }
         Ok(())
     })
     .await
@@ -193,6 +196,56 @@ async fn rows_that_lay_unsharded_come_along() {
     Bus::import(&new, b"elsewhere", &mut &bytes[..]).await.unwrap();
     let bus = Bus::open_existing(&new, b"elsewhere").await.unwrap();
     assert_eq!(changes_of(&bus, Sequence::ZERO).await.len(), 1);
+}
+
+/// Takes an export, and does something in the middle of it.
+struct Meanwhile<F>(Vec<u8>, Option<F>);
+
+impl<F: FnOnce()> std::io::Write for Meanwhile<F> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.extend_from_slice(bytes);
+        if self.0.len() > 3_000
+            && let Some(act) = self.1.take()
+        {
+            act();
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_export_that_outlives_its_snapshot_tells_whether_anything_was_written_meanwhile() {
+    for (outlives, is_disturbed) in [(false, true), (true, false), (true, true)] {
+        let store = Database::memory();
+        drop(history(&store).await);
+        let faults = Faults::new(&store);
+        let bus = wide_bus(&faults.database()).await;
+        let mut is_over = !outlives;
+        let act = || {
+            if is_disturbed {
+                let db = db("db1", 1);
+                record(&store, &bus, &db, [0, 0, 1, 0])
+                    .now_or_never()
+                    .expect("the store in memory commits at once");
+            }
+            faults.plan_reads(move |_| {
+                (!std::mem::replace(&mut is_over, true)).then_some(StoreError::TRANSACTION_TOO_OLD)
+            });
+        };
+        let mut out = Meanwhile(Vec::new(), Some(act));
+        let exported = bus.export(&mut out).await;
+        if outlives && is_disturbed {
+            assert!(matches!(exported, Err(Error::Invalid { what: "export", .. })), "{exported:?}");
+        } else {
+            let new = Database::memory();
+            Bus::import(&new, PREFIX, &mut &out.0[..]).await.unwrap();
+            assert_eq!(rows(&wide_bus(&new).await).await, rows(&bus).await, "it is of one moment");
+        }
+    }
 }
 
 #[tokio::test]

@@ -67,6 +67,45 @@ fn the_sample_is_replayed_exactly_under_all_options() {
 }
 
 #[test]
+fn a_feed_that_is_resharded_meanwhile_comes_out_the_same() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = format!("dir:{}", dir.path().display());
+    for options in [
+        &["--reshard-every", "100"][..],
+        &["--reshard-every", "100", "--shards", "64", "--notifiers", "4"],
+        &["--reshard-every", "100", "--store", &store, "--writers", "16"],
+        // The same folder again: it has a history, and the other number of shards.
+        &["--reshard-every", "100", "--store", &store, "--fold-interval", "0ms"],
+    ] {
+        let report = replay(&[&[SAMPLE], options].concat(), "");
+        assert_eq!(report["reshards"], 37, "{options:?}: 3,701 events");
+        assert_eq!(report["folded"], report["recorded"], "{options:?}");
+        assert_eq!(report["feed"], serde_json::json!({ "live": 41, "tombstones": 26 }), "{options:?}");
+        assert_eq!(report["producer_conflicts"], 0, "{options:?}");
+    }
+    let output = notibus(&["topology", "show", "--json", "--store", &store], "");
+    let topology: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let counts: Vec<_> =
+        topology["entries"].as_array().unwrap().iter().map(|entry| entry["shard_count"].as_u64()).collect();
+    assert_eq!(counts.len(), 1 + 2 * 37);
+    // 4, 8, 4, … 8 of the first run; then 16, 8, … 16.
+    assert_eq!(
+        [counts[0], counts[1], counts[2], counts[37], counts[38], counts[39]],
+        [4, 8, 4, 8, 16, 8].map(Some)
+    );
+}
+
+#[test]
+fn fewer_events_than_would_make_a_reshard_make_none() {
+    let report = replay(&["-", "--reshard-every", "3"], "1\t1\tcreate\ta\t\n1\t2\tcreate\tb\t\n");
+    assert_eq!(report["reshards"], 0);
+    let report = replay(&["-", "--reshard-every", "2"], "1\t1\tcreate\ta\t\n1\t2\tcreate\tb\t\n");
+    assert_eq!(report["reshards"], 1);
+    let report = replay(&["-"], "1\t1\tcreate\ta\t\n");
+    assert_eq!(report["reshards"], 0);
+}
+
+#[test]
 fn a_dumped_feed_has_one_row_per_database_in_order() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("feed.jsonl");
@@ -143,6 +182,7 @@ fn bad_arguments_exit_with_2_and_say_what_is_wrong() {
         (&["replay", SAMPLE, "--partitions", "0"], String::new(), "invalid partitions"),
         (&["replay", SAMPLE, "--slots", "0"], String::new(), "invalid slots"),
         (&["replay", SAMPLE, "--notifiers", "0"], String::new(), "--notifiers"),
+        (&["replay", SAMPLE, "--reshard-every", "0"], String::new(), "--reshard-every"),
         (&["replay", SAMPLE, "--rate", "0"], String::new(), "--rate"),
         (&["replay", SAMPLE, "--rate", "1e-320"], String::new(), "--rate"),
         (&["replay", SAMPLE, "--dump-feed", "/no such folder/feed"], String::new(), "No such file"),

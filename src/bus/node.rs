@@ -70,7 +70,7 @@ impl Node {
     /// Starts a dispatcher on the node, which has at most one. It divides no work; the node lists it.
     pub async fn dispatcher(&self, options: DispatcherOptions) -> Result<Dispatcher> {
         let role = self.member.enter(Role::DISPATCHER).await?;
-        Ok(Dispatcher::start(Arc::clone(&self.context), options).await?.listed(role))
+        Dispatcher::start(Arc::clone(&self.context), options, Some(role)).await
     }
 
     /// Starts a janitor on the node, which has at most one. Of all nodes that have one, one works at a time.

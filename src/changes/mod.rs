@@ -159,7 +159,12 @@ impl Changes {
 
     /// The changes of `db`, to be read or resharded.
     pub fn feed(&self, db: &Db) -> Feed<Change> {
-        Feed::new(Arc::clone(&self.context), FeedId::documents(db.instance))
+        self.feed_of(db.instance)
+    }
+
+    /// The changes of the database that was created as `instance`, for those who know no more of it.
+    pub fn feed_of(&self, instance: DbInstance) -> Feed<Change> {
+        Feed::new(Arc::clone(&self.context), FeedId::documents(instance))
     }
 
     /// The sequence of the last edit of any document of `db`; `None` if there was none.

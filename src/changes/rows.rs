@@ -109,7 +109,7 @@ pub(super) async fn read(
             vec![Leaf { revision: doc.revision, is_deleted: doc.is_deleted }]
         };
         let body = if query.include_docs { source.body(tx, db, doc).await? } else { None };
-        Ok::<_, Error>(ChangeRow { leaves, body, change })
+        Ok::<_, Error>(ChangeRow { change, leaves, body })
     };
     let rows = stream::iter(page.rows).map(row).buffered(DOCS_AT_ONCE).try_collect().await?;
     Ok(ChangesPage { rows, to: page.to, more: page.more })

@@ -119,21 +119,19 @@ pub struct Dispatcher {
 }
 
 impl Dispatcher {
-    /// Starts the tail at the end of the feed.
-    pub(crate) async fn start(context: Arc<Context>, options: DispatcherOptions) -> Result<Self> {
+    /// Starts the tail at the end of the feed. Its node lists it under `role` as long as it runs.
+    pub(crate) async fn start(
+        context: Arc<Context>,
+        options: DispatcherOptions,
+        role: Option<RoleGuard>,
+    ) -> Result<Self> {
         let feed = NotificationFeed::new(Arc::clone(&context), context.feed.clone());
         let start = feed.now().await?;
         let fanout = Fanout::new(context, &options, start)?;
         let tail =
             feed.tail(start).with_limit(options.page_rows_max).with_poll_interval(options.poll_interval);
         let tail = tokio::spawn(tail::run(Arc::clone(fanout.shared()), tail));
-        Ok(Self { fanout, tail, _role: None })
-    }
-
-    /// The same dispatcher, which its node lists under `role` as long as it runs.
-    pub(crate) fn listed(mut self, role: RoleGuard) -> Self {
-        self._role = Some(role);
-        self
+        Ok(Self { fanout, tail, _role: role })
     }
 
     /// Subscribes to the databases that `filter` matches. Choose where to start and how to receive on what is returned.

@@ -12,7 +12,7 @@ use crate::{
     context::Context,
     encoding::Sequence,
     error::{Error, Result},
-    keys::{FeedId, ShardId},
+    keys::{FeedId, ShardId, TopologyRow},
     routing::SchemeId,
     store::Transaction,
 };
@@ -206,24 +206,37 @@ impl<R: FeedRow> Feed<R> {
                 // It checks the position.
                 self.raw().page(&tx, after, 1).await?;
                 let topology = self.raw().topology(&tx).await?;
-                let shards: Vec<_> = topology.after(after).iter().flat_map(|entry| entry.shards()).collect();
+                let shards: Vec<_> = topology.after(after).iter().flat_map(TopologyRow::shards).collect();
                 Ok((self.raw().last_readable(&tx).await?, shards))
             })
             .await?;
-        let count = |shard| async move {
-            let mut total = 0;
-            let mut next = Some(after);
-            while let Some(after) = next {
-                let bounds = (after, last);
-                let (count, rest) =
-                    db.run(async |tx| self.raw().count(&tx, shard, bounds, PAGE_ROWS_MAX).await).await?;
-                total += count as u64;
-                next = rest;
-            }
-            Ok(total)
-        };
+        let count = |shard| self.count(shard, (after, last));
         let counts = stream::iter(shards).map(count).buffer_unordered(SHARDS_READ_AT_ONCE);
         counts.try_fold(0, async |total, count| Ok(total + count)).await
+    }
+
+    /// How many rows `shard` has. It reads them all, in as many transactions as it takes; those that are superseded meanwhile
+    /// may be missed. A shard that was dropped has none.
+    ///
+    /// Fails with [`Error::NoShard`] if there never was such a shard, and with [`Error::NoFeed`] if there is no such feed.
+    pub async fn shard_rows(&self, shard: ShardId) -> Result<u64> {
+        let last = self.now().await?;
+        self.count(shard, (Sequence::ZERO, last)).await
+    }
+
+    /// How many rows of `shard` stand after the first of `bounds` and up to the second.
+    async fn count(&self, shard: ShardId, (after, last): (Sequence, Sequence)) -> Result<u64> {
+        let db = &self.context.db;
+        let mut total = 0;
+        let mut next = Some(after);
+        while let Some(after) = next {
+            let bounds = (after, last);
+            let (count, rest) =
+                db.run(async |tx| self.raw().count(&tx, shard, bounds, PAGE_ROWS_MAX).await).await?;
+            total += count as u64;
+            next = rest;
+        }
+        Ok(total)
     }
 
     /// The sequence of the newest row; `None` if there is none.
@@ -266,7 +279,10 @@ fn check_limit(limit: usize) -> Result<()> {
 
 /// The rows of a stored page.
 fn page_of<R: FeedRow>(page: StoredPage) -> Result<FeedPage<R>> {
-    let rows = page.rows.into_iter();
-    let rows = rows.map(|StoredRow { sequence, value }| R::from_stored(sequence, &value).map(Arc::new));
-    Ok(FeedPage { rows: rows.collect::<Result<_>>()?, to: page.to, more: page.more })
+    // Not collected through a `Result`, which would not know how many there are.
+    let mut rows = Vec::with_capacity(page.rows.len());
+    for StoredRow { sequence, value } in page.rows {
+        rows.push(Arc::new(R::from_stored(sequence, &value)?));
+    }
+    Ok(FeedPage { rows, to: page.to, more: page.more })
 }

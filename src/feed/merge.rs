@@ -6,7 +6,7 @@
 
 use std::{
     cmp::Reverse,
-    collections::{BinaryHeap, VecDeque},
+    collections::{BinaryHeap, VecDeque, binary_heap::PeekMut},
 };
 
 use futures_util::future::try_join_all;
@@ -29,11 +29,13 @@ pub(super) enum Direction {
 }
 
 impl Direction {
-    /// Smaller for what comes first.
-    fn rank(self, sequence: Sequence) -> [u8; 13] {
+    /// Smaller for what comes first. A number, because it is compared several times for each row.
+    fn rank(self, sequence: Sequence) -> u128 {
+        let mut wide = [0; 16];
+        wide[3..].copy_from_slice(sequence.as_bytes());
         match self {
-            Self::Ascending => *sequence.as_bytes(),
-            Self::Descending => sequence.as_bytes().map(|byte| !byte),
+            Self::Ascending => u128::from_be_bytes(wide),
+            Self::Descending => !u128::from_be_bytes(wide),
         }
     }
 }
@@ -49,17 +51,26 @@ struct Source {
 }
 
 impl Source {
-    /// Reads on.
-    async fn fill(&mut self, tx: &Transaction) -> Result<()> {
+    /// Reads on, at most `limit` rows at once.
+    async fn fill(&mut self, tx: &Transaction, limit: usize) -> Result<()> {
         while self.buffer.is_empty() {
-            let Some(read) = self.rest.take() else { return Ok(()) };
+            let Some(read) = self.rest.take().map(|read| read.limit(limit)) else { return Ok(()) };
             let page = tx.get_range(&read, Isolation::Snapshot).await?;
             self.rest = read.after(&page);
+            self.buffer.reserve(page.rows.len());
             for (key, value) in page.rows {
                 self.buffer.push_back(StoredRow { sequence: self.space.sequence(&key)?, value });
             }
         }
         Ok(())
+    }
+}
+
+/// How many rows to read of each of `sources` shards for `rows` merged ones.
+fn share(rows: usize, sources: usize) -> usize {
+    match sources {
+        1 => rows,
+        count => (rows / count + rows / count / 4 + 8).min(rows),
     }
 }
 
@@ -71,38 +82,52 @@ pub(super) async fn merged(
     limit: usize,
     direction: Direction,
 ) -> Result<(Vec<StoredRow>, bool)> {
-    let share = match spaces.len() {
-        1 => limit,
-        count => (limit / count + limit / count / 4 + 8).min(limit),
-    };
     let source = |space: RowSpace| {
-        let read = RangeRead::new(space.rows(after, last)).limit(share);
+        let read = RangeRead::new(space.rows(after, last));
         let read = if direction == Direction::Descending { read.reverse() } else { read };
         Source { space, rest: Some(read), buffer: VecDeque::new() }
     };
     let mut sources: Vec<_> = spaces.map(source).collect();
-    try_join_all(sources.iter_mut().map(|source| source.fill(tx))).await?;
+    let count = sources.len();
+    try_join_all(sources.iter_mut().map(|source| source.fill(tx, share(limit, count)))).await?;
+    if let [source] = &mut sources[..] {
+        return alone(tx, source, limit).await;
+    }
 
     let rank = |row: &StoredRow| direction.rank(row.sequence);
     let heads = sources.iter().enumerate();
     let heads = heads.filter_map(|(place, source)| Some(Reverse((rank(source.buffer.front()?), place))));
     let mut heads: BinaryHeap<_> = heads.collect();
     let mut rows = Vec::with_capacity(limit.min(1_024));
-    while let Some(Reverse((_, place))) = heads.pop() {
+    while let Some(mut head) = heads.peek_mut() {
         if rows.len() == limit {
             return Ok((rows, true));
         }
+        let Reverse((_, place)) = *head;
         let source = &mut sources[place];
         rows.extend(source.buffer.pop_front());
         // Rows that would not fit are not read.
         if source.buffer.is_empty() && rows.len() < limit {
-            source.fill(tx).await?;
+            source.fill(tx, share(limit - rows.len(), count)).await?;
         }
         if let Some(row) = source.buffer.front() {
-            heads.push(Reverse((rank(row), place)));
+            // In its place, which costs less than to take it out and put another in.
+            *head = Reverse((rank(row), place));
         } else if source.rest.is_some() {
             return Ok((rows, true));
+        } else {
+            PeekMut::pop(head);
         }
     }
     Ok((rows, false))
+}
+
+/// The rows of one source, which needs no merging.
+async fn alone(tx: &Transaction, source: &mut Source, limit: usize) -> Result<(Vec<StoredRow>, bool)> {
+    let mut rows = Vec::from(std::mem::take(&mut source.buffer));
+    while rows.len() < limit && source.rest.is_some() {
+        source.fill(tx, limit - rows.len()).await?;
+        rows.extend(source.buffer.drain(..));
+    }
+    Ok((rows, source.rest.is_some()))
 }

@@ -4,7 +4,7 @@
 //! lives if its beat has changed since the pass before. While no janitor works, nothing is added, so that a group is kept longer
 //! then, never shorter.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use super::Pass;
 use crate::{
@@ -18,16 +18,17 @@ use crate::{
 pub(super) struct Members {
     /// The beats of all nodes.
     beats: BTreeMap<NodeId, ([u8; 16], u64)>,
-    /// When that was, on its own clock, in milliseconds; `None` before the first pass.
-    seen_ms: Option<u64>,
+    /// When that was, on its own clock; `None` before the first pass.
+    seen: Option<Duration>,
 }
 
 impl Pass<'_> {
     /// Deletes the groups whose time has come. Returns how many.
     pub async fn expire_groups(&self, members: &mut Members) -> Result<u64> {
         let groups = self.expiring_groups().await?;
-        let now_ms = self.now_ms();
-        let passed_ms = members.seen_ms.map_or(0, |seen| now_ms.saturating_sub(seen));
+        let now = self.context.env().now();
+        let passed = members.seen.map_or(Duration::ZERO, |seen| now.saturating_sub(seen));
+        let passed_ms = u64::try_from(passed.as_millis()).unwrap_or(u64::MAX);
         let keys = &self.context.keys;
         let nodes = self.read(async |tx| self.all(&tx, keys.nodes()).await).await?;
         let mut beats = BTreeMap::new();
@@ -36,7 +37,7 @@ impl Pass<'_> {
             let (node, row) = (keys.node_of(key)?, NodeRow::from_bytes(value)?);
             let beat = (row.token, row.beat);
             // In the first pass nothing is known, so all of them may live.
-            if members.seen_ms.is_none() || members.beats.get(&node) != Some(&beat) {
+            if members.seen.is_none() || members.beats.get(&node) != Some(&beat) {
                 living.push(row.roles);
             }
             beats.insert(node, beat);
@@ -51,7 +52,7 @@ impl Pass<'_> {
                 expired += 1;
             }
         }
-        *members = Members { beats, seen_ms: Some(now_ms) };
+        *members = Members { beats, seen: Some(now) };
         Ok(expired)
     }
 

@@ -214,9 +214,4 @@ impl Pass<'_> {
         };
         self.read(checked).await
     }
-
-    /// The janitor's own clock, in milliseconds.
-    fn now_ms(&self) -> u64 {
-        u64::try_from(self.context.env().now().as_millis()).expect("no process lives so long")
-    }
 }

@@ -6,6 +6,8 @@
 //! feed stands, under the time that janitors have worked until then, one after the other. What stood there already a
 //! retention of such time ago is old. While no janitor works, nothing ages: tombstones stay longer then, never shorter.
 
+use std::time::Duration;
+
 use super::Pass;
 use crate::{
     encoding::Sequence,
@@ -17,7 +19,7 @@ use crate::{
 };
 
 /// How many marks divide a retention: what is dropped is at most that part older than it need be.
-const MARKS: u64 = 16;
+const MARKS: u32 = 16;
 
 /// The most tombstones that are dropped in one transaction.
 const DROPS_MAX: usize = 500;
@@ -25,12 +27,12 @@ const DROPS_MAX: usize = 500;
 /// The janitors' own time, as one of them goes on with it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Age {
-    /// For how long others had worked before, in milliseconds.
-    earlier_ms: u64,
+    /// For how long others had worked before.
+    earlier: Duration,
     /// The last mark, if there is one.
-    marked_ms: Option<u64>,
-    /// When this one began, on its own clock, in milliseconds.
-    began_ms: u64,
+    marked: Option<Duration>,
+    /// When this one began, on its own clock.
+    began: Duration,
 }
 
 impl Pass<'_> {
@@ -40,17 +42,19 @@ impl Pass<'_> {
         let last = RangeRead::new(keys.age_marks()).limit(1).reverse();
         let page = self.read(async |tx| tx.get_range(&last, Isolation::Snapshot).await).await?;
         let last = page.rows.first().map(|row| keys.age_mark_of(row)).transpose()?;
-        let marked_ms = last.map(|mark| mark.worked_ms);
-        Ok(Age { earlier_ms: marked_ms.unwrap_or(0), marked_ms, began_ms: self.now_ms() })
+        let marked = last.map(|mark| Duration::from_millis(mark.worked_ms));
+        Ok(Age { earlier: marked.unwrap_or_default(), marked, began: self.context.env().now() })
     }
 
     /// Puts down where the feed stands, if that is due; returns up to where it is older than the retention.
     pub async fn old_up_to(&self, age: &mut Age) -> Result<Sequence> {
         let keys = &self.context.keys;
         let feed = RawFeed::notifications(self.context);
-        let retention_ms = u64::try_from(self.options.tombstone_retention.as_millis()).unwrap_or(u64::MAX);
-        let worked_ms = age.earlier_ms + (self.now_ms() - age.began_ms);
-        let is_due = age.marked_ms.is_none_or(|marked| worked_ms >= marked + (retention_ms / MARKS).max(1));
+        let retention = self.options.tombstone_retention;
+        let worked = age.earlier + self.context.env().now().saturating_sub(age.began);
+        let step = (retention / MARKS).max(Duration::from_millis(1));
+        let is_due = age.marked.is_none_or(|marked| worked.saturating_sub(marked) >= step);
+        let worked_ms = u64::try_from(worked.as_millis()).expect("nobody works for so long");
         let old = self
             .write(async |tx| {
                 let page = tx.get_range(&RangeRead::new(keys.age_marks()), Isolation::Snapshot).await?;
@@ -59,9 +63,11 @@ impl Pass<'_> {
                 if is_due {
                     tx.set(&keys.age_mark(worked_ms), now.at.as_bytes());
                 }
-                let is_old = |mark: &AgeMark| worked_ms - mark.worked_ms >= retention_ms;
-                let old =
-                    marks.iter().chain([&now]).filter(|mark| mark.worked_ms <= worked_ms && is_old(mark));
+                let is_old = |mark: &&AgeMark| {
+                    let age = worked_ms.checked_sub(mark.worked_ms).map(Duration::from_millis);
+                    age.is_some_and(|age| age >= retention)
+                };
+                let old = marks.iter().chain([&now]).filter(is_old);
                 let Some(old) = old.max_by_key(|mark| mark.worked_ms) else { return Ok(Sequence::ZERO) };
                 // Those before it tell nothing any more.
                 for mark in marks.iter().filter(|mark| mark.worked_ms < old.worked_ms) {
@@ -71,7 +77,7 @@ impl Pass<'_> {
             })
             .await?;
         if is_due {
-            age.marked_ms = Some(worked_ms);
+            age.marked = Some(worked);
         }
         Ok(old)
     }

@@ -21,7 +21,7 @@ use tokio::{sync::Semaphore, task::JoinSet};
 
 use crate::{
     encoding::Sequence,
-    error::{Error, Result, StoreError},
+    error::{Error, Result},
     feed::{Feed, FeedRow, ShardPage},
     keys::ShardId,
     store::{RetryPolicy, Transaction},
@@ -231,17 +231,15 @@ where
     async fn read(&self, after: Sequence, version: u64) -> Result<Option<ShardPage<R>>> {
         let Self { feed, shard, options, .. } = self;
         let read = async |tx: Transaction| {
-            tx.set_read_version(version);
             match feed.shard_page_in(&tx, *shard, after, options.batch_rows_max).await {
-                Err(Error::Store(error)) if error == StoreError::TRANSACTION_TOO_OLD => Ok(None),
                 // It was dropped since, so nothing was left in it.
                 Err(Error::NoShard { is_trimmed: true, .. }) => {
-                    Ok(Some(ShardPage { rows: Vec::new(), to: after, more: false, resharded: None }))
+                    Ok(ShardPage { rows: Vec::new(), to: after, more: false, resharded: None })
                 }
-                page => page.map(Some),
+                page => page,
             }
         };
-        feed.context.db.run(read).await
+        feed.context.db.read_at(version, read).await
     }
 
     /// Has the work done on `rows`, and done again if it fails.

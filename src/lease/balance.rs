@@ -119,13 +119,14 @@ mod tests {
         balance(node(ME), &BTreeSet::new(), resources, options, &mut random)
     }
 
+    /// Live leases by owner, expired ones, unowned ones; options; how many are taken, from whom they are stolen.
+    type Case<'a> = (&'a [(u8, usize)], usize, usize, &'a BalanceOptions, usize, &'a [u8]);
+
     #[test]
     fn the_cases_of_the_change_feed_processor() {
         let plain = BalanceOptions::default();
         let min7 = BalanceOptions { leases_min: 7, ..plain.clone() };
         let max3 = BalanceOptions { leases_max: Some(3), ..plain.clone() };
-        // Live leases by owner, expired ones, unowned ones; options; how many are taken, from whom they are stolen.
-        type Case<'a> = (&'a [(u8, usize)], usize, usize, &'a BalanceOptions, usize, &'a [u8]);
         let cases: [Case<'_>; 14] = [
             (&[], 0, 0, &plain, 0, &[]),
             (&[(ME, 2)], 0, 0, &plain, 0, &[]),

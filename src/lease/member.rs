@@ -325,9 +325,10 @@ impl Heart {
                 }
             }
         }
-        match self.claim().await? {
-            None => tracing::info!(node = %self.id, "node has joined anew"),
-            Some(_) => tracing::error!(node = %self.id, "another process runs under the id of this node"),
+        if self.claim().await?.is_some() {
+            tracing::error!(node = %self.id, "another process runs under the id of this node");
+        } else {
+            tracing::info!(node = %self.id, "node has joined anew");
         }
         Ok(())
     }

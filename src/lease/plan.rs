@@ -96,6 +96,15 @@ impl Scene<'_> {
         }
     }
 
+    /// Who holds a resource that stands so, if nobody asks for it.
+    fn holder(&self, standing: Standing) -> Holder {
+        match standing {
+            Standing::Held => Holder::Node(self.me),
+            Standing::Other(node) => Holder::Node(node),
+            Standing::Free(holder) => holder,
+        }
+    }
+
     /// Who asks for `resource`, if the request holds good.
     fn asker(&self, resource: u64) -> Option<NodeId> {
         let (request, age) = self.requests.get(&resource)?;
@@ -127,13 +136,7 @@ impl Scene<'_> {
             {
                 plan.forget.push(resource);
             }
-            let holder = match (asker, standing) {
-                (Some(node), _) => Holder::Node(node),
-                (None, Standing::Held) => Holder::Node(self.me),
-                (None, Standing::Other(node)) => Holder::Node(node),
-                (None, Standing::Free(holder)) => holder,
-            };
-            holders.insert(resource, holder);
+            holders.insert(resource, asker.map_or_else(|| self.holder(standing), Holder::Node));
             match (asker, standing) {
                 (Some(node), _) if node == self.me => mine.push(resource),
                 (Some(_), Standing::Held) => plan.hand_over.push(resource),
@@ -193,12 +196,7 @@ impl Scene<'_> {
         let target = balance::target(holders.len(), nodes.len(), self.options);
         for _ in target..share {
             let Some(resource) = asked.pop() else { break };
-            let holder = match self.standing(resource) {
-                Standing::Other(node) => Holder::Node(node),
-                Standing::Held => me,
-                Standing::Free(holder) => holder,
-            };
-            holders.insert(resource, holder);
+            holders.insert(resource, self.holder(self.standing(resource)));
             plan.forget.push(resource);
         }
         for resource in asked {

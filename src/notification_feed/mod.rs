@@ -55,9 +55,9 @@ impl NotificationFeed {
             // go elsewhere, closes the current entry.
             let topology = self.raw().topology(&tx).await?;
             let current = topology.current();
-            let mut watched: Vec<_> = current.shards().map(|shard| keys.head(&self.id, shard)).collect();
-            watched.push(keys.topology(&self.id, current.first));
-            let watches = match try_join_all(watched.iter().map(|key| tx.watch(key))).await {
+            let mut hinted: Vec<_> = current.shards().map(|shard| keys.head(&self.id, shard)).collect();
+            hinted.push(keys.topology(&self.id, current.first));
+            let watches = match try_join_all(hinted.iter().map(|key| tx.watch(key))).await {
                 Ok(watches) => watches,
                 Err(error) if error.is_retryable() => return Err(error),
                 Err(error) => {

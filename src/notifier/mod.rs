@@ -138,14 +138,14 @@ impl Notifier {
     ) -> Result<Self> {
         options.check()?;
         let partitions = HeldPartitions::default();
-        let poll = poll::run(Arc::clone(context), partitions.clone(), options.poll_interval);
-        let (balance, pool) =
-            (options.balance.clone(), Pool { name: "partition".into(), role: Role::NOTIFIER });
+        let looking = poll::run(Arc::clone(context), partitions.clone(), options.poll_interval);
+        let balance = options.balance.clone();
         let folding = Folding { context: Arc::clone(context), options, partitions: partitions.clone() };
-        let worker = Worker::start(member, pool, Arc::new(folding), balance).await?;
-        let mut tasks = JoinSet::new();
-        tasks.spawn(poll);
-        Ok(Self { partitions, worker, poll: tasks, node: None })
+        let divided = Pool { name: "partition".into(), role: Role::NOTIFIER };
+        let worker = Worker::start(member, divided, Arc::new(folding), balance).await?;
+        let mut poll = JoinSet::new();
+        poll.spawn(looking);
+        Ok(Self { partitions, worker, poll, node: None })
     }
 
     /// Starts it as a node of its own.

@@ -5,7 +5,10 @@ use std::{path::Path, sync::Arc};
 use super::{
     RetryPolicy, Transaction, backend::Backend, embedded, retry::Tries, transaction_ids::TransactionIds,
 };
-use crate::{env::Env, error::Result};
+use crate::{
+    env::Env,
+    error::{Error, Result, StoreError},
+};
 
 /// A handle on a store. Clones are cheap and share it.
 ///
@@ -159,6 +162,27 @@ impl Database {
     /// By which runs know their own commits again.
     pub(super) fn ids(&self) -> &Arc<TransactionIds> {
         &self.ids
+    }
+
+    /// Reads with `body` in a transaction at `version`, again and again while it fails in a way that trying again can mend.
+    /// `None` if the store no longer keeps that version.
+    pub(crate) async fn read_at<T, F, R>(&self, version: u64, body: F) -> Result<Option<T>>
+    where
+        F: Fn(Transaction) -> R,
+        R: Future<Output = Result<T>>,
+    {
+        let policy = RetryPolicy::default();
+        let mut tries = Tries::begin(self, &policy);
+        loop {
+            let tx = tries.transaction();
+            tx.set_read_version(version);
+            match body(tx).await {
+                // Nothing is committed: a read that has failed would fail the commit, too.
+                Ok(value) => return Ok(Some(value)),
+                Err(Error::Store(error)) if error == StoreError::TRANSACTION_TOO_OLD => return Ok(None),
+                Err(error) => tries.recover(error).await?,
+            }
+        }
     }
 
     /// Where this handle takes time and randomness from.

@@ -8,12 +8,12 @@ use notibus::{
     Sequence,
     store::{
         Database, Isolation, KeyRange, RangeRead,
-        testing::{CommitFault, Faults, Gate},
+        testing::{CommitFault, Faults, Gate, Operation},
     },
 };
 
 use crate::{
-    common::{db, eager, record, row, row_with, rows, unpolled, within},
+    common::{db, eager, record, row, row_with, rows, unpolled, until, within},
     fixture::{self, PARTITIONS},
     load::Observer,
 };
@@ -167,7 +167,8 @@ pub(crate) async fn notifiers_share_the_partitions() {
     }
 }
 
-/// A notifier that is held up in its commit while another takes its partitions cannot commit any more.
+/// A node that is held up in all its commits is taken for dead. What it has under way cannot be committed any more, and
+/// then it takes part anew.
 pub(crate) async fn a_zombie_is_fenced_off() {
     let prefix = fixture::prefix("zombie");
     let store_a = fixture::open(fixture::shared()).await;
@@ -175,27 +176,39 @@ pub(crate) async fn a_zombie_is_fenced_off() {
     let bus_a = fixture::bus(&faults.database(), &prefix).await;
     let a = bus_a.notifier(eager()).await.unwrap();
     let gate = Gate::default();
-    let mut hold = Some(CommitFault::Hold(gate.clone()));
+    let held = gate.clone();
+    // The tuple element of the family's number, after the prefix.
+    let nodes = [&prefix[..], b"\x15\x0a"].concat();
     faults.plan_commits(move |attempt| {
-        attempt.applies(notibus::store::AtomicOp::CompareAndClear).then(|| hold.take()).flatten()
+        let is_beat = attempt
+            .mutations()
+            .any(|mutation| matches!(mutation, Operation::Set { key, .. } if key.starts_with(&nodes)));
+        let is_fold = attempt.applies(notibus::store::AtomicOp::CompareAndClear);
+        (is_beat || is_fold).then(|| CommitFault::Hold(held.clone()))
     });
     let store_b = fixture::open(fixture::shared()).await;
     let bus_b = fixture::bus(&store_b, &prefix).await;
     record(&store_b, &bus_b, &db("a", 1), [1, 0, 0, 0]).await;
     within("A to fold", gate.reached()).await;
 
-    let _b = bus_b.notifier(eager()).await.unwrap();
+    let b = bus_b.notifier(eager()).await.unwrap();
     row_with(&bus_b, &db("a", 1), [1, 0, 0, 0]).await;
+    until("B has everything", async || b.partitions().len() == PARTITIONS as usize).await;
+    assert_eq!((bus_a.stats().folds, bus_b.stats().folded.lanes()), (0, [1, 0, 0, 0]));
+    faults.heal();
     gate.open();
     for n in 1..=5 {
         record(&faults.database(), &bus_a, &db("a", 1), [0, 0, 1, 0]).await;
         row_with(&bus_b, &db("a", 1), [1, 0, n, 0]).await;
     }
-    assert_eq!(bus_a.stats().folds, 0);
+    until("A takes part anew", async || a.partitions().len() == b.partitions().len()).await;
     a.shutdown().await.unwrap();
     record(&store_b, &bus_b, &db("a", 1), [0, 0, 1, 0]).await;
     row_with(&bus_b, &db("a", 1), [1, 0, 6, 0]).await;
-    assert_eq!(bus_b.stats().folded.lanes(), [1, 0, 6, 0]);
+    let mut folded = bus_a.stats().folded;
+    folded += bus_b.stats().folded;
+    assert_eq!(folded.lanes(), [1, 0, 6, 0]);
+    b.shutdown().await.unwrap();
 }
 
 /// Three clients that share nothing but the cluster: what one records another folds, woken by the doorbell, and a third

@@ -18,6 +18,8 @@ mod cluster;
 mod common;
 #[path = "../interleavings/execute.rs"]
 mod execute;
+#[path = "../sharding/scenario.rs"]
+mod scenario;
 #[path = "../interleavings/steps.rs"]
 mod steps;
 #[path = "../interleavings/trace.rs"]
@@ -32,6 +34,7 @@ mod load;
 mod opening;
 mod processes;
 mod servers;
+mod sharding;
 
 /// Makes one trial of each function.
 macro_rules! trials {
@@ -83,6 +86,12 @@ fn main() -> ExitCode {
             a_killed_notifier_loses_nothing
             a_process_exits_cleanly
             #[cfg(feature = "cli")] the_command_line_replays_on_a_cluster
+        }
+        sharding {
+            readers_see_every_change_once_and_in_order_through_any_reshard
+            a_parallel_job_ends_at_one_state
+            a_bus_moves_to_a_cluster_and_away
+            the_janitor_drops_what_is_old
         }
         servers {
             a_killed_server_loses_nothing

@@ -11,7 +11,7 @@ use std::{
 
 use notibus::{
     Bus, BusOptions, Change, Changes, ChangesOptions, Db, DbInstance, DocId, DocSummary, Feed, Revision,
-    SchemeId, Sequence, ShardEvent, ShardId, StoreError,
+    SchemeId, Sequence, ShardEvent, ShardId, ShardReader, StoreError,
     store::{
         AtomicOp, Database, Isolation, Transaction,
         testing::{CommitFault, Faults},
@@ -188,7 +188,7 @@ async fn read_shards(feed: Feed<Change>, stopped: watch::Receiver<bool>, mut ran
                     assert_eq!(reader.try_next().await.unwrap(), None, "nothing comes after the end");
                 }
             }
-            if readers.iter().all(|reader| reader.is_ended()) {
+            if readers.iter().all(ShardReader::is_ended) {
                 break successor;
             }
             if is_idle && is_last {

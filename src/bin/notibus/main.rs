@@ -2,9 +2,11 @@
 
 mod groups;
 mod nodes;
+mod relocate;
 mod replay;
 mod store;
 mod tail;
+mod topology;
 
 use std::process::ExitCode;
 
@@ -25,12 +27,19 @@ struct Cli {
 enum Command {
     /// Look at groups of durable consumers, and manage them.
     Groups(groups::Args),
+    /// Write a bus to a file, to be imported into another store. Nothing may write to it any more.
+    Export(relocate::Args),
+    /// Bring the bus of a file into a store. Positions of readers stay valid.
+    Import(relocate::Args),
     /// Print the nodes of a bus, and which of them live.
     Nodes(nodes::Args),
     /// Replay a history of database events through the whole bus, and check the outcome.
     Replay(replay::Args),
     /// Print the rows of a feed, a JSON object a line.
     Tail(tail::Args),
+    /// Show or change over which shards a feed is spread.
+    #[command(subcommand)]
+    Topology(topology::Command),
 }
 
 /// Why a command failed, and with which exit code.
@@ -49,8 +58,12 @@ impl From<notibus::Error> for Failure {
             Error::Invalid { .. }
             | Error::Open { .. }
             | Error::ConfigMismatch { .. }
-            | Error::Corrupt { .. }
-            | Error::NoGroup { .. } => Self::BadInput(error.to_string()),
+            | Error::UnknownScheme { .. }
+            | Error::NoFeed { .. }
+            | Error::NoShard { .. }
+            | Error::NoGroup { .. }
+            | Error::Expired { .. }
+            | Error::Corrupt { .. } => Self::BadInput(error.to_string()),
             error => Self::Failed(error.to_string()),
         }
     }
@@ -81,9 +94,12 @@ fn main() -> ExitCode {
     let outcome = runtime.block_on(async {
         match cli.command {
             Command::Groups(args) => groups::run(args).await,
+            Command::Export(args) => relocate::export(args).await,
+            Command::Import(args) => relocate::import(args).await,
             Command::Nodes(args) => nodes::run(args).await,
             Command::Replay(args) => replay::run(args).await,
             Command::Tail(args) => tail::run(args).await,
+            Command::Topology(command) => topology::run(command).await,
         }
     });
     drop(runtime);

@@ -97,12 +97,13 @@ impl Seen<'_> {
         };
         let roles: Vec<_> = roles.iter().map(notibus::Role::as_str).collect();
         let roles = if roles.is_empty() { "no role".to_owned() } else { roles.join(", ") };
-        let leases: String = leases.iter().map(|(pool, count)| format!("; {pool} leases: {count}")).collect();
+        let held: Vec<_> = leases.iter().map(|(pool, count)| format!("; {pool} leases: {count}")).collect();
+        let held = held.concat();
         let joined = UNIX_EPOCH.checked_add(Duration::from_millis(*started_ms)).map_or_else(
             || "?".to_owned(),
             |time: SystemTime| humantime::format_rfc3339_seconds(time).to_string(),
         );
-        format!("{id}  {life}; {roles}{leases}; joined {joined}")
+        format!("{id}  {life}; {roles}{held}; joined {joined}")
     }
 }
 

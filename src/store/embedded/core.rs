@@ -293,8 +293,9 @@ impl Core {
 
     /// Makes the group readable, fires and arms watches, and forgets what is too old to matter.
     pub fn publish(&mut self, staged: Staged, now: Duration) -> Vec<Outcome> {
+        let is_commit = staged.is_commit();
         self.root = staged.root;
-        if staged.is_commit() {
+        if is_commit {
             self.version = staged.version;
             if !self.watches.is_empty() {
                 for (key, _) in &staged.written.undo {

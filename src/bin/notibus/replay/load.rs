@@ -13,7 +13,10 @@ use notibus::{
     Error, EventKind, Producer, StoreError,
     store::{Database, Isolation, KeyRange},
 };
-use tokio::{sync::Notify, task::JoinSet};
+use tokio::{
+    sync::{Notify, watch},
+    task::JoinSet,
+};
 
 use super::{
     Rate,
@@ -85,6 +88,8 @@ struct Inner {
     rate: Rate,
     /// The next transaction to be taken.
     next: AtomicUsize,
+    /// How many events were recorded.
+    recorded: watch::Sender<u64>,
     /// By name.
     turns: Vec<Turn>,
     /// Attempts that failed by a conflict.
@@ -111,10 +116,16 @@ impl Load {
             latencies,
             rate,
             next: AtomicUsize::new(0),
+            recorded: watch::Sender::new(0),
             turns,
             conflicts: AtomicU64::new(0),
             prefix,
         }))
+    }
+
+    /// How many events were recorded, as the load goes on.
+    pub fn recorded(&self) -> watch::Receiver<u64> {
+        self.0.recorded.subscribe()
     }
 
     /// Records everything with so many writers, then removes the documents that it wrote.
@@ -156,7 +167,9 @@ impl Inner {
             for &(name, _) in &transaction.turns {
                 self.turns[name].pass();
             }
-            progress.inc(transaction.events.len() as u64);
+            let events = transaction.events.len() as u64;
+            self.recorded.send_modify(|recorded| *recorded += events);
+            progress.inc(events);
         }
     }
 

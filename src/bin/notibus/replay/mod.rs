@@ -6,6 +6,7 @@ mod history;
 mod load;
 mod observer;
 mod report;
+mod reshard;
 
 use std::{io::IsTerminal, path::PathBuf, sync::Arc, time::Duration};
 
@@ -21,6 +22,7 @@ use self::{
     load::Load,
     observer::{Latencies, Observer},
     report::{Dump, Outcome, Report},
+    reshard::Resharder,
 };
 use crate::{Failure, store::Store};
 
@@ -57,6 +59,10 @@ pub struct Args {
     /// Events to record per second, or "max".
     #[arg(long, default_value = "max", value_parser = parse_rate)]
     rate: Rate,
+    /// Reshard the feed each time that so many more events were recorded: to twice as many shards (64 at most, and to half as
+    /// many from there on), and back.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    reshard_every: Option<u64>,
     /// Print one JSON object on standard output, and nothing else there.
     #[arg(long)]
     json: bool,
@@ -169,8 +175,8 @@ pub async fn run(args: Args) -> Result<(), Failure> {
     let history = Arc::new(History::read(&args.file, &Env::system())?);
     let dump = args.dump_feed.as_deref().map(Dump::create).transpose()?;
     let db = args.store.open().await?;
+    end_earlier(&args, &db, &history).await?;
     let (bus, producer, notifiers) = open(&args, &db).await?;
-    end_earlier(&db, &bus, &producer, &history).await?;
     let before = bus.stats();
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await?;
     let latencies = Arc::new(Latencies::new(&history));
@@ -178,8 +184,19 @@ pub async fn run(args: Args) -> Result<(), Failure> {
 
     let progress = progress(&args, history.events.len() as u64);
     let load = Load::new(db.clone(), producer, Arc::clone(&history), Arc::clone(&latencies), args.rate);
+    let mut resharder = match args.reshard_every {
+        Some(every) => {
+            let events = history.events.len() as u64;
+            Some(Resharder::start(bus.feed(), every, events, load.recorded()).await?)
+        }
+        None => None,
+    };
     let loaded = load.run(args.writers, &progress).await?;
     progress.finish_and_clear();
+    let reshards = match &mut resharder {
+        Some(resharder) => resharder.finish().await?,
+        None => 0,
+    };
 
     let folded = || -> Counters {
         let lanes = bus.stats().folded.lanes();
@@ -195,6 +212,9 @@ pub async fn run(args: Args) -> Result<(), Failure> {
     for observer in observers.all() {
         differences.extend(observer.missing(&feed));
     }
+    if let Some(resharder) = &resharder {
+        differences.extend(resharder.check(reshards).await?);
+    }
     let report = Report::new(&Outcome {
         history: &history,
         loaded: &loaded,
@@ -202,6 +222,7 @@ pub async fn run(args: Args) -> Result<(), Failure> {
         observers: &observers,
         latencies: &latencies,
         folded: folded(),
+        reshards,
         before,
         after: bus.stats(),
     });
@@ -217,15 +238,12 @@ pub async fn run(args: Args) -> Result<(), Failure> {
 }
 
 /// Ends what an earlier run has left: what waits is folded, and databases of this history that still live are deleted, as
-/// a layer would before it creates them anew.
-async fn end_earlier(
-    db: &Database,
-    bus: &Bus,
-    producer: &Producer,
-    history: &History,
-) -> Result<(), Failure> {
-    drain(bus).await?;
-    let earlier = FinalFeed::read(bus, history).await?;
+/// a layer would before it creates them anew. It does so on a bus of its own: a fold is counted only after others can see
+/// that it was committed, so its last ones would be taken for folds of the replay.
+async fn end_earlier(args: &Args, db: &Database, history: &History) -> Result<(), Failure> {
+    let (bus, producer, notifiers) = open(args, db).await?;
+    drain(&bus).await?;
+    let earlier = FinalFeed::read(&bus, history).await?;
     let lives: Vec<_> = earlier.of_history.iter().filter(|row| !row.is_deleted()).collect();
     for rows in lives.chunks(1_000) {
         db.run(async |tx| {
@@ -236,7 +254,11 @@ async fn end_earlier(
         })
         .await?;
     }
-    drain(bus).await
+    drain(&bus).await?;
+    for notifier in notifiers {
+        notifier.shutdown().await?;
+    }
+    Ok(())
 }
 
 /// Waits until nothing waits to be folded.

@@ -27,6 +27,8 @@ pub struct Outcome<'a> {
     pub latencies: &'a Latencies,
     /// The events that were folded.
     pub folded: Counters,
+    /// How often the feed was resharded.
+    pub reshards: u64,
     /// The counts of the bus before.
     pub before: StatsSnapshot,
     /// The counts of the bus afterwards.
@@ -46,6 +48,8 @@ pub struct Report {
     notifications: u64,
     /// The feed afterwards.
     feed: Rows,
+    /// How often it was resharded meanwhile.
+    reshards: u64,
     /// Deliveries by subscriber.
     delivered: Delivered,
     /// Attempts of the producers' transactions that failed by a conflict.
@@ -94,7 +98,8 @@ struct Latency {
 impl Report {
     /// The summary of `outcome`.
     pub fn new(outcome: &Outcome<'_>) -> Self {
-        let Outcome { history, loaded, feed, observers, latencies, folded, before, after } = outcome;
+        let Outcome { history, loaded, feed, observers, latencies, folded, reshards, before, after } =
+            outcome;
         let last = observers.all().iter().filter_map(|observer| observer.last()).max();
         let seconds = last.map_or(Duration::ZERO, |last| last.duration_since(loaded.started)).as_secs_f64();
         #[expect(clippy::cast_precision_loss, reason = "a history has far fewer than 2^53 events")]
@@ -106,6 +111,7 @@ impl Report {
             folded: *folded,
             notifications: after.notifications - before.notifications,
             feed: Rows { live: feed.rows.len() - tombstones, tombstones },
+            reshards: *reshards,
             delivered: Delivered {
                 indexer: observers.indexer.deliveries(),
                 replicator: observers.replicator.deliveries(),
@@ -144,10 +150,17 @@ impl Report {
         };
         let Delivered { indexer, replicator, db_updates } = self.delivered;
         let Latency { p50, p99, max } = self.latency_us;
+        let reshards = match self.reshards {
+            0 => String::new(),
+            some => format!(", {some} reshards"),
+        };
         [
             format!("recorded   {} in {} transactions", kinds(&self.recorded), self.transactions),
             format!("folded     {} into {} notifications", kinds(&self.folded), self.notifications),
-            format!("feed       {} live databases, {} tombstones", self.feed.live, self.feed.tombstones),
+            format!(
+                "feed       {} live databases, {} tombstones{reshards}",
+                self.feed.live, self.feed.tombstones
+            ),
             format!(
                 "delivered  {indexer} to indexer, {replicator} to replicator, {db_updates} to db_updates"
             ),

@@ -1,0 +1,107 @@
+//! `--reshard-every`: reshards the feed while a history is replayed into it, and checks that its topology tells so.
+
+use notibus::{NotificationFeed, TopologyEntry};
+use tokio::{sync::watch, task::JoinSet};
+
+use crate::Failure;
+
+/// The most shards that the feed is brought to.
+const SHARDS_MAX: usize = 64;
+
+/// Reshards the feed each time that so many more events were recorded, in a task of its own.
+pub struct Resharder {
+    /// The feed.
+    feed: NotificationFeed,
+    /// The entry that was open when the replay began.
+    began: TopologyEntry,
+    /// How many reshards there will be.
+    planned: u64,
+    /// The one task, which ends with its owner.
+    task: JoinSet<notibus::Result<u64>>,
+}
+
+impl Resharder {
+    /// Reshards `feed` each time that `every` more events of `events` were recorded; `recorded` says how many were.
+    pub async fn start(
+        feed: NotificationFeed,
+        every: u64,
+        events: u64,
+        recorded: watch::Receiver<u64>,
+    ) -> Result<Self, Failure> {
+        let began = current(&feed).await?;
+        let planned = events / every;
+        let mut task = JoinSet::new();
+        task.spawn(reshard(feed.clone(), began.shards.len(), every, planned, recorded));
+        Ok(Self { feed, began, planned, task })
+    }
+
+    /// Waits until all reshards are done, once everything was recorded. Returns how many there were.
+    pub async fn finish(&mut self) -> Result<u64, Failure> {
+        match self.task.join_next().await {
+            Some(Ok(done)) => Ok(done?),
+            Some(Err(error)) => Err(Failure::Failed(format!("the resharding task has panicked: {error}"))),
+            None => Ok(0),
+        }
+    }
+
+    /// What is wrong with the topology after `done` reshards; empty if nothing is.
+    pub async fn check(&self, done: u64) -> Result<Vec<String>, Failure> {
+        let mut differences = Vec::new();
+        if done != self.planned {
+            differences.push(format!("{done} reshards were done, not {}", self.planned));
+        }
+        let topology = self.feed.topology().await?;
+        let added = topology.iter().filter(|entry| entry.first > self.began.first).count() as u64;
+        if added != done {
+            differences.push(format!("{done} reshards have added {added} entries to the topology"));
+        }
+        let open: Vec<_> = topology.iter().filter(|entry| !entry.is_closed).collect();
+        let should =
+            if done.is_multiple_of(2) { self.began.shards.len() } else { other(self.began.shards.len()) };
+        if open.len() != 1 || open[0].shards.len() != should {
+            differences.push(format!("the feed should have {should} shards, and one open entry: {open:?}"));
+        }
+        Ok(differences)
+    }
+}
+
+/// The entry of `feed` that is written to.
+async fn current(feed: &NotificationFeed) -> Result<TopologyEntry, Failure> {
+    let last = feed.topology().await?.pop();
+    last.ok_or_else(|| Failure::Failed("the feed has no topology".to_owned()))
+}
+
+/// To how many shards a feed of `shards` is brought, and back: the double, or the half where that would be too many.
+fn other(shards: usize) -> usize {
+    if shards < SHARDS_MAX { (2 * shards).min(SHARDS_MAX) } else { shards / 2 }
+}
+
+/// Reshards `feed` so many times, from `shards` to the other count and back.
+async fn reshard(
+    feed: NotificationFeed,
+    shards: usize,
+    every: u64,
+    planned: u64,
+    mut recorded: watch::Receiver<u64>,
+) -> notibus::Result<u64> {
+    let counts =
+        [other(shards), shards].map(|count| u32::try_from(count).expect("a feed has at most 10,000"));
+    for (done, &count) in (0..planned).zip(counts.iter().cycle()) {
+        if recorded.wait_for(|&recorded| recorded >= (done + 1) * every).await.is_err() {
+            // The writers have given up.
+            return Ok(done);
+        }
+        feed.reshard(count, None).await?;
+    }
+    Ok(planned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shards_go_up_and_back() {
+        assert_eq!([1, 4, 40, 64, 100].map(other), [2, 8, 64, 32, 50]);
+    }
+}

@@ -1,0 +1,284 @@
+//! Parallel jobs: all tasks end at one state of the feed, whatever happens meanwhile, or the job has done nothing that counts.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod common;
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use common::{db, wide_bus};
+use notibus::{
+    Batch, Change, Changes, ChangesOptions, Db, DocId, DocSummary, Error, ParallelJob, ParallelJobOptions,
+    Revision, Sequence,
+    store::{AtomicOp, Database, Isolation, Transaction},
+};
+
+/// A layer with one database of documents.
+#[derive(Clone)]
+struct Layer {
+    store: Database,
+    changes: Changes,
+    db: Db,
+}
+
+/// Where the layer keeps the last edit of the document `id`, and how often it was edited.
+fn key(id: &str) -> Vec<u8> {
+    format!("doc/{id}").into_bytes()
+}
+
+/// The number of edits in the layer's row of a document.
+fn edits(stored: &[u8]) -> u64 {
+    u64::from_be_bytes(stored[13..].try_into().unwrap())
+}
+
+impl Layer {
+    async fn new(store: &Database, shards: u32) -> Self {
+        let changes = wide_bus(store).await.changes();
+        let layer = Self { store: store.clone(), changes, db: db("docs", 1) };
+        let options = ChangesOptions { shards, ..ChangesOptions::default() };
+        store.run(async |tx| layer.changes.create(&tx, &layer.db, &options).await).await.unwrap();
+        layer
+    }
+
+    async fn edit(&self, id: &str) {
+        let edit = async |tx: Transaction| {
+            let stored = tx.get(&key(id), Isolation::Serializable).await?;
+            let previous = stored.as_ref().map(|stored| Sequence::from_bytes(&stored[..13])).transpose()?;
+            let position = stored.as_ref().map_or(0, |stored| edits(stored)) + 1;
+            let revision = Revision { position, hash: [0; 16] };
+            let doc = DocSummary { id: DocId::new(id)?, revision, branches: 1, is_deleted: false };
+            let edited = self.changes.writer(&tx, &self.db).await?.record(&doc, previous)?;
+            let value = edited.operand(&[], &position.to_be_bytes());
+            tx.atomic(AtomicOp::SetVersionstampedValue, &key(id), &value);
+            Ok(())
+        };
+        self.store.run_once(edit).await.unwrap();
+    }
+
+    async fn fill(&self, docs: u32) {
+        for n in 0..docs {
+            self.edit(&format!("doc{n}")).await;
+        }
+    }
+
+    fn job(&self, since: Sequence) -> ParallelJob<Change> {
+        let options = ParallelJobOptions { batch_rows_max: 7, ..ParallelJobOptions::default() };
+        ParallelJob::new(self.changes.feed(&self.db), since).with_options(options)
+    }
+
+    /// How often each document was edited up to and including `to`, as the feed tells.
+    async fn state_at(&self, to: Sequence) -> BTreeMap<String, u64> {
+        let page = self.changes.feed(&self.db).page(Sequence::ZERO, 10_000).await.unwrap();
+        let rows = page.rows.iter().filter(|row| row.sequence <= to);
+        rows.map(|row| (row.doc.id.to_string(), row.doc.revision.position)).collect()
+    }
+}
+
+/// An index: the newest revision of each document that was seen. Older ones after newer ones fail the test.
+#[derive(Clone, Default)]
+struct Index(Arc<Mutex<BTreeMap<String, u64>>>);
+
+impl Index {
+    fn put(&self, batch: &Batch<Change>) {
+        let mut index = self.0.lock().unwrap();
+        for row in &batch.rows {
+            let before = index.insert(row.doc.id.to_string(), row.doc.revision.position);
+            assert!(before <= Some(row.doc.revision.position), "{} went back", row.doc.id);
+        }
+    }
+
+    fn get(&self) -> BTreeMap<String, u64> {
+        self.0.lock().unwrap().clone()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_index_is_built_and_goes_on_from_where_it_was() {
+    let layer = Layer::new(&Database::memory(), 4).await;
+    layer.fill(50).await;
+    let index = Index::default();
+    let put = |index: &Index| {
+        let index = index.clone();
+        move |batch: Batch<Change>| {
+            index.put(&batch);
+            async { Ok(()) }
+        }
+    };
+    let first = layer.job(Sequence::ZERO).run(put(&index)).await.unwrap();
+    assert_eq!(index.get(), layer.state_at(first).await);
+    assert_eq!(index.get().len(), 50);
+    layer.edit("doc3").await;
+    layer.edit("new").await;
+    let news = Index::default();
+    let second = layer.job(first).run(put(&news)).await.unwrap();
+    assert_eq!(news.get(), BTreeMap::from([("doc3".to_owned(), 2), ("new".to_owned(), 1)]));
+    assert!(second > first);
+    let nothing = Index::default();
+    layer.job(second).run(put(&nothing)).await.unwrap();
+    assert!(nothing.get().is_empty());
+}
+
+/// While the tasks work, writers write and the feed is resharded; the tasks are so slow that their snapshots die. What they
+/// have indexed in the end is the state of one snapshot.
+#[tokio::test(start_paused = true)]
+async fn all_tasks_end_at_one_state_while_everything_goes_on() {
+    for seed in 0..30 {
+        println!("seed {seed}");
+        let mut random = fastrand::Rng::with_seed(seed);
+        let layer = Layer::new(&Database::memory(), random.u32(1..6)).await;
+        layer.fill(120).await;
+        let done = Arc::new(AtomicBool::new(false));
+        let load = {
+            let (layer, done, mut random) = (layer.clone(), Arc::clone(&done), random.fork());
+            tokio::spawn(async move {
+                while !done.load(Ordering::Relaxed) {
+                    layer.edit(&format!("doc{}", random.u32(..200))).await;
+                    if random.u8(..20) == 0 {
+                        layer.changes.feed(&layer.db).reshard(random.u32(1..6), None).await.unwrap();
+                    }
+                    tokio::time::sleep(Duration::from_millis(random.u64(50..600))).await;
+                }
+            })
+        };
+        let index = Index::default();
+        let work = {
+            let (index, random) = (index.clone(), Mutex::new(random.fork()));
+            move |batch: Batch<Change>| {
+                // Up to 3 s for a batch: a shard of many batches takes longer than a snapshot lives.
+                let pause = Duration::from_millis(random.lock().unwrap().u64(..3_000));
+                let index = index.clone();
+                async move {
+                    tokio::time::sleep(pause).await;
+                    index.put(&batch);
+                    Ok(())
+                }
+            }
+        };
+        let to = layer.job(Sequence::ZERO).run(work).await.unwrap();
+        let (seen, now) = (index.get(), layer.state_at(to).await);
+        // Documents that were edited since have left the state, in which they had a row; all others are as they were then.
+        for (id, position) in &now {
+            assert_eq!(seen.get(id), Some(position), "{id}");
+        }
+        let rest = layer.changes.feed(&layer.db).page(to, 10_000).await.unwrap();
+        for id in seen.keys().filter(|id| !now.contains_key(*id)) {
+            assert!(
+                rest.rows.iter().any(|row| row.doc.id.as_str() == id.as_str()),
+                "{id} was not there at {to}"
+            );
+        }
+        done.store(true, Ordering::Relaxed);
+        load.await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_batch_that_fails_is_worked_on_again() {
+    let layer = Layer::new(&Database::memory(), 3).await;
+    layer.fill(30).await;
+    let (index, failures) = (Index::default(), Arc::new(AtomicUsize::new(0)));
+    let work = {
+        let (index, failures) = (index.clone(), Arc::clone(&failures));
+        move |batch: Batch<Change>| {
+            let fails = batch.attempt < 3;
+            failures.fetch_add(usize::from(fails), Ordering::Relaxed);
+            if !fails {
+                index.put(&batch);
+            }
+            async move { if fails { Err("not yet".into()) } else { Ok(()) } }
+        }
+    };
+    let to = layer.job(Sequence::ZERO).run(work).await.unwrap();
+    assert_eq!(index.get(), layer.state_at(to).await);
+    assert!(failures.load(Ordering::Relaxed) >= 6);
+}
+
+/// Counts how many are under way.
+struct UnderWay(Arc<AtomicUsize>);
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_task_that_fails_for_good_fails_the_job_and_stops_the_others() {
+    let layer = Layer::new(&Database::memory(), 8).await;
+    layer.fill(100).await;
+    let under_way = Arc::new(AtomicUsize::new(0));
+    let work = |fails: fn() -> notibus::TaskResult| {
+        let under_way = Arc::clone(&under_way);
+        move |batch: Batch<Change>| {
+            under_way.fetch_add(1, Ordering::SeqCst);
+            let guard = UnderWay(Arc::clone(&under_way));
+            let is_bad = batch.rows.iter().any(|row| row.doc.id.as_str() == "doc50");
+            async move {
+                let _guard = guard;
+                if is_bad {
+                    return fails();
+                }
+                // Longer than anything else takes.
+                tokio::time::sleep(Duration::from_hours(1)).await;
+                Ok(())
+            }
+        }
+    };
+    let failed = layer.job(Sequence::ZERO).run(work(|| Err("it is bad".into()))).await.unwrap_err();
+    assert!(matches!(failed, Error::Task { shard: Some(_), attempts: 5, .. }), "{failed}");
+    assert!(failed.to_string().contains("it is bad") && std::error::Error::source(&failed).is_some());
+    let panicked = layer.job(Sequence::ZERO).run(work(|| panic!("it is very bad"))).await.unwrap_err();
+    assert!(matches!(panicked, Error::Task { shard: None, .. }), "{panicked}");
+    tokio::task::yield_now().await;
+    assert_eq!(under_way.load(Ordering::SeqCst), 0, "no task is left");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_snapshot_of_a_batch_shows_the_store_as_it_was_with_the_rows() {
+    let layer = Layer::new(&Database::memory(), 2).await;
+    layer.fill(40).await;
+    let (other, disturbed) = (layer.clone(), Arc::new(AtomicBool::new(false)));
+    let work = move |batch: Batch<Change>| {
+        let (other, disturbed) = (other.clone(), Arc::clone(&disturbed));
+        async move {
+            if !disturbed.swap(true, Ordering::SeqCst) {
+                for row in &batch.rows {
+                    other.edit(row.doc.id.as_str()).await;
+                }
+            }
+            for row in &batch.rows {
+                let stored = batch.snapshot.get(&key(row.doc.id.as_str()), Isolation::Snapshot).await?;
+                assert_eq!(edits(&stored.unwrap()), row.doc.revision.position);
+            }
+            Ok(())
+        }
+    };
+    layer.job(Sequence::ZERO).run(work).await.unwrap();
+}
+
+#[tokio::test]
+async fn bad_input_is_a_typed_error() {
+    let layer = Layer::new(&Database::memory(), 2).await;
+    layer.fill(3).await;
+    let job = |options| ParallelJob::new(layer.changes.feed(&layer.db), Sequence::ZERO).with_options(options);
+    let default = ParallelJobOptions::default;
+    for bad in [
+        ParallelJobOptions { tasks_max: 0, ..default() },
+        ParallelJobOptions { attempts_max: 0, ..default() },
+        ParallelJobOptions { batch_rows_max: 0, ..default() },
+        ParallelJobOptions { batch_rows_max: 10_001, ..default() },
+    ] {
+        assert!(matches!(job(bad).run(|_| async { Ok(()) }).await, Err(Error::Invalid { .. })));
+    }
+    let ahead = ParallelJob::new(layer.changes.feed(&layer.db), Sequence::MAX);
+    let refused = ahead.run(|_| async { Ok(()) }).await;
+    assert!(matches!(refused, Err(Error::Invalid { what: "sequence", .. })));
+    let none = ParallelJob::new(layer.changes.feed(&db("other", 9)), Sequence::ZERO);
+    assert!(matches!(none.run(|_| async { Ok(()) }).await, Err(Error::NoFeed { .. })));
+}
