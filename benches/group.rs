@@ -90,10 +90,10 @@ async fn idle(shards: u32, groups: usize) {
     }
     // Until the positions of before are put down.
     tokio::time::sleep(Duration::from_mins(2)).await;
-    let (before, minutes) = (faults.counts(), 30);
-    tokio::time::sleep(Duration::from_mins(minutes)).await;
-    let (after, seconds) = (faults.counts(), (minutes * 60) as f64);
-    let rate = |after: u64, before: u64| (after - before) as f64 / seconds;
+    let (before, minutes) = (faults.counts(), 30_u32);
+    tokio::time::sleep(Duration::from_mins(minutes.into())).await;
+    let (after, seconds) = (faults.counts(), f64::from(minutes * 60));
+    let rate = |after: u64, before: u64| f64::from((after - before) as u32) / seconds;
     println!(
         "idle, {shards} shards, {groups} groups: per second {:.2} transactions, of which {:.2} write, and {:.2} reads",
         rate(after.commits, before.commits),

@@ -21,6 +21,8 @@ const COUNT: &[u8] = b"databases created";
 struct Counter {
     /// The store of the count, which is that of the bus.
     store: Database,
+    /// How long it takes over a batch.
+    pause: Duration,
 }
 
 impl Observer<Notification> for Counter {
@@ -29,6 +31,7 @@ impl Observer<Notification> for Counter {
     }
 
     async fn batch(&mut self, batch: GroupBatch<Notification>) -> ObserverResult {
+        tokio::time::sleep(self.pause).await;
         self.store
             .run(async |tx| {
                 // An earlier attempt was committed, although its result was unknown, or its process has died since.
@@ -65,7 +68,11 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let producer = bus.producer();
     for n in 0..100 {
         let db = Db::new(format!("db{n}").parse()?, DbInstance::random(store.env()));
-        store.run(async |tx| Ok(producer.created(&tx, &db))).await?;
+        let create = async |tx| {
+            producer.created(&tx, &db);
+            Ok(())
+        };
+        store.run(create).await?;
     }
 
     // A consumer on a bad network: some commits happen without its knowing, and then it dies.
@@ -73,7 +80,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let unknown = StoreError::COMMIT_UNKNOWN_RESULT;
     faults.script_commits([CommitFault::After(unknown.clone()), CommitFault::Before(unknown)]);
     let shaky = faults.database();
-    let observe = move |_shard| Counter { store: shaky.clone() };
+    let observe = move |_shard| Counter { store: shaky.clone(), pause: Duration::from_millis(20) };
     let first = bus.consumer(&group, observe, ConsumerOptions { rows_max: 7, ..Default::default() }).await?;
     while count(&store).await? == 0 {
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -85,7 +92,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (heartbeat, expiry) = (Duration::from_millis(100), Duration::from_millis(300));
     let node = bus.node(NodeOptions { heartbeat, expiry, ..NodeOptions::default() }).await?;
     let counts = store.clone();
-    let observe = move |_shard| Counter { store: counts.clone() };
+    let observe = move |_shard| Counter { store: counts.clone(), pause: Duration::ZERO };
     let second = node.consumer(&group, observe, ConsumerOptions::default()).await?;
     while group.lag().await?.iter().any(|shard| shard.rows > 0) || !bus.is_drained().await? {
         tokio::time::sleep(Duration::from_millis(10)).await;

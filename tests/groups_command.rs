@@ -63,7 +63,11 @@ async fn fill(folder: &Path) {
     let producer = bus.producer();
     for (n, name) in ["a", "b", "bad"].into_iter().enumerate() {
         let db = Db::new(name.parse().unwrap(), DbInstance([n as u8; 16]));
-        store.run(async |tx| Ok(producer.created(&tx, &db))).await.unwrap();
+        let create = async |tx| {
+            producer.created(&tx, &db);
+            Ok(())
+        };
+        store.run(create).await.unwrap();
     }
     let mut options = ConsumerOptions { failure: FailurePolicy::DeadLetter, ..ConsumerOptions::default() };
     options.retry.attempts_max = Some(1);

@@ -70,7 +70,7 @@ impl<R> Group<R> {
     /// As [`Group::create`]; [`Error::GroupInUse`] if it is refused; [`Error::NoGroup`]. Nothing is changed then.
     pub async fn reset(&self, to: GroupStart, force: bool) -> Result<()> {
         let dead = self.without_members(force).await?;
-        let (dead, token) = (&dead, draw(self.context.env()));
+        let (dead, token) = (dead.as_ref(), draw(self.context.env()));
         let reset = async |tx: Transaction| {
             let row = self.row(&tx).await?.ok_or_else(|| self.missing())?;
             if row.token == token {
@@ -91,7 +91,7 @@ impl<R> Group<R> {
     pub async fn delete(&self, force: bool) -> Result<()> {
         let dead = self.without_members(force).await?;
         // After an unknown result it may be gone because of this.
-        let (dead, was_there) = (&dead, &AtomicBool::new(false));
+        let (dead, was_there) = (dead.as_ref(), &AtomicBool::new(false));
         let delete = async |tx: Transaction| {
             if self.row(&tx).await?.is_none() {
                 return if was_there.load(Ordering::Relaxed) { Ok(()) } else { Err(self.missing()) };
@@ -194,7 +194,7 @@ impl<R> Group<R> {
 
     /// Fails if there are members other than `dead`, and makes `tx` fail if one of those beats before the commit. One that joins in
     /// between finds the group as it is then.
-    async fn check_members(&self, tx: &Transaction, dead: &Option<Beats>) -> Result<()> {
+    async fn check_members(&self, tx: &Transaction, dead: Option<&Beats>) -> Result<()> {
         let Some(dead) = dead else { return Ok(()) };
         let members = self.members(tx, Isolation::Snapshot).await?;
         // Those that are dead do not beat; others may, and must not make this fail.

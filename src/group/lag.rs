@@ -10,7 +10,7 @@ use crate::{
     encoding::Sequence,
     error::Result,
     feed::{FeedRow, SHARDS_READ_AT_ONCE},
-    keys::{LeaseRow, NodeId, ShardId, checkpoint_position},
+    keys::{LeaseRow, NodeId, ShardId, TopologyRow, checkpoint_position},
     notification::Notification,
     store::{Database, Isolation, Transaction},
 };
@@ -85,7 +85,7 @@ impl<R> Group<R> {
         }
         let last = shards.last().map_or(ShardId(0), |(lag, _)| lag.shard);
         let topology = feed.topology(tx).await?;
-        let later = topology.entries().iter().flat_map(|entry| entry.shards()).filter(|shard| *shard > last);
+        let later = topology.entries().iter().flat_map(TopologyRow::shards).filter(|shard| *shard > last);
         shards.extend(later.map(|shard| (lag(shard, None), Sequence::ZERO)));
         Ok((feed.last_readable(tx).await?, shards))
     }

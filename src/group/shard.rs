@@ -76,7 +76,7 @@ enum End {
 }
 
 /// Rows that were read.
-struct Rows {
+struct Chunk {
     /// The rows.
     rows: Vec<StoredRow>,
     /// Everything up to here was read.
@@ -230,6 +230,8 @@ where
             self.flush().await?;
             return Ok(Some(End::Stopped));
         }
+        // A store in memory never makes it wait; others have to come to their turn all the same.
+        tokio::task::yield_now().await;
         self.told.mark_unchanged();
         let rows = self.rows().await?;
         if !rows.rows.is_empty() {
@@ -250,7 +252,7 @@ where
     }
 
     /// The rows after those that were read, as many as a batch can have. Fails if the lease is lost.
-    async fn rows(&self) -> Result<Rows> {
+    async fn rows(&self) -> Result<Chunk> {
         let options = &self.consuming.options;
         let Right { shard, lease, .. } = &*self.right;
         let after = self.read;
@@ -263,9 +265,9 @@ where
             match page {
                 // It is dropped only when it is empty, so it was worked through.
                 Err(Error::NoShard { is_trimmed: true, .. }) => {
-                    Ok(Rows { rows: Vec::new(), to: after, more: false, is_end: true })
+                    Ok(Chunk { rows: Vec::new(), to: after, more: false, is_end: true })
                 }
-                page => page.map(|read| Rows {
+                page => page.map(|read| Chunk {
                     rows: read.page.rows,
                     to: read.page.to,
                     more: read.page.more,
@@ -281,7 +283,7 @@ where
         });
         if let Some(last) = fits.filter(|last| last + 1 < read.rows.len()) {
             read.rows.truncate(last + 1);
-            read = Rows { to: read.rows[last].sequence, rows: read.rows, more: true, is_end: false };
+            read = Chunk { to: read.rows[last].sequence, rows: read.rows, more: true, is_end: false };
         }
         Ok(read)
     }

@@ -42,6 +42,7 @@ pub(super) fn start(context: &Arc<Context>) -> JoinSet<()> {
         current: None,
         heads: Arc::default(),
         documents: None,
+        is_behind: false,
         fired: None,
         arm: false,
     };
@@ -62,6 +63,8 @@ struct Watcher {
     heads: Arc<Heads>,
     /// Up to where the notifications were read for the consumers of documents; `None` while there are none.
     documents: Option<Sequence>,
+    /// Whether there may be notifications after that.
+    is_behind: bool,
     /// The watches that are set, if any.
     fired: Option<BoxFuture<'static, bool>>,
     /// Whether the next look sets watches.
@@ -84,7 +87,7 @@ impl Watcher {
         loop {
             self.appends.mark_unchanged();
             let looked = match self.look().await {
-                Ok(has_changed) => self.follow_documents(has_changed).await,
+                Ok(()) => self.follow_documents().await,
                 Err(error) => Err(error),
             };
             if let Err(error) = looked {
@@ -96,25 +99,26 @@ impl Watcher {
         }
     }
 
-    /// Reads the heads, and tells the consumers of notifications if they have changed. Returns whether they have.
-    async fn look(&mut self) -> Result<bool> {
+    /// Reads the heads, and tells the consumers of notifications if they have changed.
+    async fn look(&mut self) -> Result<()> {
         let (context, arm) = (&self.context, self.arm);
         let seen = context.db.run(async |tx| look_in(&tx, context, arm).await).await?;
         self.fired = seen.fired.or(self.fired.take());
         let is_same_entry = self.current.as_ref() == Some(&seen.current);
         if is_same_entry && *self.heads == seen.heads {
-            return Ok(false);
+            return Ok(());
         }
         self.current = Some(seen.current);
         self.heads = Arc::new(seen.heads);
         // After a reshard all consumers have to look: those of closed shards for their ends.
         let heads = is_same_entry.then(|| Arc::clone(&self.heads));
         context.arrivals.tell(&context.feed, heads);
-        Ok(true)
+        self.is_behind = true;
+        Ok(())
     }
 
     /// Tells the consumers of documents of the databases that have new notifications, if there are such consumers.
-    async fn follow_documents(&mut self, has_changed: bool) -> Result<()> {
+    async fn follow_documents(&mut self) -> Result<()> {
         let arrivals = &self.context.arrivals;
         if !arrivals.has_documents() {
             self.documents = None;
@@ -127,20 +131,19 @@ impl Watcher {
             arrivals.tell_all();
             return Ok(());
         };
-        let mut more = has_changed;
-        while more {
+        while self.is_behind {
             let page = match feed.page(after, PAGE_ROWS).await {
                 Err(Error::Expired { .. }) => {
                     self.documents = None;
-                    return Box::pin(self.follow_documents(true)).await;
+                    return Box::pin(self.follow_documents()).await;
                 }
                 page => page?,
             };
             for row in &page.rows {
                 arrivals.tell(&FeedId::documents(row.instance), None);
             }
-            (after, more) = (page.to, page.more);
-            self.documents = Some(after);
+            after = page.to;
+            (self.documents, self.is_behind) = (Some(after), page.more);
         }
         Ok(())
     }
@@ -205,9 +208,9 @@ async fn set_watches(
     current: &TopologyRow,
 ) -> Result<Option<BoxFuture<'static, bool>>> {
     let Context { keys, feed, .. } = context;
-    let mut watched: Vec<_> = current.shards().map(|shard| keys.head(feed, shard)).collect();
-    watched.push(keys.topology(feed, current.first));
-    let watches = match try_join_all(watched.iter().map(|key| tx.watch(key))).await {
+    let mut hints: Vec<_> = current.shards().map(|shard| keys.head(feed, shard)).collect();
+    hints.push(keys.topology(feed, current.first));
+    let watches = match try_join_all(hints.iter().map(|key| tx.watch(key))).await {
         Ok(watches) => watches,
         Err(error) if error.is_retryable() => return Err(error),
         Err(error) => {

@@ -170,6 +170,9 @@ impl GroupRow {
     }
 }
 
+/// Groups that were found, with their rows.
+pub(crate) type FoundGroups = Vec<(GroupId, GroupRow)>;
+
 impl Keys {
     /// The key of the row of `group`.
     pub fn group(&self, group: &GroupId) -> Vec<u8> {
@@ -208,7 +211,7 @@ impl Keys {
         mut read: RangeRead,
         page: &Page,
         last: &mut Option<FeedId>,
-    ) -> Result<(Vec<(GroupId, GroupRow)>, Option<RangeRead>)> {
+    ) -> Result<(FoundGroups, Option<RangeRead>)> {
         let mut groups = Vec::new();
         for row in &page.rows {
             if let Some(group) = self.group_row(row)? {

@@ -281,9 +281,9 @@ async fn a_group_follows_the_documents_of_a_database() {
     group.create(&GroupOptions::default()).await.unwrap();
     let node = world.bus.node(NodeOptions::default()).await.unwrap();
     let seen: Arc<std::sync::Mutex<Vec<String>>> = Arc::default();
-    let sees = Arc::clone(&seen);
+    let list = Arc::clone(&seen);
     let observe = move |batch: GroupBatch<Change>| {
-        sees.lock().unwrap().extend(batch.rows.iter().map(|row| row.doc.id.to_string()));
+        list.lock().unwrap().extend(batch.rows.iter().map(|row| row.doc.id.to_string()));
         std::future::ready(Ok(()))
     };
     let consumer = node.consumer(&group, move |_| observe.clone(), unpolled()).await.unwrap();
@@ -310,7 +310,11 @@ async fn a_group_follows_the_documents_of_a_database() {
     assert_eq!((status.instance, status.name.as_str()), (Some(docs.instance), "index"));
 
     // The database is deleted, and its groups with it.
-    world.store.run(async |tx| Ok(changes.remove(&tx, &docs))).await.unwrap();
+    let remove = async |tx| {
+        changes.remove(&tx, &docs);
+        Ok(())
+    };
+    world.store.run(remove).await.unwrap();
     assert!(world.bus.groups().await.unwrap().is_empty());
     assert!(matches!(group.lag().await, Err(Error::NoGroup { .. })));
     until("the consumer has nothing to do", async || consumer.shards().is_empty()).await;

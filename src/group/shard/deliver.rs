@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{End, Rows, Task};
+use super::{Chunk, End, Task};
 use crate::{
     encoding::Sequence,
     error::Result,
@@ -37,7 +37,7 @@ where
     pub(super) async fn deliver(
         &mut self,
         session: &mut Session<R, O>,
-        mut rows: Rows,
+        mut rows: Chunk,
     ) -> Result<Option<End>> {
         let first = rows.rows[0].sequence;
         let now = self.env().now();
@@ -92,7 +92,7 @@ where
     }
 
     /// Accounts for `rows` that were worked on, and puts down that they were if it is time.
-    async fn worked(&mut self, rows: &Rows) -> Result<()> {
+    async fn worked(&mut self, rows: &Chunk) -> Result<()> {
         let count = rows.rows.len() as u64;
         self.failing = None;
         self.rows_since += count;
@@ -117,7 +117,7 @@ where
     }
 
     /// Takes `rows` as worked on, or as given up.
-    fn settle(&mut self, rows: &Rows) {
+    fn settle(&mut self, rows: &Chunk) {
         (self.read, self.done) = (rows.to, rows.to);
         if let Some(last) = rows.rows.last() {
             self.last_row = last.sequence;
@@ -125,7 +125,7 @@ where
     }
 
     /// Decides what becomes of `rows`, which have failed.
-    async fn failed(&mut self, rows: &Rows, mut failing: Failing, failure: Failure) -> Result<Option<End>> {
+    async fn failed(&mut self, rows: &Chunk, mut failing: Failing, failure: Failure) -> Result<Option<End>> {
         let Failing { attempts, earlier, began, .. } = failing;
         let stats = &self.right.context.stats;
         stats.group_errors.add(1);
@@ -166,7 +166,7 @@ where
 
     /// Looks whether `rows` were put down although the observer has failed, as after a commit of unknown result. Returns what
     /// follows, if they were.
-    async fn find_out(&mut self, rows: &Rows, failure: &Failure) -> Result<Option<Option<End>>> {
+    async fn find_out(&mut self, rows: &Chunk, failure: &Failure) -> Result<Option<Option<End>>> {
         let right = Arc::clone(&self.right);
         let Some(stored) = right.context.db.run(async |tx| right.position(&tx).await).await? else {
             return Ok(None);
@@ -185,7 +185,7 @@ where
     }
 
     /// Gives a row up: it goes to the dead letters.
-    async fn give_up(&mut self, rows: &Rows, attempts: u32, failure: &Failure) -> Result<()> {
+    async fn give_up(&mut self, rows: &Chunk, attempts: u32, failure: &Failure) -> Result<()> {
         let right = Arc::clone(&self.right);
         let StoredRow { sequence, value } = &rows.rows[0];
         let letter = DeadLetterRow {
@@ -228,7 +228,7 @@ where
 }
 
 /// The rows up to the first that is none, which are left in `rows`. Fails if that is the first one; then it is left alone.
-fn decode<R: FeedRow>(rows: &mut Rows) -> Result<Vec<Arc<R>>> {
+fn decode<R: FeedRow>(rows: &mut Chunk) -> Result<Vec<Arc<R>>> {
     let mut decoded = Vec::with_capacity(rows.rows.len());
     for (place, row) in rows.rows.iter().enumerate() {
         match R::from_stored(row.sequence, &row.value) {
