@@ -373,7 +373,7 @@ mod tests {
         assert_eq!(plan(&orphan), Plan { release: vec![1], ..Plan::default() });
         // It is not even a resource any more.
         orphan.resources.pop();
-        assert_eq!(plan(&orphan), Plan { release: vec![1], ..Plan::default() });
+        assert_eq!(plan(&orphan), Plan { gone: vec![1], ..Plan::default() });
     }
 
     #[test]
