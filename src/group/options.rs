@@ -65,10 +65,11 @@ pub enum CheckpointPolicy {
     /// After each batch.
     #[default]
     EveryBatch,
-    /// After the batch with which so many rows were worked on since the last time, and when the shard is given up in an
-    /// orderly way. After a crash so many more rows come again.
+    /// After the batch with which so many rows were worked on since the last time; half a minute after the shard has come to
+    /// rest; and when it is given up in an orderly way. After a crash so many more rows come again.
     Rows(u64),
-    /// After the first batch that ends so long after the last time, and when the shard is given up in an orderly way.
+    /// After the first batch that ends so long after the last time; half a minute after the shard has come to rest; and when it
+    /// is given up in an orderly way.
     Interval(Duration),
     /// Never: the observer does. What it has not put down comes again after a restart.
     Explicit,

@@ -25,7 +25,7 @@ use crate::{
     store::{Database, RetryPolicy},
 };
 
-/// How long a shard without rows waits, after others have got some, before it puts down its position.
+/// How long a shard that has come to rest waits before it puts down its position, if that is not put down or others go on.
 const ADVANCE_PAUSE: Duration = Duration::from_secs(30);
 
 /// The most time that putting down a trouble may take; it is for people only.
@@ -47,6 +47,8 @@ pub(super) struct Task<R, F> {
     done: Sequence,
     /// Rows that were worked on since the last checkpoint.
     rows_since: u64,
+    /// When rows were last worked on.
+    worked: Duration,
     /// When the last checkpoint was written.
     written: Duration,
     /// Whether other shards have got rows since.
@@ -107,6 +109,7 @@ where
             read: Sequence::ZERO,
             done: Sequence::ZERO,
             rows_since: 0,
+            worked: now,
             written: now,
             others_moved: true,
             last_row: Sequence::ZERO,
@@ -325,8 +328,8 @@ where
         Ok(())
     }
 
-    /// Puts down the position of a shard without rows now and then while others get some: the janitor drops nothing that stands
-    /// behind it. Feeds of documents have nothing to drop.
+    /// Puts down where a shard without rows stands: what was worked on and waits for more, and, now and then while others get
+    /// rows, the position, because the janitor drops nothing that stands behind it. Feeds of documents have nothing to drop.
     async fn idle(&mut self) -> Result<()> {
         if self.advance_at().is_some_and(|at| at <= self.env().now()) {
             self.others_moved = false;
@@ -337,9 +340,13 @@ where
 
     /// When the position without rows is to be put down; `None` if it need not be.
     fn advance_at(&self) -> Option<Duration> {
-        let is_settled = !self.is_explicit() || self.right.stored.get() >= self.done;
-        let is_needed = self.others_moved && is_settled && self.consuming.group.instance().is_none();
-        is_needed.then(|| self.written.saturating_add(ADVANCE_PAUSE))
+        let is_put_down = self.right.stored.get() >= self.done;
+        let (is_needed, since) = if is_put_down {
+            (self.others_moved && self.consuming.group.instance().is_none(), self.written)
+        } else {
+            (!self.is_explicit(), self.worked)
+        };
+        is_needed.then(|| since.saturating_add(ADVANCE_PAUSE))
     }
 
     /// Completes when there may be rows, or it is time to look.

@@ -247,6 +247,34 @@ async fn the_lag_is_exact_per_shard_up_to_a_limit() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_group_goes_along_to_another_store() {
+    let world = World::new(2).await;
+    let group = world.group(GroupStart::Zero).await;
+    world.create(names("db", 4)).await;
+    let log = Log::new();
+    let consumer = log.consume(&world.bus, &group, unpolled()).await;
+    until_done(&group).await;
+    consumer.shutdown().await.unwrap();
+    world.create(["unread"]).await;
+    let (bus, store) = world.stopped().await;
+    let mut export = Vec::new();
+    bus.export(&mut export).await.unwrap();
+    drop((bus, store));
+    let moved = notibus::store::Database::memory();
+    notibus::Bus::import(&moved, b"notibus", &mut &export[..]).await.unwrap();
+    let bus = notibus::Bus::open_existing(&moved, b"notibus").await.unwrap();
+    let notifier = bus.notifier(notibus::NotifierOptions::default()).await.unwrap();
+    record(&moved, &bus, &db("new", 1), [1, 0, 0, 0]).await;
+    let (group, log) = (bus.group("g").unwrap(), Log::new());
+    let consumer = log.consume(&bus, &group, unpolled()).await;
+    log.until_names(&["unread".to_owned(), "new".to_owned()]).await;
+    until_done(&group).await;
+    consumer.shutdown().await.unwrap();
+    notifier.shutdown().await.unwrap();
+    assert_eq!(log.names().len(), 2, "what was worked on does not come again");
+}
+
+#[tokio::test(start_paused = true)]
 async fn the_groups_of_all_feeds_are_listed_with_their_members() {
     let world = World::new(2).await;
     let (changes, docs) = (world.bus.changes(), db("docs", 9));

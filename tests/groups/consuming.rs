@@ -238,6 +238,28 @@ async fn checkpoints_are_written_as_the_policy_says() {
     }
 }
 
+/// A shard that rests does not look as if it were behind.
+#[tokio::test(start_paused = true)]
+async fn what_was_worked_on_is_put_down_when_the_shard_rests() {
+    for policy in [CheckpointPolicy::Rows(1_000), CheckpointPolicy::Interval(Duration::from_hours(1))] {
+        let world = World::new(2).await;
+        let group = world.group(GroupStart::Zero).await;
+        let log = Log::new();
+        let options = ConsumerOptions { checkpoint: policy, ..unpolled() };
+        let _consumer = log.consume(&world.bus, &group, options).await;
+        pass(Duration::from_mins(5)).await;
+        let before = world.bus.stats().group_checkpoints;
+        world.create(names("db", 5)).await;
+        log.until_names(&names("db", 5)).await;
+        assert_eq!(behind(&group).await, 5, "{policy:?}");
+        pass(Duration::from_secs(35)).await;
+        assert_eq!(behind(&group).await, 0, "{policy:?}");
+        pass(Duration::from_hours(2)).await;
+        let written = world.bus.stats().group_checkpoints - before;
+        assert!(written <= 4, "then nothing more is written: {written}");
+    }
+}
+
 /// An observer that gathers rows puts them down later; a shard is not left behind before it has.
 #[tokio::test(start_paused = true)]
 async fn an_explicit_checkpoint_can_come_later_and_a_reshard_waits_for_it() {

@@ -28,7 +28,7 @@ pub struct World {
     /// The bus of another process.
     pub other: Bus,
     /// Folds what is recorded.
-    _notifier: Notifier,
+    notifier: Notifier,
 }
 
 impl World {
@@ -40,7 +40,13 @@ impl World {
         let other = Bus::open(&store, options()).await.unwrap();
         let bus = Bus::open(&faults.database(), options()).await.unwrap();
         let notifier = other.notifier(unpolled()).await.unwrap();
-        Self { store, faults, bus, other, _notifier: notifier }
+        Self { store, faults, bus, other, notifier }
+    }
+
+    /// The bus and its store, on which nothing works any more.
+    pub async fn stopped(self) -> (Bus, Database) {
+        self.notifier.shutdown().await.unwrap();
+        (self.other, self.store)
     }
 
     /// The bus as another process sees it.

@@ -118,7 +118,7 @@ where
 
     /// Takes `rows` as worked on, or as given up.
     fn settle(&mut self, rows: &Chunk) {
-        (self.read, self.done) = (rows.to, rows.to);
+        (self.read, self.done, self.worked) = (rows.to, rows.to, self.env().now());
         if let Some(last) = rows.rows.last() {
             self.last_row = last.sequence;
         }
