@@ -116,7 +116,7 @@ async fn groups_are_shown_and_managed() {
     };
     assert_eq!((behind("idle"), behind("mailer")), (3, 0));
     assert!(printed(folder, &["lag", "idle"]).contains("rows behind, the oldest "));
-    let of_docs = printed(folder, &["lag", "index", "--instance", &INSTANCE.to_string()]);
+    let of_docs = printed(folder, &["lag", "index", "--feed", &INSTANCE.to_string()]);
     assert!(of_docs.contains(": 0 rows behind; no owner"), "{of_docs}");
 
     let [letter] = &objects(folder, &["dead-letters", "list", "mailer"])[..] else { panic!("there is one") };
@@ -154,7 +154,7 @@ async fn bad_input_is_refused_with_exit_code_2() {
         (&["reset", "mailer", "--to", "then"], "then"),
         (&["reset", "mailer", "--to", &ahead], "ahead of the store"),
         (&["reset", "mailer"], "--to"),
-        (&["lag", "mailer", "--instance", "12"], "32 hexadecimal digits"),
+        (&["lag", "mailer", "--feed", "12"], "32 hexadecimal digits"),
         (&["dead-letters", "delete", "mailer"], "--seq"),
     ] {
         let (code, message) = refused(folder, args);

@@ -137,7 +137,8 @@ pub async fn a_zombie_cannot_commit_its_effect() {
                 tx.set(&effect, b"of the zombie");
                 reset.reset(GroupStart::Now, true).await.unwrap();
                 let late = batch.checkpoint().await;
-                tell.lock().unwrap().push((tx.commit().await.map(drop), late));
+                let committed = tx.commit().await.map(drop);
+                tell.lock().unwrap().push((committed, late));
             });
             async move {
                 work.await?;

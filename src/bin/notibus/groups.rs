@@ -6,10 +6,10 @@ use std::{
 };
 
 use clap::Subcommand;
-use notibus::{Bus, DbInstance, Group, GroupStart, GroupStatus, Sequence, ShardLag, ShardStatus};
+use notibus::{Bus, Group, GroupStart, GroupStatus, Sequence, ShardLag, ShardStatus};
 use serde::Serialize;
 
-use crate::{Failure, store::Store};
+use crate::{Failure, store::Store, topology::FeedName};
 
 /// What to do with groups.
 #[derive(Debug, clap::Args)]
@@ -90,20 +90,13 @@ struct At {
 struct Of {
     /// Its name.
     group: String,
-    /// The instance of the database whose documents it follows, 32 hexadecimal digits; without, it follows the notifications.
-    #[arg(long, value_parser = instance)]
-    instance: Option<DbInstance>,
+    /// The feed that it follows: "notifications", or the instance of a database, 32 hexadecimal digits, for the changes of its
+    /// documents.
+    #[arg(long, default_value = "notifications")]
+    feed: FeedName,
     /// Where it is.
     #[command(flatten)]
     at: At,
-}
-
-/// The instance of this text.
-fn instance(text: &str) -> Result<DbInstance, String> {
-    match u128::from_str_radix(text, 16) {
-        Ok(bits) if text.len() == 32 && !text.starts_with('+') => Ok(DbInstance(bits.to_be_bytes())),
-        _ => Err(format!("{text:?} is not 32 hexadecimal digits")),
-    }
 }
 
 /// The start of this text.
@@ -144,7 +137,11 @@ impl At {
 impl Of {
     /// Opens the bus, and finds the group.
     async fn open(&self) -> Result<Group<()>, Failure> {
-        Ok(self.at.open().await?.any_group(self.instance, &self.group)?)
+        let instance = match self.feed {
+            FeedName::Notifications => None,
+            FeedName::Documents(instance) => Some(instance),
+        };
+        Ok(self.at.open().await?.any_group(instance, &self.group)?)
     }
 }
 
@@ -252,12 +249,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn instances_and_starts_are_read_strictly() {
-        let id = DbInstance([0xab; 16]);
-        assert_eq!(instance(&id.to_string()), Ok(id));
-        for bad in ["", "ab", "+babababababababababababababababa", &"g".repeat(32)] {
-            assert!(instance(bad).is_err(), "{bad}");
-        }
+    fn starts_are_told_apart() {
         assert_eq!(start("now").unwrap(), GroupStart::Now);
         assert_eq!(start("0").unwrap(), GroupStart::Zero);
         let sequence = "01000000000000000700020003";
