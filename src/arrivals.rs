@@ -5,7 +5,10 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use tokio::{
@@ -39,6 +42,8 @@ impl Told {
 pub(crate) struct Arrivals {
     /// By feed.
     feeds: Mutex<HashMap<FeedId, watch::Sender<Told>>>,
+    /// How often the watcher has looked at the heads of the notifications, and has told what it saw.
+    looks: AtomicU64,
     /// Wakes the watcher when a feed is listened to that was not.
     joined: Notify,
     /// The task of the watcher, as long as somebody needs it.
@@ -61,6 +66,16 @@ impl Arrivals {
         feeds.entry(feed.clone()).or_default().subscribe()
     }
 
+    /// The watcher has looked at the heads of the notifications, and has told what it saw.
+    pub fn looked(&self) {
+        self.looks.fetch_add(1, Ordering::Release);
+    }
+
+    /// How often it has.
+    pub fn looks(&self) -> u64 {
+        self.looks.load(Ordering::Acquire)
+    }
+
     /// Completes when a feed is listened to that was not. Cancel safe.
     pub async fn joined(&self) {
         self.joined.notified().await;
@@ -73,7 +88,7 @@ impl Arrivals {
             .any(|(feed, sender)| feed.instance().is_some() && sender.receiver_count() > 0)
     }
 
-    /// Tells that `feed` may have new rows: in all shards, or up to these heads.
+    /// Tells that `feed` may have new rows: in all shards, or in those whose heads are here up to there, and in all others.
     pub fn tell(&self, feed: &FeedId, heads: Option<Arc<HashMap<ShardId, Sequence>>>) {
         if let Some(sender) = lock(&self.feeds).get(feed) {
             tell(sender, heads);

@@ -352,8 +352,9 @@ where
     /// Completes when there may be rows, or it is time to look.
     async fn wait(&mut self) {
         let env = self.env().clone();
-        let jitter = 0.75 + env.random_fraction() / 2.0;
-        let poll = env.now().saturating_add(self.consuming.options.poll_interval.mul_f64(jitter));
+        let interval = self.consuming.options.poll_interval.mul_f64(0.75 + env.random_fraction() / 2.0);
+        let mut poll = env.now().saturating_add(interval);
+        let mut looks = self.right.context.arrivals.looks();
         loop {
             let until = self.advance_at().map_or(poll, |advance| poll.min(advance));
             tokio::select! {
@@ -367,9 +368,22 @@ where
                     }
                     self.others_moved = true;
                 }
-                () = env.sleep(until.saturating_sub(env.now())) => return,
+                () = env.sleep(until.saturating_sub(env.now())) => {
+                    let looked = std::mem::replace(&mut looks, self.right.context.arrivals.looks());
+                    if until < poll || looked == looks || !self.is_seen_empty() {
+                        return;
+                    }
+                    // The watcher has looked for all shards at once.
+                    poll = env.now().saturating_add(interval);
+                }
             }
         }
+    }
+
+    /// Whether the watcher, as long as it looks, sees the shard without new rows. It knows nothing of documents.
+    fn is_seen_empty(&self) -> bool {
+        self.consuming.group.instance().is_none()
+            && !self.told.borrow().may_have_rows(self.right.shard, self.read)
     }
 
     /// Sleeps; returns whether the task is to end.

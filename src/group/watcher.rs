@@ -104,16 +104,14 @@ impl Watcher {
         let (context, arm) = (&self.context, self.arm);
         let seen = context.db.run(async |tx| look_in(&tx, context, arm).await).await?;
         self.fired = seen.fired.or(self.fired.take());
-        let is_same_entry = self.current.as_ref() == Some(&seen.current);
-        if is_same_entry && *self.heads == seen.heads {
-            return Ok(());
+        if self.current.as_ref() != Some(&seen.current) || *self.heads != seen.heads {
+            self.current = Some(seen.current);
+            self.heads = Arc::new(seen.heads);
+            // The heads of closed shards are not among them, so that their consumers look for the ends.
+            context.arrivals.tell(&context.feed, Some(Arc::clone(&self.heads)));
+            self.is_behind = true;
         }
-        self.current = Some(seen.current);
-        self.heads = Arc::new(seen.heads);
-        // After a reshard all consumers have to look: those of closed shards for their ends.
-        let heads = is_same_entry.then(|| Arc::clone(&self.heads));
-        context.arrivals.tell(&context.feed, heads);
-        self.is_behind = true;
+        context.arrivals.looked();
         Ok(())
     }
 
@@ -153,12 +151,16 @@ impl Watcher {
         // Where watches were just refused, asking again at once would not help.
         let is_watching = self.fired.is_some();
         let pause = if is_watching || self.arm { POLL_INTERVAL } else { QUIET };
-        let Self { fired, appends, context, arm, .. } = self;
+        let Self { fired, appends, context, current, arm, .. } = self;
         let env = context.env();
         *arm = tokio::select! {
             // A sender that is gone cannot be: the context that owns it is shared.
             _ = appends.changed() => false,
-            () = context.arrivals.joined() => false,
+            () = context.arrivals.joined() => {
+                // Whoever has joined knows no heads yet.
+                *current = None;
+                false
+            }
             changed = async { match &mut *fired { Some(fired) => fired.await, None => pending().await } } => {
                 *fired = None;
                 if !changed {
