@@ -189,7 +189,8 @@ where
         let limits = (self.env().clone(), options.balance.handover);
         let place = (self.right.shard, self.read);
         let observer = factory(self.right.shard);
-        let mut session = Session::open(observer, place, (self.stop.clone(), closings.clone()), limits).await;
+        let open = Session::open(observer, place, (self.stop.clone(), closings.clone()), limits);
+        let mut session = self.watched(open, 0).await;
         let ended = self.serve(&mut session).await;
         let reason = match &ended {
             Ok(End::Stopped) => CloseReason::Shutdown,
@@ -197,7 +198,7 @@ where
             Ok(End::ObserverError) => CloseReason::ObserverError,
             Err(_) => CloseReason::LeaseLost,
         };
-        session.close(reason).await;
+        self.watched(session.close(reason), 0).await;
         ended
     }
 

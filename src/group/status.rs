@@ -126,13 +126,16 @@ impl<R> Group<R> {
                 status.owner = lease.owner.map(|owner| owner.node);
             }
         }
-        for status in shards.values_mut() {
-            let progress = keys.progress(&self.id, status.shard);
-            let trouble = keys.trouble(&self.id, status.shard);
-            let read = |key| async move { tx.get(key, Isolation::Snapshot).await };
-            let (progress, trouble) = tokio::join!(read(&progress), read(&trouble));
-            status.progress_ms = progress?.map(|value| milliseconds(&value)).transpose()?;
-            status.trouble = trouble?.map(|value| Trouble::from_bytes(&value)).transpose()?.map(Into::into);
+        let [progresses, troubles] = keys.statuses_of(&self.id);
+        for (key, value) in all(tx, progresses, Isolation::Snapshot).await? {
+            if let Some(status) = shards.get_mut(&keys.status_shard(&key)?) {
+                status.progress_ms = Some(milliseconds(&value)?);
+            }
+        }
+        for (key, value) in all(tx, troubles, Isolation::Snapshot).await? {
+            if let Some(status) = shards.get_mut(&keys.status_shard(&key)?) {
+                status.trouble = Some(Trouble::from_bytes(&value)?.into());
+            }
         }
         let idle = tx.get(&keys.group_idle(&self.id), Isolation::Snapshot).await?;
         let letter = RangeRead::new(keys.dead_letters(&self.id)).limit(1);

@@ -106,6 +106,15 @@ impl Keys {
         self.pack(&(family::CHECKPOINT, feed, part::STATUS, name, status::TROUBLE, shard.0))
     }
 
+    /// The shard of the key of a time or a trouble.
+    pub fn status_shard(&self, key: &[u8]) -> Result<ShardId> {
+        type Key<'k> = (u16, foundationdb_tuple::Bytes<'k>, u16, String, u16, u64);
+        match self.unpack::<Key<'_>>("group status", key)? {
+            (family::CHECKPOINT, _, part::STATUS, _, _, shard) => Ok(ShardId(shard)),
+            _ => Err(Error::corrupt("group status", "its key is that of another row")),
+        }
+    }
+
     /// The times and troubles of all shards of `group`.
     pub fn statuses_of(&self, group: &GroupId) -> [KeyRange; 2] {
         let (feed, name) = (group.feed.bytes(), group.name.as_str());
@@ -139,7 +148,8 @@ mod tests {
         assert_eq!(trouble, b"p\x15\x0c\x01n\x00\x15\x03\x02g\x00\x15\x02\x15\x09");
         let [progresses, troubles] = keys.statuses_of(&group);
         assert!(progresses.contains(&progress) && troubles.contains(&trouble));
-        assert!(keys.checkpoint_shard(&progress).is_err());
+        assert_eq!([&progress, &trouble].map(|key| keys.status_shard(key).unwrap()), [ShardId(9); 2]);
+        assert!(keys.checkpoint_shard(&progress).is_err() && keys.status_shard(&key).is_err());
 
         let stored =
             Trouble { is_current: true, is_stuck: false, attempts: 3, at_ms: 258, text: "no".to_owned() };

@@ -187,6 +187,30 @@ async fn an_observer_that_hangs_is_reported_and_dropped_at_the_end() {
     log.check(true);
 }
 
+/// An observer that hangs when it is closed keeps its shard from going on, and does not do so in silence.
+#[tokio::test(start_paused = true)]
+async fn an_observer_that_does_not_close_is_reported() {
+    struct Clinging;
+    impl notibus::Observer<notibus::Notification> for Clinging {
+        async fn batch(&mut self, _: notibus::GroupBatch<notibus::Notification>) -> notibus::ObserverResult {
+            Ok(())
+        }
+        async fn closed(&mut self, _: CloseReason) {
+            std::future::pending().await
+        }
+    }
+    let world = World::new(1).await;
+    let group = world.group(GroupStart::Zero).await;
+    world.create(["a"]).await;
+    let consumer = world.bus.consumer(&group, |_| Clinging, ConsumerOptions::default()).await.unwrap();
+    until_done(&group).await;
+    world.other.feed().reshard(2, None).await.unwrap();
+    until("it is reported", async || world.bus.stats().group_stuck > 0).await;
+    let began = tokio::time::Instant::now();
+    consumer.shutdown().await.unwrap();
+    assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_panic_is_caught_counted_and_tried_again_with_another_observer() {
     for (failure, letters) in [(FailurePolicy::KeepRetrying, 0), (FailurePolicy::DeadLetter, 1)] {

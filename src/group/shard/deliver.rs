@@ -70,7 +70,7 @@ where
     }
 
     /// Awaits `work` of the observer; reports the shard as stuck while that takes too long.
-    async fn watched<T>(&mut self, work: impl Future<Output = T>, attempts: u32) -> T {
+    pub(super) async fn watched<T>(&mut self, work: impl Future<Output = T>, attempts: u32) -> T {
         tokio::pin!(work);
         loop {
             let since = self.moved.max(self.reported);
