@@ -65,7 +65,9 @@ pub use encoding::{Counters, Incarnation, Sequence, Versionstamp};
 pub use env::{Env, Environment};
 pub use error::{Error, Result, StoreError};
 pub use event::{Db, DbInstance, DbName, DdocId, EventKind, Kinds, NAME_LEN_MAX};
-pub use feed::{Feed, FeedPage, FeedRow, Resharded, ShardEvent, ShardPage, ShardReader, TopologyEntry};
+pub use feed::{
+    Cursor, Feed, FeedPage, FeedRow, Resharded, ShardEvent, ShardPage, ShardReader, TopologyEntry,
+};
 pub use janitor::{Janitor, JanitorOptions};
 pub use jobs::{Batch, ParallelJob, ParallelJobOptions, TaskResult};
 pub use keys::{NodeId, Role, ShardId};

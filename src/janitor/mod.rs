@@ -170,13 +170,22 @@ impl Pass<'_> {
         clean_to: &mut Sequence,
         sweeper: &mut TransactionIdSweeper,
     ) -> Result<()> {
-        let stats = &self.context.stats;
+        // Each does what it can, whatever has become of the others.
+        let tombstones = self.run_tombstones(age, clean_to).await;
+        let topologies = self.drop_topologies().await;
+        let swept = sweeper.sweep().await;
+        if let Ok(dropped) = topologies {
+            self.context.stats.topologies_dropped.add(dropped);
+        }
+        tombstones.and(topologies.map(|_| ())).and(swept.map(|_| ()))
+    }
+
+    /// Drops tombstones.
+    async fn run_tombstones(&self, age: &mut Age, clean_to: &mut Sequence) -> Result<()> {
         let old = self.old_up_to(age).await?;
-        let (tombstones, to) = self.drop_tombstones(*clean_to, old).await?;
+        let (dropped, to) = self.drop_tombstones(*clean_to, old).await?;
         *clean_to = to;
-        stats.tombstones_dropped.add(tombstones);
-        stats.topologies_dropped.add(self.drop_topologies().await?);
-        sweeper.sweep().await?;
+        self.context.stats.tombstones_dropped.add(dropped);
         Ok(())
     }
 
