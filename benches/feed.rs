@@ -180,7 +180,7 @@ fn reads(c: &mut Criterion) {
         for page_rows in [1_000, 10_000] {
             let name = format!("{shards} shards, pages of {page_rows}");
             // The feed is filled by the first benchmark that is not filtered out.
-            let (mut after, mut is_first) = (Sequence::ZERO, true);
+            let (mut cursor, mut is_first) = (Sequence::ZERO, true);
             group.bench_function(&name, |b| {
                 let world: &World = filled.get_or_insert_with(|| {
                     let world = runtime.block_on(World::filled(shards, ROWS));
@@ -193,7 +193,7 @@ fn reads(c: &mut Criterion) {
                     runtime.block_on(read_all(&name, &feed, page_rows));
                 }
                 b.iter_custom(|count| {
-                    runtime.block_on(read_some(&feed, &mut after, count * SAMPLE_ROWS, page_rows))
+                    runtime.block_on(read_some(&feed, &mut cursor, count * SAMPLE_ROWS, page_rows))
                 });
             });
         }

@@ -14,10 +14,13 @@ use crate::{
     dispatcher::{Dispatcher, DispatcherOptions, Fanout},
     encoding::Incarnation,
     error::{Error, Result},
-    feed::{NewTopology, RawFeed},
+    event::DbInstance,
+    feed::{FeedRow, NewTopology, RawFeed},
+    group::{self, Consumer, ConsumerOptions, Group, GroupStatus, Observer},
     janitor::{Janitor, JanitorOptions},
-    keys::{Config, Keys, Partition},
+    keys::{Config, Keys, Partition, ShardId},
     lease::{Member, NodeOptions, NodeStatus, statuses},
+    notification::Notification,
     notification_feed::NotificationFeed,
     notifier::{Notifier, NotifierOptions},
     producer::{Producer, ProducerOptions, ringer},
@@ -199,6 +202,43 @@ impl Bus {
     /// The feed of notifications, to be read directly.
     pub fn feed(&self) -> NotificationFeed {
         NotificationFeed::new(Arc::clone(&self.context), self.context.feed.clone())
+    }
+
+    /// The group `name` of the feed of notifications, to be created, consumed or looked at. Groups of other feeds:
+    /// [`Feed::group`](crate::Feed::group).
+    ///
+    /// Fails with [`Error::Invalid`] if the name is empty or longer than 256 bytes.
+    pub fn group(&self, name: &str) -> Result<Group<Notification>> {
+        self.feed().group(name)
+    }
+
+    /// The group `name` of the notifications, or of the documents of `instance`, to be looked at and managed.
+    pub fn any_group(&self, instance: Option<DbInstance>, name: &str) -> Result<Group<()>> {
+        Group::untyped(&self.context, instance, name)
+    }
+
+    /// The groups of all feeds, and what the store says of them. Changes nothing.
+    pub async fn groups(&self) -> Result<Vec<GroupStatus>> {
+        group::statuses(&self.context).await
+    }
+
+    /// Starts a consumer of `group` as a node of its own, with the default [`NodeOptions`]. `factory` makes an observer for each
+    /// shard that it works on.
+    ///
+    /// A process with several roles starts them from one node: see [`Node::consumer`].
+    pub async fn consumer<R, F, O>(
+        &self,
+        group: &Group<R>,
+        factory: F,
+        options: ConsumerOptions,
+    ) -> Result<Consumer>
+    where
+        R: FeedRow,
+        F: Fn(ShardId) -> O + Send + Sync + 'static,
+        O: Observer<R>,
+    {
+        let member = self.join(NodeOptions::default()).await?;
+        Consumer::start_alone(group, member, factory, options).await
     }
 
     /// Whether no recorded event waits to be folded. Reads at most one key.

@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 use tokio::task::JoinHandle;
 
 use crate::{
+    arrivals::Arrivals,
     env::Env,
     keys::{Config, FeedId, Keys},
     routing::Schemes,
@@ -26,6 +27,8 @@ pub(crate) struct Context {
     pub schemes: Schemes,
     /// Wake-ups within the process.
     pub signals: Arc<Signals>,
+    /// What consumers of feeds are told.
+    pub arrivals: Arrivals,
     /// What the roles have done.
     pub stats: Arc<Stats>,
     /// The feed of notifications.
@@ -50,7 +53,8 @@ impl Context {
         let signals = Arc::new(Signals::new(config.partitions));
         let stats = Arc::default();
         let ringer = OnceLock::new();
-        Arc::new(Self { db, keys, config, schemes, signals, stats, feed: FeedId::notifications(), ringer })
+        let (feed, arrivals) = (FeedId::notifications(), Arrivals::default());
+        Arc::new(Self { db, keys, config, schemes, signals, arrivals, stats, feed, ringer })
     }
 
     /// Time and randomness.

@@ -92,6 +92,32 @@ pub enum Error {
         feed: String,
     },
 
+    /// There is no such group: create it first. If it was deleted, its consumers get nothing until it is created again.
+    #[error("there is no group {group}")]
+    NoGroup {
+        /// Which group, and on which feed.
+        group: String,
+    },
+
+    /// Nodes work for the group. Stop them first, or force it: then they go on as the group is afterwards. Nothing was changed.
+    #[error("{members} living nodes work for group {group}: stop them, or force it")]
+    GroupInUse {
+        /// Which group, and on which feed.
+        group: String,
+        /// How many nodes were seen alive.
+        members: usize,
+    },
+
+    /// An earlier transaction, which was thought to have failed, has put down a part of the batch. Return this error from the
+    /// observer: the rest of the rows comes again, without those. Nothing of this transaction was committed.
+    #[error(
+        "rows up to {stored} were put down by an earlier transaction: return this error, and the rest comes again"
+    )]
+    PartlyDone {
+        /// Everything up to here was worked on.
+        stored: Sequence,
+    },
+
     /// A stored topology names a hashing scheme that this process does not know. Register it when opening the bus, or
     /// upgrade the program.
     #[error("hashing scheme {scheme} is unknown; register it when opening the bus, or upgrade this program")]

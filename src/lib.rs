@@ -28,6 +28,7 @@
 //!
 //! The design, floor by floor, is in `ARCHITECTURE.md`.
 
+mod arrivals;
 mod bus;
 mod changes;
 mod context;
@@ -37,6 +38,7 @@ mod env;
 mod error;
 mod event;
 mod feed;
+mod group;
 mod janitor;
 mod jobs;
 mod keys;
@@ -68,9 +70,14 @@ pub use event::{Db, DbInstance, DbName, DdocId, EventKind, Kinds, NAME_LEN_MAX};
 pub use feed::{
     Cursor, Feed, FeedPage, FeedRow, Resharded, ShardEvent, ShardPage, ShardReader, TopologyEntry,
 };
+pub use group::{
+    CheckpointPolicy, CheckpointState, Checkpointer, CloseReason, Consumer, ConsumerOptions, DeadLetter,
+    DeadLetterInfo, FailurePolicy, Group, GroupBatch, GroupOptions, GroupStart, GroupStatus, GroupTrouble,
+    LAG_ROWS_MAX, Observer, ObserverResult, Replayed, ShardLag, ShardStatus,
+};
 pub use janitor::{Janitor, JanitorOptions};
 pub use jobs::{Batch, ParallelJob, ParallelJobOptions, TaskResult};
-pub use keys::{NodeId, Role, ShardId};
+pub use keys::{GROUP_NAME_LEN_MAX, GroupName, NodeId, Role, ShardId};
 pub use lease::{BalanceOptions, NodeOptions, NodeStatus};
 pub use notification::{News, Notification, Replaced};
 pub use notification_feed::{NotificationFeed, NotificationPage, NotificationTail};

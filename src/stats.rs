@@ -75,6 +75,20 @@ stats! {
     tombstones_dropped,
     /// Closed topology entries that the janitor has dropped.
     topologies_dropped,
+    /// Groups that the janitor has deleted because nobody had worked for them.
+    groups_expired,
+    /// Rows that observers of groups have worked on.
+    group_rows,
+    /// Checkpoints of groups that were written, those in observers' own transactions not among them.
+    group_checkpoints,
+    /// Failures of observers of groups, panics and failures of the store on their behalf included.
+    group_errors,
+    /// Panics of observers of groups.
+    group_panics,
+    /// Rows that went to the dead letters of their group.
+    group_dead_letters,
+    /// How often a shard of a group was reported as stuck.
+    group_stuck,
     /// Panics of callbacks, and of the predicates in front of them.
     callback_panics,
 }

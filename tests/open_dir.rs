@@ -231,6 +231,26 @@ impl Damage {
     }
 }
 
+/// A commit that changed no row, as of clearing an empty range, used to raise the version in memory only: the store was closed
+/// at a version that its folder did not have, and could not be opened any more.
+#[test]
+fn a_commit_that_changes_no_row_keeps_its_version() {
+    let folder = folder();
+    let version = {
+        let db = Database::open_dir(folder.path()).expect("it is a new store");
+        commit(&db, 0, 1);
+        wait(async {
+            let tx = db.begin();
+            tx.clear_range(&KeyRange::prefix("nothing is here"));
+            tx.commit().await?;
+            db.begin().read_version().await
+        })
+    };
+    let db = Database::open_dir(folder.path()).expect("it was closed in order");
+    let reopened = wait(async { db.begin().read_version().await });
+    assert!(reopened >= version, "{reopened} after {version}: read versions never go back");
+}
+
 /// What came of opening a damaged store.
 #[derive(Debug, PartialEq, Eq)]
 enum Outcome {

@@ -6,8 +6,10 @@ use crate::{
     context::Context,
     dispatcher::{Dispatcher, DispatcherOptions},
     error::Result,
+    feed::FeedRow,
+    group::{Consumer, ConsumerOptions, Group, Observer},
     janitor::{Janitor, JanitorOptions},
-    keys::{NodeId, Role},
+    keys::{NodeId, Role, ShardId},
     lease::{Member, RoleGuard},
     notifier::{Notifier, NotifierOptions},
 };
@@ -74,6 +76,25 @@ impl Node {
     /// Starts a janitor on the node, which has at most one. Of all nodes that have one, one works at a time.
     pub async fn janitor(&self, options: JanitorOptions) -> Result<Janitor> {
         Janitor::start(&self.context, &self.member, options).await
+    }
+
+    /// Starts a consumer of `group` on the node, which has at most one of each group. It takes its part of the shards; `factory`
+    /// makes an observer for each of them.
+    ///
+    /// Fails with [`Error::NoGroup`](crate::Error::NoGroup) if the group was not created, and with
+    /// [`Error::Invalid`](crate::Error::Invalid) if an option is out of its limits.
+    pub async fn consumer<R, F, O>(
+        &self,
+        group: &Group<R>,
+        factory: F,
+        options: ConsumerOptions,
+    ) -> Result<Consumer>
+    where
+        R: FeedRow,
+        F: Fn(ShardId) -> O + Send + Sync + 'static,
+        O: Observer<R>,
+    {
+        Consumer::start(group, &self.member, factory, options).await
     }
 
     /// Lists a role for which no work is divided, such as [`Role::HTTP`], for whoever looks at

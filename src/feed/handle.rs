@@ -244,12 +244,8 @@ impl<R: FeedRow> Feed<R> {
     pub async fn shard_rows(&self, shard: ShardId) -> Result<u64> {
         let feed = self.raw();
         let read = async |tx| {
-            let topology = feed.topology(&tx).await?;
-            let space = match topology.entry_of(shard) {
-                Err(Error::NoShard { is_trimmed: true, .. }) => None,
-                entry => Some((feed.space_of(entry?.0, shard), Sequence::ZERO)),
-            };
-            Ok((feed.last_readable(&tx).await?, space))
+            let space = feed.space_of_shard(&tx, shard).await?;
+            Ok((feed.last_readable(&tx).await?, space.map(|space| (space, Sequence::ZERO))))
         };
         let (last, space) = self.context.db.run(read).await?;
         self.count(Vec::from_iter(space), last).await

@@ -35,6 +35,7 @@ pub use self::{
 };
 pub(crate) use self::{
     handle::SHARDS_READ_AT_ONCE,
+    reader::StoredRow,
     reshard::NewTopology,
     topology::Topology,
     writer::{FeedWriter, append},

@@ -50,11 +50,6 @@ impl<'a> RawFeed<'a> {
         entry.shards().map(move |shard| space_of(entry, self, shard))
     }
 
-    /// Where the rows of `shard` of `entry` are.
-    pub fn space_of(self, entry: &TopologyRow, shard: ShardId) -> RowSpace {
-        space_of(entry, self, shard)
-    }
-
     /// The history of the feed's shards, as readers need it.
     pub async fn topology(self, tx: &Transaction) -> Result<Topology> {
         Topology::read(tx, self, Isolation::Snapshot).await
@@ -74,7 +69,16 @@ impl<'a> RawFeed<'a> {
     /// The last sequence that `tx` can see, the topology, and the cursor of a reader that has begun. Fails if the reader is
     /// ahead of the store, or if rows that it has not seen may have been dropped.
     async fn begin(self, tx: &Transaction, cursor: Cursor) -> Result<(Sequence, Topology, Cursor)> {
-        let (incarnation, after) = (self.context.config.incarnation, cursor.position());
+        let horizon = self.horizon(tx, Isolation::Snapshot);
+        let (begun, horizon) = tokio::join!(self.begin_kept(tx, cursor.position()), horizon);
+        let ((last, topology), horizon) = (begun?, horizon?);
+        cursor.check(horizon)?;
+        Ok((last, topology, cursor.begin(last)))
+    }
+
+    /// [`RawFeed::begin`] for readers for whom the janitor keeps what they have still to read: no horizon holds for them.
+    async fn begin_kept(self, tx: &Transaction, after: Sequence) -> Result<(Sequence, Topology)> {
+        let incarnation = self.context.config.incarnation;
         if after.incarnation() > incarnation {
             let reason = format!(
                 "{after} is of incarnation {}, the bus is at {}",
@@ -83,16 +87,14 @@ impl<'a> RawFeed<'a> {
             );
             return Err(Error::invalid("sequence", reason));
         }
-        let horizon = self.horizon(tx, Isolation::Snapshot);
-        let (last, topology, horizon) = tokio::join!(self.last_readable(tx), self.topology(tx), horizon);
-        let (last, topology, horizon) = (last?, topology?, horizon?);
+        let (last, topology) = tokio::join!(self.last_readable(tx), self.topology(tx));
+        let (last, topology) = (last?, topology?);
         if after > last {
             // Read versions never go back, so no reader of this feed can have come so far.
             let reason = format!("{after} is ahead of the store, which is at {last}");
             return Err(Error::invalid("sequence", reason));
         }
-        cursor.check(horizon)?;
-        Ok((last, topology, cursor.begin(last)))
+        Ok((last, topology))
     }
 
     /// The shards that were live at `since`, which is checked as that of a reader.
@@ -163,6 +165,30 @@ impl<'a> RawFeed<'a> {
         limit: usize,
     ) -> Result<StoredShardPage> {
         let (last, topology, cursor) = self.begin(tx, cursor).await?;
+        self.rows_of_shard(tx, shard, cursor, limit, (last, topology)).await
+    }
+
+    /// [`RawFeed::shard_page`] for a group, whose checkpoints keep the janitor from what it has still to read.
+    pub async fn kept_shard_page(
+        self,
+        tx: &Transaction,
+        shard: ShardId,
+        after: Sequence,
+        limit: usize,
+    ) -> Result<StoredShardPage> {
+        let begun = self.begin_kept(tx, after).await?;
+        self.rows_of_shard(tx, shard, after.into(), limit, begun).await
+    }
+
+    /// The rows of `shard` after `cursor`, as far as can be seen under the topology.
+    async fn rows_of_shard(
+        self,
+        tx: &Transaction,
+        shard: ShardId,
+        cursor: Cursor,
+        limit: usize,
+        (last, topology): (Sequence, Topology),
+    ) -> Result<StoredShardPage> {
         let after = cursor.position();
         let (entry, successor) = topology.entry_of(shard)?;
         let space = std::iter::once(space_of(entry, self, shard));
@@ -195,6 +221,41 @@ impl<'a> RawFeed<'a> {
             }
         });
         try_join_all(counts).await
+    }
+
+    /// Where the rows of `shard` are; `None` if it was dropped.
+    pub async fn space_of_shard(self, tx: &Transaction, shard: ShardId) -> Result<Option<RowSpace>> {
+        match self.topology(tx).await?.entry_of(shard) {
+            Err(Error::NoShard { is_trimmed: true, .. }) => Ok(None),
+            entry => Ok(Some(space_of(entry?.0, self, shard))),
+        }
+    }
+
+    /// How many rows of `shard` stand between `bounds`, as [`RawFeed::count`] counts them.
+    pub async fn count_shard(
+        self,
+        tx: &Transaction,
+        shard: ShardId,
+        (after, last): (Sequence, Sequence),
+        limit: usize,
+    ) -> Result<(usize, Option<Sequence>)> {
+        let Some(space) = self.space_of_shard(tx, shard).await? else { return Ok((0, None)) };
+        let counts = self.count(tx, &[(space, after)], last, limit).await?;
+        Ok(counts.into_iter().next().expect("one space has one count"))
+    }
+
+    /// The first row of `shard` after `after` and up to `last`. A shard that was dropped has none.
+    pub async fn oldest(
+        self,
+        tx: &Transaction,
+        shard: ShardId,
+        (after, last): (Sequence, Sequence),
+    ) -> Result<Option<StoredRow>> {
+        let Some(space) = self.space_of_shard(tx, shard).await? else { return Ok(None) };
+        let first = RangeRead::new(space.rows(after, last)).limit(1);
+        let page = tx.get_range(&first, Isolation::Snapshot).await?;
+        let Some((key, value)) = page.rows.into_iter().next() else { return Ok(None) };
+        Ok(Some(StoredRow { sequence: space.sequence(&key)?, value }))
     }
 
     /// The sequence of the last row, if there is one.

@@ -2,10 +2,12 @@
 //!
 //! - tombstones of databases that were deleted long ago ([`tombstones`]); the horizon tells readers that were away for longer;
 //! - closed topology entries without rows ([`topologies`]);
+//! - groups that have been without a living member for longer than they may ([`groups`]);
 //! - transaction ids that crashed processes have left.
 //!
 //! It works in bounded transactions of batch priority, which a busy cluster puts off.
 
+mod groups;
 mod tombstones;
 mod topologies;
 
@@ -13,7 +15,7 @@ use std::{sync::Arc, time::Duration};
 
 use futures_util::{FutureExt, future::BoxFuture};
 
-use self::tombstones::Age;
+use self::{groups::Members, tombstones::Age};
 use crate::{
     context::Context,
     encoding::Sequence,
@@ -131,8 +133,9 @@ impl Work for Cleaning {
             let mut age = pass.begin_age().await?;
             let mut clean_to = Sequence::ZERO;
             let mut sweeper = self.options.sweeper(&self.context.db)?;
+            let mut members = Members::default();
             loop {
-                match pass.run(&mut age, &mut clean_to, &mut sweeper).await {
+                match pass.run(&mut age, &mut clean_to, &mut members, &mut sweeper).await {
                     Ok(()) => {}
                     Err(error @ Error::LeaseLost { .. }) => return Err(error),
                     Err(error) => tracing::warn!(%error, "the janitor could not finish, trying again later"),
@@ -168,16 +171,22 @@ impl Pass<'_> {
         &self,
         age: &mut Age,
         clean_to: &mut Sequence,
+        members: &mut Members,
         sweeper: &mut TransactionIdSweeper,
     ) -> Result<()> {
         // Each does what it can, whatever has become of the others.
+        // Groups first, because they keep tombstones.
+        let groups = self.expire_groups(members).await;
         let tombstones = self.run_tombstones(age, clean_to).await;
         let topologies = self.drop_topologies().await;
         let swept = sweeper.sweep().await;
         if let Ok(dropped) = topologies {
             self.context.stats.topologies_dropped.add(dropped);
         }
-        tombstones.and(topologies.map(|_| ())).and(swept.map(|_| ()))
+        if let Ok(expired) = groups {
+            self.context.stats.groups_expired.add(expired);
+        }
+        groups.map(|_| ()).and(tombstones).and(topologies.map(|_| ())).and(swept.map(|_| ()))
     }
 
     /// Drops tombstones.

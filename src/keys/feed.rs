@@ -37,6 +37,12 @@ impl FeedId {
         }
     }
 
+    /// The instance of the database whose documents it is of; `None` of the feed of notifications.
+    pub fn instance(&self) -> Option<DbInstance> {
+        let instance = self.0.strip_prefix(b"d")?;
+        Some(DbInstance(instance.try_into().expect("a feed of documents names 16 bytes")))
+    }
+
     /// The feed as it stands in keys.
     pub fn bytes(&self) -> &[u8] {
         &self.0
@@ -45,12 +51,9 @@ impl FeedId {
 
 impl std::fmt::Display for FeedId {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.0.strip_prefix(b"d") {
+        match self.instance() {
             None => f.write_str("notifications"),
-            Some(instance) => {
-                f.write_str("documents of ")?;
-                instance.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
-            }
+            Some(instance) => write!(f, "documents of {instance}"),
         }
     }
 }
@@ -127,6 +130,15 @@ impl Keys {
         self.pack(&(family::HEAD, feed.bytes(), shard.0))
     }
 
+    /// The shard of a head's key.
+    pub fn head_shard(&self, key: &[u8]) -> Result<ShardId> {
+        let (number, _, shard): (u16, foundationdb_tuple::Bytes<'_>, u64) = self.unpack("head", key)?;
+        if number != family::HEAD {
+            return Err(Error::corrupt("head", "its key is of another family"));
+        }
+        Ok(ShardId(shard))
+    }
+
     /// The heads of the shards from `first` up to and including `last`.
     pub fn heads(&self, feed: &FeedId, first: ShardId, last: ShardId) -> KeyRange {
         KeyRange { begin: self.head(feed, first).into(), end: key_after(&self.head(feed, last)) }
@@ -137,10 +149,13 @@ impl Keys {
         self.pack(&(family::HORIZON, feed.bytes()))
     }
 
-    /// Everything that is kept of `feed`.
-    pub fn whole_feed(&self, feed: &FeedId) -> [KeyRange; 5] {
+    /// Everything that is kept of `feed`, its groups included.
+    pub fn whole_feed(&self, feed: &FeedId) -> [KeyRange; 7] {
         let range = |number: u16| self.range(&(number, feed.bytes()));
+        let [groups, leases] = self.groups_of_feed(feed);
         [
+            groups,
+            leases,
             range(family::ENTRY),
             range(family::NEWEST),
             range(family::HEAD),
@@ -178,6 +193,8 @@ mod tests {
         assert_eq!(append[start.len() + 10..], [0, 3, start.len() as u8, 0, 0, 0]);
         assert_eq!(keys.newest(&feed, b"db"), [b'p', 0x15, 5, 0x01, b'n', 0, 0x01, b'd', b'b', 0]);
         assert_eq!(keys.head(&feed, ShardId(9)), [b'p', 0x15, 6, 0x01, b'n', 0, 0x15, 9]);
+        assert_eq!(keys.head_shard(&keys.head(&feed, ShardId(9))).unwrap(), ShardId(9));
+        assert!(keys.head_shard(&keys.newest(&feed, b"db")).is_err());
         assert_eq!(keys.horizon(&feed), [b'p', 0x15, 8, 0x01, b'n', 0]);
     }
 

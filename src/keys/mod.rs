@@ -20,8 +20,12 @@
 //! | 10 | node | cell, node id | beat, token, start, roles | as long as the node lives |
 //! | 11 | lease | cell, pool, resource, 0 | epoch, owner | as long as the resource |
 //! | 11 | request | cell, pool, resource, 1 | node, epoch | from the asking to the handover |
-//! | 12 | group | feed, 0, group | | as long as the group |
+//! | 12 | group | feed, 0, group | token, generation, start, creation, expiry | as long as the group |
 //! | 12 | checkpoint | feed, 1, group, shard | sequence | as long as the group has to read the shard |
+//! | 12 | dead letter | feed, 2, group, incarnation, versionstamp | shard, attempts, time, error, the row | until replayed or deleted |
+//! | 12 | idle time | feed, 3, group, 0 | milliseconds | while no node works for a group that expires |
+//! | 12 | progress | feed, 3, group, 1, shard | milliseconds since 1970 | as the checkpoint |
+//! | 12 | trouble | feed, 3, group, 2, shard | flags, attempts, time, error | as the checkpoint, once something went wrong |
 //! | 13 | age mark | milliseconds that janitors have worked | sequence | until the retention has passed twice |
 //!
 //! Three families share number 1, so that a notifier reads all that waits for it in one range; the number after the
@@ -35,7 +39,9 @@ mod checkpoint;
 mod config;
 mod counters;
 mod ddoc;
+mod dead_letter;
 mod feed;
+mod group;
 mod lease;
 mod node;
 mod partition;
@@ -45,11 +51,14 @@ use bytes::Bytes;
 use foundationdb_tuple::{TuplePack, TupleUnpack};
 
 pub(crate) use age::AgeMark;
-pub(crate) use checkpoint::checkpoint_position;
+pub(crate) use checkpoint::{Trouble, checkpoint_position, cut};
 pub(crate) use config::Config;
 pub(crate) use counters::{DrainKey, DrainRow, stamp_operand};
+pub(crate) use dead_letter::DeadLetterRow;
 pub use feed::ShardId;
 pub(crate) use feed::{FeedId, RowSpace, sequence_operand};
+pub use group::{GROUP_NAME_LEN_MAX, GroupName};
+pub(crate) use group::{GroupId, GroupRow};
 pub(crate) use lease::{Lease, LeaseRow, Owner, Request};
 pub(crate) use node::NodeRow;
 pub use node::{NodeId, Role};

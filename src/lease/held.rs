@@ -85,6 +85,11 @@ impl Stop {
         let _ = self.0.wait_for(|stop| *stop).await;
     }
 
+    /// Whether the work was asked to end, rather than aborted.
+    pub fn was_given(&self) -> bool {
+        *self.0.borrow()
+    }
+
     /// Whether the work is to end.
     pub fn is_requested(&self) -> bool {
         *self.0.borrow() || self.0.has_changed().is_err()
@@ -93,7 +98,8 @@ impl Stop {
 
 /// What is done with the resources of a pool.
 pub(crate) trait Work: Send + Sync + 'static {
-    /// The resources that there are. Read in the transaction of a round of balancing.
+    /// The resources that there are. Read in the transaction of a round of balancing. Of one that is there no more, the work is
+    /// dropped and the lease is removed, so it must never be there again, or its work must bear to be fenced by the owner alone.
     fn resources<'a>(&'a self, tx: &'a Transaction) -> BoxFuture<'a, Result<Vec<u64>>>;
 
     /// Writes what goes with the acquisition of `resource` under `epoch`, in its transaction.
@@ -159,7 +165,7 @@ mod tests {
         let (sender, mut stop) = Stop::new();
         assert!(!stop.is_requested());
         drop(sender);
-        assert!(stop.is_requested());
+        assert!(stop.is_requested() && !stop.was_given());
         stop.requested().await;
     }
 }

@@ -52,7 +52,7 @@ pub(crate) struct Member {
     /// The store.
     pub(super) db: Database,
     /// The keys of the bus.
-    pub(super) keys: Keys,
+    pub keys: Keys,
     /// What the roles of the process have done.
     pub(super) stats: Arc<Stats>,
     /// How it lives.

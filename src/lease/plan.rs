@@ -57,6 +57,8 @@ pub(super) struct Plan {
     pub release: Vec<u64>,
     /// It is asked for these and ends its work on them.
     pub hand_over: Vec<u64>,
+    /// These leases are of resources that are there no more: it removes them, and aborts its work on them, if any.
+    pub gone: Vec<u64>,
     /// It has lost these to others and aborts its work on them.
     pub lost: Vec<u64>,
     /// Whether it waits for owners that it has asked.
@@ -141,12 +143,16 @@ impl Scene<'_> {
                 _ => {}
             }
         }
-        self.look_after_held(&mut plan);
+        self.look_after_held(&mut plan, &holders);
         self.take(&mut plan, &mut holders, mine, random);
         for (&resource, lease) in &self.leases {
             let is_mine = lease.owner.is_some_and(|owner| owner.node == self.me);
             let is_held = self.standing(resource) == Standing::Held;
-            if is_mine && !is_held && !plan.acquire.contains(&resource) {
+            if !holders.contains_key(&resource) {
+                if !matches!(self.standing(resource), Standing::Other(_)) {
+                    plan.gone.push(resource);
+                }
+            } else if is_mine && !is_held && !plan.acquire.contains(&resource) {
                 plan.release.push(resource);
             }
         }
@@ -154,15 +160,18 @@ impl Scene<'_> {
     }
 
     /// Finds what the node has lost, and what it has without knowing it.
-    fn look_after_held(&self, plan: &mut Plan) {
+    fn look_after_held(&self, plan: &mut Plan, resources: &BTreeMap<u64, Holder>) {
         for (&resource, &(owner, epoch)) in &self.held {
-            if self.lease(resource) != (Lease { epoch, owner: Some(owner) }) {
+            if !resources.contains_key(&resource) {
+                // Its lease may be removed already.
+                plan.gone.push(resource);
+            } else if self.lease(resource) != (Lease { epoch, owner: Some(owner) }) {
                 plan.lost.push(resource);
             }
         }
         for (&resource, lease) in &self.leases {
             let is_signed = lease.owner == Some(Owner { node: self.me, token: self.token });
-            if is_signed && !self.held.contains_key(&resource) {
+            if is_signed && resources.contains_key(&resource) && !self.held.contains_key(&resource) {
                 plan.acquired.push((resource, lease.epoch));
             }
         }
@@ -261,6 +270,18 @@ mod tests {
     }
 
     #[test]
+    fn leases_of_resources_that_are_gone_are_removed_unless_another_works_on_them() {
+        let mut scene = scene(&BalanceOptions::default(), 6, &[0, 1], &[(2, A), (3, A)]);
+        let free = Lease { epoch: EPOCH, owner: None };
+        scene.leases.insert(4, free);
+        scene.resources = vec![0];
+        let plan = plan(&scene);
+        let gone: BTreeSet<_> = plan.gone.iter().copied().collect();
+        assert_eq!(gone, BTreeSet::from([1, 4]), "{plan:?}");
+        assert!(plan.lost.is_empty() && plan.release.is_empty() && plan.acquire.is_empty());
+    }
+
+    #[test]
     fn a_node_alone_takes_everything_at_once() {
         let options = BalanceOptions::default();
         let plan = plan(&scene(&options, 100, &[], &[]));
@@ -352,7 +373,7 @@ mod tests {
         assert_eq!(plan(&orphan), Plan { release: vec![1], ..Plan::default() });
         // It is not even a resource any more.
         orphan.resources.pop();
-        assert_eq!(plan(&orphan), Plan { release: vec![1], ..Plan::default() });
+        assert_eq!(plan(&orphan), Plan { gone: vec![1], ..Plan::default() });
     }
 
     #[test]

@@ -360,6 +360,10 @@ impl Dealer {
             let lease = Lease { epoch: epoch(resource), owner: None };
             tx.set(&keys.lease(pool, resource), &lease.to_bytes());
         }
+        for &resource in &plan.gone {
+            tx.clear(&keys.lease(pool, resource));
+            tx.clear(&keys.lease_request(pool, resource));
+        }
         let acquire = plan.acquire.iter().map(|&resource| {
             let epoch = epoch(resource) + 1;
             let lease = Lease { epoch, owner: Some(owner) };
@@ -394,6 +398,12 @@ impl Dealer {
                 self.ids.remove(&job.abort.id());
                 self.member.stats.leases_lost.add(1);
                 tracing::warn!(pool = &*self.pool.name, resource, "lease lost to another node");
+            }
+        }
+        for resource in &plan.gone {
+            if let Some(job) = self.held.remove(resource) {
+                job.abort.abort();
+                self.ids.remove(&job.abort.id());
             }
         }
         for resource in &plan.hand_over {

@@ -30,6 +30,7 @@ mod child;
 mod differential;
 mod dropped;
 mod fixture;
+mod groups;
 mod load;
 mod opening;
 mod processes;
@@ -92,6 +93,10 @@ fn main() -> ExitCode {
             a_parallel_job_ends_at_one_state
             a_bus_moves_to_a_cluster_and_away
             the_janitor_drops_what_is_old
+        }
+        groups {
+            each_row_is_counted_exactly_once_while_nodes_die_and_shards_change
+            a_zombie_cannot_commit_its_effect
         }
         servers {
             a_killed_server_loses_nothing

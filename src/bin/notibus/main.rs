@@ -1,5 +1,6 @@
 //! The `notibus` command. It parses, builds and calls; what it does is in the modules, one per subcommand.
 
+mod groups;
 mod nodes;
 mod relocate;
 mod replay;
@@ -24,6 +25,8 @@ struct Cli {
 /// What the command can do.
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Look at groups of durable consumers, and manage them.
+    Groups(groups::Args),
     /// Write a bus to a file, to be imported into another store. Nothing may write to it any more.
     Export(relocate::Args),
     /// Bring the bus of a file into a store. Positions of readers stay valid.
@@ -58,6 +61,7 @@ impl From<notibus::Error> for Failure {
             | Error::UnknownScheme { .. }
             | Error::NoFeed { .. }
             | Error::NoShard { .. }
+            | Error::NoGroup { .. }
             | Error::Expired { .. }
             | Error::Corrupt { .. } => Self::BadInput(error.to_string()),
             error => Self::Failed(error.to_string()),
@@ -89,6 +93,7 @@ fn main() -> ExitCode {
     };
     let outcome = runtime.block_on(async {
         match cli.command {
+            Command::Groups(args) => groups::run(args).await,
             Command::Export(args) => relocate::export(args).await,
             Command::Import(args) => relocate::import(args).await,
             Command::Nodes(args) => nodes::run(args).await,

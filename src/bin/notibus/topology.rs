@@ -56,7 +56,7 @@ pub struct FeedArgs {
 
 /// The name of a feed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum FeedName {
+pub enum FeedName {
     /// The feed of notifications.
     Notifications,
     /// The changes of the documents of a database.

@@ -121,7 +121,8 @@ impl Worker {
             let root = core.share_root();
             core.stage(root, group, self.now())
         };
-        if staged.keys().next().is_some()
+        // A commit that changes no row has a version, too: readers may know it, and the next opening must.
+        if staged.is_commit()
             && let Err(error) = self.disk.persist(&staged)
         {
             // Whether the group is on disk is open until the store is opened again; nothing may build on it.

@@ -93,6 +93,11 @@ pub(super) struct Staged {
 }
 
 impl Staged {
+    /// Whether a transaction of the group commits at its version, if only to clear what was not there.
+    pub fn is_commit(&self) -> bool {
+        self.outcomes.iter().any(|outcome| matches!(outcome, Ok(Some(_))))
+    }
+
     /// The keys that the group wrote, each as often as it was written.
     pub fn keys(&self) -> impl Iterator<Item = &Bytes> {
         self.written.undo.iter().map(|(key, _)| key)
@@ -288,8 +293,9 @@ impl Core {
 
     /// Makes the group readable, fires and arms watches, and forgets what is too old to matter.
     pub fn publish(&mut self, staged: Staged, now: Duration) -> Vec<Outcome> {
+        let is_commit = staged.is_commit();
         self.root = staged.root;
-        if staged.outcomes.iter().any(|outcome| matches!(outcome, Ok(Some(_)))) {
+        if is_commit {
             self.version = staged.version;
             if !self.watches.is_empty() {
                 for (key, _) in &staged.written.undo {

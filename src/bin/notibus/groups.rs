@@ -1,0 +1,259 @@
+//! `notibus groups`: looks at groups of durable consumers, and manages them.
+
+use std::{
+    io::Write,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use clap::Subcommand;
+use notibus::{Bus, Group, GroupStart, GroupStatus, Sequence, ShardLag, ShardStatus};
+use serde::Serialize;
+
+use crate::{Failure, store::Store, topology::FeedName};
+
+/// What to do with groups.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// What to do.
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// What can be done with groups.
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Print the groups of all feeds: their members, and how each shard stands.
+    List(At),
+    /// Print how far a group is behind in each shard.
+    Lag(Of),
+    /// Set a group to another position. Refused while members live, which takes up to 10 s to find out.
+    Reset {
+        /// Which group.
+        #[command(flatten)]
+        of: Of,
+        /// Where to: "now", "0" for all, or behind a sequence of 26 hexadecimal digits.
+        #[arg(long)]
+        to: String,
+        /// Also if members live: they start anew from there.
+        #[arg(long)]
+        force: bool,
+    },
+    /// Delete a group, with its dead letters. Refused while members live, which takes up to 10 s to find out.
+    Delete {
+        /// Which group.
+        #[command(flatten)]
+        of: Of,
+        /// Also if members live: they get nothing any more.
+        #[arg(long)]
+        force: bool,
+    },
+    /// Rows that a group could not work on. A program can replay them.
+    #[command(subcommand)]
+    DeadLetters(DeadLetters),
+}
+
+/// What can be done with dead letters.
+#[derive(Debug, Subcommand)]
+enum DeadLetters {
+    /// Print them.
+    List(Of),
+    /// Delete one, or all.
+    Delete {
+        /// Whose.
+        #[command(flatten)]
+        of: Of,
+        /// The one that stood at this sequence of 26 hexadecimal digits.
+        #[arg(long, conflicts_with = "all", required_unless_present = "all")]
+        seq: Option<Sequence>,
+        /// All of them.
+        #[arg(long)]
+        all: bool,
+    },
+}
+
+/// Where the groups are.
+#[derive(Debug, clap::Args)]
+struct At {
+    /// The store: "memory", "dir:PATH" or "fdb:FILE".
+    #[arg(long)]
+    store: Store,
+    /// What the keys of the bus start with.
+    #[arg(long, default_value = "notibus")]
+    prefix: String,
+    /// Print a JSON object per line.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Which group.
+#[derive(Debug, clap::Args)]
+struct Of {
+    /// Its name.
+    group: String,
+    /// The feed that it follows: "notifications", or the instance of a database, 32 hexadecimal digits, for the changes of its
+    /// documents.
+    #[arg(long, default_value = "notifications")]
+    feed: FeedName,
+    /// Where it is.
+    #[command(flatten)]
+    at: At,
+}
+
+/// The start of this text.
+fn start(text: &str) -> notibus::Result<GroupStart> {
+    Ok(match text {
+        "now" => GroupStart::Now,
+        "0" => GroupStart::Zero,
+        text => GroupStart::After(text.parse()?),
+    })
+}
+
+impl At {
+    /// Opens the bus.
+    async fn open(&self) -> Result<Bus, Failure> {
+        self.store.check_exists()?;
+        let db = self.store.open().await?;
+        Ok(Bus::open_existing(&db, self.prefix.as_bytes()).await?)
+    }
+
+    /// Prints `rows`, each as a JSON object or as `readable` says.
+    fn print<T: Serialize>(&self, rows: &[T], readable: impl Fn(&T) -> String) -> Result<(), Failure> {
+        let mut out = std::io::stdout().lock();
+        let fail = |error: std::io::Error| Failure::Failed(format!("standard output: {error}"));
+        for row in rows {
+            if self.json {
+                serde_json::to_writer(&mut out, row)
+                    .map_err(std::io::Error::from)
+                    .and_then(|()| out.write_all(b"\n"))
+                    .map_err(fail)?;
+            } else {
+                writeln!(out, "{}", readable(row)).map_err(fail)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Of {
+    /// Opens the bus, and finds the group.
+    async fn open(&self) -> Result<Group<()>, Failure> {
+        let instance = match self.feed {
+            FeedName::Notifications => None,
+            FeedName::Documents(instance) => Some(instance),
+        };
+        Ok(self.at.open().await?.any_group(instance, &self.group)?)
+    }
+}
+
+/// Looks at groups, or manages them.
+pub async fn run(args: Args) -> Result<(), Failure> {
+    match args.command {
+        Command::List(at) => at.print(&at.open().await?.groups().await?, readable),
+        Command::Lag(of) => of.at.print(&of.open().await?.lag().await?, lag),
+        Command::Reset { of, to, force } => {
+            let to = start(&to)?;
+            Ok(of.open().await?.reset(to, force).await?)
+        }
+        Command::Delete { of, force } => Ok(of.open().await?.delete(force).await?),
+        Command::DeadLetters(DeadLetters::List(of)) => {
+            let group = of.open().await?;
+            group.status().await?;
+            let mut after = Sequence::ZERO;
+            loop {
+                let letters = group.dead_letters(after, 1_000).await?;
+                of.at.print(&letters, |letter| {
+                    let (when, shard) = (time(letter.at_ms), letter.shard);
+                    let (sequence, attempts, error) = (letter.sequence, letter.attempts, &letter.error);
+                    format!("{sequence}  shard {shard}; {attempts} attempts, last {when}: {error}")
+                })?;
+                match letters.last() {
+                    Some(last) => after = last.sequence,
+                    None => return Ok(()),
+                }
+            }
+        }
+        Command::DeadLetters(DeadLetters::Delete { of, seq, .. }) => {
+            let group = of.open().await?;
+            group.status().await?;
+            match seq {
+                None => Ok(group.delete_dead_letters().await?),
+                Some(sequence) if group.delete_dead_letter(sequence).await? => Ok(()),
+                Some(sequence) => Err(Failure::BadInput(format!("there is no dead letter of {sequence}"))),
+            }
+        }
+    }
+}
+
+/// A wall-clock time for people.
+fn time(ms: u64) -> String {
+    UNIX_EPOCH.checked_add(Duration::from_millis(ms)).map_or_else(
+        || "?".to_owned(),
+        |time: SystemTime| humantime::format_rfc3339_seconds(time).to_string(),
+    )
+}
+
+/// A group for people: a line of its own, and one per shard.
+fn readable(group: &GroupStatus) -> String {
+    let feed = group.instance.map_or_else(|| "notifications".to_owned(), |of| format!("documents of {of}"));
+    let members = match group.members.len() {
+        0 => "no member: nobody works for it".to_owned(),
+        1 => "1 member".to_owned(),
+        count => format!("{count} members"),
+    };
+    let expiry = group.idle_expiry_ms.map_or_else(String::new, |ms| {
+        let [expiry, idle] =
+            [ms, group.idle_ms].map(|ms| humantime::format_duration(Duration::from_millis(ms)));
+        format!("; expires after {expiry}, idle for {idle}")
+    });
+    let letters = if group.has_dead_letters { "; has dead letters" } else { "" };
+    let (name, start, generation) = (&group.name, group.start, group.generation);
+    let mut text =
+        format!("{name}  {feed}; {members}; generation {generation}, from {start}{expiry}{letters}");
+    for shard in &group.shards {
+        text.push_str("\n  ");
+        text.push_str(&shard_line(shard));
+    }
+    text
+}
+
+/// A shard for people.
+fn shard_line(status: &ShardStatus) -> String {
+    let ShardStatus { shard, owner, checkpoint, progress_ms, trouble, .. } = status;
+    let owner = owner.map_or_else(|| "no owner".to_owned(), |owner| format!("owner {owner}"));
+    let progress = progress_ms.map_or_else(String::new, |ms| format!(", put down {}", time(ms)));
+    let trouble = trouble.as_ref().map_or_else(String::new, |trouble| {
+        let state = match (trouble.is_current, trouble.is_stuck) {
+            (true, true) => "STUCK",
+            (true, false) => "failing",
+            (false, _) => "last trouble, over",
+        };
+        format!("; {state}: {} attempts, {}: {}", trouble.attempts, time(trouble.at_ms), trouble.error)
+    });
+    format!("shard {shard}: {owner}; at {checkpoint}{progress}{trouble}")
+}
+
+/// The lag of a shard for people.
+fn lag(lag: &ShardLag) -> String {
+    let ShardLag { shard, owner, rows, is_exact, age_ms, checkpoint, .. } = lag;
+    let owner = owner.map_or_else(|| "no owner".to_owned(), |owner| format!("owner {owner}"));
+    let more = if *is_exact { "" } else { " or more" };
+    let age = age_ms.map_or_else(String::new, |ms| {
+        format!(", the oldest {} ago", humantime::format_duration(Duration::from_millis(ms)))
+    });
+    let waits = if checkpoint.is_none() { "; waits for the shards that it replaces" } else { "" };
+    format!("shard {shard}: {rows}{more} rows behind{age}; {owner}{waits}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn starts_are_told_apart() {
+        assert_eq!(start("now").unwrap(), GroupStart::Now);
+        assert_eq!(start("0").unwrap(), GroupStart::Zero);
+        let sequence = "01000000000000000700020003";
+        assert_eq!(start(sequence).unwrap(), GroupStart::After(sequence.parse().unwrap()));
+        assert!(start("then").is_err());
+    }
+}

@@ -1,0 +1,157 @@
+//! Groups on a cluster: exactly once, with nodes of several clients that come and die, and shards that change.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use notibus::{
+    Bus, Consumer, ConsumerOptions, Error, Group, GroupBatch, GroupOptions, GroupStart, NodeOptions,
+    Notification, NotifierOptions,
+    store::{AtomicOp, Database, Isolation, KeyRange, RangeRead},
+};
+
+use crate::{
+    common::{NEVER, db, record, until, within},
+    fixture,
+};
+
+/// A node that is soon taken for dead, and looks at no shard unless it is told to, which only watches do here.
+async fn start(file: &std::path::Path, prefix: &[u8]) -> Consumer {
+    let store = fixture::open(file).await;
+    let bus = fixture::bus(&store, prefix).await;
+    let times = NodeOptions {
+        heartbeat: Duration::from_millis(300),
+        expiry: Duration::from_secs(1),
+        ..NodeOptions::default()
+    };
+    let node = bus.node(times).await.unwrap();
+    let mut options = ConsumerOptions { rows_max: 20, poll_interval: NEVER, ..ConsumerOptions::default() };
+    options.balance.interval = Duration::from_millis(300);
+    let group = bus.group("counter").unwrap();
+    let effects: Arc<[u8]> = [prefix, b"effects/"].concat().into();
+    let count = move |batch: GroupBatch<Notification>| {
+        let (store, effects) = (store.clone(), Arc::clone(&effects));
+        async move {
+            let body = async |tx| {
+                if batch.checkpoint_in(&tx).await?.is_done() {
+                    return Ok(());
+                }
+                for row in &batch.rows {
+                    let key = [&effects[..], row.sequence.as_bytes()].concat();
+                    tx.atomic(AtomicOp::Add, &key, &1_u64.to_le_bytes());
+                }
+                Ok(())
+            };
+            store.run(body).await?;
+            Ok(())
+        }
+    };
+    node.consumer(&group, move |_| count.clone(), options).await.unwrap()
+}
+
+/// Waits until the group has worked on everything.
+async fn until_done(bus: &Bus, group: &Group<Notification>) {
+    let is_done = async || {
+        bus.is_drained().await.unwrap() && group.lag().await.unwrap().iter().all(|shard| shard.rows == 0)
+    };
+    until("the group has done everything", is_done).await;
+}
+
+/// How often each row was counted.
+async fn counted(store: &Database, prefix: &[u8]) -> Vec<(Vec<u8>, u64)> {
+    let effects = [prefix, b"effects/"].concat();
+    let read = RangeRead::new(KeyRange::prefix(effects.clone())).target_bytes(usize::MAX);
+    let rows = store.begin().get_range(&read, Isolation::Snapshot).await.unwrap().rows;
+    rows.iter()
+        .map(|(key, value)| {
+            (key[effects.len()..].to_vec(), u64::from_le_bytes(value[..].try_into().unwrap()))
+        })
+        .collect()
+}
+
+pub async fn each_row_is_counted_exactly_once_while_nodes_die_and_shards_change() {
+    let (file, prefix) = (fixture::shared(), fixture::prefix("groups"));
+    let store = fixture::open(&file).await;
+    let bus = fixture::bus(&store, &prefix).await;
+    let notifier = bus.notifier(NotifierOptions::default()).await.unwrap();
+    let group = bus.group("counter").unwrap();
+    group.create(&GroupOptions::default()).await.unwrap();
+    let mut nodes = vec![start(&file, &prefix).await, start(&file, &prefix).await];
+    for round in 0..6_u32 {
+        for n in 0..60 {
+            record(&store, &bus, &db(&format!("db{n}"), 1), [0, 0, 1, 0]).await;
+        }
+        match round {
+            1 | 4 => drop(nodes.swap_remove(0)),
+            2 => nodes.push(start(&file, &prefix).await),
+            3 => nodes.swap_remove(0).shutdown().await.unwrap(),
+            _ => drop(bus.feed().reshard(round + 1, None).await.unwrap()),
+        }
+        if nodes.is_empty() {
+            nodes.push(start(&file, &prefix).await);
+        }
+    }
+    until_done(&bus, &group).await;
+    let counted = counted(&store, &prefix).await;
+    assert!(counted.iter().all(|(_, count)| *count == 1), "{counted:?}");
+    let rows = bus.feed().page(notibus::Sequence::ZERO, 1_000).await.unwrap().rows;
+    assert_eq!(rows.len(), 60);
+    for row in rows {
+        assert!(counted.iter().any(|(key, _)| key[..] == row.sequence.as_bytes()[..]), "{}", row.sequence);
+    }
+
+    // A row that comes when all are at rest is told of by a watch.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    record(&store, &bus, &db("last", 1), [1, 0, 0, 0]).await;
+    until_done(&bus, &group).await;
+    for node in nodes {
+        node.shutdown().await.unwrap();
+    }
+    notifier.shutdown().await.unwrap();
+    group.delete(false).await.unwrap();
+    assert!(bus.groups().await.unwrap().is_empty());
+}
+
+/// A transaction with a checkpoint that was begun under a lease conflicts with the loss of the lease.
+pub async fn a_zombie_cannot_commit_its_effect() {
+    let (file, prefix) = (fixture::shared(), fixture::prefix("groups"));
+    let store = fixture::open(&file).await;
+    let bus = fixture::bus(&store, &prefix).await;
+    let notifier = bus.notifier(NotifierOptions::default()).await.unwrap();
+    let group = bus.group("g").unwrap();
+    group.create(&GroupOptions::default().start_from(GroupStart::Zero)).await.unwrap();
+    record(&store, &bus, &db("a", 1), [1, 0, 0, 0]).await;
+    let (outcomes, other) = (Arc::new(Mutex::new(Vec::new())), fixture::open(&file).await);
+    let (tell, reset) = (Arc::clone(&outcomes), group.clone());
+    let effect: Arc<[u8]> = [&prefix[..], b"effect"].concat().into();
+    let zombie = {
+        let effect = Arc::clone(&effect);
+        move |batch: GroupBatch<Notification>| {
+            let (tell, reset, tx) = (Arc::clone(&tell), reset.clone(), other.begin());
+            let effect = Arc::clone(&effect);
+            // It goes on although its observer is dropped.
+            let work = tokio::spawn(async move {
+                let state = batch.checkpoint_in(&tx).await.unwrap();
+                assert!(!state.is_done());
+                tx.set(&effect, b"of the zombie");
+                reset.reset(GroupStart::Now, true).await.unwrap();
+                let late = batch.checkpoint().await;
+                let committed = tx.commit().await.map(drop);
+                tell.lock().unwrap().push((committed, late));
+            });
+            async move {
+                work.await?;
+                Ok(())
+            }
+        }
+    };
+    let consumer = bus.consumer(&group, move |_| zombie.clone(), ConsumerOptions::default()).await.unwrap();
+    until("it has tried", async || !outcomes.lock().unwrap().is_empty()).await;
+    let (committed, late) = outcomes.lock().unwrap().remove(0);
+    assert_eq!(committed.unwrap_err().code(), Some(1020));
+    assert!(matches!(late, Err(Error::LeaseLost { .. })), "{late:?}");
+    assert_eq!(store.begin().get(&effect, Isolation::Snapshot).await.unwrap(), None);
+    within("it ends", consumer.shutdown()).await.unwrap();
+    notifier.shutdown().await.unwrap();
+}

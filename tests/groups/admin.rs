@@ -1,0 +1,309 @@
+//! Creating, looking at, resetting and deleting groups; and input that is refused.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use notibus::{
+    ChangesOptions, CloseReason, ConsumerOptions, Error, GroupName, GroupOptions, GroupStart, Incarnation,
+    JanitorOptions, LAG_ROWS_MAX, NodeOptions, Role, Sequence, StoreError, Versionstamp,
+    store::{Isolation, KeyRange, RangeRead, RetryPolicy, testing::CommitFault},
+};
+
+use crate::{
+    common::{NEVER, counts, db, record, until},
+    world::{Log, World, behind, names, pass, until_done},
+};
+
+/// Consumers that look at no shard unless they are told to.
+fn unpolled() -> ConsumerOptions {
+    ConsumerOptions { poll_interval: NEVER, ..ConsumerOptions::default() }
+}
+
+/// How many rows are kept of groups, and how many leases of theirs.
+async fn kept(world: &World) -> (usize, usize) {
+    let count = async |prefix: &'static [u8]| {
+        let read = RangeRead::new(KeyRange::prefix(prefix));
+        world.store.begin().get_range(&read, Isolation::Snapshot).await.unwrap().rows.len()
+    };
+    (count(b"notibus\x15\x0c").await, count(b"notibus\x15\x0b\x02main\x00\x02group").await)
+}
+
+#[tokio::test(start_paused = true)]
+async fn bad_input_is_refused_and_changes_nothing() {
+    let world = World::new(2).await;
+    for name in [String::new(), "x".repeat(257)] {
+        assert!(matches!(world.bus.group(&name), Err(Error::Invalid { what: "group name", .. })));
+    }
+    let group = world.bus.group(&"ü".repeat(128)).unwrap();
+    let ahead = Sequence::new(Incarnation(0), Versionstamp::new(u64::MAX, 0), 0);
+    let moved = Sequence::new(Incarnation(1), Versionstamp::new(0, 0), 0);
+    for start in [ahead, moved] {
+        let options = GroupOptions::default().start_from(GroupStart::After(start));
+        assert!(matches!(group.create(&options).await, Err(Error::Invalid { what: "start", .. })));
+    }
+    let options = GroupOptions::default().expire_after(Duration::ZERO);
+    assert!(matches!(group.create(&options).await, Err(Error::Invalid { what: "idle expiry", .. })));
+    let nowhere = world.bus.changes().feed(&db("none", 1)).group("g").unwrap();
+    assert!(matches!(nowhere.create(&GroupOptions::default()).await, Err(Error::NoFeed { .. })));
+    assert!(matches!(group.status().await, Err(Error::NoGroup { .. })));
+    assert!(matches!(group.lag().await, Err(Error::NoGroup { .. })));
+    assert!(matches!(group.reset(GroupStart::Now, false).await, Err(Error::NoGroup { .. })));
+    assert!(matches!(group.delete(true).await, Err(Error::NoGroup { .. })));
+    let observer = || |_: notibus::GroupBatch<notibus::Notification>| std::future::ready(Ok(()));
+    let missing = world.bus.consumer(&group, move |_| observer(), unpolled()).await;
+    assert!(matches!(missing, Err(Error::NoGroup { .. })));
+    assert_eq!(kept(&world).await, (0, 0));
+    assert!(group.create(&GroupOptions::default()).await.unwrap());
+    let bad = [
+        ConsumerOptions { rows_max: 0, ..unpolled() },
+        ConsumerOptions { rows_max: 10_001, ..unpolled() },
+        ConsumerOptions { poll_interval: Duration::ZERO, ..unpolled() },
+        ConsumerOptions { stuck_after: Duration::ZERO, ..unpolled() },
+        ConsumerOptions { checkpoint: notibus::CheckpointPolicy::Rows(0), ..unpolled() },
+        ConsumerOptions {
+            retry: RetryPolicy { attempts_max: Some(0), ..RetryPolicy::default() },
+            ..unpolled()
+        },
+        ConsumerOptions {
+            retry: RetryPolicy { attempts_max: None, elapsed_max: None, ..RetryPolicy::default() },
+            ..unpolled()
+        },
+    ];
+    for options in bad {
+        let refused = world.bus.consumer(&group, move |_| observer(), options).await;
+        assert!(matches!(refused, Err(Error::Invalid { .. })), "{refused:?}");
+    }
+    assert_eq!(world.bus.nodes().await.unwrap().len(), 1, "the notifier's alone");
+    assert!(matches!(group.dead_letters(Sequence::ZERO, 0).await, Err(Error::Invalid { .. })));
+    let other = notibus::BusOptions { prefix: b"other".to_vec(), ..notibus::BusOptions::default() };
+    let other = notibus::Bus::open(&world.store, other).await.unwrap();
+    let node = other.node(NodeOptions::default()).await.unwrap();
+    let strange = node.consumer(&group, move |_| observer(), unpolled()).await;
+    assert!(matches!(strange, Err(Error::Invalid { what: "group", .. })));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_start_below_the_horizon_is_refused() {
+    let world = World::new(2).await;
+    world.create(["lives", "gone"]).await;
+    let before = world.other.feed().page(Sequence::ZERO, 1).await.unwrap().rows[0].sequence;
+    record(&world.store, &world.other, &db("gone", 1), [0, 1, 0, 0]).await;
+    let options = JanitorOptions {
+        interval: Duration::from_millis(100),
+        tombstone_retention: Duration::ZERO,
+        ..JanitorOptions::default()
+    };
+    let _janitor = world.other.janitor(options).await.unwrap();
+    until("the tombstone is dropped", async || world.other.stats().tombstones_dropped == 1).await;
+    let horizon = world.other.feed().horizon().await.unwrap();
+    let group = world.bus.group("g").unwrap();
+    let expired = GroupOptions::default().start_from(GroupStart::After(before));
+    assert!(matches!(group.create(&expired).await, Err(Error::Expired { horizon: at }) if at == horizon));
+    assert_eq!(kept(&world).await, (0, 0));
+    let at_horizon = GroupOptions::default().start_from(GroupStart::After(horizon));
+    assert!(group.create(&at_horizon).await.unwrap());
+    let reset = group.reset(GroupStart::After(before), false).await;
+    assert!(matches!(reset, Err(Error::Expired { .. })));
+    let status = group.status().await.unwrap();
+    assert_eq!((status.start, status.generation), (horizon, 1), "nothing was changed");
+
+    // From zero there is no horizon, however many batches it takes.
+    group.reset(GroupStart::Zero, false).await.unwrap();
+    world.create(names("db", 10)).await;
+    let log = Log::new();
+    let consumer = log.consume(&world.bus, &group, ConsumerOptions { rows_max: 1, ..unpolled() }).await;
+    until_done(&group).await;
+    consumer.shutdown().await.unwrap();
+    assert_eq!(log.names().len(), 11);
+}
+
+#[tokio::test(start_paused = true)]
+async fn unknown_results_do_not_confuse_creation_and_deletion() {
+    let world = World::new(2).await;
+    let group = world.bus.group("g").unwrap();
+    let unknown = StoreError::COMMIT_UNKNOWN_RESULT;
+    for fault in [CommitFault::After(unknown.clone()), CommitFault::Before(unknown)] {
+        world.faults.script_commits([fault.clone()]);
+        assert!(group.create(&GroupOptions::default()).await.unwrap(), "by this call");
+        world.faults.script_commits([fault.clone()]);
+        group.reset(GroupStart::Zero, false).await.unwrap();
+        assert_eq!(group.status().await.unwrap().generation, 2, "once");
+        world.faults.script_commits([fault]);
+        group.delete(false).await.unwrap();
+        assert_eq!(kept(&world).await, (0, 0));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_group_with_living_members_is_reset_and_deleted_only_by_force() {
+    let world = World::new(3).await;
+    let group = world.group(GroupStart::Now).await;
+    world.create(names("db", 6)).await;
+    let log = Log::new();
+    let consumer = log.consume(&world.other, &group, unpolled()).await;
+    until_done(&group).await;
+    for refused in [group.reset(GroupStart::Zero, false).await, group.delete(false).await] {
+        assert!(matches!(refused, Err(Error::GroupInUse { members: 1, .. })), "{refused:?}");
+    }
+    assert_eq!(group.status().await.unwrap().generation, 1);
+    group.reset(GroupStart::Zero, true).await.unwrap();
+    until("all come again", async || log.rows().len() == 12).await;
+    until_done(&group).await;
+    assert!(log.closed().iter().all(|reason| *reason == CloseReason::LeaseLost));
+    let status = group.status().await.unwrap();
+    assert_eq!((status.generation, status.start, status.members.len()), (2, Sequence::ZERO, 1));
+
+    group.delete(true).await.unwrap();
+    assert_eq!(kept(&world).await, (0, 0));
+    until("nothing is left to do", async || consumer.shards().is_empty()).await;
+    // It goes on when the group is there again.
+    group.create(&GroupOptions::default()).await.unwrap();
+    world.create(["new"]).await;
+    log.until_names(&["new".to_owned()]).await;
+    until_done(&group).await;
+    drop(consumer);
+    // It has died: that takes a moment to find out, and no force.
+    let began = tokio::time::Instant::now();
+    group.delete(false).await.unwrap();
+    assert!(began.elapsed() >= NodeOptions::default().expiry, "{:?}", began.elapsed());
+    assert_eq!(kept(&world).await, (0, 0));
+    log.check(true);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reset_sets_back_over_reshards_and_forward() {
+    let world = World::new(2).await;
+    let group = world.group(GroupStart::Zero).await;
+    world.create(names("db", 8)).await;
+    world.other.feed().reshard(5, None).await.unwrap();
+    let log = Log::new();
+    let consumer = log.consume(&world.bus, &group, unpolled()).await;
+    until("it is in the second topology", async || group.status().await.unwrap().shards.len() == 5).await;
+    until_done(&group).await;
+    consumer.shutdown().await.unwrap();
+    group.reset(GroupStart::Zero, false).await.unwrap();
+    assert_eq!(group.status().await.unwrap().shards.len(), 2, "the first topology again");
+    assert_eq!(behind(&group).await, 8);
+    let rows = world.other.feed().page(Sequence::ZERO, 100).await.unwrap().rows;
+    group.reset(GroupStart::After(rows[4].sequence), false).await.unwrap();
+    assert_eq!(behind(&group).await, 3);
+    group.reset(GroupStart::Now, false).await.unwrap();
+    assert_eq!((behind(&group).await, group.status().await.unwrap().shards.len()), (0, 5));
+    let log = Log::new();
+    let consumer = log.consume(&world.bus, &group, unpolled()).await;
+    world.create(["new"]).await;
+    log.until_names(&["new".to_owned()]).await;
+    consumer.shutdown().await.unwrap();
+    assert_eq!(log.names(), ["new"]);
+    assert_eq!(kept(&world).await.1, 5, "no leases of other shards are left");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_lag_is_exact_per_shard_up_to_a_limit() {
+    let world = World::new(4).await;
+    let group = world.group(GroupStart::Zero).await;
+    let lag = group.lag().await.unwrap();
+    assert_eq!(lag.len(), 4);
+    assert!(lag.iter().all(|shard| shard.rows == 0 && shard.is_exact && shard.age_ms.is_none()));
+    world.create(names("db", 40)).await;
+    let feed = world.other.feed();
+    for shard in group.lag().await.unwrap() {
+        let rows = feed.shard_page(shard.shard, Sequence::ZERO, 1_000).await.unwrap().rows;
+        assert_eq!(shard.rows as usize, rows.len(), "a dormant shard shows its true backlog");
+        assert_eq!((shard.owner, shard.oldest), (None, rows.first().map(|row| row.sequence)));
+        assert!(shard.age_ms.is_some_and(|age| age < 3_600_000));
+    }
+    // Those that are to come after a reshard count, too.
+    feed.reshard(2, None).await.unwrap();
+    world.create(names("later", 10)).await;
+    let lag = group.lag().await.unwrap();
+    assert_eq!((lag.len(), lag.iter().map(|shard| shard.rows).sum::<u64>()), (6, 50));
+    assert!(lag[..4].iter().all(|shard| shard.checkpoint == Some(Sequence::ZERO)));
+    assert!(lag[4..].iter().all(|shard| shard.checkpoint.is_none()));
+
+    // More than the limit.
+    feed.reshard(1, None).await.unwrap();
+    group.reset(GroupStart::Now, false).await.unwrap();
+    let many = LAG_ROWS_MAX as usize + 1;
+    let producer = world.other.producer();
+    for chunk in names("many", many).chunks(1_000) {
+        let body = async |tx| {
+            for name in chunk {
+                producer.record_all(&tx, &db(name, 1), &counts([1, 0, 0, 0]))?;
+            }
+            Ok(())
+        };
+        world.store.run(body).await.unwrap();
+    }
+    until("all are folded", async || world.other.is_drained().await.unwrap()).await;
+    let [shard] = &group.lag().await.unwrap()[..] else { panic!("there is one") };
+    assert_eq!((shard.rows, shard.is_exact), (LAG_ROWS_MAX, false));
+    let log = Log::new();
+    let consumer = log.consume(&world.bus, &group, unpolled()).await;
+    until("all come", async || log.rows().len() == many).await;
+    until_done(&group).await;
+    let owner = group.lag().await.unwrap()[0].owner;
+    assert_eq!(owner, Some(group.status().await.unwrap().members[0]));
+    consumer.shutdown().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_group_goes_along_to_another_store() {
+    let world = World::new(2).await;
+    let group = world.group(GroupStart::Zero).await;
+    world.create(names("db", 4)).await;
+    let log = Log::new();
+    let consumer = log.consume(&world.bus, &group, unpolled()).await;
+    until_done(&group).await;
+    consumer.shutdown().await.unwrap();
+    world.create(["unread"]).await;
+    let (bus, store) = world.stopped().await;
+    let mut export = Vec::new();
+    bus.export(&mut export).await.unwrap();
+    drop((bus, store));
+    let moved = notibus::store::Database::memory();
+    notibus::Bus::import(&moved, b"notibus", &mut &export[..]).await.unwrap();
+    let bus = notibus::Bus::open_existing(&moved, b"notibus").await.unwrap();
+    let notifier = bus.notifier(notibus::NotifierOptions::default()).await.unwrap();
+    record(&moved, &bus, &db("new", 1), [1, 0, 0, 0]).await;
+    let (group, log) = (bus.group("g").unwrap(), Log::new());
+    let consumer = log.consume(&bus, &group, unpolled()).await;
+    log.until_names(&["unread".to_owned(), "new".to_owned()]).await;
+    until_done(&group).await;
+    consumer.shutdown().await.unwrap();
+    notifier.shutdown().await.unwrap();
+    assert_eq!(log.names().len(), 2, "what was worked on does not come again");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_groups_of_all_feeds_are_listed_with_their_members() {
+    let world = World::new(2).await;
+    let (changes, docs) = (world.bus.changes(), db("docs", 9));
+    world.store.run(async |tx| changes.create(&tx, &docs, &ChangesOptions::default()).await).await.unwrap();
+    let all = names("g", 30);
+    for name in &all {
+        world.bus.group(name).unwrap().create(&GroupOptions::default()).await.unwrap();
+    }
+    let index = changes.feed(&docs).group("index").unwrap();
+    index.create(&GroupOptions::default().expire_after(Duration::from_hours(1))).await.unwrap();
+    let (log, group) = (Log::new(), world.bus.group("g7").unwrap());
+    let consumer = log.consume(&world.bus, &group, unpolled()).await;
+    world.create(names("db", 5)).await;
+    until_done(&group).await;
+    pass(Duration::from_secs(40)).await;
+    let groups = world.other.groups().await.unwrap();
+    let listed: BTreeSet<_> =
+        groups.iter().filter(|g| g.instance.is_none()).map(|g| g.name.as_str()).collect();
+    assert_eq!((groups.len(), listed), (31, all.iter().map(String::as_str).collect()));
+    for status in &groups {
+        let is_worked_for = status.name == GroupName::new("g7").unwrap();
+        assert_eq!(status.members.len(), usize::from(is_worked_for));
+        assert_eq!(status.shards.iter().all(|shard| shard.owner.is_some()), is_worked_for);
+        assert_eq!(status.shards.iter().all(|shard| shard.progress_ms.is_some()), is_worked_for);
+        assert_eq!(status.idle_expiry_ms, status.instance.map(|_| 3_600_000));
+    }
+    let untyped = world.other.any_group(Some(docs.instance), "index").unwrap();
+    assert_eq!(untyped.status().await.unwrap().shards.len(), 1);
+    let role = Role::new("group:g7").unwrap();
+    assert!(world.bus.nodes().await.unwrap().iter().any(|node| node.roles.contains(&role)));
+    consumer.shutdown().await.unwrap();
+}

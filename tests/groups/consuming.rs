@@ -1,0 +1,344 @@
+//! What a group is given: from its start on, in order, over reshards, divided among nodes.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use notibus::{
+    Change, ChangesOptions, CheckpointPolicy, CloseReason, ConsumerOptions, DocId, DocSummary, Error,
+    GroupBatch, GroupOptions, GroupStart, NodeOptions, Revision, Sequence,
+};
+
+use crate::{
+    common::{NEVER, db, until},
+    world::{Happened, Log, World, behind, names, pass, until_done},
+};
+
+/// Consumers that look at no shard unless they are told to.
+fn unpolled() -> ConsumerOptions {
+    ConsumerOptions { poll_interval: NEVER, ..ConsumerOptions::default() }
+}
+
+/// A group that starts "now" used to be anchored, in other libraries, where it first read: then the first event was lost.
+#[tokio::test(start_paused = true)]
+async fn the_first_event_after_the_creation_is_delivered_whoever_reads_when() {
+    let world = World::new(4).await;
+    let group = world.group(GroupStart::Now).await;
+    world.create(["first"]).await;
+    pass(Duration::from_hours(1)).await;
+    let log = Log::new();
+    let consumer = log.consume(&world.bus, &group, unpolled()).await;
+    log.until_names(&["first".to_owned()]).await;
+    until_done(&group).await;
+    consumer.shutdown().await.unwrap();
+    log.check(true);
+    assert_eq!(log.names(), ["first"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_group_starts_at_now_at_zero_or_behind_a_sequence() {
+    let world = World::new(4).await;
+    world.create(["a", "b"]).await;
+    let after_a = world.other.feed().page(Sequence::ZERO, 1).await.unwrap().rows[0].sequence;
+    let mut logs = Vec::new();
+    for (name, start) in
+        [("now", GroupStart::Now), ("zero", GroupStart::Zero), ("after", GroupStart::After(after_a))]
+    {
+        let group = world.bus.group(name).unwrap();
+        group.create(&GroupOptions::default().start_from(start)).await.unwrap();
+        assert!(!group.create(&GroupOptions::default()).await.unwrap(), "it is there");
+        let log = Log::new();
+        logs.push((log.consume(&world.bus, &group, unpolled()).await, group, log));
+    }
+    world.create(["c"]).await;
+    for (consumer, group, log) in logs {
+        until_done(&group).await;
+        consumer.shutdown().await.unwrap();
+        let got: BTreeSet<_> = log.names().into_iter().collect();
+        let expected: &[&str] = match group.name().as_str() {
+            "now" => &["c"],
+            "zero" => &["a", "b", "c"],
+            _ => &["b", "c"],
+        };
+        assert_eq!(got, expected.iter().map(ToString::to_string).collect(), "{}", group.name());
+    }
+}
+
+/// New rows reach consumers of another process by watches, and those of the same process directly; nobody polls.
+#[tokio::test(start_paused = true)]
+async fn rows_come_without_polling() {
+    let world = World::new(4).await;
+    let group = world.group(GroupStart::Now).await;
+    let log = Log::new();
+    let _consumer = log.consume(&world.bus, &group, unpolled()).await;
+    pass(Duration::from_mins(10)).await;
+    for n in 0..20 {
+        let began = tokio::time::Instant::now();
+        world.create([format!("db{n}")]).await;
+        log.until_names(&[format!("db{n}")]).await;
+        assert!(began.elapsed() < Duration::from_millis(500), "{:?}", began.elapsed());
+        pass(Duration::from_secs(n)).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn shards_are_divided_and_each_row_comes_once() {
+    let world = World::new(16).await;
+    let group = world.group(GroupStart::Zero).await;
+    let log = Log::new();
+    let buses = [world.another().await, world.another().await, world.another().await];
+    let mut consumers = Vec::new();
+    for bus in &buses {
+        consumers.push(log.consume(bus, &group, unpolled()).await);
+    }
+    pass(Duration::from_secs(20)).await;
+    let mut shares: Vec<_> = consumers.iter().map(|consumer| consumer.shards().len()).collect();
+    shares.sort_unstable();
+    assert_eq!(shares, [5, 5, 6]);
+    let all = names("db", 200);
+    world.create(&all).await;
+    until_done(&group).await;
+    let mut got = log.names();
+    got.sort_unstable();
+    let mut expected = all;
+    expected.sort_unstable();
+    assert_eq!(got, expected, "each once");
+    for consumer in consumers {
+        consumer.shutdown().await.unwrap();
+    }
+    log.check(true);
+    let owners: BTreeSet<_> = group.status().await.unwrap().shards.into_iter().map(|s| s.owner).collect();
+    assert_eq!(owners, BTreeSet::from([None]), "all leases are released");
+}
+
+/// Rows of a database come in order, whatever happens to shards, because successors begin only after all that they replace.
+#[tokio::test(start_paused = true)]
+async fn the_order_of_each_database_holds_over_reshards() {
+    let world = World::new(2).await;
+    let group = world.group(GroupStart::Zero).await;
+    let all = names("db", 12);
+    world.create(&all).await;
+    let log = Log::doing(async |batch| {
+        // One shard is slow, so that its siblings are drained long before.
+        if batch.shard.0 % 3 == 1 {
+            tokio::time::sleep(Duration::from_millis(700)).await;
+        }
+        Ok(())
+    });
+    let (one, two) = (world.another().await, world.another().await);
+    let options = ConsumerOptions { rows_max: 2, ..unpolled() };
+    let a = log.consume(&one, &group, options.clone()).await;
+    let b = log.consume(&two, &group, options).await;
+    for (round, shards) in [(0, 5), (1, 1), (2, 3)] {
+        for name in &all {
+            world.update(name, round).await;
+        }
+        let before = group.status().await.unwrap().shards.len();
+        world.other.feed().reshard(shards, None).await.unwrap();
+        assert_eq!(group.status().await.unwrap().shards.len(), before, "successors wait");
+    }
+    let last = world.other.feed().topology().await.unwrap().pop().unwrap().shards;
+    let on_last = async || {
+        let status = group.status().await.unwrap();
+        status.shards.iter().map(|shard| shard.shard).eq(last.iter().copied())
+    };
+    until("the group is at the last topology", on_last).await;
+    world.create(["new"]).await;
+    until_done(&group).await;
+    a.shutdown().await.unwrap();
+    b.shutdown().await.unwrap();
+    log.check(true);
+    let mut newest: BTreeMap<_, Sequence> = BTreeMap::new();
+    for (name, sequence) in log.rows() {
+        let before = newest.insert(name.clone(), sequence);
+        assert!(before < Some(sequence), "{name}: {sequence} after {before:?}");
+    }
+    assert_eq!(newest.len(), 13);
+    assert!(log.closed().contains(&CloseReason::Resharded));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_closed_entry_that_was_dropped_does_not_confuse_a_group() {
+    let world = World::new(3).await;
+    let group = world.group(GroupStart::Now).await;
+    let feed = world.other.feed();
+    feed.reshard(5, None).await.unwrap();
+    feed.reshard(2, None).await.unwrap();
+    let options = notibus::JanitorOptions { interval: Duration::from_secs(1), ..Default::default() };
+    let janitor = world.other.janitor(options).await.unwrap();
+    until("the entries are dropped", async || feed.topology().await.unwrap().len() == 1).await;
+    world.create(["a"]).await;
+    assert_eq!(behind(&group).await, 1);
+    let log = Log::new();
+    let consumer = log.consume(&world.bus, &group, unpolled()).await;
+    log.until_names(&["a".to_owned()]).await;
+    until_done(&group).await;
+    assert_eq!(group.status().await.unwrap().shards.len(), 2);
+    consumer.shutdown().await.unwrap();
+    janitor.shutdown().await.unwrap();
+    assert!(log.all().iter().filter(|(_, h)| matches!(h, Happened::Opened(..))).count() <= 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn batches_have_limits_of_rows_and_bytes() {
+    let world = World::new(1).await;
+    let group = world.group(GroupStart::Zero).await;
+    let all = names("db", 25);
+    world.create(&all).await;
+    for (options, sizes) in [
+        (ConsumerOptions { rows_max: 10, ..unpolled() }, vec![10, 10, 5]),
+        (ConsumerOptions { bytes_max: 1, ..unpolled() }, vec![1; 25]),
+    ] {
+        let log = Log::new();
+        let consumer = log.consume(&world.bus, &group, options).await;
+        log.until_names(&all).await;
+        until_done(&group).await;
+        consumer.shutdown().await.unwrap();
+        let batches = log.all().into_iter().filter_map(|(_, happened)| match happened {
+            Happened::Batch(_, rows, _) => Some(rows.len()),
+            _ => None,
+        });
+        assert_eq!(batches.collect::<Vec<_>>(), sizes);
+        group.reset(GroupStart::Zero, false).await.unwrap();
+    }
+}
+
+/// What is not put down yet comes again after a crash, and does not after an orderly end.
+#[tokio::test(start_paused = true)]
+async fn checkpoints_are_written_as_the_policy_says() {
+    for (policy, lost, after_shutdown) in [
+        (CheckpointPolicy::EveryBatch, 0, 0),
+        (CheckpointPolicy::Rows(4), 2, 0),
+        (CheckpointPolicy::Interval(Duration::from_hours(1)), 10, 0),
+        (CheckpointPolicy::Explicit, 10, 10),
+    ] {
+        let world = World::new(1).await;
+        let group = world.group(GroupStart::Zero).await;
+        let all = names("db", 10);
+        world.create(&all).await;
+        let options = ConsumerOptions { checkpoint: policy, rows_max: 1, ..unpolled() };
+        let log = Log::new();
+        let crashed = log.consume(&world.bus, &group, options.clone()).await;
+        log.until_names(&all).await;
+        pass(Duration::from_secs(1)).await;
+        drop(crashed);
+        pass(Duration::from_secs(30)).await;
+        assert_eq!(behind(&group).await, lost, "{policy:?}");
+        log.check(true);
+
+        let log = Log::new();
+        let ended = log.consume(&world.bus, &group, options).await;
+        until("the rest comes again", async || log.rows().len() as u64 == lost).await;
+        ended.shutdown().await.unwrap();
+        assert_eq!(behind(&group).await, after_shutdown, "{policy:?}");
+        assert!(log.closed().iter().all(|reason| *reason == CloseReason::Shutdown));
+        log.check(true);
+    }
+}
+
+/// A shard that rests does not look as if it were behind.
+#[tokio::test(start_paused = true)]
+async fn what_was_worked_on_is_put_down_when_the_shard_rests() {
+    for policy in [CheckpointPolicy::Rows(1_000), CheckpointPolicy::Interval(Duration::from_hours(1))] {
+        let world = World::new(2).await;
+        let group = world.group(GroupStart::Zero).await;
+        let log = Log::new();
+        let options = ConsumerOptions { checkpoint: policy, ..unpolled() };
+        let _consumer = log.consume(&world.bus, &group, options).await;
+        pass(Duration::from_mins(5)).await;
+        let before = world.bus.stats().group_checkpoints;
+        world.create(names("db", 5)).await;
+        log.until_names(&names("db", 5)).await;
+        assert_eq!(behind(&group).await, 5, "{policy:?}");
+        pass(Duration::from_secs(35)).await;
+        assert_eq!(behind(&group).await, 0, "{policy:?}");
+        pass(Duration::from_hours(2)).await;
+        let written = world.bus.stats().group_checkpoints - before;
+        assert!(written <= 4, "then nothing more is written: {written}");
+    }
+}
+
+/// An observer that gathers rows puts them down later; a shard is not left behind before it has.
+#[tokio::test(start_paused = true)]
+async fn an_explicit_checkpoint_can_come_later_and_a_reshard_waits_for_it() {
+    let world = World::new(1).await;
+    let group = world.group(GroupStart::Zero).await;
+    world.create(names("db", 6)).await;
+    let kept: Arc<std::sync::Mutex<Option<notibus::Checkpointer>>> = Arc::default();
+    let keeps = Arc::clone(&kept);
+    let log = Log::doing(move |batch| {
+        *keeps.lock().unwrap() = Some(batch.checkpointer());
+        std::future::ready(Ok(()))
+    });
+    let checkpoint = CheckpointPolicy::Explicit;
+    let options = ConsumerOptions { checkpoint, rows_max: 2, ..unpolled() };
+    let consumer = log.consume(&world.bus, &group, options).await;
+    log.until_names(&names("db", 6)).await;
+    assert_eq!(behind(&group).await, 6);
+    world.other.feed().reshard(3, None).await.unwrap();
+    until("it is closed without a checkpoint, and begins again", async || {
+        log.closed().contains(&CloseReason::Resharded) && log.rows().len() >= 12
+    })
+    .await;
+    assert_eq!(group.status().await.unwrap().shards.len(), 1, "its successors wait");
+    let checkpointer = kept.lock().unwrap().take().unwrap();
+    checkpointer.checkpoint().await.unwrap();
+    assert_eq!(behind(&group).await, 0);
+    world.create(["new"]).await;
+    until("its successors are begun", async || log.names().contains(&"new".to_owned())).await;
+    consumer.shutdown().await.unwrap();
+    log.check(true);
+}
+
+/// Documents are told of by the notifications of their database. Nobody polls.
+#[tokio::test(start_paused = true)]
+async fn a_group_follows_the_documents_of_a_database() {
+    let world = World::new(2).await;
+    let (changes, docs) = (world.bus.changes(), db("docs", 9));
+    let options = ChangesOptions { shards: 3, ..ChangesOptions::default() };
+    world.store.run(async |tx| changes.create(&tx, &docs, &options).await).await.unwrap();
+    let group = changes.feed(&docs).group("index").unwrap();
+    group.create(&GroupOptions::default()).await.unwrap();
+    let node = world.bus.node(NodeOptions::default()).await.unwrap();
+    let seen: Arc<std::sync::Mutex<Vec<String>>> = Arc::default();
+    let list = Arc::clone(&seen);
+    let observe = move |batch: GroupBatch<Change>| {
+        list.lock().unwrap().extend(batch.rows.iter().map(|row| row.doc.id.to_string()));
+        std::future::ready(Ok(()))
+    };
+    let consumer = node.consumer(&group, move |_| observe.clone(), unpolled()).await.unwrap();
+    let other = world.other.changes();
+    for n in 0..20_u8 {
+        pass(Duration::from_secs(n.into())).await;
+        let edit = async |tx| {
+            let revision = Revision { position: 1, hash: [n; 16] };
+            let id = DocId::new(&format!("doc{n}"))?;
+            let doc = DocSummary { id, revision, branches: 1, is_deleted: false };
+            other.writer(&tx, &docs).await?.record(&doc, None)?;
+            Ok(())
+        };
+        world.store.run(edit).await.unwrap();
+        until("it is seen", async || seen.lock().unwrap().contains(&format!("doc{n}"))).await;
+        if n == 10 {
+            other.feed(&docs).reshard(2, None).await.unwrap();
+        }
+    }
+    assert_eq!(seen.lock().unwrap().len(), 20);
+    let lag = group.lag().await.unwrap();
+    assert!(lag.iter().all(|shard| shard.rows == 0 && shard.age_ms.is_none()));
+    let [status] = &world.bus.groups().await.unwrap()[..] else { panic!("there is one") };
+    assert_eq!((status.instance, status.name.as_str()), (Some(docs.instance), "index"));
+
+    // The database is deleted, and its groups with it.
+    let remove = async |tx| {
+        changes.remove(&tx, &docs);
+        Ok(())
+    };
+    world.store.run(remove).await.unwrap();
+    assert!(world.bus.groups().await.unwrap().is_empty());
+    assert!(matches!(group.lag().await, Err(Error::NoGroup { .. })));
+    until("the consumer has nothing to do", async || consumer.shards().is_empty()).await;
+    consumer.shutdown().await.unwrap();
+}

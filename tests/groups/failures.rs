@@ -1,0 +1,273 @@
+//! Observers that fail, panic or hang: nothing is lost, nothing is silent.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use notibus::{
+    CheckpointPolicy, CloseReason, ConsumerOptions, FailurePolicy, GroupStart, Replayed, Sequence,
+    store::{AtomicOp, Isolation, RetryPolicy},
+};
+
+use crate::{
+    common::{NEVER, until},
+    world::{Happened, Log, World, behind, names, pass, until_done},
+};
+
+/// Consumers that give up soon.
+fn hasty(failure: FailurePolicy) -> ConsumerOptions {
+    let retry = RetryPolicy {
+        attempts_max: Some(3),
+        elapsed_max: None,
+        backoff_min: Duration::from_millis(10),
+        backoff_max: Duration::from_secs(1),
+    };
+    ConsumerOptions { retry, failure, poll_interval: NEVER, ..ConsumerOptions::default() }
+}
+
+/// The attempts of the batches, with how many rows each had.
+fn attempts(log: &Log) -> Vec<(usize, u32)> {
+    let attempts = log.all().into_iter().filter_map(|(_, happened)| match happened {
+        Happened::Batch(_, rows, attempt) => Some((rows.len(), attempt)),
+        _ => None,
+    });
+    attempts.collect()
+}
+
+/// Other libraries skipped the first batch of all if it failed.
+#[tokio::test(start_paused = true)]
+async fn a_first_batch_that_fails_comes_again() {
+    let world = World::new(1).await;
+    let group = world.group(GroupStart::Now).await;
+    world.create(names("db", 3)).await;
+    let failed = Arc::new(AtomicU64::new(0));
+    let count = Arc::clone(&failed);
+    let log = Log::doing(move |_| {
+        let fails = count.fetch_add(1, Ordering::Relaxed) < 2;
+        std::future::ready(if fails { Err("not yet".into()) } else { Ok(()) })
+    });
+    let consumer = log.consume(&world.bus, &group, hasty(FailurePolicy::KeepRetrying)).await;
+    until_done(&group).await;
+    consumer.shutdown().await.unwrap();
+    assert_eq!(attempts(&log), [(3, 1), (3, 2), (3, 3)]);
+    assert_eq!(world.bus.stats().group_errors, 2);
+    log.check(true);
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_the_rows_that_fail_become_dead_letters() {
+    let world = World::new(1).await;
+    let group = world.group(GroupStart::Zero).await;
+    let all: Vec<_> = names("good", 6).into_iter().chain(names("bad", 2)).chain(names("fine", 4)).collect();
+    world.create(&all).await;
+    let mended = Arc::new(AtomicBool::new(false));
+    let is_mended = Arc::clone(&mended);
+    let log = Log::doing(move |batch| {
+        let is_bad = batch.rows.iter().any(|row| row.name.as_str().starts_with("bad"));
+        let fails = is_bad && !is_mended.load(Ordering::Relaxed);
+        let why = std::io::Error::other("the disk of the index is full");
+        std::future::ready(if fails { Err(why.into()) } else { Ok(()) })
+    });
+    let consumer = log.consume(&world.bus, &group, hasty(FailurePolicy::DeadLetter)).await;
+    until_done(&group).await;
+    let letters = group.dead_letters(Sequence::ZERO, 100).await.unwrap();
+    assert_eq!(letters.len(), 2);
+    assert!(letters.iter().all(|letter| letter.attempts == 3 && letter.error.contains("disk of the index")));
+    assert!(group.dead_letters(letters[1].sequence, 100).await.unwrap().is_empty());
+    assert_eq!(world.bus.stats().group_dead_letters, 2);
+    assert!(group.status().await.unwrap().has_dead_letters);
+    // The batch three times; then each row alone, those that are bad three times; then what comes is given whole again.
+    let alone = attempts(&log)[3..].to_vec();
+    assert_eq!(attempts(&log)[..3], [(12, 1), (12, 2), (12, 3)]);
+    assert_eq!((alone.len(), alone.iter().filter(|(_, attempt)| *attempt > 1).count()), (10 + 2 * 3, 4));
+    world.create(names("new", 3)).await;
+    until_done(&group).await;
+
+    // They are replayed: one fails again, and stays with its new error.
+    let replay = async |bad: &'static str| {
+        let work = move |letter: Arc<notibus::DeadLetter<notibus::Notification>>| async move {
+            if letter.row.name.as_str() == bad { Err("still".into()) } else { Ok(()) }
+        };
+        group.replay_dead_letters(work).await.unwrap()
+    };
+    assert_eq!(replay("bad1").await, Replayed { succeeded: 1, failed: 1 });
+    let [letter] = &group.dead_letters(Sequence::ZERO, 100).await.unwrap()[..] else { panic!("one is left") };
+    assert_eq!((letter.attempts, &letter.error[..]), (4, "still"));
+    assert!(group.delete_dead_letter(letter.sequence).await.unwrap());
+    assert!(!group.delete_dead_letter(letter.sequence).await.unwrap(), "it is gone");
+    assert!(!group.status().await.unwrap().has_dead_letters);
+
+    // Once the cause is mended, nothing is a dead letter any more.
+    mended.store(true, Ordering::Relaxed);
+    world.update("bad0", 0).await;
+    until_done(&group).await;
+    assert!(group.dead_letters(Sequence::ZERO, 100).await.unwrap().is_empty());
+    consumer.shutdown().await.unwrap();
+    log.check(true);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dead_letter_is_replayed_with_effects_that_happen_once() {
+    let world = World::new(1).await;
+    let group = world.group(GroupStart::Zero).await;
+    world.create(["bad"]).await;
+    let log = Log::doing(async |_| Err("no".into()));
+    let consumer = log.consume(&world.bus, &group, hasty(FailurePolicy::DeadLetter)).await;
+    until_done(&group).await;
+    consumer.shutdown().await.unwrap();
+    let unknown = notibus::StoreError::COMMIT_UNKNOWN_RESULT;
+    world.faults.script_commits([notibus::store::testing::CommitFault::After(unknown)]);
+    let store = world.faults.database();
+    let work = move |letter: Arc<notibus::DeadLetter<notibus::Notification>>| {
+        let store = store.clone();
+        async move {
+            let body = async |tx: notibus::store::Transaction| {
+                if letter.remove_in(&tx).await? {
+                    tx.atomic(AtomicOp::Add, b"replayed", &1_u64.to_le_bytes());
+                }
+                Ok(())
+            };
+            store.run(body).await?;
+            Ok(())
+        }
+    };
+    assert_eq!(group.replay_dead_letters(work).await.unwrap().succeeded, 1);
+    let replayed = world.store.begin().get(b"replayed", Isolation::Snapshot).await.unwrap();
+    assert_eq!(replayed.unwrap()[..], 1_u64.to_le_bytes());
+    assert!(group.dead_letters(Sequence::ZERO, 1).await.unwrap().is_empty());
+}
+
+/// A shard that cannot get on is tried for ever by default. People see why, and for how long.
+#[tokio::test(start_paused = true)]
+async fn a_stuck_shard_is_reported_and_goes_on_once_it_can() {
+    let world = World::new(1).await;
+    let group = world.group(GroupStart::Zero).await;
+    world.create(["a", "bad", "z"]).await;
+    let is_mended = Arc::new(AtomicBool::new(false));
+    let mended = Arc::clone(&is_mended);
+    let log = Log::doing(move |batch| {
+        let is_bad = batch.rows.iter().any(|row| row.name.as_str() == "bad");
+        let fails = is_bad && !mended.load(Ordering::Relaxed);
+        std::future::ready(if fails { Err("no such mailbox".into()) } else { Ok(()) })
+    });
+    let consumer = log.consume(&world.bus, &group, hasty(FailurePolicy::KeepRetrying)).await;
+    until("it is reported", async || world.bus.stats().group_stuck > 0).await;
+    let rows = behind(&group).await;
+    assert!((1..=2).contains(&rows), "the row before was worked on: {rows}");
+    let status = group.status().await.unwrap();
+    let trouble = status.shards[0].trouble.clone().unwrap();
+    assert!(trouble.is_current && trouble.is_stuck && trouble.error == "no such mailbox", "{trouble:?}");
+    assert!(trouble.attempts > 3 && status.shards[0].owner.is_some(), "{trouble:?}");
+    assert!(log.closed().contains(&CloseReason::ObserverError), "another observer has its chance");
+    is_mended.store(true, Ordering::Relaxed);
+    until_done(&group).await;
+    let recovered = async || !group.status().await.unwrap().shards[0].trouble.as_ref().unwrap().is_current;
+    until("people see that it is over", recovered).await;
+    consumer.shutdown().await.unwrap();
+    log.check(true);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_observer_that_hangs_is_reported_and_dropped_at_the_end() {
+    let world = World::new(1).await;
+    let group = world.group(GroupStart::Zero).await;
+    world.create(["a"]).await;
+    let log = Log::doing(async |_| std::future::pending().await);
+    let consumer = log.consume(&world.bus, &group, hasty(FailurePolicy::KeepRetrying)).await;
+    until("it is reported", async || world.bus.stats().group_stuck > 0).await;
+    let trouble = group.status().await.unwrap().shards[0].trouble.clone().unwrap();
+    assert!(trouble.is_stuck && trouble.error.contains("has not returned"), "{trouble:?}");
+    consumer.shutdown().await.unwrap();
+    assert_eq!(log.closed(), [CloseReason::Shutdown]);
+    assert_eq!(behind(&group).await, 1);
+    log.check(true);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_is_caught_counted_and_tried_again_with_another_observer() {
+    for (failure, letters) in [(FailurePolicy::KeepRetrying, 0), (FailurePolicy::DeadLetter, 1)] {
+        let world = World::new(1).await;
+        let group = world.group(GroupStart::Zero).await;
+        world.create(["bad"]).await;
+        let panics = if letters == 0 { 2 } else { u64::MAX };
+        let left = Arc::new(AtomicU64::new(panics));
+        let log = Log::doing(move |_| {
+            let panics = left.fetch_sub(1, Ordering::Relaxed) > 0 && left.load(Ordering::Relaxed) < panics;
+            assert!(!panics, "the observer has lost its head");
+            std::future::ready(Ok(()))
+        });
+        let consumer = log.consume(&world.bus, &group, hasty(failure)).await;
+        until_done(&group).await;
+        consumer.shutdown().await.unwrap();
+        let stats = world.bus.stats();
+        assert_eq!(stats.group_panics, if letters == 0 { 2 } else { 3 });
+        assert_eq!((stats.group_dead_letters, stats.work_panics), (letters, 0));
+        let found = group.dead_letters(Sequence::ZERO, 9).await.unwrap();
+        assert!(found.iter().all(|letter| letter.error.contains("lost its head")), "{found:?}");
+        let replaced = log.closed().iter().filter(|reason| **reason == CloseReason::ObserverError).count();
+        assert_eq!(replaced as u64, stats.group_panics);
+        log.check(true);
+    }
+}
+
+/// A row that another version of the program has written cannot be decoded. It is told, and it can be a dead letter.
+#[tokio::test(start_paused = true)]
+async fn a_row_that_cannot_be_decoded_is_told_of() {
+    let world = World::new(1).await;
+    let group = world.group(GroupStart::Zero).await;
+    world.create(["a", "b", "c"]).await;
+    let rows = notibus::store::RangeRead::new(notibus::store::KeyRange::prefix(&b"notibus\x15\x04"[..]));
+    let rows = world.store.begin().get_range(&rows, Isolation::Snapshot).await.unwrap().rows;
+    let spoil = async |tx: notibus::store::Transaction| {
+        tx.set(&rows[1].0, b"spoilt");
+        Ok(())
+    };
+    world.store.run(spoil).await.unwrap();
+    let log = Log::new();
+    let consumer = log.consume(&world.bus, &group, hasty(FailurePolicy::DeadLetter)).await;
+    until_done(&group).await;
+    consumer.shutdown().await.unwrap();
+    assert_eq!(log.rows().len(), 2);
+    let [letter] = &group.dead_letters(Sequence::ZERO, 9).await.unwrap()[..] else { panic!("there is one") };
+    assert!(letter.error.contains("corrupt"), "{letter:?}");
+    let replayed = group.replay_dead_letters(async |_| Ok(())).await.unwrap();
+    assert_eq!(replayed, Replayed { succeeded: 0, failed: 1 });
+}
+
+/// Reads that fail for long are told of, and do not end the consumer.
+#[tokio::test(start_paused = true)]
+async fn a_store_that_fails_is_waited_for() {
+    let world = World::new(2).await;
+    let group = world.group(GroupStart::Zero).await;
+    let log = Log::new();
+    let options = ConsumerOptions {
+        checkpoint: CheckpointPolicy::EveryBatch,
+        poll_interval: Duration::from_secs(5),
+        ..ConsumerOptions::default()
+    };
+    let consumer = log.consume(&world.bus, &group, options).await;
+    pass(Duration::from_secs(5)).await;
+    // Only reads of rows fail, so that the node stays alive.
+    world.faults.plan_reads(|operation| match operation {
+        notibus::store::testing::Operation::GetRange { range, .. }
+            if range.begin.starts_with(b"notibus\x15\x04") =>
+        {
+            Some(notibus::StoreError::IO_ERROR)
+        }
+        _ => None,
+    });
+    world.create(["a"]).await;
+    until("it is told", async || world.bus.stats().group_errors > 3).await;
+    let status = world.other.group("g").unwrap().status().await.unwrap();
+    let told = status.shards.iter().filter_map(|shard| shard.trouble.as_ref());
+    assert!(told.into_iter().any(|trouble| trouble.error.contains("io_error")), "{status:?}");
+    world.faults.heal();
+    until_done(&group).await;
+    consumer.shutdown().await.unwrap();
+    assert_eq!(log.names(), ["a"]);
+    log.check(true);
+}

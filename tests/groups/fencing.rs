@@ -1,0 +1,276 @@
+//! Exactly once: what a consumer that has lost its lease, or does not know what it has committed, can do.
+
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use notibus::{
+    CloseReason, ConsumerOptions, Error, GroupStart, StoreError,
+    store::{
+        AtomicOp, Database, Isolation,
+        testing::{Attempt, CommitFault, Faults, Operation},
+    },
+};
+use tokio::sync::Notify;
+
+use crate::{
+    common::{NEVER, until, within},
+    world::{Log, World, behind, names, pass, until_done},
+};
+
+/// Consumers that look at no shard unless they are told to.
+fn unpolled() -> ConsumerOptions {
+    ConsumerOptions { poll_interval: NEVER, ..ConsumerOptions::default() }
+}
+
+/// The counter at `key`.
+async fn counter(store: &Database, key: &[u8]) -> u64 {
+    let value = store.begin().get(key, Isolation::Snapshot).await.unwrap();
+    value.map_or(0, |value| u64::from_le_bytes(value[..].try_into().unwrap()))
+}
+
+/// Whether an attempt writes the row of a node.
+fn beats(attempt: &Attempt) -> bool {
+    attempt
+        .mutations()
+        .any(|mutation| matches!(mutation, Operation::Set { key, .. } if key.starts_with(b"notibus\x15\x0a")))
+}
+
+/// Observers that count rows, exactly once, in `store`.
+fn counting(store: &Database) -> Log {
+    let store = store.clone();
+    Log::doing(move |batch| {
+        let store = store.clone();
+        async move {
+            let body = async |tx: notibus::store::Transaction| {
+                if batch.checkpoint_in(&tx).await?.is_done() {
+                    return Ok(());
+                }
+                tx.atomic(AtomicOp::Add, b"rows", &(batch.rows.len() as u64).to_le_bytes());
+                Ok(())
+            };
+            store.run(body).await?;
+            Ok(())
+        }
+    })
+}
+
+/// Node A has a transaction with its checkpoint under way when B takes over. A cannot commit it, however late it wakes.
+#[tokio::test(start_paused = true)]
+async fn a_zombie_cannot_commit() {
+    let world = World::new(1).await;
+    let group = world.group(GroupStart::Zero).await;
+    world.create(["a"]).await;
+    let (wake, outcome) = (Arc::new(Notify::new()), Arc::new(Mutex::new(None)));
+    let (woken, tells, store) = (Arc::clone(&wake), Arc::clone(&outcome), world.store.clone());
+    let zombie = Log::doing(move |batch| {
+        let (woken, tells, tx) = (Arc::clone(&woken), Arc::clone(&tells), store.begin());
+        let work = tokio::spawn(async move {
+            assert!(!batch.checkpoint_in(&tx).await.unwrap().is_done());
+            tx.set(b"effect", b"of the zombie");
+            woken.notified().await;
+            let committed = tx.commit().await.map(drop);
+            let late = batch.checkpoint().await;
+            *tells.lock().unwrap() = Some((committed, late));
+        });
+        async move {
+            work.await?;
+            Ok(())
+        }
+    });
+    let a = zombie.consume(&world.bus, &group, unpolled()).await;
+    zombie.until_names(&["a".to_owned()]).await;
+    let fault =
+        |attempt: &Attempt| beats(attempt).then_some(CommitFault::Before(StoreError::TRANSACTION_TIMED_OUT));
+    world.faults.plan_commits(fault);
+    let log = Log::new();
+    let b = log.consume(&world.other, &group, unpolled()).await;
+    until_done(&group).await;
+    until("its work is ended", async || zombie.closed() == [CloseReason::LeaseLost]).await;
+    wake.notify_one();
+    until("the zombie has tried", async || outcome.lock().unwrap().is_some()).await;
+    let (committed, late) = outcome.lock().unwrap().take().unwrap();
+    // Embedded transactions are too old after 5 s; a younger one would conflict.
+    assert!(matches!(committed.unwrap_err().code(), Some(1007 | 1020)));
+    assert!(matches!(late, Err(Error::LeaseLost { .. })), "{late:?}");
+    assert_eq!(world.store.begin().get(b"effect", Isolation::Snapshot).await.unwrap(), None);
+    world.faults.heal();
+    a.shutdown().await.unwrap();
+    b.shutdown().await.unwrap();
+    zombie.check(true);
+    log.check(true);
+}
+
+/// A reset takes the lease while a transaction with a checkpoint is under way: it conflicts.
+#[tokio::test(start_paused = true)]
+async fn a_transaction_from_before_a_reset_cannot_commit() {
+    let world = World::new(1).await;
+    let group = world.group(GroupStart::Zero).await;
+    world.create(["a"]).await;
+    let outcome = Arc::new(Mutex::new(None));
+    let (tells, store, resets) = (Arc::clone(&outcome), world.store.clone(), group.clone());
+    let is_first = AtomicBool::new(true);
+    let log = Log::doing(move |batch| {
+        let is_first = is_first.swap(false, Ordering::Relaxed);
+        let (tells, tx, resets) = (Arc::clone(&tells), store.begin(), resets.clone());
+        let work = tokio::spawn(async move {
+            if is_first {
+                assert!(!batch.checkpoint_in(&tx).await.unwrap().is_done());
+                resets.reset(GroupStart::Zero, true).await.unwrap();
+                *tells.lock().unwrap() = Some(tx.commit().await);
+            }
+        });
+        async move {
+            work.await?;
+            Ok(())
+        }
+    });
+    let consumer = log.consume(&world.bus, &group, unpolled()).await;
+    until("it comes again", async || log.names() == ["a", "a"]).await;
+    until_done(&group).await;
+    assert_eq!(outcome.lock().unwrap().take().unwrap().unwrap_err().code(), Some(1020));
+    consumer.shutdown().await.unwrap();
+    assert_eq!(log.closed(), [CloseReason::LeaseLost, CloseReason::Shutdown]);
+    log.check(true);
+}
+
+/// The effect happens once, whether a commit of unknown result has happened or not; and no second checkpoint is written.
+#[tokio::test(start_paused = true)]
+async fn unknown_results_do_not_double_effects() {
+    let world = World::new(1).await;
+    let group = world.group(GroupStart::Zero).await;
+    let observers = Faults::new(&world.store);
+    let log = counting(&observers.database());
+    let consumer = log.consume(&world.bus, &group, unpolled()).await;
+    let unknown = StoreError::COMMIT_UNKNOWN_RESULT;
+    for (n, fault) in [
+        CommitFault::After(unknown.clone()),
+        CommitFault::Before(unknown.clone()),
+        CommitFault::Before(StoreError::NOT_COMMITTED),
+        // The client gives up; but the observer fails only after it has committed.
+        CommitFault::After(StoreError::TRANSACTION_TIMED_OUT),
+        CommitFault::Before(StoreError::TRANSACTION_TIMED_OUT),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        observers.script_commits([fault]);
+        world.create([format!("db{n}")]).await;
+        until_done(&group).await;
+        assert_eq!(counter(&world.store, b"rows").await, n as u64 + 1);
+    }
+    assert_eq!(log.rows().len(), 6, "only what had not been committed came again");
+    pass(Duration::from_secs(1)).await;
+    assert_eq!(world.bus.stats().group_checkpoints, 0, "the observer's own ones are enough");
+    consumer.shutdown().await.unwrap();
+    log.check(true);
+}
+
+/// A commit that was given up happens later, when the same rows are under way again together with others.
+#[tokio::test(start_paused = true)]
+async fn a_commit_that_comes_late_does_not_double_effects() {
+    let world = World::new(1).await;
+    let group = world.group(GroupStart::Zero).await;
+    let observers = Faults::new(&world.store);
+    world.create(["a"]).await;
+    let (late, store) = (observers.clone(), observers.database());
+    let partly = Arc::new(AtomicBool::new(false));
+    let was_partly = Arc::clone(&partly);
+    let log = Log::doing(move |batch| {
+        let (late, store, partly) = (late.clone(), store.clone(), Arc::clone(&partly));
+        async move {
+            if batch.rows.len() == 2 {
+                let landed = late.commit_late().await;
+                assert!(landed.iter().all(Result::is_ok), "{landed:?}");
+            }
+            let body = async |tx: notibus::store::Transaction| {
+                if batch.checkpoint_in(&tx).await?.is_done() {
+                    return Ok(());
+                }
+                tx.atomic(AtomicOp::Add, b"rows", &(batch.rows.len() as u64).to_le_bytes());
+                Ok(())
+            };
+            let done = store.run(body).await;
+            partly.fetch_or(matches!(done, Err(Error::PartlyDone { .. })), Ordering::Relaxed);
+            Ok(done?)
+        }
+    });
+    observers.script_commits([CommitFault::Late(StoreError::TRANSACTION_TIMED_OUT)]);
+    let mut options = unpolled();
+    options.retry.backoff_min = Duration::from_secs(2);
+    let consumer = log.consume(&world.bus, &group, options).await;
+    log.until_names(&["a".to_owned()]).await;
+    world.create(["b"]).await;
+    until_done(&group).await;
+    assert_eq!(counter(&world.store, b"rows").await, 2, "each once");
+    assert!(was_partly.load(Ordering::Relaxed), "the retry has met the late commit");
+    consumer.shutdown().await.unwrap();
+    log.check(true);
+}
+
+/// A node dies in the middle of a batch: the batch comes again, to another observer, after the first was closed.
+#[tokio::test(start_paused = true)]
+async fn a_batch_whose_node_dies_comes_again_unless_it_was_committed() {
+    let world = World::new(1).await;
+    let group = world.group(GroupStart::Zero).await;
+    let store = world.store.clone();
+    let hangs = Log::doing(move |batch| {
+        let store = store.clone();
+        async move {
+            if batch.rows[0].name.as_str() == "committed" {
+                let body = async |tx: notibus::store::Transaction| {
+                    let _ = batch.checkpoint_in(&tx).await?;
+                    tx.atomic(AtomicOp::Add, b"rows", &1_u64.to_le_bytes());
+                    Ok(())
+                };
+                store.run(body).await?;
+            }
+            std::future::pending().await
+        }
+    });
+    for (n, name) in ["committed", "open"].into_iter().enumerate() {
+        let dies = hangs.consume(&world.bus, &group, unpolled()).await;
+        world.create([name]).await;
+        hangs.until_names(&[name.to_owned()]).await;
+        pass(Duration::from_secs(1)).await;
+        drop(dies);
+        until("it is closed", async || hangs.closed().len() == n + 1).await;
+        let log = counting(&world.store);
+        let heir = log.consume(&world.other, &group, unpolled()).await;
+        until_done(&group).await;
+        pass(Duration::from_secs(30)).await;
+        assert_eq!(log.names().len(), n, "{name}");
+        assert_eq!(counter(&world.store, b"rows").await, n as u64 + 1);
+        within("it ends", heir.shutdown()).await.unwrap();
+        log.check(true);
+    }
+    hangs.check(true);
+}
+
+/// The lease is handed over between batches: nothing comes twice.
+#[tokio::test(start_paused = true)]
+async fn a_handover_between_living_nodes_repeats_nothing() {
+    let world = World::new(8).await;
+    let group = world.group(GroupStart::Zero).await;
+    let log = Log::doing(async |_| {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        Ok(())
+    });
+    let options = ConsumerOptions { rows_max: 2, ..unpolled() };
+    let all = names("db", 150);
+    world.create(&all).await;
+    let a = log.consume(&world.bus, &group, options.clone()).await;
+    pass(Duration::from_secs(1)).await;
+    let b = log.consume(&world.other, &group, options).await;
+    until_done(&group).await;
+    assert!(b.shards().len() == 4 && a.shards().len() == 4, "{:?} {:?}", a.shards(), b.shards());
+    assert_eq!(log.rows().len(), 150, "each once");
+    assert_eq!(behind(&group).await, 0);
+    a.shutdown().await.unwrap();
+    b.shutdown().await.unwrap();
+    log.check(true);
+}

@@ -1,0 +1,139 @@
+//! What the janitor keeps for groups, and which groups it deletes.
+
+use std::time::Duration;
+
+use notibus::{
+    ConsumerOptions, Error, GroupOptions, GroupStart, Janitor, JanitorOptions,
+    store::{AtomicOp, testing::Gate},
+};
+
+use crate::{
+    common::{NEVER, db, record, row, until, within},
+    world::{Log, World, pass, until_done},
+};
+
+/// A janitor that drops tombstones at once.
+async fn eager(world: &World) -> Janitor {
+    let options = JanitorOptions {
+        interval: Duration::from_secs(1),
+        tombstone_retention: Duration::ZERO,
+        ..JanitorOptions::default()
+    };
+    world.other.janitor(options).await.unwrap()
+}
+
+/// Deletes the database `name`.
+async fn delete(world: &World, name: &str) {
+    record(&world.store, &world.other, &db(name, 1), [0, 1, 0, 0]).await;
+    let is_deleted =
+        async || row(&world.other, &db(name, 1)).await.is_some_and(|row| row.totals.deleted == 1);
+    until("it is deleted", is_deleted).await;
+}
+
+/// Consumers that look at no shard unless they are told to.
+fn unpolled() -> ConsumerOptions {
+    ConsumerOptions { poll_interval: NEVER, ..ConsumerOptions::default() }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_tombstone_stays_until_every_group_has_passed_it() {
+    let world = World::new(4).await;
+    let group = world.group(GroupStart::Now).await;
+    let second = world.bus.group("second").unwrap();
+    second.create(&GroupOptions::default()).await.unwrap();
+    world.create(["a", "b"]).await;
+    delete(&world, "a").await;
+    let _janitor = eager(&world).await;
+    let is_there = async || row(&world.other, &db("a", 1)).await.is_some();
+    pass(Duration::from_mins(10)).await;
+    assert!(is_there().await, "nobody has read it");
+    let (log, other) = (Log::new(), Log::new());
+    let consumer = log.consume(&world.bus, &group, unpolled()).await;
+    until_done(&group).await;
+    pass(Duration::from_mins(10)).await;
+    assert!(is_there().await, "the second group has not read it");
+    assert!(log.names().contains(&"a".to_owned()));
+    let twin = other.consume(&world.another().await, &second, unpolled()).await;
+    // Shards that got no row have to put down that they have none, once.
+    until("it is dropped", async || !is_there().await).await;
+    consumer.shutdown().await.unwrap();
+    twin.shutdown().await.unwrap();
+
+    // A group that is gone keeps nothing, and one that is reset to zero neither what was dropped before.
+    world.create(["c"]).await;
+    delete(&world, "c").await;
+    pass(Duration::from_mins(1)).await;
+    assert!(row(&world.other, &db("c", 1)).await.is_some());
+    second.delete(false).await.unwrap();
+    group.delete(false).await.unwrap();
+    until("it is dropped", async || row(&world.other, &db("c", 1)).await.is_none()).await;
+    log.check(true);
+}
+
+/// The janitor reads the rows of groups serializably: a group that begins while it drops makes it look again.
+#[tokio::test(start_paused = true)]
+async fn no_group_begins_under_the_janitors_hand() {
+    let world = World::new(1).await;
+    world.create(["a", "b"]).await;
+    delete(&world, "a").await;
+    let gate = Gate::default();
+    let (held, janitors) = (gate.clone(), world.another().await);
+    world.faults.plan_commits(move |attempt| {
+        let drops = attempt.mutations().any(|mutation| {
+            matches!(mutation, notibus::store::testing::Operation::Clear { key }
+                if key.starts_with(b"notibus\x15\x05"))
+        });
+        let is_drop = drops && !attempt.applies(AtomicOp::SetVersionstampedValue);
+        is_drop.then(|| notibus::store::testing::CommitFault::Hold(held.clone()))
+    });
+    let options = JanitorOptions { tombstone_retention: Duration::ZERO, ..JanitorOptions::default() };
+    let _janitor = janitors.janitor(options).await.unwrap();
+    within("the janitor is about to drop", gate.reached()).await;
+    let group = world.other.group("g").unwrap();
+    group.create(&GroupOptions::default().start_from(GroupStart::Zero)).await.unwrap();
+    world.faults.heal();
+    gate.open();
+    pass(Duration::from_secs(20)).await;
+    assert!(row(&world.other, &db("a", 1)).await.is_some(), "the group has to read it");
+    let log = Log::new();
+    let consumer = log.consume(&world.other, &group, unpolled()).await;
+    until_done(&group).await;
+    assert_eq!(log.names().len(), 2);
+    consumer.shutdown().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_group_expires_when_nobody_has_worked_for_it_for_long_enough() {
+    let world = World::new(2).await;
+    let expiring = world.bus.group("expiring").unwrap();
+    let options = GroupOptions::default().expire_after(Duration::from_hours(1));
+    expiring.create(&options).await.unwrap();
+    let durable = world.group(GroupStart::Now).await;
+    let slow = || JanitorOptions { interval: Duration::from_mins(1), ..JanitorOptions::default() };
+    let janitor = world.other.janitor(slow()).await.unwrap();
+    let log = Log::new();
+    let consumer = log.consume(&world.bus, &expiring, unpolled()).await;
+    pass(Duration::from_hours(3)).await;
+    assert_eq!(expiring.status().await.unwrap().idle_ms, 0, "somebody works for it");
+    drop(consumer);
+    pass(Duration::from_mins(40)).await;
+    let idle_ms = expiring.status().await.unwrap().idle_ms;
+    assert!((38 * 60_000..=40 * 60_000).contains(&idle_ms), "{idle_ms}");
+    // Time in which no janitor works does not count; another goes on with what has been counted.
+    janitor.shutdown().await.unwrap();
+    pass(Duration::from_hours(5)).await;
+    let janitor = world.other.janitor(slow()).await.unwrap();
+    pass(Duration::from_mins(10)).await;
+    assert!(expiring.status().await.is_ok());
+    // Somebody comes, and it starts over.
+    let consumer = log.consume(&world.bus, &expiring, unpolled()).await;
+    pass(Duration::from_mins(5)).await;
+    consumer.shutdown().await.unwrap();
+    pass(Duration::from_mins(50)).await;
+    assert!(expiring.status().await.is_ok());
+    pass(Duration::from_mins(20)).await;
+    assert!(matches!(expiring.status().await, Err(Error::NoGroup { .. })));
+    assert_eq!(world.other.stats().groups_expired, 1);
+    assert!(durable.status().await.is_ok(), "it is kept until it is deleted");
+    janitor.shutdown().await.unwrap();
+}

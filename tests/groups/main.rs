@@ -1,0 +1,14 @@
+//! Groups: durable consumers of a feed, on many nodes, under faults. Time is paused in most tests.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod admin;
+#[path = "../common/mod.rs"]
+mod common;
+mod consuming;
+mod cost;
+mod failures;
+mod fencing;
+mod janitor;
+mod scenario;
+mod world;

@@ -1,0 +1,241 @@
+//! Nodes that come, go, die and hang, reshards, and commits that fail in every way, at once; and what must be true afterwards.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use notibus::{
+    Bus, BusOptions, Consumer, ConsumerOptions, FailurePolicy, GroupBatch, GroupOptions, GroupStart,
+    NotifierOptions, Sequence, StoreError,
+    store::{
+        AtomicOp, Database, Isolation, KeyRange, RangeRead, Transaction,
+        testing::{CommitFault, Faults, Gate},
+    },
+};
+
+use crate::{
+    common::{db, record, until},
+    world::{Log, until_done},
+};
+
+/// How many databases there are.
+const DATABASES: usize = 20;
+
+/// What an observer does to a row in its transaction: counts it, and checks that it comes in order.
+async fn work_on(tx: &Transaction, batch: &GroupBatch<notibus::Notification>) -> notibus::Result<()> {
+    for row in &batch.rows {
+        let seen = [b"seen/", &row.sequence.as_bytes()[..]].concat();
+        tx.atomic(AtomicOp::Add, &seen, &1_u64.to_le_bytes());
+        let last = [b"last/", row.name.as_str().as_bytes()].concat();
+        let before = tx.get(&last, Isolation::Serializable).await?;
+        if before.is_some_and(|before| before[..] >= row.sequence.as_bytes()[..]) {
+            tx.set(b"out of order", row.name.as_str().as_bytes());
+        }
+        tx.set(&last, row.sequence.as_bytes());
+    }
+    Ok(())
+}
+
+/// Observers that count exactly once in `store`, and fail now and then: before their commit, after it, or by a panic.
+fn observers(store: &Database, seed: u64, fails_percent: u8) -> Log {
+    let (store, luck) = (store.clone(), Arc::new(Mutex::new(fastrand::Rng::with_seed(seed))));
+    Log::doing(move |batch| {
+        let (store, luck) = (store.clone(), Arc::clone(&luck));
+        async move {
+            let (fate, pause) = {
+                let mut luck = luck.lock().unwrap();
+                let fails = luck.u8(..100) < fails_percent;
+                (if fails { luck.u8(1..4) } else { 0 }, luck.u64(..20))
+            };
+            tokio::time::sleep(Duration::from_millis(pause)).await;
+            if fate == 1 {
+                return Err("before".into());
+            }
+            assert!(fate != 2, "a panic of an observer");
+            let body = async |tx: Transaction| {
+                if batch.checkpoint_in(&tx).await?.is_done() {
+                    return Ok(());
+                }
+                work_on(&tx, &batch).await
+            };
+            store.run(body).await?;
+            if fate == 3 { Err("after".into()) } else { Ok(()) }
+        }
+    })
+}
+
+/// A node of the group.
+struct Running {
+    /// Its store.
+    faults: Faults,
+    /// Its consumer.
+    consumer: Consumer,
+}
+
+/// All that takes part.
+struct Scenario {
+    /// The store without faults.
+    store: Database,
+    /// The bus without faults.
+    bus: Bus,
+    /// What is drawn.
+    random: fastrand::Rng,
+    /// The observers of all nodes.
+    logs: Vec<Log>,
+    /// The nodes.
+    nodes: Vec<Running>,
+    /// How often each database was updated.
+    updates: BTreeMap<usize, u64>,
+    /// How many commits of 100 fail.
+    faults_percent: u8,
+}
+
+impl Scenario {
+    /// Starts a node, on a store of its own that fails.
+    async fn start(&mut self) {
+        let faults = Faults::new(&self.store);
+        let bus = Bus::open_existing(&faults.database(), b"notibus").await.unwrap();
+        let group = bus.group("g").unwrap();
+        let log = observers(&faults.database(), self.random.u64(..), self.faults_percent / 2);
+        let mut options = ConsumerOptions {
+            rows_max: self.random.usize(1..8),
+            failure: FailurePolicy::KeepRetrying,
+            ..ConsumerOptions::default()
+        };
+        options.retry.backoff_max = Duration::from_millis(500);
+        options.retry.attempts_max = Some(self.random.u32(1..4));
+        let consumer = log.consume(&bus, &group, options).await;
+        let (mut luck, percent) = (self.random.fork(), self.faults_percent);
+        faults.plan_commits(move |attempt| {
+            let unknown = StoreError::COMMIT_UNKNOWN_RESULT;
+            let fails = attempt.writes() && luck.u8(..100) < percent;
+            fails.then(|| match luck.u8(..3) {
+                0 => CommitFault::Before(StoreError::NOT_COMMITTED),
+                1 => CommitFault::Before(unknown),
+                _ => CommitFault::After(unknown),
+            })
+        });
+        self.logs.push(log);
+        self.nodes.push(Running { faults, consumer });
+    }
+
+    /// One of the nodes, to be taken away.
+    fn take(&mut self) -> Running {
+        let place = self.random.usize(..self.nodes.len());
+        self.nodes.swap_remove(place)
+    }
+
+    /// Something happens.
+    async fn step(&mut self) {
+        match self.random.u8(..16) {
+            0 | 1 if self.nodes.len() < 4 => self.start().await,
+            // It dies.
+            2 if self.nodes.len() > 1 => drop(self.take().consumer),
+            3 if self.nodes.len() > 1 => self.take().consumer.shutdown().await.unwrap(),
+            // It hangs in all its commits for longer than others wait; its observers go on when they can.
+            4 => {
+                let gate = Gate::default();
+                let held = gate.clone();
+                let place = self.random.usize(..self.nodes.len());
+                let node = &self.nodes[place];
+                node.faults
+                    .plan_commits(move |attempt| attempt.writes().then(|| CommitFault::Hold(held.clone())));
+                tokio::time::sleep(Duration::from_secs(self.random.u64(1..20))).await;
+                self.nodes[place].faults.heal();
+                gate.open();
+            }
+            5 => {
+                let shards = self.random.u32(1..7);
+                self.bus.feed().reshard(shards, None).await.unwrap();
+            }
+            _ => {
+                for _ in 0..self.random.usize(1..12) {
+                    let place = self.random.usize(..DATABASES);
+                    record(&self.store, &self.bus, &db(&format!("db{place}"), 1), [0, 0, 1, 0]).await;
+                    *self.updates.entry(place).or_default() += 1;
+                }
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(self.random.u64(..800))).await;
+    }
+
+    /// Everything must be true.
+    async fn check(&self) {
+        let feed = self.bus.feed();
+        for (place, updates) in &self.updates {
+            let name = format!("db{place}").parse().unwrap();
+            let is_folded =
+                async || feed.newest(&name).await.unwrap().is_some_and(|r| r.totals.updated == *updates);
+            until("all is folded", is_folded).await;
+        }
+        until_done(&self.bus.group("g").unwrap()).await;
+        let seen = RangeRead::new(KeyRange::prefix("seen/")).limit(100_000).target_bytes(usize::MAX);
+        let seen = self.store.begin().get_range(&seen, Isolation::Snapshot).await.unwrap().rows;
+        let seen: BTreeMap<_, _> = seen
+            .iter()
+            .map(|(key, value)| (&key[5..], u64::from_le_bytes(value[..].try_into().unwrap())))
+            .collect();
+        assert!(seen.values().all(|count| *count == 1), "each row exactly once: {seen:?}");
+        let rows = feed.page(Sequence::ZERO, 10_000).await.unwrap().rows;
+        assert_eq!(rows.len(), self.updates.len());
+        for row in rows {
+            assert!(seen.contains_key(&row.sequence.as_bytes()[..]), "{} at {}", row.name, row.sequence);
+        }
+        let disorder = self.store.begin().get(b"out of order", Isolation::Snapshot).await.unwrap();
+        assert_eq!(disorder, None, "rows of a database come in order");
+    }
+}
+
+/// Lets everything happen, and checks what came of it.
+async fn run(store: Database, seed: u64, steps: u32, faults_percent: u8) {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let shards = random.u32(1..5);
+    let bus = Bus::open(&store, BusOptions { partitions: 2, shards, ..BusOptions::default() }).await.unwrap();
+    let notifier = bus.notifier(NotifierOptions::default()).await.unwrap();
+    let start = if random.bool() { GroupStart::Zero } else { GroupStart::Now };
+    let group = bus.group("g").unwrap();
+    group.create(&GroupOptions::default().start_from(start)).await.unwrap();
+    let mut scenario = Scenario {
+        store,
+        bus,
+        random,
+        logs: Vec::new(),
+        nodes: Vec::new(),
+        updates: BTreeMap::new(),
+        faults_percent,
+    };
+    scenario.start().await;
+    for _ in 0..steps {
+        scenario.step().await;
+    }
+    scenario.nodes.iter().for_each(|node| node.faults.heal());
+    scenario.check().await;
+    for node in std::mem::take(&mut scenario.nodes) {
+        node.consumer.shutdown().await.unwrap();
+    }
+    // Those of nodes that have died are closed in the background.
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    scenario.logs.iter().for_each(|log| log.check(true));
+    notifier.shutdown().await.unwrap();
+}
+
+#[test]
+fn each_row_is_counted_exactly_once_whatever_happens() {
+    for seed in 0..12 {
+        println!("seed {seed}");
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+        runtime.block_on(run(Database::memory(), seed, 60, 15));
+    }
+}
+
+#[test]
+fn a_random_seed_too() {
+    let seed = fastrand::u64(..);
+    println!("seed {seed}");
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    runtime.block_on(run(Database::memory(), seed, 120, 30));
+}

@@ -1,0 +1,166 @@
+//! The command `notibus groups`, as a user calls it: what it prints, what it refuses, and its exit codes.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::{
+    path::Path,
+    process::{Command, Output},
+};
+
+use notibus::{
+    Bus, BusOptions, ChangesOptions, ConsumerOptions, Db, DbInstance, FailurePolicy, GroupBatch,
+    GroupOptions, GroupStart, Notification, NotifierOptions, store::Database,
+};
+use serde_json::Value;
+
+/// Runs `notibus groups` on the store in `folder`.
+fn groups(folder: &Path, args: &[&str]) -> Output {
+    let store = format!("dir:{}", folder.display());
+    Command::new(env!("CARGO_BIN_EXE_notibus"))
+        .arg("groups")
+        .args(args)
+        .args(["--store", &store])
+        .output()
+        .unwrap()
+}
+
+/// What it prints, if it succeeds.
+fn printed(folder: &Path, args: &[&str]) -> String {
+    let output = groups(folder, args);
+    assert_eq!(output.status.code(), Some(0), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// The objects that it prints.
+fn objects(folder: &Path, args: &[&str]) -> Vec<Value> {
+    let text = printed(folder, &[args, &["--json"]].concat());
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// The exit code and the message with which it fails.
+fn refused(folder: &Path, args: &[&str]) -> (Option<i32>, String) {
+    let output = groups(folder, args);
+    assert!(output.stdout.is_empty());
+    (output.status.code(), String::from_utf8(output.stderr).unwrap())
+}
+
+/// The instance of the database with documents.
+const INSTANCE: DbInstance = DbInstance([9; 16]);
+
+/// A store with a group that has worked on all rows but a dead letter, one that has not begun, and one on documents.
+async fn fill(folder: &Path) {
+    let store = Database::open_dir(folder).unwrap();
+    let bus = Bus::open(&store, BusOptions { shards: 2, ..BusOptions::default() }).await.unwrap();
+    let notifier = bus.notifier(NotifierOptions::default()).await.unwrap();
+    let (mailer, idle) = (bus.group("mailer").unwrap(), bus.group("idle").unwrap());
+    let zero = GroupOptions::default().start_from(GroupStart::Zero);
+    mailer.create(&zero).await.unwrap();
+    idle.create(&zero.expire_after(std::time::Duration::from_hours(1))).await.unwrap();
+    let docs = Db::new("docs".parse().unwrap(), INSTANCE);
+    let changes = bus.changes();
+    store.run(async |tx| changes.create(&tx, &docs, &ChangesOptions::default()).await).await.unwrap();
+    changes.feed(&docs).group("index").unwrap().create(&GroupOptions::default()).await.unwrap();
+    let producer = bus.producer();
+    for (n, name) in ["a", "b", "bad"].into_iter().enumerate() {
+        let db = Db::new(name.parse().unwrap(), DbInstance([n as u8; 16]));
+        let create = async |tx| {
+            producer.created(&tx, &db);
+            Ok(())
+        };
+        store.run(create).await.unwrap();
+    }
+    let mut options = ConsumerOptions { failure: FailurePolicy::DeadLetter, ..ConsumerOptions::default() };
+    options.retry.attempts_max = Some(1);
+    let send = |batch: GroupBatch<Notification>| async move {
+        if batch.rows.iter().any(|row| row.name.as_str() == "bad") {
+            Err("no mailbox".into())
+        } else {
+            Ok(())
+        }
+    };
+    let consumer = bus.consumer(&mailer, move |_| send, options).await.unwrap();
+    while bus.stats().group_rows < 2 || bus.stats().group_dead_letters < 1 {
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
+    consumer.shutdown().await.unwrap();
+    notifier.shutdown().await.unwrap();
+}
+
+#[tokio::test]
+async fn groups_are_shown_and_managed() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path();
+    fill(folder).await;
+
+    let listed = objects(folder, &["list"]);
+    let names: Vec<_> = listed.iter().map(|group| group["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["index", "idle", "mailer"]);
+    assert_eq!(listed[0]["instance"], INSTANCE.to_string());
+    assert_eq!(listed[1]["idle_expiry_ms"], 3_600_000);
+    assert_eq!((&listed[2]["has_dead_letters"], &listed[2]["generation"]), (&true.into(), &1.into()));
+    let trouble = listed[2]["shards"].as_array().unwrap().iter().find(|shard| !shard["trouble"].is_null());
+    assert_eq!(trouble.unwrap()["trouble"]["error"], "no mailbox");
+    let text = printed(folder, &["list"]);
+    for part in [
+        "mailer  notifications; no member: nobody works for it; generation 1, from 0",
+        "expires after 1h, idle for 0s",
+        "; has dead letters",
+        "last trouble, over: 1 attempts",
+        &format!("index  documents of {INSTANCE}"),
+    ] {
+        assert!(text.contains(part), "{part:?} in {text}");
+    }
+
+    let behind = |group: &str| -> u64 {
+        objects(folder, &["lag", group]).iter().map(|shard| shard["rows"].as_u64().unwrap()).sum()
+    };
+    assert_eq!((behind("idle"), behind("mailer")), (3, 0));
+    assert!(printed(folder, &["lag", "idle"]).contains("rows behind, the oldest "));
+    let of_docs = printed(folder, &["lag", "index", "--feed", &INSTANCE.to_string()]);
+    assert!(of_docs.contains(": 0 rows behind; no owner"), "{of_docs}");
+
+    let [letter] = &objects(folder, &["dead-letters", "list", "mailer"])[..] else { panic!("there is one") };
+    assert_eq!((&letter["error"], &letter["attempts"]), (&"no mailbox".into(), &1.into()));
+    let sequence = letter["seq"].as_str().unwrap();
+    assert!(printed(folder, &["dead-letters", "list", "mailer"]).starts_with(sequence));
+    printed(folder, &["dead-letters", "delete", "mailer", "--seq", sequence]);
+    assert!(objects(folder, &["dead-letters", "list", "mailer"]).is_empty());
+    let (code, message) = refused(folder, &["dead-letters", "delete", "mailer", "--seq", sequence]);
+    assert!(code == Some(2) && message.contains("no dead letter"), "{message}");
+    printed(folder, &["dead-letters", "delete", "mailer", "--all"]);
+
+    printed(folder, &["reset", "mailer", "--to", "0"]);
+    assert_eq!((behind("mailer"), &objects(folder, &["list"])[2]["generation"]), (3, &2.into()));
+    printed(folder, &["reset", "mailer", "--to", sequence, "--force"]);
+    assert!(behind("mailer") < 3);
+    printed(folder, &["reset", "idle", "--to", "now"]);
+    assert_eq!(behind("idle"), 0);
+    printed(folder, &["delete", "idle"]);
+    assert_eq!(objects(folder, &["list"]).len(), 2);
+}
+
+#[tokio::test]
+async fn bad_input_is_refused_with_exit_code_2() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path();
+    fill(folder).await;
+    let ahead = "f".repeat(26);
+    for (args, part) in [
+        (&["lag", "nobody"][..], "no group nobody"),
+        (&["reset", "nobody", "--to", "now"], "no group nobody"),
+        (&["delete", "nobody"], "no group nobody"),
+        (&["dead-letters", "list", "nobody"], "no group nobody"),
+        (&["delete", ""], "group name"),
+        (&["reset", "mailer", "--to", "then"], "then"),
+        (&["reset", "mailer", "--to", &ahead], "ahead of the store"),
+        (&["reset", "mailer"], "--to"),
+        (&["lag", "mailer", "--feed", "12"], "32 hexadecimal digits"),
+        (&["dead-letters", "delete", "mailer"], "--seq"),
+    ] {
+        let (code, message) = refused(folder, args);
+        assert!(code == Some(2) && message.contains(part), "{args:?}: {code:?} {message}");
+    }
+    let missing = groups(&folder.join("missing"), &["list"]);
+    assert_eq!(missing.status.code(), Some(2));
+    assert_eq!(objects(folder, &["list"]).len(), 3, "nothing was changed");
+}
