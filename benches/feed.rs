@@ -21,7 +21,7 @@ use std::{
 
 use criterion::{Criterion, SamplingMode, Throughput, criterion_group, criterion_main};
 use notibus::{
-    Batch, Bus, BusOptions, Change, Changes, ChangesOptions, Db, DbInstance, DocId, DocSummary, Feed,
+    Batch, Bus, BusOptions, Change, Changes, ChangesOptions, Cursor, Db, DbInstance, DocId, DocSummary, Feed,
     ParallelJob, Revision, Sequence, TaskResult,
     store::{AtomicOp, Database, Isolation, Transaction},
 };
@@ -135,12 +135,12 @@ fn resident_kb() -> u64 {
 /// Reads the whole feed, and prints what it cost.
 async fn read_all(name: &str, feed: &Feed<Change>, page_rows: usize) {
     let before = resident_kb();
-    let (mut after, mut rows, mut peak) = (Sequence::ZERO, 0, before);
+    let (mut cursor, mut rows, mut peak) = (Cursor::from(Sequence::ZERO), 0, before);
     let started = Instant::now();
     loop {
-        let page = feed.page(after, page_rows).await.unwrap();
+        let page = feed.page(cursor, page_rows).await.unwrap();
         rows += page.rows.len() as u64;
-        after = page.to;
+        cursor = page.next;
         // While the page is still there.
         peak = peak.max(resident_kb());
         if !page.more {
@@ -158,13 +158,13 @@ async fn read_all(name: &str, feed: &Feed<Change>, page_rows: usize) {
     );
 }
 
-/// Reads `rows` rows from `after` on, around the feed.
-async fn read_some(feed: &Feed<Change>, after: &mut Sequence, mut rows: u64, page_rows: usize) -> Duration {
+/// Reads `rows` rows from `cursor` on, around the feed.
+async fn read_some(feed: &Feed<Change>, cursor: &mut Cursor, mut rows: u64, page_rows: usize) -> Duration {
     let started = Instant::now();
     while rows > 0 {
-        let page = feed.page(*after, page_rows).await.unwrap();
+        let page = feed.page(*cursor, page_rows).await.unwrap();
         rows = rows.saturating_sub(page.rows.len() as u64);
-        *after = if page.more { page.to } else { Sequence::ZERO };
+        *cursor = if page.more { page.next } else { Sequence::ZERO.into() };
         black_box(page);
     }
     started.elapsed()
@@ -180,7 +180,7 @@ fn reads(c: &mut Criterion) {
         for page_rows in [1_000, 10_000] {
             let name = format!("{shards} shards, pages of {page_rows}");
             // The feed is filled by the first benchmark that is not filtered out.
-            let (mut after, mut is_first) = (Sequence::ZERO, true);
+            let (mut cursor, mut is_first) = (Sequence::ZERO, true);
             group.bench_function(&name, |b| {
                 let world: &World = filled.get_or_insert_with(|| {
                     let world = runtime.block_on(World::filled(shards, ROWS));
@@ -193,7 +193,7 @@ fn reads(c: &mut Criterion) {
                     runtime.block_on(read_all(&name, &feed, page_rows));
                 }
                 b.iter_custom(|count| {
-                    runtime.block_on(read_some(&feed, &mut after, count * SAMPLE_ROWS, page_rows))
+                    runtime.block_on(read_some(&feed, &mut cursor, count * SAMPLE_ROWS, page_rows))
                 });
             });
         }

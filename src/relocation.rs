@@ -11,8 +11,9 @@
 //! | tag | record |
 //! |---|---|
 //! | 1 | a key after the prefix of the bus, and its value |
-//! | 2 | a key of a legacy range, whole, and its value |
 //! | 0 | how many records there were (8 bytes), and the XXH3 hash (8) of all bytes before the hash |
+//!
+//! Rows of a legacy range, which lie elsewhere, go along as the rows of shard 0 that they are read as.
 //!
 //! Keys and values are preceded by their lengths, 4 bytes each; all numbers are big-endian.
 
@@ -21,13 +22,14 @@ use std::{
     sync::Arc,
 };
 
+use bytes::Bytes;
 use xxhash_rust::xxh3::Xxh3Default;
 
 use crate::{
     context::Context,
     encoding::Incarnation,
     error::{Error, Result},
-    keys::{Config, Keys, Layout},
+    keys::{Config, Keys, Layout, ShardId},
     store::{Database, Isolation, KEY_LEN_MAX, KeyRange, RangeRead, Row, Transaction, VALUE_LEN_MAX},
 };
 
@@ -40,9 +42,7 @@ const FORMAT: u16 = 1;
 /// Tags of records; see the format.
 const END: u8 = 0;
 /// See [`END`].
-const OWN: u8 = 1;
-/// See [`END`].
-const LEGACY: u8 = 2;
+const ROW: u8 = 1;
 
 /// About how many bytes of keys and values are imported in one transaction.
 const BATCH_LEN: usize = 500_000;
@@ -52,33 +52,64 @@ fn io(error: std::io::Error) -> Error {
     Error::Io { what: "export", source: Arc::new(error) }
 }
 
-/// The keys that are moved, each range with its tag.
-async fn ranges(context: &Context) -> Result<Vec<(u8, KeyRange)>> {
+/// Keys that are moved.
+struct Source {
+    /// The keys.
+    range: KeyRange,
+    /// What they start with, which is left out.
+    prefix: Bytes,
+    /// What stands there instead.
+    instead: Vec<u8>,
+}
+
+/// What is moved. The keys are those after the prefix of the bus.
+async fn sources(context: &Context) -> Result<Vec<Source>> {
     let keys = &context.keys;
-    let mut ranges: Vec<_> = keys.relocated().map(|range| (OWN, range)).collect();
+    let own = |range| Source { range, prefix: Bytes::copy_from_slice(keys.prefix()), instead: Vec::new() };
+    let mut sources: Vec<_> = keys.relocated().map(own).collect();
     let mut rest = Some(RangeRead::new(keys.all_topologies()));
     while let Some(read) = rest {
         let page = context.db.run(async |tx| tx.get_range(&read, Isolation::Snapshot).await).await?;
         for row in &page.rows {
-            if let Layout::Legacy(prefix) = keys.topology_row(row)?.1.layout {
-                ranges.push((LEGACY, KeyRange::prefix(prefix)));
+            let (feed, entry) = keys.topology_row(row)?;
+            if let Layout::Legacy(prefix) = entry.layout
+                && !prefix.is_empty()
+            {
+                let rows = keys.shard_rows(&feed, ShardId(0));
+                let instead = rows.prefix()[keys.prefix().len()..].to_vec();
+                sources.push(Source { range: KeyRange::prefix(prefix.clone()), prefix, instead });
             }
         }
         rest = read.after(&page);
     }
-    Ok(ranges)
+    Ok(sources)
 }
 
-/// Hands all rows of `ranges` to `sink`, in order. Returns whether all were read at one version.
+/// The row as it is moved.
+fn moved(keys: &Keys, source: &Source, row: &Row) -> Result<(Vec<u8>, Bytes)> {
+    let (key, value) = row;
+    let mut value = value.clone();
+    if keys.all_topologies().contains(key) {
+        let (_, mut entry) = keys.topology_row(row)?;
+        if let Layout::Legacy(prefix) = &mut entry.layout {
+            prefix.clear();
+            value = entry.to_bytes().into();
+        }
+    }
+    Ok(([&source.instead, &key[source.prefix.len()..]].concat(), value))
+}
+
+/// Hands all rows of `sources` to `sink`, in order, as they are moved. Returns whether all were read at one version.
 async fn scan(
-    db: &Database,
-    ranges: &[(u8, KeyRange)],
-    mut sink: impl FnMut(u8, &Row) -> Result<()>,
+    context: &Context,
+    sources: &[Source],
+    mut sink: impl FnMut(&[u8], &[u8]) -> Result<()>,
 ) -> Result<bool> {
+    let db = &context.db;
     let mut version = db.run(async |tx| tx.read_version().await).await?;
     let mut is_one_version = true;
-    for (tag, range) in ranges {
-        let mut rest = Some(RangeRead::new(range.clone()));
+    for source in sources {
+        let mut rest = Some(RangeRead::new(source.range.clone()));
         while let Some(read) = &rest {
             match db.read_at(version, async |tx| tx.get_range(read, Isolation::Snapshot).await).await? {
                 None => {
@@ -86,7 +117,10 @@ async fn scan(
                     version = db.run(async |tx| tx.read_version().await).await?;
                 }
                 Some(page) => {
-                    page.rows.iter().try_for_each(|row| sink(*tag, row))?;
+                    for row in &page.rows {
+                        let (key, value) = moved(&context.keys, source, row)?;
+                        sink(&key, &value)?;
+                    }
                     rest = read.clone().after(&page);
                 }
             }
@@ -97,25 +131,23 @@ async fn scan(
 
 /// Writes everything that the bus keeps to `out`; returns how many rows. See [`Bus::export`](crate::Bus::export).
 pub(crate) async fn export(context: &Context, out: &mut impl Write) -> Result<u64> {
-    let ranges = ranges(context).await?;
+    let sources = sources(context).await?;
     let mut out = Hashed { inner: out, hash: Xxh3Default::new() };
     out.put(&[MAGIC, &FORMAT.to_be_bytes(), &context.config.to_bytes()].concat())?;
     let (mut count, mut rows_hash) = (0_u64, Xxh3Default::new());
-    let prefix_len = context.keys.prefix().len();
-    let is_one_version = scan(&context.db, &ranges, |tag, (key, value)| {
+    let is_one_version = scan(context, &sources, |key, value| {
         count += 1;
-        let skip = if tag == OWN { prefix_len } else { 0 };
         rows_hash.update(key);
         rows_hash.update(value);
-        out.put(&[tag])?;
-        out.put_sized(&key[skip..])?;
+        out.put(&[ROW])?;
+        out.put_sized(key)?;
         out.put_sized(value)
     })
     .await?;
     if !is_one_version {
         // It took longer than a snapshot lives. Whatever was written meanwhile shows when all is read again.
         let mut again = Xxh3Default::new();
-        scan(&context.db, &ranges, |_, (key, value)| {
+        scan(context, &sources, |key, value| {
             again.update(key);
             again.update(value);
             Ok(())
@@ -139,41 +171,35 @@ pub(crate) async fn export(context: &Context, out: &mut impl Write) -> Result<u6
 pub(crate) async fn import(db: &Database, keys: &Keys, input: &mut impl Read) -> Result<Config> {
     let mut input = Hashed { inner: input, hash: Xxh3Default::new() };
     let config = header(&mut input)?;
-    db.run(async |tx| begin_import(&tx, keys).await).await?;
+    let import = Import::begin(db, keys).await?;
     let (mut count, mut batch, mut len) = (0_u64, Vec::new(), 0);
     loop {
-        let tag = input.take(1)?[0];
-        if tag == END {
-            break;
-        }
-        let key = match tag {
-            OWN => [keys.prefix(), &input.take_sized(KEY_LEN_MAX)?].concat(),
-            LEGACY => input.take_sized(KEY_LEN_MAX)?,
+        match input.take(1)?[0] {
+            END => break,
+            ROW => {}
             tag => return Err(Error::invalid("export", format!("record tag {tag} is unknown"))),
-        };
+        }
+        let key = [keys.prefix(), &input.take_sized(KEY_LEN_MAX)?].concat();
         let value = input.take_sized(VALUE_LEN_MAX)?;
+        if !keys.relocated().any(|range| range.contains(&key)) {
+            return Err(Error::invalid("export", "it is damaged: a key of no family that is moved"));
+        }
         count += 1;
         len += key.len() + value.len();
         batch.push((key, value));
         if len >= BATCH_LEN {
-            put(db, keys, &batch).await?;
+            import.put(&batch).await?;
             batch.clear();
             len = 0;
         }
     }
-    put(db, keys, &batch).await?;
+    import.put(&batch).await?;
     let told = u64::from_be_bytes(input.take(8)?.try_into().expect("8 bytes were taken"));
     let hash = input.hash.digest();
     if told != count || input.take(8)? != hash.to_be_bytes() {
         return Err(Error::invalid("export", "it is damaged: its hash or its number of rows differs"));
     }
-    db.run(async |tx| {
-        // After an unknown result it may be there already.
-        tx.set(&keys.config(), &config.to_bytes());
-        tx.clear(&keys.import_mark());
-        Ok(())
-    })
-    .await?;
+    import.finish(config).await?;
     Ok(config)
 }
 
@@ -193,36 +219,70 @@ fn header(input: &mut Hashed<&mut impl Read>) -> Result<Config> {
     config.raised()
 }
 
-/// Fails unless there is room for a bus; forgets what an import that did not come to its end has left.
-async fn begin_import(tx: &Transaction, keys: &Keys) -> Result<()> {
-    let (config, mark) = (keys.config(), keys.import_mark());
-    let is_left = tx.get(&mark, Isolation::Serializable).await?.is_some();
-    let has_bus = tx.get(&config, Isolation::Serializable).await?.is_some();
-    let is_empty =
-        tx.get_range(&RangeRead::new(keys.all()).limit(1), Isolation::Serializable).await?.rows.is_empty();
-    if has_bus || !(is_left || is_empty) {
-        return Err(Error::invalid(
-            "prefix",
-            "there is a bus, or something else, under it; import under another one",
-        ));
-    }
-    tx.clear_range(&keys.all());
-    tx.set(&mark, b"");
-    Ok(())
+/// An import that is under way.
+struct Import<'a> {
+    /// Where to.
+    db: &'a Database,
+    /// The keys of the bus to be.
+    keys: &'a Keys,
+    /// Stands in the store as long as no other import has begun under the same prefix.
+    token: [u8; 16],
 }
 
-/// Writes some rows, if the import is still under way.
-async fn put(db: &Database, keys: &Keys, batch: &[(Vec<u8>, Vec<u8>)]) -> Result<()> {
-    db.run(async |tx| {
-        if tx.get(&keys.import_mark(), Isolation::Serializable).await?.is_none() {
-            return Err(Error::invalid("export", "another import under the same prefix has ended this one"));
+impl<'a> Import<'a> {
+    /// Fails unless there is room for a bus; forgets what an import that did not come to its end has left.
+    async fn begin(db: &'a Database, keys: &'a Keys) -> Result<Self> {
+        let token = u128::from(db.env().random()) << 64 | u128::from(db.env().random());
+        let import = Self { db, keys, token: token.to_be_bytes() };
+        db.run(async |tx| {
+            let is_left = tx.get(&keys.import_mark(), Isolation::Serializable).await?.is_some();
+            let has_bus = tx.get(&keys.config(), Isolation::Serializable).await?.is_some();
+            let rows =
+                tx.get_range(&RangeRead::new(keys.all()).limit(1), Isolation::Serializable).await?.rows;
+            if has_bus || !(is_left || rows.is_empty()) {
+                let reason = "there is a bus, or something else, under it; import under another one";
+                return Err(Error::invalid("prefix", reason));
+            }
+            tx.clear_range(&keys.all());
+            tx.set(&keys.import_mark(), &import.token);
+            Ok(())
+        })
+        .await?;
+        Ok(import)
+    }
+
+    /// Fails if another import has begun meanwhile, and makes `tx` fail if one begins before its commit.
+    async fn check(&self, tx: &Transaction) -> Result<()> {
+        match tx.get(&self.keys.import_mark(), Isolation::Serializable).await? {
+            Some(mark) if mark == self.token[..] => Ok(()),
+            _ => Err(Error::invalid("export", "another import under the same prefix has ended this one")),
         }
-        for (key, value) in batch {
-            tx.set(key, value);
-        }
-        Ok(())
-    })
-    .await
+    }
+
+    /// Writes some rows.
+    async fn put(&self, batch: &[(Vec<u8>, Vec<u8>)]) -> Result<()> {
+        self.db
+            .run(async |tx| {
+                self.check(&tx).await?;
+                for (key, value) in batch {
+                    tx.set(key, value);
+                }
+                Ok(())
+            })
+            .await
+    }
+
+    /// Makes a bus of what was written.
+    async fn finish(&self, config: Config) -> Result<()> {
+        let finish = async |tx: Transaction| {
+            self.check(&tx).await?;
+            tx.set(&self.keys.config(), &config.to_bytes());
+            tx.clear(&self.keys.import_mark());
+            Ok(())
+        };
+        // The mark is gone then, so it cannot simply be tried again after an unknown result.
+        self.db.run_once(finish).await.map(|_| ())
+    }
 }
 
 /// Raises the incarnation of the bus under `keys`. See [`Bus::raise_incarnation`](crate::Bus::raise_incarnation).

@@ -4,13 +4,23 @@
 
 mod common;
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
-use common::{db, record, row, row_with, rows, unpolled, until, wide_bus, within};
+use common::{db, record, row, row_with, rows, rows_in_pages, unpolled, until, wide_bus, within};
 use notibus::{
-    Bus, ChangesOptions, DispatcherOptions, DocId, DocSummary, Error, Filter, Interruption, Janitor,
-    JanitorOptions, Revision, Sequence, ShardEvent, Since,
-    store::{Database, Isolation, KeyRange, RangeRead},
+    Bus, BusOptions, ChangesOptions, DispatcherOptions, DocId, DocSummary, Error, Filter, HashingScheme,
+    Incarnation, Interruption, Janitor, JanitorOptions, ParallelJob, ParallelJobOptions, Revision, SchemeId,
+    Schemes, Sequence, ShardEvent, Since, StoreError, Versionstamp,
+    store::{
+        Database, Isolation, KeyRange, RangeRead, Transaction,
+        testing::{Faults, Operation},
+    },
 };
 use tokio_stream::StreamExt;
 
@@ -221,15 +231,16 @@ async fn nothing_is_left_of_what_was_dropped() {
         let all =
             RangeRead::new(KeyRange::new(&b""[..], &b"\xff"[..])).limit(100_000).target_bytes(usize::MAX);
         let rows = store.begin().get_range(&all, Isolation::Snapshot).await.unwrap().rows;
-        // Of a feed: entries, newest and topology; the others have a number that is fixed or bounded.
-        rows.into_iter().filter(|(key, _)| [4, 5, 7].map(Some).contains(&key.get(8).copied())).count()
+        // Of a feed: entries, newest, heads and topology; the others have a number that is fixed or bounded.
+        rows.into_iter().filter(|(key, _)| [4, 5, 6, 7].map(Some).contains(&key.get(8).copied())).count()
     };
-    let before = keys().await;
+    // The topology entry, and the head of its shard.
+    let at_least = 2;
     for round in 0..4 {
         for n in 0..600 {
             record(&store, &bus, &db(&format!("db{n}"), round), [1, 1, 0, 0]).await;
         }
-        bus.feed().reshard(u32::from(round) + 1, None).await.unwrap();
+        bus.feed().reshard(4 - u32::from(round), None).await.unwrap();
     }
     until("all are folded", async || bus.is_drained().await.unwrap()).await;
     let options = JanitorOptions {
@@ -239,10 +250,215 @@ async fn nothing_is_left_of_what_was_dropped() {
     };
     let janitor = bus.janitor(options).await.unwrap();
     until("all are dropped", async || rows(&bus).await.is_empty()).await;
-    until("one entry is left", async || keys().await == before).await;
+    until("one entry is left", async || keys().await <= at_least).await;
     assert_eq!(bus.stats().tombstones_dropped, 600);
     janitor.shutdown().await.unwrap();
     notifier.shutdown().await.unwrap();
+}
+
+/// A bus whose horizon is above the rows of three living databases.
+async fn with_old_rows(store: &Database) -> Bus {
+    let bus = wide_bus(store).await;
+    let _notifier = bus.notifier(unpolled()).await.unwrap();
+    let _janitor = frequent(&bus).await;
+    for n in 0..3 {
+        let db = db(&format!("lives{n}"), 1);
+        record(store, &bus, &db, [1, 0, 0, 0]).await;
+        row_with(&bus, &db, [1, 0, 0, 0]).await;
+    }
+    deleted(store, &bus, "gone").await;
+    pass(RETENTION * 5 / 4).await;
+    assert!(bus.feed().horizon().await.unwrap() > rows(&bus).await[2].sequence);
+    bus
+}
+
+/// A reader from zero that took several pages was told that it had expired, as soon as the first one ended below the
+/// horizon: no bus with many idle databases could be read to its end any more.
+#[tokio::test(start_paused = true)]
+async fn who_begins_at_zero_reads_past_the_horizon_in_pages_of_any_size() {
+    let store = Database::memory();
+    let bus = with_old_rows(&store).await;
+    assert_eq!(rows_in_pages(&bus, 1).await.len(), 3);
+
+    let seen = Arc::new(AtomicUsize::new(0));
+    let options = ParallelJobOptions { batch_rows_max: 1, ..ParallelJobOptions::default() };
+    let (counter, feed) = (Arc::clone(&seen), bus.feed());
+    let job = ParallelJob::new(feed, Sequence::ZERO).with_options(options);
+    let work = move |batch: notibus::Batch<notibus::Notification>| {
+        counter.fetch_add(batch.rows.len(), Ordering::Relaxed);
+        async { Ok(()) }
+    };
+    job.run(work).await.unwrap();
+    assert_eq!(seen.load(Ordering::Relaxed), 3);
+
+    let options = DispatcherOptions { page_rows_max: 1, ..DispatcherOptions::default() };
+    let dispatcher = bus.dispatcher(options).await.unwrap();
+    let mut updates = dispatcher.subscribe(Filter::all()).since(Since::After(Sequence::ZERO)).stream();
+    for n in 0..3 {
+        let delivery = within("a row", updates.next()).await.unwrap().unwrap();
+        assert_eq!(delivery.notification().name.as_str(), format!("lives{n}"));
+    }
+}
+
+/// Who has begun at zero, and is in the middle when something that it may have met is deleted and dropped, is told.
+#[tokio::test(start_paused = true)]
+async fn who_began_before_the_deletion_is_told() {
+    let store = Database::memory();
+    let bus = with_old_rows(&store).await;
+    let _notifier = bus.notifier(unpolled()).await.unwrap();
+    let page = bus.feed().page(Sequence::ZERO, 1).await.unwrap();
+    assert!(bus.feed().page(page.next, 1).await.is_ok());
+    record(&store, &bus, &db("lives0", 1), [0, 1, 0, 0]).await;
+    row_with(&bus, &db("lives0", 1), [1, 1, 0, 0]).await;
+    let _janitor = frequent(&bus).await;
+    pass(RETENTION * 5 / 4).await;
+    assert!(matches!(bus.feed().page(page.next, 1).await, Err(Error::Expired { .. })));
+}
+
+/// The time of a mark was taken before its position was read, so a store that let the janitor wait made rows look older.
+#[tokio::test(start_paused = true)]
+async fn a_tombstone_stays_for_its_time_although_the_store_is_slow() {
+    let store = Database::memory();
+    let bus = wide_bus(&store).await;
+    let _notifier = bus.notifier(unpolled()).await.unwrap();
+    let faults = Faults::new(&store);
+    let slow = wide_bus(&faults.database()).await;
+    let (begin, mut looks) = (tokio::time::Instant::now(), 0);
+    faults.plan_reads(move |operation| {
+        let is_marks = |range: &KeyRange| range.begin.starts_with(b"notibus\x15\x0d");
+        looks += u32::from(matches!(operation, Operation::GetRange { range, .. } if is_marks(range)));
+        // The first look finds the time of earlier janitors; the next is on the way to a mark.
+        (looks > 1 && begin.elapsed() < Duration::from_secs(50)).then_some(StoreError::TRANSACTION_TOO_OLD)
+    });
+    let _janitor = frequent(&slow).await;
+    pass(Duration::from_secs(45)).await;
+    deleted(&store, &bus, "gone").await;
+    let began = tokio::time::Instant::now();
+    while row(&bus, &db("gone", 1)).await.is_some() {
+        pass(Duration::from_secs(1)).await;
+    }
+    assert!(began.elapsed() >= RETENTION, "dropped after {:?}", began.elapsed());
+}
+
+/// A row that could not be read stopped all cleaning.
+#[tokio::test(start_paused = true)]
+async fn what_cannot_be_read_keeps_nothing_else() {
+    let store = Database::memory();
+    let bus = wide_bus(&store).await;
+    let _notifier = bus.notifier(unpolled()).await.unwrap();
+    record(&store, &bus, &db("x", 1), [1, 0, 0, 0]).await;
+    row_with(&bus, &db("x", 1), [1, 0, 0, 0]).await;
+    let entries = RangeRead::new(KeyRange::prefix(&b"notibus\x15\x04\x01n"[..]));
+    let page = store.begin().get_range(&entries, Isolation::Snapshot).await.unwrap();
+    store
+        .run(async |tx| {
+            tx.set(&page.rows[0].0, b"garbage");
+            Ok(())
+        })
+        .await
+        .unwrap();
+    deleted(&store, &bus, "gone").await;
+    bus.feed().reshard(3, None).await.unwrap();
+    let docs = db("docs", 1);
+    let changes = bus.changes();
+    store.run(async |tx| changes.create(&tx, &docs, &ChangesOptions::default()).await).await.unwrap();
+    changes.feed(&docs).reshard(3, None).await.unwrap();
+    let _janitor = frequent(&bus).await;
+    pass(RETENTION * 5 / 4).await;
+    assert_eq!(bus.stats().tombstones_dropped, 1);
+    assert_eq!(changes.feed(&docs).topology().await.unwrap().len(), 1);
+}
+
+/// A row that waited for a slow subscriber was still told after it had been told to forget everything, although the database
+/// was gone.
+#[tokio::test(start_paused = true)]
+async fn who_has_expired_is_not_told_of_what_is_gone() {
+    let store = Database::memory();
+    let bus = wide_bus(&store).await;
+    let _notifier = bus.notifier(unpolled()).await.unwrap();
+    let faults = Faults::new(&store);
+    let away = wide_bus(&faults.database()).await;
+    let dispatcher = away.dispatcher(DispatcherOptions::default()).await.unwrap();
+    let gone = db("gone", 1);
+    let mut updates = dispatcher.subscribe(Filter::name("gone").unwrap()).stream();
+    record(&store, &bus, &gone, [1, 0, 0, 0]).await;
+    let living = row_with(&bus, &gone, [1, 0, 0, 0]).await;
+    until("the tail has it", async || dispatcher.position() >= living.sequence).await;
+    // The process is cut off, while the row waits in its slot.
+    faults.plan_reads(|_| Some(StoreError::TRANSACTION_TOO_OLD));
+    record(&store, &bus, &gone, [0, 1, 0, 0]).await;
+    row_with(&bus, &gone, [1, 1, 0, 0]).await;
+    let janitor = frequent(&bus).await;
+    pass(RETENTION * 5 / 4).await;
+    janitor.shutdown().await.unwrap();
+    faults.heal();
+    pass(RETENTION / 2).await;
+    let first = within("it is told", updates.next()).await.unwrap();
+    assert!(matches!(first, Err(Interruption::Expired { .. })), "{first:?}");
+    let next = tokio::time::timeout(RETENTION, updates.next()).await;
+    assert!(next.is_err(), "told of {next:?}");
+}
+
+/// Written by hand, as the catalogue of keys says: the checkpoint of a group that has not passed the tombstone.
+#[tokio::test(start_paused = true)]
+async fn a_tombstone_stays_until_every_group_has_passed_it() {
+    let store = Database::memory();
+    let bus = wide_bus(&store).await;
+    let _notifier = bus.notifier(unpolled()).await.unwrap();
+    let tombstone = deleted(&store, &bus, "gone").await;
+    let later = deleted(&store, &bus, "later").await;
+    let key = [&b"notibus\x15\x0c\x01n\0\x15\x01"[..], b"\x02g\0\x15\x01"].concat();
+    let checkpoint = async |at: Option<Sequence>| {
+        let write = async |tx: Transaction| {
+            match at {
+                Some(at) => tx.set(&key, at.as_bytes()),
+                None => tx.clear(&key),
+            }
+            Ok(())
+        };
+        store.run(write).await.unwrap();
+    };
+    let start = Sequence::new(Incarnation(0), Versionstamp::new(1, 0), 0);
+    checkpoint(Some(start)).await;
+    let _janitor = frequent(&bus).await;
+    pass(RETENTION * 2).await;
+    assert_eq!(bus.stats().tombstones_dropped, 0);
+    checkpoint(Some(tombstone)).await;
+    pass(RETENTION / 10).await;
+    assert_eq!(row(&bus, &db("gone", 1)).await, None);
+    assert!(later > tombstone && row(&bus, &db("later", 1)).await.is_some());
+    checkpoint(None).await;
+    pass(RETENTION / 10).await;
+    assert_eq!(row(&bus, &db("later", 1)).await, None);
+}
+
+/// Routes everything to the last shard.
+#[derive(Debug)]
+struct Last;
+
+impl HashingScheme for Last {
+    fn place(&self, _id: &[u8], shards: u32) -> u32 {
+        shards - 1
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_entry_of_many_shards_is_kept_for_one_row() {
+    let store = Database::memory();
+    let schemes = Schemes::default().with(SchemeId(2_000), Last).unwrap();
+    let bus = Bus::open(&store, BusOptions { schemes, ..BusOptions::default() }).await.unwrap();
+    let (changes, docs) = (bus.changes(), db("docs", 1));
+    let options = ChangesOptions { shards: 500, scheme: SchemeId(2_000) };
+    store.run(async |tx| changes.create(&tx, &docs, &options).await).await.unwrap();
+    let revision = Revision { position: 1, hash: [1; 16] };
+    let doc = DocSummary { id: DocId::new("doc").unwrap(), revision, branches: 1, is_deleted: false };
+    store.run(async |tx| changes.writer(&tx, &docs).await?.record(&doc, None).map(|_| ())).await.unwrap();
+    let feed = changes.feed(&docs);
+    feed.reshard(1, None).await.unwrap();
+    let _janitor = frequent(&bus).await;
+    pass(RETENTION / 10).await;
+    assert_eq!(feed.topology().await.unwrap().len(), 2);
+    assert_eq!(feed.page(Sequence::ZERO, 10).await.unwrap().rows.len(), 1);
 }
 
 #[tokio::test(start_paused = true)]

@@ -10,7 +10,7 @@ use crate::{
     encoding::Sequence,
     error::{Error, Result},
     event::Db,
-    feed::Feed,
+    feed::{Cursor, Feed},
     store::Transaction,
 };
 
@@ -48,8 +48,8 @@ pub trait DocSource: Send + Sync {
 /// Which changes to read, and what with them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChangesQuery {
-    /// Where to start: the rows after it, or, if descending, those before it. Default: [`Sequence::ZERO`].
-    pub from: Sequence,
+    /// Where to start: the rows after it, or, if descending, those before its position. Default: [`Sequence::ZERO`].
+    pub from: Cursor,
     /// The most rows, 1 to 10,000. With documents of a size, so few that their reads fit into 5 s. Default: 1,000.
     pub limit: usize,
     /// Newest first. Default: no.
@@ -62,7 +62,13 @@ pub struct ChangesQuery {
 
 impl Default for ChangesQuery {
     fn default() -> Self {
-        Self { from: Sequence::ZERO, limit: 1_000, descending: false, all_leaves: false, include_docs: false }
+        Self {
+            from: Sequence::ZERO.into(),
+            limit: 1_000,
+            descending: false,
+            all_leaves: false,
+            include_docs: false,
+        }
     }
 }
 
@@ -83,7 +89,7 @@ pub struct ChangesPage {
     /// The rows.
     pub rows: Vec<ChangeRow>,
     /// Where to go on.
-    pub to: Sequence,
+    pub next: Cursor,
     /// Whether there was more to read.
     pub more: bool,
 }
@@ -97,7 +103,7 @@ pub(super) async fn read(
     source: &dyn DocSource,
 ) -> Result<ChangesPage> {
     let page = if query.descending {
-        feed.page_before_in(tx, query.from, query.limit).await?
+        feed.page_before_in(tx, query.from.position(), query.limit).await?
     } else {
         feed.page_in(tx, query.from, query.limit).await?
     };
@@ -112,5 +118,5 @@ pub(super) async fn read(
         Ok::<_, Error>(ChangeRow { change, leaves, body })
     };
     let rows = stream::iter(page.rows).map(row).buffered(DOCS_AT_ONCE).try_collect().await?;
-    Ok(ChangesPage { rows, to: page.to, more: page.more })
+    Ok(ChangesPage { rows, next: page.next, more: page.more })
 }

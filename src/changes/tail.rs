@@ -9,7 +9,7 @@ use crate::{
     dispatcher::Subscription,
     encoding::Sequence,
     error::Result,
-    feed::{Feed, FeedPage},
+    feed::{Cursor, Feed, FeedPage},
 };
 
 /// How often the tail looks for rows that no notification has told of.
@@ -21,8 +21,8 @@ const POLL_INTERVAL: Duration = Duration::from_secs(10);
 pub struct ChangesTail {
     /// The changes.
     feed: Feed<Change>,
-    /// Everything up to here was returned.
-    after: Sequence,
+    /// What was returned.
+    cursor: Cursor,
     /// The most rows that are read at once.
     limit: usize,
     /// The notifications of the database; `None` after they have ended.
@@ -34,7 +34,7 @@ pub struct ChangesTail {
 impl ChangesTail {
     /// A tail that starts after `after`, and is woken by `updates`, which have begun.
     pub(super) fn new(feed: Feed<Change>, after: Sequence, updates: Subscription) -> Self {
-        Self { feed, after, limit: 1_000, updates: Some(updates), is_at_end: false }
+        Self { feed, cursor: after.into(), limit: 1_000, updates: Some(updates), is_at_end: false }
     }
 
     /// Reads at most `limit` rows at once, 1 to 10,000. Default: 1,000.
@@ -56,8 +56,8 @@ impl ChangesTail {
                 self.wait().await;
                 self.is_at_end = false;
             }
-            let page = self.feed.page(self.after, self.limit).await?;
-            self.after = page.to;
+            let page = self.feed.page(self.cursor, self.limit).await?;
+            self.cursor = page.next;
             self.is_at_end = !page.more;
             if !page.rows.is_empty() {
                 return Ok(page);

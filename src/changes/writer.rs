@@ -53,6 +53,8 @@ pub struct ChangesWriter<'a> {
     feed: FeedId,
     /// Where rows go and have gone.
     topology: Arc<Topology>,
+    /// How often the transaction had been reset when the topology was read.
+    resets: u64,
 }
 
 impl<'a> ChangesWriter<'a> {
@@ -63,7 +65,7 @@ impl<'a> ChangesWriter<'a> {
         db: &'a Db,
         topology: Arc<Topology>,
     ) -> Self {
-        Self { changes, tx, db, feed: FeedId::documents(db.instance), topology }
+        Self { changes, tx, db, feed: FeedId::documents(db.instance), topology, resets: tx.resets() }
     }
 
     /// Writes that `doc` was edited, and records the event for the database: `ddoc_updated` for a design document, else
@@ -73,9 +75,13 @@ impl<'a> ChangesWriter<'a> {
     /// It reads nothing. It clears the previous row, if there is one, and inserts the new one. A document that is recorded
     /// again in the same transaction has one row, the last one.
     ///
-    /// Fails with [`Error::Invalid`] if there can be no such document, or 65,535 others were recorded in the transaction.
+    /// Fails with [`Error::Invalid`] if there can be no such document, the transaction was reset since, or 65,535 others were recorded in the transaction.
     pub fn record(&self, doc: &DocSummary, previous: Option<Sequence>) -> Result<PendingSequence> {
         doc.check()?;
+        if self.tx.resets() != self.resets {
+            let reason = "its transaction was reset since; ask for another one";
+            return Err(Error::invalid("changes writer", reason));
+        }
         let Changes { context, producer, .. } = self.changes;
         let id = doc.id.as_str();
         let order = self.tx.place_of_row(self.feed.bytes(), id.as_bytes()).ok_or_else(|| {

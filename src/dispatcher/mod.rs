@@ -49,7 +49,7 @@ use crate::{
 pub struct DispatcherOptions {
     /// The most rows that the ring holds; subscribers further behind read the feed. Default: 65,536.
     pub ring_rows_max: usize,
-    /// The most rows of each shard that the tail reads at once, 1 to 10,000. Default: 1,000.
+    /// The most rows that the tail reads at once, 1 to 10,000. Default: 1,000.
     pub page_rows_max: usize,
     /// How often the tail looks for rows that no hint has told of. Default: 1 s.
     pub poll_interval: Duration,
@@ -103,7 +103,7 @@ pub(crate) struct Shared {
     registry: Registry,
     /// Limits how many lagging subscribers read the feed at once.
     catch_ups: Semaphore,
-    /// The most rows of each shard that are read at once.
+    /// The most rows that are read at once.
     page_rows_max: usize,
 }
 

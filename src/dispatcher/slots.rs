@@ -99,8 +99,9 @@ impl Mailbox {
     pub fn expire(&self, horizon: Sequence) -> Option<Waker> {
         let mut state = self.state();
         for slot in &mut state.slots {
-            slot.told = Sequence::ZERO;
+            *slot = Slot { row: None, told: Sequence::ZERO };
         }
+        state.ready.clear();
         state.expired = Some(horizon);
         state.waker.take()
     }

@@ -19,6 +19,7 @@ use super::{
 use crate::{
     encoding::{Incarnation, Sequence, Versionstamp},
     error::{Error, Result},
+    feed::Cursor,
 };
 
 /// The first position at which something may be known.
@@ -48,7 +49,9 @@ pub(super) struct Walker {
     /// Wakes at new batches.
     pushes: WatchStream<Option<u64>>,
     /// A read of the feed that is under way.
-    catch_up: Option<BoxFuture<'static, Result<Batch>>>,
+    catch_up: Option<BoxFuture<'static, Result<(Batch, Cursor)>>>,
+    /// Where the feed is read on, if the last page was not the last one.
+    reading: Option<Cursor>,
 }
 
 impl Walker {
@@ -57,7 +60,18 @@ impl Walker {
         let pushes = WatchStream::from_changes(shared.ring.pushes());
         // Who starts ahead of the tail may be ahead of the store as well: the feed refuses it then.
         let behind = (cursor > shared.ring.position()).then_some(cursor);
-        Self { shared, filter, skips, cursor, known: cursor, behind, batch: None, pushes, catch_up: None }
+        Self {
+            shared,
+            filter,
+            skips,
+            cursor,
+            known: cursor,
+            behind,
+            batch: None,
+            pushes,
+            catch_up: None,
+            reading: None,
+        }
     }
 
     /// The next row of the current batch that matches.
@@ -91,7 +105,8 @@ impl Walker {
     fn catch_up(&mut self) {
         // The tail has read up to its position before, so whatever is read now reaches as far.
         self.behind.get_or_insert(self.shared.ring.position());
-        self.catch_up = Some(Box::pin(read(Arc::clone(&self.shared), self.cursor)));
+        self.catch_up =
+            Some(Box::pin(read(Arc::clone(&self.shared), self.reading.take().unwrap_or(self.cursor.into()))));
     }
 
     /// The next delivery, or why there is none. `None` once the dispatcher has ended and everything was walked.
@@ -104,7 +119,10 @@ impl Walker {
                 let read = ready!(read.as_mut().poll(context));
                 self.catch_up = None;
                 match read {
-                    Ok(batch) => self.batch = Some((Arc::new(batch), 0)),
+                    Ok((batch, next)) => {
+                        self.reading = (!batch.is_complete).then_some(next);
+                        self.batch = Some((Arc::new(batch), 0));
+                    }
                     Err(Error::Expired { horizon }) => {
                         self.cursor = Sequence::ZERO;
                         self.known = Sequence::ZERO;
@@ -142,9 +160,10 @@ impl Walker {
     }
 }
 
-/// Reads the feed after `cursor`, when it is this subscriber's turn.
-async fn read(shared: Arc<Shared>, cursor: Sequence) -> Result<Batch> {
+/// Reads the feed after `cursor`, when it is this subscriber's turn. Returns what was read, and where to go on.
+async fn read(shared: Arc<Shared>, cursor: Cursor) -> Result<(Batch, Cursor)> {
     let _turn = shared.catch_ups.acquire().await.expect("the semaphore is never closed");
     let page = shared.feed.page(cursor, shared.page_rows_max).await?;
-    Ok(Batch { rows: page.rows, from: cursor, to: page.to, is_complete: !page.more })
+    let batch = Batch { rows: page.rows, from: cursor.position(), to: page.to, is_complete: !page.more };
+    Ok((batch, page.next))
 }

@@ -2,17 +2,15 @@
 
 use std::{fmt, marker::PhantomData, sync::Arc};
 
-use futures_util::{StreamExt, TryStreamExt, stream};
-
 use super::{
-    NewTopology, RawFeed, Resharded, ShardReader, TopologyEntry,
+    Cursor, NewTopology, RawFeed, Resharded, ShardReader, TopologyEntry,
     reader::{StoredPage, StoredRow},
 };
 use crate::{
     context::Context,
     encoding::Sequence,
     error::{Error, Result},
-    keys::{FeedId, ShardId, TopologyRow},
+    keys::{FeedId, RowSpace, ShardId},
     routing::SchemeId,
     store::Transaction,
 };
@@ -37,13 +35,15 @@ pub trait FeedRow: Sized + Send + Sync + 'static {
 pub struct FeedPage<R> {
     /// The rows.
     pub rows: Vec<Arc<R>>,
-    /// Everything up to here was read: go on from here, nothing will ever be added before it. Of rows that were read
-    /// backwards: everything from here on.
+    /// Everything up to here was read: nothing will ever be added before it. Of rows that were read backwards: everything from
+    /// here on.
     ///
     /// While there is more to read, this is no position up to which everything is known: a row that a later page will bring
-    /// may have superseded one before it. So derive what is new in the rows of all pages from where the first page began,
-    /// until one has no more after it.
+    /// may have superseded one before it. So derive what is new in the rows of all pages from where the first page began
+    /// ([`Cursor::since`]), until one has no more after it.
     pub to: Sequence,
+    /// Where the next page begins.
+    pub next: Cursor,
     /// Whether there was more to read when the page was read.
     pub more: bool,
 }
@@ -55,6 +55,8 @@ pub struct ShardPage<R> {
     pub rows: Vec<Arc<R>>,
     /// Everything of the shard up to here was read. It does not go beyond the end of a closed shard.
     pub to: Sequence,
+    /// Where the next page begins, also the first one of a shard that took over.
+    pub next: Cursor,
     /// Whether there was more to read when the page was read.
     pub more: bool,
     /// What took over, if the shard is closed and was read to its end. Each further page says so again; a
@@ -95,22 +97,29 @@ impl<R: FeedRow> Feed<R> {
         RawFeed::new(&self.context, &self.id)
     }
 
-    /// The rows after `after`, at most `limit` (1 to 10,000), in the order of their sequences over all shards and all
-    /// topologies. Start at [`Sequence::ZERO`], go on at [`FeedPage::to`]: each page is read in a transaction of its own, so
-    /// a backlog may take as long as it takes. A row that is superseded meanwhile comes later, in its new place.
+    /// The rows after `cursor`, at most `limit` (1 to 10,000), in the order of their sequences over all shards and all
+    /// topologies. Begin at a sequence, such as [`Sequence::ZERO`], and go on at [`FeedPage::next`]: each page is read in a
+    /// transaction of its own, so a backlog may take as long as it takes. A row that is superseded meanwhile comes later, in
+    /// its new place.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] if `after` is ahead of the store or of a later incarnation, as a cursor of another bus would be;
+    /// [`Error::Invalid`] if the cursor is ahead of the store or of a later incarnation, as one of another bus would be;
     /// [`Error::Expired`] if rows after it may have been dropped; [`Error::NoFeed`] if there is no such feed.
-    pub async fn page(&self, after: Sequence, limit: usize) -> Result<FeedPage<R>> {
-        self.context.db.run(async |tx| self.page_in(&tx, after, limit).await).await
+    pub async fn page(&self, cursor: impl Into<Cursor>, limit: usize) -> Result<FeedPage<R>> {
+        let cursor = cursor.into();
+        self.context.db.run(async |tx| self.page_in(&tx, cursor, limit).await).await
     }
 
     /// [`Feed::page`] within the caller's transaction.
-    pub async fn page_in(&self, tx: &Transaction, after: Sequence, limit: usize) -> Result<FeedPage<R>> {
+    pub async fn page_in(
+        &self,
+        tx: &Transaction,
+        cursor: impl Into<Cursor>,
+        limit: usize,
+    ) -> Result<FeedPage<R>> {
         check_limit(limit)?;
-        page_of(self.raw().page(tx, after, limit).await?)
+        page_of(self.raw().page(tx, cursor.into(), limit).await?)
     }
 
     /// The rows before `before`, at most `limit` (1 to 10,000), newest first. Start at [`Sequence::MAX`], go on at
@@ -131,12 +140,18 @@ impl<R: FeedRow> Feed<R> {
         page_of(self.raw().page_before(tx, before, limit).await?)
     }
 
-    /// The rows of `shard` after `after`, at most `limit` (1 to 10,000). All rows of an id that are written under one
+    /// The rows of `shard` after `cursor`, at most `limit` (1 to 10,000). All rows of an id that are written under one
     /// topology are in one shard, so that readers of different shards need not know of each other.
     ///
     /// Fails with [`Error::NoShard`] if the feed has no such shard, and as [`Feed::page`] does.
-    pub async fn shard_page(&self, shard: ShardId, after: Sequence, limit: usize) -> Result<ShardPage<R>> {
-        self.context.db.run(async |tx| self.shard_page_in(&tx, shard, after, limit).await).await
+    pub async fn shard_page(
+        &self,
+        shard: ShardId,
+        cursor: impl Into<Cursor>,
+        limit: usize,
+    ) -> Result<ShardPage<R>> {
+        let cursor = cursor.into();
+        self.context.db.run(async |tx| self.shard_page_in(&tx, shard, cursor, limit).await).await
     }
 
     /// [`Feed::shard_page`] within the caller's transaction.
@@ -144,18 +159,18 @@ impl<R: FeedRow> Feed<R> {
         &self,
         tx: &Transaction,
         shard: ShardId,
-        after: Sequence,
+        cursor: impl Into<Cursor>,
         limit: usize,
     ) -> Result<ShardPage<R>> {
         check_limit(limit)?;
-        let read = self.raw().shard_page(tx, shard, after, limit).await?;
-        let FeedPage { rows, to, more } = page_of(read.page)?;
-        Ok(ShardPage { rows, to, more, resharded: read.resharded })
+        let read = self.raw().shard_page(tx, shard, cursor.into(), limit).await?;
+        let FeedPage { rows, to, next, more } = page_of(read.page)?;
+        Ok(ShardPage { rows, to, next, more, resharded: read.resharded })
     }
 
-    /// Reads `shard` from `after` on, to its end. Which shards to read from a position on, [`Feed::topology_at`] tells.
-    pub fn shard_reader(&self, shard: ShardId, after: Sequence) -> ShardReader<R> {
-        ShardReader::new(self.clone(), shard, after)
+    /// Reads `shard` from `cursor` on, to its end. Which shards to read from a position on, [`Feed::topology_at`] tells.
+    pub fn shard_reader(&self, shard: ShardId, cursor: impl Into<Cursor>) -> ShardReader<R> {
+        ShardReader::new(self.clone(), shard, cursor.into())
     }
 
     /// The history of the feed's shards, oldest first. Closed entries without rows are dropped from time to time.
@@ -169,9 +184,12 @@ impl<R: FeedRow> Feed<R> {
     }
 
     /// The shards that were live at `since`: a reader of single shards starts with these, and goes on with the successor of
-    /// each that is closed. Whoever reads so from `since` on misses nothing.
+    /// each that is closed. Whoever reads so from `since` on misses nothing. A shard that is empty may be dropped before it is
+    /// read for the first time, which then fails with [`Error::NoShard`]: ask again.
+    ///
+    /// Fails as [`Feed::page`] does.
     pub async fn topology_at(&self, since: Sequence) -> Result<TopologyEntry> {
-        self.context.db.run(async |tx| Ok(self.raw().topology(&tx).await?.at(since).into())).await
+        self.context.db.run(async |tx| self.raw().topology_at(&tx, since).await).await
     }
 
     /// The shards that can have rows. Ids are unique within the feed and never used again.
@@ -190,29 +208,33 @@ impl<R: FeedRow> Feed<R> {
     pub async fn reshard(&self, shards: u32, scheme: Option<SchemeId>) -> Result<TopologyEntry> {
         let db = &self.context.db;
         let new = NewTopology::new(shards, scheme, db.env())?;
-        db.run(async |tx| self.raw().reshard(&tx, &new).await).await?;
+        let written = db.run_once(async |tx| self.raw().reshard(&tx, &new).await).await?;
         self.context.signals.appended();
-        db.run(async |tx| self.raw().entry_written(&tx, &new).await).await
+        let first = Sequence::new(self.context.config.incarnation, written.committed.versionstamp, 0);
+        Ok(TopologyEntry { first, ..TopologyEntry::from(&written.value) })
     }
 
-    /// How many rows stand after `after`: what a reader there has still to read. It reads them all, in as many transactions
+    /// How many rows stand after `cursor`: what a reader there has still to read. It reads them all, in as many transactions
     /// as it takes. Rows that are superseded while they are counted may be missed, as a reader would not meet them there.
     ///
     /// Fails as [`Feed::page`] does.
-    pub async fn pending(&self, after: Sequence) -> Result<u64> {
-        let db = &self.context.db;
-        let (last, shards) = db
+    pub async fn pending(&self, cursor: impl Into<Cursor>) -> Result<u64> {
+        let (feed, cursor) = (self.raw(), cursor.into());
+        let (last, spaces) = self
+            .context
+            .db
             .run(async |tx| {
                 // It checks the position.
-                self.raw().page(&tx, after, 1).await?;
-                let topology = self.raw().topology(&tx).await?;
-                let shards: Vec<_> = topology.after(after).iter().flat_map(TopologyRow::shards).collect();
-                Ok((self.raw().last_readable(&tx).await?, shards))
+                feed.page(&tx, cursor, 1).await?;
+                let topology = feed.topology(&tx).await?;
+                let after = cursor.position();
+                let entries = topology.after(after).iter();
+                let spaces: Vec<_> =
+                    entries.flat_map(|entry| feed.spaces(entry)).map(|space| (space, after)).collect();
+                Ok((feed.last_readable(&tx).await?, spaces))
             })
             .await?;
-        let count = |shard| self.count(shard, (after, last));
-        let counts = stream::iter(shards).map(count).buffer_unordered(SHARDS_READ_AT_ONCE);
-        counts.try_fold(0, async |total, count| Ok(total + count)).await
+        self.count(spaces, last).await
     }
 
     /// How many rows `shard` has. It reads them all, in as many transactions as it takes; those that are superseded meanwhile
@@ -220,21 +242,26 @@ impl<R: FeedRow> Feed<R> {
     ///
     /// Fails with [`Error::NoShard`] if there never was such a shard, and with [`Error::NoFeed`] if there is no such feed.
     pub async fn shard_rows(&self, shard: ShardId) -> Result<u64> {
-        let last = self.now().await?;
-        self.count(shard, (Sequence::ZERO, last)).await
+        let feed = self.raw();
+        let read = async |tx| {
+            let space = feed.space_of_shard(&tx, shard).await?;
+            Ok((feed.last_readable(&tx).await?, space.map(|space| (space, Sequence::ZERO))))
+        };
+        let (last, space) = self.context.db.run(read).await?;
+        self.count(Vec::from_iter(space), last).await
     }
 
-    /// How many rows of `shard` stand after the first of `bounds` and up to the second.
-    async fn count(&self, shard: ShardId, (after, last): (Sequence, Sequence)) -> Result<u64> {
-        let db = &self.context.db;
+    /// How many rows stand in `spaces`, each after its position, and up to `last`.
+    async fn count(&self, mut spaces: Vec<(RowSpace, Sequence)>, last: Sequence) -> Result<u64> {
         let mut total = 0;
-        let mut next = Some(after);
-        while let Some(after) = next {
-            let bounds = (after, last);
-            let (count, rest) =
-                db.run(async |tx| self.raw().count(&tx, shard, bounds, PAGE_ROWS_MAX).await).await?;
-            total += count as u64;
-            next = rest;
+        while !spaces.is_empty() {
+            let some = spaces.split_off(spaces.len().saturating_sub(SHARDS_READ_AT_ONCE));
+            let count = async |tx| self.raw().count(&tx, &some, last, PAGE_ROWS_MAX).await;
+            let counts = self.context.db.run(count).await?;
+            for ((space, _), (count, rest)) in some.into_iter().zip(counts) {
+                total += count as u64;
+                spaces.extend(rest.map(|after| (space, after)));
+            }
         }
         Ok(total)
     }
@@ -284,5 +311,5 @@ fn page_of<R: FeedRow>(page: StoredPage) -> Result<FeedPage<R>> {
     for StoredRow { sequence, value } in page.rows {
         rows.push(Arc::new(R::from_stored(sequence, &value)?));
     }
-    Ok(FeedPage { rows, to: page.to, more: page.more })
+    Ok(FeedPage { rows, to: page.next.position(), next: page.next, more: page.more })
 }

@@ -18,6 +18,7 @@
 //! 2. An id's shard follows from its sequence and the history, so it is stored nowhere.
 //! 3. Shard ids are taken from the current entry, which is never dropped, so that none is used again.
 
+mod cursor;
 mod handle;
 mod merge;
 mod reader;
@@ -26,17 +27,18 @@ mod shard_reader;
 mod topology;
 mod writer;
 
+pub use self::{
+    cursor::Cursor,
+    handle::{Feed, FeedPage, FeedRow, PAGE_ROWS_MAX, ShardPage},
+    shard_reader::{ShardEvent, ShardReader},
+    topology::{Resharded, TopologyEntry},
+};
 pub(crate) use self::{
     handle::SHARDS_READ_AT_ONCE,
     reader::StoredRow,
     reshard::NewTopology,
     topology::Topology,
     writer::{FeedWriter, append},
-};
-pub use self::{
-    handle::{Feed, FeedPage, FeedRow, PAGE_ROWS_MAX, ShardPage},
-    shard_reader::{ShardEvent, ShardReader},
-    topology::{Resharded, TopologyEntry},
 };
 use crate::{context::Context, keys::FeedId};
 

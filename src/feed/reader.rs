@@ -4,7 +4,7 @@ use bytes::Bytes;
 use futures_util::future::try_join_all;
 
 use super::{
-    RawFeed, Topology,
+    Cursor, RawFeed, Topology, TopologyEntry,
     merge::{Direction, merged},
     topology::{Resharded, space_of},
 };
@@ -29,8 +29,8 @@ pub(crate) struct StoredRow {
 pub(crate) struct StoredPage {
     /// The rows.
     pub rows: Vec<StoredRow>,
-    /// Everything up to here was read; of rows that were read backwards, everything from here on.
-    pub to: Sequence,
+    /// Where to go on; of rows that were read backwards, its position.
+    pub next: Cursor,
     /// Whether there is more to read at this read version.
     pub more: bool,
 }
@@ -66,16 +66,14 @@ impl<'a> RawFeed<'a> {
         stored.map_or(Ok(Sequence::ZERO), |stored| Sequence::from_bytes(&stored))
     }
 
-    /// The last sequence that `tx` can see, and the topology. Fails if a reader at `after` is ahead of the store, or if
-    /// rows that it has not seen may have been dropped.
-    async fn begin(self, tx: &Transaction, after: Sequence) -> Result<(Sequence, Topology)> {
+    /// The last sequence that `tx` can see, the topology, and the cursor of a reader that has begun. Fails if the reader is
+    /// ahead of the store, or if rows that it has not seen may have been dropped.
+    async fn begin(self, tx: &Transaction, cursor: Cursor) -> Result<(Sequence, Topology, Cursor)> {
         let horizon = self.horizon(tx, Isolation::Snapshot);
-        let (begun, horizon) = tokio::join!(self.begin_kept(tx, after), horizon);
-        let (begun, horizon) = (begun?, horizon?);
-        if after > Sequence::ZERO && after < horizon {
-            return Err(Error::Expired { horizon });
-        }
-        Ok(begun)
+        let (begun, horizon) = tokio::join!(self.begin_kept(tx, cursor.position()), horizon);
+        let ((last, topology), horizon) = (begun?, horizon?);
+        cursor.check(horizon)?;
+        Ok((last, topology, cursor.begin(last)))
     }
 
     /// [`RawFeed::begin`] for readers for whom the janitor keeps what they have still to read: no horizon holds for them.
@@ -93,38 +91,46 @@ impl<'a> RawFeed<'a> {
         let (last, topology) = (last?, topology?);
         if after > last {
             // Read versions never go back, so no reader of this feed can have come so far.
-            return Err(Error::invalid(
-                "sequence",
-                format!("{after} is ahead of the store, which is at {last}"),
-            ));
+            let reason = format!("{after} is ahead of the store, which is at {last}");
+            return Err(Error::invalid("sequence", reason));
         }
         Ok((last, topology))
     }
 
-    /// The rows of all shards after `after`, at most `limit`, in one total order. All shards are read at the read version of
+    /// The shards that were live at `since`, which is checked as that of a reader.
+    pub async fn topology_at(self, tx: &Transaction, since: Sequence) -> Result<TopologyEntry> {
+        let (_, topology, _) = self.begin(tx, since.into()).await?;
+        Ok(topology.at(since).into())
+    }
+
+    /// The rows of all shards after `cursor`, at most `limit`, in one total order. All shards are read at the read version of
     /// `tx`, so no row is missed between them.
     ///
-    /// Fails with [`Error::Invalid`] if `after` is ahead of what `tx` can read, and with [`Error::Expired`] if it is below
-    /// the horizon.
-    pub async fn page(self, tx: &Transaction, after: Sequence, limit: usize) -> Result<StoredPage> {
-        let (last, topology) = self.begin(tx, after).await?;
+    /// Fails with [`Error::Invalid`] if the cursor is ahead of what `tx` can read, and with [`Error::Expired`] if rows after it
+    /// may have been dropped.
+    pub async fn page(self, tx: &Transaction, cursor: Cursor, limit: usize) -> Result<StoredPage> {
+        let (last, topology, cursor) = self.begin(tx, cursor).await?;
+        let after = cursor.position();
         if after == last {
-            return Ok(StoredPage { rows: Vec::new(), to: last, more: false });
+            return Ok(StoredPage { rows: Vec::new(), next: last.into(), more: false });
         }
         let entries = topology.after(after).iter();
         let (rows, more) = self.rows_of(tx, entries, (after, last), limit, Direction::Ascending).await?;
-        let to = rows.last().filter(|_| more).map_or(last, |row| row.sequence);
-        Ok(StoredPage { rows, to, more })
+        let next = match rows.last() {
+            Some(row) if more => cursor.at(row.sequence),
+            _ => last.into(),
+        };
+        Ok(StoredPage { rows, next, more })
     }
 
     /// The rows of all shards before `before`, at most `limit`, newest first.
     pub async fn page_before(self, tx: &Transaction, before: Sequence, limit: usize) -> Result<StoredPage> {
-        let (last, topology) = self.begin(tx, Sequence::ZERO).await?;
+        let (last, topology, _) = self.begin(tx, Sequence::ZERO.into()).await?;
         let bounds = (Sequence::ZERO, last.min(before.before()));
         let entries = topology.entries().iter().rev().filter(|entry| entry.first <= bounds.1);
         let (rows, more) = self.rows_of(tx, entries, bounds, limit, Direction::Descending).await?;
         let to = rows.last().filter(|_| more).map_or(Sequence::ZERO, |row| row.sequence);
-        Ok(StoredPage { rows, to, more })
+        Ok(StoredPage { rows, next: to.into(), more })
     }
 
     /// The rows of `entries`, one entry after the other, at most `limit`, which is at least 1; and whether there may be more.
@@ -150,16 +156,16 @@ impl<'a> RawFeed<'a> {
         Ok((rows, false))
     }
 
-    /// The rows of `shard` after `after`, at most `limit`.
+    /// The rows of `shard` after `cursor`, at most `limit`.
     pub async fn shard_page(
         self,
         tx: &Transaction,
         shard: ShardId,
-        after: Sequence,
+        cursor: Cursor,
         limit: usize,
     ) -> Result<StoredShardPage> {
-        let begun = self.begin(tx, after).await?;
-        self.rows_of_shard(tx, shard, after, limit, begun).await
+        let (last, topology, cursor) = self.begin(tx, cursor).await?;
+        self.rows_of_shard(tx, shard, cursor, limit, (last, topology)).await
     }
 
     /// [`RawFeed::shard_page`] for a group, whose checkpoints keep the janitor from what it has still to read.
@@ -171,50 +177,71 @@ impl<'a> RawFeed<'a> {
         limit: usize,
     ) -> Result<StoredShardPage> {
         let begun = self.begin_kept(tx, after).await?;
-        self.rows_of_shard(tx, shard, after, limit, begun).await
+        self.rows_of_shard(tx, shard, after.into(), limit, begun).await
     }
 
-    /// The rows of `shard` after `after`, as far as can be seen under the topology.
+    /// The rows of `shard` after `cursor`, as far as can be seen under the topology.
     async fn rows_of_shard(
         self,
         tx: &Transaction,
         shard: ShardId,
-        after: Sequence,
+        cursor: Cursor,
         limit: usize,
         (last, topology): (Sequence, Topology),
     ) -> Result<StoredShardPage> {
+        let after = cursor.position();
         let (entry, successor) = topology.entry_of(shard)?;
         let space = std::iter::once(space_of(entry, self, shard));
         let (rows, more) = merged(tx, space, (after, last), limit, Direction::Ascending).await?;
-        let to = match (rows.last(), successor) {
-            (Some(row), _) if more => row.sequence,
+        let next = match (rows.last(), successor) {
+            (Some(row), _) if more => cursor.at(row.sequence),
             // Later rows are in other shards: no position behind the successor's beginning may be taken as read.
-            (_, Some(successor)) => after.max(successor.first.before()),
-            (_, None) => last,
+            (_, Some(successor)) => cursor.at(after.max(successor.first.before())),
+            (_, None) => last.into(),
         };
         let resharded = successor.filter(|_| !more).map(Resharded::from);
-        Ok(StoredShardPage { page: StoredPage { rows, to, more }, resharded })
+        Ok(StoredShardPage { page: StoredPage { rows, next, more }, resharded })
     }
 
-    /// How many rows of `shard` stand after `after` and up to `last`, of which at most `limit` are counted; and from where to
-    /// go on, if there are more. A shard that was dropped has none.
+    /// How many rows each of `spaces` has after `after` and up to `last`, of which at most `limit` are counted; and from where
+    /// to go on, if there are more.
     pub async fn count(
+        self,
+        tx: &Transaction,
+        spaces: &[(RowSpace, Sequence)],
+        last: Sequence,
+        limit: usize,
+    ) -> Result<Vec<(usize, Option<Sequence>)>> {
+        let counts = spaces.iter().map(|(space, after)| {
+            let read = RangeRead::new(space.rows(*after, last)).limit(limit);
+            async move {
+                let page = tx.get_range(&read, Isolation::Snapshot).await?;
+                let rest = page.rows.last().filter(|_| page.more).map(|(key, _)| space.sequence(key));
+                Ok((page.rows.len(), rest.transpose()?))
+            }
+        });
+        try_join_all(counts).await
+    }
+
+    /// Where the rows of `shard` are; `None` if it was dropped.
+    pub async fn space_of_shard(self, tx: &Transaction, shard: ShardId) -> Result<Option<RowSpace>> {
+        match self.topology(tx).await?.entry_of(shard) {
+            Err(Error::NoShard { is_trimmed: true, .. }) => Ok(None),
+            entry => Ok(Some(space_of(entry?.0, self, shard))),
+        }
+    }
+
+    /// How many rows of `shard` stand between `bounds`, as [`RawFeed::count`] counts them.
+    pub async fn count_shard(
         self,
         tx: &Transaction,
         shard: ShardId,
         (after, last): (Sequence, Sequence),
         limit: usize,
     ) -> Result<(usize, Option<Sequence>)> {
-        let topology = self.topology(tx).await?;
-        let entry = match topology.entry_of(shard) {
-            Err(Error::NoShard { is_trimmed: true, .. }) => return Ok((0, None)),
-            entry => entry?.0,
-        };
-        let space = space_of(entry, self, shard);
-        let read = RangeRead::new(space.rows(after, last)).limit(limit);
-        let page = tx.get_range(&read, Isolation::Snapshot).await?;
-        let next = page.rows.last().filter(|_| page.more).map(|(key, _)| space.sequence(key)).transpose()?;
-        Ok((page.rows.len(), next))
+        let Some(space) = self.space_of_shard(tx, shard).await? else { return Ok((0, None)) };
+        let counts = self.count(tx, &[(space, after)], last, limit).await?;
+        Ok(counts.into_iter().next().expect("one space has one count"))
     }
 
     /// The first row of `shard` after `after` and up to `last`. A shard that was dropped has none.
@@ -224,14 +251,9 @@ impl<'a> RawFeed<'a> {
         shard: ShardId,
         (after, last): (Sequence, Sequence),
     ) -> Result<Option<StoredRow>> {
-        let topology = self.topology(tx).await?;
-        let entry = match topology.entry_of(shard) {
-            Err(Error::NoShard { is_trimmed: true, .. }) => return Ok(None),
-            entry => entry?.0,
-        };
-        let space = space_of(entry, self, shard);
-        let page =
-            tx.get_range(&RangeRead::new(space.rows(after, last)).limit(1), Isolation::Snapshot).await?;
+        let Some(space) = self.space_of_shard(tx, shard).await? else { return Ok(None) };
+        let first = RangeRead::new(space.rows(after, last)).limit(1);
+        let page = tx.get_range(&first, Isolation::Snapshot).await?;
         let Some((key, value)) = page.rows.into_iter().next() else { return Ok(None) };
         Ok(Some(StoredRow { sequence: space.sequence(&key)?, value }))
     }

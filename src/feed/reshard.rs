@@ -2,18 +2,15 @@
 
 use bytes::Bytes;
 
-use super::{RawFeed, Topology, TopologyEntry};
+use super::{RawFeed, Topology};
 use crate::{
     encoding::Sequence,
     env::Env,
     error::{Error, Result},
-    keys::{Layout, ShardId, TopologyRow},
+    keys::{Layout, SHARDS_MAX, ShardId, TopologyRow},
     routing::SchemeId,
-    store::{AtomicOp, Isolation, RangeRead, Transaction},
+    store::{AtomicOp, Isolation, KeyRange, RangeRead, Transaction},
 };
-
-/// The most shards that a feed can have.
-const SHARDS_MAX: u32 = 10_000;
 
 /// The longest prefix of a legacy range, in bytes.
 const LEGACY_PREFIX_LEN_MAX: usize = 1_024;
@@ -34,7 +31,7 @@ pub(crate) struct NewTopology {
     shards: u32,
     /// How ids are routed to them; as before, if not said.
     scheme: Option<SchemeId>,
-    /// Tells whether a transaction of unknown result has written it.
+    /// Whoever tries the same again knows it by this.
     token: [u8; 16],
 }
 
@@ -64,8 +61,8 @@ impl RawFeed<'_> {
     pub async fn create(self, tx: &Transaction, new: &NewTopology) -> Result<()> {
         let scheme = new.scheme.unwrap_or(SchemeId::ID);
         self.context.schemes.check(scheme)?;
-        if self.is_new(tx, new).await? {
-            let row = new.row(Sequence::ZERO, ShardId(1), scheme);
+        let row = new.row(Sequence::ZERO, ShardId(1), scheme);
+        if self.is_new(tx, &row, None).await? {
             tx.set(&self.context.keys.topology(self.id, row.first), &row.to_bytes());
         }
         Ok(())
@@ -81,22 +78,22 @@ impl RawFeed<'_> {
                 format!("{} bytes, of 1 to {LEGACY_PREFIX_LEN_MAX}, not starting with 0xff", prefix.len());
             return Err(Error::invalid("legacy prefix", reason));
         }
-        if self.is_new(tx, new).await? {
-            let layout = Layout::Legacy(Bytes::copy_from_slice(prefix));
-            let legacy = TopologyRow { first: Sequence::ZERO, closed: false, token: [0; 16], layout };
+        if KeyRange::prefix(prefix.to_vec()).intersects(&self.context.keys.all()) {
+            return Err(Error::invalid("legacy prefix", "keys of the bus itself start with it"));
+        }
+        let layout = Layout::Legacy(Bytes::copy_from_slice(prefix));
+        let legacy = TopologyRow { first: Sequence::ZERO, closed: false, token: new.token, layout };
+        let second = new.row(Sequence::ZERO, legacy.next_shard(), scheme);
+        if self.is_new(tx, &legacy, Some(&second)).await? {
             self.succeed(tx, &legacy, new, scheme);
         }
         Ok(())
     }
 
-    /// Closes the current entry and opens the next one at the stamp of `tx`, which no other write of the feed may use.
-    /// Writers that have read the current entry cannot commit any more. Trying again after an unknown result, with the same
-    /// `new`, changes nothing.
-    pub async fn reshard(self, tx: &Transaction, new: &NewTopology) -> Result<()> {
+    /// Closes the current entry and opens the next one at the stamp of `tx`, which no other write of the feed may use; returns
+    /// it, but for where it begins. Writers that have read the current entry cannot commit any more.
+    pub async fn reshard(self, tx: &Transaction, new: &NewTopology) -> Result<TopologyRow> {
         let topology = Topology::read(tx, self, Isolation::Serializable).await?;
-        if topology.entries().iter().any(|row| row.token == new.token) {
-            return Ok(());
-        }
         let current = topology.current();
         let scheme = new.scheme.unwrap_or(match current.layout {
             Layout::Legacy(_) => SchemeId::ID,
@@ -106,41 +103,46 @@ impl RawFeed<'_> {
         if current.next_shard().0.checked_add(new.shards.into()).is_none() {
             return Err(Error::corrupt("topology", "the shard ids have come to their end"));
         }
-        self.succeed(tx, current, new, scheme);
-        Ok(())
+        Ok(self.succeed(tx, current, new, scheme))
     }
 
-    /// The entry that `new` became, once its transaction has committed.
-    pub async fn entry_written(self, tx: &Transaction, new: &NewTopology) -> Result<TopologyEntry> {
-        let topology = self.topology(tx).await?;
-        let written = topology.entries().iter().find(|row| row.token == new.token);
-        // One that was dropped already has been closed by a later one.
-        Ok(written.unwrap_or_else(|| topology.current()).into())
-    }
-
-    /// Whether the feed does not exist yet; false if `new` has made it. Fails if something else has.
-    async fn is_new(self, tx: &Transaction, new: &NewTopology) -> Result<bool> {
+    /// Whether the feed does not exist yet; false if it began as `first`, or with the entry after it. Fails if it began otherwise.
+    async fn is_new(
+        self,
+        tx: &Transaction,
+        first: &TopologyRow,
+        second: Option<&TopologyRow>,
+    ) -> Result<bool> {
         let read = RangeRead::new(self.context.keys.topologies(self.id)).limit(2);
         let rows = tx.get_range(&read, Isolation::Serializable).await?.rows;
-        for row in &rows {
-            if self.context.keys.topology_row(row)?.1.token == new.token {
-                return Ok(false);
-            }
-        }
+        let rows =
+            rows.iter().map(|row| Ok(self.context.keys.topology_row(row)?.1)).collect::<Result<Vec<_>>>()?;
+        let is = |row: Option<&TopologyRow>, expected: &TopologyRow| {
+            row.is_some_and(|row| row.token == expected.token && row.layout == expected.layout)
+        };
         if rows.is_empty() {
             Ok(true)
+        } else if is(rows.first(), first) && second.is_none_or(|second| is(rows.get(1), second)) {
+            Ok(false)
         } else {
-            Err(Error::invalid("feed", format!("the feed of {} exists", self.id)))
+            Err(Error::invalid("feed", format!("the feed of {} has begun otherwise", self.id)))
         }
     }
 
     /// Closes `current`, and writes its successor.
-    fn succeed(self, tx: &Transaction, current: &TopologyRow, new: &NewTopology, scheme: SchemeId) {
+    fn succeed(
+        self,
+        tx: &Transaction,
+        current: &TopologyRow,
+        new: &NewTopology,
+        scheme: SchemeId,
+    ) -> TopologyRow {
         let keys = &self.context.keys;
         let closed = TopologyRow { closed: true, ..current.clone() };
         tx.set(&keys.topology(self.id, closed.first), &closed.to_bytes());
         let next = new.row(Sequence::ZERO, current.next_shard(), scheme);
         let operand = keys.next_topology(self.id, self.context.config.incarnation);
         tx.atomic(AtomicOp::SetVersionstampedKey, &operand, &next.to_bytes());
+        next
     }
 }

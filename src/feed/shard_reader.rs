@@ -1,8 +1,7 @@
 //! [`ShardReader`]: reads one shard to its end.
 
-use super::{Feed, FeedPage, FeedRow, Resharded};
+use super::{Cursor, Feed, FeedPage, FeedRow, Resharded};
 use crate::{
-    encoding::Sequence,
     error::{Error, Result},
     keys::ShardId,
 };
@@ -41,8 +40,8 @@ pub struct ShardReader<R> {
     feed: Feed<R>,
     /// The shard.
     shard: ShardId,
-    /// Everything up to here was returned.
-    after: Sequence,
+    /// What was returned.
+    cursor: Cursor,
     /// The most rows that are read at once.
     limit: usize,
     /// Whether the shard was found to exist.
@@ -52,9 +51,9 @@ pub struct ShardReader<R> {
 }
 
 impl<R: FeedRow> ShardReader<R> {
-    /// A reader of `shard` that starts after `after`.
-    pub(super) fn new(feed: Feed<R>, shard: ShardId, after: Sequence) -> Self {
-        Self { feed, shard, after, limit: 1_000, is_known: false, is_ended: false }
+    /// A reader of `shard` that starts after `cursor`.
+    pub(super) fn new(feed: Feed<R>, shard: ShardId, cursor: Cursor) -> Self {
+        Self { feed, shard, cursor, limit: 1_000, is_known: false, is_ended: false }
     }
 
     /// Reads at most `limit` rows at once, 1 to 10,000. Default: 1,000.
@@ -68,9 +67,9 @@ impl<R: FeedRow> ShardReader<R> {
         self.shard
     }
 
-    /// Everything in the shard up to here was returned.
-    pub fn position(&self) -> Sequence {
-        self.after
+    /// What was returned. At the end of the shard, its successors are read from here on.
+    pub fn cursor(&self) -> Cursor {
+        self.cursor
     }
 
     /// Whether the end of the shard was told: nothing will follow.
@@ -90,7 +89,7 @@ impl<R: FeedRow> ShardReader<R> {
         if self.is_ended {
             return Ok(None);
         }
-        let page = match self.feed.shard_page(self.shard, self.after, self.limit).await {
+        let page = match self.feed.shard_page(self.shard, self.cursor, self.limit).await {
             Err(Error::NoShard { is_trimmed: true, .. }) if self.is_known => {
                 // It was dropped since, so it was empty: what is left of it is its end.
                 let resharded = self.feed.end_of_trimmed(self.shard).await?;
@@ -99,12 +98,17 @@ impl<R: FeedRow> ShardReader<R> {
             page => page?,
         };
         self.is_known = true;
-        self.after = page.to;
+        self.cursor = page.next;
         if page.rows.is_empty() {
             return Ok(page.resharded.map(|resharded| self.end(resharded)));
         }
         // The end is told by the next call, which finds it again.
-        Ok(Some(ShardEvent::Rows(FeedPage { rows: page.rows, to: page.to, more: page.more })))
+        Ok(Some(ShardEvent::Rows(FeedPage {
+            rows: page.rows,
+            to: page.to,
+            next: page.next,
+            more: page.more,
+        })))
     }
 
     /// Tells the end.

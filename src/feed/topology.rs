@@ -80,7 +80,7 @@ impl Topology {
         if current.closed || closed.iter().any(|entry| !entry.closed) {
             return Err(Error::corrupt("topology", "not just its last entry is open"));
         }
-        if !topology.0.is_sorted_by(|a, b| a.first < b.first && a.next_shard() <= b.next_shard()) {
+        if !topology.0.is_sorted_by(|a, b| a.first < b.first && b.shards().next() >= Some(a.next_shard())) {
             return Err(Error::corrupt("topology", "its shard ids do not grow"));
         }
         Ok(topology)
@@ -122,7 +122,7 @@ impl Topology {
 
     /// The entry that has `shard`, and its successor if it is closed.
     pub fn entry_of(&self, shard: ShardId) -> Result<(&TopologyRow, Option<&TopologyRow>)> {
-        let place = self.0.iter().position(|entry| entry.shards().any(|known| known == shard));
+        let place = self.0.iter().position(|entry| entry.has(shard));
         let place = place.ok_or_else(|| Error::NoShard {
             shard: shard.0,
             is_trimmed: shard < self.current().next_shard(),
@@ -161,8 +161,8 @@ fn shard_in(entry: &TopologyRow, feed: RawFeed<'_>, id: &[u8]) -> Result<ShardId
 /// Where the rows of `shard` of `entry` are.
 pub(super) fn space_of(entry: &TopologyRow, feed: RawFeed<'_>, shard: ShardId) -> RowSpace {
     match &entry.layout {
-        Layout::Legacy(prefix) => RowSpace::new(prefix.clone()),
-        Layout::Sharded { .. } => feed.context.keys.shard_rows(feed.id, shard),
+        Layout::Legacy(prefix) if !prefix.is_empty() => RowSpace::new(prefix.clone()),
+        Layout::Legacy(_) | Layout::Sharded { .. } => feed.context.keys.shard_rows(feed.id, shard),
     }
 }
 

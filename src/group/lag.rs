@@ -101,7 +101,7 @@ impl<R> Group<R> {
         let mut next = Some(begin);
         while let Some(after) = next.filter(|_| lag.rows < LAG_ROWS_MAX) {
             let left = most - lag.rows as usize;
-            let count = async |tx| self.raw().count(&tx, lag.shard, (after, now), left).await;
+            let count = async |tx| self.raw().count_shard(&tx, lag.shard, (after, now), left).await;
             let (count, rest) = db.run(count).await?;
             lag.rows += count as u64;
             next = rest;

@@ -273,7 +273,7 @@ where
                 }
                 page => page.map(|read| Chunk {
                     rows: read.page.rows,
-                    to: read.page.to,
+                    to: read.page.next.position(),
                     more: read.page.more,
                     is_end: read.resharded.is_some(),
                 }),

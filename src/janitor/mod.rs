@@ -174,15 +174,27 @@ impl Pass<'_> {
         members: &mut Members,
         sweeper: &mut TransactionIdSweeper,
     ) -> Result<()> {
-        let stats = &self.context.stats;
-        // First, because a group keeps tombstones.
-        stats.groups_expired.add(self.expire_groups(members).await?);
+        // Each does what it can, whatever has become of the others.
+        // Groups first, because they keep tombstones.
+        let groups = self.expire_groups(members).await;
+        let tombstones = self.run_tombstones(age, clean_to).await;
+        let topologies = self.drop_topologies().await;
+        let swept = sweeper.sweep().await;
+        if let Ok(dropped) = topologies {
+            self.context.stats.topologies_dropped.add(dropped);
+        }
+        if let Ok(expired) = groups {
+            self.context.stats.groups_expired.add(expired);
+        }
+        groups.map(|_| ()).and(tombstones).and(topologies.map(|_| ())).and(swept.map(|_| ()))
+    }
+
+    /// Drops tombstones.
+    async fn run_tombstones(&self, age: &mut Age, clean_to: &mut Sequence) -> Result<()> {
         let old = self.old_up_to(age).await?;
-        let (tombstones, to) = self.drop_tombstones(*clean_to, old).await?;
+        let (dropped, to) = self.drop_tombstones(*clean_to, old).await?;
         *clean_to = to;
-        stats.tombstones_dropped.add(tombstones);
-        stats.topologies_dropped.add(self.drop_topologies().await?);
-        sweeper.sweep().await?;
+        self.context.stats.tombstones_dropped.add(dropped);
         Ok(())
     }
 

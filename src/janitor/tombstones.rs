@@ -8,11 +8,13 @@
 
 use std::time::Duration;
 
+use futures_util::future::try_join_all;
+
 use super::Pass;
 use crate::{
     encoding::Sequence,
     error::{Error, Result},
-    feed::{PAGE_ROWS_MAX, RawFeed},
+    feed::{Cursor, RawFeed},
     keys::{AgeMark, checkpoint_position},
     notification::Notification,
     store::{Isolation, RangeRead, Transaction},
@@ -21,8 +23,8 @@ use crate::{
 /// How many marks divide a retention: what is dropped is at most that part older than it need be.
 const MARKS: u32 = 16;
 
-/// The most tombstones that are dropped in one transaction.
-const DROPS_MAX: usize = 500;
+/// How many rows are read in one transaction. The tombstones among them are dropped in another.
+const PAGE_ROWS: usize = 500;
 
 /// The janitors' own time, as one of them goes on with it.
 #[derive(Debug, Clone, Copy)]
@@ -51,34 +53,33 @@ impl Pass<'_> {
         let keys = &self.context.keys;
         let feed = RawFeed::notifications(self.context);
         let retention = self.options.tombstone_retention;
-        let worked = age.earlier + self.context.env().now().saturating_sub(age.began);
         let step = (retention / MARKS).max(Duration::from_millis(1));
-        let is_due = age.marked.is_none_or(|marked| worked.saturating_sub(marked) >= step);
-        let worked_ms = u64::try_from(worked.as_millis()).expect("nobody works for so long");
-        let old = self
+        let known = *age;
+        let (old, marked) = self
             .write(async |tx| {
                 let page = tx.get_range(&RangeRead::new(keys.age_marks()), Isolation::Snapshot).await?;
                 let marks = page.rows.iter().map(|row| keys.age_mark_of(row)).collect::<Result<Vec<_>>>()?;
-                let now = AgeMark { worked_ms, at: feed.last_readable(&tx).await? };
+                let at = feed.last_readable(&tx).await?;
+                // Afterwards: what is read by then is as old as this or older, however long the store has taken.
+                let worked = known.earlier + self.context.env().now().saturating_sub(known.began);
+                let worked_ms = u64::try_from(worked.as_millis()).expect("nobody works for so long");
+                let is_due = known.marked.is_none_or(|marked| worked.saturating_sub(marked) >= step);
                 if is_due {
-                    tx.set(&keys.age_mark(worked_ms), now.at.as_bytes());
+                    tx.set(&keys.age_mark(worked_ms), at.as_bytes());
                 }
                 let is_old = |mark: &&AgeMark| {
                     let age = worked_ms.checked_sub(mark.worked_ms).map(Duration::from_millis);
                     age.is_some_and(|age| age >= retention)
                 };
-                let old = marks.iter().chain([&now]).filter(is_old);
-                let Some(old) = old.max_by_key(|mark| mark.worked_ms) else { return Ok(Sequence::ZERO) };
+                let now = AgeMark { worked_ms, at };
+                let old = marks.iter().chain([&now]).filter(is_old).max_by_key(|mark| mark.worked_ms);
                 // Those before it tell nothing any more.
-                for mark in marks.iter().filter(|mark| mark.worked_ms < old.worked_ms) {
-                    tx.clear(&keys.age_mark(mark.worked_ms));
-                }
-                Ok(old.at)
+                let told = marks.iter().filter(|mark| old.is_some_and(|old| mark.worked_ms < old.worked_ms));
+                told.for_each(|mark| tx.clear(&keys.age_mark(mark.worked_ms)));
+                Ok((old.map_or(Sequence::ZERO, |old| old.at), is_due.then_some(worked)))
             })
             .await?;
-        if is_due {
-            age.marked = Some(worked);
-        }
+        age.marked = marked.or(age.marked);
         Ok(old)
     }
 
@@ -86,59 +87,69 @@ impl Pass<'_> {
     /// is left.
     pub async fn drop_tombstones(&self, from: Sequence, old: Sequence) -> Result<(u64, Sequence)> {
         let feed = RawFeed::notifications(self.context);
-        let (mut dropped, mut after) = (0, from);
-        while after < old {
-            let page = match self.read(async |tx| feed.page(&tx, after, PAGE_ROWS_MAX).await).await {
+        let (mut dropped, mut cursor) = (0, Cursor::from(from));
+        while cursor.position() < old {
+            let page = match self.read(async |tx| feed.page(&tx, cursor, PAGE_ROWS).await).await {
                 // What it was about to look at was dropped by another.
                 Err(Error::Expired { horizon }) => {
-                    after = horizon;
+                    cursor = horizon.into();
                     continue;
                 }
                 page => page?,
             };
             let mut tombstones = Vec::new();
             for row in page.rows.iter().take_while(|row| row.sequence <= old) {
-                let row = Notification::from_bytes(row.sequence, &row.value)?;
-                if row.is_deleted() {
-                    tombstones.push(row);
+                match Notification::from_bytes(row.sequence, &row.value) {
+                    Ok(row) if row.is_deleted() => tombstones.push(row),
+                    Ok(_) => {}
+                    Err(error) => tracing::error!(sequence = %row.sequence, %error, "a row cannot be read"),
                 }
             }
-            for some in tombstones.chunks(DROPS_MAX) {
-                let kept = self.write(async |tx| self.drop_some(&tx, some).await).await?;
-                dropped += (some.len() - kept) as u64;
+            if !tombstones.is_empty() {
+                let (some, kept) = self.write(async |tx| self.drop_some(&tx, &tombstones).await).await?;
+                dropped += some;
                 if kept > 0 {
-                    return Ok((dropped, some[some.len() - kept].sequence.before()));
+                    return Ok((dropped, tombstones[tombstones.len() - kept].sequence.before()));
                 }
             }
-            after = page.to.min(old);
+            cursor = page.next;
         }
-        Ok((dropped, after))
+        Ok((dropped, cursor.position().min(old)))
     }
 
-    /// Drops `tombstones`, and raises the horizon. Returns how many of them, the last ones, a group has still to pass.
-    async fn drop_some(&self, tx: &Transaction, tombstones: &[Notification]) -> Result<usize> {
+    /// Drops `tombstones`, and raises the horizon. Returns how many, and how many, the last ones, a group has still to pass.
+    async fn drop_some(&self, tx: &Transaction, tombstones: &[Notification]) -> Result<(u64, usize)> {
         let keys = &self.context.keys;
         let feed = RawFeed::notifications(self.context);
         let passed = self.passed_by_groups(tx).await?;
         let topology = feed.topology(tx).await?;
         let horizon = feed.horizon(tx, Isolation::Serializable).await?;
-        let mut last = None;
         let passed = tombstones.partition_point(|row| row.sequence <= passed);
-        for row in &tombstones[..passed] {
-            let id = row.name.as_str().as_bytes();
-            let newest = keys.newest(feed.id, id);
+        let newest = tombstones[..passed].iter().map(|row| {
+            let newest = keys.newest(feed.id, row.name.as_str().as_bytes());
+            async move { Ok::<_, Error>((tx.get(&newest, Isolation::Serializable).await?, newest)) }
+        });
+        let (mut dropped, mut last) = (0, horizon);
+        for (row, (stored, newest)) in tombstones.iter().zip(try_join_all(newest).await?) {
             // A name that was used again meanwhile has another row, and the notifier has removed this one.
-            let stored = tx.get(&newest, Isolation::Serializable).await?;
-            if stored.as_deref() == Some(&row.sequence.as_bytes()[..]) {
-                tx.clear(&newest);
-                tx.clear(&topology.space_at(feed, row.sequence, id)?.row(row.sequence));
-                last = Some(row.sequence);
+            if stored.as_deref() != Some(&row.sequence.as_bytes()[..]) {
+                continue;
             }
+            match topology.space_at(feed, row.sequence, row.name.as_str().as_bytes()) {
+                Ok(space) => tx.clear(&space.row(row.sequence)),
+                Err(error) => {
+                    tracing::error!(name = %row.name, %error, "a tombstone cannot be dropped");
+                    continue;
+                }
+            }
+            tx.clear(&newest);
+            dropped += 1;
+            last = last.max(row.sequence);
         }
-        if let Some(last) = last.filter(|last| *last > horizon) {
+        if last > horizon {
             tx.set(&keys.horizon(feed.id), last.as_bytes());
         }
-        Ok(tombstones.len() - passed)
+        Ok((dropped, tombstones.len() - passed))
     }
 
     /// Up to where every group has come. Makes `tx` fail if a group begins or is reset before its commit.

@@ -23,7 +23,13 @@ impl Pass<'_> {
         while let Some(read) = rest {
             let page = self.read(async |tx| tx.get_range(&read, Isolation::Snapshot).await).await?;
             for row in &page.rows {
-                let (feed, entry) = keys.topology_row(row)?;
+                let (feed, entry) = match keys.topology_row(row) {
+                    Ok(read) => read,
+                    Err(error) => {
+                        tracing::error!(%error, "a topology entry cannot be read");
+                        continue;
+                    }
+                };
                 if entry.closed && self.is_empty(&feed, &entry).await? {
                     dropped +=
                         u64::from(self.write(async |tx| self.drop_entry(&tx, &feed, &entry).await).await?);

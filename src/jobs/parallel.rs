@@ -10,22 +10,34 @@
 //!
 //! All tasks of a round read at one version. A task whose rows take longer than a transaction lives goes on at a newer
 //! version, by itself (`A'`, `B`). If that happened to any, the tasks have seen different states, and another round brings
-//! all of them to a newer one. A round has only to read what was written during the one before, so rounds become short, and
-//! one of them is read at its version to the end. That version is what the job has seen.
+//! all of them to a newer one. A round has only to read what was written during the one before. That is read before it is
+//! worked on, unless it is too much to be held, so one round is read at its version to the end, however long the work takes.
+//! That version is what the job has seen.
 //!
 //! The shards of a topology entry are done before those of the next: rows of one document come in order across a reshard.
 
-use std::{collections::HashMap, error::Error as StdError, sync::Arc};
+use std::{
+    collections::HashMap,
+    error::Error as StdError,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
 
+use futures_util::{StreamExt, stream};
 use tokio::{sync::Semaphore, task::JoinSet};
 
 use crate::{
     encoding::Sequence,
     error::{Error, Result},
-    feed::{Feed, FeedRow, ShardPage},
+    feed::{Cursor, Feed, FeedRow, SHARDS_READ_AT_ONCE, ShardPage},
     keys::ShardId,
     store::{RetryPolicy, Transaction},
 };
+
+/// The most rows that are read ahead of the work in the rounds after the first.
+const ROWS_HELD_MAX: usize = 100_000;
 
 /// What the work of a task returns: why it failed, in its own terms.
 pub type TaskResult = std::result::Result<(), Box<dyn StdError + Send + Sync>>;
@@ -113,10 +125,12 @@ pub struct ParallelJob<R> {
 struct Done {
     /// The shard.
     shard: ShardId,
-    /// Everything of the shard up to here was worked on.
-    to: Sequence,
+    /// Where the shard is read on.
+    next: Cursor,
     /// The version at which the end was seen.
     version: u64,
+    /// Whether the shard is closed, so that nothing will follow.
+    is_ended: bool,
 }
 
 impl<R: FeedRow> ParallelJob<R> {
@@ -156,35 +170,100 @@ impl<R: FeedRow> ParallelJob<R> {
         let db = &feed.context.db;
         let work = Arc::new(work);
         let turns = Arc::new(Semaphore::new(options.tasks_max));
-        let mut cursors = HashMap::new();
+        let mut job = Progress { since: *since, began: None, shards: HashMap::new() };
         loop {
             let (version, topology) =
                 db.run(async |tx| Ok((tx.read_version().await?, feed.raw().topology(&tx).await?))).await?;
-            let mut is_agreed = true;
+            let seen = Sequence::last_at(feed.context.config.incarnation, version);
+            let is_first = job.began.is_none();
+            job.began.get_or_insert(seen);
+            let mut entries = Vec::new();
             for entry in topology.after(*since) {
-                let mut tasks = JoinSet::new();
-                for shard in entry.shards() {
-                    let after = cursors.get(&shard).copied().unwrap_or(*since);
-                    let task =
-                        Task { feed: feed.clone(), shard, options: options.clone(), work: Arc::clone(&work) };
+                let task = |shard| Task {
+                    feed: feed.clone(),
+                    shard,
+                    options: options.clone(),
+                    work: Arc::clone(&work),
+                };
+                let tasks =
+                    entry.shards().filter_map(|shard| Some((task(shard), job.cursor(shard, entry.first)?)));
+                entries.push(tasks.collect::<Vec<_>>());
+            }
+            // Most was read in the first round. What is left is read before it is worked on, so that the snapshot lasts.
+            let mut held = if is_first { None } else { read_ahead(&entries, version).await? };
+            let mut is_agreed = true;
+            for (place, tasks) in entries.into_iter().enumerate() {
+                let mut under_way = JoinSet::new();
+                for (task, cursor) in tasks {
                     let turns = Arc::clone(&turns);
-                    tasks.spawn(async move {
+                    let rows = held.as_mut().and_then(|held| held[place].remove(&task.shard));
+                    under_way.spawn(async move {
                         let _turn = turns.acquire().await.expect("the semaphore is never closed");
-                        task.run(after, version).await
+                        task.run(cursor, version, rows).await
                     });
                 }
                 // Dropping the set stops the others.
-                while let Some(done) = tasks.join_next().await {
+                while let Some(done) = under_way.join_next().await {
                     let done = done.unwrap_or_else(|error| Err(panicked(error)))?;
                     is_agreed &= done.version == version;
-                    cursors.insert(done.shard, done.to);
+                    job.shards.insert(done.shard, (!done.is_ended).then_some(done.next));
                 }
             }
             if is_agreed {
-                return Ok(Sequence::last_at(feed.context.config.incarnation, version));
+                return Ok(seen);
             }
         }
     }
+}
+
+/// How far a job has come.
+struct Progress {
+    /// Where it started.
+    since: Sequence,
+    /// What could be read when it began.
+    began: Option<Sequence>,
+    /// Where each shard is read on; `None` if it was read to its end.
+    shards: HashMap<ShardId, Option<Cursor>>,
+}
+
+impl Progress {
+    /// Where to read `shard` of the entry from `first` on; `None` if it was read to its end.
+    fn cursor(&self, shard: ShardId, first: Sequence) -> Option<Cursor> {
+        let began = self.began.unwrap_or(self.since);
+        let start = Cursor::resumed(self.since, began, self.since.max(first.before()));
+        self.shards.get(&shard).copied().unwrap_or(Some(start))
+    }
+}
+
+/// Rows of a shard that were read ahead, and where it is read on.
+type Held<R> = (Vec<Arc<R>>, Cursor, bool);
+
+/// Reads all that is left of the shards of `tasks`, entry by entry, at `version`. `None` if that is too much to be held, or
+/// takes too long.
+async fn read_ahead<R, F, W>(
+    entries: &[Vec<(Task<R, F>, Cursor)>],
+    version: u64,
+) -> Result<Option<Vec<HashMap<ShardId, Held<R>>>>>
+where
+    R: FeedRow,
+    F: Fn(Batch<R>) -> W + Send + Sync + 'static,
+    W: Future<Output = TaskResult> + Send + 'static,
+{
+    let budget = AtomicUsize::new(ROWS_HELD_MAX);
+    let mut held = Vec::new();
+    for tasks in entries {
+        let reads = tasks.iter().map(|(task, cursor)| task.read_ahead(*cursor, version, &budget));
+        let mut reads = stream::iter(reads).buffer_unordered(SHARDS_READ_AT_ONCE);
+        let mut of_entry = HashMap::new();
+        while let Some(read) = reads.next().await {
+            match read? {
+                Some((shard, rows)) => of_entry.insert(shard, rows),
+                None => return Ok(None),
+            };
+        }
+        held.push(of_entry);
+    }
+    Ok(Some(held))
 }
 
 /// The failure of a task that has panicked, or was stopped with its runtime.
@@ -210,31 +289,63 @@ where
     F: Fn(Batch<R>) -> W + Send + Sync + 'static,
     W: Future<Output = TaskResult> + Send + 'static,
 {
-    /// Works from `after` to the end of the shard, as it is at `version` or, if that takes too long, later.
-    async fn run(&self, mut after: Sequence, mut version: u64) -> Result<Done> {
+    /// Works from `cursor` to the end of the shard, as it is at `version` or, if that takes too long, later. What was read
+    /// ahead reaches to the end.
+    async fn run(&self, mut cursor: Cursor, mut version: u64, held: Option<Held<R>>) -> Result<Done> {
+        let shard = self.shard;
+        if let Some((rows, next, is_ended)) = held {
+            for rows in rows.chunks(self.options.batch_rows_max) {
+                self.work_on(rows, version).await?;
+            }
+            return Ok(Done { shard, next, version, is_ended });
+        }
         loop {
-            let Some(page) = self.read(after, version).await? else {
+            let Some(page) = self.read(cursor, version).await? else {
                 version = self.feed.context.db.run(async |tx| tx.read_version().await).await?;
                 continue;
             };
             if !page.rows.is_empty() {
                 self.work_on(&page.rows, version).await?;
             }
-            after = page.to;
+            cursor = page.next;
             if !page.more {
-                return Ok(Done { shard: self.shard, to: after, version });
+                return Ok(Done { shard, next: cursor, version, is_ended: page.resharded.is_some() });
             }
         }
     }
 
-    /// The rows after `after` at `version`; `None` if that is too old to be read.
-    async fn read(&self, after: Sequence, version: u64) -> Result<Option<ShardPage<R>>> {
+    /// Reads from `cursor` to the end of the shard at `version`, as far as `budget` allows.
+    async fn read_ahead(
+        &self,
+        mut cursor: Cursor,
+        version: u64,
+        budget: &AtomicUsize,
+    ) -> Result<Option<(ShardId, Held<R>)>> {
+        let mut rows = Vec::new();
+        loop {
+            let Some(page) = self.read(cursor, version).await? else { return Ok(None) };
+            let left =
+                budget.fetch_sub(page.rows.len().min(budget.load(Ordering::Relaxed)), Ordering::Relaxed);
+            if left < page.rows.len() {
+                return Ok(None);
+            }
+            rows.extend(page.rows);
+            cursor = page.next;
+            if !page.more {
+                return Ok(Some((self.shard, (rows, cursor, page.resharded.is_some()))));
+            }
+        }
+    }
+
+    /// The rows after `cursor` at `version`; `None` if that is too old to be read.
+    async fn read(&self, cursor: Cursor, version: u64) -> Result<Option<ShardPage<R>>> {
         let Self { feed, shard, options, .. } = self;
         let read = async |tx: Transaction| {
-            match feed.shard_page_in(&tx, *shard, after, options.batch_rows_max).await {
+            match feed.shard_page_in(&tx, *shard, cursor, options.batch_rows_max).await {
                 // It was dropped since, so nothing was left in it.
                 Err(Error::NoShard { is_trimmed: true, .. }) => {
-                    Ok(ShardPage { rows: Vec::new(), to: after, more: false, resharded: None })
+                    let to = cursor.position();
+                    Ok(ShardPage { rows: Vec::new(), to, next: cursor, more: false, resharded: None })
                 }
                 page => page,
             }

@@ -78,6 +78,11 @@ impl RowSpace {
         Self(prefix.into())
     }
 
+    /// What the keys start with.
+    pub fn prefix(&self) -> &[u8] {
+        &self.0
+    }
+
     /// The key of the row at `sequence`.
     pub fn row(&self, sequence: Sequence) -> Vec<u8> {
         let mut key = self.0.to_vec();

@@ -63,7 +63,7 @@ pub(crate) use lease::{Lease, LeaseRow, Owner, Request};
 pub(crate) use node::NodeRow;
 pub use node::{NodeId, Role};
 pub(crate) use partition::{FoldMark, Partition};
-pub(crate) use topology::{Layout, TopologyRow};
+pub(crate) use topology::{Layout, SHARDS_MAX, TopologyRow};
 
 use crate::{
     encoding::{Incarnation, Sequence, Versionstamp},

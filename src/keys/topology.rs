@@ -9,6 +9,9 @@ use crate::{
     store::{KeyRange, Row},
 };
 
+/// The most shards that a topology entry can have.
+pub(crate) const SHARDS_MAX: u32 = 10_000;
+
 /// Which shards a feed writes to, from one sequence on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TopologyRow {
@@ -25,7 +28,8 @@ pub(crate) struct TopologyRow {
 /// Where the rows of a topology entry are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Layout {
-    /// In one range that another writer has left unsharded, under keys that start with this prefix. It counts as shard 0.
+    /// In one range that another writer has left unsharded, under keys that start with this prefix; without a prefix, where
+    /// rows of shard 0 would be, to which a move to another store has brought them. It counts as shard 0.
     Legacy(Bytes),
     /// In shards. The ids of one entry are consecutive, because each reshard takes new ones.
     Sharded {
@@ -76,8 +80,8 @@ impl TopologyRow {
             }
             SHARDED => {
                 let (scheme, first, count) = (reader.u16()?, ShardId(reader.u64()?), reader.u32()?);
-                if count == 0 {
-                    return Err(reader.corrupt("it has no shards"));
+                if !(1..=SHARDS_MAX).contains(&count) {
+                    return Err(reader.corrupt(format!("it has {count} shards")));
                 }
                 if first.0 == 0 || first.0.checked_add(count.into()).is_none() {
                     return Err(reader.corrupt(format!("{count} shards from {} on are no shards", first.0)));
@@ -97,6 +101,12 @@ impl TopologyRow {
             Layout::Sharded { first, count, .. } => (first.0, count as usize),
         };
         (0..count).map(move |place| ShardId(first + place as u64))
+    }
+
+    /// Whether it has `shard`.
+    pub fn has(&self, shard: ShardId) -> bool {
+        let mut shards = self.shards();
+        shards.next().is_some_and(|first| first <= shard) && shard < self.next_shard()
     }
 
     /// The first shard id that was never used, if this is the newest entry.
@@ -192,6 +202,7 @@ mod tests {
         let too_long = [&sharded(1, 1)[..], &[0]].concat();
         for bad in [
             sharded(1, 0),
+            sharded(1, SHARDS_MAX + 1),
             sharded(0, 1),
             sharded(u64::MAX, 1),
             too_long,

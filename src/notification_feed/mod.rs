@@ -10,7 +10,7 @@ use crate::{
     encoding::Sequence,
     error::Result,
     event::{Db, DbName, DdocId},
-    feed::{Feed, FeedPage, FeedRow},
+    feed::{Cursor, Feed, FeedPage, FeedRow},
     notification::Notification,
     store::{Isolation, RangeRead},
 };
@@ -21,6 +21,9 @@ pub type NotificationFeed = Feed<Notification>;
 /// Some notifications, in order. Derive what is new in them ([`Notification::news_since`]) from where the first page
 /// began, until one has no more after it.
 pub type NotificationPage = FeedPage<Notification>;
+
+/// The most shards that are watched. With more of them the tail polls: a client has a limited number of watches.
+const WATCHED_SHARDS_MAX: usize = 1_000;
 
 impl FeedRow for Notification {
     fn from_stored(sequence: Sequence, bytes: &[u8]) -> Result<Self> {
@@ -42,12 +45,12 @@ impl NotificationFeed {
     /// `None` if no watch could be set, and false comes if they failed later.
     pub(crate) async fn page_and_watch(
         &self,
-        after: Sequence,
+        cursor: Cursor,
         limit: usize,
     ) -> Result<(NotificationPage, Option<BoxFuture<'static, bool>>)> {
         let Context { db, keys, .. } = &*self.context;
         db.run(async |tx| {
-            let page = self.page_in(&tx, after, limit).await?;
+            let page = self.page_in(&tx, cursor, limit).await?;
             if page.more {
                 return Ok((page, None));
             }
@@ -55,6 +58,9 @@ impl NotificationFeed {
             // go elsewhere, closes the current entry.
             let topology = self.raw().topology(&tx).await?;
             let current = topology.current();
+            if current.shards().len() > WATCHED_SHARDS_MAX {
+                return Ok((page, None));
+            }
             let mut hinted: Vec<_> = current.shards().map(|shard| keys.head(&self.id, shard)).collect();
             hinted.push(keys.topology(&self.id, current.first));
             let watches = match try_join_all(hinted.iter().map(|key| tx.watch(key))).await {

@@ -6,7 +6,7 @@ use futures_util::future::{BoxFuture, pending};
 use tokio::sync::watch;
 
 use super::{NotificationFeed, NotificationPage};
-use crate::{encoding::Sequence, error::Result};
+use crate::{encoding::Sequence, error::Result, feed::Cursor};
 
 /// How long the tail waits for the notifiers of its own process before it sets watches for those of others. Under steady
 /// local load no watch is ever set.
@@ -15,7 +15,7 @@ const QUIET: Duration = Duration::from_millis(10);
 /// How often the tail looks for rows that no hint has told of, if nothing else is asked for.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The most rows of each shard that are read at once, if nothing else is asked for.
+/// The most rows that are read at once, if nothing else is asked for.
 const PAGE_ROWS: usize = 1_000;
 
 /// Reads the feed as it grows. Between pages it is woken by the notifiers of this process, by watches, and by a poll that
@@ -23,9 +23,9 @@ const PAGE_ROWS: usize = 1_000;
 pub struct NotificationTail {
     /// The feed.
     feed: NotificationFeed,
-    /// Everything up to here was returned.
-    after: Sequence,
-    /// The most rows of each shard that are read at once.
+    /// What was returned.
+    cursor: Cursor,
+    /// The most rows that are read at once.
     limit: usize,
     /// How often to look for rows that no hint has told of.
     poll_interval: Duration,
@@ -47,7 +47,7 @@ impl NotificationTail {
         let appends = feed.context.signals.appends();
         Self {
             feed,
-            after,
+            cursor: after.into(),
             limit: PAGE_ROWS,
             poll_interval: POLL_INTERVAL,
             appends,
@@ -58,7 +58,7 @@ impl NotificationTail {
         }
     }
 
-    /// Reads at most `limit` rows of each shard at once, 1 to 10,000. Default: 1,000.
+    /// Reads at most `limit` rows at once, 1 to 10,000. Default: 1,000.
     #[must_use]
     pub fn with_limit(self, limit: usize) -> Self {
         Self { limit, ..self }
@@ -72,7 +72,7 @@ impl NotificationTail {
 
     /// Goes on from another position, as after [`Error::Expired`](crate::Error::Expired).
     pub fn restart(&mut self, after: Sequence) {
-        self.after = after;
+        self.cursor = after.into();
         self.is_at_end = false;
         self.had_more = false;
     }
@@ -90,13 +90,13 @@ impl NotificationTail {
             }
             self.appends.mark_unchanged();
             let page = if self.arm {
-                let (page, fired) = self.feed.page_and_watch(self.after, self.limit).await?;
+                let (page, fired) = self.feed.page_and_watch(self.cursor, self.limit).await?;
                 self.fired = fired.or(self.fired.take());
                 page
             } else {
-                self.feed.page(self.after, self.limit).await?
+                self.feed.page(self.cursor, self.limit).await?
             };
-            self.after = page.to;
+            self.cursor = page.next;
             self.is_at_end = !page.more;
             let had_more = std::mem::replace(&mut self.had_more, page.more);
             if had_more || !page.rows.is_empty() {
@@ -134,6 +134,6 @@ impl NotificationTail {
 
 impl std::fmt::Debug for NotificationTail {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("NotificationTail").field("after", &self.after).finish_non_exhaustive()
+        f.debug_struct("NotificationTail").field("cursor", &self.cursor).finish_non_exhaustive()
     }
 }

@@ -46,6 +46,11 @@ impl KeyRange {
         self.begin <= key && key < self.end
     }
 
+    /// Whether a key can lie within both.
+    pub(crate) fn intersects(&self, other: &Self) -> bool {
+        (&self.begin).max(&other.begin) < (&self.end).min(&other.end)
+    }
+
     /// Whether no key lies within.
     pub fn is_empty(&self) -> bool {
         self.begin >= self.end

@@ -2,7 +2,10 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use bytes::Bytes;
@@ -58,6 +61,8 @@ struct Inner {
     held: Mutex<Held>,
     /// A number drawn for this transaction, by which producers spread their load.
     salt: u64,
+    /// How often it was reset.
+    resets: AtomicU64,
 }
 
 /// Who wants to know that a transaction has committed.
@@ -82,7 +87,7 @@ struct Held {
 impl Transaction {
     /// The face of `backend`.
     pub(crate) fn new(backend: Box<dyn TransactionBackend>, salt: u64) -> Self {
-        Self(Arc::new(Inner { backend, held: Mutex::default(), salt }))
+        Self(Arc::new(Inner { backend, held: Mutex::default(), salt, resets: AtomicU64::new(0) }))
     }
 
     /// The value of `key`.
@@ -199,6 +204,7 @@ impl Transaction {
 
     /// Forgets all reads and writes: a new transaction.
     pub fn reset(&self) {
+        self.0.resets.fetch_add(1, Ordering::Relaxed);
         *self.held() = Held::default();
         self.0.backend.reset();
     }
@@ -211,6 +217,7 @@ impl Transaction {
         backoff: futures_util::future::BoxFuture<'static, ()>,
     ) -> Result<()> {
         self.0.backend.recover(error, backoff).await?;
+        self.0.resets.fetch_add(1, Ordering::Relaxed);
         *self.held() = Held::default();
         Ok(())
     }
@@ -248,6 +255,11 @@ impl Transaction {
         if !held.listeners.iter().rev().any(known) {
             held.listeners.push((Arc::clone(listener), token));
         }
+    }
+
+    /// How often the transaction was reset: what was read before holds no more.
+    pub(crate) fn resets(&self) -> u64 {
+        self.0.resets.load(Ordering::Relaxed)
     }
 
     /// A number drawn for this transaction, by which producers spread their load.

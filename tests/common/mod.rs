@@ -6,7 +6,7 @@
 use std::{sync::Arc, time::Duration};
 
 use notibus::{
-    Bus, BusOptions, Counters, Db, DbInstance, Notification, NotifierOptions, Sequence,
+    Bus, BusOptions, Counters, Cursor, Db, DbInstance, Notification, NotifierOptions, Sequence,
     store::{Database, Isolation, KeyRange, RangeRead},
 };
 
@@ -98,11 +98,11 @@ pub async fn row_with(bus: &Bus, db: &Db, lanes: [u64; 4]) -> Notification {
 /// All rows of the feed, in pages of `limit`.
 pub async fn rows_in_pages(bus: &Bus, limit: usize) -> Vec<Arc<Notification>> {
     let mut rows = Vec::new();
-    let mut from = Sequence::ZERO;
+    let mut cursor = Cursor::from(Sequence::ZERO);
     loop {
-        let page = bus.feed().page(from, limit).await.unwrap();
+        let page = bus.feed().page(cursor, limit).await.unwrap();
         rows.extend(page.rows);
-        from = page.to;
+        cursor = page.next;
         if !page.more {
             return rows;
         }

@@ -1,14 +1,24 @@
 //! What a sharded feed does, one thing at a time.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use notibus::{
-    Bus, BusOptions, Change, ChangesOptions, ChangesQuery, Db, DbInstance, DispatcherOptions, DocId,
-    DocSource, DocSummary, Error, Feed, Filter, HashingScheme, Incarnation, Leaf, NotifierOptions, Revision,
-    SchemeId, Schemes, Sequence, ShardEvent, ShardId, Since, Versionstamp,
-    store::{AtomicOp, Database, Isolation, KeyRange, RangeRead, Transaction, testing::Faults},
+    Bus, BusOptions, Change, ChangesOptions, ChangesQuery, Cursor, Db, DbInstance, DispatcherOptions, DocId,
+    DocSource, DocSummary, Error, Feed, Filter, HashingScheme, Incarnation, JanitorOptions, Leaf,
+    NotifierOptions, Revision, SchemeId, Schemes, Sequence, ShardEvent, ShardId, Since, StoreError,
+    Versionstamp,
+    store::{
+        AtomicOp, Database, Isolation, KeyRange, RangeRead, Transaction,
+        testing::{CommitFault, Faults, Gate},
+    },
 };
 use tokio_stream::StreamExt;
 
@@ -206,14 +216,15 @@ async fn pages_go_both_ways_across_reshards() {
         let id = format!("doc{step}");
         expected.push(edit(&store, &bus, &db, &doc(&id, 1), None).await);
     }
-    for limit in [1, 7, 60, 100] {
+    // 12 and 13 end just where a topology does.
+    for limit in [1, 7, 12, 13, 60, 100] {
         let (mut forth, mut back) = (Vec::new(), Vec::new());
-        let mut after = Sequence::ZERO;
+        let mut cursor = Cursor::from(Sequence::ZERO);
         loop {
-            let page = feed.page(after, limit).await.unwrap();
+            let page = feed.page(cursor, limit).await.unwrap();
             assert!(page.rows.len() <= limit);
             forth.extend(page.rows.iter().map(|row| row.sequence));
-            after = page.to;
+            cursor = page.next;
             if !page.more {
                 break;
             }
@@ -312,6 +323,7 @@ async fn bad_input_is_a_typed_error_and_changes_nothing() {
         assert!(matches!(feed.pending(since).await, Err(Error::Invalid { what: "sequence", .. })));
         let read = feed.shard_page(old.shards[0], since, 10).await;
         assert!(matches!(read, Err(Error::Invalid { what: "sequence", .. })));
+        assert!(matches!(feed.topology_at(since).await, Err(Error::Invalid { what: "sequence", .. })));
         let mut reader = feed.shard_reader(old.shards[0], since);
         assert!(matches!(reader.try_next().await, Err(Error::Invalid { what: "sequence", .. })));
     }
@@ -396,7 +408,7 @@ async fn leaves_and_documents_come_from_the_layer() {
         all_leaves: true,
         include_docs: true,
         descending: true,
-        from: Sequence::MAX,
+        from: Sequence::MAX.into(),
         limit: 10,
     };
     let page = changes.rows(&db, &query, &Layer).await.unwrap();
@@ -478,6 +490,130 @@ async fn notifications_fold_right_while_their_feed_is_resharded() {
     assert_eq!(rows.len(), 9);
     assert_eq!(rows.iter().map(|row| row.totals.updated).sum::<u64>(), 400);
     assert_eq!(feed.topology().await.unwrap().len(), 41);
+}
+
+/// The token of a beginning said who, but not what: another beginning of the same database was taken for the same.
+#[tokio::test]
+async fn a_feed_that_began_otherwise_is_refused() {
+    let store = Database::memory();
+    let (bus, db) = begun(&store, 4).await;
+    let changes = bus.changes();
+    let before = dump(&store).await;
+    let other = ChangesOptions { shards: 8, ..ChangesOptions::default() };
+    let created = store.run(async |tx| changes.create(&tx, &db, &other).await).await;
+    assert!(matches!(created, Err(Error::Invalid { what: "feed", .. })));
+    let four = ChangesOptions { shards: 4, ..ChangesOptions::default() };
+    let adopted = changes.adopt(&db, b"legacy/", &four).await;
+    assert!(matches!(adopted, Err(Error::Invalid { what: "feed", .. })));
+    let own = changes.adopt(&self::db("other", 2), b"notibus", &four).await;
+    assert!(
+        matches!(own, Err(Error::Invalid { what: "legacy prefix", .. })),
+        "the keys of the bus are not for it"
+    );
+    assert_eq!(dump(&store).await, before);
+}
+
+/// A writer that outlived a reset of its transaction wrote to the shards of before, which a reshard had closed.
+#[tokio::test]
+async fn a_writer_does_not_outlive_its_transaction() {
+    let store = Database::memory();
+    let (bus, db) = begun(&store, 1).await;
+    let (changes, tx) = (bus.changes(), store.begin());
+    let writer = changes.writer(&tx, &db).await.unwrap();
+    writer.record(&doc("x", 1), None).unwrap();
+    changes.feed(&db).reshard(3, None).await.unwrap();
+    assert_eq!(tx.commit().await.unwrap_err().code(), Some(1020));
+    tx.reset();
+    let refused = writer.record(&doc("x", 1), None);
+    assert!(matches!(refused, Err(Error::Invalid { what: "changes writer", .. })));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reshard_of_unknown_result_is_done_once() {
+    let store = Database::memory();
+    let (bus, db) = begun(&store, 1).await;
+    let faults = Faults::new(&store);
+    let feed = wide_bus(&faults.database()).await.changes().feed(&db);
+    for (fault, expected) in [(CommitFault::After as fn(_) -> _, 2), (CommitFault::Before, 3)] {
+        faults.script_commits([fault(StoreError::COMMIT_UNKNOWN_RESULT)]);
+        let entry = feed.reshard(4, None).await.unwrap();
+        let topology = bus.changes().feed(&db).topology().await.unwrap();
+        assert_eq!((topology.len(), topology.last()), (expected, Some(&entry)));
+    }
+}
+
+/// Its entry was dropped before the reshard of unknown result looked for it, which then undid the reshard after it.
+#[tokio::test(start_paused = true)]
+async fn a_reshard_of_unknown_result_is_done_once_although_its_entry_is_dropped() {
+    let store = Database::memory();
+    let (bus, db) = begun(&store, 1).await;
+    let feed = bus.changes().feed(&db);
+    let faults = Faults::new(&store);
+    let slow = wide_bus(&faults.database()).await.changes().feed(&db);
+    faults.script_commits([CommitFault::After(StoreError::COMMIT_UNKNOWN_RESULT)]);
+    let (mut reads, goes_on) = (0, Arc::new(AtomicBool::new(false)));
+    let blocked = Arc::clone(&goes_on);
+    faults.plan_reads(move |_| {
+        reads += 1;
+        (reads > 5 && !blocked.load(Ordering::Relaxed)).then_some(StoreError::TRANSACTION_TOO_OLD)
+    });
+    let resharding = tokio::spawn(async move { slow.reshard(4, None).await });
+    until("it is written", async || feed.topology().await.unwrap().len() == 2).await;
+    feed.reshard(8, None).await.unwrap();
+    let options = JanitorOptions { interval: Duration::from_millis(10), ..JanitorOptions::default() };
+    let _janitor = bus.janitor(options).await.unwrap();
+    until("it is dropped", async || feed.topology().await.unwrap().len() == 1).await;
+    goes_on.store(true, Ordering::Relaxed);
+    assert_eq!(resharding.await.unwrap().unwrap().shards.len(), 4);
+    assert_eq!(feed.topology().await.unwrap().last().unwrap().shards.len(), 8, "the later one holds");
+}
+
+#[tokio::test]
+async fn a_stored_entry_that_cannot_be_is_refused() {
+    let store = Database::memory();
+    let (bus, db) = begun(&store, 1).await;
+    let rows = dump(&store).await;
+    let (key, value) = rows.iter().find(|(key, _)| key.starts_with(b"notibus\x15\x07\x01d")).unwrap();
+    let mut bad = value.to_vec();
+    let count = bad.len() - 4;
+    bad[count..].copy_from_slice(&5_000_000_u32.to_be_bytes());
+    store
+        .run(async |tx| {
+            tx.set(key, &bad);
+            Ok(())
+        })
+        .await
+        .unwrap();
+    assert!(matches!(bus.changes().feed(&db).topology().await, Err(Error::Corrupt { .. })));
+}
+
+/// A fold that a reshard has overtaken cannot commit: its rows would lie in a closed shard.
+#[tokio::test(start_paused = true)]
+async fn a_fold_that_a_reshard_has_overtaken_tries_again() {
+    let store = Database::memory();
+    let faults = Faults::new(&store);
+    let (gate, mut is_held) = (Gate::default(), false);
+    let bus = wide_bus(&faults.database()).await;
+    let held = gate.clone();
+    faults.plan_commits(move |attempt| {
+        let holds = !is_held && attempt.applies(AtomicOp::SetVersionstampedKey);
+        is_held |= holds;
+        holds.then(|| CommitFault::Hold(held.clone()))
+    });
+    let _notifier = bus.notifier(eager()).await.unwrap();
+    record(&store, &bus, &db("db", 1), [0, 0, 1, 0]).await;
+    within("the fold", gate.reached()).await;
+    let feed = wide_bus(&store).await.feed();
+    let entry = feed.reshard(9, None).await.unwrap();
+    gate.open();
+    until("it is folded", async || bus.stats().folded.updated == 1).await;
+    let rows = feed.page(Sequence::ZERO, 10).await.unwrap().rows;
+    assert_eq!(rows.len(), 1);
+    assert!(rows[0].sequence > entry.first);
+    let old = feed.topology().await.unwrap().swap_remove(0);
+    for shard in old.shards {
+        assert_eq!(feed.shard_rows(shard).await.unwrap(), 0, "no row is in a closed shard");
+    }
 }
 
 #[tokio::test]

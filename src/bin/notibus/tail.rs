@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use notibus::{Bus, Dispatcher, DispatcherOptions, Filter, Sequence, Since};
+use notibus::{Bus, Cursor, Dispatcher, DispatcherOptions, Filter, Sequence, Since};
 use tokio_stream::StreamExt;
 
 use crate::{Failure, store::Store};
@@ -44,19 +44,19 @@ pub async fn run(args: Args) -> Result<(), Failure> {
         return Ok(());
     }
     let feed = bus.feed();
-    let mut after = match since {
+    let mut cursor = Cursor::from(match since {
         Some(since) => since,
         None => feed.now().await?,
-    };
+    });
     loop {
-        let page = feed.page(after, 1_000).await?;
+        let page = feed.page(cursor, 1_000).await?;
         for row in &page.rows {
             print(row)?;
         }
         if !page.more {
             return Ok(());
         }
-        after = page.to;
+        cursor = page.next;
     }
 }
 

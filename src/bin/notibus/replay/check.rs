@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use notibus::{Bus, Counters, Notification, Sequence};
+use notibus::{Bus, Counters, Cursor, Notification, Sequence};
 
 use super::history::{History, Name};
 use crate::Failure;
@@ -20,14 +20,14 @@ impl FinalFeed {
     pub async fn read(bus: &Bus, history: &History) -> Result<Self, Failure> {
         let feed = bus.feed();
         let mut rows = Vec::new();
-        let mut after = Sequence::ZERO;
+        let mut cursor = Cursor::from(Sequence::ZERO);
         loop {
-            let page = feed.page(after, 1_000).await?;
+            let page = feed.page(cursor, 1_000).await?;
             rows.extend(page.rows);
             if !page.more {
                 break;
             }
-            after = page.to;
+            cursor = page.next;
         }
         let names: HashMap<_, _> = history.names.iter().map(|name| (&name.text, name)).collect();
         let of_history = rows.iter().filter(|row| names.contains_key(&row.name)).cloned().collect();
