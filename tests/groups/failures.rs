@@ -196,7 +196,7 @@ async fn an_observer_that_does_not_close_is_reported() {
             Ok(())
         }
         async fn closed(&mut self, _: CloseReason) {
-            std::future::pending().await
+            std::future::pending::<()>().await;
         }
     }
     let world = World::new(1).await;
