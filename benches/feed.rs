@@ -180,7 +180,7 @@ fn reads(c: &mut Criterion) {
         for page_rows in [1_000, 10_000] {
             let name = format!("{shards} shards, pages of {page_rows}");
             // The feed is filled by the first benchmark that is not filtered out.
-            let (mut cursor, mut is_first) = (Sequence::ZERO, true);
+            let (mut cursor, mut is_first) = (Cursor::from(Sequence::ZERO), true);
             group.bench_function(&name, |b| {
                 let world: &World = filled.get_or_insert_with(|| {
                     let world = runtime.block_on(World::filled(shards, ROWS));
