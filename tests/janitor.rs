@@ -323,12 +323,12 @@ async fn a_tombstone_stays_for_its_time_although_the_store_is_slow() {
     let _notifier = bus.notifier(unpolled()).await.unwrap();
     let faults = Faults::new(&store);
     let slow = wide_bus(&faults.database()).await;
-    let (begin, mut looks) = (tokio::time::Instant::now(), 0);
+    let (opened, mut looks) = (tokio::time::Instant::now(), 0);
     faults.plan_reads(move |operation| {
         let is_marks = |range: &KeyRange| range.begin.starts_with(b"notibus\x15\x0d");
         looks += u32::from(matches!(operation, Operation::GetRange { range, .. } if is_marks(range)));
         // The first look finds the time of earlier janitors; the next is on the way to a mark.
-        (looks > 1 && begin.elapsed() < Duration::from_secs(50)).then_some(StoreError::TRANSACTION_TOO_OLD)
+        (looks > 1 && opened.elapsed() < Duration::from_secs(50)).then_some(StoreError::TRANSACTION_TOO_OLD)
     });
     let _janitor = frequent(&slow).await;
     pass(Duration::from_secs(45)).await;
