@@ -20,7 +20,7 @@ use tokio_stream::StreamExt;
 
 use crate::{
     common::{eager, within},
-    fixture,
+    fixture, fleet,
 };
 
 /// Names the part of a child; without it the process is the parent.
@@ -70,6 +70,11 @@ impl Child {
         within("the child to tell", self.lines.recv()).await.expect("the child goes on")
     }
 
+    /// Its number in the operating system.
+    pub fn id(&self) -> u32 {
+        self.process.id()
+    }
+
     /// Kills it at once.
     pub fn kill(mut self) {
         self.process.kill().expect("the child can be killed");
@@ -108,6 +113,10 @@ pub(crate) fn play() -> Option<ExitCode> {
             "notifier" => notifier(&file, end).await,
             "dispatcher" => dispatcher(&file, end).await,
             "client" => client(&file, end).await,
+            "worker" => {
+                let prefix = std::env::var(PREFIX).expect("a child is told its prefix");
+                fleet::worker(&file, prefix.as_bytes(), end).await;
+            }
             "api versions" => api_versions(&file).await,
             other => panic!("there is no part {other:?}"),
         }
@@ -117,7 +126,7 @@ pub(crate) fn play() -> Option<ExitCode> {
 }
 
 /// Tells a line to the parent.
-fn tell(line: &str) {
+pub(crate) fn tell(line: &str) {
     let mut output = std::io::stdout().lock();
     // The parent may be gone; then the part is about to end.
     let _ = writeln!(output, "{line}").and_then(|()| output.flush());

@@ -30,6 +30,7 @@ mod child;
 mod differential;
 mod dropped;
 mod fixture;
+mod fleet;
 mod groups;
 mod load;
 mod opening;
@@ -97,6 +98,9 @@ fn main() -> ExitCode {
         groups {
             each_row_is_counted_exactly_once_while_nodes_die_and_shards_change
             a_zombie_cannot_commit_its_effect
+        }
+        fleet {
+            processes_share_the_work_whoever_dies_sleeps_or_comes
         }
         servers {
             a_killed_server_loses_nothing

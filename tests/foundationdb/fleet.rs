@@ -1,0 +1,191 @@
+//! A fleet of processes that share the work, some of which die, sleep and come: notifiers, and members of a group.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use notibus::{
+    Bus, BusOptions, ConsumerOptions, Error, GroupBatch, GroupOptions, GroupStart, NodeOptions, Notification,
+    NotifierOptions, Sequence,
+    store::{AtomicOp, Database, Isolation, KeyRange, RangeRead, Transaction},
+};
+use tokio::sync::oneshot;
+
+use crate::{
+    child::{self, Child},
+    common::{LIMIT, until},
+    fixture,
+    load::{Load, until_folded},
+};
+
+/// How long a node may be silent.
+const EXPIRY: Duration = Duration::from_secs(2);
+
+/// How often the nodes compare their parts.
+const BALANCE: Duration = Duration::from_millis(500);
+
+/// The bus of the fleet: more partitions and shards than nodes.
+async fn bus(store: &Database, prefix: &[u8]) -> Bus {
+    let options = BusOptions { prefix: prefix.to_vec(), partitions: 32, shards: 12, ..BusOptions::default() };
+    Bus::open(store, options).await.unwrap()
+}
+
+/// The part of a process: a node that folds, and counts each row in the transaction of its checkpoint. It tells its id, and
+/// when the store has refused a count because the lease was lost.
+pub(crate) async fn worker(file: &str, prefix: &[u8], end: oneshot::Receiver<()>) {
+    let store = fixture::open(file).await;
+    let bus = bus(&store, prefix).await;
+    let times =
+        NodeOptions { heartbeat: Duration::from_millis(400), expiry: EXPIRY, ..NodeOptions::default() };
+    let node = bus.node(times).await.unwrap();
+    let mut folding = NotifierOptions::default();
+    folding.balance.interval = BALANCE;
+    let notifier = node.notifier(folding).await.unwrap();
+    let mut consuming = ConsumerOptions { rows_max: 5, ..ConsumerOptions::default() };
+    consuming.balance.interval = BALANCE;
+    let effects: Arc<[u8]> = effects(prefix).into();
+    let count = move |batch: GroupBatch<Notification>| {
+        let (store, effects) = (store.clone(), Arc::clone(&effects));
+        // It goes on although its observer is dropped, as it is when the process wakes and finds that it has fallen out.
+        let counting = tokio::spawn(async move {
+            let body = async |tx: Transaction| {
+                if batch.checkpoint_in(&tx).await?.is_done() {
+                    return Ok(());
+                }
+                for row in &batch.rows {
+                    let key = [&effects[..], row.sequence.as_bytes()].concat();
+                    tx.atomic(AtomicOp::Add, &key, &1_u64.to_le_bytes());
+                }
+                // A process that is stopped is stopped here, as a rule: it wakes as a zombie with a count in its hand.
+                tokio::time::sleep(Duration::from_millis(30)).await;
+                Ok(())
+            };
+            let counted = store.run(body).await;
+            if let Err(Error::LeaseLost { .. }) = &counted {
+                child::tell("refused");
+            }
+            counted
+        });
+        async move { Ok(counting.await??) }
+    };
+    let group = bus.group("counter").unwrap();
+    let consumer = node.consumer(&group, move |_| count.clone(), consuming).await.unwrap();
+    child::tell(&node.id().to_string());
+    let _ = end.await;
+    consumer.shutdown().await.unwrap();
+    notifier.shutdown().await.unwrap();
+    node.shutdown().await.unwrap();
+}
+
+/// Where the counts are.
+fn effects(prefix: &[u8]) -> Vec<u8> {
+    [prefix, b"effects/"].concat()
+}
+
+/// How often each row was counted, by its sequence.
+async fn counted(store: &Database, prefix: &[u8]) -> BTreeMap<Vec<u8>, u64> {
+    let tx = store.begin();
+    let effects = effects(prefix);
+    let mut pages = tx.pages(RangeRead::new(KeyRange::prefix(effects.clone())), Isolation::Snapshot);
+    let mut counts = BTreeMap::new();
+    while let Some(rows) = pages.next().await.unwrap() {
+        for (key, value) in rows {
+            let count = u64::from_le_bytes(value[..].try_into().unwrap());
+            counts.insert(key[effects.len()..].to_vec(), count);
+        }
+    }
+    counts
+}
+
+/// A process of the fleet, and its node.
+async fn start(file: &std::path::Path, prefix: &[u8]) -> (Child, String) {
+    let mut child = Child::start("worker", file, prefix);
+    let id = child.line().await;
+    (child, id)
+}
+
+/// Waits until exactly the nodes `ids` share everything, with shares that differ by at most one; tells how long that took.
+async fn until_balanced(bus: &Bus, what: &str, ids: impl Iterator<Item = &String>) {
+    let ids: BTreeSet<_> = ids.cloned().collect();
+    let began = Instant::now();
+    let is_balanced = async || {
+        let nodes = bus.nodes().await.unwrap();
+        let live: BTreeSet<_> = nodes.iter().map(|node| node.id.to_string()).collect();
+        let pools = ["partition", "group"].map(|pool| {
+            let of = |node: &notibus::NodeStatus| {
+                node.leases
+                    .iter()
+                    .filter(|(name, _)| name.starts_with(pool))
+                    .map(|(_, count)| count)
+                    .sum::<u64>()
+            };
+            let counts: Vec<_> = nodes.iter().map(of).collect();
+            (counts.iter().sum::<u64>(), counts.iter().max().copied(), counts.iter().min().copied())
+        });
+        let is_even =
+            |(_, most, least): &(u64, Option<u64>, Option<u64>)| most.unwrap_or(9) <= least.unwrap_or(0) + 1;
+        live == ids && pools[0].0 == 32 && pools[1].0 == 12 && pools.iter().all(is_even)
+    };
+    until(what, is_balanced).await;
+    println!("{what} within {:?}; expiry {EXPIRY:?}, balance interval {BALANCE:?}", began.elapsed());
+    assert!(began.elapsed() < LIMIT);
+}
+
+/// Sends `signal` to a process.
+fn send(child: &Child, signal: &str) {
+    let status = std::process::Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap();
+    assert!(status.success());
+}
+
+/// Five processes; two are killed, one is stopped for longer than it may be silent and wakes, two more come: all under
+/// load. Every event is folded, every row counted exactly once, and what the one that woke had in hand is refused.
+pub(crate) async fn processes_share_the_work_whoever_dies_sleeps_or_comes() {
+    let (file, prefix) = (fixture::shared(), fixture::prefix("fleet"));
+    let store = fixture::open(&file).await;
+    let bus = bus(&store, &prefix).await;
+    let group = bus.group("counter").unwrap();
+    group.create(&GroupOptions::default().start_from(GroupStart::Zero)).await.unwrap();
+    let mut fleet = Vec::new();
+    for _ in 0..5 {
+        fleet.push(start(&file, &prefix).await);
+    }
+    until_balanced(&bus, "five share the work", fleet.iter().map(|(_, id)| id)).await;
+    let load = Load::start(&store, &bus, &fixture::prefix("markers"));
+    load.advance(300).await;
+    for _ in 0..2 {
+        fleet.swap_remove(0).0.kill();
+    }
+    load.advance(100).await;
+    until_balanced(&bus, "three took over from the killed", fleet.iter().map(|(_, id)| id)).await;
+
+    let (mut sleeper, id) = fleet.swap_remove(0);
+    send(&sleeper, "-STOP");
+    until_balanced(&bus, "two took over from the stopped", fleet.iter().map(|(_, id)| id)).await;
+    load.advance(100).await;
+    send(&sleeper, "-CONT");
+    assert_eq!(sleeper.line().await, "refused", "what it had in its hand");
+    fleet.push((sleeper, id));
+    for _ in 0..2 {
+        fleet.push(start(&file, &prefix).await);
+    }
+    load.advance(300).await;
+    until_balanced(&bus, "the woken and two new ones share the work", fleet.iter().map(|(_, id)| id)).await;
+
+    let totals = load.stop().await;
+    until_folded(&bus, &totals).await;
+    let is_done = async || group.lag().await.unwrap().iter().all(|shard| shard.rows == 0);
+    until("the group has counted everything", is_done).await;
+    let counted = counted(&store, &prefix).await;
+    assert!(counted.values().all(|count| *count == 1), "{counted:?}");
+    let rows = bus.feed().page(Sequence::ZERO, 1_000).await.unwrap().rows;
+    assert!(
+        rows.iter().all(|row| counted.contains_key(&row.sequence.as_bytes()[..])),
+        "every row was counted"
+    );
+    for (child, _) in fleet {
+        child.end();
+    }
+    assert!(bus.nodes().await.unwrap().is_empty(), "all have left");
+}
