@@ -284,6 +284,8 @@ impl Heart {
                     }
                     Some(Command::Leave(reply)) => {
                         let left = self.leave().await;
+                        // Whoever has left may close the store at once, and open it again.
+                        drop(self);
                         let _ = reply.send(left);
                         return;
                     }

@@ -225,7 +225,10 @@ impl Dealer {
         }
         self.stop_all().await;
         drop(role);
-        self.clean_up().await
+        let ended = self.clean_up().await;
+        // Before it is counted as ended: whoever has left may close the store at once.
+        drop(self);
+        ended
     }
 
     /// A round; one that fails is repeated soon.
