@@ -70,6 +70,12 @@ impl Child {
         within("the child to tell", self.lines.recv()).await.expect("the child goes on")
     }
 
+    /// The next line that it tells from now on.
+    pub async fn next_line(&mut self) -> String {
+        while self.lines.try_recv().is_ok() {}
+        self.line().await
+    }
+
     /// Its number in the operating system.
     pub fn id(&self) -> u32 {
         self.process.id()

@@ -26,14 +26,17 @@ const EXPIRY: Duration = Duration::from_secs(2);
 /// How often the nodes compare their parts.
 const BALANCE: Duration = Duration::from_millis(500);
 
+/// How long each count is held before its commit: long enough to be stopped in.
+const IN_HAND: Duration = Duration::from_millis(200);
+
 /// The bus of the fleet: more partitions and shards than nodes.
 async fn bus(store: &Database, prefix: &[u8]) -> Bus {
     let options = BusOptions { prefix: prefix.to_vec(), partitions: 32, shards: 12, ..BusOptions::default() };
     Bus::open(store, options).await.unwrap()
 }
 
-/// The part of a process: a node that folds, and counts each row in the transaction of its checkpoint. It tells its id, and
-/// when the store has refused a count because the lease was lost.
+/// The part of a process: a node that folds, and counts each row in the transaction of its checkpoint. It tells its id, when
+/// it holds a count, and when the store has refused one because the lease was lost.
 pub(crate) async fn worker(file: &str, prefix: &[u8], end: oneshot::Receiver<()>) {
     let store = fixture::open(file).await;
     let bus = bus(&store, prefix).await;
@@ -58,8 +61,9 @@ pub(crate) async fn worker(file: &str, prefix: &[u8], end: oneshot::Receiver<()>
                     let key = [&effects[..], row.sequence.as_bytes()].concat();
                     tx.atomic(AtomicOp::Add, &key, &1_u64.to_le_bytes());
                 }
-                // A process that is stopped is stopped here, as a rule: it wakes as a zombie with a count in its hand.
-                tokio::time::sleep(Duration::from_millis(30)).await;
+                // A process that is stopped now wakes as a zombie with a count in its hand.
+                child::tell("counting");
+                tokio::time::sleep(IN_HAND).await;
                 Ok(())
             };
             let counted = store.run(body).await;
@@ -161,11 +165,13 @@ pub(crate) async fn processes_share_the_work_whoever_dies_sleeps_or_comes() {
     until_balanced(&bus, "three took over from the killed", fleet.iter().map(|(_, id)| id)).await;
 
     let (mut sleeper, id) = fleet.swap_remove(0);
+    while sleeper.next_line().await != "counting" {}
     send(&sleeper, "-STOP");
     until_balanced(&bus, "two took over from the stopped", fleet.iter().map(|(_, id)| id)).await;
     load.advance(100).await;
     send(&sleeper, "-CONT");
-    assert_eq!(sleeper.line().await, "refused", "what it had in its hand");
+    // What it had in its hand.
+    while sleeper.line().await != "refused" {}
     fleet.push((sleeper, id));
     for _ in 0..2 {
         fleet.push(start(&file, &prefix).await);
