@@ -8,7 +8,7 @@ use crate::{
     error::{Error, Result},
     keys::{Layout, RowSpace, ShardId, TopologyRow},
     routing::SchemeId,
-    store::{Isolation, RangeRead, Transaction},
+    store::{Isolation, Transaction},
 };
 
 /// Which shards a feed writes to, from one sequence on.
@@ -60,13 +60,8 @@ impl Topology {
     /// Fails with [`Error::NoFeed`] if there is none.
     pub async fn read(tx: &Transaction, feed: RawFeed<'_>, isolation: Isolation) -> Result<Self> {
         let keys = &feed.context.keys;
-        let mut pages = tx.pages(RangeRead::new(keys.topologies(feed.id)), isolation);
-        let mut entries = Vec::new();
-        while let Some(rows) = pages.next().await? {
-            for row in &rows {
-                entries.push(keys.topology_row(row)?.1);
-            }
-        }
+        let rows = tx.all_rows(keys.topologies(feed.id), isolation).await?;
+        let entries = rows.iter().map(|row| Ok(keys.topology_row(row)?.1)).collect::<Result<Vec<_>>>()?;
         if entries.is_empty() {
             return Err(Error::NoFeed { feed: feed.id.to_string() });
         }

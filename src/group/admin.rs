@@ -14,7 +14,7 @@ use crate::{
     feed::Topology,
     keys::{GroupRow, Lease, LeaseRow, NodeId, NodeRow, ShardId},
     lease::NodeOptions,
-    store::{Isolation, KeyRange, RangeRead, Row, Transaction},
+    store::{Isolation, KeyRange, Transaction},
 };
 
 /// How often the beats of members are looked at.
@@ -145,7 +145,7 @@ impl<R> Group<R> {
     /// Takes the leases away from whoever owns them. Those of shards other than `shards` are removed.
     async fn take_leases(&self, tx: &Transaction, shards: &[ShardId]) -> Result<()> {
         let (keys, pool) = (&self.context.keys, self.id.pool());
-        for (key, value) in all(tx, keys.leases(&pool), Isolation::Serializable).await? {
+        for (key, value) in tx.all_rows(keys.leases(&pool), Isolation::Serializable).await? {
             match keys.lease_row(&key, &value)? {
                 (_, resource, LeaseRow::Lease(lease)) if shards.binary_search(&ShardId(resource)).is_ok() => {
                     tx.set(&key, &Lease { epoch: lease.epoch + 1, owner: None }.to_bytes());
@@ -160,7 +160,7 @@ impl<R> Group<R> {
     pub(super) async fn members(&self, tx: &Transaction, isolation: Isolation) -> Result<Beats> {
         let (keys, role) = (&self.context.keys, self.id.role());
         let mut members = Beats::new();
-        for (key, value) in all(tx, keys.nodes(), isolation).await? {
+        for (key, value) in tx.all_rows(keys.nodes(), isolation).await? {
             let row = NodeRow::from_bytes(&value)?;
             if row.roles.contains(&role) {
                 members.insert(keys.node_of(&key)?, (row.token, row.beat));
@@ -217,14 +217,4 @@ impl<R> Group<R> {
 /// 16 random bytes.
 fn draw(env: &Env) -> [u8; 16] {
     NodeId::random(env).0
-}
-
-/// All rows of `range`.
-pub(super) async fn all(tx: &Transaction, range: KeyRange, isolation: Isolation) -> Result<Vec<Row>> {
-    let mut pages = tx.pages(RangeRead::new(range), isolation);
-    let mut rows = Vec::new();
-    while let Some(page) = pages.next().await? {
-        rows.extend(page);
-    }
-    Ok(rows)
 }

@@ -13,7 +13,6 @@ use tokio::task::JoinSet;
 
 use super::{
     ConsumerOptions, Group, Observer,
-    admin::all,
     observer::{Alive, Closings},
     shard::Task,
     watcher,
@@ -163,7 +162,7 @@ where
         async move {
             let keys = &self.group.context.keys;
             // Checkpoints are written all the time; a round must not fail for it.
-            let rows = all(tx, keys.checkpoints_of(&self.group.id), Isolation::Snapshot).await?;
+            let rows = tx.all_rows(keys.checkpoints_of(&self.group.id), Isolation::Snapshot).await?;
             let was_gone = self.is_gone.swap(rows.is_empty(), Ordering::Relaxed);
             if rows.is_empty() && !was_gone {
                 tracing::warn!(group = %self.group.id, "the group is deleted: its consumer has nothing to do");

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use serde::Serialize;
 
-use super::{Group, admin::all};
+use super::Group;
 use crate::{
     encoding::Sequence,
     error::Result,
@@ -62,7 +62,7 @@ impl<R> Group<R> {
         self.row(tx).await?.ok_or_else(|| self.missing())?;
         let (feed, pool) = (self.raw(), self.id.pool());
         let mut owners = BTreeMap::new();
-        for (key, value) in all(tx, keys.leases(&pool), Isolation::Snapshot).await? {
+        for (key, value) in tx.all_rows(keys.leases(&pool), Isolation::Snapshot).await? {
             if let (_, resource, LeaseRow::Lease(lease)) = keys.lease_row(&key, &value)?
                 && let Some(owner) = lease.owner
             {
@@ -79,7 +79,7 @@ impl<R> Group<R> {
             age_ms: None,
         };
         let mut shards = Vec::new();
-        for (key, value) in all(tx, keys.checkpoints_of(&self.id), Isolation::Snapshot).await? {
+        for (key, value) in tx.all_rows(keys.checkpoints_of(&self.id), Isolation::Snapshot).await? {
             let (shard, position) = (keys.checkpoint_shard(&key)?, checkpoint_position(&value)?);
             shards.push((lag(shard, Some(position)), position));
         }

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use serde::Serialize;
 
-use super::{Group, admin::all};
+use super::Group;
 use crate::{
     context::Context,
     encoding::Sequence,
@@ -114,12 +114,12 @@ impl<R> Group<R> {
         let keys = &self.context.keys;
         let row = self.row(tx).await?.ok_or_else(|| self.missing())?;
         let mut shards: BTreeMap<ShardId, ShardStatus> = BTreeMap::new();
-        for (key, value) in all(tx, keys.checkpoints_of(&self.id), Isolation::Snapshot).await? {
+        for (key, value) in tx.all_rows(keys.checkpoints_of(&self.id), Isolation::Snapshot).await? {
             let (shard, checkpoint) = (keys.checkpoint_shard(&key)?, checkpoint_position(&value)?);
             let status = ShardStatus { shard, owner: None, checkpoint, progress_ms: None, trouble: None };
             shards.insert(shard, status);
         }
-        for (key, value) in all(tx, keys.leases(&self.id.pool()), Isolation::Snapshot).await? {
+        for (key, value) in tx.all_rows(keys.leases(&self.id.pool()), Isolation::Snapshot).await? {
             if let (_, resource, LeaseRow::Lease(lease)) = keys.lease_row(&key, &value)?
                 && let Some(status) = shards.get_mut(&ShardId(resource))
             {
@@ -127,12 +127,12 @@ impl<R> Group<R> {
             }
         }
         let [progresses, troubles] = keys.statuses_of(&self.id);
-        for (key, value) in all(tx, progresses, Isolation::Snapshot).await? {
+        for (key, value) in tx.all_rows(progresses, Isolation::Snapshot).await? {
             if let Some(status) = shards.get_mut(&keys.status_shard(&key)?) {
                 status.progress_ms = Some(milliseconds(&value)?);
             }
         }
-        for (key, value) in all(tx, troubles, Isolation::Snapshot).await? {
+        for (key, value) in tx.all_rows(troubles, Isolation::Snapshot).await? {
             if let Some(status) = shards.get_mut(&keys.status_shard(&key)?) {
                 status.trouble = Some(Trouble::from_bytes(&value)?.into());
             }

@@ -10,7 +10,7 @@ use super::Pass;
 use crate::{
     error::{Error, Result},
     keys::{GroupId, GroupRow, NodeId, NodeRow},
-    store::{Isolation, KeyRange, RangeRead, Transaction},
+    store::{Isolation, RangeRead, Transaction},
 };
 
 /// What a janitor remembers from one pass to the next.
@@ -30,7 +30,7 @@ impl Pass<'_> {
         let passed = members.seen.map_or(Duration::ZERO, |seen| now.saturating_sub(seen));
         let passed_ms = u64::try_from(passed.as_millis()).unwrap_or(u64::MAX);
         let keys = &self.context.keys;
-        let nodes = self.read(async |tx| self.all(&tx, keys.nodes()).await).await?;
+        let nodes = self.read(async |tx| tx.all_rows(keys.nodes(), Isolation::Snapshot).await).await?;
         let mut beats = BTreeMap::new();
         let mut living = Vec::new();
         for (key, value) in &nodes {
@@ -112,15 +112,5 @@ impl Pass<'_> {
             tx.clear_range(&range);
         }
         Ok(true)
-    }
-
-    /// All rows of `range`.
-    async fn all(&self, tx: &Transaction, range: KeyRange) -> Result<Vec<crate::store::Row>> {
-        let mut pages = tx.pages(RangeRead::new(range), Isolation::Snapshot);
-        let mut rows = Vec::new();
-        while let Some(page) = pages.next().await? {
-            rows.extend(page);
-        }
-        Ok(rows)
     }
 }

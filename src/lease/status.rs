@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::{
     error::Result,
     keys::{Keys, LeaseRow, NodeId, NodeRow, Role},
-    store::{Database, Isolation, KeyRange, RangeRead, Row, Transaction},
+    store::{Database, Isolation, Transaction},
 };
 
 /// What a node tells of itself. It may be dead: only a beat that changes shows that it lives.
@@ -30,7 +30,7 @@ pub struct NodeStatus {
 pub(crate) async fn statuses(db: &Database, keys: &Keys) -> Result<Vec<NodeStatus>> {
     db.run(async |tx| {
         let mut leases: BTreeMap<NodeId, BTreeMap<String, u64>> = BTreeMap::new();
-        for (key, value) in all(&tx, keys.all_leases(), Isolation::Snapshot).await? {
+        for (key, value) in tx.all_rows(keys.all_leases(), Isolation::Snapshot).await? {
             if let (pool, _, LeaseRow::Lease(lease)) = keys.lease_row(&key, &value)?
                 && let Some(owner) = lease.owner
             {
@@ -51,16 +51,6 @@ pub(crate) async fn statuses(db: &Database, keys: &Keys) -> Result<Vec<NodeStatu
 
 /// The rows of all nodes, read so that they make nothing fail.
 pub(super) async fn nodes(tx: &Transaction, keys: &Keys) -> Result<BTreeMap<NodeId, NodeRow>> {
-    let rows = all(tx, keys.nodes(), Isolation::Snapshot).await?;
+    let rows = tx.all_rows(keys.nodes(), Isolation::Snapshot).await?;
     rows.into_iter().map(|(key, value)| Ok((keys.node_of(&key)?, NodeRow::from_bytes(&value)?))).collect()
-}
-
-/// All rows of `range`.
-pub(super) async fn all(tx: &Transaction, range: KeyRange, isolation: Isolation) -> Result<Vec<Row>> {
-    let mut pages = tx.pages(RangeRead::new(range), isolation);
-    let mut rows = Vec::new();
-    while let Some(page) = pages.next().await? {
-        rows.extend(page);
-    }
-    Ok(rows)
 }

@@ -20,7 +20,7 @@ use super::{
     member::{Member, RoleGuard, Standing, WorkerGuard, draw},
     plan::{Plan, Scene},
     sightings::Sightings,
-    status::{all, nodes},
+    status::nodes,
 };
 use crate::{
     env::Env,
@@ -297,7 +297,7 @@ impl Dealer {
         let me = self.member.id();
         let (rows, leases, resources) = tokio::join!(
             nodes(tx, keys),
-            all(tx, keys.leases(&self.pool.name), Isolation::Serializable),
+            tx.all_rows(keys.leases(&self.pool.name), Isolation::Serializable),
             self.work.resources(tx),
         );
         let rows = rows?;
@@ -526,7 +526,7 @@ impl Dealer {
             if token.is_none() || rows.get(&me).map(|row| row.token) != token {
                 return Ok(());
             }
-            for (key, value) in all(&tx, keys.leases(&self.pool.name), Isolation::Serializable).await? {
+            for (key, value) in tx.all_rows(keys.leases(&self.pool.name), Isolation::Serializable).await? {
                 match keys.lease_row(&key, &value)? {
                     (_, _, LeaseRow::Lease(lease)) if lease.owner.is_some_and(|owner| owner.node == me) => {
                         tx.set(&key, &Lease { owner: None, ..lease }.to_bytes());

@@ -11,7 +11,7 @@ use std::{
 use bytes::Bytes;
 
 use super::{
-    AtomicOp, KeyRange, Page, Pages, RangeRead, TransactionOption, Watch, backend::TransactionBackend,
+    AtomicOp, KeyRange, Page, Pages, RangeRead, Row, TransactionOption, Watch, backend::TransactionBackend,
     mutation::Mutation,
 };
 use crate::{
@@ -106,6 +106,16 @@ impl Transaction {
     /// All pages of `read`, fetched one at a time.
     pub fn pages(&self, read: RangeRead, isolation: Isolation) -> Pages<'_> {
         Pages::new(self, read, isolation)
+    }
+
+    /// All rows of `range`, which must be few.
+    pub(crate) async fn all_rows(&self, range: KeyRange, isolation: Isolation) -> Result<Vec<Row>> {
+        let mut pages = self.pages(RangeRead::new(range), isolation);
+        let mut rows = Vec::new();
+        while let Some(page) = pages.next().await? {
+            rows.extend(page);
+        }
+        Ok(rows)
     }
 
     /// Sets `key` to `value`.

@@ -4,7 +4,7 @@ use super::Task;
 use crate::{
     error::{Error, Result},
     feed::FeedRow,
-    group::{Observer, admin::all, batch::Right},
+    group::{Observer, batch::Right},
     keys::{ShardId, TopologyRow, checkpoint_position},
     store::{Isolation, Transaction},
 };
@@ -66,7 +66,7 @@ async fn replace(
     let keys = &right.context.keys;
     let end = successor.first.before();
     let mut are_drained = true;
-    for (key, value) in all(tx, keys.checkpoints_of(&right.group), Isolation::Serializable).await? {
+    for (key, value) in tx.all_rows(keys.checkpoints_of(&right.group), Isolation::Serializable).await? {
         let (shard, position) = (keys.checkpoint_shard(&key)?, checkpoint_position(&value)?);
         are_drained &= is_trimmed || shard == right.shard || position >= end;
     }

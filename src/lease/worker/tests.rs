@@ -141,7 +141,7 @@ async fn seconds(count: u64) {
 /// The leases and requests in the store.
 async fn rows(db: &Database) -> Vec<LeaseRow> {
     let keys = Keys::new(b"p").unwrap();
-    let rows = all(&db.begin(), keys.leases("probe"), Isolation::Snapshot).await.unwrap();
+    let rows = db.begin().all_rows(keys.leases("probe"), Isolation::Snapshot).await.unwrap();
     rows.iter().map(|(key, value)| keys.lease_row(key, value).unwrap().2).collect()
 }
 
