@@ -92,18 +92,21 @@ async fn idle(shards: u32, groups: usize) {
     tokio::time::sleep(Duration::from_mins(2)).await;
     let (before, minutes) = (faults.counts(), 30_u32);
     tokio::time::sleep(Duration::from_mins(minutes.into())).await;
-    let (after, seconds) = (faults.counts(), f64::from(minutes * 60));
-    let rate = |after: u64, before: u64| f64::from((after - before) as u32) / seconds;
+    let (spent, seconds) = (faults.counts() - before, f64::from(minutes * 60));
+    let rate = |count: u64| f64::from(count as u32) / seconds;
     println!(
-        "idle, {shards} shards, {groups} groups: per second {:.2} transactions, of which {:.2} write, and {:.2} reads",
-        rate(after.commits, before.commits),
-        rate(after.write_commits, before.write_commits),
-        rate(after.reads, before.reads),
+        "idle, {shards} shards, {groups} groups: per second {:.2} transactions, of which {:.2} write, {:.2} reads, {:.0} bytes \
+         read, {:.0} bytes written",
+        rate(spent.commits),
+        rate(spent.write_commits),
+        rate(spent.reads),
+        rate(spent.read_bytes),
+        rate(spent.written_bytes),
     );
 }
 
 fn group(criterion: &mut Criterion) {
-    for (shards, groups) in [(1, 1), (4, 1), (16, 1), (4, 4)] {
+    for (shards, groups) in [(1, 1), (4, 1), (16, 1), (1, 16), (16, 16)] {
         let paused =
             tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
         paused.block_on(idle(shards, groups));

@@ -81,11 +81,11 @@ impl Arrivals {
         self.joined.notified().await;
     }
 
-    /// Whether the feed of documents of any database is listened to.
-    pub fn has_documents(&self) -> bool {
-        lock(&self.feeds)
-            .iter()
-            .any(|(feed, sender)| feed.instance().is_some() && sender.receiver_count() > 0)
+    /// How many listen to feeds of documents.
+    pub fn documents(&self) -> usize {
+        let feeds = lock(&self.feeds);
+        let documents = feeds.iter().filter(|(feed, _)| feed.instance().is_some());
+        documents.map(|(_, sender)| sender.receiver_count()).sum()
     }
 
     /// Tells that `feed` may have new rows: in all shards, or in those whose heads are here up to there, and in all others.
@@ -130,10 +130,10 @@ mod tests {
         let documents = FeedId::documents(DbInstance([1; 16]));
         let mut one = arrivals.listen(&FeedId::notifications());
         arrivals.joined().await;
-        assert!(!arrivals.has_documents());
+        assert_eq!(arrivals.documents(), 0);
         let two = arrivals.listen(&documents);
         arrivals.joined().await;
-        assert!(arrivals.has_documents());
+        assert_eq!(arrivals.documents(), 1);
         let heads = HashMap::from([(ShardId(1), Sequence::ZERO)]);
         arrivals.tell(&FeedId::notifications(), Some(Arc::new(heads)));
         assert!(one.has_changed().unwrap() && !two.has_changed().unwrap());
@@ -144,7 +144,7 @@ mod tests {
         assert!(one.has_changed().unwrap() && two.has_changed().unwrap());
         assert!(one.borrow().may_have_rows(ShardId(1), Sequence::MAX));
         drop(two);
-        assert!(!arrivals.has_documents());
+        assert_eq!(arrivals.documents(), 0);
     }
 
     #[tokio::test]

@@ -120,7 +120,7 @@ async fn a_shutdown_frees_everything_at_once() {
     tokio::time::sleep(Duration::from_secs(20)).await;
     assert_eq!(shares(&[&a, &b]), [1, 0]);
     a.shutdown().await.unwrap();
-    assert_eq!((owned(&store).await, stored(&store, NODES).await.len()), (0, 1));
+    assert_eq!((owned(&store).await, stored(&store, NODES).await.len()), (0, 2), "a row and roles");
     tokio::time::sleep(INTERVAL).await;
     assert_eq!(shares(&[&b]), [1]);
     b.shutdown().await.unwrap();

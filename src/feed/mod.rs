@@ -21,6 +21,7 @@
 mod cursor;
 mod handle;
 mod merge;
+mod pulse;
 mod reader;
 mod reshard;
 mod shard_reader;
@@ -35,6 +36,7 @@ pub use self::{
 };
 pub(crate) use self::{
     handle::SHARDS_READ_AT_ONCE,
+    pulse::{Look, Probe, Pulse},
     reader::StoredRow,
     reshard::NewTopology,
     topology::Topology,

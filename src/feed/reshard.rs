@@ -4,7 +4,7 @@ use bytes::Bytes;
 
 use super::{RawFeed, Topology};
 use crate::{
-    encoding::Sequence,
+    encoding::{Sequence, versionstamped},
     env::Env,
     error::{Error, Result},
     keys::{Layout, SHARDS_MAX, ShardId, TopologyRow},
@@ -143,6 +143,11 @@ impl RawFeed<'_> {
         let next = new.row(Sequence::ZERO, current.next_shard(), scheme);
         let operand = keys.next_topology(self.id, self.context.config.incarnation);
         tx.atomic(AtomicOp::SetVersionstampedKey, &operand, &next.to_bytes());
+        if self.id.instance().is_none() {
+            // Readers that wait for rows look only at this. Those of documents are told by notifications.
+            let pulse = keys.pulse(self.id, current.next_shard());
+            tx.atomic(AtomicOp::SetVersionstampedValue, &pulse, &versionstamped(&[], &[]));
+        }
         next
     }
 }

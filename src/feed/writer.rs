@@ -44,12 +44,14 @@ pub(crate) struct FeedWriter<'a> {
     order: u16,
     /// The shards that got a row.
     appended: BTreeSet<ShardId>,
+    /// The one that got the last row.
+    last: Option<ShardId>,
 }
 
 impl<'a> FeedWriter<'a> {
     /// A writer of `feed` in `tx`.
     pub fn new(tx: &'a Transaction, feed: RawFeed<'a>, topology: &'a Topology) -> Self {
-        Self { tx, feed, topology, order: 0, appended: BTreeSet::new() }
+        Self { tx, feed, topology, order: 0, appended: BTreeSet::new(), last: None }
     }
 
     /// Removes the row of `id` at `previous`, if there is one, and appends `row`. Returns the place of the row in the
@@ -59,7 +61,9 @@ impl<'a> FeedWriter<'a> {
         self.order = order
             .checked_add(1)
             .ok_or_else(|| Error::invalid("rows", "a transaction holds at most 65,535 rows"))?;
-        self.appended.insert(append(self.tx, self.feed, self.topology, id, previous, order, row)?);
+        let shard = append(self.tx, self.feed, self.topology, id, previous, order, row)?;
+        self.appended.insert(shard);
+        self.last = Some(shard);
         let context = self.feed.context;
         let newest = context.keys.newest(self.feed.id, id);
         let sequence = sequence_operand(context.config.incarnation, order);
@@ -67,11 +71,14 @@ impl<'a> FeedWriter<'a> {
         Ok(order)
     }
 
-    /// Moves the heads of the shards that got a row. Returns how many rows were written.
+    /// Moves the pulse of the feed and the heads of the shards that got a row. Returns how many rows were written.
     pub fn finish(self) -> u16 {
-        for shard in self.appended {
-            let head = self.feed.context.keys.head(self.feed.id, shard);
-            self.tx.atomic(AtomicOp::SetVersionstampedValue, &head, &versionstamped(&[], &[]));
+        let RawFeed { context, id } = self.feed;
+        let heads = self.appended.iter().map(|&shard| context.keys.head(id, shard));
+        // Any key of the pulse will do: the one of the last row's shard spreads folds of many shards over all of them.
+        let pulse = self.last.map(|shard| context.keys.pulse(id, shard));
+        for key in heads.chain(pulse) {
+            self.tx.atomic(AtomicOp::SetVersionstampedValue, &key, &versionstamped(&[], &[]));
         }
         self.order
     }

@@ -12,8 +12,8 @@ use crate::{
     env::Env,
     error::{Error, Result},
     feed::Topology,
-    keys::{GroupRow, Lease, LeaseRow, NodeId, NodeRow, ShardId},
-    lease::NodeOptions,
+    keys::{GroupRow, Lease, LeaseRow, NodeId, ShardId},
+    lease::{NodeOptions, changed, nodes, roles},
     store::{Isolation, KeyRange, Transaction},
 };
 
@@ -100,6 +100,7 @@ impl<R> Group<R> {
             for range in self.context.keys.whole_group(&self.id) {
                 tx.clear_range(&range);
             }
+            changed(&tx, &self.context.keys);
             was_there.store(true, Ordering::Relaxed);
             Ok(())
         };
@@ -132,6 +133,7 @@ impl<R> Group<R> {
         };
         let shards: Vec<_> = topology.at(start).shards().collect();
         self.take_leases(tx, &shards).await?;
+        changed(tx, keys);
         for range in [keys.checkpoints_of(&self.id)].iter().chain(&keys.statuses_of(&self.id)) {
             tx.clear_range(range);
         }
@@ -156,17 +158,14 @@ impl<R> Group<R> {
         Ok(())
     }
 
-    /// The nodes that are listed as members, whether they live or not.
-    pub(super) async fn members(&self, tx: &Transaction, isolation: Isolation) -> Result<Beats> {
+    /// The nodes that are listed as members, whether they live or not; read so that they make nothing fail.
+    pub(super) async fn members(&self, tx: &Transaction) -> Result<Beats> {
         let (keys, role) = (&self.context.keys, self.id.role());
-        let mut members = Beats::new();
-        for (key, value) in tx.all_rows(keys.nodes(), isolation).await? {
-            let row = NodeRow::from_bytes(&value)?;
-            if row.roles.contains(&role) {
-                members.insert(keys.node_of(&key)?, (row.token, row.beat));
-            }
-        }
-        Ok(members)
+        let (nodes, roles) = tokio::join!(nodes(tx, keys), roles(tx, keys));
+        let roles = roles?;
+        let members =
+            nodes?.into_iter().filter(|(node, _)| roles.get(node).is_some_and(|roles| roles.contains(&role)));
+        Ok(members.map(|(node, row)| (node, (row.token, row.beat))).collect())
     }
 
     /// Watches the members until it is certain that none of them lives, and returns those that are listed although they are dead;
@@ -176,7 +175,7 @@ impl<R> Group<R> {
             return Ok(None);
         }
         let (db, env) = (&self.context.db, self.context.env());
-        let read = async || db.run(async |tx| self.members(&tx, Isolation::Snapshot).await).await;
+        let read = async || db.run(async |tx| self.members(&tx).await).await;
         let first = read().await?;
         let deadline = env.now().saturating_add(NodeOptions::default().expiry);
         let mut seen = first.clone();
@@ -196,7 +195,7 @@ impl<R> Group<R> {
     /// between finds the group as it is then.
     async fn check_members(&self, tx: &Transaction, dead: Option<&Beats>) -> Result<()> {
         let Some(dead) = dead else { return Ok(()) };
-        let members = self.members(tx, Isolation::Snapshot).await?;
+        let members = self.members(tx).await?;
         // Those that are dead do not beat; others may, and must not make this fail.
         let alive = members.iter().filter(|(node, beat)| dead.get(node) != Some(beat)).count();
         if alive > 0 {

@@ -26,8 +26,8 @@
 //! # Cost
 //!
 //! A batch costs a read and, unless the observer writes the checkpoint with its own effects, a small write. While nothing
-//! comes, one watcher per process looks for rows ([`watcher`]); each node makes one round of balancing per interval and group,
-//! of three reads; and each shard of documents is read once per [`ConsumerOptions::poll_interval`]. After rows have come into other shards of
+//! comes, one watcher per process looks for rows ([`watcher`]), and one shard of documents is read per
+//! [`ConsumerOptions::poll_interval`], whatever the number of groups and shards. After rows have come into other shards of
 //! the notification feed, a shard without rows puts down its position once, because tombstones wait for it.
 
 mod admin;

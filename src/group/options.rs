@@ -103,9 +103,9 @@ pub struct ConsumerOptions {
     pub retry: RetryPolicy,
     /// What becomes of rows for which no attempt of a round has succeeded. Default: they are tried on.
     pub failure: FailurePolicy,
-    /// How often each shard is looked at although nothing was told of it, give or take a quarter: one read of one shard. Shards
-    /// of notifications are read so only if the watcher of the process, which looks at the heads of all of them each second, has
-    /// not looked since. Default: 1 min.
+    /// How often a shard is looked at although nothing was told of it, give or take a quarter: one read of one shard. A shard of
+    /// notifications is read so only if the watcher of the process, which looks for rows of all of them each second, has not
+    /// looked since; the shards of documents on which a process works share the interval, and come to their turns. Default: 1 min.
     pub poll_interval: Duration,
     /// After how long without getting on, while rows wait, a shard is reported as stuck; and again each time as long after.
     /// Default: 1 min.

@@ -353,7 +353,7 @@ where
     /// Completes when there may be rows, or it is time to look.
     async fn wait(&mut self) {
         let env = self.env().clone();
-        let interval = self.consuming.options.poll_interval.mul_f64(0.75 + env.random_fraction() / 2.0);
+        let interval = self.poll_interval().mul_f64(0.75 + env.random_fraction() / 2.0);
         let mut poll = env.now().saturating_add(interval);
         let mut looks = self.right.context.arrivals.looks();
         loop {
@@ -379,6 +379,17 @@ where
                 }
             }
         }
+    }
+
+    /// How often to look for rows that nothing has told of. Shards of documents share the polls of one: notifications tell of
+    /// their rows, and a process that works on many must not ask the store more often for it.
+    fn poll_interval(&self) -> Duration {
+        let interval = self.consuming.options.poll_interval;
+        if self.consuming.group.instance().is_none() {
+            return interval;
+        }
+        let sharers = self.right.context.arrivals.documents();
+        interval.saturating_mul(u32::try_from(sharers).unwrap_or(u32::MAX).max(1))
     }
 
     /// Whether the watcher, as long as it looks, sees the shard without new rows. It knows nothing of documents.

@@ -147,7 +147,7 @@ impl<R> Group<R> {
             created_ms: row.created_ms,
             idle_expiry_ms: Some(row.expiry_ms).filter(|ms| *ms > 0),
             idle_ms: idle.map_or(Ok(0), |value| milliseconds(&value))?,
-            members: self.members(tx, Isolation::Snapshot).await?.into_keys().collect(),
+            members: self.members(tx).await?.into_keys().collect(),
             shards: shards.into_values().collect(),
             has_dead_letters: !tx.get_range(&letter, Isolation::Snapshot).await?.rows.is_empty(),
         })

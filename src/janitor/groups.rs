@@ -9,7 +9,8 @@ use std::{collections::BTreeMap, time::Duration};
 use super::Pass;
 use crate::{
     error::{Error, Result},
-    keys::{GroupId, GroupRow, NodeId, NodeRow},
+    keys::{GroupId, GroupRow, NodeId},
+    lease::{changed, nodes, roles},
     store::{Isolation, RangeRead, Transaction},
 };
 
@@ -30,15 +31,15 @@ impl Pass<'_> {
         let passed = members.seen.map_or(Duration::ZERO, |seen| now.saturating_sub(seen));
         let passed_ms = u64::try_from(passed.as_millis()).unwrap_or(u64::MAX);
         let keys = &self.context.keys;
-        let nodes = self.read(async |tx| tx.all_rows(keys.nodes(), Isolation::Snapshot).await).await?;
+        let (nodes, mut roles) =
+            self.read(async |tx| Ok((nodes(&tx, keys).await?, roles(&tx, keys).await?))).await?;
         let mut beats = BTreeMap::new();
         let mut living = Vec::new();
-        for (key, value) in &nodes {
-            let (node, row) = (keys.node_of(key)?, NodeRow::from_bytes(value)?);
+        for (node, row) in nodes {
             let beat = (row.token, row.beat);
             // In the first pass nothing is known, so all of them may live.
             if members.seen.is_none() || members.beats.get(&node) != Some(&beat) {
-                living.push(row.roles);
+                living.push(roles.remove(&node).unwrap_or_default());
             }
             beats.insert(node, beat);
         }
@@ -111,6 +112,7 @@ impl Pass<'_> {
         for range in keys.whole_group(group) {
             tx.clear_range(&range);
         }
+        changed(tx, keys);
         Ok(true)
     }
 }

@@ -1,5 +1,8 @@
-//! Families 4, 5, 6 and 8: the rows of a feed, where the newest row of an id stands, where the last row of a shard does,
-//! and from where on a reader misses nothing.
+//! Families 4, 5, 6, 8 and 15: the rows of a feed, where the newest row of an id stands, where the last row of a shard does,
+//! from where on a reader misses nothing, and when anything was last appended.
+//!
+//! The pulse is what readers look at while nothing happens: a few keys, whatever the number of shards, over which the shards
+//! are spread so that none of them is hot.
 
 use bytes::Bytes;
 
@@ -10,6 +13,9 @@ use crate::{
     event::DbInstance,
     store::{KeyRange, key_after},
 };
+
+/// How many keys the pulse of a feed has.
+const PULSE_KEYS: u64 = 8;
 
 /// Which feed: `n`, or `d` and 16 bytes. They are stored and never change.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -144,13 +150,28 @@ impl Keys {
         KeyRange { begin: self.head(feed, first).into(), end: key_after(&self.head(feed, last)) }
     }
 
+    /// The key of the pulse of `feed` that a transaction moves, to its versionstamp, whose last row goes to `shard`.
+    pub fn pulse(&self, feed: &FeedId, shard: ShardId) -> Vec<u8> {
+        self.pack(&(family::PULSE, feed.bytes(), shard.0 % PULSE_KEYS))
+    }
+
+    /// The keys of the pulse of `feed`, whether they are there or not.
+    pub fn pulse_keys(&self, feed: &FeedId) -> impl Iterator<Item = Vec<u8>> {
+        (0..PULSE_KEYS).map(move |number| self.pulse(feed, ShardId(number)))
+    }
+
+    /// The pulse of `feed`.
+    pub fn pulses(&self, feed: &FeedId) -> KeyRange {
+        self.range(&(family::PULSE, feed.bytes()))
+    }
+
     /// The key of the oldest position from which a reader of `feed` misses nothing.
     pub fn horizon(&self, feed: &FeedId) -> Vec<u8> {
         self.pack(&(family::HORIZON, feed.bytes()))
     }
 
     /// Everything that is kept of `feed`, its groups included.
-    pub fn whole_feed(&self, feed: &FeedId) -> [KeyRange; 7] {
+    pub fn whole_feed(&self, feed: &FeedId) -> [KeyRange; 8] {
         let range = |number: u16| self.range(&(number, feed.bytes()));
         let [groups, leases] = self.groups_of_feed(feed);
         [
@@ -159,6 +180,7 @@ impl Keys {
             range(family::ENTRY),
             range(family::NEWEST),
             range(family::HEAD),
+            self.pulses(feed),
             self.topologies(feed),
             KeyRange::key(&self.horizon(feed)),
         ]
@@ -196,6 +218,9 @@ mod tests {
         assert_eq!(keys.head_shard(&keys.head(&feed, ShardId(9))).unwrap(), ShardId(9));
         assert!(keys.head_shard(&keys.newest(&feed, b"db")).is_err());
         assert_eq!(keys.horizon(&feed), [b'p', 0x15, 8, 0x01, b'n', 0]);
+        assert_eq!(keys.pulse(&feed, ShardId(9)), [b'p', 0x15, 15, 0x01, b'n', 0, 0x15, 1]);
+        let pulses: Vec<_> = keys.pulse_keys(&feed).collect();
+        assert!(pulses.len() == 8 && pulses.iter().all(|key| keys.pulses(&feed).contains(key)));
     }
 
     #[test]
@@ -219,6 +244,7 @@ mod tests {
                 keys.shard_rows(feed, ShardId(1)).row(at(1, 0)),
                 keys.newest(feed, b"db"),
                 keys.head(feed, ShardId(1)),
+                keys.pulse(feed, ShardId(1)),
                 keys.topology(feed, at(1, 0)),
                 keys.horizon(feed),
             ]

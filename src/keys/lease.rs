@@ -1,7 +1,9 @@
-//! Family 11: who owns a resource, and who asks for it.
+//! Families 11 and 14: who owns a resource, who asks for it, and how often any of that has changed.
 //!
 //! A request stands in a key of its own beside the lease: work on the resource has the lease in its read-conflict set, and
 //! must not fail because somebody asks.
+//!
+//! The count of changes tells a node with one read that nothing has changed, whatever the number of pools and resources.
 
 use super::{CELL, Keys, NodeId, family};
 use crate::{
@@ -103,6 +105,12 @@ impl Keys {
         self.pack(&(family::LEASE, CELL, pool, resource, part::REQUEST))
     }
 
+    /// The key of the count of changes: 8 bytes, little-endian. Every transaction adds to it that changes leases, requests, the
+    /// resources of a pool or the roles of a node.
+    pub fn lease_changes(&self) -> Vec<u8> {
+        self.pack(&(family::LEASE_CHANGES, CELL))
+    }
+
     /// All leases of `pool`, and the requests for them.
     pub fn leases(&self, pool: &str) -> KeyRange {
         self.range(&(family::LEASE, CELL, pool))
@@ -155,6 +163,7 @@ mod tests {
             assert!(keys.leases("partition").contains(key) && keys.all_leases().contains(key));
             assert!(!keys.leases("part").contains(key));
         }
+        assert_eq!(keys.lease_changes(), b"p\x15\x0e\x02main\x00");
     }
 
     #[test]

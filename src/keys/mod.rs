@@ -17,7 +17,8 @@
 //! | 7 | topology | feed, incarnation, versionstamp | closed, token, scheme and shard ids | as long as a shard of it has rows |
 //! | 8 | horizon | feed | sequence | as long as the feed, once rows were dropped |
 //! | 9 | ddoc | name, instance, ddoc id | sequence | as long as the database |
-//! | 10 | node | cell, node id | beat, token, start, roles | as long as the node lives |
+//! | 10 | node | cell, 0, node id | beat, token, start | as long as the node lives |
+//! | 10 | roles | cell, 1, node id | roles | as long as the node lives |
 //! | 11 | lease | cell, pool, resource, 0 | epoch, owner | as long as the resource |
 //! | 11 | request | cell, pool, resource, 1 | node, epoch | from the asking to the handover |
 //! | 12 | group | feed, 0, group | token, generation, start, creation, expiry | as long as the group |
@@ -27,6 +28,8 @@
 //! | 12 | progress | feed, 3, group, 1, shard | milliseconds since 1970 | as the checkpoint |
 //! | 12 | trouble | feed, 3, group, 2, shard | flags, attempts, time, error | as the checkpoint, once something went wrong |
 //! | 13 | age mark | milliseconds that janitors have worked | sequence | until the retention has passed twice |
+//! | 14 | lease changes | cell | 8 bytes, little-endian | as long as the bus |
+//! | 15 | pulse | feed, 0 to 7 | versionstamp of the last append or reshard that moved it | as long as the feed |
 //!
 //! Three families share number 1, so that a notifier reads all that waits for it in one range; the number after the
 //! instance tells them apart. Two share number 11, so that a node reads who owns and who asks in one range.
@@ -60,8 +63,8 @@ pub(crate) use feed::{FeedId, RowSpace, sequence_operand};
 pub use group::{GROUP_NAME_LEN_MAX, GroupName};
 pub(crate) use group::{GroupId, GroupRow};
 pub(crate) use lease::{Lease, LeaseRow, Owner, Request};
-pub(crate) use node::NodeRow;
 pub use node::{NodeId, Role};
+pub(crate) use node::{NodeRow, Roles};
 pub(crate) use partition::{FoldMark, Partition};
 pub(crate) use topology::{Layout, SHARDS_MAX, TopologyRow};
 
@@ -87,6 +90,8 @@ mod family {
     pub const LEASE: u16 = 11;
     pub const CHECKPOINT: u16 = 12;
     pub const AGE: u16 = 13;
+    pub const LEASE_CHANGES: u16 = 14;
+    pub const PULSE: u16 = 15;
 }
 
 /// The cell of all nodes and leases: those who divide the work of a bus among them. The name has its place in the keys so

@@ -1,7 +1,8 @@
-//! Family 10: the nodes that live.
+//! Family 10: the nodes that live, and what they do.
 //!
-//! A row is written by its node alone, at every heartbeat; another node removes it once it has seen no beat for long
-//! enough. It must be cheap to read, because every node reads all rows again and again.
+//! A node's row is written by the node alone, at every heartbeat; another node removes it once it has seen no beat for long
+//! enough. It must be small, because every node reads all rows again and again; so the roles, which can be many and seldom
+//! change, stand in a key of their own. A change of them is counted as one of leases is.
 
 use std::{borrow::Cow, collections::BTreeSet, fmt, str::FromStr};
 
@@ -14,6 +15,12 @@ use crate::{
     error::{Error, Result},
     store::KeyRange,
 };
+
+/// The second element of a key, after the cell: what the row says of the node.
+mod part {
+    pub const BEAT: u16 = 0;
+    pub const ROLES: u16 = 1;
+}
 
 /// The longest role, in bytes.
 const ROLE_LEN_MAX: usize = 256;
@@ -99,8 +106,8 @@ impl fmt::Display for Role {
     }
 }
 
-/// What a node tells of itself.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// What a node tells of itself, but for its roles.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NodeRow {
     /// How often it has written the row. Others see by it that the node lives, whatever their clocks say.
     pub beat: u64,
@@ -108,18 +115,32 @@ pub(crate) struct NodeRow {
     pub token: [u8; 16],
     /// When it joined, in milliseconds since 1970; for people.
     pub started_ms: u64,
-    /// What it does.
-    pub roles: BTreeSet<Role>,
 }
 
 impl NodeRow {
-    /// The stored form: beat (8 bytes), token (16), start (8), number of roles (2), and each role behind its length (2).
+    /// The stored form: beat (8 bytes), token (16), start (8).
+    pub fn to_bytes(self) -> Vec<u8> {
+        [&self.beat.to_be_bytes()[..], &self.token, &self.started_ms.to_be_bytes()].concat()
+    }
+
+    /// The row stored as `bytes`.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        let mut reader = Reader::new("node", bytes);
+        let row = Self { beat: reader.u64()?, token: reader.bytes16()?, started_ms: reader.u64()? };
+        reader.finish()?;
+        Ok(row)
+    }
+}
+
+/// The roles of a node.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Roles(pub BTreeSet<Role>);
+
+impl Roles {
+    /// The stored form: each role behind its length (2 bytes).
     pub fn to_bytes(&self) -> Vec<u8> {
-        let count = u16::try_from(self.roles.len()).expect("roles are limited");
-        let mut bytes =
-            [&self.beat.to_be_bytes()[..], &self.token, &self.started_ms.to_be_bytes(), &count.to_be_bytes()]
-                .concat();
-        for role in &self.roles {
+        let mut bytes = Vec::new();
+        for role in &self.0 {
             let len = u16::try_from(role.0.len()).expect("names of roles are limited");
             bytes.extend_from_slice(&len.to_be_bytes());
             bytes.extend_from_slice(role.0.as_bytes());
@@ -127,38 +148,46 @@ impl NodeRow {
         bytes
     }
 
-    /// The row stored as `bytes`.
+    /// The roles stored as `bytes`.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
-        let mut reader = Reader::new("node", bytes);
-        let (beat, token, started_ms) = (reader.u64()?, reader.bytes16()?, reader.u64()?);
-        let count = reader.u16()?;
+        let mut reader = Reader::new("roles", bytes);
         let mut roles = BTreeSet::new();
-        for _ in 0..count {
+        while !reader.is_empty() {
             let role = Role::new(reader.text()?).map_err(|error| reader.corrupt(error.to_string()))?;
             if roles.last().is_some_and(|last| *last >= role) {
-                return Err(reader.corrupt("its roles are not in order"));
+                return Err(reader.corrupt("they are not in order"));
             }
             roles.insert(role);
         }
-        reader.finish()?;
-        Ok(Self { beat, token, started_ms, roles })
+        Ok(Self(roles))
     }
 }
 
 impl Keys {
     /// The key of the row of `node`.
     pub fn node(&self, node: NodeId) -> Vec<u8> {
-        self.pack(&(family::NODE, CELL, &node.0[..]))
+        self.pack(&(family::NODE, CELL, part::BEAT, &node.0[..]))
     }
 
     /// The rows of all nodes.
     pub fn nodes(&self) -> KeyRange {
-        self.range(&(family::NODE, CELL))
+        self.range(&(family::NODE, CELL, part::BEAT))
     }
 
-    /// Whose row has the key `key`.
+    /// The key of the roles of `node`.
+    pub fn roles(&self, node: NodeId) -> Vec<u8> {
+        self.pack(&(family::NODE, CELL, part::ROLES, &node.0[..]))
+    }
+
+    /// The roles of all nodes. There may be some of a node that is gone, which mean nothing.
+    pub fn all_roles(&self) -> KeyRange {
+        self.range(&(family::NODE, CELL, part::ROLES))
+    }
+
+    /// Whose row, or roles, have the key `key`.
     pub fn node_of(&self, key: &[u8]) -> Result<NodeId> {
-        let (number, _, id): (u16, String, foundationdb_tuple::Bytes<'_>) = self.unpack("node", key)?;
+        let (number, _, _, id): (u16, String, u16, foundationdb_tuple::Bytes<'_>) =
+            self.unpack("node", key)?;
         match id[..].try_into() {
             Ok(id) if number == family::NODE => Ok(NodeId(id)),
             _ => Err(Error::corrupt("node", "its key is not that of a node")),
@@ -174,40 +203,34 @@ mod tests {
 
     #[test]
     fn golden_bytes() {
-        let row =
-            NodeRow { beat: 3, token: [8; 16], started_ms: 258, roles: [Role::NOTIFIER, Role::HTTP].into() };
-        let golden = [
-            &[0, 0, 0, 0, 0, 0, 0, 3][..],
-            &[8; 16],
-            &[0, 0, 0, 0, 0, 0, 1, 2],
-            &[0, 2],
-            b"\x00\x04http",
-            b"\x00\x08notifier",
-        ]
-        .concat();
+        let row = NodeRow { beat: 3, token: [8; 16], started_ms: 258 };
+        let golden = [&[0, 0, 0, 0, 0, 0, 0, 3][..], &[8; 16], &[0, 0, 0, 0, 0, 0, 1, 2]].concat();
         assert_eq!(row.to_bytes(), golden);
         assert_eq!(NodeRow::from_bytes(&golden).unwrap(), row);
+        let roles = Roles([Role::NOTIFIER, Role::HTTP].into());
+        let golden = b"\x00\x04http\x00\x08notifier";
+        assert_eq!(roles.to_bytes(), golden);
+        assert_eq!(Roles::from_bytes(golden).unwrap(), roles);
 
         let keys = Keys::new(b"p").unwrap();
         let id = NodeId([7; 16]);
         let key = keys.node(id);
-        assert_eq!(key, [&b"p\x15\x0a\x02main\x00\x01"[..], &[7; 16], b"\x00"].concat());
-        assert_eq!(keys.node_of(&key).unwrap(), id);
-        assert!(keys.nodes().contains(&key));
-        assert!(keys.node_of(b"p\x15\x0a\x02main\x00\x01\x07\x00").is_err());
+        assert_eq!(key, [&b"p\x15\x0a\x02main\x00\x14\x01"[..], &[7; 16], b"\x00"].concat());
+        assert!(keys.nodes().contains(&key) && !keys.all_roles().contains(&key));
+        let key_of_roles = keys.roles(id);
+        assert_eq!(key_of_roles, [&b"p\x15\x0a\x02main\x00\x15\x01\x01"[..], &[7; 16], b"\x00"].concat());
+        assert!(keys.all_roles().contains(&key_of_roles) && !keys.nodes().contains(&key_of_roles));
+        for key in [key, key_of_roles] {
+            assert_eq!(keys.node_of(&key).unwrap(), id);
+        }
+        assert!(keys.node_of(b"p\x15\x0a\x02main\x00\x14\x01\x07\x00").is_err());
     }
 
     #[test]
     fn contradictory_bytes_are_refused() {
-        let head = [0; 32];
-        for tail in [
-            &b"\x00\x01"[..],
-            b"\x00\x00\x00",
-            b"\x00\x01\x00\x00",
-            b"\x00\x02\x00\x01b\x00\x01a",
-            b"\x00\x02\x00\x01a\x00\x01a",
-        ] {
-            assert!(NodeRow::from_bytes(&[&head[..], tail].concat()).is_err(), "{tail:?}");
+        assert!(NodeRow::from_bytes(&[0; 31]).is_err() && NodeRow::from_bytes(&[0; 33]).is_err());
+        for bytes in [&b"\x00"[..], b"\x00\x00", b"\x00\x02a", b"\x00\x01b\x00\x01a", b"\x00\x01a\x00\x01a"] {
+            assert!(Roles::from_bytes(bytes).is_err(), "{bytes:?}");
         }
     }
 
@@ -227,8 +250,10 @@ mod tests {
             roles in proptest::collection::btree_set("[a-z/]{1,20}", 0..5),
         ) {
             let roles = roles.into_iter().map(|role| Role::new(role).unwrap()).collect();
-            let row = NodeRow { beat, token, started_ms, roles };
+            let row = NodeRow { beat, token, started_ms };
             prop_assert_eq!(NodeRow::from_bytes(&row.to_bytes()).unwrap(), row);
+            let roles = Roles(roles);
+            prop_assert_eq!(Roles::from_bytes(&roles.to_bytes()).unwrap(), roles);
         }
     }
 }

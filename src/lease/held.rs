@@ -5,6 +5,7 @@ use std::sync::Arc;
 use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 
+use super::glance::changed;
 use crate::{
     error::{Error, Result},
     keys::{Keys, Lease, Owner},
@@ -51,15 +52,22 @@ impl Held {
 const RELEASES_MAX: usize = 500;
 
 /// Gives those of `leases` back that are still held. Their epochs stay.
-pub(super) async fn release(db: &Database, leases: &[Held]) -> Result<()> {
+pub(super) async fn release(db: &Database, keys: &Keys, leases: &[Held]) -> Result<()> {
     for leases in leases.chunks(RELEASES_MAX) {
         db.run(async |tx| {
+            let mut is_any_held = false;
             for lease in leases {
                 match lease.check(&tx).await {
-                    Ok(()) => tx.set(&lease.key, &Lease { epoch: lease.epoch, owner: None }.to_bytes()),
+                    Ok(()) => {
+                        tx.set(&lease.key, &Lease { epoch: lease.epoch, owner: None }.to_bytes());
+                        is_any_held = true;
+                    }
                     Err(Error::LeaseLost { .. }) => {}
                     Err(error) => return Err(error),
                 }
+            }
+            if is_any_held {
+                changed(&tx, keys);
             }
             Ok(())
         })
@@ -141,9 +149,10 @@ mod tests {
         assert!(matches!(lost, Error::LeaseLost { held: 1, found: 2, .. }), "{lost}");
         assert!(lost.to_string().contains("work 1"), "{lost}");
 
-        release(&db, std::slice::from_ref(&first)).await.unwrap();
+        let keys = Keys::new(b"p").unwrap();
+        release(&db, &keys, std::slice::from_ref(&first)).await.unwrap();
         db.run(async |tx| second.check(&tx).await).await.unwrap();
-        release(&db, &[first, second.clone()]).await.unwrap();
+        release(&db, &keys, &[first, second.clone()]).await.unwrap();
         let stored = db.begin().get(&second.key, Isolation::Snapshot).await.unwrap().unwrap();
         let released = Lease { epoch: 2, owner: None };
         assert_eq!(Lease::from_bytes(&stored).unwrap(), released, "a released lease keeps its epoch");

@@ -19,11 +19,15 @@ use tokio::{
     task::JoinSet,
 };
 
-use super::{NodeOptions, sightings::Sightings};
+use super::{
+    NodeOptions,
+    glance::{self, Glance, changed},
+    sightings::Sightings,
+};
 use crate::{
     env::Env,
     error::{Error, Result},
-    keys::{Keys, NodeId, NodeRow, Role},
+    keys::{Keys, NodeId, NodeRow, Role, Roles},
     stats::Stats,
     store::{Database, Isolation, RetryPolicy, Transaction},
 };
@@ -31,18 +35,18 @@ use crate::{
 /// Commands that wait for the heartbeat; who gives one more waits.
 const COMMANDS_MAX: usize = 16;
 
-/// The most roles of a node: its row must have room for them.
+/// The most roles of a node: one value must have room for them.
 const ROLES_MAX: usize = 300;
 
 /// How the node stands: the token under which it takes part, or `None` while it has fallen out.
 pub(super) type Standing = Option<[u8; 16]>;
 
 /// Roles, shared by the heartbeat and those who have them.
-type Roles = Arc<Mutex<BTreeSet<Role>>>;
+type SharedRoles = Arc<Mutex<BTreeSet<Role>>>;
 
-/// The roles. A panic elsewhere cannot leave them half changed, so a poisoned lock is fine.
-fn lock(roles: &Mutex<BTreeSet<Role>>) -> MutexGuard<'_, BTreeSet<Role>> {
-    roles.lock().unwrap_or_else(PoisonError::into_inner)
+/// Locks `mutex`. A panic elsewhere cannot leave what it guards half changed, so a poisoned lock is fine.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A node, as its own process knows it. Dropping it ends the heartbeat at once: others take it for dead after a while.
@@ -58,17 +62,19 @@ pub(crate) struct Member {
     /// How it lives.
     pub(super) options: NodeOptions,
     /// What it does.
-    roles: Roles,
+    roles: SharedRoles,
     /// Tells the heartbeat what to do.
     commands: mpsc::Sender<Command>,
     /// How it stands.
     standing: watch::Receiver<Standing>,
     /// Tells its workers to end.
     stop: watch::Sender<bool>,
-    /// How many workers it has.
-    workers: watch::Sender<usize>,
-    /// The heartbeat.
-    _heart: JoinSet<()>,
+    /// How often each of its workers wants to know of changes.
+    workers: watch::Sender<Vec<Duration>>,
+    /// What was last seen of the other nodes.
+    glances: watch::Receiver<Option<Arc<Glance>>>,
+    /// The heartbeat, and the task that looks at the other nodes.
+    tasks: Mutex<JoinSet<()>>,
 }
 
 /// What the heartbeat is told to do.
@@ -83,7 +89,7 @@ enum Command {
 #[derive(Debug)]
 pub(crate) struct RoleGuard {
     /// The roles of the node.
-    roles: Roles,
+    roles: SharedRoles,
     /// This one.
     role: Role,
 }
@@ -95,11 +101,19 @@ impl Drop for RoleGuard {
 }
 
 /// A worker of a node, until it is dropped.
-pub(super) struct WorkerGuard(watch::Sender<usize>);
+pub(super) struct WorkerGuard {
+    /// How often each worker of the node wants to know of changes.
+    workers: watch::Sender<Vec<Duration>>,
+    /// How often this one does.
+    interval: Duration,
+}
 
 impl Drop for WorkerGuard {
     fn drop(&mut self) {
-        self.0.send_modify(|count| *count -= 1);
+        self.workers.send_modify(|intervals| {
+            let place = intervals.iter().position(|interval| *interval == self.interval);
+            intervals.swap_remove(place.expect("it was added"));
+        });
     }
 }
 
@@ -114,7 +128,7 @@ impl Member {
     ) -> Result<Arc<Self>> {
         options.check()?;
         let id = options.id.unwrap_or_else(|| NodeId::random(db.env()));
-        let roles = Roles::default();
+        let roles = SharedRoles::default();
         let (commands, received) = mpsc::channel(COMMANDS_MAX);
         let (standing, observed) = watch::channel(None);
         let mut heart = Heart {
@@ -124,7 +138,8 @@ impl Member {
             options: options.clone(),
             roles: Arc::clone(&roles),
             standing,
-            row: NodeRow { beat: 0, token: draw(db.env()), started_ms: 0, roles: BTreeSet::new() },
+            row: NodeRow { beat: 0, token: draw(db.env()), started_ms: 0 },
+            told: Roles::default(),
             beaten: db.env().now(),
             strangers: Sightings::default(),
         };
@@ -139,8 +154,10 @@ impl Member {
             known = true;
             db.env().sleep(options.heartbeat).await;
         }
-        let mut task = JoinSet::new();
-        task.spawn(heart.run(received));
+        let mut tasks = JoinSet::new();
+        tasks.spawn(heart.run(received));
+        let (workers, (seen, glances)) = (watch::Sender::new(Vec::new()), watch::channel(None));
+        tasks.spawn(glance::look(db.clone(), keys.clone(), workers.subscribe(), seen));
         Ok(Arc::new(Self {
             id,
             db: db.clone(),
@@ -151,8 +168,9 @@ impl Member {
             commands,
             standing: observed,
             stop: watch::Sender::new(false),
-            workers: watch::Sender::new(0),
-            _heart: task,
+            workers,
+            glances,
+            tasks: Mutex::new(tasks),
         }))
     }
 
@@ -190,8 +208,12 @@ impl Member {
     pub async fn leave(&self) -> Result<()> {
         self.stop.send_replace(true);
         let mut workers = self.workers.subscribe();
-        workers.wait_for(|count| *count == 0).await.expect("the sender is in self");
-        self.command(Command::Leave).await
+        workers.wait_for(Vec::is_empty).await.expect("the sender is in self");
+        let left = self.command(Command::Leave).await;
+        // Whoever has left may close the store at once, and open it again.
+        let mut tasks = std::mem::take(&mut *lock(&self.tasks));
+        tasks.shutdown().await;
+        left
     }
 
     /// What came of starting a role for which the node has joined: if that failed, it leaves.
@@ -223,10 +245,15 @@ impl Member {
         self.stop.subscribe()
     }
 
-    /// Counts a worker.
-    pub(super) fn add_worker(&self) -> WorkerGuard {
-        self.workers.send_modify(|count| *count += 1);
-        WorkerGuard(self.workers.clone())
+    /// Counts a worker that wants to know of changes once per `interval`.
+    pub(super) fn add_worker(&self, interval: Duration) -> WorkerGuard {
+        self.workers.send_modify(|intervals| intervals.push(interval));
+        WorkerGuard { workers: self.workers.clone(), interval }
+    }
+
+    /// What was last seen of the other nodes, to be watched.
+    pub(super) fn glances(&self) -> watch::Receiver<Option<Arc<Glance>>> {
+        self.glances.clone()
     }
 }
 
@@ -257,11 +284,13 @@ struct Heart {
     /// How it lives.
     options: NodeOptions,
     /// What it does.
-    roles: Roles,
+    roles: SharedRoles,
     /// How it stands.
     standing: watch::Sender<Standing>,
     /// What it has last written, or the token under which it has.
     row: NodeRow,
+    /// The roles that it has last written.
+    told: Roles,
     /// When it began to write that.
     beaten: Duration,
     /// The row of another process under its id, if it has seen one.
@@ -317,8 +346,8 @@ impl Heart {
                     () = env.sleep(left) => None,
                 };
                 match beaten {
-                    Some(Some(row)) => {
-                        self.row = row;
+                    Some(Some((row, roles))) => {
+                        (self.row, self.told) = (row, roles);
                         self.beaten = began;
                         return Ok(());
                     }
@@ -336,19 +365,28 @@ impl Heart {
     }
 
     /// Writes the next beat; returns it, or `None` if the row is not that of this process any more.
-    async fn beat(&self) -> Result<Option<NodeRow>> {
-        let roles = lock(&self.roles).clone();
-        let row = NodeRow { beat: self.row.beat + 1, roles, ..self.row.clone() };
+    async fn beat(&self) -> Result<Option<(NodeRow, Roles)>> {
+        let roles = Roles(lock(&self.roles).clone());
+        let row = NodeRow { beat: self.row.beat + 1, ..self.row };
         let key = self.keys.node(self.id);
         let policy = self.policy();
         let beaten = self.db.run_with(&policy, async |tx| {
             let is_mine = read(&tx, &key).await?.is_some_and(|found| found.token == row.token);
             if is_mine {
                 tx.set(&key, &row.to_bytes());
+                if roles != self.told {
+                    self.tell_roles(&tx, &roles);
+                }
             }
             Ok(is_mine)
         });
-        Ok(beaten.await?.then_some(row))
+        Ok(beaten.await?.then_some((row, roles)))
+    }
+
+    /// Writes the roles, and has others look at them.
+    fn tell_roles(&self, tx: &Transaction, roles: &Roles) {
+        tx.set(&self.keys.roles(self.id), &roles.to_bytes());
+        changed(tx, &self.keys);
     }
 
     /// Tells the workers that the node does not take part any more.
@@ -362,8 +400,8 @@ impl Heart {
     async fn claim(&mut self) -> Result<Option<bool>> {
         let env = self.db.env().clone();
         let (known, token, began) = (self.row.token, draw(&env), env.now());
-        let roles = lock(&self.roles).clone();
-        let row = NodeRow { beat: 1, token, started_ms: env.wall_ms(), roles };
+        let roles = Roles(lock(&self.roles).clone());
+        let row = NodeRow { beat: 1, token, started_ms: env.wall_ms() };
         let key = self.keys.node(self.id);
         let strangers = &self.strangers;
         let (expiry, policy) = (self.options.expiry, self.policy());
@@ -375,6 +413,7 @@ impl Heart {
                 Some(stranger) if strangers.age(&(), &stranger, began) < expiry => Ok(Some(stranger)),
                 _ => {
                     tx.set(&key, &row.to_bytes());
+                    self.tell_roles(&tx, &roles);
                     Ok(None)
                 }
             }
@@ -384,7 +423,7 @@ impl Heart {
             self.strangers.adopt([((), stranger)], env.now());
             return Ok(Some(changed));
         }
-        self.row = row;
+        (self.row, self.told) = (row, roles);
         self.beaten = began;
         self.standing.send_replace(Some(token));
         Ok(None)
@@ -397,6 +436,7 @@ impl Heart {
         let left = self.db.run(async |tx| {
             if read(&tx, &key).await?.is_some_and(|found| found.token == self.row.token) {
                 tx.clear(&key);
+                tx.clear(&self.keys.roles(self.id));
             }
             Ok(())
         });

@@ -11,7 +11,8 @@
 //! event. Heartbeats and requests have keys of their own and make no work fail.
 //!
 //! A **worker** ([`Worker`]) balances the leases of a pool among the nodes that have its role, and runs the work
-//! ([`Work`]) of those that it holds. In a round it reads nodes and leases, decides, and writes, all in one transaction:
+//! ([`Work`]) of those that it holds. In a round it reads nodes and leases, decides, and writes, all in one transaction.
+//! While rounds find nothing to do, the node only glances ([`glance`]), once for all of its workers:
 //!
 //! ```text
 //!              none owns it, its owner is gone            a node asks for it
@@ -33,6 +34,7 @@
 //! 4. A node that falls out (it could not beat in time, or its row is gone) ends all its work before it goes on anew.
 
 mod balance;
+mod glance;
 mod held;
 mod member;
 mod options;
@@ -41,9 +43,10 @@ mod sightings;
 mod status;
 mod worker;
 
+pub(crate) use glance::changed;
 pub(crate) use held::{Held, Stop, Work};
 pub(crate) use member::{Member, RoleGuard};
 pub use options::{BalanceOptions, NodeOptions};
 pub use status::NodeStatus;
-pub(crate) use status::statuses;
+pub(crate) use status::{nodes, roles, statuses};
 pub(crate) use worker::{Pool, Worker};

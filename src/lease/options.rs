@@ -45,7 +45,8 @@ impl NodeOptions {
 /// of its own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BalanceOptions {
-    /// How often it compares its part with that of others. Default: 3 s.
+    /// How often it looks whether it has to compare its part with that of others, and does so while there is something to do.
+    /// Default: 3 s.
     pub interval: Duration,
     /// How long it waits for an owner that it has asked for a lease, before it takes the lease anyway; and how long its own
     /// work has to end when it is asked. Default: 10 s.

@@ -65,6 +65,20 @@ pub(super) struct Plan {
     pub waits: bool,
 }
 
+impl Plan {
+    /// Whether there is nothing to do, and nothing to wait for.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Whether leases or requests change by it.
+    pub fn writes(&self) -> bool {
+        [&self.acquire, &self.ask, &self.forget, &self.release, &self.gone]
+            .iter()
+            .any(|part| !part.is_empty())
+    }
+}
+
 /// How a resource stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Standing {

@@ -1,12 +1,12 @@
 //! [`NodeStatus`]: what the rows of nodes and leases say, for people.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
 use crate::{
     error::Result,
-    keys::{Keys, LeaseRow, NodeId, NodeRow, Role},
+    keys::{Keys, LeaseRow, NodeId, NodeRow, Role, Roles},
     store::{Database, Isolation, Transaction},
 };
 
@@ -37,9 +37,10 @@ pub(crate) async fn statuses(db: &Database, keys: &Keys) -> Result<Vec<NodeStatu
                 *leases.entry(owner.node).or_default().entry(pool).or_default() += 1;
             }
         }
+        let mut roles = roles(&tx, keys).await?;
         let nodes = nodes(&tx, keys).await?.into_iter().map(|(id, row)| NodeStatus {
             id,
-            roles: row.roles.into_iter().collect(),
+            roles: roles.remove(&id).unwrap_or_default().into_iter().collect(),
             beat: row.beat,
             started_ms: row.started_ms,
             leases: leases.remove(&id).unwrap_or_default(),
@@ -50,7 +51,14 @@ pub(crate) async fn statuses(db: &Database, keys: &Keys) -> Result<Vec<NodeStatu
 }
 
 /// The rows of all nodes, read so that they make nothing fail.
-pub(super) async fn nodes(tx: &Transaction, keys: &Keys) -> Result<BTreeMap<NodeId, NodeRow>> {
+pub(crate) async fn nodes(tx: &Transaction, keys: &Keys) -> Result<BTreeMap<NodeId, NodeRow>> {
     let rows = tx.all_rows(keys.nodes(), Isolation::Snapshot).await?;
     rows.into_iter().map(|(key, value)| Ok((keys.node_of(&key)?, NodeRow::from_bytes(&value)?))).collect()
+}
+
+/// The roles of all nodes, and maybe those of nodes that are gone, which mean nothing; read so that
+/// they make nothing fail.
+pub(crate) async fn roles(tx: &Transaction, keys: &Keys) -> Result<BTreeMap<NodeId, BTreeSet<Role>>> {
+    let rows = tx.all_rows(keys.all_roles(), Isolation::Snapshot).await?;
+    rows.into_iter().map(|(key, value)| Ok((keys.node_of(&key)?, Roles::from_bytes(&value)?.0))).collect()
 }

@@ -1,7 +1,7 @@
 //! [`Worker`]: balances the leases of a pool, and runs the work of those that the node holds.
 //!
-//! One task does it all: a round of balancing at every interval, sooner when something is under way or a node is about to
-//! be given up; and in between it looks after the work, which runs in a task per resource.
+//! One task does it all: a round of balancing at every interval, as long as rounds find something to do, and when something
+//! has changed or a node is about to be given up; and in between it looks after the work, which runs in a task per resource.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -16,11 +16,12 @@ use tokio::{
 
 use super::{
     BalanceOptions, Held, Stop, Work,
+    glance::{Glance, changed},
     held::release,
     member::{Member, RoleGuard, Standing, WorkerGuard, draw},
     plan::{Plan, Scene},
     sightings::Sightings,
-    status::nodes,
+    status::{nodes, roles},
 };
 use crate::{
     env::Env,
@@ -34,6 +35,9 @@ const ACQUISITIONS_MAX: usize = 1_000;
 
 /// How much shorter than the balance interval the pause is while the node waits for owners that it has asked.
 const HASTE: u32 = 8;
+
+/// The longest time without a round. Nothing rests on it: what can change is seen by the glances, who dies is a matter of time.
+const REST: Duration = Duration::from_hours(1);
 
 /// The longest pause before a resource whose work has failed is taken anew.
 const FAILURE_PAUSE_MAX: Duration = Duration::from_secs(1);
@@ -66,7 +70,7 @@ impl Worker {
         options: BalanceOptions,
     ) -> Result<Self> {
         options.check()?;
-        let count = member.add_worker();
+        let count = member.add_worker(options.interval);
         let role = member.enter(pool.role.clone()).await?;
         let standing = member.standing();
         let joined = *standing.borrow();
@@ -83,6 +87,8 @@ impl Worker {
             nodes: Sightings::default(),
             requests: Sightings::default(),
             due: Duration::ZERO,
+            glances: member.glances(),
+            settled: None,
         };
         if let Err(error) = dealer.round().await {
             dealer.abort_all().await;
@@ -134,6 +140,8 @@ enum Event {
     Ended(Result<(Id, Result<()>), JoinError>),
     /// A round is due.
     Due,
+    /// The node has looked at the others.
+    Glance,
 }
 
 /// What a round has found and done.
@@ -144,8 +152,8 @@ struct Outcome {
     acquired: Vec<Held>,
     /// Whether there was more to acquire than fits a round.
     more: bool,
-    /// The nodes, with what must change.
-    nodes: Vec<(NodeId, ([u8; 16], u64))>,
+    /// The nodes, as they were seen.
+    glance: Glance,
     /// The requests.
     requests: Vec<(u64, Request)>,
 }
@@ -174,8 +182,12 @@ struct Dealer {
     nodes: Sightings<NodeId, ([u8; 16], u64)>,
     /// Since when each request has stood there.
     requests: Sightings<u64, Request>,
-    /// When the next round is due.
+    /// When the next round is due, whatever is seen until then.
     due: Duration,
+    /// What the node sees of the others.
+    glances: watch::Receiver<Option<Arc<Glance>>>,
+    /// What the last round has seen, if it has left nothing to be done: the next one would do nothing before that changes.
+    settled: Option<Glance>,
 }
 
 impl Dealer {
@@ -201,6 +213,7 @@ impl Dealer {
                 () = fallen_out(self.standing.clone(), self.joined) => Event::FallenOut,
                 Some(ended) = self.tasks.join_next_with_id() => Event::Ended(ended),
                 () = env.sleep(self.due.saturating_sub(env.now())) => Event::Due,
+                Ok(()) = self.glances.changed() => Event::Glance,
             };
             let proceed = async {
                 match event {
@@ -208,6 +221,7 @@ impl Dealer {
                     Event::FallenOut => self.fall_out().await,
                     Event::Ended(ended) => self.tidy(ended).await,
                     Event::Due => self.try_round().await,
+                    Event::Glance => self.look(),
                 }
                 true
             };
@@ -262,27 +276,50 @@ impl Dealer {
         let env = self.env().clone();
         // What goes wrong leads to another round in any case.
         self.due = env.now().saturating_add(self.options.interval);
+        self.settled = None;
         let (began, token, seed) = (env.now(), draw(&env), env.random());
         let outcome = self.member.db.run(async |tx| self.deal(&tx, began, token, seed).await).await?;
         // Only now, so that nothing looks older than it is.
         let now = env.now();
         if let Some(outcome) = &outcome {
-            self.nodes.adopt(outcome.nodes.iter().copied(), now);
+            self.nodes.adopt(outcome.glance.beats(), now);
             self.requests.adopt(outcome.requests.iter().copied(), now);
-            let pause = if outcome.plan.waits {
+            if outcome.plan.is_empty() && outcome.requests.is_empty() {
+                self.settled = Some(outcome.glance.clone());
+            }
+            let pause = if self.settled.is_some() {
+                REST
+            } else if outcome.plan.waits {
                 self.options.interval / HASTE
             } else {
                 // Spread, so that nodes that were started together do not always meet.
                 self.options.interval.mul_f64(0.9 + 0.1 * env.random_fraction())
             };
-            self.due = now.saturating_add(pause);
-            let expiry = self.member.options.expiry;
-            let others = self.nodes.times().filter(|(node, _)| **node != self.member.id());
-            if let Some(next) = others.map(|(_, since)| since.saturating_add(expiry)).min() {
-                self.due = self.due.min(next.max(now + self.options.interval / (HASTE * 4)));
-            }
+            self.due = now.saturating_add(pause).min(self.next_expiry(now));
         }
         Ok(outcome)
+    }
+
+    /// When a node has to be given up, unless its row changes until then.
+    fn next_expiry(&self, now: Duration) -> Duration {
+        let expiry = self.member.options.expiry;
+        let others = self.nodes.times().filter(|(node, _)| **node != self.member.id());
+        let next = others.map(|(_, since)| since.saturating_add(expiry)).min();
+        next.map_or(Duration::MAX, |next| next.max(now + self.options.interval / (HASTE * 4)))
+    }
+
+    /// Takes in what the node sees of the others: a round is due if it might have something to do.
+    fn look(&mut self) {
+        let now = self.env().now();
+        let Some(glance) = self.glances.borrow_and_update().clone() else { return };
+        self.nodes.adopt(glance.beats(), now);
+        if let Some(settled) = &self.settled {
+            self.due = if settled.is_as(&glance) {
+                now.saturating_add(REST).min(self.next_expiry(now))
+            } else {
+                now
+            };
+        }
     }
 
     /// Reads nodes and leases, decides, and writes.
@@ -295,27 +332,28 @@ impl Dealer {
     ) -> Result<Option<Outcome>> {
         let Member { keys, .. } = &*self.member;
         let me = self.member.id();
-        let (rows, leases, resources) = tokio::join!(
-            nodes(tx, keys),
+        let (glance, roles, leases, resources) = tokio::join!(
+            Glance::read(tx, keys),
+            roles(tx, keys),
             tx.all_rows(keys.leases(&self.pool.name), Isolation::Serializable),
             self.work.resources(tx),
         );
-        let rows = rows?;
+        let (glance, roles) = (glance?, roles?);
+        let rows = &glance.nodes;
         if self.joined.is_none() || rows.get(&me).map(|row| row.token) != self.joined {
             return Ok(None);
         }
         let expiry = self.member.options.expiry;
         let is_dead =
             |node: &NodeId, beat: &([u8; 16], u64)| *node != me && self.nodes.age(node, beat, now) >= expiry;
-        let beats = rows.iter().map(|(&node, row)| (node, (row.token, row.beat)));
+        let beats = glance.beats();
         let expired: BTreeSet<_> =
-            beats.clone().filter(|(node, beat)| is_dead(node, beat)).map(|(node, _)| node).collect();
-        let alive = rows.iter().filter(|(node, row)| {
-            **node == me || (row.roles.contains(&self.pool.role) && !expired.contains(node))
-        });
+            beats.filter(|(node, beat)| is_dead(node, beat)).map(|(node, _)| node).collect();
+        let has_role = |node| roles.get(node).is_some_and(|roles| roles.contains(&self.pool.role));
+        let alive = rows.keys().filter(|node| **node == me || (has_role(node) && !expired.contains(node)));
         let mut scene = Scene {
             me,
-            nodes: alive.map(|(&node, _)| node).collect(),
+            nodes: alive.copied().collect(),
             expired,
             resources: resources?,
             leases: BTreeMap::new(),
@@ -340,10 +378,10 @@ impl Dealer {
         plan.acquire.truncate(ACQUISITIONS_MAX);
         let acquired = self.write(tx, &scene, &plan);
         for node in &scene.expired {
-            self.bury(tx, *node, rows[node].beat, rows[node].token).await?;
+            self.bury(tx, *node, rows[node]).await?;
         }
         let requests = scene.requests.iter().map(|(&resource, &(request, _))| (resource, request)).collect();
-        Ok(Some(Outcome { plan, acquired, more, nodes: beats.collect(), requests }))
+        Ok(Some(Outcome { plan, acquired, more, glance, requests }))
     }
 
     /// Writes what `plan` says; returns what is acquired by it.
@@ -352,6 +390,9 @@ impl Dealer {
         let pool = &self.pool.name;
         let epoch = |resource| scene.leases.get(&resource).map_or(0, |lease| lease.epoch);
         let owner = Owner { node: scene.me, token: scene.token };
+        if plan.writes() {
+            changed(tx, keys);
+        }
         for &resource in &plan.forget {
             tx.clear(&keys.lease_request(pool, resource));
         }
@@ -382,12 +423,14 @@ impl Dealer {
     }
 
     /// Removes the row of a dead node, if it is still as it was seen. From then on the node is fenced off everywhere.
-    async fn bury(&self, tx: &Transaction, node: NodeId, beat: u64, token: [u8; 16]) -> Result<()> {
-        let key = self.member.keys.node(node);
+    async fn bury(&self, tx: &Transaction, node: NodeId, seen: NodeRow) -> Result<()> {
+        let keys = &self.member.keys;
+        let key = keys.node(node);
         let row = tx.get(&key, Isolation::Serializable).await?;
         let row = row.map(|value| NodeRow::from_bytes(&value)).transpose()?;
-        if row.is_some_and(|row| row.beat == beat && row.token == token) {
+        if row.is_some_and(|row| row.beat == seen.beat && row.token == seen.token) {
             tx.clear(&key);
+            tx.clear(&keys.roles(node));
         }
         Ok(())
     }
@@ -433,7 +476,7 @@ impl Dealer {
             next = self.tasks.try_join_next_with_id();
         }
         let result = tokio::select! {
-            result = release(&self.member.db, &released) => result,
+            result = release(&self.member.db, &self.member.keys, &released) => result,
             () = fallen_out(self.standing.clone(), self.joined) => return,
         };
         if let Err(error) = result {
@@ -482,6 +525,7 @@ impl Dealer {
         self.joined = *self.standing.borrow();
         self.nodes = Sightings::default();
         self.requests = Sightings::default();
+        self.settled = None;
         self.due = Duration::ZERO;
     }
 
@@ -526,14 +570,19 @@ impl Dealer {
             if token.is_none() || rows.get(&me).map(|row| row.token) != token {
                 return Ok(());
             }
+            let mut is_any_mine = false;
             for (key, value) in tx.all_rows(keys.leases(&self.pool.name), Isolation::Serializable).await? {
                 match keys.lease_row(&key, &value)? {
                     (_, _, LeaseRow::Lease(lease)) if lease.owner.is_some_and(|owner| owner.node == me) => {
                         tx.set(&key, &Lease { owner: None, ..lease }.to_bytes());
                     }
                     (_, _, LeaseRow::Request(request)) if request.node == me => tx.clear(&key),
-                    _ => {}
+                    _ => continue,
                 }
+                is_any_mine = true;
+            }
+            if is_any_mine {
+                changed(&tx, keys);
             }
             Ok(())
         });

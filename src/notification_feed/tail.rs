@@ -2,18 +2,12 @@
 
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, pending};
-use tokio::sync::watch;
-
 use super::{NotificationFeed, NotificationPage};
-use crate::{encoding::Sequence, error::Result, feed::Cursor};
-
-/// How long the tail waits for the notifiers of its own process before it sets watches for those of others. Under steady
-/// local load no watch is ever set.
-const QUIET: Duration = Duration::from_millis(10);
-
-/// How often the tail looks for rows that no hint has told of, if nothing else is asked for.
-const POLL_INTERVAL: Duration = Duration::from_secs(1);
+use crate::{
+    encoding::Sequence,
+    error::Result,
+    feed::{Cursor, Look, Pulse},
+};
 
 /// The most rows that are read at once, if nothing else is asked for.
 const PAGE_ROWS: usize = 1_000;
@@ -27,14 +21,8 @@ pub struct NotificationTail {
     cursor: Cursor,
     /// The most rows that are read at once.
     limit: usize,
-    /// How often to look for rows that no hint has told of.
-    poll_interval: Duration,
-    /// Counts the appends of this process.
-    appends: watch::Receiver<u64>,
-    /// The watches that are set, if any.
-    fired: Option<BoxFuture<'static, bool>>,
-    /// Whether the next read sets watches.
-    arm: bool,
+    /// Tells when there may be rows.
+    pulse: Pulse,
     /// Whether everything was read, so that the next page waits.
     is_at_end: bool,
     /// Whether the last page said that there was more.
@@ -44,15 +32,11 @@ pub struct NotificationTail {
 impl NotificationTail {
     /// A tail of `feed` that starts after `after`.
     pub(super) fn new(feed: NotificationFeed, after: Sequence) -> Self {
-        let appends = feed.context.signals.appends();
         Self {
+            pulse: Pulse::new(&feed.context, &feed.id),
             feed,
             cursor: after.into(),
             limit: PAGE_ROWS,
-            poll_interval: POLL_INTERVAL,
-            appends,
-            fired: None,
-            arm: true,
             is_at_end: false,
             had_more: false,
         }
@@ -66,13 +50,15 @@ impl NotificationTail {
 
     /// Looks this often for rows that no hint has told of. Default: 1 s.
     #[must_use]
-    pub fn with_poll_interval(self, poll_interval: Duration) -> Self {
-        Self { poll_interval, ..self }
+    pub fn with_poll_interval(mut self, poll_interval: Duration) -> Self {
+        self.pulse.poll_interval = poll_interval;
+        self
     }
 
     /// Goes on from another position, as after [`Error::Expired`](crate::Error::Expired).
     pub fn restart(&mut self, after: Sequence) {
         self.cursor = after.into();
+        self.pulse.forget();
         self.is_at_end = false;
         self.had_more = false;
     }
@@ -85,19 +71,22 @@ impl NotificationTail {
     pub async fn next(&mut self) -> Result<NotificationPage> {
         loop {
             if self.is_at_end {
-                self.wait().await;
+                self.pulse.wait().await;
                 self.is_at_end = false;
             }
-            self.appends.mark_unchanged();
-            let page = if self.arm {
-                let (page, fired) = self.feed.page_and_watch(self.cursor, self.limit).await?;
-                self.fired = fired.or(self.fired.take());
-                page
-            } else {
-                self.feed.page(self.cursor, self.limit).await?
+            self.pulse.begin();
+            let (found, look) = self.read().await?;
+            let page = match found {
+                Ok(page) => page,
+                Err(to) => {
+                    self.pulse.adopt(look, true);
+                    (self.cursor, self.is_at_end) = (to.into(), true);
+                    continue;
+                }
             };
             self.cursor = page.next;
             self.is_at_end = !page.more;
+            self.pulse.adopt(look, self.is_at_end);
             let had_more = std::mem::replace(&mut self.had_more, page.more);
             if had_more || !page.rows.is_empty() {
                 return Ok(page);
@@ -105,30 +94,21 @@ impl NotificationTail {
         }
     }
 
-    /// Completes when there may be rows; then `arm` says whether the next read sets watches.
-    async fn wait(&mut self) {
-        // Where watches were just refused, asking again at once would not help.
-        let is_watching = self.fired.is_some();
-        let pause = if is_watching || self.arm { self.poll_interval } else { QUIET.min(self.poll_interval) };
-        let Self { fired, appends, feed, poll_interval, arm, .. } = self;
-        let env = feed.context.env();
-        *arm = tokio::select! {
-            // A sender that is gone cannot be: the context that owns it is shared.
-            _ = appends.changed() => false,
-            changed = async { match &mut *fired { Some(fired) => fired.await, None => pending().await } } => {
-                *fired = None;
-                if !changed {
-                    // Refused as late as this: the poll goes on, and asks again.
-                    tokio::select! {
-                        _ = appends.changed() => {}
-                        () = env.sleep(*poll_interval) => {}
-                    }
-                }
-                false
+    /// The next rows, or up to where there are none; and what the pulse says.
+    async fn read(&mut self) -> Result<(std::result::Result<NotificationPage, Sequence>, Look)> {
+        let (feed, cursor, limit, probe) = (&self.feed, self.cursor, self.limit, self.pulse.probe());
+        let read = async |tx| {
+            let mut look = probe.look(&tx).await?;
+            let found = match look.unchanged() {
+                Some(to) => Err(to),
+                None => Ok(feed.page_in(&tx, cursor, limit).await?),
+            };
+            if !found.as_ref().is_ok_and(|page| page.more) {
+                probe.watch(&tx, &mut look).await?;
             }
-            // Nothing for a while: set watches, unless they are set.
-            () = env.sleep(pause) => !is_watching,
+            Ok((found, look))
         };
+        feed.context.db.run(read).await
     }
 }
 

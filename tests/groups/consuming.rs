@@ -331,9 +331,11 @@ async fn a_group_follows_the_documents_of_a_database() {
     let [status] = &world.bus.groups().await.unwrap()[..] else { panic!("there is one") };
     assert_eq!((status.instance, status.name.as_str()), (Some(docs.instance), "index"));
 
-    // The database is deleted, and its groups with it.
+    // The database is deleted, and its groups with it. Its consumers are told by the event.
+    let producer = world.bus.producer();
     let remove = async |tx| {
         changes.remove(&tx, &docs);
+        producer.deleted(&tx, &docs);
         Ok(())
     };
     world.store.run(remove).await.unwrap();

@@ -57,6 +57,26 @@ pub struct OperationCounts {
     pub commits: u64,
     /// Commits with writes.
     pub write_commits: u64,
+    /// Bytes of what reads have asked for and brought: keys, bounds of ranges, and values.
+    pub read_bytes: u64,
+    /// Bytes of the keys and values of writes.
+    pub written_bytes: u64,
+}
+
+impl std::ops::Sub for OperationCounts {
+    type Output = Self;
+
+    /// What was asked since `before`.
+    fn sub(self, before: Self) -> Self {
+        Self {
+            reads: self.reads - before.reads,
+            mutations: self.mutations - before.mutations,
+            commits: self.commits - before.commits,
+            write_commits: self.write_commits - before.write_commits,
+            read_bytes: self.read_bytes - before.read_bytes,
+            written_bytes: self.written_bytes - before.written_bytes,
+        }
+    }
 }
 
 /// A plan, asked at each operation.
@@ -87,6 +107,10 @@ struct Plans {
     commits: AtomicU64,
     /// Commits with writes so far.
     write_commits: AtomicU64,
+    /// Bytes read so far.
+    read_bytes: AtomicU64,
+    /// Bytes written so far.
+    written_bytes: AtomicU64,
     /// Transactions that will commit late.
     late: Mutex<Vec<Inner>>,
 }
@@ -158,12 +182,14 @@ impl Faults {
 
     /// What was asked of the store so far.
     pub fn counts(&self) -> OperationCounts {
-        let Plans { reads, mutations, commits, write_commits, .. } = &*self.plans;
+        let Plans { reads, mutations, commits, write_commits, read_bytes, written_bytes, .. } = &*self.plans;
         OperationCounts {
             reads: reads.load(Ordering::Relaxed),
             mutations: mutations.load(Ordering::Relaxed),
             commits: commits.load(Ordering::Relaxed),
             write_commits: write_commits.load(Ordering::Relaxed),
+            read_bytes: read_bytes.load(Ordering::Relaxed),
+            written_bytes: written_bytes.load(Ordering::Relaxed),
         }
     }
 }
@@ -195,6 +221,11 @@ impl Interceptor for Plans {
             _ => return,
         };
         count.fetch_add(1, Ordering::Relaxed);
+        self.written_bytes.fetch_add(operation.written_bytes() as u64, Ordering::Relaxed);
+    }
+
+    fn has_read(&self, bytes: usize) {
+        self.read_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
     fn read(&self, operation: &Operation) -> Option<StoreError> {

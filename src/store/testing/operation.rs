@@ -75,6 +75,17 @@ impl Operation {
         matches!(self, Self::ReadVersion | Self::Get { .. } | Self::GetRange { .. } | Self::Watch { .. })
     }
 
+    /// The bytes of the keys and values that it writes.
+    pub fn written_bytes(&self) -> usize {
+        match self {
+            Self::Set { key, value } => key.len() + value.len(),
+            Self::Clear { key } => key.len(),
+            Self::ClearRange { range } => range.begin.len() + range.end.len(),
+            Self::Atomic { key, operand, .. } => key.len() + operand.len(),
+            _ => 0,
+        }
+    }
+
     /// Whether it writes to the store.
     pub fn is_mutation(&self) -> bool {
         matches!(self, Self::Set { .. } | Self::Clear { .. } | Self::ClearRange { .. } | Self::Atomic { .. })

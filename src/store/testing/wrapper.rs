@@ -30,6 +30,9 @@ pub(super) trait Interceptor: Send + Sync + 'static {
     /// Attempt number `attempt` is asked to do `operation`.
     fn sees(&self, _attempt: u64, _operation: &Operation) {}
 
+    /// A read has brought `bytes` bytes of keys and values.
+    fn has_read(&self, _bytes: usize) {}
+
     /// Whether a read fails.
     fn read(&self, _operation: &Operation) -> Option<StoreError> {
         None
@@ -156,13 +159,30 @@ impl<I: Interceptor> TransactionBackend for WrappedTransaction<I> {
     fn get(&self, key: &[u8], isolation: Isolation) -> Answer<'_, Option<Bytes>> {
         let key = Bytes::copy_from_slice(key);
         let operation = Operation::Get { key: key.clone(), isolation };
-        self.reading(operation, move |inner| Box::pin(async move { inner.get(&key, isolation).await }))
+        let interceptor = Arc::clone(&self.interceptor);
+        self.reading(operation, move |inner| {
+            Box::pin(async move {
+                let value = inner.get(&key, isolation).await?;
+                interceptor.has_read(key.len() + value.as_ref().map_or(0, Bytes::len));
+                Ok(value)
+            })
+        })
     }
 
     fn get_range(&self, read: &RangeRead, isolation: Isolation) -> Answer<'_, Page> {
         let read = read.clone();
         let operation = Operation::GetRange { range: read.range.clone(), isolation };
-        self.reading(operation, move |inner| Box::pin(async move { inner.get_range(&read, isolation).await }))
+        let interceptor = Arc::clone(&self.interceptor);
+        self.reading(operation, move |inner| {
+            Box::pin(async move {
+                let page = inner.get_range(&read, isolation).await?;
+                let range = read.range.begin.len() + read.range.end.len();
+                interceptor.has_read(
+                    page.rows.iter().fold(range, |sum, (key, value)| sum + key.len() + value.len()),
+                );
+                Ok(page)
+            })
+        })
     }
 
     fn mutate(&self, mutation: Mutation) {
