@@ -24,7 +24,7 @@ use std::{
 use tempfile::TempDir;
 
 /// How long to wait for a server to do what it must.
-const PATIENCE: Duration = Duration::from_mins(1);
+const PATIENCE: Duration = Duration::from_mins(3);
 
 /// Starts a server, notes its process id, and stops it once the standard input ends.
 const GUARD: &str =
@@ -92,7 +92,13 @@ impl Cluster {
         fs::write(folder.path().join("fdb.cluster"), format!("notibus:test@127.0.0.1:{port}\n")).unwrap();
         let mut cluster = Self { servers: Vec::new(), folder, programs };
         cluster.start_server(port);
-        cluster.cli("configure new single ssd");
+        // On a busy machine the first attempt can give up before the server listens.
+        let started = Instant::now();
+        while !cluster.cli("configure new single ssd").contains("Database created")
+            && !cluster.cli("status minimal").contains("The database is available")
+        {
+            assert!(started.elapsed() < PATIENCE, "the cluster cannot be configured");
+        }
         cluster.wait_until_available();
         cluster
     }
