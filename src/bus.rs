@@ -21,6 +21,7 @@ use crate::{
     keys::{Config, Keys, Partition, ShardId},
     lease::{Member, NodeOptions, NodeStatus, statuses},
     notification::Notification,
+    named_cursor::NamedCursor,
     notification_feed::NotificationFeed,
     notifier::{Notifier, NotifierOptions},
     producer::{Producer, ProducerOptions, ringer},
@@ -239,6 +240,14 @@ impl Bus {
     {
         let member = self.join(NodeOptions::default()).await?;
         Consumer::start_alone(group, member, factory, options).await
+    }
+
+    /// The cursor `name` of the bus as a whole, for a durable subscriber or a trigger, of which one runs at a time, on whatever
+    /// node. One that each node has for itself: [`Node::cursor`].
+    ///
+    /// Fails with [`Error::Invalid`] if the name is empty or longer than 256 bytes.
+    pub fn cursor(&self, name: &str) -> Result<NamedCursor> {
+        NamedCursor::new(&self.context, None, name)
     }
 
     /// Whether no recorded event waits to be folded. Reads at most one key.

@@ -149,6 +149,20 @@ pub enum Error {
         source: Arc<std::io::Error>,
     },
 
+    /// Another subscriber has opened the cursor, or it was deleted: stop, or open it again. Nothing was written.
+    #[error("cursor {cursor} is lost: another subscriber has opened it, or it was deleted")]
+    CursorLost {
+        /// Which cursor.
+        cursor: String,
+    },
+
+    /// Nobody has subscribed under this id or name, or not any more. Nothing was changed.
+    #[error("there is no subscriber {subscriber}")]
+    NoSubscriber {
+        /// Whom was asked for.
+        subscriber: String,
+    },
+
     /// Another owner took the lease: stop working on the resource. Nothing of this transaction was committed.
     #[error("the lease of {resource} is lost: epoch {held} was held, {found} is in the store")]
     LeaseLost {

@@ -100,6 +100,20 @@ impl DdocId {
     }
 }
 
+impl FromStr for DdocId {
+    type Err = Error;
+
+    fn from_str(id: &str) -> Result<Self> {
+        Self::new(id)
+    }
+}
+
+impl fmt::Display for DdocId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
 /// Which creation of a name is meant: 16 bytes, new each time a database is created. As text it is 32 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DbInstance(pub [u8; 16]);

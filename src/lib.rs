@@ -43,6 +43,7 @@ mod janitor;
 mod jobs;
 mod keys;
 mod lease;
+mod named_cursor;
 mod notification;
 mod notification_feed;
 mod notifier;
@@ -60,8 +61,9 @@ pub use changes::{
     DOC_ID_LEN_MAX, DocId, DocSource, DocSummary, Leaf, PendingSequence, Revision,
 };
 pub use dispatcher::{
-    CallbackHandle, Delivery, Dispatcher, DispatcherOptions, Fanout, Filter, Interruption, Since, Subscribe,
-    Subscription,
+    CallbackHandle, CastError, Delivery, Dispatcher, DispatcherOptions, Fanout, Filter, Interruption, Listen,
+    Listener, ListenerHandle, Message, Missed, Next, Parent, RestartPolicy, Since, StopReason, Subscribe,
+    SubscriberId, Subscription, Supervised, Supervision, SupervisionEvents, SuspendedDispatcher,
 };
 pub use encoding::{Counters, Incarnation, Sequence, Versionstamp};
 pub use env::{Env, Environment};
@@ -77,8 +79,9 @@ pub use group::{
 };
 pub use janitor::{Janitor, JanitorOptions};
 pub use jobs::{Batch, ParallelJob, ParallelJobOptions, TaskResult};
-pub use keys::{GROUP_NAME_LEN_MAX, GroupName, NodeId, Role, ShardId};
+pub use keys::{CURSOR_NAME_LEN_MAX, GROUP_NAME_LEN_MAX, GroupName, NodeId, Role, ShardId};
 pub use lease::{BalanceOptions, NodeOptions, NodeStatus};
+pub use named_cursor::NamedCursor;
 pub use notification::{News, Notification, Replaced};
 pub use notification_feed::{NotificationFeed, NotificationPage, NotificationTail};
 pub use notifier::{Notifier, NotifierOptions};

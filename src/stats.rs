@@ -91,6 +91,12 @@ stats! {
     group_stuck,
     /// Panics of callbacks, and of the predicates in front of them.
     callback_panics,
+    /// Panics of listeners, and of the predicates in front of them.
+    listener_panics,
+    /// How often a listener was made anew after a panic.
+    listener_restarts,
+    /// Panics of the dispatcher's tail, which was begun anew.
+    tail_panics,
 }
 
 impl Stats {

@@ -11,6 +11,7 @@ use crate::{
     janitor::{Janitor, JanitorOptions},
     keys::{NodeId, Role, ShardId},
     lease::{Member, RoleGuard},
+    named_cursor::NamedCursor,
     notifier::{Notifier, NotifierOptions},
 };
 
@@ -95,6 +96,14 @@ impl Node {
         O: Observer<R>,
     {
         Consumer::start(group, &self.member, factory, options).await
+    }
+
+    /// The cursor `name` of this node, for a durable subscriber that each node has for itself. It is found again after a restart
+    /// only if the node has the same id then ([`NodeOptions::id`](crate::NodeOptions::id)).
+    ///
+    /// Fails with [`Error::Invalid`](crate::Error::Invalid) if the name is empty or longer than 256 bytes.
+    pub fn cursor(&self, name: &str) -> Result<NamedCursor> {
+        NamedCursor::new(&self.context, Some(&self.id()), name)
     }
 
     /// Lists a role for which no work is divided, such as [`Role::HTTP`], for whoever looks at

@@ -1,26 +1,39 @@
-//! Callback subscriptions: a task that receives and calls.
+//! Callback subscriptions: a listener that only calls.
 
-use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use tokio::task::AbortHandle;
 
-use futures_util::FutureExt;
-use tokio::task::JoinHandle;
-use tokio_stream::StreamExt;
-
-use super::{Delivery, Interruption, Subscription};
-use crate::context::Context;
-
-/// How long the task pauses before it tries again to read a feed that could not be read.
-const FAILURE_PAUSE: Duration = Duration::from_secs(1);
+use super::{
+    Delivery, Filter, Subscribe, SubscriberId,
+    listener::{Listener, ListenerHandle, Message, Next},
+};
 
 /// A subscription whose deliveries go to a callback. Dropping it ends the subscription.
 #[derive(Debug)]
 #[must_use = "dropping the handle ends the subscription"]
 pub struct CallbackHandle {
-    /// The task.
-    task: JoinHandle<()>,
+    /// The listener.
+    listener: ListenerHandle<()>,
+    /// Its task.
+    task: AbortHandle,
 }
 
 impl CallbackHandle {
+    /// Which subscriber it is.
+    pub fn id(&self) -> SubscriberId {
+        self.listener.id()
+    }
+
+    /// Has it want something else from now on, as [`Subscription::replace`](super::Subscription::replace) says.
+    pub fn replace(&self, filter: Filter) {
+        self.listener.replace(filter);
+    }
+
+    /// Lets the call that is under way come to its end, and ends the subscription; a durable one puts down how far it has
+    /// come.
+    pub async fn stop(self) {
+        self.listener.stop().await;
+    }
+
     /// Whether the subscription has ended, because the dispatcher has.
     pub fn is_finished(&self) -> bool {
         self.task.is_finished()
@@ -33,44 +46,37 @@ impl Drop for CallbackHandle {
     }
 }
 
-/// Starts the task that calls `callback` with each delivery of `subscription`.
-pub(super) fn spawn<F, R>(
-    context: Arc<Context>,
-    mut subscription: Subscription,
-    mut callback: F,
-) -> CallbackHandle
+/// A listener that calls a callback.
+struct Calling<F>(F);
+
+impl<F, R> Listener for Calling<F>
 where
     F: FnMut(Delivery) -> R + Send + 'static,
     R: Future<Output = ()> + Send + 'static,
 {
-    let task = tokio::spawn(async move {
-        loop {
-            // A predicate of the filter can panic. It has seen the row then, and goes on with the next one.
-            let received = AssertUnwindSafe(subscription.next()).catch_unwind().await;
-            let delivery = match received {
-                Ok(None) => return,
-                Ok(Some(Ok(delivery))) => delivery,
-                Err(_) => {
-                    context.stats.callback_panics.add(1);
-                    tracing::error!("a predicate has panicked; its subscription goes on");
-                    continue;
-                }
-                Ok(Some(Err(interruption))) => {
-                    tracing::warn!(%interruption, "subscription interrupted");
-                    if matches!(interruption, Interruption::Failed(_)) {
-                        context.env().sleep(FAILURE_PAUSE).await;
-                    }
-                    continue;
-                }
-            };
-            let sequence = delivery.sequence();
-            // The call that makes the future can panic as well as the future.
-            let called = AssertUnwindSafe(async { callback(delivery).await }).catch_unwind().await;
-            if called.is_err() {
-                context.stats.callback_panics.add(1);
-                tracing::error!(%sequence, "a callback has panicked; its subscription goes on");
-            }
+    type Message = ();
+
+    async fn handle_event(&mut self, delivery: Delivery) -> Next {
+        (self.0)(delivery).await;
+        Next::Continue
+    }
+
+    async fn handle_message(&mut self, message: Message<()>) -> Next {
+        if let Message::Interrupted(interruption) = message {
+            tracing::warn!(%interruption, "subscription interrupted");
         }
-    });
-    CallbackHandle { task }
+        Next::Continue
+    }
+}
+
+/// Starts the task that calls `callback` with each delivery of what is subscribed to.
+pub(super) fn spawn<F, R>(subscribe: Subscribe, callback: F) -> CallbackHandle
+where
+    F: FnMut(Delivery) -> R + Send + 'static,
+    R: Future<Output = ()> + Send + 'static,
+{
+    let mut callback = Some(callback);
+    let factory = move || Calling(callback.take().expect("a callback goes on as it is after a panic"));
+    let (listener, task) = subscribe.listener(factory).start_callback();
+    CallbackHandle { listener, task }
 }

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use tokio::sync::Semaphore;
 
 use super::{
-    DispatcherOptions, Filter, Shared, Subscribe,
+    DispatcherOptions, Filter, Shared, Subscribe, SubscriberId,
+    listener::{Events, Listeners},
     registry::Registry,
     ring::{Batch, Ring},
 };
@@ -30,9 +31,11 @@ impl Fanout {
             feed: NotificationFeed::new(Arc::clone(&context), context.feed.clone()),
             context,
             ring: Ring::new(start, options.ring_rows_max),
-            registry: Registry::default(),
+            registry: Registry::new(start),
             catch_ups: Semaphore::new(options.catch_ups_max),
-            page_rows_max: options.page_rows_max,
+            catch_up_rows_max: options.catch_up_rows_max.min(options.page_rows_max),
+            listeners: Listeners::default(),
+            events: Events::default(),
         })))
     }
 
@@ -44,6 +47,12 @@ impl Fanout {
     /// Subscribes to the databases that `filter` matches. Choose where to start and how to receive on what is returned.
     pub fn subscribe(&self, filter: Filter) -> Subscribe {
         Subscribe::new(Arc::clone(&self.0), filter)
+    }
+
+    /// Ends the subscriber `id`. Fails with [`Error::NoSubscriber`] if there is none, or not any more.
+    pub fn unsubscribe(&self, id: SubscriberId) -> Result<()> {
+        let is_there = self.0.registry.end(id);
+        is_there.then_some(()).ok_or_else(|| Error::NoSubscriber { subscriber: id.to_string() })
     }
 
     /// Hands out `rows` as if a tail had read them, and everything up to `to`. The rows must be in order, after the
@@ -74,6 +83,7 @@ impl Shared {
     pub(super) fn expire(&self, horizon: Sequence) {
         self.ring.skip_to(horizon);
         self.registry.expire(horizon);
+        self.registry.set_filled(horizon);
     }
 
     /// Gives rows to the ring and to the slots; `is_complete` if there was nothing more to read after them.
@@ -85,6 +95,9 @@ impl Shared {
             for row in &batch.rows {
                 self.registry.put(row);
             }
+        }
+        if is_complete {
+            self.registry.set_filled(to);
         }
     }
 }

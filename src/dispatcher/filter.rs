@@ -5,8 +5,9 @@ use std::{collections::BTreeSet, fmt, sync::Arc};
 use globset::{GlobBuilder, GlobMatcher};
 
 use crate::{
+    encoding::Sequence,
     error::{Error, Result},
-    event::{DbName, Kinds},
+    event::{DbName, DdocId, EventKind, Kinds},
     notification::Notification,
 };
 
@@ -18,6 +19,8 @@ use crate::{
 /// let one = Filter::name("orders")?;
 /// let replicators = Filter::glob("{_replicator,*/_replicator}")?;
 /// let builds = Filter::all().kinds(EventKind::DdocUpdated.into())?;
+/// let auth = builds.clone().ddocs(["_design/auth".parse()?])?;
+/// let both = Filter::any([one, replicators])?;
 /// assert!(Filter::glob("a[").is_err());
 /// # Ok::<(), notibus::Error>(())
 /// ```
@@ -27,6 +30,8 @@ pub struct Filter {
     pub(super) names: Names,
     /// Which kinds of events.
     kinds: Kinds,
+    /// Of design documents, only these; all of them if there is none.
+    pub(super) ddocs: Option<Arc<BTreeSet<DdocId>>>,
 }
 
 /// A subscriber's own test of a row.
@@ -38,7 +43,7 @@ pub(super) enum Names {
     /// Every one.
     All,
     /// These.
-    Exact(BTreeSet<DbName>),
+    Exact(Arc<BTreeSet<DbName>>),
     /// Those that start so.
     Prefix(String),
     /// Those that end so.
@@ -47,12 +52,14 @@ pub(super) enum Names {
     Glob(Box<GlobMatcher>),
     /// Those that pass.
     Predicate(Arc<Predicate>),
+    /// Those that one of these filters wants.
+    Any(Arc<[Filter]>),
 }
 
 impl Filter {
     /// A filter by names, for all kinds.
     fn of(names: Names) -> Self {
-        Self { names, kinds: Kinds::ALL }
+        Self { names, kinds: Kinds::ALL, ddocs: None }
     }
 
     /// Every database.
@@ -62,7 +69,7 @@ impl Filter {
 
     /// The database `name`.
     pub fn name(name: &str) -> Result<Self> {
-        Ok(Self::of(Names::Exact([DbName::new(name)?].into())))
+        Ok(Self::of(Names::Exact(Arc::new([DbName::new(name)?].into()))))
     }
 
     /// The databases `names`; at least one.
@@ -71,7 +78,7 @@ impl Filter {
         if names.is_empty() {
             return Err(Error::invalid("filter", "it has no name, so it would never match"));
         }
-        Ok(Self::of(Names::Exact(names)))
+        Ok(Self::of(Names::Exact(Arc::new(names))))
     }
 
     /// Databases whose name starts with `prefix`.
@@ -99,16 +106,60 @@ impl Filter {
         Self::of(Names::Predicate(Arc::new(predicate)))
     }
 
+    /// What one of `filters` wants; at least one. A database that several of them want is delivered once, and
+    /// [`Delivery::wanted_by`](super::Delivery::wanted_by) says which do.
+    ///
+    /// Fails with [`Error::Invalid`] if there is none, or one names design documents: name them for the whole.
+    pub fn any(filters: impl IntoIterator<Item = Self>) -> Result<Self> {
+        let filters: Arc<[_]> = filters.into_iter().collect();
+        if filters.is_empty() {
+            return Err(Error::invalid("filter", "there is none in the set, so it would never match"));
+        }
+        if filters.iter().any(|filter| filter.ddocs.is_some()) {
+            let reason = "one in the set names design documents; name them for the whole set";
+            return Err(Error::invalid("filter", reason));
+        }
+        Ok(Self::of(Names::Any(filters)))
+    }
+
     /// Only these kinds of events; at least one.
     pub fn kinds(self, kinds: Kinds) -> Result<Self> {
         if kinds.is_empty() {
             return Err(Error::invalid("filter", "it has no kind, so it would never match"));
         }
-        Ok(Self { kinds, ..self })
+        Ok(Self { kinds, ..self }).and_then(Self::checked)
     }
 
-    /// Whether a row matches.
-    pub(super) fn matches(&self, row: &Notification) -> bool {
+    /// Of design documents, only those with the ids `ids`; at least one. Other kinds of events are wanted as before. A
+    /// change of a design document that was recorded without its id may be of any, and is delivered.
+    ///
+    /// Each delivery that tells of design documents costs a read, as with
+    /// [`Subscribe::with_ddocs`](super::Subscribe::with_ddocs), which this implies.
+    pub fn ddocs(self, ids: impl IntoIterator<Item = DdocId>) -> Result<Self> {
+        let ids: BTreeSet<_> = ids.into_iter().collect();
+        if ids.is_empty() {
+            return Err(Error::invalid("filter", "it has no design document; leave the ids out to want all"));
+        }
+        Self { ddocs: Some(Arc::new(ids)), ..self }.checked()
+    }
+
+    /// Fails if it names design documents although it wants nothing of them.
+    fn checked(self) -> Result<Self> {
+        if self.ddocs.is_some() && !self.kinds.contains(EventKind::DdocUpdated) {
+            let reason = "it names design documents, but their kind of event is not wanted";
+            return Err(Error::invalid("filter", reason));
+        }
+        Ok(self)
+    }
+
+    /// Whether a row has something for a subscriber that knows everything up to `since`. Which design documents it tells of
+    /// is not looked at.
+    pub(super) fn passes(&self, row: &Notification, since: Sequence) -> bool {
+        self.matches(row, since) && self.wants(row, since)
+    }
+
+    /// Whether a row is of a database that is wanted.
+    fn matches(&self, row: &Notification, since: Sequence) -> bool {
         let name = row.name.as_str();
         match &self.names {
             Names::All => true,
@@ -117,12 +168,27 @@ impl Filter {
             Names::Suffix(suffix) => name.ends_with(suffix),
             Names::Glob(glob) => glob.is_match(name),
             Names::Predicate(predicate) => predicate(row),
+            Names::Any(filters) => filters.iter().any(|filter| filter.passes(row, since)),
         }
     }
 
-    /// Whether `kinds` has one that is wanted.
-    pub(super) fn wants(&self, kinds: Kinds) -> bool {
-        self.kinds == Kinds::ALL || self.kinds.intersects(kinds)
+    /// Whether a row has a kind of news that is wanted.
+    pub(super) fn wants(&self, row: &Notification, since: Sequence) -> bool {
+        self.kinds == Kinds::ALL || self.kinds.intersects(row.news_since(since).kinds())
+    }
+
+    /// Whether a row has a kind of news that is wanted other than of design documents.
+    pub(super) fn wants_besides_ddocs(&self, row: &Notification, since: Sequence) -> bool {
+        let kinds = row.news_since(since).kinds();
+        kinds.iter().any(|kind| kind != EventKind::DdocUpdated && self.kinds.contains(kind))
+    }
+
+    /// The filters of a set; none if it is not a set.
+    pub(super) fn members(&self) -> Option<&Arc<[Self]>> {
+        match &self.names {
+            Names::Any(filters) => Some(filters),
+            _ => None,
+        }
     }
 }
 
@@ -135,6 +201,7 @@ impl fmt::Debug for Names {
             Self::Suffix(suffix) => f.debug_tuple("Suffix").field(suffix).finish(),
             Self::Glob(glob) => f.debug_tuple("Glob").field(&glob.glob().glob()).finish(),
             Self::Predicate(_) => f.write_str("Predicate"),
+            Self::Any(filters) => f.debug_tuple("Any").field(filters).finish(),
         }
     }
 }

@@ -14,14 +14,30 @@
 //! The feed has one row per database, so this is bounded and complete, and a slow subscriber costs no memory and slows
 //! nobody. What a subscriber is told is always derived from a row and *its own* cursor, so it is right after a thousand
 //! coalesced updates as well as after one.
+//!
+//! # Memory
+//!
+//! The ring holds at most [`DispatcherOptions::ring_rows_max`] rows and one batch; the slots, one row per subscriber and
+//! exact name. A subscriber of everything or of a pattern holds no more than
+//! [`DispatcherOptions::catch_up_rows_max`] rows that it has read of the feed, or 256 rows of a round, however much it has
+//! still to be told: its backlog is the feed.
+//!
+//! # Restarts
+//!
+//! Who has subscribed is known apart from the tail: a tail that panics is begun anew where it was, and a dispatcher that
+//! is suspended ([`Dispatcher::suspend`]) and resumed goes on for the same subscribers.
 
 mod callback;
+mod delivery;
 mod fanout;
 mod filter;
+mod listener;
+mod pace;
 mod registry;
 mod ring;
 mod slots;
 mod subscribe;
+mod subscription;
 mod tail;
 mod walker;
 
@@ -29,16 +45,29 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::{sync::Semaphore, task::JoinHandle};
 
-pub use callback::CallbackHandle;
-pub use fanout::Fanout;
-pub use filter::Filter;
-pub use subscribe::{Delivery, Interruption, Since, Subscribe, Subscription};
-
-use self::{registry::Registry, ring::Ring};
+pub use self::{
+    callback::CallbackHandle,
+    delivery::{Delivery, Interruption},
+    fanout::Fanout,
+    filter::Filter,
+    listener::{
+        CastError, Listen, Listener, ListenerHandle, Message, Missed, Next, Parent, RestartPolicy,
+        StopReason, Supervised, Supervision, SupervisionEvents,
+    },
+    registry::SubscriberId,
+    subscribe::{Since, Subscribe},
+    subscription::Subscription,
+};
+use self::{
+    listener::{Events, Listeners},
+    registry::Registry,
+    ring::Ring,
+};
 use crate::{
     context::Context,
     encoding::Sequence,
     error::{Error, Result},
+    event::DbName,
     feed::PAGE_ROWS_MAX,
     lease::RoleGuard,
     notification_feed::NotificationFeed,
@@ -55,6 +84,9 @@ pub struct DispatcherOptions {
     pub poll_interval: Duration,
     /// How many lagging subscribers read the feed at once; others wait for their turn. Default: 8.
     pub catch_ups_max: usize,
+    /// The most rows that a lagging subscriber reads at once, 1 to 10,000, and no more than the tail: what it holds while it
+    /// rests. Default: 128.
+    pub catch_up_rows_max: usize,
 }
 
 impl Default for DispatcherOptions {
@@ -64,6 +96,7 @@ impl Default for DispatcherOptions {
             page_rows_max: 1_000,
             poll_interval: Duration::from_secs(1),
             catch_ups_max: 8,
+            catch_up_rows_max: 128,
         }
     }
 }
@@ -74,11 +107,12 @@ impl DispatcherOptions {
         if self.ring_rows_max == 0 {
             return Err(Error::invalid("ring rows", "it is zero"));
         }
-        if !(1..=PAGE_ROWS_MAX).contains(&self.page_rows_max) {
-            return Err(Error::invalid(
-                "page rows",
-                format!("{} is not 1 to {PAGE_ROWS_MAX}", self.page_rows_max),
-            ));
+        for (what, rows) in
+            [("page rows", self.page_rows_max), ("rows of a catch-up", self.catch_up_rows_max)]
+        {
+            if !(1..=PAGE_ROWS_MAX).contains(&rows) {
+                return Err(Error::invalid(what, format!("{rows} is not 1 to {PAGE_ROWS_MAX}")));
+            }
         }
         if self.poll_interval.is_zero() {
             return Err(Error::invalid("poll interval", "it is zero"));
@@ -103,19 +137,73 @@ pub(crate) struct Shared {
     registry: Registry,
     /// Limits how many lagging subscribers read the feed at once.
     catch_ups: Semaphore,
-    /// The most rows that are read at once.
-    page_rows_max: usize,
+    /// The most rows that one of them reads at once.
+    catch_up_rows_max: usize,
+    /// The supervised subscribers.
+    listeners: Listeners,
+    /// What becomes of them.
+    events: Events,
 }
 
 /// A running dispatcher. Dropping it, or [`Dispatcher::shutdown`], ends its subscriptions after what they have been given.
 #[derive(Debug)]
 pub struct Dispatcher {
+    /// The tail. It goes before what it fills.
+    tail: Tail,
     /// Hands out what the tail reads.
     fanout: Fanout,
-    /// The tail.
-    tail: JoinHandle<()>,
+    /// How it works.
+    options: DispatcherOptions,
     /// Its place among the roles of its node, if it was started from one.
-    _role: Option<RoleGuard>,
+    role: Option<RoleGuard>,
+}
+
+/// The task of the tail. Dropping it ends it.
+#[derive(Debug)]
+struct Tail(JoinHandle<()>);
+
+impl Drop for Tail {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl Tail {
+    /// Ends it, and waits until it has.
+    async fn end(mut self) {
+        self.0.abort();
+        if let Err(error) = (&mut self.0).await
+            && error.is_panic()
+        {
+            tracing::error!(%error, "the tail has panicked");
+        }
+    }
+}
+
+/// A dispatcher that does not read the feed. Its subscribers are still there, and hear nothing until it is resumed. Dropping
+/// it ends them.
+#[derive(Debug)]
+pub struct SuspendedDispatcher {
+    /// The subscribers.
+    fanout: Fanout,
+    /// How it works.
+    options: DispatcherOptions,
+    /// Its place among the roles of its node.
+    role: Option<RoleGuard>,
+}
+
+impl SuspendedDispatcher {
+    /// Goes on where it was: nothing that has happened meanwhile is missed. Subscribers that it was suspended for too long
+    /// for are told that they have expired.
+    pub fn resume(self) -> Dispatcher {
+        let Self { fanout, options, role } = self;
+        Dispatcher::run(fanout, options, role)
+    }
+
+    /// How many subscriptions there are.
+    pub fn subscribers(&self) -> usize {
+        self.fanout.subscribers()
+    }
 }
 
 impl Dispatcher {
@@ -125,18 +213,42 @@ impl Dispatcher {
         options: DispatcherOptions,
         role: Option<RoleGuard>,
     ) -> Result<Self> {
-        let feed = NotificationFeed::new(Arc::clone(&context), context.feed.clone());
-        let start = feed.now().await?;
-        let fanout = Fanout::new(context, &options, start)?;
-        let tail =
-            feed.tail(start).with_limit(options.page_rows_max).with_poll_interval(options.poll_interval);
-        let tail = tokio::spawn(tail::run(Arc::clone(fanout.shared()), tail));
-        Ok(Self { fanout, tail, _role: role })
+        options.check()?;
+        let start = NotificationFeed::new(Arc::clone(&context), context.feed.clone()).now().await?;
+        Ok(Self::run(Fanout::new(context, &options, start)?, options, role))
+    }
+
+    /// Starts a tail where `fanout` stands.
+    fn run(fanout: Fanout, options: DispatcherOptions, role: Option<RoleGuard>) -> Self {
+        let tail = tokio::spawn(tail::run(Arc::clone(fanout.shared()), options.clone()));
+        Self { tail: Tail(tail), fanout, options, role }
     }
 
     /// Subscribes to the databases that `filter` matches. Choose where to start and how to receive on what is returned.
     pub fn subscribe(&self, filter: Filter) -> Subscribe {
         self.fanout.subscribe(filter)
+    }
+
+    /// Ends the subscriber `id`: its stream ends, its callback or listener is told to. Fails with [`Error::NoSubscriber`] if
+    /// there is none, or not any more.
+    pub fn unsubscribe(&self, id: SubscriberId) -> Result<()> {
+        self.fanout.unsubscribe(id)
+    }
+
+    /// The listener `name`, whose messages are of the type `M`. Fails with [`Error::NoSubscriber`] if there is none, and with
+    /// [`Error::Invalid`] if its messages are of another type.
+    pub fn listener<M: Send + 'static>(&self, name: &str) -> Result<ListenerHandle<M>> {
+        self.fanout.shared().listeners.find(name)
+    }
+
+    /// Stops the listener `name`, and waits until it has terminated. Fails with [`Error::NoSubscriber`] if there is none.
+    pub async fn stop_listener(&self, name: &str) -> Result<StopReason> {
+        self.fanout.shared().listeners.stop(name).await
+    }
+
+    /// What becomes of listeners and callbacks from now on.
+    pub fn supervision(&self) -> SupervisionEvents {
+        self.fanout.shared().events.listen()
     }
 
     /// Up to where the tail has read the feed.
@@ -149,19 +261,30 @@ impl Dispatcher {
         self.fanout.subscribers()
     }
 
-    /// Stops the tail, and ends the subscriptions after what they have been given.
-    pub async fn shutdown(mut self) {
-        self.tail.abort();
-        if let Err(error) = (&mut self.tail).await
-            && error.is_panic()
-        {
-            tracing::error!(%error, "the tail has panicked");
-        }
+    /// How many subscriptions name the database `name` exactly.
+    pub fn subscribers_of(&self, name: &DbName) -> usize {
+        self.fanout.shared().registry.listed(name.as_str())
     }
-}
 
-impl Drop for Dispatcher {
-    fn drop(&mut self) {
-        self.tail.abort();
+    /// What the roles share.
+    pub(crate) fn context(&self) -> &Arc<Context> {
+        &self.fanout.shared().context
+    }
+
+    /// Stops reading the feed, and keeps the subscribers: [`SuspendedDispatcher::resume`] goes on for them.
+    pub async fn suspend(self) -> SuspendedDispatcher {
+        let Self { tail, fanout, options, role } = self;
+        tail.end().await;
+        SuspendedDispatcher { fanout, options, role }
+    }
+
+    /// Stops the tail, and ends the subscriptions after what they have been given. Listeners terminate; one that takes longer
+    /// than 10 s is aborted.
+    pub async fn shutdown(self) {
+        let Self { tail, fanout, .. } = self;
+        tail.end().await;
+        let shared = Arc::clone(fanout.shared());
+        drop(fanout);
+        shared.listeners.finish(shared.context.env().sleep(listener::SHUTDOWN_LIMIT)).await;
     }
 }

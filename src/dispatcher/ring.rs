@@ -34,8 +34,8 @@ pub(super) struct Batch {
 pub(super) enum Next {
     /// The batch that holds what comes after it.
     Batch(Arc<Batch>),
-    /// Nothing yet.
-    UpToDate,
+    /// Nothing yet. Whoever has walked so far knows everything up to the position that is given.
+    UpToDate(Sequence),
     /// The ring no longer holds it; the oldest position that it does hold is given.
     Behind(Sequence),
 }
@@ -62,12 +62,21 @@ struct Batches {
     from: Sequence,
     /// Where the newest ends.
     to: Sequence,
+    /// Where the newest ends after which there was nothing more to read.
+    complete_to: Sequence,
+}
+
+impl Batches {
+    /// None, at `at`.
+    fn empty(at: Sequence) -> Self {
+        Self { queue: VecDeque::new(), rows: 0, from: at, to: at, complete_to: at }
+    }
 }
 
 impl Ring {
     /// An empty ring at `start`.
     pub fn new(start: Sequence, rows_max: usize) -> Self {
-        let batches = Batches { queue: VecDeque::new(), rows: 0, from: start, to: start };
+        let batches = Batches::empty(start);
         Self { batches: RwLock::new(batches), rows_max, pushed: watch::Sender::new(Some(0)) }
     }
 
@@ -84,6 +93,9 @@ impl Ring {
             let mut batches = self.batches.write().unwrap_or_else(std::sync::PoisonError::into_inner);
             assert_eq!(batches.to, batch.from, "batches follow each other without a gap");
             batches.to = batch.to;
+            if batch.is_complete {
+                batches.complete_to = batch.to;
+            }
             if !is_empty {
                 batches.rows += batch.rows.len();
                 batches.queue.push_back(batch);
@@ -103,7 +115,7 @@ impl Ring {
     pub fn skip_to(&self, to: Sequence) {
         {
             let mut batches = self.batches.write().unwrap_or_else(std::sync::PoisonError::into_inner);
-            *batches = Batches { queue: VecDeque::new(), rows: 0, from: to, to };
+            *batches = Batches::empty(to);
         }
         self.pushed.send_modify(|count| *count = count.map(|count| count.wrapping_add(1)));
     }
@@ -117,8 +129,21 @@ impl Ring {
         let place = batches.queue.partition_point(|batch| batch.to <= cursor);
         match batches.queue.get(place) {
             Some(batch) => Next::Batch(Arc::clone(batch)),
-            None => Next::UpToDate,
+            None => Next::UpToDate(batches.complete_to),
         }
+    }
+
+    /// All batches that follow `cursor`, and the position up to which whoever has walked them knows everything; or what
+    /// [`Ring::after`] says.
+    pub fn all_after(&self, cursor: Sequence) -> Result<(Vec<Arc<Batch>>, Sequence), Next> {
+        let batches = self.read();
+        if cursor < batches.from {
+            return Err(Next::Behind(batches.from));
+        }
+        let place = batches.queue.partition_point(|batch| batch.to <= cursor);
+        let found = batches.queue.range(place..).take_while(|batch| batch.to <= batches.complete_to);
+        let found: Vec<_> = found.cloned().collect();
+        if found.is_empty() { Err(Next::UpToDate(batches.complete_to)) } else { Ok((found, batches.complete_to)) }
     }
 
     /// Where the newest batch ends.
@@ -160,7 +185,7 @@ mod tests {
     #[test]
     fn a_cursor_finds_its_batch_or_learns_that_it_is_behind() {
         let ring = Ring::new(at(10), 4);
-        assert!(matches!(ring.after(at(10)), Next::UpToDate));
+        assert!(matches!(ring.after(at(10)), Next::UpToDate(_)));
         assert!(matches!(ring.after(at(9)), Next::Behind(from) if from == at(10)));
         ring.push(batch(10, 20, 2));
         ring.push(batch(20, 30, 2));
@@ -169,7 +194,7 @@ mod tests {
         ring.push(batch(30, 40, 1));
         assert!(matches!(ring.after(at(15)), Next::Behind(from) if from == at(20)));
         assert!(matches!(ring.after(at(20)), Next::Batch(found) if found.to == at(30)));
-        assert!(matches!(ring.after(at(40)), Next::UpToDate));
+        assert!(matches!(ring.after(at(40)), Next::UpToDate(_)));
     }
 
     #[test]
@@ -179,6 +204,25 @@ mod tests {
         assert!(matches!(ring.after(at(10)), Next::Batch(_)));
         ring.push(batch(20, 30, 1));
         assert!(matches!(ring.after(at(10)), Next::Behind(_)));
+    }
+
+    #[test]
+    fn what_is_not_complete_is_not_known() {
+        let ring = Ring::new(at(10), 10);
+        let part = |from, to, is_complete| {
+            Arc::new(Batch { is_complete, ..Arc::into_inner(batch(from, to, 1)).unwrap() })
+        };
+        ring.push(part(10, 20, true));
+        ring.push(part(20, 30, false));
+        assert!(matches!(ring.after(at(30)), Next::UpToDate(known) if known == at(20)));
+        let (batches, known) = ring.all_after(at(10)).ok().unwrap();
+        assert_eq!((batches.len(), known), (1, at(20)));
+        assert!(matches!(ring.all_after(at(20)), Err(Next::UpToDate(known)) if known == at(20)));
+        ring.push(part(30, 40, true));
+        let (batches, known) = ring.all_after(at(20)).ok().unwrap();
+        assert_eq!((batches.len(), known), (2, at(40)));
+        ring.push(batch(40, 50, 0));
+        assert!(matches!(ring.after(at(40)), Next::UpToDate(known) if known == at(50)));
     }
 
     #[test]
@@ -192,7 +236,7 @@ mod tests {
         assert_eq!(ring.position(), at(100));
         assert!(!pushes.has_changed().unwrap());
         assert!(matches!(ring.after(at(10)), Next::Batch(found) if found.to == at(20)));
-        assert!(matches!(ring.after(at(20)), Next::UpToDate));
+        assert!(matches!(ring.after(at(20)), Next::UpToDate(_)));
         ring.push(batch(100, 110, 1));
         assert!(matches!(ring.after(at(20)), Next::Batch(found) if found.to == at(110)));
     }

@@ -9,7 +9,7 @@ use std::{
 
 use super::{
     filter::Filter,
-    subscribe::{Delivery, Interruption},
+    delivery::{Delivery, Interruption},
 };
 use crate::{encoding::Sequence, notification::Notification};
 
@@ -35,6 +35,8 @@ struct State {
     closed: bool,
     /// The horizon, if rows may have been dropped that the receiver was not given, and it was not told so.
     expired: Option<Sequence>,
+    /// Everything up to here was taken. It stays behind while rows wait.
+    known: Sequence,
 }
 
 /// What is known of one name.
@@ -47,11 +49,11 @@ struct Slot {
 }
 
 impl Mailbox {
-    /// A mailbox with `count` slots, whose receiver knows everything up to `since`.
-    pub fn new(filter: Filter, count: usize, since: Sequence) -> Self {
-        let slots = (0..count).map(|_| Slot { row: None, told: since }).collect();
-        let state = State { slots, ready: VecDeque::new(), waker: None, closed: false, expired: None };
-        Self { filter, state: Mutex::new(state) }
+    /// A mailbox whose receiver knows everything up to `known`, and of each name, in the order of the slots, what `told` says.
+    pub fn new(filter: Filter, told: impl IntoIterator<Item = Sequence>, known: Sequence) -> Self {
+        let slots = told.into_iter().map(|told| Slot { row: None, told }).collect();
+        let (ready, waker, closed, expired) = (VecDeque::new(), None, false, None);
+        Self { filter, state: Mutex::new(State { slots, ready, waker, closed, expired, known }) }
     }
 
     /// The changing part. No holder of the lock can panic with it half changed.
@@ -65,7 +67,7 @@ impl Mailbox {
         let State { slots, ready, waker, .. } = &mut *state;
         let place = &mut slots[slot];
         let newest = place.row.as_ref().map_or(place.told, |row| row.sequence);
-        if row.sequence <= newest || !self.filter.wants(row.news_since(place.told).kinds()) {
+        if row.sequence <= newest || !self.filter.wants(row, place.told) {
             return None;
         }
         if place.row.replace(Arc::clone(row)).is_none() {
@@ -94,6 +96,31 @@ impl Mailbox {
         Poll::Ready(Some(Ok(Delivery::new(row, since))))
     }
 
+    /// How many rows wait, a horizon that was not told included.
+    pub fn waiting(&self) -> usize {
+        let state = self.state();
+        state.ready.len() + usize::from(state.expired.is_some())
+    }
+
+    /// Everything up to here was taken; `filled` is the position up to which, before this was called, all rows were put in.
+    pub fn known(&self, filled: Sequence) -> Sequence {
+        let mut state = self.state();
+        if state.ready.is_empty() && state.expired.is_none() {
+            state.known = state.known.max(filled);
+        }
+        state.known
+    }
+
+    /// Everything up to here was taken, as far as that was noted.
+    pub fn noted(&self) -> Sequence {
+        self.state().known
+    }
+
+    /// Up to where the receiver has been told about the name of `slot`.
+    pub fn told(&self, slot: usize) -> Sequence {
+        self.state().slots[slot].told
+    }
+
     /// Notes that rows up to `horizon` may have been dropped that the receiver was not given: it knows nothing any more, and
     /// is told so. Returns whom to wake.
     pub fn expire(&self, horizon: Sequence) -> Option<Waker> {
@@ -103,6 +130,7 @@ impl Mailbox {
         }
         state.ready.clear();
         state.expired = Some(horizon);
+        state.known = Sequence::ZERO;
         state.waker.take()
     }
 

@@ -1,15 +1,30 @@
 //! The tail: the one task of a node that reads the feed as it grows.
 
-use std::{sync::Arc, time::Duration};
+use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
-use super::Shared;
+use futures_util::FutureExt;
+
+use super::{DispatcherOptions, Shared};
 use crate::{error::Error, notification_feed::NotificationTail};
 
 /// How long the tail pauses after a failure that its transaction could not mend.
 const FAILURE_PAUSE: Duration = Duration::from_secs(1);
 
-/// Reads the feed and hands out what it reads, until it is aborted.
-pub(super) async fn run(shared: Arc<Shared>, mut tail: NotificationTail) {
+/// Reads the feed from where the subscribers stand, and hands out what it reads, until it is aborted. After a panic it begins
+/// anew: the subscribers are none the wiser.
+pub(super) async fn run(shared: Arc<Shared>, options: DispatcherOptions) {
+    loop {
+        let tail = shared.feed.tail(shared.ring.position());
+        let tail = tail.with_limit(options.page_rows_max).with_poll_interval(options.poll_interval);
+        let _panic = AssertUnwindSafe(read(&shared, tail)).catch_unwind().await;
+        shared.context.stats.tail_panics.add(1);
+        tracing::error!("the tail of a dispatcher has panicked and is begun anew");
+        shared.context.env().sleep(FAILURE_PAUSE).await;
+    }
+}
+
+/// Reads the feed and hands out what it reads.
+async fn read(shared: &Shared, mut tail: NotificationTail) -> ! {
     loop {
         match tail.next().await {
             Ok(page) => {

@@ -30,6 +30,8 @@
 //! | 13 | age mark | milliseconds that janitors have worked | sequence | until the retention has passed twice |
 //! | 14 | lease changes | cell | 8 bytes, little-endian | as long as the bus |
 //! | 15 | pulse | feed, 0 to 7 | versionstamp of the last append or reshard that moved it | as long as the feed |
+//! | 16 | cursor | node or nothing, cursor, 0 | token, sequence | until deleted |
+//! | 16 | scan | node or nothing, cursor, 1, name, instance | token, sequence | until the trigger knows that the database is gone |
 //!
 //! Three families share number 1, so that a notifier reads all that waits for it in one range; the number after the
 //! instance tells them apart. Two share number 11, so that a node reads who owns and who asks in one range.
@@ -41,6 +43,7 @@ mod age;
 mod checkpoint;
 mod config;
 mod counters;
+mod cursor;
 mod ddoc;
 mod dead_letter;
 mod feed;
@@ -57,6 +60,8 @@ pub(crate) use age::AgeMark;
 pub(crate) use checkpoint::{Trouble, checkpoint_position, cut};
 pub(crate) use config::Config;
 pub(crate) use counters::{DrainKey, DrainRow, stamp_operand};
+pub use cursor::CURSOR_NAME_LEN_MAX;
+pub(crate) use cursor::{CursorId, CursorRow};
 pub(crate) use dead_letter::DeadLetterRow;
 pub use feed::ShardId;
 pub(crate) use feed::{FeedId, RowSpace, sequence_operand};
@@ -92,6 +97,7 @@ mod family {
     pub const AGE: u16 = 13;
     pub const LEASE_CHANGES: u16 = 14;
     pub const PULSE: u16 = 15;
+    pub const CURSOR: u16 = 16;
 }
 
 /// The cell of all nodes and leases: those who divide the work of a bus among them. The name has its place in the keys so
@@ -147,6 +153,7 @@ impl Keys {
             family::DDOC,
             family::CHECKPOINT,
             family::AGE,
+            family::CURSOR,
         ];
         families.into_iter().map(|number| self.range(&(number,)))
     }

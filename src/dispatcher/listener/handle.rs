@@ -1,0 +1,293 @@
+//! [`ListenerHandle`]: how others deal with a listener.
+
+use std::{
+    any::Any,
+    fmt,
+    sync::{Arc, Mutex, PoisonError, Weak},
+    time::Duration,
+};
+
+use dashmap::DashMap;
+use tokio::{
+    sync::{mpsc, watch},
+    task::{AbortHandle, JoinSet},
+};
+
+use super::{Message, StopReason};
+use crate::{
+    dispatcher::{Filter, SubscriberId},
+    error::{Error, Result},
+};
+
+/// What a listener can be linked to: it ends when all clones of this are dropped, or [`Parent::end`] is called.
+#[derive(Debug, Clone)]
+pub struct Parent(Arc<watch::Sender<bool>>);
+
+impl Default for Parent {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Parent {
+    /// One without children.
+    pub fn new() -> Self {
+        Self(Arc::new(watch::Sender::new(false)))
+    }
+
+    /// Ends the listeners that are linked to it.
+    pub fn end(&self) {
+        self.0.send_replace(true);
+    }
+
+    /// For a child.
+    pub(super) fn ending(&self) -> watch::Receiver<bool> {
+        self.0.subscribe()
+    }
+
+    /// The same parent, without keeping it.
+    pub(super) fn downgrade(&self) -> WeakParent {
+        WeakParent(Arc::downgrade(&self.0))
+    }
+}
+
+/// A parent, without keeping it.
+#[derive(Debug, Clone)]
+pub(super) struct WeakParent(Weak<watch::Sender<bool>>);
+
+impl WeakParent {
+    /// Ends its children.
+    pub fn end(&self) {
+        if let Some(parent) = self.0.upgrade() {
+            parent.send_replace(true);
+        }
+    }
+
+    /// The parent, or a new one if it is gone, and its children with it.
+    fn upgrade(&self) -> Parent {
+        self.0.upgrade().map_or_else(Parent::new, Parent)
+    }
+}
+
+/// A message was not taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum CastError<M> {
+    /// As many as it may have are waiting: try again later.
+    #[error("the listener has too many messages waiting")]
+    Full(M),
+    /// The listener has ended.
+    #[error("the listener has ended")]
+    Ended(M),
+}
+
+/// What the supervisor of a listener is told.
+#[derive(Debug)]
+pub(super) struct Control {
+    /// Which subscriber.
+    pub id: SubscriberId,
+    /// Its name, if it has one.
+    pub name: Option<Arc<str>>,
+    /// Whether it is to end.
+    pub stop: watch::Sender<bool>,
+    /// What it is to want; the newest, until it is taken.
+    pub filter: watch::Sender<Option<Filter>>,
+    /// Why it has ended, once it has.
+    pub ended: watch::Sender<Option<StopReason>>,
+}
+
+impl Control {
+    /// Tells it to end, and waits until it has.
+    async fn stop(&self) -> StopReason {
+        self.stop.send_replace(true);
+        let mut ended = self.ended.subscribe();
+        let ended = ended.wait_for(Option::is_some).await.ok().and_then(|reason| reason.clone());
+        ended.unwrap_or(StopReason::Shutdown)
+    }
+}
+
+/// A listener that runs, or has run. Clones are handles on the same one. Dropping them does not end it, but those that are
+/// linked to it.
+pub struct ListenerHandle<M> {
+    /// What its supervisor is told.
+    pub(super) control: Arc<Control>,
+    /// Where its messages go.
+    pub(super) messages: mpsc::Sender<Message<M>>,
+    /// What others are linked to.
+    pub(super) parent: Parent,
+}
+
+impl<M> Clone for ListenerHandle<M> {
+    fn clone(&self) -> Self {
+        let Self { control, messages, parent } = self;
+        Self { control: Arc::clone(control), messages: messages.clone(), parent: parent.clone() }
+    }
+}
+
+impl<M: Send + 'static> ListenerHandle<M> {
+    /// Which subscriber it is.
+    pub fn id(&self) -> SubscriberId {
+        self.control.id
+    }
+
+    /// Its name, if it has one.
+    pub fn name(&self) -> Option<&str> {
+        self.control.name.as_deref()
+    }
+
+    /// Sends it `message`, and waits if as many as it may have are waiting.
+    ///
+    /// Fails with [`CastError::Ended`] if it has ended. If it ends, or panics, before it has looked at the message, the message
+    /// is lost.
+    pub async fn cast(&self, message: M) -> Result<(), CastError<M>> {
+        self.messages.send(Message::Cast(message)).await.map_err(|error| match error.0 {
+            Message::Cast(message) => CastError::Ended(message),
+            _ => unreachable!("the message that was sent comes back"),
+        })
+    }
+
+    /// Sends it `message` if there is room.
+    pub fn try_cast(&self, message: M) -> Result<(), CastError<M>> {
+        self.messages.try_send(Message::Cast(message)).map_err(|error| match error {
+            mpsc::error::TrySendError::Full(Message::Cast(message)) => CastError::Full(message),
+            mpsc::error::TrySendError::Closed(Message::Cast(message)) => CastError::Ended(message),
+            _ => unreachable!("the message that was sent comes back"),
+        })
+    }
+
+    /// Sends it a message of any type, and waits if as many as it may have are waiting. Whether it was still there to take
+    /// it. One that does not know the type is expected to note it and to go on.
+    pub async fn info(&self, message: impl Any + Send) -> bool {
+        self.messages.send(Message::Info(Box::new(message))).await.is_ok()
+    }
+
+    /// Has it want something else from now on, as [`Subscription::replace`](crate::Subscription::replace) says.
+    pub fn replace(&self, filter: Filter) {
+        self.control.filter.send_replace(Some(filter));
+    }
+
+    /// Lets it finish the call that it is in, has it terminate, and waits until it has. Says why it has ended: perhaps for
+    /// another reason before. Not to be called by the listener itself, which would wait for itself.
+    pub async fn stop(&self) -> StopReason {
+        self.control.stop().await
+    }
+
+    /// Waits until it has ended, for whatever reason.
+    pub async fn finished(&self) -> StopReason {
+        let mut ended = self.control.ended.subscribe();
+        let ended = ended.wait_for(Option::is_some).await.ok().and_then(|reason| reason.clone());
+        ended.unwrap_or(StopReason::Shutdown)
+    }
+
+    /// Whether it has ended.
+    pub fn is_finished(&self) -> bool {
+        self.control.ended.borrow().is_some()
+    }
+
+    /// What other listeners can be linked to: they end when this one does, and when all handles on it are dropped.
+    pub fn parent(&self) -> &Parent {
+        &self.parent
+    }
+}
+
+impl<M> fmt::Debug for ListenerHandle<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Control { id, name, .. } = &*self.control;
+        f.debug_struct("ListenerHandle").field("id", id).field("name", name).finish_non_exhaustive()
+    }
+}
+
+/// A listener that was given a name.
+struct Named {
+    /// What its supervisor is told.
+    control: Arc<Control>,
+    /// Where its messages go, as a sender of its type of messages.
+    messages: Box<dyn Any + Send + Sync>,
+    /// What others are linked to.
+    parent: WeakParent,
+}
+
+/// The listeners of a dispatcher.
+#[derive(Default)]
+pub(in crate::dispatcher) struct Listeners {
+    /// Their tasks.
+    tasks: Mutex<JoinSet<()>>,
+    /// Those with a name.
+    names: DashMap<Arc<str>, Named>,
+}
+
+impl Listeners {
+    /// The tasks. Nothing is done under the lock that could be left half done.
+    fn tasks(&self) -> std::sync::MutexGuard<'_, JoinSet<()>> {
+        self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs `task`.
+    pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
+        let mut tasks = self.tasks();
+        while tasks.try_join_next().is_some() {}
+        tasks.spawn(task)
+    }
+
+    /// Lists the listener under its name. Fails if another one has it.
+    pub(super) fn list<M: Send + 'static>(&self, name: &Arc<str>, handle: &ListenerHandle<M>) -> Result<()> {
+        let dashmap::Entry::Vacant(place) = self.names.entry(Arc::clone(name)) else {
+            let reason = format!("a listener named {name:?} runs already; stop it first");
+            return Err(Error::invalid("listener name", reason));
+        };
+        place.insert(Named {
+            control: Arc::clone(&handle.control),
+            messages: Box::new(handle.messages.clone()),
+            parent: handle.parent.downgrade(),
+        });
+        Ok(())
+    }
+
+    /// Takes the listener `id` off the list.
+    pub(super) fn unlist(&self, name: &str, id: SubscriberId) {
+        self.names.remove_if(name, |_, named| named.control.id == id);
+    }
+
+    /// The listener `name`, whose messages are of the type `M`.
+    pub fn find<M: Send + 'static>(&self, name: &str) -> Result<ListenerHandle<M>> {
+        let named = self.names.get(name).ok_or_else(|| stranger(name))?;
+        let Some(messages) = named.messages.downcast_ref::<mpsc::Sender<Message<M>>>() else {
+            return Err(Error::invalid("listener", format!("{name:?} takes messages of another type")));
+        };
+        let (control, messages) = (Arc::clone(&named.control), messages.clone());
+        Ok(ListenerHandle { control, messages, parent: named.parent.upgrade() })
+    }
+
+    /// Stops the listener `name`, and waits until it has ended.
+    pub async fn stop(&self, name: &str) -> Result<StopReason> {
+        let control = self.names.get(name).map(|named| Arc::clone(&named.control));
+        Ok(control.ok_or_else(|| stranger(name))?.stop().await)
+    }
+
+    /// Waits until all have ended; those that take longer than `limit` are aborted.
+    pub async fn finish(&self, limit: impl Future<Output = ()>) {
+        let mut tasks = std::mem::take(&mut *self.tasks());
+        let all = async { while tasks.join_next().await.is_some() {} };
+        let in_time = tokio::select! {
+            () = all => true,
+            () = limit => false,
+        };
+        if !in_time {
+            tracing::warn!(listeners = tasks.len(), "listeners do not end and are aborted");
+            tasks.shutdown().await;
+        }
+    }
+}
+
+impl fmt::Debug for Listeners {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Listeners")
+    }
+}
+
+/// That there is none of this name.
+fn stranger(name: &str) -> Error {
+    Error::NoSubscriber { subscriber: format!("named {name:?}") }
+}
+
+/// How long a shutdown waits for listeners.
+pub(in crate::dispatcher) const SHUTDOWN_LIMIT: Duration = Duration::from_secs(10);

@@ -1,0 +1,422 @@
+//! [`Supervisor`]: the task of a listener. It owns the subscription, which outlives the listener, so that another one made in
+//! its place goes on where it was.
+
+use std::{any::Any, panic::AssertUnwindSafe, sync::Arc, time::Duration};
+
+use futures_util::{
+    FutureExt,
+    future::{BoxFuture, OptionFuture},
+};
+use tokio::sync::{mpsc, watch};
+use tokio_stream::StreamExt;
+
+use super::{
+    Listener, ListenerHandle, Message, Next, RestartPolicy, StopReason, Supervised, Supervision,
+    handle::{Control, WeakParent},
+};
+use crate::{
+    dispatcher::{Delivery, Filter, Interruption, Shared, Subscription},
+    error::Error,
+    store::RetryPolicy,
+};
+
+/// How long a subscriber is not asked for more after the feed could not be read.
+const FAILURE_PAUSE: Duration = Duration::from_secs(1);
+
+/// How a listener is treated.
+#[derive(Debug, Clone)]
+pub(super) struct Terms {
+    /// Whether it is made anew after a panic.
+    pub restart: RestartPolicy,
+    /// The pauses before that.
+    pub backoff: RetryPolicy,
+    /// How often it is given a delivery that it panics on.
+    pub attempts_max: u32,
+    /// How often it puts down what it has worked on.
+    pub checkpoint_interval: Duration,
+    /// Whether it is a plain callback, which goes on after a panic as it is.
+    pub is_callback: bool,
+}
+
+impl Default for Terms {
+    fn default() -> Self {
+        Self {
+            restart: RestartPolicy::Always,
+            backoff: RetryPolicy {
+                attempts_max: None,
+                elapsed_max: None,
+                backoff_min: Duration::from_millis(100),
+                backoff_max: Duration::from_secs(30),
+            },
+            attempts_max: 3,
+            checkpoint_interval: Duration::from_secs(1),
+            is_callback: false,
+        }
+    }
+}
+
+/// Something has panicked: what it says.
+struct Panicked(String);
+
+/// How a session with a listener has ended.
+enum Ended {
+    /// It is to end.
+    Stopped(StopReason),
+    /// It has panicked.
+    Panicked(String),
+}
+
+/// What the supervisor waits for.
+enum Event<M> {
+    /// It is to end.
+    Stop(StopReason),
+    /// A message; `None` once all who could send one are gone.
+    Message(Option<Message<M>>),
+    /// Something of the subscription; `None` at its end, an error if the predicate of its filter has panicked.
+    Received(Result<Option<Result<Delivery, Interruption>>, Panicked>),
+    /// It is to want something else.
+    Replaced,
+    /// Nothing has come for as long as it said.
+    Timeout,
+    /// The subscription may be asked again.
+    Paused,
+    /// It is time to put down what was worked on.
+    Checkpoint,
+}
+
+/// What makes a supervisor stop waiting, besides what the listener is given.
+struct Timers {
+    /// Completes when nothing has come for as long as the listener said.
+    timeout: Option<BoxFuture<'static, ()>>,
+    /// Completes when the subscription may be asked again, after the feed could not be read.
+    pause: Option<BoxFuture<'static, ()>>,
+}
+
+/// The task of a listener.
+pub(super) struct Supervisor<L: Listener, F> {
+    /// The dispatcher.
+    shared: Arc<Shared>,
+    /// Who it is, and what it is told.
+    control: Arc<Control>,
+    /// Whether it is to end.
+    stop: watch::Receiver<bool>,
+    /// Whether its parent has ended.
+    ending: watch::Receiver<bool>,
+    /// What it is to want.
+    filter: watch::Receiver<Option<Filter>>,
+    /// Ends the children when the listener has.
+    parent: WeakParent,
+    /// What the listener is given.
+    subscription: Subscription,
+    /// The messages; `None` once nobody can send one.
+    inbox: Option<mpsc::Receiver<Message<L::Message>>>,
+    /// Makes the listener.
+    factory: F,
+    /// How it is treated.
+    terms: Terms,
+    /// The delivery that it has not finished, and how often it was given that.
+    in_hand: Option<(Delivery, u32)>,
+    /// How often it was made anew.
+    restarts: u32,
+    /// How often it was made anew since it has last worked on something.
+    in_a_row: u32,
+    /// Completes when what was worked on is to be put down; `None` if that is done.
+    checkpoint: Option<BoxFuture<'static, ()>>,
+}
+
+impl<L, F> Supervisor<L, F>
+where
+    L: Listener,
+    F: FnMut() -> L + Send + 'static,
+{
+    /// A supervisor of what `factory` makes, until its parent ends.
+    pub fn new(
+        handle: &ListenerHandle<L::Message>,
+        subscription: Subscription,
+        inbox: mpsc::Receiver<Message<L::Message>>,
+        factory: F,
+        terms: Terms,
+        ending: watch::Receiver<bool>,
+    ) -> Self {
+        let control = Arc::clone(&handle.control);
+        Self {
+            shared: Arc::clone(subscription.shared()),
+            stop: control.stop.subscribe(),
+            ending,
+            filter: control.filter.subscribe(),
+            control,
+            parent: handle.parent.downgrade(),
+            subscription,
+            inbox: Some(inbox),
+            factory,
+            terms,
+            in_hand: None,
+            restarts: 0,
+            in_a_row: 0,
+            checkpoint: None,
+        }
+    }
+
+    /// Runs the listener until it ends.
+    pub async fn run(mut self) {
+        // Also if this task is aborted: who waits for the end is not to wait for ever.
+        let _last = Last {
+            shared: Arc::clone(&self.shared),
+            control: Arc::clone(&self.control),
+            parent: self.parent.clone(),
+        };
+        self.tell(Supervised::Started);
+        let reason = self.run_sessions().await;
+        // What is in hand may look as if it had been worked on.
+        if reason != StopReason::CursorLost && self.in_hand.is_none() {
+            self.put_down().await;
+        }
+        tracing::debug!(id = %self.control.id, name = ?self.control.name, %reason, "a listener has ended");
+        self.tell(Supervised::Stopped(reason.clone()));
+        self.control.ended.send_replace(Some(reason));
+    }
+
+    /// Makes the listener again and again, until it ends.
+    async fn run_sessions(&mut self) -> StopReason {
+        loop {
+            let text = match self.session().await {
+                Ended::Stopped(reason) => return reason,
+                Ended::Panicked(text) => text,
+            };
+            if !self.terms.restart.allows(self.restarts) {
+                return StopReason::Panicked(text);
+            }
+            (self.in_a_row, self.restarts) = (self.in_a_row + 1, self.restarts + 1);
+            let env = self.shared.context.env().clone();
+            let after = self.terms.backoff.backoff(self.in_a_row, &env);
+            self.shared.context.stats.listener_restarts.add(1);
+            self.tell(Supervised::Restarting { restarts: self.restarts, after });
+            tokio::select! {
+                reason = told_to_stop(&mut self.stop, &mut self.ending) => return reason,
+                () = env.sleep(after) => {}
+            }
+        }
+    }
+
+    /// Tells whoever listens what has become of the listener.
+    fn tell(&self, what: Supervised) {
+        let Control { id, name, .. } = &*self.control;
+        self.shared.events.send(Supervision { id: *id, name: name.clone(), what });
+    }
+
+    /// Notes a panic.
+    fn note_panic(&self, text: &str) {
+        let stats = &self.shared.context.stats;
+        if self.terms.is_callback { &stats.callback_panics } else { &stats.listener_panics }.add(1);
+        let at = self.in_hand.as_ref().map(|(delivery, _)| delivery.sequence());
+        tracing::error!(id = %self.control.id, name = ?self.control.name, ?at, panic = text, "a subscriber has panicked");
+        self.tell(Supervised::Panicked { text: text.to_owned(), at });
+    }
+
+    /// Makes a listener, and gives it what comes, until it ends or panics.
+    async fn session(&mut self) -> Ended {
+        let position = self.subscription.position();
+        let made = catch(async {
+            let mut listener = (self.factory)();
+            let next = listener.init(position).await;
+            (listener, next)
+        });
+        let (mut listener, mut next) = match made.await {
+            Ok(made) => made,
+            Err(Panicked(text)) => {
+                self.note_panic(&text);
+                return Ended::Panicked(text);
+            }
+        };
+        let mut timers = Timers { timeout: None, pause: None };
+        loop {
+            timers.timeout = match next {
+                Next::Continue => None,
+                Next::ContinueFor(limit) => Some(self.shared.context.env().sleep(limit)),
+                Next::Stop(reason) => return terminate(listener, reason).await,
+            };
+            next = match self.call(&mut listener, &mut timers).await {
+                Ok(next) => next,
+                Err(Panicked(text)) => {
+                    self.note_panic(&text);
+                    self.pass_over();
+                    if !self.terms.is_callback {
+                        return Ended::Panicked(text);
+                    }
+                    Next::Continue
+                }
+            };
+        }
+    }
+
+    /// Calls the listener with what comes next.
+    async fn call(&mut self, listener: &mut L, timers: &mut Timers) -> Result<Next, Panicked> {
+        loop {
+            if let Some(reason) = is_told_to_stop(&self.stop, &self.ending) {
+                return Ok(Next::Stop(reason));
+            }
+            if let Some((delivery, attempts)) = &mut self.in_hand {
+                *attempts += 1;
+                let delivery = delivery.clone();
+                let next = catch(async { listener.handle_event(delivery).await }).await?;
+                self.finish_delivery();
+                return Ok(next);
+            }
+            match self.event(timers).await {
+                Event::Stop(reason) => return Ok(Next::Stop(reason)),
+                Event::Received(Ok(None)) => return Ok(Next::Stop(StopReason::Shutdown)),
+                Event::Received(Ok(Some(Ok(delivery)))) => self.in_hand = Some((delivery, 0)),
+                Event::Received(Ok(Some(Err(interruption)))) => {
+                    if matches!(interruption, Interruption::Failed(_)) {
+                        timers.pause = Some(self.shared.context.env().sleep(FAILURE_PAUSE));
+                    }
+                    let message = Message::Interrupted(interruption);
+                    return catch(async { listener.handle_message(message).await }).await;
+                }
+                // A predicate of the filter. It has seen the row then, and the listener has not: it goes on with the next.
+                Event::Received(Err(Panicked(text))) => self.note_panic(&text),
+                Event::Message(Some(message)) => {
+                    return catch(async { listener.handle_message(message).await }).await;
+                }
+                Event::Message(None) => self.inbox = None,
+                Event::Timeout => {
+                    timers.timeout = None;
+                    return catch(async { listener.timeout().await }).await;
+                }
+                Event::Replaced => self.replace().await,
+                Event::Paused => timers.pause = None,
+                Event::Checkpoint => {
+                    if self.put_down().await {
+                        return Ok(Next::Stop(StopReason::CursorLost));
+                    }
+                }
+            }
+        }
+    }
+
+    /// What comes next. Cancel safe.
+    async fn event(&mut self, timers: &mut Timers) -> Event<L::Message> {
+        let inbox = self.inbox.as_mut().map(|inbox| inbox.recv());
+        let is_paused = timers.pause.is_some();
+        tokio::select! {
+            reason = told_to_stop(&mut self.stop, &mut self.ending) => Event::Stop(reason),
+            _ = self.filter.wait_for(Option::is_some) => Event::Replaced,
+            Some(message) = OptionFuture::from(inbox) => Event::Message(message),
+            received = catch(self.subscription.next()), if !is_paused => Event::Received(received),
+            Some(()) = OptionFuture::from(timers.timeout.as_mut()) => Event::Timeout,
+            Some(()) = OptionFuture::from(timers.pause.as_mut()) => Event::Paused,
+            Some(()) = OptionFuture::from(self.checkpoint.as_mut()) => Event::Checkpoint,
+        }
+    }
+
+    /// Has the subscription want something else.
+    async fn replace(&mut self) {
+        if let Some(filter) = self.control.filter.send_replace(None)
+            && let Err(Panicked(text)) = catch(async { self.subscription.replace(filter) }).await
+        {
+            self.note_panic(&text);
+        }
+    }
+
+    /// The delivery in hand was worked on, or is passed over.
+    fn finish_delivery(&mut self) {
+        (self.in_hand, self.in_a_row) = (None, 0);
+        if self.subscription.is_durable() && self.checkpoint.is_none() {
+            self.checkpoint = Some(self.shared.context.env().sleep(self.terms.checkpoint_interval));
+        }
+    }
+
+    /// Passes over the delivery in hand, if the listener has panicked on it as often as it may.
+    fn pass_over(&mut self) {
+        let attempts_max = self.terms.attempts_max;
+        if let Some((delivery, _)) = self.in_hand.take_if(|(_, attempts)| *attempts >= attempts_max) {
+            let row = delivery.notification();
+            self.tell(Supervised::PassedOver { name: row.name.clone(), sequence: row.sequence });
+            let in_a_row = self.in_a_row;
+            self.finish_delivery();
+            // It has worked on nothing.
+            self.in_a_row = in_a_row;
+        }
+    }
+
+    /// Puts down what was worked on. Whether the cursor is lost.
+    async fn put_down(&mut self) -> bool {
+        self.checkpoint = None;
+        match self.subscription.checkpoint().await {
+            Ok(()) => false,
+            Err(error @ Error::CursorLost { .. }) => {
+                tracing::warn!(id = %self.control.id, %error, "a listener ends");
+                true
+            }
+            Err(error) => {
+                tracing::warn!(id = %self.control.id, %error, "a cursor cannot be written, trying again later");
+                self.checkpoint = Some(self.shared.context.env().sleep(self.terms.checkpoint_interval));
+                false
+            }
+        }
+    }
+}
+
+/// Has `listener` terminate.
+async fn terminate(mut listener: impl Listener, reason: StopReason) -> Ended {
+    if let Err(Panicked(text)) = catch(async { listener.terminate(&reason).await }).await {
+        tracing::error!(panic = text, "a listener has panicked when it terminated");
+    }
+    Ended::Stopped(reason)
+}
+
+/// Why a listener is told to end, if it is.
+fn is_told_to_stop(stop: &watch::Receiver<bool>, ending: &watch::Receiver<bool>) -> Option<StopReason> {
+    if *stop.borrow() {
+        return Some(StopReason::Shutdown);
+    }
+    // An error says that the parent was dropped.
+    (*ending.borrow() || ending.has_changed().is_err()).then_some(StopReason::ParentEnded)
+}
+
+/// Completes when a listener is told to end.
+async fn told_to_stop(stop: &mut watch::Receiver<bool>, ending: &mut watch::Receiver<bool>) -> StopReason {
+    tokio::select! {
+        // What tells it is held by the supervisor.
+        _ = stop.wait_for(|stop| *stop) => StopReason::Shutdown,
+        _ = ending.wait_for(|ended| *ended) => StopReason::ParentEnded,
+    }
+}
+
+/// Completes with `future`, or with what its panic says.
+async fn catch<T>(future: impl Future<Output = T>) -> Result<T, Panicked> {
+    AssertUnwindSafe(future).catch_unwind().await.map_err(|panic| Panicked(message(&*panic).to_owned()))
+}
+
+/// What a panic says.
+fn message(panic: &(dyn Any + Send)) -> &str {
+    panic
+        .downcast_ref::<String>()
+        .map(String::as_str)
+        .or_else(|| panic.downcast_ref::<&str>().copied())
+        .unwrap_or("of no text")
+}
+
+/// What is done once a listener has ended, however.
+struct Last {
+    /// The dispatcher.
+    shared: Arc<Shared>,
+    /// Who it was.
+    control: Arc<Control>,
+    /// Ends the children.
+    parent: WeakParent,
+}
+
+impl Drop for Last {
+    fn drop(&mut self) {
+        if let Some(name) = &self.control.name {
+            self.shared.listeners.unlist(name, self.control.id);
+        }
+        self.parent.end();
+        self.control.ended.send_if_modified(|reason| {
+            let is_aborted = reason.is_none();
+            reason.get_or_insert(StopReason::Shutdown);
+            is_aborted
+        });
+    }
+}

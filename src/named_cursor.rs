@@ -1,0 +1,218 @@
+//! [`NamedCursor`]: how far a durable subscriber has come, kept in the store under a name.
+//!
+//! It is for one subscriber at a time: whoever opens it last writes it, and all others learn with their next write that they
+//! have lost it. It does not keep tombstones in the feed, as a group's checkpoint does: a subscriber that was away for longer
+//! than their retention is told that it has expired. Many consumers that divide a feed among them are a
+//! [`Group`](crate::Group) instead.
+
+use std::{fmt, sync::Arc};
+
+use crate::{
+    context::Context,
+    encoding::Sequence,
+    error::{Error, Result},
+    event::Db,
+    keys::{CursorId, CursorRow, NodeId},
+    store::{Isolation, Transaction},
+};
+
+/// A position in the feed of notifications with a name, whether it was begun or not. Clones are cheap.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
+/// use notibus::{Bus, BusOptions, Filter, store::Database};
+/// use tokio_stream::StreamExt;
+///
+/// let store = Database::memory();
+/// let bus = Bus::open(&store, BusOptions::default()).await?;
+/// let dispatcher = bus.dispatcher(Default::default()).await?;
+/// let cursor = bus.cursor("mirror")?;
+/// assert_eq!(cursor.position().await?, None);
+/// // From now on, and after a restart from where it was.
+/// let mut updates = dispatcher.subscribe(Filter::all()).durable(&cursor).await?.stream();
+/// # let notifier = bus.notifier(Default::default()).await?;
+/// # let db = notibus::Db::new("orders".parse()?, notibus::DbInstance::random(store.env()));
+/// # store.run(async |tx| Ok(bus.producer().created(&tx, &db))).await?;
+/// let delivery = updates.next().await.expect("the dispatcher runs").expect("nothing interrupts");
+/// println!("{}", delivery.notification().name);
+/// updates.checkpoint().await?;
+/// # notifier.shutdown().await?;
+/// cursor.delete().await
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct NamedCursor {
+    /// What the roles share.
+    context: Arc<Context>,
+    /// Which cursor.
+    id: CursorId,
+}
+
+impl NamedCursor {
+    /// The cursor `name` of `node`, or of the bus as a whole. Fails if the name is empty or too long.
+    pub(crate) fn new(context: &Arc<Context>, node: Option<&NodeId>, name: &str) -> Result<Self> {
+        Ok(Self { context: Arc::clone(context), id: CursorId::new(node, name)? })
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        self.id.name()
+    }
+
+    /// Up to where everything was worked on; `None` if it was not begun.
+    pub async fn position(&self) -> Result<Option<Sequence>> {
+        let read = async |tx| Ok(self.row(&tx).await?.map(|row| row.position));
+        self.context.db.run(read).await
+    }
+
+    /// Forgets it, and all that a trigger has kept with it. Whoever has it open loses it.
+    pub async fn delete(&self) -> Result<()> {
+        let delete = async |tx: Transaction| {
+            tx.clear_range(&self.context.keys.whole_cursor(&self.id));
+            Ok(())
+        };
+        self.context.db.run(delete).await
+    }
+
+    /// Opens it, and takes it from whoever had it open; returns where it stands. If it was not begun, it begins at `start`.
+    pub(crate) async fn open(&self, start: Sequence) -> Result<(OpenCursor, Sequence)> {
+        let token = self.token();
+        let open = async |tx: Transaction| {
+            let position = self.row(&tx).await?.map_or(start, |row| row.position);
+            tx.set(&self.context.keys.cursor(&self.id), &CursorRow { token, position }.to_bytes());
+            Ok(position)
+        };
+        let stored = self.context.db.run(open).await?;
+        Ok((OpenCursor { cursor: self.clone(), token, stored }, stored))
+    }
+
+    /// 16 random bytes.
+    fn token(&self) -> [u8; 16] {
+        let env = self.context.env();
+        (u128::from(env.random()) << 64 | u128::from(env.random())).to_be_bytes()
+    }
+
+    /// Its row.
+    async fn row(&self, tx: &Transaction) -> Result<Option<CursorRow>> {
+        let stored = tx.get(&self.context.keys.cursor(&self.id), Isolation::Serializable).await?;
+        stored.map(|bytes| CursorRow::from_bytes(&bytes)).transpose()
+    }
+}
+
+impl fmt::Debug for NamedCursor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("NamedCursor").field(&self.id).finish()
+    }
+}
+
+/// A cursor that was opened, and may be written until another opens it.
+#[derive(Debug)]
+pub(crate) struct OpenCursor {
+    /// The cursor.
+    cursor: NamedCursor,
+    /// The right to write it.
+    token: [u8; 16],
+    /// Where it stands.
+    stored: Sequence,
+}
+
+impl OpenCursor {
+    /// Where it stands in the store.
+    pub fn stored(&self) -> Sequence {
+        self.stored
+    }
+
+    /// Writes that everything up to `position` was worked on, unless that is written already. Fails with
+    /// [`Error::CursorLost`] if another has opened it.
+    pub async fn save(&mut self, position: Sequence) -> Result<()> {
+        if position == self.stored {
+            return Ok(());
+        }
+        let Self { cursor, token, .. } = &*self;
+        let save = async |tx: Transaction| {
+            self.check(&tx).await?;
+            let row = CursorRow { token: *token, position };
+            tx.set(&cursor.context.keys.cursor(&cursor.id), &row.to_bytes());
+            Ok(())
+        };
+        cursor.context.db.run(save).await?;
+        self.stored = position;
+        Ok(())
+    }
+
+    /// Fails if another has opened it, and makes `tx` fail if one does before the commit.
+    async fn check(&self, tx: &Transaction) -> Result<()> {
+        match self.cursor.row(tx).await? {
+            Some(row) if row.token == self.token => Ok(()),
+            _ => Err(Error::CursorLost { cursor: self.cursor.id.to_string() }),
+        }
+    }
+
+    /// Begins a scan of `db`: no earlier one can write any more. Fails with [`Error::CursorLost`] if another has opened the
+    /// cursor.
+    pub async fn begin_scan(&self, db: &Db) -> Result<ScanMark> {
+        let NamedCursor { context, id } = &self.cursor;
+        let (token, key) = (self.cursor.token(), context.keys.scan(id, db));
+        let begin = async |tx: Transaction| {
+            self.check(&tx).await?;
+            let stored = tx.get(&key, Isolation::Serializable).await?;
+            let stored = stored.map(|bytes| CursorRow::from_bytes(&bytes)).transpose()?;
+            let position = stored.map_or(Sequence::ZERO, |row| row.position);
+            tx.set(&key, &CursorRow { token, position }.to_bytes());
+            Ok(position)
+        };
+        let position = context.db.run(begin).await?;
+        Ok(ScanMark { context: Arc::clone(context), key: key.into(), token, position })
+    }
+
+    /// Forgets how far the scans of `db` have come. Fails as [`OpenCursor::begin_scan`] does.
+    pub async fn forget_scan(&self, db: &Db) -> Result<()> {
+        let NamedCursor { context, id } = &self.cursor;
+        let forget = async |tx: Transaction| {
+            self.check(&tx).await?;
+            tx.clear(&context.keys.scan(id, db));
+            Ok(())
+        };
+        context.db.run(forget).await
+    }
+
+    /// The databases that were scanned and not forgotten.
+    pub async fn scanned(&self) -> Result<Vec<Db>> {
+        let NamedCursor { context, id } = &self.cursor;
+        let read = async |tx: Transaction| tx.all_rows(context.keys.scans(id), Isolation::Snapshot).await;
+        let rows = context.db.run(read).await?;
+        rows.iter().map(|row| context.keys.scan_db(row)).collect()
+    }
+}
+
+/// How far the scans of one database have come, as the one that is under way sees it. Clones are of the same scan.
+#[derive(Debug, Clone)]
+pub(crate) struct ScanMark {
+    /// What the roles share.
+    context: Arc<Context>,
+    /// Where it is kept.
+    key: Arc<[u8]>,
+    /// Which scan.
+    token: [u8; 16],
+    /// Up to where earlier ones had come.
+    pub position: Sequence,
+}
+
+impl ScanMark {
+    /// Writes that the scan has come up to `position`; whether it was still the one that is under way. If not, nothing is
+    /// written.
+    pub async fn report(&self, position: Sequence) -> Result<bool> {
+        let report = async |tx: Transaction| {
+            let Some(stored) = tx.get(&self.key, Isolation::Serializable).await? else { return Ok(false) };
+            let stored = CursorRow::from_bytes(&stored)?;
+            if stored.token != self.token {
+                return Ok(false);
+            }
+            if position > stored.position {
+                tx.set(&self.key, &CursorRow { position, ..stored }.to_bytes());
+            }
+            Ok(true)
+        };
+        self.context.db.run(report).await
+    }
+}
