@@ -78,7 +78,10 @@ pub use group::{
     LAG_ROWS_MAX, Observer, ObserverResult, Replayed, ShardLag, ShardStatus,
 };
 pub use janitor::{Janitor, JanitorOptions};
-pub use jobs::{Batch, ParallelJob, ParallelJobOptions, TaskResult};
+pub use jobs::{
+    Batch, IndexBuild, IndexDdocs, ParallelJob, ParallelJobOptions, Scan, ScanReporter, TaskResult, Trigger,
+    TriggerJob, TriggerOptions, TriggerStatus, index_trigger, replication_trigger,
+};
 pub use keys::{CURSOR_NAME_LEN_MAX, GROUP_NAME_LEN_MAX, GroupName, NodeId, Role, ShardId};
 pub use lease::{BalanceOptions, NodeOptions, NodeStatus};
 pub use named_cursor::NamedCursor;

@@ -105,8 +105,8 @@ impl fmt::Debug for NamedCursor {
     }
 }
 
-/// A cursor that was opened, and may be written until another opens it.
-#[derive(Debug)]
+/// A cursor that was opened, and may be written until another opens it. Clones have the same right.
+#[derive(Debug, Clone)]
 pub(crate) struct OpenCursor {
     /// The cursor.
     cursor: NamedCursor,

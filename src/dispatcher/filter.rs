@@ -183,6 +183,12 @@ impl Filter {
         kinds.iter().any(|kind| kind != EventKind::DdocUpdated && self.kinds.contains(kind))
     }
 
+    /// Whether all kinds of events are wanted.
+    pub(crate) fn wants_all_kinds(&self) -> bool {
+        let members = self.members().is_none_or(|members| members.iter().all(Self::wants_all_kinds));
+        self.kinds == Kinds::ALL && members
+    }
+
     /// The filters of a set; none if it is not a set.
     pub(super) fn members(&self) -> Option<&Arc<[Self]>> {
         match &self.names {

@@ -31,7 +31,8 @@ impl Pace {
 
     /// The same pace for another source of deliveries, with the pause that is under way.
     pub fn take(&mut self) -> Self {
-        let mut taken = Self { every: self.every, env: self.env.clone(), began: None, pause: self.pause.take() };
+        let mut taken =
+            Self { every: self.every, env: self.env.clone(), began: None, pause: self.pause.take() };
         if let Some(began) = self.began.take() {
             taken.began = Some(began);
             taken.end();

@@ -143,7 +143,11 @@ impl Ring {
         let place = batches.queue.partition_point(|batch| batch.to <= cursor);
         let found = batches.queue.range(place..).take_while(|batch| batch.to <= batches.complete_to);
         let found: Vec<_> = found.cloned().collect();
-        if found.is_empty() { Err(Next::UpToDate(batches.complete_to)) } else { Ok((found, batches.complete_to)) }
+        if found.is_empty() {
+            Err(Next::UpToDate(batches.complete_to))
+        } else {
+            Ok((found, batches.complete_to))
+        }
     }
 
     /// Where the newest batch ends.

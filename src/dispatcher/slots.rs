@@ -8,8 +8,8 @@ use std::{
 };
 
 use super::{
-    filter::Filter,
     delivery::{Delivery, Interruption},
+    filter::Filter,
 };
 use crate::{encoding::Sequence, notification::Notification};
 

@@ -136,8 +136,7 @@ impl Subscription {
                 let told = |name: &DbName| exact.told(name).unwrap_or(position);
                 let told: Vec<_> = names.iter().map(told).collect();
                 let pace = exact.pace.as_mut().map(Pace::take);
-                let next =
-                    Exact::new(&self.shared, filter.clone(), Arc::clone(names), told, pace, position);
+                let next = Exact::new(&self.shared, filter.clone(), Arc::clone(names), told, pace, position);
                 // Only now the old one goes: in between both hear what comes.
                 self.source = Source::Exact(Box::new(next));
             }
@@ -147,7 +146,8 @@ impl Subscription {
             }
         }
         // It has left its source, which will not give it again.
-        self.in_hand = in_hand.filter(|(delivery, _)| filter.passes(delivery.notification(), delivery.since()));
+        self.in_hand =
+            in_hand.filter(|(delivery, _)| filter.passes(delivery.notification(), delivery.since()));
         self.filter = filter;
     }
 
@@ -230,13 +230,7 @@ impl fmt::Debug for Subscription {
 
 impl Source {
     /// A source for a subscriber that knows everything up to `start`.
-    fn new(
-        shared: &Arc<Shared>,
-        filter: Filter,
-        skips: bool,
-        pace: Option<Pace>,
-        start: Sequence,
-    ) -> Self {
+    fn new(shared: &Arc<Shared>, filter: Filter, skips: bool, pace: Option<Pace>, start: Sequence) -> Self {
         if let Names::Exact(names) = &filter.names {
             let (names, told) = (Arc::clone(names), vec![start; names.len()]);
             return Self::Exact(Box::new(Exact::new(shared, filter, names, told, pace, start)));

@@ -19,11 +19,11 @@ use tokio_stream::{Stream, wrappers::WatchStream};
 
 use super::{
     Shared,
+    delivery::{Delivery, Interruption},
     filter::Filter,
     pace::Pace,
     registry::Seat,
     ring::{Batch, Next},
-    delivery::{Delivery, Interruption},
 };
 use crate::{
     encoding::{Incarnation, Sequence, Versionstamp},

@@ -1,5 +1,13 @@
-//! Work that follows a feed: parallel jobs over its shards.
+//! Work that follows a feed: parallel jobs over its shards, and triggers that have jobs done for the databases that need them.
 
+mod index_trigger;
 mod parallel;
+mod replication_trigger;
+mod trigger;
 
-pub use parallel::{Batch, ParallelJob, ParallelJobOptions, TaskResult};
+pub use self::{
+    index_trigger::{IndexBuild, IndexDdocs, index_trigger},
+    parallel::{Batch, ParallelJob, ParallelJobOptions, TaskResult},
+    replication_trigger::{Scan, ScanReporter, replication_trigger},
+    trigger::{Trigger, TriggerJob, TriggerOptions, TriggerStatus},
+};

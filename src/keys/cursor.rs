@@ -123,8 +123,9 @@ impl Keys {
             return Err(corrupt("its key is of another family".into()));
         }
         let name = DbName::new(&name).map_err(|error| corrupt(error.to_string()))?;
-        let instance =
-            (*instance).try_into().map_err(|_| corrupt(format!("an instance of {} bytes", instance.len())))?;
+        let instance = (*instance)
+            .try_into()
+            .map_err(|_| corrupt(format!("an instance of {} bytes", instance.len())))?;
         Ok(Db::new(name, DbInstance(instance)))
     }
 }

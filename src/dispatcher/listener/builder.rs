@@ -164,9 +164,7 @@ where
     }
 
     /// Starts it as a plain callback: it is not made anew, and goes on with the next delivery after a panic.
-    pub(in crate::dispatcher) fn start_callback(
-        mut self,
-    ) -> (ListenerHandle<L::Message>, AbortHandle) {
+    pub(in crate::dispatcher) fn start_callback(mut self) -> (ListenerHandle<L::Message>, AbortHandle) {
         (self.terms.is_callback, self.terms.attempts_max) = (true, 1);
         let never = Parent::new();
         self.start_with(never.ending(), Some(never)).expect("it has no name that could be taken")

@@ -1,0 +1,222 @@
+//! Triggers: they follow the notifications, and have a job done for each database that needs it.
+//!
+//! A trigger is thin: a durable subscriber ([`NamedCursor`](crate::NamedCursor)), a plan of what waits ([`plan`]), and the tasks
+//! that run ([`keeper`]). Its cursor stays before everything that is not done, so whatever is lost with the process, the
+//! feed tells it again: triggers may come twice, and are never lost.
+
+mod keeper;
+mod plan;
+
+use std::{fmt, time::Duration};
+
+use tokio::{sync::watch, task::JoinHandle};
+
+use self::plan::Pacing;
+pub(super) use self::{
+    keeper::{Kind, start},
+    plan::Work,
+};
+use super::TaskResult;
+use crate::{
+    dispatcher::{Dispatcher, Filter},
+    encoding::Sequence,
+    error::{Error, Result},
+    event::Db,
+    store::RetryPolicy,
+};
+
+/// What a trigger has done for its databases. A closure that returns a future of [`TaskResult`] is a job, too, which has
+/// nothing to do when a database is deleted.
+pub trait TriggerJob<W>: Send + Sync + 'static {
+    /// Does the work on a database. It may be done again, and has to bear that. After a failure or a panic it is tried again
+    /// later. If the database is deleted meanwhile, the future is dropped.
+    fn run(&self, work: W) -> impl Future<Output = TaskResult> + Send;
+
+    /// A database was deleted: what was done for it is not needed any more. It is told before any work on a database that was
+    /// created under the same name since; perhaps again, or of a database for which nothing was done.
+    fn deleted(&self, db: Db) -> impl Future<Output = TaskResult> + Send {
+        let _ = db;
+        std::future::ready(Ok(()))
+    }
+}
+
+impl<W, F, R> TriggerJob<W> for F
+where
+    F: Fn(W) -> R + Send + Sync + 'static,
+    R: Future<Output = TaskResult> + Send,
+{
+    fn run(&self, work: W) -> impl Future<Output = TaskResult> + Send {
+        self(work)
+    }
+}
+
+/// How a trigger works.
+#[derive(Debug, Clone)]
+pub struct TriggerOptions {
+    /// The name of its cursor, 1 to 256 bytes: after a restart, a trigger of the same name goes on where it was. If it runs on
+    /// another node as well, whichever was started last goes on, and the other one ends.
+    pub name: String,
+    /// Which databases, by their names; of all kinds of events.
+    pub filter: Filter,
+    /// How long work waits for more of the same: however often a database changes, its work is done once per that time, and
+    /// not later than that after the first change. Default: 5 s for indexes, none for replications.
+    pub debounce: Duration,
+    /// How many jobs run at once; of one database, one. Default: 4.
+    pub jobs_max: usize,
+    /// How often a job that fails is tried before it is given up until the database changes again. Default: for ever.
+    pub attempts_max: Option<u32>,
+    /// The first pause before a job that has failed is tried again. Each further one is twice as long. Default: 1 s.
+    pub backoff_min: Duration,
+    /// The longest such pause. Default: 5 min.
+    pub backoff_max: Duration,
+    /// For how many databases something waits at most. While it does for so many, the feed is not read on, and keeps the
+    /// rest. Default: 10,000.
+    pub pending_max: usize,
+    /// How often it puts down how far it has come. Default: 1 s.
+    pub checkpoint_interval: Duration,
+}
+
+impl TriggerOptions {
+    /// The defaults of an index trigger of this name, for all databases.
+    pub fn index(name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            filter: Filter::all(),
+            debounce: Duration::from_secs(5),
+            jobs_max: 4,
+            attempts_max: None,
+            backoff_min: Duration::from_secs(1),
+            backoff_max: Duration::from_mins(5),
+            pending_max: 10_000,
+            checkpoint_interval: Duration::from_secs(1),
+        }
+    }
+
+    /// The defaults of a replication trigger of this name, for the databases `_replicator` and `…/_replicator`.
+    pub fn replication(name: impl Into<String>) -> Self {
+        let filter = Filter::glob("{_replicator,*/_replicator}").expect("the pattern is right");
+        Self { filter, debounce: Duration::ZERO, ..Self::index(name) }
+    }
+
+    /// Fails if an option is out of its limits.
+    fn check(&self) -> Result<()> {
+        let zero = [
+            ("jobs at once", self.jobs_max == 0),
+            ("attempts", self.attempts_max == Some(0)),
+            ("pending databases", self.pending_max == 0),
+            ("checkpoint interval", self.checkpoint_interval.is_zero()),
+        ];
+        if let Some((what, _)) = zero.into_iter().find(|(_, is_zero)| *is_zero) {
+            return Err(Error::invalid(what, "it is zero"));
+        }
+        if self.backoff_min > self.backoff_max {
+            let (min, max) = (self.backoff_min, self.backoff_max);
+            return Err(Error::invalid("back-off", format!("at least {min:?} is more than at most {max:?}")));
+        }
+        if !self.filter.wants_all_kinds() {
+            let reason = "a trigger needs all kinds of events: narrow the names only";
+            return Err(Error::invalid("filter", reason));
+        }
+        Ok(())
+    }
+
+    /// How tasks are spaced.
+    fn pacing(&self) -> Pacing {
+        Pacing { debounce: self.debounce, tasks_max: self.jobs_max, attempts_max: self.attempts_max }
+    }
+
+    /// The pauses after failures.
+    fn retry(&self) -> RetryPolicy {
+        RetryPolicy {
+            attempts_max: None,
+            elapsed_max: None,
+            backoff_min: self.backoff_min,
+            backoff_max: self.backoff_max,
+        }
+    }
+}
+
+/// What a trigger is at.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TriggerStatus {
+    /// How many databases have something waiting, a job that runs not among it.
+    pub waiting: usize,
+    /// How many jobs run.
+    pub running: usize,
+    /// Jobs that have done their work, since it was started.
+    pub done: u64,
+    /// Attempts that have failed or panicked, and are tried again.
+    pub failed: u64,
+    /// Jobs that were given up.
+    pub given_up: u64,
+    /// Jobs that were cancelled because their database was deleted.
+    pub cancelled: u64,
+    /// Up to where everything is done, as it is put down.
+    pub position: Sequence,
+    /// Whether it has ended: it was shut down, its dispatcher has ended, or another one has opened its cursor.
+    pub is_finished: bool,
+}
+
+impl TriggerStatus {
+    /// A trigger that begins at `position`.
+    fn new(position: Sequence) -> Self {
+        let (waiting, running, done, failed, given_up, cancelled) = (0, 0, 0, 0, 0, 0);
+        Self { waiting, running, done, failed, given_up, cancelled, position, is_finished: false }
+    }
+}
+
+/// A running trigger. Dropping it stops it and its jobs at once, as a crash would; [`Trigger::shutdown`] also puts down how far
+/// it has come.
+#[must_use = "dropping it stops the trigger"]
+pub struct Trigger {
+    /// Its task.
+    task: Option<JoinHandle<Result<()>>>,
+    /// Tells it to end.
+    stop: watch::Sender<bool>,
+    /// What it is at.
+    status: watch::Receiver<TriggerStatus>,
+}
+
+impl Trigger {
+    /// What it is at.
+    pub fn status(&self) -> TriggerStatus {
+        self.status.borrow().clone()
+    }
+
+    /// Waits until `holds` of what it is at; false if it has ended before.
+    pub async fn wait_for(&self, mut holds: impl FnMut(&TriggerStatus) -> bool) -> bool {
+        self.status.clone().wait_for(|status| holds(status)).await.is_ok()
+    }
+
+    /// Stops its jobs, and puts down how far it has come. What they had under way is begun again by the next trigger of the name.
+    ///
+    /// Fails with [`Error::CursorLost`] if another one had opened its cursor.
+    pub async fn shutdown(mut self) -> Result<()> {
+        self.stop.send_replace(true);
+        let task = self.task.take().expect("it is taken only here");
+        match task.await {
+            Ok(ended) => ended,
+            Err(error) => Err(Error::Task { shard: None, attempts: 1, source: std::sync::Arc::new(error) }),
+        }
+    }
+}
+
+impl Drop for Trigger {
+    fn drop(&mut self) {
+        if let Some(task) = &self.task {
+            task.abort();
+        }
+    }
+}
+
+impl fmt::Debug for Trigger {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Trigger").field("status", &self.status()).finish_non_exhaustive()
+    }
+}
+
+/// The cursor of a trigger of this bus.
+fn cursor(dispatcher: &Dispatcher, options: &TriggerOptions) -> Result<crate::named_cursor::NamedCursor> {
+    crate::named_cursor::NamedCursor::new(dispatcher.context(), None, &options.name)
+}
