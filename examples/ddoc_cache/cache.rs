@@ -1,0 +1,161 @@
+//! [`DdocCache`]: design documents in memory, kept right by the bus.
+//!
+//! # Why no stale document is returned
+//!
+//! Once an event is delivered, what it tells of is forgotten, and whoever reads then reads the store after the commit. The one
+//! thing to beware of is a read of the store that began before and ends after: it must not be remembered. So each read takes
+//! the number of things that were forgotten with it, and is remembered only if none was forgotten meanwhile.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use notibus::{
+    DbName, DdocId, Delivery, Dispatcher, EventKind, Filter, Kinds, Listener, ListenerHandle, Message, Next,
+    Result, Sequence,
+    store::{Database, Isolation},
+};
+
+/// The most documents that are remembered. When there are more, all are forgotten.
+const DOCS_MAX: usize = 10_000;
+
+/// Where the layer keeps the design document `id` of `name`.
+pub fn key(name: &DbName, id: &DdocId) -> Vec<u8> {
+    format!("ddoc/{name}/{id}").into_bytes()
+}
+
+/// Design documents in memory.
+pub struct DdocCache {
+    /// Where they are kept.
+    store: Database,
+    /// What is remembered.
+    state: Mutex<State>,
+}
+
+/// What is remembered.
+struct State {
+    /// The documents, by database and id; `None` for one that does not exist.
+    docs: HashMap<DbName, HashMap<DdocId, Option<Vec<u8>>>>,
+    /// How many there are.
+    count: usize,
+    /// How often something was forgotten.
+    forgotten: u64,
+    /// How often something was found, and how often it was not.
+    hits: (u64, u64),
+    /// The last event that was worked on.
+    position: Sequence,
+}
+
+impl DdocCache {
+    /// A cache of the documents of `store`, kept right by `dispatcher` as long as it runs.
+    pub fn start(store: &Database, dispatcher: &Dispatcher) -> Result<(Arc<Self>, ListenerHandle<()>)> {
+        let (docs, count, forgotten, hits, position) = (HashMap::new(), 0, 0, (0, 0), Sequence::ZERO);
+        let state = Mutex::new(State { docs, count, forgotten, hits, position });
+        let cache = Arc::new(Self { store: store.clone(), state });
+        let invalidated = Arc::clone(&cache);
+        // Updates of other documents are none of its business.
+        let kinds: Kinds =
+            [EventKind::Created, EventKind::Deleted, EventKind::DdocUpdated].into_iter().collect();
+        let listener = dispatcher
+            .subscribe(Filter::all().kinds(kinds)?)
+            .with_ddocs()
+            .listener(move || Invalidator(Arc::clone(&invalidated)))
+            .named("ddoc cache")?
+            .start()?;
+        Ok((cache, listener))
+    }
+
+    /// What is remembered. Nothing is done under the lock that could be left half done.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The design document `id` of `name`, from memory if it is there.
+    pub async fn get(&self, name: &DbName, id: &DdocId) -> Result<Option<Vec<u8>>> {
+        let before = {
+            let mut state = self.state();
+            let found = state.docs.get(name).and_then(|docs| docs.get(id)).cloned();
+            if let Some(doc) = found {
+                state.hits.0 += 1;
+                return Ok(doc);
+            }
+            state.hits.1 += 1;
+            state.forgotten
+        };
+        let key = key(name, id);
+        let doc = self.store.run(async |tx| tx.get(&key, Isolation::Snapshot).await).await?;
+        let doc = doc.map(|bytes| bytes.to_vec());
+        let mut state = self.state();
+        if state.forgotten == before {
+            if state.count >= DOCS_MAX {
+                state.docs.clear();
+                state.count = 0;
+            }
+            state.docs.entry(name.clone()).or_default().insert(id.clone(), doc.clone());
+            state.count += 1;
+        }
+        Ok(doc)
+    }
+
+    /// How often something was found in memory, and how often it was not.
+    pub fn hits(&self) -> (u64, u64) {
+        self.state().hits
+    }
+
+    /// The last event that was worked on: what was committed before it is never returned in an older version.
+    pub fn position(&self) -> Sequence {
+        self.state().position
+    }
+
+    /// Forgets everything.
+    fn forget_all(&self) {
+        let mut state = self.state();
+        state.docs.clear();
+        (state.count, state.forgotten) = (0, state.forgotten + 1);
+    }
+
+    /// Forgets the documents that `delivery` tells of.
+    fn forget(&self, delivery: &Delivery) {
+        let name = &delivery.notification().name;
+        let news = delivery.news().kinds();
+        let ids = delivery.ddocs().unwrap_or_default();
+        let mut state = self.state();
+        let State { docs, count, forgotten, position, .. } = &mut *state;
+        *forgotten += 1;
+        let is_other_instance = news.contains(EventKind::Created) || news.contains(EventKind::Deleted);
+        if is_other_instance || ids.is_empty() {
+            // Without ids it may be any of them.
+            *count -= docs.remove(name).map_or(0, |docs| docs.len());
+        } else if let Some(docs) = docs.get_mut(name) {
+            *count -= ids.iter().filter(|(id, _)| docs.remove(id).is_some()).count();
+        }
+        *position = (*position).max(delivery.sequence());
+    }
+}
+
+/// Keeps a cache right.
+struct Invalidator(Arc<DdocCache>);
+
+impl Listener for Invalidator {
+    type Message = ();
+
+    async fn init(&mut self, _: Sequence) -> Next {
+        // After a panic: whatever was under way may not have been done.
+        self.0.forget_all();
+        Next::Continue
+    }
+
+    async fn handle_event(&mut self, delivery: Delivery) -> Next {
+        self.0.forget(&delivery);
+        Next::Continue
+    }
+
+    async fn handle_message(&mut self, message: Message<()>) -> Next {
+        if let Message::Interrupted(_) = message {
+            // Something may have happened that will not be told: databases may be gone.
+            self.0.forget_all();
+        }
+        Next::Continue
+    }
+}

@@ -1,0 +1,207 @@
+//! Durable named cursors: a restart misses nothing.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use futures_util::FutureExt;
+use notibus::{
+    DispatcherOptions, Error, EventKind, Filter, NodeId, NodeOptions, Sequence, Since, StopReason,
+};
+use tokio_stream::StreamExt;
+
+use crate::{
+    common::{self, db, until, within},
+    listeners::Recorder,
+    world::{World, drain, kinds, name, names, next, ready},
+};
+
+#[tokio::test(start_paused = true)]
+async fn a_durable_subscriber_goes_on_where_it_was() {
+    let names_of = |names: [&str; 2]| Filter::names(names.map(|name| name.parse().unwrap())).unwrap();
+    for filter in [Filter::all(), names_of(["a", "b"])] {
+        let world = World::new().await;
+        let cursor = world.bus.cursor("mirror").unwrap();
+        assert_eq!(cursor.position().await.unwrap(), None);
+        let durable = async || world.dispatcher.subscribe(filter.clone()).durable(&cursor).await.unwrap();
+        let mut first = durable().await.stream();
+        assert!(cursor.position().await.unwrap().is_some(), "where it starts is put down at once");
+        world.events(&["a"], EventKind::Created).await;
+        assert_eq!(names(&drain(&mut first).await), ["a"].into());
+        first.checkpoint().await.unwrap();
+        world.events(&["b"], EventKind::Created).await;
+        next(&mut first).await;
+        // It dies before it has put that down; more happens while nobody is there.
+        drop(first);
+        world.events(&["a"], EventKind::Updated).await;
+        let mut second = durable().await.stream();
+        let told = drain(&mut second).await;
+        let mut told: Vec<_> = told.iter().map(|d| (name(d).to_owned(), kinds(d))).collect();
+        told.sort_unstable();
+        let expected =
+            [("a".to_owned(), vec![EventKind::Updated]), ("b".to_owned(), vec![EventKind::Created])];
+        assert_eq!(told, expected);
+        second.checkpoint().await.unwrap();
+        drop(second);
+        let mut third = durable().await.stream();
+        assert!(drain(&mut third).await.is_empty(), "all was put down");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_first_event_after_the_beginning_is_not_missed_although_nothing_was_put_down() {
+    let world = World::new().await;
+    let cursor = world.bus.cursor("mirror").unwrap();
+    drop(world.dispatcher.subscribe(Filter::all()).durable(&cursor).await.unwrap());
+    world.events(&["a"], EventKind::Created).await;
+    let mut again = world.dispatcher.subscribe(Filter::all()).durable(&cursor).await.unwrap().stream();
+    assert_eq!(name(&next(&mut again).await), "a");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cursor_is_for_one_subscriber_at_a_time() {
+    let world = World::new().await;
+    let cursor = world.bus.cursor("mirror").unwrap();
+    let durable = async || world.dispatcher.subscribe(Filter::all()).durable(&cursor).await.unwrap();
+    let mut old = durable().await.stream();
+    let mut new = durable().await.stream();
+    world.events(&["a"], EventKind::Created).await;
+    drain(&mut old).await;
+    drain(&mut new).await;
+    let lost = old.checkpoint().await;
+    assert!(matches!(lost, Err(Error::CursorLost { .. })), "{lost:?}");
+    new.checkpoint().await.unwrap();
+    cursor.delete().await.unwrap();
+    world.events(&["a"], EventKind::Updated).await;
+    drain(&mut new).await;
+    assert!(matches!(new.checkpoint().await, Err(Error::CursorLost { .. })));
+    assert_eq!(cursor.position().await.unwrap(), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_node_has_cursors_of_its_own() {
+    let world = World::new().await;
+    let node = async |id: u8| {
+        let options = NodeOptions { id: Some(NodeId([id; 16])), ..NodeOptions::default() };
+        world.bus.node(options).await.unwrap()
+    };
+    let (one, two) = (node(1).await, node(2).await);
+    let cursors = [one.cursor("cache"), two.cursor("cache"), world.bus.cursor("cache")].map(Result::unwrap);
+    let mut subscriptions = Vec::new();
+    for cursor in &cursors {
+        let subscribe = world.dispatcher.subscribe(Filter::all());
+        subscriptions.push(subscribe.durable(cursor).await.unwrap().stream());
+    }
+    world.events(&["a"], EventKind::Created).await;
+    next(&mut subscriptions[0]).await;
+    assert!(ready(&mut subscriptions[0]).is_empty());
+    subscriptions[0].checkpoint().await.unwrap();
+    let at = async |n: usize| cursors[n].position().await.unwrap().unwrap();
+    assert!(at(0).await > at(1).await && at(1).await == at(2).await);
+    // Found again by the same id.
+    let again = one.cursor("cache").unwrap().position().await.unwrap().unwrap();
+    assert_eq!(again, at(0).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_listener_puts_down_by_itself_what_it_has_worked_on() {
+    for filter in [Filter::all(), Filter::name("a").unwrap()] {
+        let world = World::new().await;
+        let cursor = world.bus.cursor("listener").unwrap();
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let start = async || {
+            let told = Arc::clone(&told);
+            let durable = world.dispatcher.subscribe(filter.clone()).durable(&cursor).await.unwrap();
+            durable.listener(move || Recorder(Arc::clone(&told))).start().unwrap()
+        };
+        let first = start().await;
+        let sequence = world.event(&db("a", 1), EventKind::Created).await;
+        let stored = async || cursor.position().await.unwrap().unwrap();
+        until("the checkpoint", async || stored().await >= sequence).await;
+        let sequence = world.event(&db("a", 1), EventKind::Updated).await;
+        until("the delivery", async || told.lock().unwrap().len() == 2).await;
+        assert_eq!(first.stop().await, StopReason::Shutdown);
+        assert!(stored().await >= sequence, "the last of it when it ends");
+        world.event(&db("a", 1), EventKind::DdocUpdated).await;
+        let second = start().await;
+        until("what came meanwhile", async || told.lock().unwrap().len() == 3).await;
+        let third = start().await;
+        world.event(&db("a", 1), EventKind::Updated).await;
+        assert_eq!(within("the end of the second", second.finished()).await, StopReason::CursorLost);
+        assert!(!third.is_finished());
+    }
+}
+
+/// A callback that has not come back has not worked on what it was given.
+#[tokio::test(start_paused = true)]
+async fn what_is_in_hand_is_not_put_down() {
+    for filter in [Filter::all(), Filter::name("a").unwrap()] {
+        let world = World::new().await;
+        let cursor = world.bus.cursor("stuck").unwrap();
+        let durable = world.dispatcher.subscribe(filter).durable(&cursor).await.unwrap();
+        let (sender, mut receiver) = tokio::sync::mpsc::unbounded_channel();
+        let handle = durable.callback(move |delivery| {
+            sender.send(()).unwrap();
+            async move {
+                drop(delivery);
+                std::future::pending::<()>().await;
+            }
+        });
+        let sequence = world.event(&db("a", 1), EventKind::Created).await;
+        receiver.recv().await.unwrap();
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        drop(handle);
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        assert!(cursor.position().await.unwrap().unwrap() < sequence);
+    }
+}
+
+/// The position that is put down never runs ahead of what was returned, whatever happens; and who starts again from it ends
+/// with the newest row of every database.
+#[tokio::test(start_paused = true)]
+async fn random_restarts_miss_nothing() {
+    let mut random = common::dice();
+    for _ in 0..10 {
+        let options = DispatcherOptions {
+            ring_rows_max: *random.choice(&[1, 4, 1_000]).unwrap(),
+            page_rows_max: *random.choice(&[1, 2, 1_000]).unwrap(),
+            ..DispatcherOptions::default()
+        };
+        let world = World::with(options).await;
+        let all = ["a", "b", "c", "d"];
+        let filters = [
+            Filter::all(),
+            Filter::glob("*").unwrap(),
+            Filter::names(all.map(|name| name.parse().unwrap())).unwrap(),
+        ];
+        let cursor = world.bus.cursor("random").unwrap();
+        // The newest totals that were worked on, by name, as a store of the subscriber's own would have them.
+        let mut known = std::collections::BTreeMap::new();
+        for _ in 0..15 {
+            let filter = random.choice(&filters).unwrap().clone();
+            let subscribe = world.dispatcher.subscribe(filter).since(Since::After(Sequence::ZERO));
+            let mut subscription = subscribe.durable(&cursor).await.unwrap().stream();
+            for _ in 0..random.u8(..6) {
+                world.event(&db(random.choice(all).unwrap(), 1), EventKind::Updated).await;
+                for _ in 0..random.u8(..4) {
+                    let Some(Some(item)) = subscription.next().now_or_never() else { break };
+                    let row = Arc::clone(item.unwrap().notification());
+                    known.insert(row.name.clone(), row.totals);
+                }
+                if random.u8(..3) == 0 {
+                    subscription.checkpoint().await.unwrap();
+                }
+            }
+        }
+        let filter = random.choice(&filters).unwrap().clone();
+        let mut last = world.dispatcher.subscribe(filter).durable(&cursor).await.unwrap().stream();
+        for delivery in drain(&mut last).await {
+            known.insert(delivery.notification().name.clone(), delivery.notification().totals);
+        }
+        last.checkpoint().await.unwrap();
+        for row in common::rows(&world.bus).await {
+            assert_eq!(known.get(&row.name), Some(&row.totals), "{}", row.name);
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! The cache of the example `ddoc_cache`: no stale read after commit and delivery, and right again after it has expired.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use notibus::{
+    Bus, Db, DdocId, Dispatcher, DispatcherOptions, EventKind, JanitorOptions, Notifier, StopReason,
+    store::Database,
+};
+
+use crate::{
+    cache::{DdocCache, key},
+    common::{self, db, eager, until, wide_bus},
+};
+
+/// A layer with a cache.
+struct Layer {
+    /// The store.
+    store: Database,
+    /// The bus.
+    bus: Bus,
+    /// Folds at once.
+    _notifier: Notifier,
+    /// Dispatches.
+    dispatcher: Dispatcher,
+    /// The cache.
+    cache: Arc<DdocCache>,
+}
+
+impl Layer {
+    /// An empty layer.
+    async fn new() -> Self {
+        let store = Database::memory();
+        let bus = wide_bus(&store).await;
+        let _notifier = bus.notifier(eager()).await.unwrap();
+        let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
+        let (cache, _) = DdocCache::start(&store, &dispatcher).unwrap();
+        Self { store, bus, _notifier, dispatcher, cache }
+    }
+
+    /// Writes a version of `id`, or deletes it, and tells so, with its id or without. Waits until that is folded.
+    async fn write(&self, db: &Db, id: &DdocId, version: Option<u64>, with_id: bool) -> notibus::Sequence {
+        let producer = self.bus.producer();
+        let before = self.bus.stats().folded.total();
+        self.store
+            .run(async |tx| {
+                match version {
+                    Some(version) => tx.set(&key(&db.name, id), &version.to_be_bytes()),
+                    None => tx.clear(&key(&db.name, id)),
+                }
+                producer.ddoc_updated(&tx, db, with_id.then_some(id));
+                Ok(())
+            })
+            .await
+            .unwrap();
+        until("the fold", async || self.bus.stats().folded.total() > before).await;
+        common::row(&self.bus, db).await.unwrap().sequence
+    }
+
+    /// The version that the cache returns.
+    async fn read(&self, db: &Db, id: &DdocId) -> Option<u64> {
+        version(self.cache.get(&db.name, id).await.unwrap())
+    }
+}
+
+/// The version in a document.
+fn version(doc: Option<Vec<u8>>) -> Option<u64> {
+    doc.map(|bytes| u64::from_be_bytes(bytes.try_into().unwrap()))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_change_is_seen_once_it_is_delivered_and_what_has_not_changed_stays_in_memory() {
+    let layer = Layer::new().await;
+    let (a, b) = (db("a", 1), db("b", 1));
+    let [x, y]: [DdocId; 2] = ["_design/x", "_design/y"].map(|id| id.parse().unwrap());
+    for (db, id) in [(&a, &x), (&a, &y), (&b, &x)] {
+        let at = layer.write(db, id, Some(1), true).await;
+        until("the delivery", async || layer.cache.position() >= at).await;
+        assert_eq!(layer.read(db, id).await, Some(1));
+    }
+    let (_, misses) = layer.cache.hits();
+    let at = layer.write(&a, &x, Some(2), true).await;
+    until("the delivery", async || layer.cache.position() >= at).await;
+    assert_eq!((layer.read(&a, &y).await, layer.read(&b, &x).await), (Some(1), Some(1)));
+    assert_eq!(layer.cache.hits().1, misses, "others are still there");
+    assert_eq!(layer.read(&a, &x).await, Some(2));
+    assert_eq!(layer.cache.hits().1, misses + 1);
+    // Deleted ones are told as well, and those of which the id is not recorded.
+    let at = layer.write(&a, &x, None, true).await;
+    until("the delivery", async || layer.cache.position() >= at).await;
+    assert_eq!(layer.read(&a, &x).await, None);
+    let at = layer.write(&a, &y, Some(3), false).await;
+    until("the delivery", async || layer.cache.position() >= at).await;
+    assert_eq!(layer.read(&a, &y).await, Some(3));
+}
+
+/// On real threads: while readers read without a pause, a read that begins after the delivery of a change never returns
+/// what was there before it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_stale_read_after_commit_and_delivery_is_impossible() {
+    let layer = Arc::new(Layer::new().await);
+    let (a, x): (Db, DdocId) = (db("a", 1), "_design/x".parse().unwrap());
+    let (delivered, is_over) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+    let readers = (0..3).map(|_| {
+        let (layer, a, x) = (Arc::clone(&layer), a.clone(), x.clone());
+        let (delivered, is_over) = (Arc::clone(&delivered), Arc::clone(&is_over));
+        tokio::spawn(async move {
+            let mut reads = 0_u64;
+            while !is_over.load(Ordering::Acquire) {
+                let least = delivered.load(Ordering::Acquire);
+                let read = layer.read(&a, &x).await.unwrap_or(0);
+                assert!(read >= least, "read {read} after {least} was delivered");
+                reads += 1;
+                tokio::task::yield_now().await;
+            }
+            reads
+        })
+    });
+    let readers: Vec<_> = readers.collect();
+    for version in 1..=300 {
+        let at = layer.write(&a, &x, Some(version), true).await;
+        until("the delivery", async || layer.cache.position() >= at).await;
+        delivered.store(version, Ordering::Release);
+    }
+    is_over.store(true, Ordering::Release);
+    for reader in readers {
+        assert!(reader.await.unwrap() > 0);
+    }
+    assert!(layer.cache.hits().0 > 0, "it does remember");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_cache_recovers_from_having_expired() {
+    let Layer { store, bus, _notifier, dispatcher, cache } = Layer::new().await;
+    let layer = Layer { store, bus, _notifier, dispatcher, cache };
+    let (gone, stays): (Db, Db) = (db("gone", 1), db("stays", 1));
+    let x: DdocId = "_design/x".parse().unwrap();
+    for db in [&gone, &stays] {
+        let at = layer.write(db, &x, Some(1), true).await;
+        until("the delivery", async || layer.cache.position() >= at).await;
+        assert_eq!(layer.read(db, &x).await, Some(1));
+    }
+    let Layer { store, bus, _notifier, dispatcher, cache } = layer;
+    let suspended = dispatcher.suspend().await;
+    // While nobody listens, a database is deleted with its documents, and its tombstone is dropped: its end is told by no row.
+    let producer = bus.producer();
+    store
+        .run(async |tx| {
+            tx.clear(&key(&gone.name, &x));
+            producer.deleted(&tx, &gone);
+            Ok(())
+        })
+        .await
+        .unwrap();
+    let options = JanitorOptions {
+        interval: Duration::from_secs(1),
+        tombstone_retention: Duration::from_secs(10),
+        ..JanitorOptions::default()
+    };
+    let _janitor = bus.janitor(options).await.unwrap();
+    until("the tombstone's end", async || bus.stats().tombstones_dropped == 1).await;
+    let read = async |db: &Db| version(cache.get(&db.name, &x).await.unwrap());
+    assert_eq!(read(&gone).await, Some(1), "nobody has told it");
+    let dispatcher = suspended.resume();
+    until("the news", async || read(&gone).await.is_none()).await;
+    assert_eq!(read(&stays).await, Some(1));
+    let layer = Layer { store, bus, _notifier, dispatcher, cache };
+    let at = layer.write(&stays, &x, Some(2), true).await;
+    until("the delivery", async || layer.cache.position() >= at).await;
+    assert_eq!(layer.read(&stays, &x).await, Some(2), "it goes on");
+    assert_eq!(layer.dispatcher.stop_listener("ddoc cache").await.unwrap(), StopReason::Shutdown);
+    let created = common::record(&layer.store, &layer.bus, &gone, EventKind::Created.once().lanes());
+    created.await;
+}

@@ -1,0 +1,178 @@
+//! Filters in sets, by design documents, and those that are refused.
+
+use std::time::Duration;
+
+use notibus::{DdocId, Error, EventKind, Filter, Kinds, Since};
+
+use crate::{
+    common::{db, narrow_bus, record, row_with},
+    world::{World, drain, kinds, name, next, ready},
+};
+
+/// The ids that a delivery tells of.
+fn ids(delivery: &notibus::Delivery) -> Vec<String> {
+    delivery.ddocs().unwrap().iter().map(|(id, _)| id.to_string()).collect()
+}
+
+#[tokio::test]
+async fn bad_input_is_refused_when_one_subscribes() {
+    let world = World::new().await;
+    let dispatcher = &world.dispatcher;
+    let invalid = |error: Option<Error>| matches!(error, Some(Error::Invalid { .. }));
+    assert!(invalid(Filter::glob("a[").err()));
+    assert!(invalid(Filter::any([]).err()));
+    assert!(invalid(Filter::names([]).err()));
+    assert!(invalid(Filter::all().kinds(Kinds::NONE).err()));
+    assert!(invalid(Filter::all().ddocs([]).err()));
+    let auth: DdocId = "_design/auth".parse().unwrap();
+    let by_ddoc = Filter::all().ddocs([auth.clone()]).unwrap();
+    assert!(invalid(Filter::any([by_ddoc.clone()]).err()), "a set names them as a whole");
+    assert!(invalid(Filter::all().kinds(EventKind::Created.into()).unwrap().ddocs([auth]).err()));
+    assert!(invalid(by_ddoc.kinds(EventKind::Created.into()).err()), "in whatever order");
+    assert!(invalid(dispatcher.subscribe(Filter::all()).every(Duration::ZERO).err()));
+    let listen = || dispatcher.subscribe(Filter::all()).listener(|| crate::listeners::Quiet);
+    assert!(invalid(listen().messages_max(0).err()));
+    assert!(invalid(listen().attempts(0).err()));
+    assert!(invalid(listen().named("").err()));
+    assert!(invalid(listen().checkpoint_every(Duration::ZERO).err()));
+    assert!(invalid(listen().backoff(Duration::from_secs(2), Duration::from_secs(1)).err()));
+    assert!(invalid(world.bus.cursor("").err()));
+    assert_eq!(dispatcher.subscribers(), 0, "nothing was changed");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_set_wants_what_any_of_its_filters_wants() {
+    let world = World::new().await;
+    let deleted = Filter::all().kinds(EventKind::Deleted.into()).unwrap();
+    let set = Filter::any([Filter::suffix("_replicator"), Filter::glob("shop/*").unwrap(), deleted]).unwrap();
+    let mut subscription = world.dispatcher.subscribe(set).stream();
+    world.events(&["_replicator", "shop/orders", "other"], EventKind::Created).await;
+    world.events(&["other"], EventKind::Deleted).await;
+    let told: Vec<_> = drain(&mut subscription)
+        .await
+        .iter()
+        .map(|d| (name(d).to_owned(), d.wanted_by(), kinds(d)))
+        .collect();
+    let expected = [
+        ("_replicator".to_owned(), vec![0], vec![EventKind::Created]),
+        ("shop/orders".to_owned(), vec![1], vec![EventKind::Created]),
+        ("other".to_owned(), vec![2], vec![EventKind::Deleted]),
+    ];
+    assert_eq!(told, expected);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_asks_is_told_which_design_documents_have_changed_deleted_ones_too() {
+    for filter in [Filter::all(), Filter::name("a").unwrap()] {
+        let world = World::new().await;
+        let a = db("a", 1);
+        world.event(&a, EventKind::Created).await;
+        world.ddoc(&a, Some("_design/before")).await;
+        let mut asks = world.dispatcher.subscribe(filter.clone()).with_ddocs().stream();
+        let mut does_not = world.dispatcher.subscribe(filter).stream();
+        // A deletion of a design document is a change of it as well: a producer records both alike.
+        let first = world.ddoc(&a, Some("_design/x")).await;
+        let delivery = next(&mut asks).await;
+        assert_eq!(delivery.ddocs().unwrap(), [("_design/x".parse().unwrap(), first)]);
+        assert!(next(&mut does_not).await.ddocs().is_none());
+        // Several changes at once, seen late.
+        world.ddoc(&a, Some("_design/y")).await;
+        world.event(&a, EventKind::Updated).await;
+        world.ddoc(&a, Some("_design/x")).await;
+        let mut told: Vec<_> = drain(&mut asks).await.iter().flat_map(ids).collect();
+        told.sort_unstable();
+        told.dedup();
+        assert_eq!(told, ["_design/x", "_design/y"]);
+        world.event(&a, EventKind::Updated).await;
+        assert_eq!(next(&mut asks).await.ddocs(), Some(&[][..]), "nothing of design documents is new");
+        world.ddoc(&a, None).await;
+        let delivery = next(&mut asks).await;
+        assert_eq!((kinds(&delivery), delivery.ddocs()), (vec![EventKind::DdocUpdated], Some(&[][..])));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_subscriber_of_one_design_document_is_not_told_of_others() {
+    for filter in [Filter::prefix("a"), Filter::name("a").unwrap()] {
+        let world = World::new().await;
+        let a = db("a", 1);
+        let wanted = Kinds::from(EventKind::DdocUpdated) | EventKind::Deleted.into();
+        let filter = filter.kinds(wanted).unwrap().ddocs(["_design/auth".parse().unwrap()]).unwrap();
+        let mut subscription = world.dispatcher.subscribe(filter).stream();
+        world.event(&a, EventKind::Created).await;
+        world.ddoc(&a, Some("_design/other")).await;
+        world.event(&a, EventKind::Updated).await;
+        assert!(drain(&mut subscription).await.is_empty());
+        world.ddoc(&a, Some("_design/auth")).await;
+        assert_eq!(ids(&next(&mut subscription).await), ["_design/auth"]);
+        world.ddoc(&a, Some("_design/other")).await;
+        assert!(drain(&mut subscription).await.is_empty());
+        world.ddoc(&a, None).await;
+        assert_eq!(kinds(&next(&mut subscription).await), [EventKind::DdocUpdated], "it may be any");
+        world.event(&a, EventKind::Deleted).await;
+        assert_eq!(kinds(&next(&mut subscription).await), [EventKind::Deleted]);
+        assert!(ready(&mut subscription).is_empty());
+    }
+}
+
+/// Reads of design documents are for who asks. Once the tail has handed a row out, a subscriber that does not ask costs
+/// nothing of the store.
+#[tokio::test(start_paused = true)]
+async fn who_does_not_ask_for_design_documents_pays_nothing_for_them() {
+    let store = notibus::store::Database::memory();
+    let faults = notibus::store::testing::Faults::new(&store);
+    let (folding, bus) = (narrow_bus(&store).await, narrow_bus(&faults.database()).await);
+    let notifier = folding.notifier(crate::common::eager()).await.unwrap();
+    let a = db("a", 1);
+    record(&store, &folding, &a, [1, 0, 0, 1]).await;
+    row_with(&folding, &a, [1, 0, 0, 1]).await;
+    notifier.shutdown().await.unwrap();
+    let start = folding.feed().now().await.unwrap();
+    let fanout = bus.fanout(notibus::DispatcherOptions::default()).await.unwrap();
+    let row = folding.feed().newest(&a.name).await.unwrap().unwrap();
+    let to = notibus::Sequence::new(
+        start.incarnation(),
+        notibus::Versionstamp::new(start.versionstamp().version() + 1, 0),
+        0,
+    );
+    let row = notibus::Notification { sequence: to, ddoc_updated_at: Some(to), ..row };
+    let filters = [Filter::all(), Filter::name("a").unwrap()];
+    let mut quiet: Vec<_> = filters.iter().map(|filter| fanout.subscribe(filter.clone()).stream()).collect();
+    let mut asks = fanout.subscribe(Filter::all()).with_ddocs().stream();
+    fanout.push(vec![row.into()], to).unwrap();
+    let before = faults.counts().reads;
+    for subscription in &mut quiet {
+        assert_eq!(kinds(&next(subscription).await), [EventKind::DdocUpdated]);
+    }
+    assert_eq!(faults.counts().reads, before);
+    assert_eq!(next(&mut asks).await.ddocs(), Some(&[][..]));
+    assert!(faults.counts().reads > before);
+}
+
+/// A read of design documents that fails is told, and tried again: the delivery is not lost.
+#[tokio::test(start_paused = true)]
+async fn a_failed_read_of_design_documents_is_told_and_tried_again() {
+    let store = notibus::store::Database::memory();
+    let faults = notibus::store::testing::Faults::new(&store);
+    let bus = narrow_bus(&faults.database()).await;
+    let notifier = bus.notifier(crate::common::eager()).await.unwrap();
+    let a = db("a", 1);
+    record(&store, &bus, &a, [1, 0, 0, 1]).await;
+    row_with(&bus, &a, [1, 0, 0, 1]).await;
+    let dispatcher = bus.dispatcher(notibus::DispatcherOptions::default()).await.unwrap();
+    let since = Since::After(notibus::Sequence::ZERO);
+    let mut subscription = dispatcher.subscribe(Filter::all()).with_ddocs().since(since).stream();
+    // The read of the row is fine, and that of the design documents, of family 9, is not.
+    faults.plan_reads(|operation| {
+        let is_ddocs = matches!(operation, notibus::store::testing::Operation::GetRange { range, .. }
+            if range.begin.starts_with(b"notibus\x15\x09"));
+        is_ddocs.then_some(notibus::StoreError::IO_ERROR)
+    });
+    for _ in 0..2 {
+        let item = crate::common::within("a failure", tokio_stream::StreamExt::next(&mut subscription)).await;
+        assert!(matches!(item, Some(Err(notibus::Interruption::Failed(_)))), "{item:?}");
+    }
+    faults.heal();
+    assert!(kinds(&next(&mut subscription).await).contains(&EventKind::DdocUpdated));
+    notifier.shutdown().await.unwrap();
+}

@@ -1,0 +1,341 @@
+//! Listeners: how they begin, what they are called with, and how they end.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use notibus::{
+    CastError, Delivery, DispatcherOptions, Error, EventKind, Filter, Interruption, Listener, Message, Next,
+    Parent, Sequence, StopReason,
+};
+use tokio::{
+    sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
+    time::Instant,
+};
+
+use crate::{
+    common::{db, until, within},
+    world::{World, kinds, name},
+};
+
+/// Does nothing.
+pub struct Quiet;
+
+impl Listener for Quiet {
+    type Message = ();
+
+    async fn handle_event(&mut self, _: Delivery) -> Next {
+        Next::Continue
+    }
+}
+
+/// Writes down which databases it was told of.
+pub struct Recorder(pub Arc<Mutex<Vec<String>>>);
+
+impl Listener for Recorder {
+    type Message = ();
+
+    async fn handle_event(&mut self, delivery: Delivery) -> Next {
+        self.0.lock().unwrap().push(name(&delivery).to_owned());
+        Next::Continue
+    }
+}
+
+/// Tells of every call, and returns what the name of the database, or the message, says.
+pub struct Teller(pub UnboundedSender<String>);
+
+impl Teller {
+    /// What a text says.
+    fn next(text: &str) -> Next {
+        match text {
+            "normal" => Next::Stop(StopReason::Normal),
+            "failed" => Next::Stop(StopReason::Failed("no disk".into())),
+            "wait" => Next::ContinueFor(Duration::from_secs(5)),
+            "panic" => panic!("as it was told"),
+            _ => Next::Continue,
+        }
+    }
+
+    /// Tells of a call.
+    fn tell(&self, call: impl Into<String>) {
+        let _ = self.0.send(call.into());
+    }
+}
+
+impl Listener for Teller {
+    type Message = &'static str;
+
+    async fn init(&mut self, position: Sequence) -> Next {
+        self.tell(format!("init {}", position > Sequence::ZERO));
+        Next::Continue
+    }
+
+    async fn handle_event(&mut self, delivery: Delivery) -> Next {
+        self.tell(format!("event {} {:?}", name(&delivery), kinds(&delivery)));
+        Self::next(name(&delivery))
+    }
+
+    async fn handle_message(&mut self, message: Message<&'static str>) -> Next {
+        match message {
+            Message::Cast(text) => {
+                self.tell(format!("cast {text}"));
+                Self::next(text)
+            }
+            Message::Info(any) => {
+                let text = any.downcast_ref::<&str>().copied().unwrap_or("unknown");
+                self.tell(format!("info {text}"));
+                Self::next(text)
+            }
+            Message::Interrupted(Interruption::Lagged { .. }) => {
+                self.tell("lagged");
+                Next::Continue
+            }
+            other => {
+                self.tell(format!("{other:?}"));
+                Next::Continue
+            }
+        }
+    }
+
+    async fn timeout(&mut self) -> Next {
+        self.tell("timeout");
+        Next::Continue
+    }
+
+    async fn terminate(&mut self, reason: &StopReason) {
+        self.tell(format!("terminate {reason}"));
+    }
+}
+
+/// What is told next.
+pub async fn told(receiver: &mut UnboundedReceiver<String>) -> String {
+    within("a call", receiver.recv()).await.unwrap()
+}
+
+/// Makes tellers, and hears what they tell.
+pub fn tellers() -> (impl FnMut() -> Teller + Send + 'static, UnboundedReceiver<String>) {
+    let (sender, receiver) = unbounded_channel();
+    (move || Teller(sender.clone()), receiver)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_listener_is_called_with_everything_in_turn() {
+    let world = World::new().await;
+    let (factory, mut calls) = tellers();
+    let handle = world.dispatcher.subscribe(Filter::all()).listener(factory).start().unwrap();
+    assert_eq!(told(&mut calls).await, "init true");
+    world.event(&db("a", 1), EventKind::Created).await;
+    assert_eq!(told(&mut calls).await, "event a [Created]");
+    handle.cast("hello").await.unwrap();
+    assert_eq!(told(&mut calls).await, "cast hello");
+    handle.try_cast("again").unwrap();
+    assert_eq!(told(&mut calls).await, "cast again");
+    assert!(handle.info("news").await && handle.info(42).await);
+    assert_eq!([told(&mut calls).await, told(&mut calls).await], ["info news", "info unknown"]);
+    assert_eq!(handle.stop().await, StopReason::Shutdown);
+    assert_eq!(told(&mut calls).await, "terminate shutdown");
+    assert!(calls.recv().await.is_none(), "nothing is called after it");
+    assert_eq!(world.dispatcher.subscribers(), 0);
+    assert!(matches!(handle.cast("late").await, Err(CastError::Ended("late"))));
+    assert!(matches!(handle.try_cast("late"), Err(CastError::Ended("late"))));
+    assert!(!handle.info("late").await && handle.is_finished());
+    assert_eq!(handle.stop().await, StopReason::Shutdown, "again");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_listener_stops_for_a_reason_of_its_own() {
+    for (by, reason) in [("normal", StopReason::Normal), ("failed", StopReason::Failed("no disk".into()))] {
+        for by_message in [false, true] {
+            let world = World::new().await;
+            let (factory, mut calls) = tellers();
+            let handle = world.dispatcher.subscribe(Filter::all()).listener(factory).start().unwrap();
+            told(&mut calls).await;
+            if by_message {
+                handle.cast(by).await.unwrap();
+            } else {
+                world.event(&db(by, 1), EventKind::Created).await;
+            }
+            assert_eq!(within("its end", handle.finished()).await, reason);
+            told(&mut calls).await;
+            assert_eq!(told(&mut calls).await, format!("terminate {reason}"));
+            assert_eq!(world.dispatcher.subscribers(), 0);
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_timeout_comes_if_nothing_else_does_and_once() {
+    let world = World::new().await;
+    let (factory, mut calls) = tellers();
+    let handle = world.dispatcher.subscribe(Filter::all()).listener(factory).start().unwrap();
+    told(&mut calls).await;
+    handle.cast("wait").await.unwrap();
+    told(&mut calls).await;
+    let began = Instant::now();
+    assert_eq!(told(&mut calls).await, "timeout");
+    assert_eq!(began.elapsed().as_secs(), 5);
+    tokio::time::sleep(Duration::from_mins(1)).await;
+    assert!(calls.try_recv().is_err(), "once");
+    // Whatever comes in between ends the waiting.
+    handle.cast("wait").await.unwrap();
+    told(&mut calls).await;
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    world.event(&db("a", 1), EventKind::Created).await;
+    assert_eq!(told(&mut calls).await, "event a [Created]");
+    tokio::time::sleep(Duration::from_mins(1)).await;
+    assert!(calls.try_recv().is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_linked_listener_ends_when_its_parent_drops_or_ends() {
+    let world = World::new().await;
+    let subscribe = || world.dispatcher.subscribe(Filter::all());
+    let ended = async |handle: &notibus::ListenerHandle<()>| within("its end", handle.finished()).await;
+    let parent = Parent::new();
+    let child = subscribe().listener(|| Quiet).start_linked(&parent).unwrap();
+    let other = parent.clone();
+    drop(parent);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(!child.is_finished(), "a clone is left");
+    drop(other);
+    assert_eq!(ended(&child).await, StopReason::ParentEnded);
+    // A listener can be the parent of another one: when it ends, or its handle is dropped.
+    for drops in [false, true] {
+        let parent = subscribe().listener(|| Quiet).start().unwrap();
+        let child = subscribe().listener(|| Quiet).start_linked(parent.parent()).unwrap();
+        let grandchild = subscribe().listener(|| Quiet).start_linked(child.parent()).unwrap();
+        if drops {
+            drop(parent);
+        } else {
+            parent.stop().await;
+        }
+        assert_eq!(ended(&child).await, StopReason::ParentEnded);
+        assert_eq!(ended(&grandchild).await, StopReason::ParentEnded);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_listener_that_is_not_linked_outlives_its_handle() {
+    let world = World::new().await;
+    let (factory, mut calls) = tellers();
+    drop(world.dispatcher.subscribe(Filter::all()).listener(factory).start().unwrap());
+    told(&mut calls).await;
+    world.event(&db("a", 1), EventKind::Created).await;
+    assert_eq!(told(&mut calls).await, "event a [Created]");
+    world.dispatcher.shutdown().await;
+    assert_eq!(
+        told(&mut calls).await,
+        "terminate shutdown",
+        "its owner is the dispatcher, which waits for it"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_name_is_for_one_listener_at_a_time() {
+    let world = World::new().await;
+    let dispatcher = &world.dispatcher;
+    let (factory, mut calls) = tellers();
+    let named = |factory| dispatcher.subscribe(Filter::all()).listener(factory).named("cache").unwrap();
+    let first = named(factory).start().unwrap();
+    assert_eq!(first.name(), Some("cache"));
+    told(&mut calls).await;
+    let (again, _) = tellers();
+    let refused = dispatcher.subscribe(Filter::all()).listener(again).named("cache").unwrap().start();
+    assert!(matches!(refused, Err(Error::Invalid { what: "listener name", .. })), "{refused:?}");
+    assert_eq!(dispatcher.subscribers(), 1, "the second one was not registered");
+    let found = dispatcher.listener::<&'static str>("cache").unwrap();
+    assert_eq!(found.id(), first.id());
+    found.cast("by name").await.unwrap();
+    assert_eq!(told(&mut calls).await, "cast by name");
+    assert_eq!(dispatcher.stop_listener("cache").await.unwrap(), StopReason::Shutdown);
+    assert_eq!(told(&mut calls).await, "terminate shutdown");
+    until("the name to be free", async || dispatcher.listener::<&'static str>("cache").is_err()).await;
+    let (factory, mut calls) = tellers();
+    let second = dispatcher.subscribe(Filter::all()).listener(factory).named("cache").unwrap();
+    let second = second.start().unwrap();
+    told(&mut calls).await;
+    assert_ne!(second.id(), first.id());
+}
+
+/// It is subscribed before it is initialised, so what happens meanwhile is not missed.
+#[tokio::test(start_paused = true)]
+async fn what_happens_during_init_is_not_missed() {
+    /// Takes its time.
+    struct Slow(Teller);
+
+    impl Listener for Slow {
+        type Message = ();
+
+        async fn init(&mut self, _: Sequence) -> Next {
+            self.0.tell("init");
+            tokio::time::sleep(Duration::from_secs(60)).await;
+            Next::Continue
+        }
+
+        async fn handle_event(&mut self, delivery: Delivery) -> Next {
+            self.0.handle_event(delivery).await
+        }
+    }
+    let world = World::new().await;
+    let (mut factory, mut calls) = tellers();
+    let listen = world.dispatcher.subscribe(Filter::all()).listener(move || Slow(factory()));
+    let _handle = listen.start().unwrap();
+    assert_eq!(told(&mut calls).await, "init");
+    world.event(&db("a", 1), EventKind::Created).await;
+    assert_eq!(told(&mut calls).await, "event a [Created]");
+}
+
+/// Its messages are bounded: who sends too many has to wait, or is told.
+#[tokio::test(start_paused = true)]
+async fn too_many_messages_are_told_to_who_sends_them() {
+    let world = World::new().await;
+    let (factory, mut calls) = tellers();
+    let listen = world.dispatcher.subscribe(Filter::all()).listener(factory);
+    let handle = listen.messages_max(2).unwrap().start().unwrap();
+    // It has had no turn yet.
+    handle.try_cast("1").unwrap();
+    handle.try_cast("2").unwrap();
+    assert!(matches!(handle.try_cast("3"), Err(CastError::Full("3"))));
+    handle.cast("4").await.unwrap();
+    let all =
+        [told(&mut calls).await, told(&mut calls).await, told(&mut calls).await, told(&mut calls).await];
+    assert_eq!(all, ["init true", "cast 1", "cast 2", "cast 4"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_listener_is_told_what_it_has_skipped() {
+    let options = DispatcherOptions { ring_rows_max: 2, ..DispatcherOptions::default() };
+    let world = World::with(options).await;
+    let (factory, mut calls) = tellers();
+    let subscribe = world.dispatcher.subscribe(Filter::all()).skip_when_lagging();
+    let slow = subscribe.every(Duration::from_mins(1)).unwrap();
+    let _handle = slow.listener(factory).start().unwrap();
+    told(&mut calls).await;
+    for _ in 0..10 {
+        world.event(&db("a", 1), EventKind::Updated).await;
+    }
+    assert_eq!(told(&mut calls).await, "event a [Updated]");
+    assert_eq!(told(&mut calls).await, "lagged");
+}
+
+/// A listener that does not come back does not keep a shutdown waiting for ever.
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_aborts_who_does_not_end() {
+    struct Stuck;
+
+    impl Listener for Stuck {
+        type Message = ();
+
+        async fn handle_event(&mut self, _: Delivery) -> Next {
+            std::future::pending().await
+        }
+    }
+    let world = World::new().await;
+    let handle = world.dispatcher.subscribe(Filter::all()).listener(|| Stuck).start().unwrap();
+    world.event(&db("a", 1), EventKind::Created).await;
+    let began = Instant::now();
+    within("the shutdown", world.dispatcher.shutdown()).await;
+    assert!(began.elapsed() < Duration::from_secs(60));
+    assert_eq!(within("its end", handle.finished()).await, StopReason::Shutdown);
+}

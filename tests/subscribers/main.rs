@@ -1,0 +1,20 @@
+//! Subscribers in the process: all that a layer can ask of a dispatcher besides a plain stream, and what becomes of them when
+//! something goes wrong.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+#[path = "../../examples/ddoc_cache/cache.rs"]
+mod cache;
+#[path = "../common/mod.rs"]
+mod common;
+mod cursors;
+mod ddoc_cache;
+mod filters;
+mod listeners;
+mod memory;
+mod order;
+mod pace;
+mod parity;
+mod restarts;
+mod supervision;
+mod world;

@@ -1,0 +1,163 @@
+//! Order: what a subscriber is told of one database happened in that order, also across reshards and restarts.
+
+use std::collections::BTreeMap;
+
+use notibus::{
+    Bus, BusOptions, DbInstance, Delivery, DispatcherOptions, EventKind, Filter, NotifierOptions, Sequence,
+    Since, Subscription, store::Database,
+};
+
+use crate::{
+    common::{self, db, eager, record, until},
+    world::{changes, drain, ready},
+};
+
+/// The databases.
+const NAMES: [&str; 4] = ["a/x", "a/y", "b/x", "c"];
+
+/// What a subscriber has been told so far.
+#[derive(Default)]
+struct Told {
+    /// The last sequence of each database.
+    last: BTreeMap<String, Sequence>,
+    /// The instance that lives, of each database.
+    living: BTreeMap<String, Option<DbInstance>>,
+}
+
+impl Told {
+    /// Checks what comes next.
+    fn receive(&mut self, delivery: &Delivery) {
+        let name = delivery.notification().name.as_str().to_owned();
+        let before = self.last.insert(name.clone(), delivery.sequence());
+        assert!(before < Some(delivery.sequence()), "{name}: {before:?}, then {}", delivery.sequence());
+        let living = self.living.entry(name.clone()).or_default();
+        for (instance, kind) in changes(delivery) {
+            match kind {
+                EventKind::Created => assert!(living.replace(instance).is_none(), "{name} was created twice"),
+                EventKind::Deleted => *living = None,
+                EventKind::Updated | EventKind::DdocUpdated => {
+                    assert_eq!(*living, Some(instance), "{name} was updated without being there");
+                }
+            }
+        }
+    }
+}
+
+/// Records a random event of one of the databases.
+async fn step(random: &mut fastrand::Rng, store: &Database, bus: &Bus, lives: &mut [(u8, bool)]) -> u64 {
+    let place = random.usize(..NAMES.len());
+    let (instance, is_living) = &mut lives[place];
+    let mut lanes = [0, 0, random.u64(..2), random.u64(..2)];
+    if !*is_living {
+        (*instance, *is_living, lanes[0]) = (*instance + 1, true, 1);
+    } else if lanes == [0; 4] {
+        (*is_living, lanes[1]) = (false, 1);
+    }
+    record(store, bus, &db(NAMES[place], *instance), lanes).await;
+    lanes.iter().sum()
+}
+
+/// Reshards, restarts of the notifier and the dispatcher, and subscribers that now take what there is and now do not.
+async fn run(mut random: fastrand::Rng) {
+    let store = Database::memory();
+    let bus = Bus::open(&store, BusOptions { partitions: 2, ..BusOptions::default() }).await.unwrap();
+    let mut notifier = bus.notifier(eager()).await.unwrap();
+    let options = DispatcherOptions {
+        ring_rows_max: *random.choice(&[2, 1_000]).unwrap(),
+        ..DispatcherOptions::default()
+    };
+    let mut dispatcher = bus.dispatcher(options).await.unwrap();
+    let filters = [
+        Filter::all(),
+        Filter::prefix("a/"),
+        Filter::names(NAMES.map(|name| name.parse().unwrap())).unwrap(),
+        Filter::any([Filter::suffix("/x"), Filter::glob("?").unwrap()]).unwrap(),
+    ];
+    let mut subscribers: Vec<(Subscription, Told)> = Vec::new();
+    for filter in filters {
+        for pace in [None, Some(std::time::Duration::from_secs(1))] {
+            let subscribe = dispatcher.subscribe(filter.clone()).since(Since::After(Sequence::ZERO));
+            let subscribe = match pace {
+                Some(pace) => subscribe.every(pace).unwrap(),
+                None => subscribe,
+            };
+            subscribers.push((subscribe.stream(), Told::default()));
+        }
+    }
+    let (mut lives, mut recorded) = (vec![(0, false); NAMES.len()], 0);
+    for _ in 0..120 {
+        match random.u8(..30) {
+            0 => drop(bus.feed().reshard(random.u32(1..8), None).await.unwrap()),
+            1 => {
+                notifier.shutdown().await.unwrap();
+                let options =
+                    NotifierOptions { poll_interval: std::time::Duration::from_millis(50), ..eager() };
+                notifier = bus.notifier(options).await.unwrap();
+            }
+            2 => dispatcher = dispatcher.suspend().await.resume(),
+            3..8 => {
+                let place = random.usize(..subscribers.len());
+                let (subscription, told) = &mut subscribers[place];
+                ready(subscription).into_iter().for_each(|item| told.receive(&item.unwrap()));
+            }
+            8..12 => tokio::time::sleep(std::time::Duration::from_millis(random.u64(..500))).await,
+            _ => recorded += step(&mut random, &store, &bus, &mut lives).await,
+        }
+    }
+    until("all folds", async || bus.stats().folded.total() == recorded).await;
+    let rows = common::rows(&bus).await;
+    for (subscription, told) in &mut subscribers {
+        for delivery in drain(subscription).await {
+            told.receive(&delivery);
+        }
+        for (name, last) in &told.last {
+            let row = rows.iter().find(|row| row.name.as_str() == name).unwrap();
+            assert_eq!(row.sequence, *last, "{name} ends with its newest row");
+            let living = (!row.is_deleted()).then_some(row.instance);
+            assert_eq!(told.living[name], living, "{name}");
+        }
+    }
+    drop(dispatcher);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_told_of_a_database_happened_in_that_order() {
+    for _ in 0..25 {
+        run(common::dice()).await;
+    }
+}
+
+/// A move to another cluster raises the incarnation: sequences go on growing, and a cursor stays valid.
+#[tokio::test(start_paused = true)]
+async fn a_named_cursor_moves_with_its_bus() {
+    let store = Database::memory();
+    let bus = common::narrow_bus(&store).await;
+    let notifier = bus.notifier(eager()).await.unwrap();
+    let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
+    let cursor = bus.cursor("moves").unwrap();
+    let since = Since::After(Sequence::ZERO);
+    let mut before =
+        dispatcher.subscribe(Filter::all()).since(since).durable(&cursor).await.unwrap().stream();
+    crate::world::fold(&store, &bus, &db("a", 1), EventKind::Created).await;
+    let known = crate::world::next(&mut before).await.sequence();
+    assert!(ready(&mut before).is_empty());
+    before.checkpoint().await.unwrap();
+    crate::world::fold(&store, &bus, &db("b", 1), EventKind::Created).await;
+    dispatcher.shutdown().await;
+    notifier.shutdown().await.unwrap();
+    let mut moved = Vec::new();
+    bus.export(&mut moved).await.unwrap();
+    let elsewhere = Database::memory();
+    Bus::import(&elsewhere, b"notibus", &mut &moved[..]).await.unwrap();
+    let bus = common::narrow_bus(&elsewhere).await;
+    let _notifier = bus.notifier(eager()).await.unwrap();
+    let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
+    let cursor = bus.cursor("moves").unwrap();
+    let mut after = dispatcher.subscribe(Filter::all()).durable(&cursor).await.unwrap().stream();
+    let told = drain(&mut after).await;
+    assert_eq!(crate::world::names(&told), ["b"].into(), "what was put down moves along");
+    let last = crate::world::fold(&elsewhere, &bus, &db("a", 1), EventKind::Updated).await;
+    let delivery = crate::world::next(&mut after).await;
+    assert!(delivery.sequence() == last && last > known);
+    assert_eq!(crate::world::kinds(&delivery), [EventKind::Updated]);
+}

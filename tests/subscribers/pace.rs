@@ -1,0 +1,167 @@
+//! Paces: deliveries come in rounds, and each round tells all.
+
+use std::{sync::Arc, time::Duration};
+
+use notibus::{DispatcherOptions, EventKind, Filter, Since};
+use tokio::time::Instant;
+use tokio_stream::StreamExt;
+
+use crate::{
+    common::{self, db, within},
+    world::{World, drain, kinds, name, names, next, ready},
+};
+
+const MINUTE: Duration = Duration::from_mins(1);
+
+#[tokio::test(start_paused = true)]
+async fn a_database_comes_once_per_round_with_all_that_is_new() {
+    for filter in [Filter::all(), Filter::prefix("a"), Filter::name("a").unwrap()] {
+        let world = World::new().await;
+        let mut paced = world.dispatcher.subscribe(filter.clone()).every(MINUTE).unwrap().stream();
+        let mut at_once = world.dispatcher.subscribe(filter).stream();
+        let a = db("a", 1);
+        world.event(&a, EventKind::Created).await;
+        assert_eq!(kinds(&next(&mut paced).await), [EventKind::Created], "the first round begins at once");
+        let began = Instant::now();
+        for _ in 0..5 {
+            world.event(&a, EventKind::Updated).await;
+            world.event(&a, EventKind::DdocUpdated).await;
+            assert!(ready(&mut paced).is_empty());
+        }
+        assert!(began.elapsed() < MINUTE / 2);
+        let delivery = next(&mut paced).await;
+        assert!(began.elapsed() >= MINUTE - Duration::from_secs(1), "{:?}", began.elapsed());
+        assert_eq!(kinds(&delivery), [EventKind::Updated, EventKind::DdocUpdated]);
+        assert_eq!(delivery.notification().totals.updated, 5);
+        assert!(drain(&mut paced).await.is_empty());
+        assert!(!drain(&mut at_once).await.is_empty());
+        // After a rest of more than a round, what comes is told at once.
+        tokio::time::sleep(MINUTE * 2).await;
+        let began = Instant::now();
+        world.event(&a, EventKind::Updated).await;
+        next(&mut paced).await;
+        assert!(began.elapsed() < Duration::from_secs(5));
+    }
+}
+
+/// More databases than a round holds in memory, a ring that has moved on, small pages: a round tells all of them once.
+#[tokio::test(start_paused = true)]
+async fn a_round_of_many_databases_tells_each_once() {
+    for ring_rows_max in [100, 100_000] {
+        let options = DispatcherOptions { ring_rows_max, ..DispatcherOptions::default() };
+        let world = World::with(options).await;
+        let mut paced = world.dispatcher.subscribe(Filter::all()).every(MINUTE).unwrap().stream();
+        world.event(&db("first", 1), EventKind::Created).await;
+        next(&mut paced).await;
+        assert!(ready(&mut paced).is_empty(), "the first round is over");
+        let all: Vec<_> = (0..600).map(|n| format!("db{n:03}")).collect();
+        for kind in [EventKind::Created, EventKind::Updated] {
+            for some in all.chunks(100) {
+                let producer = world.bus.producer();
+                world
+                    .store
+                    .run(async |tx| {
+                        for name in some {
+                            producer.record_all(&tx, &db(name, 1), &kind.once())?;
+                        }
+                        Ok(())
+                    })
+                    .await
+                    .unwrap();
+            }
+        }
+        common::until("all folds", async || world.bus.stats().folded.total() == 1_201).await;
+        let now = world.bus.feed().now().await.unwrap();
+        common::until("the tail", async || world.dispatcher.position() >= now).await;
+        assert!(ready(&mut paced).is_empty());
+        let mut told = vec![next(&mut paced).await];
+        told.extend(drain(&mut paced).await);
+        assert_eq!(told.len(), 600);
+        assert_eq!(names(&told).len(), 600);
+        assert!(told.iter().all(|d| kinds(d) == [EventKind::Created, EventKind::Updated]));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_subscriber_has_its_own_pace() {
+    let world = World::new().await;
+    let every = |seconds| {
+        let all = world.dispatcher.subscribe(Filter::all());
+        all.every(Duration::from_secs(seconds)).unwrap().stream()
+    };
+    let (mut indexer, mut replicator) = (every(60), every(10));
+    let mut feed = world.dispatcher.subscribe(Filter::all()).stream();
+    let mut told = [0; 3];
+    let began = Instant::now();
+    let mut updates = 0;
+    while began.elapsed() < Duration::from_mins(5) {
+        world.event(&db("a", 1), EventKind::Updated).await;
+        updates += 1;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        for (count, subscription) in told.iter_mut().zip([&mut indexer, &mut replicator, &mut feed]) {
+            *count += ready(subscription).len();
+        }
+    }
+    assert_eq!(told[2], updates, "at once");
+    assert!((26..=31).contains(&told[1]), "each 10 s: {told:?}");
+    assert!((5..=6).contains(&told[0]), "each minute: {told:?}");
+}
+
+/// What waits when all ends does not wait for the next round.
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_does_not_wait_for_a_round() {
+    for filter in [Filter::all(), Filter::name("a").unwrap()] {
+        let world = World::new().await;
+        let mut paced = world.dispatcher.subscribe(filter).every(MINUTE).unwrap().stream();
+        world.event(&db("a", 1), EventKind::Created).await;
+        next(&mut paced).await;
+        let last = world.event(&db("a", 1), EventKind::Updated).await;
+        assert!(ready(&mut paced).is_empty());
+        let began = Instant::now();
+        let rest = tokio::spawn(async move {
+            let rest: Vec<_> = paced.map(|item| item.unwrap().sequence()).collect().await;
+            rest
+        });
+        tokio::task::yield_now().await;
+        world.dispatcher.shutdown().await;
+        assert_eq!(within("the end", rest).await.unwrap(), [last]);
+        assert!(began.elapsed() < MINUTE / 2);
+    }
+}
+
+/// Once a round is asked for again, a predicate that panics is not asked for the same row for ever.
+#[tokio::test(start_paused = true)]
+async fn a_predicate_that_panics_does_not_stop_a_paced_subscriber() {
+    let world = World::new().await;
+    let filter = Filter::predicate(|row| {
+        assert_ne!(row.name.as_str(), "bad", "the predicate panics");
+        true
+    });
+    let (sender, mut receiver) = tokio::sync::mpsc::unbounded_channel();
+    let _handle = world.dispatcher.subscribe(filter).every(MINUTE).unwrap().callback(move |delivery| {
+        sender.send(name(&delivery).to_owned()).unwrap();
+        async {}
+    });
+    world.event(&db("first", 1), EventKind::Created).await;
+    assert_eq!(within("the first", receiver.recv()).await.unwrap(), "first");
+    world.events(&["good", "bad", "other"], EventKind::Created).await;
+    let told = [receiver.recv().await.unwrap(), receiver.recv().await.unwrap()];
+    assert_eq!(told, ["good", "other"]);
+    assert_eq!(world.bus.stats().callback_panics, 1);
+}
+
+/// A pace is kept by those who start in the past as well: they are told everything in the first round.
+#[tokio::test(start_paused = true)]
+async fn a_paced_subscriber_from_the_start_is_told_everything_first() {
+    for filter in [Filter::all(), Filter::names(["a", "b"].map(|name| name.parse().unwrap())).unwrap()] {
+        let world = World::new().await;
+        world.events(&["a", "b"], EventKind::Created).await;
+        let since = Since::After(notibus::Sequence::ZERO);
+        let mut paced = world.dispatcher.subscribe(filter).since(since).every(MINUTE).unwrap().stream();
+        assert_eq!(names(&drain(&mut paced).await), ["a", "b"].into());
+        world.event(&db("a", 1), EventKind::Updated).await;
+        let waited = Instant::now();
+        let delivery = Arc::clone(next(&mut paced).await.notification());
+        assert!(waited.elapsed() > MINUTE / 2 && delivery.totals.updated == 1);
+    }
+}

@@ -1,0 +1,210 @@
+//! What the tests of CouchDB's `couch_event_server` say of it, in our words.
+
+use notibus::{EventKind, Filter, Message, Next, Since};
+use tokio_stream::StreamExt;
+
+use crate::{
+    common::{db, until, within},
+    world::{World, drain, kinds, name, names, next, ready},
+};
+
+#[tokio::test(start_paused = true)]
+async fn a_subscriber_is_registered_and_unregistered() {
+    let world = World::new().await;
+    let a = "a".parse().unwrap();
+    let subscription = world.dispatcher.subscribe(Filter::name("a").unwrap()).stream();
+    assert_eq!((world.dispatcher.subscribers(), world.dispatcher.subscribers_of(&a)), (1, 1));
+    let id = subscription.id();
+    world.dispatcher.unsubscribe(id).unwrap();
+    drop(subscription);
+    assert_eq!((world.dispatcher.subscribers(), world.dispatcher.subscribers_of(&a)), (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn to_unregister_a_stranger_is_reported() {
+    let world = World::new().await;
+    let subscription = world.dispatcher.subscribe(Filter::all()).stream();
+    let id = subscription.id();
+    drop(subscription);
+    let refused = world.dispatcher.unsubscribe(id);
+    assert!(matches!(refused, Err(notibus::Error::NoSubscriber { .. })), "{refused:?}");
+    assert!(world.dispatcher.listener::<()>("nobody").is_err());
+    assert!(world.dispatcher.stop_listener("nobody").await.is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_subscriber_that_is_ended_by_its_id_gets_nothing_more() {
+    let world = World::new().await;
+    for filter in [Filter::all(), Filter::name("a").unwrap()] {
+        let mut waits = world.dispatcher.subscribe(filter.clone()).stream();
+        let mut has_more = world.dispatcher.subscribe(filter).stream();
+        let ids = [waits.id(), has_more.id()];
+        let waits = tokio::spawn(async move { waits.next().await.is_none() });
+        tokio::task::yield_now().await;
+        for id in ids {
+            world.dispatcher.unsubscribe(id).unwrap();
+        }
+        assert!(within("the end of one that waits", waits).await.unwrap());
+        world.event(&db("a", 1), EventKind::Updated).await;
+        assert!(within("the end of one that has more", has_more.next()).await.is_none());
+        drop(has_more);
+        assert_eq!(world.dispatcher.subscribers(), 0);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_subscriber_that_dies_is_unregistered() {
+    let world = World::new().await;
+    let a = "a".parse().unwrap();
+    let mut subscription = world.dispatcher.subscribe(Filter::name("a").unwrap()).stream();
+    let task = tokio::spawn(async move {
+        subscription.next().await;
+        panic!("it dies");
+    });
+    world.event(&db("a", 1), EventKind::Created).await;
+    assert!(within("its death", task).await.unwrap_err().is_panic());
+    assert_eq!((world.dispatcher.subscribers(), world.dispatcher.subscribers_of(&a)), (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_the_interested_are_told() {
+    let world = World::new().await;
+    let mut a = world.dispatcher.subscribe(Filter::name("a").unwrap()).stream();
+    let mut all = world.dispatcher.subscribe(Filter::all()).stream();
+    world.events(&["b", "a"], EventKind::Updated).await;
+    assert_eq!(names(&drain(&mut a).await), ["a"].into());
+    assert_eq!(names(&drain(&mut all).await), ["a", "b"].into());
+}
+
+/// `couch_event` gives two copies to who has registered for a name and for all. Here two subscriptions get one each, and one
+/// subscription with a set of filters is told which of them want it.
+#[tokio::test(start_paused = true)]
+async fn who_wants_a_name_and_all_is_told_that_both_want_it() {
+    let world = World::new().await;
+    let both = Filter::any([Filter::name("a").unwrap(), Filter::all()]).unwrap();
+    let mut set = world.dispatcher.subscribe(both).stream();
+    let mut single = world.dispatcher.subscribe(Filter::all()).stream();
+    world.events(&["a", "b"], EventKind::Created).await;
+    let wanted: Vec<_> = drain(&mut set).await.iter().map(|d| (name(d).to_owned(), d.wanted_by())).collect();
+    assert_eq!(wanted, [("a".to_owned(), vec![0, 1]), ("b".to_owned(), vec![1])]);
+    assert_eq!(next(&mut single).await.wanted_by(), [0]);
+}
+
+/// Since its registry was rewritten, CouchDB goes on to deliver what a listener had registered for before, and never forgets
+/// it, not even when the listener has died.
+#[tokio::test(start_paused = true)]
+async fn to_register_again_replaces_what_was_wanted_before() {
+    let [a, b, c]: [Filter; 3] = ["a", "b", "c"].map(|name| Filter::name(name).unwrap());
+    let (prefix_b, all) = (Filter::prefix("b"), Filter::all());
+    let cases = [(a.clone(), b.clone()), (a.clone(), prefix_b.clone()), (all.clone(), b), (all, prefix_b)];
+    for (before, after) in cases {
+        let world = World::new().await;
+        let name_of = |name: &str| name.parse().unwrap();
+        let mut subscription = world.dispatcher.subscribe(before.clone()).stream();
+        world.event(&db("a", 1), EventKind::Created).await;
+        assert_eq!(names(&drain(&mut subscription).await), ["a"].into());
+        subscription.replace(after.clone());
+        assert_eq!(world.dispatcher.subscribers(), 1);
+        assert_eq!(world.dispatcher.subscribers_of(&name_of("a")), 0, "no stale interest is left");
+        world.events(&["a", "b"], EventKind::Updated).await;
+        let told = drain(&mut subscription).await;
+        assert_eq!(names(&told), ["b"].into(), "{before:?} → {after:?}");
+        assert_eq!(told.len(), 1);
+        subscription.replace(c.clone());
+        drop(subscription);
+        for name in ["a", "b", "c"] {
+            assert_eq!(world.dispatcher.subscribers_of(&name_of(name)), 0, "nor after its death");
+        }
+    }
+}
+
+/// What was wanted before, and still is, is neither missed nor told twice, wherever the subscriber stands.
+#[tokio::test(start_paused = true)]
+async fn what_both_filters_want_is_told_exactly_once() {
+    let names = |names: &[&str]| Filter::names(names.iter().map(|name| name.parse().unwrap())).unwrap();
+    let cases =
+        [(Filter::prefix("a"), Filter::all()), (names(&["a1", "a2", "a3"]), names(&["a1", "a2", "a3", "b"]))];
+    for (before, after) in cases {
+        for taken in 0..4 {
+            let world = World::new().await;
+            let mut subscription = world.dispatcher.subscribe(before.clone()).stream();
+            world.events(&["b", "a1", "a2", "a3"], EventKind::Created).await;
+            let mut told = Vec::new();
+            for _ in 0..taken {
+                told.push(next(&mut subscription).await);
+            }
+            subscription.replace(after.clone());
+            world.event(&db("a1", 1), EventKind::Updated).await;
+            told.extend(drain(&mut subscription).await);
+            for name in ["a1", "a2", "a3"] {
+                let of: Vec<_> =
+                    told.iter().filter(|d| crate::world::name(d) == name).flat_map(kinds).collect();
+                let created = of.iter().filter(|kind| **kind == EventKind::Created).count();
+                assert_eq!(created, 1, "{name} after {taken}: {of:?} {before:?}");
+                let updated = of.iter().filter(|kind| **kind == EventKind::Updated).count();
+                assert_eq!(updated, usize::from(name == "a1"), "{name} after {taken}: {of:?}");
+            }
+        }
+    }
+}
+
+/// A listener's interests are replaced from outside, while it runs.
+#[tokio::test(start_paused = true)]
+async fn a_listener_and_a_callback_can_be_given_another_filter() {
+    let world = World::new().await;
+    let (sender, mut receiver) = tokio::sync::mpsc::unbounded_channel();
+    let handle = world.dispatcher.subscribe(Filter::name("a").unwrap()).callback(move |delivery| {
+        sender.send(name(&delivery).to_owned()).unwrap();
+        async {}
+    });
+    world.event(&db("a", 1), EventKind::Created).await;
+    assert_eq!(within("the first", receiver.recv()).await.unwrap(), "a");
+    handle.replace(Filter::suffix("b"));
+    until("the replacement", async || world.dispatcher.subscribers_of(&"a".parse().unwrap()) == 0).await;
+    world.events(&["a", "b"], EventKind::Updated).await;
+    assert_eq!(within("the second", receiver.recv()).await.unwrap(), "b");
+    let id = handle.id();
+    handle.stop().await;
+    assert!(world.dispatcher.unsubscribe(id).is_err() && receiver.recv().await.is_none());
+}
+
+/// Expects numbers, and counts what it gets.
+struct Numbers(tokio::sync::mpsc::UnboundedSender<String>);
+
+impl notibus::Listener for Numbers {
+    type Message = u32;
+
+    async fn handle_event(&mut self, delivery: notibus::Delivery) -> Next {
+        self.0.send(name(&delivery).to_owned()).unwrap();
+        Next::Continue
+    }
+}
+
+/// Messages that nobody expects are noted, and the listener survives.
+#[tokio::test(start_paused = true)]
+async fn invalid_messages_are_survived() {
+    let world = World::new().await;
+    let (sender, mut receiver) = tokio::sync::mpsc::unbounded_channel();
+    let listen = world.dispatcher.subscribe(Filter::all()).listener(move || Numbers(sender.clone()));
+    let handle = listen.named("numbers").unwrap().start().unwrap();
+    assert!(handle.info("what is this?").await && handle.info(vec![1.5]).await);
+    handle.cast(7).await.unwrap();
+    let wrong = world.dispatcher.listener::<String>("numbers");
+    assert!(matches!(wrong, Err(notibus::Error::Invalid { .. })), "{wrong:?}");
+    world.event(&db("a", 1), EventKind::Created).await;
+    assert_eq!(within("an event", receiver.recv()).await.unwrap(), "a");
+    assert!(!handle.is_finished());
+    assert_eq!(world.bus.stats().listener_panics, 0);
+    assert!(format!("{:?}", Message::Cast(1)).contains("Cast"));
+}
+
+/// A dispatcher that nobody listens to goes on: an event without a subscriber is no failure.
+#[tokio::test(start_paused = true)]
+async fn events_without_subscribers_are_fine() {
+    let world = World::new().await;
+    let position = world.event(&db("a", 1), EventKind::Created).await;
+    let since = Since::After(notibus::Sequence::ZERO);
+    let mut late = world.dispatcher.subscribe(Filter::all()).since(since).stream();
+    assert_eq!(next(&mut late).await.sequence(), position);
+    assert!(ready(&mut late).is_empty());
+}

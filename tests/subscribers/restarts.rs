@@ -1,0 +1,133 @@
+//! Restarts of the dispatcher: its subscribers are still there, and go on where they were.
+
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use notibus::{
+    DispatcherOptions, EventKind, Filter, Interruption, JanitorOptions, NodeOptions, Role,
+    store::{Database, testing::Faults},
+};
+use tokio_stream::StreamExt;
+
+use crate::{
+    common::{db, eager, narrow_bus, until, wide_bus, within},
+    listeners::Recorder,
+    world::{World, drain, kinds, name, names, next, ready},
+};
+
+/// The listeners of `couch_event` go deaf when its server is restarted, because its registry is lost.
+#[tokio::test(start_paused = true)]
+async fn subscribers_survive_a_restart_of_the_dispatcher_and_miss_nothing() {
+    for ring_rows_max in [1, 1_000] {
+        let options = DispatcherOptions { ring_rows_max, ..DispatcherOptions::default() };
+        let World { store, bus, notifier, dispatcher } = World::with(options).await;
+        let filters = [Filter::all(), Filter::suffix("a"), Filter::name("a").unwrap()];
+        let mut streams: Vec<_> =
+            filters.into_iter().map(|filter| dispatcher.subscribe(filter).stream()).collect();
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let recorded = Arc::clone(&told);
+        let listen = dispatcher.subscribe(Filter::all()).listener(move || Recorder(Arc::clone(&recorded)));
+        let _listener = listen.named("recorder").unwrap().start().unwrap();
+        let suspended = dispatcher.suspend().await;
+        assert_eq!(suspended.subscribers(), 4);
+        for kind in [EventKind::Created, EventKind::Updated] {
+            crate::world::fold(&store, &bus, &db("a", 1), kind).await;
+        }
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert!(streams.iter_mut().all(|stream| ready(stream).is_empty()), "nobody reads the feed");
+        let dispatcher = suspended.resume();
+        for stream in &mut streams {
+            let all = drain(stream).await;
+            assert_eq!(names(&all), ["a"].into());
+            let all: Vec<_> = all.iter().flat_map(kinds).collect();
+            assert_eq!(all, [EventKind::Created, EventKind::Updated]);
+        }
+        until("the listener", async || !told.lock().unwrap().is_empty()).await;
+        assert!(dispatcher.listener::<()>("recorder").is_ok(), "names are kept");
+        let world = World { store, bus, notifier, dispatcher };
+        world.event(&db("a", 1), EventKind::Updated).await;
+        for stream in &mut streams {
+            assert_eq!(kinds(&next(stream).await), [EventKind::Updated]);
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_suspended_dispatcher_that_is_dropped_ends_its_subscribers() {
+    let World { dispatcher, .. } = World::new().await;
+    let mut stream = dispatcher.subscribe(Filter::all()).stream();
+    let handle = dispatcher.subscribe(Filter::all()).listener(|| crate::listeners::Quiet).start().unwrap();
+    drop(dispatcher.suspend().await);
+    assert!(within("the end", stream.next()).await.is_none());
+    within("its end", handle.finished()).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_lists_its_dispatcher_while_that_is_suspended() {
+    let world = World::new().await;
+    let node = world.bus.node(NodeOptions::default()).await.unwrap();
+    let suspended = node.dispatcher(DispatcherOptions::default()).await.unwrap().suspend().await;
+    let roles =
+        async || world.bus.nodes().await.unwrap().into_iter().flat_map(|n| n.roles).collect::<Vec<_>>();
+    assert!(roles().await.contains(&Role::DISPATCHER));
+    let dispatcher = suspended.resume();
+    dispatcher.shutdown().await;
+    until("the role's end", async || !roles().await.contains(&Role::DISPATCHER)).await;
+}
+
+/// The tail is the only one that everybody depends on: a panic in it is mended at once.
+#[tokio::test(start_paused = true)]
+async fn a_tail_that_panics_is_begun_anew() {
+    let store = Database::memory();
+    let faults = Faults::new(&store);
+    let (folding, bus) = (narrow_bus(&store).await, narrow_bus(&faults.database()).await);
+    let _notifier = folding.notifier(eager()).await.unwrap();
+    let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
+    let mut streams = [Filter::all(), Filter::name("a").unwrap()].map(|f| dispatcher.subscribe(f).stream());
+    let has_panicked = AtomicBool::new(false);
+    faults.plan_reads(move |_| {
+        assert!(has_panicked.swap(true, Ordering::Relaxed), "a read of the tail panics");
+        None
+    });
+    crate::world::fold(&store, &folding, &db("a", 1), EventKind::Created).await;
+    for stream in &mut streams {
+        assert_eq!(name(&next(stream).await), "a");
+    }
+    assert_eq!(bus.stats().tail_panics, 1);
+}
+
+/// Away for longer than tombstones are kept: everybody is told, and starts anew.
+#[tokio::test(start_paused = true)]
+async fn who_was_suspended_for_too_long_is_told_so() {
+    let store = Database::memory();
+    let bus = wide_bus(&store).await;
+    let _notifier = bus.notifier(eager()).await.unwrap();
+    let world_event = async |db: &notibus::Db, kind| crate::world::fold(&store, &bus, db, kind).await;
+    world_event(&db("stays", 1), EventKind::Created).await;
+    world_event(&db("goes", 1), EventKind::Created).await;
+    let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
+    let names_of = ["stays", "goes"].map(|name| name.parse().unwrap());
+    let filters = [Filter::all(), Filter::names(names_of).unwrap()];
+    let mut streams = filters.map(|filter| dispatcher.subscribe(filter).stream());
+    let suspended = dispatcher.suspend().await;
+    world_event(&db("goes", 1), EventKind::Deleted).await;
+    let options = JanitorOptions {
+        interval: Duration::from_secs(1),
+        tombstone_retention: Duration::from_secs(10),
+        ..JanitorOptions::default()
+    };
+    let _janitor = bus.janitor(options).await.unwrap();
+    until("the tombstone's end", async || bus.stats().tombstones_dropped == 1).await;
+    let _dispatcher = suspended.resume();
+    for stream in &mut streams {
+        let first = within("it is told", stream.next()).await.unwrap();
+        assert!(matches!(first, Err(Interruption::Expired { .. })), "{first:?}");
+        let rest = drain(stream).await;
+        assert_eq!(names(&rest), ["stays"].into());
+    }
+}

@@ -1,0 +1,212 @@
+//! Panics: isolated, told, and mended by policy.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use notibus::{
+    Delivery, EventKind, Filter, Listener, Missed, Next, RestartPolicy, Sequence, StopReason, Supervised,
+    Supervision, SupervisionEvents,
+};
+use tokio::time::Instant;
+use tokio_stream::StreamExt;
+
+use crate::{
+    common::{db, until, within},
+    listeners::{tellers, told},
+    world::{World, drain, name, names},
+};
+
+/// What becomes of somebody next.
+async fn next(events: &mut SupervisionEvents) -> Supervised {
+    within("an event", events.next()).await.unwrap().unwrap().what
+}
+
+/// Whether a panic was told.
+fn is_panic(what: &Supervised, at: Option<Sequence>) -> bool {
+    matches!(what, Supervised::Panicked { text, at: found } if text.contains("as it was told") && *found == at)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_listener_that_panics_is_made_anew_and_goes_on_where_it_was() {
+    let world = World::new().await;
+    let mut events = world.dispatcher.supervision();
+    let (factory, mut calls) = tellers();
+    let listen = world.dispatcher.subscribe(Filter::all()).listener(factory).named("teller").unwrap();
+    let handle = listen.attempts(2).unwrap().start().unwrap();
+    let mut other = world.dispatcher.subscribe(Filter::all()).stream();
+    assert_eq!(next(&mut events).await, Supervised::Started);
+    told(&mut calls).await;
+    let bad = world.event(&db("panic", 1), EventKind::Created).await;
+    world.event(&db("good", 1), EventKind::Created).await;
+    assert_eq!(told(&mut calls).await, "event panic [Created]");
+    assert_eq!(told(&mut calls).await, "init true", "another one");
+    assert_eq!(told(&mut calls).await, "event panic [Created]", "it is given it again");
+    assert_eq!(told(&mut calls).await, "init true");
+    assert_eq!(told(&mut calls).await, "event good [Created]", "and no third time");
+    assert!(is_panic(&next(&mut events).await, Some(bad)));
+    assert!(matches!(next(&mut events).await, Supervised::Restarting { restarts: 1, .. }));
+    assert!(is_panic(&next(&mut events).await, Some(bad)));
+    let passed = Supervised::PassedOver { name: "panic".parse().unwrap(), sequence: bad };
+    assert_eq!(next(&mut events).await, passed);
+    assert!(matches!(next(&mut events).await, Supervised::Restarting { restarts: 2, .. }));
+    assert_eq!(names(&drain(&mut other).await), ["good", "panic"].into(), "others hear nothing of it");
+    let stats = world.bus.stats();
+    assert_eq!((stats.listener_panics, stats.listener_restarts), (2, 2));
+    handle.stop().await;
+    let last: Supervision = within("an event", events.next()).await.unwrap().unwrap();
+    assert_eq!(last.what, Supervised::Stopped(StopReason::Shutdown));
+    assert_eq!((last.id, last.name.as_deref()), (handle.id(), Some("teller")));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_policy_limits_the_restarts() {
+    for (policy, inits) in [(RestartPolicy::Never, 1), (RestartPolicy::Times(2), 3)] {
+        let world = World::new().await;
+        let (factory, mut calls) = tellers();
+        let listen = world.dispatcher.subscribe(Filter::all()).listener(factory).restart(policy);
+        let handle = listen.start().unwrap();
+        world.event(&db("panic", 1), EventKind::Created).await;
+        let reason = within("its end", handle.finished()).await;
+        assert!(matches!(reason, StopReason::Panicked(ref text) if text.contains("as it was told")));
+        let mut all = Vec::new();
+        while let Some(call) = calls.recv().await {
+            all.push(call);
+        }
+        assert_eq!(all.iter().filter(|call| *call == "init true").count(), inits, "{policy:?}");
+        assert!(!all.iter().any(|call| call.starts_with("terminate")), "not after a panic");
+        assert_eq!(world.dispatcher.subscribers(), 0, "it is removed");
+    }
+}
+
+/// What panics when it is made, or when it begins.
+struct Fragile;
+
+impl Listener for Fragile {
+    type Message = ();
+
+    async fn init(&mut self, _: Sequence) -> Next {
+        panic!("it cannot begin")
+    }
+
+    async fn handle_event(&mut self, _: Delivery) -> Next {
+        Next::Continue
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn pauses_between_restarts_grow() {
+    let world = World::new().await;
+    let times = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let made = Arc::clone(&times);
+    let listen = world.dispatcher.subscribe(Filter::all()).listener(move || {
+        made.lock().unwrap().push(Instant::now());
+        assert!(!made.lock().unwrap().len().is_multiple_of(2), "the factory panics as well");
+        Fragile
+    });
+    let (min, max) = (Duration::from_secs(1), Duration::from_secs(8));
+    let listen = listen.backoff(min, max).unwrap().restart(RestartPolicy::Times(6));
+    let handle = listen.start().unwrap();
+    assert!(matches!(within("its end", handle.finished()).await, StopReason::Panicked(_)));
+    let times = times.lock().unwrap();
+    let pauses: Vec<_> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    assert_eq!(pauses.len(), 6);
+    for (pause, full) in pauses.iter().zip([1, 2, 4, 8, 8, 8]) {
+        let full = Duration::from_secs(full);
+        assert!(*pause >= full / 2 && *pause <= full + Duration::from_millis(5), "{pauses:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_listener_that_pauses_after_a_panic_can_be_stopped() {
+    let world = World::new().await;
+    let hour = Duration::from_hours(1);
+    let listen = world.dispatcher.subscribe(Filter::all()).listener(|| Fragile);
+    let handle = listen.backoff(hour, hour).unwrap().start().unwrap();
+    until("the panic", async || world.bus.stats().listener_panics == 1).await;
+    assert_eq!(within("its end", handle.stop()).await, StopReason::Shutdown);
+}
+
+/// A message that it panics on is lost, and told; the next one comes.
+#[tokio::test(start_paused = true)]
+async fn a_panic_on_a_message_is_survived() {
+    let world = World::new().await;
+    let (factory, mut calls) = tellers();
+    let handle = world.dispatcher.subscribe(Filter::all()).listener(factory).start().unwrap();
+    told(&mut calls).await;
+    handle.cast("panic").await.unwrap();
+    handle.cast("next").await.unwrap();
+    let all = [told(&mut calls).await, told(&mut calls).await, told(&mut calls).await];
+    assert_eq!(all, ["cast panic", "init true", "cast next"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_predicate_that_panics_is_told_and_its_listener_goes_on() {
+    let world = World::new().await;
+    let mut events = world.dispatcher.supervision();
+    let filter = Filter::predicate(|row| {
+        assert_ne!(row.name.as_str(), "bad", "as it was told");
+        true
+    });
+    let (factory, mut calls) = tellers();
+    let _handle = world.dispatcher.subscribe(filter).listener(factory).start().unwrap();
+    told(&mut calls).await;
+    world.events(&["bad", "good"], EventKind::Created).await;
+    assert_eq!(told(&mut calls).await, "event good [Created]", "the same one");
+    next(&mut events).await;
+    assert!(is_panic(&next(&mut events).await, None));
+}
+
+#[tokio::test(start_paused = true)]
+async fn panics_of_callbacks_are_told_as_well() {
+    let world = World::new().await;
+    let mut events = world.dispatcher.supervision();
+    let _handle = world.dispatcher.subscribe(Filter::all()).callback(async |delivery| {
+        assert_ne!(name(&delivery), "bad", "as it was told");
+    });
+    let bad = world.event(&db("bad", 1), EventKind::Created).await;
+    assert_eq!(next(&mut events).await, Supervised::Started);
+    assert!(is_panic(&next(&mut events).await, Some(bad)));
+    let passed = Supervised::PassedOver { name: "bad".parse().unwrap(), sequence: bad };
+    assert_eq!(next(&mut events).await, passed);
+}
+
+/// Supervision events are bounded: who does not listen is told how many were missed.
+#[tokio::test(start_paused = true)]
+async fn missed_supervision_events_are_counted() {
+    let world = World::new().await;
+    let mut events = world.dispatcher.supervision();
+    let count = Arc::new(AtomicUsize::new(0));
+    let made = Arc::clone(&count);
+    let listen = world.dispatcher.subscribe(Filter::all()).listener(move || {
+        made.fetch_add(1, Ordering::Relaxed);
+        Fragile
+    });
+    let listen = listen.backoff(Duration::ZERO, Duration::ZERO).unwrap().restart(RestartPolicy::Times(2_000));
+    within("its end", listen.start().unwrap().finished()).await;
+    assert_eq!(count.load(Ordering::Relaxed), 2_001);
+    let first = within("an event", events.next()).await.unwrap();
+    assert!(matches!(first, Err(Missed(count)) if count > 1_000), "{first:?}");
+    assert!(events.next().await.unwrap().is_ok());
+}
+
+/// One that sleeps in its handler delays nobody.
+#[tokio::test(start_paused = true)]
+async fn a_slow_and_a_dead_subscriber_delay_no_other() {
+    let world = World::new().await;
+    let _slow = world.dispatcher.subscribe(Filter::all()).callback(async |_| {
+        tokio::time::sleep(Duration::from_hours(1)).await;
+    });
+    let _dead = world.dispatcher.subscribe(Filter::all()).stream();
+    let mut quick = world.dispatcher.subscribe(Filter::all()).stream();
+    let began = Instant::now();
+    for _ in 0..100 {
+        world.event(&db("a", 1), EventKind::Updated).await;
+        within("a delivery", quick.next()).await.unwrap().unwrap();
+    }
+    assert!(began.elapsed() < Duration::from_mins(1), "{:?}", began.elapsed());
+}

@@ -1,0 +1,126 @@
+//! A bus with all its roles in one process, and how to receive from it.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use futures_util::FutureExt;
+use notibus::{
+    Bus, Db, DbInstance, Delivery, Dispatcher, DispatcherOptions, EventKind, Interruption, Notifier,
+    Sequence, Subscription, store::Database,
+};
+use tokio_stream::StreamExt;
+
+use crate::common::{self, eager, narrow_bus, record, until, within};
+
+/// A bus with all its roles in one process.
+pub struct World {
+    /// The store.
+    pub store: Database,
+    /// The bus.
+    pub bus: Bus,
+    /// Folds at once.
+    pub notifier: Notifier,
+    /// Dispatches.
+    pub dispatcher: Dispatcher,
+}
+
+impl World {
+    /// A bus in a new store.
+    pub async fn new() -> Self {
+        Self::with(DispatcherOptions::default()).await
+    }
+
+    /// A bus in a new store, with these options.
+    pub async fn with(options: DispatcherOptions) -> Self {
+        let store = Database::memory();
+        let bus = narrow_bus(&store).await;
+        Self {
+            notifier: bus.notifier(eager()).await.unwrap(),
+            dispatcher: bus.dispatcher(options).await.unwrap(),
+            store,
+            bus,
+        }
+    }
+
+    /// Commits an event, and waits until it is folded and the tail has read it.
+    pub async fn event(&self, database: &Db, kind: EventKind) -> Sequence {
+        let sequence = self.folded(database, kind).await;
+        until("the tail", async || self.dispatcher.position() >= sequence).await;
+        sequence
+    }
+
+    /// Commits an event, and waits until it is folded.
+    pub async fn folded(&self, database: &Db, kind: EventKind) -> Sequence {
+        fold(&self.store, &self.bus, database, kind).await
+    }
+
+    /// Events of one kind in the databases `names`.
+    pub async fn events(&self, names: &[&str], kind: EventKind) {
+        for name in names {
+            self.event(&common::db(name, 1), kind).await;
+        }
+    }
+
+    /// Commits a change of the design document `id`, and waits until the tail has read it.
+    pub async fn ddoc(&self, database: &Db, id: Option<&str>) -> Sequence {
+        let before = self.bus.stats().folded.total();
+        let (producer, id) = (self.bus.producer(), id.map(|id| id.parse().unwrap()));
+        self.store
+            .run(async |tx| {
+                producer.ddoc_updated(&tx, database, id.as_ref());
+                Ok(())
+            })
+            .await
+            .unwrap();
+        until("a fold", async || self.bus.stats().folded.total() > before).await;
+        let row = common::row(&self.bus, database).await.unwrap();
+        until("the tail", async || self.dispatcher.position() >= row.sequence).await;
+        row.sequence
+    }
+}
+
+/// Commits an event, and waits until it is folded.
+pub async fn fold(store: &Database, bus: &Bus, database: &Db, kind: EventKind) -> Sequence {
+    let before = bus.stats().folded.total();
+    record(store, bus, database, kind.once().lanes()).await;
+    until("a fold", async || bus.stats().folded.total() > before).await;
+    common::row(bus, database).await.unwrap().sequence
+}
+
+/// The next delivery.
+pub async fn next(subscription: &mut Subscription) -> Delivery {
+    within("a delivery", subscription.next()).await.unwrap().unwrap()
+}
+
+/// Whatever can be had at once.
+pub fn ready(subscription: &mut Subscription) -> Vec<Result<Delivery, Interruption>> {
+    std::iter::from_fn(|| subscription.next().now_or_never().flatten()).collect()
+}
+
+/// Whatever comes within a good while.
+pub async fn drain(subscription: &mut Subscription) -> Vec<Delivery> {
+    let mut deliveries = Vec::new();
+    while let Ok(Some(item)) = tokio::time::timeout(Duration::from_secs(10), subscription.next()).await {
+        deliveries.push(item.unwrap());
+    }
+    deliveries
+}
+
+/// The name of what a delivery is about.
+pub fn name(delivery: &Delivery) -> &str {
+    delivery.notification().name.as_str()
+}
+
+/// The names of deliveries.
+pub fn names(deliveries: &[Delivery]) -> BTreeSet<&str> {
+    deliveries.iter().map(name).collect()
+}
+
+/// What a delivery says is new.
+pub fn changes(delivery: &Delivery) -> Vec<(DbInstance, EventKind)> {
+    delivery.news().iter().collect()
+}
+
+/// The kinds that a delivery says are new.
+pub fn kinds(delivery: &Delivery) -> Vec<EventKind> {
+    delivery.news().iter().map(|(_, kind)| kind).collect()
+}
