@@ -140,6 +140,11 @@ impl OpenCursor {
         Ok(())
     }
 
+    /// Fails with [`Error::CursorLost`] if another has opened it.
+    pub async fn verify(&self) -> Result<()> {
+        self.cursor.context.db.run(async |tx| self.check(&tx).await).await
+    }
+
     /// Fails if another has opened it, and makes `tx` fail if one does before the commit.
     async fn check(&self, tx: &Transaction) -> Result<()> {
         match self.cursor.row(tx).await? {

@@ -185,7 +185,15 @@ impl<K: Kind> Keeper<K> {
     /// Puts down how far it has come. Fails if the cursor is lost.
     async fn put_down(&mut self) -> Result<()> {
         self.checkpoint = None;
-        match self.cursor.save(self.done_to()).await {
+        let done_to = self.done_to();
+        let put_down = if done_to == self.cursor.stored() {
+            // Jobs may run on, although another trigger has begun with them anew.
+            self.cursor.verify().await
+        } else {
+            self.cursor.save(done_to).await
+        };
+        match put_down {
+            Ok(()) if self.plan.running() > 0 => self.note_position(),
             Ok(()) => {}
             Err(error @ Error::CursorLost { .. }) => {
                 tracing::warn!(trigger = self.options.name, %error, "a trigger ends");

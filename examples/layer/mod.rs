@@ -1,0 +1,144 @@
+//! The layer of the examples of triggers: databases of documents, each with a field, and the feed of their changes.
+//!
+//! A document is kept under its database and id: the sequence of its last edit, the number of its revision, and its field;
+//! empty if it is deleted. All of that is written in one transaction with the change, and with the event of the database.
+
+use notibus::{
+    Bus, Changes, ChangesOptions, Db, DbInstance, DdocId, DocId, DocSummary, Producer, Result, Revision,
+    Sequence,
+    store::{AtomicOp, Database, Isolation, KeyRange, RangeRead, Transaction},
+};
+
+/// A document as it is kept.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Doc {
+    /// When it was last edited.
+    pub edited: Sequence,
+    /// How often.
+    pub edits: u64,
+    /// Its field; empty if it is deleted.
+    pub field: String,
+}
+
+/// The layer.
+#[derive(Clone)]
+pub struct Layer {
+    /// Where everything is.
+    pub store: Database,
+    /// The changes feeds.
+    pub changes: Changes,
+    /// Records the events of databases.
+    producer: Producer,
+}
+
+/// What the keys of the documents of `db` start with.
+pub fn docs(db: &Db) -> String {
+    format!("doc/{}/{}/", db.name, db.instance)
+}
+
+/// The document stored as `bytes`.
+pub fn doc(bytes: &[u8]) -> Result<Doc> {
+    let edits = bytes[13..21].iter().fold(0, |number, &byte| number << 8 | u64::from(byte));
+    let field = String::from_utf8_lossy(&bytes[21..]).into_owned();
+    Ok(Doc { edited: Sequence::from_bytes(&bytes[..13])?, edits, field })
+}
+
+impl Layer {
+    /// A layer on `bus`.
+    pub fn new(store: &Database, bus: &Bus) -> Self {
+        Self { store: store.clone(), changes: bus.changes(), producer: bus.producer() }
+    }
+
+    /// Creates a database.
+    pub async fn create(&self, name: &str, shards: u32) -> Result<Db> {
+        let db = Db::new(name.parse()?, DbInstance::random(self.store.env()));
+        let options = ChangesOptions { shards, ..ChangesOptions::default() };
+        self.store
+            .run(async |tx| {
+                self.changes.create(&tx, &db, &options).await?;
+                self.producer.created(&tx, &db);
+                Ok(())
+            })
+            .await?;
+        Ok(db)
+    }
+
+    /// Deletes a database.
+    pub async fn delete(&self, db: &Db) -> Result<()> {
+        self.store
+            .run(async |tx| {
+                tx.clear_range(&KeyRange::prefix(docs(db)));
+                self.changes.remove(&tx, db);
+                self.producer.deleted(&tx, db);
+                Ok(())
+            })
+            .await
+    }
+
+    /// Gives documents these fields in one transaction; an empty field deletes one.
+    pub async fn edit(&self, db: &Db, edits: &[(String, String)]) -> Result<()> {
+        let edit = async |tx: Transaction| {
+            let writer = self.changes.writer(&tx, db).await?;
+            for (id, field) in edits {
+                let key = format!("{}{id}", docs(db)).into_bytes();
+                let stored = tx.get(&key, Isolation::Serializable).await?;
+                let stored = stored.map(|bytes| doc(&bytes)).transpose()?;
+                let position = stored.as_ref().map_or(0, |doc| doc.edits) + 1;
+                let revision = Revision { position, hash: [0; 16] };
+                let summary =
+                    DocSummary { id: DocId::new(id)?, revision, branches: 1, is_deleted: field.is_empty() };
+                let edited = writer.record(&summary, stored.map(|doc| doc.edited))?;
+                let rest = [&position.to_be_bytes()[..], field.as_bytes()].concat();
+                tx.atomic(AtomicOp::SetVersionstampedValue, &key, &edited.operand(&[], &rest));
+            }
+            Ok(())
+        };
+        self.store.run(edit).await
+    }
+
+    /// Tells that a design document has changed.
+    pub async fn ddoc_updated(&self, db: &Db, id: &DdocId) -> Result<()> {
+        self.store
+            .run(async |tx| {
+                self.producer.ddoc_updated(&tx, db, Some(id));
+                Ok(())
+            })
+            .await
+    }
+
+    /// The document `id` of `db`.
+    pub async fn get(&self, tx: &Transaction, db: &Db, id: &str) -> Result<Option<Doc>> {
+        // Writers are not to conflict with readers.
+        let stored = tx.get(format!("{}{id}", docs(db)).as_bytes(), Isolation::Snapshot).await?;
+        stored.map(|bytes| doc(&bytes)).transpose()
+    }
+
+    /// The living documents of `db`: ids and fields.
+    pub async fn all(&self, db: &Db) -> Result<Vec<(String, String)>> {
+        let docs = docs(db);
+        let rows = self.rows(&docs).await?;
+        let mut all = Vec::new();
+        for (id, bytes) in rows {
+            let doc = doc(&bytes)?;
+            if !doc.field.is_empty() {
+                all.push((id, doc.field));
+            }
+        }
+        Ok(all)
+    }
+
+    /// The keys that start with `prefix`, without it, and the values.
+    pub async fn rows(&self, prefix: &str) -> Result<Vec<(String, Vec<u8>)>> {
+        let read = async |tx: Transaction| {
+            let mut rows = Vec::new();
+            let mut pages =
+                tx.pages(RangeRead::new(KeyRange::prefix(prefix.to_owned())), Isolation::Snapshot);
+            while let Some(page) = pages.next().await? {
+                let text = |key: &[u8]| String::from_utf8_lossy(&key[prefix.len()..]).into_owned();
+                rows.extend(page.iter().map(|(key, value)| (text(key), value.to_vec())));
+            }
+            Ok(rows)
+        };
+        self.store.run(read).await
+    }
+}

@@ -1,0 +1,430 @@
+//! Many subscribers of many databases: slow ones, panicking ones, vanishing ones. Each that survives ends with exactly the
+//! state that it should know, and memory stays within its bound.
+//!
+//! A small size runs by default. `NOTIBUS_STRESS=full` runs with 10,000 subscribers, 100,000 databases and a million events:
+//! `NOTIBUS_STRESS=full cargo test --release --test stress -- --nocapture`. Figures are printed; times are not asserted.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod common;
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use notibus::{
+    Bus, BusOptions, Counters, Db, DbInstance, Delivery, Dispatcher, DispatcherOptions, Fanout, Filter,
+    Listener, Next, Notification, NotifierOptions, Sequence, Since, Subscription, Versionstamp,
+    store::Database,
+};
+use tokio_stream::StreamExt;
+
+/// How much there is of everything.
+#[derive(Debug, Clone, Copy)]
+struct Size {
+    /// Subscribers: half of exact names, a quarter of patterns, a quarter of everything.
+    subscribers: usize,
+    /// Databases.
+    dbs: usize,
+    /// Events.
+    events: usize,
+    /// Rows of the ring.
+    ring_rows_max: usize,
+    /// Subscribers that rest far behind.
+    resting: usize,
+    /// Batches of the measurement of latencies.
+    batches: usize,
+}
+
+/// The size that is asked for.
+fn size() -> Size {
+    match std::env::var("NOTIBUS_STRESS").as_deref() {
+        Ok("full") => Size {
+            subscribers: 10_000,
+            dbs: 100_000,
+            events: 1_000_000,
+            ring_rows_max: 131_072,
+            resting: 1_000,
+            batches: 3_000,
+        },
+        _ => Size {
+            subscribers: 400,
+            dbs: 2_000,
+            events: 20_000,
+            ring_rows_max: 2_048,
+            resting: 100,
+            batches: 200,
+        },
+    }
+}
+
+/// How many databases have the same end of their name.
+const GROUP: usize = 100;
+
+/// The database number `n`.
+fn db(n: usize) -> Db {
+    let name = format!("db{n:06}/g{:04}", n / GROUP).parse().unwrap();
+    Db::new(name, DbInstance([7; 16]))
+}
+
+/// The number of a database.
+fn number(row: &Notification) -> usize {
+    row.name.as_str()[2..8].parse().unwrap()
+}
+
+/// A hash that no two small sets of numbers share by chance.
+fn hash(n: usize) -> u64 {
+    let mut x = (n as u64).wrapping_add(0x9e37_79b9_7f4a_7c15);
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+/// The final states that a subscriber knows: how many, and which.
+#[derive(Debug, Default)]
+struct Known {
+    /// How many databases it knows in their final state.
+    count: AtomicUsize,
+    /// The hashes of which, together.
+    which: AtomicU64,
+    /// How many deliveries it was given.
+    deliveries: AtomicU64,
+}
+
+impl Known {
+    /// Takes in a delivery; `finals` are the totals at the end.
+    fn receive(&self, delivery: &Delivery, finals: &[u32]) {
+        self.deliveries.fetch_add(1, Ordering::Relaxed);
+        let row = delivery.notification();
+        let n = number(row);
+        if row.totals.updated == u64::from(finals[n]) {
+            self.which.fetch_xor(hash(n), Ordering::Relaxed);
+            self.count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// What it knows.
+    fn get(&self) -> (usize, u64) {
+        (self.count.load(Ordering::Relaxed), self.which.load(Ordering::Relaxed))
+    }
+}
+
+/// A subscriber that is to survive.
+struct Survivor {
+    /// For messages.
+    what: String,
+    /// What it knows.
+    known: Arc<Known>,
+    /// What it has to know at the end.
+    expected: (usize, u64),
+}
+
+/// Panics at every thousandth delivery, once.
+struct Panicking {
+    /// What it knows.
+    known: Arc<Known>,
+    /// The totals at the end.
+    finals: Arc<[u32]>,
+    /// How often it was called.
+    calls: Arc<AtomicU64>,
+}
+
+impl Listener for Panicking {
+    type Message = ();
+
+    async fn handle_event(&mut self, delivery: Delivery) -> Next {
+        let call = self.calls.fetch_add(1, Ordering::Relaxed);
+        assert_ne!(call % 1_000, 7, "on purpose");
+        self.known.receive(&delivery, &self.finals);
+        Next::Continue
+    }
+}
+
+/// The resident memory of this process, in MB.
+fn memory_mb() -> f64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kb = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<f64>().ok());
+    kb.unwrap_or(f64::NAN) / 1_024.0
+}
+
+/// A filter for subscriber `n`, and the databases that it wants.
+fn filter(random: &mut fastrand::Rng, n: usize, size: Size) -> (Filter, Box<dyn Fn(usize) -> bool>) {
+    let place = random.usize(..size.dbs);
+    let group = place / GROUP;
+    match n % 8 {
+        0..4 => (Filter::name(db(place).name.as_str()).unwrap(), Box::new(move |n| n == place)),
+        4 => (Filter::suffix(format!("/g{group:04}")), Box::new(move |n| n / GROUP == group)),
+        5 if random.bool() => {
+            let prefix = format!("db{:04}", place / GROUP);
+            (Filter::prefix(prefix), Box::new(move |n| n / GROUP == group))
+        }
+        5 => {
+            let glob = format!("*/g{group:04}");
+            (Filter::glob(&glob).unwrap(), Box::new(move |n| n / GROUP == group))
+        }
+        _ => (Filter::all(), Box::new(|_| true)),
+    }
+}
+
+/// Subscribes all, each with a fate of its own. Returns those that are to survive.
+fn subscribe(
+    dispatcher: &Dispatcher,
+    random: &mut fastrand::Rng,
+    size: Size,
+    finals: &Arc<[u32]>,
+) -> Vec<Survivor> {
+    let mut survivors = Vec::new();
+    for n in 0..size.subscribers {
+        let (filter, wants) = filter(random, n, size);
+        let (known, finals) = (Arc::<Known>::default(), Arc::clone(finals));
+        let is_wanted = |n: &usize| finals[*n] > 0 && wants(*n);
+        let expected =
+            (0..size.dbs).filter(is_wanted).fold((0, 0), |(count, which), n| (count + 1, which ^ hash(n)));
+        let fate = random.u8(..10);
+        let what = format!("{n}: {filter:?}, fate {fate}");
+        let subscribe = dispatcher.subscribe(filter);
+        let mut dice = random.fork();
+        let mine = Arc::clone(&known);
+        match fate {
+            // Vanishes.
+            0 => {
+                let (mut stream, most) = (subscribe.stream(), dice.usize(..2_000));
+                tokio::spawn(async move {
+                    for _ in 0..most {
+                        stream.next().await;
+                    }
+                });
+                continue;
+            }
+            // Panics again and again.
+            1 => {
+                let calls = Arc::<AtomicU64>::default();
+                let listen = subscribe.listener(move || Panicking {
+                    known: Arc::clone(&mine),
+                    finals: Arc::clone(&finals),
+                    calls: Arc::clone(&calls),
+                });
+                let (min, max) = (Duration::ZERO, Duration::from_millis(10));
+                drop(listen.backoff(min, max).unwrap().start().unwrap());
+            }
+            // Is slow: it rests now and then, or comes by from time to time.
+            2 => {
+                let pace = Duration::from_millis(dice.u64(100..5_000));
+                let is_paced = dice.u8(..8) == 0;
+                let subscribe = if is_paced { subscribe.every(pace).unwrap() } else { subscribe };
+                let mut stream = subscribe.stream();
+                tokio::spawn(async move {
+                    while let Some(delivery) = stream.next().await {
+                        mine.receive(&delivery.unwrap(), &finals);
+                        if dice.u16(..500) == 0 {
+                            tokio::time::sleep(Duration::from_millis(dice.u64(1..30))).await;
+                        }
+                    }
+                });
+            }
+            _ => {
+                let mut stream = subscribe.stream();
+                tokio::spawn(async move {
+                    while let Some(delivery) = stream.next().await {
+                        mine.receive(&delivery.unwrap(), &finals);
+                    }
+                });
+            }
+        }
+        survivors.push(Survivor { what, known, expected });
+    }
+    survivors
+}
+
+/// Commits all events, a few hundred in a transaction.
+async fn produce(bus: &Bus, store: &Database, events: &[u32]) {
+    let producer = bus.producer();
+    for some in events.chunks(500) {
+        store
+            .run(async |tx| {
+                for &n in some {
+                    producer.updated(&tx, &db(n as usize));
+                }
+                Ok(())
+            })
+            .await
+            .unwrap();
+    }
+}
+
+/// Each database's number as often as it has events: a few have many.
+fn events(random: &mut fastrand::Rng, size: Size) -> (Vec<u32>, Arc<[u32]>) {
+    let mut finals = vec![0; size.dbs];
+    let mut events = Vec::with_capacity(size.events);
+    for _ in 0..size.events {
+        // Half of the events fall on a hundredth of the databases.
+        let n = if random.bool() { random.usize(..size.dbs / 100) } else { random.usize(..size.dbs) };
+        finals[n] += 1;
+        events.push(n as u32);
+    }
+    (events, finals.into())
+}
+
+/// Panics that are on purpose are not shown.
+fn hush() {
+    let show = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        let text = info.payload_as_str().unwrap_or_default();
+        if !text.contains("on purpose") {
+            show(info);
+        }
+    }));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_survivor_ends_with_exactly_what_it_should_know() {
+    hush();
+    let (size, mut random) = (size(), common::dice());
+    println!("{size:?}");
+    let store = Database::memory();
+    let bus = Bus::open(&store, BusOptions::default()).await.unwrap();
+    let fold_interval = Duration::from_secs(if size.events > 100_000 { 5 } else { 0 });
+    let notifier = bus.notifier(NotifierOptions { fold_interval, ..Default::default() }).await.unwrap();
+    let options = DispatcherOptions { ring_rows_max: size.ring_rows_max, ..DispatcherOptions::default() };
+    let dispatcher = bus.dispatcher(options).await.unwrap();
+    let (events, finals) = events(&mut random, size);
+
+    let empty = memory_mb();
+    let survivors = subscribe(&dispatcher, &mut random, size, &finals);
+    let subscribed = memory_mb();
+    println!("{} subscribers take {:.1} MB", dispatcher.subscribers(), subscribed - empty);
+
+    let began = Instant::now();
+    produce(&bus, &store, &events).await;
+    println!("{} events recorded in {:.1?}", events.len(), began.elapsed());
+    let wait = async {
+        while survivors.iter().any(|one| one.known.count.load(Ordering::Relaxed) < one.expected.0) {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let in_time = tokio::time::timeout(Duration::from_mins(30), wait).await.is_ok();
+    let took = began.elapsed();
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let wrong: Vec<_> = survivors.iter().filter(|one| one.known.get() != one.expected).collect();
+    for one in wrong.iter().take(10) {
+        println!("{}: knows {:?}, not {:?}", one.what, one.known.get(), one.expected);
+    }
+    assert!(in_time && wrong.is_empty(), "{} of {} do not know the end", wrong.len(), survivors.len());
+    let stats = bus.stats();
+    let deliveries: u64 = survivors.iter().map(|one| one.known.deliveries.load(Ordering::Relaxed)).sum();
+    println!(
+        "{} rows, {deliveries} deliveries to {} survivors in {took:.1?}: {:.1} million per second; {} panics",
+        stats.rows_tailed,
+        survivors.len(),
+        deliveries as f64 / took.as_secs_f64() / 1e6,
+        stats.listener_panics,
+    );
+    assert_eq!(stats.folded, Counters { updated: size.events as u64, ..Counters::ZERO });
+    assert!(stats.listener_panics > 0);
+    println!("memory {:.0} MB, store included", memory_mb());
+
+    rest(&bus, &store, &dispatcher, size).await;
+    dispatcher.shutdown().await;
+    notifier.shutdown().await.unwrap();
+}
+
+/// Subscribers that are all databases behind, and rest: they hold a small page each, and no more however much happens.
+async fn rest(bus: &Bus, store: &Database, dispatcher: &Dispatcher, size: Size) {
+    let before = memory_mb();
+    let mut resting: Vec<Subscription> = Vec::new();
+    for _ in 0..size.resting {
+        let mut one = dispatcher.subscribe(Filter::all()).since(Since::After(Sequence::ZERO)).stream();
+        one.next().await.unwrap().unwrap();
+        resting.push(one);
+    }
+    let resting_mb = memory_mb() - before;
+    // Of each database another event: all of them are as far behind as can be.
+    let all: Vec<u32> = (0..size.dbs as u32).collect();
+    let folded = bus.stats().folded.updated;
+    produce(bus, store, &all).await;
+    common::until("the folds", async || bus.stats().folded.updated >= folded + size.dbs as u64).await;
+    let now = bus.feed().now().await.unwrap();
+    common::until("the tail", async || dispatcher.position() >= now).await;
+    // What the store keeps of the last seconds is not theirs.
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    let later_mb = memory_mb() - before;
+    let rows = DispatcherOptions::default().catch_up_rows_max;
+    let bound_mb = (size.resting * rows * 1_000) as f64 / 1e6;
+    println!(
+        "{} resting subscribers, {} databases behind: {resting_mb:.1} MB; {} events later {later_mb:.1} MB; the bound is \
+         {bound_mb:.0} MB for {rows} rows of at most 1 kB each",
+        size.resting, size.dbs, size.dbs,
+    );
+    assert!(resting_mb < bound_mb + 32.0, "{resting_mb} MB are more than {bound_mb}");
+    drop(resting);
+}
+
+/// The latencies of 100 subscribers, with and without one that never takes anything.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stalled_subscriber_does_not_slow_the_others() {
+    let size = size();
+    let store = Database::memory();
+    let bus = Bus::open(&store, BusOptions::default()).await.unwrap();
+    let notifier = bus.notifier(NotifierOptions::default()).await.unwrap();
+    produce(&bus, &store, &[0]).await;
+    common::until("the fold", async || bus.stats().folded.updated == 1).await;
+    let template = bus.feed().newest(&db(0).name).await.unwrap().unwrap();
+    notifier.shutdown().await.unwrap();
+    let mut p99 = [Vec::new(), Vec::new()];
+    for round in 0..6 {
+        let stalls = round % 2 == 1;
+        p99[usize::from(stalls)].push(latency(&bus, &template, size.batches, stalls).await);
+    }
+    let best = |times: &[Duration]| *times.iter().min().unwrap();
+    let (without, with) = (best(&p99[0]), best(&p99[1]));
+    let change = (with.as_secs_f64() / without.as_secs_f64() - 1.0) * 100.0;
+    println!(
+        "p99 of 100 subscribers: {without:.1?}; with one of them stalled {with:.1?}: {change:+.1} % (of {p99:.0?})"
+    );
+}
+
+/// The 99th percentile of the time from when a row is handed out to when each of 100 subscribers has it.
+async fn latency(bus: &Bus, template: &Notification, batches: usize, stalls: bool) -> Duration {
+    let fanout: Fanout = bus.fanout(DispatcherOptions::default()).await.unwrap();
+    let began = Instant::now();
+    let last_version = fanout.position().versionstamp().version() + batches as u64;
+    let mut tasks = tokio::task::JoinSet::new();
+    let mut stalled = Vec::new();
+    for n in 0..100 {
+        let mut stream = fanout.subscribe(Filter::all()).stream();
+        if n == 0 && stalls {
+            stalled.push(stream);
+            continue;
+        }
+        tasks.spawn(async move {
+            let mut times = Vec::with_capacity(batches);
+            while let Some(delivery) = stream.next().await {
+                let row = Arc::clone(delivery.unwrap().notification());
+                // The row says when it was handed out, on the clock of this process.
+                times.push(began.elapsed().saturating_sub(Duration::from_nanos(row.written_ms)));
+                if row.sequence.versionstamp().version() == last_version {
+                    break;
+                }
+            }
+            times
+        });
+    }
+    for _ in 0..batches {
+        let from = fanout.position();
+        let stamp = Versionstamp::new(from.versionstamp().version() + 1, 0);
+        let sequence = Sequence::new(from.incarnation(), stamp, 0);
+        let written_ms = began.elapsed().as_nanos() as u64;
+        let row = Notification { sequence, updated_at: Some(sequence), written_ms, ..template.clone() };
+        fanout.push(vec![Arc::new(row)], sequence).unwrap();
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let mut times: Vec<Duration> = tasks.join_all().await.into_iter().flatten().collect();
+    assert_eq!(times.len(), batches * if stalls { 99 } else { 100 });
+    times.sort_unstable();
+    times[times.len() * 99 / 100]
+}
