@@ -1,8 +1,13 @@
 //! How fast the dispatcher fans out, from rows that the tail has read to what the subscribers have received.
 //!
-//! `all/S`: S subscribers of everything, each row goes to each of them; elements are deliveries. `exact/S`: S subscribers of
-//! one name each, the rows go round; elements are rows. Beside them, on the same rows: a `tokio::sync::broadcast` channel
-//! with as many receivers, which filter in the second case.
+//! - `all/S`, `suffix/S`, `exact/S`: S subscribers of everything, of one of S suffixes each, of one name each; the rows go round
+//!   the names. For `all` each row goes to each of them, and elements are deliveries; for the others to one, and elements are
+//!   rows.
+//! - `latency/…/S`: from when a single row is handed out to when all that want it have it.
+//! - `one_of_100000`: rows of one name, which one of 100,000 subscribers of exact names wants. Beside it `one_of_1`: the cost of
+//!   an event must not grow with the others.
+//!
+//! Beside each, on the same rows: a `tokio::sync::broadcast` channel with as many receivers, which filter by themselves.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark fails by panicking")]
 
@@ -11,10 +16,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use criterion::{
+    BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main, measurement::WallTime,
+};
 use notibus::{
-    Bus, BusOptions, Db, DbInstance, DispatcherOptions, Filter, Notification, NotifierOptions, Sequence,
-    Since, Versionstamp, store::Database,
+    Bus, BusOptions, Db, DbInstance, DispatcherOptions, Fanout, Filter, Notification, NotifierOptions,
+    Sequence, Since, Subscription, Versionstamp, store::Database,
 };
 use tokio::{
     runtime::Runtime,
@@ -25,6 +32,45 @@ use tokio_stream::StreamExt;
 
 /// Rows of one batch.
 const BATCH: usize = 1_000;
+
+/// How many deliveries one measurement is about.
+const DELIVERIES: usize = 1_000_000;
+
+/// What subscribers want.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Want {
+    /// Everything.
+    All,
+    /// The end of a name.
+    Suffix,
+    /// A name.
+    Exact,
+}
+
+impl Want {
+    /// All of them, with their names.
+    const ALL: [(Self, &str); 3] = [(Self::All, "all"), (Self::Suffix, "suffix"), (Self::Exact, "exact")];
+
+    /// The filter of subscriber `n`.
+    fn filter(self, n: usize) -> Filter {
+        match self {
+            Self::All => Filter::all(),
+            Self::Suffix => Filter::suffix(format!("/{n}")),
+            Self::Exact => Filter::name(&name(n)).unwrap(),
+        }
+    }
+
+    /// How many rows to hand out to `subscribers`: each costs something with everybody who has to look at it.
+    fn rows(self, subscribers: usize) -> usize {
+        let looks = if self == Self::Exact { 1 } else { subscribers };
+        (DELIVERIES / looks).clamp(subscribers.min(2_000), 200_000)
+    }
+}
+
+/// The name of database `n`.
+fn name(n: usize) -> String {
+    format!("db/{n}")
+}
 
 /// A row of the bus, to be copied.
 async fn template(bus: &Bus, store: &Database) -> Notification {
@@ -52,10 +98,27 @@ fn rows(template: &Notification, from: Sequence, names: usize, count: usize) -> 
         .map(|n| {
             let stamp = Versionstamp::new(start + n as u64, 0);
             let sequence = Sequence::new(from.incarnation(), stamp, 0);
-            let name = format!("db-{}", n % names).parse().unwrap();
+            let name = name(n % names).parse().unwrap();
             Arc::new(Notification { sequence, name, updated_at: Some(sequence), ..template.clone() })
         })
         .collect()
+}
+
+/// A fan-out whose ring holds everything.
+async fn fanout(bus: &Bus) -> Fanout {
+    bus.fanout(DispatcherOptions { ring_rows_max: 1 << 20, ..DispatcherOptions::default() }).await.unwrap()
+}
+
+/// Receives until the row at `last`; how many there were.
+async fn receive(mut stream: Subscription, last: Sequence) -> usize {
+    let mut received = 0;
+    while let Some(delivery) = stream.next().await {
+        received += 1;
+        if delivery.unwrap().sequence() == last {
+            break;
+        }
+    }
+    received
 }
 
 /// Subscribes `subscribers`, hands out `count` rows, and says how long it took until all have the last row that is theirs.
@@ -63,31 +126,16 @@ async fn dispatch(
     bus: &Bus,
     template: &Notification,
     subscribers: usize,
-    exact: bool,
+    want: Want,
     count: usize,
 ) -> Duration {
-    let fanout = bus
-        .fanout(DispatcherOptions { ring_rows_max: 1 << 20, ..DispatcherOptions::default() })
-        .await
-        .unwrap();
+    let fanout = fanout(bus).await;
     let rows = rows(template, fanout.position(), subscribers, count);
     let mut tasks = JoinSet::new();
-    for n in 0..subscribers {
-        let name = format!("db-{n}");
-        let last = rows.iter().rev().find(|row| !exact || row.name.as_str() == name);
-        let Some(last) = last.map(|row| row.sequence) else { continue };
-        let filter = if exact { Filter::name(&name).unwrap() } else { Filter::all() };
-        let mut stream = fanout.subscribe(filter).stream();
-        tasks.spawn(async move {
-            let mut received = 0;
-            while let Some(delivery) = stream.next().await {
-                received += 1;
-                if delivery.unwrap().sequence() == last {
-                    break;
-                }
-            }
-            received
-        });
+    for n in 0..subscribers.min(count) {
+        let last =
+            if want == Want::All { count - 1 } else { (count - 1 - n) / subscribers * subscribers + n };
+        tasks.spawn(receive(fanout.subscribe(want.filter(n)).stream(), rows[last].sequence));
     }
     let batches: Vec<_> = rows.chunks(BATCH).map(<[_]>::to_vec).collect();
     let started = Instant::now();
@@ -98,27 +146,31 @@ async fn dispatch(
     }
     let received: Vec<usize> = tasks.join_all().await;
     let took = started.elapsed();
-    assert!(exact || received.iter().all(|received| *received == count), "a row is missing");
+    assert!(want != Want::All || received.iter().all(|received| *received == count), "a row is missing");
     took
 }
 
 /// The same with a broadcast channel.
-async fn broadcast(template: &Notification, subscribers: usize, exact: bool, count: usize) -> Duration {
+async fn broadcast(template: &Notification, subscribers: usize, want: Want, count: usize) -> Duration {
     let rows = rows(template, Sequence::ZERO, subscribers, count);
-    let (sender, _) = broadcast::channel::<Arc<Notification>>(1 << 20);
+    let (sender, _) = broadcast::channel::<Arc<Notification>>(1 << 18);
     let mut tasks = JoinSet::new();
-    for n in 0..subscribers {
-        let name = format!("db-{n}");
+    for n in 0..subscribers.min(count) {
+        let (name, suffix) = (name(n), format!("/{n}"));
         let mut receiver = sender.subscribe();
         tasks.spawn(async move {
             let mut matched = 0;
             loop {
-                match receiver.recv().await {
-                    Ok(row) if !exact || row.name.as_str() == name => matched += 1,
-                    Ok(_) => {}
+                let row = match receiver.recv().await {
+                    Ok(row) => row,
                     Err(RecvError::Closed) => return matched,
                     Err(RecvError::Lagged(_)) => panic!("the channel is long enough"),
-                }
+                };
+                matched += usize::from(match want {
+                    Want::All => true,
+                    Want::Suffix => row.name.as_str().ends_with(&suffix),
+                    Want::Exact => row.name.as_str() == name,
+                });
             }
         });
     }
@@ -132,8 +184,63 @@ async fn broadcast(template: &Notification, subscribers: usize, exact: bool, cou
     drop(sender);
     let matched: Vec<usize> = tasks.join_all().await;
     let took = started.elapsed();
-    assert_eq!(matched.iter().sum::<usize>(), if exact { count } else { count * subscribers });
+    assert_eq!(matched.iter().sum::<usize>(), if want == Want::All { count * subscribers } else { count });
     took
+}
+
+/// How long it takes, on average of `times`, until all of `subscribers` that want a single row have it.
+async fn latency(bus: &Bus, template: &Notification, subscribers: usize, want: Want, times: u64) -> Duration {
+    let fanout = fanout(bus).await;
+    let (done, mut all_done) = tokio::sync::mpsc::unbounded_channel();
+    let mut tasks = JoinSet::new();
+    for n in 0..subscribers {
+        let (mut stream, done) = (fanout.subscribe(want.filter(n)).stream(), done.clone());
+        tasks.spawn(async move {
+            while let Some(delivery) = stream.next().await {
+                delivery.unwrap();
+                done.send(()).unwrap();
+            }
+        });
+    }
+    let wanting = if want == Want::All { subscribers } else { 1 };
+    let mut took = Duration::ZERO;
+    for _ in 0..times {
+        let row = rows(template, fanout.position(), 1, 1);
+        let to = row[0].sequence;
+        let started = Instant::now();
+        fanout.push(row, to).unwrap();
+        for _ in 0..wanting {
+            all_done.recv().await.unwrap();
+        }
+        took += started.elapsed();
+    }
+    drop(fanout);
+    tasks.join_all().await;
+    took
+}
+
+/// How long `count` rows of one name take that one of `subscribers` of exact names wants.
+async fn one_of(bus: &Bus, template: &Notification, subscribers: usize, count: usize) -> Duration {
+    let fanout = fanout(bus).await;
+    let others: Vec<_> = (1..subscribers).map(|n| fanout.subscribe(Want::Exact.filter(n)).stream()).collect();
+    let rows = rows(template, fanout.position(), 1, count);
+    let stream = fanout.subscribe(Want::Exact.filter(0)).stream();
+    let receiving = tokio::spawn(receive(stream, rows[count - 1].sequence));
+    // One row per batch: an event by itself.
+    let started = Instant::now();
+    for row in rows {
+        let to = row.sequence;
+        fanout.push(vec![row], to).unwrap();
+    }
+    receiving.await.unwrap();
+    let took = started.elapsed();
+    drop(others);
+    took
+}
+
+/// Measures `run`, a few times.
+fn measure(group: &mut BenchmarkGroup<'_, WallTime>, id: String, mut run: impl FnMut() -> Duration) {
+    group.bench_function(id, |b| b.iter_custom(|times| (0..times).map(|_| run()).sum()));
 }
 
 fn dispatching(c: &mut Criterion) {
@@ -142,33 +249,38 @@ fn dispatching(c: &mut Criterion) {
     let bus = runtime.block_on(Bus::open(&store, BusOptions::default())).unwrap();
     let template = runtime.block_on(template(&bus, &store));
     let mut group = c.benchmark_group("dispatch");
-    group.sample_size(10);
-    for (exact, kind) in [(false, "all"), (true, "exact")] {
-        for subscribers in [1, 100, 1_000] {
-            let count = match (exact, subscribers) {
-                (false, 1_000) => 5_000,
-                (false, 100) => 20_000,
-                _ => 200_000,
-            };
-            let elements = if exact { count } else { count * subscribers };
+    group.sample_size(10).warm_up_time(Duration::from_millis(200)).measurement_time(Duration::from_secs(1));
+    for (want, kind) in Want::ALL {
+        for subscribers in [1, 10, 100, 1_000, 10_000] {
+            let count = want.rows(subscribers);
+            let elements = if want == Want::All { count * subscribers } else { count };
             group.throughput(Throughput::Elements(elements as u64));
-            group.bench_function(format!("{kind}/{subscribers}"), |b| {
-                b.iter_custom(|times| {
-                    let run = || runtime.block_on(dispatch(&bus, &template, subscribers, exact, count));
-                    (0..times).map(|_| run()).sum()
-                });
+            measure(&mut group, format!("{kind}/{subscribers}"), || {
+                runtime.block_on(dispatch(&bus, &template, subscribers, want, count))
             });
-            if exact && subscribers > 100 {
-                // Each receiver sees every row: far too slow for as many rows.
-                continue;
-            }
-            group.bench_function(format!("{kind}/{subscribers}/broadcast"), |b| {
-                b.iter_custom(|times| {
-                    let run = || runtime.block_on(broadcast(&template, subscribers, exact, count));
-                    (0..times).map(|_| run()).sum()
-                });
+            // Each receiver looks at every row: fewer of them, so that it ends.
+            let count = count.min(Want::All.rows(subscribers));
+            let elements = if want == Want::All { count * subscribers } else { count };
+            group.throughput(Throughput::Elements(elements as u64));
+            measure(&mut group, format!("{kind}/{subscribers}/broadcast"), || {
+                runtime.block_on(broadcast(&template, subscribers, want, count))
             });
         }
+    }
+    group.throughput(Throughput::Elements(1));
+    for (want, kind) in Want::ALL {
+        for subscribers in [1, 10, 100, 1_000, 10_000] {
+            group.bench_function(format!("latency/{kind}/{subscribers}"), |b| {
+                b.iter_custom(|times| runtime.block_on(latency(&bus, &template, subscribers, want, times)));
+            });
+        }
+    }
+    for subscribers in [1, 100_000] {
+        let count = 100_000;
+        group.throughput(Throughput::Elements(count as u64));
+        measure(&mut group, format!("one_of_{subscribers}"), || {
+            runtime.block_on(one_of(&bus, &template, subscribers, count))
+        });
     }
     group.finish();
 }
