@@ -63,7 +63,9 @@ impl Want {
     /// How many rows to hand out to `subscribers`: each costs something with everybody who has to look at it.
     fn rows(self, subscribers: usize) -> usize {
         let looks = if self == Self::Exact { 1 } else { subscribers };
-        (DELIVERIES / looks).clamp(subscribers.min(2_000), 200_000)
+        // Each subscriber of a name or a suffix has a row of its own.
+        let least = if self == Self::All { subscribers.min(1_000) } else { subscribers };
+        (DELIVERIES / looks).clamp(least, 200_000)
     }
 }
 
@@ -132,7 +134,7 @@ async fn dispatch(
     let fanout = fanout(bus).await;
     let rows = rows(template, fanout.position(), subscribers, count);
     let mut tasks = JoinSet::new();
-    for n in 0..subscribers.min(count) {
+    for n in 0..subscribers {
         let last =
             if want == Want::All { count - 1 } else { (count - 1 - n) / subscribers * subscribers + n };
         tasks.spawn(receive(fanout.subscribe(want.filter(n)).stream(), rows[last].sequence));
@@ -155,7 +157,7 @@ async fn broadcast(template: &Notification, subscribers: usize, want: Want, coun
     let rows = rows(template, Sequence::ZERO, subscribers, count);
     let (sender, _) = broadcast::channel::<Arc<Notification>>(1 << 18);
     let mut tasks = JoinSet::new();
-    for n in 0..subscribers.min(count) {
+    for n in 0..subscribers {
         let (name, suffix) = (name(n), format!("/{n}"));
         let mut receiver = sender.subscribe();
         tasks.spawn(async move {
