@@ -38,9 +38,9 @@ impl World {
     async fn new() -> Self {
         let store = Database::memory();
         let bus = wide_bus(&store).await;
-        let _notifier = bus.notifier(eager()).await.unwrap();
+        let notifier = bus.notifier(eager()).await.unwrap();
         let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
-        Self { store, bus, _notifier, dispatcher }
+        Self { store, bus, _notifier: notifier, dispatcher }
     }
 
     /// Commits an event, and waits until the dispatcher has read it.
@@ -238,16 +238,16 @@ async fn no_more_builds_run_at_once_than_may_and_one_per_database() {
     }
     let (running, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let names = Arc::new(Mutex::new(BTreeMap::new()));
-    let (count, peak, built) = (Arc::clone(&running), Arc::clone(&most), Arc::clone(&names));
+    let (count, peak, known) = (Arc::clone(&running), Arc::clone(&most), Arc::clone(&names));
     let build = move |build: IndexBuild| {
-        let (count, peak, built) = (Arc::clone(&count), Arc::clone(&peak), Arc::clone(&built));
+        let (count, peak, known) = (Arc::clone(&count), Arc::clone(&peak), Arc::clone(&known));
         async move {
             let name = build.db.name.clone();
-            assert!(built.lock().unwrap().insert(name.clone(), true) != Some(true), "one per database");
+            assert!(known.lock().unwrap().insert(name.clone(), true) != Some(true), "one per database");
             peak.fetch_max(count.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
             tokio::time::sleep(Duration::from_secs(3)).await;
             count.fetch_sub(1, Ordering::SeqCst);
-            built.lock().unwrap().insert(name, false);
+            known.lock().unwrap().insert(name, false);
             Ok(())
         }
     };
@@ -317,7 +317,7 @@ async fn a_deleted_database_cancels_and_a_recreated_one_is_built_afresh() {
     world.event(&old, EventKind::Deleted).await;
     within("the cancelling", async {
         while !decide.is_closed() {
-            tokio::task::yield_now().await
+            tokio::task::yield_now().await;
         }
     })
     .await;
@@ -335,7 +335,7 @@ async fn a_deleted_database_cancels_and_a_recreated_one_is_built_afresh() {
     world.settled(before + 2).await;
     within("the cancelling", async {
         while !decide.is_closed() {
-            tokio::task::yield_now().await
+            tokio::task::yield_now().await;
         }
     })
     .await;
@@ -539,7 +539,7 @@ async fn a_deleted_database_stops_and_stale_reports_are_ignored() {
     world.delete(&old).await;
     within("the cancelling", async {
         while !decide.is_closed() {
-            tokio::task::yield_now().await
+            tokio::task::yield_now().await;
         }
     })
     .await;

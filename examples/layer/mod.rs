@@ -4,8 +4,7 @@
 //! empty if it is deleted. All of that is written in one transaction with the change, and with the event of the database.
 
 use notibus::{
-    Bus, Changes, ChangesOptions, Db, DbInstance, DdocId, DocId, DocSummary, Producer, Result, Revision,
-    Sequence,
+    Bus, Changes, ChangesOptions, Db, DbInstance, DocId, DocSummary, Producer, Result, Revision, Sequence,
     store::{AtomicOp, Database, Isolation, KeyRange, RangeRead, Transaction},
 };
 
@@ -94,16 +93,6 @@ impl Layer {
             Ok(())
         };
         self.store.run(edit).await
-    }
-
-    /// Tells that a design document has changed.
-    pub async fn ddoc_updated(&self, db: &Db, id: &DdocId) -> Result<()> {
-        self.store
-            .run(async |tx| {
-                self.producer.ddoc_updated(&tx, db, Some(id));
-                Ok(())
-            })
-            .await
     }
 
     /// The document `id` of `db`.

@@ -170,7 +170,9 @@ impl Registry {
     pub fn close(&self) {
         self.wake_all(Mailbox::close);
         let seats: Vec<_> = self.seats.iter().map(|seat| Arc::clone(&seat)).collect();
-        seats.iter().for_each(|seat| seat.move_to(Seat::CLOSED));
+        for seat in seats {
+            seat.move_to(Seat::CLOSED);
+        }
     }
 
     /// Tells all mailboxes that rows up to `horizon` may have been dropped unseen.

@@ -180,14 +180,14 @@ impl Walker {
         let mut walking = match self.walking.take() {
             None => return Step::End,
             Some(Walking::Round(mut rows, to)) => {
-                while let Some(row) = rows.pop() {
-                    self.cursor = row.sequence;
-                    let delivery = Delivery::new(row, self.known);
-                    self.walking = Some(Walking::Round(rows, to));
-                    return Step::Delivery(delivery);
-                }
-                self.know(to);
-                return Step::End;
+                let Some(row) = rows.pop() else {
+                    self.know(to);
+                    return Step::End;
+                };
+                self.cursor = row.sequence;
+                let delivery = Delivery::new(row, self.known);
+                self.walking = Some(Walking::Round(rows, to));
+                return Step::Delivery(delivery);
             }
             Some(walking) => walking,
         };

@@ -25,7 +25,7 @@ struct Layer {
     /// The bus.
     bus: Bus,
     /// Folds at once.
-    _notifier: Notifier,
+    notifier: Notifier,
     /// Dispatches.
     dispatcher: Dispatcher,
     /// The cache.
@@ -37,10 +37,10 @@ impl Layer {
     async fn new() -> Self {
         let store = Database::memory();
         let bus = wide_bus(&store).await;
-        let _notifier = bus.notifier(eager()).await.unwrap();
+        let notifier = bus.notifier(eager()).await.unwrap();
         let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
         let (cache, _) = DdocCache::start(&store, &dispatcher).unwrap();
-        Self { store, bus, _notifier, dispatcher, cache }
+        Self { store, bus, notifier, dispatcher, cache }
     }
 
     /// Writes a version of `id`, or deletes it, and tells so, with its id or without. Waits until that is folded.
@@ -136,8 +136,8 @@ async fn a_stale_read_after_commit_and_delivery_is_impossible() {
 
 #[tokio::test(start_paused = true)]
 async fn the_cache_recovers_from_having_expired() {
-    let Layer { store, bus, _notifier, dispatcher, cache } = Layer::new().await;
-    let layer = Layer { store, bus, _notifier, dispatcher, cache };
+    let Layer { store, bus, notifier, dispatcher, cache } = Layer::new().await;
+    let layer = Layer { store, bus, notifier, dispatcher, cache };
     let (gone, stays): (Db, Db) = (db("gone", 1), db("stays", 1));
     let x: DdocId = "_design/x".parse().unwrap();
     for db in [&gone, &stays] {
@@ -145,7 +145,7 @@ async fn the_cache_recovers_from_having_expired() {
         until("the delivery", async || layer.cache.position() >= at).await;
         assert_eq!(layer.read(db, &x).await, Some(1));
     }
-    let Layer { store, bus, _notifier, dispatcher, cache } = layer;
+    let Layer { store, bus, notifier, dispatcher, cache } = layer;
     let suspended = dispatcher.suspend().await;
     // While nobody listens, a database is deleted with its documents, and its tombstone is dropped: its end is told by no row.
     let producer = bus.producer();
@@ -169,7 +169,7 @@ async fn the_cache_recovers_from_having_expired() {
     let dispatcher = suspended.resume();
     until("the news", async || read(&gone).await.is_none()).await;
     assert_eq!(read(&stays).await, Some(1));
-    let layer = Layer { store, bus, _notifier, dispatcher, cache };
+    let layer = Layer { store, bus, notifier, dispatcher, cache };
     let at = layer.write(&stays, &x, Some(2), true).await;
     until("the delivery", async || layer.cache.position() >= at).await;
     assert_eq!(layer.read(&stays, &x).await, Some(2), "it goes on");

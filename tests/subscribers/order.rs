@@ -98,7 +98,9 @@ async fn run(mut random: fastrand::Rng) {
             3..8 => {
                 let place = random.usize(..subscribers.len());
                 let (subscription, told) = &mut subscribers[place];
-                ready(subscription).into_iter().for_each(|item| told.receive(&item.unwrap()));
+                for item in ready(subscription) {
+                    told.receive(&item.unwrap());
+                }
             }
             8..12 => tokio::time::sleep(std::time::Duration::from_millis(random.u64(..500))).await,
             _ => recorded += step(&mut random, &store, &bus, &mut lives).await,

@@ -30,7 +30,7 @@ async fn a_database_comes_once_per_round_with_all_that_is_new() {
         }
         assert!(began.elapsed() < MINUTE / 2);
         let delivery = next(&mut paced).await;
-        assert!(began.elapsed() >= MINUTE - Duration::from_secs(1), "{:?}", began.elapsed());
+        assert!(began.elapsed() >= Duration::from_secs(59), "{:?}", began.elapsed());
         assert_eq!(kinds(&delivery), [EventKind::Updated, EventKind::DdocUpdated]);
         assert_eq!(delivery.notification().totals.updated, 5);
         assert!(drain(&mut paced).await.is_empty());

@@ -38,7 +38,7 @@ async fn subscribers_survive_a_restart_of_the_dispatcher_and_miss_nothing() {
         for kind in [EventKind::Created, EventKind::Updated] {
             crate::world::fold(&store, &bus, &db("a", 1), kind).await;
         }
-        tokio::time::sleep(Duration::from_secs(60)).await;
+        tokio::time::sleep(Duration::from_mins(1)).await;
         assert!(streams.iter_mut().all(|stream| ready(stream).is_empty()), "nobody reads the feed");
         let dispatcher = suspended.resume();
         for stream in &mut streams {

@@ -296,7 +296,7 @@ where
 
     /// What comes next. Cancel safe.
     async fn event(&mut self, timers: &mut Timers) -> Event<L::Message> {
-        let inbox = self.inbox.as_mut().map(|inbox| inbox.recv());
+        let inbox = self.inbox.as_mut().map(mpsc::Receiver::recv);
         let is_paused = timers.pause.is_some();
         tokio::select! {
             reason = told_to_stop(&mut self.stop, &mut self.ending) => Event::Stop(reason),

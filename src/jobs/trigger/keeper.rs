@@ -308,7 +308,9 @@ impl<K: Kind> Keeper<K> {
             Ok(gone) => {
                 self.is_unsure = false;
                 let since = self.subscription.position();
-                gone.into_iter().for_each(|db| self.see_gone(db, since));
+                for db in gone {
+                    self.see_gone(db, since);
+                }
             }
             Err(error) => {
                 tracing::warn!(trigger = self.options.name, %error, "gone databases cannot be found, trying again");

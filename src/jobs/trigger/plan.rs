@@ -281,13 +281,13 @@ impl<W: Work> Plan<W> {
             return Outcome::Stale;
         };
         self.running -= 1;
-        let is_gone = matches!(running.task, Task::Gone(_));
+        let was_gone = matches!(running.task, Task::Gone(_));
         let (outcome, due) = if running.is_cancelled {
             (Outcome::Stale, now)
         } else if is_done {
             entry.attempts = 0;
             // After the news that one is gone, what waits for the next one may have waited long enough.
-            (Outcome::Done, if is_gone { now } else { now + self.pacing.debounce })
+            (Outcome::Done, if was_gone { now } else { now + self.pacing.debounce })
         } else {
             entry.attempts += 1;
             if self.pacing.attempts_max.is_some_and(|max| entry.attempts >= max) {
