@@ -252,7 +252,9 @@ where
     let budget = AtomicUsize::new(ROWS_HELD_MAX);
     let mut held = Vec::new();
     for tasks in entries {
-        let reads = tasks.iter().map(|(task, cursor)| task.read_ahead(*cursor, version, &budget));
+        // Gathered first: a future that holds the closure cannot be proven `Send`, and jobs run in tasks.
+        let reads: Vec<_> =
+            tasks.iter().map(|(task, cursor)| task.read_ahead(*cursor, version, &budget)).collect();
         let mut reads = stream::iter(reads).buffer_unordered(SHARDS_READ_AT_ONCE);
         let mut of_entry = HashMap::new();
         while let Some(read) = reads.next().await {
