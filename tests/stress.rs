@@ -334,13 +334,21 @@ async fn each_survivor_ends_with_exactly_what_it_should_know() {
     assert!(stats.listener_panics > 0);
     println!("memory {:.0} MB, store included", memory_mb());
 
-    rest(&bus, &store, &dispatcher, size).await;
     dispatcher.shutdown().await;
     notifier.shutdown().await.unwrap();
 }
 
 /// Subscribers that are all databases behind, and rest: they hold a small page each, and no more however much happens.
-async fn rest(bus: &Bus, store: &Database, dispatcher: &Dispatcher, size: Size) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_rests_far_behind_holds_a_small_page() {
+    let _turn = TURN.lock().await;
+    let size = size();
+    let store = Database::memory();
+    let bus = Bus::open(&store, BusOptions::default()).await.unwrap();
+    let notifier = bus.notifier(NotifierOptions::default()).await.unwrap();
+    let options = DispatcherOptions { ring_rows_max: size.ring_rows_max, ..DispatcherOptions::default() };
+    let dispatcher = bus.dispatcher(options).await.unwrap();
+    update_all(&bus, &store, &dispatcher, size).await;
     let before = memory_mb();
     let mut resting: Vec<Subscription> = Vec::new();
     for _ in 0..size.resting {
@@ -350,14 +358,7 @@ async fn rest(bus: &Bus, store: &Database, dispatcher: &Dispatcher, size: Size) 
     }
     let resting_mb = memory_mb() - before;
     // Of each database another event: all of them are as far behind as can be.
-    let all: Vec<u32> = (0..size.dbs as u32).collect();
-    let folded = bus.stats().folded.updated;
-    produce(bus, store, &all).await;
-    common::until("the folds", async || bus.stats().folded.updated >= folded + size.dbs as u64).await;
-    let now = bus.feed().now().await.unwrap();
-    common::until("the tail", async || dispatcher.position() >= now).await;
-    // What the store keeps of the last seconds is not theirs.
-    tokio::time::sleep(Duration::from_secs(6)).await;
+    update_all(&bus, &store, &dispatcher, size).await;
     let later_mb = memory_mb() - before;
     let rows = DispatcherOptions::default().catch_up_rows_max;
     let bound_mb = (size.resting * rows * 1_000) as f64 / 1e6;
@@ -368,6 +369,22 @@ async fn rest(bus: &Bus, store: &Database, dispatcher: &Dispatcher, size: Size) 
     );
     assert!(resting_mb < bound_mb + 32.0, "{resting_mb} MB are more than {bound_mb}");
     drop(resting);
+    dispatcher.shutdown().await;
+    notifier.shutdown().await.unwrap();
+}
+
+/// An event of each database, up to where the tail has read it.
+async fn update_all(bus: &Bus, store: &Database, dispatcher: &Dispatcher, size: Size) {
+    let all: Vec<u32> = (0..size.dbs as u32).collect();
+    let folded = bus.stats().folded.updated;
+    produce(bus, store, &all).await;
+    while bus.stats().folded.updated < folded + size.dbs as u64 {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let last = bus.feed().last_sequence().await.unwrap();
+    common::until("the tail", async || Some(dispatcher.position()) >= last).await;
+    // What the store keeps of the last seconds is to be gone.
+    tokio::time::sleep(Duration::from_secs(6)).await;
 }
 
 /// The latencies of 100 subscribers, with and without one that never takes anything.
