@@ -392,6 +392,16 @@ async fn no_build_is_lost_by_a_crash_wherever_it_happens() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn databases_that_are_not_wanted_move_the_cursor_on() {
+    let world = World::new().await;
+    let options = TriggerOptions { filter: Filter::suffix("/quiet"), ..quick() };
+    let trigger = index_trigger(&world.dispatcher, options, job::<IndexBuild>().0).await.unwrap();
+    world.event(&db("loud", 1), EventKind::Created).await;
+    at_rest(&world, &trigger).await;
+    assert_eq!(trigger.status().done, 0);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_trigger_that_is_started_elsewhere_takes_over() {
     let world = World::new().await;
     let (told, mut first) = job::<IndexBuild>();

@@ -133,6 +133,19 @@ async fn a_listener_puts_down_by_itself_what_it_has_worked_on() {
     }
 }
 
+/// Once, a subscriber of a quiet database stayed where it was, and expired although it had missed nothing.
+#[tokio::test(start_paused = true)]
+async fn databases_that_are_not_wanted_move_a_durable_listener_on() {
+    for filter in [Filter::prefix("quiet"), Filter::name("quiet").unwrap()] {
+        let world = World::new().await;
+        let cursor = world.bus.cursor("listener").unwrap();
+        let durable = world.dispatcher.subscribe(filter).durable(&cursor).await.unwrap();
+        let _handle = durable.listener(|| crate::listeners::Quiet).start().unwrap();
+        let sequence = world.event(&db("loud", 1), EventKind::Created).await;
+        until("the checkpoint", async || cursor.position().await.unwrap().unwrap() >= sequence).await;
+    }
+}
+
 /// A callback that has not come back has not worked on what it was given.
 #[tokio::test(start_paused = true)]
 async fn what_is_in_hand_is_not_put_down() {

@@ -120,7 +120,7 @@ pub(super) struct Supervisor<L: Listener, F> {
     restarts: u32,
     /// How often it was made anew since it has last worked on something.
     in_a_row: u32,
-    /// Completes when what was worked on is to be put down; `None` if that is done.
+    /// Completes when what was worked on is to be put down; `None` if it is not durable.
     checkpoint: Option<BoxFuture<'static, ()>>,
 }
 
@@ -166,6 +166,7 @@ where
             parent: self.parent.clone(),
         };
         self.tell(Supervised::Started);
+        self.note_position();
         let reason = self.run_sessions().await;
         // What is in hand may look as if it had been worked on.
         if reason != StopReason::CursorLost && self.in_hand.is_none() {
@@ -321,7 +322,11 @@ where
     /// The delivery in hand was worked on, or is passed over.
     fn finish_delivery(&mut self) {
         (self.in_hand, self.in_a_row) = (None, 0);
-        if self.subscription.is_durable() && self.checkpoint.is_none() {
+    }
+
+    /// Has it put down in a while how far a durable one has come. Also databases that it does not want move its position on.
+    fn note_position(&mut self) {
+        if self.subscription.is_durable() {
             self.checkpoint = Some(self.shared.context.env().sleep(self.terms.checkpoint_interval));
         }
     }
@@ -341,7 +346,7 @@ where
 
     /// Puts down what was worked on. Whether the cursor is lost.
     async fn put_down(&mut self) -> bool {
-        self.checkpoint = None;
+        self.note_position();
         match self.subscription.checkpoint().await {
             Ok(()) => false,
             Err(error @ Error::CursorLost { .. }) => {
@@ -350,7 +355,6 @@ where
             }
             Err(error) => {
                 tracing::warn!(id = %self.control.id, %error, "a cursor cannot be written, trying again later");
-                self.checkpoint = Some(self.shared.context.env().sleep(self.terms.checkpoint_interval));
                 false
             }
         }

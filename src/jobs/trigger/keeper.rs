@@ -113,7 +113,7 @@ struct Keeper<K: Kind> {
     is_unsure: bool,
     /// Completes when the subscription may be asked again.
     pause: Option<BoxFuture<'static, ()>>,
-    /// Completes when how far it has come is to be put down; `None` if that is done.
+    /// Completes when how far it has come is to be put down; `None` before it works.
     checkpoint: Option<BoxFuture<'static, ()>>,
 }
 
@@ -139,6 +139,7 @@ impl<K: Kind> Keeper<K> {
 
     /// Works until the dispatcher has ended, or the cursor is lost.
     async fn work(&mut self) -> Result<()> {
+        self.note_position();
         loop {
             self.start_due();
             let now = self.context.env().now();
@@ -157,7 +158,6 @@ impl<K: Kind> Keeper<K> {
                             tracing::error!(trigger = self.options.name, panic = text, "a predicate has panicked");
                         }
                     }
-                    self.note_position();
                 }
                 Some(()) = OptionFuture::from(due) => {}
                 Some(()) = OptionFuture::from(self.pause.as_mut()) => self.pause = None,
@@ -184,16 +184,19 @@ impl<K: Kind> Keeper<K> {
 
     /// Puts down how far it has come. Fails if the cursor is lost.
     async fn put_down(&mut self) -> Result<()> {
+        // Also databases that it does not want move its position on.
         self.checkpoint = None;
+        self.note_position();
         let done_to = self.done_to();
-        let put_down = if done_to == self.cursor.stored() {
+        let put_down = if done_to != self.cursor.stored() {
+            self.cursor.save(done_to).await
+        } else if self.plan.running() > 0 {
             // Jobs may run on, although another trigger has begun with them anew.
             self.cursor.verify().await
         } else {
-            self.cursor.save(done_to).await
+            Ok(())
         };
         match put_down {
-            Ok(()) if self.plan.running() > 0 => self.note_position(),
             Ok(()) => {}
             Err(error @ Error::CursorLost { .. }) => {
                 tracing::warn!(trigger = self.options.name, %error, "a trigger ends");
@@ -201,7 +204,6 @@ impl<K: Kind> Keeper<K> {
             }
             Err(error) => {
                 tracing::warn!(trigger = self.options.name, %error, "a cursor cannot be written, trying again");
-                self.note_position();
             }
         }
         self.tell(|_| ());
@@ -285,7 +287,6 @@ impl<K: Kind> Keeper<K> {
             Outcome::GivenUp => status.given_up += 1,
             Outcome::Stale => {}
         });
-        self.note_position();
         Ok(())
     }
 
