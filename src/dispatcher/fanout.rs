@@ -63,7 +63,7 @@ impl Fanout {
         if !rows.is_sorted_by(|a, b| a.sequence < b.sequence) || *ends.start() <= from || *ends.end() > to {
             return Err(Error::invalid("rows", format!("they are not in order between {from} and {to}")));
         }
-        self.0.hand_out(rows, to, true);
+        self.0.hand_out(&rows, to, true);
         Ok(())
     }
 
@@ -87,12 +87,21 @@ impl Shared {
     }
 
     /// Gives rows to the ring and to the slots; `is_complete` if there was nothing more to read after them.
-    pub(super) fn hand_out(&self, rows: Vec<Arc<Notification>>, to: Sequence, is_complete: bool) {
-        let batch = Arc::new(Batch { rows, from: self.ring.position(), to, is_complete });
+    pub(super) fn hand_out(&self, rows: &[Arc<Notification>], to: Sequence, is_complete: bool) {
         // The position moves first: a subscriber that registers too late for these rows sees by it that it has to look.
-        self.ring.push(Arc::clone(&batch));
+        let mut parts = rows.chunks(self.catch_up_rows_max).peekable();
+        if parts.peek().is_none() {
+            self.ring.push(Arc::new(Batch { rows: Vec::new(), from: self.ring.position(), to, is_complete }));
+        }
+        // In small batches, because a subscriber that rests holds one.
+        while let Some(part) = parts.next() {
+            let is_last = parts.peek().is_none();
+            let to = part.last().filter(|_| !is_last).map_or(to, |row| row.sequence);
+            let (from, is_complete) = (self.ring.position(), is_complete && is_last);
+            self.ring.push(Arc::new(Batch { rows: part.to_vec(), from, to, is_complete }));
+        }
         if !self.registry.has_no_names() {
-            for row in &batch.rows {
+            for row in rows {
                 self.registry.put(row);
             }
         }

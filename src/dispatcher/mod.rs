@@ -19,8 +19,8 @@
 //!
 //! The ring holds at most [`DispatcherOptions::ring_rows_max`] rows and one batch; the slots, one row per subscriber and
 //! exact name. A subscriber of everything or of a pattern holds no more than
-//! [`DispatcherOptions::catch_up_rows_max`] rows that it has read of the feed, or 256 rows of a round, however much it has
-//! still to be told: its backlog is the feed.
+//! [`DispatcherOptions::catch_up_rows_max`] rows of the ring or of the feed, or 256 rows of a round, however much it has still
+//! to be told: its backlog is the feed.
 //!
 //! # Restarts
 //!
@@ -84,8 +84,8 @@ pub struct DispatcherOptions {
     pub poll_interval: Duration,
     /// How many lagging subscribers read the feed at once; others wait for their turn. Default: 8.
     pub catch_ups_max: usize,
-    /// The most rows that a lagging subscriber reads at once, 1 to 10,000, and no more than the tail: what it holds while it
-    /// rests. Default: 128.
+    /// The most rows that a lagging subscriber reads at once, and of a batch of the ring; 1 to 10,000, and no more than the tail
+    /// reads: what a subscriber holds while it rests. Default: 128.
     pub catch_up_rows_max: usize,
 }
 

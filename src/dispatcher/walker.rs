@@ -3,14 +3,13 @@
 //!
 //! # Memory
 //!
-//! A walker that rests in the middle of a batch of the ring holds no part of it: if the ring drops the batch meanwhile, the
-//! walker reads the feed. What it has read of the feed itself is its own, at most one small page. So a thousand walkers that
-//! rest for ever hold a thousand small pages, however much they have missed.
+//! A walker that rests holds the batch of the ring in which it stands, or the page that it has read of the feed: both are
+//! small. So a thousand walkers that rest for ever hold a thousand small batches at most, however much they have missed.
 
 use std::{
     collections::HashMap,
     pin::Pin,
-    sync::{Arc, Weak},
+    sync::Arc,
     task::{Context, Poll, ready},
 };
 
@@ -47,7 +46,7 @@ fn after_zero() -> Sequence {
 /// What a walker stands in.
 enum Walking {
     /// A batch of the ring, and the place in it.
-    Ring(Weak<Batch>, usize),
+    Ring(Arc<Batch>, usize),
     /// A page that it has read of the feed, the place in it, and where the feed is read on.
     Page(Batch, usize, Cursor),
     /// The rows of a round, the last first, and up to where they tell everything.
@@ -191,16 +190,8 @@ impl Walker {
             }
             Some(walking) => walking,
         };
-        let held;
         let (batch, place) = match &mut walking {
-            // Dropped by the ring: whoever looks there next is told that it is behind.
-            Walking::Ring(batch, place) => match batch.upgrade() {
-                Some(batch) => {
-                    held = batch;
-                    (&*held, place)
-                }
-                None => return Step::End,
-            },
+            Walking::Ring(batch, place) => (&**batch, place),
             Walking::Page(batch, place, _) => (&*batch, place),
             Walking::Round(..) => unreachable!("it was handled above"),
         };
@@ -257,7 +248,7 @@ impl Walker {
         match self.shared.ring.after(cursor) {
             Next::Batch(batch) => {
                 let place = batch.rows.partition_point(|row| row.sequence <= cursor);
-                self.walking = Some(Walking::Ring(Arc::downgrade(&batch), place));
+                self.walking = Some(Walking::Ring(batch, place));
             }
             Next::Behind(to) => return self.fall_behind(to),
             Next::UpToDate(known) => self.know(known),
