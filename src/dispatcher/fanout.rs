@@ -63,7 +63,7 @@ impl Fanout {
         if !rows.is_sorted_by(|a, b| a.sequence < b.sequence) || *ends.start() <= from || *ends.end() > to {
             return Err(Error::invalid("rows", format!("they are not in order between {from} and {to}")));
         }
-        self.0.hand_out(&rows, to, true);
+        self.0.hand_out(rows, to, true);
         Ok(())
     }
 
@@ -87,7 +87,7 @@ impl Shared {
     }
 
     /// Gives rows to the ring and to the slots; `is_complete` if there was nothing more to read after them.
-    pub(super) fn hand_out(&self, rows: &[Arc<Notification>], to: Sequence, is_complete: bool) {
+    pub(super) fn hand_out(&self, rows: Vec<Arc<Notification>>, to: Sequence, is_complete: bool) {
         // The position moves first: a subscriber that registers too late for these rows sees by it that it has to look.
         let mut parts = rows.chunks(self.catch_up_rows_max).peekable();
         if parts.peek().is_none() {
@@ -102,7 +102,7 @@ impl Shared {
         }
         if !self.registry.has_no_names() {
             for row in rows {
-                self.registry.put(row);
+                self.registry.put(&row);
             }
         }
         if is_complete {

@@ -29,7 +29,7 @@ async fn read(shared: &Shared, mut tail: NotificationTail) -> ! {
         match tail.next().await {
             Ok(page) => {
                 shared.context.stats.rows_tailed.add(page.rows.len() as u64);
-                shared.hand_out(&page.rows, page.to, !page.more);
+                shared.hand_out(page.rows, page.to, !page.more);
                 // Many pages in a row must not keep the subscribers of this thread waiting.
                 tokio::task::yield_now().await;
             }
