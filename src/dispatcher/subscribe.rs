@@ -279,6 +279,16 @@ enum Source {
     Walk(Box<Walker>),
 }
 
+impl Subscription {
+    /// Up to where the subscriber was told of everything that it wants; `None` if it wants exact names.
+    pub(crate) fn known(&self) -> Option<Sequence> {
+        match &self.source {
+            Source::Exact { .. } => None,
+            Source::Walk(walker) => Some(walker.known()),
+        }
+    }
+}
+
 impl Stream for Subscription {
     type Item = Result<Delivery, Interruption>;
 

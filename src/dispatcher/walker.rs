@@ -74,6 +74,11 @@ impl Walker {
         }
     }
 
+    /// Everything that happened up to here was told.
+    pub fn known(&self) -> Sequence {
+        self.known
+    }
+
     /// The next row of the current batch that matches.
     fn walk(&mut self) -> Option<Delivery> {
         let (batch, place) = self.batch.as_mut()?;
