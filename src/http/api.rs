@@ -7,10 +7,14 @@ use std::{
 
 use axum::{
     Router,
+    body::{Body, Bytes},
     extract::{Request, State},
+    http::{HeaderValue, StatusCode, header},
     middleware::{self, Next},
     response::{IntoResponse, Response},
 };
+use http_body_util::LengthLimitError;
+use serde::Serialize;
 use tokio::{
     sync::{Semaphore, watch},
     task::JoinHandle,
@@ -29,6 +33,9 @@ use crate::{
     error::{Error, Result},
     notification_feed::NotificationFeed,
 };
+
+/// How long the body of a request may take to come.
+const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How the routers answer.
 #[derive(Debug, Clone)]
@@ -125,6 +132,27 @@ impl Inner {
         Ok(Surroundings { env: self.env().clone(), closing: self.closing.subscribe(), place })
     }
 
+    /// The body of a request. Fails with 413 if it is too long, with 408 if it does not come, and with 400 if it breaks off.
+    pub async fn body(&self, body: Body) -> Result<Bytes, Failure> {
+        let read = axum::body::to_bytes(body, self.options.body_len_max);
+        let read = tokio::select! {
+            read = read => read,
+            () = self.env().sleep(BODY_TIMEOUT) => {
+                let reason = "The body did not come in time.";
+                return Err(Failure::new(StatusCode::REQUEST_TIMEOUT, "timeout", reason));
+            }
+        };
+        read.map_err(|error| {
+            let is_long =
+                std::error::Error::source(&error).is_some_and(|source| source.is::<LengthLimitError>());
+            if is_long {
+                let reason = format!("The body has more than {} bytes.", self.options.body_len_max);
+                return Failure::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", reason);
+            }
+            Failure::bad_request("The body has broken off.")
+        })
+    }
+
     /// Whether all feeds have to end.
     pub fn is_closing(&self) -> bool {
         *self.closing.borrow()
@@ -182,14 +210,13 @@ impl Api {
     }
 
     /// `router`, for those only who may ask.
-    pub(super) fn guarded(&self, router: Router<Arc<Inner>>) -> Router {
-        let router = match &self.inner.options.access {
+    pub(super) fn guarded(&self, router: Router) -> Router {
+        match &self.inner.options.access {
             Access::Open => router,
             Access::Credentials(_) => {
                 router.route_layer(middleware::from_fn_with_state(Arc::clone(&self.inner), guard))
             }
-        };
-        router.with_state(Arc::clone(&self.inner))
+        }
     }
 }
 
@@ -208,4 +235,16 @@ async fn guard(State(inner): State<Arc<Inner>>, mut request: Request, next: Next
         };
     }
     next.run(request).await
+}
+
+/// An answer with this object.
+pub(super) fn json(status: StatusCode, object: &impl Serialize) -> Response {
+    let mut body = serde_json::to_vec(object).expect("what is told can be written as JSON");
+    body.push(b'\n');
+    let mut response = Response::new(Body::from(body));
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("must-revalidate"));
+    response
 }

@@ -6,7 +6,7 @@ use axum::{
     Router,
     body::{Body, to_bytes},
     extract::{Request, State},
-    http::{HeaderMap, HeaderValue, Method, StatusCode, header},
+    http::{HeaderValue, Method, StatusCode, header, request::Parts},
     response::{IntoResponse, Response},
     routing::any,
 };
@@ -15,10 +15,13 @@ use xxhash_rust::xxh3::xxh3_128;
 use super::{
     Api, Failure, Inner,
     query::{Mode, Query, Start},
-    stream::{Stream, respond},
+    stream::Stream,
     updates::{Backwards, Updates},
 };
-use crate::store::Isolation;
+use crate::{
+    feed::{Feed, FeedRow},
+    store::Isolation,
+};
 
 /// The methods of feeds.
 const METHODS: &str = "GET,HEAD,POST";
@@ -26,7 +29,8 @@ const METHODS: &str = "GET,HEAD,POST";
 impl Api {
     /// `/_db_updates`, for admins.
     pub fn db_updates(&self) -> Router {
-        self.guarded(Router::new().route("/_db_updates", any(answer)))
+        let router = Router::new().route("/_db_updates", any(answer));
+        self.guarded(router.with_state(Arc::clone(&self.inner)))
     }
 }
 
@@ -46,18 +50,15 @@ async fn feed(inner: &Arc<Inner>, request: Request) -> Result<Response, Failure>
     let mut query = Query::parse(text, &parts.headers, &inner.options)?;
     check_body(&parts.method, body).await?;
 
-    let tag = if query.mode == Mode::Normal { Some(tag(inner, text).await?) } else { None };
+    let tag = match query.mode {
+        Mode::Normal => Some(tag(&inner.feed, text).await?),
+        _ => None,
+    };
     if let Some(tag) = &tag
-        && parts.method != Method::POST
-        && matches(&parts.headers, tag)
+        && is_known(&parts, tag)
     {
-        let mut response = respond(query.mode.into(), Body::empty());
-        *response.status_mut() = StatusCode::NOT_MODIFIED;
-        response.headers_mut().remove(header::CONTENT_TYPE);
-        response.headers_mut().insert(header::ETAG, tag.clone());
-        return Ok(response);
+        return Ok(not_modified(tag));
     }
-
     let around = inner.surroundings(&parts.extensions)?;
     let is_live = query.mode != Mode::Normal && !query.descending;
     let mut response = if query.descending {
@@ -76,13 +77,18 @@ async fn feed(inner: &Arc<Inner>, request: Request) -> Result<Response, Failure>
         };
         Stream::new(source, &query, around).into_response()
     };
-    if parts.method == Method::HEAD {
+    finish(&mut response, &parts.method, tag);
+    Ok(response)
+}
+
+/// Takes away the body that the method does not want, and adds the tag.
+pub(super) fn finish(response: &mut Response, method: &Method, tag: Option<HeaderValue>) {
+    if *method == Method::HEAD {
         *response.body_mut() = Body::empty();
     }
     if let Some(tag) = tag {
         response.headers_mut().insert(header::ETAG, tag);
     }
-    Ok(response)
 }
 
 /// Fails if a feed has no such method.
@@ -105,27 +111,34 @@ async fn check_body(method: &Method, body: Body) -> Result<(), Failure> {
     if text.is_empty() || is_empty() { Ok(()) } else { Err(bad()) }
 }
 
-/// What the answer to the query `text` depends on, as an entity tag, a weak one because positions
-/// may be told in several ways: the last row of the feed, which every change moves, and
-/// what was dropped.
-async fn tag(inner: &Inner, text: &str) -> Result<HeaderValue, Failure> {
-    let feed = inner.feed.raw();
+/// What the answer to the query `text` depends on, as an entity tag, a weak one because positions may be told in several ways:
+/// the last row of the feed, which every change moves, and what was dropped.
+pub(super) async fn tag<R: FeedRow>(feed: &Feed<R>, text: &str) -> Result<HeaderValue, Failure> {
+    let raw = feed.raw();
     let state = async |tx| {
-        let horizon = feed.horizon(&tx, Isolation::Snapshot);
-        let (last, horizon) = tokio::join!(feed.last_row(&tx), horizon);
+        let horizon = raw.horizon(&tx, Isolation::Snapshot);
+        let (last, horizon) = tokio::join!(raw.last_row(&tx), horizon);
         Ok((last?, horizon?))
     };
-    let (last, horizon) = inner.feed.context.db.run(state).await?;
+    let (last, horizon) = feed.context.db.run(state).await?;
     let hash = xxh3_128(format!("{last:?} {horizon} {text}").as_bytes());
     Ok(HeaderValue::from_str(&format!("W/\"{hash:032x}\"")).expect("hexadecimal digits are visible"))
 }
 
 /// Whether the client has what `tag` stands for.
-fn matches(headers: &HeaderMap, tag: &HeaderValue) -> bool {
+pub(super) fn is_known(parts: &Parts, tag: &HeaderValue) -> bool {
     let tag = tag.to_str().unwrap_or_default();
-    headers
-        .get_all(header::IF_NONE_MATCH)
-        .iter()
-        .filter_map(|value| value.to_str().ok())
-        .any(|known| known.split(',').map(str::trim).any(|known| known == "*" || known == tag))
+    let known = parts.headers.get_all(header::IF_NONE_MATCH).iter().filter_map(|value| value.to_str().ok());
+    let mut known = known.flat_map(|value| value.split(',').map(str::trim));
+    parts.method != Method::POST && known.any(|known| known == "*" || known == tag)
+}
+
+/// The answer to a client that has what `tag` stands for.
+pub(super) fn not_modified(tag: &HeaderValue) -> Response {
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = StatusCode::NOT_MODIFIED;
+    let headers = response.headers_mut();
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("must-revalidate"));
+    headers.insert(header::ETAG, tag.clone());
+    response
 }
