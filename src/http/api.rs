@@ -8,8 +8,8 @@ use std::{
 use axum::{
     Router,
     body::{Body, Bytes},
-    extract::{Request, State},
-    http::{HeaderValue, StatusCode, header},
+    extract::{MatchedPath, Request, State},
+    http::{HeaderValue, Method, StatusCode, header},
     middleware::{self, Next},
     response::{IntoResponse, Response},
 };
@@ -24,6 +24,7 @@ use super::{
     Access, Failure,
     admission::{Admission, Caller},
     hub::{self, Hub},
+    metrics::Metrics,
     stream::Surroundings,
 };
 use crate::{
@@ -114,6 +115,8 @@ pub(super) struct Inner {
     pub reads: Semaphore,
     /// The feeds of each client.
     pub admission: Arc<Admission>,
+    /// What was done.
+    pub metrics: Metrics,
     /// Turns true when all feeds have to end.
     closing: watch::Sender<bool>,
     /// Fills the hub.
@@ -129,7 +132,8 @@ impl Inner {
     /// What a feed of whoever sent `request` needs. Fails with 429 if the client has too many.
     pub fn surroundings(&self, extensions: &axum::http::Extensions) -> Result<Surroundings, Failure> {
         let place = Some(self.admission.enter(extensions)?);
-        Ok(Surroundings { env: self.env().clone(), closing: self.closing.subscribe(), place })
+        let (env, closing) = (self.env().clone(), self.closing.subscribe());
+        Ok(Surroundings { env, metrics: self.metrics.clone(), closing, place })
     }
 
     /// The body of a request. Fails with 413 if it is too long, with 408 if it does not come, and with 400 if it breaks off.
@@ -187,6 +191,7 @@ impl Api {
             hub,
             reads: Semaphore::new(options.reads_max),
             admission: Admission::new(options.feeds_per_client_max),
+            metrics: Metrics::default(),
             closing: watch::Sender::new(false),
             filler: Mutex::new(filler),
             feed,
@@ -211,12 +216,18 @@ impl Api {
 
     /// `router`, for those only who may ask.
     pub(super) fn guarded(&self, router: Router) -> Router {
-        match &self.inner.options.access {
+        let router = match &self.inner.options.access {
             Access::Open => router,
             Access::Credentials(_) => {
                 router.route_layer(middleware::from_fn_with_state(Arc::clone(&self.inner), guard))
             }
-        }
+        };
+        self.counted(router)
+    }
+
+    /// `router`, whose answers are counted.
+    pub(super) fn counted(&self, router: Router) -> Router {
+        router.route_layer(middleware::from_fn_with_state(Arc::clone(&self.inner), count))
     }
 }
 
@@ -235,6 +246,22 @@ async fn guard(State(inner): State<Arc<Inner>>, mut request: Request, next: Next
         };
     }
     next.run(request).await
+}
+
+/// Counts an answer.
+async fn count(State(inner): State<Arc<Inner>>, request: Request, next: Next) -> Response {
+    let route = request.extensions().get::<MatchedPath>().cloned();
+    let method = match *request.method() {
+        Method::GET => "GET",
+        Method::HEAD => "HEAD",
+        Method::POST => "POST",
+        Method::PUT => "PUT",
+        _ => "other",
+    };
+    let response = next.run(request).await;
+    let route = route.as_ref().map_or("", MatchedPath::as_str);
+    inner.metrics.answered(route, method, response.status().as_u16());
+    response
 }
 
 /// An answer with this object.

@@ -14,7 +14,7 @@
 //! let dispatcher = Arc::new(bus.dispatcher(Default::default()).await?);
 //! let api = Api::start(&bus, &dispatcher, ApiOptions::default())?;
 //! let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
-//! let router = api.db_updates();
+//! let router = api.db_updates().merge(api.status());
 //! let server = Server::start(listener, router, ServerOptions::default(), store.env())?;
 //! println!("http://{}/_db_updates", server.local_addr());
 //! api.shutdown().await; // feeds end with their last line
@@ -39,13 +39,16 @@ mod api;
 mod changes;
 mod databases;
 mod db_updates;
+mod events;
 mod failure;
 mod form;
 mod hub;
+mod metrics;
 mod query;
 mod row;
 mod seq;
 mod server;
+mod status;
 mod stream;
 mod updates;
 

@@ -16,6 +16,7 @@ use tokio::sync::watch;
 use super::{
     admission::Place,
     form::{Form, Writer},
+    metrics::Metrics,
     query::{Mode, Query},
     seq::Seq,
 };
@@ -95,6 +96,8 @@ pub(super) struct Stream<S> {
     sent_at: Duration,
     /// Time.
     env: Env,
+    /// What is counted.
+    metrics: Metrics,
     /// Turns true when all feeds have to end.
     closing: watch::Receiver<bool>,
     /// Its place among the feeds of its client.
@@ -105,6 +108,8 @@ pub(super) struct Stream<S> {
 pub(super) struct Surroundings {
     /// Time.
     pub env: Env,
+    /// What is counted.
+    pub metrics: Metrics,
     /// Turns true when all feeds have to end.
     pub closing: watch::Receiver<bool>,
     /// A place among the feeds of the client; a feed that does not wait needs none.
@@ -114,7 +119,7 @@ pub(super) struct Surroundings {
 impl<S: Source> Stream<S> {
     /// A feed of `source` as `query` asks for it.
     pub fn new(source: S, query: &Query, around: Surroundings) -> Self {
-        let Surroundings { env, closing, place } = around;
+        let Surroundings { env, metrics, closing, place } = around;
         let now = env.now();
         Self {
             source,
@@ -128,6 +133,7 @@ impl<S: Source> Stream<S> {
             rows_at: now,
             sent_at: now,
             env,
+            metrics,
             closing,
             _place: place,
         }
@@ -163,11 +169,13 @@ impl<S: Source> Stream<S> {
                 Ok(chunk) if chunk.is_empty() => {}
                 Ok(chunk) => {
                     self.sent_at = self.env.now();
+                    self.metrics.bytes.inc_by(chunk.len() as u64);
                     return Some(Ok(chunk));
                 }
                 Err(error) => {
                     tracing::error!(%error, "a feed is cut off");
                     self.phase = Phase::Done;
+                    self.metrics.failures.inc();
                     return Some(Err(error));
                 }
             }
@@ -207,6 +215,7 @@ impl<S: Source> Stream<S> {
         let (bytes, rows) = self.writer.take();
         if rows > 0 {
             self.limit -= rows.min(self.limit);
+            self.metrics.rows.inc_by(rows);
             self.has_rows = true;
             self.rows_at = self.env.now();
         }

@@ -30,6 +30,7 @@
 //! | 13 | age mark | milliseconds that janitors have worked | sequence | until the retention has passed twice |
 //! | 14 | lease changes | cell | 8 bytes, little-endian | as long as the bus |
 //! | 15 | pulse | feed, 0 to 7 | versionstamp of the last append or reshard that moved it | as long as the feed |
+//! | 16 | name | name | none: nothing is stored here, transactions that decide what a name stands for meet here | never |
 //!
 //! Three families share number 1, so that a notifier reads all that waits for it in one range; the number after the
 //! instance tells them apart. Two share number 11, so that a node reads who owns and who asks in one range.
@@ -46,6 +47,8 @@ mod dead_letter;
 mod feed;
 mod group;
 mod lease;
+#[cfg(feature = "http")]
+mod name;
 mod node;
 mod partition;
 mod topology;
@@ -92,6 +95,8 @@ mod family {
     pub const AGE: u16 = 13;
     pub const LEASE_CHANGES: u16 = 14;
     pub const PULSE: u16 = 15;
+    #[cfg(feature = "http")]
+    pub const NAME: u16 = 16;
 }
 
 /// The cell of all nodes and leases: those who divide the work of a bus among them. The name has its place in the keys so
