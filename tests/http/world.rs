@@ -17,7 +17,7 @@ pub struct World {
     /// The bus.
     pub bus: Bus,
     /// Folds at once.
-    pub notifier: Notifier,
+    _notifier: Notifier,
     /// Tells of what comes.
     pub dispatcher: Arc<Dispatcher>,
     /// The routers.
@@ -34,14 +34,14 @@ pub fn quick() -> NotifierOptions {
 impl World {
     /// A node with the default options.
     pub async fn new() -> Self {
-        Self::with(ApiOptions::default(), ServerOptions::default(), Api::db_updates).await
+        Self::with(ApiOptions::default(), ServerOptions::default(), |api, _, _| api.db_updates()).await
     }
 
     /// A node with these options, that serves `router`.
     pub async fn with(
         options: ApiOptions,
         limits: ServerOptions,
-        router: impl FnOnce(&Api) -> Router,
+        router: impl FnOnce(&Api, &Database, &Bus) -> Router,
     ) -> Self {
         let store = Database::memory();
         let bus = narrow_bus(&store).await;
@@ -49,8 +49,8 @@ impl World {
         let dispatcher = Arc::new(bus.dispatcher(notibus::DispatcherOptions::default()).await.unwrap());
         let api = Api::start(&bus, &dispatcher, options).unwrap();
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let server = Server::start(listener, router(&api), limits, store.env()).unwrap();
-        Self { store, bus, notifier, dispatcher, api, server }
+        let server = Server::start(listener, router(&api, &store, &bus), limits, store.env()).unwrap();
+        Self { store, bus, _notifier: notifier, dispatcher, api, server }
     }
 
     /// Where it listens.
