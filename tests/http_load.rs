@@ -132,14 +132,14 @@ async fn load(at: SocketAddr, rate: usize, time: Duration, seen: Arc<Seen>) {
     let batch = batch.join(",");
     let (mut batches, mut probe) = (0_u32, 0);
     while began.elapsed() < time {
-        let mut body = format!("[{batch}");
+        let mut body = vec![batch.clone()];
         if began.elapsed() >= PROBE_INTERVAL * u32::try_from(probe).unwrap() && probe < seen.probes.len() {
-            body += &format!(",{{\"db\":\"probe{probe}\",\"type\":\"created\"}}");
+            body.push(format!("{{\"db\":\"probe{probe}\",\"type\":\"created\"}}"));
             // Before the commit, so that nothing is taken for faster than it is.
             seen.probes[probe].set(Instant::now()).unwrap();
             probe += 1;
         }
-        poster.post(&(body + "]")).await;
+        poster.post(&format!("[{}]", body.join(","))).await;
         batches += 1;
         tokio::time::sleep((Duration::from_millis(10) * batches).saturating_sub(began.elapsed())).await;
     }
@@ -208,7 +208,7 @@ fn all_rows_reach_all_feeds_under_load() {
 
 #[test]
 fn what_is_aborted_is_freed_and_what_is_idle_costs_memory_only() {
-    let (idle, aborts) = (sized(100, 10_000), sized(300, 10_000));
+    let (idle, aborts) = (sized(100, 10_000), sized(300_usize, 10_000));
     let served = Served::start(&["--store", "memory"], None);
     let (at, process) = (served.at, served.id());
     runtime().block_on(async {
@@ -240,7 +240,7 @@ fn what_is_aborted_is_freed_and_what_is_idle_costs_memory_only() {
     let before = memory(process);
     runtime().block_on(async {
         for round in 0..aborts {
-            let feed = ["continuous", "longpoll", "eventsource"][round as usize % 3];
+            let feed = ["continuous", "longpoll", "eventsource"][round % 3];
             drop(open(at, &format!("/_db_updates?feed={feed}&since=now&heartbeat=60000")).await);
         }
     });

@@ -98,8 +98,7 @@ impl Credentials {
             let reason = format!("it needs at least {TOKEN_LEN_MIN} characters, all of them visible ASCII");
             return Err(Error::invalid("token", reason));
         }
-        let digits: String = sha(token.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect();
-        Ok(format!("{BEARER}{digits}"))
+        Ok(sha(token.as_bytes()).iter().fold(BEARER.to_owned(), |line, byte| format!("{line}{byte:02x}")))
     }
 
     /// Whose credentials `headers` have. Fails with 401 if they have none, or wrong ones.

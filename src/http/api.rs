@@ -147,9 +147,8 @@ impl Inner {
             }
         };
         read.map_err(|error| {
-            let is_long =
-                std::error::Error::source(&error).is_some_and(|source| source.is::<LengthLimitError>());
-            if is_long {
+            let source = std::error::Error::source(&error);
+            if source.and_then(|source| source.downcast_ref::<LengthLimitError>()).is_some() {
                 let reason = format!("The body has more than {} bytes.", self.options.body_len_max);
                 return Failure::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", reason);
             }

@@ -100,7 +100,7 @@ async fn answer(State(inner): State<Arc<Inner>>, request: Request) -> Response {
         record(&inner.bus, &events).await?;
         Ok(json(StatusCode::CREATED, &serde_json::json!({ "ok": true, "recorded": events.len() })))
     };
-    answer.await.unwrap_or_else(|failure| failure.into_response())
+    answer.await.unwrap_or_else(IntoResponse::into_response)
 }
 
 /// The events of a body.

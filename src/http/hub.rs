@@ -184,3 +184,65 @@ pub(super) async fn run(hub: Arc<Hub>, mut updates: Subscription, env: Env) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        encoding::{Incarnation, Versionstamp},
+        notification::tests::row,
+    };
+
+    fn at(version: u64) -> Sequence {
+        Sequence::new(Incarnation(0), Versionstamp::new(version, 0), 0)
+    }
+
+    fn rows(versions: &[u64]) -> Vec<Arc<Notification>> {
+        versions.iter().map(|&version| Arc::new(row(at(version)))).collect()
+    }
+
+    #[test]
+    fn a_position_finds_its_batch_or_learns_that_it_is_behind() {
+        let hub = Hub::new(at(10), 3);
+        assert!(matches!(hub.after(at(10)), Next::UpToDate));
+        assert!(matches!(hub.after(at(9)), Next::Behind));
+        hub.push(rows(&[12, 14]), at(10), at(20));
+        hub.push(Vec::new(), at(20), at(30));
+        hub.push(rows(&[31]), at(30), at(40));
+        assert!(
+            matches!(hub.after(at(13)), Next::Batch(batch) if batch.to == at(20) && batch.place_after(at(13)) == 1)
+        );
+        assert!(matches!(hub.after(at(25)), Next::Batch(batch) if batch.to == at(40)));
+        hub.push(rows(&[41]), at(40), at(50));
+        assert!(matches!(hub.after(at(19)), Next::Behind), "the oldest batch has made room");
+        assert!(matches!(hub.after(at(20)), Next::Batch(batch) if batch.to == at(40)));
+        hub.skip_to(at(60));
+        assert!(matches!(hub.after(at(50)), Next::Behind));
+        assert!(matches!(hub.after(at(70)), Next::UpToDate));
+    }
+
+    #[test]
+    fn those_who_wait_are_woken_by_rows_and_by_gaps_only() {
+        let hub = Hub::new(at(10), 3);
+        let mut changes = hub.changes();
+        hub.push(Vec::new(), at(10), at(20));
+        assert!(!changes.has_changed().unwrap());
+        hub.push(rows(&[21]), at(20), at(30));
+        assert!(changes.has_changed().unwrap());
+        changes.mark_unchanged();
+        hub.skip_to(at(40));
+        assert!(changes.has_changed().unwrap());
+    }
+
+    #[test]
+    fn feeds_that_look_alike_share_their_bytes() {
+        use crate::{event::Kinds, http::form::Form};
+        let hub = Hub::new(at(10), 3);
+        hub.push(rows(&[21]), at(10), at(30));
+        let Next::Batch(batch) = hub.after(at(10)) else { panic!() };
+        let looks = [Form::Lines, Form::Lines, Form::Events].map(|form| batch.look(form, Kinds::ALL));
+        assert_eq!(looks[0].bytes.as_ptr(), looks[1].bytes.as_ptr());
+        assert_ne!(looks[0].bytes, looks[2].bytes);
+        assert_eq!(looks[0].rows, 1);
+    }
+}

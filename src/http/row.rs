@@ -46,8 +46,11 @@ pub(super) struct Batch {
     /// Where it ends.
     pub to: Sequence,
     /// How it looks to those who have read everything before it and nothing of it; made when it is first asked for.
-    looks: Mutex<Vec<((Form, Kinds), Arc<Look>)>>,
+    looks: Mutex<Vec<(Wish, Arc<Look>)>>,
 }
+
+/// How rows are to look, and which kinds of events are wanted.
+type Wish = (Form, Kinds);
 
 /// How a batch looks in one form, to those who want some kinds of events.
 #[derive(Debug)]

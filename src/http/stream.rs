@@ -190,25 +190,23 @@ impl<S: Source> Stream<S> {
         }
         let form = self.writer.form();
         let progress = {
-            let read = self.source.read(&mut self.writer, self.limit);
-            match self.heartbeat {
-                None => read.await?,
-                Some(interval) => {
-                    let mut read = pin!(read);
-                    // Mostly there is something, and no clock is needed.
-                    match (&mut read).now_or_never() {
-                        Some(done) => done?,
-                        None => {
-                            let rest = (self.sent_at + interval).saturating_sub(self.env.now());
-                            tokio::select! {
-                                biased;
-                                done = read => done?,
-                                () = self.env.sleep(rest) => {
-                                    return Ok(Bytes::from_static(form.heartbeat()));
-                                }
-                            }
-                        }
+            let mut read = pin!(self.source.read(&mut self.writer, self.limit));
+            // Mostly there is something, and no clock is needed.
+            if let Some(done) = (&mut read).now_or_never() {
+                done?
+            } else {
+                let rest =
+                    self.heartbeat.map(|interval| (self.sent_at + interval).saturating_sub(self.env.now()));
+                let beat = async {
+                    match rest {
+                        Some(rest) => self.env.sleep(rest).await,
+                        None => std::future::pending().await,
                     }
+                };
+                tokio::select! {
+                    biased;
+                    done = read => done?,
+                    () = beat => return Ok(Bytes::from_static(form.heartbeat())),
                 }
             }
         };

@@ -205,7 +205,7 @@ impl Source for Updates {
 
     async fn wait(&mut self) {
         if self.changes.changed().await.is_err() {
-            std::future::pending().await
+            std::future::pending::<()>().await;
         }
     }
 
@@ -281,7 +281,7 @@ impl Source for Backwards {
     }
 
     async fn wait(&mut self) {
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 
     fn position(&self) -> Seq {

@@ -64,7 +64,12 @@ impl Answer {
 impl Connection {
     /// A connection to `address`.
     pub async fn open(address: SocketAddr) -> Self {
-        Self { socket: TcpStream::connect(address).await.unwrap(), received: Vec::new() }
+        Self::over(TcpStream::connect(address).await.unwrap())
+    }
+
+    /// A connection over `socket`.
+    pub fn over(socket: TcpStream) -> Self {
+        Self { socket, received: Vec::new() }
     }
 
     /// A connection that has asked for `target`.

@@ -67,16 +67,15 @@ async fn limits_cut_and_pending_tells_of_the_rest() {
 
         let lines =
             get(world.at(), &format!("/_db_updates?feed=continuous&timeout=0&limit={limit}")).await.body;
-        let mut expected: String = rows[..seen].iter().map(|it| row(it, "created") + "\n").collect();
-        expected += &format!("{{\"last_seq\":\"{last}\",\"pending\":{pending}}}\n");
-        assert_eq!(lines, expected, "{limit}");
+        let lines_of: Vec<_> = rows[..seen].iter().map(|it| row(it, "created") + "\n").collect();
+        let end = format!("{{\"last_seq\":\"{last}\",\"pending\":{pending}}}\n");
+        assert_eq!(lines, lines_of.concat() + &end, "{limit}");
 
         let events = get(world.at(), &format!("/_db_updates?feed=eventsource&timeout=0&limit={limit}")).await;
-        let expected: String = rows[..seen]
-            .iter()
-            .map(|it| format!("data: {}\nid: {}\n\n", row(it, "created"), it.sequence))
-            .collect();
-        assert_eq!(events.body, expected, "{limit}");
+        let event =
+            |it: &notibus::Notification| format!("data: {}\nid: {}\n\n", row(it, "created"), it.sequence);
+        let expected: Vec<_> = rows[..seen].iter().map(event).collect();
+        assert_eq!(events.body, expected.concat(), "{limit}");
         assert_eq!(events.head.headers["content-type"], "text/event-stream");
 
         let longpoll = get(world.at(), &format!("/_db_updates?feed=longpoll&timeout=0&limit={limit}")).await;

@@ -106,6 +106,44 @@ async fn a_client_that_does_not_read_is_dropped() {
 }
 
 #[tokio::test]
+async fn a_feed_that_falls_behind_reads_the_store_and_misses_nothing() {
+    let options = ApiOptions { rows_kept_max: 1, ..ApiOptions::default() };
+    let limits = ServerOptions { send_buffer_len: 4 << 10, ..ServerOptions::default() };
+    let world = updates_with(options, limits).await;
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(4 << 10).unwrap();
+    let socket = socket.connect(world.at()).await.unwrap();
+    let mut slow = Connection::over(socket);
+    slow.send("GET /_db_updates?feed=continuous&since=now&heartbeat=60000 HTTP/1.1\r\nHost: here\r\n\r\n")
+        .await;
+    slow.head().await;
+    let name = "x".repeat(1_000);
+    let mut last = Vec::new();
+    for round in 0..10 {
+        last.clear();
+        for n in 0..30 {
+            let kind = if round == 0 { EventKind::Created } else { EventKind::Updated };
+            last.push(world.event(&db(&format!("{name}{n}"), 1), kind).await);
+        }
+    }
+    let (mut text, mut rows) = (String::new(), Vec::new());
+    while rows.last() != last.last().map(|row| row.sequence.to_string()).as_ref() {
+        text += &slow.chunk().await.unwrap();
+        let end = text.rfind('\n').map_or(0, |end| end + 1);
+        for line in text[..end].lines().filter(|line| !line.is_empty()) {
+            let row: serde_json::Value = serde_json::from_str(line).unwrap();
+            rows.push(row["seq"].as_str().unwrap()[..26].to_owned());
+        }
+        text.drain(..end);
+    }
+    assert!(rows.is_sorted());
+    assert!(rows.len() < 300, "it has read the store, where each database has one row: {}", rows.len());
+    for row in last {
+        assert!(rows.contains(&row.sequence.to_string()), "{}", row.name);
+    }
+}
+
+#[tokio::test]
 async fn there_may_be_no_updates_at_all() {
     let options = ApiOptions { keeps_db_updates: false, ..ApiOptions::default() };
     let world = updates_with(options, ServerOptions::default()).await;

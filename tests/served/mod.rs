@@ -10,7 +10,7 @@ use std::{
 };
 
 /// How long a test waits for what must come.
-pub const LIMIT: Duration = Duration::from_secs(60);
+pub const LIMIT: Duration = Duration::from_mins(1);
 
 /// `notibus serve` as a process of its own.
 pub struct Served {
