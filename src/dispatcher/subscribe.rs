@@ -279,6 +279,7 @@ enum Source {
     Walk(Box<Walker>),
 }
 
+#[cfg(feature = "http")]
 impl Subscription {
     /// Up to where the subscriber was told of everything that it wants; `None` if it wants exact names.
     pub(crate) fn known(&self) -> Option<Sequence> {

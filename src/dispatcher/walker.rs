@@ -75,6 +75,7 @@ impl Walker {
     }
 
     /// Everything that happened up to here was told.
+    #[cfg(feature = "http")]
     pub fn known(&self) -> Sequence {
         self.known
     }

@@ -9,7 +9,7 @@ use axum::{
     Router,
     body::{Body, Bytes},
     extract::{MatchedPath, Request, State},
-    http::{HeaderValue, Method, StatusCode, header},
+    http::{Extensions, HeaderValue, Method, StatusCode, header},
     middleware::{self, Next},
     response::{IntoResponse, Response},
 };
@@ -25,6 +25,7 @@ use super::{
     admission::{Admission, Caller},
     hub::{self, Hub},
     metrics::Metrics,
+    query::Mode,
     stream::Surroundings,
 };
 use crate::{
@@ -129,9 +130,12 @@ impl Inner {
         self.feed.context.env()
     }
 
-    /// What a feed of whoever sent `request` needs. Fails with 429 if the client has too many.
-    pub fn surroundings(&self, extensions: &axum::http::Extensions) -> Result<Surroundings, Failure> {
-        let place = Some(self.admission.enter(extensions)?);
+    /// What a feed of whoever sent a request with these extensions needs. Fails with 429 if the client has too many that last.
+    pub fn surroundings(&self, mode: Mode, extensions: &Extensions) -> Result<Surroundings, Failure> {
+        let place = match mode {
+            Mode::Normal => None,
+            _ => Some(self.admission.enter(extensions)?),
+        };
         let (env, closing) = (self.env().clone(), self.closing.subscribe());
         Ok(Surroundings { env, metrics: self.metrics.clone(), closing, place })
     }

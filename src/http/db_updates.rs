@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::{
     Router,
-    body::{Body, to_bytes},
+    body::Body,
     extract::{Request, State},
     http::{HeaderValue, Method, StatusCode, header, request::Parts},
     response::{IntoResponse, Response},
@@ -48,7 +48,7 @@ async fn feed(inner: &Arc<Inner>, request: Request) -> Result<Response, Failure>
     }
     let text = parts.uri.query().unwrap_or_default();
     let mut query = Query::parse(text, &parts.headers, &inner.options)?;
-    check_body(&parts.method, body).await?;
+    check_body(inner, &parts.method, body).await?;
 
     let tag = match query.mode {
         Mode::Normal => Some(tag(&inner.feed, text).await?),
@@ -59,7 +59,7 @@ async fn feed(inner: &Arc<Inner>, request: Request) -> Result<Response, Failure>
     {
         return Ok(not_modified(tag));
     }
-    let around = inner.surroundings(&parts.extensions)?;
+    let around = inner.surroundings(query.mode, &parts.extensions)?;
     let is_live = query.mode != Mode::Normal && !query.descending;
     let mut response = if query.descending {
         // It ends by itself.
@@ -100,12 +100,12 @@ pub(super) fn check_method(method: &Method) -> Result<(), Failure> {
 }
 
 /// Fails if `body` says something: clients that post send nothing, or an empty object.
-async fn check_body(method: &Method, body: Body) -> Result<(), Failure> {
+async fn check_body(inner: &Inner, method: &Method, body: Body) -> Result<(), Failure> {
     if *method != Method::POST {
         return Ok(());
     }
     let bad = || Failure::bad_request("The body has to be empty, or {}.");
-    let bytes = to_bytes(body, 1_024).await.map_err(|_| bad())?;
+    let bytes = inner.body(body).await?;
     let text = bytes.trim_ascii();
     let is_empty = || serde_json::from_slice(text).is_ok_and(|map: serde_json::Map<_, _>| map.is_empty());
     if text.is_empty() || is_empty() { Ok(()) } else { Err(bad()) }

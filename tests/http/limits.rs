@@ -55,6 +55,9 @@ async fn feeds_and_connections_are_counted() {
     let refused = third.answer().await;
     assert_eq!(refused.head.status, 429);
     assert_eq!(refused.json()["error"], "too_many_requests");
+    // What does not last is not counted.
+    third.send("GET /_db_updates HTTP/1.1\r\nHost: here\r\n\r\n").await;
+    assert_eq!(third.answer().await.head.status, 200);
     // The third connection is kept alive, so there is no room for a fourth.
     let mut fourth = Connection::open(world.at()).await;
     let refused = fourth.answer().await;

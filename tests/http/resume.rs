@@ -92,9 +92,7 @@ async fn churn(store: Database, bus: Bus, mut dice: fastrand::Rng, stop: Arc<Ato
             }
         }
         tx.commit().await.unwrap();
-        if dice.u8(..4) == 0 {
-            tokio::time::sleep(Duration::from_micros(dice.u64(..2_000))).await;
-        }
+        tokio::time::sleep(Duration::from_micros(dice.u64(..2_000))).await;
     }
 }
 

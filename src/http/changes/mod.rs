@@ -112,7 +112,7 @@ async fn feed(
         return Ok(not_modified(tag));
     }
 
-    let around = inner.surroundings(&parts.extensions)?;
+    let around = inner.surroundings(query.mode, &parts.extensions)?;
     if query.descending {
         // It ends by itself.
         query.heartbeat = None;
