@@ -127,12 +127,13 @@ async fn follow(mut socket: TcpStream, seen: Arc<Seen>) -> (Vec<Duration>, HashM
 async fn load(at: SocketAddr, rate: usize, time: Duration, seen: Arc<Seen>) {
     let began = Instant::now();
     let mut poster = Poster(TcpStream::connect(at).await.unwrap());
-    let batch: Vec<_> =
-        (0..rate / 100).map(|n| format!("{{\"db\":\"db{}\",\"type\":\"updated\"}}", n % DATABASES)).collect();
-    let batch = batch.join(",");
-    let (mut batches, mut probe) = (0_u32, 0);
+    let (mut recorded, mut probe) = (0, 0);
     while began.elapsed() < time {
-        let mut body = vec![batch.clone()];
+        // As many as are due by now, so that a slow answer does not lower the rate.
+        let due = (began.elapsed().as_millis() as usize * rate / 1_000).saturating_sub(recorded);
+        let event = |n| format!("{{\"db\":\"db{}\",\"type\":\"updated\"}}", n % DATABASES);
+        let mut body: Vec<_> = (recorded..recorded + due).map(event).collect();
+        recorded += due;
         if began.elapsed() >= PROBE_INTERVAL * u32::try_from(probe).unwrap() && probe < seen.probes.len() {
             body.push(format!("{{\"db\":\"probe{probe}\",\"type\":\"created\"}}"));
             // Before the commit, so that nothing is taken for faster than it is.
@@ -140,10 +141,9 @@ async fn load(at: SocketAddr, rate: usize, time: Duration, seen: Arc<Seen>) {
             probe += 1;
         }
         poster.post(&format!("[{}]", body.join(","))).await;
-        batches += 1;
-        tokio::time::sleep((Duration::from_millis(10) * batches).saturating_sub(began.elapsed())).await;
+        tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    println!("recorded {} events in {:?}", batches as usize * (rate / 100), began.elapsed());
+    println!("recorded {recorded} events in {:?}", began.elapsed());
     // All before it has been folded, and so is told before it.
     tokio::time::sleep(Duration::from_millis(500)).await;
     poster.post("[{\"db\":\"end\",\"type\":\"created\"}]").await;
