@@ -7,12 +7,12 @@ use tokio_stream::StreamExt;
 
 use super::{Served, query::Wanted};
 use crate::{
-    changes::{ChangeRow, ChangesPage, ChangesQuery},
+    changes::{Change, ChangeRow, ChangesPage, ChangesQuery},
     dispatcher::{Filter, Subscription},
     encoding::Sequence,
     error::{Error, Result},
     event::Db,
-    feed::Cursor,
+    feed::{Cursor, Feed},
     http::{
         form::{Writer, write_string},
         query::{Mode, Query},
@@ -236,11 +236,7 @@ impl Source for DocChanges {
 }
 
 /// How many rows of `shard` stand behind `cursor`.
-async fn count_shard(
-    feed: &crate::feed::Feed<crate::changes::Change>,
-    shard: ShardId,
-    mut cursor: Cursor,
-) -> Result<u64> {
+async fn count_shard(feed: &Feed<Change>, shard: ShardId, mut cursor: Cursor) -> Result<u64> {
     let mut count = 0;
     loop {
         let page = feed.shard_page(shard, cursor, PAGE_ROWS).await?;
