@@ -88,13 +88,16 @@ async fn headers_go_out_at_once_when_there_is_nothing_to_send() {
     let world = World::new().await;
     world.event(&db("a", 1), Created).await;
     for feed in ["longpoll", "continuous", "eventsource"] {
-        let began = Instant::now();
-        let mut connection =
-            Connection::get(world.at(), &format!("/_db_updates?feed={feed}&since=now")).await;
-        let head = connection.head().await;
-        assert_eq!(head.status, 200);
-        // A promise to clients that wait for them, not a measure of speed.
-        assert!(began.elapsed() < Duration::from_millis(100), "{feed}: {:?}", began.elapsed());
+        // A promise to clients that wait for them, not a measure of speed: a busy machine has three tries.
+        let mut fastest = Duration::MAX;
+        for _ in 0..3 {
+            let began = Instant::now();
+            let mut connection =
+                Connection::get(world.at(), &format!("/_db_updates?feed={feed}&since=now")).await;
+            assert_eq!(connection.head().await.status, 200);
+            fastest = fastest.min(began.elapsed());
+        }
+        assert!(fastest < Duration::from_millis(100), "{feed}: {fastest:?}");
     }
 }
 
