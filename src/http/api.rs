@@ -118,6 +118,8 @@ pub(super) struct Inner {
     pub admission: Arc<Admission>,
     /// What was done.
     pub metrics: Metrics,
+    /// Counts the reshards that were asked for here, and wakes the feeds of single shards.
+    pub reshards: watch::Sender<u64>,
     /// Turns true when all feeds have to end.
     closing: watch::Sender<bool>,
     /// Fills the hub.
@@ -195,6 +197,7 @@ impl Api {
             reads: Semaphore::new(options.reads_max),
             admission: Admission::new(options.feeds_per_client_max),
             metrics: Metrics::default(),
+            reshards: watch::Sender::new(0),
             closing: watch::Sender::new(false),
             filler: Mutex::new(filler),
             feed,

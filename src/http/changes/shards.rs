@@ -61,10 +61,9 @@ pub(super) async fn administer(
 ) -> Response {
     let answer = async {
         let (parts, body) = request.into_parts();
-        let feed = || async { Ok::<_, Failure>(served.changes.feed(&served.find(&name).await?)) };
         match parts.method {
             Method::GET | Method::HEAD => {
-                let topology = feed().await?.topology().await?;
+                let topology = served.changes.feed(&served.find(&name).await?).topology().await?;
                 let current = topology.last().expect("a topology is never empty");
                 Ok(json(StatusCode::OK, &entry(&name, current)))
             }
@@ -73,7 +72,9 @@ pub(super) async fn administer(
                 let wish: Wish = serde_json::from_slice(&body).map_err(|error| {
                     Failure::bad_request(format!("The body has to be as {{\"shards\":4}}: {error}"))
                 })?;
-                let written = feed().await?.reshard(wish.shards, wish.scheme.map(SchemeId)).await?;
+                let feed = served.changes.feed(&served.find(&name).await?);
+                let written = feed.reshard(wish.shards, wish.scheme.map(SchemeId)).await?;
+                served.inner.reshards.send_modify(|count| *count += 1);
                 Ok(json(StatusCode::CREATED, &entry(&name, &written)))
             }
             _ => Err(Failure::method_not_allowed("GET,HEAD,PUT")),

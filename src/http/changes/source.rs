@@ -2,7 +2,7 @@
 
 use std::{collections::VecDeque, io::Write as _, sync::Arc, time::Duration};
 
-use tokio::task::JoinHandle;
+use tokio::{sync::watch, task::JoinHandle};
 use tokio_stream::StreamExt;
 
 use super::{Served, query::Wanted};
@@ -84,6 +84,8 @@ pub(super) struct DocChanges {
     is_live: bool,
     /// The notifications of the database; `None` after they have ended.
     updates: Option<Subscription>,
+    /// Wakes when the changes of any database were resharded here: of a shard that is closed no notification tells.
+    reshards: watch::Receiver<u64>,
     /// What is being read.
     load: Option<Load>,
 }
@@ -101,6 +103,7 @@ impl DocChanges {
         let is_live = query.mode != Mode::Normal && !query.descending;
         let filter = Filter::name(db.name.as_str()).expect("it is the name of a database");
         // Before the first read, so that nothing comes in between.
+        let reshards = served.inner.reshards.subscribe();
         let updates = is_live.then(|| served.inner.dispatcher.subscribe(filter).stream());
         let most = if query.include_docs { PAGE_DOCS } else { PAGE_ROWS };
         let limit = match wanted {
@@ -134,6 +137,7 @@ impl DocChanges {
             seen: 0,
             is_live,
             updates,
+            reshards,
             load: None,
         };
         source.turn(page);
@@ -198,16 +202,27 @@ impl Source for DocChanges {
     }
 
     async fn wait(&mut self) {
-        let poll = self.served.inner.env().sleep(POLL_INTERVAL);
-        match &mut self.updates {
-            Some(updates) => tokio::select! {
-                // Whatever the notification says, the feed knows better.
-                update = updates.next() => if update.is_none() {
-                    self.updates = None;
-                },
-                () = poll => {}
-            },
-            None => poll.await,
+        let (is_shard, reshards) = (self.query.shard.is_some(), &mut self.reshards);
+        let resharded = async {
+            if !is_shard || reshards.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        };
+        let updates = &mut self.updates;
+        let told = async {
+            match updates {
+                Some(updates) => updates.next().await.is_some(),
+                None => std::future::pending().await,
+            }
+        };
+        // Whatever wakes it says, the feed knows better.
+        let has_ended = tokio::select! {
+            is_told = told => !is_told,
+            () = resharded => false,
+            () = self.served.inner.env().sleep(POLL_INTERVAL) => false,
+        };
+        if has_ended {
+            self.updates = None;
         }
         self.is_at_end = false;
     }
