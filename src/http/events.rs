@@ -9,7 +9,7 @@ use std::{collections::HashMap, sync::Arc};
 use axum::{
     Router,
     extract::{Request, State},
-    http::{Method, StatusCode},
+    http::{Method, StatusCode, header},
     response::{IntoResponse, Response},
     routing::any,
 };
@@ -94,6 +94,14 @@ async fn answer(State(inner): State<Arc<Inner>>, request: Request) -> Response {
         let (parts, body) = request.into_parts();
         if parts.method != Method::POST {
             return Err(Failure::method_not_allowed("POST"));
+        }
+        // A browser sends what a page of anyone tells it to, also to a server that only this machine can reach.
+        if parts.headers.contains_key(header::ORIGIN) {
+            return Err(Failure::new(
+                StatusCode::FORBIDDEN,
+                "forbidden",
+                "A web page may not record events.",
+            ));
         }
         let body = inner.body(body).await?;
         let events = read(&body)?;

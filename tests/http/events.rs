@@ -93,6 +93,10 @@ async fn all_or_nothing() {
         assert_eq!(answer.head.status, status, "{body}");
         assert!(answer.json()["reason"].as_str().unwrap().contains(named), "{body}: {answer:?}");
     }
+    let from_a_page = "Origin: http://example.org\r\nContent-Type: text/plain\r\n";
+    let body = r#"[{"db":"a","type":"created"}]"#;
+    let page = ask(world.at(), "POST", "/_notibus/events", from_a_page, body).await;
+    assert_eq!(page.head.status, 403, "a page of anyone in a browser on this machine");
     let get = get(world.at(), "/_notibus/events").await;
     assert_eq!((get.head.status, get.head.headers["allow"].as_str()), (405, "POST"));
     assert_eq!(post(&world, "[]").await.body, "{\"ok\":true,\"recorded\":0}\n");
