@@ -39,6 +39,8 @@ mod error;
 mod event;
 mod feed;
 mod group;
+#[cfg(feature = "http")]
+pub mod http;
 mod janitor;
 mod jobs;
 mod keys;

@@ -22,11 +22,11 @@ impl Count {
 
 /// Declares the counts, and the snapshot that is shown.
 macro_rules! stats {
-    ($($(#[$doc:meta])* $name:ident,)*) => {
+    ($($(#[doc = $doc:literal])* $name:ident,)*) => {
         /// What the roles of one process have done.
         #[derive(Debug, Default)]
         pub(crate) struct Stats {
-            $($(#[$doc])* pub $name: Count,)*
+            $($(#[doc = $doc])* pub $name: Count,)*
             /// Events folded, in the lanes' order.
             folded: [Count; 4],
         }
@@ -35,9 +35,17 @@ macro_rules! stats {
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
         #[non_exhaustive]
         pub struct StatsSnapshot {
-            $($(#[$doc])* pub $name: u64,)*
+            $($(#[doc = $doc])* pub $name: u64,)*
             /// Events folded into notifications, by kind.
             pub folded: Counters,
+        }
+
+        impl StatsSnapshot {
+            /// Each count but those by kind: its name, what it counts, and how many they are.
+            #[cfg(feature = "http")]
+            pub(crate) fn each(&self) -> impl Iterator<Item = (&'static str, &'static str, u64)> {
+                [$((stringify!($name), concat!($($doc),*), self.$name),)*].into_iter()
+            }
         }
 
         impl Stats {

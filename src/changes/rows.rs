@@ -10,7 +10,8 @@ use crate::{
     encoding::Sequence,
     error::{Error, Result},
     event::Db,
-    feed::{Cursor, Feed},
+    feed::{Cursor, Feed, FeedPage, Resharded, ShardPage},
+    keys::ShardId,
     store::Transaction,
 };
 
@@ -58,6 +59,8 @@ pub struct ChangesQuery {
     pub all_leaves: bool,
     /// The documents, too (`include_docs`). Default: no.
     pub include_docs: bool,
+    /// Only the rows of this shard, oldest first. Default: those of all shards.
+    pub shard: Option<ShardId>,
 }
 
 impl Default for ChangesQuery {
@@ -68,6 +71,7 @@ impl Default for ChangesQuery {
             descending: false,
             all_leaves: false,
             include_docs: false,
+            shard: None,
         }
     }
 }
@@ -92,6 +96,8 @@ pub struct ChangesPage {
     pub next: Cursor,
     /// Whether there was more to read.
     pub more: bool,
+    /// What took over, if one shard was asked for, which is closed and was read to its end.
+    pub resharded: Option<Resharded>,
 }
 
 /// Reads what `query` asks for, all in one transaction.
@@ -102,10 +108,24 @@ pub(super) async fn read(
     query: &ChangesQuery,
     source: &dyn DocSource,
 ) -> Result<ChangesPage> {
-    let page = if query.descending {
-        feed.page_before_in(tx, query.from.position(), query.limit).await?
-    } else {
-        feed.page_in(tx, query.from, query.limit).await?
+    let (rows, next, more, resharded) = match query.shard {
+        None => {
+            let page = if query.descending {
+                feed.page_before_in(tx, query.from.position(), query.limit).await?
+            } else {
+                feed.page_in(tx, query.from, query.limit).await?
+            };
+            let FeedPage { rows, next, more, .. } = page;
+            (rows, next, more, None)
+        }
+        Some(_) if query.descending => {
+            return Err(Error::invalid("query", "the rows of one shard come oldest first"));
+        }
+        Some(shard) => {
+            let page = feed.shard_page_in(tx, shard, query.from, query.limit).await?;
+            let ShardPage { rows, next, more, resharded, .. } = page;
+            (rows, next, more, resharded)
+        }
     };
     let row = async |change: Arc<Change>| {
         let doc = &change.doc;
@@ -117,6 +137,6 @@ pub(super) async fn read(
         let body = if query.include_docs { source.body(tx, db, doc).await? } else { None };
         Ok::<_, Error>(ChangeRow { change, leaves, body })
     };
-    let rows = stream::iter(page.rows).map(row).buffered(DOCS_AT_ONCE).try_collect().await?;
-    Ok(ChangesPage { rows, next: page.next, more: page.more })
+    let rows = stream::iter(rows).map(row).buffered(DOCS_AT_ONCE).try_collect().await?;
+    Ok(ChangesPage { rows, next, more, resharded })
 }

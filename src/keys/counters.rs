@@ -75,6 +75,12 @@ impl Keys {
         self.range(&(family::COUNTERS, partition.0, db.name.as_str(), instance, part::DDOC))
     }
 
+    /// All that waits for `name`, whichever its instances.
+    #[cfg(feature = "http")]
+    pub fn drains_of(&self, partition: Partition, name: &DbName) -> KeyRange {
+        self.range(&(family::COUNTERS, partition.0, name.as_str()))
+    }
+
     /// All that waits in the partitions from `first` to `last`.
     pub fn drains(&self, first: Partition, last: Partition) -> KeyRange {
         let begin = self.range(&(family::COUNTERS, first.0)).begin;

@@ -32,6 +32,7 @@
 //! | 15 | pulse | feed, 0 to 7 | versionstamp of the last append or reshard that moved it | as long as the feed |
 //! | 16 | cursor | node or nothing, cursor, 0 | token, sequence | until deleted |
 //! | 16 | scan | node or nothing, cursor, 1, name, instance | token, sequence | until the trigger knows that the database is gone |
+//! | 17 | name | name | none: nothing is stored here, transactions that decide what a name stands for meet here | never |
 //!
 //! Three families share number 1, so that a notifier reads all that waits for it in one range; the number after the
 //! instance tells them apart. Two share number 11, so that a node reads who owns and who asks in one range.
@@ -49,6 +50,8 @@ mod dead_letter;
 mod feed;
 mod group;
 mod lease;
+#[cfg(feature = "http")]
+mod name;
 mod node;
 mod partition;
 mod topology;
@@ -98,6 +101,8 @@ mod family {
     pub const LEASE_CHANGES: u16 = 14;
     pub const PULSE: u16 = 15;
     pub const CURSOR: u16 = 16;
+    #[cfg(feature = "http")]
+    pub const NAME: u16 = 17;
 }
 
 /// The cell of all nodes and leases: those who divide the work of a bus among them. The name has its place in the keys so

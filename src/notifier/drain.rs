@@ -84,6 +84,19 @@ impl Drain {
         Ok(Self { names: by_name(rows), next })
     }
 
+    /// All that waits for `name`, read by snapshot.
+    #[cfg(feature = "http")]
+    pub async fn of_name(tx: &Transaction, keys: &Keys, partition: Partition, name: &DbName) -> Result<Self> {
+        let mut pages = tx.pages(RangeRead::new(keys.drains_of(partition, name)), Isolation::Snapshot);
+        let mut rows = Vec::new();
+        while let Some(page) = pages.next().await? {
+            for row in page {
+                rows.push(decoded(keys, row)?);
+            }
+        }
+        Ok(Self { names: by_name(rows), next: None })
+    }
+
     /// The events of all names.
     pub fn total(&self) -> Counters {
         let mut total = Counters::ZERO;

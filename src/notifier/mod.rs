@@ -11,6 +11,8 @@ mod drain;
 mod fold;
 mod partition;
 mod poll;
+#[cfg(feature = "http")]
+mod standing;
 
 use std::{
     collections::BTreeSet,
@@ -18,6 +20,8 @@ use std::{
     time::Duration,
 };
 
+#[cfg(feature = "http")]
+pub(crate) use self::standing::standing;
 use futures_util::{FutureExt, future::BoxFuture};
 use tokio::task::JoinSet;
 

@@ -410,6 +410,7 @@ async fn leaves_and_documents_come_from_the_layer() {
         descending: true,
         from: Sequence::MAX.into(),
         limit: 10,
+        ..ChangesQuery::default()
     };
     let page = changes.rows(&db, &query, &Layer).await.unwrap();
     let rows: Vec<_> = page

@@ -1,9 +1,13 @@
 //! The `notibus` command. It parses, builds and calls; what it does is in the modules, one per subcommand.
 
+#[cfg(feature = "http")]
+mod credential;
 mod groups;
 mod nodes;
 mod relocate;
 mod replay;
+#[cfg(feature = "http")]
+mod serve;
 mod store;
 mod tail;
 mod topology;
@@ -25,6 +29,10 @@ struct Cli {
 /// What the command can do.
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Make a line for the file or variable of `serve` that says who may ask.
+    #[cfg(feature = "http")]
+    #[command(subcommand)]
+    Credential(credential::Command),
     /// Look at groups of durable consumers, and manage them.
     Groups(groups::Args),
     /// Write a bus to a file, to be imported into another store. Nothing may write to it any more.
@@ -35,6 +43,9 @@ enum Command {
     Nodes(nodes::Args),
     /// Replay a history of database events through the whole bus, and check the outcome.
     Replay(replay::Args),
+    /// Run a node with all roles, and serve `_db_updates`, `_changes` and the administration over HTTP.
+    #[cfg(feature = "http")]
+    Serve(serve::Args),
     /// Print the rows of a feed, a JSON object a line.
     Tail(tail::Args),
     /// Show or change over which shards a feed is spread.
@@ -93,11 +104,15 @@ fn main() -> ExitCode {
     };
     let outcome = runtime.block_on(async {
         match cli.command {
+            #[cfg(feature = "http")]
+            Command::Credential(command) => credential::run(&command),
             Command::Groups(args) => groups::run(args).await,
             Command::Export(args) => relocate::export(args).await,
             Command::Import(args) => relocate::import(args).await,
             Command::Nodes(args) => nodes::run(args).await,
             Command::Replay(args) => replay::run(args).await,
+            #[cfg(feature = "http")]
+            Command::Serve(args) => serve::run(args).await,
             Command::Tail(args) => tail::run(args).await,
             Command::Topology(command) => topology::run(command).await,
         }

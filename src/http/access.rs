@@ -1,0 +1,271 @@
+//! [`Access`]: who may ask; [`Credentials`]: by what they are known.
+//!
+//! A password is kept as an Argon2 hash with a salt of its own, which takes its time to verify: so a header that was found
+//! right is known again by its digest, and unknown ones wait for their turn. A token has to be long and random, and is kept as
+//! its SHA-256. All comparisons take the same time whatever they compare.
+
+use std::{
+    collections::VecDeque,
+    fmt,
+    str::FromStr,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use argon2::{Argon2, PasswordHasher, PasswordVerifier, password_hash::phc::PasswordHash};
+use axum::http::{HeaderMap, StatusCode, header};
+use base64ct::{Base64, Encoding};
+use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
+use tokio::sync::Semaphore;
+
+use super::Failure;
+use crate::error::{Error, Result};
+
+/// How many verified headers are known again.
+const VERIFIED_MAX: usize = 64;
+
+/// How many passwords are verified at once: each takes 20 MB, and the time of a core.
+const VERIFICATIONS_MAX: usize = 2;
+
+/// The fewest characters of a token.
+const TOKEN_LEN_MIN: usize = 16;
+
+/// What stands before the digest of a token.
+const BEARER: &str = "bearer:sha256:";
+
+/// A SHA-256.
+type Sha = [u8; 32];
+
+/// Who may ask.
+#[derive(Debug, Clone, Default)]
+pub enum Access {
+    /// Everyone who reaches the server is its admin.
+    #[default]
+    Open,
+    /// Those who have credentials are its admins.
+    Credentials(Credentials),
+}
+
+/// Names with passwords, and bearer tokens, as a configuration keeps them. Clones share what was verified.
+///
+/// ```
+/// use notibus::http::Credentials;
+///
+/// let lines = [Credentials::password("anna", "correct horse")?, Credentials::token("0123456789abcdef0123456789abcdef")?];
+/// let credentials: Credentials = format!("# who may ask\n{}\n", lines.join("\n")).parse()?;
+/// assert!(!format!("{credentials:?}").contains("argon2"));
+/// # Ok::<(), notibus::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Credentials(Arc<Inner>);
+
+/// What clones share.
+struct Inner {
+    /// Names and hashes of passwords.
+    passwords: Vec<(String, PasswordHash)>,
+    /// The SHA-256 of each token.
+    tokens: Vec<Sha>,
+    /// The digests of the headers that were verified lately, and whose they are; newest last.
+    verified: Mutex<VecDeque<(Sha, Arc<str>)>>,
+    /// Limits how many passwords are verified at once.
+    turns: Semaphore,
+}
+
+impl Credentials {
+    /// The line of a configuration for `name` with `password`. It takes a salt from the operating system.
+    ///
+    /// Fails with [`Error::Invalid`] if the name is empty, is `bearer` or has a colon or a line break, or the password is empty.
+    pub fn password(name: &str, password: &str) -> Result<String> {
+        if name.is_empty() || name == "bearer" || name.starts_with('#') || name.contains([':', '\n', '\r']) {
+            return Err(Error::invalid(
+                "name",
+                "it is empty, \"bearer\", a comment, or has a colon or a line break",
+            ));
+        }
+        if password.is_empty() {
+            return Err(Error::invalid("password", "it is empty"));
+        }
+        let hash: PasswordHash = Argon2::default()
+            .hash_password(password.as_bytes())
+            .map_err(|error| Error::invalid("password", error.to_string()))?;
+        Ok(format!("{name}:{hash}"))
+    }
+
+    /// The line of a configuration for `token`. Fails with [`Error::Invalid`] if it has less than 16 characters, or others
+    /// than visible ones of ASCII.
+    pub fn token(token: &str) -> Result<String> {
+        if token.len() < TOKEN_LEN_MIN || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
+            let reason = format!("it needs at least {TOKEN_LEN_MIN} characters, all of them visible ASCII");
+            return Err(Error::invalid("token", reason));
+        }
+        Ok(sha(token.as_bytes()).iter().fold(BEARER.to_owned(), |line, byte| format!("{line}{byte:02x}")))
+    }
+
+    /// Whose credentials `headers` have. Fails with 401 if they have none, or wrong ones.
+    pub(super) async fn check(&self, headers: &HeaderMap) -> Result<Arc<str>, Failure> {
+        let Some(value) = headers.get(header::AUTHORIZATION) else {
+            return Err(Failure::new(
+                StatusCode::UNAUTHORIZED,
+                "unauthorized",
+                "You are not a server admin.",
+            ));
+        };
+        let digest = sha(value.as_bytes());
+        if let Some(name) = self.known(&digest) {
+            return Ok(name);
+        }
+        let wrong = Failure::new(StatusCode::UNAUTHORIZED, "unauthorized", "Name or password is incorrect.");
+        let (scheme, secret) =
+            value.to_str().ok().and_then(|text| text.split_once(' ')).ok_or(wrong.clone())?;
+        let found = if scheme.eq_ignore_ascii_case("bearer") {
+            self.find_token(secret.trim()).then(|| Arc::from("bearer"))
+        } else if scheme.eq_ignore_ascii_case("basic") {
+            self.find_password(secret.trim()).await
+        } else {
+            None
+        };
+        let name: Arc<str> = found.ok_or(wrong)?;
+        let mut verified = self.0.verified.lock().unwrap_or_else(PoisonError::into_inner);
+        if verified.len() >= VERIFIED_MAX {
+            verified.pop_front();
+        }
+        verified.push_back((digest, Arc::clone(&name)));
+        Ok(name)
+    }
+
+    /// Whose the header with this digest is, if it was verified lately.
+    fn known(&self, digest: &Sha) -> Option<Arc<str>> {
+        let verified = self.0.verified.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = verified.iter().find(|(known, _)| bool::from(known.ct_eq(digest)));
+        known.map(|(_, name)| Arc::clone(name))
+    }
+
+    /// Whether there is this token.
+    fn find_token(&self, token: &str) -> bool {
+        let digest = sha(token.as_bytes());
+        self.0.tokens.iter().fold(false, |found, known| found | bool::from(known.ct_eq(&digest)))
+    }
+
+    /// Whose name and password these are, in the form of the header.
+    async fn find_password(&self, secret: &str) -> Option<Arc<str>> {
+        let decoded = String::from_utf8(Base64::decode_vec(secret).ok()?).ok()?;
+        let (name, password) = decoded.split_once(':')?;
+        let passwords = &self.0.passwords;
+        // An unknown name takes as long as a known one.
+        let place = passwords.iter().position(|(known, _)| known == name);
+        let hash = passwords.get(place.unwrap_or_default())?.1.clone();
+        let _turn = self.0.turns.acquire().await.expect("the semaphore is never closed");
+        let password = password.as_bytes().to_vec();
+        let verify = move || Argon2::default().verify_password(&password, &hash).is_ok();
+        let is_right = tokio::task::spawn_blocking(verify).await.unwrap_or(false);
+        (is_right && place.is_some()).then(|| name.into())
+    }
+}
+
+impl FromStr for Credentials {
+    type Err = Error;
+
+    /// Reads lines: those of [`Credentials::password`] and [`Credentials::token`], empty ones, and comments after `#`.
+    fn from_str(text: &str) -> Result<Self> {
+        let (mut passwords, mut tokens) = (Vec::new(), Vec::new());
+        for (place, line) in text.lines().map(str::trim).enumerate() {
+            let bad = |reason: &str| Error::invalid("credentials", format!("line {}: {reason}", place + 1));
+            if line.is_empty() || line.starts_with('#') {
+                continue;
+            }
+            if let Some(digits) = line.strip_prefix(BEARER) {
+                tokens.push(parse_sha(digits).ok_or_else(|| bad("64 hexadecimal digits have to follow"))?);
+                continue;
+            }
+            let (name, hash) = line.split_once(':').ok_or_else(|| bad("there is no colon"))?;
+            let hash = PasswordHash::new(hash)
+                .ok()
+                .filter(|hash| hash.algorithm.as_str().starts_with("argon2") && hash.hash.is_some())
+                .ok_or_else(|| bad("there is no Argon2 hash after the colon, as $argon2id$…"))?;
+            if name.is_empty() {
+                return Err(bad("the name is empty"));
+            }
+            passwords.push((name.to_owned(), hash));
+        }
+        if passwords.is_empty() && tokens.is_empty() {
+            return Err(Error::invalid("credentials", "there are none"));
+        }
+        let turns = Semaphore::new(VERIFICATIONS_MAX);
+        Ok(Self(Arc::new(Inner { passwords, tokens, verified: Mutex::default(), turns })))
+    }
+}
+
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<_> = self.0.passwords.iter().map(|(name, _)| name).collect();
+        f.debug_struct("Credentials").field("names", &names).field("tokens", &self.0.tokens.len()).finish()
+    }
+}
+
+/// The SHA-256 of `bytes`.
+fn sha(bytes: &[u8]) -> Sha {
+    Sha256::digest(bytes).into()
+}
+
+/// A SHA-256 in hexadecimal digits.
+fn parse_sha(digits: &str) -> Option<Sha> {
+    let is_hex = digits.len() == 64 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let mut sha = Sha::default();
+    for (byte, place) in sha.iter_mut().zip((0..64).step_by(2)).filter(|_| is_hex) {
+        *byte = u8::from_str_radix(&digits[place..place + 2], 16).ok()?;
+    }
+    is_hex.then_some(sha)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(value: &str) -> HeaderMap {
+        HeaderMap::from_iter([(header::AUTHORIZATION, value.parse().unwrap())])
+    }
+
+    fn basic(text: &str) -> HeaderMap {
+        headers(&format!("Basic {}", Base64::encode_string(text.as_bytes())))
+    }
+
+    #[tokio::test]
+    async fn only_the_right_ones_are_let_in() {
+        let token = "a-token-of-some-length";
+        let lines = [Credentials::password("anna", "s:e").unwrap(), Credentials::token(token).unwrap()];
+        let credentials: Credentials = lines.join("\n").parse().unwrap();
+        for _ in 0..2 {
+            assert_eq!(&*credentials.check(&basic("anna:s:e")).await.unwrap(), "anna");
+            assert_eq!(&*credentials.check(&headers(&format!("bearer {token}"))).await.unwrap(), "bearer");
+        }
+        for wrong in [
+            HeaderMap::new(),
+            basic("anna:s"),
+            basic("bob:s:e"),
+            basic("anna"),
+            headers("Basic ///"),
+            headers("Basic"),
+            headers("Bearer a-token-of-some-lengtH"),
+            headers(&format!("Digest {token}")),
+        ] {
+            let failure = credentials.check(&wrong).await.unwrap_err();
+            assert_eq!(failure.status(), StatusCode::UNAUTHORIZED, "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn bad_lines_are_refused() {
+        for bad in [
+            "",
+            "# none",
+            "anna",
+            "anna:secret",
+            ":$argon2id$v=19$m=8,t=1,p=1$AAAAAAAAAAA",
+            "bearer:sha256:12",
+        ] {
+            assert!(bad.parse::<Credentials>().is_err(), "{bad}");
+        }
+        assert!(Credentials::password("a:b", "x").is_err() && Credentials::password("a", "").is_err());
+        assert!(Credentials::token("short").is_err());
+    }
+}

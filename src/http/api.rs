@@ -1,0 +1,283 @@
+//! [`Api`]: what all routers share.
+
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    body::{Body, Bytes},
+    extract::{MatchedPath, Request, State},
+    http::{Extensions, HeaderValue, Method, StatusCode, header},
+    middleware::{self, Next},
+    response::{IntoResponse, Response},
+};
+use http_body_util::LengthLimitError;
+use serde::Serialize;
+use tokio::{
+    sync::{Semaphore, watch},
+    task::JoinHandle,
+};
+
+use super::{
+    Access, Failure,
+    admission::{Admission, Caller},
+    hub::{self, Hub},
+    metrics::Metrics,
+    query::Mode,
+    stream::Surroundings,
+};
+use crate::{
+    bus::Bus,
+    dispatcher::{Dispatcher, Filter, Since},
+    env::Env,
+    error::{Error, Result},
+    notification_feed::NotificationFeed,
+};
+
+/// How long the body of a request may take to come.
+const BODY_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How the routers answer.
+#[derive(Debug, Clone)]
+pub struct ApiOptions {
+    /// Who may ask. Default: everyone who reaches the server. A layer with accounts of its own puts them in front.
+    pub access: Access,
+    /// The most of `timeout`, and what it is by default. Default: 60 s.
+    pub timeout_max: Duration,
+    /// The most of `heartbeat`. Default: 60 s.
+    pub heartbeat_max: Duration,
+    /// How many feeds each client may have open: a name with credentials, or else an address. Default: 10,000.
+    pub feeds_per_client_max: usize,
+    /// How many feeds read the store at once; others wait for their turn. Default: 16.
+    pub reads_max: usize,
+    /// The most rows of `_db_updates` that are kept in memory for live feeds; those further behind read the store.
+    /// Default: 65,536.
+    pub rows_kept_max: usize,
+    /// Whether there is `_db_updates` at all. If not, nothing is kept for it, and it answers as CouchDB does without its
+    /// database `_global_changes`. Default: yes.
+    pub keeps_db_updates: bool,
+    /// The longest body of a request, in bytes. Default: 1 MiB.
+    pub body_len_max: usize,
+}
+
+impl Default for ApiOptions {
+    fn default() -> Self {
+        Self {
+            access: Access::Open,
+            timeout_max: Duration::from_mins(1),
+            heartbeat_max: Duration::from_mins(1),
+            feeds_per_client_max: 10_000,
+            reads_max: 16,
+            rows_kept_max: 65_536,
+            keeps_db_updates: true,
+            body_len_max: 1 << 20,
+        }
+    }
+}
+
+impl ApiOptions {
+    /// Fails if an option is out of its limits.
+    fn check(&self) -> Result<()> {
+        let zero = |what| Err(Error::invalid(what, "it is zero"));
+        match self {
+            Self { heartbeat_max: Duration::ZERO, .. } => zero("heartbeat"),
+            Self { feeds_per_client_max: 0, .. } => zero("feeds per client"),
+            Self { reads_max: 0, .. } => zero("reads"),
+            Self { rows_kept_max: 0, .. } => zero("rows kept"),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// What all routers share. Clones are handles on the same.
+///
+/// Live feeds end with [`Api::shutdown`], and when the last handle and router are gone.
+#[derive(Clone)]
+pub struct Api {
+    /// What they share.
+    pub(super) inner: Arc<Inner>,
+}
+
+/// What all feeds share.
+pub(super) struct Inner {
+    /// The bus.
+    pub bus: Bus,
+    /// Tells of what comes.
+    pub dispatcher: Arc<Dispatcher>,
+    /// The notifications.
+    pub feed: NotificationFeed,
+    /// How it answers.
+    pub options: ApiOptions,
+    /// What has come lately.
+    pub hub: Arc<Hub>,
+    /// Limits how many feeds read the store at once.
+    pub reads: Semaphore,
+    /// The feeds of each client.
+    pub admission: Arc<Admission>,
+    /// What was done.
+    pub metrics: Metrics,
+    /// Counts the reshards that were asked for here, and wakes the feeds of single shards.
+    pub reshards: watch::Sender<u64>,
+    /// Turns true when all feeds have to end.
+    closing: watch::Sender<bool>,
+    /// Fills the hub.
+    filler: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Inner {
+    /// Time and randomness.
+    pub fn env(&self) -> &Env {
+        self.feed.context.env()
+    }
+
+    /// What a feed of whoever sent a request with these extensions needs. Fails with 429 if the client has too many that last.
+    pub fn surroundings(&self, mode: Mode, extensions: &Extensions) -> Result<Surroundings, Failure> {
+        let place = match mode {
+            Mode::Normal => None,
+            _ => Some(self.admission.enter(extensions)?),
+        };
+        let (env, closing) = (self.env().clone(), self.closing.subscribe());
+        Ok(Surroundings { env, metrics: self.metrics.clone(), closing, place })
+    }
+
+    /// The body of a request. Fails with 413 if it is too long, with 408 if it does not come, and with 400 if it breaks off.
+    pub async fn body(&self, body: Body) -> Result<Bytes, Failure> {
+        let read = axum::body::to_bytes(body, self.options.body_len_max);
+        let read = tokio::select! {
+            read = read => read,
+            () = self.env().sleep(BODY_TIMEOUT) => {
+                let reason = "The body did not come in time.";
+                return Err(Failure::new(StatusCode::REQUEST_TIMEOUT, "timeout", reason));
+            }
+        };
+        read.map_err(|error| {
+            let source = std::error::Error::source(&error);
+            if source.and_then(|source| source.downcast_ref::<LengthLimitError>()).is_some() {
+                let reason = format!("The body has more than {} bytes.", self.options.body_len_max);
+                return Failure::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", reason);
+            }
+            Failure::bad_request("The body has broken off.")
+        })
+    }
+
+    /// Whether all feeds have to end.
+    pub fn is_closing(&self) -> bool {
+        *self.closing.borrow()
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let filler = self.filler.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let Some(filler) = filler.take() {
+            filler.abort();
+        }
+    }
+}
+
+impl Api {
+    /// What answers for `bus`, told by `dispatcher` of what comes. Must be called within a tokio runtime.
+    ///
+    /// Fails with [`Error::Invalid`] if an option is out of its limits.
+    pub fn start(bus: &Bus, dispatcher: &Arc<Dispatcher>, options: ApiOptions) -> Result<Self> {
+        options.check()?;
+        let feed = bus.feed();
+        let start = dispatcher.position();
+        let hub = Arc::new(Hub::new(start, options.rows_kept_max));
+        let filler = options.keeps_db_updates.then(|| {
+            let updates = dispatcher.subscribe(Filter::all()).since(Since::After(start)).stream();
+            tokio::spawn(hub::run(Arc::clone(&hub), updates, feed.context.env().clone()))
+        });
+        let inner = Inner {
+            bus: bus.clone(),
+            dispatcher: Arc::clone(dispatcher),
+            hub,
+            reads: Semaphore::new(options.reads_max),
+            admission: Admission::new(options.feeds_per_client_max),
+            metrics: Metrics::default(),
+            reshards: watch::Sender::new(0),
+            closing: watch::Sender::new(false),
+            filler: Mutex::new(filler),
+            feed,
+            options,
+        };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// Ends all live feeds, each as clients expect it, and from now on answers with what there is.
+    pub async fn shutdown(&self) {
+        self.inner.closing.send_replace(true);
+        let filler = self.inner.filler.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(filler) = filler {
+            filler.abort();
+            if let Err(error) = filler.await
+                && error.is_panic()
+            {
+                tracing::error!(%error, "what keeps the updates has panicked");
+            }
+        }
+    }
+
+    /// `router`, for those only who may ask.
+    pub(super) fn guarded(&self, router: Router) -> Router {
+        let router = match &self.inner.options.access {
+            Access::Open => router,
+            Access::Credentials(_) => {
+                router.route_layer(middleware::from_fn_with_state(Arc::clone(&self.inner), guard))
+            }
+        };
+        self.counted(router)
+    }
+
+    /// `router`, whose answers are counted.
+    pub(super) fn counted(&self, router: Router) -> Router {
+        router.route_layer(middleware::from_fn_with_state(Arc::clone(&self.inner), count))
+    }
+}
+
+impl std::fmt::Debug for Api {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Api").field("options", &self.inner.options).finish_non_exhaustive()
+    }
+}
+
+/// Lets a request through that has credentials.
+async fn guard(State(inner): State<Arc<Inner>>, mut request: Request, next: Next) -> Response {
+    if let Access::Credentials(credentials) = &inner.options.access {
+        match credentials.check(request.headers()).await {
+            Ok(name) => request.extensions_mut().insert(Caller(name)),
+            Err(failure) => return failure.into_response(),
+        };
+    }
+    next.run(request).await
+}
+
+/// Counts an answer.
+async fn count(State(inner): State<Arc<Inner>>, request: Request, next: Next) -> Response {
+    let route = request.extensions().get::<MatchedPath>().cloned();
+    let method = match *request.method() {
+        Method::GET => "GET",
+        Method::HEAD => "HEAD",
+        Method::POST => "POST",
+        Method::PUT => "PUT",
+        _ => "other",
+    };
+    let response = next.run(request).await;
+    let route = route.as_ref().map_or("", MatchedPath::as_str);
+    inner.metrics.answered(route, method, response.status().as_u16());
+    response
+}
+
+/// An answer with this object.
+pub(super) fn json(status: StatusCode, object: &impl Serialize) -> Response {
+    let mut body = serde_json::to_vec(object).expect("what is told can be written as JSON");
+    body.push(b'\n');
+    let mut response = Response::new(Body::from(body));
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("must-revalidate"));
+    response
+}

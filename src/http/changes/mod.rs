@@ -1,0 +1,128 @@
+//! `/{db}/_changes` and what belongs to it: the documents of a database in the order of their edits, all of them or those of
+//! one shard, and over which shards they are spread.
+
+mod query;
+mod shards;
+mod source;
+
+use std::sync::Arc;
+
+use axum::{
+    Router,
+    extract::{Path, Request, State},
+    http::Method,
+    response::{IntoResponse, Response},
+    routing::any,
+};
+
+use self::source::DocChanges;
+use super::{
+    Api, Databases, Failure, Inner,
+    db_updates::{check_method, finish, is_known, not_modified, tag},
+    query::{Mode, Query, Start},
+    stream::Stream,
+};
+use crate::{
+    changes::Changes,
+    event::{Db, DbName},
+    keys::ShardId,
+};
+
+/// What the routes of a layer's databases share.
+struct Served {
+    /// What all feeds share.
+    inner: Arc<Inner>,
+    /// The changes feeds.
+    changes: Changes,
+    /// What the layer knows.
+    databases: Arc<dyn Databases>,
+}
+
+impl Served {
+    /// The database that has `name` now. Fails with 404 if there is none.
+    async fn find(&self, name: &str) -> Result<Db, Failure> {
+        let name = DbName::new(name).map_err(|_| Failure::no_database())?;
+        let find = async |tx| self.databases.find(&tx, &name).await;
+        self.inner.feed.context.db.run(find).await?.ok_or_else(Failure::no_database)
+    }
+}
+
+impl Api {
+    /// The changes of the documents of a layer's databases: `/{db}/_changes`, `/{db}/_changes/{shard}`,
+    /// `/{db}/_changes/_meta`, and `/_changes_shards/{db}` to reshard.
+    pub fn changes(&self, changes: &Changes, databases: Arc<dyn Databases>) -> Router {
+        let served = Arc::new(Served { inner: Arc::clone(&self.inner), changes: changes.clone(), databases });
+        let router = Router::new()
+            .route("/{db}/_changes", any(whole))
+            .route("/{db}/_changes/_meta", any(shards::meta))
+            .route("/{db}/_changes/{shard}", any(one_shard))
+            .route("/_changes_shards/{db}", any(shards::administer));
+        self.guarded(router.with_state(served))
+    }
+}
+
+/// The changes of all shards.
+async fn whole(State(served): State<Arc<Served>>, Path(name): Path<String>, request: Request) -> Response {
+    feed(&served, &name, None, request).await.unwrap_or_else(IntoResponse::into_response)
+}
+
+/// The changes of one shard.
+async fn one_shard(
+    State(served): State<Arc<Served>>,
+    Path((name, shard)): Path<(String, String)>,
+    request: Request,
+) -> Response {
+    let answer = async {
+        let shard = shard
+            .parse()
+            .map_err(|_| Failure::not_found("A shard is a number; _meta tells which there are."))?;
+        feed(&served, &name, Some(ShardId(shard)), request).await
+    };
+    answer.await.unwrap_or_else(IntoResponse::into_response)
+}
+
+/// The feed that is asked for.
+async fn feed(
+    served: &Arc<Served>,
+    name: &str,
+    shard: Option<ShardId>,
+    request: Request,
+) -> Result<Response, Failure> {
+    let (parts, body) = request.into_parts();
+    check_method(&parts.method)?;
+    let inner = &served.inner;
+    let text = parts.uri.query().unwrap_or_default();
+    let mut query = Query::parse(text, &parts.headers, &inner.options)?;
+    let body = match parts.method {
+        Method::POST => inner.body(body).await?,
+        _ => axum::body::Bytes::new(),
+    };
+    let wanted = query::wanted(&query, &body)?;
+    let db = served.find(name).await?;
+    if shard.is_some() && query.descending {
+        return Err(Failure::bad_request("The rows of one shard come oldest first."));
+    }
+    let tag = match query.mode {
+        Mode::Normal if shard.is_none() => Some(tag(&served.changes.feed(&db), text).await?),
+        _ => None,
+    };
+    if let Some(tag) = &tag
+        && is_known(&parts, tag)
+    {
+        return Ok(not_modified(tag));
+    }
+
+    let around = inner.surroundings(query.mode, &parts.extensions)?;
+    if query.descending {
+        // It ends by itself.
+        query.heartbeat = None;
+    }
+    let since = match query.start {
+        Start::Now => served.changes.feed(&db).now().await?.into(),
+        Start::After(seq) => seq.cursor(),
+    };
+    let source = DocChanges::begin(served, db, shard, &query, wanted, since).await?;
+    let mut response = Stream::new(source, &query, around).into_response();
+    finish(&mut response, &parts.method, tag);
+    Ok(response)
+}

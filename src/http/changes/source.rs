@@ -1,0 +1,287 @@
+//! [`DocChanges`]: the changes of a database as a feed reads them.
+
+use std::{collections::VecDeque, io::Write as _, sync::Arc, time::Duration};
+
+use tokio::{sync::watch, task::JoinHandle};
+use tokio_stream::StreamExt;
+
+use super::{Served, query::Wanted};
+use crate::{
+    changes::{Change, ChangeRow, ChangesPage, ChangesQuery},
+    dispatcher::{Filter, Subscription},
+    encoding::Sequence,
+    error::{Error, Result},
+    event::Db,
+    feed::{Cursor, Feed},
+    http::{
+        form::{Writer, write_string},
+        query::{Mode, Query},
+        seq::Seq,
+        stream::{Progress, Source},
+    },
+    keys::ShardId,
+};
+
+/// How many rows are read at once.
+const PAGE_ROWS: usize = 1_000;
+
+/// How many rows are read at once with their documents, of which nobody knows how large they are.
+const PAGE_DOCS: usize = 100;
+
+/// How often a waiting feed looks for rows that no notification has told of.
+const POLL_INTERVAL: Duration = Duration::from_secs(10);
+
+/// A read of the store in a task of its own: it goes on also while the client is slow, and gives back its turn.
+struct Load(JoinHandle<Result<ChangesPage>>);
+
+impl Load {
+    /// Begins to read what `query` asks for.
+    fn begin(served: &Arc<Served>, db: &Db, query: &ChangesQuery) -> Self {
+        let (served, db, query) = (Arc::clone(served), db.clone(), query.clone());
+        Self(tokio::spawn(async move {
+            let _turn = served.inner.reads.acquire().await.expect("the semaphore is never closed");
+            served.changes.rows(&db, &query, &*served.databases).await
+        }))
+    }
+
+    /// What was read. It is cancel safe.
+    async fn done(&mut self) -> Result<ChangesPage> {
+        (&mut self.0).await.unwrap_or_else(|error| Err(Error::corrupt("page", error.to_string())))
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// The changes of a database.
+pub(super) struct DocChanges {
+    /// What all feeds share.
+    served: Arc<Served>,
+    /// The database.
+    db: Db,
+    /// What is read next.
+    query: ChangesQuery,
+    /// Which documents are wanted.
+    wanted: Wanted,
+    /// Of rows that are read backwards: the last ones that are not wanted.
+    until: Sequence,
+    /// What was read and not sent.
+    rows: VecDeque<ChangeRow>,
+    /// Whether everything was read.
+    is_at_end: bool,
+    /// Where another shard has taken over.
+    resharded_at: Option<Sequence>,
+    /// Whether the database is gone.
+    is_gone: bool,
+    /// Where the client stands.
+    seq: Seq,
+    /// How many rows were looked at.
+    seen: u64,
+    /// Whether what comes is wanted.
+    is_live: bool,
+    /// The notifications of the database; `None` after they have ended.
+    updates: Option<Subscription>,
+    /// Wakes when the changes of any database were resharded here: of a shard that is closed no notification tells.
+    reshards: watch::Receiver<u64>,
+    /// What is being read.
+    load: Option<Load>,
+}
+
+impl DocChanges {
+    /// The changes of `db`, or of one shard, that `query` asks for, from `since` on. Fails as a read from there does.
+    pub async fn begin(
+        served: &Arc<Served>,
+        db: Db,
+        shard: Option<ShardId>,
+        query: &Query,
+        wanted: Wanted,
+        since: Cursor,
+    ) -> Result<Self> {
+        let is_live = query.mode != Mode::Normal && !query.descending;
+        let filter = Filter::name(db.name.as_str()).expect("it is the name of a database");
+        // Before the first read, so that nothing comes in between.
+        let reshards = served.inner.reshards.subscribe();
+        let updates = is_live.then(|| served.inner.dispatcher.subscribe(filter).stream());
+        let most = if query.include_docs { PAGE_DOCS } else { PAGE_ROWS };
+        let limit = match wanted {
+            Wanted::All => usize::try_from(query.limit).unwrap_or(most).clamp(1, most),
+            _ => most,
+        };
+        let query = ChangesQuery {
+            from: if query.descending { Sequence::MAX.into() } else { since },
+            limit,
+            descending: query.descending,
+            all_leaves: query.all_leaves,
+            include_docs: query.include_docs,
+            shard,
+        };
+        if query.descending {
+            // It checks the position.
+            served.changes.feed(&db).page(since, 1).await?;
+        }
+        let page = Load::begin(served, &db, &query).done().await?;
+        let mut source = Self {
+            served: Arc::clone(served),
+            db,
+            query,
+            wanted,
+            until: since.position(),
+            rows: VecDeque::new(),
+            is_at_end: false,
+            resharded_at: None,
+            is_gone: false,
+            seq: Seq::plain(since.position()),
+            seen: 0,
+            is_live,
+            updates,
+            reshards,
+            load: None,
+        };
+        source.turn(page);
+        Ok(source)
+    }
+
+    /// Sends this page next.
+    fn turn(&mut self, page: ChangesPage) {
+        let ChangesPage { rows, next, more, resharded } = page;
+        self.rows = rows.into();
+        self.is_at_end = !more;
+        if self.query.descending {
+            let wanted = self.rows.partition_point(|row| row.change.sequence > self.until);
+            self.is_at_end |= wanted < self.rows.len();
+            self.rows.truncate(wanted);
+        }
+        self.query.from = next;
+        self.resharded_at = resharded.map(|resharded| resharded.at);
+    }
+
+    /// Writes rows that were read.
+    fn write(&mut self, out: &mut Writer, limit: u64) {
+        while out.rows() < limit
+            && let Some(row) = self.rows.pop_front()
+        {
+            self.seen += 1;
+            self.seq = Seq::plain(row.change.sequence);
+            if self.wanted.has(&row.change.doc.id) {
+                let seq = self.seq;
+                out.row(&seq, |bytes| write_row(bytes, &row, &seq, self.query.include_docs));
+            }
+        }
+    }
+
+    /// Whether everything was written that is to come without waiting.
+    fn is_done(&self) -> bool {
+        self.rows.is_empty() && self.is_at_end
+    }
+}
+
+impl Source for DocChanges {
+    async fn read(&mut self, out: &mut Writer, limit: u64) -> Result<Progress> {
+        loop {
+            self.write(out, limit);
+            if self.is_done() {
+                let is_over = !self.is_live || self.resharded_at.is_some() || self.is_gone;
+                return Ok(if is_over { Progress::Over } else { Progress::UpToDate });
+            }
+            if out.rows() > 0 {
+                return Ok(Progress::More);
+            }
+            let load = self.load.get_or_insert_with(|| Load::begin(&self.served, &self.db, &self.query));
+            let page = load.done().await;
+            self.load = None;
+            match page {
+                Ok(page) => self.turn(page),
+                // The database was deleted: what was sent is all.
+                Err(Error::NoFeed { .. }) => (self.is_gone, self.is_at_end) = (true, true),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    async fn wait(&mut self) {
+        let (is_shard, reshards) = (self.query.shard.is_some(), &mut self.reshards);
+        let resharded = async {
+            if !is_shard || reshards.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        };
+        let updates = &mut self.updates;
+        let told = async {
+            match updates {
+                Some(updates) => updates.next().await.is_some(),
+                None => std::future::pending().await,
+            }
+        };
+        // Whatever wakes it says, the feed knows better.
+        let has_ended = tokio::select! {
+            is_told = told => !is_told,
+            () = resharded => false,
+            () = self.served.inner.env().sleep(POLL_INTERVAL) => false,
+        };
+        if has_ended {
+            self.updates = None;
+        }
+        self.is_at_end = false;
+    }
+
+    fn position(&self) -> Seq {
+        self.seq
+    }
+
+    async fn pending(&mut self) -> Result<u64> {
+        if self.is_done() {
+            return Ok(0);
+        }
+        let feed = self.served.changes.feed(&self.db);
+        if self.query.descending {
+            return Ok(feed.pending(self.until).await?.saturating_sub(self.seen));
+        }
+        match self.query.shard {
+            None => feed.pending(self.seq.cursor()).await,
+            Some(shard) => count_shard(&feed, shard, self.seq.cursor()).await,
+        }
+    }
+
+    fn resharded_at(&self) -> Option<Sequence> {
+        self.resharded_at.filter(|_| self.is_done())
+    }
+}
+
+/// How many rows of `shard` stand behind `cursor`.
+async fn count_shard(feed: &Feed<Change>, shard: ShardId, mut cursor: Cursor) -> Result<u64> {
+    let mut count = 0;
+    loop {
+        let page = feed.shard_page(shard, cursor, PAGE_ROWS).await?;
+        count += page.rows.len() as u64;
+        if !page.more {
+            return Ok(count);
+        }
+        cursor = page.next;
+    }
+}
+
+/// Writes a row as a JSON object on one line.
+fn write_row(bytes: &mut Vec<u8>, row: &ChangeRow, seq: &Seq, with_doc: bool) {
+    let doc = &row.change.doc;
+    write!(bytes, "{{\"seq\":\"{seq}\",\"id\":").expect("a vector takes all bytes");
+    write_string(bytes, doc.id.as_str());
+    bytes.extend_from_slice(b",\"changes\":[");
+    for (place, leaf) in row.leaves.iter().enumerate() {
+        let comma = if place > 0 { "," } else { "" };
+        write!(bytes, "{comma}{{\"rev\":\"{}\"}}", leaf.revision).expect("a vector takes all bytes");
+    }
+    bytes.push(b']');
+    if doc.is_deleted {
+        bytes.extend_from_slice(b",\"deleted\":true");
+    }
+    if with_doc {
+        bytes.extend_from_slice(b",\"doc\":");
+        // Line breaks are white space in JSON, and would end the row for clients that read by lines.
+        let body = row.body.as_deref().unwrap_or(b"null");
+        bytes.extend(body.iter().map(|&byte| if matches!(byte, b'\n' | b'\r') { b' ' } else { byte }));
+    }
+    bytes.push(b'}');
+}

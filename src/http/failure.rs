@@ -1,0 +1,105 @@
+//! [`Failure`]: an answer that says what went wrong, as CouchDB's clients read it.
+
+use std::borrow::Cow;
+
+use axum::{
+    body::Body,
+    http::{HeaderValue, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+
+use crate::error::Error;
+
+/// An answer that says what went wrong: a status, and the body `{"error":"…","reason":"…"}`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    /// The status.
+    status: StatusCode,
+    /// A word for programs.
+    error: &'static str,
+    /// What is wrong and what would be right.
+    reason: Cow<'static, str>,
+    /// The methods that are allowed, if it was the method.
+    allow: Option<&'static str>,
+}
+
+impl Failure {
+    /// An answer with this status; `error` is a word for programs, `reason` a sentence for people.
+    pub fn new(status: StatusCode, error: &'static str, reason: impl Into<Cow<'static, str>>) -> Self {
+        Self { status, error, reason: reason.into(), allow: None }
+    }
+
+    /// 400: the request cannot be understood.
+    pub fn bad_request(reason: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "bad_request", reason)
+    }
+
+    /// 404: there is no such thing.
+    pub fn not_found(reason: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(StatusCode::NOT_FOUND, "not_found", reason)
+    }
+
+    /// 405; `allow` are the methods that there are, as in the header of that name.
+    pub(super) fn method_not_allowed(allow: &'static str) -> Self {
+        let reason = format!("Only {allow} allowed");
+        let failure = Self::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", reason);
+        Self { allow: Some(allow), ..failure }
+    }
+
+    /// 404 of a database, in CouchDB's words.
+    pub(super) fn no_database() -> Self {
+        Self::not_found("Database does not exist.")
+    }
+
+    /// The status.
+    pub fn status(&self) -> StatusCode {
+        self.status
+    }
+}
+
+impl From<Error> for Failure {
+    /// What the caller can mend gets a status of 400 to 499; the rest is logged, and 500 or, if trying again can help, 503.
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Expired { horizon } => Self::new(
+                StatusCode::GONE,
+                "expired",
+                format!(
+                    "Rows up to {horizon} may have been dropped since. Forget what you know, and read again with since=0."
+                ),
+            ),
+            Error::NoFeed { .. } => Self::no_database(),
+            Error::NoShard { .. } => Self::not_found(format!("{error}")),
+            Error::Invalid { .. } | Error::UnknownScheme { .. } => Self::bad_request(error.to_string()),
+            Error::Store(_) | Error::RetriesExhausted { .. } => {
+                tracing::error!(%error, "the store has failed a request");
+                let reason = "The store cannot be reached or is overloaded. Try again later.";
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, "service_unavailable", reason)
+            }
+            error => {
+                tracing::error!(%error, "a request has failed");
+                let reason = "Something is wrong with the server; its log says what.";
+                Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_server_error", reason)
+            }
+        }
+    }
+}
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        let body = serde_json::json!({ "error": self.error, "reason": self.reason });
+        let mut response = Response::new(Body::from(format!("{body}\n")));
+        *response.status_mut() = self.status;
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("must-revalidate"));
+        if let Some(allow) = self.allow {
+            headers.insert(header::ALLOW, HeaderValue::from_static(allow));
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            let scheme = HeaderValue::from_static("Basic realm=\"notibus\", charset=\"UTF-8\"");
+            headers.insert(header::WWW_AUTHENTICATE, scheme);
+        }
+        response
+    }
+}

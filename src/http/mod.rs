@@ -1,0 +1,65 @@
+//! The outside of the bus: `_db_updates` and `_changes` over HTTP, as clients of CouchDB speak them.
+//!
+//! [`Api`] gives routers ([`axum::Router`]) that a layer merges into its own, or that the command `notibus serve` serves alone.
+//! [`Server`] is a listener with limits. What a layer has to tell, which database has a name and what is in its documents, is
+//! one trait, [`Databases`].
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use std::sync::Arc;
+//! use notibus::{Bus, BusOptions, http::{Api, ApiOptions, Server, ServerOptions}, store::Database};
+//!
+//! let store = Database::memory();
+//! let bus = Bus::open(&store, BusOptions::default()).await?;
+//! let dispatcher = Arc::new(bus.dispatcher(Default::default()).await?);
+//! let api = Api::start(&bus, &dispatcher, ApiOptions::default())?;
+//! let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
+//! let router = api.db_updates().merge(api.status());
+//! let server = Server::start(listener, router, ServerOptions::default(), store.env())?;
+//! println!("http://{}/_db_updates", server.local_addr());
+//! api.shutdown().await; // feeds end with their last line
+//! server.shutdown().await;
+//! # Ok(()) }
+//! ```
+//!
+//! # How `_db_updates` differs from CouchDB's
+//!
+//! - A database has one row, whose type is derived for the reader: `deleted` if it is deleted; else `created` if it was created
+//!   after `since`; else `updated`, or `ddoc_updated` where only that is new and `types` asks for it. CouchDB gives a row per
+//!   type, of which a cut by `limit` may show one and not the other.
+//! - Sequences sort, as text, and never go back. Clients give them back as they came: mostly 26 hexadecimal digits, but in the
+//!   middle of what there is to read also where the reading began.
+//! - Headers go out at once, heartbeats in every mode, and events of an event source are the same rows.
+//!
+//! What this is not: a database server. Documents are the layer's.
+
+mod access;
+mod admission;
+mod api;
+mod changes;
+mod databases;
+mod db_updates;
+mod events;
+mod failure;
+mod form;
+mod hub;
+mod metrics;
+mod query;
+mod row;
+mod seq;
+mod server;
+mod status;
+mod stream;
+mod updates;
+
+pub use axum;
+
+use self::api::Inner;
+pub use self::{
+    access::{Access, Credentials},
+    admission::Peer,
+    api::{Api, ApiOptions},
+    databases::Databases,
+    failure::Failure,
+    server::{Server, ServerOptions},
+};

@@ -1,0 +1,313 @@
+//! [`Server`]: a listener with limits, that ends in good order.
+//!
+//! A client that does not read holds one chunk, the buffer of its connection and that of its socket, and is dropped when it has
+//! taken nothing for a while. One that sends nothing is dropped as well.
+
+use std::{
+    convert::Infallible,
+    io,
+    net::{IpAddr, SocketAddr},
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use axum::{Router, body::Body, extract::Request};
+use futures_util::future::BoxFuture;
+use hyper::{server::conn::http1, service::service_fn};
+use hyper_util::{
+    rt::{TokioIo, TokioTimer},
+    server::graceful::{GracefulShutdown, Watcher},
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::{TcpListener, TcpStream},
+    sync::{OwnedSemaphorePermit, Semaphore, watch},
+    task::{JoinHandle, JoinSet},
+};
+use tower_service::Service;
+
+use super::Peer;
+use crate::{
+    env::Env,
+    error::{Error, Result},
+};
+
+/// The answer to a connection too many.
+const TOO_MANY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nConnection: close\r\nRetry-After: 1\r\nContent-Length: 72\r\n\r\n{\"error\":\"too_many_connections\",\"reason\":\"The server has no room left.\"}";
+
+/// How long the listener pauses when no connection can be accepted, as without file descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// The limits of a server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServerOptions {
+    /// How many connections there are at once; the next one gets 503. Each needs a file descriptor. Default: 16,384.
+    pub connections_max: usize,
+    /// The most bytes of a request's line and headers, at least 8,192. Default: 32 KiB.
+    pub header_len_max: usize,
+    /// The most headers of a request. Default: 100.
+    pub headers_max: usize,
+    /// How long a client may take to send a request's headers, also the first one. Default: 30 s.
+    pub header_timeout: Duration,
+    /// After how long a client is dropped that takes nothing of what it is sent. Default: 30 s.
+    pub write_timeout: Duration,
+    /// The size of a socket's buffer for what is sent, in bytes. Default: 128 KiB.
+    pub send_buffer_len: usize,
+    /// How long a shutdown waits for answers in progress. Default: 10 s.
+    pub drain_timeout: Duration,
+}
+
+impl Default for ServerOptions {
+    fn default() -> Self {
+        Self {
+            connections_max: 16_384,
+            header_len_max: 32 << 10,
+            headers_max: 100,
+            header_timeout: Duration::from_secs(30),
+            write_timeout: Duration::from_secs(30),
+            send_buffer_len: 128 << 10,
+            drain_timeout: Duration::from_secs(10),
+        }
+    }
+}
+
+impl ServerOptions {
+    /// Fails if an option is out of its limits.
+    fn check(&self) -> Result<()> {
+        if self.header_len_max < 8_192 {
+            let reason = format!("{} is less than 8,192", self.header_len_max);
+            return Err(Error::invalid("header length", reason));
+        }
+        if self.connections_max == 0 || self.headers_max == 0 {
+            return Err(Error::invalid("connections or headers", "there are none"));
+        }
+        if self.header_timeout.is_zero() || self.write_timeout.is_zero() {
+            return Err(Error::invalid("timeout", "it is zero"));
+        }
+        Ok(())
+    }
+}
+
+/// A running server. Dropping it closes all connections; [`Server::shutdown`] lets answers come to their ends.
+#[derive(Debug)]
+pub struct Server {
+    /// Where it listens.
+    local_addr: SocketAddr,
+    /// Turns true when no more connections are wanted.
+    stop: watch::Sender<bool>,
+    /// Accepts connections, and owns them.
+    task: JoinHandle<()>,
+}
+
+impl Server {
+    /// Serves `router` to whoever connects to `listener`. Must be called within a tokio runtime.
+    ///
+    /// Fails with [`Error::Invalid`] if an option is out of its limits, and with [`Error::Io`] if it is no listener any more.
+    pub fn start(listener: TcpListener, router: Router, options: ServerOptions, env: &Env) -> Result<Self> {
+        options.check()?;
+        let io = |error| Error::Io { what: "listener", source: Arc::new(error) };
+        let local_addr = listener.local_addr().map_err(io)?;
+        let (stop, stopped) = watch::channel(false);
+        let acceptor = Acceptor {
+            connections: Arc::new(Semaphore::new(options.connections_max.min(Semaphore::MAX_PERMITS))),
+            http: protocol(&options),
+            options: Arc::new(options),
+            router,
+            env: env.clone(),
+        };
+        let task = tokio::spawn(acceptor.run(listener, stopped));
+        Ok(Self { local_addr, stop, task })
+    }
+
+    /// Where it listens.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local_addr
+    }
+
+    /// Accepts no more connections, waits for the answers in progress, and closes. Live feeds are answers in progress: end
+    /// them before ([`Api::shutdown`](super::Api::shutdown)).
+    pub async fn shutdown(mut self) {
+        self.stop.send_replace(true);
+        if let Err(error) = (&mut self.task).await {
+            tracing::error!(%error, "the listener has panicked");
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// How connections speak HTTP. The time of sockets is the operating system's, and no part of what can be replayed.
+fn protocol(options: &ServerOptions) -> http1::Builder {
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new())
+        .header_read_timeout(options.header_timeout)
+        .max_buf_size(options.header_len_max)
+        .max_headers(options.headers_max);
+    http
+}
+
+/// Accepts connections.
+struct Acceptor {
+    /// Room for connections.
+    connections: Arc<Semaphore>,
+    /// How they speak.
+    http: http1::Builder,
+    /// The limits.
+    options: Arc<ServerOptions>,
+    /// What they ask.
+    router: Router,
+    /// Time.
+    env: Env,
+}
+
+impl Acceptor {
+    /// Accepts until it is `stopped`, and ends all connections.
+    async fn run(self, listener: TcpListener, mut stopped: watch::Receiver<bool>) {
+        let graceful = GracefulShutdown::new();
+        let mut tasks = JoinSet::new();
+        loop {
+            tokio::select! {
+                biased;
+                () = async { drop(stopped.wait_for(|stopped| *stopped).await) } => break,
+                Some(ended) = tasks.join_next() => report(&ended),
+                accepted = listener.accept() => match accepted {
+                    Ok((socket, peer)) => self.accept(socket, peer.ip(), graceful.watcher(), &mut tasks),
+                    Err(error) => {
+                        tracing::warn!(%error, "no connection can be accepted");
+                        self.env.sleep(ACCEPT_PAUSE).await;
+                    }
+                },
+            }
+        }
+        drop(listener);
+        tokio::select! {
+            () = graceful.shutdown() => {}
+            () = self.env.sleep(self.options.drain_timeout) => {
+                tracing::warn!(connections = tasks.len(), "answers that do not end are cut off");
+            }
+        }
+        tasks.shutdown().await;
+    }
+
+    /// Serves a connection in a task of its own, if there is room.
+    fn accept(&self, socket: TcpStream, peer: IpAddr, watcher: Watcher, tasks: &mut JoinSet<()>) {
+        let Ok(room) = Arc::clone(&self.connections).try_acquire_owned() else {
+            tracing::warn!("a connection is refused: there is no room");
+            // It fits into the empty buffer of the socket; if not, the client sees it closed.
+            drop(socket.try_write(TOO_MANY));
+            return;
+        };
+        let options = socket2::SockRef::from(&socket);
+        if let Err(error) =
+            options.set_send_buffer_size(self.options.send_buffer_len).and_then(|()| socket.set_nodelay(true))
+        {
+            tracing::debug!(%error, "a connection was closed at once");
+        }
+        let limit = self.options.write_timeout;
+        let socket = Timed { socket, limit, env: self.env.clone(), stuck: None };
+        tasks.spawn(serve(socket, peer, self.http.clone(), self.router.clone(), watcher, room));
+    }
+}
+
+/// Serves a connection until it ends.
+async fn serve(
+    socket: Timed,
+    peer: IpAddr,
+    http: http1::Builder,
+    router: Router,
+    watcher: Watcher,
+    _room: OwnedSemaphorePermit,
+) {
+    let service = service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
+        let mut request: Request = request.map(Body::new);
+        request.extensions_mut().insert(Peer(peer));
+        let mut router = router.clone();
+        async move { Ok::<_, Infallible>(router.call(request).await.unwrap_or_else(|never| match never {})) }
+    });
+    let connection = http.serve_connection(TokioIo::new(socket), service);
+    if let Err(error) = watcher.watch(connection).await {
+        tracing::debug!(%error, "a connection has ended early");
+    }
+}
+
+/// Says that a connection's task has panicked.
+fn report(ended: &Result<(), tokio::task::JoinError>) {
+    if let Err(error) = ended
+        && error.is_panic()
+    {
+        tracing::error!(%error, "a connection has panicked");
+    }
+}
+
+/// A socket that fails if it takes nothing for too long.
+struct Timed {
+    /// The socket.
+    socket: TcpStream,
+    /// For how long.
+    limit: Duration,
+    /// Time.
+    env: Env,
+    /// Completes at the end of that time, while something waits to be taken.
+    stuck: Option<BoxFuture<'static, ()>>,
+}
+
+impl Timed {
+    /// What has become of an attempt to write.
+    fn written<T>(&mut self, context: &mut Context<'_>, poll: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if poll.is_ready() {
+            self.stuck = None;
+            return poll;
+        }
+        let stuck = self.stuck.get_or_insert_with(|| self.env.sleep(self.limit));
+        ready!(stuck.as_mut().poll(context));
+        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client does not read")))
+    }
+}
+
+impl AsyncRead for Timed {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for Timed {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let poll = Pin::new(&mut self.socket).poll_write(context, bytes);
+        self.written(context, poll)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let poll = Pin::new(&mut self.socket).poll_write_vectored(context, slices);
+        self.written(context, poll)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.socket.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_shutdown(context)
+    }
+}

@@ -1,0 +1,130 @@
+//! `/_notibus/health`, `/_notibus/status` and `/_notibus/metrics`: how the node and the bus are.
+
+use std::{sync::Arc, time::Duration};
+
+use axum::{
+    Router,
+    body::Body,
+    extract::State,
+    http::{HeaderValue, StatusCode, header},
+    response::{IntoResponse, Response},
+    routing::get,
+};
+use serde_json::{Value, json};
+
+use super::{Api, Failure, Inner, api, metrics};
+use crate::error::Result;
+
+/// How long the store may take to answer before the node counts as not ready.
+const READY_TIMEOUT: Duration = Duration::from_secs(2);
+
+impl Api {
+    /// How the node and the bus are: `/_notibus/health/live` and `/_notibus/health/ready` for everyone, `/_notibus/status` and
+    /// `/_notibus/metrics` for admins.
+    pub fn status(&self) -> Router {
+        let open = Router::new()
+            .route("/_notibus/health/live", get(live))
+            .route("/_notibus/health/ready", get(ready))
+            .route("/_notibus/health", get(ready))
+            .method_not_allowed_fallback(method_not_allowed)
+            .with_state(Arc::clone(&self.inner));
+        let admin = Router::new()
+            .route("/_notibus/status", get(status))
+            .route("/_notibus/metrics", get(scrape))
+            .method_not_allowed_fallback(method_not_allowed)
+            .with_state(Arc::clone(&self.inner));
+        self.counted(open).merge(self.guarded(admin))
+    }
+}
+
+impl Api {
+    /// `/`, by which clients of CouchDB know whom they talk to; for servers without a layer, which has one of its own.
+    pub fn welcome(&self) -> Router {
+        self.counted(Router::new().route("/", get(welcome)).method_not_allowed_fallback(method_not_allowed))
+            .fallback(async || Failure::not_found("There is nothing here."))
+    }
+}
+
+/// What clients of CouchDB expect to be told first.
+async fn welcome() -> Response {
+    let version = env!("CARGO_PKG_VERSION");
+    let vendor = json!({ "name": "Notibus" });
+    api::json(StatusCode::OK, &json!({ "couchdb": "Welcome", "version": version, "vendor": vendor }))
+}
+
+/// 405.
+async fn method_not_allowed() -> Failure {
+    Failure::method_not_allowed("GET,HEAD")
+}
+
+/// The process lives.
+async fn live() -> Response {
+    api::json(StatusCode::OK, &json!({ "status": "ok" }))
+}
+
+/// The node can do its work: the store answers, and nothing is being shut down.
+async fn ready(State(inner): State<Arc<Inner>>) -> Response {
+    let not_ready = |reason: &str| {
+        api::json(StatusCode::SERVICE_UNAVAILABLE, &json!({ "status": "unavailable", "reason": reason }))
+    };
+    if inner.is_closing() {
+        return not_ready("The node is being shut down.");
+    }
+    tokio::select! {
+        now = inner.feed.now() => match now {
+            Ok(_) => api::json(StatusCode::OK, &json!({ "status": "ok" })),
+            Err(error) => not_ready(&error.to_string()),
+        },
+        () = inner.env().sleep(READY_TIMEOUT) => not_ready("The store does not answer."),
+    }
+}
+
+/// Everything about the bus.
+async fn status(State(inner): State<Arc<Inner>>) -> Response {
+    match read(&inner).await {
+        Ok(status) => api::json(StatusCode::OK, &status),
+        Err(error) => Failure::from(error).into_response(),
+    }
+}
+
+/// What is told about the bus.
+async fn read(inner: &Inner) -> Result<Value> {
+    let Inner { bus, feed, dispatcher, .. } = inner;
+    let tailed = dispatcher.position();
+    let (now, last, horizon, topology, nodes, groups, is_drained, untold) = tokio::try_join!(
+        feed.now(),
+        feed.last_sequence(),
+        feed.horizon(),
+        feed.topology(),
+        bus.nodes(),
+        bus.groups(),
+        bus.is_drained(),
+        feed.pending(tailed),
+    )?;
+    let mut told = Vec::new();
+    for group in groups {
+        let lag = bus.any_group(group.instance, group.name.as_str())?.lag().await;
+        let mut value = serde_json::to_value(&group).expect("a status can be written as JSON");
+        // A group may be deleted meanwhile.
+        value["lag"] = lag.map_or(Value::Null, |lag| json!(lag));
+        told.push(value);
+    }
+    Ok(json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "incarnation": bus.incarnation().0,
+        "feed": { "now": now, "last_seq": last, "horizon": horizon, "topology": topology },
+        "lag": { "is_drained": is_drained, "tailed_seq": tailed, "untold_rows": untold },
+        "nodes": nodes,
+        "groups": told,
+        "http": { "feeds": inner.admission.feeds(), "subscribers": dispatcher.subscribers() },
+        "stats": bus.stats(),
+    }))
+}
+
+/// The counts, for Prometheus.
+async fn scrape(State(inner): State<Arc<Inner>>) -> Response {
+    let mut response = Response::new(Body::from(metrics::encode(&inner)));
+    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
+    response
+}

@@ -1,0 +1,248 @@
+//! `/{db}/_changes` and its shards, byte by byte.
+
+use std::sync::Arc;
+
+use notibus::{
+    Db, EventKind, Sequence,
+    http::{ApiOptions, ServerOptions},
+};
+
+use crate::{
+    client::{Connection, ask, get},
+    common::db,
+    layer::Layer,
+    world::World,
+};
+
+/// The text of the revision at `position` that the layer writes.
+fn rev(position: u64, hash: u8) -> String {
+    format!("{position}-{}", format!("{hash:02x}").repeat(16))
+}
+
+/// A row of a document with one leaf.
+fn row(seq: Sequence, id: &str, position: u64) -> String {
+    format!("{{\"seq\":\"{seq}\",\"id\":\"{id}\",\"changes\":[{{\"rev\":\"{}\"}}]}}", rev(position, 7))
+}
+
+/// A node with a layer that has one database of so many shards.
+async fn world(name: &str, shards: u32) -> (World, Arc<Layer>, Db) {
+    let mut layer = None;
+    let world = World::with(ApiOptions::default(), ServerOptions::default(), |api, store, bus| {
+        let made = Layer::new(store, bus);
+        let router = api.changes(&made.changes, Arc::clone(&made) as _);
+        layer = Some(made);
+        router
+    })
+    .await;
+    let (layer, db) = (layer.unwrap(), db(name, 1));
+    layer.create(&db, shards).await;
+    (world, layer, db)
+}
+
+#[tokio::test]
+async fn each_feed_has_the_bytes_that_clients_parse() {
+    let (world, layer, db) = world("a/b", 4).await;
+    let a = layer.write(&db, "a\"", 1, 1, false).await;
+    let b = layer.write(&db, "b", 3, 2, false).await;
+    let c = layer.write(&db, "c", 2, 1, true).await;
+    let rows = [
+        format!("{{\"seq\":\"{a}\",\"id\":\"a\\\"\",\"changes\":[{{\"rev\":\"{}\"}}]}}", rev(1, 7)),
+        row(b, "b", 3),
+        format!(
+            "{{\"seq\":\"{c}\",\"id\":\"c\",\"changes\":[{{\"rev\":\"{}\"}}],\"deleted\":true}}",
+            rev(2, 7)
+        ),
+    ];
+    let target = "/a%2Fb/_changes";
+    let all = get(world.at(), target).await;
+    let expected =
+        format!("{{\"results\":[\n{}\n],\n\"last_seq\":\"{c}\",\"pending\":0}}\n", rows.join(",\r\n"));
+    assert_eq!(all.body, expected);
+    assert_eq!(ask(world.at(), "POST", &format!("{target}?feed=longpoll"), "", "{}").await.body, expected);
+
+    let lines = get(world.at(), &format!("{target}?feed=continuous&timeout=0&since={a}&limit=1")).await;
+    assert_eq!(lines.body, format!("{}\n{{\"last_seq\":\"{b}\",\"pending\":1}}\n", rows[1]));
+    let events = get(world.at(), &format!("{target}?feed=eventsource&timeout=0&since=%22{b}%22")).await;
+    assert_eq!(events.body, format!("data: {}\nid: {c}\n\n", rows[2]));
+    let newest = get(world.at(), &format!("{target}?descending=true&limit=2")).await;
+    let expected =
+        format!("{{\"results\":[\n{},\r\n{}\n],\n\"last_seq\":\"{b}\",\"pending\":1}}\n", rows[2], rows[1]);
+    assert_eq!(newest.body, expected);
+
+    let leaves =
+        get(world.at(), &format!("{target}?style=all_docs&include_docs=true&since={a}&limit=1")).await;
+    let changes = format!("[{{\"rev\":\"{}\"}},{{\"rev\":\"{}\"}}]", rev(3, 7), rev(3, 6));
+    let doc = format!("{{\"_id\":\"b\",   \"_rev\":\"{}\"}}", rev(3, 7));
+    let expected = format!("{{\"seq\":\"{b}\",\"id\":\"b\",\"changes\":{changes},\"doc\":{doc}}}");
+    assert!(leaves.body.contains(&expected), "{}", leaves.body);
+
+    let tag = format!("If-None-Match: {}\r\n", all.head.headers["etag"]);
+    assert_eq!(ask(world.at(), "GET", target, &tag, "").await.head.status, 304);
+}
+
+#[tokio::test]
+async fn pending_is_exact_and_reaches_zero() {
+    let (world, layer, db) = world("d", 4).await;
+    for n in 0..25 {
+        layer.write(&db, &format!("doc{n}"), 1, 1, false).await;
+    }
+    let (mut since, mut seen) = ("0".to_owned(), 0);
+    for pending in [15, 5, 0, 0] {
+        let page = get(world.at(), &format!("/d/_changes?limit=10&since={since}")).await;
+        seen += page.json()["results"].as_array().unwrap().len();
+        assert_eq!(page.json()["pending"], pending);
+        since = page.last_seq();
+    }
+    assert_eq!(seen, 25);
+}
+
+#[tokio::test]
+async fn documents_are_chosen_by_their_ids() {
+    let (world, layer, db) = world("d", 1).await;
+    let mut last = Sequence::ZERO;
+    for id in ["a", "b", "_design/x", "c"] {
+        last = layer.write(&db, id, 1, 1, false).await;
+    }
+    let ids = |answer: &crate::client::Answer| -> Vec<String> {
+        answer.json()["results"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|row| row["id"].as_str().unwrap().into())
+            .collect()
+    };
+    let body = r#"{"doc_ids":["a","c","none"]}"#;
+    let chosen = ask(world.at(), "POST", "/d/_changes?filter=_doc_ids", "", body).await;
+    assert_eq!(ids(&chosen), ["a", "c"]);
+    assert_eq!(ids(&get(world.at(), "/d/_changes?filter=_doc_ids&doc_ids=%5B%22b%22%5D").await), ["b"]);
+    let design = get(world.at(), "/d/_changes?filter=_design").await;
+    assert_eq!((ids(&design), design.last_seq()), (vec!["_design/x".to_owned()], last.to_string()));
+    assert_eq!(ids(&ask(world.at(), "POST", "/d/_changes", "", body).await).len(), 4, "as in CouchDB");
+    for (query, body) in [
+        ("?filter=_doc_ids", "{}"),
+        ("?filter=_view", "{}"),
+        ("", "["),
+        ("", "[]"),
+        ("?filter=_doc_ids", r#"{"doc_ids":[1]}"#),
+    ] {
+        let answer = ask(world.at(), "POST", &format!("/d/_changes{query}"), "", body).await;
+        assert_eq!(answer.head.status, 400, "{query} {body}");
+    }
+    // A feed that waits is not woken by what it does not want.
+    let mut waiting =
+        Connection::get(world.at(), "/d/_changes?feed=continuous&since=now&filter=_design").await;
+    waiting.head().await;
+    layer.write(&db, "a", 2, 1, false).await;
+    let x = layer.write(&db, "_design/x", 2, 1, false).await;
+    assert_eq!(waiting.chunk().await.unwrap(), row(x, "_design/x", 2) + "\n");
+}
+
+#[tokio::test]
+async fn live_feeds_bring_what_comes_until_the_database_is_deleted() {
+    let (world, layer, db) = world("d", 2).await;
+    let mut lines = Connection::get(world.at(), "/d/_changes?feed=continuous&since=now").await;
+    let mut poll = Connection::get(world.at(), "/d/_changes?feed=longpoll&since=now").await;
+    lines.head().await;
+    poll.head().await;
+    let mut last = Sequence::ZERO;
+    for position in 1..4 {
+        last = layer.write(&db, "x", position, 1, false).await;
+        assert_eq!(lines.chunk().await.unwrap(), row(last, "x", position) + "\n");
+        if position == 1 {
+            let expected = format!(
+                "{{\"results\":[\n{}\n],\n\"last_seq\":\"{last}\",\"pending\":0}}\n",
+                row(last, "x", 1)
+            );
+            assert_eq!(poll.rest().await, expected);
+        }
+    }
+    layer.delete(&world.bus, &db).await;
+    assert_eq!(lines.rest().await, format!("{{\"last_seq\":\"{last}\",\"pending\":0}}\n"));
+    let gone = get(world.at(), "/d/_changes").await;
+    assert_eq!(gone.head.status, 404);
+    assert_eq!(gone.body, "{\"error\":\"not_found\",\"reason\":\"Database does not exist.\"}\n");
+}
+
+#[tokio::test]
+async fn shards_are_read_one_by_one_and_say_where_they_end() {
+    let (world, layer, db) = world("d", 2).await;
+    for n in 0..20 {
+        layer.write(&db, &format!("doc{n}"), 1, 1, false).await;
+    }
+    let meta = get(world.at(), "/d/_changes/_meta").await.json();
+    let shards: Vec<u64> = meta["shards"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap()).collect();
+    assert_eq!((shards.len(), &meta["closed"], &meta["db_name"]), (2, &false.into(), &"d".into()));
+    let mut live =
+        Connection::get(world.at(), &format!("/d/_changes/{}?feed=continuous&since=now", shards[0])).await;
+    live.head().await;
+    let mut seen = 0;
+    for shard in &shards {
+        let part = get(world.at(), &format!("/d/_changes/{shard}?limit=3")).await.json();
+        let rest =
+            get(world.at(), &format!("/d/_changes/{shard}?since={}", part["last_seq"].as_str().unwrap()))
+                .await;
+        let count = |answer: &serde_json::Value| answer["results"].as_array().unwrap().len();
+        assert_eq!(part["pending"], count(&rest.json()));
+        seen += count(&part) + count(&rest.json());
+        assert!(!rest.body.contains("resharded_at"));
+    }
+    assert_eq!(seen, 20);
+
+    let put = ask(world.at(), "PUT", "/_changes_shards/d", "", "{\"shards\":3}").await;
+    assert_eq!(put.head.status, 201);
+    let at = put.json()["first_seq"].as_str().unwrap().to_owned();
+    let asked = std::time::Instant::now();
+    let last = live.rest().await;
+    // It once took until the feed's poll, 10 s later.
+    assert!(asked.elapsed() < std::time::Duration::from_secs(5), "it is told, and does not have to look");
+    assert!(last.starts_with(&format!("{{\"resharded_at\":\"{at}\",\"last_seq\":\"")), "{last}");
+    let whole = get(world.at(), &format!("/d/_changes/{}", shards[0])).await;
+    assert!(
+        whole.body.contains(&format!("\n],\n\"resharded_at\":\"{at}\",\"last_seq\":\"")),
+        "{}",
+        whole.body
+    );
+    let then = get(world.at(), "/d/_changes/_meta?since=now").await.json();
+    assert_eq!(then["shards"], put.json()["shards"]);
+    assert_eq!(then["shards"].as_array().unwrap().len(), 3);
+    assert_eq!(get(world.at(), "/d/_changes/_meta?since=0").await.json()["shards"], meta["shards"]);
+    assert_eq!(get(world.at(), "/_changes_shards/d").await.json(), put.json());
+
+    // The feed of all shards does not notice.
+    assert_eq!(get(world.at(), "/d/_changes").await.json()["results"].as_array().unwrap().len(), 20);
+    for (method, target, body, status) in [
+        ("GET", "/d/_changes/99", "", 404),
+        ("GET", "/d/_changes/x", "", 404),
+        ("GET", "/none/_changes/_meta", "", 404),
+        ("GET", "/_changes_shards/none", "", 404),
+        ("PUT", "/_changes_shards/d", "{\"shards\":0}", 400),
+        ("PUT", "/_changes_shards/d", "{\"shards\":1,\"scheme\":999}", 400),
+        ("PUT", "/_changes_shards/d", "{}", 400),
+        ("DELETE", "/_changes_shards/d", "", 405),
+        ("GET", "/d/_changes/1?descending=true", "", 400),
+    ] {
+        assert_eq!(
+            ask(world.at(), method, target, "", body).await.head.status,
+            status,
+            "{method} {target} {body}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn databases_that_only_events_tell_of_have_no_documents() {
+    let world = World::with(ApiOptions::default(), ServerOptions::default(), |api, _, bus| {
+        api.changes(&bus.changes(), api.recorded_databases())
+    })
+    .await;
+    let (a, b) = (db("a", 1), db("b", 1));
+    world.event(&a, EventKind::Created).await;
+    assert_eq!(get(world.at(), "/a/_changes").await.head.status, 404);
+    // One that a layer elsewhere writes to has.
+    let layer = Layer::new(&world.store, &world.bus);
+    layer.create(&b, 1).await;
+    let written = layer.write(&b, "x", 1, 1, false).await;
+    let changes = get(world.at(), "/b/_changes?include_docs=true").await;
+    assert_eq!(changes.last_seq(), written.to_string());
+    assert!(changes.body.contains("\"doc\":null"), "{}", changes.body);
+}

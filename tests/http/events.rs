@@ -1,0 +1,152 @@
+//! Events that are posted, by name.
+
+use std::collections::BTreeSet;
+
+use notibus::{
+    DbName, EventKind, StoreError,
+    http::{Api, ApiOptions, Server, ServerOptions},
+    store::{
+        Database,
+        testing::{CommitFault, Faults},
+    },
+};
+
+use crate::{
+    client::{Answer, ask, get},
+    common::{self, narrow_bus, until},
+    world::{World, quick},
+};
+
+async fn world() -> World {
+    let options = ApiOptions { body_len_max: 10_000, ..ApiOptions::default() };
+    World::with(options, ServerOptions::default(), |api, _, _| api.events().merge(api.db_updates())).await
+}
+
+async fn post(world: &World, body: &str) -> Answer {
+    ask(world.at(), "POST", "/_notibus/events", "", body).await
+}
+
+/// The row of `name`, once everything is folded.
+async fn row(world: &World, name: &str) -> notibus::Notification {
+    until("the folds", async || world.bus.is_drained().await.unwrap()).await;
+    world.bus.feed().newest(&name.parse().unwrap()).await.unwrap().unwrap()
+}
+
+#[tokio::test]
+async fn instances_follow_from_what_is_known_of_a_name() {
+    let world = world().await;
+    let answer = post(
+        &world,
+        r#"[{"db":"a","type":"created"},{"db":"a","type":"updated"},{"db":"a","type":"ddoc_updated","doc":"_design/x"},
+            {"db":"b","type":"updated","doc":"y"}]"#,
+    )
+    .await;
+    assert_eq!((answer.head.status, &*answer.body), (201, "{\"ok\":true,\"recorded\":4}\n"));
+    let first = row(&world, "a").await;
+    assert_eq!(first.totals, common::counts([1, 0, 1, 1]));
+    let ddocs = world.bus.feed().ddocs(&first.db(), notibus::Sequence::ZERO).await.unwrap();
+    assert_eq!(ddocs[0].0.as_str(), "_design/x");
+    let older = row(&world, "b").await;
+    assert_eq!((older.created_at, older.totals), (None, common::counts([0, 0, 1, 0])));
+
+    // The same creation, be it folded or not.
+    post(&world, r#"[{"db":"a","type":"updated"}]"#).await;
+    post(&world, r#"[{"db":"a","type":"updated"}]"#).await;
+    let same = row(&world, "a").await;
+    assert_eq!((same.instance, same.totals), (first.instance, common::counts([1, 0, 3, 1])));
+
+    // Deleted and created again, at once; what comes for the deleted one does not bring it back.
+    post(&world, r#"[{"db":"b","type":"deleted"},{"db":"b","type":"updated"}]"#).await;
+    let deleted = row(&world, "b").await;
+    assert!(deleted.is_deleted() && deleted.instance == older.instance);
+    post(&world, r#"[{"db":"b","type":"updated"}]"#).await;
+    assert!(row(&world, "b").await.is_deleted());
+    post(&world, r#"[{"db":"b","type":"created"},{"db":"b","type":"deleted"},{"db":"b","type":"created"}]"#)
+        .await;
+    let again = row(&world, "b").await;
+    assert!(!again.is_deleted() && again.instance != older.instance);
+
+    // Created while it lives: the deletion was missed.
+    post(&world, r#"[{"db":"a","type":"created"}]"#).await;
+    let anew = row(&world, "a").await;
+    assert_eq!(
+        (anew.totals, anew.replaced.unwrap().instance),
+        (common::counts([1, 0, 0, 0]), first.instance)
+    );
+    assert_eq!(world.bus.stats().stale_events, 0);
+}
+
+#[tokio::test]
+async fn all_or_nothing() {
+    let world = world().await;
+    for (body, status, named) in [
+        (r#"[{"db":"a","type":"created"},{"db":"","type":"updated"}]"#.to_owned(), 400, "Event 2"),
+        (r#"[{"db":"a","type":"created"},{"db":"b","type":"renamed"}]"#.to_owned(), 400, "Event 2"),
+        (r#"[{"db":"a","type":"created","document":"x"}]"#.to_owned(), 400, "document"),
+        (r#"{"db":"a","type":"created"}"#.to_owned(), 400, "body"),
+        (r#"[{"db":"a","type":"created"}"#.to_owned(), 400, "body"),
+        (String::new(), 400, "body"),
+        (format!("[{}]", " ".repeat(10_000)), 413, "10000 bytes"),
+        (format!(r#"[{{"db":"a","type":"ddoc_updated","doc":"{}"}}]"#, "x".repeat(2_000)), 400, "Event 1"),
+    ] {
+        let answer = post(&world, &body).await;
+        assert_eq!(answer.head.status, status, "{body}");
+        assert!(answer.json()["reason"].as_str().unwrap().contains(named), "{body}: {answer:?}");
+    }
+    let from_a_page = "Origin: http://example.org\r\nContent-Type: text/plain\r\n";
+    let body = r#"[{"db":"a","type":"created"}]"#;
+    let page = ask(world.at(), "POST", "/_notibus/events", from_a_page, body).await;
+    assert_eq!(page.head.status, 403, "a page of anyone in a browser on this machine");
+    let get = get(world.at(), "/_notibus/events").await;
+    assert_eq!((get.head.status, get.head.headers["allow"].as_str()), (405, "POST"));
+    assert_eq!(post(&world, "[]").await.body, "{\"ok\":true,\"recorded\":0}\n");
+    assert!(world.bus.is_drained().await.unwrap());
+    assert_eq!(world.bus.stats().folded.total(), 0);
+}
+
+/// Two requests that meet at a name of which nothing is known once made two databases of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_that_meet_agree_on_what_a_name_stands_for() {
+    let world = world().await;
+    let bodies = [
+        r#"[{"db":"X","type":"updated"},{"db":"Y","type":"created"}]"#,
+        r#"[{"db":"X","type":"updated"},{"db":"Y","type":"updated"}]"#,
+    ];
+    for round in 0..20 {
+        let posts = (0..8).map(|n| {
+            let body = bodies[n % 2].replace('X', &format!("x{round}")).replace('Y', &format!("y{round}"));
+            let world = &world;
+            async move { assert_eq!(post(world, &body).await.head.status, 201) }
+        });
+        futures_util::future::join_all(posts).await;
+        let x = row(&world, &format!("x{round}")).await;
+        assert_eq!(x.totals, common::counts([0, 0, 8, 0]), "all of them on one instance");
+    }
+    // All that was recorded was told, and nothing was taken for stale.
+    let stats = world.bus.stats();
+    assert_eq!(stats.stale_events, 0);
+    let deleted = stats.folded.deleted;
+    assert_eq!(stats.folded.total() - deleted, 20 * 16);
+    let names: BTreeSet<DbName> =
+        get(world.at(), "/_db_updates").await.rows().iter().map(|(name, _)| name.parse().unwrap()).collect();
+    assert_eq!(names.len(), 40);
+}
+
+#[tokio::test]
+async fn an_unknown_result_counts_once() {
+    let faults = Faults::new(&Database::memory());
+    let store = faults.database();
+    let bus = narrow_bus(&store).await;
+    let dispatcher =
+        std::sync::Arc::new(bus.dispatcher(notibus::DispatcherOptions::default()).await.unwrap());
+    let api = Api::start(&bus, &dispatcher, ApiOptions::default()).unwrap();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let server = Server::start(listener, api.events(), ServerOptions::default(), store.env()).unwrap();
+    faults.script_commits([CommitFault::After(StoreError::COMMIT_UNKNOWN_RESULT)]);
+    let body = r#"[{"db":"a","type":"updated"}]"#;
+    assert_eq!(ask(server.local_addr(), "POST", "/_notibus/events", "", body).await.head.status, 201);
+    let _notifier = bus.notifier(quick()).await.unwrap();
+    until("the fold", async || bus.stats().folded.total() > 0).await;
+    let row = bus.feed().newest(&"a".parse().unwrap()).await.unwrap().unwrap();
+    assert_eq!((row.totals.total(), row.kinds.contains(EventKind::Updated)), (1, true));
+}

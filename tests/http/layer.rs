@@ -1,0 +1,98 @@
+//! A layer in memory: databases by name, and documents that know when they were last edited.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex},
+};
+
+use futures_util::future::BoxFuture;
+use notibus::{
+    Bus, Changes, ChangesOptions, Db, DbName, DocId, DocSource, DocSummary, Leaf, Result, Revision, Sequence,
+    http::Databases,
+    store::{Database, Transaction},
+};
+
+/// A layer in memory.
+pub struct Layer {
+    /// The store.
+    store: Database,
+    /// The changes feeds.
+    pub changes: Changes,
+    /// The databases by name.
+    databases: Mutex<HashMap<DbName, Db>>,
+    /// When each document was last edited.
+    edits: Mutex<HashMap<(Db, String), Sequence>>,
+}
+
+impl Layer {
+    /// A layer without databases.
+    pub fn new(store: &Database, bus: &Bus) -> Arc<Self> {
+        let (databases, edits) = (Mutex::default(), Mutex::default());
+        Arc::new(Self { store: store.clone(), changes: bus.changes(), databases, edits })
+    }
+
+    /// Creates a database of so many shards.
+    pub async fn create(&self, db: &Db, shards: u32) {
+        let options = ChangesOptions { shards, ..ChangesOptions::default() };
+        self.store.run(async |tx| self.changes.create(&tx, db, &options).await).await.unwrap();
+        self.databases.lock().unwrap().insert(db.name.clone(), db.clone());
+    }
+
+    /// Deletes a database.
+    pub async fn delete(&self, bus: &Bus, db: &Db) {
+        let producer = bus.producer();
+        let delete = async |tx: Transaction| {
+            self.changes.remove(&tx, db);
+            producer.deleted(&tx, db);
+            Ok(())
+        };
+        self.store.run(delete).await.unwrap();
+        self.databases.lock().unwrap().remove(&db.name);
+    }
+
+    /// Writes a document. Returns where its row stands.
+    pub async fn write(&self, db: &Db, id: &str, position: u64, branches: u32, is_deleted: bool) -> Sequence {
+        let key = (db.clone(), id.to_owned());
+        let previous = self.edits.lock().unwrap().get(&key).copied();
+        let revision = Revision { position, hash: [7; 16] };
+        let doc = DocSummary { id: DocId::new(id).unwrap(), revision, branches, is_deleted };
+        let write = async |tx: Transaction| self.changes.writer(&tx, db).await?.record(&doc, previous);
+        let written = self.store.run_once(write).await.unwrap();
+        let sequence = written.value.of(written.committed);
+        self.edits.lock().unwrap().insert(key, sequence);
+        sequence
+    }
+}
+
+impl Databases for Layer {
+    fn find<'a>(&'a self, _tx: &'a Transaction, name: &'a DbName) -> BoxFuture<'a, Result<Option<Db>>> {
+        let found = self.databases.lock().unwrap().get(name).cloned();
+        Box::pin(std::future::ready(Ok(found)))
+    }
+}
+
+impl DocSource for Layer {
+    fn leaves<'a>(
+        &'a self,
+        _: &'a Transaction,
+        _: &'a Db,
+        doc: &'a DocSummary,
+    ) -> BoxFuture<'a, Result<Vec<Leaf>>> {
+        let leaf = |hash| Leaf {
+            revision: Revision { position: doc.revision.position, hash: [hash; 16] },
+            is_deleted: false,
+        };
+        let leaves = (0..doc.branches).map(|branch| leaf(7 - branch as u8)).collect();
+        Box::pin(std::future::ready(Ok(leaves)))
+    }
+
+    fn body<'a>(
+        &'a self,
+        _: &'a Transaction,
+        _: &'a Db,
+        doc: &'a DocSummary,
+    ) -> BoxFuture<'a, Result<Option<bytes::Bytes>>> {
+        let body = format!("{{\"_id\":\"{}\",\n  \"_rev\":\"{}\"}}", doc.id, doc.revision);
+        Box::pin(std::future::ready(Ok(Some(body.into()))))
+    }
+}

@@ -1,0 +1,171 @@
+//! What a client can and cannot do to the server.
+
+use std::time::Duration;
+
+use notibus::{
+    EventKind,
+    http::{ApiOptions, ServerOptions},
+};
+
+use crate::{
+    client::{Connection, ask, get},
+    common::{db, until},
+    world::World,
+};
+
+fn updates_with(options: ApiOptions, limits: ServerOptions) -> impl Future<Output = World> {
+    World::with(options, limits, |api, _, _| api.db_updates().merge(api.status()))
+}
+
+/// How many feeds are open, as the metrics tell.
+async fn feeds(world: &World) -> usize {
+    let metrics = get(world.at(), "/_notibus/metrics").await.body;
+    let line = metrics.lines().find_map(|line| line.strip_prefix("notibus_http_feeds ")).unwrap();
+    line.parse().unwrap()
+}
+
+#[tokio::test]
+async fn a_closed_connection_frees_its_feed_at_once() {
+    let world = updates_with(ApiOptions::default(), ServerOptions::default()).await;
+    for feed in ["continuous", "longpoll", "eventsource"] {
+        let target = format!("/_db_updates?feed={feed}&since=now&heartbeat=60000");
+        let mut open = Vec::new();
+        for _ in 0..50 {
+            let mut connection = Connection::get(world.at(), &target).await;
+            connection.head().await;
+            open.push(connection);
+        }
+        assert_eq!(feeds(&world).await, 50);
+        drop(open);
+        until("the feeds to be freed", async || feeds(&world).await == 0).await;
+    }
+}
+
+#[tokio::test]
+async fn feeds_and_connections_are_counted() {
+    let options = ApiOptions { feeds_per_client_max: 2, ..ApiOptions::default() };
+    let limits = ServerOptions { connections_max: 3, ..ServerOptions::default() };
+    let world = updates_with(options, limits).await;
+    let target = "/_db_updates?feed=continuous&since=now";
+    let mut first = Connection::get(world.at(), target).await;
+    first.head().await;
+    let mut second = Connection::get(world.at(), target).await;
+    second.head().await;
+    let mut third = Connection::get(world.at(), target).await;
+    let refused = third.answer().await;
+    assert_eq!(refused.head.status, 429);
+    assert_eq!(refused.json()["error"], "too_many_requests");
+    // What does not last is not counted.
+    third.send("GET /_db_updates HTTP/1.1\r\nHost: here\r\n\r\n").await;
+    assert_eq!(third.answer().await.head.status, 200);
+    // The third connection is kept alive, so there is no room for a fourth.
+    let mut fourth = Connection::open(world.at()).await;
+    let refused = fourth.answer().await;
+    assert_eq!((refused.head.status, &refused.json()["error"]), (503, &"too_many_connections".into()));
+    drop(third);
+    until("room", async || {
+        let mut connection = Connection::get(world.at(), "/_notibus/health/live").await;
+        connection.answer().await.head.status == 200
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn headers_that_are_too_long_or_too_slow_end_the_connection() {
+    let limits = ServerOptions { header_timeout: Duration::from_millis(50), ..ServerOptions::default() };
+    let world = updates_with(ApiOptions::default(), limits).await;
+    let long = format!("X-Long: {}\r\n", "x".repeat(64 << 10));
+    assert_eq!(ask(world.at(), "GET", "/_db_updates", &long, "").await.head.status, 431);
+    let many = "X-Many: x\r\n".repeat(200);
+    assert_eq!(ask(world.at(), "GET", "/_db_updates", &many, "").await.head.status, 431);
+    let mut slow = Connection::open(world.at()).await;
+    slow.send("GET / HTTP/1.1\r\n").await;
+    assert!(slow.try_chunk().await.is_none(), "it is closed");
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_read_is_dropped() {
+    let limits = ServerOptions {
+        write_timeout: Duration::from_millis(200),
+        send_buffer_len: 4 << 10,
+        ..ServerOptions::default()
+    };
+    let world = updates_with(ApiOptions::default(), limits).await;
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(4 << 10).unwrap();
+    let mut socket = socket.connect(world.at()).await.unwrap();
+    let target = "GET /_db_updates?feed=continuous&since=now&heartbeat=1000 HTTP/1.1\r\nHost: here\r\n\r\n";
+    tokio::io::AsyncWriteExt::write_all(&mut socket, target.as_bytes()).await.unwrap();
+    until("the feed", async || feeds(&world).await == 1).await;
+    let name = "x".repeat(1_000);
+    let mut n = 0_u32;
+    let dropped = async {
+        while feeds(&world).await > 0 {
+            n += 1;
+            world.event(&db(&format!("{name}{}", n % 20), 1), EventKind::Updated).await;
+        }
+    };
+    tokio::time::timeout(crate::client::LIMIT, dropped).await.expect("it is dropped");
+}
+
+#[tokio::test]
+async fn a_feed_that_falls_behind_reads_the_store_and_misses_nothing() {
+    let options = ApiOptions { rows_kept_max: 1, ..ApiOptions::default() };
+    let limits = ServerOptions { send_buffer_len: 4 << 10, ..ServerOptions::default() };
+    let world = updates_with(options, limits).await;
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(4 << 10).unwrap();
+    let socket = socket.connect(world.at()).await.unwrap();
+    let mut slow = Connection::over(socket);
+    slow.send("GET /_db_updates?feed=continuous&since=now&heartbeat=60000 HTTP/1.1\r\nHost: here\r\n\r\n")
+        .await;
+    slow.head().await;
+    let name = "x".repeat(1_000);
+    let mut last = Vec::new();
+    for round in 0..10 {
+        last.clear();
+        for n in 0..30 {
+            let kind = if round == 0 { EventKind::Created } else { EventKind::Updated };
+            last.push(world.event(&db(&format!("{name}{n}"), 1), kind).await);
+        }
+    }
+    let (mut text, mut rows) = (String::new(), Vec::new());
+    while rows.last() != last.last().map(|row| row.sequence.to_string()).as_ref() {
+        text += &slow.chunk().await.unwrap();
+        let end = text.rfind('\n').map_or(0, |end| end + 1);
+        for line in text[..end].lines().filter(|line| !line.is_empty()) {
+            let row: serde_json::Value = serde_json::from_str(line).unwrap();
+            rows.push(row["seq"].as_str().unwrap()[..26].to_owned());
+        }
+        text.drain(..end);
+    }
+    assert!(rows.is_sorted());
+    assert!(rows.len() < 300, "it has read the store, where each database has one row: {}", rows.len());
+    for row in last {
+        assert!(rows.contains(&row.sequence.to_string()), "{}", row.name);
+    }
+}
+
+#[tokio::test]
+async fn there_may_be_no_updates_at_all() {
+    let options = ApiOptions { keeps_db_updates: false, ..ApiOptions::default() };
+    let world = updates_with(options, ServerOptions::default()).await;
+    assert_eq!(world.dispatcher.subscribers(), 0, "nothing is kept");
+    let answer = get(world.at(), "/_db_updates").await;
+    assert_eq!(answer.head.status, 404);
+    assert_eq!(answer.body, "{\"error\":\"not_found\",\"reason\":\"Database does not exist.\"}\n");
+}
+
+#[tokio::test]
+async fn a_shutdown_lets_answers_end_and_cuts_off_what_does_not() {
+    let limits = ServerOptions { drain_timeout: Duration::from_millis(100), ..ServerOptions::default() };
+    let world = updates_with(ApiOptions::default(), limits).await;
+    let mut feed = Connection::get(world.at(), "/_db_updates?feed=continuous&since=now").await;
+    feed.head().await;
+    let address = world.at();
+    let World { api, server, .. } = world;
+    server.shutdown().await;
+    assert!(feed.try_chunk().await.is_none(), "it was not told to end");
+    assert!(tokio::net::TcpStream::connect(address).await.is_err());
+    drop(api);
+}

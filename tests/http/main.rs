@@ -1,0 +1,17 @@
+//! The outside of the bus over HTTP: what clients get, byte by byte.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod access;
+mod changes;
+mod client;
+#[path = "../common/mod.rs"]
+mod common;
+mod events;
+mod framing;
+mod fuzz;
+mod layer;
+mod limits;
+mod resume;
+mod status;
+mod world;

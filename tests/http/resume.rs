@@ -1,0 +1,213 @@
+//! Readers that are cut off at random, and go on where they were.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use notibus::{Bus, Db, DbInstance, EventKind, JanitorOptions, Notification, Sequence, store::Database};
+
+use crate::{
+    client::{Connection, get},
+    common::{db, dice, until},
+    world::World,
+};
+
+/// What a reader believes of a database.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Belief {
+    /// It is there.
+    Lives,
+    /// It was deleted.
+    Deleted,
+}
+
+/// A client that keeps a position and nothing else of the protocol.
+#[derive(Default)]
+struct Reader {
+    /// Where it stands, as it was told.
+    since: String,
+    /// The last sequence.
+    last: String,
+    /// What it believes.
+    beliefs: HashMap<String, Belief>,
+    /// How many rows it has seen.
+    rows: usize,
+}
+
+impl Reader {
+    /// Takes a row.
+    fn take(&mut self, line: &str) {
+        let row: serde_json::Value = serde_json::from_str(line).unwrap();
+        let text = |key: &str| row[key].as_str().unwrap().to_owned();
+        let (name, seq) = (text("db_name"), text("seq"));
+        let sequence = seq[..26].to_owned();
+        assert!(sequence > self.last, "neither a duplicate nor a rewind: {line} after {}", self.last);
+        match &*text("type") {
+            "created" => {
+                self.beliefs.insert(name, Belief::Lives);
+            }
+            "deleted" => {
+                self.beliefs.insert(name, Belief::Deleted);
+            }
+            "updated" => assert_eq!(
+                self.beliefs.get(&name),
+                Some(&Belief::Lives),
+                "its creation was not told: {line} since {}",
+                self.since
+            ),
+            other => panic!("{other} was not asked for"),
+        }
+        (self.since, self.last, self.rows) = (seq, sequence, self.rows + 1);
+    }
+}
+
+/// Creates, updates and deletes databases until it is told to stop. Each name is in one place of a random walk.
+async fn churn(store: Database, bus: Bus, mut dice: fastrand::Rng, stop: Arc<AtomicBool>) {
+    let producer = bus.producer();
+    let mut databases: HashMap<usize, Option<Db>> = HashMap::new();
+    while !stop.load(Ordering::Relaxed) {
+        let picks: Vec<usize> = (0..dice.usize(1..6)).map(|_| dice.usize(..60)).collect();
+        let tx = store.begin();
+        for pick in picks {
+            let known = databases.entry(pick).or_default();
+            match known {
+                Some(db) if dice.u8(..10) == 0 => {
+                    producer.deleted(&tx, db);
+                    *known = None;
+                }
+                Some(db) => producer.updated(&tx, db),
+                None => {
+                    let db = Db::new(
+                        format!("db{pick}").parse().unwrap(),
+                        DbInstance(dice.u128(..).to_be_bytes()),
+                    );
+                    producer.created(&tx, &db);
+                    *known = Some(db);
+                }
+            }
+        }
+        tx.commit().await.unwrap();
+        tokio::time::sleep(Duration::from_micros(dice.u64(..2_000))).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_cuts_lose_and_repeat_nothing() {
+    let mut dice = dice();
+    let world = World::new().await;
+    let stop = Arc::new(AtomicBool::new(false));
+    let writer = tokio::spawn(churn(world.store.clone(), world.bus.clone(), dice.fork(), Arc::clone(&stop)));
+    let mut reader = Reader { since: "0".into(), ..Reader::default() };
+    for _ in 0..1_000 {
+        let feed = ["continuous", "eventsource", "normal", "longpoll"][dice.usize(..4)];
+        let limit = dice.usize(1..40);
+        let target = format!("/_db_updates?feed={feed}&since={}&limit={limit}&timeout=50", reader.since);
+        if feed == "normal" || feed == "longpoll" {
+            let answer = get(world.at(), &target).await;
+            assert_eq!(answer.head.status, 200, "{target}: {}", answer.body);
+            for row in answer.json()["results"].as_array().unwrap() {
+                reader.take(&row.to_string());
+            }
+            reader.since = answer.last_seq();
+            continue;
+        }
+        // Cut off in the middle of whatever has come so far.
+        let mut connection = Connection::get(world.at(), &target).await;
+        assert_eq!(connection.head().await.status, 200, "{target}");
+        let mut text = String::new();
+        for _ in 0..dice.usize(1..4) {
+            match connection.chunk().await {
+                Some(chunk) => text += &chunk,
+                None => break,
+            }
+        }
+        let cut = dice.usize(..=text.len());
+        let whole = &text[..text[..cut].rfind('\n').map_or(0, |end| end + 1)];
+        for line in whole.lines() {
+            let line = line.strip_prefix("data: ").unwrap_or(line);
+            if line.starts_with("{\"db_name\"") {
+                reader.take(line);
+            }
+        }
+    }
+    stop.store(true, Ordering::Relaxed);
+    writer.await.unwrap();
+    until("the folds", async || world.bus.is_drained().await.unwrap()).await;
+    let rest = get(world.at(), &format!("/_db_updates?since={}", reader.since)).await.json();
+    for row in rest["results"].as_array().unwrap() {
+        reader.take(&row.to_string());
+    }
+    let page = world.bus.feed().page(Sequence::ZERO, 1_000).await.unwrap();
+    let truth = |row: &Notification| if row.is_deleted() { Belief::Deleted } else { Belief::Lives };
+    let truth: HashMap<_, _> = page.rows.iter().map(|row| (row.name.to_string(), truth(row))).collect();
+    assert_eq!(reader.beliefs, truth);
+    assert!(reader.rows > 1_000, "{} rows were seen", reader.rows);
+}
+
+/// A plain position once lost what had happened before it to a database that moved behind it: page by page, a reader was told
+/// that a database was updated of which it had never heard.
+#[tokio::test]
+async fn a_cut_by_the_limit_does_not_lose_a_creation() {
+    let world = World::new().await;
+    let a = db("a", 1);
+    world.event(&a, EventKind::Created).await;
+    let b = world.event(&db("b", 1), EventKind::Created).await;
+    world.event(&a, EventKind::Updated).await;
+    let first = get(world.at(), "/_db_updates?limit=1").await;
+    assert_eq!(first.rows(), [("b".to_owned(), "created".to_owned())]);
+    assert!(first.last_seq().starts_with(&b.sequence.to_string()));
+    let second = get(world.at(), &format!("/_db_updates?limit=1&since={}", first.last_seq())).await;
+    assert_eq!(second.rows(), [("a".to_owned(), "created".to_owned())]);
+    assert_eq!(second.last_seq().len(), 26, "nothing is left that it would have to tell");
+    let events = get(world.at(), "/_db_updates?limit=1&feed=eventsource&timeout=0").await.body;
+    assert!(events.contains(&format!("\nid: {}\n", first.last_seq())), "{events}");
+}
+
+#[tokio::test]
+async fn who_was_away_for_too_long_is_told_so_and_who_pages_from_zero_is_not() {
+    let world = World::new().await;
+    let old = world.event(&db("old", 1), EventKind::Created).await;
+    world.event(&db("older", 1), EventKind::Created).await;
+    let gone = db("gone", 1);
+    world.event(&gone, EventKind::Created).await;
+    let first = get(world.at(), "/_db_updates?limit=1").await.last_seq();
+    let tombstone = world.event(&gone, EventKind::Deleted).await;
+    world.event(&db("new", 1), EventKind::Created).await;
+
+    let options = JanitorOptions {
+        tombstone_retention: Duration::from_millis(1),
+        interval: Duration::from_millis(1),
+        ..JanitorOptions::default()
+    };
+    let janitor = world.bus.janitor(options).await.unwrap();
+    until("the tombstone to be dropped", async || world.bus.feed().horizon().await.unwrap() > Sequence::ZERO)
+        .await;
+    janitor.shutdown().await.unwrap();
+
+    // It may have known what is gone.
+    for since in [old.sequence.to_string(), first] {
+        for feed in ["normal", "longpoll", "continuous", "eventsource"] {
+            let answer = get(world.at(), &format!("/_db_updates?since={since}&feed={feed}")).await;
+            assert_eq!(answer.head.status, 410, "{answer:?}");
+            assert_eq!(answer.json()["error"], "expired");
+            assert!(answer.json()["reason"].as_str().unwrap().contains("since=0"));
+        }
+    }
+    let after = get(world.at(), &format!("/_db_updates?since={}", tombstone.sequence)).await;
+    assert_eq!(after.rows(), [("new".to_owned(), "created".to_owned())]);
+    // Who knows nothing reads row by row what stands below the horizon, too.
+    let (mut since, mut names) = ("0".to_owned(), Vec::new());
+    for _ in 0..3 {
+        let answer = get(world.at(), &format!("/_db_updates?limit=1&since={since}")).await;
+        names.extend(answer.rows().into_iter().map(|(name, _)| name));
+        since = answer.last_seq();
+    }
+    assert_eq!(names, ["old", "older", "new"]);
+    let live = get(world.at(), "/_db_updates?feed=continuous&timeout=0").await.body;
+    assert_eq!(live.lines().count(), 4);
+}

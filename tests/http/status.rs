@@ -1,0 +1,69 @@
+//! How the node and the bus are.
+
+use notibus::{
+    EventKind, GroupOptions,
+    http::{ApiOptions, ServerOptions},
+};
+
+use crate::{
+    client::{ask, get},
+    common::db,
+    world::World,
+};
+
+async fn world() -> World {
+    World::with(ApiOptions::default(), ServerOptions::default(), |api, _, _| {
+        api.status().merge(api.db_updates())
+    })
+    .await
+}
+
+#[tokio::test]
+async fn health_status_and_metrics_tell_how_it_is() {
+    let world = world().await;
+    world.bus.group("mailer").unwrap().create(&GroupOptions::default()).await.unwrap();
+    world.event(&db("a", 1), EventKind::Created).await;
+    assert_eq!(get(world.at(), "/_db_updates").await.rows().len(), 1);
+
+    let status = get(world.at(), "/_notibus/status").await.json();
+    assert_eq!(status["version"], env!("CARGO_PKG_VERSION"));
+    assert_eq!(status["lag"]["is_drained"], true);
+    assert_eq!(status["lag"]["untold_rows"], 0);
+    assert_eq!(status["nodes"][0]["roles"][0], "notifier");
+    assert_eq!(status["groups"][0]["name"], "mailer");
+    let behind: u64 = status["groups"][0]["lag"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|shard| shard["rows"].as_u64().unwrap())
+        .sum();
+    assert_eq!(behind, 1);
+    assert_eq!(status["feed"]["topology"].as_array().unwrap().len(), 1);
+
+    let metrics = get(world.at(), "/_notibus/metrics").await;
+    assert!(metrics.head.headers["content-type"].starts_with("application/openmetrics-text"));
+    for line in [
+        "notibus_events_folded_total{kind=\"created\"} 1",
+        "notibus_http_answers_total{route=\"/_db_updates\",method=\"GET\",status=\"200\"} 1",
+        "notibus_http_feed_rows_total 1",
+        "notibus_notifications_total 1",
+        "# TYPE notibus_http_feeds gauge",
+        "# EOF",
+    ] {
+        assert!(metrics.body.lines().any(|it| it == line), "{line}\n{}", metrics.body);
+    }
+    for target in ["/_notibus/health", "/_notibus/health/live", "/_notibus/health/ready"] {
+        assert_eq!(get(world.at(), target).await.body, "{\"status\":\"ok\"}\n");
+        assert_eq!(ask(world.at(), "POST", target, "", "").await.head.status, 405);
+    }
+}
+
+#[tokio::test]
+async fn a_node_that_is_being_shut_down_is_alive_but_not_ready() {
+    let world = world().await;
+    world.api.shutdown().await;
+    assert_eq!(get(world.at(), "/_notibus/health/ready").await.head.status, 503);
+    assert_eq!(get(world.at(), "/_notibus/health/live").await.head.status, 200);
+    let longpoll = get(world.at(), "/_db_updates?feed=longpoll&since=now").await;
+    assert_eq!(longpoll.json()["results"].as_array().unwrap().len(), 0, "it does not wait any more");
+}

@@ -1,0 +1,75 @@
+//! A node that serves on loopback.
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use notibus::{
+    Bus, Db, Dispatcher, EventKind, Notification, Notifier, NotifierOptions,
+    http::{Api, ApiOptions, Server, ServerOptions, axum::Router},
+    store::Database,
+};
+
+use crate::common::{self, narrow_bus, record, until};
+
+/// A node that serves on loopback.
+pub struct World {
+    /// The store.
+    pub store: Database,
+    /// The bus.
+    pub bus: Bus,
+    /// Folds at once.
+    _notifier: Notifier,
+    /// Tells of what comes.
+    pub dispatcher: Arc<Dispatcher>,
+    /// The routers.
+    pub api: Api,
+    /// The listener.
+    pub server: Server,
+}
+
+/// A notifier that folds soon.
+pub fn quick() -> NotifierOptions {
+    NotifierOptions { fold_interval: Duration::from_millis(1), ..NotifierOptions::default() }
+}
+
+impl World {
+    /// A node with the default options.
+    pub async fn new() -> Self {
+        Self::with(ApiOptions::default(), ServerOptions::default(), |api, _, _| api.db_updates()).await
+    }
+
+    /// A node with these options, that serves `router`.
+    pub async fn with(
+        options: ApiOptions,
+        limits: ServerOptions,
+        router: impl FnOnce(&Api, &Database, &Bus) -> Router,
+    ) -> Self {
+        let store = Database::memory();
+        let bus = narrow_bus(&store).await;
+        let notifier = bus.notifier(quick()).await.unwrap();
+        let dispatcher = Arc::new(bus.dispatcher(notibus::DispatcherOptions::default()).await.unwrap());
+        let api = Api::start(&bus, &dispatcher, options).unwrap();
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let server = Server::start(listener, router(&api, &store, &bus), limits, store.env()).unwrap();
+        Self { store, bus, _notifier: notifier, dispatcher, api, server }
+    }
+
+    /// Where it listens.
+    pub fn at(&self) -> SocketAddr {
+        self.server.local_addr()
+    }
+
+    /// Commits an event, and waits until it is folded. Returns the row.
+    pub async fn event(&self, database: &Db, kind: EventKind) -> Notification {
+        let before = self.bus.stats().folded.total();
+        record(&self.store, &self.bus, database, kind.once().lanes()).await;
+        until("a fold", async || self.bus.stats().folded.total() > before).await;
+        let row = common::row(&self.bus, database).await.unwrap();
+        until("the tail", async || self.dispatcher.position() >= row.sequence).await;
+        row
+    }
+}
+
+/// The row of a database as a client gets it, whose position is just its sequence.
+pub fn row(row: &Notification, kind: &str) -> String {
+    format!("{{\"db_name\":\"{}\",\"type\":\"{kind}\",\"seq\":\"{}\"}}", row.name, row.sequence)
+}

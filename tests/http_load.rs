@@ -1,0 +1,251 @@
+//! Many feeds at once on a served node: nothing is lost, memory is bounded, and what is aborted is freed.
+//!
+//! Small by default. `NOTIBUS_LOAD=full cargo test --release --test http_load -- --nocapture --test-threads 1` takes the numbers that
+//! the README states.
+
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod served;
+
+use std::{
+    collections::HashMap,
+    net::SocketAddr,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use served::{LIMIT, Served};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    runtime::Runtime,
+    task::JoinSet,
+};
+
+/// How many databases are updated all the time.
+const DATABASES: usize = 10;
+
+/// How often a new database shows how long an event takes.
+const PROBE_INTERVAL: Duration = Duration::from_millis(100);
+
+/// The small number, or the full one if it was asked for.
+fn sized<T>(small: T, full: T) -> T {
+    if std::env::var("NOTIBUS_LOAD").is_ok_and(|size| size == "full") { full } else { small }
+}
+
+fn runtime() -> Runtime {
+    rlimit::increase_nofile_limit(u64::MAX).unwrap();
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
+}
+
+/// The memory of a process that is in use, in KiB.
+fn memory(process: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse().unwrap()
+}
+
+/// The processor time of a process, in ticks of 10 ms.
+fn ticks(process: u32) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
+    let fields: Vec<_> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
+    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+}
+
+/// A feed whose head has come.
+async fn open(at: SocketAddr, target: &str) -> TcpStream {
+    let mut socket = TcpStream::connect(at).await.unwrap();
+    socket.write_all(format!("GET {target} HTTP/1.1\r\nHost: here\r\n\r\n").as_bytes()).await.unwrap();
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(tokio::time::timeout(LIMIT, socket.read_u8()).await.unwrap().unwrap());
+    }
+    assert!(head.starts_with(b"HTTP/1.1 200 OK"), "{}", String::from_utf8_lossy(&head));
+    socket
+}
+
+/// Posts events on one connection.
+struct Poster(TcpStream);
+
+impl Poster {
+    async fn post(&mut self, body: &str) {
+        let length = body.len();
+        let request =
+            format!("POST /_notibus/events HTTP/1.1\r\nHost: here\r\nContent-Length: {length}\r\n\r\n{body}");
+        self.0.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = Vec::new();
+        while !answer.ends_with(b"}\n") {
+            assert!(self.0.read_buf(&mut answer).await.unwrap() > 0);
+        }
+        assert!(answer.starts_with(b"HTTP/1.1 201"), "{}", String::from_utf8_lossy(&answer));
+    }
+}
+
+/// What the feeds have seen together.
+#[derive(Default)]
+struct Seen {
+    /// When each probe was recorded.
+    probes: Vec<OnceLock<Instant>>,
+    /// Rows of all feeds.
+    rows: AtomicU64,
+}
+
+/// Reads a feed until the row of the database `end`. Returns how long each probe took, and the last position of each database.
+async fn follow(mut socket: TcpStream, seen: Arc<Seen>) -> (Vec<Duration>, HashMap<String, String>) {
+    let (mut times, mut last) = (Vec::new(), HashMap::new());
+    let (mut bytes, mut rows) = (Vec::with_capacity(16 << 10), 0);
+    loop {
+        let read = tokio::time::timeout(LIMIT, socket.read_buf(&mut bytes)).await;
+        assert!(read.expect("rows come").unwrap() > 0, "the feed is not cut off");
+        let Some(end) = bytes.iter().rposition(|&byte| byte == b'\n') else { continue };
+        for line in bytes[..end].split(|&byte| byte == b'\n').filter(|line| line.starts_with(b"{\"db_name\""))
+        {
+            let line = std::str::from_utf8(line).unwrap();
+            let mut fields = line.split('"').skip(3).step_by(4);
+            let (name, _kind, seq) = (fields.next().unwrap(), fields.next().unwrap(), fields.next().unwrap());
+            rows += 1;
+            if let Some(probe) = name.strip_prefix("probe") {
+                let probe: usize = probe.parse().unwrap();
+                times.push(seen.probes[probe].get().unwrap().elapsed());
+            }
+            let before = last.insert(name.to_owned(), seq.to_owned());
+            assert!(before.is_none_or(|before| before.as_str() < seq), "positions grow");
+            if name == "end" {
+                seen.rows.fetch_add(rows, Ordering::Relaxed);
+                return (times, last);
+            }
+        }
+        bytes.drain(..=end);
+    }
+}
+
+/// Records `rate` events per second for `time`, and probes, and the database `end`.
+async fn load(at: SocketAddr, rate: usize, time: Duration, seen: Arc<Seen>) {
+    let began = Instant::now();
+    let mut poster = Poster(TcpStream::connect(at).await.unwrap());
+    let (mut recorded, mut probe) = (0, 0);
+    while began.elapsed() < time {
+        // As many as are due by now, so that a slow answer does not lower the rate.
+        let due = (began.elapsed().as_millis() as usize * rate / 1_000).saturating_sub(recorded);
+        let event = |n| format!("{{\"db\":\"db{}\",\"type\":\"updated\"}}", n % DATABASES);
+        let mut body: Vec<_> = (recorded..recorded + due).map(event).collect();
+        recorded += due;
+        if began.elapsed() >= PROBE_INTERVAL * u32::try_from(probe).unwrap() && probe < seen.probes.len() {
+            body.push(format!("{{\"db\":\"probe{probe}\",\"type\":\"created\"}}"));
+            // Before the commit, so that nothing is taken for faster than it is.
+            seen.probes[probe].set(Instant::now()).unwrap();
+            probe += 1;
+        }
+        poster.post(&format!("[{}]", body.join(","))).await;
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    println!("recorded {recorded} events in {:?}", began.elapsed());
+    // All before it has been folded, and so is told before it.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    poster.post("[{\"db\":\"end\",\"type\":\"created\"}]").await;
+}
+
+#[test]
+fn all_rows_reach_all_feeds_under_load() {
+    let (feeds, rate, time) =
+        (sized(50, 2_000), sized(500, 5_000), sized(Duration::from_secs(2), Duration::from_secs(30)));
+    let served = Served::start(&["--store", "memory"], None);
+    let (at, process) = (served.at, served.id());
+    let probes = (time.as_millis() / PROBE_INTERVAL.as_millis()) as usize;
+    let seen = Arc::new(Seen { probes: (0..probes).map(|_| OnceLock::new()).collect(), ..Seen::default() });
+    let (mut times, mut ends, memories) = runtime().block_on(async {
+        let mut readers = JoinSet::new();
+        for _ in 0..feeds {
+            let socket = open(at, "/_db_updates?feed=continuous&since=now&heartbeat=10000").await;
+            readers.spawn(follow(socket, Arc::clone(&seen)));
+        }
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let watcher = tokio::spawn(async move {
+            let mut memories = vec![memory(process)];
+            while !stopped.load(Ordering::Relaxed) {
+                tokio::time::sleep(Duration::from_millis(500)).await;
+                memories.push(memory(process));
+            }
+            memories
+        });
+        load(at, rate, time, Arc::clone(&seen)).await;
+        let (mut times, mut ends) = (Vec::new(), Vec::new());
+        while let Some(read) = readers.join_next().await {
+            let (some, end) = read.unwrap();
+            assert_eq!(
+                some.len(),
+                seen.probes.iter().filter(|probe| probe.get().is_some()).count(),
+                "each feed saw each probe"
+            );
+            times.extend(some);
+            ends.push(end);
+        }
+        stop.store(true, Ordering::Relaxed);
+        (times, ends, watcher.await.unwrap())
+    });
+    let first = ends.pop().unwrap();
+    assert!(ends.iter().all(|end| *end == first), "all feeds know the same of each database");
+    times.sort_unstable();
+    let percentile = |percent: usize| times[(times.len() - 1) * percent / 100];
+    println!(
+        "{feeds} feeds, {} rows; from before the commit to the client: p50 {:?}, p99 {:?}, max {:?}",
+        seen.rows.load(Ordering::Relaxed),
+        percentile(50),
+        percentile(99),
+        percentile(100)
+    );
+    println!("memory in KiB, every half a second: {memories:?}");
+    // After a warm-up it is flat: what is kept is bounded by rows, not by time.
+    let settled = memories[memories.len() / 3];
+    let last = *memories.last().unwrap();
+    assert!(last < settled + settled / 2 + 20_000, "{settled} KiB grew to {last} KiB");
+}
+
+#[test]
+fn what_is_aborted_is_freed_and_what_is_idle_costs_memory_only() {
+    let (idle, aborts) = (sized(100, 10_000), sized(300_usize, 10_000));
+    let served = Served::start(&["--store", "memory"], None);
+    let (at, process) = (served.at, served.id());
+    runtime().block_on(async {
+        let target = "/_db_updates?feed=continuous&since=now&heartbeat=60000";
+        drop(open(at, target).await);
+        let before = memory(process);
+        let mut sockets = Vec::new();
+        for _ in 0..idle {
+            sockets.push(open(at, target).await);
+        }
+        assert_eq!(served.metric("notibus_http_feeds"), idle);
+        let during = memory(process);
+        println!("{idle} idle feeds: {} bytes each", during.saturating_sub(before) * 1_024 / idle);
+        let (busy, reads) = (ticks(process), Duration::from_secs(sized(1, 10)));
+        tokio::time::sleep(reads).await;
+        let spent = ticks(process) - busy;
+        println!("{spent} ticks of processor time in {reads:?}");
+        assert!(spent < 50 * reads.as_secs(), "they do not poll");
+        drop(sockets);
+    });
+    let until_freed = || {
+        let began = Instant::now();
+        while served.metric("notibus_http_feeds") > 0 {
+            assert!(began.elapsed() < LIMIT, "the feeds are freed");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    };
+    until_freed();
+    let before = memory(process);
+    runtime().block_on(async {
+        for round in 0..aborts {
+            let feed = ["continuous", "longpoll", "eventsource"][round % 3];
+            drop(open(at, &format!("/_db_updates?feed={feed}&since=now&heartbeat=60000")).await);
+        }
+    });
+    until_freed();
+    let after = memory(process);
+    println!("{aborts} opens and aborts: {before} KiB before, {after} KiB after");
+    assert!(after < before + before / 4 + 10_000, "{before} KiB grew to {after} KiB");
+}

@@ -1,0 +1,121 @@
+//! `notibus serve` and `notibus credential`, as processes.
+
+#![cfg(unix)]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod served;
+
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    net::TcpStream,
+    process::Stdio,
+};
+
+use served::{LIMIT, Served, notibus};
+
+/// What `notibus credential` prints for a secret.
+fn credential(arguments: &[&str], secret: &str) -> Option<String> {
+    let mut command = notibus();
+    command
+        .arg("credential")
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null());
+    let mut child = command.spawn().unwrap();
+    child.stdin.take().unwrap().write_all(secret.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    output.status.success().then(|| String::from_utf8(output.stdout).unwrap())
+}
+
+/// A request that posts events.
+fn post(body: &str) -> String {
+    let length = body.len();
+    format!(
+        "POST /_notibus/events HTTP/1.1\r\nHost: here\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"
+    )
+}
+
+#[test]
+fn a_node_records_tells_and_ends_its_feeds() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = format!("dir:{}", folder.path().display());
+    let served = Served::start(&["--store", &store], None);
+    assert!(served.get("/").contains("\"couchdb\":\"Welcome\""));
+    assert!(served.get("/_notibus/health/ready").starts_with("HTTP/1.1 200 OK\r\n"));
+
+    let mut feed = TcpStream::connect(served.at).unwrap();
+    feed.set_read_timeout(Some(LIMIT)).unwrap();
+    feed.write_all(b"GET /_db_updates?feed=continuous HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n")
+        .unwrap();
+    let mut lines = BufReader::new(feed);
+    let mut line = String::new();
+    let recorded = served.ask(&post(r#"[{"db":"a","type":"created"},{"db":"a","type":"updated"}]"#));
+    assert!(recorded.starts_with("HTTP/1.1 201 Created\r\n"), "{recorded}");
+    while !line.starts_with("{\"db_name\":\"a\",\"type\":\"created\"") {
+        line.clear();
+        assert!(lines.read_line(&mut line).unwrap() > 0);
+    }
+    let status = served.get("/_notibus/status");
+    for role in ["notifier", "dispatcher", "janitor", "http"] {
+        assert!(status.contains(&format!("\"{role}\"")), "{status}");
+    }
+    assert!(served.stop(), "it ends well");
+    let mut rest = String::new();
+    lines.read_to_string(&mut rest).unwrap();
+    assert!(rest.contains("{\"last_seq\":\"") && rest.ends_with("\r\n0\r\n\r\n"), "{rest:?}");
+
+    // What was recorded is still there.
+    let served = Served::start(&["--store", &store, "--no-db-updates"], None);
+    assert!(served.get("/_notibus/status").contains("\"is_drained\":true"));
+    assert!(served.get("/_db_updates").starts_with("HTTP/1.1 404 Not Found\r\n"));
+    drop(served);
+    let served = Served::start(&["--store", &store], None);
+    assert!(served.get("/_db_updates").contains("{\"db_name\":\"a\",\"type\":\"created\""));
+}
+
+#[test]
+fn credentials_are_made_and_needed() {
+    let token = "0123456789abcdef0123456789abcdef";
+    let password = credential(&["password", "anna"], "secret\n").unwrap();
+    assert!(password.starts_with("anna:$argon2id$"), "{password}");
+    let lines = format!("{password}{}", credential(&["token"], token).unwrap());
+    assert!(!lines.contains("secret") && !lines.contains(token));
+    assert!(credential(&["token"], "short").is_none());
+
+    let served = Served::start(&["--store", "memory"], Some(&lines));
+    assert!(served.get("/_db_updates").starts_with("HTTP/1.1 401 Unauthorized\r\n"));
+    let with = |header: &str| {
+        format!(
+            "GET /_db_updates HTTP/1.1\r\nHost: here\r\nConnection: close\r\nAuthorization: {header}\r\n\r\n"
+        )
+    };
+    assert!(served.ask(&with("Basic YW5uYTpzZWNyZXQ=")).starts_with("HTTP/1.1 200 OK\r\n"));
+    assert!(served.ask(&with(&format!("Bearer {token}"))).starts_with("HTTP/1.1 200 OK\r\n"));
+
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), &lines).unwrap();
+    let served = Served::start(&["--store", "memory", "--credentials", file.path().to_str().unwrap()], None);
+    assert!(served.get("/_db_updates").starts_with("HTTP/1.1 401 Unauthorized\r\n"));
+}
+
+#[test]
+fn it_does_not_open_itself_to_others_without_credentials() {
+    for (arguments, named) in [
+        (&["--listen", "0.0.0.0:0"][..], "credentials are needed"),
+        (&["--credentials", "/does/not/exist"], "/does/not/exist"),
+        (&["--listen", "here"], "--listen"),
+        (&["--store", "disk:x"], "--store"),
+    ] {
+        let mut command = notibus();
+        command.args(["serve", "--store", "memory"]);
+        if arguments[0] == "--store" {
+            command = notibus();
+            command.arg("serve");
+        }
+        let output = command.args(arguments).env_remove("NOTIBUS_CREDENTIALS").output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        let errors = String::from_utf8(output.stderr).unwrap();
+        assert!(errors.contains(named), "{errors}");
+    }
+}

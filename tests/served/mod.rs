@@ -1,0 +1,87 @@
+//! `notibus serve` as a process of its own, and just enough of a client.
+
+#![allow(dead_code, reason = "each test binary uses a part of it")]
+
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    net::{SocketAddr, TcpStream},
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+/// How long a test waits for what must come.
+pub const LIMIT: Duration = Duration::from_mins(1);
+
+/// `notibus serve` as a process of its own.
+pub struct Served {
+    /// The process.
+    child: Child,
+    /// Where it listens.
+    pub at: SocketAddr,
+}
+
+/// The command.
+pub fn notibus() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_notibus"))
+}
+
+impl Served {
+    /// Starts it with these arguments more, and waits until it listens.
+    pub fn start(arguments: &[&str], credentials: Option<&str>) -> Self {
+        let mut command = notibus();
+        command.args(["serve", "--listen", "127.0.0.1:0"]).args(arguments);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit());
+        match credentials {
+            Some(credentials) => command.env("NOTIBUS_CREDENTIALS", credentials),
+            None => command.env_remove("NOTIBUS_CREDENTIALS"),
+        };
+        let mut child = command.spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        let at =
+            line.trim().strip_prefix("notibus: listening on http://").expect("it listens").parse().unwrap();
+        Self { child, at }
+    }
+
+    /// The id of the process.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The whole answer to a request, as text from the status line on.
+    pub fn ask(&self, request: &str) -> String {
+        let mut socket = TcpStream::connect(self.at).unwrap();
+        socket.set_read_timeout(Some(LIMIT)).unwrap();
+        socket.write_all(request.as_bytes()).unwrap();
+        let mut answer = String::new();
+        socket.read_to_string(&mut answer).unwrap();
+        answer
+    }
+
+    /// The whole answer to a request without a body.
+    pub fn get(&self, target: &str) -> String {
+        self.ask(&format!("GET {target} HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n"))
+    }
+
+    /// The value of a metric without labels.
+    pub fn metric(&self, name: &str) -> u64 {
+        let metrics = self.get("/_notibus/metrics");
+        let line = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).unwrap();
+        line.trim().parse().unwrap()
+    }
+
+    /// Tells it to stop, and waits until it has; returns whether it has ended well.
+    #[cfg(unix)]
+    pub fn stop(mut self) -> bool {
+        let id = self.child.id().to_string();
+        assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
+        self.child.wait().unwrap().success()
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
