@@ -13,6 +13,7 @@ use axum::{
 use serde_json::{Value, json};
 
 use super::{Api, Failure, Inner, api, metrics};
+use crate::error::Result;
 
 /// How long the store may take to answer before the node counts as not ready.
 const READY_TIMEOUT: Duration = Duration::from_secs(2);
@@ -87,7 +88,7 @@ async fn status(State(inner): State<Arc<Inner>>) -> Response {
 }
 
 /// What is told about the bus.
-async fn read(inner: &Inner) -> crate::Result<Value> {
+async fn read(inner: &Inner) -> Result<Value> {
     let Inner { bus, feed, dispatcher, .. } = inner;
     let tailed = dispatcher.position();
     let (now, last, horizon, topology, nodes, groups, is_drained, untold) = tokio::try_join!(

@@ -17,6 +17,7 @@ use crate::{
     error::{Error, Result},
     event::Kinds,
     feed::Cursor,
+    notification::Notification,
     notification_feed::NotificationPage,
     store::Isolation,
 };
@@ -233,7 +234,7 @@ pub(super) struct Backwards {
     /// Rows before it are read.
     before: Sequence,
     /// What was read and not sent, next one last.
-    rows: Vec<Arc<crate::Notification>>,
+    rows: Vec<Arc<Notification>>,
     /// Whether there may be more to read.
     more: bool,
     /// How many rows were looked at.
