@@ -1,0 +1,168 @@
+//! [`Couch`]: databases in a store, and how a layer tells the bus of them.
+//!
+//! What a layer has to do for the bus is marked by numbers, here and in `documents`:
+//!
+//! 1. A transaction that creates or deletes a database begins or removes its changes feed, and records the event.
+//! 2. A transaction that edits a document records the change, which also records the event for the database, and keeps the
+//!    sequence that the change will have with the document.
+//! 3. Each creation of a database is an instance of its own, so nothing of a database that was deleted can come back.
+//!
+//! All of it happens in the transaction of the edit itself, so an event exists if and only if the edit does.
+
+use notibus::{
+    Bus, Changes, ChangesOptions, Db, DbInstance, DbName, Producer, Sequence,
+    store::{Database, Isolation, RangeRead, Transaction},
+};
+
+use super::{
+    documents::count,
+    keys::{self, Count},
+    problem::Problem,
+};
+
+/// What is known of a database as a whole.
+pub struct Info {
+    /// How many documents there are.
+    pub living: i64,
+    /// How many were deleted.
+    pub deleted: i64,
+    /// How many bytes their JSON has.
+    pub bytes: i64,
+    /// The last edit.
+    pub last_change: Sequence,
+}
+
+/// Databases and their documents.
+pub struct Couch {
+    /// Where all is kept.
+    store: Database,
+    /// Records changes of documents.
+    changes: Changes,
+    /// Records what happens to databases.
+    producer: Producer,
+}
+
+impl Couch {
+    /// The databases in `store`, whose bus is `bus`.
+    pub fn new(store: Database, bus: &Bus) -> Self {
+        Self { store, changes: bus.changes(), producer: bus.producer() }
+    }
+
+    /// Where changes are recorded.
+    pub fn changes(&self) -> &Changes {
+        &self.changes
+    }
+
+    /// A new id for a document without one.
+    pub fn random_id(&self) -> String {
+        DbInstance::random(self.store.env()).to_string()
+    }
+
+    /// Creates a database.
+    pub async fn create_database(&self, name: &DbName) -> Result<(), Problem> {
+        check_name(name)?;
+        // Drawn before the transaction, so that every attempt is about the same creation.
+        let db = &Db::new(name.clone(), DbInstance::random(self.store.env()));
+        self.write(async |tx| {
+            if find_in(&tx, name).await?.is_some() {
+                return Err(Problem::DatabaseExists);
+            }
+            tx.set(&keys::database(name), &db.instance.0);
+            self.changes.create(&tx, db, &ChangesOptions::default()).await?; // 1
+            self.producer.created(&tx, db); // 1
+            Ok(())
+        })
+        .await
+    }
+
+    /// Deletes a database with all that is in it.
+    pub async fn delete_database(&self, name: &DbName) -> Result<(), Problem> {
+        self.write(async |tx| {
+            let db = database_in(&tx, name).await?;
+            tx.clear(&keys::database(name));
+            tx.clear_range(&keys::contents(&db));
+            self.changes.remove(&tx, &db); // 1
+            self.producer.deleted(&tx, &db); // 1
+            Ok(())
+        })
+        .await
+    }
+
+    /// The names of all databases, in order.
+    pub async fn databases(&self) -> Result<Vec<String>, Problem> {
+        self.read(async |tx| {
+            let mut pages = tx.pages(RangeRead::new(keys::databases()), Isolation::Snapshot);
+            let mut names = Vec::new();
+            while let Some(page) = pages.next().await? {
+                for (key, _) in page {
+                    names.push(keys::name_of(&key)?);
+                }
+            }
+            Ok(names)
+        })
+        .await
+    }
+
+    /// What is known of a database as a whole.
+    pub async fn info(&self, name: &DbName) -> Result<Info, Problem> {
+        let (db, living, deleted, bytes) = self
+            .read(async |tx| {
+                let db = database_in(&tx, name).await?;
+                let living = count(&tx, &db, Count::Living).await?;
+                let deleted = count(&tx, &db, Count::Deleted).await?;
+                let bytes = count(&tx, &db, Count::Bytes).await?;
+                Ok((db, living, deleted, bytes))
+            })
+            .await?;
+        let last_change = self.changes.last_change(&db).await?.unwrap_or(Sequence::ZERO);
+        Ok(Info { living, deleted, bytes, last_change })
+    }
+
+    /// Reads with `body`.
+    pub async fn read<T, F, R>(&self, body: F) -> Result<T, Problem>
+    where
+        F: Fn(Transaction) -> R,
+        R: Future<Output = Result<T, Problem>>,
+    {
+        self.store.run(async |tx| tried(body(tx).await)).await?
+    }
+
+    /// Commits what `body` writes exactly once, in spite of unknown results: an edit that is made twice would conflict with
+    /// itself. A body with a problem must not have written anything yet.
+    pub async fn write<T, F, R>(&self, body: F) -> Result<T, Problem>
+    where
+        F: Fn(Transaction) -> R,
+        R: Future<Output = Result<T, Problem>>,
+    {
+        self.store.run_once(async |tx| tried(body(tx).await)).await?.value
+    }
+}
+
+/// Failures of the store are what a transaction may be tried again for; any other problem is a result.
+fn tried<T>(result: Result<T, Problem>) -> notibus::Result<Result<T, Problem>> {
+    match result {
+        Err(Problem::Store(error)) => Err(error),
+        result => Ok(result),
+    }
+}
+
+/// The database that has `name` now. The transaction conflicts with its deletion.
+pub async fn find_in(tx: &Transaction, name: &DbName) -> notibus::Result<Option<Db>> {
+    let row = tx.get(&keys::database(name), Isolation::Serializable).await?;
+    let instance = row.and_then(|row| row.as_ref().try_into().ok());
+    Ok(instance.map(|instance| Db::new(name.clone(), DbInstance(instance)))) // 3
+}
+
+/// The database that has `name` now; there must be one.
+pub async fn database_in(tx: &Transaction, name: &DbName) -> Result<Db, Problem> {
+    find_in(tx, name).await?.ok_or(Problem::NoDatabase)
+}
+
+/// CouchDB's rule for names.
+fn check_name(name: &DbName) -> Result<(), Problem> {
+    let is_allowed =
+        |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_' | b'$' | b'(' | b')' | b'+' | b'-' | b'/');
+    let text = name.as_str();
+    let is_fine = text.starts_with(|first: char| first.is_ascii_lowercase()) && text.bytes().all(is_allowed);
+    if is_fine { Ok(()) } else { Err(Problem::BadName(text.to_owned())) }
+}

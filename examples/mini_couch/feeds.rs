@@ -1,0 +1,47 @@
+//! What the feeds of the library ask of the layer.
+
+use futures_util::{FutureExt, future::BoxFuture};
+use notibus::{
+    Db, DbName, DocSource, DocSummary, Leaf, Result,
+    http::Databases,
+    store::{Isolation, Transaction},
+};
+
+use super::{
+    couch::{Couch, find_in},
+    document::SEQUENCE_LEN,
+    keys,
+};
+
+/// What the feeds ask of the databases.
+impl Databases for Couch {
+    fn find<'a>(&'a self, tx: &'a Transaction, name: &'a DbName) -> BoxFuture<'a, Result<Option<Db>>> {
+        find_in(tx, name).boxed()
+    }
+}
+
+/// What the feeds ask of the documents.
+impl DocSource for Couch {
+    fn leaves<'a>(
+        &'a self,
+        _tx: &'a Transaction,
+        _db: &'a Db,
+        doc: &'a DocSummary,
+    ) -> BoxFuture<'a, Result<Vec<Leaf>>> {
+        // There is one branch.
+        async { Ok(vec![Leaf { revision: doc.revision, is_deleted: doc.is_deleted }]) }.boxed()
+    }
+
+    fn body<'a>(
+        &'a self,
+        tx: &'a Transaction,
+        db: &'a Db,
+        doc: &'a DocSummary,
+    ) -> BoxFuture<'a, Result<Option<bytes::Bytes>>> {
+        async {
+            let row = tx.get(&keys::document(db, &doc.id), Isolation::Snapshot).await?;
+            Ok(row.map(|row| row.slice(SEQUENCE_LEN..)))
+        }
+        .boxed()
+    }
+}

@@ -1,0 +1,97 @@
+//! The layer over HTTP, as CouchDB's clients speak it. The feeds come from the library.
+
+mod body;
+mod documents;
+mod failure;
+
+use std::{collections::HashMap, sync::Arc};
+
+use axum::{
+    Json, Router,
+    extract::{DefaultBodyLimit, Path, State},
+    http::StatusCode,
+    middleware,
+    response::{IntoResponse, Response},
+    routing::{get, post},
+};
+use notibus::DbName;
+use serde_json::{Value, json};
+
+use super::{
+    couch::{Couch, Info},
+    problem::Problem,
+};
+
+/// What the handlers share.
+type Shared = State<Arc<Couch>>;
+
+/// The places of a path: `db`, and `id` or `design`.
+type Places = Path<HashMap<String, String>>;
+
+/// What a handler answers.
+type Answer = Result<Response, Problem>;
+
+/// The routes of the layer. A database may be followed by a slash.
+pub fn router(couch: Arc<Couch>) -> Router {
+    let database = get(info).put(create).delete(remove).post(documents::add);
+    let document = get(documents::read).put(documents::write).delete(documents::erase);
+    Router::new()
+        .route("/", get(welcome))
+        .route("/_up", get(async || Json(json!({ "status": "ok" }))))
+        .route("/_all_dbs", get(list))
+        .route("/{db}", database.clone())
+        .route("/{db}/", database)
+        .route("/{db}/_all_docs", get(documents::list).post(documents::list))
+        .route("/{db}/_bulk_docs", post(documents::bulk))
+        .route("/{db}/_design/{design}", document.clone())
+        .route("/{db}/{id}", document)
+        .with_state(couch)
+}
+
+/// What all routes have in common: unknown paths, large bodies, and bodies that are compressed.
+pub fn finished(router: Router) -> Router {
+    router
+        .fallback(async || Problem::Missing("missing").into_response())
+        .layer(middleware::from_fn(body::inflate))
+        .layer(DefaultBodyLimit::max(body::BODY_LEN_MAX))
+}
+
+async fn welcome() -> Json<Value> {
+    // The version is that of CouchDB's interface.
+    Json(json!({ "couchdb": "Welcome", "version": "3.0.0", "vendor": { "name": "mini_couch" } }))
+}
+
+async fn list(State(couch): Shared) -> Answer {
+    Ok(Json(couch.databases().await?).into_response())
+}
+
+async fn info(State(couch): Shared, path: Places) -> Answer {
+    let name = database(&path)?;
+    let Info { living, deleted, bytes, last_change } = couch.info(&name).await?;
+    let body = json!({
+        "db_name": name,
+        "doc_count": living,
+        "doc_del_count": deleted,
+        "update_seq": last_change,
+        "purge_seq": "0",
+        "sizes": { "active": bytes, "external": bytes, "file": bytes },
+        "instance_start_time": "0",
+        "compact_running": false,
+    });
+    Ok(Json(body).into_response())
+}
+
+async fn create(State(couch): Shared, path: Places) -> Answer {
+    couch.create_database(&database(&path)?).await?;
+    Ok((StatusCode::CREATED, Json(json!({ "ok": true }))).into_response())
+}
+
+async fn remove(State(couch): Shared, path: Places) -> Answer {
+    couch.delete_database(&database(&path)?).await?;
+    Ok(Json(json!({ "ok": true })).into_response())
+}
+
+/// The database of a path.
+fn database(path: &Places) -> Result<DbName, Problem> {
+    Ok(DbName::new(&path["db"])?)
+}

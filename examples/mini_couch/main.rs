@@ -1,0 +1,64 @@
+//! A small document database that CouchDB's clients can use: how a layer is built on the bus.
+//!
+//! It keeps databases and documents in the same store as the bus, and records in the transactions of its edits what happens to
+//! them (`couch`). `_db_updates` and `_changes` then come from the library, beside the layer's own routes (`http`).
+//!
+//! Run it with `cargo run --example mini_couch`, or `cargo run --example mini_couch -- 127.0.0.1:5984 FOLDER` to keep what it is
+//! given. It runs until its standard input ends (Ctrl-D).
+//!
+//! What it is not: a database to put to use. Documents have no branches of revisions, attachments, views or accounts, and at
+//! most 99,000 bytes.
+
+pub mod couch;
+pub mod document;
+pub mod documents;
+pub mod feeds;
+pub mod http;
+pub mod keys;
+pub mod problem;
+
+use std::{error::Error, sync::Arc};
+
+use notibus::{
+    Bus, BusOptions, DispatcherOptions, JanitorOptions, NodeOptions, NotifierOptions,
+    http::{Api, ApiOptions, Server, ServerOptions},
+    store::Database,
+};
+use tokio::{net::TcpListener, sync::oneshot};
+
+/// Serves until standard input ends.
+#[tokio::main]
+pub async fn main() -> Result<(), Box<dyn Error>> {
+    let mut arguments = std::env::args().skip(1);
+    let listen = arguments.next().unwrap_or_else(|| "127.0.0.1:5984".to_owned());
+    let store = arguments.next().map_or_else(|| Ok(Database::memory()), Database::open_dir)?;
+    let bus = Bus::open(&store, BusOptions::default()).await?;
+    let node = bus.node(NodeOptions::default()).await?;
+    let _notifier = node.notifier(NotifierOptions::default()).await?;
+    let _janitor = node.janitor(JanitorOptions::default()).await?;
+    let dispatcher = Arc::new(node.dispatcher(DispatcherOptions::default()).await?);
+
+    let couch = Arc::new(couch::Couch::new(store.clone(), &bus));
+    let api = Api::start(&bus, &dispatcher, ApiOptions::default())?;
+    let feeds = api.db_updates().merge(api.changes(couch.changes(), couch.clone()));
+    let app = http::finished(http::router(couch).merge(feeds).merge(api.status()));
+    let server = Server::start(TcpListener::bind(listen).await?, app, ServerOptions::default(), store.env())?;
+    println!("mini_couch listens on http://{}", server.local_addr());
+
+    let (ended, end) = oneshot::channel();
+    std::thread::spawn(move || {
+        // Whether it ends or fails, there is nobody left to serve.
+        let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+        let _ = ended.send(());
+    });
+    end.await?;
+    // First the feeds, then the connections, then the roles.
+    api.shutdown().await;
+    server.shutdown().await;
+    drop(api);
+    if let Some(dispatcher) = Arc::into_inner(dispatcher) {
+        dispatcher.shutdown().await;
+    }
+    node.shutdown().await?;
+    Ok(store.clear_finished_ids().await?)
+}

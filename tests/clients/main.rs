@@ -1,0 +1,175 @@
+//! Clients of CouchDB that others have written, against `examples/mini_couch`: each creates, updates and deletes databases and
+//! documents, and has to see exactly that in the feeds.
+//!
+//! Each trial is a script beside this file, in the language of its client. It runs on a server of its own: this program, run
+//! again as the example's `main`, so that it is never an older one. The clients are installed by `tests/clients/install`; where
+//! they are not, their trials are shown as ignored, not as passed.
+
+#![allow(clippy::unwrap_used, reason = "a trial fails by panicking")]
+
+use std::{
+    fs::File,
+    io::{BufRead, BufReader, Read, Seek},
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitCode, ExitStatus, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use libtest_mimic::{Arguments, Trial};
+
+#[path = "../../examples/mini_couch/main.rs"]
+mod mini_couch;
+
+/// Set in the process that is to be the server.
+const SERVE: &str = "NOTIBUS_SERVE_MINI_COUCH";
+
+/// How long a script may run.
+const SCRIPT_LIMIT: Duration = Duration::from_mins(2);
+
+/// How long the server may take to end.
+const END_LIMIT: Duration = Duration::from_secs(30);
+
+fn main() -> ExitCode {
+    if std::env::var_os(SERVE).is_some() {
+        return mini_couch::main().map_or_else(
+            |error| {
+                eprintln!("{error}");
+                ExitCode::FAILURE
+            },
+            |()| ExitCode::SUCCESS,
+        );
+    }
+    let node = Runtime::new("npm", "node", "node_modules");
+    let python = Runtime::new("python", "python/bin/python", "python/bin/python");
+    let trials = vec![
+        node.trial("nano.js"),
+        node.trial("eventsource.js"),
+        node.trial("pouchdb.js"),
+        node.trial("ibm_cloudant.js"),
+        python.trial("cloudant_updates.py"),
+        python.trial("pycouchdb_updates.py"),
+    ];
+    libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
+}
+
+/// What runs scripts of a kind.
+struct Runtime {
+    /// Its command.
+    command: PathBuf,
+    /// Whether its clients are installed.
+    is_installed: bool,
+}
+
+impl Runtime {
+    /// The runtime `command` of the clients that are installed from `origin`, if `witness` is there.
+    fn new(origin: &str, command: &str, witness: &str) -> Self {
+        let installed = clients();
+        let is_installed =
+            installed.join(format!("{origin}.installed")).exists() && installed.join(witness).exists();
+        if !is_installed {
+            println!("SKIPPED, not passed: the clients of {origin} are not there; run tests/clients/install");
+        }
+        let own = installed.join(command);
+        let command = if own.exists() { own } else { command.into() };
+        Self { command, is_installed }
+    }
+
+    /// The trial that runs `script`.
+    fn trial(&self, script: &'static str) -> Trial {
+        let command = self.command.clone();
+        let trial = Trial::test(script, move || {
+            run(&command, script);
+            Ok(())
+        });
+        trial.with_ignored_flag(!self.is_installed)
+    }
+}
+
+/// Where the clients are installed.
+fn clients() -> PathBuf {
+    let temporary = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    temporary.parent().expect("it lies in the target folder").join("clients")
+}
+
+/// Runs `script` on a server of its own.
+fn run(command: &Path, script: &str) {
+    let server = Server::start();
+    let mut output = tempfile::tempfile().unwrap();
+    let mut process = Command::new(command)
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients").join(script))
+        .arg(&server.address)
+        .env("NODE_PATH", clients().join("node_modules"))
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .stdin(Stdio::null())
+        .stdout(output.try_clone().unwrap())
+        .stderr(output.try_clone().unwrap())
+        .spawn()
+        .unwrap();
+    let status = end_of(&mut process, SCRIPT_LIMIT);
+    let ended = status.is_some_and(|status| status.success());
+    assert!(ended, "{script} ended with {status:?}:\n{}", text(&mut output));
+    server.end();
+}
+
+/// Waits until `process` ends by itself; after `limit` it is killed.
+fn end_of(process: &mut Child, limit: Duration) -> Option<ExitStatus> {
+    let start = Instant::now();
+    while start.elapsed() < limit {
+        if let Some(status) = process.try_wait().unwrap() {
+            return Some(status);
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    process.kill().unwrap();
+    process.wait().unwrap();
+    None
+}
+
+/// All that was written to `file`.
+fn text(file: &mut File) -> String {
+    let mut text = Vec::new();
+    file.rewind().unwrap();
+    file.read_to_end(&mut text).unwrap();
+    String::from_utf8_lossy(&text).into_owned()
+}
+
+/// The example, in memory. Dropping it kills it.
+struct Server {
+    /// The process.
+    process: Child,
+    /// Where it listens.
+    address: String,
+}
+
+impl Server {
+    /// Starts one on a free port.
+    fn start() -> Self {
+        let mut process = Command::new(std::env::current_exe().unwrap())
+            .arg("127.0.0.1:0")
+            .env(SERVE, "1")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let address = line.trim().rsplit(' ').next().unwrap().to_owned();
+        Self { process, address }
+    }
+
+    /// Ends it; it must end cleanly.
+    fn end(mut self) {
+        drop(self.process.stdin.take());
+        let status = end_of(&mut self.process, END_LIMIT);
+        assert!(status.is_some_and(|status| status.success()), "the server ended with {status:?}");
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}

@@ -1,0 +1,56 @@
+// What a client has seen, to be compared with what was done: rows wait here until the script asks for them.
+
+const assert = require('node:assert/strict')
+
+/** How long a row may take, in ms. */
+const PATIENCE = 30_000
+
+class Seen {
+  constructor () {
+    this.rows = []
+    this.waiting = null
+  }
+
+  push (row) {
+    if (this.waiting) {
+      const resolve = this.waiting
+      this.waiting = null
+      resolve(row)
+    } else {
+      this.rows.push(row)
+    }
+  }
+
+  /** The next row, which must be like `expected`. */
+  async next (expected) {
+    const row = this.rows.shift() ?? await this.wait(expected)
+    for (const [key, value] of Object.entries(expected)) assert.deepEqual(row[key], value, JSON.stringify(row))
+    return row
+  }
+
+  /** Nothing came besides what was asked for. */
+  end () {
+    assert.deepEqual(this.rows, [])
+  }
+
+  wait (expected) {
+    return new Promise((resolve, reject) => {
+      const late = new Error(`nothing came, but should: ${JSON.stringify(expected)}`)
+      const timer = setTimeout(() => reject(late), PATIENCE)
+      this.waiting = row => {
+        clearTimeout(timer)
+        resolve(row)
+      }
+    })
+  }
+}
+
+/** Runs a scenario on the server that the command line names; the exit code says how it ended. */
+function run (scenario) {
+  scenario(process.argv[2]).then(() => process.exit(0), error => {
+    console.error(error)
+    process.exit(1)
+  })
+}
+
+module.exports = { Seen, run }
