@@ -84,7 +84,17 @@ impl Right {
         stored?.map(|value| checkpoint_position(&value)).transpose()
     }
 
-    /// Writes in `tx` that everything up to `to` was worked on.
+    /// Writes in `tx` that everything up to `to` was worked on, unless the store knows better: the group has gone over to other
+    /// shards, or an earlier transaction was committed after all. A commit that comes late is refused, because it would set the
+    /// group back, or to a shard that it has left.
+    pub async fn advance(&self, tx: &Transaction, to: Sequence) -> Result<()> {
+        if self.position(tx).await?.is_some_and(|stored| stored < to) {
+            self.write(tx, to);
+        }
+        Ok(())
+    }
+
+    /// Writes in `tx`, which has read the position, that everything up to `to` was worked on.
     pub fn write(&self, tx: &Transaction, to: Sequence) {
         let keys = &self.context.keys;
         tx.set(&keys.checkpoint(&self.group, self.shard), to.as_bytes());
