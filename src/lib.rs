@@ -51,6 +51,8 @@ mod relocation;
 mod routing;
 mod sequence;
 mod signals;
+#[cfg(feature = "simulation")]
+pub mod simulation;
 mod stats;
 pub mod store;
 

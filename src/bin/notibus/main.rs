@@ -4,6 +4,8 @@ mod groups;
 mod nodes;
 mod relocate;
 mod replay;
+#[cfg(feature = "simulation")]
+mod simulate;
 mod store;
 mod tail;
 mod topology;
@@ -35,6 +37,9 @@ enum Command {
     Nodes(nodes::Args),
     /// Replay a history of database events through the whole bus, and check the outcome.
     Replay(replay::Args),
+    /// Run simulated worlds in which everything goes wrong, and judge what the bus makes of it.
+    #[cfg(feature = "simulation")]
+    Simulate(simulate::Args),
     /// Print the rows of a feed, a JSON object a line.
     Tail(tail::Args),
     /// Show or change over which shards a feed is spread.
@@ -98,6 +103,8 @@ fn main() -> ExitCode {
             Command::Import(args) => relocate::import(args).await,
             Command::Nodes(args) => nodes::run(args).await,
             Command::Replay(args) => replay::run(args).await,
+            #[cfg(feature = "simulation")]
+            Command::Simulate(args) => simulate::run(&args),
             Command::Tail(args) => tail::run(args).await,
             Command::Topology(command) => topology::run(command).await,
         }
