@@ -29,6 +29,7 @@
 //! The design, floor by floor, is in `ARCHITECTURE.md`.
 
 mod arrivals;
+mod bugs;
 mod bus;
 mod changes;
 mod context;
@@ -56,6 +57,8 @@ pub mod simulation;
 mod stats;
 pub mod store;
 
+#[cfg(feature = "mutations")]
+pub use bugs::Bug;
 pub use bus::{Announced, Bus, BusOptions, Node};
 pub use changes::{
     Change, ChangeRow, Changes, ChangesOptions, ChangesPage, ChangesQuery, ChangesTail, ChangesWriter,

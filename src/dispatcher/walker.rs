@@ -17,6 +17,7 @@ use super::{
     subscribe::{Delivery, Interruption},
 };
 use crate::{
+    bugs::{Bug, is_on},
     encoding::{Incarnation, Sequence, Versionstamp},
     error::{Error, Result},
     feed::Cursor,
@@ -143,6 +144,7 @@ impl Walker {
                     let place = batch.rows.partition_point(|row| row.sequence <= cursor);
                     self.batch = Some((batch, place));
                 }
+                Next::Behind(to) if is_on(Bug::LaggardSkips) => self.cursor = to,
                 Next::Behind(to) if self.skips => {
                     let from = std::mem::replace(&mut self.cursor, to);
                     self.known = to;

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use super::{RawFeed, Topology, topology::space_of};
 use crate::{
+    bugs::{Bug, is_on},
     encoding::{Sequence, versionstamped},
     error::{Error, Result},
     keys::{ShardId, sequence_operand},
@@ -22,7 +23,7 @@ pub(crate) fn append(
     row: &[u8],
 ) -> Result<ShardId> {
     let shard = topology.shard_of_new(feed, id)?;
-    if let Some(previous) = previous {
+    if let Some(previous) = previous.filter(|_| !is_on(Bug::RowBeforeLeft)) {
         tx.clear(&topology.space_at(feed, previous, id)?.row(previous));
     }
     let space = space_of(topology.current(), feed, shard);
@@ -63,13 +64,15 @@ impl<'a> FeedWriter<'a> {
         let context = self.feed.context;
         let newest = context.keys.newest(self.feed.id, id);
         let sequence = sequence_operand(context.config.incarnation, order);
-        self.tx.atomic(AtomicOp::SetVersionstampedValue, &newest, &sequence);
+        if !is_on(Bug::NewestNotUpdated) {
+            self.tx.atomic(AtomicOp::SetVersionstampedValue, &newest, &sequence);
+        }
         Ok(order)
     }
 
     /// Moves the heads of the shards that got a row. Returns how many rows were written.
     pub fn finish(self) -> u16 {
-        for shard in self.appended {
+        for shard in self.appended.into_iter().filter(|_| !is_on(Bug::HeadNotMoved)) {
             let head = self.feed.context.keys.head(self.feed.id, shard);
             self.tx.atomic(AtomicOp::SetVersionstampedValue, &head, &versionstamped(&[], &[]));
         }

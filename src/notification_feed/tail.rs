@@ -6,7 +6,12 @@ use futures_util::future::{BoxFuture, pending};
 use tokio::sync::watch;
 
 use super::{NotificationFeed, NotificationPage};
-use crate::{encoding::Sequence, error::Result, feed::Cursor};
+use crate::{
+    bugs::{Bug, is_on},
+    encoding::Sequence,
+    error::Result,
+    feed::Cursor,
+};
 
 /// How long the tail waits for the notifiers of its own process before it sets watches for those of others. Under steady
 /// local load no watch is ever set.
@@ -110,6 +115,7 @@ impl NotificationTail {
         // Where watches were just refused, asking again at once would not help.
         let is_watching = self.fired.is_some();
         let pause = if is_watching || self.arm { self.poll_interval } else { QUIET.min(self.poll_interval) };
+        let pause = if is_on(Bug::TailWithoutPoll) && is_watching { Duration::MAX } else { pause };
         let Self { fired, appends, feed, poll_interval, arm, .. } = self;
         let env = feed.context.env();
         *arm = tokio::select! {
