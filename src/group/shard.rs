@@ -145,7 +145,13 @@ where
                 End::Drained => match self.drain().await? {
                     // The successors of the shard are to be worked on: the next round of balancing comes soon.
                     drain::Drained::Replaced => return Ok(()),
-                    drain::Drained::Waits => break,
+                    // Should the janitor drop the successor while others are still at work, the next one is further on; then
+                    // those that are through have to say so again.
+                    drain::Drained::Waits => {
+                        if self.sleep(self.consuming.options.poll_interval).await {
+                            return Ok(());
+                        }
+                    }
                     drain::Drained::Behind => {
                         let text =
                             "the observer was closed at the end of the shard without a checkpoint there";
@@ -300,15 +306,7 @@ where
     /// Writes that everything up to `to` was worked on.
     async fn write_checkpoint(&mut self, to: Sequence) -> Result<()> {
         let right = &self.right;
-        right
-            .context
-            .db
-            .run(async |tx| {
-                right.lease.check(&tx).await?;
-                right.write(&tx, to);
-                Ok(())
-            })
-            .await?;
+        right.context.db.run(async |tx| right.advance(&tx, to).await).await?;
         right.stored.raise(to);
         right.context.stats.group_checkpoints.add(1);
         self.was_written();
@@ -439,8 +437,10 @@ where
         let key = right.context.keys.trouble(&right.group, right.shard);
         let policy = RetryPolicy { elapsed_max: Some(TROUBLE_TIME_MAX), ..RetryPolicy::default() };
         let stored = right.context.db.run_with(&policy, async |tx| {
-            right.lease.check(&tx).await?;
-            tx.set(&key, &trouble.to_bytes());
+            // A shard that the group has left has no trouble any more.
+            if right.position(&tx).await?.is_some() {
+                tx.set(&key, &trouble.to_bytes());
+            }
             Ok(())
         });
         if let Err(error) = stored.boxed().await {

@@ -295,3 +295,24 @@ async fn a_store_that_fails_is_waited_for() {
     assert_eq!(log.names(), ["a"]);
     log.check(true);
 }
+
+/// An observer that writes its own checkpoints had nothing to write yet, because the shard was empty when it was first read.
+/// Then a row panicked, and went to the dead letters without a checkpoint, as if there were others before it that are not put
+/// down; so the next observer was given it again, and worked on a row that had been given up.
+#[tokio::test(start_paused = true)]
+async fn a_row_that_was_given_up_does_not_come_again() {
+    let world = World::new(1).await;
+    let group = world.group(GroupStart::Zero).await;
+    let log = Log::doing(|_| async { panic!("not this one") });
+    let retry = RetryPolicy { attempts_max: Some(1), ..hasty(FailurePolicy::DeadLetter).retry };
+    let checkpoint = CheckpointPolicy::Explicit;
+    let options = ConsumerOptions { retry, checkpoint, ..hasty(FailurePolicy::DeadLetter) };
+    let consumer = log.consume(&world.bus, &group, options).await;
+    pass(Duration::from_secs(1)).await;
+    world.create(["a"]).await;
+    until_done(&group).await;
+    pass(Duration::from_mins(1)).await;
+    consumer.shutdown().await.unwrap();
+    assert_eq!(attempts(&log), [(1, 1)]);
+    assert_eq!(world.bus.stats().group_dead_letters, 1);
+}

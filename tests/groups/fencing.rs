@@ -274,3 +274,34 @@ async fn a_handover_between_living_nodes_repeats_nothing() {
     b.shutdown().await.unwrap();
     log.check(true);
 }
+
+/// Whether an attempt writes a checkpoint of a group.
+pub fn puts_down(attempt: &Attempt) -> bool {
+    attempt.mutations().any(
+        |mutation| matches!(mutation, Operation::Set { key, .. } if key.starts_with(b"notibus\x15\x0c\x01n\0\x15\x01")),
+    )
+}
+
+/// A checkpoint timed out (1031), was written again, and then the next one was; after that the first one was committed all the
+/// same. It had only the lease in its read-conflict set, and set the group back by everything in between.
+#[tokio::test(start_paused = true)]
+async fn a_checkpoint_that_comes_late_sets_nobody_back() {
+    let world = World::new(1).await;
+    let group = world.group(GroupStart::Zero).await;
+    let mut is_first = true;
+    world.faults.plan_commits(move |attempt| {
+        let is_late = puts_down(attempt) && std::mem::take(&mut is_first);
+        is_late.then_some(CommitFault::Late(StoreError::TRANSACTION_TIMED_OUT))
+    });
+    let consumer = Log::new().consume(&world.bus, &group, unpolled()).await;
+    world.create(["a"]).await;
+    until_done(&group).await;
+    world.update("a", 0).await;
+    until_done(&group).await;
+
+    let late = world.faults.commit_late().await;
+    assert_eq!(late.len(), 1);
+    assert_eq!(late[0].as_ref().unwrap_err().code(), Some(1020));
+    assert_eq!(behind(&group).await, 0);
+    consumer.shutdown().await.unwrap();
+}

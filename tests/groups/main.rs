@@ -10,5 +10,6 @@ mod cost;
 mod failures;
 mod fencing;
 mod janitor;
+mod reshards;
 mod scenario;
 mod world;

@@ -1,0 +1,117 @@
+//! Groups on their way from shard to shard, while the janitor drops what is empty. Simulated worlds found these stories.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use notibus::{
+    CheckpointPolicy, ConsumerOptions, Group, GroupStart, JanitorOptions, Notification, ShardId,
+    store::testing::{CommitFault, Gate},
+};
+use tokio::sync::Notify;
+
+use crate::{
+    common::until,
+    fencing::puts_down,
+    world::{Log, World, names, until_done},
+};
+
+/// A janitor that looks all the time.
+fn eager() -> JanitorOptions {
+    JanitorOptions { interval: Duration::from_millis(100), ..JanitorOptions::default() }
+}
+
+/// Consumers that look at their shards each second.
+fn polled() -> ConsumerOptions {
+    ConsumerOptions { poll_interval: Duration::from_secs(1), ..ConsumerOptions::default() }
+}
+
+/// The shards in which the group has a checkpoint.
+async fn begun(group: &Group<Notification>) -> Vec<u64> {
+    let status = group.status().await.unwrap();
+    status.shards.iter().filter(|shard| shard.checkpoint.is_some()).map(|shard| shard.shard.0).collect()
+}
+
+/// One shard was worked through, and put down that it was, up to where its successors began. Before the other one was, the
+/// janitor dropped those successors, which were empty. So the end of the other shard was further on, the first one did not
+/// seem to be there yet, and both waited for each other for ever.
+#[tokio::test(start_paused = true)]
+async fn successors_that_are_dropped_meanwhile_hold_nobody_up() {
+    let world = World::new(2).await;
+    let group = world.group(GroupStart::Zero).await;
+    let (goes_on, is_closed) = (Arc::new(Notify::new()), Arc::new(AtomicBool::new(true)));
+    let (opens, closed) = (Arc::clone(&goes_on), Arc::clone(&is_closed));
+    let log = Log::doing(move |batch| {
+        let (opens, waits) =
+            (Arc::clone(&opens), batch.shard == ShardId(2) && closed.load(Ordering::Relaxed));
+        async move {
+            if waits {
+                opens.notified().await;
+            }
+            Ok(())
+        }
+    });
+    let consumer = log.consume(&world.bus, &group, polled()).await;
+    world.create(names("db", 8)).await;
+    log.until_names(&names("db", 8)).await;
+    let feed = world.other.feed();
+    feed.reshard(3, None).await.unwrap();
+    // The first shard has its end as its checkpoint.
+    let first = feed.topology().await.unwrap()[1].first;
+    let is_drained = async || {
+        let status = group.status().await.unwrap();
+        status.shards[0].checkpoint.is_some_and(|at| at < first && at.to_string().ends_with("ffffffff"))
+            && status.shards[0].checkpoint.unwrap() > feed.last_sequence().await.unwrap().unwrap()
+    };
+    until("one shard is drained", is_drained).await;
+    feed.reshard(1, None).await.unwrap();
+    let janitor = world.other.janitor(eager()).await.unwrap();
+    until("the empty entry is gone", async || feed.topology().await.unwrap().len() == 2).await;
+
+    is_closed.store(false, Ordering::Relaxed);
+    goes_on.notify_waiters();
+    until("the group has gone over", async || begun(&group).await == [6]).await;
+    world.create(["new"]).await;
+    until_done(&group).await;
+    janitor.shutdown().await.unwrap();
+    consumer.shutdown().await.unwrap();
+}
+
+/// A consumer was about to put down how far it had come in a shard. Meanwhile the rows had all been superseded, the janitor
+/// dropped the empty entry, and the group went over to the next shards. Then the checkpoint was written all the same: the group
+/// was in shards of two entries at once, one of them dropped, and never went on from there.
+#[tokio::test(start_paused = true)]
+async fn nobody_puts_down_a_checkpoint_in_a_shard_that_the_group_has_left() {
+    let world = World::new(2).await;
+    let group = world.group(GroupStart::Zero).await;
+    let log = Log::new();
+    let options = ConsumerOptions { checkpoint: CheckpointPolicy::Rows(1_000), ..polled() };
+    let consumer = log.consume(&world.bus, &group, options).await;
+    let all = names("db", 8);
+    world.create(&all).await;
+    log.until_names(&all).await;
+    let gate = Gate::default();
+    let (held, mut is_first) = (gate.clone(), true);
+    world.faults.plan_commits(move |attempt| {
+        let holds = puts_down(attempt) && std::mem::take(&mut is_first);
+        holds.then(|| CommitFault::Hold(held.clone()))
+    });
+    let feed = world.other.feed();
+    feed.reshard(1, None).await.unwrap();
+    gate.reached().await;
+    for name in &all {
+        world.update(name, 0).await;
+    }
+    let janitor = world.other.janitor(eager()).await.unwrap();
+    until("the group has gone over", async || begun(&group).await == [3]).await;
+
+    gate.open();
+    until_done(&group).await;
+    assert_eq!(begun(&group).await, [3]);
+    janitor.shutdown().await.unwrap();
+    consumer.shutdown().await.unwrap();
+}
