@@ -108,8 +108,8 @@ impl Plan {
     pub fn draw(seed: u64, options: &Options) -> Self {
         let random = &mut Rng::with_seed(seed);
         let ms = |random: &mut Rng, from: u64, to: u64| Duration::from_millis(random.u64(from..=to));
-        let heartbeat = ms(random, 200, 1_000);
-        let node = NodeOptions { id: None, heartbeat, expiry: heartbeat * random.u32(2..=5) };
+        let heartbeat = ms(random, 200, 700);
+        let node = NodeOptions { id: None, heartbeat, expiry: heartbeat * random.u32(2..=4) };
         let balance = |random: &mut Rng| BalanceOptions {
             interval: ms(random, 200, 1_500),
             handover: ms(random, 100, 3_000),
@@ -121,7 +121,6 @@ impl Plan {
         let nodes = options.nodes.unwrap_or_else(|| random.usize(2..=4)).max(1);
         let groups = random.usize(0..=2);
         Self {
-
             partitions: 1 << random.u32(0..=3),
             shards: random.u32(1..=4),
             names: names(random),
@@ -139,11 +138,8 @@ impl Plan {
                 })
                 .collect(),
             think_max_ms: [20, 200, 1_000][random.usize(0..3)],
-            operate_max_ms: [500, 2_000, 8_000][random.usize(0..3)],
-            producer: ProducerOptions {
-                slots: random.u16(1..=3),
-                record_versionstamps: random.bool(),
-            },
+            operate_max_ms: [100, 1_000, 5_000][random.usize(0..3)],
+            producer: ProducerOptions { slots: random.u16(1..=3), record_versionstamps: random.bool() },
             has_late_events: !has_janitor && random.bool(),
             node,
             notifier: NotifierOptions {
@@ -159,8 +155,8 @@ impl Plan {
                 catch_ups_max: random.usize(1..=3),
             },
             janitor: JanitorOptions {
-                interval: ms(random, 300, 2_000),
-                tombstone_retention: ms(random, 100, 4_000),
+                interval: if random.bool() { ms(random, 20, 200) } else { ms(random, 200, 2_000) },
+                tombstone_retention: if random.bool() { ms(random, 1, 300) } else { ms(random, 300, 4_000) },
                 transaction_id_retention: Duration::from_hours(1),
                 balance: balance(random),
             },

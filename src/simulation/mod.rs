@@ -55,11 +55,21 @@ pub struct Options {
     pub intensity: f64,
     /// Whether to keep the trace of what happens. Default: false.
     pub trace: bool,
+    /// A deliberate bug in the code that runs. Default: none.
+    #[cfg(feature = "mutations")]
+    pub bug: Option<crate::bugs::Bug>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { nodes: None, chaos: None, intensity: 1.0, trace: false }
+        Self {
+            nodes: None,
+            chaos: None,
+            intensity: 1.0,
+            trace: false,
+            #[cfg(feature = "mutations")]
+            bug: None,
+        }
     }
 }
 
@@ -97,7 +107,11 @@ pub fn simulate(seed: u64, options: &Options) -> Outcome {
         let shared = Arc::clone(&shared);
         move |level, message, fields| shared.hear(level, message, fields)
     });
-    tracing::subscriber::with_default(listener, || World::new(&shared, random).run());
+    let run = || tracing::subscriber::with_default(listener, || World::new(&shared, random).run());
+    #[cfg(feature = "mutations")]
+    crate::bugs::with(options.bug, run);
+    #[cfg(not(feature = "mutations"))]
+    run();
     Outcome {
         seed,
         failure: shared.failure(),

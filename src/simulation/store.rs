@@ -30,8 +30,8 @@ use crate::{
     },
 };
 
-/// The longest that a commit of which nobody waits for the answer can take: the lifetime of a transaction.
-const LATE_MAX_MS: u64 = 4_500;
+/// The longest that commits of which nobody waits for the answer take, in milliseconds; at most the lifetime of a transaction.
+const LATE_MAX_MS: [u64; 4] = [10, 100, 1_000, 4_500];
 
 /// A transaction of the engine, kept alive by whatever still works on it.
 type Inner = Arc<dyn TransactionBackend>;
@@ -125,8 +125,7 @@ impl Link {
         let error = if shared.strikes(Fault::ReadTooOld) {
             Some(StoreError::TRANSACTION_TOO_OLD)
         } else if shared.strikes(Fault::ReadBehind) {
-            let codes =
-                [StoreError::FUTURE_VERSION, StoreError::PROCESS_BEHIND, StoreError::DATABASE_LOCKED];
+            let codes = [StoreError::FUTURE_VERSION, StoreError::PROCESS_BEHIND, StoreError::DATABASE_LOCKED];
             Some(codes[shared.draw(0..=2) as usize].clone())
         } else if shared.strikes(Fault::ReadTimedOut) {
             Some(StoreError::TRANSACTION_TIMED_OUT)
@@ -204,11 +203,8 @@ impl Future for Crossing {
     type Output = Result<()>;
 
     fn poll(mut self: std::pin::Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
-        let waker = CrossingWaker {
-            task: context.waker().clone(),
-            time: self.time.clone(),
-            process: self.process,
-        };
+        let waker =
+            CrossingWaker { task: context.waker().clone(), time: self.time.clone(), process: self.process };
         let waker = Waker::from(Arc::new(waker));
         self.watch.poll_unpin(&mut Context::from_waker(&waker))
     }
@@ -466,7 +462,8 @@ fn commit(
     let flight = Arc::new(flight);
     if is_late {
         takes_over();
-        shared.time.after(Duration::from_millis(shared.draw(1..=LATE_MAX_MS)), Event::Arrival(flight));
+        let most = LATE_MAX_MS[shared.draw(0..=3) as usize];
+        shared.time.after(Duration::from_millis(shared.draw(1..=most)), Event::Arrival(flight));
         return Box::pin(async move {
             env.sleep(there + back).await;
             Err(StoreError::TRANSACTION_TIMED_OUT.into())
@@ -541,7 +538,9 @@ impl Flight {
                     let after = ready(after.get(&key, Isolation::Snapshot)).expect("as above");
                     (key, Change { before, after })
                 });
-                shared.note(|| format!("the store commits a transaction of {process}.{generation} at {stamp:?}"));
+                shared.note(|| {
+                    format!("the store commits a transaction of {process}.{generation} at {stamp:?}")
+                });
                 if is_orphan {
                     shared.witness(Witness::OrphanCommitted);
                 }
@@ -574,11 +573,7 @@ pub(super) fn ready<T: Unpin>(answer: Answer<'_, T>) -> Result<T> {
 }
 
 /// Takes note of the keys that `mutation` touches, but for those that get their names from the commit.
-fn touch(
-    before: &dyn TransactionBackend,
-    mutation: &Mutation,
-    touched: &mut BTreeMap<Bytes, Option<Bytes>>,
-) {
+fn touch(before: &dyn TransactionBackend, mutation: &Mutation, touched: &mut BTreeMap<Bytes, Option<Bytes>>) {
     match mutation {
         Mutation::Atomic(AtomicOp::SetVersionstampedKey, ..) => {}
         Mutation::Set(key, _) | Mutation::Clear(key) | Mutation::Atomic(_, key, _) => {

@@ -166,7 +166,9 @@ impl World {
             return;
         }
         let issuer = Issuer { process, generation: slot.generation };
-        shared.note(|| format!("process {process}.{} starts: {:?}", slot.generation, shared.plan.processes[process]));
+        shared.note(|| {
+            format!("process {process}.{} starts: {:?}", slot.generation, shared.plan.processes[process])
+        });
         let drift = shared.plan.drift_ppm;
         let ppm = 1_000_000 - drift + self.random.u64(0..=2 * drift);
         slot.clock = Arc::new(Clock::new(&shared.time, process, ppm, self.random.fork()));
@@ -216,7 +218,8 @@ impl World {
             }
             if shared.strikes(Fault::ClockJump) {
                 let by = pause();
-                shared.note(|| format!("the clock of process {process}.{} jumps by {by:?}", issuer.generation));
+                shared
+                    .note(|| format!("the clock of process {process}.{} jumps by {by:?}", issuer.generation));
                 slot.clock.jump(by);
             }
         }
@@ -245,7 +248,12 @@ impl World {
         let passed = shared.time.now() - self.since;
         if shared.phase() == Phase::Rest {
             // Late commits have come by then, and those who are dead have been buried.
-            let least = Duration::from_secs(5) + shared.plan.node.expiry * 4;
+            let late = if shared.fault_count(Fault::LateCommit) > 0 {
+                Duration::from_secs(5)
+            } else {
+                Duration::ZERO
+            };
+            let least = late + shared.plan.node.expiry * 2 + Duration::from_secs(1);
             let unrest = if passed < least { Some(String::new()) } else { shared.oracle().unrest() };
             match unrest {
                 None => self.enter(Phase::End),

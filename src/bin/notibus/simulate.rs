@@ -49,7 +49,7 @@ impl Args {
     /// What is asked of each world.
     fn options(&self, trace: bool) -> Options {
         let chaos = self.chaos.map(Duration::from_secs);
-        Options { nodes: self.nodes, chaos, intensity: self.intensity, trace }
+        Options { nodes: self.nodes, chaos, intensity: self.intensity, trace, ..Options::default() }
     }
 
     /// The command that runs `seed` again.
@@ -104,7 +104,9 @@ impl Total {
 pub fn run(args: &Args) -> Result<(), Failure> {
     let trace = std::env::var(TRACE).is_ok_and(|value| value != "0");
     if !is_replayable() {
-        eprintln!("notibus: built without `--cfg tokio_unstable`: a seed does not always make the same world");
+        eprintln!(
+            "notibus: built without `--cfg tokio_unstable`: a seed does not always make the same world"
+        );
     }
     let threads = if trace { Some(NonZeroUsize::MIN) } else { args.threads };
     let threads = threads.or_else(|| thread::available_parallelism().ok()).unwrap_or(NonZeroUsize::MIN);
@@ -151,11 +153,7 @@ fn report(total: &Total, took: Duration) {
     println!("\nfaults");
     list(Fault::ALL.iter().map(|&fault| (fault, total.faults.get(&fault), fault.explanation())));
     println!("\nwitnesses, by the number of seeds that met them");
-    list(
-        Witness::ALL
-            .iter()
-            .map(|&witness| (witness, total.witnesses.get(&witness), witness.explanation())),
-    );
+    list(Witness::ALL.iter().map(|&witness| (witness, total.witnesses.get(&witness), witness.explanation())));
 }
 
 /// Prints a table of counts.

@@ -77,7 +77,10 @@ impl Observer<Notification> for Worker {
 
 impl Worker {
     /// Works in one transaction with the checkpoint.
-    async fn work_once(&self, batch: &GroupBatch<Notification>) -> Result<(), Box<dyn StdError + Send + Sync>> {
+    async fn work_once(
+        &self,
+        batch: &GroupBatch<Notification>,
+    ) -> Result<(), Box<dyn StdError + Send + Sync>> {
         let (place, name) = (&self.place, self.group.name());
         let done = place.db.run(async |tx| {
             if batch.checkpoint_in(&tx).await?.is_done() {

@@ -151,7 +151,9 @@ async fn serve(place: &Place, plan: ProcessPlan, node: Node, tasks: &mut JoinSet
     ends.push(("node", node.shutdown().await));
     for (what, end) in ends {
         if let Err(error) = end {
-            place.shared.fail(format!("the {what} of process {} does not shut down: {error}", place.issuer.process));
+            place
+                .shared
+                .fail(format!("the {what} of process {} does not shut down: {error}", place.issuer.process));
         }
     }
     Ok(())

@@ -20,20 +20,25 @@ pub(super) fn start(place: &Place, dispatcher: &Dispatcher, tasks: &mut JoinSet<
             3 => Wish::Suffix("/_replicator".to_owned()),
             _ => Wish::Names(names.iter().take(1 + place.random(3) as usize).cloned().collect()),
         };
-        let from_zero = place.random(2) == 0;
-        let mut subscribe = dispatcher.subscribe(wish.filter());
-        if from_zero {
-            subscribe = subscribe.since(Since::After(Sequence::ZERO));
-        }
+        // From now on, from the beginning, or from where a row once stood.
+        let after = match place.random(4) {
+            0 => Some(Sequence::ZERO),
+            1 => place.shared.oracle().some_position(place.db.env().random()),
+            _ => None,
+        };
+        // A position can only be known to one who has read so far.
+        let after = after.filter(|after| *after <= dispatcher.position());
+        let since = after.map_or(Since::Now, Since::After);
+        let mut subscribe = dispatcher.subscribe(wish.filter()).since(since);
         if place.random(3) == 0 {
             subscribe = subscribe.skip_when_lagging();
         }
         let mut stream = subscribe.stream();
         // Nothing comes in between.
-        let start = if from_zero { Sequence::ZERO } else { dispatcher.position() };
+        let start = after.unwrap_or_else(|| dispatcher.position());
         let id = place.shared.oracle().subscribed(place.issuer, wish, start);
         place.note(|| format!("has subscriber {id}, from {start} on"));
-        let slowness_ms = [0, 0, 50, 700][place.random(4) as usize];
+        let slowness_ms = [0, 50, 700, 4_000][place.random(4) as usize];
         let place = place.clone();
         tasks.spawn(async move {
             while let Some(given) = stream.next().await {

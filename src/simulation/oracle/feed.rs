@@ -75,6 +75,7 @@ impl Oracle {
                     return Err(format!("a shard id was used again: {entry:?}"));
                 }
                 self.next_shard = entry.next_shard().0;
+                self.entries.push(entry.clone());
             }
             entries.insert(*first, entry);
         }
@@ -100,8 +101,7 @@ impl Oracle {
         recorded: &BTreeMap<Db, Counters>,
     ) -> Verdict {
         let mut fold = self.gather(seen, items)?;
-        let marks: Vec<_> =
-            items.iter().filter(|(item, _)| matches!(item, Item::FoldMark(_))).collect();
+        let marks: Vec<_> = items.iter().filter(|(item, _)| matches!(item, Item::FoldMark(_))).collect();
         let is_fold = self.judge_marks(shared, seen, items, &marks)?;
         if !is_fold {
             self.judge_recording(items, recorded)?;
@@ -142,7 +142,8 @@ impl Oracle {
         for (item, change) in items {
             match item {
                 Item::Counters(db) => {
-                    let (before, after) = (counters(change.before.as_ref())?, counters(change.after.as_ref())?);
+                    let (before, after) =
+                        (counters(change.before.as_ref())?, counters(change.after.as_ref())?);
                     if change.after.is_some() && after == Counters::ZERO {
                         return Err(format!("counters of {db:?} without a count were left behind"));
                     }
@@ -173,8 +174,7 @@ impl Oracle {
     ) -> Verdict {
         match change {
             Change { before: None, after: Some(value) } => {
-                let row =
-                    Notification::from_bytes(sequence, value).map_err(|error| error.to_string())?;
+                let row = Notification::from_bytes(sequence, value).map_err(|error| error.to_string())?;
                 if sequence.versionstamp() != seen.stamp {
                     return Err(format!("a row stands at {sequence}, which is not its commit"));
                 }
@@ -186,7 +186,10 @@ impl Oracle {
                     .place(SchemeId(scheme), row.name.as_str().as_bytes(), count)
                     .map_err(|error| error.to_string())?;
                 if shard.0 != first.0 + u64::from(place) {
-                    return Err(format!("the row of {:?} was written to shard {shard}, of {open:?}", row.name));
+                    return Err(format!(
+                        "the row of {:?} was written to shard {shard}, of {open:?}",
+                        row.name
+                    ));
                 }
                 let name = row.name.clone();
                 if fold.added.insert(name.clone(), Placed { shard, row: Arc::new(row) }).is_some() {
@@ -194,8 +197,7 @@ impl Oracle {
                 }
             }
             Change { before: Some(value), after: None } => {
-                let row =
-                    Notification::from_bytes(sequence, value).map_err(|error| error.to_string())?;
+                let row = Notification::from_bytes(sequence, value).map_err(|error| error.to_string())?;
                 fold.removed.insert(row.name.clone(), Arc::new(row));
             }
             change if change.before == change.after => {}
@@ -213,7 +215,10 @@ impl Oracle {
         marks: &[&(Item, &Change)],
     ) -> Result<bool, String> {
         let mark_of = |value: &Option<bytes::Bytes>| {
-            value.as_ref().map(|value| FoldMark::from_bytes(value).map_err(|error| error.to_string())).transpose()
+            value
+                .as_ref()
+                .map(|value| FoldMark::from_bytes(value).map_err(|error| error.to_string()))
+                .transpose()
         };
         let mut folds = 0;
         for (item, change) in marks {
@@ -231,7 +236,8 @@ impl Oracle {
             }
             folds += 1;
             let key = self.keys.lease("partition", u64::from(*partition));
-            let lease = (seen.before)(&key).and_then(|value| Lease::from_bytes(&value).ok()).unwrap_or_default();
+            let lease =
+                (seen.before)(&key).and_then(|value| Lease::from_bytes(&value).ok()).unwrap_or_default();
             let is_next = before.is_some_and(|before| {
                 (after.epoch, after.fold) == (before.epoch, before.fold + 1) && after.epoch == lease.epoch
             });
@@ -341,7 +347,8 @@ impl Oracle {
             }
         }
         let replaces = before.as_ref().filter(|before| before.row.instance != row.instance);
-        let is_deletion = |before: &&Placed| taken.get(&before.row.db()).is_some_and(|taken| taken.deleted > 0);
+        let is_deletion =
+            |before: &&Placed| taken.get(&before.row.db()).is_some_and(|taken| taken.deleted > 0);
         if replaces.filter(is_deletion).is_some() {
             shared.witness(Witness::DeletionAndCreationInOneFold);
         }
@@ -387,15 +394,18 @@ impl Oracle {
         taken: &BTreeMap<Db, Counters>,
     ) -> Verdict {
         let db = row.db();
-        let own = *taken.get(&db).ok_or_else(|| format!("the row of {db:?} is of no instance that has events"))?;
+        let own =
+            *taken.get(&db).ok_or_else(|| format!("the row of {db:?} is of no instance that has events"))?;
         let same = before.filter(|before| before.instance == row.instance);
         let expected = plus(same.map_or(Counters::ZERO, |before| before.totals), own);
         if row.totals != expected {
             return Err(format!("the row of {db:?} counts {:?} instead of {expected:?}", row.totals));
         }
-        if self.databases.get(name).is_some_and(|lives| {
-            *lives != row.instance && taken.contains_key(&Db::new(name.clone(), *lives))
-        }) {
+        if self
+            .databases
+            .get(name)
+            .is_some_and(|lives| *lives != row.instance && taken.contains_key(&Db::new(name.clone(), *lives)))
+        {
             return Err(format!("the row of {db:?} was written, although another instance lives"));
         }
         let now = Kinds::counted(&own);
@@ -459,7 +469,12 @@ impl Oracle {
     }
 
     /// Takes note of design documents that are told, and of those that go with their databases.
-    fn judge_ddocs(&mut self, before: Option<&Notification>, row: &Notification, items: &Items<'_>) -> Verdict {
+    fn judge_ddocs(
+        &mut self,
+        before: Option<&Notification>,
+        row: &Notification,
+        items: &Items<'_>,
+    ) -> Verdict {
         if let Some(before) = before.filter(|before| row.is_deleted() || before.instance != row.instance) {
             self.ddocs.retain(|(db, _), _| *db != before.db());
         }

@@ -102,9 +102,12 @@ impl Oracle {
                     }
                 }
                 Item::App(AppKey::Effect(name, at)) if change.after.is_some() => {
-                    let group =
-                        self.groups.get_mut(name).ok_or_else(|| format!("{name} is gone, and works on {at}"))?;
-                    let row = self.past.get(at).ok_or_else(|| format!("{name} works on {at}, which is no row"))?;
+                    let group = self
+                        .groups
+                        .get_mut(name)
+                        .ok_or_else(|| format!("{name} is gone, and works on {at}"))?;
+                    let row =
+                        self.past.get(at).ok_or_else(|| format!("{name} works on {at}, which is no row"))?;
                     group.is_used = true;
                     if !group.done.insert(*at) {
                         return Err(format!("{name} has worked twice on the row at {at}"));
@@ -118,7 +121,10 @@ impl Oracle {
                     let moves =
                         items.iter().any(|(item, _)| matches!(item, Item::Checkpoint(of, _) if of == name));
                     if !moves {
-                        return Err(format!("{name} works on {at} without a checkpoint, at {:?}", seen.stamp));
+                        return Err(format!(
+                            "{name} works on {at} without a checkpoint, at {:?}",
+                            seen.stamp
+                        ));
                     }
                 }
                 _ => {}
@@ -193,7 +199,7 @@ impl Oracle {
         for name in begun {
             // Of the shards that a group reads at one time, all are of one topology entry.
             let shards: Vec<_> = self.groups[name].checkpoints.keys().copied().collect();
-            let is_one = self.topology.iter().any(|entry| entry.shards().eq(shards.iter().copied()));
+            let is_one = self.entries.iter().any(|entry| entry.shards().eq(shards.iter().copied()));
             if !is_one {
                 return Err(format!("{name} reads {shards:?}, which are of no one topology entry"));
             }

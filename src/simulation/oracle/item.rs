@@ -83,7 +83,8 @@ impl Item {
         Some(match (int(family)?, rest) {
             (0, []) => Self::Config,
             (1, [_, name, instance, part, last]) => {
-                let db = Db::new(DbName::new(text(name)?).ok()?, DbInstance(bytes(instance)?.try_into().ok()?));
+                let db =
+                    Db::new(DbName::new(text(name)?).ok()?, DbInstance(bytes(instance)?.try_into().ok()?));
                 match int(part)? {
                     0 => Self::Counters(db),
                     1 => Self::LastUpdate(db),
@@ -103,7 +104,8 @@ impl Item {
             }
             (8, [feed]) => Self::Horizon(bytes(feed)?.into()),
             (9, [name, instance, id]) => {
-                let db = Db::new(DbName::new(text(name)?).ok()?, DbInstance(bytes(instance)?.try_into().ok()?));
+                let db =
+                    Db::new(DbName::new(text(name)?).ok()?, DbInstance(bytes(instance)?.try_into().ok()?));
                 Self::Ddoc(db, DdocId::new(text(id)?).ok()?)
             }
             (10, [_, node]) => Self::Node(NodeId(bytes(node)?.try_into().ok()?)),

@@ -33,8 +33,11 @@ impl Oracle {
                             return Err(format!("the lease of {pool} {resource} was removed"));
                         }
                         after => {
-                            if after.is_some_and(|after| after.epoch < before.epoch || after.owner.is_some()) {
-                                return Err(format!("{before:?} of {pool} {resource} was taken away as {after:?}"));
+                            if after.is_some_and(|after| after.epoch < before.epoch || after.owner.is_some())
+                            {
+                                return Err(format!(
+                                    "{before:?} of {pool} {resource} was taken away as {after:?}"
+                                ));
                             }
                         }
                     }

@@ -123,6 +123,8 @@ pub(super) struct Oracle {
     ddocs: BTreeMap<(Db, DdocId), Sequence>,
     /// The topology entries that there are.
     topology: Vec<TopologyRow>,
+    /// All topology entries that there ever were.
+    entries: Vec<TopologyRow>,
     /// The first shard id that was never used.
     next_shard: u64,
     /// From where on readers miss nothing.
@@ -158,6 +160,7 @@ impl Oracle {
             past: BTreeMap::new(),
             ddocs: BTreeMap::new(),
             topology: Vec::new(),
+            entries: Vec::new(),
             next_shard: 0,
             horizon: Sequence::ZERO,
             groups: BTreeMap::new(),
@@ -279,7 +282,8 @@ impl Oracle {
         let meets = |range: &KeyRange| conflicts.iter().any(|conflict| conflict.intersects(range));
         let feed = crate::keys::FeedId::notifications();
         let writes = |is: fn(&Item) -> bool| items.iter().any(is);
-        if writes(|item| matches!(item, Item::FoldMark(_))) && !writes(|item| matches!(item, Item::Lease(..))) {
+        if writes(|item| matches!(item, Item::FoldMark(_))) && !writes(|item| matches!(item, Item::Lease(..)))
+        {
             if meets(&self.keys.all_leases()) {
                 shared.witness(Witness::ZombieFoldRefused);
             }
@@ -297,7 +301,9 @@ impl Oracle {
             && !writes(|item| matches!(item, Item::FoldMark(_)));
         if is_producer && meets(&self.keys.all()) {
             let Issuer { process, generation } = issuer;
-            shared.fail(format!("recording events made a transaction of process {process}.{generation} conflict"));
+            shared.fail(format!(
+                "recording events made a transaction of process {process}.{generation} conflict"
+            ));
         }
     }
 }

@@ -89,8 +89,15 @@ impl Oracle {
         self.next_reader += 1;
         let (last, told) = (BTreeMap::new(), BTreeMap::new());
         let knows_nothing = start == Sequence::ZERO;
-        self.subscribers.insert(self.next_reader, Subscriber { issuer, wish, start, knows_nothing, last, told });
+        self.subscribers
+            .insert(self.next_reader, Subscriber { issuer, wish, start, knows_nothing, last, told });
         self.next_reader
+    }
+
+    /// Where a row stands or stood, if there ever was one; `random` decides which.
+    pub fn some_position(&self, random: u64) -> Option<Sequence> {
+        let place = random % (self.past.len() as u64).max(1);
+        self.past.keys().nth(place as usize).copied()
     }
 
     /// A subscriber was given something.
@@ -172,7 +179,10 @@ impl Oracle {
         self.followers.iter().find_map(|(id, follower)| {
             let mut rows = self.rows.values().map(|placed| placed.row.sequence);
             let left = rows.find(|at| !follower.read.contains(at))?;
-            Some(format!("follower {id} of process {} has not read the row at {left}", follower.issuer.process))
+            Some(format!(
+                "follower {id} of process {} has not read the row at {left}",
+                follower.issuer.process
+            ))
         })
     }
 }
@@ -217,8 +227,8 @@ impl Subscriber {
         let before = row.replaced.filter(|_| !self.knows_nothing);
         let before = before.map(|replaced| (replaced.instance, EventKind::Deleted, replaced.deleted_at));
         let mut owed = own.chain(before).filter(|(_, _, at)| *at > self.start);
-        let (instance, kind, at) =
-            owed.find(|(instance, kind, at)| self.told.get(&(*instance, *kind)).is_none_or(|told| told < at))?;
+        let (instance, kind, at) = owed
+            .find(|(instance, kind, at)| self.told.get(&(*instance, *kind)).is_none_or(|told| told < at))?;
         Some(format!("{kind:?} of {:?} {instance:?} at {at}, since {}", row.name, self.start))
     }
 }
