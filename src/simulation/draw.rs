@@ -64,6 +64,7 @@ pub(super) struct Plan {
 
 /// What a process does.
 #[derive(Debug, Clone, Copy, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a role, and they are independent of each other")]
 pub(super) struct ProcessPlan {
     /// It folds.
     pub notifier: bool,

@@ -19,6 +19,9 @@ use crate::Failure;
 /// Set to anything but 0, it has the timeline of each seed printed.
 const TRACE: &str = "NOTIBUS_TRACE";
 
+/// So many seeds have to meet every interesting state.
+const SEEDS_FOR_WITNESSES: u64 = 1_000;
+
 /// What to simulate.
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -40,16 +43,36 @@ pub struct Args {
     /// How many worlds run at once; as many as there are processors, if not said.
     #[arg(long)]
     threads: Option<NonZeroUsize>,
+    /// A deliberate bug to bring into the code, to see how soon it is found.
+    #[cfg(feature = "mutations")]
+    #[arg(long, value_parser = bug)]
+    bug: Option<notibus::Bug>,
     /// Goes on after a seed that fails.
     #[arg(long)]
     keep_going: bool,
+}
+
+/// The deliberate bug of this name.
+#[cfg(feature = "mutations")]
+fn bug(name: &str) -> Result<notibus::Bug, String> {
+    let found = notibus::Bug::ALL.iter().find(|bug| format!("{bug:?}") == name);
+    found
+        .copied()
+        .ok_or_else(|| format!("there is none of this name; these are there: {:?}", notibus::Bug::ALL))
 }
 
 impl Args {
     /// What is asked of each world.
     fn options(&self, trace: bool) -> Options {
         let chaos = self.chaos.map(Duration::from_secs);
-        Options { nodes: self.nodes, chaos, intensity: self.intensity, trace, ..Options::default() }
+        Options {
+            nodes: self.nodes,
+            chaos,
+            intensity: self.intensity,
+            trace,
+            #[cfg(feature = "mutations")]
+            bug: self.bug,
+        }
     }
 
     /// The command that runs `seed` again.
@@ -139,13 +162,17 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     });
     let total = total.into_inner().unwrap_or_else(PoisonError::into_inner);
     report(&total, began.elapsed());
+    let missed: Vec<_> =
+        Witness::ALL.iter().filter(|witness| !total.witnesses.contains_key(witness)).collect();
     match total.failures.len() {
-        0 => Ok(()),
+        0 if missed.is_empty() || total.seeds < SEEDS_FOR_WITNESSES => Ok(()),
+        0 => Err(Failure::Failed(format!("{} seeds have not met {missed:?}", total.seeds))),
         failed => Err(Failure::Failed(format!("{failed} of {} seeds failed", total.seeds))),
     }
 }
 
 /// Prints what all worlds have met.
+#[expect(clippy::cast_precision_loss, reason = "a rate is for people")]
 fn report(total: &Total, took: Duration) {
     let rate = total.seeds as f64 / took.as_secs_f64().max(0.001);
     let hours = total.elapsed.as_secs_f64() / 3_600.0;

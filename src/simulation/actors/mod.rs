@@ -110,18 +110,10 @@ async fn live(shared: &Arc<Shared>, issuer: Issuer, db: &Database) -> Result<()>
 /// Runs the roles of `node` until the end.
 async fn serve(place: &Place, plan: ProcessPlan, node: Node, tasks: &mut JoinSet<()>) -> Result<()> {
     let options = &place.shared.plan;
-    let notifier = match plan.notifier {
-        true => Some(node.notifier(options.notifier.clone()).await?),
-        false => None,
-    };
-    let janitor = match plan.janitor {
-        true => Some(node.janitor(options.janitor.clone()).await?),
-        false => None,
-    };
-    let dispatcher = match plan.dispatcher {
-        true => Some(node.dispatcher(options.dispatcher.clone()).await?),
-        false => None,
-    };
+    let notifier = if plan.notifier { Some(node.notifier(options.notifier.clone()).await?) } else { None };
+    let janitor = if plan.janitor { Some(node.janitor(options.janitor.clone()).await?) } else { None };
+    let dispatcher =
+        if plan.dispatcher { Some(node.dispatcher(options.dispatcher.clone()).await?) } else { None };
     if let Some(dispatcher) = &dispatcher {
         subscriber::start(place, dispatcher, tasks);
     }

@@ -108,7 +108,7 @@ impl Oracle {
             if !fold.added.is_empty() {
                 return Err("a row was written by something other than a fold".to_owned());
             }
-            return self.judge_drop(shared, seen, items, fold);
+            return self.judge_drop(shared, items, fold);
         }
         if !recorded.is_empty() {
             return Err("a fold records events".to_owned());
@@ -280,7 +280,7 @@ impl Oracle {
     }
 
     /// Rows that are removed without a successor must be tombstones, and nobody may need them.
-    fn judge_drop(&mut self, shared: &Shared, seen: &Seen<'_>, items: &Items<'_>, fold: Fold) -> Verdict {
+    fn judge_drop(&mut self, shared: &Shared, items: &Items<'_>, fold: Fold) -> Verdict {
         for (item, change) in items {
             if let (Item::Horizon(feed), Some(value)) = (item, &change.after)
                 && feed == FEED
@@ -300,7 +300,7 @@ impl Oracle {
             if self.horizon < row.sequence {
                 return Err(format!("the row at {} was dropped above the horizon", row.sequence));
             }
-            self.may_drop(seen, row.sequence)?;
+            self.may_drop(row.sequence)?;
             if self.rows.remove(&name).is_none_or(|placed| placed.row.sequence != row.sequence) {
                 return Err(format!("a row of {name:?} was dropped that is not the newest"));
             }
@@ -419,9 +419,11 @@ impl Oracle {
             let earlier = same.and_then(|before| at(before, kind));
             let told = at(row, kind);
             // An id of a design document without a count tells of one as well.
-            let is_right = match now.contains(kind) {
-                true => told == Some(row.sequence),
-                false => told == earlier || kind == EventKind::DdocUpdated && told == Some(row.sequence),
+            let is_now = told == Some(row.sequence);
+            let is_right = if now.contains(kind) {
+                is_now
+            } else {
+                told == earlier || kind == EventKind::DdocUpdated && is_now
             };
             if !is_right {
                 return Err(format!("the row of {db:?} says {kind:?} at {told:?}, after {earlier:?}"));

@@ -57,7 +57,7 @@ impl Oracle {
     }
 
     /// Nobody may need the row at `sequence`, which is dropped.
-    pub(super) fn may_drop(&self, _: &Seen<'_>, sequence: Sequence) -> Verdict {
+    pub(super) fn may_drop(&self, sequence: Sequence) -> Verdict {
         for (name, group) in &self.groups {
             if let Some((shard, at)) = group.checkpoints.iter().find(|(_, at)| **at < sequence) {
                 return Err(format!("the row at {sequence} was dropped, and {name} is at {at} in {shard}"));

@@ -40,7 +40,7 @@ use super::{
 };
 use crate::{
     encoding::{Counters, Sequence, Versionstamp},
-    error::StoreError,
+    error::{Error, StoreError},
     event::{Db, DbInstance, DbName, DdocId},
     keys::{GroupName, Keys, NodeId, ShardId, TopologyRow},
     notification::Notification,
@@ -84,7 +84,7 @@ impl Seen<'_> {
 }
 
 /// The keys that a commit touched, told apart.
-type Items<'a> = Vec<(Item, &'a Change)>;
+type Items<'a> = [(Item, &'a Change)];
 
 /// The newest row of a database.
 #[derive(Debug, Clone)]
@@ -216,7 +216,8 @@ impl Oracle {
 
     /// A commit has happened.
     pub fn committed(&mut self, shared: &Shared, seen: &Seen<'_>) {
-        let items: Items<'_> = seen.touched.iter().map(|(key, change)| (Item::of(key), change)).collect();
+        let items: Vec<(Item, &Change)> =
+            seen.touched.iter().map(|(key, change)| (Item::of(key), change)).collect();
         if let Err(reason) = self.judge(shared, seen, &items) {
             let Issuer { process, generation } = seen.issuer;
             shared.fail(format!("{reason} (process {process}.{generation}, at {:?})", seen.stamp));
@@ -268,7 +269,7 @@ impl Oracle {
         &mut self,
         shared: &Shared,
         (issuer, is_late): (Issuer, bool),
-        error: &crate::Error,
+        error: &Error,
         keys: &[Bytes],
         conflicts: &[KeyRange],
     ) {
