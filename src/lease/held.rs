@@ -60,7 +60,7 @@ pub(super) async fn release(db: &Database, leases: &[Held]) -> Result<()> {
             for lease in leases {
                 match lease.check(&tx).await {
                     result if result.is_ok() || is_on(Bug::ReleaseWithoutCheck) => {
-                        tx.set(&lease.key, &Lease { epoch: lease.epoch, owner: None }.to_bytes())
+                        tx.set(&lease.key, &Lease { epoch: lease.epoch, owner: None }.to_bytes());
                     }
                     Err(error) if !matches!(error, Error::LeaseLost { .. }) => return Err(error),
                     _ => {}

@@ -244,11 +244,9 @@ fn rates(random: &mut Rng, intensity: f64) -> Vec<(Fault, f64)> {
         let (least, most): (f64, f64) = match fault {
             Fault::Crash => (0.000_1, 0.003),
             Fault::CrashBeforeAnswer => (0.000_5, 0.01),
-            Fault::Pause | Fault::ClockJump => (0.02, 0.5),
+            Fault::Pause | Fault::ClockJump | Fault::WatchRefused | Fault::WatchFailed => (0.02, 0.5),
             Fault::ReadTimedOut => (0.000_1, 0.005),
             Fault::WatchDropped | Fault::WatchLate | Fault::WatchSpurious => (0.05, 0.9),
-            Fault::WatchRefused | Fault::WatchFailed => (0.02, 0.5),
-            Fault::LateCommit | Fault::TimedOut => (0.001, 0.1),
             Fault::ObserverError | Fault::ObserverPanic => (0.005, 0.2),
             _ => (0.001, 0.1),
         };

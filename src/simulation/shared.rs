@@ -216,30 +216,25 @@ impl Shared {
     pub fn take_trace(&self) -> Option<String> {
         self.trace.take()
     }
+}
 
-    /// A key for readers of the trace.
-    pub fn show(&self, key: &[u8]) -> String {
-        show_key(key)
+/// Mutations for readers of the trace.
+pub(super) fn show_all(mutations: &[Mutation]) -> String {
+    let mut text = String::from("{");
+    for mutation in mutations {
+        let (what, key) = match mutation {
+            Mutation::Set(key, _) => ("set ", key),
+            Mutation::Clear(key) => ("clear ", key),
+            Mutation::ClearRange(begin, _) => ("clear from ", begin),
+            Mutation::Atomic(_, key, _) => ("atomic ", key),
+        };
+        write!(text, " {what}{}", show_key(key)).expect("writing to a string cannot fail");
     }
-
-    /// Mutations for readers of the trace.
-    pub fn show_all(&self, mutations: &[Mutation]) -> String {
-        let mut text = String::from("{");
-        for mutation in mutations {
-            let (what, key) = match mutation {
-                Mutation::Set(key, _) => ("set ", key),
-                Mutation::Clear(key) => ("clear ", key),
-                Mutation::ClearRange(begin, _) => ("clear from ", begin),
-                Mutation::Atomic(_, key, _) => ("atomic ", key),
-            };
-            write!(text, " {what}{}", show_key(key)).expect("writing to a string cannot fail");
-        }
-        text + " }"
-    }
+    text + " }"
 }
 
 /// A key for readers of the trace.
-fn show_key(key: &[u8]) -> String {
+pub(super) fn show_key(key: &[u8]) -> String {
     let (owner, rest) = match key.strip_prefix(BUS_PREFIX) {
         Some(rest) => ("bus", rest),
         None => match key.strip_prefix(app::PREFIX) {

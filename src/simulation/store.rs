@@ -14,8 +14,8 @@ use bytes::Bytes;
 use futures_util::{FutureExt, future::BoxFuture};
 
 use super::{
-    oracle::{Change, Seen},
-    shared::{Issuer, Shared},
+    oracle::{Change, Seen, is_fold},
+    shared::{Issuer, Shared, show_all, show_key},
     time::{Clock, Time},
     witness::{Fault, Witness},
     world::Event,
@@ -277,7 +277,7 @@ impl TransactionBackend for SimulatedTransaction {
         let key = Bytes::copy_from_slice(key);
         let shown = key.clone();
         self.reading(
-            || format!("reads {}", self.link.shared.show(&shown)),
+            || format!("reads {}", show_key(&shown)),
             move |inner| Box::pin(async move { inner.get(&key, isolation).await }),
         )
     }
@@ -286,7 +286,7 @@ impl TransactionBackend for SimulatedTransaction {
         let read = read.clone();
         let begin = read.range.begin.clone();
         self.reading(
-            || format!("reads from {}", self.link.shared.show(&begin)),
+            || format!("reads from {}", show_key(&begin)),
             move |inner| Box::pin(async move { inner.get_range(&read, isolation).await }),
         )
     }
@@ -311,7 +311,7 @@ impl TransactionBackend for SimulatedTransaction {
         let shown = key.clone();
         let is_refused = self.link.shared.strikes(Fault::WatchRefused);
         self.reading(
-            || format!("watches {}", self.link.shared.show(&shown)),
+            || format!("watches {}", show_key(&shown)),
             move |inner| {
                 Box::pin(async move {
                     if is_refused {
@@ -439,7 +439,7 @@ fn commit(
     ];
     let env = link.env.clone();
     if let Some((_, error)) = before.into_iter().find(|(fault, _)| shared.strikes(*fault)) {
-        link.note(|| format!("commits {} -> {error}, not committed", shared.show_all(&mutations)));
+        link.note(|| format!("commits {} -> {error}, not committed", show_all(&mutations)));
         return Box::pin(async move {
             env.sleep(there + back).await;
             Err(error.into())
@@ -455,7 +455,7 @@ fn commit(
     } else {
         None
     };
-    link.note(|| format!("commits {}", shared.show_all(&mutations)));
+    link.note(|| format!("commits {}", show_all(&mutations)));
     let state = Mutex::new(FlightState::Under { is_awaited: true });
     let (issuer, is_sure) = (link.issuer, is_late || shared.draw(0..=1) == 0);
     let flight = Flight { engine: Arc::clone(engine), inner, mutations, issuer, is_late, is_sure, state };
@@ -470,14 +470,14 @@ fn commit(
         });
     }
     shared.time.after(there, Event::Arrival(Arc::clone(&flight)));
-    let is_fold = shared.oracle().is_fold(&flight.mutations);
+    let folds = is_fold(&flight.mutations);
     let (awaited, shared) = (Awaited(flight), Arc::clone(shared));
     Box::pin(async move {
         env.sleep(there + back).await;
         let result = awaited.take();
         match (result, after) {
             (Ok(_), Some(error)) => {
-                if is_fold {
+                if folds {
                     shared.witness(Witness::FoldRetriedAfterCommit);
                 }
                 Err(error.into())

@@ -245,7 +245,7 @@ impl World {
     /// Goes on to the next phase, if this one is over.
     fn look(&mut self) {
         let shared = Arc::clone(&self.shared);
-        let passed = shared.time.now() - self.since;
+        let passed = shared.time.now().saturating_sub(self.since);
         if shared.phase() == Phase::Rest {
             // Late commits have come by then, and those who are dead have been buried.
             let late = if shared.fault_count(Fault::LateCommit) > 0 {

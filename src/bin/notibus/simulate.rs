@@ -77,17 +77,13 @@ impl Args {
 
     /// The command that runs `seed` again.
     fn replay(&self, seed: u64) -> String {
-        let mut command = format!("{TRACE}=1 notibus simulate --seeds 1 --from {seed}");
-        if let Some(nodes) = self.nodes {
-            command += &format!(" --nodes {nodes}");
-        }
-        if let Some(chaos) = self.chaos {
-            command += &format!(" --chaos {chaos}");
-        }
-        if (self.intensity - 1.0).abs() > f64::EPSILON {
-            command += &format!(" --intensity {}", self.intensity);
-        }
-        command
+        let options = [
+            self.nodes.map(|nodes| format!(" --nodes {nodes}")),
+            self.chaos.map(|seconds| format!(" --chaos {seconds}")),
+            Some(format!(" --intensity {}", self.intensity)),
+        ];
+        let options: String = options.into_iter().flatten().collect();
+        format!("{TRACE}=1 notibus simulate --seeds 1 --from {seed}{options}")
     }
 }
 

@@ -338,7 +338,7 @@ impl Oracle {
         };
         let row = Arc::clone(&placed.row);
         self.judge_row(name, before.as_ref().map(|placed| &*placed.row), &row, &taken)?;
-        self.judge_newest(&placed, items)?;
+        Self::judge_newest(&placed, items)?;
         for (db, counters) in &taken {
             let is_gone = db.instance != row.instance
                 && before.as_ref().is_none_or(|before| before.row.instance != db.instance);
@@ -349,7 +349,7 @@ impl Oracle {
         let replaces = before.as_ref().filter(|before| before.row.instance != row.instance);
         let is_deletion =
             |before: &&Placed| taken.get(&before.row.db()).is_some_and(|taken| taken.deleted > 0);
-        if replaces.filter(is_deletion).is_some() {
+        if replaces.as_ref().is_some_and(is_deletion) {
             shared.witness(Witness::DeletionAndCreationInOneFold);
         }
         if self.waiting.keys().any(|db| db.name == *name && !taken.contains_key(db)) {
@@ -454,7 +454,7 @@ impl Oracle {
     }
 
     /// The new row must be found by its name, and the head of its shard must have moved.
-    fn judge_newest(&self, placed: &Placed, items: &Items<'_>) -> Verdict {
+    fn judge_newest(placed: &Placed, items: &Items<'_>) -> Verdict {
         let Placed { shard, row } = placed;
         let newest = Item::Newest(FEED.to_vec(), row.name.as_str().as_bytes().to_vec());
         let says = |wanted: &Item| {

@@ -129,14 +129,14 @@ impl Oracle {
     fn judge_key(&self, item: &Item, value: &Bytes) -> Verdict {
         let leaked = |why: &str| Err(format!("{item:?} was left behind: {why}"));
         match item {
-            Item::Config | Item::App(AppKey::History | AppKey::Once(_) | AppKey::Effect(..)) => Ok(()),
+            Item::Config
+            | Item::Age(_)
+            | Item::App(AppKey::History | AppKey::Once(_) | AppKey::Effect(..)) => Ok(()),
             Item::App(AppKey::Database(name)) if self.databases.contains_key(name) => Ok(()),
             Item::Doorbell(partition) | Item::FoldMark(partition) if *partition < self.partitions => Ok(()),
             Item::Head(_, shard) if self.topology.iter().any(|entry| entry.has(*shard)) => Ok(()),
             Item::Topology(_, first) if self.topology.iter().any(|entry| entry.first == *first) => Ok(()),
             Item::Horizon(feed) if feed == FEED => Ok(()),
-            // All that is needed of the past.
-            Item::Age(_) => Ok(()),
             Item::Node(_) | Item::Request(..) => leaked("everybody has left"),
             Item::Lease(pool, resource) => {
                 let is_free = Lease::from_bytes(value).is_ok_and(|lease| lease.owner.is_none());

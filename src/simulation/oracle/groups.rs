@@ -136,7 +136,7 @@ impl Oracle {
     /// Judges how checkpoints have moved.
     fn judge_checkpoints(
         &mut self,
-        shared: &Shared,
+        world: &Shared,
         seen: &Seen<'_>,
         items: &Items<'_>,
         set: &BTreeSet<GroupName>,
@@ -194,7 +194,7 @@ impl Oracle {
             return Err(format!("a checkpoint of {name} was written without its lease"));
         }
         if !begun.is_empty() {
-            shared.witness(Witness::GroupWentOver);
+            world.witness(Witness::GroupWentOver);
         }
         for name in begun {
             // Of the shards that a group reads at one time, all are of one topology entry.

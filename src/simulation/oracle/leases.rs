@@ -14,10 +14,12 @@ impl Oracle {
         let sets_group = items.iter().any(|(item, _)| matches!(item, Item::Group(_)));
         for (item, change) in items {
             match item {
-                Item::Node(node) if change.after.is_none() && change.before.is_some() => {
-                    if !self.is_node(seen.issuer, *node) {
-                        shared.witness(Witness::NodeBuried);
-                    }
+                Item::Node(node)
+                    if change.after.is_none()
+                        && change.before.is_some()
+                        && !self.is_node(seen.issuer, *node) =>
+                {
+                    shared.witness(Witness::NodeBuried);
                 }
                 Item::Lease(pool, resource) => {
                     let read = |value: &Option<bytes::Bytes>| {

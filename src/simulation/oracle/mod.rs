@@ -83,6 +83,17 @@ impl Seen<'_> {
     }
 }
 
+/// Whether a transaction with these writes is a fold.
+pub(super) fn is_fold(mutations: &[Mutation]) -> bool {
+    let keys = mutations.iter().filter_map(|mutation| match mutation {
+        Mutation::Set(key, _) => Some(Item::of(key)),
+        _ => None,
+    });
+    let items: Vec<_> = keys.collect();
+    let is = |test: fn(&Item) -> bool| items.iter().any(test);
+    is(|item| matches!(item, Item::FoldMark(_))) && !is(|item| matches!(item, Item::Lease(..)))
+}
+
 /// The keys that a commit touched, told apart.
 type Items<'a> = [(Item, &'a Change)];
 
@@ -180,17 +191,6 @@ impl Oracle {
     /// A watch of a process will never fire.
     pub fn watch_lost(&mut self, issuer: Issuer, key: &[u8]) {
         self.lost_watches.insert((issuer, key.to_vec()));
-    }
-
-    /// Whether a transaction with these writes is a fold.
-    pub fn is_fold(&self, mutations: &[Mutation]) -> bool {
-        let keys = mutations.iter().filter_map(|mutation| match mutation {
-            Mutation::Set(key, _) => Some(Item::of(key)),
-            _ => None,
-        });
-        let items: Vec<_> = keys.collect();
-        let is = |test: fn(&Item) -> bool| items.iter().any(test);
-        is(|item| matches!(item, Item::FoldMark(_))) && !is(|item| matches!(item, Item::Lease(..)))
     }
 
     /// A process has crashed: its subscribers and readers are gone.

@@ -166,11 +166,11 @@ impl Oracle {
     }
 
     /// A follower was told the end of a shard.
-    pub fn followed_over(&mut self, shared: &Shared, id: FollowerId, shard: ShardId) {
+    pub fn followed_over(&mut self, world: &Shared, id: FollowerId, shard: ShardId) {
         let Some(follower) = self.followers.get_mut(&id) else { return };
-        shared.witness(Witness::ShardFollowedOver);
+        world.witness(Witness::ShardFollowedOver);
         if !follower.ended.insert(shard) {
-            shared.fail(format!("follower {id} was told the end of shard {shard} twice"));
+            world.fail(format!("follower {id} was told the end of shard {shard} twice"));
         }
     }
 
