@@ -44,7 +44,9 @@ fn what_is_promised_holds_in_every_world() {
         };
         let running: Vec<_> = (0..threads).map(|_| scope.spawn(worlds)).collect();
         // One that fails tells why by itself.
-        running.into_iter().for_each(|worlds| worlds.join().expect("a world has failed"));
+        for worlds in running {
+            worlds.join().expect("a world has failed");
+        }
     });
     let met = met.into_inner().unwrap();
     let missed: Vec<_> = Witness::ALL.iter().filter(|witness| !met.contains(witness)).collect();
