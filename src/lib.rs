@@ -29,6 +29,7 @@
 //! The design, floor by floor, is in `ARCHITECTURE.md`.
 
 mod arrivals;
+mod bugs;
 mod bus;
 mod changes;
 mod context;
@@ -54,9 +55,13 @@ mod relocation;
 mod routing;
 mod sequence;
 mod signals;
+#[cfg(feature = "simulation")]
+pub mod simulation;
 mod stats;
 pub mod store;
 
+#[cfg(feature = "mutations")]
+pub use bugs::Bug;
 pub use bus::{Announced, Bus, BusOptions, Node};
 pub use changes::{
     Change, ChangeRow, Changes, ChangesOptions, ChangesPage, ChangesQuery, ChangesTail, ChangesWriter,

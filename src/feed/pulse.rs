@@ -11,6 +11,7 @@ use tokio::sync::watch;
 
 use super::RawFeed;
 use crate::{
+    bugs::{Bug, is_on},
     context::Context,
     encoding::Sequence,
     error::Result,
@@ -117,11 +118,10 @@ impl Pulse {
     /// Completes when there may be rows, or it is time to look. Cancel safe.
     pub async fn wait(&mut self) {
         // Where watches were just refused, asking again at once would not help.
-        let pause = if self.fired.is_some() || self.is_poll {
-            self.poll_interval
-        } else {
-            QUIET.min(self.poll_interval)
-        };
+        let is_watching = self.fired.is_some();
+        let pause =
+            if is_watching || self.is_poll { self.poll_interval } else { QUIET.min(self.poll_interval) };
+        let pause = if is_on(Bug::TailWithoutPoll) && is_watching { Duration::MAX } else { pause };
         let Self { fired, appends, context, poll_interval, is_poll, .. } = self;
         let env = context.env();
         *is_poll = tokio::select! {

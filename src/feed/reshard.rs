@@ -4,6 +4,7 @@ use bytes::Bytes;
 
 use super::{RawFeed, Topology};
 use crate::{
+    bugs::{Bug, is_on},
     encoding::{Sequence, versionstamped},
     env::Env,
     error::{Error, Result},
@@ -138,9 +139,13 @@ impl RawFeed<'_> {
         scheme: SchemeId,
     ) -> TopologyRow {
         let keys = &self.context.keys;
-        let closed = TopologyRow { closed: true, ..current.clone() };
+        let closed = TopologyRow { closed: !is_on(Bug::ReshardWithoutClosing), ..current.clone() };
         tx.set(&keys.topology(self.id, closed.first), &closed.to_bytes());
-        let next = new.row(Sequence::ZERO, current.next_shard(), scheme);
+        let mut first_shard = current.next_shard();
+        if is_on(Bug::ShardIdsUsedAgain) {
+            first_shard.0 -= 1;
+        }
+        let next = new.row(Sequence::ZERO, first_shard, scheme);
         let operand = keys.next_topology(self.id, self.context.config.incarnation);
         tx.atomic(AtomicOp::SetVersionstampedKey, &operand, &next.to_bytes());
         if self.id.instance().is_none() {

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use super::{RawFeed, Topology, topology::space_of};
 use crate::{
+    bugs::{Bug, is_on},
     encoding::{Sequence, versionstamped},
     error::{Error, Result},
     keys::{ShardId, sequence_operand},
@@ -22,7 +23,7 @@ pub(crate) fn append(
     row: &[u8],
 ) -> Result<ShardId> {
     let shard = topology.shard_of_new(feed, id)?;
-    if let Some(previous) = previous {
+    if let Some(previous) = previous.filter(|_| !is_on(Bug::RowBeforeLeft)) {
         tx.clear(&topology.space_at(feed, previous, id)?.row(previous));
     }
     let space = space_of(topology.current(), feed, shard);
@@ -67,14 +68,20 @@ impl<'a> FeedWriter<'a> {
         let context = self.feed.context;
         let newest = context.keys.newest(self.feed.id, id);
         let sequence = sequence_operand(context.config.incarnation, order);
-        self.tx.atomic(AtomicOp::SetVersionstampedValue, &newest, &sequence);
+        if !is_on(Bug::NewestNotUpdated) {
+            self.tx.atomic(AtomicOp::SetVersionstampedValue, &newest, &sequence);
+        }
         Ok(order)
     }
 
     /// Moves the pulse of the feed and the heads of the shards that got a row. Returns how many rows were written.
     pub fn finish(self) -> u16 {
         let RawFeed { context, id } = self.feed;
-        let heads = self.appended.iter().map(|&shard| context.keys.head(id, shard));
+        let heads = self
+            .appended
+            .iter()
+            .filter(|_| !is_on(Bug::HeadNotMoved))
+            .map(|&shard| context.keys.head(id, shard));
         // Any key of the pulse will do: the one of the last row's shard spreads folds of many shards over all of them.
         let pulse = self.last.map(|shard| context.keys.pulse(id, shard));
         for key in heads.chain(pulse) {

@@ -12,6 +12,7 @@ use futures_util::future::try_join_all;
 
 use super::Pass;
 use crate::{
+    bugs::{Bug, is_on},
     encoding::Sequence,
     error::{Error, Result},
     feed::{Cursor, RawFeed},
@@ -146,7 +147,7 @@ impl Pass<'_> {
             dropped += 1;
             last = last.max(row.sequence);
         }
-        if last > horizon {
+        if last > horizon && !is_on(Bug::HorizonNotRaised) {
             tx.set(&keys.horizon(feed.id), last.as_bytes());
         }
         Ok((dropped, tombstones.len() - passed))
@@ -156,8 +157,13 @@ impl Pass<'_> {
     async fn passed_by_groups(&self, tx: &Transaction) -> Result<Sequence> {
         let keys = &self.context.keys;
         let feed = &self.context.feed;
-        tx.add_read_conflict(&keys.groups(feed));
+        if !is_on(Bug::JanitorMissesNewGroup) {
+            tx.add_read_conflict(&keys.groups(feed));
+        }
         let mut passed = Sequence::MAX;
+        if is_on(Bug::JanitorIgnoresGroups) {
+            return Ok(passed);
+        }
         let mut pages = tx.pages(RangeRead::new(keys.checkpoints(feed)), Isolation::Snapshot);
         while let Some(rows) = pages.next().await? {
             for (_, value) in &rows {

@@ -24,6 +24,7 @@ use super::{
     status::{nodes, roles},
 };
 use crate::{
+    bugs::{Bug, is_on},
     env::Env,
     error::{Error, Result},
     keys::{Lease, LeaseRow, NodeId, NodeRow, Owner, Request, Role},
@@ -409,7 +410,7 @@ impl Dealer {
             tx.clear(&keys.lease_request(pool, resource));
         }
         let acquire = plan.acquire.iter().map(|&resource| {
-            let epoch = epoch(resource) + 1;
+            let epoch = epoch(resource) + u64::from(!is_on(Bug::EpochNotRaised));
             let lease = Lease { epoch, owner: Some(owner) };
             tx.set(&keys.lease(pool, resource), &lease.to_bytes());
             if scene.requests.contains_key(&resource) {

@@ -2,6 +2,7 @@
 //! there should be.
 
 use crate::{
+    bugs::{Bug, is_on},
     encoding::{Counters, Sequence, Versionstamp},
     event::{DbInstance, DbName, EventKind, Kinds},
     notification::{DRAFT, Notification, Replaced},
@@ -124,6 +125,9 @@ impl Draft {
         set(&mut self.row.updated_at, EventKind::Updated);
         set(&mut self.row.ddoc_updated_at, EventKind::DdocUpdated);
         set(&mut self.row.deleted_at, EventKind::Deleted);
+        if is_on(Bug::TotalsNotAdded) {
+            self.row.totals = Counters::ZERO;
+        }
         self.row.totals += events.counters;
         // What is folded now is newer, even where a move to another store has made its stamps smaller.
         self.row.versionstamp = events.versionstamp.or(self.row.versionstamp);

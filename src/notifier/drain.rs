@@ -6,6 +6,7 @@ use bytes::Bytes;
 
 use super::algorithm::Observed;
 use crate::{
+    bugs::{Bug, is_on},
     encoding::{COUNTERS_LEN, Counters},
     error::Result,
     event::{Db, DbInstance, DbName, DdocId},
@@ -150,9 +151,12 @@ impl Waiting {
     pub fn subtract(&self, tx: &Transaction) {
         for row in &self.rows {
             match &row.says {
+                DrainKey::Counters(_) if is_on(Bug::CountersCleared) => tx.clear(&row.key),
                 DrainKey::Counters(counters) => {
                     tx.atomic(AtomicOp::Add, &row.key, &counters.to_negative_bytes());
-                    tx.atomic(AtomicOp::CompareAndClear, &row.key, &[0; COUNTERS_LEN]);
+                    if !is_on(Bug::CompareAndClearLeftOut) {
+                        tx.atomic(AtomicOp::CompareAndClear, &row.key, &[0; COUNTERS_LEN]);
+                    }
                 }
                 DrainKey::LastUpdate(_) | DrainKey::Ddoc(_) => {
                     tx.atomic(AtomicOp::CompareAndClear, &row.key, &row.value);

@@ -12,6 +12,7 @@ use futures_util::future::try_join_all;
 
 use super::{algorithm, drain::Drain};
 use crate::{
+    bugs::{Bug, is_on},
     context::Context,
     encoding::Counters,
     error::{Error, Result},
@@ -86,8 +87,13 @@ impl Folder<'_> {
     /// Whether fold number `fold + 1` was committed. Fails if the partition is another's.
     async fn is_committed(&self, tx: &Transaction, fold: u64) -> Result<bool> {
         let key = self.context.keys.fold_mark(self.partition);
-        let (lease, mark) = tokio::join!(self.lease.check(tx), tx.get(&key, Isolation::Serializable));
+        let isolation =
+            if is_on(Bug::FoldWithoutMark) { Isolation::Snapshot } else { Isolation::Serializable };
+        let (lease, mark) = tokio::join!(self.lease.check(tx), tx.get(&key, isolation));
         lease?;
+        if is_on(Bug::FoldWithoutMark) {
+            return Ok(false);
+        }
         let mark = mark?.ok_or_else(|| Error::corrupt("fold mark", "it is missing"))?;
         match FoldMark::from_bytes(&mark)? {
             FoldMark { epoch, fold: found } if epoch == self.lease.epoch && found == fold => Ok(false),
@@ -103,9 +109,11 @@ impl Folder<'_> {
     async fn attempt(&self, tx: &Transaction, fold: u64, from: Option<&Bytes>) -> Result<Done> {
         let Context { keys, config, .. } = self.context;
         let feed = RawFeed::notifications(self.context);
+        let isolation =
+            if is_on(Bug::TopologyNotInConflictSet) { Isolation::Snapshot } else { Isolation::Serializable };
         let (drain, topology) = tokio::join!(
             Drain::read(tx, keys, self.partition, from, self.rows_max),
-            Topology::read(tx, feed, Isolation::Serializable),
+            Topology::read(tx, feed, isolation),
         );
         let (drain, topology) = (drain?, topology?);
         let mut done = Done { next: drain.next.clone(), folded: drain.total(), ..Done::default() };
@@ -129,8 +137,8 @@ impl Folder<'_> {
             let Some(row) = folded.row else { continue };
             let order = writer.replace(name.as_str().as_bytes(), previous, &row.to_bytes())?;
             // What is told of design documents lasts as long as their database.
-            if let Some(before) = before.filter(|before| row.is_deleted() || before.instance != row.instance)
-            {
+            let gone = before.filter(|before| row.is_deleted() || before.instance != row.instance);
+            if let Some(before) = gone.filter(|_| !is_on(Bug::DdocsLeft)) {
                 tx.clear_range(&keys.ddocs(&before));
             }
             let lives = !row.is_deleted();
@@ -140,6 +148,9 @@ impl Folder<'_> {
             }
         }
         done.rows = writer.finish();
+        if is_on(Bug::WatchInWritingTransaction) {
+            drop(tx.watch(&keys.doorbell(self.partition)).await?);
+        }
         let mark = FoldMark { epoch: self.lease.epoch, fold: fold + 1 };
         tx.set(&keys.fold_mark(self.partition), &mark.to_bytes());
         done.committed = true;

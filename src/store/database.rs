@@ -93,6 +93,18 @@ impl Database {
         Self { backend, env, ids: Arc::default() }
     }
 
+    /// A new store in memory, without a handle on it.
+    #[cfg(feature = "simulation")]
+    pub(crate) fn memory_backend(env: Env) -> Arc<dyn Backend> {
+        Arc::new(embedded::Engine::memory(env))
+    }
+
+    /// The handle of a process that sees the store as `backend` shows it.
+    #[cfg(feature = "simulation")]
+    pub(crate) fn over(backend: Arc<dyn Backend>, env: Env) -> Self {
+        Self::new(backend, env)
+    }
+
     /// A handle on the store that `wrap` puts around this one. To the store it is another process.
     pub(super) fn wrapped<B: Backend>(&self, wrap: impl FnOnce(Arc<dyn Backend>) -> B) -> Self {
         Self {

@@ -33,10 +33,14 @@ mod transaction;
 mod transaction_ids;
 mod watch;
 
+#[cfg(feature = "simulation")]
+pub(crate) use backend::{Answer, Backend, TransactionBackend};
 pub use database::Database;
 #[cfg(feature = "foundationdb")]
 pub use fdb::{FoundationDbOptions, stop_network};
 pub use mutation::AtomicOp;
+#[cfg(feature = "simulation")]
+pub(crate) use mutation::Mutation;
 pub use once::{CommittedOnce, UNKNOWN_RESULT_AGE_MAX};
 pub use options::{Priority, TransactionOption};
 pub(crate) use range::key_after;

@@ -29,7 +29,10 @@ use super::{
     retry::Tries,
     transaction_ids::{Clearing, TransactionId, mark, read_mark},
 };
-use crate::error::{Error, Result, StoreError};
+use crate::{
+    bugs::{Bug, is_on},
+    error::{Error, Result, StoreError},
+};
 
 /// How old a run of [`Database::run_once`] can be and still find out what became of an unknown result.
 pub const UNKNOWN_RESULT_AGE_MAX: Duration = Duration::from_mins(5);
@@ -185,7 +188,7 @@ impl<T> Run<T> {
     /// What the run has come to already, if an attempt that is in doubt was committed. Puts the id into the read-conflict
     /// set of `tx`.
     async fn look_up(&mut self, tx: &Transaction, tries: &Tries<'_>) -> Result<Option<CommittedOnce<T>>> {
-        if self.doubts.is_empty() {
+        if self.doubts.is_empty() || is_on(Bug::CommittedTwice) {
             return Ok(None);
         }
         let Some(mark) = tx.get(self.id.key(), Isolation::Serializable).await? else {

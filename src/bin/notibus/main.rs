@@ -8,6 +8,8 @@ mod relocate;
 mod replay;
 #[cfg(feature = "http")]
 mod serve;
+#[cfg(feature = "simulation")]
+mod simulate;
 mod store;
 mod tail;
 mod topology;
@@ -46,6 +48,9 @@ enum Command {
     /// Run a node with all roles, and serve `_db_updates`, `_changes` and the administration over HTTP.
     #[cfg(feature = "http")]
     Serve(serve::Args),
+    /// Run simulated worlds in which everything goes wrong, and judge what the bus makes of it.
+    #[cfg(feature = "simulation")]
+    Simulate(simulate::Args),
     /// Print the rows of a feed, a JSON object a line.
     Tail(tail::Args),
     /// Show or change over which shards a feed is spread.
@@ -113,6 +118,8 @@ fn main() -> ExitCode {
             Command::Replay(args) => replay::run(args).await,
             #[cfg(feature = "http")]
             Command::Serve(args) => serve::run(args).await,
+            #[cfg(feature = "simulation")]
+            Command::Simulate(args) => simulate::run(&args),
             Command::Tail(args) => tail::run(args).await,
             Command::Topology(command) => topology::run(command).await,
         }

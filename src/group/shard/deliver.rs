@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use super::{Chunk, End, Task};
 use crate::{
+    bugs::{Bug, is_on},
     encoding::Sequence,
     error::Result,
     feed::{FeedRow, StoredRow},
@@ -197,7 +198,8 @@ where
         };
         let key = right.context.keys.dead_letter(&right.group, *sequence);
         // What an observer that writes its own checkpoints has not put down is not put down for it.
-        let puts_down = !self.is_explicit() || right.stored.get() >= self.last_row;
+        let given = if is_on(Bug::DeadLetterComesAgain) { self.read } else { self.last_row };
+        let puts_down = !self.is_explicit() || right.stored.get() >= given;
         let keep = right.context.db.run(async |tx| {
             right.lease.check(&tx).await?;
             tx.set(&key, &letter.to_bytes());

@@ -1,0 +1,187 @@
+//! `notibus simulate`: runs simulated worlds, one per seed, and reports what they have met.
+
+use std::{
+    collections::BTreeMap,
+    fmt::Display,
+    num::NonZeroUsize,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use notibus::simulation::{Fault, Options, Outcome, Witness, is_replayable, simulate};
+
+use crate::Failure;
+
+/// Set to anything but 0, it has the timeline of each seed printed.
+const TRACE: &str = "NOTIBUS_TRACE";
+
+/// So many seeds have to meet every interesting state.
+const SEEDS_FOR_WITNESSES: u64 = 1_000;
+
+/// What to simulate.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// How many seeds.
+    #[arg(long, default_value_t = 1_000)]
+    seeds: u64,
+    /// The first seed.
+    #[arg(long, default_value_t = 0)]
+    from: u64,
+    /// How many nodes each world has; as its seed draws, if not said.
+    #[arg(long)]
+    nodes: Option<usize>,
+    /// For how many seconds of its own time things go wrong in each world; as its seed draws, if not said.
+    #[arg(long)]
+    chaos: Option<u64>,
+    /// By how much more often things go wrong than the seeds draw.
+    #[arg(long, default_value_t = 1.0)]
+    intensity: f64,
+    /// How many worlds run at once; as many as there are processors, if not said.
+    #[arg(long)]
+    threads: Option<NonZeroUsize>,
+    /// A deliberate bug to bring into the code, to see how soon it is found.
+    #[cfg(feature = "mutations")]
+    #[arg(long, value_parser = bug)]
+    bug: Option<notibus::Bug>,
+    /// Goes on after a seed that fails.
+    #[arg(long)]
+    keep_going: bool,
+}
+
+/// The deliberate bug of this name.
+#[cfg(feature = "mutations")]
+fn bug(name: &str) -> Result<notibus::Bug, String> {
+    let found = notibus::Bug::ALL.iter().find(|bug| format!("{bug:?}") == name);
+    found
+        .copied()
+        .ok_or_else(|| format!("there is none of this name; these are there: {:?}", notibus::Bug::ALL))
+}
+
+impl Args {
+    /// What is asked of each world.
+    fn options(&self, trace: bool) -> Options {
+        let chaos = self.chaos.map(Duration::from_secs);
+        Options {
+            nodes: self.nodes,
+            chaos,
+            intensity: self.intensity,
+            trace,
+            #[cfg(feature = "mutations")]
+            bug: self.bug,
+        }
+    }
+
+    /// The command that runs `seed` again.
+    fn replay(&self, seed: u64) -> String {
+        let options = [
+            self.nodes.map(|nodes| format!(" --nodes {nodes}")),
+            self.chaos.map(|seconds| format!(" --chaos {seconds}")),
+            Some(format!(" --intensity {}", self.intensity)),
+        ];
+        let options: String = options.into_iter().flatten().collect();
+        format!("{TRACE}=1 notibus simulate --seeds 1 --from {seed}{options}")
+    }
+}
+
+/// What all worlds have met.
+#[derive(Default)]
+struct Total {
+    /// How many worlds there were.
+    seeds: u64,
+    /// What went wrong.
+    faults: BTreeMap<Fault, u64>,
+    /// The interesting states, and in how many worlds each was met.
+    witnesses: BTreeMap<Witness, u64>,
+    /// The time that has passed in them.
+    elapsed: Duration,
+    /// The seeds that failed, and why.
+    failures: BTreeMap<u64, String>,
+}
+
+impl Total {
+    /// Adds a world.
+    fn add(&mut self, outcome: &Outcome) {
+        self.seeds += 1;
+        self.elapsed += outcome.elapsed;
+        for (&fault, count) in &outcome.faults {
+            *self.faults.entry(fault).or_default() += count;
+        }
+        for &witness in outcome.witnesses.keys() {
+            *self.witnesses.entry(witness).or_default() += 1;
+        }
+        if let Some(failure) = &outcome.failure {
+            self.failures.insert(outcome.seed, failure.clone());
+        }
+    }
+}
+
+/// Runs the worlds.
+pub fn run(args: &Args) -> Result<(), Failure> {
+    let trace = std::env::var(TRACE).is_ok_and(|value| value != "0");
+    if !is_replayable() {
+        eprintln!(
+            "notibus: built without `--cfg tokio_unstable`: a seed does not always make the same world"
+        );
+    }
+    let threads = if trace { Some(NonZeroUsize::MIN) } else { args.threads };
+    let threads = threads.or_else(|| thread::available_parallelism().ok()).unwrap_or(NonZeroUsize::MIN);
+    let options = args.options(trace);
+    let began = Instant::now();
+    let (next, total) = (AtomicU64::new(0), Mutex::new(Total::default()));
+    thread::scope(|scope| {
+        for _ in 0..threads.get() {
+            scope.spawn(|| {
+                loop {
+                    let place = next.fetch_add(1, Ordering::Relaxed);
+                    if place >= args.seeds {
+                        break;
+                    }
+                    let outcome = simulate(args.from.wrapping_add(place), &options);
+                    if let Some(trace) = &outcome.trace {
+                        print!("{trace}");
+                    }
+                    if let Some(failure) = &outcome.failure {
+                        let seed = outcome.seed;
+                        eprintln!("seed {seed} failed: {failure}\n  replay it with: {}", args.replay(seed));
+                        if !args.keep_going {
+                            next.store(args.seeds, Ordering::Relaxed);
+                        }
+                    }
+                    total.lock().unwrap_or_else(PoisonError::into_inner).add(&outcome);
+                }
+            });
+        }
+    });
+    let total = total.into_inner().unwrap_or_else(PoisonError::into_inner);
+    report(&total, began.elapsed());
+    let missed: Vec<_> =
+        Witness::ALL.iter().filter(|witness| !total.witnesses.contains_key(witness)).collect();
+    match total.failures.len() {
+        0 if missed.is_empty() || total.seeds < SEEDS_FOR_WITNESSES => Ok(()),
+        0 => Err(Failure::Failed(format!("{} seeds have not met {missed:?}", total.seeds))),
+        failed => Err(Failure::Failed(format!("{failed} of {} seeds failed", total.seeds))),
+    }
+}
+
+/// Prints what all worlds have met.
+#[expect(clippy::cast_precision_loss, reason = "a rate is for people")]
+fn report(total: &Total, took: Duration) {
+    let rate = total.seeds as f64 / took.as_secs_f64().max(0.001);
+    let hours = total.elapsed.as_secs_f64() / 3_600.0;
+    println!("{} seeds in {took:.1?}, {rate:.1} per second, {hours:.1} h of simulated time", total.seeds);
+    println!("\nfaults");
+    list(Fault::ALL.iter().map(|&fault| (fault, total.faults.get(&fault), fault.explanation())));
+    println!("\nwitnesses, by the number of seeds that met them");
+    list(Witness::ALL.iter().map(|&witness| (witness, total.witnesses.get(&witness), witness.explanation())));
+}
+
+/// Prints a table of counts.
+fn list<'a, T: Display>(rows: impl Iterator<Item = (T, Option<&'a u64>, &'a str)>) {
+    for (what, count, explanation) in rows {
+        println!("{:>10}  {:<30}{explanation}", count.copied().unwrap_or_default(), what.to_string());
+    }
+}

@@ -1,0 +1,119 @@
+//! Deliberate bugs: what the simulation must be able to find.
+//!
+//! Each is a small mistake that somebody could make: a check left out, a key not written, a conflict not declared. The code
+//! asks [`is_on`] at the place of the mistake. Without the cargo feature `mutations`, which nothing but the test of the
+//! simulation turns on, the answer is a constant, and nothing of it is left in the program.
+
+/// Declares the bugs, with what each does.
+macro_rules! bugs {
+    ($($(#[doc = $text:literal])+ $name:ident,)*) => {
+        /// A deliberate bug.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[non_exhaustive]
+        pub enum Bug { $($(#[doc = $text])+ $name,)* }
+
+        impl Bug {
+            /// All of them.
+            #[cfg(feature = "mutations")]
+            pub const ALL: &[Self] = &[$(Self::$name,)*];
+
+            /// What it does.
+            #[cfg(feature = "mutations")]
+            pub fn explanation(self) -> &'static str {
+                match self { $(Self::$name => concat!($($text),+).trim_ascii(),)* }
+            }
+        }
+    };
+}
+
+bugs! {
+    /// A fold neither looks at its mark nor has it in its conflict set.
+    FoldWithoutMark,
+    /// Counters that have come to zero are not cleared.
+    CompareAndClearLeftOut,
+    /// Counters are cleared instead of subtracted.
+    CountersCleared,
+    /// A fold takes the newest events for all that there ever were.
+    TotalsNotAdded,
+    /// The lease is read, but not in the conflict set.
+    LeaseNotInConflictSet,
+    /// An acquisition does not raise the epoch.
+    EpochNotRaised,
+    /// A lease is given back although it may have been lost.
+    ReleaseWithoutCheck,
+    /// A reshard leaves the entry before it open.
+    ReshardWithoutClosing,
+    /// A reshard begins with shard ids that were used before.
+    ShardIdsUsedAgain,
+    /// The topology is read, but not in the conflict set of a fold.
+    TopologyNotInConflictSet,
+    /// The row before is not removed.
+    RowBeforeLeft,
+    /// The newest row of a database is not told.
+    NewestNotUpdated,
+    /// The head of a shard is not moved.
+    HeadNotMoved,
+    /// What was told of design documents stays when their database goes.
+    DdocsLeft,
+    /// A fold sets a watch, which is a read that conflicts.
+    WatchInWritingTransaction,
+    /// Nobody looks for events whose ring never came.
+    PollForgotten,
+    /// The tail trusts its watches.
+    TailWithoutPoll,
+    /// A subscriber that has fallen behind the ring goes on without what it has missed.
+    LaggardSkips,
+    /// The janitor does not ask where groups are.
+    JanitorIgnoresGroups,
+    /// The janitor does not notice a group that begins meanwhile.
+    JanitorMissesNewGroup,
+    /// The janitor drops a row without raising the horizon.
+    HorizonNotRaised,
+    /// A group begins with the first shard only.
+    GroupForgetsShards,
+    /// A consumer does not look whether it still has the lease when it writes a checkpoint with its work.
+    CheckpointWithoutLease,
+    /// A consumer does not look whether its checkpoint is there already.
+    CheckpointNotCompared,
+    /// A checkpoint that comes late sets the group back.
+    LateCheckpointSetsBack,
+    /// A row goes to the dead letters, and comes again.
+    DeadLetterComesAgain,
+    /// A group begins with the next shards before all are drained.
+    SuccessorsBegunEarly,
+    /// A transaction that is to be committed once is tried again without a look.
+    CommittedTwice,
+}
+
+/// Whether `bug` is in the program.
+#[cfg(not(feature = "mutations"))]
+#[inline]
+pub(crate) const fn is_on(_: Bug) -> bool {
+    false
+}
+
+#[cfg(feature = "mutations")]
+thread_local! {
+    /// The bug that is in the program, as far as this thread runs it.
+    static ON: std::cell::Cell<Option<Bug>> = const { std::cell::Cell::new(None) };
+}
+
+/// Whether `bug` is in the program.
+#[cfg(feature = "mutations")]
+pub(crate) fn is_on(bug: Bug) -> bool {
+    ON.get() == Some(bug)
+}
+
+/// Runs `work` with `bug` in the program, as far as this thread runs it.
+#[cfg(feature = "mutations")]
+pub(crate) fn with<T>(bug: Option<Bug>, work: impl FnOnce() -> T) -> T {
+    /// Takes the bug out again, also after a panic.
+    struct Out(Option<Bug>);
+    impl Drop for Out {
+        fn drop(&mut self) {
+            ON.set(self.0);
+        }
+    }
+    let _out = Out(ON.replace(bug));
+    work()
+}

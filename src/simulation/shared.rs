@@ -1,0 +1,252 @@
+//! [`Shared`]: what all parts of a world share.
+
+use std::{
+    collections::BTreeMap,
+    fmt::Write,
+    ops::RangeInclusive,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU8, Ordering},
+    },
+    time::Duration,
+};
+
+use foundationdb_tuple::Element;
+
+use super::{
+    app,
+    draw::Plan,
+    oracle::Oracle,
+    time::{ProcessId, Time},
+    trace::Trace,
+    witness::{Fault, Witness},
+    world::Event,
+};
+use crate::store::Mutation;
+
+/// What stands before all keys of the bus.
+pub(super) const BUS_PREFIX: &[u8] = b"bus";
+
+/// A process in one of its lives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Issuer {
+    /// The process.
+    pub process: ProcessId,
+    /// How often it was started before.
+    pub generation: u64,
+}
+
+/// What a world is about to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub(super) enum Phase {
+    /// Everything works, and everything goes wrong.
+    Chaos,
+    /// Nothing goes wrong any more, and nothing new is begun: everything has to come to rest.
+    Rest,
+    /// All processes shut down.
+    End,
+}
+
+/// What all parts of a world share.
+pub(super) struct Shared {
+    /// The clock.
+    pub time: Time,
+    /// What was drawn for this world.
+    pub plan: Plan,
+    /// What happened.
+    trace: Trace,
+    /// Judges what happens.
+    oracle: Mutex<Oracle>,
+    /// Decides what goes wrong.
+    random: Mutex<fastrand::Rng>,
+    /// What went wrong, and how often.
+    faults: Mutex<BTreeMap<Fault, u64>>,
+    /// Which interesting states were met, and how often.
+    witnesses: Mutex<BTreeMap<Witness, u64>>,
+    /// The first thing that is not as it should be.
+    failure: Mutex<Option<String>>,
+    /// Whether there is a failure.
+    has_failed: AtomicBool,
+    /// What the world is about to do.
+    phase: AtomicU8,
+}
+
+/// Locks `mutex`. No code that holds the lock can leave it half changed by a panic.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    /// A world of `plan`, whose faults are drawn from `random`.
+    pub fn new(plan: Plan, random: fastrand::Rng, trace: Trace) -> Arc<Self> {
+        let oracle = Oracle::new(&plan);
+        Arc::new(Self {
+            time: Time::default(),
+            plan,
+            trace,
+            oracle: Mutex::new(oracle),
+            random: Mutex::new(random),
+            faults: Mutex::default(),
+            witnesses: Mutex::default(),
+            failure: Mutex::default(),
+            has_failed: AtomicBool::new(false),
+            phase: AtomicU8::new(Phase::Chaos as u8),
+        })
+    }
+
+    /// Judges what happens.
+    pub fn oracle(&self) -> MutexGuard<'_, Oracle> {
+        lock(&self.oracle)
+    }
+
+    /// A random number.
+    pub fn draw(&self, range: RangeInclusive<u64>) -> u64 {
+        lock(&self.random).u64(range)
+    }
+
+    /// Whether `fault` strikes now.
+    pub fn strikes(&self, fault: Fault) -> bool {
+        let rate = self.plan.rate(fault);
+        if rate == 0.0 || self.phase() > Phase::Chaos || lock(&self.random).f64() >= rate {
+            return false;
+        }
+        self.count(fault);
+        true
+    }
+
+    /// Counts `fault`.
+    pub fn count(&self, fault: Fault) {
+        *lock(&self.faults).entry(fault).or_default() += 1;
+        self.note(|| format!("fault: {fault}"));
+    }
+
+    /// How often `fault` has struck.
+    pub fn fault_count(&self, fault: Fault) -> u64 {
+        lock(&self.faults).get(&fault).copied().unwrap_or_default()
+    }
+
+    /// What went wrong.
+    pub fn faults(&self) -> BTreeMap<Fault, u64> {
+        lock(&self.faults).clone()
+    }
+
+    /// Takes note that `witness` was met.
+    pub fn witness(&self, witness: Witness) {
+        *lock(&self.witnesses).entry(witness).or_default() += 1;
+        self.note(|| format!("witness: {witness}"));
+    }
+
+    /// What was met.
+    pub fn witnesses(&self) -> BTreeMap<Witness, u64> {
+        lock(&self.witnesses).clone()
+    }
+
+    /// Lets the process crash soon, perhaps.
+    pub fn may_crash(&self, issuer: Issuer) {
+        if self.strikes(Fault::Crash) {
+            let pause = Duration::from_micros(self.draw(0..=5_000));
+            self.time.after(pause, Event::Crash(issuer));
+        }
+    }
+
+    /// Lets the process crash now, perhaps, although its commit has happened.
+    pub fn may_crash_before_answer(&self, issuer: Issuer, records: bool) {
+        if self.strikes(Fault::CrashBeforeAnswer) {
+            if records {
+                self.witness(Witness::RingNeverCame);
+            }
+            self.time.after(Duration::ZERO, Event::Crash(issuer));
+        }
+    }
+
+    /// What the world is about to do.
+    pub fn phase(&self) -> Phase {
+        match self.phase.load(Ordering::Relaxed) {
+            0 => Phase::Chaos,
+            1 => Phase::Rest,
+            _ => Phase::End,
+        }
+    }
+
+    /// From now on it is about to do this.
+    pub fn enter(&self, phase: Phase) {
+        self.note(|| format!("phase: {phase:?}"));
+        self.phase.store(phase as u8, Ordering::Relaxed);
+    }
+
+    /// Something is not as it should be.
+    pub fn fail(&self, reason: String) {
+        self.note(|| format!("FAILURE: {reason}"));
+        lock(&self.failure).get_or_insert(reason);
+        self.has_failed.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether something is not as it should be.
+    pub fn has_failed(&self) -> bool {
+        self.has_failed.load(Ordering::Relaxed)
+    }
+
+    /// What is not as it should be.
+    pub fn failure(&self) -> Option<String> {
+        lock(&self.failure).clone()
+    }
+
+    /// The library has said something of itself.
+    pub fn hear(&self, level: tracing::Level, message: &str, fields: &str) {
+        self.note(|| format!("{level} {message}{fields}"));
+        match message {
+            "lease lost to another node" => self.witness(Witness::LeaseLost),
+            "node has fallen out and gives everything up" => self.witness(Witness::NodeFellOut),
+            "a transaction with an unknown result was committed" => self.witness(Witness::CommittedOnceFound),
+            _ => {}
+        }
+        // Observers panic because they are made to.
+        if message.contains("panicked") || fields.contains("corrupt ") {
+            self.fail(format!("the library says: {message}{fields}"));
+        }
+    }
+
+    /// Adds a line to the trace.
+    pub fn note(&self, line: impl FnOnce() -> String) {
+        self.trace.add(self.time.now(), line);
+    }
+
+    /// Takes the trace.
+    pub fn take_trace(&self) -> Option<String> {
+        self.trace.take()
+    }
+}
+
+/// Mutations for readers of the trace.
+pub(super) fn show_all(mutations: &[Mutation]) -> String {
+    let mut text = String::from("{");
+    for mutation in mutations {
+        let (what, key) = match mutation {
+            Mutation::Set(key, _) => ("set ", key),
+            Mutation::Clear(key) => ("clear ", key),
+            Mutation::ClearRange(begin, _) => ("clear from ", begin),
+            Mutation::Atomic(_, key, _) => ("atomic ", key),
+        };
+        write!(text, " {what}{}", show_key(key)).expect("writing to a string cannot fail");
+    }
+    text + " }"
+}
+
+/// A key for readers of the trace.
+pub(super) fn show_key(key: &[u8]) -> String {
+    let (owner, rest) = match key.strip_prefix(BUS_PREFIX) {
+        Some(rest) => ("bus", rest),
+        None => match key.strip_prefix(app::PREFIX) {
+            Some(rest) => ("app", rest),
+            None => return format!("{:?}", bytes::Bytes::copy_from_slice(key)),
+        },
+    };
+    // The ends of ranges are no tuples.
+    for rest in [rest, rest.strip_suffix(b"\0").unwrap_or(rest)] {
+        if let Ok(elements) = foundationdb_tuple::unpack::<Vec<Element<'_>>>(rest) {
+            return format!("{owner}{elements:?}");
+        }
+    }
+    format!("{owner}+{:?}", bytes::Bytes::copy_from_slice(rest))
+}

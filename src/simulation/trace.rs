@@ -1,0 +1,105 @@
+//! [`Trace`]: what happened in a world, line by line; and [`Listener`], which adds what the library says of itself.
+
+use std::{
+    cell::RefCell,
+    fmt::{self, Write},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use tracing::{
+    Event, Level, Metadata,
+    field::{Field, Visit},
+    span,
+};
+
+/// What happened, line by line, if anybody wants to read it.
+#[derive(Default)]
+pub(super) struct Trace(Mutex<Option<String>>);
+
+impl Trace {
+    /// A trace that is kept if `is_kept`.
+    pub fn new(is_kept: bool) -> Self {
+        Self(Mutex::new(is_kept.then(String::new)))
+    }
+
+    /// Adds what `line` says, which happened at `now`.
+    pub fn add(&self, now: Duration, line: impl FnOnce() -> String) {
+        let mut text = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(text) = &mut *text {
+            let line = line();
+            writeln!(text, "[{:>11.6}] {line}", now.as_secs_f64()).expect("writing to a string cannot fail");
+        }
+    }
+
+    /// Takes what was kept.
+    pub fn take(&self) -> Option<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+/// What is done with an event of the library: its level, its message and its other fields.
+type Hear = dyn Fn(Level, &str, &str) + Send + Sync;
+
+/// Hears what the library says of itself: a subscriber of `tracing` for one thread.
+pub(super) struct Listener {
+    /// Told of each event.
+    hear: Arc<Hear>,
+}
+
+impl Listener {
+    /// A listener that tells `hear`.
+    pub fn new(hear: impl Fn(Level, &str, &str) + Send + Sync + 'static) -> Self {
+        Self { hear: Arc::new(hear) }
+    }
+}
+
+impl tracing::Subscriber for Listener {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() <= Level::DEBUG && metadata.target().starts_with("notibus")
+    }
+
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        thread_local! {
+            /// Kept from event to event, so that hearing costs little.
+            static TEXT: RefCell<(String, String)> = RefCell::default();
+        }
+        TEXT.with_borrow_mut(|(message, fields)| {
+            message.clear();
+            fields.clear();
+            event.record(&mut Fields { message, fields });
+            (self.hear)(*event.metadata().level(), message, fields);
+        });
+    }
+
+    fn enter(&self, _: &span::Id) {}
+
+    fn exit(&self, _: &span::Id) {}
+}
+
+/// Puts the fields of an event into text.
+struct Fields<'a> {
+    /// The message.
+    message: &'a mut String,
+    /// The others.
+    fields: &'a mut String,
+}
+
+impl Visit for Fields<'_> {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        let written = if field.name() == "message" {
+            write!(self.message, "{value:?}")
+        } else {
+            write!(self.fields, " {}={value:?}", field.name())
+        };
+        written.expect("writing to a string cannot fail");
+    }
+}

@@ -1,0 +1,156 @@
+//! What a simulation has done to the bus, and which interesting states it has met.
+//!
+//! A simulation that meets nothing interesting proves nothing. So each state that the design is made for has a name here, and
+//! enough seeds must have met every one.
+
+use std::fmt;
+
+/// Declares an enumeration whose members have names and explanations.
+macro_rules! named {
+    ($(#[$doc:meta])* $type:ident { $($(#[doc = $text:literal])+ $name:ident,)* }) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[non_exhaustive]
+        pub enum $type { $($(#[doc = $text])+ $name,)* }
+
+        impl $type {
+            /// All of them.
+            pub const ALL: &[Self] = &[$(Self::$name,)*];
+
+            /// What it is.
+            pub fn explanation(self) -> &'static str {
+                match self { $(Self::$name => concat!($($text),+).trim_ascii(),)* }
+            }
+        }
+
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Debug::fmt(self, f)
+            }
+        }
+    };
+}
+
+named! {
+    /// Something that goes wrong in a world.
+    Fault {
+        /// A commit fails with 1020 although nothing was written.
+        Conflict,
+        /// A commit fails with 1021, and has happened.
+        UnknownCommitted,
+        /// A commit fails with 1021, and has not happened.
+        UnknownLost,
+        /// A commit fails with 1039, and has happened.
+        VersionChanged,
+        /// A commit fails with 1031, and happens later.
+        LateCommit,
+        /// A commit fails with 1031, and never happens.
+        TimedOut,
+        /// A commit fails with 1007.
+        CommitTooOld,
+        /// A commit fails with 1038 or 1042.
+        Refused,
+        /// A commit takes long to be decided, or to be answered.
+        SlowCommit,
+        /// A read fails with 1007, and so does all that follows it.
+        ReadTooOld,
+        /// A read fails with 1009, 1037 or 1038.
+        ReadBehind,
+        /// A read fails with 1031.
+        ReadTimedOut,
+        /// A read takes long.
+        SlowRead,
+        /// A watch never fires.
+        WatchDropped,
+        /// A watch fires late.
+        WatchLate,
+        /// A watch fires although nothing was written.
+        WatchSpurious,
+        /// A watch is refused with 1032.
+        WatchRefused,
+        /// A watch fails with 1032 after it was set.
+        WatchFailed,
+        /// A process crashes between two of its steps.
+        Crash,
+        /// A process crashes after its commit, before the answer.
+        CrashBeforeAnswer,
+        /// A process is paused, and goes on later.
+        Pause,
+        /// A clock jumps ahead.
+        ClockJump,
+        /// An observer returns an error.
+        ObserverError,
+        /// An observer panics.
+        ObserverPanic,
+    }
+}
+
+named! {
+    /// An interesting state that a world has been in.
+    Witness {
+        /// A fold was tried again after a 1021 that had committed.
+        FoldRetriedAfterCommit,
+        /// A fold under a lost lease was refused by the store.
+        ZombieFoldRefused,
+        /// A fold was refused because of a reshard.
+        ReshardRacedFold,
+        /// A fold whose commit came late was committed.
+        LateFoldCommitted,
+        /// A late commit was refused by the store.
+        LateCommitRefused,
+        /// A lease was taken from a living owner that did not give it up in time.
+        LeaseTakenFromLiving,
+        /// An owner gave a lease back that another node had asked for.
+        LeaseHandedOver,
+        /// The row of a node was removed by another one.
+        NodeBuried,
+        /// A node has fallen out and given everything up.
+        NodeFellOut,
+        /// A lease was lost to another node while work went on.
+        LeaseLost,
+        /// A watch on a doorbell was lost, and the partition was folded all the same.
+        LostWatchSavedByPoll,
+        /// A producer crashed between its commit and its ring.
+        RingNeverCame,
+        /// One fold found the deletion of a database and the creation of its successor.
+        DeletionAndCreationInOneFold,
+        /// An instance was created and deleted within one fold.
+        CameAndWentUnseen,
+        /// Events of a replaced instance were folded.
+        StaleEvents,
+        /// A name was torn between folds.
+        NameTorn,
+        /// The janitor dropped a tombstone.
+        TombstoneDropped,
+        /// The janitor was refused because of a new group.
+        JanitorRacedNewGroup,
+        /// The janitor dropped a topology entry.
+        TopologyDropped,
+        /// A notification feed had three topology entries or more at once.
+        ManyTopologies,
+        /// A group went over to the shards of a reshard.
+        GroupWentOver,
+        /// An observer was told that its work is done already.
+        CheckpointFoundDone,
+        /// An observer was told that a part of its work is done already.
+        CheckpointPartlyDone,
+        /// An observer's commit under a lost lease was refused.
+        ZombieConsumerRefused,
+        /// A group was reset while it was consumed.
+        GroupReset,
+        /// A group was deleted while it was consumed.
+        GroupDeleted,
+        /// A row went to the dead letters.
+        DeadLetter,
+        /// A subscriber that skips was told that it had.
+        SubscriberLagged,
+        /// A subscriber was told that its position is expired.
+        SubscriberExpired,
+        /// A shard was read to its end, and its successors from there.
+        ShardFollowedOver,
+        /// A transaction that is to be committed once found its own commit.
+        CommittedOnceFound,
+        /// An orphaned commit was committed after its process had crashed.
+        OrphanCommitted,
+    }
+}
