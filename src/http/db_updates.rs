@@ -1,15 +1,16 @@
 //! `/_db_updates`: which databases were created, updated and deleted.
 
-use std::sync::Arc;
+use std::{convert::Infallible, sync::Arc};
 
 use axum::{
     Router,
-    body::Body,
+    body::{Body, Bytes},
     extract::{Request, State},
     http::{HeaderValue, Method, StatusCode, header, request::Parts},
     response::{IntoResponse, Response},
     routing::any,
 };
+use futures_util::stream;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::{
@@ -84,7 +85,8 @@ async fn feed(inner: &Arc<Inner>, request: Request) -> Result<Response, Failure>
 /// Takes away the body that the method does not want, and adds the tag.
 pub(super) fn finish(response: &mut Response, method: &Method, tag: Option<HeaderValue>) {
     if *method == Method::HEAD {
-        *response.body_mut() = Body::empty();
+        // One of unknown length, as the answer to GET has: an empty one would say that it has no bytes.
+        *response.body_mut() = Body::from_stream(stream::empty::<Result<Bytes, Infallible>>());
     }
     if let Some(tag) = tag {
         response.headers_mut().insert(header::ETAG, tag);
