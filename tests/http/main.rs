@@ -11,6 +11,7 @@ mod events;
 mod framing;
 mod fuzz;
 mod layer;
+mod idle;
 mod limits;
 mod resume;
 mod status;
