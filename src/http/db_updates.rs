@@ -49,7 +49,7 @@ async fn feed(inner: &Arc<Inner>, request: Request) -> Result<Response, Failure>
     }
     let text = parts.uri.query().unwrap_or_default();
     let mut query = Query::parse(text, &parts.headers, &inner.options)?;
-    check_body(inner, &parts.method, body).await?;
+    check_body(inner, &parts, body).await?;
 
     let tag = match query.mode {
         Mode::Normal => Some(tag(&inner.feed, text).await?),
@@ -102,12 +102,12 @@ pub(super) fn check_method(method: &Method) -> Result<(), Failure> {
 }
 
 /// Fails if `body` says something: clients that post send nothing, or an empty object.
-async fn check_body(inner: &Inner, method: &Method, body: Body) -> Result<(), Failure> {
-    if *method != Method::POST {
+async fn check_body(inner: &Inner, parts: &Parts, body: Body) -> Result<(), Failure> {
+    if parts.method != Method::POST {
         return Ok(());
     }
     let bad = || Failure::bad_request("The body has to be empty, or {}.");
-    let bytes = inner.body(body).await?;
+    let bytes = inner.body(&parts.headers, body).await?;
     let text = bytes.trim_ascii();
     let is_empty = || serde_json::from_slice(text).is_ok_and(|map: serde_json::Map<_, _>| map.is_empty());
     if text.is_empty() || is_empty() { Ok(()) } else { Err(bad()) }

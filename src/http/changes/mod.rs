@@ -112,7 +112,7 @@ async fn feed(
     let text = parts.uri.query().unwrap_or_default();
     let mut query = Query::parse(text, &parts.headers, &inner.options)?;
     let body = match parts.method {
-        Method::POST => inner.body(body).await?,
+        Method::POST => inner.body(&parts.headers, body).await?,
         _ => axum::body::Bytes::new(),
     };
     let wanted = query::wanted(&query, &body)?;

@@ -68,7 +68,7 @@ pub(super) async fn administer(
                 Ok(json(StatusCode::OK, &entry(&name, current)))
             }
             Method::PUT => {
-                let body = served.inner.body(body).await?;
+                let body = served.inner.body(&parts.headers, body).await?;
                 let wish: Wish = serde_json::from_slice(&body).map_err(|error| {
                     Failure::bad_request(format!("The body has to be as {{\"shards\":4}}: {error}"))
                 })?;
