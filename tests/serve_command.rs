@@ -82,6 +82,8 @@ fn credentials_are_made_and_needed() {
     let lines = format!("{password}{}", credential(&["token"], token).unwrap());
     assert!(!lines.contains("secret") && !lines.contains(token));
     assert!(credential(&["token"], "short").is_none());
+    // It was once cut off, and then did not let in.
+    assert!(credential(&["password", "anna"], &"x".repeat(1_025)).is_none());
 
     let served = Served::start(&["--store", "memory"], Some(&lines));
     assert!(served.get("/_db_updates").starts_with("HTTP/1.1 401 Unauthorized\r\n"));
