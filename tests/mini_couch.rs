@@ -11,7 +11,8 @@ use axum::{
 };
 use flate2::{Compression, write::GzEncoder};
 use notibus::{
-    Bus, Db, DbName, Notification, Sequence, StoreError,
+    Bus, Db, DbName, DispatcherOptions, Notification, Sequence, StoreError,
+    http::{Api, ApiOptions},
     store::{
         Database,
         testing::{CommitFault, Faults},
@@ -45,7 +46,10 @@ impl World {
         let bus = common::narrow_bus(store).await;
         let notifier = bus.notifier(common::eager()).await.unwrap();
         let couch = Arc::new(Couch::new(store.clone(), &bus));
-        let router = http::finished(http::router(Arc::clone(&couch)));
+        let dispatcher = Arc::new(bus.dispatcher(DispatcherOptions::default()).await.unwrap());
+        let options = ApiOptions { body_len_max: http::BODY_LEN_MAX, ..ApiOptions::default() };
+        let api = Api::start(&bus, &dispatcher, options).unwrap();
+        let router = http::finished(&api, http::router(Arc::clone(&couch)));
         Self { bus, router, couch, _notifier: notifier }
     }
 

@@ -82,6 +82,8 @@ fn credentials_are_made_and_needed() {
     let lines = format!("{password}{}", credential(&["token"], token).unwrap());
     assert!(!lines.contains("secret") && !lines.contains(token));
     assert!(credential(&["token"], "short").is_none());
+    // It was once cut off, and then did not let in.
+    assert!(credential(&["password", "anna"], &"x".repeat(1_025)).is_none());
 
     let served = Served::start(&["--store", "memory"], Some(&lines));
     assert!(served.get("/_db_updates").starts_with("HTTP/1.1 401 Unauthorized\r\n"));
@@ -118,4 +120,21 @@ fn it_does_not_open_itself_to_others_without_credentials() {
         let errors = String::from_utf8(output.stderr).unwrap();
         assert!(errors.contains(named), "{errors}");
     }
+}
+
+/// Credentials that were set and could not be read once left the server open to everyone on the machine.
+#[test]
+fn credentials_that_cannot_be_read_do_not_open_it() {
+    use std::os::unix::ffi::OsStrExt;
+    let bad = std::ffi::OsStr::from_bytes(b"anna:\xff");
+    let mut command = notibus();
+    command.args(["serve", "--store", "memory", "--listen", "127.0.0.1:0"]).env("NOTIBUS_CREDENTIALS", bad);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // It says where it listens, or ends.
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    child.kill().unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!((&*line, output.status.code()), ("", Some(2)));
+    assert!(String::from_utf8(output.stderr).unwrap().contains("NOTIBUS_CREDENTIALS"));
 }

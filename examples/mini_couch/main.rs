@@ -39,9 +39,10 @@ pub async fn main() -> Result<(), Box<dyn Error>> {
     let dispatcher = Arc::new(node.dispatcher(DispatcherOptions::default()).await?);
 
     let couch = Arc::new(couch::Couch::new(store.clone(), &bus));
-    let api = Api::start(&bus, &dispatcher, ApiOptions::default())?;
+    let options = ApiOptions { body_len_max: http::BODY_LEN_MAX, ..ApiOptions::default() };
+    let api = Api::start(&bus, &dispatcher, options)?;
     let feeds = api.db_updates().merge(api.changes(couch.changes(), couch.clone()));
-    let app = http::finished(http::router(couch).merge(feeds).merge(api.status()));
+    let app = http::finished(&api, http::router(couch).merge(feeds).merge(api.status()));
     let server = Server::start(TcpListener::bind(listen).await?, app, ServerOptions::default(), store.env())?;
     println!("mini_couch listens on http://{}", server.local_addr());
 

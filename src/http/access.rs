@@ -178,6 +178,10 @@ impl FromStr for Credentials {
                 continue;
             }
             let (name, hash) = line.split_once(':').ok_or_else(|| bad("there is no colon"))?;
+            // Which of two is meant nobody can tell; a password that was to be replaced would still let in.
+            if passwords.iter().any(|(known, _)| known == name) {
+                return Err(bad("the name has a password already"));
+            }
             let hash = PasswordHash::new(hash)
                 .ok()
                 .filter(|hash| hash.algorithm.as_str().starts_with("argon2") && hash.hash.is_some())
@@ -265,6 +269,8 @@ mod tests {
         ] {
             assert!(bad.parse::<Credentials>().is_err(), "{bad}");
         }
+        let [old, new] = ["old", "new"].map(|password| Credentials::password("anna", password).unwrap());
+        assert!(format!("{old}\n{new}").parse::<Credentials>().is_err(), "the new one was once not known");
         assert!(Credentials::password("a:b", "x").is_err() && Credentials::password("a", "").is_err());
         assert!(Credentials::token("short").is_err());
     }

@@ -7,13 +7,12 @@ use std::{
 
 use axum::{
     Router,
-    body::{Body, Bytes},
+    body::Body,
     extract::{MatchedPath, Request, State},
     http::{Extensions, HeaderValue, Method, StatusCode, header},
     middleware::{self, Next},
     response::{IntoResponse, Response},
 };
-use http_body_util::LengthLimitError;
 use serde::Serialize;
 use tokio::{
     sync::{Semaphore, watch},
@@ -36,9 +35,6 @@ use crate::{
     notification_feed::NotificationFeed,
 };
 
-/// How long the body of a request may take to come.
-const BODY_TIMEOUT: Duration = Duration::from_secs(30);
-
 /// How the routers answer.
 #[derive(Debug, Clone)]
 pub struct ApiOptions {
@@ -58,7 +54,7 @@ pub struct ApiOptions {
     /// Whether there is `_db_updates` at all. If not, nothing is kept for it, and it answers as CouchDB does without its
     /// database `_global_changes`. Default: yes.
     pub keeps_db_updates: bool,
-    /// The longest body of a request, in bytes. Default: 1 MiB.
+    /// The longest body of a request, in bytes, also after inflating. Default: 1 MiB.
     pub body_len_max: usize,
 }
 
@@ -140,26 +136,6 @@ impl Inner {
         };
         let (env, closing) = (self.env().clone(), self.closing.subscribe());
         Ok(Surroundings { env, metrics: self.metrics.clone(), closing, place })
-    }
-
-    /// The body of a request. Fails with 413 if it is too long, with 408 if it does not come, and with 400 if it breaks off.
-    pub async fn body(&self, body: Body) -> Result<Bytes, Failure> {
-        let read = axum::body::to_bytes(body, self.options.body_len_max);
-        let read = tokio::select! {
-            read = read => read,
-            () = self.env().sleep(BODY_TIMEOUT) => {
-                let reason = "The body did not come in time.";
-                return Err(Failure::new(StatusCode::REQUEST_TIMEOUT, "timeout", reason));
-            }
-        };
-        read.map_err(|error| {
-            let source = std::error::Error::source(&error);
-            if source.and_then(|source| source.downcast_ref::<LengthLimitError>()).is_some() {
-                let reason = format!("The body has more than {} bytes.", self.options.body_len_max);
-                return Failure::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", reason);
-            }
-            Failure::bad_request("The body has broken off.")
-        })
     }
 
     /// Whether all feeds have to end.

@@ -1,15 +1,16 @@
 //! `/_db_updates`: which databases were created, updated and deleted.
 
-use std::sync::Arc;
+use std::{convert::Infallible, sync::Arc};
 
 use axum::{
     Router,
-    body::Body,
+    body::{Body, Bytes},
     extract::{Request, State},
     http::{HeaderValue, Method, StatusCode, header, request::Parts},
     response::{IntoResponse, Response},
     routing::any,
 };
+use futures_util::stream;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::{
@@ -48,7 +49,7 @@ async fn feed(inner: &Arc<Inner>, request: Request) -> Result<Response, Failure>
     }
     let text = parts.uri.query().unwrap_or_default();
     let mut query = Query::parse(text, &parts.headers, &inner.options)?;
-    check_body(inner, &parts.method, body).await?;
+    check_body(inner, &parts, body).await?;
 
     let tag = match query.mode {
         Mode::Normal => Some(tag(&inner.feed, text).await?),
@@ -84,7 +85,8 @@ async fn feed(inner: &Arc<Inner>, request: Request) -> Result<Response, Failure>
 /// Takes away the body that the method does not want, and adds the tag.
 pub(super) fn finish(response: &mut Response, method: &Method, tag: Option<HeaderValue>) {
     if *method == Method::HEAD {
-        *response.body_mut() = Body::empty();
+        // One of unknown length, as the answer to GET has: an empty one would say that it has no bytes.
+        *response.body_mut() = Body::from_stream(stream::empty::<Result<Bytes, Infallible>>());
     }
     if let Some(tag) = tag {
         response.headers_mut().insert(header::ETAG, tag);
@@ -100,12 +102,12 @@ pub(super) fn check_method(method: &Method) -> Result<(), Failure> {
 }
 
 /// Fails if `body` says something: clients that post send nothing, or an empty object.
-async fn check_body(inner: &Inner, method: &Method, body: Body) -> Result<(), Failure> {
-    if *method != Method::POST {
+async fn check_body(inner: &Inner, parts: &Parts, body: Body) -> Result<(), Failure> {
+    if parts.method != Method::POST {
         return Ok(());
     }
     let bad = || Failure::bad_request("The body has to be empty, or {}.");
-    let bytes = inner.body(body).await?;
+    let bytes = inner.body(&parts.headers, body).await?;
     let text = bytes.trim_ascii();
     let is_empty = || serde_json::from_slice(text).is_ok_and(|map: serde_json::Map<_, _>| map.is_empty());
     if text.is_empty() || is_empty() { Ok(()) } else { Err(bad()) }

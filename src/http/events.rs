@@ -103,7 +103,7 @@ async fn answer(State(inner): State<Arc<Inner>>, request: Request) -> Response {
                 "A web page may not record events.",
             ));
         }
-        let body = inner.body(body).await?;
+        let body = inner.body(&parts.headers, body).await?;
         let events = read(&body)?;
         record(&inner.bus, &events).await?;
         Ok(json(StatusCode::CREATED, &serde_json::json!({ "ok": true, "recorded": events.len() })))

@@ -36,6 +36,7 @@
 mod access;
 mod admission;
 mod api;
+mod body;
 mod changes;
 mod databases;
 mod db_updates;

@@ -20,10 +20,12 @@ use crate::{
 /// A database has one row, which says what matters most of what is new: that it is deleted; or else that it was created; or that
 /// it was updated. A new design document is an update to those who do not ask for it by name.
 pub(super) fn kind_of(row: &Notification, since: Sequence, wanted: Kinds) -> Option<EventKind> {
-    if row.is_deleted() {
-        return wanted.contains(EventKind::Deleted).then_some(EventKind::Deleted);
-    }
     let is_new = |at: Option<Sequence>| at > Some(since);
+    if row.is_deleted() {
+        // What comes for a database after its deletion is counted in its row, but is no second deletion.
+        let is_told = is_new(row.deleted_at) && wanted.contains(EventKind::Deleted);
+        return is_told.then_some(EventKind::Deleted);
+    }
     let has_ddoc = is_new(row.ddoc_updated_at);
     let is_updated = is_new(row.updated_at) || (has_ddoc && !wanted.contains(EventKind::DdocUpdated));
     let candidates = [
@@ -215,6 +217,10 @@ mod tests {
         let deleted = database(9, [2, 6, 6, 9]);
         assert_eq!(kind_of(&deleted, Sequence::ZERO, usual), Some(Deleted));
         assert_eq!(kind_of(&deleted, at(5), Kinds::from_iter([Created, Updated])), None);
+        // It was once told again for an update that came late.
+        let updated_late = database(12, [2, 12, 6, 9]);
+        assert_eq!(kind_of(&updated_late, at(8), usual), Some(Deleted));
+        assert_eq!(kind_of(&updated_late, at(9), usual), None);
     }
 
     #[test]

@@ -214,6 +214,10 @@ async fn shards_are_read_one_by_one_and_say_where_they_end() {
         ("GET", "/d/_changes/99", "", 404),
         ("GET", "/d/_changes/x", "", 404),
         ("GET", "/none/_changes/_meta", "", 404),
+        ("GET", "/%ff/_changes", "", 400),
+        ("GET", "/%ff/_changes/1", "", 400),
+        ("GET", "/%ff/_changes/_meta", "", 400),
+        ("GET", "/_changes_shards/%ff", "", 400),
         ("GET", "/_changes_shards/none", "", 404),
         ("PUT", "/_changes_shards/d", "{\"shards\":0}", 400),
         ("PUT", "/_changes_shards/d", "{\"shards\":1,\"scheme\":999}", 400),
@@ -221,11 +225,9 @@ async fn shards_are_read_one_by_one_and_say_where_they_end() {
         ("DELETE", "/_changes_shards/d", "", 405),
         ("GET", "/d/_changes/1?descending=true", "", 400),
     ] {
-        assert_eq!(
-            ask(world.at(), method, target, "", body).await.head.status,
-            status,
-            "{method} {target} {body}"
-        );
+        let answer = ask(world.at(), method, target, "", body).await;
+        assert_eq!(answer.head.status, status, "{method} {target} {body}");
+        assert!(answer.json()["error"].is_string() && answer.json()["reason"].is_string());
     }
 }
 

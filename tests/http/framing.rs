@@ -255,6 +255,8 @@ async fn methods_and_bodies_are_those_that_clients_use() {
         let answer = ask(world.at(), "HEAD", &format!("/_db_updates?feed={feed}&since=now"), "", "").await;
         assert_eq!(answer.head.status, 200);
         assert!(answer.head.headers.contains_key("content-type"));
+        // It once said that GET would bring no bytes.
+        assert!(!answer.head.headers.contains_key("content-length"), "{feed}");
     }
     for body in ["[]", "{\"a\":1}", "x"] {
         assert_eq!(ask(world.at(), "POST", "/_db_updates", "", body).await.head.status, 400);

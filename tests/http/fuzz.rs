@@ -53,12 +53,14 @@ fn header() -> impl Strategy<Value = String> {
         Just("Authorization"),
         Just("Accept"),
         Just("Content-Type"),
+        Just("Content-Encoding"),
         Just("Connection"),
     ];
     let value = prop_oneof![
         "[ -~]{0,30}",
         "[0-9a-f]{26}",
         "\\*",
+        "gzip|identity|deflate",
         "(Basic|Bearer) [A-Za-z0-9+/=]{0,20}",
         "[\u{80}-\u{ff}]{1,5}"
     ];

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod access;
+mod bodies;
 mod changes;
 mod client;
 #[path = "../common/mod.rs"]
@@ -10,6 +11,7 @@ mod common;
 mod events;
 mod framing;
 mod fuzz;
+mod idle;
 mod layer;
 mod limits;
 mod resume;

@@ -17,10 +17,15 @@ use super::super::{
     document::{Document, Edit, doc_id, revision},
     problem::Problem,
 };
-use super::{Answer, Places, Shared, body::parse, database};
+use super::{Answer, Places, Shared, database};
 
 /// The parameters of a request.
 type Params = Query<HashMap<String, String>>;
+
+/// A body as JSON.
+fn parse(body: &[u8]) -> Result<Value, Problem> {
+    serde_json::from_slice(body).map_err(|_| Problem::BadRequest("invalid UTF-8 JSON".to_owned()))
+}
 
 /// Writes a document that may leave its id to the server.
 pub async fn add(State(couch): Shared, path: Places, body: Bytes) -> Answer {

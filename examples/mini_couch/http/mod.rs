@@ -1,6 +1,5 @@
 //! The layer over HTTP, as CouchDB's clients speak it. The feeds come from the library.
 
-mod body;
 mod documents;
 mod failure;
 
@@ -10,17 +9,19 @@ use axum::{
     Json, Router,
     extract::{DefaultBodyLimit, Path, State},
     http::StatusCode,
-    middleware,
     response::{IntoResponse, Response},
     routing::{get, post},
 };
-use notibus::DbName;
+use notibus::{DbName, http::Api};
 use serde_json::{Value, json};
 
 use super::{
     couch::{Couch, Info},
     problem::Problem,
 };
+
+/// The most bytes of a body.
+pub const BODY_LEN_MAX: usize = 16 << 20;
 
 /// What the handlers share.
 type Shared = State<Arc<Couch>>;
@@ -49,11 +50,9 @@ pub fn router(couch: Arc<Couch>) -> Router {
 }
 
 /// What all routes have in common: unknown paths, large bodies, and bodies that are compressed.
-pub fn finished(router: Router) -> Router {
-    router
-        .fallback(async || Problem::Missing("missing").into_response())
-        .layer(middleware::from_fn(body::inflate))
-        .layer(DefaultBodyLimit::max(body::BODY_LEN_MAX))
+pub fn finished(api: &Api, router: Router) -> Router {
+    api.inflated(router.fallback(async || Problem::Missing("missing").into_response()))
+        .layer(DefaultBodyLimit::max(BODY_LEN_MAX))
 }
 
 async fn welcome() -> Json<Value> {

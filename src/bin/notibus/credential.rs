@@ -25,9 +25,12 @@ pub enum Command {
 pub fn run(command: &Command) -> Result<(), Failure> {
     let mut secret = String::new();
     std::io::stdin()
-        .take(SECRET_LEN_MAX)
+        .take(SECRET_LEN_MAX + 1)
         .read_to_string(&mut secret)
         .map_err(|error| Failure::BadInput(format!("standard input: {error}")))?;
+    if secret.len() as u64 > SECRET_LEN_MAX {
+        return Err(Failure::BadInput(format!("the secret has more than {SECRET_LEN_MAX} bytes")));
+    }
     let secret = secret.trim_end_matches(['\n', '\r']);
     let line = match command {
         Command::Password { name } => Credentials::password(name, secret)?,

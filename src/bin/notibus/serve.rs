@@ -144,7 +144,14 @@ fn access(file: Option<&Path>, listen: SocketAddr) -> Result<Access, Failure> {
                 .map_err(|error| Failure::BadInput(format!("{}: {error}", file.display())))?;
             (Some(text), file.display().to_string())
         }
-        None => (env::var(VARIABLE).ok(), VARIABLE.to_owned()),
+        None => match env::var(VARIABLE) {
+            Err(env::VarError::NotPresent) => (None, VARIABLE.to_owned()),
+            // Whoever set it wants nobody else to be let in.
+            set => (
+                Some(set.map_err(|error| Failure::BadInput(format!("{VARIABLE}: {error}")))?),
+                VARIABLE.to_owned(),
+            ),
+        },
     };
     match text {
         Some(text) => {

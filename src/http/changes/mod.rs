@@ -9,11 +9,13 @@ use std::sync::Arc;
 
 use axum::{
     Router,
-    extract::{Path, Request, State},
-    http::Method,
+    extract::{FromRequestParts, Path, Request, State},
+    http::{Method, request::Parts},
     response::{IntoResponse, Response},
     routing::any,
 };
+
+use serde::de::DeserializeOwned;
 
 use self::source::DocChanges;
 use super::{
@@ -61,15 +63,31 @@ impl Api {
     }
 }
 
+/// What stands in the places of a path, whose refusal looks as all others do.
+struct Places<T>(T);
+
+impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Places<T> {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Failure> {
+        let places = Path::from_request_parts(parts, state).await;
+        places.map(|Path(places)| Self(places)).map_err(|error| Failure::bad_request(error.body_text()))
+    }
+}
+
 /// The changes of all shards.
-async fn whole(State(served): State<Arc<Served>>, Path(name): Path<String>, request: Request) -> Response {
+async fn whole(
+    State(served): State<Arc<Served>>,
+    Places(name): Places<String>,
+    request: Request,
+) -> Response {
     feed(&served, &name, None, request).await.unwrap_or_else(IntoResponse::into_response)
 }
 
 /// The changes of one shard.
 async fn one_shard(
     State(served): State<Arc<Served>>,
-    Path((name, shard)): Path<(String, String)>,
+    Places((name, shard)): Places<(String, String)>,
     request: Request,
 ) -> Response {
     let answer = async {
@@ -94,7 +112,7 @@ async fn feed(
     let text = parts.uri.query().unwrap_or_default();
     let mut query = Query::parse(text, &parts.headers, &inner.options)?;
     let body = match parts.method {
-        Method::POST => inner.body(body).await?,
+        Method::POST => inner.body(&parts.headers, body).await?,
         _ => axum::body::Bytes::new(),
     };
     let wanted = query::wanted(&query, &body)?;

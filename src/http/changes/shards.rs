@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use axum::{
-    extract::{Path, Request, State},
+    extract::{Request, State},
     http::{Method, StatusCode},
     response::{IntoResponse, Response},
 };
 use serde::Deserialize;
 
-use super::Served;
+use super::{Places, Served};
 use crate::{
     feed::TopologyEntry,
     http::{
@@ -33,7 +33,7 @@ struct Wish {
 /// The shards that were live at `since`.
 pub(super) async fn meta(
     State(served): State<Arc<Served>>,
-    Path(name): Path<String>,
+    Places(name): Places<String>,
     request: Request,
 ) -> Response {
     let (parts, _) = request.into_parts();
@@ -56,7 +56,7 @@ pub(super) async fn meta(
 /// Shows or changes the number of shards.
 pub(super) async fn administer(
     State(served): State<Arc<Served>>,
-    Path(name): Path<String>,
+    Places(name): Places<String>,
     request: Request,
 ) -> Response {
     let answer = async {
@@ -68,7 +68,7 @@ pub(super) async fn administer(
                 Ok(json(StatusCode::OK, &entry(&name, current)))
             }
             Method::PUT => {
-                let body = served.inner.body(body).await?;
+                let body = served.inner.body(&parts.headers, body).await?;
                 let wish: Wish = serde_json::from_slice(&body).map_err(|error| {
                     Failure::bad_request(format!("The body has to be as {{\"shards\":4}}: {error}"))
                 })?;

@@ -1,6 +1,10 @@
 //! [`DocChanges`]: the changes of a database as a feed reads them.
+//!
+//! A feed that waits does not look at the store. Every edit records an event of its database in its own transaction, so a
+//! notification comes after it; the dispatcher, of which there is one, makes sure that none is missed. So it needs a notifier
+//! at work on some node, as `_db_updates` does.
 
-use std::{collections::VecDeque, io::Write as _, sync::Arc, time::Duration};
+use std::{collections::VecDeque, io::Write as _, sync::Arc};
 
 use tokio::{sync::watch, task::JoinHandle};
 use tokio_stream::StreamExt;
@@ -27,9 +31,6 @@ const PAGE_ROWS: usize = 1_000;
 
 /// How many rows are read at once with their documents, of which nobody knows how large they are.
 const PAGE_DOCS: usize = 100;
-
-/// How often a waiting feed looks for rows that no notification has told of.
-const POLL_INTERVAL: Duration = Duration::from_secs(10);
 
 /// A read of the store in a task of its own: it goes on also while the client is slow, and gives back its turn.
 struct Load(JoinHandle<Result<ChangesPage>>);
@@ -74,15 +75,15 @@ pub(super) struct DocChanges {
     is_at_end: bool,
     /// Where another shard has taken over.
     resharded_at: Option<Sequence>,
-    /// Whether the database is gone.
-    is_gone: bool,
+    /// Whether nothing more will come: the database is gone, or nobody tells of it any more.
+    is_over: bool,
     /// Where the client stands.
     seq: Seq,
     /// How many rows were looked at.
     seen: u64,
     /// Whether what comes is wanted.
     is_live: bool,
-    /// The notifications of the database; `None` after they have ended.
+    /// The notifications of the database, if what comes is wanted.
     updates: Option<Subscription>,
     /// Wakes when the changes of any database were resharded here: of a shard that is closed no notification tells.
     reshards: watch::Receiver<u64>,
@@ -132,7 +133,7 @@ impl DocChanges {
             rows: VecDeque::new(),
             is_at_end: false,
             resharded_at: None,
-            is_gone: false,
+            is_over: false,
             seq: Seq::plain(since.position()),
             seen: 0,
             is_live,
@@ -183,7 +184,7 @@ impl Source for DocChanges {
         loop {
             self.write(out, limit);
             if self.is_done() {
-                let is_over = !self.is_live || self.resharded_at.is_some() || self.is_gone;
+                let is_over = !self.is_live || self.resharded_at.is_some() || self.is_over;
                 return Ok(if is_over { Progress::Over } else { Progress::UpToDate });
             }
             if out.rows() > 0 {
@@ -195,7 +196,7 @@ impl Source for DocChanges {
             match page {
                 Ok(page) => self.turn(page),
                 // The database was deleted: what was sent is all.
-                Err(Error::NoFeed { .. }) => (self.is_gone, self.is_at_end) = (true, true),
+                Err(Error::NoFeed { .. }) => (self.is_over, self.is_at_end) = (true, true),
                 Err(error) => return Err(error),
             }
         }
@@ -215,15 +216,12 @@ impl Source for DocChanges {
                 None => std::future::pending().await,
             }
         };
-        // Whatever wakes it says, the feed knows better.
-        let has_ended = tokio::select! {
+        // Whatever wakes it says, the feed knows better. Without a dispatcher it would wait in vain: it sends what there is,
+        // and the client asks again.
+        self.is_over |= tokio::select! {
             is_told = told => !is_told,
             () = resharded => false,
-            () = self.served.inner.env().sleep(POLL_INTERVAL) => false,
         };
-        if has_ended {
-            self.updates = None;
-        }
         self.is_at_end = false;
     }
 
