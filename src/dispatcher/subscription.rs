@@ -121,7 +121,7 @@ impl Subscription {
     /// databases that both want nothing is missed. Others are told of from [`Subscription::position`] on.
     ///
     /// What was delivered since that position can be delivered again if one of the filters has exact names and the other
-    /// has not.
+    /// has not, or the old one names design documents.
     pub fn replace(&mut self, filter: Filter) {
         let position = self.position();
         self.ddocs |= filter.ddocs.is_some();

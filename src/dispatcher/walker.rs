@@ -167,7 +167,9 @@ impl Walker {
     /// Whether `row` is to be delivered to a subscriber that knows everything up to `since`.
     fn wants(&self, row: &Notification, since: Sequence) -> bool {
         self.filter.passes(row, since)
-            && !self.before.iter().any(|(before, to)| row.sequence <= *to && before.passes(row, since))
+            && !self.before.iter().any(|(before, to)| {
+                row.sequence <= *to && before.passes(row, since) && before.wants_any_ddocs(row, since)
+            })
     }
 
     /// Moves over `row`, which is next; what is to be delivered of it.
