@@ -235,3 +235,36 @@ async fn one_that_stops_in_the_middle_of_a_read_delays_no_other() {
     assert_eq!(name(&crate::world::next(&mut other).await), "a");
     assert_eq!(name(&crate::world::next(&mut stalled).await), "a");
 }
+
+/// What is in hand is not worked on: whoever is made anew is not told that it was.
+#[tokio::test(start_paused = true)]
+async fn one_that_is_made_anew_is_told_where_it_is_without_what_is_in_hand() {
+    /// Panics on its first delivery.
+    struct Panics(UnboundedSender<Sequence>, Arc<AtomicBool>);
+
+    impl Listener for Panics {
+        type Message = ();
+
+        async fn init(&mut self, position: Sequence) -> Next {
+            self.0.send(position).unwrap();
+            Next::Continue
+        }
+
+        async fn handle_event(&mut self, _: Delivery) -> Next {
+            assert!(self.1.swap(true, Ordering::Relaxed), "the first");
+            Next::Continue
+        }
+    }
+
+    for filter in [Filter::name("a").unwrap(), Filter::prefix("a")] {
+        let world = World::new().await;
+        let (told, mut positions) = unbounded_channel();
+        let has_panicked = Arc::new(AtomicBool::new(false));
+        let factory = move || Panics(told.clone(), Arc::clone(&has_panicked));
+        let _listener = world.dispatcher.subscribe(filter).listener(factory).start().unwrap();
+        within("its beginning", positions.recv()).await.unwrap();
+        let sequence = world.event(&db("a", 1), EventKind::Created).await;
+        let position = within("its restart", positions.recv()).await.unwrap();
+        assert!(position < sequence, "it has not worked on {sequence}, but is told {position}");
+    }
+}

@@ -16,6 +16,7 @@ use super::{
 };
 use crate::{
     dispatcher::{Delivery, Filter, Interruption, Shared, Subscription},
+    encoding::Sequence,
     error::Error,
     store::RetryPolicy,
 };
@@ -216,7 +217,9 @@ where
 
     /// Makes a listener, and gives it what comes, until it ends or panics.
     async fn session(&mut self) -> Ended {
-        let position = self.subscription.position();
+        // What is in hand was returned, and not worked on.
+        let in_hand = self.in_hand.as_ref().map_or(Sequence::MAX, |(delivery, _)| delivery.since());
+        let position = self.subscription.position().min(in_hand);
         let made = catch(async {
             let mut listener = (self.factory)();
             let next = listener.init(position).await;
