@@ -339,3 +339,15 @@ async fn a_shutdown_aborts_who_does_not_end() {
     assert!(began.elapsed() < Duration::from_mins(1));
     assert_eq!(within("its end", handle.finished()).await, StopReason::Shutdown);
 }
+
+/// Once, what was linked to a listener by a handle that was found when all others were gone did not end with it.
+#[tokio::test(start_paused = true)]
+async fn a_child_of_a_listener_that_was_found_by_its_name_ends_with_it() {
+    let world = World::new().await;
+    let listen = || world.dispatcher.subscribe(Filter::all()).listener(|| Quiet);
+    drop(listen().named("parent").unwrap().start().unwrap());
+    let found = world.dispatcher.listener::<()>("parent").unwrap();
+    let child = listen().start_linked(found.parent()).unwrap();
+    found.stop().await;
+    assert_eq!(within("its end", child.finished()).await, StopReason::ParentEnded);
+}

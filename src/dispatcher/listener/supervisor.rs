@@ -12,7 +12,7 @@ use tokio_stream::StreamExt;
 
 use super::{
     Listener, ListenerHandle, Message, Next, RestartPolicy, StopReason, Supervised, Supervision,
-    handle::{Control, WeakParent},
+    handle::Control,
 };
 use crate::{
     dispatcher::{Delivery, Filter, Interruption, Shared, Subscription},
@@ -105,8 +105,6 @@ pub(super) struct Supervisor<L: Listener, F> {
     ending: watch::Receiver<bool>,
     /// What it is to want.
     filter: watch::Receiver<Option<Filter>>,
-    /// Ends the children when the listener has.
-    parent: WeakParent,
     /// What the listener is given.
     subscription: Subscription,
     /// The messages; `None` once nobody can send one.
@@ -146,7 +144,6 @@ where
             ending,
             filter: control.filter.subscribe(),
             control,
-            parent: handle.parent.downgrade(),
             subscription,
             inbox: Some(inbox),
             factory,
@@ -161,11 +158,7 @@ where
     /// Runs the listener until it ends.
     pub async fn run(mut self) {
         // Also if this task is aborted: who waits for the end is not to wait for ever.
-        let _last = Last {
-            shared: Arc::clone(&self.shared),
-            control: Arc::clone(&self.control),
-            parent: self.parent.clone(),
-        };
+        let _last = Last { shared: Arc::clone(&self.shared), control: Arc::clone(&self.control) };
         self.tell(Supervised::Started);
         self.note_position();
         let reason = self.run_sessions().await;
@@ -410,8 +403,6 @@ struct Last {
     shared: Arc<Shared>,
     /// Who it was.
     control: Arc<Control>,
-    /// Ends the children.
-    parent: WeakParent,
 }
 
 impl Drop for Last {
@@ -419,7 +410,7 @@ impl Drop for Last {
         if let Some(name) = &self.control.name {
             self.shared.listeners.unlist(name, self.control.id);
         }
-        self.parent.end();
+        self.control.parent.end();
         self.control.ended.send_if_modified(|reason| {
             let is_aborted = reason.is_none();
             reason.get_or_insert(StopReason::Shutdown);
