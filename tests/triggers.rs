@@ -617,6 +617,55 @@ async fn a_trigger_that_has_expired_finds_out_what_is_gone() {
     trigger.shutdown().await.unwrap();
 }
 
+/// Once, a trigger that crashed after it had learnt that it had expired forgot to find out what was gone.
+#[tokio::test(start_paused = true)]
+async fn a_trigger_that_crashes_after_it_has_expired_still_finds_out_what_is_gone() {
+    for is_done in [false, true] {
+        let mut world = World::new().await;
+        let (gone, stays) = (db("a/_replicator", 1), db("c/_replicator", 3));
+        world.create(&gone).await;
+        world.create(&stays).await;
+        let start = async |world: &World, told| {
+            let options =
+                TriggerOptions { backoff_min: Duration::from_mins(5), ..TriggerOptions::replication("r") };
+            replication_trigger(&world.dispatcher, options, told).await.unwrap()
+        };
+        let (told, mut ear) = job::<Scan>();
+        let trigger = start(&world, told).await;
+        ear.done().await;
+        ear.done().await;
+        at_rest(&world, &trigger).await;
+        trigger.shutdown().await.unwrap();
+        world.delete(&gone).await;
+        let options = JanitorOptions {
+            interval: Duration::from_secs(1),
+            tombstone_retention: Duration::from_secs(10),
+            ..JanitorOptions::default()
+        };
+        let _janitor = world.bus.janitor(options).await.unwrap();
+        until("the tombstone's end", async || world.bus.stats().tombstones_dropped == 1).await;
+        world.dispatcher = world.bus.dispatcher(DispatcherOptions::default()).await.unwrap();
+        // It is told, cannot act on it, and puts down how far it has come.
+        let (told, Ear { mut works, gone: deaf }) = job::<Scan>();
+        drop(deaf);
+        let trigger = start(&world, told).await;
+        let (_, decide) = within("a scan", works.recv()).await.unwrap();
+        let _undecided = if is_done {
+            decide.send(Ok(())).unwrap();
+            None
+        } else {
+            Some(decide)
+        };
+        tokio::time::sleep(Duration::from_secs(30)).await;
+        drop(trigger);
+        tokio::task::yield_now().await;
+        let (told, mut ear) = job::<Scan>();
+        let trigger = start(&world, told).await;
+        assert_eq!(within("that it is gone", ear.gone.recv()).await.unwrap(), gone);
+        trigger.shutdown().await.unwrap();
+    }
+}
+
 /// Crashes at random between updates: at the end every document was seen.
 #[tokio::test(start_paused = true)]
 async fn no_change_is_missed_by_scans_that_crash_at_random() {

@@ -66,6 +66,8 @@ pub(in crate::jobs) async fn start<K: Kind>(
     let mut subscription = subscribe.durable(&cursor(dispatcher, &options)?).await?.stream();
     let cursor = subscription.take_cursor().expect("it is durable");
     let position = cursor.stored();
+    // An earlier one may have expired, or was about to tell what was gone, and has not come to it.
+    let is_unsure = position == Sequence::ZERO && !cursor.scanned().await?.is_empty();
     let (stop, stopped) = watch::channel(false);
     let (status, watched) = watch::channel(TriggerStatus::new(position));
     let keeper = Keeper {
@@ -79,7 +81,7 @@ pub(in crate::jobs) async fn start<K: Kind>(
         tasks: HashMap::new(),
         handles: HashMap::new(),
         status,
-        is_unsure: false,
+        is_unsure,
         pause: None,
         checkpoint: None,
     };
@@ -171,6 +173,9 @@ impl<K: Kind> Keeper<K> {
 
     /// Whoever starts again from here has everything told again that is not done.
     fn done_to(&self) -> Sequence {
+        if self.is_unsure {
+            return Sequence::ZERO;
+        }
         let position = self.subscription.position();
         self.plan.since().map_or(position, |since| since.min(position))
     }
@@ -308,9 +313,9 @@ impl<K: Kind> Keeper<K> {
         match find.await {
             Ok(gone) => {
                 self.is_unsure = false;
-                let since = self.subscription.position();
                 for db in gone {
-                    self.see_gone(db, since);
+                    // No row tells of it: whoever starts again has to find it out as this one has.
+                    self.see_gone(db, Sequence::ZERO);
                 }
             }
             Err(error) => {
