@@ -666,6 +666,46 @@ async fn a_trigger_that_crashes_after_it_has_expired_still_finds_out_what_is_gon
     }
 }
 
+/// Once, of a database that was created anew twice while the trigger was away, the first instance was never told to be gone,
+/// and what was started for it ran on.
+#[tokio::test(start_paused = true)]
+async fn an_instance_is_told_to_be_gone_however_many_have_come_since() {
+    for lives in [true, false] {
+        let mut world = World::new().await;
+        let start = async |world: &World, told| {
+            replication_trigger(&world.dispatcher, TriggerOptions::replication("r"), told).await.unwrap()
+        };
+        let [first, second, third] = [1, 2, 3].map(|instance| db("a/_replicator", instance));
+        world.create(&first).await;
+        let (told, mut ear) = job::<Scan>();
+        let trigger = start(&world, told).await;
+        ear.done().await;
+        at_rest(&world, &trigger).await;
+        trigger.shutdown().await.unwrap();
+        world.delete(&first).await;
+        world.create(&second).await;
+        world.delete(&second).await;
+        world.create(&third).await;
+        if !lives {
+            world.delete(&third).await;
+        }
+        // Another process: the ring of the old one holds every row.
+        world.dispatcher = world.bus.dispatcher(DispatcherOptions::default()).await.unwrap();
+        let (told, mut ear) = job::<Scan>();
+        let trigger = start(&world, told).await;
+        let mut gone = BTreeSet::new();
+        while !gone.contains(&first) {
+            gone.insert(within("that it is gone", ear.gone.recv()).await.unwrap());
+        }
+        if lives {
+            assert_eq!(ear.done().await.db(), &third);
+            assert!(!gone.contains(&third));
+        }
+        at_rest(&world, &trigger).await;
+        trigger.shutdown().await.unwrap();
+    }
+}
+
 /// Crashes at random between updates: at the end every document was seen.
 #[tokio::test(start_paused = true)]
 async fn no_change_is_missed_by_scans_that_crash_at_random() {
