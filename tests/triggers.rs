@@ -706,6 +706,30 @@ async fn an_instance_is_told_to_be_gone_however_many_have_come_since() {
     }
 }
 
+/// Once, a quiet database that changed had the cursor of a trigger of exact names go back to its last change.
+#[tokio::test(start_paused = true)]
+async fn the_cursor_of_a_trigger_never_goes_back() {
+    let world = World::new().await;
+    let (quiet, busy) = (db("quiet", 1), db("busy", 1));
+    world.event(&quiet, EventKind::Created).await;
+    world.event(&busy, EventKind::Created).await;
+    let filter = Filter::names([quiet.name.clone(), busy.name.clone()]).unwrap();
+    let (told, mut ear) = job::<IndexBuild>();
+    let options = TriggerOptions { filter, ..quick() };
+    let trigger = index_trigger(&world.dispatcher, options, told).await.unwrap();
+    ear.done().await;
+    ear.done().await;
+    world.event(&busy, EventKind::Updated).await;
+    ear.done().await;
+    at_rest(&world, &trigger).await;
+    let position = trigger.status().position;
+    world.event(&quiet, EventKind::Updated).await;
+    let (_, _undecided) = ear.hear().await;
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert!(trigger.status().position >= position, "{:?} < {position:?}", trigger.status().position);
+    trigger.shutdown().await.unwrap();
+}
+
 /// Crashes at random between updates: at the end every document was seen.
 #[tokio::test(start_paused = true)]
 async fn no_change_is_missed_by_scans_that_crash_at_random() {

@@ -146,13 +146,15 @@ impl<K: Kind> Keeper<K> {
             self.start_due();
             let now = self.context.env().now();
             let due = self.plan.next_due().map(|due| self.context.env().sleep(due.saturating_sub(now)));
+            // For whoever starts again, all that is received below comes after this.
+            let known = self.subscription.position();
             let may_receive = self.pause.is_none() && self.plan.len() < self.options.pending_max;
             tokio::select! {
                 Some(ended) = self.jobs.join_next_with_id() => self.end(ended)?,
                 // A predicate of the filter can panic. It has seen the row then.
                 received = AssertUnwindSafe(self.subscription.next()).catch_unwind(), if may_receive => {
                     match received {
-                        Ok(Some(item)) => self.receive(item),
+                        Ok(Some(item)) => self.receive(item, known),
                         Ok(None) => return Ok(()),
                         Err(panic) => {
                             self.context.stats.listener_panics.add(1);
@@ -215,8 +217,8 @@ impl<K: Kind> Keeper<K> {
         Ok(())
     }
 
-    /// Takes in what the subscription tells.
-    fn receive(&mut self, item: Result<Delivery, Interruption>) {
+    /// Takes in what the subscription tells, which comes after `known`.
+    fn receive(&mut self, item: Result<Delivery, Interruption>, known: Sequence) {
         let delivery = match item {
             Ok(delivery) => delivery,
             Err(interruption) => {
@@ -234,7 +236,8 @@ impl<K: Kind> Keeper<K> {
         let seen = Seen {
             replaced: replaced.map(|(instance, _)| Db::new(db.name.clone(), instance)),
             work: (!row.is_deleted()).then(|| self.kind.work(&delivery)),
-            since: delivery.since(),
+            // A database that was quiet for long may be known from long ago.
+            since: delivery.since().max(known),
             db,
         };
         self.see(seen);
