@@ -730,6 +730,31 @@ async fn the_cursor_of_a_trigger_never_goes_back() {
     trigger.shutdown().await.unwrap();
 }
 
+/// Once, a trigger that had as much to do as it may never read that the databases in question were gone, and stood still.
+#[tokio::test(start_paused = true)]
+async fn builds_of_databases_that_are_gone_do_not_stop_a_trigger_that_is_full() {
+    let world = World::new().await;
+    let (gone, other) = (db("gone", 1), db("other", 1));
+    let (told, mut ear) = job::<IndexBuild>();
+    let options = TriggerOptions { pending_max: 1, ..quick() };
+    let trigger = index_trigger(&world.dispatcher, options, told).await.unwrap();
+    world.event(&gone, EventKind::Created).await;
+    let (_, decide) = ear.hear().await;
+    world.event(&gone, EventKind::Deleted).await;
+    world.event(&other, EventKind::Created).await;
+    decide.send(Err("no such database".into())).unwrap();
+    loop {
+        let (build, decide) = ear.hear().await;
+        if build.db == other {
+            decide.send(Ok(())).unwrap();
+            break;
+        }
+        decide.send(Err("no such database".into())).unwrap();
+        assert!(build.attempt < 10, "it is tried again and again");
+    }
+    trigger.shutdown().await.unwrap();
+}
+
 /// Crashes at random between updates: at the end every document was seen.
 #[tokio::test(start_paused = true)]
 async fn no_change_is_missed_by_scans_that_crash_at_random() {

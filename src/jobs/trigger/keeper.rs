@@ -150,7 +150,11 @@ impl<K: Kind> Keeper<K> {
             let known = self.subscription.position();
             let may_receive = self.pause.is_none() && self.plan.len() < self.options.pending_max;
             tokio::select! {
-                Some(ended) = self.jobs.join_next_with_id() => self.end(ended)?,
+                Some(ended) = self.jobs.join_next_with_id() => {
+                    if let Some(failed) = self.end(ended)? && self.plan.len() >= self.options.pending_max {
+                        self.look_after(&failed).await;
+                    }
+                }
                 // A predicate of the filter can panic. It has seen the row then.
                 received = AssertUnwindSafe(self.subscription.next()).catch_unwind(), if may_receive => {
                     match received {
@@ -268,8 +272,8 @@ impl<K: Kind> Keeper<K> {
         }
     }
 
-    /// Takes in the end of a job. Fails if the cursor is lost.
-    fn end(&mut self, ended: Result<(Id, TaskResult), tokio::task::JoinError>) -> Result<()> {
+    /// Takes in the end of a job; the name of its database, if it is to be tried again. Fails if the cursor is lost.
+    fn end(&mut self, ended: Result<(Id, TaskResult), tokio::task::JoinError>) -> Result<Option<DbName>> {
         let (id, result) = match ended {
             Ok((id, result)) => (id, result.map_err(Some)),
             Err(error) => {
@@ -295,7 +299,24 @@ impl<K: Kind> Keeper<K> {
             Outcome::GivenUp => status.given_up += 1,
             Outcome::Stale => {}
         });
-        Ok(())
+        Ok((outcome == Outcome::Failed).then_some(name))
+    }
+
+    /// Finds out whether the database `name`, of which a job has failed, is gone. While there is no room for more, nothing else
+    /// tells, and nothing would ever make room.
+    async fn look_after(&mut self, name: &DbName) {
+        let Some(db) = self.plan.waiting_for(name).cloned() else { return };
+        let feed = NotificationFeed::new(Arc::clone(&self.context), self.context.feed.clone());
+        match feed.newest(name).await {
+            Ok(row) if row.as_ref().is_none_or(|row| row.is_deleted() || row.instance != db.instance) => {
+                let since = self.subscription.position();
+                self.see_gone(db, since);
+            }
+            Ok(_) => {}
+            Err(error) => {
+                tracing::warn!(trigger = self.options.name, %error, "a database cannot be looked up");
+            }
+        }
     }
 
     /// Finds out which databases are gone without its having been told. All that are there have been told anew.
