@@ -115,6 +115,8 @@ pub(super) struct Supervisor<L: Listener, F> {
     terms: Terms,
     /// The delivery that it has not finished, and how often it was given that.
     in_hand: Option<(Delivery, u32)>,
+    /// The interruption that it has not finished, and how often it was given that.
+    interrupted: Option<(Interruption, u32)>,
     /// How often it was made anew.
     restarts: u32,
     /// How often it was made anew since it has last worked on something.
@@ -149,6 +151,7 @@ where
             factory,
             terms,
             in_hand: None,
+            interrupted: None,
             restarts: 0,
             in_a_row: 0,
             checkpoint: None,
@@ -163,7 +166,7 @@ where
         self.note_position();
         let reason = self.run_sessions().await;
         // What is in hand may look as if it had been worked on.
-        if reason != StopReason::CursorLost && self.in_hand.is_none() {
+        if reason != StopReason::CursorLost && self.in_hand.is_none() && self.interrupted.is_none() {
             self.put_down().await;
         }
         tracing::debug!(id = %self.control.id, name = ?self.control.name, %reason, "a listener has ended");
@@ -259,6 +262,13 @@ where
                 self.finish_delivery();
                 return Ok(next);
             }
+            if let Some((interruption, attempts)) = &mut self.interrupted {
+                *attempts += 1;
+                let message = Message::Interrupted(interruption.clone());
+                let next = catch(async { listener.handle_message(message).await }).await?;
+                self.interrupted = None;
+                return Ok(next);
+            }
             match self.event(timers).await {
                 Event::Stop(reason) => return Ok(Next::Stop(reason)),
                 Event::Received(Ok(None)) => return Ok(Next::Stop(StopReason::Shutdown)),
@@ -267,8 +277,7 @@ where
                     if matches!(interruption, Interruption::Failed(_)) {
                         timers.pause = Some(self.shared.context.env().sleep(FAILURE_PAUSE));
                     }
-                    let message = Message::Interrupted(interruption);
-                    return catch(async { listener.handle_message(message).await }).await;
+                    self.interrupted = Some((interruption, 0));
                 }
                 // A predicate of the filter. It has seen the row then, and the listener has not: it goes on with the next.
                 Event::Received(Err(Panicked(text))) => self.note_panic(&text),
@@ -327,9 +336,10 @@ where
         }
     }
 
-    /// Passes over the delivery in hand, if the listener has panicked on it as often as it may.
+    /// Passes over the delivery in hand, or the interruption, if the listener has panicked on it as often as it may.
     fn pass_over(&mut self) {
         let attempts_max = self.terms.attempts_max;
+        self.interrupted.take_if(|(_, attempts)| *attempts >= attempts_max);
         if let Some((delivery, _)) = self.in_hand.take_if(|(_, attempts)| *attempts >= attempts_max) {
             let row = delivery.notification();
             self.tell(Supervised::PassedOver { name: row.name.clone(), sequence: row.sequence });
