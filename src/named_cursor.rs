@@ -11,9 +11,9 @@ use crate::{
     context::Context,
     encoding::Sequence,
     error::{Error, Result},
-    event::Db,
+    event::{Db, DbName},
     keys::{CursorId, CursorRow, NodeId},
-    store::{Isolation, Transaction},
+    store::{Isolation, KeyRange, Transaction},
 };
 
 /// A position in the feed of notifications with a name, whether it was begun or not. Clones are cheap.
@@ -184,7 +184,19 @@ impl OpenCursor {
     /// The databases that were scanned and not forgotten.
     pub async fn scanned(&self) -> Result<Vec<Db>> {
         let NamedCursor { context, id } = &self.cursor;
-        let read = async |tx: Transaction| tx.all_rows(context.keys.scans(id), Isolation::Snapshot).await;
+        self.scanned_in(context.keys.scans(id)).await
+    }
+
+    /// The instances of the database `name` that were scanned and not forgotten.
+    pub async fn scanned_as(&self, name: &DbName) -> Result<Vec<Db>> {
+        let NamedCursor { context, id } = &self.cursor;
+        self.scanned_in(context.keys.scans_of(id, name)).await
+    }
+
+    /// The databases of the scans in `range`.
+    async fn scanned_in(&self, range: KeyRange) -> Result<Vec<Db>> {
+        let NamedCursor { context, .. } = &self.cursor;
+        let read = async |tx: Transaction| tx.all_rows(range.clone(), Isolation::Snapshot).await;
         let rows = context.db.run(read).await?;
         rows.iter().map(|row| context.keys.scan_db(row)).collect()
     }

@@ -170,6 +170,12 @@ fn quick() -> TriggerOptions {
     TriggerOptions { debounce: Duration::from_secs(1), ..TriggerOptions::index("views") }
 }
 
+/// Options of a janitor that soon drops tombstones.
+fn forgetful() -> JanitorOptions {
+    let (interval, tombstone_retention) = (Duration::from_secs(1), Duration::from_secs(10));
+    JanitorOptions { interval, tombstone_retention, ..JanitorOptions::default() }
+}
+
 /// Waits until nothing is left to do, and that is put down.
 async fn at_rest(world: &World, trigger: &Trigger) {
     tokio::time::sleep(Duration::from_secs(5)).await;
@@ -586,12 +592,7 @@ async fn a_trigger_that_has_expired_finds_out_what_is_gone() {
     trigger.shutdown().await.unwrap();
     world.delete(&gone).await;
     world.delete(&again).await;
-    let options = JanitorOptions {
-        interval: Duration::from_secs(1),
-        tombstone_retention: Duration::from_secs(10),
-        ..JanitorOptions::default()
-    };
-    let _janitor = world.bus.janitor(options).await.unwrap();
+    let _janitor = world.bus.janitor(forgetful()).await.unwrap();
     until("the tombstones' end", async || world.bus.stats().tombstones_dropped == 2).await;
     let back = db("b/_replicator", 4);
     world.create(&back).await;
@@ -614,6 +615,134 @@ async fn a_trigger_that_has_expired_finds_out_what_is_gone() {
     }
     assert_eq!(scanned, [back, stays].into());
     assert_eq!(ended, [gone, again].into());
+    trigger.shutdown().await.unwrap();
+}
+
+/// Once, a trigger that crashed after it had learnt that it had expired forgot to find out what was gone.
+#[tokio::test(start_paused = true)]
+async fn a_trigger_that_crashes_after_it_has_expired_still_finds_out_what_is_gone() {
+    for is_done in [false, true] {
+        let mut world = World::new().await;
+        let (gone, stays) = (db("a/_replicator", 1), db("c/_replicator", 3));
+        world.create(&gone).await;
+        world.create(&stays).await;
+        let start = async |world: &World, told| {
+            let options =
+                TriggerOptions { backoff_min: Duration::from_mins(5), ..TriggerOptions::replication("r") };
+            replication_trigger(&world.dispatcher, options, told).await.unwrap()
+        };
+        let (told, mut ear) = job::<Scan>();
+        let trigger = start(&world, told).await;
+        ear.done().await;
+        ear.done().await;
+        at_rest(&world, &trigger).await;
+        trigger.shutdown().await.unwrap();
+        world.delete(&gone).await;
+        let _janitor = world.bus.janitor(forgetful()).await.unwrap();
+        until("the tombstone's end", async || world.bus.stats().tombstones_dropped == 1).await;
+        world.dispatcher = world.bus.dispatcher(DispatcherOptions::default()).await.unwrap();
+        // It is told, cannot act on it, and puts down how far it has come.
+        let (told, Ear { mut works, gone: deaf }) = job::<Scan>();
+        drop(deaf);
+        let trigger = start(&world, told).await;
+        let (_, decide) = within("a scan", works.recv()).await.unwrap();
+        let mut decide = Some(decide);
+        if is_done {
+            decide.take().unwrap().send(Ok(())).unwrap();
+        }
+        tokio::time::sleep(Duration::from_secs(30)).await;
+        drop(trigger);
+        let (told, mut ear) = job::<Scan>();
+        let trigger = start(&world, told).await;
+        assert_eq!(within("that it is gone", ear.gone.recv()).await.unwrap(), gone);
+        trigger.shutdown().await.unwrap();
+    }
+}
+
+/// Once, of a database that was created anew twice while the trigger was away, the first instance was never told to be gone,
+/// and what was started for it ran on.
+#[tokio::test(start_paused = true)]
+async fn an_instance_is_told_to_be_gone_however_many_have_come_since() {
+    for lives in [true, false] {
+        let mut world = World::new().await;
+        let start = async |world: &World, told| {
+            replication_trigger(&world.dispatcher, TriggerOptions::replication("r"), told).await.unwrap()
+        };
+        let [first, second, third] = [1, 2, 3].map(|instance| db("a/_replicator", instance));
+        world.create(&first).await;
+        let (told, mut ear) = job::<Scan>();
+        let trigger = start(&world, told).await;
+        ear.done().await;
+        at_rest(&world, &trigger).await;
+        trigger.shutdown().await.unwrap();
+        world.delete(&first).await;
+        world.create(&second).await;
+        world.delete(&second).await;
+        world.create(&third).await;
+        if !lives {
+            world.delete(&third).await;
+        }
+        // Another process: the ring of the old one holds every row.
+        world.dispatcher = world.bus.dispatcher(DispatcherOptions::default()).await.unwrap();
+        let (told, mut ear) = job::<Scan>();
+        let trigger = start(&world, told).await;
+        let mut gone = BTreeSet::new();
+        while !gone.contains(&first) {
+            gone.insert(within("that it is gone", ear.gone.recv()).await.unwrap());
+        }
+        if lives {
+            assert_eq!(ear.done().await.db(), &third);
+            assert!(!gone.contains(&third));
+        }
+        at_rest(&world, &trigger).await;
+        trigger.shutdown().await.unwrap();
+    }
+}
+
+/// Once, a quiet database that changed had the cursor of a trigger of exact names go back to its last change.
+#[tokio::test(start_paused = true)]
+async fn the_cursor_of_a_trigger_never_goes_back() {
+    let world = World::new().await;
+    let (quiet, busy) = (db("quiet", 1), db("busy", 1));
+    world.event(&quiet, EventKind::Created).await;
+    world.event(&busy, EventKind::Created).await;
+    let filter = Filter::names([quiet.name.clone(), busy.name.clone()]).unwrap();
+    let (told, mut ear) = job::<IndexBuild>();
+    let options = TriggerOptions { filter, ..quick() };
+    let trigger = index_trigger(&world.dispatcher, options, told).await.unwrap();
+    ear.done().await;
+    ear.done().await;
+    world.event(&busy, EventKind::Updated).await;
+    ear.done().await;
+    at_rest(&world, &trigger).await;
+    let position = trigger.status().position;
+    world.event(&quiet, EventKind::Updated).await;
+    let (_, _undecided) = ear.hear().await;
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert!(trigger.status().position >= position, "{:?} < {position:?}", trigger.status().position);
+    trigger.shutdown().await.unwrap();
+}
+
+/// Once, a trigger that had as much to do as it may never read that the databases in question were gone, and stood still.
+#[tokio::test(start_paused = true)]
+async fn builds_of_databases_that_are_gone_do_not_stop_a_trigger_that_is_full() {
+    let world = World::new().await;
+    let (gone, other) = (db("gone", 1), db("other", 1));
+    let (told, mut ear) = job::<IndexBuild>();
+    let options = TriggerOptions { pending_max: 1, ..quick() };
+    let trigger = index_trigger(&world.dispatcher, options, told).await.unwrap();
+    world.event(&gone, EventKind::Created).await;
+    let (_, decide) = ear.hear().await;
+    world.event(&gone, EventKind::Deleted).await;
+    world.event(&other, EventKind::Created).await;
+    decide.send(Err("no such database".into())).unwrap();
+    loop {
+        let (build, decide) = ear.hear().await;
+        if build.db == other {
+            break;
+        }
+        decide.send(Err("no such database".into())).unwrap();
+    }
     trigger.shutdown().await.unwrap();
 }
 

@@ -183,6 +183,11 @@ impl Filter {
         kinds.iter().any(|kind| kind != EventKind::DdocUpdated && self.kinds.contains(kind))
     }
 
+    /// Whether a row that passes is delivered whichever design documents it tells of.
+    pub(super) fn wants_any_ddocs(&self, row: &Notification, since: Sequence) -> bool {
+        self.ddocs.is_none() || self.wants_besides_ddocs(row, since)
+    }
+
     /// Whether all kinds of events are wanted.
     pub(crate) fn wants_all_kinds(&self) -> bool {
         let members = self.members().is_none_or(|members| members.iter().all(Self::wants_all_kinds));

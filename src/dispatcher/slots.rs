@@ -96,6 +96,11 @@ impl Mailbox {
         Poll::Ready(Some(Ok(Delivery::new(row, since))))
     }
 
+    /// The horizon, if the receiver is still to be told that it has expired.
+    pub fn expired(&self) -> Option<Sequence> {
+        self.state().expired
+    }
+
     /// How many rows wait, a horizon that was not told included.
     pub fn waiting(&self) -> usize {
         let state = self.state();

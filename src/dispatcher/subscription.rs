@@ -44,6 +44,8 @@ pub struct Subscription {
     ddocs: bool,
     /// The delivery whose design documents are being read, if any are; `None` in it after a failure.
     in_hand: Option<(Delivery, Option<DdocRead>)>,
+    /// The horizon, if it has expired by what it wanted before and was not told so.
+    expired: Option<Sequence>,
     /// Where it puts down how far it has come.
     cursor: Option<OpenCursor>,
     /// Its place in the registry.
@@ -72,7 +74,7 @@ impl Subscription {
         };
         let seated = Registry::enter(&shared);
         let source = Source::new(&shared, filter.clone(), skips, pace, start);
-        Self { shared, filter, source, skips, ddocs, in_hand: None, cursor, seated }
+        Self { shared, filter, source, skips, ddocs, in_hand: None, expired: None, cursor, seated }
     }
 
     /// Which subscriber it is: [`Dispatcher::unsubscribe`](super::Dispatcher::unsubscribe) ends it.
@@ -121,11 +123,14 @@ impl Subscription {
     /// databases that both want nothing is missed. Others are told of from [`Subscription::position`] on.
     ///
     /// What was delivered since that position can be delivered again if one of the filters has exact names and the other
-    /// has not.
+    /// has not, or the old one names design documents.
     pub fn replace(&mut self, filter: Filter) {
         let position = self.position();
         self.ddocs |= filter.ddocs.is_some();
         let in_hand = self.in_hand.take();
+        if let Source::Exact(exact) = &self.source {
+            self.expired = exact.mailbox.expired().or(self.expired);
+        }
         match (&mut self.source, &filter.names) {
             (Source::Walk(walker), Names::Exact(_)) => {
                 let pace = walker.take_pace();
@@ -167,6 +172,9 @@ impl Subscription {
                 if is_wanted(&self.filter, &delivery, &ddocs) {
                     return Poll::Ready(Some(Ok(delivery.with(&self.filter, Some(ddocs)))));
                 }
+            }
+            if let Some(horizon) = self.expired.take() {
+                return Poll::Ready(Some(Err(Interruption::Expired { horizon })));
             }
             let received = match &mut self.source {
                 Source::Walk(walker) => walker.poll_next(&self.seated.seat, context),

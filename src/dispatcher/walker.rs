@@ -8,12 +8,13 @@
 
 use std::{
     collections::HashMap,
+    panic::resume_unwind,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
 };
 
-use futures_util::future::BoxFuture;
+use tokio::task::JoinHandle;
 use tokio_stream::{Stream, wrappers::WatchStream};
 
 use super::{
@@ -54,6 +55,16 @@ enum Walking {
     Round(Vec<Arc<Notification>>, Sequence),
 }
 
+/// A read of the feed, in a task of its own: it has one of a few turns, and must come to its end although the subscriber
+/// does something else meanwhile. Dropping it ends it.
+struct Reading(JoinHandle<Result<(Batch, Cursor)>>);
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
 /// What a step through the current batch has led to.
 enum Step {
     /// A row that matches.
@@ -90,7 +101,7 @@ pub(super) struct Walker {
     /// Wakes at new batches.
     pushes: WatchStream<Option<u64>>,
     /// A read of the feed that is under way.
-    catch_up: Option<BoxFuture<'static, Result<(Batch, Cursor)>>>,
+    catch_up: Option<Reading>,
     /// Where the feed is read on, if the last page was not the last one.
     reading: Option<Cursor>,
     /// The row of which the filter is being asked for a round. If it is there when the next round is made, its predicate has
@@ -157,7 +168,9 @@ impl Walker {
     /// Whether `row` is to be delivered to a subscriber that knows everything up to `since`.
     fn wants(&self, row: &Notification, since: Sequence) -> bool {
         self.filter.passes(row, since)
-            && !self.before.iter().any(|(before, to)| row.sequence <= *to && before.passes(row, since))
+            && !self.before.iter().any(|(before, to)| {
+                row.sequence <= *to && before.passes(row, since) && before.wants_any_ddocs(row, since)
+            })
     }
 
     /// Moves over `row`, which is next; what is to be delivered of it.
@@ -236,8 +249,8 @@ impl Walker {
         }
         // The tail has read up to its position before, so whatever is read now reaches as far.
         self.behind.get_or_insert(self.shared.ring.position());
-        self.catch_up =
-            Some(Box::pin(read(Arc::clone(&self.shared), self.reading.take().unwrap_or(self.cursor.into()))));
+        let from = self.reading.take().unwrap_or(self.cursor.into());
+        self.catch_up = Some(Reading(tokio::spawn(read(Arc::clone(&self.shared), from))));
     }
 
     /// Finds out what follows, and begins with it; what to tell at once, if anything.
@@ -308,7 +321,6 @@ impl Walker {
 
     /// Takes in what a read of the feed has brought.
     fn receive(&mut self, read: Result<(Batch, Cursor)>) -> Result<(), Interruption> {
-        self.catch_up = None;
         match read {
             Ok((batch, next)) => {
                 self.walking = Some(Walking::Page(batch, 0, next));
@@ -338,8 +350,15 @@ impl Walker {
                 }
                 Step::End => {}
             }
-            if let Some(read) = &mut self.catch_up {
-                let read = ready!(read.as_mut().poll(context));
+            if let Some(reading) = &mut self.catch_up {
+                let read = ready!(Pin::new(&mut reading.0).poll(context));
+                self.catch_up = None;
+                let read = match read {
+                    Ok(read) => read,
+                    Err(error) if error.is_panic() => resume_unwind(error.into_panic()),
+                    // Nobody else aborts it: the runtime ends, and this task with it.
+                    Err(_) => return Poll::Pending,
+                };
                 if let Err(interruption) = self.receive(read) {
                     return Poll::Ready(Some(Err(interruption)));
                 }

@@ -103,6 +103,11 @@ impl Keys {
         self.range(&(family::CURSOR, &*cursor.owner, &*cursor.name, part::SCAN))
     }
 
+    /// The scans of all instances of the database `name` on behalf of `cursor`.
+    pub fn scans_of(&self, cursor: &CursorId, name: &DbName) -> KeyRange {
+        self.range(&(family::CURSOR, &*cursor.owner, &*cursor.name, part::SCAN, name.as_str()))
+    }
+
     /// Everything that is kept of `cursor`.
     pub fn whole_cursor(&self, cursor: &CursorId) -> KeyRange {
         self.range(&(family::CURSOR, &*cursor.owner, &*cursor.name))

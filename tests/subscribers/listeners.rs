@@ -339,3 +339,47 @@ async fn a_shutdown_aborts_who_does_not_end() {
     assert!(began.elapsed() < Duration::from_mins(1));
     assert_eq!(within("its end", handle.finished()).await, StopReason::Shutdown);
 }
+
+/// Once, what was linked to a listener by a handle that was found when all others were gone did not end with it.
+#[tokio::test(start_paused = true)]
+async fn a_child_of_a_listener_that_was_found_by_its_name_ends_with_it() {
+    let world = World::new().await;
+    let listen = || world.dispatcher.subscribe(Filter::all()).listener(|| Quiet);
+    drop(listen().named("parent").unwrap().start().unwrap());
+    let found = world.dispatcher.listener::<()>("parent").unwrap();
+    let child = listen().start_linked(found.parent()).unwrap();
+    found.stop().await;
+    assert_eq!(within("its end", child.finished()).await, StopReason::ParentEnded);
+}
+
+/// Once, a listener that panicked on the news that it had skipped something was made anew, and never heard it.
+#[tokio::test(start_paused = true)]
+async fn an_interruption_that_a_listener_panics_on_is_given_again() {
+    /// Panics on its first message.
+    struct Panics(UnboundedSender<String>, Arc<Mutex<bool>>);
+
+    impl Listener for Panics {
+        type Message = ();
+
+        async fn handle_event(&mut self, _: Delivery) -> Next {
+            Next::Continue
+        }
+
+        async fn handle_message(&mut self, message: Message<()>) -> Next {
+            assert!(std::mem::replace(&mut *self.1.lock().unwrap(), true), "the first");
+            self.0.send(format!("{message:?}")).unwrap();
+            Next::Continue
+        }
+    }
+
+    let options = DispatcherOptions { ring_rows_max: 1, ..DispatcherOptions::default() };
+    let world = World::with(options).await;
+    let (heard, mut messages) = unbounded_channel();
+    let has_panicked = Arc::new(Mutex::new(false));
+    let factory = move || Panics(heard.clone(), Arc::clone(&has_panicked));
+    world.events(&["a", "b"], EventKind::Created).await;
+    let since = notibus::Since::After(world.bus.feed().horizon().await.unwrap());
+    let subscribe = world.dispatcher.subscribe(Filter::all()).since(since).skip_when_lagging();
+    let _listener = subscribe.listener(factory).start().unwrap();
+    assert!(told(&mut messages).await.contains("Lagged"));
+}

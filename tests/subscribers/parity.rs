@@ -208,3 +208,27 @@ async fn events_without_subscribers_are_fine() {
     assert_eq!(next(&mut late).await.sequence(), position);
     assert!(ready(&mut late).is_empty());
 }
+
+/// Once, a change that the old filter had passed over because of its design document was taken for delivered.
+#[tokio::test(start_paused = true)]
+async fn what_was_passed_over_because_of_its_design_document_is_told_to_who_wants_it_now() {
+    let world = World::new().await;
+    world.events(&["a", "b", "c"], EventKind::Created).await;
+    let ddocs = Filter::prefix("").kinds(EventKind::DdocUpdated.into()).unwrap();
+    let auth = ddocs.clone().ddocs(["_design/auth".parse().unwrap()]).unwrap();
+    let mut subscription = world.dispatcher.subscribe(auth).stream();
+    let producer = world.bus.producer();
+    let [other, auth] = ["_design/other", "_design/auth"].map(|id| id.parse().unwrap());
+    // In one batch, so that the subscriber stands in the middle of it.
+    let write = async |tx| {
+        for (name, id) in [("a", &other), ("b", &auth), ("c", &auth)] {
+            producer.ddoc_updated(&tx, &db(name, 1), Some(id));
+        }
+        Ok(())
+    };
+    world.store.run(write).await.unwrap();
+    let mut told = vec![next(&mut subscription).await];
+    subscription.replace(ddocs);
+    told.extend(drain(&mut subscription).await);
+    assert_eq!(names(&told), ["a", "b", "c"].into());
+}

@@ -131,3 +131,36 @@ async fn who_was_suspended_for_too_long_is_told_so() {
         assert_eq!(names(&rest), ["stays"].into());
     }
 }
+
+/// Once, who wanted something else before it had heard that it had expired never heard it.
+#[tokio::test(start_paused = true)]
+async fn who_has_expired_and_wants_something_else_is_still_told_so() {
+    let store = Database::memory();
+    let bus = wide_bus(&store).await;
+    let _notifier = bus.notifier(eager()).await.unwrap();
+    crate::world::fold(&store, &bus, &db("stays", 1), EventKind::Created).await;
+    crate::world::fold(&store, &bus, &db("goes", 1), EventKind::Created).await;
+    let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
+    let goes = Filter::name("goes").unwrap();
+    let both = Filter::names(["stays", "goes"].map(|name| name.parse().unwrap())).unwrap();
+    let mut streams =
+        [both.clone(), Filter::all()].map(|next| (dispatcher.subscribe(goes.clone()).stream(), next));
+    let suspended = dispatcher.suspend().await;
+    crate::world::fold(&store, &bus, &db("goes", 1), EventKind::Deleted).await;
+    let options = JanitorOptions {
+        interval: Duration::from_secs(1),
+        tombstone_retention: Duration::from_secs(10),
+        ..JanitorOptions::default()
+    };
+    let _janitor = bus.janitor(options).await.unwrap();
+    until("the tombstone's end", async || bus.stats().tombstones_dropped == 1).await;
+    let dispatcher = suspended.resume();
+    let horizon = bus.feed().horizon().await.unwrap();
+    until("the tail", async || dispatcher.position() >= horizon).await;
+    for (stream, filter) in &mut streams {
+        stream.replace(filter.clone());
+        let first = within("it is told", stream.next()).await.unwrap();
+        assert!(matches!(first, Err(Interruption::Expired { .. })), "{first:?}");
+        assert_eq!(names(&drain(stream).await), ["stays"].into());
+    }
+}

@@ -3,22 +3,26 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
 use notibus::{
-    Delivery, EventKind, Filter, Listener, Missed, Next, RestartPolicy, Sequence, StopReason, Supervised,
-    Supervision, SupervisionEvents,
+    Delivery, DispatcherOptions, EventKind, Filter, Listener, Missed, Next, RestartPolicy, Sequence, Since,
+    StopReason, Supervised, Supervision, SupervisionEvents,
+    store::{Database, testing::Faults},
 };
-use tokio::time::Instant;
+use tokio::{
+    sync::mpsc::{UnboundedSender, unbounded_channel},
+    time::Instant,
+};
 use tokio_stream::StreamExt;
 
 use crate::{
-    common::{db, until, within},
+    common::{db, eager, narrow_bus, until, within},
     listeners::{tellers, told},
-    world::{World, drain, name, names},
+    world::{World, drain, fold, name, names},
 };
 
 /// What becomes of somebody next.
@@ -209,4 +213,58 @@ async fn a_slow_and_a_dead_subscriber_delay_no_other() {
         within("a delivery", quick.next()).await.unwrap().unwrap();
     }
     assert!(began.elapsed() < Duration::from_mins(1), "{:?}", began.elapsed());
+}
+
+/// Once, who had begun to read the feed and then did something else kept one of the few turns for as long as that took:
+/// whoever lagged after it was told nothing.
+#[tokio::test(start_paused = true)]
+async fn one_that_stops_in_the_middle_of_a_read_delays_no_other() {
+    let store = Database::memory();
+    let faults = Faults::new(&store);
+    let bus = narrow_bus(&faults.database()).await;
+    let _notifier = bus.notifier(eager()).await.unwrap();
+    fold(&store, &bus, &db("a", 1), EventKind::Created).await;
+    let options = DispatcherOptions { catch_ups_max: 1, ..DispatcherOptions::default() };
+    let dispatcher = bus.dispatcher(options).await.unwrap();
+    let subscribe = || dispatcher.subscribe(Filter::all()).since(Since::After(Sequence::ZERO)).stream();
+    let (mut stalled, mut other) = (subscribe(), subscribe());
+    // The read has to be begun anew, after a pause.
+    faults.plan_reads(|_| Some(notibus::StoreError::TRANSACTION_TOO_OLD));
+    assert!(tokio::time::timeout(Duration::from_millis(1), stalled.next()).await.is_err());
+    faults.heal();
+    assert_eq!(name(&crate::world::next(&mut other).await), "a");
+    assert_eq!(name(&crate::world::next(&mut stalled).await), "a");
+}
+
+/// What is in hand is not worked on: whoever is made anew is not told that it was.
+#[tokio::test(start_paused = true)]
+async fn one_that_is_made_anew_is_told_where_it_is_without_what_is_in_hand() {
+    /// Panics on its first delivery.
+    struct Panics(UnboundedSender<Sequence>, Arc<AtomicBool>);
+
+    impl Listener for Panics {
+        type Message = ();
+
+        async fn init(&mut self, position: Sequence) -> Next {
+            self.0.send(position).unwrap();
+            Next::Continue
+        }
+
+        async fn handle_event(&mut self, _: Delivery) -> Next {
+            assert!(self.1.swap(true, Ordering::Relaxed), "the first");
+            Next::Continue
+        }
+    }
+
+    for filter in [Filter::name("a").unwrap(), Filter::prefix("a")] {
+        let world = World::new().await;
+        let (told, mut positions) = unbounded_channel();
+        let has_panicked = Arc::new(AtomicBool::new(false));
+        let factory = move || Panics(told.clone(), Arc::clone(&has_panicked));
+        let _listener = world.dispatcher.subscribe(filter).listener(factory).start().unwrap();
+        within("its beginning", positions.recv()).await.unwrap();
+        let sequence = world.event(&db("a", 1), EventKind::Created).await;
+        let position = within("its restart", positions.recv()).await.unwrap();
+        assert!(position < sequence, "it has not worked on {sequence}, but is told {position}");
+    }
 }

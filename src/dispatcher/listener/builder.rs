@@ -144,14 +144,16 @@ where
         let shared = Arc::clone(&subscribe.shared);
         let subscription = Subscription::new(subscribe);
         let (messages, inbox) = mpsc::channel(messages_max);
+        let parent = Parent::new();
         let control = Arc::new(Control {
             id: subscription.id(),
             name: name.clone(),
             stop: watch::Sender::new(false),
             filter: watch::Sender::new(None),
             ended: watch::Sender::new(None),
+            parent: parent.downgrade(),
         });
-        let handle = ListenerHandle { control, messages, parent: Parent::new() };
+        let handle = ListenerHandle { control, messages, parent };
         if let Some(name) = &name {
             shared.listeners.list(name, &handle)?;
         }

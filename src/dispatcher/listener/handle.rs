@@ -3,7 +3,7 @@
 use std::{
     any::Any,
     fmt,
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::Duration,
 };
 
@@ -47,25 +47,42 @@ impl Parent {
 
     /// The same parent, without keeping it.
     pub(super) fn downgrade(&self) -> WeakParent {
-        WeakParent(Arc::downgrade(&self.0))
+        WeakParent(Mutex::new(Some(Arc::downgrade(&self.0))))
     }
 }
 
-/// A parent, without keeping it.
-#[derive(Debug, Clone)]
-pub(super) struct WeakParent(Weak<watch::Sender<bool>>);
+/// The parent that a listener is, without keeping it; `None` in it once the listener has ended.
+#[derive(Debug)]
+pub(super) struct WeakParent(Mutex<Option<Weak<watch::Sender<bool>>>>);
 
 impl WeakParent {
-    /// Ends its children.
+    /// The parent. No holder of the lock can panic with it half changed.
+    fn parent(&self) -> MutexGuard<'_, Option<Weak<watch::Sender<bool>>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends its children, those that are still to come as well.
     pub fn end(&self) {
-        if let Some(parent) = self.0.upgrade() {
+        let parent = self.parent().take();
+        if let Some(parent) = parent.and_then(|parent| parent.upgrade()) {
             parent.send_replace(true);
         }
     }
 
-    /// The parent, or a new one if it is gone, and its children with it.
+    /// The parent, or a new one in its place if it is gone, and its children with it.
     fn upgrade(&self) -> Parent {
-        self.0.upgrade().map_or_else(Parent::new, Parent)
+        let mut parent = self.parent();
+        let Some(known) = &mut *parent else {
+            return Parent(Arc::new(watch::Sender::new(true)));
+        };
+        known.upgrade().map_or_else(
+            || {
+                let new = Parent::new();
+                *known = Arc::downgrade(&new.0);
+                new
+            },
+            Parent,
+        )
     }
 }
 
@@ -93,6 +110,8 @@ pub(super) struct Control {
     pub filter: watch::Sender<Option<Filter>>,
     /// Why it has ended, once it has.
     pub ended: watch::Sender<Option<StopReason>>,
+    /// What others are linked to.
+    pub parent: WeakParent,
 }
 
 impl Control {
@@ -202,8 +221,6 @@ struct Named {
     control: Arc<Control>,
     /// Where its messages go, as a sender of its type of messages.
     messages: Box<dyn Any + Send + Sync>,
-    /// What others are linked to.
-    parent: WeakParent,
 }
 
 /// The listeners of a dispatcher.
@@ -217,7 +234,7 @@ pub(in crate::dispatcher) struct Listeners {
 
 impl Listeners {
     /// The tasks. Nothing is done under the lock that could be left half done.
-    fn tasks(&self) -> std::sync::MutexGuard<'_, JoinSet<()>> {
+    fn tasks(&self) -> MutexGuard<'_, JoinSet<()>> {
         self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -237,7 +254,6 @@ impl Listeners {
         place.insert(Named {
             control: Arc::clone(&handle.control),
             messages: Box::new(handle.messages.clone()),
-            parent: handle.parent.downgrade(),
         });
         Ok(())
     }
@@ -254,7 +270,8 @@ impl Listeners {
             return Err(Error::invalid("listener", format!("{name:?} takes messages of another type")));
         };
         let (control, messages) = (Arc::clone(&named.control), messages.clone());
-        Ok(ListenerHandle { control, messages, parent: named.parent.upgrade() })
+        let parent = control.parent.upgrade();
+        Ok(ListenerHandle { control, messages, parent })
     }
 
     /// Stops the listener `name`, and waits until it has ended.

@@ -12,10 +12,11 @@ use tokio_stream::StreamExt;
 
 use super::{
     Listener, ListenerHandle, Message, Next, RestartPolicy, StopReason, Supervised, Supervision,
-    handle::{Control, WeakParent},
+    handle::Control,
 };
 use crate::{
     dispatcher::{Delivery, Filter, Interruption, Shared, Subscription},
+    encoding::Sequence,
     error::Error,
     store::RetryPolicy,
 };
@@ -104,8 +105,6 @@ pub(super) struct Supervisor<L: Listener, F> {
     ending: watch::Receiver<bool>,
     /// What it is to want.
     filter: watch::Receiver<Option<Filter>>,
-    /// Ends the children when the listener has.
-    parent: WeakParent,
     /// What the listener is given.
     subscription: Subscription,
     /// The messages; `None` once nobody can send one.
@@ -116,6 +115,8 @@ pub(super) struct Supervisor<L: Listener, F> {
     terms: Terms,
     /// The delivery that it has not finished, and how often it was given that.
     in_hand: Option<(Delivery, u32)>,
+    /// The interruption that it has not finished, and how often it was given that.
+    interrupted: Option<(Interruption, u32)>,
     /// How often it was made anew.
     restarts: u32,
     /// How often it was made anew since it has last worked on something.
@@ -145,12 +146,12 @@ where
             ending,
             filter: control.filter.subscribe(),
             control,
-            parent: handle.parent.downgrade(),
             subscription,
             inbox: Some(inbox),
             factory,
             terms,
             in_hand: None,
+            interrupted: None,
             restarts: 0,
             in_a_row: 0,
             checkpoint: None,
@@ -160,16 +161,12 @@ where
     /// Runs the listener until it ends.
     pub async fn run(mut self) {
         // Also if this task is aborted: who waits for the end is not to wait for ever.
-        let _last = Last {
-            shared: Arc::clone(&self.shared),
-            control: Arc::clone(&self.control),
-            parent: self.parent.clone(),
-        };
+        let _last = Last { shared: Arc::clone(&self.shared), control: Arc::clone(&self.control) };
         self.tell(Supervised::Started);
         self.note_position();
         let reason = self.run_sessions().await;
         // What is in hand may look as if it had been worked on.
-        if reason != StopReason::CursorLost && self.in_hand.is_none() {
+        if reason != StopReason::CursorLost && self.in_hand.is_none() && self.interrupted.is_none() {
             self.put_down().await;
         }
         tracing::debug!(id = %self.control.id, name = ?self.control.name, %reason, "a listener has ended");
@@ -216,7 +213,9 @@ where
 
     /// Makes a listener, and gives it what comes, until it ends or panics.
     async fn session(&mut self) -> Ended {
-        let position = self.subscription.position();
+        // What is in hand was returned, and not worked on.
+        let in_hand = self.in_hand.as_ref().map_or(Sequence::MAX, |(delivery, _)| delivery.since());
+        let position = self.subscription.position().min(in_hand);
         let made = catch(async {
             let mut listener = (self.factory)();
             let next = listener.init(position).await;
@@ -263,6 +262,13 @@ where
                 self.finish_delivery();
                 return Ok(next);
             }
+            if let Some((interruption, attempts)) = &mut self.interrupted {
+                *attempts += 1;
+                let message = Message::Interrupted(interruption.clone());
+                let next = catch(async { listener.handle_message(message).await }).await?;
+                self.interrupted = None;
+                return Ok(next);
+            }
             match self.event(timers).await {
                 Event::Stop(reason) => return Ok(Next::Stop(reason)),
                 Event::Received(Ok(None)) => return Ok(Next::Stop(StopReason::Shutdown)),
@@ -271,8 +277,7 @@ where
                     if matches!(interruption, Interruption::Failed(_)) {
                         timers.pause = Some(self.shared.context.env().sleep(FAILURE_PAUSE));
                     }
-                    let message = Message::Interrupted(interruption);
-                    return catch(async { listener.handle_message(message).await }).await;
+                    self.interrupted = Some((interruption, 0));
                 }
                 // A predicate of the filter. It has seen the row then, and the listener has not: it goes on with the next.
                 Event::Received(Err(Panicked(text))) => self.note_panic(&text),
@@ -331,9 +336,10 @@ where
         }
     }
 
-    /// Passes over the delivery in hand, if the listener has panicked on it as often as it may.
+    /// Passes over the delivery in hand, or the interruption, if the listener has panicked on it as often as it may.
     fn pass_over(&mut self) {
         let attempts_max = self.terms.attempts_max;
+        self.interrupted.take_if(|(_, attempts)| *attempts >= attempts_max);
         if let Some((delivery, _)) = self.in_hand.take_if(|(_, attempts)| *attempts >= attempts_max) {
             let row = delivery.notification();
             self.tell(Supervised::PassedOver { name: row.name.clone(), sequence: row.sequence });
@@ -407,8 +413,6 @@ struct Last {
     shared: Arc<Shared>,
     /// Who it was.
     control: Arc<Control>,
-    /// Ends the children.
-    parent: WeakParent,
 }
 
 impl Drop for Last {
@@ -416,7 +420,7 @@ impl Drop for Last {
         if let Some(name) = &self.control.name {
             self.shared.listeners.unlist(name, self.control.id);
         }
-        self.parent.end();
+        self.control.parent.end();
         self.control.ended.send_if_modified(|reason| {
             let is_aborted = reason.is_none();
             reason.get_or_insert(StopReason::Shutdown);

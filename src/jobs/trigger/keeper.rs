@@ -66,6 +66,8 @@ pub(in crate::jobs) async fn start<K: Kind>(
     let mut subscription = subscribe.durable(&cursor(dispatcher, &options)?).await?.stream();
     let cursor = subscription.take_cursor().expect("it is durable");
     let position = cursor.stored();
+    // An earlier one may have expired, or was about to tell what was gone, and has not come to it.
+    let is_unsure = position == Sequence::ZERO && !cursor.scanned().await?.is_empty();
     let (stop, stopped) = watch::channel(false);
     let (status, watched) = watch::channel(TriggerStatus::new(position));
     let keeper = Keeper {
@@ -79,7 +81,7 @@ pub(in crate::jobs) async fn start<K: Kind>(
         tasks: HashMap::new(),
         handles: HashMap::new(),
         status,
-        is_unsure: false,
+        is_unsure,
         pause: None,
         checkpoint: None,
     };
@@ -144,13 +146,19 @@ impl<K: Kind> Keeper<K> {
             self.start_due();
             let now = self.context.env().now();
             let due = self.plan.next_due().map(|due| self.context.env().sleep(due.saturating_sub(now)));
+            // For whoever starts again, all that is received below comes after this.
+            let known = self.subscription.position();
             let may_receive = self.pause.is_none() && self.plan.len() < self.options.pending_max;
             tokio::select! {
-                Some(ended) = self.jobs.join_next_with_id() => self.end(ended)?,
+                Some(ended) = self.jobs.join_next_with_id() => {
+                    if let Some(failed) = self.end(ended)? && self.plan.len() >= self.options.pending_max {
+                        self.look_after(&failed).await;
+                    }
+                }
                 // A predicate of the filter can panic. It has seen the row then.
                 received = AssertUnwindSafe(self.subscription.next()).catch_unwind(), if may_receive => {
                     match received {
-                        Ok(Some(item)) => self.receive(item),
+                        Ok(Some(item)) => self.receive(item, known),
                         Ok(None) => return Ok(()),
                         Err(panic) => {
                             self.context.stats.listener_panics.add(1);
@@ -171,6 +179,9 @@ impl<K: Kind> Keeper<K> {
 
     /// Whoever starts again from here has everything told again that is not done.
     fn done_to(&self) -> Sequence {
+        if self.is_unsure {
+            return Sequence::ZERO;
+        }
         let position = self.subscription.position();
         self.plan.since().map_or(position, |since| since.min(position))
     }
@@ -210,8 +221,8 @@ impl<K: Kind> Keeper<K> {
         Ok(())
     }
 
-    /// Takes in what the subscription tells.
-    fn receive(&mut self, item: Result<Delivery, Interruption>) {
+    /// Takes in what the subscription tells, which comes after `known`.
+    fn receive(&mut self, item: Result<Delivery, Interruption>, known: Sequence) {
         let delivery = match item {
             Ok(delivery) => delivery,
             Err(interruption) => {
@@ -229,7 +240,8 @@ impl<K: Kind> Keeper<K> {
         let seen = Seen {
             replaced: replaced.map(|(instance, _)| Db::new(db.name.clone(), instance)),
             work: (!row.is_deleted()).then(|| self.kind.work(&delivery)),
-            since: delivery.since(),
+            // A database that was quiet for long may be known from long ago.
+            since: delivery.since().max(known),
             db,
         };
         self.see(seen);
@@ -260,8 +272,8 @@ impl<K: Kind> Keeper<K> {
         }
     }
 
-    /// Takes in the end of a job. Fails if the cursor is lost.
-    fn end(&mut self, ended: Result<(Id, TaskResult), tokio::task::JoinError>) -> Result<()> {
+    /// Takes in the end of a job; the name of its database, if it is to be tried again. Fails if the cursor is lost.
+    fn end(&mut self, ended: Result<(Id, TaskResult), tokio::task::JoinError>) -> Result<Option<DbName>> {
         let (id, result) = match ended {
             Ok((id, result)) => (id, result.map_err(Some)),
             Err(error) => {
@@ -287,7 +299,24 @@ impl<K: Kind> Keeper<K> {
             Outcome::GivenUp => status.given_up += 1,
             Outcome::Stale => {}
         });
-        Ok(())
+        Ok((outcome == Outcome::Failed).then_some(name))
+    }
+
+    /// Finds out whether the database `name`, of which a job has failed, is gone. While there is no room for more, nothing else
+    /// tells, and nothing would ever make room.
+    async fn look_after(&mut self, name: &DbName) {
+        let Some(db) = self.plan.waiting_for(name).cloned() else { return };
+        let feed = NotificationFeed::new(Arc::clone(&self.context), self.context.feed.clone());
+        match feed.newest(name).await {
+            Ok(row) if row.as_ref().is_none_or(|row| row.is_deleted() || row.instance != db.instance) => {
+                let since = self.subscription.position();
+                self.see_gone(db, since);
+            }
+            Ok(_) => {}
+            Err(error) => {
+                tracing::warn!(trigger = self.options.name, %error, "a database cannot be looked up");
+            }
+        }
     }
 
     /// Finds out which databases are gone without its having been told. All that are there have been told anew.
@@ -308,9 +337,9 @@ impl<K: Kind> Keeper<K> {
         match find.await {
             Ok(gone) => {
                 self.is_unsure = false;
-                let since = self.subscription.position();
                 for db in gone {
-                    self.see_gone(db, since);
+                    // No row tells of it: whoever starts again has to find it out as this one has.
+                    self.see_gone(db, Sequence::ZERO);
                 }
             }
             Err(error) => {

@@ -205,6 +205,11 @@ impl<W: Work> Plan<W> {
         self.entries.values().filter_map(of).collect()
     }
 
+    /// The database of the work that waits for `name`.
+    pub fn waiting_for(&self, name: &DbName) -> Option<&Db> {
+        Some(&self.entries.get(name)?.work.as_ref()?.0)
+    }
+
     /// Takes in what was seen at `now`; the number of a task that is to be cancelled, if one is.
     pub fn see(&mut self, now: Duration, seen: Seen<W>) -> Option<u64> {
         let Seen { db, replaced, work, since } = seen;
