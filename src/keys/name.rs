@@ -1,4 +1,4 @@
-//! Family 16: a key per name of a database that holds nothing.
+//! Family 17: a key per name of a database that holds nothing.
 
 use super::{Keys, family};
 use crate::{
@@ -24,7 +24,7 @@ mod tests {
     fn golden_bytes() {
         let keys = Keys::new(b"p").unwrap();
         let range = keys.name(&DbName::new("db").unwrap());
-        assert_eq!(&range.begin[..], [b'p', 0x15, 16, 0x02, b'd', b'b', 0]);
+        assert_eq!(&range.begin[..], [b'p', 0x15, 17, 0x02, b'd', b'b', 0]);
         assert!(range.contains(&range.begin));
         assert!(!range.contains(&keys.name(&DbName::new("db2").unwrap()).begin));
     }
