@@ -590,8 +590,9 @@ impl Dealer {
         released.await.and(told)
     }
 
-    /// Has the next round be due within `pause`.
+    /// Has the next round be due within `pause`: it has something to do, whatever the last one has left.
     fn due_within(&mut self, pause: Duration) {
+        self.settled = None;
         self.due = self.due.min(self.env().now().saturating_add(pause));
     }
 

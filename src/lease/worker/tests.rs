@@ -23,6 +23,8 @@ enum Manner {
     Fails,
     /// It ends when it starts.
     Ends,
+    /// It fails after so long.
+    FailsAfter(Duration),
 }
 
 /// A work that tells what happens to it.
@@ -102,6 +104,11 @@ impl Work for Probe {
                     aborted.0 = None;
                     return Ok(());
                 }
+                Manner::FailsAfter(pause) => {
+                    tokio::time::sleep(pause).await;
+                    aborted.0 = None;
+                    return Err(StoreError::IO_ERROR.into());
+                }
                 Manner::Good => stop.requested().await,
                 Manner::Slow(pause) => {
                     stop.requested().await;
@@ -166,6 +173,23 @@ async fn work_that_panics_fails_or_ends_is_taken_anew_with_the_next_epoch() {
         assert_eq!(probe.take(), [("ended", 5)]);
         assert_eq!(rows(&db).await, [LeaseRow::Lease(Lease { epoch: 5, owner: None })]);
     }
+}
+
+/// A worker that rests looks at what others do, finds nothing new, and goes on resting. It once did so although the work on one of
+/// its own leases had failed a moment before: a group stood still in that shard, under an owner that lived, for up to an hour. Found by
+/// the simulation.
+#[tokio::test(start_paused = true)]
+async fn work_that_fails_while_the_worker_rests_is_taken_anew() {
+    let db = Database::memory();
+    let member = join(&db).await;
+    let probe = Probe::new(1, Manner::FailsAfter(Duration::from_secs(600)));
+    let worker = start(&member, &probe).await;
+    seconds(595).await;
+    assert_eq!(probe.take(), [("started", 1)]);
+    *probe.manner.lock().unwrap() = Manner::Good;
+    seconds(10).await;
+    assert_eq!(probe.take(), [("started", 2)]);
+    worker.shutdown().await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
