@@ -83,6 +83,12 @@ bugs! {
     SuccessorsBegunEarly,
     /// A transaction that is to be committed once is tried again without a look.
     CommittedTwice,
+    /// A commit is answered before it is synced to the disk.
+    CommitNotSynced,
+    /// What changes leases does not count it, so that those who rest do not see it.
+    LeaseChangeNotCounted,
+    /// A fold does not move the pulse of the feed.
+    PulseNotMoved,
 }
 
 /// Whether `bug` is in the program.

@@ -3,12 +3,14 @@
 use std::{
     collections::BTreeMap,
     fs,
+    io::Read,
+    ops::Range,
     path::{Path, PathBuf},
 };
 
 use notibus::{
     Error, Result,
-    store::{Database, Isolation, KeyRange, RangeRead},
+    store::{self, Database, Isolation, KeyRange, RangeRead},
 };
 use tempfile::TempDir;
 
@@ -252,7 +254,7 @@ fn a_commit_that_changes_no_row_keeps_its_version() {
 }
 
 /// What came of opening a damaged store.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Outcome {
     /// It was refused with [`Error::Open`].
     Refused,
@@ -352,4 +354,99 @@ fn a_half_made_folder_is_finished() {
         drop(db);
         assert_eq!(rows(&Database::open_dir(folder.path()).expect("it is a store")).len(), 1);
     }
+}
+
+/// The bytes of the journal in `folder`, without the zeros behind them that wait to be overwritten.
+fn journal(folder: &Path) -> (PathBuf, Vec<u8>) {
+    let mut journals =
+        files(folder).into_iter().filter(|file| file.extension().is_some_and(|ext| ext == "jnl"));
+    let name = journals.next().expect("there is a journal");
+    assert_eq!(journals.next(), None, "a small store has one journal");
+    let file = fs::File::open(folder.join(&name)).expect("it can be opened");
+    let mut bytes = Vec::new();
+    file.take(100_000).read_to_end(&mut bytes).expect("it can be read");
+    let end = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+    bytes.truncate(end);
+    (name, bytes)
+}
+
+/// What the journal looks like behind the place where a power failure has cut it.
+#[derive(Debug, Clone, Copy)]
+enum Tail {
+    /// It ends there.
+    Gone,
+    /// Its space is there, and nothing was written to it.
+    Zeros,
+    /// What came next was not written, and what is behind that was.
+    Hole,
+}
+
+/// Makes `to` what a power failure leaves of the store in `from`, whose journal is whole up to the beginning of `cut`.
+fn cut_power(from: &Path, to: &Path, cut: Range<usize>, tail: Tail) {
+    let (journal, mut bytes) = journal(from);
+    for file in files(from).into_iter().filter(|file| *file != journal) {
+        let target = to.join(&file);
+        fs::create_dir_all(target.parent().expect("it has a folder")).expect("it can be made");
+        fs::copy(from.join(&file), target).expect("it can be copied");
+    }
+    match tail {
+        Tail::Gone | Tail::Zeros => bytes.truncate(cut.start),
+        Tail::Hole => bytes[cut].fill(0),
+    }
+    fs::write(to.join(&journal), bytes).expect("it can be written");
+    if !matches!(tail, Tail::Gone) {
+        let len = fs::metadata(from.join(&journal)).expect("it is there").len();
+        let file = fs::File::options().write(true).open(to.join(&journal)).expect("it was just written");
+        file.set_len(len).expect("a file can have zeros at its end");
+    }
+}
+
+/// A power failure between the write of a commit and its sync leaves any part of it. Whatever it leaves, and whether or not the
+/// space of the journal behind it is there: all commits before are there, and that one as a whole or not at all. If a later
+/// page of it was written and an earlier one was not, the folder may be refused, with nothing changed; it never opens with a
+/// part.
+#[test]
+fn a_power_failure_leaves_the_last_commit_whole_or_not_at_all() {
+    let original = folder();
+    let db = Database::open_dir(original.path()).expect("it is a new store");
+    commit(&db, 0, 3);
+    let steps: [&dyn Fn(&store::Transaction); 4] = [
+        &|tx| tx.set(b"one", b"row"),
+        &|tx| (10..20).for_each(|n| tx.set(format!("key {n:05}").as_bytes(), &value(n)[..40])),
+        &|tx| {
+            tx.clear_range(&KeyRange::prefix("key 0000"));
+            tx.set(b"key 00011", b"again");
+        },
+        &|tx| tx.set(b"two pages", &[7; 9_000]),
+    ];
+    let mut outcomes = BTreeMap::<Outcome, usize>::new();
+    for step in steps {
+        let (before, synced) = (rows(&db), journal(original.path()).1.len());
+        wait(async {
+            let tx = db.begin();
+            step(&tx);
+            tx.commit().await
+        });
+        let (after, written) = (rows(&db), journal(original.path()).1.len());
+        let stride = ((written - synced) / 15).max(1);
+        for cut in (synced..=written).rev().step_by(stride) {
+            for tail in [Tail::Gone, Tail::Zeros, Tail::Hole] {
+                let copied = folder();
+                cut_power(original.path(), copied.path(), cut..written.min(cut + stride), tail);
+                let is_whole = cut == written;
+                let outcome = match Database::open_dir(copied.path()) {
+                    Ok(db) => {
+                        let expected = if is_whole { &after } else { &before };
+                        assert!(rows(&db) == *expected, "{tail:?} at {cut} of {synced}..{written}");
+                        if is_whole { Outcome::Whole } else { Outcome::Shorter }
+                    }
+                    Err(Error::Open { .. }) if matches!(tail, Tail::Hole) => Outcome::Refused,
+                    Err(error) => panic!("{tail:?} at {cut} of {synced}..{written}: {error}"),
+                };
+                *outcomes.entry(outcome).or_default() += 1;
+            }
+        }
+    }
+    println!("{outcomes:?}");
+    assert!(outcomes[&Outcome::Whole] >= 8 && outcomes[&Outcome::Shorter] > 80, "{outcomes:?}");
 }

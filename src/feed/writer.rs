@@ -83,7 +83,8 @@ impl<'a> FeedWriter<'a> {
             .filter(|_| !is_on(Bug::HeadNotMoved))
             .map(|&shard| context.keys.head(id, shard));
         // Any key of the pulse will do: the one of the last row's shard spreads folds of many shards over all of them.
-        let pulse = self.last.map(|shard| context.keys.pulse(id, shard));
+        let pulse =
+            self.last.filter(|_| !is_on(Bug::PulseNotMoved)).map(|shard| context.keys.pulse(id, shard));
         for key in heads.chain(pulse) {
             self.tx.atomic(AtomicOp::SetVersionstampedValue, &key, &versionstamped(&[], &[]));
         }

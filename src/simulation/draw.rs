@@ -30,6 +30,8 @@ pub(super) struct Plan {
     pub names: Vec<DbName>,
     /// The processes, by their numbers.
     pub processes: Vec<ProcessPlan>,
+    /// Whether the store is a folder, on the one machine with all processes, whose power can fail.
+    pub is_durable: bool,
     /// How long things go wrong.
     pub chaos: Duration,
     /// How often each kind of fault strikes where it can.
@@ -48,6 +50,8 @@ pub(super) struct Plan {
     pub think_max_ms: u64,
     /// The most time between two acts of an operator, in milliseconds.
     pub operate_max_ms: u64,
+    /// Whether the operator does nothing but delete and create groups, under the hands of a janitor that is always at work.
+    pub churns_groups: bool,
     /// How producers record.
     pub producer: ProducerOptions,
     /// Whether producers sometimes record events of instances that are gone, without looking.
@@ -121,11 +125,13 @@ impl Plan {
         let has_janitor = random.bool();
         let nodes = options.nodes.unwrap_or_else(|| random.usize(2..=4)).max(1);
         let groups = random.usize(0..=2);
-        Self {
+        let churns_groups = has_janitor && groups > 0 && random.u32(0..4) == 0;
+        let plan = Self {
             partitions: 1 << random.u32(0..=3),
             shards: random.u32(1..=4),
             names: names(random),
-            processes: processes(random, nodes, has_janitor, groups > 0),
+            processes: processes(random, nodes, has_janitor, groups > 0, churns_groups),
+            is_durable: random.u32(0..12) == 0,
             chaos: options.chaos.unwrap_or_else(|| ms(random, 4_000, 15_000)),
             rates: rates(random, options.intensity),
             latency_us: [0, 500, 3_000, 20_000][random.usize(0..4)],
@@ -140,6 +146,7 @@ impl Plan {
                 .collect(),
             think_max_ms: [20, 200, 1_000][random.usize(0..3)],
             operate_max_ms: [100, 1_000, 5_000][random.usize(0..3)],
+            churns_groups,
             producer: ProducerOptions { slots: random.u16(1..=3), record_versionstamps: random.bool() },
             has_late_events: !has_janitor && random.bool(),
             node,
@@ -162,7 +169,19 @@ impl Plan {
                 transaction_id_retention: Duration::from_hours(1),
                 balance: balance(random),
             },
-        }
+        };
+        if churns_groups { plan.with_churn(random) } else { plan }
+    }
+
+    /// It with all that makes the janitor meet groups that come and go: many tombstones, which are soon old enough, and
+    /// transactions that take their time.
+    fn with_churn(mut self, random: &mut Rng) -> Self {
+        self.latency_us = [3_000, 20_000][random.usize(0..2)];
+        self.think_max_ms = 20;
+        self.operate_max_ms = 50;
+        self.janitor.interval = Duration::from_millis(random.u64(10..=40));
+        self.janitor.tombstone_retention = Duration::from_millis(random.u64(1..=20));
+        self
     }
 
     /// How often `fault` strikes where it can.
@@ -179,7 +198,13 @@ fn names(random: &mut Rng) -> Vec<DbName> {
 }
 
 /// The processes: nodes with some of the roles, a producer apart, and an operator.
-fn processes(random: &mut Rng, nodes: usize, has_janitor: bool, has_groups: bool) -> Vec<ProcessPlan> {
+fn processes(
+    random: &mut Rng,
+    nodes: usize,
+    has_janitor: bool,
+    has_groups: bool,
+    churns_groups: bool,
+) -> Vec<ProcessPlan> {
     let mut processes: Vec<_> = (0..nodes)
         .map(|_| ProcessPlan {
             notifier: random.u32(0..4) > 0,
@@ -196,7 +221,7 @@ fn processes(random: &mut Rng, nodes: usize, has_janitor: bool, has_groups: bool
     processes[0].janitor = has_janitor;
     processes[0].consumer = has_groups;
     processes.push(ProcessPlan { producers: random.u32(1..=2), ..ProcessPlan::default() });
-    if random.u32(0..3) > 0 {
+    if churns_groups || random.u32(0..3) > 0 {
         processes.push(ProcessPlan { operator: true, ..ProcessPlan::default() });
     }
     processes
@@ -245,6 +270,7 @@ fn rates(random: &mut Rng, intensity: f64) -> Vec<(Fault, f64)> {
         let (least, most): (f64, f64) = match fault {
             Fault::Crash => (0.000_1, 0.003),
             Fault::CrashBeforeAnswer => (0.000_5, 0.01),
+            Fault::PowerLoss => (0.001, 0.02),
             Fault::Pause | Fault::ClockJump | Fault::WatchRefused | Fault::WatchFailed => (0.02, 0.5),
             Fault::ReadTimedOut => (0.000_1, 0.005),
             Fault::WatchDropped | Fault::WatchLate | Fault::WatchSpurious => (0.05, 0.9),

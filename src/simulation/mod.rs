@@ -24,6 +24,7 @@
 mod actors;
 mod app;
 mod draw;
+mod machine;
 mod oracle;
 mod process;
 mod shared;

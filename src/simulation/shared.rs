@@ -6,7 +6,7 @@ use std::{
     ops::RangeInclusive,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU8, Ordering},
+        atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -70,6 +70,17 @@ pub(super) struct Shared {
     has_failed: AtomicBool,
     /// What the world is about to do.
     phase: AtomicU8,
+    /// How many are at work who begin something new until the time of faults is over, and then end.
+    busy: AtomicUsize,
+}
+
+/// Somebody who is at work, until it is dropped.
+pub(super) struct Busy(Arc<Shared>);
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.busy.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// Locks `mutex`. No code that holds the lock can leave it half changed by a panic.
@@ -92,6 +103,7 @@ impl Shared {
             failure: Mutex::default(),
             has_failed: AtomicBool::new(false),
             phase: AtomicU8::new(Phase::Chaos as u8),
+            busy: AtomicUsize::new(0),
         })
     }
 
@@ -158,6 +170,17 @@ impl Shared {
             }
             self.time.after(Duration::ZERO, Event::Crash(issuer));
         }
+    }
+
+    /// Somebody begins to work.
+    pub fn begin(self: &Arc<Self>) -> Busy {
+        self.busy.fetch_add(1, Ordering::Relaxed);
+        Busy(Arc::clone(self))
+    }
+
+    /// How many are at work.
+    pub fn busy(&self) -> usize {
+        self.busy.load(Ordering::Relaxed)
     }
 
     /// What the world is about to do.

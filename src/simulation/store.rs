@@ -508,13 +508,21 @@ impl Drop for Awaited {
     }
 }
 
+/// What a transaction touches, with the values of before.
+pub(super) type Touched = BTreeMap<Bytes, Option<Bytes>>;
+
 impl Flight {
-    /// It has come to the store, which decides it.
-    pub fn arrive(&self, shared: &Arc<Shared>) {
+    /// Whether `engine` is where it goes to.
+    pub fn is_for(&self, engine: &Arc<dyn Backend>) -> bool {
+        Arc::ptr_eq(&self.engine, engine)
+    }
+
+    /// It has come to the store, which decides it. Returns what it touches if the store has lost its power meanwhile.
+    pub fn arrive(&self, shared: &Arc<Shared>) -> Option<Touched> {
         let is_awaited = matches!(*lock(&self.state), FlightState::Under { is_awaited: true });
         let is_orphan = !is_awaited && !self.is_late;
         if is_orphan && !self.is_sure {
-            return;
+            return None;
         }
         // The rows as they were before; all of this happens at one moment.
         let before = self.engine.begin();
@@ -528,34 +536,15 @@ impl Flight {
         let Issuer { process, generation } = self.issuer;
         match &result {
             Ok(Some(stamp)) => {
-                let after = self.engine.begin();
-                for mutation in &self.mutations {
-                    if let Mutation::Atomic(AtomicOp::SetVersionstampedKey, key, _) = mutation {
-                        touched.entry(stamped(key, *stamp)).or_insert(None);
-                    }
-                }
-                let touched = touched.into_iter().map(|(key, before)| {
-                    let after = ready(after.get(&key, Isolation::Snapshot)).expect("as above");
-                    (key, Change { before, after })
-                });
-                shared.note(|| {
-                    format!("the store commits a transaction of {process}.{generation} at {stamp:?}")
-                });
                 if is_orphan {
                     shared.witness(Witness::OrphanCommitted);
                 }
-                let get = |key: &[u8]| ready(before.get(key, Isolation::Snapshot)).expect("as above");
-                let seen = Seen {
-                    issuer: self.issuer,
-                    stamp: *stamp,
-                    is_late: self.is_late,
-                    touched: touched.collect(),
-                    before: &get,
-                };
-                shared.oracle().committed(shared, &seen);
-                shared.may_crash_before_answer(self.issuer, seen.records());
+                self.add_stamped(&mut touched, *stamp);
+                let records = self.judge(shared, (&*before, &*self.engine.begin()), touched, *stamp);
+                shared.may_crash_before_answer(self.issuer, records);
             }
             Ok(None) => {}
+            Err(error) if error.code() == Some(StoreError::IO_ERROR.code()) => return Some(touched),
             Err(error) => {
                 shared.note(|| format!("the store refuses a transaction of {process}.{generation}: {error}"));
                 let conflicts = ready(self.inner.conflicting_ranges()).unwrap_or_default();
@@ -564,16 +553,55 @@ impl Flight {
             }
         }
         *lock(&self.state) = FlightState::Arrived(Some(result));
+        None
+    }
+
+    /// Adds the keys that get their names from its commit at `stamp` to what it touches.
+    pub fn add_stamped(&self, touched: &mut Touched, stamp: Versionstamp) {
+        for mutation in &self.mutations {
+            if let Mutation::Atomic(AtomicOp::SetVersionstampedKey, key, _) = mutation {
+                touched.entry(stamped(key, stamp)).or_insert(None);
+            }
+        }
+    }
+
+    /// Has the oracle judge it: it was committed at `stamp`, between the reads `before` and `after`. Returns whether it records
+    /// events.
+    pub fn judge(
+        &self,
+        shared: &Arc<Shared>,
+        (before, after): (&dyn TransactionBackend, &dyn TransactionBackend),
+        touched: Touched,
+        stamp: Versionstamp,
+    ) -> bool {
+        let Issuer { process, generation } = self.issuer;
+        let get = |tx: &dyn TransactionBackend, key: &[u8]| {
+            ready(tx.get(key, Isolation::Snapshot)).expect("the engine can always be read")
+        };
+        let touched = touched.into_iter().map(|(key, before)| {
+            let after = get(after, &key);
+            (key, Change { before, after })
+        });
+        shared.note(|| format!("the store commits a transaction of {process}.{generation} at {stamp:?}"));
+        let seen = Seen {
+            issuer: self.issuer,
+            stamp,
+            is_late: self.is_late,
+            touched: touched.collect(),
+            before: &|key: &[u8]| get(before, key),
+        };
+        shared.oracle().committed(shared, &seen);
+        seen.records()
     }
 }
 
-/// What the engine answers: in memory it never waits.
+/// What the engine answers: without a thread it never waits.
 pub(super) fn ready<T: Unpin>(answer: Answer<'_, T>) -> Result<T> {
-    answer.now_or_never().expect("the engine in memory answers at once")
+    answer.now_or_never().expect("the engine answers at once")
 }
 
 /// Takes note of the keys that `mutation` touches, but for those that get their names from the commit.
-fn touch(before: &dyn TransactionBackend, mutation: &Mutation, touched: &mut BTreeMap<Bytes, Option<Bytes>>) {
+fn touch(before: &dyn TransactionBackend, mutation: &Mutation, touched: &mut Touched) {
     match mutation {
         Mutation::Atomic(AtomicOp::SetVersionstampedKey, ..) => {}
         Mutation::Set(key, _) | Mutation::Clear(key) | Mutation::Atomic(_, key, _) => {

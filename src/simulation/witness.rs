@@ -74,6 +74,8 @@ named! {
         Crash,
         /// A process crashes after its commit, before the answer.
         CrashBeforeAnswer,
+        /// The power of the machine with the store and all processes fails while a commit is written or synced.
+        PowerLoss,
         /// A process is paused, and goes on later.
         Pause,
         /// A clock jumps ahead.
@@ -152,5 +154,9 @@ named! {
         CommittedOnceFound,
         /// An orphaned commit was committed after its process had crashed.
         OrphanCommitted,
+        /// A commit that was not synced when the power failed was there all the same.
+        CommitOutlivedPower,
+        /// A commit that was not synced when the power failed was not there.
+        CommitWentWithPower,
     }
 }

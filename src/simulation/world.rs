@@ -4,6 +4,7 @@
 //! what is due next. So what a seed draws is all that decides what happens.
 
 use std::{
+    collections::BTreeMap,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -11,18 +12,24 @@ use std::{
     time::Duration,
 };
 
+use bytes::Bytes;
+
 use super::{
     actors,
     draw::Plan,
+    machine::Machine,
     process::Process,
     shared::{Issuer, Phase, Shared},
-    store::{Flight, SimulatedStore, ready},
-    time::{Clock, ProcessId},
-    witness::Fault,
+    store::{Flight, SimulatedStore, Touched, ready},
+    time::{Clock, ProcessId, Time},
+    witness::{Fault, Witness},
 };
 use crate::{
+    encoding::Versionstamp,
     env::Env,
-    store::{Backend, Database, Isolation, KeyRange, RangeRead},
+    store::{
+        Backend, Database, Isolation, KeyRange, RangeRead, Step, TRANSACTION_LIFETIME, TransactionBackend,
+    },
 };
 
 /// How often pauses and jumps are drawn.
@@ -77,6 +84,8 @@ pub(super) struct World {
     shared: Arc<Shared>,
     /// The store itself.
     engine: Arc<dyn Backend>,
+    /// The machine that it is on, if it is durable.
+    machine: Option<Machine>,
     /// The processes.
     slots: Vec<Slot>,
     /// Decides who runs, and seeds the processes.
@@ -91,7 +100,12 @@ impl World {
     /// A world in which nothing has happened yet.
     pub fn new(shared: &Arc<Shared>, mut random: fastrand::Rng) -> Self {
         let time = &shared.time;
-        let engine = Database::memory_backend(Env::new(Arc::new(Clock::exact(time, ProcessId::MAX))));
+        let machine = shared
+            .plan
+            .is_durable
+            .then(|| Machine::new(true_time(time)).expect("a temporary folder can be made"));
+        let engine =
+            machine.as_ref().map_or_else(|| Database::memory_backend(true_time(time)), Machine::store);
         let slots = (0..shared.plan.processes.len()).map(|process| Slot {
             generation: 0,
             process: None,
@@ -100,7 +114,15 @@ impl World {
             is_done: Arc::default(),
         });
         let slots = slots.collect();
-        Self { shared: Arc::clone(shared), engine, slots, random, since: Duration::ZERO, is_over: false }
+        Self {
+            shared: Arc::clone(shared),
+            engine,
+            machine,
+            slots,
+            random,
+            since: Duration::ZERO,
+            is_over: false,
+        }
     }
 
     /// Lets everything happen.
@@ -140,7 +162,7 @@ impl World {
         };
         match event {
             Event::Nothing => {}
-            Event::Arrival(flight) => flight.arrive(&self.shared),
+            Event::Arrival(flight) => self.arrive(&flight),
             Event::Crash(issuer) => {
                 if is_living(&self.slots, issuer) && self.shared.phase() == Phase::Chaos {
                     self.crash(issuer);
@@ -184,6 +206,61 @@ impl World {
         };
         slot.process = Some(Process::start(self.random.u64(..), main));
         shared.time.make_runnable(process);
+    }
+
+    /// A commit has come to the store. The power may fail.
+    fn arrive(&mut self, flight: &Flight) {
+        if !flight.is_for(&self.engine) {
+            // What was on its way when the power failed has gone with it.
+            return;
+        }
+        if let Some(machine) = &self.machine {
+            let steps = [Step::Write, Step::Sync, Step::Answer];
+            let fails = self.shared.strikes(Fault::PowerLoss);
+            machine.fail_at(fails.then(|| steps[self.random.usize(0..steps.len())]));
+        }
+        if let Some(touched) = flight.arrive(&self.shared) {
+            self.lose_power(flight, touched);
+        }
+    }
+
+    /// The power has failed while `flight` was committed, and comes back. All processes were on the same machine. Whatever was
+    /// answered must be there, and the commit whole or not at all.
+    fn lose_power(&mut self, flight: &Flight, mut touched: Touched) {
+        self.shared.note(|| "the power fails".to_owned());
+        for process in 0..self.slots.len() {
+            if self.slots[process].process.is_some() {
+                self.crash(Issuer { process, generation: self.slots[process].generation });
+            }
+        }
+        let Some(machine) = &self.machine else { return };
+        let machine = match machine.restarted(&mut self.random, true_time(&self.shared.time)) {
+            Ok(machine) => machine,
+            Err(error) => return self.shared.fail(format!("after the power had failed: {error}")),
+        };
+        let (engine, shared) = (machine.store(), Arc::clone(&self.shared));
+        let (before, after) = (self.engine.begin(), engine.begin());
+        let version = |tx: &dyn TransactionBackend| ready(tx.read_version()).expect("the engine can be read");
+        let (from, to) = (version(&*before), version(&*after));
+        let (mut expected, found) = (rows(&*before), rows(&*after));
+        if to > from {
+            shared.witness(Witness::CommitOutlivedPower);
+            let stamp = Versionstamp::new(to, 0);
+            flight.add_stamped(&mut touched, stamp);
+            // What it has made of the rows that it touches, the oracle judges.
+            expected.retain(|key, _| !touched.contains_key(key));
+            let written = found.iter().filter(|(key, _)| touched.contains_key(*key));
+            expected.extend(written.map(|(key, value)| (key.clone(), value.clone())));
+            flight.judge(&shared, (&*before, &*after), touched, stamp);
+        } else {
+            shared.witness(Witness::CommitWentWithPower);
+        }
+        if to < from || found != expected {
+            shared.fail(format!(
+                "the power failed after version {from}, and came back at {to} with other rows"
+            ));
+        }
+        (self.engine, self.machine) = (engine, Some(machine));
     }
 
     /// A process crashes, and starts again some time.
@@ -247,14 +324,15 @@ impl World {
         let shared = Arc::clone(&self.shared);
         let passed = shared.time.now().saturating_sub(self.since);
         if shared.phase() == Phase::Rest {
-            // Late commits have come by then, and those who are dead have been buried.
-            let late = if shared.fault_count(Fault::LateCommit) > 0 {
-                Duration::from_secs(5)
-            } else {
-                Duration::ZERO
-            };
+            // Late and slow commits have come by then, and those who are dead have been buried.
+            let has_struck = |fault| shared.fault_count(fault) > 0;
+            let is_late = has_struck(Fault::LateCommit) || has_struck(Fault::SlowCommit);
+            let late = if is_late { TRANSACTION_LIFETIME } else { Duration::ZERO };
             let least = late + shared.plan.node.expiry * 2 + Duration::from_secs(1);
-            let unrest = if passed < least { Some(String::new()) } else { shared.oracle().unrest() };
+            let unrest = match shared.busy() {
+                0 if passed >= least => shared.oracle().unrest(),
+                busy => Some(format!("{busy} producers and operators are still at work")),
+            };
             match unrest {
                 None => self.enter(Phase::End),
                 Some(unrest) if passed > REST_MAX => {
@@ -276,17 +354,35 @@ impl World {
     /// Looks at what is left when all processes have shut down.
     fn finish(&mut self) {
         self.is_over = true;
-        let tx = self.engine.begin();
-        let mut rows = Vec::new();
-        let mut rest = Some(RangeRead::new(KeyRange::new(&b""[..], &b"\xff"[..])));
-        while let Some(read) = rest {
-            let page = ready(tx.get_range(&read, Isolation::Snapshot)).expect("the engine can be read");
-            rest = read.after(&page);
-            rows.extend(page.rows);
+        let left = rows(&*self.engine.begin());
+        if let Some(machine) = &self.machine {
+            machine.close();
+            match machine.restarted(&mut self.random, true_time(&self.shared.time)) {
+                Ok(machine) if rows(&*machine.store().begin()) == left => {}
+                Ok(_) => self.shared.fail("the store was closed in order, and has other rows".to_owned()),
+                Err(error) => self.shared.fail(format!("the store was closed in order: {error}")),
+            }
         }
         let oracle = self.shared.oracle();
-        if let Err(reason) = oracle.judge_history().and_then(|()| oracle.judge_store(&rows)) {
+        if let Err(reason) = oracle.judge_history().and_then(|()| oracle.judge_store(&left)) {
             self.shared.fail(reason);
         }
     }
+}
+
+/// True time, for the store.
+fn true_time(time: &Time) -> Env {
+    Env::new(Arc::new(Clock::exact(time, ProcessId::MAX)))
+}
+
+/// All rows that `tx` sees.
+fn rows(tx: &dyn TransactionBackend) -> BTreeMap<Bytes, Bytes> {
+    let mut rows = BTreeMap::new();
+    let mut rest = Some(RangeRead::new(KeyRange::new(&b""[..], &b"\xff"[..])));
+    while let Some(read) = rest {
+        let page = ready(tx.get_range(&read, Isolation::Snapshot)).expect("the engine can be read");
+        rest = read.after(&page);
+        rows.extend(page.rows);
+    }
+    rows
 }

@@ -99,6 +99,16 @@ impl Database {
         Arc::new(embedded::Engine::memory(env))
     }
 
+    /// The store in the folder `path` of a machine whose power is `power`, without a handle on it.
+    #[cfg(feature = "simulation")]
+    pub(crate) fn folder_backend(
+        path: &Path,
+        env: Env,
+        power: Arc<dyn embedded::Power>,
+    ) -> Result<Arc<embedded::Embedded>> {
+        Ok(Arc::new(embedded::Engine::simulated(path, env, power)?))
+    }
+
     /// The handle of a process that sees the store as `backend` shows it.
     #[cfg(feature = "simulation")]
     pub(crate) fn over(backend: Arc<dyn Backend>, env: Env) -> Self {

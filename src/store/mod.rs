@@ -36,6 +36,8 @@ mod watch;
 #[cfg(feature = "simulation")]
 pub(crate) use backend::{Answer, Backend, TransactionBackend};
 pub use database::Database;
+#[cfg(feature = "simulation")]
+pub(crate) use embedded::{Embedded, Power, Step};
 #[cfg(feature = "foundationdb")]
 pub use fdb::{FoundationDbOptions, stop_network};
 pub use mutation::AtomicOp;

@@ -12,7 +12,7 @@ use tokio::task::JoinSet;
 
 use super::{
     draw::ProcessPlan,
-    shared::{BUS_PREFIX, Issuer, Phase, Shared},
+    shared::{BUS_PREFIX, Busy, Issuer, Phase, Shared},
 };
 use crate::{
     bus::{Bus, BusOptions, Node},
@@ -81,12 +81,12 @@ async fn live(shared: &Arc<Shared>, issuer: Issuer, db: &Database) -> Result<()>
     let options = BusOptions { prefix, partitions, shards: shared.plan.shards, ..BusOptions::default() };
     let bus = Bus::open(db, options).await?;
     let place = Place { shared: Arc::clone(shared), issuer, db: db.clone(), bus };
-    let mut tasks = JoinSet::new();
+    let (mut busy, mut tasks) = (JoinSet::new(), JoinSet::new());
     for _ in 0..plan.producers {
-        tasks.spawn(producer::run(place.clone()));
+        busy.spawn(at_work(shared.begin(), producer::run(place.clone())));
     }
     if plan.operator {
-        tasks.spawn(operator::run(place.clone()));
+        busy.spawn(at_work(shared.begin(), operator::run(place.clone())));
     }
     if plan.follower {
         tasks.spawn(follower::run(place.clone()));
@@ -100,11 +100,19 @@ async fn live(shared: &Arc<Shared>, issuer: Issuer, db: &Database) -> Result<()>
     } else {
         until_the_end(&place).await;
     }
+    // Those end by themselves, and an answer may have taken long.
+    busy.join_all().await;
+    tasks.shutdown().await;
     if let Err(error) = place.db.clear_finished_ids().await {
         shared.fail(format!("process {} cannot clear its ids: {error}", issuer.process));
     }
-    tasks.shutdown().await;
     Ok(())
+}
+
+/// Does `work`, and is busy with it.
+async fn at_work(busy: Busy, work: impl Future<Output = ()>) {
+    work.await;
+    drop(busy);
 }
 
 /// Runs the roles of `node` until the end.

@@ -5,6 +5,7 @@ use crate::{
     encoding::Sequence,
     error::Result,
     group::{GroupOptions, GroupStart},
+    simulation::draw::Plan,
 };
 
 /// Works until the time of faults is over.
@@ -26,8 +27,8 @@ pub(super) async fn run(place: Place) {
 
 /// Does something.
 async fn act(place: &Place) -> Result<()> {
-    let groups = &place.shared.plan.groups;
-    let choice = place.random(10);
+    let Plan { groups, churns_groups, .. } = &place.shared.plan;
+    let choice = if *churns_groups { 9 } else { place.random(10) };
     if groups.is_empty() || choice < 6 {
         let shards = 1 + place.random(5) as u32;
         place.note(|| format!("reshards to {shards}"));
@@ -47,7 +48,7 @@ async fn act(place: &Place) -> Result<()> {
     } else {
         place.note(|| format!("deletes {}, and creates it at {start:?}", plan.name));
         group.delete(true).await?;
-        place.pause(500).await;
+        place.pause(if *churns_groups { 100 } else { 500 }).await;
         group.create(&GroupOptions::default().start_from(start)).await.map(|_| ())
     }
 }

@@ -1,6 +1,6 @@
 //! How it ends: everything has come to rest, and the store holds what the model says, key by key.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use bytes::Bytes;
 
@@ -10,7 +10,7 @@ use crate::{
     event::DbName,
     keys::{GroupId, Lease},
     notification::Notification,
-    simulation::app::AppKey,
+    simulation::{app::AppKey, shared::show_key},
 };
 
 impl Oracle {
@@ -78,7 +78,7 @@ impl Oracle {
     }
 
     /// Whether the store holds what the model says, after all processes have shut down.
-    pub fn judge_store(&self, rows: &[(Bytes, Bytes)]) -> Verdict {
+    pub fn judge_store(&self, rows: &BTreeMap<Bytes, Bytes>) -> Verdict {
         let mut newest = 0;
         let mut placed = 0;
         let mut ddocs = 0;
@@ -111,7 +111,7 @@ impl Oracle {
                         return Err(format!("{id:?} of {db:?} is told, and should be at {told:?}"));
                     }
                 }
-                _ => self.judge_key(&item, value)?,
+                _ => self.judge_key(&item, value).map_err(|error| format!("{error} ({})", show_key(key)))?,
             }
         }
         if (newest, placed) != (self.rows.len(), self.rows.len()) || ddocs != self.ddocs.len() {

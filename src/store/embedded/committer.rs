@@ -39,7 +39,7 @@ impl Committer {
     /// Starts the thread.
     pub fn start(disk: Disk, core: Arc<Mutex<Core>>, env: Env, started: Duration) -> std::io::Result<Self> {
         let (queue, waiting) = mpsc::channel(QUEUE_LEN_MAX);
-        let worker = Worker { disk, core, env, started, failed: None };
+        let worker = Worker::new(disk, core, env, started);
         let thread =
             thread::Builder::new().name("notibus-commit".to_owned()).spawn(|| worker.run(waiting))?;
         Ok(Self { queue: Some(queue), thread: Some(thread) })
@@ -69,7 +69,7 @@ impl Drop for Committer {
 }
 
 /// What the thread works with.
-struct Worker {
+pub(super) struct Worker {
     /// The rows on disk.
     disk: Disk,
     /// The rows in memory.
@@ -83,6 +83,11 @@ struct Worker {
 }
 
 impl Worker {
+    /// One that commits to `disk` and `core`.
+    pub fn new(disk: Disk, core: Arc<Mutex<Core>>, env: Env, started: Duration) -> Self {
+        Self { disk, core, env, started, failed: None }
+    }
+
     /// Commits groups until the engine closes.
     fn run(mut self, mut waiting: mpsc::Receiver<Job>) {
         let mut jobs = Vec::new();
@@ -99,6 +104,11 @@ impl Worker {
                 let _ = answer.send(outcome);
             }
         }
+        self.close();
+    }
+
+    /// Notes that the store is closed in order, if it is.
+    pub fn close(&self) {
         if self.failed.is_none()
             && let Err(error) = self.disk.close(lock(&self.core).version())
         {
@@ -112,7 +122,7 @@ impl Worker {
     }
 
     /// Decides, persists and publishes one group.
-    fn commit(&mut self, group: Vec<Request>) -> Vec<Outcome> {
+    pub fn commit(&mut self, group: Vec<Request>) -> Vec<Outcome> {
         if let Some(error) = &self.failed {
             return group.iter().map(|_| Err(error.clone())).collect();
         }

@@ -10,7 +10,10 @@ use std::{
 };
 
 use super::core::{Root, Staged};
+#[cfg(feature = "simulation")]
+use super::power::{Power, Step};
 use crate::{
+    bugs::{Bug, is_on},
     encoding::Reader,
     error::{Error, Result},
 };
@@ -43,6 +46,9 @@ pub(super) struct Disk {
     rows: fjall::Keyspace,
     /// The folder.
     path: PathBuf,
+    /// What decides in a simulation how far commits come.
+    #[cfg(feature = "simulation")]
+    power: Option<std::sync::Arc<dyn Power>>,
 }
 
 /// What was found in a folder.
@@ -87,7 +93,13 @@ impl Disk {
             let reason = "damaged: it has lost its version, and maybe rows; restore it from a copy";
             return Err(fail(reason.to_owned()));
         }
-        let disk = Self { database, rows, path: path.to_owned() };
+        let disk = Self {
+            database,
+            rows,
+            path: path.to_owned(),
+            #[cfg(feature = "simulation")]
+            power: None,
+        };
         let opened = Opened { disk, root, version: version.unwrap_or(0) };
         take_closed(path, opened.version).map_err(&fail)?;
         if is_unfinished {
@@ -96,6 +108,12 @@ impl Disk {
             mark(path, FORMAT).map_err(&fail)?;
         }
         Ok(opened)
+    }
+
+    /// It with `power`, which is asked before each step of a commit, and decides what a sync is worth.
+    #[cfg(feature = "simulation")]
+    pub fn with_power(self, power: std::sync::Arc<dyn Power>) -> Self {
+        Self { power: Some(power), ..self }
     }
 
     /// Writes the version alone, and waits until it is on disk.
@@ -111,7 +129,27 @@ impl Disk {
 
     /// Writes what a group has changed, all or nothing, and waits until it is on disk.
     pub fn persist(&self, staged: &Staged) -> Result<(), fjall::Error> {
-        let mut batch = self.database.batch().durability(Some(PersistMode::SyncData));
+        self.write(staged)?;
+        if is_on(Bug::CommitNotSynced) { Ok(()) } else { self.sync() }
+    }
+
+    /// Waits until what was written is on disk.
+    fn sync(&self) -> Result<(), fjall::Error> {
+        #[cfg(feature = "simulation")]
+        if let Some(power) = &self.power {
+            power.step(Step::Sync)?;
+            return Ok(power.step(Step::Answer)?);
+        }
+        self.database.persist(PersistMode::SyncData)
+    }
+
+    /// Writes what a group has changed, all or nothing, to files that are not synced.
+    fn write(&self, staged: &Staged) -> Result<(), fjall::Error> {
+        #[cfg(feature = "simulation")]
+        if let Some(power) = &self.power {
+            power.step(Step::Write)?;
+        }
+        let mut batch = self.database.batch().durability(Some(PersistMode::Buffer));
         let mut keys: Vec<&Bytes> = staged.keys().collect();
         keys.sort_unstable();
         keys.dedup();

@@ -11,6 +11,8 @@ mod conflicts;
 mod core;
 mod disk;
 mod overlay;
+#[cfg(feature = "simulation")]
+mod power;
 mod scan;
 mod transaction;
 mod watches;
@@ -23,6 +25,8 @@ use std::{
 
 use futures_util::future::BoxFuture;
 
+#[cfg(feature = "simulation")]
+pub(crate) use self::power::{Power, Step};
 use self::{
     committer::Committer,
     core::{Core, Outcome, Request, Root},
@@ -43,12 +47,23 @@ pub(super) struct Engine {
     env: Env,
     /// The clock when the engine was made.
     started: Duration,
-    /// The thread that commits, if the store has a folder.
-    committer: Option<Committer>,
+    /// Who commits.
+    committing: Committing,
+}
+
+/// Who commits.
+enum Committing {
+    /// Each caller by itself, in memory.
+    Caller,
+    /// The thread, if the store has a folder.
+    Thread(Committer),
+    /// Each caller by itself in a folder: a simulation has no threads.
+    #[cfg(feature = "simulation")]
+    Turns(Box<Mutex<committer::Worker>>),
 }
 
 /// A shared engine, as a backend.
-pub(super) struct Embedded(Arc<Engine>);
+pub(crate) struct Embedded(Arc<Engine>);
 
 /// A commit, done or under way.
 enum Commit {
@@ -66,7 +81,7 @@ impl Engine {
     pub fn memory(env: Env) -> Embedded {
         let core = Arc::new(Mutex::new(Core::new(Root::new(), VERSION_FIRST)));
         let started = env.now();
-        Embedded(Arc::new(Self { core, env, started, committer: None }))
+        Embedded(Arc::new(Self { core, env, started, committing: Committing::Caller }))
     }
 
     /// The store in the folder `path`.
@@ -76,7 +91,22 @@ impl Engine {
         let started = env.now();
         let committer = Committer::start(disk, Arc::clone(&core), env.clone(), started)
             .map_err(|error| Error::Open { path: path.to_owned(), reason: error.to_string() })?;
-        Ok(Embedded(Arc::new(Self { core, env, started, committer: Some(committer) })))
+        Ok(Embedded(Arc::new(Self { core, env, started, committing: Committing::Thread(committer) })))
+    }
+
+    /// The store in the folder `path` of a simulated machine, without a thread.
+    #[cfg(feature = "simulation")]
+    pub fn simulated(path: &Path, env: Env, power: Arc<dyn Power>) -> Result<Embedded> {
+        let Opened { disk, root, version } = Disk::open(path)?;
+        let core = Arc::new(Mutex::new(Core::new(root, version.max(VERSION_FIRST))));
+        let started = env.now();
+        let worker = committer::Worker::new(disk.with_power(power), Arc::clone(&core), env.clone(), started);
+        Ok(Embedded(Arc::new(Self {
+            core,
+            env,
+            started,
+            committing: Committing::Turns(Box::new(Mutex::new(worker))),
+        })))
     }
 
     /// Time since the engine was made.
@@ -91,21 +121,35 @@ impl Engine {
 
     /// Commits `request`.
     fn commit(&self, request: Request) -> Commit {
-        if let Some(committer) = &self.committer {
-            Commit::Waiting(Box::pin(committer.commit(request)))
-        } else {
-            let mut core = self.core();
-            let now = self.now();
-            let root = core.take_root();
-            let staged = core.stage(root, vec![request], now);
-            Commit::Done(core.publish(staged, now).pop().expect("one request has one outcome"))
-        }
+        let mut outcomes = match &self.committing {
+            Committing::Thread(committer) => return Commit::Waiting(Box::pin(committer.commit(request))),
+            Committing::Caller => {
+                let mut core = self.core();
+                let now = self.now();
+                let root = core.take_root();
+                let staged = core.stage(root, vec![request], now);
+                core.publish(staged, now)
+            }
+            #[cfg(feature = "simulation")]
+            Committing::Turns(worker) => worker.lock().expect("no commit has panicked").commit(vec![request]),
+        };
+        Commit::Done(outcomes.pop().expect("one request has one outcome"))
     }
 }
 
 /// The rows in memory. A commit that panicked may have left them half changed; nothing may read those.
 fn lock(core: &Mutex<Core>) -> MutexGuard<'_, Core> {
     core.lock().expect("no commit has panicked")
+}
+
+#[cfg(feature = "simulation")]
+impl Embedded {
+    /// Closes the folder in order. Nothing can be committed any more.
+    pub fn close(&self) {
+        if let Committing::Turns(worker) = &self.0.committing {
+            worker.lock().expect("no commit has panicked").close();
+        }
+    }
 }
 
 impl Backend for Embedded {
