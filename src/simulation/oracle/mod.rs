@@ -183,6 +183,11 @@ impl Oracle {
         }
     }
 
+    /// How many topology entries there were.
+    pub fn entries(&self) -> u32 {
+        self.entries.len() as u32
+    }
+
     /// A process has joined as `node`.
     pub fn joined(&mut self, issuer: Issuer, node: NodeId) {
         self.nodes.entry(issuer).or_default().insert(node);
