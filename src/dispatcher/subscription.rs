@@ -22,8 +22,9 @@ use super::{
 use crate::{
     encoding::Sequence,
     error::{Error, Result},
-    event::{DbName, DdocId, EventKind},
+    event::{DbName, EventKind},
     named_cursor::OpenCursor,
+    notification_feed::ChangedDdocs,
 };
 
 /// A stream of deliveries. It ends after the dispatcher has, or once the subscriber is told to end.
@@ -53,7 +54,7 @@ pub struct Subscription {
 }
 
 /// A read of the design documents of a database.
-type DdocRead = BoxFuture<'static, Result<Vec<(DdocId, Sequence)>>>;
+type DdocRead = BoxFuture<'static, Result<ChangedDdocs>>;
 
 /// Where deliveries come from.
 enum Source {
@@ -169,8 +170,9 @@ impl Subscription {
                     }
                 };
                 let (delivery, _) = self.in_hand.take().expect("it was just there");
-                if is_wanted(&self.filter, &delivery, &ddocs) {
-                    return Poll::Ready(Some(Ok(delivery.with(&self.filter, Some(ddocs)))));
+                let delivery = delivery.with(&self.filter, Some(ddocs));
+                if is_wanted(&self.filter, &delivery) {
+                    return Poll::Ready(Some(Ok(delivery)));
                 }
             }
             if let Some(horizon) = self.expired.take() {
@@ -188,7 +190,7 @@ impl Subscription {
                 return Poll::Ready(Some(Ok(delivery.with(&self.filter, None))));
             }
             if !delivery.news().kinds().contains(EventKind::DdocUpdated) {
-                return Poll::Ready(Some(Ok(delivery.with(&self.filter, Some(Vec::new())))));
+                return Poll::Ready(Some(Ok(delivery.with(&self.filter, Some(ChangedDdocs::default())))));
             }
             self.in_hand = Some((delivery, None));
         }
@@ -201,11 +203,11 @@ fn read_ddocs(shared: &Arc<Shared>, delivery: &Delivery) -> DdocRead {
     Box::pin(async move { shared.feed.ddocs(&db, since).await })
 }
 
-/// Whether `delivery`, which tells of changes of `ddocs`, is wanted. Without ids they may be any.
-fn is_wanted(filter: &Filter, delivery: &Delivery, ddocs: &[(DdocId, Sequence)]) -> bool {
+/// Whether `delivery`, which tells of changes of design documents, is wanted.
+fn is_wanted(filter: &Filter, delivery: &Delivery) -> bool {
     let Some(wanted) = &filter.ddocs else { return true };
-    ddocs.is_empty()
-        || ddocs.iter().any(|(id, _)| wanted.contains(id))
+    delivery.may_be_any_ddoc()
+        || delivery.ddocs().is_some_and(|ddocs| ddocs.iter().any(|(id, _)| wanted.contains(id)))
         || filter.wants_besides_ddocs(delivery.notification(), delivery.since())
 }
 

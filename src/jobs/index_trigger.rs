@@ -74,7 +74,11 @@ impl<J: TriggerJob<IndexBuild>> Kind for Indexing<J> {
         let news = delivery.news().kinds();
         let is_fresh = news.contains(EventKind::Created);
         let has_docs = is_fresh || news.contains(EventKind::Updated);
-        let ddocs = if has_docs || ids.is_empty() { IndexDdocs::All } else { IndexDdocs::Only(ids) };
+        let ddocs = if has_docs || ids.is_empty() || delivery.may_be_any_ddoc() {
+            IndexDdocs::All
+        } else {
+            IndexDdocs::Only(ids)
+        };
         Wanted { ddocs, is_fresh }
     }
 
