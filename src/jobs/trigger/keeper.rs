@@ -1,6 +1,6 @@
 //! The task of a trigger: takes in what the subscription tells, starts what is due, and puts down how far it has come.
 
-use std::{any::Any, collections::HashMap, panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::{collections::HashMap, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use futures_util::{
     FutureExt,
@@ -20,7 +20,7 @@ use crate::{
     context::Context,
     dispatcher::{Delivery, Dispatcher, Interruption, Since, Subscription},
     encoding::Sequence,
-    error::{Error, Result},
+    error::{Error, Result, panic_text},
     event::{Db, DbName},
     jobs::TaskResult,
     named_cursor::OpenCursor,
@@ -162,7 +162,7 @@ impl<K: Kind> Keeper<K> {
                         Ok(None) => return Ok(()),
                         Err(panic) => {
                             self.context.stats.listener_panics.add(1);
-                            let text = message(&*panic);
+                            let text = panic_text(&*panic);
                             tracing::error!(trigger = self.options.name, panic = text, "a predicate has panicked");
                         }
                     }
@@ -369,13 +369,4 @@ impl<K: Kind> Keeper<K> {
             (status.running, status.waiting, status.position) = (running, len, position);
         });
     }
-}
-
-/// What a panic says.
-fn message(panic: &(dyn Any + Send)) -> &str {
-    panic
-        .downcast_ref::<String>()
-        .map(String::as_str)
-        .or_else(|| panic.downcast_ref::<&str>().copied())
-        .unwrap_or("of no text")
 }
