@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::filter::Filter;
+use super::filter::{Filter, Set};
 use crate::{
     encoding::Sequence,
     error::Error,
@@ -21,7 +21,7 @@ pub struct Delivery {
     /// The design documents that have changed since, if they were asked for.
     ddocs: Option<Arc<ChangedDdocs>>,
     /// The filters of the subscriber, if it has a set of them.
-    filters: Option<Arc<[Filter]>>,
+    filters: Option<Arc<Set>>,
 }
 
 impl Delivery {
@@ -32,7 +32,7 @@ impl Delivery {
 
     /// The delivery with what the filter of its subscriber and, if they were asked for, the design documents add to it.
     pub(super) fn with(self, filter: &Filter, ddocs: Option<ChangedDdocs>) -> Self {
-        Self { ddocs: ddocs.map(Arc::new), filters: filter.members().cloned(), ..self }
+        Self { ddocs: ddocs.map(Arc::new), filters: filter.set().cloned(), ..self }
     }
 
     /// The newest row of the database.
@@ -80,9 +80,10 @@ impl Delivery {
 
     /// Which filters of the subscriber's set ([`Filter::any`]) want this, by their places. Only 0 if it has no set.
     pub fn wanted_by(&self) -> Vec<usize> {
-        let Some(filters) = &self.filters else { return vec![0] };
-        let wanting = filters.iter().enumerate().filter(|(_, filter)| filter.passes(&self.row, self.since));
-        wanting.map(|(place, _)| place).collect()
+        let Some(set) = &self.filters else { return vec![0] };
+        let mut wanting: Vec<_> = set.wanting(&self.row, self.since).collect();
+        wanting.sort_unstable();
+        wanting
     }
 }
 

@@ -13,7 +13,7 @@ use tokio_stream::Stream;
 
 use super::{
     Delivery, Interruption, Shared, Since, Subscribe, SubscriberId,
-    filter::{Filter, Names},
+    filter::Filter,
     pace::Pace,
     registry::{Listing, Registry, Seat, Seated},
     slots::Mailbox,
@@ -132,13 +132,13 @@ impl Subscription {
         if let Source::Exact(exact) = &self.source {
             self.expired = exact.mailbox.expired().or(self.expired);
         }
-        match (&mut self.source, &filter.names) {
-            (Source::Walk(walker), Names::Exact(_)) => {
+        match (&mut self.source, filter.exact()) {
+            (Source::Walk(walker), Some(_)) => {
                 let pace = walker.take_pace();
                 self.source = Source::new(&self.shared, filter.clone(), self.skips, pace, position);
             }
-            (Source::Walk(walker), _) => walker.replace(filter.clone()),
-            (Source::Exact(exact), Names::Exact(names)) => {
+            (Source::Walk(walker), None) => walker.replace(filter.clone()),
+            (Source::Exact(exact), Some(names)) => {
                 let told = |name: &DbName| exact.told(name).unwrap_or(position);
                 let told: Vec<_> = names.iter().map(told).collect();
                 let pace = exact.pace.as_mut().map(Pace::take);
@@ -146,7 +146,7 @@ impl Subscription {
                 // Only now the old one goes: in between both hear what comes.
                 self.source = Source::Exact(Box::new(next));
             }
-            (Source::Exact(exact), _) => {
+            (Source::Exact(exact), None) => {
                 let pace = exact.pace.as_mut().map(Pace::take);
                 self.source = Source::new(&self.shared, filter.clone(), self.skips, pace, position);
             }
@@ -241,7 +241,7 @@ impl fmt::Debug for Subscription {
 impl Source {
     /// A source for a subscriber that knows everything up to `start`.
     fn new(shared: &Arc<Shared>, filter: Filter, skips: bool, pace: Option<Pace>, start: Sequence) -> Self {
-        if let Names::Exact(names) = &filter.names {
+        if let Some(names) = filter.exact() {
             let (names, told) = (Arc::clone(names), vec![start; names.len()]);
             return Self::Exact(Box::new(Exact::new(shared, filter, names, told, pace, start)));
         }
