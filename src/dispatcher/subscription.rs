@@ -219,12 +219,13 @@ impl Stream for Subscription {
         if seat.is_ended() {
             return Poll::Ready(None);
         }
-        let was_closed = seat.is_closed();
+        let (was_closed, alarms) = (seat.is_closed(), self.shared.registry.alarms());
         let polled = self.poll_delivery(context);
         if polled.is_pending() {
             let seat = &self.seated.seat;
             seat.register(context);
-            if seat.is_ended() || seat.is_closed() != was_closed {
+            let is_alarmed = self.shared.registry.alarms() != alarms;
+            if seat.is_ended() || seat.is_closed() != was_closed || is_alarmed {
                 context.waker().wake_by_ref();
             }
         }
