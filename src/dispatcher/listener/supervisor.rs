@@ -162,6 +162,9 @@ where
     pub async fn run(mut self) {
         // Also if this task is aborted: who waits for the end is not to wait for ever.
         let _last = Last { shared: Arc::clone(&self.shared), control: Arc::clone(&self.control) };
+        if let Some(task) = tokio::task::try_id() {
+            self.control.task.get_or_init(|| task);
+        }
         self.tell(Supervised::Started);
         self.note_position();
         let reason = self.run_sessions().await;
