@@ -4,7 +4,7 @@ use std::{collections::HashMap, panic::AssertUnwindSafe, sync::Arc, time::Durati
 
 use futures_util::{
     FutureExt,
-    future::{BoxFuture, OptionFuture},
+    future::{BoxFuture, OptionFuture, try_join_all},
 };
 use tokio::{
     sync::watch,
@@ -24,11 +24,18 @@ use crate::{
     event::{Db, DbName},
     jobs::TaskResult,
     named_cursor::OpenCursor,
+    notification::Notification,
     notification_feed::NotificationFeed,
 };
 
 /// How long the subscription is not asked for more after the feed could not be read.
 const FAILURE_PAUSE: Duration = Duration::from_secs(1);
+
+/// How many databases are looked up at once, after it has expired.
+const LOOK_UPS_MAX: usize = 64;
+
+/// How many marks are read at once.
+const MARKS_PAGE: usize = 1_000;
 
 /// What a trigger is for.
 pub(in crate::jobs) trait Kind: Send + Sync + 'static {
@@ -67,7 +74,7 @@ pub(in crate::jobs) async fn start<K: Kind>(
     let cursor = subscription.take_cursor().expect("it is durable");
     let position = cursor.stored();
     // An earlier one may have expired, or was about to tell what was gone, and has not come to it.
-    let is_unsure = position == Sequence::ZERO && !cursor.scanned().await?.is_empty();
+    let is_unsure = position == Sequence::ZERO && !cursor.marked(None, 1).await?.is_empty();
     let (stop, stopped) = watch::channel(false);
     let (status, watched) = watch::channel(TriggerStatus::new(position));
     let keeper = Keeper {
@@ -324,15 +331,22 @@ impl<K: Kind> Keeper<K> {
         let feed = NotificationFeed::new(Arc::clone(&self.context), self.context.feed.clone());
         let find = async {
             let mut known = self.plan.living();
-            known.extend(self.cursor.scanned().await?);
+            let mut last = None;
             let mut gone = Vec::new();
-            for db in known {
-                let row = feed.newest(&db.name).await?;
-                if row.is_none_or(|row| row.is_deleted() || row.instance != db.instance) {
-                    gone.push(db);
+            loop {
+                for some in known.chunks(LOOK_UPS_MAX) {
+                    let rows = try_join_all(some.iter().map(|db| feed.newest(&db.name))).await?;
+                    let is_gone = |(db, row): &(&Db, Option<Notification>)| {
+                        row.as_ref().is_none_or(|row| row.is_deleted() || row.instance != db.instance)
+                    };
+                    gone.extend(some.iter().zip(rows).filter(is_gone).map(|(db, _)| db.clone()));
+                }
+                known = self.cursor.marked(last.as_ref(), MARKS_PAGE).await?;
+                last = known.last().cloned();
+                if known.is_empty() {
+                    return Ok::<_, Error>(gone);
                 }
             }
-            Ok::<_, Error>(gone)
         };
         match find.await {
             Ok(gone) => {
