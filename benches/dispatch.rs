@@ -6,6 +6,8 @@
 //! - `latency/…/S`: from when a single row is handed out to when all that want it have it.
 //! - `one_of_100000`: rows of one name, which one of 100,000 subscribers of exact names wants. Beside it `one_of_1`: the cost of
 //!   an event must not grow with the others.
+//! - `set_of_100000`: the same for one subscriber that wants 100,000 exact names by a set of as many filters. Beside it
+//!   `set_of_1`.
 //!
 //! Beside each, on the same rows: a `tokio::sync::broadcast` channel with as many receivers, which filter by themselves.
 
@@ -240,6 +242,22 @@ async fn one_of(bus: &Bus, template: &Notification, subscribers: usize, count: u
     took
 }
 
+/// How long `count` rows of one name take for a subscriber that wants it by one of the `filters` filters of its set.
+async fn set_of(bus: &Bus, template: &Notification, filters: usize, count: usize) -> Duration {
+    let fanout = fanout(bus).await;
+    let set = Filter::any((0..filters).map(|n| Want::Exact.filter(n))).unwrap();
+    let stream = fanout.subscribe(set).stream();
+    let rows = rows(template, fanout.position(), 1, count);
+    let receiving = tokio::spawn(receive(stream, rows[count - 1].sequence));
+    let started = Instant::now();
+    for row in rows {
+        let to = row.sequence;
+        fanout.push(vec![row], to).unwrap();
+    }
+    receiving.await.unwrap();
+    started.elapsed()
+}
+
 /// Measures `run`, a few times.
 fn measure(group: &mut BenchmarkGroup<'_, WallTime>, id: String, mut run: impl FnMut() -> Duration) {
     group.bench_function(id, |b| b.iter_custom(|times| (0..times).map(|_| run()).sum()));
@@ -282,6 +300,9 @@ fn dispatching(c: &mut Criterion) {
         group.throughput(Throughput::Elements(count as u64));
         measure(&mut group, format!("one_of_{subscribers}"), || {
             runtime.block_on(one_of(&bus, &template, subscribers, count))
+        });
+        measure(&mut group, format!("set_of_{subscribers}"), || {
+            runtime.block_on(set_of(&bus, &template, subscribers, count))
         });
     }
     group.finish();

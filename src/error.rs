@@ -5,12 +5,21 @@
 //!
 //! Errors of the store carry FoundationDB's numeric codes on every backend, because layers already decide by them.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{any::Any, path::PathBuf, sync::Arc};
 
 use crate::sequence::Sequence;
 
 /// The result of everything in this crate that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What a panic says, for a log.
+pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> &str {
+    panic
+        .downcast_ref::<String>()
+        .map(String::as_str)
+        .or_else(|| panic.downcast_ref::<&str>().copied())
+        .unwrap_or("of no text")
+}
 
 /// What went wrong, by what the caller can do about it.
 #[derive(Debug, Clone, thiserror::Error)]

@@ -72,7 +72,7 @@ pub use dispatcher::{
     Listener, ListenerHandle, Message, Missed, Next, Parent, RestartPolicy, Since, StopReason, Subscribe,
     SubscriberId, Subscription, Supervised, Supervision, SupervisionEvents, SuspendedDispatcher,
 };
-pub use encoding::{Counters, Incarnation, Sequence, Versionstamp};
+pub use encoding::{Counters, Incarnation, Sequence, Tally, Versionstamp};
 pub use env::{Env, Environment};
 pub use error::{Error, Result, StoreError};
 pub use event::{Db, DbInstance, DbName, DdocId, EventKind, Kinds, NAME_LEN_MAX};
@@ -93,7 +93,7 @@ pub use keys::{CURSOR_NAME_LEN_MAX, GROUP_NAME_LEN_MAX, GroupName, NodeId, Role,
 pub use lease::{BalanceOptions, NodeOptions, NodeStatus};
 pub use named_cursor::NamedCursor;
 pub use notification::{News, Notification, Replaced};
-pub use notification_feed::{NotificationFeed, NotificationPage, NotificationTail};
+pub use notification_feed::{ChangedDdocs, NotificationFeed, NotificationPage, NotificationTail};
 pub use notifier::{Notifier, NotifierOptions};
 pub use producer::{EventTarget, Producer, ProducerOptions, Receipt};
 pub use routing::{HashingScheme, SchemeId, Schemes};

@@ -13,7 +13,7 @@ use crate::{
     error::{Error, Result},
     event::{Db, DbName},
     keys::{CursorId, CursorRow, NodeId},
-    store::{Isolation, KeyRange, Transaction},
+    store::{Isolation, KeyRange, RangeRead, Transaction, key_after},
 };
 
 /// A position in the feed of notifications with a name, whether it was begun or not. Clones are cheap.
@@ -170,8 +170,20 @@ impl OpenCursor {
         Ok(ScanMark { context: Arc::clone(context), key: key.into(), token, position })
     }
 
-    /// Forgets how far the scans of `db` have come. Fails as [`OpenCursor::begin_scan`] does.
-    pub async fn forget_scan(&self, db: &Db) -> Result<()> {
+    /// Marks `db`, as one that was scanned but keeps no position. Fails as [`OpenCursor::begin_scan`] does.
+    pub async fn mark(&self, db: &Db) -> Result<()> {
+        let NamedCursor { context, id } = &self.cursor;
+        let row = CursorRow { token: self.token, position: Sequence::ZERO };
+        let mark = async |tx: Transaction| {
+            self.check(&tx).await?;
+            tx.set(&context.keys.scan(id, db), &row.to_bytes());
+            Ok(())
+        };
+        context.db.run(mark).await
+    }
+
+    /// Forgets that `db` was scanned or marked, and how far its scans have come. Fails as [`OpenCursor::begin_scan`] does.
+    pub async fn unmark(&self, db: &Db) -> Result<()> {
         let NamedCursor { context, id } = &self.cursor;
         let forget = async |tx: Transaction| {
             self.check(&tx).await?;
@@ -181,24 +193,26 @@ impl OpenCursor {
         context.db.run(forget).await
     }
 
-    /// The databases that were scanned and not forgotten.
-    pub async fn scanned(&self) -> Result<Vec<Db>> {
+    /// At most `limit` of the databases that were scanned or marked and not forgotten, after `last` in their order.
+    pub async fn marked(&self, last: Option<&Db>, limit: usize) -> Result<Vec<Db>> {
         let NamedCursor { context, id } = &self.cursor;
-        self.scanned_in(context.keys.scans(id)).await
+        let KeyRange { begin, end } = context.keys.scans(id);
+        let begin = last.map_or(begin, |last| key_after(&context.keys.scan(id, last)));
+        self.marked_in(RangeRead::new(KeyRange { begin, end }).limit(limit)).await
     }
 
-    /// The instances of the database `name` that were scanned and not forgotten.
-    pub async fn scanned_as(&self, name: &DbName) -> Result<Vec<Db>> {
+    /// The instances of the database `name` that were scanned or marked and not forgotten: some of them, if they are many.
+    pub async fn marked_as(&self, name: &DbName) -> Result<Vec<Db>> {
         let NamedCursor { context, id } = &self.cursor;
-        self.scanned_in(context.keys.scans_of(id, name)).await
+        self.marked_in(RangeRead::new(context.keys.scans_of(id, name))).await
     }
 
-    /// The databases of the scans in `range`.
-    async fn scanned_in(&self, range: KeyRange) -> Result<Vec<Db>> {
+    /// The databases of the scans that `read` finds.
+    async fn marked_in(&self, read: RangeRead) -> Result<Vec<Db>> {
         let NamedCursor { context, .. } = &self.cursor;
-        let read = async |tx: Transaction| tx.all_rows(range.clone(), Isolation::Snapshot).await;
-        let rows = context.db.run(read).await?;
-        rows.iter().map(|row| context.keys.scan_db(row)).collect()
+        let page =
+            context.db.run(async |tx: Transaction| tx.get_range(&read, Isolation::Snapshot).await).await?;
+        page.rows.iter().map(|row| context.keys.scan_db(row)).collect()
     }
 }
 

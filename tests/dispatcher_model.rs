@@ -68,6 +68,16 @@ fn filters() -> Vec<(Filter, Wants, bool)> {
             |name| ["a/x", "b/x", "d"].contains(&name),
             true,
         ),
+        (
+            Filter::any(["a/x", "a/y", "c"].map(|name| Filter::name(name).unwrap())).unwrap(),
+            |name| ["a/x", "a/y", "c"].contains(&name),
+            true,
+        ),
+        (
+            Filter::any([Filter::name("c").unwrap(), Filter::suffix("/x")]).unwrap(),
+            |name| name == "c" || name.ends_with("/x"),
+            false,
+        ),
     ]
 }
 

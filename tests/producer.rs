@@ -9,7 +9,7 @@ use std::{cell::RefCell, collections::BTreeSet, time::Duration};
 use common::{NEVER, counts, db, eager, narrow_bus, record, row, row_with, unpolled, until, waiting};
 use notibus::{
     Bus, BusOptions, Counters, Db, DbInstance, DbName, DdocId, Error, EventKind, EventTarget, NAME_LEN_MAX,
-    NotifierOptions, ProducerOptions, Receipt, StoreError,
+    NotifierOptions, ProducerOptions, Receipt, StoreError, Tally,
     store::{
         AtomicOp, Database, Isolation, KeyRange, RangeRead,
         testing::{Attempt, CommitFault, Faults, Operation, Trace},
@@ -229,8 +229,8 @@ struct Foreign {
 impl EventTarget for Foreign {
     type Receipt = Receipt;
 
-    fn add(&self, key: Vec<u8>, counters: &Counters) {
-        let operand = counters.to_bytes().to_vec();
+    fn add(&self, key: Vec<u8>, tally: &Tally) {
+        let operand = tally.to_bytes().to_vec();
         self.mutations.borrow_mut().push((AtomicOp::Add, key, operand));
     }
 

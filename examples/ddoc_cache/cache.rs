@@ -124,8 +124,7 @@ impl DdocCache {
         let State { docs, count, forgotten, position, .. } = &mut *state;
         *forgotten += 1;
         let is_other_instance = news.contains(EventKind::Created) || news.contains(EventKind::Deleted);
-        if is_other_instance || ids.is_empty() {
-            // Without ids it may be any of them.
+        if is_other_instance || delivery.may_be_any_ddoc() {
             *count -= docs.remove(name).map_or(0, |docs| docs.len());
         } else if let Some(docs) = docs.get_mut(name) {
             *count -= ids.iter().filter(|(id, _)| docs.remove(id).is_some()).count();

@@ -13,8 +13,8 @@ use super::{
 pub struct CallbackHandle {
     /// The listener.
     listener: ListenerHandle<()>,
-    /// Its task.
-    task: AbortHandle,
+    /// Its task, unless it was told to end.
+    task: Option<AbortHandle>,
 }
 
 impl CallbackHandle {
@@ -29,20 +29,24 @@ impl CallbackHandle {
     }
 
     /// Lets the call that is under way come to its end, and ends the subscription; a durable one puts down how far it has
-    /// come.
-    pub async fn stop(self) {
+    /// come. Called by the callback itself, it does not wait for that.
+    pub async fn stop(mut self) {
         self.listener.stop().await;
+        // It comes to its end by itself.
+        self.task = None;
     }
 
     /// Whether the subscription has ended, because the dispatcher has.
     pub fn is_finished(&self) -> bool {
-        self.task.is_finished()
+        self.task.as_ref().is_none_or(AbortHandle::is_finished)
     }
 }
 
 impl Drop for CallbackHandle {
     fn drop(&mut self) {
-        self.task.abort();
+        if let Some(task) = &self.task {
+            task.abort();
+        }
     }
 }
 
@@ -78,5 +82,5 @@ where
     let mut callback = Some(callback);
     let factory = move || Calling(callback.take().expect("a callback goes on as it is after a panic"));
     let (listener, task) = subscribe.listener(factory).start_callback();
-    CallbackHandle { listener, task }
+    CallbackHandle { listener, task: Some(task) }
 }

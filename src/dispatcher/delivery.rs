@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use super::filter::Filter;
+use super::filter::{Filter, Set};
 use crate::{
     encoding::Sequence,
     error::Error,
-    event::DdocId,
+    event::{DdocId, EventKind},
     notification::{News, Notification},
+    notification_feed::ChangedDdocs,
 };
 
 /// A row, as news to one subscriber. Clones are cheap.
@@ -18,9 +19,9 @@ pub struct Delivery {
     /// Up to where the subscriber knew the database.
     since: Sequence,
     /// The design documents that have changed since, if they were asked for.
-    ddocs: Option<Arc<[(DdocId, Sequence)]>>,
+    ddocs: Option<Arc<ChangedDdocs>>,
     /// The filters of the subscriber, if it has a set of them.
-    filters: Option<Arc<[Filter]>>,
+    filters: Option<Arc<Set>>,
 }
 
 impl Delivery {
@@ -30,8 +31,8 @@ impl Delivery {
     }
 
     /// The delivery with what the filter of its subscriber and, if they were asked for, the design documents add to it.
-    pub(super) fn with(self, filter: &Filter, ddocs: Option<Vec<(DdocId, Sequence)>>) -> Self {
-        Self { ddocs: ddocs.map(Arc::from), filters: filter.members().cloned(), ..self }
+    pub(super) fn with(self, filter: &Filter, ddocs: Option<ChangedDdocs>) -> Self {
+        Self { ddocs: ddocs.map(Arc::new), filters: filter.set().cloned(), ..self }
     }
 
     /// The newest row of the database.
@@ -63,17 +64,26 @@ impl Delivery {
     /// have recorded their ids, each with the sequence of the notification that told of it. `None` unless they were asked
     /// for ([`Subscribe::with_ddocs`](super::Subscribe::with_ddocs)).
     ///
-    /// They are read after the row: what has changed since is among them, and comes again. If it is empty although the news
-    /// tell of design documents, their ids were not recorded, or the database is deleted by now.
+    /// They are read after the row: what has changed since is among them, and comes again. Others may have changed as well, if
+    /// [`Delivery::may_be_any_ddoc`] says so.
     pub fn ddocs(&self) -> Option<&[(DdocId, Sequence)]> {
-        self.ddocs.as_deref()
+        Some(&self.ddocs.as_ref()?.ids)
+    }
+
+    /// Whether the news tell of a design document of which nobody knows which it is: a producer has not recorded its id, the ids
+    /// were not asked for, or the database is deleted by now.
+    pub fn may_be_any_ddoc(&self) -> bool {
+        let Some(ddocs) = &self.ddocs else { return self.news().kinds().contains(EventKind::DdocUpdated) };
+        let tells = self.news().kinds().contains(EventKind::DdocUpdated);
+        tells && (ddocs.nameless.is_some() || ddocs.ids.is_empty())
     }
 
     /// Which filters of the subscriber's set ([`Filter::any`]) want this, by their places. Only 0 if it has no set.
     pub fn wanted_by(&self) -> Vec<usize> {
-        let Some(filters) = &self.filters else { return vec![0] };
-        let wanting = filters.iter().enumerate().filter(|(_, filter)| filter.passes(&self.row, self.since));
-        wanting.map(|(place, _)| place).collect()
+        let Some(set) = &self.filters else { return vec![0] };
+        let mut wanting: Vec<_> = set.wanting(&self.row, self.since).collect();
+        wanting.sort_unstable();
+        wanting
     }
 }
 

@@ -1,6 +1,6 @@
 //! [`Fanout`]: the dispatcher without its tail.
 
-use std::sync::Arc;
+use std::{sync::Arc, task::Waker};
 
 use tokio::sync::Semaphore;
 
@@ -9,6 +9,7 @@ use super::{
     listener::{Events, Listeners},
     registry::Registry,
     ring::{Batch, Ring},
+    wake,
 };
 use crate::{
     context::Context,
@@ -82,8 +83,18 @@ impl Shared {
     /// Goes on at `horizon`, although rows up to there may have been dropped unseen: subscribers are told so.
     pub(super) fn expire(&self, horizon: Sequence) {
         self.ring.skip_to(horizon);
-        self.registry.expire(horizon);
+        let woken = self.registry.expire(horizon);
         self.registry.set_filled(horizon);
+        self.wake(woken, true);
+    }
+
+    /// Wakes `woken`, and the walkers if they have something to walk. Everything is in its place by then, so that a waker that
+    /// panics costs nothing but its own subscriber's time.
+    fn wake(&self, woken: Vec<Waker>, is_walked: bool) {
+        wake::all(woken);
+        if is_walked && !self.ring.wake() {
+            self.registry.alarm();
+        }
     }
 
     /// Gives rows to the ring and to the slots; `is_complete` if there was nothing more to read after them.
@@ -100,19 +111,23 @@ impl Shared {
             let (from, is_complete) = (self.ring.position(), is_complete && is_last);
             self.ring.push(Arc::new(Batch { rows: part.to_vec(), from, to, is_complete }));
         }
+        let is_walked = !rows.is_empty();
+        let mut woken = Vec::new();
         if !self.registry.has_no_names() {
             for row in rows {
-                self.registry.put(&row);
+                self.registry.put(&row, &mut woken);
             }
         }
         if is_complete {
             self.registry.set_filled(to);
         }
+        self.wake(woken, is_walked);
     }
 }
 
 impl Drop for Fanout {
     fn drop(&mut self) {
+        // Whoever the ring has not woken, the registry does.
         self.0.ring.close();
         self.0.registry.close();
     }

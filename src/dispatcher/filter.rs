@@ -1,6 +1,10 @@
 //! [`Filter`]: which databases, and which kinds of events, a subscriber wants.
 
-use std::{collections::BTreeSet, fmt, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    sync::Arc,
+};
 
 use globset::{GlobBuilder, GlobMatcher};
 
@@ -53,7 +57,44 @@ pub(super) enum Names {
     /// Those that pass.
     Predicate(Arc<Predicate>),
     /// Those that one of these filters wants.
-    Any(Arc<[Filter]>),
+    Any(Arc<Set>),
+}
+
+/// A set of filters. Those of exact names are looked up by the name, so that a row costs those that may want it.
+pub(super) struct Set {
+    /// The filters.
+    filters: Arc<[Filter]>,
+    /// The places of those of exact names, by name.
+    places: BTreeMap<DbName, Vec<usize>>,
+    /// The places of all others.
+    others: Vec<usize>,
+    /// All names, if there are no others.
+    exact: Option<Arc<BTreeSet<DbName>>>,
+}
+
+impl Set {
+    /// The set of these filters.
+    fn new(filters: Arc<[Filter]>) -> Self {
+        let mut places: BTreeMap<DbName, Vec<usize>> = BTreeMap::new();
+        let mut others = Vec::new();
+        for (place, filter) in filters.iter().enumerate() {
+            let Some(exact) = filter.exact() else {
+                others.push(place);
+                continue;
+            };
+            for name in &**exact {
+                places.entry(name.clone()).or_default().push(place);
+            }
+        }
+        let exact = others.is_empty().then(|| Arc::new(places.keys().cloned().collect()));
+        Self { filters, places, others, exact }
+    }
+
+    /// The places of the filters that want something of a row, for a subscriber that knows everything up to `since`.
+    pub fn wanting(&self, row: &Notification, since: Sequence) -> impl Iterator<Item = usize> {
+        let named = self.places.get(row.name.as_str()).map_or(&[][..], Vec::as_slice);
+        named.iter().chain(&self.others).copied().filter(move |&place| self.filters[place].passes(row, since))
+    }
 }
 
 impl Filter {
@@ -106,7 +147,8 @@ impl Filter {
         Self::of(Names::Predicate(Arc::new(predicate)))
     }
 
-    /// What one of `filters` wants; at least one. A database that several of them want is delivered once, and
+    /// What one of `filters` wants; at least one. Those of exact names are looked up: if there are no others, an event of a
+    /// database that none of them names costs nothing, however many they are. A database that several of them want is delivered once, and
     /// [`Delivery::wanted_by`](super::Delivery::wanted_by) says which do.
     ///
     /// Fails with [`Error::Invalid`] if there is none, or one names design documents: name them for the whole.
@@ -119,7 +161,7 @@ impl Filter {
             let reason = "one in the set names design documents; name them for the whole set";
             return Err(Error::invalid("filter", reason));
         }
-        Ok(Self::of(Names::Any(filters)))
+        Ok(Self::of(Names::Any(Arc::new(Set::new(filters)))))
     }
 
     /// Only these kinds of events; at least one.
@@ -168,12 +210,27 @@ impl Filter {
             Names::Suffix(suffix) => name.ends_with(suffix),
             Names::Glob(glob) => glob.is_match(name),
             Names::Predicate(predicate) => predicate(row),
-            Names::Any(filters) => filters.iter().any(|filter| filter.passes(row, since)),
+            Names::Any(set) => set.wanting(row, since).next().is_some(),
         }
     }
 
+    /// The exact names that are wanted; `None` if it is not only by them that databases are chosen.
+    pub(super) fn exact(&self) -> Option<&Arc<BTreeSet<DbName>>> {
+        match &self.names {
+            Names::Exact(names) => Some(names),
+            Names::Any(set) => set.exact.as_ref(),
+            _ => None,
+        }
+    }
+
+    /// Whether a row of one of the exact names that are wanted has something for a subscriber that knows everything up to `since`.
+    pub(super) fn passes_exact(&self, row: &Notification, since: Sequence) -> bool {
+        // The name of a single filter was looked up. Which of a set want what of it was not.
+        self.wants(row, since) && (matches!(self.names, Names::Exact(_)) || self.matches(row, since))
+    }
+
     /// Whether a row has a kind of news that is wanted.
-    pub(super) fn wants(&self, row: &Notification, since: Sequence) -> bool {
+    fn wants(&self, row: &Notification, since: Sequence) -> bool {
         self.kinds == Kinds::ALL || self.kinds.intersects(row.news_since(since).kinds())
     }
 
@@ -190,16 +247,22 @@ impl Filter {
 
     /// Whether all kinds of events are wanted.
     pub(crate) fn wants_all_kinds(&self) -> bool {
-        let members = self.members().is_none_or(|members| members.iter().all(Self::wants_all_kinds));
+        let members = self.set().is_none_or(|set| set.filters.iter().all(Self::wants_all_kinds));
         self.kinds == Kinds::ALL && members
     }
 
-    /// The filters of a set; none if it is not a set.
-    pub(super) fn members(&self) -> Option<&Arc<[Self]>> {
+    /// The set, if it is one.
+    pub(super) fn set(&self) -> Option<&Arc<Set>> {
         match &self.names {
-            Names::Any(filters) => Some(filters),
+            Names::Any(set) => Some(set),
             _ => None,
         }
+    }
+}
+
+impl fmt::Debug for Set {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.filters.fmt(f)
     }
 }
 
@@ -212,7 +275,7 @@ impl fmt::Debug for Names {
             Self::Suffix(suffix) => f.debug_tuple("Suffix").field(suffix).finish(),
             Self::Glob(glob) => f.debug_tuple("Glob").field(&glob.glob().glob()).finish(),
             Self::Predicate(_) => f.write_str("Predicate"),
-            Self::Any(filters) => f.debug_tuple("Any").field(filters).finish(),
+            Self::Any(set) => f.debug_tuple("Any").field(set).finish(),
         }
     }
 }

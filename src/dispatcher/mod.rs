@@ -39,6 +39,7 @@ mod slots;
 mod subscribe;
 mod subscription;
 mod tail;
+mod wake;
 mod walker;
 
 use std::{sync::Arc, time::Duration};

@@ -13,7 +13,7 @@ use std::{
 use dashmap::DashMap;
 use futures_util::task::AtomicWaker;
 
-use super::slots::Mailbox;
+use super::{slots::Mailbox, wake};
 use crate::{encoding::Sequence, event::DbName, notification::Notification};
 
 /// Which subscriber of a dispatcher.
@@ -37,6 +37,8 @@ pub(super) struct Registry {
     next_id: AtomicU64,
     /// Everything up to here was put into the slots, and there was nothing more to read.
     filled: Mutex<Sequence>,
+    /// How often all were woken.
+    alarms: AtomicU64,
 }
 
 /// A subscriber, as the registry sees it.
@@ -59,7 +61,12 @@ impl Seat {
     /// Moves on to `state`, and wakes the subscriber.
     fn move_to(&self, state: u8) {
         self.state.fetch_max(state, Ordering::AcqRel);
-        self.waker.wake();
+        self.wake();
+    }
+
+    /// Wakes the subscriber.
+    fn wake(&self) {
+        wake::guarded(|| self.waker.wake());
     }
 
     /// Wakes the task of `context` when the state changes.
@@ -91,7 +98,8 @@ impl Registry {
     /// A registry without subscribers, at `start`.
     pub fn new(start: Sequence) -> Self {
         let (names, seats) = (DashMap::new(), DashMap::new());
-        Self { names, seats, next_id: AtomicU64::new(1), filled: Mutex::new(start) }
+        let (next_id, alarms) = (AtomicU64::new(1), AtomicU64::new(0));
+        Self { names, seats, next_id, filled: Mutex::new(start), alarms }
     }
 
     /// Seats a subscriber, until the guard is dropped.
@@ -144,16 +152,12 @@ impl Registry {
         self.names.get(name).map_or(0, |targets| targets.len())
     }
 
-    /// Puts `row` into the slots of its name.
-    pub fn put(&self, row: &Arc<Notification>) {
-        // Nobody is woken while the map is locked: an executor may drop a task instead, and with it a registration.
-        let woken: Vec<Waker> = match self.names.get(row.name.as_str()) {
-            Some(targets) => {
-                targets.iter().filter_map(|target| target.mailbox.put(target.slot, row)).collect()
-            }
-            None => return,
-        };
-        woken.into_iter().for_each(Waker::wake);
+    /// Puts `row` into the slots of its name, and adds whom to wake to `woken`. Nobody is woken while the map is locked: an
+    /// executor may drop a task instead, and with it a registration.
+    pub fn put(&self, row: &Arc<Notification>, woken: &mut Vec<Waker>) {
+        if let Some(targets) = self.names.get(row.name.as_str()) {
+            woken.extend(targets.iter().filter_map(|target| target.mailbox.put(target.slot, row)));
+        }
     }
 
     /// Whether nobody has subscribed to an exact name.
@@ -168,25 +172,43 @@ impl Registry {
 
     /// Ends all mailboxes once they are empty.
     pub fn close(&self) {
-        self.wake_all(Mailbox::close);
-        let seats: Vec<_> = self.seats.iter().map(|seat| Arc::clone(&seat)).collect();
-        for seat in seats {
+        wake::all(self.change_all(Mailbox::close));
+        for seat in self.all_seats() {
             seat.move_to(Seat::CLOSED);
         }
     }
 
-    /// Tells all mailboxes that rows up to `horizon` may have been dropped unseen.
-    pub fn expire(&self, horizon: Sequence) {
-        self.wake_all(|mailbox| mailbox.expire(horizon));
+    /// Tells all mailboxes that rows up to `horizon` may have been dropped unseen. Returns whom to wake.
+    pub fn expire(&self, horizon: Sequence) -> Vec<Waker> {
+        self.change_all(|mailbox| mailbox.expire(horizon))
     }
 
-    /// Changes all mailboxes, and wakes whom that gives.
-    fn wake_all(&self, change: impl Fn(&Mailbox) -> Option<Waker>) {
+    /// Changes all mailboxes, and returns whom to wake.
+    fn change_all(&self, change: impl Fn(&Mailbox) -> Option<Waker>) -> Vec<Waker> {
         let mut woken = Vec::new();
         for targets in &self.names {
             woken.extend(targets.iter().filter_map(|target| change(&target.mailbox)));
         }
-        woken.into_iter().for_each(Waker::wake);
+        woken
+    }
+
+    /// The seats, without the map that holds them.
+    fn all_seats(&self) -> Vec<Arc<Seat>> {
+        self.seats.iter().map(|seat| Arc::clone(&seat)).collect()
+    }
+
+    /// Wakes all subscribers, because some that should have been woken were not.
+    pub fn alarm(&self) {
+        // It counts first: who is about to wait, and cannot be woken yet, sees by it that it must not.
+        self.alarms.fetch_add(1, Ordering::AcqRel);
+        for seat in self.all_seats() {
+            seat.wake();
+        }
+    }
+
+    /// How often all were woken by [`Registry::alarm`].
+    pub fn alarms(&self) -> u64 {
+        self.alarms.load(Ordering::Acquire)
     }
 }
 

@@ -14,6 +14,7 @@ use std::{
 
 use tokio::sync::watch;
 
+use super::wake;
 use crate::{encoding::Sequence, notification::Notification};
 
 /// A part of the feed, as the tail or a lagging subscriber has read it.
@@ -47,7 +48,7 @@ pub(super) struct Ring {
     batches: RwLock<Batches>,
     /// The most rows that they hold together.
     rows_max: usize,
-    /// Counts the batches pushed, and wakes the walkers; `None` once the ring is closed.
+    /// Counts how often the walkers were woken, and wakes them; `None` once the ring is closed.
     pushed: watch::Sender<Option<u64>>,
 }
 
@@ -86,38 +87,35 @@ impl Ring {
     }
 
     /// Appends a batch, which begins where the ring ends, and drops the oldest ones above the limit. A batch without rows
-    /// only moves the end, and takes up no room.
+    /// only moves the end, and takes up no room. Nobody is woken.
     pub fn push(&self, batch: Arc<Batch>) {
-        let is_empty = batch.rows.is_empty();
-        {
-            let mut batches = self.batches.write().unwrap_or_else(std::sync::PoisonError::into_inner);
-            assert_eq!(batches.to, batch.from, "batches follow each other without a gap");
-            batches.to = batch.to;
-            if batch.is_complete {
-                batches.complete_to = batch.to;
-            }
-            if !is_empty {
-                batches.rows += batch.rows.len();
-                batches.queue.push_back(batch);
-            }
-            while batches.queue.len() > 1 && batches.rows > self.rows_max {
-                let oldest = batches.queue.pop_front().expect("there are at least two");
-                batches.rows -= oldest.rows.len();
-                batches.from = oldest.to;
-            }
+        let mut batches = self.batches.write().unwrap_or_else(std::sync::PoisonError::into_inner);
+        assert_eq!(batches.to, batch.from, "batches follow each other without a gap");
+        batches.to = batch.to;
+        if batch.is_complete {
+            batches.complete_to = batch.to;
         }
-        if !is_empty {
-            self.pushed.send_modify(|count| *count = count.map(|count| count.wrapping_add(1)));
+        if !batch.rows.is_empty() {
+            batches.rows += batch.rows.len();
+            batches.queue.push_back(batch);
+        }
+        while batches.queue.len() > 1 && batches.rows > self.rows_max {
+            let oldest = batches.queue.pop_front().expect("there are at least two");
+            batches.rows -= oldest.rows.len();
+            batches.from = oldest.to;
         }
     }
 
-    /// Goes on at `to`, without what lies between: whoever has not walked so far is behind.
+    /// Goes on at `to`, without what lies between: whoever has not walked so far is behind. Nobody is woken.
     pub fn skip_to(&self, to: Sequence) {
-        {
-            let mut batches = self.batches.write().unwrap_or_else(std::sync::PoisonError::into_inner);
-            *batches = Batches::empty(to);
-        }
-        self.pushed.send_modify(|count| *count = count.map(|count| count.wrapping_add(1)));
+        let mut batches = self.batches.write().unwrap_or_else(std::sync::PoisonError::into_inner);
+        *batches = Batches::empty(to);
+    }
+
+    /// Wakes the walkers, once all that they are woken for is done. Whether all were: if the waker of one panics, others are
+    /// left asleep.
+    pub fn wake(&self) -> bool {
+        wake::guarded(|| self.pushed.send_modify(|count| *count = count.map(|count| count.wrapping_add(1))))
     }
 
     /// What follows `cursor`.
@@ -160,9 +158,9 @@ impl Ring {
         self.pushed.subscribe()
     }
 
-    /// Ends the walkers once they have walked what there is.
-    pub fn close(&self) {
-        self.pushed.send_replace(None);
+    /// Ends the walkers once they have walked what there is. Says what [`Ring::wake`] does.
+    pub fn close(&self) -> bool {
+        wake::guarded(|| _ = self.pushed.send_replace(None))
     }
 
     /// Whether the ring is closed.
@@ -233,12 +231,10 @@ mod tests {
     fn empty_batches_move_the_end_and_nothing_else() {
         let ring = Ring::new(at(10), 2);
         ring.push(batch(10, 20, 2));
-        let pushes = ring.pushes();
         for n in 2..10 {
             ring.push(batch(n * 10, n * 10 + 10, 0));
         }
         assert_eq!(ring.position(), at(100));
-        assert!(!pushes.has_changed().unwrap());
         assert!(matches!(ring.after(at(10)), Next::Batch(found) if found.to == at(20)));
         assert!(matches!(ring.after(at(20)), Next::UpToDate(_)));
         ring.push(batch(100, 110, 1));

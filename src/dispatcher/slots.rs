@@ -67,7 +67,7 @@ impl Mailbox {
         let State { slots, ready, waker, .. } = &mut *state;
         let place = &mut slots[slot];
         let newest = place.row.as_ref().map_or(place.told, |row| row.sequence);
-        if row.sequence <= newest || !self.filter.wants(row, place.told) {
+        if row.sequence <= newest || !self.filter.passes_exact(row, place.told) {
             return None;
         }
         if place.row.replace(Arc::clone(row)).is_none() {

@@ -13,7 +13,7 @@ use tokio_stream::Stream;
 
 use super::{
     Delivery, Interruption, Shared, Since, Subscribe, SubscriberId,
-    filter::{Filter, Names},
+    filter::Filter,
     pace::Pace,
     registry::{Listing, Registry, Seat, Seated},
     slots::Mailbox,
@@ -22,8 +22,9 @@ use super::{
 use crate::{
     encoding::Sequence,
     error::{Error, Result},
-    event::{DbName, DdocId, EventKind},
+    event::{DbName, EventKind},
     named_cursor::OpenCursor,
+    notification_feed::ChangedDdocs,
 };
 
 /// A stream of deliveries. It ends after the dispatcher has, or once the subscriber is told to end.
@@ -53,7 +54,7 @@ pub struct Subscription {
 }
 
 /// A read of the design documents of a database.
-type DdocRead = BoxFuture<'static, Result<Vec<(DdocId, Sequence)>>>;
+type DdocRead = BoxFuture<'static, Result<ChangedDdocs>>;
 
 /// Where deliveries come from.
 enum Source {
@@ -131,13 +132,13 @@ impl Subscription {
         if let Source::Exact(exact) = &self.source {
             self.expired = exact.mailbox.expired().or(self.expired);
         }
-        match (&mut self.source, &filter.names) {
-            (Source::Walk(walker), Names::Exact(_)) => {
+        match (&mut self.source, filter.exact()) {
+            (Source::Walk(walker), Some(_)) => {
                 let pace = walker.take_pace();
                 self.source = Source::new(&self.shared, filter.clone(), self.skips, pace, position);
             }
-            (Source::Walk(walker), _) => walker.replace(filter.clone()),
-            (Source::Exact(exact), Names::Exact(names)) => {
+            (Source::Walk(walker), None) => walker.replace(filter.clone()),
+            (Source::Exact(exact), Some(names)) => {
                 let told = |name: &DbName| exact.told(name).unwrap_or(position);
                 let told: Vec<_> = names.iter().map(told).collect();
                 let pace = exact.pace.as_mut().map(Pace::take);
@@ -145,7 +146,7 @@ impl Subscription {
                 // Only now the old one goes: in between both hear what comes.
                 self.source = Source::Exact(Box::new(next));
             }
-            (Source::Exact(exact), _) => {
+            (Source::Exact(exact), None) => {
                 let pace = exact.pace.as_mut().map(Pace::take);
                 self.source = Source::new(&self.shared, filter.clone(), self.skips, pace, position);
             }
@@ -169,8 +170,9 @@ impl Subscription {
                     }
                 };
                 let (delivery, _) = self.in_hand.take().expect("it was just there");
-                if is_wanted(&self.filter, &delivery, &ddocs) {
-                    return Poll::Ready(Some(Ok(delivery.with(&self.filter, Some(ddocs)))));
+                let delivery = delivery.with(&self.filter, Some(ddocs));
+                if is_wanted(&self.filter, &delivery) {
+                    return Poll::Ready(Some(Ok(delivery)));
                 }
             }
             if let Some(horizon) = self.expired.take() {
@@ -188,7 +190,7 @@ impl Subscription {
                 return Poll::Ready(Some(Ok(delivery.with(&self.filter, None))));
             }
             if !delivery.news().kinds().contains(EventKind::DdocUpdated) {
-                return Poll::Ready(Some(Ok(delivery.with(&self.filter, Some(Vec::new())))));
+                return Poll::Ready(Some(Ok(delivery.with(&self.filter, Some(ChangedDdocs::default())))));
             }
             self.in_hand = Some((delivery, None));
         }
@@ -201,11 +203,11 @@ fn read_ddocs(shared: &Arc<Shared>, delivery: &Delivery) -> DdocRead {
     Box::pin(async move { shared.feed.ddocs(&db, since).await })
 }
 
-/// Whether `delivery`, which tells of changes of `ddocs`, is wanted. Without ids they may be any.
-fn is_wanted(filter: &Filter, delivery: &Delivery, ddocs: &[(DdocId, Sequence)]) -> bool {
+/// Whether `delivery`, which tells of changes of design documents, is wanted.
+fn is_wanted(filter: &Filter, delivery: &Delivery) -> bool {
     let Some(wanted) = &filter.ddocs else { return true };
-    ddocs.is_empty()
-        || ddocs.iter().any(|(id, _)| wanted.contains(id))
+    delivery.may_be_any_ddoc()
+        || delivery.ddocs().is_some_and(|ddocs| ddocs.iter().any(|(id, _)| wanted.contains(id)))
         || filter.wants_besides_ddocs(delivery.notification(), delivery.since())
 }
 
@@ -217,12 +219,13 @@ impl Stream for Subscription {
         if seat.is_ended() {
             return Poll::Ready(None);
         }
-        let was_closed = seat.is_closed();
+        let (was_closed, alarms) = (seat.is_closed(), self.shared.registry.alarms());
         let polled = self.poll_delivery(context);
         if polled.is_pending() {
             let seat = &self.seated.seat;
             seat.register(context);
-            if seat.is_ended() || seat.is_closed() != was_closed {
+            let is_alarmed = self.shared.registry.alarms() != alarms;
+            if seat.is_ended() || seat.is_closed() != was_closed || is_alarmed {
                 context.waker().wake_by_ref();
             }
         }
@@ -239,7 +242,7 @@ impl fmt::Debug for Subscription {
 impl Source {
     /// A source for a subscriber that knows everything up to `start`.
     fn new(shared: &Arc<Shared>, filter: Filter, skips: bool, pace: Option<Pace>, start: Sequence) -> Self {
-        if let Names::Exact(names) = &filter.names {
+        if let Some(names) = filter.exact() {
             let (names, told) = (Arc::clone(names), vec![start; names.len()]);
             return Self::Exact(Box::new(Exact::new(shared, filter, names, told, pace, start)));
         }

@@ -49,8 +49,8 @@ fn after_zero() -> Sequence {
 enum Walking {
     /// A batch of the ring, and the place in it.
     Ring(Arc<Batch>, usize),
-    /// A page that it has read of the feed, the place in it, and where the feed is read on.
-    Page(Batch, usize, Cursor),
+    /// A page that it has read of the feed, and the place in it.
+    Page(Batch, usize),
     /// The rows of a round, the last first, and up to where they tell everything.
     Round(Vec<Arc<Notification>>, Sequence),
 }
@@ -102,7 +102,8 @@ pub(super) struct Walker {
     pushes: WatchStream<Option<u64>>,
     /// A read of the feed that is under way.
     catch_up: Option<Reading>,
-    /// Where the feed is read on, if the last page was not the last one.
+    /// The reader of the pages, while the feed is read: where and when it began. It is kept until the last page is walked, also
+    /// if a read fails or a predicate panics in between: a position in the middle says too little.
     reading: Option<Cursor>,
     /// The row of which the filter is being asked for a round. If it is there when the next round is made, its predicate has
     /// panicked.
@@ -206,7 +207,7 @@ impl Walker {
         };
         let (batch, place) = match &mut walking {
             Walking::Ring(batch, place) => (&**batch, place),
-            Walking::Page(batch, place, _) => (&*batch, place),
+            Walking::Page(batch, place) => (&*batch, place),
             Walking::Round(..) => unreachable!("it was handled above"),
         };
         let last = batch.rows.len().min(*place + ROWS_AT_ONCE);
@@ -226,9 +227,7 @@ impl Walker {
         self.cursor = self.cursor.max(to);
         if is_complete {
             self.know(to);
-            self.behind = None;
-        } else if let Walking::Page(.., next) = walking {
-            self.reading = Some(next);
+            (self.behind, self.reading) = (None, None);
         }
         Step::End
     }
@@ -249,7 +248,7 @@ impl Walker {
         }
         // The tail has read up to its position before, so whatever is read now reaches as far.
         self.behind.get_or_insert(self.shared.ring.position());
-        let from = self.reading.take().unwrap_or(self.cursor.into());
+        let from = self.reading.map_or(self.cursor.into(), |reading| reading.at(self.cursor));
         self.catch_up = Some(Reading(tokio::spawn(read(Arc::clone(&self.shared), from))));
     }
 
@@ -323,11 +322,12 @@ impl Walker {
     fn receive(&mut self, read: Result<(Batch, Cursor)>) -> Result<(), Interruption> {
         match read {
             Ok((batch, next)) => {
-                self.walking = Some(Walking::Page(batch, 0, next));
+                self.reading = Some(next);
+                self.walking = Some(Walking::Page(batch, 0));
                 Ok(())
             }
             Err(Error::Expired { horizon }) => {
-                (self.cursor, self.known) = (Sequence::ZERO, Sequence::ZERO);
+                (self.cursor, self.known, self.reading) = (Sequence::ZERO, Sequence::ZERO, None);
                 self.before.clear();
                 Err(Interruption::Expired { horizon })
             }

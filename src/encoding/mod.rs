@@ -7,7 +7,7 @@ mod counters;
 mod sequence;
 mod value;
 
-pub use counters::{COUNTERS_LEN, Counters};
+pub use counters::{COUNTERS_LEN, Counters, Tally};
 pub(crate) use value::{Reader, versionstamped};
 
 pub(crate) use crate::sequence::STAMP_LEN;

@@ -16,7 +16,7 @@ use serde::Serialize;
 use tokio::task::JoinSet;
 
 use super::GroupBatch;
-use crate::{encoding::Sequence, env::Env, keys::ShardId, lease::Stop};
+use crate::{encoding::Sequence, env::Env, error::panic_text, keys::ShardId, lease::Stop};
 
 /// What an observer returns of a batch: why it failed, in its own terms.
 pub type ObserverResult = Result<(), Box<dyn StdError + Send + Sync>>;
@@ -182,7 +182,7 @@ impl<R: Send + Sync + 'static, O: Observer<R>> Session<R, O> {
         match work.await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => Err(Failure { text: chain(&*error), is_panic: false }),
-            Err(panic) => Err(Failure { text: format!("panic: {}", message(&*panic)), is_panic: true }),
+            Err(panic) => Err(Failure { text: format!("panic: {}", panic_text(&*panic)), is_panic: true }),
         }
     }
 
@@ -239,13 +239,4 @@ pub(super) fn chain(error: &(dyn StdError + 'static)) -> String {
         source = error.source();
     }
     text
-}
-
-/// What a panic says.
-fn message(panic: &(dyn std::any::Any + Send)) -> &str {
-    panic
-        .downcast_ref::<String>()
-        .map(String::as_str)
-        .or_else(|| panic.downcast_ref::<&str>().copied())
-        .unwrap_or("of no text")
 }

@@ -3,7 +3,10 @@
 //! CouchDB's `ken` and `fabric2_index` do this from memory: what was to be built is lost with the process. Here it is told
 //! again, because the cursor of the trigger stays before it.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::{BTreeSet, HashSet},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 use futures_util::{FutureExt, future::BoxFuture};
 
@@ -12,6 +15,7 @@ use super::{
     trigger::{self, Kind, Trigger, TriggerJob, TriggerOptions, Work},
 };
 use crate::{
+    context::Context,
     dispatcher::{Delivery, Dispatcher},
     error::Result,
     event::{Db, DdocId, EventKind},
@@ -60,8 +64,44 @@ impl Work for Wanted {
     }
 }
 
+/// The most databases that are known to be marked. When there are more, all are forgotten, and looked up once more.
+const KNOWN_MAX: usize = 10_000;
+
 /// A trigger that has indexes built.
-struct Indexing<J>(J);
+///
+/// Each database that is built is marked in the store before, and no more once the job knows that it is gone. What is known
+/// to be marked need not be looked up again, so that a build costs nothing more than itself.
+struct Indexing<J> {
+    /// What the roles share.
+    context: Arc<Context>,
+    /// The build.
+    job: J,
+    /// Databases that are marked, and no other instance of their names.
+    known: Mutex<HashSet<Db>>,
+}
+
+impl<J: TriggerJob<IndexBuild>> Indexing<J> {
+    /// The databases that are known to be marked. Nothing is done under the lock that could be left half done.
+    fn known(&self) -> MutexGuard<'_, HashSet<Db>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Marks `db`, after the job was told of other instances of its name that they are gone.
+    async fn mark(&self, cursor: &OpenCursor, db: &Db) -> TaskResult {
+        if self.known().contains(db) {
+            return Ok(());
+        }
+        if !trigger::end_replaced(&self.context, &self.job, cursor, Some(db), &db.name).await? {
+            cursor.mark(db).await?;
+        }
+        let mut known = self.known();
+        if known.len() >= KNOWN_MAX {
+            known.clear();
+        }
+        known.insert(db.clone());
+        Ok(())
+    }
+}
 
 impl<J: TriggerJob<IndexBuild>> Kind for Indexing<J> {
     type Work = Wanted;
@@ -74,23 +114,38 @@ impl<J: TriggerJob<IndexBuild>> Kind for Indexing<J> {
         let news = delivery.news().kinds();
         let is_fresh = news.contains(EventKind::Created);
         let has_docs = is_fresh || news.contains(EventKind::Updated);
-        let ddocs = if has_docs || ids.is_empty() { IndexDdocs::All } else { IndexDdocs::Only(ids) };
+        let ddocs = if has_docs || ids.is_empty() || delivery.may_be_any_ddoc() {
+            IndexDdocs::All
+        } else {
+            IndexDdocs::Only(ids)
+        };
         Wanted { ddocs, is_fresh }
     }
 
     fn run(
         self: Arc<Self>,
-        _: OpenCursor,
+        cursor: OpenCursor,
         db: Db,
         work: Wanted,
         attempt: u32,
     ) -> BoxFuture<'static, TaskResult> {
         let Wanted { ddocs, is_fresh } = work;
-        async move { self.0.run(IndexBuild { db, ddocs, is_fresh, attempt }).await }.boxed()
+        async move {
+            self.mark(&cursor, &db).await?;
+            self.job.run(IndexBuild { db, ddocs, is_fresh, attempt }).await
+        }
+        .boxed()
     }
 
-    fn deleted(self: Arc<Self>, _: OpenCursor, db: Db) -> BoxFuture<'static, TaskResult> {
-        async move { self.0.deleted(db).await }.boxed()
+    fn deleted(self: Arc<Self>, cursor: OpenCursor, db: Db) -> BoxFuture<'static, TaskResult> {
+        async move {
+            self.job.deleted(db.clone()).await?;
+            self.known().remove(&db);
+            cursor.unmark(&db).await?;
+            trigger::end_replaced(&self.context, &self.job, &cursor, None, &db.name).await?;
+            Ok(())
+        }
+        .boxed()
     }
 }
 
@@ -98,8 +153,9 @@ impl<J: TriggerJob<IndexBuild>> Kind for Indexing<J> {
 /// their design documents were. When it is started for the first time, all databases need it.
 ///
 /// What is needed is gathered per database for [`TriggerOptions::debounce`], and built once. A database that is created anew
-/// is built afresh; the build of one that is deleted is cancelled. No build is lost: after a restart, whatever was not done
-/// is begun again.
+/// is built afresh; the build of one that is deleted is cancelled, and [`TriggerJob::deleted`] is called. No build is lost:
+/// after a restart, whatever was not done is begun again. Nor is a deletion, however long ago: which databases were built is
+/// kept with the cursor.
 ///
 /// Fails with [`Error::Invalid`](crate::Error::Invalid) if an option is out of its limits.
 ///
@@ -130,5 +186,6 @@ pub async fn index_trigger(
     options: TriggerOptions,
     job: impl TriggerJob<IndexBuild>,
 ) -> Result<Trigger> {
-    trigger::start(dispatcher, options, Indexing(job)).await
+    let context = Arc::clone(dispatcher.context());
+    trigger::start(dispatcher, options, Indexing { context, job, known: Mutex::default() }).await
 }

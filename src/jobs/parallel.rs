@@ -40,7 +40,7 @@ use crate::{
 const ROWS_HELD_MAX: usize = 100_000;
 
 /// What the work of a task returns: why it failed, in its own terms.
-pub type TaskResult = std::result::Result<(), Box<dyn StdError + Send + Sync>>;
+pub type TaskResult<T = ()> = std::result::Result<T, Box<dyn StdError + Send + Sync>>;
 
 /// How a parallel job works.
 #[derive(Debug, Clone, PartialEq, Eq)]

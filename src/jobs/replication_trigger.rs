@@ -17,11 +17,10 @@ use crate::{
     dispatcher::{Delivery, Dispatcher},
     encoding::Sequence,
     error::Result,
-    event::{Db, DbName},
+    event::Db,
     feed::{Cursor, Feed, FeedPage},
     keys::FeedId,
     named_cursor::{OpenCursor, ScanMark},
-    notification_feed::NotificationFeed,
 };
 
 /// A scan of the changes of a database, from the last seen sequence on.
@@ -102,26 +101,6 @@ struct Scanning<J> {
     job: J,
 }
 
-impl<J: TriggerJob<Scan>> Scanning<J> {
-    /// Tells of all instances of the database `name` that were scanned that they are gone, but of the one that lives. A row
-    /// tells of one that was replaced: of several, only these marks know.
-    async fn end_replaced(&self, cursor: &OpenCursor, living: Option<&Db>, name: &DbName) -> TaskResult {
-        let mut scanned = cursor.scanned_as(name).await?;
-        scanned.retain(|db| Some(db) != living);
-        if scanned.is_empty() {
-            return Ok(());
-        }
-        let feed = NotificationFeed::new(Arc::clone(&self.context), self.context.feed.clone());
-        let row = feed.newest(name).await?.filter(|row| !row.is_deleted());
-        scanned.retain(|db| row.as_ref().is_none_or(|row| row.instance != db.instance));
-        for db in scanned {
-            self.job.deleted(db.clone()).await?;
-            cursor.forget_scan(&db).await?;
-        }
-        Ok(())
-    }
-}
-
 impl<J: TriggerJob<Scan>> Kind for Scanning<J> {
     type Work = Wanted;
 
@@ -139,7 +118,7 @@ impl<J: TriggerJob<Scan>> Kind for Scanning<J> {
         attempt: u32,
     ) -> BoxFuture<'static, TaskResult> {
         async move {
-            self.end_replaced(&cursor, Some(&db), &db.name).await?;
+            trigger::end_replaced(&self.context, &self.job, &cursor, Some(&db), &db.name).await?;
             let mark = cursor.begin_scan(&db).await?;
             let since = mark.position;
             let read_to = Arc::new(Mutex::new(since));
@@ -164,8 +143,9 @@ impl<J: TriggerJob<Scan>> Kind for Scanning<J> {
     fn deleted(self: Arc<Self>, cursor: OpenCursor, db: Db) -> BoxFuture<'static, TaskResult> {
         async move {
             self.job.deleted(db.clone()).await?;
-            cursor.forget_scan(&db).await?;
-            self.end_replaced(&cursor, None, &db.name).await
+            cursor.unmark(&db).await?;
+            trigger::end_replaced(&self.context, &self.job, &cursor, None, &db.name).await?;
+            Ok(())
         }
         .boxed()
     }

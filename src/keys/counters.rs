@@ -6,7 +6,7 @@ use foundationdb_tuple::Element;
 
 use super::{Keys, Partition, family};
 use crate::{
-    encoding::{Counters, Reader, Versionstamp, versionstamped},
+    encoding::{Reader, Tally, Versionstamp, versionstamped},
     error::{Error, Result},
     event::{Db, DbInstance, DbName, DdocId},
     store::{KeyRange, Row},
@@ -23,7 +23,7 @@ mod part {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum DrainKey {
     /// So many events were recorded.
-    Counters(Counters),
+    Counters(Tally),
     /// The last transaction that recorded an event.
     LastUpdate(Versionstamp),
     /// A design document was changed.
@@ -104,7 +104,7 @@ impl Keys {
         }
         let instance = instance[..].try_into().map_err(|_| corrupt("the instance has not 16 bytes"))?;
         let says = match (part, &last) {
-            (part::COUNTERS, Element::Int(_)) => DrainKey::Counters(Counters::from_bytes(&value)?),
+            (part::COUNTERS, Element::Int(_)) => DrainKey::Counters(Tally::from_bytes(&value)?),
             (part::LAST_UPDATE, Element::Int(_)) => {
                 let mut reader = Reader::new("last update", &value);
                 let stamp = reader.take(10)?.try_into().expect("10 bytes were taken");
@@ -132,6 +132,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::encoding::Counters;
 
     fn db(name: &str, instance: u8) -> Db {
         Db::new(DbName::new(name).unwrap(), DbInstance([instance; 16]))
@@ -169,7 +170,7 @@ mod tests {
             let keys = Keys::new(b"").unwrap();
             let db = Db::new(DbName::new(&name).unwrap(), DbInstance(instance));
             let id = DdocId::new(&id).unwrap();
-            let counters = Counters { updated: 3, ..Counters::ZERO };
+            let counters = Tally { counters: Counters { ddoc_updated: 3, ..Counters::ZERO }, named: 2 };
             for (key, value, says) in [
                 (keys.counters(Partition(partition), &db, slot), counters.to_bytes().to_vec(), DrainKey::Counters(counters)),
                 (keys.last_update(Partition(partition), &db, slot), vec![4; 10], DrainKey::LastUpdate(Versionstamp([4; 10]))),

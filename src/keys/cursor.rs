@@ -1,4 +1,5 @@
-//! Family 16: how far a durable subscriber has come, and how far the scans of a trigger have come in each database.
+//! Family 16: how far a durable subscriber has come, and how far the scans of a trigger have come in each database. A trigger whose
+//! jobs keep no position of theirs marks the databases that it has worked on in the same way.
 
 use std::{fmt, sync::Arc};
 

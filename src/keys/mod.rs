@@ -6,7 +6,7 @@
 //! | no. | family | key after the number | value | lifetime |
 //! |---|---|---|---|---|
 //! | 0 | config | | format, partitions, incarnation | as long as the bus |
-//! | 1 | counters | partition, name, instance, 0, slot | 4 lanes × 8 bytes, little-endian | from an event to its fold |
+//! | 1 | counters | partition, name, instance, 0, slot | 4 lanes × 8 bytes, little-endian; in the last one, how many have a ddoc id | from an event to its fold |
 //! | 1 | last update | partition, name, instance, 1, slot | versionstamp | from an event to its fold |
 //! | 1 | pending ddoc | partition, name, instance, 2, ddoc id | versionstamp | from an event to its fold |
 //! | 2 | doorbell | partition | 8 bytes, little-endian | as long as the bus |
@@ -16,7 +16,7 @@
 //! | 6 | head | feed, shard | versionstamp of the last append | as long as the shard |
 //! | 7 | topology | feed, incarnation, versionstamp | closed, token, scheme and shard ids | as long as a shard of it has rows |
 //! | 8 | horizon | feed | sequence | as long as the feed, once rows were dropped |
-//! | 9 | ddoc | name, instance, ddoc id | sequence | as long as the database |
+//! | 9 | ddoc | name, instance, ddoc id or nothing | sequence | as long as the database |
 //! | 10 | node | cell, 0, node id | beat, token, start | as long as the node lives |
 //! | 10 | roles | cell, 1, node id | roles | as long as the node lives |
 //! | 11 | lease | cell, pool, resource, 0 | epoch, owner | as long as the resource |
@@ -31,7 +31,7 @@
 //! | 14 | lease changes | cell | 8 bytes, little-endian | as long as the bus |
 //! | 15 | pulse | feed, 0 to 7 | versionstamp of the last append or reshard that moved it | as long as the feed |
 //! | 16 | cursor | node or nothing, cursor, 0 | token, sequence | until deleted |
-//! | 16 | scan | node or nothing, cursor, 1, name, instance | token, sequence | until the trigger knows that the database is gone |
+//! | 16 | scan | node or nothing, cursor, 1, name, instance | token, sequence; zero for a build | until the trigger knows that the database is gone |
 //! | 17 | name | name | none: nothing is stored here, transactions that decide what a name stands for meet here | never |
 //!
 //! Three families share number 1, so that a notifier reads all that waits for it in one range; the number after the

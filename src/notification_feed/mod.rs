@@ -20,6 +20,15 @@ pub type NotificationFeed = Feed<Notification>;
 /// began, until one has no more after it.
 pub type NotificationPage = FeedPage<Notification>;
 
+/// Design documents of a database that have changed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ChangedDdocs {
+    /// Those whose ids producers have recorded, in their order, each with the sequence of the notification that last told of it.
+    pub ids: Vec<(DdocId, Sequence)>,
+    /// The sequence of the last notification that told of one whose id was not recorded: it may be any.
+    pub nameless: Option<Sequence>,
+}
+
 impl FeedRow for Notification {
     fn from_stored(sequence: Sequence, bytes: &[u8]) -> Result<Self> {
         Self::from_bytes(sequence, bytes)
@@ -47,19 +56,20 @@ impl NotificationFeed {
         self.context.db.run(read).await
     }
 
-    /// The design documents of `db` that were written or deleted after `since`, as far as producers have recorded their ids
-    /// and notifiers have told of them, each with the sequence of the notification. None of a database that is deleted.
-    pub async fn ddocs(&self, db: &Db, since: Sequence) -> Result<Vec<(DdocId, Sequence)>> {
+    /// The design documents of `db` that were written or deleted after `since`, as far as notifiers have told of them. None of
+    /// a database that is deleted.
+    pub async fn ddocs(&self, db: &Db, since: Sequence) -> Result<ChangedDdocs> {
         let Context { db: store, keys, .. } = &*self.context;
         store
             .run(async |tx| {
                 let mut pages = tx.pages(RangeRead::new(keys.ddocs(db)), Isolation::Snapshot);
-                let mut found = Vec::new();
+                let mut found = ChangedDdocs::default();
                 while let Some(rows) = pages.next().await? {
                     for row in &rows {
-                        let (id, told) = keys.ddoc_row(row)?;
-                        if told > since {
-                            found.push((id, told));
+                        match keys.ddoc_row(row)? {
+                            (_, told) if told <= since => {}
+                            (Some(id), told) => found.ids.push((id, told)),
+                            (None, told) => found.nameless = Some(told),
                         }
                     }
                 }

@@ -3,7 +3,7 @@
 
 use crate::{
     bugs::{Bug, is_on},
-    encoding::{Counters, Sequence, Versionstamp},
+    encoding::{Counters, Sequence, Tally, Versionstamp},
     event::{DbInstance, DbName, EventKind, Kinds},
     notification::{DRAFT, Notification, Replaced},
 };
@@ -12,7 +12,7 @@ use crate::{
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Observed {
     /// The events of all its slots.
-    pub counters: Counters,
+    pub tally: Tally,
     /// Whether the id of a changed design document waits.
     pub has_ddocs: bool,
     /// The newest transaction that recorded an event, if recorded.
@@ -23,12 +23,12 @@ impl Observed {
     /// The kinds of events that were observed.
     fn kinds(&self) -> Kinds {
         let ddocs = if self.has_ddocs { EventKind::DdocUpdated.into() } else { Kinds::NONE };
-        Kinds::counted(&self.counters) | ddocs
+        Kinds::counted(&self.tally.counters) | ddocs
     }
 
     /// Whether the instance was deleted.
     fn is_deleted(&self) -> bool {
-        self.counters.deleted > 0
+        self.tally.counters.deleted > 0
     }
 }
 
@@ -65,12 +65,14 @@ pub(super) fn fold(
         row.as_mut().expect("the present instance has a row").add(&events);
     }
 
-    others.sort_by_key(|(instance, events)| (!events.is_deleted(), events.counters.created > 0, *instance));
+    others.sort_by_key(|(instance, events)| {
+        (!events.is_deleted(), events.tally.counters.created > 0, *instance)
+    });
     for (instance, events) in others {
         let lives = row.as_ref().is_some_and(|draft| draft.row.deleted_at.is_none());
-        let replaced_before = known && (events.counters.created == 0 || (events.is_deleted() && lives));
+        let replaced_before = known && (events.tally.counters.created == 0 || (events.is_deleted() && lives));
         if replaced_before {
-            stale += events.counters;
+            stale += events.tally.counters;
             continue;
         }
         kinds |= events.kinds();
@@ -128,7 +130,7 @@ impl Draft {
         if is_on(Bug::TotalsNotAdded) {
             self.row.totals = Counters::ZERO;
         }
-        self.row.totals += events.counters;
+        self.row.totals += events.tally.counters;
         // What is folded now is newer, even where a move to another store has made its stamps smaller.
         self.row.versionstamp = events.versionstamp.or(self.row.versionstamp);
     }
@@ -162,7 +164,8 @@ mod tests {
     }
 
     fn events(created: u64, deleted: u64, updated: u64, ddoc_updated: u64) -> Observed {
-        Observed { counters: Counters { created, deleted, updated, ddoc_updated }, ..Observed::default() }
+        let counters = Counters { created, deleted, updated, ddoc_updated };
+        Observed { tally: counters.into(), ..Observed::default() }
     }
 
     fn at(version: u64) -> Sequence {
@@ -248,10 +251,14 @@ mod tests {
         let (first, _) = step(None, vec![(B, events(1, 0, 0, 0))], 1);
         let late = events(0, 1, 2, 0);
         let (row, stale) = step(first.as_ref(), vec![(A, late.clone())], 2);
-        assert_eq!((row, stale), (None, late.counters));
+        assert_eq!((row, stale), (None, late.tally.counters));
         let unseen = events(1, 1, 0, 0);
         let (row, stale) = step(first.as_ref(), vec![(A, unseen.clone())], 2);
-        assert_eq!((row, stale), (None, unseen.counters), "it must have been replaced by the one that lives");
+        assert_eq!(
+            (row, stale),
+            (None, unseen.tally.counters),
+            "it must have been replaced by the one that lives"
+        );
     }
 
     #[test]

@@ -102,7 +102,7 @@ impl Drain {
     pub fn total(&self) -> Counters {
         let mut total = Counters::ZERO;
         for observed in self.names.iter().flat_map(|(_, waiting)| waiting.observed.values()) {
-            total += observed.counters;
+            total += observed.tally.counters;
         }
         total
     }
@@ -135,7 +135,7 @@ impl Waiting {
     fn push(&mut self, row: DrainRow) {
         let observed = self.observed.entry(row.db.instance).or_default();
         match &row.says {
-            DrainKey::Counters(counters) => observed.counters += *counters,
+            DrainKey::Counters(tally) => observed.tally += *tally,
             DrainKey::LastUpdate(stamp) => {
                 observed.versionstamp = observed.versionstamp.max(Some(*stamp));
             }
@@ -147,13 +147,20 @@ impl Waiting {
         self.rows.push(row);
     }
 
+    /// The design documents of `db` that were changed; a change without an id as one.
+    pub fn ddocs_of(&self, db: &Db) -> impl Iterator<Item = Option<&DdocId>> {
+        let nameless = self.observed.get(&db.instance).is_some_and(|observed| observed.tally.has_nameless());
+        let named = self.ddocs.iter().filter(move |(of, _)| of == db).map(|(_, id)| Some(id));
+        nameless.then_some(None).into_iter().chain(named)
+    }
+
     /// Subtracts exactly what was read. What producers add meanwhile stays, and none of them is made to retry.
     pub fn subtract(&self, tx: &Transaction) {
         for row in &self.rows {
             match &row.says {
                 DrainKey::Counters(_) if is_on(Bug::CountersCleared) => tx.clear(&row.key),
-                DrainKey::Counters(counters) => {
-                    tx.atomic(AtomicOp::Add, &row.key, &counters.to_negative_bytes());
+                DrainKey::Counters(tally) => {
+                    tx.atomic(AtomicOp::Add, &row.key, &tally.to_negative_bytes());
                     if !is_on(Bug::CompareAndClearLeftOut) {
                         tx.atomic(AtomicOp::CompareAndClear, &row.key, &[0; COUNTERS_LEN]);
                     }

@@ -125,13 +125,13 @@ impl Folder<'_> {
             drain.names.iter().map(|(name, _)| feed.newest_of(tx, &topology, name.as_str().as_bytes()));
         let present = try_join_all(present).await?;
         let mut writer = FeedWriter::new(tx, feed, &topology);
-        for ((name, mut waiting), present) in drain.names.into_iter().zip(present) {
+        for ((name, waiting), present) in drain.names.into_iter().zip(present) {
             waiting.subtract(tx);
             let previous = present.as_ref().map(|row| row.sequence);
             let present =
                 present.map(|row| Notification::from_bytes(row.sequence, &row.value)).transpose()?;
             let before = present.as_ref().map(Notification::db);
-            let observed = std::mem::take(&mut waiting.observed).into_iter().collect();
+            let observed = waiting.observed.clone().into_iter().collect();
             let folded = algorithm::fold(&name, present, observed, self.context.env().wall_ms());
             done.stale += folded.stale;
             let Some(row) = folded.row else { continue };
@@ -141,10 +141,10 @@ impl Folder<'_> {
             if let Some(before) = gone.filter(|_| !is_on(Bug::DdocsLeft)) {
                 tx.clear_range(&keys.ddocs(&before));
             }
-            let lives = !row.is_deleted();
-            for (db, id) in waiting.ddocs.iter().filter(|(db, _)| lives && db.instance == row.instance) {
+            let db = row.db();
+            for id in waiting.ddocs_of(&db).filter(|_| !row.is_deleted()) {
                 let told = sequence_operand(config.incarnation, order);
-                tx.atomic(AtomicOp::SetVersionstampedValue, &keys.ddoc(db, id), &told);
+                tx.atomic(AtomicOp::SetVersionstampedValue, &keys.ddoc(&db, id), &told);
             }
         }
         done.rows = writer.finish();

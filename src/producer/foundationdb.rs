@@ -8,14 +8,14 @@
 use ::foundationdb::{RetryableTransaction, Transaction, options::MutationType};
 
 use super::{EventTarget, Receipt};
-use crate::encoding::Counters;
+use crate::encoding::Tally;
 
 /// A raw transaction. The caller rings the [`Receipt`] after its commit.
 impl EventTarget for Transaction {
     type Receipt = Receipt;
 
-    fn add(&self, key: Vec<u8>, counters: &Counters) {
-        self.atomic_op(&key, &counters.to_bytes(), MutationType::Add);
+    fn add(&self, key: Vec<u8>, tally: &Tally) {
+        self.atomic_op(&key, &tally.to_bytes(), MutationType::Add);
     }
 
     fn set_versionstamped_value(&self, key: &[u8], operand: &[u8]) {
@@ -35,8 +35,8 @@ impl EventTarget for Transaction {
 impl EventTarget for RetryableTransaction {
     type Receipt = Receipt;
 
-    fn add(&self, key: Vec<u8>, counters: &Counters) {
-        EventTarget::add(&**self, key, counters);
+    fn add(&self, key: Vec<u8>, tally: &Tally) {
+        EventTarget::add(&**self, key, tally);
     }
 
     fn set_versionstamped_value(&self, key: &[u8], operand: &[u8]) {

@@ -16,7 +16,7 @@ pub use target::{EventTarget, Receipt};
 
 use crate::{
     context::Context,
-    encoding::Counters,
+    encoding::{Counters, Tally},
     error::{Error, Result},
     event::{Db, DdocId, EventKind},
     keys::{Partition, stamp_operand},
@@ -81,32 +81,34 @@ impl Producer {
 
     /// Records that `db` was created in this transaction.
     pub fn created<T: EventTarget>(&self, transaction: &T, db: &Db) -> T::Receipt {
-        self.add(transaction, db, &EventKind::Created.once())
+        self.add(transaction, db, &EventKind::Created.once().into())
     }
 
     /// Records that `db` was deleted in this transaction.
     pub fn deleted<T: EventTarget>(&self, transaction: &T, db: &Db) -> T::Receipt {
-        self.add(transaction, db, &EventKind::Deleted.once())
+        self.add(transaction, db, &EventKind::Deleted.once().into())
     }
 
     /// Records that something in `db` changed in this transaction, other than a design document.
     pub fn updated<T: EventTarget>(&self, transaction: &T, db: &Db) -> T::Receipt {
-        self.add(transaction, db, &EventKind::Updated.once())
+        self.add(transaction, db, &EventKind::Updated.once().into())
     }
 
     /// Records that a design document of `db` was written or deleted in this transaction. With its id, a reader of
-    /// [`NotificationFeed::ddocs`](crate::NotificationFeed::ddocs) is told which.
+    /// [`NotificationFeed::ddocs`](crate::NotificationFeed::ddocs) is told which; without one it may be any, and whoever wants
+    /// one of them is told.
     pub fn ddoc_updated<T: EventTarget>(&self, transaction: &T, db: &Db, id: Option<&DdocId>) -> T::Receipt {
+        let tally = Tally { counters: EventKind::DdocUpdated.once(), named: id.is_some().into() };
         if let Some(id) = id {
             let partition = Partition::of(db.name.as_str(), self.context.config.partitions);
             let key = self.context.keys.pending_ddoc(partition, db, id);
             transaction.set_versionstamped_value(&key, &stamp_operand());
         }
-        self.add(transaction, db, &EventKind::DdocUpdated.once())
+        self.add(transaction, db, &tally)
     }
 
     /// Records `counters` of `db` at once: one `ADD`, however many events they are. For imports, and for callers that
-    /// gather the events of a transaction by themselves. Fails with [`Error::Invalid`] if there are more than 2^32 − 1 of a
+    /// gather the events of a transaction by themselves. Those of design documents are without ids. Fails with [`Error::Invalid`] if there are more than 2^32 − 1 of a
     /// kind, which a lane cannot hold; nothing is recorded then.
     pub fn record_all<T: EventTarget>(
         &self,
@@ -120,15 +122,15 @@ impl Producer {
                 format!("{lane} events of a kind are more than a lane can hold"),
             ));
         }
-        Ok(self.add(transaction, db, counters))
+        Ok(self.add(transaction, db, &Tally::from(*counters)))
     }
 
     /// Adds to the counters of `db`.
-    fn add<T: EventTarget>(&self, transaction: &T, db: &Db, counters: &Counters) -> T::Receipt {
+    fn add<T: EventTarget>(&self, transaction: &T, db: &Db, tally: &Tally) -> T::Receipt {
         let Context { keys, config, .. } = &*self.context;
         let partition = Partition::of(db.name.as_str(), config.partitions);
         let slot = (transaction.spread() % u64::from(self.options.slots)) as u16;
-        transaction.add(keys.counters(partition, db, slot), counters);
+        transaction.add(keys.counters(partition, db, slot), tally);
         if self.options.record_versionstamps {
             transaction.set_versionstamped_value(&keys.last_update(partition, db, slot), &stamp_operand());
         }

@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use crate::{
     context::Context,
-    encoding::Counters,
+    encoding::Tally,
     keys::Partition,
     store::{AfterCommit, Transaction},
 };
@@ -17,8 +17,8 @@ pub trait EventTarget {
     /// What the caller gets: nothing where the commit rings by itself, a [`Receipt`] where the caller has to.
     type Receipt;
 
-    /// Applies `ADD` with the counters to `key`.
-    fn add(&self, key: Vec<u8>, counters: &Counters);
+    /// Applies `ADD` with [`Tally::to_bytes`] to `key`.
+    fn add(&self, key: Vec<u8>, tally: &Tally);
 
     /// Applies `SET_VERSIONSTAMPED_VALUE` with `operand` to `key`.
     fn set_versionstamped_value(&self, key: &[u8], operand: &[u8]);
@@ -36,8 +36,8 @@ pub trait EventTarget {
 impl EventTarget for Transaction {
     type Receipt = ();
 
-    fn add(&self, key: Vec<u8>, counters: &Counters) {
-        self.add_merged(Bytes::from(key), counters);
+    fn add(&self, key: Vec<u8>, tally: &Tally) {
+        self.add_merged(Bytes::from(key), tally);
     }
 
     fn set_versionstamped_value(&self, key: &[u8], operand: &[u8]) {

@@ -15,7 +15,7 @@ use super::{
     mutation::Mutation,
 };
 use crate::{
-    encoding::{Counters, Versionstamp},
+    encoding::{Tally, Versionstamp},
     error::{Error, Result},
 };
 
@@ -75,7 +75,7 @@ pub(crate) trait AfterCommit: Send + Sync {
 #[derive(Default)]
 struct Held {
     /// Keys and the counters to add to each.
-    additions: BTreeMap<Bytes, Counters>,
+    additions: BTreeMap<Bytes, Tally>,
     /// Keys whose values get the versionstamp, each with the operand.
     stamps: BTreeMap<Bytes, Bytes>,
     /// By feed, the ids that have got a row, each with the place of its row among those of the feed in this transaction.
@@ -232,10 +232,10 @@ impl Transaction {
         Ok(())
     }
 
-    /// Adds `counters` to those at `key` with the commit. However often it is called for one key, the commit has one `ADD`
+    /// Adds `tally` to the counters at `key` with the commit. However often it is called for one key, the commit has one `ADD`
     /// for it. Reads of this transaction do not see it.
-    pub(crate) fn add_merged(&self, key: Bytes, counters: &Counters) {
-        *self.held().additions.entry(key).or_default() += *counters;
+    pub(crate) fn add_merged(&self, key: Bytes, tally: &Tally) {
+        *self.held().additions.entry(key).or_default() += *tally;
     }
 
     /// Sets the value at `key` with the commit to `operand`, in which the versionstamp replaces 10 bytes. However often it

@@ -6,7 +6,8 @@
 use std::{sync::Arc, time::Duration};
 
 use notibus::{
-    Bus, BusOptions, Counters, Cursor, Db, DbInstance, Notification, NotifierOptions, Sequence,
+    Bus, BusOptions, Counters, Cursor, Db, DbInstance, JanitorOptions, Notification, NotifierOptions,
+    Sequence,
     store::{Database, Isolation, KeyRange, RangeRead},
 };
 
@@ -52,6 +53,12 @@ pub fn eager() -> NotifierOptions {
 /// A notifier that folds at once, and only when it is told to.
 pub fn unpolled() -> NotifierOptions {
     NotifierOptions { poll_interval: NEVER, ..eager() }
+}
+
+/// A janitor that soon drops tombstones.
+pub fn forgetful() -> JanitorOptions {
+    let (interval, tombstone_retention) = (Duration::from_secs(1), Duration::from_secs(10));
+    JanitorOptions { interval, tombstone_retention, ..JanitorOptions::default() }
 }
 
 /// Commits `lanes` of `db`.

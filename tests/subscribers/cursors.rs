@@ -218,3 +218,20 @@ async fn random_restarts_miss_nothing() {
         }
     }
 }
+
+/// Nor has one that has panicked on it, and is told to end before it was made anew.
+#[tokio::test(start_paused = true)]
+async fn what_a_listener_has_panicked_on_is_not_put_down_when_it_ends() {
+    for filter in [Filter::all(), Filter::name("panic").unwrap()] {
+        let world = World::new().await;
+        let cursor = world.bus.cursor("broken").unwrap();
+        let durable = world.dispatcher.subscribe(filter).durable(&cursor).await.unwrap();
+        let hour = Duration::from_hours(1);
+        let (factory, _calls) = crate::listeners::tellers();
+        let handle = durable.listener(factory).backoff(hour, hour).unwrap().start().unwrap();
+        let sequence = world.event(&db("panic", 1), EventKind::Created).await;
+        until("the panic", async || world.bus.stats().listener_panics == 1).await;
+        assert_eq!(within("its end", handle.stop()).await, StopReason::Shutdown);
+        assert!(cursor.position().await.unwrap().unwrap() < sequence);
+    }
+}

@@ -1,21 +1,17 @@
 //! The cache of the example `ddoc_cache`: no stale read after commit and delivery, and right again after it has expired.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
-    time::Duration,
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
 use notibus::{
-    Bus, Db, DdocId, Dispatcher, DispatcherOptions, EventKind, JanitorOptions, Notifier, StopReason,
-    store::Database,
+    Bus, Db, DdocId, Dispatcher, DispatcherOptions, EventKind, Notifier, StopReason, store::Database,
 };
 
 use crate::{
     cache::{DdocCache, key},
-    common::{self, db, eager, until, wide_bus},
+    common::{self, db, eager, forgetful, until, wide_bus},
 };
 
 /// A layer with a cache.
@@ -97,6 +93,22 @@ async fn a_change_is_seen_once_it_is_delivered_and_what_has_not_changed_stays_in
     let at = layer.write(&a, &y, Some(3), false).await;
     until("the delivery", async || layer.cache.position() >= at).await;
     assert_eq!(layer.read(&a, &y).await, Some(3));
+    // Also if it is folded together with one whose id is recorded.
+    layer.read(&a, &x).await;
+    let before = layer.bus.stats().folded.total();
+    let producer = layer.bus.producer();
+    let write = async |tx: notibus::store::Transaction| {
+        for (id, with_id) in [(&x, true), (&y, false)] {
+            tx.set(&key(&a.name, id), &4_u64.to_be_bytes());
+            producer.ddoc_updated(&tx, &a, with_id.then_some(id));
+        }
+        Ok(())
+    };
+    layer.store.run(write).await.unwrap();
+    until("the fold", async || layer.bus.stats().folded.total() > before).await;
+    let at = common::row(&layer.bus, &a).await.unwrap().sequence;
+    until("the delivery", async || layer.cache.position() >= at).await;
+    assert_eq!((layer.read(&a, &x).await, layer.read(&a, &y).await), (Some(4), Some(4)));
 }
 
 /// On real threads: while readers read without a pause, a read that begins after the delivery of a change never returns
@@ -157,12 +169,7 @@ async fn the_cache_recovers_from_having_expired() {
         })
         .await
         .unwrap();
-    let options = JanitorOptions {
-        interval: Duration::from_secs(1),
-        tombstone_retention: Duration::from_secs(10),
-        ..JanitorOptions::default()
-    };
-    let _janitor = bus.janitor(options).await.unwrap();
+    let _janitor = bus.janitor(forgetful()).await.unwrap();
     until("the tombstone's end", async || bus.stats().tombstones_dropped == 1).await;
     let read = async |db: &Db| version(cache.get(&db.name, &x).await.unwrap());
     assert_eq!(read(&gone).await, Some(1), "nobody has told it");

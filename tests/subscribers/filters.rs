@@ -5,7 +5,7 @@ use std::time::Duration;
 use notibus::{DdocId, Error, EventKind, Filter, Kinds, Since};
 
 use crate::{
-    common::{db, narrow_bus, record, row_with},
+    common::{db, narrow_bus, record, row_with, until},
     world::{World, drain, kinds, name, next, ready},
 };
 
@@ -115,6 +115,57 @@ async fn a_subscriber_of_one_design_document_is_not_told_of_others() {
     }
 }
 
+/// Commits changes of design documents in one transaction, and waits until the tail has read them.
+async fn fold_together(world: &World, database: &notibus::Db, ids: &[Option<&str>]) {
+    let before = world.bus.stats().folded.total();
+    let producer = world.bus.producer();
+    let ids: Vec<Option<DdocId>> = ids.iter().map(|id| id.map(|id| id.parse().unwrap())).collect();
+    let write = async |tx| {
+        for id in &ids {
+            producer.ddoc_updated(&tx, database, id.as_ref());
+        }
+        Ok(())
+    };
+    world.store.run(write).await.unwrap();
+    until("a fold", async || world.bus.stats().folded.total() > before).await;
+    let row = crate::common::row(&world.bus, database).await.unwrap();
+    until("the tail", async || world.dispatcher.position() >= row.sequence).await;
+}
+
+/// A change without an id may be of any design document. Once, it was lost among those with an id that were folded together
+/// with it: a subscriber of another one was told nothing.
+#[tokio::test(start_paused = true)]
+async fn a_change_without_an_id_reaches_subscribers_of_any_whatever_it_is_folded_with() {
+    for filter in [Filter::prefix("a"), Filter::name("a").unwrap()] {
+        let world = World::new().await;
+        let a = db("a", 1);
+        world.event(&a, EventKind::Created).await;
+        let filter = filter.kinds(EventKind::DdocUpdated.into()).unwrap();
+        let filter = filter.ddocs(["_design/auth".parse().unwrap()]).unwrap();
+        let mut subscription = world.dispatcher.subscribe(filter.clone()).stream();
+        let start = world.dispatcher.position();
+        for others in [&["_design/other"][..], &["_design/x", "_design/y", "_design/x"]] {
+            let mut ids: Vec<_> = others.iter().map(|id| Some(*id)).collect();
+            ids.insert(1, None);
+            fold_together(&world, &a, &ids).await;
+            let told = drain(&mut subscription).await;
+            assert_eq!(told.iter().map(kinds).collect::<Vec<_>>(), [[EventKind::DdocUpdated]], "{others:?}");
+            // However often another one is changed, it was told once.
+            fold_together(&world, &a, &[Some("_design/other"), Some("_design/other")]).await;
+            world.event(&a, EventKind::Updated).await;
+            assert!(drain(&mut subscription).await.is_empty(), "{others:?}");
+        }
+        // Who comes late to another process sees one row for all of it, and each cursor gets what is new to it.
+        let last = world.dispatcher.position();
+        fold_together(&world, &a, &[Some("_design/z")]).await;
+        let other = world.bus.dispatcher(notibus::DispatcherOptions::default()).await.unwrap();
+        let mut late = other.subscribe(filter.clone()).since(Since::After(start)).stream();
+        assert_eq!(drain(&mut late).await.len(), 1);
+        let mut later = other.subscribe(filter).since(Since::After(last)).stream();
+        assert!(drain(&mut later).await.is_empty());
+    }
+}
+
 /// Reads of design documents are for who asks. Once the tail has handed a row out, a subscriber that does not ask costs
 /// nothing of the store.
 #[tokio::test(start_paused = true)]
@@ -147,6 +198,51 @@ async fn who_does_not_ask_for_design_documents_pays_nothing_for_them() {
     assert_eq!(faults.counts().reads, before);
     assert_eq!(next(&mut asks).await.ddocs(), Some(&[][..]));
     assert!(faults.counts().reads > before);
+}
+
+/// Once, a set of exact names was walked for each event of any database, as a pattern is.
+#[tokio::test(start_paused = true)]
+async fn a_set_of_exact_names_is_looked_up() {
+    let options = notibus::DispatcherOptions { ring_rows_max: 1, ..notibus::DispatcherOptions::default() };
+    let world = World::with(options).await;
+    let count = |name: &str| world.dispatcher.subscribers_of(&name.parse().unwrap());
+    let only = |name: &str, kind: EventKind| Filter::name(name).unwrap().kinds(kind.into()).unwrap();
+    let inner = Filter::any([Filter::name("b").unwrap(), Filter::name("c").unwrap()]).unwrap();
+    let set =
+        [only("a", EventKind::Created), only("a", EventKind::Deleted), inner, Filter::name("b").unwrap()];
+    let set = Filter::any(set).unwrap();
+    let mut subscription = world.dispatcher.subscribe(set).skip_when_lagging().stream();
+    assert_eq!(["a", "b", "c", "d"].map(count), [1, 1, 1, 0], "once for each of its names");
+    // Many more rows than the ring holds: who walks it would have to skip.
+    world.events(&["d", "a", "e", "b", "f", "g"], EventKind::Created).await;
+    world.event(&db("a", 1), EventKind::Updated).await;
+    world.events(&["h", "i"], EventKind::Created).await;
+    let told: Vec<_> = drain(&mut subscription)
+        .await
+        .iter()
+        .map(|d| (name(d).to_owned(), d.wanted_by(), kinds(d)))
+        .collect();
+    let expected = [
+        ("a".to_owned(), vec![0], vec![EventKind::Created, EventKind::Updated]),
+        ("b".to_owned(), vec![2, 3], vec![EventKind::Created]),
+    ];
+    assert_eq!(told, expected);
+    world.event(&db("a", 1), EventKind::Updated).await;
+    assert!(drain(&mut subscription).await.is_empty(), "no filter wants that of it");
+    world.event(&db("a", 1), EventKind::Deleted).await;
+    assert_eq!(next(&mut subscription).await.wanted_by(), [1]);
+    // Registered again, with a set and without one.
+    let other = Filter::any([Filter::name("c").unwrap(), Filter::name("d").unwrap()]).unwrap();
+    subscription.replace(other);
+    assert_eq!(["a", "b", "c", "d"].map(count), [0, 0, 1, 1], "no stale interest is left");
+    world.events(&["a", "b", "c", "d"], EventKind::Updated).await;
+    assert_eq!(crate::world::names(&drain(&mut subscription).await), ["c", "d"].into());
+    subscription.replace(Filter::any([Filter::name("e").unwrap(), Filter::prefix("f")]).unwrap());
+    assert_eq!(["c", "d", "e"].map(count), [0, 0, 0], "a set with a pattern is walked");
+    subscription.replace(Filter::name("e").unwrap());
+    assert_eq!(count("e"), 1);
+    drop(subscription);
+    assert_eq!(count("e"), 0);
 }
 
 /// A read of design documents that fails is told, and tried again: the delivery is not lost.

@@ -6,8 +6,8 @@ use std::{
 };
 
 use notibus::{
-    CastError, Delivery, DispatcherOptions, Error, EventKind, Filter, Interruption, Listener, Message, Next,
-    Parent, Sequence, StopReason,
+    CastError, Delivery, DispatcherOptions, Error, EventKind, Filter, Interruption, Listener, ListenerHandle,
+    Message, Next, Parent, Sequence, StopReason,
 };
 use tokio::{
     sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
@@ -191,7 +191,7 @@ async fn a_timeout_comes_if_nothing_else_does_and_once() {
 async fn a_linked_listener_ends_when_its_parent_drops_or_ends() {
     let world = World::new().await;
     let subscribe = || world.dispatcher.subscribe(Filter::all());
-    let ended = async |handle: &notibus::ListenerHandle<()>| within("its end", handle.finished()).await;
+    let ended = async |handle: &ListenerHandle<()>| within("its end", handle.finished()).await;
     let parent = Parent::new();
     let child = subscribe().listener(|| Quiet).start_linked(&parent).unwrap();
     let other = parent.clone();
@@ -382,4 +382,141 @@ async fn an_interruption_that_a_listener_panics_on_is_given_again() {
     let subscribe = world.dispatcher.subscribe(Filter::all()).since(since).skip_when_lagging();
     let _listener = subscribe.listener(factory).start().unwrap();
     assert!(told(&mut messages).await.contains("Lagged"));
+}
+
+/// Stops itself by its own handle, from within a call.
+struct OwnEnd {
+    /// Its handle, once it has one.
+    handle: Arc<Mutex<Option<ListenerHandle<()>>>>,
+    /// What has happened.
+    calls: UnboundedSender<String>,
+}
+
+impl Listener for OwnEnd {
+    type Message = ();
+
+    async fn handle_event(&mut self, delivery: Delivery) -> Next {
+        let handle = self.handle.lock().unwrap().clone().unwrap();
+        let reason = handle.stop().await;
+        self.calls.send(format!("{} {reason}", name(&delivery))).unwrap();
+        Next::Continue
+    }
+
+    async fn terminate(&mut self, reason: &StopReason) {
+        self.calls.send(format!("terminate {reason}")).unwrap();
+    }
+}
+
+/// Once, a listener that stopped itself by its own handle waited for itself for ever.
+#[tokio::test(start_paused = true)]
+async fn a_listener_can_stop_itself_by_its_handle() {
+    let world = World::new().await;
+    let (calls, mut told_calls) = unbounded_channel();
+    let handle = Arc::new(Mutex::new(None));
+    let known = Arc::clone(&handle);
+    let factory = move || OwnEnd { handle: Arc::clone(&known), calls: calls.clone() };
+    let listener = world.dispatcher.subscribe(Filter::all()).listener(factory).start().unwrap();
+    *handle.lock().unwrap() = Some(listener.clone());
+    world.events(&["a", "b"], EventKind::Created).await;
+    assert_eq!(told(&mut told_calls).await, "a shutdown", "the call goes on");
+    assert_eq!(told(&mut told_calls).await, "terminate shutdown", "and is the last one");
+    assert_eq!(within("its end", listener.finished()).await, StopReason::Shutdown);
+    assert_eq!(world.dispatcher.subscribers(), 0);
+}
+
+/// The same by its name, and for a callback.
+#[tokio::test(start_paused = true)]
+async fn a_callback_can_stop_itself_by_its_handle() {
+    let world = World::new().await;
+    let handle: Arc<Mutex<Option<notibus::CallbackHandle>>> = Arc::default();
+    let (known, (sender, mut receiver)) = (Arc::clone(&handle), unbounded_channel());
+    let callback = world.dispatcher.subscribe(Filter::all()).callback(move |delivery| {
+        let (own, sender) = (known.lock().unwrap().take().unwrap(), sender.clone());
+        async move {
+            own.stop().await;
+            // The call that is under way comes to its end.
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            sender.send(name(&delivery).to_owned()).unwrap();
+        }
+    });
+    *handle.lock().unwrap() = Some(callback);
+    world.events(&["a", "b"], EventKind::Created).await;
+    assert_eq!(told(&mut receiver).await, "a");
+    until("its end", async || world.dispatcher.subscribers() == 0).await;
+    assert!(receiver.recv().await.is_none(), "it is not called again");
+}
+
+/// Tells of every call, and says next what it was given for that.
+struct Scripted {
+    /// What has happened.
+    calls: UnboundedSender<&'static str>,
+    /// What it says when it begins.
+    begins: Next,
+    /// What it says after a timeout, the last one first.
+    timeouts: Vec<Next>,
+    /// Whether it panics at the end.
+    panics: bool,
+}
+
+impl Listener for Scripted {
+    type Message = ();
+
+    async fn init(&mut self, _: Sequence) -> Next {
+        self.calls.send("init").unwrap();
+        self.begins.clone()
+    }
+
+    async fn handle_event(&mut self, _: Delivery) -> Next {
+        self.calls.send("event").unwrap();
+        Next::ContinueFor(Duration::from_secs(7))
+    }
+
+    async fn timeout(&mut self) -> Next {
+        self.calls.send("timeout").unwrap();
+        self.timeouts.pop().unwrap()
+    }
+
+    async fn terminate(&mut self, _: &StopReason) {
+        self.calls.send("terminate").unwrap();
+        assert!(!self.panics, "as it was told");
+    }
+}
+
+/// Each call can say what is wanted next, also the first one and a timeout.
+#[tokio::test(start_paused = true)]
+async fn every_call_says_what_is_wanted_next() {
+    let world = World::new().await;
+    let start = |begins: Next, timeouts: Vec<Next>, panics| {
+        let (calls, heard) = unbounded_channel();
+        let make = move || Scripted {
+            calls: calls.clone(),
+            begins: begins.clone(),
+            timeouts: timeouts.clone(),
+            panics,
+        };
+        (world.dispatcher.subscribe(Filter::all()).listener(make).start().unwrap(), heard)
+    };
+    let stop = Next::Stop(StopReason::Failed("enough".into()));
+    let wait = |seconds| Next::ContinueFor(Duration::from_secs(seconds));
+    // It ends although it panics when it terminates.
+    for panics in [false, true] {
+        let (handle, mut heard) = start(stop.clone(), Vec::new(), panics);
+        assert_eq!(within("its end", handle.finished()).await, StopReason::Failed("enough".into()));
+        assert_eq!([heard.recv().await, heard.recv().await], [Some("init"), Some("terminate")]);
+    }
+    let (handle, mut heard) = start(wait(3), vec![stop, wait(5)], false);
+    let began = Instant::now();
+    let mut times = Vec::new();
+    for _ in 0..4 {
+        times.push((within("a call", heard.recv()).await.unwrap(), began.elapsed().as_secs()));
+    }
+    assert_eq!(within("its end", handle.finished()).await, StopReason::Failed("enough".into()));
+    assert_eq!(times, [("init", 0), ("timeout", 3), ("timeout", 8), ("terminate", 8)]);
+    let (_handle, mut heard) = start(Next::Continue, vec![Next::Continue], false);
+    assert_eq!(heard.recv().await, Some("init"));
+    world.event(&db("a", 1), EventKind::Created).await;
+    assert_eq!(within("an event", heard.recv()).await, Some("event"));
+    let began = Instant::now();
+    assert_eq!(within("a timeout", heard.recv()).await, Some("timeout"));
+    assert!((6.5..7.5).contains(&began.elapsed().as_secs_f64()), "{:?}", began.elapsed());
 }

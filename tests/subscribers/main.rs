@@ -5,6 +5,7 @@
 
 #[path = "../../examples/ddoc_cache/cache.rs"]
 mod cache;
+mod catch_ups;
 #[path = "../common/mod.rs"]
 mod common;
 mod cursors;

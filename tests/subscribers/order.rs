@@ -72,6 +72,7 @@ async fn run(mut random: fastrand::Rng) {
         Filter::prefix("a/"),
         Filter::names(NAMES.map(|name| name.parse().unwrap())).unwrap(),
         Filter::any([Filter::suffix("/x"), Filter::glob("?").unwrap()]).unwrap(),
+        Filter::any(NAMES.map(|name| Filter::name(name).unwrap())).unwrap(),
     ];
     let mut subscribers: Vec<(Subscription, Told)> = Vec::new();
     for filter in filters {

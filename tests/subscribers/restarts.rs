@@ -9,13 +9,13 @@ use std::{
 };
 
 use notibus::{
-    DispatcherOptions, EventKind, Filter, Interruption, JanitorOptions, NodeOptions, Role,
+    DispatcherOptions, EventKind, Filter, Interruption, NodeOptions, Role,
     store::{Database, testing::Faults},
 };
-use tokio_stream::StreamExt;
+use tokio_stream::{Stream, StreamExt};
 
 use crate::{
-    common::{db, eager, narrow_bus, until, wide_bus, within},
+    common::{db, eager, forgetful, narrow_bus, until, wide_bus, within},
     listeners::Recorder,
     world::{World, drain, kinds, name, names, next, ready},
 };
@@ -116,12 +116,7 @@ async fn who_was_suspended_for_too_long_is_told_so() {
     let mut streams = filters.map(|filter| dispatcher.subscribe(filter).stream());
     let suspended = dispatcher.suspend().await;
     world_event(&db("goes", 1), EventKind::Deleted).await;
-    let options = JanitorOptions {
-        interval: Duration::from_secs(1),
-        tombstone_retention: Duration::from_secs(10),
-        ..JanitorOptions::default()
-    };
-    let _janitor = bus.janitor(options).await.unwrap();
+    let _janitor = bus.janitor(forgetful()).await.unwrap();
     until("the tombstone's end", async || bus.stats().tombstones_dropped == 1).await;
     let _dispatcher = suspended.resume();
     for stream in &mut streams {
@@ -147,12 +142,7 @@ async fn who_has_expired_and_wants_something_else_is_still_told_so() {
         [both.clone(), Filter::all()].map(|next| (dispatcher.subscribe(goes.clone()).stream(), next));
     let suspended = dispatcher.suspend().await;
     crate::world::fold(&store, &bus, &db("goes", 1), EventKind::Deleted).await;
-    let options = JanitorOptions {
-        interval: Duration::from_secs(1),
-        tombstone_retention: Duration::from_secs(10),
-        ..JanitorOptions::default()
-    };
-    let _janitor = bus.janitor(options).await.unwrap();
+    let _janitor = bus.janitor(forgetful()).await.unwrap();
     until("the tombstone's end", async || bus.stats().tombstones_dropped == 1).await;
     let dispatcher = suspended.resume();
     let horizon = bus.feed().horizon().await.unwrap();
@@ -162,5 +152,47 @@ async fn who_has_expired_and_wants_something_else_is_still_told_so() {
         let first = within("it is told", stream.next()).await.unwrap();
         assert!(matches!(first, Err(Interruption::Expired { .. })), "{first:?}");
         assert_eq!(names(&drain(stream).await), ["stays"].into());
+    }
+}
+
+/// A task whose waker panics.
+struct Bad;
+
+impl std::task::Wake for Bad {
+    fn wake(self: Arc<Self>) {
+        panic!("a waker of no use");
+    }
+}
+
+/// Once, a waker that panicked took the tail with it in the middle of a batch: what others should have been given of it by
+/// their exact names was lost, and who waited beside it slept on.
+#[tokio::test(start_paused = true)]
+async fn a_waker_that_panics_costs_others_nothing() {
+    for bad in [Filter::all(), Filter::name("a").unwrap()] {
+        let world = World::new().await;
+        let mut bad = world.dispatcher.subscribe(bad).stream();
+        let waker = Arc::new(Bad).into();
+        let polled = std::pin::Pin::new(&mut bad).poll_next(&mut std::task::Context::from_waker(&waker));
+        assert!(polled.is_pending());
+        let filters = [Filter::name("a").unwrap(), Filter::name("b").unwrap(), Filter::all()];
+        let others = filters.map(|filter| {
+            let mut stream = world.dispatcher.subscribe(filter).stream();
+            tokio::spawn(async move { stream.next().await.unwrap().unwrap() })
+        });
+        tokio::task::yield_now().await;
+        // One batch.
+        let producer = world.bus.producer();
+        let write = async |tx| {
+            for name in ["a", "b", "c"] {
+                producer.created(&tx, &db(name, 1));
+            }
+            Ok(())
+        };
+        world.store.run(write).await.unwrap();
+        for other in others {
+            within("what others are given", other).await.unwrap();
+        }
+        assert_eq!(world.bus.stats().tail_panics, 0);
+        assert_eq!(name(&next(&mut bad).await), "a", "nor is anything lost for the one who waits");
     }
 }

@@ -1,6 +1,10 @@
 //! [`Listen`]: a listener in the making.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use tokio::{
     sync::{mpsc, watch},
@@ -152,6 +156,7 @@ where
             filter: watch::Sender::new(None),
             ended: watch::Sender::new(None),
             parent: parent.downgrade(),
+            task: OnceLock::new(),
         });
         let handle = ListenerHandle { control, messages, parent };
         if let Some(name) = &name {

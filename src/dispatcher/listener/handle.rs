@@ -3,7 +3,7 @@
 use std::{
     any::Any,
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
     time::Duration,
 };
 
@@ -112,12 +112,22 @@ pub(super) struct Control {
     pub ended: watch::Sender<Option<StopReason>>,
     /// What others are linked to.
     pub parent: WeakParent,
+    /// The task of its supervisor, once that runs.
+    pub task: OnceLock<tokio::task::Id>,
 }
 
 impl Control {
-    /// Tells it to end, and waits until it has.
+    /// Whether this is called by the listener itself.
+    pub fn is_own_call(&self) -> bool {
+        self.task.get().is_some_and(|task| tokio::task::try_id().as_ref() == Some(task))
+    }
+
+    /// Tells it to end, and waits until it has, unless it tells itself.
     async fn stop(&self) -> StopReason {
         self.stop.send_replace(true);
+        if self.is_own_call() {
+            return StopReason::Shutdown;
+        }
         let mut ended = self.ended.subscribe();
         let ended = ended.wait_for(Option::is_some).await.ok().and_then(|reason| reason.clone());
         ended.unwrap_or(StopReason::Shutdown)
@@ -185,12 +195,15 @@ impl<M: Send + 'static> ListenerHandle<M> {
     }
 
     /// Lets it finish the call that it is in, has it terminate, and waits until it has. Says why it has ended: perhaps for
-    /// another reason before. Not to be called by the listener itself, which would wait for itself.
+    /// another reason before.
+    ///
+    /// Called by the listener itself, from the task that it is called in, it does not wait: the call that the listener is in
+    /// is the last one, and then it terminates.
     pub async fn stop(&self) -> StopReason {
         self.control.stop().await
     }
 
-    /// Waits until it has ended, for whatever reason.
+    /// Waits until it has ended, for whatever reason. Not for the listener itself, which would wait for itself.
     pub async fn finished(&self) -> StopReason {
         let mut ended = self.control.ended.subscribe();
         let ended = ended.wait_for(Option::is_some).await.ok().and_then(|reason| reason.clone());

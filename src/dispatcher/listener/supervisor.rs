@@ -1,7 +1,7 @@
 //! [`Supervisor`]: the task of a listener. It owns the subscription, which outlives the listener, so that another one made in
 //! its place goes on where it was.
 
-use std::{any::Any, panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use futures_util::{
     FutureExt,
@@ -17,7 +17,7 @@ use super::{
 use crate::{
     dispatcher::{Delivery, Filter, Interruption, Shared, Subscription},
     encoding::Sequence,
-    error::Error,
+    error::{Error, panic_text},
     store::RetryPolicy,
 };
 
@@ -162,6 +162,9 @@ where
     pub async fn run(mut self) {
         // Also if this task is aborted: who waits for the end is not to wait for ever.
         let _last = Last { shared: Arc::clone(&self.shared), control: Arc::clone(&self.control) };
+        if let Some(task) = tokio::task::try_id() {
+            self.control.task.get_or_init(|| task);
+        }
         self.tell(Supervised::Started);
         self.note_position();
         let reason = self.run_sessions().await;
@@ -395,16 +398,7 @@ async fn told_to_stop(stop: &mut watch::Receiver<bool>, ending: &mut watch::Rece
 
 /// Completes with `future`, or with what its panic says.
 async fn catch<T>(future: impl Future<Output = T>) -> Result<T, Panicked> {
-    AssertUnwindSafe(future).catch_unwind().await.map_err(|panic| Panicked(message(&*panic).to_owned()))
-}
-
-/// What a panic says.
-fn message(panic: &(dyn Any + Send)) -> &str {
-    panic
-        .downcast_ref::<String>()
-        .map(String::as_str)
-        .or_else(|| panic.downcast_ref::<&str>().copied())
-        .unwrap_or("of no text")
+    AssertUnwindSafe(future).catch_unwind().await.map_err(|panic| Panicked(panic_text(&*panic).to_owned()))
 }
 
 /// What is done once a listener has ended, however.

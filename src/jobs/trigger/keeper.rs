@@ -1,10 +1,10 @@
 //! The task of a trigger: takes in what the subscription tells, starts what is due, and puts down how far it has come.
 
-use std::{any::Any, collections::HashMap, panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::{collections::HashMap, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use futures_util::{
     FutureExt,
-    future::{BoxFuture, OptionFuture},
+    future::{BoxFuture, OptionFuture, try_join_all},
 };
 use tokio::{
     sync::watch,
@@ -20,15 +20,22 @@ use crate::{
     context::Context,
     dispatcher::{Delivery, Dispatcher, Interruption, Since, Subscription},
     encoding::Sequence,
-    error::{Error, Result},
+    error::{Error, Result, panic_text},
     event::{Db, DbName},
     jobs::TaskResult,
     named_cursor::OpenCursor,
+    notification::Notification,
     notification_feed::NotificationFeed,
 };
 
 /// How long the subscription is not asked for more after the feed could not be read.
 const FAILURE_PAUSE: Duration = Duration::from_secs(1);
+
+/// How many databases are looked up at once, after it has expired.
+const LOOK_UPS_MAX: usize = 64;
+
+/// How many marks are read at once.
+const MARKS_PAGE: usize = 1_000;
 
 /// What a trigger is for.
 pub(in crate::jobs) trait Kind: Send + Sync + 'static {
@@ -67,7 +74,7 @@ pub(in crate::jobs) async fn start<K: Kind>(
     let cursor = subscription.take_cursor().expect("it is durable");
     let position = cursor.stored();
     // An earlier one may have expired, or was about to tell what was gone, and has not come to it.
-    let is_unsure = position == Sequence::ZERO && !cursor.scanned().await?.is_empty();
+    let is_unsure = position == Sequence::ZERO && !cursor.marked(None, 1).await?.is_empty();
     let (stop, stopped) = watch::channel(false);
     let (status, watched) = watch::channel(TriggerStatus::new(position));
     let keeper = Keeper {
@@ -162,7 +169,7 @@ impl<K: Kind> Keeper<K> {
                         Ok(None) => return Ok(()),
                         Err(panic) => {
                             self.context.stats.listener_panics.add(1);
-                            let text = message(&*panic);
+                            let text = panic_text(&*panic);
                             tracing::error!(trigger = self.options.name, panic = text, "a predicate has panicked");
                         }
                     }
@@ -324,15 +331,22 @@ impl<K: Kind> Keeper<K> {
         let feed = NotificationFeed::new(Arc::clone(&self.context), self.context.feed.clone());
         let find = async {
             let mut known = self.plan.living();
-            known.extend(self.cursor.scanned().await?);
+            let mut last = None;
             let mut gone = Vec::new();
-            for db in known {
-                let row = feed.newest(&db.name).await?;
-                if row.is_none_or(|row| row.is_deleted() || row.instance != db.instance) {
-                    gone.push(db);
+            loop {
+                for some in known.chunks(LOOK_UPS_MAX) {
+                    let rows = try_join_all(some.iter().map(|db| feed.newest(&db.name))).await?;
+                    let is_gone = |(db, row): &(&Db, Option<Notification>)| {
+                        row.as_ref().is_none_or(|row| row.is_deleted() || row.instance != db.instance)
+                    };
+                    gone.extend(some.iter().zip(rows).filter(is_gone).map(|(db, _)| db.clone()));
+                }
+                known = self.cursor.marked(last.as_ref(), MARKS_PAGE).await?;
+                last = known.last().cloned();
+                if known.is_empty() {
+                    return Ok::<_, Error>(gone);
                 }
             }
-            Ok::<_, Error>(gone)
         };
         match find.await {
             Ok(gone) => {
@@ -369,13 +383,4 @@ impl<K: Kind> Keeper<K> {
             (status.running, status.waiting, status.position) = (running, len, position);
         });
     }
-}
-
-/// What a panic says.
-fn message(panic: &(dyn Any + Send)) -> &str {
-    panic
-        .downcast_ref::<String>()
-        .map(String::as_str)
-        .or_else(|| panic.downcast_ref::<&str>().copied())
-        .unwrap_or("of no text")
 }

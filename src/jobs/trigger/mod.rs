@@ -5,6 +5,7 @@
 //! feed tells it again: triggers may come twice, and are never lost.
 
 mod keeper;
+mod marks;
 mod plan;
 
 use std::{fmt, time::Duration};
@@ -14,6 +15,7 @@ use tokio::{sync::watch, task::JoinHandle};
 use self::plan::Pacing;
 pub(super) use self::{
     keeper::{Kind, start},
+    marks::end_replaced,
     plan::Work,
 };
 use super::TaskResult;

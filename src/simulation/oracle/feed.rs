@@ -7,7 +7,7 @@ use std::{
 
 use super::{Change, FEED, Item, Items, Oracle, Placed, Seen, Shared, Verdict, Witness};
 use crate::{
-    encoding::{Counters, Sequence},
+    encoding::{Counters, Sequence, Tally},
     event::{Db, DbName, EventKind, Kinds},
     keys::{FoldMark, Layout, Lease, Partition, ShardId, TopologyRow},
     notification::Notification,
@@ -19,6 +19,8 @@ use crate::{
 struct Fold {
     /// What it has taken.
     taken: BTreeMap<Db, Counters>,
+    /// Databases of which it has taken changes of design documents without an id.
+    nameless: BTreeSet<Db>,
     /// Databases of which it has taken something other than counters.
     others: BTreeSet<Db>,
     /// The rows that it has written.
@@ -27,9 +29,12 @@ struct Fold {
     removed: BTreeMap<DbName, Arc<Notification>>,
 }
 
-/// The counters in a value.
-fn counters(value: Option<&bytes::Bytes>) -> Result<Counters, String> {
-    value.map_or(Ok(Counters::ZERO), |value| Counters::from_bytes(value).map_err(|error| error.to_string()))
+/// The counters in a value, and how many of their design documents have an id.
+fn counters(value: Option<&bytes::Bytes>) -> Result<(Counters, u64), String> {
+    let tally = value.map(|value| Tally::from_bytes(value)).transpose();
+    tally
+        .map_or_else(|error| Err(error.to_string()), |tally| Ok(tally.unwrap_or_default()))
+        .map(|tally| (tally.counters, tally.named))
 }
 
 /// `a - b`, lane by lane; `None` if a lane would be less than nothing.
@@ -142,12 +147,15 @@ impl Oracle {
         for (item, change) in items {
             match item {
                 Item::Counters(db) => {
-                    let (before, after) =
+                    let ((before, named), (after, still_named)) =
                         (counters(change.before.as_ref())?, counters(change.after.as_ref())?);
                     if change.after.is_some() && after == Counters::ZERO {
                         return Err(format!("counters of {db:?} without a count were left behind"));
                     }
                     if let Some(taken) = minus(before, after) {
+                        if named.checked_sub(still_named).is_some_and(|named| taken.ddoc_updated > named) {
+                            fold.nameless.insert(db.clone());
+                        }
                         *fold.taken.entry(db.clone()).or_default() += taken;
                     }
                 }
@@ -264,7 +272,8 @@ impl Oracle {
         let mut added: BTreeMap<Db, Counters> = BTreeMap::new();
         for (item, change) in items {
             if let Item::Counters(db) = item {
-                let (before, after) = (counters(change.before.as_ref())?, counters(change.after.as_ref())?);
+                let (before, after) =
+                    (counters(change.before.as_ref())?.0, counters(change.after.as_ref())?.0);
                 let more = minus(after, before)
                     .ok_or_else(|| format!("events of {db:?} were taken by something other than a fold"))?;
                 *added.entry(db.clone()).or_default() += more;
@@ -355,7 +364,8 @@ impl Oracle {
         if self.waiting.keys().any(|db| db.name == *name && !taken.contains_key(db)) {
             shared.witness(Witness::NameTorn);
         }
-        self.judge_ddocs(before.as_ref().map(|placed| &*placed.row), &row, items)?;
+        let is_nameless = fold.nameless.contains(&row.db());
+        self.judge_ddocs(before.as_ref().map(|placed| &*placed.row), &row, is_nameless, items)?;
         self.past.insert(row.sequence, row);
         self.rows.insert(name.clone(), placed);
         Ok(())
@@ -475,17 +485,21 @@ impl Oracle {
         &mut self,
         before: Option<&Notification>,
         row: &Notification,
+        is_nameless: bool,
         items: &Items<'_>,
     ) -> Verdict {
         if let Some(before) = before.filter(|before| row.is_deleted() || before.instance != row.instance) {
             self.ddocs.retain(|(db, _), _| *db != before.db());
+        }
+        if is_nameless && !row.is_deleted() {
+            self.ddocs.insert((row.db(), None), row.sequence);
         }
         for (item, _) in items {
             if let Item::PendingDdoc(db, id) = item
                 && *db == row.db()
                 && !row.is_deleted()
             {
-                self.ddocs.insert((db.clone(), id.clone()), row.sequence);
+                self.ddocs.insert((db.clone(), Some(id.clone())), row.sequence);
             }
         }
         for (item, change) in items {

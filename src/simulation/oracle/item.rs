@@ -36,8 +36,8 @@ pub(super) enum Item {
     Topology(Vec<u8>, Sequence),
     /// The horizon of a feed.
     Horizon(Vec<u8>),
-    /// A design document that was told.
-    Ddoc(Db, DdocId),
+    /// A design document that was told; without an id, one that may be any.
+    Ddoc(Db, Option<DdocId>),
     /// A node.
     Node(NodeId),
     /// The roles of a node.
@@ -112,7 +112,8 @@ impl Item {
             (9, [name, instance, id]) => {
                 let db =
                     Db::new(DbName::new(text(name)?).ok()?, DbInstance(bytes(instance)?.try_into().ok()?));
-                Self::Ddoc(db, DdocId::new(text(id)?).ok()?)
+                let id = Some(text(id)?).filter(|id| !id.is_empty());
+                Self::Ddoc(db, id.map(DdocId::new).transpose().ok()?)
             }
             (10, [_, part, node]) => {
                 let node = NodeId(bytes(node)?.try_into().ok()?);

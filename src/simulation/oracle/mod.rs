@@ -131,7 +131,7 @@ pub(super) struct Oracle {
     /// All rows that there ever were.
     past: BTreeMap<Sequence, Arc<Notification>>,
     /// Design documents that were told.
-    ddocs: BTreeMap<(Db, DdocId), Sequence>,
+    ddocs: BTreeMap<(Db, Option<DdocId>), Sequence>,
     /// The topology entries that there are.
     topology: Vec<TopologyRow>,
     /// All topology entries that there ever were.

@@ -1,0 +1,96 @@
+//! Subscribers that read the feed in several pages, when something goes wrong in between.
+
+use std::{
+    collections::BTreeSet,
+    panic::AssertUnwindSafe,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use futures_util::FutureExt;
+use notibus::{
+    DispatcherOptions, EventKind, Filter, Interruption, Sequence, Since, StoreError,
+    store::testing::Operation,
+};
+use tokio_stream::StreamExt;
+
+use crate::{
+    common::{db, eager, forgetful, narrow_bus, until, within},
+    world::{World, name, next},
+};
+
+/// Nine databases, of which the last one is deleted.
+async fn world() -> (World, notibus::store::testing::Faults) {
+    let store = notibus::store::Database::memory();
+    let faults = notibus::store::testing::Faults::new(&store);
+    let bus = narrow_bus(&faults.database()).await;
+    let options =
+        DispatcherOptions { catch_up_rows_max: 2, ring_rows_max: 1, ..DispatcherOptions::default() };
+    let notifier = bus.notifier(eager()).await.unwrap();
+    let dispatcher = bus.dispatcher(options).await.unwrap();
+    let world = World { store, bus, notifier, dispatcher };
+    world.events(&["a", "b", "c", "d", "e", "f", "g", "h", "x"], EventKind::Created).await;
+    world.event(&db("x", 1), EventKind::Deleted).await;
+    (world, faults)
+}
+
+/// Drops the tombstone, and with it moves the horizon past the first pages.
+async fn move_the_horizon(world: &World) {
+    let janitor = world.bus.janitor(forgetful()).await.unwrap();
+    until("the tombstone's end", async || world.bus.stats().tombstones_dropped == 1).await;
+    janitor.shutdown().await.unwrap();
+}
+
+/// Once, a read that failed between two pages made a subscriber that had begun at zero forget that it had: the next page said
+/// that it had expired, although it had missed nothing.
+#[tokio::test(start_paused = true)]
+async fn a_read_that_fails_between_two_pages_does_not_expire_who_began_at_zero() {
+    let (world, faults) = world().await;
+    let since = Since::After(Sequence::ZERO);
+    let mut subscription = world.dispatcher.subscribe(Filter::all()).since(since).stream();
+    let mut told = BTreeSet::from([name(&next(&mut subscription).await).to_owned()]);
+    move_the_horizon(&world).await;
+    faults.plan_reads(|operation| {
+        matches!(operation, Operation::GetRange { .. }).then_some(StoreError::IO_ERROR)
+    });
+    let mut failures = 0;
+    while told.len() < 8 {
+        match within("what follows", subscription.next()).await.unwrap() {
+            Ok(delivery) => {
+                told.insert(name(&delivery).to_owned());
+            }
+            Err(Interruption::Failed(_)) => {
+                failures += 1;
+                if failures == 2 {
+                    faults.heal();
+                }
+            }
+            Err(other) => panic!("it has missed nothing: {other}"),
+        }
+    }
+    assert_eq!(failures, 2);
+}
+
+/// The same for a predicate that panics on a row of a page.
+#[tokio::test(start_paused = true)]
+async fn a_predicate_that_panics_within_a_page_does_not_expire_who_began_at_zero() {
+    let (world, _faults) = world().await;
+    let panics = Arc::new(AtomicBool::new(false));
+    let armed = Arc::clone(&panics);
+    let filter =
+        Filter::predicate(move |_| !armed.swap(false, Ordering::Relaxed) || panic!("as it was told"));
+    let since = Since::After(Sequence::ZERO);
+    let mut subscription = world.dispatcher.subscribe(filter).since(since).stream();
+    let mut told = BTreeSet::from([name(&next(&mut subscription).await).to_owned()]);
+    move_the_horizon(&world).await;
+    panics.store(true, Ordering::Relaxed);
+    let panicked = AssertUnwindSafe(subscription.next()).catch_unwind().await;
+    assert!(panicked.is_err());
+    // All others but the one that it has panicked on.
+    while told.len() < 7 {
+        let item = within("what follows", subscription.next()).await.unwrap();
+        told.insert(name(&item.unwrap()).to_owned());
+    }
+}

@@ -1,0 +1,194 @@
+//! The index trigger after it was away for longer than tombstones are kept.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use notibus::{
+    Db, DispatcherOptions, EventKind, IndexBuild, StoreError, Trigger, TriggerOptions, index_trigger,
+    store::{
+        Database,
+        testing::{Faults, Operation},
+    },
+};
+
+use crate::{
+    common::{db, eager, forgetful, until, wide_bus, within},
+    world::{Ear, World, at_rest, job, quick},
+};
+
+/// An index trigger, and what hears of its jobs.
+async fn start(world: &World) -> (Trigger, Ear<IndexBuild>) {
+    let (told, ear) = job::<IndexBuild>();
+    (index_trigger(&world.dispatcher, quick(), told).await.unwrap(), ear)
+}
+
+/// What is built and what is told to be gone until nothing comes any more: the databases built, each with whether that
+/// was a fresh build, and those that are gone.
+async fn hear_all(ear: &mut Ear<IndexBuild>) -> (BTreeSet<(Db, bool)>, Vec<Db>) {
+    let (mut built, mut gone) = (BTreeSet::new(), Vec::new());
+    let quiet = Duration::from_secs(30);
+    loop {
+        tokio::select! {
+            work = ear.works.recv() => {
+                let (work, decide) = work.unwrap();
+                built.insert((work.db, work.is_fresh));
+                decide.send(Ok(())).unwrap();
+            }
+            db = ear.gone.recv() => gone.push(db.unwrap()),
+            () = tokio::time::sleep(quiet) => {
+                gone.sort();
+                return (built, gone);
+            }
+        }
+    }
+}
+
+/// Once, the index trigger kept no marks of what it had built: databases that were deleted while it was away for longer than
+/// tombstones are kept were never told to be gone, and their indexes stayed for ever.
+#[tokio::test(start_paused = true)]
+async fn indexes_of_databases_that_went_unseen_are_told_to_be_gone() {
+    let mut world = World::new().await;
+    let (gone, again, stays) = (db("gone", 1), db("again", 2), db("stays", 3));
+    for db in [&gone, &again, &stays] {
+        world.event(db, EventKind::Created).await;
+    }
+    let (trigger, mut ear) = start(&world).await;
+    hear_all(&mut ear).await;
+    at_rest(&world, &trigger).await;
+    trigger.shutdown().await.unwrap();
+    // One that it never knew comes and goes, too.
+    let unknown = db("unknown", 4);
+    world.event(&unknown, EventKind::Created).await;
+    for db in [&gone, &again, &unknown] {
+        world.event(db, EventKind::Deleted).await;
+    }
+    let _janitor = world.bus.janitor(forgetful()).await.unwrap();
+    until("the tombstones' end", async || world.bus.stats().tombstones_dropped == 3).await;
+    let back = db("again", 5);
+    world.event(&back, EventKind::Created).await;
+    // Another process: the ring of the old one may still hold the tombstones.
+    world.dispatcher = world.bus.dispatcher(DispatcherOptions::default()).await.unwrap();
+    let (trigger, mut ear) = start(&world).await;
+    let (built, ended) = hear_all(&mut ear).await;
+    assert_eq!(built, [(back, true), (stays, true)].into());
+    assert_eq!(ended, [again, gone], "each once, and no other");
+    at_rest(&world, &trigger).await;
+    trigger.shutdown().await.unwrap();
+    // It is known now, and not told again.
+    let (trigger, mut ear) = start(&world).await;
+    assert_eq!(hear_all(&mut ear).await, (BTreeSet::new(), Vec::new()));
+    trigger.shutdown().await.unwrap();
+}
+
+/// The same, if the trigger crashes between having learnt of it and having told the job.
+#[tokio::test(start_paused = true)]
+async fn an_index_trigger_that_crashes_after_it_has_expired_still_tells_what_is_gone() {
+    let mut world = World::new().await;
+    let (gone, stays) = (db("gone", 1), db("stays", 2));
+    for db in [&gone, &stays] {
+        world.event(db, EventKind::Created).await;
+    }
+    let (trigger, mut ear) = start(&world).await;
+    hear_all(&mut ear).await;
+    at_rest(&world, &trigger).await;
+    trigger.shutdown().await.unwrap();
+    world.event(&gone, EventKind::Deleted).await;
+    let _janitor = world.bus.janitor(forgetful()).await.unwrap();
+    until("the tombstone's end", async || world.bus.stats().tombstones_dropped == 1).await;
+    world.dispatcher = world.bus.dispatcher(DispatcherOptions::default()).await.unwrap();
+    let (trigger, Ear { mut works, gone: deaf }) = start(&world).await;
+    drop(deaf);
+    within("a build", works.recv()).await.unwrap().1.send(Ok(())).unwrap();
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    drop(trigger);
+    let (trigger, mut ear) = start(&world).await;
+    assert_eq!(hear_all(&mut ear).await.1, [gone]);
+    trigger.shutdown().await.unwrap();
+}
+
+/// A row tells of one instance that was replaced: once, of several only the last one was told to be gone.
+#[tokio::test(start_paused = true)]
+async fn every_instance_that_was_built_is_told_to_be_gone_however_many_have_come_since() {
+    for lives in [true, false] {
+        let mut world = World::new().await;
+        let [first, second, third] = [1, 2, 3].map(|instance| db("a", instance));
+        world.event(&first, EventKind::Created).await;
+        let (trigger, mut ear) = start(&world).await;
+        assert!(ear.done().await.is_fresh);
+        at_rest(&world, &trigger).await;
+        trigger.shutdown().await.unwrap();
+        world.event(&first, EventKind::Deleted).await;
+        world.event(&second, EventKind::Created).await;
+        world.event(&second, EventKind::Deleted).await;
+        world.event(&third, EventKind::Created).await;
+        if !lives {
+            world.event(&third, EventKind::Deleted).await;
+        }
+        // Another process: the ring of the old one holds every row.
+        world.dispatcher = world.bus.dispatcher(DispatcherOptions::default()).await.unwrap();
+        let (trigger, mut ear) = start(&world).await;
+        let (built, gone) = hear_all(&mut ear).await;
+        let expected = if lives { [(third.clone(), true)].into() } else { BTreeSet::new() };
+        assert_eq!(built, expected);
+        assert_eq!(gone.iter().filter(|db| **db == first).count(), 1, "{gone:?}");
+        assert_eq!(gone.contains(&third), !lives);
+        trigger.shutdown().await.unwrap();
+    }
+}
+
+/// While it cannot find out what is gone, it puts down no position: whoever starts again has to find it out.
+#[tokio::test(start_paused = true)]
+async fn a_trigger_that_crashes_before_it_could_look_for_what_is_gone_looks_again() {
+    let store = Database::memory();
+    let faults = Faults::new(&store);
+    let bus = wide_bus(&faults.database()).await;
+    let notifier = bus.notifier(eager()).await.unwrap();
+    let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
+    let mut world = World { store, bus, _notifier: notifier, dispatcher };
+    let (gone, stays) = (db("gone", 1), db("stays", 2));
+    for db in [&gone, &stays] {
+        world.event(db, EventKind::Created).await;
+    }
+    let (trigger, mut ear) = start(&world).await;
+    hear_all(&mut ear).await;
+    at_rest(&world, &trigger).await;
+    trigger.shutdown().await.unwrap();
+    world.event(&gone, EventKind::Deleted).await;
+    let _janitor = world.bus.janitor(forgetful()).await.unwrap();
+    until("the tombstone's end", async || world.bus.stats().tombstones_dropped == 1).await;
+    world.dispatcher = world.bus.dispatcher(DispatcherOptions::default()).await.unwrap();
+    // The marks, of family 16, cannot be read.
+    faults.plan_reads(|operation| {
+        let is_marks = matches!(operation, Operation::GetRange { range, .. }
+            if range.begin.starts_with(b"notibus\x15\x10"));
+        is_marks.then_some(StoreError::IO_ERROR)
+    });
+    let (trigger, ear) = start(&world).await;
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    drop((trigger, ear));
+    faults.heal();
+    let (trigger, mut ear) = start(&world).await;
+    assert_eq!(hear_all(&mut ear).await.1, [gone]);
+    trigger.shutdown().await.unwrap();
+}
+
+/// After a crash, that an instance was replaced is told again, and by then its successor is marked: that one lives.
+#[tokio::test(start_paused = true)]
+async fn a_database_that_lives_is_not_told_to_be_gone_when_its_predecessor_is_told_again() {
+    let world = World::new().await;
+    let (old, new) = (db("a", 1), db("a", 2));
+    world.event(&old, EventKind::Created).await;
+    let (trigger, mut ear) = start(&world).await;
+    hear_all(&mut ear).await;
+    at_rest(&world, &trigger).await;
+    trigger.shutdown().await.unwrap();
+    world.event(&old, EventKind::Deleted).await;
+    world.event(&new, EventKind::Created).await;
+    for crash in 0..2 {
+        let (told, mut ear) = job::<IndexBuild>();
+        let options = TriggerOptions { checkpoint_interval: Duration::from_hours(1), ..quick() };
+        let trigger = index_trigger(&world.dispatcher, options, told).await.unwrap();
+        let (built, gone) = hear_all(&mut ear).await;
+        assert_eq!((built, gone), ([(new.clone(), true)].into(), vec![old.clone()]), "after {crash}");
+        drop(trigger);
+    }
+}

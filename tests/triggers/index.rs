@@ -1,0 +1,348 @@
+//! The index trigger, and what is the same for all triggers.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use notibus::{
+    DdocId, DispatcherOptions, Error, EventKind, Filter, IndexBuild, IndexDdocs, TriggerOptions,
+    index_trigger,
+};
+
+use crate::{
+    common::{db, record, until, within},
+    world::{World, at_rest, job, quick},
+};
+
+#[tokio::test]
+async fn options_out_of_their_limits_are_typed_errors() {
+    let world = World::new().await;
+    let created = Filter::all().kinds(EventKind::Created.into()).unwrap();
+    for bad in [
+        TriggerOptions { name: String::new(), ..quick() },
+        TriggerOptions { jobs_max: 0, ..quick() },
+        TriggerOptions { pending_max: 0, ..quick() },
+        TriggerOptions { attempts_max: Some(0), ..quick() },
+        TriggerOptions { checkpoint_interval: Duration::ZERO, ..quick() },
+        TriggerOptions { backoff_min: Duration::from_hours(1), ..quick() },
+        TriggerOptions { filter: created.clone(), ..quick() },
+        TriggerOptions { filter: Filter::any([created]).unwrap(), ..quick() },
+    ] {
+        let refused = index_trigger(&world.dispatcher, bad.clone(), job::<IndexBuild>().0).await;
+        assert!(matches!(refused, Err(Error::Invalid { .. })), "{bad:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn builds_are_debounced_deduplicated_and_name_their_design_documents() {
+    let world = World::new().await;
+    let (told, mut ear) = job::<IndexBuild>();
+    let trigger = index_trigger(&world.dispatcher, quick(), told).await.unwrap();
+    let a = db("a", 1);
+    world.event(&a, EventKind::Created).await;
+    for _ in 0..10 {
+        world.event(&a, EventKind::Updated).await;
+    }
+    let build = ear.done().await;
+    assert_eq!((&build.db, build.is_fresh, build.attempt), (&a, true, 1));
+    assert_eq!(build.ddocs, IndexDdocs::All);
+    assert!(ear.is_quiet().await, "ten updates, one build");
+    world.ddoc(&a, Some("_design/x")).await;
+    world.ddoc(&a, Some("_design/y")).await;
+    let build = ear.done().await;
+    let ids: BTreeSet<DdocId> = ["_design/x", "_design/y"].map(|id| id.parse().unwrap()).into();
+    assert_eq!((build.ddocs, build.is_fresh), (IndexDdocs::Only(ids), false));
+    world.ddoc(&a, Some("_design/x")).await;
+    world.event(&a, EventKind::Updated).await;
+    assert_eq!(ear.done().await.ddocs, IndexDdocs::All, "documents have changed, too");
+    world.ddoc(&a, None).await;
+    assert_eq!(ear.done().await.ddocs, IndexDdocs::All, "it may be any");
+    at_rest(&world, &trigger).await;
+    assert_eq!((trigger.status().done, trigger.status().failed), (4, 0));
+    trigger.shutdown().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_more_builds_run_at_once_than_may_and_one_per_database() {
+    let world = World::new().await;
+    for n in 0..10 {
+        world.event(&db(&format!("db{n}"), 1), EventKind::Created).await;
+    }
+    let (running, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let names = Arc::new(Mutex::new(BTreeMap::new()));
+    let (count, peak, known) = (Arc::clone(&running), Arc::clone(&most), Arc::clone(&names));
+    let build = move |build: IndexBuild| {
+        let (count, peak, known) = (Arc::clone(&count), Arc::clone(&peak), Arc::clone(&known));
+        async move {
+            let name = build.db.name.clone();
+            assert!(known.lock().unwrap().insert(name.clone(), true) != Some(true), "one per database");
+            peak.fetch_max(count.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            tokio::time::sleep(Duration::from_secs(3)).await;
+            count.fetch_sub(1, Ordering::SeqCst);
+            known.lock().unwrap().insert(name, false);
+            Ok(())
+        }
+    };
+    // Also with less room for what waits than there are databases.
+    let options = TriggerOptions { jobs_max: 3, pending_max: 4, ..quick() };
+    let trigger = index_trigger(&world.dispatcher, options, build).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    for n in 0..10 {
+        world.event(&db(&format!("db{n}"), 1), EventKind::Updated).await;
+    }
+    at_rest(&world, &trigger).await;
+    assert_eq!(most.load(Ordering::SeqCst), 3);
+    assert_eq!(names.lock().unwrap().len(), 10);
+    assert_eq!(trigger.status().failed, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_build_that_fails_or_panics_is_tried_again_with_pauses() {
+    let world = World::new().await;
+    let times = Arc::new(Mutex::new(Vec::new()));
+    let tried = Arc::clone(&times);
+    let build = move |build: IndexBuild| {
+        tried.lock().unwrap().push(tokio::time::Instant::now());
+        async move {
+            match build.attempt {
+                1 => Err("no disk".into()),
+                2 => panic!("it breaks"),
+                _ => Ok(()),
+            }
+        }
+    };
+    let trigger = index_trigger(&world.dispatcher, quick(), build).await.unwrap();
+    world.event(&db("a", 1), EventKind::Created).await;
+    assert!(within("the build", trigger.wait_for(|status| status.done == 1)).await);
+    assert_eq!(trigger.status().failed, 2);
+    let times = times.lock().unwrap().clone();
+    let pauses: Vec<_> = times.windows(2).map(|pair| (pair[1] - pair[0]).as_secs_f64()).collect();
+    assert!((0.5..1.1).contains(&pauses[0]) && (1.0..2.1).contains(&pauses[1]), "{pauses:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_build_that_fails_too_often_is_given_up_until_the_database_changes() {
+    let world = World::new().await;
+    let options = TriggerOptions { attempts_max: Some(2), ..quick() };
+    let (told, mut ear) = job::<IndexBuild>();
+    let trigger = index_trigger(&world.dispatcher, options, told).await.unwrap();
+    world.event(&db("a", 1), EventKind::Created).await;
+    for attempt in 1..=2 {
+        let (build, decide) = ear.hear().await;
+        assert_eq!(build.attempt, attempt);
+        decide.send(Err("no disk".into())).unwrap();
+    }
+    assert!(ear.is_quiet().await);
+    assert_eq!(trigger.status().given_up, 1);
+    world.event(&db("a", 1), EventKind::Updated).await;
+    assert_eq!(ear.done().await.attempt, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_deleted_database_cancels_and_a_recreated_one_is_built_afresh() {
+    let world = World::new().await;
+    let (told, mut ear) = job::<IndexBuild>();
+    let trigger = index_trigger(&world.dispatcher, quick(), told).await.unwrap();
+    let (old, new) = (db("a", 1), db("a", 2));
+    world.event(&old, EventKind::Created).await;
+    let (_, decide) = ear.hear().await;
+    world.event(&old, EventKind::Deleted).await;
+    within("the cancelling", async {
+        while !decide.is_closed() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    assert_eq!(within("the end", ear.gone.recv()).await.unwrap(), old);
+    assert!(ear.is_quiet().await, "nothing is built of what is gone");
+    assert_eq!((trigger.status().cancelled, trigger.status().done), (1, 1));
+    // Recreated while a build runs: the trigger sees only the newest row.
+    world.event(&new, EventKind::Created).await;
+    let (build, decide) = ear.hear().await;
+    assert_eq!((&build.db, build.is_fresh), (&new, true));
+    let third = db("a", 3);
+    let before = world.bus.stats().folded.total();
+    record(&world.store, &world.bus, &new, [0, 1, 0, 0]).await;
+    record(&world.store, &world.bus, &third, [1, 0, 1, 0]).await;
+    world.settled(before + 2).await;
+    within("the cancelling", async {
+        while !decide.is_closed() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    assert_eq!(within("the end", ear.gone.recv()).await.unwrap(), new, "before the next one is begun");
+    let build = ear.done().await;
+    assert_eq!((build.db, build.is_fresh, build.ddocs), (third, true, IndexDdocs::All));
+    // Waiting for its debounce, and deleted before.
+    world.event(&db("b", 1), EventKind::Created).await;
+    world.event(&db("b", 1), EventKind::Deleted).await;
+    assert_eq!(within("the end", ear.gone.recv()).await.unwrap(), db("b", 1));
+    assert!(ear.is_quiet().await);
+}
+
+/// CouchDB 4 waits for a minute before it triggers a build, and loses it if the process ends within.
+#[tokio::test(start_paused = true)]
+async fn no_build_is_lost_by_a_crash_wherever_it_happens() {
+    let world = World::new().await;
+    let start = async || {
+        let (told, ear) = job::<IndexBuild>();
+        (index_trigger(&world.dispatcher, quick(), told).await.unwrap(), ear)
+    };
+    let (a, b) = (db("a", 1), db("b", 1));
+    let (trigger, mut ear) = start().await;
+    world.event(&a, EventKind::Created).await;
+    ear.done().await;
+    at_rest(&world, &trigger).await;
+    // Within the debounce.
+    world.event(&a, EventKind::Updated).await;
+    drop((trigger, ear));
+    let (trigger, mut ear) = start().await;
+    assert_eq!(ear.done().await.db, a);
+    at_rest(&world, &trigger).await;
+    // While it runs, after others were done and their end was put down.
+    world.event(&a, EventKind::Updated).await;
+    let (_build, _decide) = ear.hear().await;
+    world.event(&b, EventKind::Created).await;
+    assert_eq!(ear.done().await.db, b);
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    drop((trigger, ear));
+    // And what happens while there is no trigger.
+    world.event(&db("c", 1), EventKind::Created).await;
+    let (trigger, mut ear) = start().await;
+    let mut built = BTreeSet::new();
+    while built.len() < 2 || !built.contains("c") {
+        built.insert(ear.done().await.db.name.to_string());
+    }
+    assert!(built.contains("a"), "{built:?}");
+    while !ear.is_quiet().await {}
+    at_rest(&world, &trigger).await;
+    // After an orderly end nothing comes again.
+    trigger.shutdown().await.unwrap();
+    let (_trigger, mut ear) = start().await;
+    assert!(ear.is_quiet().await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn databases_that_are_not_wanted_move_the_cursor_on() {
+    let world = World::new().await;
+    let options = TriggerOptions { filter: Filter::suffix("/quiet"), ..quick() };
+    let trigger = index_trigger(&world.dispatcher, options, job::<IndexBuild>().0).await.unwrap();
+    world.event(&db("loud", 1), EventKind::Created).await;
+    at_rest(&world, &trigger).await;
+    assert_eq!(trigger.status().done, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_trigger_that_is_started_elsewhere_takes_over() {
+    let world = World::new().await;
+    let (told, mut first) = job::<IndexBuild>();
+    let old = index_trigger(&world.dispatcher, quick(), told).await.unwrap();
+    world.event(&db("a", 1), EventKind::Created).await;
+    let (_build, decide) = first.hear().await;
+    let other = world.bus.dispatcher(DispatcherOptions::default()).await.unwrap();
+    let (told, mut second) = job::<IndexBuild>();
+    let _new = index_trigger(&other, quick(), told).await.unwrap();
+    assert_eq!(second.done().await.db, db("a", 1), "what was not done");
+    world.event(&db("b", 1), EventKind::Created).await;
+    assert_eq!(second.done().await.db, db("b", 1));
+    until("the end of the old one", async || old.status().is_finished).await;
+    assert!(decide.is_closed(), "its jobs are stopped");
+    assert!(matches!(old.shutdown().await, Err(Error::CursorLost { .. })));
+}
+
+/// Once, a quiet database that changed had the cursor of a trigger of exact names go back to its last change.
+#[tokio::test(start_paused = true)]
+async fn the_cursor_of_a_trigger_never_goes_back() {
+    let world = World::new().await;
+    let (quiet, busy) = (db("quiet", 1), db("busy", 1));
+    world.event(&quiet, EventKind::Created).await;
+    world.event(&busy, EventKind::Created).await;
+    let filter = Filter::names([quiet.name.clone(), busy.name.clone()]).unwrap();
+    let (told, mut ear) = job::<IndexBuild>();
+    let options = TriggerOptions { filter, ..quick() };
+    let trigger = index_trigger(&world.dispatcher, options, told).await.unwrap();
+    ear.done().await;
+    ear.done().await;
+    world.event(&busy, EventKind::Updated).await;
+    ear.done().await;
+    at_rest(&world, &trigger).await;
+    let position = trigger.status().position;
+    world.event(&quiet, EventKind::Updated).await;
+    let (_, _undecided) = ear.hear().await;
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert!(trigger.status().position >= position, "{:?} < {position:?}", trigger.status().position);
+    trigger.shutdown().await.unwrap();
+}
+
+/// Once, a trigger that had as much to do as it may never read that the databases in question were gone, and stood still.
+#[tokio::test(start_paused = true)]
+async fn builds_of_databases_that_are_gone_do_not_stop_a_trigger_that_is_full() {
+    let world = World::new().await;
+    let (gone, other) = (db("gone", 1), db("other", 1));
+    let (told, mut ear) = job::<IndexBuild>();
+    let options = TriggerOptions { pending_max: 1, ..quick() };
+    let trigger = index_trigger(&world.dispatcher, options, told).await.unwrap();
+    world.event(&gone, EventKind::Created).await;
+    let (_, decide) = ear.hear().await;
+    world.event(&gone, EventKind::Deleted).await;
+    world.event(&other, EventKind::Created).await;
+    decide.send(Err("no such database".into())).unwrap();
+    loop {
+        let (build, decide) = ear.hear().await;
+        if build.db == other {
+            break;
+        }
+        decide.send(Err("no such database".into())).unwrap();
+    }
+    trigger.shutdown().await.unwrap();
+}
+
+/// Once, a change of a design document whose id was not recorded was lost among those with an id that were folded with it, and
+/// its index was not built.
+#[tokio::test(start_paused = true)]
+async fn a_design_document_without_an_id_has_all_indexes_built_whatever_it_was_folded_with() {
+    let world = World::new().await;
+    let (told, mut ear) = job::<IndexBuild>();
+    let trigger = index_trigger(&world.dispatcher, quick(), told).await.unwrap();
+    let a = db("a", 1);
+    world.event(&a, EventKind::Created).await;
+    ear.done().await;
+    let before = world.bus.stats().folded.total();
+    let (producer, x) = (world.bus.producer(), "_design/x".parse::<DdocId>().unwrap());
+    let write = async |tx| {
+        producer.ddoc_updated(&tx, &a, Some(&x));
+        producer.ddoc_updated(&tx, &a, None);
+        Ok(())
+    };
+    world.store.run(write).await.unwrap();
+    world.settled(before).await;
+    assert_eq!(ear.done().await.ddocs, IndexDdocs::All);
+    world.ddoc(&a, Some("_design/x")).await;
+    assert_eq!(ear.done().await.ddocs, IndexDdocs::Only([x].into()), "it was told once");
+    at_rest(&world, &trigger).await;
+    trigger.shutdown().await.unwrap();
+}
+
+/// One that has lost its cursor ends with its next build of a new database, and does not wait for the next checkpoint.
+#[tokio::test(start_paused = true)]
+async fn a_trigger_that_was_taken_over_builds_no_new_database() {
+    let world = World::new().await;
+    let (told, mut first) = job::<IndexBuild>();
+    let options = TriggerOptions { checkpoint_interval: Duration::from_hours(1), ..quick() };
+    let old = index_trigger(&world.dispatcher, options, told).await.unwrap();
+    world.event(&db("a", 1), EventKind::Created).await;
+    first.done().await;
+    let (told, mut second) = job::<IndexBuild>();
+    let options = TriggerOptions { filter: Filter::name("a").unwrap(), ..quick() };
+    let _new = index_trigger(&world.dispatcher, options, told).await.unwrap();
+    assert_eq!(second.done().await.db, db("a", 1));
+    world.event(&db("b", 1), EventKind::Created).await;
+    until("the end of the old one", async || old.status().is_finished).await;
+    assert!(first.works.recv().await.is_none(), "it was given nothing more");
+}

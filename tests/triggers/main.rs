@@ -1,0 +1,10 @@
+//! Triggers: what is to be done is gathered, done, tried again, cancelled, and never lost.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+#[path = "../common/mod.rs"]
+mod common;
+mod expiry;
+mod index;
+mod replication;
+mod world;

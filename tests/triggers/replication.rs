@@ -1,0 +1,343 @@
+//! The replication trigger.
+
+use std::{
+    collections::BTreeSet,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use notibus::{DispatcherOptions, Scan, ScanReporter, Sequence, TriggerOptions, replication_trigger};
+
+use crate::{
+    common::{self, db, forgetful, until, within},
+    world::{Ear, World, at_rest, job},
+};
+
+/// The documents that a scan finds.
+async fn ids(scan: &mut Scan) -> Vec<String> {
+    let mut ids = Vec::new();
+    loop {
+        let page = scan.page(2).await.unwrap();
+        ids.extend(page.rows.iter().map(|change| change.doc.id.to_string()));
+        if !page.more {
+            return ids;
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn databases_are_scanned_from_the_beginning_and_then_from_the_last_seen_sequence() {
+    let world = World::new().await;
+    let found = db("_replicator", 1);
+    world.create(&found).await;
+    world.document(&found, "x").await;
+    let (told, mut ear) = job::<Scan>();
+    let trigger =
+        replication_trigger(&world.dispatcher, TriggerOptions::replication("r"), told).await.unwrap();
+    let (mut scan, decide) = ear.hear().await;
+    assert_eq!((scan.db(), scan.since()), (&found, Sequence::ZERO), "it is found");
+    assert_eq!(ids(&mut scan).await, ["x"]);
+    decide.send(Ok(())).unwrap();
+    let created = db("shop/_replicator", 2);
+    for (n, stranger) in ["shop/_replicator2", "replicator", "shop/_users"].into_iter().enumerate() {
+        world.create(&db(stranger, 10 + n as u8)).await;
+    }
+    world.create(&created).await;
+    let (mut scan, decide) = ear.hear().await;
+    assert_eq!((scan.db().clone(), ids(&mut scan).await.len()), (created.clone(), 0), "and no other");
+    decide.send(Ok(())).unwrap();
+    for some in [["a", "b", "c"], ["d", "e", "f"]] {
+        for id in some {
+            world.document(&created, id).await;
+        }
+        let mut seen = Vec::new();
+        while seen.len() < 3 {
+            let (mut scan, decide) = ear.hear().await;
+            assert!(scan.since() > Sequence::ZERO || seen.is_empty());
+            seen.extend(ids(&mut scan).await);
+            decide.send(Ok(())).unwrap();
+        }
+        assert_eq!(seen, some, "each once");
+        // An update that came during a scan that had read it already causes another one.
+        while let Ok(Some((mut scan, decide))) =
+            tokio::time::timeout(Duration::from_secs(5), ear.works.recv()).await
+        {
+            assert!(ids(&mut scan).await.is_empty());
+            decide.send(Ok(())).unwrap();
+        }
+    }
+    at_rest(&world, &trigger).await;
+    trigger.shutdown().await.unwrap();
+    // Another process goes on, unlike CouchDB, which begins from zero.
+    world.document(&created, "g").await;
+    let (told, mut ear) = job::<Scan>();
+    let trigger =
+        replication_trigger(&world.dispatcher, TriggerOptions::replication("r"), told).await.unwrap();
+    let (mut scan, decide) = ear.hear().await;
+    assert_eq!((scan.db().clone(), ids(&mut scan).await), (created, vec!["g".to_owned()]));
+    decide.send(Ok(())).unwrap();
+    assert!(ear.is_quiet().await);
+    trigger.shutdown().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_update_during_a_scan_causes_another_one_afterwards() {
+    let world = World::new().await;
+    let a = db("_replicator", 1);
+    world.create(&a).await;
+    let (told, mut ear) = job::<Scan>();
+    let _trigger =
+        replication_trigger(&world.dispatcher, TriggerOptions::replication("r"), told).await.unwrap();
+    let (mut scan, decide) = ear.hear().await;
+    assert!(ids(&mut scan).await.is_empty());
+    for id in ["x", "y"] {
+        world.document(&a, id).await;
+    }
+    assert!(ear.is_quiet().await, "one scan at a time");
+    decide.send(Ok(())).unwrap();
+    let (mut scan, decide) = ear.hear().await;
+    assert_eq!(ids(&mut scan).await, ["x", "y"]);
+    decide.send(Ok(())).unwrap();
+    assert!(ear.is_quiet().await, "one for both updates");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_scan_that_fails_goes_on_from_its_last_report() {
+    let world = World::new().await;
+    let a = db("_replicator", 1);
+    world.create(&a).await;
+    for id in ["x", "y", "z"] {
+        world.document(&a, id).await;
+    }
+    let (told, mut ear) = job::<Scan>();
+    let _trigger =
+        replication_trigger(&world.dispatcher, TriggerOptions::replication("r"), told).await.unwrap();
+    let (mut scan, decide) = ear.hear().await;
+    let page = scan.page(1).await.unwrap();
+    assert!(scan.reporter().report(page.to).await.unwrap());
+    scan.page(1).await.unwrap();
+    decide.send(Err("no network".into())).unwrap();
+    let (mut scan, decide) = ear.hear().await;
+    assert_eq!((scan.attempt(), scan.since()), (2, page.to));
+    assert_eq!(ids(&mut scan).await, ["y", "z"], "what was not reported comes again");
+    decide.send(Ok(())).unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_deleted_database_stops_and_stale_reports_are_ignored() {
+    let world = World::new().await;
+    let (old, new) = (db("_replicator", 1), db("_replicator", 2));
+    world.create(&old).await;
+    let (told, mut ear) = job::<Scan>();
+    let trigger =
+        replication_trigger(&world.dispatcher, TriggerOptions::replication("r"), told).await.unwrap();
+    let (mut scan, decide) = ear.hear().await;
+    world.document(&old, "x").await;
+    let page = scan.page(10).await.unwrap();
+    let first: ScanReporter = scan.reporter();
+    assert!(first.report(page.to).await.unwrap());
+    decide.send(Ok(())).unwrap();
+    let (scan, decide) = ear.hear().await;
+    assert!(!first.report(page.to).await.unwrap(), "another scan has begun");
+    let second = scan.reporter();
+    world.delete(&old).await;
+    within("the cancelling", async {
+        while !decide.is_closed() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    assert_eq!(within("the end", ear.gone.recv()).await.unwrap(), old);
+    until("rest", async || trigger.status().running == 0).await;
+    assert!(!second.report(page.to).await.unwrap(), "its database is gone");
+    assert_eq!(trigger.status().cancelled, 1);
+    world.create(&new).await;
+    let (scan, decide) = ear.hear().await;
+    assert_eq!((scan.db(), scan.since()), (&new, Sequence::ZERO));
+    assert!(!second.report(page.to).await.unwrap(), "nor is it the new one");
+    decide.send(Ok(())).unwrap();
+    trigger.shutdown().await.unwrap();
+}
+
+/// Deleted while the trigger was away for longer than tombstones are kept: no row tells of it any more.
+#[tokio::test(start_paused = true)]
+async fn a_trigger_that_has_expired_finds_out_what_is_gone() {
+    let mut world = World::new().await;
+    let (gone, again, stays) = (db("a/_replicator", 1), db("b/_replicator", 2), db("c/_replicator", 3));
+    for db in [&gone, &again, &stays] {
+        world.create(db).await;
+    }
+    let start = async |world: &World| {
+        let (told, ear) = job::<Scan>();
+        let options = TriggerOptions::replication("r");
+        (replication_trigger(&world.dispatcher, options, told).await.unwrap(), ear)
+    };
+    let (trigger, mut ear) = start(&world).await;
+    for _ in 0..3 {
+        ear.done().await;
+    }
+    at_rest(&world, &trigger).await;
+    trigger.shutdown().await.unwrap();
+    world.delete(&gone).await;
+    world.delete(&again).await;
+    let _janitor = world.bus.janitor(forgetful()).await.unwrap();
+    until("the tombstones' end", async || world.bus.stats().tombstones_dropped == 2).await;
+    let back = db("b/_replicator", 4);
+    world.create(&back).await;
+    // Another process: the ring of the old one may still hold the tombstones.
+    world.dispatcher = world.bus.dispatcher(DispatcherOptions::default()).await.unwrap();
+    let (trigger, mut ear) = start(&world).await;
+    let mut scanned = BTreeSet::new();
+    let mut ended = BTreeSet::new();
+    while scanned.len() < 2 || ended.len() < 2 {
+        tokio::select! {
+            scan = ear.works.recv() => {
+                let (scan, decide) = scan.unwrap();
+                scanned.insert(scan.db().clone());
+                decide.send(Ok(())).unwrap();
+            }
+            db = ear.gone.recv() => {
+                ended.insert(db.unwrap());
+            }
+        }
+    }
+    assert_eq!(scanned, [back, stays].into());
+    assert_eq!(ended, [gone, again].into());
+    trigger.shutdown().await.unwrap();
+}
+
+/// Once, a trigger that crashed after it had learnt that it had expired forgot to find out what was gone.
+#[tokio::test(start_paused = true)]
+async fn a_trigger_that_crashes_after_it_has_expired_still_finds_out_what_is_gone() {
+    for is_done in [false, true] {
+        let mut world = World::new().await;
+        let (gone, stays) = (db("a/_replicator", 1), db("c/_replicator", 3));
+        world.create(&gone).await;
+        world.create(&stays).await;
+        let start = async |world: &World, told| {
+            let options =
+                TriggerOptions { backoff_min: Duration::from_mins(5), ..TriggerOptions::replication("r") };
+            replication_trigger(&world.dispatcher, options, told).await.unwrap()
+        };
+        let (told, mut ear) = job::<Scan>();
+        let trigger = start(&world, told).await;
+        ear.done().await;
+        ear.done().await;
+        at_rest(&world, &trigger).await;
+        trigger.shutdown().await.unwrap();
+        world.delete(&gone).await;
+        let _janitor = world.bus.janitor(forgetful()).await.unwrap();
+        until("the tombstone's end", async || world.bus.stats().tombstones_dropped == 1).await;
+        world.dispatcher = world.bus.dispatcher(DispatcherOptions::default()).await.unwrap();
+        // It is told, cannot act on it, and puts down how far it has come.
+        let (told, Ear { mut works, gone: deaf }) = job::<Scan>();
+        drop(deaf);
+        let trigger = start(&world, told).await;
+        let (_, decide) = within("a scan", works.recv()).await.unwrap();
+        let mut decide = Some(decide);
+        if is_done {
+            decide.take().unwrap().send(Ok(())).unwrap();
+        }
+        tokio::time::sleep(Duration::from_secs(30)).await;
+        drop(trigger);
+        let (told, mut ear) = job::<Scan>();
+        let trigger = start(&world, told).await;
+        assert_eq!(within("that it is gone", ear.gone.recv()).await.unwrap(), gone);
+        trigger.shutdown().await.unwrap();
+    }
+}
+
+/// Once, of a database that was created anew twice while the trigger was away, the first instance was never told to be gone,
+/// and what was started for it ran on.
+#[tokio::test(start_paused = true)]
+async fn an_instance_is_told_to_be_gone_however_many_have_come_since() {
+    for lives in [true, false] {
+        let mut world = World::new().await;
+        let start = async |world: &World, told| {
+            replication_trigger(&world.dispatcher, TriggerOptions::replication("r"), told).await.unwrap()
+        };
+        let [first, second, third] = [1, 2, 3].map(|instance| db("a/_replicator", instance));
+        world.create(&first).await;
+        let (told, mut ear) = job::<Scan>();
+        let trigger = start(&world, told).await;
+        ear.done().await;
+        at_rest(&world, &trigger).await;
+        trigger.shutdown().await.unwrap();
+        world.delete(&first).await;
+        world.create(&second).await;
+        world.delete(&second).await;
+        world.create(&third).await;
+        if !lives {
+            world.delete(&third).await;
+        }
+        // Another process: the ring of the old one holds every row.
+        world.dispatcher = world.bus.dispatcher(DispatcherOptions::default()).await.unwrap();
+        let (told, mut ear) = job::<Scan>();
+        let trigger = start(&world, told).await;
+        let mut gone = BTreeSet::new();
+        while !gone.contains(&first) {
+            gone.insert(within("that it is gone", ear.gone.recv()).await.unwrap());
+        }
+        if lives {
+            assert_eq!(ear.done().await.db(), &third);
+            assert!(!gone.contains(&third));
+        }
+        at_rest(&world, &trigger).await;
+        trigger.shutdown().await.unwrap();
+    }
+}
+
+/// Crashes at random between updates: at the end every document was seen.
+#[tokio::test(start_paused = true)]
+async fn no_change_is_missed_by_scans_that_crash_at_random() {
+    let mut random = common::dice();
+    let world = World::new().await;
+    let dbs = [("_replicator", 1), ("a/_replicator", 2), ("b/_replicator", 3)].map(|(name, n)| db(name, n));
+    for db in &dbs {
+        world.create(db).await;
+    }
+    let (mut written, seen) = (BTreeSet::new(), Arc::new(Mutex::new(BTreeSet::new())));
+    for round in 0..20 {
+        let (seen, mut dice) = (Arc::clone(&seen), random.fork());
+        let fails: Vec<_> = (0..64).map(|_| dice.u8(..4) == 0).collect();
+        let scans = AtomicUsize::new(0);
+        let scan = move |mut scan: Scan| {
+            let seen = Arc::clone(&seen);
+            let fails = fails[scans.fetch_add(1, Ordering::Relaxed) % fails.len()] && round < 19;
+            async move {
+                let name = scan.db().name.to_string();
+                loop {
+                    let page = scan.page(2).await?;
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                    if fails {
+                        return Err("it fails".into());
+                    }
+                    let found = page.rows.iter().map(|change| (name.clone(), change.doc.id.to_string()));
+                    seen.lock().unwrap().extend(found);
+                    if !page.more {
+                        return Ok(());
+                    }
+                }
+            }
+        };
+        let options = TriggerOptions::replication("r");
+        let trigger = replication_trigger(&world.dispatcher, options, scan).await.unwrap();
+        for n in 0..random.usize(..6) {
+            let db = random.choice(&dbs).unwrap();
+            let id = format!("{round}-{n}");
+            world.document(db, &id).await;
+            written.insert((db.name.to_string(), id));
+        }
+        tokio::time::sleep(Duration::from_millis(random.u64(..3_000))).await;
+        if round == 19 {
+            at_rest(&world, &trigger).await;
+        }
+        if random.bool() {
+            trigger.shutdown().await.unwrap();
+        }
+    }
+    assert_eq!(*seen.lock().unwrap(), written);
+}

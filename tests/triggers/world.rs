@@ -1,0 +1,172 @@
+//! A bus with all its roles, and jobs whose end is decided from outside.
+
+use std::time::Duration;
+
+use notibus::{
+    Bus, ChangesOptions, Db, DdocId, Dispatcher, DispatcherOptions, DocId, DocSummary, EventKind, Notifier,
+    Revision, Sequence, TaskResult, Trigger, TriggerJob, TriggerOptions, store::Database,
+};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+use crate::common::{eager, record, until, wide_bus, within};
+
+/// A bus with all its roles in one process.
+pub struct World {
+    /// The store.
+    pub store: Database,
+    /// The bus.
+    pub bus: Bus,
+    /// Folds at once.
+    pub _notifier: Notifier,
+    /// Dispatches.
+    pub dispatcher: Dispatcher,
+}
+
+impl World {
+    /// A bus in a new store.
+    pub async fn new() -> Self {
+        let store = Database::memory();
+        let bus = wide_bus(&store).await;
+        let notifier = bus.notifier(eager()).await.unwrap();
+        let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
+        Self { store, bus, _notifier: notifier, dispatcher }
+    }
+
+    /// Commits an event, and waits until the dispatcher has read it.
+    pub async fn event(&self, db: &Db, kind: EventKind) {
+        let before = self.bus.stats().folded.total();
+        record(&self.store, &self.bus, db, kind.once().lanes()).await;
+        self.settled(before).await;
+    }
+
+    /// Waits until more than `before` events are folded, and the dispatcher has read them.
+    pub async fn settled(&self, before: u64) {
+        until("the fold", async || self.bus.stats().folded.total() > before).await;
+        let last = self.bus.feed().last_sequence().await.unwrap();
+        until("the tail", async || Some(self.dispatcher.position()) >= last).await;
+    }
+
+    /// Commits a change of a design document.
+    pub async fn ddoc(&self, db: &Db, id: Option<&str>) {
+        let before = self.bus.stats().folded.total();
+        let (producer, id) = (self.bus.producer(), id.map(|id| id.parse::<DdocId>().unwrap()));
+        let write = async |tx| {
+            producer.ddoc_updated(&tx, db, id.as_ref());
+            Ok(())
+        };
+        self.store.run(write).await.unwrap();
+        self.settled(before).await;
+    }
+
+    /// Creates a database with a feed of documents.
+    pub async fn create(&self, db: &Db) {
+        let before = self.bus.stats().folded.total();
+        let (changes, producer) = (self.bus.changes(), self.bus.producer());
+        let create = async |tx| {
+            changes.create(&tx, db, &ChangesOptions::default()).await?;
+            producer.created(&tx, db);
+            Ok(())
+        };
+        self.store.run(create).await.unwrap();
+        self.settled(before).await;
+    }
+
+    /// Deletes a database with its feed of documents.
+    pub async fn delete(&self, db: &Db) {
+        let before = self.bus.stats().folded.total();
+        let (changes, producer) = (self.bus.changes(), self.bus.producer());
+        let delete = async |tx| {
+            changes.remove(&tx, db);
+            producer.deleted(&tx, db);
+            Ok(())
+        };
+        self.store.run(delete).await.unwrap();
+        self.settled(before).await;
+    }
+
+    /// Writes a new document.
+    pub async fn document(&self, db: &Db, id: &str) {
+        let before = self.bus.stats().folded.total();
+        let changes = self.bus.changes();
+        let revision = Revision { position: 1, hash: [1; 16] };
+        let doc = DocSummary { id: DocId::new(id).unwrap(), revision, branches: 1, is_deleted: false };
+        let write = async |tx| {
+            changes.writer(&tx, db).await?.record(&doc, None)?;
+            Ok(())
+        };
+        self.store.run(write).await.unwrap();
+        self.settled(before).await;
+    }
+}
+
+/// A job that tells what it is given, and whose end is decided from outside.
+pub struct Told<W> {
+    /// What it is given.
+    pub works: UnboundedSender<(W, tokio::sync::oneshot::Sender<TaskResult>)>,
+    /// Databases that it was told to be gone.
+    pub gone: UnboundedSender<Db>,
+}
+
+/// What hears of a job.
+pub struct Ear<W> {
+    /// What it is given, with the decision.
+    pub works: UnboundedReceiver<(W, tokio::sync::oneshot::Sender<TaskResult>)>,
+    /// Databases that it was told to be gone.
+    pub gone: UnboundedReceiver<Db>,
+}
+
+/// A job, and what hears of it.
+pub fn job<W>() -> (Told<W>, Ear<W>) {
+    let (works, heard) = unbounded_channel();
+    let (gone, left) = unbounded_channel();
+    (Told { works, gone }, Ear { works: heard, gone: left })
+}
+
+impl<W: Send + 'static> TriggerJob<W> for Told<W> {
+    async fn run(&self, work: W) -> TaskResult {
+        let (decide, decided) = tokio::sync::oneshot::channel();
+        self.works.send((work, decide)).map_err(|_| "nobody hears")?;
+        decided.await?
+    }
+
+    async fn deleted(&self, db: Db) -> TaskResult {
+        self.gone.send(db)?;
+        Ok(())
+    }
+}
+
+impl<W> Ear<W> {
+    /// The next work, undecided.
+    pub async fn hear(&mut self) -> (W, tokio::sync::oneshot::Sender<TaskResult>) {
+        within("a job", self.works.recv()).await.unwrap()
+    }
+
+    /// The next work, which is done.
+    pub async fn done(&mut self) -> W {
+        let (work, decide) = self.hear().await;
+        decide.send(Ok(())).unwrap();
+        work
+    }
+
+    /// Whether nothing comes within a good while.
+    pub async fn is_quiet(&mut self) -> bool {
+        tokio::time::timeout(Duration::from_secs(30), self.works.recv()).await.is_err()
+    }
+}
+
+/// Options of an index trigger with a debounce of a second.
+pub fn quick() -> TriggerOptions {
+    TriggerOptions { debounce: Duration::from_secs(1), ..TriggerOptions::index("views") }
+}
+
+/// Waits until nothing is left to do, and that is put down.
+pub async fn at_rest(world: &World, trigger: &Trigger) {
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    until("rest", async || {
+        let status = trigger.status();
+        status.waiting == 0 && status.running == 0
+    })
+    .await;
+    let now = world.bus.feed().last_sequence().await.unwrap().unwrap_or(Sequence::ZERO);
+    until("the checkpoint", async || trigger.status().position >= now).await;
+}
