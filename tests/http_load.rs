@@ -1,4 +1,4 @@
-//! Many feeds at once on a served node: nothing is lost, memory is bounded, and what is aborted is freed.
+//! Many feeds at once on a served node: nothing is lost, memory is flat, and what is aborted or does not read is freed.
 //!
 //! Small by default. `NOTIBUS_LOAD=full cargo test --release --test http_load -- --nocapture --test-threads 1` takes the numbers that
 //! the README states.
@@ -258,4 +258,57 @@ fn what_is_aborted_is_freed_and_what_is_idle_costs_memory_only() {
         "{aborts} opens and aborts: {before} KiB and {tasks} tasks before, {after} KiB and as many tasks after"
     );
     assert!(after < before + before / 4 + 10_000, "{before} KiB grew to {after} KiB");
+}
+
+#[test]
+fn who_does_not_read_holds_little_and_is_dropped() {
+    let (feeds, databases) = (sized(100_u64, 1_000), sized(3_000, 20_000));
+    let served = Served::start(&["--store", "memory", "--write-timeout", "3s"], None);
+    let (at, process) = (served.at, served.id());
+    runtime().block_on(async {
+        let mut poster = Poster(TcpStream::connect(at).await.unwrap());
+        for chunk in (0..databases).collect::<Vec<_>>().chunks(500) {
+            let event = |n| format!("{{\"db\":\"some/database{n}\",\"type\":\"created\"}}");
+            let body: Vec<_> = chunk.iter().map(event).collect();
+            poster.post(&format!("[{}]", body.join(","))).await;
+        }
+        drop(poster);
+        while served.metric("notibus_notifications_total") < databases {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        let tasks = served.settled("notibus_tasks");
+        let before = memory(process);
+        let mut sockets = Vec::new();
+        for _ in 0..feeds {
+            let socket = tokio::net::TcpSocket::new_v4().unwrap();
+            socket.set_recv_buffer_size(4 << 10).unwrap();
+            let mut socket = socket.connect(at).await.unwrap();
+            let target = "/_db_updates?feed=continuous&since=0&heartbeat=10000";
+            socket
+                .write_all(format!("GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n").as_bytes())
+                .await
+                .unwrap();
+            sockets.push(socket);
+        }
+        let began = Instant::now();
+        let (mut most, mut has_begun) = (before, false);
+        loop {
+            let open = served.metric("notibus_http_feeds");
+            if has_begun && open == 0 {
+                break;
+            }
+            has_begun |= open > feeds / 2;
+            assert!(began.elapsed() < LIMIT, "they are dropped");
+            most = most.max(memory(process));
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        let each = most.saturating_sub(before) / feeds;
+        println!(
+            "{feeds} clients that do not read: {each} KiB each, and dropped after {:?}",
+            began.elapsed()
+        );
+        // A page of 512 rows, and what is being written; all that there is to read would be megabytes.
+        assert!(each < 200, "{each} KiB");
+        served.until_metric("notibus_tasks", tasks);
+    });
 }
