@@ -28,10 +28,16 @@ async fn only_admins_are_told() {
     assert_eq!(wrong.head.status, 401);
     assert_eq!(wrong.body, "{\"error\":\"unauthorized\",\"reason\":\"Name or password is incorrect.\"}\n");
     for (method, target) in [
+        ("GET", "/_db_updates/"),
         ("GET", "/_notibus/status"),
+        ("GET", "/_notibus/status/"),
         ("GET", "/_notibus/metrics"),
         ("POST", "/_notibus/events"),
+        ("POST", "/_notibus/events/"),
         ("GET", "/a/_changes"),
+        ("GET", "/a/_changes/"),
+        ("GET", "/a/_changes/_meta"),
+        ("GET", "/a/_changes/1"),
         ("PUT", "/_changes_shards/a"),
     ] {
         assert_eq!(ask(world.at(), method, target, "", "[]").await.head.status, 401, "{target}");

@@ -9,7 +9,7 @@ use notibus::{
 
 use crate::{
     client::{Connection, ask, get},
-    common::db,
+    common::{db, until},
     layer::Layer,
     world::World,
 };
@@ -267,6 +267,24 @@ async fn feeds_of_documents_begin_at_once_and_beat() {
             assert_eq!(ask(world.at(), "HEAD", &target, "", "").await.head.status, 200);
         }
     }
+}
+
+#[tokio::test]
+async fn a_closed_connection_frees_its_feed_of_documents() {
+    let (world, layer, db) = world("d", 2).await;
+    layer.write(&db, "a", 1, 1, false).await;
+    let before = world.dispatcher.subscribers();
+    let mut open = Vec::new();
+    for n in 0..60 {
+        let feed = ["continuous", "longpoll", "eventsource"][n % 3];
+        let target = format!("/d/_changes?feed={feed}&since=now&heartbeat=60000");
+        let mut connection = Connection::get(world.at(), &target).await;
+        connection.head().await;
+        open.push(connection);
+    }
+    assert_eq!(world.dispatcher.subscribers(), before + 60);
+    drop(open);
+    until("the feeds to be freed", async || world.dispatcher.subscribers() == before).await;
 }
 
 #[tokio::test]
