@@ -23,7 +23,8 @@ fn credential(arguments: &[&str], secret: &str) -> Option<String> {
         .stdout(Stdio::piped())
         .stderr(Stdio::null());
     let mut child = command.spawn().unwrap();
-    child.stdin.take().unwrap().write_all(secret.as_bytes()).unwrap();
+    // It may have refused its arguments and ended.
+    drop(child.stdin.take().unwrap().write_all(secret.as_bytes()));
     let output = child.wait_with_output().unwrap();
     output.status.success().then(|| String::from_utf8(output.stdout).unwrap())
 }
