@@ -293,9 +293,9 @@ fn who_does_not_read_holds_little_and_is_dropped() {
         let began = Instant::now();
         let mut most = before;
         for socket in &mut sockets {
-            let mut begun = [0; 12];
-            socket.read_exact(&mut begun).await.unwrap();
-            assert_eq!(&begun, b"HTTP/1.1 200");
+            let mut status = [0; 12];
+            socket.read_exact(&mut status).await.unwrap();
+            assert_eq!(&status, b"HTTP/1.1 200");
         }
         while served.metric("notibus_http_feeds") > 0 {
             assert!(began.elapsed() < LIMIT, "they are dropped");
