@@ -450,6 +450,33 @@ async fn random_edits_agree_with_a_model() {
     assert_eq!(info["doc_del_count"], model.len() - living);
 }
 
+/// What axum refuses by itself once came as plain text, or with an empty body, which clients of CouchDB do not read.
+#[tokio::test]
+async fn refusals_are_told_in_json() {
+    let world = World::new().await;
+    world.ask("PUT", "/db", None).await;
+    for (method, path, body, status, error, reason) in [
+        ("GET", "/%ff", "", 400, "bad_request", "Invalid URL: Invalid UTF-8 in `db`"),
+        ("PUT", "/%ff/x", "{}", 400, "bad_request", "Invalid URL: Invalid UTF-8 in `db`"),
+        ("PATCH", "/db", "", 405, "method_not_allowed", "Only GET,HEAD,PUT,DELETE,POST allowed"),
+        ("DELETE", "/_up", "", 405, "method_not_allowed", "Only GET,HEAD allowed"),
+        ("GET", "/db/_bulk_docs", "", 405, "method_not_allowed", "Only POST allowed"),
+        ("POST", "/db", &" ".repeat(17 << 20), 413, "too_large", "the request entity is too large"),
+        ("GET", "/db/x/y", "", 404, "not_found", "missing"),
+    ] {
+        let request = Request::builder().method(method).uri(path).body(Body::from(body.to_owned())).unwrap();
+        let response = world.raw(request).await;
+        assert_eq!(response.status().as_u16(), status, "{method} {path}");
+        let header = |name| response.headers().get(name).map(|value| value.to_str().unwrap().to_owned());
+        assert_eq!(header("content-type").as_deref(), Some("application/json"), "{method} {path}");
+        let allowed = reason.strip_prefix("Only ").and_then(|reason| reason.strip_suffix(" allowed"));
+        assert_eq!(header("allow").as_deref(), allowed);
+        let told = to_bytes(response.into_body(), usize::MAX).await.unwrap();
+        let told: Value = serde_json::from_slice(&told).unwrap();
+        assert_eq!(told, json!({ "error": error, "reason": reason }), "{method} {path}");
+    }
+}
+
 /// Whatever is asked, the layer neither panics nor calls it a failure of its own.
 #[tokio::test]
 async fn nonsense_is_answered() {

@@ -23,7 +23,8 @@ fn credential(arguments: &[&str], secret: &str) -> Option<String> {
         .stdout(Stdio::piped())
         .stderr(Stdio::null());
     let mut child = command.spawn().unwrap();
-    child.stdin.take().unwrap().write_all(secret.as_bytes()).unwrap();
+    // It may have refused its arguments and ended.
+    drop(child.stdin.take().unwrap().write_all(secret.as_bytes()));
     let output = child.wait_with_output().unwrap();
     output.status.success().then(|| String::from_utf8(output.stdout).unwrap())
 }
@@ -32,7 +33,7 @@ fn credential(arguments: &[&str], secret: &str) -> Option<String> {
 fn post(body: &str) -> String {
     let length = body.len();
     format!(
-        "POST /_notibus/events HTTP/1.1\r\nHost: here\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"
+        "POST /_notibus/events HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"
     )
 }
 
@@ -46,8 +47,10 @@ fn a_node_records_tells_and_ends_its_feeds() {
 
     let mut feed = TcpStream::connect(served.at).unwrap();
     feed.set_read_timeout(Some(LIMIT)).unwrap();
-    feed.write_all(b"GET /_db_updates?feed=continuous HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n")
-        .unwrap();
+    feed.write_all(
+        b"GET /_db_updates?feed=continuous HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+    )
+    .unwrap();
     let mut lines = BufReader::new(feed);
     let mut line = String::new();
     let recorded = served.ask(&post(r#"[{"db":"a","type":"created"},{"db":"a","type":"updated"}]"#));
@@ -82,6 +85,11 @@ fn credentials_are_made_and_needed() {
     let lines = format!("{password}{}", credential(&["token"], token).unwrap());
     assert!(!lines.contains("secret") && !lines.contains(token));
     assert!(credential(&["token"], "short").is_none());
+    assert!(
+        credential(&["password", "anna", "secret"], "secret\n").is_none(),
+        "everyone sees a command line"
+    );
+    assert!(credential(&["token", token], token).is_none());
     // It was once cut off, and then did not let in.
     assert!(credential(&["password", "anna"], &"x".repeat(1_025)).is_none());
 
@@ -89,7 +97,7 @@ fn credentials_are_made_and_needed() {
     assert!(served.get("/_db_updates").starts_with("HTTP/1.1 401 Unauthorized\r\n"));
     let with = |header: &str| {
         format!(
-            "GET /_db_updates HTTP/1.1\r\nHost: here\r\nConnection: close\r\nAuthorization: {header}\r\n\r\n"
+            "GET /_db_updates HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nAuthorization: {header}\r\n\r\n"
         )
     };
     assert!(served.ask(&with("Basic YW5uYTpzZWNyZXQ=")).starts_with("HTTP/1.1 200 OK\r\n"));
@@ -105,6 +113,11 @@ fn credentials_are_made_and_needed() {
 fn it_does_not_open_itself_to_others_without_credentials() {
     for (arguments, named) in [
         (&["--listen", "0.0.0.0:0"][..], "credentials are needed"),
+        (&["--listen", "[::]:0"], "credentials are needed"),
+        // Everyone on the machine sees a command line.
+        (&["--password", "secret"], "--password"),
+        (&["--token", "0123456789abcdef"], "--token"),
+        (&["--credentials", "anna:$argon2id$v=19$m=8,t=1,p=1$AAAAAAAAAAA"], "anna"),
         (&["--credentials", "/does/not/exist"], "/does/not/exist"),
         (&["--listen", "here"], "--listen"),
         (&["--store", "disk:x"], "--store"),
@@ -120,6 +133,25 @@ fn it_does_not_open_itself_to_others_without_credentials() {
         let errors = String::from_utf8(output.stderr).unwrap();
         assert!(errors.contains(named), "{errors}");
     }
+}
+
+/// Without credentials it answers this machine only, and no page of anyone that asks through a browser on it.
+#[test]
+fn an_open_node_is_asked_by_its_own_names() {
+    let with = |host: &str| format!("GET / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
+    let refused = "HTTP/1.1 400 Bad Request\r\n";
+    let open = Served::start(&["--store", "memory", "--host", "db.example"], None);
+    for host in ["localhost", "127.0.0.1:5985", "db.example"] {
+        assert!(open.ask(&with(host)).starts_with("HTTP/1.1 200 OK\r\n"), "{host}");
+    }
+    let answer = open.ask(&with("rebound.example"));
+    assert!(answer.starts_with(refused) && answer.contains("Invalid host header"), "{answer}");
+    // With credentials a name does no harm, unless others are given.
+    let line = credential(&["token"], "0123456789abcdef0123456789abcdef").unwrap();
+    let closed = Served::start(&["--store", "memory"], Some(&line));
+    assert!(closed.ask(&with("db.example")).starts_with("HTTP/1.1 200 OK\r\n"));
+    let named = Served::start(&["--store", "memory", "--host", "db.example"], Some(&line));
+    assert!(named.ask(&with("rebound.example")).starts_with(refused));
 }
 
 /// Credentials that were set and could not be read once left the server open to everyone on the machine.

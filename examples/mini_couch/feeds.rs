@@ -2,7 +2,7 @@
 
 use futures_util::{FutureExt, future::BoxFuture};
 use notibus::{
-    Db, DbName, DocSource, DocSummary, Leaf, Result,
+    Db, DbName, DocSource, DocSummary, Result,
     http::Databases,
     store::{Isolation, Transaction},
 };
@@ -20,18 +20,8 @@ impl Databases for Couch {
     }
 }
 
-/// What the feeds ask of the documents.
+/// What the feeds ask of the documents, which have one branch each.
 impl DocSource for Couch {
-    fn leaves<'a>(
-        &'a self,
-        _tx: &'a Transaction,
-        _db: &'a Db,
-        doc: &'a DocSummary,
-    ) -> BoxFuture<'a, Result<Vec<Leaf>>> {
-        // There is one branch.
-        async { Ok(vec![Leaf { revision: doc.revision, is_deleted: doc.is_deleted }]) }.boxed()
-    }
-
     fn body<'a>(
         &'a self,
         tx: &'a Transaction,

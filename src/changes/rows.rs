@@ -1,6 +1,6 @@
 //! Changes with what the layer above knows of the documents: all leaves, and the documents themselves.
 
-use std::sync::Arc;
+use std::{future::ready, sync::Arc};
 
 use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt, future::BoxFuture, stream};
@@ -29,21 +29,31 @@ pub struct Leaf {
 
 /// What a layer knows of its documents, read in the transaction of the changes.
 pub trait DocSource: Send + Sync {
-    /// All leaves of `doc`, the winning one first. It is asked only for documents of more than one branch.
+    /// All leaves of `doc`, the winning one first. It is asked only for documents of more than one branch. Default: the winner
+    /// alone, for layers whose documents have no branches.
     fn leaves<'a>(
         &'a self,
-        tx: &'a Transaction,
-        db: &'a Db,
+        _tx: &'a Transaction,
+        _db: &'a Db,
         doc: &'a DocSummary,
-    ) -> BoxFuture<'a, Result<Vec<Leaf>>>;
+    ) -> BoxFuture<'a, Result<Vec<Leaf>>> {
+        Box::pin(ready(Ok(vec![winner(doc)])))
+    }
 
-    /// The winning revision of `doc` in the layer's own form; `None` if there is none to show.
+    /// The winning revision of `doc` in the layer's own form; `None` if there is none to show. Default: none.
     fn body<'a>(
         &'a self,
-        tx: &'a Transaction,
-        db: &'a Db,
-        doc: &'a DocSummary,
-    ) -> BoxFuture<'a, Result<Option<Bytes>>>;
+        _tx: &'a Transaction,
+        _db: &'a Db,
+        _doc: &'a DocSummary,
+    ) -> BoxFuture<'a, Result<Option<Bytes>>> {
+        Box::pin(ready(Ok(None)))
+    }
+}
+
+/// The leaf that a change tells of.
+fn winner(doc: &DocSummary) -> Leaf {
+    Leaf { revision: doc.revision, is_deleted: doc.is_deleted }
 }
 
 /// Which changes to read, and what with them.
@@ -132,7 +142,7 @@ pub(super) async fn read(
         let leaves = if query.all_leaves && doc.branches > 1 {
             source.leaves(tx, db, doc).await?
         } else {
-            vec![Leaf { revision: doc.revision, is_deleted: doc.is_deleted }]
+            vec![winner(doc)]
         };
         let body = if query.include_docs { source.body(tx, db, doc).await? } else { None };
         Ok::<_, Error>(ChangeRow { change, leaves, body })

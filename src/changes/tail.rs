@@ -12,11 +12,12 @@ use crate::{
     feed::{Cursor, Feed, FeedPage},
 };
 
-/// How often the tail looks for rows that no notification has told of.
+/// How often the tail looks for rows once there is no dispatcher that could tell of them.
 const POLL_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Reads the changes of a database as they come. It is woken by the database's notifications, so that no number of feeds
-/// costs a read while nothing happens, but for a poll in case the dispatcher has ended.
+/// Reads the changes of a database as they come. It is woken by the database's notifications, and looks at nothing meanwhile:
+/// an edit and its event are one transaction, so a notification comes after every edit, as long as a notifier is at work on
+/// some node. Only once its dispatcher has ended it looks every 10 s.
 #[derive(Debug)]
 pub struct ChangesTail {
     /// The changes.
@@ -67,16 +68,12 @@ impl ChangesTail {
 
     /// Completes when there may be rows.
     async fn wait(&mut self) {
-        let poll = self.feed.context.env().sleep(POLL_INTERVAL);
         let Some(updates) = &mut self.updates else {
-            return poll.await;
+            return self.feed.context.env().sleep(POLL_INTERVAL).await;
         };
-        tokio::select! {
-            // Whatever the notification says, the feed knows better.
-            update = updates.next() => if update.is_none() {
-                self.updates = None;
-            },
-            () = poll => {}
+        // Whatever the notification says, the feed knows better.
+        if updates.next().await.is_none() {
+            self.updates = None;
         }
     }
 }

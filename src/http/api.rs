@@ -12,6 +12,7 @@ use axum::{
     http::{Extensions, HeaderValue, Method, StatusCode, header},
     middleware::{self, Next},
     response::{IntoResponse, Response},
+    routing::MethodRouter,
 };
 use serde::Serialize;
 use tokio::{
@@ -49,7 +50,7 @@ pub struct ApiOptions {
     /// How many feeds read the store at once; others wait for their turn. Default: 16.
     pub reads_max: usize,
     /// The most rows of `_db_updates` that are kept in memory for live feeds; those further behind read the store.
-    /// Default: 65,536.
+    /// Default: 16,384, some 1 KB each.
     pub rows_kept_max: usize,
     /// Whether there is `_db_updates` at all. If not, nothing is kept for it, and it answers as CouchDB does without its
     /// database `_global_changes`. Default: yes.
@@ -66,7 +67,7 @@ impl Default for ApiOptions {
             heartbeat_max: Duration::from_mins(1),
             feeds_per_client_max: 10_000,
             reads_max: 16,
-            rows_kept_max: 65_536,
+            rows_kept_max: 16_384,
             keeps_db_updates: true,
             body_len_max: 1 << 20,
         }
@@ -219,6 +220,15 @@ impl std::fmt::Debug for Api {
     }
 }
 
+/// `router` that answers at `path`, also with a slash behind it: CouchDB does not see that slash.
+pub(super) fn at<S: Clone + Send + Sync + 'static>(
+    router: Router<S>,
+    path: &str,
+    methods: MethodRouter<S>,
+) -> Router<S> {
+    router.route(&format!("{path}/"), methods.clone()).route(path, methods)
+}
+
 /// Lets a request through that has credentials.
 async fn guard(State(inner): State<Arc<Inner>>, mut request: Request, next: Next) -> Response {
     if let Access::Credentials(credentials) = &inner.options.access {
@@ -242,6 +252,7 @@ async fn count(State(inner): State<Arc<Inner>>, request: Request, next: Next) ->
     };
     let response = next.run(request).await;
     let route = route.as_ref().map_or("", MatchedPath::as_str);
+    let route = route.strip_suffix('/').filter(|route| !route.is_empty()).unwrap_or(route);
     inner.metrics.answered(route, method, response.status().as_u16());
     response
 }

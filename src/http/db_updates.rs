@@ -15,6 +15,7 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use super::{
     Api, Failure, Inner,
+    api::at,
     query::{Mode, Query, Start},
     stream::Stream,
     updates::{Backwards, Updates},
@@ -30,7 +31,7 @@ const METHODS: &str = "GET,HEAD,POST";
 impl Api {
     /// `/_db_updates`, for admins.
     pub fn db_updates(&self) -> Router {
-        let router = Router::new().route("/_db_updates", any(answer));
+        let router = at(Router::new(), "/_db_updates", any(answer));
         self.guarded(router.with_state(Arc::clone(&self.inner)))
     }
 }

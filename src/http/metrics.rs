@@ -10,6 +10,8 @@ use prometheus_client::{
     registry::Registry,
 };
 
+use tokio::runtime::Handle;
+
 use super::Inner;
 use crate::event::EventKind;
 
@@ -61,6 +63,9 @@ pub(super) fn encode(inner: &Inner) -> String {
     registry.register("http_feed_failures", "Feeds that were cut off by a failure", failures);
     let gauge = |count: usize| ConstGauge::new(i64::try_from(count).unwrap_or(i64::MAX));
     registry.register("http_feeds", "Feeds that are open", gauge(inner.admission.feeds()));
+    // Outside of a runtime nobody asks.
+    let tasks = Handle::try_current().map_or(0, |runtime| runtime.metrics().num_alive_tasks());
+    registry.register("tasks", "Tasks that live in the runtime", gauge(tasks));
     registry.register("subscribers", "Subscriptions in the process", gauge(inner.dispatcher.subscribers()));
 
     let mut out = String::new();

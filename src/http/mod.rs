@@ -43,6 +43,7 @@ mod db_updates;
 mod events;
 mod failure;
 mod form;
+mod hosts;
 mod hub;
 mod metrics;
 mod query;
@@ -62,5 +63,6 @@ pub use self::{
     api::{Api, ApiOptions},
     databases::Databases,
     failure::Failure,
+    hosts::Hosts,
     server::{Server, ServerOptions},
 };

@@ -1,7 +1,9 @@
 //! [`Server`]: a listener with limits, that ends in good order.
 //!
 //! A client that does not read holds one chunk, the buffer of its connection and that of its socket, and is dropped when it has
-//! taken nothing for a while. One that sends nothing is dropped as well.
+//! taken nothing for a while. One that sends nothing is dropped as well. One that has vanished without a word is one that takes
+//! nothing: a feed sends a heartbeat, or its end, at least once a minute, and on Linux the system itself gives up a connection
+//! on which nothing is acknowledged for as long; elsewhere that takes it some minutes.
 
 use std::{
     convert::Infallible,
@@ -13,8 +15,13 @@ use std::{
     time::Duration,
 };
 
-use axum::{Router, body::Body, extract::Request};
-use futures_util::future::BoxFuture;
+use axum::{
+    Router,
+    body::Body,
+    extract::Request,
+    response::{IntoResponse, Response},
+};
+use futures_util::{FutureExt, future::BoxFuture};
 use hyper::{server::conn::http1, service::service_fn};
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
@@ -28,7 +35,7 @@ use tokio::{
 };
 use tower_service::Service;
 
-use super::Peer;
+use super::{Hosts, Peer};
 use crate::{
     env::Env,
     error::{Error, Result},
@@ -57,6 +64,8 @@ pub struct ServerOptions {
     pub send_buffer_len: usize,
     /// How long a shutdown waits for answers in progress. Default: 10 s.
     pub drain_timeout: Duration,
+    /// By which names it may be addressed. Default: by any.
+    pub hosts: Hosts,
 }
 
 impl Default for ServerOptions {
@@ -69,6 +78,7 @@ impl Default for ServerOptions {
             write_timeout: Duration::from_secs(30),
             send_buffer_len: 128 << 10,
             drain_timeout: Duration::from_secs(10),
+            hosts: Hosts::Any,
         }
     }
 }
@@ -203,33 +213,64 @@ impl Acceptor {
             drop(socket.try_write(TOO_MANY));
             return;
         };
-        let options = socket2::SockRef::from(&socket);
-        if let Err(error) =
-            options.set_send_buffer_size(self.options.send_buffer_len).and_then(|()| socket.set_nodelay(true))
-        {
+        if let Err(error) = self.prepare(&socket) {
             tracing::debug!(%error, "a connection was closed at once");
         }
         let limit = self.options.write_timeout;
         let socket = Timed { socket, limit, env: self.env.clone(), stuck: None };
-        tasks.spawn(serve(socket, peer, self.http.clone(), self.router.clone(), watcher, room));
+        let served = Served { peer, router: self.router.clone(), options: Arc::clone(&self.options) };
+        tasks.spawn(serve(socket, served, self.http.clone(), watcher, room));
+    }
+
+    /// Sets what the system does for a connection.
+    fn prepare(&self, socket: &TcpStream) -> io::Result<()> {
+        let options = socket2::SockRef::from(socket);
+        options.set_send_buffer_size(self.options.send_buffer_len)?;
+        // Heartbeats fit into the buffer for a long time: only the system knows that nobody takes them.
+        #[cfg(target_os = "linux")]
+        options.set_tcp_user_timeout(Some(self.options.write_timeout))?;
+        socket.set_nodelay(true)
+    }
+}
+
+/// What the requests of a connection meet.
+struct Served {
+    /// Where they come from.
+    peer: IpAddr,
+    /// What they ask.
+    router: Router,
+    /// The limits.
+    options: Arc<ServerOptions>,
+}
+
+impl Served {
+    /// Answers a request.
+    fn answer(
+        &self,
+        request: hyper::Request<hyper::body::Incoming>,
+    ) -> impl Future<Output = Response> + use<> {
+        let allowed = self.options.hosts.check(request.uri(), request.headers());
+        let mut request: Request = request.map(Body::new);
+        request.extensions_mut().insert(Peer(self.peer));
+        let mut router = self.router.clone();
+        async move {
+            match allowed {
+                Ok(()) => router.call(request).await.unwrap_or_else(|never| match never {}),
+                Err(failure) => failure.into_response(),
+            }
+        }
     }
 }
 
 /// Serves a connection until it ends.
 async fn serve(
     socket: Timed,
-    peer: IpAddr,
+    served: Served,
     http: http1::Builder,
-    router: Router,
     watcher: Watcher,
     _room: OwnedSemaphorePermit,
 ) {
-    let service = service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
-        let mut request: Request = request.map(Body::new);
-        request.extensions_mut().insert(Peer(peer));
-        let mut router = router.clone();
-        async move { Ok::<_, Infallible>(router.call(request).await.unwrap_or_else(|never| match never {})) }
-    });
+    let service = service_fn(move |request| served.answer(request).map(Ok::<_, Infallible>));
     let connection = http.serve_connection(TokioIo::new(socket), service);
     if let Err(error) = watcher.watch(connection).await {
         tracing::debug!(%error, "a connection has ended early");

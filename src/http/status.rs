@@ -12,7 +12,11 @@ use axum::{
 };
 use serde_json::{Value, json};
 
-use super::{Api, Failure, Inner, api, metrics};
+use super::{
+    Api, Failure, Inner,
+    api::{self, at},
+    metrics,
+};
 use crate::error::Result;
 
 /// How long the store may take to answer before the node counts as not ready.
@@ -22,17 +26,14 @@ impl Api {
     /// How the node and the bus are: `/_notibus/health/live` and `/_notibus/health/ready` for everyone, `/_notibus/status` and
     /// `/_notibus/metrics` for admins.
     pub fn status(&self) -> Router {
-        let open = Router::new()
-            .route("/_notibus/health/live", get(live))
-            .route("/_notibus/health/ready", get(ready))
-            .route("/_notibus/health", get(ready))
-            .method_not_allowed_fallback(method_not_allowed)
-            .with_state(Arc::clone(&self.inner));
-        let admin = Router::new()
-            .route("/_notibus/status", get(status))
-            .route("/_notibus/metrics", get(scrape))
-            .method_not_allowed_fallback(method_not_allowed)
-            .with_state(Arc::clone(&self.inner));
+        let open = at(Router::new(), "/_notibus/health/live", get(live));
+        let open = at(open, "/_notibus/health/ready", get(ready));
+        let open = at(open, "/_notibus/health", get(ready));
+        let admin = at(Router::new(), "/_notibus/status", get(status));
+        let admin = at(admin, "/_notibus/metrics", get(scrape));
+        let [open, admin] = [open, admin].map(|router| {
+            router.method_not_allowed_fallback(method_not_allowed).with_state(Arc::clone(&self.inner))
+        });
         self.counted(open).merge(self.guarded(admin))
     }
 }
@@ -41,7 +42,7 @@ impl Api {
     /// `/`, by which clients of CouchDB know whom they talk to; for servers without a layer, which has one of its own.
     pub fn welcome(&self) -> Router {
         self.counted(Router::new().route("/", get(welcome)).method_not_allowed_fallback(method_not_allowed))
-            .fallback(async || Failure::not_found("There is nothing here."))
+            .fallback(async || Failure::not_found("missing"))
     }
 }
 

@@ -22,8 +22,8 @@ use crate::{
     store::Isolation,
 };
 
-/// How many rows are read from the store at once.
-const PAGE_ROWS: usize = 2_000;
+/// How many rows are read from the store at once: what a client holds that does not read.
+const PAGE_ROWS: usize = 512;
 
 /// A page, and up to where rows may have been dropped.
 type Page = (NotificationPage, Sequence);

@@ -9,7 +9,7 @@ use notibus::{
 
 use crate::{
     client::{Connection, ask, get},
-    common::db,
+    common::{db, until},
     layer::Layer,
     world::World,
 };
@@ -223,12 +223,68 @@ async fn shards_are_read_one_by_one_and_say_where_they_end() {
         ("PUT", "/_changes_shards/d", "{\"shards\":1,\"scheme\":999}", 400),
         ("PUT", "/_changes_shards/d", "{}", 400),
         ("DELETE", "/_changes_shards/d", "", 405),
+        ("PUT", "/d/_changes", "", 405),
+        ("DELETE", "/d/_changes/1", "", 405),
+        ("POST", "/d/_changes/_meta", "", 405),
+        ("GET", "/d/_changes?feed=live", "", 400),
+        ("GET", "/d/_changes?since=garbage", "", 400),
+        ("GET", "/d/_changes/1?limit=x", "", 400),
         ("GET", "/d/_changes/1?descending=true", "", 400),
     ] {
         let answer = ask(world.at(), method, target, "", body).await;
         assert_eq!(answer.head.status, status, "{method} {target} {body}");
         assert!(answer.json()["error"].is_string() && answer.json()["reason"].is_string());
     }
+}
+
+#[tokio::test]
+async fn feeds_of_documents_begin_at_once_and_beat() {
+    let (world, layer, db) = world("d", 2).await;
+    for n in 0..6 {
+        layer.write(&db, &format!("doc{n}"), 1, 1, false).await;
+    }
+    let shard = get(world.at(), "/d/_changes/_meta").await.json()["shards"][0].as_u64().unwrap();
+    for path in ["/d/_changes".to_owned(), format!("/d/_changes/{shard}/")] {
+        for feed in ["longpoll", "continuous", "eventsource"] {
+            let target = format!("{path}?feed={feed}&since=now&heartbeat=30&timeout=1");
+            let mut connection = Connection::get(world.at(), &target).await;
+            assert_eq!(connection.head().await.status, 200, "{target}");
+            for _ in 0..3 {
+                let chunk = connection.chunk().await.unwrap();
+                assert!(
+                    ["\n", "event: heartbeat\ndata: \n\n", "{\"results\":[\n"].contains(&&*chunk),
+                    "{chunk}"
+                );
+            }
+            let none = get(world.at(), &format!("{path}?feed={feed}&since=now&timeout=0")).await;
+            assert!(!none.body.contains("\"id\""), "{none:?}");
+            for limit in [0, 1, 1_000] {
+                let some = get(world.at(), &format!("{path}?feed={feed}&timeout=0&limit={limit}")).await;
+                let all = get(world.at(), &format!("{path}?limit=1000")).await.json();
+                let all = all["results"].as_array().unwrap().len();
+                assert_eq!(some.body.matches("\"changes\"").count(), all.min(limit), "{target} {limit}");
+            }
+            assert_eq!(ask(world.at(), "HEAD", &target, "", "").await.head.status, 200);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_closed_connection_frees_its_feed_of_documents() {
+    let (world, layer, db) = world("d", 2).await;
+    layer.write(&db, "a", 1, 1, false).await;
+    let before = world.dispatcher.subscribers();
+    let mut open = Vec::new();
+    for n in 0..60 {
+        let feed = ["continuous", "longpoll", "eventsource"][n % 3];
+        let target = format!("/d/_changes?feed={feed}&since=now&heartbeat=60000");
+        let mut connection = Connection::get(world.at(), &target).await;
+        connection.head().await;
+        open.push(connection);
+    }
+    assert_eq!(world.dispatcher.subscribers(), before + 60);
+    drop(open);
+    until("the feeds to be freed", async || world.dispatcher.subscribers() == before).await;
 }
 
 #[tokio::test]

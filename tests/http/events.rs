@@ -7,7 +7,7 @@ use notibus::{
     http::{Api, ApiOptions, Server, ServerOptions},
     store::{
         Database,
-        testing::{CommitFault, Faults},
+        testing::{Attempt, CommitFault, Faults, Operation, Trace},
     },
 };
 
@@ -102,6 +102,26 @@ async fn all_or_nothing() {
     assert_eq!(post(&world, "[]").await.body, "{\"ok\":true,\"recorded\":0}\n");
     assert!(world.bus.is_drained().await.unwrap());
     assert_eq!(world.bus.stats().folded.total(), 0);
+}
+
+#[tokio::test]
+async fn all_events_of_a_request_are_one_transaction() {
+    let trace = Trace::new(&Database::memory());
+    let store = trace.database();
+    let bus = narrow_bus(&store).await;
+    let dispatcher =
+        std::sync::Arc::new(bus.dispatcher(notibus::DispatcherOptions::default()).await.unwrap());
+    let api = Api::start(&bus, &dispatcher, ApiOptions::default()).unwrap();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let server = Server::start(listener, api.events(), ServerOptions::default(), store.env()).unwrap();
+    trace.take();
+    let body = r#"[{"db":"a","type":"created"},{"db":"b","type":"updated"},{"db":"c","type":"deleted"}]"#;
+    assert_eq!(ask(server.local_addr(), "POST", "/_notibus/events", "", body).await.head.status, 201);
+    // Four lanes for each database; a ring adds less.
+    let is_event = |operation: &&Operation| matches!(operation, Operation::Atomic { operand, .. } if operand.len() == 32);
+    let events = |attempt: &Attempt| attempt.operations.iter().filter(is_event).count();
+    let counts: Vec<_> = trace.take().iter().map(events).filter(|&count| count > 0).collect();
+    assert_eq!(counts, [3]);
 }
 
 /// Two requests that meet at a name of which nothing is known once made two databases of it.

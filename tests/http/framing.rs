@@ -2,7 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use notibus::EventKind::{Created, DdocUpdated, Deleted, Updated};
+use notibus::{
+    EventKind::{Created, DdocUpdated, Deleted, Updated},
+    http::{ApiOptions, ServerOptions},
+};
 
 use crate::{
     client::{Connection, ask, get},
@@ -84,6 +87,69 @@ async fn limits_cut_and_pending_tells_of_the_rest() {
 }
 
 #[tokio::test]
+async fn all_feeds_are_chunked_and_say_what_they_are() {
+    let world = World::new().await;
+    let a = world.event(&db("a", 1), Created).await;
+    for (feed, kind, cache, body) in [
+        ("normal", "application/json", "must-revalidate", "{\"results\":[\n\n],\nEND"),
+        ("longpoll", "application/json", "must-revalidate", "{\"results\":[\n\n],\nEND"),
+        ("continuous", "application/json", "must-revalidate", "{END"),
+        ("eventsource", "text/event-stream", "no-cache", ""),
+    ] {
+        let answer = get(world.at(), &format!("/_db_updates?feed={feed}&since=now&timeout=0")).await;
+        let headers = &answer.head.headers;
+        assert_eq!((&*headers["content-type"], &*headers["cache-control"]), (kind, cache), "{feed}");
+        assert_eq!(headers["transfer-encoding"], "chunked", "{feed}");
+        assert_eq!(headers.contains_key("etag"), feed == "normal", "a feed that waits is never the same");
+        // Now is where everything is known, so this is where the next request goes on.
+        let last = answer.body.split('"').rev().nth(3).unwrap_or_default();
+        assert!(feed == "eventsource" || last >= a.sequence.to_string().as_str(), "{}", answer.body);
+        let end = format!("\"last_seq\":\"{last}\",\"pending\":0}}\n");
+        assert_eq!(answer.body, body.replace("END", &end), "{feed}");
+    }
+}
+
+#[tokio::test]
+async fn a_slash_behind_a_path_changes_nothing() {
+    let world = World::with(ApiOptions::default(), ServerOptions::default(), |api, _, bus| {
+        let changes = api.changes(&bus.changes(), api.recorded_databases());
+        api.db_updates().merge(changes).merge(api.events()).merge(api.status()).merge(api.welcome())
+    })
+    .await;
+    world.event(&db("a", 1), Created).await;
+    for (method, path, status) in [
+        ("GET", "/_db_updates", 200),
+        ("PUT", "/_db_updates", 405),
+        ("GET", "/none/_changes", 404),
+        ("PUT", "/none/_changes", 405),
+        ("GET", "/none/_changes/_meta", 404),
+        ("GET", "/none/_changes/1", 404),
+        ("GET", "/_changes_shards/none", 404),
+        ("POST", "/_notibus/events", 400),
+        ("GET", "/_notibus/health", 200),
+        ("GET", "/_notibus/health/live", 200),
+        ("GET", "/_notibus/health/ready", 200),
+        ("POST", "/_notibus/health/ready", 405),
+        ("GET", "/_notibus/nothing", 404),
+        ("GET", "/_nothing", 404),
+    ] {
+        let plain = ask(world.at(), method, path, "", "").await;
+        let behind = ask(world.at(), method, &format!("{path}/"), "", "").await;
+        assert_eq!((plain.head.status, behind.head.status), (status, status), "{method} {path}");
+        assert_eq!(plain.body, behind.body, "{method} {path}");
+        if path.ends_with("nothing") {
+            assert_eq!(plain.body, "{\"error\":\"not_found\",\"reason\":\"missing\"}\n");
+        }
+    }
+    for path in ["/_notibus/status/", "/_notibus/metrics/"] {
+        assert_eq!(get(world.at(), path).await.head.status, 200);
+    }
+    let metrics = get(world.at(), "/_notibus/metrics").await.body;
+    let both = "notibus_http_answers_total{route=\"/_db_updates\",method=\"GET\",status=\"200\"} 2";
+    assert!(metrics.lines().any(|line| line == both), "{metrics}");
+}
+
+#[tokio::test]
 async fn headers_go_out_at_once_when_there_is_nothing_to_send() {
     let world = World::new().await;
     world.event(&db("a", 1), Created).await;
@@ -132,6 +198,36 @@ async fn heartbeats_keep_the_line_alive_in_every_mode() {
 }
 
 #[tokio::test]
+async fn no_client_waits_longer_than_is_configured() {
+    let options = ApiOptions {
+        timeout_max: Duration::from_millis(60),
+        heartbeat_max: Duration::from_millis(30),
+        ..ApiOptions::default()
+    };
+    let world = World::with(options, ServerOptions::default(), |api, _, _| api.db_updates()).await;
+    for feed in ["longpoll", "continuous", "eventsource"] {
+        for timeout in ["", "&timeout=3600000"] {
+            let began = Instant::now();
+            let answer = get(world.at(), &format!("/_db_updates?feed={feed}&since=now{timeout}")).await;
+            assert_eq!(answer.head.status, 200, "{feed}{timeout}: it ends by itself");
+            assert!(began.elapsed() >= Duration::from_millis(55), "{feed}{timeout}: not at once");
+        }
+        for heartbeat in ["3600000", "true"] {
+            let target = format!("/_db_updates?feed={feed}&since=now&heartbeat={heartbeat}");
+            let mut connection = Connection::get(world.at(), &target).await;
+            connection.head().await;
+            for _ in 0..3 {
+                let chunk = connection.chunk().await.unwrap();
+                assert!(
+                    ["\n", "event: heartbeat\ndata: \n\n", "{\"results\":[\n"].contains(&&*chunk),
+                    "{chunk}"
+                );
+            }
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_longpoll_ends_with_what_comes_first_or_with_its_time() {
     let world = World::new().await;
     let before = world.event(&db("a", 1), Created).await;
@@ -156,6 +252,9 @@ async fn live_feeds_send_a_row_for_every_event_and_live_on() {
         Connection::get(world.at(), "/_db_updates?feed=eventsource&since=now&types=created,deleted").await;
     lines.head().await;
     events.head().await;
+    let deaf = "/_db_updates?feed=longpoll&since=now&types=ddoc_updated&heartbeat=60000";
+    let mut poll = Connection::get(world.at(), deaf).await;
+    poll.head().await;
     for (kind, name) in [(Created, "created"), (Updated, "updated"), (Deleted, "deleted")] {
         let seen = world.event(&db("a", 1), kind).await;
         assert_eq!(lines.chunk().await.unwrap(), row(&seen, name) + "\n");
@@ -170,6 +269,8 @@ async fn live_feeds_send_a_row_for_every_event_and_live_on() {
     let last = lines.rest().await;
     assert!(last.starts_with("{\"last_seq\":\"") && last.ends_with("\",\"pending\":0}\n"), "{last:?}");
     assert_eq!(events.rest().await, "");
+    let polled = poll.rest().await;
+    assert!(polled.starts_with("{\"results\":[\n\n],\n\"last_seq\":\""), "{polled:?}");
     server.shutdown().await;
 }
 

@@ -1,5 +1,6 @@
 //! No question makes the server fail: whatever the query string and the headers, there is an answer, and none of 500 and above.
 
+use notibus::http::{ApiOptions, Hosts, ServerOptions};
 use proptest::prelude::*;
 
 use crate::{
@@ -55,6 +56,8 @@ fn header() -> impl Strategy<Value = String> {
         Just("Content-Type"),
         Just("Content-Encoding"),
         Just("Connection"),
+        Just("Host"),
+        Just("Origin"),
     ];
     let value = prop_oneof![
         "[ -~]{0,30}",
@@ -62,6 +65,7 @@ fn header() -> impl Strategy<Value = String> {
         "\\*",
         "gzip|identity|deflate",
         "(Basic|Bearer) [A-Za-z0-9+/=]{0,20}",
+        "(http://)?(localhost|127.0.0.1|\\[::1\\]|[a-z.\\[\\]@]{0,6})(:[0-9]{0,6})?",
         "[\u{80}-\u{ff}]{1,5}"
     ];
     (name, value).prop_map(|(name, value)| format!("{name}: {value}\r\n"))
@@ -76,7 +80,8 @@ fn request() -> impl Strategy<Value = (String, String, Vec<String>, String)> {
         Just("/d/_changes/_meta".to_owned()),
         Just("/_changes_shards/d".to_owned()),
         Just("/_notibus/events".to_owned()),
-        "/(d|%ff|%2F|[a-z]{1,3})/_changes(/[0-9a-z_]{0,20})?",
+        "/(d|%ff|%2F|[a-z]{1,3})/_changes(/[0-9a-z_]{0,20})?/?",
+        "/_notibus/(status|metrics|health|[a-z/]{0,5})/?",
     ];
     let query = prop::collection::vec(parameter(), 0..5);
     let body = prop_oneof![
@@ -99,12 +104,15 @@ fn request() -> impl Strategy<Value = (String, String, Vec<String>, String)> {
 fn no_question_makes_it_fail() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let world = runtime.block_on(async {
-        let options = notibus::http::ApiOptions::default();
+        let options = ApiOptions::default();
         let mut layer = None;
-        let world = World::with(options, notibus::http::ServerOptions::default(), |api, store, bus| {
+        let hosts = Hosts::Local(vec!["here".to_owned()]);
+        let limits = ServerOptions { hosts, ..ServerOptions::default() };
+        let world = World::with(options, limits, |api, store, bus| {
             let made = Layer::new(store, bus);
             let router =
                 api.db_updates().merge(api.events()).merge(api.changes(&made.changes, made.clone() as _));
+            let router = router.merge(api.status()).merge(api.welcome());
             layer = Some(made);
             router
         })

@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// How many feeds wait.
-const FEEDS: usize = 50;
+const FEEDS: usize = 1_000;
 
 /// Each feed of documents once looked at the store every 10 s: 10,000 of them made 1,000 transactions per second at rest.
 #[tokio::test(start_paused = true)]
@@ -61,7 +61,8 @@ async fn feeds_that_wait_do_not_look_at_the_store() {
         });
     }
     let with = cost().await;
-    assert!(with < without + FEEDS, "{with} transactions with {FEEDS} feeds, {without} without");
+    // What the node itself does differs a little from time to time.
+    assert!(with < without + 10, "{with} transactions with {FEEDS} feeds, {without} without");
 
     // They are told all the same.
     layer.write(&d, "x", 1, 1, false).await;

@@ -108,6 +108,40 @@ async fn a_client_that_does_not_read_is_dropped() {
     tokio::time::timeout(crate::client::LIMIT, dropped).await.expect("it is dropped");
 }
 
+/// Heartbeats fit into the buffer of a socket for hours, so a client that had vanished without a word, or never read, was once
+/// kept for as long.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_client_that_takes_nothing_is_dropped_although_there_is_room() {
+    let limits = ServerOptions { write_timeout: Duration::from_secs(1), ..ServerOptions::default() };
+    let world = updates_with(ApiOptions::default(), limits).await;
+    let name = "x".repeat(1_000);
+    for n in 0..20 {
+        world.event(&db(&format!("{name}{n}"), 1), EventKind::Updated).await;
+    }
+    let open = async || {
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.set_recv_buffer_size(4 << 10).unwrap();
+        let mut connection = Connection::over(socket.connect(world.at()).await.unwrap());
+        connection
+            .send("GET /_db_updates?feed=continuous&heartbeat=100 HTTP/1.1\r\nHost: here\r\n\r\n")
+            .await;
+        connection
+    };
+    // One reads, and stays.
+    let mut reader = open().await;
+    let reads = tokio::spawn(async move {
+        reader.head().await;
+        while reader.try_chunk().await.is_some_and(|chunk| chunk.is_some()) {}
+    });
+    let _deaf = open().await;
+    until("both feeds", async || feeds(&world).await == 2).await;
+    until("the end of the deaf one", async || feeds(&world).await == 1).await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(feeds(&world).await, 1);
+    reads.abort();
+}
+
 #[tokio::test]
 async fn a_feed_that_falls_behind_reads_the_store_and_misses_nothing() {
     let options = ApiOptions { rows_kept_max: 1, ..ApiOptions::default() };

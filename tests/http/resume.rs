@@ -149,6 +149,26 @@ async fn a_thousand_cuts_lose_and_repeat_nothing() {
     assert!(reader.rows > 1_000, "{} rows were seen", reader.rows);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn heartbeats_come_also_under_a_load_of_what_is_not_wanted() {
+    let world = World::new().await;
+    let stop = Arc::new(AtomicBool::new(false));
+    let writer = tokio::spawn(churn(world.store.clone(), world.bus.clone(), dice(), Arc::clone(&stop)));
+    for feed in ["longpoll", "continuous", "eventsource"] {
+        let target = format!("/_db_updates?feed={feed}&types=ddoc_updated&heartbeat=50");
+        let mut connection = Connection::get(world.at(), &target).await;
+        connection.head().await;
+        let before = world.bus.stats().notifications;
+        for _ in 0..10 {
+            let chunk = connection.chunk().await.unwrap();
+            assert!(["\n", "event: heartbeat\ndata: \n\n", "{\"results\":[\n"].contains(&&*chunk), "{chunk}");
+        }
+        assert!(world.bus.stats().notifications > before + 10, "there was a load");
+    }
+    stop.store(true, Ordering::Relaxed);
+    writer.await.unwrap();
+}
+
 /// A plain position once lost what had happened before it to a database that moved behind it: page by page, a reader was told
 /// that a database was updated of which it had never heard.
 #[tokio::test]

@@ -30,6 +30,8 @@ async fn health_status_and_metrics_tell_how_it_is() {
     assert_eq!(status["lag"]["is_drained"], true);
     assert_eq!(status["lag"]["untold_rows"], 0);
     assert_eq!(status["nodes"][0]["roles"][0], "notifier");
+    assert!(status["nodes"][0]["leases"].as_object().unwrap().values().any(|held| held.as_u64() > Some(0)));
+    assert_eq!(status["incarnation"], 0);
     assert_eq!(status["groups"][0]["name"], "mailer");
     let behind: u64 = status["groups"][0]["lag"]
         .as_array()
@@ -48,6 +50,7 @@ async fn health_status_and_metrics_tell_how_it_is() {
         "notibus_http_feed_rows_total 1",
         "notibus_notifications_total 1",
         "# TYPE notibus_http_feeds gauge",
+        "# TYPE notibus_tasks gauge",
         "# EOF",
     ] {
         assert!(metrics.body.lines().any(|it| it == line), "{line}\n{}", metrics.body);

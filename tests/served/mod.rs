@@ -6,7 +6,7 @@ use std::{
     io::{BufRead, BufReader, Read, Write},
     net::{SocketAddr, TcpStream},
     process::{Child, Command, Stdio},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// How long a test waits for what must come.
@@ -60,7 +60,7 @@ impl Served {
 
     /// The whole answer to a request without a body.
     pub fn get(&self, target: &str) -> String {
-        self.ask(&format!("GET {target} HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n"))
+        self.ask(&format!("GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"))
     }
 
     /// The value of a metric without labels.
@@ -68,6 +68,32 @@ impl Served {
         let metrics = self.get("/_notibus/metrics");
         let line = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).unwrap();
         line.trim().parse().unwrap()
+    }
+
+    /// Waits until a metric without labels has come down to `value`.
+    pub fn until_metric(&self, name: &str, value: u64) {
+        let began = Instant::now();
+        loop {
+            let now = self.metric(name);
+            if now <= value {
+                return;
+            }
+            assert!(began.elapsed() < LIMIT, "{name} stays at {now}, and does not come down to {value}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// The value of a metric without labels that has not changed for half a second.
+    pub fn settled(&self, name: &str) -> u64 {
+        let (mut value, mut since) = (self.metric(name), Instant::now());
+        while since.elapsed() < Duration::from_millis(500) {
+            std::thread::sleep(Duration::from_millis(20));
+            let now = self.metric(name);
+            if now != value {
+                (value, since) = (now, Instant::now());
+            }
+        }
+        value
     }
 
     /// Tells it to stop, and waits until it has; returns whether it has ended well.

@@ -17,9 +17,10 @@ use notibus::{
     Versionstamp,
     store::{
         AtomicOp, Database, Isolation, KeyRange, RangeRead, Transaction,
-        testing::{CommitFault, Faults, Gate},
+        testing::{CommitFault, Faults, Gate, Trace},
     },
 };
+use tokio::task::JoinSet;
 use tokio_stream::StreamExt;
 
 use crate::common::{NEVER, db, eager, record, until, wide_bus, within};
@@ -441,6 +442,43 @@ async fn a_tail_of_changes_is_woken_by_the_notifications_of_its_database() {
         assert_eq!(told(&page.unwrap().rows), [(id.as_str(), 1)]);
         assert!(started.elapsed() < Duration::from_secs(5), "it did not wait for the poll");
     }
+}
+
+/// Each tail once looked every 10 s.
+#[tokio::test(start_paused = true)]
+async fn tails_of_changes_that_wait_look_at_nothing() {
+    const TAILS: usize = 100;
+    let trace = Trace::new(&Database::memory());
+    let store = trace.database();
+    let (bus, db) = begun(&store, 2).await;
+    let _notifier = bus.notifier(eager()).await.unwrap();
+    let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
+    let cost = async || {
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        trace.take();
+        tokio::time::sleep(Duration::from_mins(2)).await;
+        trace.take().len()
+    };
+    let without = cost().await;
+    let mut tails = JoinSet::new();
+    for _ in 0..TAILS {
+        let mut tail = bus.changes().tail(&dispatcher, &db, Sequence::ZERO);
+        tails.spawn(async move { tail.next().await.map(|page| (tail, page)) });
+    }
+    let with = cost().await;
+    assert!(with < without + TAILS / 10, "{with} transactions with {TAILS} tails, {without} without");
+    edit(&store, &bus, &db, &doc("x", 1), None).await;
+    let mut last = None;
+    while let Some(told_one) = within("the change", tails.join_next()).await {
+        let (tail, page) = told_one.unwrap().unwrap();
+        assert_eq!(told(&page.rows), [("x", 1)]);
+        last = Some(tail);
+    }
+    // Without a dispatcher there is only the poll.
+    dispatcher.shutdown().await;
+    edit(&store, &bus, &db, &doc("y", 1), None).await;
+    let page = within("the poll", last.unwrap().next()).await.unwrap();
+    assert_eq!(told(&page.rows), [("y", 1)]);
 }
 
 #[tokio::test(start_paused = true)]

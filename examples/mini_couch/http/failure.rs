@@ -2,7 +2,8 @@
 
 use axum::{
     Json,
-    http::StatusCode,
+    body::to_bytes,
+    http::{StatusCode, header},
     response::{IntoResponse, Response},
 };
 use serde_json::json;
@@ -47,4 +48,27 @@ impl IntoResponse for Problem {
         let (status, error, reason) = self.told();
         (status, Json(json!({ "error": error, "reason": reason }))).into_response()
     }
+}
+
+/// What axum refuses by itself, a path, a method or a body, is told like all other problems.
+pub async fn as_problem(response: Response) -> Response {
+    let (parts, body) = response.into_parts();
+    let is_told = parts.headers.get(header::CONTENT_TYPE).is_some_and(|kind| kind == "application/json");
+    if is_told || !parts.status.is_client_error() {
+        return Response::from_parts(parts, body);
+    }
+    let allow = parts.headers.get(header::ALLOW).cloned();
+    let (error, reason) = match &allow {
+        Some(allow) => ("method_not_allowed", format!("Only {} allowed", allow.to_str().unwrap_or_default())),
+        None if parts.status == StatusCode::PAYLOAD_TOO_LARGE => {
+            ("too_large", "the request entity is too large".to_owned())
+        }
+        None => {
+            let text = to_bytes(body, 1_024).await.unwrap_or_default();
+            ("bad_request", String::from_utf8_lossy(&text).into_owned())
+        }
+    };
+    let mut response = (parts.status, Json(json!({ "error": error, "reason": reason }))).into_response();
+    response.headers_mut().extend(allow.map(|allow| (header::ALLOW, allow)));
+    response
 }

@@ -9,6 +9,7 @@ use axum::{
     Json, Router,
     extract::{DefaultBodyLimit, Path, State},
     http::StatusCode,
+    middleware::map_response,
     response::{IntoResponse, Response},
     routing::{get, post},
 };
@@ -49,10 +50,12 @@ pub fn router(couch: Arc<Couch>) -> Router {
         .with_state(couch)
 }
 
-/// What all routes have in common: unknown paths, large bodies, and bodies that are compressed.
+/// What all routes have in common: unknown paths, large bodies, bodies that are compressed, and how problems are told.
 pub fn finished(api: &Api, router: Router) -> Router {
-    api.inflated(router.fallback(async || Problem::Missing("missing").into_response()))
-        .layer(DefaultBodyLimit::max(BODY_LEN_MAX))
+    let router = router.fallback(async || Problem::Missing("missing").into_response());
+    let router = api.inflated(router).layer(DefaultBodyLimit::max(BODY_LEN_MAX));
+    // Around the whole router, which knows the methods of a path.
+    Router::new().fallback_service(router).layer(map_response(failure::as_problem))
 }
 
 async fn welcome() -> Json<Value> {

@@ -11,7 +11,7 @@ use std::{
 
 use notibus::{
     Bus, BusOptions, DispatcherOptions, Error, JanitorOptions, NodeOptions, NotifierOptions, Role,
-    http::{Access, Api, ApiOptions, Credentials, Server, ServerOptions},
+    http::{Access, Api, ApiOptions, Credentials, Hosts, Server, ServerOptions},
     store::Database,
 };
 use tokio::net::TcpListener;
@@ -37,6 +37,10 @@ pub struct Args {
     /// What the keys of the bus start with. The bus is created if there is none.
     #[arg(long, default_value = "notibus")]
     prefix: String,
+    /// A name by which clients may ask for it, besides `localhost` and loopback addresses; can be given more than once. Other
+    /// names are refused then, as they are without credentials anyway, and so are web pages of another origin.
+    #[arg(long)]
+    host: Vec<String>,
     /// Do not keep `_db_updates` at all.
     #[arg(long)]
     no_db_updates: bool,
@@ -46,6 +50,9 @@ pub struct Args {
     /// How many feeds each client may have open.
     #[arg(long, default_value_t = ApiOptions::default().feeds_per_client_max)]
     feeds_per_client_max: usize,
+    /// How many rows of `_db_updates` are kept in memory for live feeds, some 1 KB each; those further behind read the store.
+    #[arg(long, default_value_t = ApiOptions::default().rows_kept_max)]
+    rows_kept_max: usize,
     /// The most of the parameter `timeout`, and what it is by default.
     #[arg(long, default_value = "60s", value_parser = humantime::parse_duration)]
     timeout_max: Duration,
@@ -63,17 +70,20 @@ pub async fn run(args: Args) -> Result<(), Failure> {
     if matches!(access, Access::Open) {
         eprintln!("notibus: no credentials are configured: everyone on this machine is the admin");
     }
+    let is_local = matches!(access, Access::Open) || !args.host.is_empty();
     let options = ApiOptions {
         access,
         timeout_max: args.timeout_max,
         heartbeat_max: args.heartbeat_max,
         feeds_per_client_max: args.feeds_per_client_max,
+        rows_kept_max: args.rows_kept_max,
         keeps_db_updates: !args.no_db_updates,
         ..ApiOptions::default()
     };
     let limits = ServerOptions {
         connections_max: args.connections_max,
         write_timeout: args.write_timeout,
+        hosts: if is_local { Hosts::Local(args.host) } else { Hosts::Any },
         ..ServerOptions::default()
     };
     if let Err(error) = rlimit::increase_nofile_limit(u64::MAX) {
@@ -100,7 +110,9 @@ async fn serve(
     let node = bus.node(NodeOptions::default()).await?;
     let _notifier = node.notifier(NotifierOptions::default()).await?;
     let _janitor = node.janitor(JanitorOptions::default()).await?;
-    let dispatcher = Arc::new(node.dispatcher(DispatcherOptions::default()).await?);
+    // Its one subscriber is the interface.
+    let ring = DispatcherOptions { ring_rows_max: options.rows_kept_max, ..DispatcherOptions::default() };
+    let dispatcher = Arc::new(node.dispatcher(ring).await?);
     let _announced = node.announce(Role::HTTP).await?;
 
     let api = Api::start(&bus, &dispatcher, options)?;

@@ -20,6 +20,7 @@ use serde::de::DeserializeOwned;
 use self::source::DocChanges;
 use super::{
     Api, Databases, Failure, Inner,
+    api::at,
     db_updates::{check_method, finish, is_known, not_modified, tag},
     query::{Mode, Query, Start},
     stream::Stream,
@@ -54,11 +55,14 @@ impl Api {
     /// `/{db}/_changes/_meta`, and `/_changes_shards/{db}` to reshard.
     pub fn changes(&self, changes: &Changes, databases: Arc<dyn Databases>) -> Router {
         let served = Arc::new(Served { inner: Arc::clone(&self.inner), changes: changes.clone(), databases });
-        let router = Router::new()
-            .route("/{db}/_changes", any(whole))
-            .route("/{db}/_changes/_meta", any(shards::meta))
-            .route("/{db}/_changes/{shard}", any(one_shard))
-            .route("/_changes_shards/{db}", any(shards::administer));
+        let router = [
+            ("/{db}/_changes", any(whole)),
+            ("/{db}/_changes/_meta", any(shards::meta)),
+            ("/{db}/_changes/{shard}", any(one_shard)),
+            ("/_changes_shards/{db}", any(shards::administer)),
+        ]
+        .into_iter()
+        .fold(Router::new(), |router, (path, methods)| at(router, path, methods));
         self.guarded(router.with_state(served))
     }
 }

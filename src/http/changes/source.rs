@@ -26,11 +26,11 @@ use crate::{
     keys::ShardId,
 };
 
-/// How many rows are read at once.
-const PAGE_ROWS: usize = 1_000;
+/// How many rows are read at once: what a client holds that does not read.
+const PAGE_ROWS: usize = 512;
 
 /// How many rows are read at once with their documents, of which nobody knows how large they are.
-const PAGE_DOCS: usize = 100;
+const PAGE_DOCS: usize = 32;
 
 /// A read of the store in a task of its own: it goes on also while the client is slow, and gives back its turn.
 struct Load(JoinHandle<Result<ChangesPage>>);

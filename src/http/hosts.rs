@@ -1,0 +1,116 @@
+//! [`Hosts`]: by which names a server may be addressed.
+//!
+//! A browser sends the requests of any page to any address, also to a server that only its own machine can reach. It tells of a
+//! foreign page by `Origin`; but whoever owns the name of a page can let that name stand for 127.0.0.1, and then the page seems
+//! to come from the server itself, and may read what it answers (DNS rebinding). It still has to ask for its own name, which
+//! stands in `Host`.
+//!
+//! What this is not: a protection against programs on the machine, which say what they like. That needs credentials.
+
+use std::net::IpAddr;
+
+use axum::http::{HeaderMap, StatusCode, Uri, header, uri::Authority};
+
+use super::Failure;
+
+/// By which names a server may be addressed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Hosts {
+    /// By all. That is right where requests need credentials, or for a server that others stand in front of.
+    #[default]
+    Any,
+    /// By addresses of this machine alone, `localhost`, and these names; and not by pages that come from elsewhere. That is
+    /// right for an open server on a loopback address. A request without `Host` is of no browser.
+    Local(Vec<String>),
+}
+
+impl Hosts {
+    /// Fails with 400, in CouchDB's words, if the request is for another name, and with 403 if it comes from a page of another
+    /// origin.
+    pub(super) fn check(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), Failure> {
+        let Self::Local(names) = self else { return Ok(()) };
+        let hosts = || headers.get_all(header::HOST).iter();
+        let is_right = |authority: &Authority| is_local(authority.host(), names);
+        let asked = hosts().map(|host| host.to_str().ok()?.parse().ok());
+        if !asked.chain(uri.authority().cloned().map(Some)).all(|host| host.as_ref().is_some_and(is_right)) {
+            return Err(Failure::bad_request("Invalid host header"));
+        }
+        let is_same = |origin: &str| {
+            let place = origin.split_once("://").map(|(_, place)| place);
+            place.is_some_and(|place| {
+                hosts().any(|host| host.as_bytes().eq_ignore_ascii_case(place.as_bytes()))
+            })
+        };
+        if headers.get_all(header::ORIGIN).iter().all(|origin| origin.to_str().is_ok_and(is_same)) {
+            return Ok(());
+        }
+        let reason = "A web page from elsewhere may not use this server.";
+        Err(Failure::new(StatusCode::FORBIDDEN, "forbidden", reason))
+    }
+}
+
+/// Whether `host` stands for this machine, or is one of `names`.
+fn is_local(host: &str, names: &[String]) -> bool {
+    let address = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    address.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+        || host.eq_ignore_ascii_case("localhost")
+        || names.iter().any(|name| name.eq_ignore_ascii_case(host))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(hosts: &Hosts, uri: &str, lines: &[(header::HeaderName, &str)]) -> u16 {
+        let headers = lines.iter().map(|(name, value)| (name.clone(), value.parse().unwrap())).collect();
+        hosts
+            .check(&uri.parse().unwrap(), &headers)
+            .map_or_else(|failure| failure.status().as_u16(), |()| 200)
+    }
+
+    #[test]
+    fn only_names_of_this_machine_are_answered() {
+        let hosts = Hosts::Local(vec!["db.example".to_owned()]);
+        for (host, expected) in [
+            ("localhost", 200),
+            ("LocalHost:5985", 200),
+            ("127.0.0.1:5985", 200),
+            ("127.1.2.3", 200),
+            ("[::1]:5985", 200),
+            ("DB.example:80", 200),
+            ("evil.example:5985", 400),
+            ("localhost.evil.example", 400),
+            ("127.0.0.1.evil.example", 400),
+            ("192.168.0.1", 400),
+            ("[::2]", 400),
+            ("", 400),
+            ("a b", 400),
+        ] {
+            assert_eq!(status(&hosts, "/", &[(header::HOST, host)]), expected, "{host}");
+            assert_eq!(status(&Hosts::Any, "/", &[(header::HOST, host)]), 200);
+        }
+        assert_eq!(status(&hosts, "/", &[]), 200);
+        let two = [(header::HOST, "localhost"), (header::HOST, "evil.example")];
+        assert_eq!(status(&hosts, "/", &two), 400);
+        assert_eq!(status(&hosts, "http://evil.example/", &two[..1]), 400);
+    }
+
+    #[test]
+    fn pages_from_elsewhere_are_not_answered() {
+        let hosts = Hosts::Local(Vec::new());
+        for (origin, expected) in [
+            ("http://localhost:5985", 200),
+            ("http://LOCALHOST:5985", 200),
+            ("http://localhost:3000", 403),
+            ("http://127.0.0.1:5985", 403),
+            ("https://evil.example", 403),
+            ("null", 403),
+            ("", 403),
+        ] {
+            let lines = [(header::HOST, "localhost:5985"), (header::ORIGIN, origin)];
+            assert_eq!(status(&hosts, "/", &lines), expected, "{origin}");
+            assert_eq!(status(&Hosts::Any, "/", &lines), 200);
+        }
+        assert_eq!(status(&hosts, "/", &[(header::ORIGIN, "http://localhost")]), 403);
+    }
+}
