@@ -35,6 +35,17 @@ pub(super) struct Machine {
     store: Arc<Embedded>,
     /// The folder, which is removed with this.
     folder: TempDir,
+    /// What its disk has made of that which was not synced when the power failed before.
+    unsynced: Unsynced,
+}
+
+/// Bytes that were written and not synced when the power failed.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Unsynced {
+    /// How many of them were there all the same.
+    pub kept: u64,
+    /// How many were not.
+    pub lost: u64,
 }
 
 /// The power of a machine.
@@ -88,15 +99,16 @@ impl Power for Supply {
 impl Machine {
     /// A machine with an empty store.
     pub fn new(env: Env) -> Result<Self> {
-        Self::open(TempDir::with_prefix("notibus-simulation").map_err(|error| failed(&error))?, env)
+        let folder = TempDir::with_prefix("notibus-simulation").map_err(|error| failed(&error))?;
+        Self::open(folder, env, Unsynced::default())
     }
 
     /// The machine with the store in `folder`.
-    fn open(folder: TempDir, env: Env) -> Result<Self> {
+    fn open(folder: TempDir, env: Env, unsynced: Unsynced) -> Result<Self> {
         let supply = Arc::new(Supply { folder: folder.path().to_owned(), state: Mutex::default() });
         let store = Database::folder_backend(folder.path(), env, Arc::<Supply>::clone(&supply))?;
         supply.synced().map_err(|error| failed(&error))?;
-        Ok(Self { supply, store, folder })
+        Ok(Self { supply, store, folder, unsynced })
     }
 
     /// The store.
@@ -117,23 +129,34 @@ impl Machine {
     /// The machine after its power has come back. `random` decides what there is of that which was not synced.
     pub fn restarted(&self, random: &mut fastrand::Rng, env: Env) -> Result<Self> {
         let folder = TempDir::with_prefix("notibus-simulation").map_err(|error| failed(&error))?;
-        self.copy(self.folder.path(), folder.path(), random).map_err(|error| failed(&error))?;
-        Self::open(folder, env)
+        let unsynced =
+            self.copy(self.folder.path(), folder.path(), random).map_err(|error| failed(&error))?;
+        Self::open(folder, env, unsynced)
+    }
+
+    /// What its disk has made of that which was not synced when the power failed before.
+    pub fn unsynced(&self) -> Unsynced {
+        self.unsynced
     }
 
     /// Copies `from` to `to`, as far as it is on disk.
-    fn copy(&self, from: &Path, to: &Path, random: &mut fastrand::Rng) -> io::Result<()> {
+    fn copy(&self, from: &Path, to: &Path, random: &mut fastrand::Rng) -> io::Result<Unsynced> {
+        let mut unsynced = Unsynced::default();
         let mut entries = fs::read_dir(from)?.collect::<io::Result<Vec<_>>>()?;
         entries.sort_by_key(fs::DirEntry::file_name);
         for entry in entries {
             let (source, target) = (entry.path(), to.join(entry.file_name()));
             if source.is_dir() {
                 fs::create_dir(&target)?;
-                self.copy(&source, &target, random)?;
+                let within = self.copy(&source, &target, random)?;
+                unsynced.kept += within.kept;
+                unsynced.lost += within.lost;
             } else if source.extension().is_some_and(|extension| extension == JOURNAL) {
                 let synced = self.supply.state().synced.get(&entry.file_name()).copied().unwrap_or_default();
                 let written = end_of(&source, synced)?;
                 let kept = random.u64(synced..=written);
+                unsynced.kept += kept - synced;
+                unsynced.lost += written - kept;
                 let mut bytes = Vec::new();
                 let len = File::open(&source)?.take(kept).read_to_end(&mut bytes)?;
                 fs::write(&target, &bytes[..len])?;
@@ -145,7 +168,7 @@ impl Machine {
                 fs::copy(&source, &target)?;
             }
         }
-        Ok(())
+        Ok(unsynced)
     }
 }
 

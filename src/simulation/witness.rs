@@ -158,5 +158,7 @@ named! {
         CommitOutlivedPower,
         /// A commit that was not synced when the power failed was not there.
         CommitWentWithPower,
+        /// A commit that was not synced when the power failed was there in part, and nothing of it came of that.
+        CommitTorn,
     }
 }

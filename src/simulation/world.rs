@@ -17,7 +17,7 @@ use bytes::Bytes;
 use super::{
     actors,
     draw::Plan,
-    machine::Machine,
+    machine::{Machine, Unsynced},
     process::Process,
     shared::{Issuer, Phase, Shared},
     store::{Flight, SimulatedStore, Touched, ready},
@@ -247,7 +247,6 @@ impl World {
         let (from, to) = (version(&*before), version(&*after));
         let (mut expected, found) = (rows(&*before), rows(&*after));
         if to > from {
-            shared.witness(Witness::CommitOutlivedPower);
             let stamp = Versionstamp::new(to, 0);
             flight.add_stamped(&mut touched, stamp);
             // What it has made of the rows that it touches, the oracle judges.
@@ -255,8 +254,12 @@ impl World {
             let written = found.iter().filter(|(key, _)| touched.contains_key(*key));
             expected.extend(written.map(|(key, value)| (key.clone(), value.clone())));
             flight.judge(&shared, (&*before, &*after), touched, stamp);
-        } else {
-            shared.witness(Witness::CommitWentWithPower);
+        }
+        match machine.unsynced() {
+            Unsynced { kept: 1.., lost: 0 } => shared.witness(Witness::CommitOutlivedPower),
+            Unsynced { kept: 1.., lost: 1.. } => shared.witness(Witness::CommitTorn),
+            Unsynced { kept: 0, lost: 1.. } => shared.witness(Witness::CommitWentWithPower),
+            Unsynced { kept: 0, lost: 0 } => {}
         }
         if to < from || found != expected {
             shared.fail(format!(

@@ -129,27 +129,21 @@ impl Disk {
 
     /// Writes what a group has changed, all or nothing, and waits until it is on disk.
     pub fn persist(&self, staged: &Staged) -> Result<(), fjall::Error> {
-        self.write(staged)?;
-        if is_on(Bug::CommitNotSynced) { Ok(()) } else { self.sync() }
-    }
-
-    /// Waits until what was written is on disk.
-    fn sync(&self) -> Result<(), fjall::Error> {
-        #[cfg(feature = "simulation")]
-        if let Some(power) = &self.power {
-            power.step(Step::Sync)?;
-            return Ok(power.step(Step::Answer)?);
-        }
-        self.database.persist(PersistMode::SyncData)
-    }
-
-    /// Writes what a group has changed, all or nothing, to files that are not synced.
-    fn write(&self, staged: &Staged) -> Result<(), fjall::Error> {
+        let mode = if is_on(Bug::CommitNotSynced) { PersistMode::Buffer } else { PersistMode::SyncData };
         #[cfg(feature = "simulation")]
         if let Some(power) = &self.power {
             power.step(Step::Write)?;
+            self.write(staged, PersistMode::Buffer)?;
+            power.step(Step::Sync)?;
+            return if mode == PersistMode::Buffer { Ok(()) } else { Ok(power.step(Step::Answer)?) };
         }
-        let mut batch = self.database.batch().durability(Some(PersistMode::Buffer));
+        self.write(staged, mode)
+    }
+
+    /// Writes what a group has changed, all or nothing, and goes as far with it as `mode` says. Between write and sync nobody
+    /// else may come in, who would have to report that the sync has failed.
+    fn write(&self, staged: &Staged, mode: PersistMode) -> Result<(), fjall::Error> {
+        let mut batch = self.database.batch().durability(Some(mode));
         let mut keys: Vec<&Bytes> = staged.keys().collect();
         keys.sort_unstable();
         keys.dedup();
