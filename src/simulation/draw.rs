@@ -133,7 +133,7 @@ impl Plan {
             processes: processes(random, nodes, has_janitor, groups > 0, churns_groups),
             is_durable: random.u32(0..12) == 0,
             chaos: options.chaos.unwrap_or_else(|| ms(random, 4_000, 15_000)),
-            rates: rates(random, options.intensity),
+            rates: rates(random, options.intensity.max(0.0)),
             latency_us: [0, 500, 3_000, 20_000][random.usize(0..4)],
             slow_ms: [50, 500, 4_000][random.usize(0..3)],
             pause_max_ms: [500, 3_000, 8_000][random.usize(0..3)],

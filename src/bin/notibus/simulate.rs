@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     fmt::Display,
+    io::{self, Write},
     num::NonZeroUsize,
     sync::{
         Mutex, PoisonError,
@@ -26,19 +27,19 @@ const SEEDS_FOR_WITNESSES: u64 = 1_000;
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// How many seeds.
-    #[arg(long, default_value_t = 1_000)]
+    #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u64).range(1..))]
     seeds: u64,
     /// The first seed.
     #[arg(long, default_value_t = 0)]
     from: u64,
     /// How many nodes each world has; as its seed draws, if not said.
-    #[arg(long)]
-    nodes: Option<usize>,
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=100))]
+    nodes: Option<u16>,
     /// For how many seconds of its own time things go wrong in each world; as its seed draws, if not said.
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=3_600))]
     chaos: Option<u64>,
     /// By how much more often things go wrong than the seeds draw.
-    #[arg(long, default_value_t = 1.0)]
+    #[arg(long, default_value_t = 1.0, value_parser = intensity)]
     intensity: f64,
     /// How many worlds run at once; as many as there are processors, if not said.
     #[arg(long)]
@@ -50,6 +51,12 @@ pub struct Args {
     /// Goes on after a seed that fails.
     #[arg(long)]
     keep_going: bool,
+}
+
+/// How much more often things are to go wrong.
+fn intensity(text: &str) -> Result<f64, String> {
+    let number = text.parse::<f64>().ok().filter(|number| (0.0..=1_000.0).contains(number));
+    number.ok_or_else(|| "it has to be a number from 0 to 1000".to_owned())
 }
 
 /// The deliberate bug of this name.
@@ -66,7 +73,7 @@ impl Args {
     fn options(&self, trace: bool) -> Options {
         let chaos = self.chaos.map(Duration::from_secs);
         Options {
-            nodes: self.nodes,
+            nodes: self.nodes.map(usize::from),
             chaos,
             intensity: self.intensity,
             trace,
@@ -141,8 +148,11 @@ pub fn run(args: &Args) -> Result<(), Failure> {
                         break;
                     }
                     let outcome = simulate(args.from.wrapping_add(place), &options);
-                    if let Some(trace) = &outcome.trace {
-                        print!("{trace}");
+                    // Whoever reads only a part of it has seen enough.
+                    if let Some(trace) = &outcome.trace
+                        && write!(io::stdout(), "{trace}").is_err()
+                    {
+                        next.store(args.seeds, Ordering::Relaxed);
                     }
                     if let Some(failure) = &outcome.failure {
                         let seed = outcome.seed;
@@ -157,7 +167,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         }
     });
     let total = total.into_inner().unwrap_or_else(PoisonError::into_inner);
-    report(&total, began.elapsed());
+    report(&total, began.elapsed()).map_err(|error| Failure::Failed(format!("standard output: {error}")))?;
     let missed: Vec<_> =
         Witness::ALL.iter().filter(|witness| !total.witnesses.contains_key(witness)).collect();
     match total.failures.len() {
@@ -169,19 +179,30 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 
 /// Prints what all worlds have met.
 #[expect(clippy::cast_precision_loss, reason = "a rate is for people")]
-fn report(total: &Total, took: Duration) {
+fn report(total: &Total, took: Duration) -> io::Result<()> {
     let rate = total.seeds as f64 / took.as_secs_f64().max(0.001);
     let hours = total.elapsed.as_secs_f64() / 3_600.0;
-    println!("{} seeds in {took:.1?}, {rate:.1} per second, {hours:.1} h of simulated time", total.seeds);
-    println!("\nfaults");
-    list(Fault::ALL.iter().map(|&fault| (fault, total.faults.get(&fault), fault.explanation())));
-    println!("\nwitnesses, by the number of seeds that met them");
-    list(Witness::ALL.iter().map(|&witness| (witness, total.witnesses.get(&witness), witness.explanation())));
+    let mut out = io::stdout().lock();
+    writeln!(
+        out,
+        "{} seeds in {took:.1?}, {rate:.1} per second, {hours:.1} h of simulated time",
+        total.seeds
+    )?;
+    writeln!(out, "\nfaults")?;
+    let faults = Fault::ALL.iter().map(|&fault| (fault, total.faults.get(&fault), fault.explanation()));
+    list(&mut out, faults)?;
+    writeln!(out, "\nwitnesses, by the number of seeds that met them")?;
+    let witnesses =
+        Witness::ALL.iter().map(|&witness| (witness, total.witnesses.get(&witness), witness.explanation()));
+    list(&mut out, witnesses)
 }
 
 /// Prints a table of counts.
-fn list<'a, T: Display>(rows: impl Iterator<Item = (T, Option<&'a u64>, &'a str)>) {
-    for (what, count, explanation) in rows {
-        println!("{:>10}  {:<30}{explanation}", count.copied().unwrap_or_default(), what.to_string());
-    }
+fn list<'a, T: Display>(
+    out: &mut impl Write,
+    mut rows: impl Iterator<Item = (T, Option<&'a u64>, &'a str)>,
+) -> io::Result<()> {
+    rows.try_for_each(|(what, count, explanation)| {
+        writeln!(out, "{:>10}  {:<30}{explanation}", count.copied().unwrap_or_default(), what.to_string())
+    })
 }
