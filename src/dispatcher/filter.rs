@@ -232,9 +232,9 @@ impl Filter {
         (matches!(self.names, Names::Exact(_)) || self.matches(row, since)) && self.wants(row, since)
     }
 
-    /// Whether a row has a kind of news that is wanted.
+    /// Whether a row of a database that is wanted has a kind of news that is.
     fn wants(&self, row: &Notification, since: Sequence) -> bool {
-        self.wants_all_kinds() || self.kinds_of(row, since).intersects(row.news_since(since).kinds())
+        self.kinds == Kinds::ALL || self.kinds_of(row, since).intersects(row.news_since(since).kinds())
     }
 
     /// Whether a row has a kind of news that is wanted other than of design documents.
