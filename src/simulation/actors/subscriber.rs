@@ -68,9 +68,9 @@ fn subscribe(place: &Place, dispatcher: &Dispatcher, wish: &Wish) -> Result<Subs
         subscribe = subscribe.skip_when_lagging();
     }
     if place.random(4) == 0 {
-        let pace = [5, 300, 2_000][place.random(3) as usize];
-        place.note(|| format!("has a subscriber that is told every {pace} ms"));
-        subscribe = subscribe.every(Duration::from_millis(pace))?;
+        let every_ms = [5, 300, 2_000][place.random(3) as usize];
+        place.note(|| format!("has a subscriber that is told every {every_ms} ms"));
+        subscribe = subscribe.every(Duration::from_millis(every_ms))?;
     }
     Ok(subscribe)
 }
