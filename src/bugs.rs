@@ -63,6 +63,14 @@ bugs! {
     TailWithoutPoll,
     /// A subscriber that has fallen behind the ring goes on without what it has missed.
     LaggardSkips,
+    /// Whoever wants some design documents is not told of one that may be any.
+    DdocWithoutIdForgotten,
+    /// A set of filters asks those of patterns only about databases that it does not name.
+    SetForgetsPatterns,
+    /// A durable subscriber puts down where the tail is, not how far it has come itself.
+    CursorAhead,
+    /// A durable subscriber begins anew after a restart, and leaves its cursor where it is.
+    CursorNotRead,
     /// The janitor does not ask where groups are.
     JanitorIgnoresGroups,
     /// The janitor does not notice a group that begins meanwhile.

@@ -99,6 +99,7 @@ impl Shared {
 
     /// Gives rows to the ring and to the slots; `is_complete` if there was nothing more to read after them.
     pub(super) fn hand_out(&self, rows: Vec<Arc<Notification>>, to: Sequence, is_complete: bool) {
+        let completes = is_complete && !self.ring.is_complete();
         // The position moves first: a subscriber that registers too late for these rows sees by it that it has to look.
         let mut parts = rows.chunks(self.catch_up_rows_max).peekable();
         if parts.peek().is_none() {
@@ -111,7 +112,8 @@ impl Shared {
             let (from, is_complete) = (self.ring.position(), is_complete && is_last);
             self.ring.push(Arc::new(Batch { rows: part.to_vec(), from, to, is_complete }));
         }
-        let is_walked = !rows.is_empty();
+        // Who is told in rounds waits for the end of what was pushed before, although nothing follows it.
+        let is_walked = !rows.is_empty() || completes;
         let mut woken = Vec::new();
         if !self.registry.has_no_names() {
             for row in rows {

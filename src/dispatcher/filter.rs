@@ -9,6 +9,7 @@ use std::{
 use globset::{GlobBuilder, GlobMatcher};
 
 use crate::{
+    bugs::{Bug, is_on},
     encoding::Sequence,
     error::{Error, Result},
     event::{DbName, DdocId, EventKind, Kinds},
@@ -93,7 +94,9 @@ impl Set {
     /// The places of the filters that want something of a row, for a subscriber that knows everything up to `since`.
     pub fn wanting(&self, row: &Notification, since: Sequence) -> impl Iterator<Item = usize> {
         let named = self.places.get(row.name.as_str()).map_or(&[][..], Vec::as_slice);
-        named.iter().chain(&self.others).copied().filter(move |&place| self.filters[place].passes(row, since))
+        let forgets = is_on(Bug::SetForgetsPatterns) && !named.is_empty();
+        let others = if forgets { &[][..] } else { &self.others };
+        named.iter().chain(others).copied().filter(move |&place| self.filters[place].passes(row, since))
     }
 }
 
@@ -226,18 +229,27 @@ impl Filter {
     /// Whether a row of one of the exact names that are wanted has something for a subscriber that knows everything up to `since`.
     pub(super) fn passes_exact(&self, row: &Notification, since: Sequence) -> bool {
         // The name of a single filter was looked up. Which of a set want what of it was not.
-        self.wants(row, since) && (matches!(self.names, Names::Exact(_)) || self.matches(row, since))
+        (matches!(self.names, Names::Exact(_)) || self.matches(row, since)) && self.wants(row, since)
     }
 
-    /// Whether a row has a kind of news that is wanted.
+    /// Whether a row of a database that is wanted has a kind of news that is.
     fn wants(&self, row: &Notification, since: Sequence) -> bool {
-        self.kinds == Kinds::ALL || self.kinds.intersects(row.news_since(since).kinds())
+        self.kinds == Kinds::ALL || self.kinds_of(row, since).intersects(row.news_since(since).kinds())
     }
 
     /// Whether a row has a kind of news that is wanted other than of design documents.
     pub(super) fn wants_besides_ddocs(&self, row: &Notification, since: Sequence) -> bool {
-        let kinds = row.news_since(since).kinds();
-        kinds.iter().any(|kind| kind != EventKind::DdocUpdated && self.kinds.contains(kind))
+        let (wanted, news) = (self.kinds_of(row, since), row.news_since(since).kinds());
+        news.iter().any(|kind| kind != EventKind::DdocUpdated && wanted.contains(kind))
+    }
+
+    /// The kinds of events that are wanted of a row of a database that is wanted: of a set, those that one of its filters that
+    /// want something of the row wants, and the whole allows.
+    fn kinds_of(&self, row: &Notification, since: Sequence) -> Kinds {
+        let Some(set) = self.set() else { return self.kinds };
+        let wanting = set.wanting(row, since).map(|place| set.filters[place].kinds_of(row, since));
+        let kinds = wanting.fold(Kinds::NONE, |all, kinds| all | kinds);
+        kinds.iter().filter(|kind| self.kinds.contains(*kind)).collect()
     }
 
     /// Whether a row that passes is delivered whichever design documents it tells of.

@@ -153,6 +153,12 @@ impl Ring {
         self.read().to
     }
 
+    /// Whether there was nothing more to read after the newest batch.
+    pub fn is_complete(&self) -> bool {
+        let batches = self.read();
+        batches.to == batches.complete_to
+    }
+
     /// Wakes at every push.
     pub fn pushes(&self) -> watch::Receiver<Option<u64>> {
         self.pushed.subscribe()

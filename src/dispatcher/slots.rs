@@ -35,7 +35,7 @@ struct State {
     closed: bool,
     /// The horizon, if rows may have been dropped that the receiver was not given, and it was not told so.
     expired: Option<Sequence>,
-    /// Everything up to here was taken. It stays behind while rows wait.
+    /// Everything up to here was taken. It stays behind while rows wait, or it is still to be told that it has expired.
     known: Sequence,
 }
 
@@ -81,6 +81,7 @@ impl Mailbox {
     pub fn poll_take(&self, context: &mut Context<'_>) -> Poll<Option<Result<Delivery, Interruption>>> {
         let mut state = self.state();
         if let Some(horizon) = state.expired.take() {
+            state.known = Sequence::ZERO;
             return Poll::Ready(Some(Err(Interruption::Expired { horizon })));
         }
         let Some(slot) = state.ready.pop_front() else {
@@ -127,7 +128,8 @@ impl Mailbox {
     }
 
     /// Notes that rows up to `horizon` may have been dropped that the receiver was not given: it knows nothing any more, and
-    /// is told so. Returns whom to wake.
+    /// is told so. What was noted of how far it has come stays until then: whoever starts again from there is told as well.
+    /// Returns whom to wake.
     pub fn expire(&self, horizon: Sequence) -> Option<Waker> {
         let mut state = self.state();
         for slot in &mut state.slots {
@@ -135,7 +137,6 @@ impl Mailbox {
         }
         state.ready.clear();
         state.expired = Some(horizon);
-        state.known = Sequence::ZERO;
         state.waker.take()
     }
 

@@ -9,6 +9,7 @@ use super::{
     pace::Pace,
 };
 use crate::{
+    bugs::{Bug, is_on},
     encoding::Sequence,
     error::{Error, Result},
     named_cursor::{NamedCursor, OpenCursor},
@@ -93,6 +94,7 @@ impl Subscribe {
             Since::After(sequence) => sequence,
         };
         let (cursor, position) = cursor.open(start).await?;
+        let position = if is_on(Bug::CursorNotRead) { start } else { position };
         Ok(Self { since: Since::After(position), cursor: Some(cursor), ..self })
     }
 

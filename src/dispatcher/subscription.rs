@@ -20,6 +20,7 @@ use super::{
     walker::Walker,
 };
 use crate::{
+    bugs::{Bug, is_on},
     encoding::Sequence,
     error::{Error, Result},
     event::{DbName, EventKind},
@@ -45,8 +46,8 @@ pub struct Subscription {
     ddocs: bool,
     /// The delivery whose design documents are being read, if any are; `None` in it after a failure.
     in_hand: Option<(Delivery, Option<DdocRead>)>,
-    /// The horizon, if it has expired by what it wanted before and was not told so.
-    expired: Option<Sequence>,
+    /// The horizon, if it has expired by what it wanted before and was not told so; and how far it had come.
+    expired: Option<(Sequence, Sequence)>,
     /// Where it puts down how far it has come.
     cursor: Option<OpenCursor>,
     /// Its place in the registry.
@@ -86,6 +87,10 @@ impl Subscription {
     /// Everything that happened up to here, of what it wants, was returned: whoever starts again from here misses nothing. It
     /// may stay behind while deliveries are waiting.
     pub fn position(&self) -> Sequence {
+        // Whoever starts again from zero is not told that it has expired.
+        if let Some((_, position)) = self.expired {
+            return position;
+        }
         match &self.source {
             Source::Walk(walker) => walker.known(),
             Source::Exact(exact) if self.in_hand.is_some() => exact.mailbox.noted(),
@@ -98,7 +103,7 @@ impl Subscription {
     ///
     /// Fails with [`Error::CursorLost`] if another subscriber has opened the cursor.
     pub async fn checkpoint(&mut self) -> Result<()> {
-        let position = self.position();
+        let position = if is_on(Bug::CursorAhead) { self.shared.ring.position() } else { self.position() };
         match &mut self.cursor {
             Some(cursor) => cursor.save(position).await,
             None => Ok(()),
@@ -126,11 +131,16 @@ impl Subscription {
     /// What was delivered since that position can be delivered again if one of the filters has exact names and the other
     /// has not, or the old one names design documents.
     pub fn replace(&mut self, filter: Filter) {
-        let position = self.position();
+        let mut position = self.position();
         self.ddocs |= filter.ddocs.is_some();
         let in_hand = self.in_hand.take();
-        if let Source::Exact(exact) = &self.source {
-            self.expired = exact.mailbox.expired().or(self.expired);
+        if let Source::Exact(exact) = &self.source
+            && let Some(horizon) = exact.mailbox.expired()
+        {
+            self.expired = Some((horizon, position));
+        }
+        if self.expired.is_some() {
+            position = Sequence::ZERO;
         }
         match (&mut self.source, filter.exact()) {
             (Source::Walk(walker), Some(_)) => {
@@ -175,7 +185,7 @@ impl Subscription {
                     return Poll::Ready(Some(Ok(delivery)));
                 }
             }
-            if let Some(horizon) = self.expired.take() {
+            if let Some((horizon, _)) = self.expired.take() {
                 return Poll::Ready(Some(Err(Interruption::Expired { horizon })));
             }
             let received = match &mut self.source {
@@ -206,7 +216,7 @@ fn read_ddocs(shared: &Arc<Shared>, delivery: &Delivery) -> DdocRead {
 /// Whether `delivery`, which tells of changes of design documents, is wanted.
 fn is_wanted(filter: &Filter, delivery: &Delivery) -> bool {
     let Some(wanted) = &filter.ddocs else { return true };
-    delivery.may_be_any_ddoc()
+    (delivery.may_be_any_ddoc() && !is_on(Bug::DdocWithoutIdForgotten))
         || delivery.ddocs().is_some_and(|ddocs| ddocs.iter().any(|(id, _)| wanted.contains(id)))
         || filter.wants_besides_ddocs(delivery.notification(), delivery.since())
 }

@@ -148,6 +148,18 @@ named! {
         SubscriberLagged,
         /// A subscriber was told that its position is expired.
         SubscriberExpired,
+        /// A durable subscriber went on after a crash, and had missed something.
+        DurableWentOn,
+        /// A durable subscriber was told that its position is expired.
+        DurableExpired,
+        /// Several filters of a set wanted the same delivery.
+        WantedByMany,
+        /// A subscriber of some design documents was told of nothing but one that may be any.
+        DdocMayBeAny,
+        /// A subscriber of some design documents was told of a database with which they were gone.
+        DdocsGone,
+        /// A design document changed again between a row and the read of what has changed.
+        DdocAheadOfRow,
         /// A shard was read to its end, and its successors from there.
         ShardFollowedOver,
         /// A transaction that is to be committed once found its own commit.

@@ -61,6 +61,28 @@ async fn a_set_wants_what_any_of_its_filters_wants() {
     assert_eq!(told, expected);
 }
 
+/// Once, a row was delivered because one filter of a set wanted one kind of its news, and the set as a whole another. And who
+/// wanted some design documents was told of others if the set as a whole allowed other news of the row.
+#[tokio::test(start_paused = true)]
+async fn a_set_wants_no_kind_that_only_the_whole_does() {
+    let world = World::new().await;
+    for (number, filter) in [Filter::name("a").unwrap(), Filter::prefix("a")].into_iter().enumerate() {
+        let a = db("a", number as u8 + 1);
+        let set = |kind: EventKind| Filter::any([filter.clone().kinds(kind.into()).unwrap()]).unwrap();
+        let updated = set(EventKind::Created).kinds(EventKind::Updated.into()).unwrap();
+        let auth = set(EventKind::DdocUpdated).ddocs(["_design/auth".parse().unwrap()]).unwrap();
+        let since = Since::After(world.dispatcher.position());
+        world.event(&a, EventKind::Created).await;
+        world.event(&a, EventKind::Updated).await;
+        world.ddoc(&a, Some("_design/other")).await;
+        for filter in [updated, auth] {
+            let mut subscription = world.dispatcher.subscribe(filter).since(since).stream();
+            assert!(drain(&mut subscription).await.is_empty(), "{subscription:?}");
+        }
+        world.event(&a, EventKind::Deleted).await;
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn who_asks_is_told_which_design_documents_have_changed_deleted_ones_too() {
     for filter in [Filter::all(), Filter::name("a").unwrap()] {

@@ -44,6 +44,23 @@ async fn a_database_comes_once_per_round_with_all_that_is_new() {
     }
 }
 
+/// Once, a round that waited for the end of what the tail was reading was not begun when nothing more came: a page that was full
+/// to the last row was told only with the next event of any database, or never.
+#[tokio::test(start_paused = true)]
+async fn a_full_page_with_nothing_after_it_is_told() {
+    let world = World::with(DispatcherOptions { page_rows_max: 1, ..DispatcherOptions::default() }).await;
+    let mut paced = world.dispatcher.subscribe(Filter::all()).every(MINUTE).unwrap().stream();
+    let a = db("a", 1);
+    for kind in [EventKind::Created, EventKind::Updated, EventKind::Deleted] {
+        let receive = async {
+            let delivery = within("it is told", paced.next()).await.unwrap().unwrap();
+            assert_eq!(kinds(&delivery), [kind]);
+        };
+        let (_, ()) = tokio::join!(world.event(&a, kind), receive);
+        tokio::time::sleep(MINUTE * 2).await;
+    }
+}
+
 /// More databases than a round holds in memory, a ring that has moved on, small pages: a round tells all of them once.
 #[tokio::test(start_paused = true)]
 async fn a_round_of_many_databases_tells_each_once() {

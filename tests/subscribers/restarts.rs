@@ -155,6 +155,37 @@ async fn who_has_expired_and_wants_something_else_is_still_told_so() {
     }
 }
 
+/// Once, a durable subscriber of exact names that put down how far it had come, before it had heard that it had expired, began
+/// at zero after its next restart: it was never told of the databases that were gone.
+#[tokio::test(start_paused = true)]
+async fn who_has_expired_and_dies_before_it_has_heard_so_is_told_later() {
+    for replaces in [false, true] {
+        let store = Database::memory();
+        let bus = wide_bus(&store).await;
+        let _notifier = bus.notifier(eager()).await.unwrap();
+        crate::world::fold(&store, &bus, &db("goes", 1), EventKind::Created).await;
+        let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
+        let cursor = bus.cursor("mirror").unwrap();
+        let goes = Filter::name("goes").unwrap();
+        let mut stream = dispatcher.subscribe(goes.clone()).durable(&cursor).await.unwrap().stream();
+        let suspended = dispatcher.suspend().await;
+        crate::world::fold(&store, &bus, &db("goes", 1), EventKind::Deleted).await;
+        let _janitor = bus.janitor(forgetful()).await.unwrap();
+        until("the tombstone's end", async || bus.stats().tombstones_dropped == 1).await;
+        let dispatcher = suspended.resume();
+        let horizon = bus.feed().horizon().await.unwrap();
+        until("the tail", async || dispatcher.position() >= horizon).await;
+        if replaces {
+            stream.replace(Filter::all());
+        }
+        stream.checkpoint().await.unwrap();
+        drop(stream);
+        let mut stream = dispatcher.subscribe(goes).durable(&cursor).await.unwrap().stream();
+        let first = within("it is told", stream.next()).await.unwrap();
+        assert!(matches!(first, Err(Interruption::Expired { .. })), "{first:?}");
+    }
+}
+
 /// A task whose waker panics.
 struct Bad;
 

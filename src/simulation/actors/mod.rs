@@ -123,7 +123,7 @@ async fn serve(place: &Place, plan: ProcessPlan, node: Node, tasks: &mut JoinSet
     let dispatcher =
         if plan.dispatcher { Some(node.dispatcher(options.dispatcher.clone()).await?) } else { None };
     if let Some(dispatcher) = &dispatcher {
-        subscriber::start(place, dispatcher, tasks);
+        subscriber::start(place, dispatcher, tasks).await?;
     }
     let mut consumers = Vec::new();
     if plan.consumer {

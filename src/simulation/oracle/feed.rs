@@ -491,15 +491,14 @@ impl Oracle {
         if let Some(before) = before.filter(|before| row.is_deleted() || before.instance != row.instance) {
             self.ddocs.retain(|(db, _), _| *db != before.db());
         }
-        if is_nameless && !row.is_deleted() {
-            self.ddocs.insert((row.db(), None), row.sequence);
-        }
-        for (item, _) in items {
-            if let Item::PendingDdoc(db, id) = item
-                && *db == row.db()
-                && !row.is_deleted()
-            {
-                self.ddocs.insert((db.clone(), Some(id.clone())), row.sequence);
+        let named = items.iter().filter_map(|(item, _)| match item {
+            Item::PendingDdoc(db, id) if *db == row.db() => Some(Some(id.clone())),
+            _ => None,
+        });
+        for id in named.chain(is_nameless.then_some(None)) {
+            self.told_ddocs.insert((row.db(), id.clone()), row.sequence);
+            if !row.is_deleted() {
+                self.ddocs.insert((row.db(), id), row.sequence);
             }
         }
         for (item, change) in items {

@@ -6,9 +6,9 @@ use bytes::Bytes;
 
 use super::{FEED, Item, Oracle, Verdict};
 use crate::{
-    encoding::{Counters, Sequence},
-    event::DbName,
-    keys::{GroupId, Lease},
+    encoding::{Counters, Sequence, Versionstamp},
+    event::{Db, DbName, DdocId},
+    keys::{CursorRow, GroupId, Lease},
     notification::Notification,
     simulation::{app::AppKey, shared::show_key},
 };
@@ -19,7 +19,23 @@ impl Oracle {
         if let Some((db, counters)) = self.waiting.first_key_value() {
             return Some(format!("{counters:?} of {db:?} have still to be folded"));
         }
+        if let Some((db, id)) = self.untold_ddoc() {
+            return Some(format!("it has still to be told that {id:?} of {db:?} has changed"));
+        }
         self.subscribers_are_owed().or_else(|| self.groups_owe()).or_else(|| self.followers_owe())
+    }
+
+    /// A design document of which no row has told since it was last recorded that it has changed. What is in the rows of
+    /// databases whose names others have taken, nobody reads any more.
+    fn untold_ddoc(&self) -> Option<&(Db, Option<DdocId>)> {
+        let is_told = |(ddoc, recorded): &(&(Db, Option<DdocId>), &Versionstamp)| {
+            let told = self.told_ddocs.get(*ddoc);
+            told.is_some_and(|told| told.versionstamp() > **recorded)
+        };
+        let newest =
+            |db: &Db| self.rows.get(&db.name).is_some_and(|placed| placed.row.instance == db.instance);
+        let own = self.recorded_ddocs.iter().filter(|((db, _), _)| newest(db));
+        own.into_iter().find(|entry| !is_told(entry)).map(|(ddoc, _)| ddoc)
     }
 
     /// Whether the rows tell what the history does.
@@ -160,6 +176,15 @@ impl Oracle {
                 if self.groups.get(name).is_some_and(|group| group.checkpoints.contains_key(shard)) =>
             {
                 Ok(())
+            }
+            Item::Cursor(name) => {
+                let stands = CursorRow::from_bytes(value).ok().map(|row| row.position);
+                let expected = self.cursors.get(name).copied();
+                if stands.is_some() && stands == expected {
+                    Ok(())
+                } else {
+                    leaked("it was never written so")
+                }
             }
             // Those of processes that crashed are there until they are swept.
             Item::TransactionId if self.has_crashed => Ok(()),

@@ -64,6 +64,8 @@ pub(super) enum Item {
     LeaseChanges,
     /// A key of the pulse of a feed.
     Pulse(Vec<u8>),
+    /// A named cursor of the bus.
+    Cursor(String),
     /// The id of a transaction.
     TransactionId,
     /// None that is known.
@@ -134,6 +136,10 @@ impl Item {
             (13, [worked]) => Self::Age(int(worked)?),
             (14, [_]) => Self::LeaseChanges,
             (15, [feed, number]) if int(number)? < 8 => Self::Pulse(bytes(feed)?.into()),
+            // The owner is empty, and the part is that of the cursor itself.
+            (16, [owner, name, part]) if (bytes(owner)?, int(part)?) == (b"", 0) => {
+                Self::Cursor(text(name)?.to_owned())
+            }
             _ => return None,
         })
     }

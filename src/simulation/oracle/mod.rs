@@ -7,17 +7,20 @@
 //! - what is taken out of counters is in a row, once, or belongs to an instance that is gone ([`feed`]);
 //! - each database has one row, in a shard that is open, and nobody who has lost a lease commits ([`feed`], [`leases`]);
 //! - a group leaves no row behind itself, works on each once, and keeps the janitor from what it has still to read ([`groups`]);
-//! - subscribers and readers of shards have been told what their filters and cursors owe them ([`readers`]).
+//! - subscribers and readers of shards have been told what their filters and cursors owe them ([`readers`], [`wish`]);
+//! - no named cursor stands ahead of what its subscriber was told ([`cursors`]).
 //!
 //! When nothing goes wrong any more all of it has to come to rest, and at the end the store must hold what the model says, key by
 //! key ([`finish`]).
 
+mod cursors;
 mod feed;
 mod finish;
 mod groups;
 mod item;
 mod leases;
 mod readers;
+mod wish;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,11 +29,14 @@ use std::{
 
 use bytes::Bytes;
 
-pub(super) use self::readers::{FollowerId, SubscriberId, Wish};
 use self::{
     groups::GroupModel,
     item::Item,
     readers::{Follower, Subscriber},
+};
+pub(super) use self::{
+    readers::{FollowerId, SubscriberId},
+    wish::{GLOBS, Which, Wish},
 };
 use super::{
     app::{AppKey, Line, instance_of},
@@ -130,8 +136,12 @@ pub(super) struct Oracle {
     rows: BTreeMap<DbName, Placed>,
     /// All rows that there ever were.
     past: BTreeMap<Sequence, Arc<Notification>>,
-    /// Design documents that were told.
+    /// When a change of each design document was last recorded.
+    recorded_ddocs: BTreeMap<(Db, Option<DdocId>), Versionstamp>,
+    /// Design documents that were told, and are stored as such.
     ddocs: BTreeMap<(Db, Option<DdocId>), Sequence>,
+    /// The rows that told of each design document last, also when nothing is stored of it any more.
+    told_ddocs: BTreeMap<(Db, Option<DdocId>), Sequence>,
     /// The topology entries that there are.
     topology: Vec<TopologyRow>,
     /// All topology entries that there ever were.
@@ -146,7 +156,9 @@ pub(super) struct Oracle {
     subscribers: BTreeMap<SubscriberId, Subscriber>,
     /// Those who follow the feed shard by shard.
     followers: BTreeMap<FollowerId, Follower>,
-    /// The number of the next of either.
+    /// Where the named cursors stand.
+    cursors: BTreeMap<String, Sequence>,
+    /// The number of the next subscriber or follower.
     next_reader: u64,
     /// Watches on doorbells that were lost.
     lost_watches: BTreeSet<(Issuer, Vec<u8>)>,
@@ -169,7 +181,9 @@ impl Oracle {
             once: BTreeMap::new(),
             rows: BTreeMap::new(),
             past: BTreeMap::new(),
+            recorded_ddocs: BTreeMap::new(),
             ddocs: BTreeMap::new(),
+            told_ddocs: BTreeMap::new(),
             topology: Vec::new(),
             entries: Vec::new(),
             next_shard: 0,
@@ -177,6 +191,7 @@ impl Oracle {
             groups: BTreeMap::new(),
             subscribers: BTreeMap::new(),
             followers: BTreeMap::new(),
+            cursors: BTreeMap::new(),
             next_reader: 0,
             lost_watches: BTreeSet::new(),
             has_crashed: false,
@@ -198,7 +213,7 @@ impl Oracle {
         self.lost_watches.insert((issuer, key.to_vec()));
     }
 
-    /// A process has crashed: its subscribers and readers are gone.
+    /// A process has crashed: its readers are gone, and its subscribers, other than durable ones.
     pub fn crashed(&mut self, issuer: Issuer) {
         self.has_crashed = true;
         self.gone(issuer);
@@ -206,7 +221,7 @@ impl Oracle {
 
     /// A process has dropped all that it had begun, and begins anew.
     pub fn gone(&mut self, issuer: Issuer) {
-        self.subscribers.retain(|_, subscriber| subscriber.issuer != issuer);
+        self.subscribers.retain(|_, subscriber| subscriber.issuer != issuer || subscriber.cursor.is_some());
         self.followers.retain(|_, follower| follower.issuer != issuer);
     }
 
@@ -234,22 +249,27 @@ impl Oracle {
         if let Some((_, change)) = items.iter().find(|(item, _)| *item == Item::Unknown) {
             return Err(format!("a key was written that is none: {change:?}"));
         }
-        let recorded = self.judge_app(items)?;
+        let recorded = self.judge_app(seen, items)?;
         self.judge_topology(shared, items)?;
         self.judge_leases(shared, seen, items)?;
         self.judge_feed(shared, seen, items, &recorded)?;
+        self.judge_cursors(items)?;
         self.judge_groups(shared, seen, items)
     }
 
     /// Takes note of what the layer has done; returns what it has recorded.
-    fn judge_app(&mut self, items: &Items<'_>) -> Result<BTreeMap<Db, Counters>, String> {
+    fn judge_app(&mut self, seen: &Seen<'_>, items: &Items<'_>) -> Result<BTreeMap<Db, Counters>, String> {
         let mut recorded: BTreeMap<Db, Counters> = BTreeMap::new();
         for (item, change) in items {
             match (item, &change.after) {
                 (Item::App(AppKey::History), Some(value)) => {
                     let line = Line::from_bytes(value).map_err(|error| error.to_string())?;
                     *recorded.entry(line.db.clone()).or_default() += line.counters;
-                    *self.recorded.entry(line.db).or_default() += line.counters;
+                    *self.recorded.entry(line.db.clone()).or_default() += line.counters;
+                    let nameless = (line.counters.ddoc_updated > line.ddocs.len() as u64).then_some(None);
+                    for id in line.ddocs.into_iter().map(Some).chain(nameless) {
+                        self.recorded_ddocs.insert((line.db.clone(), id), seen.stamp);
+                    }
                 }
                 (Item::App(AppKey::Database(name)), Some(value)) => {
                     let instance = instance_of(value).map_err(|error| error.to_string())?;

@@ -1,0 +1,134 @@
+//! [`Wish`]: what a subscriber wants, as the oracle understands it. It asks no filter, but makes one.
+
+use std::collections::BTreeSet;
+
+use crate::{
+    dispatcher::Filter,
+    event::{DbName, DdocId, EventKind, Kinds},
+};
+
+/// A glob, and what it means.
+pub(in crate::simulation) type Glob = (&'static str, fn(&str) -> bool);
+
+/// Globs to choose from.
+pub(in crate::simulation) const GLOBS: [Glob; 4] = [
+    ("{_replicator,*/_replicator}", |name| name == "_replicator" || name.ends_with("/_replicator")),
+    ("shop/?", |name| name.strip_prefix("shop/").is_some_and(|rest| rest.chars().count() == 1)),
+    ("[a-c]", |name| ["a", "b", "c"].contains(&name)),
+    ("*b", |name| name.ends_with('b')),
+];
+
+/// Which databases a subscriber wants.
+#[derive(Debug, Clone)]
+pub(in crate::simulation) enum Which {
+    /// All.
+    All,
+    /// These.
+    Names(Vec<DbName>),
+    /// Those that begin so.
+    Prefix(&'static str),
+    /// Those that end so.
+    Suffix(&'static str),
+    /// Those that look so.
+    Glob(Glob),
+    /// What one of these wants.
+    Any(Vec<Wish>),
+}
+
+/// What a subscriber wants.
+#[derive(Debug, Clone)]
+pub(in crate::simulation) struct Wish {
+    /// Of which databases.
+    pub which: Which,
+    /// Which kinds of events.
+    pub kinds: Kinds,
+    /// Of design documents, only these.
+    pub ddocs: Option<BTreeSet<DdocId>>,
+    /// Whether it asks which design documents have changed, although it wants all of them.
+    pub asks: bool,
+}
+
+impl Wish {
+    /// All kinds of events of these databases.
+    pub fn of(which: Which) -> Self {
+        Self { which, kinds: Kinds::ALL, ddocs: None, asks: false }
+    }
+
+    /// The kinds of events of the database `name` that are wanted.
+    pub fn kinds_of(&self, name: &DbName) -> Kinds {
+        let all = |is: bool| if is { Kinds::ALL } else { Kinds::NONE };
+        let here = match &self.which {
+            Which::All => Kinds::ALL,
+            Which::Names(names) => all(names.contains(name)),
+            Which::Prefix(prefix) => all(name.as_str().starts_with(prefix)),
+            Which::Suffix(suffix) => all(name.as_str().ends_with(suffix)),
+            Which::Glob((_, matches)) => all(matches(name.as_str())),
+            Which::Any(wishes) => wishes.iter().flat_map(|wish| kinds(wish.kinds_of(name))).collect(),
+        };
+        here.iter().filter(|kind| self.kinds.contains(*kind)).collect()
+    }
+
+    /// Whether it is told which design documents have changed.
+    pub fn names_ddocs(&self) -> bool {
+        self.asks || self.ddocs.is_some()
+    }
+
+    /// Whether a change of the design document `id`, or of one that may be any, is wanted of a database of which the kind is.
+    pub fn wants_ddoc(&self, id: Option<&DdocId>) -> bool {
+        match (&self.ddocs, id) {
+            (Some(wanted), Some(id)) => wanted.contains(id),
+            _ => true,
+        }
+    }
+
+    /// The places of those in its set that want one of `news` of the database `name`.
+    pub fn wanted_by(&self, name: &DbName, news: Kinds) -> Vec<usize> {
+        let Which::Any(wishes) = &self.which else { return vec![0] };
+        let wants = |wish: &Self| wish.kinds_of(name).intersects(news);
+        (0..).zip(wishes).filter(|(_, wish)| wants(wish)).map(|(place, _)| place).collect()
+    }
+
+    /// It as a filter.
+    pub fn filter(&self) -> Filter {
+        const SOUND: &str = "what is drawn is a sound filter";
+        let filter = match &self.which {
+            Which::All => Filter::all(),
+            Which::Names(names) => Filter::names(names.iter().cloned()).expect(SOUND),
+            Which::Prefix(prefix) => Filter::prefix(*prefix),
+            Which::Suffix(suffix) => Filter::suffix(*suffix),
+            Which::Glob((pattern, _)) => Filter::glob(pattern).expect(SOUND),
+            Which::Any(wishes) => Filter::any(wishes.iter().map(Self::filter)).expect(SOUND),
+        };
+        let filter = if self.kinds == Kinds::ALL { filter } else { filter.kinds(self.kinds).expect(SOUND) };
+        match &self.ddocs {
+            None => filter,
+            Some(ids) => filter.ddocs(ids.iter().cloned()).expect(SOUND),
+        }
+    }
+}
+
+/// The kinds one by one.
+fn kinds(kinds: Kinds) -> Vec<EventKind> {
+    kinds.iter().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_set_wants_what_one_of_it_does_and_the_whole_allows() {
+        let (name, other) = (DbName::new("shop/b").unwrap(), DbName::new("x").unwrap());
+        let only = |which, kind: EventKind| Wish { kinds: kind.into(), ..Wish::of(which) };
+        let set = Which::Any(vec![
+            only(Which::Names(vec![name.clone()]), EventKind::Created),
+            only(Which::Glob(GLOBS[3]), EventKind::Updated),
+            only(Which::Prefix("y"), EventKind::Deleted),
+        ]);
+        let both = Kinds::from(EventKind::Created) | EventKind::Updated.into();
+        assert_eq!(Wish::of(set.clone()).kinds_of(&name), both);
+        assert_eq!(Wish::of(set.clone()).wanted_by(&name, EventKind::Updated.into()), [1]);
+        assert_eq!(only(set.clone(), EventKind::Updated).kinds_of(&name), EventKind::Updated.into());
+        assert_eq!(Wish::of(set).kinds_of(&other), Kinds::NONE);
+    }
+}
