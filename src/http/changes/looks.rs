@@ -25,8 +25,8 @@ const DATABASES_MAX: usize = 10_000;
 struct Found {
     /// When a feed began to look.
     at: Duration,
-    /// The sequence of the newest row; `None` if there is none.
-    last: Option<Sequence>,
+    /// The sequence of the newest row; zero if there is none.
+    last: Sequence,
 }
 
 /// What feeds that wait have found in the store.
@@ -48,19 +48,16 @@ impl Looks {
     /// and as a read would.
     pub async fn has_news(&self, feed: &Feed<Change>, db: &Db, position: Sequence) -> Result<bool> {
         let now = feed.context.env().now();
-        let last = match self.lately(db.instance, now) {
-            Some(known) => known,
-            None => {
-                let last = feed.last_sequence().await?;
-                self.remember(db.instance, Found { at: now, last });
-                last
-            }
-        };
-        Ok(last > Some(position))
+        if let Some(last) = self.lately(db.instance, now) {
+            return Ok(last > position);
+        }
+        let last = feed.last_sequence().await?.unwrap_or(Sequence::ZERO);
+        self.remember(db.instance, Found { at: now, last });
+        Ok(last > position)
     }
 
     /// What was found of `instance` lately; `None` if it is time to look.
-    fn lately(&self, instance: DbInstance, now: Duration) -> Option<Option<Sequence>> {
+    fn lately(&self, instance: DbInstance, now: Duration) -> Option<Sequence> {
         let found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
         let found = found.get(&instance).filter(|found| now.saturating_sub(found.at) < self.fresh);
         found.map(|found| found.last)

@@ -91,8 +91,6 @@ pub(super) struct DocChanges {
     seq: Seq,
     /// How many rows were looked at.
     seen: u64,
-    /// Whether what comes is wanted.
-    is_live: bool,
     /// The notifications of the database, if what comes is wanted.
     updates: Option<Subscription>,
     /// Wakes when the changes of any database were resharded here: of a shard that is closed no notification tells.
@@ -150,7 +148,6 @@ impl DocChanges {
             is_over: false,
             seq: Seq::plain(since.position()),
             seen: 0,
-            is_live,
             updates,
             reshards,
             look_at: Duration::ZERO,
@@ -165,7 +162,7 @@ impl DocChanges {
     /// Looks again after a while. What it finds then may be a quarter of the interval old.
     fn look_later(&mut self) {
         let (env, interval) = (self.served.inner.env(), self.served.inner.options.look_interval);
-        self.look_at = env.now().saturating_add(some_time(env, interval - interval / 4));
+        self.look_at = env.now().saturating_add(some_time(env, interval.mul_f64(0.75)));
     }
 
     /// Sends this page next.
@@ -207,7 +204,7 @@ impl Source for DocChanges {
         loop {
             self.write(out, limit);
             if self.is_done() {
-                let is_over = !self.is_live || self.resharded_at.is_some() || self.is_over;
+                let is_over = self.updates.is_none() || self.resharded_at.is_some() || self.is_over;
                 return Ok(if is_over { Progress::Over } else { Progress::UpToDate });
             }
             if out.rows() > 0 {
