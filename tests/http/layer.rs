@@ -52,7 +52,11 @@ impl Layer {
 
     /// Removes the changes of a database, and forgets to record that it was deleted.
     pub async fn remove_silently(&self, db: &Db) {
-        self.store.run(async |tx| Ok(self.changes.remove(&tx, db))).await.unwrap();
+        let remove = async |tx: Transaction| {
+            self.changes.remove(&tx, db);
+            Ok(())
+        };
+        self.store.run(remove).await.unwrap();
     }
 
     /// Writes a document. Returns where its row stands.

@@ -500,7 +500,13 @@ async fn a_tail_learns_that_its_changes_were_removed_without_a_word() {
     let remove = async {
         tokio::time::sleep(Duration::from_secs(1)).await;
         let changes = bus.changes();
-        store.run(async |tx| Ok(changes.remove(&tx, &db))).await.unwrap();
+        store
+            .run(async |tx| {
+                changes.remove(&tx, &db);
+                Ok(())
+            })
+            .await
+            .unwrap();
     };
     let (next, ()) = tokio::join!(tokio::time::timeout(RARELY, tail.next()), remove);
     let error = next.expect("it looks now and then").unwrap_err();
