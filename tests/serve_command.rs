@@ -120,6 +120,8 @@ fn it_does_not_open_itself_to_others_without_credentials() {
         (&["--credentials", "anna:$argon2id$v=19$m=8,t=1,p=1$AAAAAAAAAAA"], "anna"),
         (&["--credentials", "/does/not/exist"], "/does/not/exist"),
         (&["--listen", "here"], "--listen"),
+        // It never matched, and nothing said so.
+        (&["--host", "db.example:5985"], "--host: \"db.example:5985\" is no name"),
         (&["--store", "disk:x"], "--store"),
     ] {
         let mut command = notibus();

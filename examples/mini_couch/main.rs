@@ -21,7 +21,7 @@ use std::{error::Error, sync::Arc};
 
 use notibus::{
     Bus, BusOptions, DispatcherOptions, JanitorOptions, NodeOptions, NotifierOptions,
-    http::{Api, ApiOptions, Hosts, Server, ServerOptions},
+    http::{Api, ApiOptions, Server, ServerOptions},
     store::Database,
 };
 use tokio::{net::TcpListener, sync::oneshot};
@@ -43,9 +43,10 @@ pub async fn main() -> Result<(), Box<dyn Error>> {
     let api = Api::start(&bus, &dispatcher, options)?;
     let feeds = api.db_updates().merge(api.changes(couch.changes(), couch.clone()));
     let app = http::finished(&api, http::router(couch).merge(feeds).merge(api.status()));
-    // There are no accounts: it answers nobody but this machine, and no web pages from elsewhere in its browsers.
-    let limits = ServerOptions { hosts: Hosts::Local(Vec::new()), ..ServerOptions::default() };
-    let server = Server::start(TcpListener::bind(listen).await?, app, limits, store.env())?;
+    // There are no accounts. So it has to be as it is by default: it answers nobody but this machine, and no web pages from
+    // elsewhere in its browsers.
+    let listener = TcpListener::bind(listen).await?;
+    let server = Server::start(listener, app, ServerOptions::default(), store.env())?;
     println!("mini_couch listens on http://{}", server.local_addr());
 
     let (ended, end) = oneshot::channel();

@@ -39,8 +39,8 @@ type Sha = [u8; 32];
 /// Who may ask.
 #[derive(Debug, Clone, Default)]
 pub enum Access {
-    /// Everyone who reaches the server is its admin. [`Hosts::Local`](super::Hosts::Local) keeps the pages out that reach it through
-    /// a browser.
+    /// Everyone who reaches the server is its admin. [`Hosts::Local`](super::Hosts::Local), the default, keeps the pages out that
+    /// reach it through a browser.
     #[default]
     Open,
     /// Those who have credentials are its admins.

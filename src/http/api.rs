@@ -30,6 +30,7 @@ use super::{
 };
 use crate::{
     bus::Bus,
+    changes::LOOK_INTERVAL,
     dispatcher::{Dispatcher, Filter, Since},
     env::Env,
     error::{Error, Result},
@@ -55,6 +56,10 @@ pub struct ApiOptions {
     /// Whether there is `_db_updates` at all. If not, nothing is kept for it, and it answers as CouchDB does without its
     /// database `_global_changes`. Default: yes.
     pub keeps_db_updates: bool,
+    /// After how long a live feed of `_changes` looks at the store at the latest although no notification has told it to: of
+    /// changes that were removed without a word, or edits of a database that the bus holds for replaced, none does. Those of one
+    /// database share what was found. Default: 5 min.
+    pub look_interval: Duration,
     /// The longest body of a request, in bytes, also after inflating. Default: 1 MiB.
     pub body_len_max: usize,
 }
@@ -69,6 +74,7 @@ impl Default for ApiOptions {
             reads_max: 16,
             rows_kept_max: 16_384,
             keeps_db_updates: true,
+            look_interval: LOOK_INTERVAL,
             body_len_max: 1 << 20,
         }
     }
@@ -80,6 +86,7 @@ impl ApiOptions {
         let zero = |what| Err(Error::invalid(what, "it is zero"));
         match self {
             Self { heartbeat_max: Duration::ZERO, .. } => zero("heartbeat"),
+            Self { look_interval: Duration::ZERO, .. } => zero("look interval"),
             Self { feeds_per_client_max: 0, .. } => zero("feeds per client"),
             Self { reads_max: 0, .. } => zero("reads"),
             Self { rows_kept_max: 0, .. } => zero("rows kept"),

@@ -12,19 +12,43 @@ use std::net::IpAddr;
 use axum::http::{HeaderMap, StatusCode, Uri, header, uri::Authority};
 
 use super::Failure;
+use crate::error::{Error, Result};
 
 /// By which names a server may be addressed.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Hosts {
     /// By all. That is right where requests need credentials, or for a server that others stand in front of.
-    #[default]
     Any,
-    /// By addresses of this machine alone, `localhost`, and these names; and not by pages that come from elsewhere. That is
-    /// right for an open server on a loopback address. A request without `Host` is of no browser.
+    /// By addresses of this machine alone, `localhost`, and these names or addresses, on whatever port; and not by pages that
+    /// come from elsewhere. That is right for an open server on a loopback address. A request without `Host` is of no browser.
     Local(Vec<String>),
 }
 
+impl Default for Hosts {
+    /// This machine alone.
+    fn default() -> Self {
+        Self::Local(Vec::new())
+    }
+}
+
 impl Hosts {
+    /// Fails if a name could never match.
+    pub(super) fn check_names(&self) -> Result<()> {
+        let Self::Local(names) = self else { return Ok(()) };
+        let is_name = |name: &String| {
+            let is_part = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+            address(name).is_some() || !name.is_empty() && name.bytes().all(is_part)
+        };
+        match names.iter().find(|name| !is_name(name)) {
+            None => Ok(()),
+            Some(bad) => {
+                let reason =
+                    format!("{bad:?} is no name or address alone: leave out scheme, port, path and wildcard");
+                Err(Error::invalid("host", reason))
+            }
+        }
+    }
+
     /// Fails with 400, in CouchDB's words, if the request is for another name, and with 403 if it comes from a page of another
     /// origin.
     pub(super) fn check(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), Failure> {
@@ -51,10 +75,18 @@ impl Hosts {
 
 /// Whether `host` stands for this machine, or is one of `names`.
 fn is_local(host: &str, names: &[String]) -> bool {
-    let address = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
-    address.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+    let asked = address(host);
+    asked.is_some_and(|asked| asked.is_loopback())
         || host.eq_ignore_ascii_case("localhost")
-        || names.iter().any(|name| name.eq_ignore_ascii_case(host))
+        || names
+            .iter()
+            .any(|name| name.eq_ignore_ascii_case(host) || asked.is_some() && address(name) == asked)
+}
+
+/// The address that `host` is, which may have the brackets of one of IPv6.
+fn address(host: &str) -> Option<IpAddr> {
+    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+    bare.unwrap_or(host).parse().ok()
 }
 
 #[cfg(test)]
@@ -70,7 +102,7 @@ mod tests {
 
     #[test]
     fn only_names_of_this_machine_are_answered() {
-        let hosts = Hosts::Local(vec!["db.example".to_owned()]);
+        let hosts = Hosts::Local(["db.example", "2001:db8::1"].map(str::to_owned).to_vec());
         for (host, expected) in [
             ("localhost", 200),
             ("LocalHost:5985", 200),
@@ -78,6 +110,7 @@ mod tests {
             ("127.1.2.3", 200),
             ("[::1]:5985", 200),
             ("DB.example:80", 200),
+            ("[2001:db8:0::1]:80", 200),
             ("evil.example:5985", 400),
             ("localhost.evil.example", 400),
             ("127.0.0.1.evil.example", 400),

@@ -12,7 +12,7 @@ use prometheus_client::{
 
 use tokio::runtime::Handle;
 
-use super::Inner;
+use super::{Inner, refusals::Refusals};
 use crate::event::EventKind;
 
 /// The names and values by which counts are told apart.
@@ -40,8 +40,8 @@ impl Metrics {
     }
 }
 
-/// All counts of the process.
-pub(super) fn encode(inner: &Inner) -> String {
+/// All counts of the process, and of the listener that was asked, if it is ours.
+pub(super) fn encode(inner: &Inner, refusals: Option<&Refusals>) -> String {
     let mut registry = Registry::with_prefix("notibus");
     let stats = inner.bus.stats();
     for (name, what, count) in stats.each() {
@@ -61,6 +61,10 @@ pub(super) fn encode(inner: &Inner) -> String {
     registry.register("http_feed_rows", "Rows sent by feeds", rows);
     registry.register("http_feed_bytes", "Bytes of feeds handed to connections", bytes);
     registry.register("http_feed_failures", "Feeds that were cut off by a failure", failures);
+    if let Some(Refusals { counts, .. }) = refusals {
+        let what = "Requests refused for the name in Host or the page in Origin, by which of the two";
+        registry.register("http_refused", what, counts.clone());
+    }
     let gauge = |count: usize| ConstGauge::new(i64::try_from(count).unwrap_or(i64::MAX));
     registry.register("http_feeds", "Feeds that are open", gauge(inner.admission.feeds()));
     // Outside of a runtime nobody asks.

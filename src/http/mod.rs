@@ -22,6 +22,10 @@
 //! # Ok(()) }
 //! ```
 //!
+//! As it stands there it is open to the programs of its machine and to nobody else: it answers to `localhost` and loopback
+//! addresses alone ([`Hosts`]), so that no web page reaches it through a browser, and does not listen for other machines. For
+//! those, say who may ask ([`ApiOptions::access`]) or put accounts in front, and then set [`ServerOptions::is_public`].
+//!
 //! # How `_db_updates` differs from CouchDB's
 //!
 //! - A database has one row, whose type is derived for the reader: `deleted` if it is deleted; else `created` if it was created
@@ -47,6 +51,7 @@ mod hosts;
 mod hub;
 mod metrics;
 mod query;
+mod refusals;
 mod row;
 mod seq;
 mod server;

@@ -35,7 +35,7 @@ use tokio::{
 };
 use tower_service::Service;
 
-use super::{Hosts, Peer};
+use super::{Hosts, Peer, refusals::Refusals};
 use crate::{
     env::Env,
     error::{Error, Result},
@@ -64,8 +64,12 @@ pub struct ServerOptions {
     pub send_buffer_len: usize,
     /// How long a shutdown waits for answers in progress. Default: 10 s.
     pub drain_timeout: Duration,
-    /// By which names it may be addressed. Default: by any.
+    /// By which names it may be addressed. Default: by those of this machine alone.
     pub hosts: Hosts,
+    /// Whether it may listen on an address that other machines can reach. Set it if the API has credentials
+    /// ([`ApiOptions::access`](super::ApiOptions::access)), and a layer's own routes accounts, or if something in front has.
+    /// Clients will need [`Hosts::Any`] then, or the names that they ask for. Default: no.
+    pub is_public: bool,
 }
 
 impl Default for ServerOptions {
@@ -78,14 +82,27 @@ impl Default for ServerOptions {
             write_timeout: Duration::from_secs(30),
             send_buffer_len: 128 << 10,
             drain_timeout: Duration::from_secs(10),
-            hosts: Hosts::Any,
+            hosts: Hosts::default(),
+            is_public: false,
         }
     }
 }
 
 impl ServerOptions {
-    /// Fails if an option is out of its limits.
-    fn check(&self) -> Result<()> {
+    /// What [`Server::start`] would refuse of these options at `address`, for those who want to know before they have begun
+    /// anything else.
+    ///
+    /// Fails with [`Error::Invalid`]: of `address`, if other machines can reach it and nobody has said that they may; of
+    /// `host`, if a name could never match, as one with a port; and if another option is out of its limits.
+    pub fn check(&self, address: SocketAddr) -> Result<()> {
+        if !self.is_public && !address.ip().to_canonical().is_loopback() {
+            let reason = format!(
+                "other machines can reach {address}: give the API credentials (`ApiOptions::access`) or put accounts in front, \
+                 and set `ServerOptions::is_public`"
+            );
+            return Err(Error::invalid("address", reason));
+        }
+        self.hosts.check_names()?;
         if self.header_len_max < 8_192 {
             let reason = format!("{} is less than 8,192", self.header_len_max);
             return Err(Error::invalid("header length", reason));
@@ -114,17 +131,19 @@ pub struct Server {
 impl Server {
     /// Serves `router` to whoever connects to `listener`. Must be called within a tokio runtime.
     ///
-    /// Fails with [`Error::Invalid`] if an option is out of its limits, and with [`Error::Io`] if it is no listener any more.
+    /// Fails with [`Error::Invalid`] as [`ServerOptions::check`] does, among others if other machines can reach it and that is
+    /// not asked for; and with [`Error::Io`] if it is no listener any more.
     pub fn start(listener: TcpListener, router: Router, options: ServerOptions, env: &Env) -> Result<Self> {
-        options.check()?;
         let io = |error| Error::Io { what: "listener", source: Arc::new(error) };
         let local_addr = listener.local_addr().map_err(io)?;
+        options.check(local_addr)?;
         let (stop, stopped) = watch::channel(false);
         let acceptor = Acceptor {
             connections: Arc::new(Semaphore::new(options.connections_max.min(Semaphore::MAX_PERMITS))),
             http: protocol(&options),
             options: Arc::new(options),
             router,
+            refusals: Refusals::default(),
             env: env.clone(),
         };
         let task = tokio::spawn(acceptor.run(listener, stopped));
@@ -172,6 +191,8 @@ struct Acceptor {
     options: Arc<ServerOptions>,
     /// What they ask.
     router: Router,
+    /// Counts those that are refused.
+    refusals: Refusals,
     /// Time.
     env: Env,
 }
@@ -218,7 +239,13 @@ impl Acceptor {
         }
         let limit = self.options.write_timeout;
         let socket = Timed { socket, limit, env: self.env.clone(), stuck: None };
-        let served = Served { peer, router: self.router.clone(), options: Arc::clone(&self.options) };
+        let served = Served {
+            peer,
+            router: self.router.clone(),
+            options: Arc::clone(&self.options),
+            refusals: self.refusals.clone(),
+            env: self.env.clone(),
+        };
         tasks.spawn(serve(socket, served, self.http.clone(), watcher, room));
     }
 
@@ -241,6 +268,10 @@ struct Served {
     router: Router,
     /// The limits.
     options: Arc<ServerOptions>,
+    /// Counts those that are refused.
+    refusals: Refusals,
+    /// Time.
+    env: Env,
 }
 
 impl Served {
@@ -250,8 +281,13 @@ impl Served {
         request: hyper::Request<hyper::body::Incoming>,
     ) -> impl Future<Output = Response> + use<> {
         let allowed = self.options.hosts.check(request.uri(), request.headers());
+        if let Err(failure) = &allowed {
+            self.refusals.add(failure, request.headers(), self.env.now());
+        }
         let mut request: Request = request.map(Body::new);
         request.extensions_mut().insert(Peer(self.peer));
+        // The metrics tell of them.
+        request.extensions_mut().insert(self.refusals.clone());
         let mut router = self.router.clone();
         async move {
             match allowed {

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use axum::{
     Router,
     body::Body,
-    extract::State,
+    extract::{Request, State},
     http::{HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
     routing::get,
@@ -16,6 +16,7 @@ use super::{
     Api, Failure, Inner,
     api::{self, at},
     metrics,
+    refusals::Refusals,
 };
 use crate::error::Result;
 
@@ -123,8 +124,9 @@ async fn read(inner: &Inner) -> Result<Value> {
 }
 
 /// The counts, for Prometheus.
-async fn scrape(State(inner): State<Arc<Inner>>) -> Response {
-    let mut response = Response::new(Body::from(metrics::encode(&inner)));
+async fn scrape(State(inner): State<Arc<Inner>>, request: Request) -> Response {
+    let refusals = request.extensions().get::<Refusals>();
+    let mut response = Response::new(Body::from(metrics::encode(&inner, refusals)));
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
     response

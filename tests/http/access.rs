@@ -1,6 +1,10 @@
 //! Who may ask for what.
 
-use notibus::http::{Access, ApiOptions, Credentials, Hosts, ServerOptions};
+use notibus::{
+    Error,
+    http::{Access, ApiOptions, Credentials, Hosts, Server, ServerOptions, axum::Router},
+    store::Database,
+};
 
 use crate::{
     client::{Connection, ask, get},
@@ -57,7 +61,7 @@ async fn only_admins_are_told() {
 /// The pages of anyone could once use a server on a loopback address through the browser of whoever looks at them.
 #[tokio::test]
 async fn an_open_server_answers_no_pages_from_elsewhere() {
-    let limits = ServerOptions { hosts: Hosts::Local(vec!["here".into()]), ..ServerOptions::default() };
+    let limits = ServerOptions { hosts: Hosts::Local(Vec::new()), ..ServerOptions::default() };
     let world = World::with(ApiOptions::default(), limits, |api, _, _| {
         api.db_updates().merge(api.events()).merge(api.status()).merge(api.welcome())
     })
@@ -84,6 +88,87 @@ async fn an_open_server_answers_no_pages_from_elsewhere() {
     assert!(world.bus.is_drained().await.unwrap());
     assert_eq!(world.bus.stats().folded.total(), 0, "nothing was recorded");
     assert_eq!(ask(world.at(), "POST", "/_notibus/events", "", body).await.head.status, 201);
-    let same = "Origin: http://here\r\n";
+    let same = "Origin: http://localhost\r\n";
     assert_eq!(ask(world.at(), "GET", "/_db_updates", same, "").await.head.status, 200);
+}
+
+/// A server that was started as the documentation shows once answered to every name, so that any page that let its own name stand
+/// for 127.0.0.1 could read all of it and reshard every database.
+#[tokio::test]
+async fn a_server_with_the_default_options_answers_no_rebound_page() {
+    let world = World::with(ApiOptions::default(), ServerOptions::default(), |api, _, bus| {
+        let changes = api.changes(&bus.changes(), api.recorded_databases());
+        api.db_updates().merge(api.status()).merge(changes)
+    })
+    .await;
+    let mut refused = 0;
+    for (method, target) in
+        [("GET", "/_db_updates"), ("GET", "/_notibus/status"), ("PUT", "/_changes_shards/a")]
+    {
+        for host in ["rebound.example", "rebound.example:5985"] {
+            let mut connection = Connection::open(world.at()).await;
+            let length = "Content-Length: 12\r\n";
+            connection
+                .send(&format!("{method} {target} HTTP/1.1\r\nHost: {host}\r\n{length}\r\n{{\"shards\":4}}"))
+                .await;
+            let answer = connection.answer().await;
+            assert_eq!(answer.head.status, 400, "{method} {target} of {host}: {}", answer.body);
+            assert_eq!(answer.json()["reason"], "Invalid host header");
+            refused += 1;
+        }
+    }
+    assert_eq!(get(world.at(), "/_db_updates").await.head.status, 200);
+    let foreign = ask(world.at(), "GET", "/_db_updates", "Origin: http://page.example\r\n", "").await;
+    assert_eq!(foreign.head.status, 403);
+    // Nothing once told that clients were refused, as they are if a name is forgotten.
+    let metrics = get(world.at(), "/_notibus/metrics").await.body;
+    for (what, count) in [("host", refused), ("origin", 1)] {
+        let line = format!("notibus_http_refused_total{{what=\"{what}\"}} {count}");
+        assert!(metrics.lines().any(|it| it == line), "{line}\n{metrics}");
+    }
+}
+
+/// Starts a server on `address`.
+async fn start(address: &str, limits: ServerOptions) -> notibus::Result<Server> {
+    let listener = tokio::net::TcpListener::bind(address).await.unwrap();
+    Server::start(listener, Router::new(), limits, Database::memory().env())
+}
+
+/// It once listened for other machines although nobody had said who may ask: by default, everyone.
+#[tokio::test]
+async fn it_listens_for_other_machines_only_if_that_is_asked_for() {
+    for address in ["0.0.0.0:0", "[::]:0"] {
+        let refused = start(address, ServerOptions::default()).await.unwrap_err();
+        assert!(matches!(refused, Error::Invalid { what: "address", .. }), "{refused}");
+        assert!(refused.to_string().contains("is_public"), "{refused}");
+        start(address, ServerOptions { is_public: true, ..ServerOptions::default() }).await.unwrap();
+    }
+    for address in ["127.0.0.1:0", "127.1.2.3:0", "[::1]:0"] {
+        start(address, ServerOptions::default()).await.unwrap();
+    }
+}
+
+/// A name with a port once was taken, and never matched: everyone who asked by it was refused.
+#[tokio::test]
+async fn a_name_that_can_never_match_is_refused_at_start() {
+    for name in [
+        "db.example:5985",
+        "http://db.example",
+        "db.example/",
+        "*.example",
+        "",
+        "a b",
+        "[::1]:80",
+        "d\u{f6}.example",
+    ] {
+        let hosts = Hosts::Local(vec!["fine.example".to_owned(), name.to_owned()]);
+        let refused = start("127.0.0.1:0", ServerOptions { hosts, ..ServerOptions::default() }).await;
+        let refused = refused.expect_err(name);
+        assert!(matches!(refused, Error::Invalid { what: "host", .. }), "{refused}");
+        assert!(refused.to_string().contains(&format!("{name:?}")), "{refused}");
+    }
+    for name in ["db.example", "DB_1.example.", "192.168.0.7", "2001:db8::1", "[2001:db8::1]"] {
+        let hosts = Hosts::Local(vec![name.to_owned()]);
+        start("127.0.0.1:0", ServerOptions { hosts, ..ServerOptions::default() }).await.expect(name);
+    }
 }

@@ -27,7 +27,7 @@ async fn post(world: &World, target: &str, encoding: &str, body: &[u8]) -> Answe
     let length = body.len();
     connection
         .send(&format!(
-            "POST {target} HTTP/1.1\r\nHost: here\r\nContent-Length: {length}\r\nContent-Encoding: {encoding}\r\n\r\n"
+            "POST {target} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\nContent-Encoding: {encoding}\r\n\r\n"
         ))
         .await;
     connection.socket.write_all(body).await.unwrap();

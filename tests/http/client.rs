@@ -75,7 +75,7 @@ impl Connection {
     /// A connection that has asked for `target`.
     pub async fn get(address: SocketAddr, target: &str) -> Self {
         let mut connection = Self::open(address).await;
-        connection.send(&format!("GET {target} HTTP/1.1\r\nHost: here\r\n\r\n")).await;
+        connection.send(&format!("GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n")).await;
         connection
     }
 
@@ -172,7 +172,7 @@ pub async fn ask(address: SocketAddr, method: &str, target: &str, headers: &str,
     let mut connection = Connection::open(address).await;
     let length = body.len();
     let request = format!(
-        "{method} {target} HTTP/1.1\r\nHost: here\r\nContent-Length: {length}\r\n{headers}\r\n{body}"
+        "{method} {target} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n{headers}\r\n{body}"
     );
     connection.send(&request).await;
     if method == "HEAD" {

@@ -106,7 +106,7 @@ fn no_question_makes_it_fail() {
     let world = runtime.block_on(async {
         let options = ApiOptions::default();
         let mut layer = None;
-        let hosts = Hosts::Local(vec!["here".to_owned()]);
+        let hosts = Hosts::Local(vec!["there".to_owned()]);
         let limits = ServerOptions { hosts, ..ServerOptions::default() };
         let world = World::with(options, limits, |api, store, bus| {
             let made = Layer::new(store, bus);
@@ -127,7 +127,7 @@ fn no_question_makes_it_fail() {
         let status = runtime.block_on(async {
             let mut connection = Connection::open(world.at()).await;
             let length = body.len();
-            let head = format!("{method} {target} HTTP/1.1\r\nHost: here\r\nContent-Length: {length}\r\n{}\r\n{body}", headers.concat());
+            let head = format!("{method} {target} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n{}\r\n{body}", headers.concat());
             connection.send(&head).await;
             tokio::time::timeout(LIMIT, connection.head()).await.expect("there is an answer").status
         });

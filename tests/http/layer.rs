@@ -50,6 +50,15 @@ impl Layer {
         self.databases.lock().unwrap().remove(&db.name);
     }
 
+    /// Removes the changes of a database, and forgets to record that it was deleted.
+    pub async fn remove_silently(&self, db: &Db) {
+        let remove = async |tx: Transaction| {
+            self.changes.remove(&tx, db);
+            Ok(())
+        };
+        self.store.run(remove).await.unwrap();
+    }
+
     /// Writes a document. Returns where its row stands.
     pub async fn write(&self, db: &Db, id: &str, position: u64, branches: u32, is_deleted: bool) -> Sequence {
         let key = (db.clone(), id.to_owned());

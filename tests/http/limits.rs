@@ -56,7 +56,7 @@ async fn feeds_and_connections_are_counted() {
     assert_eq!(refused.head.status, 429);
     assert_eq!(refused.json()["error"], "too_many_requests");
     // What does not last is not counted.
-    third.send("GET /_db_updates HTTP/1.1\r\nHost: here\r\n\r\n").await;
+    third.send("GET /_db_updates HTTP/1.1\r\nHost: localhost\r\n\r\n").await;
     assert_eq!(third.answer().await.head.status, 200);
     // The third connection is kept alive, so there is no room for a fourth.
     let mut fourth = Connection::open(world.at()).await;
@@ -94,7 +94,8 @@ async fn a_client_that_does_not_read_is_dropped() {
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(4 << 10).unwrap();
     let mut socket = socket.connect(world.at()).await.unwrap();
-    let target = "GET /_db_updates?feed=continuous&since=now&heartbeat=1000 HTTP/1.1\r\nHost: here\r\n\r\n";
+    let target =
+        "GET /_db_updates?feed=continuous&since=now&heartbeat=1000 HTTP/1.1\r\nHost: localhost\r\n\r\n";
     tokio::io::AsyncWriteExt::write_all(&mut socket, target.as_bytes()).await.unwrap();
     until("the feed", async || feeds(&world).await == 1).await;
     let name = "x".repeat(1_000);
@@ -124,7 +125,7 @@ async fn a_client_that_takes_nothing_is_dropped_although_there_is_room() {
         socket.set_recv_buffer_size(4 << 10).unwrap();
         let mut connection = Connection::over(socket.connect(world.at()).await.unwrap());
         connection
-            .send("GET /_db_updates?feed=continuous&heartbeat=100 HTTP/1.1\r\nHost: here\r\n\r\n")
+            .send("GET /_db_updates?feed=continuous&heartbeat=100 HTTP/1.1\r\nHost: localhost\r\n\r\n")
             .await;
         connection
     };
@@ -151,8 +152,10 @@ async fn a_feed_that_falls_behind_reads_the_store_and_misses_nothing() {
     socket.set_recv_buffer_size(4 << 10).unwrap();
     let socket = socket.connect(world.at()).await.unwrap();
     let mut slow = Connection::over(socket);
-    slow.send("GET /_db_updates?feed=continuous&since=now&heartbeat=60000 HTTP/1.1\r\nHost: here\r\n\r\n")
-        .await;
+    slow.send(
+        "GET /_db_updates?feed=continuous&since=now&heartbeat=60000 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    )
+    .await;
     slow.head().await;
     let name = "x".repeat(1_000);
     let mut last = Vec::new();

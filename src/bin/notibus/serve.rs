@@ -37,7 +37,7 @@ pub struct Args {
     /// What the keys of the bus start with. The bus is created if there is none.
     #[arg(long, default_value = "notibus")]
     prefix: String,
-    /// A name by which clients may ask for it, besides `localhost` and loopback addresses; can be given more than once. Other
+    /// A name, without a port, by which clients may ask for it, besides `localhost` and loopback addresses; can be given more than once. Other
     /// names are refused then, as they are without credentials anyway, and so are web pages of another origin.
     #[arg(long)]
     host: Vec<String>,
@@ -66,11 +66,19 @@ pub struct Args {
 
 /// Serves until it is interrupted.
 pub async fn run(args: Args) -> Result<(), Failure> {
-    let access = access(args.credentials.as_deref(), args.listen)?;
-    if matches!(access, Access::Open) {
+    let access = access(args.credentials.as_deref())?;
+    let is_open = matches!(access, Access::Open);
+    let limits = ServerOptions {
+        connections_max: args.connections_max,
+        write_timeout: args.write_timeout,
+        hosts: if is_open || !args.host.is_empty() { Hosts::Local(args.host) } else { Hosts::Any },
+        is_public: !is_open,
+        ..ServerOptions::default()
+    };
+    check(&limits, args.listen)?;
+    if is_open {
         eprintln!("notibus: no credentials are configured: everyone on this machine is the admin");
     }
-    let is_local = matches!(access, Access::Open) || !args.host.is_empty();
     let options = ApiOptions {
         access,
         timeout_max: args.timeout_max,
@@ -79,12 +87,6 @@ pub async fn run(args: Args) -> Result<(), Failure> {
         rows_kept_max: args.rows_kept_max,
         keeps_db_updates: !args.no_db_updates,
         ..ApiOptions::default()
-    };
-    let limits = ServerOptions {
-        connections_max: args.connections_max,
-        write_timeout: args.write_timeout,
-        hosts: if is_local { Hosts::Local(args.host) } else { Hosts::Any },
-        ..ServerOptions::default()
     };
     if let Err(error) = rlimit::increase_nofile_limit(u64::MAX) {
         tracing::warn!(%error, "the limit of open files is as it was");
@@ -148,8 +150,20 @@ async fn open(db: &Database, prefix: &[u8]) -> Result<Bus, Failure> {
     }
 }
 
-/// Who may ask. Fails if nobody says so, and more than this machine can reach `listen`.
-fn access(file: Option<&Path>, listen: SocketAddr) -> Result<Access, Failure> {
+/// Fails if the server would not start so, before anything is opened.
+fn check(limits: &ServerOptions, listen: SocketAddr) -> Result<(), Failure> {
+    limits.check(listen).map_err(|error| match error {
+        Error::Invalid { what: "address", .. } => Failure::BadInput(format!(
+            "{listen} can be reached from other machines, so credentials are needed: give a file by --credentials, or set \
+             {VARIABLE}; `notibus credential` makes them"
+        )),
+        Error::Invalid { what: "host", reason } => Failure::BadInput(format!("--host: {reason}")),
+        error => Failure::BadInput(error.to_string()),
+    })
+}
+
+/// Who may ask: everyone, if nobody says so.
+fn access(file: Option<&Path>) -> Result<Access, Failure> {
     let (text, place) = match file {
         Some(file) => {
             let text = std::fs::read_to_string(file)
@@ -171,11 +185,7 @@ fn access(file: Option<&Path>, listen: SocketAddr) -> Result<Access, Failure> {
                 text.parse().map_err(|error| Failure::BadInput(format!("{place}: {error}")))?;
             Ok(Access::Credentials(credentials))
         }
-        None if listen.ip().is_loopback() => Ok(Access::Open),
-        None => Err(Failure::BadInput(format!(
-            "{listen} can be reached from other machines, so credentials are needed: give a file by --credentials, or set \
-             {VARIABLE}; `notibus credential` makes them"
-        ))),
+        None => Ok(Access::Open),
     }
 }
 

@@ -1,6 +1,7 @@
 //! `/{db}/_changes` and what belongs to it: the documents of a database in the order of their edits, all of them or those of
 //! one shard, and over which shards they are spread.
 
+mod looks;
 mod query;
 mod shards;
 mod source;
@@ -17,7 +18,7 @@ use axum::{
 
 use serde::de::DeserializeOwned;
 
-use self::source::DocChanges;
+use self::{looks::Looks, source::DocChanges};
 use super::{
     Api, Databases, Failure, Inner,
     api::at,
@@ -39,6 +40,8 @@ struct Served {
     changes: Changes,
     /// What the layer knows.
     databases: Arc<dyn Databases>,
+    /// What feeds that wait have found in the store.
+    looks: Looks,
 }
 
 impl Served {
@@ -54,7 +57,9 @@ impl Api {
     /// The changes of the documents of a layer's databases: `/{db}/_changes`, `/{db}/_changes/{shard}`,
     /// `/{db}/_changes/_meta`, and `/_changes_shards/{db}` to reshard.
     pub fn changes(&self, changes: &Changes, databases: Arc<dyn Databases>) -> Router {
-        let served = Arc::new(Served { inner: Arc::clone(&self.inner), changes: changes.clone(), databases });
+        let (inner, changes) = (Arc::clone(&self.inner), changes.clone());
+        let looks = Looks::new(inner.options.look_interval);
+        let served = Arc::new(Served { inner, changes, databases, looks });
         let router = [
             ("/{db}/_changes", any(whole)),
             ("/{db}/_changes/_meta", any(shards::meta)),

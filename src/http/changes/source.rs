@@ -1,17 +1,19 @@
 //! [`DocChanges`]: the changes of a database as a feed reads them.
 //!
-//! A feed that waits does not look at the store. Every edit records an event of its database in its own transaction, so a
+//! A feed that waits is told when to look at the store. Every edit records an event of its database in its own transaction, so a
 //! notification comes after it; the dispatcher, of which there is one, makes sure that none is missed. So it needs a notifier
-//! at work on some node, as `_db_updates` does.
+//! at work on some node, as `_db_updates` does. Of some things no notification tells: of changes that were removed without an
+//! event, of edits of a database that the bus holds for replaced, and of a shard that was closed by another node. So it looks
+//! every few minutes all the same.
 
-use std::{collections::VecDeque, io::Write as _, sync::Arc};
+use std::{collections::VecDeque, io::Write as _, sync::Arc, time::Duration};
 
 use tokio::{sync::watch, task::JoinHandle};
 use tokio_stream::StreamExt;
 
 use super::{Served, query::Wanted};
 use crate::{
-    changes::{Change, ChangeRow, ChangesPage, ChangesQuery},
+    changes::{Change, ChangeRow, ChangesPage, ChangesQuery, some_time},
     dispatcher::{Filter, Subscription},
     encoding::Sequence,
     error::{Error, Result},
@@ -36,10 +38,18 @@ const PAGE_DOCS: usize = 32;
 struct Load(JoinHandle<Result<ChangesPage>>);
 
 impl Load {
-    /// Begins to read what `query` asks for.
-    fn begin(served: &Arc<Served>, db: &Db, query: &ChangesQuery) -> Self {
+    /// Begins to read what `query` asks for; if it is just a look, only if there may be anything.
+    fn begin(served: &Arc<Served>, db: &Db, query: &ChangesQuery, is_look: bool) -> Self {
         let (served, db, query) = (Arc::clone(served), db.clone(), query.clone());
         Self(tokio::spawn(async move {
+            // What a shard was closed by shows in its own rows only.
+            if is_look && query.shard.is_none() {
+                let feed = served.changes.feed(&db);
+                if !served.looks.has_news(&feed, &db, query.from.position()).await? {
+                    let (next, rows) = (query.from, Vec::new());
+                    return Ok(ChangesPage { rows, next, more: false, resharded: None });
+                }
+            }
             let _turn = served.inner.reads.acquire().await.expect("the semaphore is never closed");
             served.changes.rows(&db, &query, &*served.databases).await
         }))
@@ -81,12 +91,14 @@ pub(super) struct DocChanges {
     seq: Seq,
     /// How many rows were looked at.
     seen: u64,
-    /// Whether what comes is wanted.
-    is_live: bool,
     /// The notifications of the database, if what comes is wanted.
     updates: Option<Subscription>,
     /// Wakes when the changes of any database were resharded here: of a shard that is closed no notification tells.
     reshards: watch::Receiver<u64>,
+    /// When it looks at the store although nothing has told it to.
+    look_at: Duration,
+    /// Whether that is why it reads.
+    is_look: bool,
     /// What is being read.
     load: Option<Load>,
 }
@@ -123,7 +135,7 @@ impl DocChanges {
             // It checks the position.
             served.changes.feed(&db).page(since, 1).await?;
         }
-        let page = Load::begin(served, &db, &query).done().await?;
+        let page = Load::begin(served, &db, &query, false).done().await?;
         let mut source = Self {
             served: Arc::clone(served),
             db,
@@ -136,13 +148,21 @@ impl DocChanges {
             is_over: false,
             seq: Seq::plain(since.position()),
             seen: 0,
-            is_live,
             updates,
             reshards,
+            look_at: Duration::ZERO,
+            is_look: false,
             load: None,
         };
+        source.look_later();
         source.turn(page);
         Ok(source)
+    }
+
+    /// Looks again after a while. What it finds then may be a quarter of the interval old.
+    fn look_later(&mut self) {
+        let (env, interval) = (self.served.inner.env(), self.served.inner.options.look_interval);
+        self.look_at = env.now().saturating_add(some_time(env, interval.mul_f64(0.75)));
     }
 
     /// Sends this page next.
@@ -184,15 +204,16 @@ impl Source for DocChanges {
         loop {
             self.write(out, limit);
             if self.is_done() {
-                let is_over = !self.is_live || self.resharded_at.is_some() || self.is_over;
+                let is_over = self.updates.is_none() || self.resharded_at.is_some() || self.is_over;
                 return Ok(if is_over { Progress::Over } else { Progress::UpToDate });
             }
             if out.rows() > 0 {
                 return Ok(Progress::More);
             }
-            let load = self.load.get_or_insert_with(|| Load::begin(&self.served, &self.db, &self.query));
+            let Self { served, db, query, is_look, .. } = self;
+            let load = self.load.get_or_insert_with(|| Load::begin(served, db, query, *is_look));
             let page = load.done().await;
-            self.load = None;
+            (self.load, self.is_look) = (None, false);
             match page {
                 Ok(page) => self.turn(page),
                 // The database was deleted: what was sent is all.
@@ -209,6 +230,8 @@ impl Source for DocChanges {
                 std::future::pending::<()>().await;
             }
         };
+        let env = self.served.inner.env();
+        let look = env.sleep(self.look_at.saturating_sub(env.now()));
         let updates = &mut self.updates;
         let told = async {
             match updates {
@@ -218,10 +241,12 @@ impl Source for DocChanges {
         };
         // Whatever wakes it says, the feed knows better. Without a dispatcher it would wait in vain: it sends what there is,
         // and the client asks again.
-        self.is_over |= tokio::select! {
-            is_told = told => !is_told,
-            () = resharded => false,
+        (self.is_over, self.is_look) = tokio::select! {
+            is_told = told => (self.is_over || !is_told, false),
+            () = resharded => (self.is_over, false),
+            () = look => (self.is_over, true),
         };
+        self.look_later();
         self.is_at_end = false;
     }
 
