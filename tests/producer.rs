@@ -48,7 +48,7 @@ async fn producing_reads_nothing_and_writes_once_per_database() {
     assert_eq!(attempt.read_conflicts().count(), 0);
     let mutations: Vec<_> = attempt.mutations().collect();
     assert_eq!(mutations.len(), 2, "{mutations:?}");
-    let operand = counts([1, 1, 2, 1]).to_bytes();
+    let operand = Tally::from(counts([1, 1, 2, 1])).to_bytes();
     for mutation in mutations {
         assert!(
             matches!(mutation, Operation::Atomic { op: AtomicOp::Add, operand: found, .. } if found[..] == operand),
