@@ -365,7 +365,7 @@ impl<K: Kind> Keeper<K> {
         let Some(db) = self.plan.waiting_for(name).cloned() else { return };
         let feed = NotificationFeed::new(Arc::clone(&self.context), self.context.feed.clone());
         match feed.newest(name).await {
-            Ok(row) if is_gone(&db, &row) => {
+            Ok(row) if is_gone(&db, row.as_ref()) => {
                 let since = self.subscription.position();
                 self.see_gone(db, since);
             }

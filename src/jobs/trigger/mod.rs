@@ -222,8 +222,8 @@ impl fmt::Debug for Trigger {
 }
 
 /// Whether `db` is gone, if `row` is the newest one of its name.
-fn is_gone(db: &Db, row: &Option<Notification>) -> bool {
-    row.as_ref().is_none_or(|row| row.is_deleted() || row.instance != db.instance)
+fn is_gone(db: &Db, row: Option<&Notification>) -> bool {
+    row.is_none_or(|row| row.is_deleted() || row.instance != db.instance)
 }
 
 /// The cursor of a trigger of this bus.

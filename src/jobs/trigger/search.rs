@@ -115,7 +115,7 @@ async fn find_gone(feed: &NotificationFeed, dbs: Vec<Db>) -> Result<Found> {
     for some in dbs.chunks(LOOK_UPS_MAX) {
         let names: Vec<_> = some.iter().map(|db| &db.name).collect();
         let rows = feed.newest_of_each(&names).await?;
-        let found = some.iter().zip(&rows).filter(|(db, row)| is_gone(db, row));
+        let found = some.iter().zip(&rows).filter(|(db, row)| is_gone(db, row.as_ref()));
         gone.extend(found.map(|(db, _)| db.clone()));
     }
     Ok(Found { gone, last: dbs.last().cloned() })

@@ -182,7 +182,7 @@ async fn work_that_panics_fails_or_ends_is_taken_anew_with_the_next_epoch() {
 async fn work_that_fails_while_the_worker_rests_is_taken_anew() {
     let db = Database::memory();
     let member = join(&db).await;
-    let probe = Probe::new(1, Manner::FailsAfter(Duration::from_secs(600)));
+    let probe = Probe::new(1, Manner::FailsAfter(Duration::from_mins(10)));
     let worker = start(&member, &probe).await;
     seconds(595).await;
     assert_eq!(probe.take(), [("started", 1)]);
