@@ -176,7 +176,10 @@ impl OpenCursor {
         let row = CursorRow { token: self.token, position: Sequence::ZERO };
         let mark = async |tx: Transaction| {
             self.check(&tx).await?;
-            tx.set(&context.keys.scan(id, db), &row.to_bytes());
+            let key = context.keys.scan(id, db);
+            // Of a task that is stopped, the commit may go on: it must not come after the mark was forgotten.
+            tx.get(&key, Isolation::Serializable).await?;
+            tx.set(&key, &row.to_bytes());
             Ok(())
         };
         context.db.run(mark).await

@@ -13,8 +13,10 @@ use super::{
 pub struct CallbackHandle {
     /// The listener.
     listener: ListenerHandle<()>,
-    /// Its task, unless it was told to end.
-    task: Option<AbortHandle>,
+    /// Its task.
+    task: AbortHandle,
+    /// Whether it was told to end, and comes to its end by itself.
+    is_stopped: bool,
 }
 
 impl CallbackHandle {
@@ -32,20 +34,19 @@ impl CallbackHandle {
     /// come. Called by the callback itself, it does not wait for that.
     pub async fn stop(mut self) {
         self.listener.stop().await;
-        // It comes to its end by itself.
-        self.task = None;
+        self.is_stopped = true;
     }
 
     /// Whether the subscription has ended, because the dispatcher has.
     pub fn is_finished(&self) -> bool {
-        self.task.as_ref().is_none_or(AbortHandle::is_finished)
+        self.task.is_finished()
     }
 }
 
 impl Drop for CallbackHandle {
     fn drop(&mut self) {
-        if let Some(task) = &self.task {
-            task.abort();
+        if !self.is_stopped {
+            self.task.abort();
         }
     }
 }
@@ -82,5 +83,5 @@ where
     let mut callback = Some(callback);
     let factory = move || Calling(callback.take().expect("a callback goes on as it is after a panic"));
     let (listener, task) = subscribe.listener(factory).start_callback();
-    CallbackHandle { listener, task: Some(task) }
+    CallbackHandle { listener, task, is_stopped: false }
 }

@@ -151,8 +151,8 @@ impl Filter {
     }
 
     /// What one of `filters` wants; at least one. Those of exact names are looked up: if there are no others, an event of a
-    /// database that none of them names costs nothing, however many they are. A database that several of them want is delivered once, and
-    /// [`Delivery::wanted_by`](super::Delivery::wanted_by) says which do.
+    /// database that none of them names costs nothing, however many they are. A database that several of them want is
+    /// delivered once, and [`Delivery::wanted_by`](super::Delivery::wanted_by) says which do.
     ///
     /// Fails with [`Error::Invalid`] if there is none, or one names design documents: name them for the whole.
     pub fn any(filters: impl IntoIterator<Item = Self>) -> Result<Self> {
@@ -226,7 +226,8 @@ impl Filter {
         }
     }
 
-    /// Whether a row of one of the exact names that are wanted has something for a subscriber that knows everything up to `since`.
+    /// Whether a row of one of the exact names that are wanted has something for a subscriber that knows everything up to
+    /// `since`.
     pub(super) fn passes_exact(&self, row: &Notification, since: Sequence) -> bool {
         // The name of a single filter was looked up. Which of a set want what of it was not.
         (matches!(self.names, Names::Exact(_)) || self.matches(row, since)) && self.wants(row, since)

@@ -122,9 +122,9 @@ impl Mailbox {
         self.state().known
     }
 
-    /// Up to where the receiver has been told about the name of `slot`.
-    pub fn told(&self, slot: usize) -> Sequence {
-        self.state().slots[slot].told
+    /// Up to where the receiver has been told about each name, in the order of the slots.
+    pub fn told(&self) -> Vec<Sequence> {
+        self.state().slots.iter().map(|slot| slot.told).collect()
     }
 
     /// Notes that rows up to `horizon` may have been dropped that the receiver was not given: it knows nothing any more, and

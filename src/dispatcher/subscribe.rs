@@ -105,9 +105,9 @@ impl Subscribe {
 
     /// Receives by an async callback, in a task of its own. The subscription ends when the handle is dropped.
     ///
-    /// Deliveries come one after the other. A panic of the callback, or of the filter's predicate, is caught, logged and counted, and the subscription
-    /// goes on with the next delivery; it affects no other subscriber. `Lagged` and failures are logged. Who wants to decide
-    /// what becomes of panics and interruptions writes a [`Listener`].
+    /// Deliveries come one after the other. A panic of the callback, or of the filter's predicate, is caught, logged and
+    /// counted, and the subscription goes on with the next delivery; it affects no other subscriber. `Lagged` and failures
+    /// are logged. Who wants to decide what becomes of panics and interruptions writes a [`Listener`].
     pub fn callback<F, R>(self, callback: F) -> CallbackHandle
     where
         F: FnMut(Delivery) -> R + Send + 'static,

@@ -1,14 +1,14 @@
 //! [`Subscription`]: a stream of deliveries.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeSet, HashMap},
     fmt,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
 };
 
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, try_join_all};
 use tokio_stream::Stream;
 
 use super::{
@@ -27,6 +27,12 @@ use crate::{
     named_cursor::OpenCursor,
     notification_feed::ChangedDdocs,
 };
+
+/// How many names are looked up by one transaction.
+const LOOK_UPS_MAX: usize = 100;
+
+/// How many transactions look names up at once.
+const READERS_MAX: usize = 4;
 
 /// A stream of deliveries. It ends after the dispatcher has, or once the subscriber is told to end.
 ///
@@ -149,8 +155,8 @@ impl Subscription {
             }
             (Source::Walk(walker), None) => walker.replace(filter.clone()),
             (Source::Exact(exact), Some(names)) => {
-                let told = |name: &DbName| exact.told(name).unwrap_or(position);
-                let told: Vec<_> = names.iter().map(told).collect();
+                let told = exact.told();
+                let told = names.iter().map(|name| told.get(name).copied().unwrap_or(position)).collect();
                 let pace = exact.pace.as_mut().map(Pace::take);
                 let next = Exact::new(&self.shared, filter.clone(), Arc::clone(names), told, pace, position);
                 // Only now the old one goes: in between both hear what comes.
@@ -296,10 +302,9 @@ impl Exact {
         Self { mailbox, look_up, pace, left: 0, _listing: listing }
     }
 
-    /// Up to where the receiver has been told about `name`; `None` if it is not one of its names.
-    fn told(&self, name: &DbName) -> Option<Sequence> {
-        let slot = self.look_up.names.iter().position(|known| known == name)?;
-        Some(self.mailbox.told(slot))
+    /// Up to where the receiver has been told about each of its names.
+    fn told(&self) -> HashMap<&DbName, Sequence> {
+        self.look_up.names.iter().zip(self.mailbox.told()).collect()
     }
 
     /// Everything up to here was taken.
@@ -397,9 +402,15 @@ async fn look_up(
     if cursor > shared.ring.position() {
         shared.feed.page(cursor, 1).await?;
     }
-    for (slot, name) in names.iter().enumerate() {
-        if let Some(row) = shared.feed.newest(name).await? {
-            mailbox.put(slot, &Arc::new(row));
+    let all: Vec<_> = names.iter().collect();
+    let mut slot = 0;
+    for some in all.chunks(LOOK_UPS_MAX * READERS_MAX) {
+        let read = some.chunks(LOOK_UPS_MAX).map(|names| shared.feed.newest_of_each(names));
+        for row in try_join_all(read).await?.into_iter().flatten() {
+            if let Some(row) = row {
+                mailbox.put(slot, &Arc::new(row));
+            }
+            slot += 1;
         }
     }
     // Now, not before: what was missing above may have been dropped in between.

@@ -3,13 +3,15 @@
 //! Four lanes of 64 bits, little-endian, one per kind of event: created, deleted, updated, `ddoc_updated`. FoundationDB's
 //! `ADD` treats the 32 bytes as one number, so a lane must never carry into its neighbour: a count is made for the low 32
 //! bits of its lane, and what is above is padding, which no realistic backlog fills. A backlog that runs into the padding is
-//! still counted. Subtracting is adding the two's complement of the whole number; as no lane is ever below what is
-//! subtracted from it, no borrow crosses a lane either.
+//! still counted, up to 2^63 − 1 of a kind; of changes of design documents, up to 2^47 − 1. Beyond that it cannot be told
+//! from a lane below zero. Subtracting is adding the two's complement of the whole number; as no lane is ever below what
+//! is subtracted from it, no borrow crosses a lane either.
 //!
 //! # With and without an id
 //!
 //! The last lane has less padding: its highest 16 bits count those of its events whose design document is named by a row of
-//! its own. Fewer than there are events say that one came without an id, and may be of any design document. This costs a
+//! its own. So one `ADD` is held to 2^16 − 1 events in this lane: it takes more than 2^31 of them, none of which is folded, to
+//! reach the 2^47 that its padding ends at. Fewer than there are events say that one came without an id, and may be of any design document. This costs a
 //! producer nothing, neither with an id nor without. The 16 bits are the highest of the whole number, so what overflows them
 //! is lost and disturbs nothing: then some are taken for nameless that are not, and more is told than need be.
 
@@ -53,11 +55,6 @@ impl Counters {
     pub fn total(&self) -> u64 {
         self.lanes().iter().sum()
     }
-
-    /// The operand of `ADD` that adds these counts, of design documents without ids; also how they are stored.
-    pub fn to_bytes(&self) -> [u8; COUNTERS_LEN] {
-        Tally::from(*self).to_bytes()
-    }
 }
 
 impl AddAssign for Counters {
@@ -68,6 +65,9 @@ impl AddAssign for Counters {
         self.ddoc_updated = self.ddoc_updated.saturating_add(other.ddoc_updated);
     }
 }
+
+/// The most events of each kind that one `ADD` may add, in the order of the lanes.
+pub const ADDED_MAX: [u64; 4] = [u32::MAX as u64, u32::MAX as u64, u32::MAX as u64, u16::MAX as u64];
 
 /// The lowest of the bits that count the events of the last lane with an id.
 const NAMED_SHIFT: u32 = 48;
@@ -173,7 +173,7 @@ mod tests {
         bytes[8] = 2;
         bytes[16..20].copy_from_slice(&[4, 3, 2, 1]);
         bytes[24] = 255;
-        assert_eq!(counters.to_bytes(), bytes);
+        assert_eq!(Tally::from(counters).to_bytes(), bytes);
         bytes[30..].copy_from_slice(&[3, 1]);
         assert_eq!(Tally { counters, named: 0x0103 }.to_bytes(), bytes);
         let one = Tally::from(Counters { created: 1, ..Counters::ZERO });

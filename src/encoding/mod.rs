@@ -7,6 +7,7 @@ mod counters;
 mod sequence;
 mod value;
 
+pub(crate) use counters::ADDED_MAX;
 pub use counters::{COUNTERS_LEN, Counters, Tally};
 pub(crate) use value::{Reader, versionstamped};
 

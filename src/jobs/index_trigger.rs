@@ -10,10 +10,7 @@ use std::{
 
 use futures_util::{FutureExt, future::BoxFuture};
 
-use super::{
-    TaskResult,
-    trigger::{self, Kind, Trigger, TriggerJob, TriggerOptions, Work},
-};
+use super::trigger::{self, Ended, Failure, Kind, Trigger, TriggerJob, TriggerOptions, Work};
 use crate::{
     context::Context,
     dispatcher::{Delivery, Dispatcher},
@@ -76,7 +73,7 @@ struct Indexing<J> {
     context: Arc<Context>,
     /// The build.
     job: J,
-    /// Databases that are marked, and no other instance of their names.
+    /// Databases that are marked, and of their names no other instance that was gone when they were.
     known: Mutex<HashSet<Db>>,
 }
 
@@ -86,12 +83,16 @@ impl<J: TriggerJob<IndexBuild>> Indexing<J> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Marks `db`, after the job was told of other instances of its name that they are gone.
-    async fn mark(&self, cursor: &OpenCursor, db: &Db) -> TaskResult {
+    /// Marks `db`. Fails if the job has first to be told of other instances of its name that they are gone.
+    async fn mark(&self, cursor: &OpenCursor, db: &Db) -> Result<(), Failure> {
         if self.known().contains(db) {
             return Ok(());
         }
-        if !trigger::end_replaced(&self.context, &self.job, cursor, Some(db), &db.name).await? {
+        let marked = trigger::find_marked(&self.context, cursor, Some(db), &db.name).await?;
+        if !marked.gone.is_empty() {
+            return Err(Failure::Replaced(marked.gone));
+        }
+        if !marked.is_living {
             cursor.mark(db).await?;
         }
         let mut known = self.known();
@@ -128,22 +129,22 @@ impl<J: TriggerJob<IndexBuild>> Kind for Indexing<J> {
         db: Db,
         work: Wanted,
         attempt: u32,
-    ) -> BoxFuture<'static, TaskResult> {
+    ) -> BoxFuture<'static, Ended> {
         let Wanted { ddocs, is_fresh } = work;
         async move {
             self.mark(&cursor, &db).await?;
-            self.job.run(IndexBuild { db, ddocs, is_fresh, attempt }).await
+            self.job.run(IndexBuild { db, ddocs, is_fresh, attempt }).await.map_err(Failure::Job)?;
+            Ok(Vec::new())
         }
         .boxed()
     }
 
-    fn deleted(self: Arc<Self>, cursor: OpenCursor, db: Db) -> BoxFuture<'static, TaskResult> {
+    fn deleted(self: Arc<Self>, cursor: OpenCursor, db: Db) -> BoxFuture<'static, Ended> {
         async move {
-            self.job.deleted(db.clone()).await?;
             self.known().remove(&db);
+            self.job.deleted(db.clone()).await.map_err(Failure::Job)?;
             cursor.unmark(&db).await?;
-            trigger::end_replaced(&self.context, &self.job, &cursor, None, &db.name).await?;
-            Ok(())
+            Ok(trigger::find_marked(&self.context, &cursor, None, &db.name).await?.gone)
         }
         .boxed()
     }

@@ -7,10 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_util::{FutureExt, future::BoxFuture};
 
-use super::{
-    TaskResult,
-    trigger::{self, Kind, Trigger, TriggerJob, TriggerOptions, Work},
-};
+use super::trigger::{self, Ended, Failure, Kind, Trigger, TriggerJob, TriggerOptions, Work};
 use crate::{
     changes::Change,
     context::Context,
@@ -116,9 +113,12 @@ impl<J: TriggerJob<Scan>> Kind for Scanning<J> {
         db: Db,
         _: Wanted,
         attempt: u32,
-    ) -> BoxFuture<'static, TaskResult> {
+    ) -> BoxFuture<'static, Ended> {
         async move {
-            trigger::end_replaced(&self.context, &self.job, &cursor, Some(&db), &db.name).await?;
+            let marked = trigger::find_marked(&self.context, &cursor, Some(&db), &db.name).await?;
+            if !marked.gone.is_empty() {
+                return Err(Failure::Replaced(marked.gone));
+            }
             let mark = cursor.begin_scan(&db).await?;
             let since = mark.position;
             let read_to = Arc::new(Mutex::new(since));
@@ -130,22 +130,21 @@ impl<J: TriggerJob<Scan>> Kind for Scanning<J> {
                 read_to: Arc::clone(&read_to),
                 attempt,
             };
-            self.job.run(scan).await?;
+            self.job.run(scan).await.map_err(Failure::Job)?;
             let read_to = *read_to.lock().unwrap_or_else(PoisonError::into_inner);
             if read_to > since {
                 mark.report(read_to).await?;
             }
-            Ok(())
+            Ok(Vec::new())
         }
         .boxed()
     }
 
-    fn deleted(self: Arc<Self>, cursor: OpenCursor, db: Db) -> BoxFuture<'static, TaskResult> {
+    fn deleted(self: Arc<Self>, cursor: OpenCursor, db: Db) -> BoxFuture<'static, Ended> {
         async move {
-            self.job.deleted(db.clone()).await?;
+            self.job.deleted(db.clone()).await.map_err(Failure::Job)?;
             cursor.unmark(&db).await?;
-            trigger::end_replaced(&self.context, &self.job, &cursor, None, &db.name).await?;
-            Ok(())
+            Ok(trigger::find_marked(&self.context, &cursor, None, &db.name).await?.gone)
         }
         .boxed()
     }

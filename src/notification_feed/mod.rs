@@ -3,12 +3,14 @@
 mod tail;
 
 pub use self::tail::NotificationTail;
+use futures_util::future::try_join_all;
+
 use crate::{
     context::Context,
     encoding::Sequence,
     error::Result,
     event::{Db, DbName, DdocId},
-    feed::{Feed, FeedPage, FeedRow},
+    feed::{Feed, FeedPage, FeedRow, StoredRow},
     notification::Notification,
     store::{Isolation, RangeRead},
 };
@@ -52,6 +54,19 @@ impl NotificationFeed {
             let topology = feed.topology(&tx).await?;
             let row = feed.newest_of(&tx, &topology, name.as_str().as_bytes()).await?;
             row.map(|row| Notification::from_bytes(row.sequence, &row.value)).transpose()
+        };
+        self.context.db.run(read).await
+    }
+
+    /// The newest rows of the databases `names`, in their order, read by one transaction: they should not be many.
+    pub(crate) async fn newest_of_each(&self, names: &[&DbName]) -> Result<Vec<Option<Notification>>> {
+        let feed = self.raw();
+        let read = async |tx| {
+            let topology = feed.topology(&tx).await?;
+            let ids = names.iter().map(|name| name.as_str().as_bytes());
+            let rows = try_join_all(ids.map(|id| feed.newest_of(&tx, &topology, id))).await?;
+            let decode = |row: StoredRow| Notification::from_bytes(row.sequence, &row.value);
+            rows.into_iter().map(|row| row.map(decode).transpose()).collect()
         };
         self.context.db.run(read).await
     }

@@ -16,7 +16,7 @@ pub use target::{EventTarget, Receipt};
 
 use crate::{
     context::Context,
-    encoding::{Counters, Tally},
+    encoding::{ADDED_MAX, Counters, Tally},
     error::{Error, Result},
     event::{Db, DdocId, EventKind},
     keys::{Partition, stamp_operand},
@@ -108,18 +108,21 @@ impl Producer {
     }
 
     /// Records `counters` of `db` at once: one `ADD`, however many events they are. For imports, and for callers that
-    /// gather the events of a transaction by themselves. Those of design documents are without ids. Fails with [`Error::Invalid`] if there are more than 2^32 − 1 of a
-    /// kind, which a lane cannot hold; nothing is recorded then.
+    /// gather the events of a transaction by themselves. Those of design documents are without ids.
+    ///
+    /// Fails with [`Error::Invalid`] if there are more than 2^32 − 1 of a kind, or more than 65,535 of design documents, whose
+    /// lane holds less; nothing is recorded then.
     pub fn record_all<T: EventTarget>(
         &self,
         transaction: &T,
         db: &Db,
         counters: &Counters,
     ) -> Result<T::Receipt> {
-        if let Some(lane) = counters.lanes().into_iter().find(|&lane| lane > u64::from(u32::MAX)) {
+        if let Some((lane, max)) = counters.lanes().into_iter().zip(ADDED_MAX).find(|(lane, max)| lane > max)
+        {
             return Err(Error::invalid(
                 "counters",
-                format!("{lane} events of a kind are more than a lane can hold"),
+                format!("{lane} events of a kind are more than the {max} that can be recorded at once"),
             ));
         }
         Ok(self.add(transaction, db, &Tally::from(*counters)))

@@ -12,6 +12,7 @@ mod cursors;
 mod ddoc_cache;
 mod filters;
 mod listeners;
+mod many_names;
 mod memory;
 mod order;
 mod pace;

@@ -6,5 +6,6 @@
 mod common;
 mod expiry;
 mod index;
+mod marks;
 mod replication;
 mod world;

@@ -1,10 +1,12 @@
 //! The task of a trigger: takes in what the subscription tells, starts what is due, and puts down how far it has come.
 
-use std::{collections::HashMap, panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap, error::Error as StdError, panic::AssertUnwindSafe, sync::Arc, time::Duration,
+};
 
 use futures_util::{
     FutureExt,
-    future::{BoxFuture, OptionFuture, try_join_all},
+    future::{BoxFuture, OptionFuture},
 };
 use tokio::{
     sync::watch,
@@ -13,8 +15,9 @@ use tokio::{
 use tokio_stream::StreamExt;
 
 use super::{
-    Trigger, TriggerOptions, TriggerStatus, cursor,
-    plan::{Outcome, Plan, Seen, Task, Work},
+    Trigger, TriggerOptions, TriggerStatus, cursor, is_gone,
+    plan::{End, Outcome, Plan, Seen, Task, Work},
+    search::{Found, Search},
 };
 use crate::{
     context::Context,
@@ -22,20 +25,31 @@ use crate::{
     encoding::Sequence,
     error::{Error, Result, panic_text},
     event::{Db, DbName},
-    jobs::TaskResult,
     named_cursor::OpenCursor,
-    notification::Notification,
     notification_feed::NotificationFeed,
 };
 
 /// How long the subscription is not asked for more after the feed could not be read.
 const FAILURE_PAUSE: Duration = Duration::from_secs(1);
 
-/// How many databases are looked up at once, after it has expired.
-const LOOK_UPS_MAX: usize = 64;
+/// Why a task has not done its part.
+pub(in crate::jobs) enum Failure {
+    /// The job has failed.
+    Job(Box<dyn StdError + Send + Sync>),
+    /// What is kept with the cursor could not be read or written, which is no attempt of the job.
+    Store(Error),
+    /// It was not begun: the job has to be told first that these instances of the name are gone.
+    Replaced(Vec<Db>),
+}
 
-/// How many marks are read at once.
-const MARKS_PAGE: usize = 1_000;
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::Store(error)
+    }
+}
+
+/// How a task ends: other instances of the name that it has found to be gone, of which the job was not told.
+pub(in crate::jobs) type Ended = Result<Vec<Db>, Failure>;
 
 /// What a trigger is for.
 pub(in crate::jobs) trait Kind: Send + Sync + 'static {
@@ -55,10 +69,10 @@ pub(in crate::jobs) trait Kind: Send + Sync + 'static {
         db: Db,
         work: Self::Work,
         attempt: u32,
-    ) -> BoxFuture<'static, TaskResult>;
+    ) -> BoxFuture<'static, Ended>;
 
     /// Tells that a database is gone.
-    fn deleted(self: Arc<Self>, cursor: OpenCursor, db: Db) -> BoxFuture<'static, TaskResult>;
+    fn deleted(self: Arc<Self>, cursor: OpenCursor, db: Db) -> BoxFuture<'static, Ended>;
 }
 
 /// Starts a trigger.
@@ -88,7 +102,7 @@ pub(in crate::jobs) async fn start<K: Kind>(
         tasks: HashMap::new(),
         handles: HashMap::new(),
         status,
-        is_unsure,
+        search: is_unsure.then(Search::default),
         pause: None,
         checkpoint: None,
     };
@@ -111,19 +125,30 @@ struct Keeper<K: Kind> {
     /// What is to be done.
     plan: Plan<K::Work>,
     /// The jobs that run.
-    jobs: JoinSet<TaskResult>,
+    jobs: JoinSet<Ended>,
     /// Which job is which task of the plan.
-    tasks: HashMap<Id, (DbName, u64)>,
+    tasks: HashMap<Id, Started>,
     /// Stops them, by the numbers of the plan.
     handles: HashMap<u64, AbortHandle>,
     /// What it is at.
     status: watch::Sender<TriggerStatus>,
-    /// Whether databases may be gone without its having been told: the subscription has expired, and reads everything anew.
-    is_unsure: bool,
+    /// The search for what is gone, if databases may be so without its having been told: the subscription has expired, and
+    /// reads everything anew.
+    search: Option<Search>,
     /// Completes when the subscription may be asked again.
     pause: Option<BoxFuture<'static, ()>>,
     /// Completes when how far it has come is to be put down; `None` before it works.
     checkpoint: Option<BoxFuture<'static, ()>>,
+}
+
+/// A task of the plan that a job is at.
+struct Started {
+    /// The name of its database.
+    name: DbName,
+    /// Its number in the plan.
+    number: u64,
+    /// The instance that is gone, if it tells so.
+    gone: Option<Db>,
 }
 
 impl<K: Kind> Keeper<K> {
@@ -151,14 +176,15 @@ impl<K: Kind> Keeper<K> {
         self.note_position();
         loop {
             self.start_due();
+            let reserved = self.search_on();
             let now = self.context.env().now();
             let due = self.plan.next_due().map(|due| self.context.env().sleep(due.saturating_sub(now)));
             // For whoever starts again, all that is received below comes after this.
             let known = self.subscription.position();
-            let may_receive = self.pause.is_none() && self.plan.len() < self.options.pending_max;
+            let may_receive = self.pause.is_none() && self.plan.len() + reserved < self.options.pending_max;
             tokio::select! {
                 Some(ended) = self.jobs.join_next_with_id() => {
-                    if let Some(failed) = self.end(ended)? && self.plan.len() >= self.options.pending_max {
+                    if let Some(failed) = self.end(ended).await? && self.plan.len() >= self.options.pending_max {
                         self.look_after(&failed).await;
                     }
                 }
@@ -174,19 +200,19 @@ impl<K: Kind> Keeper<K> {
                         }
                     }
                 }
+                Some(found) = OptionFuture::from(self.search.as_mut().and_then(Search::step)) => {
+                    self.find(found);
+                }
                 Some(()) = OptionFuture::from(due) => {}
                 Some(()) = OptionFuture::from(self.pause.as_mut()) => self.pause = None,
                 Some(()) = OptionFuture::from(self.checkpoint.as_mut()) => self.put_down().await?,
-            }
-            if self.is_unsure && self.subscription.position() > Sequence::ZERO {
-                self.find_gone().await;
             }
         }
     }
 
     /// Whoever starts again from here has everything told again that is not done.
     fn done_to(&self) -> Sequence {
-        if self.is_unsure {
+        if self.search.is_some() {
             return Sequence::ZERO;
         }
         let position = self.subscription.position();
@@ -235,7 +261,7 @@ impl<K: Kind> Keeper<K> {
             Err(interruption) => {
                 tracing::warn!(trigger = self.options.name, %interruption, "subscription interrupted");
                 match interruption {
-                    Interruption::Expired { .. } => self.is_unsure = true,
+                    Interruption::Expired { .. } => self.search = Some(Search::default()),
                     _ => self.pause = Some(self.context.env().sleep(FAILURE_PAUSE)),
                 }
                 return;
@@ -268,45 +294,69 @@ impl<K: Kind> Keeper<K> {
     fn start_due(&mut self) {
         while let Some((number, task, attempt)) = self.plan.start(self.context.env().now()) {
             let (kind, cursor) = (Arc::clone(&self.kind), self.cursor.clone());
-            let (name, work) = match task {
-                Task::Gone(db) => (db.name.clone(), kind.deleted(cursor, db)),
-                Task::Work(db, work) => (db.name.clone(), kind.run(cursor, db, work, attempt)),
+            let (name, gone, work) = match task {
+                Task::Gone(db) => (db.name.clone(), Some(db.clone()), kind.deleted(cursor, db)),
+                Task::Work(db, work) => (db.name.clone(), None, kind.run(cursor, db, work, attempt)),
             };
             let handle = self.jobs.spawn(work);
-            self.tasks.insert(handle.id(), (name, number));
+            self.tasks.insert(handle.id(), Started { name, number, gone });
             self.handles.insert(number, handle);
             self.tell(|_| ());
         }
     }
 
     /// Takes in the end of a job; the name of its database, if it is to be tried again. Fails if the cursor is lost.
-    fn end(&mut self, ended: Result<(Id, TaskResult), tokio::task::JoinError>) -> Result<Option<DbName>> {
+    async fn end(&mut self, ended: Result<(Id, Ended), tokio::task::JoinError>) -> Result<Option<DbName>> {
         let (id, result) = match ended {
-            Ok((id, result)) => (id, result.map_err(Some)),
-            Err(error) => {
-                let (id, is_panic) = (error.id(), error.is_panic());
-                (id, Err(is_panic.then(|| error.into())))
+            Ok((id, result)) => (id, result),
+            Err(error) if error.is_panic() => (error.id(), Err(Failure::Job(error.into()))),
+            // Whoever has stopped it does not wait for it.
+            Err(error) => (error.id(), Ok(Vec::new())),
+        };
+        let Started { name, number, gone } = self.tasks.remove(&id).expect("every job is a task");
+        self.handles.remove(&number);
+        let trigger = &self.options.name;
+        let end = match result {
+            Ok(others) => End::Done(others),
+            Err(Failure::Replaced(others)) => End::PutOff(others),
+            Err(Failure::Job(error)) => {
+                tracing::warn!(trigger, database = %name, %error, "a job has failed");
+                End::Failed
+            }
+            Err(Failure::Store(error)) => {
+                tracing::warn!(trigger, database = %name, %error, "a mark cannot be read or written");
+                if matches!(error, Error::CursorLost { .. }) {
+                    return Err(error);
+                }
+                End::PutOff(Vec::new())
             }
         };
-        let (name, number) = self.tasks.remove(&id).expect("every job is a task");
-        self.handles.remove(&number);
-        if let Err(Some(error)) = &result {
-            let trigger = &self.options.name;
-            tracing::warn!(trigger, database = %name, %error, "a job has failed");
-            if let Some(lost @ Error::CursorLost { .. }) = error.downcast_ref() {
-                return Err(lost.clone());
-            }
-        }
         let (now, retry) = (self.context.env().now(), self.options.retry());
         let backoff = |failures| retry.backoff(failures, self.context.env());
-        let outcome = self.plan.end(now, (&name, number), result.is_ok(), backoff);
+        let outcome = self.plan.end(now, (&name, number), end, backoff);
         self.tell(|status| match outcome {
             Outcome::Done => status.done += 1,
             Outcome::Failed => status.failed += 1,
             Outcome::GivenUp => status.given_up += 1,
-            Outcome::Stale => {}
+            Outcome::PutOff | Outcome::Stale => {}
         });
+        if let Some(gone) = gone.filter(|_| outcome == Outcome::GivenUp) {
+            self.forget(&gone).await?;
+        }
         Ok((outcome == Outcome::Failed).then_some(name))
+    }
+
+    /// Forgets the mark of `gone`, of which the job will not be told any more: it would keep its successor from being worked on.
+    /// Fails if the cursor is lost.
+    async fn forget(&mut self, gone: &Db) -> Result<()> {
+        match self.cursor.unmark(gone).await {
+            Err(error) if !matches!(error, Error::CursorLost { .. }) => {
+                let trigger = &self.options.name;
+                tracing::warn!(trigger, database = %gone.name, %error, "a mark stays, and is told once more");
+                Ok(())
+            }
+            done => done,
+        }
     }
 
     /// Finds out whether the database `name`, of which a job has failed, is gone. While there is no room for more, nothing else
@@ -315,7 +365,7 @@ impl<K: Kind> Keeper<K> {
         let Some(db) = self.plan.waiting_for(name).cloned() else { return };
         let feed = NotificationFeed::new(Arc::clone(&self.context), self.context.feed.clone());
         match feed.newest(name).await {
-            Ok(row) if row.as_ref().is_none_or(|row| row.is_deleted() || row.instance != db.instance) => {
+            Ok(row) if is_gone(&db, row.as_ref()) => {
                 let since = self.subscription.position();
                 self.see_gone(db, since);
             }
@@ -326,40 +376,24 @@ impl<K: Kind> Keeper<K> {
         }
     }
 
-    /// Finds out which databases are gone without its having been told. All that are there have been told anew.
-    async fn find_gone(&mut self) {
-        let feed = NotificationFeed::new(Arc::clone(&self.context), self.context.feed.clone());
-        let find = async {
-            let mut known = self.plan.living();
-            let mut last = None;
-            let mut gone = Vec::new();
-            loop {
-                for some in known.chunks(LOOK_UPS_MAX) {
-                    let rows = try_join_all(some.iter().map(|db| feed.newest(&db.name))).await?;
-                    let is_gone = |(db, row): &(&Db, Option<Notification>)| {
-                        row.as_ref().is_none_or(|row| row.is_deleted() || row.instance != db.instance)
-                    };
-                    gone.extend(some.iter().zip(rows).filter(is_gone).map(|(db, _)| db.clone()));
-                }
-                known = self.cursor.marked(last.as_ref(), MARKS_PAGE).await?;
-                last = known.last().cloned();
-                if known.is_empty() {
-                    return Ok::<_, Error>(gone);
-                }
-            }
-        };
-        match find.await {
-            Ok(gone) => {
-                self.is_unsure = false;
-                for db in gone {
-                    // No row tells of it: whoever starts again has to find it out as this one has.
-                    self.see_gone(db, Sequence::ZERO);
-                }
-            }
-            Err(error) => {
-                tracing::warn!(trigger = self.options.name, %error, "gone databases cannot be found, trying again");
-                self.context.env().sleep(FAILURE_PAUSE).await;
-            }
+    /// Goes on with the search for databases that are gone without its having been told, if there is one, once all that are
+    /// there have been told anew. How many places in the plan are kept for what is found.
+    fn search_on(&mut self) -> usize {
+        let Some(search) = &mut self.search else { return 0 };
+        if self.subscription.position() > Sequence::ZERO {
+            search.begin(&self.context, &self.cursor, &self.plan, self.options.pending_max);
+        }
+        search.reserved()
+    }
+
+    /// Takes in what the search has found.
+    fn find(&mut self, found: Found) {
+        if self.search.as_mut().is_some_and(|search| search.end(&found)) {
+            self.search = None;
+        }
+        for db in found.gone {
+            // No row tells of it: whoever starts again has to find it out as this one has.
+            self.see_gone(db, Sequence::ZERO);
         }
     }
 

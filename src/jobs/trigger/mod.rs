@@ -7,6 +7,7 @@
 mod keeper;
 mod marks;
 mod plan;
+mod search;
 
 use std::{fmt, time::Duration};
 
@@ -14,8 +15,8 @@ use tokio::{sync::watch, task::JoinHandle};
 
 use self::plan::Pacing;
 pub(super) use self::{
-    keeper::{Kind, start},
-    marks::end_replaced,
+    keeper::{Ended, Failure, Kind, start},
+    marks::find_marked,
     plan::Work,
 };
 use super::TaskResult;
@@ -24,6 +25,7 @@ use crate::{
     encoding::Sequence,
     error::{Error, Result},
     event::Db,
+    notification::Notification,
     store::RetryPolicy,
 };
 
@@ -65,7 +67,8 @@ pub struct TriggerOptions {
     pub debounce: Duration,
     /// How many jobs run at once; of one database, one. Default: 4.
     pub jobs_max: usize,
-    /// How often a job that fails is tried before it is given up until the database changes again. Default: for ever.
+    /// How often a job that fails is tried before it is given up until the database changes again. One that cannot clean up
+    /// after a deleted database is not asked again. Default: for ever.
     pub attempts_max: Option<u32>,
     /// The first pause before a job that has failed is tried again. Each further one is twice as long. Default: 1 s.
     pub backoff_min: Duration,
@@ -216,6 +219,11 @@ impl fmt::Debug for Trigger {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Trigger").field("status", &self.status()).finish_non_exhaustive()
     }
+}
+
+/// Whether `db` is gone, if `row` is the newest one of its name.
+fn is_gone(db: &Db, row: Option<&Notification>) -> bool {
+    row.is_none_or(|row| row.is_deleted() || row.instance != db.instance)
 }
 
 /// The cursor of a trigger of this bus.

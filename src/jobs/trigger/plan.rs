@@ -111,6 +111,22 @@ impl<W> Entry<W> {
         (over, cancelled)
     }
 
+    /// Has it wait again, before what has come since.
+    fn put_back(&mut self, task: Task<W>)
+    where
+        W: Work,
+    {
+        match task {
+            Task::Gone(db) => self.gone.insert(0, db),
+            Task::Work(db, mut work) => {
+                if let Some((_, later)) = self.work.take() {
+                    work.merge(later);
+                }
+                self.work = Some((db, work));
+            }
+        }
+    }
+
     /// That `over` are gone is to be told, before all that waits.
     fn tell_gone(&mut self, over: impl IntoIterator<Item = Db>) {
         for db in over {
@@ -122,6 +138,18 @@ impl<W> Entry<W> {
     }
 }
 
+/// How a task has ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum End {
+    /// It has done its work, and found that these instances are gone.
+    Done(Vec<Db>),
+    /// Its job has failed, which was an attempt.
+    Failed,
+    /// It could not do its part, which is no attempt of the job: that these instances are gone is to be told first, or, if
+    /// there are none, something else has failed.
+    PutOff(Vec<Db>),
+}
+
 /// What has become of a task that has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Outcome {
@@ -131,6 +159,8 @@ pub(super) enum Outcome {
     Failed,
     /// It has failed as often as it may.
     GivenUp,
+    /// It comes after the news that others are gone.
+    PutOff,
     /// Nobody waits for it any more.
     Stale,
 }
@@ -270,12 +300,12 @@ impl<W: Work> Plan<W> {
         Some((self.next, task, entry.attempts + 1))
     }
 
-    /// Takes in that task `number` of `name` has ended; `backoff` is the pause after a number of failures.
+    /// Takes in how task `number` of `name` has ended; `backoff` is the pause after a number of failures.
     pub fn end(
         &mut self,
         now: Duration,
         (name, number): (&DbName, u64),
-        is_done: bool,
+        end: End,
         backoff: impl FnOnce(u32) -> Duration,
     ) -> Outcome {
         let hash_map::Entry::Occupied(mut place) = self.entries.entry(name.clone()) else {
@@ -286,33 +316,42 @@ impl<W: Work> Plan<W> {
             return Outcome::Stale;
         };
         self.running -= 1;
-        let was_gone = matches!(running.task, Task::Gone(_));
-        let (outcome, due) = if running.is_cancelled {
-            (Outcome::Stale, now)
-        } else if is_done {
-            entry.attempts = 0;
-            // After the news that one is gone, what waits for the next one may have waited long enough.
-            (Outcome::Done, if was_gone { now } else { now + self.pacing.debounce })
-        } else {
-            entry.attempts += 1;
-            if self.pacing.attempts_max.is_some_and(|max| entry.attempts >= max) {
+        let Running { task, since, is_cancelled, .. } = running;
+        let is_last = self.pacing.attempts_max.is_some_and(|max| entry.attempts + 1 >= max);
+        let (outcome, gone, due) = match end {
+            _ if is_cancelled => (Outcome::Stale, Vec::new(), now),
+            End::Done(gone) => {
                 entry.attempts = 0;
-                (Outcome::GivenUp, now + self.pacing.debounce)
-            } else {
-                let due = now + backoff(entry.attempts);
-                entry.since = Some(entry.since.map_or(running.since, |since| since.min(running.since)));
-                match running.task {
-                    Task::Gone(db) => entry.gone.insert(0, db),
-                    Task::Work(db, mut work) => {
-                        if let Some((_, later)) = entry.work.take() {
-                            work.merge(later);
-                        }
-                        entry.work = Some((db, work));
-                    }
-                }
-                (Outcome::Failed, due)
+                // After the news that one is gone, what waits for the next one may have waited long enough.
+                let is_news = matches!(task, Task::Gone(_));
+                (Outcome::Done, gone, if is_news { now } else { now + self.pacing.debounce })
+            }
+            End::Failed if is_last => {
+                entry.attempts = 0;
+                (Outcome::GivenUp, Vec::new(), now + self.pacing.debounce)
+            }
+            End::Failed => {
+                entry.attempts += 1;
+                entry.put_back(task);
+                (Outcome::Failed, Vec::new(), now + backoff(entry.attempts))
+            }
+            End::PutOff(gone) => {
+                entry.put_back(task);
+                let (outcome, pause) = match gone[..] {
+                    [] => (Outcome::Failed, backoff(entry.attempts + 1)),
+                    _ => (Outcome::PutOff, Duration::ZERO),
+                };
+                (outcome, gone, now + pause)
             }
         };
+        if !matches!(outcome, Outcome::Stale | Outcome::GivenUp)
+            && (outcome != Outcome::Done || !gone.is_empty())
+        {
+            entry.since = Some(entry.since.map_or(since, |known| known.min(since)));
+        }
+        // No task runs that could be of one of them.
+        entry.end_instances(|known| !gone.contains(known));
+        entry.tell_gone(gone);
         if entry.waits() {
             Self::bring_forward(&mut self.due, name, entry, due);
         } else {
@@ -378,7 +417,8 @@ mod tests {
     }
 
     fn end(plan: &mut Plan<Vec<u32>>, now: Duration, number: u64, is_done: bool) -> Outcome {
-        plan.end(now, (&db(1).name, number), is_done, |failures| SECOND * 10 * failures)
+        let end = if is_done { End::Done(Vec::new()) } else { End::Failed };
+        plan.end(now, (&db(1).name, number), end, |failures| SECOND * 10 * failures)
     }
 
     #[test]
@@ -392,6 +432,33 @@ mod tests {
         assert_eq!(plan.since(), Some(at(1)));
         assert_eq!(end(&mut plan, SECOND * 3, number, true), Outcome::Done);
         assert_eq!((plan.len(), plan.since(), plan.next_due()), (0, None, None));
+    }
+
+    #[test]
+    fn what_could_not_be_begun_waits_for_the_news_of_others_and_is_no_attempt() {
+        let mut plan = plan();
+        plan.pacing.attempts_max = Some(1);
+        let backoff = |failures| SECOND * 10 * failures;
+        let name = db(3).name;
+        plan.see(SECOND, seen(3, 1, 1));
+        let (number, ..) = plan.start(SECOND * 2).unwrap();
+        let put_off = End::PutOff(Vec::new());
+        assert_eq!(plan.end(SECOND * 2, (&name, number), put_off, backoff), Outcome::Failed);
+        let (number, task, attempt) = plan.start(SECOND * 12).unwrap();
+        assert_eq!((task, attempt), (Task::Work(db(3), vec![1]), 1));
+        let put_off = End::PutOff(vec![db(2)]);
+        assert_eq!(plan.end(SECOND * 12, (&name, number), put_off, backoff), Outcome::PutOff);
+        assert_eq!(plan.since(), Some(at(1)));
+        let (number, task, _) = plan.start(SECOND * 12).unwrap();
+        assert_eq!(task, Task::Gone(db(2)));
+        // It is told of one that it finds, too, before the work is done.
+        let done = End::Done(vec![db(1)]);
+        assert_eq!(plan.end(SECOND * 12, (&name, number), done, backoff), Outcome::Done);
+        let (number, task, _) = plan.start(SECOND * 12).unwrap();
+        assert_eq!(task, Task::Gone(db(1)));
+        assert_eq!(plan.end(SECOND * 12, (&name, number), End::Failed, backoff), Outcome::GivenUp);
+        let (_, task, attempt) = plan.start(SECOND * 13).unwrap();
+        assert_eq!((task, attempt), (Task::Work(db(3), vec![1]), 1));
     }
 
     #[test]
@@ -497,7 +564,7 @@ mod tests {
         let (number, task, _) = plan.start(now).unwrap();
         assert!(plan.start(now).is_some() && plan.start(now).is_none() && plan.next_due().is_none());
         let name = task.db().name.clone();
-        plan.end(now, (&name, number), true, |_| SECOND);
+        plan.end(now, (&name, number), End::Done(Vec::new()), |_| SECOND);
         assert!(plan.start(now).is_some());
     }
 }

@@ -1,0 +1,52 @@
+//! Subscribers of very many exact names: what they cost to start and to replace.
+
+use std::time::Duration;
+
+use notibus::{
+    DbName, DispatcherOptions, EventKind, Filter, Sequence, Since,
+    store::{Database, testing::Faults},
+};
+
+use crate::{
+    common::{eager, wide_bus},
+    world::{World, next},
+};
+
+/// This many names of databases that are not there.
+fn absent(count: usize) -> impl Iterator<Item = DbName> {
+    (0..count).map(|n| format!("absent{n}").parse().unwrap())
+}
+
+/// Each name was looked up by a transaction of its own, which read the topology again, and one after the other: 100,000 names
+/// took minutes to start.
+#[tokio::test(start_paused = true)]
+async fn a_start_in_the_past_costs_one_read_per_name_and_few_transactions() {
+    let store = Database::memory();
+    let faults = Faults::new(&store);
+    let bus = wide_bus(&faults.database()).await;
+    let notifier = bus.notifier(eager()).await.unwrap();
+    let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
+    let world = World { store, bus, notifier, dispatcher };
+    world.events(&["x", "y"], EventKind::Created).await;
+    let names = absent(2_000).chain(["x", "y"].map(|name| name.parse().unwrap()));
+    let before = faults.counts();
+    let subscribe = world.dispatcher.subscribe(Filter::names(names).unwrap());
+    let mut stream = subscribe.since(Since::After(Sequence::ZERO)).stream();
+    let found = [next(&mut stream).await, next(&mut stream).await];
+    let cost = faults.counts() - before;
+    let found = found.map(|delivery| delivery.notification().name.to_string());
+    assert_eq!(found, ["x", "y"], "in the order of their names");
+    assert!(cost.reads < 2_400, "{cost:?}");
+}
+
+/// For each new name the old ones were gone through from the first on: 100,000 names took minutes to replace.
+#[tokio::test]
+async fn very_many_names_are_replaced_at_once() {
+    let world = World::new().await;
+    let mut stream = world.dispatcher.subscribe(Filter::names(absent(40_000)).unwrap()).stream();
+    let filter = Filter::names(absent(40_001)).unwrap();
+    let begun = std::time::Instant::now();
+    stream.replace(filter);
+    let took = begun.elapsed();
+    assert!(took < Duration::from_secs(2), "{took:?}");
+}

@@ -1,0 +1,199 @@
+//! What a trigger has marked, when the clean-up or the store fails.
+
+use std::{sync::atomic::AtomicBool, sync::atomic::Ordering, time::Duration};
+
+use notibus::{
+    Db, DispatcherOptions, EventKind, IndexBuild, StoreError, TaskResult, TriggerJob, TriggerOptions,
+    index_trigger,
+    store::{
+        Database, Isolation, KeyRange, RangeRead,
+        testing::{CommitFault, Faults, Operation},
+    },
+};
+
+use crate::{
+    common::{db, eager, forgetful, until, wide_bus},
+    world::{Told, World, at_rest, job, quick},
+};
+
+/// What the keys of cursors and marks begin with.
+const CURSORS: &[u8] = b"notibus\x15\x10";
+
+/// A job that cannot clean up.
+struct Stubborn(Told<IndexBuild>);
+
+impl TriggerJob<IndexBuild> for Stubborn {
+    async fn run(&self, build: IndexBuild) -> TaskResult {
+        self.0.run(build).await
+    }
+
+    async fn deleted(&self, db: Db) -> TaskResult {
+        self.0.deleted(db).await?;
+        Err("no access".into())
+    }
+}
+
+/// A bus with all its roles in a store that can fail.
+async fn faulty() -> (World, Faults) {
+    let store = Database::memory();
+    let faults = Faults::new(&store);
+    let bus = wide_bus(&faults.database()).await;
+    let notifier = bus.notifier(eager()).await.unwrap();
+    let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
+    (World { store, bus, _notifier: notifier, dispatcher }, faults)
+}
+
+/// How many keys tell of `name` among the cursors and marks.
+async fn marks(world: &World, name: &str) -> usize {
+    let read = RangeRead::new(KeyRange::prefix(CURSORS));
+    let page = world.store.begin().get_range(&read, Isolation::Snapshot).await.unwrap();
+    page.rows.iter().filter(|(key, _)| key.windows(name.len()).any(|part| part == name.as_bytes())).count()
+}
+
+/// Once, the mark of a database whose clean-up was given up stayed. Each build of its successor told it again first, failed by
+/// it, and was given up without having been tried.
+#[tokio::test(start_paused = true)]
+async fn a_clean_up_that_was_given_up_does_not_keep_the_successor_from_being_built() {
+    let world = World::new().await;
+    let (old, new) = (db("again", 1), db("again", 2));
+    let options = TriggerOptions { attempts_max: Some(2), ..quick() };
+    let (told, mut ear) = job::<IndexBuild>();
+    let trigger = index_trigger(&world.dispatcher, options.clone(), Stubborn(told)).await.unwrap();
+    world.event(&old, EventKind::Created).await;
+    ear.done().await;
+    at_rest(&world, &trigger).await;
+    world.event(&old, EventKind::Deleted).await;
+    world.event(&new, EventKind::Created).await;
+    let build = ear.done().await;
+    assert_eq!((&build.db, build.attempt), (&new, 1));
+    at_rest(&world, &trigger).await;
+    assert_eq!(trigger.status().given_up, 1, "the clean-up");
+    assert_eq!((ear.gone.try_recv().unwrap(), ear.gone.try_recv().unwrap()), (old.clone(), old));
+    assert_eq!(marks(&world, "again").await, 1, "only the successor is marked");
+    trigger.shutdown().await.unwrap();
+    // Nor does another trigger of the name tell it again.
+    let (told, mut ear) = job::<IndexBuild>();
+    let trigger = index_trigger(&world.dispatcher, options, Stubborn(told)).await.unwrap();
+    world.event(&new, EventKind::Updated).await;
+    assert_eq!(ear.done().await.db, new);
+    assert!(ear.gone.try_recv().is_err());
+    trigger.shutdown().await.unwrap();
+}
+
+/// A build that is about to be given up was given up because the store failed before it: it was never tried.
+#[tokio::test(start_paused = true)]
+async fn a_mark_that_cannot_be_written_is_no_attempt_of_the_build() {
+    let (world, faults) = faulty().await;
+    let options = TriggerOptions { attempts_max: Some(1), ..quick() };
+    let (told, mut ear) = job::<IndexBuild>();
+    let trigger = index_trigger(&world.dispatcher, options, told).await.unwrap();
+    faults.plan_reads(|operation| match operation {
+        Operation::GetRange { range, .. } => range.begin.starts_with(CURSORS).then_some(StoreError::IO_ERROR),
+        Operation::Get { key, .. } => key.starts_with(CURSORS).then_some(StoreError::IO_ERROR),
+        _ => None,
+    });
+    world.event(&db("a", 1), EventKind::Created).await;
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    faults.heal();
+    let build = ear.done().await;
+    assert_eq!((build.db, build.attempt), (db("a", 1), 1));
+    at_rest(&world, &trigger).await;
+    assert_eq!(trigger.status().given_up, 0);
+    trigger.shutdown().await.unwrap();
+}
+
+/// Of one that was deleted while its mark was under way the mark came after it was forgotten, and stayed: the next trigger that
+/// had to look for what is gone told it once more.
+#[tokio::test(start_paused = true)]
+async fn a_mark_that_comes_after_it_was_forgotten_does_not_happen() {
+    let (world, faults) = faulty().await;
+    let late = db("late", 1);
+    let (told, mut ear) = job::<IndexBuild>();
+    let options = TriggerOptions { checkpoint_interval: Duration::from_hours(1), ..quick() };
+    let trigger = index_trigger(&world.dispatcher, options, told).await.unwrap();
+    let mut is_first = true;
+    faults.plan_commits(move |attempt| {
+        let is_mark = attempt.operations.iter().any(|operation| {
+            matches!(operation, Operation::Set { key, .. }
+                if key.starts_with(CURSORS) && key.windows(4).any(|part| part == b"late"))
+        });
+        (is_mark && std::mem::take(&mut is_first)).then_some(CommitFault::Late(StoreError::IO_ERROR))
+    });
+    world.event(&late, EventKind::Created).await;
+    until("the mark", async || trigger.status().failed == 1).await;
+    world.event(&late, EventKind::Deleted).await;
+    assert_eq!(ear.gone.recv().await.unwrap(), late);
+    until("the end", async || trigger.status().running == 0).await;
+    let results = faults.commit_late().await;
+    assert_eq!(results.len(), 1);
+    assert!(results[0].is_err(), "it conflicts");
+    assert_eq!(marks(&world, "late").await, 0);
+    trigger.shutdown().await.unwrap();
+}
+
+/// Once, all that was found to be gone after an expiry was planned at once, however much that was.
+#[tokio::test(start_paused = true)]
+async fn what_is_gone_after_an_expiry_is_planned_as_far_as_there_is_room() {
+    let mut world = World::new().await;
+    let all: Vec<_> = (0..20).map(|n| db(&format!("db{n:02}"), 1)).collect();
+    let (told, mut ear) = job::<IndexBuild>();
+    let trigger = index_trigger(&world.dispatcher, quick(), told).await.unwrap();
+    for db in &all {
+        world.event(db, EventKind::Created).await;
+    }
+    for _ in &all {
+        ear.done().await;
+    }
+    at_rest(&world, &trigger).await;
+    trigger.shutdown().await.unwrap();
+    for db in &all {
+        world.event(db, EventKind::Deleted).await;
+    }
+    let stays = db("stays", 1);
+    world.event(&stays, EventKind::Created).await;
+    let _janitor = world.bus.janitor(forgetful()).await.unwrap();
+    until("the tombstones' end", async || world.bus.stats().tombstones_dropped == 20).await;
+    world.dispatcher = world.bus.dispatcher(DispatcherOptions::default()).await.unwrap();
+    let (told, mut ear) = job::<IndexBuild>();
+    let options = TriggerOptions { pending_max: 4, jobs_max: 1, ..quick() };
+    let trigger = index_trigger(&world.dispatcher, options, Slow(told)).await.unwrap();
+    let is_over = AtomicBool::new(false);
+    let watch = async {
+        let mut most = 0;
+        while !is_over.load(Ordering::SeqCst) {
+            let status = trigger.status();
+            most = most.max(status.waiting + status.running);
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        most
+    };
+    let hear = async {
+        ear.done().await;
+        let mut gone = Vec::new();
+        for _ in &all {
+            gone.push(ear.gone.recv().await.unwrap());
+        }
+        at_rest(&world, &trigger).await;
+        is_over.store(true, Ordering::SeqCst);
+        gone.sort();
+        gone
+    };
+    let (most, gone) = tokio::join!(watch, hear);
+    assert_eq!(gone, all, "each once");
+    assert!(most <= 4, "{most} at once");
+    trigger.shutdown().await.unwrap();
+}
+
+/// A job that takes a second to clean up.
+struct Slow(Told<IndexBuild>);
+
+impl TriggerJob<IndexBuild> for Slow {
+    async fn run(&self, build: IndexBuild) -> TaskResult {
+        self.0.run(build).await
+    }
+
+    async fn deleted(&self, db: Db) -> TaskResult {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        self.0.deleted(db).await
+    }
+}
