@@ -34,6 +34,11 @@ impl Oracle {
             // What came after the cursor may come again.
             subscriber.last.clear();
             subscriber.issuer = issuer;
+            // It was told that it had skipped something, and died before that was put down: it begins before that again.
+            if position < subscriber.start {
+                subscriber.start = position;
+                subscriber.knows_nothing = position == Sequence::ZERO;
+            }
             return *id;
         }
         let id = self.subscribed(issuer, wish, position);

@@ -1,6 +1,6 @@
 //! [`Wish`]: what a subscriber wants, as the oracle understands it. It asks no filter, but makes one.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, fmt};
 
 use crate::{
     dispatcher::Filter,
@@ -8,14 +8,33 @@ use crate::{
 };
 
 /// A glob, and what it means.
-pub(in crate::simulation) type Glob = (&'static str, fn(&str) -> bool);
+#[derive(Clone, Copy)]
+pub(in crate::simulation) struct Glob {
+    /// As a filter is given it.
+    pattern: &'static str,
+    /// Whether it matches a name.
+    matches: fn(&str) -> bool,
+}
+
+impl fmt::Debug for Glob {
+    /// Without an address, which no other process would have.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.pattern)
+    }
+}
 
 /// Globs to choose from.
 pub(in crate::simulation) const GLOBS: [Glob; 4] = [
-    ("{_replicator,*/_replicator}", |name| name == "_replicator" || name.ends_with("/_replicator")),
-    ("shop/?", |name| name.strip_prefix("shop/").is_some_and(|rest| rest.chars().count() == 1)),
-    ("[a-c]", |name| ["a", "b", "c"].contains(&name)),
-    ("*b", |name| name.ends_with('b')),
+    Glob {
+        pattern: "{_replicator,*/_replicator}",
+        matches: |name| name == "_replicator" || name.ends_with("/_replicator"),
+    },
+    Glob {
+        pattern: "shop/?",
+        matches: |name| name.strip_prefix("shop/").is_some_and(|rest| rest.chars().count() == 1),
+    },
+    Glob { pattern: "[a-c]", matches: |name| ["a", "b", "c"].contains(&name) },
+    Glob { pattern: "*b", matches: |name| name.ends_with('b') },
 ];
 
 /// Which databases a subscriber wants.
@@ -62,7 +81,7 @@ impl Wish {
             Which::Names(names) => all(names.contains(name)),
             Which::Prefix(prefix) => all(name.as_str().starts_with(prefix)),
             Which::Suffix(suffix) => all(name.as_str().ends_with(suffix)),
-            Which::Glob((_, matches)) => all(matches(name.as_str())),
+            Which::Glob(glob) => all((glob.matches)(name.as_str())),
             Which::Any(wishes) => wishes.iter().flat_map(|wish| kinds(wish.kinds_of(name))).collect(),
         };
         here.iter().filter(|kind| self.kinds.contains(*kind)).collect()
@@ -96,7 +115,7 @@ impl Wish {
             Which::Names(names) => Filter::names(names.iter().cloned()).expect(SOUND),
             Which::Prefix(prefix) => Filter::prefix(*prefix),
             Which::Suffix(suffix) => Filter::suffix(*suffix),
-            Which::Glob((pattern, _)) => Filter::glob(pattern).expect(SOUND),
+            Which::Glob(glob) => Filter::glob(glob.pattern).expect(SOUND),
             Which::Any(wishes) => Filter::any(wishes.iter().map(Self::filter)).expect(SOUND),
         };
         let filter = if self.kinds == Kinds::ALL { filter } else { filter.kinds(self.kinds).expect(SOUND) };
