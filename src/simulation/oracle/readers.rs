@@ -30,7 +30,7 @@ pub(super) struct Subscriber {
     /// What it wants.
     pub wish: Wish,
     /// What came after this is owed to it.
-    pub(super) start: Sequence,
+    pub start: Sequence,
     /// Whether it began as one who knows nothing.
     pub knows_nothing: bool,
     /// The newest row that it was given of each database.
