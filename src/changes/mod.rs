@@ -17,6 +17,7 @@ use std::sync::Arc;
 
 use dashmap::DashMap;
 
+#[cfg(feature = "http")]
 pub(crate) use self::tail::{LOOK_INTERVAL, some_time};
 pub use self::{
     doc::{Change, DOC_ID_LEN_MAX, DocId, DocSummary, Revision},
