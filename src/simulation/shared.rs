@@ -70,7 +70,8 @@ pub(super) struct Shared {
     has_failed: AtomicBool,
     /// What the world is about to do.
     phase: AtomicU8,
-    /// How many are at work who begin something new until the time of faults is over, and then end.
+    /// How many are at work who come to an end by themselves once the time of faults is over: producers, operators, and processes
+    /// that start.
     busy: AtomicUsize,
 }
 

@@ -95,6 +95,8 @@ pub(super) struct World {
     random: fastrand::Rng,
     /// When the present phase began.
     since: Duration,
+    /// When somebody was last seen at work.
+    calm_since: Duration,
     /// Whether it is over.
     is_over: bool,
 }
@@ -124,6 +126,7 @@ impl World {
             slots,
             random,
             since: Duration::ZERO,
+            calm_since: Duration::ZERO,
             is_over: false,
         }
     }
@@ -335,9 +338,15 @@ impl World {
             let is_late = has_struck(Fault::LateCommit) || has_struck(Fault::SlowCommit);
             let late = if is_late { TRANSACTION_LIFETIME } else { Duration::ZERO };
             let least = late + shared.plan.node.expiry * 2 + Duration::from_secs(1);
-            let unrest = match shared.busy() {
-                0 if passed >= least => shared.oracle().unrest(),
-                busy => Some(format!("{busy} producers and operators are still at work")),
+            let (busy, now) = (shared.busy(), shared.time.now());
+            if busy > 0 {
+                self.calm_since = now;
+            }
+            let is_calm = passed >= least && now.saturating_sub(self.calm_since) >= least;
+            let unrest = if is_calm {
+                shared.oracle().unrest()
+            } else {
+                Some(format!("{busy} are still at work, or have been a moment ago"))
             };
             match unrest {
                 None => self.enter(Phase::End),

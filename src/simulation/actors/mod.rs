@@ -76,6 +76,7 @@ pub(super) async fn main(shared: Arc<Shared>, issuer: Issuer, db: Database) {
 
 /// Starts what the process is to do, and shuts it down at the end. Fails if it could not start.
 async fn live(shared: &Arc<Shared>, issuer: Issuer, db: &Database) -> Result<()> {
+    let starting = shared.begin();
     let plan = shared.plan.processes[issuer.process];
     let (prefix, partitions) = (BUS_PREFIX.to_vec(), shared.plan.partitions);
     let options = BusOptions { prefix, partitions, shards: shared.plan.shards, ..BusOptions::default() };
@@ -96,8 +97,9 @@ async fn live(shared: &Arc<Shared>, issuer: Issuer, db: &Database) -> Result<()>
         let node = place.bus.node(shared.plan.node.clone()).await?;
         shared.oracle().joined(issuer, node.id());
         place.note(|| format!("is node {}", node.id()));
-        serve(&place, plan, node, &mut tasks).await?;
+        serve(&place, plan, node, &mut tasks, starting).await?;
     } else {
+        drop(starting);
         until_the_end(&place).await;
     }
     // Those end by themselves, and an answer may have taken long.
@@ -115,8 +117,14 @@ async fn at_work(busy: Busy, work: impl Future<Output = ()>) {
     drop(busy);
 }
 
-/// Runs the roles of `node` until the end.
-async fn serve(place: &Place, plan: ProcessPlan, node: Node, tasks: &mut JoinSet<()>) -> Result<()> {
+/// Runs the roles of `node` until the end. It is `starting` until all of them run.
+async fn serve(
+    place: &Place,
+    plan: ProcessPlan,
+    node: Node,
+    tasks: &mut JoinSet<()>,
+    starting: Busy,
+) -> Result<()> {
     let options = &place.shared.plan;
     let notifier = if plan.notifier { Some(node.notifier(options.notifier.clone()).await?) } else { None };
     let janitor = if plan.janitor { Some(node.janitor(options.janitor.clone()).await?) } else { None };
@@ -131,6 +139,7 @@ async fn serve(place: &Place, plan: ProcessPlan, node: Node, tasks: &mut JoinSet
             consumers.push(consumer::start(place, &node, group).await?);
         }
     }
+    drop(starting);
     until_the_end(place).await;
     if place.issuer.process == 0 {
         audit(place).await;
