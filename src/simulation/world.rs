@@ -258,11 +258,15 @@ impl World {
             expected.extend(written.map(|(key, value)| (key.clone(), value.clone())));
             flight.judge(&shared, (&*before, &*after), touched, stamp);
         }
-        match machine.unsynced() {
-            Unsynced { kept: 1.., lost: 0 } => shared.witness(Witness::CommitOutlivedPower),
-            Unsynced { kept: 1.., lost: 1.. } => shared.witness(Witness::CommitTorn),
-            Unsynced { kept: 0, lost: 1.. } => shared.witness(Witness::CommitWentWithPower),
-            Unsynced { kept: 0, lost: 0 } => {}
+        let Unsynced { kept, lost } = machine.unsynced();
+        if kept > 0 && lost == 0 {
+            shared.witness(Witness::CommitOutlivedPower);
+        }
+        if lost > 0 {
+            shared.witness(Witness::CommitWentWithPower);
+        }
+        if kept > 0 && lost > 0 {
+            shared.witness(Witness::CommitTorn);
         }
         if to < from || found != expected {
             shared.fail(format!(
