@@ -135,7 +135,7 @@ fn resident_kb() -> u64 {
 /// Reads the whole feed, and prints what it cost.
 async fn read_all(name: &str, feed: &Feed<Change>, page_rows: usize) {
     let before = resident_kb();
-    let (mut cursor, mut rows, mut peak) = (Cursor::from(Sequence::ZERO), 0, before);
+    let (mut cursor, mut rows, mut peak) = (Cursor::NOTHING, 0, before);
     let started = Instant::now();
     loop {
         let page = feed.page(cursor, page_rows).await.unwrap();
@@ -164,7 +164,7 @@ async fn read_some(feed: &Feed<Change>, cursor: &mut Cursor, mut rows: u64, page
     while rows > 0 {
         let page = feed.page(*cursor, page_rows).await.unwrap();
         rows = rows.saturating_sub(page.rows.len() as u64);
-        *cursor = if page.more { page.next } else { Sequence::ZERO.into() };
+        *cursor = if page.more { page.next } else { Sequence::MIN.into() };
         black_box(page);
     }
     started.elapsed()
@@ -180,7 +180,7 @@ fn reads(c: &mut Criterion) {
         for page_rows in [1_000, 10_000] {
             let name = format!("{shards} shards, pages of {page_rows}");
             // The feed is filled by the first benchmark that is not filtered out.
-            let (mut cursor, mut is_first) = (Cursor::from(Sequence::ZERO), true);
+            let (mut cursor, mut is_first) = (Cursor::NOTHING, true);
             group.bench_function(&name, |b| {
                 let world: &World = filled.get_or_insert_with(|| {
                     let world = runtime.block_on(World::filled(shards, ROWS));
@@ -252,7 +252,7 @@ fn jobs(c: &mut Criterion) {
         let world = runtime.block_on(World::filled(shards, JOB_ROWS));
         group.bench_function(format!("{shards} shards"), |b| {
             b.to_async(&runtime).iter(|| async {
-                let job = ParallelJob::new(world.feed(), Sequence::ZERO);
+                let job = ParallelJob::new(world.feed(), Cursor::NOTHING);
                 job.run(hash).await.unwrap()
             });
         });

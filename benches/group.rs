@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use notibus::{
-    Bus, BusOptions, ConsumerOptions, Db, DbInstance, GroupBatch, GroupOptions, GroupStart, NodeOptions,
+    Bus, BusOptions, ConsumerOptions, Cursor, Db, DbInstance, GroupBatch, GroupOptions, NodeOptions,
     Notification, NotifierOptions,
     store::{AtomicOp, Database, testing::Faults},
 };
@@ -42,7 +42,7 @@ async fn filled(store: &Database, shards: u32) -> Bus {
 /// Works through the feed once, and says how long it took.
 async fn consume(store: &Database, bus: &Bus, exactly_once: bool) -> Duration {
     let group = bus.group("bench").unwrap();
-    let options = GroupOptions::default().start_from(GroupStart::Zero);
+    let options = GroupOptions::default().start_from(Cursor::NOTHING);
     group.create(&options).await.unwrap();
     let before = bus.stats().group_rows;
     let observe = {

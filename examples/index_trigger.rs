@@ -10,8 +10,8 @@ use std::{collections::BTreeSet, error::Error, sync::Arc, time::Duration};
 
 use layer::Layer;
 use notibus::{
-    Batch, Bus, BusOptions, Change, Db, DispatcherOptions, IndexBuild, NotifierOptions, ParallelJob, Result,
-    Sequence, TaskResult, Trigger, TriggerJob, TriggerOptions, index_trigger,
+    Batch, Bus, BusOptions, Change, Cursor, Db, DispatcherOptions, IndexBuild, NotifierOptions, ParallelJob,
+    Result, TaskResult, Trigger, TriggerJob, TriggerOptions, index_trigger,
     store::{Database, Isolation, KeyRange, Transaction},
 };
 
@@ -35,10 +35,10 @@ struct Indexer(Layer);
 
 impl Indexer {
     /// Up to where the index of `db` is built.
-    async fn built_to(&self, db: &Db) -> Result<Sequence> {
+    async fn built_to(&self, db: &Db) -> Result<Cursor> {
         let key = format!("{}to", index(db));
         let stored = self.0.store.run(async |tx| tx.get(key.as_bytes(), Isolation::Snapshot).await).await?;
-        stored.map_or(Ok(Sequence::ZERO), |bytes| Sequence::from_bytes(&bytes))
+        stored.map_or(Ok(Cursor::NOTHING), |bytes| Cursor::from_bytes(&bytes))
     }
 
     /// Brings the index to the documents that `rows` tell of, as they are by now.
@@ -76,7 +76,7 @@ impl TriggerJob<IndexBuild> for Indexer {
         let to = ParallelJob::new(self.0.changes.feed(&db), since).run(work).await?;
         let key = format!("{}to", index(&db));
         let store = async |tx: Transaction| {
-            tx.set(key.as_bytes(), to.as_bytes());
+            tx.set(key.as_bytes(), &to.to_bytes());
             Ok(())
         };
         Ok(self.0.store.run(store).await?)
@@ -117,7 +117,7 @@ async fn edit(layer: &Layer, db: &Db, random: &mut fastrand::Rng) -> Result<()> 
 
 /// Waits until the trigger has nothing left to do.
 async fn rest(bus: &Bus, trigger: &Trigger) -> Result<(), Box<dyn Error>> {
-    let last = bus.feed().last_sequence().await?.unwrap_or(Sequence::ZERO);
+    let last = bus.feed().last_sequence().await?.map_or(Cursor::NOTHING, Cursor::from);
     let is_at_rest = |status: &notibus::TriggerStatus| {
         status.position >= last && status.waiting == 0 && status.running == 0
     };

@@ -10,8 +10,8 @@
 use std::{collections::BTreeSet, error::Error, sync::Arc, time::Instant};
 
 use notibus::{
-    Batch, Bus, BusOptions, Change, Changes, ChangesOptions, Db, DbInstance, DocId, DocSummary, ParallelJob,
-    ParallelJobOptions, Result, Revision, Sequence,
+    Batch, Bus, BusOptions, Change, Changes, ChangesOptions, Cursor, Db, DbInstance, DocId, DocSummary,
+    ParallelJob, ParallelJobOptions, Result, Revision, Sequence,
     store::{AtomicOp, Database, Isolation, KeyRange, RangeRead, Transaction},
 };
 use tokio::task::JoinSet;
@@ -119,9 +119,9 @@ impl Layer {
     }
 
     /// Everything up to here is indexed.
-    async fn indexed_to(&self) -> Result<Sequence> {
+    async fn indexed_to(&self) -> Result<Cursor> {
         let stored = self.store.run(async |tx| tx.get(INDEXED_TO, Isolation::Snapshot).await).await?;
-        stored.map_or(Ok(Sequence::ZERO), |bytes| Sequence::from_bytes(&bytes))
+        stored.map_or(Ok(Cursor::NOTHING), |bytes| Cursor::from_bytes(&bytes))
     }
 
     /// Indexes what was written since the index was brought up to date last, and stores up to where it is now.
@@ -136,7 +136,7 @@ impl Layer {
         };
         let to = ParallelJob::new(self.changes.feed(&self.db), since).with_options(options).run(work).await?;
         let store = async |tx: Transaction| {
-            tx.set(INDEXED_TO, to.as_bytes());
+            tx.set(INDEXED_TO, &to.to_bytes());
             Ok(())
         };
         self.store.run(store).await?;

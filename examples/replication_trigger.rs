@@ -16,8 +16,8 @@ use std::{
 
 use layer::Layer;
 use notibus::{
-    Bus, BusOptions, Db, DispatcherOptions, Filter, NotifierOptions, Result, Scan, TaskResult, Trigger,
-    TriggerJob, TriggerOptions, replication_trigger, store::Database,
+    Bus, BusOptions, Cursor, Db, DispatcherOptions, Filter, NotifierOptions, Result, Scan, TaskResult,
+    Trigger, TriggerJob, TriggerOptions, replication_trigger, store::Database,
 };
 
 /// Databases of documents, and rounds of edits.
@@ -145,7 +145,7 @@ async fn rest(bus: &Bus, triggers: &[Trigger; 2]) -> Result<()> {
         let last = bus.feed().last_sequence().await?;
         let is_at_rest = triggers.iter().all(|trigger| {
             let status = trigger.status();
-            status.waiting == 0 && status.running == 0 && Some(status.position) >= last
+            status.waiting == 0 && status.running == 0 && Some(status.position) >= last.map(Cursor::from)
         });
         if is_at_rest && bus.is_drained().await? && bus.feed().last_sequence().await? == last {
             return Ok(());

@@ -134,11 +134,11 @@ mod tests {
         let two = arrivals.listen(&documents);
         arrivals.joined().await;
         assert_eq!(arrivals.documents(), 1);
-        let heads = HashMap::from([(ShardId(1), Sequence::ZERO)]);
+        let heads = HashMap::from([(ShardId(1), Sequence::MIN)]);
         arrivals.tell(&FeedId::notifications(), Some(Arc::new(heads)));
         assert!(one.has_changed().unwrap() && !two.has_changed().unwrap());
         let told = one.borrow_and_update().clone();
-        assert!(!told.may_have_rows(ShardId(1), Sequence::ZERO), "it has none after its head");
+        assert!(!told.may_have_rows(ShardId(1), Sequence::MIN), "it has none after its head");
         assert!(told.may_have_rows(ShardId(2), Sequence::MAX), "nothing is known of it");
         arrivals.tell_all();
         assert!(one.has_changed().unwrap() && two.has_changed().unwrap());

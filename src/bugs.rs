@@ -63,6 +63,12 @@ bugs! {
     TailWithoutPoll,
     /// A subscriber that has fallen behind the ring goes on without what it has missed.
     LaggardSkips,
+    /// Whoever began with nothing is never delivered the deletion of an instance that was replaced while it read.
+    NothingForgetsDeletions,
+    /// A durable subscriber that is restarted within its first scan begins as one who knows nothing.
+    CursorForgetsScan,
+    /// A round coalesces a tombstone away of which the row that took its place says nothing.
+    RoundForgetsTombstone,
     /// Whoever wants some design documents is not told of one that may be any.
     DdocWithoutIdForgotten,
     /// A set of filters asks those of patterns only about databases that it does not name.

@@ -59,7 +59,14 @@ impl Env {
         (self.random() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// Completes after `duration`. Dropping the future cancels the sleep.
+    /// A time between `least` and `most` times `duration`, drawn at random, so that those who began together do not go on
+    /// together. [`Duration::MAX`], which means "never", stays so.
+    pub(crate) fn spread(&self, duration: Duration, least: f64, most: f64) -> Duration {
+        let factor = least + (most - least) * self.random_fraction();
+        Duration::try_from_secs_f64(duration.as_secs_f64() * factor).unwrap_or(Duration::MAX)
+    }
+
+    /// Completes after `duration`; never after [`Duration::MAX`]. Dropping the future cancels the sleep.
     pub fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
         self.0.sleep(duration)
     }

@@ -33,6 +33,7 @@ mod bugs;
 mod bus;
 mod changes;
 mod context;
+mod cursor;
 mod dispatcher;
 mod encoding;
 mod env;
@@ -67,22 +68,22 @@ pub use changes::{
     Change, ChangeRow, Changes, ChangesOptions, ChangesPage, ChangesQuery, ChangesTail, ChangesWriter,
     DOC_ID_LEN_MAX, DocId, DocSource, DocSummary, Leaf, PendingSequence, Revision,
 };
+pub use cursor::{Cursor, Knowledge, Start};
 pub use dispatcher::{
-    CallbackHandle, CastError, Delivery, Dispatcher, DispatcherOptions, Fanout, Filter, Interruption, Listen,
-    Listener, ListenerHandle, Message, Missed, Next, Parent, RestartPolicy, Since, StopReason, Subscribe,
-    SubscriberId, Subscription, Supervised, Supervision, SupervisionEvents, SuspendedDispatcher,
+    BatchSubscription, CallbackHandle, CastError, Delivery, DeliveryBatch, DeliveryIter, DeliveryRef,
+    Dispatcher, DispatcherOptions, Fanout, Filter, Interruption, Listen, Listener, ListenerHandle, Message,
+    Mirror, MirrorView, Missed, Next, Parent, RestartPolicy, StopReason, Subscribe, SubscriberId,
+    Subscription, Supervised, Supervision, SupervisionEvents, SuspendedDispatcher,
 };
 pub use encoding::{Counters, Incarnation, Sequence, Tally, Versionstamp};
 pub use env::{Env, Environment};
 pub use error::{Error, Result, StoreError};
 pub use event::{Db, DbInstance, DbName, DdocId, EventKind, Kinds, NAME_LEN_MAX};
-pub use feed::{
-    Cursor, Feed, FeedPage, FeedRow, Resharded, ShardEvent, ShardPage, ShardReader, TopologyEntry,
-};
+pub use feed::{Feed, FeedPage, FeedRow, Resharded, ShardEvent, ShardPage, ShardReader, TopologyEntry};
 pub use group::{
     CheckpointPolicy, CheckpointState, Checkpointer, CloseReason, Consumer, ConsumerOptions, DeadLetter,
-    DeadLetterInfo, FailurePolicy, Group, GroupBatch, GroupOptions, GroupStart, GroupStatus, GroupTrouble,
-    LAG_ROWS_MAX, Observer, ObserverResult, Replayed, ShardLag, ShardStatus,
+    DeadLetterInfo, FailurePolicy, Group, GroupBatch, GroupOptions, GroupStatus, GroupTrouble, LAG_ROWS_MAX,
+    Observer, ObserverResult, Replayed, ShardLag, ShardStatus,
 };
 pub use janitor::{Janitor, JanitorOptions};
 pub use jobs::{

@@ -8,7 +8,9 @@
 use std::{fmt, sync::Arc};
 
 use crate::{
+    bugs::{Bug, is_on},
     context::Context,
+    cursor::Cursor,
     encoding::Sequence,
     error::{Error, Result},
     event::{Db, DbName},
@@ -16,7 +18,7 @@ use crate::{
     store::{Isolation, KeyRange, RangeRead, Transaction, key_after},
 };
 
-/// A position in the feed of notifications with a name, whether it was begun or not. Clones are cheap.
+/// A cursor in the feed of notifications that has a name, whether it was begun or not. Clones are cheap.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
@@ -27,7 +29,7 @@ use crate::{
 /// let bus = Bus::open(&store, BusOptions::default()).await?;
 /// let dispatcher = bus.dispatcher(Default::default()).await?;
 /// let cursor = bus.cursor("mirror")?;
-/// assert_eq!(cursor.position().await?, None);
+/// assert_eq!(cursor.read().await?, None);
 /// // From now on, and after a restart from where it was.
 /// let mut updates = dispatcher.subscribe(Filter::all()).durable(&cursor).await?.stream();
 /// # let notifier = bus.notifier(Default::default()).await?;
@@ -59,9 +61,9 @@ impl NamedCursor {
         self.id.name()
     }
 
-    /// Up to where everything was worked on; `None` if it was not begun.
-    pub async fn position(&self) -> Result<Option<Sequence>> {
-        let read = async |tx| Ok(self.row(&tx).await?.map(|row| row.position));
+    /// Where it stands; `None` if it was not begun.
+    pub async fn read(&self) -> Result<Option<Cursor>> {
+        let read = async |tx| Ok(self.row(&tx).await?.map(|row| row.cursor));
         self.context.db.run(read).await
     }
 
@@ -74,16 +76,31 @@ impl NamedCursor {
         self.context.db.run(delete).await
     }
 
-    /// Opens it, and takes it from whoever had it open; returns where it stands. If it was not begun, it begins at `start`.
-    pub(crate) async fn open(&self, start: Sequence) -> Result<(OpenCursor, Sequence)> {
+    /// Opens it, and takes it from whoever had it open; returns where it stands. If it is new, it begins at `start`.
+    ///
+    /// A cursor that knows nothing begins now: what is delivered before it is saved for the first time may be known when it is
+    /// opened again. One that was saved in the middle of a reading, for a filter with another hash than `filter`, starts over: it
+    /// has passed over what the new one may want.
+    pub(crate) async fn open(&self, start: Cursor, filter: u64) -> Result<OpenCursor> {
         let token = self.token();
         let open = async |tx: Transaction| {
-            let position = self.row(&tx).await?.map_or(start, |row| row.position);
-            tx.set(&self.context.keys.cursor(&self.id), &CursorRow { token, position }.to_bytes());
-            Ok(position)
+            let version = tx.read_version().await?;
+            let stored = self.row(&tx).await?;
+            let is_other = stored.is_some_and(|row| row.filter != filter);
+            let mut cursor = stored.map_or(start, |row| row.cursor);
+            if is_other {
+                cursor = cursor.rewound();
+            }
+            if cursor.knew_nothing() && is_on(Bug::CursorForgetsScan) {
+                cursor = Cursor::NOTHING;
+            } else if cursor.knew_nothing() {
+                cursor = cursor.begin(Sequence::last_at(self.context.config.incarnation, version));
+            }
+            tx.set(&self.context.keys.cursor(&self.id), &CursorRow { token, cursor, filter }.to_bytes());
+            Ok(cursor)
         };
         let stored = self.context.db.run(open).await?;
-        Ok((OpenCursor { cursor: self.clone(), token, stored }, stored))
+        Ok(OpenCursor { cursor: self.clone(), token, stored, filter })
     }
 
     /// 16 random bytes.
@@ -113,30 +130,37 @@ pub(crate) struct OpenCursor {
     /// The right to write it.
     token: [u8; 16],
     /// Where it stands.
-    stored: Sequence,
+    stored: Cursor,
+    /// The hash of the filter that it was saved for.
+    filter: u64,
 }
 
 impl OpenCursor {
     /// Where it stands in the store.
-    pub fn stored(&self) -> Sequence {
+    pub fn stored(&self) -> Cursor {
         self.stored
     }
 
-    /// Writes that everything up to `position` was worked on, unless that is written already. Fails with
-    /// [`Error::CursorLost`] if another has opened it.
-    pub async fn save(&mut self, position: Sequence) -> Result<()> {
-        if position == self.stored {
+    /// Writes that it stands at `position`, unless that is written already. Fails with [`Error::CursorLost`] if another has
+    /// opened it.
+    pub async fn save(&mut self, position: Cursor) -> Result<()> {
+        self.save_for(position, self.filter).await
+    }
+
+    /// [`OpenCursor::save`] for a filter with the hash `filter`.
+    pub async fn save_for(&mut self, position: Cursor, filter: u64) -> Result<()> {
+        if (position, filter) == (self.stored, self.filter) {
             return Ok(());
         }
         let Self { cursor, token, .. } = &*self;
         let save = async |tx: Transaction| {
             self.check(&tx).await?;
-            let row = CursorRow { token: *token, position };
+            let row = CursorRow { token: *token, cursor: position, filter };
             tx.set(&cursor.context.keys.cursor(&cursor.id), &row.to_bytes());
             Ok(())
         };
         cursor.context.db.run(save).await?;
-        self.stored = position;
+        (self.stored, self.filter) = (position, filter);
         Ok(())
     }
 
@@ -162,9 +186,9 @@ impl OpenCursor {
             self.check(&tx).await?;
             let stored = tx.get(&key, Isolation::Serializable).await?;
             let stored = stored.map(|bytes| CursorRow::from_bytes(&bytes)).transpose()?;
-            let position = stored.map_or(Sequence::ZERO, |row| row.position);
-            tx.set(&key, &CursorRow { token, position }.to_bytes());
-            Ok(position)
+            let cursor = stored.map_or(Cursor::NOTHING, |row| row.cursor);
+            tx.set(&key, &CursorRow { token, cursor, filter: 0 }.to_bytes());
+            Ok(cursor)
         };
         let position = context.db.run(begin).await?;
         Ok(ScanMark { context: Arc::clone(context), key: key.into(), token, position })
@@ -173,7 +197,7 @@ impl OpenCursor {
     /// Marks `db`, as one that was scanned but keeps no position. Fails as [`OpenCursor::begin_scan`] does.
     pub async fn mark(&self, db: &Db) -> Result<()> {
         let NamedCursor { context, id } = &self.cursor;
-        let row = CursorRow { token: self.token, position: Sequence::ZERO };
+        let row = CursorRow { token: self.token, cursor: Cursor::NOTHING, filter: 0 };
         let mark = async |tx: Transaction| {
             self.check(&tx).await?;
             let key = context.keys.scan(id, db);
@@ -228,22 +252,22 @@ pub(crate) struct ScanMark {
     key: Arc<[u8]>,
     /// Which scan.
     token: [u8; 16],
-    /// Up to where earlier ones had come.
-    pub position: Sequence,
+    /// Where earlier ones have come to.
+    pub position: Cursor,
 }
 
 impl ScanMark {
-    /// Writes that the scan has come up to `position`; whether it was still the one that is under way. If not, nothing is
+    /// Writes that the scan has come to `position`; whether it was still the one that is under way. If not, nothing is
     /// written.
-    pub async fn report(&self, position: Sequence) -> Result<bool> {
+    pub async fn report(&self, position: Cursor) -> Result<bool> {
         let report = async |tx: Transaction| {
             let Some(stored) = tx.get(&self.key, Isolation::Serializable).await? else { return Ok(false) };
             let stored = CursorRow::from_bytes(&stored)?;
             if stored.token != self.token {
                 return Ok(false);
             }
-            if position > stored.position {
-                tx.set(&self.key, &CursorRow { position, ..stored }.to_bytes());
+            if position > stored.cursor {
+                tx.set(&self.key, &CursorRow { cursor: position, ..stored }.to_bytes());
             }
             Ok(true)
         };

@@ -7,6 +7,7 @@
 use serde::Serialize;
 
 use crate::{
+    cursor::Cursor,
     encoding::{Counters, Reader, Sequence, Versionstamp},
     error::Result,
     event::{Db, DbInstance, DbName, EventKind, Kinds},
@@ -94,10 +95,12 @@ impl Notification {
         self.deleted_at.is_some()
     }
 
-    /// What is new to a reader that knows everything up to `cursor`.
+    /// What is new to a reader whose reading began as `cursor` says.
     ///
-    /// A reader at [`Sequence::ZERO`] knows no database yet, so the deletion of an earlier instance is no news to it.
-    pub fn news_since(&self, cursor: Sequence) -> News {
+    /// A name has one living instance: the creation of another one means that all before it are gone. A reader that may have
+    /// known the name is delivered that deletion once, as that of the last instance before this one, whichever it knew.
+    pub fn news_since(&self, cursor: impl Into<Cursor>) -> News {
+        let cursor = cursor.into();
         let kinds = [
             (EventKind::Created, self.created_at),
             (EventKind::Updated, self.updated_at),
@@ -108,9 +111,13 @@ impl Notification {
             instance: self.instance,
             replaced: self
                 .replaced
-                .filter(|replaced| cursor > Sequence::ZERO && replaced.deleted_at > cursor)
+                .filter(|replaced| cursor.is_news_of_replaced(replaced.deleted_at))
                 .map(|replaced| replaced.instance),
-            kinds: kinds.into_iter().filter(|&(_, at)| at > Some(cursor)).map(|(kind, _)| kind).collect(),
+            kinds: kinds
+                .into_iter()
+                .filter(|(_, at)| at.is_some_and(|at| cursor.is_news(at)))
+                .map(|(kind, _)| kind)
+                .collect(),
         }
     }
 
@@ -250,7 +257,11 @@ pub(crate) mod tests {
         assert_eq!(news(at(10)), [(new, EventKind::Updated), (new, EventKind::DdocUpdated)]);
         assert_eq!(news(at(9))[0], (new, EventKind::Created));
         assert_eq!(news(at(4))[..2], [(old, EventKind::Deleted), (new, EventKind::Created)]);
-        assert_eq!(news(Sequence::ZERO)[0], (new, EventKind::Created), "nothing was known of the old one");
+        assert_eq!(
+            row.news_since(Cursor::NOTHING).iter().next(),
+            Some((new, EventKind::Created)),
+            "no old one was known"
+        );
         assert!(row.news_since(at(4)).kinds().contains(EventKind::Deleted));
         assert!(!row.news_since(at(5)).kinds().contains(EventKind::Deleted));
     }

@@ -59,8 +59,8 @@ impl fmt::Debug for Versionstamp {
 pub struct Sequence([u8; SEQUENCE_LEN]);
 
 impl Sequence {
-    /// Before every row. A reader at zero knows nothing yet.
-    pub const ZERO: Self = Self([0; SEQUENCE_LEN]);
+    /// Not after any row. As a position it is where a feed begins; what a reader knows, a [`Cursor`](crate::Cursor) says.
+    pub const MIN: Self = Self([0; SEQUENCE_LEN]);
 
     /// After every row.
     pub const MAX: Self = Self([0xff; SEQUENCE_LEN]);
@@ -89,7 +89,7 @@ impl Sequence {
         &self.0
     }
 
-    /// The position just before this one; none is before zero.
+    /// The position just before this one; none is before the first.
     pub(crate) fn before(self) -> Self {
         let mut wide = [0; 16];
         wide[3..].copy_from_slice(&self.0);

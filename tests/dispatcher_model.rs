@@ -10,8 +10,8 @@ use std::{collections::BTreeMap, time::Duration};
 use common::{db, eager, record, until};
 use futures_util::FutureExt;
 use notibus::{
-    Bus, BusOptions, Counters, DbInstance, Delivery, Dispatcher, DispatcherOptions, EventKind, Filter,
-    Interruption, Kinds, Notification, Sequence, Since, Subscription, store::Database,
+    Bus, BusOptions, Counters, Cursor, DbInstance, Delivery, Dispatcher, DispatcherOptions, EventKind,
+    Filter, Interruption, Kinds, Notification, Sequence, Start, Subscription, store::Database,
 };
 use tokio_stream::StreamExt;
 
@@ -109,6 +109,7 @@ impl Subscriber {
                 // What lies between was skipped, so it can no longer be told what happened to whom.
                 self.may_repeat = true;
             }
+            Err(Interruption::Synced { .. }) => {}
             Err(error) => panic!("{}: {error}", self.what),
         }
     }
@@ -268,31 +269,31 @@ impl Run {
             _ => Kinds::ALL,
         };
         let (since, start) = match self.random.u8(..3) {
-            0 => (Since::After(Sequence::ZERO), Knowledge::new()),
+            0 => (Start::At(Cursor::NOTHING), Knowledge::new()),
             1 => {
                 let (sequence, knowledge) =
                     self.checkpoints[self.random.usize(..self.checkpoints.len())].clone();
-                (Since::After(sequence), knowledge)
+                (Start::from(sequence), knowledge)
             }
             _ => {
                 self.settle().await;
-                (Since::Now, self.checkpoints.last().unwrap().1.clone())
+                (Start::Now, self.checkpoints.last().unwrap().1.clone())
             }
         };
         let skips = self.random.u8(..5) == 0;
         let what = format!("{filter:?} since {since:?}, skips: {skips}");
         let subscribe = self.dispatcher.subscribe(filter.kinds(kinds).unwrap()).since(since);
         let subscription = if skips { subscribe.skip_when_lagging() } else { subscribe }.stream();
-        let newest = if let Since::After(sequence) = since { sequence } else { Sequence::ZERO };
+        let newest = if let Start::At(cursor) = since { cursor.position() } else { Sequence::MIN };
         self.subscribers.push(Subscriber {
             what,
             subscription,
             wants,
             kinds,
             is_exact,
-            from_zero: since == Since::After(Sequence::ZERO),
+            from_zero: since == Start::At(Cursor::NOTHING),
             skips: skips && !is_exact,
-            may_repeat: self.small_pages && !is_exact,
+            may_repeat: self.small_pages,
             known: start.clone(),
             start,
             last: BTreeMap::new(),

@@ -8,7 +8,8 @@ use std::{collections::BTreeMap, time::Duration};
 
 use common::{counts, db, eager, narrow_bus, record, row_with, rows, rows_in_pages, until, wide_bus, within};
 use notibus::{
-    Bus, BusOptions, Db, Error, EventKind, Incarnation, Sequence, ShardId, Versionstamp, store::Database,
+    Bus, BusOptions, Cursor, Db, Error, EventKind, Incarnation, Sequence, ShardId, Versionstamp,
+    store::Database,
 };
 use proptest::prelude::*;
 
@@ -79,7 +80,7 @@ proptest! {
             // From the start, from a row, and from between two.
             let place = start.index(all.len());
             let between = bus.feed().page(all[place].sequence, 1).await.unwrap().to;
-            for since in [Sequence::ZERO, all[place].sequence, between] {
+            for since in [Sequence::MIN, all[place].sequence, between] {
                 let expected: Vec<_> = all.iter().filter(|row| row.sequence > since).cloned().collect();
                 let mut found = Vec::new();
                 let mut from = since;
@@ -106,7 +107,7 @@ async fn a_reader_that_pages_while_rows_move_meets_every_last_row() {
     let _notifier = bus.notifier(eager()).await.unwrap();
     let mut random = common::dice();
     let mut seen = BTreeMap::new();
-    let mut from = Sequence::ZERO;
+    let mut from = Sequence::MIN;
     let mut recorded = 30;
     loop {
         let page = bus.feed().page(from, random.usize(1..4)).await.unwrap();
@@ -179,11 +180,11 @@ async fn a_cursor_ahead_of_the_store_is_a_typed_error() {
 async fn page_limits_out_of_bounds_are_typed_errors() {
     let bus = narrow_bus(&Database::memory()).await;
     for limit in [0, 10_001] {
-        let refused = bus.feed().page(Sequence::ZERO, limit).await;
+        let refused = bus.feed().page(Cursor::NOTHING, limit).await;
         assert!(matches!(refused, Err(Error::Invalid { what: "limit", .. })));
     }
-    assert!(bus.feed().page(Sequence::ZERO, 1).await.is_ok());
-    assert!(bus.feed().page(Sequence::ZERO, 10_000).await.is_ok());
+    assert!(bus.feed().page(Cursor::NOTHING, 1).await.is_ok());
+    assert!(bus.feed().page(Cursor::NOTHING, 10_000).await.is_ok());
 }
 
 /// Whether there is a bus or not: once, a bus that exists was opened with any number of shards.
@@ -268,7 +269,7 @@ async fn opened(folder: &std::path::Path) -> Database {
 #[tokio::test]
 async fn a_durable_bus_keeps_everything_and_its_sequences_grow() {
     let folder = tempfile::tempdir().unwrap();
-    let mut last = Sequence::ZERO;
+    let mut last = Sequence::MIN;
     let mut kept = Vec::new();
     for round in 1..=3_u64 {
         let store = opened(folder.path()).await;
@@ -304,7 +305,7 @@ async fn news_is_derived_from_where_the_first_page_began() {
         }
     }
     for row in rows_in_pages(&bus, 1).await {
-        let kinds = row.news_since(Sequence::ZERO).kinds();
+        let kinds = row.news_since(Sequence::MIN).kinds();
         assert!(kinds.contains(EventKind::Created) && kinds.contains(EventKind::Updated), "{row:?}");
     }
 }
@@ -322,7 +323,7 @@ async fn shards_divide_the_rows_and_each_is_read_in_pages() {
     assert_eq!(shards.len(), 5);
     let mut found = Vec::new();
     for &shard in &shards {
-        let mut after = Sequence::ZERO;
+        let mut after = Sequence::MIN;
         loop {
             let page = feed.shard_page(shard, after, 3).await.unwrap();
             assert!(page.rows.len() <= 3 && page.rows.iter().all(|row| row.sequence > after));
@@ -335,9 +336,9 @@ async fn shards_divide_the_rows_and_each_is_read_in_pages() {
     }
     assert!(!found.is_sorted_by_key(|row| row.sequence), "the rows are spread");
     found.sort_by_key(|row| row.sequence);
-    assert_eq!(found, feed.page(Sequence::ZERO, 100).await.unwrap().rows);
+    assert_eq!(found, feed.page(Cursor::NOTHING, 100).await.unwrap().rows);
 
-    let unknown = feed.shard_page(ShardId(6), Sequence::ZERO, 3).await.unwrap_err();
+    let unknown = feed.shard_page(ShardId(6), Sequence::MIN, 3).await.unwrap_err();
     assert!(matches!(unknown, Error::NoShard { shard: 6, is_trimmed: false }), "{unknown}");
     notifier.shutdown().await.unwrap();
 }
@@ -357,8 +358,8 @@ async fn a_tail_returns_what_comes_and_nothing_twice() {
     let first = recorded(&store, &bus, 1).await;
     row_with(&bus, &first, [0, 0, 1, 0]).await;
 
-    let mut tail = bus.feed().tail(Sequence::ZERO).with_limit(10);
-    let mut last = Sequence::ZERO;
+    let mut tail = bus.feed().tail(Cursor::NOTHING).with_limit(10);
+    let mut last = Sequence::MIN;
     for n in 1..6 {
         if n > 1 {
             recorded(&store, &bus, n).await;

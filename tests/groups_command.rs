@@ -8,8 +8,8 @@ use std::{
 };
 
 use notibus::{
-    Bus, BusOptions, ChangesOptions, ConsumerOptions, Db, DbInstance, FailurePolicy, GroupBatch,
-    GroupOptions, GroupStart, Notification, NotifierOptions, store::Database,
+    Bus, BusOptions, ChangesOptions, ConsumerOptions, Cursor, Db, DbInstance, FailurePolicy, GroupBatch,
+    GroupOptions, Notification, NotifierOptions, store::Database,
 };
 use serde_json::Value;
 
@@ -53,7 +53,7 @@ async fn fill(folder: &Path) {
     let bus = Bus::open(&store, BusOptions { shards: 2, ..BusOptions::default() }).await.unwrap();
     let notifier = bus.notifier(NotifierOptions::default()).await.unwrap();
     let (mailer, idle) = (bus.group("mailer").unwrap(), bus.group("idle").unwrap());
-    let zero = GroupOptions::default().start_from(GroupStart::Zero);
+    let zero = GroupOptions::default().start_from(Cursor::NOTHING);
     mailer.create(&zero).await.unwrap();
     idle.create(&zero.expire_after(std::time::Duration::from_hours(1))).await.unwrap();
     let docs = Db::new("docs".parse().unwrap(), INSTANCE);

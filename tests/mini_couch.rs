@@ -11,7 +11,7 @@ use axum::{
 };
 use flate2::{Compression, write::GzEncoder};
 use notibus::{
-    Bus, Db, DbName, DispatcherOptions, Notification, Sequence, StoreError,
+    Bus, Cursor, Db, DbName, DispatcherOptions, Notification, StoreError,
     http::{Api, ApiOptions},
     store::{
         Database,
@@ -96,7 +96,7 @@ impl World {
             .await;
         let instance = newest().await.unwrap().instance;
         let feed = self.couch.changes().feed(&Db::new(name, instance));
-        let rows = feed.page(Sequence::ZERO, 10_000).await.unwrap().rows;
+        let rows = feed.page(Cursor::NOTHING, 10_000).await.unwrap().rows;
         let tell = |doc: &notibus::DocSummary| (doc.id.to_string(), doc.revision.to_string(), doc.is_deleted);
         rows.iter().map(|row| tell(&row.doc)).collect()
     }

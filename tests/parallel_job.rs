@@ -15,8 +15,8 @@ use std::{
 
 use common::{db, wide_bus};
 use notibus::{
-    Batch, Change, Changes, ChangesOptions, Db, DocId, DocSummary, Error, ParallelJob, ParallelJobOptions,
-    Revision, Sequence,
+    Batch, Change, Changes, ChangesOptions, Cursor, Db, DocId, DocSummary, Error, ParallelJob,
+    ParallelJobOptions, Revision, Sequence,
     store::{AtomicOp, Database, Isolation, Transaction},
 };
 
@@ -72,13 +72,14 @@ impl Layer {
         }
     }
 
-    fn job(&self, since: Sequence) -> ParallelJob<Change> {
+    fn job(&self, since: impl Into<Cursor>) -> ParallelJob<Change> {
         let options = ParallelJobOptions { batch_rows_max: 7, ..ParallelJobOptions::default() };
         ParallelJob::new(self.changes.feed(&self.db), since).with_options(options)
     }
 
     /// How often each document had been edited at `to`.
-    fn state_at(&self, to: Sequence) -> BTreeMap<String, u64> {
+    fn state_at(&self, to: Cursor) -> BTreeMap<String, u64> {
+        let to = to.position();
         let mut state = BTreeMap::new();
         for (id, position, sequence) in &*self.history.lock().unwrap() {
             if *sequence <= to {
@@ -120,7 +121,7 @@ async fn an_index_is_built_and_goes_on_from_where_it_was() {
             async { Ok(()) }
         }
     };
-    let first = layer.job(Sequence::ZERO).run(put(&index)).await.unwrap();
+    let first = layer.job(Cursor::NOTHING).run(put(&index)).await.unwrap();
     assert_eq!(index.get(), layer.state_at(first));
     assert_eq!(index.get().len(), 50);
     layer.edit("doc3").await;
@@ -170,7 +171,7 @@ async fn all_tasks_end_at_one_state_while_everything_goes_on() {
                 }
             }
         };
-        let to = layer.job(Sequence::ZERO).run(work).await.unwrap();
+        let to = layer.job(Cursor::NOTHING).run(work).await.unwrap();
         assert_eq!(index.get(), layer.state_at(to), "the state of one moment, no more and no less");
         done.store(true, Ordering::Relaxed);
         load.await.unwrap();
@@ -203,7 +204,7 @@ async fn a_job_ends_although_its_tasks_wait_for_each_other() {
             }
         }
     };
-    let job = ParallelJob::new(layer.changes.feed(&layer.db), Sequence::ZERO);
+    let job = ParallelJob::new(layer.changes.feed(&layer.db), Cursor::NOTHING);
     let to = tokio::time::timeout(Duration::from_mins(10), job.run(work)).await.unwrap().unwrap();
     writer.abort();
     assert_eq!(index.get(), layer.state_at(to));
@@ -225,7 +226,7 @@ async fn a_batch_that_fails_is_worked_on_again() {
             async move { if fails { Err("not yet".into()) } else { Ok(()) } }
         }
     };
-    let to = layer.job(Sequence::ZERO).run(work).await.unwrap();
+    let to = layer.job(Cursor::NOTHING).run(work).await.unwrap();
     assert_eq!(index.get(), layer.state_at(to));
     assert!(failures.load(Ordering::Relaxed) >= 6);
 }
@@ -260,10 +261,10 @@ async fn a_task_that_fails_for_good_fails_the_job_and_stops_the_others() {
             }
         }
     };
-    let failed = layer.job(Sequence::ZERO).run(work(|| Err("it is bad".into()))).await.unwrap_err();
+    let failed = layer.job(Cursor::NOTHING).run(work(|| Err("it is bad".into()))).await.unwrap_err();
     assert!(matches!(failed, Error::Task { shard: Some(_), attempts: 5, .. }), "{failed}");
     assert!(failed.to_string().contains("it is bad") && std::error::Error::source(&failed).is_some());
-    let panicked = layer.job(Sequence::ZERO).run(work(|| panic!("it is very bad"))).await.unwrap_err();
+    let panicked = layer.job(Cursor::NOTHING).run(work(|| panic!("it is very bad"))).await.unwrap_err();
     assert!(matches!(panicked, Error::Task { shard: None, .. }), "{panicked}");
     tokio::task::yield_now().await;
     assert_eq!(under_way.load(Ordering::SeqCst), 0, "no task is left");
@@ -289,14 +290,15 @@ async fn the_snapshot_of_a_batch_shows_the_store_as_it_was_with_the_rows() {
             Ok(())
         }
     };
-    layer.job(Sequence::ZERO).run(work).await.unwrap();
+    layer.job(Cursor::NOTHING).run(work).await.unwrap();
 }
 
 #[tokio::test]
 async fn bad_input_is_a_typed_error() {
     let layer = Layer::new(&Database::memory(), 2).await;
     layer.fill(3).await;
-    let job = |options| ParallelJob::new(layer.changes.feed(&layer.db), Sequence::ZERO).with_options(options);
+    let job =
+        |options| ParallelJob::new(layer.changes.feed(&layer.db), Cursor::NOTHING).with_options(options);
     let default = ParallelJobOptions::default;
     for bad in [
         ParallelJobOptions { tasks_max: 0, ..default() },
@@ -309,6 +311,6 @@ async fn bad_input_is_a_typed_error() {
     let ahead = ParallelJob::new(layer.changes.feed(&layer.db), Sequence::MAX);
     let refused = ahead.run(|_| async { Ok(()) }).await;
     assert!(matches!(refused, Err(Error::Invalid { what: "sequence", .. })));
-    let none = ParallelJob::new(layer.changes.feed(&db("other", 9)), Sequence::ZERO);
+    let none = ParallelJob::new(layer.changes.feed(&db("other", 9)), Cursor::NOTHING);
     assert!(matches!(none.run(|_| async { Ok(()) }).await, Err(Error::NoFeed { .. })));
 }

@@ -7,7 +7,7 @@ mod common;
 use common::{counts, db, eager, record, row_with, rows, wide_bus};
 use futures_util::FutureExt;
 use notibus::{
-    Bus, BusOptions, Change, Changes, ChangesOptions, Db, DocId, DocSummary, Error, Incarnation,
+    Bus, BusOptions, Change, Changes, ChangesOptions, Cursor, Db, DocId, DocSummary, Error, Incarnation,
     ProducerOptions, Revision, Sequence, StoreError, Versionstamp,
     store::{AtomicOp, Database, Isolation, KeyRange, RangeRead, Transaction, testing::Faults},
 };
@@ -76,7 +76,7 @@ async fn copy_layer(from: &Database, to: &Database) {
     .unwrap();
 }
 
-async fn changes_of(bus: &Bus, after: Sequence) -> Vec<std::sync::Arc<Change>> {
+async fn changes_of(bus: &Bus, after: impl Into<Cursor>) -> Vec<std::sync::Arc<Change>> {
     bus.changes().feed(&db("db5", 1)).page(after, 1_000).await.unwrap().rows
 }
 
@@ -84,7 +84,7 @@ async fn changes_of(bus: &Bus, after: Sequence) -> Vec<std::sync::Arc<Change>> {
 async fn everything_comes_along_and_later_sequences_sort_after_it() {
     let old = Database::memory();
     let bus = history(&old).await;
-    let (rows_before, changes_before) = (rows(&bus).await, changes_of(&bus, Sequence::ZERO).await);
+    let (rows_before, changes_before) = (rows(&bus).await, changes_of(&bus, Cursor::NOTHING).await);
     let cursor = rows_before[10].sequence;
     let bytes = exported(&bus).await;
 
@@ -95,7 +95,7 @@ async fn everything_comes_along_and_later_sequences_sort_after_it() {
     let bus = wide_bus(&new).await;
     assert_eq!(bus.incarnation(), Incarnation(1));
     assert_eq!(rows(&bus).await, rows_before);
-    assert_eq!(changes_of(&bus, Sequence::ZERO).await, changes_before);
+    assert_eq!(changes_of(&bus, Cursor::NOTHING).await, changes_before);
     assert_eq!(bus.feed().page(cursor, 100).await.unwrap().rows, rows_before[11..]);
 
     // What waited is folded, and what was written goes on being replaced.
@@ -109,10 +109,10 @@ async fn everything_comes_along_and_later_sequences_sort_after_it() {
     edit(&new, &bus.changes(), &db("db5", 1), "new", 1).await;
     let told: Vec<_> = changes_of(&bus, last).await.iter().map(|row| row.doc.id.to_string()).collect();
     assert_eq!(told, ["doc0", "new"]);
-    assert_eq!(changes_of(&bus, Sequence::ZERO).await.len(), 31, "each document once");
+    assert_eq!(changes_of(&bus, Cursor::NOTHING).await.len(), 31, "each document once");
     bus.changes().feed(&db("db5", 1)).reshard(3, None).await.unwrap();
     edit(&new, &bus.changes(), &db("db5", 1), "doc1", 2).await;
-    assert_eq!(changes_of(&bus, Sequence::ZERO).await.len(), 31);
+    assert_eq!(changes_of(&bus, Cursor::NOTHING).await.len(), 31);
     assert!(bus.feed().page(cursor, 100).await.is_ok(), "a position of before stays valid");
 }
 
@@ -194,7 +194,7 @@ async fn with_legacy(store: &Database) -> Bus {
 
 /// The ids of the documents, in order.
 async fn ids(bus: &Bus) -> Vec<String> {
-    changes_of(bus, Sequence::ZERO).await.iter().map(|row| row.doc.id.to_string()).collect()
+    changes_of(bus, Cursor::NOTHING).await.iter().map(|row| row.doc.id.to_string()).collect()
 }
 
 /// Rows of a legacy range were imported to where they had lain, outside the prefix: what a damaged import had left there
@@ -267,7 +267,7 @@ async fn an_import_that_another_has_begun_anew_fails() {
     assert!(matches!(imported, Err(Error::Invalid { what: "export", .. })), "{imported:?}");
     assert!(Bus::open_existing(&new, PREFIX).await.is_err());
     Bus::import(&new, PREFIX, &mut &bytes[..]).await.unwrap();
-    assert_eq!(wide_bus(&new).await.changes().feed(&docs).pending(Sequence::ZERO).await.unwrap(), 20_000);
+    assert_eq!(wide_bus(&new).await.changes().feed(&docs).pending(Cursor::NOTHING).await.unwrap(), 20_000);
 }
 
 /// Hands out an export, and does something in the middle of it.

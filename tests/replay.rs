@@ -191,7 +191,7 @@ fn bad_arguments_exit_with_2_and_say_what_is_wrong() {
         (&["replay", "no such file"], String::new(), "No such file"),
         (&["replay", "-"], "1\t1\tcreate\t\t\n".to_owned(), "line 1: invalid database name: it is empty"),
         (&["replay", "-"], format!("1\t1\tcreate\t{name}\t\n"), "at most 1024 are allowed"),
-        (&["tail", "--store", "memory", "--since", "yesterday"], String::new(), "invalid sequence"),
+        (&["tail", "--store", "memory", "--since", "yesterday"], String::new(), "invalid cursor"),
         (&["tail", "--store", &store], String::new(), "it is a file"),
         (&["nodes", "--store", &store], String::new(), "it is a file"),
         (&["nodes", "--store", "memory"], String::new(), "there is no bus"),

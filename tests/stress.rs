@@ -19,8 +19,8 @@ use std::{
 };
 
 use notibus::{
-    Bus, BusOptions, Counters, Db, DbInstance, Delivery, Dispatcher, DispatcherOptions, Fanout, Filter,
-    Listener, Next, Notification, NotifierOptions, Sequence, Since, Subscription, Versionstamp,
+    Bus, BusOptions, Counters, Cursor, Db, DbInstance, Delivery, Dispatcher, DispatcherOptions, Fanout,
+    Filter, Listener, Next, Notification, NotifierOptions, Sequence, Subscription, Versionstamp,
     store::Database,
 };
 use tokio_stream::StreamExt;
@@ -352,7 +352,7 @@ async fn who_rests_far_behind_holds_a_small_page() {
     let before = memory_mb();
     let mut resting: Vec<Subscription> = Vec::new();
     for _ in 0..size.resting {
-        let mut one = dispatcher.subscribe(Filter::all()).since(Since::After(Sequence::ZERO)).stream();
+        let mut one = dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING).stream();
         one.next().await.unwrap().unwrap();
         resting.push(one);
     }

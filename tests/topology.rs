@@ -84,7 +84,7 @@ fn prepared() -> (tempfile::TempDir, String) {
 fn a_new_feed_has_one_open_entry() {
     let (_folder, store) = prepared();
     let shown = object(&["show", "--store", &store]);
-    let first = Sequence::ZERO.to_string();
+    let first = Sequence::MIN.to_string();
     let entry = json!({ "first": first, "open": true, "scheme": 1, "shard_count": 3, "shards": [[1, 3]] });
     assert_eq!(shown, json!({ "entries": [entry] }));
     let text = printed(&["show", "--store", &store, "--feed", "notifications", "--rows"]);

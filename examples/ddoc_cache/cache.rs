@@ -12,8 +12,8 @@ use std::{
 };
 
 use notibus::{
-    DbName, DdocId, Delivery, Dispatcher, EventKind, Filter, Kinds, Listener, ListenerHandle, Message, Next,
-    Result, Sequence,
+    Cursor, DbName, DdocId, Delivery, Dispatcher, EventKind, Filter, Kinds, Listener, ListenerHandle,
+    Message, Next, Result, Sequence,
     store::{Database, Isolation},
 };
 
@@ -50,7 +50,7 @@ struct State {
 impl DdocCache {
     /// A cache of the documents of `store`, kept right by `dispatcher` as long as it runs.
     pub fn start(store: &Database, dispatcher: &Dispatcher) -> Result<(Arc<Self>, ListenerHandle<()>)> {
-        let (docs, count, forgotten, hits, position) = (HashMap::new(), 0, 0, (0, 0), Sequence::ZERO);
+        let (docs, count, forgotten, hits, position) = (HashMap::new(), 0, 0, (0, 0), Sequence::MIN);
         let state = Mutex::new(State { docs, count, forgotten, hits, position });
         let cache = Arc::new(Self { store: store.clone(), state });
         let invalidated = Arc::clone(&cache);
@@ -139,7 +139,7 @@ struct Invalidator(Arc<DdocCache>);
 impl Listener for Invalidator {
     type Message = ();
 
-    async fn init(&mut self, _: Sequence) -> Next {
+    async fn init(&mut self, _: Cursor) -> Next {
         // After a panic: whatever was under way may not have been done.
         self.0.forget_all();
         Next::Continue

@@ -65,7 +65,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let (producer, id): (_, DdocId) = (bus.producer(), "_design/app".parse()?);
     let mut random = fastrand::Rng::new();
     let mut versions = vec![0; dbs.len()];
-    let mut last = vec![Sequence::ZERO; dbs.len()];
+    let mut last = vec![Sequence::MIN; dbs.len()];
     let mut stale = 0;
     for change in 1..=CHANGES {
         let place = random.usize(..dbs.len());

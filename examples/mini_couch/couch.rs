@@ -114,7 +114,7 @@ impl Couch {
                 Ok((db, living, deleted, bytes))
             })
             .await?;
-        let last_change = self.changes.last_change(&db).await?.unwrap_or(Sequence::ZERO);
+        let last_change = self.changes.last_change(&db).await?.unwrap_or(Sequence::MIN);
         Ok(Info { living, deleted, bytes, last_change })
     }
 

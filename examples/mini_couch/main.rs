@@ -57,7 +57,7 @@ pub async fn main() -> Result<(), Box<dyn Error>> {
     });
     end.await?;
     // First the feeds, then the connections, then the roles.
-    api.shutdown().await;
+    api.shutdown();
     server.shutdown().await;
     drop(api);
     if let Some(dispatcher) = Arc::into_inner(dispatcher) {

@@ -27,6 +27,7 @@ pub use self::{
 };
 use crate::{
     context::Context,
+    cursor::Cursor,
     dispatcher::{Dispatcher, Filter},
     encoding::Sequence,
     error::Result,
@@ -62,7 +63,7 @@ impl Default for ChangesOptions {
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
 /// use notibus::{
-///     Bus, BusOptions, ChangesOptions, Db, DbInstance, DocId, DocSummary, Sequence,
+///     Bus, BusOptions, ChangesOptions, Cursor, Db, DbInstance, DocId, DocSummary, Sequence,
 ///     store::{AtomicOp, Database, Isolation},
 /// };
 ///
@@ -86,7 +87,7 @@ impl Default for ChangesOptions {
 ///         })
 ///         .await?;
 /// }
-/// let page = changes.feed(&db).page(Sequence::ZERO, 100).await?;
+/// let page = changes.feed(&db).page(Cursor::NOTHING, 100).await?;
 /// assert_eq!(page.rows.len(), 1, "each document once");
 /// assert_eq!(page.rows[0].doc.revision.position, 2);
 /// # Ok(()) }
@@ -181,10 +182,10 @@ impl Changes {
     }
 
     /// Reads the changes of `db` as they come, from `after` on, woken by `dispatcher`.
-    pub fn tail(&self, dispatcher: &Dispatcher, db: &Db, after: Sequence) -> ChangesTail {
+    pub fn tail(&self, dispatcher: &Dispatcher, db: &Db, after: impl Into<Cursor>) -> ChangesTail {
         let name = Filter::name(db.name.as_str()).expect("it is the name of a database");
         let updates = dispatcher.subscribe(name).stream();
-        ChangesTail::new(self.feed(db), after, updates)
+        ChangesTail::new(self.feed(db), after.into(), updates)
     }
 
     /// The topology that a feed begins with. Its token is the instance, which is created only once.

@@ -7,10 +7,10 @@ use futures_util::{StreamExt, TryStreamExt, future::BoxFuture, stream};
 
 use super::{Change, DocSummary, Revision};
 use crate::{
-    encoding::Sequence,
+    cursor::Cursor,
     error::{Error, Result},
     event::Db,
-    feed::{Cursor, Feed, FeedPage, Resharded, ShardPage},
+    feed::{Feed, FeedPage, Resharded, ShardPage},
     keys::ShardId,
     store::Transaction,
 };
@@ -59,7 +59,7 @@ fn winner(doc: &DocSummary) -> Leaf {
 /// Which changes to read, and what with them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChangesQuery {
-    /// Where to start: the rows after it, or, if descending, those before its position. Default: [`Sequence::ZERO`].
+    /// Where to start: the rows after it, or, if descending, those before its position. Default: [`Cursor::NOTHING`].
     pub from: Cursor,
     /// The most rows, 1 to 10,000. With documents of a size, so few that their reads fit into 5 s. Default: 1,000.
     pub limit: usize,
@@ -76,7 +76,7 @@ pub struct ChangesQuery {
 impl Default for ChangesQuery {
     fn default() -> Self {
         Self {
-            from: Sequence::ZERO.into(),
+            from: Cursor::NOTHING,
             limit: 1_000,
             descending: false,
             all_leaves: false,

@@ -6,11 +6,11 @@ use tokio_stream::StreamExt;
 
 use super::Change;
 use crate::{
+    cursor::Cursor,
     dispatcher::Subscription,
-    encoding::Sequence,
     env::Env,
     error::Result,
-    feed::{Cursor, Feed, FeedPage},
+    feed::{Feed, FeedPage},
 };
 
 /// How often the tail looks for rows once there is no dispatcher that could tell of them.
@@ -46,10 +46,10 @@ pub struct ChangesTail {
 
 impl ChangesTail {
     /// A tail that starts after `after`, and is woken by `updates`, which have begun.
-    pub(super) fn new(feed: Feed<Change>, after: Sequence, updates: Subscription) -> Self {
+    pub(super) fn new(feed: Feed<Change>, after: Cursor, updates: Subscription) -> Self {
         Self {
             feed,
-            cursor: after.into(),
+            cursor: after,
             limit: 1_000,
             updates: Some(updates),
             is_at_end: false,
@@ -115,5 +115,5 @@ impl ChangesTail {
 
 /// A time in the second half of `interval`, so that those who began together do not look together.
 pub(crate) fn some_time(env: &Env, interval: Duration) -> Duration {
-    interval.mul_f64(0.5 + env.random_fraction() / 2.0)
+    env.spread(interval, 0.5, 1.0)
 }

@@ -3,7 +3,7 @@
 use tokio::task::AbortHandle;
 
 use super::{
-    Delivery, Filter, Subscribe, SubscriberId,
+    Delivery, DeliveryBatch, Filter, Interruption, Subscribe, SubscriberId,
     listener::{Listener, ListenerHandle, Message, Next},
 };
 
@@ -30,14 +30,14 @@ impl CallbackHandle {
         self.listener.replace(filter);
     }
 
-    /// Lets the call that is under way come to its end, and ends the subscription; a durable one puts down how far it has
+    /// Lets the call that is under way come to its end, and ends the subscription; a durable one saves how far it has
     /// come. Called by the callback itself, it does not wait for that.
     pub async fn stop(mut self) {
         self.listener.stop().await;
         self.is_stopped = true;
     }
 
-    /// Whether the subscription has ended, because the dispatcher has.
+    /// Whether the subscription has ended: its dispatcher has, it was stopped, or another has opened its cursor.
     pub fn is_finished(&self) -> bool {
         self.task.is_finished()
     }
@@ -67,10 +67,42 @@ where
     }
 
     async fn handle_message(&mut self, message: Message<()>) -> Next {
-        if let Message::Interrupted(interruption) = message {
-            tracing::warn!(%interruption, "subscription interrupted");
-        }
+        log_interruption(&message);
         Next::Continue
+    }
+}
+
+/// A listener that calls a callback with batches.
+struct CallingWithBatches<F>(F);
+
+impl<F, R> Listener for CallingWithBatches<F>
+where
+    F: FnMut(DeliveryBatch) -> R + Send + 'static,
+    R: Future<Output = ()> + Send + 'static,
+{
+    type Message = ();
+
+    async fn handle_event(&mut self, delivery: Delivery) -> Next {
+        self.handle_batch(delivery.batch()).await
+    }
+
+    async fn handle_batch(&mut self, batch: DeliveryBatch) -> Next {
+        (self.0)(batch).await;
+        Next::Continue
+    }
+
+    async fn handle_message(&mut self, message: Message<()>) -> Next {
+        log_interruption(&message);
+        Next::Continue
+    }
+}
+
+/// Logs what the subscription has to say. That a first scan is complete says nothing to a callback.
+fn log_interruption(message: &Message<()>) {
+    if let Message::Interrupted(interruption) = message
+        && !matches!(interruption, Interruption::Synced { .. })
+    {
+        tracing::warn!(%interruption, "subscription interrupted");
     }
 }
 
@@ -83,5 +115,18 @@ where
     let mut callback = Some(callback);
     let factory = move || Calling(callback.take().expect("a callback goes on as it is after a panic"));
     let (listener, task) = subscribe.listener(factory).start_callback();
+    CallbackHandle { listener, task, is_stopped: false }
+}
+
+/// Starts the task that calls `callback` with each batch of what is subscribed to.
+pub(super) fn spawn_batches<F, R>(subscribe: Subscribe, callback: F) -> CallbackHandle
+where
+    F: FnMut(DeliveryBatch) -> R + Send + 'static,
+    R: Future<Output = ()> + Send + 'static,
+{
+    let mut callback = Some(callback);
+    let factory =
+        move || CallingWithBatches(callback.take().expect("a callback goes on as it is after a panic"));
+    let (listener, task) = subscribe.listener(factory).in_batches().start_callback();
     CallbackHandle { listener, task, is_stopped: false }
 }

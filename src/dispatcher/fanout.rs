@@ -1,20 +1,28 @@
 //! [`Fanout`]: the dispatcher without its tail.
 
-use std::{sync::Arc, task::Waker};
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc, PoisonError, RwLock,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+};
 
+use dashmap::DashMap;
 use tokio::sync::Semaphore;
 
 use super::{
     DispatcherOptions, Filter, Shared, Subscribe, SubscriberId,
+    batch::{BATCH_BYTES_MAX, Batch},
     listener::{Events, Listeners},
-    registry::Registry,
-    ring::{Batch, Ring},
-    wake,
+    log::{Log, SubscriberState},
+    patterns::{Matches, Pattern, Patterns},
+    ring::Ring,
 };
 use crate::{
     context::Context,
     encoding::Sequence,
-    error::{Error, Result},
+    error::{Error, Result, panic_text},
     notification::Notification,
     notification_feed::NotificationFeed,
 };
@@ -32,9 +40,14 @@ impl Fanout {
             feed: NotificationFeed::new(Arc::clone(&context), context.feed.clone()),
             context,
             ring: Ring::new(start, options.ring_rows_max),
-            registry: Registry::new(start),
-            catch_ups: Semaphore::new(options.catch_ups_max),
-            catch_up_rows_max: options.catch_up_rows_max.min(options.page_rows_max),
+            everything: Log::new(0, true),
+            patterns: Patterns::default(),
+            matching: RwLock::default(),
+            subscribers: DashMap::new(),
+            next_id: AtomicU64::new(1),
+            is_closed: AtomicBool::new(false),
+            turns: Semaphore::new(options.catch_ups_max),
+            batch_rows_max: options.catch_up_rows_max.min(options.page_rows_max),
             listeners: Listeners::default(),
             events: Events::default(),
         })))
@@ -52,8 +65,11 @@ impl Fanout {
 
     /// Ends the subscriber `id`. Fails with [`Error::NoSubscriber`] if there is none, or not any more.
     pub fn unsubscribe(&self, id: SubscriberId) -> Result<()> {
-        let is_there = self.0.registry.end(id);
-        is_there.then_some(()).ok_or_else(|| Error::NoSubscriber { subscriber: id.to_string() })
+        let state = self.0.subscribers.get(&id).map(|state| Arc::clone(&state));
+        let state = state.ok_or_else(|| Error::NoSubscriber { subscriber: id.to_string() })?;
+        state.end();
+        wake(vec![state]);
+        Ok(())
     }
 
     /// Hands out `rows` as if a tail had read them, and everything up to `to`. The rows must be in order, after the
@@ -75,62 +91,124 @@ impl Fanout {
 
     /// How many subscriptions there are now, those of dropped streams and handles not among them.
     pub fn subscribers(&self) -> usize {
-        self.0.registry.len()
+        self.0.subscribers.len()
     }
 }
 
 impl Shared {
-    /// Goes on at `horizon`, although rows up to there may have been dropped unseen: subscribers are told so.
-    pub(super) fn expire(&self, horizon: Sequence) {
-        self.ring.skip_to(horizon);
-        let woken = self.registry.expire(horizon);
-        self.registry.set_filled(horizon);
-        self.wake(woken, true);
-    }
-
-    /// Wakes `woken`, and the walkers if they have something to walk. Everything is in its place by then, so that a waker that
-    /// panics costs nothing but its own subscriber's time.
-    fn wake(&self, woken: Vec<Waker>, is_walked: bool) {
-        wake::all(woken);
-        if is_walked && !self.ring.wake() {
-            self.registry.alarm();
+    /// Adds a subscriber.
+    pub(super) fn enter(&self) -> (SubscriberId, Arc<SubscriberState>) {
+        let id = SubscriberId(self.next_id.fetch_add(1, Ordering::Relaxed));
+        let state = Arc::new(SubscriberState::new());
+        self.subscribers.insert(id, Arc::clone(&state));
+        // Who closes all may not have seen it.
+        if self.is_closed.load(Ordering::SeqCst) {
+            state.close();
         }
+        (id, state)
     }
 
-    /// Gives rows to the ring and to the slots; `is_complete` if there was nothing more to read after them.
+    /// The pattern of `filter`, for one more subscriber; `None` if it walks the ring.
+    pub(super) fn join(&self, filter: &Filter) -> Option<Arc<Pattern>> {
+        let key = filter.key()?;
+        // No batch is half matched: the log of a new pattern has all rows from here on.
+        let _unmatched = self.matching.read().unwrap_or_else(PoisonError::into_inner);
+        Some(self.patterns.join(&key, self.ring.end().place))
+    }
+
+    /// Goes on at `horizon`, although rows up to there may have been dropped unseen. All subscribers are behind, and find out by
+    /// their cursors whether they have expired.
+    pub(super) fn expire(&self, horizon: Sequence) {
+        let mut woken = Vec::new();
+        {
+            let _matching = self.matching.write().unwrap_or_else(PoisonError::into_inner);
+            let next = self.ring.skip_to(horizon);
+            for pattern in self.patterns.all() {
+                pattern.log.skip_to(next, &mut woken);
+            }
+            self.everything.skip_to(next, &mut woken);
+            self.ring.settle();
+        }
+        wake(woken);
+    }
+
+    /// Puts rows into the ring and the logs, and wakes who waits for them; `is_complete` if there was nothing more to read after
+    /// them. One caller at a time.
     pub(super) fn hand_out(&self, rows: Vec<Arc<Notification>>, to: Sequence, is_complete: bool) {
-        let completes = is_complete && !self.ring.is_complete();
-        // The position moves first: a subscriber that registers too late for these rows sees by it that it has to look.
-        let mut parts = rows.chunks(self.catch_up_rows_max).peekable();
-        if parts.peek().is_none() {
-            self.ring.push(Arc::new(Batch { rows: Vec::new(), from: self.ring.position(), to, is_complete }));
+        let mut woken = Vec::new();
+        if rows.is_empty() {
+            self.put(self.ring.batch(rows, to, is_complete), &mut woken);
+            return;
         }
         // In small batches, because a subscriber that rests holds one.
-        while let Some(part) = parts.next() {
-            let is_last = parts.peek().is_none();
-            let to = part.last().filter(|_| !is_last).map_or(to, |row| row.sequence);
-            let (from, is_complete) = (self.ring.position(), is_complete && is_last);
-            self.ring.push(Arc::new(Batch { rows: part.to_vec(), from, to, is_complete }));
-        }
-        // Who is told in rounds waits for the end of what was pushed before, although nothing follows it.
-        let is_walked = !rows.is_empty() || completes;
-        let mut woken = Vec::new();
-        if !self.registry.has_no_names() {
-            for row in rows {
-                self.registry.put(&row, &mut woken);
+        let mut rows = rows.into_iter().peekable();
+        while rows.peek().is_some() {
+            let (mut part, mut bytes) = (Vec::with_capacity(rows.len().min(self.batch_rows_max)), 0);
+            while part.len() < self.batch_rows_max
+                && bytes < BATCH_BYTES_MAX
+                && let Some(row) = rows.next()
+            {
+                bytes += row.name.as_str().len();
+                part.push(row);
             }
+            let last = part.last().expect("there was a row").sequence;
+            let batch = match rows.peek() {
+                Some(_) => self.ring.batch(part, last, false),
+                None => self.ring.batch(part, to, is_complete),
+            };
+            self.put(batch, &mut woken);
         }
-        if is_complete {
-            self.registry.set_filled(to);
+        // Everything is in its place by now, whatever the wakers do.
+        wake(woken);
+    }
+
+    /// Puts `batch` into the ring and the logs. Adds who waits for its rows to `woken`.
+    fn put(&self, batch: Batch, woken: &mut Vec<Arc<SubscriberState>>) {
+        let batch = Arc::new(batch);
+        let _matching = self.matching.write().unwrap_or_else(PoisonError::into_inner);
+        let Matches { patterns, pairs } = self.patterns.matches(&batch);
+        let pushed = self.ring.push(&batch, patterns.clone());
+        for of_pattern in pairs.chunk_by(|one, other| one.0 == other.0) {
+            let numbers = of_pattern.iter().map(|(_, row)| pushed.first + u64::from(*row));
+            patterns[of_pattern[0].0 as usize].log.append(numbers, woken);
         }
-        self.wake(woken, is_walked);
+        let count = batch.rows.len() as u64;
+        if count > 0 {
+            self.everything.append(pushed.first..pushed.first + count, woken);
+        }
+        for pattern in pushed.pruned {
+            pattern.log.prune(pushed.begin);
+        }
+        self.everything.prune(pushed.begin);
+        self.ring.settle();
+    }
+
+    /// Ends all subscriptions after what they have been given.
+    fn close(&self) {
+        self.is_closed.store(true, Ordering::SeqCst);
+        let all = self.subscribers.iter().map(|subscriber| (*subscriber.key(), Arc::clone(&subscriber)));
+        let mut all: Vec<_> = all.collect();
+        // In the order in which they came, so that a run can be replayed.
+        all.sort_unstable_by_key(|(id, _)| *id);
+        let all: Vec<_> = all.into_iter().map(|(_, state)| state).collect();
+        for state in &all {
+            state.close();
+        }
+        wake(all);
     }
 }
 
 impl Drop for Fanout {
     fn drop(&mut self) {
-        // Whoever the ring has not woken, the registry does.
-        self.0.ring.close();
-        self.0.registry.close();
+        self.0.close();
+    }
+}
+
+/// Wakes all of them, whatever the wakers of some do.
+pub(super) fn wake(subscribers: Vec<Arc<SubscriberState>>) {
+    for subscriber in subscribers {
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| subscriber.wake())) {
+            tracing::error!(panic = panic_text(&*panic), "the waker of a subscriber has panicked");
+        }
     }
 }

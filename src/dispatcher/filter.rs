@@ -6,11 +6,11 @@ use std::{
     sync::Arc,
 };
 
-use globset::{GlobBuilder, GlobMatcher};
+use globset::{Glob, GlobBuilder, GlobMatcher};
 
 use crate::{
     bugs::{Bug, is_on},
-    encoding::Sequence,
+    cursor::Cursor,
     error::{Error, Result},
     event::{DbName, DdocId, EventKind, Kinds},
     notification::Notification,
@@ -37,6 +37,33 @@ pub struct Filter {
     kinds: Kinds,
     /// Of design documents, only these; all of them if there is none.
     pub(super) ddocs: Option<Arc<BTreeSet<DdocId>>>,
+}
+
+/// By what names are found, as a part of a pattern.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Atom {
+    /// This name.
+    Exact(DbName),
+    /// Names that start so.
+    Prefix(Arc<str>),
+    /// Names that end so.
+    Suffix(Arc<str>),
+    /// Names that match this glob, which is sound.
+    Glob(Arc<str>),
+}
+
+/// What a pattern is: subscribers with equal keys share it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct PatternKey {
+    /// A name is matched if one of these matches it. They are in order, and distinct.
+    pub atoms: Arc<[Atom]>,
+    /// Only rows with one of these kinds of events.
+    pub kinds: Kinds,
+}
+
+/// Builds a glob as filters understand it.
+pub(super) fn build_glob(pattern: &str) -> Result<Glob, globset::Error> {
+    GlobBuilder::new(pattern).literal_separator(false).build()
 }
 
 /// A subscriber's own test of a row.
@@ -92,7 +119,7 @@ impl Set {
     }
 
     /// The places of the filters that want something of a row, for a subscriber that knows everything up to `since`.
-    pub fn wanting(&self, row: &Notification, since: Sequence) -> impl Iterator<Item = usize> {
+    pub fn wanting(&self, row: &Notification, since: &Cursor) -> impl Iterator<Item = usize> {
         let named = self.places.get(row.name.as_str()).map_or(&[][..], Vec::as_slice);
         let forgets = is_on(Bug::SetForgetsPatterns) && !named.is_empty();
         let others = if forgets { &[][..] } else { &self.others };
@@ -138,10 +165,7 @@ impl Filter {
     /// Databases whose name matches the glob `pattern`: `?` is any character, `*` any number of them (`/` included),
     /// `[ab]` one of these, `{a,b}` either.
     pub fn glob(pattern: &str) -> Result<Self> {
-        let glob = GlobBuilder::new(pattern)
-            .literal_separator(false)
-            .build()
-            .map_err(|error| Error::invalid("glob", error.to_string()))?;
+        let glob = build_glob(pattern).map_err(|error| Error::invalid("glob", error.to_string()))?;
         Ok(Self::of(Names::Glob(Box::new(glob.compile_matcher()))))
     }
 
@@ -150,8 +174,8 @@ impl Filter {
         Self::of(Names::Predicate(Arc::new(predicate)))
     }
 
-    /// What one of `filters` wants; at least one. Those of exact names are looked up: if there are no others, an event of a
-    /// database that none of them names costs nothing, however many they are. A database that several of them want is
+    /// What one of `filters` wants; at least one. Unless one of them is a predicate or wants everything, an event of
+    /// a database that none of them matches costs nothing, however many they are. A database that several of them want is
     /// delivered once, and [`Delivery::wanted_by`](super::Delivery::wanted_by) says which do.
     ///
     /// Fails with [`Error::Invalid`] if there is none, or one names design documents: name them for the whole.
@@ -199,12 +223,12 @@ impl Filter {
 
     /// Whether a row has something for a subscriber that knows everything up to `since`. Which design documents it tells of
     /// is not looked at.
-    pub(super) fn passes(&self, row: &Notification, since: Sequence) -> bool {
+    pub(super) fn passes(&self, row: &Notification, since: &Cursor) -> bool {
         self.matches(row, since) && self.wants(row, since)
     }
 
     /// Whether a row is of a database that is wanted.
-    fn matches(&self, row: &Notification, since: Sequence) -> bool {
+    fn matches(&self, row: &Notification, since: &Cursor) -> bool {
         let name = row.name.as_str();
         match &self.names {
             Names::All => true,
@@ -226,27 +250,55 @@ impl Filter {
         }
     }
 
-    /// Whether a row of one of the exact names that are wanted has something for a subscriber that knows everything up to
-    /// `since`.
-    pub(super) fn passes_exact(&self, row: &Notification, since: Sequence) -> bool {
-        // The name of a single filter was looked up. Which of a set want what of it was not.
-        (matches!(self.names, Names::Exact(_)) || self.matches(row, since)) && self.wants(row, since)
+    /// Whether every row of a database that its names match passes.
+    pub(super) fn passes_all_of_its_names(&self) -> bool {
+        self.kinds == Kinds::ALL && self.set().is_none()
     }
 
+    /// A hash of what it wants, as far as that can be told: predicates are all alike.
+    pub(super) fn hash(&self) -> u64 {
+        xxhash_rust::xxh3::xxh3_64(format!("{self:?}").as_bytes())
+    }
+
+    /// Whether it asks nothing of a row.
+    pub(super) fn passes_everything(&self) -> bool {
+        matches!(self.names, Names::All) && self.kinds == Kinds::ALL
+    }
+
+    /// By what its names are found without asking row by row, and the kinds of events of which it may want some; `None` if
+    /// everything or nothing less than a predicate decides.
+    pub(super) fn key(&self) -> Option<PatternKey> {
+        let mut atoms = BTreeSet::new();
+        self.collect_atoms(&mut atoms)
+            .then(|| PatternKey { atoms: atoms.into_iter().collect(), kinds: self.kinds })
+    }
+
+    /// Adds what its names are found by; false if they cannot be.
+    fn collect_atoms(&self, atoms: &mut BTreeSet<Atom>) -> bool {
+        match &self.names {
+            Names::All | Names::Predicate(_) => return false,
+            Names::Exact(names) => atoms.extend(names.iter().cloned().map(Atom::Exact)),
+            Names::Prefix(prefix) => drop(atoms.insert(Atom::Prefix(prefix.as_str().into()))),
+            Names::Suffix(suffix) => drop(atoms.insert(Atom::Suffix(suffix.as_str().into()))),
+            Names::Glob(glob) => drop(atoms.insert(Atom::Glob(glob.glob().glob().into()))),
+            Names::Any(set) => return set.filters.iter().all(|filter| filter.collect_atoms(atoms)),
+        }
+        true
+    }
     /// Whether a row of a database that is wanted has a kind of news that is.
-    fn wants(&self, row: &Notification, since: Sequence) -> bool {
-        self.kinds == Kinds::ALL || self.kinds_of(row, since).intersects(row.news_since(since).kinds())
+    fn wants(&self, row: &Notification, since: &Cursor) -> bool {
+        self.kinds == Kinds::ALL || self.kinds_of(row, since).intersects(row.news_since(*since).kinds())
     }
 
     /// Whether a row has a kind of news that is wanted other than of design documents.
-    pub(super) fn wants_besides_ddocs(&self, row: &Notification, since: Sequence) -> bool {
-        let (wanted, news) = (self.kinds_of(row, since), row.news_since(since).kinds());
+    pub(super) fn wants_besides_ddocs(&self, row: &Notification, since: &Cursor) -> bool {
+        let (wanted, news) = (self.kinds_of(row, since), row.news_since(*since).kinds());
         news.iter().any(|kind| kind != EventKind::DdocUpdated && wanted.contains(kind))
     }
 
     /// The kinds of events that are wanted of a row of a database that is wanted: of a set, those that one of its filters that
     /// want something of the row wants, and the whole allows.
-    fn kinds_of(&self, row: &Notification, since: Sequence) -> Kinds {
+    fn kinds_of(&self, row: &Notification, since: &Cursor) -> Kinds {
         let Some(set) = self.set() else { return self.kinds };
         let wanting = set.wanting(row, since).map(|place| set.filters[place].kinds_of(row, since));
         let kinds = wanting.fold(Kinds::NONE, |all, kinds| all | kinds);
@@ -254,7 +306,7 @@ impl Filter {
     }
 
     /// Whether a row that passes is delivered whichever design documents it tells of.
-    pub(super) fn wants_any_ddocs(&self, row: &Notification, since: Sequence) -> bool {
+    pub(super) fn wants_any_ddocs(&self, row: &Notification, since: &Cursor) -> bool {
         self.ddocs.is_none() || self.wants_besides_ddocs(row, since)
     }
 

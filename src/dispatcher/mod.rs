@@ -1,67 +1,77 @@
 //! [`Dispatcher`]: tails the feed, once per node, and fans out to subscribers in the process.
 //!
-//! # How
+//! # One path
 //!
-//! One task ([`tail`]) reads the feed and puts what it reads into a [`ring::Ring`] of recent batches. Subscribers of
-//! everything and of patterns walk the ring, each with a cursor of its own; a row is shared, never copied, and a batch
-//! wakes each walker once. Subscribers of exact names are looked up in a map instead: each has one slot per name, which
-//! holds the newest row, so an event costs what its matching subscribers cost, whatever the number of the others
-//! ([`registry`]).
+//! One task ([`tail`]) reads the feed and puts what it reads, in batches, into a [`ring`]. Each batch is matched once: every pattern
+//! that subscribers have ([`patterns`]) has a [`log`] of the rows that it matches, found by the names of the rows, whatever the
+//! number of patterns. A subscriber is a cursor ([`reader`]): on the log of its pattern, or on the ring itself if it wants
+//! everything or asks row by row. It is woken once for what the tail has read at once, reads by reference, and walks only its own rows; so one that is not
+//! matched costs nothing, and is never behind.
 //!
-//! # Lagging
-//!
-//! The ring is bounded. A subscriber that falls behind it reads the feed itself, from its cursor, until it has caught up.
-//! The feed has one row per database, so this is bounded and complete, and a slow subscriber costs no memory and slows
-//! nobody. What a subscriber is told is always derived from a row and *its own* cursor, so it is right after a thousand
-//! coalesced updates as well as after one.
+//! A subscriber whose oldest waiting row has left the ring reads the feed from its cursor, as all do at their start and after a
+//! restart. The feed has one row per database, so this is bounded and complete, and a slow subscriber slows nobody. What a
+//! subscriber is delivered is always derived from a row and *its own* cursor.
 //!
 //! # Memory
 //!
-//! The ring holds at most [`DispatcherOptions::ring_rows_max`] rows and one batch; the slots, one row per subscriber and
-//! exact name. A subscriber of everything or of a pattern holds no more than
-//! [`DispatcherOptions::catch_up_rows_max`] rows of the ring or of the feed, or 256 rows of a round, however much it has still
-//! to be told: its backlog is the feed.
+//! The ring holds at most [`DispatcherOptions::ring_rows_max`] rows and one batch, and a number per row and pattern that it
+//! matches. A subscriber holds no more than a batch of [`DispatcherOptions::catch_up_rows_max`] rows, or a round of 256 databases,
+//! however much it has still to be delivered: its backlog is the feed.
 //!
 //! # Restarts
 //!
-//! Who has subscribed is known apart from the tail: a tail that panics is begun anew where it was, and a dispatcher that
+//! Who has subscribed is known apart from the tail: a tail that panics is started again where it was, and a dispatcher that
 //! is suspended ([`Dispatcher::suspend`]) and resumed goes on for the same subscribers.
 
+mod autosave;
+mod barrier;
+mod batch;
 mod callback;
 mod delivery;
 mod fanout;
 mod filter;
 mod listener;
+mod log;
+mod mirror;
 mod pace;
-mod registry;
+mod patterns;
+mod reader;
 mod ring;
-mod slots;
 mod subscribe;
 mod subscription;
+mod sync;
 mod tail;
-mod wake;
-mod walker;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::{
+        Arc, RwLock,
+        atomic::{AtomicBool, AtomicU64},
+    },
+    time::Duration,
+};
 
+use dashmap::DashMap;
 use tokio::{sync::Semaphore, task::JoinHandle};
 
 pub use self::{
+    batch::{DeliveryBatch, Iter as DeliveryIter},
     callback::CallbackHandle,
-    delivery::{Delivery, Interruption},
+    delivery::{Delivery, DeliveryRef, Interruption},
     fanout::Fanout,
     filter::Filter,
     listener::{
         CastError, Listen, Listener, ListenerHandle, Message, Missed, Next, Parent, RestartPolicy,
         StopReason, Supervised, Supervision, SupervisionEvents,
     },
-    registry::SubscriberId,
-    subscribe::{Since, Subscribe},
-    subscription::Subscription,
+    mirror::{Mirror, MirrorView},
+    subscribe::Subscribe,
+    subscription::{BatchSubscription, Subscription},
 };
 use self::{
     listener::{Events, Listeners},
-    registry::Registry,
+    log::{Log, SubscriberState},
+    patterns::Patterns,
     ring::Ring,
 };
 use crate::{
@@ -125,6 +135,16 @@ impl DispatcherOptions {
     }
 }
 
+/// Which subscriber of a dispatcher.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SubscriberId(u64);
+
+impl fmt::Display for SubscriberId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
 /// What the tail and the subscribers share.
 #[derive(Debug)]
 pub(crate) struct Shared {
@@ -134,12 +154,22 @@ pub(crate) struct Shared {
     feed: NotificationFeed,
     /// The recent batches.
     ring: Ring,
-    /// Subscribers of exact names.
-    registry: Registry,
-    /// Limits how many lagging subscribers read the feed at once.
-    catch_ups: Semaphore,
-    /// The most rows that one of them reads at once.
-    catch_up_rows_max: usize,
+    /// The log of those who walk the ring.
+    everything: Log,
+    /// The patterns of all others.
+    patterns: Patterns,
+    /// Held to write while a batch is matched, and to read while a pattern is added.
+    matching: RwLock<()>,
+    /// All subscribers.
+    subscribers: DashMap<SubscriberId, Arc<SubscriberState>>,
+    /// The id of the next one.
+    next_id: AtomicU64,
+    /// Whether all were closed.
+    is_closed: AtomicBool,
+    /// Limits how many subscribers read the feed at once.
+    turns: Semaphore,
+    /// The most rows that one of them reads at once, and of a batch of the ring.
+    batch_rows_max: usize,
     /// The supervised subscribers.
     listeners: Listeners,
     /// What becomes of them.
@@ -252,6 +282,26 @@ impl Dispatcher {
         self.fanout.shared().events.listen()
     }
 
+    /// A mirror of the living databases that `filter` matches. Fails with [`Error::Invalid`] if it does not want all kinds of
+    /// events.
+    pub fn mirror(&self, filter: Filter) -> Result<Mirror> {
+        Mirror::start(self.fanout.shared(), filter)
+    }
+
+    /// A freshness barrier: waits until every event that was committed at the version `version` or before
+    /// ([`Versionstamp::version`](crate::Versionstamp::version) of the commit) is folded, and the tail has handed out its row.
+    /// Returns a position: whoever has worked on everything up to there knows all of these events
+    /// ([`ListenerHandle::reached`], [`Mirror::reached`]).
+    ///
+    /// It takes notifiers at work, and waits for as long as there are none. While it waits it reads the store every few
+    /// milliseconds, the rows of databases with events that were not folded when it began.
+    ///
+    /// Fails with [`Error::Invalid`] if the version is ahead of the store, and with [`Error::NoSubscriber`] if the dispatcher ends
+    /// before.
+    pub async fn reached(&self, version: u64) -> Result<Sequence> {
+        self.fanout.shared().reached(version).await
+    }
+
     /// Up to where the tail has read the feed.
     pub fn position(&self) -> Sequence {
         self.fanout.position()
@@ -264,7 +314,7 @@ impl Dispatcher {
 
     /// How many subscriptions name the database `name` exactly.
     pub fn subscribers_of(&self, name: &DbName) -> usize {
-        self.fanout.shared().registry.listed(name.as_str())
+        self.fanout.shared().patterns.subscribers_of(name.as_str())
     }
 
     /// What the roles share.

@@ -29,17 +29,6 @@ impl Pace {
         Self { every, env: env.clone(), began: None, pause: None }
     }
 
-    /// The same pace for another source of deliveries, with the pause that is under way.
-    pub fn take(&mut self) -> Self {
-        let mut taken =
-            Self { every: self.every, env: self.env.clone(), began: None, pause: self.pause.take() };
-        if let Some(began) = self.began.take() {
-            taken.began = Some(began);
-            taken.end();
-        }
-        taken
-    }
-
     /// Completes when a round may begin.
     pub fn poll_open(&mut self, context: &mut Context<'_>) -> Poll<()> {
         if let Some(pause) = &mut self.pause {
@@ -57,7 +46,7 @@ impl Pace {
     /// The round has ended, if one was under way.
     pub fn end(&mut self) {
         let Some(began) = self.began.take() else { return };
-        let left = (began + self.every).saturating_sub(self.env.now());
+        let left = began.saturating_add(self.every).saturating_sub(self.env.now());
         self.pause = (!left.is_zero()).then(|| self.env.sleep(left));
     }
 }

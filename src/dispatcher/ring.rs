@@ -1,44 +1,44 @@
-//! [`Ring`]: the recent batches of the tail, in memory, shared by all that walk it.
+//! [`Ring`]: the recent batches of the tail, in memory, shared by all subscribers.
+//!
+//! Each row that is put into the ring gets the next number. A place in the ring is a number: that of the first row after it.
 //!
 //! # Invariants
 //!
 //! 1. The batches hold all rows between the two ends of the ring, the second of which is the position of the tail:
 //!    between two batches, and after the last one, there was nothing to read.
 //! 2. A batch holds every row of the feed between its ends that had no newer row when it was read. Of a row that had one,
-//!    the events are told by the newer one: in the same batch if that is complete, else in a later one.
+//!    the events are delivered by the newer one: in the same batch if that is complete, else in a later one.
+//! 3. The end moves only after every log has the rows before it: [`Ring::push`], then the logs, then [`Ring::settle`].
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, RwLock, RwLockReadGuard},
+    sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
 };
 
-use tokio::sync::watch;
+use super::{batch::Batch, log::Found, patterns::Pattern};
+use crate::{
+    cursor::{Cursor, Knowledge},
+    encoding::Sequence,
+    notification::Notification,
+};
 
-use super::wake;
-use crate::{encoding::Sequence, notification::Notification};
-
-/// A part of the feed, as the tail or a lagging subscriber has read it.
-#[derive(Debug)]
-pub(super) struct Batch {
-    /// The rows, in order, each after `from` and not after `to`.
-    pub rows: Vec<Arc<Notification>>,
-    /// Where the batch begins.
-    pub from: Sequence,
-    /// Where it ends.
-    pub to: Sequence,
-    /// Whether it ends at the end of what there was to read, so that who has walked it knows all that happened up to
-    /// there.
-    pub is_complete: bool,
+/// Where the ring ends.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct End {
+    /// The number of the next row.
+    pub place: u64,
+    /// Where a subscriber stands that knew everything before and was delivered all that it wanted of the ring.
+    pub cursor: Cursor,
 }
 
-/// What follows a cursor.
-pub(super) enum Next {
-    /// The batch that holds what comes after it.
-    Batch(Arc<Batch>),
-    /// Nothing yet. Whoever has walked so far knows everything up to the position that is given.
-    UpToDate(Sequence),
-    /// The ring no longer holds it; the oldest position that it does hold is given.
-    Behind(Sequence),
+/// What has become of a batch that was put into the ring.
+pub(super) struct Pushed {
+    /// The number of its first row.
+    pub first: u64,
+    /// The number of the first row that is left in the ring.
+    pub begin: u64,
+    /// Patterns of whose rows some have left.
+    pub pruned: Vec<Arc<Pattern>>,
 }
 
 /// The recent batches.
@@ -48,202 +48,155 @@ pub(super) struct Ring {
     batches: RwLock<Batches>,
     /// The most rows that they hold together.
     rows_max: usize,
-    /// Counts how often the walkers were woken, and wakes them; `None` once the ring is closed.
-    pushed: watch::Sender<Option<u64>>,
+}
+
+/// A batch in the ring.
+#[derive(Debug)]
+struct Slot {
+    /// The number of its first row.
+    first: u64,
+    /// The batch.
+    batch: Arc<Batch>,
+    /// The patterns that match one of its rows.
+    patterns: Vec<Arc<Pattern>>,
 }
 
 /// The part of a ring behind its lock.
 #[derive(Debug)]
 struct Batches {
-    /// The batches, oldest first.
-    queue: VecDeque<Arc<Batch>>,
-    /// Their rows together.
-    rows: usize,
-    /// Where the oldest begins.
-    from: Sequence,
-    /// Where the newest ends.
+    /// The batches, oldest first, all with rows.
+    queue: VecDeque<Slot>,
+    /// Where the oldest begins: the number of its first row, and the position before it.
+    begin: (u64, Sequence),
+    /// The number of the next row to be put in.
+    next: u64,
+    /// Up to where the tail has read.
     to: Sequence,
-    /// Where the newest ends after which there was nothing more to read.
+    /// Up to where it had read when there was nothing more to read.
     complete_to: Sequence,
+    /// Where the ring ends for subscribers.
+    end: End,
 }
 
 impl Batches {
-    /// None, at `at`.
-    fn empty(at: Sequence) -> Self {
-        Self { queue: VecDeque::new(), rows: 0, from: at, to: at, complete_to: at }
+    /// The cursor of a subscriber that was delivered everything.
+    fn cursor(&self) -> Cursor {
+        Cursor::resumed(Knowledge::UpTo(self.complete_to), self.to, self.to)
+    }
+
+    /// The batch that has the row with this number, and the number of its first row.
+    fn batch_of(&self, number: u64) -> Option<(u64, Arc<Batch>)> {
+        let after = self.queue.partition_point(|slot| slot.first <= number);
+        let slot = self.queue.get(after.checked_sub(1)?)?;
+        (number < slot.first + slot.batch.rows.len() as u64).then(|| (slot.first, Arc::clone(&slot.batch)))
     }
 }
 
 impl Ring {
     /// An empty ring at `start`.
     pub fn new(start: Sequence, rows_max: usize) -> Self {
-        let batches = Batches::empty(start);
-        Self { batches: RwLock::new(batches), rows_max, pushed: watch::Sender::new(Some(0)) }
+        let batches = Batches {
+            queue: VecDeque::new(),
+            begin: (0, start),
+            next: 0,
+            to: start,
+            complete_to: start,
+            end: End { place: 0, cursor: start.into() },
+        };
+        Self { batches: RwLock::new(batches), rows_max }
     }
 
     /// The batches. No holder of the lock can panic with them half changed.
     fn read(&self) -> RwLockReadGuard<'_, Batches> {
-        self.batches.read().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.batches.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Appends a batch, which begins where the ring ends, and drops the oldest ones above the limit. A batch without rows
-    /// only moves the end, and takes up no room. Nobody is woken.
-    pub fn push(&self, batch: Arc<Batch>) {
-        let mut batches = self.batches.write().unwrap_or_else(std::sync::PoisonError::into_inner);
-        assert_eq!(batches.to, batch.from, "batches follow each other without a gap");
+    /// The batches, to be changed.
+    fn write(&self) -> RwLockWriteGuard<'_, Batches> {
+        self.batches.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Rows that follow the last batch, up to `to`, as a batch; `is_complete` if there was nothing more to read after them.
+    pub fn batch(&self, rows: Vec<Arc<Notification>>, to: Sequence, is_complete: bool) -> Batch {
+        Batch::new(rows, self.read().complete_to.into(), to, is_complete)
+    }
+
+    /// Appends a batch, some of whose rows match `patterns`, and drops the oldest ones above the limit. One caller at a time.
+    pub fn push(&self, batch: &Arc<Batch>, patterns: Vec<Arc<Pattern>>) -> Pushed {
+        let mut batches = self.write();
+        let first = batches.next;
         batches.to = batch.to;
         if batch.is_complete {
             batches.complete_to = batch.to;
         }
         if !batch.rows.is_empty() {
-            batches.rows += batch.rows.len();
-            batches.queue.push_back(batch);
+            batches.next += batch.rows.len() as u64;
+            batches.queue.push_back(Slot { first, batch: Arc::clone(batch), patterns });
         }
-        while batches.queue.len() > 1 && batches.rows > self.rows_max {
+        let mut pruned = Vec::new();
+        while batches.queue.len() > 1 && batches.next - batches.begin.0 > self.rows_max as u64 {
             let oldest = batches.queue.pop_front().expect("there are at least two");
-            batches.rows -= oldest.rows.len();
-            batches.from = oldest.to;
+            batches.begin = (oldest.first + oldest.batch.rows.len() as u64, oldest.batch.to);
+            pruned.extend(oldest.patterns);
         }
+        Pushed { first, begin: batches.begin.0, pruned }
     }
 
-    /// Goes on at `to`, without what lies between: whoever has not walked so far is behind. Nobody is woken.
-    pub fn skip_to(&self, to: Sequence) {
-        let mut batches = self.batches.write().unwrap_or_else(std::sync::PoisonError::into_inner);
-        *batches = Batches::empty(to);
+    /// Moves the end of the ring behind all that was pushed. All logs have it.
+    pub fn settle(&self) {
+        let mut batches = self.write();
+        batches.end = End { place: batches.next, cursor: batches.cursor() };
     }
 
-    /// Wakes the walkers, once all that they are woken for is done. Whether all were: if the waker of one panics, others are
-    /// left asleep.
-    pub fn wake(&self) -> bool {
-        wake::guarded(|| self.pushed.send_modify(|count| *count = count.map(|count| count.wrapping_add(1))))
+    /// Goes on at `to`, without what lies between. Returns the number of the next row: whoever stands before it is behind.
+    pub fn skip_to(&self, to: Sequence) -> u64 {
+        let mut batches = self.write();
+        batches.queue.clear();
+        // A number is left out, so that who stood at the end is behind as well.
+        batches.next += 1;
+        (batches.to, batches.complete_to, batches.begin) = (to, to, (batches.next, to));
+        batches.next
     }
 
-    /// What follows `cursor`.
-    pub fn after(&self, cursor: Sequence) -> Next {
+    /// Where the ring ends.
+    pub fn end(&self) -> End {
+        self.read().end
+    }
+
+    /// Where the ring begins: the oldest place in it, and the position before it.
+    pub fn begin(&self) -> (u64, Sequence) {
+        self.read().begin
+    }
+
+    /// The batch that has the row with this number, and the number of its first row; `None` if it has left the ring or is not in
+    /// it yet.
+    pub fn batch_of(&self, number: u64) -> Option<(u64, Arc<Batch>)> {
+        self.read().batch_of(number)
+    }
+
+    /// [`Ring::batch_of`] for a subscriber of everything; what [`Log::read`](super::log::Log::read) would say if it is `None`.
+    pub fn read_from(&self, place: u64) -> Result<(u64, Arc<Batch>), Found> {
         let batches = self.read();
-        if cursor < batches.from {
-            return Next::Behind(batches.from);
+        if place < batches.begin.0 {
+            return Err(Found::Behind);
         }
-        let place = batches.queue.partition_point(|batch| batch.to <= cursor);
-        match batches.queue.get(place) {
-            Some(batch) => Next::Batch(Arc::clone(batch)),
-            None => Next::UpToDate(batches.complete_to),
-        }
+        batches.batch_of(place).ok_or(Found::Nothing)
     }
 
-    /// All batches that follow `cursor`, and the position up to which whoever has walked them knows everything; or what
-    /// [`Ring::after`] says.
-    pub fn all_after(&self, cursor: Sequence) -> Result<(Vec<Arc<Batch>>, Sequence), Next> {
+    /// The place after all rows up to `position`; `None` if rows after it have left the ring. For a position ahead of the ring
+    /// it is where the ring ends if `may_be_ahead`.
+    pub fn place_after(&self, position: Sequence, may_be_ahead: bool) -> Option<u64> {
         let batches = self.read();
-        if cursor < batches.from {
-            return Err(Next::Behind(batches.from));
+        if position < batches.begin.1 || (position > batches.to && !may_be_ahead) {
+            return None;
         }
-        let place = batches.queue.partition_point(|batch| batch.to <= cursor);
-        let found = batches.queue.range(place..).take_while(|batch| batch.to <= batches.complete_to);
-        let found: Vec<_> = found.cloned().collect();
-        if found.is_empty() {
-            Err(Next::UpToDate(batches.complete_to))
-        } else {
-            Ok((found, batches.complete_to))
-        }
+        let after = batches.queue.partition_point(|slot| slot.batch.to <= position);
+        let Some(slot) = batches.queue.get(after) else { return Some(batches.next) };
+        Some(slot.first + slot.batch.rows.partition_point(|row| row.sequence <= position) as u64)
     }
 
-    /// Where the newest batch ends.
+    /// Up to where the tail has read.
     pub fn position(&self) -> Sequence {
         self.read().to
-    }
-
-    /// Whether there was nothing more to read after the newest batch.
-    pub fn is_complete(&self) -> bool {
-        let batches = self.read();
-        batches.to == batches.complete_to
-    }
-
-    /// Wakes at every push.
-    pub fn pushes(&self) -> watch::Receiver<Option<u64>> {
-        self.pushed.subscribe()
-    }
-
-    /// Ends the walkers once they have walked what there is. Says what [`Ring::wake`] does.
-    pub fn close(&self) -> bool {
-        wake::guarded(|| _ = self.pushed.send_replace(None))
-    }
-
-    /// Whether the ring is closed.
-    pub fn is_closed(&self) -> bool {
-        self.pushed.borrow().is_none()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::encoding::{Incarnation, Versionstamp};
-
-    fn at(version: u64) -> Sequence {
-        Sequence::new(Incarnation(0), Versionstamp::new(version, 0), 0)
-    }
-
-    fn batch(from: u64, to: u64, rows: usize) -> Arc<Batch> {
-        let row = Arc::new(crate::notification::tests::row(at(to)));
-        let rows = (0..rows).map(|_| Arc::clone(&row)).collect();
-        Arc::new(Batch { rows, from: at(from), to: at(to), is_complete: true })
-    }
-
-    #[test]
-    fn a_cursor_finds_its_batch_or_learns_that_it_is_behind() {
-        let ring = Ring::new(at(10), 4);
-        assert!(matches!(ring.after(at(10)), Next::UpToDate(_)));
-        assert!(matches!(ring.after(at(9)), Next::Behind(from) if from == at(10)));
-        ring.push(batch(10, 20, 2));
-        ring.push(batch(20, 30, 2));
-        assert!(matches!(ring.after(at(10)), Next::Batch(found) if found.to == at(20)));
-        assert!(matches!(ring.after(at(25)), Next::Batch(found) if found.to == at(30)));
-        ring.push(batch(30, 40, 1));
-        assert!(matches!(ring.after(at(15)), Next::Behind(from) if from == at(20)));
-        assert!(matches!(ring.after(at(20)), Next::Batch(found) if found.to == at(30)));
-        assert!(matches!(ring.after(at(40)), Next::UpToDate(_)));
-    }
-
-    #[test]
-    fn a_batch_larger_than_the_ring_is_kept_alone() {
-        let ring = Ring::new(at(10), 1);
-        ring.push(batch(10, 20, 5));
-        assert!(matches!(ring.after(at(10)), Next::Batch(_)));
-        ring.push(batch(20, 30, 1));
-        assert!(matches!(ring.after(at(10)), Next::Behind(_)));
-    }
-
-    #[test]
-    fn what_is_not_complete_is_not_known() {
-        let ring = Ring::new(at(10), 10);
-        let part = |from, to, is_complete| {
-            Arc::new(Batch { is_complete, ..Arc::into_inner(batch(from, to, 1)).unwrap() })
-        };
-        ring.push(part(10, 20, true));
-        ring.push(part(20, 30, false));
-        assert!(matches!(ring.after(at(30)), Next::UpToDate(known) if known == at(20)));
-        let (batches, known) = ring.all_after(at(10)).ok().unwrap();
-        assert_eq!((batches.len(), known), (1, at(20)));
-        assert!(matches!(ring.all_after(at(20)), Err(Next::UpToDate(known)) if known == at(20)));
-        ring.push(part(30, 40, true));
-        let (batches, known) = ring.all_after(at(20)).ok().unwrap();
-        assert_eq!((batches.len(), known), (2, at(40)));
-        ring.push(batch(40, 50, 0));
-        assert!(matches!(ring.after(at(40)), Next::UpToDate(known) if known == at(50)));
-    }
-
-    #[test]
-    fn empty_batches_move_the_end_and_nothing_else() {
-        let ring = Ring::new(at(10), 2);
-        ring.push(batch(10, 20, 2));
-        for n in 2..10 {
-            ring.push(batch(n * 10, n * 10 + 10, 0));
-        }
-        assert_eq!(ring.position(), at(100));
-        assert!(matches!(ring.after(at(10)), Next::Batch(found) if found.to == at(20)));
-        assert!(matches!(ring.after(at(20)), Next::UpToDate(_)));
-        ring.push(batch(100, 110, 1));
-        assert!(matches!(ring.after(at(20)), Next::Batch(found) if found.to == at(110)));
     }
 }

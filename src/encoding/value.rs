@@ -61,7 +61,7 @@ impl<'a> Reader<'a> {
 
     /// The next 13 bytes as a sequence.
     pub fn sequence(&mut self) -> Result<Sequence> {
-        Sequence::from_bytes(self.take(Sequence::ZERO.as_bytes().len())?)
+        Sequence::from_bytes(self.take(Sequence::MIN.as_bytes().len())?)
     }
 
     /// Text of a 2-byte length and as many bytes of UTF-8.

@@ -3,11 +3,12 @@
 use std::{fmt, marker::PhantomData, sync::Arc};
 
 use super::{
-    Cursor, NewTopology, RawFeed, Resharded, ShardReader, TopologyEntry,
+    NewTopology, RawFeed, Resharded, ShardReader, TopologyEntry,
     reader::{StoredPage, StoredRow},
 };
 use crate::{
     context::Context,
+    cursor::Cursor,
     encoding::Sequence,
     error::{Error, Result},
     keys::{FeedId, RowSpace, ShardId},
@@ -40,7 +41,7 @@ pub struct FeedPage<R> {
     ///
     /// While there is more to read, this is no position up to which everything is known: a row that a later page will bring
     /// may have superseded one before it. So derive what is new in the rows of all pages from where the first page began
-    /// ([`Cursor::since`]), until one has no more after it.
+    /// ([`Cursor::knowledge`]), until one has no more after it.
     pub to: Sequence,
     /// Where the next page begins.
     pub next: Cursor,
@@ -98,7 +99,7 @@ impl<R: FeedRow> Feed<R> {
     }
 
     /// The rows after `cursor`, at most `limit` (1 to 10,000), in the order of their sequences over all shards and all
-    /// topologies. Begin at a sequence, such as [`Sequence::ZERO`], and go on at [`FeedPage::next`]: each page is read in a
+    /// topologies. Begin at [`Cursor::NOTHING`] or behind a sequence, and go on at [`FeedPage::next`]: each page is read in a
     /// transaction of its own, so a backlog may take as long as it takes. A row that is superseded meanwhile comes later, in
     /// its new place.
     ///
@@ -188,7 +189,8 @@ impl<R: FeedRow> Feed<R> {
     /// read for the first time, which then fails with [`Error::NoShard`]: ask again.
     ///
     /// Fails as [`Feed::page`] does.
-    pub async fn topology_at(&self, since: Sequence) -> Result<TopologyEntry> {
+    pub async fn topology_at(&self, since: impl Into<Cursor>) -> Result<TopologyEntry> {
+        let since = since.into();
         self.context.db.run(async |tx| self.raw().topology_at(&tx, since).await).await
     }
 
@@ -245,7 +247,7 @@ impl<R: FeedRow> Feed<R> {
         let feed = self.raw();
         let read = async |tx| {
             let space = feed.space_of_shard(&tx, shard).await?;
-            Ok((feed.last_readable(&tx).await?, space.map(|space| (space, Sequence::ZERO))))
+            Ok((feed.last_readable(&tx).await?, space.map(|space| (space, Sequence::MIN))))
         };
         let (last, space) = self.context.db.run(read).await?;
         self.count(Vec::from_iter(space), last).await

@@ -18,7 +18,6 @@
 //! 2. An id's shard follows from its sequence and the history, so it is stored nowhere.
 //! 3. Shard ids are taken from the current entry, which is never dropped, so that none is used again.
 
-mod cursor;
 mod handle;
 mod merge;
 mod pulse;
@@ -28,12 +27,6 @@ mod shard_reader;
 mod topology;
 mod writer;
 
-pub use self::{
-    cursor::Cursor,
-    handle::{Feed, FeedPage, FeedRow, PAGE_ROWS_MAX, ShardPage},
-    shard_reader::{ShardEvent, ShardReader},
-    topology::{Resharded, TopologyEntry},
-};
 pub(crate) use self::{
     handle::SHARDS_READ_AT_ONCE,
     pulse::{Look, Probe, Pulse},
@@ -41,6 +34,11 @@ pub(crate) use self::{
     reshard::NewTopology,
     topology::Topology,
     writer::{FeedWriter, append},
+};
+pub use self::{
+    handle::{Feed, FeedPage, FeedRow, PAGE_ROWS_MAX, ShardPage},
+    shard_reader::{ShardEvent, ShardReader},
+    topology::{Resharded, TopologyEntry},
 };
 use crate::{context::Context, keys::FeedId};
 

@@ -4,11 +4,12 @@ use bytes::Bytes;
 use futures_util::future::try_join_all;
 
 use super::{
-    Cursor, RawFeed, Topology, TopologyEntry,
+    RawFeed, Topology, TopologyEntry,
     merge::{Direction, merged},
     topology::{Resharded, space_of},
 };
 use crate::{
+    cursor::Cursor,
     encoding::Sequence,
     error::{Error, Result},
     keys::{RowSpace, ShardId, TopologyRow},
@@ -63,7 +64,7 @@ impl<'a> RawFeed<'a> {
     /// The oldest position from which a reader misses nothing.
     pub async fn horizon(self, tx: &Transaction, isolation: Isolation) -> Result<Sequence> {
         let stored = tx.get(&self.context.keys.horizon(self.id), isolation).await?;
-        stored.map_or(Ok(Sequence::ZERO), |stored| Sequence::from_bytes(&stored))
+        stored.map_or(Ok(Sequence::MIN), |stored| Sequence::from_bytes(&stored))
     }
 
     /// The last sequence that `tx` can see, the topology, and the cursor of a reader that has begun. Fails if the reader is
@@ -98,9 +99,9 @@ impl<'a> RawFeed<'a> {
     }
 
     /// The shards that were live at `since`, which is checked as that of a reader.
-    pub async fn topology_at(self, tx: &Transaction, since: Sequence) -> Result<TopologyEntry> {
-        let (_, topology, _) = self.begin(tx, since.into()).await?;
-        Ok(topology.at(since).into())
+    pub async fn topology_at(self, tx: &Transaction, since: Cursor) -> Result<TopologyEntry> {
+        let (_, topology, _) = self.begin(tx, since).await?;
+        Ok(topology.at(since.position()).into())
     }
 
     /// The rows of all shards after `cursor`, at most `limit`, in one total order. All shards are read at the read version of
@@ -125,11 +126,11 @@ impl<'a> RawFeed<'a> {
 
     /// The rows of all shards before `before`, at most `limit`, newest first.
     pub async fn page_before(self, tx: &Transaction, before: Sequence, limit: usize) -> Result<StoredPage> {
-        let (last, topology, _) = self.begin(tx, Sequence::ZERO.into()).await?;
-        let bounds = (Sequence::ZERO, last.min(before.before()));
+        let (last, topology, _) = self.begin(tx, Cursor::NOTHING).await?;
+        let bounds = (Sequence::MIN, last.min(before.before()));
         let entries = topology.entries().iter().rev().filter(|entry| entry.first <= bounds.1);
         let (rows, more) = self.rows_of(tx, entries, bounds, limit, Direction::Descending).await?;
-        let to = rows.last().filter(|_| more).map_or(Sequence::ZERO, |row| row.sequence);
+        let to = rows.last().filter(|_| more).map_or(Sequence::MIN, |row| row.sequence);
         Ok(StoredPage { rows, next: to.into(), more })
     }
 
@@ -263,7 +264,7 @@ impl<'a> RawFeed<'a> {
         let topology = self.topology(tx).await?;
         for entry in topology.entries().iter().rev() {
             let newest = self.spaces(entry).map(async |space| {
-                let read = RangeRead::new(space.rows(Sequence::ZERO, Sequence::MAX)).limit(1).reverse();
+                let read = RangeRead::new(space.rows(Sequence::MIN, Sequence::MAX)).limit(1).reverse();
                 let page = tx.get_range(&read, Isolation::Snapshot).await?;
                 page.rows.first().map(|(key, _)| space.sequence(key)).transpose()
             });
@@ -273,6 +274,22 @@ impl<'a> RawFeed<'a> {
             }
         }
         Ok(None)
+    }
+
+    /// The newest rows of `ids` after `cursor`, in the order of their sequences, and the last sequence that `tx` can see. Fails
+    /// as [`RawFeed::page`] does.
+    pub async fn newest_after(
+        self,
+        tx: &Transaction,
+        ids: impl Iterator<Item = &[u8]>,
+        cursor: Cursor,
+    ) -> Result<(Vec<StoredRow>, Sequence)> {
+        let (last, topology, cursor) = self.begin(tx, cursor).await?;
+        let found = try_join_all(ids.map(|id| self.newest_of(tx, &topology, id))).await?;
+        let mut rows: Vec<_> =
+            found.into_iter().flatten().filter(|row| row.sequence > cursor.position()).collect();
+        rows.sort_unstable_by_key(|row| row.sequence);
+        Ok((rows, last))
     }
 
     /// The newest row of `id`, if it has one and the feed keeps track of it.

@@ -62,7 +62,7 @@ impl RawFeed<'_> {
     pub async fn create(self, tx: &Transaction, new: &NewTopology) -> Result<()> {
         let scheme = new.scheme.unwrap_or(SchemeId::ID);
         self.context.schemes.check(scheme)?;
-        let row = new.row(Sequence::ZERO, ShardId(1), scheme);
+        let row = new.row(Sequence::MIN, ShardId(1), scheme);
         if self.is_new(tx, &row, None).await? {
             tx.set(&self.context.keys.topology(self.id, row.first), &row.to_bytes());
         }
@@ -83,8 +83,8 @@ impl RawFeed<'_> {
             return Err(Error::invalid("legacy prefix", "keys of the bus itself start with it"));
         }
         let layout = Layout::Legacy(Bytes::copy_from_slice(prefix));
-        let legacy = TopologyRow { first: Sequence::ZERO, closed: false, token: new.token, layout };
-        let second = new.row(Sequence::ZERO, legacy.next_shard(), scheme);
+        let legacy = TopologyRow { first: Sequence::MIN, closed: false, token: new.token, layout };
+        let second = new.row(Sequence::MIN, legacy.next_shard(), scheme);
         if self.is_new(tx, &legacy, Some(&second)).await? {
             self.succeed(tx, &legacy, new, scheme);
         }
@@ -145,7 +145,7 @@ impl RawFeed<'_> {
         if is_on(Bug::ShardIdsUsedAgain) {
             first_shard.0 -= 1;
         }
-        let next = new.row(Sequence::ZERO, first_shard, scheme);
+        let next = new.row(Sequence::MIN, first_shard, scheme);
         let operand = keys.next_topology(self.id, self.context.config.incarnation);
         tx.atomic(AtomicOp::SetVersionstampedKey, &operand, &next.to_bytes());
         if self.id.instance().is_none() {

@@ -1,7 +1,8 @@
 //! [`ShardReader`]: reads one shard to its end.
 
-use super::{Cursor, Feed, FeedPage, FeedRow, Resharded};
+use super::{Feed, FeedPage, FeedRow, Resharded};
 use crate::{
+    cursor::Cursor,
     error::{Error, Result},
     keys::ShardId,
 };
@@ -20,12 +21,12 @@ pub enum ShardEvent<R> {
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
-/// use notibus::{Bus, BusOptions, Sequence, ShardEvent, store::Database};
+/// use notibus::{Bus, BusOptions, Cursor, ShardEvent, store::Database};
 ///
 /// let bus = Bus::open(&Database::memory(), BusOptions { shards: 2, ..BusOptions::default() }).await?;
 /// let feed = bus.feed();
-/// let live = feed.topology_at(Sequence::ZERO).await?;
-/// let mut reader = feed.shard_reader(live.shards[0], Sequence::ZERO);
+/// let live = feed.topology_at(Cursor::NOTHING).await?;
+/// let mut reader = feed.shard_reader(live.shards[0], Cursor::NOTHING);
 /// assert!(reader.try_next().await?.is_none(), "nothing yet");
 ///
 /// feed.reshard(8, None).await?;

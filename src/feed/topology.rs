@@ -172,7 +172,7 @@ mod tests {
 
     fn entry(version: u64, first: u64, count: u32, closed: bool) -> TopologyRow {
         let layout = Layout::Sharded { scheme: 1, first: ShardId(first), count };
-        let first = if version == 0 { Sequence::ZERO } else { at(version) };
+        let first = if version == 0 { Sequence::MIN } else { at(version) };
         TopologyRow { first, closed, token: [0; 16], layout }
     }
 

@@ -6,9 +6,10 @@ use std::{
     time::Duration,
 };
 
-use super::{Group, GroupOptions, GroupStart};
+use super::{Group, GroupOptions};
 use crate::{
     bugs::{Bug, is_on},
+    cursor::Start,
     encoding::Sequence,
     env::Env,
     error::{Error, Result},
@@ -28,7 +29,7 @@ impl<R> Group<R> {
     /// Creates the group, unless it is there; then nothing is changed. Returns whether it was created. Every process of a group
     /// can call it when it starts.
     ///
-    /// Where it starts is stored with it: with [`GroupStart::Now`] the first row after this is delivered, whoever reads when.
+    /// Where it starts is stored with it: with [`Start::Now`] the first row after this is delivered, whoever reads when.
     ///
     /// # Errors
     ///
@@ -43,7 +44,7 @@ impl<R> Group<R> {
     async fn create_in(
         &self,
         tx: &Transaction,
-        start: GroupStart,
+        start: Start,
         expiry_ms: u64,
         token: [u8; 16],
     ) -> Result<bool> {
@@ -54,7 +55,7 @@ impl<R> Group<R> {
         self.begin_at(
             tx,
             start,
-            GroupRow { token, generation: 1, start: Sequence::ZERO, created_ms, expiry_ms },
+            GroupRow { token, generation: 1, start: Sequence::MIN, created_ms, expiry_ms },
         )
         .await?;
         Ok(true)
@@ -69,7 +70,8 @@ impl<R> Group<R> {
     /// # Errors
     ///
     /// As [`Group::create`]; [`Error::GroupInUse`] if it is refused; [`Error::NoGroup`]. Nothing is changed then.
-    pub async fn reset(&self, to: GroupStart, force: bool) -> Result<()> {
+    pub async fn reset(&self, to: impl Into<Start>, force: bool) -> Result<()> {
+        let to = to.into();
         let dead = self.without_members(force).await?;
         let (dead, token) = (dead.as_ref(), draw(self.context.env()));
         let reset = async |tx: Transaction| {
@@ -115,22 +117,23 @@ impl<R> Group<R> {
     }
 
     /// Sets the group of `row` to `start`, whatever it was before.
-    async fn begin_at(&self, tx: &Transaction, start: GroupStart, row: GroupRow) -> Result<()> {
+    async fn begin_at(&self, tx: &Transaction, start: Start, row: GroupRow) -> Result<()> {
         let (keys, feed) = (&self.context.keys, self.raw());
         let topology = Topology::read(tx, feed, Isolation::Serializable).await?;
         let horizon = feed.horizon(tx, Isolation::Serializable).await?;
         let now = feed.last_readable(tx).await?;
         let start = match start {
-            GroupStart::Now => now,
-            GroupStart::Zero => Sequence::ZERO,
-            GroupStart::After(position) if position > now => {
-                let reason = format!("{position} is ahead of the store, which is at {now}");
-                return Err(Error::invalid("start", reason));
+            Start::Now => now,
+            Start::At(cursor) => {
+                // A group keeps positions only: one that stopped in the middle of a reading starts over.
+                let start = cursor.rewound();
+                if start.position() > now {
+                    let reason = format!("{start} is ahead of the store, which is at {now}");
+                    return Err(Error::invalid("start", reason));
+                }
+                start.check(horizon)?;
+                start.position()
             }
-            GroupStart::After(position) if position > Sequence::ZERO && position < horizon => {
-                return Err(Error::Expired { horizon });
-            }
-            GroupStart::After(position) => position,
         };
         let shards: Vec<_> = topology.at(start).shards().collect();
         self.take_leases(tx, &shards).await?;

@@ -76,7 +76,7 @@ fn info(sequence: Sequence, letter: &DeadLetterRow) -> DeadLetterInfo {
 
 impl<R> Group<R> {
     /// The dead letters after `after`, at most `limit` (1 to 10,000), in the order of their sequences. Start at
-    /// [`Sequence::ZERO`], and go on after the last one.
+    /// [`Sequence::MIN`], and go on after the last one.
     pub async fn dead_letters(&self, after: Sequence, limit: usize) -> Result<Vec<DeadLetterInfo>> {
         if !(1..=10_000).contains(&limit) {
             return Err(Error::invalid("limit", format!("{limit} is not 1 to 10,000")));
@@ -141,7 +141,7 @@ impl<R: FeedRow> Group<R> {
         W: Future<Output = ObserverResult>,
     {
         let mut replayed = Replayed::default();
-        let mut after = Sequence::ZERO;
+        let mut after = Sequence::MIN;
         loop {
             let letters = self.letters(after, PAGE_ROWS).await?;
             let Some((last, _)) = letters.last() else { return Ok(replayed) };

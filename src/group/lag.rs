@@ -86,7 +86,7 @@ impl<R> Group<R> {
         let last = shards.last().map_or(ShardId(0), |(lag, _)| lag.shard);
         let topology = feed.topology(tx).await?;
         let later = topology.entries().iter().flat_map(TopologyRow::shards).filter(|shard| *shard > last);
-        shards.extend(later.map(|shard| (lag(shard, None), Sequence::ZERO)));
+        shards.extend(later.map(|shard| (lag(shard, None), Sequence::MIN)));
         Ok((feed.last_readable(tx).await?, shards))
     }
 

@@ -49,7 +49,7 @@ pub use self::{
     dead_letters::{DeadLetter, DeadLetterInfo, Replayed},
     lag::{LAG_ROWS_MAX, ShardLag},
     observer::{CloseReason, Observer, ObserverResult},
-    options::{CheckpointPolicy, ConsumerOptions, FailurePolicy, GroupOptions, GroupStart},
+    options::{CheckpointPolicy, ConsumerOptions, FailurePolicy, GroupOptions},
     status::{GroupStatus, GroupTrouble, ShardStatus},
 };
 pub(crate) use status::statuses;
@@ -68,12 +68,12 @@ use crate::{
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
 /// use notibus::{
-///     Bus, BusOptions, ConsumerOptions, GroupBatch, GroupOptions, GroupStart, NodeOptions, Notification, store::Database,
+///     Bus, BusOptions, ConsumerOptions, Cursor, GroupBatch, GroupOptions, NodeOptions, Notification, store::Database,
 /// };
 ///
 /// let bus = Bus::open(&Database::memory(), BusOptions::default()).await?;
 /// let group = bus.group("mailer")?;
-/// assert!(group.create(&GroupOptions::default().start_from(GroupStart::Zero)).await?);
+/// assert!(group.create(&GroupOptions::default().start_from(Cursor::NOTHING)).await?);
 /// assert!(!group.create(&GroupOptions::default()).await?, "it is there");
 ///
 /// let node = bus.node(NodeOptions::default()).await?;

@@ -3,31 +3,20 @@
 use std::time::Duration;
 
 use crate::{
-    encoding::Sequence,
+    cursor::Start,
     error::{Error, Result},
     feed::PAGE_ROWS_MAX,
     lease::BalanceOptions,
     store::RetryPolicy,
 };
 
-/// Where a group starts, or is set to.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum GroupStart {
-    /// Behind all that is in the feed when the group is created: it gets what comes. The first event after the creation is
-    /// delivered, whenever the first consumer starts.
-    #[default]
-    Now,
-    /// Before everything: it gets the newest row of each id, and what comes.
-    Zero,
-    /// Behind this position. It must not be below the feed's horizon, nor ahead of the store.
-    After(Sequence),
-}
-
 /// What a group begins with.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GroupOptions {
-    /// Where it starts. Default: [`GroupStart::Now`].
-    pub start: GroupStart,
+    /// Where it starts: now, so that the first event after the creation is delivered, whenever the first consumer starts; at
+    /// [`Cursor::NOTHING`](crate::Cursor::NOTHING), to get the newest row of each id first; or behind a position, which must not
+    /// be below the feed's horizon, nor ahead of the store. Default: [`Start::Now`].
+    pub start: Start,
     /// After how long without a living member the janitor deletes it. Only time during which a janitor works counts, so that
     /// it takes a bus with a janitor. Default: never.
     ///
@@ -38,8 +27,8 @@ pub struct GroupOptions {
 impl GroupOptions {
     /// The options with another start.
     #[must_use]
-    pub fn start_from(self, start: GroupStart) -> Self {
-        Self { start, ..self }
+    pub fn start_from(self, start: impl Into<Start>) -> Self {
+        Self { start: start.into(), ..self }
     }
 
     /// The options with an expiry.

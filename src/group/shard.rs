@@ -100,21 +100,21 @@ where
         let (context, group) = (Arc::clone(&consuming.group.context), consuming.group.id.clone());
         let (told, now) = (context.arrivals.listen(&group.feed), context.env().now());
         let shard = ShardId(lease.resource);
-        let right = Right { context, group, shard, lease, stored: Stored::new(Sequence::ZERO) };
+        let right = Right { context, group, shard, lease, stored: Stored::new(Sequence::MIN) };
         Self {
             consuming,
             right: Arc::new(right),
             stop,
             told,
-            read: Sequence::ZERO,
-            done: Sequence::ZERO,
+            read: Sequence::MIN,
+            done: Sequence::MIN,
             rows_since: 0,
             worked: now,
             written: now,
             others_moved: true,
-            last_row: Sequence::ZERO,
+            last_row: Sequence::MIN,
             failing: None,
-            careful_to: Sequence::ZERO,
+            careful_to: Sequence::MIN,
             trouble: None,
             moved: now,
             reported: now,
@@ -351,7 +351,7 @@ where
     /// Completes when there may be rows, or it is time to look.
     async fn wait(&mut self) {
         let env = self.env().clone();
-        let interval = self.poll_interval().mul_f64(0.75 + env.random_fraction() / 2.0);
+        let interval = env.spread(self.poll_interval(), 0.75, 1.25);
         let mut poll = env.now().saturating_add(interval);
         let mut looks = self.right.context.arrivals.looks();
         loop {

@@ -163,7 +163,7 @@ async fn read_heads(tx: &Transaction, context: &Context) -> Result<Seen> {
     let first = shards.next().expect("an entry has shards");
     let last = shards.last().unwrap_or(first);
     // A shard without a head has had no row.
-    let mut heads: Heads = current.shards().map(|shard| (shard, Sequence::ZERO)).collect();
+    let mut heads: Heads = current.shards().map(|shard| (shard, Sequence::MIN)).collect();
     for (key, value) in tx.all_rows(keys.heads(feed, first, last), Isolation::Snapshot).await? {
         heads.insert(keys.head_shard(&key)?, head(context.config.incarnation, &value)?);
     }

@@ -1,9 +1,6 @@
 //! [`Api`]: what all routers share.
 
-use std::{
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use axum::{
     Router,
@@ -15,15 +12,11 @@ use axum::{
     routing::MethodRouter,
 };
 use serde::Serialize;
-use tokio::{
-    sync::{Semaphore, watch},
-    task::JoinHandle,
-};
+use tokio::sync::{Semaphore, watch};
 
 use super::{
     Access, Failure,
     admission::{Admission, Caller},
-    hub::{self, Hub},
     metrics::Metrics,
     query::Mode,
     stream::Surroundings,
@@ -31,7 +24,7 @@ use super::{
 use crate::{
     bus::Bus,
     changes::LOOK_INTERVAL,
-    dispatcher::{Dispatcher, Filter, Since},
+    dispatcher::Dispatcher,
     env::Env,
     error::{Error, Result},
     notification_feed::NotificationFeed,
@@ -50,11 +43,8 @@ pub struct ApiOptions {
     pub feeds_per_client_max: usize,
     /// How many feeds read the store at once; others wait for their turn. Default: 16.
     pub reads_max: usize,
-    /// The most rows of `_db_updates` that are kept in memory for live feeds; those further behind read the store.
-    /// Default: 16,384, some 1 KB each.
-    pub rows_kept_max: usize,
-    /// Whether there is `_db_updates` at all. If not, nothing is kept for it, and it answers as CouchDB does without its
-    /// database `_global_changes`. Default: yes.
+    /// Whether there is `_db_updates` at all. If not, it answers as CouchDB does without its database `_global_changes`. Default:
+    /// yes.
     pub keeps_db_updates: bool,
     /// After how long a live feed of `_changes` looks at the store at the latest although no notification has told it to: of
     /// changes that were removed without a word, or edits of a database that the bus holds for replaced, none does. Those of one
@@ -72,7 +62,6 @@ impl Default for ApiOptions {
             heartbeat_max: Duration::from_mins(1),
             feeds_per_client_max: 10_000,
             reads_max: 16,
-            rows_kept_max: 16_384,
             keeps_db_updates: true,
             look_interval: LOOK_INTERVAL,
             body_len_max: 1 << 20,
@@ -89,7 +78,6 @@ impl ApiOptions {
             Self { look_interval: Duration::ZERO, .. } => zero("look interval"),
             Self { feeds_per_client_max: 0, .. } => zero("feeds per client"),
             Self { reads_max: 0, .. } => zero("reads"),
-            Self { rows_kept_max: 0, .. } => zero("rows kept"),
             _ => Ok(()),
         }
     }
@@ -114,8 +102,6 @@ pub(super) struct Inner {
     pub feed: NotificationFeed,
     /// How it answers.
     pub options: ApiOptions,
-    /// What has come lately.
-    pub hub: Arc<Hub>,
     /// Limits how many feeds read the store at once.
     pub reads: Semaphore,
     /// The feeds of each client.
@@ -126,8 +112,6 @@ pub(super) struct Inner {
     pub reshards: watch::Sender<u64>,
     /// Turns true when all feeds have to end.
     closing: watch::Sender<bool>,
-    /// Fills the hub.
-    filler: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Inner {
@@ -152,56 +136,31 @@ impl Inner {
     }
 }
 
-impl Drop for Inner {
-    fn drop(&mut self) {
-        let filler = self.filler.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if let Some(filler) = filler.take() {
-            filler.abort();
-        }
-    }
-}
-
 impl Api {
-    /// What answers for `bus`, told by `dispatcher` of what comes. Must be called within a tokio runtime.
+    /// What answers for `bus`. Live feeds are subscribers of `dispatcher`, whose ring
+    /// ([`DispatcherOptions::ring_rows_max`](crate::DispatcherOptions::ring_rows_max)) says how far behind they may be without
+    /// reading the store.
     ///
     /// Fails with [`Error::Invalid`] if an option is out of its limits.
     pub fn start(bus: &Bus, dispatcher: &Arc<Dispatcher>, options: ApiOptions) -> Result<Self> {
         options.check()?;
-        let feed = bus.feed();
-        let start = dispatcher.position();
-        let hub = Arc::new(Hub::new(start, options.rows_kept_max));
-        let filler = options.keeps_db_updates.then(|| {
-            let updates = dispatcher.subscribe(Filter::all()).since(Since::After(start)).stream();
-            tokio::spawn(hub::run(Arc::clone(&hub), updates, feed.context.env().clone()))
-        });
         let inner = Inner {
             bus: bus.clone(),
             dispatcher: Arc::clone(dispatcher),
-            hub,
+            feed: bus.feed(),
             reads: Semaphore::new(options.reads_max),
             admission: Admission::new(options.feeds_per_client_max),
             metrics: Metrics::default(),
             reshards: watch::Sender::new(0),
             closing: watch::Sender::new(false),
-            filler: Mutex::new(filler),
-            feed,
             options,
         };
         Ok(Self { inner: Arc::new(inner) })
     }
 
     /// Ends all live feeds, each as clients expect it, and from now on answers with what there is.
-    pub async fn shutdown(&self) {
+    pub fn shutdown(&self) {
         self.inner.closing.send_replace(true);
-        let filler = self.inner.filler.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(filler) = filler {
-            filler.abort();
-            if let Err(error) = filler.await
-                && error.is_panic()
-            {
-                tracing::error!(%error, "what keeps the updates has panicked");
-            }
-        }
     }
 
     /// `router`, for those only who may ask.

@@ -16,11 +16,12 @@ use xxhash_rust::xxh3::xxh3_128;
 use super::{
     Api, Failure, Inner,
     api::at,
-    query::{Mode, Query, Start},
+    query::{Mode, Query},
     stream::Stream,
     updates::{Backwards, Updates},
 };
 use crate::{
+    cursor::Start,
     feed::{Feed, FeedRow},
     store::Isolation,
 };
@@ -66,16 +67,12 @@ async fn feed(inner: &Arc<Inner>, request: Request) -> Result<Response, Failure>
     let mut response = if query.descending {
         // It ends by itself.
         query.heartbeat = None;
-        let since = match query.start {
-            Start::Now => None,
-            Start::After(seq) => Some(seq),
-        };
-        let source = Backwards::new(inner, query.types, since).await?;
+        let source = Backwards::new(inner, query.types, query.start).await?;
         Stream::new(source, &query, around).into_response()
     } else {
         let source = match query.start {
             Start::Now => Updates::from_now(inner, query.types, is_live).await?,
-            Start::After(seq) => Updates::after(inner, query.types, seq, is_live).await?,
+            Start::At(cursor) => Updates::after(inner, query.types, cursor, is_live).await?,
         };
         Stream::new(source, &query, around).into_response()
     };

@@ -8,6 +8,9 @@ use axum::body::Bytes;
 
 use super::query::Mode;
 
+/// A chunk of so many bytes takes no further row.
+pub(super) const CHUNK_BYTES: usize = 32 << 10;
+
 /// How a feed looks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
@@ -137,10 +140,20 @@ impl Writer {
         self.rows
     }
 
+    /// Whether what was written is enough for a chunk, and has to be taken before the next row.
+    pub fn is_full(&self) -> bool {
+        self.bytes.len() >= CHUNK_BYTES
+    }
+
     /// What was written, and how many rows.
     pub fn take(&mut self) -> (Bytes, u64) {
-        let bytes = std::mem::take(&mut self.shared);
-        let bytes = if bytes.is_empty() { std::mem::take(&mut self.bytes).into() } else { bytes };
+        let mut bytes = std::mem::take(&mut self.shared);
+        if bytes.is_empty() {
+            let mut written = std::mem::take(&mut self.bytes);
+            // A client that does not read holds no more than it was sent.
+            written.shrink_to_fit();
+            bytes = written.into();
+        }
         (bytes, std::mem::take(&mut self.rows))
     }
 }

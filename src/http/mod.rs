@@ -17,7 +17,7 @@
 //! let router = api.db_updates().merge(api.status());
 //! let server = Server::start(listener, router, ServerOptions::default(), store.env())?;
 //! println!("http://{}/_db_updates", server.local_addr());
-//! api.shutdown().await; // feeds end with their last line
+//! api.shutdown(); // feeds end with their last line
 //! server.shutdown().await;
 //! # Ok(()) }
 //! ```
@@ -48,12 +48,11 @@ mod events;
 mod failure;
 mod form;
 mod hosts;
-mod hub;
 mod metrics;
+mod page;
 mod query;
 mod refusals;
 mod row;
-mod seq;
 mod server;
 mod status;
 mod stream;

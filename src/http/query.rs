@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use axum::http::{HeaderMap, StatusCode};
 
-use super::{ApiOptions, Failure, seq::Seq};
+use super::{ApiOptions, Failure};
 use crate::{
-    encoding::Sequence,
+    cursor::{Cursor, Start},
     event::{EventKind, Kinds},
 };
 
@@ -21,15 +21,6 @@ pub(super) enum Mode {
     Continuous,
     /// What there is and what comes, as server-sent events.
     EventSource,
-}
-
-/// Where a feed starts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Start {
-    /// With what comes.
-    Now,
-    /// After this position.
-    After(Seq),
 }
 
 /// What is asked of a feed.
@@ -64,7 +55,7 @@ impl Query {
     pub fn parse(text: &str, headers: &HeaderMap, options: &ApiOptions) -> Result<Self, Failure> {
         let mut query = Self {
             mode: Mode::Normal,
-            start: Start::After(Seq::plain(Sequence::ZERO)),
+            start: Cursor::NOTHING.into(),
             limit: u64::MAX,
             descending: false,
             timeout: options.timeout_max,
@@ -119,14 +110,10 @@ fn mode(value: &str) -> Result<Mode, Failure> {
 /// The value of `since`, which may be quoted as JSON.
 fn start(value: &str) -> Result<Start, Failure> {
     let value = value.strip_prefix('"').and_then(|value| value.strip_suffix('"')).unwrap_or(value);
-    match value {
-        "now" => Ok(Start::Now),
-        "" | "0" => Ok(Start::After(Seq::plain(Sequence::ZERO))),
-        value => match value.parse() {
-            Ok(seq) => Ok(Start::After(seq)),
-            Err(_) => Err(Failure::bad_request("Malformed sequence supplied in 'since' parameter.")),
-        },
+    if value.is_empty() {
+        return Ok(Cursor::NOTHING.into());
     }
+    value.parse().map_err(|_| Failure::bad_request("Malformed sequence supplied in 'since' parameter."))
 }
 
 /// A non-negative integer. What is too large to matter is as large as can be.
@@ -164,6 +151,7 @@ fn types(value: &str) -> Result<Kinds, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::encoding::Sequence;
 
     fn parse(text: &str) -> Result<Query, Failure> {
         Query::parse(text, &HeaderMap::new(), &ApiOptions::default())
@@ -173,7 +161,7 @@ mod tests {
     fn defaults_are_those_of_couchdb() {
         let query = parse("unknown=1").unwrap();
         assert_eq!(query.mode, Mode::Normal);
-        assert_eq!(query.start, Start::After(Seq::plain(Sequence::ZERO)));
+        assert_eq!(query.start, Cursor::NOTHING.into());
         assert_eq!((query.limit, query.timeout, query.heartbeat), (u64::MAX, Duration::from_mins(1), None));
         assert!(query.types.contains(EventKind::Deleted) && !query.types.contains(EventKind::DdocUpdated));
     }
@@ -186,14 +174,14 @@ mod tests {
         ))
         .unwrap();
         assert_eq!(query.mode, Mode::Continuous);
-        assert_eq!(query.start, Start::After(Seq::plain(Sequence::MAX)));
+        assert_eq!(query.start, Sequence::MAX.into());
         assert_eq!((query.limit, query.timeout), (u64::MAX, Duration::from_mins(1)));
         assert_eq!(query.heartbeat, Some(Duration::from_mins(1)));
         assert_eq!(query.types, Kinds::from_iter([EventKind::Updated, EventKind::DdocUpdated]));
         assert!(query.descending);
         assert_eq!(parse("heartbeat=0").unwrap().heartbeat, None);
         assert_eq!(parse("since=now").unwrap().start, Start::Now);
-        assert_eq!(parse("since=").unwrap().start, Start::After(Seq::plain(Sequence::ZERO)));
+        assert_eq!(parse("since=").unwrap().start, Cursor::NOTHING.into());
     }
 
     #[test]
@@ -218,7 +206,7 @@ mod tests {
         let last = Sequence::MAX.to_string();
         let headers = HeaderMap::from_iter([("last-event-id".parse().unwrap(), last.parse().unwrap())]);
         let query = |text| Query::parse(text, &headers, &ApiOptions::default()).unwrap().start;
-        assert_eq!(query("feed=eventsource&since=now"), Start::After(Seq::plain(Sequence::MAX)));
+        assert_eq!(query("feed=eventsource&since=now"), Sequence::MAX.into());
         assert_eq!(query("feed=continuous&since=now"), Start::Now);
     }
 }

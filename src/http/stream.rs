@@ -18,9 +18,8 @@ use super::{
     form::{Form, Writer},
     metrics::Metrics,
     query::{Mode, Query},
-    seq::Seq,
 };
-use crate::{encoding::Sequence, env::Env, error::Result};
+use crate::{cursor::Cursor, encoding::Sequence, env::Env, error::Result};
 
 /// How it goes on after a read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,7 +34,8 @@ pub(super) enum Progress {
 
 /// Where the rows of a feed come from.
 pub(super) trait Source: Send + 'static {
-    /// Writes rows, at least one and at most `limit` if there are any; and moves the position behind them.
+    /// Writes rows, at least one and at most `limit` if there are any, until the chunk is full; and moves the position behind
+    /// them.
     ///
     /// # Cancel safety
     ///
@@ -46,7 +46,7 @@ pub(super) trait Source: Send + 'static {
     fn wait(&mut self) -> impl Future<Output = ()> + Send;
 
     /// Where a client goes on that was sent what was written.
-    fn position(&self) -> Seq;
+    fn position(&self) -> Cursor;
 
     /// How many rows stand behind the position.
     fn pending(&mut self) -> impl Future<Output = Result<u64>> + Send;

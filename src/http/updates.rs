@@ -1,39 +1,53 @@
-//! [`Updates`]: the rows of `_db_updates` as a feed reads them: from the store until it has caught up, then from the hub.
+//! [`Updates`]: the rows of `_db_updates` as a feed reads them: from the store until it has caught up, then from the dispatcher's
+//! ring. And [`Backwards`]: the same, newest first.
+//!
+//! Pages are read under the limit of the routers, so that a thousand clients that begin to read keep no subscriber waiting; and the
+//! first one is read before the answer begins, which can still say that the client was away for too long. From there on a live
+//! feed is a subscriber of the dispatcher like any other: it walks the ring by reference, and the bytes of a batch are made once
+//! for all feeds that look alike.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
-use tokio::{sync::watch, task::JoinHandle};
+use futures_util::FutureExt;
+use tokio::task::JoinHandle;
+use tokio_stream::StreamExt;
 
 use super::{
     Inner,
     form::{Form, Writer},
-    hub::Next,
-    row::{Batch, Reading, kind_of, write_row},
-    seq::Seq,
+    page::{PageSize, cut_at},
+    row::{Rows, kind_of, look, write_row},
     stream::{Progress, Source},
 };
 use crate::{
+    cursor::{Cursor, Start},
+    dispatcher::{BatchSubscription, DeliveryBatch, Filter, Interruption},
     encoding::Sequence,
     error::{Error, Result},
     event::Kinds,
-    feed::Cursor,
     notification::Notification,
     notification_feed::NotificationPage,
     store::Isolation,
 };
 
-/// How many rows are read from the store at once: what a client holds that does not read.
-const PAGE_ROWS: usize = 512;
+/// The most rows that are read from the store at once.
+const PAGE_ROWS: usize = 256;
+
+/// How long a live feed pauses when the dispatcher could not read for it.
+const FAILURE_PAUSE: Duration = Duration::from_secs(1);
 
 /// A page, and up to where rows may have been dropped.
 type Page = (NotificationPage, Sequence);
+
+/// What a subscription gives next; `None` after its end.
+type Item = Option<Result<DeliveryBatch, Interruption>>;
 
 /// A read of the store in a task of its own: it goes on also while the client is slow, and gives back its turn.
 struct Load(JoinHandle<Result<Page>>);
 
 impl Load {
-    /// Begins to read after `cursor`.
-    fn begin(inner: &Arc<Inner>, cursor: Cursor) -> Self {
+    /// Begins to read at most `limit` rows after `cursor`.
+    fn begin(inner: &Arc<Inner>, cursor: Cursor, limit: usize) -> Self {
         let inner = Arc::clone(inner);
         Self(tokio::spawn(async move {
             let _turn = inner.reads.acquire().await.expect("the semaphore is never closed");
@@ -41,7 +55,7 @@ impl Load {
             let read = async |tx| {
                 let horizon = feed.raw();
                 let horizon = horizon.horizon(&tx, Isolation::Snapshot);
-                let (page, horizon) = tokio::join!(feed.page_in(&tx, cursor, PAGE_ROWS), horizon);
+                let (page, horizon) = tokio::join!(feed.page_in(&tx, cursor, limit), horizon);
                 Ok((page?, horizon?))
             };
             feed.context.db.run(read).await
@@ -60,18 +74,14 @@ impl Drop for Load {
     }
 }
 
-/// A batch that is being sent.
-struct Current {
-    /// The batch.
-    batch: Arc<Batch>,
-    /// The next row.
-    place: usize,
-    /// What the reader knew.
-    since: Sequence,
-    /// Where to go on after it.
-    next: Cursor,
-    /// Whether it is all that there was to read.
-    is_complete: bool,
+/// Where a live feed gets what comes.
+struct Live {
+    /// The dispatcher's batches.
+    batches: BatchSubscription,
+    /// What has come while the feed waited.
+    arrived: Option<Item>,
+    /// When it goes on after a failure.
+    retry_at: Option<Duration>,
 }
 
 /// The rows of `_db_updates`, oldest first.
@@ -80,102 +90,128 @@ pub(super) struct Updates {
     inner: Arc<Inner>,
     /// Which kinds of events are wanted.
     kinds: Kinds,
-    /// Where to read on.
+    /// Where to read on in the store.
     cursor: Cursor,
     /// Where the client stands.
-    seq: Seq,
-    /// Whether the store was read to its end at the cursor, so that the hub has what follows.
+    seq: Cursor,
+    /// Whether the store was read to its end.
     is_caught_up: bool,
     /// Whether what follows is wanted.
     is_live: bool,
+    /// How many rows are read at once.
+    page_size: PageSize,
     /// What is being sent.
-    current: Option<Current>,
+    current: Option<Rows>,
     /// What is being read.
     load: Option<Load>,
-    /// Wakes when the hub has something.
-    changes: watch::Receiver<u64>,
+    /// What comes, once the feed has caught up and is live.
+    live: Option<Box<Live>>,
 }
 
 impl Updates {
-    /// The rows from now on.
-    pub async fn from_now(inner: &Arc<Inner>, kinds: Kinds, is_live: bool) -> Result<Self> {
-        let now = inner.feed.now().await?;
-        let changes = inner.hub.changes();
-        let (cursor, seq) = (now.into(), Seq::plain(now));
-        let inner = Arc::clone(inner);
-        let (current, load) = (None, None);
-        Ok(Self { inner, kinds, cursor, seq, is_caught_up: true, is_live, current, load, changes })
+    /// The rows after `cursor`, of which nothing was read.
+    fn new(inner: &Arc<Inner>, kinds: Kinds, cursor: Cursor, is_live: bool) -> Self {
+        Self {
+            inner: Arc::clone(inner),
+            kinds,
+            cursor,
+            seq: cursor,
+            is_caught_up: false,
+            is_live,
+            page_size: PageSize::new(PAGE_ROWS),
+            current: None,
+            load: None,
+            live: None,
+        }
     }
 
-    /// The rows after `seq`. Fails as a read from there does.
-    pub async fn after(inner: &Arc<Inner>, kinds: Kinds, seq: Seq, is_live: bool) -> Result<Self> {
-        let cursor = seq.cursor();
-        let page = Load::begin(inner, cursor).done().await?;
-        let changes = inner.hub.changes();
-        let (inner, current, load) = (Arc::clone(inner), None, None);
-        let mut updates =
-            Self { inner, kinds, cursor, seq, is_caught_up: false, is_live, current, load, changes };
+    /// The rows from now on.
+    pub async fn from_now(inner: &Arc<Inner>, kinds: Kinds, is_live: bool) -> Result<Self> {
+        let now = inner.feed.now().await?.into();
+        Ok(Self { is_caught_up: true, ..Self::new(inner, kinds, now, is_live) })
+    }
+
+    /// The rows after `cursor`. Fails as a read from there does.
+    pub async fn after(inner: &Arc<Inner>, kinds: Kinds, cursor: Cursor, is_live: bool) -> Result<Self> {
+        let mut updates = Self::new(inner, kinds, cursor, is_live);
+        let page = Load::begin(inner, cursor, updates.page_size.rows()).done().await?;
         updates.turn(page);
         Ok(updates)
     }
 
     /// Sends this page next.
     fn turn(&mut self, (page, horizon): Page) {
-        let since = self.cursor.since();
-        let began = self.cursor.began().unwrap_or(page.next.began().unwrap_or(page.to));
-        let reading = Reading { since, began, horizon, is_complete: !page.more };
-        let batch = Arc::new(Batch::new(page.rows, page.to, reading));
-        self.current = Some(Current { batch, place: 0, since, next: page.next, is_complete: !page.more });
+        let NotificationPage { mut rows, mut next, .. } = page;
+        let kept = self.page_size.keep(rows.iter().map(|row| size_of_row(row)));
+        if kept < rows.len() {
+            rows.truncate(kept);
+            rows.shrink_to_fit();
+            next = cut_at(self.cursor, next, rows[kept - 1].sequence);
+        }
+        self.current = Some(Rows::new(rows, self.cursor, next, horizon));
     }
 
-    /// Writes rows of the current batch.
+    /// Writes rows that are in hand.
     fn write(&mut self, out: &mut Writer, limit: u64) {
         let Some(current) = &mut self.current else { return };
-        current.place = current.batch.write(current.place, current.since, self.kinds, out, limit);
-        let (place, rows) = (current.place, current.batch.len());
-        if place < rows {
-            self.seq = current.batch.seq(place - 1);
+        current.write(self.kinds, out, limit);
+        self.seq = current.position().unwrap_or(self.seq);
+        if current.left() > 0 {
             return;
         }
-        self.cursor = current.next;
-        self.is_caught_up = current.is_complete;
-        let batch = Arc::clone(&current.batch);
-        self.seq = if current.is_complete { self.behind(&batch) } else { Seq::of(&current.next) };
+        if self.live.is_none() {
+            (self.cursor, self.is_caught_up) = (current.next(), current.is_complete());
+        }
         self.current = None;
     }
 
-    /// Where a client stands that was told of a whole batch: at its last row, not at the end of what was read, so that the
-    /// position stays while nothing happens.
-    fn behind(&self, batch: &Batch) -> Seq {
-        Seq::plain(batch.last().max(self.seq.cursor().position()))
+    /// What comes after what was read.
+    fn live(&mut self) -> &mut Live {
+        let (dispatcher, cursor) = (&self.inner.dispatcher, self.cursor);
+        self.live.get_or_insert_with(|| {
+            let batches = dispatcher.subscribe(Filter::all()).caught_up_at(cursor).batches();
+            Box::new(Live { batches, arrived: None, retry_at: None })
+        })
     }
 
-    /// Takes the next batch of the hub. Returns whether there was nothing to take.
-    fn take(&mut self, out: &mut Writer, limit: u64) -> bool {
-        self.changes.borrow_and_update();
-        let position = self.cursor.position();
-        let batch = match self.inner.hub.after(position) {
-            Next::Batch(batch) => batch,
-            Next::UpToDate => return true,
-            Next::Behind => {
-                self.is_caught_up = false;
-                return false;
-            }
+    /// Takes what has come. Returns how it goes on.
+    fn take(&mut self, out: &mut Writer, limit: u64) -> Result<Progress> {
+        let live = self.live();
+        let arrived = match live.arrived.take() {
+            None if live.retry_at.is_none() => live.batches.next().now_or_never(),
+            arrived => arrived,
         };
-        let (place, next) = (batch.place_after(position), Cursor::from(batch.to));
-        let is_whole = place == 0 && batch.since >= position && out.form() != Form::Array && out.rows() == 0;
-        if is_whole {
-            let look = batch.look(out.form(), self.kinds);
-            if look.rows <= limit {
-                self.cursor = next;
-                self.seq = self.behind(&batch);
-                out.share(look.bytes.clone(), look.rows);
-                return false;
+        match arrived {
+            None => return Ok(Progress::UpToDate),
+            Some(Some(Ok(batch))) => self.turn_to(&batch, out, limit),
+            // Asked again, it would get everything from nothing on, which the client has to know.
+            Some(Some(Err(Interruption::Expired { horizon }))) => return Err(Error::Expired { horizon }),
+            // Its position is of another history: no time will mend that.
+            Some(Some(Err(Interruption::Failed(error @ Error::Invalid { .. })))) => return Err(error),
+            Some(Some(Err(Interruption::Failed(error)))) => {
+                tracing::warn!(%error, "a live feed cannot catch up, trying again");
+                let retry_at = self.inner.env().now() + FAILURE_PAUSE;
+                self.live().retry_at = Some(retry_at);
             }
+            // It did not begin with nothing, and does not skip.
+            Some(Some(Err(Interruption::Synced { .. } | Interruption::Lagged { .. }))) => {}
+            // Without a dispatcher it would wait in vain: the client asks again.
+            Some(None) => return Ok(Progress::Over),
         }
-        let since = batch.since.max(position);
-        self.current = Some(Current { batch, place, since, next, is_complete: true });
-        false
+        Ok(Progress::More)
+    }
+
+    /// Sends this batch next, as it looks to everybody if it does.
+    fn turn_to(&mut self, batch: &DeliveryBatch, out: &mut Writer, limit: u64) {
+        let is_shareable = out.form() != Form::Array && out.rows() == 0;
+        let shared = if is_shareable { look(batch, out.form(), self.kinds) } else { None };
+        match shared.as_deref() {
+            Some((_, Some(look))) if look.rows <= limit => {
+                self.seq = look.position;
+                out.share(look.bytes.clone(), look.rows);
+            }
+            _ => self.current = Some(Rows::of(batch)),
+        }
     }
 }
 
@@ -184,41 +220,46 @@ impl Source for Updates {
         loop {
             self.write(out, limit);
             if out.rows() > 0 {
-                let is_at_end = self.is_caught_up && self.current.is_none();
                 // An array ends with what there was; it must not go on for as long as there is more.
-                let is_enough = out.form() == Form::Array
-                    || matches!(self.inner.hub.after(self.cursor.position()), Next::UpToDate);
-                return Ok(if is_at_end && is_enough { Progress::UpToDate } else { Progress::More });
+                let is_enough = out.form() == Form::Array && self.is_caught_up && self.current.is_none();
+                return Ok(if is_enough { Progress::UpToDate } else { Progress::More });
             }
             if let Some(load) = &mut self.load {
                 let page = load.done().await;
                 self.load = None;
                 self.turn(page?);
             } else if !self.is_caught_up {
-                self.load = Some(Load::begin(&self.inner, self.cursor));
+                self.load = Some(Load::begin(&self.inner, self.cursor, self.page_size.rows()));
             } else if !self.is_live {
                 return Ok(Progress::Over);
-            } else if self.take(out, limit) {
-                return Ok(Progress::UpToDate);
+            } else {
+                match self.take(out, limit)? {
+                    Progress::More => {}
+                    progress => return Ok(progress),
+                }
             }
         }
     }
 
     async fn wait(&mut self) {
-        if self.changes.changed().await.is_err() {
-            std::future::pending::<()>().await;
+        let inner = Arc::clone(&self.inner);
+        let live = self.live();
+        if let Some(retry_at) = live.retry_at {
+            inner.env().sleep(retry_at.saturating_sub(inner.env().now())).await;
+            live.retry_at = None;
         }
+        live.arrived = Some(live.batches.next().await);
     }
 
-    fn position(&self) -> Seq {
+    fn position(&self) -> Cursor {
         self.seq
     }
 
     async fn pending(&mut self) -> Result<u64> {
         match &self.current {
             None if self.is_caught_up => Ok(0),
-            Some(current) if current.is_complete => Ok((current.batch.len() - current.place) as u64),
-            _ => self.inner.feed.pending(self.seq.cursor()).await,
+            Some(current) if current.is_complete() => Ok(current.left() as u64),
+            _ => self.inner.feed.pending(self.seq).await,
         }
     }
 }
@@ -230,9 +271,11 @@ pub(super) struct Backwards {
     /// Which kinds of events are wanted.
     kinds: Kinds,
     /// Where the client stands.
-    since: Seq,
+    since: Cursor,
     /// Rows before it are read.
     before: Sequence,
+    /// How many rows are read at once.
+    page_size: PageSize,
     /// What was read and not sent, next one last.
     rows: Vec<Arc<Notification>>,
     /// Whether there may be more to read.
@@ -240,41 +283,46 @@ pub(super) struct Backwards {
     /// How many rows were looked at.
     seen: u64,
     /// The last row that was sent.
-    last: Seq,
+    last: Cursor,
 }
 
 impl Backwards {
-    /// The rows after `since`. Fails as a read from there does.
-    pub async fn new(inner: &Arc<Inner>, kinds: Kinds, since: Option<Seq>) -> Result<Self> {
-        let since = match since {
-            Some(since) => {
-                inner.feed.page(since.cursor(), 1).await?;
-                since
+    /// The rows after `start`. Fails as a read from there does.
+    pub async fn new(inner: &Arc<Inner>, kinds: Kinds, start: Start) -> Result<Self> {
+        let since = match start {
+            Start::At(cursor) => {
+                inner.feed.page(cursor, 1).await?;
+                cursor
             }
-            None => Seq::plain(inner.feed.now().await?),
+            Start::Now => inner.feed.now().await?.into(),
         };
-        let inner = Arc::clone(inner);
+        let (inner, page_size) = (Arc::clone(inner), PageSize::new(PAGE_ROWS));
         let (before, rows) = (Sequence::MAX, Vec::new());
-        Ok(Self { inner, kinds, since, before, rows, more: true, seen: 0, last: since })
+        Ok(Self { inner, kinds, since, before, page_size, rows, more: true, seen: 0, last: since })
     }
 }
 
 impl Source for Backwards {
     async fn read(&mut self, out: &mut Writer, limit: u64) -> Result<Progress> {
         if self.rows.is_empty() && self.more {
-            let page = self.inner.feed.page_before(self.before, PAGE_ROWS).await?;
-            let until = self.since.cursor().position();
+            let mut page = self.inner.feed.page_before(self.before, self.page_size.rows()).await?;
+            let kept = self.page_size.keep(page.rows.iter().map(|row| size_of_row(row)));
+            if kept < page.rows.len() {
+                page.rows.truncate(kept);
+                (page.to, page.more) = (page.rows[kept - 1].sequence, true);
+            }
+            let until = self.since.position();
             self.before = page.to;
             self.more = page.more && page.to > until;
             self.rows = page.rows.into_iter().filter(|row| row.sequence > until).rev().collect();
         }
-        let since = self.since.cursor().since();
         while out.rows() < limit
+            && !out.is_full()
             && let Some(row) = self.rows.pop()
         {
             self.seen += 1;
-            if let Some(kind) = kind_of(&row, since, self.kinds) {
-                self.last = Seq::plain(row.sequence);
+            if let Some(kind) = kind_of(&row, &self.since, self.kinds) {
+                self.last = row.sequence.into();
                 write_row(out, &row, kind, &self.last);
             }
         }
@@ -285,7 +333,7 @@ impl Source for Backwards {
         std::future::pending::<()>().await;
     }
 
-    fn position(&self) -> Seq {
+    fn position(&self) -> Cursor {
         self.last
     }
 
@@ -293,6 +341,11 @@ impl Source for Backwards {
         if self.rows.is_empty() && !self.more {
             return Ok(0);
         }
-        Ok(self.inner.feed.pending(self.since.cursor()).await?.saturating_sub(self.seen))
+        Ok(self.inner.feed.pending(self.since).await?.saturating_sub(self.seen))
     }
+}
+
+/// About how many bytes of memory `row` takes.
+fn size_of_row(row: &Notification) -> usize {
+    size_of::<Notification>() + row.name.as_str().len()
 }

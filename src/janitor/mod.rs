@@ -131,7 +131,7 @@ impl Work for Cleaning {
         let work = async move {
             let pass = Pass { context: &self.context, lease: &lease, options: &self.options };
             let mut age = pass.begin_age().await?;
-            let mut clean_to = Sequence::ZERO;
+            let mut clean_to = Sequence::MIN;
             let mut sweeper = self.options.sweeper(&self.context.db)?;
             let mut members = Members::default();
             loop {

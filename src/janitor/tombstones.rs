@@ -13,9 +13,10 @@ use futures_util::future::try_join_all;
 use super::Pass;
 use crate::{
     bugs::{Bug, is_on},
+    cursor::Cursor,
     encoding::Sequence,
     error::{Error, Result},
-    feed::{Cursor, RawFeed},
+    feed::RawFeed,
     keys::{AgeMark, checkpoint_position},
     notification::Notification,
     store::{Isolation, RangeRead, Transaction},
@@ -77,7 +78,7 @@ impl Pass<'_> {
                 // Those before it tell nothing any more.
                 let told = marks.iter().filter(|mark| old.is_some_and(|old| mark.worked_ms < old.worked_ms));
                 told.for_each(|mark| tx.clear(&keys.age_mark(mark.worked_ms)));
-                Ok((old.map_or(Sequence::ZERO, |old| old.at), is_due.then_some(worked)))
+                Ok((old.map_or(Sequence::MIN, |old| old.at), is_due.then_some(worked)))
             })
             .await?;
         age.marked = marked.or(age.marked);

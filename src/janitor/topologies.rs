@@ -47,7 +47,7 @@ impl Pass<'_> {
         for spaces in spaces.chunks(SHARDS_READ_AT_ONCE) {
             let has_row = async |tx: Transaction| {
                 let reads = spaces.iter().map(|space| {
-                    let read = RangeRead::new(space.rows(Sequence::ZERO, Sequence::MAX)).limit(1);
+                    let read = RangeRead::new(space.rows(Sequence::MIN, Sequence::MAX)).limit(1);
                     let tx = &tx;
                     async move { tx.get_range(&read, Isolation::Snapshot).await }
                 });

@@ -29,9 +29,10 @@ use futures_util::{StreamExt, stream};
 use tokio::{sync::Semaphore, task::JoinSet};
 
 use crate::{
+    cursor::Cursor,
     encoding::Sequence,
     error::{Error, Result},
-    feed::{Cursor, Feed, FeedRow, SHARDS_READ_AT_ONCE, ShardPage},
+    feed::{Feed, FeedRow, SHARDS_READ_AT_ONCE, ShardPage},
     keys::ShardId,
     store::{RetryPolicy, Transaction},
 };
@@ -80,7 +81,7 @@ pub struct Batch<R> {
 /// use std::sync::atomic::{AtomicUsize, Ordering};
 ///
 /// use notibus::{
-///     Bus, BusOptions, ChangesOptions, Db, DbInstance, DocId, DocSummary, ParallelJob, Revision, Sequence, store::Database,
+///     Bus, BusOptions, ChangesOptions, Cursor, Db, DbInstance, DocId, DocSummary, ParallelJob, Revision, store::Database,
 /// };
 ///
 /// let store = Database::memory();
@@ -100,7 +101,7 @@ pub struct Batch<R> {
 ///     .await?;
 ///
 /// static INDEXED: AtomicUsize = AtomicUsize::new(0);
-/// let job = ParallelJob::new(changes.feed(&db), Sequence::ZERO);
+/// let job = ParallelJob::new(changes.feed(&db), Cursor::NOTHING);
 /// let indexed_to = job
 ///     .run(|batch| async move {
 ///         INDEXED.fetch_add(batch.rows.len(), Ordering::Relaxed);
@@ -116,7 +117,7 @@ pub struct ParallelJob<R> {
     /// The feed.
     feed: Feed<R>,
     /// Where to start.
-    since: Sequence,
+    since: Cursor,
     /// How to work.
     options: ParallelJobOptions,
 }
@@ -135,8 +136,8 @@ struct Done {
 
 impl<R: FeedRow> ParallelJob<R> {
     /// A job on what was written to `feed` after `since`.
-    pub fn new(feed: Feed<R>, since: Sequence) -> Self {
-        Self { feed, since, options: ParallelJobOptions::default() }
+    pub fn new(feed: Feed<R>, since: impl Into<Cursor>) -> Self {
+        Self { feed, since: since.into(), options: ParallelJobOptions::default() }
     }
 
     /// The job with other options.
@@ -158,7 +159,7 @@ impl<R: FeedRow> ParallelJob<R> {
     /// # Cancel safety
     ///
     /// If the future is dropped, its tasks are stopped.
-    pub async fn run<F, W>(&self, work: F) -> Result<Sequence>
+    pub async fn run<F, W>(&self, work: F) -> Result<Cursor>
     where
         F: Fn(Batch<R>) -> W + Send + Sync + 'static,
         W: Future<Output = TaskResult> + Send + 'static,
@@ -170,15 +171,15 @@ impl<R: FeedRow> ParallelJob<R> {
         let db = &feed.context.db;
         let work = Arc::new(work);
         let turns = Arc::new(Semaphore::new(options.tasks_max));
-        let mut job = Progress { since: *since, began: None, shards: HashMap::new() };
+        let mut job = Progress { since: *since, shards: HashMap::new() };
+        let mut is_first = true;
         loop {
             let (version, topology) =
                 db.run(async |tx| Ok((tx.read_version().await?, feed.raw().topology(&tx).await?))).await?;
             let seen = Sequence::last_at(feed.context.config.incarnation, version);
-            let is_first = job.began.is_none();
-            job.began.get_or_insert(seen);
+            job.since = job.since.begin(seen);
             let mut entries = Vec::new();
-            for entry in topology.after(*since) {
+            for entry in topology.after(since.position()) {
                 let task = |shard| Task {
                     feed: feed.clone(),
                     shard,
@@ -190,6 +191,7 @@ impl<R: FeedRow> ParallelJob<R> {
                 entries.push(tasks.collect::<Vec<_>>());
             }
             // Most was read in the first round. What is left is read before it is worked on, so that the snapshot lasts.
+            let is_first = std::mem::take(&mut is_first);
             let mut held = if is_first { None } else { read_ahead(&entries, version).await? };
             let mut is_agreed = true;
             for (place, tasks) in entries.into_iter().enumerate() {
@@ -210,7 +212,7 @@ impl<R: FeedRow> ParallelJob<R> {
                 }
             }
             if is_agreed {
-                return Ok(seen);
+                return Ok(seen.into());
             }
         }
     }
@@ -219,9 +221,7 @@ impl<R: FeedRow> ParallelJob<R> {
 /// How far a job has come.
 struct Progress {
     /// Where it started.
-    since: Sequence,
-    /// What could be read when it began.
-    began: Option<Sequence>,
+    since: Cursor,
     /// Where each shard is read on; `None` if it was read to its end.
     shards: HashMap<ShardId, Option<Cursor>>,
 }
@@ -229,8 +229,7 @@ struct Progress {
 impl Progress {
     /// Where to read `shard` of the entry from `first` on; `None` if it was read to its end.
     fn cursor(&self, shard: ShardId, first: Sequence) -> Option<Cursor> {
-        let began = self.began.unwrap_or(self.since);
-        let start = Cursor::resumed(self.since, began, self.since.max(first.before()));
+        let start = self.since.at(self.since.position().max(first.before()));
         self.shards.get(&shard).copied().unwrap_or(Some(start))
     }
 }

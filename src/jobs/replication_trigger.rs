@@ -11,11 +11,11 @@ use super::trigger::{self, Ended, Failure, Kind, Trigger, TriggerJob, TriggerOpt
 use crate::{
     changes::Change,
     context::Context,
+    cursor::Cursor,
     dispatcher::{Delivery, Dispatcher},
-    encoding::Sequence,
     error::Result,
     event::Db,
-    feed::{Cursor, Feed, FeedPage},
+    feed::{Feed, FeedPage},
     keys::FeedId,
     named_cursor::{OpenCursor, ScanMark},
 };
@@ -32,7 +32,7 @@ pub struct Scan {
     /// How far it has come.
     reporter: ScanReporter,
     /// Up to where pages were handed out.
-    read_to: Arc<Mutex<Sequence>>,
+    read_to: Arc<Mutex<Cursor>>,
     /// Which attempt.
     attempt: u32,
 }
@@ -43,8 +43,8 @@ impl Scan {
         &self.db
     }
 
-    /// Up to where earlier scans have come; [`Sequence::ZERO`] in a database that is new to the trigger.
-    pub fn since(&self) -> Sequence {
+    /// Where earlier scans have come to; [`Cursor::NOTHING`] in a database that is new to the trigger.
+    pub fn since(&self) -> Cursor {
         self.reporter.0.position
     }
 
@@ -60,7 +60,7 @@ impl Scan {
     pub async fn page(&mut self, limit: usize) -> Result<FeedPage<Change>> {
         let page = self.feed.page(self.cursor, limit).await?;
         self.cursor = page.next;
-        *self.read_to.lock().unwrap_or_else(PoisonError::into_inner) = page.to;
+        *self.read_to.lock().unwrap_or_else(PoisonError::into_inner) = page.next;
         Ok(page)
     }
 
@@ -77,8 +77,8 @@ pub struct ScanReporter(ScanMark);
 impl ScanReporter {
     /// Everything up to `to` is seen: the next scan begins there. Whether that counts: a report of a scan that is over, because
     /// its database was deleted, another scan has begun or another trigger has taken over, changes nothing.
-    pub async fn report(&self, to: Sequence) -> Result<bool> {
-        self.0.report(to).await
+    pub async fn report(&self, to: impl Into<Cursor>) -> Result<bool> {
+        self.0.report(to.into()).await
     }
 }
 
@@ -125,7 +125,7 @@ impl<J: TriggerJob<Scan>> Kind for Scanning<J> {
             let scan = Scan {
                 feed: Feed::new(Arc::clone(&self.context), FeedId::documents(db.instance)),
                 db,
-                cursor: since.into(),
+                cursor: since,
                 reporter: ScanReporter(mark.clone()),
                 read_to: Arc::clone(&read_to),
                 attempt,

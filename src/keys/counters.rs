@@ -81,6 +81,11 @@ impl Keys {
         self.range(&(family::COUNTERS, partition.0, name.as_str()))
     }
 
+    /// All that waits for `db`.
+    pub fn drains_of_db(&self, partition: Partition, db: &Db) -> KeyRange {
+        self.range(&(family::COUNTERS, partition.0, db.name.as_str(), &db.instance.0[..]))
+    }
+
     /// All that waits in the partitions from `first` to `last`.
     pub fn drains(&self, first: Partition, last: Partition) -> KeyRange {
         let begin = self.range(&(family::COUNTERS, first.0)).begin;

@@ -5,7 +5,8 @@ use std::{fmt, sync::Arc};
 
 use super::{Keys, NodeId, family};
 use crate::{
-    encoding::{Reader, Sequence},
+    cursor::Cursor,
+    encoding::Reader,
     error::{Error, Result},
     event::{Db, DbInstance, DbName},
     store::{KeyRange, Row},
@@ -64,14 +65,16 @@ impl fmt::Display for CursorId {
 pub(crate) struct CursorRow {
     /// Drawn by whoever began last: only this one may write on.
     pub token: [u8; 16],
-    /// Everything up to here was worked on.
-    pub position: Sequence,
+    /// Where it stands.
+    pub cursor: Cursor,
+    /// A hash of what it was delivered by: in the middle of a reading, another filter has to start over. Of scans it is zero.
+    pub filter: u64,
 }
 
 impl CursorRow {
-    /// The stored form: format (1 byte), token (16), position (13).
+    /// The stored form: format (1 byte), token (16), hash of the filter (8), cursor (1 to 40).
     pub fn to_bytes(self) -> Vec<u8> {
-        [&[FORMAT][..], &self.token, self.position.as_bytes()].concat()
+        [&[FORMAT][..], &self.token, &self.filter.to_be_bytes(), &self.cursor.to_bytes()].concat()
     }
 
     /// The row stored as `bytes`.
@@ -81,7 +84,8 @@ impl CursorRow {
         if format != FORMAT {
             return Err(reader.corrupt(format!("format {format} is unknown")));
         }
-        let row = Self { token: reader.bytes16()?, position: reader.sequence()? };
+        let (token, filter) = (reader.bytes16()?, reader.u64()?);
+        let row = Self { token, filter, cursor: Cursor::read(&mut reader)? };
         reader.finish()?;
         Ok(row)
     }
@@ -141,7 +145,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::encoding::{Incarnation, Versionstamp};
+    use crate::encoding::{Incarnation, Sequence, Versionstamp};
 
     fn id(name: &str) -> CursorId {
         CursorId::new(None, name).unwrap()
@@ -151,8 +155,9 @@ mod tests {
     fn golden_bytes() {
         let keys = Keys::new(b"p").unwrap();
         let position = Sequence::new(Incarnation(1), Versionstamp::new(2, 3), 4);
-        let row = CursorRow { token: [9; 16], position };
-        assert_eq!(row.to_bytes(), [&[1][..], &[9; 16], position.as_bytes()].concat());
+        let row = CursorRow { token: [9; 16], cursor: position.into(), filter: 5 };
+        let filter = [0, 0, 0, 0, 0, 0, 0, 5];
+        assert_eq!(row.to_bytes(), [&[1][..], &[9; 16], &filter, &[1], position.as_bytes()].concat());
         assert_eq!(keys.cursor(&id("c")), b"p\x15\x10\x01\x00\x02c\x00\x14");
         let db = Db::new(DbName::new("db").unwrap(), DbInstance([7; 16]));
         let key = keys.scan(&id("c"), &db);
@@ -189,7 +194,7 @@ mod tests {
 
     #[test]
     fn contradictory_bytes_are_refused() {
-        let good = CursorRow { token: [1; 16], position: Sequence::ZERO }.to_bytes();
+        let good = CursorRow { token: [1; 16], cursor: Cursor::NOTHING, filter: 0 }.to_bytes();
         assert!(CursorRow::from_bytes(&good[1..]).is_err());
         assert!(CursorRow::from_bytes(&[&good[..], &[0]].concat()).is_err());
         let mut unknown = good;
@@ -199,9 +204,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn rows_come_back_as_they_were(token: [u8; 16], version: u64, order: u16) {
+        fn rows_come_back_as_they_were(token: [u8; 16], version: u64, order: u16, filter: u64) {
             let position = Sequence::new(Incarnation(0), Versionstamp::new(version, 0), order);
-            let row = CursorRow { token, position };
+            let row = CursorRow { token, cursor: position.into(), filter };
             prop_assert_eq!(CursorRow::from_bytes(&row.to_bytes()).unwrap(), row);
         }
     }

@@ -52,8 +52,8 @@ mod tests {
             let expected = [&[b'p', 0x15, 9, 0x02, b'd', b'b', 0, 0x01][..], &[7; 16], &[0], bytes].concat();
             assert_eq!(key, expected);
             assert!(keys.ddocs(&db).contains(&key));
-            let row = (key.into(), bytes::Bytes::copy_from_slice(Sequence::ZERO.as_bytes()));
-            assert_eq!(keys.ddoc_row(&row).unwrap(), (id, Sequence::ZERO));
+            let row = (key.into(), bytes::Bytes::copy_from_slice(Sequence::MIN.as_bytes()));
+            assert_eq!(keys.ddoc_row(&row).unwrap(), (id, Sequence::MIN));
         }
     }
 }

@@ -306,7 +306,7 @@ mod tests {
             [
                 keys.group(group),
                 keys.checkpoint(group, ShardId(1)),
-                keys.dead_letter(group, Sequence::ZERO),
+                keys.dead_letter(group, Sequence::MIN),
                 keys.group_idle(group),
                 keys.progress(group, ShardId(1)),
                 keys.trouble(group, ShardId(1)),

@@ -78,7 +78,7 @@ pub(super) async fn look(
             return;
         };
         // Spread, so that nodes that were started together do not always meet.
-        let due = looked.saturating_add(interval.mul_f64(0.9 + 0.1 * env.random_fraction()));
+        let due = looked.saturating_add(env.spread(interval, 0.9, 1.0));
         tokio::select! {
             biased;
             changed = intervals.changed() => match changed {

@@ -31,7 +31,7 @@ impl NodeOptions {
         if self.heartbeat.is_zero() {
             return Err(Error::invalid("heartbeat", "it is zero"));
         }
-        if self.expiry < self.heartbeat * 2 {
+        if self.expiry < self.heartbeat.saturating_mul(2) {
             return Err(Error::invalid(
                 "expiry",
                 format!("{:?} is less than twice the heartbeat of {:?}", self.expiry, self.heartbeat),

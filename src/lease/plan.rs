@@ -126,7 +126,7 @@ impl Scene<'_> {
         let holds_good = self.nodes.contains(&request.node)
             && request.epoch == self.lease(resource).epoch
             && owner != Some(request.node)
-            && *age < self.options.handover * 2;
+            && *age < self.options.handover.saturating_mul(2);
         holds_good.then_some(request.node)
     }
 

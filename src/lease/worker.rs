@@ -294,7 +294,7 @@ impl Dealer {
                 self.options.interval / HASTE
             } else {
                 // Spread, so that nodes that were started together do not always meet.
-                self.options.interval.mul_f64(0.9 + 0.1 * env.random_fraction())
+                env.spread(self.options.interval, 0.9, 1.0)
             };
             self.due = now.saturating_add(pause).min(self.next_expiry(now));
         }
@@ -306,7 +306,7 @@ impl Dealer {
         let expiry = self.member.options.expiry;
         let others = self.nodes.times().filter(|(node, _)| **node != self.member.id());
         let next = others.map(|(_, since)| since.saturating_add(expiry)).min();
-        next.map_or(Duration::MAX, |next| next.max(now + self.options.interval / (HASTE * 4)))
+        next.map_or(Duration::MAX, |next| next.max(now.saturating_add(self.options.interval / (HASTE * 4))))
     }
 
     /// Takes in what the node sees of the others: a round is due if it might have something to do.

@@ -2,18 +2,24 @@
 
 mod tail;
 
+use std::sync::Arc;
+
 pub use self::tail::NotificationTail;
 use futures_util::future::try_join_all;
 
 use crate::{
     context::Context,
+    cursor::Cursor,
     encoding::Sequence,
     error::Result,
     event::{Db, DbName, DdocId},
     feed::{Feed, FeedPage, FeedRow, StoredRow},
     notification::Notification,
-    store::{Isolation, RangeRead},
+    store::{Isolation, RangeRead, Transaction},
 };
+
+/// How many names are looked up by one transaction.
+const LOOK_UPS_MAX: usize = 100;
 
 /// The feed of notifications: one row per database, ordered by sequence over all shards. Clones are cheap.
 pub type NotificationFeed = Feed<Notification>;
@@ -43,19 +49,21 @@ impl FeedRow for Notification {
 
 impl NotificationFeed {
     /// Reads the feed as it grows, from `after` on.
-    pub fn tail(&self, after: Sequence) -> NotificationTail {
-        NotificationTail::new(self.clone(), after)
+    pub fn tail(&self, after: impl Into<Cursor>) -> NotificationTail {
+        NotificationTail::new(self.clone(), after.into())
     }
 
     /// The newest row of the database `name`, if it has one.
     pub async fn newest(&self, name: &DbName) -> Result<Option<Notification>> {
+        self.context.db.run(async |tx| self.newest_in(&tx, name).await).await
+    }
+
+    /// [`NotificationFeed::newest`] within the caller's transaction.
+    pub async fn newest_in(&self, tx: &Transaction, name: &DbName) -> Result<Option<Notification>> {
         let feed = self.raw();
-        let read = async |tx| {
-            let topology = feed.topology(&tx).await?;
-            let row = feed.newest_of(&tx, &topology, name.as_str().as_bytes()).await?;
-            row.map(|row| Notification::from_bytes(row.sequence, &row.value)).transpose()
-        };
-        self.context.db.run(read).await
+        let topology = feed.topology(tx).await?;
+        let row = feed.newest_of(tx, &topology, name.as_str().as_bytes()).await?;
+        row.map(|row| Notification::from_bytes(row.sequence, &row.value)).transpose()
     }
 
     /// The newest rows of the databases `names`, in their order, read by one transaction: they should not be many.
@@ -71,9 +79,34 @@ impl NotificationFeed {
         self.context.db.run(read).await
     }
 
-    /// The design documents of `db` that were written or deleted after `since`, as far as notifiers have told of them. None of
-    /// a database that is deleted.
-    pub async fn ddocs(&self, db: &Db, since: Sequence) -> Result<ChangedDdocs> {
+    /// The newest rows of the databases `names` after `cursor`, in the order of their sequences, and a position up to which all of
+    /// them were read. Fails as [`Feed::page`] does.
+    pub(crate) async fn newest_after(
+        &self,
+        names: &[DbName],
+        cursor: Cursor,
+    ) -> Result<(Vec<Arc<Notification>>, Sequence)> {
+        let read = async |names: &[DbName]| {
+            let read = async |tx| {
+                let ids = names.iter().map(|name| name.as_str().as_bytes());
+                let (rows, last) = self.raw().newest_after(&tx, ids, cursor).await?;
+                let decode =
+                    |row: StoredRow| Notification::from_bytes(row.sequence, &row.value).map(Arc::new);
+                Ok((rows.into_iter().map(decode).collect::<Result<Vec<_>>>()?, last))
+            };
+            self.context.db.run(read).await
+        };
+        let parts = try_join_all(names.chunks(LOOK_UPS_MAX).map(read)).await?;
+        let to = parts.iter().map(|(_, last)| *last).min().unwrap_or_else(|| cursor.position());
+        let mut rows: Vec<_> = parts.into_iter().flat_map(|(rows, _)| rows).collect();
+        rows.sort_unstable_by_key(|row| row.sequence);
+        Ok((rows, to))
+    }
+
+    /// The design documents of `db` of which it is news to a reader at `since` that they were written or deleted, as far as
+    /// notifiers have recorded it. None of a database that is deleted.
+    pub async fn ddocs(&self, db: &Db, since: impl Into<Cursor>) -> Result<ChangedDdocs> {
+        let since = since.into();
         let Context { db: store, keys, .. } = &*self.context;
         store
             .run(async |tx| {
@@ -82,9 +115,9 @@ impl NotificationFeed {
                 while let Some(rows) = pages.next().await? {
                     for row in &rows {
                         match keys.ddoc_row(row)? {
-                            (_, told) if told <= since => {}
-                            (Some(id), told) => found.ids.push((id, told)),
-                            (None, told) => found.nameless = Some(told),
+                            (_, at) if !since.is_news(at) => {}
+                            (Some(id), at) => found.ids.push((id, at)),
+                            (None, at) => found.nameless = Some(at),
                         }
                     }
                 }

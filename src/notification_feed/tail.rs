@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use super::{NotificationFeed, NotificationPage};
 use crate::{
+    cursor::Cursor,
     encoding::Sequence,
     error::Result,
-    feed::{Cursor, Look, Pulse},
+    feed::{Look, Pulse},
 };
 
 /// The most rows that are read at once, if nothing else is asked for.
@@ -31,11 +32,11 @@ pub struct NotificationTail {
 
 impl NotificationTail {
     /// A tail of `feed` that starts after `after`.
-    pub(super) fn new(feed: NotificationFeed, after: Sequence) -> Self {
+    pub(super) fn new(feed: NotificationFeed, after: Cursor) -> Self {
         Self {
             pulse: Pulse::new(&feed.context, &feed.id),
             feed,
-            cursor: after.into(),
+            cursor: after,
             limit: PAGE_ROWS,
             is_at_end: false,
             had_more: false,
@@ -56,7 +57,7 @@ impl NotificationTail {
     }
 
     /// Goes on from another position, as after [`Error::Expired`](crate::Error::Expired).
-    pub fn restart(&mut self, after: Sequence) {
+    pub fn restart(&mut self, after: impl Into<Cursor>) {
         self.cursor = after.into();
         self.pulse.forget();
         self.is_at_end = false;

@@ -266,7 +266,7 @@ mod tests {
         let (row, stale) = step(None, vec![(A, events(0, 0, 1, 0))], 1);
         let row = row.unwrap();
         assert_eq!((row.created_at, stale), (None, Counters::ZERO));
-        assert_eq!(kinds(&row, Sequence::ZERO), [(A, EventKind::Updated)]);
+        assert_eq!(kinds(&row, Sequence::MIN), [(A, EventKind::Updated)]);
         let (row, _) = step(None, vec![(B, events(0, 1, 0, 0)), (A, events(1, 0, 0, 0))], 1);
         assert_eq!(row.unwrap().instance, A, "the living one comes last");
     }

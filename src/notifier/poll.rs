@@ -29,7 +29,11 @@ pub(super) async fn run(context: Arc<Context>, partitions: HeldPartitions, inter
                 Err(error) => tracing::warn!(%error, "poll failed"),
             }
         }
-        pause = if found > 0 { (pause / 2).max(interval / HASTE_MAX) } else { (pause * 2).min(interval) };
+        pause = if found > 0 {
+            (pause / 2).max(interval / HASTE_MAX)
+        } else {
+            pause.saturating_mul(2).min(interval)
+        };
     }
 }
 

@@ -9,9 +9,10 @@ use fastrand::Rng;
 
 use super::{Options, witness::Fault};
 use crate::{
+    cursor::{Cursor, Start},
     dispatcher::DispatcherOptions,
     event::DbName,
-    group::{CheckpointPolicy, ConsumerOptions, FailurePolicy, GroupStart},
+    group::{CheckpointPolicy, ConsumerOptions, FailurePolicy},
     janitor::JanitorOptions,
     lease::{BalanceOptions, NodeOptions},
     notifier::NotifierOptions,
@@ -21,6 +22,7 @@ use crate::{
 
 /// What was drawn for a world.
 #[derive(Debug, Clone)]
+#[expect(clippy::struct_excessive_bools, reason = "each is drawn by itself")]
 pub(super) struct Plan {
     /// Partitions of the bus.
     pub partitions: u32,
@@ -56,6 +58,10 @@ pub(super) struct Plan {
     pub producer: ProducerOptions,
     /// Whether producers sometimes record events of instances that are gone, without looking.
     pub has_late_events: bool,
+    /// Whether producers do little but delete and recreate a few names, and subscribers read in small pages.
+    pub churns_names: bool,
+    /// What subscribers do and what is done to them.
+    pub subscribers: SubscriberPlan,
     /// How nodes live.
     pub node: NodeOptions,
     /// How notifiers work.
@@ -64,6 +70,22 @@ pub(super) struct Plan {
     pub dispatcher: DispatcherOptions,
     /// How janitors work.
     pub janitor: JanitorOptions,
+}
+
+/// What the subscribers of a world do, and what is done to them.
+#[derive(Debug, Clone, Copy, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "each is drawn by itself")]
+pub(super) struct SubscriberPlan {
+    /// Their filters are replaced now and then.
+    pub replaces: bool,
+    /// They stop and go on now and then, without a crash.
+    pub restarts: bool,
+    /// Some are callbacks and listeners, which panic now and then.
+    pub supervised: bool,
+    /// They take their time, and their rounds are long.
+    pub is_slow: bool,
+    /// Most want deletions only, of a few names, and begin at nothing.
+    pub wants_deletions: bool,
 }
 
 /// What a process does.
@@ -101,7 +123,7 @@ pub(super) struct GroupPlan {
     /// Its name.
     pub name: String,
     /// Where it starts.
-    pub start: GroupStart,
+    pub start: Start,
     /// How it works.
     pub work: Work,
     /// How its consumers work.
@@ -149,6 +171,8 @@ impl Plan {
             churns_groups,
             producer: ProducerOptions { slots: random.u16(1..=3), record_versionstamps: random.bool() },
             has_late_events: !has_janitor && random.bool(),
+            churns_names: false,
+            subscribers: SubscriberPlan::default(),
             node,
             notifier: NotifierOptions {
                 balance: balance(random),
@@ -170,7 +194,38 @@ impl Plan {
                 balance: balance(random),
             },
         };
-        if churns_groups { plan.with_churn(random) } else { plan }
+        let plan = if churns_groups { plan.with_churn(random) } else { plan };
+        plan.with_subscribers(random)
+    }
+
+    /// It with what subscribers do, and, in some worlds, with all that makes them meet names that come and go: few names, short
+    /// retention, small pages, short rings.
+    fn with_subscribers(mut self, random: &mut Rng) -> Self {
+        self.subscribers = SubscriberPlan {
+            replaces: random.u32(0..3) == 0,
+            restarts: random.u32(0..3) == 0,
+            supervised: random.u32(0..3) == 0,
+            is_slow: random.u32(0..3) == 0,
+            wants_deletions: random.u32(0..4) == 0,
+        };
+        self.churns_names = random.u32(0..4) == 0;
+        if self.churns_names {
+            self.names.truncate(random.usize(1..=5));
+            self.think_max_ms = [5, 50, 300][random.usize(0..3)];
+            self.processes[0].dispatcher = true;
+            self.dispatcher.ring_rows_max = [1, 2, 1_000][random.usize(0..3)];
+            self.dispatcher.catch_up_rows_max = random.usize(1..=2);
+            self.dispatcher.page_rows_max = random.usize(1..=5);
+            self.janitor.interval = Duration::from_millis(random.u64(20..=150));
+            self.janitor.tombstone_retention = Duration::from_millis(random.u64(1..=200));
+            self.subscribers.is_slow |= random.bool();
+        }
+        self
+    }
+
+    /// Whether nobody drops tombstones, so that nobody ever expires.
+    pub fn keeps_tombstones(&self) -> bool {
+        !self.processes.iter().any(|process| process.janitor)
     }
 
     /// It with all that makes the janitor meet groups that come and go: many tombstones, which are soon old enough, and
@@ -247,7 +302,7 @@ fn group(random: &mut Rng, number: usize, balance: BalanceOptions) -> GroupPlan 
     };
     GroupPlan {
         name: format!("group-{number}"),
-        start: if random.bool() { GroupStart::Now } else { GroupStart::Zero },
+        start: if random.bool() { Start::Now } else { Cursor::NOTHING.into() },
         work,
         options: ConsumerOptions {
             balance,

@@ -152,6 +152,18 @@ named! {
         DurableWentOn,
         /// A durable subscriber was told that its position is expired.
         DurableExpired,
+        /// A subscriber was restarted within its first scan, after it had received some of it.
+        RestartWithinFirstScan,
+        /// The filter of a subscriber was replaced.
+        FilterReplaced,
+        /// The filter of a subscriber was replaced within its first scan, after it had received some of it.
+        ReplacedWithinFirstScan,
+        /// A tombstone was dropped while somebody who knew the database had still to receive it.
+        TombstoneDroppedWhileWaiting,
+        /// A name was deleted twice or more between two deliveries to one who knew it.
+        RecreatedTwiceBetween,
+        /// A listener received a delivery again after it had panicked.
+        GivenAgainAfterPanic,
         /// Several filters of a set wanted the same delivery.
         WantedByMany,
         /// A subscriber of some design documents was told of nothing but one that may be any.
@@ -172,5 +184,23 @@ named! {
         CommitWentWithPower,
         /// A commit that was not synced when the power failed was there in part, and nothing of it came of that.
         CommitTorn,
+    }
+}
+
+impl Witness {
+    /// Whether it takes many worlds to meet it.
+    fn is_rare(self) -> bool {
+        matches!(
+            self,
+            Self::CommitOutlivedPower
+                | Self::CommitTorn
+                | Self::JanitorRacedNewGroup
+                | Self::CheckpointPartlyDone
+        )
+    }
+
+    /// Whether so many worlds must have met it: rare ones take ten times as many.
+    pub fn is_due(self, worlds: u64) -> bool {
+        worlds >= if self.is_rare() { 10_000 } else { 1_000 }
     }
 }

@@ -39,7 +39,7 @@ impl RetryPolicy {
     /// The pause after failed attempt number `attempt`, counted from 1.
     pub(crate) fn backoff(&self, attempt: u32, env: &Env) -> Duration {
         let doubled = self.backoff_min.saturating_mul(1 << (attempt - 1).min(20));
-        doubled.min(self.backoff_max).mul_f64(0.5 + env.random_fraction() / 2.0)
+        env.spread(doubled.min(self.backoff_max), 0.5, 1.0)
     }
 
     /// Whether failed attempt number `attempt`, counted from 1, was the last one.

@@ -97,10 +97,9 @@ impl Marks {
         if gone.is_some_and(|gone| seen.greatest <= gone) {
             return;
         }
-        let is_news = self
-            .0
-            .back()
-            .is_none_or(|&(counter, at)| seen.greatest > counter && now >= at + max_age / MARKS_PER_AGE);
+        let is_news = self.0.back().is_none_or(|&(counter, at)| {
+            seen.greatest > counter && now >= at.saturating_add(max_age / MARKS_PER_AGE)
+        });
         if is_news {
             self.0.push_back((seen.greatest, now));
         }

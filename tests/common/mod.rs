@@ -6,10 +6,11 @@
 use std::{sync::Arc, time::Duration};
 
 use notibus::{
-    Bus, BusOptions, Counters, Cursor, Db, DbInstance, JanitorOptions, Notification, NotifierOptions,
-    Sequence,
+    Bus, BusOptions, Counters, Cursor, Db, DbInstance, Delivery, Interruption, JanitorOptions, Notification,
+    NotifierOptions, Subscription,
     store::{Database, Isolation, KeyRange, RangeRead},
 };
+use tokio_stream::StreamExt;
 
 /// How long a test waits for what must happen.
 pub const LIMIT: Duration = Duration::from_mins(2);
@@ -105,7 +106,7 @@ pub async fn row_with(bus: &Bus, db: &Db, lanes: [u64; 4]) -> Notification {
 /// All rows of the feed, in pages of `limit`.
 pub async fn rows_in_pages(bus: &Bus, limit: usize) -> Vec<Arc<Notification>> {
     let mut rows = Vec::new();
-    let mut cursor = Cursor::from(Sequence::ZERO);
+    let mut cursor = Cursor::NOTHING;
     loop {
         let page = bus.feed().page(cursor, limit).await.unwrap();
         rows.extend(page.rows);
@@ -128,4 +129,14 @@ pub async fn waiting(store: &Database) -> usize {
     let read = RangeRead::new(range).limit(100_000).target_bytes(usize::MAX);
     let page = store.begin().get_range(&read, Isolation::Snapshot).await.unwrap();
     page.rows.len()
+}
+
+/// What a subscription returns next, other than that its first scan is complete.
+pub async fn next_news(subscription: &mut Subscription) -> Option<Result<Delivery, Interruption>> {
+    loop {
+        match subscription.next().await {
+            Some(Err(Interruption::Synced { .. })) => {}
+            other => return other,
+        }
+    }
 }

@@ -4,8 +4,8 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use futures_util::future::join_all;
 use notibus::{
-    BalanceOptions, Db, DbInstance, DdocId, DispatcherOptions, EventKind, NotifierOptions, ProducerOptions,
-    Sequence,
+    BalanceOptions, Cursor, Db, DbInstance, DdocId, DispatcherOptions, EventKind, NotifierOptions,
+    ProducerOptions,
     store::{
         Database, Isolation, KeyRange, RangeRead,
         testing::{CommitFault, Faults, Gate, Operation},
@@ -80,7 +80,7 @@ pub(crate) async fn a_row_tells_the_life_of_its_database() {
     assert!(first.sequence < gone.sequence && gone.sequence < second.sequence);
     assert_eq!(rows(&bus).await.len(), 1);
     assert!(bus.feed().now().await.unwrap() >= second.sequence);
-    let page = bus.feed().page(Sequence::ZERO, 10).await.unwrap();
+    let page = bus.feed().page(Cursor::NOTHING, 10).await.unwrap();
     assert_eq!(page.rows, [Arc::new(second)]);
 }
 

@@ -12,7 +12,7 @@ use std::{
 };
 
 use notibus::{
-    DispatcherOptions, Error, Filter, Sequence, Since,
+    Cursor, DispatcherOptions, Error, Filter, Interruption,
     store::{Database, FoundationDbOptions},
 };
 use tokio::sync::{mpsc, oneshot};
@@ -156,11 +156,14 @@ async fn notifier(file: &str, end: oneshot::Receiver<()>) {
 async fn dispatcher(file: &str, end: oneshot::Receiver<()>) {
     let bus = bus(file).await;
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.expect("the dispatcher starts");
-    let mut stream = dispatcher.subscribe(Filter::all()).since(Since::After(Sequence::ZERO)).stream();
+    let mut stream = dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING).stream();
     tell("ready");
     let tell_all = async {
         while let Some(item) = stream.next().await {
-            let delivery = item.expect("the feed can be read");
+            let delivery = match item {
+                Err(Interruption::Synced { .. }) => continue,
+                item => item.expect("the feed can be read"),
+            };
             let row = delivery.notification();
             tell(&format!("{} {}", row.name, row.totals.lanes()[2]));
         }

@@ -7,8 +7,8 @@ use std::{
 };
 
 use notibus::{
-    Bus, BusOptions, ConsumerOptions, Error, GroupBatch, GroupOptions, GroupStart, NodeOptions, Notification,
-    NotifierOptions, Sequence,
+    Bus, BusOptions, ConsumerOptions, Cursor, Error, GroupBatch, GroupOptions, NodeOptions, Notification,
+    NotifierOptions,
     store::{AtomicOp, Database, Isolation, KeyRange, RangeRead, Transaction},
 };
 use tokio::sync::oneshot;
@@ -150,7 +150,7 @@ pub(crate) async fn processes_share_the_work_whoever_dies_sleeps_or_comes() {
     let store = fixture::open(&file).await;
     let bus = bus(&store, &prefix).await;
     let group = bus.group("counter").unwrap();
-    group.create(&GroupOptions::default().start_from(GroupStart::Zero)).await.unwrap();
+    group.create(&GroupOptions::default().start_from(Cursor::NOTHING)).await.unwrap();
     let mut fleet = Vec::new();
     for _ in 0..5 {
         fleet.push(start(&file, &prefix).await);
@@ -185,7 +185,7 @@ pub(crate) async fn processes_share_the_work_whoever_dies_sleeps_or_comes() {
     until("the group has counted everything", is_done).await;
     let counted = counted(&store, &prefix).await;
     assert!(counted.values().all(|count| *count == 1), "{counted:?}");
-    let rows = bus.feed().page(Sequence::ZERO, 1_000).await.unwrap().rows;
+    let rows = bus.feed().page(Cursor::NOTHING, 1_000).await.unwrap().rows;
     assert!(
         rows.iter().all(|row| counted.contains_key(&row.sequence.as_bytes()[..])),
         "every row was counted"

@@ -6,8 +6,8 @@ use std::{
 };
 
 use notibus::{
-    Bus, Consumer, ConsumerOptions, Error, Group, GroupBatch, GroupOptions, GroupStart, NodeOptions,
-    Notification, NotifierOptions,
+    Bus, Consumer, ConsumerOptions, Cursor, Error, Group, GroupBatch, GroupOptions, NodeOptions,
+    Notification, NotifierOptions, Start,
     store::{AtomicOp, Database, Isolation, KeyRange, RangeRead},
 };
 
@@ -95,7 +95,7 @@ pub async fn each_row_is_counted_exactly_once_while_nodes_die_and_shards_change(
     until_done(&bus, &group).await;
     let counted = counted(&store, &prefix).await;
     assert!(counted.iter().all(|(_, count)| *count == 1), "{counted:?}");
-    let rows = bus.feed().page(notibus::Sequence::ZERO, 1_000).await.unwrap().rows;
+    let rows = bus.feed().page(Cursor::NOTHING, 1_000).await.unwrap().rows;
     assert_eq!(rows.len(), 60);
     for row in rows {
         assert!(counted.iter().any(|(key, _)| key[..] == row.sequence.as_bytes()[..]), "{}", row.sequence);
@@ -120,7 +120,7 @@ pub async fn a_zombie_cannot_commit_its_effect() {
     let bus = fixture::bus(&store, &prefix).await;
     let notifier = bus.notifier(NotifierOptions::default()).await.unwrap();
     let group = bus.group("g").unwrap();
-    group.create(&GroupOptions::default().start_from(GroupStart::Zero)).await.unwrap();
+    group.create(&GroupOptions::default().start_from(Cursor::NOTHING)).await.unwrap();
     record(&store, &bus, &db("a", 1), [1, 0, 0, 0]).await;
     let (outcomes, other) = (Arc::new(Mutex::new(Vec::new())), fixture::open(&file).await);
     let (tell, reset) = (Arc::clone(&outcomes), group.clone());
@@ -135,7 +135,7 @@ pub async fn a_zombie_cannot_commit_its_effect() {
                 let state = batch.checkpoint_in(&tx).await.unwrap();
                 assert!(!state.is_done());
                 tx.set(&effect, b"of the zombie");
-                reset.reset(GroupStart::Now, true).await.unwrap();
+                reset.reset(Start::Now, true).await.unwrap();
                 let late = batch.checkpoint().await;
                 let committed = tx.commit().await.map(drop);
                 tell.lock().unwrap().push((committed, late));

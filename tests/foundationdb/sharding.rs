@@ -7,7 +7,8 @@ use std::{
 };
 
 use notibus::{
-    Bus, ChangesOptions, DocId, DocSummary, JanitorOptions, ParallelJob, Revision, Sequence, store::Database,
+    Bus, ChangesOptions, Cursor, DocId, DocSummary, JanitorOptions, ParallelJob, Revision, Sequence,
+    store::Database,
 };
 
 use crate::{
@@ -65,17 +66,17 @@ pub(crate) async fn a_parallel_job_ends_at_one_state() {
             }
         }
     };
-    let job = ParallelJob::new(feed.clone(), Sequence::ZERO);
+    let job = ParallelJob::new(feed.clone(), Cursor::NOTHING);
     let (to, ()) = tokio::join!(job.run(work), async {
         for n in 100..200 {
             edit(n).await;
         }
     });
     let to = to.unwrap();
-    let rows = feed.page(Sequence::ZERO, 1_000).await.unwrap().rows;
+    let rows = feed.page(Cursor::NOTHING, 1_000).await.unwrap().rows;
     let expected: BTreeMap<_, _> = rows
         .iter()
-        .filter(|row| row.sequence <= to)
+        .filter(|row| row.sequence <= to.position())
         .map(|row| (row.doc.id.to_string(), row.sequence))
         .collect();
     assert_eq!(*seen.lock().unwrap(), expected);
@@ -87,7 +88,7 @@ pub(crate) async fn a_bus_moves_to_a_cluster_and_away() {
     let cluster = fixture::open(fixture::shared()).await;
     let prefix = fixture::prefix("moved");
     let mut store = Database::memory();
-    let mut last = Sequence::ZERO;
+    let mut last = Sequence::MIN;
     for (step, next) in [cluster, Database::memory()].into_iter().enumerate() {
         let bus = fixture::bus(&store, &prefix).await;
         let notifier = bus.notifier(eager()).await.unwrap();

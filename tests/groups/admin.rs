@@ -3,8 +3,8 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use notibus::{
-    ChangesOptions, CloseReason, ConsumerOptions, Error, GroupName, GroupOptions, GroupStart, Incarnation,
-    JanitorOptions, LAG_ROWS_MAX, NodeOptions, Role, Sequence, StoreError, Versionstamp,
+    ChangesOptions, CloseReason, ConsumerOptions, Cursor, Error, GroupName, GroupOptions, Incarnation,
+    JanitorOptions, LAG_ROWS_MAX, NodeOptions, Role, Sequence, Start, StoreError, Versionstamp,
     store::{Isolation, KeyRange, RangeRead, RetryPolicy, testing::CommitFault},
 };
 
@@ -37,7 +37,7 @@ async fn bad_input_is_refused_and_changes_nothing() {
     let ahead = Sequence::new(Incarnation(0), Versionstamp::new(u64::MAX, 0), 0);
     let moved = Sequence::new(Incarnation(1), Versionstamp::new(0, 0), 0);
     for start in [ahead, moved] {
-        let options = GroupOptions::default().start_from(GroupStart::After(start));
+        let options = GroupOptions::default().start_from(Start::from(start));
         assert!(matches!(group.create(&options).await, Err(Error::Invalid { what: "start", .. })));
     }
     let options = GroupOptions::default().expire_after(Duration::ZERO);
@@ -46,7 +46,7 @@ async fn bad_input_is_refused_and_changes_nothing() {
     assert!(matches!(nowhere.create(&GroupOptions::default()).await, Err(Error::NoFeed { .. })));
     assert!(matches!(group.status().await, Err(Error::NoGroup { .. })));
     assert!(matches!(group.lag().await, Err(Error::NoGroup { .. })));
-    assert!(matches!(group.reset(GroupStart::Now, false).await, Err(Error::NoGroup { .. })));
+    assert!(matches!(group.reset(Start::Now, false).await, Err(Error::NoGroup { .. })));
     assert!(matches!(group.delete(true).await, Err(Error::NoGroup { .. })));
     let observer = || |_: notibus::GroupBatch<notibus::Notification>| std::future::ready(Ok(()));
     let missing = world.bus.consumer(&group, move |_| observer(), unpolled()).await;
@@ -73,7 +73,7 @@ async fn bad_input_is_refused_and_changes_nothing() {
         assert!(matches!(refused, Err(Error::Invalid { .. })), "{refused:?}");
     }
     assert_eq!(world.bus.nodes().await.unwrap().len(), 1, "the notifier's alone");
-    assert!(matches!(group.dead_letters(Sequence::ZERO, 0).await, Err(Error::Invalid { .. })));
+    assert!(matches!(group.dead_letters(Sequence::MIN, 0).await, Err(Error::Invalid { .. })));
     let other = notibus::BusOptions { prefix: b"other".to_vec(), ..notibus::BusOptions::default() };
     let other = notibus::Bus::open(&world.store, other).await.unwrap();
     let node = other.node(NodeOptions::default()).await.unwrap();
@@ -85,7 +85,7 @@ async fn bad_input_is_refused_and_changes_nothing() {
 async fn a_start_below_the_horizon_is_refused() {
     let world = World::new(2).await;
     world.create(["lives", "gone"]).await;
-    let before = world.other.feed().page(Sequence::ZERO, 1).await.unwrap().rows[0].sequence;
+    let before = world.other.feed().page(Cursor::NOTHING, 1).await.unwrap().rows[0].sequence;
     record(&world.store, &world.other, &db("gone", 1), [0, 1, 0, 0]).await;
     let options = JanitorOptions {
         interval: Duration::from_millis(100),
@@ -96,18 +96,18 @@ async fn a_start_below_the_horizon_is_refused() {
     until("the tombstone is dropped", async || world.other.stats().tombstones_dropped == 1).await;
     let horizon = world.other.feed().horizon().await.unwrap();
     let group = world.bus.group("g").unwrap();
-    let expired = GroupOptions::default().start_from(GroupStart::After(before));
+    let expired = GroupOptions::default().start_from(Start::from(before));
     assert!(matches!(group.create(&expired).await, Err(Error::Expired { horizon: at }) if at == horizon));
     assert_eq!(kept(&world).await, (0, 0));
-    let at_horizon = GroupOptions::default().start_from(GroupStart::After(horizon));
+    let at_horizon = GroupOptions::default().start_from(Start::from(horizon));
     assert!(group.create(&at_horizon).await.unwrap());
-    let reset = group.reset(GroupStart::After(before), false).await;
+    let reset = group.reset(Start::from(before), false).await;
     assert!(matches!(reset, Err(Error::Expired { .. })));
     let status = group.status().await.unwrap();
     assert_eq!((status.start, status.generation), (horizon, 1), "nothing was changed");
 
     // From zero there is no horizon, however many batches it takes.
-    group.reset(GroupStart::Zero, false).await.unwrap();
+    group.reset(Cursor::NOTHING, false).await.unwrap();
     world.create(names("db", 10)).await;
     let log = Log::new();
     let consumer = log.consume(&world.bus, &group, ConsumerOptions { rows_max: 1, ..unpolled() }).await;
@@ -125,7 +125,7 @@ async fn unknown_results_do_not_confuse_creation_and_deletion() {
         world.faults.script_commits([fault.clone()]);
         assert!(group.create(&GroupOptions::default()).await.unwrap(), "by this call");
         world.faults.script_commits([fault.clone()]);
-        group.reset(GroupStart::Zero, false).await.unwrap();
+        group.reset(Cursor::NOTHING, false).await.unwrap();
         assert_eq!(group.status().await.unwrap().generation, 2, "once");
         world.faults.script_commits([fault]);
         group.delete(false).await.unwrap();
@@ -136,21 +136,21 @@ async fn unknown_results_do_not_confuse_creation_and_deletion() {
 #[tokio::test(start_paused = true)]
 async fn a_group_with_living_members_is_reset_and_deleted_only_by_force() {
     let world = World::new(3).await;
-    let group = world.group(GroupStart::Now).await;
+    let group = world.group(Start::Now).await;
     world.create(names("db", 6)).await;
     let log = Log::new();
     let consumer = log.consume(&world.other, &group, unpolled()).await;
     until_done(&group).await;
-    for refused in [group.reset(GroupStart::Zero, false).await, group.delete(false).await] {
+    for refused in [group.reset(Cursor::NOTHING, false).await, group.delete(false).await] {
         assert!(matches!(refused, Err(Error::GroupInUse { members: 1, .. })), "{refused:?}");
     }
     assert_eq!(group.status().await.unwrap().generation, 1);
-    group.reset(GroupStart::Zero, true).await.unwrap();
+    group.reset(Cursor::NOTHING, true).await.unwrap();
     until("all come again", async || log.rows().len() == 12).await;
     until_done(&group).await;
     assert!(log.closed().iter().all(|reason| *reason == CloseReason::LeaseLost));
     let status = group.status().await.unwrap();
-    assert_eq!((status.generation, status.start, status.members.len()), (2, Sequence::ZERO, 1));
+    assert_eq!((status.generation, status.start, status.members.len()), (2, Sequence::MIN, 1));
 
     group.delete(true).await.unwrap();
     assert_eq!(kept(&world).await, (0, 0));
@@ -174,7 +174,7 @@ async fn a_group_with_living_members_is_reset_and_deleted_only_by_force() {
 #[tokio::test(start_paused = true)]
 async fn a_reset_sets_back_over_reshards_and_forward() {
     let world = World::new(2).await;
-    let group = world.group(GroupStart::Zero).await;
+    let group = world.group(Cursor::NOTHING).await;
     world.create(names("db", 8)).await;
     world.other.feed().reshard(5, None).await.unwrap();
     let log = Log::new();
@@ -182,13 +182,13 @@ async fn a_reset_sets_back_over_reshards_and_forward() {
     until("it is in the second topology", async || group.status().await.unwrap().shards.len() == 5).await;
     until_done(&group).await;
     consumer.shutdown().await.unwrap();
-    group.reset(GroupStart::Zero, false).await.unwrap();
+    group.reset(Cursor::NOTHING, false).await.unwrap();
     assert_eq!(group.status().await.unwrap().shards.len(), 2, "the first topology again");
     assert_eq!(behind(&group).await, 8);
-    let rows = world.other.feed().page(Sequence::ZERO, 100).await.unwrap().rows;
-    group.reset(GroupStart::After(rows[4].sequence), false).await.unwrap();
+    let rows = world.other.feed().page(Cursor::NOTHING, 100).await.unwrap().rows;
+    group.reset(Start::from(rows[4].sequence), false).await.unwrap();
     assert_eq!(behind(&group).await, 3);
-    group.reset(GroupStart::Now, false).await.unwrap();
+    group.reset(Start::Now, false).await.unwrap();
     assert_eq!((behind(&group).await, group.status().await.unwrap().shards.len()), (0, 5));
     let log = Log::new();
     let consumer = log.consume(&world.bus, &group, unpolled()).await;
@@ -202,14 +202,14 @@ async fn a_reset_sets_back_over_reshards_and_forward() {
 #[tokio::test(start_paused = true)]
 async fn the_lag_is_exact_per_shard_up_to_a_limit() {
     let world = World::new(4).await;
-    let group = world.group(GroupStart::Zero).await;
+    let group = world.group(Cursor::NOTHING).await;
     let lag = group.lag().await.unwrap();
     assert_eq!(lag.len(), 4);
     assert!(lag.iter().all(|shard| shard.rows == 0 && shard.is_exact && shard.age_ms.is_none()));
     world.create(names("db", 40)).await;
     let feed = world.other.feed();
     for shard in group.lag().await.unwrap() {
-        let rows = feed.shard_page(shard.shard, Sequence::ZERO, 1_000).await.unwrap().rows;
+        let rows = feed.shard_page(shard.shard, Cursor::NOTHING, 1_000).await.unwrap().rows;
         assert_eq!(shard.rows as usize, rows.len(), "a dormant shard shows its true backlog");
         assert_eq!((shard.owner, shard.oldest), (None, rows.first().map(|row| row.sequence)));
         assert!(shard.age_ms.is_some_and(|age| age < 3_600_000));
@@ -219,12 +219,12 @@ async fn the_lag_is_exact_per_shard_up_to_a_limit() {
     world.create(names("later", 10)).await;
     let lag = group.lag().await.unwrap();
     assert_eq!((lag.len(), lag.iter().map(|shard| shard.rows).sum::<u64>()), (6, 50));
-    assert!(lag[..4].iter().all(|shard| shard.checkpoint == Some(Sequence::ZERO)));
+    assert!(lag[..4].iter().all(|shard| shard.checkpoint == Some(Sequence::MIN)));
     assert!(lag[4..].iter().all(|shard| shard.checkpoint.is_none()));
 
     // More than the limit.
     feed.reshard(1, None).await.unwrap();
-    group.reset(GroupStart::Now, false).await.unwrap();
+    group.reset(Start::Now, false).await.unwrap();
     let many = LAG_ROWS_MAX as usize + 1;
     let producer = world.other.producer();
     for chunk in names("many", many).chunks(1_000) {
@@ -251,7 +251,7 @@ async fn the_lag_is_exact_per_shard_up_to_a_limit() {
 #[tokio::test(start_paused = true)]
 async fn a_group_goes_along_to_another_store() {
     let world = World::new(2).await;
-    let group = world.group(GroupStart::Zero).await;
+    let group = world.group(Cursor::NOTHING).await;
     world.create(names("db", 4)).await;
     let log = Log::new();
     let consumer = log.consume(&world.bus, &group, unpolled()).await;

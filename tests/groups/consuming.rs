@@ -7,8 +7,8 @@ use std::{
 };
 
 use notibus::{
-    Change, ChangesOptions, CheckpointPolicy, CloseReason, ConsumerOptions, DocId, DocSummary, Error,
-    GroupBatch, GroupOptions, GroupStart, NodeOptions, Revision, Sequence,
+    Change, ChangesOptions, CheckpointPolicy, CloseReason, ConsumerOptions, Cursor, DocId, DocSummary, Error,
+    GroupBatch, GroupOptions, NodeOptions, Revision, Sequence, Start,
 };
 
 use crate::{
@@ -25,7 +25,7 @@ fn unpolled() -> ConsumerOptions {
 #[tokio::test(start_paused = true)]
 async fn the_first_event_after_the_creation_is_delivered_whoever_reads_when() {
     let world = World::new(4).await;
-    let group = world.group(GroupStart::Now).await;
+    let group = world.group(Start::Now).await;
     world.create(["first"]).await;
     pass(Duration::from_hours(1)).await;
     let log = Log::new();
@@ -41,10 +41,10 @@ async fn the_first_event_after_the_creation_is_delivered_whoever_reads_when() {
 async fn a_group_starts_at_now_at_zero_or_behind_a_sequence() {
     let world = World::new(4).await;
     world.create(["a", "b"]).await;
-    let after_a = world.other.feed().page(Sequence::ZERO, 1).await.unwrap().rows[0].sequence;
+    let after_a = world.other.feed().page(Cursor::NOTHING, 1).await.unwrap().rows[0].sequence;
     let mut logs = Vec::new();
     for (name, start) in
-        [("now", GroupStart::Now), ("zero", GroupStart::Zero), ("after", GroupStart::After(after_a))]
+        [("now", Start::Now), ("zero", Cursor::NOTHING.into()), ("after", Start::from(after_a))]
     {
         let group = world.bus.group(name).unwrap();
         group.create(&GroupOptions::default().start_from(start)).await.unwrap();
@@ -70,7 +70,7 @@ async fn a_group_starts_at_now_at_zero_or_behind_a_sequence() {
 #[tokio::test(start_paused = true)]
 async fn rows_come_without_polling() {
     let world = World::new(4).await;
-    let group = world.group(GroupStart::Now).await;
+    let group = world.group(Start::Now).await;
     let log = Log::new();
     let _consumer = log.consume(&world.bus, &group, unpolled()).await;
     pass(Duration::from_mins(10)).await;
@@ -86,7 +86,7 @@ async fn rows_come_without_polling() {
 #[tokio::test(start_paused = true)]
 async fn shards_are_divided_and_each_row_comes_once() {
     let world = World::new(16).await;
-    let group = world.group(GroupStart::Zero).await;
+    let group = world.group(Cursor::NOTHING).await;
     let log = Log::new();
     let buses = [world.another().await, world.another().await, world.another().await];
     let mut consumers = Vec::new();
@@ -117,7 +117,7 @@ async fn shards_are_divided_and_each_row_comes_once() {
 #[tokio::test(start_paused = true)]
 async fn the_order_of_each_database_holds_over_reshards() {
     let world = World::new(2).await;
-    let group = world.group(GroupStart::Zero).await;
+    let group = world.group(Cursor::NOTHING).await;
     let all = names("db", 12);
     world.create(&all).await;
     let log = Log::doing(async |batch| {
@@ -162,7 +162,7 @@ async fn the_order_of_each_database_holds_over_reshards() {
 #[tokio::test(start_paused = true)]
 async fn a_closed_entry_that_was_dropped_does_not_confuse_a_group() {
     let world = World::new(3).await;
-    let group = world.group(GroupStart::Now).await;
+    let group = world.group(Start::Now).await;
     let feed = world.other.feed();
     feed.reshard(5, None).await.unwrap();
     feed.reshard(2, None).await.unwrap();
@@ -184,7 +184,7 @@ async fn a_closed_entry_that_was_dropped_does_not_confuse_a_group() {
 #[tokio::test(start_paused = true)]
 async fn batches_have_limits_of_rows_and_bytes() {
     let world = World::new(1).await;
-    let group = world.group(GroupStart::Zero).await;
+    let group = world.group(Cursor::NOTHING).await;
     let all = names("db", 25);
     world.create(&all).await;
     for (options, sizes) in [
@@ -201,7 +201,7 @@ async fn batches_have_limits_of_rows_and_bytes() {
             _ => None,
         });
         assert_eq!(batches.collect::<Vec<_>>(), sizes);
-        group.reset(GroupStart::Zero, false).await.unwrap();
+        group.reset(Cursor::NOTHING, false).await.unwrap();
     }
 }
 
@@ -215,7 +215,7 @@ async fn checkpoints_are_written_as_the_policy_says() {
         (CheckpointPolicy::Explicit, 10, 10),
     ] {
         let world = World::new(1).await;
-        let group = world.group(GroupStart::Zero).await;
+        let group = world.group(Cursor::NOTHING).await;
         let all = names("db", 10);
         world.create(&all).await;
         let options = ConsumerOptions { checkpoint: policy, rows_max: 1, ..unpolled() };
@@ -243,7 +243,7 @@ async fn checkpoints_are_written_as_the_policy_says() {
 async fn what_was_worked_on_is_put_down_when_the_shard_rests() {
     for policy in [CheckpointPolicy::Rows(1_000), CheckpointPolicy::Interval(Duration::from_hours(1))] {
         let world = World::new(2).await;
-        let group = world.group(GroupStart::Zero).await;
+        let group = world.group(Cursor::NOTHING).await;
         let log = Log::new();
         let options = ConsumerOptions { checkpoint: policy, ..unpolled() };
         let _consumer = log.consume(&world.bus, &group, options).await;
@@ -264,7 +264,7 @@ async fn what_was_worked_on_is_put_down_when_the_shard_rests() {
 #[tokio::test(start_paused = true)]
 async fn an_explicit_checkpoint_can_come_later_and_a_reshard_waits_for_it() {
     let world = World::new(1).await;
-    let group = world.group(GroupStart::Zero).await;
+    let group = world.group(Cursor::NOTHING).await;
     world.create(names("db", 6)).await;
     let kept: Arc<std::sync::Mutex<Option<notibus::Checkpointer>>> = Arc::default();
     let keeps = Arc::clone(&kept);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use notibus::{
     BalanceOptions, Bus, BusOptions, Change, ChangesOptions, ConsumerOptions, DispatcherOptions, Filter,
-    GroupBatch, GroupOptions, NodeOptions, Notification, NotifierOptions, StoreError,
+    GroupBatch, GroupOptions, NodeOptions, Notification, NotifierOptions, Start, StoreError,
     store::{
         Database,
         testing::{Faults, Operation, OperationCounts},
@@ -118,7 +118,7 @@ async fn shards_are_not_polled_as_long_as_the_watcher_looks() {
 #[tokio::test(start_paused = true)]
 async fn shards_are_polled_when_the_watcher_cannot_look() {
     let world = World::new(3).await;
-    let group = world.group(notibus::GroupStart::Now).await;
+    let group = world.group(Start::Now).await;
     let log = Log::new();
     let consumer = log.consume(&world.bus, &group, ConsumerOptions::default()).await;
     pass(Duration::from_mins(5)).await;
@@ -141,7 +141,7 @@ async fn shards_are_polled_when_the_watcher_cannot_look() {
 #[tokio::test(start_paused = true)]
 async fn a_node_that_has_settled_notices_what_changes() {
     let world = World::new(4).await;
-    let (one, two) = (world.group(notibus::GroupStart::Now).await, world.bus.group("two").unwrap());
+    let (one, two) = (world.group(Start::Now).await, world.bus.group("two").unwrap());
     two.create(&GroupOptions::default()).await.unwrap();
     let log = Log::new();
     let node = world.bus.node(NodeOptions::default()).await.unwrap();

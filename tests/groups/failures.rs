@@ -9,7 +9,7 @@ use std::{
 };
 
 use notibus::{
-    CheckpointPolicy, CloseReason, ConsumerOptions, FailurePolicy, GroupStart, Replayed, Sequence,
+    CheckpointPolicy, CloseReason, ConsumerOptions, Cursor, FailurePolicy, Replayed, Sequence, Start,
     store::{AtomicOp, Isolation, RetryPolicy},
 };
 
@@ -42,7 +42,7 @@ fn attempts(log: &Log) -> Vec<(usize, u32)> {
 #[tokio::test(start_paused = true)]
 async fn a_first_batch_that_fails_comes_again() {
     let world = World::new(1).await;
-    let group = world.group(GroupStart::Now).await;
+    let group = world.group(Start::Now).await;
     world.create(names("db", 3)).await;
     let failed = Arc::new(AtomicU64::new(0));
     let count = Arc::clone(&failed);
@@ -61,7 +61,7 @@ async fn a_first_batch_that_fails_comes_again() {
 #[tokio::test(start_paused = true)]
 async fn only_the_rows_that_fail_become_dead_letters() {
     let world = World::new(1).await;
-    let group = world.group(GroupStart::Zero).await;
+    let group = world.group(Cursor::NOTHING).await;
     let all: Vec<_> = names("good", 6).into_iter().chain(names("bad", 2)).chain(names("fine", 4)).collect();
     world.create(&all).await;
     let mended = Arc::new(AtomicBool::new(false));
@@ -74,7 +74,7 @@ async fn only_the_rows_that_fail_become_dead_letters() {
     });
     let consumer = log.consume(&world.bus, &group, hasty(FailurePolicy::DeadLetter)).await;
     until_done(&group).await;
-    let letters = group.dead_letters(Sequence::ZERO, 100).await.unwrap();
+    let letters = group.dead_letters(Sequence::MIN, 100).await.unwrap();
     assert_eq!(letters.len(), 2);
     assert!(letters.iter().all(|letter| letter.attempts == 3 && letter.error.contains("disk of the index")));
     assert!(group.dead_letters(letters[1].sequence, 100).await.unwrap().is_empty());
@@ -95,7 +95,7 @@ async fn only_the_rows_that_fail_become_dead_letters() {
         group.replay_dead_letters(work).await.unwrap()
     };
     assert_eq!(replay("bad1").await, Replayed { succeeded: 1, failed: 1 });
-    let [letter] = &group.dead_letters(Sequence::ZERO, 100).await.unwrap()[..] else { panic!("one is left") };
+    let [letter] = &group.dead_letters(Sequence::MIN, 100).await.unwrap()[..] else { panic!("one is left") };
     assert_eq!((letter.attempts, &letter.error[..]), (4, "still"));
     assert!(group.delete_dead_letter(letter.sequence).await.unwrap());
     assert!(!group.delete_dead_letter(letter.sequence).await.unwrap(), "it is gone");
@@ -105,7 +105,7 @@ async fn only_the_rows_that_fail_become_dead_letters() {
     mended.store(true, Ordering::Relaxed);
     world.update("bad0", 0).await;
     until_done(&group).await;
-    assert!(group.dead_letters(Sequence::ZERO, 100).await.unwrap().is_empty());
+    assert!(group.dead_letters(Sequence::MIN, 100).await.unwrap().is_empty());
     consumer.shutdown().await.unwrap();
     log.check(true);
 }
@@ -113,7 +113,7 @@ async fn only_the_rows_that_fail_become_dead_letters() {
 #[tokio::test(start_paused = true)]
 async fn a_dead_letter_is_replayed_with_effects_that_happen_once() {
     let world = World::new(1).await;
-    let group = world.group(GroupStart::Zero).await;
+    let group = world.group(Cursor::NOTHING).await;
     world.create(["bad"]).await;
     let log = Log::doing(async |_| Err("no".into()));
     let consumer = log.consume(&world.bus, &group, hasty(FailurePolicy::DeadLetter)).await;
@@ -138,14 +138,14 @@ async fn a_dead_letter_is_replayed_with_effects_that_happen_once() {
     assert_eq!(group.replay_dead_letters(work).await.unwrap().succeeded, 1);
     let replayed = world.store.begin().get(b"replayed", Isolation::Snapshot).await.unwrap();
     assert_eq!(replayed.unwrap()[..], 1_u64.to_le_bytes());
-    assert!(group.dead_letters(Sequence::ZERO, 1).await.unwrap().is_empty());
+    assert!(group.dead_letters(Sequence::MIN, 1).await.unwrap().is_empty());
 }
 
 /// A shard that cannot get on is tried for ever by default. People see why, and for how long.
 #[tokio::test(start_paused = true)]
 async fn a_stuck_shard_is_reported_and_goes_on_once_it_can() {
     let world = World::new(1).await;
-    let group = world.group(GroupStart::Zero).await;
+    let group = world.group(Cursor::NOTHING).await;
     world.create(["a", "bad", "z"]).await;
     let is_mended = Arc::new(AtomicBool::new(false));
     let mended = Arc::clone(&is_mended);
@@ -174,7 +174,7 @@ async fn a_stuck_shard_is_reported_and_goes_on_once_it_can() {
 #[tokio::test(start_paused = true)]
 async fn an_observer_that_hangs_is_reported_and_dropped_at_the_end() {
     let world = World::new(1).await;
-    let group = world.group(GroupStart::Zero).await;
+    let group = world.group(Cursor::NOTHING).await;
     world.create(["a"]).await;
     let log = Log::doing(async |_| std::future::pending().await);
     let consumer = log.consume(&world.bus, &group, hasty(FailurePolicy::KeepRetrying)).await;
@@ -200,7 +200,7 @@ async fn an_observer_that_does_not_close_is_reported() {
         }
     }
     let world = World::new(1).await;
-    let group = world.group(GroupStart::Zero).await;
+    let group = world.group(Cursor::NOTHING).await;
     world.create(["a"]).await;
     let consumer = world.bus.consumer(&group, |_| Clinging, ConsumerOptions::default()).await.unwrap();
     until_done(&group).await;
@@ -215,7 +215,7 @@ async fn an_observer_that_does_not_close_is_reported() {
 async fn a_panic_is_caught_counted_and_tried_again_with_another_observer() {
     for (failure, letters) in [(FailurePolicy::KeepRetrying, 0), (FailurePolicy::DeadLetter, 1)] {
         let world = World::new(1).await;
-        let group = world.group(GroupStart::Zero).await;
+        let group = world.group(Cursor::NOTHING).await;
         world.create(["bad"]).await;
         let panics = if letters == 0 { 2 } else { u64::MAX };
         let left = Arc::new(AtomicU64::new(panics));
@@ -230,7 +230,7 @@ async fn a_panic_is_caught_counted_and_tried_again_with_another_observer() {
         let stats = world.bus.stats();
         assert_eq!(stats.group_panics, if letters == 0 { 2 } else { 3 });
         assert_eq!((stats.group_dead_letters, stats.work_panics), (letters, 0));
-        let found = group.dead_letters(Sequence::ZERO, 9).await.unwrap();
+        let found = group.dead_letters(Sequence::MIN, 9).await.unwrap();
         assert!(found.iter().all(|letter| letter.error.contains("lost its head")), "{found:?}");
         let replaced = log.closed().iter().filter(|reason| **reason == CloseReason::ObserverError).count();
         assert_eq!(replaced as u64, stats.group_panics);
@@ -242,7 +242,7 @@ async fn a_panic_is_caught_counted_and_tried_again_with_another_observer() {
 #[tokio::test(start_paused = true)]
 async fn a_row_that_cannot_be_decoded_is_told_of() {
     let world = World::new(1).await;
-    let group = world.group(GroupStart::Zero).await;
+    let group = world.group(Cursor::NOTHING).await;
     world.create(["a", "b", "c"]).await;
     let rows = notibus::store::RangeRead::new(notibus::store::KeyRange::prefix(&b"notibus\x15\x04"[..]));
     let rows = world.store.begin().get_range(&rows, Isolation::Snapshot).await.unwrap().rows;
@@ -256,7 +256,7 @@ async fn a_row_that_cannot_be_decoded_is_told_of() {
     until_done(&group).await;
     consumer.shutdown().await.unwrap();
     assert_eq!(log.rows().len(), 2);
-    let [letter] = &group.dead_letters(Sequence::ZERO, 9).await.unwrap()[..] else { panic!("there is one") };
+    let [letter] = &group.dead_letters(Sequence::MIN, 9).await.unwrap()[..] else { panic!("there is one") };
     assert!(letter.error.contains("corrupt"), "{letter:?}");
     let replayed = group.replay_dead_letters(async |_| Ok(())).await.unwrap();
     assert_eq!(replayed, Replayed { succeeded: 0, failed: 1 });
@@ -266,7 +266,7 @@ async fn a_row_that_cannot_be_decoded_is_told_of() {
 #[tokio::test(start_paused = true)]
 async fn a_store_that_fails_is_waited_for() {
     let world = World::new(2).await;
-    let group = world.group(GroupStart::Zero).await;
+    let group = world.group(Cursor::NOTHING).await;
     let log = Log::new();
     let options = ConsumerOptions {
         checkpoint: CheckpointPolicy::EveryBatch,
@@ -302,7 +302,7 @@ async fn a_store_that_fails_is_waited_for() {
 #[tokio::test(start_paused = true)]
 async fn a_row_that_was_given_up_does_not_come_again() {
     let world = World::new(1).await;
-    let group = world.group(GroupStart::Zero).await;
+    let group = world.group(Cursor::NOTHING).await;
     let log = Log::doing(|_| async { panic!("not this one") });
     let retry = RetryPolicy { attempts_max: Some(1), ..hasty(FailurePolicy::DeadLetter).retry };
     let checkpoint = CheckpointPolicy::Explicit;

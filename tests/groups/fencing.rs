@@ -9,7 +9,7 @@ use std::{
 };
 
 use notibus::{
-    CloseReason, ConsumerOptions, Error, GroupStart, StoreError,
+    CloseReason, ConsumerOptions, Cursor, Error, StoreError,
     store::{
         AtomicOp, Database, Isolation,
         testing::{Attempt, CommitFault, Faults, Operation},
@@ -63,7 +63,7 @@ fn counting(store: &Database) -> Log {
 #[tokio::test(start_paused = true)]
 async fn a_zombie_cannot_commit() {
     let world = World::new(1).await;
-    let group = world.group(GroupStart::Zero).await;
+    let group = world.group(Cursor::NOTHING).await;
     world.create(["a"]).await;
     let (wake, outcome) = (Arc::new(Notify::new()), Arc::new(Mutex::new(None)));
     let (woken, tells, store) = (Arc::clone(&wake), Arc::clone(&outcome), world.store.clone());
@@ -109,7 +109,7 @@ async fn a_zombie_cannot_commit() {
 #[tokio::test(start_paused = true)]
 async fn a_transaction_from_before_a_reset_cannot_commit() {
     let world = World::new(1).await;
-    let group = world.group(GroupStart::Zero).await;
+    let group = world.group(Cursor::NOTHING).await;
     world.create(["a"]).await;
     let outcome = Arc::new(Mutex::new(None));
     let (tells, store, resets) = (Arc::clone(&outcome), world.store.clone(), group.clone());
@@ -120,7 +120,7 @@ async fn a_transaction_from_before_a_reset_cannot_commit() {
         let work = tokio::spawn(async move {
             if is_first {
                 assert!(!batch.checkpoint_in(&tx).await.unwrap().is_done());
-                resets.reset(GroupStart::Zero, true).await.unwrap();
+                resets.reset(Cursor::NOTHING, true).await.unwrap();
                 *tells.lock().unwrap() = Some(tx.commit().await);
             }
         });
@@ -142,7 +142,7 @@ async fn a_transaction_from_before_a_reset_cannot_commit() {
 #[tokio::test(start_paused = true)]
 async fn unknown_results_do_not_double_effects() {
     let world = World::new(1).await;
-    let group = world.group(GroupStart::Zero).await;
+    let group = world.group(Cursor::NOTHING).await;
     let observers = Faults::new(&world.store);
     let log = counting(&observers.database());
     let consumer = log.consume(&world.bus, &group, unpolled()).await;
@@ -174,7 +174,7 @@ async fn unknown_results_do_not_double_effects() {
 #[tokio::test(start_paused = true)]
 async fn a_commit_that_comes_late_does_not_double_effects() {
     let world = World::new(1).await;
-    let group = world.group(GroupStart::Zero).await;
+    let group = world.group(Cursor::NOTHING).await;
     let observers = Faults::new(&world.store);
     world.create(["a"]).await;
     let (late, store) = (observers.clone(), observers.database());
@@ -216,7 +216,7 @@ async fn a_commit_that_comes_late_does_not_double_effects() {
 #[tokio::test(start_paused = true)]
 async fn a_batch_whose_node_dies_comes_again_unless_it_was_committed() {
     let world = World::new(1).await;
-    let group = world.group(GroupStart::Zero).await;
+    let group = world.group(Cursor::NOTHING).await;
     let store = world.store.clone();
     let hangs = Log::doing(move |batch| {
         let store = store.clone();
@@ -255,7 +255,7 @@ async fn a_batch_whose_node_dies_comes_again_unless_it_was_committed() {
 #[tokio::test(start_paused = true)]
 async fn a_handover_between_living_nodes_repeats_nothing() {
     let world = World::new(8).await;
-    let group = world.group(GroupStart::Zero).await;
+    let group = world.group(Cursor::NOTHING).await;
     let log = Log::doing(async |_| {
         tokio::time::sleep(Duration::from_millis(300)).await;
         Ok(())
@@ -287,7 +287,7 @@ pub fn puts_down(attempt: &Attempt) -> bool {
 #[tokio::test(start_paused = true)]
 async fn a_checkpoint_that_comes_late_sets_nobody_back() {
     let world = World::new(1).await;
-    let group = world.group(GroupStart::Zero).await;
+    let group = world.group(Cursor::NOTHING).await;
     let mut is_first = true;
     world.faults.plan_commits(move |attempt| {
         let is_late = puts_down(attempt) && std::mem::take(&mut is_first);

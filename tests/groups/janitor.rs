@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use notibus::{
-    ConsumerOptions, Error, GroupOptions, GroupStart, Janitor, JanitorOptions,
+    ConsumerOptions, Cursor, Error, GroupOptions, Janitor, JanitorOptions, Start,
     store::{AtomicOp, testing::Gate},
 };
 
@@ -38,7 +38,7 @@ fn unpolled() -> ConsumerOptions {
 #[tokio::test(start_paused = true)]
 async fn a_tombstone_stays_until_every_group_has_passed_it() {
     let world = World::new(4).await;
-    let group = world.group(GroupStart::Now).await;
+    let group = world.group(Start::Now).await;
     let second = world.bus.group("second").unwrap();
     second.create(&GroupOptions::default()).await.unwrap();
     world.create(["a", "b"]).await;
@@ -90,7 +90,7 @@ async fn no_group_begins_under_the_janitors_hand() {
     let _janitor = janitors.janitor(options).await.unwrap();
     within("the janitor is about to drop", gate.reached()).await;
     let group = world.other.group("g").unwrap();
-    group.create(&GroupOptions::default().start_from(GroupStart::Zero)).await.unwrap();
+    group.create(&GroupOptions::default().start_from(Cursor::NOTHING)).await.unwrap();
     world.faults.heal();
     gate.open();
     pass(Duration::from_secs(20)).await;
@@ -108,7 +108,7 @@ async fn a_group_expires_when_nobody_has_worked_for_it_for_long_enough() {
     let expiring = world.bus.group("expiring").unwrap();
     let options = GroupOptions::default().expire_after(Duration::from_hours(1));
     expiring.create(&options).await.unwrap();
-    let durable = world.group(GroupStart::Now).await;
+    let durable = world.group(Start::Now).await;
     let slow = || JanitorOptions { interval: Duration::from_mins(1), ..JanitorOptions::default() };
     let janitor = world.other.janitor(slow()).await.unwrap();
     let log = Log::new();

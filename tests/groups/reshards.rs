@@ -9,7 +9,7 @@ use std::{
 };
 
 use notibus::{
-    CheckpointPolicy, ConsumerOptions, Group, GroupStart, JanitorOptions, Notification, Sequence, ShardId,
+    CheckpointPolicy, ConsumerOptions, Cursor, Group, JanitorOptions, Notification, Sequence, ShardId,
     store::testing::{CommitFault, Gate},
 };
 use tokio::sync::Notify;
@@ -46,7 +46,7 @@ async fn checkpoint(group: &Group<Notification>) -> Sequence {
 #[tokio::test(start_paused = true)]
 async fn successors_that_are_dropped_meanwhile_hold_nobody_up() {
     let world = World::new(2).await;
-    let group = world.group(GroupStart::Zero).await;
+    let group = world.group(Cursor::NOTHING).await;
     let (goes_on, is_closed) = (Arc::new(Notify::new()), Arc::new(AtomicBool::new(true)));
     let (opens, closed) = (Arc::clone(&goes_on), Arc::clone(&is_closed));
     let log = Log::doing(move |batch| {
@@ -85,7 +85,7 @@ async fn successors_that_are_dropped_meanwhile_hold_nobody_up() {
 #[tokio::test(start_paused = true)]
 async fn nobody_puts_down_a_checkpoint_in_a_shard_that_the_group_has_left() {
     let world = World::new(2).await;
-    let group = world.group(GroupStart::Zero).await;
+    let group = world.group(Cursor::NOTHING).await;
     let log = Log::new();
     let options = ConsumerOptions { checkpoint: CheckpointPolicy::Rows(1_000), ..polled() };
     let consumer = log.consume(&world.bus, &group, options).await;

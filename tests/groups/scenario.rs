@@ -7,8 +7,8 @@ use std::{
 };
 
 use notibus::{
-    Bus, BusOptions, Consumer, ConsumerOptions, FailurePolicy, GroupBatch, GroupOptions, GroupStart,
-    NotifierOptions, Sequence, StoreError,
+    Bus, BusOptions, Consumer, ConsumerOptions, Cursor, FailurePolicy, GroupBatch, GroupOptions,
+    NotifierOptions, Start, StoreError,
     store::{
         AtomicOp, Database, Isolation, KeyRange, RangeRead, Transaction,
         testing::{CommitFault, Faults, Gate},
@@ -178,7 +178,7 @@ impl Scenario {
             .map(|(key, value)| (&key[5..], u64::from_le_bytes(value[..].try_into().unwrap())))
             .collect();
         assert!(seen.values().all(|count| *count == 1), "each row exactly once: {seen:?}");
-        let rows = feed.page(Sequence::ZERO, 10_000).await.unwrap().rows;
+        let rows = feed.page(Cursor::NOTHING, 10_000).await.unwrap().rows;
         assert_eq!(rows.len(), self.updates.len());
         for row in rows {
             assert!(seen.contains_key(&row.sequence.as_bytes()[..]), "{} at {}", row.name, row.sequence);
@@ -194,7 +194,7 @@ async fn run(store: Database, seed: u64, steps: u32, faults_percent: u8) {
     let shards = random.u32(1..5);
     let bus = Bus::open(&store, BusOptions { partitions: 2, shards, ..BusOptions::default() }).await.unwrap();
     let notifier = bus.notifier(NotifierOptions::default()).await.unwrap();
-    let start = if random.bool() { GroupStart::Zero } else { GroupStart::Now };
+    let start = if random.bool() { Cursor::NOTHING.into() } else { Start::Now };
     let group = bus.group("g").unwrap();
     group.create(&GroupOptions::default().start_from(start)).await.unwrap();
     let mut scenario = Scenario {

@@ -11,7 +11,7 @@ use std::{
 
 use notibus::{
     Bus, BusOptions, CloseReason, Consumer, ConsumerOptions, DbName, Group, GroupBatch, GroupOptions,
-    GroupStart, Notification, Notifier, Observer, ObserverResult, Sequence, ShardId,
+    Notification, Notifier, Observer, ObserverResult, Sequence, ShardId, Start,
     store::{Database, testing::Faults},
 };
 
@@ -55,7 +55,7 @@ impl World {
     }
 
     /// The group `g`, created to start at `start`.
-    pub async fn group(&self, start: GroupStart) -> Group<Notification> {
+    pub async fn group(&self, start: impl Into<Start>) -> Group<Notification> {
         let group = self.bus.group("g").unwrap();
         assert!(group.create(&GroupOptions::default().start_from(start)).await.unwrap());
         group

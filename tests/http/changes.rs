@@ -99,7 +99,7 @@ async fn pending_is_exact_and_reaches_zero() {
 #[tokio::test]
 async fn documents_are_chosen_by_their_ids() {
     let (world, layer, db) = world("d", 1).await;
-    let mut last = Sequence::ZERO;
+    let mut last = Sequence::MIN;
     for id in ["a", "b", "_design/x", "c"] {
         last = layer.write(&db, id, 1, 1, false).await;
     }
@@ -144,7 +144,7 @@ async fn live_feeds_bring_what_comes_until_the_database_is_deleted() {
     let mut poll = Connection::get(world.at(), "/d/_changes?feed=longpoll&since=now").await;
     lines.head().await;
     poll.head().await;
-    let mut last = Sequence::ZERO;
+    let mut last = Sequence::MIN;
     for position in 1..4 {
         last = layer.write(&db, "x", position, 1, false).await;
         assert_eq!(lines.chunk().await.unwrap(), row(last, "x", position) + "\n");

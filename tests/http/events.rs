@@ -44,7 +44,7 @@ async fn instances_follow_from_what_is_known_of_a_name() {
     assert_eq!((answer.head.status, &*answer.body), (201, "{\"ok\":true,\"recorded\":4}\n"));
     let first = row(&world, "a").await;
     assert_eq!(first.totals, common::counts([1, 0, 1, 1]));
-    let ddocs = world.bus.feed().ddocs(&first.db(), notibus::Sequence::ZERO).await.unwrap();
+    let ddocs = world.bus.feed().ddocs(&first.db(), notibus::Sequence::MIN).await.unwrap();
     assert_eq!((ddocs.ids[0].0.as_str(), ddocs.nameless), ("_design/x", None));
     let older = row(&world, "b").await;
     assert_eq!((older.created_at, older.totals), (None, common::counts([0, 0, 1, 0])));

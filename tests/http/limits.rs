@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use notibus::{
-    EventKind,
+    DispatcherOptions, EventKind,
     http::{ApiOptions, ServerOptions},
 };
 
@@ -145,9 +145,9 @@ async fn a_client_that_takes_nothing_is_dropped_although_there_is_room() {
 
 #[tokio::test]
 async fn a_feed_that_falls_behind_reads_the_store_and_misses_nothing() {
-    let options = ApiOptions { rows_kept_max: 1, ..ApiOptions::default() };
+    let ring = DispatcherOptions { ring_rows_max: 1, ..DispatcherOptions::default() };
     let limits = ServerOptions { send_buffer_len: 4 << 10, ..ServerOptions::default() };
-    let world = updates_with(options, limits).await;
+    let world = World::dispatched(ring, ApiOptions::default(), limits, |api, _, _| api.db_updates()).await;
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(4 << 10).unwrap();
     let socket = socket.connect(world.at()).await.unwrap();

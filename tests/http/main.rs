@@ -14,6 +14,7 @@ mod fuzz;
 mod idle;
 mod layer;
 mod limits;
+mod live;
 mod resume;
 mod status;
 mod world;

@@ -64,7 +64,7 @@ async fn health_status_and_metrics_tell_how_it_is() {
 #[tokio::test]
 async fn a_node_that_is_being_shut_down_is_alive_but_not_ready() {
     let world = world().await;
-    world.api.shutdown().await;
+    world.api.shutdown();
     assert_eq!(get(world.at(), "/_notibus/health/ready").await.head.status, 503);
     assert_eq!(get(world.at(), "/_notibus/health/live").await.head.status, 200);
     let longpoll = get(world.at(), "/_db_updates?feed=longpoll&since=now").await;

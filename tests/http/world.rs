@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use notibus::{
-    Bus, Db, Dispatcher, EventKind, Notification, Notifier, NotifierOptions,
+    Bus, Db, Dispatcher, DispatcherOptions, EventKind, Notification, Notifier, NotifierOptions,
     http::{Api, ApiOptions, Server, ServerOptions, axum::Router},
     store::Database,
 };
@@ -43,10 +43,20 @@ impl World {
         limits: ServerOptions,
         router: impl FnOnce(&Api, &Database, &Bus) -> Router,
     ) -> Self {
+        Self::dispatched(DispatcherOptions::default(), options, limits, router).await
+    }
+
+    /// [`World::with`] whose dispatcher has options, too.
+    pub async fn dispatched(
+        dispatcher: DispatcherOptions,
+        options: ApiOptions,
+        limits: ServerOptions,
+        router: impl FnOnce(&Api, &Database, &Bus) -> Router,
+    ) -> Self {
         let store = Database::memory();
         let bus = narrow_bus(&store).await;
         let notifier = bus.notifier(quick()).await.unwrap();
-        let dispatcher = Arc::new(bus.dispatcher(notibus::DispatcherOptions::default()).await.unwrap());
+        let dispatcher = Arc::new(bus.dispatcher(dispatcher).await.unwrap());
         let api = Api::start(&bus, &dispatcher, options).unwrap();
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let server = Server::start(listener, router(&api, &store, &bus), limits, store.env()).unwrap();

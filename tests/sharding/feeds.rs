@@ -13,17 +13,15 @@ use futures_util::future::BoxFuture;
 use notibus::{
     Bus, BusOptions, Change, ChangesOptions, ChangesQuery, Cursor, Db, DbInstance, DispatcherOptions, DocId,
     DocSource, DocSummary, Error, Feed, Filter, HashingScheme, Incarnation, JanitorOptions, Leaf,
-    NotifierOptions, Revision, SchemeId, Schemes, Sequence, ShardEvent, ShardId, Since, StoreError,
-    Versionstamp,
+    NotifierOptions, Revision, SchemeId, Schemes, Sequence, ShardEvent, ShardId, StoreError, Versionstamp,
     store::{
         AtomicOp, Database, Isolation, KeyRange, RangeRead, Transaction,
         testing::{CommitFault, Faults, Gate, Trace},
     },
 };
 use tokio::task::JoinSet;
-use tokio_stream::StreamExt;
 
-use crate::common::{NEVER, db, eager, record, until, wide_bus, within};
+use crate::common::{self, NEVER, db, eager, record, until, wide_bus, within};
 
 /// By when a tail has looked at the store, also if nothing tells it to.
 const RARELY: Duration = Duration::from_mins(10);
@@ -124,7 +122,7 @@ async fn a_document_that_is_recorded_twice_in_a_transaction_has_one_row() {
         })
         .await
         .unwrap();
-    let page = changes.feed(&db).page(Sequence::ZERO, 10).await.unwrap();
+    let page = changes.feed(&db).page(Cursor::NOTHING, 10).await.unwrap();
     assert_eq!(told(&page.rows), [("x", 3), ("y", 3)]);
 }
 
@@ -149,7 +147,7 @@ async fn a_feed_begins_once_and_ends_with_its_database() {
         })
         .await
         .unwrap();
-    let missing = changes.feed(&db).page(Sequence::ZERO, 10).await.unwrap_err();
+    let missing = changes.feed(&db).page(Cursor::NOTHING, 10).await.unwrap_err();
     assert!(matches!(missing, Error::NoFeed { .. }), "{missing}");
     let tx = store.begin();
     assert!(matches!(changes.writer(&tx, &db).await, Err(Error::NoFeed { .. })));
@@ -185,15 +183,15 @@ async fn rows_that_lay_unsharded_are_read_as_the_first_shard() {
         (Some(SchemeId::ID), &[1, 2, 3].map(ShardId)[..])
     );
 
-    assert_eq!(told(&feed.page(Sequence::ZERO, 10).await.unwrap().rows), [("a", 1), ("b", 1), ("c", 1)]);
+    assert_eq!(told(&feed.page(Cursor::NOTHING, 10).await.unwrap().rows), [("a", 1), ("b", 1), ("c", 1)]);
     edit(&store, &bus, &db, &doc("b", 2), Some(sequences[1])).await;
     edit(&store, &bus, &db, &doc("d", 1), None).await;
-    let page = feed.page(Sequence::ZERO, 10).await.unwrap();
+    let page = feed.page(Cursor::NOTHING, 10).await.unwrap();
     assert_eq!(told(&page.rows), [("a", 1), ("c", 1), ("b", 2), ("d", 1)]);
     assert_eq!(told(&feed.page(sequences[1], 10).await.unwrap().rows), [("c", 1), ("b", 2), ("d", 1)]);
     assert_eq!(feed.pending(sequences[0]).await.unwrap(), 3);
 
-    let mut legacy = feed.shard_reader(ShardId(0), Sequence::ZERO);
+    let mut legacy = feed.shard_reader(ShardId(0), Sequence::MIN);
     let Some(ShardEvent::Rows(rows)) = legacy.try_next().await.unwrap() else { panic!("it has rows") };
     assert_eq!(told(&rows.rows), [("a", 1), ("c", 1)]);
     let Some(ShardEvent::Resharded(end)) = legacy.try_next().await.unwrap() else { panic!("it is closed") };
@@ -223,7 +221,7 @@ async fn pages_go_both_ways_across_reshards() {
     // 12 and 13 end just where a topology does.
     for limit in [1, 7, 12, 13, 60, 100] {
         let (mut forth, mut back) = (Vec::new(), Vec::new());
-        let mut cursor = Cursor::from(Sequence::ZERO);
+        let mut cursor = Cursor::NOTHING;
         loop {
             let page = feed.page(cursor, limit).await.unwrap();
             assert!(page.rows.len() <= limit);
@@ -266,7 +264,7 @@ async fn a_partition_stays_in_one_shard() {
     let feed = changes.feed(&db);
     let mut with_sensors = 0;
     for shard in feed.shards().await.unwrap() {
-        let rows = feed.shard_page(shard, Sequence::ZERO, 100).await.unwrap().rows;
+        let rows = feed.shard_page(shard, Cursor::NOTHING, 100).await.unwrap().rows;
         with_sensors += u32::from(rows.iter().any(|row| row.doc.id.as_str().starts_with("sensor:")));
     }
     assert_eq!(with_sensors, 1);
@@ -291,7 +289,7 @@ async fn a_scheme_that_a_process_does_not_know_is_a_typed_error() {
     let options = ChangesOptions { shards: 5, scheme: SchemeId(2_000) };
     store.run(async |tx| changes.create(&tx, &db, &options).await).await.unwrap();
     edit(&store, &knowing, &db, &doc("x", 1), None).await;
-    assert_eq!(changes.feed(&db).shard_page(ShardId(5), Sequence::ZERO, 10).await.unwrap().rows.len(), 1);
+    assert_eq!(changes.feed(&db).shard_page(ShardId(5), Sequence::MIN, 10).await.unwrap().rows.len(), 1);
 
     let other = wide_bus(&store).await;
     let before = dump(&store).await;
@@ -306,7 +304,7 @@ async fn a_scheme_that_a_process_does_not_know_is_a_typed_error() {
     ));
     assert_eq!(dump(&store).await, before);
     assert_eq!(
-        other.changes().feed(&db).page(Sequence::ZERO, 10).await.unwrap().rows.len(),
+        other.changes().feed(&db).page(Cursor::NOTHING, 10).await.unwrap().rows.len(),
         1,
         "reading needs none"
     );
@@ -332,10 +330,10 @@ async fn bad_input_is_a_typed_error_and_changes_nothing() {
         assert!(matches!(reader.try_next().await, Err(Error::Invalid { what: "sequence", .. })));
     }
     for shard in [0, 5, u64::MAX].map(ShardId) {
-        let read = feed.shard_page(shard, Sequence::ZERO, 10).await;
+        let read = feed.shard_page(shard, Cursor::NOTHING, 10).await;
         assert!(matches!(read, Err(Error::NoShard { .. })), "{read:?}");
         assert!(matches!(
-            feed.shard_reader(shard, Sequence::ZERO).try_next().await,
+            feed.shard_reader(shard, Cursor::NOTHING).try_next().await,
             Err(Error::NoShard { .. })
         ));
     }
@@ -348,7 +346,7 @@ async fn bad_input_is_a_typed_error_and_changes_nothing() {
     }
     assert!(matches!(feed.reshard(2, Some(SchemeId(3))).await, Err(Error::UnknownScheme { scheme: 3 })));
     for limit in [0, 10_001] {
-        assert!(matches!(feed.page(Sequence::ZERO, limit).await, Err(Error::Invalid { what: "limit", .. })));
+        assert!(matches!(feed.page(Cursor::NOTHING, limit).await, Err(Error::Invalid { what: "limit", .. })));
         assert!(matches!(
             feed.page_before(Sequence::MAX, limit).await,
             Err(Error::Invalid { what: "limit", .. })
@@ -431,7 +429,7 @@ async fn a_tail_of_changes_is_woken_by_the_notifications_of_its_database() {
     let (bus, db) = begun(&store, 2).await;
     let _notifier = bus.notifier(eager()).await.unwrap();
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
-    let mut tail = bus.changes().tail(&dispatcher, &db, Sequence::ZERO);
+    let mut tail = bus.changes().tail(&dispatcher, &db, Cursor::NOTHING);
     for step in 0..20 {
         let (id, write) = (format!("doc{step}"), async {
             tokio::time::sleep(Duration::from_millis(step)).await;
@@ -465,7 +463,7 @@ async fn tails_of_changes_that_wait_hardly_ever_look() {
     let without = cost().await;
     let mut tails = JoinSet::new();
     for _ in 0..TAILS {
-        let mut tail = bus.changes().tail(&dispatcher, &db, Sequence::ZERO);
+        let mut tail = bus.changes().tail(&dispatcher, &db, Cursor::NOTHING);
         tails.spawn(async move { tail.next().await.map(|page| (tail, page)) });
     }
     let with = cost().await;
@@ -496,7 +494,7 @@ async fn a_tail_learns_that_its_changes_were_removed_without_a_word() {
     let (bus, db) = begun(&store, 2).await;
     let _notifier = bus.notifier(eager()).await.unwrap();
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
-    let mut tail = bus.changes().tail(&dispatcher, &db, Sequence::ZERO);
+    let mut tail = bus.changes().tail(&dispatcher, &db, Cursor::NOTHING);
     let remove = async {
         tokio::time::sleep(Duration::from_secs(1)).await;
         let changes = bus.changes();
@@ -524,7 +522,7 @@ async fn a_tail_learns_of_edits_that_no_notification_tells_of() {
     let invented = Db::new(db.name.clone(), DbInstance([99; 16]));
     record(&store, &bus, &invented, [1, 0, 0, 0]).await;
     tokio::time::sleep(Duration::from_secs(5)).await;
-    let mut tail = bus.changes().tail(&dispatcher, &db, Sequence::ZERO);
+    let mut tail = bus.changes().tail(&dispatcher, &db, Cursor::NOTHING);
     let write = async {
         tokio::time::sleep(Duration::from_secs(1)).await;
         edit(&store, &bus, &db, &doc("x", 1), None).await;
@@ -541,9 +539,9 @@ async fn subscribers_and_the_tail_go_on_through_reshards() {
     let _notifier = bus.notifier(eager()).await.unwrap();
     let options = DispatcherOptions { poll_interval: NEVER, ..DispatcherOptions::default() };
     let dispatcher = bus.dispatcher(options).await.unwrap();
-    let mut updates = dispatcher.subscribe(Filter::all()).since(Since::After(Sequence::ZERO)).stream();
+    let mut updates = dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING).stream();
     let feed = bus.feed();
-    let mut last = Sequence::ZERO;
+    let mut last = Sequence::MIN;
     for step in 0..30_u32 {
         // Idle for long enough that the tail relies on its watches, which are on the shards of before.
         tokio::time::sleep(Duration::from_secs(1)).await;
@@ -552,7 +550,7 @@ async fn subscribers_and_the_tail_go_on_through_reshards() {
             tokio::time::sleep(Duration::from_millis(u64::from(step % 2) * 500)).await;
         }
         record(&store, &bus, &db(&format!("db{}", step % 4), 1), [0, 0, 1, 0]).await;
-        let delivery = within("the update", updates.next()).await.unwrap().unwrap();
+        let delivery = within("the update", common::next_news(&mut updates)).await.unwrap().unwrap();
         assert!(delivery.notification().sequence > last);
         last = delivery.notification().sequence;
     }
@@ -578,7 +576,7 @@ async fn notifications_fold_right_while_their_feed_is_resharded() {
     };
     tokio::join!(reshards, records);
     until("all are folded", async || bus.stats().folded.updated == 400).await;
-    let rows = feed.page(Sequence::ZERO, 100).await.unwrap().rows;
+    let rows = feed.page(Cursor::NOTHING, 100).await.unwrap().rows;
     assert_eq!(rows.len(), 9);
     assert_eq!(rows.iter().map(|row| row.totals.updated).sum::<u64>(), 400);
     assert_eq!(feed.topology().await.unwrap().len(), 41);
@@ -699,7 +697,7 @@ async fn a_fold_that_a_reshard_has_overtaken_tries_again() {
     let entry = feed.reshard(9, None).await.unwrap();
     gate.open();
     until("it is folded", async || bus.stats().folded.updated == 1).await;
-    let rows = feed.page(Sequence::ZERO, 10).await.unwrap().rows;
+    let rows = feed.page(Cursor::NOTHING, 10).await.unwrap().rows;
     assert_eq!(rows.len(), 1);
     assert!(rows[0].sequence > entry.first);
     let old = feed.topology().await.unwrap().swap_remove(0);
@@ -741,7 +739,7 @@ fn instances_have_feeds_of_their_own() {
         let (bus, first) = begun(&store, 1).await;
         edit(&store, &bus, &first, &doc("x", 1), None).await;
         let second = Db::new(first.name.clone(), DbInstance([2; 16]));
-        let page = bus.changes().feed(&second).page(Sequence::ZERO, 10).await;
+        let page = bus.changes().feed(&second).page(Cursor::NOTHING, 10).await;
         assert!(matches!(page, Err(Error::NoFeed { .. })), "a database of the same name begins anew");
     });
 }

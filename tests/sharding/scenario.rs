@@ -117,11 +117,11 @@ async fn pause(random: &mut fastrand::Rng) {
 }
 
 /// Joins at a random moment, at a position of a random age.
-async fn join(feed: &Feed<Change>, random: &mut fastrand::Rng) -> Sequence {
+async fn join(feed: &Feed<Change>, random: &mut fastrand::Rng) -> Cursor {
     for _ in 0..random.u32(..20) {
         pause(random).await;
     }
-    let since = if random.u8(..3) == 0 { Sequence::ZERO } else { feed.now().await.unwrap() };
+    let since = if random.u8(..3) == 0 { Cursor::NOTHING } else { feed.now().await.unwrap().into() };
     for _ in 0..random.u32(..10) {
         pause(random).await;
     }
@@ -130,7 +130,7 @@ async fn join(feed: &Feed<Change>, random: &mut fastrand::Rng) -> Sequence {
 
 /// What a reader has seen: where it started, and the rows in the order in which they came.
 struct Seen {
-    since: Sequence,
+    since: Cursor,
     rows: Vec<Arc<Change>>,
 }
 
@@ -138,7 +138,7 @@ struct Seen {
 async fn read_merged(feed: Feed<Change>, stopped: watch::Receiver<bool>, mut random: fastrand::Rng) -> Seen {
     let since = join(&feed, &mut random).await;
     let mut rows: Vec<Arc<Change>> = Vec::new();
-    let mut cursor = Cursor::from(since);
+    let mut cursor = since;
     loop {
         let is_last = *stopped.borrow();
         let page = feed.page(cursor, random.usize(1..20)).await.unwrap();
@@ -161,7 +161,7 @@ async fn read_shards(feed: Feed<Change>, stopped: watch::Receiver<bool>, mut ran
     let since = join(&feed, &mut random).await;
     let mut rows = Vec::new();
     let mut entry = feed.topology_at(since).await.unwrap();
-    let mut cursor = Cursor::from(since);
+    let mut cursor = since;
     let mut ends: HashMap<ShardId, u32> = HashMap::new();
     loop {
         let reader = |&shard| feed.shard_reader(shard, cursor).with_limit(random.usize(1..20));
@@ -217,12 +217,12 @@ impl Seen {
     fn check(&self, newest: &BTreeMap<&str, &Arc<Change>>) {
         let mut last: HashMap<&str, u64> = HashMap::new();
         for row in &self.rows {
-            assert!(row.sequence > self.since);
+            assert!(row.sequence > self.since.position());
             let before = last.insert(row.doc.id.as_str(), row.doc.revision.position);
             assert!(before < Some(row.doc.revision.position), "{:?} after revision {before:?}", row.doc);
         }
         for (id, row) in newest {
-            if row.sequence > self.since {
+            if row.sequence > self.since.position() {
                 assert_eq!(last.get(id), Some(&row.doc.revision.position), "{id} since {}", self.since);
             }
         }
@@ -239,7 +239,7 @@ async fn check_shards(feed: &Feed<Change>, rows: &[Arc<Change>]) {
         let end = topology.get(place + 1).map_or(Sequence::MAX, |next| next.first);
         assert_eq!(entry.is_closed, place + 1 < topology.len());
         for &shard in &entry.shards {
-            let page = feed.shard_page(shard, Sequence::ZERO, 10_000).await.unwrap();
+            let page = feed.shard_page(shard, Cursor::NOTHING, 10_000).await.unwrap();
             assert!(page.rows.iter().all(|row| entry.first <= row.sequence && row.sequence < end));
             assert_eq!(page.resharded.is_some(), entry.is_closed);
             found.extend(page.rows);
@@ -294,7 +294,7 @@ async fn play(store: &Database, prefix: &str, seed: u64, size: Size) {
     stop.send(true).unwrap();
 
     let feed = world.feed();
-    let rows = feed.page(Sequence::ZERO, 10_000).await.unwrap().rows;
+    let rows = feed.page(Cursor::NOTHING, 10_000).await.unwrap().rows;
     let newest: BTreeMap<_, _> = rows.iter().map(|row| (row.doc.id.as_str(), row)).collect();
     assert_eq!(newest.len(), rows.len(), "each document is in the feed once");
     let edits: u64 = newest.values().map(|row| row.doc.revision.position).sum();
@@ -304,7 +304,7 @@ async fn play(store: &Database, prefix: &str, seed: u64, size: Size) {
     }
     check_shards(&feed, &rows).await;
     assert_eq!(feed.last_sequence().await.unwrap(), rows.last().map(|row| row.sequence));
-    assert_eq!(feed.pending(Sequence::ZERO).await.unwrap(), rows.len() as u64);
+    assert_eq!(feed.pending(Cursor::NOTHING).await.unwrap(), rows.len() as u64);
     let newest_first = feed.page_before(Sequence::MAX, 10_000).await.unwrap().rows;
     assert!(newest_first.iter().eq(rows.iter().rev()));
 

@@ -7,7 +7,7 @@ use std::{
 
 use futures_util::FutureExt;
 use notibus::{
-    DispatcherOptions, Error, EventKind, Filter, NodeId, NodeOptions, Sequence, Since, StopReason,
+    Cursor, DispatcherOptions, Error, EventKind, Filter, Interruption, NodeId, NodeOptions, StopReason,
 };
 use tokio_stream::StreamExt;
 
@@ -23,10 +23,10 @@ async fn a_durable_subscriber_goes_on_where_it_was() {
     for filter in [Filter::all(), names_of(["a", "b"])] {
         let world = World::new().await;
         let cursor = world.bus.cursor("mirror").unwrap();
-        assert_eq!(cursor.position().await.unwrap(), None);
+        assert_eq!(cursor.read().await.unwrap(), None);
         let durable = async || world.dispatcher.subscribe(filter.clone()).durable(&cursor).await.unwrap();
         let mut first = durable().await.stream();
-        assert!(cursor.position().await.unwrap().is_some(), "where it starts is put down at once");
+        assert!(cursor.read().await.unwrap().is_some(), "where it starts is put down at once");
         world.events(&["a"], EventKind::Created).await;
         assert_eq!(names(&drain(&mut first).await), ["a"].into());
         first.checkpoint().await.unwrap();
@@ -67,16 +67,19 @@ async fn a_cursor_is_for_one_subscriber_at_a_time() {
     let mut old = durable().await.stream();
     let mut new = durable().await.stream();
     world.events(&["a"], EventKind::Created).await;
-    drain(&mut old).await;
+    next(&mut old).await;
     drain(&mut new).await;
     let lost = old.checkpoint().await;
     assert!(matches!(lost, Err(Error::CursorLost { .. })), "{lost:?}");
+    let lost = within("it finds out by itself", old.next()).await;
+    assert!(matches!(lost, Some(Err(Interruption::Failed(Error::CursorLost { .. })))), "{lost:?}");
+    assert!(old.next().await.is_none(), "and ends");
     new.checkpoint().await.unwrap();
     cursor.delete().await.unwrap();
     world.events(&["a"], EventKind::Updated).await;
-    drain(&mut new).await;
+    next(&mut new).await;
     assert!(matches!(new.checkpoint().await, Err(Error::CursorLost { .. })));
-    assert_eq!(cursor.position().await.unwrap(), None);
+    assert_eq!(cursor.read().await.unwrap(), None);
 }
 
 #[tokio::test(start_paused = true)]
@@ -97,10 +100,10 @@ async fn each_node_has_cursors_of_its_own() {
     next(&mut subscriptions[0]).await;
     assert!(ready(&mut subscriptions[0]).is_empty());
     subscriptions[0].checkpoint().await.unwrap();
-    let at = async |n: usize| cursors[n].position().await.unwrap().unwrap();
+    let at = async |n: usize| cursors[n].read().await.unwrap().unwrap();
     assert!(at(0).await > at(1).await && at(1).await == at(2).await);
     // Found again by the same id.
-    let again = one.cursor("cache").unwrap().position().await.unwrap().unwrap();
+    let again = one.cursor("cache").unwrap().read().await.unwrap().unwrap();
     assert_eq!(again, at(0).await);
 }
 
@@ -117,12 +120,12 @@ async fn a_listener_puts_down_by_itself_what_it_has_worked_on() {
         };
         let first = start().await;
         let sequence = world.event(&db("a", 1), EventKind::Created).await;
-        let stored = async || cursor.position().await.unwrap().unwrap();
-        until("the checkpoint", async || stored().await >= sequence).await;
+        let stored = async || cursor.read().await.unwrap().unwrap();
+        until("the checkpoint", async || stored().await >= Cursor::from(sequence)).await;
         let sequence = world.event(&db("a", 1), EventKind::Updated).await;
         until("the delivery", async || told.lock().unwrap().len() == 2).await;
         assert_eq!(first.stop().await, StopReason::Shutdown);
-        assert!(stored().await >= sequence, "the last of it when it ends");
+        assert!(stored().await >= Cursor::from(sequence), "the last of it when it ends");
         world.event(&db("a", 1), EventKind::DdocUpdated).await;
         let second = start().await;
         until("what came meanwhile", async || told.lock().unwrap().len() == 3).await;
@@ -142,7 +145,8 @@ async fn databases_that_are_not_wanted_move_a_durable_listener_on() {
         let durable = world.dispatcher.subscribe(filter).durable(&cursor).await.unwrap();
         let _handle = durable.listener(|| crate::listeners::Quiet).start().unwrap();
         let sequence = world.event(&db("loud", 1), EventKind::Created).await;
-        until("the checkpoint", async || cursor.position().await.unwrap().unwrap() >= sequence).await;
+        until("the checkpoint", async || cursor.read().await.unwrap().unwrap() >= Cursor::from(sequence))
+            .await;
     }
 }
 
@@ -166,7 +170,7 @@ async fn what_is_in_hand_is_not_put_down() {
         tokio::time::sleep(Duration::from_secs(10)).await;
         drop(handle);
         tokio::time::sleep(Duration::from_secs(10)).await;
-        assert!(cursor.position().await.unwrap().unwrap() < sequence);
+        assert!(cursor.read().await.unwrap().unwrap() < Cursor::from(sequence));
     }
 }
 
@@ -193,12 +197,12 @@ async fn random_restarts_miss_nothing() {
         let mut known = std::collections::BTreeMap::new();
         for _ in 0..15 {
             let filter = random.choice(&filters).unwrap().clone();
-            let subscribe = world.dispatcher.subscribe(filter).since(Since::After(Sequence::ZERO));
+            let subscribe = world.dispatcher.subscribe(filter).since(Cursor::NOTHING);
             let mut subscription = subscribe.durable(&cursor).await.unwrap().stream();
             for _ in 0..random.u8(..6) {
                 world.event(&db(random.choice(all).unwrap(), 1), EventKind::Updated).await;
                 for _ in 0..random.u8(..4) {
-                    let Some(Some(item)) = subscription.next().now_or_never() else { break };
+                    let Some(Some(item)) = common::next_news(&mut subscription).now_or_never() else { break };
                     let row = Arc::clone(item.unwrap().notification());
                     known.insert(row.name.clone(), row.totals);
                 }
@@ -232,6 +236,6 @@ async fn what_a_listener_has_panicked_on_is_not_put_down_when_it_ends() {
         let sequence = world.event(&db("panic", 1), EventKind::Created).await;
         until("the panic", async || world.bus.stats().listener_panics == 1).await;
         assert_eq!(within("its end", handle.stop()).await, StopReason::Shutdown);
-        assert!(cursor.position().await.unwrap().unwrap() < sequence);
+        assert!(cursor.read().await.unwrap().unwrap() < Cursor::from(sequence));
     }
 }

@@ -6,8 +6,8 @@ use std::{
 };
 
 use notibus::{
-    CastError, Delivery, DispatcherOptions, Error, EventKind, Filter, Interruption, Listener, ListenerHandle,
-    Message, Next, Parent, Sequence, StopReason,
+    CastError, Cursor, Delivery, DispatcherOptions, Error, EventKind, Filter, Interruption, Listener,
+    ListenerHandle, Message, Next, Parent, Start, StopReason,
 };
 use tokio::{
     sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
@@ -66,8 +66,8 @@ impl Teller {
 impl Listener for Teller {
     type Message = &'static str;
 
-    async fn init(&mut self, position: Sequence) -> Next {
-        self.tell(format!("init {}", position > Sequence::ZERO));
+    async fn init(&mut self, position: Cursor) -> Next {
+        self.tell(format!("init {}", !position.knew_nothing()));
         Next::Continue
     }
 
@@ -267,7 +267,7 @@ async fn what_happens_during_init_is_not_missed() {
     impl Listener for Slow {
         type Message = ();
 
-        async fn init(&mut self, _: Sequence) -> Next {
+        async fn init(&mut self, _: Cursor) -> Next {
             self.0.tell("init");
             tokio::time::sleep(Duration::from_mins(1)).await;
             Next::Continue
@@ -378,7 +378,7 @@ async fn an_interruption_that_a_listener_panics_on_is_given_again() {
     let has_panicked = Arc::new(Mutex::new(false));
     let factory = move || Panics(heard.clone(), Arc::clone(&has_panicked));
     world.events(&["a", "b"], EventKind::Created).await;
-    let since = notibus::Since::After(world.bus.feed().horizon().await.unwrap());
+    let since = Start::from(world.bus.feed().horizon().await.unwrap());
     let subscribe = world.dispatcher.subscribe(Filter::all()).since(since).skip_when_lagging();
     let _listener = subscribe.listener(factory).start().unwrap();
     assert!(told(&mut messages).await.contains("Lagged"));
@@ -461,7 +461,7 @@ struct Scripted {
 impl Listener for Scripted {
     type Message = ();
 
-    async fn init(&mut self, _: Sequence) -> Next {
+    async fn init(&mut self, _: Cursor) -> Next {
         self.calls.send("init").unwrap();
         self.begins.clone()
     }

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod batches;
 #[path = "../../examples/ddoc_cache/cache.rs"]
 mod cache;
 mod catch_ups;
@@ -10,10 +11,13 @@ mod catch_ups;
 mod common;
 mod cursors;
 mod ddoc_cache;
+mod deletions;
+mod durations;
 mod filters;
 mod listeners;
 mod many_names;
 mod memory;
+mod mirror;
 mod order;
 mod pace;
 mod parity;

@@ -1,7 +1,7 @@
 //! Subscribers of very many exact names: what they cost to start.
 
 use notibus::{
-    DbName, DispatcherOptions, EventKind, Filter, Sequence, Since,
+    Cursor, DbName, DispatcherOptions, EventKind, Filter,
     store::{Database, testing::Faults},
 };
 
@@ -29,7 +29,7 @@ async fn a_start_in_the_past_costs_one_read_per_name_and_few_transactions() {
     let names = absent(2_000).chain(["x", "y"].map(|name| name.parse().unwrap()));
     let before = faults.counts();
     let subscribe = world.dispatcher.subscribe(Filter::names(names).unwrap());
-    let mut stream = subscribe.since(Since::After(Sequence::ZERO)).stream();
+    let mut stream = subscribe.since(Cursor::NOTHING).stream();
     let found = [next(&mut stream).await, next(&mut stream).await];
     let cost = faults.counts() - before;
     let found = found.map(|delivery| delivery.notification().name.to_string());

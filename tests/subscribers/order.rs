@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use notibus::{
-    Bus, BusOptions, DbInstance, Delivery, DispatcherOptions, EventKind, Filter, NotifierOptions, Sequence,
-    Since, Subscription, store::Database,
+    Bus, BusOptions, Cursor, DbInstance, Delivery, DispatcherOptions, EventKind, Filter, NotifierOptions,
+    Sequence, Subscription, store::Database,
 };
 
 use crate::{
@@ -77,7 +77,7 @@ async fn run(mut random: fastrand::Rng) {
     let mut subscribers: Vec<(Subscription, Told)> = Vec::new();
     for filter in filters {
         for pace in [None, Some(std::time::Duration::from_secs(1))] {
-            let subscribe = dispatcher.subscribe(filter.clone()).since(Since::After(Sequence::ZERO));
+            let subscribe = dispatcher.subscribe(filter.clone()).since(Cursor::NOTHING);
             let subscribe = match pace {
                 Some(pace) => subscribe.every(pace).unwrap(),
                 None => subscribe,
@@ -138,7 +138,7 @@ async fn a_named_cursor_moves_with_its_bus() {
     let notifier = bus.notifier(eager()).await.unwrap();
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
     let cursor = bus.cursor("moves").unwrap();
-    let since = Since::After(Sequence::ZERO);
+    let since = Cursor::NOTHING;
     let mut before =
         dispatcher.subscribe(Filter::all()).since(since).durable(&cursor).await.unwrap().stream();
     crate::world::fold(&store, &bus, &db("a", 1), EventKind::Created).await;

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use notibus::{DispatcherOptions, EventKind, Filter, Since};
+use notibus::{Cursor, DispatcherOptions, EventKind, Filter};
 use tokio::time::Instant;
 use tokio_stream::StreamExt;
 
@@ -173,7 +173,7 @@ async fn a_paced_subscriber_from_the_start_is_told_everything_first() {
     for filter in [Filter::all(), Filter::names(["a", "b"].map(|name| name.parse().unwrap())).unwrap()] {
         let world = World::new().await;
         world.events(&["a", "b"], EventKind::Created).await;
-        let since = Since::After(notibus::Sequence::ZERO);
+        let since = Cursor::NOTHING;
         let mut paced = world.dispatcher.subscribe(filter).since(since).every(MINUTE).unwrap().stream();
         assert_eq!(names(&drain(&mut paced).await), ["a", "b"].into());
         world.event(&db("a", 1), EventKind::Updated).await;

@@ -1,6 +1,6 @@
 //! What the tests of CouchDB's `couch_event_server` say of it, in our words.
 
-use notibus::{EventKind, Filter, Message, Next, Since};
+use notibus::{Cursor, EventKind, Filter, Message, Next};
 use tokio_stream::StreamExt;
 
 use crate::{
@@ -203,7 +203,7 @@ async fn invalid_messages_are_survived() {
 async fn events_without_subscribers_are_fine() {
     let world = World::new().await;
     let position = world.event(&db("a", 1), EventKind::Created).await;
-    let since = Since::After(notibus::Sequence::ZERO);
+    let since = Cursor::NOTHING;
     let mut late = world.dispatcher.subscribe(Filter::all()).since(since).stream();
     assert_eq!(next(&mut late).await.sequence(), position);
     assert!(ready(&mut late).is_empty());

@@ -9,7 +9,7 @@ use std::{
 };
 
 use notibus::{
-    Delivery, DispatcherOptions, EventKind, Filter, Listener, Missed, Next, RestartPolicy, Sequence, Since,
+    Cursor, Delivery, DispatcherOptions, EventKind, Filter, Listener, Missed, Next, RestartPolicy, Sequence,
     StopReason, Supervised, Supervision, SupervisionEvents,
     store::{Database, testing::Faults},
 };
@@ -93,7 +93,7 @@ struct Fragile;
 impl Listener for Fragile {
     type Message = ();
 
-    async fn init(&mut self, _: Sequence) -> Next {
+    async fn init(&mut self, _: Cursor) -> Next {
         panic!("it cannot begin")
     }
 
@@ -226,7 +226,7 @@ async fn one_that_stops_in_the_middle_of_a_read_delays_no_other() {
     fold(&store, &bus, &db("a", 1), EventKind::Created).await;
     let options = DispatcherOptions { catch_ups_max: 1, ..DispatcherOptions::default() };
     let dispatcher = bus.dispatcher(options).await.unwrap();
-    let subscribe = || dispatcher.subscribe(Filter::all()).since(Since::After(Sequence::ZERO)).stream();
+    let subscribe = || dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING).stream();
     let (mut stalled, mut other) = (subscribe(), subscribe());
     // The read has to be begun anew, after a pause.
     faults.plan_reads(|_| Some(notibus::StoreError::TRANSACTION_TOO_OLD));
@@ -240,12 +240,12 @@ async fn one_that_stops_in_the_middle_of_a_read_delays_no_other() {
 #[tokio::test(start_paused = true)]
 async fn one_that_is_made_anew_is_told_where_it_is_without_what_is_in_hand() {
     /// Panics on its first delivery.
-    struct Panics(UnboundedSender<Sequence>, Arc<AtomicBool>);
+    struct Panics(UnboundedSender<Cursor>, Arc<AtomicBool>);
 
     impl Listener for Panics {
         type Message = ();
 
-        async fn init(&mut self, position: Sequence) -> Next {
+        async fn init(&mut self, position: Cursor) -> Next {
             self.0.send(position).unwrap();
             Next::Continue
         }
@@ -265,6 +265,6 @@ async fn one_that_is_made_anew_is_told_where_it_is_without_what_is_in_hand() {
         within("its beginning", positions.recv()).await.unwrap();
         let sequence = world.event(&db("a", 1), EventKind::Created).await;
         let position = within("its restart", positions.recv()).await.unwrap();
-        assert!(position < sequence, "it has not worked on {sequence}, but is told {position}");
+        assert!(position < sequence.into(), "it has not worked on {sequence}, but is told {position}");
     }
 }

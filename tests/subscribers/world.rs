@@ -7,7 +7,6 @@ use notibus::{
     Bus, Db, DbInstance, Delivery, Dispatcher, DispatcherOptions, EventKind, Interruption, Notifier,
     Sequence, Subscription, store::Database,
 };
-use tokio_stream::StreamExt;
 
 use crate::common::{self, eager, narrow_bus, record, until, within};
 
@@ -88,18 +87,20 @@ pub async fn fold(store: &Database, bus: &Bus, database: &Db, kind: EventKind) -
 
 /// The next delivery.
 pub async fn next(subscription: &mut Subscription) -> Delivery {
-    within("a delivery", subscription.next()).await.unwrap().unwrap()
+    within("a delivery", common::next_news(subscription)).await.unwrap().unwrap()
 }
 
 /// Whatever can be had at once.
 pub fn ready(subscription: &mut Subscription) -> Vec<Result<Delivery, Interruption>> {
-    std::iter::from_fn(|| subscription.next().now_or_never().flatten()).collect()
+    std::iter::from_fn(|| common::next_news(subscription).now_or_never().flatten()).collect()
 }
 
 /// Whatever comes within a good while.
 pub async fn drain(subscription: &mut Subscription) -> Vec<Delivery> {
     let mut deliveries = Vec::new();
-    while let Ok(Some(item)) = tokio::time::timeout(Duration::from_secs(10), subscription.next()).await {
+    while let Ok(Some(item)) =
+        tokio::time::timeout(Duration::from_secs(10), common::next_news(subscription)).await
+    {
         deliveries.push(item.unwrap());
     }
     deliveries

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use notibus::{DispatcherOptions, Scan, ScanReporter, Sequence, TriggerOptions, replication_trigger};
+use notibus::{Cursor, DispatcherOptions, Scan, ScanReporter, TriggerOptions, replication_trigger};
 
 use crate::{
     common::{self, db, forgetful, until, within},
@@ -38,7 +38,7 @@ async fn databases_are_scanned_from_the_beginning_and_then_from_the_last_seen_se
     let trigger =
         replication_trigger(&world.dispatcher, TriggerOptions::replication("r"), told).await.unwrap();
     let (mut scan, decide) = ear.hear().await;
-    assert_eq!((scan.db(), scan.since()), (&found, Sequence::ZERO), "it is found");
+    assert_eq!((scan.db(), scan.since()), (&found, Cursor::NOTHING), "it is found");
     assert_eq!(ids(&mut scan).await, ["x"]);
     decide.send(Ok(())).unwrap();
     let created = db("shop/_replicator", 2);
@@ -56,7 +56,7 @@ async fn databases_are_scanned_from_the_beginning_and_then_from_the_last_seen_se
         let mut seen = Vec::new();
         while seen.len() < 3 {
             let (mut scan, decide) = ear.hear().await;
-            assert!(scan.since() > Sequence::ZERO || seen.is_empty());
+            assert!(scan.since() > Cursor::NOTHING || seen.is_empty());
             seen.extend(ids(&mut scan).await);
             decide.send(Ok(())).unwrap();
         }
@@ -121,7 +121,7 @@ async fn a_scan_that_fails_goes_on_from_its_last_report() {
     scan.page(1).await.unwrap();
     decide.send(Err("no network".into())).unwrap();
     let (mut scan, decide) = ear.hear().await;
-    assert_eq!((scan.attempt(), scan.since()), (2, page.to));
+    assert_eq!((scan.attempt(), scan.since()), (2, page.to.into()));
     assert_eq!(ids(&mut scan).await, ["y", "z"], "what was not reported comes again");
     decide.send(Ok(())).unwrap();
 }
@@ -156,7 +156,7 @@ async fn a_deleted_database_stops_and_stale_reports_are_ignored() {
     assert_eq!(trigger.status().cancelled, 1);
     world.create(&new).await;
     let (scan, decide) = ear.hear().await;
-    assert_eq!((scan.db(), scan.since()), (&new, Sequence::ZERO));
+    assert_eq!((scan.db(), scan.since()), (&new, Cursor::NOTHING));
     assert!(!second.report(page.to).await.unwrap(), "nor is it the new one");
     decide.send(Ok(())).unwrap();
     trigger.shutdown().await.unwrap();

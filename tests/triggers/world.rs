@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use notibus::{
-    Bus, ChangesOptions, Db, DdocId, Dispatcher, DispatcherOptions, DocId, DocSummary, EventKind, Notifier,
-    Revision, Sequence, TaskResult, Trigger, TriggerJob, TriggerOptions, store::Database,
+    Bus, ChangesOptions, Cursor, Db, DdocId, Dispatcher, DispatcherOptions, DocId, DocSummary, EventKind,
+    Notifier, Revision, TaskResult, Trigger, TriggerJob, TriggerOptions, store::Database,
 };
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
@@ -167,6 +167,6 @@ pub async fn at_rest(world: &World, trigger: &Trigger) {
         status.waiting == 0 && status.running == 0
     })
     .await;
-    let now = world.bus.feed().last_sequence().await.unwrap().unwrap_or(Sequence::ZERO);
+    let now = world.bus.feed().last_sequence().await.unwrap().map_or(Cursor::NOTHING, Cursor::from);
     until("the checkpoint", async || trigger.status().position >= now).await;
 }

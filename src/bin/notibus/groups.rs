@@ -6,7 +6,7 @@ use std::{
 };
 
 use clap::Subcommand;
-use notibus::{Bus, Group, GroupStart, GroupStatus, Sequence, ShardLag, ShardStatus};
+use notibus::{Bus, Group, GroupStatus, Sequence, ShardLag, ShardStatus, Start};
 use serde::Serialize;
 
 use crate::{Failure, store::Store, topology::FeedName};
@@ -100,12 +100,8 @@ struct Of {
 }
 
 /// The start of this text.
-fn start(text: &str) -> notibus::Result<GroupStart> {
-    Ok(match text {
-        "now" => GroupStart::Now,
-        "0" => GroupStart::Zero,
-        text => GroupStart::After(text.parse()?),
-    })
+fn start(text: &str) -> notibus::Result<Start> {
+    text.parse()
 }
 
 impl At {
@@ -158,7 +154,7 @@ pub async fn run(args: Args) -> Result<(), Failure> {
         Command::DeadLetters(DeadLetters::List(of)) => {
             let group = of.open().await?;
             group.status().await?;
-            let mut after = Sequence::ZERO;
+            let mut after = Sequence::MIN;
             loop {
                 let letters = group.dead_letters(after, 1_000).await?;
                 of.at.print(&letters, |letter| {
@@ -250,10 +246,10 @@ mod tests {
 
     #[test]
     fn starts_are_told_apart() {
-        assert_eq!(start("now").unwrap(), GroupStart::Now);
-        assert_eq!(start("0").unwrap(), GroupStart::Zero);
+        assert_eq!(start("now").unwrap(), Start::Now);
+        assert_eq!(start("0").unwrap(), notibus::Cursor::NOTHING.into());
         let sequence = "01000000000000000700020003";
-        assert_eq!(start(sequence).unwrap(), GroupStart::After(sequence.parse().unwrap()));
+        assert_eq!(start(sequence).unwrap(), Start::At(sequence.parse().unwrap()));
         assert!(start("then").is_err());
     }
 }

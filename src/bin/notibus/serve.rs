@@ -21,6 +21,9 @@ use crate::{Failure, store::Store};
 /// Where credentials can be given instead of a file.
 const VARIABLE: &str = "NOTIBUS_CREDENTIALS";
 
+/// How many rows of `_db_updates` the dispatcher keeps in memory, if nothing else is asked for.
+const ROWS_KEPT_MAX: usize = 16_384;
+
 /// How to serve.
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -51,7 +54,7 @@ pub struct Args {
     #[arg(long, default_value_t = ApiOptions::default().feeds_per_client_max)]
     feeds_per_client_max: usize,
     /// How many rows of `_db_updates` are kept in memory for live feeds, some 1 KB each; those further behind read the store.
-    #[arg(long, default_value_t = ApiOptions::default().rows_kept_max)]
+    #[arg(long, default_value_t = ROWS_KEPT_MAX)]
     rows_kept_max: usize,
     /// The most of the parameter `timeout`, and what it is by default.
     #[arg(long, default_value = "60s", value_parser = humantime::parse_duration)]
@@ -84,7 +87,6 @@ pub async fn run(args: Args) -> Result<(), Failure> {
         timeout_max: args.timeout_max,
         heartbeat_max: args.heartbeat_max,
         feeds_per_client_max: args.feeds_per_client_max,
-        rows_kept_max: args.rows_kept_max,
         keeps_db_updates: !args.no_db_updates,
         ..ApiOptions::default()
     };
@@ -95,7 +97,8 @@ pub async fn run(args: Args) -> Result<(), Failure> {
         .await
         .map_err(|error| Failure::BadInput(format!("cannot listen on {}: {error}", args.listen)))?;
     let db = args.store.open().await?;
-    serve(&db, args.prefix.as_bytes(), listener, options, limits).await
+    let ring = DispatcherOptions { ring_rows_max: args.rows_kept_max, ..DispatcherOptions::default() };
+    serve(&db, args.prefix.as_bytes(), listener, ring, options, limits).await
 }
 
 /// Serves the bus of `db` until the process is told to stop.
@@ -103,6 +106,7 @@ async fn serve(
     db: &Database,
     prefix: &[u8],
     listener: TcpListener,
+    ring: DispatcherOptions,
     options: ApiOptions,
     limits: ServerOptions,
 ) -> Result<(), Failure> {
@@ -112,8 +116,6 @@ async fn serve(
     let node = bus.node(NodeOptions::default()).await?;
     let _notifier = node.notifier(NotifierOptions::default()).await?;
     let _janitor = node.janitor(JanitorOptions::default()).await?;
-    // Its one subscriber is the interface.
-    let ring = DispatcherOptions { ring_rows_max: options.rows_kept_max, ..DispatcherOptions::default() };
     let dispatcher = Arc::new(node.dispatcher(ring).await?);
     let _announced = node.announce(Role::HTTP).await?;
 
@@ -130,7 +132,7 @@ async fn serve(
     drop(writeln!(out, "notibus: listening on http://{}", server.local_addr()).and_then(|()| out.flush()));
 
     stopped.await;
-    api.shutdown().await;
+    api.shutdown();
     server.shutdown().await;
     drop(api);
     if let Some(dispatcher) = Arc::into_inner(dispatcher) {

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use notibus::{Bus, Cursor, Dispatcher, DispatcherOptions, Filter, Sequence, Since};
+use notibus::{Bus, Dispatcher, DispatcherOptions, Filter, Interruption, Start};
 use tokio_stream::StreamExt;
 
 use crate::{Failure, store::Store};
@@ -26,11 +26,7 @@ pub struct Args {
 
 /// Prints the rows.
 pub async fn run(args: Args) -> Result<(), Failure> {
-    let since = match args.since.as_str() {
-        "0" => Some(Sequence::ZERO),
-        "now" => None,
-        text => Some(text.parse()?),
-    };
+    let since: Start = args.since.parse()?;
     args.store.check_exists()?;
     let db = args.store.open().await?;
     let bus = Bus::open_existing(&db, args.prefix.as_bytes()).await?;
@@ -44,10 +40,10 @@ pub async fn run(args: Args) -> Result<(), Failure> {
         return Ok(());
     }
     let feed = bus.feed();
-    let mut cursor = Cursor::from(match since {
-        Some(since) => since,
-        None => feed.now().await?,
-    });
+    let mut cursor = match since {
+        Start::At(cursor) => cursor,
+        Start::Now => feed.now().await?.into(),
+    };
     loop {
         let page = feed.page(cursor, 1_000).await?;
         for row in &page.rows {
@@ -61,11 +57,12 @@ pub async fn run(args: Args) -> Result<(), Failure> {
 }
 
 /// Prints rows as they come.
-async fn follow(dispatcher: &Dispatcher, since: Option<Sequence>) -> Result<(), Failure> {
-    let mut rows = dispatcher.subscribe(Filter::all()).since(since.map_or(Since::Now, Since::After)).stream();
+async fn follow(dispatcher: &Dispatcher, since: Start) -> Result<(), Failure> {
+    let mut rows = dispatcher.subscribe(Filter::all()).since(since).stream();
     while let Some(item) = rows.next().await {
         match item {
             Ok(delivery) => print(delivery.notification())?,
+            Err(Interruption::Synced { .. }) => {}
             Err(interruption) => return Err(Failure::Failed(interruption.to_string())),
         }
     }

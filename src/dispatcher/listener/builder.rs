@@ -18,6 +18,7 @@ use super::{
 };
 use crate::{
     dispatcher::{Subscribe, Subscription},
+    encoding::Sequence,
     error::{Error, Result},
     store::RetryPolicy,
 };
@@ -115,13 +116,12 @@ where
         Ok(Self { messages_max, ..self })
     }
 
-    /// How often one that is durable puts down what it has worked on, besides when it ends. Default: 1 s. Fails if it is zero.
-    pub fn checkpoint_every(mut self, interval: Duration) -> Result<Self> {
-        if interval.is_zero() {
-            return Err(Error::invalid("checkpoint interval", "it is zero"));
-        }
-        self.terms.checkpoint_interval = interval;
-        Ok(self)
+    /// Has it given batches ([`Listener::handle_batch`]) instead of one delivery at a time. A batch on which it panics is given to
+    /// it again as a whole, a few times, and then delivery by delivery, each as a batch of its own: only those that it cannot bear
+    /// are passed over.
+    pub fn in_batches(mut self) -> Self {
+        self.terms.in_batches = true;
+        self
     }
 
     /// Starts it. It ends when it is told to, says so itself, or with its dispatcher.
@@ -154,6 +154,8 @@ where
             name: name.clone(),
             stop: watch::Sender::new(false),
             filter: watch::Sender::new(None),
+            awaited: watch::Sender::new(Sequence::MIN),
+            worked_to: watch::Sender::new(Sequence::MIN),
             ended: watch::Sender::new(None),
             parent: parent.downgrade(),
             task: OnceLock::new(),

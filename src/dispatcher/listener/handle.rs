@@ -16,6 +16,7 @@ use tokio::{
 use super::{Message, StopReason};
 use crate::{
     dispatcher::{Filter, SubscriberId},
+    encoding::Sequence,
     error::{Error, Result},
 };
 
@@ -108,6 +109,10 @@ pub(super) struct Control {
     pub stop: watch::Sender<bool>,
     /// What it is to want; the newest, until it is taken.
     pub filter: watch::Sender<Option<Filter>>,
+    /// The last position that somebody waits for it to have worked on.
+    pub awaited: watch::Sender<Sequence>,
+    /// Up to where it had worked on everything when somebody waited for that.
+    pub worked_to: watch::Sender<Sequence>,
     /// Why it has ended, once it has.
     pub ended: watch::Sender<Option<StopReason>>,
     /// What others are linked to.
@@ -187,6 +192,22 @@ impl<M: Send + 'static> ListenerHandle<M> {
     /// it. One that does not know the type is expected to note it and to go on.
     pub async fn info(&self, message: impl Any + Send) -> bool {
         self.messages.send(Message::Info(Box::new(message))).await.is_ok()
+    }
+
+    /// Waits until it has worked on everything up to `at`, which the tail of its dispatcher has reached:
+    /// [`Dispatcher::reached`](crate::Dispatcher::reached) returns such a position. Whether it has: false if it has ended before.
+    pub async fn reached(&self, at: Sequence) -> bool {
+        let (mut worked_to, mut ended) = (self.control.worked_to.subscribe(), self.control.ended.subscribe());
+        self.control.awaited.send_if_modified(|awaited| {
+            let is_later = at > *awaited;
+            *awaited = at.max(*awaited);
+            is_later
+        });
+        tokio::select! {
+            biased;
+            Ok(_) = worked_to.wait_for(|worked_to| *worked_to >= at) => true,
+            _ = ended.wait_for(Option::is_some) => false,
+        }
     }
 
     /// Has it want something else from now on, as [`Subscription::replace`](crate::Subscription::replace) says.

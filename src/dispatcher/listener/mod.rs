@@ -21,8 +21,8 @@ pub(super) use self::{
     events::Events,
     handle::{Listeners, SHUTDOWN_LIMIT},
 };
-use super::{Delivery, Interruption};
-use crate::encoding::Sequence;
+use super::{Delivery, DeliveryBatch, Interruption};
+use crate::cursor::Cursor;
 
 /// What a listener wants next.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -150,19 +150,36 @@ pub trait Listener: Send + 'static {
     /// What it expects to be sent.
     type Message: Send + 'static;
 
-    /// It is about to begin; everything up to `position` was worked on.
-    fn init(&mut self, position: Sequence) -> impl Future<Output = Next> + Send {
-        let _ = position;
+    /// It is about to begin; everything before `cursor` was worked on.
+    fn init(&mut self, cursor: Cursor) -> impl Future<Output = Next> + Send {
+        let _ = cursor;
         std::future::ready(Next::Continue)
     }
 
     /// Something is new of a database.
     fn handle_event(&mut self, delivery: Delivery) -> impl Future<Output = Next> + Send;
 
-    /// Somebody has sent a message, or the subscription has something to say. One that overrides nothing notes it in the log,
-    /// and goes on.
+    /// Something is new of some databases: for one that was started with [`Listen::in_batches`], instead of
+    /// [`Listener::handle_event`], which it calls by default for each delivery. What the last of these calls wants next counts,
+    /// unless one before wants to stop.
+    fn handle_batch(&mut self, batch: DeliveryBatch) -> impl Future<Output = Next> + Send {
+        async move {
+            let mut next = Next::Continue;
+            for index in 0..batch.len() {
+                next = self.handle_event(batch.delivery(index)).await;
+                if matches!(next, Next::Stop(_)) {
+                    break;
+                }
+            }
+            next
+        }
+    }
+
+    /// Somebody has sent a message, or the subscription has something to say. One that overrides nothing logs it, and goes on.
     fn handle_message(&mut self, message: Message<Self::Message>) -> impl Future<Output = Next> + Send {
-        tracing::warn!(?message, "a listener ignores a message");
+        if !matches!(message, Message::Interrupted(Interruption::Synced { .. })) {
+            tracing::warn!(?message, "a listener ignores a message");
+        }
         std::future::ready(Next::Continue)
     }
 

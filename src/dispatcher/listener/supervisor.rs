@@ -1,7 +1,7 @@
 //! [`Supervisor`]: the task of a listener. It owns the subscription, which outlives the listener, so that another one made in
 //! its place goes on where it was.
 
-use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::{future::poll_fn, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use futures_util::{
     FutureExt,
@@ -15,7 +15,8 @@ use super::{
     handle::Control,
 };
 use crate::{
-    dispatcher::{Delivery, Filter, Interruption, Shared, Subscription},
+    cursor::{Cursor, Knowledge},
+    dispatcher::{Delivery, DeliveryBatch, Filter, Interruption, Shared, Subscription},
     encoding::Sequence,
     error::{Error, panic_text},
     store::RetryPolicy,
@@ -33,8 +34,8 @@ pub(super) struct Terms {
     pub backoff: RetryPolicy,
     /// How often it is given a delivery that it panics on.
     pub attempts_max: u32,
-    /// How often it puts down what it has worked on.
-    pub checkpoint_interval: Duration,
+    /// Whether it is given batches.
+    pub in_batches: bool,
     /// Whether it is a plain callback, which goes on after a panic as it is.
     pub is_callback: bool,
 }
@@ -50,8 +51,27 @@ impl Default for Terms {
                 backoff_max: Duration::from_secs(30),
             },
             attempts_max: 3,
-            checkpoint_interval: Duration::from_secs(1),
+            in_batches: false,
             is_callback: false,
+        }
+    }
+}
+
+/// What a listener is given at once.
+#[derive(Clone)]
+enum Given {
+    /// A delivery.
+    One(Delivery),
+    /// A batch.
+    Batch(DeliveryBatch),
+}
+
+impl Given {
+    /// The first of it.
+    fn first(&self) -> Delivery {
+        match self {
+            Self::One(delivery) => delivery.clone(),
+            Self::Batch(batch) => batch.delivery(0),
         }
     }
 }
@@ -74,15 +94,15 @@ enum Event<M> {
     /// A message; `None` once all who could send one are gone.
     Message(Option<Message<M>>),
     /// Something of the subscription; `None` at its end, an error if the predicate of its filter has panicked.
-    Received(Result<Option<Result<Delivery, Interruption>>, Panicked>),
+    Received(Result<Option<Result<Given, Interruption>>, Panicked>),
     /// It is to want something else.
     Replaced,
+    /// Somebody waits until it has worked on something.
+    Awaited,
     /// Nothing has come for as long as it said.
     Timeout,
     /// The subscription may be asked again.
     Paused,
-    /// It is time to put down what was worked on.
-    Checkpoint,
 }
 
 /// What makes a supervisor stop waiting, besides what the listener is given.
@@ -105,6 +125,8 @@ pub(super) struct Supervisor<L: Listener, F> {
     ending: watch::Receiver<bool>,
     /// What it is to want.
     filter: watch::Receiver<Option<Filter>>,
+    /// The last position that somebody waits for it to have worked on.
+    awaited: watch::Receiver<Sequence>,
     /// What the listener is given.
     subscription: Subscription,
     /// The messages; `None` once nobody can send one.
@@ -113,16 +135,16 @@ pub(super) struct Supervisor<L: Listener, F> {
     factory: F,
     /// How it is treated.
     terms: Terms,
-    /// The delivery that it has not finished, and how often it was given that.
-    in_hand: Option<(Delivery, u32)>,
+    /// What it was given and has not finished, and how often it was given that.
+    in_hand: Option<(Given, u32)>,
+    /// A batch that it has panicked on too often, and how much of it was given to it again by itself.
+    apart: Option<(DeliveryBatch, usize)>,
     /// The interruption that it has not finished, and how often it was given that.
     interrupted: Option<(Interruption, u32)>,
     /// How often it was made anew.
     restarts: u32,
     /// How often it was made anew since it has last worked on something.
     in_a_row: u32,
-    /// Completes when what was worked on is to be put down; `None` if it is not durable.
-    checkpoint: Option<BoxFuture<'static, ()>>,
 }
 
 impl<L, F> Supervisor<L, F>
@@ -145,16 +167,17 @@ where
             stop: control.stop.subscribe(),
             ending,
             filter: control.filter.subscribe(),
+            awaited: control.awaited.subscribe(),
             control,
             subscription,
             inbox: Some(inbox),
             factory,
             terms,
             in_hand: None,
+            apart: None,
             interrupted: None,
             restarts: 0,
             in_a_row: 0,
-            checkpoint: None,
         }
     }
 
@@ -166,11 +189,11 @@ where
             self.control.task.get_or_init(|| task);
         }
         self.tell(Supervised::Started);
-        self.note_position();
         let reason = self.run_sessions().await;
         // What is in hand may look as if it had been worked on.
-        if reason != StopReason::CursorLost && self.in_hand.is_none() && self.interrupted.is_none() {
-            self.put_down().await;
+        let is_idle = self.in_hand.is_none() && self.apart.is_none() && self.interrupted.is_none();
+        if reason != StopReason::CursorLost && is_idle {
+            self.save().await;
         }
         tracing::debug!(id = %self.control.id, name = ?self.control.name, %reason, "a listener has ended");
         self.tell(Supervised::Stopped(reason.clone()));
@@ -209,7 +232,7 @@ where
     fn note_panic(&self, text: &str) {
         let stats = &self.shared.context.stats;
         if self.terms.is_callback { &stats.callback_panics } else { &stats.listener_panics }.add(1);
-        let at = self.in_hand.as_ref().map(|(delivery, _)| delivery.sequence());
+        let at = self.in_hand.as_ref().map(|(given, _)| given.first().sequence());
         tracing::error!(id = %self.control.id, name = ?self.control.name, ?at, panic = text, "a subscriber has panicked");
         self.tell(Supervised::Panicked { text: text.to_owned(), at });
     }
@@ -217,11 +240,13 @@ where
     /// Makes a listener, and gives it what comes, until it ends or panics.
     async fn session(&mut self) -> Ended {
         // What is in hand was returned, and not worked on.
-        let in_hand = self.in_hand.as_ref().map_or(Sequence::MAX, |(delivery, _)| delivery.since());
-        let position = self.subscription.position().min(in_hand);
+        let cursor = self.subscription.cursor();
+        let given = self.in_hand.as_ref().map(|(given, _)| given.first().since());
+        let apart = self.apart.as_ref().map(|(batch, _)| batch.delivery(0).since());
+        let cursor = given.into_iter().chain(apart).fold(cursor, Cursor::min);
         let made = catch(async {
             let mut listener = (self.factory)();
-            let next = listener.init(position).await;
+            let next = listener.init(cursor).await;
             (listener, next)
         });
         let (mut listener, mut next) = match made.await {
@@ -258,10 +283,21 @@ where
             if let Some(reason) = is_told_to_stop(&self.stop, &self.ending) {
                 return Ok(Next::Stop(reason));
             }
-            if let Some((delivery, attempts)) = &mut self.in_hand {
+            if self.in_hand.is_none()
+                && let Some((batch, given)) = &mut self.apart
+            {
+                self.in_hand = Some((Given::Batch(batch.single(*given)), 0));
+                *given += 1;
+                if *given == batch.len() {
+                    self.apart = None;
+                }
+            }
+            if let Some((given, attempts)) = &mut self.in_hand {
                 *attempts += 1;
-                let delivery = delivery.clone();
-                let next = catch(async { listener.handle_event(delivery).await }).await?;
+                let next = match given.clone() {
+                    Given::One(delivery) => catch(async { listener.handle_event(delivery).await }).await?,
+                    Given::Batch(batch) => catch(async { listener.handle_batch(batch).await }).await?,
+                };
                 self.finish_delivery();
                 return Ok(next);
             }
@@ -272,10 +308,15 @@ where
                 self.interrupted = None;
                 return Ok(next);
             }
+            self.note_progress();
             match self.event(timers).await {
                 Event::Stop(reason) => return Ok(Next::Stop(reason)),
                 Event::Received(Ok(None)) => return Ok(Next::Stop(StopReason::Shutdown)),
-                Event::Received(Ok(Some(Ok(delivery)))) => self.in_hand = Some((delivery, 0)),
+                Event::Received(Ok(Some(Ok(given)))) => self.in_hand = Some((given, 0)),
+                Event::Received(Ok(Some(Err(Interruption::Failed(error @ Error::CursorLost { .. }))))) => {
+                    tracing::warn!(id = %self.control.id, %error, "a listener ends");
+                    return Ok(Next::Stop(StopReason::CursorLost));
+                }
                 Event::Received(Ok(Some(Err(interruption)))) => {
                     if matches!(interruption, Interruption::Failed(_)) {
                         timers.pause = Some(self.shared.context.env().sleep(FAILURE_PAUSE));
@@ -294,11 +335,7 @@ where
                 }
                 Event::Replaced => self.replace().await,
                 Event::Paused => timers.pause = None,
-                Event::Checkpoint => {
-                    if self.put_down().await {
-                        return Ok(Next::Stop(StopReason::CursorLost));
-                    }
-                }
+                Event::Awaited => {}
             }
         }
     }
@@ -307,14 +344,22 @@ where
     async fn event(&mut self, timers: &mut Timers) -> Event<L::Message> {
         let inbox = self.inbox.as_mut().map(mpsc::Receiver::recv);
         let is_paused = timers.pause.is_some();
+        let (subscription, in_batches) = (&mut self.subscription, self.terms.in_batches);
+        let receive = async {
+            if in_batches {
+                let batch = poll_fn(|context| subscription.poll_batch(context)).await;
+                return batch.map(|batch| batch.map(Given::Batch));
+            }
+            subscription.next().await.map(|delivery| delivery.map(Given::One))
+        };
         tokio::select! {
             reason = told_to_stop(&mut self.stop, &mut self.ending) => Event::Stop(reason),
             _ = self.filter.wait_for(Option::is_some) => Event::Replaced,
+            Ok(()) = self.awaited.changed() => Event::Awaited,
             Some(message) = OptionFuture::from(inbox) => Event::Message(message),
-            received = catch(self.subscription.next()), if !is_paused => Event::Received(received),
+            received = catch(receive), if !is_paused => Event::Received(received),
             Some(()) = OptionFuture::from(timers.timeout.as_mut()) => Event::Timeout,
             Some(()) = OptionFuture::from(timers.pause.as_mut()) => Event::Paused,
-            Some(()) = OptionFuture::from(self.checkpoint.as_mut()) => Event::Checkpoint,
         }
     }
 
@@ -327,25 +372,35 @@ where
         }
     }
 
+    /// Says up to where it has worked on everything, if somebody waits for it to have come further than was said.
+    fn note_progress(&mut self) {
+        let worked_to = &self.control.worked_to;
+        if *self.control.awaited.borrow() > *worked_to.borrow()
+            && let Knowledge::UpTo(known) = self.subscription.cursor().knowledge()
+        {
+            worked_to.send_replace(known);
+        }
+    }
+
     /// The delivery in hand was worked on, or is passed over.
     fn finish_delivery(&mut self) {
         (self.in_hand, self.in_a_row) = (None, 0);
-    }
-
-    /// Has it put down in a while how far a durable one has come. Also databases that it does not want move its position on.
-    fn note_position(&mut self) {
-        if self.subscription.is_durable() {
-            self.checkpoint = Some(self.shared.context.env().sleep(self.terms.checkpoint_interval));
-        }
     }
 
     /// Passes over the delivery in hand, or the interruption, if the listener has panicked on it as often as it may.
     fn pass_over(&mut self) {
         let attempts_max = self.terms.attempts_max;
         self.interrupted.take_if(|(_, attempts)| *attempts >= attempts_max);
-        if let Some((delivery, _)) = self.in_hand.take_if(|(_, attempts)| *attempts >= attempts_max) {
-            let row = delivery.notification();
-            self.tell(Supervised::PassedOver { name: row.name.clone(), sequence: row.sequence });
+        if let Some((given, _)) = self.in_hand.take_if(|(_, attempts)| *attempts >= attempts_max) {
+            match given {
+                // Only those that it cannot bear are passed over.
+                Given::Batch(batch) if batch.len() > 1 => self.apart = Some((batch, 0)),
+                given => {
+                    let first = given.first();
+                    let row = first.notification();
+                    self.tell(Supervised::PassedOver { name: row.name.clone(), sequence: row.sequence });
+                }
+            }
             let in_a_row = self.in_a_row;
             self.finish_delivery();
             // It has worked on nothing.
@@ -353,19 +408,10 @@ where
         }
     }
 
-    /// Puts down what was worked on. Whether the cursor is lost.
-    async fn put_down(&mut self) -> bool {
-        self.note_position();
-        match self.subscription.checkpoint().await {
-            Ok(()) => false,
-            Err(error @ Error::CursorLost { .. }) => {
-                tracing::warn!(id = %self.control.id, %error, "a listener ends");
-                true
-            }
-            Err(error) => {
-                tracing::warn!(id = %self.control.id, %error, "a cursor cannot be written, trying again later");
-                false
-            }
+    /// Saves what was worked on.
+    async fn save(&mut self) {
+        if let Err(error) = self.subscription.checkpoint().await {
+            tracing::warn!(id = %self.control.id, %error, "the cursor of a listener cannot be saved");
         }
     }
 }

@@ -51,7 +51,7 @@ impl Looks {
         if let Some(last) = self.lately(db.instance, now) {
             return Ok(last > position);
         }
-        let last = feed.last_sequence().await?.unwrap_or(Sequence::ZERO);
+        let last = feed.last_sequence().await?.unwrap_or(Sequence::MIN);
         self.remember(db.instance, Found { at: now, last });
         Ok(last > position)
     }

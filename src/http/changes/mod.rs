@@ -23,11 +23,12 @@ use super::{
     Api, Databases, Failure, Inner,
     api::at,
     db_updates::{check_method, finish, is_known, not_modified, tag},
-    query::{Mode, Query, Start},
+    query::{Mode, Query},
     stream::Stream,
 };
 use crate::{
     changes::Changes,
+    cursor::Start,
     event::{Db, DbName},
     keys::ShardId,
 };
@@ -146,7 +147,7 @@ async fn feed(
     }
     let since = match query.start {
         Start::Now => served.changes.feed(&db).now().await?.into(),
-        Start::After(seq) => seq.cursor(),
+        Start::At(cursor) => cursor,
     };
     let source = DocChanges::begin(served, db, shard, &query, wanted, since).await?;
     let mut response = Stream::new(source, &query, around).into_response();

@@ -11,12 +11,9 @@ use serde::Deserialize;
 
 use super::{Places, Served};
 use crate::{
+    cursor::Start,
     feed::TopologyEntry,
-    http::{
-        Failure,
-        api::json,
-        query::{Query, Start},
-    },
+    http::{Failure, api::json, query::Query},
     routing::SchemeId,
 };
 
@@ -45,8 +42,8 @@ pub(super) async fn meta(
         let query = Query::parse(text, &parts.headers, &served.inner.options)?;
         let feed = served.changes.feed(&served.find(&name).await?);
         let since = match query.start {
-            Start::Now => feed.now().await?,
-            Start::After(seq) => seq.cursor().position(),
+            Start::Now => feed.now().await?.into(),
+            Start::At(cursor) => cursor,
         };
         Ok(json(StatusCode::OK, &entry(&name, &feed.topology_at(since).await?)))
     };

@@ -8,30 +8,32 @@
 
 use std::{collections::VecDeque, io::Write as _, sync::Arc, time::Duration};
 
+use axum::body::Bytes;
 use tokio::{sync::watch, task::JoinHandle};
 use tokio_stream::StreamExt;
 
 use super::{Served, query::Wanted};
 use crate::{
     changes::{Change, ChangeRow, ChangesPage, ChangesQuery, some_time},
+    cursor::Cursor,
     dispatcher::{Filter, Subscription},
     encoding::Sequence,
     error::{Error, Result},
     event::Db,
-    feed::{Cursor, Feed},
+    feed::Feed,
     http::{
         form::{Writer, write_string},
+        page::{PageSize, cut_at},
         query::{Mode, Query},
-        seq::Seq,
         stream::{Progress, Source},
     },
     keys::ShardId,
 };
 
-/// How many rows are read at once: what a client holds that does not read.
-const PAGE_ROWS: usize = 512;
+/// The most rows that are read at once.
+const PAGE_ROWS: usize = 256;
 
-/// How many rows are read at once with their documents, of which nobody knows how large they are.
+/// The most rows that are read at once with their documents, of which nobody knows how large they are.
 const PAGE_DOCS: usize = 32;
 
 /// A read of the store in a task of its own: it goes on also while the client is slow, and gives back its turn.
@@ -75,6 +77,8 @@ pub(super) struct DocChanges {
     db: Db,
     /// What is read next.
     query: ChangesQuery,
+    /// How many rows are read at once.
+    page_size: PageSize,
     /// Which documents are wanted.
     wanted: Wanted,
     /// Of rows that are read backwards: the last ones that are not wanted.
@@ -88,7 +92,7 @@ pub(super) struct DocChanges {
     /// Whether nothing more will come: the database is gone, or nobody tells of it any more.
     is_over: bool,
     /// Where the client stands.
-    seq: Seq,
+    seq: Cursor,
     /// How many rows were looked at.
     seen: u64,
     /// The notifications of the database, if what comes is wanted.
@@ -140,13 +144,14 @@ impl DocChanges {
             served: Arc::clone(served),
             db,
             query,
+            page_size: PageSize::new(limit),
             wanted,
             until: since.position(),
             rows: VecDeque::new(),
             is_at_end: false,
             resharded_at: None,
             is_over: false,
-            seq: Seq::plain(since.position()),
+            seq: since,
             seen: 0,
             updates,
             reshards,
@@ -167,7 +172,16 @@ impl DocChanges {
 
     /// Sends this page next.
     fn turn(&mut self, page: ChangesPage) {
-        let ChangesPage { rows, next, more, resharded } = page;
+        let ChangesPage { mut rows, mut next, mut more, mut resharded } = page;
+        let kept = self.page_size.keep(rows.iter().map(size_of_row));
+        if kept < rows.len() {
+            rows.truncate(kept);
+            rows.shrink_to_fit();
+            let last = rows[kept - 1].change.sequence;
+            next = if self.query.descending { last.into() } else { cut_at(self.query.from, next, last) };
+            (more, resharded) = (true, None);
+        }
+        self.query.limit = self.page_size.rows();
         self.rows = rows.into();
         self.is_at_end = !more;
         if self.query.descending {
@@ -182,10 +196,11 @@ impl DocChanges {
     /// Writes rows that were read.
     fn write(&mut self, out: &mut Writer, limit: u64) {
         while out.rows() < limit
+            && !out.is_full()
             && let Some(row) = self.rows.pop_front()
         {
             self.seen += 1;
-            self.seq = Seq::plain(row.change.sequence);
+            self.seq = row.change.sequence.into();
             if self.wanted.has(&row.change.doc.id) {
                 let seq = self.seq;
                 out.row(&seq, |bytes| write_row(bytes, &row, &seq, self.query.include_docs));
@@ -250,7 +265,7 @@ impl Source for DocChanges {
         self.is_at_end = false;
     }
 
-    fn position(&self) -> Seq {
+    fn position(&self) -> Cursor {
         self.seq
     }
 
@@ -263,14 +278,20 @@ impl Source for DocChanges {
             return Ok(feed.pending(self.until).await?.saturating_sub(self.seen));
         }
         match self.query.shard {
-            None => feed.pending(self.seq.cursor()).await,
-            Some(shard) => count_shard(&feed, shard, self.seq.cursor()).await,
+            None => feed.pending(self.seq).await,
+            Some(shard) => count_shard(&feed, shard, self.seq).await,
         }
     }
 
     fn resharded_at(&self) -> Option<Sequence> {
         self.resharded_at.filter(|_| self.is_done())
     }
+}
+
+/// About how many bytes of memory `row` takes.
+fn size_of_row(row: &ChangeRow) -> usize {
+    let body = row.body.as_ref().map_or(0, Bytes::len);
+    size_of::<Change>() + row.change.doc.id.as_str().len() + size_of_val(&row.leaves[..]) + body
 }
 
 /// How many rows of `shard` stand behind `cursor`.
@@ -287,7 +308,7 @@ async fn count_shard(feed: &Feed<Change>, shard: ShardId, mut cursor: Cursor) ->
 }
 
 /// Writes a row as a JSON object on one line.
-fn write_row(bytes: &mut Vec<u8>, row: &ChangeRow, seq: &Seq, with_doc: bool) {
+fn write_row(bytes: &mut Vec<u8>, row: &ChangeRow, seq: &Cursor, with_doc: bool) {
     let doc = &row.change.doc;
     write!(bytes, "{{\"seq\":\"{seq}\",\"id\":").expect("a vector takes all bytes");
     write_string(bytes, doc.id.as_str());

@@ -21,8 +21,8 @@ use super::{
 };
 use crate::{
     context::Context,
-    dispatcher::{Delivery, Dispatcher, Interruption, Since, Subscription},
-    encoding::Sequence,
+    cursor::Cursor,
+    dispatcher::{Delivery, Dispatcher, Interruption, Subscription},
     error::{Error, Result, panic_text},
     event::{Db, DbName},
     named_cursor::OpenCursor,
@@ -82,13 +82,13 @@ pub(in crate::jobs) async fn start<K: Kind>(
     kind: K,
 ) -> Result<Trigger> {
     options.check()?;
-    let subscribe = dispatcher.subscribe(options.filter.clone()).since(Since::After(Sequence::ZERO));
+    let subscribe = dispatcher.subscribe(options.filter.clone()).since(Cursor::NOTHING);
     let subscribe = if K::DDOCS { subscribe.with_ddocs() } else { subscribe };
     let mut subscription = subscribe.durable(&cursor(dispatcher, &options)?).await?.stream();
     let cursor = subscription.take_cursor().expect("it is durable");
     let position = cursor.stored();
     // An earlier one may have expired, or was about to tell what was gone, and has not come to it.
-    let is_unsure = position == Sequence::ZERO && !cursor.marked(None, 1).await?.is_empty();
+    let is_unsure = position.knew_nothing() && !cursor.marked(None, 1).await?.is_empty();
     let (stop, stopped) = watch::channel(false);
     let (status, watched) = watch::channel(TriggerStatus::new(position));
     let keeper = Keeper {
@@ -162,7 +162,10 @@ impl<K: Kind> Keeper<K> {
         // They may be writing: what comes after must not meet them.
         self.jobs.shutdown().await;
         let ended = match ended {
-            Ok(()) => self.cursor.save(self.done_to()).await,
+            Ok(()) => {
+                let done_to = self.done_to();
+                self.cursor.save(done_to).await
+            }
             lost => lost,
         };
         self.status.send_modify(|status| {
@@ -180,7 +183,7 @@ impl<K: Kind> Keeper<K> {
             let now = self.context.env().now();
             let due = self.plan.next_due().map(|due| self.context.env().sleep(due.saturating_sub(now)));
             // For whoever starts again, all that is received below comes after this.
-            let known = self.subscription.position();
+            let known = self.subscription.cursor();
             let may_receive = self.pause.is_none() && self.plan.len() + reserved < self.options.pending_max;
             tokio::select! {
                 Some(ended) = self.jobs.join_next_with_id() => {
@@ -211,11 +214,11 @@ impl<K: Kind> Keeper<K> {
     }
 
     /// Whoever starts again from here has everything told again that is not done.
-    fn done_to(&self) -> Sequence {
+    fn done_to(&mut self) -> Cursor {
         if self.search.is_some() {
-            return Sequence::ZERO;
+            return Cursor::NOTHING;
         }
-        let position = self.subscription.position();
+        let position = self.subscription.cursor();
         self.plan.since().map_or(position, |since| since.min(position))
     }
 
@@ -255,9 +258,10 @@ impl<K: Kind> Keeper<K> {
     }
 
     /// Takes in what the subscription tells, which comes after `known`.
-    fn receive(&mut self, item: Result<Delivery, Interruption>, known: Sequence) {
+    fn receive(&mut self, item: Result<Delivery, Interruption>, known: Cursor) {
         let delivery = match item {
             Ok(delivery) => delivery,
+            Err(Interruption::Synced { .. }) => return,
             Err(interruption) => {
                 tracing::warn!(trigger = self.options.name, %interruption, "subscription interrupted");
                 match interruption {
@@ -366,7 +370,7 @@ impl<K: Kind> Keeper<K> {
         let feed = NotificationFeed::new(Arc::clone(&self.context), self.context.feed.clone());
         match feed.newest(name).await {
             Ok(row) if is_gone(&db, row.as_ref()) => {
-                let since = self.subscription.position();
+                let since = self.subscription.cursor();
                 self.see_gone(db, since);
             }
             Ok(_) => {}
@@ -380,7 +384,7 @@ impl<K: Kind> Keeper<K> {
     /// there have been told anew. How many places in the plan are kept for what is found.
     fn search_on(&mut self) -> usize {
         let Some(search) = &mut self.search else { return 0 };
-        if self.subscription.position() > Sequence::ZERO {
+        if !self.subscription.cursor().knew_nothing() {
             search.begin(&self.context, &self.cursor, &self.plan, self.options.pending_max);
         }
         search.reserved()
@@ -393,12 +397,12 @@ impl<K: Kind> Keeper<K> {
         }
         for db in found.gone {
             // No row tells of it: whoever starts again has to find it out as this one has.
-            self.see_gone(db, Sequence::ZERO);
+            self.see_gone(db, Cursor::NOTHING);
         }
     }
 
     /// Takes in that an instance is gone, whatever has its name now.
-    fn see_gone(&mut self, db: Db, since: Sequence) {
+    fn see_gone(&mut self, db: Db, since: Cursor) {
         if let Some(number) = self.plan.forget(self.context.env().now(), db, since)
             && let Some(handle) = self.handles.get(&number)
         {

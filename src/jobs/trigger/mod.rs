@@ -21,8 +21,8 @@ pub(super) use self::{
 };
 use super::TaskResult;
 use crate::{
+    cursor::Cursor,
     dispatcher::{Dispatcher, Filter},
-    encoding::Sequence,
     error::{Error, Result},
     event::Db,
     notification::Notification,
@@ -157,15 +157,15 @@ pub struct TriggerStatus {
     pub given_up: u64,
     /// Jobs that were cancelled because their database was deleted.
     pub cancelled: u64,
-    /// Up to where everything is done, as it is put down.
-    pub position: Sequence,
+    /// Where its cursor stands: everything before it is done.
+    pub position: Cursor,
     /// Whether it has ended: it was shut down, its dispatcher has ended, or another one has opened its cursor.
     pub is_finished: bool,
 }
 
 impl TriggerStatus {
     /// A trigger that begins at `position`.
-    fn new(position: Sequence) -> Self {
+    fn new(position: Cursor) -> Self {
         let (waiting, running, done, failed, given_up, cancelled) = (0, 0, 0, 0, 0, 0);
         Self { waiting, running, done, failed, given_up, cancelled, position, is_finished: false }
     }

@@ -13,7 +13,7 @@ use std::{
 };
 
 use crate::{
-    encoding::Sequence,
+    cursor::Cursor,
     event::{Db, DbName},
 };
 
@@ -32,7 +32,7 @@ pub(super) struct Seen<W> {
     /// What is to be done for it; `None` if it is gone.
     pub work: Option<W>,
     /// Whoever starts again from here sees it again.
-    pub since: Sequence,
+    pub since: Cursor,
 }
 
 /// What is to be done by a task.
@@ -62,7 +62,7 @@ struct Running<W> {
     /// What it does.
     task: Task<W>,
     /// Whoever starts again from here sees the cause again.
-    since: Sequence,
+    since: Cursor,
     /// Whether its end counts for nothing.
     is_cancelled: bool,
 }
@@ -75,7 +75,7 @@ struct Entry<W> {
     /// The work that waits.
     work: Option<(Db, W)>,
     /// Whoever starts again from here sees all that waits again.
-    since: Option<Sequence>,
+    since: Option<Cursor>,
     /// When the next task is due; `None` while one runs.
     due: Option<Duration>,
     /// The task that runs.
@@ -219,7 +219,7 @@ impl<W: Work> Plan<W> {
     }
 
     /// Whoever starts again from here sees everything again that is not done; `None` if all is done.
-    pub fn since(&self) -> Option<Sequence> {
+    pub fn since(&self) -> Option<Cursor> {
         let of = |entry: &Entry<W>| {
             entry.running.as_ref().map(|running| running.since).into_iter().chain(entry.since)
         };
@@ -259,13 +259,13 @@ impl<W: Work> Plan<W> {
             (None, Some(work)) => entry.work = Some((db.clone(), work)),
             (_, None) => {}
         }
-        let due = if has_new { now } else { now + self.pacing.debounce };
+        let due = if has_new { now } else { now.saturating_add(self.pacing.debounce) };
         Self::bring_forward(&mut self.due, &db.name, entry, due);
         cancelled
     }
 
     /// Takes in at `now` that `db` is gone, whatever has its name by now; the number of a task that is to be cancelled, if one is.
-    pub fn forget(&mut self, now: Duration, db: Db, since: Sequence) -> Option<u64> {
+    pub fn forget(&mut self, now: Duration, db: Db, since: Cursor) -> Option<u64> {
         let entry = self.entries.entry(db.name.clone()).or_insert_with(Entry::new);
         entry.since = Some(entry.since.map_or(since, |known| known.min(since)));
         let (_, cancelled) = entry.end_instances(|known| known.instance != db.instance);
@@ -324,16 +324,16 @@ impl<W: Work> Plan<W> {
                 entry.attempts = 0;
                 // After the news that one is gone, what waits for the next one may have waited long enough.
                 let is_news = matches!(task, Task::Gone(_));
-                (Outcome::Done, gone, if is_news { now } else { now + self.pacing.debounce })
+                (Outcome::Done, gone, if is_news { now } else { now.saturating_add(self.pacing.debounce) })
             }
             End::Failed if is_last => {
                 entry.attempts = 0;
-                (Outcome::GivenUp, Vec::new(), now + self.pacing.debounce)
+                (Outcome::GivenUp, Vec::new(), now.saturating_add(self.pacing.debounce))
             }
             End::Failed => {
                 entry.attempts += 1;
                 entry.put_back(task);
-                (Outcome::Failed, Vec::new(), now + backoff(entry.attempts))
+                (Outcome::Failed, Vec::new(), now.saturating_add(backoff(entry.attempts)))
             }
             End::PutOff(gone) => {
                 entry.put_back(task);
@@ -341,7 +341,7 @@ impl<W: Work> Plan<W> {
                     [] => (Outcome::Failed, backoff(entry.attempts + 1)),
                     _ => (Outcome::PutOff, Duration::ZERO),
                 };
-                (outcome, gone, now + pause)
+                (outcome, gone, now.saturating_add(pause))
             }
         };
         if !matches!(outcome, Outcome::Stale | Outcome::GivenUp)
@@ -388,7 +388,7 @@ impl<W: Work> Plan<W> {
 mod tests {
     use super::*;
     use crate::{
-        encoding::{Incarnation, Versionstamp},
+        encoding::{Incarnation, Sequence, Versionstamp},
         event::DbInstance,
     };
 
@@ -404,8 +404,8 @@ mod tests {
         Db::new(DbName::new("db").unwrap(), DbInstance([instance; 16]))
     }
 
-    fn at(version: u64) -> Sequence {
-        Sequence::new(Incarnation(0), Versionstamp::new(version, 0), 0)
+    fn at(version: u64) -> Cursor {
+        Sequence::new(Incarnation(0), Versionstamp::new(version, 0), 0).into()
     }
 
     fn plan() -> Plan<Vec<u32>> {

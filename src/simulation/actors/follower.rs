@@ -29,11 +29,11 @@ pub(super) async fn run(place: Place) {
 /// Follows from the very beginning. Fails if it has to begin anew.
 async fn follow(place: &Place, id: u64) -> Result<()> {
     let feed = place.bus.feed();
-    let live = feed.topology_at(Sequence::ZERO).await?;
+    let live = feed.topology_at(Sequence::MIN).await?;
     let limit = 1 + place.random(10) as usize;
     let mut known: BTreeSet<_> = live.shards.iter().copied().collect();
     let mut readers: Vec<ShardReader<Notification>> =
-        live.shards.iter().map(|&shard| feed.shard_reader(shard, Sequence::ZERO).with_limit(limit)).collect();
+        live.shards.iter().map(|&shard| feed.shard_reader(shard, Sequence::MIN).with_limit(limit)).collect();
     while place.shared.phase() != Phase::End {
         let mut begun = Vec::new();
         let mut is_idle = true;

@@ -4,7 +4,9 @@ mod consumer;
 mod follower;
 mod operator;
 mod producer;
+mod receiver;
 mod subscriber;
+mod supervised;
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,7 +18,6 @@ use super::{
 };
 use crate::{
     bus::{Bus, BusOptions, Node},
-    encoding::Sequence,
     error::Result,
     store::Database,
 };
@@ -128,8 +129,11 @@ async fn serve(
     let options = &place.shared.plan;
     let notifier = if plan.notifier { Some(node.notifier(options.notifier.clone()).await?) } else { None };
     let janitor = if plan.janitor { Some(node.janitor(options.janitor.clone()).await?) } else { None };
-    let dispatcher =
-        if plan.dispatcher { Some(node.dispatcher(options.dispatcher.clone()).await?) } else { None };
+    let dispatcher = if plan.dispatcher {
+        Some(Arc::new(node.dispatcher(options.dispatcher.clone()).await?))
+    } else {
+        None
+    };
     if let Some(dispatcher) = &dispatcher {
         subscriber::start(place, dispatcher, tasks).await?;
     }
@@ -155,6 +159,7 @@ async fn serve(
         ends.push(("janitor", janitor.shutdown().await));
     }
     if let Some(dispatcher) = dispatcher {
+        let dispatcher = Arc::into_inner(dispatcher).expect("subscribers do not wait with it in their hands");
         dispatcher.shutdown().await;
     }
     ends.push(("node", node.shutdown().await));
@@ -178,7 +183,7 @@ async fn until_the_end(place: &Place) {
 /// Reads the whole feed in small pages: each database is in it once, in one total order.
 async fn audit(place: &Place) {
     let feed = place.bus.feed();
-    let (mut cursor, mut rows) = (crate::feed::Cursor::from(Sequence::ZERO), Vec::new());
+    let (mut cursor, mut rows) = (crate::cursor::Cursor::NOTHING, Vec::new());
     loop {
         match feed.page(cursor, 3).await {
             Ok(page) => {

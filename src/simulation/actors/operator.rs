@@ -2,9 +2,9 @@
 
 use super::Place;
 use crate::{
-    encoding::Sequence,
+    cursor::{Cursor, Start},
     error::Result,
-    group::{GroupOptions, GroupStart},
+    group::GroupOptions,
     simulation::draw::Plan,
 };
 
@@ -38,9 +38,9 @@ async fn act(place: &Place) -> Result<()> {
     let plan = &groups[place.random(groups.len() as u64) as usize];
     let group = place.bus.group(&plan.name)?;
     let start = match place.random(3) {
-        0 => GroupStart::Zero,
-        1 => GroupStart::After(place.bus.feed().horizon().await?.max(Sequence::ZERO)),
-        _ => GroupStart::Now,
+        0 => Cursor::NOTHING.into(),
+        1 => place.bus.feed().horizon().await?.into(),
+        _ => Start::Now,
     };
     if choice < 8 {
         place.note(|| format!("resets {} to {start:?}", plan.name));

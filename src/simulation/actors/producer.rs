@@ -21,8 +21,8 @@ enum Deed {
     Ddoc(Option<u64>),
     /// It is deleted.
     Delete,
-    /// It is deleted, and created anew.
-    Recreate,
+    /// It is deleted and created again, so often.
+    Recreate(u64),
 }
 
 /// Works until the time of faults is over.
@@ -65,11 +65,13 @@ fn draw(place: &Place) -> Work {
     for _ in 0..=place.random(3) {
         let name = names[place.random(names.len() as u64) as usize].clone();
         let deed = match place.random(20) {
+            0..7 if place.shared.plan.churns_names => Deed::Recreate(1 + place.random(2)),
+            7..11 if place.shared.plan.churns_names => Deed::Delete,
             0..11 => Deed::Update(1 + place.random(3)),
             11..14 => Deed::Ddoc(Some(place.random(3))),
             14 => Deed::Ddoc(None),
             15..18 => Deed::Delete,
-            _ => Deed::Recreate,
+            _ => Deed::Recreate(1),
         };
         deeds.insert(name, deed);
     }
@@ -120,7 +122,16 @@ fn act(
             tx.clear(&app::database(name));
             vec![delete(producer, tx, db)]
         }
-        Deed::Recreate => vec![delete(producer, tx, db), create(place, producer, tx, name)],
+        Deed::Recreate(times) => {
+            let (mut lines, mut present) = (Vec::new(), db);
+            for _ in 0..times {
+                lines.push(delete(producer, tx, present));
+                let created = create(place, producer, tx, name);
+                present = created.db.clone();
+                lines.push(created);
+            }
+            lines
+        }
     }
 }
 

@@ -3,8 +3,10 @@
 //! A durable subscriber lives on when its process crashes: what it was told counts, and what came after its cursor is owed to
 //! it. Nothing may be owed to it that came before.
 
-use super::{Change, Issuer, Item, Items, Oracle, Shared, SubscriberId, Verdict, Wish, Witness};
-use crate::{encoding::Sequence, keys::CursorRow, simulation::time::ProcessId};
+use super::{
+    Change, Issuer, Item, Items, Manner, Oracle, Shared, Start, SubscriberId, Verdict, Wish, Witness,
+};
+use crate::{keys::CursorRow, simulation::time::ProcessId};
 
 impl Oracle {
     /// The durable subscribers of `process`: their cursors, and what they want.
@@ -13,35 +15,29 @@ impl Oracle {
         own.filter_map(|subscriber| Some((subscriber.cursor.clone()?, subscriber.wish.clone()))).collect()
     }
 
-    /// A durable subscriber has begun, or goes on, at `position`.
+    /// A durable subscriber has begun, or goes on, where its cursor stands. What came after the cursor is owed to it; what it was
+    /// given before a restart counts.
     pub fn subscribed_durably(
         &mut self,
         shared: &Shared,
         issuer: Issuer,
-        (cursor, wish): (String, Wish),
-        position: Sequence,
+        (cursor, wish, manner): (String, Wish, Manner),
     ) -> SubscriberId {
-        if self.cursors.get(&cursor) != Some(&position) {
-            let stored = self.cursors.get(&cursor);
-            shared.fail(format!("{cursor} goes on at {position}, and stands at {stored:?}"));
+        let stored = self.cursors.get(&cursor).copied();
+        let start = stored.map_or(Start::Nothing, Start::from);
+        if stored.is_none() {
+            shared.fail(format!("{cursor} is used, and was never saved"));
         }
-        let known = self.subscribers.iter_mut();
-        let known = known.into_iter().find(|(_, known)| known.cursor.as_ref() == Some(&cursor));
-        if let Some((id, subscriber)) = known {
-            if self.rows.values().any(|placed| placed.row.sequence > position) {
+        let mut subscribers = self.subscribers.iter();
+        let known = subscribers.find(|(_, known)| known.cursor.as_ref() == Some(&cursor));
+        if let Some((&id, _)) = known {
+            if self.rows.values().any(|placed| start.is_before(placed.row.sequence)) {
                 shared.witness(Witness::DurableWentOn);
             }
-            // What came after the cursor may come again.
-            subscriber.last.clear();
-            subscriber.issuer = issuer;
-            // It was told that it had skipped something, and died before that was put down: it begins before that again.
-            if position < subscriber.start {
-                subscriber.start = position;
-                subscriber.knows_nothing = position == Sequence::ZERO;
-            }
-            return *id;
+            self.resumed(shared, (issuer, id), manner, start);
+            return id;
         }
-        let id = self.subscribed(issuer, wish, position);
+        let id = self.subscribed(issuer, wish, manner, start);
         self.subscribers.get_mut(&id).expect("it was just added").cursor = Some(cursor);
         id
     }
@@ -64,19 +60,21 @@ impl Oracle {
         };
         let (before, after) = (row(&change.before)?, row(&change.after)?);
         let after = after.ok_or_else(|| format!("{cursor} was removed"))?;
-        self.cursors.insert(cursor.to_owned(), after.position);
+        self.cursors.insert(cursor.to_owned(), after.cursor);
         let Some(before) = before else { return Ok(()) };
         if before.token != after.token {
-            if before.position != after.position {
+            // For another filter, a reading starts over.
+            let starts_over = before.filter != after.filter && before.cursor.rewound() == after.cursor;
+            if before.cursor != after.cursor && !starts_over {
                 return Err(format!(
                     "{cursor} was opened at {}, and stood at {}",
-                    after.position, before.position
+                    after.cursor, before.cursor
                 ));
             }
             return Ok(());
         }
         // Its owner has tried again, and had written it.
-        if after.position == before.position {
+        if (after.cursor, after.filter) == (before.cursor, before.filter) {
             return Ok(());
         }
         let mut subscribers = self.subscribers.iter();
@@ -84,17 +82,22 @@ impl Oracle {
         else {
             return Err(format!("{cursor} was moved, and nobody has it"));
         };
-        // Only one who was told that it knows nothing begins anew.
-        if after.position < before.position && !subscriber.knows_nothing {
-            return Err(format!("{cursor} went back from {} to {}", before.position, after.position));
+        // Only one who was told that it knows nothing begins again.
+        let (from, to) = (Start::from(before.cursor), Start::from(after.cursor));
+        if to < from && !subscriber.has_expired {
+            return Err(format!("{cursor} went back from {} to {}", before.cursor, after.cursor));
         }
         // Whoever goes on below the horizon is told that it has expired.
-        if after.position < self.horizon {
-            return Ok(());
+        if let Start::At(known) = to
+            && known >= self.horizon
+            && let Some(owed) = self.is_owed(id, known)
+        {
+            return Err(format!("{cursor} was moved to {}, and {owed}", after.cursor));
         }
-        match self.is_owed(id, after.position) {
-            Some(owed) => Err(format!("{cursor} was moved to {}, and {owed}", after.position)),
-            None => Ok(()),
+        // A save that was under way when it expired says nothing any more.
+        if subscriber.expired_by.is_none_or(|horizon| !to.is_before(horizon)) {
+            self.note_position(id, to);
         }
+        Ok(())
     }
 }

@@ -318,6 +318,8 @@ impl Oracle {
                 return Err(format!("the row of {name:?} was dropped, but not where it stands"));
             }
             *self.dropped.entry(row.db()).or_default() += row.totals;
+            self.ledger.drop_tombstone(&name, row.sequence);
+            self.note_drop(shared, &name);
         }
         Ok(())
     }
@@ -364,6 +366,13 @@ impl Oracle {
         if self.waiting.keys().any(|db| db.name == *name && !taken.contains_key(db)) {
             shared.witness(Witness::NameTorn);
         }
+        let has_id =
+            |(item, _): &(Item, &Change)| matches!(item, Item::PendingDdoc(db, _) if *db == row.db());
+        let mut kinds = Kinds::counted(&taken.get(&row.db()).copied().unwrap_or(Counters::ZERO));
+        if items.iter().any(has_id) {
+            kinds |= EventKind::DdocUpdated.into();
+        }
+        self.ledger.fold(name, row.sequence, row.instance, kinds);
         let is_nameless = fold.nameless.contains(&row.db());
         self.judge_ddocs(before.as_ref().map(|placed| &*placed.row), &row, is_nameless, items)?;
         self.past.insert(row.sequence, row);

@@ -178,7 +178,7 @@ impl Oracle {
                 Ok(())
             }
             Item::Cursor(name) => {
-                let stands = CursorRow::from_bytes(value).ok().map(|row| row.position);
+                let stands = CursorRow::from_bytes(value).ok().map(|row| row.cursor);
                 let expected = self.cursors.get(name).copied();
                 if stands.is_some() && stands == expected {
                     Ok(())

@@ -7,18 +7,22 @@
 //! - what is taken out of counters is in a row, once, or belongs to an instance that is gone ([`feed`]);
 //! - each database has one row, in a shard that is open, and nobody who has lost a lease commits ([`feed`], [`leases`]);
 //! - a group leaves no row behind itself, works on each once, and keeps the janitor from what it has still to read ([`groups`]);
-//! - subscribers and readers of shards have been told what their filters and cursors owe them ([`readers`], [`wish`]);
+//! - subscribers and readers of shards have received what the history owes them, by names and kinds ([`ledger`], [`account`],
+//!   [`readers`], [`wish`]);
 //! - no named cursor stands ahead of what its subscriber was told ([`cursors`]).
 //!
 //! When nothing goes wrong any more all of it has to come to rest, and at the end the store must hold what the model says, key by
 //! key ([`finish`]).
 
+mod account;
 mod cursors;
 mod feed;
 mod finish;
+mod given;
 mod groups;
 mod item;
 mod leases;
+mod ledger;
 mod readers;
 mod wish;
 
@@ -29,14 +33,16 @@ use std::{
 
 use bytes::Bytes;
 
+pub(super) use self::{
+    given::{Given, GivenDdocs, GivenRow, Start},
+    readers::{FollowerId, Manner, SubscriberId},
+    wish::{GLOBS, PREDICATES, Which, Wish},
+};
 use self::{
     groups::GroupModel,
     item::Item,
+    ledger::Ledger,
     readers::{Follower, Subscriber},
-};
-pub(super) use self::{
-    readers::{FollowerId, SubscriberId},
-    wish::{GLOBS, Which, Wish},
 };
 use super::{
     app::{AppKey, Line, instance_of},
@@ -45,6 +51,7 @@ use super::{
     witness::Witness,
 };
 use crate::{
+    cursor::Cursor,
     encoding::{Counters, Sequence, Versionstamp},
     error::{Error, StoreError},
     event::{Db, DbInstance, DbName, DdocId},
@@ -118,6 +125,8 @@ pub(super) struct Oracle {
     keys: Keys,
     /// Partitions of the bus.
     partitions: u32,
+    /// The names that databases have.
+    names: Vec<DbName>,
     /// The nodes that each process has been, life by life.
     nodes: BTreeMap<Issuer, BTreeSet<NodeId>>,
     /// The databases that exist.
@@ -134,6 +143,8 @@ pub(super) struct Oracle {
     once: BTreeMap<u64, u32>,
     /// The newest rows.
     rows: BTreeMap<DbName, Placed>,
+    /// The facts that folds have made visible.
+    ledger: Ledger,
     /// All rows that there ever were.
     past: BTreeMap<Sequence, Arc<Notification>>,
     /// When a change of each design document was last recorded.
@@ -157,7 +168,7 @@ pub(super) struct Oracle {
     /// Those who follow the feed shard by shard.
     followers: BTreeMap<FollowerId, Follower>,
     /// Where the named cursors stand.
-    cursors: BTreeMap<String, Sequence>,
+    cursors: BTreeMap<String, Cursor>,
     /// The number of the next subscriber or follower.
     next_reader: u64,
     /// Watches on doorbells that were lost.
@@ -172,6 +183,7 @@ impl Oracle {
         Self {
             keys: Keys::new(BUS_PREFIX).expect("the prefix is short"),
             partitions: plan.partitions,
+            names: plan.names.clone(),
             nodes: BTreeMap::new(),
             databases: BTreeMap::new(),
             recorded: BTreeMap::new(),
@@ -180,6 +192,7 @@ impl Oracle {
             dropped: BTreeMap::new(),
             once: BTreeMap::new(),
             rows: BTreeMap::new(),
+            ledger: Ledger::default(),
             past: BTreeMap::new(),
             recorded_ddocs: BTreeMap::new(),
             ddocs: BTreeMap::new(),
@@ -187,7 +200,7 @@ impl Oracle {
             topology: Vec::new(),
             entries: Vec::new(),
             next_shard: 0,
-            horizon: Sequence::ZERO,
+            horizon: Sequence::MIN,
             groups: BTreeMap::new(),
             subscribers: BTreeMap::new(),
             followers: BTreeMap::new(),

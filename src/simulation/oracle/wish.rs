@@ -37,6 +37,28 @@ pub(in crate::simulation) const GLOBS: [Glob; 4] = [
     Glob { pattern: "*b", matches: |name| name.ends_with('b') },
 ];
 
+/// A predicate: a pure function of the name of a database.
+#[derive(Clone, Copy)]
+pub(in crate::simulation) struct Predicate {
+    /// What to call it.
+    title: &'static str,
+    /// Whether it is true of a name.
+    matches: fn(&str) -> bool,
+}
+
+impl fmt::Debug for Predicate {
+    /// Without an address, which no other process would have.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.title)
+    }
+}
+
+/// Predicates to choose from.
+pub(in crate::simulation) const PREDICATES: [Predicate; 2] = [
+    Predicate { title: "of one letter", matches: |name| name.len() == 1 },
+    Predicate { title: "not b", matches: |name| !name.ends_with('b') },
+];
+
 /// Which databases a subscriber wants.
 #[derive(Debug, Clone)]
 pub(in crate::simulation) enum Which {
@@ -50,6 +72,8 @@ pub(in crate::simulation) enum Which {
     Suffix(&'static str),
     /// Those that look so.
     Glob(Glob),
+    /// Those of whose names this is true.
+    Predicate(Predicate),
     /// What one of these wants.
     Any(Vec<Wish>),
 }
@@ -73,6 +97,15 @@ impl Wish {
         Self { which, kinds: Kinds::ALL, ddocs: None, asks: false }
     }
 
+    /// Whether databases are chosen by their exact names only.
+    pub fn is_exact(&self) -> bool {
+        match &self.which {
+            Which::Names(_) => true,
+            Which::Any(wishes) => wishes.iter().all(Self::is_exact),
+            _ => false,
+        }
+    }
+
     /// The kinds of events of the database `name` that are wanted.
     pub fn kinds_of(&self, name: &DbName) -> Kinds {
         let all = |is: bool| if is { Kinds::ALL } else { Kinds::NONE };
@@ -82,6 +115,7 @@ impl Wish {
             Which::Prefix(prefix) => all(name.as_str().starts_with(prefix)),
             Which::Suffix(suffix) => all(name.as_str().ends_with(suffix)),
             Which::Glob(glob) => all((glob.matches)(name.as_str())),
+            Which::Predicate(predicate) => all((predicate.matches)(name.as_str())),
             Which::Any(wishes) => wishes.iter().flat_map(|wish| kinds(wish.kinds_of(name))).collect(),
         };
         here.iter().filter(|kind| self.kinds.contains(*kind)).collect()
@@ -116,6 +150,10 @@ impl Wish {
             Which::Prefix(prefix) => Filter::prefix(*prefix),
             Which::Suffix(suffix) => Filter::suffix(*suffix),
             Which::Glob(glob) => Filter::glob(glob.pattern).expect(SOUND),
+            Which::Predicate(Predicate { matches, .. }) => {
+                let matches = *matches;
+                Filter::predicate(move |row| matches(row.name.as_str()))
+            }
             Which::Any(wishes) => Filter::any(wishes.iter().map(Self::filter)).expect(SOUND),
         };
         let filter = if self.kinds == Kinds::ALL { filter } else { filter.kinds(self.kinds).expect(SOUND) };

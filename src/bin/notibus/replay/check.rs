@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use notibus::{Bus, Counters, Cursor, Notification, Sequence};
+use notibus::{Bus, Counters, Cursor, Notification};
 
 use super::history::{History, Name};
 use crate::Failure;
@@ -20,7 +20,7 @@ impl FinalFeed {
     pub async fn read(bus: &Bus, history: &History) -> Result<Self, Failure> {
         let feed = bus.feed();
         let mut rows = Vec::new();
-        let mut cursor = Cursor::from(Sequence::ZERO);
+        let mut cursor = Cursor::NOTHING;
         loop {
             let page = feed.page(cursor, 1_000).await?;
             rows.extend(page.rows);

@@ -7,7 +7,7 @@ use std::{
 };
 
 use hdrhistogram::Histogram;
-use notibus::{DbInstance, DbName, Dispatcher, Filter, Kinds, Notification, Sequence};
+use notibus::{Cursor, DbInstance, DbName, Dispatcher, Filter, Kinds, Notification, Sequence};
 use tokio::task::JoinHandle;
 use tokio_stream::StreamExt;
 
@@ -24,6 +24,8 @@ pub struct Observer {
     kinds: Kinds,
     /// Whether it wants a database of this name.
     wants: fn(&str) -> bool,
+    /// Where it began.
+    began: Cursor,
     /// What it was told.
     told: Arc<Mutex<Told>>,
     /// The task that receives.
@@ -60,6 +62,7 @@ impl Observer {
     ) -> Self {
         let told = Arc::<Mutex<Told>>::default();
         let mut deliveries = dispatcher.subscribe(filter).stream();
+        let began = deliveries.cursor();
         let task = tokio::spawn({
             let told = Arc::clone(&told);
             async move {
@@ -78,7 +81,7 @@ impl Observer {
                 }
             }
         });
-        Self { name, kinds, wants, told, task }
+        Self { name, kinds, wants, began, told, task }
     }
 
     /// How many deliveries there were.
@@ -96,8 +99,8 @@ impl Observer {
         let told = lock(&self.told);
         let rows = feed.of_history.iter().filter(|row| (self.wants)(row.name.as_str()));
         let missed = rows.filter_map(|row| {
-            let newest = told.newest.get(&row.name).copied().unwrap_or(Sequence::ZERO);
-            let news = row.news_since(newest).kinds();
+            let known = told.newest.get(&row.name).map_or(self.began, |&newest| newest.into());
+            let news = row.news_since(known).kinds();
             news.intersects(self.kinds)
                 .then(|| format!("{} was not told of {news:?} of {:?}", self.name, row.name))
         });

@@ -1,0 +1,726 @@
+//! [`Reader`]: the one way from the tail to a subscriber. It follows the ring, by the log of its pattern or row by row, and reads
+//! the feed where the ring does not reach: at its start, and when it has fallen behind.
+//!
+//! What is delivered is always derived from a row and the reader's own [`Cursor`]; so it is right whichever way the row came,
+//! and after a thousand coalesced updates as well as after one.
+//!
+//! # Invariants
+//!
+//! 1. The cursor covers what was returned, and nothing else that is wanted: it moves when a batch is returned, or when nothing of
+//!    a batch is wanted.
+//! 2. A reader on the ring knows everything up to some sequence. One that began with nothing, or is in the middle of a reading
+//!    of the feed, reads the feed to its end first.
+//! 3. What is waiting in the ring is referred to, not copied: a reader that rests holds at most one batch.
+
+use std::{
+    collections::HashMap,
+    ops::Bound,
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+
+use futures_util::{StreamExt, TryStreamExt, future::BoxFuture, stream};
+use tokio::task::JoinHandle;
+
+use super::{
+    Shared, SubscriberId,
+    batch::{BATCH_BYTES_MAX, Batch, Chosen, Deliveries, DeliveryBatch},
+    delivery::{DeliveryRef, Interruption},
+    filter::Filter,
+    log::{Found, Log, SubscriberState},
+    pace::Pace,
+    patterns::Pattern,
+    ring::End,
+};
+use crate::{
+    bugs::{Bug, is_on},
+    cursor::{Cursor, Knowledge},
+    encoding::Sequence,
+    error::{Error, Result},
+    event::{DbName, EventKind},
+    notification::Notification,
+    notification_feed::ChangedDdocs,
+};
+
+/// How many rows that do not match are asked for before other tasks get their turn.
+const ROWS_AT_ONCE: usize = 4_096;
+
+/// The most databases of a round that are taken from the ring. A round of more is read from the feed, which has each once.
+const ROUND_ROWS_MAX: usize = 256;
+
+/// How many exact names one read of the feed looks up.
+const LOOK_UPS_MAX: usize = 400;
+
+/// How many databases' design documents are read at once.
+const DDOC_READS_MAX: usize = 8;
+
+/// What a read of the feed has brought.
+struct Page {
+    /// The rows.
+    rows: Vec<Arc<Notification>>,
+    /// What could be read when the reading began.
+    began: Sequence,
+    /// Up to where it was read.
+    to: Sequence,
+    /// Whether there is more to read.
+    more: bool,
+    /// The last name that was looked up, if more names are left.
+    last: Option<DbName>,
+}
+
+/// A read of the feed, in a task of its own: it has one of a few turns, and must come to its end although the subscriber
+/// does something else meanwhile. Dropping it ends it.
+struct Load(JoinHandle<Result<Page>>);
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// A batch of which the rows that are wanted are being chosen. It outlives a predicate that panics, which has then seen its row.
+struct Choice {
+    /// The batch.
+    batch: Arc<Batch>,
+    /// For whom: the cursor before the batch.
+    since: Cursor,
+    /// The rows of which the filter is still to be asked, by their indices, the last one first.
+    left: Vec<u32>,
+    /// Those that have passed.
+    passed: Vec<u32>,
+    /// The rows that are wanted, if the filter need not be asked.
+    wanted: Chosen,
+}
+
+/// What choosing among the rows of a batch has led to.
+enum Chose {
+    /// These are delivered.
+    Batch(DeliveryBatch),
+    /// Nothing is delivered, or not yet.
+    Nothing,
+    /// Many rows were asked for, and some are left: other tasks get their turn.
+    Tired,
+}
+
+/// How far the newest rows of exact names are looked up, which is done instead of reading the whole feed.
+struct LookUp {
+    /// The last name that was.
+    last: DbName,
+    /// What could be read when the first one was.
+    began: Sequence,
+}
+
+/// A read of the design documents that have changed, for each delivery of a batch.
+type DdocRead = BoxFuture<'static, Result<Vec<Arc<ChangedDdocs>>>>;
+
+/// What a subscriber of a dispatcher asks for.
+pub(super) struct Wish {
+    /// What it wants.
+    pub filter: Filter,
+    /// Whether it would rather skip what it has missed than catch up.
+    pub skips: bool,
+    /// How often it is delivered something; `None` for at once.
+    pub pace: Option<Box<Pace>>,
+    /// Whether deliveries say which design documents have changed.
+    pub ddocs: bool,
+}
+
+/// A subscriber, from where it stands on.
+pub(super) struct Reader {
+    /// The ring and the feed.
+    shared: Arc<Shared>,
+    /// Which subscriber.
+    id: SubscriberId,
+    /// How it is woken.
+    state: Arc<SubscriberState>,
+    /// What it asks for.
+    wish: Wish,
+    /// What it wanted before in the present reading, and up to where it was delivered that: not to be delivered again.
+    before: Vec<(Filter, Sequence)>,
+    /// The pattern whose log it follows; `None` if it walks the ring.
+    pattern: Option<Arc<Pattern>>,
+    /// Where it stands.
+    cursor: Cursor,
+    /// Its place in the ring; `None` while the feed is to be read.
+    place: Option<u64>,
+    /// Whether the feed was read to its end, so that the ring may have what follows.
+    is_at_end: bool,
+    /// A read of the feed that is under way.
+    load: Option<Load>,
+    /// The names that are looked up, if it wants exact names and the feed is to be read.
+    look_up: Option<Box<LookUp>>,
+    /// The batch of which rows are being chosen.
+    choice: Option<Choice>,
+    /// A batch whose design documents are being read.
+    in_hand: Option<(DeliveryBatch, Option<DdocRead>)>,
+    /// Where its first scan was complete, if it is still to be said.
+    synced: Option<Sequence>,
+}
+
+impl Reader {
+    /// A subscriber at `cursor`, up to which the feed was just read if it `is_caught_up`.
+    pub fn new(shared: Arc<Shared>, wish: Wish, cursor: Cursor, is_caught_up: bool) -> Self {
+        let (id, state) = shared.enter();
+        let pattern = shared.join(&wish.filter);
+        let mut reader = Self {
+            shared,
+            id,
+            state,
+            wish,
+            before: Vec::new(),
+            pattern,
+            cursor,
+            place: None,
+            is_at_end: false,
+            load: None,
+            look_up: None,
+            choice: None,
+            in_hand: None,
+            synced: None,
+        };
+        reader.take_place(is_caught_up);
+        reader
+    }
+
+    /// Which subscriber it is.
+    pub fn id(&self) -> SubscriberId {
+        self.id
+    }
+
+    /// What the subscribers share.
+    pub fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// Whether it was told to end.
+    pub fn is_ended(&self) -> bool {
+        self.state.is_ended()
+    }
+
+    /// Where it stands: everything before, of what it wants, was returned. While nothing waits for it, that is where the ring ends.
+    pub fn cursor(&mut self) -> Cursor {
+        if let Some(place) = self.place
+            && self.choice.is_none()
+            && self.in_hand.is_none()
+        {
+            // The end is read before the log, which has all rows before it.
+            let end = self.shared.ring.end();
+            if !self.log().has_rows(place) {
+                self.stand_at(end);
+            }
+        }
+        self.cursor
+    }
+
+    /// Stands where the ring ends, as nothing before that waits for it.
+    fn stand_at(&mut self, end: End) {
+        self.place = self.place.max(Some(end.place));
+        self.move_to(self.cursor.max(end.cursor));
+    }
+
+    /// Wants something else from now on, and stands at `cursor`, which is its own.
+    pub fn replace(&mut self, filter: Filter, cursor: Cursor) {
+        let pattern = self.shared.join(&filter);
+        self.leave();
+        self.pattern = pattern;
+        let before = std::mem::replace(&mut self.wish.filter, filter);
+        self.wish.ddocs |= self.wish.filter.ddocs.is_some();
+        // What was passed over in the present reading may be wanted now.
+        self.cursor = cursor.rewound();
+        if self.cursor == cursor {
+            self.before.clear();
+        } else {
+            self.before.push((before, cursor.position()));
+        }
+        (self.load, self.look_up, self.choice, self.in_hand) = (None, None, None, None);
+        (self.is_at_end, self.synced) = (false, None);
+        if let Some(pace) = &mut self.wish.pace {
+            pace.end();
+        }
+        self.take_place(false);
+    }
+
+    /// Finds its place in the ring, if it is one to follow the ring from where it stands.
+    fn take_place(&mut self, may_be_ahead: bool) {
+        self.place = match (self.cursor.knowledge(), self.cursor.began()) {
+            // What an earlier filter was delivered is known of the rows that the feed still has, and not of those that were
+            // superseded since, which are in the ring as well.
+            (Knowledge::UpTo(known), None) if self.before.is_empty() => {
+                self.shared.ring.place_after(known, may_be_ahead)
+            }
+            _ => None,
+        };
+    }
+
+    /// The log that it follows.
+    fn log(&self) -> &Log {
+        self.pattern.as_ref().map_or(&self.shared.everything, |pattern| &pattern.log)
+    }
+
+    /// Leaves its pattern.
+    fn leave(&mut self) {
+        self.log().leave(&self.state);
+        if let Some(pattern) = self.pattern.take() {
+            self.shared.patterns.leave(&pattern);
+        }
+    }
+
+    /// The next batch, or why there is none. `None` once the dispatcher has ended and everything was delivered.
+    pub fn poll_next(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<DeliveryBatch, Interruption>>> {
+        if self.state.is_ended() {
+            return Poll::Ready(None);
+        }
+        let was_closed = self.state.is_closed();
+        let polled = self.poll(context, was_closed);
+        if polled.is_pending() {
+            self.state.register(context.waker());
+            if self.state.is_closed() != was_closed || self.state.is_ended() {
+                context.waker().wake_by_ref();
+            }
+        }
+        polled
+    }
+
+    /// [`Reader::poll_next`] for one whose end is looked for elsewhere.
+    fn poll(
+        &mut self,
+        context: &mut Context<'_>,
+        is_closed: bool,
+    ) -> Poll<Option<Result<DeliveryBatch, Interruption>>> {
+        let mut asked = 0;
+        loop {
+            if let Some(result) = ready!(self.poll_in_hand(context)) {
+                return Poll::Ready(Some(result));
+            }
+            if self.choice.is_some() {
+                match self.choose(&mut asked) {
+                    Chose::Batch(batch) => return Poll::Ready(Some(Ok(batch))),
+                    Chose::Nothing => continue,
+                    Chose::Tired => {
+                        context.waker().wake_by_ref();
+                        return Poll::Pending;
+                    }
+                }
+            }
+            if let Some(at) = self.synced.take() {
+                return Poll::Ready(Some(Err(Interruption::Synced { at })));
+            }
+            if let Some(page) = ready!(self.poll_load(context)) {
+                if let Err(interruption) = self.receive(page) {
+                    return Poll::Ready(Some(Err(interruption)));
+                }
+                continue;
+            }
+            if std::mem::take(&mut self.is_at_end) {
+                self.take_place(true);
+            }
+            let Some(place) = self.place else {
+                if is_closed {
+                    return Poll::Ready(None);
+                }
+                let may_skip =
+                    self.look_up.is_none() && self.cursor.position() <= self.shared.ring.position();
+                match if may_skip {
+                    self.fall_behind()
+                } else {
+                    self.begin_load();
+                    None
+                } {
+                    Some(lagged) => return Poll::Ready(Some(Err(lagged))),
+                    None => continue,
+                }
+            };
+            if self.wish.pace.is_some() && !is_closed {
+                ready!(self.poll_pace(place, context));
+            }
+            // Other tasks of the thread get their turn, however much waits.
+            let turn = ready!(tokio::task::coop::poll_proceed(context));
+            let end = self.shared.ring.end();
+            match self.take(place) {
+                Found::Rows => {}
+                Found::Behind => {
+                    if let Some(lagged) = self.fall_behind() {
+                        return Poll::Ready(Some(Err(lagged)));
+                    }
+                }
+                Found::Nothing if is_closed => return Poll::Ready(None),
+                Found::Nothing => {
+                    self.stand_at(end);
+                    self.state.register(context.waker());
+                    if self.log().wait(place.max(end.place), &self.state) {
+                        return Poll::Pending;
+                    }
+                }
+            }
+            turn.made_progress();
+        }
+    }
+
+    /// Completes with what a read of the feed has brought; with `None` if none is under way.
+    fn poll_load(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Page>>> {
+        let Some(load) = &mut self.load else { return Poll::Ready(None) };
+        let loaded = ready!(Pin::new(&mut load.0).poll(context));
+        self.load = None;
+        match loaded {
+            Ok(page) => Poll::Ready(Some(page)),
+            Err(error) if error.is_panic() => resume_unwind(error.into_panic()),
+            // Nobody else aborts it: the runtime ends, and this task with it.
+            Err(_) => Poll::Pending,
+        }
+    }
+
+    /// Completes when the next round may begin, if something waits.
+    fn poll_pace(&mut self, from: u64, context: &mut Context<'_>) -> Poll<()> {
+        let waits = self.log().has_rows(from);
+        let pace = self.wish.pace.as_mut().expect("it has a pace");
+        pace.end();
+        if waits { pace.poll_open(context) } else { Poll::Ready(()) }
+    }
+
+    /// Takes the next rows of the ring.
+    fn take(&mut self, place: u64) -> Found {
+        if self.wish.pace.is_some() {
+            return self.take_round(place);
+        }
+        let Some(pattern) = &self.pattern else {
+            return match self.shared.ring.read_from(place) {
+                Ok((first, batch)) => {
+                    self.place = Some(first + batch.rows.len() as u64);
+                    let since = self.since(&batch);
+                    let index = (place - first) as u32;
+                    self.begin_choice(batch, since, Chosen::From(index), false);
+                    Found::Rows
+                }
+                Err(found) => found,
+            };
+        };
+        let mut numbers = Vec::new();
+        let found = pattern.log.read(place, self.shared.batch_rows_max, &mut numbers);
+        let Some(&number) = numbers.first() else { return found };
+        let Some((first, batch)) = self.shared.ring.batch_of(number) else { return Found::Behind };
+        let next = first + batch.rows.len() as u64;
+        self.place = Some(next);
+        let numbers = numbers.into_iter().take_while(|number| *number < next);
+        let indices = Chosen::Indices(numbers.map(|number| (number - first) as u32).collect());
+        let since = self.since(&batch);
+        self.begin_choice(batch, since, indices, true);
+        Found::Rows
+    }
+
+    /// What it knows before `batch`, which is next for it in the ring.
+    fn since(&self, batch: &Batch) -> Cursor {
+        if batch.since.knowledge() > self.cursor.knowledge() { batch.since } else { self.cursor }
+    }
+
+    /// Takes everything that waits in the ring as one round, each database in its newest row.
+    fn take_round(&mut self, place: u64) -> Found {
+        let end = self.shared.ring.end();
+        let mut newest: HashMap<DbName, Arc<Notification>> = HashMap::new();
+        let mut kept = Vec::new();
+        let (mut next, mut to) = (place.max(end.place), end.cursor);
+        let (mut at, mut since) = (place, None);
+        loop {
+            let mut numbers = Vec::new();
+            let found = match &self.pattern {
+                Some(pattern) => pattern.log.read(at, self.shared.batch_rows_max, &mut numbers),
+                None => match self.shared.ring.read_from(at) {
+                    Ok((first, batch)) => {
+                        numbers.extend(at..first + batch.rows.len() as u64);
+                        Found::Rows
+                    }
+                    Err(found) => found,
+                },
+            };
+            match found {
+                Found::Rows => {}
+                Found::Behind => return Found::Behind,
+                Found::Nothing => break,
+            }
+            at = numbers.last().expect("there are some") + 1;
+            let mut numbers = numbers.into_iter().peekable();
+            while let Some(&number) = numbers.peek() {
+                let Some((first, batch)) = self.shared.ring.batch_of(number) else { return Found::Behind };
+                let after = first + batch.rows.len() as u64;
+                let since = since.get_or_insert_with(|| self.since(&batch));
+                while let Some(number) = numbers.next_if(|number| *number < after) {
+                    coalesce(since, &batch.rows[(number - first) as usize], &mut newest, &mut kept);
+                }
+                if after > next {
+                    // It was put in after the end was read.
+                    (next, to) = (after, batch_end(&batch));
+                }
+            }
+            if newest.len() > ROUND_ROWS_MAX {
+                self.place = None;
+                self.begin_load();
+                return Found::Rows;
+            }
+        }
+        let Some(since) = since else { return Found::Nothing };
+        let mut rows: Vec<_> = newest.into_values().chain(kept).collect();
+        rows.sort_unstable_by_key(|row| row.sequence);
+        self.place = Some(next);
+        let is_complete = to.began().is_none();
+        let batch = Batch::new(rows, since, to.position(), is_complete);
+        self.begin_choice(Arc::new(batch), since, Chosen::From(0), false);
+        Found::Rows
+    }
+
+    /// Begins to choose among `candidates`, which are rows of `batch`, for itself at `since`. Their names are known to match if
+    /// `are_named`.
+    fn begin_choice(&mut self, batch: Arc<Batch>, since: Cursor, candidates: Chosen, are_named: bool) {
+        // What the feed was read ahead of the tail for has been delivered.
+        let known = batch.rows.partition_point(|row| row.sequence <= since.position()) as u32;
+        let candidates = match candidates {
+            Chosen::From(first) => Chosen::From(first.max(known)),
+            Chosen::Indices(indices) if known == 0 => Chosen::Indices(indices),
+            Chosen::Indices(indices) => {
+                Chosen::Indices(indices.into_iter().filter(|i| *i >= known).collect())
+            }
+        };
+        let filter = &self.wish.filter;
+        let passes_all = filter.passes_everything() || (are_named && filter.passes_all_of_its_names());
+        let (left, wanted) = match candidates {
+            all if passes_all && self.before.is_empty() => (Vec::new(), all),
+            Chosen::From(first) => {
+                ((first..batch.rows.len() as u32).rev().collect(), Chosen::Indices(Box::default()))
+            }
+            Chosen::Indices(indices) => {
+                (indices.into_iter().rev().collect(), Chosen::Indices(Box::default()))
+            }
+        };
+        self.choice = Some(Choice { batch, since, left, wanted, passed: Vec::new() });
+    }
+
+    /// Chooses the rows that are wanted.
+    fn choose(&mut self, asked: &mut usize) -> Chose {
+        let choice = self.choice.as_mut().expect("the caller has looked");
+        // The row is taken first, so that a predicate that panics is not asked again.
+        while let Some(index) = choice.left.pop() {
+            let row = &choice.batch.rows[index as usize];
+            *asked += 1;
+            if self.wish.filter.passes(row, &choice.since) && !was_delivered(&self.before, row, &choice.since)
+            {
+                choice.passed.push(index);
+            }
+            if *asked >= ROWS_AT_ONCE {
+                return Chose::Tired;
+            }
+        }
+        let Choice { batch, since, wanted, passed, .. } = self.choice.take().expect("it was just there");
+        let chosen = if passed.is_empty() { wanted } else { Chosen::Indices(passed.into()) };
+        let filters = self.wish.filter.set().cloned();
+        let batch = DeliveryBatch(Arc::new(Deliveries { batch, chosen, since, filters, ddocs: None }));
+        if batch.0.len() == 0 {
+            self.move_to(batch.cursor());
+            return Chose::Nothing;
+        }
+        if let Some(pace) = &mut self.wish.pace {
+            pace.begin();
+        }
+        if self.wish.ddocs {
+            self.in_hand = Some((batch, None));
+            return Chose::Nothing;
+        }
+        self.move_to(batch.cursor());
+        Chose::Batch(batch)
+    }
+
+    /// Stands at `cursor` from now on.
+    fn move_to(&mut self, cursor: Cursor) {
+        self.cursor = cursor;
+        if cursor.began().is_none() {
+            self.before.clear();
+        }
+    }
+
+    /// Completes with the batch in hand, or a failure, once its design documents are read; with `None` if there is no batch, or
+    /// nothing of it is wanted.
+    fn poll_in_hand(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<DeliveryBatch, Interruption>>> {
+        let Some((batch, read)) = &mut self.in_hand else { return Poll::Ready(None) };
+        let read = read.get_or_insert_with(|| read_ddocs(&self.shared, batch.clone()));
+        let ddocs = match ready!(read.as_mut().poll(context)) {
+            Ok(ddocs) => ddocs,
+            Err(error) => {
+                self.in_hand.as_mut().expect("it was just there").1 = None;
+                return Poll::Ready(Some(Err(Interruption::Failed(error))));
+            }
+        };
+        let (batch, _) = self.in_hand.take().expect("it was just there");
+        let filter = &self.wish.filter;
+        let batch = batch.with_ddocs(ddocs, |delivery| is_wanted(filter, delivery));
+        self.move_to(batch.cursor());
+        Poll::Ready((batch.0.len() > 0).then_some(Ok(batch)))
+    }
+
+    /// The ring no longer holds what follows: reads the feed, or skips it if it would rather do so.
+    fn fall_behind(&mut self) -> Option<Interruption> {
+        let is_plain = self.cursor == self.cursor.rewound() && !self.cursor.knew_nothing();
+        // To look names up costs little, however much was missed.
+        let is_looked_up = self.wish.filter.exact().is_some();
+        if !is_plain || is_looked_up || !(self.wish.skips || is_on(Bug::LaggardSkips)) {
+            self.place = None;
+            self.begin_load();
+            return None;
+        }
+        let from = self.cursor.position();
+        let (place, to) = self.shared.ring.begin();
+        let (place, to) = if self.log().begin() <= place {
+            (place, to)
+        } else {
+            let end = self.shared.ring.end();
+            (end.place, end.cursor.position())
+        };
+        if to <= from {
+            // It is ahead of the tail, by its own reading.
+            self.begin_load();
+            return None;
+        }
+        self.place = Some(place);
+        self.move_to(to.into());
+        (!is_on(Bug::LaggardSkips)).then_some(Interruption::Lagged { from, to })
+    }
+
+    /// Begins to read the feed where it stands.
+    fn begin_load(&mut self) {
+        if let Some(pace) = &mut self.wish.pace {
+            pace.begin();
+        }
+        let names = self.wish.filter.exact().map(|names| {
+            let after = self.look_up.as_ref().map(|look_up| look_up.last.clone());
+            let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+            names.range((from, Bound::Unbounded)).take(LOOK_UPS_MAX + 1).cloned().collect()
+        });
+        self.load = Some(Load(tokio::spawn(load(Arc::clone(&self.shared), self.cursor, names))));
+    }
+
+    /// Takes in what a read of the feed has brought.
+    fn receive(&mut self, page: Result<Page>) -> Result<(), Interruption> {
+        let page = match page {
+            Ok(page) => page,
+            Err(Error::Expired { horizon }) => {
+                (self.place, self.look_up) = (None, None);
+                self.before.clear();
+                self.cursor = Cursor::NOTHING;
+                return Err(Interruption::Expired { horizon });
+            }
+            Err(error) => return Err(Interruption::Failed(error)),
+        };
+        let Page { rows, began, to, more, last } = page;
+        let since = if self.cursor.knew_nothing() { self.cursor.begin(began) } else { self.cursor };
+        let to = match (last, more) {
+            (Some(last), _) => {
+                let began = self.look_up.as_ref().map_or(to, |look_up| look_up.began);
+                self.look_up = Some(Box::new(LookUp { last, began }));
+                // Other names have rows before those that were found.
+                since.position()
+            }
+            (None, _) => self.look_up.take().map_or(to, |look_up| look_up.began),
+        };
+        self.is_at_end = !more;
+        self.synced = (since.knew_nothing() && !more).then_some(to);
+        self.begin_choice(Arc::new(Batch::new(rows, since, to, !more)), since, Chosen::From(0), false);
+        Ok(())
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.leave();
+        self.shared.subscribers.remove(&self.id);
+    }
+}
+
+/// Where a subscriber stands that was delivered a batch of the ring.
+fn batch_end(batch: &Batch) -> Cursor {
+    if batch.is_complete {
+        return batch.to.into();
+    }
+    Cursor::resumed(batch.since.knowledge(), batch.to, batch.to)
+}
+
+/// Puts `row` in the place of an older one of its database, for a subscriber at `since`. The older one is kept as well if it tells of
+/// a deletion of which the newer one says nothing: the janitor has dropped the tombstone in between.
+fn coalesce(
+    since: &Cursor,
+    row: &Arc<Notification>,
+    newest: &mut HashMap<DbName, Arc<Notification>>,
+    kept: &mut Vec<Arc<Notification>>,
+) {
+    let Some(older) = newest.insert(row.name.clone(), Arc::clone(row)) else { return };
+    let is_deletion = |row: &Notification| row.news_since(*since).kinds().contains(EventKind::Deleted);
+    if is_deletion(&older) && !is_deletion(row) && !is_on(Bug::RoundForgetsTombstone) {
+        kept.push(older);
+    }
+}
+
+/// Whether one of the filters of `before` has had `row` delivered to a subscriber at `since`.
+fn was_delivered(before: &[(Filter, Sequence)], row: &Notification, since: &Cursor) -> bool {
+    before.iter().any(|(filter, to)| {
+        row.sequence <= *to
+            // A predicate that panics has delivered nothing.
+            && catch_unwind(AssertUnwindSafe(|| {
+                filter.passes(row, since) && filter.wants_any_ddocs(row, since)
+            }))
+            .unwrap_or(false)
+    })
+}
+
+/// Whether `delivery` is wanted, now that it is known which design documents it tells of.
+fn is_wanted(filter: &Filter, delivery: DeliveryRef<'_>) -> bool {
+    let Some(wanted) = &filter.ddocs else { return true };
+    (delivery.may_be_any_ddoc() && !is_on(Bug::DdocWithoutIdForgotten))
+        || delivery.ddocs().is_some_and(|ddocs| ddocs.iter().any(|(id, _)| wanted.contains(id)))
+        || filter.wants_besides_ddocs(delivery.notification(), delivery.batch_since())
+}
+
+/// Reads which design documents have changed, for each delivery of `batch`.
+fn read_ddocs(shared: &Arc<Shared>, batch: DeliveryBatch) -> DdocRead {
+    let shared = Arc::clone(shared);
+    Box::pin(async move {
+        let read = async |index: usize| {
+            let delivery = DeliveryRef { batch: &batch.0, index };
+            if !delivery.news().kinds().contains(EventKind::DdocUpdated) {
+                return Ok(Arc::default());
+            }
+            shared.feed.ddocs(&delivery.notification().db(), *delivery.batch_since()).await.map(Arc::new)
+        };
+        stream::iter(0..batch.len()).map(read).buffered(DDOC_READS_MAX).try_collect().await
+    })
+}
+
+/// Reads the feed after `cursor`, when it is this subscriber's turn: the newest rows of `names`, if there are some, all but the
+/// last of which are to be read if they are too many.
+async fn load(shared: Arc<Shared>, cursor: Cursor, names: Option<Vec<DbName>>) -> Result<Page> {
+    let _turn = shared.turns.acquire().await.expect("the semaphore is never closed");
+    let Some(mut names) = names else {
+        let mut page = shared.feed.page(cursor, shared.batch_rows_max).await?;
+        let began = page.next.began().unwrap_or(page.to);
+        // It ends as batches of the ring do, because a subscriber that rests holds one.
+        let mut bytes = 0;
+        let fits = |row: &&Arc<Notification>| {
+            let fits = bytes < BATCH_BYTES_MAX;
+            bytes += row.name.as_str().len();
+            fits
+        };
+        let kept = page.rows.iter().take_while(fits).count();
+        if kept < page.rows.len() {
+            page.rows.truncate(kept);
+            (page.to, page.more) = (page.rows[kept - 1].sequence, true);
+        }
+        return Ok(Page { rows: page.rows, began, to: page.to, more: page.more, last: None });
+    };
+    let more = names.len() > LOOK_UPS_MAX;
+    names.truncate(LOOK_UPS_MAX);
+    let (rows, to) = shared.feed.newest_after(&names, cursor).await?;
+    let last = if more { names.pop() } else { None };
+    Ok(Page { rows, began: to, to, more, last })
+}

@@ -1,0 +1,257 @@
+//! Live feeds of `_db_updates`, chunk by chunk: they walk the ring of the dispatcher.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use futures_util::StreamExt;
+use notibus::{
+    Bus, Cursor, Dispatcher, DispatcherOptions, EventKind, Filter, JanitorOptions, Notifier, StoreError,
+    http::{
+        Api, ApiOptions,
+        axum::{
+            Router,
+            body::{Body, BodyDataStream, Bytes},
+            http::{Request, StatusCode},
+        },
+    },
+    store::{
+        Database,
+        testing::{Faults, Operation},
+    },
+};
+use tower::ServiceExt;
+
+use crate::{
+    common::{db, narrow_bus, record, until, within},
+    layer::Layer,
+    world::quick,
+};
+
+/// The most bytes of a chunk: 32 KiB, and a row that stands over its edge.
+const CHUNK_MAX: usize = (32 << 10) + 7_000;
+
+/// A node without a listener.
+struct Node {
+    store: Database,
+    bus: Bus,
+    _notifier: Notifier,
+    dispatcher: Arc<Dispatcher>,
+    _api: Api,
+    layer: Arc<Layer>,
+    router: Router,
+}
+
+impl Node {
+    /// A node on `store` whose ring holds `ring_rows_max` rows.
+    async fn new(store: &Database, ring_rows_max: usize) -> Self {
+        let bus = narrow_bus(store).await;
+        let notifier = bus.notifier(quick()).await.unwrap();
+        let options = DispatcherOptions { ring_rows_max, ..DispatcherOptions::default() };
+        let dispatcher = Arc::new(bus.dispatcher(options).await.unwrap());
+        let api = Api::start(&bus, &dispatcher, ApiOptions::default()).unwrap();
+        let layer = Layer::new(store, &bus);
+        let router = api.db_updates().merge(api.changes(&layer.changes, Arc::clone(&layer) as _));
+        Self { store: store.clone(), bus, _notifier: notifier, dispatcher, _api: api, layer, router }
+    }
+
+    /// The body of an answer.
+    async fn feed(&self, target: &str) -> BodyDataStream {
+        let request = Request::get(target).body(Body::empty()).unwrap();
+        let answer = self.router.clone().oneshot(request).await.unwrap();
+        assert_eq!(answer.status(), StatusCode::OK, "{target}");
+        answer.into_body().into_data_stream()
+    }
+
+    /// Records an event, and waits until the tail has it.
+    async fn event(&self, name: &str, kind: EventKind) {
+        let before = self.bus.stats().rows_tailed;
+        record(&self.store, &self.bus, &db(name, 1), kind.once().lanes()).await;
+        until("the tail", async || self.bus.stats().rows_tailed > before).await;
+    }
+
+    /// Creates as many databases in one transaction, whose long names JSON escapes.
+    async fn create_long(&self, count: usize) {
+        let tx = self.store.begin();
+        let before = self.bus.stats().rows_tailed;
+        for n in 0..count {
+            let name = format!("{}{n:04}", "\u{1}".repeat(1_000));
+            self.bus.producer().created(&tx, &db(&name, 1));
+        }
+        tx.commit().await.unwrap();
+        until("the tail", async || self.bus.stats().rows_tailed >= before + count as u64).await;
+    }
+}
+
+/// The next chunk that is no heartbeat.
+async fn next(feed: &mut BodyDataStream) -> Bytes {
+    loop {
+        let chunk = within("a chunk", feed.next()).await.expect("the feed goes on").unwrap();
+        if chunk != "\n" && chunk != "event: heartbeat\ndata: \n\n" {
+            return chunk;
+        }
+    }
+}
+
+#[tokio::test]
+async fn feeds_that_look_alike_share_their_bytes() {
+    let node = Node::new(&Database::memory(), 1_000).await;
+    let mut feeds = Vec::new();
+    for target in [
+        "feed=continuous",
+        "feed=continuous&limit=99",
+        "feed=continuous&types=created,updated",
+        "feed=eventsource",
+    ] {
+        feeds.push(node.feed(&format!("/_db_updates?{target}&since=now&heartbeat=60000")).await);
+    }
+    let mut chunks = Vec::new();
+    // They began at different times, and what they know differs until they have had a batch.
+    for kind in [EventKind::Created, EventKind::Updated] {
+        node.event("a", kind).await;
+        chunks.clear();
+        for feed in &mut feeds {
+            chunks.push(next(feed).await);
+        }
+        assert!(chunks[0].starts_with(b"{\"db_name\":\"a\"") && chunks[0] == chunks[2], "{chunks:?}");
+    }
+    assert_eq!(chunks[0].as_ptr(), chunks[1].as_ptr(), "they are the same bytes");
+    assert_ne!(chunks[0].as_ptr(), chunks[2].as_ptr(), "other kinds might look different");
+    assert_ne!(chunks[0], chunks[3]);
+}
+
+/// Pages and batches were once bounded by rows alone: a client that did not read held 3 MB of names that JSON escapes.
+#[tokio::test]
+async fn chunks_are_bounded_in_bytes_whatever_the_names() {
+    const DATABASES: usize = 150;
+    let node = Node::new(&Database::memory(), 10_000).await;
+    let mut live = Vec::new();
+    for feed in ["continuous", "eventsource"] {
+        live.push(node.feed(&format!("/_db_updates?feed={feed}&since=now&limit={DATABASES}")).await);
+    }
+    node.create_long(DATABASES).await;
+    for target in [
+        "feed=normal".to_owned(),
+        "descending=true".to_owned(),
+        format!("feed=continuous&limit={DATABASES}"),
+        format!("feed=eventsource&limit={DATABASES}"),
+    ] {
+        live.push(node.feed(&format!("/_db_updates?{target}")).await);
+    }
+    read_chunks(live, DATABASES).await;
+    let d = db("d", 1);
+    node.layer.create(&d, 2).await;
+    for n in 0..DATABASES {
+        node.layer.write(&d, &format!("{}{n:04}", "\u{1}".repeat(1_000)), 1, 1, false).await;
+    }
+    let changes = ["/d/_changes", "/d/_changes?descending=true", "/d/_changes?feed=continuous&timeout=0"];
+    let mut feeds = Vec::new();
+    for target in changes {
+        feeds.push(node.feed(target).await);
+    }
+    read_chunks(feeds, DATABASES).await;
+}
+
+/// Reads each feed to its end: chunks that are not too long, and as many rows as there have to be.
+async fn read_chunks(feeds: Vec<BodyDataStream>, rows: usize) {
+    for (place, mut feed) in feeds.into_iter().enumerate() {
+        let (mut text, mut chunks) = (String::new(), 0);
+        while let Some(chunk) = within("a chunk", feed.next()).await {
+            let chunk = chunk.unwrap();
+            assert!(chunk.len() <= CHUNK_MAX, "feed {place}: a chunk of {} bytes", chunk.len());
+            text += std::str::from_utf8(&chunk).unwrap();
+            chunks += 1;
+        }
+        assert_eq!(text.matches("\"seq\":").count(), rows, "feed {place}: each one once");
+        assert!(chunks >= rows * 6_000 / CHUNK_MAX, "feed {place}: {chunks} chunks");
+    }
+}
+
+/// What a subscriber holds while it catches up was once bounded by rows alone, and is now by bytes, as batches of the ring are.
+#[tokio::test]
+async fn batches_of_a_catch_up_are_bounded_in_bytes() {
+    let node = Node::new(&Database::memory(), 1).await;
+    node.create_long(100).await;
+    let mut batches = node.dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING).batches();
+    let mut names = std::collections::BTreeSet::new();
+    while names.len() < 100 {
+        let batch = within("a batch", batches.next()).await.unwrap().unwrap();
+        assert!(batch.len() <= 33, "{} names of 1,004 bytes", batch.len());
+        names.extend(batch.iter().map(|delivery| delivery.notification().name.clone()));
+    }
+}
+
+/// The live subscription of a feed can find out that it has expired, as a page can: the client is cut off, asks again, and gets the
+/// answer that tells it so.
+#[tokio::test]
+async fn a_live_feed_that_has_expired_is_cut_off() {
+    let node = Node::new(&Database::memory(), 1).await;
+    let since = node.bus.feed().now().await.unwrap();
+    let mut feed = node.feed(&format!("/_db_updates?feed=continuous&since={since}&heartbeat=10")).await;
+    assert_eq!(within("a heartbeat", feed.next()).await.unwrap().unwrap(), "\n");
+    for (name, kind) in [
+        ("x", EventKind::Created),
+        ("x", EventKind::Deleted),
+        ("a", EventKind::Created),
+        ("b", EventKind::Created),
+    ] {
+        node.event(name, kind).await;
+    }
+    let options = JanitorOptions {
+        tombstone_retention: Duration::from_millis(1),
+        interval: Duration::from_millis(1),
+        ..JanitorOptions::default()
+    };
+    let janitor = node.bus.janitor(options).await.unwrap();
+    until("the tombstone's end", async || node.bus.stats().tombstones_dropped == 1).await;
+    janitor.shutdown().await.unwrap();
+    let cut = loop {
+        match within("the end", feed.next()).await.unwrap() {
+            Ok(chunk) => assert_eq!(chunk, "\n", "no row comes before it"),
+            Err(error) => break error,
+        }
+    };
+    assert!(cut.to_string().contains("dropped"), "{cut}");
+    assert!(within("the end", feed.next()).await.is_none());
+    let again = Request::get(format!("/_db_updates?since={since}")).body(Body::empty()).unwrap();
+    assert_eq!(node.router.clone().oneshot(again).await.unwrap().status(), StatusCode::GONE);
+}
+
+/// A feed that cannot be read for is tried again after a pause, and misses nothing.
+#[tokio::test(start_paused = true)]
+async fn a_live_feed_waits_out_failures() {
+    let faults = Faults::new(&Database::memory());
+    let node = Node::new(&faults.database(), 1).await;
+    let mut feed = node.feed("/_db_updates?feed=continuous&since=now&heartbeat=1000").await;
+    assert_eq!(within("a heartbeat", feed.next()).await.unwrap().unwrap(), "\n");
+    for name in ["a", "b", "c"] {
+        node.event(name, EventKind::Created).await;
+    }
+    let failed = Arc::new(AtomicUsize::new(0));
+    faults.plan_reads({
+        let failed = Arc::clone(&failed);
+        move |operation| {
+            let fails = matches!(operation, Operation::GetRange { .. });
+            fails.then(|| {
+                failed.fetch_add(1, Ordering::Relaxed);
+                StoreError::IO_ERROR
+            })
+        }
+    });
+    for _ in 0..20 {
+        assert_eq!(within("a heartbeat", feed.next()).await.unwrap().unwrap(), "\n");
+    }
+    let failed = failed.load(Ordering::Relaxed);
+    assert!((10..400).contains(&failed), "{failed} reads failed in 20 s, those of the other roles included");
+    faults.heal();
+    let mut text = String::new();
+    while text.lines().filter(|line| !line.is_empty()).count() < 3 {
+        text += std::str::from_utf8(&next(&mut feed).await).unwrap();
+    }
+    let names = ["a", "b", "c"].map(|name| text.contains(&format!("\"db_name\":\"{name}\"")));
+    assert_eq!(names, [true; 3], "{text}");
+}

@@ -1,0 +1,194 @@
+//! Receiving in batches: by a stream, a callback or a listener; durable, paced and with replaced filters.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use futures_util::FutureExt;
+use notibus::{
+    BatchSubscription, Cursor, Delivery, DeliveryBatch, DispatcherOptions, EventKind, Filter, Interruption,
+    Listener, Next, Supervised,
+};
+use tokio_stream::StreamExt;
+
+use crate::{
+    common::{db, until, within},
+    world::World,
+};
+
+/// The names of a batch.
+fn names(batch: &DeliveryBatch) -> Vec<String> {
+    batch.iter().map(|delivery| delivery.notification().name.to_string()).collect()
+}
+
+/// The next batch, other than that the first scan is complete.
+async fn next(batches: &mut BatchSubscription) -> DeliveryBatch {
+    loop {
+        match within("a batch", batches.next()).await.unwrap() {
+            Ok(batch) => return batch,
+            Err(Interruption::Synced { .. }) => {}
+            Err(other) => panic!("{other}"),
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_batch_says_what_its_deliveries_do() {
+    let world = World::new().await;
+    world.events(&["a", "b", "c"], EventKind::Created).await;
+    let mut batches = world.dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING).batches();
+    let batch = next(&mut batches).await;
+    assert_eq!((batch.len(), names(&batch)), (3, ["a", "b", "c"].map(String::from).to_vec()));
+    for (index, delivery) in batch.iter().enumerate() {
+        let kept = batch.delivery(index);
+        assert_eq!(kept.notification(), delivery.notification());
+        assert_eq!(kept.news(), delivery.news());
+        assert_eq!(kept.since(), delivery.since());
+        assert_eq!(names(&kept.batch()), names(&batch));
+    }
+    assert_eq!(batches.cursor(), batch.cursor());
+    assert!(!batch.cursor().knew_nothing());
+    let first = batch.cursor_after(1);
+    assert!(first.knew_nothing() && first.position() == batch.delivery(0).sequence());
+    let mut rest = world.dispatcher.subscribe(Filter::all()).since(first).batches();
+    assert_eq!(names(&next(&mut rest).await), ["b", "c"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_what_is_wanted_is_in_a_batch_and_all_may_be_kept() {
+    let world = World::new().await;
+    let mut batches = world.dispatcher.subscribe(Filter::prefix("a")).batches();
+    let mut kept = Vec::new();
+    for name in ["a1", "b1", "a2", "b2"] {
+        world.event(&db(name, 1), EventKind::Created).await;
+        while let Some(Some(batch)) = batches.next().now_or_never() {
+            kept.push(batch.unwrap());
+        }
+    }
+    let names: Vec<_> = kept.iter().flat_map(names).collect();
+    assert_eq!(names, ["a1", "a2"]);
+}
+
+/// A batch stream saves its cursor by itself, also while nothing matches, and never ahead of what was returned.
+#[tokio::test(start_paused = true)]
+async fn a_durable_stream_of_batches_saves_by_itself() {
+    for filter in [Filter::all(), Filter::name("quiet").unwrap(), Filter::prefix("quiet")] {
+        let world = World::new().await;
+        let cursor = world.bus.cursor("c").unwrap();
+        let mut batches = world.dispatcher.subscribe(filter).durable(&cursor).await.unwrap().batches();
+        let sequence = world.event(&db("loud", 1), EventKind::Created).await;
+        // It is polled, and so saved, while nothing matches any more.
+        while let Ok(item) = tokio::time::timeout(Duration::from_secs(3), batches.next()).await {
+            item.unwrap().unwrap();
+        }
+        assert!(cursor.read().await.unwrap().unwrap() >= Cursor::from(sequence));
+        let saved = cursor.read().await.unwrap();
+        let quiet = world.event(&db("quiet", 1), EventKind::Created).await;
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        let batch = next(&mut batches).await;
+        assert_eq!(batch.delivery(0).sequence(), quiet);
+        assert_eq!(cursor.read().await.unwrap(), saved, "what is being worked on is not saved");
+        assert!(tokio::time::timeout(Duration::from_secs(3), batches.next()).await.is_err());
+        assert!(cursor.read().await.unwrap().unwrap() >= Cursor::from(quiet));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn rounds_and_replaced_filters_come_in_batches_too() {
+    let world = World::new().await;
+    let subscribe = world.dispatcher.subscribe(Filter::prefix("a"));
+    let mut batches = subscribe.every(Duration::from_mins(1)).unwrap().batches();
+    world.event(&db("a", 1), EventKind::Created).await;
+    assert_eq!(names(&next(&mut batches).await), ["a"]);
+    for _ in 0..3 {
+        world.events(&["a", "aa", "b"], EventKind::Updated).await;
+    }
+    assert!(batches.next().now_or_never().is_none(), "the next round is not due");
+    assert_eq!(names(&next(&mut batches).await), ["a", "aa"]);
+    batches.replace(Filter::name("b").unwrap());
+    world.events(&["a", "b"], EventKind::Updated).await;
+    assert_eq!(names(&next(&mut batches).await), ["b"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_callback_can_be_given_batches() {
+    let world = World::new().await;
+    world.events(&["a", "b", "c"], EventKind::Created).await;
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let tell = Arc::clone(&told);
+    let handle =
+        world.dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING).batch_callback(move |batch| {
+            tell.lock().unwrap().push(names(&batch));
+            async {}
+        });
+    until("the batch", async || !told.lock().unwrap().is_empty()).await;
+    assert_eq!(*told.lock().unwrap(), [["a", "b", "c"]]);
+    handle.stop().await;
+}
+
+/// Counts rows; panics on batches with a database `bad`.
+struct Batching(Arc<Mutex<Vec<String>>>);
+
+impl Listener for Batching {
+    type Message = ();
+
+    async fn handle_event(&mut self, _: Delivery) -> Next {
+        unreachable!("it is given batches")
+    }
+
+    async fn handle_batch(&mut self, batch: DeliveryBatch) -> Next {
+        let names = names(&batch);
+        assert!(!names.contains(&"bad".to_owned()), "on purpose");
+        self.0.lock().unwrap().extend(names);
+        Next::Continue
+    }
+}
+
+/// A listener that panics on a batch is given it again, then row by row, and only the bad one is passed over; what it has worked on is saved.
+#[tokio::test(start_paused = true)]
+async fn a_listener_can_be_given_batches() {
+    let world = World::with(DispatcherOptions { catch_up_rows_max: 2, ..DispatcherOptions::default() }).await;
+    world.events(&["a", "b", "bad", "c", "d"], EventKind::Created).await;
+    let cursor = world.bus.cursor("c").unwrap();
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let tell = Arc::clone(&told);
+    let mut events = world.dispatcher.supervision();
+    let subscribe = world.dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING);
+    let listen = subscribe.durable(&cursor).await.unwrap().listener(move || Batching(Arc::clone(&tell)));
+    let handle = listen.in_batches().attempts(2).unwrap().start().unwrap();
+    until("the last", async || told.lock().unwrap().len() == 4).await;
+    assert_eq!(*told.lock().unwrap(), ["a", "b", "c", "d"]);
+    handle.stop().await;
+    let mut passed_over = Vec::new();
+    while let Some(Some(event)) = events.next().now_or_never() {
+        if let Ok(notibus::Supervision { what: Supervised::PassedOver { name, .. }, .. }) = event {
+            passed_over.push(name.to_string());
+        }
+    }
+    assert_eq!(passed_over, ["bad"]);
+    assert!(!cursor.read().await.unwrap().unwrap().knew_nothing());
+}
+
+/// Listens to single events only.
+struct Single(Arc<Mutex<Vec<String>>>);
+
+impl Listener for Single {
+    type Message = ();
+
+    async fn handle_event(&mut self, delivery: Delivery) -> Next {
+        self.0.lock().unwrap().push(delivery.notification().name.to_string());
+        Next::Continue
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_listener_that_knows_no_batches_is_given_them_one_by_one() {
+    let world = World::new().await;
+    world.events(&["a", "b"], EventKind::Created).await;
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let tell = Arc::clone(&told);
+    let subscribe = world.dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING);
+    let _handle = subscribe.listener(move || Single(Arc::clone(&tell))).in_batches().start().unwrap();
+    until("both", async || *told.lock().unwrap() == ["a", "b"]).await;
+}

@@ -1,0 +1,254 @@
+//! Deletions by recreation reach everybody who may have known the name, whatever its filter, start, restart, pace and receiver.
+//! A name is what is known, not an instance.
+
+use std::time::Duration;
+
+use notibus::{
+    Cursor, DispatcherOptions, EventKind, Filter, Interruption, Start, Subscription, store::Database,
+};
+
+use crate::{
+    common::{self, db, eager, forgetful, narrow_bus, next_news, until, within},
+    world::{World, drain, kinds, name, next, ready},
+};
+
+/// Filters that want the database `a`, by every way of finding it.
+fn filters() -> Vec<Filter> {
+    let only_a = || Filter::name("a").unwrap();
+    vec![
+        only_a(),
+        Filter::names(["a", "z"].map(|name| name.parse().unwrap())).unwrap(),
+        Filter::prefix("a"),
+        Filter::suffix("a"),
+        Filter::glob("[a]").unwrap(),
+        Filter::any([only_a(), Filter::name("y").unwrap()]).unwrap(),
+        Filter::any([only_a(), Filter::prefix("x")]).unwrap(),
+        Filter::predicate(|row| row.name.as_str() == "a"),
+        Filter::all(),
+    ]
+}
+
+/// A world in which the feed is read, and the ring walked, row by row.
+async fn by_rows() -> World {
+    World::with(DispatcherOptions { catch_up_rows_max: 1, ..DispatcherOptions::default() }).await
+}
+
+/// Deletes the instance `old` of `a` and creates the next one, in one fold.
+async fn recreate(world: &World, old: u8) {
+    let (old, new) = (db("a", old), db("a", old + 1));
+    let producer = world.bus.producer();
+    world
+        .store
+        .run(async |tx| {
+            producer.deleted(&tx, &old);
+            producer.created(&tx, &new);
+            Ok(())
+        })
+        .await
+        .unwrap();
+    let is_there = async || common::row(&world.bus, &new).await.is_some();
+    until("the fold", is_there).await;
+    let row = common::row(&world.bus, &new).await.unwrap();
+    until("the tail", async || world.dispatcher.position() >= row.sequence).await;
+}
+
+/// Drops all tombstones.
+async fn forget(world: &World) {
+    let dropped = world.bus.stats().tombstones_dropped;
+    let janitor = world.bus.janitor(forgetful()).await.unwrap();
+    until("the tombstone's end", async || world.bus.stats().tombstones_dropped > dropped).await;
+    janitor.shutdown().await.unwrap();
+}
+
+/// Receives until the first scan is complete.
+async fn sync(subscription: &mut Subscription) -> Vec<String> {
+    use tokio_stream::StreamExt;
+    let mut found = Vec::new();
+    loop {
+        match within("the first scan", subscription.next()).await.unwrap() {
+            Ok(delivery) => found.push(name(&delivery).to_owned()),
+            Err(Interruption::Synced { at }) => {
+                assert_eq!(subscription.cursor(), Cursor::from(at));
+                return found;
+            }
+            Err(other) => panic!("{other}"),
+        }
+    }
+}
+
+/// Once, a subscriber of exact names that had begun at zero was never told a deletion by recreation: a row of its first scan that
+/// it did not want left its slot at zero for ever, and zero stood for "knows nothing".
+#[tokio::test(start_paused = true)]
+async fn a_deletion_by_recreation_reaches_who_wants_nothing_else() {
+    for filter in filters() {
+        let world = World::new().await;
+        world.event(&db("a", 1), EventKind::Created).await;
+        let only_deletions = filter.clone().kinds(EventKind::Deleted.into()).unwrap();
+        let mut subscription = world.dispatcher.subscribe(only_deletions).since(Cursor::NOTHING).stream();
+        assert_eq!(sync(&mut subscription).await.len(), 0, "{filter:?}");
+        recreate(&world, 1).await;
+        assert!(kinds(&next(&mut subscription).await).contains(&EventKind::Deleted), "{filter:?}");
+    }
+}
+
+/// Once, a durable subscriber that was restarted within its first scan had saved zero: it was never told that what it had been
+/// delivered was deleted and created again.
+#[tokio::test(start_paused = true)]
+async fn who_is_restarted_within_its_first_scan_hears_of_deletions() {
+    for filter in filters() {
+        let world = by_rows().await;
+        let cursor = world.bus.cursor("c").unwrap();
+        world.events(&["a", "b", "c"], EventKind::Created).await;
+        let durable = async || {
+            let subscribe = world.dispatcher.subscribe(filter.clone()).since(Cursor::NOTHING);
+            subscribe.durable(&cursor).await.unwrap().stream()
+        };
+        let mut first = durable().await;
+        assert_eq!(name(&next(&mut first).await), "a");
+        first.checkpoint().await.unwrap();
+        drop(first);
+        recreate(&world, 1).await;
+        let mut second = durable().await;
+        let deliveries = drain(&mut second).await;
+        let of_a = deliveries.iter().find(|delivery| name(delivery) == "a").unwrap();
+        assert_eq!(kinds(of_a), [EventKind::Deleted, EventKind::Created], "{filter:?}");
+    }
+}
+
+/// And if the tombstone was dropped meanwhile, it was told nothing at all.
+#[tokio::test(start_paused = true)]
+async fn who_is_restarted_within_its_first_scan_expires_if_deletions_can_have_gone() {
+    for filter in filters() {
+        let world = by_rows().await;
+        let cursor = world.bus.cursor("c").unwrap();
+        world.events(&["a", "b", "c"], EventKind::Created).await;
+        let durable = async || {
+            let subscribe = world.dispatcher.subscribe(filter.clone()).since(Cursor::NOTHING);
+            subscribe.durable(&cursor).await.unwrap().stream()
+        };
+        let mut first = durable().await;
+        assert_eq!(name(&next(&mut first).await), "a");
+        first.checkpoint().await.unwrap();
+        drop(first);
+        world.event(&db("a", 1), EventKind::Deleted).await;
+        forget(&world).await;
+        let mut second = durable().await;
+        let first = within("it hears of it", next_news(&mut second)).await.unwrap();
+        assert!(matches!(first, Err(Interruption::Expired { .. })), "{filter:?}: {first:?}");
+        let again = drain(&mut second).await;
+        assert!(again.iter().all(|delivery| name(delivery) != "a"), "it is gone");
+    }
+}
+
+/// Once, a filter that was replaced within a first scan lost the same.
+#[tokio::test(start_paused = true)]
+async fn who_is_given_another_filter_within_its_first_scan_hears_of_deletions() {
+    for filter in filters() {
+        let world = by_rows().await;
+        world.events(&["a", "b", "c"], EventKind::Created).await;
+        let mut subscription = world.dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING).stream();
+        assert_eq!(name(&next(&mut subscription).await), "a");
+        subscription.replace(filter.clone());
+        recreate(&world, 1).await;
+        let deliveries = drain(&mut subscription).await;
+        let of_a = deliveries.iter().find(|delivery| name(delivery) == "a").unwrap();
+        assert_eq!(kinds(of_a), [EventKind::Deleted, EventKind::Created], "{filter:?}");
+    }
+}
+
+/// Whoever wants more within its first scan is delivered all of it, and nothing twice.
+#[tokio::test(start_paused = true)]
+async fn a_filter_that_is_widened_within_a_first_scan_finds_everything() {
+    let world = by_rows().await;
+    world.events(&["b1", "a1", "b2", "a2"], EventKind::Created).await;
+    let mut subscription = world.dispatcher.subscribe(Filter::prefix("a")).since(Cursor::NOTHING).stream();
+    assert_eq!(name(&next(&mut subscription).await), "a1");
+    subscription.replace(Filter::all());
+    let names: Vec<_> = drain(&mut subscription).await.iter().map(|d| name(d).to_owned()).collect();
+    assert_eq!(names, ["b1", "b2", "a2"]);
+}
+
+/// Once, a tombstone that waited in a round was coalesced away by a row that came after the janitor had dropped it, and that
+/// said nothing of the deletion.
+#[tokio::test(start_paused = true)]
+async fn a_round_forgets_no_tombstone_that_the_janitor_has_dropped() {
+    for filter in filters() {
+        let world = World::new().await;
+        world.event(&db("a", 1), EventKind::Created).await;
+        let day = Duration::from_hours(24);
+        let subscribe = world.dispatcher.subscribe(filter.clone()).since(Cursor::NOTHING);
+        let mut paced = subscribe.every(day).unwrap().stream();
+        assert_eq!(kinds(&next(&mut paced).await), [EventKind::Created]);
+        world.event(&db("a", 1), EventKind::Deleted).await;
+        forget(&world).await;
+        world.event(&db("a", 2), EventKind::Created).await;
+        assert!(
+            common::row(&world.bus, &db("a", 2)).await.unwrap().replaced.is_none(),
+            "it says nothing of it"
+        );
+        assert!(ready(&mut paced).is_empty(), "it is not time yet");
+        tokio::time::sleep(day).await;
+        let told: Vec<_> = ready(&mut paced).into_iter().flat_map(|item| kinds(&item.unwrap())).collect();
+        assert_eq!(told, [EventKind::Deleted, EventKind::Created], "{filter:?}");
+    }
+}
+
+/// The same for one that takes nothing for longer than the retention, and has no pace.
+#[tokio::test(start_paused = true)]
+async fn who_takes_nothing_for_long_hears_of_a_deletion() {
+    for filter in filters() {
+        let world = World::new().await;
+        world.event(&db("a", 1), EventKind::Created).await;
+        let mut slow = world.dispatcher.subscribe(filter.clone()).since(Start::Now).stream();
+        world.event(&db("a", 1), EventKind::Deleted).await;
+        forget(&world).await;
+        world.event(&db("a", 2), EventKind::Created).await;
+        let told: Vec<_> = drain(&mut slow).await.iter().flat_map(kinds).collect();
+        assert_eq!(told, [EventKind::Deleted, EventKind::Created], "{filter:?}");
+    }
+}
+
+/// A name that was given to several instances between two deliveries is delivered as deleted once, and as created: whichever
+/// instance the subscriber knew, it is gone.
+#[tokio::test(start_paused = true)]
+async fn several_recreations_are_one_deletion_of_the_name() {
+    for filter in filters() {
+        // The ring holds one row, so what lies between is superseded.
+        let world = World::with(DispatcherOptions { ring_rows_max: 1, ..DispatcherOptions::default() }).await;
+        world.event(&db("a", 1), EventKind::Created).await;
+        let mut subscription = world.dispatcher.subscribe(filter.clone()).stream();
+        assert!(ready(&mut subscription).is_empty());
+        recreate(&world, 1).await;
+        recreate(&world, 2).await;
+        world.event(&db("b", 1), EventKind::Created).await;
+        let deliveries = drain(&mut subscription).await;
+        let of_a: Vec<_> = deliveries.iter().filter(|delivery| name(delivery) == "a").collect();
+        assert_eq!(of_a.len(), 1, "{filter:?}: {of_a:?}");
+        assert_eq!(kinds(of_a[0]), [EventKind::Deleted, EventKind::Created]);
+        assert_eq!(of_a[0].notification().instance, db("a", 3).instance);
+    }
+}
+
+/// A cursor in the middle of a first scan is one, with all that it says, in the store as well.
+#[tokio::test(start_paused = true)]
+async fn a_cursor_in_the_middle_of_a_scan_is_saved_whole() {
+    let store = Database::memory();
+    let bus = narrow_bus(&store).await;
+    let options = DispatcherOptions { catch_up_rows_max: 1, ..DispatcherOptions::default() };
+    let world = World {
+        notifier: bus.notifier(eager()).await.unwrap(),
+        dispatcher: bus.dispatcher(options).await.unwrap(),
+        store,
+        bus,
+    };
+    world.events(&["a", "b"], EventKind::Created).await;
+    let cursor = world.bus.cursor("c").unwrap();
+    let subscribe = world.dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING);
+    let mut subscription = subscribe.durable(&cursor).await.unwrap().stream();
+    let delivery = next(&mut subscription).await;
+    subscription.checkpoint().await.unwrap();
+    let saved = cursor.read().await.unwrap().unwrap();
+    assert_eq!(saved, subscription.cursor());
+    assert!(saved.knew_nothing() && saved.began().is_some());
+    assert_eq!(saved.position(), delivery.sequence());
+}

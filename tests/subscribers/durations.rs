@@ -1,0 +1,94 @@
+//! Durations that callers pass: the longest one means "never", and nothing panics on it.
+
+use std::time::Duration;
+
+use notibus::{
+    BalanceOptions, Delivery, DispatcherOptions, EventKind, Filter, JanitorOptions, Listener, Next,
+    NodeOptions, NotifierOptions, TriggerOptions, store::Database,
+};
+
+use crate::{
+    common::{db, narrow_bus, record, until},
+    world::{World, kinds, next, ready},
+};
+
+const NEVER: Duration = Duration::MAX;
+
+/// Once, the second delivery of a subscriber with the longest pace panicked.
+#[tokio::test(start_paused = true)]
+async fn the_longest_pace_is_one_round() {
+    let world = World::new().await;
+    let mut paced = world.dispatcher.subscribe(Filter::all()).every(NEVER).unwrap().stream();
+    world.event(&db("a", 1), EventKind::Created).await;
+    assert_eq!(kinds(&next(&mut paced).await), [EventKind::Created]);
+    world.event(&db("a", 1), EventKind::Updated).await;
+    assert!(ready(&mut paced).is_empty());
+    tokio::time::sleep(Duration::from_hours(1_000)).await;
+    assert!(ready(&mut paced).is_empty());
+}
+
+/// Once, these panicked at once, killed the workers of consumers unseen, or panicked in a task that nobody watched.
+#[tokio::test(start_paused = true)]
+async fn roles_bear_the_longest_durations() {
+    let store = Database::memory();
+    let bus = narrow_bus(&store).await;
+    let node = NodeOptions { heartbeat: NEVER, expiry: NEVER, ..NodeOptions::default() };
+    let node = bus.node(node).await.unwrap();
+    let balance = BalanceOptions { handover: NEVER, ..BalanceOptions::default() };
+    let notifier =
+        NotifierOptions { balance: balance.clone(), poll_interval: NEVER, ..NotifierOptions::default() };
+    let _notifier = node.notifier(notifier).await.unwrap();
+    let janitor = JanitorOptions {
+        interval: NEVER,
+        tombstone_retention: NEVER,
+        transaction_id_retention: NEVER,
+        balance,
+    };
+    let _janitor = node.janitor(janitor).await.unwrap();
+    let options = DispatcherOptions { poll_interval: NEVER, ..DispatcherOptions::default() };
+    let dispatcher = node.dispatcher(options).await.unwrap();
+    let mut updates = dispatcher.subscribe(Filter::all()).stream();
+    for count in 1..=20 {
+        record(&store, &bus, &db("a", 1), [0, 0, 1, 0]).await;
+        assert_eq!(next(&mut updates).await.notification().totals.updated, count);
+        tokio::time::sleep(Duration::from_mins(1)).await;
+    }
+    assert_eq!(bus.stats().tail_panics, 0);
+}
+
+/// Waits for ever, in its own words.
+struct Patient;
+
+impl Listener for Patient {
+    type Message = ();
+
+    async fn handle_event(&mut self, _: Delivery) -> Next {
+        Next::ContinueFor(NEVER)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn subscribers_and_triggers_bear_the_longest_durations() {
+    let world = World::new().await;
+    let cursor = world.bus.cursor("c").unwrap();
+    let durable = world.dispatcher.subscribe(Filter::all()).save_every(NEVER).unwrap();
+    let durable = durable.durable(&cursor).await.unwrap();
+    let listener = durable.listener(|| Patient).backoff(NEVER, NEVER).unwrap().start().unwrap();
+    let options = TriggerOptions {
+        debounce: NEVER,
+        backoff_min: NEVER,
+        backoff_max: NEVER,
+        checkpoint_interval: NEVER,
+        ..TriggerOptions::index("t")
+    };
+    let job = |_: notibus::IndexBuild| async { Ok(()) };
+    let trigger = notibus::index_trigger(&world.dispatcher, options, job).await.unwrap();
+    world.event(&db("a", 1), EventKind::Created).await;
+    until("it is seen", async || trigger.status().waiting == 1).await;
+    tokio::time::sleep(Duration::from_hours(1)).await;
+    assert_eq!(trigger.status().done, 0);
+    trigger.shutdown().await.unwrap();
+    let before = cursor.read().await.unwrap();
+    listener.stop().await;
+    assert!(cursor.read().await.unwrap() > before, "it is saved when it ends");
+}

@@ -1,0 +1,132 @@
+//! Mirrors and freshness barriers: a cache that reads its own writes, and is right again after it was away for too long.
+
+use std::time::Duration;
+
+use notibus::{Bus, DispatcherOptions, Error, EventKind, Filter, NotifierOptions, store::Database};
+
+use crate::{
+    common::{db, forgetful, narrow_bus, until, within},
+    world::World,
+};
+
+/// Commits an event, and does not wait for anything.
+async fn commit((store, bus): (&Database, &Bus), name: &str, instance: u8, kind: EventKind) -> u64 {
+    let (producer, database) = (bus.producer(), db(name, instance));
+    let record = async |tx: notibus::store::Transaction| {
+        match kind {
+            EventKind::Created => producer.created(&tx, &database),
+            EventKind::Deleted => producer.deleted(&tx, &database),
+            _ => producer.updated(&tx, &database),
+        }
+        Ok(())
+    };
+    store.run_once(record).await.unwrap().committed.versionstamp.version()
+}
+
+/// The living databases of a mirror.
+fn names(mirror: &notibus::Mirror) -> Vec<String> {
+    mirror.view().keys().map(ToString::to_string).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_mirror_has_what_lives_and_reads_its_own_writes() {
+    let world = World::new().await;
+    world.events(&["a", "b", "x"], EventKind::Created).await;
+    let mirror =
+        world.dispatcher.mirror(Filter::any([Filter::prefix("a"), Filter::prefix("b")]).unwrap()).unwrap();
+    within("its first scan", mirror.synced()).await.unwrap();
+    assert_eq!(names(&mirror), ["a", "b"]);
+    let before = mirror.view();
+    for round in 1..=10 {
+        let version = commit((&world.store, &world.bus), "a", 1, EventKind::Updated).await;
+        within("the barrier", mirror.reached(version)).await.unwrap();
+        assert_eq!(mirror.get(&"a".parse().unwrap()).unwrap().totals.updated, round);
+    }
+    let version = commit((&world.store, &world.bus), "a", 1, EventKind::Deleted).await;
+    within("the barrier", mirror.reached(version)).await.unwrap();
+    assert_eq!(names(&mirror), ["b"]);
+    assert_eq!(before.len(), 2, "a view does not change");
+    // Nothing of this is mirrored, and the barrier is passed all the same.
+    let version = commit((&world.store, &world.bus), "x", 1, EventKind::Updated).await;
+    within("the barrier", mirror.reached(version)).await.unwrap();
+}
+
+/// The barrier waits for events that are not folded yet, in whatever partition, and for no others.
+#[tokio::test(start_paused = true)]
+async fn a_barrier_waits_for_what_is_not_folded() {
+    let store = Database::memory();
+    let bus = narrow_bus(&store).await;
+    let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
+    let mirror = dispatcher.mirror(Filter::all()).unwrap();
+    mirror.synced().await.unwrap();
+    let version = commit((&store, &bus), "a", 1, EventKind::Created).await;
+    let waits = tokio::time::timeout(Duration::from_mins(5), mirror.reached(version)).await;
+    assert!(waits.is_err(), "nobody folds");
+    let _notifier = bus.notifier(NotifierOptions::default()).await.unwrap();
+    within("the barrier", mirror.reached(version)).await.unwrap();
+    assert_eq!(names(&mirror), ["a"]);
+    // A database that never rests does not hold it up.
+    let hot = async {
+        loop {
+            commit((&store, &bus), "hot", 1, EventKind::Updated).await;
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    let barrier = async {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let version = commit((&store, &bus), "b", 1, EventKind::Created).await;
+        within("the barrier", mirror.reached(version)).await.unwrap();
+    };
+    tokio::select! {
+        () = hot => unreachable!("it goes on for ever"),
+        () = barrier => {}
+    }
+    assert!(names(&mirror).contains(&"b".to_owned()));
+    let ahead = mirror.reached(u64::MAX).await;
+    assert!(matches!(ahead, Err(Error::Invalid { what: "version", .. })), "{ahead:?}");
+}
+
+/// Events of an instance that was replaced are in no row; the barrier does not wait for one.
+#[tokio::test(start_paused = true)]
+async fn a_barrier_does_not_wait_for_rows_of_instances_that_are_gone() {
+    let world = World::new().await;
+    world.event(&db("a", 1), EventKind::Created).await;
+    commit((&world.store, &world.bus), "a", 1, EventKind::Deleted).await;
+    commit((&world.store, &world.bus), "a", 2, EventKind::Created).await;
+    let version = commit((&world.store, &world.bus), "a", 1, EventKind::Updated).await;
+    within("the barrier", world.dispatcher.reached(version)).await.unwrap();
+}
+
+/// A mirror that was away for too long shows what it had until it is right again.
+#[tokio::test(start_paused = true)]
+async fn a_mirror_that_expires_is_filled_again() {
+    let world = World::new().await;
+    world.events(&["a", "b"], EventKind::Created).await;
+    let mirror = world.dispatcher.mirror(Filter::all()).unwrap();
+    let first = mirror.synced().await.unwrap();
+    let World { store, bus, notifier: _notifier, dispatcher } = world;
+    let suspended = dispatcher.suspend().await;
+    let sequence = bus.feed().last_sequence().await.unwrap().unwrap();
+    assert!(first >= sequence);
+    let version = commit((&store, &bus), "a", 1, EventKind::Deleted).await;
+    until("the fold", async || bus.is_drained().await.unwrap()).await;
+    let janitor = bus.janitor(forgetful()).await.unwrap();
+    until("the tombstone's end", async || bus.stats().tombstones_dropped == 1).await;
+    janitor.shutdown().await.unwrap();
+    assert_eq!(names(&mirror), ["a", "b"]);
+    let _dispatcher = suspended.resume();
+    until("the second scan", async || names(&mirror) == ["b"]).await;
+    within("the barrier", mirror.reached(version)).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_mirror_of_some_kinds_is_refused_and_one_without_a_dispatcher_says_so() {
+    let world = World::new().await;
+    let some = Filter::all().kinds(EventKind::Created.into()).unwrap();
+    assert!(matches!(world.dispatcher.mirror(some), Err(Error::Invalid { .. })));
+    let mirror = world.dispatcher.mirror(Filter::all()).unwrap();
+    let version = commit((&world.store, &world.bus), "a", 1, EventKind::Created).await;
+    world.dispatcher.shutdown().await;
+    let ended = within("its end", mirror.reached(version)).await;
+    assert!(matches!(ended, Err(Error::NoSubscriber { .. })), "{ended:?}");
+}
