@@ -193,8 +193,8 @@ async fn fanout(bus: &Bus) -> Fanout {
     bus.fanout(DispatcherOptions { ring_rows_max: 1 << 20, ..DispatcherOptions::default() }).await.unwrap()
 }
 
-/// Receives until the row at `last`; how many there were.
-async fn receive(mut stream: Subscription, last: Sequence) -> usize {
+/// Receives until the row at `last`; how many there were. Returns the stream too, as to leave is no part of what is measured.
+async fn receive(mut stream: Subscription, last: Sequence) -> (usize, Box<dyn Send>) {
     let mut received = 0;
     while let Some(delivery) = stream.next().await {
         received += 1;
@@ -202,11 +202,11 @@ async fn receive(mut stream: Subscription, last: Sequence) -> usize {
             break;
         }
     }
-    received
+    (received, Box::new(stream))
 }
 
-/// Receives batches until the row at `last`; how many rows there were.
-async fn receive_batches(mut stream: BatchSubscription, last: Sequence) -> usize {
+/// [`receive`] by batches.
+async fn receive_batches(mut stream: BatchSubscription, last: Sequence) -> (usize, Box<dyn Send>) {
     let mut received = 0;
     while let Some(batch) = stream.next().await {
         let mut at = None;
@@ -218,7 +218,12 @@ async fn receive_batches(mut stream: BatchSubscription, last: Sequence) -> usize
             break;
         }
     }
-    received
+    (received, Box::new(stream))
+}
+
+/// Runs `pushing` as a task of the runtime, as a tail is.
+async fn as_the_tail<T: Send + 'static>(pushing: impl Future<Output = T> + Send + 'static) -> T {
+    tokio::spawn(pushing).await.unwrap()
 }
 
 /// Subscribes `subscribers`, hands out `count` rows, and says how long it took until all have the last row that is theirs.
@@ -246,15 +251,18 @@ async fn dispatch(
     let batches: Vec<_> = rows.chunks(BATCH).map(<[_]>::to_vec).collect();
     // Nothing happens once, so that globs are compiled.
     fanout.push(Vec::new(), start).unwrap();
-    let started = Instant::now();
-    for batch in batches {
-        let to = batch.last().unwrap().sequence;
-        fanout.push(batch, to).unwrap();
-        tokio::task::yield_now().await;
-    }
-    let received: Vec<usize> = tasks.join_all().await;
-    let took = started.elapsed();
-    assert!(!want.is_everything() || received.iter().all(|received| *received == count), "a row is missing");
+    let (took, received) = as_the_tail(async move {
+        let started = Instant::now();
+        for batch in batches {
+            let to = batch.last().unwrap().sequence;
+            fanout.push(batch, to).unwrap();
+            tokio::task::yield_now().await;
+        }
+        let received = tasks.join_all().await;
+        (started.elapsed(), received)
+    })
+    .await;
+    assert!(!want.is_everything() || received.iter().all(|(rows, _)| *rows == count), "a row is missing");
     took
 }
 
@@ -277,16 +285,19 @@ async fn broadcast(template: &Notification, subscribers: usize, want: Want, coun
             }
         });
     }
-    let started = Instant::now();
-    for batch in rows.chunks(BATCH) {
-        for row in batch {
-            sender.send(Arc::clone(row)).unwrap();
+    let (took, matched) = as_the_tail(async move {
+        let started = Instant::now();
+        for batch in rows.chunks(BATCH) {
+            for row in batch {
+                sender.send(Arc::clone(row)).unwrap();
+            }
+            tokio::task::yield_now().await;
         }
-        tokio::task::yield_now().await;
-    }
-    drop(sender);
-    let matched: Vec<usize> = tasks.join_all().await;
-    let took = started.elapsed();
+        drop(sender);
+        let matched: Vec<usize> = tasks.join_all().await;
+        (started.elapsed(), matched)
+    })
+    .await;
     let wanted = if want.is_everything() { count * subscribers } else { count };
     assert_eq!(matched.iter().sum::<usize>(), wanted);
     took
@@ -312,20 +323,40 @@ async fn latency(bus: &Bus, template: &Notification, subscribers: usize, want: W
         all_done.recv().await.unwrap();
     }
     let wanting = if want.is_everything() { subscribers } else { 1 };
-    let mut took = Duration::ZERO;
-    for _ in 0..times {
-        let row = rows(template, fanout.position(), want, 1, 1);
-        let to = row[0].sequence;
-        let started = Instant::now();
-        fanout.push(row, to).unwrap();
-        for _ in 0..wanting {
-            all_done.recv().await.unwrap();
+    let template = template.clone();
+    as_the_tail(async move {
+        let mut took = Duration::ZERO;
+        for _ in 0..times {
+            let row = rows(&template, fanout.position(), want, 1, 1);
+            let to = row[0].sequence;
+            let started = Instant::now();
+            fanout.push(row, to).unwrap();
+            for _ in 0..wanting {
+                all_done.recv().await.unwrap();
+            }
+            took += started.elapsed();
         }
-        took += started.elapsed();
-    }
-    drop(fanout);
-    tasks.join_all().await;
-    took
+        drop(fanout);
+        tasks.join_all().await;
+        took
+    })
+    .await
+}
+
+/// How long it takes until `stream` has received `rows`, each of which is pushed by itself, as an event is.
+async fn one_by_one(fanout: Fanout, rows: Vec<Arc<Notification>>, stream: Subscription) -> Duration {
+    let last = rows.last().unwrap().sequence;
+    let receiving = tokio::spawn(receive(stream, last));
+    as_the_tail(async move {
+        let started = Instant::now();
+        for row in rows {
+            let to = row.sequence;
+            fanout.push(vec![row], to).unwrap();
+        }
+        receiving.await.unwrap();
+        started.elapsed()
+    })
+    .await
 }
 
 /// How long `count` rows of one name take that one of `subscribers` of exact names wants.
@@ -334,15 +365,7 @@ async fn one_of(bus: &Bus, template: &Notification, subscribers: usize, count: u
     let others: Vec<_> = (1..subscribers).map(|n| fanout.subscribe(Want::Exact.filter(n)).stream()).collect();
     let rows = rows(template, fanout.position(), Want::Exact, 1, count);
     let stream = fanout.subscribe(Want::Exact.filter(0)).stream();
-    let receiving = tokio::spawn(receive(stream, rows[count - 1].sequence));
-    // One row per batch: an event by itself.
-    let started = Instant::now();
-    for row in rows {
-        let to = row.sequence;
-        fanout.push(vec![row], to).unwrap();
-    }
-    receiving.await.unwrap();
-    let took = started.elapsed();
+    let took = one_by_one(fanout, rows, stream).await;
     drop(others);
     took
 }
@@ -353,14 +376,7 @@ async fn set_of(bus: &Bus, template: &Notification, filters: usize, count: usize
     let set = Filter::any((0..filters).map(|n| Want::Exact.filter(n))).unwrap();
     let stream = fanout.subscribe(set).stream();
     let rows = rows(template, fanout.position(), Want::Exact, 1, count);
-    let receiving = tokio::spawn(receive(stream, rows[count - 1].sequence));
-    let started = Instant::now();
-    for row in rows {
-        let to = row.sequence;
-        fanout.push(vec![row], to).unwrap();
-    }
-    receiving.await.unwrap();
-    started.elapsed()
+    one_by_one(fanout, rows, stream).await
 }
 
 /// The memory of this process that is resident, in bytes.

@@ -1,6 +1,6 @@
 //! The wake protocol of the dispatcher, checked at small sizes: each interleaving of a tail, some subscribers and a closing
-//! dispatcher with at most three preemptions that the memory model allows is tried. No row is lost or delivered twice, and no wake is lost: a subscriber
-//! that sleeps although something waits for it deadlocks, which the model checker reports.
+//! dispatcher with at most three preemptions that the memory model allows is tried. No batch is lost or delivered twice, and no
+//! wake is lost: a subscriber that sleeps although something waits for it deadlocks, which the model checker reports.
 //!
 //! What is checked is `src/dispatcher/log.rs` itself, with the types of the model checker in the place of those of the standard
 //! library. The ring is a counter here, as everything of it that the protocol needs is where it ends.
@@ -49,24 +49,24 @@ use self::{
 
 /// A dispatcher, as far as the protocol goes.
 struct World {
-    /// The log of a pattern.
-    log: Log,
-    /// The number after the last row in the ring, which all logs have.
+    /// The log of a pattern. Its entries say which batch they are of.
+    log: Log<u64>,
+    /// The number after the last batch in the ring, which all logs have.
     end: AtomicU64,
 }
 
 impl World {
-    fn new(is_dense: bool) -> Arc<Self> {
-        Arc::new(Self { log: Log::new(0, is_dense), end: AtomicU64::new(0) })
+    fn new() -> Arc<Self> {
+        Arc::new(Self { log: Log::new(0), end: AtomicU64::new(0) })
     }
 
-    /// Does what the tail does with a batch of the rows from `first` on, `count` of which there are; those of `matching` match.
-    fn put(&self, first: u64, count: u64, matching: &[u64]) {
+    /// Does what the tail does with the batch `number`, which the pattern `matches` or not.
+    fn put(&self, number: u64, matches: bool) {
         let mut woken = Vec::new();
-        if !matching.is_empty() {
-            self.log.append(matching.iter().copied(), &mut woken);
+        if matches {
+            self.log.append(number, number, &mut woken);
         }
-        self.end.store(first + count, Ordering::Release);
+        self.end.store(number + 1, Ordering::Release);
         for subscriber in &woken {
             subscriber.wake();
         }
@@ -82,43 +82,44 @@ impl World {
 /// What a subscriber has come to.
 #[derive(Debug, PartialEq, Eq)]
 struct Received {
-    /// The rows.
-    rows: Vec<u64>,
-    /// Up to where it knew everything, whenever nothing waited for it.
-    known: Vec<u64>,
+    /// The batches.
+    batches: Vec<u64>,
+    /// Where it stood, and how many batches it had by then, whenever nothing waited for it.
+    known: Vec<(u64, usize)>,
 }
 
-/// Receives as `Reader` does, until `enough` rows have come or the subscriber is closed.
+/// Receives as `Reader` does, until `enough` batches have come or the subscriber is closed.
 async fn receive(
     world: &World,
     subscriber: &Arc<SubscriberState>,
     mut place: u64,
     enough: usize,
 ) -> Received {
-    let mut received = Received { rows: Vec::new(), known: Vec::new() };
+    let mut received = Received { batches: Vec::new(), known: Vec::new() };
     poll_fn(|context| {
         loop {
             let was_closed = subscriber.is_closed();
-            let end = world.end.load(Ordering::Acquire);
-            let mut rows = Vec::new();
-            match world.log.read(place, 8, &mut rows) {
-                Found::Rows => {
-                    place = rows.last().unwrap() + 1;
-                    received.rows.extend(rows);
-                    if received.rows.len() >= enough {
+            subscriber.register(context.waker());
+            match world.log.read_or_wait(place, subscriber) {
+                Found::Entry { number, entry, .. } => {
+                    assert_eq!(number, entry);
+                    place = number + 1;
+                    received.batches.push(number);
+                    if received.batches.len() >= enough {
                         return Poll::Ready(());
                     }
                     continue;
                 }
-                Found::Nothing => received.known.push(end),
+                Found::Nothing => {}
                 Found::Behind => panic!("nothing was pruned"),
+            }
+            let end = world.end.load(Ordering::Acquire);
+            if !world.log.has_entries(place) {
+                place = place.max(end);
+                received.known.push((end, received.batches.len()));
             }
             if was_closed {
                 return Poll::Ready(());
-            }
-            subscriber.register(context.waker());
-            if !world.log.wait(place, subscriber) {
-                continue;
             }
             if subscriber.is_closed() != was_closed {
                 continue;
@@ -132,9 +133,9 @@ async fn receive(
 
 /// Fails unless everything that was said to be known had been delivered by then.
 fn check_known(received: &Received, matching: &[u64]) {
-    for known in &received.known {
-        let owed = matching.iter().filter(|row| *row < known).count();
-        assert!(owed <= received.rows.len(), "{known} was known after {:?} of {matching:?}", received.rows);
+    for (known, had) in &received.known {
+        let owed = matching.iter().filter(|number| *number < known).count();
+        assert!(owed <= *had, "{known} was known after {had} of {matching:?}");
     }
 }
 
@@ -147,41 +148,39 @@ fn check(model: impl Fn() + Sync + Send + 'static) {
 }
 
 #[test]
-fn no_row_and_no_wake_is_lost() {
-    for is_dense in [true, false] {
-        check(move || {
-            let world = World::new(is_dense);
-            let tail = {
-                let world = Arc::clone(&world);
-                thread::spawn(move || {
-                    world.put(0, 1, &[0]);
-                    world.put(1, 1, &[1]);
-                })
-            };
-            let subscriber = Arc::new(SubscriberState::new());
-            let received = block_on(receive(&world, &subscriber, 0, 2));
-            assert_eq!(received.rows, [0, 1]);
-            check_known(&received, &[0, 1]);
-            tail.join().unwrap();
-        });
-    }
+fn no_batch_and_no_wake_is_lost() {
+    check(|| {
+        let world = World::new();
+        let tail = {
+            let world = Arc::clone(&world);
+            thread::spawn(move || {
+                world.put(0, true);
+                world.put(1, true);
+            })
+        };
+        let subscriber = Arc::new(SubscriberState::new());
+        let received = block_on(receive(&world, &subscriber, 0, 2));
+        assert_eq!(received.batches, [0, 1]);
+        check_known(&received, &[0, 1]);
+        tail.join().unwrap();
+    });
 }
 
 #[test]
 fn one_that_is_matched_now_and_then_is_never_said_to_know_more_than_it_was_delivered() {
     check(|| {
-        let world = World::new(false);
+        let world = World::new();
         let tail = {
             let world = Arc::clone(&world);
             thread::spawn(move || {
-                world.put(0, 2, &[]);
-                world.put(2, 2, &[3]);
+                world.put(0, false);
+                world.put(1, true);
             })
         };
         let subscriber = Arc::new(SubscriberState::new());
         let received = block_on(receive(&world, &subscriber, 0, 1));
-        assert_eq!(received.rows, [3]);
-        check_known(&received, &[3]);
+        assert_eq!(received.batches, [1]);
+        check_known(&received, &[1]);
         tail.join().unwrap();
     });
 }
@@ -189,17 +188,17 @@ fn one_that_is_matched_now_and_then_is_never_said_to_know_more_than_it_was_deliv
 #[test]
 fn all_subscribers_of_a_pattern_are_woken() {
     check(|| {
-        let world = World::new(false);
+        let world = World::new();
         let receivers: Vec<_> = (0..2)
             .map(|_| {
                 let world = Arc::clone(&world);
                 thread::spawn(move || {
                     let subscriber = Arc::new(SubscriberState::new());
-                    block_on(receive(&world, &subscriber, 0, 1)).rows
+                    block_on(receive(&world, &subscriber, 0, 1)).batches
                 })
             })
             .collect();
-        world.put(0, 1, &[0]);
+        world.put(0, true);
         for receiver in receivers {
             assert_eq!(receiver.join().unwrap(), [0]);
         }
@@ -209,17 +208,17 @@ fn all_subscribers_of_a_pattern_are_woken() {
 #[test]
 fn what_waits_when_all_ends_is_delivered_and_nobody_sleeps_on() {
     check(|| {
-        let world = World::new(false);
+        let world = World::new();
         let subscriber = Arc::new(SubscriberState::new());
         let tail = {
             let (world, subscriber) = (Arc::clone(&world), Arc::clone(&subscriber));
             thread::spawn(move || {
-                world.put(0, 1, &[0]);
+                world.put(0, true);
                 World::close(&subscriber);
             })
         };
         let received = block_on(receive(&world, &subscriber, 0, usize::MAX));
-        assert_eq!(received.rows, [0]);
+        assert_eq!(received.batches, [0]);
         check_known(&received, &[0]);
         tail.join().unwrap();
     });
@@ -228,19 +227,19 @@ fn what_waits_when_all_ends_is_delivered_and_nobody_sleeps_on() {
 #[test]
 fn one_that_leaves_takes_no_other_off_the_list() {
     check(|| {
-        let world = World::new(false);
+        let world = World::new();
         let leaver = Arc::new(SubscriberState::new());
         assert!(world.log.wait(0, &leaver));
         let stayer = {
             let world = Arc::clone(&world);
             thread::spawn(move || {
                 let subscriber = Arc::new(SubscriberState::new());
-                block_on(receive(&world, &subscriber, 0, 1)).rows
+                block_on(receive(&world, &subscriber, 0, 1)).batches
             })
         };
         let tail = {
             let world = Arc::clone(&world);
-            thread::spawn(move || world.put(0, 1, &[0]))
+            thread::spawn(move || world.put(0, true))
         };
         world.log.leave(&leaver);
         tail.join().unwrap();

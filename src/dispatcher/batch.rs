@@ -7,6 +7,8 @@ use std::{
 };
 use std::{fmt, sync::Arc};
 
+use smallvec::{SmallVec, smallvec};
+
 use super::{
     delivery::{Delivery, DeliveryRef},
     filter::Set,
@@ -67,7 +69,7 @@ impl Batch {
     }
 
     /// The cursor of a reader whose reading began as `since` says, and that was delivered all of the batch.
-    fn cursor_after(&self, since: Cursor) -> Cursor {
+    pub fn cursor_after(&self, since: Cursor) -> Cursor {
         if self.is_complete {
             // It may know more than the batch says.
             return match since.knowledge() {
@@ -85,13 +87,75 @@ impl fmt::Debug for Batch {
     }
 }
 
+/// Rows of a batch by their indices, in order. Mostly there is one.
+pub(super) type Indices = SmallVec<[u32; 4]>;
+
 /// Which rows of a batch are delivered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Chosen {
     /// Those from an index on.
     From(u32),
     /// Those at these indices.
-    Indices(Box<[u32]>),
+    Indices(Indices),
+}
+
+impl Chosen {
+    /// Those from index `first` on.
+    pub fn from(self, first: u32) -> Self {
+        match self {
+            Self::From(index) => Self::From(index.max(first)),
+            Self::Indices(indices) if indices.first().is_none_or(|index| *index >= first) => {
+                Self::Indices(indices)
+            }
+            Self::Indices(indices) => {
+                Self::Indices(indices.into_iter().filter(|index| *index >= first).collect())
+            }
+        }
+    }
+
+    /// How many rows of `batch` they are.
+    #[inline]
+    pub fn count(&self, batch: &Batch) -> usize {
+        match self {
+            Self::From(first) => batch.rows.len() - *first as usize,
+            Self::Indices(indices) => indices.len(),
+        }
+    }
+
+    /// The index in the batch of the one at `place` of these.
+    #[inline]
+    fn index_of(&self, place: usize) -> u32 {
+        match self {
+            Self::From(first) => first + place as u32,
+            Self::Indices(indices) => indices[place],
+        }
+    }
+
+    /// Their indices in `batch`.
+    pub fn indices(&self, batch: &Batch) -> impl DoubleEndedIterator<Item = u32> {
+        (0..self.count(batch)).map(|place| self.index_of(place))
+    }
+}
+
+/// The rows of a batch that a pattern matches.
+#[derive(Debug, Clone)]
+pub(super) struct Matched {
+    /// The batch.
+    pub batch: Arc<Batch>,
+    /// Which of its rows.
+    pub chosen: Chosen,
+}
+
+impl Matched {
+    /// All rows of a batch that nobody else has.
+    pub fn all(batch: Batch) -> Self {
+        Self { batch: Arc::new(batch), chosen: Chosen::From(0) }
+    }
+
+    /// The rows.
+    pub fn rows(&self) -> impl Iterator<Item = &Arc<Notification>> {
+        self.chosen.indices(&self.batch).map(|index| &self.batch.rows[index as usize])
+    }
 }
 
 /// Deliveries that come together: of distinct databases, but that in a round one that was deleted and created again can come twice,
@@ -129,23 +193,13 @@ pub(super) struct Deliveries {
 impl Deliveries {
     /// How many there are.
     pub fn len(&self) -> usize {
-        match &self.chosen {
-            Chosen::From(first) => self.batch.rows.len() - *first as usize,
-            Chosen::Indices(indices) => indices.len(),
-        }
-    }
-
-    /// The index of the row of the delivery at `index`.
-    fn index_of(&self, index: usize) -> u32 {
-        match &self.chosen {
-            Chosen::From(first) => first + index as u32,
-            Chosen::Indices(indices) => indices[index],
-        }
+        self.chosen.count(&self.batch)
     }
 
     /// The row of the delivery at `index`.
+    #[inline]
     pub fn row(&self, index: usize) -> &Arc<Notification> {
-        &self.batch.rows[self.index_of(index) as usize]
+        &self.batch.rows[self.chosen.index_of(index) as usize]
     }
 }
 
@@ -174,7 +228,7 @@ impl DeliveryBatch {
     /// The delivery at `index` as a batch of its own.
     pub(super) fn single(&self, index: usize) -> Self {
         let Deliveries { batch, since, filters, ddocs, .. } = &*self.0;
-        let chosen = Chosen::Indices([self.0.index_of(index)].into());
+        let chosen = Chosen::Indices(smallvec![self.0.chosen.index_of(index)]);
         let ddocs = ddocs.as_ref().map(|ddocs| [Arc::clone(&ddocs[index])].into());
         let (batch, filters) = (Arc::clone(batch), filters.clone());
         Self(Arc::new(Deliveries { batch, chosen, since: *since, filters, ddocs }))
@@ -208,8 +262,8 @@ impl DeliveryBatch {
         is_wanted: impl Fn(DeliveryRef<'_>) -> bool,
     ) -> Self {
         let Deliveries { batch, since, filters, .. } = &*self.0;
-        let index_of = |index: usize| self.0.index_of(index);
-        let with = |indices: Box<[u32]>, ddocs| {
+        let index_of = |index: usize| self.0.chosen.index_of(index);
+        let with = |indices: Indices, ddocs| {
             let (batch, filters) = (Arc::clone(batch), filters.clone());
             let chosen = Chosen::Indices(indices);
             Self(Arc::new(Deliveries { batch, chosen, since: *since, filters, ddocs: Some(ddocs) }))

@@ -58,6 +58,7 @@ impl<'a> DeliveryRef<'a> {
 
     /// The position of the row. Other databases may have had events before it that are still to be delivered, so this is
     /// no place to start again from: that is the cursor of the subscription.
+    #[inline]
     pub fn sequence(&self) -> Sequence {
         self.notification().sequence
     }
@@ -107,11 +108,13 @@ impl Delivery {
     }
 
     /// The same by reference.
+    #[inline]
     pub fn as_ref(&self) -> DeliveryRef<'_> {
         DeliveryRef { batch: &self.batch, index: self.index }
     }
 
     /// The newest row of the database.
+    #[inline]
     pub fn notification(&self) -> &Arc<Notification> {
         self.batch.row(self.index)
     }
@@ -127,6 +130,7 @@ impl Delivery {
     }
 
     /// The position of the row: [`DeliveryRef::sequence`].
+    #[inline]
     pub fn sequence(&self) -> Sequence {
         self.as_ref().sequence()
     }

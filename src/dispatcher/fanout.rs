@@ -13,7 +13,7 @@ use tokio::sync::Semaphore;
 
 use super::{
     DispatcherOptions, Filter, Shared, Subscribe, SubscriberId,
-    batch::{BATCH_BYTES_MAX, Batch},
+    batch::{BATCH_BYTES_MAX, Batch, Chosen, Matched},
     listener::{Events, Listeners},
     log::{Log, SubscriberState},
     patterns::{Matches, Pattern, Patterns},
@@ -40,7 +40,7 @@ impl Fanout {
             feed: NotificationFeed::new(Arc::clone(&context), context.feed.clone()),
             context,
             ring: Ring::new(start, options.ring_rows_max),
-            everything: Log::new(0, true),
+            everything: Log::new(0),
             patterns: Patterns::default(),
             matching: RwLock::default(),
             subscribers: DashMap::new(),
@@ -111,7 +111,7 @@ impl Shared {
     /// The pattern of `filter`, for one more subscriber; `None` if it walks the ring.
     pub(super) fn join(&self, filter: &Filter) -> Option<Arc<Pattern>> {
         let key = filter.key()?;
-        // No batch is half matched: the log of a new pattern has all rows from here on.
+        // No batch is half matched: the log of a new pattern has all batches from here on.
         let _unmatched = self.matching.read().unwrap_or_else(PoisonError::into_inner);
         Some(self.patterns.join(&key, self.ring.end().place))
     }
@@ -127,7 +127,7 @@ impl Shared {
                 pattern.log.skip_to(next, &mut woken);
             }
             self.everything.skip_to(next, &mut woken);
-            self.ring.settle();
+            self.ring.settle(Vec::new());
         }
         wake(woken);
     }
@@ -166,21 +166,21 @@ impl Shared {
     fn put(&self, batch: Batch, woken: &mut Vec<Arc<SubscriberState>>) {
         let batch = Arc::new(batch);
         let _matching = self.matching.write().unwrap_or_else(PoisonError::into_inner);
-        let Matches { patterns, pairs } = self.patterns.matches(&batch);
-        let pushed = self.ring.push(&batch, patterns.clone());
-        for of_pattern in pairs.chunk_by(|one, other| one.0 == other.0) {
-            let numbers = of_pattern.iter().map(|(_, row)| pushed.first + u64::from(*row));
-            patterns[of_pattern[0].0 as usize].log.append(numbers, woken);
+        let Matches { patterns, rows } = self.patterns.matches(&batch);
+        let pushed = self.ring.push(&batch);
+        for (pattern, rows) in patterns.iter().zip(rows) {
+            let matched = Matched { batch: Arc::clone(&batch), chosen: Chosen::Indices(rows) };
+            pattern.log.append(pushed.number, matched, woken);
         }
-        let count = batch.rows.len() as u64;
-        if count > 0 {
-            self.everything.append(pushed.first..pushed.first + count, woken);
+        if !batch.rows.is_empty() {
+            let matched = Matched { batch, chosen: Chosen::From(0) };
+            self.everything.append(pushed.number, matched, woken);
         }
         for pattern in pushed.pruned {
             pattern.log.prune(pushed.begin);
         }
         self.everything.prune(pushed.begin);
-        self.ring.settle();
+        self.ring.settle(patterns);
     }
 
     /// Ends all subscriptions after what they have been given.

@@ -74,8 +74,8 @@ type Predicate = dyn Fn(&Notification) -> bool + Send + Sync;
 pub(super) enum Names {
     /// Every one.
     All,
-    /// These.
-    Exact(Arc<BTreeSet<DbName>>),
+    /// These, in order.
+    Exact(Arc<[DbName]>),
     /// Those that start so.
     Prefix(String),
     /// Those that end so.
@@ -97,7 +97,7 @@ pub(super) struct Set {
     /// The places of all others.
     others: Vec<usize>,
     /// All names, if there are no others.
-    exact: Option<Arc<BTreeSet<DbName>>>,
+    exact: Option<Arc<[DbName]>>,
 }
 
 impl Set {
@@ -110,11 +110,11 @@ impl Set {
                 others.push(place);
                 continue;
             };
-            for name in &**exact {
+            for name in exact {
                 places.entry(name.clone()).or_default().push(place);
             }
         }
-        let exact = others.is_empty().then(|| Arc::new(places.keys().cloned().collect()));
+        let exact = others.is_empty().then(|| places.keys().cloned().collect());
         Self { filters, places, others, exact }
     }
 
@@ -140,7 +140,7 @@ impl Filter {
 
     /// The database `name`.
     pub fn name(name: &str) -> Result<Self> {
-        Ok(Self::of(Names::Exact(Arc::new([DbName::new(name)?].into()))))
+        Ok(Self::of(Names::Exact([DbName::new(name)?].into())))
     }
 
     /// The databases `names`; at least one.
@@ -149,7 +149,7 @@ impl Filter {
         if names.is_empty() {
             return Err(Error::invalid("filter", "it has no name, so it would never match"));
         }
-        Ok(Self::of(Names::Exact(Arc::new(names))))
+        Ok(Self::of(Names::Exact(names.into_iter().collect())))
     }
 
     /// Databases whose name starts with `prefix`.
@@ -232,7 +232,7 @@ impl Filter {
         let name = row.name.as_str();
         match &self.names {
             Names::All => true,
-            Names::Exact(names) => names.contains(name),
+            Names::Exact(names) => names.binary_search_by(|known| known.as_str().cmp(name)).is_ok(),
             Names::Prefix(prefix) => name.starts_with(prefix),
             Names::Suffix(suffix) => name.ends_with(suffix),
             Names::Glob(glob) => glob.is_match(name),
@@ -241,11 +241,11 @@ impl Filter {
         }
     }
 
-    /// The exact names that are wanted; `None` if it is not only by them that databases are chosen.
-    pub(super) fn exact(&self) -> Option<&Arc<BTreeSet<DbName>>> {
+    /// The exact names that are wanted, in order; `None` if it is not only by them that databases are chosen.
+    pub(super) fn exact(&self) -> Option<&[DbName]> {
         match &self.names {
             Names::Exact(names) => Some(names),
-            Names::Any(set) => set.exact.as_ref(),
+            Names::Any(set) => set.exact.as_deref(),
             _ => None,
         }
     }

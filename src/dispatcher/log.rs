@@ -1,28 +1,28 @@
-//! [`Log`]: which rows of the ring a pattern matches, and who waits for more; and [`SubscriberState`]: how a subscriber is woken.
+//! [`Log`]: which batches of the ring have rows that a pattern matches, and who waits for more; and [`SubscriberState`]: how a
+//! subscriber is woken.
 //!
-//! Rows of the ring have consecutive numbers. The tail appends the numbers that match; a subscriber reads from its own place
-//! on. A log takes no part in what a row says, and none in who wants what of it.
+//! Batches of the ring have ascending numbers. The tail appends an entry for each batch that matches, which says what of it
+//! does; a subscriber reads from its own place on. A log takes no part in what an entry says, and none in who wants what of it.
 //!
 //! # The wake protocol
 //!
 //! ```text
 //! tail                                        subscriber at place p
-//! 1. put the batch into the ring              a. read where the ring ends
-//! 2. append to the log, take who waits        b. read the log from p on: rows, take them
-//!    (one critical section)                   c. none: p is where the ring ends, as read in (a)
-//! 3. move the end of the ring                 d. register the waker
-//! 4. wake whom it took                        e. look into the log again, and get on its list
-//!                                                (one critical section)
+//! 1. put the batch into the ring              a. register the waker
+//! 2. append to the log, take who waits        b. read the entry at p or after it: there is one, take it;
+//!    (one critical section)                      there is none, get on the list (one critical section)
+//! 3. move the end of the ring
+//! 4. wake whom it took                        c. asked where it stands: read where the ring ends, then whether
+//!                                                the log has an entry from p on; if not, it stands there
 //! ```
 //!
 //! # Invariants
 //!
-//! 1. A number in a log is that of a row in the ring, or of one that has left it.
-//! 2. Whoever finds no row from its place on, after having read where the ring ends, has none before that end: the end moves
-//!    last. So (c) skips nothing.
-//! 3. Whoever is on the list of a log was on it before the next row was appended, and is woken after it: (e) and (2) exclude
+//! 1. Whoever is on the list of a log was on it before the next entry was appended, and is woken after it: (b) and (2) exclude
 //!    each other, and the waker is registered before. So no wake is lost.
-//! 4. A subscriber is on the list at most once, and so woken at most once per batch.
+//! 2. Whoever finds no entry from its place on, after having read where the ring ends, has none before that end: the end moves
+//!    last. So (c) skips nothing.
+//! 3. A subscriber is on the list at most once, and so woken at most once per append.
 
 use std::{collections::VecDeque, fmt, task::Waker};
 
@@ -91,125 +91,115 @@ impl SubscriberState {
 
 /// What a log has from a place on.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Found {
-    /// Rows, whose numbers were added to the list that was passed.
-    Rows,
-    /// None.
+pub enum Found<P> {
+    /// The first entry.
+    Entry {
+        /// The number of its batch.
+        number: u64,
+        /// What it says.
+        entry: P,
+        /// Whether there are entries after it.
+        more: bool,
+    },
+    /// No entry.
     Nothing,
-    /// Rows that have left the ring, or may have.
+    /// Entries that have left the ring, or may have.
     Behind,
 }
 
-/// Which rows a pattern matches.
-pub struct Log {
-    /// What changes.
-    state: Mutex<State>,
-    /// Whether every row of the ring matches, so that no number need be kept.
-    is_dense: bool,
-}
+/// The batches that a pattern matches. `P` is what an entry says of its batch, and cheap to clone.
+pub struct Log<P>(Mutex<State<P>>);
 
 /// The part of a log behind its lock.
-struct State {
-    /// The numbers of the rows that match and are in the ring; none if all match.
-    numbers: VecDeque<u64>,
-    /// The number after the last row that matched.
-    end: u64,
-    /// A row before this number may have left the ring, or was never looked at.
+struct State<P> {
+    /// The batches with rows that match and are in the ring, by their numbers, and what of them matches.
+    entries: VecDeque<(u64, P)>,
+    /// Batches before this number may have left the ring, or were never looked at.
     begin: u64,
     /// Who waits for more.
     waiting: Vec<Arc<SubscriberState>>,
 }
 
-impl Log {
-    /// The log of a pattern that is matched from row number `begin` on; `is_dense` if every row matches.
-    pub fn new(begin: u64, is_dense: bool) -> Self {
-        let state = State { numbers: VecDeque::new(), end: begin, begin, waiting: Vec::new() };
-        Self { state: Mutex::new(state), is_dense }
+impl<P: Clone> Log<P> {
+    /// The log of a pattern that is matched from batch number `begin` on.
+    pub fn new(begin: u64) -> Self {
+        Self(Mutex::new(State { entries: VecDeque::new(), begin, waiting: Vec::new() }))
     }
 
     /// The changing part. No holder of the lock can panic with it half changed.
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, State<P>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Appends the rows `numbers`, which are in order and at least one, and adds to `woken` who waits for them.
-    pub fn append(&self, numbers: impl Iterator<Item = u64>, woken: &mut Vec<Arc<SubscriberState>>) {
+    /// Appends the batch `number`, which comes after all others, and adds to `woken` who waits for it.
+    pub fn append(&self, number: u64, entry: P, woken: &mut Vec<Arc<SubscriberState>>) {
         let mut state = self.state();
-        for number in numbers {
-            if !self.is_dense {
-                state.numbers.push_back(number);
-            }
-            state.end = number + 1;
-        }
+        state.entries.push_back((number, entry));
         state.take_waiting(woken);
     }
 
-    /// Forgets the rows before number `to`, which have left the ring.
+    /// Forgets the batches before number `to`, which have left the ring.
     pub fn prune(&self, to: u64) {
         let mut state = self.state();
-        if self.is_dense {
-            state.begin = to;
-            return;
-        }
-        while let Some(&number) = state.numbers.front()
+        while let Some(&(number, _)) = state.entries.front()
             && number < to
         {
             state.begin = number + 1;
-            state.numbers.pop_front();
+            state.entries.pop_front();
         }
-        if state.numbers.is_empty() && state.numbers.capacity() > 64 {
-            state.numbers = VecDeque::new();
+        if state.entries.is_empty() && state.entries.capacity() > 16 {
+            state.entries = VecDeque::new();
         }
     }
 
-    /// Forgets all rows before number `to`, where the ring begins again, and has whoever stands before it be behind. Adds to
+    /// Forgets all batches before number `to`, where the ring begins again, and has whoever stands before it be behind. Adds to
     /// `woken` who waits.
     pub fn skip_to(&self, to: u64, woken: &mut Vec<Arc<SubscriberState>>) {
         let mut state = self.state();
-        state.numbers.clear();
-        (state.begin, state.end) = (to, to);
+        state.entries.clear();
+        state.begin = to;
         state.take_waiting(woken);
     }
 
-    /// The oldest place from which the log has all rows.
+    /// The oldest place from which the log has everything.
     pub fn begin(&self) -> u64 {
         self.state().begin
     }
 
-    /// Adds the numbers of the rows from `place` on, at most `limit`, to `found`.
-    pub fn read(&self, place: u64, limit: usize, found: &mut Vec<u64>) -> Found {
-        let state = self.state();
-        if place < state.begin {
-            return Found::Behind;
-        }
-        let before = found.len();
-        if self.is_dense {
-            found.extend((place..state.end).take(limit));
-        } else {
-            let first = state.numbers.partition_point(|number| *number < place);
-            found.extend(state.numbers.range(first..).take(limit));
-        }
-        if found.len() > before { Found::Rows } else { Found::Nothing }
+    /// The first entry from `place` on.
+    pub fn read(&self, place: u64) -> Found<P> {
+        self.state().read(place)
     }
 
-    /// Whether there is a row from `place` on, or it has left the ring.
-    pub fn has_rows(&self, place: u64) -> bool {
-        let state = self.state();
-        state.end > place || place < state.begin
+    /// The newest entry, if it is after the batch `number`.
+    pub fn newest_after(&self, number: u64) -> Option<(u64, P)> {
+        self.state().entries.back().filter(|(newest, _)| *newest > number).cloned()
     }
 
-    /// Has `subscriber`, whose waker is registered, woken by the next row; false if there is one from `place` on already, or it
+    /// Whether there is an entry from `place` on, or it has left the ring.
+    pub fn has_entries(&self, place: u64) -> bool {
+        self.state().has_entries(place)
+    }
+
+    /// The first entry from `place` on. If there is none, `subscriber`, whose waker is registered, is woken by the next.
+    pub fn read_or_wait(&self, place: u64, subscriber: &Arc<SubscriberState>) -> Found<P> {
+        let mut state = self.state();
+        let found = state.read(place);
+        if matches!(found, Found::Nothing) {
+            state.wait(subscriber);
+        }
+        found
+    }
+
+    /// Has `subscriber`, whose waker is registered, woken by the next entry; false if there is one from `place` on already, or it
     /// is behind.
     pub fn wait(&self, place: u64, subscriber: &Arc<SubscriberState>) -> bool {
         let mut state = self.state();
-        if state.end > place || place < state.begin {
-            return false;
+        let waits = !state.has_entries(place);
+        if waits {
+            state.wait(subscriber);
         }
-        if subscriber.index.load(Ordering::Relaxed) == UNLISTED {
-            subscriber.index.store(state.waiting.len(), Ordering::Relaxed);
-            state.waiting.push(Arc::clone(subscriber));
-        }
-        true
+        waits
     }
 
     /// Takes `subscriber` off the list of those who wait.
@@ -226,7 +216,39 @@ impl Log {
     }
 }
 
-impl State {
+impl<P: Clone> State<P> {
+    /// Whether there is an entry from `place` on, or it has left the ring.
+    fn has_entries(&self, place: u64) -> bool {
+        place < self.begin || self.entries.back().is_some_and(|(newest, _)| *newest >= place)
+    }
+
+    /// The first entry from `place` on.
+    fn read(&self, place: u64) -> Found<P> {
+        if place < self.begin {
+            return Found::Behind;
+        }
+        if !self.has_entries(place) {
+            return Found::Nothing;
+        }
+        let oldest = self.entries[0].0;
+        // Where no number is left out, the place says which one it is.
+        let guess = place.saturating_sub(oldest) as usize;
+        let index = match self.entries.get(guess) {
+            Some((number, _)) if *number == place || guess == 0 => guess,
+            _ => self.entries.partition_point(|(number, _)| *number < place),
+        };
+        let (number, entry) = self.entries[index].clone();
+        Found::Entry { number, entry, more: index + 1 < self.entries.len() }
+    }
+
+    /// Puts `subscriber` on the list of those who wait.
+    fn wait(&mut self, subscriber: &Arc<SubscriberState>) {
+        if subscriber.index.load(Ordering::Relaxed) == UNLISTED {
+            subscriber.index.store(self.waiting.len(), Ordering::Relaxed);
+            self.waiting.push(Arc::clone(subscriber));
+        }
+    }
+
     /// Moves those who wait to `woken`.
     fn take_waiting(&mut self, woken: &mut Vec<Arc<SubscriberState>>) {
         for subscriber in self.waiting.drain(..) {
@@ -242,7 +264,7 @@ impl fmt::Debug for SubscriberState {
     }
 }
 
-impl fmt::Debug for Log {
+impl<P> fmt::Debug for Log<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Log").finish_non_exhaustive()
     }

@@ -54,6 +54,13 @@ use std::{
 use dashmap::DashMap;
 use tokio::{sync::Semaphore, task::JoinHandle};
 
+use self::{
+    batch::Matched,
+    listener::{Events, Listeners},
+    log::{Log, SubscriberState},
+    patterns::Patterns,
+    ring::Ring,
+};
 pub use self::{
     batch::{DeliveryBatch, Iter as DeliveryIter},
     callback::CallbackHandle,
@@ -67,12 +74,6 @@ pub use self::{
     mirror::{Mirror, MirrorView},
     subscribe::Subscribe,
     subscription::{BatchSubscription, Subscription},
-};
-use self::{
-    listener::{Events, Listeners},
-    log::{Log, SubscriberState},
-    patterns::Patterns,
-    ring::Ring,
 };
 use crate::{
     context::Context,
@@ -96,7 +97,7 @@ pub struct DispatcherOptions {
     /// How many lagging subscribers read the feed at once; others wait for their turn. Default: 8.
     pub catch_ups_max: usize,
     /// The most rows that a lagging subscriber reads at once, and of a batch of the ring; 1 to 10,000, and no more than the tail
-    /// reads: what a subscriber holds while it rests. Default: 128.
+    /// reads: what a subscriber holds while it rests. Default: 256.
     pub catch_up_rows_max: usize,
 }
 
@@ -107,7 +108,7 @@ impl Default for DispatcherOptions {
             page_rows_max: 1_000,
             poll_interval: Duration::from_secs(1),
             catch_ups_max: 8,
-            catch_up_rows_max: 128,
+            catch_up_rows_max: 256,
         }
     }
 }
@@ -155,7 +156,7 @@ pub(crate) struct Shared {
     /// The recent batches.
     ring: Ring,
     /// The log of those who walk the ring.
-    everything: Log,
+    everything: Log<Matched>,
     /// The patterns of all others.
     patterns: Patterns,
     /// Held to write while a batch is matched, and to read while a pattern is added.

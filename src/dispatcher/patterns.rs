@@ -14,9 +14,10 @@ use std::{
 
 use dashmap::{DashMap, Entry};
 use globset::GlobSet;
+use smallvec::SmallVec;
 
 use super::{
-    batch::Batch,
+    batch::{Batch, Indices, Matched},
     filter::{Atom, PatternKey, build_glob},
     log::Log,
 };
@@ -27,7 +28,7 @@ pub(super) struct Pattern {
     /// What it is.
     key: PatternKey,
     /// The rows that it matches.
-    pub log: Log,
+    pub log: Log<Matched>,
     /// Its index among the patterns that the last batch which it matched has matched.
     index: AtomicU32,
 }
@@ -40,8 +41,11 @@ struct Shared {
     subscribers: usize,
 }
 
-/// Patterns by something.
-type By<K> = DashMap<K, Vec<Arc<Pattern>>>;
+/// Patterns that are found by the same; mostly there is one.
+type Few = SmallVec<[Arc<Pattern>; 1]>;
+
+/// Patterns by something. Names are chosen by others, so the hashes are seeded.
+type By<K> = DashMap<K, Few, foldhash::fast::RandomState>;
 
 /// Prefixes or suffixes.
 #[derive(Default)]
@@ -56,7 +60,7 @@ struct Affixes {
 #[derive(Default)]
 struct Globs {
     /// The patterns, by the text of the glob.
-    by_text: BTreeMap<Arc<str>, Vec<Arc<Pattern>>>,
+    by_text: BTreeMap<Arc<str>, Few>,
     /// What they are compiled into; `None` if they have changed since.
     compiled: Option<Arc<CompiledGlobs>>,
 }
@@ -66,7 +70,7 @@ struct CompiledGlobs {
     /// The set.
     set: GlobSet,
     /// The patterns of each glob, in the order of the set.
-    patterns: Vec<Vec<Arc<Pattern>>>,
+    patterns: Vec<Few>,
 }
 
 /// The patterns of all subscribers.
@@ -89,12 +93,12 @@ pub(super) struct Patterns {
 pub(super) struct Matches {
     /// The patterns.
     pub patterns: Vec<Arc<Pattern>>,
-    /// Pairs of a pattern, by its index, and a row, by its index: in order.
-    pub pairs: Vec<(u32, u32)>,
+    /// For each of them the rows, by their indices.
+    pub rows: Vec<Indices>,
 }
 
 impl Patterns {
-    /// The pattern `key`, for one more subscriber; a new one is matched from row number `begin` on. No batch may be matched
+    /// The pattern `key`, for one more subscriber; a new one is matched from batch number `begin` on. No batch may be matched
     /// meanwhile.
     pub fn join(&self, key: &PatternKey, begin: u64) -> Arc<Pattern> {
         match self.all.entry(key.clone()) {
@@ -103,7 +107,7 @@ impl Patterns {
                 Arc::clone(&entry.get().pattern)
             }
             Entry::Vacant(entry) => {
-                let (log, index) = (Log::new(begin, false), AtomicU32::new(0));
+                let (log, index) = (Log::new(begin), AtomicU32::new(0));
                 let pattern = Arc::new(Pattern { key: key.clone(), log, index });
                 // Under the lock of the entry, so that nobody else adds or removes the same pattern.
                 for atom in &*key.atoms {
@@ -130,7 +134,7 @@ impl Patterns {
 
     /// How many subscribers have a pattern that names `name` exactly.
     pub fn subscribers_of(&self, name: &str) -> usize {
-        let patterns = self.exact.get(name).map_or_else(Vec::new, |patterns| patterns.clone());
+        let patterns = self.exact.get(name).map(|patterns| patterns.clone()).unwrap_or_default();
         let of = |pattern: &Arc<Pattern>| self.all.get(&pattern.key).map_or(0, |shared| shared.subscribers);
         patterns.iter().map(of).sum()
     }
@@ -164,7 +168,7 @@ impl Patterns {
 
     /// Has `pattern` found by `atom` no more.
     fn remove(&self, atom: &Atom, pattern: &Arc<Pattern>) {
-        let without = |patterns: &mut Vec<Arc<Pattern>>| {
+        let without = |patterns: &mut Few| {
             patterns.retain(|known| !Arc::ptr_eq(known, pattern));
             patterns.is_empty()
         };
@@ -228,8 +232,6 @@ impl Patterns {
                 }
             }
         }
-        found.pairs.sort_unstable();
-        found.pairs.dedup();
         found
     }
 
@@ -261,8 +263,13 @@ impl Matches {
             index = self.patterns.len() as u32;
             pattern.index.store(index, Ordering::Relaxed);
             self.patterns.push(Arc::clone(pattern));
+            self.rows.push(Indices::new());
         }
-        self.pairs.push((index, row));
+        let rows = &mut self.rows[index as usize];
+        // It may be found in several ways.
+        if rows.last() != Some(&row) {
+            rows.push(row);
+        }
     }
 }
 
@@ -278,7 +285,7 @@ impl Affixes {
     }
 
     /// Removes a text of a pattern, which `without` takes out of those that have the same one.
-    fn remove(&self, text: &Arc<str>, without: impl FnOnce(&mut Vec<Arc<Pattern>>) -> bool) {
+    fn remove(&self, text: &Arc<str>, without: impl FnOnce(&mut Few) -> bool) {
         let mut lengths = self.lengths.write().unwrap_or_else(PoisonError::into_inner);
         if self.by_text.remove_if_mut(text, |_, patterns| without(patterns)).is_some()
             && let Some(count) = lengths.get_mut(&text.len())

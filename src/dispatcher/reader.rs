@@ -14,7 +14,6 @@
 
 use std::{
     collections::HashMap,
-    ops::Bound,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     pin::Pin,
     sync::Arc,
@@ -26,13 +25,12 @@ use tokio::task::JoinHandle;
 
 use super::{
     Shared, SubscriberId,
-    batch::{BATCH_BYTES_MAX, Batch, Chosen, Deliveries, DeliveryBatch},
+    batch::{BATCH_BYTES_MAX, Batch, Chosen, Deliveries, DeliveryBatch, Indices, Matched},
     delivery::{DeliveryRef, Interruption},
     filter::Filter,
     log::{Found, Log, SubscriberState},
     pace::Pace,
     patterns::Pattern,
-    ring::End,
 };
 use crate::{
     bugs::{Bug, is_on},
@@ -89,19 +87,19 @@ struct Choice {
     /// The rows of which the filter is still to be asked, by their indices, the last one first.
     left: Vec<u32>,
     /// Those that have passed.
-    passed: Vec<u32>,
-    /// The rows that are wanted, if the filter need not be asked.
-    wanted: Chosen,
+    passed: Indices,
 }
 
-/// What choosing among the rows of a batch has led to.
-enum Chose {
+/// What taking from the ring has led to.
+enum Took {
     /// These are delivered.
     Batch(DeliveryBatch),
-    /// Nothing is delivered, or not yet.
+    /// Nothing that is wanted, or not yet.
+    Something,
+    /// There is nothing, and the reader is woken by what comes next.
     Nothing,
-    /// Many rows were asked for, and some are left: other tasks get their turn.
-    Tired,
+    /// What follows has left the ring, or may have.
+    Behind,
 }
 
 /// How far the newest rows of exact names are looked up, which is done instead of reading the whole feed.
@@ -152,9 +150,9 @@ pub(super) struct Reader {
     /// The names that are looked up, if it wants exact names and the feed is to be read.
     look_up: Option<Box<LookUp>>,
     /// The batch of which rows are being chosen.
-    choice: Option<Choice>,
+    choice: Option<Box<Choice>>,
     /// A batch whose design documents are being read.
-    in_hand: Option<(DeliveryBatch, Option<DdocRead>)>,
+    in_hand: Option<Box<(DeliveryBatch, Option<DdocRead>)>>,
     /// Where its first scan was complete, if it is still to be said.
     synced: Option<Sequence>,
 }
@@ -205,19 +203,14 @@ impl Reader {
             && self.choice.is_none()
             && self.in_hand.is_none()
         {
-            // The end is read before the log, which has all rows before it.
+            // The end is read before the log, which has all batches before it.
             let end = self.shared.ring.end();
-            if !self.log().has_rows(place) {
-                self.stand_at(end);
+            if !self.log().has_entries(place) {
+                self.place = Some(place.max(end.place));
+                self.move_to(self.cursor.max(end.cursor));
             }
         }
         self.cursor
-    }
-
-    /// Stands where the ring ends, as nothing before that waits for it.
-    fn stand_at(&mut self, end: End) {
-        self.place = self.place.max(Some(end.place));
-        self.move_to(self.cursor.max(end.cursor));
     }
 
     /// Wants something else from now on, and stands at `cursor`, which is its own.
@@ -255,7 +248,7 @@ impl Reader {
     }
 
     /// The log that it follows.
-    fn log(&self) -> &Log {
+    fn log(&self) -> &Log<Matched> {
         self.pattern.as_ref().map_or(&self.shared.everything, |pattern| &pattern.log)
     }
 
@@ -276,17 +269,15 @@ impl Reader {
             return Poll::Ready(None);
         }
         let was_closed = self.state.is_closed();
+        self.state.register(context.waker());
         let polled = self.poll(context, was_closed);
-        if polled.is_pending() {
-            self.state.register(context.waker());
-            if self.state.is_closed() != was_closed || self.state.is_ended() {
-                context.waker().wake_by_ref();
-            }
+        if polled.is_pending() && (self.state.is_closed() != was_closed || self.state.is_ended()) {
+            context.waker().wake_by_ref();
         }
         polled
     }
 
-    /// [`Reader::poll_next`] for one whose end is looked for elsewhere.
+    /// [`Reader::poll_next`] for one whose waker is registered, and whose end is looked for elsewhere.
     fn poll(
         &mut self,
         context: &mut Context<'_>,
@@ -298,21 +289,17 @@ impl Reader {
                 return Poll::Ready(Some(result));
             }
             if self.choice.is_some() {
-                match self.choose(&mut asked) {
-                    Chose::Batch(batch) => return Poll::Ready(Some(Ok(batch))),
-                    Chose::Nothing => continue,
-                    Chose::Tired => {
-                        context.waker().wake_by_ref();
-                        return Poll::Pending;
-                    }
+                if let Some(batch) = ready!(self.poll_choice(&mut asked, context)) {
+                    return Poll::Ready(Some(Ok(batch)));
                 }
+                continue;
             }
             if let Some(at) = self.synced.take() {
                 return Poll::Ready(Some(Err(Interruption::Synced { at })));
             }
             if let Some(page) = ready!(self.poll_load(context)) {
-                if let Err(interruption) = self.receive(page) {
-                    return Poll::Ready(Some(Err(interruption)));
+                if let Some(received) = self.receive(page).transpose() {
+                    return Poll::Ready(Some(received));
                 }
                 continue;
             }
@@ -340,22 +327,20 @@ impl Reader {
             }
             // Other tasks of the thread get their turn, however much waits.
             let turn = ready!(tokio::task::coop::poll_proceed(context));
-            let end = self.shared.ring.end();
-            match self.take(place) {
-                Found::Rows => {}
-                Found::Behind => {
+            let took = if self.wish.pace.is_some() { self.take_round(place) } else { self.take(place) };
+            match took {
+                Took::Batch(batch) => {
+                    turn.made_progress();
+                    return Poll::Ready(Some(Ok(batch)));
+                }
+                Took::Something => {}
+                Took::Behind => {
                     if let Some(lagged) = self.fall_behind() {
                         return Poll::Ready(Some(Err(lagged)));
                     }
                 }
-                Found::Nothing if is_closed => return Poll::Ready(None),
-                Found::Nothing => {
-                    self.stand_at(end);
-                    self.state.register(context.waker());
-                    if self.log().wait(place.max(end.place), &self.state) {
-                        return Poll::Pending;
-                    }
-                }
+                Took::Nothing if is_closed => return Poll::Ready(None),
+                Took::Nothing => return Poll::Pending,
             }
             turn.made_progress();
         }
@@ -376,40 +361,31 @@ impl Reader {
 
     /// Completes when the next round may begin, if something waits.
     fn poll_pace(&mut self, from: u64, context: &mut Context<'_>) -> Poll<()> {
-        let waits = self.log().has_rows(from);
+        let waits = self.log().has_entries(from);
         let pace = self.wish.pace.as_mut().expect("it has a pace");
         pace.end();
         if waits { pace.poll_open(context) } else { Poll::Ready(()) }
     }
 
-    /// Takes the next rows of the ring.
-    fn take(&mut self, place: u64) -> Found {
-        if self.wish.pace.is_some() {
-            return self.take_round(place);
-        }
-        let Some(pattern) = &self.pattern else {
-            return match self.shared.ring.read_from(place) {
-                Ok((first, batch)) => {
-                    self.place = Some(first + batch.rows.len() as u64);
-                    let since = self.since(&batch);
-                    let index = (place - first) as u32;
-                    self.begin_choice(batch, since, Chosen::From(index), false);
-                    Found::Rows
-                }
-                Err(found) => found,
-            };
+    /// Takes the next batch of the ring.
+    fn take(&mut self, place: u64) -> Took {
+        let (mut number, mut matched, more) = match self.log().read_or_wait(place, &self.state) {
+            Found::Entry { number, entry, more } => (number, entry, more),
+            Found::Nothing => return Took::Nothing,
+            Found::Behind => return Took::Behind,
         };
-        let mut numbers = Vec::new();
-        let found = pattern.log.read(place, self.shared.batch_rows_max, &mut numbers);
-        let Some(&number) = numbers.first() else { return found };
-        let Some((first, batch)) = self.shared.ring.batch_of(number) else { return Found::Behind };
-        let next = first + batch.rows.len() as u64;
-        self.place = Some(next);
-        let numbers = numbers.into_iter().take_while(|number| *number < next);
-        let indices = Chosen::Indices(numbers.map(|number| (number - first) as u32).collect());
-        let since = self.since(&batch);
-        self.begin_choice(batch, since, indices, true);
-        Found::Rows
+        let since = self.since(&matched.batch);
+        if more
+            && self.wish.filter.exact().is_some_and(|names| names.len() == 1)
+            && let Some((newest, latest)) = self.log().newest_after(number)
+            && latest.rows().all(|row| tells_all(row, &since))
+        {
+            // What waits is all of one database, whose newest row has the news of the others.
+            (number, matched) = (newest, latest);
+        }
+        self.place = Some(number + 1);
+        let are_named = self.pattern.is_some();
+        self.choose_among(matched, since, are_named).map_or(Took::Something, Took::Batch)
     }
 
     /// What it knows before `batch`, which is next for it in the ring.
@@ -418,87 +394,67 @@ impl Reader {
     }
 
     /// Takes everything that waits in the ring as one round, each database in its newest row.
-    fn take_round(&mut self, place: u64) -> Found {
+    fn take_round(&mut self, place: u64) -> Took {
         let end = self.shared.ring.end();
         let mut newest: HashMap<DbName, Arc<Notification>> = HashMap::new();
         let mut kept = Vec::new();
         let (mut next, mut to) = (place.max(end.place), end.cursor);
         let (mut at, mut since) = (place, None);
         loop {
-            let mut numbers = Vec::new();
-            let found = match &self.pattern {
-                Some(pattern) => pattern.log.read(at, self.shared.batch_rows_max, &mut numbers),
-                None => match self.shared.ring.read_from(at) {
-                    Ok((first, batch)) => {
-                        numbers.extend(at..first + batch.rows.len() as u64);
-                        Found::Rows
-                    }
-                    Err(found) => found,
-                },
-            };
-            match found {
-                Found::Rows => {}
-                Found::Behind => return Found::Behind,
+            let (number, matched) = match self.log().read(at) {
+                Found::Entry { number, entry, .. } => (number, entry),
                 Found::Nothing => break,
+                Found::Behind => return Took::Behind,
+            };
+            at = number + 1;
+            let since = since.get_or_insert_with(|| self.since(&matched.batch));
+            for row in matched.rows() {
+                coalesce(since, row, &mut newest, &mut kept);
             }
-            at = numbers.last().expect("there are some") + 1;
-            let mut numbers = numbers.into_iter().peekable();
-            while let Some(&number) = numbers.peek() {
-                let Some((first, batch)) = self.shared.ring.batch_of(number) else { return Found::Behind };
-                let after = first + batch.rows.len() as u64;
-                let since = since.get_or_insert_with(|| self.since(&batch));
-                while let Some(number) = numbers.next_if(|number| *number < after) {
-                    coalesce(since, &batch.rows[(number - first) as usize], &mut newest, &mut kept);
-                }
-                if after > next {
-                    // It was put in after the end was read.
-                    (next, to) = (after, batch_end(&batch));
-                }
+            if at > next {
+                // It was put in after the end was read.
+                (next, to) = (at, batch_end(&matched.batch));
             }
             if newest.len() > ROUND_ROWS_MAX {
                 self.place = None;
                 self.begin_load();
-                return Found::Rows;
+                return Took::Something;
             }
         }
-        let Some(since) = since else { return Found::Nothing };
+        let Some(since) = since else {
+            return if self.log().wait(place, &self.state) { Took::Nothing } else { Took::Something };
+        };
         let mut rows: Vec<_> = newest.into_values().chain(kept).collect();
         rows.sort_unstable_by_key(|row| row.sequence);
         self.place = Some(next);
         let is_complete = to.began().is_none();
         let batch = Batch::new(rows, since, to.position(), is_complete);
-        self.begin_choice(Arc::new(batch), since, Chosen::From(0), false);
-        Found::Rows
+        self.choose_among(Matched::all(batch), since, false).map_or(Took::Something, Took::Batch)
     }
 
-    /// Begins to choose among `candidates`, which are rows of `batch`, for itself at `since`. Their names are known to match if
-    /// `are_named`.
-    fn begin_choice(&mut self, batch: Arc<Batch>, since: Cursor, candidates: Chosen, are_named: bool) {
+    /// Delivers what is wanted of `matched` to itself at `since`, unless the filter has to be asked row by row. The names are known
+    /// to match if they `are_named`.
+    fn choose_among(&mut self, matched: Matched, since: Cursor, are_named: bool) -> Option<DeliveryBatch> {
+        let Matched { batch, chosen } = matched;
         // What the feed was read ahead of the tail for has been delivered.
-        let known = batch.rows.partition_point(|row| row.sequence <= since.position()) as u32;
-        let candidates = match candidates {
-            Chosen::From(first) => Chosen::From(first.max(known)),
-            Chosen::Indices(indices) if known == 0 => Chosen::Indices(indices),
-            Chosen::Indices(indices) => {
-                Chosen::Indices(indices.into_iter().filter(|i| *i >= known).collect())
+        let chosen = match batch.rows.first() {
+            Some(first) if first.sequence <= since.position() => {
+                chosen.from(batch.rows.partition_point(|row| row.sequence <= since.position()) as u32)
             }
+            _ => chosen,
         };
         let filter = &self.wish.filter;
         let passes_all = filter.passes_everything() || (are_named && filter.passes_all_of_its_names());
-        let (left, wanted) = match candidates {
-            all if passes_all && self.before.is_empty() => (Vec::new(), all),
-            Chosen::From(first) => {
-                ((first..batch.rows.len() as u32).rev().collect(), Chosen::Indices(Box::default()))
-            }
-            Chosen::Indices(indices) => {
-                (indices.into_iter().rev().collect(), Chosen::Indices(Box::default()))
-            }
-        };
-        self.choice = Some(Choice { batch, since, left, wanted, passed: Vec::new() });
+        if passes_all && self.before.is_empty() {
+            return self.deliver(batch, since, chosen);
+        }
+        let left = chosen.indices(&batch).rev().collect();
+        self.choice = Some(Box::new(Choice { batch, since, left, passed: Indices::new() }));
+        None
     }
 
-    /// Chooses the rows that are wanted.
-    fn choose(&mut self, asked: &mut usize) -> Chose {
+    /// Chooses the rows that are wanted. Completes with what is delivered of them at once.
+    fn poll_choice(&mut self, asked: &mut usize, context: &Context<'_>) -> Poll<Option<DeliveryBatch>> {
         let choice = self.choice.as_mut().expect("the caller has looked");
         // The row is taken first, so that a predicate that panics is not asked again.
         while let Some(index) = choice.left.pop() {
@@ -509,26 +465,32 @@ impl Reader {
                 choice.passed.push(index);
             }
             if *asked >= ROWS_AT_ONCE {
-                return Chose::Tired;
+                context.waker().wake_by_ref();
+                return Poll::Pending;
             }
         }
-        let Choice { batch, since, wanted, passed, .. } = self.choice.take().expect("it was just there");
-        let chosen = if passed.is_empty() { wanted } else { Chosen::Indices(passed.into()) };
-        let filters = self.wish.filter.set().cloned();
-        let batch = DeliveryBatch(Arc::new(Deliveries { batch, chosen, since, filters, ddocs: None }));
-        if batch.0.len() == 0 {
-            self.move_to(batch.cursor());
-            return Chose::Nothing;
+        let Choice { batch, since, passed, .. } = *self.choice.take().expect("it was just there");
+        Poll::Ready(self.deliver(batch, since, Chosen::Indices(passed)))
+    }
+
+    /// Delivers the rows `chosen` of `batch` to itself at `since`; `None` if there are none, or their design documents are to be
+    /// read first.
+    fn deliver(&mut self, batch: Arc<Batch>, since: Cursor, chosen: Chosen) -> Option<DeliveryBatch> {
+        if chosen.count(&batch) == 0 {
+            self.move_to(batch.cursor_after(since));
+            return None;
         }
         if let Some(pace) = &mut self.wish.pace {
             pace.begin();
         }
+        let filters = self.wish.filter.set().cloned();
+        let batch = DeliveryBatch(Arc::new(Deliveries { batch, chosen, since, filters, ddocs: None }));
         if self.wish.ddocs {
-            self.in_hand = Some((batch, None));
-            return Chose::Nothing;
+            self.in_hand = Some(Box::new((batch, None)));
+            return None;
         }
         self.move_to(batch.cursor());
-        Chose::Batch(batch)
+        Some(batch)
     }
 
     /// Stands at `cursor` from now on.
@@ -545,7 +507,8 @@ impl Reader {
         &mut self,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<DeliveryBatch, Interruption>>> {
-        let Some((batch, read)) = &mut self.in_hand else { return Poll::Ready(None) };
+        let Some(in_hand) = &mut self.in_hand else { return Poll::Ready(None) };
+        let (batch, read) = &mut **in_hand;
         let read = read.get_or_insert_with(|| read_ddocs(&self.shared, batch.clone()));
         let ddocs = match ready!(read.as_mut().poll(context)) {
             Ok(ddocs) => ddocs,
@@ -554,7 +517,7 @@ impl Reader {
                 return Poll::Ready(Some(Err(Interruption::Failed(error))));
             }
         };
-        let (batch, _) = self.in_hand.take().expect("it was just there");
+        let (batch, _) = *self.in_hand.take().expect("it was just there");
         let filter = &self.wish.filter;
         let batch = batch.with_ddocs(ddocs, |delivery| is_wanted(filter, delivery));
         self.move_to(batch.cursor());
@@ -596,14 +559,14 @@ impl Reader {
         }
         let names = self.wish.filter.exact().map(|names| {
             let after = self.look_up.as_ref().map(|look_up| look_up.last.clone());
-            let from = after.map_or(Bound::Unbounded, Bound::Excluded);
-            names.range((from, Bound::Unbounded)).take(LOOK_UPS_MAX + 1).cloned().collect()
+            let from = after.map_or(0, |after| names.partition_point(|name| *name <= after));
+            names[from..].iter().take(LOOK_UPS_MAX + 1).cloned().collect()
         });
         self.load = Some(Load(tokio::spawn(load(Arc::clone(&self.shared), self.cursor, names))));
     }
 
-    /// Takes in what a read of the feed has brought.
-    fn receive(&mut self, page: Result<Page>) -> Result<(), Interruption> {
+    /// Takes in what a read of the feed has brought, and delivers what is wanted of it.
+    fn receive(&mut self, page: Result<Page>) -> Result<Option<DeliveryBatch>, Interruption> {
         let page = match page {
             Ok(page) => page,
             Err(Error::Expired { horizon }) => {
@@ -627,8 +590,7 @@ impl Reader {
         };
         self.is_at_end = !more;
         self.synced = (since.knew_nothing() && !more).then_some(to);
-        self.begin_choice(Arc::new(Batch::new(rows, since, to, !more)), since, Chosen::From(0), false);
-        Ok(())
+        Ok(self.choose_among(Matched::all(Batch::new(rows, since, to, !more)), since, false))
     }
 }
 
@@ -660,6 +622,13 @@ fn coalesce(
     if is_deletion(&older) && !is_deletion(row) && !is_on(Bug::RoundForgetsTombstone) {
         kept.push(older);
     }
+}
+
+/// Whether `row` has all that older rows of its database would tell a subscriber at `since`. One that was created may have been
+/// deleted before, of which nothing is left once the janitor has dropped the tombstone.
+fn tells_all(row: &Notification, since: &Cursor) -> bool {
+    let news = row.news_since(*since).kinds();
+    news.contains(EventKind::Deleted) || !news.contains(EventKind::Created)
 }
 
 /// Whether one of the filters of `before` has had `row` delivered to a subscriber at `since`.

@@ -1,6 +1,7 @@
 //! [`Ring`]: the recent batches of the tail, in memory, shared by all subscribers.
 //!
-//! Each row that is put into the ring gets the next number. A place in the ring is a number: that of the first row after it.
+//! Each batch with rows that is put into the ring gets the next number. A place in the ring is a number: that of the first batch
+//! after it.
 //!
 //! # Invariants
 //!
@@ -8,14 +9,14 @@
 //!    between two batches, and after the last one, there was nothing to read.
 //! 2. A batch holds every row of the feed between its ends that had no newer row when it was read. Of a row that had one,
 //!    the events are delivered by the newer one: in the same batch if that is complete, else in a later one.
-//! 3. The end moves only after every log has the rows before it: [`Ring::push`], then the logs, then [`Ring::settle`].
+//! 3. The end moves only after every log has the batches before it: [`Ring::push`], then the logs, then [`Ring::settle`].
 
 use std::{
     collections::VecDeque,
     sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
 };
 
-use super::{batch::Batch, log::Found, patterns::Pattern};
+use super::{batch::Batch, patterns::Pattern};
 use crate::{
     cursor::{Cursor, Knowledge},
     encoding::Sequence,
@@ -25,7 +26,7 @@ use crate::{
 /// Where the ring ends.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct End {
-    /// The number of the next row.
+    /// The number of the next batch.
     pub place: u64,
     /// Where a subscriber stands that knew everything before and was delivered all that it wanted of the ring.
     pub cursor: Cursor,
@@ -33,11 +34,11 @@ pub(super) struct End {
 
 /// What has become of a batch that was put into the ring.
 pub(super) struct Pushed {
-    /// The number of its first row.
-    pub first: u64,
-    /// The number of the first row that is left in the ring.
+    /// Its number.
+    pub number: u64,
+    /// The number of the first batch that is left in the ring.
     pub begin: u64,
-    /// Patterns of whose rows some have left.
+    /// Patterns of whose batches some have left.
     pub pruned: Vec<Arc<Pattern>>,
 }
 
@@ -53,8 +54,6 @@ pub(super) struct Ring {
 /// A batch in the ring.
 #[derive(Debug)]
 struct Slot {
-    /// The number of its first row.
-    first: u64,
     /// The batch.
     batch: Arc<Batch>,
     /// The patterns that match one of its rows.
@@ -66,10 +65,12 @@ struct Slot {
 struct Batches {
     /// The batches, oldest first, all with rows.
     queue: VecDeque<Slot>,
-    /// Where the oldest begins: the number of its first row, and the position before it.
+    /// Where the oldest begins: its number, and the position before it.
     begin: (u64, Sequence),
-    /// The number of the next row to be put in.
+    /// The number of the next batch to be put in.
     next: u64,
+    /// How many rows the batches have.
+    rows: usize,
     /// Up to where the tail has read.
     to: Sequence,
     /// Up to where it had read when there was nothing more to read.
@@ -83,13 +84,6 @@ impl Batches {
     fn cursor(&self) -> Cursor {
         Cursor::resumed(Knowledge::UpTo(self.complete_to), self.to, self.to)
     }
-
-    /// The batch that has the row with this number, and the number of its first row.
-    fn batch_of(&self, number: u64) -> Option<(u64, Arc<Batch>)> {
-        let after = self.queue.partition_point(|slot| slot.first <= number);
-        let slot = self.queue.get(after.checked_sub(1)?)?;
-        (number < slot.first + slot.batch.rows.len() as u64).then(|| (slot.first, Arc::clone(&slot.batch)))
-    }
 }
 
 impl Ring {
@@ -99,6 +93,7 @@ impl Ring {
             queue: VecDeque::new(),
             begin: (0, start),
             next: 0,
+            rows: 0,
             to: start,
             complete_to: start,
             end: End { place: 0, cursor: start.into() },
@@ -121,37 +116,45 @@ impl Ring {
         Batch::new(rows, self.read().complete_to.into(), to, is_complete)
     }
 
-    /// Appends a batch, some of whose rows match `patterns`, and drops the oldest ones above the limit. One caller at a time.
-    pub fn push(&self, batch: &Arc<Batch>, patterns: Vec<Arc<Pattern>>) -> Pushed {
+    /// Appends a batch, and drops the oldest ones above the limit. One caller at a time.
+    pub fn push(&self, batch: &Arc<Batch>) -> Pushed {
         let mut batches = self.write();
-        let first = batches.next;
+        let number = batches.next;
         batches.to = batch.to;
         if batch.is_complete {
             batches.complete_to = batch.to;
         }
         if !batch.rows.is_empty() {
-            batches.next += batch.rows.len() as u64;
-            batches.queue.push_back(Slot { first, batch: Arc::clone(batch), patterns });
+            batches.next += 1;
+            batches.rows += batch.rows.len();
+            batches.queue.push_back(Slot { batch: Arc::clone(batch), patterns: Vec::new() });
         }
         let mut pruned = Vec::new();
-        while batches.queue.len() > 1 && batches.next - batches.begin.0 > self.rows_max as u64 {
+        while batches.queue.len() > 1 && batches.rows > self.rows_max {
             let oldest = batches.queue.pop_front().expect("there are at least two");
-            batches.begin = (oldest.first + oldest.batch.rows.len() as u64, oldest.batch.to);
+            batches.rows -= oldest.batch.rows.len();
+            batches.begin = (batches.begin.0 + 1, oldest.batch.to);
             pruned.extend(oldest.patterns);
         }
-        Pushed { first, begin: batches.begin.0, pruned }
+        Pushed { number, begin: batches.begin.0, pruned }
     }
 
-    /// Moves the end of the ring behind all that was pushed. All logs have it.
-    pub fn settle(&self) {
+    /// Moves the end of the ring behind all that was pushed. All logs have it; those of `patterns` the last batch.
+    pub fn settle(&self, patterns: Vec<Arc<Pattern>>) {
         let mut batches = self.write();
+        if let Some(last) = batches.queue.back_mut()
+            && !patterns.is_empty()
+        {
+            last.patterns = patterns;
+        }
         batches.end = End { place: batches.next, cursor: batches.cursor() };
     }
 
-    /// Goes on at `to`, without what lies between. Returns the number of the next row: whoever stands before it is behind.
+    /// Goes on at `to`, without what lies between. Returns the number of the next batch: whoever stands before it is behind.
     pub fn skip_to(&self, to: Sequence) -> u64 {
         let mut batches = self.write();
         batches.queue.clear();
+        batches.rows = 0;
         // A number is left out, so that who stood at the end is behind as well.
         batches.next += 1;
         (batches.to, batches.complete_to, batches.begin) = (to, to, (batches.next, to));
@@ -168,31 +171,15 @@ impl Ring {
         self.read().begin
     }
 
-    /// The batch that has the row with this number, and the number of its first row; `None` if it has left the ring or is not in
-    /// it yet.
-    pub fn batch_of(&self, number: u64) -> Option<(u64, Arc<Batch>)> {
-        self.read().batch_of(number)
-    }
-
-    /// [`Ring::batch_of`] for a subscriber of everything; what [`Log::read`](super::log::Log::read) would say if it is `None`.
-    pub fn read_from(&self, place: u64) -> Result<(u64, Arc<Batch>), Found> {
-        let batches = self.read();
-        if place < batches.begin.0 {
-            return Err(Found::Behind);
-        }
-        batches.batch_of(place).ok_or(Found::Nothing)
-    }
-
-    /// The place after all rows up to `position`; `None` if rows after it have left the ring. For a position ahead of the ring
-    /// it is where the ring ends if `may_be_ahead`.
+    /// The place after all rows up to `position`, that of the batch in which it lies; `None` if rows after it have left the
+    /// ring. For a position ahead of the ring it is where the ring ends if `may_be_ahead`.
     pub fn place_after(&self, position: Sequence, may_be_ahead: bool) -> Option<u64> {
         let batches = self.read();
         if position < batches.begin.1 || (position > batches.to && !may_be_ahead) {
             return None;
         }
         let after = batches.queue.partition_point(|slot| slot.batch.to <= position);
-        let Some(slot) = batches.queue.get(after) else { return Some(batches.next) };
-        Some(slot.first + slot.batch.rows.partition_point(|row| row.sequence <= position) as u64)
+        Some(batches.begin.0 + after as u64)
     }
 
     /// Up to where the tail has read.
