@@ -26,7 +26,12 @@
 
 use std::{collections::VecDeque, fmt, task::Waker};
 
+use smallvec::SmallVec;
+
 use super::sync::{Arc, AtomicU8, AtomicUsize, AtomicWaker, Mutex, MutexGuard, Ordering, PoisonError};
+
+/// How many entries from the end one is looked for before it is searched.
+const NEAR: usize = 8;
 
 /// The index of a subscriber that is on no list.
 const UNLISTED: usize = usize::MAX;
@@ -116,14 +121,14 @@ struct State<P> {
     entries: VecDeque<(u64, P)>,
     /// Batches before this number may have left the ring, or were never looked at.
     begin: u64,
-    /// Who waits for more.
-    waiting: Vec<Arc<SubscriberState>>,
+    /// Who waits for more: mostly one, beside what the lock guards anyway.
+    waiting: SmallVec<[Arc<SubscriberState>; 1]>,
 }
 
 impl<P: Clone> Log<P> {
     /// The log of a pattern that is matched from batch number `begin` on.
     pub fn new(begin: u64) -> Self {
-        Self(Mutex::new(State { entries: VecDeque::new(), begin, waiting: Vec::new() }))
+        Self(Mutex::new(State { entries: VecDeque::new(), begin, waiting: SmallVec::new() }))
     }
 
     /// The changing part. No holder of the lock can panic with it half changed.
@@ -230,15 +235,21 @@ impl<P: Clone> State<P> {
         if !self.has_entries(place) {
             return Found::Nothing;
         }
-        let oldest = self.entries[0].0;
-        // Where no number is left out, the place says which one it is.
-        let guess = place.saturating_sub(oldest) as usize;
-        let index = match self.entries.get(guess) {
-            Some((number, _)) if *number == place || guess == 0 => guess,
-            _ => self.entries.partition_point(|(number, _)| *number < place),
-        };
+        let index = self.first_from(place);
         let (number, entry) = self.entries[index].clone();
         Found::Entry { number, entry, more: index + 1 < self.entries.len() }
+    }
+
+    /// The index of the first entry from `place` on, which is there.
+    fn first_from(&self, place: u64) -> usize {
+        // Where no number is left out, the place says which one it is. Otherwise it is among the last ones, mostly.
+        let guess = place.saturating_sub(self.entries[0].0) as usize;
+        if self.entries.get(guess).is_some_and(|(number, _)| *number == place) {
+            return guess;
+        }
+        let is_first = |index: &usize| *index == 0 || self.entries[index - 1].0 < place;
+        let near = (0..self.entries.len()).rev().take(NEAR).find(is_first);
+        near.unwrap_or_else(|| self.entries.partition_point(|(number, _)| *number < place))
     }
 
     /// Puts `subscriber` on the list of those who wait.
