@@ -207,7 +207,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         edited += 1;
         match round {
             10 => describe(&replicator, "r3", "db1 db2").await?,
-            // Both triggers crash. The list of replications is that of the process: so it begins anew, and is scanned again.
+            // Both triggers crash. The list of replications is that of the process: so it begins again, and is scanned again.
             20 => {
                 drop(triggers);
                 replications.lock().unwrap_or_else(PoisonError::into_inner).clear();

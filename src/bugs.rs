@@ -75,7 +75,7 @@ bugs! {
     SetForgetsPatterns,
     /// A durable subscriber puts down where the tail is, not how far it has come itself.
     CursorAhead,
-    /// A durable subscriber begins anew after a restart, and leaves its cursor where it is.
+    /// A durable subscriber begins again after a restart, and leaves its cursor where it is.
     CursorNotRead,
     /// The janitor does not ask where groups are.
     JanitorIgnoresGroups,

@@ -79,7 +79,7 @@ pub enum Error {
 
     /// The position is below the feed's horizon: rows that the reader has not seen may have been dropped for good. List all
     /// databases again (read from [`Cursor::NOTHING`](crate::Cursor::NOTHING)), and go on from there.
-    #[error("the position is expired: rows up to {horizon} may have been dropped; read again from zero")]
+    #[error("the position is expired: rows up to {horizon} may have been dropped; read again from nothing")]
     Expired {
         /// The oldest position from which a reader misses nothing.
         horizon: Sequence,

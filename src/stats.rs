@@ -77,7 +77,7 @@ stats! {
     leases_acquired,
     /// Leases lost to other nodes while the process worked on them.
     leases_lost,
-    /// Panics of the work on a leased resource, which was started anew.
+    /// Panics of the work on a leased resource, which was started again.
     work_panics,
     /// Rows of deleted databases that the janitor has dropped.
     tombstones_dropped,
@@ -101,9 +101,9 @@ stats! {
     callback_panics,
     /// Panics of listeners, and of the predicates in front of them.
     listener_panics,
-    /// How often a listener was made anew after a panic.
+    /// How often a listener was made again after a panic.
     listener_restarts,
-    /// Panics of the dispatcher's tail, which was begun anew.
+    /// Panics of the dispatcher's tail, which began again.
     tail_panics,
 }
 

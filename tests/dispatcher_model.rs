@@ -35,7 +35,7 @@ struct Subscriber {
     /// Whether it has one slot per name.
     is_exact: bool,
     /// Whether it started before everything.
-    from_zero: bool,
+    from_nothing: bool,
     /// Whether it skips.
     skips: bool,
     /// Whether what it is told may repeat: while it reads many pages.
@@ -174,7 +174,7 @@ impl Subscriber {
             Some((instance, _)) if instance.0[0] + 1 == row.instance.0[0] && !self.may_repeat => {
                 assert!(!told.contains(EventKind::Deleted), "the end was told before: {what}");
             }
-            None if self.from_zero && row.instance.0[0] == 1 => {
+            None if self.from_nothing && row.instance.0[0] == 1 => {
                 assert!(!told.contains(EventKind::Deleted), "there was none before: {what}");
             }
             _ => {}
@@ -291,7 +291,7 @@ impl Run {
             wants,
             kinds,
             is_exact,
-            from_zero: since == Start::At(Cursor::NOTHING),
+            from_nothing: since == Start::At(Cursor::NOTHING),
             skips: skips && !is_exact,
             may_repeat: self.small_pages,
             known: start.clone(),

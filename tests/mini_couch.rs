@@ -168,7 +168,7 @@ async fn a_document_is_edited_only_by_who_has_seen_it() {
     assert_eq!(world.ask("GET", "/db/x", None).await, missing("deleted"));
     assert_eq!(world.ask("DELETE", &format!("/db/x?rev={fifth}"), None).await, missing("deleted"));
     assert_eq!(world.changes("db").await, [("x".to_owned(), fifth, true)]);
-    // It can be written anew by those who know nothing of it, and goes on counting.
+    // It can be written again by those who know nothing of it, and goes on counting.
     assert!(world.rev("PUT", "/db/x", json!({})).await.starts_with("6-"));
 
     // The refused edits told nothing.

@@ -160,7 +160,7 @@ async fn a_node_that_finds_only_dead_ones_takes_over_after_the_expiry() {
 }
 
 /// Node A hangs in all its commits while B takes over. What A had under way cannot be committed any more, and A takes part
-/// anew.
+/// again.
 #[tokio::test(start_paused = true)]
 async fn a_zombie_cannot_commit_and_joins_anew() {
     let store = Database::memory();
@@ -254,7 +254,7 @@ async fn a_node_that_cannot_beat_gives_everything_up() {
     faults.heal();
     tokio::time::sleep(INTERVAL).await;
     assert_eq!(shares(&[&notifier]), [64]);
-    assert_eq!(bus.stats().leases_acquired, 128, "all were acquired anew");
+    assert_eq!(bus.stats().leases_acquired, 128, "all were acquired again");
     record(&store, &bus, &db("a", 1), [1, 0, 0, 0]).await;
     row_with(&bus, &db("a", 1), [1, 0, 0, 0]).await;
 }

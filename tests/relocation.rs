@@ -236,7 +236,7 @@ async fn rows_that_lay_unsharded_come_along_and_nothing_is_written_elsewhere() {
     assert_eq!(elsewhere.count(), 0);
 }
 
-/// An import that another one had begun anew went on, and made a bus of the half that it had still to write.
+/// An import that another one had begun again went on, and made a bus of the half that it had still to write.
 #[tokio::test(start_paused = true)]
 async fn an_import_that_another_has_begun_anew_fails() {
     let old = Database::memory();

@@ -5,6 +5,9 @@
 //! Once an event is delivered, what it tells of is forgotten, and whoever reads then reads the store after the commit. The one
 //! thing to beware of is a read of the store that began before and ends after: it must not be remembered. So each read takes
 //! the number of things that were forgotten with it, and is remembered only if none was forgotten meanwhile.
+//!
+//! A mirror of the databases answers for those that are not there. It and the cache are two subscribers, and neither waits for
+//! the other: [`DdocCache::reached`] waits for both.
 
 use std::{
     collections::HashMap,
@@ -12,8 +15,8 @@ use std::{
 };
 
 use notibus::{
-    Cursor, DbName, DdocId, Delivery, Dispatcher, EventKind, Filter, Kinds, Listener, ListenerHandle,
-    Message, Next, Result, Sequence,
+    Cursor, DbName, DdocId, Delivery, Dispatcher, Error, EventKind, Filter, Kinds, Listener, ListenerHandle,
+    Message, Mirror, Next, Result,
     store::{Database, Isolation},
 };
 
@@ -29,11 +32,20 @@ pub fn key(name: &DbName, id: &DdocId) -> Vec<u8> {
 pub struct DdocCache {
     /// Where they are kept.
     store: Database,
+    /// Which databases there are.
+    databases: Mirror,
     /// What is remembered.
-    state: Mutex<State>,
+    docs: Arc<Docs>,
+    /// Keeps it right.
+    listener: ListenerHandle<()>,
 }
 
 /// What is remembered.
+#[derive(Default)]
+struct Docs(Mutex<State>);
+
+/// What is remembered, behind its lock.
+#[derive(Default)]
 struct State {
     /// The documents, by database and id; `None` for one that does not exist.
     docs: HashMap<DbName, HashMap<DdocId, Option<Vec<u8>>>>,
@@ -43,17 +55,14 @@ struct State {
     forgotten: u64,
     /// How often something was found, and how often it was not.
     hits: (u64, u64),
-    /// The last event that was worked on.
-    position: Sequence,
 }
 
 impl DdocCache {
-    /// A cache of the documents of `store`, kept right by `dispatcher` as long as it runs.
-    pub fn start(store: &Database, dispatcher: &Dispatcher) -> Result<(Arc<Self>, ListenerHandle<()>)> {
-        let (docs, count, forgotten, hits, position) = (HashMap::new(), 0, 0, (0, 0), Sequence::MIN);
-        let state = Mutex::new(State { docs, count, forgotten, hits, position });
-        let cache = Arc::new(Self { store: store.clone(), state });
-        let invalidated = Arc::clone(&cache);
+    /// A cache of the documents of `store`, kept right by `dispatcher` as long as it runs. It is empty; the databases are known
+    /// when this returns.
+    pub async fn start(store: &Database, dispatcher: &Dispatcher) -> Result<Self> {
+        let docs = Arc::new(Docs::default());
+        let invalidated = Arc::clone(&docs);
         // Updates of other documents are none of its business.
         let kinds: Kinds =
             [EventKind::Created, EventKind::Deleted, EventKind::DdocUpdated].into_iter().collect();
@@ -63,18 +72,18 @@ impl DdocCache {
             .listener(move || Invalidator(Arc::clone(&invalidated)))
             .named("ddoc cache")?
             .start()?;
-        Ok((cache, listener))
-    }
-
-    /// What is remembered. Nothing is done under the lock that could be left half done.
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        let databases = dispatcher.mirror(Filter::all())?;
+        databases.synced().await?;
+        Ok(Self { store: store.clone(), databases, docs, listener })
     }
 
     /// The design document `id` of `name`, from memory if it is there.
     pub async fn get(&self, name: &DbName, id: &DdocId) -> Result<Option<Vec<u8>>> {
+        if self.databases.get(name).is_none() {
+            return Ok(None);
+        }
         let before = {
-            let mut state = self.state();
+            let mut state = self.docs.state();
             let found = state.docs.get(name).and_then(|docs| docs.get(id)).cloned();
             if let Some(doc) = found {
                 state.hits.0 += 1;
@@ -86,7 +95,7 @@ impl DdocCache {
         let key = key(name, id);
         let doc = self.store.run(async |tx| tx.get(&key, Isolation::Snapshot).await).await?;
         let doc = doc.map(|bytes| bytes.to_vec());
-        let mut state = self.state();
+        let mut state = self.docs.state();
         if state.forgotten == before {
             if state.count >= DOCS_MAX {
                 state.docs.clear();
@@ -98,14 +107,25 @@ impl DdocCache {
         Ok(doc)
     }
 
-    /// How often something was found in memory, and how often it was not.
-    pub fn hits(&self) -> (u64, u64) {
-        self.state().hits
+    /// Waits until no read returns anything older than what was committed at the version `version`.
+    pub async fn reached(&self, version: u64) -> Result<()> {
+        let at = self.databases.reached(version).await?;
+        if self.listener.reached(at).await {
+            return Ok(());
+        }
+        Err(Error::NoSubscriber { subscriber: "ddoc cache".into() })
     }
 
-    /// The last event that was worked on: what was committed before it is never returned in an older version.
-    pub fn position(&self) -> Sequence {
-        self.state().position
+    /// How often something was found in memory, and how often it was not.
+    pub fn hits(&self) -> (u64, u64) {
+        self.docs.state().hits
+    }
+}
+
+impl Docs {
+    /// What is remembered. Nothing is done under the lock that could be left half done.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Forgets everything.
@@ -121,7 +141,7 @@ impl DdocCache {
         let news = delivery.news().kinds();
         let ids = delivery.ddocs().unwrap_or_default();
         let mut state = self.state();
-        let State { docs, count, forgotten, position, .. } = &mut *state;
+        let State { docs, count, forgotten, .. } = &mut *state;
         *forgotten += 1;
         let is_other_instance = news.contains(EventKind::Created) || news.contains(EventKind::Deleted);
         if is_other_instance || delivery.may_be_any_ddoc() {
@@ -129,12 +149,11 @@ impl DdocCache {
         } else if let Some(docs) = docs.get_mut(name) {
             *count -= ids.iter().filter(|(id, _)| docs.remove(id).is_some()).count();
         }
-        *position = (*position).max(delivery.sequence());
     }
 }
 
 /// Keeps a cache right.
-struct Invalidator(Arc<DdocCache>);
+struct Invalidator(Arc<Docs>);
 
 impl Listener for Invalidator {
     type Message = ();

@@ -96,7 +96,7 @@ impl Edit {
             Some(present) if present.is_deleted && self.is_deleted => {
                 return Err(Problem::Missing("deleted"));
             }
-            // A document that was deleted can be written anew, also by those who have not seen it.
+            // A document that was deleted can be written again, also by those who have not seen it.
             Some(present) if present.is_deleted && self.based_on.is_none() => present.revision.position,
             Some(present) if self.based_on == Some(present.revision) => present.revision.position,
             None if self.based_on.is_none() => 0,

@@ -19,7 +19,7 @@ use crate::{
 ///
 /// Work is divided evenly among the nodes that have the role for it, and again whenever one comes or goes. A node that
 /// others have not heard of for [`NodeOptions::expiry`](crate::NodeOptions::expiry) is taken for dead, and what it holds is
-/// taken over; if it was only paused, it finds out, gives everything up and joins anew.
+/// taken over; if it was only paused, it finds out, gives everything up and joins again.
 ///
 /// Clones are handles on the same node. The heartbeat goes on as long as one of them, or a role that divides work, is
 /// there; [`Node::shutdown`] leaves at once.

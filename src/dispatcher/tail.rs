@@ -11,14 +11,14 @@ use crate::{error::Error, notification_feed::NotificationTail};
 const FAILURE_PAUSE: Duration = Duration::from_secs(1);
 
 /// Reads the feed from where the subscribers stand, and hands out what it reads, until it is aborted. After a panic it begins
-/// anew: the subscribers are none the wiser.
+/// again: the subscribers are none the wiser.
 pub(super) async fn run(shared: Arc<Shared>, options: DispatcherOptions) {
     loop {
         let tail = shared.feed.tail(shared.ring.position());
         let tail = tail.with_limit(options.page_rows_max).with_poll_interval(options.poll_interval);
         let _panic = AssertUnwindSafe(read(&shared, tail)).catch_unwind().await;
         shared.context.stats.tail_panics.add(1);
-        tracing::error!("the tail of a dispatcher has panicked and is begun anew");
+        tracing::error!("the tail of a dispatcher has panicked and begins again");
         shared.context.env().sleep(FAILURE_PAUSE).await;
     }
 }
@@ -34,7 +34,7 @@ async fn read(shared: &Shared, mut tail: NotificationTail) -> ! {
                 tokio::task::yield_now().await;
             }
             Err(Error::Expired { horizon }) => {
-                tracing::error!(%horizon, "the tail was away for too long, its subscribers start anew");
+                tracing::error!(%horizon, "the tail was away for too long, its subscribers start again");
                 shared.expire(horizon);
                 tail.restart(horizon);
             }

@@ -278,7 +278,7 @@ impl<R: FeedRow> Feed<R> {
         self.context.db.run(async |tx| self.raw().last_readable(&tx).await).await
     }
 
-    /// The oldest position, other than zero, from which a reader misses nothing.
+    /// The oldest position from which a reader misses nothing.
     pub async fn horizon(&self) -> Result<Sequence> {
         let isolation = crate::store::Isolation::Snapshot;
         self.context.db.run(async |tx| self.raw().horizon(&tx, isolation).await).await

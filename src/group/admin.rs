@@ -61,8 +61,8 @@ impl<R> Group<R> {
         Ok(true)
     }
 
-    /// Sets the group to another position: to now, to zero, or behind a sequence. Consumers of before can write nothing any more;
-    /// those that live close their observers, and start anew from there within a balance interval. Dead letters stay.
+    /// Sets the group to another position: to now, to nothing, or behind a sequence. Consumers of before can write nothing any more;
+    /// those that live close their observers, and start again from there within a balance interval. Dead letters stay.
     ///
     /// Without `force` it is refused while members live. Whether one lives that has not left is found out by watching its
     /// heartbeats, which takes 10 s if it does not.

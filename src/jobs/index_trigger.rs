@@ -36,7 +36,7 @@ pub struct IndexBuild {
     /// Which of its indexes.
     pub ddocs: IndexDdocs,
     /// Whether the database was created since it was built last, as far as the trigger knows: there is no index yet, or the
-    /// trigger begins anew.
+    /// trigger begins again.
     pub is_fresh: bool,
     /// 1, or more if the build has failed before.
     pub attempt: u32,
@@ -153,7 +153,7 @@ impl<J: TriggerJob<IndexBuild>> Kind for Indexing<J> {
 /// Starts a trigger that has `job` build the indexes of the databases that need it: after they were created or updated, or
 /// their design documents were. When it is started for the first time, all databases need it.
 ///
-/// What is needed is gathered per database for [`TriggerOptions::debounce`], and built once. A database that is created anew
+/// What is needed is gathered per database for [`TriggerOptions::debounce`], and built once. A database that is created again
 /// is built afresh; the build of one that is deleted is cancelled, and [`TriggerJob::deleted`] is called. No build is lost:
 /// after a restart, whatever was not done is begun again. Nor is a deletion, however long ago: which databases were built is
 /// kept with the cursor.

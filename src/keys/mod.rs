@@ -30,8 +30,8 @@
 //! | 13 | age mark | milliseconds that janitors have worked | sequence | until the retention has passed twice |
 //! | 14 | lease changes | cell | 8 bytes, little-endian | as long as the bus |
 //! | 15 | pulse | feed, 0 to 7 | versionstamp of the last append or reshard that moved it | as long as the feed |
-//! | 16 | cursor | node or nothing, cursor, 0 | token, sequence | until deleted |
-//! | 16 | scan | node or nothing, cursor, 1, name, instance | token, sequence; zero for a build | until the trigger knows that the database is gone |
+//! | 16 | cursor | node or nothing, cursor, 0 | token, hash of the filter, cursor | until deleted |
+//! | 16 | scan | node or nothing, cursor, 1, name, instance | token, sequence; the smallest one for a build | until the trigger knows that the database is gone |
 //! | 17 | name | name | none: nothing is stored here, transactions that decide what a name stands for meet here | never |
 //!
 //! Three families share number 1, so that a notifier reads all that waits for it in one range; the number after the

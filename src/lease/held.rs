@@ -120,7 +120,7 @@ pub(crate) trait Work: Send + Sync + 'static {
     /// once it has put down how far it has come: then another node goes on. It is dropped if that takes too long, and at
     /// once if the lease is lost.
     ///
-    /// Whatever else it ends with, even a panic, is reported, and the resource is taken anew with the next epoch.
+    /// Whatever else it ends with, even a panic, is reported, and the resource is taken again with the next epoch.
     fn run(self: Arc<Self>, lease: Held, stop: Stop) -> BoxFuture<'static, Result<()>>;
 }
 

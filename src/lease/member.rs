@@ -2,7 +2,7 @@
 //!
 //! One task writes the node's row, whatever the node does. It also judges the node itself: if it has not got a beat through
 //! for as long as others wait before they take a node for dead, or if its row is gone, the node has fallen out. Then its
-//! workers end everything, and the task writes the row anew, with a new token.
+//! workers end everything, and the task writes the row again, with a new token.
 //!
 //! The token tells two processes under one id apart: a row with a token that the process does not know belongs to another
 //! one, and is only replaced after it has not changed for as long as a dead node's would.
@@ -332,7 +332,7 @@ impl Heart {
         }
     }
 
-    /// Beats, or joins anew if the node has fallen out.
+    /// Beats, or joins again if the node has fallen out.
     async fn pulse(&mut self) -> Result<()> {
         let env = self.db.env().clone();
         if self.standing.borrow().is_some() {
@@ -359,7 +359,7 @@ impl Heart {
         if self.claim().await?.is_some() {
             tracing::error!(node = %self.id, "another process runs under the id of this node");
         } else {
-            tracing::info!(node = %self.id, "node has joined anew");
+            tracing::info!(node = %self.id, "node has joined again");
         }
         Ok(())
     }

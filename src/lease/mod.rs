@@ -28,10 +28,10 @@
 //!
 //! 1. A lease without a row of its owner's node, or whose node does not have the pool's role, is free.
 //! 2. A lease that a node owns without working on it (its work has panicked, or the acquisition was committed without the
-//!    node's knowledge) is found by that node in its next round, and taken anew or released.
+//!    node's knowledge) is found by that node in its next round, and taken again or released.
 //! 3. A request counts the resource to the one who asks, in everybody's eyes, and is void once that node is gone, the epoch
 //!    has changed, or twice the deadline has passed without its being served.
-//! 4. A node that falls out (it could not beat in time, or its row is gone) ends all its work before it goes on anew.
+//! 4. A node that falls out (it could not beat in time, or its row is gone) ends all its work before it goes on again.
 
 mod balance;
 mod glance;

@@ -40,7 +40,7 @@ const HASTE: u32 = 8;
 /// The longest time without a round. Nothing rests on it: what can change is seen by the glances, who dies is a matter of time.
 const REST: Duration = Duration::from_hours(1);
 
-/// The longest pause before a resource whose work has failed is taken anew.
+/// The longest pause before a resource whose work has failed is taken again.
 const FAILURE_PAUSE_MAX: Duration = Duration::from_secs(1);
 
 /// What is divided, and among whom.
@@ -468,7 +468,7 @@ impl Dealer {
         }
     }
 
-    /// Looks after jobs that have ended: those that were asked to are released, the others are taken anew.
+    /// Looks after jobs that have ended: those that were asked to are released, the others are taken again.
     async fn tidy(&mut self, first: Result<(Id, Result<()>), JoinError>) {
         let mut released = Vec::new();
         let mut next = Some(first);
@@ -501,9 +501,9 @@ impl Dealer {
                 tracing::warn!(pool, resource, %error, "lease lost to another node");
                 self.member.stats.leases_lost.add(1);
             }
-            Ok(Err(error)) => tracing::error!(pool, resource, %error, "work failed, taking it anew"),
+            Ok(Err(error)) => tracing::error!(pool, resource, %error, "work failed, taking it again"),
             Err(error) => {
-                tracing::error!(pool, resource, %error, "work has panicked, taking it anew");
+                tracing::error!(pool, resource, %error, "work has panicked, taking it again");
                 self.member.stats.work_panics.add(1);
             }
         }

@@ -107,7 +107,7 @@ impl Work for Folding {
         std::future::ready(Ok((0..self.context.config.partitions.into()).collect())).boxed()
     }
 
-    /// The fold mark starts anew with each acquisition.
+    /// The fold mark starts again with each acquisition.
     fn acquired(&self, tx: &Transaction, resource: u64, epoch: u64) {
         let mark = FoldMark { epoch, fold: 0 };
         tx.set(&self.context.keys.fold_mark(Partition(resource as u32)), &mark.to_bytes());

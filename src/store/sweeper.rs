@@ -27,7 +27,7 @@ const MARKS_PER_AGE: u32 = 8;
 /// Clears the ids that runs of [`Database::run_once`] in crashed processes have left in the store. One janitor of a store
 /// calls [`TransactionIdSweeper::sweep`] from time to time; several do not harm.
 ///
-/// What the sweeper knows is in memory: a new one starts to wait anew. Its memory is bounded by the number of processes that
+/// What the sweeper knows is in memory: a new one starts to wait again. Its memory is bounded by the number of processes that
 /// have ids in the store.
 ///
 /// ```

@@ -80,7 +80,7 @@ async fn always(f: &Fixture, option: TransactionOption) -> (Result<()>, u32) {
     (soon(running).await, runs.get())
 }
 
-/// The limit is for all tries together, also if each sets it anew.
+/// The limit is for all tries together, also if each sets it again.
 pub(crate) async fn a_time_limit_ends_a_run(f: &Fixture) -> Result<()> {
     let (result, runs) = always(f, TransactionOption::Timeout(Duration::from_millis(100))).await;
     fails(result, &StoreError::TRANSACTION_TIMED_OUT);

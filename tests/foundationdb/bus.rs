@@ -168,7 +168,7 @@ pub(crate) async fn notifiers_share_the_partitions() {
 }
 
 /// A node that is held up in all its commits is taken for dead. What it has under way cannot be committed any more, and
-/// then it takes part anew.
+/// then it takes part again.
 pub(crate) async fn a_zombie_is_fenced_off() {
     let prefix = fixture::prefix("zombie");
     let store_a = fixture::open(fixture::shared()).await;
@@ -201,7 +201,7 @@ pub(crate) async fn a_zombie_is_fenced_off() {
         record(&faults.database(), &bus_a, &db("a", 1), [0, 0, 1, 0]).await;
         row_with(&bus_b, &db("a", 1), [1, 0, n, 0]).await;
     }
-    until("A takes part anew", async || a.partitions().len() == b.partitions().len()).await;
+    until("A takes part again", async || a.partitions().len() == b.partitions().len()).await;
     a.shutdown().await.unwrap();
     record(&store_b, &bus_b, &db("a", 1), [0, 0, 1, 0]).await;
     row_with(&bus_b, &db("a", 1), [1, 0, 6, 0]).await;

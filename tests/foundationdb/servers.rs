@@ -71,7 +71,7 @@ pub(crate) async fn a_killed_server_loses_nothing() {
     stage.check().await;
 }
 
-/// The stateless roles are recruited anew while transactions are under way: each time the cluster recovers.
+/// The stateless roles are recruited again while transactions are under way: each time the cluster recovers.
 pub(crate) async fn recoveries_lose_nothing() {
     let mut cluster = block_in_place(Cluster::start);
     let stage = Stage::start(&cluster).await;

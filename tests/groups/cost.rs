@@ -137,7 +137,7 @@ async fn shards_are_polled_when_the_watcher_cannot_look() {
     log.check(true);
 }
 
-/// A worker that has settled hears of what it has to do by the next glance: another node that joins, a group that begins anew.
+/// A worker that has settled hears of what it has to do by the next glance: another node that joins, a group that begins again.
 #[tokio::test(start_paused = true)]
 async fn a_node_that_has_settled_notices_what_changes() {
     let world = World::new(4).await;

@@ -68,9 +68,9 @@ async fn instances_follow_from_what_is_known_of_a_name() {
 
     // Created while it lives: the deletion was missed.
     post(&world, r#"[{"db":"a","type":"created"}]"#).await;
-    let anew = row(&world, "a").await;
+    let again = row(&world, "a").await;
     assert_eq!(
-        (anew.totals, anew.replaced.unwrap().instance),
+        (again.totals, again.replaced.unwrap().instance),
         (common::counts([1, 0, 0, 0]), first.instance)
     );
     assert_eq!(world.bus.stats().stale_events, 0);

@@ -121,7 +121,7 @@ impl Execution<'_> {
         }
     }
 
-    /// Commits and begins anew.
+    /// Commits and begins again.
     async fn commit(&mut self, slot: usize) -> Event {
         let outcome = self.slots[slot].tx.commit().await;
         self.slots[slot].tx.reset();

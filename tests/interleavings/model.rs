@@ -309,7 +309,7 @@ impl Model {
         })
     }
 
-    /// Commits and begins anew.
+    /// Commits and begins again.
     fn commit(&mut self, slot: usize) -> Result<Option<u64>, i32> {
         let slot = std::mem::take(&mut self.slots[slot]);
         if let Some(code) = slot.bad {

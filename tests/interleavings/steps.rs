@@ -56,9 +56,9 @@ pub(crate) enum Op {
     /// Reads at a version that a transaction was told before, which is an error if it has one already; nothing if none was
     /// told.
     ReadAt(usize),
-    /// Commits, and begins anew.
+    /// Commits, and begins again.
     Commit,
-    /// Begins anew.
+    /// Begins again.
     Reset,
 }
 

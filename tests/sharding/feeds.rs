@@ -740,6 +740,6 @@ fn instances_have_feeds_of_their_own() {
         edit(&store, &bus, &first, &doc("x", 1), None).await;
         let second = Db::new(first.name.clone(), DbInstance([2; 16]));
         let page = bus.changes().feed(&second).page(Cursor::NOTHING, 10).await;
-        assert!(matches!(page, Err(Error::NoFeed { .. })), "a database of the same name begins anew");
+        assert!(matches!(page, Err(Error::NoFeed { .. })), "a database of the same name begins again");
     });
 }

@@ -42,10 +42,10 @@ async fn move_the_horizon(world: &World) {
     janitor.shutdown().await.unwrap();
 }
 
-/// Once, a read that failed between two pages made a subscriber that had begun at zero forget that it had: the next page said
+/// Once, a read that failed between two pages made a subscriber that had begun with nothing forget that it had: the next page said
 /// that it had expired, although it had missed nothing.
 #[tokio::test(start_paused = true)]
-async fn a_read_that_fails_between_two_pages_does_not_expire_who_began_at_zero() {
+async fn a_read_that_fails_between_two_pages_does_not_expire_who_began_with_nothing() {
     let (world, faults) = world().await;
     let since = Cursor::NOTHING;
     let mut subscription = world.dispatcher.subscribe(Filter::all()).since(since).stream();
@@ -74,7 +74,7 @@ async fn a_read_that_fails_between_two_pages_does_not_expire_who_began_at_zero()
 
 /// The same for a predicate that panics on a row of a page.
 #[tokio::test(start_paused = true)]
-async fn a_predicate_that_panics_within_a_page_does_not_expire_who_began_at_zero() {
+async fn a_predicate_that_panics_within_a_page_does_not_expire_who_began_with_nothing() {
     let (world, _faults) = world().await;
     let panics = Arc::new(AtomicBool::new(false));
     let armed = Arc::clone(&panics);

@@ -223,7 +223,7 @@ async fn random_restarts_miss_nothing() {
     }
 }
 
-/// Nor has one that has panicked on it, and is told to end before it was made anew.
+/// Nor has one that has panicked on it, and is told to end before it was made again.
 #[tokio::test(start_paused = true)]
 async fn what_a_listener_has_panicked_on_is_not_put_down_when_it_ends() {
     for filter in [Filter::all(), Filter::name("panic").unwrap()] {

@@ -1,4 +1,4 @@
-//! The cache of the example `ddoc_cache`: no stale read after commit and delivery, and right again after it has expired.
+//! The cache of the example `ddoc_cache`: no stale read of what it has reached, and right again after it has expired.
 
 use std::sync::{
     Arc,
@@ -6,7 +6,8 @@ use std::sync::{
 };
 
 use notibus::{
-    Bus, Db, DdocId, Dispatcher, DispatcherOptions, EventKind, Notifier, StopReason, store::Database,
+    Bus, Db, DdocId, Dispatcher, DispatcherOptions, EventKind, Notifier, StopReason,
+    store::{CommittedOnce, Database, Transaction},
 };
 
 use crate::{
@@ -35,27 +36,27 @@ impl Layer {
         let bus = wide_bus(&store).await;
         let notifier = bus.notifier(eager()).await.unwrap();
         let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
-        let (cache, _) = DdocCache::start(&store, &dispatcher).unwrap();
+        let cache = Arc::new(DdocCache::start(&store, &dispatcher).await.unwrap());
         Self { store, bus, notifier, dispatcher, cache }
     }
 
-    /// Writes a version of `id`, or deletes it, and tells so, with its id or without. Waits until that is folded.
-    async fn write(&self, db: &Db, id: &DdocId, version: Option<u64>, with_id: bool) -> notibus::Sequence {
+    /// Writes a version of `id`, or deletes it, and tells so, with its id or without. Waits until the cache has come to it.
+    async fn write(&self, db: &Db, id: &DdocId, version: Option<u64>, with_id: bool) {
         let producer = self.bus.producer();
-        let before = self.bus.stats().folded.total();
-        self.store
-            .run(async |tx| {
-                match version {
-                    Some(version) => tx.set(&key(&db.name, id), &version.to_be_bytes()),
-                    None => tx.clear(&key(&db.name, id)),
-                }
-                producer.ddoc_updated(&tx, db, with_id.then_some(id));
-                Ok(())
-            })
-            .await
-            .unwrap();
-        until("the fold", async || self.bus.stats().folded.total() > before).await;
-        common::row(&self.bus, db).await.unwrap().sequence
+        let write = async |tx: Transaction| {
+            match version {
+                Some(version) => tx.set(&key(&db.name, id), &version.to_be_bytes()),
+                None => tx.clear(&key(&db.name, id)),
+            }
+            producer.ddoc_updated(&tx, db, with_id.then_some(id));
+            Ok(())
+        };
+        self.reach(self.store.run_once(write).await.unwrap()).await;
+    }
+
+    /// Waits until the cache has come to what was done.
+    async fn reach(&self, done: CommittedOnce<()>) {
+        self.cache.reached(done.committed.versionstamp.version()).await.unwrap();
     }
 
     /// The version that the cache returns.
@@ -70,51 +71,43 @@ fn version(doc: Option<Vec<u8>>) -> Option<u64> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_change_is_seen_once_it_is_delivered_and_what_has_not_changed_stays_in_memory() {
+async fn a_change_is_seen_once_it_is_reached_and_what_has_not_changed_stays_in_memory() {
     let layer = Layer::new().await;
     let (a, b) = (db("a", 1), db("b", 1));
     let [x, y]: [DdocId; 2] = ["_design/x", "_design/y"].map(|id| id.parse().unwrap());
     for (db, id) in [(&a, &x), (&a, &y), (&b, &x)] {
-        let at = layer.write(db, id, Some(1), true).await;
-        until("the delivery", async || layer.cache.position() >= at).await;
+        layer.write(db, id, Some(1), true).await;
         assert_eq!(layer.read(db, id).await, Some(1));
     }
     let (_, misses) = layer.cache.hits();
-    let at = layer.write(&a, &x, Some(2), true).await;
-    until("the delivery", async || layer.cache.position() >= at).await;
+    layer.write(&a, &x, Some(2), true).await;
     assert_eq!((layer.read(&a, &y).await, layer.read(&b, &x).await), (Some(1), Some(1)));
     assert_eq!(layer.cache.hits().1, misses, "others are still there");
     assert_eq!(layer.read(&a, &x).await, Some(2));
     assert_eq!(layer.cache.hits().1, misses + 1);
     // Deleted ones are told as well, and those of which the id is not recorded.
-    let at = layer.write(&a, &x, None, true).await;
-    until("the delivery", async || layer.cache.position() >= at).await;
+    layer.write(&a, &x, None, true).await;
     assert_eq!(layer.read(&a, &x).await, None);
-    let at = layer.write(&a, &y, Some(3), false).await;
-    until("the delivery", async || layer.cache.position() >= at).await;
+    layer.write(&a, &y, Some(3), false).await;
     assert_eq!(layer.read(&a, &y).await, Some(3));
     // Also if it is folded together with one whose id is recorded.
     layer.read(&a, &x).await;
-    let before = layer.bus.stats().folded.total();
     let producer = layer.bus.producer();
-    let write = async |tx: notibus::store::Transaction| {
+    let write = async |tx: Transaction| {
         for (id, with_id) in [(&x, true), (&y, false)] {
             tx.set(&key(&a.name, id), &4_u64.to_be_bytes());
             producer.ddoc_updated(&tx, &a, with_id.then_some(id));
         }
         Ok(())
     };
-    layer.store.run(write).await.unwrap();
-    until("the fold", async || layer.bus.stats().folded.total() > before).await;
-    let at = common::row(&layer.bus, &a).await.unwrap().sequence;
-    until("the delivery", async || layer.cache.position() >= at).await;
+    layer.reach(layer.store.run_once(write).await.unwrap()).await;
     assert_eq!((layer.read(&a, &x).await, layer.read(&a, &y).await), (Some(4), Some(4)));
 }
 
-/// On real threads: while readers read without a pause, a read that begins after the delivery of a change never returns
+/// On real threads: while readers read without a pause, a read that begins after the cache has reached a change never returns
 /// what was there before it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_stale_read_after_commit_and_delivery_is_impossible() {
+async fn a_stale_read_of_what_was_reached_is_impossible() {
     let layer = Arc::new(Layer::new().await);
     let (a, x): (Db, DdocId) = (db("a", 1), "_design/x".parse().unwrap());
     let (delivered, is_over) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
@@ -135,8 +128,7 @@ async fn a_stale_read_after_commit_and_delivery_is_impossible() {
     });
     let readers: Vec<_> = readers.collect();
     for version in 1..=300 {
-        let at = layer.write(&a, &x, Some(version), true).await;
-        until("the delivery", async || layer.cache.position() >= at).await;
+        layer.write(&a, &x, Some(version), true).await;
         delivered.store(version, Ordering::Release);
     }
     is_over.store(true, Ordering::Release);
@@ -153,8 +145,7 @@ async fn the_cache_recovers_from_having_expired() {
     let (gone, stays): (Db, Db) = (db("gone", 1), db("stays", 1));
     let x: DdocId = "_design/x".parse().unwrap();
     for db in [&gone, &stays] {
-        let at = layer.write(db, &x, Some(1), true).await;
-        until("the delivery", async || layer.cache.position() >= at).await;
+        layer.write(db, &x, Some(1), true).await;
         assert_eq!(layer.read(db, &x).await, Some(1));
     }
     let Layer { store, bus, notifier, dispatcher, cache } = layer;
@@ -177,8 +168,7 @@ async fn the_cache_recovers_from_having_expired() {
     until("the news", async || read(&gone).await.is_none()).await;
     assert_eq!(read(&stays).await, Some(1));
     let layer = Layer { store, bus, notifier, dispatcher, cache };
-    let at = layer.write(&stays, &x, Some(2), true).await;
-    until("the delivery", async || layer.cache.position() >= at).await;
+    layer.write(&stays, &x, Some(2), true).await;
     assert_eq!(layer.read(&stays, &x).await, Some(2), "it goes on");
     assert_eq!(layer.dispatcher.stop_listener("ddoc cache").await.unwrap(), StopReason::Shutdown);
     let created = common::record(&layer.store, &layer.bus, &gone, EventKind::Created.once().lanes());

@@ -352,7 +352,7 @@ async fn a_child_of_a_listener_that_was_found_by_its_name_ends_with_it() {
     assert_eq!(within("its end", child.finished()).await, StopReason::ParentEnded);
 }
 
-/// Once, a listener that panicked on the news that it had skipped something was made anew, and never heard it.
+/// Once, a listener that panicked on the news that it had skipped something was made again, and never heard it.
 #[tokio::test(start_paused = true)]
 async fn an_interruption_that_a_listener_panics_on_is_given_again() {
     /// Panics on its first message.

@@ -101,7 +101,7 @@ async fn a_tail_that_panics_is_begun_anew() {
     assert_eq!(bus.stats().tail_panics, 1);
 }
 
-/// Away for longer than tombstones are kept: everybody is told, and starts anew.
+/// Away for longer than tombstones are kept: everybody is told, and starts again.
 #[tokio::test(start_paused = true)]
 async fn who_was_suspended_for_too_long_is_told_so() {
     let store = Database::memory();

@@ -228,7 +228,7 @@ async fn one_that_stops_in_the_middle_of_a_read_delays_no_other() {
     let dispatcher = bus.dispatcher(options).await.unwrap();
     let subscribe = || dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING).stream();
     let (mut stalled, mut other) = (subscribe(), subscribe());
-    // The read has to be begun anew, after a pause.
+    // The read has to be begun again, after a pause.
     faults.plan_reads(|_| Some(notibus::StoreError::TRANSACTION_TOO_OLD));
     assert!(tokio::time::timeout(Duration::from_millis(1), stalled.next()).await.is_err());
     faults.heal();
@@ -236,7 +236,7 @@ async fn one_that_stops_in_the_middle_of_a_read_delays_no_other() {
     assert_eq!(name(&crate::world::next(&mut stalled).await), "a");
 }
 
-/// What is in hand is not worked on: whoever is made anew is not told that it was.
+/// What is in hand is not worked on: whoever is made again is not told that it was.
 #[tokio::test(start_paused = true)]
 async fn one_that_is_made_anew_is_told_where_it_is_without_what_is_in_hand() {
     /// Panics on its first delivery.

@@ -250,7 +250,7 @@ async fn a_trigger_that_crashes_after_it_has_expired_still_finds_out_what_is_gon
     }
 }
 
-/// Once, of a database that was created anew twice while the trigger was away, the first instance was never told to be gone,
+/// Once, of a database that was created again twice while the trigger was away, the first instance was never told to be gone,
 /// and what was started for it ran on.
 #[tokio::test(start_paused = true)]
 async fn an_instance_is_told_to_be_gone_however_many_have_come_since() {

@@ -34,7 +34,7 @@ enum Command {
         /// Where to: "now", "0" for all, or behind a sequence of 26 hexadecimal digits.
         #[arg(long)]
         to: String,
-        /// Also if members live: they start anew from there.
+        /// Also if members live: they start again from there.
         #[arg(long)]
         force: bool,
     },

@@ -34,7 +34,7 @@ struct Seen<'a> {
     /// What it tells of itself.
     #[serde(flatten)]
     status: &'a NodeStatus,
-    /// Its beats while it was watched; `None` if it was not there at first, or has joined anew.
+    /// Its beats while it was watched; `None` if it was not there at first, or has joined again.
     beats: Option<u64>,
     /// Whether it was heard of while it was watched.
     lives: bool,

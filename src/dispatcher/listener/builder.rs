@@ -23,7 +23,7 @@ use crate::{
     store::RetryPolicy,
 };
 
-/// Whether a listener that has panicked is made anew.
+/// Whether a listener that has panicked is made again.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum RestartPolicy {
     /// As often as it panics.
@@ -36,7 +36,7 @@ pub enum RestartPolicy {
 }
 
 impl RestartPolicy {
-    /// Whether a listener that was made anew `restarts` times may be once more.
+    /// Whether a listener that was made again `restarts` times may be once more.
     pub(super) fn allows(self, restarts: u32) -> bool {
         match self {
             Self::Always => true,
@@ -83,13 +83,13 @@ where
         Ok(Self { name: Some(name.into()), ..self })
     }
 
-    /// Whether it is made anew after a panic. Default: always.
+    /// Whether it is made again after a panic. Default: always.
     pub fn restart(mut self, policy: RestartPolicy) -> Self {
         self.terms.restart = policy;
         self
     }
 
-    /// The pause before it is made anew: `min`, and longer each time, up to `max`, until it has worked on something. Default:
+    /// The pause before it is made again: `min`, and longer each time, up to `max`, until it has worked on something. Default:
     /// 100 ms up to 30 s. Fails if `min` is greater than `max`.
     pub fn backoff(mut self, min: Duration, max: Duration) -> Result<Self> {
         if min > max {
@@ -172,7 +172,7 @@ where
         Ok((handle, task))
     }
 
-    /// Starts it as a plain callback: it is not made anew, and goes on with the next delivery after a panic.
+    /// Starts it as a plain callback: it is not made again, and goes on with the next delivery after a panic.
     pub(in crate::dispatcher) fn start_callback(mut self) -> (ListenerHandle<L::Message>, AbortHandle) {
         (self.terms.is_callback, self.terms.attempts_max) = (true, 1);
         let never = Parent::new();

@@ -43,9 +43,9 @@ pub enum Supervised {
         /// The row that it was given, if it was.
         at: Option<Sequence>,
     },
-    /// It will be made anew.
+    /// It will be made again.
     Restarting {
-        /// How often it was made anew before, and this time.
+        /// How often it was made again before, and this time.
         restarts: u32,
         /// After this pause.
         after: Duration,

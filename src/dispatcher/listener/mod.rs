@@ -1,6 +1,6 @@
 //! [`Listener`]: a subscriber with a state of its own, in a supervised task.
 //!
-//! It is what CouchDB's `couch_event_listener` is, and more: a listener that panics is made anew, by its
+//! It is what CouchDB's `couch_event_listener` is, and more: a listener that panics is made again, by its
 //! [`RestartPolicy`], and goes on where it was; the delivery that it has panicked on is given again, a few times, before it
 //! is passed over; and all of that is told as [`Supervision`] events. A listener is owned by its dispatcher: it ends when
 //! that is shut down, when it is told to, when its parent ends if it has one, or when it says so itself.
@@ -31,7 +31,7 @@ pub enum Next {
     Continue,
     /// To wait so long; if nothing comes by then, [`Listener::timeout`] is called, once.
     ContinueFor(Duration),
-    /// To end, for this reason. It is not made anew, whatever the reason.
+    /// To end, for this reason. It is not made again, whatever the reason.
     Stop(StopReason),
 }
 
@@ -47,7 +47,7 @@ pub enum StopReason {
     Shutdown,
     /// Its parent has ended.
     ParentEnded,
-    /// It has panicked, and its policy does not make it anew again.
+    /// It has panicked, and its policy does not make it again.
     Panicked(String),
     /// Another subscriber has opened its cursor.
     CursorLost,

@@ -28,7 +28,7 @@ const FAILURE_PAUSE: Duration = Duration::from_secs(1);
 /// How a listener is treated.
 #[derive(Debug, Clone)]
 pub(super) struct Terms {
-    /// Whether it is made anew after a panic.
+    /// Whether it is made again after a panic.
     pub restart: RestartPolicy,
     /// The pauses before that.
     pub backoff: RetryPolicy,
@@ -141,9 +141,9 @@ pub(super) struct Supervisor<L: Listener, F> {
     apart: Option<(DeliveryBatch, usize)>,
     /// The interruption that it has not finished, and how often it was given that.
     interrupted: Option<(Interruption, u32)>,
-    /// How often it was made anew.
+    /// How often it was made again.
     restarts: u32,
-    /// How often it was made anew since it has last worked on something.
+    /// How often it was made again since it has last worked on something.
     in_a_row: u32,
 }
 

@@ -133,7 +133,7 @@ struct Keeper<K: Kind> {
     /// What it is at.
     status: watch::Sender<TriggerStatus>,
     /// The search for what is gone, if databases may be so without its having been told: the subscription has expired, and
-    /// reads everything anew.
+    /// reads everything again.
     search: Option<Search>,
     /// Completes when the subscription may be asked again.
     pause: Option<BoxFuture<'static, ()>>,
@@ -238,7 +238,7 @@ impl<K: Kind> Keeper<K> {
         let put_down = if done_to != self.cursor.stored() {
             self.cursor.save(done_to).await
         } else if self.plan.running() > 0 {
-            // Jobs may run on, although another trigger has begun with them anew.
+            // Jobs may run on, although another trigger has begun with them again.
             self.cursor.verify().await
         } else {
             Ok(())
@@ -381,7 +381,7 @@ impl<K: Kind> Keeper<K> {
     }
 
     /// Goes on with the search for databases that are gone without its having been told, if there is one, once all that are
-    /// there have been told anew. How many places in the plan are kept for what is found.
+    /// there have been told again. How many places in the plan are kept for what is found.
     fn search_on(&mut self) -> usize {
         let Some(search) = &mut self.search else { return 0 };
         if !self.subscription.cursor().knew_nothing() {

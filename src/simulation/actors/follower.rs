@@ -14,19 +14,19 @@ use crate::{
 /// How long it waits when there was nothing to read.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Follows until the end; begins anew where it has to.
+/// Follows until the end; begins again where it has to.
 pub(super) async fn run(place: Place) {
     while place.shared.phase() != Phase::End {
         let id = place.shared.oracle().followed(place.issuer);
         if let Err(error) = follow(&place, id).await {
-            place.note(|| format!("follower {id} begins anew: {error}"));
+            place.note(|| format!("follower {id} begins again: {error}"));
         }
         place.shared.oracle().unfollowed(id);
         place.db.env().sleep(PAUSE).await;
     }
 }
 
-/// Follows from the very beginning. Fails if it has to begin anew.
+/// Follows from the very beginning. Fails if it has to begin again.
 async fn follow(place: &Place, id: u64) -> Result<()> {
     let feed = place.bus.feed();
     let live = feed.topology_at(Sequence::MIN).await?;

@@ -232,7 +232,7 @@ impl Oracle {
         self.gone(issuer);
     }
 
-    /// A process has dropped all that it had begun, and begins anew.
+    /// A process has dropped all that it had begun, and begins again.
     pub fn gone(&mut self, issuer: Issuer) {
         self.subscribers.retain(|_, subscriber| subscriber.issuer != issuer || subscriber.cursor.is_some());
         self.followers.retain(|_, follower| follower.issuer != issuer);

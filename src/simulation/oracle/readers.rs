@@ -312,7 +312,7 @@ impl Oracle {
         self.next_reader
     }
 
-    /// A follower gives up, as it has to begin anew.
+    /// A follower gives up, as it has to begin again.
     pub fn unfollowed(&mut self, id: FollowerId) {
         self.followers.remove(&id);
     }

@@ -238,7 +238,7 @@ pub async fn run(args: Args) -> Result<(), Failure> {
 }
 
 /// Ends what an earlier run has left: what waits is folded, and databases of this history that still live are deleted, as
-/// a layer would before it creates them anew. It does so on a bus of its own: a fold is counted only after others can see
+/// a layer would before it creates them again. It does so on a bus of its own: a fold is counted only after others can see
 /// that it was committed, so its last ones would be taken for folds of the replay.
 async fn end_earlier(args: &Args, db: &Database, history: &History) -> Result<(), Failure> {
     let (bus, producer, notifiers) = open(args, db).await?;
