@@ -19,7 +19,7 @@ use crate::{
     group::{self, Consumer, ConsumerOptions, Group, GroupStatus, Observer},
     janitor::{Janitor, JanitorOptions},
     keys::{Config, Keys, Partition, ShardId},
-    lease::{Member, NodeOptions, NodeStatus, statuses},
+    lease::{Member, NodeOptions, NodeStatus, forget_nodes, statuses},
     named_cursor::NamedCursor,
     notification::Notification,
     notification_feed::NotificationFeed,
@@ -77,6 +77,10 @@ impl Bus {
         let new = Config { partitions, incarnation: Incarnation(0) };
         let context = &Context::new(db.clone(), keys.clone(), new, schemes.clone());
         let config = db.run(async |tx| open_config(&tx, context, &topology).await).await?;
+        if db.is_first_use(&prefix) {
+            // Nobody has to wait until the nodes of a process expire that is known to be dead.
+            db.run(async |tx| forget_nodes(&tx, &keys).await).await?;
+        }
         Ok(Self::start(db, keys, config, schemes))
     }
 
@@ -117,6 +121,11 @@ impl Bus {
     /// after a failure does not raise it twice.
     pub async fn raise_incarnation(db: &Database, prefix: &[u8], from: Incarnation) -> Result<Incarnation> {
         relocation::raise(db, &Keys::new(prefix)?, from).await
+    }
+
+    /// The store that it is in.
+    pub fn store(&self) -> &Database {
+        &self.context.db
     }
 
     /// How often the bus has moved to another cluster.

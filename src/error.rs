@@ -226,13 +226,15 @@ pub struct StoreError {
     code: i32,
     /// What the backend adds, such as the message of the operating system.
     detail: Option<String>,
+    /// Whether trying again cannot help, whatever the code says: the store takes no more writes.
+    is_final: bool,
 }
 
 /// Names the codes that this crate raises or decides by; the numbers are FoundationDB's.
 macro_rules! codes {
     ($($(#[$doc:meta])* $name:ident = $code:literal, $text:literal;)*) => {
         impl StoreError {
-            $($(#[$doc])* pub const $name: Self = Self { code: $code, detail: None };)*
+            $($(#[$doc])* pub const $name: Self = Self { code: $code, detail: None, is_final: false };)*
 
             /// FoundationDB's name of the code.
             pub fn name(&self) -> &'static str {
@@ -314,7 +316,7 @@ impl StoreError {
     /// The error of this code.
     #[cfg(feature = "foundationdb")]
     pub(crate) fn from_code(code: i32) -> Self {
-        Self { code, detail: None }
+        Self { code, detail: None, is_final: false }
     }
 
     /// FoundationDB's error code.
@@ -327,9 +329,19 @@ impl StoreError {
         Self { detail: Some(detail.to_string()), ..self }
     }
 
-    /// Whether the same transaction, tried again from its start, can succeed (FoundationDB's predicate `RETRYABLE`).
+    /// The same failure of a store that will take no more writes, so that trying again cannot help.
+    pub(crate) fn of_failed_store(self) -> Self {
+        Self { is_final: true, ..self }
+    }
+
+    /// Whether the same transaction, tried again from its start, can succeed: FoundationDB's predicate `RETRYABLE`, unless the
+    /// store takes no more writes ([`Database::failure`](crate::store::Database::failure)).
     pub fn is_retryable(&self) -> bool {
-        matches!(self.code, 1007 | 1009 | 1020 | 1021 | 1037 | 1038 | 1039 | 1042 | 1051 | 1078 | 1213 | 1223)
+        !self.is_final
+            && matches!(
+                self.code,
+                1007 | 1009 | 1020 | 1021 | 1037 | 1038 | 1039 | 1042 | 1051 | 1078 | 1213 | 1223
+            )
     }
 
     /// Whether the transaction may have been committed (FoundationDB's predicate `MAYBE_COMMITTED`; with 1031 the

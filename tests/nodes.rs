@@ -492,3 +492,33 @@ async fn bad_times_of_a_node_are_typed_errors() {
         assert!(matches!(refused, Err(Error::Invalid { .. })), "{heartbeat:?} {expiry:?}");
     }
 }
+
+/// Once, after a crash on a folder the next process waited for the dead node to expire, and told nothing for ten seconds.
+#[tokio::test]
+async fn the_nodes_of_a_folder_are_gone_when_it_is_opened_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().to_owned();
+    let crashed = std::thread::spawn(move || {
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let notifier = runtime.block_on(async {
+            let store = Database::open_dir(&path).unwrap();
+            let bus = Bus::open(&store, BusOptions::default()).await.unwrap();
+            let notifier = bus.notifier(NotifierOptions::default()).await.unwrap();
+            until("a lease", async || bus.nodes().await.unwrap().iter().any(|node| !node.leases.is_empty()))
+                .await;
+            notifier
+        });
+        // It ends without a word.
+        runtime.shutdown_timeout(Duration::from_secs(5));
+        drop(notifier);
+    });
+    crashed.join().unwrap();
+    let store = Database::open_dir(folder.path()).unwrap();
+    let bus = Bus::open(&store, BusOptions::default()).await.unwrap();
+    assert_eq!(bus.nodes().await.unwrap(), []);
+    let node = bus.node(NodeOptions::default()).await.unwrap();
+    let again = Bus::open(&store, BusOptions::default()).await.unwrap();
+    assert_eq!(again.nodes().await.unwrap().len(), 1, "the second one of a process removes nobody");
+    node.shutdown().await.unwrap();
+}

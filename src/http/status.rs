@@ -59,25 +59,33 @@ async fn method_not_allowed() -> Failure {
     Failure::method_not_allowed("GET,HEAD")
 }
 
-/// The process lives.
-async fn live() -> Response {
-    api::json(StatusCode::OK, &json!({ "status": "ok" }))
+/// That something is not as it should be, and why.
+fn unavailable(reason: &str) -> Response {
+    api::json(StatusCode::SERVICE_UNAVAILABLE, &json!({ "status": "unavailable", "reason": reason }))
+}
+
+/// The process lives, and its store takes writes: if it takes no more, only another start can help.
+async fn live(State(inner): State<Arc<Inner>>) -> Response {
+    match inner.bus.store().failure() {
+        None => api::json(StatusCode::OK, &json!({ "status": "ok" })),
+        Some(error) => unavailable(&format!("The store takes no more writes: {error}.")),
+    }
 }
 
 /// The node can do its work: the store answers, and nothing is being shut down.
 async fn ready(State(inner): State<Arc<Inner>>) -> Response {
-    let not_ready = |reason: &str| {
-        api::json(StatusCode::SERVICE_UNAVAILABLE, &json!({ "status": "unavailable", "reason": reason }))
-    };
     if inner.is_closing() {
-        return not_ready("The node is being shut down.");
+        return unavailable("The node is being shut down.");
+    }
+    if let Some(error) = inner.bus.store().failure() {
+        return unavailable(&format!("The store takes no more writes: {error}."));
     }
     tokio::select! {
         now = inner.feed.now() => match now {
             Ok(_) => api::json(StatusCode::OK, &json!({ "status": "ok" })),
-            Err(error) => not_ready(&error.to_string()),
+            Err(error) => unavailable(&error.to_string()),
         },
-        () = inner.env().sleep(READY_TIMEOUT) => not_ready("The store does not answer."),
+        () = inner.env().sleep(READY_TIMEOUT) => unavailable("The store does not answer."),
     }
 }
 

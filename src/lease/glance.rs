@@ -13,7 +13,7 @@ use crate::{
     bugs::{Bug, is_on},
     error::{Error, Result},
     keys::{Keys, NodeId, NodeRow},
-    store::{AtomicOp, Database, Isolation, Transaction},
+    store::{AtomicOp, Database, Isolation, RangeRead, Transaction},
 };
 
 /// The nodes, and how often anything has changed, at one read version.
@@ -57,6 +57,18 @@ pub(crate) fn changed(tx: &Transaction, keys: &Keys) {
     if !is_on(Bug::LeaseChangeNotCounted) {
         tx.atomic(AtomicOp::Add, &keys.lease_changes(), &1_u64.to_le_bytes());
     }
+}
+
+/// Removes the rows of all nodes, each of which is known to be dead. What they own is free from then on.
+pub(crate) async fn forget_nodes(tx: &Transaction, keys: &Keys) -> Result<()> {
+    let rows = RangeRead::new(keys.nodes()).limit(1);
+    if tx.get_range(&rows, Isolation::Serializable).await?.rows.is_empty() {
+        return Ok(());
+    }
+    tx.clear_range(&keys.nodes());
+    tx.clear_range(&keys.all_roles());
+    changed(tx, keys);
+    Ok(())
 }
 
 /// Looks as long as there are workers, as often as the one that wants it most often, and shows them what was seen.

@@ -43,7 +43,7 @@ mod sightings;
 mod status;
 mod worker;
 
-pub(crate) use glance::changed;
+pub(crate) use glance::{changed, forget_nodes};
 pub(crate) use held::{Held, Stop, Work};
 pub(crate) use member::{Member, RoleGuard};
 pub use options::{BalanceOptions, NodeOptions};

@@ -2,8 +2,9 @@
 //! concrete faces of these traits, so that nothing above is generic over the store.
 
 use std::{
+    future::pending,
     pin::Pin,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
 };
 
 use bytes::Bytes;
@@ -12,13 +13,29 @@ use futures_util::future::BoxFuture;
 use super::{Isolation, KeyRange, Page, RangeRead, TransactionOption, Watch, mutation::Mutation};
 use crate::{
     encoding::Versionstamp,
-    error::{Error, Result},
+    error::{Error, Result, StoreError},
 };
 
 /// A store.
 pub(crate) trait Backend: Send + Sync + 'static {
     /// A new transaction. Its read version is taken at its first read.
     fn begin(&self) -> Box<dyn TransactionBackend>;
+
+    /// Whether whoever has used the store under `name` before is dead, and `name` was not asked for since: true at most once
+    /// for an opening that keeps all other processes out.
+    fn is_first_use(&self, _name: &[u8]) -> bool {
+        false
+    }
+
+    /// Why the store takes no more writes, if that is so.
+    fn failure(&self) -> Option<StoreError> {
+        None
+    }
+
+    /// Completes when the store takes no more writes; never if it knows of no such thing.
+    fn failed(&self) -> BoxFuture<'static, StoreError> {
+        Box::pin(pending())
+    }
 }
 
 /// A transaction of a store. Operations after [`TransactionBackend::commit`] fail with `used_during_commit` (2017) until
@@ -79,6 +96,9 @@ impl<T: Unpin> Future for Answer<'_, T> {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut *self {
             Self::Ready(result) => {
+                // What never waits would keep the other tasks of its thread waiting: beats of leases among them.
+                let turn = ready!(tokio::task::coop::poll_proceed(context));
+                turn.made_progress();
                 Poll::Ready(result.take().expect("an answer is polled to its end only once"))
             }
             Self::Waiting(future) => future.as_mut().poll(context),

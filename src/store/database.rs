@@ -181,6 +181,25 @@ impl Database {
         }
     }
 
+    /// Whether whoever has used the store under `name` before is dead: [`Backend::is_first_use`].
+    pub(crate) fn is_first_use(&self, name: &[u8]) -> bool {
+        self.backend.is_first_use(name)
+    }
+
+    /// Why the store takes no more writes, if that is so: the disk of its folder has failed. Reads go on. What it has acknowledged is
+    /// there when it is opened again; so a program best says why, and ends.
+    pub fn failure(&self) -> Option<Error> {
+        self.backend.failure().map(Error::Store)
+    }
+
+    /// Completes with [`Database::failure`] when there is one. Never completes for a store in memory, or a cluster, which mends
+    /// itself.
+    /// The future keeps no handle on the store.
+    pub fn failed(&self) -> impl Future<Output = Error> + Send + use<> {
+        let failed = self.backend.failed();
+        async { Error::Store(failed.await) }
+    }
+
     /// By which runs know their own commits again.
     pub(super) fn ids(&self) -> &Arc<TransactionIds> {
         &self.ids

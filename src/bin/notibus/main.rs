@@ -65,6 +65,8 @@ enum Failure {
     BadInput(String),
     /// The work failed, or its outcome is not what it should be: exit code 1.
     Failed(String),
+    /// The store takes no more writes: exit code 3.
+    StoreFailed(String),
 }
 
 impl From<notibus::Error> for Failure {
@@ -80,6 +82,7 @@ impl From<notibus::Error> for Failure {
             | Error::NoGroup { .. }
             | Error::Expired { .. }
             | Error::Corrupt { .. } => Self::BadInput(error.to_string()),
+            error if store::is_failure(&error) => Self::StoreFailed(error.to_string()),
             error => Self::Failed(error.to_string()),
         }
     }
@@ -88,11 +91,23 @@ impl From<notibus::Error> for Failure {
 impl Failure {
     /// Says why, and gives the exit code.
     fn report(&self) -> ExitCode {
-        let (reason, code) = match self {
-            Self::Failed(reason) => (reason, 1),
-            Self::BadInput(reason) => (reason, 2),
+        let code = match self {
+            Self::Failed(reason) => {
+                eprintln!("notibus: {reason}");
+                1
+            }
+            Self::BadInput(reason) => {
+                eprintln!("notibus: {reason}");
+                2
+            }
+            Self::StoreFailed(reason) => {
+                eprintln!(
+                    "notibus: the store takes no more writes: {reason}. What was acknowledged is in its folder: mend the disk, or \
+                     make room, and start again"
+                );
+                3
+            }
         };
-        eprintln!("notibus: {reason}");
         ExitCode::from(code)
     }
 }
@@ -108,20 +123,9 @@ fn main() -> ExitCode {
         Err(error) => return Failure::Failed(format!("no runtime: {error}")).report(),
     };
     let outcome = runtime.block_on(async {
-        match cli.command {
-            #[cfg(feature = "http")]
-            Command::Credential(command) => credential::run(&command),
-            Command::Groups(args) => groups::run(args).await,
-            Command::Export(args) => relocate::export(args).await,
-            Command::Import(args) => relocate::import(args).await,
-            Command::Nodes(args) => nodes::run(args).await,
-            Command::Replay(args) => replay::run(args).await,
-            #[cfg(feature = "http")]
-            Command::Serve(args) => serve::run(args).await,
-            #[cfg(feature = "simulation")]
-            Command::Simulate(args) => simulate::run(&args),
-            Command::Tail(args) => tail::run(args).await,
-            Command::Topology(command) => topology::run(command).await,
+        tokio::select! {
+            outcome = run(cli.command) => outcome,
+            error = store::failed() => Err(Failure::StoreFailed(error.to_string())),
         }
     });
     drop(runtime);
@@ -130,5 +134,24 @@ fn main() -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),
+    }
+}
+
+/// Runs a command.
+async fn run(command: Command) -> Result<(), Failure> {
+    match command {
+        #[cfg(feature = "http")]
+        Command::Credential(command) => credential::run(&command),
+        Command::Groups(args) => groups::run(args).await,
+        Command::Export(args) => relocate::export(args).await,
+        Command::Import(args) => relocate::import(args).await,
+        Command::Nodes(args) => nodes::run(args).await,
+        Command::Replay(args) => replay::run(args).await,
+        #[cfg(feature = "http")]
+        Command::Serve(args) => serve::run(args).await,
+        #[cfg(feature = "simulation")]
+        Command::Simulate(args) => simulate::run(&args),
+        Command::Tail(args) => tail::run(args).await,
+        Command::Topology(command) => topology::run(command).await,
     }
 }

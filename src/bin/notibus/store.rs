@@ -1,8 +1,9 @@
 //! `--store`: which store to use.
 
-use std::{path::PathBuf, str::FromStr};
+use std::{path::PathBuf, str::FromStr, sync::LazyLock};
 
-use notibus::{Result, store::Database};
+use notibus::{Error, Result, StoreError, store::Database};
+use tokio::sync::watch;
 
 use crate::Failure;
 
@@ -24,18 +25,36 @@ impl Store {
         expect(clippy::unused_async, reason = "only a cluster is waited for")
     )]
     pub async fn open(&self) -> Result<Database> {
-        match self {
+        let db = match self {
             Self::Memory => Ok(Database::memory()),
             Self::Dir(path) => Database::open_dir(path),
             #[cfg(feature = "foundationdb")]
             Self::FoundationDb(path) => Database::foundationdb(path).await,
             #[cfg(not(feature = "foundationdb"))]
-            Self::FoundationDb(path) => Err(notibus::Error::Open {
+            Self::FoundationDb(path) => Err(Error::Open {
                 path: path.clone(),
                 reason: "this program was built without the feature `foundationdb`".to_owned(),
             }),
-        }
+        }?;
+        let failed = db.failed();
+        tokio::spawn(async { FAILED.send_replace(Some(failed.await)) });
+        Ok(db)
     }
+}
+
+/// Why a store that was opened takes no more writes.
+static FAILED: LazyLock<watch::Sender<Option<Error>>> = LazyLock::new(watch::Sender::default);
+
+/// Whether `error` says that the store takes no more writes.
+pub fn is_failure(error: &Error) -> bool {
+    error.code() == Some(StoreError::IO_ERROR.code())
+}
+
+/// Completes when a store that was opened takes no more writes.
+pub async fn failed() -> Error {
+    let mut failed = FAILED.subscribe();
+    let error = failed.wait_for(Option::is_some).await.expect("the sender is static");
+    error.clone().expect("it was just there")
 }
 
 impl Store {

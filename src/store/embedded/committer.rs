@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{
     core::{Core, Outcome, Request},
@@ -37,9 +37,8 @@ pub(super) struct Committer {
 
 impl Committer {
     /// Starts the thread.
-    pub fn start(disk: Disk, core: Arc<Mutex<Core>>, env: Env, started: Duration) -> std::io::Result<Self> {
+    pub fn start(worker: Worker) -> std::io::Result<Self> {
         let (queue, waiting) = mpsc::channel(QUEUE_LEN_MAX);
-        let worker = Worker::new(disk, core, env, started);
         let thread =
             thread::Builder::new().name("notibus-commit".to_owned()).spawn(|| worker.run(waiting))?;
         Ok(Self { queue: Some(queue), thread: Some(thread) })
@@ -50,9 +49,12 @@ impl Committer {
         let queue = self.queue.clone().expect("the queue is open as long as the engine");
         async move {
             let (answer, outcome) = oneshot::channel();
-            let gone = || StoreError::IO_ERROR.with_detail("the commit thread has ended");
-            queue.send((request, answer)).await.map_err(|_| gone())?;
-            outcome.await.map_err(|_| gone())?
+            let detail = "the commit thread has ended";
+            queue.send((request, answer)).await.map_err(|_| StoreError::IO_ERROR.with_detail(detail))?;
+            // It has taken the request, and may have come as far as the disk with it.
+            outcome
+                .await
+                .map_err(|_| StoreError::COMMIT_UNKNOWN_RESULT.with_detail(detail).of_failed_store())?
         }
     }
 }
@@ -68,6 +70,34 @@ impl Drop for Committer {
     }
 }
 
+/// Why a store takes no more writes, once it does not.
+#[derive(Debug)]
+pub(super) struct Failed(watch::Sender<Option<StoreError>>);
+
+impl Failed {
+    /// It takes writes.
+    pub fn new() -> Self {
+        Self(watch::Sender::new(None))
+    }
+
+    /// Why it takes no more.
+    pub fn get(&self) -> Option<StoreError> {
+        self.0.borrow().clone()
+    }
+
+    /// It takes no more writes from now on.
+    fn set(&self, error: StoreError) {
+        self.0.send_replace(Some(error));
+    }
+
+    /// Completes when it takes no more writes; never if it is closed before.
+    pub async fn happened(&self) -> StoreError {
+        let mut failed = self.0.subscribe();
+        let error = failed.wait_for(Option::is_some).await.expect("the sender is here");
+        error.clone().expect("it was just there")
+    }
+}
+
 /// What the thread works with.
 pub(super) struct Worker {
     /// The rows on disk.
@@ -79,13 +109,21 @@ pub(super) struct Worker {
     /// The clock when the engine was made.
     started: Duration,
     /// Why nothing can be committed any more.
-    failed: Option<StoreError>,
+    failed: Arc<Failed>,
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.failed.set(StoreError::IO_ERROR.with_detail("the commit thread has panicked"));
+        }
+    }
 }
 
 impl Worker {
     /// One that commits to `disk` and `core`.
-    pub fn new(disk: Disk, core: Arc<Mutex<Core>>, env: Env, started: Duration) -> Self {
-        Self { disk, core, env, started, failed: None }
+    pub fn new(disk: Disk, core: Arc<Mutex<Core>>, env: Env, started: Duration, failed: Arc<Failed>) -> Self {
+        Self { disk, core, env, started, failed }
     }
 
     /// Commits groups until the engine closes.
@@ -109,7 +147,7 @@ impl Worker {
 
     /// Notes that the store is closed in order, if it is.
     pub fn close(&self) {
-        if self.failed.is_none()
+        if self.failed.get().is_none()
             && let Err(error) = self.disk.close(lock(&self.core).version())
         {
             tracing::warn!(%error, "the store was not closed in order; its next opening cannot tell lost commits");
@@ -123,7 +161,7 @@ impl Worker {
 
     /// Decides, persists and publishes one group.
     pub fn commit(&mut self, group: Vec<Request>) -> Vec<Outcome> {
-        if let Some(error) = &self.failed {
+        if let Some(error) = self.failed.get() {
             return group.iter().map(|_| Err(error.clone())).collect();
         }
         let staged = {
@@ -137,10 +175,11 @@ impl Worker {
         {
             // Whether the group is on disk is open until the store is opened again; nothing may build on it.
             tracing::error!(%error, "the store's disk failed; it takes no more commits");
-            self.failed = Some(StoreError::IO_ERROR.with_detail(&error));
-            let unknown =
-                StoreError::IO_ERROR.with_detail(format!("the commit may or may not be on disk: {error}"));
-            return staged.outcomes.iter().map(|_| Err(unknown.clone())).collect();
+            self.failed.set(StoreError::IO_ERROR.with_detail(&error));
+            let unknown = StoreError::COMMIT_UNKNOWN_RESULT
+                .with_detail(format!("it may or may not be on disk: {error}"))
+                .of_failed_store();
+            return staged.outcomes.into_iter().map(|outcome| outcome.and(Err(unknown.clone()))).collect();
         }
         lock(&self.core).publish(staged, self.now())
     }

@@ -304,12 +304,17 @@ impl Core {
             }
             self.history.push_back(Past { version: staged.version, at: now, written: staged.written });
         }
-        for watch in staged.watches {
+        self.arm(staged.watches);
+        self.forget(now);
+        staged.outcomes
+    }
+
+    /// Arms the watches of a transaction that was committed.
+    pub fn arm(&mut self, watches: Vec<watches::Pending>) {
+        for watch in watches {
             let value = self.root.get(&watch.key);
             self.watches.arm(watch, value);
         }
-        self.forget(now);
-        staged.outcomes
     }
 
     /// Drops the groups that no living transaction can conflict with or read before.

@@ -168,7 +168,7 @@ fn prepare(path: &Path) -> Result<bool, String> {
     if path.exists() && !path.is_dir() {
         return Err("it is a file; name a folder".to_owned());
     }
-    fs::create_dir_all(path).map_err(io)?;
+    make_folder(path).map_err(io)?;
     match fs::read_to_string(path.join(MARKER)) {
         Ok(format) if format == FORMAT => Ok(false),
         Ok(format) if format.is_empty() || format == FORMAT_UNFINISHED => Ok(true),
@@ -215,10 +215,60 @@ fn take_closed(path: &Path, version: u64) -> Result<(), String> {
 
 /// What an error of the folder's database means to whoever opens it.
 fn explain(error: &fjall::Error) -> String {
-    match error {
-        fjall::Error::Locked => "it is open in another process, or by another handle of this one".to_owned(),
-        error => {
-            format!("it cannot be read and is probably damaged; restore it from a copy ({error})")
+    if matches!(error, fjall::Error::Locked) {
+        return "it is open in another process, or by another handle of this one".to_owned();
+    }
+    let mut causes = std::iter::successors(Some(error as &dyn std::error::Error), |error| error.source());
+    let io = causes.find_map(|cause| cause.downcast_ref::<std::io::Error>());
+    match io.map(|error| (error.kind(), error.raw_os_error())) {
+        Some((std::io::ErrorKind::PermissionDenied, _)) => {
+            format!(
+                "this user may not read and write its files; give it the right to, or be their owner ({error})"
+            )
         }
+        Some((std::io::ErrorKind::ReadOnlyFilesystem, _)) => {
+            format!("it is on a read-only file system ({error})")
+        }
+        Some((std::io::ErrorKind::StorageFull, _)) => format!("its disk is full; make room ({error})"),
+        // What the operating system refuses is no damage: too many open files, a failing disk.
+        Some((_, Some(_))) => format!("it cannot be read ({error})"),
+        _ => format!("it cannot be read and is probably damaged; restore it from a copy ({error})"),
+    }
+}
+
+/// Makes the folder `path`, which only its owner may enter.
+fn make_folder(path: &Path) -> std::io::Result<()> {
+    let mut builder = fs::DirBuilder::new();
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder.recursive(true).create(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+
+    /// Once, whatever was wrong was called damage, to be restored from a copy.
+    #[test]
+    fn damage_is_said_of_damage_only() {
+        for (code, said) in [(13, "may not read"), (30, "read-only"), (28, "full"), (24, "cannot be read (")]
+        {
+            let reason = explain(&fjall::Error::Io(io::Error::from_raw_os_error(code)));
+            assert!(reason.contains(said) && !reason.contains("damaged"), "{reason}");
+        }
+        let reason = explain(&fjall::Error::Io(io::Error::new(io::ErrorKind::InvalidData, "checksum")));
+        assert!(reason.contains("damaged"), "{reason}");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn nobody_else_may_enter_a_folder() {
+        use std::os::unix::fs::PermissionsExt;
+        let parent = tempfile::tempdir().unwrap();
+        let folder = parent.path().join("store");
+        drop(Disk::open(&folder).unwrap());
+        assert_eq!(fs::metadata(&folder).unwrap().permissions().mode() & 0o777, 0o700);
     }
 }

@@ -68,6 +68,14 @@ pub(super) fn wrap<I: Interceptor>(db: &Database, interceptor: &Arc<I>) -> Datab
 }
 
 impl<I: Interceptor> Backend for Wrapper<I> {
+    fn failure(&self) -> Option<StoreError> {
+        self.inner.failure()
+    }
+
+    fn failed(&self) -> BoxFuture<'static, StoreError> {
+        self.inner.failed()
+    }
+
     fn begin(&self) -> Box<dyn TransactionBackend> {
         let state = State {
             inner: Arc::from(self.inner.begin()),
