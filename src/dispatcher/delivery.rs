@@ -168,12 +168,14 @@ impl fmt::Debug for Delivery {
     }
 }
 
-/// Why a subscription has something other than a row to say.
+/// What a subscription has to say other than a row. It has not ended: receiving goes on with the next item, unless an item says
+/// otherwise.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Interruption {
     /// The first scan of a subscriber that began with nothing is complete: all databases that it wants, as they were at `at`, have
-    /// been delivered. This comes once, and again after each [`Interruption::Expired`].
+    /// been delivered. This comes once, of a durable subscriber once for its cursor, and again after each
+    /// [`Interruption::Expired`].
     #[error("everything up to {at} was delivered")]
     Synced {
         /// Everything up to here was delivered.
@@ -194,7 +196,8 @@ pub enum Interruption {
         /// Up to where rows may have been dropped.
         horizon: Sequence,
     },
-    /// The feed could not be read. The subscriber keeps its cursor; receiving again tries again.
+    /// The feed could not be read. The subscriber keeps its cursor; receiving again tries again, a tenth of a second later. After
+    /// [`Error::CursorLost`] the subscription ends.
     #[error(transparent)]
     Failed(#[from] Error),
 }

@@ -191,7 +191,7 @@ impl Filter {
         Ok(Self::of(Names::Any(Arc::new(Set::new(filters)))))
     }
 
-    /// Only these kinds of events; at least one.
+    /// Only rows with news of one of these kinds of events; at least one. The news still say all that happened.
     pub fn kinds(self, kinds: Kinds) -> Result<Self> {
         if kinds.is_empty() {
             return Err(Error::invalid("filter", "it has no kind, so it would never match"));

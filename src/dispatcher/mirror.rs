@@ -115,6 +115,7 @@ impl Mirror {
     pub async fn synced(&self) -> Result<Sequence> {
         let mut synced = self.content.synced.subscribe();
         tokio::select! {
+            biased;
             Ok(at) = synced.wait_for(Option::is_some) => Ok(at.expect("it was just there")),
             _ = self.listener.finished() => Err(self.ended()),
         }

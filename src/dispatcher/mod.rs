@@ -96,8 +96,8 @@ pub struct DispatcherOptions {
     pub poll_interval: Duration,
     /// How many lagging subscribers read the feed at once; others wait for their turn. Default: 8.
     pub catch_ups_max: usize,
-    /// The most rows that a lagging subscriber reads at once, and of a batch of the ring; 1 to 10,000, and no more than the tail
-    /// reads: what a subscriber holds while it rests. Default: 256.
+    /// The most rows that a lagging subscriber reads at once, and of a batch of the ring: what a subscriber holds while it rests. 1 to
+    /// 10,000; what is above [`DispatcherOptions::page_rows_max`] counts as that. Default: 256.
     pub catch_up_rows_max: usize,
 }
 
@@ -117,20 +117,20 @@ impl DispatcherOptions {
     /// Fails if an option is out of its limits.
     fn check(&self) -> Result<()> {
         if self.ring_rows_max == 0 {
-            return Err(Error::invalid("ring rows", "it is zero"));
+            return Err(Error::invalid("ring_rows_max", "it is zero"));
         }
         for (what, rows) in
-            [("page rows", self.page_rows_max), ("rows of a catch-up", self.catch_up_rows_max)]
+            [("page_rows_max", self.page_rows_max), ("catch_up_rows_max", self.catch_up_rows_max)]
         {
             if !(1..=PAGE_ROWS_MAX).contains(&rows) {
                 return Err(Error::invalid(what, format!("{rows} is not 1 to {PAGE_ROWS_MAX}")));
             }
         }
         if self.poll_interval.is_zero() {
-            return Err(Error::invalid("poll interval", "it is zero"));
+            return Err(Error::invalid("poll_interval", "it is zero"));
         }
         if self.catch_ups_max == 0 {
-            return Err(Error::invalid("catch-ups", "it is zero"));
+            return Err(Error::invalid("catch_ups_max", "it is zero"));
         }
         Ok(())
     }

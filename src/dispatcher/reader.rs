@@ -18,6 +18,7 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use futures_util::{StreamExt, TryStreamExt, future::BoxFuture, stream};
@@ -50,6 +51,9 @@ const ROUND_ROWS_MAX: usize = 256;
 
 /// How many exact names one read of the feed looks up.
 const LOOK_UPS_MAX: usize = 400;
+
+/// How long after a failed read of the feed the next one begins.
+const FAILURE_PAUSE: Duration = Duration::from_millis(100);
 
 /// How many databases' design documents are read at once.
 const DDOC_READS_MAX: usize = 8;
@@ -147,6 +151,8 @@ pub(super) struct Reader {
     is_at_end: bool,
     /// A read of the feed that is under way.
     load: Option<Load>,
+    /// Whether the last read has failed, so that the next one waits a little.
+    has_failed: bool,
     /// The names that are looked up, if it wants exact names and the feed is to be read.
     look_up: Option<Box<LookUp>>,
     /// The batch of which rows are being chosen.
@@ -173,6 +179,7 @@ impl Reader {
             place: None,
             is_at_end: false,
             load: None,
+            has_failed: false,
             look_up: None,
             choice: None,
             in_hand: None,
@@ -562,11 +569,18 @@ impl Reader {
             let from = after.map_or(0, |after| names.partition_point(|name| *name <= after));
             names[from..].iter().take(LOOK_UPS_MAX + 1).cloned().collect()
         });
-        self.load = Some(Load(tokio::spawn(load(Arc::clone(&self.shared), self.cursor, names))));
+        let (shared, cursor, has_failed) = (Arc::clone(&self.shared), self.cursor, self.has_failed);
+        self.load = Some(Load(tokio::spawn(async move {
+            if has_failed {
+                shared.context.env().sleep(FAILURE_PAUSE).await;
+            }
+            load(shared, cursor, names).await
+        })));
     }
 
     /// Takes in what a read of the feed has brought, and delivers what is wanted of it.
     fn receive(&mut self, page: Result<Page>) -> Result<Option<DeliveryBatch>, Interruption> {
+        self.has_failed = page.is_err();
         let page = match page {
             Ok(page) => page,
             Err(Error::Expired { horizon }) => {

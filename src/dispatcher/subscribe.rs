@@ -64,6 +64,9 @@ impl Subscribe {
     /// Starts elsewhere than now: at a cursor, [`Cursor::NOTHING`] for every database first, or behind a sequence. Default: with
     /// what comes after the tail's present position, which can include events that were committed before and not yet folded.
     ///
+    /// Of a durable subscription it says where a new cursor begins, if it comes before [`Subscribe::durable`]. After that, it is where
+    /// the subscription starts whatever was saved.
+    ///
     /// Whoever starts ahead of the store, with the cursor of another bus, gets [`Interruption::Failed`](super::Interruption) with
     /// [`Error::Invalid`].
     pub fn since(self, start: impl Into<Start>) -> Self {
@@ -111,7 +114,12 @@ impl Subscribe {
     ///
     /// It is saved once a second ([`Subscribe::save_every`]): up to what a callback or a listener has worked on, and with a stream
     /// up to what was returned before the next item was asked for. Whoever had the cursor open before loses it: a stream then
-    /// returns [`Interruption::Failed`](super::Interruption) with [`Error::CursorLost`], and ends.
+    /// returns [`Interruption::Failed`](super::Interruption) with [`Error::CursorLost`] at its next save, and ends.
+    ///
+    /// A stream does not save when it is dropped or the dispatcher ends: call [`Subscription::checkpoint`] before. A subscription that
+    /// goes on behind its first scan is not told [`Interruption::Synced`](super::Interruption) again. With another filter than the one
+    /// that the cursor was saved for, databases that the old one did not want come with their next event only; in the middle of
+    /// the first scan, the scan starts over.
     pub async fn durable(self, cursor: &NamedCursor) -> Result<Self> {
         let start = self.shared.cursor_at(self.start);
         let cursor = cursor.open(start, self.filter.hash()).await?;
