@@ -1,7 +1,11 @@
 //! Freshness barriers: waiting until everything that was committed by some time has been folded, and has come to the ring. By one a
 //! cache reads its own writes.
 
-use std::{collections::BTreeMap, future::poll_fn, sync::Arc, task::Poll, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use super::Shared;
 use crate::{
@@ -30,28 +34,11 @@ impl Shared {
         }
     }
 
-    /// Completes once the tail has handed out everything up to `at`; false if the dispatcher has ended before.
-    pub async fn tail_reached(self: &Arc<Self>, at: Sequence) -> bool {
-        let (id, state) = self.enter();
-        let reached = poll_fn(|context| {
-            loop {
-                let end = self.ring.end();
-                if end.cursor.position() >= at {
-                    return Poll::Ready(true);
-                }
-                if state.is_closed() {
-                    return Poll::Ready(false);
-                }
-                state.register(context.waker());
-                if self.everything.wait(end.place, &state) && !state.is_closed() {
-                    return Poll::Pending;
-                }
-            }
-        })
-        .await;
-        self.everything.leave(&state);
-        self.subscribers.remove(&id);
-        reached
+    /// Completes once the tail has handed out everything that happened up to `at`; false if the dispatcher has ended before.
+    pub async fn tail_reached(&self, at: Sequence) -> bool {
+        let mut known = self.known.subscribe();
+        let reached = known.wait_for(|known| *known >= at || self.is_closed.load(Ordering::SeqCst)).await;
+        reached.is_ok_and(|known| *known >= at)
     }
 
     /// Completes once everything that was committed at `version` or before is folded. Returns the position of the last row by
@@ -68,7 +55,9 @@ impl Shared {
                 waiting.extend(self.context.db.run(async |tx| self.still_unfolded(&tx, some).await).await?);
             }
         }
-        Ok(self.feed.last_sequence().await?.unwrap_or(Sequence::MIN))
+        // The last row may have been a tombstone that is dropped by now: the horizon is behind it then.
+        let last = self.feed.last_sequence().await?.unwrap_or(Sequence::MIN);
+        Ok(last.max(self.feed.horizon().await?))
     }
 
     /// The databases that have events which are not folded, at `version` or later, and what the totals of their rows will be once

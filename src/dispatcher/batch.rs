@@ -16,6 +16,7 @@ use super::{
 use crate::{
     cursor::{Cursor, Knowledge},
     encoding::Sequence,
+    event::Kinds,
     notification::Notification,
     notification_feed::ChangedDdocs,
 };
@@ -184,8 +185,8 @@ pub(super) struct Deliveries {
     pub chosen: Chosen,
     /// Where the reading of the subscriber began, and how far it had come before the batch.
     pub since: Cursor,
-    /// The filters of the subscriber, if it has a set of them.
-    pub filters: Option<Arc<Set>>,
+    /// The filters of the subscriber, if it has a set of them, and the kinds of events that the whole wants.
+    pub filters: Option<(Arc<Set>, Kinds)>,
     /// For each delivery the design documents that have changed, if they were asked for.
     pub ddocs: Option<Box<[Arc<ChangedDdocs>]>>,
 }

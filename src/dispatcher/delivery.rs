@@ -84,10 +84,8 @@ impl<'a> DeliveryRef<'a> {
 
     /// Which filters of the subscriber's set ([`Filter::any`]) want this, by their places. Only 0 if it has no set.
     pub fn wanted_by(&self) -> Vec<usize> {
-        let Some(set) = &self.batch.filters else { return vec![0] };
-        let mut wanting: Vec<_> = set.wanting(self.notification(), &self.batch.since).collect();
-        wanting.sort_unstable();
-        wanting
+        let Some((set, kinds)) = &self.batch.filters else { return vec![0] };
+        set.wanting_of(*kinds, self.notification(), &self.batch.since)
     }
 
     /// Where the subscriber stood before the batch.
@@ -105,6 +103,11 @@ impl Delivery {
     /// The delivery at `index` of `batch`.
     pub(super) fn new(batch: Arc<Deliveries>, index: usize) -> Self {
         Self { batch, index }
+    }
+
+    /// Where a subscriber stands that has worked on what came before it in its batch.
+    pub(super) fn cursor_before(&self) -> Cursor {
+        self.batch().cursor_after(self.index)
     }
 
     /// The same by reference.

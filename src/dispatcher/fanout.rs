@@ -9,7 +9,7 @@ use std::{
 };
 
 use dashmap::DashMap;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 
 use super::{
     DispatcherOptions, Filter, Shared, Subscribe, SubscriberId,
@@ -21,6 +21,7 @@ use super::{
 };
 use crate::{
     context::Context,
+    cursor::Knowledge,
     encoding::Sequence,
     error::{Error, Result, panic_text},
     notification::Notification,
@@ -45,6 +46,7 @@ impl Fanout {
             matching: RwLock::default(),
             subscribers: DashMap::new(),
             next_id: AtomicU64::new(1),
+            known: watch::Sender::new(start),
             is_closed: AtomicBool::new(false),
             turns: Semaphore::new(options.catch_ups_max),
             batch_rows_max: options.catch_up_rows_max.min(options.page_rows_max),
@@ -127,7 +129,7 @@ impl Shared {
                 pattern.log.skip_to(next, &mut woken);
             }
             self.everything.skip_to(next, &mut woken);
-            self.ring.settle(Vec::new());
+            self.settle(Vec::new());
         }
         wake(woken);
     }
@@ -180,12 +182,24 @@ impl Shared {
             pattern.log.prune(pushed.begin);
         }
         self.everything.prune(pushed.begin);
-        self.ring.settle(patterns);
+        self.settle(patterns);
+    }
+
+    /// Moves the end of the ring behind all that was pushed, the last batch of which `patterns` match, and tells the barriers.
+    fn settle(&self, patterns: Vec<Arc<Pattern>>) {
+        if let Knowledge::UpTo(to) = self.ring.settle(patterns).knowledge() {
+            self.known.send_if_modified(|known| {
+                let is_later = to > *known;
+                *known = to.max(*known);
+                is_later
+            });
+        }
     }
 
     /// Ends all subscriptions after what they have been given.
     fn close(&self) {
         self.is_closed.store(true, Ordering::SeqCst);
+        self.known.send_modify(|_| {});
         let all = self.subscribers.iter().map(|subscriber| (*subscriber.key(), Arc::clone(&subscriber)));
         let mut all: Vec<_> = all.collect();
         // In the order in which they came, so that a run can be replayed.

@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use globset::{Glob, GlobBuilder, GlobMatcher};
+use globset::{Glob, GlobBuilder, GlobMatcher, GlobSet};
 
 use crate::{
     bugs::{Bug, is_on},
@@ -60,6 +60,9 @@ pub(super) struct PatternKey {
     /// Only rows with one of these kinds of events.
     pub kinds: Kinds,
 }
+
+/// The longest glob, in bytes.
+const GLOB_LEN_MAX: usize = 1_024;
 
 /// Builds a glob as filters understand it.
 pub(super) fn build_glob(pattern: &str) -> Result<Glob, globset::Error> {
@@ -118,6 +121,18 @@ impl Set {
         Self { filters, places, others, exact }
     }
 
+    /// The places of the filters that want something of these kinds of a row.
+    pub fn wanting_of(&self, kinds: Kinds, row: &Notification, since: &Cursor) -> Vec<usize> {
+        let news = row.news_since(*since).kinds();
+        let wants = |place: &usize| {
+            let wanted = self.filters[*place].kinds_of(row, since);
+            news.iter().any(|kind| kinds.contains(kind) && wanted.contains(kind))
+        };
+        let mut places: Vec<_> = self.wanting(row, since).filter(wants).collect();
+        places.sort_unstable();
+        places
+    }
+
     /// The places of the filters that want something of a row, for a subscriber that knows everything up to `since`.
     pub fn wanting(&self, row: &Notification, since: &Cursor) -> impl Iterator<Item = usize> {
         let named = self.places.get(row.name.as_str()).map_or(&[][..], Vec::as_slice);
@@ -164,8 +179,16 @@ impl Filter {
 
     /// Databases whose name matches the glob `pattern`: `?` is any character, `*` any number of them (`/` included),
     /// `[ab]` one of these, `{a,b}` either.
+    ///
+    /// Fails with [`Error::Invalid`] if it is malformed, or too long to be compiled: above 1,024 bytes.
     pub fn glob(pattern: &str) -> Result<Self> {
-        let glob = build_glob(pattern).map_err(|error| Error::invalid("glob", error.to_string()))?;
+        if pattern.len() > GLOB_LEN_MAX {
+            return Err(Error::invalid("glob", format!("it is longer than {GLOB_LEN_MAX} bytes")));
+        }
+        let invalid = |error: globset::Error| Error::invalid("glob", error.to_string());
+        let glob = build_glob(pattern).map_err(invalid)?;
+        // A matcher alone would panic if it were too large.
+        GlobSet::builder().add(glob.clone()).build().map_err(invalid)?;
         Ok(Self::of(Names::Glob(Box::new(glob.compile_matcher()))))
     }
 
@@ -314,6 +337,20 @@ impl Filter {
     pub(crate) fn wants_all_kinds(&self) -> bool {
         let members = self.set().is_none_or(|set| set.filters.iter().all(Self::wants_all_kinds));
         self.kinds == Kinds::ALL && members
+    }
+
+    /// The set, if it is one, and the kinds of events that the whole wants.
+    pub(super) fn set_and_kinds(&self) -> Option<(Arc<Set>, Kinds)> {
+        Some((Arc::clone(self.set()?), self.kinds))
+    }
+
+    /// Whether a predicate decides, of the whole or of one of a set.
+    pub(super) fn has_predicate(&self) -> bool {
+        match &self.names {
+            Names::Predicate(_) => true,
+            Names::Any(set) => set.filters.iter().any(Self::has_predicate),
+            _ => false,
+        }
     }
 
     /// The set, if it is one.

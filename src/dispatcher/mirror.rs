@@ -90,6 +90,12 @@ impl Mirror {
                 "a mirror needs all kinds of events: narrow the names only",
             ));
         }
+        if filter.has_predicate() {
+            return Err(Error::invalid(
+                "filter",
+                "a mirror cannot know when a row passes a predicate no more: mirror by names, and ask the view",
+            ));
+        }
         let content = Arc::new(Content { view: RwLock::default(), synced: watch::Sender::new(None) });
         let written = Arc::clone(&content);
         let parent = Parent::new();

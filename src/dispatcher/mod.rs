@@ -52,7 +52,10 @@ use std::{
 };
 
 use dashmap::DashMap;
-use tokio::{sync::Semaphore, task::JoinHandle};
+use tokio::{
+    sync::{Semaphore, watch},
+    task::JoinHandle,
+};
 
 use self::{
     batch::Matched,
@@ -165,6 +168,8 @@ pub(crate) struct Shared {
     subscribers: DashMap<SubscriberId, Arc<SubscriberState>>,
     /// The id of the next one.
     next_id: AtomicU64,
+    /// Up to where the ring has everything; the barriers wait for it.
+    known: watch::Sender<Sequence>,
     /// Whether all were closed.
     is_closed: AtomicBool,
     /// Limits how many subscribers read the feed at once.
@@ -284,7 +289,7 @@ impl Dispatcher {
     }
 
     /// A mirror of the living databases that `filter` matches. Fails with [`Error::Invalid`] if it does not want all kinds of
-    /// events.
+    /// events, or has a predicate.
     pub fn mirror(&self, filter: Filter) -> Result<Mirror> {
         Mirror::start(self.fanout.shared(), filter)
     }

@@ -1,7 +1,7 @@
 //! [`Patterns`]: which patterns subscribers have, and which of them a row matches.
 //!
 //! Equal patterns are one, however many subscribers have it. To find the patterns of a name costs the name, not their number:
-//! exact names are looked up; prefixes and suffixes are, too, by each length that is in use; globs are compiled into one set.
+//! exact names are looked up; prefixes and suffixes are, too, by each length that is in use; globs are compiled into sets.
 
 use std::{
     collections::BTreeMap,
@@ -41,6 +41,9 @@ struct Shared {
     subscribers: usize,
 }
 
+/// The most globs of one set: it can only have so many states.
+const GLOBS_PER_SET: usize = 1_000;
+
 /// Patterns that are found by the same; mostly there is one.
 type Few = SmallVec<[Arc<Pattern>; 1]>;
 
@@ -56,13 +59,13 @@ struct Affixes {
     lengths: RwLock<BTreeMap<usize, usize>>,
 }
 
-/// Globs, compiled into one set when the next row is matched.
+/// Globs, compiled into sets when the next row is matched.
 #[derive(Default)]
 struct Globs {
     /// The patterns, by the text of the glob.
     by_text: BTreeMap<Arc<str>, Few>,
     /// What they are compiled into; `None` if they have changed since.
-    compiled: Option<Arc<CompiledGlobs>>,
+    compiled: Option<Arc<[CompiledGlobs]>>,
 }
 
 /// Globs as one set, and the patterns of each.
@@ -71,6 +74,31 @@ struct CompiledGlobs {
     set: GlobSet,
     /// The patterns of each glob, in the order of the set.
     patterns: Vec<Few>,
+}
+
+impl CompiledGlobs {
+    /// `globs` in as few sets as can be compiled, into `sets`. Each of them can be by itself.
+    fn compile(globs: &[(&Arc<str>, &Few)], sets: &mut Vec<Self>) {
+        let mut builder = GlobSet::builder();
+        for (text, _) in globs {
+            builder.add(build_glob(text).expect("each was built when its filter was"));
+        }
+        match builder.build() {
+            Ok(set) => {
+                let patterns = globs.iter().map(|(_, few)| (*few).clone()).collect();
+                sets.push(Self { set, patterns });
+            }
+            // They are too large together.
+            Err(_) if globs.len() > 1 => {
+                let (one, other) = globs.split_at(globs.len() / 2);
+                Self::compile(one, sets);
+                Self::compile(other, sets);
+            }
+            Err(error) => {
+                tracing::error!(%error, glob = %globs[0].0, "a glob cannot be compiled, and matches nothing");
+            }
+        }
+    }
 }
 
 /// The patterns of all subscribers.
@@ -226,7 +254,7 @@ impl Patterns {
                     add(&patterns);
                 }
             }
-            if let Some(globs) = &globs {
+            for globs in &*globs {
                 for index in globs.set.matches(name) {
                     add(&globs.patterns[index]);
                 }
@@ -235,23 +263,19 @@ impl Patterns {
         found
     }
 
-    /// All globs; `None` if there are none.
-    fn compiled_globs(&self) -> Option<Arc<CompiledGlobs>> {
+    /// All globs.
+    fn compiled_globs(&self) -> Arc<[CompiledGlobs]> {
         let mut globs = self.globs.write().unwrap_or_else(PoisonError::into_inner);
-        if globs.by_text.is_empty() {
-            return None;
-        }
         let Globs { by_text, compiled } = &mut *globs;
         let compiled = compiled.get_or_insert_with(|| {
-            let sound = "each was built when its filter was";
-            let mut builder = GlobSet::builder();
-            for text in by_text.keys() {
-                builder.add(build_glob(text).expect(sound));
+            let mut sets = Vec::new();
+            let globs: Vec<_> = by_text.iter().collect();
+            for some in globs.chunks(GLOBS_PER_SET) {
+                CompiledGlobs::compile(some, &mut sets);
             }
-            let (set, patterns) = (builder.build().expect(sound), by_text.values().cloned().collect());
-            Arc::new(CompiledGlobs { set, patterns })
+            sets.into()
         });
-        Some(Arc::clone(compiled))
+        Arc::clone(compiled)
     }
 }
 

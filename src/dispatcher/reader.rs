@@ -155,6 +155,8 @@ pub(super) struct Reader {
     has_failed: bool,
     /// The names that are looked up, if it wants exact names and the feed is to be read.
     look_up: Option<Box<LookUp>>,
+    /// The rows of names that were looked up, by their positions, as far as they are ahead of where the look-up ends.
+    ahead: HashMap<DbName, Sequence>,
     /// The batch of which rows are being chosen.
     choice: Option<Box<Choice>>,
     /// A batch whose design documents are being read.
@@ -181,6 +183,7 @@ impl Reader {
             load: None,
             has_failed: false,
             look_up: None,
+            ahead: HashMap::new(),
             choice: None,
             in_hand: None,
             synced: None,
@@ -229,9 +232,7 @@ impl Reader {
         self.wish.ddocs |= self.wish.filter.ddocs.is_some();
         // What was passed over in the present reading may be wanted now.
         self.cursor = cursor.rewound();
-        if self.cursor == cursor {
-            self.before.clear();
-        } else {
+        if self.cursor != cursor {
             self.before.push((before, cursor.position()));
         }
         (self.load, self.look_up, self.choice, self.in_hand) = (None, None, None, None);
@@ -302,6 +303,8 @@ impl Reader {
                 continue;
             }
             if let Some(at) = self.synced.take() {
+                // Not before this is said: who is replaced or starts again in between is still in its first scan.
+                self.move_to(at.into());
                 return Poll::Ready(Some(Err(Interruption::Synced { at })));
             }
             if let Some(page) = ready!(self.poll_load(context)) {
@@ -385,7 +388,7 @@ impl Reader {
         if more
             && self.wish.filter.exact().is_some_and(|names| names.len() == 1)
             && let Some((newest, latest)) = self.log().newest_after(number)
-            && latest.rows().all(|row| tells_all(row, &since))
+            && tells_all(&latest, &matched, &since)
         {
             // What waits is all of one database, whose newest row has the news of the others.
             (number, matched) = (newest, latest);
@@ -452,7 +455,11 @@ impl Reader {
         };
         let filter = &self.wish.filter;
         let passes_all = filter.passes_everything() || (are_named && filter.passes_all_of_its_names());
-        if passes_all && self.before.is_empty() {
+        let is_ahead = |at: &Sequence| self.place.is_none() || *at >= batch_begin(&batch);
+        if !self.ahead.is_empty() && !self.ahead.values().any(is_ahead) {
+            self.ahead.clear();
+        }
+        if passes_all && self.before.is_empty() && self.ahead.is_empty() {
             return self.deliver(batch, since, chosen);
         }
         let left = chosen.indices(&batch).rev().collect();
@@ -467,6 +474,9 @@ impl Reader {
         while let Some(index) = choice.left.pop() {
             let row = &choice.batch.rows[index as usize];
             *asked += 1;
+            if self.place.is_some() && self.ahead.get(&row.name).is_some_and(|at| *at >= row.sequence) {
+                continue;
+            }
             if self.wish.filter.passes(row, &choice.since) && !was_delivered(&self.before, row, &choice.since)
             {
                 choice.passed.push(index);
@@ -490,7 +500,7 @@ impl Reader {
         if let Some(pace) = &mut self.wish.pace {
             pace.begin();
         }
-        let filters = self.wish.filter.set().cloned();
+        let filters = self.wish.filter.set_and_kinds();
         let batch = DeliveryBatch(Arc::new(Deliveries { batch, chosen, since, filters, ddocs: None }));
         if self.wish.ddocs {
             self.in_hand = Some(Box::new((batch, None)));
@@ -526,7 +536,10 @@ impl Reader {
         };
         let (batch, _) = *self.in_hand.take().expect("it was just there");
         let filter = &self.wish.filter;
-        let batch = batch.with_ddocs(ddocs, |delivery| is_wanted(filter, delivery));
+        let batch = batch.with_ddocs(ddocs, |delivery| {
+            // All of them have passed already. What a predicate panics on now is delivered, as it may be wanted.
+            catch_unwind(AssertUnwindSafe(|| is_wanted(filter, delivery))).unwrap_or(true)
+        });
         self.move_to(batch.cursor());
         Poll::Ready((batch.0.len() > 0).then_some(Ok(batch)))
     }
@@ -543,6 +556,12 @@ impl Reader {
         }
         let from = self.cursor.position();
         let (place, to) = self.shared.ring.begin();
+        if self.place.is_some_and(|own| own >= place) {
+            // The ring has it, but its pattern is too new.
+            self.place = None;
+            self.begin_load();
+            return None;
+        }
         let (place, to) = if self.log().begin() <= place {
             (place, to)
         } else {
@@ -602,9 +621,17 @@ impl Reader {
             }
             (None, _) => self.look_up.take().map_or(to, |look_up| look_up.began),
         };
+        let is_looked_up = self.wish.filter.exact().is_some();
+        if is_looked_up {
+            let end = self.look_up.as_ref().map_or(to, |look_up| look_up.began);
+            for row in rows.iter().filter(|row| row.sequence > end) {
+                self.ahead.insert(row.name.clone(), row.sequence);
+            }
+        }
         self.is_at_end = !more;
         self.synced = (since.knew_nothing() && !more).then_some(to);
-        Ok(self.choose_among(Matched::all(Batch::new(rows, since, to, !more)), since, false))
+        let is_complete = !more && self.synced.is_none();
+        Ok(self.choose_among(Matched::all(Batch::new(rows, since, to, is_complete)), since, false))
     }
 }
 
@@ -613,6 +640,11 @@ impl Drop for Reader {
         self.leave();
         self.shared.subscribers.remove(&self.id);
     }
+}
+
+/// The position of the first row of a batch.
+fn batch_begin(batch: &Batch) -> Sequence {
+    batch.rows.first().map_or(batch.to, |row| row.sequence)
 }
 
 /// Where a subscriber stands that was delivered a batch of the ring.
@@ -638,11 +670,13 @@ fn coalesce(
     }
 }
 
-/// Whether `row` has all that older rows of its database would tell a subscriber at `since`. One that was created may have been
-/// deleted before, of which nothing is left once the janitor has dropped the tombstone.
-fn tells_all(row: &Notification, since: &Cursor) -> bool {
-    let news = row.news_since(*since).kinds();
-    news.contains(EventKind::Deleted) || !news.contains(EventKind::Created)
+/// Whether the row of `latest` has all that the row of `first`, and whatever rows of the same name came between, would tell a
+/// subscriber at `since`. Of a deletion nothing is left in later rows once the janitor has dropped the tombstone; one and the
+/// same instance has none between its rows.
+fn tells_all(latest: &Matched, first: &Matched, since: &Cursor) -> bool {
+    let (Some(latest), Some(first)) = (latest.rows().next(), first.rows().next()) else { return false };
+    let is_deletion = |row: &Notification| row.news_since(*since).kinds().contains(EventKind::Deleted);
+    is_deletion(latest) || (latest.instance == first.instance && !is_deletion(first))
 }
 
 /// Whether one of the filters of `before` has had `row` delivered to a subscriber at `since`.

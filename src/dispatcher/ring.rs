@@ -140,7 +140,8 @@ impl Ring {
     }
 
     /// Moves the end of the ring behind all that was pushed. All logs have it; those of `patterns` the last batch.
-    pub fn settle(&self, patterns: Vec<Arc<Pattern>>) {
+    /// Returns where it is.
+    pub fn settle(&self, patterns: Vec<Arc<Pattern>>) -> Cursor {
         let mut batches = self.write();
         if let Some(last) = batches.queue.back_mut()
             && !patterns.is_empty()
@@ -148,6 +149,7 @@ impl Ring {
             last.patterns = patterns;
         }
         batches.end = End { place: batches.next, cursor: batches.cursor() };
+        batches.end.cursor
     }
 
     /// Goes on at `to`, without what lies between. Returns the number of the next batch: whoever stands before it is behind.

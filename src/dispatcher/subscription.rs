@@ -113,16 +113,24 @@ impl BatchSubscription {
         if self.is_lost {
             return Poll::Ready(None);
         }
-        let Self { reader, autosave, is_lost } = self;
-        if let Some(autosave) = autosave
-            && let Err(error) = autosave.poll(context, || {
-                if is_on(Bug::CursorAhead) { reader.shared().ring.position().into() } else { reader.cursor() }
-            })
-        {
-            *is_lost = true;
-            return Poll::Ready(Some(Err(Interruption::Failed(error))));
+        if let Some(lost) = self.poll_save(context, None) {
+            return Poll::Ready(Some(Err(lost)));
         }
-        reader.poll_next(context)
+        self.reader.poll_next(context)
+    }
+
+    /// Goes on saving where it stands: at `cursor`, or what is known of it without. Fails if another subscriber has opened the cursor.
+    fn poll_save(&mut self, context: &mut Context<'_>, cursor: Option<Cursor>) -> Option<Interruption> {
+        let Self { reader, autosave, is_lost } = self;
+        let stands_at = || {
+            if is_on(Bug::CursorAhead) {
+                return reader.shared().ring.position().into();
+            }
+            cursor.unwrap_or_else(|| reader.cursor())
+        };
+        let error = autosave.as_mut()?.poll(context, stands_at).err()?;
+        *is_lost = true;
+        Some(Interruption::Failed(error))
     }
 }
 
@@ -174,12 +182,22 @@ impl Subscription {
     /// Saves where it stands: [`BatchSubscription::checkpoint`].
     pub async fn checkpoint(&mut self) -> Result<()> {
         let cursor = self.cursor();
+        self.checkpoint_at(cursor).await
+    }
+
+    /// [`Subscription::checkpoint`] at `cursor`.
+    pub(super) async fn checkpoint_at(&mut self, cursor: Cursor) -> Result<()> {
         self.batches.checkpoint_at(cursor).await
     }
 
     /// Wants something else from now on: [`BatchSubscription::replace`].
     pub fn replace(&mut self, filter: Filter) {
         let cursor = self.cursor();
+        self.replace_at(filter, cursor);
+    }
+
+    /// [`Subscription::replace`], standing at `cursor`.
+    pub(super) fn replace_at(&mut self, filter: Filter, cursor: Cursor) {
         self.current = None;
         self.batches.replace_at(filter, cursor);
     }
@@ -215,6 +233,15 @@ impl Stream for Subscription {
                     return Poll::Ready(None);
                 }
                 if *returned < batch.len() {
+                    if batches.autosave.is_some() {
+                        if batches.is_lost {
+                            return Poll::Ready(None);
+                        }
+                        let stands_at = batch.cursor_after(*returned);
+                        if let Some(lost) = batches.poll_save(context, Some(stands_at)) {
+                            return Poll::Ready(Some(Err(lost)));
+                        }
+                    }
                     *returned += 1;
                     return Poll::Ready(Some(Ok(batch.delivery(*returned - 1))));
                 }

@@ -48,7 +48,7 @@ async fn a_batch_says_what_its_deliveries_do() {
         assert_eq!(names(&kept.batch()), names(&batch));
     }
     assert_eq!(batches.cursor(), batch.cursor());
-    assert!(!batch.cursor().knew_nothing());
+    assert!(batch.cursor().knew_nothing(), "its first scan is not complete before it is said");
     let first = batch.cursor_after(1);
     assert!(first.knew_nothing() && first.position() == batch.delivery(0).sequence());
     let mut rest = world.dispatcher.subscribe(Filter::all()).since(first).batches();

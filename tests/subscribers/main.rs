@@ -22,5 +22,6 @@ mod order;
 mod pace;
 mod parity;
 mod restarts;
+mod second_look;
 mod supervision;
 mod world;

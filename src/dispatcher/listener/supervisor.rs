@@ -1,14 +1,14 @@
 //! [`Supervisor`]: the task of a listener. It owns the subscription, which outlives the listener, so that another one made in
 //! its place goes on where it was.
 
-use std::{future::poll_fn, panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::{future::poll_fn, panic::AssertUnwindSafe, pin::Pin, sync::Arc, task::Poll, time::Duration};
 
 use futures_util::{
     FutureExt,
     future::{BoxFuture, OptionFuture},
 };
 use tokio::sync::{mpsc, watch};
-use tokio_stream::StreamExt;
+use tokio_stream::Stream;
 
 use super::{
     Listener, ListenerHandle, Message, Next, RestartPolicy, StopReason, Supervised, Supervision,
@@ -67,6 +67,24 @@ enum Given {
 }
 
 impl Given {
+    /// Where a subscriber stands that has worked on nothing of it.
+    fn cursor_before(&self) -> Cursor {
+        match self {
+            Self::One(delivery) => delivery.cursor_before(),
+            Self::Batch(batch) => batch.cursor_after(0),
+        }
+    }
+
+    /// Whether it was worked on, if `next` is what the listener said after it. One that stops within a batch may have left some
+    /// of it, and one that has failed could not work on it.
+    fn is_worked_on(&self, next: &Next) -> bool {
+        match (next, self) {
+            (Next::Stop(StopReason::Failed(_)), _) => false,
+            (Next::Stop(_), Self::Batch(batch)) => batch.len() == 1,
+            _ => true,
+        }
+    }
+
     /// The first of it.
     fn first(&self) -> Delivery {
         match self {
@@ -190,9 +208,8 @@ where
         }
         self.tell(Supervised::Started);
         let reason = self.run_sessions().await;
-        // What is in hand may look as if it had been worked on.
-        let is_idle = self.in_hand.is_none() && self.apart.is_none() && self.interrupted.is_none();
-        if reason != StopReason::CursorLost && is_idle {
+        // An interruption in hand is to be told again.
+        if reason != StopReason::CursorLost && self.interrupted.is_none() {
             self.save().await;
         }
         tracing::debug!(id = %self.control.id, name = ?self.control.name, %reason, "a listener has ended");
@@ -283,6 +300,9 @@ where
             if let Some(reason) = is_told_to_stop(&self.stop, &self.ending) {
                 return Ok(Next::Stop(reason));
             }
+            if self.filter.borrow().is_some() {
+                self.replace().await;
+            }
             if self.in_hand.is_none()
                 && let Some((batch, given)) = &mut self.apart
             {
@@ -298,7 +318,9 @@ where
                     Given::One(delivery) => catch(async { listener.handle_event(delivery).await }).await?,
                     Given::Batch(batch) => catch(async { listener.handle_batch(batch).await }).await?,
                 };
-                self.finish_delivery();
+                if given.is_worked_on(&next) {
+                    self.finish_delivery();
+                }
                 return Ok(next);
             }
             if let Some((interruption, attempts)) = &mut self.interrupted {
@@ -345,19 +367,29 @@ where
         let inbox = self.inbox.as_mut().map(mpsc::Receiver::recv);
         let is_paused = timers.pause.is_some();
         let (subscription, in_batches) = (&mut self.subscription, self.terms.in_batches);
-        let receive = async {
-            if in_batches {
-                let batch = poll_fn(|context| subscription.poll_batch(context)).await;
-                return batch.map(|batch| batch.map(Given::Batch));
+        let (awaited, worked_to) = (*self.awaited.borrow(), *self.control.worked_to.borrow());
+        let receive = poll_fn(|context| {
+            let polled = if in_batches {
+                subscription.poll_batch(context).map(|batch| batch.map(|batch| batch.map(Given::Batch)))
+            } else {
+                let next = Pin::new(&mut *subscription).poll_next(context);
+                next.map(|delivery| delivery.map(|delivery| delivery.map(Given::One)))
+            };
+            // It may have come further without anything to deliver.
+            let progress = Knowledge::UpTo(worked_to.max(Sequence::MIN));
+            if polled.is_pending() && awaited > worked_to && subscription.cursor().knowledge() > progress {
+                return Poll::Ready(Event::Awaited);
             }
-            subscription.next().await.map(|delivery| delivery.map(Given::One))
-        };
+            polled.map(|received| Event::Received(Ok(received)))
+        });
         tokio::select! {
             reason = told_to_stop(&mut self.stop, &mut self.ending) => Event::Stop(reason),
             _ = self.filter.wait_for(Option::is_some) => Event::Replaced,
             Ok(()) = self.awaited.changed() => Event::Awaited,
             Some(message) = OptionFuture::from(inbox) => Event::Message(message),
-            received = catch(receive), if !is_paused => Event::Received(received),
+            received = catch(receive), if !is_paused => {
+                received.unwrap_or_else(|panicked| Event::Received(Err(panicked)))
+            }
             Some(()) = OptionFuture::from(timers.timeout.as_mut()) => Event::Timeout,
             Some(()) = OptionFuture::from(timers.pause.as_mut()) => Event::Paused,
         }
@@ -365,9 +397,11 @@ where
 
     /// Has the subscription want something else.
     async fn replace(&mut self) {
-        if let Some(filter) = self.control.filter.send_replace(None)
-            && let Err(Panicked(text)) = catch(async { self.subscription.replace(filter) }).await
-        {
+        let Some(filter) = self.control.filter.send_replace(None) else { return };
+        // What is in hand was wanted by the filter of before.
+        let cursor = self.worked_to();
+        (self.in_hand, self.apart) = (None, None);
+        if let Err(Panicked(text)) = catch(async { self.subscription.replace_at(filter, cursor) }).await {
             self.note_panic(&text);
         }
     }
@@ -408,9 +442,17 @@ where
         }
     }
 
+    /// Up to where everything was worked on: before what is in hand.
+    fn worked_to(&mut self) -> Cursor {
+        let in_hand = self.in_hand.as_ref().map(|(given, _)| given.cursor_before());
+        let apart = self.apart.as_ref().map(|(batch, given)| batch.cursor_after(*given));
+        in_hand.into_iter().chain(apart).fold(self.subscription.cursor(), Cursor::min)
+    }
+
     /// Saves what was worked on.
     async fn save(&mut self) {
-        if let Err(error) = self.subscription.checkpoint().await {
+        let cursor = self.worked_to();
+        if let Err(error) = self.subscription.checkpoint_at(cursor).await {
             tracing::warn!(id = %self.control.id, %error, "the cursor of a listener cannot be saved");
         }
     }

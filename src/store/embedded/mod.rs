@@ -203,7 +203,8 @@ impl Backend for Embedded {
     }
 }
 
-#[cfg(all(test, feature = "simulation"))]
+#[cfg(feature = "simulation")]
+#[cfg(test)]
 mod tests {
     use std::{
         io,

@@ -1,0 +1,407 @@
+//! What a second look at delivery has found: each of these was lost, doubled, told wrongly or waited for in vain once.
+
+use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
+
+use futures_util::FutureExt;
+use notibus::{
+    Bus, Cursor, Delivery, DeliveryBatch, DispatcherOptions, EventKind, Filter, Interruption, Listener, Next,
+    Sequence, StopReason, store::Database,
+};
+use tokio_stream::StreamExt;
+
+use crate::{
+    common::{db, forgetful, until, within},
+    listeners::Quiet,
+    world::{World, drain, fold, kinds, name, next, ready},
+};
+
+/// Drops all tombstones.
+async fn forget(bus: &Bus) {
+    let dropped = bus.stats().tombstones_dropped;
+    let janitor = bus.janitor(forgetful()).await.unwrap();
+    until("the tombstone's end", async || bus.stats().tombstones_dropped > dropped).await;
+    janitor.shutdown().await.unwrap();
+}
+
+/// Commits an event, and does not wait for anything.
+async fn commit(store: &Database, bus: &Bus, name: &str, kind: EventKind) -> u64 {
+    let (producer, database) = (bus.producer(), db(name, 1));
+    let record = async |tx: notibus::store::Transaction| {
+        match kind {
+            EventKind::Created => producer.created(&tx, &database),
+            EventKind::Deleted => producer.deleted(&tx, &database),
+            _ => producer.updated(&tx, &database),
+        }
+        Ok(())
+    };
+    store.run_once(record).await.unwrap().committed.versionstamp.version()
+}
+
+/// Creates databases in one transaction, so in one batch.
+async fn together(world: &World, names: &[&str]) {
+    let before = world.bus.stats().folded.total();
+    let producer = world.bus.producer();
+    let write = async |tx| {
+        for name in names {
+            producer.created(&tx, &db(name, 1));
+        }
+        Ok(())
+    };
+    world.store.run(write).await.unwrap();
+    until("the fold", async || world.bus.stats().folded.total() >= before + names.len() as u64).await;
+    let last = world.bus.feed().last_sequence().await.unwrap().unwrap();
+    until("the tail", async || world.dispatcher.position() >= last).await;
+}
+
+/// Once, a listener that catches up, finds nothing for it, and so is never called, never says how far it has come.
+#[tokio::test(start_paused = true)]
+async fn reached_is_told_though_a_catch_up_finds_nothing() {
+    let world = World::new().await;
+    let first = world.event(&db("x", 1), EventKind::Created).await;
+    let last = world.event(&db("y", 1), EventKind::Created).await;
+    let subscribe = world.dispatcher.subscribe(Filter::prefix("q")).since(first);
+    let handle = subscribe.listener(|| Quiet).start().unwrap();
+    assert!(within("it has worked on all that there is", handle.reached(last)).await);
+}
+
+/// Once, the barrier of a mirror whose tail is between two pages.
+#[tokio::test(start_paused = true)]
+async fn a_mirror_is_fresh_though_the_tail_was_between_two_pages() {
+    let options = DispatcherOptions { page_rows_max: 1, ..DispatcherOptions::default() };
+    let World { store, bus, notifier: _notifier, dispatcher } = World::with(options).await;
+    let mirror = Arc::new(dispatcher.mirror(Filter::prefix("m")).unwrap());
+    mirror.synced().await.unwrap();
+    let suspended = dispatcher.suspend().await;
+    let version = commit(&store, &bus, "x", EventKind::Created).await;
+    let barrier = Arc::clone(&mirror);
+    let barrier = tokio::spawn(async move { barrier.reached(version).await });
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    for name in ["y1", "y2", "y3", "y4", "y5", "y6", "y7", "y8"] {
+        fold(&store, &bus, &db(name, 1), EventKind::Created).await;
+    }
+    let _dispatcher = suspended.resume();
+    within("the barrier", barrier).await.unwrap().unwrap();
+}
+
+/// Once, the deletion that a mirror was to wait for is in no row any more.
+#[tokio::test(start_paused = true)]
+async fn a_barrier_knows_of_tombstones_that_were_dropped() {
+    let world = World::new().await;
+    world.events(&["a", "b"], EventKind::Created).await;
+    let World { store, bus, notifier: _notifier, dispatcher } = world;
+    let mirror = dispatcher.mirror(Filter::all()).unwrap();
+    mirror.synced().await.unwrap();
+    let suspended = dispatcher.suspend().await;
+    let version = commit(&store, &bus, "a", EventKind::Deleted).await;
+    until("the fold", async || bus.is_drained().await.unwrap()).await;
+    forget(&bus).await;
+    let reached = tokio::time::timeout(Duration::from_secs(30), mirror.reached(version)).await;
+    let is_shown = mirror.get(&"a".parse().unwrap()).is_none();
+    drop(suspended);
+    assert!(reached.is_err() || is_shown, "{reached:?}, and it shows what was deleted before that version");
+}
+
+/// Once, a filter that is replaced before `Synced` was returned.
+#[tokio::test(start_paused = true)]
+async fn a_filter_that_is_replaced_before_synced_scans_again() {
+    let world = World::new().await;
+    world.events(&["b1", "a1", "b2"], EventKind::Created).await;
+    let mut stream = world.dispatcher.subscribe(Filter::prefix("a")).since(Cursor::NOTHING).stream();
+    let first = within("the first", stream.next()).await.unwrap().unwrap();
+    assert_eq!(name(&first), "a1");
+    // It was not told that the first scan is complete.
+    stream.replace(Filter::all());
+    let mut told = Vec::new();
+    while let Ok(Some(item)) = tokio::time::timeout(Duration::from_secs(10), stream.next()).await {
+        told.push(match item {
+            Ok(delivery) => name(&delivery).to_owned(),
+            Err(Interruption::Synced { .. }) => "synced".to_owned(),
+            Err(other) => panic!("{other}"),
+        });
+    }
+    assert_eq!(told, ["b1", "b2", "synced"]);
+}
+
+/// Once, the same by a restart.
+#[tokio::test(start_paused = true)]
+async fn who_is_restarted_before_synced_gets_it() {
+    let world = World::new().await;
+    world.events(&["a"], EventKind::Created).await;
+    let cursor = world.bus.cursor("c").unwrap();
+    let durable = async || {
+        let subscribe = world.dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING);
+        subscribe.durable(&cursor).await.unwrap().stream()
+    };
+    let mut stream = durable().await;
+    assert_eq!(name(&within("a", stream.next()).await.unwrap().unwrap()), "a");
+    stream.checkpoint().await.unwrap();
+    drop(stream);
+    let mut stream = durable().await;
+    let item = within("the end of the first scan", stream.next()).await;
+    assert!(matches!(item, Some(Err(Interruption::Synced { .. }))), "{item:?}");
+}
+
+/// Once, a skipper that is not behind the ring skips what waits for both of its filters.
+#[tokio::test(start_paused = true)]
+async fn a_skipper_with_a_new_pattern_is_delivered_what_the_ring_holds() {
+    for (old, new) in [
+        (Filter::prefix("a"), Filter::all()),
+        (Filter::prefix("a"), Filter::prefix("a1")),
+        (Filter::all(), Filter::prefix("a")),
+    ] {
+        let world = World::new().await;
+        let mut stream = world.dispatcher.subscribe(old.clone()).skip_when_lagging().stream();
+        assert!(ready(&mut stream).is_empty());
+        world.events(&["a1"], EventKind::Created).await;
+        stream.replace(new.clone());
+        let item = within("something", stream.next()).await.unwrap();
+        assert!(item.is_ok(), "{old:?} -> {new:?}: {item:?}, with one row in a ring of 65,536");
+    }
+}
+
+/// Once, coalescing of one exact name, where a database is adopted after its tombstone was dropped.
+#[tokio::test(start_paused = true)]
+async fn coalescing_of_a_name_keeps_the_deletion_before_an_adoption() {
+    for filter in [Filter::all(), Filter::prefix("a"), Filter::name("a").unwrap()] {
+        let world = World::new().await;
+        world.event(&db("a", 1), EventKind::Created).await;
+        let mut slow = world.dispatcher.subscribe(filter.clone()).stream();
+        world.event(&db("a", 1), EventKind::Deleted).await;
+        forget(&world.bus).await;
+        // Older than the bus, or restored from a backup: it is adopted.
+        world.event(&db("a", 2), EventKind::Updated).await;
+        let told: Vec<_> = drain(&mut slow).await.iter().flat_map(kinds).collect();
+        assert_eq!(told, [EventKind::Deleted, EventKind::Updated], "{filter:?}");
+    }
+}
+
+/// Once, two replacements without a delivery in between.
+#[tokio::test(start_paused = true)]
+async fn a_filter_that_is_replaced_twice_delivers_once() {
+    let options = DispatcherOptions { catch_up_rows_max: 1, ..DispatcherOptions::default() };
+    let world = World::with(options).await;
+    world.events(&["b1", "a1", "b2", "a2"], EventKind::Created).await;
+    let mut stream = world.dispatcher.subscribe(Filter::prefix("a")).since(Cursor::NOTHING).stream();
+    assert_eq!(name(&next(&mut stream).await), "a1");
+    stream.replace(Filter::prefix("b"));
+    stream.replace(Filter::all());
+    let names: Vec<_> = drain(&mut stream).await.iter().map(|d| name(d).to_owned()).collect();
+    assert_eq!(names, ["b1", "b2", "a2"]);
+}
+
+/// Once, a predicate that panics when it is asked after the design documents were read costs the whole batch.
+#[tokio::test(start_paused = true)]
+async fn a_predicate_that_panics_after_design_documents_costs_no_batch() {
+    let world = World::new().await;
+    let panics = Filter::predicate(|row| {
+        assert_ne!(row.name.as_str(), "a", "the predicate panics");
+        true
+    });
+    let set = Filter::any([Filter::name("a").unwrap(), panics]).unwrap();
+    let set = set.ddocs(["_design/x".parse().unwrap()]).unwrap();
+    let mut stream = world.dispatcher.subscribe(set).stream();
+    together(&world, &["a", "b", "c"]).await;
+    let mut told = Vec::new();
+    for _ in 0..5 {
+        let item = AssertUnwindSafe(tokio::time::timeout(Duration::from_secs(10), stream.next()));
+        if let Ok(Ok(Some(item))) = item.catch_unwind().await {
+            told.push(name(&item.unwrap()).to_owned());
+        }
+    }
+    told.retain(|name| name != "a");
+    assert_eq!(told, ["b", "c"], "it costs the row that it has seen only");
+}
+
+/// Once, barriers that are given up stay for ever.
+#[tokio::test(start_paused = true)]
+async fn a_barrier_that_is_given_up_leaves_nothing() {
+    let World { store, bus, notifier: _notifier, dispatcher } = World::new().await;
+    let mirror = dispatcher.mirror(Filter::all()).unwrap();
+    mirror.synced().await.unwrap();
+    assert_eq!(dispatcher.subscribers(), 1);
+    let suspended = dispatcher.suspend().await;
+    let version = commit(&store, &bus, "a", EventKind::Created).await;
+    for _ in 0..10 {
+        let given_up = tokio::time::timeout(Duration::from_secs(1), mirror.reached(version)).await;
+        assert!(given_up.is_err());
+    }
+    assert_eq!(suspended.subscribers(), 1);
+}
+
+/// Once, what a callback has worked on is saved once a second, says the page.
+#[tokio::test(start_paused = true)]
+async fn a_cursor_is_saved_within_a_batch() {
+    let world = World::new().await;
+    let cursor = world.bus.cursor("slow").unwrap();
+    let durable = world.dispatcher.subscribe(Filter::all()).durable(&cursor).await.unwrap();
+    let (sender, mut receiver) = tokio::sync::mpsc::unbounded_channel();
+    let handle = durable.callback(move |delivery| {
+        sender.send(delivery.sequence()).unwrap();
+        tokio::time::sleep(Duration::from_mins(10))
+    });
+    together(&world, &["a", "b", "c", "d"]).await;
+    let mut began = Vec::new();
+    while began.len() < 4 {
+        began.push(receiver.recv().await.unwrap());
+    }
+    // The fourth is being worked on, and three were, for half an hour.
+    let saved = cursor.read().await.unwrap().unwrap().position();
+    drop(handle);
+    assert!(saved >= began[0], "{saved} is before {}", began[0]);
+}
+
+/// Once, names that are looked up in several parts are delivered newer rows first, and older ones then.
+#[tokio::test(start_paused = true)]
+async fn rows_of_a_database_never_go_back() {
+    let world = World::new().await;
+    let all: Vec<_> = (0..401).map(|n| format!("n{n:03}")).collect();
+    for some in all.chunks(100) {
+        together(&world, &some.iter().map(String::as_str).collect::<Vec<_>>()).await;
+    }
+    let filter = Filter::names(all.iter().map(|name| name.parse().unwrap())).unwrap();
+    let mut batches = world.dispatcher.subscribe(filter).since(Cursor::NOTHING).batches();
+    let first = within("the first part", batches.next()).await.unwrap().unwrap();
+    assert_eq!(first.len(), 400);
+    let last = db("n400", 1);
+    world.event(&last, EventKind::Updated).await;
+    world.event(&last, EventKind::Deleted).await;
+    let mut told: Vec<(Sequence, Vec<EventKind>)> = Vec::new();
+    while let Ok(Some(item)) = tokio::time::timeout(Duration::from_secs(10), batches.next()).await {
+        let Ok(batch) = item else { continue };
+        let of_last = batch.iter().filter(|delivery| delivery.notification().name == last.name);
+        told.extend(of_last.map(|d| (d.sequence(), d.news().iter().map(|(_, kind)| kind).collect())));
+    }
+    assert!(told.is_sorted_by_key(|(sequence, _)| *sequence), "it lives again after its deletion: {told:?}");
+}
+
+/// Once, a mirror by a predicate kept what its predicate wanted no more, as nobody is told of such a row.
+#[tokio::test(start_paused = true)]
+async fn a_mirror_takes_no_predicate() {
+    let world = World::new().await;
+    let one = Filter::predicate(|row| !row.is_deleted());
+    let set = Filter::any([Filter::prefix("a"), one.clone()]).unwrap();
+    for filter in [one, set] {
+        let error = world.dispatcher.mirror(filter).unwrap_err();
+        assert!(matches!(error, notibus::Error::Invalid { .. }), "{error}");
+    }
+}
+
+/// Stops at the database `b`, for this reason.
+struct StopsAtB(StopReason);
+
+impl Listener for StopsAtB {
+    type Message = ();
+
+    async fn handle_event(&mut self, delivery: Delivery) -> Next {
+        if name(&delivery) == "b" { Next::Stop(self.0.clone()) } else { Next::Continue }
+    }
+}
+
+/// What a durable stream is delivered after a listener has stopped at `b` of `a` to `d`.
+async fn after_a_stop(reason: StopReason, in_batches: bool) -> Vec<String> {
+    let world = World::new().await;
+    let cursor = world.bus.cursor("c").unwrap();
+    let durable = async || world.dispatcher.subscribe(Filter::all()).durable(&cursor).await.unwrap();
+    let listen = durable().await.listener(move || StopsAtB(reason.clone()));
+    let listen = if in_batches { listen.in_batches() } else { listen };
+    let handle = listen.start().unwrap();
+    together(&world, &["a", "b", "c", "d"]).await;
+    within("its end", handle.finished()).await;
+    let mut rest = durable().await.stream();
+    drain(&mut rest).await.iter().map(|delivery| name(delivery).to_owned()).collect()
+}
+
+/// Once, one in batches that stops in the middle of a batch has it saved as a whole.
+#[tokio::test(start_paused = true)]
+async fn who_stops_within_a_batch_is_given_the_rest_of_it_again() {
+    let one_by_one = after_a_stop(StopReason::Normal, false).await;
+    assert_eq!(one_by_one, ["c", "d"]);
+    let in_batches = after_a_stop(StopReason::Normal, true).await;
+    assert!(in_batches.ends_with(&one_by_one), "{in_batches:?}: c and d were given to nobody");
+}
+
+/// Once, what a listener could not work on is saved as worked on.
+#[tokio::test(start_paused = true)]
+async fn what_a_listener_has_failed_on_is_given_again() {
+    let after = after_a_stop(StopReason::Failed("no disk".into()), false).await;
+    assert_eq!(after, ["b", "c", "d"]);
+}
+
+/// Once, globs that are sound one by one, and too many for one set, stop the tail for everybody.
+#[tokio::test(start_paused = true)]
+async fn many_globs_do_not_stop_the_tail() {
+    let world = World::new().await;
+    let mut all = world.dispatcher.subscribe(Filter::all()).stream();
+    let glob = |n: usize| {
+        let text = format!(
+            "customer-{n:05}/region-??/department-*/year-20[0-9][0-9]/month-[01][0-9]/shard-*-of-*/reports-*.v?"
+        );
+        Filter::glob(&text).unwrap()
+    };
+    let _many: Vec<_> = (0..8_000).map(|n| world.dispatcher.subscribe(glob(n)).stream()).collect();
+    world.folded(&db("a", 1), EventKind::Created).await;
+    let first = tokio::time::timeout(Duration::from_mins(1), all.next()).await;
+    assert!(
+        first.is_ok(),
+        "nobody is delivered anything; panics of the tail: {}",
+        world.bus.stats().tail_panics
+    );
+}
+
+/// Once, a glob that is too long panics.
+#[tokio::test]
+async fn a_glob_that_is_too_long_is_a_typed_error() {
+    let made = std::panic::catch_unwind(|| Filter::glob(&"?".repeat(1_000_000)).is_err());
+    assert!(made.is_ok(), "it panics");
+}
+
+/// Writes down the databases of its batches, and panics on the first one.
+struct PanicsOnce(Arc<std::sync::Mutex<Vec<Vec<String>>>>);
+
+impl Listener for PanicsOnce {
+    type Message = ();
+
+    async fn handle_event(&mut self, _: Delivery) -> Next {
+        unreachable!("it is given batches")
+    }
+
+    async fn handle_batch(&mut self, batch: DeliveryBatch) -> Next {
+        let mut told = self.0.lock().unwrap();
+        told.push(batch.iter().map(|d| d.notification().name.to_string()).collect());
+        let is_first = told.len() == 1;
+        drop(told);
+        assert!(!is_first, "as it was told");
+        Next::Continue
+    }
+}
+
+/// Once, what is in hand is given again, although it is not wanted any more.
+#[tokio::test(start_paused = true)]
+async fn what_is_in_hand_does_not_outlive_the_filter() {
+    let world = World::new().await;
+    let told = Arc::default();
+    let written = Arc::clone(&told);
+    let listen = world.dispatcher.subscribe(Filter::all()).listener(move || PanicsOnce(Arc::clone(&written)));
+    let minute = Duration::from_mins(1);
+    let handle = listen.in_batches().backoff(minute, minute).unwrap().start().unwrap();
+    together(&world, &["a", "b"]).await;
+    until("the panic", async || world.bus.stats().listener_panics == 1).await;
+    handle.replace(Filter::prefix("a"));
+    tokio::time::sleep(minute * 3).await;
+    let later: Vec<_> = told.lock().unwrap()[1..].concat();
+    assert_eq!(later, ["a"], "b is not wanted since long before it was given");
+}
+
+/// Once, a set says that a filter wants what the whole does not allow it.
+#[tokio::test(start_paused = true)]
+async fn wanted_by_knows_the_kinds_of_the_whole() {
+    let world = World::new().await;
+    let only = |kind: EventKind| Filter::prefix("a").kinds(kind.into()).unwrap();
+    let set = Filter::any([only(EventKind::Created), only(EventKind::Updated)]).unwrap();
+    let set = set.kinds(EventKind::Updated.into()).unwrap();
+    let first = world.event(&db("a", 1), EventKind::Created).await;
+    world.event(&db("a", 1), EventKind::Updated).await;
+    let _ = first;
+    let mut stream = world.dispatcher.subscribe(set).since(Cursor::NOTHING).stream();
+    assert_eq!(next(&mut stream).await.wanted_by(), [1]);
+}
