@@ -544,7 +544,9 @@ impl Flight {
                 shared.may_crash_before_answer(self.issuer, records);
             }
             Ok(None) => {}
+            // The power has failed: before this commit, or in the middle of it.
             Err(error) if error.code() == Some(StoreError::IO_ERROR.code()) => return Some(touched),
+            Err(error) if error.is_maybe_committed() && !error.is_retryable() => return Some(touched),
             Err(error) => {
                 shared.note(|| format!("the store refuses a transaction of {process}.{generation}: {error}"));
                 let conflicts = ready(self.inner.conflicting_ranges()).unwrap_or_default();

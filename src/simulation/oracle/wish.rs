@@ -137,7 +137,9 @@ impl Wish {
     /// The places of those in its set that want one of `news` of the database `name`.
     pub fn wanted_by(&self, name: &DbName, news: Kinds) -> Vec<usize> {
         let Which::Any(wishes) = &self.which else { return vec![0] };
-        let wants = |wish: &Self| wish.kinds_of(name).intersects(news);
+        let wants = |wish: &Self| {
+            wish.kinds_of(name).iter().any(|kind| self.kinds.contains(kind) && news.contains(kind))
+        };
         (0..).zip(wishes).filter(|(_, wish)| wants(wish)).map(|(place, _)| place).collect()
     }
 
