@@ -189,9 +189,9 @@ impl Shared {
     fn settle(&self, patterns: Vec<Arc<Pattern>>) {
         if let Knowledge::UpTo(to) = self.ring.settle(patterns).knowledge() {
             self.known.send_if_modified(|known| {
-                let is_later = to > *known;
                 *known = to.max(*known);
-                is_later
+                // Who comes later looks first. To wake nobody costs, too.
+                self.known.receiver_count() > 0
             });
         }
     }

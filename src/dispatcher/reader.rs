@@ -106,6 +106,17 @@ enum Took {
     Behind,
 }
 
+/// The rows of names that were looked up, by their positions, as far as they are ahead of where the look-up ends.
+#[derive(Default)]
+struct Ahead(HashMap<DbName, Sequence>);
+
+impl Ahead {
+    /// Whether it has `row`, or a newer one of its name.
+    fn has(&self, row: &Notification) -> bool {
+        self.0.get(&row.name).is_some_and(|at| *at >= row.sequence)
+    }
+}
+
 /// How far the newest rows of exact names are looked up, which is done instead of reading the whole feed.
 struct LookUp {
     /// The last name that was.
@@ -155,8 +166,8 @@ pub(super) struct Reader {
     has_failed: bool,
     /// The names that are looked up, if it wants exact names and the feed is to be read.
     look_up: Option<Box<LookUp>>,
-    /// The rows of names that were looked up, by their positions, as far as they are ahead of where the look-up ends.
-    ahead: HashMap<DbName, Sequence>,
+    /// What it was delivered ahead of where its look-up ends.
+    ahead: Option<Box<Ahead>>,
     /// The batch of which rows are being chosen.
     choice: Option<Box<Choice>>,
     /// A batch whose design documents are being read.
@@ -183,7 +194,7 @@ impl Reader {
             load: None,
             has_failed: false,
             look_up: None,
-            ahead: HashMap::new(),
+            ahead: None,
             choice: None,
             in_hand: None,
             synced: None,
@@ -455,11 +466,10 @@ impl Reader {
         };
         let filter = &self.wish.filter;
         let passes_all = filter.passes_everything() || (are_named && filter.passes_all_of_its_names());
-        let is_ahead = |at: &Sequence| self.place.is_none() || *at >= batch_begin(&batch);
-        if !self.ahead.is_empty() && !self.ahead.values().any(is_ahead) {
-            self.ahead.clear();
+        if self.place.is_some() {
+            self.ahead.take_if(|ahead| ahead.0.values().all(|at| *at < batch_begin(&batch)));
         }
-        if passes_all && self.before.is_empty() && self.ahead.is_empty() {
+        if passes_all && self.before.is_empty() && self.ahead.is_none() {
             return self.deliver(batch, since, chosen);
         }
         let left = chosen.indices(&batch).rev().collect();
@@ -474,7 +484,7 @@ impl Reader {
         while let Some(index) = choice.left.pop() {
             let row = &choice.batch.rows[index as usize];
             *asked += 1;
-            if self.place.is_some() && self.ahead.get(&row.name).is_some_and(|at| *at >= row.sequence) {
+            if self.place.is_some() && self.ahead.as_ref().is_some_and(|ahead| ahead.has(row)) {
                 continue;
             }
             if self.wish.filter.passes(row, &choice.since) && !was_delivered(&self.before, row, &choice.since)
@@ -625,7 +635,7 @@ impl Reader {
         if is_looked_up {
             let end = self.look_up.as_ref().map_or(to, |look_up| look_up.began);
             for row in rows.iter().filter(|row| row.sequence > end) {
-                self.ahead.insert(row.name.clone(), row.sequence);
+                self.ahead.get_or_insert_default().0.insert(row.name.clone(), row.sequence);
             }
         }
         self.is_at_end = !more;
