@@ -5,7 +5,6 @@ use std::{sync::Arc, time::Duration};
 use super::{
     Held, HeldPartitions, NotifierOptions,
     fold::{Done, Folder},
-    pace::Pace,
 };
 use crate::{
     context::Context,
@@ -34,8 +33,8 @@ pub(super) struct Task {
     unsettled: Done,
     /// Fires when another process rings; `None` if it has, or could not be set.
     doorbell: Option<Watch>,
-    /// How long to rest between passes.
-    pace: Pace,
+    /// When the last pass began.
+    passed: Option<Duration>,
     /// Tells others of the task as long as it is there.
     _present: Present,
 }
@@ -85,17 +84,14 @@ impl Task {
             folds: 0,
             unsettled: Done::default(),
             doorbell: None,
-            pace: Pace::default(),
+            passed: None,
         }
     }
 
     /// Folds until it is told to stop; fails when it has lost the lease.
     pub async fn run(mut self, mut stop: Stop) -> Result<()> {
         loop {
-            let began = self.context.env().now();
-            let passed = self.pass(&stop).await;
-            self.pace.folded(began, self.context.env().now(), &self.options);
-            match passed {
+            match self.pass(&stop).await {
                 Ok(()) => {}
                 Err(error @ Error::LeaseLost { .. }) => return Err(error),
                 Err(error) => {
@@ -117,6 +113,8 @@ impl Task {
 
     /// Folds everything that waits, unless it is told to stop in between.
     async fn pass(&mut self, stop: &Stop) -> Result<()> {
+        let env = self.context.env().clone();
+        self.passed = Some(env.now());
         if self.doorbell.is_none() {
             self.doorbell = listen(&self.context, self.partition).await;
         }
@@ -170,10 +168,12 @@ impl Task {
     /// Completes when events may be there and the pace allows a fold.
     async fn wait(&mut self) {
         self.hint().await;
-        let env = self.context.env();
-        let pause = self.pace.pause(env.now());
-        if !pause.is_zero() {
-            env.sleep(pause).await;
+        if let Some(passed) = self.passed {
+            let env = self.context.env();
+            let pause = passed.saturating_add(self.options.fold_interval).saturating_sub(env.now());
+            if !pause.is_zero() {
+                env.sleep(pause).await;
+            }
         }
     }
 

@@ -309,8 +309,14 @@ impl Core {
         staged.outcomes
     }
 
+    /// Ends a transaction that has written nothing: arms its watches, and forgets what is too old to matter.
+    pub fn finish_reading(&mut self, watches: Vec<watches::Pending>, now: Duration) {
+        self.arm(watches);
+        self.forget(now);
+    }
+
     /// Arms the watches of a transaction that was committed.
-    pub fn arm(&mut self, watches: Vec<watches::Pending>) {
+    fn arm(&mut self, watches: Vec<watches::Pending>) {
         for watch in watches {
             let value = self.root.get(&watch.key);
             self.watches.arm(watch, value);

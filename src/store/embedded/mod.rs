@@ -148,7 +148,8 @@ impl Engine {
     /// Commits `request`. One that writes nothing waits for nobody, and not for the disk.
     fn commit(&self, request: Request) -> Commit {
         if request.is_read_only() {
-            self.core().arm(request.watches);
+            let now = self.now();
+            self.core().finish_reading(request.watches, now);
             return Commit::Done(Ok(None));
         }
         let mut outcomes = match &self.committing {
