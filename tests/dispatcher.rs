@@ -421,7 +421,7 @@ async fn a_callback_is_called_with_each_delivery_in_order() {
         let seen = Arc::clone(&seen);
         async move {
             tokio::time::sleep(Duration::from_millis(50)).await;
-            seen.lock().unwrap().push(delivery.sequence());
+            seen.lock().unwrap().push(delivery.unwrap().sequence());
         }
     });
     let mut sequences = Vec::new();
@@ -440,6 +440,7 @@ async fn a_panic_of_a_callback_is_counted_and_touches_nothing_else() {
     let counted = Arc::clone(&calls);
     let _handle = node.dispatcher.subscribe(Filter::all()).callback(move |delivery| {
         counted.fetch_add(1, Ordering::Relaxed);
+        let delivery = delivery.unwrap();
         assert_ne!(delivery.notification().name.as_str(), "early", "it panics before its future");
         async move {
             assert_ne!(delivery.notification().name.as_str(), "late", "it panics within it");
@@ -548,8 +549,8 @@ async fn a_callback_pauses_while_reads_fail() {
     });
     let calls = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&calls);
-    let _handle = dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING).callback(move |_| {
-        counted.fetch_add(1, Ordering::Relaxed);
+    let _handle = dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING).callback(move |item| {
+        counted.fetch_add(item.is_ok().into(), Ordering::Relaxed);
         async {}
     });
     tokio::time::sleep(Duration::from_secs(10)).await;

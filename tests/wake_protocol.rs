@@ -64,7 +64,7 @@ impl World {
     fn put(&self, number: u64, matches: bool) {
         let mut woken = Vec::new();
         if matches {
-            self.log.append(number, number, &mut woken);
+            self.log.append(number, [number, 0], number, &mut woken);
         }
         self.end.store(number + 1, Ordering::Release);
         for subscriber in &woken {

@@ -12,6 +12,7 @@ use smallvec::{SmallVec, smallvec};
 use super::{
     delivery::{Delivery, DeliveryRef},
     filter::Set,
+    log::Mark,
 };
 use crate::{
     cursor::{Cursor, Knowledge},
@@ -86,6 +87,20 @@ impl fmt::Debug for Batch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Batch").field("rows", &self.rows.len()).field("to", &self.to).finish_non_exhaustive()
     }
+}
+
+/// A position as logs carry it.
+pub(super) fn to_mark(position: Sequence) -> Mark {
+    let mut bytes = [0; 16];
+    bytes[..position.as_bytes().len()].copy_from_slice(position.as_bytes());
+    let (high, low) = bytes.split_at(8);
+    [high, low].map(|half| u64::from_be_bytes(half.try_into().expect("they are 8 bytes each")))
+}
+
+/// The position that logs have carried.
+pub(super) fn of_mark(mark: Mark) -> Sequence {
+    let bytes = [mark[0].to_be_bytes(), mark[1].to_be_bytes()].concat();
+    Sequence::from_bytes(&bytes[..Sequence::MIN.as_bytes().len()]).expect("it was one")
 }
 
 /// Rows of a batch by their indices, in order. Mostly there is one.

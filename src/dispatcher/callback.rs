@@ -56,18 +56,20 @@ struct Calling<F>(F);
 
 impl<F, R> Listener for Calling<F>
 where
-    F: FnMut(Delivery) -> R + Send + 'static,
+    F: FnMut(Result<Delivery, Interruption>) -> R + Send + 'static,
     R: Future<Output = ()> + Send + 'static,
 {
     type Message = ();
 
     async fn handle_event(&mut self, delivery: Delivery) -> Next {
-        (self.0)(delivery).await;
+        (self.0)(Ok(delivery)).await;
         Next::Continue
     }
 
     async fn handle_message(&mut self, message: Message<()>) -> Next {
-        log_interruption(&message);
+        if let Message::Interrupted(interruption) = message {
+            (self.0)(Err(interruption)).await;
+        }
         Next::Continue
     }
 }
@@ -77,7 +79,7 @@ struct CallingWithBatches<F>(F);
 
 impl<F, R> Listener for CallingWithBatches<F>
 where
-    F: FnMut(DeliveryBatch) -> R + Send + 'static,
+    F: FnMut(Result<DeliveryBatch, Interruption>) -> R + Send + 'static,
     R: Future<Output = ()> + Send + 'static,
 {
     type Message = ();
@@ -87,29 +89,22 @@ where
     }
 
     async fn handle_batch(&mut self, batch: DeliveryBatch) -> Next {
-        (self.0)(batch).await;
+        (self.0)(Ok(batch)).await;
         Next::Continue
     }
 
     async fn handle_message(&mut self, message: Message<()>) -> Next {
-        log_interruption(&message);
+        if let Message::Interrupted(interruption) = message {
+            (self.0)(Err(interruption)).await;
+        }
         Next::Continue
-    }
-}
-
-/// Logs what the subscription has to say. That a first scan is complete says nothing to a callback.
-fn log_interruption(message: &Message<()>) {
-    if let Message::Interrupted(interruption) = message
-        && !matches!(interruption, Interruption::Synced { .. })
-    {
-        tracing::warn!(%interruption, "subscription interrupted");
     }
 }
 
 /// Starts the task that calls `callback` with each delivery of what is subscribed to.
 pub(super) fn spawn<F, R>(subscribe: Subscribe, callback: F) -> CallbackHandle
 where
-    F: FnMut(Delivery) -> R + Send + 'static,
+    F: FnMut(Result<Delivery, Interruption>) -> R + Send + 'static,
     R: Future<Output = ()> + Send + 'static,
 {
     let mut callback = Some(callback);
@@ -121,7 +116,7 @@ where
 /// Starts the task that calls `callback` with each batch of what is subscribed to.
 pub(super) fn spawn_batches<F, R>(subscribe: Subscribe, callback: F) -> CallbackHandle
 where
-    F: FnMut(DeliveryBatch) -> R + Send + 'static,
+    F: FnMut(Result<DeliveryBatch, Interruption>) -> R + Send + 'static,
     R: Future<Output = ()> + Send + 'static,
 {
     let mut callback = Some(callback);

@@ -13,7 +13,7 @@ use tokio::sync::{Semaphore, watch};
 
 use super::{
     DispatcherOptions, Filter, Shared, Subscribe, SubscriberId,
-    batch::{BATCH_BYTES_MAX, Batch, Chosen, Matched},
+    batch::{BATCH_BYTES_MAX, Batch, Chosen, Matched, to_mark},
     listener::{Events, Listeners},
     log::{Log, SubscriberState},
     patterns::{Matches, Pattern, Patterns},
@@ -169,14 +169,14 @@ impl Shared {
         let batch = Arc::new(batch);
         let _matching = self.matching.write().unwrap_or_else(PoisonError::into_inner);
         let Matches { patterns, rows } = self.patterns.matches(&batch);
-        let pushed = self.ring.push(&batch);
+        let (begin, pushed) = (to_mark(batch.since.position()), self.ring.push(&batch));
         for (pattern, rows) in patterns.iter().zip(rows) {
             let matched = Matched { batch: Arc::clone(&batch), chosen: Chosen::Indices(rows) };
-            pattern.log.append(pushed.number, matched, woken);
+            pattern.log.append(pushed.number, begin, matched, woken);
         }
         if !batch.rows.is_empty() {
             let matched = Matched { batch, chosen: Chosen::From(0) };
-            self.everything.append(pushed.number, matched, woken);
+            self.everything.append(pushed.number, begin, matched, woken);
         }
         for pattern in pushed.pruned {
             pattern.log.prune(pushed.begin);

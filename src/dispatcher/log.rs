@@ -23,12 +23,16 @@
 //! 2. Whoever finds no entry from its place on, after having read where the ring ends, has none before that end: the end moves
 //!    last. So (c) skips nothing.
 //! 3. A subscriber is on the list at most once, and so woken at most once per append.
+//! 4. A subscriber that is taken off the list has missed nothing before the entry that took it, and is told where that begins
+//!    ([`Mark`]): however long it takes to come, and whatever has left the ring by then, it knows everything up to there.
 
 use std::{collections::VecDeque, fmt, task::Waker};
 
 use smallvec::SmallVec;
 
-use super::sync::{Arc, AtomicU8, AtomicUsize, AtomicWaker, Mutex, MutexGuard, Ordering, PoisonError};
+use super::sync::{
+    Arc, AtomicU8, AtomicU64, AtomicUsize, AtomicWaker, Mutex, MutexGuard, Ordering, PoisonError,
+};
 
 /// How many entries from the end one is looked for before it is searched.
 const NEAR: usize = 8;
@@ -36,12 +40,17 @@ const NEAR: usize = 8;
 /// The index of a subscriber that is on no list.
 const UNLISTED: usize = usize::MAX;
 
+/// A position, which the log only carries: later ones are larger.
+pub type Mark = [u64; 2];
+
 /// How a subscriber is woken, and whether more will come.
 pub struct SubscriberState {
     /// One of the constants below.
     phase: AtomicU8,
     /// Its index in the list of its log, or [`UNLISTED`]; changed under the lock of the log only.
     index: AtomicUsize,
+    /// Where the entry begins that last took it off a list; changed and read under the lock of the log only.
+    taken_at: [AtomicU64; 2],
     /// The task of the subscriber.
     waker: AtomicWaker,
 }
@@ -59,6 +68,7 @@ impl SubscriberState {
         Self {
             phase: AtomicU8::new(Self::OPEN),
             index: AtomicUsize::new(UNLISTED),
+            taken_at: [AtomicU64::new(0), AtomicU64::new(0)],
             waker: AtomicWaker::new(),
         }
     }
@@ -81,6 +91,13 @@ impl SubscriberState {
     /// Whether it was told to end.
     pub fn is_ended(&self) -> bool {
         self.phase.load(Ordering::Acquire) == Self::ENDED
+    }
+
+    /// Notes where the entry begins that takes it off a list.
+    fn take_at(&self, begin: Mark) {
+        for (part, begin) in self.taken_at.iter().zip(begin) {
+            part.store(begin, Ordering::Relaxed);
+        }
     }
 
     /// Has `waker` woken from now on.
@@ -136,10 +153,13 @@ impl<P: Clone> Log<P> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Appends the batch `number`, which comes after all others, and adds to `woken` who waits for it.
-    pub fn append(&self, number: u64, entry: P, woken: &mut Vec<Arc<SubscriberState>>) {
+    /// Appends the batch `number`, which comes after all others and begins at `begin`, and adds to `woken` who waits for it.
+    pub fn append(&self, number: u64, begin: Mark, entry: P, woken: &mut Vec<Arc<SubscriberState>>) {
         let mut state = self.state();
         state.entries.push_back((number, entry));
+        for subscriber in &state.waiting {
+            subscriber.take_at(begin);
+        }
         state.take_waiting(woken);
     }
 
@@ -207,9 +227,17 @@ impl<P: Clone> Log<P> {
         waits
     }
 
-    /// Takes `subscriber` off the list of those who wait.
+    /// Where the entry begins that last took `subscriber` off the list: it has missed nothing before. All zeros if none has.
+    pub fn taken_at(&self, subscriber: &SubscriberState) -> Mark {
+        let _unchanged = self.state();
+        subscriber.taken_at.each_ref().map(|part| part.load(Ordering::Relaxed))
+    }
+
+    /// Takes `subscriber` off the list of those who wait, for good.
     pub fn leave(&self, subscriber: &Arc<SubscriberState>) {
         let mut state = self.state();
+        // It may want something else next, of which it has missed more.
+        subscriber.take_at([0, 0]);
         let index = subscriber.index.swap(UNLISTED, Ordering::Relaxed);
         if index == UNLISTED {
             return;

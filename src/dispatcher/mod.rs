@@ -184,6 +184,7 @@ pub(crate) struct Shared {
 
 /// A running dispatcher. Dropping it, or [`Dispatcher::shutdown`], ends its subscriptions after what they have been given.
 #[derive(Debug)]
+#[must_use = "dropping it ends its subscriptions"]
 pub struct Dispatcher {
     /// The tail. It goes before what it fills.
     tail: Tail,

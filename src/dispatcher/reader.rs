@@ -26,7 +26,7 @@ use tokio::task::JoinHandle;
 
 use super::{
     Shared, SubscriberId,
-    batch::{BATCH_BYTES_MAX, Batch, Chosen, Deliveries, DeliveryBatch, Indices, Matched},
+    batch::{BATCH_BYTES_MAX, Batch, Chosen, Deliveries, DeliveryBatch, Indices, Matched, of_mark},
     delivery::{DeliveryRef, Interruption},
     filter::Filter,
     log::{Found, Log, SubscriberState},
@@ -356,6 +356,7 @@ impl Reader {
                 }
                 Took::Something => {}
                 Took::Behind => {
+                    self.skip_rest();
                     if let Some(lagged) = self.fall_behind() {
                         return Poll::Ready(Some(Err(lagged)));
                     }
@@ -552,6 +553,14 @@ impl Reader {
         });
         self.move_to(batch.cursor());
         Poll::Ready((batch.0.len() > 0).then_some(Ok(batch)))
+    }
+
+    /// Stands where the batch began that has ended its rest, before which it has missed nothing.
+    fn skip_rest(&mut self) {
+        let begin = of_mark(self.log().taken_at(&self.state));
+        if Knowledge::UpTo(begin) > self.cursor.knowledge() {
+            self.move_to(begin.into());
+        }
     }
 
     /// The ring no longer holds what follows: reads the feed, or skips it if it would rather do so.

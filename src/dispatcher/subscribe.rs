@@ -3,7 +3,7 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use super::{
-    BatchSubscription, CallbackHandle, Delivery, DeliveryBatch, Shared, Subscription, callback,
+    BatchSubscription, CallbackHandle, Delivery, DeliveryBatch, Interruption, Shared, Subscription, callback,
     filter::Filter,
     listener::{Listen, Listener},
     pace::Pace,
@@ -151,11 +151,11 @@ impl Subscribe {
     /// Receives by an async callback, in a task of its own. The subscription ends when the handle is dropped.
     ///
     /// Deliveries come one after the other. A panic of the callback, or of the filter's predicate, is caught, logged and
-    /// counted, and the subscription goes on with the next delivery; it affects no other subscriber. `Lagged` and failures
-    /// are logged. Who wants to decide what becomes of panics and interruptions writes a [`Listener`].
+    /// counted, and the subscription goes on with the next delivery; it affects no other subscriber. The callback is given
+    /// what a stream returns, an [`Interruption`] as an error. To decide what becomes of panics, write a [`Listener`].
     pub fn callback<F, R>(self, callback: F) -> CallbackHandle
     where
-        F: FnMut(Delivery) -> R + Send + 'static,
+        F: FnMut(Result<Delivery, Interruption>) -> R + Send + 'static,
         R: Future<Output = ()> + Send + 'static,
     {
         callback::spawn(self, callback)
@@ -165,7 +165,7 @@ impl Subscribe {
     /// given to it again, delivery by delivery, each as a batch of its own.
     pub fn batch_callback<F, R>(self, callback: F) -> CallbackHandle
     where
-        F: FnMut(DeliveryBatch) -> R + Send + 'static,
+        F: FnMut(Result<DeliveryBatch, Interruption>) -> R + Send + 'static,
         R: Future<Output = ()> + Send + 'static,
     {
         callback::spawn_batches(self, callback)

@@ -69,6 +69,7 @@ impl JanitorOptions {
 /// A node that can be the janitor. Of all nodes that can, one works at a time; another takes over when it goes. Dropping it
 /// stops it at once; [`Janitor::shutdown`] also releases its lease.
 #[derive(Debug)]
+#[must_use = "dropping it stops it"]
 pub struct Janitor {
     /// Takes the work, and does it.
     worker: Worker,

@@ -122,6 +122,7 @@ impl Work for Folding {
 /// A running notifier. Dropping it stops it at once; [`Notifier::shutdown`] also releases its leases, so that others need
 /// not wait until its node is taken for dead.
 #[derive(Debug)]
+#[must_use = "dropping it stops it: it folds nothing any more"]
 pub struct Notifier {
     /// What it works on.
     partitions: HeldPartitions,

@@ -223,11 +223,6 @@ impl Plan {
         self
     }
 
-    /// Whether nobody drops tombstones, so that nobody ever expires.
-    pub fn keeps_tombstones(&self) -> bool {
-        !self.processes.iter().any(|process| process.janitor)
-    }
-
     /// It with all that makes the janitor meet groups that come and go: many tombstones, which are soon old enough, and
     /// transactions that take their time.
     fn with_churn(mut self, random: &mut Rng) -> Self {

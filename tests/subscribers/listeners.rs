@@ -436,7 +436,7 @@ async fn a_callback_can_stop_itself_by_its_handle() {
             own.stop().await;
             // The call that is under way comes to its end.
             tokio::time::sleep(Duration::from_secs(1)).await;
-            sender.send(name(&delivery).to_owned()).unwrap();
+            sender.send(name(&delivery.unwrap()).to_owned()).unwrap();
         }
     });
     *handle.lock().unwrap() = Some(callback);

@@ -156,7 +156,7 @@ async fn a_predicate_that_panics_does_not_stop_a_paced_subscriber() {
     });
     let (sender, mut receiver) = tokio::sync::mpsc::unbounded_channel();
     let _handle = world.dispatcher.subscribe(filter).every(MINUTE).unwrap().callback(move |delivery| {
-        sender.send(name(&delivery).to_owned()).unwrap();
+        sender.send(name(&delivery.unwrap()).to_owned()).unwrap();
         async {}
     });
     world.event(&db("first", 1), EventKind::Created).await;

@@ -154,7 +154,7 @@ async fn a_listener_and_a_callback_can_be_given_another_filter() {
     let world = World::new().await;
     let (sender, mut receiver) = tokio::sync::mpsc::unbounded_channel();
     let handle = world.dispatcher.subscribe(Filter::name("a").unwrap()).callback(move |delivery| {
-        sender.send(name(&delivery).to_owned()).unwrap();
+        sender.send(name(&delivery.unwrap()).to_owned()).unwrap();
         async {}
     });
     world.event(&db("a", 1), EventKind::Created).await;

@@ -236,7 +236,7 @@ async fn a_cursor_is_saved_within_a_batch() {
     let durable = world.dispatcher.subscribe(Filter::all()).durable(&cursor).await.unwrap();
     let (sender, mut receiver) = tokio::sync::mpsc::unbounded_channel();
     let handle = durable.callback(move |delivery| {
-        sender.send(delivery.sequence()).unwrap();
+        sender.send(delivery.unwrap().sequence()).unwrap();
         tokio::time::sleep(Duration::from_mins(10))
     });
     together(&world, &["a", "b", "c", "d"]).await;
@@ -404,4 +404,23 @@ async fn wanted_by_knows_the_kinds_of_the_whole() {
     let _ = first;
     let mut stream = world.dispatcher.subscribe(set).since(Cursor::NOTHING).stream();
     assert_eq!(next(&mut stream).await.wanted_by(), [1]);
+}
+
+/// Once, a subscriber that rested for longer than tombstones are kept, and whose first row left the ring before it was polled: it
+/// expired, although it had missed nothing while it rested.
+#[tokio::test(start_paused = true)]
+async fn who_rests_long_and_is_overrun_then_has_not_expired() {
+    let options = DispatcherOptions { ring_rows_max: 4, ..DispatcherOptions::default() };
+    let world = World::with(options).await;
+    for filter in [Filter::prefix("a"), Filter::name("a").unwrap()] {
+        let mut stream = world.dispatcher.subscribe(filter.clone()).stream();
+        assert!(ready(&mut stream).is_empty());
+        world.events(&["b"], EventKind::Created).await;
+        world.events(&["b"], EventKind::Deleted).await;
+        forget(&world.bus).await;
+        let wanted = world.ddoc(&db("a", 1), None).await;
+        world.events(&["c", "d", "e", "f", "g", "h"], EventKind::Updated).await;
+        let item = within("the row", stream.next()).await.unwrap();
+        assert_eq!(item.map(|delivery| delivery.sequence()).ok(), Some(wanted), "{filter:?}");
+    }
 }

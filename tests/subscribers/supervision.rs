@@ -170,7 +170,7 @@ async fn panics_of_callbacks_are_told_as_well() {
     let world = World::new().await;
     let mut events = world.dispatcher.supervision();
     let _handle = world.dispatcher.subscribe(Filter::all()).callback(async |delivery| {
-        assert_ne!(name(&delivery), "bad", "as it was told");
+        assert_ne!(name(&delivery.unwrap()), "bad", "as it was told");
     });
     let bad = world.event(&db("bad", 1), EventKind::Created).await;
     assert_eq!(next(&mut events).await, Supervised::Started);

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     cursor::Cursor,
-    dispatcher::{CallbackHandle, Delivery, Filter, Listener, ListenerHandle, Message, Next},
+    dispatcher::{CallbackHandle, Delivery, Filter, Interruption, Listener, ListenerHandle, Message, Next},
     error::Result,
     simulation::{
         oracle::{Given, Manner, SubscriberId, Wish},
@@ -30,9 +30,7 @@ pub(super) async fn start(
     cursor: Option<String>,
     tasks: &mut JoinSet<()>,
 ) -> Result<()> {
-    let calls = place.shared.plan.keeps_tombstones() && place.random(2) == 0;
-    // A callback learns of nothing but deliveries.
-    let terms = Terms { skips: terms.skips && !calls, ..terms };
+    let calls = place.random(2) == 0;
     let keeper = Keeper { place: place.clone(), source: source.clone(), calls, wish, terms, cursor };
     if let Some(begun) = keeper.begin().await? {
         tasks.spawn(keeper.run(begun));
@@ -110,9 +108,14 @@ impl Keeper {
         let slowness_ms = subscriber::slowness_ms(place);
         let taker = Taker { place: place.clone(), id, life, slowness_ms, panics };
         if *calls {
-            let call = move |delivery: Delivery| {
+            let call = move |item: std::result::Result<Delivery, Interruption>| {
                 let mut taker = taker.clone();
-                async move { drop(taker.handle_event(delivery).await) }
+                async move {
+                    drop(match item {
+                        Ok(delivery) => taker.handle_event(delivery).await,
+                        Err(interruption) => taker.handle_message(Message::Interrupted(interruption)).await,
+                    });
+                }
             };
             return Ok(Some((Handle::Callback(subscribe.callback(call)), id)));
         }
