@@ -175,7 +175,7 @@ mod tests {
             let keys = Keys::new(b"").unwrap();
             let db = Db::new(DbName::new(&name).unwrap(), DbInstance(instance));
             let id = DdocId::new(&id).unwrap();
-            let counters = Tally { counters: Counters { ddoc_updated: 3, ..Counters::ZERO }, named: 2 };
+            let counters = Tally { counters: Counters { ddoc_updated: 3, ..Counters::ZERO }, with_id: 2 };
             for (key, value, says) in [
                 (keys.counters(Partition(partition), &db, slot), counters.to_bytes().to_vec(), DrainKey::Counters(counters)),
                 (keys.last_update(Partition(partition), &db, slot), vec![4; 10], DrainKey::LastUpdate(Versionstamp([4; 10]))),

@@ -149,9 +149,10 @@ impl Waiting {
 
     /// The design documents of `db` that were changed; a change without an id as one.
     pub fn ddocs_of(&self, db: &Db) -> impl Iterator<Item = Option<&DdocId>> {
-        let nameless = self.observed.get(&db.instance).is_some_and(|observed| observed.tally.has_nameless());
-        let named = self.ddocs.iter().filter(move |(of, _)| of == db).map(|(_, id)| Some(id));
-        nameless.then_some(None).into_iter().chain(named)
+        let observed = self.observed.get(&db.instance);
+        let without_id = observed.is_some_and(|observed| observed.tally.has_ddocs_without_id());
+        let with_id = self.ddocs.iter().filter(move |(of, _)| of == db).map(|(_, id)| Some(id));
+        without_id.then_some(None).into_iter().chain(with_id)
     }
 
     /// Subtracts exactly what was read. What producers add meanwhile stays, and none of them is made to retry.
