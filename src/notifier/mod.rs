@@ -15,7 +15,7 @@ mod poll;
 mod standing;
 
 use std::{
-    collections::BTreeSet,
+    collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -73,21 +73,27 @@ impl NotifierOptions {
     }
 }
 
-/// The partitions on which a notifier works at the moment, each with the epoch of its lease.
+/// The partitions on which a notifier works at the moment, each with the epoch of its lease, and whether its last pass has left
+/// rows where they are, because they cannot be decoded.
 #[derive(Debug, Clone, Default)]
-struct HeldPartitions(Arc<Mutex<BTreeSet<(Partition, u64)>>>);
+struct HeldPartitions(Arc<Mutex<BTreeMap<(Partition, u64), bool>>>);
 
 impl HeldPartitions {
     /// The set. A panic elsewhere cannot leave it half changed, so a poisoned lock is fine.
-    fn lock(&self) -> MutexGuard<'_, BTreeSet<(Partition, u64)>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<(Partition, u64), bool>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The numbers of the partitions, in order.
     fn numbers(&self) -> Vec<u32> {
-        let mut numbers: Vec<_> = self.lock().iter().map(|(partition, _)| partition.0).collect();
+        let mut numbers: Vec<_> = self.lock().keys().map(|(partition, _)| partition.0).collect();
         numbers.dedup();
         numbers
+    }
+
+    /// Whether the last pass of `partition` has left rows where they are.
+    fn has_left(&self, partition: Partition) -> bool {
+        self.lock().range((partition, 0)..=(partition, u64::MAX)).any(|(_, has_left)| *has_left)
     }
 }
 

@@ -4,11 +4,12 @@ use std::{sync::Arc, time::Duration};
 
 use super::{
     Held, HeldPartitions, NotifierOptions,
-    fold::{Done, Folder},
+    fold::{Done, Folder, SIZE_MAX, SIZE_MIN},
 };
 use crate::{
+    bugs::{Bug, is_on},
     context::Context,
-    error::{Error, Result},
+    error::{Error, Result, StoreError},
     keys::Partition,
     lease::Stop,
     store::Watch,
@@ -33,10 +34,12 @@ pub(super) struct Task {
     unsettled: Done,
     /// Fires when another process rings; `None` if it has, or could not be set.
     doorbell: Option<Watch>,
+    /// Bytes of a fold's transaction at which it ends.
+    size_max: usize,
     /// When the last pass began.
     passed: Option<Duration>,
     /// Tells others of the task as long as it is there.
-    _present: Present,
+    present: Present,
 }
 
 /// Tells producers of this process, and the poll of the notifier, that a task works on the partition.
@@ -50,11 +53,16 @@ struct Present {
 }
 
 impl Present {
+    /// Tells the poll whether the last pass has left rows where they are.
+    fn set_left(&self, has_left: bool) {
+        self.partitions.lock().insert(self.lease, has_left);
+    }
+
     /// From now on, until it is dropped.
     fn enter(context: &Arc<Context>, partitions: &HeldPartitions, partition: Partition, epoch: u64) -> Self {
         context.signals.enter(partition);
         let lease = (partition, epoch);
-        partitions.lock().insert(lease);
+        partitions.lock().insert(lease, false);
         Self { context: Arc::clone(context), partitions: partitions.clone(), lease }
     }
 }
@@ -76,7 +84,7 @@ impl Task {
     ) -> Self {
         let partition = Partition(lease.resource as u32);
         Self {
-            _present: Present::enter(&context, partitions, partition, lease.epoch),
+            present: Present::enter(&context, partitions, partition, lease.epoch),
             context,
             partition,
             lease,
@@ -84,6 +92,7 @@ impl Task {
             folds: 0,
             unsettled: Done::default(),
             doorbell: None,
+            size_max: SIZE_MAX,
             passed: None,
         }
     }
@@ -120,14 +129,21 @@ impl Task {
         }
         let mut from = None;
         let mut settles = self.unsettled.committed;
+        let mut has_left = false;
         loop {
             let folder = Folder {
                 context: &self.context,
                 partition: self.partition,
                 lease: &self.lease,
                 rows_max: self.options.fold_rows_max,
+                size_max: self.size_max,
             };
-            let done = folder.fold(self.folds, from.as_ref(), &mut self.unsettled).await?;
+            let done = match folder.fold(self.folds, from.as_ref(), &mut self.unsettled).await {
+                Err(error) if self.shrink(&error) => continue,
+                done => done?,
+            };
+            self.size_max = self.size_max.saturating_add(self.size_max / 16).min(SIZE_MAX);
+            has_left |= !done.skipped.is_empty();
             self.account(&done);
             match done.next {
                 Some(next) if !stop.is_requested() => from = Some(next),
@@ -136,15 +152,31 @@ impl Task {
                     from = None;
                     settles = false;
                 }
-                _ => return Ok(()),
+                _ => {
+                    self.present.set_left(has_left);
+                    return Ok(());
+                }
             }
         }
+    }
+
+    /// Whether a fold that has failed with `error` can be tried again as a smaller one, as it was too large.
+    fn shrink(&mut self, error: &Error) -> bool {
+        let is_too_large = error.code() == Some(StoreError::TRANSACTION_TOO_LARGE.code());
+        if !is_too_large || self.size_max == SIZE_MIN || is_on(Bug::FoldNotMeasured) {
+            return false;
+        }
+        self.size_max = (self.size_max / 2).max(SIZE_MIN);
+        true
     }
 
     /// Counts what a fold has done, and tells readers of the feed.
     fn account(&mut self, done: &Done) {
         let Context { stats, signals, .. } = &*self.context;
         stats.fold_retries.add(done.retries);
+        for (place, error) in &done.skipped {
+            self.context.skip(place, error);
+        }
         if !done.committed {
             return;
         }
