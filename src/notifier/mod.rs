@@ -9,6 +9,7 @@
 mod algorithm;
 mod drain;
 mod fold;
+mod pace;
 mod partition;
 mod poll;
 #[cfg(feature = "http")]
@@ -38,9 +39,11 @@ use crate::{
 pub struct NotifierOptions {
     /// How it takes its part of the partitions.
     pub balance: BalanceOptions,
-    /// The least time between two folds of one partition. A shorter one tells sooner, a longer one coalesces more.
-    /// Default: 25 ms.
-    pub fold_interval: Duration,
+    /// The most of its time that a partition is folded, in percent, 1 to 100: after a fold it pauses accordingly, so that a slow
+    /// store coalesces more. Default: 25.
+    pub fold_percent: u8,
+    /// The longest such pause. Zero folds without a pause. Default: 25 ms.
+    pub fold_interval_max: Duration,
     /// How often it looks for events whose ring never came. Default: 1 s.
     pub poll_interval: Duration,
     /// The most rows of counters that one fold reads. Default: 1,000.
@@ -51,7 +54,8 @@ impl Default for NotifierOptions {
     fn default() -> Self {
         Self {
             balance: BalanceOptions::default(),
-            fold_interval: Duration::from_millis(25),
+            fold_percent: 25,
+            fold_interval_max: Duration::from_millis(25),
             poll_interval: Duration::from_secs(1),
             fold_rows_max: 1_000,
         }
@@ -63,6 +67,9 @@ impl NotifierOptions {
     pub(crate) fn check(&self) -> Result<()> {
         if self.poll_interval.is_zero() {
             return Err(Error::invalid("poll interval", "it is zero"));
+        }
+        if !(1..=100).contains(&self.fold_percent) {
+            return Err(Error::invalid("fold percent", format!("{} is not 1 to 100", self.fold_percent)));
         }
         self.balance.check()?;
         // One database can have a row of counters, one of its last update and a design document; a fold must get on.

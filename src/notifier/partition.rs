@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 use super::{
     Held, HeldPartitions, NotifierOptions,
     fold::{Done, Folder, SIZE_MAX, SIZE_MIN},
+    pace::Pace,
 };
 use crate::{
     bugs::{Bug, is_on},
@@ -36,8 +37,8 @@ pub(super) struct Task {
     doorbell: Option<Watch>,
     /// Bytes of a fold's transaction at which it ends.
     size_max: usize,
-    /// When the last pass began.
-    passed: Option<Duration>,
+    /// How long to rest between passes.
+    pace: Pace,
     /// Tells others of the task as long as it is there.
     present: Present,
 }
@@ -93,14 +94,17 @@ impl Task {
             unsettled: Done::default(),
             doorbell: None,
             size_max: SIZE_MAX,
-            passed: None,
+            pace: Pace::default(),
         }
     }
 
     /// Folds until it is told to stop; fails when it has lost the lease.
     pub async fn run(mut self, mut stop: Stop) -> Result<()> {
         loop {
-            match self.pass(&stop).await {
+            let began = self.context.env().now();
+            let passed = self.pass(&stop).await;
+            self.pace.folded(began, self.context.env().now(), &self.options);
+            match passed {
                 Ok(()) => {}
                 Err(error @ Error::LeaseLost { .. }) => return Err(error),
                 Err(error) => {
@@ -122,8 +126,6 @@ impl Task {
 
     /// Folds everything that waits, unless it is told to stop in between.
     async fn pass(&mut self, stop: &Stop) -> Result<()> {
-        let env = self.context.env().clone();
-        self.passed = Some(env.now());
         if self.doorbell.is_none() {
             self.doorbell = listen(&self.context, self.partition).await;
         }
@@ -200,12 +202,10 @@ impl Task {
     /// Completes when events may be there and the pace allows a fold.
     async fn wait(&mut self) {
         self.hint().await;
-        if let Some(passed) = self.passed {
-            let env = self.context.env();
-            let pause = passed.saturating_add(self.options.fold_interval).saturating_sub(env.now());
-            if !pause.is_zero() {
-                env.sleep(pause).await;
-            }
+        let env = self.context.env();
+        let pause = self.pace.pause(env.now());
+        if !pause.is_zero() {
+            env.sleep(pause).await;
         }
     }
 
