@@ -91,7 +91,7 @@ async fn fold(store: &Database) -> Duration {
 /// Records events one after the other, and says how long each took to be delivered.
 async fn latency(store: &Database, count: u64) -> Duration {
     let bus = open(store, "latency").await;
-    let options = NotifierOptions { fold_interval: Duration::ZERO, ..NotifierOptions::default() };
+    let options = NotifierOptions { fold_interval_max: Duration::ZERO, ..NotifierOptions::default() };
     let notifier = bus.notifier(options).await.unwrap();
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
     let mut deliveries = dispatcher.subscribe(Filter::all()).stream();

@@ -95,9 +95,12 @@ impl Arrivals {
         }
     }
 
-    /// Tells that all feeds may have new rows.
-    pub fn tell_all(&self) {
-        lock(&self.feeds).values().for_each(|sender| tell(sender, None));
+    /// Tells that all feeds of documents may have new rows. What is known of the heads of the notifications stays: nobody else would
+    /// tell of them before they move, and until then each of their shards would be polled for itself.
+    pub fn tell_documents(&self) {
+        let feeds = lock(&self.feeds);
+        let documents = feeds.iter().filter(|(feed, _)| feed.instance().is_some());
+        documents.for_each(|(_, sender)| tell(sender, None));
     }
 
     /// The watcher of the process, which `start` starts if there is none. It ends with its last handle.
@@ -140,9 +143,9 @@ mod tests {
         let told = one.borrow_and_update().clone();
         assert!(!told.may_have_rows(ShardId(1), Sequence::MIN), "it has none after its head");
         assert!(told.may_have_rows(ShardId(2), Sequence::MAX), "nothing is known of it");
-        arrivals.tell_all();
-        assert!(one.has_changed().unwrap() && two.has_changed().unwrap());
-        assert!(one.borrow().may_have_rows(ShardId(1), Sequence::MAX));
+        arrivals.tell_documents();
+        assert!(!one.has_changed().unwrap() && two.has_changed().unwrap());
+        assert!(!one.borrow().may_have_rows(ShardId(1), Sequence::MIN), "its head is known as before");
         drop(two);
         assert_eq!(arrivals.documents(), 0);
     }

@@ -59,6 +59,14 @@ bugs! {
     WatchInWritingTransaction,
     /// Nobody looks for events whose ring never came.
     PollForgotten,
+    /// A fold takes all that fits its options, however large its transaction becomes.
+    FoldNotMeasured,
+    /// A row of counters that cannot be decoded stops the folds of its partition.
+    BrokenCountersStop,
+    /// A row of counters that cannot be decoded ends the look for events whose ring never came.
+    BrokenCountersBlindPoll,
+    /// A row of the feed that cannot be decoded stops its readers, and the folds of its partition.
+    BrokenRowStops,
     /// The tail trusts its watches.
     TailWithoutPoll,
     /// A subscriber that has fallen behind the ring goes on without what it has missed.

@@ -9,7 +9,7 @@ use std::{
 
 pub use self::node::{Announced, Node};
 use crate::{
-    changes::Changes,
+    changes::{Change, Changes},
     context::{Background, Context},
     dispatcher::{Dispatcher, DispatcherOptions, Fanout},
     encoding::Incarnation,
@@ -27,6 +27,7 @@ use crate::{
     producer::{Producer, ProducerOptions, ringer},
     relocation,
     routing::Schemes,
+    skipped::{Place, SkippedRow},
     stats::StatsSnapshot,
     store::{Database, Isolation, RangeRead, Transaction},
 };
@@ -264,6 +265,32 @@ impl Bus {
         let Context { db, keys, config, .. } = &*self.context;
         let waiting = &RangeRead::new(keys.drains(Partition(0), Partition(config.partitions - 1))).limit(1);
         db.run(async |tx| Ok(tx.get_range(waiting, Isolation::Snapshot).await?.rows.is_empty())).await
+    }
+
+    /// The rows that this process has met and cannot decode, as far as they are still there: damaged ones, and those of a later
+    /// version of the program. Whoever met them went on without them. Of more than 1,000 only the last ones are known. It reads
+    /// each of them.
+    pub async fn skipped_rows(&self) -> Result<Vec<SkippedRow>> {
+        let context = &*self.context;
+        for place in &context.skipped.places() {
+            let is_mended = async |tx: Transaction| match place {
+                Place::Key(key) => Ok(tx.get(key, Isolation::Snapshot).await?.is_none()),
+                Place::Row(id, sequence) => {
+                    let row = match RawFeed::new(context, id).row_at(&tx, *sequence).await {
+                        Err(Error::NoFeed { .. }) => None,
+                        row => row?,
+                    };
+                    Ok(row.is_none_or(|row| match id.instance() {
+                        None => Notification::from_stored(*sequence, &row.value).is_ok(),
+                        Some(_) => Change::from_stored(*sequence, &row.value).is_ok(),
+                    }))
+                }
+            };
+            if context.db.run(is_mended).await? {
+                context.skipped.forget(place);
+            }
+        }
+        Ok(context.skipped.rows())
     }
 
     /// What the roles of this process have done since the bus was opened.

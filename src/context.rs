@@ -7,9 +7,11 @@ use tokio::task::JoinHandle;
 use crate::{
     arrivals::Arrivals,
     env::Env,
+    error::Error,
     keys::{Config, FeedId, Keys},
     routing::Schemes,
     signals::Signals,
+    skipped::{Place, Skipped},
     stats::Stats,
     store::Database,
 };
@@ -31,6 +33,8 @@ pub(crate) struct Context {
     pub arrivals: Arrivals,
     /// What the roles have done.
     pub stats: Arc<Stats>,
+    /// The rows that cannot be decoded.
+    pub skipped: Skipped,
     /// The feed of notifications.
     pub feed: FeedId,
     /// Rings doorbells as long as anything of the bus is used.
@@ -53,8 +57,13 @@ impl Context {
         let signals = Arc::new(Signals::new(config.partitions));
         let stats = Arc::default();
         let ringer = OnceLock::new();
-        let (feed, arrivals) = (FeedId::notifications(), Arrivals::default());
-        Arc::new(Self { db, keys, config, schemes, signals, arrivals, stats, feed, ringer })
+        let (feed, arrivals, skipped) = (FeedId::notifications(), Arrivals::default(), Skipped::default());
+        Arc::new(Self { db, keys, config, schemes, signals, arrivals, stats, skipped, feed, ringer })
+    }
+
+    /// Somebody goes on without the row at `place`, which cannot be decoded.
+    pub fn skip(&self, place: &Place, error: &Error) {
+        self.skipped.note(self.env(), &self.stats, place, error);
     }
 
     /// Time and randomness.

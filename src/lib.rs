@@ -58,6 +58,7 @@ mod sequence;
 mod signals;
 #[cfg(feature = "simulation")]
 pub mod simulation;
+mod skipped;
 mod stats;
 pub mod store;
 
@@ -98,4 +99,5 @@ pub use notification_feed::{ChangedDdocs, NotificationFeed, NotificationPage, No
 pub use notifier::{Notifier, NotifierOptions};
 pub use producer::{EventTarget, Producer, ProducerOptions, Receipt};
 pub use routing::{HashingScheme, SchemeId, Schemes};
+pub use skipped::SkippedRow;
 pub use stats::StatsSnapshot;

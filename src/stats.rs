@@ -69,6 +69,8 @@ stats! {
     notifications,
     /// Events of instances that had been replaced already; they changed no row.
     stale_events,
+    /// How often somebody went on without a row that cannot be decoded.
+    rows_skipped,
     /// Doorbells rung in the store.
     bells,
     /// Rows that the dispatcher's tail has read.

@@ -559,19 +559,47 @@ async fn the_poll_makes_good_watches_that_are_dropped_or_refused() {
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_hot_database_is_folded_once_per_interval() {
+/// Folds of a hot database on a store whose commits take 100 ms, in 20 s; a partition is folded `percent` of its time.
+async fn folds_on_a_slow_store(percent: u8, interval_max: Duration) -> u64 {
     let store = Database::memory();
-    let bus = narrow_bus(&store).await;
-    let options = NotifierOptions { fold_interval: Duration::from_secs(1), ..NotifierOptions::default() };
-    let _notifier = bus.notifier(options).await.unwrap();
+    let faults = Faults::new(&store);
+    let (producing, folding) = (narrow_bus(&store).await, narrow_bus(&faults.database()).await);
+    faults.plan_commits(|attempt| {
+        attempt.mutations().next()?;
+        let gate = Gate::default();
+        let opened = gate.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            opened.open();
+        });
+        Some(CommitFault::Hold(gate))
+    });
+    let options = NotifierOptions {
+        fold_percent: percent,
+        fold_interval_max: interval_max,
+        ..NotifierOptions::default()
+    };
+    let _notifier = folding.notifier(options).await.unwrap();
     for _ in 0..2_000 {
-        record(&store, &bus, &db("hot", 1), [0, 0, 1, 0]).await;
+        record(&store, &producing, &db("hot", 1), [0, 0, 1, 0]).await;
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    row_with(&bus, &db("hot", 1), [0, 0, 2_000, 0]).await;
-    let folds = bus.stats().folds;
-    assert!((15..=25).contains(&folds), "{folds} folds in 20 s");
+    row_with(&producing, &db("hot", 1), [0, 0, 2_000, 0]).await;
+    folding.stats().folds
+}
+
+/// A slow store coalesces more: folding takes its share of the time, and no more.
+#[tokio::test(start_paused = true)]
+async fn folding_takes_a_share_of_the_time() {
+    let long = Duration::from_secs(10);
+    let without_pause = folds_on_a_slow_store(100, long).await;
+    assert!((180..=205).contains(&without_pause), "{without_pause} folds in 20 s");
+    let half = folds_on_a_slow_store(50, long).await;
+    assert!((90..=110).contains(&half), "{half} folds in 20 s");
+    let tenth = folds_on_a_slow_store(10, long).await;
+    assert!((18..=23).contains(&tenth), "{tenth} folds in 20 s");
+    let limited = folds_on_a_slow_store(10, Duration::from_millis(100)).await;
+    assert!((90..=110).contains(&limited), "{limited} folds in 20 s");
 }
 
 #[tokio::test(start_paused = true)]

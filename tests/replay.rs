@@ -51,7 +51,7 @@ fn the_sample_is_replayed_exactly_under_all_options() {
         &["--shards", "16"],
         &["--notifiers", "4"],
         &["--slots", "8"],
-        &["--fold-interval", "0ms"],
+        &["--fold-interval-max", "0ms"],
         &["--partitions", "1", "--writers", "1"],
         &["--store", &store, "--writers", "64"],
         // The same folder again: its databases are replaced by those of this run.
@@ -75,7 +75,7 @@ fn a_feed_that_is_resharded_meanwhile_comes_out_the_same() {
         &["--reshard-every", "100", "--shards", "64", "--notifiers", "4"],
         &["--reshard-every", "100", "--store", &store, "--writers", "16"],
         // The same folder again: it has a history, and the other number of shards.
-        &["--reshard-every", "100", "--store", &store, "--fold-interval", "0ms"],
+        &["--reshard-every", "100", "--store", &store, "--fold-interval-max", "0ms"],
     ] {
         let report = replay(&[&[SAMPLE], options].concat(), "");
         assert_eq!(report["reshards"], 37, "{options:?}: 3,701 events");

@@ -294,8 +294,9 @@ async fn each_survivor_ends_with_exactly_what_it_should_know() {
     println!("{size:?}");
     let store = Database::memory();
     let bus = Bus::open(&store, BusOptions::default()).await.unwrap();
-    let fold_interval = Duration::from_secs(if size.events > 100_000 { 5 } else { 0 });
-    let notifier = bus.notifier(NotifierOptions { fold_interval, ..Default::default() }).await.unwrap();
+    let fold_interval_max = Duration::from_secs(if size.events > 100_000 { 5 } else { 0 });
+    let options = NotifierOptions { fold_interval_max, fold_percent: 1, ..Default::default() };
+    let notifier = bus.notifier(options).await.unwrap();
     let options = DispatcherOptions { ring_rows_max: size.ring_rows_max, ..DispatcherOptions::default() };
     let dispatcher = bus.dispatcher(options).await.unwrap();
     let (events, finals) = events(&mut random, size);

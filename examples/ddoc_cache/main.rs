@@ -44,7 +44,7 @@ fn version(doc: Option<&[u8]>) -> u64 {
 async fn main() -> Result<(), Box<dyn Error>> {
     let store = Database::memory();
     let bus = Bus::open(&store, BusOptions::default()).await?;
-    let options = NotifierOptions { fold_interval: std::time::Duration::ZERO, ..Default::default() };
+    let options = NotifierOptions { fold_interval_max: std::time::Duration::ZERO, ..Default::default() };
     let notifier = bus.notifier(options).await?;
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await?;
     let cache = DdocCache::start(&store, &dispatcher).await?;

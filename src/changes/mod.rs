@@ -30,13 +30,13 @@ use crate::{
     cursor::Cursor,
     dispatcher::{Dispatcher, Filter},
     encoding::Sequence,
-    error::Result,
+    error::{Error, Result},
     event::{Db, DbInstance},
-    feed::{Feed, NewTopology, RawFeed, Topology},
-    keys::FeedId,
+    feed::{Feed, FeedRow, NewTopology, RawFeed, Topology, check_legacy_prefix},
+    keys::{FeedId, RowSpace},
     producer::Producer,
     routing::SchemeId,
-    store::{Isolation, Transaction},
+    store::{Isolation, KeyRange, RangeRead, Transaction},
 };
 
 /// How many topologies are remembered. With more databases than that, some are read again.
@@ -124,10 +124,14 @@ impl Changes {
     ///
     /// No writer of the old kind may write to the range any more.
     ///
-    /// Fails as [`Changes::create`] does, and if the prefix is empty or longer than 1,024 bytes.
+    /// All rows are read before, in as many transactions as it takes, and must be such rows.
+    ///
+    /// Fails as [`Changes::create`] does, if the prefix is empty or longer than 1,024 bytes, and with
+    /// [`Error::Corrupt`](crate::Error::Corrupt), which names it, if a row cannot be decoded. Nothing is changed then.
     pub async fn adopt(&self, db: &Db, prefix: &[u8], options: &ChangesOptions) -> Result<()> {
         let new = self.new_topology(db, options)?;
         let feed = FeedId::documents(db.instance);
+        self.check_legacy(prefix).await?;
         self.context.db.run(async |tx| self.raw(&feed).adopt(&tx, prefix, &new).await).await
     }
 
@@ -186,6 +190,26 @@ impl Changes {
         let name = Filter::name(db.name.as_str()).expect("it is the name of a database");
         let updates = dispatcher.subscribe(name).stream();
         ChangesTail::new(self.feed(db), after.into(), updates)
+    }
+
+    /// Fails if a row under `prefix` is none of a changes feed.
+    async fn check_legacy(&self, prefix: &[u8]) -> Result<()> {
+        check_legacy_prefix(&self.context, prefix)?;
+        let space = RowSpace::new(prefix.to_vec());
+        let mut rest = Some(RangeRead::new(KeyRange::prefix(prefix.to_vec())));
+        while let Some(read) = rest {
+            let page = self.context.db.run(async |tx| tx.get_range(&read, Isolation::Snapshot).await).await?;
+            for (key, value) in &page.rows {
+                let row = space.sequence(key).and_then(|sequence| Change::from_stored(sequence, value));
+                if let Err(error) = row {
+                    let reason =
+                        format!("the row at key {} cannot be taken over: {error}", key.escape_ascii());
+                    return Err(Error::corrupt("legacy range", reason));
+                }
+            }
+            rest = read.after(&page);
+        }
+        Ok(())
     }
 
     /// The topology that a feed begins with. Its token is the instance, which is created only once.

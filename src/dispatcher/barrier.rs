@@ -116,8 +116,9 @@ impl Shared {
             }
             // Events of an instance that is gone are in no row; they are folded once nothing of them waits.
             let partition = Partition::of(db.name.as_str(), self.context.config.partitions);
-            let drains = RangeRead::new(self.context.keys.drains_of_db(partition, db)).limit(1);
-            if !tx.get_range(&drains, Isolation::Snapshot).await?.rows.is_empty() {
+            let drains = self.context.keys.drains_of_db(partition, db);
+            let rows = tx.all_rows(drains, Isolation::Snapshot).await?;
+            if rows.into_iter().any(|row| self.context.keys.drain_row(row).is_ok()) {
                 left.push((db.clone(), *totals));
             }
         }

@@ -1,19 +1,10 @@
 //! [`Counters`], and [`Tally`]: what producers bump and the notifier drains.
 //!
-//! Four lanes of 64 bits, little-endian, one per kind of event: created, deleted, updated, `ddoc_updated`. FoundationDB's
-//! `ADD` treats the 32 bytes as one number, so a lane must never carry into its neighbour: a count is made for the low 32
-//! bits of its lane, and what is above is padding, which no realistic backlog fills. A backlog that runs into the padding is
-//! still counted, up to 2^63 − 1 of a kind; of changes of design documents, up to 2^47 − 1. Beyond that it cannot be told
-//! from a lane below zero. Subtracting is adding the two's complement of the whole number; as no lane is ever below what
-//! is subtracted from it, no borrow crosses a lane either.
-//!
-//! # With and without an id
-//!
-//! The last lane has less padding: its highest 16 bits count those of its events whose design document is named by a row of
-//! its own. So one `ADD` is held to 2^16 − 1 events in this lane: it takes more than 2^31 of them, none of which is folded, to
-//! reach the 2^47 that its padding ends at. Fewer than there are events say that one came without an id, and may be of any design document. This costs a
-//! producer nothing, neither with an id nor without. The 16 bits are the highest of the whole number, so what overflows them
-//! is lost and disturbs nothing: then some are taken for nameless that are not, and more is told than need be.
+//! Five lanes of 64 bits, little-endian: created, deleted, updated, `ddoc_updated`, and how many of the last came with the id of
+//! their design document. FoundationDB's `ADD` treats the 40 bytes as one number, so a lane must never carry into its neighbour: one
+//! `ADD` brings at most 2^32 − 1 of a lane, and 2^31 such before a fold reach the highest bit, which is never set.
+//! Subtracting is adding the two's complement of the whole number; as no lane is ever below what is subtracted from it, no
+//! borrow crosses a lane either.
 
 use std::ops::AddAssign;
 
@@ -21,8 +12,8 @@ use byteorder::{ByteOrder, LittleEndian};
 
 use crate::error::{Error, Result};
 
-/// Bytes of the four lanes.
-pub const COUNTERS_LEN: usize = 32;
+/// Bytes of the five lanes.
+pub const COUNTERS_LEN: usize = 40;
 
 /// How many events of each kind, in the order of the lanes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
@@ -66,39 +57,35 @@ impl AddAssign for Counters {
     }
 }
 
-/// The most events of each kind that one `ADD` may add, in the order of the lanes.
-pub const ADDED_MAX: [u64; 4] = [u32::MAX as u64, u32::MAX as u64, u32::MAX as u64, u16::MAX as u64];
-
-/// The lowest of the bits that count the events of the last lane with an id.
-const NAMED_SHIFT: u32 = 48;
+/// The most events of a kind that one `ADD` may add.
+pub const ADDED_MAX: u64 = u32::MAX as u64;
 
 /// What stands in the counters of a database: the events, and how many of those of design documents have an id.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Tally {
     /// The events.
     pub counters: Counters,
-    /// Those of `ddoc_updated` whose design document is named by a row of its own.
-    pub named: u64,
+    /// Those of `ddoc_updated` whose design document is named by a row of its own: never more than these.
+    pub with_id: u64,
 }
 
 impl From<Counters> for Tally {
     fn from(counters: Counters) -> Self {
-        Self { counters, named: 0 }
+        Self { counters, with_id: 0 }
     }
 }
 
 impl Tally {
-    /// Whether a design document was changed that no row names. Perhaps also if none was, but never the other way round.
-    pub fn has_nameless(&self) -> bool {
-        self.counters.ddoc_updated > self.named
+    /// Whether a design document was changed that no row names.
+    pub fn has_ddocs_without_id(&self) -> bool {
+        self.counters.ddoc_updated > self.with_id
     }
 
     /// The operand of `ADD` that adds this; also how it is stored.
     pub fn to_bytes(&self) -> [u8; COUNTERS_LEN] {
-        let mut lanes = self.counters.lanes();
-        lanes[3] = lanes[3].wrapping_add(self.named << NAMED_SHIFT);
+        let Counters { created, deleted, updated, ddoc_updated } = self.counters;
         let mut bytes = [0; COUNTERS_LEN];
-        LittleEndian::write_u64_into(&lanes, &mut bytes);
+        LittleEndian::write_u64_into(&[created, deleted, updated, ddoc_updated, self.with_id], &mut bytes);
         bytes
     }
 
@@ -114,8 +101,8 @@ impl Tally {
         bytes
     }
 
-    /// What is stored in `bytes`. Fails on another length, and on a count whose highest bit is set: that is one below zero,
-    /// which correct drains never produce.
+    /// What is stored in `bytes`. Fails on another length, on a lane whose highest bit is set, which is one below zero, and if more
+    /// events came with an id than there are: correct producers and folds leave none of these.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         if bytes.len() != COUNTERS_LEN {
             return Err(Error::corrupt(
@@ -123,22 +110,24 @@ impl Tally {
                 format!("{} bytes instead of {COUNTERS_LEN}", bytes.len()),
             ));
         }
-        let mut lanes = [0; 4];
+        let mut lanes = [0; 5];
         LittleEndian::read_u64_into(bytes, &mut lanes);
-        let named = lanes[3] >> NAMED_SHIFT;
-        lanes[3] -= named << NAMED_SHIFT;
-        let is_below_zero = |(lane, bits): (&u64, u32)| lane >> (bits - 1) != 0;
-        match lanes.iter().zip([64, 64, 64, NAMED_SHIFT]).find(|&lane| is_below_zero(lane)) {
-            Some((lane, _)) => Err(Error::corrupt("counters", format!("lane {lane:#x} is below zero"))),
-            None => Ok(Self { counters: Counters::from_lanes(lanes), named }),
+        if let Some(lane) = lanes.iter().find(|&lane| lane >> 63 != 0) {
+            return Err(Error::corrupt("counters", format!("lane {lane:#x} is below zero")));
         }
+        let [created, deleted, updated, ddoc_updated, with_id] = lanes;
+        if with_id > ddoc_updated {
+            let reason = format!("{with_id} of {ddoc_updated} changes of design documents have an id");
+            return Err(Error::corrupt("counters", reason));
+        }
+        Ok(Self { counters: Counters { created, deleted, updated, ddoc_updated }, with_id })
     }
 }
 
 impl AddAssign for Tally {
     fn add_assign(&mut self, other: Self) {
         self.counters += other.counters;
-        self.named = self.named.saturating_add(other.named);
+        self.with_id = self.with_id.saturating_add(other.with_id);
     }
 }
 
@@ -149,9 +138,9 @@ mod tests {
     use super::*;
 
     fn tally() -> impl Strategy<Value = Tally> {
-        (any::<[u32; 4]>(), any::<u16>()).prop_map(|(lanes, named)| Tally {
-            counters: Counters::from_lanes(lanes.map(u64::from)),
-            named: named.into(),
+        (any::<[u32; 4]>(), any::<u32>()).prop_map(|(lanes, with_id)| {
+            let counters = Counters::from_lanes(lanes.map(u64::from));
+            Tally { counters, with_id: counters.ddoc_updated.min(with_id.into()) }
         })
     }
 
@@ -174,32 +163,34 @@ mod tests {
         bytes[16..20].copy_from_slice(&[4, 3, 2, 1]);
         bytes[24] = 255;
         assert_eq!(Tally::from(counters).to_bytes(), bytes);
-        bytes[30..].copy_from_slice(&[3, 1]);
-        assert_eq!(Tally { counters, named: 0x0103 }.to_bytes(), bytes);
+        bytes[32] = 3;
+        assert_eq!(Tally { counters, with_id: 3 }.to_bytes(), bytes);
         let one = Tally::from(Counters { created: 1, ..Counters::ZERO });
         assert_eq!(one.to_negative_bytes(), [0xff; COUNTERS_LEN]);
     }
 
-    /// More with an id than the 16 bits can count: all events are counted all the same, and more is told than need be.
+    /// The changes with an id once had 16 bits of the last lane: the 65,536th before a fold was lost, and whoever watched one design
+    /// document was told of any.
     #[test]
-    fn too_many_with_an_id_are_taken_for_nameless() {
-        let one = Tally { counters: Counters { ddoc_updated: 1, ..Counters::ZERO }, named: 1 };
-        let many = Tally { counters: Counters { ddoc_updated: 0xffff, ..Counters::ZERO }, named: 0xffff };
-        assert!(!one.has_nameless() && !many.has_nameless());
+    fn any_number_of_changes_may_have_an_id() {
+        let one = Tally { counters: Counters { ddoc_updated: 1, ..Counters::ZERO }, with_id: 1 };
+        let many = Tally { counters: Counters { ddoc_updated: 0xffff, ..Counters::ZERO }, with_id: 0xffff };
         let stored = Tally::from_bytes(&add(many.to_bytes(), one.to_bytes())).unwrap();
-        assert_eq!((stored.counters.total(), stored.named), (0x1_0000, 0));
-        assert!(stored.has_nameless());
-        assert_eq!(add(stored.to_bytes(), stored.to_negative_bytes()), [0; COUNTERS_LEN]);
+        assert_eq!((stored.counters.ddoc_updated, stored.with_id), (0x1_0000, 0x1_0000));
+        assert!(!stored.has_ddocs_without_id());
     }
 
     #[test]
-    fn a_short_value_and_a_lane_below_zero_are_corrupt() {
-        assert!(Tally::from_bytes(&[0; 31]).is_err());
-        for lane in 0..4 {
+    fn contradictory_bytes_are_corrupt() {
+        assert!(Tally::from_bytes(&[0; COUNTERS_LEN - 1]).is_err());
+        assert!(Tally::from_bytes(&[0; COUNTERS_LEN + 1]).is_err());
+        for lane in 0..5 {
             let mut minus_one = [0; COUNTERS_LEN];
             minus_one[lane * 8..lane * 8 + 8].fill(0xff);
             assert!(Tally::from_bytes(&minus_one).is_err(), "lane {lane}");
         }
+        let counters = Counters { ddoc_updated: 1, ..Counters::ZERO };
+        assert!(Tally::from_bytes(&Tally { counters, with_id: 2 }.to_bytes()).is_err());
     }
 
     proptest! {

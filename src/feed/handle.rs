@@ -7,12 +7,14 @@ use super::{
     reader::{StoredPage, StoredRow},
 };
 use crate::{
+    bugs::{Bug, is_on},
     context::Context,
     cursor::Cursor,
     encoding::Sequence,
     error::{Error, Result},
     keys::{FeedId, RowSpace, ShardId},
     routing::SchemeId,
+    skipped::Place,
     store::Transaction,
 };
 
@@ -34,7 +36,9 @@ pub trait FeedRow: Sized + Send + Sync + 'static {
 /// Some rows of a feed, in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FeedPage<R> {
-    /// The rows.
+    /// The rows. Those that this program cannot decode, because they are damaged or a later version has written them, are left
+    /// out, counted in [`StatsSnapshot::rows_skipped`](crate::StatsSnapshot::rows_skipped) and named by
+    /// [`Bus::skipped_rows`](crate::Bus::skipped_rows).
     pub rows: Vec<Arc<R>>,
     /// Everything up to here was read: nothing will ever be added before it. Of rows that were read backwards: everything from
     /// here on.
@@ -52,7 +56,7 @@ pub struct FeedPage<R> {
 /// Some rows of one shard, in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShardPage<R> {
-    /// The rows.
+    /// The rows; see [`FeedPage::rows`].
     pub rows: Vec<Arc<R>>,
     /// Everything of the shard up to here was read. It does not go beyond the end of a closed shard.
     pub to: Sequence,
@@ -120,7 +124,7 @@ impl<R: FeedRow> Feed<R> {
         limit: usize,
     ) -> Result<FeedPage<R>> {
         check_limit(limit)?;
-        page_of(self.raw().page(tx, cursor.into(), limit).await?)
+        self.page_of(self.raw().page(tx, cursor.into(), limit).await?)
     }
 
     /// The rows before `before`, at most `limit` (1 to 10,000), newest first. Start at [`Sequence::MAX`], go on at
@@ -138,7 +142,7 @@ impl<R: FeedRow> Feed<R> {
         limit: usize,
     ) -> Result<FeedPage<R>> {
         check_limit(limit)?;
-        page_of(self.raw().page_before(tx, before, limit).await?)
+        self.page_of(self.raw().page_before(tx, before, limit).await?)
     }
 
     /// The rows of `shard` after `cursor`, at most `limit` (1 to 10,000). All rows of an id that are written under one
@@ -165,7 +169,7 @@ impl<R: FeedRow> Feed<R> {
     ) -> Result<ShardPage<R>> {
         check_limit(limit)?;
         let read = self.raw().shard_page(tx, shard, cursor.into(), limit).await?;
-        let FeedPage { rows, to, next, more } = page_of(read.page)?;
+        let FeedPage { rows, to, next, more } = self.page_of(read.page)?;
         Ok(ShardPage { rows, to, next, more, resharded: read.resharded })
     }
 
@@ -284,6 +288,27 @@ impl<R: FeedRow> Feed<R> {
         self.context.db.run(async |tx| self.raw().horizon(&tx, isolation).await).await
     }
 
+    /// The row that stands as `row`; `None`, and it is told, if it cannot be decoded.
+    pub(crate) fn decode(&self, row: &StoredRow) -> Result<Option<R>> {
+        match R::from_stored(row.sequence, &row.value) {
+            Ok(row) => Ok(Some(row)),
+            Err(error) if is_on(Bug::BrokenRowStops) => Err(error),
+            Err(error) => {
+                self.context.skip(&Place::Row(self.id.clone(), row.sequence), &error);
+                Ok(None)
+            }
+        }
+    }
+
+    /// The rows of a stored page, but for those that cannot be decoded.
+    fn page_of(&self, page: StoredPage) -> Result<FeedPage<R>> {
+        let mut rows = Vec::with_capacity(page.rows.len());
+        for row in &page.rows {
+            rows.extend(self.decode(row)?.map(Arc::new));
+        }
+        Ok(FeedPage { rows, to: page.next.position(), next: page.next, more: page.more })
+    }
+
     /// What took over from `shard`, which was dropped.
     pub(super) async fn end_of_trimmed(&self, shard: ShardId) -> Result<Resharded> {
         let read = async |tx| {
@@ -304,14 +329,4 @@ fn check_limit(limit: usize) -> Result<()> {
     } else {
         Err(Error::invalid("limit", format!("{limit} is not 1 to {PAGE_ROWS_MAX}")))
     }
-}
-
-/// The rows of a stored page.
-fn page_of<R: FeedRow>(page: StoredPage) -> Result<FeedPage<R>> {
-    // Not collected through a `Result`, which would not know how many there are.
-    let mut rows = Vec::with_capacity(page.rows.len());
-    for StoredRow { sequence, value } in page.rows {
-        rows.push(Arc::new(R::from_stored(sequence, &value)?));
-    }
-    Ok(FeedPage { rows, to: page.next.position(), next: page.next, more: page.more })
 }

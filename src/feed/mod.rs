@@ -31,7 +31,7 @@ pub(crate) use self::{
     handle::SHARDS_READ_AT_ONCE,
     pulse::{Look, Probe, Pulse},
     reader::StoredRow,
-    reshard::NewTopology,
+    reshard::{NewTopology, check_legacy_prefix},
     topology::Topology,
     writer::{FeedWriter, append},
 };

@@ -204,6 +204,15 @@ impl<'a> RawFeed<'a> {
         Ok(StoredShardPage { page: StoredPage { rows, next, more }, resharded })
     }
 
+    /// The row at `sequence`, if there is one.
+    pub async fn row_at(self, tx: &Transaction, sequence: Sequence) -> Result<Option<StoredRow>> {
+        let topology = self.topology(tx).await?;
+        let bounds = (sequence.before(), sequence);
+        let spaces = self.spaces(topology.at(sequence));
+        let (mut rows, _) = merged(tx, spaces, bounds, 1, Direction::Ascending).await?;
+        Ok(rows.pop())
+    }
+
     /// How many rows each of `spaces` has after `after` and up to `last`, of which at most `limit` are counted; and from where
     /// to go on, if there are more.
     pub async fn count(

@@ -5,6 +5,7 @@ use bytes::Bytes;
 use super::{RawFeed, Topology};
 use crate::{
     bugs::{Bug, is_on},
+    context::Context,
     encoding::{Sequence, versionstamped},
     env::Env,
     error::{Error, Result},
@@ -23,6 +24,19 @@ fn check_shards(shards: u32) -> Result<()> {
     } else {
         Err(Error::invalid("shards", format!("{shards} is not 1 to {SHARDS_MAX}")))
     }
+}
+
+/// Fails unless rows under `prefix` can be taken over.
+pub(crate) fn check_legacy_prefix(context: &Context, prefix: &[u8]) -> Result<()> {
+    if !(1..=LEGACY_PREFIX_LEN_MAX).contains(&prefix.len()) || prefix[0] == 0xff {
+        let reason =
+            format!("{} bytes, of 1 to {LEGACY_PREFIX_LEN_MAX}, not starting with 0xff", prefix.len());
+        return Err(Error::invalid("legacy prefix", reason));
+    }
+    if KeyRange::prefix(prefix.to_vec()).intersects(&context.keys.all()) {
+        return Err(Error::invalid("legacy prefix", "keys of the bus itself start with it"));
+    }
+    Ok(())
 }
 
 /// The next topology of a feed.
@@ -74,14 +88,7 @@ impl RawFeed<'_> {
     pub async fn adopt(self, tx: &Transaction, prefix: &[u8], new: &NewTopology) -> Result<()> {
         let scheme = new.scheme.unwrap_or(SchemeId::ID);
         self.context.schemes.check(scheme)?;
-        if !(1..=LEGACY_PREFIX_LEN_MAX).contains(&prefix.len()) || prefix[0] == 0xff {
-            let reason =
-                format!("{} bytes, of 1 to {LEGACY_PREFIX_LEN_MAX}, not starting with 0xff", prefix.len());
-            return Err(Error::invalid("legacy prefix", reason));
-        }
-        if KeyRange::prefix(prefix.to_vec()).intersects(&self.context.keys.all()) {
-            return Err(Error::invalid("legacy prefix", "keys of the bus itself start with it"));
-        }
+        check_legacy_prefix(self.context, prefix)?;
         let layout = Layout::Legacy(Bytes::copy_from_slice(prefix));
         let legacy = TopologyRow { first: Sequence::MIN, closed: false, token: new.token, layout };
         let second = new.row(Sequence::MIN, legacy.next_shard(), scheme);

@@ -1,6 +1,6 @@
 //! [`ShardReader`]: reads one shard to its end.
 
-use super::{Feed, FeedPage, FeedRow, Resharded};
+use super::{Feed, FeedPage, FeedRow, Resharded, ShardPage};
 use crate::{
     cursor::Cursor,
     error::{Error, Result},
@@ -90,26 +90,27 @@ impl<R: FeedRow> ShardReader<R> {
         if self.is_ended {
             return Ok(None);
         }
-        let page = match self.feed.shard_page(self.shard, self.cursor, self.limit).await {
-            Err(Error::NoShard { is_trimmed: true, .. }) if self.is_known => {
-                // It was dropped since, so it was empty: what is left of it is its end.
-                let resharded = self.feed.end_of_trimmed(self.shard).await?;
-                return Ok(Some(self.end(resharded)));
+        loop {
+            let page = match self.feed.shard_page(self.shard, self.cursor, self.limit).await {
+                Err(Error::NoShard { is_trimmed: true, .. }) if self.is_known => {
+                    // It was dropped since, so it was empty: what is left of it is its end.
+                    let resharded = self.feed.end_of_trimmed(self.shard).await?;
+                    return Ok(Some(self.end(resharded)));
+                }
+                page => page?,
+            };
+            self.is_known = true;
+            self.cursor = page.next;
+            let ShardPage { rows, to, next, more, resharded } = page;
+            if !rows.is_empty() {
+                // The end is told by the next call, which finds it again.
+                return Ok(Some(ShardEvent::Rows(FeedPage { rows, to, next, more })));
             }
-            page => page?,
-        };
-        self.is_known = true;
-        self.cursor = page.next;
-        if page.rows.is_empty() {
-            return Ok(page.resharded.map(|resharded| self.end(resharded)));
+            // Of a page without rows none could be decoded, if there are more.
+            if !more {
+                return Ok(resharded.map(|resharded| self.end(resharded)));
+            }
         }
-        // The end is told by the next call, which finds it again.
-        Ok(Some(ShardEvent::Rows(FeedPage {
-            rows: page.rows,
-            to: page.to,
-            next: page.next,
-            more: page.more,
-        })))
     }
 
     /// Tells the end.

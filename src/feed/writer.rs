@@ -43,7 +43,7 @@ pub(crate) struct FeedWriter<'a> {
     topology: &'a Topology,
     /// The place of the next row in the transaction.
     order: u16,
-    /// The shards that got a row.
+    /// The shards that got a row, and whose heads were moved.
     appended: BTreeSet<ShardId>,
     /// The one that got the last row.
     last: Option<ShardId>,
@@ -55,17 +55,19 @@ impl<'a> FeedWriter<'a> {
         Self { tx, feed, topology, order: 0, appended: BTreeSet::new(), last: None }
     }
 
-    /// Removes the row of `id` at `previous`, if there is one, and appends `row`. Returns the place of the row in the
-    /// transaction. Blind: it reads nothing.
+    /// Removes the row of `id` at `previous`, if there is one, appends `row`, and moves the head of its shard. Returns the place of
+    /// the row in the transaction. Blind: it reads nothing.
     pub fn replace(&mut self, id: &[u8], previous: Option<Sequence>, row: &[u8]) -> Result<u16> {
         let order = self.order;
         self.order = order
             .checked_add(1)
             .ok_or_else(|| Error::invalid("rows", "a transaction holds at most 65,535 rows"))?;
         let shard = append(self.tx, self.feed, self.topology, id, previous, order, row)?;
-        self.appended.insert(shard);
-        self.last = Some(shard);
         let context = self.feed.context;
+        if self.appended.insert(shard) && !is_on(Bug::HeadNotMoved) {
+            self.touch(&context.keys.head(self.feed.id, shard));
+        }
+        self.last = Some(shard);
         let newest = context.keys.newest(self.feed.id, id);
         let sequence = sequence_operand(context.config.incarnation, order);
         if !is_on(Bug::NewestNotUpdated) {
@@ -74,20 +76,17 @@ impl<'a> FeedWriter<'a> {
         Ok(order)
     }
 
-    /// Moves the pulse of the feed and the heads of the shards that got a row. Returns how many rows were written.
+    /// Moves the pulse of the feed. Returns how many rows were written.
     pub fn finish(self) -> u16 {
-        let RawFeed { context, id } = self.feed;
-        let heads = self
-            .appended
-            .iter()
-            .filter(|_| !is_on(Bug::HeadNotMoved))
-            .map(|&shard| context.keys.head(id, shard));
         // Any key of the pulse will do: the one of the last row's shard spreads folds of many shards over all of them.
-        let pulse =
-            self.last.filter(|_| !is_on(Bug::PulseNotMoved)).map(|shard| context.keys.pulse(id, shard));
-        for key in heads.chain(pulse) {
-            self.tx.atomic(AtomicOp::SetVersionstampedValue, &key, &versionstamped(&[], &[]));
+        if let Some(shard) = self.last.filter(|_| !is_on(Bug::PulseNotMoved)) {
+            self.touch(&self.feed.context.keys.pulse(self.feed.id, shard));
         }
         self.order
+    }
+
+    /// Sets `key` to the stamp of the transaction.
+    fn touch(&self, key: &[u8]) {
+        self.tx.atomic(AtomicOp::SetVersionstampedValue, key, &versionstamped(&[], &[]));
     }
 }

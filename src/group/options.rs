@@ -64,7 +64,8 @@ pub enum CheckpointPolicy {
     Explicit,
 }
 
-/// What becomes of rows that an observer fails on again and again.
+/// What becomes of rows that an observer fails on again and again. One that this program cannot decode is given to no observer: it
+/// goes to the dead letters at once, or is skipped, and is named by [`Bus::skipped_rows`](crate::Bus::skipped_rows) in any case.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum FailurePolicy {
     /// They are tried until it succeeds; rows behind them in the shard wait. After each round of attempts the observer is

@@ -126,7 +126,7 @@ impl Watcher {
         let Some(mut after) = self.documents else {
             self.documents = Some(feed.now().await?);
             // What came before that may not have been seen.
-            arrivals.tell_all();
+            arrivals.tell_documents();
             return Ok(());
         };
         while self.is_behind {

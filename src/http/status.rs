@@ -101,7 +101,7 @@ async fn status(State(inner): State<Arc<Inner>>) -> Response {
 async fn read(inner: &Inner) -> Result<Value> {
     let Inner { bus, feed, dispatcher, .. } = inner;
     let tailed = dispatcher.position();
-    let (now, last, horizon, topology, nodes, groups, is_drained, untold) = tokio::try_join!(
+    let (now, last, horizon, topology, nodes, groups, is_drained, untold, skipped) = tokio::try_join!(
         feed.now(),
         feed.last_sequence(),
         feed.horizon(),
@@ -110,6 +110,7 @@ async fn read(inner: &Inner) -> Result<Value> {
         bus.groups(),
         bus.is_drained(),
         feed.pending(tailed),
+        bus.skipped_rows(),
     )?;
     let mut told = Vec::new();
     for group in groups {
@@ -127,6 +128,7 @@ async fn read(inner: &Inner) -> Result<Value> {
         "nodes": nodes,
         "groups": told,
         "http": { "feeds": inner.admission.feeds(), "subscribers": dispatcher.subscribers() },
+        "skipped_rows": skipped,
         "stats": bus.stats(),
     }))
 }

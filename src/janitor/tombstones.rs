@@ -19,6 +19,7 @@ use crate::{
     feed::RawFeed,
     keys::{AgeMark, checkpoint_position},
     notification::Notification,
+    skipped::Place,
     store::{Isolation, RangeRead, Transaction},
 };
 
@@ -104,7 +105,10 @@ impl Pass<'_> {
                 match Notification::from_bytes(row.sequence, &row.value) {
                     Ok(row) if row.is_deleted() => tombstones.push(row),
                     Ok(_) => {}
-                    Err(error) => tracing::error!(sequence = %row.sequence, %error, "a row cannot be read"),
+                    Err(error) => {
+                        let place = Place::Row(feed.id.clone(), row.sequence);
+                        self.context.skip(&place, &error);
+                    }
                 }
             }
             if !tombstones.is_empty() {

@@ -58,8 +58,14 @@ impl Scan {
     ///
     /// Fails as [`Feed::page`] does.
     pub async fn page(&mut self, limit: usize) -> Result<FeedPage<Change>> {
-        let page = self.feed.page(self.cursor, limit).await?;
-        self.cursor = page.next;
+        let page = loop {
+            let page = self.feed.page(self.cursor, limit).await?;
+            self.cursor = page.next;
+            // Of a page without rows none could be decoded, if there are more.
+            if !page.rows.is_empty() || !page.more {
+                break page;
+            }
+        };
         *self.read_to.lock().unwrap_or_else(PoisonError::into_inner) = page.next;
         Ok(page)
     }

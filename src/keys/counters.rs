@@ -93,6 +93,18 @@ impl Keys {
         KeyRange { begin, end }
     }
 
+    /// The last partition from `first` to `last` that begins at `key` or before, of which there is one at least; and whether `key`,
+    /// which may be no key of ours, stands in it.
+    pub fn partition_at(&self, key: &[u8], first: Partition, last: Partition) -> (Partition, bool) {
+        let range = |number| self.drains(Partition(number), Partition(number));
+        let (mut low, mut high) = (first.0, last.0);
+        while low < high {
+            let middle = high - (high - low) / 2;
+            if range(middle).begin <= key { low = middle } else { high = middle - 1 }
+        }
+        (Partition(low), range(low).contains(key))
+    }
+
     /// The partition and the decoded row of a stored one.
     pub fn drain_row(&self, (key, value): Row) -> Result<(Partition, DrainRow)> {
         let corrupt = |reason: &str| Error::corrupt("counters", reason);
@@ -169,13 +181,28 @@ mod tests {
         }
     }
 
+    #[test]
+    fn the_partition_of_any_key_is_found() {
+        let keys = Keys::new(b"p").unwrap();
+        let at = |key: &[u8]| keys.partition_at(key, Partition(0), Partition(700));
+        for number in [0, 1, 5, 255, 256, 700] {
+            let key = keys.counters(Partition(number), &db("db", 7), 0);
+            assert_eq!(at(&key), (Partition(number), true));
+            let broken = [&keys.drains(Partition(number), Partition(number)).begin[..], b"junk"].concat();
+            assert_eq!(at(&broken), (Partition(number), true));
+        }
+        let between = [&keys.drains(Partition(5), Partition(5)).end[..], b"junk"].concat();
+        assert_eq!(at(&between), (Partition(5), false));
+        assert_eq!(keys.partition_at(&between, Partition(5), Partition(5)), (Partition(5), false));
+    }
+
     proptest! {
         #[test]
         fn round_trips(name in "\\PC{1,20}|a\0b", instance in any::<[u8; 16]>(), partition: u32, slot: u16, id in "\\PC{1,9}") {
             let keys = Keys::new(b"").unwrap();
             let db = Db::new(DbName::new(&name).unwrap(), DbInstance(instance));
             let id = DdocId::new(&id).unwrap();
-            let counters = Tally { counters: Counters { ddoc_updated: 3, ..Counters::ZERO }, named: 2 };
+            let counters = Tally { counters: Counters { ddoc_updated: 3, ..Counters::ZERO }, with_id: 2 };
             for (key, value, says) in [
                 (keys.counters(Partition(partition), &db, slot), counters.to_bytes().to_vec(), DrainKey::Counters(counters)),
                 (keys.last_update(Partition(partition), &db, slot), vec![4; 10], DrainKey::LastUpdate(Versionstamp([4; 10]))),

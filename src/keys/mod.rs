@@ -6,7 +6,7 @@
 //! | no. | family | key after the number | value | lifetime |
 //! |---|---|---|---|---|
 //! | 0 | config | | format, partitions, incarnation | as long as the bus |
-//! | 1 | counters | partition, name, instance, 0, slot | 4 lanes × 8 bytes, little-endian; in the last one, how many have a ddoc id | from an event to its fold |
+//! | 1 | counters | partition, name, instance, 0, slot | 5 lanes × 8 bytes, little-endian: created, deleted, updated, ddoc updated, of these with an id | from an event to its fold |
 //! | 1 | last update | partition, name, instance, 1, slot | versionstamp | from an event to its fold |
 //! | 1 | pending ddoc | partition, name, instance, 2, ddoc id | versionstamp | from an event to its fold |
 //! | 2 | doorbell | partition | 8 bytes, little-endian | as long as the bus |

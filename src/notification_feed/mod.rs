@@ -66,21 +66,25 @@ impl NotificationFeed {
         row.map(|row| Notification::from_bytes(row.sequence, &row.value)).transpose()
     }
 
-    /// The newest rows of the databases `names`, in their order, read by one transaction: they should not be many.
-    pub(crate) async fn newest_of_each(&self, names: &[&DbName]) -> Result<Vec<Option<Notification>>> {
+    /// The newest rows of the databases `names`, in their order, read by one transaction: they should not be many. Inside fails what
+    /// cannot be decoded: nothing is known of that database then.
+    pub(crate) async fn newest_of_each(
+        &self,
+        names: &[&DbName],
+    ) -> Result<Vec<Result<Option<Notification>>>> {
         let feed = self.raw();
         let read = async |tx| {
             let topology = feed.topology(&tx).await?;
             let ids = names.iter().map(|name| name.as_str().as_bytes());
             let rows = try_join_all(ids.map(|id| feed.newest_of(&tx, &topology, id))).await?;
             let decode = |row: StoredRow| Notification::from_bytes(row.sequence, &row.value);
-            rows.into_iter().map(|row| row.map(decode).transpose()).collect()
+            Ok(rows.into_iter().map(|row| row.map(decode).transpose()).collect())
         };
         self.context.db.run(read).await
     }
 
     /// The newest rows of the databases `names` after `cursor`, in the order of their sequences, and a position up to which all of
-    /// them were read. Fails as [`Feed::page`] does.
+    /// them were read. Leaves out what cannot be decoded, and fails, as [`Feed::page`] does.
     pub(crate) async fn newest_after(
         &self,
         names: &[DbName],
@@ -90,9 +94,11 @@ impl NotificationFeed {
             let read = async |tx| {
                 let ids = names.iter().map(|name| name.as_str().as_bytes());
                 let (rows, last) = self.raw().newest_after(&tx, ids, cursor).await?;
-                let decode =
-                    |row: StoredRow| Notification::from_bytes(row.sequence, &row.value).map(Arc::new);
-                Ok((rows.into_iter().map(decode).collect::<Result<Vec<_>>>()?, last))
+                let mut decoded = Vec::with_capacity(rows.len());
+                for row in &rows {
+                    decoded.extend(self.decode(row)?.map(Arc::new));
+                }
+                Ok((decoded, last))
             };
             self.context.db.run(read).await
         };

@@ -8,16 +8,11 @@ use super::algorithm::Observed;
 use crate::{
     bugs::{Bug, is_on},
     encoding::{COUNTERS_LEN, Counters},
-    error::Result,
+    error::{Error, Result},
     event::{Db, DbInstance, DbName, DdocId},
     keys::{DrainKey, DrainRow, Keys, Partition},
     store::{AtomicOp, Isolation, KeyRange, RangeRead, Row, Transaction, key_after},
 };
-
-/// The most bytes of keys and values that a fold reads. A fold writes the key of a row of counters twice and the name
-/// twice more, and the store counts a written key three times: a byte read comes to at most 12 bytes of the transaction,
-/// which may have 10 MB.
-const READ_BYTES_MAX: usize = 500_000;
 
 /// What waits for one name.
 #[derive(Debug, Default)]
@@ -37,11 +32,13 @@ pub(super) struct Drain {
     pub names: Vec<(DbName, Waiting)>,
     /// From where to go on; `None` if this was all.
     pub next: Option<Bytes>,
+    /// The keys of rows that cannot be decoded, and why. They are left where they are.
+    pub broken: Vec<(Bytes, Error)>,
 }
 
 impl Drain {
-    /// Reads what waits in `partition` from the key `from` on, at most about `rows_max` rows, by snapshot: producers that
-    /// go on meanwhile are not in the way.
+    /// Reads what waits in `partition` from the key `from` on, at most about `rows_max` rows of `bytes_max` bytes, by snapshot:
+    /// producers that go on meanwhile are not in the way.
     ///
     /// The rows of one name are not torn apart, so that all its instances are folded together, unless the name alone has
     /// more rows than fit. Then it is torn between instances, or between the design documents of one, but never between
@@ -51,17 +48,16 @@ impl Drain {
         keys: &Keys,
         partition: Partition,
         from: Option<&Bytes>,
-        rows_max: usize,
+        (rows_max, bytes_max): (usize, usize),
     ) -> Result<Self> {
         let whole = keys.drains(partition, partition);
         let begin = from.unwrap_or(&whole.begin).clone();
-        let read =
-            RangeRead::new(KeyRange { begin, end: whole.end }).limit(rows_max).target_bytes(READ_BYTES_MAX);
+        let read = RangeRead::new(KeyRange { begin, end: whole.end }).limit(rows_max).target_bytes(bytes_max);
         let page = tx.get_range(&read, Isolation::Snapshot).await?;
-        let mut rows = page.rows.into_iter().map(|row| decoded(keys, row)).collect::<Result<Vec<_>>>()?;
-        let mut next = None;
-        if let Some(last) = rows.last().filter(|_| page.more) {
-            next = Some(key_after(&last.key));
+        let mut next = page.rows.last().filter(|_| page.more).map(|(key, _)| key_after(key));
+        let mut broken = Vec::new();
+        let mut rows = decoded(keys, page.rows, &mut broken)?;
+        if let (Some(last), Some(read_to)) = (rows.last(), next.clone()) {
             let whole_names = rows.partition_point(|row| row.db.name < last.db.name);
             let whole_instances = rows.partition_point(|row| row.db < last.db);
             if whole_names > 0 {
@@ -69,48 +65,41 @@ impl Drain {
             } else if !last.is_counted() && whole_instances > 0 {
                 next = Some(rows.split_off(whole_instances).swap_remove(0).key);
             } else if !last.is_counted() {
-                let rest = KeyRange {
-                    begin: key_after(&last.key),
-                    end: keys.pending_ddocs(partition, &last.db).begin,
-                };
-                next = Some(rest.end.clone());
-                let mut pages = tx.pages(RangeRead::new(rest), Isolation::Snapshot);
-                while let Some(page) = pages.next().await? {
-                    for row in page {
-                        rows.push(decoded(keys, row)?);
-                    }
+                let end = keys.pending_ddocs(partition, &last.db).begin;
+                if read_to < end {
+                    next = Some(end.clone());
+                    let rest = tx.all_rows(KeyRange { begin: read_to, end }, Isolation::Snapshot).await?;
+                    rows.extend(decoded(keys, rest, &mut broken)?);
                 }
             }
         }
-        Ok(Self { names: by_name(rows), next })
+        // Those of rows that are read again by the next fold are found again by it.
+        broken.retain(|(key, _)| next.as_ref().is_none_or(|next| key < next));
+        Ok(Self { names: by_name(rows), next, broken })
     }
 
     /// All that waits for `name`, read by snapshot.
     #[cfg(feature = "http")]
     pub async fn of_name(tx: &Transaction, keys: &Keys, partition: Partition, name: &DbName) -> Result<Self> {
-        let mut pages = tx.pages(RangeRead::new(keys.drains_of(partition, name)), Isolation::Snapshot);
-        let mut rows = Vec::new();
-        while let Some(page) = pages.next().await? {
-            for row in page {
-                rows.push(decoded(keys, row)?);
-            }
-        }
-        Ok(Self { names: by_name(rows), next: None })
-    }
-
-    /// The events of all names.
-    pub fn total(&self) -> Counters {
-        let mut total = Counters::ZERO;
-        for observed in self.names.iter().flat_map(|(_, waiting)| waiting.observed.values()) {
-            total += observed.tally.counters;
-        }
-        total
+        let rows = tx.all_rows(keys.drains_of(partition, name), Isolation::Snapshot).await?;
+        let mut broken = Vec::new();
+        let rows = decoded(keys, rows, &mut broken)?;
+        Ok(Self { names: by_name(rows), next: None, broken })
     }
 }
 
-/// The row in its terms, whichever partition it is of.
-fn decoded(keys: &Keys, row: Row) -> Result<DrainRow> {
-    keys.drain_row(row).map(|(_, row)| row)
+/// The rows in their terms, whichever partition they are of; the keys of those that have none go to `broken`.
+fn decoded(keys: &Keys, rows: Vec<Row>, broken: &mut Vec<(Bytes, Error)>) -> Result<Vec<DrainRow>> {
+    let mut found = Vec::with_capacity(rows.len());
+    for row in rows {
+        let key = row.0.clone();
+        match keys.drain_row(row) {
+            Ok((_, row)) => found.push(row),
+            Err(error) if is_on(Bug::BrokenCountersStop) => return Err(error),
+            Err(error) => broken.push((key, error)),
+        }
+    }
+    Ok(found)
 }
 
 /// The rows, which are in order, by name.
@@ -149,9 +138,27 @@ impl Waiting {
 
     /// The design documents of `db` that were changed; a change without an id as one.
     pub fn ddocs_of(&self, db: &Db) -> impl Iterator<Item = Option<&DdocId>> {
-        let nameless = self.observed.get(&db.instance).is_some_and(|observed| observed.tally.has_nameless());
-        let named = self.ddocs.iter().filter(move |(of, _)| of == db).map(|(_, id)| Some(id));
-        nameless.then_some(None).into_iter().chain(named)
+        let observed = self.observed.get(&db.instance);
+        let without_id = observed.is_some_and(|observed| observed.tally.has_ddocs_without_id());
+        let with_id = self.ddocs.iter().filter(move |(of, _)| of == db).map(|(_, id)| Some(id));
+        without_id.then_some(None).into_iter().chain(with_id)
+    }
+
+    /// The events of all its instances.
+    pub fn total(&self) -> Counters {
+        let mut total = Counters::ZERO;
+        self.observed.values().for_each(|observed| total += observed.tally.counters);
+        total
+    }
+
+    /// Where its rows begin.
+    pub fn begin(&self) -> Option<&Bytes> {
+        self.rows.first().map(|row| &row.key)
+    }
+
+    /// Bytes of its rows.
+    pub fn len(&self) -> usize {
+        self.rows.iter().map(|row| row.key.len() + row.value.len()).sum()
     }
 
     /// Subtracts exactly what was read. What producers add meanwhile stays, and none of them is made to retry.

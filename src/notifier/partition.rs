@@ -4,11 +4,13 @@ use std::{sync::Arc, time::Duration};
 
 use super::{
     Held, HeldPartitions, NotifierOptions,
-    fold::{Done, Folder},
+    fold::{Done, Folder, SIZE_MAX, SIZE_MIN},
+    pace::Pace,
 };
 use crate::{
+    bugs::{Bug, is_on},
     context::Context,
-    error::{Error, Result},
+    error::{Error, Result, StoreError},
     keys::Partition,
     lease::Stop,
     store::Watch,
@@ -33,10 +35,12 @@ pub(super) struct Task {
     unsettled: Done,
     /// Fires when another process rings; `None` if it has, or could not be set.
     doorbell: Option<Watch>,
-    /// When the last pass began.
-    passed: Option<Duration>,
+    /// Bytes of a fold's transaction at which it ends.
+    size_max: usize,
+    /// How long to rest between passes.
+    pace: Pace,
     /// Tells others of the task as long as it is there.
-    _present: Present,
+    present: Present,
 }
 
 /// Tells producers of this process, and the poll of the notifier, that a task works on the partition.
@@ -50,11 +54,16 @@ struct Present {
 }
 
 impl Present {
+    /// Tells the poll whether the last pass has left rows where they are.
+    fn set_left(&self, has_left: bool) {
+        self.partitions.lock().insert(self.lease, has_left);
+    }
+
     /// From now on, until it is dropped.
     fn enter(context: &Arc<Context>, partitions: &HeldPartitions, partition: Partition, epoch: u64) -> Self {
         context.signals.enter(partition);
         let lease = (partition, epoch);
-        partitions.lock().insert(lease);
+        partitions.lock().insert(lease, false);
         Self { context: Arc::clone(context), partitions: partitions.clone(), lease }
     }
 }
@@ -76,7 +85,7 @@ impl Task {
     ) -> Self {
         let partition = Partition(lease.resource as u32);
         Self {
-            _present: Present::enter(&context, partitions, partition, lease.epoch),
+            present: Present::enter(&context, partitions, partition, lease.epoch),
             context,
             partition,
             lease,
@@ -84,14 +93,18 @@ impl Task {
             folds: 0,
             unsettled: Done::default(),
             doorbell: None,
-            passed: None,
+            size_max: SIZE_MAX,
+            pace: Pace::default(),
         }
     }
 
     /// Folds until it is told to stop; fails when it has lost the lease.
     pub async fn run(mut self, mut stop: Stop) -> Result<()> {
         loop {
-            match self.pass(&stop).await {
+            let began = self.context.env().now();
+            let passed = self.pass(&stop).await;
+            self.pace.folded(began, self.context.env().now(), &self.options);
+            match passed {
                 Ok(()) => {}
                 Err(error @ Error::LeaseLost { .. }) => return Err(error),
                 Err(error) => {
@@ -113,21 +126,26 @@ impl Task {
 
     /// Folds everything that waits, unless it is told to stop in between.
     async fn pass(&mut self, stop: &Stop) -> Result<()> {
-        let env = self.context.env().clone();
-        self.passed = Some(env.now());
         if self.doorbell.is_none() {
             self.doorbell = listen(&self.context, self.partition).await;
         }
         let mut from = None;
         let mut settles = self.unsettled.committed;
+        let mut has_left = false;
         loop {
             let folder = Folder {
                 context: &self.context,
                 partition: self.partition,
                 lease: &self.lease,
                 rows_max: self.options.fold_rows_max,
+                size_max: self.size_max,
             };
-            let done = folder.fold(self.folds, from.as_ref(), &mut self.unsettled).await?;
+            let done = match folder.fold(self.folds, from.as_ref(), &mut self.unsettled).await {
+                Err(error) if self.shrink(&error) => continue,
+                done => done?,
+            };
+            self.size_max = self.size_max.saturating_add(self.size_max / 16).min(SIZE_MAX);
+            has_left |= !done.skipped.is_empty();
             self.account(&done);
             match done.next {
                 Some(next) if !stop.is_requested() => from = Some(next),
@@ -136,15 +154,31 @@ impl Task {
                     from = None;
                     settles = false;
                 }
-                _ => return Ok(()),
+                _ => {
+                    self.present.set_left(has_left);
+                    return Ok(());
+                }
             }
         }
+    }
+
+    /// Whether a fold that has failed with `error` can be tried again as a smaller one, as it was too large.
+    fn shrink(&mut self, error: &Error) -> bool {
+        let is_too_large = error.code() == Some(StoreError::TRANSACTION_TOO_LARGE.code());
+        if !is_too_large || self.size_max == SIZE_MIN || is_on(Bug::FoldNotMeasured) {
+            return false;
+        }
+        self.size_max = (self.size_max / 2).max(SIZE_MIN);
+        true
     }
 
     /// Counts what a fold has done, and tells readers of the feed.
     fn account(&mut self, done: &Done) {
         let Context { stats, signals, .. } = &*self.context;
         stats.fold_retries.add(done.retries);
+        for (place, error) in &done.skipped {
+            self.context.skip(place, error);
+        }
         if !done.committed {
             return;
         }
@@ -168,12 +202,10 @@ impl Task {
     /// Completes when events may be there and the pace allows a fold.
     async fn wait(&mut self) {
         self.hint().await;
-        if let Some(passed) = self.passed {
-            let env = self.context.env();
-            let pause = passed.saturating_add(self.options.fold_interval).saturating_sub(env.now());
-            if !pause.is_zero() {
-                env.sleep(pause).await;
-            }
+        let env = self.context.env();
+        let pause = self.pace.pause(env.now());
+        if !pause.is_zero() {
+            env.sleep(pause).await;
         }
     }
 

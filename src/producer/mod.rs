@@ -98,7 +98,7 @@ impl Producer {
     /// [`NotificationFeed::ddocs`](crate::NotificationFeed::ddocs) is told which; without one it may be any, and whoever wants
     /// one of them is told.
     pub fn ddoc_updated<T: EventTarget>(&self, transaction: &T, db: &Db, id: Option<&DdocId>) -> T::Receipt {
-        let tally = Tally { counters: EventKind::DdocUpdated.once(), named: id.is_some().into() };
+        let tally = Tally { counters: EventKind::DdocUpdated.once(), with_id: id.is_some().into() };
         if let Some(id) = id {
             let partition = Partition::of(db.name.as_str(), self.context.config.partitions);
             let key = self.context.keys.pending_ddoc(partition, db, id);
@@ -110,20 +110,17 @@ impl Producer {
     /// Records `counters` of `db` at once: one `ADD`, however many events they are. For imports, and for callers that
     /// gather the events of a transaction by themselves. Those of design documents are without ids.
     ///
-    /// Fails with [`Error::Invalid`] if there are more than 2^32 − 1 of a kind, or more than 65,535 of design documents, whose
-    /// lane holds less; nothing is recorded then.
+    /// Fails with [`Error::Invalid`] if there are more than 2^32 − 1 of a kind; nothing is recorded then.
     pub fn record_all<T: EventTarget>(
         &self,
         transaction: &T,
         db: &Db,
         counters: &Counters,
     ) -> Result<T::Receipt> {
-        if let Some((lane, max)) = counters.lanes().into_iter().zip(ADDED_MAX).find(|(lane, max)| lane > max)
-        {
-            return Err(Error::invalid(
-                "counters",
-                format!("{lane} events of a kind are more than the {max} that can be recorded at once"),
-            ));
+        if let Some(lane) = counters.lanes().into_iter().find(|&lane| lane > ADDED_MAX) {
+            let reason =
+                format!("{lane} events of a kind are more than the {ADDED_MAX} that can be recorded at once");
+            return Err(Error::invalid("counters", reason));
         }
         Ok(self.add(transaction, db, &Tally::from(*counters)))
     }

@@ -176,7 +176,8 @@ impl Plan {
             node,
             notifier: NotifierOptions {
                 balance: balance(random),
-                fold_interval: ms(random, 5, 300),
+                fold_interval_max: ms(random, 5, 300),
+                fold_percent: random.u8(1..=100),
                 poll_interval: ms(random, 100, 1_500),
                 fold_rows_max: if random.bool() { 10 } else { 1_000 },
             },

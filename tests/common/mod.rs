@@ -48,7 +48,7 @@ pub async fn wide_bus(store: &Database) -> Bus {
 
 /// A notifier that folds at once.
 pub fn eager() -> NotifierOptions {
-    NotifierOptions { fold_interval: Duration::ZERO, ..NotifierOptions::default() }
+    NotifierOptions { fold_interval_max: Duration::ZERO, ..NotifierOptions::default() }
 }
 
 /// A notifier that folds at once, and only when it is told to.

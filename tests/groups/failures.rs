@@ -238,9 +238,16 @@ async fn a_panic_is_caught_counted_and_tried_again_with_another_observer() {
     }
 }
 
-/// A row that another version of the program has written cannot be decoded. It is told, and it can be a dead letter.
+/// A row that another version of the program has written cannot be decoded. Once, the shard was tried for ever at it, or as often as
+/// if it could have helped. It is named, it can be a dead letter, and the shard moves on at once.
 #[tokio::test(start_paused = true)]
-async fn a_row_that_cannot_be_decoded_is_told_of() {
+async fn a_row_that_cannot_be_decoded_is_skipped() {
+    for failure in [FailurePolicy::KeepRetrying, FailurePolicy::DeadLetter] {
+        skips_a_row_that_cannot_be_decoded(failure).await;
+    }
+}
+
+async fn skips_a_row_that_cannot_be_decoded(failure: FailurePolicy) {
     let world = World::new(1).await;
     let group = world.group(Cursor::NOTHING).await;
     world.create(["a", "b", "c"]).await;
@@ -252,10 +259,15 @@ async fn a_row_that_cannot_be_decoded_is_told_of() {
     };
     world.store.run(spoil).await.unwrap();
     let log = Log::new();
-    let consumer = log.consume(&world.bus, &group, hasty(FailurePolicy::DeadLetter)).await;
+    let consumer = log.consume(&world.bus, &group, hasty(failure)).await;
     until_done(&group).await;
     consumer.shutdown().await.unwrap();
     assert_eq!(log.rows().len(), 2);
+    assert_eq!((world.bus.skipped_rows().await.unwrap().len(), world.bus.stats().group_errors), (1, 0));
+    if failure == FailurePolicy::KeepRetrying {
+        assert_eq!(group.dead_letters(Sequence::MIN, 9).await.unwrap().len(), 0);
+        return;
+    }
     let [letter] = &group.dead_letters(Sequence::MIN, 9).await.unwrap()[..] else { panic!("there is one") };
     assert!(letter.error.contains("corrupt"), "{letter:?}");
     let replayed = group.replay_dead_letters(async |_| Ok(())).await.unwrap();

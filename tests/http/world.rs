@@ -28,7 +28,7 @@ pub struct World {
 
 /// A notifier that folds soon.
 pub fn quick() -> NotifierOptions {
-    NotifierOptions { fold_interval: Duration::from_millis(1), ..NotifierOptions::default() }
+    NotifierOptions { fold_interval_max: Duration::from_millis(1), ..NotifierOptions::default() }
 }
 
 impl World {

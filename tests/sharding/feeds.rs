@@ -560,7 +560,8 @@ async fn subscribers_and_the_tail_go_on_through_reshards() {
 async fn notifications_fold_right_while_their_feed_is_resharded() {
     let store = Database::memory();
     let bus = wide_bus(&store).await;
-    let _notifier = bus.notifier(NotifierOptions { fold_interval: Duration::ZERO, ..eager() }).await.unwrap();
+    let _notifier =
+        bus.notifier(NotifierOptions { fold_interval_max: Duration::ZERO, ..eager() }).await.unwrap();
     let feed = bus.feed();
     let reshards = async {
         for step in 0..40_u32 {

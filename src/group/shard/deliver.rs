@@ -13,6 +13,7 @@ use crate::{
         observer::{Failure, Session, chain},
     },
     keys::{DeadLetterRow, ShardId, Trouble},
+    skipped::Place,
 };
 
 /// Rows that have failed, and are tried again.
@@ -64,8 +65,16 @@ where
                     Err(failure) => failure,
                 }
             }
-            // The first row is no row: trying again cannot help, but another version of the program can.
-            Err(error) => Failure { text: chain(&error), is_panic: false },
+            Err(error) if is_on(Bug::BrokenRowStops) => Failure { text: chain(&error), is_panic: false },
+            // The first row is no row. Trying again cannot help; another version of the program can, if it is kept.
+            Err(error) => {
+                let failure = Failure { text: chain(&error), is_panic: false };
+                let is_kept = self.consuming.options.failure == FailurePolicy::DeadLetter;
+                let feed = self.right.group.feed.clone();
+                self.right.context.skip(&Place::Row(feed, first), &error);
+                self.give_up(&rows, failing.attempts, &failure, is_kept).await?;
+                return Ok(None);
+            }
         };
         self.failed(&rows, failing, failure).await
     }
@@ -145,7 +154,7 @@ where
             self.careful_to = rows.rows.last().expect("there are several").sequence;
             self.failing = None;
         } else if is_exhausted && self.consuming.options.failure == FailurePolicy::DeadLetter {
-            self.give_up(rows, attempts, &failure).await?;
+            self.give_up(rows, attempts, &failure, true).await?;
             return if is_over { self.over().await } else { Ok(None) };
         } else if is_exhausted {
             (failing.earlier, failing.began) = (attempts, now);
@@ -185,8 +194,8 @@ where
         Ok(None)
     }
 
-    /// Gives a row up: it goes to the dead letters.
-    async fn give_up(&mut self, rows: &Chunk, attempts: u32, failure: &Failure) -> Result<()> {
+    /// Gives a row up: it goes to the dead letters if it is to be kept.
+    async fn give_up(&mut self, rows: &Chunk, attempts: u32, failure: &Failure, is_kept: bool) -> Result<()> {
         let right = Arc::clone(&self.right);
         let StoredRow { sequence, value } = &rows.rows[0];
         let letter = DeadLetterRow {
@@ -202,19 +211,23 @@ where
         let puts_down = !self.is_explicit() || right.stored.get() >= given;
         let keep = right.context.db.run(async |tx| {
             right.lease.check(&tx).await?;
-            tx.set(&key, &letter.to_bytes());
+            if is_kept {
+                tx.set(&key, &letter.to_bytes());
+            }
             if puts_down { right.advance(&tx, rows.to).await } else { Ok(()) }
         });
         keep.await?;
-        tracing::error!(
-            group = %right.group,
-            shard = right.shard.0,
-            %sequence,
-            attempts,
-            error = %failure,
-            "a group gives a row up: it is kept with its dead letters"
-        );
-        right.context.stats.group_dead_letters.add(1);
+        if is_kept {
+            tracing::error!(
+                group = %right.group,
+                shard = right.shard.0,
+                %sequence,
+                attempts,
+                error = %failure,
+                "a group gives a row up: it is kept with its dead letters"
+            );
+            right.context.stats.group_dead_letters.add(1);
+        }
         self.failing = None;
         self.settle(rows);
         if puts_down {

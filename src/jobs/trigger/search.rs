@@ -115,7 +115,11 @@ async fn find_gone(feed: &NotificationFeed, dbs: Vec<Db>) -> Result<Found> {
     for some in dbs.chunks(LOOK_UPS_MAX) {
         let names: Vec<_> = some.iter().map(|db| &db.name).collect();
         let rows = feed.newest_of_each(&names).await?;
-        let found = some.iter().zip(&rows).filter(|(db, row)| is_gone(db, row.as_ref()));
+        // Of a database whose row cannot be decoded nothing is known: it is not gone.
+        let is_found_gone = |(db, row): &(&Db, &Result<_>)| {
+            row.as_ref().is_ok_and(|row: &Option<_>| is_gone(db, row.as_ref()))
+        };
+        let found = some.iter().zip(&rows).filter(is_found_gone);
         gone.extend(found.map(|(db, _)| db.clone()));
     }
     Ok(Found { gone, last: dbs.last().cloned() })

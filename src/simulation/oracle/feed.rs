@@ -34,7 +34,7 @@ fn counters(value: Option<&bytes::Bytes>) -> Result<(Counters, u64), String> {
     let tally = value.map(|value| Tally::from_bytes(value)).transpose();
     tally
         .map_or_else(|error| Err(error.to_string()), |tally| Ok(tally.unwrap_or_default()))
-        .map(|tally| (tally.counters, tally.named))
+        .map(|tally| (tally.counters, tally.with_id))
 }
 
 /// `a - b`, lane by lane; `None` if a lane would be less than nothing.
@@ -147,13 +147,16 @@ impl Oracle {
         for (item, change) in items {
             match item {
                 Item::Counters(db) => {
-                    let ((before, named), (after, still_named)) =
+                    let ((before, with_id), (after, still_with_id)) =
                         (counters(change.before.as_ref())?, counters(change.after.as_ref())?);
                     if change.after.is_some() && after == Counters::ZERO {
                         return Err(format!("counters of {db:?} without a count were left behind"));
                     }
                     if let Some(taken) = minus(before, after) {
-                        if named.checked_sub(still_named).is_some_and(|named| taken.ddoc_updated > named) {
+                        if with_id
+                            .checked_sub(still_with_id)
+                            .is_some_and(|with_id| taken.ddoc_updated > with_id)
+                        {
                             fold.nameless.insert(db.clone());
                         }
                         *fold.taken.entry(db.clone()).or_default() += taken;

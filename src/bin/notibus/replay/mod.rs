@@ -53,9 +53,9 @@ pub struct Args {
     /// Transactions that are written at once. Those that share a database keep their order.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=1024))]
     writers: u16,
-    /// The least time between two folds of a partition.
+    /// The longest pause between two folds of a partition.
     #[arg(long, default_value = "25ms", value_parser = humantime::parse_duration)]
-    fold_interval: Duration,
+    fold_interval_max: Duration,
     /// Events to record per second, or "max".
     #[arg(long, default_value = "max", value_parser = parse_rate)]
     rate: Rate,
@@ -153,8 +153,11 @@ async fn open(args: &Args, db: &Database) -> Result<(Bus, Producer, Vec<Notifier
         // With this limit none takes at first what another would have to ask for.
         let share = args.partitions.div_ceil(args.notifiers);
         let balance = BalanceOptions { leases_max: Some(share), ..BalanceOptions::default() };
-        let options =
-            NotifierOptions { balance, fold_interval: args.fold_interval, ..NotifierOptions::default() };
+        let options = NotifierOptions {
+            balance,
+            fold_interval_max: args.fold_interval_max,
+            ..NotifierOptions::default()
+        };
         notifiers.push(bus.notifier(options).await?);
     }
     let all = args.partitions as usize;

@@ -1,0 +1,82 @@
+//! [`Pace`]: how long a partition rests after a fold, so that folding takes a bounded share of its time.
+
+use std::time::Duration;
+
+use super::NotifierOptions;
+
+/// The shortest rest: timers are no finer. Shorter ones are added up.
+const REST_MIN: Duration = Duration::from_millis(1);
+
+/// What rest a partition still has to take.
+#[derive(Debug, Default)]
+pub(super) struct Pace {
+    /// How much, when the last fold ended.
+    owed: Duration,
+    /// When that was, on the clock of the store.
+    ended: Duration,
+}
+
+impl Pace {
+    /// A pass of folds took from `began` to `ended`.
+    pub fn folded(&mut self, began: Duration, ended: Duration, options: &NotifierOptions) {
+        let percent = u32::from(options.fold_percent.clamp(1, 100));
+        let rest = ended.saturating_sub(began).saturating_mul(100 - percent) / percent;
+        // What was not rested before it is owed still: folding is no rest.
+        self.owed = self.rest(began).saturating_add(rest).min(options.fold_interval_max);
+        self.ended = ended;
+    }
+
+    /// How long to rest from `now` on before the next fold.
+    pub fn pause(&self, now: Duration) -> Duration {
+        let rest = self.rest(now);
+        if rest < REST_MIN { Duration::ZERO } else { rest }
+    }
+
+    /// How much of the rest is left at `now`.
+    fn rest(&self, now: Duration) -> Duration {
+        self.owed.saturating_sub(now.saturating_sub(self.ended))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A duration in microseconds.
+    const fn us(us: u64) -> Duration {
+        Duration::from_micros(us)
+    }
+
+    #[test]
+    fn a_fold_rests_for_as_long_as_its_share_of_time_asks() {
+        let options = NotifierOptions { fold_percent: 25, ..NotifierOptions::default() };
+        let mut pace = Pace::default();
+        assert_eq!(pace.pause(us(0)), us(0), "an idle partition is folded at once");
+        pace.folded(us(1_000), us(3_000), &options);
+        assert_eq!(pace.pause(us(3_000)), us(6_000));
+        assert_eq!(pace.pause(us(7_000)), us(2_000), "time that passes is rest");
+        pace.folded(us(9_000), us(59_000), &options);
+        assert_eq!(pace.pause(us(59_000)), options.fold_interval_max);
+    }
+
+    #[test]
+    fn short_rests_are_added_up() {
+        let options = NotifierOptions { fold_percent: 50, ..NotifierOptions::default() };
+        let mut pace = Pace::default();
+        let (mut now, mut folds) = (us(0), 0);
+        while pace.pause(now).is_zero() {
+            pace.folded(now, now + us(100), &options);
+            now += us(100);
+            folds += 1;
+        }
+        assert_eq!((folds, pace.pause(now)), (10, us(1_000)));
+    }
+
+    #[test]
+    fn without_a_longest_pause_there_is_none() {
+        let options = NotifierOptions { fold_interval_max: us(0), ..NotifierOptions::default() };
+        let mut pace = Pace::default();
+        pace.folded(us(0), us(50_000), &options);
+        assert_eq!(pace.pause(us(50_000)), us(0));
+    }
+}

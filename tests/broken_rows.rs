@@ -1,0 +1,269 @@
+//! Rows that cannot be decoded, because they are damaged or a later version of the program has written them: each is skipped,
+//! counted and named, and nobody waits for it.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod common;
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use common::{
+    counts, db, eager, narrow_bus, next_news, record, row, row_with, rows, until, wide_bus, within,
+};
+use notibus::{
+    Bus, BusOptions, ChangesOptions, Cursor, Db, DbInstance, DispatcherOptions, DocId, DocSummary, Error,
+    Filter, NotifierOptions, Sequence, ShardEvent,
+    store::{
+        Database, Isolation, KeyRange, RangeRead,
+        testing::{Faults, WatchFault},
+    },
+};
+
+/// What the keys of counters, and of rows of feeds, start with under the default prefix.
+const COUNTERS: &[u8] = b"notibus\x15\x01";
+const ROWS: &[u8] = b"notibus\x15\x04";
+
+/// The rows whose keys start with `prefix`.
+async fn stored(store: &Database, prefix: &[u8]) -> Vec<(Bytes, Bytes)> {
+    let read = RangeRead::new(KeyRange::prefix(prefix.to_vec()));
+    store.begin().get_range(&read, Isolation::Snapshot).await.unwrap().rows
+}
+
+/// Sets `key` to `value`.
+async fn set(store: &Database, key: &[u8], value: &[u8]) {
+    let write = async |tx: notibus::store::Transaction| {
+        tx.set(key, value);
+        Ok(())
+    };
+    store.run(write).await.unwrap();
+}
+
+/// Records the creation of `name`, and breaks its counters. Returns their key and what it was.
+async fn broken_counters(store: &Database, bus: &Bus, name: &str) -> (Bytes, Bytes) {
+    record(store, bus, &db(name, 1), [1, 0, 0, 0]).await;
+    let [(key, value)] = &stored(store, COUNTERS).await[..] else { panic!("one row waits") };
+    set(store, key, b"junk").await;
+    (key.clone(), value.clone())
+}
+
+/// One broken row of counters stopped all folds of its partition, and blinded the poll for all later partitions: an event there
+/// whose ring was lost was not folded an hour later.
+#[tokio::test(start_paused = true)]
+async fn broken_counters_stop_neither_their_partition_nor_the_poll() {
+    let store = Database::memory();
+    let faults = Faults::new(&store);
+    let (producing, folding) = (wide_bus(&store).await, wide_bus(&faults.database()).await);
+    let (key, value) = broken_counters(&store, &producing, "broken").await;
+    // No ring is heard.
+    faults.plan_watches(|_| Some(WatchFault::Drop));
+    let _notifier = folding.notifier(eager()).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    for n in 0..200 {
+        record(&store, &producing, &db(&format!("db{n}"), 1), [1, 0, 0, 0]).await;
+    }
+    until("all others are folded", async || folding.stats().folded.created == 200).await;
+    assert_eq!(row(&folding, &db("broken", 1)).await, None);
+
+    let skipped = folding.skipped_rows().await.unwrap();
+    assert_eq!(skipped.len(), 1);
+    assert!(skipped[0].place.contains("broken") && skipped[0].reason.contains("4 bytes"), "{skipped:?}");
+    assert!(folding.stats().rows_skipped > 0);
+
+    // What is mended is folded, and named no more.
+    set(&store, &key, &value).await;
+    row_with(&folding, &db("broken", 1), [1, 0, 0, 0]).await;
+    assert_eq!(folding.skipped_rows().await.unwrap(), []);
+}
+
+/// Looking for lost rings gets quicker while any are found. A row that nobody can fold is no lost ring.
+#[tokio::test(start_paused = true)]
+async fn a_broken_row_does_not_keep_the_poll_in_haste() {
+    let store = Database::memory();
+    let faults = Faults::new(&store);
+    let bus = narrow_bus(&faults.database()).await;
+    broken_counters(&store, &bus, "broken").await;
+    let _notifier = bus.notifier(eager()).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    let before = bus.stats().rows_skipped;
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let met = bus.stats().rows_skipped - before;
+    assert!((55..=65).contains(&met), "it was met {met} times in a minute");
+}
+
+/// A page that held nothing but broken rows, and those around it.
+#[tokio::test(start_paused = true)]
+async fn a_page_of_broken_counters_is_passed() {
+    let store = Database::memory();
+    let bus = narrow_bus(&store).await;
+    for n in 100..300 {
+        record(&store, &bus, &db(&format!("db{n}"), 1), [1, 0, 0, 0]).await;
+    }
+    for (key, _) in &stored(&store, COUNTERS).await[50..150] {
+        set(&store, key, &[0xff; 40]).await;
+    }
+    let _notifier = bus.notifier(NotifierOptions { fold_rows_max: 10, ..eager() }).await.unwrap();
+    until("the others are folded", async || bus.stats().folded.created == 100).await;
+    assert_eq!(bus.skipped_rows().await.unwrap().len(), 100);
+    assert_eq!(rows(&bus).await.len(), 100);
+}
+
+/// One row of a feed that could not be decoded stopped all of its readers for ever, and the folds of its partition. A rolling
+/// upgrade to another format of rows does exactly this.
+#[tokio::test(start_paused = true)]
+async fn a_row_of_a_later_version_stops_neither_readers_nor_folds() {
+    let store = Database::memory();
+    let bus = narrow_bus(&store).await;
+    let _notifier = bus.notifier(eager()).await.unwrap();
+    let names = ["a", "b", "c"];
+    for name in names {
+        record(&store, &bus, &db(name, 1), [1, 0, 0, 0]).await;
+        row_with(&bus, &db(name, 1), [1, 0, 0, 0]).await;
+    }
+    let of_b = |(_, value): &&(Bytes, Bytes)| value[3] == b'b';
+    let (key, value) = stored(&store, ROWS).await.iter().find(of_b).unwrap().clone();
+    let mut later = value.to_vec();
+    later[0] += 1;
+    set(&store, &key, &later).await;
+
+    let names_of = |rows: &[std::sync::Arc<notibus::Notification>]| -> Vec<String> {
+        rows.iter().map(|row| row.name.as_str().to_owned()).collect()
+    };
+    assert_eq!(names_of(&rows(&bus).await), ["a", "c"]);
+    let feed = bus.feed();
+    assert_eq!(names_of(&feed.page_before(Sequence::MAX, 2).await.unwrap().rows), ["c"]);
+    // Pages of one row: the one that holds nothing that can be decoded is no end.
+    let mut tail = feed.tail(Cursor::NOTHING).with_limit(1);
+    let mut tailed = Vec::new();
+    while tailed.len() < 2 {
+        tailed.extend(names_of(&within("a page", tail.next()).await.unwrap().rows));
+    }
+    assert_eq!(tailed, ["a", "c"]);
+    let mut sharded = Vec::new();
+    for shard in feed.shards().await.unwrap() {
+        let mut reader = feed.shard_reader(shard, Cursor::NOTHING).with_limit(1);
+        while let Some(ShardEvent::Rows(page)) = reader.try_next().await.unwrap() {
+            sharded.extend(names_of(&page.rows));
+        }
+    }
+    sharded.sort();
+    assert_eq!(sharded, ["a", "c"]);
+    let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
+    let wanted = Filter::any([Filter::name("b").unwrap(), Filter::name("c").unwrap()]).unwrap();
+    let mut all = dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING).stream();
+    let mut some = dispatcher.subscribe(wanted).since(Cursor::NOTHING).stream();
+    for (subscription, expected) in [(&mut all, &["a", "c"][..]), (&mut some, &["c"][..])] {
+        for name in expected {
+            let delivery = within("a delivery", next_news(subscription)).await.unwrap().unwrap();
+            assert_eq!(delivery.notification().name.as_str(), *name);
+        }
+    }
+
+    // Its neighbours are folded and delivered; its own events wait for a program that knows the format.
+    for name in names {
+        record(&store, &bus, &db(name, 1), [0, 0, 1, 0]).await;
+    }
+    for name in ["a", "c"] {
+        row_with(&bus, &db(name, 1), [1, 0, 1, 0]).await;
+    }
+    assert!(!bus.is_drained().await.unwrap());
+    let skipped = bus.skipped_rows().await.unwrap();
+    assert!(skipped.len() == 1 && skipped[0].reason.contains("format 2"), "{skipped:?}");
+    set(&store, &key, &value).await;
+    row_with(&bus, &db("b", 1), [1, 0, 1, 0]).await;
+    assert_eq!(bus.skipped_rows().await.unwrap(), []);
+    let mut told = Vec::new();
+    for _ in names {
+        let delivery = within("a delivery", next_news(&mut all)).await.unwrap().unwrap();
+        told.push(delivery.notification().name.as_str().to_owned());
+    }
+    told.sort();
+    assert_eq!(told, names);
+}
+
+/// The row that a database's name points at is gone, which stopped its partition.
+#[tokio::test(start_paused = true)]
+async fn a_pointer_to_nothing_stops_no_other_database() {
+    let store = Database::memory();
+    let bus = narrow_bus(&store).await;
+    let _notifier = bus.notifier(eager()).await.unwrap();
+    record(&store, &bus, &db("a", 1), [1, 0, 0, 0]).await;
+    row_with(&bus, &db("a", 1), [1, 0, 0, 0]).await;
+    let gone = &stored(&store, ROWS).await[0];
+    store.run(async |tx| Ok(tx.clear(&gone.0))).await.unwrap();
+    for name in ["a", "b"] {
+        record(&store, &bus, &db(name, 1), [0, 0, 1, 0]).await;
+    }
+    row_with(&bus, &db("b", 1), [0, 0, 1, 0]).await;
+    assert!(bus.skipped_rows().await.unwrap()[0].reason.contains("no row"));
+}
+
+/// A thousand deletions with a long prefix and many shards came to more than the 10 MB that a transaction may have. The fold
+/// took them all or nothing, and its partition was stopped for ever.
+#[tokio::test(start_paused = true)]
+async fn a_fold_commits_before_it_gets_too_large() {
+    let store = Database::memory();
+    let options =
+        BusOptions { prefix: vec![b'p'; 256], partitions: 1, shards: 5_000, ..BusOptions::default() };
+    let bus = Bus::open(&store, options).await.unwrap();
+    let dbs: Vec<_> = (0..1_990).map(|n| db(&format!("{n:04}{}", "x".repeat(200)), 1)).collect();
+    let options = NotifierOptions { fold_rows_max: 10_000, ..eager() };
+    for lanes in [[1, 0, 0, 0], [0, 1, 0, 0]] {
+        for some in dbs.chunks(100) {
+            let record = async |tx: notibus::store::Transaction| {
+                for db in some {
+                    bus.producer().record_all(&tx, db, &counts(lanes))?;
+                }
+                Ok(())
+            };
+            store.run(record).await.unwrap();
+        }
+        let notifier = bus.notifier(options.clone()).await.unwrap();
+        until("all are folded", async || bus.is_drained().await.unwrap()).await;
+        notifier.shutdown().await.unwrap();
+    }
+    assert_eq!(bus.stats().folded, counts([1_990, 1_990, 0, 0]));
+    assert!((4..100).contains(&bus.stats().folds), "{} folds", bus.stats().folds);
+    assert!(rows(&bus).await.iter().all(|row| row.is_deleted()));
+}
+
+/// Rows that were taken over were never looked at before: the first that was none stopped all readers.
+#[tokio::test]
+async fn a_legacy_range_is_read_before_it_is_taken_over() {
+    let store = Database::memory();
+    let bus = wide_bus(&store).await;
+    let life = Db::new("x".parse().unwrap(), DbInstance([1; 16]));
+    // Rows of another database, whose format is the same.
+    let changes = bus.changes();
+    let other = db("y", 2);
+    store.run(async |tx| changes.create(&tx, &other, &ChangesOptions::default()).await).await.unwrap();
+    for n in 0..3 {
+        let write = async |tx: notibus::store::Transaction| {
+            let revision = format!("1-{n:032x}").parse()?;
+            let doc =
+                DocSummary { id: DocId::new(&format!("d{n}"))?, revision, branches: 1, is_deleted: false };
+            changes.writer(&tx, &other).await?.record(&doc, None)?;
+            Ok(())
+        };
+        store.run(write).await.unwrap();
+    }
+    let rows: Vec<_> = stored(&store, ROWS).await;
+    // The position is the last 15 bytes: incarnation, stamp.
+    let key = |key: &Bytes| [b"legacy/", &key[key.len() - 14..]].concat();
+    for (at, value) in &rows {
+        set(&store, &key(at), value).await;
+    }
+    set(&store, &key(&rows[1].0), b"junk").await;
+    let refused = changes.adopt(&life, b"legacy/", &ChangesOptions::default()).await.unwrap_err();
+    assert!(matches!(&refused, Error::Corrupt { reason, .. } if reason.contains("legacy/")), "{refused}");
+    assert!(matches!(changes.feed(&life).topology().await, Err(Error::NoFeed { .. })), "nothing was changed");
+
+    set(&store, &key(&rows[1].0), &rows[1].1).await;
+    changes.adopt(&life, b"legacy/", &ChangesOptions::default()).await.unwrap();
+    let page = changes.feed(&life).page(Cursor::NOTHING, 10).await.unwrap();
+    assert_eq!(page.rows.len(), 3);
+    // One that breaks later is skipped.
+    set(&store, &key(&rows[1].0), b"junk").await;
+    let page = changes.feed(&life).page(Cursor::NOTHING, 10).await.unwrap();
+    assert_eq!((page.rows.len(), bus.skipped_rows().await.unwrap().len()), (2, 1));
+}
