@@ -183,10 +183,9 @@ mod tests {
         let clock = ByHand::default();
         let db = Database::memory_in(Env::new(clock.clone()));
         let attempts = Cell::new(0);
-        let run = |outage_secs: u64, last: u32| {
-            let (attempts, clock) = (&attempts, &clock);
+        let run = async |outage_secs: u64, last: u32| {
             attempts.set(0);
-            db.run(async move |_| {
+            db.run(async |_| {
                 attempts.set(attempts.get() + 1);
                 if attempts.get() > last {
                     return Ok(());
@@ -194,6 +193,7 @@ mod tests {
                 clock.0.fetch_add(outage_secs, Ordering::Relaxed);
                 Err(StoreError::TRANSACTION_TOO_OLD.into())
             })
+            .await
         };
         run(600, 1).await.unwrap();
         assert_eq!(attempts.get(), 2);
