@@ -61,7 +61,7 @@ pub(crate) trait TransactionBackend: Send + Sync {
     fn commit(&self) -> Answer<'_, Option<Versionstamp>>;
     /// Bytes of keys, values and conflict ranges so far.
     fn approximate_size(&self) -> Answer<'_, usize>;
-    /// Treats the transaction so.
+    /// Treats the transaction so. [`Transaction`](super::Transaction) counts retries by itself.
     fn set_option(&self, option: TransactionOption);
     /// What the last commit has failed on, if the option to report it was set.
     fn conflicting_ranges(&self) -> Answer<'_, Vec<KeyRange>>;
@@ -69,9 +69,13 @@ pub(crate) trait TransactionBackend: Send + Sync {
     fn cancel(&self);
     /// Makes it a new transaction.
     fn reset(&self);
+    /// Whether the same transaction, tried again after `error`, can succeed.
+    fn is_retryable(&self, error: &StoreError) -> bool {
+        error.is_retryable()
+    }
     /// What to wait for after `error` before the transaction is tried again; the error itself if it is final. `backoff`
     /// is the caller's own pause, for backends that bring none. Afterwards it is a new transaction with the options of
-    /// the old one.
+    /// the old one, unless it was reset meanwhile.
     fn recover(&self, error: Error, backoff: BoxFuture<'static, ()>) -> BoxFuture<'_, Result<()>>;
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Database, Transaction};
+use super::{Database, TRANSACTION_LIFETIME, Transaction};
 use crate::{
     env::Env,
     error::{Error, Result},
@@ -16,7 +16,8 @@ use crate::{
 pub struct RetryPolicy {
     /// Give up after this many attempts. Default: no limit.
     pub attempts_max: Option<u32>,
-    /// Begin no attempt after this much time. Default: 60 s.
+    /// Begin no attempt after this much time of trying. An attempt counts for at most [`TRANSACTION_LIFETIME`](super::TRANSACTION_LIFETIME):
+    /// what takes longer is no attempt but a store that was away, and it deserves another one when it is back. Default: 60 s.
     pub elapsed_max: Option<Duration>,
     /// The first pause. Default: 1 ms.
     pub backoff_min: Duration,
@@ -43,9 +44,9 @@ impl RetryPolicy {
     }
 
     /// Whether failed attempt number `attempt`, counted from 1, was the last one.
-    pub(crate) fn is_exhausted(&self, attempt: u32, elapsed: Duration) -> bool {
+    pub(crate) fn is_exhausted(&self, attempt: u32, tried: Duration) -> bool {
         self.attempts_max.is_some_and(|max| attempt >= max)
-            || self.elapsed_max.is_some_and(|max| elapsed >= max)
+            || self.elapsed_max.is_some_and(|max| tried >= max)
     }
 }
 
@@ -59,6 +60,10 @@ pub(super) struct Tries<'a> {
     transaction: Transaction,
     /// When the run began, on the clock of `env`.
     started: Duration,
+    /// When the attempt began, on the same clock.
+    attempt_started: Duration,
+    /// How long the attempts before it have tried.
+    tried: Duration,
     /// Which try it is, counted from 1.
     number: u32,
 }
@@ -66,7 +71,16 @@ pub(super) struct Tries<'a> {
 impl<'a> Tries<'a> {
     /// The first try of a run.
     pub fn begin(db: &'a Database, policy: &'a RetryPolicy) -> Self {
-        Self { policy, env: db.env(), transaction: db.begin(), started: db.env().now(), number: 1 }
+        let now = db.env().now();
+        Self {
+            policy,
+            env: db.env(),
+            transaction: db.begin(),
+            started: now,
+            attempt_started: now,
+            tried: Duration::ZERO,
+            number: 1,
+        }
     }
 
     /// A handle on the transaction.
@@ -88,11 +102,14 @@ impl<'a> Tries<'a> {
     /// is allowed.
     pub async fn recover(&mut self, error: Error) -> Result<()> {
         let last = match error {
-            Error::Store(last) if last.is_retryable() => last,
+            Error::Store(last) if self.transaction.is_retryable(&last) => last,
             error => return Err(error),
         };
         let attempt = self.number;
-        if self.policy.is_exhausted(attempt, self.elapsed()) {
+        let now = self.env.now();
+        let lasted = now.saturating_sub(std::mem::replace(&mut self.attempt_started, now));
+        self.tried += lasted.min(TRANSACTION_LIFETIME);
+        if self.policy.is_exhausted(attempt, self.tried) {
             return Err(Error::RetriesExhausted { attempts: attempt, last });
         }
         tracing::debug!(attempt, error = %last, "transaction failed, trying again");
@@ -105,7 +122,18 @@ impl<'a> Tries<'a> {
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        cell::Cell,
+        sync::{
+            Arc,
+            atomic::{AtomicU64, Ordering},
+        },
+    };
+
+    use futures_util::future::BoxFuture;
+
     use super::*;
+    use crate::{env::Environment, error::StoreError};
 
     #[test]
     fn the_pause_doubles_up_to_its_limit() {
@@ -124,5 +152,55 @@ mod tests {
         assert!(!policy.is_exhausted(2, Duration::from_secs(1)));
         assert!(policy.is_exhausted(3, Duration::ZERO));
         assert!(policy.is_exhausted(1, Duration::from_mins(1)));
+    }
+
+    /// A clock that is set by hand.
+    #[derive(Clone, Default)]
+    struct ByHand(Arc<AtomicU64>);
+
+    impl Environment for ByHand {
+        fn now(&self) -> Duration {
+            Duration::from_secs(self.0.load(Ordering::Relaxed))
+        }
+
+        fn wall_ms(&self) -> u64 {
+            0
+        }
+
+        fn random(&self) -> u64 {
+            0
+        }
+
+        fn sleep(&self, _duration: Duration) -> BoxFuture<'static, ()> {
+            Box::pin(async {})
+        }
+    }
+
+    /// Once, a run that had waited for a cluster for longer than its limit gave up after its first attempt, just when the
+    /// cluster was back.
+    #[tokio::test]
+    async fn an_outage_counts_for_no_more_than_an_attempt_can_take() {
+        let clock = ByHand::default();
+        let db = Database::memory_in(Env::new(clock.clone()));
+        let attempts = Cell::new(0);
+        let run = async |outage_secs: u64, last: u32| {
+            attempts.set(0);
+            db.run(async |_| {
+                attempts.set(attempts.get() + 1);
+                if attempts.get() > last {
+                    return Ok(());
+                }
+                clock.0.fetch_add(outage_secs, Ordering::Relaxed);
+                Err(StoreError::TRANSACTION_TOO_OLD.into())
+            })
+            .await
+        };
+        run(600, 1).await.unwrap();
+        assert_eq!(attempts.get(), 2);
+        // But nothing is tried for ever.
+        let error = run(600, 1_000).await.unwrap_err();
+        assert!(matches!(error, Error::RetriesExhausted { attempts: 12, .. }), "{error}");
+        let error = run(1, 1_000).await.unwrap_err();
+        assert!(matches!(error, Error::RetriesExhausted { attempts: 60, .. }), "{error}");
     }
 }

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     encoding::{Tally, Versionstamp},
-    error::{Error, Result},
+    error::{Error, Result, StoreError},
 };
 
 /// Whether a read can make the transaction conflict.
@@ -63,6 +63,18 @@ struct Inner {
     salt: u64,
     /// How often it was reset.
     resets: AtomicU64,
+    /// How often it may be tried again.
+    tries: Mutex<Tries>,
+}
+
+/// How often a transaction is tried again. It is counted here rather than by the backends, so that nothing that a body does to
+/// its transaction begins the count again.
+#[derive(Default)]
+struct Tries {
+    /// How often it was.
+    retries: u32,
+    /// How often it may be.
+    retries_max: Option<u32>,
 }
 
 /// Who wants to know that a transaction has committed.
@@ -87,7 +99,13 @@ struct Held {
 impl Transaction {
     /// The face of `backend`.
     pub(crate) fn new(backend: Box<dyn TransactionBackend>, salt: u64) -> Self {
-        Self(Arc::new(Inner { backend, held: Mutex::default(), salt, resets: AtomicU64::new(0) }))
+        Self(Arc::new(Inner {
+            backend,
+            held: Mutex::default(),
+            salt,
+            resets: AtomicU64::new(0),
+            tries: Mutex::default(),
+        }))
     }
 
     /// The value of `key`.
@@ -197,7 +215,10 @@ impl Transaction {
     /// Treats this transaction so. A bad option fails what follows: with `invalid_option_value` (2006), or for tags with
     /// `tag_too_long` (2110) and `too_many_tags` (2109).
     pub fn set_option(&self, option: TransactionOption) {
-        self.0.backend.set_option(option);
+        match option {
+            TransactionOption::RetryLimit(retries) => self.tries().retries_max = Some(retries),
+            option => self.0.backend.set_option(option),
+        }
     }
 
     /// The ranges of the read-conflict set on which the last commit has failed with `not_committed` (1020), if
@@ -212,11 +233,17 @@ impl Transaction {
         self.0.backend.cancel();
     }
 
-    /// Forgets all reads and writes: a new transaction.
+    /// Forgets all reads, writes and options: a new transaction.
     pub fn reset(&self) {
         self.0.resets.fetch_add(1, Ordering::Relaxed);
         *self.held() = Held::default();
+        *self.tries() = Tries::default();
         self.0.backend.reset();
+    }
+
+    /// Whether the same transaction, tried again after `error`, can succeed, as the store judges it.
+    pub(crate) fn is_retryable(&self, error: &StoreError) -> bool {
+        self.0.backend.is_retryable(error)
     }
 
     /// Waits after `error` until the transaction can be tried again, and resets it; returns `error` if that cannot help.
@@ -226,9 +253,22 @@ impl Transaction {
         error: Error,
         backoff: futures_util::future::BoxFuture<'static, ()>,
     ) -> Result<()> {
+        let is_last = {
+            let tries = self.tries();
+            tries.retries_max.is_some_and(|max| tries.retries >= max)
+        };
+        if is_last {
+            return Err(error);
+        }
+        let resets = self.resets();
         self.0.backend.recover(error, backoff).await?;
-        self.0.resets.fetch_add(1, Ordering::Relaxed);
-        *self.held() = Held::default();
+        // If somebody has reset it meanwhile, it is another one already, with writes of its own.
+        let again = resets + 1;
+        if self.0.resets.compare_exchange(resets, again, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            *self.held() = Held::default();
+            let mut tries = self.tries();
+            tries.retries = tries.retries.saturating_add(1);
+        }
         Ok(())
     }
 
@@ -275,6 +315,11 @@ impl Transaction {
     /// A number drawn for this transaction, by which producers spread their load.
     pub(crate) fn salt(&self) -> u64 {
         self.0.salt
+    }
+
+    /// How often it may be tried again. No holder of the lock can panic.
+    fn tries(&self) -> MutexGuard<'_, Tries> {
+        self.0.tries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What waits for the commit. A panic elsewhere cannot leave it half changed, so a poisoned lock is fine.

@@ -1,5 +1,6 @@
 //! What can be done with a transaction before, after and instead of its commit.
 
+use futures_util::FutureExt;
 use notibus::{
     Result, StoreError,
     store::{
@@ -8,7 +9,7 @@ use notibus::{
     },
 };
 
-use crate::fixture::{Fixture, conflicts, fails};
+use crate::fixture::{Fixture, conflicts, fails, soon};
 
 pub(crate) async fn a_commit_of_nothing_has_no_stamp(f: &Fixture) -> Result<()> {
     assert_eq!(f.db.begin().commit().await?, None);
@@ -190,5 +191,28 @@ pub(crate) async fn a_transaction_can_be_used_from_many_tasks(f: &Fixture) -> Re
     }
     tx.commit().await?;
     assert_eq!(f.suffixes().await?.len(), 10);
+    Ok(())
+}
+
+/// Once, a commit on a cluster that came back after its transaction was reset took the place of the new one: its write was lost,
+/// and its commit failed with 2017.
+pub(crate) async fn a_commit_that_ends_after_a_reset_disturbs_nothing(f: &Fixture) -> Result<()> {
+    for n in 0..20_u8 {
+        let tx = f.db.begin();
+        tx.set(&f.key([b'a', n]), b"v");
+        let mut commit = Box::pin(tx.commit());
+        // Begun, as far as it goes at once.
+        let begun = (&mut commit).now_or_never();
+        tx.reset();
+        tx.set(&f.key([b'b', n]), b"v");
+        match begun {
+            Some(committed) => drop(committed?),
+            // What is under way may be given up by the reset; what it says does not matter here.
+            None => drop(soon(commit).await),
+        }
+        assert!(tx.get(&f.key([b'b', n]), Snapshot).await?.is_some(), "it still has its own write");
+        assert!(tx.commit().await?.is_some());
+        assert!(f.value([b'b', n]).await?.is_some());
+    }
     Ok(())
 }

@@ -212,3 +212,17 @@ pub(crate) async fn the_size_grows_with_every_kind_of_entry(f: &Fixture) -> Resu
     assert!(tx.approximate_size().await? < 1_000);
     Ok(())
 }
+
+/// Once, a cluster's client showed some of itself there, which no other store has.
+pub(crate) async fn keys_of_the_client_itself_are_refused(f: &Fixture) -> Result<()> {
+    let expected = &StoreError::KEY_OUTSIDE_LEGAL_RANGE;
+    let tx = f.db.begin();
+    fails(tx.get(b"\xff\xff/cluster_file_path", Snapshot).await, expected);
+    fails(tx.get(b"\xff\xff/status/json", Snapshot).await, expected);
+    let range = KeyRange::new(&b"\xff\xff/transaction/"[..], &b"\xff\xff/transaction0"[..]);
+    fails(tx.get_range(&RangeRead::new(range.clone()), Snapshot).await, expected);
+    fails(tx.get_range(&RangeRead::new(range).limit(0), Snapshot).await, expected);
+    tx.set(&f.key("k"), b"v");
+    tx.commit().await?;
+    Ok(())
+}

@@ -65,6 +65,7 @@ macro_rules! every_case {
                 a_dropped_transaction_leaves_nothing
                 a_failed_commit_leaves_nothing
                 a_commit_is_seen_whole
+                a_future_can_be_moved_between_wakers
             }
             ranges {
                 rows_come_in_the_order_of_bytes
@@ -82,6 +83,7 @@ macro_rules! every_case {
                 target_bytes_end_a_page
                 a_page_has_a_row_even_if_it_is_over_the_target
                 pages_of_target_bytes_tell_every_row_once
+                a_target_of_no_bytes_gives_one_row_a_page
                 pages_go_through_a_range
                 pages_of_nothing_end_at_once
                 pages_read_at_one_version
@@ -223,6 +225,7 @@ macro_rules! every_case {
                 clearing_a_long_key_does_nothing
                 keys_beyond_the_key_space_are_refused
                 ranges_beyond_the_key_space_are_refused
+                keys_of_the_client_itself_are_refused
                 a_range_may_end_where_the_key_space_ends
                 inverted_ranges_are_refused
                 a_large_transaction_is_refused
@@ -247,6 +250,7 @@ macro_rules! every_case {
                 a_transaction_that_has_read_nothing_does_not_age
                 an_old_version_cannot_be_read
                 an_old_version_cannot_be_written_at
+                a_version_gets_old_also_if_nothing_is_written
                 an_old_read_only_transaction_still_commits
                 a_version_is_set_only_once_and_before_the_first_read
                 version_zero_does_not_exist
@@ -274,6 +278,7 @@ macro_rules! every_case {
                 a_dropped_watch_disturbs_no_one
                 a_key_beyond_the_key_space_cannot_be_watched
                 there_are_only_so_many_watches
+                a_pending_stamp_cannot_be_watched
             }
             lifecycle {
                 a_commit_of_nothing_has_no_stamp
@@ -291,6 +296,7 @@ macro_rules! every_case {
                 a_cancelled_transaction_fails
                 a_reset_makes_a_cancelled_transaction_new
                 a_commit_undoes_no_cancel
+                a_commit_that_ends_after_a_reset_disturbs_nothing
                 clones_of_a_database_share_it
                 a_transaction_can_be_used_from_many_tasks
             }
@@ -309,6 +315,7 @@ macro_rules! every_case {
                 a_body_reads_its_own_writes
                 a_cancelled_body_is_not_tried_again
                 a_body_that_commits_by_itself_is_tried_again
+                whatever_the_store_calls_retryable_is_tried_again
             }
             options {
                 everything_fails_after_the_time_limit
@@ -326,6 +333,9 @@ macro_rules! every_case {
                 of_many_conflicts_some_are_reported
                 options_survive_retries
                 the_last_try_of_a_run_reports_its_conflicts
+                asking_for_conflicts_disturbs_no_later_transaction
+                a_body_that_commits_by_itself_has_the_same_limits
+                options_survive_whatever_a_body_does
             }
         }
     };

@@ -5,6 +5,7 @@ use std::{
     time::Duration,
 };
 
+use futures_util::FutureExt;
 use notibus::{
     Result, StoreError,
     store::{
@@ -262,5 +263,87 @@ pub(crate) async fn the_last_try_of_a_run_reports_its_conflicts(f: &Fixture) -> 
     let tx = last.take().expect("it has run");
     let ranges = tx.conflicting_ranges().await?;
     assert!(ranges.iter().any(|range| range.contains(&f.key("a"))), "{ranges:?}");
+    Ok(())
+}
+
+/// Once, an answer that came after the transaction was reset took the place of the new one.
+pub(crate) async fn asking_for_conflicts_disturbs_no_later_transaction(f: &Fixture) -> Result<()> {
+    let tx = reporting(f).await?;
+    f.put("a", "v").await?;
+    conflicts(&tx).await;
+    let mut asked = Box::pin(tx.conflicting_ranges());
+    let begun = (&mut asked).now_or_never();
+    // Whoever asks at the same time gets the same.
+    let again = tx.conflicting_ranges().await?;
+    assert!(again.iter().any(|range| range.contains(&f.key("a"))), "{again:?}");
+    tx.reset();
+    tx.set(&f.key("new"), b"v");
+    let ranges = match begun {
+        Some(ranges) => ranges?,
+        None => soon(asked).await?,
+    };
+    assert_eq!(ranges, again);
+    assert!(tx.commit().await?.is_some());
+    assert!(f.value("new").await?.is_some());
+    Ok(())
+}
+
+/// Makes the commit of a body conflict.
+async fn commit_in_vain(f: &Fixture, tx: &Transaction) -> Result<()> {
+    tx.get(&f.key("k"), Serializable).await?;
+    f.put("k", "other").await?;
+    tx.set(&f.key("k"), b"mine");
+    conflicts(tx).await;
+    Err(StoreError::TRANSACTION_TOO_OLD.into())
+}
+
+/// Once, on a cluster, the limits of time and tries began again with each try whose body had committed by itself: two retries were
+/// 20, and a run of a second took 6.3.
+pub(crate) async fn a_body_that_commits_by_itself_has_the_same_limits(f: &Fixture) -> Result<()> {
+    let policy = RetryPolicy { attempts_max: Some(30), ..RetryPolicy::default() };
+    let runs = Cell::new(0_u32);
+    let run = f.db.run_with(&policy, async |tx| {
+        runs.set(runs.get() + 1);
+        tx.set_option(TransactionOption::RetryLimit(2));
+        commit_in_vain(f, &tx).await
+    });
+    fails(soon(run).await, &StoreError::TRANSACTION_TOO_OLD);
+    assert_eq!(runs.get(), 3);
+
+    let run = f.db.run_with(&policy, async |tx| {
+        tx.set_option(TransactionOption::Timeout(Duration::from_millis(300)));
+        // In time, whatever the commits of the tries before have cost.
+        tx.set(&f.key("l"), b"v");
+        match tx.commit().await {
+            Ok(_) => Err(StoreError::TRANSACTION_TOO_OLD.into()),
+            Err(error) => Err::<(), _>(error),
+        }
+    });
+    fails(soon(run).await, &StoreError::TRANSACTION_TIMED_OUT);
+    Ok(())
+}
+
+/// As `options_survive_retries`, for a body that commits by itself, gives its commit up, or just fails.
+pub(crate) async fn options_survive_whatever_a_body_does(f: &Fixture) -> Result<()> {
+    let runs = Cell::new(0);
+    let result =
+        f.db.run(async |tx| {
+            runs.set(runs.get() + 1);
+            tx.atomic(AtomicOp::Add, &f.key("n"), &[1]);
+            match runs.get() {
+                1 => tx.set_option(TransactionOption::SizeLimit(1_000)),
+                2 => drop(tx.commit().await?),
+                3 => drop(tx.commit().now_or_never()),
+                4 => return commit_in_vain(f, &tx).await,
+                _ => {
+                    tx.set(&f.key("k"), &[0; 2_000]);
+                    return Ok(());
+                }
+            }
+            Err(StoreError::NOT_COMMITTED.into())
+        })
+        .await;
+    fails(result, &StoreError::TRANSACTION_TOO_LARGE);
+    assert_eq!(runs.get(), 5);
     Ok(())
 }

@@ -223,3 +223,22 @@ pub(crate) async fn a_read_of_nothing_fails_as_any_other(f: &Fixture) -> Result<
     }
     Ok(())
 }
+
+/// Once, a cluster's client took a target of no bytes for none, and gave all rows.
+pub(crate) async fn a_target_of_no_bytes_gives_one_row_a_page(f: &Fixture) -> Result<()> {
+    f.fill(&FIVE).await?;
+    for reverse in [false, true] {
+        let read = RangeRead { reverse, ..RangeRead::new(f.all()).target_bytes(0) };
+        let page = f.db.begin().get_range(&read, Snapshot).await?;
+        assert_eq!((page.rows.len(), page.more), (1, true));
+        let tx = f.db.begin();
+        let mut pages = tx.pages(read, Snapshot);
+        let mut rows = 0;
+        while let Some(page) = pages.next().await? {
+            assert_eq!(page.len(), 1);
+            rows += 1;
+        }
+        assert_eq!(rows, FIVE.len());
+    }
+    Ok(())
+}

@@ -1,11 +1,16 @@
 //! Reading single keys: one version, nothing of others before their commit.
 
+use std::{
+    sync::Arc,
+    task::{Context, Poll, Wake, Waker},
+};
+
 use notibus::{
     Result,
     store::Isolation::{Serializable, Snapshot},
 };
 
-use crate::fixture::{Fixture, conflicts};
+use crate::fixture::{Fixture, conflicts, soon};
 
 pub(crate) async fn a_missing_key_reads_as_none(f: &Fixture) -> Result<()> {
     let tx = f.db.begin();
@@ -110,5 +115,45 @@ pub(crate) async fn a_commit_is_seen_whole(f: &Fixture) -> Result<()> {
     assert_eq!(before.get(&f.key("d"), Snapshot).await?, None);
     assert_eq!(f.suffixes().await?, ["a", "c", "d"]);
     assert_eq!(f.value("a").await?.as_deref(), Some(&b"new"[..]));
+    Ok(())
+}
+
+/// Polls `future` with many wakers before it is left to the last one: where it is moved from task to task.
+async fn moved<T>(future: impl Future<Output = T>, polls: u32) -> T {
+    let mut future = std::pin::pin!(future);
+    for _ in 0..polls {
+        let waker = Waker::from(Arc::new(Deaf));
+        if let Poll::Ready(answer) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            return answer;
+        }
+    }
+    future.await
+}
+
+/// Is woken in vain.
+struct Deaf;
+
+impl Wake for Deaf {
+    fn wake(self: Arc<Self>) {}
+}
+
+/// Once, one in a thousand futures of a cluster's client that were moved to another waker waited for ever.
+pub(crate) async fn a_future_can_be_moved_between_wakers(f: &Fixture) -> Result<()> {
+    f.put("k", "v").await?;
+    for n in 0..1_000 {
+        let tx = f.db.begin();
+        let polls = fastrand::u32(..2_000);
+        let value = soon(moved(tx.get(&f.key("k"), Snapshot), polls)).await?;
+        assert_eq!(value.as_deref(), Some(&b"v"[..]));
+        if n % 10 == 0 {
+            tx.set(&f.key("l"), b"v");
+            soon(moved(tx.commit(), polls)).await?;
+            let tx = f.db.begin();
+            let watch = tx.watch(&f.key("m")).await?;
+            tx.commit().await?;
+            f.put("m", n.to_string()).await?;
+            soon(moved(watch, polls)).await?;
+        }
+    }
     Ok(())
 }

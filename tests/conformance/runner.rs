@@ -238,3 +238,30 @@ pub(crate) async fn a_body_that_commits_by_itself_is_tried_again(f: &Fixture) ->
     assert!(f.value("last").await?.is_some());
     Ok(())
 }
+
+/// Once, a cluster's client took 1039 for final in a body, although it says that it can be tried again.
+pub(crate) async fn whatever_the_store_calls_retryable_is_tried_again(f: &Fixture) -> Result<()> {
+    for error in [
+        StoreError::TRANSACTION_TOO_OLD,
+        StoreError::FUTURE_VERSION,
+        StoreError::NOT_COMMITTED,
+        StoreError::COMMIT_UNKNOWN_RESULT,
+        StoreError::PROCESS_BEHIND,
+        StoreError::DATABASE_LOCKED,
+        StoreError::CLUSTER_VERSION_CHANGED,
+        StoreError::COMMIT_PROXY_MEMORY_LIMIT_EXCEEDED,
+        StoreError::BATCH_TRANSACTION_THROTTLED,
+        StoreError::GRV_PROXY_MEMORY_LIMIT_EXCEEDED,
+        StoreError::TAG_THROTTLED,
+        StoreError::PROXY_TAG_THROTTLED,
+    ] {
+        let runs = Cell::new(0);
+        soon(f.db.run(async |_| {
+            runs.set(runs.get() + 1);
+            if runs.get() == 1 { Err(error.clone().into()) } else { Ok(()) }
+        }))
+        .await?;
+        assert_eq!(runs.get(), 2, "{error}");
+    }
+    Ok(())
+}

@@ -263,3 +263,23 @@ pub(crate) async fn declared_reads_alone_are_compared_with_the_state_of_the_comm
     f.put("k", "new").await?;
     tx.commit().await.map(drop)
 }
+
+/// Once, the embedded store let a version of any age be used as long as nothing was written since: on a cluster, versions move
+/// by themselves.
+pub(crate) async fn a_version_gets_old_also_if_nothing_is_written(f: &Fixture) -> Result<()> {
+    f.put("k", "v").await?;
+    let version = f.db.begin().read_version().await?;
+    f.outlive().await;
+    let tx = f.db.begin();
+    tx.set_read_version(version);
+    tx.set(&f.key("l"), b"v");
+    fails(tx.commit().await, &StoreError::TRANSACTION_TOO_OLD);
+    assert_eq!(f.value("l").await?, None);
+    // Whoever asks for a version now gets one that is not old.
+    let version = f.db.begin().read_version().await?;
+    let tx = f.db.begin();
+    tx.set_read_version(version);
+    assert!(tx.get(&f.key("k"), Serializable).await?.is_some());
+    tx.set(&f.key("l"), b"v");
+    tx.commit().await.map(drop)
+}

@@ -242,3 +242,15 @@ pub(crate) async fn there_are_only_so_many_watches(f: &Fixture) -> Result<()> {
     }
     Ok(())
 }
+
+/// Once, the embedded store refused at once what a cluster tells through the watch.
+pub(crate) async fn a_pending_stamp_cannot_be_watched(f: &Fixture) -> Result<()> {
+    let tx = f.db.begin();
+    tx.atomic(AtomicOp::SetVersionstampedValue, &f.key("k"), &[0; 14]);
+    let watch = tx.watch(&f.key("k")).await?;
+    fails(soon(watch).await, &StoreError::ACCESSED_UNREADABLE);
+    let watch = tx.watch(&f.key("k")).await?;
+    assert!(tx.commit().await?.is_some(), "it is the watch that fails, and nothing else");
+    fails(soon(watch).await, &StoreError::ACCESSED_UNREADABLE);
+    Ok(())
+}

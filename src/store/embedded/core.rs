@@ -118,6 +118,8 @@ struct Past {
     version: u64,
     /// When it was published.
     at: Duration,
+    /// When the version before it was told last.
+    told_before: Duration,
     /// What it wrote.
     written: Written,
 }
@@ -137,6 +139,8 @@ pub(super) struct Core {
     conflicts: Conflicts,
     /// Who waits for changes.
     pub watches: Watches,
+    /// When the newest version was told last, as a read version or by its commit.
+    told: Duration,
     /// The version when the clock of the engine stood at zero.
     version_start: u64,
 }
@@ -151,6 +155,7 @@ impl Core {
             forgotten: version,
             conflicts: Conflicts::default(),
             watches: Watches::default(),
+            told: Duration::ZERO,
             version_start: version,
         }
     }
@@ -161,19 +166,21 @@ impl Core {
     }
 
     /// The newest rows.
-    pub fn snapshot(&self, now: Duration) -> Snapshot {
+    pub fn snapshot(&mut self, now: Duration) -> Snapshot {
+        self.told = now;
         Snapshot { root: self.root.clone(), version: self.version, taken: now }
     }
 
     /// The rows as they were at `version`.
-    pub fn snapshot_at(&self, version: u64, now: Duration) -> Result<Snapshot, StoreError> {
+    pub fn snapshot_at(&self, version: u64) -> Result<Snapshot, StoreError> {
         if version > self.version {
             return Err(StoreError::FUTURE_VERSION);
         }
         if version < self.forgotten {
             return Err(StoreError::TRANSACTION_TOO_OLD);
         }
-        let mut snapshot = self.snapshot(now);
+        // On a cluster versions move by themselves: one that nobody was told lately is too old, also if nothing was written since.
+        let mut snapshot = Snapshot { root: self.root.clone(), version: self.version, taken: self.told };
         for past in self.history.iter().rev().take_while(|past| past.version > version) {
             for (key, value) in past.written.undo.iter().rev() {
                 match value {
@@ -181,7 +188,7 @@ impl Core {
                     None => snapshot.root.remove(key),
                 };
             }
-            snapshot.taken = past.at;
+            snapshot.taken = past.told_before;
         }
         snapshot.version = version;
         Ok(snapshot)
@@ -302,7 +309,9 @@ impl Core {
                     self.watches.key_changed(key, self.root.get(key));
                 }
             }
-            self.history.push_back(Past { version: staged.version, at: now, written: staged.written });
+            let told_before = std::mem::replace(&mut self.told, now);
+            let written = staged.written;
+            self.history.push_back(Past { version: staged.version, at: now, told_before, written });
         }
         self.arm(staged.watches);
         self.forget(now);
@@ -360,13 +369,13 @@ mod tests {
         let newer = commit(&mut core, set("k", "2"), 2 * second).unwrap().unwrap().version();
         assert!(newer > first && newer - first >= 1_000_000, "versions advance with time");
 
-        let then = core.snapshot_at(first, 2 * second).unwrap();
+        let then = core.snapshot_at(first).unwrap();
         assert_eq!(then.root.get(&b"k"[..]).unwrap(), "1");
-        assert_eq!(then.taken, 2 * second, "it ages from when it was replaced");
-        assert_eq!(core.snapshot_at(newer + 1, 2 * second).unwrap_err(), StoreError::FUTURE_VERSION);
+        assert_eq!(then.taken, second, "it ages from when it was told last");
+        assert_eq!(core.snapshot_at(newer + 1).unwrap_err(), StoreError::FUTURE_VERSION);
 
         commit(&mut core, set("other", "x"), 8 * second).unwrap();
-        assert_eq!(core.snapshot_at(first, 8 * second).unwrap_err(), StoreError::TRANSACTION_TOO_OLD);
+        assert_eq!(core.snapshot_at(first).unwrap_err(), StoreError::TRANSACTION_TOO_OLD);
         assert!(core.conflicts.written_after(&ReadConflict::Key("other".into()), newer));
         assert!(!core.conflicts.written_after(&ReadConflict::Key("k".into()), 0), "old writes are forgotten");
     }

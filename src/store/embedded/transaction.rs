@@ -82,8 +82,8 @@ struct State {
     failed_read: Option<StoreError>,
     /// When the transaction was made or reset, on the clock of the engine.
     made: Duration,
-    /// How often it was tried again.
-    retries: u32,
+    /// Raised whenever it becomes another transaction.
+    generation: u64,
     /// How it is treated.
     options: Options,
 }
@@ -93,8 +93,6 @@ struct State {
 struct Options {
     /// How long after it was made everything fails.
     timeout: Option<Duration>,
-    /// How often it may be tried again.
-    retries_max: Option<u32>,
     /// The most bytes that it may have.
     size_max: Option<usize>,
     /// Its tags.
@@ -157,9 +155,9 @@ impl State {
         let snapshot = if let Some(snapshot) = &self.snapshot {
             snapshot
         } else {
-            let core = engine.core();
+            let mut core = engine.core();
             let snapshot = match self.version {
-                Some(version) => core.snapshot_at(version, now)?,
+                Some(version) => core.snapshot_at(version)?,
                 None => core.snapshot(now),
             };
             self.request.snapshot = Some((snapshot.version, snapshot.taken));
@@ -347,7 +345,13 @@ impl TransactionBackend for EmbeddedTransaction {
                 return Err(StoreError::KEY_TOO_LARGE);
             }
             let place = self.engine.core().watches.place().ok_or(StoreError::TOO_MANY_WATCHES)?;
-            let seen = state.get(key, Isolation::Serializable)?;
+            let seen = match state.get(key, Isolation::Serializable) {
+                // A cluster tells of it through the watch, and commits all the same.
+                Err(error) if error == StoreError::ACCESSED_UNREADABLE => {
+                    return Ok(Watch::new(async { Err(error.into()) }));
+                }
+                seen => seen?,
+            };
             let (fire, fired) = oneshot::channel();
             state.request.watches.push(watches::Pending {
                 key: Bytes::copy_from_slice(key),
@@ -381,7 +385,6 @@ impl TransactionBackend for EmbeddedTransaction {
         let State { options, bad, .. } = &mut *state;
         match option {
             TransactionOption::Timeout(timeout) => options.timeout = Some(timeout),
-            TransactionOption::RetryLimit(retries) => options.retries_max = Some(retries),
             TransactionOption::SizeLimit(size) if (SIZE_LIMIT_MIN..=TRANSACTION_LEN_MAX).contains(&size) => {
                 options.size_max = Some(size);
             }
@@ -396,7 +399,7 @@ impl TransactionBackend for EmbeddedTransaction {
             }
             TransactionOption::Tag(tag) if options.tags.contains(&tag) => {}
             TransactionOption::Tag(tag) => options.tags.push(tag),
-            TransactionOption::Priority(_) => {}
+            TransactionOption::Priority(_) | TransactionOption::RetryLimit(_) => {}
             TransactionOption::ReportConflicts => options.report = Some(Arc::default()),
         }
     }
@@ -409,34 +412,39 @@ impl TransactionBackend for EmbeddedTransaction {
 
     fn cancel(&self) {
         let mut state = self.state();
-        *state = State { phase: Phase::Cancelled, made: state.made, ..State::default() };
+        let State { made, generation, .. } = *state;
+        *state = State { phase: Phase::Cancelled, made, generation, ..State::default() };
     }
 
     fn reset(&self) {
-        *self.state() = State { made: self.engine.now(), ..State::default() };
+        let mut state = self.state();
+        let generation = state.generation + 1;
+        *state = State { made: self.engine.now(), generation, ..State::default() };
     }
 
     fn recover(&self, error: Error, backoff: BoxFuture<'static, ()>) -> BoxFuture<'_, Result<()>> {
         Box::pin(async move {
-            let (is_cancelled, is_last) = {
+            let generation = {
                 let state = self.state();
-                let is_last = state.options.retries_max.is_some_and(|max| state.retries >= max);
-                (state.phase == Phase::Cancelled, is_last)
+                if state.phase == Phase::Cancelled {
+                    return Err(StoreError::TRANSACTION_CANCELLED.into());
+                }
+                state.generation
             };
-            if is_cancelled {
-                return Err(StoreError::TRANSACTION_CANCELLED.into());
-            }
-            if !error.is_retryable() || is_last {
+            if !error.is_retryable() {
                 return Err(error);
             }
             backoff.await;
             let mut state = self.state();
+            if state.generation != generation {
+                // It was reset meanwhile: what it has read and written since is another transaction's.
+                return Ok(());
+            }
             if state.is_timed_out(&self.engine) {
                 return Err(StoreError::TRANSACTION_TIMED_OUT.into());
             }
-            let State { made, retries, .. } = *state;
             let options = mem::take(&mut state.options);
-            *state = State { made, retries: retries.saturating_add(1), options, ..State::default() };
+            *state = State { made: state.made, generation: generation + 1, options, ..State::default() };
             Ok(())
         })
     }

@@ -6,13 +6,14 @@
 
 mod network;
 mod transaction;
+mod wakeful;
 
 use std::{fs, path::Path, sync::Arc, time::Duration};
 
 use ::foundationdb::{Database as Client, FdbError, options::TransactionOption};
 
 pub use self::network::stop as stop_network;
-use self::transaction::FdbTransaction;
+use self::{transaction::FdbTransaction, wakeful::Wakeful};
 use super::backend::{Backend, TransactionBackend};
 use crate::error::{Error, Result, StoreError};
 
@@ -73,7 +74,7 @@ impl Fdb {
         let tx = self.0.create_trx()?;
         let millis = i32::try_from(timeout.as_millis().max(1)).unwrap_or(i32::MAX);
         tx.set_option(TransactionOption::Timeout(millis))?;
-        tx.get_read_version().await.map(drop)
+        Wakeful(tx.get_read_version()).await.map(drop)
     }
 }
 

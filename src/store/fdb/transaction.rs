@@ -1,6 +1,9 @@
 //! A transaction of a cluster.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
 
 use ::foundationdb::{
     Database as Client, FdbError, KeySelector, RangeOption, Transaction, TransactionCancelled,
@@ -10,7 +13,7 @@ use ::foundationdb::{
 use bytes::Bytes;
 use futures_util::{FutureExt, TryFutureExt, future::BoxFuture};
 
-use super::store_error;
+use super::{Wakeful, store_error};
 use crate::{
     encoding::Versionstamp,
     error::{Error, Result, StoreError},
@@ -20,6 +23,9 @@ use crate::{
         mutation::Mutation,
     },
 };
+
+/// The end of the key space that layers may use.
+const KEYS_END: &[u8] = b"\xff";
 
 /// A transaction of a cluster.
 pub(super) struct FdbTransaction {
@@ -39,6 +45,12 @@ struct State {
     bad: Option<StoreError>,
     /// How it is treated.
     options: Vec<TransactionOption>,
+    /// Raised whenever it becomes another transaction, so that what was begun before does not meddle with it.
+    generation: u64,
+    /// When it was made or reset, from which its time limit counts.
+    made: Instant,
+    /// When the client's transaction was made or reset, from which the client counts.
+    made_by_client: Instant,
 }
 
 /// The client's transaction, by what can be done with it.
@@ -49,8 +61,8 @@ enum Slot {
     Committing,
     /// It is committed.
     Committed(TransactionCommitted),
-    /// Its commit has failed.
-    Failed(TransactionCommitError),
+    /// Its commit has failed. Shared with those who ask what it failed on.
+    Failed(Arc<TransactionCommitError>),
     /// It was cancelled.
     Cancelled(TransactionCancelled),
     /// It could not be made.
@@ -58,18 +70,18 @@ enum Slot {
 }
 
 impl State {
-    /// A new transaction of `client`.
-    fn new(client: &Client) -> Self {
-        let slot = match client.create_trx() {
-            Ok(transaction) => Slot::Open(transaction),
-            Err(error) => Slot::Unmade(store_error(error)),
-        };
-        Self::with_slot(slot)
-    }
-
-    /// A transaction that has done nothing yet.
-    fn with_slot(slot: Slot) -> Self {
-        Self { slot, writes: false, bad: None, options: Vec::new() }
+    /// A transaction on `slot` that has done nothing yet.
+    fn new(slot: Slot) -> Self {
+        let now = Instant::now();
+        Self {
+            slot,
+            writes: false,
+            bad: None,
+            options: Vec::new(),
+            generation: 0,
+            made: now,
+            made_by_client: now,
+        }
     }
 
     /// The transaction, if it can read and write.
@@ -88,25 +100,37 @@ impl State {
     /// Treats the transaction so. A bad option fails what follows.
     fn set_option(&mut self, option: TransactionOption) {
         let Ok(transaction) = self.open() else { return };
-        let set = client_option(&option).map_or(Ok(()), |option| transaction.set_option(option));
+        let later = self.made_by_client.duration_since(self.made);
+        let set = client_option(&option, later).map_or(Ok(()), |option| transaction.set_option(option));
         match set {
             Ok(()) => self.options.push(option),
             Err(error) => self.refuse(store_error(error)),
         }
     }
 
-    /// Makes it a new transaction, on `slot`, with the options of the old one, but for those of which `is_kept` says that
-    /// the client has kept them.
-    fn begin_again(&mut self, slot: Slot, is_kept: impl Fn(&TransactionOption) -> bool) {
+    /// Makes it the next try of the same transaction, on `slot`, with the options and the time limit of the old one.
+    fn try_again(&mut self, slot: Slot, is_kept_by_client: bool) {
+        let now = Instant::now();
         let options = std::mem::take(&mut self.options);
-        *self = Self::with_slot(slot);
+        let made_by_client = if is_kept_by_client { self.made_by_client } else { now };
+        *self = Self { generation: self.generation + 1, made: self.made, made_by_client, ..Self::new(slot) };
         for option in options {
-            if is_kept(&option) {
+            // The client keeps a time limit, which counts across its tries, and no other option.
+            if is_kept_by_client && matches!(option, TransactionOption::Timeout(_)) {
                 self.options.push(option);
             } else {
                 self.set_option(option);
             }
         }
+    }
+
+    /// Whether the time limit is over.
+    fn is_timed_out(&self) -> bool {
+        let timeout = self.options.iter().rev().find_map(|option| match option {
+            TransactionOption::Timeout(timeout) => Some(*timeout),
+            _ => None,
+        });
+        timeout.is_some_and(|timeout| self.made.elapsed() > timeout)
     }
 
     /// Remembers why everything that follows fails.
@@ -118,8 +142,16 @@ impl State {
 impl FdbTransaction {
     /// A new transaction of `client`.
     pub fn new(client: Arc<Client>) -> Self {
-        let state = Mutex::new(State::new(&client));
+        let state = Mutex::new(State::new(unused(&client)));
         Self { client, state }
+    }
+
+    /// Puts what has become of the commit of `generation` into its place, unless the transaction was reset meanwhile.
+    fn finish(&self, generation: u64, slot: Slot) {
+        let mut state = self.state();
+        if state.generation == generation {
+            state.slot = slot;
+        }
     }
 
     /// The changing part. No holder of the lock can panic with it half changed.
@@ -130,11 +162,14 @@ impl FdbTransaction {
     /// The answer of an operation that `question` starts on the open transaction.
     fn ask<T, F>(&self, question: impl FnOnce(&Transaction) -> F) -> Answer<'_, T>
     where
-        F: Future<Output = Result<T, FdbError>> + Send + 'static,
+        F: Future<Output = Result<T, FdbError>> + Send + Unpin + 'static,
     {
         let begun = self.state().open().map(question);
         match begun {
-            Ok(answer) => Answer::Waiting(answer.map_err(|error| Error::Store(store_error(error))).boxed()),
+            Ok(answer) => {
+                let answer = Wakeful(answer).map_err(|error| Error::Store(store_error(error)));
+                Answer::Waiting(answer.boxed())
+            }
             Err(error) => self.fail(error),
         }
     }
@@ -144,7 +179,7 @@ impl FdbTransaction {
         let state = self.state();
         let error = state.open().err().unwrap_or(error);
         let Slot::Open(transaction) = &state.slot else { return Err(error.into()).into() };
-        let earlier = transaction.get_approximate_size();
+        let earlier = Wakeful(transaction.get_approximate_size());
         Answer::Waiting(Box::pin(async {
             let first = earlier.await.err().map_or(error, store_error);
             Err(first.into())
@@ -168,6 +203,10 @@ impl TransactionBackend for FdbTransaction {
     }
 
     fn get(&self, key: &[u8], isolation: Isolation) -> Answer<'_, Option<Bytes>> {
+        // The client would show some of itself there.
+        if key >= KEYS_END {
+            return self.fail(StoreError::KEY_OUTSIDE_LEGAL_RANGE);
+        }
         self.ask(|transaction| {
             let value = transaction.get(key, isolation == Isolation::Snapshot);
             value.map_ok(|value| value.map(|value| Bytes::copy_from_slice(&value)))
@@ -175,6 +214,9 @@ impl TransactionBackend for FdbTransaction {
     }
 
     fn get_range(&self, read: &RangeRead, isolation: Isolation) -> Answer<'_, Page> {
+        if &read.range.begin[..] > KEYS_END || &read.range.end[..] > KEYS_END {
+            return self.fail(StoreError::KEY_OUTSIDE_LEGAL_RANGE);
+        }
         if read.range.is_empty() || read.limit == 0 {
             // To the client a limit of zero is none. It knows more reasons to fail than are known here, so it is asked all
             // the same.
@@ -182,8 +224,9 @@ impl TransactionBackend for FdbTransaction {
             let nothing = KeyRange { begin: place.clone(), end: place };
             return self.part(&RangeRead { limit: 1, range: nothing, ..read.clone() }, isolation);
         }
+        // To the client a target of zero bytes is none.
         let (limit, read_len) = (read.limit, read.target_bytes.max(1));
-        let mut rest = read.clone();
+        let mut rest = read.clone().target_bytes(read_len);
         Answer::Waiting(Box::pin(async move {
             let mut page = Page::default();
             let mut len = 0;
@@ -230,7 +273,7 @@ impl TransactionBackend for FdbTransaction {
     fn watch(&self, key: &[u8]) -> Answer<'_, Watch> {
         // The client would tell of these only through the watch.
         let refused = match key {
-            _ if key >= &b"\xff"[..] => Some(StoreError::KEY_OUTSIDE_LEGAL_RANGE),
+            _ if key >= KEYS_END => Some(StoreError::KEY_OUTSIDE_LEGAL_RANGE),
             _ if key.len() > KEY_LEN_MAX => Some(StoreError::KEY_TOO_LARGE),
             _ => None,
         };
@@ -239,7 +282,7 @@ impl TransactionBackend for FdbTransaction {
             Some(refused) => Err(refused),
         };
         match begun {
-            Ok(changed) => Ok(Watch::new(changed.map_err(|error| match error.code() {
+            Ok(changed) => Ok(Watch::new(Wakeful(changed).map_err(|error| match error.code() {
                 // The client's code for a watch whose transaction was never committed.
                 1025 => Error::Store(StoreError::OPERATION_CANCELLED),
                 _ => Error::Store(store_error(error)),
@@ -259,14 +302,15 @@ impl TransactionBackend for FdbTransaction {
             unreachable!("an open transaction was just seen")
         };
         // It must be asked for before the commit, and is known after it.
-        let versionstamp = state.writes.then(|| transaction.get_versionstamp());
-        let committed = transaction.commit();
+        let versionstamp = state.writes.then(|| Wakeful(transaction.get_versionstamp()));
+        let committed = Wakeful(transaction.commit());
+        let generation = state.generation;
         Answer::Waiting(Box::pin(async move {
             match committed.await {
-                Ok(committed) => self.state().slot = Slot::Committed(committed),
+                Ok(committed) => self.finish(generation, Slot::Committed(committed)),
                 Err(failed) => {
                     let error = store_error(*failed);
-                    self.state().slot = Slot::Failed(failed);
+                    self.finish(generation, Slot::Failed(Arc::new(failed)));
                     return Err(error.into());
                 }
             }
@@ -296,13 +340,12 @@ impl TransactionBackend for FdbTransaction {
 
     fn conflicting_ranges(&self) -> Answer<'_, Vec<KeyRange>> {
         // The client tells by reading a range beyond the layers' keys, on the transaction whose commit has failed.
-        let mut state = self.state();
-        let Slot::Failed(failed) = std::mem::replace(&mut state.slot, Slot::Committing) else {
-            return Ok(Vec::new()).into();
+        let failed = match &self.state().slot {
+            Slot::Failed(failed) => Arc::clone(failed),
+            _ => return Ok(Vec::new()).into(),
         };
         Answer::Waiting(Box::pin(async move {
-            let ranges = failed.conflicting_keys().await;
-            self.state().slot = Slot::Failed(failed);
+            let ranges = Wakeful(Box::pin(failed.conflicting_keys())).await;
             let ranges = ranges.map_err(|error| Error::Store(store_error(error)))?;
             Ok(ranges
                 .iter()
@@ -328,51 +371,68 @@ impl TransactionBackend for FdbTransaction {
                 Slot::Open(transaction)
             }
             Slot::Committed(committed) => Slot::Open(committed.reset()),
-            Slot::Failed(failed) => Slot::Open(failed.reset()),
             Slot::Cancelled(cancelled) => Slot::Open(cancelled.reset()),
-            Slot::Committing | Slot::Unmade(_) => State::new(&self.client).slot,
+            // What it is busy with goes on without it.
+            Slot::Committing | Slot::Failed(_) | Slot::Unmade(_) => unused(&self.client),
         };
-        *state = State::with_slot(slot);
+        *state = State { generation: state.generation + 1, ..State::new(slot) };
+    }
+
+    fn is_retryable(&self, error: &StoreError) -> bool {
+        FdbError::from_code(error.code()).is_retryable()
     }
 
     fn recover(&self, error: Error, backoff: BoxFuture<'static, ()>) -> BoxFuture<'_, Result<()>> {
         Box::pin(async move {
-            let Error::Store(code) = &error else { return Err(error) };
-            // The client decides what can be tried again, and how long to wait: it knows what the cluster has asked for.
-            let slot = std::mem::replace(&mut self.state().slot, Slot::Committing);
-            let recovered = match slot {
-                Slot::Failed(failed) if failed.is_retryable() || failed.code() == code.code() => {
-                    failed.on_error().await
+            let code = match &error {
+                Error::Store(code) if self.is_retryable(code) => code.code(),
+                _ => return Err(error),
+            };
+            let (generation, paced) = {
+                let mut state = self.state();
+                match &state.slot {
+                    Slot::Unmade(_) => return Err(error),
+                    Slot::Cancelled(_) => return Err(StoreError::TRANSACTION_CANCELLED.into()),
+                    _ if state.is_timed_out() => return Err(StoreError::TRANSACTION_TIMED_OUT.into()),
+                    _ => {}
                 }
-                Slot::Open(transaction) => transaction.on_error(FdbError::from_code(code.code())).await,
-                Slot::Unmade(unmade) => {
-                    self.state().slot = Slot::Unmade(unmade);
-                    return Err(error);
-                }
-                Slot::Cancelled(cancelled) => {
-                    self.state().slot = Slot::Cancelled(cancelled);
-                    return Err(StoreError::TRANSACTION_CANCELLED.into());
-                }
-                // The body has committed by itself, or dropped its commit, or its commit has failed for good. The client
-                // sees nothing in these that could be tried again.
-                Slot::Committing | Slot::Committed(_) | Slot::Failed(_) if !error.is_retryable() => {
-                    return Err(error);
-                }
-                Slot::Committing | Slot::Committed(_) | Slot::Failed(_) => {
+                // The client knows best how long to wait: as the cluster has asked for. But it can tell only of what it has
+                // seen fail by itself, or of a body that has failed: not if that has committed, or dropped its commit.
+                let paced = match std::mem::replace(&mut state.slot, Slot::Committing) {
+                    Slot::Open(transaction) => Some(transaction.on_error(FdbError::from_code(code)).boxed()),
+                    Slot::Failed(failed) if failed.code() == code => {
+                        Arc::into_inner(failed).map(|failed| failed.on_error().boxed())
+                    }
+                    _ => None,
+                };
+                (state.generation, paced)
+            };
+            let recovered = match paced {
+                Some(paced) => match Wakeful(paced).await {
+                    Ok(transaction) => Some(transaction),
+                    // To the client it is final in this state, although it says that it can be tried again.
+                    Err(last) if last.code() == code => None,
+                    Err(last) => return Err(Error::Store(store_error(last))),
+                },
+                None => None,
+            };
+            let is_kept_by_client = recovered.is_some();
+            let slot = match recovered {
+                Some(transaction) => Slot::Open(transaction),
+                None => {
                     backoff.await;
-                    let slot = State::new(&self.client).slot;
-                    self.state().begin_again(slot, |_| false);
-                    return Ok(());
+                    unused(&self.client)
                 }
             };
-            match recovered {
-                Ok(transaction) => {
-                    self.state().begin_again(Slot::Open(transaction), is_kept_by_client);
-                    Ok(())
+            let mut state = self.state();
+            // If it was reset meanwhile, it is another one already.
+            if state.generation == generation {
+                if state.is_timed_out() {
+                    return Err(StoreError::TRANSACTION_TIMED_OUT.into());
                 }
-                Err(last) if last.code() == code.code() => Err(error),
-                Err(last) => Err(Error::Store(store_error(last))),
+                state.try_again(slot, is_kept_by_client);
             }
+            Ok(())
         })
     }
 }
@@ -412,25 +472,28 @@ impl FdbTransaction {
     }
 }
 
-/// Whether the client keeps an option when a transaction is tried again. It counts retries and time across all tries.
-fn is_kept_by_client(option: &TransactionOption) -> bool {
-    matches!(option, TransactionOption::Timeout(_) | TransactionOption::RetryLimit(_))
+/// A transaction of `client` that has done nothing yet.
+fn unused(client: &Client) -> Slot {
+    match client.create_trx() {
+        Ok(transaction) => Slot::Open(transaction),
+        Err(error) => Slot::Unmade(store_error(error)),
+    }
 }
 
-/// The client's form of an option, if it takes one.
-fn client_option(option: &TransactionOption) -> Option<ClientOption> {
+/// The client's form of an option, if it takes one. The client's transaction was made `later` than ours.
+fn client_option(option: &TransactionOption, later: Duration) -> Option<ClientOption> {
     let number = |number: usize| i32::try_from(number).unwrap_or(i32::MAX);
     Some(match *option {
         TransactionOption::Timeout(timeout) => {
             // To the client zero is no limit.
-            ClientOption::Timeout(i32::try_from(timeout.as_millis().max(1)).unwrap_or(i32::MAX))
+            let left = timeout.saturating_sub(later).as_millis().max(1);
+            ClientOption::Timeout(i32::try_from(left).unwrap_or(i32::MAX))
         }
-        TransactionOption::RetryLimit(retries) => ClientOption::RetryLimit(number(retries as usize)),
         TransactionOption::SizeLimit(size) => ClientOption::SizeLimit(number(size)),
         TransactionOption::Priority(Priority::Batch) => ClientOption::PriorityBatch,
         TransactionOption::Priority(Priority::System) => ClientOption::PrioritySystemImmediate,
-        // A new transaction has it.
-        TransactionOption::Priority(Priority::Default) => return None,
+        // A new transaction has it, or it is counted above the backends.
+        TransactionOption::Priority(Priority::Default) | TransactionOption::RetryLimit(_) => return None,
         TransactionOption::Tag(ref tag) => ClientOption::Tag(tag.clone()),
         TransactionOption::ReportConflicts => ClientOption::ReportConflictingKeys,
     })

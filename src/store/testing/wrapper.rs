@@ -267,6 +267,10 @@ impl<I: Interceptor> TransactionBackend for WrappedTransaction<I> {
         self.begin_attempt().inner.reset();
     }
 
+    fn is_retryable(&self, error: &StoreError) -> bool {
+        self.inner().is_retryable(error)
+    }
+
     fn recover(&self, error: Error, backoff: BoxFuture<'static, ()>) -> BoxFuture<'_, Result<()>> {
         let inner = self.inner();
         Box::pin(async move {

@@ -1,0 +1,106 @@
+//! [`Wakeful`]: a future of the client that wakes whoever has polled it last.
+//!
+//! The client's futures look whether their result is there, and then register the waker. If the result comes between the two,
+//! it wakes the waker of the poll before: a task that is polled by one waker and then by another (moved between tasks, or
+//! polled within `join_all`, `select!` and the like) is never woken again. The first poll is not concerned, because it sets the
+//! callback last, which then fires at once.
+//!
+//! The mend is to look once more after registering: what came before that is found, and what comes later wakes the new waker.
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+/// A future that is polled again whenever it has just registered its waker.
+pub(super) struct Wakeful<F>(pub F);
+
+impl<F: Future + Unpin> Future for Wakeful<F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
+        let inner = &mut self.0;
+        match Pin::new(&mut *inner).poll(context) {
+            Poll::Pending => Pin::new(inner).poll(context),
+            ready @ Poll::Ready(_) => ready,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        sync::{
+            Arc,
+            atomic::{AtomicUsize, Ordering},
+        },
+        task::{Wake, Waker},
+    };
+
+    use futures_util::task::AtomicWaker;
+
+    use super::*;
+
+    /// Counts how often it is woken.
+    #[derive(Default)]
+    struct Count(AtomicUsize);
+
+    impl Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// As the client's: its result comes in the middle of the poll of this number, after the look and before the registration.
+    struct Racing {
+        polls: usize,
+        comes_in: usize,
+        is_there: bool,
+        waker: AtomicWaker,
+    }
+
+    impl Future for Racing {
+        type Output = ();
+
+        fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+            self.polls += 1;
+            if self.is_there {
+                return Poll::Ready(());
+            }
+            if self.polls == self.comes_in {
+                self.is_there = true;
+                self.waker.wake();
+            }
+            self.waker.register(context.waker());
+            Poll::Pending
+        }
+    }
+
+    fn racing(comes_in: usize) -> Racing {
+        Racing { polls: 0, comes_in, is_there: false, waker: AtomicWaker::new() }
+    }
+
+    /// Once, a read that was moved to another task waited for ever, about one in a thousand of those that were moved.
+    #[test]
+    fn a_result_that_comes_while_another_waker_registers_is_not_lost() {
+        let counts = [Arc::new(Count::default()), Arc::new(Count::default())];
+        let wakers = counts.clone().map(Waker::from);
+        let poll = |future: &mut (dyn Future<Output = ()> + Unpin), waker: &Waker| {
+            Pin::new(future).poll(&mut Context::from_waker(waker))
+        };
+
+        let mut bare = racing(2);
+        assert!(poll(&mut bare, &wakers[0]).is_pending());
+        assert!(poll(&mut bare, &wakers[1]).is_pending());
+        assert_eq!(counts[1].0.load(Ordering::Relaxed), 0, "this is how the client loses it");
+
+        for comes_in in 2..6 {
+            let mut mended = Wakeful(racing(comes_in));
+            let mut polls = 0;
+            while poll(&mut mended, &wakers[polls % 2]).is_pending() {
+                polls += 1;
+                assert!(!mended.0.is_there, "it is there, and the last waker is not woken");
+            }
+        }
+    }
+}
