@@ -7,7 +7,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_util::{FutureExt, future::BoxFuture};
 
-use super::trigger::{self, Ended, Failure, Kind, Trigger, TriggerJob, TriggerOptions, Work};
+use super::{
+    Fence,
+    fence::Progress,
+    trigger::{self, Ended, Failure, Kind, Trigger, TriggerJob, TriggerOptions, Work},
+};
 use crate::{
     changes::Change,
     context::Context,
@@ -18,6 +22,7 @@ use crate::{
     feed::{Feed, FeedPage},
     keys::FeedId,
     named_cursor::{OpenCursor, ScanMark},
+    store::Transaction,
 };
 
 /// A scan of the changes of a database, from the last seen sequence on.
@@ -35,6 +40,8 @@ pub struct Scan {
     read_to: Arc<Mutex<Cursor>>,
     /// Which attempt.
     attempt: u32,
+    /// What makes its transactions fail once it was cancelled.
+    fence: Fence,
 }
 
 impl Scan {
@@ -61,7 +68,18 @@ impl Scan {
         let page = self.feed.page(self.cursor, limit).await?;
         self.cursor = page.next;
         *self.read_to.lock().unwrap_or_else(PoisonError::into_inner) = page.next;
+        self.fence.note_progress();
         Ok(page)
+    }
+
+    /// Makes `tx` fail if the scan was cancelled, as [`Fence::check_in`] says: for each transaction that writes on its behalf.
+    pub async fn check_in(&self, tx: &Transaction) -> Result<()> {
+        self.fence.check_in(tx).await
+    }
+
+    /// What makes its transactions fail once it was cancelled, for those that are written elsewhere.
+    pub fn fence(&self) -> &Fence {
+        &self.fence
     }
 
     /// Tells up to where the changes are seen, before the scan has ended or without having read them by [`Scan::page`].
@@ -115,11 +133,7 @@ impl<J: TriggerJob<Scan>> Kind for Scanning<J> {
         attempt: u32,
     ) -> BoxFuture<'static, Ended> {
         async move {
-            let marked = trigger::find_marked(&self.context, &cursor, Some(&db), &db.name).await?;
-            if !marked.gone.is_empty() {
-                return Err(Failure::Replaced(marked.gone));
-            }
-            let mark = cursor.begin_scan(&db).await?;
+            let mark = trigger::begin(&self.context, &cursor, &db).await?;
             let since = mark.position;
             let read_to = Arc::new(Mutex::new(since));
             let scan = Scan {
@@ -127,6 +141,7 @@ impl<J: TriggerJob<Scan>> Kind for Scanning<J> {
                 db,
                 cursor: since,
                 reporter: ScanReporter(mark.clone()),
+                fence: Fence::new(mark.clone(), Progress::new(self.context.env())),
                 read_to: Arc::clone(&read_to),
                 attempt,
             };
@@ -142,9 +157,10 @@ impl<J: TriggerJob<Scan>> Kind for Scanning<J> {
 
     fn deleted(self: Arc<Self>, cursor: OpenCursor, db: Db) -> BoxFuture<'static, Ended> {
         async move {
+            cursor.end_scan(&db).await?;
             self.job.deleted(db.clone()).await.map_err(Failure::Job)?;
             cursor.unmark(&db).await?;
-            Ok(trigger::find_marked(&self.context, &cursor, None, &db.name).await?.gone)
+            Ok(trigger::find_gone(&self.context, &cursor, None, &db.name).await?)
         }
         .boxed()
     }

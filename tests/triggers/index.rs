@@ -346,3 +346,29 @@ async fn a_trigger_that_was_taken_over_builds_no_new_database() {
     until("the end of the old one", async || old.status().is_finished).await;
     assert!(first.works.recv().await.is_none(), "it was given nothing more");
 }
+
+/// Once, what the filter of before had left out was never built, and nothing said so.
+#[tokio::test(start_paused = true)]
+async fn a_trigger_that_is_restarted_with_another_filter_builds_what_the_old_one_left_out() {
+    let world = World::new().await;
+    let (wanted, left_out) = (db("a", 1), db("b", 1));
+    world.event(&wanted, EventKind::Created).await;
+    world.event(&left_out, EventKind::Created).await;
+    let (told, mut ear) = job::<IndexBuild>();
+    let narrow = TriggerOptions { filter: Filter::name("a").unwrap(), ..quick() };
+    let trigger = index_trigger(&world.dispatcher, narrow, told).await.unwrap();
+    assert_eq!(ear.done().await.db, wanted);
+    at_rest(&world, &trigger).await;
+    trigger.shutdown().await.unwrap();
+    let (told, mut ear) = job::<IndexBuild>();
+    let trigger = index_trigger(&world.dispatcher, quick(), told).await.unwrap();
+    let built = BTreeSet::from([ear.done().await.db, ear.done().await.db]);
+    assert!(built.contains(&left_out));
+    at_rest(&world, &trigger).await;
+    trigger.shutdown().await.unwrap();
+    // With the same one nothing comes again.
+    let (told, mut ear) = job::<IndexBuild>();
+    let trigger = index_trigger(&world.dispatcher, quick(), told).await.unwrap();
+    assert!(ear.is_quiet().await);
+    trigger.shutdown().await.unwrap();
+}

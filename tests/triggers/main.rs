@@ -8,4 +8,5 @@ mod expiry;
 mod index;
 mod marks;
 mod replication;
+mod structured;
 mod world;

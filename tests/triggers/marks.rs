@@ -34,7 +34,7 @@ impl TriggerJob<IndexBuild> for Stubborn {
 }
 
 /// A bus with all its roles in a store that can fail.
-async fn faulty() -> (World, Faults) {
+pub async fn faulty() -> (World, Faults) {
     let store = Database::memory();
     let faults = Faults::new(&store);
     let bus = wide_bus(&faults.database()).await;

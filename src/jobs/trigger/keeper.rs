@@ -8,15 +8,12 @@ use futures_util::{
     FutureExt,
     future::{BoxFuture, OptionFuture},
 };
-use tokio::{
-    sync::watch,
-    task::{AbortHandle, Id, JoinSet},
-};
+use tokio::sync::watch;
 use tokio_stream::StreamExt;
 
 use super::{
     Trigger, TriggerOptions, TriggerStatus, cursor, is_gone,
-    plan::{End, Outcome, Plan, Seen, Task, Work},
+    plan::{self, End, Outcome, Plan, Seen, Work},
     search::{Found, Search},
 };
 use crate::{
@@ -27,6 +24,7 @@ use crate::{
     event::{Db, DbName},
     named_cursor::OpenCursor,
     notification_feed::NotificationFeed,
+    tasks::{self, Canceller, Joined, Task, Tasks},
 };
 
 /// How long the subscription is not asked for more after the feed could not be read.
@@ -84,11 +82,12 @@ pub(in crate::jobs) async fn start<K: Kind>(
     options.check()?;
     let subscribe = dispatcher.subscribe(options.filter.clone()).since(Cursor::NOTHING);
     let subscribe = if K::DDOCS { subscribe.with_ddocs() } else { subscribe };
-    let mut subscription = subscribe.durable(&cursor(dispatcher, &options)?).await?.stream();
+    let mut subscription = subscribe.durable_work(&cursor(dispatcher, &options)?).await?.stream();
+    // From here on nothing can fail: whoever had the cursor has lost it.
     let cursor = subscription.take_cursor().expect("it is durable");
     let position = cursor.stored();
     // An earlier one may have expired, or was about to tell what was gone, and has not come to it.
-    let is_unsure = position.knew_nothing() && !cursor.marked(None, 1).await?.is_empty();
+    let is_unsure = position.knew_nothing() && cursor.has_marks();
     let (stop, stopped) = watch::channel(false);
     let (status, watched) = watch::channel(TriggerStatus::new(position));
     let keeper = Keeper {
@@ -98,16 +97,15 @@ pub(in crate::jobs) async fn start<K: Kind>(
         kind: Arc::new(kind),
         subscription,
         cursor,
-        jobs: JoinSet::new(),
-        tasks: HashMap::new(),
-        handles: HashMap::new(),
+        jobs: Tasks::new(),
+        started: HashMap::new(),
         status,
         search: is_unsure.then(Search::default),
         pause: None,
         checkpoint: None,
     };
-    let task = tokio::spawn(keeper.run(stopped));
-    Ok(Trigger { task: Some(task), stop, status: watched })
+    let task = Task::spawn(keeper.run(stopped));
+    Ok(Trigger { task, stop, status: watched })
 }
 
 /// The task of a trigger.
@@ -125,11 +123,9 @@ struct Keeper<K: Kind> {
     /// What is to be done.
     plan: Plan<K::Work>,
     /// The jobs that run.
-    jobs: JoinSet<Ended>,
-    /// Which job is which task of the plan.
-    tasks: HashMap<Id, Started>,
-    /// Stops them, by the numbers of the plan.
-    handles: HashMap<u64, AbortHandle>,
+    jobs: Tasks<Ended>,
+    /// What they do, by their numbers, which are those of the plan.
+    started: HashMap<u64, Started>,
     /// What it is at.
     status: watch::Sender<TriggerStatus>,
     /// The search for what is gone, if databases may be so without its having been told: the subscription has expired, and
@@ -145,22 +141,33 @@ struct Keeper<K: Kind> {
 struct Started {
     /// The name of its database.
     name: DbName,
-    /// Its number in the plan.
-    number: u64,
+    /// Ends it.
+    canceller: Canceller,
     /// The instance that is gone, if it tells so.
     gone: Option<Db>,
+}
+
+/// Tells by being dropped that a trigger has ended.
+struct Finished(watch::Sender<TriggerStatus>);
+
+impl Drop for Finished {
+    fn drop(&mut self) {
+        self.0.send_modify(|status| (status.running, status.is_finished) = (0, true));
+    }
 }
 
 impl<K: Kind> Keeper<K> {
     /// Works until it is told to end, the dispatcher has ended, or the cursor is lost.
     async fn run(mut self, mut stop: watch::Receiver<bool>) -> Result<()> {
+        // Also if it panics: nobody is to take it for running.
+        let _finished = Finished(self.status.clone());
         let ended = tokio::select! {
             ended = self.work() => ended,
             // An error says that the handle was dropped, and then this task is aborted.
             _ = stop.wait_for(|stop| *stop) => Ok(()),
         };
         // They may be writing: what comes after must not meet them.
-        self.jobs.shutdown().await;
+        self.jobs.cancel_all();
         let ended = match ended {
             Ok(()) => {
                 let done_to = self.done_to();
@@ -168,9 +175,6 @@ impl<K: Kind> Keeper<K> {
             }
             lost => lost,
         };
-        self.status.send_modify(|status| {
-            (status.running, status.is_finished) = (0, true);
-        });
         ended
     }
 
@@ -186,7 +190,7 @@ impl<K: Kind> Keeper<K> {
             let known = self.subscription.cursor();
             let may_receive = self.pause.is_none() && self.plan.len() + reserved < self.options.pending_max;
             tokio::select! {
-                Some(ended) = self.jobs.join_next_with_id() => {
+                Some(ended) = self.jobs.join_next() => {
                     if let Some(failed) = self.end(ended).await? && self.plan.len() >= self.options.pending_max {
                         self.look_after(&failed).await;
                     }
@@ -287,10 +291,7 @@ impl<K: Kind> Keeper<K> {
     /// Takes in what was seen of a database.
     fn see(&mut self, seen: Seen<K::Work>) {
         let cancelled = self.plan.see(self.context.env().now(), seen);
-        if let Some(handle) = cancelled.and_then(|number| self.handles.get(&number)) {
-            handle.abort();
-            self.tell(|status| status.cancelled += 1);
-        }
+        self.cancel(cancelled);
         self.tell(|_| ());
     }
 
@@ -299,26 +300,24 @@ impl<K: Kind> Keeper<K> {
         while let Some((number, task, attempt)) = self.plan.start(self.context.env().now()) {
             let (kind, cursor) = (Arc::clone(&self.kind), self.cursor.clone());
             let (name, gone, work) = match task {
-                Task::Gone(db) => (db.name.clone(), Some(db.clone()), kind.deleted(cursor, db)),
-                Task::Work(db, work) => (db.name.clone(), None, kind.run(cursor, db, work, attempt)),
+                plan::Task::Gone(db) => (db.name.clone(), Some(db.clone()), kind.deleted(cursor, db)),
+                plan::Task::Work(db, work) => (db.name.clone(), None, kind.run(cursor, db, work, attempt)),
             };
-            let handle = self.jobs.spawn(work);
-            self.tasks.insert(handle.id(), Started { name, number, gone });
-            self.handles.insert(number, handle);
+            let canceller = self.jobs.spawn(number, work);
+            self.started.insert(number, Started { name, canceller, gone });
             self.tell(|_| ());
         }
     }
 
     /// Takes in the end of a job; the name of its database, if it is to be tried again. Fails if the cursor is lost.
-    async fn end(&mut self, ended: Result<(Id, Ended), tokio::task::JoinError>) -> Result<Option<DbName>> {
-        let (id, result) = match ended {
-            Ok((id, result)) => (id, result),
-            Err(error) if error.is_panic() => (error.id(), Err(Failure::Job(error.into()))),
-            // Whoever has stopped it does not wait for it.
-            Err(error) => (error.id(), Ok(Vec::new())),
+    async fn end(&mut self, (number, ended): (u64, Joined<Ended>)) -> Result<Option<DbName>> {
+        let result = match ended {
+            Ok(result) => result,
+            Err(panicked @ tasks::Ended::Panicked(_)) => Err(Failure::Job(panicked.into())),
+            // Whoever has cancelled it does not wait for it.
+            Err(tasks::Ended::Cancelled) => Ok(Vec::new()),
         };
-        let Started { name, number, gone } = self.tasks.remove(&id).expect("every job is a task");
-        self.handles.remove(&number);
+        let Started { name, gone, .. } = self.started.remove(&number).expect("every job is a task");
         let trigger = &self.options.name;
         let end = match result {
             Ok(others) => End::Done(others),
@@ -403,13 +402,17 @@ impl<K: Kind> Keeper<K> {
 
     /// Takes in that an instance is gone, whatever has its name now.
     fn see_gone(&mut self, db: Db, since: Cursor) {
-        if let Some(number) = self.plan.forget(self.context.env().now(), db, since)
-            && let Some(handle) = self.handles.get(&number)
-        {
-            handle.abort();
+        let cancelled = self.plan.forget(self.context.env().now(), db, since);
+        self.cancel(cancelled);
+        self.tell(|_| ());
+    }
+
+    /// Ends the job of task `number`, with all that it has started: when this returns, nothing of it runs any more.
+    fn cancel(&self, number: Option<u64>) {
+        if let Some(started) = number.and_then(|number| self.started.get(&number)) {
+            started.canceller.cancel();
             self.tell(|status| status.cancelled += 1);
         }
-        self.tell(|_| ());
     }
 
     /// Shows what it is at.

@@ -9,14 +9,14 @@ mod marks;
 mod plan;
 mod search;
 
-use std::{fmt, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
-use tokio::{sync::watch, task::JoinHandle};
+use tokio::sync::watch;
 
 use self::plan::Pacing;
 pub(super) use self::{
     keeper::{Ended, Failure, Kind, start},
-    marks::find_marked,
+    marks::{begin, find_gone},
     plan::Work,
 };
 use super::TaskResult;
@@ -27,13 +27,19 @@ use crate::{
     event::Db,
     notification::Notification,
     store::RetryPolicy,
+    tasks::Task,
 };
 
 /// What a trigger has done for its databases. A closure that returns a future of [`TaskResult`] is a job, too, which has
 /// nothing to do when a database is deleted.
 pub trait TriggerJob<W>: Send + Sync + 'static {
     /// Does the work on a database. It may be done again, and has to bear that. After a failure or a panic it is tried again
-    /// later. If the database is deleted meanwhile, the future is dropped.
+    /// later.
+    ///
+    /// If the database is deleted meanwhile, the future is dropped, and with it all that it has not handed to tasks of its own:
+    /// what it starts has to end with it, as a [`ParallelJob`](crate::ParallelJob) does. What it writes has to be checked in
+    /// each transaction ([`Fence::check_in`](crate::Fence::check_in)): a commit that is on its way then cannot come after
+    /// [`TriggerJob::deleted`].
     fn run(&self, work: W) -> impl Future<Output = TaskResult> + Send;
 
     /// A database was deleted: what was done for it is not needed any more. It is told before any work on a database that was
@@ -171,12 +177,12 @@ impl TriggerStatus {
     }
 }
 
-/// A running trigger. Dropping it stops it and its jobs at once, as a crash would; [`Trigger::shutdown`] also puts down how far
-/// it has come.
+/// A running trigger. Dropping it stops it and its jobs at once, as a crash would: when the drop has returned, nothing of them runs
+/// any more. [`Trigger::shutdown`] also puts down how far it has come.
 #[must_use = "dropping it stops the trigger"]
 pub struct Trigger {
-    /// Its task.
-    task: Option<JoinHandle<Result<()>>>,
+    /// Its task. Dropping it ends it, with all jobs.
+    task: Task<Result<()>>,
     /// Tells it to end.
     stop: watch::Sender<bool>,
     /// What it is at.
@@ -197,21 +203,10 @@ impl Trigger {
     /// Stops its jobs, and puts down how far it has come. What they had under way is begun again by the next trigger of the name.
     ///
     /// Fails with [`Error::CursorLost`] if another one had opened its cursor.
-    pub async fn shutdown(mut self) -> Result<()> {
+    pub async fn shutdown(self) -> Result<()> {
         self.stop.send_replace(true);
-        let task = self.task.take().expect("it is taken only here");
-        match task.await {
-            Ok(ended) => ended,
-            Err(error) => Err(Error::Task { shard: None, attempts: 1, source: std::sync::Arc::new(error) }),
-        }
-    }
-}
-
-impl Drop for Trigger {
-    fn drop(&mut self) {
-        if let Some(task) = &self.task {
-            task.abort();
-        }
+        let stopped = |ended| Error::Task { shard: None, attempts: 1, source: Arc::new(ended) };
+        self.task.await.unwrap_or_else(|ended| Err(stopped(ended)))
     }
 }
 
