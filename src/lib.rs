@@ -88,8 +88,9 @@ pub use group::{
 };
 pub use janitor::{Janitor, JanitorOptions};
 pub use jobs::{
-    Batch, Fence, IndexBuild, IndexDdocs, ParallelJob, ParallelJobOptions, Scan, ScanReporter, TaskResult,
-    Trigger, TriggerJob, TriggerOptions, TriggerStatus, index_trigger, replication_trigger,
+    Batch, Fence, IndexBuild, IndexDdocs, ParallelJob, ParallelJobOptions, ParkedDb, Scan, ScanReporter,
+    StoredTrigger, TaskResult, Trigger, TriggerJob, TriggerOptions, TriggerStatus, index_trigger,
+    replication_trigger,
 };
 pub use keys::{CURSOR_NAME_LEN_MAX, GROUP_NAME_LEN_MAX, GroupName, NodeId, Role, ShardId};
 pub use lease::{BalanceOptions, NodeOptions, NodeStatus};

@@ -5,6 +5,8 @@
 //! than their retention is told that it has expired. Many consumers that divide a feed among them are a
 //! [`Group`](crate::Group) instead.
 
+mod parked;
+
 use std::{fmt, sync::Arc};
 
 use crate::{
@@ -14,7 +16,7 @@ use crate::{
     encoding::Sequence,
     error::{Error, Result},
     event::{Db, DbName},
-    keys::{CursorId, CursorRow, NodeId},
+    keys::{CursorId, CursorRow, NodeId, ParkedRow},
     store::{Isolation, KeyRange, RangeRead, Transaction, key_after},
 };
 
@@ -188,21 +190,33 @@ impl OpenCursor {
         }
     }
 
-    /// Begins a scan of `db`: no earlier one can write any more. Fails with [`Error::CursorLost`] if another has opened the
-    /// cursor.
-    pub async fn begin_scan(&self, db: &Db) -> Result<ScanMark> {
+    /// Begins a scan of `db`: no earlier one can write any more. A database that is parked is not begun, unless `is_retry`; that
+    /// something has come for it, and whether it `is_fresh`, is noted instead. Fails with [`Error::CursorLost`] if another has opened
+    /// the cursor.
+    pub async fn begin_scan(&self, db: &Db, is_retry: bool, is_fresh: bool) -> Result<Begun> {
         let NamedCursor { context, id } = &self.cursor;
-        let (token, key) = (self.cursor.token(), context.keys.scan(id, db));
+        let (token, key, parked_key) =
+            (self.cursor.token(), context.keys.scan(id, db), context.keys.parked(id, db));
         let begin = async |tx: Transaction| {
             self.check(&tx).await?;
-            let stored = tx.get(&key, Isolation::Serializable).await?;
+            let stored = tx.get(&key, Isolation::Serializable);
+            let parked = tx.get(&parked_key, Isolation::Serializable);
+            let (stored, parked) = tokio::try_join!(stored, parked)?;
+            if let Some(parked) = parked.filter(|_| !is_retry) {
+                let parked = ParkedRow::from_bytes(&parked)?;
+                let is_fresh = parked.is_fresh || is_fresh;
+                // What has come may have mended it.
+                tx.set(&parked_key, &ParkedRow { is_fresh, retries: 0, ..parked }.to_bytes());
+                return Ok(None);
+            }
             let stored = stored.map(|bytes| CursorRow::from_bytes(&bytes)).transpose()?;
             let cursor = stored.map_or(Cursor::NOTHING, |row| row.cursor);
             tx.set(&key, &CursorRow { token, cursor, filter: 0 }.to_bytes());
-            Ok(cursor)
+            Ok(Some(cursor))
         };
-        let position = context.db.run(begin).await?;
-        Ok(ScanMark { context: Arc::clone(context), db: db.clone(), key: key.into(), token, position })
+        let Some(position) = context.db.run(begin).await? else { return Ok(Begun::Parked) };
+        let (context, db) = (Arc::clone(context), db.clone());
+        Ok(Begun::Scan(ScanMark { context, db, key: key.into(), token, position }))
     }
 
     /// Ends the scan of `db`: it cannot write any more, nor can transactions that it has checked. That it was scanned stays
@@ -221,12 +235,13 @@ impl OpenCursor {
         context.db.run(end).await
     }
 
-    /// Forgets that `db` was scanned or marked, and how far its scans have come. Fails as [`OpenCursor::begin_scan`] does.
+    /// Forgets that `db` was scanned or parked, and how far its scans have come. Fails as [`OpenCursor::begin_scan`] does.
     pub async fn unmark(&self, db: &Db) -> Result<()> {
         let NamedCursor { context, id } = &self.cursor;
         let forget = async |tx: Transaction| {
             self.check(&tx).await?;
             tx.clear(&context.keys.scan(id, db));
+            tx.clear(&context.keys.parked(id, db));
             Ok(())
         };
         context.db.run(forget).await
@@ -253,6 +268,14 @@ impl OpenCursor {
             context.db.run(async |tx: Transaction| tx.get_range(&read, Isolation::Snapshot).await).await?;
         page.rows.iter().map(|row| context.keys.scan_db(row)).collect()
     }
+}
+
+/// Whether a scan was begun.
+pub(crate) enum Begun {
+    /// It was.
+    Scan(ScanMark),
+    /// Its database is parked.
+    Parked,
 }
 
 /// How far the scans of one database have come, as the one that is under way sees it. Clones are of the same scan.

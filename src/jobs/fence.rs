@@ -37,7 +37,7 @@ impl Fence {
         Ok(())
     }
 
-    /// Says that the work goes on.
+    /// Says that the work goes on ([`TriggerOptions::stall_limit`](crate::TriggerOptions::stall_limit)).
     pub fn note_progress(&self) {
         self.progress.note();
     }
@@ -67,5 +67,17 @@ impl Progress {
     /// Notes a sign.
     pub fn note(&self) {
         *self.at.lock().unwrap_or_else(PoisonError::into_inner) = self.env.now();
+    }
+
+    /// Completes once there was none for `limit`.
+    pub async fn stalled(&self, limit: Duration) {
+        loop {
+            let at = *self.at.lock().unwrap_or_else(PoisonError::into_inner);
+            let rest = at.saturating_add(limit).saturating_sub(self.env.now());
+            if rest.is_zero() {
+                return;
+            }
+            self.env.sleep(rest).await;
+        }
     }
 }

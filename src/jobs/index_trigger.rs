@@ -9,8 +9,7 @@ use futures_util::{FutureExt, future::BoxFuture};
 
 use super::{
     Fence,
-    fence::Progress,
-    trigger::{self, Ended, Failure, Kind, Trigger, TriggerJob, TriggerOptions, Work},
+    trigger::{self, Ended, Failure, Kind, Trigger, TriggerJob, TriggerOptions, Turn, Work},
 };
 use crate::{
     context::Context,
@@ -100,18 +99,26 @@ impl<J: TriggerJob<IndexBuild>> Kind for Indexing<J> {
         Wanted { ddocs, is_fresh }
     }
 
+    fn all_work(is_fresh: bool) -> Wanted {
+        Wanted { ddocs: IndexDdocs::All, is_fresh }
+    }
+
+    fn is_fresh(work: &Wanted) -> bool {
+        work.is_fresh
+    }
+
     fn run(
         self: Arc<Self>,
         cursor: OpenCursor,
         db: Db,
         work: Wanted,
-        attempt: u32,
+        turn: Turn,
     ) -> BoxFuture<'static, Ended> {
         let Wanted { ddocs, is_fresh } = work;
         async move {
-            let mark = trigger::begin(&self.context, &cursor, &db).await?;
-            let fence = Fence::new(mark, Progress::new(self.context.env()));
-            let build = IndexBuild { db, ddocs, is_fresh, attempt, fence };
+            let mark = trigger::begin(&self.context, &cursor, &db, (&turn, is_fresh)).await?;
+            let fence = Fence::new(mark, turn.progress);
+            let build = IndexBuild { db, ddocs, is_fresh, attempt: turn.attempt, fence };
             self.job.run(build).await.map_err(Failure::Job)?;
             Ok(Vec::new())
         }

@@ -11,5 +11,5 @@ pub use self::{
     index_trigger::{IndexBuild, IndexDdocs, index_trigger},
     parallel::{Batch, ParallelJob, ParallelJobOptions, TaskResult},
     replication_trigger::{Scan, ScanReporter, replication_trigger},
-    trigger::{Trigger, TriggerJob, TriggerOptions, TriggerStatus},
+    trigger::{ParkedDb, StoredTrigger, Trigger, TriggerJob, TriggerOptions, TriggerStatus},
 };

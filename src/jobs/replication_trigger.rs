@@ -9,8 +9,7 @@ use futures_util::{FutureExt, future::BoxFuture};
 
 use super::{
     Fence,
-    fence::Progress,
-    trigger::{self, Ended, Failure, Kind, Trigger, TriggerJob, TriggerOptions, Work},
+    trigger::{self, Ended, Failure, Kind, Trigger, TriggerJob, TriggerOptions, Turn, Work},
 };
 use crate::{
     changes::Change,
@@ -125,15 +124,17 @@ impl<J: TriggerJob<Scan>> Kind for Scanning<J> {
         Wanted
     }
 
-    fn run(
-        self: Arc<Self>,
-        cursor: OpenCursor,
-        db: Db,
-        _: Wanted,
-        attempt: u32,
-    ) -> BoxFuture<'static, Ended> {
+    fn all_work(_: bool) -> Wanted {
+        Wanted
+    }
+
+    fn is_fresh(_: &Wanted) -> bool {
+        false
+    }
+
+    fn run(self: Arc<Self>, cursor: OpenCursor, db: Db, _: Wanted, turn: Turn) -> BoxFuture<'static, Ended> {
         async move {
-            let mark = trigger::begin(&self.context, &cursor, &db).await?;
+            let mark = trigger::begin(&self.context, &cursor, &db, (&turn, false)).await?;
             let since = mark.position;
             let read_to = Arc::new(Mutex::new(since));
             let scan = Scan {
@@ -141,9 +142,9 @@ impl<J: TriggerJob<Scan>> Kind for Scanning<J> {
                 db,
                 cursor: since,
                 reporter: ScanReporter(mark.clone()),
-                fence: Fence::new(mark.clone(), Progress::new(self.context.env())),
+                fence: Fence::new(mark.clone(), turn.progress),
                 read_to: Arc::clone(&read_to),
-                attempt,
+                attempt: turn.attempt,
             };
             self.job.run(scan).await.map_err(Failure::Job)?;
             let read_to = *read_to.lock().unwrap_or_else(PoisonError::into_inner);

@@ -3,12 +3,12 @@
 
 use std::sync::Arc;
 
-use super::keeper::Failure;
+use super::kind::{Failure, Turn};
 use crate::{
     context::Context,
     error::Result,
     event::{Db, DbName},
-    named_cursor::{OpenCursor, ScanMark},
+    named_cursor::{Begun, OpenCursor, ScanMark},
     notification_feed::NotificationFeed,
 };
 
@@ -18,9 +18,16 @@ pub(in crate::jobs) async fn begin(
     context: &Arc<Context>,
     cursor: &OpenCursor,
     db: &Db,
+    (turn, is_fresh): (&Turn, bool),
 ) -> Result<ScanMark, Failure> {
     let gone = find_gone(context, cursor, Some(db), &db.name).await?;
-    if gone.is_empty() { Ok(cursor.begin_scan(db).await?) } else { Err(Failure::Replaced(gone)) }
+    if !gone.is_empty() {
+        return Err(Failure::Replaced(gone));
+    }
+    match cursor.begin_scan(db, turn.is_retry, is_fresh).await? {
+        Begun::Scan(mark) => Ok(mark),
+        Begun::Parked => Err(Failure::WasParked),
+    }
 }
 
 /// Finds out which instances of the database `name` are marked besides `living`, and gone; some of them, if they are many. A row
