@@ -6,7 +6,7 @@
 
 mod layer;
 
-use std::{collections::BTreeSet, error::Error, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, error::Error, time::Duration};
 
 use layer::Layer;
 use notibus::{
@@ -41,11 +41,13 @@ impl Indexer {
         stored.map_or(Ok(Cursor::NOTHING), |bytes| Cursor::from_bytes(&bytes))
     }
 
-    /// Brings the index to the documents that `rows` tell of, as they are by now.
-    async fn index(&self, db: &Db, rows: &[Arc<Change>]) -> Result<()> {
+    /// Brings the index to the documents that `batch` tells of, as they are by now.
+    async fn index(&self, db: &Db, batch: &Batch<Change>) -> Result<()> {
         let (layer, of) = (&self.0, index(db));
         let work = async |tx: Transaction| {
-            for row in rows {
+            // A commit goes on although its task was stopped: nothing may come after `deleted` has cleared the index.
+            batch.check_in(&tx).await?;
+            for row in &batch.rows {
                 let id = row.doc.id.as_str();
                 let field = layer.get(&tx, db, id).await?.map(|doc| doc.field).unwrap_or_default();
                 let reverse = format!("{of}of/{id}").into_bytes();
@@ -66,16 +68,18 @@ impl Indexer {
 
 impl TriggerJob<IndexBuild> for Indexer {
     async fn run(&self, build: IndexBuild) -> TaskResult {
-        let db = build.db;
+        let db = build.db.clone();
         let since = self.built_to(&db).await?;
         let (this, of) = (self.clone(), db.clone());
         let work = move |batch: Batch<Change>| {
             let (this, of) = (this.clone(), of.clone());
-            async move { Ok(this.index(&of, &batch.rows).await?) }
+            async move { Ok(this.index(&of, &batch).await?) }
         };
-        let to = ParallelJob::new(self.0.changes.feed(&db), since).run(work).await?;
+        let job = ParallelJob::new(self.0.changes.feed(&db), since).with_fence(build.fence.clone());
+        let to = job.run(work).await?;
         let key = format!("{}to", index(&db));
         let store = async |tx: Transaction| {
+            build.check_in(&tx).await?;
             tx.set(key.as_bytes(), &to.to_bytes());
             Ok(())
         };

@@ -18,6 +18,7 @@ use crate::{
     feed::{FeedRow, NewTopology, RawFeed},
     group::{self, Consumer, ConsumerOptions, Group, GroupStatus, Observer},
     janitor::{Janitor, JanitorOptions},
+    jobs::StoredTrigger,
     keys::{Config, Keys, Partition, ShardId},
     lease::{Member, NodeOptions, NodeStatus, forget_nodes, statuses},
     named_cursor::NamedCursor,
@@ -258,6 +259,18 @@ impl Bus {
     /// Fails with [`Error::Invalid`] if the name is empty or longer than 256 bytes.
     pub fn cursor(&self, name: &str) -> Result<NamedCursor> {
         NamedCursor::new(&self.context, None, name)
+    }
+
+    /// What is kept of the trigger `name`: where it is, and which databases it has parked.
+    ///
+    /// Fails with [`Error::Invalid`] if the name is empty or longer than 256 bytes.
+    pub fn trigger(&self, name: &str) -> Result<StoredTrigger> {
+        StoredTrigger::new(&self.context, name)
+    }
+
+    /// The names of the triggers that have worked on any database. It takes two reads for each cursor of the bus.
+    pub async fn triggers(&self) -> Result<Vec<String>> {
+        StoredTrigger::names(&self.context).await
     }
 
     /// Whether no recorded event waits to be folded. Reads at most one key.

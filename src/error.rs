@@ -172,6 +172,14 @@ pub enum Error {
         subscriber: String,
     },
 
+    /// The work was cancelled, or done again by somebody else, since it began: stop, and write nothing more. Nothing of this
+    /// transaction was committed.
+    #[error("the work on {what} was cancelled: stop, and write nothing more for it")]
+    Cancelled {
+        /// What was worked on.
+        what: String,
+    },
+
     /// Another owner took the lease: stop working on the resource. Nothing of this transaction was committed.
     #[error("the lease of {resource} is lost: epoch {held} was held, {found} is in the store")]
     LeaseLost {

@@ -61,6 +61,7 @@ pub mod simulation;
 mod skipped;
 mod stats;
 pub mod store;
+mod tasks;
 
 #[cfg(feature = "mutations")]
 pub use bugs::Bug;
@@ -88,8 +89,9 @@ pub use group::{
 };
 pub use janitor::{Janitor, JanitorOptions};
 pub use jobs::{
-    Batch, IndexBuild, IndexDdocs, ParallelJob, ParallelJobOptions, Scan, ScanReporter, TaskResult, Trigger,
-    TriggerJob, TriggerOptions, TriggerStatus, index_trigger, replication_trigger,
+    Batch, Fence, IndexBuild, IndexDdocs, ParallelJob, ParallelJobOptions, ParkedDb, Scan, ScanReporter,
+    StoredTrigger, TaskResult, Trigger, TriggerJob, TriggerOptions, TriggerStatus, index_trigger,
+    replication_trigger,
 };
 pub use keys::{CURSOR_NAME_LEN_MAX, GROUP_NAME_LEN_MAX, GroupName, NodeId, Role, ShardId};
 pub use lease::{BalanceOptions, NodeOptions, NodeStatus};

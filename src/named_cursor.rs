@@ -5,6 +5,8 @@
 //! than their retention is told that it has expired. Many consumers that divide a feed among them are a
 //! [`Group`](crate::Group) instead.
 
+mod parked;
+
 use std::{fmt, sync::Arc};
 
 use crate::{
@@ -14,7 +16,7 @@ use crate::{
     encoding::Sequence,
     error::{Error, Result},
     event::{Db, DbName},
-    keys::{CursorId, CursorRow, NodeId},
+    keys::{CursorId, CursorRow, NodeId, ParkedRow},
     store::{Isolation, KeyRange, RangeRead, Transaction, key_after},
 };
 
@@ -81,7 +83,9 @@ impl NamedCursor {
     /// A cursor that knows nothing begins now: what is delivered before it is saved for the first time may be known when it is
     /// opened again. One that was saved in the middle of a reading, for a filter with another hash than `filter`, starts over: it
     /// has passed over what the new one may want.
-    pub(crate) async fn open(&self, start: Cursor, filter: u64) -> Result<OpenCursor> {
+    ///
+    /// With `starts_over` it is for work of which nothing may be left out: saved for another filter, it begins at nothing again.
+    pub(crate) async fn open(&self, start: Cursor, filter: u64, starts_over: bool) -> Result<OpenCursor> {
         let token = self.token();
         let open = async |tx: Transaction| {
             let version = tx.read_version().await?;
@@ -89,18 +93,20 @@ impl NamedCursor {
             let is_other = stored.is_some_and(|row| row.filter != filter);
             let mut cursor = stored.map_or(start, |row| row.cursor);
             if is_other {
-                cursor = cursor.rewound();
+                cursor = if starts_over { Cursor::NOTHING } else { cursor.rewound() };
             }
+            let marks = RangeRead::new(self.context.keys.scans(&self.id)).limit(1);
+            let has_marks = starts_over && !tx.get_range(&marks, Isolation::Snapshot).await?.rows.is_empty();
             if cursor.knew_nothing() && is_on(Bug::CursorForgetsScan) {
                 cursor = Cursor::NOTHING;
             } else if cursor.knew_nothing() {
                 cursor = cursor.begin(Sequence::last_at(self.context.config.incarnation, version));
             }
             tx.set(&self.context.keys.cursor(&self.id), &CursorRow { token, cursor, filter }.to_bytes());
-            Ok(cursor)
+            Ok((cursor, has_marks))
         };
-        let stored = self.context.db.run(open).await?;
-        Ok(OpenCursor { cursor: self.clone(), token, stored, filter })
+        let (stored, has_marks) = self.context.db.run(open).await?;
+        Ok(OpenCursor { cursor: self.clone(), token, stored, filter, has_marks })
     }
 
     /// 16 random bytes.
@@ -133,12 +139,19 @@ pub(crate) struct OpenCursor {
     stored: Cursor,
     /// The hash of the filter that it was saved for.
     filter: u64,
+    /// Whether databases were marked when it was opened; of no use to subscribers.
+    has_marks: bool,
 }
 
 impl OpenCursor {
     /// Where it stands in the store.
     pub fn stored(&self) -> Cursor {
         self.stored
+    }
+
+    /// Whether databases were marked when it was opened.
+    pub fn has_marks(&self) -> bool {
+        self.has_marks
     }
 
     /// Writes that it stands at `position`, unless that is written already. Fails with [`Error::CursorLost`] if another has
@@ -177,44 +190,58 @@ impl OpenCursor {
         }
     }
 
-    /// Begins a scan of `db`: no earlier one can write any more. Fails with [`Error::CursorLost`] if another has opened the
-    /// cursor.
-    pub async fn begin_scan(&self, db: &Db) -> Result<ScanMark> {
+    /// Begins a scan of `db`: no earlier one can write any more. A database that is parked is not begun, unless `is_retry`; that
+    /// something has come for it, and whether it `is_fresh`, is noted instead. Fails with [`Error::CursorLost`] if another has opened
+    /// the cursor.
+    pub async fn begin_scan(&self, db: &Db, is_retry: bool, is_fresh: bool) -> Result<Begun> {
         let NamedCursor { context, id } = &self.cursor;
-        let (token, key) = (self.cursor.token(), context.keys.scan(id, db));
+        let (token, key, parked_key) =
+            (self.cursor.token(), context.keys.scan(id, db), context.keys.parked(id, db));
         let begin = async |tx: Transaction| {
             self.check(&tx).await?;
-            let stored = tx.get(&key, Isolation::Serializable).await?;
+            let stored = tx.get(&key, Isolation::Serializable);
+            let parked = tx.get(&parked_key, Isolation::Serializable);
+            let (stored, parked) = tokio::try_join!(stored, parked)?;
+            if let Some(parked) = parked.filter(|_| !is_retry) {
+                let parked = ParkedRow::from_bytes(&parked)?;
+                let is_fresh = parked.is_fresh || is_fresh;
+                // What has come may have mended it.
+                tx.set(&parked_key, &ParkedRow { is_fresh, retries: 0, ..parked }.to_bytes());
+                return Ok(None);
+            }
             let stored = stored.map(|bytes| CursorRow::from_bytes(&bytes)).transpose()?;
             let cursor = stored.map_or(Cursor::NOTHING, |row| row.cursor);
             tx.set(&key, &CursorRow { token, cursor, filter: 0 }.to_bytes());
-            Ok(cursor)
+            Ok(Some(cursor))
         };
-        let position = context.db.run(begin).await?;
-        Ok(ScanMark { context: Arc::clone(context), key: key.into(), token, position })
+        let Some(position) = context.db.run(begin).await? else { return Ok(Begun::Parked) };
+        let (context, db) = (Arc::clone(context), db.clone());
+        Ok(Begun::Scan(ScanMark { context, db, key: key.into(), token, position }))
     }
 
-    /// Marks `db`, as one that was scanned but keeps no position. Fails as [`OpenCursor::begin_scan`] does.
-    pub async fn mark(&self, db: &Db) -> Result<()> {
+    /// Ends the scan of `db`: it cannot write any more, nor can transactions that it has checked. That it was scanned stays
+    /// marked. Fails as [`OpenCursor::begin_scan`] does.
+    pub async fn end_scan(&self, db: &Db) -> Result<()> {
         let NamedCursor { context, id } = &self.cursor;
-        let row = CursorRow { token: self.token, cursor: Cursor::NOTHING, filter: 0 };
-        let mark = async |tx: Transaction| {
+        let (token, key) = (self.cursor.token(), context.keys.scan(id, db));
+        let end = async |tx: Transaction| {
             self.check(&tx).await?;
-            let key = context.keys.scan(id, db);
-            // Of a task that is stopped, the commit may go on: it must not come after the mark was forgotten.
-            tx.get(&key, Isolation::Serializable).await?;
-            tx.set(&key, &row.to_bytes());
+            if let Some(stored) = tx.get(&key, Isolation::Serializable).await? {
+                let row = CursorRow { token, ..CursorRow::from_bytes(&stored)? };
+                tx.set(&key, &row.to_bytes());
+            }
             Ok(())
         };
-        context.db.run(mark).await
+        context.db.run(end).await
     }
 
-    /// Forgets that `db` was scanned or marked, and how far its scans have come. Fails as [`OpenCursor::begin_scan`] does.
+    /// Forgets that `db` was scanned or parked, and how far its scans have come. Fails as [`OpenCursor::begin_scan`] does.
     pub async fn unmark(&self, db: &Db) -> Result<()> {
         let NamedCursor { context, id } = &self.cursor;
         let forget = async |tx: Transaction| {
             self.check(&tx).await?;
             tx.clear(&context.keys.scan(id, db));
+            tx.clear(&context.keys.parked(id, db));
             Ok(())
         };
         context.db.run(forget).await
@@ -243,11 +270,21 @@ impl OpenCursor {
     }
 }
 
+/// Whether a scan was begun.
+pub(crate) enum Begun {
+    /// It was.
+    Scan(ScanMark),
+    /// Its database is parked.
+    Parked,
+}
+
 /// How far the scans of one database have come, as the one that is under way sees it. Clones are of the same scan.
 #[derive(Debug, Clone)]
 pub(crate) struct ScanMark {
     /// What the roles share.
     context: Arc<Context>,
+    /// The database.
+    db: Db,
     /// Where it is kept.
     key: Arc<[u8]>,
     /// Which scan.
@@ -257,6 +294,17 @@ pub(crate) struct ScanMark {
 }
 
 impl ScanMark {
+    /// Makes `tx` fail unless the scan is still the one that is under way when it commits. Fails with [`Error::Cancelled`] if it
+    /// is not any more.
+    pub async fn check_in(&self, tx: &Transaction) -> Result<()> {
+        let stored = tx.get(&self.key, Isolation::Serializable).await?;
+        let stored = stored.map(|bytes| CursorRow::from_bytes(&bytes)).transpose()?;
+        if stored.is_some_and(|row| row.token == self.token) {
+            return Ok(());
+        }
+        Err(Error::Cancelled { what: format!("database {}", self.db.name) })
+    }
+
     /// Writes that the scan has come to `position`; whether it was still the one that is under way. If not, nothing is
     /// written.
     pub async fn report(&self, position: Cursor) -> Result<bool> {

@@ -107,6 +107,12 @@ stats! {
     listener_restarts,
     /// Panics of the dispatcher's tail, which began again.
     tail_panics,
+    /// Attempts of triggers' jobs that have failed, panicked or were stuck.
+    trigger_failures,
+    /// How often a trigger has parked a database, of which its job had failed too often.
+    trigger_parked,
+    /// Jobs of triggers that were cancelled because they had shown no progress for too long.
+    trigger_stuck,
 }
 
 impl Stats {

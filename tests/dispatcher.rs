@@ -176,6 +176,8 @@ async fn options_out_of_their_limits_are_typed_errors() {
         DispatcherOptions { page_rows_max: 10_001, ..good() },
         DispatcherOptions { poll_interval: Duration::ZERO, ..good() },
         DispatcherOptions { catch_ups_max: 0, ..good() },
+        // More than a semaphore can have, which panics.
+        DispatcherOptions { catch_ups_max: usize::MAX, ..good() },
     ] {
         let refused = bus.dispatcher(bad.clone()).await;
         assert!(matches!(refused, Err(Error::Invalid { .. })), "{bad:?}");

@@ -302,6 +302,8 @@ async fn bad_input_is_a_typed_error() {
     let default = ParallelJobOptions::default;
     for bad in [
         ParallelJobOptions { tasks_max: 0, ..default() },
+        // More than a semaphore can have, which panics.
+        ParallelJobOptions { tasks_max: usize::MAX, ..default() },
         ParallelJobOptions { attempts_max: 0, ..default() },
         ParallelJobOptions { batch_rows_max: 0, ..default() },
         ParallelJobOptions { batch_rows_max: 10_001, ..default() },

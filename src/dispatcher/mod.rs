@@ -88,6 +88,9 @@ use crate::{
     notification_feed::NotificationFeed,
 };
 
+/// The most lagging subscribers that may read the feed at once.
+const CATCH_UPS_MAX: usize = 10_000;
+
 /// How a dispatcher works.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DispatcherOptions {
@@ -97,7 +100,7 @@ pub struct DispatcherOptions {
     pub page_rows_max: usize,
     /// How often the tail looks for rows that no hint has told of. Default: 1 s.
     pub poll_interval: Duration,
-    /// How many lagging subscribers read the feed at once; others wait for their turn. Default: 8.
+    /// How many lagging subscribers read the feed at once, 1 to 10,000; others wait for their turn. Default: 8.
     pub catch_ups_max: usize,
     /// The most rows that a lagging subscriber reads at once, and of a batch of the ring: what a subscriber holds while it rests. 1 to
     /// 10,000; what is above [`DispatcherOptions::page_rows_max`] counts as that. Default: 256.
@@ -132,8 +135,9 @@ impl DispatcherOptions {
         if self.poll_interval.is_zero() {
             return Err(Error::invalid("poll_interval", "it is zero"));
         }
-        if self.catch_ups_max == 0 {
-            return Err(Error::invalid("catch_ups_max", "it is zero"));
+        if !(1..=CATCH_UPS_MAX).contains(&self.catch_ups_max) {
+            let reason = format!("{} is not 1 to {CATCH_UPS_MAX}", self.catch_ups_max);
+            return Err(Error::invalid("catch_ups_max", reason));
         }
         Ok(())
     }

@@ -121,8 +121,19 @@ impl Subscribe {
     /// that the cursor was saved for, databases that the old one did not want come with their next event only; in the middle of
     /// the first scan, the scan starts over.
     pub async fn durable(self, cursor: &NamedCursor) -> Result<Self> {
+        self.durable_from(cursor, false).await
+    }
+
+    /// [`Subscribe::durable`] for work of which nothing may be left out: with another filter than the one that the cursor was saved
+    /// for, it begins at nothing again.
+    pub(crate) async fn durable_work(self, cursor: &NamedCursor) -> Result<Self> {
+        self.durable_from(cursor, true).await
+    }
+
+    /// Starts where `cursor` stands, which `starts_over` with another filter.
+    async fn durable_from(self, cursor: &NamedCursor, starts_over: bool) -> Result<Self> {
         let start = self.shared.cursor_at(self.start);
-        let cursor = cursor.open(start, self.filter.hash()).await?;
+        let cursor = cursor.open(start, self.filter.hash(), starts_over).await?;
         let start = if is_on(Bug::CursorNotRead) { start } else { cursor.stored() };
         Ok(Self { start: start.into(), is_caught_up: false, cursor: Some(cursor), ..self })
     }

@@ -30,6 +30,9 @@ use crate::{
     notification_feed::NotificationFeed,
 };
 
+/// The most feeds that may read the store at once.
+const READS_MAX: usize = 10_000;
+
 /// How the routers answer.
 #[derive(Debug, Clone)]
 pub struct ApiOptions {
@@ -78,6 +81,9 @@ impl ApiOptions {
             Self { look_interval: Duration::ZERO, .. } => zero("look interval"),
             Self { feeds_per_client_max: 0, .. } => zero("feeds per client"),
             Self { reads_max: 0, .. } => zero("reads"),
+            Self { reads_max, .. } if *reads_max > READS_MAX => {
+                Err(Error::invalid("reads", format!("{reads_max} at once are more than {READS_MAX}")))
+            }
             _ => Ok(()),
         }
     }

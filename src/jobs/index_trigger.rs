@@ -3,20 +3,21 @@
 //! CouchDB's `ken` and `fabric2_index` do this from memory: what was to be built is lost with the process. Here it is told
 //! again, because the cursor of the trigger stays before it.
 
-use std::{
-    collections::{BTreeSet, HashSet},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::BTreeSet, sync::Arc};
 
 use futures_util::{FutureExt, future::BoxFuture};
 
-use super::trigger::{self, Ended, Failure, Kind, Trigger, TriggerJob, TriggerOptions, Work};
+use super::{
+    Fence,
+    trigger::{self, Ended, Failure, Kind, Trigger, TriggerJob, TriggerOptions, Turn, Work},
+};
 use crate::{
     context::Context,
     dispatcher::{Delivery, Dispatcher},
     error::Result,
     event::{Db, DdocId, EventKind},
     named_cursor::OpenCursor,
+    store::Transaction,
 };
 
 /// Which indexes of a database need a build.
@@ -29,7 +30,8 @@ pub enum IndexDdocs {
 }
 
 /// A build of indexes that a database needs.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct IndexBuild {
     /// The database.
     pub db: Db,
@@ -40,6 +42,15 @@ pub struct IndexBuild {
     pub is_fresh: bool,
     /// 1, or more if the build has failed before.
     pub attempt: u32,
+    /// What makes its transactions fail once it was cancelled.
+    pub fence: Fence,
+}
+
+impl IndexBuild {
+    /// Makes `tx` fail if the build was cancelled, as [`Fence::check_in`] says: for each transaction that writes the index.
+    pub async fn check_in(&self, tx: &Transaction) -> Result<()> {
+        self.fence.check_in(tx).await
+    }
 }
 
 /// What is to be built of a database.
@@ -61,47 +72,12 @@ impl Work for Wanted {
     }
 }
 
-/// The most databases that are known to be marked. When there are more, all are forgotten, and looked up once more.
-const KNOWN_MAX: usize = 10_000;
-
 /// A trigger that has indexes built.
-///
-/// Each database that is built is marked in the store before, and no more once the job knows that it is gone. What is known
-/// to be marked need not be looked up again, so that a build costs nothing more than itself.
 struct Indexing<J> {
     /// What the roles share.
     context: Arc<Context>,
     /// The build.
     job: J,
-    /// Databases that are marked, and of their names no other instance that was gone when they were.
-    known: Mutex<HashSet<Db>>,
-}
-
-impl<J: TriggerJob<IndexBuild>> Indexing<J> {
-    /// The databases that are known to be marked. Nothing is done under the lock that could be left half done.
-    fn known(&self) -> MutexGuard<'_, HashSet<Db>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Marks `db`. Fails if the job has first to be told of other instances of its name that they are gone.
-    async fn mark(&self, cursor: &OpenCursor, db: &Db) -> Result<(), Failure> {
-        if self.known().contains(db) {
-            return Ok(());
-        }
-        let marked = trigger::find_marked(&self.context, cursor, Some(db), &db.name).await?;
-        if !marked.gone.is_empty() {
-            return Err(Failure::Replaced(marked.gone));
-        }
-        if !marked.is_living {
-            cursor.mark(db).await?;
-        }
-        let mut known = self.known();
-        if known.len() >= KNOWN_MAX {
-            known.clear();
-        }
-        known.insert(db.clone());
-        Ok(())
-    }
 }
 
 impl<J: TriggerJob<IndexBuild>> Kind for Indexing<J> {
@@ -123,17 +99,27 @@ impl<J: TriggerJob<IndexBuild>> Kind for Indexing<J> {
         Wanted { ddocs, is_fresh }
     }
 
+    fn all_work(is_fresh: bool) -> Wanted {
+        Wanted { ddocs: IndexDdocs::All, is_fresh }
+    }
+
+    fn is_fresh(work: &Wanted) -> bool {
+        work.is_fresh
+    }
+
     fn run(
         self: Arc<Self>,
         cursor: OpenCursor,
         db: Db,
         work: Wanted,
-        attempt: u32,
+        turn: Turn,
     ) -> BoxFuture<'static, Ended> {
         let Wanted { ddocs, is_fresh } = work;
         async move {
-            self.mark(&cursor, &db).await?;
-            self.job.run(IndexBuild { db, ddocs, is_fresh, attempt }).await.map_err(Failure::Job)?;
+            let mark = trigger::begin(&self.context, &cursor, &db, (&turn, is_fresh)).await?;
+            let fence = Fence::new(mark, turn.progress);
+            let build = IndexBuild { db, ddocs, is_fresh, attempt: turn.attempt, fence };
+            self.job.run(build).await.map_err(Failure::Job)?;
             Ok(Vec::new())
         }
         .boxed()
@@ -141,10 +127,10 @@ impl<J: TriggerJob<IndexBuild>> Kind for Indexing<J> {
 
     fn deleted(self: Arc<Self>, cursor: OpenCursor, db: Db) -> BoxFuture<'static, Ended> {
         async move {
-            self.known().remove(&db);
+            cursor.end_scan(&db).await?;
             self.job.deleted(db.clone()).await.map_err(Failure::Job)?;
             cursor.unmark(&db).await?;
-            Ok(trigger::find_marked(&self.context, &cursor, None, &db.name).await?.gone)
+            Ok(trigger::find_gone(&self.context, &cursor, None, &db.name).await?)
         }
         .boxed()
     }
@@ -188,5 +174,5 @@ pub async fn index_trigger(
     job: impl TriggerJob<IndexBuild>,
 ) -> Result<Trigger> {
     let context = Arc::clone(dispatcher.context());
-    trigger::start(dispatcher, options, Indexing { context, job, known: Mutex::default() }).await
+    trigger::start(dispatcher, options, Indexing { context, job }).await
 }

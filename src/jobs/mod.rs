@@ -1,13 +1,15 @@
 //! Work that follows a feed: parallel jobs over its shards, and triggers that have jobs done for the databases that need them.
 
+mod fence;
 mod index_trigger;
 mod parallel;
 mod replication_trigger;
 mod trigger;
 
 pub use self::{
+    fence::Fence,
     index_trigger::{IndexBuild, IndexDdocs, index_trigger},
     parallel::{Batch, ParallelJob, ParallelJobOptions, TaskResult},
     replication_trigger::{Scan, ScanReporter, replication_trigger},
-    trigger::{Trigger, TriggerJob, TriggerOptions, TriggerStatus},
+    trigger::{ParkedDb, StoredTrigger, Trigger, TriggerJob, TriggerOptions, TriggerStatus},
 };

@@ -26,19 +26,24 @@ use std::{
 };
 
 use futures_util::{StreamExt, stream};
-use tokio::{sync::Semaphore, task::JoinSet};
+use tokio::sync::Semaphore;
 
+use super::Fence;
 use crate::{
     cursor::Cursor,
     encoding::Sequence,
     error::{Error, Result},
-    feed::{Feed, FeedRow, SHARDS_READ_AT_ONCE, ShardPage},
+    feed::{Feed, FeedRow, SHARDS_READ_AT_ONCE, ShardPage, Topology},
     keys::ShardId,
-    store::{RetryPolicy, Transaction},
+    store::{Isolation, RetryPolicy, Transaction},
+    tasks::{Ended, Tasks},
 };
 
 /// The most rows that are read ahead of the work in the rounds after the first.
 const ROWS_HELD_MAX: usize = 100_000;
+
+/// The most tasks that may work at once: a feed has no more shards.
+const TASKS_MAX: usize = 10_000;
 
 /// What the work of a task returns: why it failed, in its own terms.
 pub type TaskResult<T = ()> = std::result::Result<T, Box<dyn StdError + Send + Sync>>;
@@ -46,7 +51,7 @@ pub type TaskResult<T = ()> = std::result::Result<T, Box<dyn StdError + Send + S
 /// How a parallel job works.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParallelJobOptions {
-    /// How many tasks work at once; others wait for their turn. Default: 16.
+    /// How many tasks work at once, 1 to 10,000; others wait for their turn. Default: 16.
     pub tasks_max: usize,
     /// The most rows of a batch, 1 to 10,000. Default: 1,000.
     pub batch_rows_max: usize,
@@ -72,6 +77,25 @@ pub struct Batch<R> {
     pub snapshot: Transaction,
     /// 1, or more if the work on these rows has failed before.
     pub attempt: u32,
+    /// What makes a transaction fail once the work was cancelled.
+    fence: Option<Fence>,
+    /// The feed.
+    feed: Feed<R>,
+}
+
+impl<R: FeedRow> Batch<R> {
+    /// Makes `tx` fail if the feed is gone, or resharded, before it commits; and, in a job with a fence
+    /// ([`ParallelJob::with_fence`]), if the work was cancelled. Call it in each transaction that writes what outlives the job:
+    /// stopping a task does not stop a commit that is on its way.
+    ///
+    /// Fails with [`Error::NoFeed`] if the feed was removed, and with [`Error::Cancelled`] as [`Fence::check_in`] does.
+    pub async fn check_in(&self, tx: &Transaction) -> Result<()> {
+        let topology = Topology::read(tx, self.feed.raw(), Isolation::Serializable);
+        match &self.fence {
+            Some(fence) => tokio::try_join!(topology, fence.check_in(tx)).map(|_| ()),
+            None => topology.await.map(|_| ()),
+        }
+    }
 }
 
 /// A job over all shards of a feed, from a position on: such as building an index of what was written since.
@@ -120,6 +144,8 @@ pub struct ParallelJob<R> {
     since: Cursor,
     /// How to work.
     options: ParallelJobOptions,
+    /// What makes transactions fail once the work was cancelled.
+    fence: Option<Fence>,
 }
 
 /// What a task has done in a round.
@@ -137,13 +163,20 @@ struct Done {
 impl<R: FeedRow> ParallelJob<R> {
     /// A job on what was written to `feed` after `since`.
     pub fn new(feed: Feed<R>, since: impl Into<Cursor>) -> Self {
-        Self { feed, since: since.into(), options: ParallelJobOptions::default() }
+        Self { feed, since: since.into(), options: ParallelJobOptions::default(), fence: None }
     }
 
     /// The job with other options.
     #[must_use]
     pub fn with_options(self, options: ParallelJobOptions) -> Self {
         Self { options, ..self }
+    }
+
+    /// The job on behalf of work with this fence, such as a build: its batches' transactions fail once that was cancelled
+    /// ([`Batch::check_in`]), and each batch that is done is a sign of its progress.
+    #[must_use]
+    pub fn with_fence(self, fence: Fence) -> Self {
+        Self { fence: Some(fence), ..self }
     }
 
     /// Works through the feed, until every task has seen the same state of it, which is returned: the next job starts there.
@@ -158,15 +191,21 @@ impl<R: FeedRow> ParallelJob<R> {
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, its tasks are stopped.
+    /// If the future is dropped, or fails, its tasks have ended when the drop returns, and whatever `work` was at was dropped: a
+    /// poll of it that is under way on another thread is waited for. A commit that is on its way may still happen, unless
+    /// its transaction was checked ([`Batch::check_in`]).
     pub async fn run<F, W>(&self, work: F) -> Result<Cursor>
     where
         F: Fn(Batch<R>) -> W + Send + Sync + 'static,
         W: Future<Output = TaskResult> + Send + 'static,
     {
-        let Self { feed, since, options } = self;
-        if options.tasks_max == 0 || options.attempts_max == 0 {
-            return Err(Error::invalid("parallel job", "its tasks or attempts are zero"));
+        let Self { feed, since, options, fence } = self;
+        if !(1..=TASKS_MAX).contains(&options.tasks_max) {
+            let reason = format!("{} at once is not 1 to {TASKS_MAX}", options.tasks_max);
+            return Err(Error::invalid("tasks of a parallel job", reason));
+        }
+        if options.attempts_max == 0 {
+            return Err(Error::invalid("attempts of a parallel job", "they are zero"));
         }
         let db = &feed.context.db;
         let work = Arc::new(work);
@@ -185,6 +224,7 @@ impl<R: FeedRow> ParallelJob<R> {
                     shard,
                     options: options.clone(),
                     work: Arc::clone(&work),
+                    fence: fence.clone(),
                 };
                 let tasks =
                     entry.shards().filter_map(|shard| Some((task(shard), job.cursor(shard, entry.first)?)));
@@ -195,18 +235,18 @@ impl<R: FeedRow> ParallelJob<R> {
             let mut held = if is_first { None } else { read_ahead(&entries, version).await? };
             let mut is_agreed = true;
             for (place, tasks) in entries.into_iter().enumerate() {
-                let mut under_way = JoinSet::new();
+                let mut under_way = Tasks::new();
                 for (task, cursor) in tasks {
                     let turns = Arc::clone(&turns);
                     let rows = held.as_mut().and_then(|held| held[place].remove(&task.shard));
-                    under_way.spawn(async move {
+                    under_way.spawn(0, async move {
                         let _turn = turns.acquire().await.expect("the semaphore is never closed");
                         task.run(cursor, version, rows).await
                     });
                 }
-                // Dropping the set stops the others.
-                while let Some(done) = under_way.join_next().await {
-                    let done = done.unwrap_or_else(|error| Err(panicked(error)))?;
+                // Dropping the others ends them, before the failure of one is returned.
+                while let Some((_, done)) = under_way.join_next().await {
+                    let done = done.unwrap_or_else(|ended| Err(panicked(ended)))?;
                     is_agreed &= done.version == version;
                     job.shards.insert(done.shard, (!done.is_ended).then_some(done.next));
                 }
@@ -268,8 +308,8 @@ where
 }
 
 /// The failure of a task that has panicked, or was stopped with its runtime.
-fn panicked(error: tokio::task::JoinError) -> Error {
-    Error::Task { shard: None, attempts: 1, source: Arc::new(error) }
+fn panicked(ended: Ended) -> Error {
+    Error::Task { shard: None, attempts: 1, source: Arc::new(ended) }
 }
 
 /// The task of one shard in one round.
@@ -282,6 +322,8 @@ struct Task<R, F> {
     options: ParallelJobOptions,
     /// What to do with each batch.
     work: Arc<F>,
+    /// What makes transactions fail once the work was cancelled.
+    fence: Option<Fence>,
 }
 
 impl<R, F, W> Task<R, F>
@@ -361,8 +403,12 @@ where
         loop {
             let snapshot = db.begin();
             snapshot.set_read_version(version);
-            let batch = Batch { shard: self.shard, rows: rows.to_vec(), snapshot, attempt };
+            let (fence, feed) = (self.fence.clone(), self.feed.clone());
+            let batch = Batch { shard: self.shard, rows: rows.to_vec(), snapshot, attempt, fence, feed };
             let Err(source) = (self.work)(batch).await else {
+                if let Some(fence) = &self.fence {
+                    fence.note_progress();
+                }
                 return Ok(());
             };
             if attempt >= self.options.attempts_max {

@@ -7,7 +7,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_util::{FutureExt, future::BoxFuture};
 
-use super::trigger::{self, Ended, Failure, Kind, Trigger, TriggerJob, TriggerOptions, Work};
+use super::{
+    Fence,
+    trigger::{self, Ended, Failure, Kind, Trigger, TriggerJob, TriggerOptions, Turn, Work},
+};
 use crate::{
     changes::Change,
     context::Context,
@@ -18,6 +21,7 @@ use crate::{
     feed::{Feed, FeedPage},
     keys::FeedId,
     named_cursor::{OpenCursor, ScanMark},
+    store::Transaction,
 };
 
 /// A scan of the changes of a database, from the last seen sequence on.
@@ -35,6 +39,8 @@ pub struct Scan {
     read_to: Arc<Mutex<Cursor>>,
     /// Which attempt.
     attempt: u32,
+    /// What makes its transactions fail once it was cancelled.
+    fence: Fence,
 }
 
 impl Scan {
@@ -67,7 +73,18 @@ impl Scan {
             }
         };
         *self.read_to.lock().unwrap_or_else(PoisonError::into_inner) = page.next;
+        self.fence.note_progress();
         Ok(page)
+    }
+
+    /// Makes `tx` fail if the scan was cancelled, as [`Fence::check_in`] says: for each transaction that writes on its behalf.
+    pub async fn check_in(&self, tx: &Transaction) -> Result<()> {
+        self.fence.check_in(tx).await
+    }
+
+    /// What makes its transactions fail once it was cancelled, for those that are written elsewhere.
+    pub fn fence(&self) -> &Fence {
+        &self.fence
     }
 
     /// Tells up to where the changes are seen, before the scan has ended or without having read them by [`Scan::page`].
@@ -113,19 +130,17 @@ impl<J: TriggerJob<Scan>> Kind for Scanning<J> {
         Wanted
     }
 
-    fn run(
-        self: Arc<Self>,
-        cursor: OpenCursor,
-        db: Db,
-        _: Wanted,
-        attempt: u32,
-    ) -> BoxFuture<'static, Ended> {
+    fn all_work(_: bool) -> Wanted {
+        Wanted
+    }
+
+    fn is_fresh(_: &Wanted) -> bool {
+        false
+    }
+
+    fn run(self: Arc<Self>, cursor: OpenCursor, db: Db, _: Wanted, turn: Turn) -> BoxFuture<'static, Ended> {
         async move {
-            let marked = trigger::find_marked(&self.context, &cursor, Some(&db), &db.name).await?;
-            if !marked.gone.is_empty() {
-                return Err(Failure::Replaced(marked.gone));
-            }
-            let mark = cursor.begin_scan(&db).await?;
+            let mark = trigger::begin(&self.context, &cursor, &db, (&turn, false)).await?;
             let since = mark.position;
             let read_to = Arc::new(Mutex::new(since));
             let scan = Scan {
@@ -133,8 +148,9 @@ impl<J: TriggerJob<Scan>> Kind for Scanning<J> {
                 db,
                 cursor: since,
                 reporter: ScanReporter(mark.clone()),
+                fence: Fence::new(mark.clone(), turn.progress),
                 read_to: Arc::clone(&read_to),
-                attempt,
+                attempt: turn.attempt,
             };
             self.job.run(scan).await.map_err(Failure::Job)?;
             let read_to = *read_to.lock().unwrap_or_else(PoisonError::into_inner);
@@ -148,9 +164,10 @@ impl<J: TriggerJob<Scan>> Kind for Scanning<J> {
 
     fn deleted(self: Arc<Self>, cursor: OpenCursor, db: Db) -> BoxFuture<'static, Ended> {
         async move {
+            cursor.end_scan(&db).await?;
             self.job.deleted(db.clone()).await.map_err(Failure::Job)?;
             cursor.unmark(&db).await?;
-            Ok(trigger::find_marked(&self.context, &cursor, None, &db.name).await?.gone)
+            Ok(trigger::find_gone(&self.context, &cursor, None, &db.name).await?)
         }
         .boxed()
     }

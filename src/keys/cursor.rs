@@ -18,7 +18,7 @@ pub const CURSOR_NAME_LEN_MAX: usize = 256;
 /// The format of stored rows.
 const FORMAT: u8 = 1;
 
-/// The number after the name: what the row says. They are stored and never change.
+/// The number after the name: what the row says. They are stored and never change. Those of parked databases follow.
 mod part {
     /// How far the subscriber has come in the feed.
     pub const CURSOR: u16 = 0;
@@ -48,6 +48,11 @@ impl CursorId {
     /// Its name.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// The parts of its keys: the owner and the name.
+    pub(super) fn parts(&self) -> (&[u8], &str) {
+        (&self.owner, &self.name)
     }
 }
 
@@ -113,6 +118,21 @@ impl Keys {
         self.range(&(family::CURSOR, &*cursor.owner, &*cursor.name, part::SCAN, name.as_str()))
     }
 
+    /// Everything that is kept of the cursors of the bus as a whole.
+    pub fn shared_cursors(&self) -> KeyRange {
+        self.range(&(family::CURSOR, &b""[..]))
+    }
+
+    /// The cursor of the bus as a whole whose row is under `key`.
+    pub fn cursor_id(&self, key: &[u8]) -> Result<CursorId> {
+        let (number, _, name, part): (u16, foundationdb_tuple::Bytes<'_>, String, u16) =
+            self.unpack("cursor", key)?;
+        if (number, part) != (family::CURSOR, part::CURSOR) {
+            return Err(Error::corrupt("cursor", "its key is of another family"));
+        }
+        CursorId::new(None, &name)
+    }
+
     /// Everything that is kept of `cursor`.
     pub fn whole_cursor(&self, cursor: &CursorId) -> KeyRange {
         self.range(&(family::CURSOR, &*cursor.owner, &*cursor.name))
@@ -160,6 +180,9 @@ mod tests {
         assert_eq!(row.to_bytes(), [&[1][..], &[9; 16], &filter, &[1], position.as_bytes()].concat());
         assert_eq!(keys.cursor(&id("c")), b"p\x15\x10\x01\x00\x02c\x00\x14");
         let db = Db::new(DbName::new("db").unwrap(), DbInstance([7; 16]));
+        assert_eq!(keys.cursor_id(&keys.cursor(&id("c"))).unwrap(), id("c"));
+        assert!(keys.cursor_id(&keys.scan(&id("c"), &db)).is_err());
+        assert!(keys.shared_cursors().contains(&keys.cursor(&id("c"))));
         let key = keys.scan(&id("c"), &db);
         let golden = [&b"p\x15\x10\x01\x00\x02c\x00\x15\x01\x02db\x00\x01"[..], &[7; 16], &[0]].concat();
         assert_eq!(key, golden);

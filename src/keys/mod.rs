@@ -32,6 +32,8 @@
 //! | 15 | pulse | feed, 0 to 7 | versionstamp of the last append or reshard that moved it | as long as the feed |
 //! | 16 | cursor | node or nothing, cursor, 0 | token, hash of the filter, cursor | until deleted |
 //! | 16 | scan | node or nothing, cursor, 1, name, instance | token, sequence; the smallest one for a build | until the trigger knows that the database is gone |
+//! | 16 | parked | node or nothing, cursor, 2, name, instance | flags, attempts, retries, time, error | from the failures of a trigger's job until it succeeds |
+//! | 16 | asked | node or nothing, cursor, 3 | 8 bytes, little-endian | until deleted, once a retry was asked for |
 //! | 17 | name | name | none: nothing is stored here, transactions that decide what a name stands for meet here | never |
 //!
 //! Three families share number 1, so that a notifier reads all that waits for it in one range; the number after the
@@ -53,6 +55,7 @@ mod lease;
 #[cfg(feature = "http")]
 mod name;
 mod node;
+mod parked;
 mod partition;
 mod topology;
 
@@ -73,6 +76,7 @@ pub(crate) use group::{GroupId, GroupRow};
 pub(crate) use lease::{Lease, LeaseRow, Owner, Request};
 pub use node::{NodeId, Role};
 pub(crate) use node::{NodeRow, Roles};
+pub(crate) use parked::ParkedRow;
 pub(crate) use partition::{FoldMark, Partition};
 pub(crate) use topology::{Layout, SHARDS_MAX, TopologyRow};
 

@@ -156,13 +156,13 @@ async fn a_trigger_that_crashes_before_it_could_look_for_what_is_gone_looks_agai
     let _janitor = world.bus.janitor(forgetful()).await.unwrap();
     until("the tombstone's end", async || world.bus.stats().tombstones_dropped == 1).await;
     world.dispatcher = world.bus.dispatcher(DispatcherOptions::default()).await.unwrap();
-    // The marks, of family 16, cannot be read.
+    let (trigger, ear) = start(&world).await;
+    // From now on the marks, of family 16, cannot be read.
     faults.plan_reads(|operation| {
         let is_marks = matches!(operation, Operation::GetRange { range, .. }
             if range.begin.starts_with(b"notibus\x15\x10"));
         is_marks.then_some(StoreError::IO_ERROR)
     });
-    let (trigger, ear) = start(&world).await;
     tokio::time::sleep(Duration::from_secs(30)).await;
     drop((trigger, ear));
     faults.heal();

@@ -7,5 +7,7 @@ mod common;
 mod expiry;
 mod index;
 mod marks;
+mod parking;
 mod replication;
+mod structured;
 mod world;

@@ -13,6 +13,7 @@ mod simulate;
 mod store;
 mod tail;
 mod topology;
+mod triggers;
 
 use std::process::ExitCode;
 
@@ -56,6 +57,8 @@ enum Command {
     /// Show or change over which shards a feed is spread.
     #[command(subcommand)]
     Topology(topology::Command),
+    /// Look at triggers, and at the databases of which their jobs have failed.
+    Triggers(triggers::Args),
 }
 
 /// Why a command failed, and with which exit code.
@@ -153,5 +156,6 @@ async fn run(command: Command) -> Result<(), Failure> {
         Command::Simulate(args) => simulate::run(&args),
         Command::Tail(args) => tail::run(args).await,
         Command::Topology(command) => topology::run(command).await,
+        Command::Triggers(args) => triggers::run(args).await,
     }
 }

@@ -23,6 +23,9 @@ use crate::{
     store::RetryPolicy,
 };
 
+/// The most messages that may wait for a listener.
+const MESSAGES_MAX: usize = 1_000_000;
+
 /// Whether a listener that has panicked is made again.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum RestartPolicy {
@@ -108,10 +111,14 @@ where
         Ok(self)
     }
 
-    /// The most messages that wait for it: who sends more has to wait. Default: 1,024. Fails if it is zero.
+    /// The most messages that wait for it, 1 to 1,000,000: who sends more has to wait. Default: 1,024. Fails if it is out of these
+    /// limits.
     pub fn messages_max(self, messages_max: usize) -> Result<Self> {
         if messages_max == 0 {
             return Err(Error::invalid("messages", "their capacity is zero: none could ever be sent"));
+        }
+        if messages_max > MESSAGES_MAX {
+            return Err(Error::invalid("messages", format!("{messages_max} are more than {MESSAGES_MAX}")));
         }
         Ok(Self { messages_max, ..self })
     }

@@ -1,22 +1,21 @@
 //! The task of a trigger: takes in what the subscription tells, starts what is due, and puts down how far it has come.
 
-use std::{
-    collections::HashMap, error::Error as StdError, panic::AssertUnwindSafe, sync::Arc, time::Duration,
-};
+use std::{collections::HashMap, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use futures_util::{
     FutureExt,
     future::{BoxFuture, OptionFuture},
 };
-use tokio::{
-    sync::watch,
-    task::{AbortHandle, Id, JoinSet},
-};
+use tokio::sync::watch;
 use tokio_stream::StreamExt;
 
 use super::{
-    Trigger, TriggerOptions, TriggerStatus, cursor, is_gone,
-    plan::{End, Outcome, Plan, Seen, Task, Work},
+    Trigger, TriggerOptions, TriggerStatus,
+    attempt::{self, Terms},
+    cursor,
+    kind::{Ended, Failure, Kind},
+    plan::{self, End, Outcome, Plan, Seen},
+    retries::Retries,
     search::{Found, Search},
 };
 use crate::{
@@ -25,55 +24,13 @@ use crate::{
     dispatcher::{Delivery, Dispatcher, Interruption, Subscription},
     error::{Error, Result, panic_text},
     event::{Db, DbName},
+    keys::ParkedRow,
     named_cursor::OpenCursor,
-    notification_feed::NotificationFeed,
+    tasks::{self, Canceller, Joined, Task, Tasks},
 };
 
 /// How long the subscription is not asked for more after the feed could not be read.
 const FAILURE_PAUSE: Duration = Duration::from_secs(1);
-
-/// Why a task has not done its part.
-pub(in crate::jobs) enum Failure {
-    /// The job has failed.
-    Job(Box<dyn StdError + Send + Sync>),
-    /// What is kept with the cursor could not be read or written, which is no attempt of the job.
-    Store(Error),
-    /// It was not begun: the job has to be told first that these instances of the name are gone.
-    Replaced(Vec<Db>),
-}
-
-impl From<Error> for Failure {
-    fn from(error: Error) -> Self {
-        Self::Store(error)
-    }
-}
-
-/// How a task ends: other instances of the name that it has found to be gone, of which the job was not told.
-pub(in crate::jobs) type Ended = Result<Vec<Db>, Failure>;
-
-/// What a trigger is for.
-pub(in crate::jobs) trait Kind: Send + Sync + 'static {
-    /// What is to be done for a database.
-    type Work: Work;
-
-    /// Whether it wants to know which design documents have changed.
-    const DDOCS: bool;
-
-    /// What `delivery`, of a living database, asks for.
-    fn work(&self, delivery: &Delivery) -> Self::Work;
-
-    /// Does it.
-    fn run(
-        self: Arc<Self>,
-        cursor: OpenCursor,
-        db: Db,
-        work: Self::Work,
-        attempt: u32,
-    ) -> BoxFuture<'static, Ended>;
-
-    /// Tells that a database is gone.
-    fn deleted(self: Arc<Self>, cursor: OpenCursor, db: Db) -> BoxFuture<'static, Ended>;
-}
 
 /// Starts a trigger.
 pub(in crate::jobs) async fn start<K: Kind>(
@@ -84,13 +41,15 @@ pub(in crate::jobs) async fn start<K: Kind>(
     options.check()?;
     let subscribe = dispatcher.subscribe(options.filter.clone()).since(Cursor::NOTHING);
     let subscribe = if K::DDOCS { subscribe.with_ddocs() } else { subscribe };
-    let mut subscription = subscribe.durable(&cursor(dispatcher, &options)?).await?.stream();
+    let mut subscription = subscribe.durable_work(&cursor(dispatcher, &options)?).await?.stream();
+    // From here on nothing can fail: whoever had the cursor has lost it.
     let cursor = subscription.take_cursor().expect("it is durable");
     let position = cursor.stored();
     // An earlier one may have expired, or was about to tell what was gone, and has not come to it.
-    let is_unsure = position.knew_nothing() && !cursor.marked(None, 1).await?.is_empty();
+    let is_unsure = position.knew_nothing() && cursor.has_marks();
     let (stop, stopped) = watch::channel(false);
     let (status, watched) = watch::channel(TriggerStatus::new(position));
+    let retries = Retries::new(options.backoff_max, dispatcher.context().env());
     let keeper = Keeper {
         context: Arc::clone(dispatcher.context()),
         plan: Plan::new(options.pacing()),
@@ -98,16 +57,17 @@ pub(in crate::jobs) async fn start<K: Kind>(
         kind: Arc::new(kind),
         subscription,
         cursor,
-        jobs: JoinSet::new(),
-        tasks: HashMap::new(),
-        handles: HashMap::new(),
+        jobs: Tasks::new(),
+        started: HashMap::new(),
         status,
         search: is_unsure.then(Search::default),
+        retries,
+        is_turn_of_retry: false,
         pause: None,
         checkpoint: None,
     };
-    let task = tokio::spawn(keeper.run(stopped));
-    Ok(Trigger { task: Some(task), stop, status: watched })
+    let task = Task::spawn(keeper.run(stopped));
+    Ok(Trigger { task, stop, status: watched })
 }
 
 /// The task of a trigger.
@@ -125,16 +85,18 @@ struct Keeper<K: Kind> {
     /// What is to be done.
     plan: Plan<K::Work>,
     /// The jobs that run.
-    jobs: JoinSet<Ended>,
-    /// Which job is which task of the plan.
-    tasks: HashMap<Id, Started>,
-    /// Stops them, by the numbers of the plan.
-    handles: HashMap<u64, AbortHandle>,
+    jobs: Tasks<Ended>,
+    /// What they do, by their numbers, which are those of the plan.
+    started: HashMap<u64, Started>,
     /// What it is at.
     status: watch::Sender<TriggerStatus>,
     /// The search for what is gone, if databases may be so without its having been told: the subscription has expired, and
     /// reads everything again.
     search: Option<Search>,
+    /// When parked databases are tried again.
+    retries: Retries,
+    /// Whether the next job that is started is that of a parked one, if there is one whose turn it is.
+    is_turn_of_retry: bool,
     /// Completes when the subscription may be asked again.
     pause: Option<BoxFuture<'static, ()>>,
     /// Completes when how far it has come is to be put down; `None` before it works.
@@ -145,22 +107,31 @@ struct Keeper<K: Kind> {
 struct Started {
     /// The name of its database.
     name: DbName,
-    /// Its number in the plan.
-    number: u64,
-    /// The instance that is gone, if it tells so.
-    gone: Option<Db>,
+    /// Ends it.
+    canceller: Canceller,
+}
+
+/// Tells by being dropped that a trigger has ended.
+struct Finished(watch::Sender<TriggerStatus>);
+
+impl Drop for Finished {
+    fn drop(&mut self) {
+        self.0.send_modify(|status| (status.running, status.is_finished) = (0, true));
+    }
 }
 
 impl<K: Kind> Keeper<K> {
     /// Works until it is told to end, the dispatcher has ended, or the cursor is lost.
     async fn run(mut self, mut stop: watch::Receiver<bool>) -> Result<()> {
+        // Also if it panics: nobody is to take it for running.
+        let _finished = Finished(self.status.clone());
         let ended = tokio::select! {
             ended = self.work() => ended,
             // An error says that the handle was dropped, and then this task is aborted.
             _ = stop.wait_for(|stop| *stop) => Ok(()),
         };
         // They may be writing: what comes after must not meet them.
-        self.jobs.shutdown().await;
+        self.jobs.cancel_all();
         let ended = match ended {
             Ok(()) => {
                 let done_to = self.done_to();
@@ -168,9 +139,6 @@ impl<K: Kind> Keeper<K> {
             }
             lost => lost,
         };
-        self.status.send_modify(|status| {
-            (status.running, status.is_finished) = (0, true);
-        });
         ended
     }
 
@@ -178,6 +146,7 @@ impl<K: Kind> Keeper<K> {
     async fn work(&mut self) -> Result<()> {
         self.note_position();
         loop {
+            self.retries.begin(self.context.env(), self.cursor.named());
             self.start_due();
             let reserved = self.search_on();
             let now = self.context.env().now();
@@ -186,11 +155,7 @@ impl<K: Kind> Keeper<K> {
             let known = self.subscription.cursor();
             let may_receive = self.pause.is_none() && self.plan.len() + reserved < self.options.pending_max;
             tokio::select! {
-                Some(ended) = self.jobs.join_next_with_id() => {
-                    if let Some(failed) = self.end(ended).await? && self.plan.len() >= self.options.pending_max {
-                        self.look_after(&failed).await;
-                    }
-                }
+                Some(ended) = self.jobs.join_next() => self.end(ended)?,
                 // A predicate of the filter can panic. It has seen the row then.
                 received = AssertUnwindSafe(self.subscription.next()).catch_unwind(), if may_receive => {
                     match received {
@@ -205,6 +170,9 @@ impl<K: Kind> Keeper<K> {
                 }
                 Some(found) = OptionFuture::from(self.search.as_mut().and_then(Search::step)) => {
                     self.find(found);
+                }
+                Some(step) = OptionFuture::from(self.retries.step()) => {
+                    self.retries.end(self.context.env().now(), step);
                 }
                 Some(()) = OptionFuture::from(due) => {}
                 Some(()) = OptionFuture::from(self.pause.as_mut()) => self.pause = None,
@@ -287,45 +255,87 @@ impl<K: Kind> Keeper<K> {
     /// Takes in what was seen of a database.
     fn see(&mut self, seen: Seen<K::Work>) {
         let cancelled = self.plan.see(self.context.env().now(), seen);
-        if let Some(handle) = cancelled.and_then(|number| self.handles.get(&number)) {
-            handle.abort();
-            self.tell(|status| status.cancelled += 1);
-        }
+        self.cancel(cancelled);
         self.tell(|_| ());
     }
 
-    /// Starts the jobs that are due.
+    /// Starts the jobs that are due, and those of parked databases whose turn it is.
     fn start_due(&mut self) {
-        while let Some((number, task, attempt)) = self.plan.start(self.context.env().now()) {
-            let (kind, cursor) = (Arc::clone(&self.kind), self.cursor.clone());
-            let (name, gone, work) = match task {
-                Task::Gone(db) => (db.name.clone(), Some(db.clone()), kind.deleted(cursor, db)),
-                Task::Work(db, work) => (db.name.clone(), None, kind.run(cursor, db, work, attempt)),
-            };
-            let handle = self.jobs.spawn(work);
-            self.tasks.insert(handle.id(), Started { name, number, gone });
-            self.handles.insert(number, handle);
-            self.tell(|_| ());
+        loop {
+            let now = self.context.env().now();
+            // Of two that are started one may be parked, and no more than half of those that run.
+            if (self.is_turn_of_retry || !self.plan.is_due(now)) && self.start_retry() {
+                self.is_turn_of_retry = false;
+                continue;
+            }
+            let Some((number, task, attempt)) = self.plan.start(now) else { return };
+            self.is_turn_of_retry = true;
+            self.spawn(number, task, attempt, None);
         }
     }
 
-    /// Takes in the end of a job; the name of its database, if it is to be tried again. Fails if the cursor is lost.
-    async fn end(&mut self, ended: Result<(Id, Ended), tokio::task::JoinError>) -> Result<Option<DbName>> {
-        let (id, result) = match ended {
-            Ok((id, result)) => (id, result),
-            Err(error) if error.is_panic() => (error.id(), Err(Failure::Job(error.into()))),
-            // Whoever has stopped it does not wait for it.
-            Err(error) => (error.id(), Ok(Vec::new())),
+    /// Starts the job of the next parked database whose turn it is; whether there is one, and room for it.
+    fn start_retry(&mut self) -> bool {
+        if self.plan.retrying() >= (self.options.jobs_max / 2).max(1) || !self.plan.has_room() {
+            return false;
+        }
+        // One of which something waits or runs has its turn in the next round.
+        while let Some((db, row)) = self.retries.next() {
+            let task = if row.is_gone {
+                plan::Task::Gone(db)
+            } else {
+                plan::Task::Work(db, K::all_work(row.is_fresh))
+            };
+            if let Some(number) = self.plan.start_retry(&task) {
+                self.spawn(number, task, row.attempts.saturating_add(1), Some(row));
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Has the job do `task`.
+    fn spawn(&mut self, number: u64, task: plan::Task<K::Work>, attempt: u32, parked: Option<ParkedRow>) {
+        let name = task.db().name.clone();
+        let terms = Terms {
+            number: attempt,
+            attempts_max: self.options.attempts_max,
+            stall_limit: self.options.stall_limit,
+            parked,
         };
-        let Started { name, number, gone } = self.tasks.remove(&id).expect("every job is a task");
-        self.handles.remove(&number);
-        let trigger = &self.options.name;
+        let (context, kind) = (Arc::clone(&self.context), Arc::clone(&self.kind));
+        let work = attempt::attempt(context, kind, self.cursor.clone(), task, terms);
+        let canceller = self.jobs.spawn(number, work);
+        self.started.insert(number, Started { name, canceller });
+        self.tell(|_| ());
+    }
+
+    /// Takes in the end of a job. Fails if the cursor is lost.
+    fn end(&mut self, (number, ended): (u64, Joined<Ended>)) -> Result<()> {
+        let result = match ended {
+            Ok(result) => result,
+            Err(panicked @ tasks::Ended::Panicked(_)) => Err(Failure::Job(panicked.into())),
+            // Whoever has cancelled it does not wait for it.
+            Err(tasks::Ended::Cancelled) => Ok(Vec::new()),
+        };
+        let Started { name, .. } = self.started.remove(&number).expect("every job is a task");
+        let (trigger, stats) = (&self.options.name, &self.context.stats);
+        let mut was_stuck = false;
         let end = match result {
             Ok(others) => End::Done(others),
             Err(Failure::Replaced(others)) => End::PutOff(others),
+            Err(Failure::WasParked) => End::WasParked,
             Err(Failure::Job(error)) => {
                 tracing::warn!(trigger, database = %name, %error, "a job has failed");
+                stats.trigger_failures.add(1);
                 End::Failed
+            }
+            Err(Failure::Parked { error, is_stuck }) => {
+                tracing::warn!(trigger, database = %name, %error, "a job has failed, its database is parked");
+                stats.trigger_failures.add(1);
+                stats.trigger_parked.add(1);
+                was_stuck = is_stuck;
+                End::Parked
             }
             Err(Failure::Store(error)) => {
                 tracing::warn!(trigger, database = %name, %error, "a mark cannot be read or written");
@@ -338,46 +348,16 @@ impl<K: Kind> Keeper<K> {
         let (now, retry) = (self.context.env().now(), self.options.retry());
         let backoff = |failures| retry.backoff(failures, self.context.env());
         let outcome = self.plan.end(now, (&name, number), end, backoff);
-        self.tell(|status| match outcome {
-            Outcome::Done => status.done += 1,
-            Outcome::Failed => status.failed += 1,
-            Outcome::GivenUp => status.given_up += 1,
-            Outcome::PutOff | Outcome::Stale => {}
+        self.tell(|status| {
+            match outcome {
+                Outcome::Done => status.done += 1,
+                Outcome::Failed => status.failed += 1,
+                Outcome::Parked => (status.failed, status.parked) = (status.failed + 1, status.parked + 1),
+                Outcome::PutOff | Outcome::Stale => {}
+            }
+            status.stuck += u64::from(was_stuck);
         });
-        if let Some(gone) = gone.filter(|_| outcome == Outcome::GivenUp) {
-            self.forget(&gone).await?;
-        }
-        Ok((outcome == Outcome::Failed).then_some(name))
-    }
-
-    /// Forgets the mark of `gone`, of which the job will not be told any more: it would keep its successor from being worked on.
-    /// Fails if the cursor is lost.
-    async fn forget(&mut self, gone: &Db) -> Result<()> {
-        match self.cursor.unmark(gone).await {
-            Err(error) if !matches!(error, Error::CursorLost { .. }) => {
-                let trigger = &self.options.name;
-                tracing::warn!(trigger, database = %gone.name, %error, "a mark stays, and is told once more");
-                Ok(())
-            }
-            done => done,
-        }
-    }
-
-    /// Finds out whether the database `name`, of which a job has failed, is gone. While there is no room for more, nothing else
-    /// tells, and nothing would ever make room.
-    async fn look_after(&mut self, name: &DbName) {
-        let Some(db) = self.plan.waiting_for(name).cloned() else { return };
-        let feed = NotificationFeed::new(Arc::clone(&self.context), self.context.feed.clone());
-        match feed.newest(name).await {
-            Ok(row) if is_gone(&db, row.as_ref()) => {
-                let since = self.subscription.cursor();
-                self.see_gone(db, since);
-            }
-            Ok(_) => {}
-            Err(error) => {
-                tracing::warn!(trigger = self.options.name, %error, "a database cannot be looked up");
-            }
-        }
+        Ok(())
     }
 
     /// Goes on with the search for databases that are gone without its having been told, if there is one, once all that are
@@ -403,13 +383,17 @@ impl<K: Kind> Keeper<K> {
 
     /// Takes in that an instance is gone, whatever has its name now.
     fn see_gone(&mut self, db: Db, since: Cursor) {
-        if let Some(number) = self.plan.forget(self.context.env().now(), db, since)
-            && let Some(handle) = self.handles.get(&number)
-        {
-            handle.abort();
+        let cancelled = self.plan.forget(self.context.env().now(), db, since);
+        self.cancel(cancelled);
+        self.tell(|_| ());
+    }
+
+    /// Ends the job of task `number`, with all that it has started: when this returns, nothing of it runs any more.
+    fn cancel(&self, number: Option<u64>) {
+        if let Some(started) = number.and_then(|number| self.started.get(&number)) {
+            started.canceller.cancel();
             self.tell(|status| status.cancelled += 1);
         }
-        self.tell(|_| ());
     }
 
     /// Shows what it is at.

@@ -3,38 +3,47 @@
 
 use std::sync::Arc;
 
+use super::kind::{Failure, Turn};
 use crate::{
     context::Context,
     error::Result,
     event::{Db, DbName},
-    named_cursor::OpenCursor,
+    named_cursor::{Begun, OpenCursor, ScanMark},
     notification_feed::NotificationFeed,
 };
 
-/// What is marked of the instances of a name.
-pub(in crate::jobs) struct Marked {
-    /// Whether the one that lives is.
-    pub is_living: bool,
-    /// Those that are gone; some of them, if they are many.
-    pub gone: Vec<Db>,
+/// Begins work on `db`, which is marked by it. Fails if the job has first to be told of other instances of its name that they
+/// are gone.
+pub(in crate::jobs) async fn begin(
+    context: &Arc<Context>,
+    cursor: &OpenCursor,
+    db: &Db,
+    (turn, is_fresh): (&Turn, bool),
+) -> Result<ScanMark, Failure> {
+    let gone = find_gone(context, cursor, Some(db), &db.name).await?;
+    if !gone.is_empty() {
+        return Err(Failure::Replaced(gone));
+    }
+    match cursor.begin_scan(db, turn.is_retry, is_fresh).await? {
+        Begun::Scan(mark) => Ok(mark),
+        Begun::Parked => Err(Failure::WasParked),
+    }
 }
 
-/// Finds out which instances of the database `name` are marked besides `living`, and gone. A row tells of one that was
-/// replaced: of several, only these marks know.
-pub(in crate::jobs) async fn find_marked(
+/// Finds out which instances of the database `name` are marked besides `living`, and gone; some of them, if they are many. A row
+/// tells of one that was replaced: of several, only these marks know.
+pub(in crate::jobs) async fn find_gone(
     context: &Arc<Context>,
     cursor: &OpenCursor,
     living: Option<&Db>,
     name: &DbName,
-) -> Result<Marked> {
+) -> Result<Vec<Db>> {
     let mut gone = cursor.marked_as(name).await?;
-    let count = gone.len();
     gone.retain(|db| Some(db) != living);
-    let is_living = gone.len() < count;
     if !gone.is_empty() {
         let feed = NotificationFeed::new(Arc::clone(context), context.feed.clone());
         let row = feed.newest(name).await?.filter(|row| !row.is_deleted());
         gone.retain(|db| row.as_ref().is_none_or(|row| row.instance != db.instance));
     }
-    Ok(Marked { is_living, gone })
+    Ok(gone)
 }

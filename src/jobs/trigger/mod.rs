@@ -4,19 +4,25 @@
 //! that run ([`keeper`]). Its cursor stays before everything that is not done, so whatever is lost with the process, the
 //! feed tells it again: triggers may come twice, and are never lost.
 
+mod attempt;
 mod keeper;
+mod kind;
 mod marks;
 mod plan;
+mod retries;
 mod search;
+mod stored;
 
-use std::{fmt, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
-use tokio::{sync::watch, task::JoinHandle};
+use tokio::sync::watch;
 
 use self::plan::Pacing;
+pub use self::stored::{ParkedDb, StoredTrigger};
 pub(super) use self::{
-    keeper::{Ended, Failure, Kind, start},
-    marks::find_marked,
+    keeper::start,
+    kind::{Ended, Failure, Kind, Turn},
+    marks::{begin, find_gone},
     plan::Work,
 };
 use super::TaskResult;
@@ -27,13 +33,19 @@ use crate::{
     event::Db,
     notification::Notification,
     store::RetryPolicy,
+    tasks::Task,
 };
 
 /// What a trigger has done for its databases. A closure that returns a future of [`TaskResult`] is a job, too, which has
 /// nothing to do when a database is deleted.
 pub trait TriggerJob<W>: Send + Sync + 'static {
     /// Does the work on a database. It may be done again, and has to bear that. After a failure or a panic it is tried again
-    /// later. If the database is deleted meanwhile, the future is dropped.
+    /// later.
+    ///
+    /// If the database is deleted meanwhile, the future is dropped, and with it all that it has not handed to tasks of its own:
+    /// what it starts has to end with it, as a [`ParallelJob`](crate::ParallelJob) does. What it writes has to be checked in
+    /// each transaction ([`Fence::check_in`](crate::Fence::check_in)): a commit that is on its way then cannot come after
+    /// [`TriggerJob::deleted`].
     fn run(&self, work: W) -> impl Future<Output = TaskResult> + Send;
 
     /// A database was deleted: what was done for it is not needed any more. It is told before any work on a database that was
@@ -54,6 +66,12 @@ where
     }
 }
 
+/// The most jobs that may run at once.
+const JOBS_MAX: usize = 10_000;
+
+/// The most databases for which something may wait.
+const PENDING_MAX: usize = 10_000_000;
+
 /// How a trigger works.
 #[derive(Debug, Clone)]
 pub struct TriggerOptions {
@@ -65,16 +83,24 @@ pub struct TriggerOptions {
     /// How long work waits for more of the same: however often a database changes, its work is done once per that time, and
     /// not later than that after the first change. Default: 5 s for indexes, none for replications.
     pub debounce: Duration,
-    /// How many jobs run at once; of one database, one. Default: 4.
+    /// How many jobs run at once, 1 to 10,000; of one database, one. Default: 4.
     pub jobs_max: usize,
-    /// How often a job that fails is tried before it is given up until the database changes again. One that cannot clean up
-    /// after a deleted database is not asked again. Default: for ever.
-    pub attempts_max: Option<u32>,
+    /// How often a job that fails is tried before its database is parked. A parked one costs the others nothing: it waits in the
+    /// store, holds no place in what waits and does not hold the cursor back. It is tried again in rounds that begin
+    /// [`TriggerOptions::backoff_max`] apart: in each of them, then in every second, up to every sixteenth, and in each again once
+    /// it has changed. At most half of the jobs that run are such, or one. One whose clean-up after a deletion has
+    /// failed so often is parked as well, and does not keep its successor from being worked on. Default: 5.
+    pub attempts_max: u32,
+    /// How long a job may show no progress before it is cancelled, and its database parked: of a build or scan each transaction that
+    /// it has checked in ([`Fence::check_in`](crate::Fence::check_in)), each page of a scan and each batch of a
+    /// [`ParallelJob`](crate::ParallelJob) with its fence is one. One that works for longer on something else says so
+    /// ([`Fence::note_progress`](crate::Fence::note_progress)). Default: 10 min.
+    pub stall_limit: Duration,
     /// The first pause before a job that has failed is tried again. Each further one is twice as long. Default: 1 s.
     pub backoff_min: Duration,
     /// The longest such pause. Default: 5 min.
     pub backoff_max: Duration,
-    /// For how many databases something waits at most. While it does for so many, the feed is not read on, and keeps the
+    /// For how many databases something waits at most, 1 to 10,000,000. While it does for so many, the feed is not read on, and keeps the
     /// rest. Default: 10,000.
     pub pending_max: usize,
     /// How often it puts down how far it has come. Default: 1 s.
@@ -89,7 +115,8 @@ impl TriggerOptions {
             filter: Filter::all(),
             debounce: Duration::from_secs(5),
             jobs_max: 4,
-            attempts_max: None,
+            attempts_max: 5,
+            stall_limit: Duration::from_mins(10),
             backoff_min: Duration::from_secs(1),
             backoff_max: Duration::from_mins(5),
             pending_max: 10_000,
@@ -106,13 +133,19 @@ impl TriggerOptions {
     /// Fails if an option is out of its limits.
     fn check(&self) -> Result<()> {
         let zero = [
-            ("jobs at once", self.jobs_max == 0),
-            ("attempts", self.attempts_max == Some(0)),
-            ("pending databases", self.pending_max == 0),
+            ("attempts", self.attempts_max == 0),
             ("checkpoint interval", self.checkpoint_interval.is_zero()),
+            ("stall limit", self.stall_limit.is_zero()),
         ];
         if let Some((what, _)) = zero.into_iter().find(|(_, is_zero)| *is_zero) {
             return Err(Error::invalid(what, "it is zero"));
+        }
+        let counts =
+            [("jobs at once", self.jobs_max, JOBS_MAX), ("pending databases", self.pending_max, PENDING_MAX)];
+        if let Some((what, count, max)) =
+            counts.into_iter().find(|(_, count, max)| !(1..=*max).contains(count))
+        {
+            return Err(Error::invalid(what, format!("{count} is not 1 to {max}")));
         }
         if self.backoff_min > self.backoff_max {
             let (min, max) = (self.backoff_min, self.backoff_max);
@@ -127,7 +160,7 @@ impl TriggerOptions {
 
     /// How tasks are spaced.
     fn pacing(&self) -> Pacing {
-        Pacing { debounce: self.debounce, tasks_max: self.jobs_max, attempts_max: self.attempts_max }
+        Pacing { debounce: self.debounce, tasks_max: self.jobs_max }
     }
 
     /// The pauses after failures.
@@ -151,10 +184,13 @@ pub struct TriggerStatus {
     pub running: usize,
     /// Jobs that have done their work, since it was started.
     pub done: u64,
-    /// Attempts that have failed or panicked, and are tried again.
+    /// Attempts that have failed or panicked.
     pub failed: u64,
-    /// Jobs that were given up.
-    pub given_up: u64,
+    /// How often a database was parked, since it was started: its job has failed as often as it may, once more, or was stuck.
+    /// [`Bus::trigger`](crate::Bus::trigger) tells which are.
+    pub parked: u64,
+    /// Jobs that were cancelled because they had shown no progress for [`TriggerOptions::stall_limit`].
+    pub stuck: u64,
     /// Jobs that were cancelled because their database was deleted.
     pub cancelled: u64,
     /// Where its cursor stands: everything before it is done.
@@ -166,17 +202,17 @@ pub struct TriggerStatus {
 impl TriggerStatus {
     /// A trigger that begins at `position`.
     fn new(position: Cursor) -> Self {
-        let (waiting, running, done, failed, given_up, cancelled) = (0, 0, 0, 0, 0, 0);
-        Self { waiting, running, done, failed, given_up, cancelled, position, is_finished: false }
+        let (waiting, running, done, failed, parked, stuck, cancelled) = (0, 0, 0, 0, 0, 0, 0);
+        Self { waiting, running, done, failed, parked, stuck, cancelled, position, is_finished: false }
     }
 }
 
-/// A running trigger. Dropping it stops it and its jobs at once, as a crash would; [`Trigger::shutdown`] also puts down how far
-/// it has come.
+/// A running trigger. Dropping it stops it and its jobs at once, as a crash would: when the drop has returned, nothing of them runs
+/// any more. [`Trigger::shutdown`] also puts down how far it has come.
 #[must_use = "dropping it stops the trigger"]
 pub struct Trigger {
-    /// Its task.
-    task: Option<JoinHandle<Result<()>>>,
+    /// Its task. Dropping it ends it, with all jobs.
+    task: Task<Result<()>>,
     /// Tells it to end.
     stop: watch::Sender<bool>,
     /// What it is at.
@@ -197,21 +233,10 @@ impl Trigger {
     /// Stops its jobs, and puts down how far it has come. What they had under way is begun again by the next trigger of the name.
     ///
     /// Fails with [`Error::CursorLost`] if another one had opened its cursor.
-    pub async fn shutdown(mut self) -> Result<()> {
+    pub async fn shutdown(self) -> Result<()> {
         self.stop.send_replace(true);
-        let task = self.task.take().expect("it is taken only here");
-        match task.await {
-            Ok(ended) => ended,
-            Err(error) => Err(Error::Task { shard: None, attempts: 1, source: std::sync::Arc::new(error) }),
-        }
-    }
-}
-
-impl Drop for Trigger {
-    fn drop(&mut self) {
-        if let Some(task) = &self.task {
-            task.abort();
-        }
+        let stopped = |ended| Error::Task { shard: None, attempts: 1, source: Arc::new(ended) };
+        self.task.await.unwrap_or_else(|ended| Err(stopped(ended)))
     }
 }
 

@@ -44,10 +44,9 @@ pub(super) enum Task<W> {
     Work(Db, W),
 }
 
-#[cfg(test)]
 impl<W> Task<W> {
     /// Of which database.
-    fn db(&self) -> &Db {
+    pub fn db(&self) -> &Db {
         match self {
             Self::Gone(db) | Self::Work(db, _) => db,
         }
@@ -61,10 +60,12 @@ struct Running<W> {
     number: u64,
     /// What it does.
     task: Task<W>,
-    /// Whoever starts again from here sees the cause again.
-    since: Cursor,
+    /// Whoever starts again from here sees the cause again; `None` for a parked database, which the store knows.
+    since: Option<Cursor>,
     /// Whether its end counts for nothing.
     is_cancelled: bool,
+    /// Whether its database is parked.
+    is_retry: bool,
 }
 
 /// What is to be done for one name.
@@ -145,6 +146,10 @@ pub(super) enum End {
     Done(Vec<Db>),
     /// Its job has failed, which was an attempt.
     Failed,
+    /// Its job has failed, and its database was parked.
+    Parked,
+    /// Its database was parked already.
+    WasParked,
     /// It could not do its part, which is no attempt of the job: that these instances are gone is to be told first, or, if
     /// there are none, something else has failed.
     PutOff(Vec<Db>),
@@ -157,8 +162,8 @@ pub(super) enum Outcome {
     Done,
     /// It has failed, and will be tried again.
     Failed,
-    /// It has failed as often as it may.
-    GivenUp,
+    /// It has failed as often as it may, and waits in the store.
+    Parked,
     /// It comes after the news that others are gone.
     PutOff,
     /// Nobody waits for it any more.
@@ -172,8 +177,6 @@ pub(super) struct Pacing {
     pub debounce: Duration,
     /// How many tasks run at once.
     pub tasks_max: usize,
-    /// How often a task is tried; `None` for ever.
-    pub attempts_max: Option<u32>,
 }
 
 /// What a trigger has to do, and when.
@@ -187,6 +190,8 @@ pub(super) struct Plan<W> {
     due: BTreeSet<(Duration, DbName)>,
     /// How many tasks run.
     running: usize,
+    /// How many of them are of parked databases.
+    retrying: usize,
     /// The number of the next task.
     next: u64,
 }
@@ -194,7 +199,7 @@ pub(super) struct Plan<W> {
 impl<W: Work> Plan<W> {
     /// Nothing to do.
     pub fn new(pacing: Pacing) -> Self {
-        Self { pacing, entries: HashMap::new(), due: BTreeSet::new(), running: 0, next: 0 }
+        Self { pacing, entries: HashMap::new(), due: BTreeSet::new(), running: 0, retrying: 0, next: 0 }
     }
 
     /// How many names have something waiting or running.
@@ -212,16 +217,31 @@ impl<W: Work> Plan<W> {
         self.running
     }
 
+    /// How many tasks of parked databases run.
+    pub fn retrying(&self) -> usize {
+        self.retrying
+    }
+
+    /// Whether another task may run.
+    pub fn has_room(&self) -> bool {
+        self.running < self.pacing.tasks_max
+    }
+
     /// When the next task is due, if there is room for it.
     pub fn next_due(&self) -> Option<Duration> {
         let (due, _) = self.due.first()?;
-        (self.running < self.pacing.tasks_max).then_some(*due)
+        self.has_room().then_some(*due)
+    }
+
+    /// Whether a task is due at `now`, and there is room for it.
+    pub fn is_due(&self, now: Duration) -> bool {
+        self.next_due().is_some_and(|due| due <= now)
     }
 
     /// Whoever starts again from here sees everything again that is not done; `None` if all is done.
     pub fn since(&self) -> Option<Cursor> {
         let of = |entry: &Entry<W>| {
-            entry.running.as_ref().map(|running| running.since).into_iter().chain(entry.since)
+            entry.running.as_ref().and_then(|running| running.since).into_iter().chain(entry.since)
         };
         self.entries.values().flat_map(of).min()
     }
@@ -233,11 +253,6 @@ impl<W: Work> Plan<W> {
             _ => None,
         };
         self.entries.values().filter_map(of).collect()
-    }
-
-    /// The database of the work that waits for `name`.
-    pub fn waiting_for(&self, name: &DbName) -> Option<&Db> {
-        Some(&self.entries.get(name)?.work.as_ref()?.0)
     }
 
     /// Takes in what was seen at `now`; the number of a task that is to be cancelled, if one is.
@@ -284,7 +299,7 @@ impl<W: Work> Plan<W> {
         let (_, name) = self.due.pop_first()?;
         let entry = self.entries.get_mut(&name).expect("what is due is there");
         entry.due = None;
-        let since = entry.since.expect("something waits");
+        let since = entry.since;
         let task = if entry.gone.is_empty() {
             let (db, work) = entry.work.take().expect("something waits");
             Task::Work(db, work)
@@ -296,8 +311,23 @@ impl<W: Work> Plan<W> {
         }
         self.next += 1;
         self.running += 1;
-        entry.running = Some(Running { number: self.next, task: task.clone(), since, is_cancelled: false });
-        Some((self.next, task, entry.attempts + 1))
+        let (number, is_cancelled, is_retry) = (self.next, false, false);
+        entry.running = Some(Running { number, task: task.clone(), since, is_cancelled, is_retry });
+        Some((number, task, entry.attempts + 1))
+    }
+
+    /// Starts `task` of a parked database: its number; `None` if there is no room, or something waits or runs for the name.
+    pub fn start_retry(&mut self, task: &Task<W>) -> Option<u64> {
+        let name = &task.db().name;
+        if !self.has_room() || self.entries.contains_key(name) {
+            return None;
+        }
+        self.next += 1;
+        (self.running, self.retrying) = (self.running + 1, self.retrying + 1);
+        let (number, is_cancelled, is_retry) = (self.next, false, true);
+        let running = Running { number, task: task.clone(), since: None, is_cancelled, is_retry };
+        self.entries.insert(name.clone(), Entry { running: Some(running), ..Entry::new() });
+        Some(number)
     }
 
     /// Takes in how task `number` of `name` has ended; `backoff` is the pause after a number of failures.
@@ -316,19 +346,24 @@ impl<W: Work> Plan<W> {
             return Outcome::Stale;
         };
         self.running -= 1;
-        let Running { task, since, is_cancelled, .. } = running;
-        let is_last = self.pacing.attempts_max.is_some_and(|max| entry.attempts + 1 >= max);
+        let Running { task, since, is_cancelled, is_retry, .. } = running;
+        self.retrying -= usize::from(is_retry);
+        let debounced = now.saturating_add(self.pacing.debounce);
         let (outcome, gone, due) = match end {
             _ if is_cancelled => (Outcome::Stale, Vec::new(), now),
             End::Done(gone) => {
                 entry.attempts = 0;
                 // After the news that one is gone, what waits for the next one may have waited long enough.
                 let is_news = matches!(task, Task::Gone(_));
-                (Outcome::Done, gone, if is_news { now } else { now.saturating_add(self.pacing.debounce) })
+                (Outcome::Done, gone, if is_news { now } else { debounced })
             }
-            End::Failed if is_last => {
+            End::Parked => {
                 entry.attempts = 0;
-                (Outcome::GivenUp, Vec::new(), now.saturating_add(self.pacing.debounce))
+                (Outcome::Parked, Vec::new(), debounced)
+            }
+            End::WasParked => {
+                entry.attempts = 0;
+                (Outcome::Stale, Vec::new(), debounced)
             }
             End::Failed => {
                 entry.attempts += 1;
@@ -336,7 +371,10 @@ impl<W: Work> Plan<W> {
                 (Outcome::Failed, Vec::new(), now.saturating_add(backoff(entry.attempts)))
             }
             End::PutOff(gone) => {
-                entry.put_back(task);
+                // The store knows of a parked one.
+                if !is_retry {
+                    entry.put_back(task);
+                }
                 let (outcome, pause) = match gone[..] {
                     [] => (Outcome::Failed, backoff(entry.attempts + 1)),
                     _ => (Outcome::PutOff, Duration::ZERO),
@@ -344,10 +382,10 @@ impl<W: Work> Plan<W> {
                 (outcome, gone, now.saturating_add(pause))
             }
         };
-        if !matches!(outcome, Outcome::Stale | Outcome::GivenUp)
+        if !matches!(outcome, Outcome::Stale | Outcome::Parked)
             && (outcome != Outcome::Done || !gone.is_empty())
         {
-            entry.since = Some(entry.since.map_or(since, |known| known.min(since)));
+            entry.since = entry.since.into_iter().chain(since).min();
         }
         // No task runs that could be of one of them.
         entry.end_instances(|known| !gone.contains(known));
@@ -409,7 +447,7 @@ mod tests {
     }
 
     fn plan() -> Plan<Vec<u32>> {
-        Plan::new(Pacing { debounce: SECOND, tasks_max: 2, attempts_max: None })
+        Plan::new(Pacing { debounce: SECOND, tasks_max: 2 })
     }
 
     fn seen(instance: u8, work: u32, since: u64) -> Seen<Vec<u32>> {
@@ -437,7 +475,6 @@ mod tests {
     #[test]
     fn what_could_not_be_begun_waits_for_the_news_of_others_and_is_no_attempt() {
         let mut plan = plan();
-        plan.pacing.attempts_max = Some(1);
         let backoff = |failures| SECOND * 10 * failures;
         let name = db(3).name;
         plan.see(SECOND, seen(3, 1, 1));
@@ -456,7 +493,7 @@ mod tests {
         assert_eq!(plan.end(SECOND * 12, (&name, number), done, backoff), Outcome::Done);
         let (number, task, _) = plan.start(SECOND * 12).unwrap();
         assert_eq!(task, Task::Gone(db(1)));
-        assert_eq!(plan.end(SECOND * 12, (&name, number), End::Failed, backoff), Outcome::GivenUp);
+        assert_eq!(plan.end(SECOND * 12, (&name, number), End::Parked, backoff), Outcome::Parked);
         let (_, task, attempt) = plan.start(SECOND * 13).unwrap();
         assert_eq!((task, attempt), (Task::Work(db(3), vec![1]), 1));
     }
@@ -493,15 +530,35 @@ mod tests {
     }
 
     #[test]
-    fn what_fails_as_often_as_it_may_is_given_up() {
+    fn what_is_parked_holds_nothing_back_and_is_tried_again_beside_the_rest() {
         let mut plan = plan();
-        plan.pacing.attempts_max = Some(2);
+        let name = db(1).name;
+        let backoff = |failures| SECOND * 10 * failures;
         plan.see(SECOND, seen(1, 1, 1));
         let (number, ..) = plan.start(SECOND * 2).unwrap();
-        assert_eq!(end(&mut plan, SECOND * 2, number, false), Outcome::Failed);
-        let (number, ..) = plan.start(SECOND * 12).unwrap();
-        assert_eq!(end(&mut plan, SECOND * 12, number, false), Outcome::GivenUp);
+        assert_eq!(plan.end(SECOND * 2, (&name, number), End::Parked, backoff), Outcome::Parked);
         assert_eq!((plan.len(), plan.since()), (0, None));
+        let task = Task::Work(db(1), vec![9]);
+        let number = plan.start_retry(&task).unwrap();
+        assert_eq!((plan.len(), plan.since(), plan.running(), plan.retrying()), (1, None, 1, 1));
+        assert_eq!(plan.start_retry(&task), None, "one at a time");
+        // What comes meanwhile is done afterwards, and is told again until then.
+        plan.see(SECOND * 3, seen(1, 2, 5));
+        assert_eq!(plan.since(), Some(at(5)));
+        let put_off = End::PutOff(Vec::new());
+        assert_eq!(plan.end(SECOND * 3, (&name, number), put_off, backoff), Outcome::Failed);
+        assert_eq!((plan.running(), plan.retrying()), (0, 0));
+        let (number, task, _) = plan.start(SECOND * 13).unwrap();
+        assert_eq!(task, Task::Work(db(1), vec![2]), "the store knows the rest");
+        assert_eq!(plan.end(SECOND * 13, (&name, number), End::WasParked, backoff), Outcome::Stale);
+        assert_eq!((plan.len(), plan.since()), (0, None));
+        // One that is deleted while it is tried again.
+        let number = plan.start_retry(&Task::Work(db(1), vec![9])).unwrap();
+        let gone = Seen { db: db(1), replaced: None, work: None, since: at(7) };
+        assert_eq!(plan.see(SECOND * 14, gone), Some(number));
+        assert_eq!(plan.end(SECOND * 14, (&name, number), End::Parked, backoff), Outcome::Stale);
+        assert_eq!(plan.start(SECOND * 14).unwrap().1, Task::Gone(db(1)));
+        assert_eq!(plan.retrying(), 0);
     }
 
     #[test]

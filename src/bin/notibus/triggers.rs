@@ -1,0 +1,173 @@
+//! `notibus triggers`: looks at triggers, and at the databases that they have parked.
+
+use std::{
+    io::Write,
+    time::{Duration, UNIX_EPOCH},
+};
+
+use clap::Subcommand;
+use notibus::{Bus, Cursor, DbName, ParkedDb, StoredTrigger};
+use serde::Serialize;
+
+use crate::{Failure, store::Store};
+
+/// What to do with triggers.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// What to do.
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// What can be done with triggers.
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Print all triggers, and how many databases each has parked; or the parked databases of one, and why.
+    List {
+        /// Of which trigger.
+        trigger: Option<String>,
+        /// Where it is.
+        #[command(flatten)]
+        at: At,
+    },
+    /// Have parked databases tried again: within some 10 s if the trigger runs, else when it is started.
+    Retry {
+        /// Of which trigger.
+        trigger: String,
+        /// Only this database.
+        #[arg(long)]
+        db: Option<DbName>,
+        /// Where it is.
+        #[command(flatten)]
+        at: At,
+    },
+    /// Forget all that is kept of a trigger: when it is started the next time, it begins with all databases.
+    Reset {
+        /// Which trigger. One that runs ends.
+        trigger: String,
+        /// Where it is.
+        #[command(flatten)]
+        at: At,
+    },
+}
+
+/// Where the triggers are.
+#[derive(Debug, clap::Args)]
+struct At {
+    /// The store: "memory", "dir:PATH" or "fdb:FILE".
+    #[arg(long)]
+    store: Store,
+    /// What the keys of the bus start with.
+    #[arg(long, default_value = "notibus")]
+    prefix: String,
+    /// Print a JSON object per line.
+    #[arg(long)]
+    json: bool,
+}
+
+/// A trigger as it is listed.
+#[derive(Debug, Serialize)]
+struct Line {
+    /// Its name.
+    trigger: String,
+    /// Where its cursor stands.
+    position: Option<Cursor>,
+    /// How many databases are parked.
+    parked: usize,
+}
+
+impl At {
+    /// Opens the bus.
+    async fn open(&self) -> Result<Bus, Failure> {
+        self.store.check_exists()?;
+        let db = self.store.open().await?;
+        Ok(Bus::open_existing(&db, self.prefix.as_bytes()).await?)
+    }
+
+    /// Opens the bus, and finds the trigger `name`, which there has to be.
+    async fn find(&self, name: &str) -> Result<StoredTrigger, Failure> {
+        let trigger = self.open().await?.trigger(name)?;
+        match trigger.position().await? {
+            Some(_) => Ok(trigger),
+            None => Err(Failure::BadInput(format!(
+                "there is no trigger {name}; `triggers list` tells which there are"
+            ))),
+        }
+    }
+
+    /// Prints `row` as a JSON object, or as `readable` says.
+    fn print<T: Serialize>(&self, row: &T, readable: impl Fn(&T) -> String) -> Result<(), Failure> {
+        let mut out = std::io::stdout().lock();
+        let printed = if self.json {
+            serde_json::to_writer(&mut out, row)
+                .map_err(std::io::Error::from)
+                .and_then(|()| out.write_all(b"\n"))
+        } else {
+            writeln!(out, "{}", readable(row))
+        };
+        printed.map_err(|error| Failure::Failed(format!("standard output: {error}")))
+    }
+}
+
+/// Looks at triggers, or manages them.
+pub async fn run(args: Args) -> Result<(), Failure> {
+    match args.command {
+        Command::List { trigger: None, at } => {
+            let bus = at.open().await?;
+            for name in bus.triggers().await? {
+                let trigger = bus.trigger(&name)?;
+                let (mut parked, mut last) = (0, None);
+                while let Some(page) = next(&trigger, &mut last).await? {
+                    parked += page.len();
+                }
+                let line = Line { position: trigger.position().await?, trigger: name, parked };
+                at.print(&line, |line| {
+                    let at = line.position.map_or_else(|| "nothing".to_owned(), |cursor| cursor.to_string());
+                    format!("{}  at {at}; {} databases parked", line.trigger, line.parked)
+                })?;
+            }
+            Ok(())
+        }
+        Command::List { trigger: Some(name), at } => {
+            let trigger = at.find(&name).await?;
+            let mut last = None;
+            while let Some(page) = next(&trigger, &mut last).await? {
+                for parked in &page {
+                    at.print(parked, readable)?;
+                }
+            }
+            Ok(())
+        }
+        Command::Retry { trigger, db, at } => {
+            let count = at.find(&trigger).await?.retry(db.as_ref()).await?;
+            match db {
+                Some(db) if count == 0 => {
+                    Err(Failure::BadInput(format!("database {db} is not parked by trigger {trigger}")))
+                }
+                _ => Ok(()),
+            }
+        }
+        Command::Reset { trigger, at } => Ok(at.find(&trigger).await?.reset().await?),
+    }
+}
+
+/// The next parked databases after `last`; `None` at the end.
+async fn next(
+    trigger: &StoredTrigger,
+    last: &mut Option<notibus::Db>,
+) -> Result<Option<Vec<ParkedDb>>, Failure> {
+    let page = trigger.parked(last.as_ref(), 1_000).await?;
+    *last = page.last().map(ParkedDb::db);
+    Ok((!page.is_empty()).then_some(page))
+}
+
+/// A parked database for people.
+fn readable(parked: &ParkedDb) -> String {
+    let when = UNIX_EPOCH.checked_add(Duration::from_millis(parked.at_ms));
+    let when =
+        when.map_or_else(|| "?".to_owned(), |time| humantime::format_rfc3339_seconds(time).to_string());
+    let what = if parked.is_gone { "its deletion" } else { "its work" };
+    let asked = if parked.is_asked { "; will be tried again soon" } else { "" };
+    let ParkedDb { name, instance, attempts, error, .. } = parked;
+    format!("{name} ({instance})  {what}: {attempts} attempts, last {when}{asked}: {error}")
+}

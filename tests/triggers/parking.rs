@@ -1,0 +1,245 @@
+//! Databases whose job fails or hangs cost the others nothing: they wait in the store, and are tried again.
+
+use std::{
+    collections::BTreeSet,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use notibus::{
+    Db, EventKind, IndexBuild, ParkedDb, TaskResult, Trigger, TriggerJob, TriggerOptions, index_trigger,
+};
+
+use crate::{
+    common::{db, until},
+    world::{World, at_rest, job, quick},
+};
+
+/// Builds every database but those whose names begin with `bad`, as long as these are not mended; those of `hung` hang.
+#[derive(Clone, Default)]
+struct Fussy {
+    /// Databases that were built.
+    built: Arc<Mutex<BTreeSet<Db>>>,
+    /// Databases that were told to be gone.
+    gone: Arc<Mutex<BTreeSet<Db>>>,
+    /// Builds that were tried.
+    tries: Arc<AtomicUsize>,
+    /// Whether all can be built.
+    is_mended: Arc<AtomicBool>,
+}
+
+impl Fussy {
+    fn has_built(&self, db: &Db) -> bool {
+        self.built.lock().unwrap().contains(db)
+    }
+}
+
+impl TriggerJob<IndexBuild> for Fussy {
+    async fn run(&self, build: IndexBuild) -> TaskResult {
+        self.tries.fetch_add(1, Ordering::SeqCst);
+        let name = build.db.name.as_str();
+        let is_mended = self.is_mended.load(Ordering::SeqCst);
+        if name.starts_with("hung") && !is_mended {
+            std::future::pending::<()>().await;
+        }
+        if name.starts_with("bad") && !is_mended {
+            return Err("no disk".into());
+        }
+        self.built.lock().unwrap().insert(build.db);
+        Ok(())
+    }
+
+    async fn deleted(&self, db: Db) -> TaskResult {
+        if db.name.as_str().starts_with("stubborn") && !self.is_mended.load(Ordering::SeqCst) {
+            return Err("no access".into());
+        }
+        self.gone.lock().unwrap().insert(db);
+        Ok(())
+    }
+}
+
+async fn start(world: &World, options: TriggerOptions, job: &Fussy) -> Trigger {
+    index_trigger(&world.dispatcher, options, job.clone()).await.unwrap()
+}
+
+async fn parked(world: &World) -> Vec<ParkedDb> {
+    world.bus.trigger("views").unwrap().parked(None, 100).await.unwrap()
+}
+
+/// Once, databases that fail for ever filled all the places of what waits: with ten places and ten such databases, a healthy one
+/// was not built within a day, and a deletion not passed on.
+#[tokio::test(start_paused = true)]
+async fn databases_that_fail_for_ever_do_not_keep_others_from_being_built() {
+    let world = World::new().await;
+    let fussy = Fussy::default();
+    let bad: Vec<_> = (0..10).map(|n| db(&format!("bad{n}"), 1)).collect();
+    for db in &bad {
+        world.event(db, EventKind::Created).await;
+    }
+    let trigger = start(&world, TriggerOptions { pending_max: 10, ..quick() }, &fussy).await;
+    until("the failures", async || trigger.status().parked >= 10).await;
+    let listed: BTreeSet<_> = parked(&world).await.iter().map(ParkedDb::db).collect();
+    assert_eq!(listed, bad.iter().cloned().collect());
+    let good = db("good", 1);
+    world.event(&good, EventKind::Created).await;
+    world.event(&bad[0], EventKind::Deleted).await;
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert!(fussy.has_built(&good));
+    assert_eq!(*fussy.gone.lock().unwrap(), [bad[0].clone()].into());
+    assert_eq!(parked(&world).await.len(), 9, "nothing is left of what is gone");
+    trigger.shutdown().await.unwrap();
+}
+
+/// Once, a database that failed for ever held the cursor back: after an orderly shutdown everything that had come since was
+/// built again.
+#[tokio::test(start_paused = true)]
+async fn a_database_that_fails_for_ever_does_not_hold_the_cursor_back() {
+    let world = World::new().await;
+    let fussy = Fussy::default();
+    let trigger = start(&world, quick(), &fussy).await;
+    world.event(&db("bad", 1), EventKind::Created).await;
+    until("the failures", async || trigger.status().parked == 1).await;
+    for n in 0..20 {
+        world.event(&db(&format!("good{n}"), 1), EventKind::Created).await;
+    }
+    at_rest(&world, &trigger).await;
+    trigger.shutdown().await.unwrap();
+    let before = fussy.tries.load(Ordering::SeqCst);
+    let trigger = start(&world, quick(), &fussy).await;
+    tokio::time::sleep(Duration::from_mins(1)).await;
+    assert_eq!(fussy.tries.load(Ordering::SeqCst), before + 1, "only what was not done");
+    trigger.shutdown().await.unwrap();
+}
+
+/// Tried again in rounds, less and less often, as long as it fails; what was parked by a trigger that has ended as well.
+#[tokio::test(start_paused = true)]
+async fn what_is_parked_is_tried_again_less_and_less_often_until_it_succeeds() {
+    let world = World::new().await;
+    let fussy = Fussy::default();
+    let trigger = start(&world, quick(), &fussy).await;
+    let bad = db("bad", 1);
+    world.event(&bad, EventKind::Created).await;
+    until("the failures", async || trigger.status().parked == 1).await;
+    assert_eq!(fussy.tries.load(Ordering::SeqCst), 5);
+    trigger.shutdown().await.unwrap();
+    let trigger = start(&world, quick(), &fussy).await;
+    tokio::time::sleep(Duration::from_hours(10)).await;
+    let retries = fussy.tries.load(Ordering::SeqCst) - 5;
+    // 120 rounds of 5 min, of which it is tried in every 16th after the first ones.
+    assert!((8..=13).contains(&retries), "{retries} retries in ten hours");
+    let row = parked(&world).await.remove(0);
+    assert_eq!((row.attempts as usize, row.error.as_str()), (5 + retries, "no disk"));
+    fussy.is_mended.store(true, Ordering::SeqCst);
+    tokio::time::sleep(Duration::from_hours(2)).await;
+    assert!(fussy.has_built(&bad) && parked(&world).await.is_empty());
+    trigger.shutdown().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_parked_is_tried_soon_if_it_changes_or_somebody_asks() {
+    let world = World::new().await;
+    let (told, mut ear) = job::<IndexBuild>();
+    let options = TriggerOptions { attempts_max: 1, ..quick() };
+    let trigger = index_trigger(&world.dispatcher, options, told).await.unwrap();
+    let bad = db("bad", 1);
+    world.event(&bad, EventKind::Created).await;
+    let fail = async |ear: &mut crate::world::Ear<IndexBuild>| {
+        // It may take hours.
+        let (build, decide) = ear.works.recv().await.unwrap();
+        decide.send(Err("no disk".into())).unwrap();
+        build
+    };
+    assert_eq!(fail(&mut ear).await.attempt, 1);
+    for attempt in 2..=4 {
+        assert_eq!(fail(&mut ear).await.attempt, attempt, "in the next rounds");
+    }
+    // It changes: the pauses are short again.
+    world.event(&bad, EventKind::Updated).await;
+    let asked_at = tokio::time::Instant::now();
+    let build = fail(&mut ear).await;
+    assert!(asked_at.elapsed() <= Duration::from_secs(320), "{:?}", asked_at.elapsed());
+    assert_eq!((build.attempt, build.is_fresh), (5, true), "nothing of it was done yet");
+    // Somebody asks.
+    until("it is parked", async || trigger.status().running == 0).await;
+    let stored = world.bus.trigger("views").unwrap();
+    assert_eq!(stored.retry(Some(&"other".parse().unwrap())).await.unwrap(), 0);
+    assert_eq!(stored.retry(Some(&bad.name)).await.unwrap(), 1);
+    assert!(parked(&world).await[0].is_asked);
+    let asked_at = tokio::time::Instant::now();
+    assert_eq!(ear.done().await.attempt, 6);
+    assert!(asked_at.elapsed() <= Duration::from_secs(11), "{:?}", asked_at.elapsed());
+    until("the end", async || parked(&world).await.is_empty()).await;
+    assert_eq!(world.bus.triggers().await.unwrap(), ["views"]);
+    trigger.shutdown().await.unwrap();
+    stored.reset().await.unwrap();
+    assert_eq!((stored.position().await.unwrap(), world.bus.triggers().await.unwrap().len()), (None, 0));
+}
+
+/// Four jobs that hung ended a trigger, and nothing said so.
+#[tokio::test(start_paused = true)]
+async fn jobs_that_hang_are_cancelled_parked_and_reported() {
+    let world = World::new().await;
+    let fussy = Fussy::default();
+    let trigger = start(&world, quick(), &fussy).await;
+    for n in 0..4 {
+        world.event(&db(&format!("hung{n}"), 1), EventKind::Created).await;
+    }
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let good = db("good", 1);
+    world.event(&good, EventKind::Created).await;
+    tokio::time::sleep(Duration::from_mins(11)).await;
+    assert!(fussy.has_built(&good));
+    assert_eq!(trigger.status().stuck, 4);
+    assert_eq!(world.bus.stats().trigger_stuck, 4);
+    // However often they hang again, half of the jobs are others'.
+    for round in 0..10 {
+        tokio::time::sleep(Duration::from_mins(5)).await;
+        assert!(trigger.status().running <= 2);
+        let good = db(&format!("good{round}"), 1);
+        world.event(&good, EventKind::Created).await;
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        assert!(fussy.has_built(&good), "round {round}");
+    }
+    trigger.shutdown().await.unwrap();
+}
+
+/// A job that goes on for long and says so is not cancelled.
+#[tokio::test(start_paused = true)]
+async fn a_job_that_shows_progress_may_take_as_long_as_it_takes() {
+    let world = World::new().await;
+    let build = |build: IndexBuild| async move {
+        for _ in 0..20 {
+            tokio::time::sleep(Duration::from_mins(9)).await;
+            build.fence.note_progress();
+        }
+        Ok(())
+    };
+    let trigger = index_trigger(&world.dispatcher, quick(), build).await.unwrap();
+    world.event(&db("a", 1), EventKind::Created).await;
+    assert!(trigger.wait_for(|status| status.done + status.stuck > 0).await);
+    assert_eq!((trigger.status().done, trigger.status().stuck), (1, 0));
+    trigger.shutdown().await.unwrap();
+}
+
+/// A clean-up that fails is parked, too, and made good later.
+#[tokio::test(start_paused = true)]
+async fn a_clean_up_that_fails_is_made_good_later() {
+    let world = World::new().await;
+    let fussy = Fussy::default();
+    let trigger = start(&world, quick(), &fussy).await;
+    let gone = db("stubborn", 1);
+    world.event(&gone, EventKind::Created).await;
+    until("the build", async || fussy.has_built(&gone)).await;
+    world.event(&gone, EventKind::Deleted).await;
+    until("the failures", async || trigger.status().parked == 1).await;
+    assert!(parked(&world).await[0].is_gone);
+    at_rest(&world, &trigger).await;
+    fussy.is_mended.store(true, Ordering::SeqCst);
+    world.bus.trigger("views").unwrap().retry(None).await.unwrap();
+    until("the clean-up", async || fussy.gone.lock().unwrap().contains(&gone)).await;
+    until("nothing is left", async || parked(&world).await.is_empty()).await;
+    trigger.shutdown().await.unwrap();
+}
