@@ -15,7 +15,7 @@ use serde::Serialize;
 use tokio::sync::{Semaphore, watch};
 
 use super::{
-    Access, Failure,
+    Access, Failure, Peer,
     admission::{Admission, Caller},
     metrics::Metrics,
     query::Mode,
@@ -198,7 +198,8 @@ pub(super) fn at<S: Clone + Send + Sync + 'static>(
 /// Lets a request through that has credentials.
 async fn guard(State(inner): State<Arc<Inner>>, mut request: Request, next: Next) -> Response {
     if let Access::Credentials(credentials) = &inner.options.access {
-        match credentials.check(request.headers()).await {
+        let peer = request.extensions().get::<Peer>().copied();
+        match credentials.check(request.headers(), peer, inner.env()).await {
             Ok(name) => request.extensions_mut().insert(Caller(name)),
             Err(failure) => return failure.into_response(),
         };
