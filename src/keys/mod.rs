@@ -33,6 +33,7 @@
 //! | 16 | cursor | node or nothing, cursor, 0 | token, hash of the filter, cursor | until deleted |
 //! | 16 | scan | node or nothing, cursor, 1, name, instance | token, sequence; the smallest one for a build | until the trigger knows that the database is gone |
 //! | 17 | name | name | none: nothing is stored here, transactions that decide what a name stands for meet here | never |
+//! | 24 | idempotency | period of read versions, digest of a request's key | digest of the request, number of its events | two periods, some minutes each |
 //!
 //! Three families share number 1, so that a notifier reads all that waits for it in one range; the number after the
 //! instance tells them apart. Two share number 11, so that a node reads who owns and who asks in one range.
@@ -49,6 +50,8 @@ mod ddoc;
 mod dead_letter;
 mod feed;
 mod group;
+#[cfg(feature = "http")]
+mod idempotency;
 mod lease;
 #[cfg(feature = "http")]
 mod name;
@@ -103,6 +106,8 @@ mod family {
     pub const CURSOR: u16 = 16;
     #[cfg(feature = "http")]
     pub const NAME: u16 = 17;
+    #[cfg(feature = "http")]
+    pub const IDEMPOTENCY: u16 = 24;
 }
 
 /// The cell of all nodes and leases: those who divide the work of a bus among them. The name has its place in the keys so
