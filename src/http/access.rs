@@ -1,31 +1,34 @@
 //! [`Access`]: who may ask; [`Credentials`]: by what they are known.
 //!
 //! A password is kept as an Argon2 hash with a salt of its own, which takes its time to verify: so a header that was found
-//! right is known again by its digest, and unknown ones wait for their turn. A token has to be long and random, and is kept as
-//! its SHA-256. All comparisons take the same time whatever they compare.
+//! right is known again by its digest, and unknown ones wait for their turn (`checks`). A token has to be long and random, and
+//! is kept as its SHA-256. All comparisons take the same time whatever they compare.
 
 use std::{
     collections::VecDeque,
     fmt,
+    net::{IpAddr, Ipv6Addr},
     str::FromStr,
     sync::{Arc, Mutex, PoisonError},
 };
 
-use argon2::{Argon2, PasswordHasher, PasswordVerifier, password_hash::phc::PasswordHash};
+use argon2::{Argon2, PasswordHasher, password_hash::phc::PasswordHash};
 use axum::http::{HeaderMap, StatusCode, header};
 use base64ct::{Base64, Encoding};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
-use tokio::sync::Semaphore;
 
-use super::Failure;
-use crate::error::{Error, Result};
+use super::{
+    Failure, Peer,
+    checks::{Checks, Outcome},
+};
+use crate::{
+    env::Env,
+    error::{Error, Result},
+};
 
 /// How many verified headers are known again.
-const VERIFIED_MAX: usize = 64;
-
-/// How many passwords are verified at once: each takes 20 MB, and the time of a core.
-const VERIFICATIONS_MAX: usize = 2;
+const VERIFIED_MAX: usize = 256;
 
 /// The fewest characters of a token.
 const TOKEN_LEN_MIN: usize = 16;
@@ -62,14 +65,12 @@ pub struct Credentials(Arc<Inner>);
 
 /// What clones share.
 struct Inner {
-    /// Names and hashes of passwords.
-    passwords: Vec<(String, PasswordHash)>,
+    /// Verifies passwords.
+    checks: Checks,
     /// The SHA-256 of each token.
     tokens: Vec<Sha>,
     /// The digests of the headers that were verified lately, and whose they are; newest last.
     verified: Mutex<VecDeque<(Sha, Arc<str>)>>,
-    /// Limits how many passwords are verified at once.
-    turns: Semaphore,
 }
 
 impl Credentials {
@@ -102,36 +103,62 @@ impl Credentials {
         Ok(sha(token.as_bytes()).iter().fold(BEARER.to_owned(), |line, byte| format!("{line}{byte:02x}")))
     }
 
-    /// Whose credentials `headers` have. Fails with 401 if they have none, or wrong ones.
-    pub(super) async fn check(&self, headers: &HeaderMap) -> Result<Arc<str>, Failure> {
+    /// Whose credentials `headers` have, which come from `peer`. Fails with 401 if they have none, or wrong ones, and with 403 if
+    /// the name is locked out for this address.
+    pub(super) async fn check(
+        &self,
+        headers: &HeaderMap,
+        peer: Option<Peer>,
+        env: &Env,
+    ) -> Result<Arc<str>, Failure> {
         let Some(value) = headers.get(header::AUTHORIZATION) else {
-            return Err(Failure::new(
-                StatusCode::UNAUTHORIZED,
-                "unauthorized",
-                "You are not a server admin.",
-            ));
+            return Err(Failure::unauthorized("You are not a server admin."));
         };
         let digest = sha(value.as_bytes());
         if let Some(name) = self.known(&digest) {
             return Ok(name);
         }
-        let wrong = Failure::new(StatusCode::UNAUTHORIZED, "unauthorized", "Name or password is incorrect.");
-        let (scheme, secret) =
-            value.to_str().ok().and_then(|text| text.split_once(' ')).ok_or(wrong.clone())?;
-        let found = if scheme.eq_ignore_ascii_case("bearer") {
-            self.find_token(secret.trim()).then(|| Arc::from("bearer"))
+        let wrong = || Failure::unauthorized("Name or password is incorrect.");
+        let (scheme, secret) = value.to_str().ok().and_then(|text| text.split_once(' ')).ok_or_else(wrong)?;
+        let name: Arc<str> = if scheme.eq_ignore_ascii_case("bearer") {
+            self.find_token(secret.trim()).then(|| Arc::from("bearer")).ok_or_else(wrong)?
         } else if scheme.eq_ignore_ascii_case("basic") {
-            self.find_password(secret.trim()).await
+            let decoded =
+                Base64::decode_vec(secret.trim()).ok().and_then(|bytes| String::from_utf8(bytes).ok());
+            let decoded = decoded.ok_or_else(wrong)?;
+            let (name, password) = decoded.split_once(':').ok_or_else(wrong)?;
+            self.log_in(name, password, digest, peer, env).await?;
+            name.into()
         } else {
-            None
+            return Err(wrong());
         };
-        let name: Arc<str> = found.ok_or(wrong)?;
         let mut verified = self.0.verified.lock().unwrap_or_else(PoisonError::into_inner);
         if verified.len() >= VERIFIED_MAX {
             verified.pop_front();
         }
         verified.push_back((digest, Arc::clone(&name)));
         Ok(name)
+    }
+
+    /// Fails with 401 unless `name` has this `password`, and with 403, as CouchDB, if it is locked out for this address.
+    async fn log_in(
+        &self,
+        name: &str,
+        password: &str,
+        digest: Sha,
+        peer: Option<Peer>,
+        env: &Env,
+    ) -> Result<(), Failure> {
+        // Without a listener that tells them, all addresses are one.
+        let address = peer.map_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED), |peer| peer.0);
+        match self.0.checks.check(name, password, digest, address, env).await {
+            Outcome::Right => Ok(()),
+            Outcome::Wrong => Err(Failure::unauthorized("Name or password is incorrect.")),
+            Outcome::Locked(rest) => {
+                let reason = "Account is temporarily locked due to multiple authentication failures";
+                Err(Failure::new(StatusCode::FORBIDDEN, "forbidden", reason).retry_after(rest))
+            }
+        }
     }
 
     /// Whose the header with this digest is, if it was verified lately.
@@ -145,21 +172,6 @@ impl Credentials {
     fn find_token(&self, token: &str) -> bool {
         let digest = sha(token.as_bytes());
         self.0.tokens.iter().fold(false, |found, known| found | bool::from(known.ct_eq(&digest)))
-    }
-
-    /// Whose name and password these are, in the form of the header.
-    async fn find_password(&self, secret: &str) -> Option<Arc<str>> {
-        let decoded = String::from_utf8(Base64::decode_vec(secret).ok()?).ok()?;
-        let (name, password) = decoded.split_once(':')?;
-        let passwords = &self.0.passwords;
-        // An unknown name takes as long as a known one.
-        let place = passwords.iter().position(|(known, _)| known == name);
-        let hash = passwords.get(place.unwrap_or_default())?.1.clone();
-        let _turn = self.0.turns.acquire().await.expect("the semaphore is never closed");
-        let password = password.as_bytes().to_vec();
-        let verify = move || Argon2::default().verify_password(&password, &hash).is_ok();
-        let is_right = tokio::task::spawn_blocking(verify).await.unwrap_or(false);
-        (is_right && place.is_some()).then(|| name.into())
     }
 }
 
@@ -195,14 +207,13 @@ impl FromStr for Credentials {
         if passwords.is_empty() && tokens.is_empty() {
             return Err(Error::invalid("credentials", "there are none"));
         }
-        let turns = Semaphore::new(VERIFICATIONS_MAX);
-        Ok(Self(Arc::new(Inner { passwords, tokens, verified: Mutex::default(), turns })))
+        Ok(Self(Arc::new(Inner { checks: Checks::new(passwords), tokens, verified: Mutex::default() })))
     }
 }
 
 impl fmt::Debug for Credentials {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names: Vec<_> = self.0.passwords.iter().map(|(name, _)| name).collect();
+        let names: Vec<_> = self.0.checks.names().collect();
         f.debug_struct("Credentials").field("names", &names).field("tokens", &self.0.tokens.len()).finish()
     }
 }
@@ -234,14 +245,18 @@ mod tests {
         headers(&format!("Basic {}", Base64::encode_string(text.as_bytes())))
     }
 
+    async fn check(credentials: &Credentials, headers: &HeaderMap) -> Result<Arc<str>, Failure> {
+        credentials.check(headers, None, &Env::system()).await
+    }
+
     #[tokio::test]
     async fn only_the_right_ones_are_let_in() {
         let token = "a-token-of-some-length";
         let lines = [Credentials::password("anna", "s:e").unwrap(), Credentials::token(token).unwrap()];
         let credentials: Credentials = lines.join("\n").parse().unwrap();
         for _ in 0..2 {
-            assert_eq!(&*credentials.check(&basic("anna:s:e")).await.unwrap(), "anna");
-            assert_eq!(&*credentials.check(&headers(&format!("bearer {token}"))).await.unwrap(), "bearer");
+            assert_eq!(&*check(&credentials, &basic("anna:s:e")).await.unwrap(), "anna");
+            assert_eq!(&*check(&credentials, &headers(&format!("bearer {token}"))).await.unwrap(), "bearer");
         }
         for wrong in [
             HeaderMap::new(),
@@ -253,7 +268,7 @@ mod tests {
             headers("Bearer a-token-of-some-lengtH"),
             headers(&format!("Digest {token}")),
         ] {
-            let failure = credentials.check(&wrong).await.unwrap_err();
+            let failure = check(&credentials, &wrong).await.unwrap_err();
             assert_eq!(failure.status(), StatusCode::UNAUTHORIZED, "{wrong:?}");
         }
     }

@@ -2,11 +2,14 @@
 
 use std::sync::Arc;
 
-use axum::http::{Extensions, StatusCode};
-use dashmap::DashMap;
 use std::net::IpAddr;
 
-use super::Failure;
+use axum::http::{Extensions, StatusCode};
+
+use super::{
+    Failure,
+    tally::{self, Tally},
+};
 
 /// The address of whoever has asked, as a server puts it into a request's extensions. Feeds of requests without one are
 /// counted together.
@@ -19,7 +22,7 @@ pub(super) struct Caller(pub Arc<str>);
 
 /// Who counts as one client: a name with credentials, or else an address.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-enum Client {
+pub(super) enum Client {
     /// A name.
     Named(Arc<str>),
     /// An address, if it is known.
@@ -30,52 +33,33 @@ enum Client {
 #[derive(Debug)]
 pub(super) struct Admission {
     /// The clients that have feeds, and how many.
-    clients: DashMap<Client, usize>,
+    clients: Arc<Tally<Client>>,
     /// The most feeds of one client.
     feeds_max: usize,
 }
 
 /// A place among the feeds of a client, until it is dropped.
-#[derive(Debug)]
-pub(super) struct Place {
-    /// Where it is given back.
-    admission: Arc<Admission>,
-    /// Whose it is.
-    client: Client,
-}
+pub(super) type Place = tally::Place<Client>;
 
 impl Admission {
     /// Lets each client have `feeds_max` feeds.
     pub fn new(feeds_max: usize) -> Arc<Self> {
-        Arc::new(Self { clients: DashMap::new(), feeds_max })
+        Arc::new(Self { clients: Tally::new(), feeds_max })
     }
 
     /// A place for a feed of whoever sent a request with these extensions. Fails with 429 if there is none left.
-    pub fn enter(self: &Arc<Self>, extensions: &Extensions) -> Result<Place, Failure> {
+    pub fn enter(&self, extensions: &Extensions) -> Result<Place, Failure> {
         let named = extensions.get::<Caller>().map(|caller| Client::Named(Arc::clone(&caller.0)));
         let client = named.unwrap_or_else(|| Client::At(extensions.get::<Peer>().map(|peer| peer.0)));
-        let mut feeds = self.clients.entry(client.clone()).or_default();
-        if *feeds >= self.feeds_max {
-            let reason = format!("You have {} feeds open, and may have no more.", *feeds);
-            return Err(Failure::new(StatusCode::TOO_MANY_REQUESTS, "too_many_requests", reason));
-        }
-        *feeds += 1;
-        drop(feeds);
-        Ok(Place { admission: Arc::clone(self), client })
+        self.clients.enter(client, self.feeds_max).map_err(|feeds| {
+            let reason = format!("You have {feeds} feeds open, and may have no more.");
+            Failure::new(StatusCode::TOO_MANY_REQUESTS, "too_many_requests", reason)
+        })
     }
 
     /// How many feeds there are.
     pub fn feeds(&self) -> usize {
-        self.clients.iter().map(|entry| *entry.value()).sum()
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.admission.clients.remove_if_mut(&self.client, |_, feeds| {
-            *feeds -= 1;
-            *feeds == 0
-        });
+        self.clients.total()
     }
 }
 

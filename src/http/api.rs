@@ -15,11 +15,13 @@ use serde::Serialize;
 use tokio::sync::{Semaphore, watch};
 
 use super::{
-    Access, Failure,
+    Access, Failure, Peer,
     admission::{Admission, Caller},
+    body::Bodies,
     metrics::Metrics,
     query::Mode,
     stream::Surroundings,
+    turns::Turns,
 };
 use crate::{
     bus::Bus,
@@ -40,6 +42,8 @@ pub struct ApiOptions {
     pub access: Access,
     /// The most of `timeout`, and what it is by default. Default: 60 s.
     pub timeout_max: Duration,
+    /// The least of `heartbeat`, unless that is over the most. Default: 100 ms.
+    pub heartbeat_min: Duration,
     /// The most of `heartbeat`. Default: 60 s.
     pub heartbeat_max: Duration,
     /// How many feeds each client may have open: a name with credentials, or else an address. Default: 10,000.
@@ -55,6 +59,8 @@ pub struct ApiOptions {
     pub look_interval: Duration,
     /// The longest body of a request, in bytes, also after inflating. Default: 1 MiB.
     pub body_len_max: usize,
+    /// The most bytes of all bodies together that have come and are not worked off; another one gets 503. Default: 64 MiB.
+    pub bodies_len_max: usize,
 }
 
 impl Default for ApiOptions {
@@ -62,12 +68,14 @@ impl Default for ApiOptions {
         Self {
             access: Access::Open,
             timeout_max: Duration::from_mins(1),
+            heartbeat_min: Duration::from_millis(100),
             heartbeat_max: Duration::from_mins(1),
             feeds_per_client_max: 10_000,
             reads_max: 16,
             keeps_db_updates: true,
             look_interval: LOOK_INTERVAL,
             body_len_max: 1 << 20,
+            bodies_len_max: 64 << 20,
         }
     }
 }
@@ -83,6 +91,9 @@ impl ApiOptions {
             Self { reads_max: 0, .. } => zero("reads"),
             Self { reads_max, .. } if *reads_max > READS_MAX => {
                 Err(Error::invalid("reads", format!("{reads_max} at once are more than {READS_MAX}")))
+            }
+            Self { body_len_max, bodies_len_max, .. } if bodies_len_max < body_len_max => {
+                Err(Error::invalid("length of bodies", "one would not fit"))
             }
             _ => Ok(()),
         }
@@ -110,6 +121,10 @@ pub(super) struct Inner {
     pub options: ApiOptions,
     /// Limits how many feeds read the store at once.
     pub reads: Semaphore,
+    /// Room for the bodies of requests.
+    pub bodies: Bodies,
+    /// Whose turn it is to decide what a name stands for.
+    pub turns: Turns,
     /// The feeds of each client.
     pub admission: Arc<Admission>,
     /// What was done.
@@ -155,6 +170,8 @@ impl Api {
             dispatcher: Arc::clone(dispatcher),
             feed: bus.feed(),
             reads: Semaphore::new(options.reads_max),
+            bodies: Bodies::new(options.bodies_len_max),
+            turns: Turns::default(),
             admission: Admission::new(options.feeds_per_client_max),
             metrics: Metrics::default(),
             reshards: watch::Sender::new(0),
@@ -204,7 +221,8 @@ pub(super) fn at<S: Clone + Send + Sync + 'static>(
 /// Lets a request through that has credentials.
 async fn guard(State(inner): State<Arc<Inner>>, mut request: Request, next: Next) -> Response {
     if let Access::Credentials(credentials) = &inner.options.access {
-        match credentials.check(request.headers()).await {
+        let peer = request.extensions().get::<Peer>().copied();
+        match credentials.check(request.headers(), peer, inner.env()).await {
             Ok(name) => request.extensions_mut().insert(Caller(name)),
             Err(failure) => return failure.into_response(),
         };

@@ -1,47 +1,129 @@
 //! Bodies of requests: bounded in length and in time, and inflated where the client has compressed them.
 //!
-//! The length counts after inflating, too, so that a small body cannot become a large one. What this is not: compression of
-//! answers, of which feeds would be held up.
+//! The length counts after inflating, too, so that a small body cannot become a large one; inflating is no work for the tasks that
+//! answer, and few bodies are inflated at once. All bodies together are bounded as well: clients that begin to send and stop hold
+//! what they have sent until their time is over. What this is not: compression of answers, of which feeds would be held up.
 
 use std::{io::Read, sync::Arc, time::Duration};
 
 use axum::{
     Router,
-    body::{self, Body, Bytes},
+    body::{Body, Bytes},
     extract::{Request, State},
     http::{HeaderMap, StatusCode, header},
     middleware::{self, Next},
     response::{IntoResponse, Response},
 };
-use flate2::read::MultiGzDecoder;
-use http_body_util::LengthLimitError;
+use flate2::bufread::GzDecoder;
+use http_body_util::BodyExt;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::{Api, Failure, Inner};
 
 /// How long the body of a request may take to come.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// How many bodies are inflated at once.
+const INFLATED_AT_ONCE_MAX: usize = 2;
+
+/// The most parts of a compressed body. Each costs some microseconds, also an empty one.
+const PARTS_MAX: usize = 1_000;
+
+/// How much room all bodies together have.
+#[derive(Debug)]
+pub(super) struct Bodies {
+    /// Room in bytes.
+    room: Arc<Semaphore>,
+    /// Limits how many are inflated at once.
+    inflating: Arc<Semaphore>,
+}
+
+impl Bodies {
+    /// Room for `len_max` bytes.
+    pub fn new(len_max: usize) -> Self {
+        let room = Arc::new(Semaphore::new(len_max.min(Semaphore::MAX_PERMITS)));
+        Self { room, inflating: Arc::new(Semaphore::new(INFLATED_AT_ONCE_MAX)) }
+    }
+}
+
+/// A body, and the room that it takes.
+struct Held {
+    /// The body.
+    bytes: Vec<u8>,
+    /// Its room; none before the first byte.
+    room: Option<OwnedSemaphorePermit>,
+}
+
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Held {
+    /// Takes room for `len` bytes more. Fails with 503 if there is none.
+    fn grow(&mut self, bodies: &Bodies, len: usize) -> Result<(), Failure> {
+        let full = || {
+            let reason = "The server holds too many bodies of requests. Try again.";
+            let failure = Failure::new(StatusCode::SERVICE_UNAVAILABLE, "service_unavailable", reason);
+            failure.retry_after(Duration::from_secs(1))
+        };
+        let len = u32::try_from(len).map_err(|_| full())?;
+        let more = Arc::clone(&bodies.room).try_acquire_many_owned(len).map_err(|_| full())?;
+        match &mut self.room {
+            None => self.room = Some(more),
+            Some(room) => room.merge(more),
+        }
+        Ok(())
+    }
+}
+
 impl Inner {
     /// The body of a request with these headers, inflated. Fails with 413 if it is too long, with 408 if it does not come, with
     /// 415 if it is encoded in an unknown way, and with 400 if it breaks off or is not what its encoding says.
     pub async fn body(&self, headers: &HeaderMap, body: Body) -> Result<Bytes, Failure> {
         let is_packed = is_packed(headers)?;
-        let read = body::to_bytes(body, self.options.body_len_max);
-        let read = tokio::select! {
-            read = read => read,
+        let held = tokio::select! {
+            read = self.read(body) => read?,
             () = self.env().sleep(BODY_TIMEOUT) => {
                 let reason = "The body did not come in time.";
                 return Err(Failure::new(StatusCode::REQUEST_TIMEOUT, "timeout", reason));
             }
         };
-        let bytes = read.map_err(|error| {
-            let source = std::error::Error::source(&error);
-            if source.and_then(|source| source.downcast_ref::<LengthLimitError>()).is_some() {
-                return too_large(self.options.body_len_max);
+        let held = if is_packed { self.inflate(held).await? } else { held };
+        Ok(Bytes::from_owner(held))
+    }
+
+    /// What is sent. Fails with 413 if it is too long, with 503 if there is no room, and with 400 if it breaks off.
+    async fn read(&self, mut body: Body) -> Result<Held, Failure> {
+        let mut held = Held { bytes: Vec::new(), room: None };
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|_| Failure::bad_request("The body has broken off."))?;
+            let Ok(data) = frame.into_data() else { continue };
+            if held.bytes.len() + data.len() > self.options.body_len_max {
+                return Err(too_large(self.options.body_len_max));
             }
-            Failure::bad_request("The body has broken off.")
-        })?;
-        if is_packed { inflate(&bytes, self.options.body_len_max) } else { Ok(bytes) }
+            held.grow(&self.bodies, data.len())?;
+            held.bytes.extend_from_slice(&data);
+        }
+        Ok(held)
+    }
+
+    /// What was compressed.
+    async fn inflate(&self, packed: Held) -> Result<Held, Failure> {
+        let len_max = self.options.body_len_max;
+        let turn = Arc::clone(&self.bodies.inflating);
+        let turn = turn.acquire_owned().await.expect("the semaphore is never closed");
+        let inflate = move || {
+            // It lives as long as the work, also if the client hangs up.
+            let _turn = turn;
+            inflate(&packed.bytes, len_max)
+        };
+        let broken = |_| Failure::bad_request("The body cannot be inflated.");
+        let bytes = tokio::task::spawn_blocking(inflate).await.map_err(broken)??;
+        let mut held = Held { bytes: Vec::new(), room: None };
+        held.grow(&self.bodies, bytes.len())?;
+        Ok(Held { bytes, ..held })
     }
 }
 
@@ -92,16 +174,23 @@ fn is_packed(headers: &HeaderMap) -> Result<bool, Failure> {
 }
 
 /// What was compressed, if it has at most `len_max` bytes. No more than that is inflated.
-fn inflate(packed: &[u8], len_max: usize) -> Result<Bytes, Failure> {
-    if packed.is_empty() {
-        return Ok(Bytes::new());
-    }
+fn inflate(mut packed: &[u8], len_max: usize) -> Result<Vec<u8>, Failure> {
     let mut plain = Vec::new();
-    let most = (len_max as u64).saturating_add(1);
-    if MultiGzDecoder::new(packed).take(most).read_to_end(&mut plain).is_err() {
-        return Err(Failure::bad_request("The body is not gzip, as its Content-Encoding says."));
+    for _ in 0..PARTS_MAX {
+        if packed.is_empty() {
+            return Ok(plain);
+        }
+        let mut part = GzDecoder::new(packed);
+        let most = (len_max - plain.len()) as u64 + 1;
+        if part.by_ref().take(most).read_to_end(&mut plain).is_err() {
+            return Err(Failure::bad_request("The body is not gzip, as its Content-Encoding says."));
+        }
+        if plain.len() > len_max {
+            return Err(too_large(len_max));
+        }
+        packed = part.into_inner();
     }
-    if plain.len() > len_max { Err(too_large(len_max)) } else { Ok(plain.into()) }
+    Err(Failure::bad_request(format!("The body has more than {PARTS_MAX} parts of gzip.")))
 }
 
 /// 413.

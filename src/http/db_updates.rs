@@ -16,7 +16,8 @@ use xxhash_rust::xxh3::xxh3_128;
 use super::{
     Api, Failure, Inner,
     api::at,
-    query::{Mode, Query},
+    position::Position,
+    query::{Mode, Query, Topic},
     stream::Stream,
     updates::{Backwards, Updates},
 };
@@ -50,7 +51,7 @@ async fn feed(inner: &Arc<Inner>, request: Request) -> Result<Response, Failure>
         return Err(Failure::no_database());
     }
     let text = parts.uri.query().unwrap_or_default();
-    let mut query = Query::parse(text, &parts.headers, &inner.options)?;
+    let mut query = Query::parse(text, &parts.headers, &inner.options, Topic::Databases)?;
     check_body(inner, &parts, body).await?;
 
     let tag = match query.mode {
@@ -67,12 +68,15 @@ async fn feed(inner: &Arc<Inner>, request: Request) -> Result<Response, Failure>
     let mut response = if query.descending {
         // It ends by itself.
         query.heartbeat = None;
-        let source = Backwards::new(inner, query.types, query.start).await?;
+        let source = Backwards::new(inner, query.types);
         Stream::new(source, &query, around).into_response()
     } else {
         let source = match query.start {
             Start::Now => Updates::from_now(inner, query.types, is_live).await?,
-            Start::At(cursor) => Updates::after(inner, query.types, cursor, is_live).await?,
+            Start::At(cursor) => {
+                let start = Position { cursor, part: query.part };
+                Updates::after(inner, query.types, start, is_live).await?
+            }
         };
         Stream::new(source, &query, around).into_response()
     };
@@ -127,10 +131,12 @@ pub(super) async fn tag<R: FeedRow>(feed: &Feed<R>, text: &str) -> Result<Header
 
 /// Whether the client has what `tag` stands for.
 pub(super) fn is_known(parts: &Parts, tag: &HeaderValue) -> bool {
-    let tag = tag.to_str().unwrap_or_default();
+    // Clients may take it for a strong one, and leave out what says that it is weak.
+    let bare = |tag: &str| tag.strip_prefix("W/").unwrap_or(tag).to_owned();
+    let tag = bare(tag.to_str().unwrap_or_default());
     let known = parts.headers.get_all(header::IF_NONE_MATCH).iter().filter_map(|value| value.to_str().ok());
     let mut known = known.flat_map(|value| value.split(',').map(str::trim));
-    parts.method != Method::POST && known.any(|known| known == "*" || known == tag)
+    parts.method != Method::POST && known.any(|known| known == "*" || bare(known) == tag)
 }
 
 /// The answer to a client that has what `tag` stands for.

@@ -4,32 +4,43 @@
 //! waits to be folded into it. Two requests that decide what one name stands for meet on a key that holds nothing, and one of
 //! them is tried again; those that only say that a known database was updated disturb nobody.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
 
 use axum::{
     Router,
     extract::{Request, State},
-    http::{Method, StatusCode, header},
+    http::{HeaderValue, Method, StatusCode, header, request::Parts},
     response::{IntoResponse, Response},
     routing::any,
 };
 use futures_util::{StreamExt, TryStreamExt, future::BoxFuture, stream};
 use serde::Deserialize;
+use xxhash_rust::xxh3::xxh3_128;
 
 use super::{
     Api, Databases, Failure, Inner,
+    admission::Caller,
     api::{at, json},
 };
 use crate::{
-    bus::Bus,
     changes::DocSource,
-    error::Result,
+    error::{Error, Result},
     event::{Db, DbInstance, DbName, DdocId, EventKind},
+    keys::Keys,
     notification_feed::NotificationFeed,
     notifier::standing,
     producer::Producer,
-    store::Transaction,
+    store::{Isolation, Transaction},
 };
+
+/// How long a key of a request is.
+const KEY_LEN_MAX: usize = 255;
+
+/// For how many versions of the store, at a million a second, what came of a request is kept at least: five minutes.
+const PERIOD: u64 = 300_000_000;
 
 /// The most events of a request.
 const EVENTS_MAX: usize = 10_000;
@@ -48,6 +59,8 @@ struct Posted {
     kind: String,
     /// The document that was written, of which only a design document's id is told on.
     doc: Option<String>,
+    /// Which creation of the name is meant, if whoever posts knows: 32 hexadecimal digits.
+    instance: Option<String>,
 }
 
 /// An event that can be recorded.
@@ -59,6 +72,8 @@ struct Event {
     kind: EventKind,
     /// The design document.
     ddoc: Option<DdocId>,
+    /// Which creation of the name is meant.
+    instance: Option<DbInstance>,
 }
 
 impl Posted {
@@ -72,7 +87,9 @@ impl Posted {
         let name = DbName::new(&self.db).map_err(|error| error.to_string())?;
         let ddoc = self.doc.filter(|_| kind == EventKind::DdocUpdated);
         let ddoc = ddoc.map(|id| DdocId::new(&id)).transpose().map_err(|error| error.to_string())?;
-        Ok(Event { name, kind, ddoc })
+        let instance = self.instance.map(|instance| instance.parse()).transpose();
+        let instance = instance.map_err(|error: Error| error.to_string())?;
+        Ok(Event { name, kind, ddoc, instance })
     }
 }
 
@@ -106,10 +123,23 @@ async fn answer(State(inner): State<Arc<Inner>>, request: Request) -> Response {
                 "A web page may not record events.",
             ));
         }
+        let once = Once::of(&parts)?;
         let body = inner.body(&parts.headers, body).await?;
         let events = read(&body)?;
-        record(&inner.bus, &events).await?;
-        Ok(json(StatusCode::CREATED, &serde_json::json!({ "ok": true, "recorded": events.len() })))
+        let recorded = record(&inner, &events, once.map(|once| once.with(&body))).await?;
+        let mut response =
+            json(StatusCode::CREATED, &serde_json::json!({ "ok": true, "recorded": events.len() }));
+        match recorded {
+            Recording::Done => {}
+            Recording::Repeated => {
+                response.headers_mut().insert("idempotency-replayed", HeaderValue::from_static("true"));
+            }
+            Recording::Other => {
+                let reason = "This Idempotency-Key was used for other events; nothing was recorded.";
+                return Err(Failure::new(StatusCode::UNPROCESSABLE_ENTITY, "idempotency_key_reused", reason));
+            }
+        }
+        Ok(response)
     };
     answer.await.unwrap_or_else(IntoResponse::into_response)
 }
@@ -133,6 +163,58 @@ fn read(body: &[u8]) -> Result<Vec<Event>, Failure> {
     checked.collect()
 }
 
+/// By what a repeated request is known again.
+struct Once {
+    /// A digest of its key, and of whose it is.
+    key: [u8; 16],
+    /// A digest of its events.
+    events: [u8; 16],
+}
+
+impl Once {
+    /// That of a request with these headers, if it has a key. Fails with 400 if it is none.
+    fn of(parts: &Parts) -> Result<Option<Self>, Failure> {
+        let Some(key) = parts.headers.get("idempotency-key") else { return Ok(None) };
+        if key.is_empty() || key.len() > KEY_LEN_MAX {
+            let reason = format!("An Idempotency-Key has 1 to {KEY_LEN_MAX} characters.");
+            return Err(Failure::bad_request(reason));
+        }
+        let caller = parts.extensions.get::<Caller>().map_or("", |caller| &caller.0);
+        let key = xxh3_128(&[caller.as_bytes(), &[0], key.as_bytes()].concat()).to_be_bytes();
+        Ok(Some(Self { key, events: [0; 16] }))
+    }
+
+    /// The same with these events.
+    fn with(self, body: &[u8]) -> Self {
+        Self { events: xxh3_128(body).to_be_bytes(), ..self }
+    }
+
+    /// What is known of it in `tx`; if nothing is, it is noted there. What is old is forgotten.
+    async fn note(&self, tx: &Transaction, keys: &Keys) -> Result<Recording> {
+        let period = tx.read_version().await? / PERIOD;
+        for period in [period, period.saturating_sub(1)] {
+            if let Some(events) = tx.get(&keys.idempotent(period, &self.key), Isolation::Serializable).await?
+            {
+                return Ok(if events[..] == self.events { Recording::Repeated } else { Recording::Other });
+            }
+        }
+        tx.set(&keys.idempotent(period, &self.key), &self.events);
+        tx.clear_range(&keys.idempotent_before(period.saturating_sub(1)));
+        Ok(Recording::Done)
+    }
+}
+
+/// What has come of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Recording {
+    /// Its events were recorded.
+    Done,
+    /// They were recorded before.
+    Repeated,
+    /// Its key was used for other events.
+    Other,
+}
+
 /// What a name stands for.
 #[derive(Debug, Clone, Copy)]
 struct Standing {
@@ -142,16 +224,28 @@ struct Standing {
     is_deleted: bool,
 }
 
-/// Records `events` in one transaction, once.
-async fn record(bus: &Bus, events: &[Event]) -> Result<()> {
-    let (feed, producer) = (bus.feed(), bus.producer());
+/// Records `events` in one transaction, once; and no more than once for the same key.
+async fn record(inner: &Inner, events: &[Event], once: Option<Once>) -> Result<Recording> {
+    let (feed, producer) = (inner.bus.feed(), inner.bus.producer());
     let context = &feed.context;
-    context
+    let mut names: BTreeMap<&DbName, bool> = BTreeMap::new();
+    for Event { name, kind, .. } in events {
+        *names.entry(name).or_default() |= matches!(kind, EventKind::Created | EventKind::Deleted);
+    }
+    let mut turns = Vec::with_capacity(names.len());
+    for (name, decides) in &names {
+        turns.push(inner.turns.take((*name).clone(), *decides).await);
+    }
+    let recorded = context
         .db
         .run_once(async |tx| {
-            let mut names: Vec<_> = events.iter().map(|event| event.name.clone()).collect();
-            names.sort_unstable();
-            names.dedup();
+            if let Some(once) = &once {
+                let known = once.note(&tx, &context.keys).await?;
+                if known != Recording::Done {
+                    return Ok(known);
+                }
+            }
+            let names: Vec<DbName> = names.keys().map(|name| DbName::clone(name)).collect();
             let known = names.into_iter().map(|name| look_up(&feed, &tx, name));
             let mut known: HashMap<DbName, Option<Standing>> =
                 stream::iter(known).buffer_unordered(NAMES_AT_ONCE).try_collect().await?;
@@ -163,10 +257,10 @@ async fn record(bus: &Bus, events: &[Event]) -> Result<()> {
                     tx.add_write_conflict(&context.keys.name(&event.name));
                 }
             }
-            Ok(())
+            Ok(Recording::Done)
         })
-        .await
-        .map(|_| ())
+        .await?;
+    Ok(recorded.value)
 }
 
 /// What `name` stands for. Two transactions that would change that meet here.
@@ -184,31 +278,39 @@ async fn look_up(
 
 /// Records `event` of what its name stands for, and brings that up to date.
 ///
-/// A creation is always a new one: if the name was in use, the database that had it must have been deleted, unseen. A database
-/// of which nothing is known is older than the bus. What comes for one that is deleted is counted there, and does not bring it
-/// back.
+/// A creation is always a new one, unless it says which one it is and that is known: if the name was in use, the database that had it
+/// must have been deleted, unseen. A database of which nothing is known is older than the bus. What comes for one that is deleted
+/// is counted there, and does not bring it back; and what comes for one that was replaced is recorded for that one, where it
+/// changes nothing.
 fn record_one(
     tx: &Transaction,
     producer: &Producer,
     event: &Event,
     known: &mut Option<Standing>,
-    instance: impl Fn() -> DbInstance,
+    random: impl Fn() -> DbInstance,
 ) {
     let db = |instance| Db::new(event.name.clone(), instance);
+    let instance = || event.instance.unwrap_or_else(&random);
+    let is_known = event.instance.is_some_and(|meant| known.is_some_and(|known| known.instance == meant));
     if event.kind == EventKind::Created {
+        if is_known {
+            // It was posted before.
+            return;
+        }
         if let Some(old) = known.filter(|known| !known.is_deleted) {
             producer.deleted(tx, &db(old.instance));
         }
         *known = Some(Standing { instance: instance(), is_deleted: false });
     }
-    let known = known.get_or_insert_with(|| Standing { instance: instance(), is_deleted: false });
-    let db = db(known.instance);
+    let standing = known.get_or_insert_with(|| Standing { instance: instance(), is_deleted: false });
+    let meant = event.instance.unwrap_or(standing.instance);
+    let db = db(meant);
     match event.kind {
         EventKind::Created => producer.created(tx, &db),
         EventKind::Updated => producer.updated(tx, &db),
         EventKind::DdocUpdated => producer.ddoc_updated(tx, &db, event.ddoc.as_ref()),
         EventKind::Deleted => {
-            known.is_deleted = true;
+            standing.is_deleted |= meant == standing.instance;
             producer.deleted(tx, &db);
         }
     }

@@ -1,6 +1,6 @@
 //! [`Failure`]: an answer that says what went wrong, as CouchDB's clients read it.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, time::Duration};
 
 use axum::{
     body::Body,
@@ -21,12 +21,14 @@ pub struct Failure {
     reason: Cow<'static, str>,
     /// The methods that are allowed, if it was the method.
     allow: Option<&'static str>,
+    /// After how many seconds it is worth to ask again, if it is known.
+    retry_after: Option<u64>,
 }
 
 impl Failure {
     /// An answer with this status; `error` is a word for programs, `reason` a sentence for people.
     pub fn new(status: StatusCode, error: &'static str, reason: impl Into<Cow<'static, str>>) -> Self {
-        Self { status, error, reason: reason.into(), allow: None }
+        Self { status, error, reason: reason.into(), allow: None, retry_after: None }
     }
 
     /// 400: the request cannot be understood.
@@ -37,6 +39,17 @@ impl Failure {
     /// 404: there is no such thing.
     pub fn not_found(reason: impl Into<Cow<'static, str>>) -> Self {
         Self::new(StatusCode::NOT_FOUND, "not_found", reason)
+    }
+
+    /// 401: nobody knows who asks.
+    pub(super) fn unauthorized(reason: &'static str) -> Self {
+        Self::new(StatusCode::UNAUTHORIZED, "unauthorized", reason)
+    }
+
+    /// The same, with the header that says when to ask again.
+    #[must_use]
+    pub fn retry_after(self, rest: Duration) -> Self {
+        Self { retry_after: Some(rest.as_secs_f64().ceil() as u64), ..self }
     }
 
     /// 405; `allow` are the methods that there are, as in the header of that name.
@@ -95,6 +108,9 @@ impl IntoResponse for Failure {
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("must-revalidate"));
         if let Some(allow) = self.allow {
             headers.insert(header::ALLOW, HeaderValue::from_static(allow));
+        }
+        if let Some(seconds) = self.retry_after {
+            headers.insert(header::RETRY_AFTER, seconds.into());
         }
         if self.status == StatusCode::UNAUTHORIZED {
             let scheme = HeaderValue::from_static("Basic realm=\"notibus\", charset=\"UTF-8\"");

@@ -49,16 +49,19 @@ impl Form {
         }
     }
 
-    /// What stands after the last row. A shard that was closed says where.
-    pub fn end(self, last: &impl Display, pending: u64, resharded_at: Option<&dyn Display>) -> Vec<u8> {
+    /// What stands after the last row; `pending` is how many rows stand behind it, if that is told. A shard that was closed says
+    /// where.
+    pub fn end(
+        self,
+        last: &impl Display,
+        pending: Option<u64>,
+        resharded_at: Option<&dyn Display>,
+    ) -> Vec<u8> {
+        let pending = pending.map_or(String::new(), |pending| format!(",\"pending\":{pending}"));
         let resharded = resharded_at.map_or(String::new(), |at| format!("\"resharded_at\":\"{at}\","));
         match self {
-            Self::Array => {
-                format!("\n],\n{resharded}\"last_seq\":\"{last}\",\"pending\":{pending}}}\n").into_bytes()
-            }
-            Self::Lines => {
-                format!("{{{resharded}\"last_seq\":\"{last}\",\"pending\":{pending}}}\n").into_bytes()
-            }
+            Self::Array => format!("\n],\n{resharded}\"last_seq\":\"{last}\"{pending}}}\n").into_bytes(),
+            Self::Lines => format!("{{{resharded}\"last_seq\":\"{last}\"{pending}}}\n").into_bytes(),
             Self::Events if resharded_at.is_some() => {
                 format!("event: resharded\ndata: {{{resharded}\"last_seq\":\"{last}\"}}\n\n").into_bytes()
             }
@@ -175,7 +178,7 @@ mod tests {
         }
         let (bytes, count) = writer.take();
         assert_eq!(count, rows.len() as u64);
-        let end = form.end(&7, 0, None);
+        let end = form.end(&7, Some(0), None);
         String::from_utf8([form.begin(), &bytes, &end].concat()).unwrap()
     }
 
@@ -197,8 +200,15 @@ mod tests {
     }
 
     #[test]
+    fn without_a_count_nothing_is_said_of_it() {
+        let end = |form: Form| String::from_utf8(form.end(&7, None, None)).unwrap();
+        assert_eq!(end(Form::Array), "\n],\n\"last_seq\":\"7\"}\n");
+        assert_eq!(end(Form::Lines), "{\"last_seq\":\"7\"}\n");
+    }
+
+    #[test]
     fn a_closed_shard_says_where() {
-        let end = |form: Form| String::from_utf8(form.end(&7, 0, Some(&8))).unwrap();
+        let end = |form: Form| String::from_utf8(form.end(&7, Some(0), Some(&8))).unwrap();
         assert_eq!(end(Form::Array), "\n],\n\"resharded_at\":\"8\",\"last_seq\":\"7\",\"pending\":0}\n");
         assert_eq!(end(Form::Lines), "{\"resharded_at\":\"8\",\"last_seq\":\"7\",\"pending\":0}\n");
         assert_eq!(

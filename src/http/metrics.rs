@@ -62,7 +62,8 @@ pub(super) fn encode(inner: &Inner, refusals: Option<&Refusals>) -> String {
     registry.register("http_feed_bytes", "Bytes of feeds handed to connections", bytes);
     registry.register("http_feed_failures", "Feeds that were cut off by a failure", failures);
     if let Some(Refusals { counts, .. }) = refusals {
-        let what = "Requests refused for the name in Host or the page in Origin, by which of the two";
+        let what =
+            "Requests refused for the name in Host or the page in Origin, and connections for lack of room";
         registry.register("http_refused", what, counts.clone());
     }
     let gauge = |count: usize| ConstGauge::new(i64::try_from(count).unwrap_or(i64::MAX));

@@ -28,9 +28,9 @@
 //!
 //! # How `_db_updates` differs from CouchDB's
 //!
-//! - A database has one row, whose type is derived for the reader: `deleted` if it is deleted; else `created` if it was created
-//!   after `since`; else `updated`, or `ddoc_updated` where only that is new and `types` asks for it. CouchDB gives a row per
-//!   type, of which a cut by `limit` may show one and not the other.
+//! - A database has a row for each type that is news to the reader, as in CouchDB, in the order in which they happened: `deleted` of
+//!   an earlier one that it may have known, `created`, `updated`, and `ddoc_updated` where `types` asks for it. One that is deleted
+//!   has that row alone; CouchDB goes on to tell of its creation as well.
 //! - Sequences sort, as text, and never go back. Clients give them back as they came: mostly 26 hexadecimal digits, but in the
 //!   middle of what there is to read also where the reading began.
 //! - Headers go out at once, heartbeats in every mode, and events of an event source are the same rows.
@@ -42,20 +42,25 @@ mod admission;
 mod api;
 mod body;
 mod changes;
+mod checks;
 mod databases;
 mod db_updates;
 mod events;
 mod failure;
 mod form;
 mod hosts;
+mod lockout;
 mod metrics;
 mod page;
+mod position;
 mod query;
 mod refusals;
 mod row;
 mod server;
 mod status;
 mod stream;
+mod tally;
+mod turns;
 mod updates;
 
 pub use axum;

@@ -1,9 +1,12 @@
-//! [`Refusals`]: how many requests a listener has refused by the name or the page that they came by.
+//! [`Refusals`]: how many requests a listener has refused by the name or the page that they came by, and how many connections for lack
+//! of room.
 //!
 //! A name that was forgotten in the configuration looks to its clients like a broken server, so the log says which one it was;
 //! once in a while, as a page that does not give up must not fill the log.
 
 use std::{
+    io,
+    net::IpAddr,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -27,8 +30,10 @@ pub(super) type Counts = Family<[(&'static str, &'static str); 1], Counter>;
 pub(super) struct Refusals {
     /// The refusals by what was wrong.
     pub counts: Counts,
-    /// What has happened since the log was told.
-    untold: Arc<Mutex<Untold>>,
+    /// What has happened to requests since the log was told.
+    requests: Arc<Mutex<Untold>>,
+    /// The same of connections.
+    connections: Arc<Mutex<Untold>>,
 }
 
 /// What has happened since the log was told.
@@ -45,7 +50,7 @@ impl Refusals {
     pub fn add(&self, failure: &Failure, headers: &HeaderMap, now: Duration) {
         let what = if failure.status() == StatusCode::FORBIDDEN { "origin" } else { "host" };
         self.counts.get_or_create(&[("what", what)]).inc();
-        let Some(refused) = self.to_tell(now) else { return };
+        let Some(refused) = to_tell(&self.requests, now) else { return };
         let shown = |name: HeaderName| {
             let value = headers.get(name).map(|value| String::from_utf8_lossy(value.as_bytes()));
             value.map(|value| value.chars().take(SHOWN_MAX).collect::<String>())
@@ -58,16 +63,33 @@ impl Refusals {
         );
     }
 
-    /// How many refusals the log is to be told of now; `None` if it was told lately.
-    fn to_tell(&self, now: Duration) -> Option<u64> {
-        let mut untold = self.untold.lock().unwrap_or_else(PoisonError::into_inner);
-        untold.refused += 1;
-        if untold.told.is_some_and(|told| now.saturating_sub(told) < QUIET) {
-            return None;
+    /// Counts that a connection from `peer` was refused at `now`, because there is no room, and logs it if nothing was logged for
+    /// a while.
+    pub fn no_room(&self, peer: IpAddr, now: Duration) {
+        self.counts.get_or_create(&[("what", "room")]).inc();
+        if let Some(refused) = to_tell(&self.connections, now) {
+            tracing::warn!(%peer, refused, "connections are refused: there is no room, or none for their address");
         }
-        untold.told = Some(now);
-        Some(std::mem::take(&mut untold.refused))
     }
+
+    /// Counts that no connection could be accepted at `now`, and logs it if nothing was logged for a while.
+    pub fn not_accepted(&self, error: &io::Error, now: Duration) {
+        self.counts.get_or_create(&[("what", "accept")]).inc();
+        if let Some(refused) = to_tell(&self.connections, now) {
+            tracing::warn!(%error, refused, "no connection can be accepted");
+        }
+    }
+}
+
+/// How many refusals the log is to be told of now; `None` if it was told lately.
+fn to_tell(untold: &Mutex<Untold>, now: Duration) -> Option<u64> {
+    let mut untold = untold.lock().unwrap_or_else(PoisonError::into_inner);
+    untold.refused += 1;
+    if untold.told.is_some_and(|told| now.saturating_sub(told) < QUIET) {
+        return None;
+    }
+    untold.told = Some(now);
+    Some(std::mem::take(&mut untold.refused))
 }
 
 #[cfg(test)]
@@ -76,8 +98,8 @@ mod tests {
 
     #[test]
     fn the_log_is_told_once_in_a_while_and_of_all() {
-        let refusals = Refusals::default();
-        let at = |seconds| refusals.to_tell(Duration::from_secs(seconds));
+        let untold = Mutex::default();
+        let at = |seconds| to_tell(&untold, Duration::from_secs(seconds));
         assert_eq!(
             [at(0), at(1), at(59), at(60), at(61), at(500)],
             [Some(1), None, None, Some(3), None, Some(2)]

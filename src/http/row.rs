@@ -12,16 +12,18 @@
 //!            (superseded)  row of b   row of a      since=2 has to give "a created", not "a updated"
 //! ```
 //!
-//! The same distinguishes a reader that began with nothing, and has read half of what there is, from one that was away for too
+//! Between two rows of one database it also says which of them were sent ([`Position`]). The same distinguishes a reader that began with nothing, and has read half of what there is, from one that was away for too
 //! long: the first one stands below the horizon, too, and misses nothing.
 
 use std::sync::Arc;
 
 use axum::body::Bytes;
+use smallvec::SmallVec;
 
 use super::{
     form::{Form, Writer, write_string},
     page::reading,
+    position::{Part, Position},
 };
 use crate::{
     cursor::Cursor,
@@ -31,25 +33,68 @@ use crate::{
     notification::Notification,
 };
 
-/// What a row says to a reader whose reading began as `cursor` says and that wants these kinds of events: one of them, or nothing.
-///
-/// A database has one row, which says what matters most of what is new: that it is deleted; or else that it was created; or that
-/// it was updated. A new design document is an update to those who do not ask for it by name.
-pub(super) fn kind_of(row: &Notification, cursor: &Cursor, wanted: Kinds) -> Option<EventKind> {
-    let is_new = |at: Option<Sequence>| at.is_some_and(|at| cursor.is_news(at));
-    if row.is_deleted() {
-        // What comes for a database after its deletion is counted in its row, but is no second deletion.
-        let is_delivered = is_new(row.deleted_at) && wanted.contains(EventKind::Deleted);
-        return is_delivered.then_some(EventKind::Deleted);
+/// What a row of `_db_updates` tells of a database.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Item {
+    /// An earlier database of the name, which the reader may have known, was deleted.
+    Gone,
+    /// An event of the database of the row.
+    Event(EventKind),
+}
+
+impl Item {
+    /// Its bit among those that were told. They are part of positions, and never change.
+    fn bit(self) -> u8 {
+        match self {
+            Self::Event(kind) => 1 << kind as u8,
+            Self::Gone => 1 << 4,
+        }
     }
-    let has_ddoc = is_new(row.ddoc_updated_at);
-    let is_updated = is_new(row.updated_at) || (has_ddoc && !wanted.contains(EventKind::DdocUpdated));
-    let candidates = [
-        (EventKind::Created, is_new(row.created_at)),
-        (EventKind::Updated, is_updated),
-        (EventKind::DdocUpdated, has_ddoc),
-    ];
-    candidates.into_iter().find(|&(kind, is_new)| is_new && wanted.contains(kind)).map(|(kind, _)| kind)
+
+    /// Its type, as clients read it.
+    pub fn kind(self) -> EventKind {
+        match self {
+            Self::Gone => EventKind::Deleted,
+            Self::Event(kind) => kind,
+        }
+    }
+}
+
+/// What is to be told of one row.
+pub(super) type Items = SmallVec<[Item; 4]>;
+
+/// What a row tells a reader whose reading began as `cursor` says and that wants these kinds of events, in the order in which it
+/// happened; without what it was told of the row before, as `part` says.
+///
+/// Of a deleted database only that is told. A new design document is an update to those who do not ask for it by name.
+pub(super) fn items_of(row: &Notification, cursor: &Cursor, wanted: Kinds, part: Option<&Part>) -> Items {
+    use EventKind::{Created, DdocUpdated, Deleted, Updated};
+    let news = |at: Option<Sequence>| at.filter(|&at| cursor.is_news(at));
+    let ddoc = news(row.ddoc_updated_at);
+    let happened: [(Item, Option<Sequence>); 4] = if row.is_deleted() {
+        // What comes for a database after its deletion is counted in its row, but is no second deletion.
+        let none = (Item::Gone, None);
+        [(Item::Event(Deleted), news(row.deleted_at)), none, none, none]
+    } else {
+        let gone = row.replaced.map(|replaced| replaced.deleted_at);
+        let updated = news(row.updated_at).max(ddoc.filter(|_| !wanted.contains(DdocUpdated)));
+        [
+            (Item::Gone, gone.filter(|&at| cursor.is_news_of_replaced(at))),
+            (Item::Event(Created), news(row.created_at)),
+            (Item::Event(Updated), updated),
+            (Item::Event(DdocUpdated), ddoc),
+        ]
+    };
+    let part = part.filter(|part| part.instance == row.instance);
+    let is_told = |item: Item, at| part.is_some_and(|part| part.told & item.bit() != 0 && at <= part.at);
+    let mut items: SmallVec<[(Sequence, Item); 4]> = happened
+        .into_iter()
+        .filter(|(item, _)| wanted.contains(item.kind()))
+        .filter_map(|(item, at)| at.filter(|&at| !is_told(item, at)).map(|at| (at, item)))
+        .collect();
+    // What happened in one fold keeps its order.
+    items.sort_by_key(|(at, _)| *at);
+    items.into_iter().map(|(_, item)| item).collect()
 }
 
 /// Rows in order, for one reader, and how many of them were written.
@@ -65,26 +110,31 @@ pub(super) struct Rows {
     next: Cursor,
     /// The next one to be written.
     place: usize,
+    /// Which items of that one were written.
+    told: u8,
+    /// What the reader was sent before of a row that has not come yet.
+    part: Option<Part>,
 }
 
 impl Rows {
     /// What a reader at `from` has read who stands at `next` now; rows up to `horizon` may have been dropped.
-    pub fn new(rows: Vec<Arc<Notification>>, from: Cursor, next: Cursor, horizon: Sequence) -> Self {
-        let reading = reading(from, next);
+    pub fn new(rows: Vec<Arc<Notification>>, from: Position, next: Cursor, horizon: Sequence) -> Self {
+        let reading = reading(from.cursor, next);
         let are_plain = are_plain(&rows, &reading, horizon, next.began().is_none());
-        Self { all: rows, are_plain, reading, next, place: 0 }
+        Self { all: rows, are_plain, reading, next, place: 0, told: 0, part: from.part }
     }
 
     /// What a subscriber was delivered, which knew something.
     pub fn of(batch: &DeliveryBatch) -> Self {
         let from = batch.iter().next().expect("a batch is never empty").since();
         let rows = batch.iter().map(|delivery| Arc::clone(delivery.notification())).collect();
-        Self::new(rows, from, batch.cursor(), Sequence::MIN)
+        Self::new(rows, from.into(), batch.cursor(), Sequence::MIN)
     }
 
     /// Where to read on behind them.
-    pub fn next(&self) -> Cursor {
-        self.next
+    pub fn next(&self) -> Position {
+        // Who has read everything has come past the row.
+        Position { cursor: self.next, part: self.part.filter(|_| !self.is_complete()) }
     }
 
     /// How many are still to be written.
@@ -97,33 +147,57 @@ impl Rows {
         self.next.began().is_none()
     }
 
-    /// Writes those that have something new for a reader that wants `kinds`, at most `limit` and as much as the chunk takes.
+    /// Writes what they have of news for a reader that wants `kinds`, a row each: at most `limit`, and as much as the chunk takes.
     pub fn write(&mut self, kinds: Kinds, out: &mut Writer, limit: u64) {
         let before = out.rows();
-        while let Some(row) = self.all.get(self.place)
-            && out.rows() - before < limit
-            && !out.is_full()
-        {
-            if let Some(kind) = kind_of(row, &self.reading, kinds) {
-                write_row(out, row, kind, &self.seq(self.place));
+        while let Some(row) = self.all.get(self.place) {
+            let items = items_of(row, &self.reading, kinds, self.part.as_ref());
+            let is_left = |told: u8| items.iter().any(|item| item.bit() & !told != 0);
+            for item in &items {
+                if self.told & item.bit() != 0 {
+                    continue;
+                }
+                if out.rows() - before >= limit || out.is_full() {
+                    return;
+                }
+                self.told |= item.bit();
+                let seq = if is_left(self.told) { self.between() } else { self.behind(self.place) };
+                write_row(out, row, item.kind(), &seq);
             }
-            self.place += 1;
+            if self.part.is_some_and(|part| part.instance == row.instance) {
+                self.part = None;
+            }
+            (self.place, self.told) = (self.place + 1, 0);
         }
     }
 
     /// What a client gets as its position behind the row at `place`.
-    fn seq(&self, place: usize) -> Cursor {
+    fn behind(&self, place: usize) -> Position {
         let at = self.all[place].sequence;
-        if self.are_plain[place] { at.into() } else { self.reading.at(at) }
+        let is_last = place + 1 == self.all.len() && self.is_complete();
+        let part = self.part.filter(|part| part.instance != self.all[place].instance && !is_last);
+        let is_plain = self.are_plain[place] && part.is_none();
+        Position { cursor: if is_plain { at.into() } else { self.reading.at(at) }, part }
+    }
+
+    /// What a client gets as its position between two items of the next row.
+    fn between(&self) -> Position {
+        let row = &self.all[self.place];
+        let before = self.part.filter(|part| part.instance == row.instance).map_or(0, |part| part.told);
+        let part = Part { told: self.told | before, instance: row.instance, at: row.sequence };
+        Position { cursor: self.reading.at(row.sequence.before()), part: Some(part) }
     }
 
     /// Where a client stands that was sent what was written; `None` if nothing was: not where the reading has come to, but at the
     /// last row, so that the position stays while nothing happens.
-    pub fn position(&self) -> Option<Cursor> {
+    pub fn position(&self) -> Option<Position> {
+        if self.told != 0 {
+            return Some(self.between());
+        }
         let last = self.place.checked_sub(1)?;
         // Below the horizon a sequence would not say that nothing was missed.
         let is_below = self.left() == 0 && self.is_complete() && !self.are_plain[last];
-        Some(if is_below { self.next } else { self.seq(last) })
+        Some(if is_below { self.next() } else { self.behind(last) })
     }
 }
 
@@ -139,7 +213,7 @@ pub(super) struct Look {
     /// How many they are.
     pub rows: u64,
     /// Where a client stands behind them.
-    pub position: Cursor,
+    pub position: Position,
 }
 
 /// How `batch` looks, made once for all who are delivered the same; no look if it would take more than a chunk, and `None` if
@@ -156,7 +230,7 @@ pub(super) fn look(batch: &DeliveryBatch, form: Form, kinds: Kinds) -> Option<Ar
 }
 
 /// Writes a row.
-pub(super) fn write_row(out: &mut Writer, row: &Notification, kind: EventKind, seq: &Cursor) {
+pub(super) fn write_row(out: &mut Writer, row: &Notification, kind: EventKind, seq: &Position) {
     out.row(seq, |bytes| {
         use std::io::Write;
         bytes.extend_from_slice(b"{\"db_name\":");
@@ -224,35 +298,106 @@ mod tests {
 
     /// The positions behind `rows`.
     fn seqs(rows: &[Arc<Notification>], from: Cursor, next: Cursor, horizon: Sequence) -> Vec<Cursor> {
-        let rows = Rows::new(rows.to_vec(), from, next, horizon);
-        (0..rows.left()).map(|place| rows.seq(place)).collect()
+        let rows = Rows::new(rows.to_vec(), from.into(), next, horizon);
+        (0..rows.left()).map(|place| rows.behind(place).cursor).collect()
     }
 
+    /// Of several kinds that were new only one was once told, so that `types=deleted` gave nothing of a database that was deleted
+    /// and created again.
     #[test]
-    fn the_type_is_what_matters_most_of_what_is_new_and_wanted() {
+    fn each_kind_that_is_new_and_wanted_is_told_in_the_order_in_which_it_happened() {
         use EventKind::{Created, DdocUpdated, Deleted, Updated};
+        let of = |row: &Notification, since: u64, wanted| {
+            let items = items_of(row, &at(since).into(), wanted, None);
+            items.into_iter().map(Item::kind).collect::<Vec<_>>()
+        };
         let row = database(9, [2, 6, 9, 0]);
         let usual = Kinds::from_iter([Created, Deleted, Updated]);
         for (since, wanted, expected) in [
-            (1, usual, Some(Created)),
-            (2, usual, Some(Updated)),
-            (6, usual, Some(Updated)),
-            (6, Kinds::ALL, Some(DdocUpdated)),
-            (5, Kinds::ALL, Some(Updated)),
-            (1, Updated.into(), Some(Updated)),
-            (1, DdocUpdated.into(), Some(DdocUpdated)),
-            (2, Created.into(), None),
-            (1, Deleted.into(), None),
+            (1, usual, &[Created, Updated][..]),
+            (2, usual, &[Updated]),
+            (6, usual, &[Updated]),
+            (9, usual, &[]),
+            (1, Kinds::ALL, &[Created, Updated, DdocUpdated]),
+            (6, Kinds::ALL, &[DdocUpdated]),
+            (1, Updated.into(), &[Updated]),
+            (1, DdocUpdated.into(), &[DdocUpdated]),
+            (2, Created.into(), &[]),
+            (1, Deleted.into(), &[]),
         ] {
-            assert_eq!(kind_of(&row, &at(since).into(), wanted), expected, "{since} {wanted:?}");
+            assert_eq!(of(&row, since, wanted), expected, "{since} {wanted:?}");
         }
+        assert_eq!(of(&database(9, [2, 9, 6, 0]), 1, Kinds::ALL), [Created, DdocUpdated, Updated]);
         let deleted = database(9, [2, 6, 6, 9]);
-        assert_eq!(kind_of(&deleted, &Cursor::NOTHING, usual), Some(Deleted));
-        assert_eq!(kind_of(&deleted, &at(5).into(), Kinds::from_iter([Created, Updated])), None);
+        assert_eq!(of(&deleted, 1, usual), [Deleted]);
+        assert_eq!(of(&deleted, 5, Kinds::from_iter([Created, Updated])), []);
         // It was once delivered again for an update that came late.
         let updated_late = database(12, [2, 12, 6, 9]);
-        assert_eq!(kind_of(&updated_late, &at(8).into(), usual), Some(Deleted));
-        assert_eq!(kind_of(&updated_late, &at(9).into(), usual), None);
+        assert_eq!((of(&updated_late, 8, usual), of(&updated_late, 9, usual)), (vec![Deleted], vec![]));
+        // An earlier database of the name was deleted.
+        let mut again = Notification::clone(&database(9, [9, 9, 0, 0]));
+        again.replaced = Some(Replaced { instance: again.instance, deleted_at: at(5) });
+        assert_eq!(of(&again, 4, usual), [Deleted, Created, Updated]);
+        assert_eq!(of(&again, 4, Deleted.into()), [Deleted]);
+        assert_eq!(of(&again, 5, usual), [Created, Updated]);
+        assert_eq!(items_of(&again, &Cursor::NOTHING, usual, None).len(), 2, "it was never known");
+    }
+
+    /// All that a client is told in requests for one row each.
+    #[test]
+    fn a_position_between_two_rows_of_a_database_resumes_between_them() {
+        let mut first = Notification::clone(&database(9, [7, 8, 9, 0]));
+        first.replaced = Some(Replaced { instance: first.instance, deleted_at: at(5) });
+        let (first, second) = (Arc::new(first), database(10, [10, 0, 0, 0]));
+        let mut position = Position::from(Cursor::from(at(2)));
+        let (mut told, mut texts) = (Vec::new(), Vec::new());
+        while told.len() < 5 {
+            let all = [&first, &second].map(Arc::clone);
+            let left = all.into_iter().filter(|row| row.sequence > position.cursor.position()).collect();
+            let mut rows = Rows::new(left, position, at(20).into(), Sequence::MIN);
+            let mut out = Writer::new(Form::Lines);
+            rows.write(Kinds::ALL, &mut out, 1);
+            let line = String::from_utf8(out.take().0.to_vec()).unwrap();
+            let kind = line.split('"').nth(7).unwrap().to_owned();
+            position = rows.position().unwrap();
+            assert!(line.contains(&format!("\"seq\":\"{position}\"")), "{line}");
+            position = position.to_string().parse().unwrap();
+            texts.push(position.to_string());
+            told.push(kind);
+        }
+        assert_eq!(told, ["deleted", "created", "updated", "ddoc_updated", "created"]);
+        assert!(
+            texts.is_sorted() && texts[3] == at(9).to_string() && texts[4] == at(10).to_string(),
+            "{texts:?}"
+        );
+    }
+
+    /// While the client was away the row has moved on: what it was told is not told again, and what is new is.
+    #[test]
+    fn a_position_between_two_rows_holds_also_when_the_row_has_moved() {
+        use EventKind::{Created, DdocUpdated, Updated};
+        let before = database(9, [7, 8, 0, 0]);
+        let part = Part { told: Item::Event(Created).bit(), instance: before.instance, at: at(9) };
+        let from = Position { cursor: Cursor::from(at(2)).begin(at(9)).at(at(8)), part: Some(part) };
+        let kinds = |row: &Notification| {
+            let items = items_of(row, &from.cursor, Kinds::ALL, from.part.as_ref());
+            items.into_iter().map(Item::kind).collect::<Vec<_>>()
+        };
+        assert_eq!(kinds(&before), [Updated]);
+        assert_eq!(kinds(&database(12, [7, 8, 12, 0])), [Updated, DdocUpdated]);
+        let told = Part { told: part.told | Item::Event(Updated).bit(), ..part };
+        let items = items_of(&database(12, [7, 12, 0, 0]), &from.cursor, Kinds::ALL, Some(&told));
+        assert_eq!(items.into_iter().map(Item::kind).collect::<Vec<_>>(), [Updated], "it was updated since");
+        // Before it has come, other rows keep it in mind.
+        let mut other = Notification::clone(&database(11, [11, 0, 0, 0]));
+        other.instance.0[0] ^= 1;
+        let rows = [Arc::new(other), database(12, [7, 8, 12, 0])].to_vec();
+        let mut rows = Rows::new(rows, from, at(20).into(), Sequence::MIN);
+        let mut out = Writer::new(Form::Lines);
+        rows.write(Kinds::ALL, &mut out, 1);
+        assert_eq!(rows.position().unwrap().part, Some(part));
+        rows.write(Kinds::ALL, &mut out, 9);
+        assert_eq!((out.rows(), rows.position().unwrap()), (3, Cursor::from(at(12)).into()));
     }
 
     #[test]
@@ -297,7 +442,7 @@ mod tests {
             Arc::new(Notification { name: DbName::new(&name).unwrap(), ..row })
         };
         let all: Vec<_> = (1..100).map(long).collect();
-        let mut rows = Rows::new(all, Cursor::NOTHING, at(200).into(), Sequence::MIN);
+        let mut rows = Rows::new(all, Cursor::NOTHING.into(), at(200).into(), Sequence::MIN);
         let (mut out, mut chunks, mut written) = (Writer::new(Form::Lines), 0, 0);
         while rows.left() > 0 {
             rows.write(Kinds::ALL, &mut out, u64::MAX);

@@ -35,7 +35,12 @@ use tokio::{
 };
 use tower_service::Service;
 
-use super::{Hosts, Peer, refusals::Refusals};
+use super::{
+    Hosts, Peer,
+    lockout::network,
+    refusals::Refusals,
+    tally::{Place, Tally},
+};
 use crate::{
     env::Env,
     error::{Error, Result},
@@ -52,6 +57,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 pub struct ServerOptions {
     /// How many connections there are at once; the next one gets 503. Each needs a file descriptor. Default: 16,384.
     pub connections_max: usize,
+    /// How many of them may come from one address (of IPv6: from one network of 64 bits); the next one gets 503. Default: 8,192.
+    pub connections_per_address_max: usize,
     /// The most bytes of a request's line and headers, at least 8,192. Default: 32 KiB.
     pub header_len_max: usize,
     /// The most headers of a request. Default: 100.
@@ -76,6 +83,7 @@ impl Default for ServerOptions {
     fn default() -> Self {
         Self {
             connections_max: 16_384,
+            connections_per_address_max: 8_192,
             header_len_max: 32 << 10,
             headers_max: 100,
             header_timeout: Duration::from_secs(30),
@@ -107,7 +115,7 @@ impl ServerOptions {
             let reason = format!("{} is less than 8,192", self.header_len_max);
             return Err(Error::invalid("header length", reason));
         }
-        if self.connections_max == 0 || self.headers_max == 0 {
+        if self.connections_max == 0 || self.connections_per_address_max == 0 || self.headers_max == 0 {
             return Err(Error::invalid("connections or headers", "there are none"));
         }
         if self.header_timeout.is_zero() || self.write_timeout.is_zero() {
@@ -140,6 +148,7 @@ impl Server {
         let (stop, stopped) = watch::channel(false);
         let acceptor = Acceptor {
             connections: Arc::new(Semaphore::new(options.connections_max.min(Semaphore::MAX_PERMITS))),
+            addresses: Tally::new(),
             http: protocol(&options),
             options: Arc::new(options),
             router,
@@ -185,6 +194,8 @@ fn protocol(options: &ServerOptions) -> http1::Builder {
 struct Acceptor {
     /// Room for connections.
     connections: Arc<Semaphore>,
+    /// How many there are from each address.
+    addresses: Arc<Tally<IpAddr>>,
     /// How they speak.
     http: http1::Builder,
     /// The limits.
@@ -210,7 +221,7 @@ impl Acceptor {
                 accepted = listener.accept() => match accepted {
                     Ok((socket, peer)) => self.accept(socket, peer.ip(), graceful.watcher(), &mut tasks),
                     Err(error) => {
-                        tracing::warn!(%error, "no connection can be accepted");
+                        self.refusals.not_accepted(&error, self.env.now());
                         self.env.sleep(ACCEPT_PAUSE).await;
                     }
                 },
@@ -228,8 +239,10 @@ impl Acceptor {
 
     /// Serves a connection in a task of its own, if there is room.
     fn accept(&self, socket: TcpStream, peer: IpAddr, watcher: Watcher, tasks: &mut JoinSet<()>) {
-        let Ok(room) = Arc::clone(&self.connections).try_acquire_owned() else {
-            tracing::warn!("a connection is refused: there is no room");
+        let room = Arc::clone(&self.connections).try_acquire_owned().ok();
+        let place = self.addresses.enter(network(peer), self.options.connections_per_address_max).ok();
+        let (Some(room), Some(place)) = (room, place) else {
+            self.refusals.no_room(peer, self.env.now());
             // It fits into the empty buffer of the socket; if not, the client sees it closed.
             drop(socket.try_write(TOO_MANY));
             return;
@@ -246,7 +259,7 @@ impl Acceptor {
             refusals: self.refusals.clone(),
             env: self.env.clone(),
         };
-        tasks.spawn(serve(socket, served, self.http.clone(), watcher, room));
+        tasks.spawn(serve(socket, served, self.http.clone(), watcher, (room, place)));
     }
 
     /// Sets what the system does for a connection.
@@ -304,7 +317,7 @@ async fn serve(
     served: Served,
     http: http1::Builder,
     watcher: Watcher,
-    _room: OwnedSemaphorePermit,
+    _room: (OwnedSemaphorePermit, Place<IpAddr>),
 ) {
     let service = service_fn(move |request| served.answer(request).map(Ok::<_, Infallible>));
     let connection = http.serve_connection(TokioIo::new(socket), service);

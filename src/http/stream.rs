@@ -3,7 +3,7 @@
 //! It is pulled by the connection. Nothing is read that the client has not room for, so a slow client costs one chunk; and a
 //! connection that is closed drops it, with all that it holds.
 
-use std::{pin::pin, time::Duration};
+use std::{fmt::Display, pin::pin, time::Duration};
 
 use axum::{
     body::{Body, Bytes},
@@ -19,7 +19,7 @@ use super::{
     metrics::Metrics,
     query::{Mode, Query},
 };
-use crate::{cursor::Cursor, encoding::Sequence, env::Env, error::Result};
+use crate::{encoding::Sequence, env::Env, error::Result};
 
 /// How it goes on after a read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,6 +34,12 @@ pub(super) enum Progress {
 
 /// Where the rows of a feed come from.
 pub(super) trait Source: Send + 'static {
+    /// What a client gets as its position.
+    type Position: Display + Send;
+
+    /// Whether the end tells how many rows stand behind the position.
+    const TELLS_PENDING: bool = true;
+
     /// Writes rows, at least one and at most `limit` if there are any, until the chunk is full; and moves the position behind
     /// them.
     ///
@@ -46,10 +52,12 @@ pub(super) trait Source: Send + 'static {
     fn wait(&mut self) -> impl Future<Output = ()> + Send;
 
     /// Where a client goes on that was sent what was written.
-    fn position(&self) -> Cursor;
+    fn position(&self) -> Self::Position;
 
-    /// How many rows stand behind the position.
-    fn pending(&mut self) -> impl Future<Output = Result<u64>> + Send;
+    /// How many rows stand behind the position, if that is told.
+    fn pending(&mut self) -> impl Future<Output = Result<u64>> + Send {
+        async { Ok(0) }
+    }
 
     /// Where another shard has taken over, if that is why it is over.
     fn resharded_at(&self) -> Option<Sequence> {
@@ -264,8 +272,8 @@ impl<S: Source> Stream<S> {
         if form == Form::Events && resharded_at.is_none() {
             return Ok(Bytes::new());
         }
-        let pending = self.source.pending().await?;
-        let resharded_at = resharded_at.as_ref().map(|at| at as &dyn std::fmt::Display);
+        let pending = if S::TELLS_PENDING { Some(self.source.pending().await?) } else { None };
+        let resharded_at = resharded_at.as_ref().map(|at| at as &dyn Display);
         Ok(form.end(&self.source.position(), pending, resharded_at).into())
     }
 }

@@ -16,11 +16,12 @@ use super::{
     Inner,
     form::{Form, Writer},
     page::{PageSize, cut_at},
-    row::{Rows, kind_of, look, write_row},
+    position::Position,
+    row::{Items, Rows, items_of, look, write_row},
     stream::{Progress, Source},
 };
 use crate::{
-    cursor::{Cursor, Start},
+    cursor::Cursor,
     dispatcher::{BatchSubscription, DeliveryBatch, Filter, Interruption},
     encoding::Sequence,
     error::{Error, Result},
@@ -91,9 +92,9 @@ pub(super) struct Updates {
     /// Which kinds of events are wanted.
     kinds: Kinds,
     /// Where to read on in the store.
-    cursor: Cursor,
+    next: Position,
     /// Where the client stands.
-    seq: Cursor,
+    seq: Position,
     /// Whether the store was read to its end.
     is_caught_up: bool,
     /// Whether what follows is wanted.
@@ -109,13 +110,13 @@ pub(super) struct Updates {
 }
 
 impl Updates {
-    /// The rows after `cursor`, of which nothing was read.
-    fn new(inner: &Arc<Inner>, kinds: Kinds, cursor: Cursor, is_live: bool) -> Self {
+    /// The rows after `start`, of which nothing was read.
+    fn new(inner: &Arc<Inner>, kinds: Kinds, start: Position, is_live: bool) -> Self {
         Self {
             inner: Arc::clone(inner),
             kinds,
-            cursor,
-            seq: cursor,
+            next: start,
+            seq: start,
             is_caught_up: false,
             is_live,
             page_size: PageSize::new(PAGE_ROWS),
@@ -127,14 +128,14 @@ impl Updates {
 
     /// The rows from now on.
     pub async fn from_now(inner: &Arc<Inner>, kinds: Kinds, is_live: bool) -> Result<Self> {
-        let now = inner.feed.now().await?.into();
+        let now = Cursor::from(inner.feed.now().await?).into();
         Ok(Self { is_caught_up: true, ..Self::new(inner, kinds, now, is_live) })
     }
 
-    /// The rows after `cursor`. Fails as a read from there does.
-    pub async fn after(inner: &Arc<Inner>, kinds: Kinds, cursor: Cursor, is_live: bool) -> Result<Self> {
-        let mut updates = Self::new(inner, kinds, cursor, is_live);
-        let page = Load::begin(inner, cursor, updates.page_size.rows()).done().await?;
+    /// The rows after `start`. Fails as a read from there does.
+    pub async fn after(inner: &Arc<Inner>, kinds: Kinds, start: Position, is_live: bool) -> Result<Self> {
+        let mut updates = Self::new(inner, kinds, start, is_live);
+        let page = Load::begin(inner, start.cursor, updates.page_size.rows()).done().await?;
         updates.turn(page);
         Ok(updates)
     }
@@ -146,9 +147,9 @@ impl Updates {
         if kept < rows.len() {
             rows.truncate(kept);
             rows.shrink_to_fit();
-            next = cut_at(self.cursor, next, rows[kept - 1].sequence);
+            next = cut_at(self.next.cursor, next, rows[kept - 1].sequence);
         }
-        self.current = Some(Rows::new(rows, self.cursor, next, horizon));
+        self.current = Some(Rows::new(rows, self.next, next, horizon));
     }
 
     /// Writes rows that are in hand.
@@ -160,14 +161,14 @@ impl Updates {
             return;
         }
         if self.live.is_none() {
-            (self.cursor, self.is_caught_up) = (current.next(), current.is_complete());
+            (self.next, self.is_caught_up) = (current.next(), current.is_complete());
         }
         self.current = None;
     }
 
     /// What comes after what was read.
     fn live(&mut self) -> &mut Live {
-        let (dispatcher, cursor) = (&self.inner.dispatcher, self.cursor);
+        let (dispatcher, cursor) = (&self.inner.dispatcher, self.next.cursor);
         self.live.get_or_insert_with(|| {
             let batches = dispatcher.subscribe(Filter::all()).caught_up_at(cursor).batches();
             Box::new(Live { batches, arrived: None, retry_at: None })
@@ -216,6 +217,11 @@ impl Updates {
 }
 
 impl Source for Updates {
+    type Position = Position;
+
+    // CouchDB tells none here, and to count the rows of all databases would cost the more the more there are.
+    const TELLS_PENDING: bool = false;
+
     async fn read(&mut self, out: &mut Writer, limit: u64) -> Result<Progress> {
         loop {
             self.write(out, limit);
@@ -229,7 +235,7 @@ impl Source for Updates {
                 self.load = None;
                 self.turn(page?);
             } else if !self.is_caught_up {
-                self.load = Some(Load::begin(&self.inner, self.cursor, self.page_size.rows()));
+                self.load = Some(Load::begin(&self.inner, self.next.cursor, self.page_size.rows()));
             } else if !self.is_live {
                 return Ok(Progress::Over);
             } else {
@@ -251,58 +257,52 @@ impl Source for Updates {
         live.arrived = Some(live.batches.next().await);
     }
 
-    fn position(&self) -> Cursor {
+    fn position(&self) -> Position {
         self.seq
-    }
-
-    async fn pending(&mut self) -> Result<u64> {
-        match &self.current {
-            None if self.is_caught_up => Ok(0),
-            Some(current) if current.is_complete() => Ok(current.left() as u64),
-            _ => self.inner.feed.pending(self.seq).await,
-        }
     }
 }
 
-/// The rows of `_db_updates`, newest first, down to where the client stands.
+/// The rows of `_db_updates`, newest first, all of them.
 pub(super) struct Backwards {
     /// What all feeds share.
     inner: Arc<Inner>,
     /// Which kinds of events are wanted.
     kinds: Kinds,
-    /// Where the client stands.
-    since: Cursor,
     /// Rows before it are read.
     before: Sequence,
     /// How many rows are read at once.
     page_size: PageSize,
     /// What was read and not sent, next one last.
     rows: Vec<Arc<Notification>>,
+    /// What of the next one is not sent, next one last.
+    items: Option<Items>,
     /// Whether there may be more to read.
     more: bool,
-    /// How many rows were looked at.
-    seen: u64,
     /// The last row that was sent.
-    last: Cursor,
+    last: Position,
 }
 
 impl Backwards {
-    /// The rows after `start`. Fails as a read from there does.
-    pub async fn new(inner: &Arc<Inner>, kinds: Kinds, start: Start) -> Result<Self> {
-        let since = match start {
-            Start::At(cursor) => {
-                inner.feed.page(cursor, 1).await?;
-                cursor
-            }
-            Start::Now => inner.feed.now().await?.into(),
-        };
-        let (inner, page_size) = (Arc::clone(inner), PageSize::new(PAGE_ROWS));
-        let (before, rows) = (Sequence::MAX, Vec::new());
-        Ok(Self { inner, kinds, since, before, page_size, rows, more: true, seen: 0, last: since })
+    /// All rows.
+    pub fn new(inner: &Arc<Inner>, kinds: Kinds) -> Self {
+        Self {
+            inner: Arc::clone(inner),
+            kinds,
+            before: Sequence::MAX,
+            page_size: PageSize::new(PAGE_ROWS),
+            rows: Vec::new(),
+            items: None,
+            more: true,
+            last: Cursor::NOTHING.into(),
+        }
     }
 }
 
 impl Source for Backwards {
+    type Position = Position;
+
+    const TELLS_PENDING: bool = false;
+
     async fn read(&mut self, out: &mut Writer, limit: u64) -> Result<Progress> {
         if self.rows.is_empty() && self.more {
             let mut page = self.inner.feed.page_before(self.before, self.page_size.rows()).await?;
@@ -311,37 +311,32 @@ impl Source for Backwards {
                 page.rows.truncate(kept);
                 (page.to, page.more) = (page.rows[kept - 1].sequence, true);
             }
-            let until = self.since.position();
-            self.before = page.to;
-            self.more = page.more && page.to > until;
-            self.rows = page.rows.into_iter().filter(|row| row.sequence > until).rev().collect();
+            (self.before, self.more) = (page.to, page.more);
+            self.rows = page.rows;
+            self.rows.reverse();
         }
-        while out.rows() < limit
-            && !out.is_full()
-            && let Some(row) = self.rows.pop()
-        {
-            self.seen += 1;
-            if let Some(kind) = kind_of(&row, &self.since, self.kinds) {
-                self.last = row.sequence.into();
-                write_row(out, &row, kind, &self.last);
+        while let Some(row) = self.rows.last() {
+            let items = self.items.get_or_insert_with(|| items_of(row, &Cursor::NOTHING, self.kinds, None));
+            while let Some(item) = items.last() {
+                if out.rows() >= limit || out.is_full() {
+                    return Ok(Progress::More);
+                }
+                self.last = Cursor::from(row.sequence).into();
+                write_row(out, row, item.kind(), &self.last);
+                items.pop();
             }
+            self.items = None;
+            self.rows.pop();
         }
-        Ok(if self.rows.is_empty() && !self.more { Progress::Over } else { Progress::More })
+        Ok(if self.more { Progress::More } else { Progress::Over })
     }
 
     async fn wait(&mut self) {
         std::future::pending::<()>().await;
     }
 
-    fn position(&self) -> Cursor {
+    fn position(&self) -> Position {
         self.last
-    }
-
-    async fn pending(&mut self) -> Result<u64> {
-        if self.rows.is_empty() && !self.more {
-            return Ok(0);
-        }
-        Ok(self.inner.feed.pending(self.since).await?.saturating_sub(self.seen))
     }
 }
 

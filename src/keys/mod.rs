@@ -35,6 +35,7 @@
 //! | 16 | parked | node or nothing, cursor, 2, name, instance | flags, attempts, retries, time, error | from the failures of a trigger's job until it succeeds |
 //! | 16 | asked | node or nothing, cursor, 3 | 8 bytes, little-endian | until deleted, once a retry was asked for |
 //! | 17 | name | name | none: nothing is stored here, transactions that decide what a name stands for meet here | never |
+//! | 24 | idempotency | period of read versions, digest of a request's key | digest of the request, number of its events | two periods, some minutes each |
 //!
 //! Three families share number 1, so that a notifier reads all that waits for it in one range; the number after the
 //! instance tells them apart. Two share number 11, so that a node reads who owns and who asks in one range.
@@ -51,6 +52,8 @@ mod ddoc;
 mod dead_letter;
 mod feed;
 mod group;
+#[cfg(feature = "http")]
+mod idempotency;
 mod lease;
 #[cfg(feature = "http")]
 mod name;
@@ -107,6 +110,8 @@ mod family {
     pub const CURSOR: u16 = 16;
     #[cfg(feature = "http")]
     pub const NAME: u16 = 17;
+    #[cfg(feature = "http")]
+    pub const IDEMPOTENCY: u16 = 24;
 }
 
 /// The cell of all nodes and leases: those who divide the work of a bus among them. The name has its place in the keys so

@@ -63,7 +63,7 @@ run(async url => {
       const { results, lastSeq } = (await service.getDbUpdates({ since, feed: 'longpoll' })).result
       told.push(...results.map(row => [row.dbName, row.type]))
       since = lastSeq
-    } while (told.at(-1)?.[1] !== type)
+    } while (!told.some(([, told]) => told === type))
   }
   await updates('created')
   await service.deleteDatabase({ db })

@@ -48,7 +48,7 @@ def main(url):
     seen.next(db_name="orders", type="updated")
     server.delete("orders")
     last = seen.next(db_name="orders", type="deleted")
-    seen.next(last_seq=last["seq"], pending=0)
+    seen.next(last_seq=last["seq"])
     seen.end()
 
     try:

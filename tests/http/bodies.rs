@@ -1,6 +1,10 @@
 //! Bodies of requests that clients have compressed.
 
-use std::{io::Write, sync::Arc};
+use std::{
+    io::Write,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use flate2::{Compression, write::GzEncoder};
 use notibus::http::{ApiOptions, ServerOptions};
@@ -8,7 +12,7 @@ use tokio::io::AsyncWriteExt;
 
 use crate::{
     client::{Answer, Connection},
-    common::db,
+    common::{db, until},
     layer::Layer,
     world::World,
 };
@@ -79,4 +83,57 @@ async fn compressed_bodies_are_inflated_within_their_bound() {
         assert_eq!(answer.head.status, status, "{encoding} {}", answer.body);
         assert!(status < 400 || answer.json()["reason"].is_string());
     }
+}
+
+/// Sixteen uploads of empty parts once stalled the tasks that answer for 2 s: each part of 20 bytes costs as much as a large one.
+#[tokio::test]
+async fn a_body_of_many_empty_parts_is_refused_and_stalls_nobody() {
+    let world = World::with(ApiOptions::default(), ServerOptions::default(), |api, _, _| {
+        api.events().merge(api.status())
+    })
+    .await;
+    let empty = packed(b"").repeat(40_000);
+    let few = [packed(b"[").as_slice(), &packed(b"").repeat(900), &packed(b"]")].concat();
+    assert_eq!(post(&world, "/_notibus/events", "gzip", &few).await.head.status, 201);
+    let uploads = (0..16).map(|_| post(&world, "/_notibus/events", "gzip", &empty));
+    let live = async {
+        let mut longest = Duration::ZERO;
+        for _ in 0..50 {
+            let began = Instant::now();
+            tokio::time::sleep(Duration::from_millis(2)).await;
+            longest = longest.max(began.elapsed());
+        }
+        longest
+    };
+    let (answers, longest) = tokio::join!(futures_util::future::join_all(uploads), live);
+    for answer in answers {
+        assert_eq!(answer.head.status, 400, "{answer:?}");
+        assert!(answer.body.contains("parts"), "{answer:?}");
+    }
+    println!("the longest wait beside 16 uploads of empty parts was {longest:?}");
+}
+
+/// 300 bodies that were begun and not ended once held 317 MB.
+#[tokio::test]
+async fn all_bodies_together_are_bounded() {
+    let options = ApiOptions { body_len_max: 100_000, bodies_len_max: 250_000, ..ApiOptions::default() };
+    let world = World::with(options, ServerOptions::default(), |api, _, _| api.events()).await;
+    let begin = async || {
+        let mut connection = Connection::open(world.at()).await;
+        connection
+            .send("POST /_notibus/events HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n")
+            .await;
+        connection.socket.write_all(&b" ".repeat(90_000)).await.unwrap();
+        connection
+    };
+    let [first, second] = [begin().await, begin().await];
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let full = begin().await.answer().await;
+    assert_eq!((full.head.status, &*full.head.headers["retry-after"]), (503, "1"));
+    assert_eq!(full.json()["error"], "service_unavailable");
+    drop((first, second));
+    until("room", async || {
+        post(&world, "/_notibus/events", "identity", &b" ".repeat(90_000)).await.head.status == 400
+    })
+    .await;
 }

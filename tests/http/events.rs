@@ -170,3 +170,77 @@ async fn an_unknown_result_counts_once() {
     let row = bus.feed().newest(&"a".parse().unwrap()).await.unwrap().unwrap();
     assert_eq!((row.totals.total(), row.kinds.contains(EventKind::Updated)), (1, true));
 }
+
+/// A post that was repeated after a time-out once replaced the database that it had created.
+#[tokio::test]
+async fn a_repeated_post_is_known_by_its_key() {
+    let world = world().await;
+    let post = async |key: &str, body: &str| {
+        ask(world.at(), "POST", "/_notibus/events", &format!("Idempotency-Key: {key}\r\n"), body).await
+    };
+    let body = r#"[{"db":"a","type":"created"},{"db":"a","type":"updated"}]"#;
+    let posts = futures_util::future::join_all((0..8).map(|_| post("k1", body))).await;
+    assert!(
+        posts
+            .iter()
+            .all(|answer| (answer.head.status, &*answer.body) == (201, "{\"ok\":true,\"recorded\":2}\n"))
+    );
+    let replayed =
+        posts.iter().filter(|answer| answer.head.headers.contains_key("idempotency-replayed")).count();
+    assert_eq!(replayed, 7);
+    let first = row(&world, "a").await;
+    assert_eq!((first.totals, first.replaced), (common::counts([1, 0, 1, 0]), None));
+    // Another body with the same key is a mistake; another key is another request.
+    let other = post("k1", r#"[{"db":"b","type":"created"}]"#).await;
+    assert_eq!((other.head.status, &other.json()["error"]), (422, &"idempotency_key_reused".into()));
+    assert_eq!(post("k2", r#"[{"db":"a","type":"updated"}]"#).await.head.status, 201);
+    assert_eq!(row(&world, "a").await.totals, common::counts([1, 0, 2, 0]));
+    assert_eq!(post(&"k".repeat(300), body).await.head.status, 400);
+}
+
+#[tokio::test]
+async fn a_layer_that_knows_its_creations_says_which_one_it_means() {
+    let world = world().await;
+    let [one, two] = ["1", "2"].map(|digit| digit.repeat(32));
+    let event =
+        |kind: &str, instance: &str| format!(r#"{{"db":"a","type":"{kind}","instance":"{instance}"}}"#);
+    let created = format!("[{}]", event("created", &one));
+    for _ in 0..3 {
+        assert_eq!(post(&world, &created).await.head.status, 201);
+    }
+    let first = row(&world, "a").await;
+    assert_eq!(
+        (first.instance.to_string(), first.totals, first.replaced),
+        (one.clone(), common::counts([1, 0, 0, 0]), None)
+    );
+    post(&world, &format!("[{},{}]", event("updated", &one), event("created", &two))).await;
+    // What comes late for the first one changes nothing.
+    post(
+        &world,
+        &format!("[{},{},{}]", event("updated", &one), event("deleted", &one), event("updated", &two)),
+    )
+    .await;
+    let second = row(&world, "a").await;
+    assert_eq!((second.instance.to_string(), second.is_deleted()), (two, false));
+    assert_eq!(second.totals, common::counts([1, 0, 1, 0]));
+    let bad = post(&world, &format!("[{}]", event("updated", "xyz"))).await;
+    assert_eq!(bad.head.status, 400, "{bad:?}");
+}
+
+/// Of 48 clients that posted creations of one name at once, one was once answered after 14.8 s.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn posts_of_one_name_are_answered_in_turn() {
+    let world = world().await;
+    let client = async || {
+        let mut longest = std::time::Duration::ZERO;
+        for _ in 0..20 {
+            let began = std::time::Instant::now();
+            assert_eq!(post(&world, r#"[{"db":"a","type":"created"}]"#).await.head.status, 201);
+            longest = longest.max(began.elapsed());
+        }
+        longest
+    };
+    let longest = futures_util::future::join_all((0..48).map(|_| client())).await.into_iter().max().unwrap();
+    println!("the longest of 960 posts of one name by 48 clients took {longest:?}");
+    assert!(longest < std::time::Duration::from_secs(5), "{longest:?}");
+}

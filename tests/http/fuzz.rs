@@ -24,7 +24,11 @@ fn parameter() -> impl Strategy<Value = String> {
         Just("include_docs".to_owned()),
         Just("filter".to_owned()),
         Just("doc_ids".to_owned()),
-        "[a-z%_]{0,5}",
+        Just("conflicts".to_owned()),
+        Just("attachments".to_owned()),
+        Just("seq_interval".to_owned()),
+        Just("Last-Event-ID".to_owned()),
+        "[a-zA-Z%_]{0,5}",
     ];
     let value = prop_oneof![
         Just("normal".to_owned()),
@@ -41,6 +45,7 @@ fn parameter() -> impl Strategy<Value = String> {
         "[0-9a-f]{26}(-[0-9a-f]{26}){0,2}",
         "0{20}[0-9a-f]{6}(-0{20}[0-9a-f]{6}){0,2}",
         "%22[0-9a-f]{26}%22",
+        "0{20}[0-9a-f]{6}-0{20}[0-9a-f]{6}\\.[0-9a-f]{34}0{20}[0-9a-f]{6}",
         "[!$-~&&[^#&]]{0,12}",
     ];
     (key, value).prop_map(|(key, value)| format!("{key}={value}"))
@@ -55,6 +60,7 @@ fn header() -> impl Strategy<Value = String> {
         Just("Accept"),
         Just("Content-Type"),
         Just("Content-Encoding"),
+        Just("Idempotency-Key"),
         Just("Connection"),
         Just("Host"),
         Just("Origin"),

@@ -70,6 +70,22 @@ async fn feeds_and_connections_are_counted() {
     .await;
 }
 
+/// One address could once take all connections, and each one that was refused wrote a line to the log.
+#[tokio::test]
+async fn one_address_cannot_take_all_connections() {
+    let limits = ServerOptions { connections_per_address_max: 2, ..ServerOptions::default() };
+    let world = updates_with(ApiOptions::default(), limits).await;
+    let _held = [Connection::open(world.at()).await, Connection::open(world.at()).await];
+    let refused = Connection::open(world.at()).await.answer().await;
+    assert_eq!((refused.head.status, &refused.json()["error"]), (503, &"too_many_connections".into()));
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.2:0".parse().unwrap()).unwrap();
+    let mut other = Connection::over(socket.connect(world.at()).await.unwrap());
+    other.send("GET /_notibus/metrics HTTP/1.1\r\nHost: localhost\r\n\r\n").await;
+    let metrics = other.answer().await.body;
+    assert!(metrics.contains("notibus_http_refused_total{what=\"room\"} 1\n"), "{metrics}");
+}
+
 #[tokio::test]
 async fn headers_that_are_too_long_or_too_slow_end_the_connection() {
     let limits = ServerOptions { header_timeout: Duration::from_millis(50), ..ServerOptions::default() };

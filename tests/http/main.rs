@@ -15,6 +15,7 @@ mod idle;
 mod layer;
 mod limits;
 mod live;
+mod lockout;
 mod resume;
 mod status;
 mod world;

@@ -23,7 +23,7 @@ use super::{
     Api, Databases, Failure, Inner,
     api::at,
     db_updates::{check_method, finish, is_known, not_modified, tag},
-    query::{Mode, Query},
+    query::{Mode, Query, Topic},
     stream::Stream,
 };
 use crate::{
@@ -120,7 +120,10 @@ async fn feed(
     check_method(&parts.method)?;
     let inner = &served.inner;
     let text = parts.uri.query().unwrap_or_default();
-    let mut query = Query::parse(text, &parts.headers, &inner.options)?;
+    let mut query = Query::parse(text, &parts.headers, &inner.options, Topic::Documents)?;
+    if query.conflicts || query.attachments {
+        return Err(Failure::bad_request("`conflicts` and `attachments` are not supported here."));
+    }
     let body = match parts.method {
         Method::POST => inner.body(&parts.headers, body).await?,
         _ => axum::body::Bytes::new(),

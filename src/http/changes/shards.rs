@@ -13,7 +13,11 @@ use super::{Places, Served};
 use crate::{
     cursor::Start,
     feed::TopologyEntry,
-    http::{Failure, api::json, query::Query},
+    http::{
+        Failure,
+        api::json,
+        query::{Query, Topic},
+    },
     routing::SchemeId,
 };
 
@@ -39,7 +43,7 @@ pub(super) async fn meta(
             return Err(Failure::method_not_allowed("GET,HEAD"));
         }
         let text = parts.uri.query().unwrap_or_default();
-        let query = Query::parse(text, &parts.headers, &served.inner.options)?;
+        let query = Query::parse(text, &parts.headers, &served.inner.options, Topic::Documents)?;
         let feed = served.changes.feed(&served.find(&name).await?);
         let since = match query.start {
             Start::Now => feed.now().await?.into(),

@@ -215,6 +215,8 @@ impl DocChanges {
 }
 
 impl Source for DocChanges {
+    type Position = Cursor;
+
     async fn read(&mut self, out: &mut Writer, limit: u64) -> Result<Progress> {
         loop {
             self.write(out, limit);
