@@ -1,114 +1,101 @@
-//! [`Machine`]: the folder of a durable store, and the power that fails while commits are written to it.
+//! [`Machine`]: the disk of a durable store, the power that fails, and the disk that does.
 //!
-//! The store is the one that is used in production, with real files. When the power fails, they are copied as a disk would have
-//! kept them: whatever was synced is there, and of what was written to the journal after that, a part. The store is opened on the
-//! copy.
+//! The store is the one that is used in production; its disk is in memory, and keeps what a disk may do with what was written and
+//! not synced. When the power fails, a part of that is there, as it was drawn.
 
-use std::{
-    collections::BTreeMap,
-    ffi::OsString,
-    fs::{self, File},
-    io::{self, Read, Seek, SeekFrom},
-    path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
-
-use tempfile::TempDir;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::{
     env::Env,
-    error::{Error, Result},
-    store::{Backend, Database, Embedded, Power, Step},
+    error::Result,
+    store::{
+        Backend, Embedded, FolderOptions,
+        testing::{DiskFault, DiskOperation, SimulatedDisk, Unsynced},
+    },
 };
 
-/// How the names of files end to which the store appends.
-const JOURNAL: &str = "jnl";
+/// How many operations of the disk a commit takes.
+const COMMIT_OPERATIONS: usize = 3;
 
-/// How many bytes are read of a journal at once. No row of a world is so long, so as many zeros in a row are its end.
-const CHUNK_LEN: usize = 16 * 1_024;
+/// How many it takes with a snapshot.
+const SNAPSHOT_OPERATIONS: usize = 24;
 
-/// The folder of a durable store.
+/// How many an opening takes, and more.
+const OPENING_OPERATIONS: usize = 24;
+
+/// The disk of a durable store, and the power.
 pub(super) struct Machine {
-    /// What decides how far commits come.
-    supply: Arc<Supply>,
+    /// The disk.
+    disk: SimulatedDisk,
+    /// What goes wrong.
+    trouble: Arc<Mutex<Trouble>>,
+    /// How the folder is kept.
+    options: FolderOptions,
     /// The store.
     store: Arc<Embedded>,
-    /// The folder, which is removed with this.
-    folder: TempDir,
     /// What its disk has made of that which was not synced when the power failed before.
     unsynced: Unsynced,
 }
 
-/// Bytes that were written and not synced when the power failed.
+/// What goes wrong with a disk.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Unsynced {
-    /// How many of them were there all the same.
-    pub kept: u64,
-    /// How many were not.
-    pub lost: u64,
+enum Trouble {
+    /// Nothing.
+    #[default]
+    None,
+    /// After so many operations, the power fails; or it fails in the middle of the next one, which happens, and is not answered.
+    Power { after: usize, happens: bool },
+    /// After so many operations, this becomes of one, and then the code of one, if any.
+    Fault { after: usize, fault: DiskFault, then: Option<i32> },
+    /// There is no power.
+    Dark,
 }
 
-/// The power of a machine.
-struct Supply {
-    /// The folder.
-    folder: PathBuf,
-    /// The changing part.
-    state: Mutex<State>,
-}
-
-/// The changing part of a power supply.
-#[derive(Default)]
-struct State {
-    /// Where it fails.
-    fails_at: Option<Step>,
-    /// Whether it has failed.
-    has_failed: bool,
-    /// Up to where each journal is synced.
-    synced: BTreeMap<OsString, u64>,
-}
-
-impl Supply {
-    /// The changing part. No code that holds the lock can leave it half changed by a panic.
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Takes note that everything that was written is on disk.
-    fn synced(&self) -> io::Result<()> {
-        let mut state = self.state();
-        for name in journals(&self.folder)? {
-            let from = state.synced.get(&name).copied().unwrap_or_default();
-            let end = end_of(&self.folder.join(&name), from)?;
-            state.synced.insert(name, end);
+impl Trouble {
+    /// What becomes of an operation.
+    fn strike(&mut self) -> Option<DiskFault> {
+        match self {
+            Self::None => None,
+            Self::Dark => Some(DiskFault::Fails(DiskFault::IO)),
+            Self::Power { after, .. } | Self::Fault { after, .. } if *after > 0 => {
+                *after -= 1;
+                None
+            }
+            Self::Power { happens, .. } => {
+                let fault = if *happens {
+                    DiskFault::FailsAfter(DiskFault::IO)
+                } else {
+                    DiskFault::Fails(DiskFault::IO)
+                };
+                *self = Self::Dark;
+                Some(fault)
+            }
+            Self::Fault { fault, then, .. } => {
+                let fault = *fault;
+                *self = match then {
+                    Some(code) => Self::Fault { after: 0, fault: DiskFault::Fails(*code), then: None },
+                    None => Self::None,
+                };
+                Some(fault)
+            }
         }
-        Ok(())
-    }
-}
-
-impl Power for Supply {
-    fn step(&self, step: Step) -> io::Result<()> {
-        if step == Step::Answer {
-            self.synced()?;
-        }
-        let mut state = self.state();
-        state.has_failed |= state.fails_at == Some(step);
-        if state.has_failed { Err(io::Error::other("the power has failed")) } else { Ok(()) }
     }
 }
 
 impl Machine {
-    /// A machine with an empty store.
-    pub fn new(env: Env) -> Result<Self> {
-        let folder = TempDir::with_prefix("notibus-simulation").map_err(|error| failed(&error))?;
-        Self::open(folder, env, Unsynced::default())
+    /// A machine with an empty store. `random` draws its disk.
+    pub fn new(random: &mut fastrand::Rng, env: Env) -> Result<Self> {
+        let disk = SimulatedDisk::new([64, 512, 4_096][random.usize(0..3)]);
+        let journal_len_min = [1_000, 20_000, 1 << 30][random.usize(0..3)];
+        let options = FolderOptions { journal_len_min, has_threads: false };
+        Self::open(disk, options, env, Unsynced::default())
     }
 
-    /// The machine with the store in `folder`.
-    fn open(folder: TempDir, env: Env, unsynced: Unsynced) -> Result<Self> {
-        let supply = Arc::new(Supply { folder: folder.path().to_owned(), state: Mutex::default() });
-        let store = Database::folder_backend(folder.path(), env, Arc::<Supply>::clone(&supply))?;
-        supply.synced().map_err(|error| failed(&error))?;
-        Ok(Self { supply, store, folder, unsynced })
+    /// The machine with the store on `disk`.
+    fn open(disk: SimulatedDisk, options: FolderOptions, env: Env, unsynced: Unsynced) -> Result<Self> {
+        let store = Arc::new(disk.engine(env, options)?);
+        let trouble = plan(&disk, Trouble::None);
+        Ok(Self { disk, trouble, options, store, unsynced })
     }
 
     /// The store.
@@ -116,91 +103,81 @@ impl Machine {
         Arc::<Embedded>::clone(&self.store)
     }
 
-    /// Lets the power fail when the next commit comes to `step`, or, with `None`, lets it stay.
-    pub fn fail_at(&self, step: Option<Step>) {
-        self.supply.state().fails_at = step;
+    /// The version of the newest commit that the store has found of the opening that had used `version`.
+    pub fn recovered(&self, version: u64) -> Option<u64> {
+        self.store.history().end_of(version)
+    }
+
+    /// Lets the power fail soon.
+    pub fn lose_power(&self, random: &mut fastrand::Rng) {
+        let most = if random.bool() { COMMIT_OPERATIONS } else { SNAPSHOT_OPERATIONS };
+        *self.trouble() = Trouble::Power { after: random.usize(0..most), happens: random.bool() };
+    }
+
+    /// Lets an operation of the disk fail soon.
+    pub fn fail(&self, random: &mut fastrand::Rng) {
+        let most = if random.bool() { COMMIT_OPERATIONS } else { SNAPSHOT_OPERATIONS };
+        let (fault, then) = match random.u32(0..4) {
+            0 => (DiskFault::Short(random.usize(1..40)), Some(DiskFault::FULL)),
+            1 => (DiskFault::FailsAfter(DiskFault::IO), None),
+            2 => (DiskFault::Fails(DiskFault::FULL), None),
+            _ => (DiskFault::Fails([DiskFault::IO, DiskFault::TOO_MANY_FILES][random.usize(0..2)]), None),
+        };
+        *self.trouble() = Trouble::Fault { after: random.usize(0..most), fault, then };
+    }
+
+    /// Whether the power has failed.
+    pub fn is_dark(&self) -> bool {
+        matches!(*self.trouble(), Trouble::Dark)
+    }
+
+    /// Whether a snapshot or a journal is half made.
+    pub fn is_making_files(&self) -> bool {
+        self.disk.names().iter().any(|name| name.ends_with(".new"))
+    }
+
+    /// What goes wrong. No code that holds the lock can leave it half changed by a panic.
+    fn trouble(&self) -> MutexGuard<'_, Trouble> {
+        self.trouble.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Closes the store in order.
     pub fn close(&self) {
+        self.disk.mend();
         self.store.close();
     }
 
-    /// The machine after its power has come back. `random` decides what there is of that which was not synced.
-    pub fn restarted(&self, random: &mut fastrand::Rng, env: Env) -> Result<Self> {
-        let folder = TempDir::with_prefix("notibus-simulation").map_err(|error| failed(&error))?;
-        let unsynced =
-            self.copy(self.folder.path(), folder.path(), random).map_err(|error| failed(&error))?;
-        Self::open(folder, env, unsynced)
+    /// The machine after its processes were killed.
+    pub fn killed(&self, env: Env) -> Result<Self> {
+        Self::open(self.disk.copied(), self.options, env, Unsynced::default())
+    }
+
+    /// The machine after its power has come back, and has perhaps failed again while the store was opened. `random` decides what there
+    /// is of that which was not synced.
+    pub fn restarted(&self, random: &mut fastrand::Rng, env: &Env) -> Result<Self> {
+        let (mut disk, unsynced) = self.disk.after_power_failure(|below| random.usize(0..below));
+        if random.u32(0..3) == 0 {
+            let after = random.usize(0..OPENING_OPERATIONS);
+            plan(&disk, Trouble::Power { after, happens: random.bool() });
+            drop(disk.engine(env.clone(), self.options));
+            disk = disk.after_power_failure(|below| random.usize(0..below)).0;
+        }
+        Self::open(disk, self.options, env.clone(), unsynced)
     }
 
     /// What its disk has made of that which was not synced when the power failed before.
     pub fn unsynced(&self) -> Unsynced {
         self.unsynced
     }
-
-    /// Copies `from` to `to`, as far as it is on disk.
-    fn copy(&self, from: &Path, to: &Path, random: &mut fastrand::Rng) -> io::Result<Unsynced> {
-        let mut unsynced = Unsynced::default();
-        let mut entries = fs::read_dir(from)?.collect::<io::Result<Vec<_>>>()?;
-        entries.sort_by_key(fs::DirEntry::file_name);
-        for entry in entries {
-            let (source, target) = (entry.path(), to.join(entry.file_name()));
-            if source.is_dir() {
-                fs::create_dir(&target)?;
-                let within = self.copy(&source, &target, random)?;
-                unsynced.kept += within.kept;
-                unsynced.lost += within.lost;
-            } else if source.extension().is_some_and(|extension| extension == JOURNAL) {
-                let synced = self.supply.state().synced.get(&entry.file_name()).copied().unwrap_or_default();
-                let written = end_of(&source, synced)?;
-                let kept = random.u64(synced..=written);
-                unsynced.kept += kept - synced;
-                unsynced.lost += written - kept;
-                let mut bytes = Vec::new();
-                let len = File::open(&source)?.take(kept).read_to_end(&mut bytes)?;
-                fs::write(&target, &bytes[..len])?;
-                // The space of a journal is there before its bytes are; what was not written is zero.
-                if random.bool() {
-                    File::options().write(true).open(&target)?.set_len(source.metadata()?.len())?;
-                }
-            } else {
-                fs::copy(&source, &target)?;
-            }
-        }
-        Ok(unsynced)
-    }
 }
 
-/// The journals of the store in `folder`.
-fn journals(folder: &Path) -> io::Result<Vec<OsString>> {
-    let mut names = Vec::new();
-    for entry in fs::read_dir(folder)? {
-        let path = entry?.path();
-        if path.extension().is_some_and(|extension| extension == JOURNAL) {
-            names.extend(path.file_name().map(ToOwned::to_owned));
-        }
-    }
-    Ok(names)
-}
-
-/// Where the bytes of `journal` end, and the zeros that wait to be overwritten begin; not before `from`.
-fn end_of(journal: &Path, from: u64) -> io::Result<u64> {
-    let mut file = File::open(journal)?;
-    file.seek(SeekFrom::Start(from))?;
-    let (mut at, mut end) = (from, from);
-    loop {
-        let mut chunk = Vec::with_capacity(CHUNK_LEN);
-        let len = Read::by_ref(&mut file).take(CHUNK_LEN as u64).read_to_end(&mut chunk)?;
-        match chunk.iter().rposition(|byte| *byte != 0) {
-            Some(last) => end = at + last as u64 + 1,
-            None => return Ok(end),
-        }
-        at += len as u64;
-    }
-}
-
-/// The files of a machine cannot be used.
-fn failed(error: &io::Error) -> Error {
-    Error::Open { path: std::env::temp_dir(), reason: error.to_string() }
+/// Lets `trouble` happen to `disk`. Reading is not counted: it leaves no traces.
+fn plan(disk: &SimulatedDisk, trouble: Trouble) -> Arc<Mutex<Trouble>> {
+    let trouble = Arc::new(Mutex::new(trouble));
+    let asked = Arc::clone(&trouble);
+    disk.plan(move |operation| match operation {
+        DiskOperation::Read(_) => None,
+        _ => asked.lock().unwrap_or_else(PoisonError::into_inner).strike(),
+    });
+    trouble
 }

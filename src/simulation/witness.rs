@@ -74,8 +74,10 @@ named! {
         Crash,
         /// A process crashes after its commit, before the answer.
         CrashBeforeAnswer,
-        /// The power of the machine with the store and all processes fails while a commit is written or synced.
+        /// The power of the machine with the store and all processes fails while a commit or a snapshot is written or synced.
         PowerLoss,
+        /// An operation of the disk fails: an error of the device, a full disk, too many open files, half a write.
+        DiskFault,
         /// A process is paused, and goes on later.
         Pause,
         /// A clock jumps ahead.
@@ -184,6 +186,10 @@ named! {
         CommitWentWithPower,
         /// A commit that was not synced when the power failed was there in part, and nothing of it came of that.
         CommitTorn,
+        /// The power failed while a journal or a snapshot was begun.
+        PowerFailedWithinSnapshot,
+        /// The disk has failed a commit, and the store has ended because of it.
+        StoreFailedWithDisk,
     }
 }
 

@@ -17,7 +17,7 @@ use bytes::Bytes;
 use super::{
     actors,
     draw::Plan,
-    machine::{Machine, Unsynced},
+    machine::Machine,
     process::Process,
     shared::{Issuer, Phase, Shared},
     store::{Flight, SimulatedStore, Touched, ready},
@@ -27,9 +27,7 @@ use super::{
 use crate::{
     encoding::Versionstamp,
     env::Env,
-    store::{
-        Backend, Database, Isolation, KeyRange, RangeRead, Step, TRANSACTION_LIFETIME, TransactionBackend,
-    },
+    store::{Backend, Database, Isolation, KeyRange, RangeRead, TRANSACTION_LIFETIME, TransactionBackend},
 };
 
 /// How often pauses and jumps are drawn.
@@ -108,7 +106,7 @@ impl World {
         let machine = shared
             .plan
             .is_durable
-            .then(|| Machine::new(true_time(time)).expect("a temporary folder can be made"));
+            .then(|| Machine::new(&mut random, true_time(time)).expect("an empty disk can be used"));
         let engine =
             machine.as_ref().map_or_else(|| Database::memory_backend(true_time(time)), Machine::store);
         let slots = (0..shared.plan.processes.len()).map(|process| Slot {
@@ -221,52 +219,67 @@ impl World {
             return;
         }
         if let Some(machine) = &self.machine {
-            let steps = [Step::Write, Step::Sync, Step::Answer];
-            let fails = self.shared.strikes(Fault::PowerLoss);
-            machine.fail_at(fails.then(|| steps[self.random.usize(0..steps.len())]));
+            if self.shared.strikes(Fault::PowerLoss) {
+                machine.lose_power(&mut self.random);
+            } else if self.shared.strikes(Fault::DiskFault) {
+                machine.fail(&mut self.random);
+            }
         }
-        if let Some(touched) = flight.arrive(&self.shared) {
-            self.lose_power(flight, touched);
+        let in_doubt = flight.arrive(&self.shared).map(|touched| (flight, touched));
+        if in_doubt.is_some() || self.machine.as_ref().is_some_and(Machine::is_dark) {
+            self.lose_power(in_doubt);
         }
     }
 
-    /// The power has failed while `flight` was committed, and comes back. All processes were on the same machine. Whatever was
-    /// answered must be there, and the commit whole or not at all.
-    fn lose_power(&mut self, flight: &Flight, mut touched: Touched) {
-        self.shared.note(|| "the power fails".to_owned());
+    /// The power has failed, or the store has failed because the disk has, and both come back. All processes were on the same machine.
+    /// Whatever was answered must be there, and the commit that was under way, if one was, whole or not at all.
+    fn lose_power(&mut self, in_doubt: Option<(&Flight, Touched)>) {
+        let (shared, time) = (Arc::clone(&self.shared), true_time(&self.shared.time));
         for process in 0..self.slots.len() {
             if self.slots[process].process.is_some() {
                 self.crash(Issuer { process, generation: self.slots[process].generation });
             }
         }
         let Some(machine) = &self.machine else { return };
-        let machine = match machine.restarted(&mut self.random, true_time(&self.shared.time)) {
+        let is_dark = machine.is_dark() || self.random.bool();
+        shared.note(|| format!("the store ends; power has failed: {is_dark}"));
+        if is_dark && machine.is_making_files() {
+            shared.witness(Witness::PowerFailedWithinSnapshot);
+        }
+        if !machine.is_dark() {
+            shared.witness(Witness::StoreFailedWithDisk);
+        }
+        let restarted =
+            if is_dark { machine.restarted(&mut self.random, &time) } else { machine.killed(time) };
+        let machine = match restarted {
             Ok(machine) => machine,
-            Err(error) => return self.shared.fail(format!("after the power had failed: {error}")),
+            Err(error) => return shared.fail(format!("after the power or the disk had failed: {error}")),
         };
-        let (engine, shared) = (machine.store(), Arc::clone(&self.shared));
+        let engine = machine.store();
         let (before, after) = (self.engine.begin(), engine.begin());
-        let version = |tx: &dyn TransactionBackend| ready(tx.read_version()).expect("the engine can be read");
-        let (from, to) = (version(&*before), version(&*after));
+        let from = ready(before.read_version()).expect("the engine can be read");
+        let Some(to) = machine.recovered(from) else {
+            return shared.fail(format!("the store does not know any more that it was at version {from}"));
+        };
         let (mut expected, found) = (rows(&*before), rows(&*after));
-        if to > from {
-            let stamp = Versionstamp::new(to, 0);
-            flight.add_stamped(&mut touched, stamp);
-            // What it has made of the rows that it touches, the oracle judges.
-            expected.retain(|key, _| !touched.contains_key(key));
-            let written = found.iter().filter(|(key, _)| touched.contains_key(*key));
-            expected.extend(written.map(|(key, value)| (key.clone(), value.clone())));
-            flight.judge(&shared, (&*before, &*after), touched, stamp);
-        }
-        let Unsynced { kept, lost } = machine.unsynced();
-        if kept > 0 && lost == 0 {
-            shared.witness(Witness::CommitOutlivedPower);
-        }
-        if lost > 0 {
-            shared.witness(Witness::CommitWentWithPower);
-        }
-        if kept > 0 && lost > 0 {
-            shared.witness(Witness::CommitTorn);
+        if let Some((flight, mut touched)) = in_doubt {
+            if to > from {
+                let stamp = Versionstamp::new(to, 0);
+                flight.add_stamped(&mut touched, stamp);
+                // What it has made of the rows that it touches, the oracle judges.
+                expected.retain(|key, _| !touched.contains_key(key));
+                let written = found.iter().filter(|(key, _)| touched.contains_key(*key));
+                expected.extend(written.map(|(key, value)| (key.clone(), value.clone())));
+                flight.judge(&shared, (&*before, &*after), touched, stamp);
+                shared.witness(Witness::CommitOutlivedPower);
+            } else {
+                shared.witness(Witness::CommitWentWithPower);
+                if machine.unsynced().kept > 0 && machine.unsynced().lost > 0 {
+                    shared.witness(Witness::CommitTorn);
+                }
+            }
+        } else if to > from {
+            shared.fail(format!("nothing was under way at version {from}, and the store came back at {to}"));
         }
         if to < from || found != expected {
             shared.fail(format!(
@@ -376,7 +389,7 @@ impl World {
         let left = rows(&*self.engine.begin());
         if let Some(machine) = &self.machine {
             machine.close();
-            match machine.restarted(&mut self.random, true_time(&self.shared.time)) {
+            match machine.restarted(&mut self.random, &true_time(&self.shared.time)) {
                 Ok(machine) if rows(&*machine.store().begin()) == left => {}
                 Ok(_) => self.shared.fail("the store was closed in order, and has other rows".to_owned()),
                 Err(error) => self.shared.fail(format!("the store was closed in order: {error}")),

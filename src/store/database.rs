@@ -3,7 +3,11 @@
 use std::{path::Path, sync::Arc};
 
 use super::{
-    RetryPolicy, Transaction, backend::Backend, embedded, retry::Tries, transaction_ids::TransactionIds,
+    FolderReport, RetryPolicy, Transaction,
+    backend::Backend,
+    embedded::{self, SystemFiles},
+    retry::Tries,
+    transaction_ids::TransactionIds,
 };
 use crate::{
     env::Env,
@@ -56,6 +60,55 @@ impl Database {
         Self::open_dir_in(path, Env::system())
     }
 
+    /// What is in the folder `path`, to be read. Nothing in it is changed, so that the right to read it is enough, and another process
+    /// may have it open: then this is what it has written by now, the last of which may not have been answered yet. Commits that
+    /// write fail with `database_locked` (1038), which is final.
+    ///
+    /// Fails with [`Error::Open`](crate::Error::Open) if there is no store, or it is damaged.
+    pub fn open_dir_to_read(path: impl AsRef<Path>) -> Result<(Self, FolderReport)> {
+        let (path, env) = (path.as_ref(), Env::system());
+        let look = embedded::look(&SystemFiles, path)?;
+        let report = look.report.clone();
+        match &report.damages[..] {
+            [] => Ok((Self::new(Arc::new(embedded::Engine::reading(look, env.clone())), env), report)),
+            [first, ..] => {
+                let reason = format!("damaged: {first}; see `notibus check`, and restore it from a copy");
+                Err(Error::Open { path: path.to_owned(), reason })
+            }
+        }
+    }
+
+    /// [`Database::open_dir_to_read`] of what is whole in a damaged folder. Rows may be missing, and rows that were changed or
+    /// removed later may be there.
+    pub fn salvage_dir(path: impl AsRef<Path>) -> Result<(Self, FolderReport)> {
+        let env = Env::system();
+        let look = embedded::look(&SystemFiles, path.as_ref())?;
+        let report = look.report.clone();
+        Ok((Self::new(Arc::new(embedded::Engine::reading(look, env.clone())), env), report))
+    }
+
+    /// Looks for damage in the folder `path`, and changes nothing. Another process may have it open.
+    pub fn check_dir(path: impl AsRef<Path>) -> Result<FolderReport> {
+        Ok(embedded::look(&SystemFiles, path.as_ref())?.report)
+    }
+
+    /// Puts a copy of the folder `from` into the folder `to`, which must be empty or missing: all that was committed up to some
+    /// moment of the call, also while another process commits. To restore it, put it into the place of `from`, or open it where
+    /// it is.
+    ///
+    /// Fails with [`Error::Open`](crate::Error::Open) if `from` is damaged or no store, or `to` cannot be written. Then what
+    /// is in `to` is not opened as a store with rows.
+    pub fn backup_dir(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<FolderReport> {
+        let from = from.as_ref();
+        let look = embedded::look(&SystemFiles, from)?;
+        if let Some(first) = look.report.damages.first() {
+            let reason = format!("damaged: {first}; a copy would not show it any more");
+            return Err(Error::Open { path: from.to_owned(), reason });
+        }
+        embedded::copy_to(&SystemFiles, to.as_ref(), &look)?;
+        Ok(look.report)
+    }
+
     /// [`Database::open_dir`] with time and randomness from `env`.
     pub fn open_dir_in(path: impl AsRef<Path>, env: Env) -> Result<Self> {
         Ok(Self::new(Arc::new(embedded::Engine::open(path.as_ref(), env.clone())?), env))
@@ -89,7 +142,7 @@ impl Database {
     }
 
     /// The handle of a new process on the store behind `backend`.
-    fn new(backend: Arc<dyn Backend>, env: Env) -> Self {
+    pub(super) fn new(backend: Arc<dyn Backend>, env: Env) -> Self {
         Self { backend, env, ids: Arc::default() }
     }
 
@@ -97,16 +150,6 @@ impl Database {
     #[cfg(feature = "simulation")]
     pub(crate) fn memory_backend(env: Env) -> Arc<dyn Backend> {
         Arc::new(embedded::Engine::memory(env))
-    }
-
-    /// The store in the folder `path` of a machine whose power is `power`, without a handle on it.
-    #[cfg(feature = "simulation")]
-    pub(crate) fn folder_backend(
-        path: &Path,
-        env: Env,
-        power: Arc<dyn embedded::Power>,
-    ) -> Result<Arc<embedded::Embedded>> {
-        Ok(Arc::new(embedded::Engine::simulated(path, env, power)?))
     }
 
     /// The handle of a process that sees the store as `backend` shows it.

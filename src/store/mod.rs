@@ -36,8 +36,9 @@ mod watch;
 #[cfg(feature = "simulation")]
 pub(crate) use backend::{Answer, Backend, TransactionBackend};
 pub use database::Database;
+pub use embedded::{Damage, FolderReport};
 #[cfg(feature = "simulation")]
-pub(crate) use embedded::{Embedded, Power, Step};
+pub(crate) use embedded::{Embedded, FolderOptions};
 #[cfg(feature = "foundationdb")]
 pub use fdb::{FoundationDbOptions, stop_network};
 pub use mutation::AtomicOp;

@@ -13,7 +13,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{
     core::{Core, Outcome, Request},
-    disk::Disk,
+    folder::Folder,
     lock,
 };
 use crate::{env::Env, error::StoreError};
@@ -101,7 +101,7 @@ impl Failed {
 /// What the thread works with.
 pub(super) struct Worker {
     /// The rows on disk.
-    disk: Disk,
+    folder: Folder,
     /// The rows in memory.
     core: Arc<Mutex<Core>>,
     /// The clock.
@@ -121,9 +121,15 @@ impl Drop for Worker {
 }
 
 impl Worker {
-    /// One that commits to `disk` and `core`.
-    pub fn new(disk: Disk, core: Arc<Mutex<Core>>, env: Env, started: Duration, failed: Arc<Failed>) -> Self {
-        Self { disk, core, env, started, failed }
+    /// One that commits to `folder` and `core`.
+    pub fn new(
+        folder: Folder,
+        core: Arc<Mutex<Core>>,
+        env: Env,
+        started: Duration,
+        failed: Arc<Failed>,
+    ) -> Self {
+        Self { folder, core, env, started, failed }
     }
 
     /// Commits groups until the engine closes.
@@ -146,9 +152,9 @@ impl Worker {
     }
 
     /// Notes that the store is closed in order, if it is.
-    pub fn close(&self) {
+    pub fn close(&mut self) {
         if self.failed.get().is_none()
-            && let Err(error) = self.disk.close(lock(&self.core).version())
+            && let Err(error) = self.folder.close(lock(&self.core).version())
         {
             tracing::warn!(%error, "the store was not closed in order; its next opening cannot tell lost commits");
         }
@@ -171,7 +177,7 @@ impl Worker {
         };
         // A commit that changes no row has a version, too: readers may know it, and the next opening must.
         if staged.is_commit()
-            && let Err(error) = self.disk.persist(&staged)
+            && let Err(error) = self.folder.persist(&staged)
         {
             // Whether the group is on disk is open until the store is opened again; nothing may build on it.
             tracing::error!(%error, "the store's disk failed; it takes no more commits");

@@ -3,17 +3,17 @@
 //! All rows are in a persistent ordered map. A reader takes the map as it is, in constant time, and keeps it; a commit
 //! makes a new one that shares what it did not change. Commits are decided one after the other by [`core::Core`]. In
 //! memory each caller commits by itself, under the lock that also hands out snapshots; with a folder, one thread commits
-//! whatever waits as a group ([`disk`]), and holds that lock neither while it writes nor while it syncs.
+//! whatever waits as a group ([`folder`]), and holds that lock neither while it writes nor while it syncs.
 
 mod atomic;
 mod committer;
 mod conflicts;
 mod core;
-mod disk;
+mod folder;
 mod overlay;
-#[cfg(feature = "simulation")]
-mod power;
 mod scan;
+#[cfg(test)]
+mod tests;
 mod transaction;
 mod watches;
 
@@ -26,12 +26,13 @@ use std::{
 
 use futures_util::future::BoxFuture;
 
-#[cfg(feature = "simulation")]
-pub(crate) use self::power::{Power, Step};
+pub(crate) use self::folder::{Access, File, Files, FolderOptions, History, Lock};
+pub use self::folder::{Damage, FolderReport};
+pub(super) use self::folder::{Look, SystemFiles, copy_to, look};
 use self::{
     committer::{Committer, Failed, Worker},
     core::{Core, Outcome, Request, Root},
-    disk::{Disk, Opened},
+    folder::{Folder, Opened},
     transaction::EmbeddedTransaction,
 };
 use super::backend::{Backend, TransactionBackend};
@@ -41,7 +42,7 @@ use crate::{
 };
 
 /// An embedded store.
-pub(super) struct Engine {
+pub(crate) struct Engine {
     /// The rows in memory.
     core: Arc<Mutex<Core>>,
     /// The clock.
@@ -52,6 +53,8 @@ pub(super) struct Engine {
     committing: Committing,
     /// Why it takes no more writes.
     failed: Arc<Failed>,
+    /// Which versions it had used before it was opened.
+    history: History,
     /// Under which names it was used since it was opened.
     used: Mutex<HashSet<Vec<u8>>>,
 }
@@ -62,8 +65,9 @@ enum Committing {
     Caller,
     /// The thread, if the store has a folder.
     Thread(Committer),
+    /// Nobody: the store was opened to be read.
+    Nobody,
     /// Each caller by itself in a folder: a simulation has no threads.
-    #[cfg(feature = "simulation")]
     Turns(Box<Mutex<Worker>>),
 }
 
@@ -78,61 +82,65 @@ enum Commit {
     Waiting(BoxFuture<'static, Outcome>),
 }
 
-/// The version of a new store. FoundationDB's are never zero, and setting zero as a read version is an error.
-const VERSION_FIRST: u64 = 1;
+/// Where versions go on from: the wall clock, in microseconds, so that what a store has given out before is told from what it gives
+/// out now. FoundationDB's are never zero, and setting zero as a read version is an error.
+fn version_now(env: &Env) -> u64 {
+    env.wall_ms().saturating_mul(1_000).max(1)
+}
 
 impl Engine {
     /// A store in memory.
     pub fn memory(env: Env) -> Embedded {
-        let core = Arc::new(Mutex::new(Core::new(Root::new(), VERSION_FIRST)));
-        let started = env.now();
-        let failed = Arc::new(Failed::new());
-        Embedded(Arc::new(Self {
-            core,
-            env,
-            started,
-            committing: Committing::Caller,
-            failed,
-            used: Mutex::default(),
-        }))
+        let core = Arc::new(Mutex::new(Core::new(Root::new(), version_now(&env))));
+        Embedded(Arc::new(Self::new(core, env, History::default(), |_, _| Committing::Caller)))
+    }
+
+    /// What `look` has found in a folder, to be read.
+    pub fn reading(look: Look, env: Env) -> Embedded {
+        let Look { root, history, report } = look;
+        let core = Arc::new(Mutex::new(Core::new(root, report.version.max(1))));
+        Embedded(Arc::new(Self::new(core, env, history, |_, _| Committing::Nobody)))
     }
 
     /// The store in the folder `path`.
     pub fn open(path: &Path, env: Env) -> Result<Embedded> {
-        let Opened { disk, root, version } = Disk::open(path)?;
-        let core = Arc::new(Mutex::new(Core::new(root, version.max(VERSION_FIRST))));
-        let started = env.now();
-        let failed = Arc::new(Failed::new());
-        let worker = Worker::new(disk, Arc::clone(&core), env.clone(), started, Arc::clone(&failed));
-        let committer = Committer::start(worker)
-            .map_err(|error| Error::Open { path: path.to_owned(), reason: error.to_string() })?;
-        Ok(Embedded(Arc::new(Self {
-            core,
-            env,
-            started,
-            committing: Committing::Thread(committer),
-            failed,
-            used: Mutex::default(),
-        })))
+        Self::open_on(Arc::new(SystemFiles), path, env, FolderOptions::default())
     }
 
-    /// The store in the folder `path` of a simulated machine, without a thread.
-    #[cfg(feature = "simulation")]
-    pub fn simulated(path: &Path, env: Env, power: Arc<dyn Power>) -> Result<Embedded> {
-        let Opened { disk, root, version } = Disk::open(path)?;
-        let core = Arc::new(Mutex::new(Core::new(root, version.max(VERSION_FIRST))));
+    /// The store in the folder `path` of a disk.
+    pub fn open_on(files: Arc<dyn Files>, path: &Path, env: Env, options: FolderOptions) -> Result<Embedded> {
+        let Opened { folder, root, version, history } =
+            Folder::open(files, path, options, version_now(&env))?;
+        let core = Arc::new(Mutex::new(Core::new(root, version)));
+        let mut started = Ok(());
+        let engine = Self::new(Arc::clone(&core), env.clone(), history, |started_at, failed| {
+            let worker = Worker::new(folder, core, env, started_at, failed);
+            if !options.has_threads {
+                return Committing::Turns(Box::new(Mutex::new(worker)));
+            }
+            match Committer::start(worker) {
+                Ok(committer) => Committing::Thread(committer),
+                Err(error) => {
+                    started = Err(error);
+                    Committing::Caller
+                }
+            }
+        });
+        started.map_err(|error| Error::Open { path: path.to_owned(), reason: error.to_string() })?;
+        Ok(Embedded(Arc::new(engine)))
+    }
+
+    /// An engine of `core`, of which `committing` says who commits.
+    fn new(
+        core: Arc<Mutex<Core>>,
+        env: Env,
+        history: History,
+        committing: impl FnOnce(Duration, Arc<Failed>) -> Committing,
+    ) -> Self {
         let started = env.now();
         let failed = Arc::new(Failed::new());
-        let disk = disk.with_power(power);
-        let worker = Worker::new(disk, Arc::clone(&core), env.clone(), started, Arc::clone(&failed));
-        Ok(Embedded(Arc::new(Self {
-            core,
-            env,
-            started,
-            committing: Committing::Turns(Box::new(Mutex::new(worker))),
-            failed,
-            used: Mutex::default(),
-        })))
+        let committing = committing(started, Arc::clone(&failed));
+        Self { core, env, started, committing, failed, history, used: Mutex::default() }
     }
 
     /// Time since the engine was made.
@@ -161,7 +169,10 @@ impl Engine {
                 let staged = core.stage(root, vec![request], now);
                 core.publish(staged, now)
             }
-            #[cfg(feature = "simulation")]
+            Committing::Nobody => {
+                let error = StoreError::DATABASE_LOCKED.with_detail("the folder was opened to be read");
+                return Commit::Done(Err(error.of_failed_store()));
+            }
             Committing::Turns(worker) => worker.lock().expect("no commit has panicked").commit(vec![request]),
         };
         Commit::Done(outcomes.pop().expect("one request has one outcome"))
@@ -175,6 +186,11 @@ fn lock(core: &Mutex<Core>) -> MutexGuard<'_, Core> {
 
 #[cfg(feature = "simulation")]
 impl Embedded {
+    /// Which versions it had used before it was opened.
+    pub fn history(&self) -> &History {
+        &self.0.history
+    }
+
     /// Closes the folder in order. Nothing can be committed any more.
     pub fn close(&self) {
         if let Committing::Turns(worker) = &self.0.committing {
@@ -201,106 +217,5 @@ impl Backend for Embedded {
     fn failed(&self) -> BoxFuture<'static, StoreError> {
         let failed = Arc::clone(&self.0.failed);
         Box::pin(async move { failed.happened().await })
-    }
-}
-
-#[cfg(feature = "simulation")]
-#[cfg(test)]
-mod tests {
-    use std::{
-        io,
-        sync::atomic::{AtomicBool, Ordering},
-    };
-
-    use super::*;
-    use crate::store::{AtomicOp, Database, Isolation};
-
-    /// A disk that fails to sync, once it is told to.
-    #[derive(Default)]
-    struct BadDisk(AtomicBool);
-
-    impl Power for BadDisk {
-        fn step(&self, step: Step) -> io::Result<()> {
-            if step == Step::Sync && self.0.load(Ordering::Relaxed) {
-                return Err(io::Error::from_raw_os_error(5));
-            }
-            Ok(())
-        }
-    }
-
-    /// A store in a folder with a row, whose disk fails from now on.
-    async fn failing(path: &Path) -> Database {
-        let disk = Arc::new(BadDisk::default());
-        let env = Env::system();
-        let backend = Engine::simulated(path, env.clone(), Arc::clone(&disk) as Arc<dyn Power>).unwrap();
-        let db = Database::over(Arc::new(backend), env);
-        set(&db, b"before").await.unwrap();
-        disk.0.store(true, Ordering::Relaxed);
-        db
-    }
-
-    /// Sets a row.
-    async fn set(db: &Database, key: &[u8]) -> Result<()> {
-        db.run(async |tx| {
-            tx.set(key, b"x");
-            Ok(())
-        })
-        .await
-    }
-
-    /// Once, a commit whose sync had failed was answered as one that had not happened, although it was on the disk: a caller
-    /// that tried again did it twice, and `run_once` promised that it had not been done.
-    #[tokio::test]
-    async fn a_commit_whose_sync_has_failed_may_have_happened() {
-        let folder = tempfile::tempdir().unwrap();
-        let db = failing(folder.path()).await;
-        let add = async |tx: crate::store::Transaction| {
-            tx.atomic(AtomicOp::Add, b"count", &1_u64.to_le_bytes());
-            Ok(())
-        };
-        let error = db.run_once(add).await.unwrap_err();
-        assert!(error.is_maybe_committed(), "{error}");
-        assert!(!error.is_retryable(), "{error}");
-        let error = set(&db, b"after").await.unwrap_err();
-        assert_eq!(error.code(), Some(StoreError::IO_ERROR.code()), "nothing was tried of this one");
-        drop(db);
-        let db = Database::open_dir(folder.path()).unwrap();
-        let rows = db.run(async |tx| {
-            Ok((tx.get(b"count", Isolation::Snapshot).await?, tx.get(b"after", Isolation::Snapshot).await?))
-        });
-        let (count, after) = rows.await.unwrap();
-        assert!(count.is_some(), "this one was on the disk indeed");
-        assert!(after.is_none());
-    }
-
-    /// Once, transactions that only read waited for the thread that commits, and failed for ever after the disk had.
-    #[tokio::test]
-    async fn reading_goes_on_after_the_disk_has_failed_and_everybody_is_told() {
-        let folder = tempfile::tempdir().unwrap();
-        let db = failing(folder.path()).await;
-        let failed = tokio::spawn(db.failed());
-        assert!(db.failure().is_none());
-        set(&db, b"lost").await.unwrap_err();
-        let found = db.run(async |tx| tx.get(b"before", Isolation::Serializable).await).await.unwrap();
-        assert_eq!(found.as_deref(), Some(&b"x"[..]));
-        assert_eq!(db.failure().unwrap().code(), Some(StoreError::IO_ERROR.code()));
-        assert_eq!(failed.await.unwrap().code(), Some(StoreError::IO_ERROR.code()));
-    }
-
-    /// Once, nothing that the store does ever waited, so that a producer in a loop kept all other tasks of its thread from
-    /// running: nodes missed their beats and gave up their leases.
-    #[tokio::test]
-    async fn a_writer_in_a_loop_leaves_others_their_turn() {
-        let db = Database::memory();
-        let writer = db.clone();
-        let writing = tokio::spawn(async move {
-            loop {
-                set(&writer, b"key").await.unwrap();
-            }
-        });
-        for _ in 0..100 {
-            tokio::task::yield_now().await;
-        }
-        writing.abort();
     }
 }

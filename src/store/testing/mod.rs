@@ -1,7 +1,7 @@
-//! Wrappers around a store, for the tests of layers: [`Faults`] makes it fail as a plan says, [`Trace`] records what is
-//! done to it.
+//! For the tests of layers: [`Faults`] makes a store fail as a plan says, [`Trace`] records what is done to it, and a
+//! [`SimulatedDisk`] below a store fails, fills up and loses its power.
 //!
-//! Both give a [`Database`](super::Database) that is used like any other and keeps its rows in the wrapped one, so that a
+//! The first two are wrappers. Both give a [`Database`](super::Database) that is used like any other and keeps its rows in the wrapped one, so that a
 //! test can drive a layer through the wrapper and look at the result beside it. They can be put around each other.
 //!
 //! ```
@@ -29,12 +29,14 @@
 //! # Ok(()) }
 //! ```
 
+mod disk;
 mod faults;
 mod gate;
 mod operation;
 mod trace;
 mod wrapper;
 
+pub use disk::{DiskFault, DiskOperation, SimulatedDisk, Unsynced};
 pub use faults::{CommitFault, Faults, OperationCounts, WatchFault};
 pub use gate::Gate;
 pub use operation::{Attempt, Operation};

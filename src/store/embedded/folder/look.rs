@@ -1,0 +1,100 @@
+//! Looking at a folder without changing it, whoever has it open; and copying what is in it.
+
+use std::{io, path::Path};
+
+use super::{
+    FORMAT, FORMAT_UNFINISHED, Files, History, LOCK, MARKER, Marker, check_marker, explain,
+    journal::Journal,
+    recover::{self, Contents, Damage},
+    snapshot, write_text,
+};
+use crate::{
+    error::{Error, Result},
+    store::embedded::core::Root,
+};
+
+/// How often a folder is read that another process changes meanwhile.
+const READS_MAX: usize = 100;
+
+/// What is in a folder.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FolderReport {
+    /// How many rows there are.
+    pub rows: usize,
+    /// The version of the newest commit, or of the newest opening.
+    pub version: u64,
+    /// What is damaged. Rows may be missing, and old ones may be there, if there is anything.
+    pub damages: Vec<Damage>,
+    /// How many bytes behind the last commit were never answered; the next opening cuts them off.
+    pub torn_len: u64,
+    /// Whether a process has it open. Then there may be more by now.
+    pub is_open: bool,
+}
+
+/// What was found in a folder.
+pub(in crate::store) struct Look {
+    /// All rows that are whole.
+    pub root: Root,
+    /// Which versions it has used.
+    pub history: History,
+    /// What is to be said of it.
+    pub report: FolderReport,
+}
+
+/// Looks at the folder `path`.
+pub(in crate::store) fn look(files: &dyn Files, path: &Path) -> Result<Look> {
+    let fail = |reason: String| Error::Open { path: path.to_owned(), reason };
+    if files.is_file(path) {
+        return Err(fail("it is a file; name a folder".to_owned()));
+    }
+    if check_marker(files, path).map_err(fail)? == Marker::Missing {
+        return Err(fail("there is no store in it".to_owned()));
+    }
+    let io = |error: io::Error| fail(explain(&error));
+    let mut reads = 1;
+    let (contents, is_open) = loop {
+        // A journal may grow, and a snapshot take the place of others, while it is read.
+        let is_open = files.is_locked(&path.join(LOCK)).map_err(io)?;
+        match recover::read(files, path) {
+            Ok(contents) if contents.damages.is_empty() || !is_open || reads == READS_MAX => {
+                break (contents, is_open);
+            }
+            Err(error) if !is_open || reads == READS_MAX => return Err(io(error)),
+            _ => reads += 1,
+        }
+    };
+    let Contents { root, version, history, damages, last, .. } = contents;
+    let torn_len = last.map_or(0, |last| last.torn_len);
+    let report = FolderReport { rows: root.len(), version, damages, torn_len, is_open };
+    Ok(Look { root, history, report })
+}
+
+/// Puts a store with what `look` has found into the folder `path`, which must be empty or missing.
+pub(in crate::store) fn copy_to(files: &dyn Files, path: &Path, look: &Look) -> Result<()> {
+    let fail = |reason: String| Error::Open { path: path.to_owned(), reason };
+    let io = |error: io::Error| fail(explain(&error));
+    if files.is_file(path) {
+        return Err(fail("it is a file; name a folder".to_owned()));
+    }
+    files.make_folder(path).map_err(io)?;
+    if check_marker(files, path).map_err(fail)? != Marker::Missing {
+        return Err(fail("there is a store in it; name an empty folder".to_owned()));
+    }
+    let lock = files.lock(&path.join(LOCK)).map_err(io)?;
+    let _lock = lock.ok_or_else(|| fail("another process makes a store in it".to_owned()))?;
+    make(files, path, (&look.root, look.report.version), &look.history).map_err(io)
+}
+
+/// Makes the files of a store with `root` at `version`.
+pub(super) fn make(
+    files: &dyn Files,
+    path: &Path,
+    (root, version): (&Root, u64),
+    history: &History,
+) -> io::Result<()> {
+    write_text(files, path, MARKER, FORMAT_UNFINISHED)?;
+    let journal = Journal::create(files, path, 1, version, 0)?;
+    snapshot::write(files, path, journal.number, (root, version), history)?;
+    write_text(files, path, MARKER, FORMAT)
+}

@@ -1,0 +1,427 @@
+//! A store's folder: rows on disk, and the files that say what the folder is.
+//!
+//! All rows are in memory anyway, so what is on disk is only written, until the folder is opened again: a [`journal`] that grows by a
+//! record for each group of commits, and now and then a [`snapshot`] of all rows, which takes the place of the journals before it.
+//!
+//! | file | what |
+//! |---|---|
+//! | `NOTIBUS_STORE` | the format; tells a store's folder from others |
+//! | `NOTIBUS_LOCK` | locked by the process that has the folder open |
+//! | `NOTIBUS_CLOSED` | the version at which it was closed in order; gone while it is open |
+//! | `snapshot-N` | all rows that are in the journals before journal N |
+//! | `journal-N` | what was committed since |
+//! | `….new` | what was being made when a process ended; removed at the next opening |
+//!
+//! When the journals have grown to the length of the snapshot, the next journal begins; then its snapshot is written beside the
+//! commits, and what is older is removed. So there may be several journals in a row.
+
+mod files;
+mod history;
+mod journal;
+mod look;
+mod record;
+mod recover;
+mod snapshot;
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+    thread,
+};
+
+use bytes::Bytes;
+
+pub(crate) use self::files::{Access, File, Files, Lock, SystemFiles};
+pub(crate) use self::history::History;
+pub(in crate::store) use self::look::{Look, copy_to, look};
+use self::{
+    files::{read_text, replace, write_all},
+    journal::Journal,
+    record::Kind,
+    recover::{Contents, Names},
+};
+pub use self::{look::FolderReport, recover::Damage};
+use super::core::{Root, Staged};
+use crate::{
+    bugs::{Bug, is_on},
+    error::{Error, Result},
+};
+
+/// The file that tells a store's folder from others.
+const MARKER: &str = "NOTIBUS_STORE";
+
+/// The file that the process locks which has the folder open.
+const LOCK: &str = "NOTIBUS_LOCK";
+
+/// The file that notes the version of a store that was closed in order. It is gone while the store is open.
+const CLOSED: &str = "NOTIBUS_CLOSED";
+
+/// What the marker says: the format of the folder.
+const FORMAT: &str = "2\n";
+
+/// What the marker says until the folder has its first files. An empty marker, left by a crash, says the same.
+const FORMAT_UNFINISHED: &str = "2 unfinished\n";
+
+/// How a folder is kept.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct FolderOptions {
+    /// How long the journals are at least before a snapshot is written, in bytes.
+    pub journal_len_min: u64,
+    /// Whether snapshots are written by a thread of their own. Commits wait for them otherwise.
+    pub has_threads: bool,
+}
+
+impl Default for FolderOptions {
+    fn default() -> Self {
+        Self { journal_len_min: 16 << 20, has_threads: true }
+    }
+}
+
+/// An open folder.
+pub(super) struct Folder {
+    /// The disk.
+    files: Arc<dyn Files>,
+    /// The folder.
+    path: PathBuf,
+    /// How it is kept.
+    options: FolderOptions,
+    /// Where commits go.
+    journal: Journal,
+    /// Which versions it has used.
+    history: History,
+    /// The length of the journals since the snapshot, but the last one.
+    sealed_len: u64,
+    /// What has become of snapshots.
+    snapshots: Arc<Mutex<Snapshots>>,
+    /// The thread that writes one.
+    writing: Option<thread::JoinHandle<()>>,
+    /// Keeps other processes out. It is dropped last.
+    _lock: Lock,
+}
+
+/// What has become of snapshots.
+#[derive(Default)]
+struct Snapshots {
+    /// The length of the newest one.
+    len: u64,
+    /// Whether one is being written.
+    is_writing: bool,
+    /// How long the journals are at least before the next one. Grows when one has failed.
+    due_at: u64,
+    /// Whether one was finished, and the journals before it are gone.
+    is_finished: bool,
+}
+
+/// What was found in a folder that was opened.
+pub(super) struct Opened {
+    /// For whoever commits.
+    pub folder: Folder,
+    /// All rows.
+    pub root: Root,
+    /// Where versions go on from.
+    pub version: u64,
+    /// Which versions it has used.
+    pub history: History,
+}
+
+impl Folder {
+    /// Opens the folder `path` of a disk, and makes it if it does not exist. Versions go on from `version`, or behind those that
+    /// it has used, if they are later.
+    pub fn open(files: Arc<dyn Files>, path: &Path, options: FolderOptions, version: u64) -> Result<Opened> {
+        let fail = |reason: String| Error::Open { path: path.to_owned(), reason };
+        let io = |error: io::Error| fail(explain(&error));
+        let lock = prepare(&*files, path).map_err(&fail)?;
+        let contents = recover::read(&*files, path).map_err(io)?;
+        refuse_damage(&contents).map_err(&fail)?;
+        let Contents { root, mut history, snapshot_len, sealed_len, last, leftovers, .. } = contents;
+        let last =
+            last.ok_or_else(|| fail("damaged: it has no journal; restore it from a copy".to_owned()))?;
+        let version = version.max(contents.version + 1);
+        let open = || {
+            let file = files.open(&path.join(journal::name(last.number)), Access::Write)?;
+            let mut journal = Journal::resume(file, last.number, last.end)?;
+            for name in leftovers {
+                files.remove(&path.join(name))?;
+            }
+            journal.append(Kind::Opening, version, true, |_| {})?;
+            history.opened(version);
+            match files.remove(&path.join(CLOSED)) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => files.sync_folder(path)?,
+            }
+            Ok(journal)
+        };
+        let journal = open().map_err(io)?;
+        let snapshots = Arc::new(Mutex::new(Snapshots { len: snapshot_len, ..Snapshots::default() }));
+        let path = path.to_owned();
+        let folder = Self {
+            files,
+            path,
+            options,
+            journal,
+            history: history.clone(),
+            sealed_len,
+            snapshots,
+            writing: None,
+            _lock: lock,
+        };
+        Ok(Opened { folder, root, version, history })
+    }
+
+    /// Notes that the store is closed in order at `version`.
+    pub fn close(&mut self, version: u64) -> io::Result<()> {
+        self.wait();
+        write_text(&*self.files, &self.path, CLOSED, &version.to_string())
+    }
+
+    /// Writes what a group has changed, all or nothing, and waits until it is on disk. After an error nothing may be written any
+    /// more.
+    pub fn persist(&mut self, staged: &Staged) -> io::Result<()> {
+        let mut keys: Vec<&Bytes> = staged.keys().collect();
+        keys.sort_unstable();
+        keys.dedup();
+        let is_synced = !is_on(Bug::CommitNotSynced);
+        self.journal.append(Kind::Commit, staged.version, is_synced, |out| {
+            let count = u32::try_from(keys.len())
+                .expect("a group is in memory, and each of its rows takes many bytes");
+            out.extend_from_slice(&count.to_be_bytes());
+            for key in keys {
+                record::append_row(out, key, staged.root.get(key).map(|value| &value[..]));
+            }
+        })?;
+        self.history.reached(staged.version);
+        if self.is_snapshot_due()
+            && let Err(error) = self.begin_snapshot(&staged.root, staged.version)
+        {
+            // The group is on disk all the same, and so will be those that follow.
+            tracing::warn!(%error, "no new journal could be begun; the present one goes on");
+            self.snapshots().due_at = self.journals_len() + self.options.journal_len_min;
+        }
+        Ok(())
+    }
+
+    /// What has become of snapshots. No code that holds the lock panics.
+    fn snapshots(&self) -> std::sync::MutexGuard<'_, Snapshots> {
+        self.snapshots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The length of the journals since the snapshot.
+    fn journals_len(&self) -> u64 {
+        self.sealed_len + self.journal.end
+    }
+
+    /// Whether the next snapshot should be written.
+    fn is_snapshot_due(&mut self) -> bool {
+        let mut snapshots = self.snapshots.lock().unwrap_or_else(PoisonError::into_inner);
+        if std::mem::take(&mut snapshots.is_finished) {
+            self.sealed_len = 0;
+        }
+        let due_at = self.options.journal_len_min.max(snapshots.len).max(snapshots.due_at);
+        !snapshots.is_writing && self.sealed_len + self.journal.end >= due_at
+    }
+
+    /// Begins the next journal, and has the snapshot of `root` at `version` written, from where it goes on.
+    fn begin_snapshot(&mut self, root: &Root, version: u64) -> io::Result<()> {
+        let number = self.journal.number + 1;
+        let next = Journal::create(&*self.files, &self.path, number, version, self.journal.end);
+        let next = match next {
+            Ok(next) => next,
+            Err(error) => {
+                // It may have its name already. Then nothing may be added to the one before.
+                let path = self.path.join(journal::name(number));
+                match self.files.remove(&path) {
+                    Err(missing) if missing.kind() == io::ErrorKind::NotFound => {}
+                    removed => removed
+                        .and_then(|()| self.files.sync_folder(&self.path))
+                        .inspect_err(|_| self.journal.seal())?,
+                }
+                return Err(error);
+            }
+        };
+        self.sealed_len += self.journal.end;
+        self.journal = next;
+        self.wait();
+        self.snapshots().is_writing = true;
+        let task = SnapshotTask {
+            files: Arc::clone(&self.files),
+            path: self.path.clone(),
+            number,
+            root: root.clone(),
+            version,
+            history: self.history.clone(),
+            snapshots: Arc::clone(&self.snapshots),
+            retry_at: self.journals_len() + self.options.journal_len_min,
+        };
+        if self.options.has_threads {
+            let thread = thread::Builder::new().name("notibus-snapshot".to_owned());
+            match thread.spawn(|| task.run()) {
+                Ok(writing) => self.writing = Some(writing),
+                Err(error) => {
+                    tracing::warn!(%error, "no thread for a snapshot");
+                    let retry_at = self.journals_len() + self.options.journal_len_min;
+                    let mut snapshots = self.snapshots();
+                    (snapshots.is_writing, snapshots.due_at) = (false, retry_at);
+                }
+            }
+        } else {
+            task.run();
+        }
+        Ok(())
+    }
+
+    /// Waits for the snapshot that is being written.
+    fn wait(&mut self) {
+        if let Some(writing) = self.writing.take()
+            && writing.join().is_err()
+        {
+            tracing::error!("the thread that writes snapshots has panicked");
+        }
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        self.wait();
+    }
+}
+
+/// A snapshot to be written.
+struct SnapshotTask {
+    /// The disk.
+    files: Arc<dyn Files>,
+    /// The folder.
+    path: PathBuf,
+    /// Its number.
+    number: u64,
+    /// The rows.
+    root: Root,
+    /// Their version.
+    version: u64,
+    /// Which versions were used up to there.
+    history: History,
+    /// What has become of snapshots.
+    snapshots: Arc<Mutex<Snapshots>>,
+    /// How long the journals are before it is tried again, should it fail.
+    retry_at: u64,
+}
+
+impl SnapshotTask {
+    /// Writes it, and removes what is older.
+    fn run(self) {
+        let Self { files, path, number, root, version, history, snapshots, retry_at } = self;
+        let written = snapshot::write(&*files, &path, number, (&root, version), &history);
+        let written = written.and_then(|len| {
+            let names = Names::of(&*files, &path)?;
+            let old = names.snapshots.iter().filter(|n| **n < number).map(|n| snapshot::name(*n));
+            for name in old.chain(names.journals.iter().filter(|n| **n < number).map(|n| journal::name(*n))) {
+                files.remove(&path.join(name))?;
+            }
+            Ok(len)
+        });
+        let mut snapshots = snapshots.lock().unwrap_or_else(PoisonError::into_inner);
+        snapshots.is_writing = false;
+        match written {
+            Ok(len) => (snapshots.len, snapshots.due_at, snapshots.is_finished) = (len, 0, true),
+            Err(error) => {
+                tracing::warn!(%error, "a snapshot was not finished; the journals go on without it");
+                snapshots.due_at = retry_at;
+            }
+        }
+    }
+}
+
+/// Makes the folder if it does not exist; refuses one that holds anything but a store. Locks it.
+fn prepare(files: &dyn Files, path: &Path) -> Result<Lock, String> {
+    let io = |error: io::Error| explain(&error);
+    if files.is_file(path) {
+        return Err("it is a file; name a folder".to_owned());
+    }
+    files.make_folder(path).map_err(io)?;
+    check_marker(files, path)?;
+    let lock = files.lock(&path.join(LOCK)).map_err(io)?;
+    let lock = lock.ok_or("it is open in another process, or by another handle of this one")?;
+    if check_marker(files, path)? == Marker::Finished {
+        return Ok(lock);
+    }
+    let names = Names::of(files, path).map_err(io)?;
+    if names.snapshots.is_empty() {
+        let is_new = match &names.journals[..] {
+            [] => true,
+            [1] => recover::read(files, path).map_err(io)?.version == 0,
+            _ => false,
+        };
+        if !is_new {
+            return Err(
+                "damaged: it has lost its snapshot, and maybe rows; restore it from a copy".to_owned()
+            );
+        }
+        look::make(files, path, (&Root::new(), 0), &History::default()).map_err(io)?;
+    } else {
+        write_text(files, path, MARKER, FORMAT).map_err(io)?;
+    }
+    Ok(lock)
+}
+
+/// What the marker of a folder says.
+#[derive(Debug, PartialEq, Eq)]
+enum Marker {
+    /// The folder is empty.
+    Missing,
+    /// It is being made.
+    Unfinished,
+    /// It holds a store.
+    Finished,
+}
+
+/// Reads the marker of a folder.
+fn check_marker(files: &dyn Files, path: &Path) -> Result<Marker, String> {
+    let io = |error: io::Error| explain(&error);
+    match read_text(files, &path.join(MARKER)).map_err(io)?.as_deref() {
+        Some(FORMAT) => Ok(Marker::Finished),
+        Some("" | FORMAT_UNFINISHED) => Ok(Marker::Unfinished),
+        Some(format) => {
+            let (found, known) = (format.trim(), FORMAT.trim());
+            Err(format!(
+                "its format is {found:?}, this program knows {known:?}; export it with the program that has written it"
+            ))
+        }
+        None => {
+            let unfinished = format!("{MARKER}{}", files::UNFINISHED);
+            if files.list(path).map_err(io)?.iter().any(|name| *name != LOCK && *name != unfinished) {
+                return Err("it holds files but no store; name an empty folder".to_owned());
+            }
+            Ok(Marker::Missing)
+        }
+    }
+}
+
+/// Writes a small file of the folder so that it is there as a whole, or as it was.
+fn write_text(files: &dyn Files, path: &Path, name: &str, text: &str) -> io::Result<()> {
+    replace(files, path, name, |file| write_all(file, 0, text.as_bytes())).map(drop)
+}
+
+/// Refuses what is damaged.
+fn refuse_damage(contents: &Contents) -> Result<(), String> {
+    match &contents.damages[..] {
+        [] => Ok(()),
+        [first, rest @ ..] => {
+            let more =
+                if rest.is_empty() { String::new() } else { format!(", and at {} other places", rest.len()) };
+            Err(format!("damaged: {first}{more}; restore it from a copy"))
+        }
+    }
+}
+
+/// What an error of the disk means to whoever opens a folder.
+fn explain(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => format!(
+            "this user may not read and write its files; give it the right to, or be their owner ({error})"
+        ),
+        io::ErrorKind::ReadOnlyFilesystem => format!("it is on a read-only file system ({error})"),
+        io::ErrorKind::StorageFull => format!("its disk is full; make room ({error})"),
+        // What the operating system refuses is no damage: too many open files, a failing disk.
+        _ => format!("it cannot be read or written ({error})"),
+    }
+}

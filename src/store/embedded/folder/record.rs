@@ -1,0 +1,207 @@
+//! Records: what the files of a folder are made of.
+//!
+//! | bytes | what |
+//! |---|---|
+//! | 0..8 | checksum of the payload |
+//! | 8..12 | [`MAGIC`] |
+//! | 12 | [`Kind`] |
+//! | 13..16 | zero |
+//! | 16..24 | length of the payload, padded to a multiple of 8 |
+//! | 24..32 | version |
+//! | 32..40 | checksum of the 32 bytes before |
+//! | 40.. | payload, padded with zeros |
+//!
+//! Numbers are big-endian, and records begin at multiples of 8. Both checksums depend on which file it is and where in it the record
+//! stands, so that no value that looks like a record, and no record at another place, is taken for one.
+
+use std::io;
+
+use bytes::Bytes;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use super::files::{File, read_all};
+use crate::{encoding::Reader, error::Result};
+
+/// The bytes before a payload.
+pub(super) const HEADER_LEN: usize = 40;
+
+/// Begins the part of a header that says what a record is.
+const MAGIC: [u8; 4] = *b"nRec";
+
+/// Records begin at multiples of this.
+const ALIGNMENT: u64 = 8;
+
+/// How many bytes are read of a file at once, if no more are needed.
+const WINDOW_LEN: u64 = 256 * 1_024;
+
+/// Instead of the length of a value: the row is removed.
+const REMOVED: u32 = u32::MAX;
+
+/// What a record is. The numbers are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// The first one of a journal. Its payload is the length of the journal before.
+    Journal = 1,
+    /// The folder was opened, and versions go on from this one.
+    Opening = 2,
+    /// A group of commits. Its payload is the rows that it has changed.
+    Commit = 3,
+    /// All before it is on disk. The next record takes its place.
+    Synced = 4,
+    /// The first one of a snapshot. Its payload is the history.
+    Snapshot = 5,
+    /// Rows of a snapshot.
+    Rows = 6,
+    /// The last one of a snapshot. Its payload is the number of rows.
+    End = 7,
+}
+
+impl Kind {
+    /// The kind of a stored number.
+    fn of(number: u8) -> Option<Self> {
+        use Kind::{Commit, End, Journal, Opening, Rows, Snapshot, Synced};
+        [Journal, Opening, Commit, Synced, Snapshot, Rows, End].into_iter().find(|kind| *kind as u8 == number)
+    }
+}
+
+/// Adds the record of `payload` that stands at `at` in the file of `seed`.
+pub(super) fn append(
+    out: &mut Vec<u8>,
+    (seed, at): (u64, u64),
+    kind: Kind,
+    version: u64,
+    payload: impl FnOnce(&mut Vec<u8>),
+) {
+    let (start, seed) = (out.len(), seed ^ at);
+    out.resize(start + HEADER_LEN, 0);
+    payload(out);
+    let len = (out.len() - start).next_multiple_of(ALIGNMENT as usize);
+    out.resize(start + len, 0);
+    let (header, payload) = out[start..].split_at_mut(HEADER_LEN);
+    header[..8].copy_from_slice(&xxh3_64_with_seed(payload, seed).to_be_bytes());
+    header[8..12].copy_from_slice(&MAGIC);
+    header[12] = kind as u8;
+    header[16..24].copy_from_slice(&(payload.len() as u64).to_be_bytes());
+    header[24..32].copy_from_slice(&version.to_be_bytes());
+    let checksum = xxh3_64_with_seed(&header[..32], seed);
+    header[32..].copy_from_slice(&checksum.to_be_bytes());
+}
+
+/// Adds a row to a payload; `None` if it was removed.
+pub(super) fn append_row(out: &mut Vec<u8>, key: &[u8], value: Option<&[u8]>) {
+    let len = |bytes: &[u8]| u32::try_from(bytes.len()).expect("keys and values have limits far below");
+    out.extend_from_slice(&len(key).to_be_bytes());
+    out.extend_from_slice(&value.map_or(REMOVED, len).to_be_bytes());
+    out.extend_from_slice(key);
+    out.extend_from_slice(value.unwrap_or_default());
+}
+
+/// The rows of a payload, which begins with how many they are.
+pub(super) fn rows(payload: &[u8]) -> Result<Vec<(Bytes, Option<Bytes>)>> {
+    let mut reader = Reader::new("record", payload);
+    let count = reader.u32()?;
+    let mut rows = Vec::new();
+    for _ in 0..count {
+        let (key_len, value_len) = (reader.u32()?, reader.u32()?);
+        let key = Bytes::copy_from_slice(reader.take(key_len as usize)?);
+        let value = match value_len {
+            REMOVED => None,
+            len => Some(Bytes::copy_from_slice(reader.take(len as usize)?)),
+        };
+        rows.push((key, value));
+    }
+    Ok(rows)
+}
+
+/// A record that was read.
+#[derive(Debug)]
+pub(super) struct Record {
+    /// What it is.
+    pub kind: Kind,
+    /// Its version.
+    pub version: u64,
+    /// Its payload, with the zeros behind it.
+    pub payload: Vec<u8>,
+    /// Where it ends.
+    pub end: u64,
+}
+
+/// A file that is read record by record.
+pub(super) struct Records {
+    /// The file.
+    file: Box<dyn File>,
+    /// Its length.
+    len: u64,
+    /// What its checksums depend on.
+    seed: u64,
+    /// Where the bytes in memory begin.
+    start: u64,
+    /// Bytes in memory.
+    bytes: Vec<u8>,
+}
+
+impl Records {
+    /// The records of `file`, whose checksums depend on `seed`.
+    pub fn new(mut file: Box<dyn File>, seed: u64) -> io::Result<Self> {
+        let len = file.len()?;
+        Ok(Self { file, len, seed, start: 0, bytes: Vec::new() })
+    }
+
+    /// The length of the file.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// The record at `at`; `None` if there is no whole one.
+    pub fn read(&mut self, at: u64) -> io::Result<Option<Record>> {
+        let seed = self.seed ^ at;
+        let Some(header) = self.bytes(at, HEADER_LEN as u64)? else { return Ok(None) };
+        let header: [u8; HEADER_LEN] = header.try_into().expect("so many were asked for");
+        let number = |at: usize| u64::from_be_bytes(header[at..at + 8].try_into().expect("eight bytes"));
+        if header[8..12] != MAGIC || xxh3_64_with_seed(&header[..32], seed) != number(32) {
+            return Ok(None);
+        }
+        let (Some(kind), checksum, len, version) = (Kind::of(header[12]), number(0), number(16), number(24))
+        else {
+            return Ok(None);
+        };
+        let begin = at + HEADER_LEN as u64;
+        let Some(payload) = self.bytes(begin, len)? else { return Ok(None) };
+        if xxh3_64_with_seed(payload, seed) != checksum {
+            return Ok(None);
+        }
+        Ok(Some(Record { kind, version, payload: payload.to_vec(), end: begin + len }))
+    }
+
+    /// Where the first whole record at or after `at` begins.
+    pub fn find(&mut self, at: u64) -> io::Result<Option<u64>> {
+        let mut at = at.next_multiple_of(ALIGNMENT);
+        while let Some(header) = self.bytes(at, HEADER_LEN as u64)? {
+            if header[8..12] == MAGIC && self.read(at)?.is_some() {
+                return Ok(Some(at));
+            }
+            at += ALIGNMENT;
+        }
+        Ok(None)
+    }
+
+    /// `len` bytes at `at`; `None` if the file ends before.
+    fn bytes(&mut self, at: u64, len: u64) -> io::Result<Option<&[u8]>> {
+        if at > self.len || len > self.len - at {
+            return Ok(None);
+        }
+        let end = self.start + self.bytes.len() as u64;
+        if at < self.start || at + len > end {
+            self.bytes.resize(len.max(WINDOW_LEN).min(self.len - at) as usize, 0);
+            self.start = at;
+            let read = read_all(&mut *self.file, at, &mut self.bytes)?;
+            self.bytes.truncate(read);
+            if (read as u64) < len {
+                // Somebody has cut it meanwhile.
+                return Ok(None);
+            }
+        }
+        let from = (at - self.start) as usize;
+        Ok(Some(&self.bytes[from..from + len as usize]))
+    }
+}

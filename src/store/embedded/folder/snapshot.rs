@@ -1,0 +1,68 @@
+//! Snapshots: all rows at one version, so that the journals before it can go.
+//!
+//! A snapshot has its name once it is whole and on disk; so anything that is broken in it is damaged.
+
+use std::{io, path::Path};
+
+use super::{
+    files::{Files, replace, write_all},
+    history::History,
+    record::{self, Kind},
+};
+use crate::store::embedded::core::Root;
+
+/// How many bytes of rows are in a record, if the last one is not longer.
+const RECORD_LEN: usize = 64 * 1_024;
+
+/// The name of snapshot `number`: all that is in the journals before journal `number`.
+pub(super) fn name(number: u64) -> String {
+    format!("snapshot-{number:016}")
+}
+
+/// What the checksums of snapshot `number` depend on.
+pub(super) fn seed(number: u64) -> u64 {
+    number.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x736e_6170_7368_6f74
+}
+
+/// Writes snapshot `number`: `root` at `version`. Returns its length.
+pub(super) fn write(
+    files: &dyn Files,
+    folder: &Path,
+    number: u64,
+    (root, version): (&Root, u64),
+    history: &History,
+) -> io::Result<u64> {
+    let (seed, mut at, mut record) = (seed(number), 0, Vec::new());
+    let (_, len) = replace(files, folder, &name(number), |file| {
+        let mut write = |kind, payload: &dyn Fn(&mut Vec<u8>)| {
+            record.clear();
+            record::append(&mut record, (seed, at), kind, version, payload);
+            write_all(file, at, &record)?;
+            at += record.len() as u64;
+            Ok::<_, io::Error>(at)
+        };
+        write(Kind::Snapshot, &|out| history.append_to(out))?;
+        let (mut rows, mut count) = (Vec::new(), 0_u32);
+        let mut write_rows = |rows: &mut Vec<u8>, count: &mut u32| {
+            write(Kind::Rows, &|out| {
+                out.extend_from_slice(&count.to_be_bytes());
+                out.extend_from_slice(rows);
+            })?;
+            rows.clear();
+            *count = 0;
+            Ok::<_, io::Error>(())
+        };
+        for (key, value) in root {
+            record::append_row(&mut rows, key, Some(value));
+            count += 1;
+            if rows.len() >= RECORD_LEN {
+                write_rows(&mut rows, &mut count)?;
+            }
+        }
+        if count > 0 {
+            write_rows(&mut rows, &mut count)?;
+        }
+        write(Kind::End, &|out| out.extend_from_slice(&(root.len() as u64).to_be_bytes()))
+    })?;
+    Ok(len)
+}

@@ -1,0 +1,444 @@
+//! Tests of a durable engine on disks that fail, fill up and lose their power.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+};
+
+use crate::{
+    error::{Error, Result, StoreError},
+    store::{
+        AtomicOp, Database, Isolation, KeyRange, RangeRead,
+        testing::{DiskFault, DiskOperation, SimulatedDisk},
+    },
+};
+
+/// The rows of a store.
+type Rows = BTreeMap<Vec<u8>, Vec<u8>>;
+
+/// A journal that never gets so long.
+const ENDLESS: u64 = 1 << 40;
+
+/// A disk whose syncs fail, once the flag is set.
+fn failing(code: i32) -> (SimulatedDisk, Arc<AtomicBool>) {
+    let (disk, fails) = (SimulatedDisk::new(512), Arc::new(AtomicBool::new(false)));
+    let asked = Arc::clone(&fails);
+    disk.plan(move |operation| {
+        let strikes = asked.load(Ordering::Relaxed) && matches!(operation, DiskOperation::Sync(_));
+        strikes.then_some(DiskFault::Fails(code))
+    });
+    (disk, fails)
+}
+
+/// Sets a row.
+async fn set(db: &Database, key: &[u8]) -> Result<()> {
+    db.run(async |tx| {
+        tx.set(key, b"x");
+        Ok(())
+    })
+    .await
+}
+
+/// All rows.
+async fn rows(db: &Database) -> Rows {
+    let tx = db.begin();
+    let mut pages = tx.pages(RangeRead::new(KeyRange::prefix("")), Isolation::Snapshot);
+    let mut rows = Rows::new();
+    while let Some(page) = pages.next().await.unwrap() {
+        rows.extend(page.into_iter().map(|(key, value)| (key.to_vec(), value.to_vec())));
+    }
+    rows
+}
+
+/// Once, a commit whose sync had failed was answered as one that had not happened, although it was on the disk: a caller
+/// that tried again did it twice, and `run_once` promised that it had not been done.
+#[tokio::test]
+async fn a_commit_whose_sync_has_failed_may_have_happened() {
+    let (disk, fails) = failing(DiskFault::IO);
+    let db = disk.open().unwrap();
+    set(&db, b"before").await.unwrap();
+    fails.store(true, Ordering::Relaxed);
+    let add = async |tx: crate::store::Transaction| {
+        tx.atomic(AtomicOp::Add, b"count", &1_u64.to_le_bytes());
+        Ok(())
+    };
+    let error = db.run_once(add).await.unwrap_err();
+    assert!(error.is_maybe_committed(), "{error}");
+    assert!(!error.is_retryable(), "{error}");
+    let error = set(&db, b"after").await.unwrap_err();
+    assert_eq!(error.code(), Some(StoreError::IO_ERROR.code()), "nothing was tried of this one");
+    drop(db);
+    disk.mend();
+    let rows = rows(&disk.open().unwrap()).await;
+    assert!(rows.contains_key(&b"count"[..]), "this one was on the disk indeed");
+    assert!(!rows.contains_key(&b"after"[..]));
+}
+
+/// Once, transactions that only read waited for the thread that commits, and failed for ever after the disk had.
+#[tokio::test]
+async fn reading_goes_on_after_the_disk_has_failed_and_everybody_is_told() {
+    let (disk, fails) = failing(DiskFault::IO);
+    let db = disk.open().unwrap();
+    set(&db, b"before").await.unwrap();
+    fails.store(true, Ordering::Relaxed);
+    let failed = tokio::spawn(db.failed());
+    assert!(db.failure().is_none());
+    set(&db, b"lost").await.unwrap_err();
+    let found = db.run(async |tx| tx.get(b"before", Isolation::Serializable).await).await.unwrap();
+    assert_eq!(found.as_deref(), Some(&b"x"[..]));
+    assert_eq!(db.failure().unwrap().code(), Some(StoreError::IO_ERROR.code()));
+    assert_eq!(failed.await.unwrap().code(), Some(StoreError::IO_ERROR.code()));
+}
+
+/// The thread that commits may die with a commit in its hands, which may be on the disk by then: nobody may be told that it is not.
+#[tokio::test]
+async fn a_commit_in_the_hands_of_a_thread_that_dies_may_have_happened() {
+    let disk = SimulatedDisk::new(512);
+    let db = disk.open().unwrap();
+    set(&db, b"before").await.unwrap();
+    disk.plan(|operation| match operation {
+        DiskOperation::Sync(_) => panic!("the thread is killed, as it is meant to be"),
+        _ => None,
+    });
+    let error = set(&db, b"dying").await.unwrap_err();
+    assert!(error.is_maybe_committed() && !error.is_retryable(), "{error}");
+    assert_eq!(error.code(), Some(StoreError::COMMIT_UNKNOWN_RESULT.code()));
+    let error = set(&db, b"after").await.unwrap_err();
+    assert!(!error.is_maybe_committed() && !error.is_retryable(), "{error}");
+    assert_eq!(db.failed().await.code(), Some(StoreError::IO_ERROR.code()));
+    assert_eq!(rows(&db).await.len(), 1, "reading goes on");
+    drop(db);
+    disk.mend();
+    let rows = rows(&disk.open().unwrap()).await;
+    assert!(rows.contains_key(&b"dying"[..]) && !rows.contains_key(&b"after"[..]), "{rows:?}");
+}
+
+/// Once, a disk that was full for a moment poisoned the storage library. What was answered has to be there, what was not answered may
+/// be, what was refused is not; and once there is room, a restart is all that is needed.
+#[tokio::test]
+async fn a_full_disk_loses_nothing_and_is_mended_by_room_and_a_restart() {
+    for most in [0, 1, 30, 200] {
+        let disk = SimulatedDisk::new(512);
+        let room = Arc::new(AtomicUsize::new(3_000));
+        let left = Arc::clone(&room);
+        let db = disk.open().unwrap();
+        disk.plan(move |operation| {
+            let DiskOperation::Write(_, len) = operation else { return None };
+            let now = left.load(Ordering::Relaxed);
+            left.store(now.saturating_sub(*len), Ordering::Relaxed);
+            match now {
+                0 => Some(DiskFault::Fails(DiskFault::FULL)),
+                // It is full in the middle of a write.
+                now if now < *len && most > 0 => Some(DiskFault::Short(most.min(*len))),
+                now if now < *len => Some(DiskFault::Fails(DiskFault::FULL)),
+                _ => None,
+            }
+        });
+        let (mut answered, mut maybe) = (Vec::new(), None);
+        for number in 0_u32..100 {
+            match set(&db, &number.to_be_bytes()).await {
+                Ok(()) => answered.push(number),
+                Err(error) if error.is_maybe_committed() => assert!(maybe.replace(number).is_none()),
+                Err(error) => assert_eq!(error.code(), Some(StoreError::IO_ERROR.code())),
+            }
+        }
+        assert!(!answered.is_empty() && maybe.is_some());
+        drop(db);
+        let reason = match disk.open() {
+            Err(Error::Open { reason, .. }) => reason,
+            other => panic!("{other:?}"),
+        };
+        assert!(reason.contains("full"), "{reason}");
+        room.store(usize::MAX, Ordering::Relaxed);
+        let db = disk.open().unwrap();
+        let found = rows(&db).await;
+        let is_there = |number: &u32| found.contains_key(&number.to_be_bytes()[..]);
+        assert!(answered.iter().all(is_there), "{most}: {} of {}", found.len(), answered.len());
+        assert!(found.len() <= answered.len() + maybe.iter().filter(|number| is_there(number)).count());
+        set(&db, b"room again").await.unwrap();
+    }
+}
+
+/// Once, nothing that the store does ever waited, so that a producer in a loop kept all other tasks of its thread from
+/// running: nodes missed their beats and gave up their leases.
+#[tokio::test]
+async fn a_writer_in_a_loop_leaves_others_their_turn() {
+    let db = Database::memory();
+    let writer = db.clone();
+    let writing = tokio::spawn(async move {
+        loop {
+            set(&writer, b"key").await.unwrap();
+        }
+    });
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    writing.abort();
+}
+
+/// Draws every series of numbers, one after the other.
+#[derive(Default)]
+struct Odometer {
+    /// The present series, each number with the number that it is below.
+    digits: Vec<(usize, usize)>,
+    /// How many were drawn of it.
+    drawn: usize,
+}
+
+impl Odometer {
+    /// The next number of the series.
+    fn choose(&mut self, below: usize) -> usize {
+        if self.drawn == self.digits.len() {
+            self.digits.push((0, below));
+        }
+        self.drawn += 1;
+        let (digit, of) = self.digits[self.drawn - 1];
+        assert_eq!(of, below, "the same is asked again");
+        digit
+    }
+
+    /// Goes on to the next series, if there is one.
+    fn advance(&mut self) -> bool {
+        self.drawn = 0;
+        while let Some((digit, below)) = self.digits.pop() {
+            if digit + 1 < below {
+                self.digits.push((digit + 1, below));
+                return true;
+            }
+        }
+        false
+    }
+}
+
+/// Commits of all sorts, each of which changes the rows.
+async fn commit(db: &Database, number: usize) -> Result<()> {
+    db.run(async |tx| {
+        match number % 4 {
+            0 => tx.set(b"one", format!("row {number}").as_bytes()),
+            1 => (0..4).for_each(|n| tx.set(format!("key {number} {n}").as_bytes(), &[number as u8; 20])),
+            2 => {
+                tx.clear_range(&KeyRange::prefix("key"));
+                tx.set(b"key again", format!("{number}").as_bytes());
+            }
+            _ => tx.set(b"pages", &vec![number as u8; 250 + number]),
+        }
+        Ok(())
+    })
+    .await
+}
+
+/// A disk whose operations all fail once so many were done, and, if `happens`, the first of them although it is done.
+fn cut_power(disk: &SimulatedDisk, operations: usize, happens: bool) -> Arc<AtomicUsize> {
+    let done = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&done);
+    disk.plan(move |operation| {
+        if matches!(operation, DiskOperation::Read(_)) {
+            return None;
+        }
+        match count.fetch_add(1, Ordering::Relaxed) {
+            now if now < operations => None,
+            now if now == operations && happens => Some(DiskFault::FailsAfter(DiskFault::IO)),
+            _ => Some(DiskFault::Fails(DiskFault::IO)),
+        }
+    });
+    done
+}
+
+/// Every state that a power failure can leave of `disk`, up to `most` of them, holds one of `allowed`, and takes further commits.
+/// Returns how many states there were, and how many held each.
+async fn try_states(disk: &SimulatedDisk, allowed: &[Rows], most: usize) -> (usize, Vec<usize>) {
+    let (mut odometer, mut states, mut counts) = (Odometer::default(), 0, vec![0; allowed.len()]);
+    loop {
+        let (left, _) = disk.after_power_failure(|below| odometer.choose(below));
+        let db = left.open_small(ENDLESS).unwrap_or_else(|error| panic!("{:?}: {error}", odometer.digits));
+        let found = rows(&db).await;
+        let which = allowed.iter().position(|rows| *rows == found);
+        counts[which.unwrap_or_else(|| panic!("{:?}: {found:?}", odometer.digits))] += 1;
+        states += 1;
+        // What was torn must not come back when the journal goes on, and is closed or not.
+        if states % 7 == 0 {
+            set(&db, b"after").await.unwrap();
+            let expected = rows(&db).await;
+            drop(db);
+            assert_eq!(rows(&left.open_small(ENDLESS).unwrap()).await, expected, "{:?}", odometer.digits);
+        }
+        if !odometer.advance() || states == most {
+            return (states, counts);
+        }
+    }
+}
+
+/// Once, a power failure that left later pages of an unanswered commit and not the earlier ones made the folder refused. The journal
+/// is so small here that all states that it can leave are tried: any of the pages that were not synced, in any of the forms that
+/// they have had, and any length. All that was answered is there, and the last commit whole or not at all.
+#[tokio::test]
+async fn every_state_that_a_power_failure_leaves_recovers_to_the_last_answered_commit() {
+    let (mut states, mut outcomes) = (0, [0, 0]);
+    for page_len in [64, 128, 512] {
+        for number in 0..8 {
+            // Before the write, before the sync, and before the answer.
+            for operations in 0..3 {
+                let disk = SimulatedDisk::new(page_len);
+                let db = disk.open_small(ENDLESS).unwrap();
+                for before in 0..number {
+                    commit(&db, before).await.unwrap();
+                }
+                let before = rows(&db).await;
+                cut_power(&disk, operations, false);
+                let answered = commit(&db, number).await.is_ok();
+                assert_eq!(answered, operations == 2, "the mark behind a commit is not waited for");
+                let whole = {
+                    let copy = SimulatedDisk::new(page_len);
+                    let db = copy.open_small(ENDLESS).unwrap();
+                    for before in 0..=number {
+                        commit(&db, before).await.unwrap();
+                    }
+                    rows(&db).await
+                };
+                let allowed = if answered { vec![whole] } else { vec![before, whole] };
+                let (tried, counts) = try_states(&disk, &allowed, 20_000).await;
+                states += tried;
+                for (outcome, count) in outcomes.iter_mut().rev().zip(counts.iter().rev()) {
+                    *outcome += count;
+                }
+            }
+        }
+    }
+    println!("{states} states; the last commit was there in {} and not in {}", outcomes[1], outcomes[0]);
+    assert!(states > 5_000 && outcomes.iter().all(|count| *count > 20), "{outcomes:?}");
+}
+
+/// The power fails at every operation of a folder's life: while it is made, opened, written to, while a snapshot takes the place of
+/// the journals, and while it is opened again after that.
+#[tokio::test]
+async fn the_power_may_fail_at_every_operation() {
+    let (mut random, mut states) = (fastrand::Rng::with_seed(7), 0);
+    for cut in 0.. {
+        let (disk, mut answered) = (SimulatedDisk::new(64), vec![Rows::new()]);
+        let done = cut_power(&disk, cut, random.bool());
+        let mut model = Rows::new();
+        'life: for _ in 0..3 {
+            let Ok(db) = disk.open_small(600) else { break };
+            for number in 0..7 {
+                let result = commit(&db, number).await;
+                // What it does to the rows is known from a store in memory.
+                let memory = Database::memory();
+                memory
+                    .run(async |tx| {
+                        model.iter().for_each(|(key, value)| tx.set(key, value));
+                        Ok(())
+                    })
+                    .await
+                    .unwrap();
+                commit(&memory, number).await.unwrap();
+                model = rows(&memory).await;
+                if result.is_ok() {
+                    answered = vec![model.clone()];
+                } else {
+                    answered.push(model.clone());
+                    break 'life;
+                }
+            }
+        }
+        for _ in 0..60 {
+            let (left, _) = disk.after_power_failure(|below| random.usize(0..below));
+            // The power may fail again while it is opened.
+            cut_power(&left, random.usize(0..12), random.bool());
+            drop(left.open_small(600));
+            let (left, _) = left.after_power_failure(|below| random.usize(0..below));
+            let db = left.open_small(600).unwrap_or_else(|error| panic!("cut at {cut}: {error}"));
+            let found = rows(&db).await;
+            assert!(answered.contains(&found), "cut at {cut}: {found:?}, not {answered:?}");
+            states += 1;
+        }
+        if done.load(Ordering::Relaxed) <= cut {
+            println!("{states} states of {cut} operations");
+            assert!(cut > 80, "{cut}");
+            return;
+        }
+    }
+}
+
+/// Once, a flipped byte of the journal looked like its end, or got the folder refused without a word on where. Each bit of each file
+/// is flipped, of a store whose process was killed, and of one that was closed in order.
+#[tokio::test]
+async fn every_flip_in_what_was_answered_is_refused_with_its_place_or_does_no_harm() {
+    let disk = SimulatedDisk::new(512);
+    // A snapshot, one journal that is complete, and one that goes on.
+    let db = disk.open_small(600).unwrap();
+    for number in 0..9 {
+        commit(&db, number).await.unwrap();
+    }
+    let expected = rows(&db).await;
+    let killed = disk.copied();
+    drop(db);
+    let names = killed.names();
+    assert!(names.iter().any(|name| name.starts_with("snapshot-")), "{names:?}");
+    let (mut refused, mut harmless) = (0, 0);
+    for (state, folder) in [("killed", &killed), ("closed", &disk)] {
+        for name in folder.names() {
+            let bytes = folder.read(&name);
+            for place in 0..bytes.len() {
+                let copy = folder.copied();
+                let mut flipped = bytes.clone();
+                flipped[place] ^= 1 << (place % 8);
+                copy.write(&name, &flipped);
+                match copy.open_small(ENDLESS) {
+                    Ok(db) => {
+                        assert_eq!(rows(&db).await, expected, "{state}: {name} at {place}");
+                        harmless += 1;
+                    }
+                    Err(Error::Open { reason, .. }) => {
+                        let is_small = name.starts_with("NOTIBUS_");
+                        let at = reason.split("at byte ").nth(1).and_then(|rest| rest.split(':').next());
+                        let at: Option<usize> = at.and_then(|at| at.parse().ok());
+                        let is_placed = reason.contains(&name) && at.is_some_and(|at| at <= place);
+                        assert!(is_small || is_placed, "{state}: {name} at {place}: {reason}");
+                        refused += 1;
+                    }
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        }
+    }
+    println!("{refused} flips were refused, {harmless} did no harm");
+    // The marks behind the last groups, the note of an orderly end if it says less than is there, and nothing else.
+    assert!(refused > 900 && harmless <= 2 * 40 + 16, "{refused} {harmless}");
+}
+
+/// A snapshot that cannot be written, or the journal behind it, costs nothing: the journals go on, and the next one takes their place.
+#[tokio::test]
+async fn a_snapshot_that_fails_costs_nothing() {
+    for code in [DiskFault::FULL, DiskFault::IO, DiskFault::TOO_MANY_FILES] {
+        for failing in 0..12 {
+            let disk = SimulatedDisk::new(512);
+            let db = disk.open_small(600).unwrap();
+            let count = Arc::new(Mutex::new(0));
+            let struck = Arc::clone(&count);
+            disk.plan(move |operation| {
+                let is_of_it = match operation {
+                    DiskOperation::Open(name) | DiskOperation::Write(name, _) | DiskOperation::Sync(name) => {
+                        name.ends_with(".new")
+                    }
+                    DiskOperation::Rename(_) | DiskOperation::SyncFolder | DiskOperation::Remove(_) => true,
+                    _ => false,
+                };
+                let mut count = struck.lock().unwrap();
+                *count += usize::from(is_of_it);
+                (is_of_it && *count == failing + 1).then_some(DiskFault::Fails(code))
+            });
+            for number in 0..30 {
+                commit(&db, number).await.unwrap_or_else(|error| panic!("{failing}: {error}"));
+            }
+            assert!(*count.lock().unwrap() > failing + 5, "it was tried again");
+            let expected = rows(&db).await;
+            disk.mend();
+            assert_eq!(rows(&disk.copied().open().unwrap()).await, expected, "{failing}");
+            let (left, _) = disk.after_power_failure(|_| 0);
+            assert_eq!(rows(&left.open().unwrap()).await, expected, "{failing}");
+        }
+    }
+}

@@ -1,0 +1,490 @@
+//! [`SimulatedDisk`]: a disk in memory that fails, fills up and loses its power.
+//!
+//! It keeps what a disk is free to do with what was written and not synced: each page of a file may be as it was when the file was
+//! synced last, or as any write since has left it; the file may be as long as it was or longer; and of the names that were given and
+//! taken since the folder was synced, any first ones may be there.
+
+use std::{
+    collections::BTreeMap,
+    fmt, io,
+    path::Path,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use crate::{
+    env::Env,
+    error::Result,
+    store::{
+        Database,
+        embedded::{Access, Embedded, Engine, File, Files, FolderOptions, Lock},
+    },
+};
+
+/// Something that a store asks of its disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DiskOperation {
+    /// A file is opened.
+    Open(String),
+    /// A file is read.
+    Read(String),
+    /// So many bytes are written to a file.
+    Write(String, usize),
+    /// A file is cut.
+    Cut(String),
+    /// A file is synced.
+    Sync(String),
+    /// A file gets this name.
+    Rename(String),
+    /// A file is removed.
+    Remove(String),
+    /// The names of the folder are synced.
+    SyncFolder,
+}
+
+/// What becomes of an operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DiskFault {
+    /// It fails with this code of the operating system, and nothing happens.
+    Fails(i32),
+    /// It happens, and fails with this code.
+    FailsAfter(i32),
+    /// A write takes at most so many bytes, and says so.
+    Short(usize),
+}
+
+impl DiskFault {
+    /// An input or output error: `EIO`.
+    pub const IO: i32 = 5;
+    /// Too many open files: `EMFILE`.
+    pub const TOO_MANY_FILES: i32 = 24;
+    /// No space left: `ENOSPC`.
+    pub const FULL: i32 = 28;
+}
+
+/// What a disk has made of that which was not synced when the power failed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Unsynced {
+    /// How many pages that were written are there.
+    pub kept: u64,
+    /// How many are not, or not as they were written last.
+    pub lost: u64,
+}
+
+/// A disk in memory with one folder. Clones share it.
+#[derive(Clone)]
+pub struct SimulatedDisk {
+    /// The disk.
+    state: Arc<Mutex<State>>,
+    /// The size of a page, in bytes.
+    page_len: usize,
+}
+
+/// Asked at each operation what becomes of it.
+type Plan = Box<dyn FnMut(&DiskOperation) -> Option<DiskFault> + Send>;
+
+/// A disk.
+#[derive(Default)]
+struct State {
+    /// The files, by numbers that are never used again.
+    files: Vec<Content>,
+    /// Which file has which name.
+    names: BTreeMap<String, usize>,
+    /// Which file has which name on disk.
+    synced_names: BTreeMap<String, usize>,
+    /// How the names have changed since.
+    renames: Vec<Naming>,
+    /// Files that are locked.
+    locked: Vec<String>,
+    /// What becomes of operations.
+    plan: Option<Plan>,
+}
+
+/// A change of names.
+#[derive(Clone)]
+enum Naming {
+    /// This file has this name, and no other one.
+    Named(String, usize),
+    /// Nothing has this name.
+    Removed(String),
+}
+
+/// What is in a file.
+#[derive(Clone, Default)]
+struct Content {
+    /// As it is read.
+    bytes: Vec<u8>,
+    /// As it was synced last.
+    synced: Vec<u8>,
+    /// What was written since, in order.
+    writes: Vec<(usize, Vec<u8>)>,
+}
+
+impl Naming {
+    /// Changes `names`.
+    fn apply(&self, names: &mut BTreeMap<String, usize>) {
+        match self {
+            Self::Named(name, file) => {
+                names.retain(|_, other| other != file);
+                names.insert(name.clone(), *file);
+            }
+            Self::Removed(name) => _ = names.remove(name),
+        }
+    }
+}
+
+impl Content {
+    /// Writes.
+    fn write(&mut self, at: usize, bytes: &[u8]) {
+        put(&mut self.bytes, at, bytes);
+        self.writes.push((at, bytes.to_vec()));
+    }
+
+    /// Everything is on disk.
+    fn sync(&mut self) {
+        self.synced.clone_from(&self.bytes);
+        self.writes.clear();
+    }
+
+    /// What is there after a power failure; `choose` draws a number below its argument.
+    fn torn(
+        &self,
+        page_len: usize,
+        choose: &mut dyn FnMut(usize) -> usize,
+        unsynced: &mut Unsynced,
+    ) -> Vec<u8> {
+        let mut torn = self.synced.clone();
+        let len = self.writes.iter().map(|(at, bytes)| at + bytes.len()).max().unwrap_or(0).max(torn.len());
+        // Zeros are what a page is that was never written.
+        torn.resize(len, 0);
+        for page in 0..len.div_ceil(page_len) {
+            let range = page * page_len..((page + 1) * page_len).min(len);
+            let touches = |at: usize, bytes: &[u8]| at < range.end && at + bytes.len() > range.start;
+            let writes: Vec<_> = self.writes.iter().filter(|(at, bytes)| touches(*at, bytes)).collect();
+            if writes.is_empty() {
+                continue;
+            }
+            let kept = choose(writes.len() + 1);
+            if kept == writes.len() {
+                unsynced.kept += 1
+            } else {
+                unsynced.lost += 1
+            }
+            for (at, bytes) in &writes[..kept] {
+                let (from, to) = (range.start.max(*at), range.end.min(at + bytes.len()));
+                torn[from..to].copy_from_slice(&bytes[from - at..to - at]);
+            }
+        }
+        // The length is any from that of before to that of now, at the end of a page.
+        let pages = len.div_ceil(page_len) - self.synced.len().div_ceil(page_len);
+        let shorter = choose(pages + 2);
+        let shortened = match shorter {
+            0 => len,
+            pages_less if pages_less <= pages => (len.div_ceil(page_len) - pages_less) * page_len,
+            _ => self.synced.len(),
+        };
+        torn.truncate(shortened.max(self.synced.len()));
+        torn
+    }
+}
+
+/// Writes `bytes` to `target` at `at`.
+fn put(target: &mut Vec<u8>, at: usize, bytes: &[u8]) {
+    let end = at + bytes.len();
+    if target.len() < end {
+        target.resize(end, 0);
+    }
+    target[at..end].copy_from_slice(bytes);
+}
+
+impl SimulatedDisk {
+    /// An empty one, which writes pages of so many bytes as a whole.
+    ///
+    /// # Panics
+    ///
+    /// If a page has no bytes.
+    pub fn new(page_len: usize) -> Self {
+        assert!(page_len > 0, "a page has bytes");
+        Self { state: Arc::default(), page_len }
+    }
+
+    /// Opens the store on it.
+    ///
+    /// Fails as [`Database::open_dir`] does.
+    pub fn open(&self) -> Result<Database> {
+        self.open_with(FolderOptions::default())
+    }
+
+    /// Opens the store on it, which writes a snapshot once its journal has this many bytes, and one as long as the snapshot, within the
+    /// commit.
+    ///
+    /// Fails as [`Database::open_dir`] does.
+    pub fn open_small(&self, journal_len_min: u64) -> Result<Database> {
+        self.open_with(FolderOptions { journal_len_min, has_threads: false })
+    }
+
+    /// Opens the store on it so.
+    fn open_with(&self, options: FolderOptions) -> Result<Database> {
+        let env = Env::system();
+        Ok(Database::new(Arc::new(self.engine(env.clone(), options)?), env))
+    }
+
+    /// The engine of the store on it.
+    pub(crate) fn engine(&self, env: Env, options: FolderOptions) -> Result<Embedded> {
+        Engine::open_on(Arc::new(self.clone()), Path::new("simulated"), env, options)
+    }
+
+    /// Has `plan` say what becomes of each operation; `None` lets it happen.
+    pub fn plan(&self, plan: impl FnMut(&DiskOperation) -> Option<DiskFault> + Send + 'static) {
+        self.state().plan = Some(Box::new(plan));
+    }
+
+    /// Lets everything happen.
+    pub fn mend(&self) {
+        self.state().plan = None;
+    }
+
+    /// A copy of it, without locks and plan: what another process finds after this one was killed, and what is copied while it is
+    /// open.
+    #[must_use]
+    pub fn copied(&self) -> Self {
+        let state = self.state();
+        let copy = State {
+            files: state.files.clone(),
+            names: state.names.clone(),
+            synced_names: state.synced_names.clone(),
+            renames: state.renames.clone(),
+            locked: Vec::new(),
+            plan: None,
+        };
+        Self { state: Arc::new(Mutex::new(copy)), page_len: self.page_len }
+    }
+
+    /// What a power failure leaves of it. `choose` draws a number below its argument, as often as it is asked; all that it can draw is
+    /// all that can happen.
+    #[must_use]
+    pub fn after_power_failure(&self, mut choose: impl FnMut(usize) -> usize) -> (Self, Unsynced) {
+        let state = self.state();
+        let mut names = state.synced_names.clone();
+        let kept = if state.renames.is_empty() { 0 } else { choose(state.renames.len() + 1) };
+        state.renames[..kept].iter().for_each(|naming| naming.apply(&mut names));
+        let mut unsynced = Unsynced::default();
+        let mut files = vec![Content::default(); state.files.len()];
+        for file in names.values() {
+            let content = state.files[*file].torn(self.page_len, &mut choose, &mut unsynced);
+            files[*file] = Content { bytes: content.clone(), synced: content, writes: Vec::new() };
+        }
+        let left = State { files, synced_names: names.clone(), names, ..State::default() };
+        (Self { state: Arc::new(Mutex::new(left)), page_len: self.page_len }, unsynced)
+    }
+
+    /// The names of its files, in order.
+    pub fn names(&self) -> Vec<String> {
+        self.state().names.keys().cloned().collect()
+    }
+
+    /// What is in a file; nothing if it is not there.
+    pub fn read(&self, name: &str) -> Vec<u8> {
+        let state = self.state();
+        state.names.get(name).map(|file| state.files[*file].bytes.clone()).unwrap_or_default()
+    }
+
+    /// Puts `bytes` into a file, on disk.
+    pub fn write(&self, name: &str, bytes: &[u8]) {
+        let mut state = self.state();
+        let content = Content { bytes: bytes.to_vec(), synced: bytes.to_vec(), writes: Vec::new() };
+        let file = state.files.len();
+        state.files.push(content);
+        let naming = Naming::Named(name.to_owned(), file);
+        naming.apply(&mut state.names);
+        naming.apply(&mut state.synced_names);
+    }
+
+    /// The disk. No code that holds the lock can leave it half changed by a panic.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What becomes of `operation`, which `happen` does.
+    fn operate<T>(
+        &self,
+        operation: &DiskOperation,
+        happen: impl FnOnce(&mut State, Option<usize>) -> io::Result<T>,
+    ) -> io::Result<T> {
+        let mut state = self.state();
+        let mut plan = state.plan.take();
+        // It may panic, to kill the thread that asks.
+        drop(state);
+        let fault = plan.as_mut().and_then(|plan| plan(operation));
+        state = self.state();
+        if state.plan.is_none() {
+            state.plan = plan;
+        }
+        match fault {
+            Some(DiskFault::Fails(code)) => Err(io::Error::from_raw_os_error(code)),
+            Some(DiskFault::FailsAfter(code)) => {
+                happen(&mut state, None)?;
+                Err(io::Error::from_raw_os_error(code))
+            }
+            Some(DiskFault::Short(len)) => happen(&mut state, Some(len)),
+            None => happen(&mut state, None),
+        }
+    }
+}
+
+impl fmt::Debug for SimulatedDisk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SimulatedDisk").field("names", &self.names()).finish_non_exhaustive()
+    }
+}
+
+/// The name of a file.
+fn name_of(path: &Path) -> String {
+    path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
+/// There is no such file.
+fn not_found() -> io::Error {
+    io::ErrorKind::NotFound.into()
+}
+
+impl Files for SimulatedDisk {
+    fn make_folder(&self, _path: &Path) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn is_file(&self, _path: &Path) -> bool {
+        false
+    }
+
+    fn list(&self, _folder: &Path) -> io::Result<Vec<String>> {
+        Ok(self.names())
+    }
+
+    fn open(&self, path: &Path, access: Access) -> io::Result<Box<dyn File>> {
+        let name = name_of(path);
+        let operation = DiskOperation::Open(name.clone());
+        let file = self.operate(&operation, |state, _| match state.names.get(&name).copied() {
+            Some(file) if access != Access::Create => Ok(file),
+            None if access != Access::Create => Err(not_found()),
+            _ => {
+                let file = state.files.len();
+                state.files.push(Content::default());
+                let naming = Naming::Named(name.clone(), file);
+                naming.apply(&mut state.names);
+                state.renames.push(naming);
+                Ok(file)
+            }
+        })?;
+        Ok(Box::new(SimulatedFile { disk: self.clone(), name, file }))
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        let (from, to) = (name_of(from), name_of(to));
+        self.operate(&DiskOperation::Rename(to.clone()), |state, _| {
+            let file = *state.names.get(&from).ok_or_else(not_found)?;
+            let naming = Naming::Named(to.clone(), file);
+            naming.apply(&mut state.names);
+            state.renames.push(naming);
+            Ok(())
+        })
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        let name = name_of(path);
+        self.operate(&DiskOperation::Remove(name.clone()), |state, _| {
+            state.names.remove(&name).ok_or_else(not_found)?;
+            state.renames.push(Naming::Removed(name.clone()));
+            Ok(())
+        })
+    }
+
+    fn sync_folder(&self, _folder: &Path) -> io::Result<()> {
+        self.operate(&DiskOperation::SyncFolder, |state, _| {
+            state.synced_names = state.names.clone();
+            state.renames.clear();
+            Ok(())
+        })
+    }
+
+    fn lock(&self, path: &Path) -> io::Result<Option<Lock>> {
+        let name = name_of(path);
+        let mut state = self.state();
+        if state.locked.contains(&name) {
+            return Ok(None);
+        }
+        state.locked.push(name.clone());
+        drop(state);
+        Ok(Some(Box::new(SimulatedLock { disk: self.clone(), name })))
+    }
+
+    fn is_locked(&self, path: &Path) -> io::Result<bool> {
+        Ok(self.state().locked.contains(&name_of(path)))
+    }
+}
+
+/// A lock on a file.
+struct SimulatedLock {
+    /// The disk.
+    disk: SimulatedDisk,
+    /// The file.
+    name: String,
+}
+
+impl Drop for SimulatedLock {
+    fn drop(&mut self) {
+        self.disk.state().locked.retain(|name| *name != self.name);
+    }
+}
+
+/// An open file.
+struct SimulatedFile {
+    /// The disk.
+    disk: SimulatedDisk,
+    /// Its name when it was opened.
+    name: String,
+    /// Its number.
+    file: usize,
+}
+
+impl File for SimulatedFile {
+    fn len(&mut self) -> io::Result<u64> {
+        Ok(self.disk.state().files[self.file].bytes.len() as u64)
+    }
+
+    fn read_at(&mut self, at: u64, buffer: &mut [u8]) -> io::Result<usize> {
+        self.disk.operate(&DiskOperation::Read(self.name.clone()), |state, most| {
+            let rest = state.files[self.file].bytes.get(at as usize..).unwrap_or_default();
+            let len = rest.len().min(buffer.len()).min(most.unwrap_or(usize::MAX));
+            buffer[..len].copy_from_slice(&rest[..len]);
+            Ok(len)
+        })
+    }
+
+    fn write_at(&mut self, at: u64, bytes: &[u8]) -> io::Result<usize> {
+        let operation = DiskOperation::Write(self.name.clone(), bytes.len());
+        self.disk.operate(&operation, |state, most| {
+            let len = bytes.len().min(most.unwrap_or(usize::MAX));
+            state.files[self.file].write(at as usize, &bytes[..len]);
+            Ok(len)
+        })
+    }
+
+    fn cut(&mut self, len: u64) -> io::Result<()> {
+        self.disk.operate(&DiskOperation::Cut(self.name.clone()), |state, _| {
+            let content = &mut state.files[self.file];
+            content.bytes.truncate(len as usize);
+            content.sync();
+            Ok(())
+        })
+    }
+
+    fn sync(&mut self) -> io::Result<()> {
+        self.disk.operate(&DiskOperation::Sync(self.name.clone()), |state, _| {
+            state.files[self.file].sync();
+            Ok(())
+        })
+    }
+}
