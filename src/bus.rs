@@ -19,7 +19,7 @@ use crate::{
     group::{self, Consumer, ConsumerOptions, Group, GroupStatus, Observer},
     janitor::{Janitor, JanitorOptions},
     keys::{Config, Keys, Partition, ShardId},
-    lease::{Member, NodeOptions, NodeStatus, forget_nodes, statuses},
+    membership::{Member, NodeOptions, NodeStatus, forget_nodes, statuses},
     named_cursor::NamedCursor,
     notification::Notification,
     notification_feed::NotificationFeed,

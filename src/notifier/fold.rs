@@ -18,7 +18,7 @@ use crate::{
     error::{Error, Result},
     feed::{FeedWriter, RawFeed, Topology},
     keys::{FoldMark, Partition, sequence_operand},
-    lease::Held,
+    membership::Held,
     notification::Notification,
     store::{AtomicOp, Isolation, Transaction},
 };

@@ -10,7 +10,7 @@ use crate::{
     context::Context,
     error::{Error, Result},
     keys::Partition,
-    lease::Stop,
+    membership::Stop,
     store::Watch,
 };
 
