@@ -20,7 +20,7 @@ use crate::{
     janitor::{Janitor, JanitorOptions},
     jobs::StoredTrigger,
     keys::{Config, Keys, Partition, ShardId},
-    lease::{Member, NodeOptions, NodeStatus, forget_nodes, statuses},
+    membership::{Member, NodeOptions, NodeStatus, forget_nodes, statuses},
     named_cursor::NamedCursor,
     notification::Notification,
     notification_feed::NotificationFeed,

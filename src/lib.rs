@@ -46,7 +46,7 @@ pub mod http;
 mod janitor;
 mod jobs;
 mod keys;
-mod lease;
+mod membership;
 mod named_cursor;
 mod notification;
 mod notification_feed;
@@ -94,7 +94,7 @@ pub use jobs::{
     replication_trigger,
 };
 pub use keys::{CURSOR_NAME_LEN_MAX, GROUP_NAME_LEN_MAX, GroupName, NodeId, Role, ShardId};
-pub use lease::{BalanceOptions, NodeOptions, NodeStatus};
+pub use membership::{BalanceOptions, NodeOptions, NodeStatus};
 pub use named_cursor::NamedCursor;
 pub use notification::{News, Notification, Replaced};
 pub use notification_feed::{ChangedDdocs, NotificationFeed, NotificationPage, NotificationTail};

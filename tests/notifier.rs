@@ -495,10 +495,6 @@ async fn options_out_of_their_limits_are_typed_errors() {
             balance: BalanceOptions { interval: Duration::ZERO, ..BalanceOptions::default() },
             ..good()
         },
-        NotifierOptions {
-            balance: BalanceOptions { leases_min: 2, leases_max: Some(1), ..BalanceOptions::default() },
-            ..good()
-        },
         NotifierOptions { poll_interval: Duration::ZERO, ..good() },
         NotifierOptions { fold_rows_max: 9, ..good() },
         NotifierOptions { fold_rows_max: 10_001, ..good() },

@@ -10,7 +10,7 @@ use crate::{
     group::{Consumer, ConsumerOptions, Group, Observer},
     janitor::{Janitor, JanitorOptions},
     keys::{NodeId, Role, ShardId},
-    lease::{Member, RoleGuard},
+    membership::{Member, RoleGuard},
     named_cursor::NamedCursor,
     notifier::{Notifier, NotifierOptions},
 };

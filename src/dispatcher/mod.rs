@@ -84,7 +84,7 @@ use crate::{
     error::{Error, Result},
     event::DbName,
     feed::PAGE_ROWS_MAX,
-    lease::RoleGuard,
+    membership::RoleGuard,
     notification_feed::NotificationFeed,
 };
 

@@ -71,11 +71,6 @@ impl<'a> Reader<'a> {
         std::str::from_utf8(bytes).map_err(|_| self.corrupt("text that is not UTF-8"))
     }
 
-    /// Whether everything was read.
-    pub fn is_empty(&self) -> bool {
-        self.rest.is_empty()
-    }
-
     /// Fails if bytes are left.
     pub fn finish(self) -> Result<()> {
         if self.rest.is_empty() {

@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{Mutex, PoisonError},
     time::Duration,
 };
 
@@ -14,16 +14,39 @@ use crate::{
     env::Env,
     error::{Error, Result},
     feed::Topology,
-    keys::{GroupRow, Lease, LeaseRow, NodeId, ShardId},
-    lease::{NodeOptions, changed, nodes, roles},
+    keys::{GroupRow, Lease, NodeId, NodeRow, ShardId},
+    membership::{changed, member_rows, pool_removed},
     store::{Isolation, KeyRange, Transaction},
 };
 
 /// How often the beats of members are looked at.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 
-/// The row of a node, as far as it tells whether the node lives.
-type Beats = BTreeMap<NodeId, ([u8; 16], u64)>;
+/// The longest time for which a member is watched: one that may be silent for longer counts as living.
+const WATCH_MAX: Duration = Duration::from_mins(1);
+
+/// The rows of members.
+type Members = BTreeMap<NodeId, NodeRow>;
+
+/// What an attempt has found and may have changed, although nobody knows.
+struct Attempted(Mutex<Option<GroupRow>>);
+
+impl Attempted {
+    /// Nothing yet.
+    fn new() -> Self {
+        Self(Mutex::new(None))
+    }
+
+    /// What the last attempt has found.
+    fn get(&self) -> Option<GroupRow> {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// An attempt has found `row`, and is about to change it.
+    fn set(&self, row: GroupRow) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(row);
+    }
+}
 
 impl<R> Group<R> {
     /// Creates the group, unless it is there; then nothing is changed. Returns whether it was created. Every process of a group
@@ -49,13 +72,13 @@ impl<R> Group<R> {
         token: [u8; 16],
     ) -> Result<bool> {
         if let Some(row) = self.row(tx).await? {
-            return Ok(row.token == token);
+            return Ok(row.identity == token);
         }
         let created_ms = self.context.env().wall_ms();
         self.begin_at(
             tx,
             start,
-            GroupRow { token, generation: 1, start: Sequence::MIN, created_ms, expiry_ms },
+            GroupRow { identity: token, token, generation: 1, start: Sequence::MIN, created_ms, expiry_ms },
         )
         .await?;
         Ok(true)
@@ -65,46 +88,53 @@ impl<R> Group<R> {
     /// those that live close their observers, and start again from there within a balance interval. Dead letters stay.
     ///
     /// Without `force` it is refused while members live. Whether one lives that has not left is found out by watching its
-    /// heartbeats, which takes 10 s if it does not.
+    /// heartbeats for as long as it may be silent ([`NodeOptions::expiry`](crate::NodeOptions::expiry)), 10 s by default; one that
+    /// may be silent for over a minute counts as living.
     ///
     /// # Errors
     ///
-    /// As [`Group::create`]; [`Error::GroupInUse`] if it is refused; [`Error::NoGroup`]. Nothing is changed then.
+    /// As [`Group::create`]; [`Error::GroupInUse`] if it is refused; [`Error::NoGroup`], also if the group is deleted meanwhile, and
+    /// another one created. Nothing is changed then.
     pub async fn reset(&self, to: impl Into<Start>, force: bool) -> Result<()> {
         let to = to.into();
-        let dead = self.without_members(force).await?;
-        let (dead, token) = (dead.as_ref(), draw(self.context.env()));
+        let (identity, dead) = self.without_members(force).await?;
+        let (dead, token, attempted) = (dead.as_ref(), draw(self.context.env()), &Attempted::new());
         let reset = async |tx: Transaction| {
-            let row = self.row(&tx).await?.ok_or_else(|| self.missing())?;
-            if row.token == token {
-                return Ok(());
+            let row = self.row(&tx).await?.filter(|row| row.identity == identity);
+            match (row, attempted.get()) {
+                // This was committed, or another reset or deletion, which might as well have come after it.
+                (found, Some(before)) if found.is_none_or(|row| row.token != before.token) => Ok(()),
+                (None, _) => Err(self.missing()),
+                (Some(row), _) => {
+                    self.check_members(&tx, dead).await?;
+                    attempted.set(row);
+                    self.begin_at(&tx, to, GroupRow { token, generation: row.generation + 1, ..row }).await
+                }
             }
-            self.check_members(&tx, dead).await?;
-            self.begin_at(&tx, to, GroupRow { token, generation: row.generation + 1, ..row }).await
         };
         self.context.db.run(reset).await
     }
 
     /// Deletes the group, with its checkpoints and dead letters. Consumers that live close their observers, and get nothing until
-    /// it is created again.
+    /// it is created again. A group of the name that is created meanwhile stays.
     ///
     /// Without `force` it is refused while members live, as [`Group::reset`] is.
     ///
     /// Fails with [`Error::GroupInUse`] if it is refused, and with [`Error::NoGroup`] if there is no such group.
     pub async fn delete(&self, force: bool) -> Result<()> {
-        let dead = self.without_members(force).await?;
-        // After an unknown result it may be gone because of this.
-        let (dead, was_there) = (dead.as_ref(), &AtomicBool::new(false));
+        let (identity, dead) = self.without_members(force).await?;
+        let (dead, attempted) = (dead.as_ref(), &Attempted::new());
         let delete = async |tx: Transaction| {
-            if self.row(&tx).await?.is_none() {
-                return if was_there.load(Ordering::Relaxed) { Ok(()) } else { Err(self.missing()) };
-            }
+            let Some(row) = self.row(&tx).await?.filter(|row| row.identity == identity) else {
+                // After an unknown result it may be gone because of this.
+                return attempted.get().map(drop).ok_or_else(|| self.missing());
+            };
             self.check_members(&tx, dead).await?;
+            attempted.set(row);
             for range in self.context.keys.whole_group(&self.id) {
                 tx.clear_range(&range);
             }
-            changed(&tx, &self.context.keys);
-            was_there.store(true, Ordering::Relaxed);
+            pool_removed(&tx, &self.context.keys);
             Ok(())
         };
         self.context.db.run(delete).await
@@ -137,7 +167,7 @@ impl<R> Group<R> {
         };
         let shards: Vec<_> = topology.at(start).shards().collect();
         self.take_leases(tx, &shards).await?;
-        changed(tx, keys);
+        changed(tx, keys, &self.id.pool());
         for range in [keys.checkpoints_of(&self.id)].iter().chain(&keys.statuses_of(&self.id)) {
             tx.clear_range(range);
         }
@@ -153,61 +183,61 @@ impl<R> Group<R> {
     async fn take_leases(&self, tx: &Transaction, shards: &[ShardId]) -> Result<()> {
         let (keys, pool) = (&self.context.keys, self.id.pool());
         for (key, value) in tx.all_rows(keys.leases(&pool), Isolation::Serializable).await? {
-            match keys.lease_row(&key, &value)? {
-                (_, resource, LeaseRow::Lease(lease)) if shards.binary_search(&ShardId(resource)).is_ok() => {
-                    tx.set(&key, &Lease { epoch: lease.epoch + 1, owner: None }.to_bytes());
-                }
-                _ => tx.clear(&key),
+            let (_, resource, lease) = keys.lease_row(&key, &value)?;
+            if shards.binary_search(&ShardId(resource)).is_ok() {
+                tx.set(&key, &Lease { epoch: lease.epoch + 1, owner: None }.to_bytes());
+            } else {
+                tx.clear(&key);
             }
         }
         Ok(())
     }
 
-    /// The nodes that are listed as members, whether they live or not; read so that they make nothing fail.
-    pub(super) async fn members(&self, tx: &Transaction) -> Result<Beats> {
-        let (keys, role) = (&self.context.keys, self.id.role());
-        let (nodes, roles) = tokio::join!(nodes(tx, keys), roles(tx, keys));
-        let roles = roles?;
-        let members =
-            nodes?.into_iter().filter(|(node, _)| roles.get(node).is_some_and(|roles| roles.contains(&role)));
-        Ok(members.map(|(node, row)| (node, (row.token, row.beat))).collect())
-    }
-
-    /// Watches the members until it is certain that none of them lives, and returns those that are listed although they are dead;
-    /// `None` if it does not matter. Fails if one lives.
-    async fn without_members(&self, force: bool) -> Result<Option<Beats>> {
+    /// Which group it is; and, unless that does not matter, the members that are listed although they are dead, after they have
+    /// been watched for so long that this is certain. Fails if one lives.
+    async fn without_members(&self, force: bool) -> Result<([u8; 16], Option<Members>)> {
+        let (db, env, keys, role) =
+            (&self.context.db, self.context.env(), &self.context.keys, self.id.role());
+        let read = async || db.run(async |tx| member_rows(&tx, keys, &role).await).await;
+        let row = db.run(async |tx| self.row(&tx).await?.ok_or_else(|| self.missing())).await?;
         if force {
-            return Ok(None);
+            return Ok((row.identity, None));
         }
-        let (db, env) = (&self.context.db, self.context.env());
-        let read = async || db.run(async |tx| self.members(&tx).await).await;
         let first = read().await?;
-        let deadline = env.now().saturating_add(NodeOptions::default().expiry);
+        let began = env.now();
         let mut seen = first.clone();
-        while !seen.is_empty() && env.now() < deadline {
-            env.sleep(LOOK_INTERVAL).await;
-            let now = read().await?;
-            let alive = now.iter().filter(|(node, beat)| first.get(node) != Some(beat)).count();
+        loop {
+            let alive = seen
+                .iter()
+                .filter(|(node, row)| first.get(node) != Some(row) || row.expiry() > WATCH_MAX)
+                .count();
             if alive > 0 {
                 return Err(self.in_use(alive));
             }
-            seen = now;
+            let Some(longest) = seen.values().map(NodeRow::expiry).max() else { break };
+            if env.now().saturating_sub(began) >= longest {
+                break;
+            }
+            env.sleep(LOOK_INTERVAL).await;
+            seen = read().await?;
         }
-        Ok(Some(seen))
+        Ok((row.identity, Some(seen)))
     }
 
-    /// Fails if there are members other than `dead`, and makes `tx` fail if one of those beats before the commit. One that joins in
-    /// between finds the group as it is then.
-    async fn check_members(&self, tx: &Transaction, dead: Option<&Beats>) -> Result<()> {
+    /// Fails if there are members other than `dead`, and makes `tx` fail if one of those beats, or another one joins, before the
+    /// commit.
+    async fn check_members(&self, tx: &Transaction, dead: Option<&Members>) -> Result<()> {
         let Some(dead) = dead else { return Ok(()) };
-        let members = self.members(tx).await?;
+        let (keys, role) = (&self.context.keys, self.id.role());
+        tx.add_read_conflict(&keys.nodes_with(&role));
+        let members = member_rows(tx, keys, &role).await?;
         // Those that are dead do not beat; others may, and must not make this fail.
-        let alive = members.iter().filter(|(node, beat)| dead.get(node) != Some(beat)).count();
+        let alive = members.iter().filter(|(node, row)| dead.get(node) != Some(row)).count();
         if alive > 0 {
             return Err(self.in_use(alive));
         }
         for node in members.keys() {
-            tx.add_read_conflict(&KeyRange::key(&self.context.keys.node(*node)));
+            tx.add_read_conflict(&KeyRange::key(&keys.node(*node)));
         }
         Ok(())
     }

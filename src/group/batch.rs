@@ -11,7 +11,7 @@ use crate::{
     encoding::Sequence,
     error::{Error, Result},
     keys::{GroupId, ShardId, checkpoint_position},
-    lease::Held,
+    membership::Held,
     store::{AfterCommit, Isolation, Transaction},
 };
 

@@ -21,7 +21,7 @@ use crate::{
     error::{Error, Result},
     feed::FeedRow,
     keys::ShardId,
-    lease::{Held, Member, Pool, Stop, Work, Worker},
+    membership::{Held, Member, Pool, Stop, Work, Worker},
     store::{Isolation, Transaction},
 };
 

@@ -10,7 +10,7 @@ use crate::{
     encoding::Sequence,
     error::Result,
     feed::{FeedRow, SHARDS_READ_AT_ONCE},
-    keys::{LeaseRow, NodeId, ShardId, TopologyRow, checkpoint_position},
+    keys::{NodeId, ShardId, TopologyRow, checkpoint_position},
     notification::Notification,
     store::{Database, Isolation, Transaction},
 };
@@ -63,9 +63,8 @@ impl<R> Group<R> {
         let (feed, pool) = (self.raw(), self.id.pool());
         let mut owners = BTreeMap::new();
         for (key, value) in tx.all_rows(keys.leases(&pool), Isolation::Snapshot).await? {
-            if let (_, resource, LeaseRow::Lease(lease)) = keys.lease_row(&key, &value)?
-                && let Some(owner) = lease.owner
-            {
+            let (_, resource, lease) = keys.lease_row(&key, &value)?;
+            if let Some(owner) = lease.owner {
                 owners.insert(ShardId(resource), owner.node);
             }
         }

@@ -2,7 +2,7 @@
 //!
 //! A group is a name on a feed, and a checkpoint for each shard that it has still to read: everything in the shard up to
 //! there was worked on. The shards are divided among the nodes that run a [`Consumer`] of the group, by leases
-//! ([`lease`](crate::lease)); for each shard that a node holds, a task ([`shard`]) reads rows and gives them to an
+//! ([`membership`](crate::membership)); for each shard that a node holds, a task ([`shard`]) reads rows and gives them to an
 //! [`Observer`], and puts down how far it has come.
 //!
 //! ```text

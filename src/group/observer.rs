@@ -16,7 +16,7 @@ use serde::Serialize;
 use tokio::task::JoinSet;
 
 use super::GroupBatch;
-use crate::{encoding::Sequence, env::Env, error::panic_text, keys::ShardId, lease::Stop};
+use crate::{encoding::Sequence, env::Env, error::panic_text, keys::ShardId, membership::Stop};
 
 /// What an observer returns of a batch: why it failed, in its own terms.
 pub type ObserverResult = Result<(), Box<dyn StdError + Send + Sync>>;

@@ -6,7 +6,7 @@ use crate::{
     cursor::Start,
     error::{Error, Result},
     feed::PAGE_ROWS_MAX,
-    lease::BalanceOptions,
+    membership::BalanceOptions,
     store::RetryPolicy,
 };
 

@@ -21,7 +21,7 @@ use crate::{
     error::{Error, Result},
     feed::{FeedRow, StoredRow},
     keys::{ShardId, Trouble},
-    lease::{Held, Stop},
+    membership::{Held, Stop},
     store::{Database, RetryPolicy},
 };
 

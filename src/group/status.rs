@@ -10,7 +10,8 @@ use crate::{
     encoding::Sequence,
     error::{Error, Result},
     event::DbInstance,
-    keys::{GroupName, LeaseRow, NodeId, ShardId, Trouble, checkpoint_position},
+    keys::{GroupName, Idleness, NodeId, ShardId, Trouble, checkpoint_position},
+    membership::members,
     store::{Isolation, RangeRead, Transaction},
 };
 
@@ -120,9 +121,8 @@ impl<R> Group<R> {
             shards.insert(shard, status);
         }
         for (key, value) in tx.all_rows(keys.leases(&self.id.pool()), Isolation::Snapshot).await? {
-            if let (_, resource, LeaseRow::Lease(lease)) = keys.lease_row(&key, &value)?
-                && let Some(status) = shards.get_mut(&ShardId(resource))
-            {
+            let (_, resource, lease) = keys.lease_row(&key, &value)?;
+            if let Some(status) = shards.get_mut(&ShardId(resource)) {
                 status.owner = lease.owner.map(|owner| owner.node);
             }
         }
@@ -146,8 +146,11 @@ impl<R> Group<R> {
             generation: row.generation,
             created_ms: row.created_ms,
             idle_expiry_ms: Some(row.expiry_ms).filter(|ms| *ms > 0),
-            idle_ms: idle.map_or(Ok(0), |value| milliseconds(&value))?,
-            members: self.members(tx).await?.into_keys().collect(),
+            idle_ms: idle
+                .map(|value| Idleness::from_bytes(&value))
+                .transpose()?
+                .map_or(0, |idle| idle.idle_ms),
+            members: members(tx, keys, &self.id.role()).await?.into_iter().map(|(node, _)| node).collect(),
             shards: shards.into_values().collect(),
             has_dead_letters: !tx.get_range(&letter, Isolation::Snapshot).await?.rows.is_empty(),
         })

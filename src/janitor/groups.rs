@@ -1,59 +1,59 @@
 //! Deleting groups that nobody has worked for, if they were created so.
 //!
-//! No clocks are compared: the janitor adds up the time between its own passes in which a group had no living member. A member
-//! lives if its beat has changed since the pass before. While no janitor works, nothing is added, so that a group is kept longer
-//! then, never shorter.
+//! No clocks are compared. Time is that for which janitors have worked, one after the other; while none works, it stands still.
+//! When a pass finds a group without members for the first time, it writes down that there may have been one until now; a later
+//! pass deletes the group once that is longer ago than its expiry. Whoever works for it meanwhile removes the mark. So a group is
+//! deleted later than was promised, never sooner; and what a pass has written may be written again by the next.
+//!
+//! Who is a member is a fact of the store: nodes that have died are removed by others, the janitor's own node among them.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::time::Duration;
 
 use super::Pass;
 use crate::{
-    error::{Error, Result},
-    keys::{GroupId, GroupRow, NodeId},
-    lease::{changed, nodes, roles},
+    env::Env,
+    error::Result,
+    keys::{GroupId, GroupRow, Idleness},
+    membership::pool_removed,
     store::{Isolation, RangeRead, Transaction},
 };
 
-/// What a janitor remembers from one pass to the next.
-#[derive(Debug, Default)]
-pub(super) struct Members {
-    /// The beats of all nodes.
-    beats: BTreeMap<NodeId, ([u8; 16], u64)>,
-    /// When that was, on its own clock; `None` before the first pass.
-    seen: Option<Duration>,
+/// The time that janitors have worked, as one of them goes on with it.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Worked {
+    /// For how long others had worked before, at least, and when this one began, on its own clock; `None` before it knows.
+    began: Option<(Duration, Duration)>,
+}
+
+impl Worked {
+    /// How long they have worked by now, in milliseconds.
+    fn now_ms(self, env: &Env) -> u64 {
+        let (earlier, began) = self.began.unwrap_or((Duration::ZERO, env.now()));
+        let worked = earlier.saturating_add(env.now().saturating_sub(began));
+        u64::try_from(worked.as_millis()).unwrap_or(u64::MAX)
+    }
 }
 
 impl Pass<'_> {
     /// Deletes the groups whose time has come. Returns how many.
-    pub async fn expire_groups(&self, members: &mut Members) -> Result<u64> {
-        let groups = self.expiring_groups().await?;
-        let now = self.context.env().now();
-        let passed = members.seen.map_or(Duration::ZERO, |seen| now.saturating_sub(seen));
-        let passed_ms = u64::try_from(passed.as_millis()).unwrap_or(u64::MAX);
-        let keys = &self.context.keys;
-        let (nodes, mut roles) =
-            self.read(async |tx| Ok((nodes(&tx, keys).await?, roles(&tx, keys).await?))).await?;
-        let mut beats = BTreeMap::new();
-        let mut living = Vec::new();
-        for (node, row) in nodes {
-            let beat = (row.token, row.beat);
-            // In the first pass nothing is known, so all of them may live.
-            if members.seen.is_none() || members.beats.get(&node) != Some(&beat) {
-                living.push(roles.remove(&node).unwrap_or_default());
+    pub async fn expire_groups(&self, worked: &mut Worked) -> Result<u64> {
+        let (env, groups) = (self.context.env(), self.expiring_groups().await?);
+        if worked.began.is_none() {
+            let mut earlier_ms = 0;
+            for (group, _) in &groups {
+                if let Some(idleness) = self.read(async |tx| self.idleness(&tx, group).await).await? {
+                    earlier_ms = earlier_ms.max(idleness.alive_ms.saturating_add(idleness.idle_ms));
+                }
             }
-            beats.insert(node, beat);
+            worked.began = Some((Duration::from_millis(earlier_ms), env.now()));
         }
         let mut expired = 0;
         for (group, row) in groups {
-            let role = group.role();
-            if living.iter().any(|roles| roles.contains(&role)) {
-                self.write(async |tx| self.end_idleness(&tx, &group).await).await?;
-            } else if self.write(async |tx| self.add_idleness(&tx, &group, &row, passed_ms).await).await? {
+            if self.write(async |tx| self.expire(&tx, &group, &row, *worked).await).await? {
                 tracing::info!(%group, "a group is deleted: nobody has worked for it");
                 expired += 1;
             }
         }
-        *members = Members { beats, seen: Some(now) };
         Ok(expired)
     }
 
@@ -71,48 +71,51 @@ impl Pass<'_> {
         Ok(groups)
     }
 
-    /// Puts down that somebody works for `group`, unless that is known.
-    async fn end_idleness(&self, tx: &Transaction, group: &GroupId) -> Result<()> {
-        let key = self.context.keys.group_idle(group);
-        if tx.get(&key, Isolation::Snapshot).await?.is_some() {
-            tx.clear(&key);
-        }
-        Ok(())
+    /// What is stored of the time for which `group` has had no member.
+    async fn idleness(&self, tx: &Transaction, group: &GroupId) -> Result<Option<Idleness>> {
+        let stored = tx.get(&self.context.keys.group_idle(group), Isolation::Serializable).await?;
+        stored.map(|value| Idleness::from_bytes(&value)).transpose()
     }
 
-    /// Adds `passed_ms` to the time for which nobody has worked for `group`; deletes the group if that was long enough. Returns
-    /// whether it did. A consumer that joins before the commit makes `tx` fail.
-    async fn add_idleness(
+    /// Deletes `group` if it has had no member for long enough, else puts down how long that is. Returns whether it is deleted.
+    /// A consumer that joins before the commit makes `tx` fail.
+    async fn expire(
         &self,
         tx: &Transaction,
         group: &GroupId,
         row: &GroupRow,
-        passed_ms: u64,
+        worked: Worked,
     ) -> Result<bool> {
-        let keys = &self.context.keys;
-        let stored = tx.get(&keys.group(group), Isolation::Serializable).await?;
-        if stored.map(|value| GroupRow::from_bytes(&value)).transpose()?.as_ref() != Some(row) {
+        let (keys, env) = (&self.context.keys, self.context.env());
+        let before_ms = worked.now_ms(env);
+        let (stored, member) = (keys.group(group), RangeRead::new(keys.nodes_with(&group.role())).limit(1));
+        let (stored, member, idleness) = tokio::try_join!(
+            tx.get(&stored, Isolation::Serializable),
+            tx.get_range(&member, Isolation::Serializable),
+            self.idleness(tx, group),
+        )?;
+        let stored = stored.map(|value| GroupRow::from_bytes(&value)).transpose()?;
+        let key = keys.group_idle(group);
+        if stored.is_none_or(|stored| stored.identity != row.identity) || !member.rows.is_empty() {
+            if idleness.is_some() {
+                tx.clear(&key);
+            }
             return Ok(false);
         }
-        let key = keys.group_idle(group);
-        let idle_ms = match tx.get(&key, Isolation::Serializable).await? {
-            None => 0,
-            Some(value) => {
-                let bytes = value[..].try_into();
-                let bytes =
-                    bytes.map_err(|_| Error::corrupt("milliseconds", format!("{} bytes", value.len())))?;
-                u64::from_be_bytes(bytes)
-            }
+        let alive_ms = match idleness {
+            Some(idleness) => idleness.alive_ms,
+            // One may have left just before what was read.
+            None => worked.now_ms(env),
         };
-        let idle_ms = idle_ms.saturating_add(passed_ms);
+        let idle_ms = before_ms.saturating_sub(alive_ms);
         if idle_ms < row.expiry_ms {
-            tx.set(&key, &idle_ms.to_be_bytes());
+            tx.set(&key, &Idleness { alive_ms, idle_ms }.to_bytes());
             return Ok(false);
         }
         for range in keys.whole_group(group) {
             tx.clear_range(&range);
         }
-        changed(tx, keys);
+        pool_removed(tx, keys);
         Ok(true)
     }
 }

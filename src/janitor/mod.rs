@@ -15,13 +15,13 @@ use std::{sync::Arc, time::Duration};
 
 use futures_util::{FutureExt, future::BoxFuture};
 
-use self::{groups::Members, tombstones::Age};
+use self::{groups::Worked, tombstones::Age};
 use crate::{
     context::Context,
     encoding::Sequence,
     error::{Error, Result},
     keys::Role,
-    lease::{BalanceOptions, Held, Member, Pool, Stop, Work, Worker},
+    membership::{BalanceOptions, Held, Member, Pool, Stop, Work, Worker},
     store::{Database, Priority, Transaction, TransactionIdSweeper, TransactionOption},
 };
 
@@ -134,9 +134,9 @@ impl Work for Cleaning {
             let mut age = pass.begin_age().await?;
             let mut clean_to = Sequence::MIN;
             let mut sweeper = self.options.sweeper(&self.context.db)?;
-            let mut members = Members::default();
+            let mut worked = Worked::default();
             loop {
-                match pass.run(&mut age, &mut clean_to, &mut members, &mut sweeper).await {
+                match pass.run(&mut age, &mut clean_to, &mut worked, &mut sweeper).await {
                     Ok(()) => {}
                     Err(error @ Error::LeaseLost { .. }) => return Err(error),
                     Err(error) => tracing::warn!(%error, "the janitor could not finish, trying again later"),
@@ -172,12 +172,12 @@ impl Pass<'_> {
         &self,
         age: &mut Age,
         clean_to: &mut Sequence,
-        members: &mut Members,
+        worked: &mut Worked,
         sweeper: &mut TransactionIdSweeper,
     ) -> Result<()> {
         // Each does what it can, whatever has become of the others.
         // Groups first, because they keep tombstones.
-        let groups = self.expire_groups(members).await;
+        let groups = self.expire_groups(worked).await;
         let tombstones = self.run_tombstones(age, clean_to).await;
         let topologies = self.drop_topologies().await;
         let swept = sweeper.sweep().await;

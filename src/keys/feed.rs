@@ -171,12 +171,13 @@ impl Keys {
     }
 
     /// Everything that is kept of `feed`, its groups included.
-    pub fn whole_feed(&self, feed: &FeedId) -> [KeyRange; 8] {
+    pub fn whole_feed(&self, feed: &FeedId) -> [KeyRange; 9] {
         let range = |number: u16| self.range(&(number, feed.bytes()));
-        let [groups, leases] = self.groups_of_feed(feed);
+        let [groups, leases, versions] = self.groups_of_feed(feed);
         [
             groups,
             leases,
+            versions,
             range(family::ENTRY),
             range(family::NEWEST),
             range(family::HEAD),

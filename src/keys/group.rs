@@ -15,7 +15,7 @@ use crate::{
 pub const GROUP_NAME_LEN_MAX: usize = 256;
 
 /// The format of stored rows.
-const FORMAT: u8 = 1;
+const FORMAT: u8 = 2;
 
 /// The number after the feed: what the row says of a group. They are stored and never change.
 pub(super) mod part {
@@ -31,7 +31,7 @@ pub(super) mod part {
 
 /// The number after the group in a row of its status. They are stored and never change.
 pub(super) mod status {
-    /// For how long nobody has worked for it.
+    /// Since when nobody has worked for it.
     pub const IDLE: u16 = 0;
     /// When it last came further in a shard.
     pub const PROGRESS: u16 = 1;
@@ -125,6 +125,8 @@ fn pool(feed: &FeedId, name: &str) -> String {
 /// What is fixed of a group since its creation, or its last reset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct GroupRow {
+    /// Drawn at its creation: tells it from another group of the name.
+    pub identity: [u8; 16],
     /// Drawn by whoever wrote it, who can tell by it after an unknown result whether it was written.
     pub token: [u8; 16],
     /// How often it was set to a position: 1 at its creation, raised by each reset.
@@ -138,10 +140,11 @@ pub(crate) struct GroupRow {
 }
 
 impl GroupRow {
-    /// The stored form: format (1 byte), token (16), generation (8), start (13), creation (8), expiry (8).
+    /// The stored form: format (1 byte), identity (16), token (16), generation (8), start (13), creation (8), expiry (8).
     pub fn to_bytes(self) -> Vec<u8> {
         [
             &[FORMAT][..],
+            &self.identity,
             &self.token,
             &self.generation.to_be_bytes(),
             self.start.as_bytes(),
@@ -159,6 +162,7 @@ impl GroupRow {
             return Err(reader.corrupt(format!("format {format} is unknown")));
         }
         let row = Self {
+            identity: reader.bytes16()?,
             token: reader.bytes16()?,
             generation: reader.u64()?,
             start: reader.sequence()?,
@@ -167,6 +171,30 @@ impl GroupRow {
         };
         reader.finish()?;
         Ok(row)
+    }
+}
+
+/// When a group had its last member, as long as it has none; in the time that janitors have worked, one after the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Idleness {
+    /// It may have had one until then, in milliseconds.
+    pub alive_ms: u64,
+    /// For how long it had none since, in milliseconds, when that was last looked at.
+    pub idle_ms: u64,
+}
+
+impl Idleness {
+    /// The stored form: both, 8 bytes each.
+    pub fn to_bytes(self) -> Vec<u8> {
+        [self.alive_ms.to_be_bytes(), self.idle_ms.to_be_bytes()].concat()
+    }
+
+    /// What is stored as `bytes`.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        let mut reader = Reader::new("idleness of a group", bytes);
+        let idleness = Self { alive_ms: reader.u64()?, idle_ms: reader.u64()? };
+        reader.finish()?;
+        Ok(idleness)
     }
 }
 
@@ -229,8 +257,8 @@ impl Keys {
         Ok((groups, read.after(page)))
     }
 
-    /// Everything that is kept of `group`: its row, checkpoints, dead letters, status, and leases with their requests.
-    pub fn whole_group(&self, group: &GroupId) -> [KeyRange; 5] {
+    /// Everything that is kept of `group`: its row, checkpoints, dead letters, status, leases and the version of its pool.
+    pub fn whole_group(&self, group: &GroupId) -> [KeyRange; 6] {
         let of = |part: u16| self.range(&(family::CHECKPOINT, group.feed.bytes(), part, group.name.as_str()));
         [
             KeyRange::key(&self.group(group)),
@@ -238,18 +266,26 @@ impl Keys {
             of(part::DEAD_LETTER),
             of(part::STATUS),
             self.leases(&group.pool()),
+            KeyRange::key(&self.pool_version(&group.pool())),
         ]
     }
 
     /// Everything that is kept of the groups of `feed`.
-    pub fn groups_of_feed(&self, feed: &FeedId) -> [KeyRange; 2] {
+    pub fn groups_of_feed(&self, feed: &FeedId) -> [KeyRange; 3] {
         // A text in a key ends with a zero byte; without it, the key is a prefix of those of longer texts.
-        let mut pools = self.pack(&(family::LEASE, CELL, &pool(feed, "")[..]));
-        pools.pop();
-        [self.range(&(family::CHECKPOINT, feed.bytes())), KeyRange::prefix(pools)]
+        let prefix = |mut key: Vec<u8>| {
+            key.pop();
+            KeyRange::prefix(key)
+        };
+        let pools = pool(feed, "");
+        [
+            self.range(&(family::CHECKPOINT, feed.bytes())),
+            prefix(self.pack(&(family::LEASE, CELL, &pools[..]))),
+            prefix(self.pool_version(&pools)),
+        ]
     }
 
-    /// The key of the milliseconds for which no node has worked for `group`, 8 bytes, as long as none does.
+    /// The key of [`Idleness`], as long as no node works for `group`.
     pub fn group_idle(&self, group: &GroupId) -> Vec<u8> {
         let (feed, name) = (group.feed.bytes(), group.name.as_str());
         self.pack(&(family::CHECKPOINT, feed, part::STATUS, name, status::IDLE))
@@ -274,9 +310,17 @@ mod tests {
     #[test]
     fn golden_bytes() {
         let start = Sequence::new(Incarnation(1), Versionstamp::new(2, 3), 4);
-        let row = GroupRow { token: [9; 16], generation: 2, start, created_ms: 258, expiry_ms: 3 };
+        let row = GroupRow {
+            identity: [8; 16],
+            token: [9; 16],
+            generation: 2,
+            start,
+            created_ms: 258,
+            expiry_ms: 3,
+        };
         let golden = [
-            &[1][..],
+            &[2][..],
+            &[8; 16],
             &[9; 16],
             &[0, 0, 0, 0, 0, 0, 0, 2],
             start.as_bytes(),
@@ -311,7 +355,7 @@ mod tests {
                 keys.progress(group, ShardId(1)),
                 keys.trouble(group, ShardId(1)),
                 keys.lease(&group.pool(), 1),
-                keys.lease_request(&group.pool(), 1),
+                keys.pool_version(&group.pool()),
             ]
         };
         let holds = |ranges: &[KeyRange], key: &Vec<u8>| ranges.iter().any(|range| range.contains(key));
@@ -347,9 +391,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn rows_come_back_as_they_were(token: [u8; 16], generation: u64, version: u64, created_ms: u64, expiry_ms: u64) {
+        fn rows_come_back_as_they_were(identity: [u8; 16], token: [u8; 16], generation: u64, version: u64, created_ms: u64, expiry_ms: u64) {
             let start = Sequence::new(Incarnation(0), Versionstamp::new(version, 0), 0);
-            let row = GroupRow { token, generation, start, created_ms, expiry_ms };
+            let row = GroupRow { identity, token, generation, start, created_ms, expiry_ms };
             prop_assert_eq!(GroupRow::from_bytes(&row.to_bytes()).unwrap(), row);
         }
     }

@@ -17,18 +17,20 @@
 //! | 7 | topology | feed, incarnation, versionstamp | closed, token, scheme and shard ids | as long as a shard of it has rows |
 //! | 8 | horizon | feed | sequence | as long as the feed, once rows were dropped |
 //! | 9 | ddoc | name, instance, ddoc id or nothing | sequence | as long as the database |
-//! | 10 | node | cell, 0, node id | beat, token, start | as long as the node lives |
-//! | 10 | roles | cell, 1, node id | roles | as long as the node lives |
-//! | 11 | lease | cell, pool, resource, 0 | epoch, owner | as long as the resource |
-//! | 11 | request | cell, pool, resource, 1 | node, epoch | from the asking to the handover |
-//! | 12 | group | feed, 0, group | token, generation, start, creation, expiry | as long as the group |
+//! | 10 | node | cell, 0, node id | beat, token, start, its expiry | as long as the node lives |
+//! | 10 | role | cell, 1, node id, role | how many resources it may own | as long as the node lives and has the role |
+//! | 10 | role | cell, 2, role, node id | the same | the same |
+//! | 11 | lease | cell, pool, resource | epoch, owner | as long as the resource |
+//! | 12 | group | feed, 0, group | identity, token, generation, start, creation, expiry | as long as the group |
 //! | 12 | checkpoint | feed, 1, group, shard | sequence | as long as the group has to read the shard |
 //! | 12 | dead letter | feed, 2, group, incarnation, versionstamp | shard, attempts, time, error, the row | until replayed or deleted |
-//! | 12 | idle time | feed, 3, group, 0 | milliseconds | while no node works for a group that expires |
+//! | 12 | idleness | feed, 3, group, 0 | since when, and for how long | while no node works for a group that expires |
 //! | 12 | progress | feed, 3, group, 1, shard | milliseconds since 1970 | as the checkpoint |
 //! | 12 | trouble | feed, 3, group, 2, shard | flags, attempts, time, error | as the checkpoint, once something went wrong |
 //! | 13 | age mark | milliseconds that janitors have worked | sequence | until the retention has passed twice |
-//! | 14 | lease changes | cell | 8 bytes, little-endian | as long as the bus |
+//! | 14 | membership version | cell, 0 | versionstamp of the last join, leave, removal or change of roles | as long as the bus |
+//! | 14 | version of all pools | cell, 1 | versionstamp of the last change of a lease or a resource | as long as the bus |
+//! | 14 | pool version | cell, 2, pool | the same, in this pool | as long as the pool |
 //! | 15 | pulse | feed, 0 to 7 | versionstamp of the last append or reshard that moved it | as long as the feed |
 //! | 16 | cursor | node or nothing, cursor, 0 | token, hash of the filter, cursor | until deleted |
 //! | 16 | scan | node or nothing, cursor, 1, name, instance | token, sequence; the smallest one for a build | until the trigger knows that the database is gone |
@@ -38,7 +40,7 @@
 //! | 24 | idempotency | period of read versions, digest of a request's key | digest of the request, number of its events | two periods, some minutes each |
 //!
 //! Three families share number 1, so that a notifier reads all that waits for it in one range; the number after the
-//! instance tells them apart. Two share number 11, so that a node reads who owns and who asks in one range.
+//! instance tells them apart.
 //!
 //! A sequence in a key is an incarnation and a tuple versionstamp, because the store fills the stamp in at commit and it
 //! must stand in fixed bytes.
@@ -75,10 +77,10 @@ pub(crate) use dead_letter::DeadLetterRow;
 pub use feed::ShardId;
 pub(crate) use feed::{FeedId, RowSpace, sequence_operand};
 pub use group::{GROUP_NAME_LEN_MAX, GroupName};
-pub(crate) use group::{GroupId, GroupRow};
-pub(crate) use lease::{Lease, LeaseRow, Owner, Request};
+pub(crate) use group::{GroupId, GroupRow, Idleness};
+pub(crate) use lease::{Lease, Owner};
 pub use node::{NodeId, Role};
-pub(crate) use node::{NodeRow, Roles};
+pub(crate) use node::{NodeRow, role_max};
 pub(crate) use parked::ParkedRow;
 pub(crate) use partition::{FoldMark, Partition};
 pub(crate) use topology::{Layout, SHARDS_MAX, TopologyRow};
@@ -105,7 +107,7 @@ mod family {
     pub const LEASE: u16 = 11;
     pub const CHECKPOINT: u16 = 12;
     pub const AGE: u16 = 13;
-    pub const LEASE_CHANGES: u16 = 14;
+    pub const VERSION: u16 = 14;
     pub const PULSE: u16 = 15;
     pub const CURSOR: u16 = 16;
     #[cfg(feature = "http")]

@@ -1,11 +1,13 @@
 //! Family 10: the nodes that live, and what they do.
 //!
-//! A node's row is written by the node alone, at every heartbeat; another node removes it once it has seen no beat for long
-//! enough. It must be small, because every node reads all rows again and again; so the roles, which can be many and seldom
-//! change, stand in a key of their own. A change of them is counted as one of leases is.
+//! A node's row is written by the node alone, at every heartbeat; another node removes it once it has seen no beat for as long
+//! as the row itself says. A role has a key of its own, by which those who divide its work are read in one range, and a second
+//! one under the node, so that whoever removes the node finds its roles. Both are there only as long as the node's row is:
+//! who has a role lives, as far as anybody knows.
 
-use std::{borrow::Cow, collections::BTreeSet, fmt, str::FromStr};
+use std::{borrow::Cow, fmt, str::FromStr, time::Duration};
 
+use foundationdb_tuple::Bytes;
 use serde::{Serialize, Serializer};
 
 use super::{CELL, Keys, family};
@@ -16,10 +18,14 @@ use crate::{
     store::KeyRange,
 };
 
-/// The second element of a key, after the cell: what the row says of the node.
+/// The second element of a key, after the cell: what the row says of the node. They are stored and never change.
 mod part {
+    /// That it lives.
     pub const BEAT: u16 = 0;
-    pub const ROLES: u16 = 1;
+    /// What it does, by node.
+    pub const ROLE_OF_NODE: u16 = 1;
+    /// Who does something, by role.
+    pub const NODE_OF_ROLE: u16 = 2;
 }
 
 /// The longest role, in bytes.
@@ -115,52 +121,42 @@ pub(crate) struct NodeRow {
     pub token: [u8; 16],
     /// When it joined, in milliseconds since 1970; for people.
     pub started_ms: u64,
+    /// After how many milliseconds without a beat it is to be taken for dead; `u64::MAX` for never.
+    pub expiry_ms: u64,
 }
 
 impl NodeRow {
-    /// The stored form: beat (8 bytes), token (16), start (8).
+    /// The stored form: beat (8 bytes), token (16), start (8), expiry (8).
     pub fn to_bytes(self) -> Vec<u8> {
-        [&self.beat.to_be_bytes()[..], &self.token, &self.started_ms.to_be_bytes()].concat()
+        let (beat, started) = (self.beat.to_be_bytes(), self.started_ms.to_be_bytes());
+        [&beat[..], &self.token, &started, &self.expiry_ms.to_be_bytes()].concat()
     }
 
     /// The row stored as `bytes`.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let mut reader = Reader::new("node", bytes);
-        let row = Self { beat: reader.u64()?, token: reader.bytes16()?, started_ms: reader.u64()? };
+        let row = Self {
+            beat: reader.u64()?,
+            token: reader.bytes16()?,
+            started_ms: reader.u64()?,
+            expiry_ms: reader.u64()?,
+        };
         reader.finish()?;
         Ok(row)
     }
+
+    /// After how long without a beat it is to be taken for dead.
+    pub fn expiry(&self) -> Duration {
+        if self.expiry_ms == u64::MAX { Duration::MAX } else { Duration::from_millis(self.expiry_ms) }
+    }
 }
 
-/// The roles of a node.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Roles(pub BTreeSet<Role>);
-
-impl Roles {
-    /// The stored form: each role behind its length (2 bytes).
-    pub fn to_bytes(&self) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        for role in &self.0 {
-            let len = u16::try_from(role.0.len()).expect("names of roles are limited");
-            bytes.extend_from_slice(&len.to_be_bytes());
-            bytes.extend_from_slice(role.0.as_bytes());
-        }
-        bytes
-    }
-
-    /// The roles stored as `bytes`.
-    pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
-        let mut reader = Reader::new("roles", bytes);
-        let mut roles = BTreeSet::new();
-        while !reader.is_empty() {
-            let role = Role::new(reader.text()?).map_err(|error| reader.corrupt(error.to_string()))?;
-            if roles.last().is_some_and(|last| *last >= role) {
-                return Err(reader.corrupt("they are not in order"));
-            }
-            roles.insert(role);
-        }
-        Ok(Self(roles))
-    }
+/// How many resources a node may own by a role: 4 bytes; `u32::MAX` for as many as there are.
+pub(crate) fn role_max(value: &[u8]) -> Result<u32> {
+    let bytes = value.try_into();
+    bytes
+        .map(u32::from_be_bytes)
+        .map_err(|_| Error::corrupt("role", format!("{} bytes instead of 4", value.len())))
 }
 
 impl Keys {
@@ -174,23 +170,61 @@ impl Keys {
         self.range(&(family::NODE, CELL, part::BEAT))
     }
 
-    /// The key of the roles of `node`.
-    pub fn roles(&self, node: NodeId) -> Vec<u8> {
-        self.pack(&(family::NODE, CELL, part::ROLES, &node.0[..]))
+    /// The keys of a role of a node: by node, and by role. Both have the same value, [`role_max`].
+    pub fn role(&self, node: NodeId, role: &Role) -> [Vec<u8>; 2] {
+        let role = role.as_str();
+        [
+            self.pack(&(family::NODE, CELL, part::ROLE_OF_NODE, &node.0[..], role)),
+            self.pack(&(family::NODE, CELL, part::NODE_OF_ROLE, role, &node.0[..])),
+        ]
     }
 
-    /// The roles of all nodes. There may be some of a node that is gone, which mean nothing.
+    /// The roles of `node`.
+    pub fn roles_of(&self, node: NodeId) -> KeyRange {
+        self.range(&(family::NODE, CELL, part::ROLE_OF_NODE, &node.0[..]))
+    }
+
+    /// The roles of all nodes, by node.
     pub fn all_roles(&self) -> KeyRange {
-        self.range(&(family::NODE, CELL, part::ROLES))
+        self.range(&(family::NODE, CELL, part::ROLE_OF_NODE))
     }
 
-    /// Whose row, or roles, have the key `key`.
+    /// The nodes that have `role`.
+    pub fn nodes_with(&self, role: &Role) -> KeyRange {
+        self.range(&(family::NODE, CELL, part::NODE_OF_ROLE, role.as_str()))
+    }
+
+    /// All that is stored of all nodes.
+    pub fn all_of_nodes(&self) -> KeyRange {
+        self.range(&(family::NODE, CELL))
+    }
+
+    /// Whose row has the key `key`.
     pub fn node_of(&self, key: &[u8]) -> Result<NodeId> {
-        let (number, _, _, id): (u16, String, u16, foundationdb_tuple::Bytes<'_>) =
-            self.unpack("node", key)?;
+        let (number, _, part, id): (u16, String, u16, Bytes<'_>) = self.unpack("node", key)?;
         match id[..].try_into() {
-            Ok(id) if number == family::NODE => Ok(NodeId(id)),
+            Ok(id) if (number, part) == (family::NODE, part::BEAT) => Ok(NodeId(id)),
             _ => Err(Error::corrupt("node", "its key is not that of a node")),
+        }
+    }
+
+    /// Which role of which node has the key `key`, by node.
+    pub fn role_of_node(&self, key: &[u8]) -> Result<(NodeId, Role)> {
+        let (number, _, part, id, role): (u16, String, u16, Bytes<'_>, String) = self.unpack("role", key)?;
+        match id[..].try_into() {
+            Ok(id) if (number, part) == (family::NODE, part::ROLE_OF_NODE) => {
+                Ok((NodeId(id), Role::new(role)?))
+            }
+            _ => Err(Error::corrupt("role", "its key is not that of a role")),
+        }
+    }
+
+    /// Which node has the role in the key `key`, by role.
+    pub fn node_of_role(&self, key: &[u8]) -> Result<NodeId> {
+        let (number, _, part, _, id): (u16, String, u16, String, Bytes<'_>) = self.unpack("role", key)?;
+        match id[..].try_into() {
+            Ok(id) if (number, part) == (family::NODE, part::NODE_OF_ROLE) => Ok(NodeId(id)),
+            _ => Err(Error::corrupt("role", "its key is not that of a role")),
         }
     }
 }
@@ -203,35 +237,44 @@ mod tests {
 
     #[test]
     fn golden_bytes() {
-        let row = NodeRow { beat: 3, token: [8; 16], started_ms: 258 };
-        let golden = [&[0, 0, 0, 0, 0, 0, 0, 3][..], &[8; 16], &[0, 0, 0, 0, 0, 0, 1, 2]].concat();
-        assert_eq!(row.to_bytes(), golden);
-        assert_eq!(NodeRow::from_bytes(&golden).unwrap(), row);
-        let roles = Roles([Role::NOTIFIER, Role::HTTP].into());
-        let golden = b"\x00\x04http\x00\x08notifier";
-        assert_eq!(roles.to_bytes(), golden);
-        assert_eq!(Roles::from_bytes(golden).unwrap(), roles);
+        let row = NodeRow { beat: 3, token: [8; 16], started_ms: 258, expiry_ms: 10_000 };
+        let golden = [
+            &[0, 0, 0, 0, 0, 0, 0, 3][..],
+            &[8; 16],
+            &[0, 0, 0, 0, 0, 0, 1, 2],
+            &[0, 0, 0, 0, 0, 0, 0x27, 0x10],
+        ];
+        assert_eq!(row.to_bytes(), golden.concat());
+        assert_eq!(NodeRow::from_bytes(&golden.concat()).unwrap(), row);
 
         let keys = Keys::new(b"p").unwrap();
         let id = NodeId([7; 16]);
         let key = keys.node(id);
         assert_eq!(key, [&b"p\x15\x0a\x02main\x00\x14\x01"[..], &[7; 16], b"\x00"].concat());
-        assert!(keys.nodes().contains(&key) && !keys.all_roles().contains(&key));
-        let key_of_roles = keys.roles(id);
-        assert_eq!(key_of_roles, [&b"p\x15\x0a\x02main\x00\x15\x01\x01"[..], &[7; 16], b"\x00"].concat());
-        assert!(keys.all_roles().contains(&key_of_roles) && !keys.nodes().contains(&key_of_roles));
-        for key in [key, key_of_roles] {
-            assert_eq!(keys.node_of(&key).unwrap(), id);
-        }
-        assert!(keys.node_of(b"p\x15\x0a\x02main\x00\x14\x01\x07\x00").is_err());
+        assert_eq!(keys.node_of(&key).unwrap(), id);
+        let [by_node, by_role] = keys.role(id, &Role::HTTP);
+        let golden = [&b"p\x15\x0a\x02main\x00\x15\x01\x01"[..], &[7; 16], b"\x00\x02http\x00"].concat();
+        assert_eq!(by_node, golden);
+        let golden = [&b"p\x15\x0a\x02main\x00\x15\x02\x02http\x00\x01"[..], &[7; 16], b"\x00"].concat();
+        assert_eq!(by_role, golden);
+        assert_eq!(keys.role_of_node(&by_node).unwrap(), (id, Role::HTTP));
+        assert_eq!(keys.node_of_role(&by_role).unwrap(), id);
+        assert!(keys.nodes().contains(&key) && !keys.nodes().contains(&by_node));
+        assert!(keys.all_roles().contains(&by_node) && keys.roles_of(id).contains(&by_node));
+        assert!(keys.nodes_with(&Role::HTTP).contains(&by_role) && !keys.all_roles().contains(&by_role));
+        assert!([&key, &by_node, &by_role].iter().all(|key| keys.all_of_nodes().contains(key)));
     }
 
     #[test]
     fn contradictory_bytes_are_refused() {
-        assert!(NodeRow::from_bytes(&[0; 31]).is_err() && NodeRow::from_bytes(&[0; 33]).is_err());
-        for bytes in [&b"\x00"[..], b"\x00\x00", b"\x00\x02a", b"\x00\x01b\x00\x01a", b"\x00\x01a\x00\x01a"] {
-            assert!(Roles::from_bytes(bytes).is_err(), "{bytes:?}");
+        assert!(NodeRow::from_bytes(&[0; 39]).is_err() && NodeRow::from_bytes(&[0; 41]).is_err());
+        assert!(role_max(&[0; 3]).is_err() && role_max(&[0; 5]).is_err());
+        let keys = Keys::new(b"p").unwrap();
+        let [by_node, by_role] = keys.role(NodeId([7; 16]), &Role::HTTP);
+        for key in [by_node.clone(), by_role.clone(), b"p\x15\x0a\x02main\x00\x14\x01\x07\x00".to_vec()] {
+            assert!(keys.node_of(&key).is_err());
         }
+        assert!(keys.role_of_node(&by_role).is_err() && keys.node_of_role(&by_node).is_err());
     }
 
     #[test]
@@ -245,15 +288,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn rows_come_back_as_they_were(
-            beat: u64, token: [u8; 16], started_ms: u64,
-            roles in proptest::collection::btree_set("[a-z/]{1,20}", 0..5),
-        ) {
-            let roles = roles.into_iter().map(|role| Role::new(role).unwrap()).collect();
-            let row = NodeRow { beat, token, started_ms };
+        fn rows_come_back_as_they_were(beat: u64, token: [u8; 16], started_ms: u64, expiry_ms: u64, max: u32) {
+            let row = NodeRow { beat, token, started_ms, expiry_ms };
             prop_assert_eq!(NodeRow::from_bytes(&row.to_bytes()).unwrap(), row);
-            let roles = Roles(roles);
-            prop_assert_eq!(Roles::from_bytes(&roles.to_bytes()).unwrap(), roles);
+            prop_assert_eq!(role_max(&max.to_be_bytes()).unwrap(), max);
         }
     }
 }

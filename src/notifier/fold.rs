@@ -25,7 +25,7 @@ use crate::{
     event::DbName,
     feed::{FeedWriter, RawFeed, Topology},
     keys::{FoldMark, Partition, sequence_operand},
-    lease::Held,
+    membership::Held,
     notification::Notification,
     skipped::Place,
     store::{AtomicOp, Isolation, TRANSACTION_LEN_MAX, Transaction},

@@ -1,6 +1,6 @@
 //! [`Notifier`]: the role that folds counters into the feed.
 //!
-//! The partitions are divided among all nodes that are notifiers ([`lease`](crate::lease)). For each partition whose lease
+//! The partitions are divided among all nodes that are notifiers ([`membership`](crate::membership)). For each partition whose lease
 //! it holds there is one task ([`partition`]). It sleeps until it is woken: directly by a
 //! producer of the same process, by the partition's doorbell, or by the poll of the notifier ([`poll`]), which makes good
 //! what hints have missed. A fold ([`fold`]) is one transaction; what it makes of a database's counters is decided by a
@@ -30,7 +30,7 @@ use crate::{
     context::Context,
     error::{Error, Result},
     keys::{FoldMark, Partition, Role},
-    lease::{BalanceOptions, Held, Member, Pool, Stop, Work, Worker},
+    membership::{BalanceOptions, Held, Member, Pool, Stop, Work, Worker},
     store::Transaction,
 };
 

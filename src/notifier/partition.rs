@@ -12,7 +12,7 @@ use crate::{
     context::Context,
     error::{Error, Result, StoreError},
     keys::Partition,
-    lease::Stop,
+    membership::Stop,
     store::Watch,
 };
 

@@ -14,7 +14,7 @@ use crate::{
     event::DbName,
     group::{CheckpointPolicy, ConsumerOptions, FailurePolicy},
     janitor::JanitorOptions,
-    lease::{BalanceOptions, NodeOptions},
+    membership::{BalanceOptions, NodeOptions},
     notifier::NotifierOptions,
     producer::ProducerOptions,
     store::RetryPolicy,
@@ -140,9 +140,7 @@ impl Plan {
         let balance = |random: &mut Rng| BalanceOptions {
             interval: ms(random, 200, 1_500),
             handover: ms(random, 100, 3_000),
-            leases_min: 0,
             leases_max: None,
-            steal: random.u32(0..5) > 0,
         };
         let has_janitor = random.bool();
         let nodes = options.nodes.unwrap_or_else(|| random.usize(2..=4)).max(1);

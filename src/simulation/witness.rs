@@ -104,7 +104,7 @@ named! {
         LateCommitRefused,
         /// A lease was taken from a living owner that did not give it up in time.
         LeaseTakenFromLiving,
-        /// An owner gave a lease back that another node had asked for.
+        /// An owner gave a lease back that is to be another node's, and went on.
         LeaseHandedOver,
         /// The row of a node was removed by another one.
         NodeBuried,

@@ -7,7 +7,7 @@ use crate::{
     feed::FeedRow,
     group::{Observer, batch::Right},
     keys::{ShardId, TopologyRow, checkpoint_position},
-    lease::changed,
+    membership::changed,
     store::{Isolation, Transaction},
 };
 
@@ -83,7 +83,7 @@ async fn replace(
     for range in [keys.checkpoints_of(&right.group)].iter().chain(&keys.statuses_of(&right.group)) {
         tx.clear_range(range);
     }
-    changed(tx, keys);
+    changed(tx, keys, &right.group.pool());
     for shard in successor.shards() {
         tx.set(&keys.checkpoint(&right.group, shard), end.as_bytes());
     }

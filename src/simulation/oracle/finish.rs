@@ -146,7 +146,8 @@ impl Oracle {
         let leaked = |why: &str| Err(format!("{item:?} was left behind: {why}"));
         match item {
             Item::Config
-            | Item::LeaseChanges
+            | Item::MembershipVersion
+            | Item::PoolVersion
             | Item::Age(_)
             | Item::App(AppKey::History | AppKey::Once(_) | AppKey::Effect(..)) => Ok(()),
             Item::App(AppKey::Database(name)) if self.databases.contains_key(name) => Ok(()),
@@ -154,7 +155,7 @@ impl Oracle {
             Item::Head(_, shard) if self.topology.iter().any(|entry| entry.has(*shard)) => Ok(()),
             Item::Topology(_, first) if self.topology.iter().any(|entry| entry.first == *first) => Ok(()),
             Item::Horizon(feed) | Item::Pulse(feed) if feed == FEED => Ok(()),
-            Item::Node(_) | Item::Roles(_) | Item::Request(..) => leaked("everybody has left"),
+            Item::Node(_) | Item::Role(_) => leaked("everybody has left"),
             Item::Lease(pool, resource) => {
                 let is_free = Lease::from_bytes(value).is_ok_and(|lease| lease.owner.is_none());
                 let is_known = match &pool[..] {

@@ -40,12 +40,10 @@ pub(super) enum Item {
     Ddoc(Db, Option<DdocId>),
     /// A node.
     Node(NodeId),
-    /// The roles of a node.
-    Roles(NodeId),
+    /// A role of a node, by node or by role.
+    Role(NodeId),
     /// A lease.
     Lease(String, u64),
-    /// A request for a lease.
-    Request(String, u64),
     /// A group.
     Group(GroupName),
     /// A checkpoint of a group.
@@ -60,8 +58,10 @@ pub(super) enum Item {
     Trouble(GroupName, ShardId),
     /// Where the feed stood after janitors had worked for so many milliseconds.
     Age(u64),
-    /// How often leases have changed.
-    LeaseChanges,
+    /// When members have last changed.
+    MembershipVersion,
+    /// When the leases or resources of a pool, or of any, have last changed.
+    PoolVersion,
     /// A key of the pulse of a feed.
     Pulse(Vec<u8>),
     /// A named cursor of the bus.
@@ -117,24 +117,17 @@ impl Item {
                 let id = Some(text(id)?).filter(|id| !id.is_empty());
                 Self::Ddoc(db, id.map(DdocId::new).transpose().ok()?)
             }
-            (10, [_, part, node]) => {
-                let node = NodeId(bytes(node)?.try_into().ok()?);
-                match int(part)? {
-                    0 => Self::Node(node),
-                    1 => Self::Roles(node),
-                    _ => return None,
-                }
-            }
-            (11, [_, pool, resource, part]) => match int(part)? {
-                0 => Self::Lease(text(pool)?.to_owned(), int(resource)?),
-                1 => Self::Request(text(pool)?.to_owned(), int(resource)?),
-                _ => return None,
-            },
+            (10, [_, part, node]) if int(part)? == 0 => Self::Node(NodeId(bytes(node)?.try_into().ok()?)),
+            (10, [_, part, node, _]) if int(part)? == 1 => Self::Role(NodeId(bytes(node)?.try_into().ok()?)),
+            (10, [_, part, _, node]) if int(part)? == 2 => Self::Role(NodeId(bytes(node)?.try_into().ok()?)),
+            (11, [_, pool, resource]) => Self::Lease(text(pool)?.to_owned(), int(resource)?),
             (12, [_, part, group, rest @ ..]) => {
                 Self::of_group(int(part)?, GroupName::new(text(group)?).ok()?, rest)?
             }
             (13, [worked]) => Self::Age(int(worked)?),
-            (14, [_]) => Self::LeaseChanges,
+            (14, [_, part]) if int(part)? == 0 => Self::MembershipVersion,
+            (14, [_, part]) if int(part)? == 1 => Self::PoolVersion,
+            (14, [_, part, pool]) if int(part)? == 2 && text(pool).is_some() => Self::PoolVersion,
             (15, [feed, number]) if int(number)? < 8 => Self::Pulse(bytes(feed)?.into()),
             // The owner is empty, and the part is that of the cursor itself.
             (16, [owner, name, part]) if (bytes(owner)?, int(part)?) == (b"", 0) => {

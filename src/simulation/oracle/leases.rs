@@ -1,7 +1,7 @@
 //! What the oracle knows of nodes and leases: epochs only grow, and only who owns a lease, or acquires it, writes it.
 
 use super::{Issuer, Item, Items, Oracle, Seen, Shared, Verdict, Witness};
-use crate::keys::{Lease, NodeId};
+use crate::keys::{Lease, NodeId, Role};
 
 impl Oracle {
     /// Whether the process of `issuer` is, or has been, `node` in that life.
@@ -65,8 +65,9 @@ impl Oracle {
                 if after.epoch != before.epoch || !self.is_node(seen.issuer, owner.node) {
                     return Err(format!("{}: not by its owner", describe()));
                 }
-                let request = self.keys.lease_request(pool, resource);
-                if (seen.before)(&request).is_some() {
+                // It goes on in the role, so it has given the lease up for another one.
+                let [_, by_role] = self.keys.role(owner.node, &role_of(pool)?);
+                if (seen.before)(&by_role).is_some() {
                     shared.witness(Witness::LeaseHandedOver);
                 }
             }
@@ -85,4 +86,18 @@ impl Oracle {
         }
         Ok(())
     }
+}
+
+/// The role of the nodes that divide `pool`.
+fn role_of(pool: &str) -> Result<Role, String> {
+    let role = match pool {
+        "partition" => Role::NOTIFIER,
+        "janitor" => Role::JANITOR,
+        pool => {
+            let group =
+                pool.strip_prefix("group/notifications/").ok_or_else(|| format!("whose pool is {pool}?"))?;
+            Role::new(format!("group:{group}")).map_err(|error| error.to_string())?
+        }
+    };
+    Ok(role)
 }

@@ -7,15 +7,16 @@ use crate::{
     keys::NodeId,
 };
 
-/// How a node lives. Give all nodes of a bus the same times.
+/// How a node lives. Nodes of a bus can have different times: each says in the store how long others are to wait for it.
+/// [`Duration::MAX`] means "never".
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeOptions {
     /// Which node it is; no other process may use the id at the same time. Default: one drawn at random.
     pub id: Option<NodeId>,
     /// How often it writes that it lives. Default: 3 s.
     pub heartbeat: Duration,
-    /// After how long without a heartbeat a node is taken for dead, by the clock of the one who looks; at least twice the
-    /// heartbeat. A shorter one takes over sooner, and sooner by mistake. Default: 10 s.
+    /// After how long without a heartbeat others take this node for dead, by the clock of the one who looks; at least twice the
+    /// heartbeat. A shorter one has its work taken over sooner, and sooner by mistake. Default: 10 s.
     pub expiry: Duration,
 }
 
@@ -39,35 +40,34 @@ impl NodeOptions {
         }
         Ok(())
     }
+
+    /// [`NodeOptions::expiry`] as it is stored: `u64::MAX` for never.
+    pub(super) fn expiry_ms(&self) -> u64 {
+        u64::try_from(self.expiry.as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// How often the node looks at others, however seldom it beats.
+    pub(super) fn pace(&self) -> Duration {
+        self.heartbeat.min(Self::default().heartbeat)
+    }
 }
 
-/// How a node takes its part of the work. Each node has as many leases as any other, give or take one, unless it has limits
-/// of its own.
+/// How a node takes its part of the work: as many leases as any other, give or take one, unless it may not have so many; then
+/// others have more.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BalanceOptions {
-    /// How often it looks whether it has to compare its part with that of others, and does so while there is something to do.
-    /// Default: 3 s.
+    /// How often it looks whether nodes or leases have changed. Default: 3 s.
     pub interval: Duration,
-    /// How long it waits for an owner that it has asked for a lease, before it takes the lease anyway; and how long its own
-    /// work has to end when it is asked. Default: 10 s.
+    /// How long an owner has to end its work when the lease is to be another node's; after that the other one takes it
+    /// anyway. Default: 10 s. [`Duration::MAX`] means "never".
     pub handover: Duration,
-    /// The least leases that it tries to get, even if others then have fewer. Default: 0.
-    pub leases_min: u32,
-    /// The most leases that it takes; what nobody may take stays undone. Default: no limit.
+    /// The most leases that it takes. What nobody may take stays undone. Default: no limit.
     pub leases_max: Option<u32>,
-    /// Whether it asks others for leases if they have more. Without, it takes only what nobody has. Default: true.
-    pub steal: bool,
 }
 
 impl Default for BalanceOptions {
     fn default() -> Self {
-        Self {
-            interval: Duration::from_secs(3),
-            handover: Duration::from_secs(10),
-            leases_min: 0,
-            leases_max: None,
-            steal: true,
-        }
+        Self { interval: Duration::from_secs(3), handover: Duration::from_secs(10), leases_max: None }
     }
 }
 
@@ -76,12 +76,6 @@ impl BalanceOptions {
     pub(crate) fn check(&self) -> Result<()> {
         if self.interval.is_zero() {
             return Err(Error::invalid("balance interval", "it is zero"));
-        }
-        if let Some(max) = self.leases_max.filter(|&max| max < self.leases_min) {
-            return Err(Error::invalid(
-                "leases",
-                format!("at most {max} are fewer than at least {}", self.leases_min),
-            ));
         }
         Ok(())
     }

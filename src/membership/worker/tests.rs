@@ -8,7 +8,13 @@ use std::sync::{
 use futures_util::{FutureExt, future::BoxFuture};
 
 use super::*;
-use crate::{error::StoreError, keys::Keys, lease::NodeOptions, stats::Stats, store::Database};
+use crate::{
+    error::StoreError,
+    keys::Keys,
+    membership::NodeOptions,
+    stats::Stats,
+    store::{Database, Transaction},
+};
 
 /// How the work behaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,6 +41,8 @@ struct Probe {
     manner: Mutex<Manner>,
     /// Whether the resources cannot be read.
     is_blind: AtomicBool,
+    /// Whether reading them panics.
+    is_mad: AtomicBool,
     /// What has happened, with the epoch.
     told: Mutex<Vec<(&'static str, u64)>>,
     /// Each acquisition: resource and epoch.
@@ -48,6 +56,7 @@ impl Probe {
             count,
             manner: Mutex::new(manner),
             is_blind: AtomicBool::new(false),
+            is_mad: AtomicBool::new(false),
             told: Mutex::default(),
             acquired: Mutex::default(),
         })
@@ -77,6 +86,7 @@ impl Drop for Aborted<'_> {
 
 impl Work for Probe {
     fn resources<'a>(&'a self, _: &'a Transaction) -> BoxFuture<'a, Result<Vec<u64>>> {
+        assert!(!self.is_mad.load(Ordering::SeqCst), "as planned");
         let resources = if self.is_blind.load(Ordering::SeqCst) {
             Err(StoreError::TRANSACTION_TIMED_OUT.into())
         } else {
@@ -145,8 +155,8 @@ async fn seconds(count: u64) {
     tokio::time::sleep(Duration::from_secs(count)).await;
 }
 
-/// The leases and requests in the store.
-async fn rows(db: &Database) -> Vec<LeaseRow> {
+/// The leases in the store.
+async fn rows(db: &Database) -> Vec<Lease> {
     let keys = Keys::new(b"p").unwrap();
     let rows = db.begin().all_rows(keys.leases("probe"), Isolation::Snapshot).await.unwrap();
     rows.iter().map(|(key, value)| keys.lease_row(key, value).unwrap().2).collect()
@@ -159,19 +169,19 @@ async fn work_that_panics_fails_or_ends_is_taken_anew_with_the_next_epoch() {
         let member = join(&db).await;
         let probe = Probe::new(1, manner);
         let worker = start(&member, &probe).await;
-        seconds(4).await;
+        seconds(16).await;
         let told = probe.take();
         let starts: Vec<_> =
             told.iter().filter(|(what, _)| *what == "started").map(|(_, epoch)| *epoch).collect();
-        assert_eq!(starts, [1, 2, 3, 4], "{manner:?}: once at first, and once a second");
-        let panics = if manner == Manner::Panics { 4 } else { 0 };
+        assert_eq!(starts, [1, 2, 3, 4, 5], "{manner:?}: at first, and after 1, 3, 7 and 15 s");
+        let panics = if manner == Manner::Panics { 5 } else { 0 };
         assert_eq!(member.stats.snapshot().work_panics, panics);
         *probe.manner.lock().unwrap() = Manner::Good;
         seconds(60).await;
-        assert_eq!(probe.take(), [("started", 5)]);
+        assert_eq!(probe.take(), [("started", 6)]);
         worker.shutdown().await.unwrap();
-        assert_eq!(probe.take(), [("ended", 5)]);
-        assert_eq!(rows(&db).await, [LeaseRow::Lease(Lease { epoch: 5, owner: None })]);
+        assert_eq!(probe.take(), [("ended", 6)]);
+        assert_eq!(rows(&db).await, [Lease { epoch: 6, owner: None }]);
     }
 }
 
@@ -204,7 +214,6 @@ async fn work_that_is_asked_for_ends_in_peace_within_the_deadline() {
     seconds(2).await;
     assert_eq!(old.take(), [("started", 1), ("started", 1), ("asked", 1), ("ended", 1)]);
     assert_eq!(new.take(), [("started", 2)]);
-    assert!(!rows(&db).await.iter().any(|row| matches!(row, LeaseRow::Request(_))), "the request is served");
 }
 
 #[tokio::test(start_paused = true)]
@@ -228,41 +237,108 @@ async fn work_that_does_not_end_within_the_deadline_is_fenced_off() {
     assert_eq!(new.take(), [("started", 2)]);
 }
 
-/// The one who has asked dies. The request is void with it, whoever finds it.
+/// The one for which the owner ends its work dies before it could take it.
 #[tokio::test(start_paused = true)]
-async fn a_request_of_a_dead_node_does_not_stay() {
+async fn what_was_released_for_a_node_that_has_died_is_taken_back() {
     let db = Database::memory();
     let (old, new) = (Probe::new(2, Manner::Slow(Duration::from_secs(8))), Probe::new(2, Manner::Good));
     let (a, b) = (join(&db).await, join(&db).await);
     let _a = start(&a, &old).await;
     let second = start(&b, &new).await;
+    seconds(4).await;
     drop((second, b));
-    assert_eq!(rows(&db).await.len(), 3);
     seconds(40).await;
     assert_eq!(rows(&db).await.len(), 2);
     assert_eq!(
         old.take(),
         [("started", 1), ("started", 1), ("asked", 1), ("ended", 1), ("started", 2)],
-        "what was released for the dead one is taken back"
+        "it is free once the node is removed"
     );
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_node_that_leaves_while_it_asks_takes_its_requests_along() {
+async fn a_node_that_leaves_while_it_waits_leaves_nothing_behind() {
     let db = Database::memory();
     let (old, new) = (Probe::new(2, Manner::Good), Probe::new(2, Manner::Good));
     let (a, b) = (join(&db).await, join(&db).await);
     let _a = start(&a, &old).await;
     let second = start(&b, &new).await;
-    assert_eq!(rows(&db).await.len(), 3);
     second.shutdown().await.unwrap();
-    assert_eq!(rows(&db).await.len(), 2);
     seconds(10).await;
     assert_eq!(old.take(), [("started", 1), ("started", 1)]);
     // The role is gone, so the node can take it up again.
     let _again = start(&b, &new).await;
     seconds(10).await;
     assert_eq!(new.take(), [("started", 2)]);
+}
+
+/// Once, a resource whose work failed at once was acquired every second, and each time all workers of all nodes read all there was.
+#[tokio::test(start_paused = true)]
+async fn work_that_fails_costs_other_nodes_nothing() {
+    let db = Database::memory();
+    let faults = crate::store::testing::Faults::new(&db);
+    let (bad, good) = (Probe::new(2, Manner::Fails), Probe::new(2, Manner::Good));
+    let (a, b) = (join(&db).await, join(&faults.database()).await);
+    let _b = start(&b, &good).await;
+    seconds(10).await;
+    let reads = async || {
+        let before = faults.counts().reads;
+        seconds(600).await;
+        faults.counts().reads - before
+    };
+    let alone = reads().await;
+    let _a = start(&a, &bad).await;
+    seconds(20).await;
+    let beside = reads().await;
+    assert!(bad.take().len() > 10, "it is tried again and again");
+    assert!(beside <= alone + 4, "{beside} reads instead of {alone}");
+}
+
+/// A panic outside of the work of a resource, such as one while resources are read, ends the worker's round, not the worker.
+#[tokio::test(start_paused = true)]
+async fn a_worker_that_panics_begins_again() {
+    let db = Database::memory();
+    let member = join(&db).await;
+    let probe = Probe::new(2, Manner::Good);
+    let worker = start(&member, &probe).await;
+    probe.is_mad.store(true, Ordering::SeqCst);
+    let keys = Keys::new(b"p").unwrap();
+    let change = async || {
+        db.run(async |tx| {
+            changed(&tx, &keys, "probe");
+            Ok(())
+        })
+        .await
+        .unwrap();
+    };
+    change().await;
+    seconds(5).await;
+    assert!(member.stats.snapshot().work_panics > 0);
+    probe.is_mad.store(false, Ordering::SeqCst);
+    seconds(5).await;
+    probe.take();
+    worker.shutdown().await.unwrap();
+    assert_eq!(probe.take(), [("ended", 2), ("ended", 2)], "it works on both again");
+}
+
+/// Times that mean "never" are fine everywhere.
+#[tokio::test(start_paused = true)]
+async fn a_node_that_never_beats_and_never_takes_over_works() {
+    let db = Database::memory();
+    let never = NodeOptions { heartbeat: Duration::MAX, expiry: Duration::MAX, ..NodeOptions::default() };
+    let keys = Keys::new(b"p").unwrap();
+    let member = Member::join(&db, &keys, &Arc::<Stats>::default(), never).await.unwrap();
+    let probe = Probe::new(2, Manner::Good);
+    let balance =
+        BalanceOptions { handover: Duration::MAX, interval: Duration::MAX, ..BalanceOptions::default() };
+    let worker = Worker::start(&member, pool(), Arc::<Probe>::clone(&probe), balance).await.unwrap();
+    let (other, new) = (join(&db).await, Probe::new(2, Manner::Good));
+    let _other = start(&other, &new).await;
+    seconds(3_600).await;
+    assert_eq!(probe.take(), [("started", 1), ("started", 1), ("ended", 1)]);
+    assert_eq!(new.take(), [("started", 2)]);
+    worker.shutdown().await.unwrap();
+    member.leave().await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, join_all};
 use tokio::sync::watch;
 
-use super::glance::changed;
+use super::changes::changed;
 use crate::{
     bugs::{Bug, is_on},
     error::{Error, Result},
@@ -52,15 +52,16 @@ impl Held {
 }
 
 /// How many leases are given back in one transaction.
-const RELEASES_MAX: usize = 500;
+const RELEASES_MAX: usize = 1_000;
 
 /// Gives those of `leases` back that are still held. Their epochs stay.
 pub(super) async fn release(db: &Database, keys: &Keys, leases: &[Held]) -> Result<()> {
     for leases in leases.chunks(RELEASES_MAX) {
         db.run(async |tx| {
             let mut is_any_held = false;
-            for lease in leases {
-                match lease.check(&tx).await {
+            let checks = join_all(leases.iter().map(|lease| lease.check(&tx))).await;
+            for (lease, checked) in leases.iter().zip(checks) {
+                match checked {
                     result if result.is_ok() || is_on(Bug::ReleaseWithoutCheck) => {
                         tx.set(&lease.key, &Lease { epoch: lease.epoch, owner: None }.to_bytes());
                         is_any_held = true;
@@ -69,8 +70,8 @@ pub(super) async fn release(db: &Database, keys: &Keys, leases: &[Held]) -> Resu
                     _ => {}
                 }
             }
-            if is_any_held {
-                changed(&tx, keys);
+            if let Some(lease) = leases.first().filter(|_| is_any_held) {
+                changed(&tx, keys, &lease.pool);
             }
             Ok(())
         })
@@ -109,8 +110,9 @@ impl Stop {
 
 /// What is done with the resources of a pool.
 pub(crate) trait Work: Send + Sync + 'static {
-    /// The resources that there are. Read in the transaction of a round of balancing. Of one that is there no more, the work is
-    /// dropped and the lease is removed, so it must never be there again, or its work must bear to be fenced by the owner alone.
+    /// The resources that there are, each once. Read by snapshot in the transaction of a round; whatever changes them calls
+    /// [`changed`]. Of one that is there no more, the work is dropped and the lease is removed, so it must never be there again, or
+    /// its work must bear to be fenced by the owner alone.
     fn resources<'a>(&'a self, tx: &'a Transaction) -> BoxFuture<'a, Result<Vec<u64>>>;
 
     /// Writes what goes with the acquisition of `resource` under `epoch`, in its transaction.
@@ -120,7 +122,8 @@ pub(crate) trait Work: Send + Sync + 'static {
     /// once it has put down how far it has come: then another node goes on. It is dropped if that takes too long, and at
     /// once if the lease is lost.
     ///
-    /// Whatever else it ends with, even a panic, is reported, and the resource is taken again with the next epoch.
+    /// Whatever else it ends with, even a panic, is reported, and the resource is taken again with the next epoch, after a pause that
+    /// doubles with each failure.
     fn run(self: Arc<Self>, lease: Held, stop: Stop) -> BoxFuture<'static, Result<()>>;
 }
 

@@ -1,23 +1,28 @@
-//! [`Sightings`]: since when something has been seen unchanged, by the clock of the one who looks.
+//! [`LastSeen`]: since when something has been seen unchanged, by the clock of the one who looks.
 
 use std::{collections::BTreeMap, time::Duration};
 
 /// What was seen under each key, and since when.
 #[derive(Debug, Clone)]
-pub(super) struct Sightings<K, V>(BTreeMap<K, (V, Duration)>);
+pub(super) struct LastSeen<K, V> {
+    /// Each value, and when it was first seen.
+    seen: BTreeMap<K, (V, Duration)>,
+    /// When all of that was last looked at.
+    looked: Duration,
+}
 
-impl<K, V> Default for Sightings<K, V> {
+impl<K, V> Default for LastSeen<K, V> {
     fn default() -> Self {
-        Self(BTreeMap::new())
+        Self { seen: BTreeMap::new(), looked: Duration::ZERO }
     }
 }
 
-impl<K: Ord, V: PartialEq> Sightings<K, V> {
+impl<K: Ord, V: PartialEq> LastSeen<K, V> {
     /// For how long `value` has been seen under `key`; zero if it was not, the last time.
     ///
     /// `now` is to be read before the store is: what has changed since then looks too young, never too old.
     pub fn age(&self, key: &K, value: &V, now: Duration) -> Duration {
-        match self.0.get(key) {
+        match self.seen.get(key) {
             Some((seen, since)) if seen == value => now.saturating_sub(*since),
             _ => Duration::ZERO,
         }
@@ -25,8 +30,9 @@ impl<K: Ord, V: PartialEq> Sightings<K, V> {
 
     /// Adopts all that `found` says, and forgets the rest. `now` is to be read after the store was.
     pub fn adopt(&mut self, found: impl IntoIterator<Item = (K, V)>, now: Duration) {
-        let mut before = std::mem::take(&mut self.0);
-        self.0 = found
+        let mut before = std::mem::take(&mut self.seen);
+        self.looked = now;
+        self.seen = found
             .into_iter()
             .map(|(key, value)| match before.remove(&key) {
                 Some((seen, since)) if seen == value => (key, (seen, since)),
@@ -35,9 +41,17 @@ impl<K: Ord, V: PartialEq> Sightings<K, V> {
             .collect();
     }
 
-    /// Since when each has been seen unchanged.
-    pub fn times(&self) -> impl Iterator<Item = (&K, Duration)> {
-        self.0.iter().map(|(key, (_, since))| (key, *since))
+    /// Forgets everything if the last look was longer ago than `gap`: whoever did not look, because it was paused or the store
+    /// was away, cannot tell whether it would have seen a change.
+    pub fn forget_after(&mut self, gap: Duration, now: Duration) {
+        if now.saturating_sub(self.looked) > gap {
+            self.seen.clear();
+        }
+    }
+
+    /// Since when `key` has been seen unchanged.
+    pub fn since(&self, key: &K) -> Option<Duration> {
+        self.seen.get(key).map(|(_, since)| *since)
     }
 }
 
@@ -49,7 +63,7 @@ mod tests {
 
     #[test]
     fn only_what_does_not_change_grows_old() {
-        let mut seen = Sightings::default();
+        let mut seen = LastSeen::default();
         assert_eq!(seen.age(&'a', &1, 5 * SECOND), Duration::ZERO, "it was never seen");
         seen.adopt([('a', 1), ('b', 1)], SECOND);
         seen.adopt([('a', 1), ('b', 2)], 3 * SECOND);
@@ -59,5 +73,15 @@ mod tests {
         seen.adopt([('b', 2)], 4 * SECOND);
         seen.adopt([('a', 1)], 5 * SECOND);
         assert_eq!(seen.age(&'a', &1, 5 * SECOND), Duration::ZERO, "it was gone in between");
+    }
+
+    #[test]
+    fn who_did_not_look_knows_nothing() {
+        let mut seen = LastSeen::default();
+        seen.adopt([('a', 1)], SECOND);
+        seen.forget_after(3 * SECOND, 4 * SECOND);
+        assert_eq!(seen.since(&'a'), Some(SECOND));
+        seen.forget_after(3 * SECOND, 5 * SECOND);
+        assert_eq!(seen.since(&'a'), None);
     }
 }
