@@ -76,6 +76,9 @@ struct Account {
 /// A check that several requests may wait for.
 type Check = Shared<BoxFuture<'static, Outcome>>;
 
+/// Checks in progress, by the digest of what is checked and where it comes from.
+type InProgress = HashMap<([u8; 32], IpAddr), WeakShared<BoxFuture<'static, Outcome>>>;
+
 /// Verifies passwords.
 #[derive(Debug)]
 pub(super) struct Checks(Arc<Inner>);
@@ -89,8 +92,8 @@ struct Inner {
     turns: Arc<Semaphore>,
     /// The memory of checks that have ended, for those to come: given back to the allocator, each thread's heap would keep it.
     memory: Mutex<Vec<Vec<Block>>>,
-    /// The checks in progress, by the digest of what is checked and where it comes from.
-    in_progress: Mutex<HashMap<([u8; 32], IpAddr), WeakShared<BoxFuture<'static, Outcome>>>>,
+    /// The checks in progress.
+    in_progress: Mutex<InProgress>,
     /// Failures by name and address.
     known: Failures,
     /// The same, of names that there are not.
@@ -220,19 +223,15 @@ impl Inner {
         name: Result<usize, u64>,
     ) -> Option<(PasswordHash, [Option<OwnedSemaphorePermit>; 2])> {
         let closed = "the semaphore is never closed";
-        match name {
-            Ok(place) => {
-                let account = &self.accounts[place];
-                let own = Arc::clone(&account.turn).acquire_owned().await.expect(closed);
-                let one = Arc::clone(&self.turns).acquire_owned().await.expect(closed);
-                Some((account.hash.clone(), [Some(own), Some(one)]))
-            }
-            Err(_) => {
-                let account = self.accounts.first()?;
-                let one = Arc::clone(&self.turns).try_acquire_owned().ok()?;
-                Some((account.hash.clone(), [None, Some(one)]))
-            }
+        if let Ok(place) = name {
+            let account = &self.accounts[place];
+            let own = Arc::clone(&account.turn).acquire_owned().await.expect(closed);
+            let one = Arc::clone(&self.turns).acquire_owned().await.expect(closed);
+            return Some((account.hash.clone(), [Some(own), Some(one)]));
         }
+        let account = self.accounts.first()?;
+        let one = Arc::clone(&self.turns).try_acquire_owned().ok()?;
+        Some((account.hash.clone(), [None, Some(one)]))
     }
 
     /// Whether `password` has this hash; `None` if it is no hash. It takes its time.

@@ -245,7 +245,7 @@ async fn record(inner: &Inner, events: &[Event], once: Option<Once>) -> Result<R
                     return Ok(known);
                 }
             }
-            let names: Vec<DbName> = names.keys().map(|name| DbName::clone(name)).collect();
+            let names: Vec<DbName> = names.keys().copied().cloned().collect();
             let known = names.into_iter().map(|name| look_up(&feed, &tx, name));
             let mut known: HashMap<DbName, Option<Standing>> =
                 stream::iter(known).buffer_unordered(NAMES_AT_ONCE).try_collect().await?;

@@ -49,7 +49,7 @@ impl Failure {
     /// The same, with the header that says when to ask again.
     #[must_use]
     pub fn retry_after(self, rest: Duration) -> Self {
-        Self { retry_after: Some(rest.as_secs_f64().ceil() as u64), ..self }
+        Self { retry_after: Some(rest.as_millis().div_ceil(1_000) as u64), ..self }
     }
 
     /// 405; `allow` are the methods that there are, as in the header of that name.

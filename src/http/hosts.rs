@@ -50,11 +50,13 @@ impl Hosts {
     }
 
     /// Fails with 400, in CouchDB's words, if the request is for another name, and with 403 if it comes from a page of another
-    /// origin.
-    pub(super) fn check(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), Failure> {
+    /// origin that is not allowed to ask.
+    pub(super) fn check(&self, uri: &Uri, headers: &HeaderMap, is_allowed_page: bool) -> Result<(), Failure> {
         let Self::Local(names) = self else { return Ok(()) };
         let hosts = || headers.get_all(header::HOST).iter();
-        let is_right = |authority: &Authority| is_local(authority.host(), names);
+        // What stands before an @ is nobody's host, and no client sends it.
+        let is_right =
+            |authority: &Authority| !authority.as_str().contains('@') && is_local(authority.host(), names);
         let asked = hosts().map(|host| host.to_str().ok()?.parse().ok());
         if !asked.chain(uri.authority().cloned().map(Some)).all(|host| host.as_ref().is_some_and(is_right)) {
             return Err(Failure::bad_request("Invalid host header"));
@@ -65,7 +67,11 @@ impl Hosts {
                 hosts().any(|host| host.as_bytes().eq_ignore_ascii_case(place.as_bytes()))
             })
         };
-        if headers.get_all(header::ORIGIN).iter().all(|origin| origin.to_str().is_ok_and(is_same)) {
+        // Pages send no origin with all that they ask for, but then their browsers say where they come from.
+        let mut sites = headers.get_all("sec-fetch-site").iter();
+        let is_here = sites.all(|site| site == "same-origin" || site == "none");
+        let mut origins = headers.get_all(header::ORIGIN).iter();
+        if is_allowed_page || is_here && origins.all(|origin| origin.to_str().is_ok_and(is_same)) {
             return Ok(());
         }
         let reason = "A web page from elsewhere may not use this server.";
@@ -96,7 +102,7 @@ mod tests {
     fn status(hosts: &Hosts, uri: &str, lines: &[(header::HeaderName, &str)]) -> u16 {
         let headers = lines.iter().map(|(name, value)| (name.clone(), value.parse().unwrap())).collect();
         hosts
-            .check(&uri.parse().unwrap(), &headers)
+            .check(&uri.parse().unwrap(), &headers, false)
             .map_or_else(|failure| failure.status().as_u16(), |()| 200)
     }
 
@@ -118,6 +124,8 @@ mod tests {
             ("[::2]", 400),
             ("", 400),
             ("a b", 400),
+            ("x@localhost", 400),
+            ("evil.example@localhost:80", 400),
         ] {
             assert_eq!(status(&hosts, "/", &[(header::HOST, host)]), expected, "{host}");
             assert_eq!(status(&Hosts::Any, "/", &[(header::HOST, host)]), 200);
@@ -145,5 +153,13 @@ mod tests {
             assert_eq!(status(&Hosts::Any, "/", &lines), 200);
         }
         assert_eq!(status(&hosts, "/", &[(header::ORIGIN, "http://localhost")]), 403);
+        // An image, or a script, of a page from elsewhere was once answered: it has no origin.
+        let site = header::HeaderName::from_static("sec-fetch-site");
+        for (value, expected) in
+            [("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)]
+        {
+            let lines = [(header::HOST, "localhost"), (site.clone(), value)];
+            assert_eq!(status(&hosts, "/", &lines), expected, "{value}");
+        }
     }
 }

@@ -28,7 +28,7 @@ pub(super) struct Failures {
     /// How often each pair has failed.
     entries: Mutex<HashMap<Key, Entry>>,
     /// How many failures are allowed.
-    failures_max: u32,
+    allowed: u32,
     /// How long a failure counts, after the last one.
     lifetime: Duration,
     /// How many pairs are kept.
@@ -38,7 +38,7 @@ pub(super) struct Failures {
 impl Failures {
     /// Allows `failures_max` failures of a pair, until `lifetime` has passed since the last one; keeps `entries_max` pairs.
     pub fn new(failures_max: u32, lifetime: Duration, entries_max: usize) -> Self {
-        Self { entries: Mutex::default(), failures_max, lifetime, entries_max }
+        Self { entries: Mutex::default(), allowed: failures_max, lifetime, entries_max }
     }
 
     /// Counts a try, as a failure until [`Failures::clear`] or [`Failures::take_back`] says otherwise, so that tries at one time
@@ -53,7 +53,7 @@ impl Failures {
         if age >= self.lifetime {
             entry.failures = 0;
         }
-        if entry.failures >= self.failures_max {
+        if entry.failures >= self.allowed {
             return Err(self.lifetime.saturating_sub(age));
         }
         *entry = Entry { failures: entry.failures + 1, last: now };

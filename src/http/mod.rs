@@ -43,6 +43,7 @@ mod api;
 mod body;
 mod changes;
 mod checks;
+mod cors;
 mod databases;
 mod db_updates;
 mod events;
@@ -57,6 +58,7 @@ mod query;
 mod refusals;
 mod row;
 mod server;
+mod socket;
 mod status;
 mod stream;
 mod tally;
@@ -70,7 +72,8 @@ pub use self::{
     access::{Access, Credentials},
     admission::Peer,
     api::{Api, ApiOptions},
-    databases::Databases,
+    cors::Cors,
+    databases::{Asked, Databases, Lens},
     failure::Failure,
     hosts::Hosts,
     server::{Server, ServerOptions},

@@ -40,6 +40,7 @@ pub(super) enum Topic {
 
 /// What is asked of a feed.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "they are parameters that are true or false")]
 pub(super) struct Query {
     /// How it is sent.
     pub mode: Mode,

@@ -1,7 +1,7 @@
 //! [`Server`]: a listener with limits, that ends in good order.
 //!
 //! A client that does not read holds one chunk, the buffer of its connection and that of its socket, and is dropped when it has
-//! taken nothing for a while. One that sends nothing is dropped as well. One that has vanished without a word is one that takes
+//! taken nothing for a while. One that sends nothing is dropped as well. One that has ended its side only gets its answer (`socket`). One that has vanished without a word is one that takes
 //! nothing: a feed sends a heartbeat, or its end, at least once a minute, and on Linux the system itself gives up a connection
 //! on which nothing is acknowledged for as long; elsewhere that takes it some minutes.
 
@@ -9,9 +9,7 @@ use std::{
     convert::Infallible,
     io,
     net::{IpAddr, SocketAddr},
-    pin::Pin,
     sync::Arc,
-    task::{Context, Poll, ready},
     time::Duration,
 };
 
@@ -19,16 +17,16 @@ use axum::{
     Router,
     body::Body,
     extract::Request,
+    http::{HeaderMap, HeaderValue, StatusCode, Version, header},
     response::{IntoResponse, Response},
 };
-use futures_util::{FutureExt, future::BoxFuture};
+use futures_util::FutureExt;
 use hyper::{server::conn::http1, service::service_fn};
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
     server::graceful::{GracefulShutdown, Watcher},
 };
 use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore, watch},
     task::{JoinHandle, JoinSet},
@@ -36,9 +34,10 @@ use tokio::{
 use tower_service::Service;
 
 use super::{
-    Hosts, Peer,
+    Cors, Failure, Hosts, Peer,
     lockout::network,
     refusals::Refusals,
+    socket::{Answering, Socket},
     tally::{Place, Tally},
 };
 use crate::{
@@ -48,6 +47,9 @@ use crate::{
 
 /// The answer to a connection too many.
 const TOO_MANY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nConnection: close\r\nRetry-After: 1\r\nContent-Length: 72\r\n\r\n{\"error\":\"too_many_connections\",\"reason\":\"The server has no room left.\"}";
+
+/// What answers say of who has made them.
+const SERVER: &str = concat!("Notibus/", env!("CARGO_PKG_VERSION"));
 
 /// How long the listener pauses when no connection can be accepted, as without file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -73,6 +75,8 @@ pub struct ServerOptions {
     pub drain_timeout: Duration,
     /// By which names it may be addressed. Default: by those of this machine alone.
     pub hosts: Hosts,
+    /// Which pages of other origins may ask it through a browser. Default: none.
+    pub cors: Option<Cors>,
     /// Whether it may listen on an address that other machines can reach. Set it if the API has credentials
     /// ([`ApiOptions::access`](super::ApiOptions::access)), and a layer's own routes accounts, or if something in front has.
     /// Clients will need [`Hosts::Any`] then, or the names that they ask for. Default: no.
@@ -91,6 +95,7 @@ impl Default for ServerOptions {
             send_buffer_len: 128 << 10,
             drain_timeout: Duration::from_secs(10),
             hosts: Hosts::default(),
+            cors: None,
             is_public: false,
         }
     }
@@ -111,6 +116,7 @@ impl ServerOptions {
             return Err(Error::invalid("address", reason));
         }
         self.hosts.check_names()?;
+        self.cors.as_ref().map_or(Ok(()), Cors::check)?;
         if self.header_len_max < 8_192 {
             let reason = format!("{} is less than 8,192", self.header_len_max);
             return Err(Error::invalid("header length", reason));
@@ -250,10 +256,11 @@ impl Acceptor {
         if let Err(error) = self.prepare(&socket) {
             tracing::debug!(%error, "a connection was closed at once");
         }
-        let limit = self.options.write_timeout;
-        let socket = Timed { socket, limit, env: self.env.clone(), stuck: None };
+        let answering = Answering::default();
+        let socket = Socket::new(socket, self.options.write_timeout, answering.clone(), &self.env);
         let served = Served {
             peer,
+            answering,
             router: self.router.clone(),
             options: Arc::clone(&self.options),
             refusals: self.refusals.clone(),
@@ -277,6 +284,8 @@ impl Acceptor {
 struct Served {
     /// Where they come from.
     peer: IpAddr,
+    /// Whether one is being answered.
+    answering: Answering,
     /// What they ask.
     router: Router,
     /// The limits.
@@ -293,7 +302,9 @@ impl Served {
         &self,
         request: hyper::Request<hyper::body::Incoming>,
     ) -> impl Future<Output = Response> + use<> {
-        let allowed = self.options.hosts.check(request.uri(), request.headers());
+        let cors =
+            self.options.cors.as_ref().and_then(|cors| cors.asked(request.method(), request.headers()));
+        let allowed = self.check(&request, cors.is_some());
         if let Err(failure) = &allowed {
             self.refusals.add(failure, request.headers(), self.env.now());
         }
@@ -302,18 +313,54 @@ impl Served {
         // The metrics tell of them.
         request.extensions_mut().insert(self.refusals.clone());
         let mut router = self.router.clone();
+        let answering = self.answering.begin();
+        let id = format!("{:010x}", self.env.random() >> 24);
         async move {
-            match allowed {
-                Ok(()) => router.call(request).await.unwrap_or_else(|never| match never {}),
-                Err(failure) => failure.into_response(),
+            let mut response = match (allowed, &cors) {
+                (Err(failure), _) => failure.into_response(),
+                (Ok(()), Some(cors)) if cors.is_preflight => StatusCode::NO_CONTENT.into_response(),
+                (Ok(()), _) => router.call(request).await.unwrap_or_else(|never| match never {}),
+            };
+            if let Some(cors) = cors {
+                cors.allow(response.headers_mut());
             }
+            let headers = response.headers_mut();
+            headers.entry(header::SERVER).or_insert(HeaderValue::from_static(SERVER));
+            headers.insert("x-couch-request-id", HeaderValue::from_str(&id).expect("digits are visible"));
+            answering.with(response)
         }
     }
+
+    /// Fails with 400 or 403 if the request is none that this server answers; a page that is allowed to ask may come from elsewhere.
+    fn check(
+        &self,
+        request: &hyper::Request<hyper::body::Incoming>,
+        is_allowed_page: bool,
+    ) -> Result<(), Failure> {
+        let headers = request.headers();
+        let hosts = headers.get_all(header::HOST).iter().count();
+        if hosts > 1
+            || (hosts == 0 && request.version() >= Version::HTTP_11 && request.uri().authority().is_none())
+        {
+            return Err(Failure::bad_request("Invalid host header"));
+        }
+        if !self.options.is_public && is_forwarded(headers) {
+            let reason = "This server is open to its machine alone, and answers nobody for whom a proxy asks: it needs credentials.";
+            return Err(Failure::new(StatusCode::FORBIDDEN, "forbidden", reason));
+        }
+        self.options.hosts.check(request.uri(), headers, is_allowed_page)
+    }
+}
+
+/// Whether a proxy says that it asks for somebody else.
+fn is_forwarded(headers: &HeaderMap) -> bool {
+    let names = ["forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip", "via"];
+    names.into_iter().any(|name| headers.contains_key(name))
 }
 
 /// Serves a connection until it ends.
 async fn serve(
-    socket: Timed,
+    socket: Socket,
     served: Served,
     http: http1::Builder,
     watcher: Watcher,
@@ -332,72 +379,5 @@ fn report(ended: &Result<(), tokio::task::JoinError>) {
         && error.is_panic()
     {
         tracing::error!(%error, "a connection has panicked");
-    }
-}
-
-/// A socket that fails if it takes nothing for too long.
-struct Timed {
-    /// The socket.
-    socket: TcpStream,
-    /// For how long.
-    limit: Duration,
-    /// Time.
-    env: Env,
-    /// Completes at the end of that time, while something waits to be taken.
-    stuck: Option<BoxFuture<'static, ()>>,
-}
-
-impl Timed {
-    /// What has become of an attempt to write.
-    fn written<T>(&mut self, context: &mut Context<'_>, poll: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
-        if poll.is_ready() {
-            self.stuck = None;
-            return poll;
-        }
-        let stuck = self.stuck.get_or_insert_with(|| self.env.sleep(self.limit));
-        ready!(stuck.as_mut().poll(context));
-        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client does not read")))
-    }
-}
-
-impl AsyncRead for Timed {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.socket).poll_read(context, buffer)
-    }
-}
-
-impl AsyncWrite for Timed {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        let poll = Pin::new(&mut self.socket).poll_write(context, bytes);
-        self.written(context, poll)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        slices: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let poll = Pin::new(&mut self.socket).poll_write_vectored(context, slices);
-        self.written(context, poll)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.socket.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.socket).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.socket).poll_shutdown(context)
     }
 }

@@ -68,7 +68,7 @@ fn unavailable(reason: &str) -> Response {
 async fn live(State(inner): State<Arc<Inner>>) -> Response {
     match inner.bus.store().failure() {
         None => api::json(StatusCode::OK, &json!({ "status": "ok" })),
-        Some(error) => unavailable(&format!("The store takes no more writes: {error}.")),
+        Some(_) => unavailable("The store takes no more writes; /_notibus/status says why."),
     }
 }
 
@@ -77,13 +77,17 @@ async fn ready(State(inner): State<Arc<Inner>>) -> Response {
     if inner.is_closing() {
         return unavailable("The node is being shut down.");
     }
-    if let Some(error) = inner.bus.store().failure() {
-        return unavailable(&format!("The store takes no more writes: {error}."));
+    if inner.bus.store().failure().is_some() {
+        return unavailable("The store takes no more writes; /_notibus/status says why.");
     }
     tokio::select! {
         now = inner.feed.now() => match now {
             Ok(_) => api::json(StatusCode::OK, &json!({ "status": "ok" })),
-            Err(error) => unavailable(&error.to_string()),
+            Err(error) => {
+                // What it is, strangers need not know.
+                tracing::warn!(%error, "the node is not ready: the store cannot be read");
+                unavailable("The store cannot be read.")
+            }
         },
         () = inner.env().sleep(READY_TIMEOUT) => unavailable("The store does not answer."),
     }
@@ -122,6 +126,7 @@ async fn read(inner: &Inner) -> Result<Value> {
     }
     Ok(json!({
         "version": env!("CARGO_PKG_VERSION"),
+        "failure": bus.store().failure().map(|error| error.to_string()),
         "incarnation": bus.incarnation().0,
         "feed": { "now": now, "last_seq": last, "horizon": horizon, "topology": topology },
         "lag": { "is_drained": is_drained, "tailed_seq": tailed, "untold_rows": untold },

@@ -18,6 +18,7 @@ use super::{
     form::{Form, Writer},
     metrics::Metrics,
     query::{Mode, Query},
+    socket::Lasting,
 };
 use crate::{encoding::Sequence, env::Env, error::Result};
 
@@ -149,12 +150,16 @@ impl<S: Source> Stream<S> {
 
     /// The answer that sends it.
     pub fn into_response(self) -> Response {
-        let form = self.writer.form();
+        let (form, lasts) = (self.writer.form(), self.mode != Mode::Normal);
         let body = Body::from_stream(stream::unfold(self, |mut feed| async move {
             let item = feed.next().await?;
             Some((item, feed))
         }));
-        respond(form, body)
+        let mut response = respond(form, body);
+        if lasts {
+            response.extensions_mut().insert(Lasting);
+        }
+        response
     }
 
     /// What is sent next. A failure cuts the connection off, so that the client does not take it for the end.

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use dashmap::DashMap;
+use futures_util::future::Either;
 use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
 
 use crate::event::DbName;
@@ -21,8 +22,11 @@ pub(super) struct Turn {
     /// The name.
     name: DbName,
     /// Alone, or with others that only go by what the name stands for.
-    held: Option<(Option<OwnedRwLockWriteGuard<()>>, Option<OwnedRwLockReadGuard<()>>)>,
+    held: Option<Guard>,
 }
+
+/// How a turn is held: alone, or with others.
+type Guard = Either<OwnedRwLockWriteGuard<()>, OwnedRwLockReadGuard<()>>;
 
 impl Turns {
     /// The turn at `name`: of one that decides what it stands for alone, of others together. Who takes several takes them in
@@ -31,9 +35,9 @@ impl Turns {
         let lock = Arc::clone(&self.0.entry(name.clone()).or_default());
         let mut turn = Turn { names: Arc::clone(&self.0), name, held: None };
         turn.held = Some(if decides {
-            (Some(lock.write_owned().await), None)
+            Either::Left(lock.write_owned().await)
         } else {
-            (None, Some(lock.read_owned().await))
+            Either::Right(lock.read_owned().await)
         });
         turn
     }

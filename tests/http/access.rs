@@ -1,13 +1,14 @@
 //! Who may ask for what.
 
 use notibus::{
-    Error,
-    http::{Access, ApiOptions, Credentials, Hosts, Server, ServerOptions, axum::Router},
+    Error, EventKind,
+    http::{Access, ApiOptions, Cors, Credentials, Hosts, Server, ServerOptions, axum::Router},
     store::Database,
 };
 
 use crate::{
     client::{Connection, ask, get},
+    common::db,
     world::World,
 };
 
@@ -171,4 +172,107 @@ async fn a_name_that_can_never_match_is_refused_at_start() {
         let hosts = Hosts::Local(vec![name.to_owned()]);
         start("127.0.0.1:0", ServerOptions { hosts, ..ServerOptions::default() }).await.expect(name);
     }
+}
+
+/// Behind a proxy that passes its own upstream name as `Host`, an open server once took everyone for local.
+#[tokio::test]
+async fn an_open_server_answers_nobody_for_whom_a_proxy_asks() {
+    let world = World::new().await;
+    for header in [
+        "X-Forwarded-For: 203.0.113.7",
+        "Forwarded: for=203.0.113.7",
+        "X-Real-IP: 203.0.113.7",
+        "Via: 1.1 proxy",
+    ] {
+        let answer = ask(world.at(), "GET", "/_db_updates", &format!("{header}\r\n"), "").await;
+        assert_eq!((answer.head.status, &answer.json()["error"]), (403, &"forbidden".into()), "{header}");
+    }
+    let public = ServerOptions { is_public: true, ..ServerOptions::default() };
+    let world = World::with(ApiOptions::default(), public, |api, _, _| api.db_updates()).await;
+    let forwarded = "X-Forwarded-For: 203.0.113.7\r\n";
+    assert_eq!(ask(world.at(), "GET", "/_db_updates", forwarded, "").await.head.status, 200);
+}
+
+#[tokio::test]
+async fn a_request_names_one_host_and_a_script_from_elsewhere_is_refused() {
+    let world = World::new().await;
+    for (head, status) in [
+        ("GET /_db_updates HTTP/1.1\r\n\r\n", 400),
+        ("GET /_db_updates HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\n\r\n", 400),
+        ("GET /_db_updates HTTP/1.1\r\nHost: x@localhost\r\n\r\n", 400),
+        ("GET /_db_updates HTTP/1.0\r\n\r\n", 200),
+        ("GET /_db_updates HTTP/1.1\r\nHost: localhost\r\nSec-Fetch-Site: cross-site\r\n\r\n", 403),
+    ] {
+        let mut connection = Connection::open(world.at()).await;
+        connection.send(head).await;
+        assert_eq!(connection.head().await.status, status, "{head}");
+    }
+}
+
+/// What the parser refuses had once an empty body.
+#[tokio::test]
+async fn every_refusal_says_what_is_wrong() {
+    let world = World::new().await;
+    let long = format!("GET /_db_updates HTTP/1.1\r\nHost: localhost\r\nX: {}\r\n\r\n", "x".repeat(64 << 10));
+    for (request, status, error) in [
+        ("nonsense\r\n\r\n", 400, "bad_request"),
+        ("GET / HTTP/1.1\r\nbad header\r\n\r\n", 400, "bad_request"),
+        (&*long, 431, "too_large"),
+    ] {
+        let mut connection = Connection::open(world.at()).await;
+        connection.send(request).await;
+        let answer = connection.answer().await;
+        assert_eq!((answer.head.status, &answer.json()["error"]), (status, &error.into()), "{answer:?}");
+        assert!(answer.json()["reason"].is_string());
+    }
+    let answer = get(world.at(), "/_db_updates").await;
+    assert_eq!(answer.head.headers["server"], concat!("Notibus/", env!("CARGO_PKG_VERSION")));
+    assert_eq!(answer.head.headers["x-couch-request-id"].len(), 10);
+}
+
+/// A client that has ended its side was once cut off before its answer.
+#[tokio::test]
+async fn a_client_that_has_ended_its_side_gets_its_answer() {
+    let world = World::new().await;
+    for n in 0..300 {
+        world.event(&db(&format!("{}{n}", "x".repeat(500)), 1), EventKind::Created).await;
+    }
+    for target in
+        ["/_db_updates", "/_db_updates?feed=longpoll", "/_db_updates?feed=continuous&timeout=0", "/_nothing"]
+    {
+        let mut connection = Connection::get(world.at(), target).await;
+        tokio::io::AsyncWriteExt::shutdown(&mut connection.socket).await.unwrap();
+        let answer = connection.answer().await;
+        assert!(target == "/_nothing" || answer.body.matches("db_name").count() == 300, "{target}");
+    }
+}
+
+#[tokio::test]
+async fn pages_of_origins_that_are_named_may_ask() {
+    let cors = Cors { origins: vec!["https://app.example".to_owned()], credentials: true, ..Cors::default() };
+    let limits = ServerOptions { cors: Some(cors), ..ServerOptions::default() };
+    let world =
+        World::with(ApiOptions::default(), limits, |api, _, _| api.db_updates().merge(api.events())).await;
+    let page = "Origin: https://app.example\r\nSec-Fetch-Site: cross-site\r\n";
+    let answer = ask(world.at(), "GET", "/_db_updates", page, "").await;
+    assert_eq!(answer.head.status, 200);
+    for (header, value) in [
+        ("access-control-allow-origin", "https://app.example"),
+        ("access-control-allow-credentials", "true"),
+        ("vary", "Origin"),
+    ] {
+        assert_eq!(answer.head.headers[header], value);
+    }
+    assert!(answer.head.headers["access-control-expose-headers"].contains("etag"));
+    let asks = format!(
+        "{page}Access-Control-Request-Method: GET\r\nAccess-Control-Request-Headers: authorization\r\n"
+    );
+    let preflight = ask(world.at(), "OPTIONS", "/_db_updates", &asks, "").await;
+    assert_eq!((preflight.head.status, &*preflight.head.headers["access-control-max-age"]), (204, "600"));
+    assert!(preflight.head.headers["access-control-allow-methods"].contains("GET"));
+    assert!(preflight.head.headers["access-control-allow-headers"].contains("authorization"));
+    let other = ask(world.at(), "GET", "/_db_updates", "Origin: https://evil.example\r\n", "").await;
+    assert_eq!(other.head.status, 403);
+    assert!(!other.head.headers.contains_key("access-control-allow-origin"));
+    assert_eq!(ask(world.at(), "POST", "/_notibus/events", page, "[]").await.head.status, 403);
 }

@@ -304,3 +304,57 @@ async fn databases_that_only_events_tell_of_have_no_documents() {
     assert_eq!(changes.last_seq(), written.to_string());
     assert!(changes.body.contains("\"doc\":null"), "{}", changes.body);
 }
+
+/// Filters other than the library's own were once refused with no way for a layer to have them, and `conflicts` and `attachments`
+/// were ignored.
+#[tokio::test]
+async fn a_layer_has_filters_and_bodies_of_its_own() {
+    let (world, layer, db) = world("d", 2).await;
+    for n in 0..60 {
+        layer.write(&db, &format!("doc{n}"), 1, 1, false).await;
+    }
+    let ids = |answer: &crate::client::Answer| -> Vec<String> {
+        assert_eq!(answer.head.status, 200, "{answer:?}");
+        let rows = answer.json()["results"].as_array().unwrap().clone();
+        rows.iter().map(|row| row["id"].as_str().unwrap().to_owned()).collect()
+    };
+    let selector =
+        ask(world.at(), "POST", "/d/_changes?filter=_selector", "", r#"{"selector":{"_id":"doc59"}}"#).await;
+    assert_eq!(ids(&selector), ["doc5", "doc59"], "the text has both");
+    assert!(!selector.body.contains("\"doc\":"), "only the filter has asked for bodies");
+    let custom = get(world.at(), "/d/_changes?filter=app/ids&end=7&limit=3&include_docs=true").await;
+    assert_eq!(ids(&custom), ["doc7", "doc17", "doc27"]);
+    assert!(custom.body.contains("\"doc\":{\"_id\":\"doc7\"}"), "{}", custom.body);
+    let rest =
+        get(world.at(), &format!("/d/_changes?filter=app/ids&end=7&since={}", custom.last_seq())).await;
+    assert_eq!(ids(&rest), ["doc37", "doc47", "doc57"]);
+    let descending = get(world.at(), "/d/_changes?filter=app/ids&end=7&descending=true&limit=2").await;
+    assert_eq!(ids(&descending), ["doc57", "doc47"]);
+    let conflicts = get(world.at(), "/d/_changes?include_docs=true&conflicts=true&limit=1").await;
+    assert!(conflicts.body.contains("\"_conflicts\":[]"), "{}", conflicts.body);
+    // Without documents there is nothing that they could belong to, as in CouchDB.
+    assert_eq!(ids(&get(world.at(), "/d/_changes?conflicts=true&attachments=true").await).len(), 60);
+    for (query, status) in [
+        ("filter=app/broken", 404),
+        ("filter=app/unknown", 400),
+        ("filter=_view&view=app/v", 400),
+        ("include_docs=true&attachments=true", 400),
+        ("style=odd", 400),
+        ("seq_interval=0", 400),
+        ("limt=1", 400),
+        ("descending=true&since=00000000000000000000000001", 400),
+    ] {
+        let answer = get(world.at(), &format!("/d/_changes?{query}")).await;
+        assert_eq!(answer.head.status, status, "{query}");
+        assert!(answer.json()["reason"].is_string());
+    }
+    // Letters of any case, `live`, and the last event as a parameter.
+    assert_eq!(ids(&get(world.at(), "/d/_changes?LIMIT=1&Feed=normal").await), ["doc0"]);
+    let live = get(world.at(), "/d/_changes?feed=live&timeout=0&limit=2").await;
+    assert_eq!(live.body.lines().count(), 3);
+    let from = format!("/d/_changes?last-event-id={}", custom.last_seq());
+    assert_eq!(ids(&get(world.at(), &from).await).len(), 60 - 28);
+    layer.create(&crate::common::db("secret", 1), 1).await;
+    let secret = get(world.at(), "/secret/_changes").await;
+    assert_eq!((secret.head.status, &secret.json()["error"]), (403, &"forbidden".into()));
+}

@@ -61,6 +61,8 @@ fn header() -> impl Strategy<Value = String> {
         Just("Content-Type"),
         Just("Content-Encoding"),
         Just("Idempotency-Key"),
+        Just("Sec-Fetch-Site"),
+        Just("X-Forwarded-For"),
         Just("Connection"),
         Just("Host"),
         Just("Origin"),

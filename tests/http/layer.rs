@@ -8,7 +8,7 @@ use std::{
 use futures_util::future::BoxFuture;
 use notibus::{
     Bus, Changes, ChangesOptions, Db, DbName, DocId, DocSource, DocSummary, Leaf, Result, Revision, Sequence,
-    http::Databases,
+    http::{Asked, Databases, Failure, Lens},
     store::{Database, Transaction},
 };
 
@@ -77,6 +77,61 @@ impl Databases for Layer {
     fn find<'a>(&'a self, _tx: &'a Transaction, name: &'a DbName) -> BoxFuture<'a, Result<Option<Db>>> {
         let found = self.databases.lock().unwrap().get(name).cloned();
         Box::pin(std::future::ready(Ok(found)))
+    }
+
+    fn may_read<'a>(&'a self, _: Option<&'a str>, db: &'a Db) -> BoxFuture<'a, Result<bool>> {
+        Box::pin(std::future::ready(Ok(db.name.as_str() != "secret")))
+    }
+
+    fn lens<'a>(
+        &'a self,
+        _: &'a Db,
+        asked: &'a Asked,
+    ) -> BoxFuture<'a, Result<Option<Arc<dyn Lens>>, Failure>> {
+        let lens = match asked.filter.as_deref() {
+            Some("_selector") => String::from_utf8(asked.body.to_vec()).ok(),
+            Some("app/ids") => {
+                asked.parameters.iter().find(|(key, _)| key == "end").map(|(_, end)| end.clone())
+            }
+            Some("app/broken") => return Box::pin(std::future::ready(Err(Failure::not_found("missing")))),
+            None if asked.conflicts && !asked.attachments => Some(String::new()),
+            _ => None,
+        };
+        let lens = lens.map(|text| Arc::new(Chosen { text, conflicts: asked.conflicts }) as Arc<dyn Lens>);
+        Box::pin(std::future::ready(Ok(lens)))
+    }
+}
+
+/// Shows documents whose ids stand in a text, or end with it.
+struct Chosen {
+    /// The text.
+    text: String,
+    /// Whether bodies have conflicts.
+    conflicts: bool,
+}
+
+impl DocSource for Chosen {
+    fn body<'a>(
+        &'a self,
+        _: &'a Transaction,
+        _: &'a Db,
+        doc: &'a DocSummary,
+    ) -> BoxFuture<'a, Result<Option<bytes::Bytes>>> {
+        let conflicts = if self.conflicts { ",\"_conflicts\":[]" } else { "" };
+        let body = format!("{{\"_id\":\"{}\"{conflicts}}}", doc.id);
+        Box::pin(std::future::ready(Ok(Some(body.into()))))
+    }
+}
+
+impl Lens for Chosen {
+    fn keeps<'a>(
+        &'a self,
+        doc: &'a DocSummary,
+        body: Option<&'a bytes::Bytes>,
+    ) -> BoxFuture<'a, Result<bool>> {
+        assert!(body.is_some(), "filters go by bodies");
+        let id = doc.id.as_str();
+        Box::pin(std::future::ready(Ok(self.text.contains(id) || id.ends_with(&self.text))))
     }
 }
 

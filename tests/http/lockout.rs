@@ -33,9 +33,9 @@ fn base64(text: &str) -> String {
         let bits =
             part.iter().fold(0_u32, |bits, &byte| bits << 8 | u32::from(byte)) << (8 * (3 - part.len()));
         (0..4)
-            .map(|place| match place <= part.len() {
-                true => DIGITS[(bits >> (18 - 6 * place)) as usize & 63] as char,
-                false => '=',
+            .map(|place| {
+                let digit = DIGITS[(bits >> (18 - 6 * place)) as usize & 63] as char;
+                if place <= part.len() { digit } else { '=' }
             })
             .collect::<String>()
     };

@@ -11,16 +11,20 @@ use std::sync::Arc;
 use axum::{
     Router,
     extract::{FromRequestParts, Path, Request, State},
-    http::{Method, request::Parts},
+    http::{Method, StatusCode, request::Parts},
     response::{IntoResponse, Response},
     routing::any,
 };
 
 use serde::de::DeserializeOwned;
 
-use self::{looks::Looks, source::DocChanges};
+use self::{
+    looks::Looks,
+    source::{DocChanges, Shown},
+};
 use super::{
-    Api, Databases, Failure, Inner,
+    Api, Asked, Databases, Failure, Inner, Lens,
+    admission::Caller,
     api::at,
     db_updates::{check_method, finish, is_known, not_modified, tag},
     query::{Mode, Query, Topic},
@@ -51,6 +55,26 @@ impl Served {
         let name = DbName::new(name).map_err(|_| Failure::no_database())?;
         let find = async |tx| self.databases.find(&tx, &name).await;
         self.inner.feed.context.db.run(find).await?.ok_or_else(Failure::no_database)
+    }
+
+    /// The same, for who may read it. Fails with 403, in CouchDB's words, if `caller` may not.
+    async fn find_for(&self, name: &str, caller: Option<&str>) -> Result<Db, Failure> {
+        let db = self.find(name).await?;
+        if self.databases.may_read(caller, &db).await? {
+            return Ok(db);
+        }
+        Err(Failure::new(StatusCode::FORBIDDEN, "forbidden", "You are not allowed to access this db."))
+    }
+
+    /// How the layer shows documents to who has asked so. Fails with 400 if it does not.
+    async fn lens(&self, db: &Db, asked: &Asked) -> Result<Arc<dyn Lens>, Failure> {
+        let lens = self.databases.lens(db, asked).await?;
+        lens.ok_or_else(|| {
+            Failure::bad_request(match asked.filter {
+                Some(_) => "Supported filters: _doc_ids, _design",
+                None => "The documents of this database have neither `conflicts` nor `attachments` to show.",
+            })
+        })
     }
 }
 
@@ -121,15 +145,17 @@ async fn feed(
     let inner = &served.inner;
     let text = parts.uri.query().unwrap_or_default();
     let mut query = Query::parse(text, &parts.headers, &inner.options, Topic::Documents)?;
-    if query.conflicts || query.attachments {
-        return Err(Failure::bad_request("`conflicts` and `attachments` are not supported here."));
-    }
     let body = match parts.method {
         Method::POST => inner.body(&parts.headers, body).await?,
         _ => axum::body::Bytes::new(),
     };
     let wanted = query::wanted(&query, &body)?;
-    let db = served.find(name).await?;
+    let caller = parts.extensions.get::<Caller>().map(|caller| &*caller.0);
+    let db = served.find_for(name, caller).await?;
+    let lens = match query::asked(&query, &body, caller) {
+        None => None,
+        Some(asked) => Some(served.lens(&db, &asked).await?),
+    };
     if shard.is_some() && query.descending {
         return Err(Failure::bad_request("The rows of one shard come oldest first."));
     }
@@ -152,7 +178,8 @@ async fn feed(
         Start::Now => served.changes.feed(&db).now().await?.into(),
         Start::At(cursor) => cursor,
     };
-    let source = DocChanges::begin(served, db, shard, &query, wanted, since).await?;
+    let shown = Shown { wanted, lens };
+    let source = DocChanges::begin(served, db, shard, &query, shown, since).await?;
     let mut response = Stream::new(source, &query, around).into_response();
     finish(&mut response, &parts.method, tag);
     Ok(response)

@@ -2,11 +2,12 @@
 
 use std::collections::HashSet;
 
+use axum::body::Bytes;
 use serde_json::Value;
 
 use crate::{
     changes::DocId,
-    http::{Failure, query::Query},
+    http::{Asked, Failure, query::Query},
 };
 
 /// Which documents are asked for.
@@ -31,6 +32,23 @@ impl Wanted {
     }
 }
 
+/// What only the layer can answer of `query`; `None` if it need not be asked. What belongs to documents has no meaning without them.
+pub(super) fn asked(query: &Query, body: &Bytes, caller: Option<&str>) -> Option<Asked> {
+    let filter = query.filter.clone().filter(|filter| !["_doc_ids", "_design"].contains(&&**filter));
+    let conflicts = query.include_docs && query.conflicts;
+    let attachments = query.include_docs && query.attachments;
+    let parameters = if filter.is_some() { query.rest.clone() } else { Vec::new() };
+    let (body, caller) = (body.clone(), caller.map(str::to_owned));
+    (filter.is_some() || conflicts || attachments).then_some(Asked {
+        filter,
+        parameters,
+        body,
+        conflicts,
+        attachments,
+        caller,
+    })
+}
+
 /// Which documents `query` and the body of a request ask for. Fails with 400.
 pub(super) fn wanted(query: &Query, body: &[u8]) -> Result<Wanted, Failure> {
     let body = match body.trim_ascii() {
@@ -53,6 +71,7 @@ pub(super) fn wanted(query: &Query, body: &[u8]) -> Result<Wanted, Failure> {
             ids.map(Wanted::Ids)
                 .ok_or_else(|| Failure::bad_request("`doc_ids` has to be an array of document ids."))
         }
-        Some(_) => Err(Failure::bad_request("Supported filters: _doc_ids, _design")),
+        // The layer's.
+        Some(_) => Ok(Wanted::All),
     }
 }

@@ -22,6 +22,7 @@ use crate::{
     event::Db,
     feed::Feed,
     http::{
+        Lens,
         form::{Writer, write_string},
         page::{PageSize, cut_at},
         query::{Mode, Query},
@@ -37,11 +38,29 @@ const PAGE_ROWS: usize = 256;
 const PAGE_DOCS: usize = 32;
 
 /// A read of the store in a task of its own: it goes on also while the client is slow, and gives back its turn.
-struct Load(JoinHandle<Result<ChangesPage>>);
+struct Load(JoinHandle<Result<(ChangesPage, Kept)>>);
+
+/// For each row of a page whether the layer keeps it; empty if it keeps all.
+type Kept = Vec<bool>;
+
+/// Which documents are shown, and how.
+#[derive(Clone)]
+pub(super) struct Shown {
+    /// Which are wanted.
+    pub wanted: Wanted,
+    /// How the layer shows them, if only it knows.
+    pub lens: Option<Arc<dyn Lens>>,
+}
 
 impl Load {
     /// Begins to read what `query` asks for; if it is just a look, only if there may be anything.
-    fn begin(served: &Arc<Served>, db: &Db, query: &ChangesQuery, is_look: bool) -> Self {
+    fn begin(
+        served: &Arc<Served>,
+        db: &Db,
+        query: &ChangesQuery,
+        lens: Option<Arc<dyn Lens>>,
+        is_look: bool,
+    ) -> Self {
         let (served, db, query) = (Arc::clone(served), db.clone(), query.clone());
         Self(tokio::spawn(async move {
             // What a shard was closed by shows in its own rows only.
@@ -49,16 +68,24 @@ impl Load {
                 let feed = served.changes.feed(&db);
                 if !served.looks.has_news(&feed, &db, query.from.position()).await? {
                     let (next, rows) = (query.from, Vec::new());
-                    return Ok(ChangesPage { rows, next, more: false, resharded: None });
+                    return Ok((ChangesPage { rows, next, more: false, resharded: None }, Kept::new()));
                 }
             }
             let _turn = served.inner.reads.acquire().await.expect("the semaphore is never closed");
-            served.changes.rows(&db, &query, &*served.databases).await
+            let Some(lens) = lens else {
+                return Ok((served.changes.rows(&db, &query, &*served.databases).await?, Kept::new()));
+            };
+            let page = served.changes.rows(&db, &query, &*lens).await?;
+            let mut kept = Kept::with_capacity(page.rows.len());
+            for row in &page.rows {
+                kept.push(lens.keeps(&row.change.doc, row.body.as_ref()).await?);
+            }
+            Ok((page, kept))
         }))
     }
 
     /// What was read. It is cancel safe.
-    async fn done(&mut self) -> Result<ChangesPage> {
+    async fn done(&mut self) -> Result<(ChangesPage, Kept)> {
         (&mut self.0).await.unwrap_or_else(|error| Err(Error::corrupt("page", error.to_string())))
     }
 }
@@ -79,12 +106,14 @@ pub(super) struct DocChanges {
     query: ChangesQuery,
     /// How many rows are read at once.
     page_size: PageSize,
-    /// Which documents are wanted.
-    wanted: Wanted,
+    /// Which documents are shown, and how.
+    shown: Shown,
+    /// Whether rows have their documents.
+    with_docs: bool,
     /// Of rows that are read backwards: the last ones that are not wanted.
     until: Sequence,
-    /// What was read and not sent.
-    rows: VecDeque<ChangeRow>,
+    /// What was read and not sent, and whether it is to be.
+    rows: VecDeque<(ChangeRow, bool)>,
     /// Whether everything was read.
     is_at_end: bool,
     /// Where another shard has taken over.
@@ -114,7 +143,7 @@ impl DocChanges {
         db: Db,
         shard: Option<ShardId>,
         query: &Query,
-        wanted: Wanted,
+        shown: Shown,
         since: Cursor,
     ) -> Result<Self> {
         let is_live = query.mode != Mode::Normal && !query.descending;
@@ -122,9 +151,10 @@ impl DocChanges {
         // Before the first read, so that nothing comes in between.
         let reshards = served.inner.reshards.subscribe();
         let updates = is_live.then(|| served.inner.dispatcher.subscribe(filter).stream());
-        let most = if query.include_docs { PAGE_DOCS } else { PAGE_ROWS };
-        let limit = match wanted {
-            Wanted::All => usize::try_from(query.limit).unwrap_or(most).clamp(1, most),
+        let (with_docs, is_chosen) = (query.include_docs, shown.lens.is_some());
+        let most = if with_docs || is_chosen { PAGE_DOCS } else { PAGE_ROWS };
+        let limit = match shown.wanted {
+            Wanted::All if !is_chosen => usize::try_from(query.limit).unwrap_or(most).clamp(1, most),
             _ => most,
         };
         let query = ChangesQuery {
@@ -132,20 +162,21 @@ impl DocChanges {
             limit,
             descending: query.descending,
             all_leaves: query.all_leaves,
-            include_docs: query.include_docs,
+            include_docs: with_docs || is_chosen,
             shard,
         };
         if query.descending {
             // It checks the position.
             served.changes.feed(&db).page(since, 1).await?;
         }
-        let page = Load::begin(served, &db, &query, false).done().await?;
+        let page = Load::begin(served, &db, &query, shown.lens.clone(), false).done().await?;
         let mut source = Self {
             served: Arc::clone(served),
             db,
             query,
             page_size: PageSize::new(limit),
-            wanted,
+            shown,
+            with_docs,
             until: since.position(),
             rows: VecDeque::new(),
             is_at_end: false,
@@ -171,7 +202,7 @@ impl DocChanges {
     }
 
     /// Sends this page next.
-    fn turn(&mut self, page: ChangesPage) {
+    fn turn(&mut self, (page, keeps): (ChangesPage, Kept)) {
         let ChangesPage { mut rows, mut next, mut more, mut resharded } = page;
         let kept = self.page_size.keep(rows.iter().map(size_of_row));
         if kept < rows.len() {
@@ -182,10 +213,11 @@ impl DocChanges {
             (more, resharded) = (true, None);
         }
         self.query.limit = self.page_size.rows();
-        self.rows = rows.into();
+        let keeps = keeps.into_iter().chain(std::iter::repeat(true));
+        self.rows = rows.into_iter().zip(keeps).collect();
         self.is_at_end = !more;
         if self.query.descending {
-            let wanted = self.rows.partition_point(|row| row.change.sequence > self.until);
+            let wanted = self.rows.partition_point(|(row, _)| row.change.sequence > self.until);
             self.is_at_end |= wanted < self.rows.len();
             self.rows.truncate(wanted);
         }
@@ -197,13 +229,13 @@ impl DocChanges {
     fn write(&mut self, out: &mut Writer, limit: u64) {
         while out.rows() < limit
             && !out.is_full()
-            && let Some(row) = self.rows.pop_front()
+            && let Some((row, is_kept)) = self.rows.pop_front()
         {
             self.seen += 1;
             self.seq = row.change.sequence.into();
-            if self.wanted.has(&row.change.doc.id) {
+            if is_kept && self.shown.wanted.has(&row.change.doc.id) {
                 let seq = self.seq;
-                out.row(&seq, |bytes| write_row(bytes, &row, &seq, self.query.include_docs));
+                out.row(&seq, |bytes| write_row(bytes, &row, &seq, self.with_docs));
             }
         }
     }
@@ -227,8 +259,9 @@ impl Source for DocChanges {
             if out.rows() > 0 {
                 return Ok(Progress::More);
             }
-            let Self { served, db, query, is_look, .. } = self;
-            let load = self.load.get_or_insert_with(|| Load::begin(served, db, query, *is_look));
+            let Self { served, db, query, shown, is_look, .. } = self;
+            let load =
+                self.load.get_or_insert_with(|| Load::begin(served, db, query, shown.lens.clone(), *is_look));
             let page = load.done().await;
             (self.load, self.is_look) = (None, false);
             match page {
