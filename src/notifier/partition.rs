@@ -108,6 +108,8 @@ impl Task {
                 Ok(()) => {}
                 Err(error @ Error::LeaseLost { .. }) => return Err(error),
                 Err(error) => {
+                    // What waits, waits for this to be over, not for a ring.
+                    self.present.set_left(true);
                     tracing::error!(partition = self.partition.0, %error, "fold failed, trying again");
                     tokio::select! {
                         biased;

@@ -60,6 +60,10 @@ pub(super) struct Plan {
     pub has_late_events: bool,
     /// Whether producers do little but delete and recreate a few names, and subscribers read in small pages.
     pub churns_names: bool,
+    /// Whether rows that nobody can decode come into the counters and the feed.
+    pub breaks_rows: bool,
+    /// How large a transaction of a fold can be, if it is less than usual, in bytes.
+    pub fold_size_max: Option<usize>,
     /// What subscribers do and what is done to them.
     pub subscribers: SubscriberPlan,
     /// How nodes live.
@@ -170,6 +174,8 @@ impl Plan {
             producer: ProducerOptions { slots: random.u16(1..=3), record_versionstamps: random.bool() },
             has_late_events: !has_janitor && random.bool(),
             churns_names: false,
+            breaks_rows: false,
+            fold_size_max: None,
             subscribers: SubscriberPlan::default(),
             node,
             notifier: NotifierOptions {
@@ -219,6 +225,8 @@ impl Plan {
             self.janitor.tombstone_retention = Duration::from_millis(random.u64(1..=200));
             self.subscribers.is_slow |= random.bool();
         }
+        self.breaks_rows = random.u32(0..4) == 0;
+        self.fold_size_max = (random.u32(0..4) == 0).then(|| random.usize(6_000..9_000));
         self
     }
 

@@ -532,8 +532,15 @@ impl Flight {
             touch(&*before, mutation, &mut touched);
         }
         self.inner.set_option(TransactionOption::ReportConflicts);
+        if let Some(size) = shared.plan.fold_size_max.filter(|_| is_fold(&self.mutations)) {
+            self.inner.set_option(TransactionOption::SizeLimit(size));
+        }
         let result = ready(self.inner.commit());
         let Issuer { process, generation } = self.issuer;
+        let too_large = StoreError::TRANSACTION_TOO_LARGE.code();
+        if result.as_ref().is_err_and(|error| error.code() == Some(too_large)) {
+            shared.witness(Witness::FoldTooLarge);
+        }
         match &result {
             Ok(Some(stamp)) => {
                 if is_orphan {

@@ -102,6 +102,10 @@ named! {
         LateFoldCommitted,
         /// A late commit was refused by the store.
         LateCommitRefused,
+        /// A fold was too large for its store, and came again in parts.
+        FoldTooLarge,
+        /// A row that nobody can decode was written.
+        RowBroken,
         /// A lease was taken from a living owner that did not give it up in time.
         LeaseTakenFromLiving,
         /// An owner gave a lease back that is to be another node's, and went on.

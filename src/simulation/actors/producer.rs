@@ -7,9 +7,15 @@ use crate::{
     encoding::Counters,
     error::Result,
     event::{Db, DbInstance, DbName, DdocId},
+    feed::Topology,
+    keys::Partition,
     producer::Producer,
-    simulation::app::{self, Line},
-    store::{Isolation, Transaction},
+    simulation::{
+        app::{self, Line},
+        shared::BROKEN,
+        witness::Witness,
+    },
+    store::{AtomicOp, Isolation, Transaction},
 };
 
 /// What is done to a database.
@@ -33,6 +39,12 @@ pub(super) async fn run(place: Place) {
     };
     while place.is_chaos() {
         place.pause(place.shared.plan.think_max_ms).await;
+        if place.shared.plan.breaks_rows
+            && place.random(20) == 0
+            && let Err(error) = break_rows(&place).await
+        {
+            place.note(|| format!("could not break rows: {error}"));
+        }
         let work = draw(&place);
         let done = if place.random(4) == 0 {
             let number = place.shared.draw(0..=u64::MAX);
@@ -48,6 +60,26 @@ pub(super) async fn run(place: Place) {
             place.note(|| format!("could not produce: {error}"));
         }
     }
+}
+
+/// Writes rows that nobody can decode: to the counters of a partition, and to an open shard of the feed.
+async fn break_rows(place: &Place) -> Result<()> {
+    let feed = place.bus.feed();
+    let partition = Partition(place.random(place.shared.plan.partitions.into()) as u32);
+    let counters = [&feed.context.keys.drains(partition, partition).begin[..], BROKEN].concat();
+    let number = place.random(1_000) as usize;
+    place.note(|| format!("breaks rows of partition {}", partition.0));
+    let write = async |tx: Transaction| {
+        let topology = Topology::read(&tx, feed.raw(), Isolation::Serializable).await?;
+        let spaces: Vec<_> = feed.raw().spaces(topology.current()).collect();
+        let row = spaces[number % spaces.len()].append(feed.context.config.incarnation, 0xfff0);
+        tx.set(&counters, BROKEN);
+        tx.atomic(AtomicOp::SetVersionstampedKey, &row, BROKEN);
+        Ok(())
+    };
+    place.db.run(write).await?;
+    place.shared.witness(Witness::RowBroken);
+    Ok(())
 }
 
 /// What a transaction does.

@@ -12,6 +12,7 @@ use crate::{
     keys::{FoldMark, Layout, Lease, Partition, ShardId, TopologyRow},
     notification::Notification,
     routing::{SchemeId, Schemes},
+    simulation::shared::BROKEN,
 };
 
 /// What a fold has taken out of the counters, and the rows that it has written.
@@ -184,6 +185,7 @@ impl Oracle {
         change: &Change,
     ) -> Verdict {
         match change {
+            Change { before: None, after: Some(value) } if value == BROKEN => {}
             Change { before: None, after: Some(value) } => {
                 let row = Notification::from_bytes(sequence, value).map_err(|error| error.to_string())?;
                 if sequence.versionstamp() != seen.stamp {

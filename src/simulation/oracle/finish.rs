@@ -10,7 +10,10 @@ use crate::{
     event::{Db, DbName, DdocId},
     keys::{CursorRow, GroupId, Lease},
     notification::Notification,
-    simulation::{app::AppKey, shared::show_key},
+    simulation::{
+        app::AppKey,
+        shared::{BROKEN, show_key},
+    },
 };
 
 impl Oracle {
@@ -101,6 +104,8 @@ impl Oracle {
         for (key, value) in rows {
             let item = Item::of(key);
             match &item {
+                Item::Broken => {}
+                Item::Row(feed, ..) if feed == Self::feed() && value == BROKEN => {}
                 Item::Row(feed, shard, at) if feed == Self::feed() => {
                     placed += 1;
                     let known = self.rows.values().find(|placed| placed.row.sequence == *at);

@@ -6,7 +6,10 @@ use crate::{
     encoding::{Incarnation, Sequence, Versionstamp},
     event::{Db, DbInstance, DbName, DdocId},
     keys::{GroupName, NodeId, ShardId},
-    simulation::{app::AppKey, shared::BUS_PREFIX},
+    simulation::{
+        app::AppKey,
+        shared::{BROKEN, BUS_PREFIX},
+    },
 };
 
 /// What a key is. Feeds are named by their bytes.
@@ -68,6 +71,8 @@ pub(super) enum Item {
     Cursor(String),
     /// The id of a transaction.
     TransactionId,
+    /// A row among the counters that nobody can decode.
+    Broken,
     /// None that is known.
     Unknown,
 }
@@ -80,6 +85,9 @@ impl Item {
         }
         if key.starts_with(crate::store::TRANSACTION_IDS_PREFIX) {
             return Self::TransactionId;
+        }
+        if key.starts_with(BUS_PREFIX) && key.ends_with(BROKEN) {
+            return Self::Broken;
         }
         let elements = key.strip_prefix(BUS_PREFIX).and_then(|rest| unpack::<Vec<Element<'_>>>(rest).ok());
         elements.and_then(|elements| Self::of_elements(&elements)).unwrap_or(Self::Unknown)
