@@ -1,7 +1,8 @@
 //! Time and randomness, behind one seam.
 //!
 //! Everything that sleeps, measures, jitters or draws asks an [`Env`], so that a run can be replayed from its seed and
-//! tests can pause time. The wall clock is for lag figures only: no decision rests on it.
+//! tests can pause time. The wall clock is for lag figures, and for the version at which an embedded store begins: no other decision
+//! rests on it.
 
 use std::{
     fmt,
@@ -15,7 +16,7 @@ use futures_util::future::BoxFuture;
 pub trait Environment: Send + Sync + 'static {
     /// Time since an arbitrary start; never goes back.
     fn now(&self) -> Duration;
-    /// Milliseconds since 1970, for figures that people read.
+    /// Milliseconds since 1970, for figures that people read and for where versions of an embedded store begin.
     fn wall_ms(&self) -> u64;
     /// 64 random bits.
     fn random(&self) -> u64;
@@ -43,7 +44,7 @@ impl Env {
         self.0.now()
     }
 
-    /// Milliseconds since 1970, for figures that people read.
+    /// Milliseconds since 1970, for figures that people read and for where versions of an embedded store begin.
     pub fn wall_ms(&self) -> u64 {
         self.0.wall_ms()
     }

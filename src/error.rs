@@ -77,11 +77,12 @@ pub enum Error {
         reason: String,
     },
 
-    /// The position is below the feed's horizon: rows that the reader has not seen may have been dropped for good. List all
+    /// The position is below the feed's horizon: rows that the reader has not seen may have been dropped for good. Or it is of another
+    /// history than the store's: an older copy has taken the place of its folder, or a store in memory began again. List all
     /// databases again (read from [`Cursor::NOTHING`](crate::Cursor::NOTHING)), and go on from there.
-    #[error("the position is expired: rows up to {horizon} may have been dropped; read again from nothing")]
+    #[error("the position is expired: rows up to {horizon} may be missed; read again from nothing")]
     Expired {
-        /// The oldest position from which a reader misses nothing.
+        /// A position from which a reader misses nothing.
         horizon: Sequence,
     },
 

@@ -8,7 +8,7 @@ use std::{
 
 use notibus::{
     Error, Result,
-    store::{self, Database, Isolation, KeyRange, RangeRead},
+    store::{Database, Isolation, KeyRange, RangeRead},
 };
 use tempfile::TempDir;
 

@@ -4,11 +4,13 @@
 
 mod common;
 
+use std::time::Duration;
+
 use common::{counts, db, eager, record, row_with, rows, wide_bus};
-use futures_util::FutureExt;
+use futures_util::{FutureExt, future::BoxFuture};
 use notibus::{
-    Bus, BusOptions, Change, Changes, ChangesOptions, Cursor, Db, DocId, DocSummary, Error, Incarnation,
-    ProducerOptions, Revision, Sequence, StoreError, Versionstamp,
+    Bus, BusOptions, Change, Changes, ChangesOptions, Cursor, Db, DocId, DocSummary, Env, Environment, Error,
+    Incarnation, ProducerOptions, Revision, Sequence, StoreError, Versionstamp,
     store::{AtomicOp, Database, Isolation, KeyRange, RangeRead, Transaction, testing::Faults},
 };
 
@@ -116,6 +118,27 @@ async fn everything_comes_along_and_later_sequences_sort_after_it() {
     assert!(bus.feed().page(cursor, 100).await.is_ok(), "a position of before stays valid");
 }
 
+/// An environment whose wall clock is far behind.
+struct Behind(Env);
+
+impl Environment for Behind {
+    fn now(&self) -> Duration {
+        self.0.now()
+    }
+
+    fn wall_ms(&self) -> u64 {
+        1
+    }
+
+    fn random(&self) -> u64 {
+        self.0.random()
+    }
+
+    fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
+        Box::pin(self.0.sleep(duration))
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn stamps_of_producers_are_the_newest_also_after_a_move() {
     let old = Database::memory();
@@ -138,7 +161,8 @@ async fn stamps_of_producers_are_the_newest_also_after_a_move() {
     assert_eq!(row_with(&bus, &db("db", 1), [0, 0, 1, 0]).await.versionstamp, Some(stamp));
     notifier.shutdown().await.unwrap();
     let bytes = exported(&bus).await;
-    let new = Database::memory();
+    // Its clock is behind, and so are its versions.
+    let new = Database::memory_in(Env::new(Behind(Env::system())));
     Bus::import(&new, PREFIX, &mut &bytes[..]).await.unwrap();
     let bus = wide_bus(&new).await;
     let later = recorded(&new, &bus).await;

@@ -9,7 +9,7 @@ use super::{
     topology::{Resharded, space_of},
 };
 use crate::{
-    cursor::Cursor,
+    cursor::{Cursor, Knowledge},
     encoding::Sequence,
     error::{Error, Result},
     keys::{RowSpace, ShardId, TopologyRow},
@@ -68,13 +68,32 @@ impl<'a> RawFeed<'a> {
     }
 
     /// The last sequence that `tx` can see, the topology, and the cursor of a reader that has begun. Fails if the reader is
-    /// ahead of the store, or if rows that it has not seen may have been dropped.
+    /// ahead of the store, of another history, or if rows that it has not seen may have been dropped.
     async fn begin(self, tx: &Transaction, cursor: Cursor) -> Result<(Sequence, Topology, Cursor)> {
         let horizon = self.horizon(tx, Isolation::Snapshot);
         let (begun, horizon) = tokio::join!(self.begin_kept(tx, cursor.position()), horizon);
         let ((last, topology), horizon) = (begun?, horizon?);
         cursor.check(horizon)?;
+        self.check_history(cursor, last)?;
         Ok((last, topology, cursor.begin(last)))
+    }
+
+    /// Fails if the cursor is of another history: the folder was replaced by an older copy of it, or a store in memory began again.
+    /// What such a reader knows may never have happened here, and what has happened here it may not know.
+    pub fn check_history(self, cursor: Cursor, last: Sequence) -> Result<()> {
+        let config = &self.context.config;
+        let known = match cursor.knowledge() {
+            Knowledge::Nothing => None,
+            Knowledge::UpTo(known) => Some(known),
+        };
+        let mut positions = [known, cursor.began(), Some(cursor.position())].into_iter().flatten();
+        let is_foreign = |position: Sequence| {
+            // Before the incarnation was raised, another store has given them out.
+            position.incarnation() == config.incarnation
+                && position != Sequence::MIN
+                && !self.context.db.may_have_used(position.versionstamp().version())
+        };
+        if positions.any(is_foreign) { Err(Error::Expired { horizon: last }) } else { Ok(()) }
     }
 
     /// [`RawFeed::begin`] for readers for whom the janitor keeps what they have still to read: no horizon holds for them.

@@ -162,6 +162,7 @@ impl<R> Group<R> {
                     return Err(Error::invalid("start", reason));
                 }
                 start.check(horizon)?;
+                feed.check_history(start, now)?;
                 start.position()
             }
         };

@@ -63,6 +63,10 @@ impl SimulatedStore {
 }
 
 impl Backend for SimulatedStore {
+    fn may_have_used(&self, version: u64) -> bool {
+        self.engine.may_have_used(version)
+    }
+
     fn begin(&self) -> Box<dyn TransactionBackend> {
         let state = State { inner: Arc::from(self.engine.begin()), attempt: Attempt::default() };
         Box::new(SimulatedTransaction {

@@ -27,6 +27,12 @@ pub(crate) trait Backend: Send + Sync + 'static {
         false
     }
 
+    /// Whether the store has given out `version`, as far as it knows: one that an embedded store has not, another one has, such as
+    /// the same folder before an older copy took its place. A cluster keeps no such history.
+    fn may_have_used(&self, _version: u64) -> bool {
+        true
+    }
+
     /// Why the store takes no more writes, if that is so.
     fn failure(&self) -> Option<StoreError> {
         None

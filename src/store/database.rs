@@ -229,6 +229,11 @@ impl Database {
         self.backend.is_first_use(name)
     }
 
+    /// Whether the store has given out `version`, as far as it knows: [`Backend::may_have_used`].
+    pub(crate) fn may_have_used(&self, version: u64) -> bool {
+        self.backend.may_have_used(version)
+    }
+
     /// Why the store takes no more writes, if that is so: the disk of its folder has failed. Reads go on. What it has acknowledged is
     /// there when it is opened again; so a program best says why, and ends.
     pub fn failure(&self) -> Option<Error> {

@@ -6,7 +6,7 @@ use std::{
 };
 
 use clap::Subcommand;
-use notibus::{Bus, Group, GroupStatus, Sequence, ShardLag, ShardStatus, Start};
+use notibus::{Bus, DbInstance, Group, GroupStatus, Sequence, ShardLag, ShardStatus, Start};
 use serde::Serialize;
 
 use crate::{Failure, store::Store, topology::FeedName};
@@ -105,7 +105,13 @@ fn start(text: &str) -> notibus::Result<Start> {
 }
 
 impl At {
-    /// Opens the bus.
+    /// Opens the bus to read it.
+    async fn read(&self) -> Result<Bus, Failure> {
+        let db = self.store.open_to_read().await?.now();
+        Ok(Bus::open_existing(&db, self.prefix.as_bytes()).await?)
+    }
+
+    /// Opens the bus to change it.
     async fn open(&self) -> Result<Bus, Failure> {
         self.store.check_exists()?;
         let db = self.store.open().await?;
@@ -131,28 +137,37 @@ impl At {
 }
 
 impl Of {
-    /// Opens the bus, and finds the group.
+    /// Opens the bus to read it, and finds the group.
+    async fn read(&self) -> Result<Group<()>, Failure> {
+        Ok(self.at.read().await?.any_group(self.instance(), &self.group)?)
+    }
+
+    /// Opens the bus to change it, and finds the group.
     async fn open(&self) -> Result<Group<()>, Failure> {
-        let instance = match self.feed {
+        Ok(self.at.open().await?.any_group(self.instance(), &self.group)?)
+    }
+
+    /// Whose documents it follows, if it does.
+    fn instance(&self) -> Option<DbInstance> {
+        match self.feed {
             FeedName::Notifications => None,
             FeedName::Documents(instance) => Some(instance),
-        };
-        Ok(self.at.open().await?.any_group(instance, &self.group)?)
+        }
     }
 }
 
 /// Looks at groups, or manages them.
 pub async fn run(args: Args) -> Result<(), Failure> {
     match args.command {
-        Command::List(at) => at.print(&at.open().await?.groups().await?, readable),
-        Command::Lag(of) => of.at.print(&of.open().await?.lag().await?, lag),
+        Command::List(at) => at.print(&at.read().await?.groups().await?, readable),
+        Command::Lag(of) => of.at.print(&of.read().await?.lag().await?, lag),
         Command::Reset { of, to, force } => {
             let to = start(&to)?;
             Ok(of.open().await?.reset(to, force).await?)
         }
         Command::Delete { of, force } => Ok(of.open().await?.delete(force).await?),
         Command::DeadLetters(DeadLetters::List(of)) => {
-            let group = of.open().await?;
+            let group = of.read().await?;
             group.status().await?;
             let mut after = Sequence::MIN;
             loop {

@@ -2,6 +2,7 @@
 
 #[cfg(feature = "http")]
 mod credential;
+mod folder;
 mod groups;
 mod nodes;
 mod relocate;
@@ -39,9 +40,13 @@ enum Command {
     /// Look at groups of durable consumers, and manage them.
     Groups(groups::Args),
     /// Write a bus to a file, to be imported into another store. Nothing may write to it any more.
-    Export(relocate::Args),
+    Export(relocate::ExportArgs),
     /// Bring the bus of a file into a store. Positions of readers stay valid.
-    Import(relocate::Args),
+    Import(relocate::ImportArgs),
+    /// Copy the folder of a store, also while another process commits to it.
+    Backup(folder::BackupArgs),
+    /// Look for damage in the folder of a store, and say where it is. Nothing is changed.
+    Check(folder::CheckArgs),
     /// Print the nodes of a bus, and which of them live.
     Nodes(nodes::Args),
     /// Replay a history of database events through the whole bus, and check the outcome.
@@ -145,6 +150,8 @@ async fn run(command: Command) -> Result<(), Failure> {
     match command {
         #[cfg(feature = "http")]
         Command::Credential(command) => credential::run(&command),
+        Command::Backup(args) => folder::backup(&args),
+        Command::Check(args) => folder::check(&args),
         Command::Groups(args) => groups::run(args).await,
         Command::Export(args) => relocate::export(args).await,
         Command::Import(args) => relocate::import(args).await,

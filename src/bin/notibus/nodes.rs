@@ -6,7 +6,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use notibus::{Bus, NodeId, NodeStatus};
+use notibus::{Bus, NodeId, NodeStatus, store::Database};
 use serde::Serialize;
 
 use crate::{Failure, store::Store};
@@ -42,17 +42,16 @@ struct Seen<'a> {
 
 /// Prints the nodes.
 pub async fn run(args: Args) -> Result<(), Failure> {
-    args.store.check_exists()?;
-    let db = args.store.open().await?;
-    let bus = Bus::open_existing(&db, args.prefix.as_bytes()).await?;
-    let before = bus.nodes().await?;
+    // What was read of a folder stays as it was: to see who lives, it is read again.
+    let nodes = async |db: &Database| Bus::open_existing(db, args.prefix.as_bytes()).await?.nodes().await;
+    let before = nodes(&args.store.open_to_read().await?.now()).await?;
     if !before.is_empty() {
         tokio::select! {
             () = tokio::time::sleep(args.watch) => {}
             _ = tokio::signal::ctrl_c() => return Ok(()),
         }
     }
-    let after = bus.nodes().await?;
+    let after = nodes(&args.store.open_to_read().await?.db).await?;
     let mut out = std::io::stdout().lock();
     let fail = |error: std::io::Error| Failure::Failed(format!("standard output: {error}"));
     if after.is_empty() && !args.json {
@@ -113,7 +112,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_node_lives_if_its_beat_has_changed() {
-        let db = notibus::store::Database::memory();
+        let db = Database::memory();
         let bus = Bus::open(&db, notibus::BusOptions::default()).await.unwrap();
         let node = bus.node(notibus::NodeOptions::default()).await.unwrap();
         let first = bus.nodes().await.unwrap();

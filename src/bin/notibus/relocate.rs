@@ -10,9 +10,28 @@ use notibus::Bus;
 
 use crate::{Failure, store::Store};
 
+/// What to write to a file.
+#[derive(Debug, clap::Args)]
+pub struct ExportArgs {
+    /// From where, and to which file.
+    #[command(flatten)]
+    args: Args,
+    /// Write what is whole of a damaged folder. Rows may be missing then, and old ones may be there.
+    #[arg(long)]
+    salvage: bool,
+}
+
+/// What to bring into a store.
+#[derive(Debug, clap::Args)]
+pub struct ImportArgs {
+    /// From which file, and to where.
+    #[command(flatten)]
+    args: Args,
+}
+
 /// What to move.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+struct Args {
     /// The file that holds the bus.
     file: PathBuf,
     /// The store: "dir:PATH" or "fdb:FILE".
@@ -31,9 +50,8 @@ impl Args {
 }
 
 /// Writes the bus to a file, which must not exist.
-pub async fn export(args: Args) -> Result<(), Failure> {
-    args.store.check_exists()?;
-    let db = args.store.open().await?;
+pub async fn export(ExportArgs { args, salvage }: ExportArgs) -> Result<(), Failure> {
+    let db = if salvage { args.store.salvage()? } else { args.store.open_to_read().await?.at_rest()? };
     let bus = Bus::open_existing(&db, args.prefix.as_bytes()).await?;
     let file = File::create_new(&args.file).map_err(|error| args.fail(&error))?;
     let exported = async {
@@ -52,7 +70,7 @@ pub async fn export(args: Args) -> Result<(), Failure> {
 }
 
 /// Brings the bus of a file into a store.
-pub async fn import(args: Args) -> Result<(), Failure> {
+pub async fn import(ImportArgs { args }: ImportArgs) -> Result<(), Failure> {
     let file = File::open(&args.file).map_err(|error| args.fail(&error))?;
     let db = args.store.open().await?;
     Bus::import(&db, args.prefix.as_bytes(), &mut BufReader::new(file)).await?;

@@ -24,6 +24,9 @@ const VARIABLE: &str = "NOTIBUS_CREDENTIALS";
 /// How many rows of `_db_updates` the dispatcher keeps in memory, if nothing else is asked for.
 const ROWS_KEPT_MAX: usize = 16_384;
 
+/// How many open files are kept for the store and the process itself, which need half as many.
+const FILES_RESERVED: u64 = 40;
+
 /// How to serve.
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -72,7 +75,7 @@ pub async fn run(args: Args) -> Result<(), Failure> {
     let access = access(args.credentials.as_deref())?;
     let is_open = matches!(access, Access::Open);
     let limits = ServerOptions {
-        connections_max: args.connections_max,
+        connections_max: connections_max(args.connections_max)?,
         write_timeout: args.write_timeout,
         hosts: if is_open || !args.host.is_empty() { Hosts::Local(args.host) } else { Hosts::Any },
         is_public: !is_open,
@@ -90,9 +93,6 @@ pub async fn run(args: Args) -> Result<(), Failure> {
         keeps_db_updates: !args.no_db_updates,
         ..ApiOptions::default()
     };
-    if let Err(error) = rlimit::increase_nofile_limit(u64::MAX) {
-        tracing::warn!(%error, "the limit of open files is as it was");
-    }
     let listener = TcpListener::bind(args.listen)
         .await
         .map_err(|error| Failure::BadInput(format!("cannot listen on {}: {error}", args.listen)))?;
@@ -168,6 +168,7 @@ fn check(limits: &ServerOptions, listen: SocketAddr) -> Result<(), Failure> {
 fn access(file: Option<&Path>) -> Result<Access, Failure> {
     let (text, place) = match file {
         Some(file) => {
+            check_mode(file)?;
             let text = std::fs::read_to_string(file)
                 .map_err(|error| Failure::BadInput(format!("{}: {error}", file.display())))?;
             (Some(text), file.display().to_string())
@@ -189,6 +190,46 @@ fn access(file: Option<&Path>) -> Result<Access, Failure> {
         }
         None => Ok(Access::Open),
     }
+}
+
+/// Fails if others than its owner may read `file`, or write to it.
+fn check_mode(file: &Path) -> Result<(), Failure> {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        let metadata = std::fs::metadata(file)
+            .map_err(|error| Failure::BadInput(format!("{}: {error}", file.display())))?;
+        let mode = metadata.permissions().mode() & 0o777;
+        if metadata.is_file() && mode & 0o077 != 0 {
+            let file = file.display();
+            let reason = format!(
+                "{file} says who may ask, and others may read or write it ({mode:o}): chmod 600 {file}"
+            );
+            return Err(Failure::BadInput(reason));
+        }
+    }
+    Ok(())
+}
+
+/// How many of `wanted` connections there can be, so that the store is never without the files that it needs.
+fn connections_max(wanted: usize) -> Result<usize, Failure> {
+    if let Err(error) = rlimit::increase_nofile_limit(u64::MAX) {
+        tracing::warn!(%error, "the limit of open files is as it was");
+    }
+    let Ok((limit, _)) = rlimit::Resource::NOFILE.get() else { return Ok(wanted) };
+    let most = usize::try_from(limit.saturating_sub(FILES_RESERVED)).unwrap_or(usize::MAX);
+    if most == 0 {
+        return Err(Failure::BadInput(format!(
+            "the limit of open files is {limit}, and the store needs {FILES_RESERVED}: raise it (ulimit -n)"
+        )));
+    }
+    if most < wanted {
+        eprintln!(
+            "notibus: at most {most} connections at once: the limit of open files is {limit}, and {FILES_RESERVED} are kept for the \
+             store; raise it (ulimit -n) for more"
+        );
+    }
+    Ok(most.min(wanted))
 }
 
 /// Completes when the process is told to stop.

@@ -1,6 +1,6 @@
 //! `--store`: which store to use.
 
-use std::{path::PathBuf, str::FromStr, sync::LazyLock};
+use std::{fmt, path::PathBuf, str::FromStr, sync::LazyLock};
 
 use notibus::{Error, Result, StoreError, store::Database};
 use tokio::sync::watch;
@@ -39,6 +39,74 @@ impl Store {
         let failed = db.failed();
         tokio::spawn(async { FAILED.send_replace(Some(failed.await)) });
         Ok(db)
+    }
+}
+
+/// A store that was opened to be read.
+pub struct Reading {
+    /// The store.
+    pub db: Database,
+    /// Whether another process has it open, so that this is what it was, and stays so.
+    is_past: bool,
+    /// Which one it is.
+    store: Store,
+}
+
+impl Reading {
+    /// The store, after a word on what it is.
+    pub fn now(self) -> Database {
+        if self.is_past {
+            eprintln!("notibus: another process has {} open: this is what it has written so far", self.store);
+        }
+        self.db
+    }
+
+    /// The store, if nobody else has it open.
+    pub fn at_rest(self) -> Result<Database, Failure> {
+        if self.is_past {
+            return Err(Failure::BadInput(format!(
+                "{} is open in another process: stop it first",
+                self.store
+            )));
+        }
+        Ok(self.db)
+    }
+}
+
+impl Store {
+    /// Opens the store to read it: of a folder, the right to read is enough, and another process may have it open.
+    pub async fn open_to_read(&self) -> Result<Reading, Failure> {
+        self.check_exists()?;
+        let (db, is_past) = match self {
+            Self::Dir(path) => {
+                let (db, report) = Database::open_dir_to_read(path)?;
+                (db, report.is_open)
+            }
+            _ => (self.open().await?, false),
+        };
+        Ok(Reading { db, is_past, store: self.clone() })
+    }
+
+    /// What is whole of a damaged folder.
+    pub fn salvage(&self) -> Result<Database, Failure> {
+        self.check_exists()?;
+        let Self::Dir(path) = self else {
+            return Err(Failure::BadInput("only what is in a folder can be salvaged".to_owned()));
+        };
+        let (db, report) = Database::salvage_dir(path)?;
+        for damage in &report.damages {
+            eprintln!("notibus: damaged: {damage}");
+        }
+        Ok(db)
+    }
+}
+
+impl fmt::Display for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Memory => f.write_str("memory"),
+            Self::Dir(path) | Self::FoundationDb(path) => path.display().fmt(f),
+        }
     }
 }
 

@@ -27,8 +27,9 @@ pub struct Args {
 /// Prints the rows.
 pub async fn run(args: Args) -> Result<(), Failure> {
     let since: Start = args.since.parse()?;
-    args.store.check_exists()?;
-    let db = args.store.open().await?;
+    let reading = args.store.open_to_read().await?;
+    // Nothing new would ever be seen.
+    let db = if args.follow { reading.at_rest()? } else { reading.now() };
     let bus = Bus::open_existing(&db, args.prefix.as_bytes()).await?;
     if args.follow {
         let dispatcher = bus.dispatcher(DispatcherOptions::default()).await?;

@@ -116,9 +116,14 @@ struct Topology {
 /// Does what `command` says.
 pub async fn run(command: Command) -> Result<(), Failure> {
     let (Command::Show { feed, .. } | Command::Reshard { feed, .. }) = &command;
-    // Opening a folder would make one.
-    feed.store.check_exists()?;
-    let db = feed.store.open().await?;
+    let db = match &command {
+        Command::Show { .. } => feed.store.open_to_read().await?.now(),
+        Command::Reshard { .. } => {
+            // Opening a folder would make one.
+            feed.store.check_exists()?;
+            feed.store.open().await?
+        }
+    };
     let bus = Bus::open_existing(&db, feed.prefix.as_bytes()).await?;
     match feed.feed {
         FeedName::Notifications => run_on(&bus.feed(), &command).await,

@@ -165,6 +165,11 @@ impl Core {
         self.version
     }
 
+    /// Whether `version` was given out since the core was made.
+    pub fn has_used(&self, version: u64) -> bool {
+        (self.version_start..=self.version).contains(&version)
+    }
+
     /// The newest rows.
     pub fn snapshot(&mut self, now: Duration) -> Snapshot {
         self.told = now;

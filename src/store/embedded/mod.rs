@@ -210,6 +210,10 @@ impl Backend for Embedded {
             && self.0.used.lock().expect("no holder panics").insert(name.to_vec())
     }
 
+    fn may_have_used(&self, version: u64) -> bool {
+        self.0.history.contains(version) || self.0.core().has_used(version)
+    }
+
     fn failure(&self) -> Option<StoreError> {
         self.0.failed.get()
     }

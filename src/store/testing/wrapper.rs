@@ -68,6 +68,10 @@ pub(super) fn wrap<I: Interceptor>(db: &Database, interceptor: &Arc<I>) -> Datab
 }
 
 impl<I: Interceptor> Backend for Wrapper<I> {
+    fn may_have_used(&self, version: u64) -> bool {
+        self.inner.may_have_used(version)
+    }
+
     fn failure(&self) -> Option<StoreError> {
         self.inner.failure()
     }

@@ -1,0 +1,142 @@
+//! Histories of a store: what becomes of readers whose folder is replaced by an older copy, or whose store began again.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::{fs, path::Path, time::Duration};
+
+use common::{db, eager, record, row_with, wide_bus, within};
+use notibus::{
+    Bus, Cursor, DispatcherOptions, Error, Filter, GroupOptions, Interruption, Sequence, Start,
+    store::{Database, testing::SimulatedDisk},
+};
+use tokio_stream::StreamExt;
+
+/// Updates `a` so that it has had `count` updates, and waits until that is folded.
+async fn update(store: &Database, bus: &Bus, count: u64) {
+    record(store, bus, &db("a", 1), [0, 0, 1, 0]).await;
+    row_with(bus, &db("a", 1), [1, 0, count, 0]).await;
+}
+
+/// Where the feed of `bus` is, as a reader that has seen everything knows it.
+async fn now(bus: &Bus) -> Sequence {
+    bus.feed().now().await.unwrap()
+}
+
+/// Whether a reader at `since` is refused as one of another history.
+async fn is_expired(bus: &Bus, since: impl Into<Cursor>) -> bool {
+    match bus.feed().page(since, 10).await {
+        Ok(_) => false,
+        Err(Error::Expired { .. }) => true,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// What the life of a store in `folder` leaves: positions of before the copy, and of after it.
+async fn live_and_copy(folder: &Path, copy: &Path) -> (Sequence, Sequence) {
+    let store = Database::open_dir(folder).unwrap();
+    let bus = wide_bus(&store).await;
+    let notifier = bus.notifier(eager()).await.unwrap();
+    record(&store, &bus, &db("a", 1), [1, 0, 0, 0]).await;
+    update(&store, &bus, 1).await;
+    let kept = now(&bus).await;
+    let report = Database::backup_dir(folder, copy).unwrap();
+    assert!(report.is_open && report.rows > 3 && report.damages.is_empty(), "{report:?}");
+    update(&store, &bus, 2).await;
+    let lost = now(&bus).await;
+    notifier.shutdown().await.unwrap();
+    (kept, lost)
+}
+
+/// Once, a reader at a position of a history that a restored copy did not have was refused at first, and some seconds later was given
+/// what came next, without what had happened since the copy.
+#[tokio::test]
+async fn a_reader_of_a_history_that_was_lost_has_expired() {
+    let parent = tempfile::tempdir().unwrap();
+    let (folder, copy) = (parent.path().join("store"), parent.path().join("copy"));
+    let (kept, lost) = live_and_copy(&folder, &copy).await;
+    fs::remove_dir_all(&folder).unwrap();
+    fs::rename(&copy, &folder).unwrap();
+
+    let mut positions = vec![kept];
+    for round in 0..3 {
+        let store = Database::open_dir(&folder).unwrap();
+        let bus = wide_bus(&store).await;
+        let notifier = bus.notifier(eager()).await.unwrap();
+        for count in [2 * round + 2, 2 * round + 3] {
+            assert!(is_expired(&bus, lost).await, "{round}");
+            assert!(!is_expired(&bus, Cursor::NOTHING).await, "{round}");
+            for &position in &positions {
+                assert!(!is_expired(&bus, position).await, "{round}");
+            }
+            update(&store, &bus, count).await;
+            assert_eq!(bus.feed().page(kept, 10).await.unwrap().rows.len(), 1);
+            positions.push(now(&bus).await);
+        }
+        // A subscriber is told so, and starts with nothing.
+        let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
+        let mut rows = dispatcher.subscribe(Filter::all()).since(Start::from(lost)).stream();
+        let first = within("an interruption", rows.next()).await.unwrap();
+        assert!(matches!(first, Err(Interruption::Expired { .. })), "{first:?}");
+        assert!(within("a row", rows.next()).await.unwrap().is_ok());
+        // A group does not begin there.
+        let start = GroupOptions::default().start_from(Cursor::from(lost));
+        let refused = bus.group("mailer").unwrap().create(&start).await;
+        assert!(matches!(refused, Err(Error::Expired { .. })), "{refused:?}");
+        drop(rows);
+        dispatcher.shutdown().await;
+        notifier.shutdown().await.unwrap();
+    }
+}
+
+/// A store in memory that begins again knows nothing of those before it.
+#[tokio::test]
+async fn a_reader_of_a_store_in_memory_that_is_gone_has_expired() {
+    let mut before: Option<Sequence> = None;
+    for _ in 0..2 {
+        let store = Database::memory();
+        let bus = wide_bus(&store).await;
+        let notifier = bus.notifier(eager()).await.unwrap();
+        record(&store, &bus, &db("a", 1), [1, 0, 0, 0]).await;
+        update(&store, &bus, 1).await;
+        if let Some(before) = before {
+            assert!(is_expired(&bus, before).await);
+        }
+        before = Some(now(&bus).await);
+        assert!(!is_expired(&bus, now(&bus).await).await);
+        notifier.shutdown().await.unwrap();
+        // Versions are microseconds of a clock that is read in milliseconds.
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// A reader outlives every end of the store that loses nothing: a close, a kill, and a power failure.
+#[tokio::test]
+async fn a_reader_of_what_was_kept_goes_on() {
+    let mut disk = SimulatedDisk::new(512);
+    let mut positions = Vec::new();
+    for round in 0..6 {
+        let store = disk.open_small(2_000).unwrap();
+        let bus = wide_bus(&store).await;
+        let notifier = bus.notifier(eager()).await.unwrap();
+        if round == 0 {
+            record(&store, &bus, &db("a", 1), [1, 0, 0, 0]).await;
+        }
+        for &position in &positions {
+            assert!(!is_expired(&bus, position).await, "{round}");
+        }
+        positions.push(now(&bus).await);
+        update(&store, &bus, round + 1).await;
+        positions.push(now(&bus).await);
+        let next = match round % 3 {
+            0 => disk.clone(),
+            1 => disk.copied(),
+            _ => disk.after_power_failure(|_| 0).0,
+        };
+        notifier.shutdown().await.unwrap();
+        drop(bus);
+        drop(store);
+        disk = next;
+    }
+}
