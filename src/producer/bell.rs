@@ -50,8 +50,6 @@ async fn ring(context: &Context, partitions: &[Partition]) {
         .await;
     match rung {
         Ok(()) => context.stats.bells.add(partitions.len() as u64),
-        Err(error) => {
-            tracing::warn!(%error, partitions = partitions.len(), "doorbells were not rung");
-        }
+        Err(error) => context.stats.health.complain(context.env(), "ringing of doorbells", &error),
     }
 }

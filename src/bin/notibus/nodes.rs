@@ -9,7 +9,7 @@ use std::{
 use notibus::{Bus, NodeId, NodeStatus};
 use serde::Serialize;
 
-use crate::{Failure, store::Store};
+use crate::{Failure, deadline::Deadline, signals::stopped, store::Store};
 
 /// How to look at the nodes of a bus.
 #[derive(Debug, clap::Args)]
@@ -41,18 +41,21 @@ struct Seen<'a> {
 }
 
 /// Prints the nodes.
-pub async fn run(args: Args) -> Result<(), Failure> {
+pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
     args.store.check_exists()?;
     let db = args.store.open().await?;
-    let bus = Bus::open_existing(&db, args.prefix.as_bytes()).await?;
-    let before = bus.nodes().await?;
+    let prefix = args.prefix.as_bytes();
+    let look = "looking at the nodes";
+    let bus = deadline.of(look, Bus::open_existing(&db, prefix)).await?;
+    let before = deadline.of(look, bus.nodes()).await?;
     if !before.is_empty() {
+        let mut stopped = stopped()?;
         tokio::select! {
             () = tokio::time::sleep(args.watch) => {}
-            _ = tokio::signal::ctrl_c() => return Ok(()),
+            () = stopped.wait() => return Ok(()),
         }
     }
-    let after = bus.nodes().await?;
+    let after = deadline.of(look, bus.nodes()).await?;
     let mut out = std::io::stdout().lock();
     let fail = |error: std::io::Error| Failure::Failed(format!("standard output: {error}"));
     if after.is_empty() && !args.json {
