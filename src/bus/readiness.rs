@@ -11,7 +11,7 @@ use std::{
 
 use super::Bus;
 use crate::{
-    error::{Error, StoreError},
+    error::{Error, Result, StoreError},
     keys::{NodeId, NodeRow, Partition},
     store::{Isolation, RangeRead, RetryPolicy, Transaction},
 };
@@ -134,7 +134,7 @@ impl Bus {
 
     /// Reads what the work of this process rests on: the configuration, the rows of its nodes, and of the partitions that it folds what
     /// waits there. Returns whether all of its nodes take part.
-    async fn read_own(&self, tx: &Transaction) -> crate::Result<bool> {
+    async fn read_own(&self, tx: &Transaction) -> Result<bool> {
         let context = &*self.context;
         let keys = &context.keys;
         let stored = tx.get(&keys.config(), Isolation::Snapshot).await?;
