@@ -1,6 +1,7 @@
 //! [`Bus`]: opens the bus in a store and starts its roles.
 
 mod node;
+mod readiness;
 
 use std::{
     io::{Read, Write},
@@ -180,8 +181,8 @@ impl Bus {
 
     /// Joins the nodes of the bus.
     async fn join(&self, options: NodeOptions) -> Result<Arc<Member>> {
-        let Context { db, keys, stats, .. } = &*self.context;
-        Member::join(db, keys, stats, options).await
+        let Context { db, keys, config, stats, .. } = &*self.context;
+        Member::join(db, keys, Some(*config), stats, options).await
     }
 
     /// The nodes that have joined and not left, in the order of their ids. Some may have died since: only one whose beat

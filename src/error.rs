@@ -181,6 +181,25 @@ pub enum Error {
         what: String,
     },
 
+    /// The bus that this process has opened is there no more: the store was wiped or restored, or the bus was moved. What this
+    /// process knows of it holds no more, and waiting does not help: end it, and open the bus again.
+    #[error("the bus that was opened is there no more: {reason}")]
+    BusGone {
+        /// What is there instead.
+        reason: String,
+    },
+
+    /// The store has not answered in time, and what was to be done is given up. What the process held expires by itself.
+    #[error(
+        "gave up {what} after {after:?}, because the store does not answer: what was held expires by itself"
+    )]
+    GaveUp {
+        /// What.
+        what: &'static str,
+        /// After how long.
+        after: std::time::Duration,
+    },
+
     /// Another owner took the lease: stop working on the resource. Nothing of this transaction was committed.
     #[error("the lease of {resource} is lost: epoch {held} was held, {found} is in the store")]
     LeaseLost {

@@ -41,6 +41,7 @@ mod error;
 mod event;
 mod feed;
 mod group;
+mod health;
 #[cfg(feature = "http")]
 pub mod http;
 mod janitor;

@@ -144,6 +144,12 @@ pub(crate) struct OpenCursor {
 }
 
 impl OpenCursor {
+    /// Logs that it could not be saved; the next save makes that good.
+    pub fn complain(&self, error: &Error) {
+        let context = &self.cursor.context;
+        context.stats.health.complain(context.env(), "saving of a cursor", error);
+    }
+
     /// Where it stands in the store.
     pub fn stored(&self) -> Cursor {
         self.stored

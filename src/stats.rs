@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::encoding::Counters;
+use crate::{encoding::Counters, health::Health};
 
 /// A count that only grows.
 #[derive(Debug, Default)]
@@ -29,6 +29,8 @@ macro_rules! stats {
             $($(#[doc = $doc])* pub $name: Count,)*
             /// Events folded, in the lanes' order.
             folded: [Count; 4],
+            /// What keeps the roles from their work.
+            pub health: Health,
         }
 
         /// What the roles of this process have done since the bus was opened.

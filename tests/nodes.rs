@@ -144,6 +144,41 @@ async fn a_dead_node_is_replaced_after_the_expiry_and_one_balance_interval() {
     assert_eq!(bus.nodes().await.unwrap().len(), 1, "the row of the dead one is removed");
 }
 
+/// Once, a node whose bus was wiped wrote itself into whatever was there, and failed at each partition 65 times a second; one whose
+/// incarnation was raised went on to write sequences of the old one.
+#[tokio::test(start_paused = true)]
+async fn a_node_stops_its_roles_once_its_bus_is_gone() {
+    for is_wiped in [true, false] {
+        let store = Database::memory();
+        let bus = wide_bus(&store).await;
+        let notifier = bus.notifier(unpolled()).await.unwrap();
+        if is_wiped {
+            let wipe = store.run(async |tx| {
+                tx.clear_range(&KeyRange::prefix(""));
+                Ok(())
+            });
+            wipe.await.unwrap();
+        } else {
+            // As an operator does who has not stopped all processes: the configuration is another one from now on.
+            let raise = store.run(async |tx| {
+                let config = stored(&store, b"notibus").await[0].clone();
+                let raised = [&config.1[..6], &[1]].concat();
+                tx.set(&config.0, &raised);
+                Ok(())
+            });
+            raise.await.unwrap();
+        }
+        tokio::time::sleep(INTERVAL * 2).await;
+        assert!(notifier.partitions().is_empty(), "it gives everything up");
+        let left = stored(&store, b"").await;
+        tokio::time::sleep(EXPIRY * 10).await;
+        assert_eq!(stored(&store, b"").await, left, "and writes nothing any more");
+        notifier.shutdown().await.unwrap();
+        let error = bus.notifier(unpolled()).await.unwrap_err();
+        assert!(matches!(error, Error::BusGone { .. }), "{error}");
+    }
+}
+
 /// The first node that comes after all have died has to wait, because it cannot know when they did.
 #[tokio::test(start_paused = true)]
 async fn a_node_that_finds_only_dead_ones_takes_over_after_the_expiry() {
@@ -463,7 +498,7 @@ async fn idle_nodes_cost_little_whatever_has_moved() {
     let (reads, writes) = (after.reads - before.reads, after.write_commits - before.write_commits);
     println!("4 nodes, 64 partitions in {runs} runs: {reads} reads, {writes} writes in 300 s");
     assert!((390..=404).contains(&writes), "{writes} writes");
-    assert!(runs <= 20 && reads <= 300 * runs as u64 + 4 * 340, "{reads} reads of {runs} runs");
+    assert!(runs <= 20 && reads <= 300 * runs as u64 + 4 * 440, "{reads} reads of {runs} runs");
 }
 
 /// Once, each node counted on an even share for all: beside a node that takes one partition, another one took 4 of 8, and three

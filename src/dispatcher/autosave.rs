@@ -62,7 +62,7 @@ impl Autosave {
         match saved {
             Err(error @ Error::CursorLost { .. }) => Err(error),
             Err(error) => {
-                tracing::warn!(%error, "a cursor cannot be saved, trying again later");
+                self.cursor.complain(&error);
                 Ok(())
             }
             Ok(()) => Ok(()),

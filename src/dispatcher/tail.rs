@@ -7,6 +7,9 @@ use futures_util::FutureExt;
 use super::{DispatcherOptions, Shared};
 use crate::{error::Error, notification_feed::NotificationTail};
 
+/// What is reported of the tail.
+const TAIL: &str = "tail of a dispatcher";
+
 /// How long the tail pauses after a failure that its transaction could not mend.
 const FAILURE_PAUSE: Duration = Duration::from_secs(1);
 
@@ -28,6 +31,7 @@ async fn read(shared: &Shared, mut tail: NotificationTail) -> ! {
     loop {
         match tail.next().await {
             Ok(page) => {
+                shared.context.stats.health.works(TAIL, 0);
                 shared.context.stats.rows_tailed.add(page.rows.len() as u64);
                 shared.hand_out(page.rows, page.to, !page.more);
                 // Many pages in a row must not keep the subscribers of this thread waiting.
@@ -39,7 +43,7 @@ async fn read(shared: &Shared, mut tail: NotificationTail) -> ! {
                 tail.restart(horizon);
             }
             Err(error) => {
-                tracing::error!(%error, "the feed cannot be read, trying again");
+                shared.context.stats.health.failed(shared.context.env(), TAIL, 0, &error);
                 shared.context.env().sleep(FAILURE_PAUSE).await;
             }
         }

@@ -14,7 +14,7 @@ use crate::{
     bugs::{Bug, is_on},
     context::Context,
     encoding::Sequence,
-    error::Result,
+    error::{Error, Result},
     keys::FeedId,
     store::{Isolation, Row, Transaction},
 };
@@ -25,6 +25,9 @@ const QUIET: Duration = Duration::from_millis(10);
 
 /// How often it looks for rows that no hint has told of, if nothing else is asked for.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
+
+/// What is reported of watches.
+const WATCH: &str = "watch of a feed";
 
 /// Waits for new rows of a feed.
 pub(crate) struct Pulse {
@@ -157,6 +160,11 @@ impl Probe<'_> {
         Ok(look)
     }
 
+    /// Logs that there is no watch, so that the poll has to do.
+    fn complain(&self, error: &Error) {
+        self.feed.context.stats.health.complain(self.feed.context.env(), WATCH, error);
+    }
+
     /// Sets watches, unless there are some, once everything was read in `tx`. What comes after its read version fires them.
     pub async fn watch(self, tx: &Transaction, look: &mut Look) -> Result<()> {
         if look.pulse.is_none() || self.is_watching {
@@ -165,15 +173,14 @@ impl Probe<'_> {
         let keys: Vec<_> = self.feed.context.keys.pulse_keys(self.feed.id).collect();
         match try_join_all(keys.iter().map(|key| tx.watch(key))).await {
             Ok(watches) => {
-                look.fired = Some(Box::pin(async {
+                let (stats, env) = (Arc::clone(&self.feed.context.stats), self.feed.context.env().clone());
+                look.fired = Some(Box::pin(async move {
                     let (fired, _, _others) = select_all(watches).await;
-                    fired
-                        .inspect_err(|error| tracing::warn!(%error, "no watch on the feed, polling instead"))
-                        .is_ok()
+                    fired.inspect_err(|error| stats.health.complain(&env, WATCH, error)).is_ok()
                 }));
             }
             Err(error) if error.is_retryable() => return Err(error),
-            Err(error) => tracing::warn!(%error, "no watch on the feed, polling instead"),
+            Err(error) => self.complain(&error),
         }
         Ok(())
     }

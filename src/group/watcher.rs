@@ -79,7 +79,7 @@ impl Watcher {
                 Err(error) => Err(error),
             };
             if let Err(error) = looked {
-                tracing::warn!(%error, "the watcher of groups could not look, trying again");
+                self.context.stats.health.complain(self.context.env(), "watcher of groups", &error);
                 self.context.env().sleep(FAILURE_PAUSE).await;
                 continue;
             }

@@ -178,6 +178,7 @@ impl Api {
             closing: watch::Sender::new(false),
             options,
         };
+        inner.feed.context.stats.health.close_at_end(inner.closing.clone());
         Ok(Self { inner: Arc::new(inner) })
     }
 
@@ -194,6 +195,8 @@ impl Api {
                 router.route_layer(middleware::from_fn_with_state(Arc::clone(&self.inner), guard))
             }
         };
+        let router =
+            router.route_layer(middleware::from_fn_with_state(Arc::clone(&self.inner), refuse_at_end));
         self.counted(router)
     }
 
@@ -228,6 +231,17 @@ async fn guard(State(inner): State<Arc<Inner>>, mut request: Request, next: Next
         };
     }
     next.run(request).await
+}
+
+/// Lets no request through once the bus is gone: whatever it would be answered would be of another bus, or of none.
+async fn refuse_at_end(State(inner): State<Arc<Inner>>, request: Request, next: Next) -> Response {
+    match inner.feed.context.stats.health.ended() {
+        None => next.run(request).await,
+        Some(_) => {
+            let reason = "The bus that this server has opened is there no more. Start the server again.";
+            Failure::new(StatusCode::SERVICE_UNAVAILABLE, "service_unavailable", reason).into_response()
+        }
+    }
 }
 
 /// Counts an answer.

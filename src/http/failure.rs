@@ -85,7 +85,8 @@ impl From<Error> for Failure {
             Error::NoShard { .. } => Self::not_found(format!("{error}")),
             Error::Invalid { .. } | Error::UnknownScheme { .. } => Self::bad_request(error.to_string()),
             Error::Store(_) | Error::RetriesExhausted { .. } => {
-                tracing::error!(%error, "the store has failed a request");
+                // What the roles meet is in the log already, and this would be there for each request.
+                tracing::debug!(%error, "the store has failed a request");
                 let reason = "The store cannot be reached or is overloaded. Try again later.";
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, "service_unavailable", reason)
             }

@@ -1,6 +1,6 @@
 //! `/_notibus/health`, `/_notibus/status` and `/_notibus/metrics`: how the node and the bus are.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use axum::{
     Router,
@@ -19,9 +19,6 @@ use super::{
     refusals::Refusals,
 };
 use crate::error::Result;
-
-/// How long the store may take to answer before the node counts as not ready.
-const READY_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Api {
     /// How the node and the bus are: `/_notibus/health/live` and `/_notibus/health/ready` for everyone, `/_notibus/status` and
@@ -59,37 +56,28 @@ async fn method_not_allowed() -> Failure {
     Failure::method_not_allowed("GET,HEAD")
 }
 
-/// That something is not as it should be, and why.
-fn unavailable(reason: &str) -> Response {
-    api::json(StatusCode::SERVICE_UNAVAILABLE, &json!({ "status": "unavailable", "reason": reason }))
+/// That something is not as it should be, and why: in a word for programs, and in a sentence.
+fn unavailable(cause: &str, reason: &str) -> Response {
+    let told = json!({ "status": "unavailable", "cause": cause, "reason": reason });
+    api::json(StatusCode::SERVICE_UNAVAILABLE, &told)
 }
 
 /// The process lives, and its store takes writes: if it takes no more, only another start can help.
 async fn live(State(inner): State<Arc<Inner>>) -> Response {
     match inner.bus.store().failure() {
         None => api::json(StatusCode::OK, &json!({ "status": "ok" })),
-        Some(_) => unavailable("The store takes no more writes; /_notibus/status says why."),
+        Some(_) => unavailable("failed", "The store takes no more writes; /_notibus/status says why."),
     }
 }
 
-/// The node can do its work: the store answers, and nothing is being shut down.
+/// What is recorded now would be delivered: what the work of the node rests on can be read, and nothing is being shut down.
 async fn ready(State(inner): State<Arc<Inner>>) -> Response {
     if inner.is_closing() {
-        return unavailable("The node is being shut down.");
+        return unavailable("closing", "The node is being shut down.");
     }
-    if inner.bus.store().failure().is_some() {
-        return unavailable("The store takes no more writes; /_notibus/status says why.");
-    }
-    tokio::select! {
-        now = inner.feed.now() => match now {
-            Ok(_) => api::json(StatusCode::OK, &json!({ "status": "ok" })),
-            Err(error) => {
-                // What it is, strangers need not know.
-                tracing::warn!(%error, "the node is not ready: the store cannot be read");
-                unavailable("The store cannot be read.")
-            }
-        },
-        () = inner.env().sleep(READY_TIMEOUT) => unavailable("The store does not answer."),
+    match inner.bus.readiness().await {
+        Ok(()) => api::json(StatusCode::OK, &json!({ "status": "ok" })),
+        Err(unready) => unavailable(unready.cause(), &unready.to_string()),
     }
 }
 

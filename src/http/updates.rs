@@ -190,7 +190,8 @@ impl Updates {
             // Its position is of another history: no time will mend that.
             Some(Some(Err(Interruption::Failed(error @ Error::Invalid { .. })))) => return Err(error),
             Some(Some(Err(Interruption::Failed(error)))) => {
-                tracing::warn!(%error, "a live feed cannot catch up, trying again");
+                let context = &self.inner.feed.context;
+                context.stats.health.complain(context.env(), "catching up of a live feed", &error);
                 let retry_at = self.inner.env().now() + FAILURE_PAUSE;
                 self.live().retry_at = Some(retry_at);
             }

@@ -139,7 +139,9 @@ impl Work for Cleaning {
                 match pass.run(&mut age, &mut clean_to, &mut worked, &mut sweeper).await {
                     Ok(()) => {}
                     Err(error @ Error::LeaseLost { .. }) => return Err(error),
-                    Err(error) => tracing::warn!(%error, "the janitor could not finish, trying again later"),
+                    Err(error) => {
+                        self.context.stats.health.complain(self.context.env(), "pass of the janitor", &error);
+                    }
                 }
                 self.context.env().sleep(self.options.interval).await;
             }

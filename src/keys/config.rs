@@ -29,6 +29,20 @@ impl Config {
         Ok(Self { incarnation, ..self })
     }
 
+    /// Fails with [`Error::BusGone`] unless the bus is still the one that was opened with this configuration; `stored` is what is
+    /// there now.
+    pub fn check_stored(self, stored: Option<&[u8]>) -> Result<()> {
+        let gone = |reason: String| Err(Error::BusGone { reason });
+        match stored.map(Self::from_bytes).transpose()? {
+            None => gone("its configuration was removed, as by wiping the store".to_owned()),
+            Some(stored) if stored.incarnation != self.incarnation => {
+                gone(format!("its incarnation was {}, and is {}", self.incarnation.0, stored.incarnation.0))
+            }
+            Some(stored) if stored != self => gone("it has another number of partitions".to_owned()),
+            Some(_) => Ok(()),
+        }
+    }
+
     /// The stored form: format (2 bytes), partitions (4), incarnation (1).
     pub fn to_bytes(self) -> Vec<u8> {
         [&FORMAT.to_be_bytes()[..], &self.partitions.to_be_bytes(), &[self.incarnation.0]].concat()

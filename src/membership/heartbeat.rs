@@ -24,10 +24,14 @@ use super::{
 };
 use crate::{
     env::Env,
-    error::{Result, panic_text},
-    keys::{Keys, NodeId, NodeRow, Role},
+    error::{Error, Result, panic_text},
+    keys::{Config, Keys, NodeId, NodeRow, Role},
+    stats::Stats,
     store::{Database, Isolation, RetryPolicy, Transaction},
 };
+
+/// What is reported of the heartbeat.
+const HEARTBEAT: &str = "heartbeat of a node";
 
 /// How the node stands: the token under which it takes part, or `None` while it has fallen out.
 pub(super) type Standing = Option<[u8; 16]>;
@@ -75,6 +79,10 @@ pub(super) struct Heartbeat {
     db: Database,
     /// The keys of the bus.
     keys: Keys,
+    /// What the bus was opened with, if that is compared.
+    config: Option<Config>,
+    /// What keeps the process from its work.
+    stats: Arc<Stats>,
     /// How it lives.
     options: NodeOptions,
     /// What it does.
@@ -94,7 +102,8 @@ pub(super) struct Heartbeat {
 impl Heartbeat {
     /// The heartbeat of node `id`, which has not joined yet.
     pub fn new(
-        (db, keys): (&Database, &Keys),
+        (db, keys, config): (&Database, &Keys, Option<Config>),
+        stats: &Arc<Stats>,
         id: NodeId,
         options: &NodeOptions,
         roles: &SharedRoles,
@@ -105,6 +114,8 @@ impl Heartbeat {
             id,
             db: db.clone(),
             keys: keys.clone(),
+            config,
+            stats: Arc::clone(stats),
             options: options.clone(),
             roles: Arc::clone(roles),
             standing,
@@ -138,8 +149,11 @@ impl Heartbeat {
                     None => return,
                 },
                 () = env.sleep(next) => {
-                    if let Err(error) = self.guarded_pulse().await {
-                        tracing::warn!(node = %self.id, %error, "heartbeat failed");
+                    let beaten = self.guarded_pulse().await;
+                    let health = &self.stats.health;
+                    match beaten {
+                        Ok(()) => health.works(HEARTBEAT, 0),
+                        Err(error) => health.failed(&env, HEARTBEAT, 0, &error),
                     }
                 }
             }
@@ -160,8 +174,21 @@ impl Heartbeat {
         }
     }
 
-    /// Beats, or joins again if the node has fallen out.
+    /// Beats, or joins again if the node has fallen out. Once the bus is gone it does neither.
     async fn pulse(&mut self) -> Result<()> {
+        if let Some(ended) = self.stats.health.ended() {
+            return Err(ended.clone());
+        }
+        let beaten = self.beat_or_join().await;
+        if let Err(gone @ Error::BusGone { .. }) = &beaten {
+            self.stats.health.end(gone.clone());
+            self.fall_out("its bus is gone");
+        }
+        beaten
+    }
+
+    /// Beats, or joins again if the node has fallen out.
+    async fn beat_or_join(&mut self) -> Result<()> {
         let env = self.db.env().clone();
         if self.standing.borrow().is_some() {
             let left = self.beaten.saturating_add(self.options.expiry).saturating_sub(env.now());
@@ -203,6 +230,7 @@ impl Heartbeat {
         let row = NodeRow { beat: self.row.beat + 1, ..self.row };
         let policy = self.policy();
         let beaten = self.db.run_with(&policy, async |tx| {
+            self.check_bus(&tx).await?;
             let key = self.keys.node(self.id);
             let is_mine = read(&tx, &key).await?.is_some_and(|found| found.token == row.token);
             if is_mine {
@@ -214,6 +242,13 @@ impl Heartbeat {
             Ok(is_mine)
         });
         Ok(beaten.await?.then_some((row, roles)))
+    }
+
+    /// Fails with [`Error::BusGone`] if the bus is not the one that was opened: a node must not write into another one.
+    async fn check_bus(&self, tx: &Transaction) -> Result<()> {
+        let Some(config) = self.config else { return Ok(()) };
+        let stored = tx.get(&self.keys.config(), Isolation::Snapshot).await?;
+        config.check_stored(stored.as_deref())
     }
 
     /// Writes `roles` in place of those that are stored, whosever these are, and has others look at them.
@@ -230,6 +265,7 @@ impl Heartbeat {
     fn fall_out(&mut self, reason: &'static str) {
         tracing::warn!(node = %self.id, reason, "node has fallen out and gives everything up");
         self.standing.send_replace(None);
+        self.stats.health.stands(self.id.0, None);
     }
 
     /// Writes the row under a new token, and the roles, unless another process may live under the id.
@@ -240,6 +276,7 @@ impl Heartbeat {
         let row = NodeRow { beat: 1, token, started_ms: env.wall_ms(), expiry_ms: self.options.expiry_ms() };
         let (strangers, policy) = (&self.strangers, self.policy());
         let claimed = self.db.run_with(&policy, async |tx| {
+            self.check_bus(&tx).await?;
             let key = self.keys.node(self.id);
             let found = read(&tx, &key).await?;
             let stranger = found.filter(|found| found.token != known && found.token != row.token);
@@ -261,12 +298,16 @@ impl Heartbeat {
         (self.row, self.published) = (row, Some(roles));
         self.beaten = began;
         self.standing.send_replace(Some(token));
+        self.stats.health.stands(self.id.0, Some(token));
         Ok(Claim::Joined)
     }
 
     /// Removes the row, and the roles, if they are those of this process.
     async fn leave(&mut self) -> Result<()> {
         self.standing.send_replace(None);
+        if self.stats.health.ended().is_some() {
+            return Ok(());
+        }
         let key = self.keys.node(self.id);
         let left = self.db.run(async |tx| {
             if read(&tx, &key).await?.is_some_and(|found| found.token == self.row.token) {
@@ -282,6 +323,12 @@ impl Heartbeat {
     /// No attempt at a beat begins when the next beat is due.
     fn policy(&self) -> RetryPolicy {
         RetryPolicy { elapsed_max: Some(self.options.heartbeat), ..RetryPolicy::default() }
+    }
+}
+
+impl Drop for Heartbeat {
+    fn drop(&mut self) {
+        self.stats.health.left(self.id.0);
     }
 }
 

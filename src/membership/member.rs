@@ -22,11 +22,15 @@ use super::{
     neighbours::{Interests, NeighbourWatch},
 };
 use crate::{
+    env::Env,
     error::{Error, Result},
-    keys::{Keys, NodeId, Role},
+    keys::{Config, Keys, NodeId, Role},
     stats::Stats,
     store::Database,
 };
+
+/// How long each step of a shutdown waits for the store.
+const SHUTDOWN_MAX: Duration = Duration::from_secs(10);
 
 /// Commands that wait for the heartbeat; who gives one more waits.
 const COMMANDS_MAX: usize = 16;
@@ -101,11 +105,12 @@ impl Drop for WorkerGuard {
 }
 
 impl Member {
-    /// Joins the nodes of the bus. Fails with [`Error::Invalid`] if another process lives under the same id; if one has
+    /// Joins the nodes of the bus, which must stay as `config` says. Fails with [`Error::Invalid`] if another process lives under the same id; if one has
     /// died under it, waits until that is certain.
     pub async fn join(
         db: &Database,
         keys: &Keys,
+        config: Option<Config>,
         stats: &Arc<Stats>,
         options: NodeOptions,
     ) -> Result<Arc<Self>> {
@@ -114,7 +119,7 @@ impl Member {
         let roles = SharedRoles::default();
         let (commands, received) = mpsc::channel(COMMANDS_MAX);
         let (standing, observed) = watch::channel(None);
-        let mut heartbeat = Heartbeat::new((db, keys), id, &options, &roles, standing);
+        let mut heartbeat = Heartbeat::new((db, keys, config), stats, id, &options, &roles, standing);
         let mut known = false;
         while let Claim::Taken { changed } = heartbeat.claim().await? {
             if known && changed {
@@ -129,7 +134,7 @@ impl Member {
         let mut tasks = JoinSet::new();
         tasks.spawn(heartbeat.run(received));
         let (interests, (seen, versions)) = (watch::Sender::new(BTreeMap::new()), watch::channel(None));
-        let watch = NeighbourWatch::new(db, keys, id, options.pace(), observed.clone());
+        let watch = NeighbourWatch::new((db, keys, stats), id, options.pace(), observed.clone());
         tasks.spawn(watch.run(interests.subscribe(), seen));
         Ok(Arc::new(Self {
             id,
@@ -183,7 +188,7 @@ impl Member {
         self.stop.send_replace(true);
         let mut workers = self.interests.subscribe();
         workers.wait_for(BTreeMap::is_empty).await.expect("the sender is in self");
-        let left = self.command(Command::Leave).await;
+        let left = in_time(self.db.env(), "leaving the nodes of the bus", self.command(Command::Leave)).await;
         // Whoever has left may close the store at once, and open it again.
         let mut tasks = std::mem::take(&mut *lock(&self.tasks));
         tasks.shutdown().await;
@@ -237,6 +242,19 @@ impl Member {
 impl fmt::Debug for Member {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Member").field(&self.id).finish()
+    }
+}
+
+/// What `work` comes to at a shutdown, if the store answers in time: a process ends without it, too.
+pub(super) async fn in_time(
+    env: &Env,
+    what: &'static str,
+    work: impl Future<Output = Result<()>>,
+) -> Result<()> {
+    tokio::select! {
+        biased;
+        done = work => done,
+        () = env.sleep(SHUTDOWN_MAX) => Err(Error::GaveUp { what, after: SHUTDOWN_MAX }),
     }
 }
 

@@ -22,6 +22,7 @@ use crate::{
     env::Env,
     error::{Error, Result, panic_text},
     keys::{Keys, NodeId, NodeRow},
+    stats::Stats,
     store::{Database, Isolation, KeyRange, RangeRead, Transaction, key_after},
 };
 
@@ -46,6 +47,8 @@ pub(super) struct NeighbourWatch {
     db: Database,
     /// The keys of the bus.
     keys: Keys,
+    /// What keeps the process from its work.
+    stats: Arc<Stats>,
     /// The node.
     me: NodeId,
     /// How often it looks if no worker wants it more often.
@@ -67,8 +70,7 @@ pub(super) struct NeighbourWatch {
 impl NeighbourWatch {
     /// The watch of node `me`.
     pub fn new(
-        db: &Database,
-        keys: &Keys,
+        (db, keys, stats): (&Database, &Keys, &Arc<Stats>),
         me: NodeId,
         pace: Duration,
         standing: watch::Receiver<Standing>,
@@ -76,6 +78,7 @@ impl NeighbourWatch {
         Self {
             db: db.clone(),
             keys: keys.clone(),
+            stats: Arc::clone(stats),
             me,
             pace,
             standing,
@@ -130,7 +133,7 @@ impl NeighbourWatch {
                         continue;
                     }
                 }
-                Ok(Err(error)) => tracing::warn!(%error, "cannot look at other nodes, trying again"),
+                Ok(Err(error)) => self.stats.health.complain(&env, "look at other nodes", &error),
                 Err(panic) => {
                     let panic = panic_text(&*panic);
                     tracing::error!(panic, "the watch over other nodes has panicked and goes on");

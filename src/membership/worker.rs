@@ -21,7 +21,7 @@ use super::{
     changes::{Version, Versions, changed},
     heartbeat::{Standing, draw},
     leases::release,
-    member::{Member, RoleGuard, WorkerGuard},
+    member::{Member, RoleGuard, WorkerGuard, in_time},
     round::{Known, Outcome},
 };
 use crate::{
@@ -209,7 +209,7 @@ impl Keeper {
         }
         self.stop_all().await;
         drop(role);
-        let ended = self.clean_up().await;
+        let ended = in_time(self.env(), "releasing leases", self.clean_up()).await;
         // Before it is counted as ended: whoever has left may close the store at once.
         let Self { interest, .. } = self;
         drop(interest);
@@ -263,7 +263,7 @@ impl Keeper {
             result = self.round() => result,
         };
         if let Err(error) = result {
-            tracing::warn!(pool = &*self.pool.name, %error, "balancing failed, trying again");
+            self.member.stats.health.complain(self.env(), "balancing of leases", &error);
             self.due_within(FAILURE_PAUSE.min(self.options.interval));
         }
     }
@@ -381,7 +381,7 @@ impl Keeper {
             () = fallen_out(self.standing.clone(), self.joined) => return,
         };
         if let Err(error) = result {
-            tracing::warn!(pool = &*self.pool.name, %error, "leases are not released yet");
+            self.member.stats.health.complain(self.env(), "release of leases", &error);
             self.due_within(FAILURE_PAUSE.min(self.options.interval));
         }
     }
@@ -413,7 +413,7 @@ impl Keeper {
                 self.member.stats.leases_lost.add(1);
             }
             Ok(Err(error)) => {
-                tracing::error!(pool, resource, %error, pause_s, "work failed, taking it again")
+                self.member.stats.health.complain(self.env(), "work on a lease", &error);
             }
             Err(error) => {
                 tracing::error!(pool, resource, %error, pause_s, "work has panicked, taking it again");
@@ -486,6 +486,10 @@ impl Keeper {
 
     /// Takes the role from the node, and releases what it owns. Either makes the leases free.
     async fn clean_up(&self) -> Result<()> {
+        if self.member.stats.health.ended().is_some() {
+            // The leases were of a bus that is gone.
+            return Ok(());
+        }
         let published = self.member.publish().await;
         let Member { keys, db, .. } = &*self.member;
         let me = self.member.id();

@@ -19,6 +19,9 @@ use crate::{
 /// How long a task pauses after a failure that its transaction could not mend.
 const FAILURE_PAUSE: Duration = Duration::from_secs(1);
 
+/// What is reported of folds.
+const FOLD: &str = "fold of a partition";
+
 /// The task of one partition.
 pub(super) struct Task {
     /// What the roles share.
@@ -72,6 +75,7 @@ impl Drop for Present {
     fn drop(&mut self) {
         self.partitions.lock().remove(&self.lease);
         self.context.signals.leave(self.lease.0);
+        self.context.stats.health.works(FOLD, self.lease.0.0.into());
     }
 }
 
@@ -105,12 +109,13 @@ impl Task {
             let passed = self.pass(&stop).await;
             self.pace.folded(began, self.context.env().now(), &self.options);
             match passed {
-                Ok(()) => {}
+                Ok(()) => self.context.stats.health.works(FOLD, self.partition.0.into()),
                 Err(error @ Error::LeaseLost { .. }) => return Err(error),
                 Err(error) => {
                     // What waits, waits for this to be over, not for a ring.
                     self.present.set_left(true);
-                    tracing::error!(partition = self.partition.0, %error, "fold failed, trying again");
+                    let Context { stats, .. } = &*self.context;
+                    stats.health.failed(self.context.env(), FOLD, self.partition.0.into(), &error);
                     tokio::select! {
                         biased;
                         () = stop.requested() => return Ok(()),
@@ -189,11 +194,14 @@ impl Task {
         stats.add_folded(&done.folded);
         stats.stale_events.add(done.stale.total());
         stats.notifications.add(done.rows.into());
-        if done.stale.total() > 0 {
+        if done.stale.total() > 0
+            && let Some(unsaid) = stats.health.remark(self.context.env(), "stale events")
+        {
             tracing::warn!(
                 partition = self.partition.0,
                 events = done.stale.total(),
-                "events of replaced databases"
+                unsaid,
+                "stale events are told to nobody: their databases were replaced, or recorded under an instance that was never created"
             );
         }
         if done.rows > 0 {
@@ -222,7 +230,7 @@ impl Task {
                     if let Err(error) = rung {
                         // A watch can be refused as late as this. Asking for another at once would go round and round;
                         // the poll finds what rings.
-                        tracing::warn!(partition = self.partition.0, %error, "no watch, polling instead");
+                        self.context.stats.health.complain(self.context.env(), "watch of a doorbell", &error);
                         self.context.signals.woken(self.partition).await;
                     }
                 }
@@ -236,7 +244,5 @@ impl Task {
 async fn listen(context: &Context, partition: Partition) -> Option<Watch> {
     let key = &context.keys.doorbell(partition);
     let watch = context.db.run(async |tx| tx.watch(key).await).await;
-    watch
-        .inspect_err(|error| tracing::warn!(partition = partition.0, %error, "no watch, polling instead"))
-        .ok()
+    watch.inspect_err(|error| context.stats.health.complain(context.env(), "watch of a doorbell", error)).ok()
 }

@@ -14,12 +14,16 @@ use crate::{
     store::{Isolation, RangeRead},
 };
 
+/// What is reported of the poll.
+const POLL: &str = "poll of a notifier";
+
 /// How much shorter than the poll interval a pause can get.
 const HASTE_MAX: u32 = 16;
 
 /// Polls the partitions that are held at the time, until it is dropped.
 pub(super) async fn run(context: Arc<Context>, partitions: HeldPartitions, interval: Duration) {
     let mut pause = interval;
+    let health = &context.stats.health;
     loop {
         context.env().sleep(pause).await;
         let mut found = 0;
@@ -27,9 +31,10 @@ pub(super) async fn run(context: Arc<Context>, partitions: HeldPartitions, inter
             match look(&context, run).await {
                 // What was left where it is waits for a repair, not for a ring.
                 Ok(waiting) => {
-                    found += waiting.iter().filter(|&&waiting| !partitions.has_left(waiting)).count()
+                    found += waiting.iter().filter(|&&waiting| !partitions.has_left(waiting)).count();
+                    health.works(POLL, 0);
                 }
-                Err(error) => tracing::warn!(%error, "poll failed"),
+                Err(error) => health.failed(context.env(), POLL, 0, &error),
             }
         }
         pause = if found > 0 {

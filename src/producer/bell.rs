@@ -38,6 +38,10 @@ pub(crate) async fn ringer(signals: Arc<Signals>, context: Weak<Context>) {
 
 /// Rings the doorbells of `partitions` in one transaction. A ring that fails is made good by the notifier's poll.
 async fn ring(context: &Context, partitions: &[Partition]) {
+    if context.stats.health.ended().is_some() {
+        // The bus is gone: there must not be anything of it.
+        return;
+    }
     let policy = RetryPolicy { attempts_max: Some(3), ..RetryPolicy::default() };
     let rung = context
         .db
@@ -50,8 +54,6 @@ async fn ring(context: &Context, partitions: &[Partition]) {
         .await;
     match rung {
         Ok(()) => context.stats.bells.add(partitions.len() as u64),
-        Err(error) => {
-            tracing::warn!(%error, partitions = partitions.len(), "doorbells were not rung");
-        }
+        Err(error) => context.stats.health.complain(context.env(), "ringing of doorbells", &error),
     }
 }

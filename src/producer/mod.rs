@@ -90,6 +90,11 @@ impl Producer {
     }
 
     /// Records that something in `db` changed in this transaction, other than a design document.
+    ///
+    /// `db` names the instance that [`Producer::created`] was called with: keep it with the database, and read it in the transaction
+    /// that records. An event of an instance that another one has replaced, or that never was while another one is there, is
+    /// *stale*: it is counted ([`StatsSnapshot::stale_events`](crate::StatsSnapshot)) and logged, and nobody is told. Only where the
+    /// bus knows of no instance of the name is it taken over as it is found, for databases that are older than the bus.
     pub fn updated<T: EventTarget>(&self, transaction: &T, db: &Db) -> T::Receipt {
         self.add(transaction, db, &EventKind::Updated.once().into())
     }

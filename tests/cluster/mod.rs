@@ -14,6 +14,7 @@
 
 use std::{
     env, fs,
+    io::{BufRead, BufReader, Write},
     net::TcpListener,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
@@ -44,6 +45,8 @@ pub struct Cluster {
 struct Server {
     /// Its port on loopback.
     port: u16,
+    /// What it is meant for.
+    class: &'static str,
     /// The shell that stops it.
     guard: Child,
 }
@@ -86,12 +89,29 @@ pub fn is_missing() -> bool {
 impl Cluster {
     /// Starts a cluster of one process. The programs must not be missing.
     pub fn start() -> Self {
+        Self::start_of(&["unset"])
+    }
+
+    /// Starts a cluster of two processes: the first one does all but keep the data, which the second one does.
+    pub fn start_apart() -> Self {
+        Self::start_of(&["transaction", "storage"])
+    }
+
+    /// Starts a cluster with a process of each of these classes, of which the first is the coordinator.
+    fn start_of(classes: &[&'static str]) -> Self {
         let programs = Programs::find().unwrap();
         let folder = tempfile::tempdir().unwrap();
         let port = free_port();
         fs::write(folder.path().join("fdb.cluster"), format!("notibus:test@127.0.0.1:{port}\n")).unwrap();
         let mut cluster = Self { servers: Vec::new(), folder, programs };
-        cluster.start_server(port);
+        cluster.start_server(port, classes[0]);
+        for class in &classes[1..] {
+            cluster.start_server(free_port(), class);
+        }
+        if classes.len() > 1 {
+            // All must have joined before one of them is chosen to keep the data.
+            thread::sleep(Duration::from_secs(3));
+        }
         // On a busy machine the first attempt can give up before the server listens.
         let started = Instant::now();
         while !cluster.cli("configure new single ssd").contains("Database created")
@@ -110,7 +130,7 @@ impl Cluster {
 
     /// Starts another server, which joins the cluster.
     pub fn add_server(&mut self) {
-        self.start_server(free_port());
+        self.start_server(free_port(), "unset");
     }
 
     /// The address of server number `number`.
@@ -128,19 +148,19 @@ impl Cluster {
 
     /// Starts server number `number` again, on its old data.
     pub fn restart_server(&mut self, number: usize) {
-        let port = self.servers[number].port;
-        let server = self.spawn(port);
+        let Server { port, class, .. } = self.servers[number];
+        let server = self.spawn(port, class);
         self.servers[number] = server;
     }
 
     /// Starts a server on `port`.
-    fn start_server(&mut self, port: u16) {
-        let server = self.spawn(port);
+    fn start_server(&mut self, port: u16, class: &'static str) {
+        let server = self.spawn(port, class);
         self.servers.push(server);
     }
 
     /// Spawns a server on `port`.
-    fn spawn(&self, port: u16) -> Server {
+    fn spawn(&self, port: u16, class: &'static str) -> Server {
         let folder = self.folder.path().join(port.to_string());
         fs::create_dir_all(&folder).unwrap();
         let guard = Command::new("sh")
@@ -154,13 +174,14 @@ impl Cluster {
             .arg(folder.join("data"))
             .arg("--logdir")
             .arg(folder.join("log"))
+            .args(["--class", class])
             .args(["--memory", "4GiB", "--cache-memory", "512MiB"])
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        Server { port, guard }
+        Server { port, class, guard }
     }
 
     /// Runs a command of `fdbcli` and returns what it printed.
@@ -172,6 +193,29 @@ impl Cluster {
             .output()
             .unwrap();
         String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// Locks the database; returns by what it is unlocked.
+    pub fn lock(&self) -> String {
+        let answer = self.cli("lock");
+        let uid = answer.split_once("lockUID: ").expect("it is locked").1;
+        uid.lines().next().unwrap().trim().to_owned()
+    }
+
+    /// Unlocks the database. The command wants a word repeated that it prints.
+    pub fn unlock(&self, uid: &str) {
+        let mut command = Command::new(&self.programs.cli);
+        command.arg("-C").arg(self.file()).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut cli = command.spawn().unwrap();
+        let mut input = cli.stdin.take().unwrap();
+        let mut lines = BufReader::new(cli.stdout.take().unwrap()).lines().map_while(Result::ok);
+        writeln!(input, "unlock {uid}").unwrap();
+        lines.find(|line| line.contains("dangerous")).unwrap();
+        let word = lines.next().unwrap();
+        writeln!(input, "{}", word.rsplit(' ').next().unwrap()).unwrap();
+        drop(input);
+        assert!(lines.any(|line| line.contains("unlocked")), "it is unlocked");
+        cli.wait().unwrap();
     }
 
     /// Waits until the cluster takes transactions.

@@ -18,8 +18,13 @@ mod cluster;
 mod common;
 #[path = "../interleavings/execute.rs"]
 mod execute;
+#[path = "../../examples/foundationdb_layer.rs"]
+mod layer;
 #[path = "../sharding/scenario.rs"]
 mod scenario;
+#[cfg(all(unix, feature = "cli", feature = "http"))]
+#[path = "../served/mod.rs"]
+mod served;
 #[path = "../interleavings/steps.rs"]
 mod steps;
 #[path = "../interleavings/trace.rs"]
@@ -34,6 +39,8 @@ mod fleet;
 mod groups;
 mod load;
 mod opening;
+#[cfg(all(unix, feature = "cli", feature = "http"))]
+mod outages;
 mod processes;
 mod servers;
 mod sharding;
@@ -88,6 +95,12 @@ fn main() -> ExitCode {
             a_killed_notifier_loses_nothing
             a_process_exits_cleanly
             #[cfg(feature = "cli")] the_command_line_replays_on_a_cluster
+            a_foreign_layer_runs_any_number_of_times
+        }
+        outages {
+            #[cfg(all(unix, feature = "cli", feature = "http"))] a_node_tells_how_it_is
+            #[cfg(all(unix, feature = "cli", feature = "http"))] a_node_of_a_wiped_bus_stops_its_roles
+            #[cfg(all(unix, feature = "cli", feature = "http"))] everything_ends_without_the_cluster
         }
         sharding {
             readers_see_every_change_once_and_in_order_through_any_reshard

@@ -2,6 +2,7 @@
 
 use crate::{
     child::Child,
+    common::within,
     fixture,
     load::{Load, Totals, until_folded},
 };
@@ -84,4 +85,19 @@ pub(crate) async fn the_command_line_replays_on_a_cluster() {
     assert_eq!(rows.values().filter(|lives| **lives).count(), 41);
     let (code, _, errors) = notibus(&["tail", "--store", "fdb:/no/such/file"]);
     assert_eq!(code, Some(2), "{errors}");
+}
+
+/// Once, the example worked only the first time on a cluster: it recorded an update of an instance that it had just drawn, which
+/// was stale from the second time on, and waited for ever.
+pub(crate) async fn a_foreign_layer_runs_any_number_of_times() {
+    // The network must run.
+    let file = fixture::shared();
+    drop(fixture::open(&file).await);
+    let file = crate::cluster::text(&file).to_owned();
+    let first = within("the first run", crate::layer::run(&file)).await.unwrap();
+    assert!(first.contains("orders created"), "{first}");
+    for _ in 0..2 {
+        let again = within("another run", crate::layer::run(&file)).await.unwrap();
+        assert!(again.contains("orders updated") && !again.contains("created"), "{again}");
+    }
 }

@@ -28,9 +28,14 @@ pub fn notibus() -> Command {
 impl Served {
     /// Starts it with these arguments more, and waits until it listens.
     pub fn start(arguments: &[&str], credentials: Option<&str>) -> Self {
+        Self::start_logging(arguments, credentials, Stdio::inherit())
+    }
+
+    /// As [`Served::start`], with its log going to `log`.
+    pub fn start_logging(arguments: &[&str], credentials: Option<&str>, log: Stdio) -> Self {
         let mut command = notibus();
         command.args(["serve", "--listen", "127.0.0.1:0"]).args(arguments);
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit());
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
         match credentials {
             Some(credentials) => command.env("NOTIBUS_CREDENTIALS", credentials),
             None => command.env_remove("NOTIBUS_CREDENTIALS"),
@@ -94,6 +99,18 @@ impl Served {
             }
         }
         value
+    }
+
+    /// Tells it to stop.
+    #[cfg(unix)]
+    pub fn tell_to_stop(&self) {
+        let id = self.child.id().to_string();
+        assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
+    }
+
+    /// Waits until it has ended; returns its exit code.
+    pub fn wait(mut self) -> Option<i32> {
+        self.child.wait().unwrap().code()
     }
 
     /// Tells it to stop, and waits until it has; returns whether it has ended well.

@@ -6,10 +6,15 @@ use std::{
 };
 
 use clap::Subcommand;
-use notibus::{Bus, DbInstance, Group, GroupStatus, Sequence, ShardLag, ShardStatus, Start};
+use notibus::{Bus, DbInstance, Group, GroupStatus, NodeOptions, Sequence, ShardLag, ShardStatus, Start};
 use serde::Serialize;
 
-use crate::{Failure, store::Store, topology::FeedName};
+use crate::{
+    Failure,
+    deadline::{Deadline, Moves},
+    store::Store,
+    topology::FeedName,
+};
 
 /// What to do with groups.
 #[derive(Debug, clap::Args)]
@@ -157,7 +162,23 @@ impl Of {
 }
 
 /// Looks at groups, or manages them.
-pub async fn run(args: Args) -> Result<(), Failure> {
+pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
+    let (what, waits) = match args.command {
+        Command::Reset { .. } => ("resetting the group, which may have happened", true),
+        Command::Delete { .. } => ("deleting the group, which may have happened", true),
+        Command::DeadLetters(DeadLetters::Delete { .. }) => {
+            ("deleting dead letters, some may be gone", false)
+        }
+        _ => ("looking at groups", false),
+    };
+    // To find out whether members live takes its time.
+    let deadline = if waits { deadline.and(NodeOptions::default().expiry) } else { deadline };
+    let moves = Moves::default();
+    deadline.of_moving(what, &moves, work(args, &moves)).await
+}
+
+/// Does what is asked for.
+async fn work(args: Args, moves: &Moves) -> Result<(), Failure> {
     match args.command {
         Command::List(at) => at.print(&at.read().await?.groups().await?, readable),
         Command::Lag(of) => of.at.print(&of.read().await?.lag().await?, lag),
@@ -172,6 +193,7 @@ pub async fn run(args: Args) -> Result<(), Failure> {
             let mut after = Sequence::MIN;
             loop {
                 let letters = group.dead_letters(after, 1_000).await?;
+                moves.step();
                 of.at.print(&letters, |letter| {
                     let (when, shard) = (time(letter.at_ms), letter.shard);
                     let (sequence, attempts, error) = (letter.sequence, letter.attempts, &letter.error);

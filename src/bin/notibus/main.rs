@@ -2,6 +2,7 @@
 
 #[cfg(feature = "http")]
 mod credential;
+mod deadline;
 mod folder;
 mod groups;
 mod nodes;
@@ -9,6 +10,7 @@ mod relocate;
 mod replay;
 #[cfg(feature = "http")]
 mod serve;
+mod signals;
 #[cfg(feature = "simulation")]
 mod simulate;
 mod store;
@@ -16,15 +18,21 @@ mod tail;
 mod topology;
 mod triggers;
 
-use std::process::ExitCode;
+use std::{process::ExitCode, time::Duration};
 
 use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
+
+use self::deadline::Deadline;
 
 /// A transactional notification bus for database-level events.
 #[derive(Debug, Parser)]
 #[command(name = "notibus", version, about)]
 struct Cli {
+    /// How long a command waits for a store that does not answer, and how long `serve` takes to stop at most. What was given up
+    /// then is said.
+    #[arg(long, global = true, default_value = "10s", value_parser = humantime::parse_duration)]
+    deadline: Duration,
     /// What to do.
     #[command(subcommand)]
     command: Command,
@@ -132,7 +140,7 @@ fn main() -> ExitCode {
     };
     let outcome = runtime.block_on(async {
         tokio::select! {
-            outcome = run(cli.command) => outcome,
+            outcome = run(cli.command, Deadline(cli.deadline)) => outcome,
             error = store::failed() => Err(Failure::StoreFailed(error.to_string())),
         }
     });
@@ -146,23 +154,23 @@ fn main() -> ExitCode {
 }
 
 /// Runs a command.
-async fn run(command: Command) -> Result<(), Failure> {
+async fn run(command: Command, deadline: Deadline) -> Result<(), Failure> {
     match command {
         #[cfg(feature = "http")]
         Command::Credential(command) => credential::run(&command),
         Command::Backup(args) => folder::backup(&args),
         Command::Check(args) => folder::check(&args),
-        Command::Groups(args) => groups::run(args).await,
-        Command::Export(args) => relocate::export(args).await,
-        Command::Import(args) => relocate::import(args).await,
-        Command::Nodes(args) => nodes::run(args).await,
+        Command::Groups(args) => groups::run(args, deadline).await,
+        Command::Export(args) => relocate::export(args, deadline).await,
+        Command::Import(args) => relocate::import(args, deadline).await,
+        Command::Nodes(args) => nodes::run(args, deadline).await,
         Command::Replay(args) => replay::run(args).await,
         #[cfg(feature = "http")]
-        Command::Serve(args) => serve::run(args).await,
+        Command::Serve(args) => serve::run(args, deadline).await,
         #[cfg(feature = "simulation")]
         Command::Simulate(args) => simulate::run(&args),
-        Command::Tail(args) => tail::run(args).await,
-        Command::Topology(command) => topology::run(command).await,
-        Command::Triggers(args) => triggers::run(args).await,
+        Command::Tail(args) => tail::run(args, deadline).await,
+        Command::Topology(command) => topology::run(command, deadline).await,
+        Command::Triggers(args) => triggers::run(args, deadline).await,
     }
 }

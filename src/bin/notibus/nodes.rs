@@ -9,7 +9,7 @@ use std::{
 use notibus::{Bus, NodeId, NodeStatus, store::Database};
 use serde::Serialize;
 
-use crate::{Failure, store::Store};
+use crate::{Failure, deadline::Deadline, signals::stopped, store::Store};
 
 /// How to look at the nodes of a bus.
 #[derive(Debug, clap::Args)]
@@ -41,14 +41,18 @@ struct Seen<'a> {
 }
 
 /// Prints the nodes.
-pub async fn run(args: Args) -> Result<(), Failure> {
+pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
     // What was read of a folder stays as it was: to see who lives, it is read again.
-    let nodes = async |db: &Database| Bus::open_existing(db, args.prefix.as_bytes()).await?.nodes().await;
+    let nodes = async |db: &Database| {
+        let nodes = async { Bus::open_existing(db, args.prefix.as_bytes()).await?.nodes().await };
+        deadline.of("looking at the nodes", nodes).await
+    };
     let before = nodes(&args.store.open_to_read().await?.now()).await?;
     if !before.is_empty() {
+        let mut stopped = stopped()?;
         tokio::select! {
             () = tokio::time::sleep(args.watch) => {}
-            _ = tokio::signal::ctrl_c() => return Ok(()),
+            () = stopped.wait() => return Ok(()),
         }
     }
     let after = nodes(&args.store.open_to_read().await?.db).await?;

@@ -8,7 +8,11 @@ use std::{
 
 use notibus::Bus;
 
-use crate::{Failure, store::Store};
+use crate::{
+    Failure,
+    deadline::{Deadline, Moves},
+    store::Store,
+};
 
 /// What to write to a file.
 #[derive(Debug, clap::Args)]
@@ -50,16 +54,18 @@ impl Args {
 }
 
 /// Writes the bus to a file, which must not exist.
-pub async fn export(ExportArgs { args, salvage }: ExportArgs) -> Result<(), Failure> {
+pub async fn export(ExportArgs { args, salvage }: ExportArgs, deadline: Deadline) -> Result<(), Failure> {
     let db = if salvage { args.store.salvage()? } else { args.store.open_to_read().await?.at_rest()? };
-    let bus = Bus::open_existing(&db, args.prefix.as_bytes()).await?;
+    let what = "exporting";
+    let bus = deadline.of(what, Bus::open_existing(&db, args.prefix.as_bytes())).await?;
     let file = File::create_new(&args.file).map_err(|error| args.fail(&error))?;
+    let moves = Moves::default();
     let exported = async {
-        let rows = bus.export(&mut BufWriter::new(&file)).await?;
+        let rows = bus.export(&mut BufWriter::new(moves.of(&file))).await?;
         file.sync_all().map_err(|error| args.fail(&error))?;
-        Ok(rows)
+        Ok::<_, Failure>(rows)
     };
-    match exported.await {
+    match deadline.of_moving(what, &moves, exported).await {
         Ok(rows) => say(&format!("exported {rows} rows; no process may write to this bus any more")),
         Err(failure) => {
             // What is not whole must not be taken for an export.
@@ -70,11 +76,14 @@ pub async fn export(ExportArgs { args, salvage }: ExportArgs) -> Result<(), Fail
 }
 
 /// Brings the bus of a file into a store.
-pub async fn import(ImportArgs { args }: ImportArgs) -> Result<(), Failure> {
+pub async fn import(ImportArgs { args }: ImportArgs, deadline: Deadline) -> Result<(), Failure> {
     let file = File::open(&args.file).map_err(|error| args.fail(&error))?;
     let db = args.store.open().await?;
-    Bus::import(&db, args.prefix.as_bytes(), &mut BufReader::new(file)).await?;
-    let bus = Bus::open_existing(&db, args.prefix.as_bytes()).await?;
+    let what = "importing, of which a part may be there: the next import forgets that";
+    let (moves, prefix) = (Moves::default(), args.prefix.as_bytes());
+    let mut input = BufReader::new(moves.of(file));
+    deadline.of_moving(what, &moves, Bus::import(&db, prefix, &mut input)).await?;
+    let bus = deadline.of(what, Bus::open_existing(&db, prefix)).await?;
     say(&format!("imported; the incarnation is {} now", bus.incarnation().0))
 }
 

@@ -10,13 +10,14 @@ use std::{
 };
 
 use notibus::{
-    Bus, BusOptions, DispatcherOptions, Error, JanitorOptions, NodeOptions, NotifierOptions, Role,
+    Announced, Bus, BusOptions, Dispatcher, DispatcherOptions, Error, Janitor, JanitorOptions, Node,
+    NodeOptions, Notifier, NotifierOptions, Role,
     http::{Access, Api, ApiOptions, Credentials, Hosts, Server, ServerOptions},
     store::Database,
 };
 use tokio::net::TcpListener;
 
-use crate::{Failure, store::Store};
+use crate::{Failure, deadline::Deadline, signals::stopped, store::Store};
 
 /// Where credentials can be given instead of a file.
 const VARIABLE: &str = "NOTIBUS_CREDENTIALS";
@@ -71,7 +72,7 @@ pub struct Args {
 }
 
 /// Serves until it is interrupted.
-pub async fn run(args: Args) -> Result<(), Failure> {
+pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
     let access = access(args.credentials.as_deref())?;
     let is_open = matches!(access, Access::Open);
     let limits = ServerOptions {
@@ -96,49 +97,86 @@ pub async fn run(args: Args) -> Result<(), Failure> {
     let listener = TcpListener::bind(args.listen)
         .await
         .map_err(|error| Failure::BadInput(format!("cannot listen on {}: {error}", args.listen)))?;
+    let mut stopped = stopped()?;
     let db = args.store.open().await?;
     let ring = DispatcherOptions { ring_rows_max: args.rows_kept_max, ..DispatcherOptions::default() };
-    serve(&db, args.prefix.as_bytes(), listener, ring, options, limits).await
+    let mut starting = Box::pin(Serving::start(&db, args.prefix.as_bytes(), listener, ring, options, limits));
+    let serving = tokio::select! {
+        biased;
+        started = &mut starting => started?,
+        // What has begun is ended in order, if it gets that far.
+        () = stopped.wait() => deadline.of("starting", starting).await?,
+    };
+    stopped.wait().await;
+    serving.stop(deadline).await
 }
 
-/// Serves the bus of `db` until the process is told to stop.
-async fn serve(
-    db: &Database,
-    prefix: &[u8],
-    listener: TcpListener,
-    ring: DispatcherOptions,
-    options: ApiOptions,
-    limits: ServerOptions,
-) -> Result<(), Failure> {
-    // Before anything is told to be ready.
-    let stopped = stopped()?;
-    let bus = open(db, prefix).await?;
-    let node = bus.node(NodeOptions::default()).await?;
-    let _notifier = node.notifier(NotifierOptions::default()).await?;
-    let _janitor = node.janitor(JanitorOptions::default()).await?;
-    let dispatcher = Arc::new(node.dispatcher(ring).await?);
-    let _announced = node.announce(Role::HTTP).await?;
+/// A node that serves.
+struct Serving {
+    /// The node.
+    node: Node,
+    /// Its roles.
+    _roles: (Notifier, Janitor, Announced),
+    /// Tells the feeds.
+    dispatcher: Arc<Dispatcher>,
+    /// Answers.
+    api: Api,
+    /// Listens.
+    server: Server,
+}
 
-    let api = Api::start(&bus, &dispatcher, options)?;
-    let router = api
-        .db_updates()
-        .merge(api.changes(&bus.changes(), api.recorded_databases()))
-        .merge(api.events())
-        .merge(api.status())
-        .merge(api.welcome());
-    let server = Server::start(listener, router, limits, db.env())?;
-    let mut out = std::io::stdout();
-    // Whoever started it may not listen any more.
-    drop(writeln!(out, "notibus: listening on http://{}", server.local_addr()).and_then(|()| out.flush()));
+impl Serving {
+    /// Serves the bus of `db`.
+    async fn start(
+        db: &Database,
+        prefix: &[u8],
+        listener: TcpListener,
+        ring: DispatcherOptions,
+        options: ApiOptions,
+        limits: ServerOptions,
+    ) -> Result<Self, Failure> {
+        let bus = open(db, prefix).await?;
+        let node = bus.node(NodeOptions::default()).await?;
+        let notifier = node.notifier(NotifierOptions::default()).await?;
+        let janitor = node.janitor(JanitorOptions::default()).await?;
+        let dispatcher = Arc::new(node.dispatcher(ring).await?);
+        let announced = node.announce(Role::HTTP).await?;
 
-    stopped.await;
-    api.shutdown();
-    server.shutdown().await;
-    drop(api);
-    if let Some(dispatcher) = Arc::into_inner(dispatcher) {
-        dispatcher.shutdown().await;
+        let api = Api::start(&bus, &dispatcher, options)?;
+        let router = api
+            .db_updates()
+            .merge(api.changes(&bus.changes(), api.recorded_databases()))
+            .merge(api.events())
+            .merge(api.status())
+            .merge(api.welcome());
+        let server = Server::start(listener, router, limits, db.env())?;
+        let mut out = std::io::stdout();
+        // Whoever started it may not listen any more.
+        drop(
+            writeln!(out, "notibus: listening on http://{}", server.local_addr()).and_then(|()| out.flush()),
+        );
+        Ok(Self { node, _roles: (notifier, janitor, announced), dispatcher, api, server })
     }
-    Ok(node.shutdown().await?)
+
+    /// Ends everything in order, as far as it can be done within the deadline.
+    async fn stop(self, deadline: Deadline) -> Result<(), Failure> {
+        let Self { node, _roles, dispatcher, api, server } = self;
+        let closing = async {
+            api.shutdown();
+            server.shutdown().await;
+            drop(api);
+            if let Some(dispatcher) = Arc::into_inner(dispatcher) {
+                dispatcher.shutdown().await;
+            }
+            Ok::<_, Failure>(())
+        };
+        let half = Deadline(deadline.0 / 2);
+        let closed = half.of("closing feeds and connections, which are cut off", closing).await;
+        // Whatever became of those, the others should not have to wait until this node expires.
+        half.of("leaving the nodes of the bus: others take over once this one has expired", node.shutdown())
+            .await?;
+        closed
+    }
 }
 
 /// Opens the bus, or creates it.
@@ -230,20 +268,4 @@ fn connections_max(wanted: usize) -> Result<usize, Failure> {
         );
     }
     Ok(most.min(wanted))
-}
-
-/// Completes when the process is told to stop.
-fn stopped() -> Result<impl Future<Output = ()>, Failure> {
-    #[cfg(unix)]
-    let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())
-        .map_err(|error| Failure::Failed(format!("signals: {error}")))?;
-    Ok(async move {
-        #[cfg(unix)]
-        tokio::select! {
-            _ = tokio::signal::ctrl_c() => {}
-            _ = terminate.recv() => {}
-        }
-        #[cfg(not(unix))]
-        drop(tokio::signal::ctrl_c().await);
-    })
 }

@@ -5,7 +5,7 @@ use std::io::Write;
 use notibus::{Bus, Dispatcher, DispatcherOptions, Filter, Interruption, Start};
 use tokio_stream::StreamExt;
 
-use crate::{Failure, store::Store};
+use crate::{Failure, deadline::Deadline, signals::stopped, store::Store};
 
 /// How to print a feed.
 #[derive(Debug, clap::Args)]
@@ -25,28 +25,33 @@ pub struct Args {
 }
 
 /// Prints the rows.
-pub async fn run(args: Args) -> Result<(), Failure> {
+pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
     let since: Start = args.since.parse()?;
     let reading = args.store.open_to_read().await?;
     // Nothing new would ever be seen.
     let db = if args.follow { reading.at_rest()? } else { reading.now() };
-    let bus = Bus::open_existing(&db, args.prefix.as_bytes()).await?;
+    let read = "reading the feed";
+    let bus = deadline.of(read, Bus::open_existing(&db, args.prefix.as_bytes())).await?;
     if args.follow {
-        let dispatcher = bus.dispatcher(DispatcherOptions::default()).await?;
+        let mut stopped = stopped()?;
+        let dispatcher = deadline.of(read, bus.dispatcher(DispatcherOptions::default())).await?;
         tokio::select! {
             printed = follow(&dispatcher, since) => printed?,
-            _ = tokio::signal::ctrl_c() => {}
+            () = stopped.wait() => {}
         }
-        dispatcher.shutdown().await;
-        return Ok(());
+        let ended = async {
+            dispatcher.shutdown().await;
+            Ok::<_, Failure>(())
+        };
+        return deadline.of("ending the dispatcher", ended).await;
     }
     let feed = bus.feed();
     let mut cursor = match since {
         Start::At(cursor) => cursor,
-        Start::Now => feed.now().await?.into(),
+        Start::Now => deadline.of(read, feed.now()).await?.into(),
     };
     loop {
-        let page = feed.page(cursor, 1_000).await?;
+        let page = deadline.of(read, feed.page(cursor, 1_000)).await?;
         for row in &page.rows {
             print(row)?;
         }

@@ -9,7 +9,11 @@ use std::{
 use notibus::{Bus, DbInstance, Feed, FeedRow, SchemeId, Sequence, ShardId, TopologyEntry};
 use serde::Serialize;
 
-use crate::{Failure, store::Store};
+use crate::{
+    Failure,
+    deadline::{Deadline, Moves},
+    store::Store,
+};
 
 /// What to do with a topology.
 #[derive(Debug, clap::Subcommand)]
@@ -114,7 +118,17 @@ struct Topology {
 }
 
 /// Does what `command` says.
-pub async fn run(command: Command) -> Result<(), Failure> {
+pub async fn run(command: Command, deadline: Deadline) -> Result<(), Failure> {
+    let what = match command {
+        Command::Show { .. } => "reading the topology",
+        Command::Reshard { .. } => "changing the topology, which may have happened",
+    };
+    let moves = Moves::default();
+    deadline.of_moving(what, &moves, work(command, &moves)).await
+}
+
+/// Does what `command` says.
+async fn work(command: Command, moves: &Moves) -> Result<(), Failure> {
     let (Command::Show { feed, .. } | Command::Reshard { feed, .. }) = &command;
     let db = match &command {
         Command::Show { .. } => feed.store.open_to_read().await?.now(),
@@ -126,18 +140,18 @@ pub async fn run(command: Command) -> Result<(), Failure> {
     };
     let bus = Bus::open_existing(&db, feed.prefix.as_bytes()).await?;
     match feed.feed {
-        FeedName::Notifications => run_on(&bus.feed(), &command).await,
-        FeedName::Documents(instance) => run_on(&bus.changes().feed_of(instance), &command).await,
+        FeedName::Notifications => run_on(&bus.feed(), &command, moves).await,
+        FeedName::Documents(instance) => run_on(&bus.changes().feed_of(instance), &command, moves).await,
     }
 }
 
 /// Does what `command` says to `feed`.
-async fn run_on<R: FeedRow>(feed: &Feed<R>, command: &Command) -> Result<(), Failure> {
+async fn run_on<R: FeedRow>(feed: &Feed<R>, command: &Command, moves: &Moves) -> Result<(), Failure> {
     match command {
         Command::Show { feed: args, rows } => {
             let mut entries = Vec::new();
             for entry in feed.topology().await? {
-                let rows = if *rows { Some(count(feed, &entry).await?) } else { None };
+                let rows = if *rows { Some(count(feed, &entry, moves).await?) } else { None };
                 entries.push(Entry::new(&entry, rows));
             }
             let text = entries.iter().map(Entry::readable).collect::<Vec<_>>().join("\n");
@@ -151,10 +165,15 @@ async fn run_on<R: FeedRow>(feed: &Feed<R>, command: &Command) -> Result<(), Fai
 }
 
 /// How many rows each shard of `entry` has.
-async fn count<R: FeedRow>(feed: &Feed<R>, entry: &TopologyEntry) -> notibus::Result<Vec<u64>> {
+async fn count<R: FeedRow>(
+    feed: &Feed<R>,
+    entry: &TopologyEntry,
+    moves: &Moves,
+) -> notibus::Result<Vec<u64>> {
     let mut rows = Vec::with_capacity(entry.shards.len());
     for &shard in &entry.shards {
         rows.push(feed.shard_rows(shard).await?);
+        moves.step();
     }
     Ok(rows)
 }

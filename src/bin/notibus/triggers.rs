@@ -9,7 +9,7 @@ use clap::Subcommand;
 use notibus::{Bus, Cursor, DbName, ParkedDb, StoredTrigger};
 use serde::Serialize;
 
-use crate::{Failure, store::Store};
+use crate::{Failure, deadline::Deadline, store::Store};
 
 /// What to do with triggers.
 #[derive(Debug, clap::Args)]
@@ -110,7 +110,12 @@ impl At {
 }
 
 /// Looks at triggers, or manages them.
-pub async fn run(args: Args) -> Result<(), Failure> {
+pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
+    deadline.of("the work on triggers, some of which may be done", work(args)).await
+}
+
+/// Does what is asked for.
+async fn work(args: Args) -> Result<(), Failure> {
     match args.command {
         Command::List { trigger: None, at } => {
             let bus = at.open().await?;

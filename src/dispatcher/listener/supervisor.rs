@@ -453,7 +453,8 @@ where
     async fn save(&mut self) {
         let cursor = self.worked_to();
         if let Err(error) = self.subscription.checkpoint_at(cursor).await {
-            tracing::warn!(id = %self.control.id, %error, "the cursor of a listener cannot be saved");
+            let context = &self.shared.context;
+            context.stats.health.complain(context.env(), "saving of a listener's cursor", &error);
         }
     }
 }

@@ -102,7 +102,7 @@ async fn until_read(
         match read(limit).await {
             Ok(found) => return found,
             Err(error) => {
-                tracing::warn!(%error, "gone databases cannot be found, trying again");
+                context.stats.health.complain(context.env(), "search for gone databases", &error);
                 context.env().sleep(FAILURE_PAUSE).await;
             }
         }

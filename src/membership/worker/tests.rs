@@ -137,7 +137,7 @@ impl Work for Probe {
 /// Joins a node.
 async fn join(db: &Database) -> Arc<Member> {
     let keys = Keys::new(b"p").unwrap();
-    Member::join(db, &keys, &Arc::<Stats>::default(), NodeOptions::default()).await.unwrap()
+    Member::join(db, &keys, None, &Arc::<Stats>::default(), NodeOptions::default()).await.unwrap()
 }
 
 /// What the workers of the tests divide.
@@ -327,7 +327,7 @@ async fn a_node_that_never_beats_and_never_takes_over_works() {
     let db = Database::memory();
     let never = NodeOptions { heartbeat: Duration::MAX, expiry: Duration::MAX, ..NodeOptions::default() };
     let keys = Keys::new(b"p").unwrap();
-    let member = Member::join(&db, &keys, &Arc::<Stats>::default(), never).await.unwrap();
+    let member = Member::join(&db, &keys, None, &Arc::<Stats>::default(), never).await.unwrap();
     let probe = Probe::new(2, Manner::Good);
     let balance =
         BalanceOptions { handover: Duration::MAX, interval: Duration::MAX, ..BalanceOptions::default() };

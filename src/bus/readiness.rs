@@ -1,0 +1,158 @@
+//! Whether what is recorded now would be delivered: what `ready` asks.
+//!
+//! It reads what the work of the process rests on, and not just whether somebody answers: a cluster hands out read versions while its
+//! storage is away, and a store that was wiped answers everything.
+
+use std::{
+    fmt,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use super::Bus;
+use crate::{
+    error::{Error, Result, StoreError},
+    keys::{NodeId, NodeRow, Partition},
+    store::{Isolation, RangeRead, RetryPolicy, Transaction},
+};
+
+/// How long the store may take to answer.
+const ANSWER_MAX: Duration = Duration::from_secs(2);
+
+/// How long something may fail before the process counts as unable to do it: one failure is tried again at once.
+const TROUBLE_MAX: Duration = Duration::from_secs(3);
+
+/// The most runs of partitions that are looked at.
+const RUNS_MAX: usize = 16;
+
+/// Why what is recorded now might not be delivered.
+#[derive(Debug, Clone)]
+pub(crate) enum Unready {
+    /// The store takes no more writes.
+    Failed(Error),
+    /// The bus is there no more, or is another one.
+    Gone(String),
+    /// The store is locked.
+    Locked,
+    /// The store does not answer; with what it said last, if anything.
+    Away(Option<StoreError>),
+    /// A node of the process has fallen out of the bus.
+    FallenOut,
+    /// A role fails: which, for how many seconds.
+    Behind(&'static str, u64),
+    /// What the bus keeps of itself cannot be read.
+    Unreadable,
+}
+
+impl Unready {
+    /// A word for it, for programs.
+    pub fn cause(&self) -> &'static str {
+        match self {
+            Self::Failed(_) => "failed",
+            Self::Gone(_) => "gone",
+            Self::Locked => "locked",
+            Self::Away(_) => "away",
+            Self::FallenOut => "fallen_out",
+            Self::Behind(..) => "behind",
+            Self::Unreadable => "unreadable",
+        }
+    }
+}
+
+impl fmt::Display for Unready {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Failed(error) => write!(f, "The store takes no more writes: {error}."),
+            Self::Gone(reason) => {
+                write!(f, "The bus that was opened is there no more: {reason}. Start again.")
+            }
+            Self::Locked => f.write_str("The database is locked."),
+            Self::Away(None) => f.write_str("The store does not answer."),
+            Self::Away(Some(last)) => write!(f, "The store does not answer; it said last: {last}."),
+            Self::FallenOut => {
+                f.write_str("The node has fallen out of the bus, and joins again when it can.")
+            }
+            Self::Behind(what, seconds) => write!(f, "Behind: the {what} has failed for {seconds} s."),
+            Self::Unreadable => {
+                f.write_str("What the bus keeps of itself cannot be read; the log says what.")
+            }
+        }
+    }
+}
+
+impl Bus {
+    /// Whether what is recorded now would be delivered, as far as this process has to do with it; with the cause if not.
+    pub(crate) async fn readiness(&self) -> Result<(), Unready> {
+        let context = &*self.context;
+        let health = &context.stats.health;
+        if let Some(error) = context.db.failure() {
+            return Err(Unready::Failed(error));
+        }
+        if let Some(Error::BusGone { reason }) = health.ended() {
+            return Err(Unready::Gone(reason.clone()));
+        }
+        let last = Mutex::new(None);
+        let policy = RetryPolicy { elapsed_max: Some(ANSWER_MAX), ..RetryPolicy::default() };
+        let read = context.db.run_with(&policy, async |tx| {
+            let read = self.read_own(&tx).await;
+            if let Err(Error::Store(error)) = &read {
+                *last.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.clone());
+            }
+            read
+        });
+        let read = tokio::select! {
+            biased;
+            read = read => read,
+            () = context.env().sleep(ANSWER_MAX) => Err(Error::Store(StoreError::TRANSACTION_TIMED_OUT)),
+        };
+        let last = last.into_inner().unwrap_or_else(PoisonError::into_inner);
+        match read {
+            Ok(true) => {}
+            Ok(false) => return Err(Unready::FallenOut),
+            Err(Error::BusGone { reason }) => return Err(Unready::Gone(reason)),
+            Err(Error::Store(error) | Error::RetriesExhausted { last: error, .. }) => {
+                let is_locked = |error: &StoreError| *error == StoreError::DATABASE_LOCKED;
+                return Err(match last {
+                    _ if is_locked(&error) => Unready::Locked,
+                    Some(last) if is_locked(&last) => Unready::Locked,
+                    last => Unready::Away(last),
+                });
+            }
+            Err(error) => {
+                health.complain(context.env(), "readiness", &error);
+                return Err(Unready::Unreadable);
+            }
+        }
+        let now = context.env().now();
+        let trouble = health.troubles().into_iter().next();
+        let trouble = trouble.map(|trouble| (trouble.what, now.saturating_sub(trouble.since)));
+        match trouble {
+            Some((what, lasts)) if lasts >= TROUBLE_MAX => Err(Unready::Behind(what, lasts.as_secs())),
+            _ => Ok(()),
+        }
+    }
+
+    /// Reads what the work of this process rests on: the configuration, the rows of its nodes, and of the partitions that it folds what
+    /// waits there. Returns whether all of its nodes take part.
+    async fn read_own(&self, tx: &Transaction) -> Result<bool> {
+        let context = &*self.context;
+        let keys = &context.keys;
+        let stored = tx.get(&keys.config(), Isolation::Snapshot).await?;
+        context.config.check_stored(stored.as_deref())?;
+        for (node, token) in context.stats.health.nodes() {
+            let row = tx.get(&keys.node(NodeId(node)), Isolation::Snapshot).await?;
+            let row = row.map(|row| NodeRow::from_bytes(&row)).transpose()?;
+            if token.is_none() || row.map(|row| row.token) != token {
+                return Ok(false);
+            }
+        }
+        let held = context.signals.held();
+        let runs = held.chunk_by(|a, b| a.0 + 1 == b.0).take(RUNS_MAX);
+        for run in runs {
+            let (first, last): (Partition, Partition) = (run[0], run[run.len() - 1]);
+            let waiting = RangeRead::new(keys.drains(first, last)).limit(1);
+            tx.get_range(&waiting, Isolation::Snapshot).await?;
+        }
+        Ok(true)
+    }
+}

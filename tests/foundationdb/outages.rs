@@ -1,0 +1,203 @@
+//! A cluster that is away, locked or wiped under a running node: what the node says, what commands say, and how all of it ends.
+//!
+//! `docs/foundationdb.md` has a table of these states; each of its lines is checked here.
+
+use std::{
+    fs::{self, File},
+    io::{Read, Write},
+    net::TcpStream,
+    thread,
+    time::{Duration, Instant},
+};
+
+use tempfile::TempDir;
+use tokio::task::block_in_place;
+
+use crate::{
+    cluster::{Cluster, text},
+    served::{Served, notibus},
+};
+
+/// How long to wait for a state to be told.
+const PATIENCE: Duration = Duration::from_mins(1);
+
+/// A node on a cluster of its own, whose log is kept.
+struct Stage {
+    cluster: Cluster,
+    served: Served,
+    folder: TempDir,
+    store: String,
+}
+
+impl Stage {
+    /// Starts both.
+    fn start(cluster: Cluster) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let store = format!("fdb:{}", text(&cluster.file()));
+        let log = File::create(folder.path().join("log")).unwrap();
+        let served = Served::start_logging(&["--store", &store, "--deadline", "6s"], None, log.into());
+        let this = Self { cluster, served, folder, store };
+        this.until_ready("\"status\":\"ok\"");
+        this
+    }
+
+    /// What the node says of itself.
+    fn ready(&self) -> String {
+        self.served.get("/_notibus/health/ready")
+    }
+
+    /// Waits until it says `told`.
+    fn until_ready(&self, told: &str) {
+        let began = Instant::now();
+        loop {
+            let ready = self.ready();
+            if ready.contains(told) {
+                return;
+            }
+            assert!(began.elapsed() < PATIENCE, "not {told}: {ready}");
+            thread::sleep(Duration::from_millis(200));
+        }
+    }
+
+    /// The lines of its log that tell of trouble.
+    fn troubles(&self) -> Vec<String> {
+        let log = fs::read_to_string(self.folder.path().join("log")).unwrap();
+        let is_trouble = |line: &&str| line.contains("WARN") || line.contains("ERROR");
+        log.lines().filter(is_trouble).map(str::to_owned).collect()
+    }
+
+    /// What a command says that finds no answer: exit code and text.
+    fn command(&self, arguments: &[&str]) -> (Option<i32>, String) {
+        let mut command = notibus();
+        let output = command.args(arguments).args(["--store", &self.store, "--deadline", "3s"]).output();
+        let output = output.unwrap();
+        let text = [output.stdout, output.stderr].concat();
+        (output.status.code(), String::from_utf8_lossy(&text).into_owned())
+    }
+
+    /// Asserts that commands give up and say so.
+    fn commands_give_up(&self) {
+        for arguments in [&["nodes"][..], &["topology", "show"], &["groups", "list"], &["tail"]] {
+            let began = Instant::now();
+            let (code, said) = self.command(arguments);
+            // Opening has a limit of its own.
+            assert!(matches!(code, Some(1 | 2)), "{arguments:?}: {code:?}: {said}");
+            let is_said = said.contains("gave up") || said.contains("did not answer");
+            assert!(is_said, "{arguments:?}: {said}");
+            assert!(began.elapsed() < PATIENCE, "{arguments:?}");
+        }
+    }
+
+    /// Begins to post an event, and does not wait for the answer.
+    fn begin_to_post(&self) -> TcpStream {
+        let mut socket = TcpStream::connect(self.served.at).unwrap();
+        let body = r#"[{"db":"late","type":"created"}]"#;
+        let length = body.len();
+        write!(
+            socket,
+            "POST /_notibus/events HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"
+        )
+        .unwrap();
+        socket
+    }
+
+    /// Posts an event; returns the answer.
+    fn post(&self) -> String {
+        let mut answer = String::new();
+        self.begin_to_post().read_to_string(&mut answer).unwrap();
+        answer
+    }
+}
+
+/// Once, `ready` asked for a read version only: it said yes while the storage was away and nothing could be done, hid that a
+/// database was locked, and commands waited for ever.
+pub(crate) async fn a_node_tells_how_it_is() {
+    block_in_place(|| {
+        let mut stage = Stage::start(Cluster::start_apart());
+        assert!(stage.post().starts_with("HTTP/1.1 201"));
+
+        let uid = stage.cluster.lock();
+        stage.until_ready("\"cause\":\"locked\"");
+        let (code, said) = stage.command(&["nodes"]);
+        assert!(code != Some(0) && said.contains("locked"), "{said}");
+        stage.cluster.unlock(&uid);
+        stage.until_ready("\"status\":\"ok\"");
+
+        stage.cluster.kill_server(1);
+        stage.until_ready("\"cause\":\"away\"");
+        stage.commands_give_up();
+        // Long enough for everything to fail that is tried.
+        thread::sleep(Duration::from_secs(30));
+        let troubles = stage.troubles();
+        assert!(troubles.len() < 10, "they are few: {troubles:#?}");
+        stage.cluster.restart_server(1);
+        stage.until_ready("\"status\":\"ok\"");
+        assert!(stage.post().starts_with("HTTP/1.1 201"));
+
+        stage.cluster.kill_server(0);
+        stage.until_ready("\"cause\":\"away\"");
+        stage.cluster.restart_server(0);
+        stage.until_ready("\"status\":\"ok\"");
+        assert!(stage.served.stop(), "it ends in order");
+    });
+}
+
+/// Once, a node whose bus was wiped said that it was ready, answered that there were no databases, and logged 65 lines a second.
+pub(crate) async fn a_node_of_a_wiped_bus_stops_its_roles() {
+    block_in_place(|| {
+        let stage = Stage::start(Cluster::start());
+        assert!(stage.post().starts_with("HTTP/1.1 201"));
+        stage.cluster.cli("writemode on; clearrange \"\" \\xff");
+        stage.until_ready("\"cause\":\"gone\"");
+        let began = Instant::now();
+        while !stage.troubles().iter().any(|line| line.contains("start it again")) {
+            assert!(began.elapsed() < PATIENCE, "{:#?}", stage.troubles());
+            thread::sleep(Duration::from_millis(100));
+        }
+        for _ in 0..3 {
+            assert!(stage.post().starts_with("HTTP/1.1 503"), "it records nothing in another bus");
+            assert!(stage.served.get("/_db_updates").starts_with("HTTP/1.1 503"));
+        }
+        let kept = || stage.cluster.cli("getrange \"\" \\xff 1000");
+        let left = kept();
+        thread::sleep(Duration::from_secs(10));
+        assert_eq!(kept(), left, "nothing is written any more into what is no bus");
+        let troubles = stage.troubles();
+        let said = troubles.iter().filter(|line| line.contains("start it again")).count();
+        assert_eq!(said, 1, "{troubles:#?}");
+        assert!(troubles.len() < 10, "they are few: {troubles:#?}");
+        assert!(stage.served.stop(), "it ends in order");
+    });
+}
+
+/// Once, a node that was told to stop while the cluster was away waited until it was back, and no further signal helped.
+pub(crate) async fn everything_ends_without_the_cluster() {
+    block_in_place(|| {
+        let mut stage = Stage::start(Cluster::start());
+        stage.cluster.kill_server(0);
+        let _open = stage.begin_to_post();
+        stage.until_ready("\"cause\":\"away\"");
+        stage.commands_give_up();
+
+        let began = Instant::now();
+        stage.served.tell_to_stop();
+        let Stage { served, folder, mut cluster, .. } = stage;
+        assert_eq!(served.wait(), Some(1), "it did not end in order");
+        assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
+        let log = fs::read_to_string(folder.path().join("log")).unwrap();
+        assert!(log.contains("gave up leaving the nodes of the bus"), "{log}");
+
+        cluster.restart_server(0);
+        cluster.wait_until_available();
+        let mut stage = Stage::start(cluster);
+        stage.cluster.kill_server(0);
+        let _open = stage.begin_to_post();
+        stage.until_ready("\"cause\":\"away\"");
+        stage.served.tell_to_stop();
+        thread::sleep(Duration::from_millis(500));
+        let began = Instant::now();
+        stage.served.tell_to_stop();
+        assert_eq!(stage.served.wait(), Some(130));
+        assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+    });
+}
