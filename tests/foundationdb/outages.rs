@@ -1,6 +1,6 @@
 //! A cluster that is away, locked or wiped under a running node: what the node says, what commands say, and how all of it ends.
 //!
-//! `docs/foundationdb.md` has a table of these states; each of its lines is checked here.
+//! `docs/foundationdb.md` has a table of these states.
 
 use std::{
     fs::{self, File},
