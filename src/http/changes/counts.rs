@@ -3,8 +3,8 @@
 //! Nothing in the store says how many rows are behind a position: rows move to the end when their documents are edited, so a
 //! writer would have to take one from a count for each. It would have to be a count of the row's neighbourhood, in each
 //! transaction that edits; writers are not made to pay for what only readers of single pages ask. So rows are counted,
-//! and what was counted is remembered as long as nothing is appended. Whoever reads a database in pages has each row counted
-//! once more than it is read, and all but the first page of one that is not being written to costs the page.
+//! and what was counted is remembered as long as nothing is appended. The first page of a database costs a count of all its rows, and
+//! so does the next one after each edit; all others cost their own rows.
 
 use std::{
     collections::{BTreeMap, HashMap},
