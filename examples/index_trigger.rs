@@ -128,8 +128,9 @@ async fn rest(bus: &Bus, trigger: &Trigger) -> Result<(), Box<dyn Error>> {
     if trigger.wait_for(is_at_rest).await { Ok(()) } else { Err("the trigger has ended".into()) }
 }
 
+/// Runs the example.
 #[tokio::main]
-async fn main() -> Result<(), Box<dyn Error>> {
+pub async fn main() -> Result<(), Box<dyn Error>> {
     let store = Database::memory();
     let bus = Bus::open(&store, BusOptions::default()).await?;
     let notifier = bus.notifier(NotifierOptions::default()).await?;

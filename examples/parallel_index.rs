@@ -80,7 +80,8 @@ impl Layer {
             }
             Ok(())
         };
-        self.store.run(edit).await
+        // An edit counts the revision up, which must not happen twice if a commit does not tell whether it has happened.
+        self.store.run_once(edit).await.map(|_| ())
     }
 
     /// Edits documents by chance.

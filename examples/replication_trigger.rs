@@ -1,7 +1,15 @@
 //! Replicates documents between databases: a document of `_replicator` describes a replication by its field, `source target`,
 //! and the documents of the source go to the target whenever the source changes. Two triggers do it: one hears of the
-//! `_replicator` databases and keeps the list of replications, the other one hears of all other databases and copies what has
-//! changed since it last looked.
+//! `_replicator` databases and keeps the list of replications, the other one hears of all other databases and brings their
+//! targets up to date.
+//!
+//! # Why nothing is lost
+//!
+//! A replication is listed first and then begun. Both triggers bring a target up to date in the same way: from the changes feed of
+//! its source, deletions included, in transactions that read the documents as they are there, write them to the target, and say up
+//! to where the target is. So however the two meet, whatever was copied before, and wherever a process dies, the target goes
+//! on exactly where it is; and of two who copy the same, one conflicts and finds it done. Where the target is in another
+//! store than the source, its transaction reads and writes its position all the same, and the page is read before.
 //!
 //! Run it with `cargo run --release --example replication_trigger`. It exits with 1 if a target differs from its source.
 
@@ -16,14 +24,19 @@ use std::{
 
 use layer::Layer;
 use notibus::{
-    Bus, BusOptions, Cursor, Db, DispatcherOptions, Filter, NotifierOptions, Result, Scan, TaskResult,
-    Trigger, TriggerJob, TriggerOptions, replication_trigger, store::Database,
+    Bus, BusOptions, Cursor, Db, DispatcherOptions, Fence, Filter, NotifierOptions, Result, Scan, TaskResult,
+    Trigger, TriggerJob, TriggerOptions, replication_trigger,
+    store::{Database, Isolation, KeyRange, Transaction},
 };
 
-/// Databases of documents, and rounds of edits.
+/// Databases of documents.
 const DBS: usize = 6;
-/// See [`DBS`].
-const ROUNDS: usize = 40;
+
+/// Edits of documents.
+const EDITS: usize = 1_000;
+
+/// How often both triggers crash meanwhile.
+const ROUNDS: usize = 10;
 
 /// The replications that there are, by `_replicator` database and document: from where to where.
 type Replications = Arc<Mutex<BTreeMap<(Db, String), (String, String)>>>;
@@ -50,8 +63,9 @@ impl TriggerJob<Scan> for Manager {
                 let field = doc.map(|doc| doc.field).unwrap_or_default();
                 if let Some((from, to)) = field.split_once(' ') {
                     let ends = (from.to_owned(), to.to_owned());
-                    copy(&self.layer, &self.dbs[from], &self.dbs[to]).await?;
+                    // Listed before it is begun: what changes from here on is copied by whoever hears of it.
                     self.replications.lock().unwrap_or_else(PoisonError::into_inner).insert(entry, ends);
+                    replicate(&self.layer, &self.dbs[from], &self.dbs[to], scan.fence()).await?;
                 } else {
                     self.replications.lock().unwrap_or_else(PoisonError::into_inner).remove(&entry);
                 }
@@ -70,12 +84,39 @@ impl TriggerJob<Scan> for Manager {
     }
 }
 
-/// Copies all documents of a source once, before its changes are followed.
-async fn copy(layer: &Layer, from: &Db, to: &Db) -> Result<()> {
-    for some in layer.all(from).await?.chunks(100) {
-        layer.edit(to, some).await?;
+/// Where it is kept up to where the documents of `from` are replicated to `to`.
+fn progress(from: &Db, to: &Db) -> Vec<u8> {
+    format!("replicated/{}/{}", from.instance, to.instance).into_bytes()
+}
+
+/// Brings `to` up to date with `from`, from where it is.
+async fn replicate(layer: &Layer, from: &Db, to: &Db, fence: &Fence) -> Result<()> {
+    let (feed, key) = (layer.changes.feed(from), progress(from, to));
+    loop {
+        let step = async |tx: Transaction| {
+            // A scan that was cancelled, or was begun elsewhere, writes nothing more.
+            fence.check_in(&tx).await?;
+            let stored = tx.get(&key, Isolation::Serializable).await?;
+            let since = stored.map_or(Ok(Cursor::NOTHING), |bytes| Cursor::from_bytes(&bytes))?;
+            let page = feed.page_in(&tx, since, 100).await?;
+            if page.rows.is_empty() {
+                return Ok(false);
+            }
+            let mut edits = Vec::new();
+            for row in &page.rows {
+                let id = row.doc.id.to_string();
+                // Of one that was deleted there is no field.
+                let doc = layer.get(&tx, from, &id).await?;
+                edits.push((id, doc.map(|doc| doc.field).unwrap_or_default()));
+            }
+            layer.edit_in(&tx, to, &edits).await?;
+            tx.set(&key, &page.next.to_bytes());
+            Ok(page.more)
+        };
+        if !layer.store.run(step).await? {
+            return Ok(());
+        }
     }
-    Ok(())
 }
 
 /// Copies what has changed.
@@ -89,31 +130,26 @@ struct Copier {
 }
 
 impl TriggerJob<Scan> for Copier {
-    async fn run(&self, mut scan: Scan) -> TaskResult {
-        let name = scan.db().name.to_string();
-        loop {
-            let page = scan.page(100).await?;
-            let targets: Vec<String> = {
-                let replications = self.replications.lock().unwrap_or_else(PoisonError::into_inner);
-                let of_this = replications.values().filter(|(from, _)| *from == name);
-                of_this.map(|(_, to)| to.clone()).collect()
-            };
-            let mut edits = Vec::new();
-            for row in &page.rows {
-                let id = row.doc.id.as_str();
-                let read = async |tx| self.layer.get(&tx, scan.db(), id).await;
-                let doc = self.layer.store.run(read).await?;
-                edits.push((id.to_owned(), doc.map(|doc| doc.field).unwrap_or_default()));
-            }
-            for target in targets.iter().filter(|_| !edits.is_empty()) {
-                self.layer.edit(&self.dbs[target], &edits).await?;
-            }
-            // What was copied is not copied again if this one fails later.
-            scan.reporter().report(page.to).await?;
-            if !page.more {
-                return Ok(());
-            }
+    async fn run(&self, scan: Scan) -> TaskResult {
+        let name = scan.db().name.as_str();
+        let targets: Vec<String> = {
+            let replications = self.replications.lock().unwrap_or_else(PoisonError::into_inner);
+            let of_this = replications.values().filter(|(from, _)| from == name);
+            of_this.map(|(_, to)| to.clone()).collect()
+        };
+        for target in targets {
+            replicate(&self.layer, scan.db(), &self.dbs[&target], scan.fence()).await?;
         }
+        Ok(())
+    }
+
+    async fn deleted(&self, db: Db) -> TaskResult {
+        // What was copied stays. Up to where it was is of no use any more.
+        let clear = async |tx: Transaction| {
+            tx.clear_range(&KeyRange::prefix(format!("replicated/{}/", db.instance)));
+            Ok(())
+        };
+        Ok(self.layer.store.run(clear).await?)
     }
 }
 
@@ -176,8 +212,49 @@ async fn check_end(
     Ok(())
 }
 
+/// What the documents of each database have to be in the end: ids and fields, by database.
+type Model = BTreeMap<String, BTreeMap<String, String>>;
+
+/// Edits documents by chance for as long as the rest goes on: those of two sources, and others of their targets, which no
+/// replication writes. Returns what has become of them.
+async fn edit_on(layer: Layer, dbs: Arc<BTreeMap<String, Db>>, mut random: fastrand::Rng) -> Result<Model> {
+    let mut model = Model::new();
+    for edit in 0..EDITS {
+        let place = random.usize(..4);
+        let db = ["db0", "db4", "db1", "db5"][place];
+        let owner = ["doc", "local"][place / 2];
+        let id = format!("{owner} {:03}", random.u32(..150));
+        // An empty field deletes the document.
+        let field = if random.u8(..5) == 0 { String::new() } else { format!("text {edit}") };
+        layer.edit(&dbs[db], &[(id.clone(), field.clone())]).await?;
+        let docs = model.entry(db.to_owned()).or_default();
+        if field.is_empty() {
+            docs.remove(&id)
+        } else {
+            docs.insert(id, field)
+        };
+        tokio::task::yield_now().await;
+    }
+    Ok(model)
+}
+
+/// Fails unless every target is what the model says: its own documents and those of its sources.
+async fn check(layer: &Layer, dbs: &BTreeMap<String, Db>, mut model: Model) -> Result<(), Box<dyn Error>> {
+    for (from, to) in [("db0", "db1"), ("db1", "db2"), ("db4", "db5")] {
+        let copied = model.get(from).cloned().unwrap_or_default();
+        model.entry(to.to_owned()).or_default().extend(copied);
+        let found: BTreeMap<_, _> = layer.all(&dbs[to]).await?.into_iter().collect();
+        println!("{from} → {to}: {} documents", found.len());
+        if Some(&found) != model.get(to) {
+            return Err(format!("{to} is not what it has to be").into());
+        }
+    }
+    Ok(())
+}
+
+/// Runs the example.
 #[tokio::main]
-async fn main() -> Result<(), Box<dyn Error>> {
+pub async fn main() -> Result<(), Box<dyn Error>> {
     let store = Database::memory();
     let bus = Bus::open(&store, BusOptions::default()).await?;
     let notifier = bus.notifier(NotifierOptions::default()).await?;
@@ -192,45 +269,29 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let shop = layer.create("shop/_replicator", 1).await?;
     let describe = async |db: &Db, id: &str, ends: &str| layer.edit(db, &[(id.into(), ends.into())]).await;
 
-    // db0 to db1 from the beginning; db1 on to db2 described in another place; and one that is deleted again with its database.
+    // Documents change from before the first replication is described until after the last.
+    let mut random = fastrand::Rng::new();
+    let edits = tokio::spawn(edit_on(layer.clone(), Arc::clone(&dbs), random.fork()));
     let mut triggers = start(&dispatcher, (&layer, &replications, &dbs)).await?;
     describe(&replicator, "r1", "db0 db1").await?;
     describe(&shop, "r2", "db4 db5").await?;
-    rest(&bus, &triggers).await?;
-    let mut random = fastrand::Rng::new();
-    let mut edited = 0;
     for round in 0..ROUNDS {
-        let source = if random.bool() { "db0" } else { "db4" };
-        // An empty field deletes the document.
-        let field = if random.u8(..5) == 0 { String::new() } else { format!("text {round}") };
-        layer.edit(&dbs[source], &[(format!("{:03}", random.u32(..300)), field)]).await?;
-        edited += 1;
-        match round {
-            10 => describe(&replicator, "r3", "db1 db2").await?,
-            // Both triggers crash. The list of replications is that of the process: so it begins again, and is scanned again.
-            20 => {
-                drop(triggers);
-                replications.lock().unwrap_or_else(PoisonError::into_inner).clear();
-                bus.cursor("replicator")?.delete().await?;
-                triggers = start(&dispatcher, (&layer, &replications, &dbs)).await?;
-                rest(&bus, &triggers).await?;
-            }
-            30 => rest(&bus, &triggers).await?,
-            _ => tokio::time::sleep(Duration::from_millis(5)).await,
+        if round == ROUNDS / 2 {
+            describe(&replicator, "r3", "db1 db2").await?;
         }
+        tokio::time::sleep(Duration::from_millis(random.u64(..50))).await;
+        // Both triggers crash. The list of replications is that of the process: so it begins again, and is scanned again.
+        drop(triggers);
+        replications.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        bus.trigger("replicator")?.reset().await?;
+        triggers = start(&dispatcher, (&layer, &replications, &dbs)).await?;
     }
+    let model = edits.await??;
     rest(&bus, &triggers).await?;
-    for (from, to) in [("db0", "db1"), ("db1", "db2"), ("db4", "db5")] {
-        let (source, target) = (layer.all(&dbs[from]).await?, layer.all(&dbs[to]).await?);
-        println!("{from} → {to}: {} documents", source.len());
-        if source != target {
-            return Err(format!("{to} differs from {from}").into());
-        }
-    }
-
+    check(&layer, &dbs, model).await?;
     check_end(&bus, &triggers, (&layer, &shop), &dbs).await?;
     let done: u64 = triggers.iter().map(|trigger| trigger.status().done).sum();
-    println!("{edited} edits, {done} scans since the restart");
+    println!("{EDITS} edits, {done} scans since the last restart");
     for trigger in triggers {
         trigger.shutdown().await?;
     }

@@ -6,6 +6,8 @@
 //! thing to beware of is a read of the store that began before and ends after: it must not be remembered. So each read takes
 //! the number of things that were forgotten with it, and is remembered only if none was forgotten meanwhile.
 //!
+//! All of that needs the listener. Once it has ended, every read goes to the store.
+//!
 //! A mirror of the databases answers for those that are not there. It and the cache are two subscribers, and neither waits for
 //! the other: [`DdocCache::reached`] waits for both.
 
@@ -77,8 +79,12 @@ impl DdocCache {
         Ok(Self { store: store.clone(), databases, docs, listener })
     }
 
-    /// The design document `id` of `name`, from memory if it is there.
+    /// The design document `id` of `name`, from memory if it is there, and somebody keeps that right.
     pub async fn get(&self, name: &DbName, id: &DdocId) -> Result<Option<Vec<u8>>> {
+        if self.listener.is_finished() {
+            // It was stopped, or its dispatcher has ended: nothing will ever be forgotten, nor will the mirror learn of databases.
+            return self.read(name, id).await;
+        }
         if self.databases.get(name).is_none() {
             return Ok(None);
         }
@@ -92,9 +98,7 @@ impl DdocCache {
             state.hits.1 += 1;
             state.forgotten
         };
-        let key = key(name, id);
-        let doc = self.store.run(async |tx| tx.get(&key, Isolation::Snapshot).await).await?;
-        let doc = doc.map(|bytes| bytes.to_vec());
+        let doc = self.read(name, id).await?;
         let mut state = self.docs.state();
         if state.forgotten == before {
             if state.count >= DOCS_MAX {
@@ -105,6 +109,13 @@ impl DdocCache {
             state.count += 1;
         }
         Ok(doc)
+    }
+
+    /// The design document `id` of `name`, from the store.
+    async fn read(&self, name: &DbName, id: &DdocId) -> Result<Option<Vec<u8>>> {
+        let key = key(name, id);
+        let doc = self.store.run(async |tx| tx.get(&key, Isolation::Snapshot).await).await?;
+        Ok(doc.map(|bytes| bytes.to_vec()))
     }
 
     /// Waits until no read returns anything older than what was committed at the version `version`.

@@ -74,25 +74,28 @@ impl Layer {
             .await
     }
 
-    /// Gives documents these fields in one transaction; an empty field deletes one.
+    /// Gives documents these fields in one transaction; an empty field deletes one. It is made exactly once: an edit counts
+    /// the revision up, which must not happen twice if a commit does not tell whether it has happened.
     pub async fn edit(&self, db: &Db, edits: &[(String, String)]) -> Result<()> {
-        let edit = async |tx: Transaction| {
-            let writer = self.changes.writer(&tx, db).await?;
-            for (id, field) in edits {
-                let key = format!("{}{id}", docs(db)).into_bytes();
-                let stored = tx.get(&key, Isolation::Serializable).await?;
-                let stored = stored.map(|bytes| doc(&bytes)).transpose()?;
-                let position = stored.as_ref().map_or(0, |doc| doc.edits) + 1;
-                let revision = Revision { position, hash: [0; 16] };
-                let summary =
-                    DocSummary { id: DocId::new(id)?, revision, branches: 1, is_deleted: field.is_empty() };
-                let edited = writer.record(&summary, stored.map(|doc| doc.edited))?;
-                let rest = [&position.to_be_bytes()[..], field.as_bytes()].concat();
-                tx.atomic(AtomicOp::SetVersionstampedValue, &key, &edited.operand(&[], &rest));
-            }
-            Ok(())
-        };
-        self.store.run(edit).await
+        self.store.run_once(async |tx| self.edit_in(&tx, db, edits).await).await.map(|_| ())
+    }
+
+    /// [`Layer::edit`] in a transaction of the caller's.
+    pub async fn edit_in(&self, tx: &Transaction, db: &Db, edits: &[(String, String)]) -> Result<()> {
+        let writer = self.changes.writer(tx, db).await?;
+        for (id, field) in edits {
+            let key = format!("{}{id}", docs(db)).into_bytes();
+            let stored = tx.get(&key, Isolation::Serializable).await?;
+            let stored = stored.map(|bytes| doc(&bytes)).transpose()?;
+            let position = stored.as_ref().map_or(0, |doc| doc.edits) + 1;
+            let revision = Revision { position, hash: [0; 16] };
+            let is_deleted = field.is_empty();
+            let summary = DocSummary { id: DocId::new(id)?, revision, branches: 1, is_deleted };
+            let edited = writer.record(&summary, stored.map(|doc| doc.edited))?;
+            let rest = [&position.to_be_bytes()[..], field.as_bytes()].concat();
+            tx.atomic(AtomicOp::SetVersionstampedValue, &key, &edited.operand(&[], &rest));
+        }
+        Ok(())
     }
 
     /// The document `id` of `db`.

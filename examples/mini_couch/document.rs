@@ -120,11 +120,6 @@ impl Edit {
         }
         Ok((revision, json))
     }
-
-    /// About how many bytes it writes.
-    pub fn size(&self) -> usize {
-        self.fields.iter().map(|(name, value)| name.len() + value.to_string().len()).sum()
-    }
 }
 
 /// The revision `text` of a request.

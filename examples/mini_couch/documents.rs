@@ -17,8 +17,9 @@ use super::{
 /// How many edits of a bulk one transaction takes.
 const EDITS_MAX: usize = 500;
 
-/// About how many bytes of a bulk one transaction takes, far below the store's limit.
-const EDITS_LEN_MAX: usize = 1_000_000;
+/// From how many bytes on a transaction takes no further edit of a bulk, far below the store's limit: as the store counts them, with
+/// the keys of mutations and the ranges of conflicts. Of long ids these are the most of it.
+const SIZE_MAX: usize = 2_000_000;
 
 impl Couch {
     /// A document; also one that was deleted.
@@ -69,12 +70,12 @@ impl Couch {
         self.read(async |tx| database_in(&tx, name).await).await?;
         let mut results = Vec::with_capacity(edits.len());
         while results.len() < edits.len() {
-            let some = first_edits(&edits[results.len()..]);
+            let some = edits[results.len()..].iter().take(EDITS_MAX);
             let done = self.write(async |tx| {
                 let db = database_in(&tx, name).await?;
                 let mut edited = HashSet::new();
-                let mut done = Vec::with_capacity(some.len());
-                for edit in some {
+                let mut done = Vec::new();
+                for edit in some.clone() {
                     // Nobody can have seen a revision that is made in this very transaction.
                     let result = if edited.contains(&edit.id) {
                         Err(Problem::Conflict)
@@ -87,6 +88,9 @@ impl Couch {
                         Err(_) => false,
                     };
                     done.push(result);
+                    if tx.approximate_size().await? >= SIZE_MAX {
+                        break;
+                    }
                 }
                 Ok(done)
             });
@@ -149,16 +153,6 @@ impl Couch {
 async fn document_in(tx: &Transaction, db: &Db, id: &DocId) -> Result<Option<Document>, Problem> {
     let row = tx.get(&keys::document(db, id), Isolation::Serializable).await?;
     row.map(|row| Document::from_stored(&row)).transpose()
-}
-
-/// The edits that one transaction takes: at least one.
-fn first_edits(edits: &[Edit]) -> &[Edit] {
-    let mut bytes = 0;
-    let fit = edits.iter().take(EDITS_MAX).take_while(|edit| {
-        bytes += edit.size();
-        bytes <= EDITS_LEN_MAX
-    });
-    &edits[..fit.count().max(1)]
 }
 
 /// Adds to a count, blindly: edits of one database do not conflict over it.

@@ -135,11 +135,14 @@ impl Changes {
         self.context.db.run(async |tx| self.raw(&feed).adopt(&tx, prefix, &new).await).await
     }
 
-    /// Removes the changes feed of `db` in the transaction that deletes the database. A legacy range is left to its owner.
+    /// Removes the changes feed of `db` in the transaction that deletes the database. A legacy range is left to its owner. Writers
+    /// of the feed in this transaction are of no use any more.
     pub fn remove(&self, tx: &Transaction, db: &Db) {
-        for range in self.context.keys.whole_feed(&FeedId::documents(db.instance)) {
+        let feed = FeedId::documents(db.instance);
+        for range in self.context.keys.whole_feed(&feed) {
             tx.clear_range(&range);
         }
+        tx.note_removal(feed.bytes());
         self.topologies.remove(&db.instance);
     }
 

@@ -53,8 +53,8 @@ pub struct ChangesWriter<'a> {
     feed: FeedId,
     /// Where rows go and have gone.
     topology: Arc<Topology>,
-    /// How often the transaction had been reset when the topology was read.
-    resets: u64,
+    /// How often the transaction had been reset when the topology was read, and the feed removed in it.
+    read_at: (u64, u64),
 }
 
 impl<'a> ChangesWriter<'a> {
@@ -65,7 +65,9 @@ impl<'a> ChangesWriter<'a> {
         db: &'a Db,
         topology: Arc<Topology>,
     ) -> Self {
-        Self { changes, tx, db, feed: FeedId::documents(db.instance), topology, resets: tx.resets() }
+        let feed = FeedId::documents(db.instance);
+        let read_at = (tx.resets(), tx.removals(feed.bytes()));
+        Self { changes, tx, db, feed, topology, read_at }
     }
 
     /// Writes that `doc` was edited, and records the event for the database: `ddoc_updated` for a design document, else
@@ -75,12 +77,17 @@ impl<'a> ChangesWriter<'a> {
     /// It reads nothing. It clears the previous row, if there is one, and inserts the new one. A document that is recorded
     /// again in the same transaction has one row, the last one.
     ///
-    /// Fails with [`Error::Invalid`] if there can be no such document, the transaction was reset since, or 65,535 others were recorded in the transaction.
+    /// Fails with [`Error::Invalid`] if there can be no such document, the transaction was reset since, or 65,535 others were
+    /// recorded in the transaction; and with [`Error::NoFeed`] if the feed was removed in it since.
     pub fn record(&self, doc: &DocSummary, previous: Option<Sequence>) -> Result<PendingSequence> {
         doc.check()?;
-        if self.tx.resets() != self.resets {
+        let (resets, removals) = self.read_at;
+        if self.tx.resets() != resets {
             let reason = "its transaction was reset since; ask for another one";
             return Err(Error::invalid("changes writer", reason));
+        }
+        if self.tx.removals(self.feed.bytes()) != removals {
+            return Err(Error::NoFeed { feed: self.feed.to_string() });
         }
         let Changes { context, producer, .. } = self.changes;
         let id = doc.id.as_str();

@@ -257,6 +257,30 @@ impl<R: FeedRow> Feed<R> {
         self.count(Vec::from_iter(space), last).await
     }
 
+    /// How many rows, or rows of `shard`, stand after `after` and up to `to`, of which nobody checks whether they can be read.
+    #[cfg(feature = "http")]
+    pub(crate) async fn count_between(
+        &self,
+        shard: Option<ShardId>,
+        after: Sequence,
+        to: Sequence,
+    ) -> Result<u64> {
+        let feed = self.raw();
+        let read = async |tx| {
+            let last = feed.last_readable(&tx).await?.min(to);
+            let spaces = match shard {
+                Some(shard) => feed.space_of_shard(&tx, shard).await?.into_iter().collect(),
+                None => {
+                    let topology = feed.topology(&tx).await?;
+                    topology.after(after).iter().flat_map(|entry| feed.spaces(entry)).collect::<Vec<_>>()
+                }
+            };
+            Ok((last, spaces.into_iter().map(|space| (space, after)).collect()))
+        };
+        let (last, spaces) = self.context.db.run(read).await?;
+        self.count(spaces, last).await
+    }
+
     /// How many rows stand in `spaces`, each after its position, and up to `last`.
     async fn count(&self, mut spaces: Vec<(RowSpace, Sequence)>, last: Sequence) -> Result<u64> {
         let mut total = 0;

@@ -139,6 +139,10 @@ impl Watcher {
             };
             for row in &page.rows {
                 arrivals.tell(&FeedId::documents(row.instance), None);
+                if let Some(replaced) = row.replaced {
+                    // It is gone, and has no row of its own.
+                    arrivals.tell(&FeedId::documents(replaced.instance), None);
+                }
             }
             after = page.to;
             (self.documents, self.is_behind) = (Some(after), page.more);

@@ -48,8 +48,14 @@ pub struct ApiOptions {
     pub heartbeat_max: Duration,
     /// How many feeds each client may have open: a name with credentials, or else an address. Default: 10,000.
     pub feeds_per_client_max: usize,
-    /// How many feeds read the store at once; others wait for their turn. Default: 16.
+    /// How many feeds read the store at once, 1 to 10,000; others wait for their turn. Default: 16.
     pub reads_max: usize,
+    /// How many feeds ask the layer at once for documents or leaves (`include_docs`, `style=all_docs`), 1 to 10,000; others that
+    /// do so wait for their turn. They hold none of [`ApiOptions::reads_max`] meanwhile, so slow documents delay only each other.
+    /// Default: 16.
+    pub doc_reads_max: usize,
+    /// How long the documents of a page may take, before the feed is cut off. Default: 60 s.
+    pub doc_reads_limit: Duration,
     /// Whether there is `_db_updates` at all. If not, it answers as CouchDB does without its database `_global_changes`. Default:
     /// yes.
     pub keeps_db_updates: bool,
@@ -72,6 +78,8 @@ impl Default for ApiOptions {
             heartbeat_max: Duration::from_mins(1),
             feeds_per_client_max: 10_000,
             reads_max: 16,
+            doc_reads_max: 16,
+            doc_reads_limit: Duration::from_mins(1),
             keeps_db_updates: true,
             look_interval: LOOK_INTERVAL,
             body_len_max: 1 << 20,
@@ -88,9 +96,12 @@ impl ApiOptions {
             Self { heartbeat_max: Duration::ZERO, .. } => zero("heartbeat"),
             Self { look_interval: Duration::ZERO, .. } => zero("look interval"),
             Self { feeds_per_client_max: 0, .. } => zero("feeds per client"),
-            Self { reads_max: 0, .. } => zero("reads"),
-            Self { reads_max, .. } if *reads_max > READS_MAX => {
-                Err(Error::invalid("reads", format!("{reads_max} at once are more than {READS_MAX}")))
+            Self { doc_reads_limit: Duration::ZERO, .. } => zero("limit of the reads of documents"),
+            Self { reads_max, doc_reads_max, .. }
+                if [reads_max, doc_reads_max].iter().any(|max| !(1..=READS_MAX).contains(*max)) =>
+            {
+                let reason = format!("{reads_max} and {doc_reads_max} at once are not 1 to {READS_MAX}");
+                Err(Error::invalid("reads", reason))
             }
             Self { body_len_max, bodies_len_max, .. } if bodies_len_max < body_len_max => {
                 Err(Error::invalid("length of bodies", "one would not fit"))
@@ -125,6 +136,8 @@ pub(super) struct Inner {
     pub bodies: Bodies,
     /// Whose turn it is to decide what a name stands for.
     pub turns: Turns,
+    /// Limits how many of them ask a layer for documents.
+    pub doc_reads: Semaphore,
     /// The feeds of each client.
     pub admission: Arc<Admission>,
     /// What was done.
@@ -172,6 +185,7 @@ impl Api {
             reads: Semaphore::new(options.reads_max),
             bodies: Bodies::new(options.bodies_len_max),
             turns: Turns::default(),
+            doc_reads: Semaphore::new(options.doc_reads_max),
             admission: Admission::new(options.feeds_per_client_max),
             metrics: Metrics::default(),
             reshards: watch::Sender::new(0),

@@ -92,6 +92,8 @@ struct Held {
     stamps: BTreeMap<Bytes, Bytes>,
     /// By feed, the ids that have got a row, each with the place of its row among those of the feed in this transaction.
     rows: BTreeMap<Bytes, BTreeMap<Bytes, u16>>,
+    /// By feed, how often it was removed.
+    removals: BTreeMap<Bytes, u64>,
     /// Whom to tell of what once the commit has succeeded, or may have.
     listeners: Vec<(Arc<dyn AfterCommit>, u64)>,
 }
@@ -295,6 +297,16 @@ impl Transaction {
         let next = u16::try_from(places.len()).ok().filter(|&next| next < u16::MAX)?;
         places.insert(Bytes::copy_from_slice(id), next);
         Some(next)
+    }
+
+    /// Notes that `feed` is removed: whoever writes to it has to ask anew.
+    pub(crate) fn note_removal(&self, feed: &[u8]) {
+        *self.held().removals.entry(Bytes::copy_from_slice(feed)).or_default() += 1;
+    }
+
+    /// How often `feed` was removed.
+    pub(crate) fn removals(&self, feed: &[u8]) -> u64 {
+        self.held().removals.get(feed).copied().unwrap_or_default()
     }
 
     /// Tells `listener` of `token` once the commit has succeeded, or may have; once, however often it is asked for.

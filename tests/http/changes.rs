@@ -358,3 +358,43 @@ async fn a_layer_has_filters_and_bodies_of_its_own() {
     let secret = get(world.at(), "/secret/_changes").await;
     assert_eq!((secret.head.status, &secret.json()["error"]), (403, &"forbidden".into()));
 }
+
+/// What was counted for one page is used for the next, as long as nothing is edited: it is exact all the same, also when documents
+/// are edited between two pages and move behind them.
+#[tokio::test]
+async fn pending_is_exact_on_every_page_whatever_is_edited_between_them() {
+    let (world, layer, db) = world("a", 3).await;
+    let mut sequences = Vec::new();
+    for n in 0..40 {
+        sequences.push(layer.write(&db, &format!("doc{n:02}"), 1, 1, false).await);
+    }
+    let reads = async |since: &str, limit: u32| {
+        let target = format!("/a/_changes?limit={limit}&since={since}");
+        let page = get(world.at(), &target).await.json();
+        (page["pending"].as_u64().unwrap(), page["last_seq"].as_str().unwrap().to_owned())
+    };
+    let mut since = "0".to_owned();
+    for page in 1..=8_u64 {
+        let (pending, last) = reads(&since, 5).await;
+        assert_eq!(pending, 40 - page * 5, "page {page}");
+        since = last;
+    }
+    // Anywhere, in any order, and of one shard.
+    for place in [30, 3, 17, 3, 39] {
+        let (pending, _) = reads(&sequences[place].to_string(), 1).await;
+        assert_eq!(pending, (40 - place as u64).saturating_sub(2), "after row {place}");
+    }
+    // One moves from before a position to behind it, one stays behind, and one is new.
+    reads("0", 10).await;
+    layer.write(&db, "doc00", 2, 1, false).await;
+    layer.write(&db, "doc35", 2, 1, false).await;
+    layer.write(&db, "new", 1, 1, false).await;
+    let (pending, _) = reads(&sequences[9].to_string(), 5).await;
+    assert_eq!(pending, 30 + 2 - 5);
+    let backwards = get(world.at(), "/a/_changes?descending=true&limit=4").await.json();
+    assert_eq!(backwards["pending"], 41 - 4);
+    let shard = layer.changes.feed(&db).shards().await.unwrap()[0];
+    let rows = layer.changes.feed(&db).shard_rows(shard).await.unwrap();
+    let page = get(world.at(), &format!("/a/_changes/{shard}?limit=1")).await.json();
+    assert_eq!(page["pending"], rows - 1);
+}

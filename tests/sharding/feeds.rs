@@ -744,3 +744,33 @@ fn instances_have_feeds_of_their_own() {
         assert!(matches!(page, Err(Error::NoFeed { .. })), "a database of the same name begins again");
     });
 }
+
+/// Once, a writer that was kept while its feed was removed in the same transaction left a row of a feed that was not there.
+#[tokio::test]
+async fn a_writer_that_is_kept_over_the_removal_of_its_feed_writes_nothing() {
+    let store = Database::memory();
+    let (bus, db) = begun(&store, 2).await;
+    let changes = bus.changes();
+    let write = async |tx: Transaction| {
+        let writer = changes.writer(&tx, &db).await?;
+        changes.remove(&tx, &db);
+        let refused = writer.record(&doc("x", 1), None);
+        assert!(matches!(refused, Err(Error::NoFeed { .. })), "{refused:?}");
+        Ok(())
+    };
+    store.run(write).await.unwrap();
+    // Begun again in the same transaction, it is written by those who ask for a writer after that.
+    let write = async |tx: Transaction| {
+        let options = ChangesOptions::default();
+        changes.create(&tx, &db, &options).await?;
+        changes.writer(&tx, &db).await?.record(&doc("x", 1), None)?;
+        changes.remove(&tx, &db);
+        changes.create(&tx, &db, &options).await?;
+        changes.writer(&tx, &db).await?.record(&doc("y", 1), None)?;
+        Ok(())
+    };
+    store.run(write).await.unwrap();
+    let page = changes.feed(&db).page(Cursor::NOTHING, 10).await.unwrap();
+    let ids: Vec<_> = page.rows.iter().map(|row| row.doc.id.as_str()).collect();
+    assert_eq!(ids, ["y"]);
+}

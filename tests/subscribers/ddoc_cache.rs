@@ -174,3 +174,20 @@ async fn the_cache_recovers_from_having_expired() {
     let created = common::record(&layer.store, &layer.bus, &gone, EventKind::Created.once().lanes());
     created.await;
 }
+
+/// Once, a cache whose listener had ended returned for ever what it remembered.
+#[tokio::test(start_paused = true)]
+async fn a_cache_that_nobody_keeps_right_reads_the_store() {
+    let layer = Layer::new().await;
+    let (a, x): (Db, DdocId) = (db("a", 1), "_design/x".parse().unwrap());
+    layer.write(&a, &x, Some(1), true).await;
+    assert_eq!(layer.read(&a, &x).await, Some(1));
+    layer.dispatcher.stop_listener("ddoc cache").await.unwrap();
+    let write = async |tx: Transaction| {
+        tx.set(&key(&a.name, &x), &2_u64.to_be_bytes());
+        layer.bus.producer().ddoc_updated(&tx, &a, Some(&x));
+        Ok(())
+    };
+    layer.store.run(write).await.unwrap();
+    assert_eq!(layer.read(&a, &x).await, Some(2));
+}

@@ -1,6 +1,7 @@
 //! `/{db}/_changes` and what belongs to it: the documents of a database in the order of their edits, all of them or those of
 //! one shard, and over which shards they are spread.
 
+mod counts;
 mod looks;
 mod query;
 mod shards;
@@ -19,6 +20,7 @@ use axum::{
 use serde::de::DeserializeOwned;
 
 use self::{
+    counts::Counts,
     looks::Looks,
     source::{DocChanges, Shown},
 };
@@ -47,6 +49,8 @@ struct Served {
     databases: Arc<dyn Databases>,
     /// What feeds that wait have found in the store.
     looks: Looks,
+    /// How many rows stand behind positions.
+    counts: Counts,
 }
 
 impl Served {
@@ -84,7 +88,7 @@ impl Api {
     pub fn changes(&self, changes: &Changes, databases: Arc<dyn Databases>) -> Router {
         let (inner, changes) = (Arc::clone(&self.inner), changes.clone());
         let looks = Looks::new(inner.options.look_interval);
-        let served = Arc::new(Served { inner, changes, databases, looks });
+        let served = Arc::new(Served { inner, changes, databases, looks, counts: Counts::default() });
         let router = [
             ("/{db}/_changes", any(whole)),
             ("/{db}/_changes/_meta", any(shards::meta)),

@@ -18,9 +18,8 @@ use crate::{
     cursor::Cursor,
     dispatcher::{Filter, Subscription},
     encoding::Sequence,
-    error::{Error, Result},
+    error::{Error, Result, StoreError},
     event::Db,
-    feed::Feed,
     http::{
         Lens,
         form::{Writer, write_string},
@@ -71,16 +70,20 @@ impl Load {
                     return Ok((ChangesPage { rows, next, more: false, resharded: None }, Kept::new()));
                 }
             }
-            let _turn = served.inner.reads.acquire().await.expect("the semaphore is never closed");
-            let Some(lens) = lens else {
+            let inner = &served.inner;
+            if !query.include_docs && !query.all_leaves && lens.is_none() {
+                let _turn = inner.reads.acquire().await.expect("the semaphore is never closed");
                 return Ok((served.changes.rows(&db, &query, &*served.databases).await?, Kept::new()));
-            };
-            let page = served.changes.rows(&db, &query, &*lens).await?;
-            let mut kept = Kept::with_capacity(page.rows.len());
-            for row in &page.rows {
-                kept.push(lens.keeps(&row.change.doc, row.body.as_ref()).await?);
             }
-            Ok((page, kept))
+            // A layer may take its time. That is not to be the time of feeds that ask for nothing of it.
+            let _turn = inner.doc_reads.acquire().await.expect("the semaphore is never closed");
+            tokio::select! {
+                page = read(&served, &db, &query, lens) => page,
+                () = inner.env().sleep(inner.options.doc_reads_limit) => {
+                    let reason = "the layer has not returned the documents of a page in time";
+                    Err(StoreError::TRANSACTION_TIMED_OUT.with_detail(reason).into())
+                }
+            }
         }))
     }
 
@@ -88,6 +91,24 @@ impl Load {
     async fn done(&mut self) -> Result<(ChangesPage, Kept)> {
         (&mut self.0).await.unwrap_or_else(|error| Err(Error::corrupt("page", error.to_string())))
     }
+}
+
+/// Reads what `query` asks for, and what the layer says of it.
+async fn read(
+    served: &Served,
+    db: &Db,
+    query: &ChangesQuery,
+    lens: Option<Arc<dyn Lens>>,
+) -> Result<(ChangesPage, Kept)> {
+    let Some(lens) = lens else {
+        return Ok((served.changes.rows(db, query, &*served.databases).await?, Kept::new()));
+    };
+    let page = served.changes.rows(db, query, &*lens).await?;
+    let mut kept = Kept::with_capacity(page.rows.len());
+    for row in &page.rows {
+        kept.push(lens.keeps(&row.change.doc, row.body.as_ref()).await?);
+    }
+    Ok((page, kept))
 }
 
 impl Drop for Load {
@@ -165,11 +186,9 @@ impl DocChanges {
             include_docs: with_docs || is_chosen,
             shard,
         };
-        if query.descending {
-            // It checks the position.
-            served.changes.feed(&db).page(since, 1).await?;
-        }
-        let page = Load::begin(served, &db, &query, shown.lens.clone(), false).done().await?;
+        check(served, &db, shard, since).await?;
+        // The answer begins with its headers, however long the first page takes.
+        let load = Some(Load::begin(served, &db, &query, shown.lens.clone(), false));
         let mut source = Self {
             served: Arc::clone(served),
             db,
@@ -188,10 +207,9 @@ impl DocChanges {
             reshards,
             look_at: Duration::ZERO,
             is_look: false,
-            load: None,
+            load,
         };
         source.look_later();
-        source.turn(page);
         Ok(source)
     }
 
@@ -309,13 +327,11 @@ impl Source for DocChanges {
             return Ok(0);
         }
         let feed = self.served.changes.feed(&self.db);
+        let (counts, of) = (&self.served.counts, (self.db.instance, self.query.shard));
         if self.query.descending {
-            return Ok(feed.pending(self.until).await?.saturating_sub(self.seen));
+            return Ok(counts.pending(&feed, of, self.until).await?.saturating_sub(self.seen));
         }
-        match self.query.shard {
-            None => feed.pending(self.seq).await,
-            Some(shard) => count_shard(&feed, shard, self.seq).await,
-        }
+        counts.pending(&feed, of, self.seq.position()).await
     }
 
     fn resharded_at(&self) -> Option<Sequence> {
@@ -323,23 +339,20 @@ impl Source for DocChanges {
     }
 }
 
+/// Fails as a read of the changes from `since` on does: only now can the answer still say so.
+async fn check(served: &Arc<Served>, db: &Db, shard: Option<ShardId>, since: Cursor) -> Result<()> {
+    let feed = served.changes.feed(db);
+    let _turn = served.inner.reads.acquire().await.expect("the semaphore is never closed");
+    match shard {
+        Some(shard) => feed.shard_page(shard, since, 1).await.map(|_| ()),
+        None => feed.topology_at(since).await.map(|_| ()),
+    }
+}
+
 /// About how many bytes of memory `row` takes.
 fn size_of_row(row: &ChangeRow) -> usize {
     let body = row.body.as_ref().map_or(0, Bytes::len);
     size_of::<Change>() + row.change.doc.id.as_str().len() + size_of_val(&row.leaves[..]) + body
-}
-
-/// How many rows of `shard` stand behind `cursor`.
-async fn count_shard(feed: &Feed<Change>, shard: ShardId, mut cursor: Cursor) -> Result<u64> {
-    let mut count = 0;
-    loop {
-        let page = feed.shard_page(shard, cursor, PAGE_ROWS).await?;
-        count += page.rows.len() as u64;
-        if !page.more {
-            return Ok(count);
-        }
-        cursor = page.next;
-    }
 }
 
 /// Writes a row as a JSON object on one line.

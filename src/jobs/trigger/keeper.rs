@@ -132,14 +132,13 @@ impl<K: Kind> Keeper<K> {
         };
         // They may be writing: what comes after must not meet them.
         self.jobs.cancel_all();
-        let ended = match ended {
+        match ended {
             Ok(()) => {
                 let done_to = self.done_to();
                 self.cursor.save(done_to).await
             }
             lost => lost,
-        };
-        ended
+        }
     }
 
     /// Works until the dispatcher has ended, or the cursor is lost.

@@ -1,0 +1,24 @@
+//! The examples that others copy, run again and again: their triggers crash at other moments each time, and each run ends with a
+//! comparison of what was done with what had to be.
+
+#[path = "../examples/index_trigger.rs"]
+mod index_trigger;
+#[path = "../examples/replication_trigger.rs"]
+mod replication_trigger;
+
+/// Once, the example of replication copied a source before it listed it, so that what changed in between was lost; and it never
+/// copied a deletion.
+#[test]
+fn a_target_is_what_its_sources_are_however_often_the_replication_crashes() {
+    for run in 0..10 {
+        replication_trigger::main().unwrap_or_else(|error| panic!("run {run}: {error}"));
+    }
+}
+
+/// Once, what was built of a database when it was deleted stayed in its index for ever.
+#[test]
+fn indexes_are_what_their_documents_are_and_nothing_is_left_of_deleted_ones() {
+    for run in 0..5 {
+        index_trigger::main().unwrap_or_else(|error| panic!("run {run}: {error}"));
+    }
+}

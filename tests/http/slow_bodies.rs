@@ -1,0 +1,117 @@
+//! Layers whose documents take their time: nobody waits for them but those who have asked for them.
+
+use std::{sync::Arc, time::Duration};
+
+use futures_util::future::BoxFuture;
+use notibus::{
+    Db, DbName, DocSource, DocSummary, EventKind, Leaf, Result,
+    http::{ApiOptions, Databases, ServerOptions},
+    store::Transaction,
+};
+use tokio::{sync::Semaphore, time::timeout};
+
+use crate::{
+    client::{Connection, LIMIT, get},
+    common::db,
+    layer::Layer,
+    world::World,
+};
+
+/// A layer that returns documents once it may.
+struct Gated {
+    /// The documents.
+    layer: Arc<Layer>,
+    /// A permit for each document that is returned.
+    gate: Semaphore,
+}
+
+impl Databases for Gated {
+    fn find<'a>(&'a self, tx: &'a Transaction, name: &'a DbName) -> BoxFuture<'a, Result<Option<Db>>> {
+        self.layer.find(tx, name)
+    }
+}
+
+impl DocSource for Gated {
+    fn leaves<'a>(
+        &'a self,
+        tx: &'a Transaction,
+        db: &'a Db,
+        doc: &'a DocSummary,
+    ) -> BoxFuture<'a, Result<Vec<Leaf>>> {
+        self.layer.leaves(tx, db, doc)
+    }
+
+    fn body<'a>(
+        &'a self,
+        tx: &'a Transaction,
+        db: &'a Db,
+        doc: &'a DocSummary,
+    ) -> BoxFuture<'a, Result<Option<bytes::Bytes>>> {
+        Box::pin(async move {
+            self.gate.acquire().await.unwrap().forget();
+            self.layer.body(tx, db, doc).await
+        })
+    }
+}
+
+/// A node with a gated layer that has one database with a document.
+async fn world(options: ApiOptions) -> (World, Arc<Gated>) {
+    let mut gated = None;
+    let world = World::with(options, ServerOptions::default(), |api, store, bus| {
+        let layer = Layer::new(store, bus);
+        let made = Arc::new(Gated { layer: Arc::clone(&layer), gate: Semaphore::new(0) });
+        gated = Some(Arc::clone(&made));
+        api.changes(&layer.changes, made as _).merge(api.db_updates())
+    })
+    .await;
+    let (gated, db) = (gated.unwrap(), db("a", 1));
+    gated.layer.create(&db, 1).await;
+    gated.layer.write(&db, "x", 1, 1, false).await;
+    world.event(&db, EventKind::Created).await;
+    (world, gated)
+}
+
+/// Once, readers of slow documents held the permits of all feeds: beside 32 of them, `_db_updates` had its headers after 7.7 s.
+/// And the headers of `_changes` came with its first page.
+#[tokio::test]
+async fn slow_documents_delay_no_other_feed_and_not_their_own_headers() {
+    let (world, gated) = world(ApiOptions::default()).await;
+    let mut readers = Vec::new();
+    for _ in 0..32 {
+        let mut reader = Connection::get(world.at(), "/a/_changes?include_docs=true").await;
+        let head = timeout(LIMIT, reader.head()).await.expect("headers come before documents");
+        assert_eq!(head.status, 200);
+        readers.push(reader);
+    }
+    let updates = timeout(LIMIT, get(world.at(), "/_db_updates?limit=1")).await.expect("nobody holds it up");
+    assert_eq!(updates.head.status, 200);
+    let plain = timeout(LIMIT, get(world.at(), "/a/_changes")).await.expect("nor those without documents");
+    assert_eq!(plain.json()["results"].as_array().unwrap().len(), 1);
+    gated.gate.add_permits(1_000);
+    for mut reader in readers {
+        let body: serde_json::Value = serde_json::from_str(&reader.rest().await).unwrap();
+        assert_eq!(body["results"][0]["doc"]["_id"], "x");
+    }
+    // What a client has done wrong, the status still says.
+    for (target, status) in [
+        ("/none/_changes?include_docs=true", 404),
+        ("/a/_changes/99?include_docs=true", 404),
+        ("/a/_changes?include_docs=true&since=01ffffffffffffffffffff0000", 400),
+    ] {
+        assert_eq!(get(world.at(), target).await.head.status, status, "{target}");
+    }
+}
+
+#[tokio::test]
+async fn a_feed_whose_documents_never_come_is_cut_off() {
+    let options = ApiOptions { doc_reads_limit: Duration::from_millis(200), ..ApiOptions::default() };
+    let (world, _gated) = world(options).await;
+    let mut reader = Connection::get(world.at(), "/a/_changes?include_docs=true").await;
+    assert_eq!(reader.head().await.status, 200);
+    let mut chunks = String::new();
+    // Not even the end of the chunks comes.
+    while let Some(Some(chunk)) = timeout(LIMIT, reader.try_chunk()).await.unwrap() {
+        chunks.push_str(&chunk);
+    }
+    assert!(!chunks.contains("last_seq"), "{chunks}");
+}
