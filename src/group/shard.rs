@@ -89,6 +89,13 @@ struct Chunk {
     is_end: bool,
 }
 
+impl Chunk {
+    /// Where the last row stands. How far was read beyond it says nothing of the rows, and differs from attempt to attempt.
+    fn last_row(&self) -> Sequence {
+        self.rows.last().map_or(self.to, |row| row.sequence)
+    }
+}
+
 impl<R, F, O> Task<R, F>
 where
     R: FeedRow,

@@ -1,7 +1,8 @@
 //! Dropping closed topology entries whose shards are empty.
 //!
 //! Nothing is ever added to a closed shard, so one that is empty stays so. Whoever is about to read it learns from the
-//! shards that are left where to go on.
+//! shards that are left where to go on. An entry in which a group still has a checkpoint is kept: the group goes on to the next one
+//! when each of its shards has come to its end, and a node may still be at work on the last rows of one, though they are gone.
 
 use futures_util::future::try_join_all;
 
@@ -10,8 +11,8 @@ use crate::{
     encoding::Sequence,
     error::Result,
     feed::{RawFeed, SHARDS_READ_AT_ONCE},
-    keys::{FeedId, TopologyRow},
-    store::{Isolation, RangeRead, Transaction},
+    keys::{FeedId, ShardId, TopologyRow},
+    store::{Isolation, KeyRange, RangeRead, Transaction, key_after},
 };
 
 impl Pass<'_> {
@@ -67,11 +68,35 @@ impl Pass<'_> {
         if tx.get(&key, Isolation::Serializable).await?.as_deref() != Some(&entry.to_bytes()[..]) {
             return Ok(false);
         }
-        tx.clear(&key);
         let mut shards = entry.shards();
-        if let Some(first) = shards.next() {
-            tx.clear_range(&keys.heads(feed, first, shards.last().unwrap_or(first)));
+        let ends = shards.next().map(|first| (first, shards.last().unwrap_or(first)));
+        if let Some((first, last)) = ends {
+            if self.is_in_use(tx, feed, (first, last)).await? {
+                return Ok(false);
+            }
+            tx.clear_range(&keys.heads(feed, first, last));
         }
+        tx.clear(&key);
         Ok(true)
+    }
+
+    /// Whether a group has a checkpoint in one of the shards from `first` to `last` of `feed`. Makes `tx` fail if one gets there before
+    /// the commit, be it by a drain, a reset or a creation.
+    async fn is_in_use(
+        &self,
+        tx: &Transaction,
+        feed: &FeedId,
+        (first, last): (ShardId, ShardId),
+    ) -> Result<bool> {
+        let keys = &self.context.keys;
+        for row in tx.all_rows(keys.groups(feed), Isolation::Serializable).await? {
+            let Some((group, _)) = keys.group_row(&row)? else { continue };
+            let (begin, end) = (keys.checkpoint(&group, first), key_after(&keys.checkpoint(&group, last)));
+            let checkpoints = RangeRead::new(KeyRange::new(begin, end)).limit(1);
+            if !tx.get_range(&checkpoints, Isolation::Serializable).await?.rows.is_empty() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 }

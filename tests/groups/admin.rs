@@ -1,11 +1,22 @@
 //! Creating, looking at, resetting and deleting groups; and input that is refused.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{
+    collections::BTreeSet,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use notibus::{
-    ChangesOptions, CloseReason, ConsumerOptions, Cursor, Error, GroupName, GroupOptions, Incarnation,
-    JanitorOptions, LAG_ROWS_MAX, NodeOptions, Role, Sequence, Start, StoreError, Versionstamp,
-    store::{Isolation, KeyRange, RangeRead, RetryPolicy, testing::CommitFault},
+    ChangesOptions, CloseReason, ConsumerOptions, Cursor, Error, GroupBatch, GroupName, GroupOptions,
+    Incarnation, JanitorOptions, LAG_ROWS_MAX, NodeOptions, Notification, Role, Sequence, Start, StoreError,
+    Versionstamp,
+    store::{
+        Isolation, KeyRange, RangeRead, RetryPolicy,
+        testing::{Attempt, CommitFault, Operation},
+    },
 };
 
 use crate::{
@@ -48,7 +59,7 @@ async fn bad_input_is_refused_and_changes_nothing() {
     assert!(matches!(group.lag().await, Err(Error::NoGroup { .. })));
     assert!(matches!(group.reset(Start::Now, false).await, Err(Error::NoGroup { .. })));
     assert!(matches!(group.delete(true).await, Err(Error::NoGroup { .. })));
-    let observer = || |_: notibus::GroupBatch<notibus::Notification>| std::future::ready(Ok(()));
+    let observer = || |_: GroupBatch<Notification>| std::future::ready(Ok(()));
     let missing = world.bus.consumer(&group, move |_| observer(), unpolled()).await;
     assert!(matches!(missing, Err(Error::NoGroup { .. })));
     assert_eq!(kept(&world).await, (0, 0));
@@ -308,4 +319,63 @@ async fn the_groups_of_all_feeds_are_listed_with_their_members() {
     let role = Role::new("group:g7").unwrap();
     assert!(world.bus.nodes().await.unwrap().iter().any(|node| node.roles.contains(&role)));
     consumer.shutdown().await.unwrap();
+}
+
+/// Whether an attempt deletes a group.
+fn deletes(attempt: &Attempt) -> bool {
+    let group = b"notibus\x15\x0c\x01n\x00\x14\x02g\x00";
+    attempt.mutations().any(
+        |mutation| matches!(mutation, Operation::ClearRange { range, .. } if range.begin.starts_with(group)),
+    )
+}
+
+/// A deletion was committed, but nobody knew. Before it was tried again, somebody had created a group of the same name: it was
+/// deleted, too.
+#[tokio::test(start_paused = true)]
+async fn a_deletion_that_is_tried_again_leaves_a_new_group_alone() {
+    let world = World::new(2).await;
+    let group = world.group(Start::Now).await;
+    let is_blocked = Arc::new(AtomicBool::new(false));
+    let (blocks, mut is_first) = (Arc::clone(&is_blocked), true);
+    world.faults.plan_commits(move |attempt| {
+        let is_it = deletes(attempt) && std::mem::take(&mut is_first);
+        blocks.fetch_or(is_it, Ordering::Relaxed);
+        is_it.then(|| CommitFault::After(StoreError::COMMIT_UNKNOWN_RESULT))
+    });
+    let blocked = Arc::clone(&is_blocked);
+    world.faults.plan_reads(move |operation| match operation {
+        Operation::Get { key, .. } if key.starts_with(b"notibus\x15\x0c") => {
+            blocked.load(Ordering::Relaxed).then_some(StoreError::TRANSACTION_TOO_OLD)
+        }
+        _ => None,
+    });
+    let deletion = tokio::spawn({
+        let group = group.clone();
+        async move { group.delete(true).await }
+    });
+    until("it was committed", async || is_blocked.load(Ordering::Relaxed)).await;
+    assert!(world.other.group("g").unwrap().create(&GroupOptions::default()).await.unwrap());
+    is_blocked.store(false, Ordering::Relaxed);
+    deletion.await.unwrap().unwrap();
+    assert_eq!(group.status().await.unwrap().generation, 1, "the new one is there");
+}
+
+/// Members were watched for 10 s, whatever they said of themselves: one that beats once a minute was taken for dead.
+#[tokio::test(start_paused = true)]
+async fn a_member_with_slow_beats_is_no_dead_one() {
+    let world = World::new(2).await;
+    let group = world.group(Start::Now).await;
+    for (heartbeat, expiry) in [(20, 50), (60, 150)] {
+        let (heartbeat, expiry) = (Duration::from_secs(heartbeat), Duration::from_secs(expiry));
+        let options = NodeOptions { heartbeat, expiry, ..NodeOptions::default() };
+        let node = world.other.node(options).await.unwrap();
+        let observe = |_: GroupBatch<Notification>| std::future::ready(Ok(()));
+        let consumer = node.consumer(&group, move |_| observe, unpolled()).await.unwrap();
+        for refused in [group.reset(Cursor::NOTHING, false).await, group.delete(false).await] {
+            assert!(matches!(refused, Err(Error::GroupInUse { members: 1, .. })), "{refused:?}");
+        }
+        consumer.shutdown().await.unwrap();
+        node.shutdown().await.unwrap();
+    }
+    group.delete(false).await.unwrap();
 }

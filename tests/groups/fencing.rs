@@ -9,10 +9,10 @@ use std::{
 };
 
 use notibus::{
-    CloseReason, ConsumerOptions, Cursor, Error, StoreError,
+    CheckpointPolicy, CloseReason, ConsumerOptions, Cursor, Error, FailurePolicy, Sequence, StoreError,
     store::{
-        AtomicOp, Database, Isolation,
-        testing::{Attempt, CommitFault, Faults, Operation},
+        AtomicOp, Database, Isolation, RetryPolicy,
+        testing::{Attempt, CommitFault, Faults, Gate, Operation},
     },
 };
 use tokio::sync::Notify;
@@ -276,7 +276,7 @@ async fn a_handover_between_living_nodes_repeats_nothing() {
 }
 
 /// Whether an attempt writes a checkpoint of a group.
-pub fn puts_down(attempt: &Attempt) -> bool {
+fn puts_down(attempt: &Attempt) -> bool {
     attempt.mutations().any(
         |mutation| matches!(mutation, Operation::Set { key, .. } if key.starts_with(b"notibus\x15\x0c\x01n\0\x15\x01")),
     )
@@ -303,5 +303,119 @@ async fn a_checkpoint_that_comes_late_sets_nobody_back() {
     assert_eq!(late.len(), 1);
     assert_eq!(late[0].as_ref().unwrap_err().code(), Some(1020));
     assert_eq!(behind(&group).await, 0);
+    consumer.shutdown().await.unwrap();
+}
+
+/// Whether an attempt writes a dead letter.
+fn buries(attempt: &Attempt) -> bool {
+    let letters = b"notibus\x15\x0c\x01n\x00\x15\x02";
+    attempt
+        .mutations()
+        .any(|mutation| matches!(mutation, Operation::Set { key, .. } if key.starts_with(letters)))
+}
+
+/// Commits the effect of a batch with its checkpoint once it is told to, and tells when that is over.
+#[derive(Clone, Default)]
+struct Late {
+    /// Whether the first attempt was made.
+    is_begun: Arc<AtomicBool>,
+    /// That the commit is to be made.
+    lands: Arc<Notify>,
+    /// That it was.
+    landed: Arc<Notify>,
+}
+
+impl Late {
+    /// An observer whose first attempt fails, as far as it knows; all others do `next`.
+    fn observers<W>(&self, store: &Database, next: impl Fn(Self) -> W + Clone + Send + Sync + 'static) -> Log
+    where
+        W: Future<Output = notibus::ObserverResult> + Send,
+    {
+        let (late, store) = (self.clone(), store.clone());
+        Log::doing(move |batch| {
+            let (late, store, next) = (late.clone(), store.clone(), next.clone());
+            async move {
+                let work = async |tx: notibus::store::Transaction| {
+                    if !batch.checkpoint_in(&tx).await?.is_done() {
+                        tx.atomic(AtomicOp::Add, b"rows", &(batch.rows.len() as u64).to_le_bytes());
+                    }
+                    Ok::<_, Error>(tx)
+                };
+                if late.is_begun.swap(true, Ordering::Relaxed) {
+                    next(late).await?;
+                    let tx = work(store.begin()).await?;
+                    tx.commit().await?;
+                    return Ok(());
+                }
+                let tx = work(store.begin()).await?;
+                tokio::spawn(async move {
+                    late.lands.notified().await;
+                    tx.commit().await.unwrap();
+                    late.landed.notify_one();
+                });
+                Err("nobody knows whether it was committed".into())
+            }
+        })
+    }
+}
+
+/// How often a row is tried before it is a dead letter: twice, with a pause that is shorter than a transaction may last.
+fn twice() -> ConsumerOptions {
+    let retry = RetryPolicy {
+        attempts_max: Some(2),
+        elapsed_max: None,
+        backoff_min: Duration::from_millis(100),
+        backoff_max: Duration::from_millis(100),
+    };
+    let (checkpoint, failure) = (CheckpointPolicy::Explicit, FailurePolicy::DeadLetter);
+    ConsumerOptions { checkpoint, failure, retry, ..unpolled() }
+}
+
+/// The commit of a batch came late, after its next attempt had begun. That one had the same row, but had read further, so that the
+/// checkpoint was found somewhere within it: it failed, and the row became a dead letter although it had been worked on. A replay
+/// would have done that twice.
+#[tokio::test(start_paused = true)]
+async fn a_row_that_was_committed_late_is_done_however_far_the_next_attempt_has_read() {
+    let world = World::new(1).await;
+    let group = world.group(Cursor::NOTHING).await;
+    world.create(["a"]).await;
+    let (late, store) = (Late::default(), world.store.clone());
+    let log = late.observers(&world.store, |late| async move {
+        late.lands.notify_one();
+        late.landed.notified().await;
+        Ok(())
+    });
+    let consumer = log.consume(&world.bus, &group, twice()).await;
+    until("the first attempt has failed", async || late.is_begun.load(Ordering::Relaxed)).await;
+    // The store goes on, so that the next attempt reads further.
+    store.run(async |tx| Ok(tx.set(b"other", b"work"))).await.unwrap();
+    until_done(&group).await;
+    pass(Duration::from_secs(10)).await;
+    assert_eq!(group.dead_letters(Sequence::MIN, 10).await.unwrap(), []);
+    assert_eq!(counter(&world.store, b"rows").await, 1);
+    consumer.shutdown().await.unwrap();
+}
+
+/// The commit came after the consumer had found out that there was none, and before the row was written to the dead letters.
+#[tokio::test(start_paused = true)]
+async fn a_row_that_is_committed_while_it_is_given_up_is_no_dead_letter() {
+    let world = World::new(1).await;
+    let group = world.group(Cursor::NOTHING).await;
+    world.create(["a"]).await;
+    let late = Late::default();
+    let log = late.observers(&world.store, |_| async { Err("it fails".into()) });
+    let gate = Gate::default();
+    let held = gate.clone();
+    world.faults.plan_commits(move |attempt| buries(attempt).then(|| CommitFault::Hold(held.clone())));
+    let consumer = log.consume(&world.bus, &group, twice()).await;
+    within("the row to be given up", gate.reached()).await;
+    late.lands.notify_one();
+    within("the commit to land", late.landed.notified()).await;
+    world.faults.heal();
+    gate.open();
+    until_done(&group).await;
+    pass(Duration::from_secs(10)).await;
+    assert_eq!(group.dead_letters(Sequence::MIN, 10).await.unwrap(), []);
+    assert_eq!(counter(&world.store, b"rows").await, 1);
     consumer.shutdown().await.unwrap();
 }

@@ -3,8 +3,11 @@
 use std::time::Duration;
 
 use notibus::{
-    ConsumerOptions, Cursor, Error, GroupOptions, Janitor, JanitorOptions, Start,
-    store::{AtomicOp, testing::Gate},
+    ConsumerOptions, Cursor, Error, GroupOptions, Janitor, JanitorOptions, Start, StoreError,
+    store::{
+        AtomicOp,
+        testing::{Attempt, CommitFault, Gate, Operation},
+    },
 };
 
 use crate::{
@@ -80,11 +83,11 @@ async fn no_group_begins_under_the_janitors_hand() {
     let (held, janitors) = (gate.clone(), world.another().await);
     world.faults.plan_commits(move |attempt| {
         let drops = attempt.mutations().any(|mutation| {
-            matches!(mutation, notibus::store::testing::Operation::Clear { key }
+            matches!(mutation, Operation::Clear { key }
                 if key.starts_with(b"notibus\x15\x05"))
         });
         let is_drop = drops && !attempt.applies(AtomicOp::SetVersionstampedValue);
-        is_drop.then(|| notibus::store::testing::CommitFault::Hold(held.clone()))
+        is_drop.then(|| CommitFault::Hold(held.clone()))
     });
     let options = JanitorOptions { tombstone_retention: Duration::ZERO, ..JanitorOptions::default() };
     let _janitor = janitors.janitor(options).await.unwrap();
@@ -135,5 +138,54 @@ async fn a_group_expires_when_nobody_has_worked_for_it_for_long_enough() {
     assert!(matches!(expiring.status().await, Err(Error::NoGroup { .. })));
     assert_eq!(world.other.stats().groups_expired, 1);
     assert!(durable.status().await.is_ok(), "it is kept until it is deleted");
+    janitor.shutdown().await.unwrap();
+}
+
+/// A pass added the time since the one before to the time for which nobody had worked, although somebody had worked for most of it: a
+/// group that was to be kept for ten minutes was deleted 20 s after its last consumer had left.
+#[tokio::test(start_paused = true)]
+async fn a_group_is_kept_from_its_last_member_on_not_from_the_last_pass() {
+    let world = World::new(2).await;
+    let group = world.bus.group("expiring").unwrap();
+    group.create(&GroupOptions::default().expire_after(Duration::from_mins(10))).await.unwrap();
+    let slow = JanitorOptions { interval: Duration::from_mins(10), ..JanitorOptions::default() };
+    let janitor = world.other.janitor(slow).await.unwrap();
+    let log = Log::new();
+    // Nobody works when the first pass is made.
+    pass(Duration::from_mins(1)).await;
+    let consumer = log.consume(&world.bus, &group, unpolled()).await;
+    pass(Duration::from_secs(8 * 60 + 50)).await;
+    consumer.shutdown().await.unwrap();
+    pass(Duration::from_mins(9)).await;
+    assert!(group.status().await.is_ok(), "it is to be kept for ten minutes");
+    pass(Duration::from_mins(30)).await;
+    assert!(matches!(group.status().await, Err(Error::NoGroup { .. })));
+    janitor.shutdown().await.unwrap();
+}
+
+/// A pass that could not finish counted the same time again and again.
+#[tokio::test(start_paused = true)]
+async fn a_pass_that_fails_counts_no_time_twice() {
+    let world = World::new(2).await;
+    let group = world.bus.group("expiring").unwrap();
+    group.create(&GroupOptions::default().expire_after(Duration::from_hours(2))).await.unwrap();
+    let other = world.bus.group("other").unwrap();
+    other.create(&GroupOptions::default().expire_after(Duration::from_hours(2))).await.unwrap();
+    let often = JanitorOptions { interval: Duration::from_mins(5), ..JanitorOptions::default() };
+    let janitor = world.bus.janitor(often).await.unwrap();
+    pass(Duration::from_mins(11)).await;
+    // The second of the two groups cannot be put down.
+    world.faults.plan_commits(|attempt: &Attempt| {
+        let idle = b"notibus\x15\x0c\x01n\x00\x15\x03\x02other\x00\x14";
+        let is_it = attempt
+            .mutations()
+            .any(|mutation| matches!(mutation, Operation::Set { key, .. } if key[..] == idle[..]));
+        is_it.then_some(CommitFault::Before(StoreError::IO_ERROR))
+    });
+    pass(Duration::from_mins(100)).await;
+    assert!(group.status().await.is_ok(), "two hours have not passed");
+    world.faults.heal();
+    pass(Duration::from_mins(30)).await;
+    assert!(matches!(group.status().await, Err(Error::NoGroup { .. })));
     janitor.shutdown().await.unwrap();
 }

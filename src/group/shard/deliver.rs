@@ -55,7 +55,7 @@ where
                     after,
                     to,
                     attempt: failing.attempts,
-                    checkpointer: Checkpointer::new(&self.right, after, to),
+                    checkpointer: Checkpointer::new(&self.right, (after, rows.last_row()), to),
                 };
                 match self.watched(session.batch(batch), failing.attempts).await {
                     Ok(()) => {
@@ -182,7 +182,8 @@ where
             return Ok(None);
         };
         right.stored.set(stored);
-        if stored >= rows.to {
+        // An earlier attempt, which had not read so far, may have had them all.
+        if stored >= rows.last_row() {
             tracing::info!(shard = right.shard.0, %failure, "an observer has failed after its checkpoint was written");
             self.worked(rows).await?;
             return Ok(Some(if failure.is_panic { self.over().await? } else { None }));
@@ -194,7 +195,8 @@ where
         Ok(None)
     }
 
-    /// Gives a row up: it goes to the dead letters if it is to be kept.
+    /// Gives a row up: it goes to the dead letters if it is to be kept; unless it was worked on after all, which the same
+    /// transaction finds out.
     async fn give_up(&mut self, rows: &Chunk, attempts: u32, failure: &Failure, is_kept: bool) -> Result<()> {
         let right = Arc::clone(&self.right);
         let StoredRow { sequence, value } = &rows.rows[0];
@@ -210,13 +212,22 @@ where
         let given = if is_on(Bug::DeadLetterComesAgain) { self.read } else { self.last_row };
         let puts_down = !self.is_explicit() || right.stored.get() >= given;
         let keep = right.context.db.run(async |tx| {
-            right.lease.check(&tx).await?;
+            let stored = right.position(&tx).await?;
+            if stored.is_none_or(|stored| stored >= *sequence) {
+                return Ok(false);
+            }
             if is_kept {
                 tx.set(&key, &letter.to_bytes());
             }
-            if puts_down { right.advance(&tx, rows.to).await } else { Ok(()) }
+            if puts_down {
+                right.advance(&tx, rows.to).await?;
+            }
+            Ok(true)
         });
-        keep.await?;
+        if !keep.await? {
+            tracing::info!(shard = right.shard.0, %failure, "a row was put down as worked on while it was given up");
+            return self.worked(rows).await;
+        }
         if is_kept {
             tracing::error!(
                 group = %right.group,
