@@ -17,5 +17,6 @@ mod limits;
 mod live;
 mod lockout;
 mod resume;
+mod sessions;
 mod status;
 mod world;
