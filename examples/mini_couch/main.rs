@@ -6,6 +6,9 @@
 //! Run it with `cargo run --example mini_couch`, or `cargo run --example mini_couch -- 127.0.0.1:5984 FOLDER` to keep what it is
 //! given. It runs until its standard input ends (Ctrl-D).
 //!
+//! The environment variable `MINI_COUCH_CREDENTIALS` can have lines as `notibus credential` prints them; without it, everyone on the
+//! machine is its admin.
+//!
 //! What it is not: a database to put to use. Documents have no branches of revisions, attachments, views or accounts, and at
 //! most 99,000 bytes.
 
@@ -21,7 +24,7 @@ use std::{error::Error, sync::Arc};
 
 use notibus::{
     Bus, BusOptions, DispatcherOptions, JanitorOptions, NodeOptions, NotifierOptions,
-    http::{Api, ApiOptions, Server, ServerOptions},
+    http::{Access, Api, ApiOptions, Server, ServerOptions},
     store::Database,
 };
 use tokio::{net::TcpListener, sync::oneshot};
@@ -39,11 +42,18 @@ pub async fn main() -> Result<(), Box<dyn Error>> {
     let dispatcher = Arc::new(node.dispatcher(DispatcherOptions::default()).await?);
 
     let couch = Arc::new(couch::Couch::new(store.clone(), &bus));
-    let options = ApiOptions { body_len_max: http::BODY_LEN_MAX, ..ApiOptions::default() };
+    let access = match std::env::var("MINI_COUCH_CREDENTIALS") {
+        Ok(lines) => Access::Credentials(lines.parse()?),
+        Err(_) => Access::Open,
+    };
+    let options = ApiOptions { access, body_len_max: http::BODY_LEN_MAX, ..ApiOptions::default() };
     let api = Api::start(&bus, &dispatcher, options)?;
     let feeds = api.db_updates().merge(api.changes(couch.changes(), couch.clone()));
-    let app = http::finished(&api, http::router(couch).merge(feeds).merge(api.status()));
-    // There are no accounts. So it has to be as it is by default: it answers nobody but this machine, and no web pages from
+    let app = http::finished(
+        &api,
+        api.protected(http::router(couch)).merge(feeds).merge(api.status()).merge(api.sessions()),
+    );
+    // There may be no accounts. So it has to be as it is by default: it answers nobody but this machine, and no web pages from
     // elsewhere in its browsers.
     let listener = TcpListener::bind(listen).await?;
     let server = Server::start(listener, app, ServerOptions::default(), store.env())?;

@@ -21,6 +21,7 @@ use subtle::ConstantTimeEq;
 use super::{
     Failure, Peer,
     checks::{Checks, Outcome},
+    session::{Sessions, cookie},
 };
 use crate::{
     env::Env,
@@ -32,6 +33,9 @@ const VERIFIED_MAX: usize = 256;
 
 /// The fewest characters of a token.
 const TOKEN_LEN_MIN: usize = 16;
+
+/// What stands before the key that signs sessions.
+const SESSIONS: &str = "sessions:key:";
 
 /// What stands before the digest of a token.
 const BEARER: &str = "bearer:sha256:";
@@ -71,6 +75,17 @@ struct Inner {
     tokens: Vec<Sha>,
     /// The digests of the headers that were verified lately, and whose they are; newest last.
     verified: Mutex<VecDeque<(Sha, Arc<str>)>>,
+    /// Signs the cookies of sessions.
+    sessions: Sessions,
+}
+
+/// Who has asked.
+#[derive(Debug)]
+pub(super) struct Caught {
+    /// By the name of the credentials.
+    pub name: Arc<str>,
+    /// What a new cookie is to be, if one is due of a session that it was known by; `None` without a session.
+    pub session: Option<Option<String>>,
 }
 
 impl Credentials {
@@ -78,10 +93,14 @@ impl Credentials {
     ///
     /// Fails with [`Error::Invalid`] if the name is empty, is `bearer` or has a colon or a line break, or the password is empty.
     pub fn password(name: &str, password: &str) -> Result<String> {
-        if name.is_empty() || name == "bearer" || name.starts_with('#') || name.contains([':', '\n', '\r']) {
+        if name.is_empty()
+            || matches!(name, "bearer" | "sessions")
+            || name.starts_with('#')
+            || name.contains([':', '\n', '\r'])
+        {
             return Err(Error::invalid(
                 "name",
-                "it is empty, \"bearer\", a comment, or has a colon or a line break",
+                "it is empty, \"bearer\", \"sessions\", a comment, or has a colon or a line break",
             ));
         }
         if password.is_empty() {
@@ -110,13 +129,14 @@ impl Credentials {
         headers: &HeaderMap,
         peer: Option<Peer>,
         env: &Env,
-    ) -> Result<Arc<str>, Failure> {
+    ) -> Result<Caught, Failure> {
         let Some(value) = headers.get(header::AUTHORIZATION) else {
-            return Err(Failure::unauthorized("You are not a server admin."));
+            let caught = cookie(headers).and_then(|value| self.session(value, env));
+            return caught.ok_or_else(|| Failure::unauthorized("You are not a server admin."));
         };
         let digest = sha(value.as_bytes());
         if let Some(name) = self.known(&digest) {
-            return Ok(name);
+            return Ok(Caught { name, session: None });
         }
         let wrong = || Failure::unauthorized("Name or password is incorrect.");
         let (scheme, secret) = value.to_str().ok().and_then(|text| text.split_once(' ')).ok_or_else(wrong)?;
@@ -137,7 +157,33 @@ impl Credentials {
             verified.pop_front();
         }
         verified.push_back((digest, Arc::clone(&name)));
-        Ok(name)
+        Ok(Caught { name, session: None })
+    }
+
+    /// Who is known by the value of a cookie.
+    fn session(&self, value: &str, env: &Env) -> Option<Caught> {
+        let Inner { sessions, checks, .. } = &*self.0;
+        let session = sessions.verify(value, env.wall_ms(), |name| checks.hash_of(name))?;
+        let renewed = session.is_due.then(|| self.sign(&session.name, env)).flatten();
+        Some(Caught { name: session.name.into(), session: Some(renewed) })
+    }
+
+    /// The value of a cookie for `name`.
+    fn sign(&self, name: &str, env: &Env) -> Option<String> {
+        Some(self.0.sessions.sign(name, &self.0.checks.hash_of(name)?, env.wall_ms()))
+    }
+
+    /// The value of a cookie for `name`. Fails with 401 unless it has this `password`, and with 403 if it is locked out.
+    pub(super) async fn begin_session(
+        &self,
+        name: &str,
+        password: &str,
+        peer: Option<Peer>,
+        env: &Env,
+    ) -> Result<String, Failure> {
+        let digest = sha(format!("{}:{name}{password}", name.len()).as_bytes());
+        self.log_in(name, password, digest, peer, env).await?;
+        self.sign(name, env).ok_or_else(|| Failure::unauthorized("Name or password is incorrect."))
     }
 
     /// Fails with 401 unless `name` has this `password`, and with 403, as CouchDB, if it is locked out for this address.
@@ -178,9 +224,11 @@ impl Credentials {
 impl FromStr for Credentials {
     type Err = Error;
 
-    /// Reads lines: those of [`Credentials::password`] and [`Credentials::token`], empty ones, and comments after `#`.
+    /// Reads lines: those of [`Credentials::password`] and [`Credentials::token`], empty ones, and comments after `#`. A line
+    /// `sessions:key:` with 64 hexadecimal digits is the key that signs the cookies of sessions, for nodes that are to know each
+    /// other's; without it each process has one of its own.
     fn from_str(text: &str) -> Result<Self> {
-        let (mut passwords, mut tokens) = (Vec::new(), Vec::new());
+        let (mut passwords, mut tokens, mut key) = (Vec::new(), Vec::new(), None);
         for (place, line) in text.lines().map(str::trim).enumerate() {
             let bad = |reason: &str| Error::invalid("credentials", format!("line {}: {reason}", place + 1));
             if line.is_empty() || line.starts_with('#') {
@@ -188,6 +236,10 @@ impl FromStr for Credentials {
             }
             if let Some(digits) = line.strip_prefix(BEARER) {
                 tokens.push(parse_sha(digits).ok_or_else(|| bad("64 hexadecimal digits have to follow"))?);
+                continue;
+            }
+            if let Some(digits) = line.strip_prefix(SESSIONS) {
+                key = Some(parse_sha(digits).ok_or_else(|| bad("64 hexadecimal digits have to follow"))?);
                 continue;
             }
             let (name, hash) = line.split_once(':').ok_or_else(|| bad("there is no colon"))?;
@@ -207,7 +259,9 @@ impl FromStr for Credentials {
         if passwords.is_empty() && tokens.is_empty() {
             return Err(Error::invalid("credentials", "there are none"));
         }
-        Ok(Self(Arc::new(Inner { checks: Checks::new(passwords), tokens, verified: Mutex::default() })))
+        let key = key.map_or_else(random, Ok)?;
+        let (checks, sessions) = (Checks::new(passwords), Sessions::new(&key));
+        Ok(Self(Arc::new(Inner { checks, tokens, verified: Mutex::default(), sessions })))
     }
 }
 
@@ -216,6 +270,13 @@ impl fmt::Debug for Credentials {
         let names: Vec<_> = self.0.checks.names().collect();
         f.debug_struct("Credentials").field("names", &names).field("tokens", &self.0.tokens.len()).finish()
     }
+}
+
+/// 32 bytes of the operating system's. Fails if it has none.
+fn random() -> Result<Sha> {
+    let mut bytes = Sha::default();
+    getrandom::fill(&mut bytes).map_err(|error| Error::invalid("credentials", error.to_string()))?;
+    Ok(bytes)
 }
 
 /// The SHA-256 of `bytes`.
@@ -246,7 +307,7 @@ mod tests {
     }
 
     async fn check(credentials: &Credentials, headers: &HeaderMap) -> Result<Arc<str>, Failure> {
-        credentials.check(headers, None, &Env::system()).await
+        credentials.check(headers, None, &Env::system()).await.map(|caught| caught.name)
     }
 
     #[tokio::test]

@@ -16,10 +16,12 @@ use tokio::sync::{Semaphore, watch};
 
 use super::{
     Access, Failure, Peer,
+    access::Caught,
     admission::{Admission, Caller},
     body::Bodies,
     metrics::Metrics,
     query::Mode,
+    session::set_cookie,
     stream::Surroundings,
     turns::Turns,
 };
@@ -201,6 +203,11 @@ impl Api {
         self.inner.closing.send_replace(true);
     }
 
+    /// `router` of a layer, for those only who may ask of this API, too ([`ApiOptions::access`]).
+    pub fn protected(&self, router: Router) -> Router {
+        self.guarded(router)
+    }
+
     /// `router`, for those only who may ask.
     pub(super) fn guarded(&self, router: Router) -> Router {
         let router = match &self.inner.options.access {
@@ -239,10 +246,26 @@ pub(super) fn at<S: Clone + Send + Sync + 'static>(
 async fn guard(State(inner): State<Arc<Inner>>, mut request: Request, next: Next) -> Response {
     if let Access::Credentials(credentials) = &inner.options.access {
         let peer = request.extensions().get::<Peer>().copied();
-        match credentials.check(request.headers(), peer, inner.env()).await {
-            Ok(name) => request.extensions_mut().insert(Caller(name)),
-            Err(failure) => return failure.into_response(),
+        let asks_for_dialog = request.headers().contains_key("x-couchdb-www-authenticate");
+        let Caught { name, session } = match credentials.check(request.headers(), peer, inner.env()).await {
+            Ok(caught) => caught,
+            Err(failure) => {
+                let mut response = failure.into_response();
+                if asks_for_dialog && response.status() == StatusCode::UNAUTHORIZED {
+                    let scheme = HeaderValue::from_static("Basic realm=\"notibus\", charset=\"UTF-8\"");
+                    response.headers_mut().insert(header::WWW_AUTHENTICATE, scheme);
+                }
+                return response;
+            }
         };
+        let renewed =
+            session.flatten().map(|value| set_cookie(&value, request.headers(), inner.env().wall_ms()));
+        request.extensions_mut().insert(Caller(name));
+        let mut response = next.run(request).await;
+        if let Some(cookie) = renewed {
+            response.headers_mut().append(header::SET_COOKIE, cookie);
+        }
+        return response;
     }
     next.run(request).await
 }

@@ -140,6 +140,12 @@ impl Checks {
         self.0.accounts.iter().map(|account| account.name.as_str())
     }
 
+    /// The hash of the password of `name`, if there is such a name.
+    pub fn hash_of(&self, name: &str) -> Option<String> {
+        let account = self.0.accounts.iter().find(|account| account.name == name);
+        account.map(|account| account.hash.to_string())
+    }
+
     /// Whether `name` has this `password`, as asked from `address`; `digest` is that of both.
     ///
     /// It is cancel safe: a check that waits ends with the last request that waits for it; one that has begun goes on.

@@ -27,6 +27,7 @@ use super::{
 };
 use crate::{
     changes::DocSource,
+    cursor::Cursor,
     error::{Error, Result},
     event::{Db, DbInstance, DbName, DdocId, EventKind},
     keys::Keys,
@@ -44,6 +45,9 @@ const PERIOD: u64 = 300_000_000;
 
 /// The most events of a request.
 const EVENTS_MAX: usize = 10_000;
+
+/// How many rows are read at once to list all names.
+const NAMES_PER_PAGE: usize = 1_000;
 
 /// How many names are looked up at once.
 const NAMES_AT_ONCE: usize = 64;
@@ -324,6 +328,23 @@ impl Databases for Recorded {
         Box::pin(async move {
             let row = standing(&self.0.context, tx, name).await?;
             Ok(row.filter(|row| !row.is_deleted()).map(|row| row.db()))
+        })
+    }
+
+    fn names(&self) -> BoxFuture<'_, Result<Option<Vec<DbName>>>> {
+        Box::pin(async move {
+            let (mut names, mut cursor) = (Vec::new(), Cursor::NOTHING);
+            loop {
+                let page = self.0.page(cursor, NAMES_PER_PAGE).await?;
+                names.extend(page.rows.iter().filter(|row| !row.is_deleted()).map(|row| row.name.clone()));
+                if page.next.began().is_none() {
+                    break;
+                }
+                cursor = page.next;
+            }
+            names.sort_unstable();
+            names.dedup();
+            Ok(Some(names))
         })
     }
 }

@@ -8,7 +8,10 @@ use axum::{
     response::{IntoResponse, Response},
 };
 
-use crate::error::Error;
+use crate::{encoding::Sequence, error::Error};
+
+/// How long a client may pause before it reads everything again.
+const RESTART_PAUSE: Duration = Duration::from_secs(1);
 
 /// An answer that says what went wrong: a status, and the body `{"error":"…","reason":"…"}`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,12 +26,14 @@ pub struct Failure {
     allow: Option<&'static str>,
     /// After how many seconds it is worth to ask again, if it is known.
     retry_after: Option<u64>,
+    /// Up to where rows may have been dropped, if that is why.
+    horizon: Option<Sequence>,
 }
 
 impl Failure {
     /// An answer with this status; `error` is a word for programs, `reason` a sentence for people.
     pub fn new(status: StatusCode, error: &'static str, reason: impl Into<Cow<'static, str>>) -> Self {
-        Self { status, error, reason: reason.into(), allow: None, retry_after: None }
+        Self { status, error, reason: reason.into(), allow: None, retry_after: None, horizon: None }
     }
 
     /// 400: the request cannot be understood.
@@ -74,14 +79,17 @@ impl From<Error> for Failure {
     /// What the caller can mend gets a status of 400 to 499; the rest is logged, and 500 or, if trying again can help, 503.
     fn from(error: Error) -> Self {
         match error {
-            Error::Expired { horizon } => Self::new(
-                StatusCode::GONE,
-                "expired",
-                format!(
+            Error::Expired { horizon } => {
+                let reason = format!(
                     "Rows up to {horizon} may have been dropped since. Forget what you know, and read again with since=0."
-                ),
-            ),
-            Error::NoFeed { .. } => Self::no_database(),
+                );
+                let failure = Self::new(StatusCode::GONE, "expired", reason).retry_after(RESTART_PAUSE);
+                Self { horizon: Some(horizon), ..failure }
+            }
+            // A layer's database that was just deleted, or one that is known by its events alone.
+            Error::NoFeed { .. } => {
+                Self::not_found("No changes of documents are kept here for this database.")
+            }
             Error::NoShard { .. } => Self::not_found(format!("{error}")),
             Error::Invalid { .. } | Error::UnknownScheme { .. } => Self::bad_request(error.to_string()),
             Error::Store(_) | Error::RetriesExhausted { .. } => {
@@ -101,7 +109,10 @@ impl From<Error> for Failure {
 
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
-        let body = serde_json::json!({ "error": self.error, "reason": self.reason });
+        let mut body = serde_json::json!({ "error": self.error, "reason": self.reason });
+        if let Some(horizon) = self.horizon {
+            (body["horizon"], body["restart_since"]) = (horizon.to_string().into(), "0".into());
+        }
         let mut response = Response::new(Body::from(format!("{body}\n")));
         *response.status_mut() = self.status;
         let headers = response.headers_mut();
@@ -114,7 +125,8 @@ impl IntoResponse for Failure {
             headers.insert(header::RETRY_AFTER, seconds.into());
         }
         if self.status == StatusCode::UNAUTHORIZED {
-            let scheme = HeaderValue::from_static("Basic realm=\"notibus\", charset=\"UTF-8\"");
+            // Browsers ask nobody for a password by it, as they do where Basic is named.
+            let scheme = HeaderValue::from_static("Bearer realm=\"notibus\"");
             headers.insert(header::WWW_AUTHENTICATE, scheme);
         }
         response

@@ -56,6 +56,8 @@ pub(super) struct Query {
     pub timeout: Duration,
     /// After how long without anything a heartbeat is sent; with it the feed does not end by itself.
     pub heartbeat: Option<Duration>,
+    /// Whether heartbeats of a continuous feed say how far it has come.
+    pub progress: bool,
     /// Which kinds of events of databases are wanted.
     pub types: Kinds,
     /// All leaves of documents.
@@ -90,6 +92,7 @@ impl Query {
             descending: false,
             timeout: options.timeout_max,
             heartbeat: None,
+            progress: false,
             types: [EventKind::Created, EventKind::Deleted, EventKind::Updated].into_iter().collect(),
             all_leaves: false,
             include_docs: false,
@@ -130,6 +133,7 @@ impl Query {
                 self.timeout = Duration::from_millis(integer("timeout", value)?).min(options.timeout_max);
             }
             "heartbeat" => self.heartbeat = heartbeat(value, options)?,
+            "progress" => self.progress = truth(key, value)?,
             _ => return Ok(false),
         }
         Ok(true)

@@ -95,6 +95,8 @@ pub(super) struct Stream<S> {
     timeout: Duration,
     /// After how long without anything a heartbeat is sent.
     heartbeat: Option<Duration>,
+    /// Whether heartbeats of lines say how far it has come.
+    tells_progress: bool,
     /// What is done next.
     phase: Phase,
     /// Whether rows were sent.
@@ -137,6 +139,7 @@ impl<S: Source> Stream<S> {
             limit: query.limit,
             timeout: query.timeout,
             heartbeat: query.heartbeat,
+            tells_progress: query.progress,
             phase: Phase::Begin,
             has_rows: false,
             rows_at: now,
@@ -201,7 +204,8 @@ impl<S: Source> Stream<S> {
             self.phase = Phase::End;
             return Ok(Bytes::new());
         }
-        let form = self.writer.form();
+        // Before the source is at work.
+        let heartbeat = self.heartbeat.map_or_else(Bytes::new, |_| self.beat());
         let progress = {
             let mut read = pin!(self.source.read(&mut self.writer, self.limit));
             // Mostly there is something, and no clock is needed.
@@ -219,7 +223,7 @@ impl<S: Source> Stream<S> {
                 tokio::select! {
                     biased;
                     done = read => done?,
-                    () = beat => return Ok(Bytes::from_static(form.heartbeat())),
+                    () = beat => return Ok(heartbeat),
                 }
             }
         };
@@ -243,9 +247,22 @@ impl<S: Source> Stream<S> {
         }
         let is_due = self.heartbeat.is_some_and(|interval| self.env.now() >= self.sent_at + interval);
         if bytes.is_empty() && is_due && self.phase == Phase::Read {
-            return Ok(Bytes::from_static(form.heartbeat()));
+            return Ok(self.beat());
         }
         Ok(bytes)
+    }
+
+    /// What is sent so that the line does not fall silent. Where a client can tell, it says how far the feed has come, so that one
+    /// whose rows are rare goes on from there and not from its last row, which may be too old one day.
+    fn beat(&self) -> Bytes {
+        let form = self.writer.form();
+        match form {
+            Form::Events => format!("event: heartbeat\ndata: \nid: {}\n\n", self.source.position()).into(),
+            Form::Lines if self.tells_progress => {
+                format!("{{\"last_seq\":\"{}\"}}\n", self.source.position()).into()
+            }
+            Form::Array | Form::Lines => Bytes::from_static(form.heartbeat()),
+        }
     }
 
     /// Waits for rows, for the time of a heartbeat, or for the end.
@@ -261,7 +278,7 @@ impl<S: Source> Stream<S> {
             () = async { drop(self.closing.wait_for(|is_closing| *is_closing).await) } => self.phase = Phase::End,
             () = self.env.sleep(rest) => {
                 if self.heartbeat.is_some() {
-                    return Bytes::from_static(self.writer.form().heartbeat());
+                    return self.beat();
                 }
                 self.phase = Phase::End;
             }

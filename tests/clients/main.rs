@@ -17,6 +17,7 @@ use std::{
 };
 
 use libtest_mimic::{Arguments, Trial};
+use notibus::http::Credentials;
 
 #[path = "../../examples/mini_couch/main.rs"]
 mod mini_couch;
@@ -47,8 +48,10 @@ fn main() -> ExitCode {
         node.trial("eventsource.js"),
         node.trial("pouchdb.js"),
         node.trial("ibm_cloudant.js"),
+        node.trial("session.js"),
         python.trial("cloudant_updates.py"),
         python.trial("pycouchdb_updates.py"),
+        python.trial("session_updates.py"),
     ];
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }
@@ -94,7 +97,7 @@ fn clients() -> PathBuf {
 
 /// Runs `script` on a server of its own.
 fn run(command: &Path, script: &str) {
-    let server = Server::start();
+    let server = Server::start(script.starts_with("session"));
     let mut output = tempfile::tempfile().unwrap();
     let mut process = Command::new(command)
         .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients").join(script))
@@ -143,9 +146,13 @@ struct Server {
 }
 
 impl Server {
-    /// Starts one on a free port.
-    fn start() -> Self {
-        let mut process = Command::new(std::env::current_exe().unwrap())
+    /// Starts one on a free port; with accounts it has anna, whose password is "secret".
+    fn start(has_accounts: bool) -> Self {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        if has_accounts {
+            command.env("MINI_COUCH_CREDENTIALS", Credentials::password("anna", "secret").unwrap());
+        }
+        let mut process = command
             .arg("127.0.0.1:0")
             .env(SERVE, "1")
             .stdin(Stdio::piped())

@@ -117,8 +117,8 @@ async fn all_events_of_a_request_are_one_transaction() {
     trace.take();
     let body = r#"[{"db":"a","type":"created"},{"db":"b","type":"updated"},{"db":"c","type":"deleted"}]"#;
     assert_eq!(ask(server.local_addr(), "POST", "/_notibus/events", "", body).await.head.status, 201);
-    // Four lanes for each database; a ring adds less.
-    let is_event = |operation: &&Operation| matches!(operation, Operation::Atomic { operand, .. } if operand.len() == 32);
+    // Five lanes for each database; a ring adds less.
+    let is_event = |operation: &&Operation| matches!(operation, Operation::Atomic { operand, .. } if operand.len() == 40);
     let events = |attempt: &Attempt| attempt.operations.iter().filter(is_event).count();
     let counts: Vec<_> = trace.take().iter().map(events).filter(|&count| count > 0).collect();
     assert_eq!(counts, [3]);

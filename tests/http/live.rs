@@ -91,7 +91,7 @@ impl Node {
 async fn next(feed: &mut BodyDataStream) -> Bytes {
     loop {
         let chunk = within("a chunk", feed.next()).await.expect("the feed goes on").unwrap();
-        if chunk != "\n" && chunk != "event: heartbeat\ndata: \n\n" {
+        if chunk != "\n" && !chunk.starts_with(b"event: heartbeat\n") {
             return chunk;
         }
     }

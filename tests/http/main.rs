@@ -17,6 +17,7 @@ mod limits;
 mod live;
 mod lockout;
 mod resume;
+mod sessions;
 mod slow_bodies;
 mod status;
 mod world;

@@ -146,6 +146,8 @@ impl Serving {
         let router = api
             .db_updates()
             .merge(api.changes(&bus.changes(), api.recorded_databases()))
+            .merge(api.catalogue(api.recorded_databases()))
+            .merge(api.sessions())
             .merge(api.events())
             .merge(api.status())
             .merge(api.welcome());

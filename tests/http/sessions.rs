@@ -1,0 +1,100 @@
+//! Log-ins by cookie, and what clients ask of a server before they follow it.
+
+use notibus::{
+    EventKind,
+    http::{Access, ApiOptions, Credentials, ServerOptions},
+};
+
+use crate::{
+    client::{ask, get},
+    common::db,
+    world::World,
+};
+
+async fn world(access: Access) -> World {
+    let options = ApiOptions { access, ..ApiOptions::default() };
+    let limits = ServerOptions { is_public: true, ..ServerOptions::default() };
+    World::with(options, limits, |api, _, _| {
+        let known = api.catalogue(api.recorded_databases());
+        api.db_updates().merge(api.sessions()).merge(known).merge(api.welcome())
+    })
+    .await
+}
+
+/// Clients that log in by `POST /_session` once got 404.
+#[tokio::test]
+async fn a_session_begins_is_known_and_ends() {
+    let access = Access::Credentials(Credentials::password("anna", "secret").unwrap().parse().unwrap());
+    let world = world(access).await;
+    let form = "Content-Type: application/x-www-form-urlencoded\r\n";
+    let json = "Content-Type: application/json\r\nX-Forwarded-Proto: https\r\n";
+    let mut cookies = Vec::new();
+    for (kind, body) in
+        [(form, "name=anna&password=secret"), (json, r#"{"name":"anna","password":"secret"}"#)]
+    {
+        let answer = ask(world.at(), "POST", "/_session", kind, body).await;
+        assert_eq!(answer.head.status, 200, "{answer:?}");
+        assert_eq!(answer.json(), serde_json::json!({ "ok": true, "name": "anna", "roles": ["_admin"] }));
+        let cookie = answer.head.headers["set-cookie"].clone();
+        assert!(cookie.contains("; HttpOnly; SameSite=Strict") && cookie.contains("Path=/"), "{cookie}");
+        assert_eq!(cookie.ends_with("; Secure"), kind == json, "behind TLS only");
+        cookies.push(format!("Cookie: {}\r\n", cookie.split(';').next().unwrap()));
+    }
+    for cookie in &cookies {
+        assert_eq!(ask(world.at(), "GET", "/_db_updates", cookie, "").await.head.status, 200);
+        let who = ask(world.at(), "GET", "/_session", cookie, "").await.json();
+        assert_eq!(
+            (&who["userCtx"]["name"], &who["info"]["authenticated"]),
+            (&"anna".into(), &"cookie".into())
+        );
+    }
+    let forged = cookies[0].replace("AuthSession=", "AuthSession=A");
+    assert_eq!(ask(world.at(), "GET", "/_db_updates", &forged, "").await.head.status, 401);
+    let nobody = get(world.at(), "/_session").await.json();
+    assert_eq!((&nobody["ok"], &nobody["userCtx"]["name"]), (&true.into(), &serde_json::Value::Null));
+    assert_eq!(nobody["userCtx"]["roles"], serde_json::json!([]));
+    let ended = ask(world.at(), "DELETE", "/_session", &cookies[0], "").await;
+    assert!(
+        ended.head.headers["set-cookie"]
+            .starts_with("AuthSession=; Version=1; Expires=Thu, 01 Jan 1970 00:00:00 GMT; Max-Age=0;")
+    );
+    for (body, status) in
+        [("name=anna&password=wrong", 401), ("name=nobody&password=secret", 401), ("name=anna", 400)]
+    {
+        assert_eq!(ask(world.at(), "POST", "/_session", form, body).await.head.status, status, "{body}");
+    }
+    // Who guesses here is locked out as well.
+    for guess in 0..4 {
+        ask(world.at(), "POST", "/_session", form, &format!("name=anna&password={guess}")).await;
+    }
+    assert_eq!(ask(world.at(), "POST", "/_session", form, "name=anna&password=x").await.head.status, 403);
+}
+
+#[tokio::test]
+async fn an_open_server_says_that_everyone_is_its_admin() {
+    let world = world(Access::Open).await;
+    let who = get(world.at(), "/_session").await.json();
+    assert_eq!(who["userCtx"], serde_json::json!({ "name": null, "roles": ["_admin"] }));
+    assert_eq!(ask(world.at(), "POST", "/_session", "", "name=a&password=b").await.head.status, 401);
+    assert_eq!(ask(world.at(), "PUT", "/_session", "", "").await.head.status, 405);
+}
+
+/// `/_up`, `/_all_dbs` and `/{db}` were once not there.
+#[tokio::test]
+async fn what_is_known_of_databases_is_told() {
+    let world = world(Access::Open).await;
+    for name in ["b", "a", "gone"] {
+        world.event(&db(name, 1), EventKind::Created).await;
+    }
+    world.event(&db("gone", 1), EventKind::Deleted).await;
+    let last = world.event(&db("a", 1), EventKind::Updated).await;
+    assert_eq!(get(world.at(), "/_up").await.json()["status"], "ok");
+    assert_eq!(get(world.at(), "/_all_dbs").await.json(), serde_json::json!(["a", "b"]));
+    let info = get(world.at(), "/a").await.json();
+    assert_eq!((&info["db_name"], &info["update_seq"]), (&"a".into(), &last.sequence.to_string().into()));
+    for (target, reason) in [("/gone", "Database does not exist."), ("/none", "Database does not exist.")] {
+        let answer = get(world.at(), target).await;
+        assert_eq!((answer.head.status, &answer.json()["reason"]), (404, &reason.into()));
+    }
+    assert_eq!(ask(world.at(), "PUT", "/a", "", "").await.head.status, 405);
+}
