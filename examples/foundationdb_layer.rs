@@ -7,7 +7,7 @@
 //!
 //! Run it, as often as you like, with `cargo run --features foundationdb --example foundationdb_layer -- CLUSTER_FILE`.
 
-use std::{error::Error, sync::Arc};
+use std::{error::Error, fmt::Write as _, sync::Arc};
 
 use foundationdb::{Database as Client, FdbError, Transaction, api::NetworkAutoStop};
 use notibus::{
@@ -57,16 +57,13 @@ async fn record(
 ) -> Result<Vec<Receipt>, FdbError> {
     let instance_key = format!("layer/{}", new.name).into_bytes();
     let mut receipts = Vec::new();
-    let db = match transaction.get(&instance_key, false).await? {
-        Some(stored) => {
-            let instance = <[u8; 16]>::try_from(&stored[..]).expect("the layer has written 16 bytes");
-            Db::new(new.name.clone(), DbInstance(instance))
-        }
-        None => {
-            transaction.set(&instance_key, &new.instance.0);
-            receipts.push(producer.created(transaction, new));
-            new.clone()
-        }
+    let db = if let Some(stored) = transaction.get(&instance_key, false).await? {
+        let instance = <[u8; 16]>::try_from(&stored[..]).expect("the layer has written 16 bytes");
+        Db::new(new.name.clone(), DbInstance(instance))
+    } else {
+        transaction.set(&instance_key, &new.instance.0);
+        receipts.push(producer.created(transaction, new));
+        new.clone()
     };
     transaction.set(format!("layer/{}/{id}", db.name).as_bytes(), body.as_bytes());
     receipts.push(producer.updated(transaction, &db));
@@ -90,7 +87,7 @@ pub async fn run(cluster_file: &str) -> Result<String, Box<dyn Error>> {
     let mut told = String::new();
     for (instance, kind) in delivery.news().iter() {
         let (name, at) = (&delivery.notification().name, delivery.sequence());
-        told.push_str(&format!("{name} {} ({instance}) at {at}\n", kind.as_str()));
+        writeln!(told, "{name} {} ({instance}) at {at}", kind.as_str())?;
     }
     dispatcher.shutdown().await;
     notifier.shutdown().await?;

@@ -89,17 +89,16 @@ impl Skipped {
     pub fn note(&self, env: &Env, stats: &Stats, place: &Place, error: &Error) {
         stats.rows_skipped.add(1);
         let now = env.now();
-        let mut state = self.lock();
-        if state.rows.len() >= ROWS_MAX && !state.rows.contains_key(place) {
-            let oldest =
-                state.rows.iter().min_by_key(|(_, known)| known.last).map(|(place, _)| place.clone());
-            oldest.and_then(|oldest| state.rows.remove(&oldest));
+        let mut met = self.lock();
+        if met.rows.len() >= ROWS_MAX && !met.rows.contains_key(place) {
+            let oldest = met.rows.iter().min_by_key(|(_, known)| known.last).map(|(place, _)| place.clone());
+            oldest.and_then(|oldest| met.rows.remove(&oldest));
         }
-        if now.saturating_sub(state.log_since) >= LOG_PAUSE {
-            (state.log_since, state.lines) = (now, 0);
+        if now.saturating_sub(met.log_since) >= LOG_PAUSE {
+            (met.log_since, met.lines) = (now, 0);
         }
-        let may_log = state.lines < LINES_MAX;
-        let known = match state.rows.entry(place.clone()) {
+        let may_log = met.lines < LINES_MAX;
+        let known = match met.rows.entry(place.clone()) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(new) => new.insert(Known {
                 reason: String::new(),
@@ -116,8 +115,8 @@ impl Skipped {
             known.log_at = now.saturating_add(known.log_pause);
             known.log_pause = known.log_pause.saturating_mul(2).min(LOG_PAUSE_MAX);
             let times = known.times;
-            state.lines += 1;
-            drop(state);
+            met.lines += 1;
+            drop(met);
             tracing::error!(%place, %error, times, "a row cannot be decoded and is skipped");
         }
     }

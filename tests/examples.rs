@@ -1,6 +1,8 @@
 //! The examples that others copy, run again and again: their triggers crash at other moments each time, and each run ends with a
 //! comparison of what was done with what had to be.
 
+#![allow(clippy::duplicate_mod, reason = "each example brings the layer that it is about")]
+
 #[path = "../examples/index_trigger.rs"]
 mod index_trigger;
 #[path = "../examples/replication_trigger.rs"]

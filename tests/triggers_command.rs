@@ -45,7 +45,13 @@ async fn fill(folder: &Path) {
     bus.cursor("no trigger").unwrap();
     for name in ["good", "bad"] {
         let db = Db::new(name.parse().unwrap(), DbInstance([7; 16]));
-        store.run(async |tx| Ok(bus.producer().created(&tx, &db))).await.unwrap();
+        store
+            .run(async |tx| {
+                let _: () = bus.producer().created(&tx, &db);
+                Ok(())
+            })
+            .await
+            .unwrap();
     }
     assert!(trigger.wait_for(|status| (status.done, status.parked) == (1, 1)).await);
     trigger.shutdown().await.unwrap();

@@ -124,7 +124,7 @@ impl<R: FeedRow> Feed<R> {
         limit: usize,
     ) -> Result<FeedPage<R>> {
         check_limit(limit)?;
-        self.page_of(self.raw().page(tx, cursor.into(), limit).await?)
+        self.page_of(&self.raw().page(tx, cursor.into(), limit).await?)
     }
 
     /// The rows before `before`, at most `limit` (1 to 10,000), newest first. Start at [`Sequence::MAX`], go on at
@@ -142,7 +142,7 @@ impl<R: FeedRow> Feed<R> {
         limit: usize,
     ) -> Result<FeedPage<R>> {
         check_limit(limit)?;
-        self.page_of(self.raw().page_before(tx, before, limit).await?)
+        self.page_of(&self.raw().page_before(tx, before, limit).await?)
     }
 
     /// The rows of `shard` after `cursor`, at most `limit` (1 to 10,000). All rows of an id that are written under one
@@ -169,7 +169,7 @@ impl<R: FeedRow> Feed<R> {
     ) -> Result<ShardPage<R>> {
         check_limit(limit)?;
         let read = self.raw().shard_page(tx, shard, cursor.into(), limit).await?;
-        let FeedPage { rows, to, next, more } = self.page_of(read.page)?;
+        let FeedPage { rows, to, next, more } = self.page_of(&read.page)?;
         Ok(ShardPage { rows, to, next, more, resharded: read.resharded })
     }
 
@@ -268,12 +268,11 @@ impl<R: FeedRow> Feed<R> {
         let feed = self.raw();
         let read = async |tx| {
             let last = feed.last_readable(&tx).await?.min(to);
-            let spaces = match shard {
-                Some(shard) => feed.space_of_shard(&tx, shard).await?.into_iter().collect(),
-                None => {
-                    let topology = feed.topology(&tx).await?;
-                    topology.after(after).iter().flat_map(|entry| feed.spaces(entry)).collect::<Vec<_>>()
-                }
+            let spaces = if let Some(shard) = shard {
+                feed.space_of_shard(&tx, shard).await?.into_iter().collect()
+            } else {
+                let topology = feed.topology(&tx).await?;
+                topology.after(after).iter().flat_map(|entry| feed.spaces(entry)).collect::<Vec<_>>()
             };
             Ok((last, spaces.into_iter().map(|space| (space, after)).collect()))
         };
@@ -325,7 +324,7 @@ impl<R: FeedRow> Feed<R> {
     }
 
     /// The rows of a stored page, but for those that cannot be decoded.
-    fn page_of(&self, page: StoredPage) -> Result<FeedPage<R>> {
+    fn page_of(&self, page: &StoredPage) -> Result<FeedPage<R>> {
         let mut rows = Vec::with_capacity(page.rows.len());
         for row in &page.rows {
             rows.extend(self.decode(row)?.map(Arc::new));

@@ -85,6 +85,7 @@ pub(super) struct Caught {
     /// By the name of the credentials.
     pub name: Arc<str>,
     /// What a new cookie is to be, if one is due of a session that it was known by; `None` without a session.
+    #[expect(clippy::option_option, reason = "no session, one that goes on, and one that is renewed")]
     pub session: Option<Option<String>>,
 }
 

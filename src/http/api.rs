@@ -272,12 +272,11 @@ async fn guard(State(inner): State<Arc<Inner>>, mut request: Request, next: Next
 
 /// Lets no request through once the bus is gone: whatever it would be answered would be of another bus, or of none.
 async fn refuse_at_end(State(inner): State<Arc<Inner>>, request: Request, next: Next) -> Response {
-    match inner.feed.context.stats.health.ended() {
-        None => next.run(request).await,
-        Some(_) => {
-            let reason = "The bus that this server has opened is there no more. Start the server again.";
-            Failure::new(StatusCode::SERVICE_UNAVAILABLE, "service_unavailable", reason).into_response()
-        }
+    if inner.feed.context.stats.health.ended().is_none() {
+        next.run(request).await
+    } else {
+        let reason = "The bus that this server has opened is there no more. Start the server again.";
+        Failure::new(StatusCode::SERVICE_UNAVAILABLE, "service_unavailable", reason).into_response()
     }
 }
 

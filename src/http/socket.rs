@@ -107,8 +107,8 @@ impl HttpBody for Sent {
 
 /// The socket of a connection.
 pub(super) struct Socket {
-    /// The socket.
-    socket: TcpStream,
+    /// What it is to the system.
+    stream: TcpStream,
     /// How long a client may take nothing.
     limit: Duration,
     /// Whether a request is being answered.
@@ -125,9 +125,9 @@ pub(super) struct Socket {
 
 impl Socket {
     /// A socket that fails if it takes nothing for `limit`.
-    pub fn new(socket: TcpStream, limit: Duration, answering: Answering, env: &Env) -> Self {
+    pub fn new(stream: TcpStream, limit: Duration, answering: Answering, env: &Env) -> Self {
         let (stuck, ended, refusal) = (None, None, Vec::new());
-        Self { socket, limit, answering, env: env.clone(), stuck, ended, refusal }
+        Self { stream, limit, answering, env: env.clone(), stuck, ended, refusal }
     }
 
     /// What has become of an attempt to write.
@@ -172,7 +172,7 @@ impl Socket {
     /// Sends what is sent in place of an empty refusal.
     fn poll_refusal(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         while !self.refusal.is_empty() {
-            let poll = Pin::new(&mut self.socket).poll_write(context, &self.refusal);
+            let poll = Pin::new(&mut self.stream).poll_write(context, &self.refusal);
             let written = ready!(self.written(context, poll))?;
             self.refusal.drain(..written);
         }
@@ -189,7 +189,7 @@ impl AsyncRead for Socket {
         let this = &mut *self;
         let before = buffer.filled().len();
         if this.ended.is_none() {
-            ready!(Pin::new(&mut this.socket).poll_read(context, buffer))?;
+            ready!(Pin::new(&mut this.stream).poll_read(context, buffer))?;
             if buffer.filled().len() > before || buffer.remaining() == 0 {
                 return Poll::Ready(Ok(()));
             }
@@ -214,7 +214,7 @@ impl AsyncWrite for Socket {
             return Poll::Ready(Ok(bytes.len()));
         }
         ready!(self.poll_refusal(context))?;
-        let poll = Pin::new(&mut self.socket).poll_write(context, bytes);
+        let poll = Pin::new(&mut self.stream).poll_write(context, bytes);
         self.written(context, poll)
     }
 
@@ -227,21 +227,21 @@ impl AsyncWrite for Socket {
             return Poll::Ready(Ok(slices.iter().map(|slice| slice.len()).sum()));
         }
         ready!(self.poll_refusal(context))?;
-        let poll = Pin::new(&mut self.socket).poll_write_vectored(context, slices);
+        let poll = Pin::new(&mut self.stream).poll_write_vectored(context, slices);
         self.written(context, poll)
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.socket.is_write_vectored()
+        self.stream.is_write_vectored()
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(self.poll_refusal(context))?;
-        Pin::new(&mut self.socket).poll_flush(context)
+        Pin::new(&mut self.stream).poll_flush(context)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(self.poll_refusal(context))?;
-        Pin::new(&mut self.socket).poll_shutdown(context)
+        Pin::new(&mut self.stream).poll_shutdown(context)
     }
 }

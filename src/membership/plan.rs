@@ -198,7 +198,7 @@ mod tests {
         assert_eq!((joined.plan().acquire, joined.plan().awaits), (vec![2], vec![(3, EPOCH)]));
 
         // The other one has kept the last for too long; but time that was spent on an acquisition before does not count.
-        let since = joined.now - HANDOVER;
+        let since = joined.now.checked_sub(HANDOVER).unwrap();
         let late = BTreeMap::from([(3, (EPOCH, since))]);
         joined.awaited = &late;
         assert_eq!(joined.plan().acquire, [2, 3]);

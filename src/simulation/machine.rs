@@ -3,7 +3,10 @@
 //! The store is the one that is used in production; its disk is in memory, and keeps what a disk may do with what was written and
 //! not synced. When the power fails, a part of that is there, as it was drawn.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{
+    path::Path,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 use crate::{
     env::Env,
@@ -133,7 +136,10 @@ impl Machine {
 
     /// Whether a snapshot or a journal is half made.
     pub fn is_making_files(&self) -> bool {
-        self.disk.names().iter().any(|name| name.ends_with(".new"))
+        self.disk
+            .names()
+            .iter()
+            .any(|name| Path::new(name).extension().is_some_and(|extension| extension == "new"))
     }
 
     /// What goes wrong. No code that holds the lock can leave it half changed by a panic.

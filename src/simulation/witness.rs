@@ -206,6 +206,8 @@ impl Witness {
                 | Self::CommitTorn
                 | Self::JanitorRacedNewGroup
                 | Self::CheckpointPartlyDone
+                | Self::PowerFailedWithinSnapshot
+                | Self::StoreFailedWithDisk
         )
     }
 

@@ -388,7 +388,13 @@ async fn a_row_that_was_committed_late_is_done_however_far_the_next_attempt_has_
     let consumer = log.consume(&world.bus, &group, twice()).await;
     until("the first attempt has failed", async || late.is_begun.load(Ordering::Relaxed)).await;
     // The store goes on, so that the next attempt reads further.
-    store.run(async |tx| Ok(tx.set(b"other", b"work"))).await.unwrap();
+    store
+        .run(async |tx| {
+            let _: () = tx.set(b"other", b"work");
+            Ok(())
+        })
+        .await
+        .unwrap();
     until_done(&group).await;
     pass(Duration::from_secs(10)).await;
     assert_eq!(group.dead_letters(Sequence::MIN, 10).await.unwrap(), []);

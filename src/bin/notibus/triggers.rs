@@ -77,16 +77,22 @@ struct Line {
 }
 
 impl At {
-    /// Opens the bus.
+    /// Opens the bus to read it.
+    async fn read(&self) -> Result<Bus, Failure> {
+        let db = self.store.open_to_read().await?.now();
+        Ok(Bus::open_existing(&db, self.prefix.as_bytes()).await?)
+    }
+
+    /// Opens the bus to change it.
     async fn open(&self) -> Result<Bus, Failure> {
         self.store.check_exists()?;
         let db = self.store.open().await?;
         Ok(Bus::open_existing(&db, self.prefix.as_bytes()).await?)
     }
 
-    /// Opens the bus, and finds the trigger `name`, which there has to be.
-    async fn find(&self, name: &str) -> Result<StoredTrigger, Failure> {
-        let trigger = self.open().await?.trigger(name)?;
+    /// Finds the trigger `name` of `bus`, which there has to be.
+    async fn find(bus: &Bus, name: &str) -> Result<StoredTrigger, Failure> {
+        let trigger = bus.trigger(name)?;
         match trigger.position().await? {
             Some(_) => Ok(trigger),
             None => Err(Failure::BadInput(format!(
@@ -118,7 +124,7 @@ pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
 async fn work(args: Args) -> Result<(), Failure> {
     match args.command {
         Command::List { trigger: None, at } => {
-            let bus = at.open().await?;
+            let bus = at.read().await?;
             for name in bus.triggers().await? {
                 let trigger = bus.trigger(&name)?;
                 let (mut parked, mut last) = (0, None);
@@ -134,7 +140,7 @@ async fn work(args: Args) -> Result<(), Failure> {
             Ok(())
         }
         Command::List { trigger: Some(name), at } => {
-            let trigger = at.find(&name).await?;
+            let trigger = At::find(&at.read().await?, &name).await?;
             let mut last = None;
             while let Some(page) = next(&trigger, &mut last).await? {
                 for parked in &page {
@@ -144,7 +150,7 @@ async fn work(args: Args) -> Result<(), Failure> {
             Ok(())
         }
         Command::Retry { trigger, db, at } => {
-            let count = at.find(&trigger).await?.retry(db.as_ref()).await?;
+            let count = At::find(&at.open().await?, &trigger).await?.retry(db.as_ref()).await?;
             match db {
                 Some(db) if count == 0 => {
                     Err(Failure::BadInput(format!("database {db} is not parked by trigger {trigger}")))
@@ -152,7 +158,7 @@ async fn work(args: Args) -> Result<(), Failure> {
                 _ => Ok(()),
             }
         }
-        Command::Reset { trigger, at } => Ok(at.find(&trigger).await?.reset().await?),
+        Command::Reset { trigger, at } => Ok(At::find(&at.open().await?, &trigger).await?.reset().await?),
     }
 }
 

@@ -60,7 +60,6 @@ pub(super) fn wanted(query: &Query, body: &[u8]) -> Result<Wanted, Failure> {
         },
     };
     match query.filter.as_deref() {
-        None => Ok(Wanted::All),
         Some("_design") => Ok(Wanted::Design),
         Some("_doc_ids") => {
             let posted = body.and_then(|mut object| object.remove("doc_ids"));
@@ -71,7 +70,7 @@ pub(super) fn wanted(query: &Query, body: &[u8]) -> Result<Wanted, Failure> {
             ids.map(Wanted::Ids)
                 .ok_or_else(|| Failure::bad_request("`doc_ids` has to be an array of document ids."))
         }
-        // The layer's.
-        Some(_) => Ok(Wanted::All),
+        // That of a layer is asked for each document.
+        None | Some(_) => Ok(Wanted::All),
     }
 }

@@ -118,6 +118,7 @@ impl Drop for Load {
 }
 
 /// The changes of a database.
+#[expect(clippy::struct_excessive_bools, reason = "each says something of its own")]
 pub(super) struct DocChanges {
     /// What all feeds share.
     served: Arc<Served>,

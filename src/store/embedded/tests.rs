@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    path::Path,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -328,7 +329,9 @@ async fn the_power_may_fail_at_every_operation() {
                 let memory = Database::memory();
                 memory
                     .run(async |tx| {
-                        model.iter().for_each(|(key, value)| tx.set(key, value));
+                        for (key, value) in &model {
+                            tx.set(key, value);
+                        }
                         Ok(())
                     })
                     .await
@@ -421,7 +424,7 @@ async fn a_snapshot_that_fails_costs_nothing() {
             disk.plan(move |operation| {
                 let is_of_it = match operation {
                     DiskOperation::Open(name) | DiskOperation::Write(name, _) | DiskOperation::Sync(name) => {
-                        name.ends_with(".new")
+                        Path::new(name).extension().is_some_and(|extension| extension == "new")
                     }
                     DiskOperation::Rename(_) | DiskOperation::SyncFolder | DiskOperation::Remove(_) => true,
                     _ => false,

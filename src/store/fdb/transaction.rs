@@ -417,12 +417,11 @@ impl TransactionBackend for FdbTransaction {
                 None => None,
             };
             let is_kept_by_client = recovered.is_some();
-            let slot = match recovered {
-                Some(transaction) => Slot::Open(transaction),
-                None => {
-                    backoff.await;
-                    unused(&self.client)
-                }
+            let slot = if let Some(transaction) = recovered {
+                Slot::Open(transaction)
+            } else {
+                backoff.await;
+                unused(&self.client)
             };
             let mut state = self.state();
             // If it was reset meanwhile, it is another one already.

@@ -168,9 +168,9 @@ impl Content {
             }
             let kept = choose(writes.len() + 1);
             if kept == writes.len() {
-                unsynced.kept += 1
+                unsynced.kept += 1;
             } else {
-                unsynced.lost += 1
+                unsynced.lost += 1;
             }
             for (at, bytes) in &writes[..kept] {
                 let (from, to) = (range.start.max(*at), range.end.min(at + bytes.len()));

@@ -81,8 +81,8 @@ pub(in crate::store) fn copy_to(files: &dyn Files, path: &Path, look: &Look) -> 
     if check_marker(files, path).map_err(fail)? != Marker::Missing {
         return Err(fail("there is a store in it; name an empty folder".to_owned()));
     }
-    let lock = files.lock(&path.join(LOCK)).map_err(io)?;
-    let _lock = lock.ok_or_else(|| fail("another process makes a store in it".to_owned()))?;
+    let held = files.lock(&path.join(LOCK)).map_err(io)?;
+    let _held = held.ok_or_else(|| fail("another process makes a store in it".to_owned()))?;
     make(files, path, (&look.root, look.report.version), &look.history).map_err(io)
 }
 
