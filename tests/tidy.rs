@@ -185,3 +185,58 @@ fn exceptions_from_lints_say_why() {
         }
     }
 }
+
+/// All pages with their text, by path from the root.
+fn pages() -> Vec<(PathBuf, String)> {
+    let folders = [root().to_owned(), root().join("docs")];
+    let entries = folders.iter().flat_map(|folder| fs::read_dir(folder).unwrap());
+    let paths = entries.map(|entry| entry.unwrap().path());
+    let pages = paths.filter(|path| path.extension().is_some_and(|extension| extension == "md"));
+    let pages: Vec<_> = pages.map(|path| (path.clone(), fs::read_to_string(path).unwrap())).collect();
+    assert!(pages.len() > 8, "only {} pages were found", pages.len());
+    pages
+}
+
+#[test]
+fn the_front_pages_are_short() {
+    for (page, lines_max) in [("README.md", 150), ("ARCHITECTURE.md", 200)] {
+        let lines = fs::read_to_string(root().join(page)).unwrap().lines().count();
+        assert!(lines <= lines_max, "{page} has {lines} lines, at most {lines_max}: the rest goes to docs/");
+    }
+}
+
+#[test]
+fn links_between_pages_lead_somewhere() {
+    let mut wrong = Vec::new();
+    for (path, text) in pages() {
+        for target in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            if target.starts_with("http") {
+                continue;
+            }
+            let (file, section) = target.split_once('#').unwrap_or((target, ""));
+            let file = if file.is_empty() { path.clone() } else { path.parent().unwrap().join(file) };
+            let heading = |line: &str| {
+                let title = line.trim_start_matches('#').trim().to_lowercase();
+                line.starts_with('#') && title.replace(' ', "-") == section
+            };
+            let leads =
+                fs::read_to_string(&file).is_ok_and(|text| section.is_empty() || text.lines().any(heading));
+            if !leads {
+                wrong.push(format!("{}: {target}", path.display()));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "links that lead nowhere:\n{}", wrong.join("\n"));
+}
+
+/// Each file and module that the map names is there.
+#[test]
+fn what_the_map_names_is_there() {
+    let map = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
+    let quoted = map.split('`').skip(1).step_by(2);
+    let named: Vec<_> = quoted.filter(|text| text.contains('/') && !text.contains(' ')).collect();
+    assert!(named.len() > 20, "only {} places were found", named.len());
+    let is_there = |place: &&&str| root().join(place).exists() || root().join("src").join(place).exists();
+    let missing: Vec<_> = named.iter().filter(|place| !is_there(place)).collect();
+    assert!(missing.is_empty(), "the map names what is not there: {missing:?}");
+}

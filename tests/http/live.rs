@@ -215,7 +215,7 @@ async fn a_live_feed_that_has_expired_is_cut_off() {
             Err(error) => break error,
         }
     };
-    assert!(cut.to_string().contains("dropped"), "{cut}");
+    assert!(cut.to_string().contains("expired"), "{cut}");
     assert!(within("the end", feed.next()).await.is_none());
     let again = Request::get(format!("/_db_updates?since={since}")).body(Body::empty()).unwrap();
     assert_eq!(node.router.clone().oneshot(again).await.unwrap().status(), StatusCode::GONE);
