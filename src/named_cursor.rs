@@ -233,8 +233,10 @@ impl OpenCursor {
         let end = async |tx: Transaction| {
             self.check(&tx).await?;
             if let Some(stored) = tx.get(&key, Isolation::Serializable).await? {
-                let row = CursorRow { token, ..CursorRow::from_bytes(&stored)? };
-                tx.set(&key, &row.to_bytes());
+                // After a row that cannot be decoded the next scan begins at the beginning, or nothing would ever mend it.
+                let row = CursorRow::from_bytes(&stored);
+                let (cursor, filter) = row.map_or((Cursor::NOTHING, 0), |row| (row.cursor, row.filter));
+                tx.set(&key, &CursorRow { token, cursor, filter }.to_bytes());
             }
             Ok(())
         };

@@ -616,3 +616,24 @@ async fn the_nodes_of_a_folder_are_gone_when_it_is_opened_again() {
     assert_eq!(again.nodes().await.unwrap().len(), 1, "the second one of a process removes nobody");
     node.shutdown().await.unwrap();
 }
+
+/// A claim that was committed although it had timed out was taken for that of another process: for a whole expiry the node had a row
+/// and took nothing.
+#[tokio::test(start_paused = true)]
+async fn a_node_knows_its_own_claim_again() {
+    let store = Database::memory();
+    let faults = Faults::new(&store);
+    let bus = wide_bus(&faults.database()).await;
+    let notifier = bus.notifier(unpolled()).await.unwrap();
+    let fails = |attempt: &Attempt| {
+        writes(attempt, NODES).then_some(CommitFault::Before(StoreError::TRANSACTION_TIMED_OUT))
+    };
+    faults.plan_commits(fails);
+    tokio::time::sleep(EXPIRY + INTERVAL * 2).await;
+    assert_eq!(shares(&[&notifier]), [0]);
+    let mut once = Some(CommitFault::After(StoreError::TRANSACTION_TIMED_OUT));
+    faults.plan_commits(move |attempt| writes(attempt, NODES).then(|| once.take()).flatten());
+    tokio::time::sleep(INTERVAL * 2).await;
+    assert_eq!(shares(&[&notifier]), [64]);
+    notifier.shutdown().await.unwrap();
+}

@@ -1,6 +1,7 @@
 //! [`Autosave`]: has the cursor of a durable subscriber saved on a timer.
 
 use std::{
+    future::ready,
     task::{Context, Poll},
     time::Duration,
 };
@@ -13,6 +14,9 @@ use crate::{
     error::{Error, Result},
     named_cursor::OpenCursor,
 };
+
+/// How often the cursor of a durable subscription is saved, if nothing else is asked for.
+pub(super) const SAVE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The cursor of a durable subscriber, and when it is saved.
 pub(super) struct Autosave {
@@ -27,35 +31,50 @@ pub(super) struct Autosave {
     /// Completes when it is time.
     timer: Option<BoxFuture<'static, ()>>,
     /// A save that is under way.
-    saving: Option<BoxFuture<'static, (OpenCursor, Result<()>)>>,
+    saving: Option<Saving>,
+    /// Whether the subscriber stands before what is saved, by a filter that was replaced.
+    is_ahead: bool,
+}
+
+/// A save that is under way.
+struct Saving {
+    /// Completes with the cursor, once it is saved.
+    save: BoxFuture<'static, (OpenCursor, Result<()>)>,
+    /// Whether the subscriber stands before what is being saved by now.
+    is_outdated: bool,
 }
 
 impl Autosave {
     /// Saves `cursor` every `interval`, for a subscriber whose filter has the hash `filter`.
     pub fn new(cursor: OpenCursor, filter: u64, interval: Duration, env: &Env) -> Self {
-        Self { cursor, filter, interval, env: env.clone(), timer: None, saving: None }
+        Self { cursor, filter, interval, env: env.clone(), timer: None, saving: None, is_ahead: false }
     }
 
     /// Saves `position` if it is time, and wakes the task of `context` when it will be. Fails with [`Error::CursorLost`] if
     /// another has opened the cursor; other failures are logged, and the next save makes them good.
     pub fn poll(&mut self, context: &mut Context<'_>, position: impl FnOnce() -> Cursor) -> Result<()> {
-        if self.saving.is_none() && self.interval != Duration::MAX {
+        if self.saving.is_none() && (self.is_ahead || self.interval != Duration::MAX) {
             let timer = self.timer.get_or_insert_with(|| self.env.sleep(self.interval));
             if timer.as_mut().poll(context).is_pending() {
                 return Ok(());
             }
             let (mut cursor, filter, position) = (self.cursor.clone(), self.filter, position());
             self.timer = None;
-            self.saving = Some(Box::pin(async move {
+            let save = Box::pin(async move {
                 let saved = save(&mut cursor, position, filter).await;
                 (cursor, saved)
-            }));
+            });
+            self.saving = Some(Saving { save, is_outdated: false });
         }
         let Some(saving) = &mut self.saving else { return Ok(()) };
-        let Poll::Ready((cursor, saved)) = saving.as_mut().poll(context) else { return Ok(()) };
+        let Poll::Ready((cursor, saved)) = saving.save.as_mut().poll(context) else { return Ok(()) };
+        if saved.is_ok() && !saving.is_outdated {
+            self.is_ahead = false;
+        }
         (self.saving, self.cursor) = (None, cursor);
         // Another poll would set it, but may not come before something else happens.
-        let timer = self.timer.insert(self.env.sleep(self.interval));
+        let pause = if self.is_ahead { self.interval.min(SAVE_INTERVAL) } else { self.interval };
+        let timer = self.timer.insert(self.env.sleep(pause));
         if timer.as_mut().poll(context).is_ready() {
             context.waker().wake_by_ref();
         }
@@ -69,19 +88,35 @@ impl Autosave {
         }
     }
 
-    /// The subscriber wants something else from now on: what a filter with the hash `filter` does.
-    pub fn replace(&mut self, filter: u64) {
+    /// The subscriber wants something else from now on: what a filter with the hash `filter` does. If that has set it back, this
+    /// is saved at once.
+    pub fn replace(&mut self, filter: u64, is_set_back: bool) {
         self.filter = filter;
+        if is_set_back {
+            self.is_ahead = true;
+            self.timer = Some(Box::pin(ready(())));
+            if let Some(saving) = &mut self.saving {
+                saving.is_outdated = true;
+            }
+        }
+    }
+
+    /// Whether the subscriber was set back, and that is not saved. What it was delivered now, and what it was told of its end, would
+    /// not come again if it was made again from what is saved.
+    pub fn is_ahead(&self) -> bool {
+        self.is_ahead
     }
 
     /// Saves `position` now.
     pub async fn save(&mut self, position: Cursor) -> Result<()> {
         if let Some(saving) = &mut self.saving {
             // Two at once would conflict, and the earlier position might win.
-            (self.cursor, _) = saving.as_mut().await;
+            (self.cursor, _) = saving.save.as_mut().await;
             self.saving = None;
         }
-        save(&mut self.cursor, position, self.filter).await
+        save(&mut self.cursor, position, self.filter).await?;
+        self.is_ahead = false;
+        Ok(())
     }
 
     /// The cursor in the store, which is saved here no more.

@@ -234,8 +234,8 @@ impl Reader {
         self.cursor
     }
 
-    /// Wants something else from now on, and stands at `cursor`, which is its own.
-    pub fn replace(&mut self, filter: Filter, cursor: Cursor) {
+    /// Wants something else from now on, and stands at `cursor`, which is its own; true if it was set back for that.
+    pub fn replace(&mut self, filter: Filter, cursor: Cursor) -> bool {
         let pattern = self.shared.join(&filter);
         self.leave();
         self.pattern = pattern;
@@ -243,7 +243,8 @@ impl Reader {
         self.wish.ddocs |= self.wish.filter.ddocs.is_some();
         // What was passed over in the present reading may be wanted now.
         self.cursor = cursor.rewound();
-        if self.cursor != cursor {
+        let is_set_back = self.cursor != cursor;
+        if is_set_back {
             self.before.push((before, cursor.position()));
         }
         (self.load, self.look_up, self.choice, self.in_hand) = (None, None, None, None);
@@ -252,6 +253,7 @@ impl Reader {
             pace.end();
         }
         self.take_place(false);
+        is_set_back
     }
 
     /// Finds its place in the ring, if it is one to follow the ring from where it stands.
@@ -294,6 +296,12 @@ impl Reader {
             context.waker().wake_by_ref();
         }
         polled
+    }
+
+    /// Completes when it has ended, without receiving anything; its task is woken by whatever comes.
+    pub fn poll_rest(&self, context: &Context<'_>) -> Poll<()> {
+        self.state.register(context.waker());
+        if self.state.is_closed() { Poll::Ready(()) } else { Poll::Pending }
     }
 
     /// [`Reader::poll_next`] for one whose waker is registered, and whose end is looked for elsewhere.

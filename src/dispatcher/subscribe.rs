@@ -3,7 +3,9 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use super::{
-    BatchSubscription, CallbackHandle, Delivery, DeliveryBatch, Interruption, Shared, Subscription, callback,
+    BatchSubscription, CallbackHandle, Delivery, DeliveryBatch, Interruption, Shared, Subscription,
+    autosave::SAVE_INTERVAL,
+    callback,
     filter::Filter,
     listener::{Listen, Listener},
     pace::Pace,
@@ -16,9 +18,6 @@ use crate::{
     error::{Error, Result},
     named_cursor::{NamedCursor, OpenCursor},
 };
-
-/// How often the cursor of a durable subscription is saved, if nothing else is asked for.
-const SAVE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A subscription in the making.
 #[must_use = "choose a stream, a callback or a listener to subscribe"]

@@ -88,10 +88,11 @@ impl BatchSubscription {
 
     /// [`BatchSubscription::replace`], standing at `cursor`.
     fn replace_at(&mut self, filter: Filter, cursor: Cursor) {
+        let hash = filter.hash();
+        let is_set_back = self.reader.replace(filter, cursor);
         if let Some(autosave) = &mut self.autosave {
-            autosave.replace(filter.hash());
+            autosave.replace(hash, is_set_back);
         }
-        self.reader.replace(filter, cursor);
     }
 
     /// [`BatchSubscription::checkpoint`] at `cursor`.
@@ -115,6 +116,9 @@ impl BatchSubscription {
         }
         if let Some(lost) = self.poll_save(context, None) {
             return Poll::Ready(Some(Err(lost)));
+        }
+        if self.autosave.as_ref().is_some_and(|autosave| autosave.is_ahead()) {
+            return self.reader.poll_rest(context).map(|()| None);
         }
         self.reader.poll_next(context)
     }

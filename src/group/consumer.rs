@@ -172,7 +172,10 @@ where
         .boxed()
     }
 
-    fn acquired(&self, _: &Transaction, _: u64, _: u64) {}
+    fn acquired(&self, tx: &Transaction, _: u64, _: u64) {
+        // The group is at work. The janitor has this in its conflict set when it deletes one that is idle.
+        tx.clear(&self.group.context.keys.group_idle(&self.group.id));
+    }
 
     fn run(self: Arc<Self>, lease: Held, stop: Stop) -> BoxFuture<'static, Result<()>> {
         let present = Present::enter(&self.shards, ShardId(lease.resource));

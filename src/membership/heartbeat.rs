@@ -93,6 +93,8 @@ pub(super) struct Heartbeat {
     row: NodeRow,
     /// The roles that it has last written; `None` if that is in doubt.
     published: Option<Roles>,
+    /// Under which token it is about to take part, until that is certain.
+    claiming: Option<[u8; 16]>,
     /// When it began to write that.
     beaten: Duration,
     /// The row of another process under its id, if it has seen one.
@@ -121,6 +123,7 @@ impl Heartbeat {
             standing,
             row,
             published: None,
+            claiming: None,
             beaten: db.env().now(),
             strangers: LastSeen::default(),
         }
@@ -271,7 +274,9 @@ impl Heartbeat {
     /// Writes the row under a new token, and the roles, unless another process may live under the id.
     pub async fn claim(&mut self) -> Result<Claim> {
         let env = self.db.env().clone();
-        let (known, token, began) = (self.row.token, draw(&env), env.now());
+        let (known, began) = (self.row.token, env.now());
+        // The same one until it is known that it has succeeded: what was committed without an answer is its own.
+        let token = *self.claiming.get_or_insert_with(|| draw(&env));
         let roles = lock(&self.roles).clone();
         let row = NodeRow { beat: 1, token, started_ms: env.wall_ms(), expiry_ms: self.options.expiry_ms() };
         let (strangers, policy) = (&self.strangers, self.policy());
@@ -295,7 +300,7 @@ impl Heartbeat {
             self.strangers.adopt([((), stranger)], env.now());
             return Ok(Claim::Taken { changed });
         }
-        (self.row, self.published) = (row, Some(roles));
+        (self.row, self.published, self.claiming) = (row, Some(roles), None);
         self.beaten = began;
         self.standing.send_replace(Some(token));
         self.stats.health.stands(self.id.0, Some(token));

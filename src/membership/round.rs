@@ -56,6 +56,8 @@ pub(super) struct Outcome {
     pub more: bool,
     /// When members, and the pool, had last changed, before the round.
     pub versions: (Version, Version),
+    /// Which time it took for the present.
+    pub at: Duration,
 }
 
 impl Known<'_> {
@@ -96,7 +98,7 @@ impl Known<'_> {
         plan.acquire.truncate(ACQUISITIONS_MAX);
         plan.renew.truncate(ACQUISITIONS_MAX - plan.acquire.len());
         let acquired = self.write(tx, &view, &plan);
-        Ok(Some(Outcome { plan, acquired, more, versions: (membership, of_pool) }))
+        Ok(Some(Outcome { plan, acquired, more, versions: (membership, of_pool), at: self.now }))
     }
 
     /// Writes what `plan` says; returns what is acquired by it.

@@ -305,7 +305,7 @@ impl Keeper {
 
     /// Starts and ends jobs as a round has decided, and says when the next one is due.
     fn adopt(&mut self, outcome: Outcome) {
-        let Outcome { plan, acquired, versions, .. } = outcome;
+        let Outcome { plan, acquired, versions, at, .. } = outcome;
         let now = self.env().now();
         for resource in plan.lost.iter().chain(&plan.gone) {
             if let Some(job) = self.held.remove(resource) {
@@ -330,7 +330,8 @@ impl Keeper {
             self.ids.insert(abort.id(), lease.resource);
             self.held.insert(lease.resource, Job { lease, began: now, stop, abort });
         }
-        self.failures.retain(|resource, failures| failures.until > now || self.held.contains_key(resource));
+        // By the time of the round: what has come due since then, it has not taken.
+        self.failures.retain(|resource, failures| failures.until > at || self.held.contains_key(resource));
         let before = std::mem::take(&mut self.awaited);
         let since = |resource, epoch| match before.get(&resource) {
             Some(known) if known.0 == epoch => *known,
@@ -344,7 +345,7 @@ impl Keeper {
         self.settled = Some(versions);
         self.due = now.saturating_add(REST);
         let first = self.awaited.values().map(|(_, since)| since.saturating_add(self.options.handover)).min();
-        let next = self.failures.values().map(|failures| failures.until).filter(|until| *until > now).min();
+        let next = self.failures.values().map(|failures| failures.until).filter(|until| *until > at).min();
         for due in first.into_iter().chain(next) {
             self.due = self.due.min(due);
         }

@@ -114,7 +114,8 @@ impl OpenCursor {
         let park = async |tx: Transaction| {
             self.check(&tx).await?;
             let stored = tx.get(&key, Isolation::Serializable).await?;
-            let stored = stored.map(|bytes| ParkedRow::from_bytes(&bytes)).transpose()?;
+            // What cannot be decoded is replaced, or it would never be tried again.
+            let stored = stored.and_then(|bytes| ParkedRow::from_bytes(&bytes).ok());
             let is_fresh = row.is_fresh || stored.is_some_and(|stored| stored.is_fresh);
             tx.set(&key, &ParkedRow { is_fresh, ..row.clone() }.to_bytes());
             if row.is_gone {
@@ -130,7 +131,10 @@ impl OpenCursor {
         let NamedCursor { context, id } = &self.cursor;
         let unpark = async |tx: Transaction| {
             self.check(&tx).await?;
-            tx.clear(&context.keys.parked(id, db));
+            let key = context.keys.parked(id, db);
+            // One that is committed late takes nothing with it that was noted since.
+            tx.add_read_conflict(&KeyRange::key(&key));
+            tx.clear(&key);
             Ok(())
         };
         context.db.run(unpark).await

@@ -169,10 +169,11 @@ impl Task {
         }
     }
 
-    /// Whether a fold that has failed with `error` can be tried again as a smaller one, as it was too large.
+    /// Whether a fold that has failed with `error` can be tried again as a smaller one, as it was too large or took too long.
     fn shrink(&mut self, error: &Error) -> bool {
-        let is_too_large = error.code() == Some(StoreError::TRANSACTION_TOO_LARGE.code());
-        if !is_too_large || self.size_max == SIZE_MIN || is_on(Bug::FoldNotMeasured) {
+        let codes = [StoreError::TRANSACTION_TOO_LARGE.code(), StoreError::TRANSACTION_TOO_OLD.code()];
+        let is_too_much = error.code().is_some_and(|code| codes.contains(&code));
+        if !is_too_much || self.size_max == SIZE_MIN || is_on(Bug::FoldNotMeasured) {
             return false;
         }
         self.size_max = (self.size_max / 2).max(SIZE_MIN);

@@ -424,3 +424,31 @@ async fn who_rests_long_and_is_overrun_then_has_not_expired() {
         assert_eq!(item.map(|delivery| delivery.sequence()).ok(), Some(wanted), "{filter:?}");
     }
 }
+
+/// Once, a durable subscriber whose filter was replaced within a reading, so that it was set back: it was told that it had expired,
+/// and forgot everything; started again it stood at what had been saved before, and was never delivered what it had forgotten.
+#[tokio::test(start_paused = true)]
+async fn who_was_set_back_and_has_expired_is_told_so_again() {
+    let options =
+        DispatcherOptions { catch_up_rows_max: 1, ring_rows_max: 1, ..DispatcherOptions::default() };
+    let world = World::with(options).await;
+    let known = world.event(&db("x", 1), EventKind::Created).await;
+    let cursor = world.bus.cursor("c").unwrap();
+    let durable = async || {
+        let subscribe = world.dispatcher.subscribe(Filter::all()).since(known);
+        subscribe.save_every(Duration::MAX).unwrap().durable(&cursor).await.unwrap().stream()
+    };
+    world.events(&["a", "b"], EventKind::Created).await;
+    world.events(&["b"], EventKind::Deleted).await;
+    world.events(&["c"], EventKind::Created).await;
+    let mut stream = durable().await;
+    assert_eq!([name(&next(&mut stream).await), name(&next(&mut stream).await)], ["a", "b"]);
+    stream.checkpoint().await.unwrap();
+    forget(&world.bus).await;
+    stream.replace(Filter::all());
+    let item = within("the end", stream.next()).await.unwrap();
+    assert!(matches!(item, Err(Interruption::Expired { .. })), "{item:?}");
+    drop(stream);
+    let item = within("the end again", durable().await.next()).await.unwrap();
+    assert!(matches!(item, Err(Interruption::Expired { .. })), "{item:?}");
+}

@@ -10,7 +10,12 @@ use std::{
 };
 
 use notibus::{
-    Db, EventKind, IndexBuild, ParkedDb, TaskResult, Trigger, TriggerJob, TriggerOptions, index_trigger,
+    Bus, BusOptions, Db, DispatcherOptions, EventKind, IndexBuild, ParkedDb, StoreError, TaskResult, Trigger,
+    TriggerJob, TriggerOptions, index_trigger,
+    store::{
+        Database, Isolation, KeyRange, RangeRead,
+        testing::{CommitFault, Faults, Operation},
+    },
 };
 
 use crate::{
@@ -241,5 +246,92 @@ async fn a_clean_up_that_fails_is_made_good_later() {
     world.bus.trigger("views").unwrap().retry(None).await.unwrap();
     until("the clean-up", async || fussy.gone.lock().unwrap().contains(&gone)).await;
     until("nothing is left", async || parked(&world).await.is_empty()).await;
+    trigger.shutdown().await.unwrap();
+}
+
+/// A database that changed all the time was never tried again once it was parked: something always waited for it.
+#[tokio::test(start_paused = true)]
+async fn what_is_parked_is_tried_again_although_it_goes_on_changing() {
+    let world = World::new().await;
+    let fussy = Fussy::default();
+    let hour = Duration::from_hours(1);
+    let trigger = start(&world, TriggerOptions { debounce: hour, ..quick() }, &fussy).await;
+    let bad = db("bad", 1);
+    world.event(&bad, EventKind::Created).await;
+    tokio::time::sleep(hour).await;
+    until("the failures", async || trigger.status().parked == 1).await;
+    fussy.is_mended.store(true, Ordering::SeqCst);
+    // It waits for an hour.
+    world.event(&bad, EventKind::Updated).await;
+    world.bus.trigger("views").unwrap().retry(None).await.unwrap();
+    tokio::time::sleep(hour / 2).await;
+    assert!(fussy.has_built(&bad), "six rounds have come, and somebody has asked");
+    trigger.shutdown().await.unwrap();
+}
+
+/// A mark that could not be decoded kept its database from being parked, and the cursor from moving on.
+#[tokio::test(start_paused = true)]
+async fn a_mark_that_cannot_be_decoded_is_begun_again() {
+    let world = World::new().await;
+    let fussy = Fussy::default();
+    let trigger = start(&world, quick(), &fussy).await;
+    let broken = db("broken", 1);
+    world.event(&broken, EventKind::Created).await;
+    until("the build", async || fussy.has_built(&broken)).await;
+    at_rest(&world, &trigger).await;
+    let read = RangeRead::new(KeyRange::prefix("notibus")).limit(100_000);
+    let all = world.store.begin().get_range(&read, Isolation::Snapshot).await.unwrap().rows;
+    let has = |key: &[u8], part: &[u8]| key.windows(part.len()).any(|some| some == part);
+    let marks: Vec<_> = all.iter().filter(|(key, _)| has(key, b"views") && has(key, b"broken")).collect();
+    assert_eq!(marks.len(), 1);
+    let key = &marks[0].0;
+    world
+        .store
+        .run(async |tx| {
+            tx.set(key, b"junk");
+            Ok(())
+        })
+        .await
+        .unwrap();
+    fussy.built.lock().unwrap().clear();
+    world.event(&broken, EventKind::Updated).await;
+    tokio::time::sleep(Duration::from_mins(15)).await;
+    assert!(fussy.has_built(&broken), "it was parked, and begun again");
+    at_rest(&world, &trigger).await;
+    trigger.shutdown().await.unwrap();
+}
+
+/// The end of a retry that was committed late removed what had come for the database since.
+#[tokio::test(start_paused = true)]
+async fn an_end_of_a_retry_that_comes_late_forgets_nothing() {
+    let store = Database::memory();
+    let faults = Faults::new(&store);
+    let bus = Bus::open(&faults.database(), BusOptions::default()).await.unwrap();
+    let notifier = bus.notifier(crate::common::eager()).await.unwrap();
+    let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
+    let world = World { store, bus, _notifier: notifier, dispatcher };
+    let (told, mut ear) = job::<IndexBuild>();
+    let options = TriggerOptions { attempts_max: 1, debounce: Duration::ZERO, ..quick() };
+    let trigger = index_trigger(&world.dispatcher, options, told).await.unwrap();
+    let bad = db("bad", 1);
+    world.event(&bad, EventKind::Created).await;
+    ear.hear().await.1.send(Err("no disk".into())).unwrap();
+    until("it is parked", async || trigger.status().parked == 1).await;
+    // In the next round.
+    let (_, decide) = ear.works.recv().await.unwrap();
+    let has = |key: &[u8], part: &[u8]| key.windows(part.len()).any(|some| some == part);
+    let mut late = Some(CommitFault::Late(StoreError::TRANSACTION_TIMED_OUT));
+    faults.plan_commits(move |attempt| {
+        let all: Vec<_> = attempt.mutations().collect();
+        let is_end = matches!(&all[..], [Operation::Clear { key }] if has(key, b"views") && has(key, b"bad"));
+        is_end.then(|| late.take()).flatten()
+    });
+    decide.send(Ok(())).unwrap();
+    until("the end", async || trigger.status().running == 0).await;
+    world.event(&bad, EventKind::Updated).await;
+    at_rest(&world, &trigger).await;
+    faults.commit_late().await;
+    let again = tokio::time::timeout(Duration::from_mins(30), ear.works.recv()).await;
+    again.expect("the update is worked on").unwrap().1.send(Ok(())).unwrap();
     trigger.shutdown().await.unwrap();
 }

@@ -316,17 +316,25 @@ impl<W: Work> Plan<W> {
         Some((number, task, entry.attempts + 1))
     }
 
-    /// Starts `task` of a parked database: its number; `None` if there is no room, or something waits or runs for the name.
+    /// Starts `task` of a parked database: its number; `None` if there is no room, or something runs for the name, or waits for
+    /// another instance of it. What waits for the same one is done afterwards: one that changes all the time would never be tried.
     pub fn start_retry(&mut self, task: &Task<W>) -> Option<u64> {
         let name = &task.db().name;
-        if !self.has_room() || self.entries.contains_key(name) {
+        let is_free = self.entries.get(name).is_none_or(|entry| {
+            let is_same = entry.work.as_ref().is_none_or(|(db, _)| db == task.db());
+            entry.running.is_none() && entry.gone.is_empty() && (is_same || matches!(task, Task::Gone(_)))
+        });
+        if !self.has_room() || !is_free {
             return None;
         }
         self.next += 1;
         (self.running, self.retrying) = (self.running + 1, self.retrying + 1);
         let (number, is_cancelled, is_retry) = (self.next, false, true);
-        let running = Running { number, task: task.clone(), since: None, is_cancelled, is_retry };
-        self.entries.insert(name.clone(), Entry { running: Some(running), ..Entry::new() });
+        let entry = self.entries.entry(name.clone()).or_insert_with(Entry::new);
+        if let Some(due) = entry.due.take() {
+            self.due.remove(&(due, name.clone()));
+        }
+        entry.running = Some(Running { number, task: task.clone(), since: None, is_cancelled, is_retry });
         Some(number)
     }
 

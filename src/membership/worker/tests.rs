@@ -39,6 +39,8 @@ struct Probe {
     count: u64,
     /// How it behaves.
     manner: Mutex<Manner>,
+    /// How long it takes to read the resources.
+    delay: Mutex<Duration>,
     /// Whether the resources cannot be read.
     is_blind: AtomicBool,
     /// Whether reading them panics.
@@ -55,6 +57,7 @@ impl Probe {
         Arc::new(Self {
             count,
             manner: Mutex::new(manner),
+            delay: Mutex::default(),
             is_blind: AtomicBool::new(false),
             is_mad: AtomicBool::new(false),
             told: Mutex::default(),
@@ -92,7 +95,14 @@ impl Work for Probe {
         } else {
             Ok((0..self.count).collect())
         };
-        std::future::ready(resources).boxed()
+        let delay = *self.delay.lock().unwrap();
+        async move {
+            if !delay.is_zero() {
+                tokio::time::sleep(delay).await;
+            }
+            resources
+        }
+        .boxed()
     }
 
     fn acquired(&self, _: &Transaction, resource: u64, epoch: u64) {
@@ -115,7 +125,7 @@ impl Work for Probe {
                     return Ok(());
                 }
                 Manner::FailsAfter(pause) => {
-                    tokio::time::sleep(pause).await;
+                    tokio::time::sleep(pause + Duration::from_millis(200 * lease.resource)).await;
                     aborted.0 = None;
                     return Err(StoreError::IO_ERROR.into());
                 }
@@ -375,4 +385,21 @@ async fn a_worker_that_is_dropped_ends_its_work_and_its_node_lets_others_have_it
     // The node lives and does not list the role any more.
     seconds(6).await;
     assert_eq!(new.take(), [("started", 2)]);
+}
+
+/// A pause that ended while a round was under way was over for nobody: the lease had an owner and no work for an hour.
+#[tokio::test(start_paused = true)]
+async fn work_whose_pause_ends_during_a_round_is_taken_again() {
+    let db = Database::memory();
+    let member = join(&db).await;
+    let probe = Probe::new(2, Manner::FailsAfter(Duration::from_secs(10)));
+    let worker = start(&member, &probe).await;
+    seconds(5).await;
+    assert_eq!(probe.take(), [("started", 1), ("started", 1)]);
+    *probe.delay.lock().unwrap() = Duration::from_millis(500);
+    // Those that run fail all the same, one a little later than the other.
+    *probe.manner.lock().unwrap() = Manner::Good;
+    seconds(30).await;
+    assert_eq!(probe.take(), [("started", 2), ("started", 2)], "both are taken again");
+    worker.shutdown().await.unwrap();
 }
