@@ -374,3 +374,18 @@ fn a_half_made_folder_is_finished() {
         assert_eq!(rows(&Database::open_dir(folder.path()).expect("it is a store")).len(), 1);
     }
 }
+
+/// Once, a store could not be opened at the moment at which somebody asked whether it was open.
+#[test]
+fn who_asks_whether_it_is_open_keeps_nobody_out() {
+    let folder = folder();
+    drop(Database::open_dir(folder.path()).expect("it can be made"));
+    let asking = fs::File::open(folder.path().join("NOTIBUS_LOCK")).expect("it is there");
+    asking.lock_shared().expect("nobody has it");
+    let asked = std::thread::spawn(move || {
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        drop(asking);
+    });
+    Database::open_dir(folder.path()).expect("it is open nowhere");
+    asked.join().expect("it does not panic");
+}

@@ -104,7 +104,10 @@ impl Engine {
 
     /// The store in the folder `path`.
     pub fn open(path: &Path, env: Env) -> Result<Embedded> {
-        Self::open_on(Arc::new(SystemFiles), path, env, FolderOptions::default())
+        // The program may go to another folder.
+        let path = std::path::absolute(path)
+            .map_err(|error| Error::Open { path: path.to_owned(), reason: error.to_string() })?;
+        Self::open_on(Arc::new(SystemFiles), &path, env, FolderOptions::default())
     }
 
     /// The store in the folder `path` of a disk.

@@ -440,6 +440,9 @@ impl TransactionBackend for EmbeddedTransaction {
                 // It was reset meanwhile: what it has read and written since is another transaction's.
                 return Ok(());
             }
+            if state.phase == Phase::Cancelled {
+                return Err(StoreError::TRANSACTION_CANCELLED.into());
+            }
             if state.is_timed_out(&self.engine) {
                 return Err(StoreError::TRANSACTION_TIMED_OUT.into());
             }

@@ -233,7 +233,7 @@ impl SimulatedDisk {
 
     /// The engine of the store on it.
     pub(crate) fn engine(&self, env: Env, options: FolderOptions) -> Result<Embedded> {
-        Engine::open_on(Arc::new(self.clone()), Path::new("simulated"), env, options)
+        Engine::open_on(Arc::new(self.clone()), Path::new(FOLDER), env, options)
     }
 
     /// Has `plan` say what becomes of each operation; `None` lets it happen.
@@ -341,6 +341,10 @@ impl fmt::Debug for SimulatedDisk {
 }
 
 /// The name of a file.
+/// The folder of a store on a simulated disk.
+const FOLDER: &str = "simulated";
+
+/// The last part of `path`.
 fn name_of(path: &Path) -> String {
     path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
 }
@@ -401,7 +405,10 @@ impl Files for SimulatedDisk {
         })
     }
 
-    fn sync_folder(&self, _folder: &Path) -> io::Result<()> {
+    fn sync_folder(&self, folder: &Path) -> io::Result<()> {
+        if name_of(folder) != FOLDER {
+            return Ok(());
+        }
         self.operate(&DiskOperation::SyncFolder, |state, _| {
             state.synced_names = state.names.clone();
             state.renames.clear();

@@ -114,12 +114,16 @@ pub(super) fn replace<T>(
     write: impl FnOnce(&mut dyn File) -> io::Result<T>,
 ) -> io::Result<(Box<dyn File>, T)> {
     let unfinished = folder.join(format!("{name}{UNFINISHED}"));
-    let mut file = files.open(&unfinished, Access::Create)?;
-    let written = write(&mut *file)?;
-    file.sync()?;
-    files.rename(&unfinished, &folder.join(name))?;
-    files.sync_folder(folder)?;
-    Ok((file, written))
+    let make = || {
+        let mut file = files.open(&unfinished, Access::Create)?;
+        let written = write(&mut *file)?;
+        file.sync()?;
+        files.rename(&unfinished, &folder.join(name))?;
+        files.sync_folder(folder)?;
+        Ok((file, written))
+    };
+    // Commits need the room that it has taken.
+    make().inspect_err(|_: &io::Error| drop(files.remove(&unfinished)))
 }
 
 /// The disk of the operating system.
@@ -147,7 +151,7 @@ impl Files for SystemFiles {
         options.read(true);
         match access {
             Access::Read => {}
-            Access::Write => _ = options.write(true),
+            Access::Write => _ = options.read(true).write(true),
             Access::Create => _ = owned(&mut options).truncate(true),
         }
         Ok(Box::new(options.open(path)?))

@@ -11,7 +11,7 @@
 use std::{io, path::Path};
 
 use super::{
-    files::{File, Files, replace, write_all},
+    files::{File, Files, read_all, replace, write_all},
     record::{self, Kind},
 };
 
@@ -56,11 +56,17 @@ impl Journal {
         Ok(Self { file, number, end: buffer.len() as u64, buffer, is_sealed: false })
     }
 
-    /// The one in `file`, which is whole up to `end`. What is behind is cut off.
-    pub fn resume(mut file: Box<dyn File>, number: u64, end: u64) -> io::Result<Self> {
-        if file.len()? > end {
-            file.cut(end)?;
+    /// The one in `file`, whose last whole record stands from `begin` to `end`. What is behind is cut off.
+    ///
+    /// That record may never have been synced, as its process was killed; or its sync may have failed, after which the system takes
+    /// for written what it could not write. So it is written once more, and is on disk before anything follows it.
+    pub fn resume(mut file: Box<dyn File>, number: u64, (begin, end): (u64, u64)) -> io::Result<Self> {
+        let mut last = vec![0; (end - begin) as usize];
+        if read_all(&mut *file, begin, &mut last)? < last.len() {
+            return Err(io::ErrorKind::UnexpectedEof.into());
         }
+        write_all(&mut *file, begin, &last)?;
+        file.cut(end)?;
         Ok(Self { file, number, end, buffer: Vec::new(), is_sealed: false })
     }
 

@@ -52,17 +52,24 @@ pub(in crate::store) fn look(files: &dyn Files, path: &Path) -> Result<Look> {
         return Err(fail("there is no store in it".to_owned()));
     }
     let io = |error: io::Error| fail(explain(&error));
-    let mut reads = 1;
+    let (mut reads, mut doubt) = (0, None);
     let (contents, is_open) = loop {
+        reads += 1;
         // A journal may grow, and a snapshot take the place of others, while it is read.
         let is_open = files.is_locked(&path.join(LOCK)).map_err(io)?;
-        match recover::read(files, path) {
-            Ok(contents) if contents.damages.is_empty() || !is_open || reads == READS_MAX => {
-                break (contents, is_open);
-            }
-            Err(error) if !is_open || reads == READS_MAX => return Err(io(error)),
-            _ => reads += 1,
+        let read = match recover::read(files, path) {
+            Ok(contents) if contents.damages.is_empty() => break (contents, is_open),
+            read => read,
+        };
+        // Somebody may have opened it meanwhile, and closed it again: only what is found twice is so.
+        let found = Some(match &read {
+            Ok(contents) => Ok(contents.damages.clone()),
+            Err(error) => Err(explain(error)),
+        });
+        if reads == READS_MAX || (!is_open && doubt == found) {
+            break (read.map_err(io)?, is_open);
         }
+        doubt = found;
     };
     let Contents { root, version, history, damages, last, .. } = contents;
     let torn_len = last.map_or(0, |last| last.torn_len);

@@ -28,6 +28,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
     thread,
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -53,6 +54,10 @@ const MARKER: &str = "NOTIBUS_STORE";
 
 /// The file that the process locks which has the folder open.
 const LOCK: &str = "NOTIBUS_LOCK";
+
+/// How often it is tried to lock a folder, and how long after that again.
+const LOCK_TRIES: u32 = 20;
+const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
 /// The file that notes the version of a store that was closed in order. It is gone while the store is open.
 const CLOSED: &str = "NOTIBUS_CLOSED";
@@ -140,7 +145,7 @@ impl Folder {
         let version = version.max(contents.version + 1);
         let open = || {
             let file = files.open(&path.join(journal::name(last.number)), Access::Write)?;
-            let mut journal = Journal::resume(file, last.number, last.end)?;
+            let mut journal = Journal::resume(file, last.number, (last.begin, last.end))?;
             for name in leftovers {
                 files.remove(&path.join(name))?;
             }
@@ -339,10 +344,17 @@ fn prepare(files: &dyn Files, path: &Path) -> Result<Lock, String> {
     }
     files.make_folder(path).map_err(io)?;
     check_marker(files, path)?;
-    let lock = files.lock(&path.join(LOCK)).map_err(io)?;
-    let lock = lock.ok_or("it is open in another process, or by another handle of this one")?;
+    let lock = lock(files, path)?;
     if check_marker(files, path)? == Marker::Finished {
         return Ok(lock);
+    }
+    // It is being made: after a power failure it must be found. Folders above that may not be read are not ours.
+    for parent in path.ancestors().skip(1) {
+        let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+        match files.sync_folder(parent) {
+            Err(error) if error.kind() != io::ErrorKind::PermissionDenied => return Err(io(error)),
+            _ => {}
+        }
     }
     let names = Names::of(files, path).map_err(io)?;
     if names.snapshots.is_empty() {
@@ -361,6 +373,19 @@ fn prepare(files: &dyn Files, path: &Path) -> Result<Lock, String> {
         write_text(files, path, MARKER, FORMAT).map_err(io)?;
     }
     Ok(lock)
+}
+
+/// Locks the folder `path`.
+fn lock(files: &dyn Files, path: &Path) -> Result<Lock, String> {
+    for tries in 1.. {
+        match files.lock(&path.join(LOCK)).map_err(|error| explain(&error))? {
+            Some(lock) => return Ok(lock),
+            None if tries == LOCK_TRIES => break,
+            // Whoever only asks whether it is open holds the lock for a moment.
+            None => thread::sleep(LOCK_PAUSE),
+        }
+    }
+    Err("it is open in another process, or by another handle of this one".to_owned())
 }
 
 /// What the marker of a folder says.

@@ -57,6 +57,8 @@ pub(super) struct Contents {
 pub(super) struct Last {
     /// Its number.
     pub number: u64,
+    /// Where the last of its whole records begins.
+    pub begin: u64,
     /// Where its whole records end.
     pub end: u64,
     /// How many bytes are behind that.
@@ -224,7 +226,9 @@ impl Reading<'_> {
     fn journal(&mut self, number: u64, is_last: bool) -> io::Result<()> {
         let name = journal::name(number);
         let mut records = Records::new(self.open(&name)?, journal::seed(number))?;
+        let mut begin = 0;
         let end = self.records(&name, &mut records, |reading, record, at| {
+            begin = at;
             let version = reading.contents.version;
             match record.kind {
                 Kind::Journal if at == 0 => reading.follows(number, record)?,
@@ -249,7 +253,7 @@ impl Reading<'_> {
             self.damage(name.clone(), 0, "its beginning is broken");
         }
         if is_last {
-            self.contents.last = Some(Last { number, end, torn_len: records.len() - end });
+            self.contents.last = Some(Last { number, begin, end, torn_len: records.len() - end });
         } else {
             self.contents.sealed_len += end;
         }
