@@ -1,6 +1,7 @@
 //! [`Bus`]: opens the bus in a store and starts its roles.
 
 mod node;
+#[cfg(feature = "http")]
 mod readiness;
 
 use std::{

@@ -54,8 +54,10 @@ pub(crate) struct Health {
 #[derive(Debug, Clone)]
 pub(crate) struct Trouble {
     /// What fails.
+    #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "`ready` tells it"))]
     pub what: &'static str,
     /// Since when, on the clock of the process.
+    #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "`ready` tells it"))]
     pub since: Duration,
     /// How it failed last.
     pub error: Error,
@@ -142,6 +144,7 @@ impl Health {
     }
 
     /// What fails now, the longest first.
+    #[cfg(feature = "http")]
     pub fn troubles(&self) -> Vec<Trouble> {
         let mut troubles: Vec<_> = lock(&self.troubles).values().cloned().collect();
         troubles.sort_by_key(|trouble| trouble.since);
@@ -161,6 +164,7 @@ impl Health {
     }
 
     /// Has `closing` turn true once the process cannot work any more.
+    #[cfg(feature = "http")]
     pub fn close_at_end(&self, closing: watch::Sender<bool>) {
         lock(&self.closed_at_end).push(closing);
     }
@@ -181,6 +185,7 @@ impl Health {
     }
 
     /// The nodes of this process, each with its token, unless it has fallen out.
+    #[cfg(feature = "http")]
     pub fn nodes(&self) -> Vec<([u8; 16], Option<[u8; 16]>)> {
         lock(&self.nodes).iter().map(|(&node, &token)| (node, token)).collect()
     }

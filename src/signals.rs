@@ -95,6 +95,7 @@ impl Signals {
     }
 
     /// The partitions that notifiers of this process work on, in order.
+    #[cfg(feature = "http")]
     pub fn held(&self) -> Vec<Partition> {
         let held = |(number, signal): (usize, &PartitionSignal)| {
             (signal.notifiers.load(Ordering::SeqCst) > 0).then_some(Partition(number as u32))
