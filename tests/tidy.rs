@@ -240,3 +240,19 @@ fn what_the_map_names_is_there() {
     let missing: Vec<_> = named.iter().filter(|place| !is_there(place)).collect();
     assert!(missing.is_empty(), "the map names what is not there: {missing:?}");
 }
+
+/// Tests that pages name are there.
+#[test]
+fn tests_that_pages_name_are_there() {
+    let code: String = sources().into_iter().map(|(_, text)| text).collect();
+    let mut missing = Vec::new();
+    for (path, text) in pages() {
+        for name in text.split('`').skip(1).step_by(2) {
+            let is_of_words = name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
+            if is_of_words && name.matches('_').count() >= 3 && !code.contains(name) {
+                missing.push(format!("{}: {name}", path.display()));
+            }
+        }
+    }
+    assert!(missing.is_empty(), "there are no such tests: {missing:?}");
+}
