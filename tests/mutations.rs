@@ -18,7 +18,7 @@ use notibus::{
 };
 
 /// So many worlds must be enough.
-const SEEDS_MAX: u64 = 1_000;
+const SEEDS_MAX: u64 = 4_000;
 
 /// The first seed that finds `bug`, and what it finds.
 fn hunt(bug: Bug) -> Option<(u64, String)> {
