@@ -59,6 +59,14 @@ impl Default for BusOptions {
 /// The most partitions.
 const PARTITIONS_MAX: u32 = 4_096;
 
+/// Removes the nodes of earlier processes, if `db` knows that they are dead: nobody has to wait until they expire.
+async fn forget_dead(db: &Database, prefix: &[u8], keys: &Keys) -> Result<()> {
+    if db.is_first_use(prefix) {
+        db.run(async |tx| forget_nodes(&tx, keys).await).await?;
+    }
+    Ok(())
+}
+
 /// The bus in a store, as seen by one process. Clones share it; roles are started from it.
 #[derive(Debug, Clone)]
 pub struct Bus {
@@ -81,10 +89,7 @@ impl Bus {
         let new = Config { partitions, incarnation: Incarnation(0) };
         let context = &Context::new(db.clone(), keys.clone(), new, schemes.clone());
         let config = db.run(async |tx| open_config(&tx, context, &topology).await).await?;
-        if db.is_first_use(&prefix) {
-            // Nobody has to wait until the nodes of a process expire that is known to be dead.
-            db.run(async |tx| forget_nodes(&tx, &keys).await).await?;
-        }
+        forget_dead(db, &prefix, &keys).await?;
         Ok(Self::start(db, keys, config, schemes))
     }
 
@@ -96,7 +101,9 @@ impl Bus {
         let stored = db.run(async |tx| tx.get(&keys.config(), Isolation::Serializable).await).await?;
         match stored {
             Some(stored) => {
-                Ok(Self::start(db, keys.clone(), Config::from_bytes(&stored)?, Schemes::default()))
+                let config = Config::from_bytes(&stored)?;
+                forget_dead(db, prefix, &keys).await?;
+                Ok(Self::start(db, keys, config, Schemes::default()))
             }
             None => Err(Error::invalid("prefix", "there is no bus under it")),
         }
