@@ -26,81 +26,59 @@
 //! # }
 //! ```
 //!
-//! The design, floor by floor, is in `ARCHITECTURE.md`.
+//! The design, layer by layer, is in `ARCHITECTURE.md`.
 
-mod arrivals;
-mod bugs;
+mod base;
 mod bus;
-mod changes;
-mod context;
-mod cursor;
-mod dispatcher;
-mod encoding;
-mod env;
-mod error;
-mod event;
-mod feed;
-mod group;
-mod health;
-#[cfg(feature = "http")]
-pub mod http;
-mod janitor;
-mod jobs;
-mod keys;
-mod membership;
-mod named_cursor;
-mod notification;
-mod notification_feed;
-mod notifier;
-mod producer;
-mod relocation;
-mod routing;
-mod sequence;
-mod signals;
-#[cfg(feature = "simulation")]
-pub mod simulation;
-mod skipped;
-mod stats;
+mod front;
+mod roles;
+mod state;
 pub mod store;
-mod tasks;
+
+#[cfg(feature = "http")]
+pub use front::http;
+#[cfg(feature = "simulation")]
+pub use front::simulation;
 
 #[cfg(feature = "mutations")]
-pub use bugs::Bug;
+pub use base::bugs::Bug;
+pub use base::cursor::{Cursor, Knowledge, Start};
+pub use base::encoding::{Counters, Incarnation, Sequence, Tally, Versionstamp};
+pub use base::env::{Env, Environment};
+pub use base::error::{Error, Result, StoreError};
+pub use base::event::{Db, DbInstance, DbName, DdocId, EventKind, Kinds, NAME_LEN_MAX};
+pub use base::notification::{News, Notification, Replaced};
 pub use bus::{Announced, Bus, BusOptions, Node};
-pub use changes::{
+pub use roles::changes::{
     Change, ChangeRow, Changes, ChangesOptions, ChangesPage, ChangesQuery, ChangesTail, ChangesWriter,
     DOC_ID_LEN_MAX, DocId, DocSource, DocSummary, Leaf, PendingSequence, Revision,
 };
-pub use cursor::{Cursor, Knowledge, Start};
-pub use dispatcher::{
+pub use roles::dispatcher::{
     BatchSubscription, CallbackHandle, CastError, Delivery, DeliveryBatch, DeliveryIter, DeliveryRef,
     Dispatcher, DispatcherOptions, Fanout, Filter, Interruption, Listen, Listener, ListenerHandle, Message,
     Mirror, MirrorView, Missed, Next, Parent, RestartPolicy, StopReason, Subscribe, SubscriberId,
     Subscription, Supervised, Supervision, SupervisionEvents, SuspendedDispatcher,
 };
-pub use encoding::{Counters, Incarnation, Sequence, Tally, Versionstamp};
-pub use env::{Env, Environment};
-pub use error::{Error, Result, StoreError};
-pub use event::{Db, DbInstance, DbName, DdocId, EventKind, Kinds, NAME_LEN_MAX};
-pub use feed::{Feed, FeedPage, FeedRow, Resharded, ShardEvent, ShardPage, ShardReader, TopologyEntry};
-pub use group::{
+pub use roles::group::{
     CheckpointPolicy, CheckpointState, Checkpointer, CloseReason, Consumer, ConsumerOptions, DeadLetter,
     DeadLetterInfo, FailurePolicy, Group, GroupBatch, GroupOptions, GroupStatus, GroupTrouble, LAG_ROWS_MAX,
     Observer, ObserverResult, Replayed, ShardLag, ShardStatus,
 };
-pub use janitor::{Janitor, JanitorOptions};
-pub use jobs::{
+pub use roles::janitor::{Janitor, JanitorOptions};
+pub use roles::jobs::{
     Batch, Fence, IndexBuild, IndexDdocs, ParallelJob, ParallelJobOptions, ParkedDb, Scan, ScanReporter,
     StoredTrigger, TaskResult, Trigger, TriggerJob, TriggerOptions, TriggerStatus, index_trigger,
     replication_trigger,
 };
-pub use keys::{CURSOR_NAME_LEN_MAX, GROUP_NAME_LEN_MAX, GroupName, NodeId, Role, ShardId};
-pub use membership::{BalanceOptions, NodeOptions, NodeStatus};
-pub use named_cursor::NamedCursor;
-pub use notification::{News, Notification, Replaced};
-pub use notification_feed::{ChangedDdocs, NotificationFeed, NotificationPage, NotificationTail};
-pub use notifier::{Notifier, NotifierOptions};
-pub use producer::{EventTarget, Producer, ProducerOptions, Receipt};
-pub use routing::{HashingScheme, SchemeId, Schemes};
-pub use skipped::SkippedRow;
-pub use stats::StatsSnapshot;
+pub use roles::notifier::{Notifier, NotifierOptions};
+pub use roles::producer::{EventTarget, Producer, ProducerOptions, Receipt};
+pub use state::feed::{
+    Feed, FeedPage, FeedRow, Resharded, ShardEvent, ShardPage, ShardReader, TopologyEntry,
+};
+pub use state::keys::{CURSOR_NAME_LEN_MAX, GROUP_NAME_LEN_MAX, GroupName, NodeId, Role, ShardId};
+pub use state::membership::{BalanceOptions, NodeOptions, NodeStatus};
+pub use state::named_cursor::NamedCursor;
+pub use state::notification_feed::{ChangedDdocs, NotificationFeed, NotificationPage, NotificationTail};
+pub use state::routing::{HashingScheme, SchemeId, Schemes};
+pub use state::skipped::SkippedRow;
+pub use state::stats::StatsSnapshot;

@@ -2,7 +2,7 @@
 //! dispatcher with at most three preemptions that the memory model allows is tried. No batch is lost or delivered twice, and no
 //! wake is lost: a subscriber that sleeps although something waits for it deadlocks, which the model checker reports.
 //!
-//! What is checked is `src/dispatcher/log.rs` itself, with the types of the model checker in the place of those of the standard
+//! What is checked is `src/roles/dispatcher/log.rs` itself, with the types of the model checker in the place of those of the standard
 //! library. The ring is a counter here, as everything of it that the protocol needs is where it ends.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -35,7 +35,7 @@ mod sync {
     }
 }
 
-#[path = "../src/dispatcher/log.rs"]
+#[path = "../src/roles/dispatcher/log.rs"]
 mod log;
 
 use std::{future::poll_fn, task::Poll};

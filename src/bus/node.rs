@@ -3,16 +3,20 @@
 use std::sync::Arc;
 
 use crate::{
-    context::Context,
-    dispatcher::{Dispatcher, DispatcherOptions},
-    error::Result,
-    feed::FeedRow,
-    group::{Consumer, ConsumerOptions, Group, Observer},
-    janitor::{Janitor, JanitorOptions},
-    keys::{NodeId, Role, ShardId},
-    membership::{Member, RoleGuard},
-    named_cursor::NamedCursor,
-    notifier::{Notifier, NotifierOptions},
+    base::error::Result,
+    roles::{
+        dispatcher::{Dispatcher, DispatcherOptions},
+        group::{Consumer, ConsumerOptions, Group, Observer},
+        janitor::{Janitor, JanitorOptions},
+        notifier::{Notifier, NotifierOptions},
+    },
+    state::{
+        context::Context,
+        feed::FeedRow,
+        keys::{NodeId, Role, ShardId},
+        membership::{Member, RoleGuard},
+        named_cursor::NamedCursor,
+    },
 };
 
 /// A process that takes part in the work of a bus, under one id and with one heartbeat, whatever its roles.

@@ -11,8 +11,8 @@ use std::{
 
 use super::Bus;
 use crate::{
-    error::{Error, Result, StoreError},
-    keys::{NodeId, NodeRow, Partition},
+    base::error::{Error, Result, StoreError},
+    state::keys::{NodeId, NodeRow, Partition},
     store::{Isolation, RangeRead, RetryPolicy, Transaction},
 };
 

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 
 use super::{Isolation, KeyRange, Page, RangeRead, TransactionOption, Watch, mutation::Mutation};
-use crate::{
+use crate::base::{
     encoding::Versionstamp,
     error::{Error, Result, StoreError},
 };

@@ -9,7 +9,7 @@ use super::{
     retry::Tries,
     transaction_ids::TransactionIds,
 };
-use crate::{
+use crate::base::{
     env::Env,
     error::{Error, Result, StoreError},
 };

@@ -29,7 +29,7 @@ use super::{
     retry::Tries,
     transaction_ids::{Clearing, TransactionId, mark, read_mark},
 };
-use crate::{
+use crate::base::{
     bugs::{Bug, is_on},
     error::{Error, Result, StoreError},
 };

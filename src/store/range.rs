@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use super::{Isolation, Transaction};
-use crate::error::Result;
+use crate::base::error::Result;
 
 /// A key and its value.
 pub type Row = (Bytes, Bytes);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{Database, TRANSACTION_LIFETIME, Transaction};
-use crate::{
+use crate::base::{
     env::Env,
     error::{Error, Result},
 };
@@ -133,7 +133,7 @@ mod tests {
     use futures_util::future::BoxFuture;
 
     use super::*;
-    use crate::{env::Environment, error::StoreError};
+    use crate::base::{env::Environment, error::StoreError};
 
     #[test]
     fn the_pause_doubles_up_to_its_limit() {

@@ -16,7 +16,7 @@ use super::{
     Database, Isolation, KeyRange, Priority, RangeRead, Transaction, TransactionOption,
     UNKNOWN_RESULT_AGE_MAX, transaction_ids::Process,
 };
-use crate::error::{Error, Result};
+use crate::base::error::{Error, Result};
 
 /// At how many processes one transaction looks.
 const PROCESSES_PER_TRANSACTION: usize = 100;

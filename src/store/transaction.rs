@@ -14,7 +14,7 @@ use super::{
     AtomicOp, KeyRange, Page, Pages, RangeRead, Row, TransactionOption, Watch, backend::TransactionBackend,
     mutation::Mutation,
 };
-use crate::{
+use crate::base::{
     encoding::{Tally, Versionstamp},
     error::{Error, Result, StoreError},
 };

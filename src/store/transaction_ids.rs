@@ -27,7 +27,7 @@ use std::{
 use bytes::Bytes;
 
 use super::{Committed, KeyRange, key_after};
-use crate::{
+use crate::base::{
     encoding::{Reader, STAMP_LEN, Versionstamp, versionstamped},
     env::Env,
     error::{Error, Result},

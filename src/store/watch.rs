@@ -7,7 +7,7 @@ use std::{
 
 use futures_util::future::BoxFuture;
 
-use crate::error::Result;
+use crate::base::error::Result;
 
 /// Completes when the value of a key is no longer the one that the watching transaction saw.
 ///

@@ -5,8 +5,10 @@ use std::cmp::Ordering;
 use bytes::{Bytes, BytesMut};
 
 use crate::{
-    encoding::{STAMP_LEN, Versionstamp},
-    error::StoreError,
+    base::{
+        encoding::{STAMP_LEN, Versionstamp},
+        error::StoreError,
+    },
     store::AtomicOp,
 };
 

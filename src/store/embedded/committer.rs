@@ -16,7 +16,7 @@ use super::{
     folder::Folder,
     lock,
 };
-use crate::{env::Env, error::StoreError};
+use crate::base::{env::Env, error::StoreError};
 
 /// Commits that can wait for the thread; further ones wait for a place.
 const QUEUE_LEN_MAX: usize = 4_096;

@@ -24,8 +24,10 @@ use super::{
     watches::{self, Watches},
 };
 use crate::{
-    encoding::Versionstamp,
-    error::{Result, StoreError},
+    base::{
+        encoding::Versionstamp,
+        error::{Result, StoreError},
+    },
     store::{AtomicOp, KeyRange, TRANSACTION_LIFETIME, mutation::Mutation},
 };
 

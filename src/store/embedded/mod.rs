@@ -36,7 +36,7 @@ use self::{
     transaction::EmbeddedTransaction,
 };
 use super::backend::{Backend, TransactionBackend};
-use crate::{
+use crate::base::{
     env::Env,
     error::{Error, Result, StoreError},
 };

@@ -10,8 +10,7 @@ use bytes::Bytes;
 
 use super::{atomic, conflicts::bounds};
 use crate::{
-    encoding::Versionstamp,
-    error::StoreError,
+    base::{encoding::Versionstamp, error::StoreError},
     store::{AtomicOp, KeyRange, mutation::Mutation, range::key_after},
 };
 

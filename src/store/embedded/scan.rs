@@ -10,7 +10,7 @@ use super::{
     overlay::{Overlay, Own},
 };
 use crate::{
-    error::StoreError,
+    base::error::StoreError,
     store::{KeyRange, Page, RangeRead, range::key_after},
 };
 

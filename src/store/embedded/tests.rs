@@ -10,7 +10,7 @@ use std::{
 };
 
 use crate::{
-    error::{Error, Result, StoreError},
+    base::error::{Error, Result, StoreError},
     store::{
         AtomicOp, Database, Isolation, KeyRange, RangeRead,
         testing::{DiskFault, DiskOperation, SimulatedDisk},

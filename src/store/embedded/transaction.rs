@@ -18,8 +18,10 @@ use super::{
     scan, watches,
 };
 use crate::{
-    encoding::Versionstamp,
-    error::{Error, Result, StoreError},
+    base::{
+        encoding::Versionstamp,
+        error::{Error, Result, StoreError},
+    },
     store::{
         AtomicOp, Isolation, KEY_LEN_MAX, KeyRange, Page, RangeRead, TRANSACTION_LEN_MAX, TransactionOption,
         VALUE_LEN_MAX, Watch,

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use bytes::Bytes;
 use tokio::sync::oneshot;
 
-use crate::{error::StoreError, store::WATCHES_MAX};
+use crate::{base::error::StoreError, store::WATCHES_MAX};
 
 /// A watch that its transaction has asked for and its commit will arm.
 #[derive(Debug)]

@@ -15,7 +15,7 @@ use ::foundationdb::{Database as Client, FdbError, options::TransactionOption};
 pub use self::network::stop as stop_network;
 use self::{transaction::FdbTransaction, wakeful::Wakeful};
 use super::backend::{Backend, TransactionBackend};
-use crate::error::{Error, Result, StoreError};
+use crate::base::error::{Error, Result, StoreError};
 
 /// How to reach a cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -10,7 +10,7 @@ use ::foundationdb::{
     api::{FdbApiBuilder, NetworkAutoStop, NetworkBuilder, get_max_api_version},
 };
 
-use crate::error::{Error, Result};
+use crate::base::error::{Error, Result};
 
 /// The API version that this crate is built for: the oldest that it supports, so that one build runs with every client
 /// library since 7.1.

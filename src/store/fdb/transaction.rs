@@ -15,8 +15,10 @@ use futures_util::{FutureExt, TryFutureExt, future::BoxFuture};
 
 use super::{Wakeful, store_error};
 use crate::{
-    encoding::Versionstamp,
-    error::{Error, Result, StoreError},
+    base::{
+        encoding::Versionstamp,
+        error::{Error, Result, StoreError},
+    },
     store::{
         AtomicOp, Isolation, KEY_LEN_MAX, KeyRange, Page, Priority, RangeRead, TransactionOption, Watch,
         backend::{Answer, TransactionBackend},

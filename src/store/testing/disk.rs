@@ -12,8 +12,7 @@ use std::{
 };
 
 use crate::{
-    env::Env,
-    error::Result,
+    base::{env::Env, error::Result},
     store::{
         Database,
         embedded::{Access, Embedded, Engine, File, Files, FolderOptions, Lock},

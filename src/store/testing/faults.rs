@@ -15,7 +15,7 @@ use super::{
     wrapper::{Inner, Interceptor, wrap},
 };
 use crate::{
-    error::{Result, StoreError},
+    base::error::{Result, StoreError},
     store::Database,
 };
 

@@ -13,8 +13,10 @@ use super::{
     operation::{Attempt, Operation},
 };
 use crate::{
-    encoding::Versionstamp,
-    error::{Error, Result, StoreError},
+    base::{
+        encoding::Versionstamp,
+        error::{Error, Result, StoreError},
+    },
     store::{
         Database, Isolation, KeyRange, Page, RangeRead, TransactionOption, Watch,
         backend::{Answer, Backend, TransactionBackend},

@@ -3,7 +3,7 @@
 //! Each opening begins versions at the wall clock, or behind those before it, and what it uses is an interval. A position in none
 //! of them was given out by another store: by this folder before an older copy took its place, or by a store in memory that is gone.
 
-use crate::{encoding::Reader, error::Result};
+use crate::base::{encoding::Reader, error::Result};
 
 /// How many openings are remembered. Positions of those before count as those of another store.
 const OPENINGS_MAX: usize = 4_096;

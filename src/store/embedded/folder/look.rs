@@ -9,7 +9,7 @@ use super::{
     snapshot, write_text,
 };
 use crate::{
-    error::{Error, Result},
+    base::error::{Error, Result},
     store::embedded::core::Root,
 };
 

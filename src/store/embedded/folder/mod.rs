@@ -44,7 +44,7 @@ use self::{
 };
 pub use self::{look::FolderReport, recover::Damage};
 use super::core::{Root, Staged};
-use crate::{
+use crate::base::{
     bugs::{Bug, is_on},
     error::{Error, Result},
 };

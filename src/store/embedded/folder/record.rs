@@ -20,7 +20,7 @@ use bytes::Bytes;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::files::{File, read_all};
-use crate::{encoding::Reader, error::Result};
+use crate::base::{encoding::Reader, error::Result};
 
 /// The bytes before a payload.
 pub(super) const HEADER_LEN: usize = 40;

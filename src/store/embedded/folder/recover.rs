@@ -13,7 +13,10 @@ use super::{
     record::{self, Kind, Record, Records},
     snapshot,
 };
-use crate::{encoding::Reader, error::Result, store::embedded::core::Root};
+use crate::{
+    base::{encoding::Reader, error::Result},
+    store::embedded::core::Root,
+};
 
 /// Something that was on disk once, and is not as it was.
 #[derive(Debug, Clone, PartialEq, Eq)]

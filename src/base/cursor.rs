@@ -1,0 +1,441 @@
+//! [`Cursor`]: where a reader of a feed stands, and [`Start`]: where one begins.
+//!
+//! A position alone says too little. A reader that takes several pages stands between two of them at a position before which
+//! it has not been delivered everything: a row of a later page may have superseded one before it. So a cursor says three
+//! things: what the reader knew when its reading began, what could be read then, and how far it has come.
+//!
+//! ```text
+//! sequence   1          2          3
+//!            a created  b created  a updated        a reader from nothing that stops after 2
+//!            (superseded)  row of b   row of a      still has to be delivered "a created", not just "a updated"
+//! ```
+//!
+//! # Invariants
+//!
+//! 1. What a reader knew is explicit. No sequence, the first one included, stands for "knows nothing".
+//! 2. A reader that began with nothing and has come anywhere may know each database that lived when it began, or later. So its
+//!    cursor keeps when it began, also when the reading starts over for another filter ([`Cursor::rewound`]).
+
+use std::{fmt, str::FromStr};
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::base::{
+    bugs::{Bug, is_on},
+    encoding::{Reader, Sequence},
+    error::{Error, Result},
+};
+
+/// What a reader knew when its reading began. Less knowledge sorts first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Knowledge {
+    /// No database at all.
+    Nothing,
+    /// Everything that happened up to this sequence.
+    UpTo(Sequence),
+}
+
+/// Where a reader stands: what it knew when its reading began, what could be read then, and how far it has come.
+///
+/// [`Cursor::NOTHING`] is where a reader begins that knows no database; a [`Sequence`] converts into the cursor of a reader that
+/// knows everything up to there. Cursors sort by what is still to be delivered: who has most to come sorts first.
+///
+/// As text it is `0` for nothing; 26 hexadecimal digits for everything up to a sequence; and `AFTER-BEGAN` or
+/// `AFTER-BEGAN-KNOWN`, three times such digits, in the middle of a reading that began with nothing, or with everything up to
+/// `KNOWN`. Serde uses the text.
+///
+/// ```
+/// use notibus::{Cursor, Incarnation, Knowledge, Sequence, Versionstamp};
+///
+/// let sequence = Sequence::new(Incarnation(0), Versionstamp::new(7, 0), 0);
+/// let cursor = Cursor::from(sequence);
+/// assert_eq!(cursor.knowledge(), Knowledge::UpTo(sequence));
+/// assert_eq!(cursor.to_string().parse::<Cursor>()?, cursor);
+/// assert_eq!("0".parse::<Cursor>()?, Cursor::NOTHING);
+/// # Ok::<(), notibus::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Cursor {
+    /// What was known when the reading began.
+    knowledge: Knowledge,
+    /// What could be read when it began; `None` if it is about to begin.
+    began: Option<Sequence>,
+    /// Everything up to here was read.
+    after: Sequence,
+}
+
+/// Where a reader, a subscriber or a group starts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Start {
+    /// With what comes. Events that were committed before and not yet folded may be delivered.
+    #[default]
+    Now,
+    /// Where this cursor stands: [`Cursor::NOTHING`] for every database first.
+    At(Cursor),
+}
+
+impl From<Cursor> for Start {
+    fn from(cursor: Cursor) -> Self {
+        Self::At(cursor)
+    }
+}
+
+impl From<Sequence> for Start {
+    fn from(sequence: Sequence) -> Self {
+        Self::At(sequence.into())
+    }
+}
+
+impl FromStr for Start {
+    type Err = Error;
+
+    /// `now`, or the text of a cursor.
+    fn from_str(text: &str) -> Result<Self> {
+        if text == "now" { Ok(Self::Now) } else { Ok(Self::At(text.parse()?)) }
+    }
+}
+
+impl From<Sequence> for Cursor {
+    fn from(sequence: Sequence) -> Self {
+        Self { knowledge: Knowledge::UpTo(sequence), began: None, after: sequence }
+    }
+}
+
+/// The tags of stored cursors. They are stored and never change.
+mod tag {
+    /// Nothing is known, and the reading has not begun.
+    pub const NOTHING: u8 = 0;
+    /// Everything up to a sequence is known, and the reading has not begun.
+    pub const UP_TO: u8 = 1;
+    /// A reading that began with nothing.
+    pub const FROM_NOTHING: u8 = 2;
+    /// A reading that began with everything up to a sequence.
+    pub const FROM_UP_TO: u8 = 3;
+}
+
+impl Cursor {
+    /// The cursor of a reader that knows no database yet.
+    pub const NOTHING: Self = Self { knowledge: Knowledge::Nothing, began: None, after: Sequence::MIN };
+
+    /// The cursor of a reader that knew `knowledge` when it began, when everything up to `began` could be read, and has read
+    /// up to `after`: for readers that keep their parts somewhere.
+    pub fn resumed(knowledge: Knowledge, began: Sequence, after: Sequence) -> Self {
+        match knowledge {
+            // It has come nowhere yet, which says all.
+            Knowledge::UpTo(known) if after <= known => known.into(),
+            _ => Self { knowledge, began: Some(began), after },
+        }
+    }
+
+    /// What was known when the reading began.
+    pub fn knowledge(&self) -> Knowledge {
+        self.knowledge
+    }
+
+    /// Whether nothing was known when the reading began.
+    pub fn knew_nothing(&self) -> bool {
+        self.knowledge == Knowledge::Nothing
+    }
+
+    /// What could be read when the reading began; `None` if it is about to begin.
+    pub fn began(&self) -> Option<Sequence> {
+        self.began
+    }
+
+    /// Everything up to here was read; [`Sequence::MIN`] if nothing was.
+    pub fn position(&self) -> Sequence {
+        self.after
+    }
+
+    /// The same reader where its reading started over: it is to be delivered everything since then again. One that began with
+    /// nothing keeps in mind when that was, because it may know databases by now.
+    #[must_use]
+    pub fn rewound(self) -> Self {
+        match self.knowledge {
+            Knowledge::Nothing => Self { after: Sequence::MIN, ..self },
+            Knowledge::UpTo(known) => known.into(),
+        }
+    }
+
+    /// Whether what happened to a database at `at` is news to this reader.
+    pub fn is_news(&self, at: Sequence) -> bool {
+        match self.knowledge {
+            Knowledge::Nothing => true,
+            Knowledge::UpTo(known) => at > known,
+        }
+    }
+
+    /// Whether the deletion at `at` of an instance that was replaced is news to this reader. Who began with nothing can know no
+    /// instance that was gone before.
+    pub fn is_news_of_replaced(&self, at: Sequence) -> bool {
+        match self.knowledge {
+            Knowledge::Nothing => {
+                self.began.is_some_and(|began| at > began) && !is_on(Bug::NothingForgetsDeletions)
+            }
+            Knowledge::UpTo(known) => at > known,
+        }
+    }
+
+    /// The same reader, having read up to `to`.
+    pub(crate) fn at(self, to: Sequence) -> Self {
+        match self.began {
+            Some(began) => Self::resumed(self.knowledge, began, to),
+            None => Self { after: to, ..self },
+        }
+    }
+
+    /// The same reader; if it was about to begin, it begins where everything up to `last` can be read.
+    pub(crate) fn begin(self, last: Sequence) -> Self {
+        Self { began: self.began.or(Some(last)), ..self }
+    }
+
+    /// Fails if rows may have been dropped that the reader has not seen and that tell of what it knows.
+    pub(crate) fn check(&self, horizon: Sequence) -> Result<()> {
+        let seen = match (self.knowledge, self.began) {
+            // What was deleted before the reading begins cannot be missed.
+            (Knowledge::Nothing, None) => return Ok(()),
+            (Knowledge::Nothing, Some(began)) => began.max(self.after),
+            (Knowledge::UpTo(_), _) => self.after,
+        };
+        if seen < horizon { Err(Error::Expired { horizon }) } else { Ok(()) }
+    }
+
+    /// The stored form: a tag (1 byte), then 0 to 3 sequences (13 bytes each): what was known, unless that is nothing; for a
+    /// reading that has begun what could be read then, and up to where it has read.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let tag = match (self.knowledge, self.began) {
+            (Knowledge::Nothing, None) => tag::NOTHING,
+            (Knowledge::UpTo(_), None) => tag::UP_TO,
+            (Knowledge::Nothing, Some(_)) => tag::FROM_NOTHING,
+            (Knowledge::UpTo(_), Some(_)) => tag::FROM_UP_TO,
+        };
+        let mut bytes = vec![tag];
+        if let Knowledge::UpTo(known) = self.knowledge {
+            bytes.extend_from_slice(known.as_bytes());
+        }
+        if let Some(began) = self.began {
+            bytes.extend_from_slice(began.as_bytes());
+            bytes.extend_from_slice(self.after.as_bytes());
+        }
+        bytes
+    }
+
+    /// The cursor of these bytes. Fails with [`Error::Corrupt`] if they contradict each other.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        let mut reader = Reader::new("cursor", bytes);
+        let cursor = Self::read(&mut reader)?;
+        reader.finish()?;
+        Ok(cursor)
+    }
+
+    /// The cursor that is next in `reader`.
+    pub(crate) fn read(reader: &mut Reader<'_>) -> Result<Self> {
+        let tag = reader.u8()?;
+        let knowledge = match tag {
+            tag::NOTHING | tag::FROM_NOTHING => Knowledge::Nothing,
+            tag::UP_TO | tag::FROM_UP_TO => Knowledge::UpTo(reader.sequence()?),
+            tag => return Err(reader.corrupt(format!("tag {tag} is unknown"))),
+        };
+        match (tag, knowledge) {
+            (tag::NOTHING, _) => Ok(Self::NOTHING),
+            (tag::UP_TO, Knowledge::UpTo(known)) => Ok(known.into()),
+            _ => {
+                let (began, after) = (reader.sequence()?, reader.sequence()?);
+                Self::begun(knowledge, began, after).ok_or_else(|| reader.corrupt("it went back".to_owned()))
+            }
+        }
+    }
+
+    /// [`Cursor::resumed`], unless the parts contradict each other.
+    fn begun(knowledge: Knowledge, began: Sequence, after: Sequence) -> Option<Self> {
+        let is_possible = match knowledge {
+            Knowledge::Nothing => true,
+            Knowledge::UpTo(known) => known < after && known <= began,
+        };
+        is_possible.then(|| Self::resumed(knowledge, began, after))
+    }
+}
+
+impl fmt::Display for Cursor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.knowledge, self.began) {
+            (Knowledge::Nothing, None) => f.write_str("0"),
+            (Knowledge::UpTo(known), None) => known.fmt(f),
+            (Knowledge::Nothing, Some(began)) => write!(f, "{}-{began}", self.after),
+            (Knowledge::UpTo(known), Some(began)) => write!(f, "{}-{began}-{known}", self.after),
+        }
+    }
+}
+
+impl FromStr for Cursor {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        if text == "0" {
+            return Ok(Self::NOTHING);
+        }
+        let mut parts = text.split('-').map(str::parse::<Sequence>);
+        let mut next = || parts.next().transpose();
+        let parsed = (|| Ok((next()?, next()?, next()?, next()?)))();
+        let malformed = |reason: &str| Error::invalid("cursor", format!("{text:?} {reason}"));
+        match parsed.map_err(|_: Error| malformed("is no text of a cursor"))? {
+            (Some(known), None, None, None) => Ok(known.into()),
+            (Some(after), Some(began), known, None) => {
+                let knowledge = known.map_or(Knowledge::Nothing, Knowledge::UpTo);
+                Self::begun(knowledge, began, after).ok_or_else(|| malformed("contradicts itself"))
+            }
+            _ => Err(malformed("is no text of a cursor")),
+        }
+    }
+}
+
+impl Serialize for Cursor {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Cursor {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::{option, prelude::*};
+
+    use super::*;
+    use crate::base::encoding::{Incarnation, Versionstamp};
+
+    fn at(version: u64) -> Sequence {
+        Sequence::new(Incarnation(0), Versionstamp::new(version, 0), 0)
+    }
+
+    /// Any cursor that can be.
+    fn cursors() -> impl Strategy<Value = Cursor> {
+        (option::of(any::<u32>()), option::of(any::<u32>()), 1_u32..).prop_map(|(known, began, more)| {
+            let knowledge = known.map_or(Knowledge::Nothing, |known| Knowledge::UpTo(at(known.into())));
+            let least = u64::from(known.unwrap_or(0));
+            match (began, knowledge) {
+                (Some(began), _) => {
+                    let after = at(least + u64::from(more));
+                    Cursor::resumed(knowledge, at(least + u64::from(began)), after)
+                }
+                (None, Knowledge::UpTo(known)) => known.into(),
+                (None, Knowledge::Nothing) => Cursor::NOTHING,
+            }
+        })
+    }
+
+    #[test]
+    fn golden_bytes_and_texts() {
+        let digits = |version: u64| at(version).to_string();
+        let bytes = |parts: &[u64]| parts.iter().flat_map(|part| *at(*part).as_bytes()).collect::<Vec<_>>();
+        let from = |knowledge| Cursor::resumed(knowledge, at(9), at(4));
+        for (cursor, tag, parts, text) in [
+            (Cursor::NOTHING, 0, &[][..], "0".to_owned()),
+            (at(4).into(), 1, &[4], digits(4)),
+            (from(Knowledge::Nothing), 2, &[9, 4], format!("{}-{}", digits(4), digits(9))),
+            (
+                from(Knowledge::UpTo(at(1))),
+                3,
+                &[1, 9, 4],
+                format!("{}-{}-{}", digits(4), digits(9), digits(1)),
+            ),
+        ] {
+            assert_eq!(cursor.to_bytes(), [&[tag][..], &bytes(parts)].concat());
+            assert_eq!(cursor.to_string(), text);
+        }
+    }
+
+    #[test]
+    fn contradictions_are_refused() {
+        let one = at(1);
+        for bad in [
+            String::new(),
+            "1".into(),
+            "00".into(),
+            "-".into(),
+            "0-0".into(),
+            format!("{one}-"),
+            format!("{one}-x"),
+            format!("{one}-{one}-{}", at(2)),
+            format!("{one}-{one}-{one}"),
+            format!("{one}-{one}-{one}-{one}"),
+            format!("{one} "),
+            "é".repeat(13),
+        ] {
+            assert!(matches!(bad.parse::<Cursor>(), Err(Error::Invalid { what: "cursor", .. })), "{bad}");
+        }
+        let began = Cursor::resumed(Knowledge::UpTo(one), at(9), at(4)).to_bytes();
+        for bad in [
+            &[][..],
+            &[4],
+            &[0, 0],
+            &began[1..],
+            &began[..began.len() - 1],
+            &[&began[..], &[0]].concat(),
+            &[&[3][..], at(9).as_bytes(), at(9).as_bytes(), at(9).as_bytes()].concat(),
+        ] {
+            assert!(matches!(Cursor::from_bytes(bad), Err(Error::Corrupt { .. })), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn texts_of_one_reading_sort_as_their_positions_do() {
+        let texts = [
+            Cursor::NOTHING,
+            Cursor::resumed(Knowledge::Nothing, at(9), at(2)),
+            at(3).into(),
+            Cursor::resumed(Knowledge::UpTo(at(1)), at(5), at(4)),
+            at(5).into(),
+        ]
+        .map(|cursor| cursor.to_string());
+        assert!(texts.is_sorted(), "{texts:?}");
+    }
+
+    #[test]
+    fn who_began_with_nothing_may_know_what_lived_then() {
+        let began = Cursor::NOTHING.begin(at(10)).at(at(3));
+        assert!(!Cursor::NOTHING.is_news_of_replaced(at(5)));
+        assert!(!began.is_news_of_replaced(at(10)) && began.is_news_of_replaced(at(11)));
+        assert!(began.rewound().is_news_of_replaced(at(11)), "another filter makes nobody forget");
+        let known = Cursor::from(at(5));
+        assert!(!known.is_news_of_replaced(at(5)) && known.is_news_of_replaced(at(6)));
+    }
+
+    #[test]
+    fn a_reader_expires_when_what_it_may_know_can_have_gone_unseen() {
+        let is_expired = |cursor: Cursor, horizon| cursor.check(at(horizon)).is_err();
+        assert!(!is_expired(Cursor::NOTHING, 50));
+        let began = Cursor::NOTHING.begin(at(10)).at(at(3));
+        assert!(!is_expired(began, 10) && is_expired(began, 11));
+        assert!(!is_expired(began.at(at(20)), 20) && is_expired(began.at(at(20)).rewound(), 20));
+        assert!(!is_expired(at(5).into(), 5) && is_expired(at(5).into(), 6));
+        assert!(is_expired(Sequence::MIN.into(), 1), "to know that nothing was there is to know something");
+        let further = Cursor::resumed(Knowledge::UpTo(at(1)), at(9), at(5));
+        assert!(!is_expired(further, 5) && is_expired(further, 6));
+    }
+
+    proptest! {
+        #[test]
+        fn cursors_come_back_as_they_were(cursor in cursors()) {
+            prop_assert_eq!(Cursor::from_bytes(&cursor.to_bytes()).unwrap(), cursor);
+            prop_assert_eq!(cursor.to_string().parse::<Cursor>().unwrap(), cursor);
+        }
+
+        #[test]
+        fn no_text_and_no_bytes_make_it_panic(text in "\\PC*", bytes: Vec<u8>) {
+            drop(text.parse::<Cursor>());
+            drop(Cursor::from_bytes(&bytes));
+        }
+
+        #[test]
+        fn who_has_more_to_come_sorts_first(cursor in cursors(), more in 1_u64..) {
+            prop_assert!(Cursor::NOTHING <= cursor);
+            prop_assert!(cursor.rewound() <= cursor);
+            prop_assert!(cursor.at(at(more).max(cursor.position())) >= cursor);
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! [`Counters`], and [`Tally`]: what producers bump and the notifier drains.
+//!
+//! Five lanes of 64 bits, little-endian: created, deleted, updated, `ddoc_updated`, and how many of the last came with the id of
+//! their design document. FoundationDB's `ADD` treats the 40 bytes as one number, so a lane must never carry into its neighbour: one
+//! `ADD` brings at most 2^32 − 1 of a lane, and 2^31 such before a fold reach the highest bit, which is never set.
+//! Subtracting is adding the two's complement of the whole number; as no lane is ever below what is subtracted from it, no
+//! borrow crosses a lane either.
+
+use std::ops::AddAssign;
+
+use byteorder::{ByteOrder, LittleEndian};
+
+use crate::base::error::{Error, Result};
+
+/// Bytes of the five lanes.
+pub const COUNTERS_LEN: usize = 40;
+
+/// How many events of each kind, in the order of the lanes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+pub struct Counters {
+    /// Databases created.
+    pub created: u64,
+    /// Databases deleted.
+    pub deleted: u64,
+    /// Updates of a database other than of its design documents.
+    pub updated: u64,
+    /// Updates of design documents.
+    pub ddoc_updated: u64,
+}
+
+impl Counters {
+    /// No event.
+    pub const ZERO: Self = Self { created: 0, deleted: 0, updated: 0, ddoc_updated: 0 };
+
+    /// The lanes in their order.
+    pub fn lanes(&self) -> [u64; 4] {
+        [self.created, self.deleted, self.updated, self.ddoc_updated]
+    }
+
+    /// The counters with these lanes.
+    pub fn from_lanes([created, deleted, updated, ddoc_updated]: [u64; 4]) -> Self {
+        Self { created, deleted, updated, ddoc_updated }
+    }
+
+    /// The sum of all lanes.
+    pub fn total(&self) -> u64 {
+        self.lanes().iter().sum()
+    }
+}
+
+impl AddAssign for Counters {
+    fn add_assign(&mut self, other: Self) {
+        self.created = self.created.saturating_add(other.created);
+        self.deleted = self.deleted.saturating_add(other.deleted);
+        self.updated = self.updated.saturating_add(other.updated);
+        self.ddoc_updated = self.ddoc_updated.saturating_add(other.ddoc_updated);
+    }
+}
+
+/// The most events of a kind that one `ADD` may add.
+pub const ADDED_MAX: u64 = u32::MAX as u64;
+
+/// What stands in the counters of a database: the events, and how many of those of design documents have an id.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// The events.
+    pub counters: Counters,
+    /// Those of `ddoc_updated` whose design document is named by a row of its own: never more than these.
+    pub with_id: u64,
+}
+
+impl From<Counters> for Tally {
+    fn from(counters: Counters) -> Self {
+        Self { counters, with_id: 0 }
+    }
+}
+
+impl Tally {
+    /// Whether a design document was changed that no row names.
+    pub fn has_ddocs_without_id(&self) -> bool {
+        self.counters.ddoc_updated > self.with_id
+    }
+
+    /// The operand of `ADD` that adds this; also how it is stored.
+    pub fn to_bytes(&self) -> [u8; COUNTERS_LEN] {
+        let Counters { created, deleted, updated, ddoc_updated } = self.counters;
+        let mut bytes = [0; COUNTERS_LEN];
+        LittleEndian::write_u64_into(&[created, deleted, updated, ddoc_updated, self.with_id], &mut bytes);
+        bytes
+    }
+
+    /// The operand of `ADD` that subtracts this.
+    pub fn to_negative_bytes(&self) -> [u8; COUNTERS_LEN] {
+        let mut bytes = self.to_bytes();
+        let mut carry = true;
+        for byte in &mut bytes {
+            let (negated, overflow) = (!*byte).overflowing_add(u8::from(carry));
+            *byte = negated;
+            carry = overflow;
+        }
+        bytes
+    }
+
+    /// What is stored in `bytes`. Fails on another length, on a lane whose highest bit is set, which is one below zero, and if more
+    /// events came with an id than there are: correct producers and folds leave none of these.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        if bytes.len() != COUNTERS_LEN {
+            return Err(Error::corrupt(
+                "counters",
+                format!("{} bytes instead of {COUNTERS_LEN}", bytes.len()),
+            ));
+        }
+        let mut lanes = [0; 5];
+        LittleEndian::read_u64_into(bytes, &mut lanes);
+        if let Some(lane) = lanes.iter().find(|&lane| lane >> 63 != 0) {
+            return Err(Error::corrupt("counters", format!("lane {lane:#x} is below zero")));
+        }
+        let [created, deleted, updated, ddoc_updated, with_id] = lanes;
+        if with_id > ddoc_updated {
+            let reason = format!("{with_id} of {ddoc_updated} changes of design documents have an id");
+            return Err(Error::corrupt("counters", reason));
+        }
+        Ok(Self { counters: Counters { created, deleted, updated, ddoc_updated }, with_id })
+    }
+}
+
+impl AddAssign for Tally {
+    fn add_assign(&mut self, other: Self) {
+        self.counters += other.counters;
+        self.with_id = self.with_id.saturating_add(other.with_id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn tally() -> impl Strategy<Value = Tally> {
+        (any::<[u32; 4]>(), any::<u32>()).prop_map(|(lanes, with_id)| {
+            let counters = Counters::from_lanes(lanes.map(u64::from));
+            Tally { counters, with_id: counters.ddoc_updated.min(with_id.into()) }
+        })
+    }
+
+    /// FoundationDB's `ADD` on operands of equal length, by the book.
+    fn add(a: [u8; COUNTERS_LEN], b: [u8; COUNTERS_LEN]) -> [u8; COUNTERS_LEN] {
+        let mut carry = 0;
+        std::array::from_fn(|i| {
+            let sum = u16::from(a[i]) + u16::from(b[i]) + carry;
+            carry = sum >> 8;
+            sum as u8
+        })
+    }
+
+    #[test]
+    fn golden_bytes() {
+        let counters = Counters { created: 1, deleted: 2, updated: 0x0102_0304, ddoc_updated: 255 };
+        let mut bytes = [0; COUNTERS_LEN];
+        bytes[0] = 1;
+        bytes[8] = 2;
+        bytes[16..20].copy_from_slice(&[4, 3, 2, 1]);
+        bytes[24] = 255;
+        assert_eq!(Tally::from(counters).to_bytes(), bytes);
+        bytes[32] = 3;
+        assert_eq!(Tally { counters, with_id: 3 }.to_bytes(), bytes);
+        let one = Tally::from(Counters { created: 1, ..Counters::ZERO });
+        assert_eq!(one.to_negative_bytes(), [0xff; COUNTERS_LEN]);
+    }
+
+    /// The changes with an id once had 16 bits of the last lane: the 65,536th before a fold was lost, and whoever watched one design
+    /// document was told of any.
+    #[test]
+    fn any_number_of_changes_may_have_an_id() {
+        let one = Tally { counters: Counters { ddoc_updated: 1, ..Counters::ZERO }, with_id: 1 };
+        let many = Tally { counters: Counters { ddoc_updated: 0xffff, ..Counters::ZERO }, with_id: 0xffff };
+        let stored = Tally::from_bytes(&add(many.to_bytes(), one.to_bytes())).unwrap();
+        assert_eq!((stored.counters.ddoc_updated, stored.with_id), (0x1_0000, 0x1_0000));
+        assert!(!stored.has_ddocs_without_id());
+    }
+
+    #[test]
+    fn contradictory_bytes_are_corrupt() {
+        assert!(Tally::from_bytes(&[0; COUNTERS_LEN - 1]).is_err());
+        assert!(Tally::from_bytes(&[0; COUNTERS_LEN + 1]).is_err());
+        for lane in 0..5 {
+            let mut minus_one = [0; COUNTERS_LEN];
+            minus_one[lane * 8..lane * 8 + 8].fill(0xff);
+            assert!(Tally::from_bytes(&minus_one).is_err(), "lane {lane}");
+        }
+        let counters = Counters { ddoc_updated: 1, ..Counters::ZERO };
+        assert!(Tally::from_bytes(&Tally { counters, with_id: 2 }.to_bytes()).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn round_trips(tally in tally()) {
+            prop_assert_eq!(Tally::from_bytes(&tally.to_bytes()).unwrap(), tally);
+        }
+
+        #[test]
+        fn draining_leaves_exactly_what_came_meanwhile(observed in tally(), more in tally()) {
+            let stored = add(observed.to_bytes(), more.to_bytes());
+            prop_assert_eq!(Tally::from_bytes(&add(stored, observed.to_negative_bytes())).unwrap(), more);
+        }
+    }
+}

@@ -1,0 +1,15 @@
+//! Bytes: the sequence, the counters, and the reader and writer that values are made with.
+//!
+//! Everything here is pure. Keys are big-endian, so that byte order is value order; little-endian stands only in the
+//! lanes that FoundationDB's `ADD` works on.
+
+mod counters;
+mod sequence;
+mod value;
+
+pub(crate) use counters::ADDED_MAX;
+pub use counters::{COUNTERS_LEN, Counters, Tally};
+pub(crate) use value::{Reader, versionstamped};
+
+pub(crate) use crate::base::sequence::STAMP_LEN;
+pub use crate::base::sequence::{Incarnation, Sequence, Versionstamp};

@@ -1,0 +1,407 @@
+//! The one error type of the crate.
+//!
+//! A kind says what the caller can do about it, not which line failed: mend the input, open with other options, try the
+//! transaction again, give up on the store. Sources are kept, so that a log shows the whole chain.
+//!
+//! Errors of the store carry FoundationDB's numeric codes on every backend, because layers already decide by them.
+
+use std::{any::Any, path::PathBuf, sync::Arc};
+
+use crate::base::sequence::Sequence;
+
+/// The result of everything in this crate that can fail.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What a panic says, for a log.
+pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> &str {
+    panic
+        .downcast_ref::<String>()
+        .map(String::as_str)
+        .or_else(|| panic.downcast_ref::<&str>().copied())
+        .unwrap_or("of no text")
+}
+
+/// What went wrong, by what the caller can do about it.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// An argument is outside its documented limits. Nothing was changed; mend the argument.
+    #[error("invalid {what}: {reason}")]
+    Invalid {
+        /// Which argument.
+        what: &'static str,
+        /// What is wrong with it and what would be right.
+        reason: String,
+    },
+
+    /// The store failed a transaction. [`Error::is_retryable`] says whether trying again can help.
+    #[error("store: {0}")]
+    Store(#[from] StoreError),
+
+    /// A retry limit was reached. The last failure is the source; the transaction may be tried again later.
+    #[error("gave up after {attempts} attempts: {last}")]
+    RetriesExhausted {
+        /// How many times the transaction was tried.
+        attempts: u32,
+        /// The failure of the last attempt.
+        #[source]
+        last: StoreError,
+    },
+
+    /// A store folder cannot be opened. Choose another one, or repair it as the reason says.
+    #[error("cannot open the store at {}: {reason}", path.display())]
+    Open {
+        /// The folder.
+        path: PathBuf,
+        /// Why not, and what to do.
+        reason: String,
+    },
+
+    /// The bus in the store was created with other fixed settings. Open it with the stored ones.
+    #[error("the bus was created with {what} = {stored}, but {requested} was asked for")]
+    ConfigMismatch {
+        /// The setting.
+        what: &'static str,
+        /// Its value in the store.
+        stored: u64,
+        /// The value of the caller.
+        requested: u64,
+    },
+
+    /// A key or value in the store cannot be decoded. It was written by something else, or is damaged.
+    #[error("corrupt {what}: {reason}")]
+    Corrupt {
+        /// The key family or value.
+        what: &'static str,
+        /// What does not fit.
+        reason: String,
+    },
+
+    /// The position is below the feed's horizon: rows that the reader has not seen may have been dropped for good. Or it is of another
+    /// history than the store's: an older copy has taken the place of its folder, or a store in memory began again. List all
+    /// databases again (read from [`Cursor::NOTHING`](crate::Cursor::NOTHING)), and go on from there.
+    #[error("the position is expired: rows up to {horizon} may be missed; read again from nothing")]
+    Expired {
+        /// A position from which a reader misses nothing.
+        horizon: Sequence,
+    },
+
+    /// The feed does not have this shard. Ask the feed for the shards that were live at your position.
+    #[error("the feed has no shard {shard}{}", if *.is_trimmed { " any more: it was closed, and dropped once it was empty" } else { "" })]
+    NoShard {
+        /// The id that was asked for.
+        shard: u64,
+        /// Whether there was such a shard once. Whoever had not read it to its end has missed nothing: it was empty.
+        is_trimmed: bool,
+    },
+
+    /// There is no such feed: the database has no changes feed, or was deleted. Create it, or list the databases again.
+    #[error("there is no feed of {feed}")]
+    NoFeed {
+        /// Of what.
+        feed: String,
+    },
+
+    /// There is no such group: create it first. If it was deleted, its consumers get nothing until it is created again.
+    #[error("there is no group {group}")]
+    NoGroup {
+        /// Which group, and on which feed.
+        group: String,
+    },
+
+    /// Nodes work for the group. Stop them first, or force it: then they go on as the group is afterwards. Nothing was changed.
+    #[error("{members} living nodes work for group {group}: stop them, or force it")]
+    GroupInUse {
+        /// Which group, and on which feed.
+        group: String,
+        /// How many nodes were seen alive.
+        members: usize,
+    },
+
+    /// An earlier transaction, which was thought to have failed, has put down a part of the batch. Return this error from the
+    /// observer: the rest of the rows comes again, without those. Nothing of this transaction was committed.
+    #[error(
+        "rows up to {stored} were put down by an earlier transaction: return this error, and the rest comes again"
+    )]
+    PartlyDone {
+        /// Everything up to here was worked on.
+        stored: Sequence,
+    },
+
+    /// A stored topology names a hashing scheme that this process does not know. Register it when opening the bus, or
+    /// upgrade the program.
+    #[error("hashing scheme {scheme} is unknown; register it when opening the bus, or upgrade this program")]
+    UnknownScheme {
+        /// The stored number.
+        scheme: u16,
+    },
+
+    /// A task of a job has failed as often as it may, or panicked. The job has done nothing that counts: mend the cause, and
+    /// run it again from where it started.
+    #[error("a task{} failed after {attempts} attempts: {source}", shard.map_or(String::new(), |shard| format!(" on shard {shard}")))]
+    Task {
+        /// The shard; unknown if the task panicked.
+        shard: Option<u64>,
+        /// How often it was tried.
+        attempts: u32,
+        /// Why the last attempt failed.
+        #[source]
+        source: Arc<dyn std::error::Error + Send + Sync>,
+    },
+
+    /// A file or stream could not be read or written. The store is as it was, or, of an import, is to be imported to again.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was read or written.
+        what: &'static str,
+        /// Why it failed.
+        #[source]
+        source: Arc<std::io::Error>,
+    },
+
+    /// Another subscriber has opened the cursor, or it was deleted: stop, or open it again. Nothing was written.
+    #[error("cursor {cursor} is lost: another subscriber has opened it, or it was deleted")]
+    CursorLost {
+        /// Which cursor.
+        cursor: String,
+    },
+
+    /// Nobody has subscribed under this id or name, or not any more. Nothing was changed.
+    #[error("there is no subscriber {subscriber}")]
+    NoSubscriber {
+        /// Whom was asked for.
+        subscriber: String,
+    },
+
+    /// The work was cancelled, or done again by somebody else, since it began: stop, and write nothing more. Nothing of this
+    /// transaction was committed.
+    #[error("the work on {what} was cancelled: stop, and write nothing more for it")]
+    Cancelled {
+        /// What was worked on.
+        what: String,
+    },
+
+    /// The bus that this process has opened is there no more: the store was wiped or restored, or the bus was moved. What this
+    /// process knows of it holds no more, and waiting does not help: end it, and open the bus again.
+    #[error("the bus that was opened is there no more: {reason}")]
+    BusGone {
+        /// What is there instead.
+        reason: String,
+    },
+
+    /// The store has not answered in time, and what was to be done is given up. What the process held expires by itself.
+    #[error(
+        "gave up {what} after {after:?}, because the store does not answer: what was held expires by itself"
+    )]
+    GaveUp {
+        /// What.
+        what: &'static str,
+        /// After how long.
+        after: std::time::Duration,
+    },
+
+    /// Another owner took the lease: stop working on the resource. Nothing of this transaction was committed.
+    #[error("the lease of {resource} is lost: epoch {held} was held, {found} is in the store")]
+    LeaseLost {
+        /// The leased resource.
+        resource: String,
+        /// The epoch of the caller.
+        held: u64,
+        /// The epoch in the store.
+        found: u64,
+    },
+}
+
+impl Error {
+    /// A shorthand for [`Error::Invalid`].
+    pub(crate) fn invalid(what: &'static str, reason: impl Into<String>) -> Self {
+        Self::Invalid { what, reason: reason.into() }
+    }
+
+    /// A shorthand for [`Error::Corrupt`].
+    pub(crate) fn corrupt(what: &'static str, reason: impl Into<String>) -> Self {
+        Self::Corrupt { what, reason: reason.into() }
+    }
+
+    /// Whether the same transaction, tried again from its start, can succeed.
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, Self::Store(error) if error.is_retryable())
+    }
+
+    /// Whether the transaction may have been committed although it failed. When retries are exhausted, this is said of the
+    /// last failure only.
+    pub fn is_maybe_committed(&self) -> bool {
+        match self {
+            Self::Store(error) | Self::RetriesExhausted { last: error, .. } => error.is_maybe_committed(),
+            _ => false,
+        }
+    }
+
+    /// FoundationDB's error code, if the store failed.
+    pub fn code(&self) -> Option<i32> {
+        match self {
+            Self::Store(error) | Self::RetriesExhausted { last: error, .. } => Some(error.code()),
+            _ => None,
+        }
+    }
+}
+
+/// A failure of the store, under FoundationDB's code for it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{} ({code}){}", self.name(), self.detail.as_ref().map(|d| format!(": {d}")).unwrap_or_default())]
+pub struct StoreError {
+    /// FoundationDB's error code.
+    code: i32,
+    /// What the backend adds, such as the message of the operating system.
+    detail: Option<String>,
+    /// Whether trying again cannot help, whatever the code says: the store takes no more writes.
+    is_final: bool,
+}
+
+/// Names the codes that this crate raises or decides by; the numbers are FoundationDB's.
+macro_rules! codes {
+    ($($(#[$doc:meta])* $name:ident = $code:literal, $text:literal;)*) => {
+        impl StoreError {
+            $($(#[$doc])* pub const $name: Self = Self { code: $code, detail: None, is_final: false };)*
+
+            /// FoundationDB's name of the code.
+            pub fn name(&self) -> &'static str {
+                match self.code {
+                    $($code => $text,)*
+                    _ => "unnamed_error",
+                }
+            }
+        }
+    };
+}
+
+codes! {
+    /// The transaction is older than 5 s, or was begun before the window that the store keeps.
+    TRANSACTION_TOO_OLD = 1007, "transaction_too_old";
+    /// The read version is ahead of the store.
+    FUTURE_VERSION = 1009, "future_version";
+    /// A key that the transaction read was written since.
+    NOT_COMMITTED = 1020, "not_committed";
+    /// The commit may or may not have happened, and is settled by now.
+    COMMIT_UNKNOWN_RESULT = 1021, "commit_unknown_result";
+    /// The transaction was cancelled.
+    TRANSACTION_CANCELLED = 1025, "transaction_cancelled";
+    /// The transaction ran into its time limit; its commit may still happen later.
+    TRANSACTION_TIMED_OUT = 1031, "transaction_timed_out";
+    /// The client has as many watches as it may.
+    TOO_MANY_WATCHES = 1032, "too_many_watches";
+    /// A read would see a versionstamp that is not known before the commit.
+    ACCESSED_UNREADABLE = 1036, "accessed_unreadable";
+    /// The storage process is behind.
+    PROCESS_BEHIND = 1037, "process_behind";
+    /// The database is locked.
+    DATABASE_LOCKED = 1038, "database_locked";
+    /// The cluster was upgraded; its commit may still happen.
+    CLUSTER_VERSION_CHANGED = 1039, "cluster_version_changed";
+    /// The commit proxy has no memory left for now.
+    COMMIT_PROXY_MEMORY_LIMIT_EXCEEDED = 1042, "commit_proxy_memory_limit_exceeded";
+    /// The cluster is too busy for transactions of batch priority.
+    BATCH_TRANSACTION_THROTTLED = 1051, "batch_transaction_throttled";
+    /// The proxy that hands out read versions has no memory left for now.
+    GRV_PROXY_MEMORY_LIMIT_EXCEEDED = 1078, "grv_proxy_memory_limit_exceeded";
+    /// The operation was cancelled, for example a watch whose transaction never committed.
+    OPERATION_CANCELLED = 1101, "operation_cancelled";
+    /// The cluster throttles a tag of the transaction.
+    TAG_THROTTLED = 1213, "tag_throttled";
+    /// The cluster has throttled a tag of the transaction for too long.
+    PROXY_TAG_THROTTLED = 1223, "proxy_tag_throttled";
+    /// The disk failed. The store takes no more writes until it is opened again.
+    IO_ERROR = 1510, "io_error";
+    /// An operand is malformed, such as a versionstamp offset outside its key.
+    CLIENT_INVALID_OPERATION = 2000, "client_invalid_operation";
+    /// The key lies outside the space that layers may use.
+    KEY_OUTSIDE_LEGAL_RANGE = 2004, "key_outside_legal_range";
+    /// A range begins after its end.
+    INVERTED_RANGE = 2005, "inverted_range";
+    /// An option has a value that is out of its limits.
+    INVALID_OPTION_VALUE = 2006, "invalid_option_value";
+    /// The transaction has a read version already.
+    READ_VERSION_ALREADY_SET = 2010, "read_version_already_set";
+    /// No version is this.
+    VERSION_INVALID = 2011, "version_invalid";
+    /// The transaction is used again although its commit has begun; reset it first.
+    USED_DURING_COMMIT = 2017, "used_during_commit";
+    /// A read-only transaction has no commit version and no versionstamp.
+    NO_COMMIT_VERSION = 2021, "no_commit_version";
+    /// The transaction is larger than 10 MB.
+    TRANSACTION_TOO_LARGE = 2101, "transaction_too_large";
+    /// A key is larger than 10,000 bytes.
+    KEY_TOO_LARGE = 2102, "key_too_large";
+    /// A value is larger than 100,000 bytes.
+    VALUE_TOO_LARGE = 2103, "value_too_large";
+    /// The transaction has more than 5 tags.
+    TOO_MANY_TAGS = 2109, "too_many_tags";
+    /// A tag is longer than 255 bytes.
+    TAG_TOO_LONG = 2110, "tag_too_long";
+}
+
+impl StoreError {
+    /// The error of this code.
+    #[cfg(feature = "foundationdb")]
+    pub(crate) fn from_code(code: i32) -> Self {
+        Self { code, detail: None, is_final: false }
+    }
+
+    /// FoundationDB's error code.
+    pub fn code(&self) -> i32 {
+        self.code
+    }
+
+    /// The same code with what the backend adds to it.
+    pub(crate) fn with_detail(self, detail: impl std::fmt::Display) -> Self {
+        Self { detail: Some(detail.to_string()), ..self }
+    }
+
+    /// The same failure of a store that will take no more writes, so that trying again cannot help.
+    pub(crate) fn of_failed_store(self) -> Self {
+        Self { is_final: true, ..self }
+    }
+
+    /// Whether the same transaction, tried again from its start, can succeed: FoundationDB's predicate `RETRYABLE`, unless the
+    /// store takes no more writes ([`Database::failure`](crate::store::Database::failure)).
+    pub fn is_retryable(&self) -> bool {
+        !self.is_final
+            && matches!(
+                self.code,
+                1007 | 1009 | 1020 | 1021 | 1037 | 1038 | 1039 | 1042 | 1051 | 1078 | 1213 | 1223
+            )
+    }
+
+    /// Whether the transaction may have been committed (FoundationDB's predicate `MAYBE_COMMITTED`; with 1031 the
+    /// commit may even still happen).
+    pub fn is_maybe_committed(&self) -> bool {
+        matches!(self.code, 1021 | 1031 | 1039)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_store_error_names_its_code_and_keeps_the_detail() {
+        let error = Error::from(StoreError::IO_ERROR.with_detail("disk full"));
+        assert_eq!(error.to_string(), "store: io_error (1510): disk full");
+        assert_eq!(error.code(), Some(1510));
+        assert!(!error.is_retryable());
+    }
+
+    #[test]
+    fn retryable_and_maybe_committed_follow_foundationdb() {
+        for (error, retryable, maybe) in [
+            (StoreError::NOT_COMMITTED, true, false),
+            (StoreError::COMMIT_UNKNOWN_RESULT, true, true),
+            (StoreError::TRANSACTION_TOO_OLD, true, false),
+            (StoreError::TRANSACTION_TIMED_OUT, false, true),
+            (StoreError::CLUSTER_VERSION_CHANGED, true, true),
+            (StoreError::KEY_TOO_LARGE, false, false),
+        ] {
+            assert_eq!((error.is_retryable(), error.is_maybe_committed()), (retryable, maybe), "{error}");
+        }
+    }
+}

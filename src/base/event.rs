@@ -1,0 +1,343 @@
+//! Databases, and the kinds of events that happen to them.
+
+use std::{borrow::Borrow, fmt, ops::BitOr, ops::BitOrAssign, str::FromStr, sync::Arc};
+
+use serde::{Serialize, Serializer};
+
+use crate::base::{
+    encoding::Counters,
+    env::Env,
+    error::{Error, Result},
+};
+
+/// The longest name of a database and the longest id of a design document, in bytes. Keys carry both, each byte taking
+/// up to two, and must stay below the store's limit.
+pub const NAME_LEN_MAX: usize = 1_024;
+
+/// Fails unless `text` is 1 to 1,024 bytes long.
+fn check_len(what: &'static str, text: &str) -> Result<()> {
+    match text.len() {
+        0 => Err(Error::invalid(what, "it is empty")),
+        len if len > NAME_LEN_MAX => {
+            Err(Error::invalid(what, format!("it has {len} bytes, at most {NAME_LEN_MAX} are allowed")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The name of a database: UTF-8, 1 to 1,024 bytes. Clones are cheap.
+///
+/// ```
+/// use notibus::DbName;
+///
+/// let name: DbName = "shop/orders".parse()?;
+/// assert_eq!(name.as_str(), "shop/orders");
+/// assert!(DbName::new("").is_err());
+/// # Ok::<(), notibus::Error>(())
+/// ```
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DbName(Arc<str>);
+
+impl DbName {
+    /// The name `name`; fails if it is empty or too long.
+    pub fn new(name: &str) -> Result<Self> {
+        check_len("database name", name)?;
+        Ok(Self(name.into()))
+    }
+
+    /// The name as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for DbName {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        Self::new(name)
+    }
+}
+
+impl Borrow<str> for DbName {
+    fn borrow(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for DbName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for DbName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&*self.0, f)
+    }
+}
+
+impl Serialize for DbName {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.0)
+    }
+}
+
+/// The id of a design document: UTF-8, 1 to 1,024 bytes.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DdocId(Arc<str>);
+
+impl DdocId {
+    /// The id `id`; fails if it is empty or too long.
+    pub fn new(id: &str) -> Result<Self> {
+        check_len("design document id", id)?;
+        Ok(Self(id.into()))
+    }
+
+    /// The id as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for DdocId {
+    type Err = Error;
+
+    fn from_str(id: &str) -> Result<Self> {
+        Self::new(id)
+    }
+}
+
+impl fmt::Display for DdocId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Which creation of a name is meant: 16 bytes, new each time a database is created. As text it is 32 hexadecimal digits.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DbInstance(pub [u8; 16]);
+
+impl DbInstance {
+    /// A new one from 128 random bits of `env`.
+    pub fn random(env: &Env) -> Self {
+        let bits = u128::from(env.random()) << 64 | u128::from(env.random());
+        Self(bits.to_be_bytes())
+    }
+}
+
+impl FromStr for DbInstance {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        if text.len() != 32 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            return Err(Error::invalid(
+                "database instance",
+                format!("{text:?} is not 32 hexadecimal digits"),
+            ));
+        }
+        let bits = u128::from_str_radix(text, 16).expect("it was checked to be 32 hexadecimal digits");
+        Ok(Self(bits.to_be_bytes()))
+    }
+}
+
+impl fmt::Display for DbInstance {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for DbInstance {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl Serialize for DbInstance {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// A database: a name and one creation of it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Db {
+    /// Its name.
+    pub name: DbName,
+    /// Which creation of the name.
+    pub instance: DbInstance,
+}
+
+impl Db {
+    /// The creation `instance` of `name`.
+    pub fn new(name: DbName, instance: DbInstance) -> Self {
+        Self { name, instance }
+    }
+}
+
+/// A kind of event. The numbers are the places of the lanes and of the bits in stored rows; they never change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EventKind {
+    /// The database was created.
+    Created = 0,
+    /// The database was deleted.
+    Deleted = 1,
+    /// Something in the database changed, other than a design document.
+    Updated = 2,
+    /// A design document was written or deleted.
+    DdocUpdated = 3,
+}
+
+impl EventKind {
+    /// All kinds, in the order in which they happen to one database.
+    pub const ALL: [Self; 4] = [Self::Created, Self::Updated, Self::DdocUpdated, Self::Deleted];
+
+    /// The kind as it is written in JSON and on the command line.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Created => "created",
+            Self::Deleted => "deleted",
+            Self::Updated => "updated",
+            Self::DdocUpdated => "ddoc_updated",
+        }
+    }
+
+    /// One event of this kind.
+    pub fn once(self) -> Counters {
+        let mut lanes = [0; 4];
+        lanes[self as usize] = 1;
+        Counters::from_lanes(lanes)
+    }
+}
+
+/// A set of kinds of events.
+///
+/// ```
+/// use notibus::{EventKind, Kinds};
+///
+/// let kinds = Kinds::from(EventKind::Updated) | EventKind::Created.into();
+/// assert!(kinds.contains(EventKind::Created) && !kinds.contains(EventKind::Deleted));
+/// assert_eq!(kinds.iter().collect::<Vec<_>>(), [EventKind::Created, EventKind::Updated]);
+/// ```
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct Kinds(u8);
+
+impl Kinds {
+    /// No kind.
+    pub const NONE: Self = Self(0);
+    /// Every kind.
+    pub const ALL: Self = Self(0b1111);
+
+    /// The set stored as `bits`; fails on bits that are no kind.
+    pub(crate) fn from_bits(bits: u8) -> Result<Self> {
+        if bits & !Self::ALL.0 == 0 {
+            Ok(Self(bits))
+        } else {
+            Err(Error::corrupt("kinds", format!("bits {bits:#b} are no kinds")))
+        }
+    }
+
+    /// The bits that are stored.
+    pub(crate) fn bits(self) -> u8 {
+        self.0
+    }
+
+    /// Whether `kind` is in the set.
+    pub fn contains(self, kind: EventKind) -> bool {
+        self.0 & (1 << kind as u8) != 0
+    }
+
+    /// Whether the sets share a kind.
+    pub fn intersects(self, other: Self) -> bool {
+        self.0 & other.0 != 0
+    }
+
+    /// Whether the set is empty.
+    pub fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// The kinds in the set, in the order in which they happen to one database.
+    pub fn iter(self) -> impl Iterator<Item = EventKind> {
+        EventKind::ALL.into_iter().filter(move |&kind| self.contains(kind))
+    }
+
+    /// The kinds of which `counters` has any.
+    pub(crate) fn counted(counters: &Counters) -> Self {
+        let lanes = counters.lanes();
+        EventKind::ALL.into_iter().filter(|&kind| lanes[kind as usize] > 0).collect()
+    }
+}
+
+impl From<EventKind> for Kinds {
+    fn from(kind: EventKind) -> Self {
+        Self(1 << kind as u8)
+    }
+}
+
+impl BitOr for Kinds {
+    type Output = Self;
+
+    fn bitor(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}
+
+impl BitOrAssign for Kinds {
+    fn bitor_assign(&mut self, other: Self) {
+        self.0 |= other.0;
+    }
+}
+
+impl FromIterator<EventKind> for Kinds {
+    fn from_iter<I: IntoIterator<Item = EventKind>>(kinds: I) -> Self {
+        kinds.into_iter().fold(Self::NONE, |set, kind| set | kind.into())
+    }
+}
+
+impl fmt::Debug for Kinds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.iter().map(EventKind::as_str)).finish()
+    }
+}
+
+impl Serialize for Kinds {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.iter())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_have_limits() {
+        assert!(DbName::new(&"x".repeat(NAME_LEN_MAX)).is_ok());
+        for bad in [String::new(), "x".repeat(NAME_LEN_MAX + 1)] {
+            assert!(matches!(DbName::new(&bad), Err(Error::Invalid { what: "database name", .. })));
+            assert!(matches!(DdocId::new(&bad), Err(Error::Invalid { what: "design document id", .. })));
+        }
+    }
+
+    #[test]
+    fn an_instance_is_read_as_it_is_written() {
+        let text = "000102030405060708090a0b0c0d0eff";
+        let instance: DbInstance = text.parse().unwrap();
+        assert_eq!((instance.0[1], instance.0[15]), (1, 0xff));
+        assert_eq!(instance.to_string(), text);
+        for bad in ["", &text[1..], &format!("{text}0"), &format!("+{}", &text[1..]), &text.replace('f', "g")]
+        {
+            assert!(matches!(bad.parse::<DbInstance>(), Err(Error::Invalid { .. })), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn bits_and_lanes_are_golden() {
+        let bits: Vec<_> = EventKind::ALL.map(|kind| (Kinds::from(kind).bits(), kind.once().lanes())).into();
+        assert_eq!(bits, [(1, [1, 0, 0, 0]), (4, [0, 0, 1, 0]), (8, [0, 0, 0, 1]), (2, [0, 1, 0, 0])]);
+        assert!(Kinds::from_bits(16).is_err());
+        assert_eq!(Kinds::from_bits(15).unwrap(), Kinds::ALL);
+    }
+}

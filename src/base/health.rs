@@ -1,0 +1,250 @@
+//! [`Health`]: what keeps the roles of a process from their work, and how often that is logged.
+//!
+//! A loop that fails tries again, often many times a second, and many loops fail for the same cause: a store that is away fails all
+//! of them. So a loop reports its failures here. Each cause is logged once, and then with growing pauses and a count; all
+//! failures of the store are one cause. What still fails is kept, so that whoever asks whether the process can work is told why not.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{
+        Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::sync::watch;
+
+use crate::base::{env::Env, error::Error};
+
+/// The pause after the first line of a cause, which doubles with each further one.
+const PAUSE_MIN: Duration = Duration::from_mins(1);
+
+/// The longest pause between two lines of a cause.
+const PAUSE_MAX: Duration = Duration::from_hours(1);
+
+/// After how long without a failure of a cause it is logged as a new one.
+const FORGOTTEN_AFTER: Duration = Duration::from_mins(10);
+
+/// The most causes that are told apart; further ones share a line.
+const CAUSES_MAX: usize = 256;
+
+/// What fails, as the subject of a message, and where: a partition, or zero.
+type Place = (&'static str, u64);
+
+/// What keeps the roles of a process from their work.
+#[derive(Default)]
+pub(crate) struct Health {
+    /// What fails now.
+    troubles: Mutex<BTreeMap<Place, Trouble>>,
+    /// How many those are, to be read without a lock.
+    troubled: AtomicUsize,
+    /// What was logged.
+    causes: Mutex<BTreeMap<String, Cause>>,
+    /// Why the process cannot work any more, however long it waits.
+    ended: OnceLock<Error>,
+    /// What is closed then.
+    closed_at_end: Mutex<Vec<watch::Sender<bool>>>,
+    /// Nodes of this process, each with the token under which it takes part; without one if it has fallen out.
+    nodes: Mutex<BTreeMap<[u8; 16], Option<[u8; 16]>>>,
+}
+
+/// A failure that is not over.
+#[derive(Debug, Clone)]
+pub(crate) struct Trouble {
+    /// What fails.
+    #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "`ready` tells it"))]
+    pub what: &'static str,
+    /// Since when, on the clock of the process.
+    #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "`ready` tells it"))]
+    pub since: Duration,
+    /// How it failed last.
+    pub error: Error,
+}
+
+/// A cause of failures that was logged.
+#[derive(Debug)]
+struct Cause {
+    /// When it may be logged again.
+    due: Duration,
+    /// The pause after that.
+    pause: Duration,
+    /// When it was last seen.
+    seen: Duration,
+    /// How often it was seen since it was logged.
+    unsaid: u64,
+}
+
+/// Locks `mutex`. Nothing that is done under the locks of this file can be left half done.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Health {
+    /// `what` has failed at `place`, and is tried again.
+    pub fn failed(&self, env: &Env, what: &'static str, place: u64, error: &Error) {
+        let now = env.now();
+        let mut troubles = lock(&self.troubles);
+        let trouble = troubles.entry((what, place)).or_insert_with(|| Trouble {
+            what,
+            since: now,
+            error: error.clone(),
+        });
+        trouble.error = error.clone();
+        self.troubled.store(troubles.len(), Ordering::Relaxed);
+        drop(troubles);
+        self.complain(env, what, error);
+    }
+
+    /// `what` works at `place`, whatever it did before.
+    pub fn works(&self, what: &'static str, place: u64) {
+        if self.troubled.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let mut troubles = lock(&self.troubles);
+        if troubles.remove(&(what, place)).is_some() {
+            self.troubled.store(troubles.len(), Ordering::Relaxed);
+            if troubles.is_empty() {
+                tracing::info!(what, "works again");
+            }
+        }
+    }
+
+    /// Logs that `what` has failed, unless that was said lately.
+    pub fn complain(&self, env: &Env, what: &'static str, error: &Error) {
+        if self.ended().is_some() {
+            return;
+        }
+        let Some(unsaid) = self.is_due(env.now(), cause(what, error)) else { return };
+        // The first of many is as bad as the last: how often says the rest.
+        tracing::warn!(what, %error, unsaid, "trouble, trying again");
+    }
+
+    /// Whether something that is no failure is to be logged: once, and then with growing pauses. Returns how often it was not.
+    pub fn remark(&self, env: &Env, what: &str) -> Option<u64> {
+        self.is_due(env.now(), what.to_owned())
+    }
+
+    /// Whether a line about `cause` is due now, and how many failures were not said since the last.
+    fn is_due(&self, now: Duration, cause: String) -> Option<u64> {
+        let mut causes = lock(&self.causes);
+        causes.retain(|_, cause| now.saturating_sub(cause.seen) < FORGOTTEN_AFTER.max(cause.pause));
+        let cause =
+            if causes.len() < CAUSES_MAX || causes.contains_key(&cause) { cause } else { String::new() };
+        let known = causes.entry(cause).or_insert(Cause { due: now, pause: PAUSE_MIN, seen: now, unsaid: 0 });
+        known.seen = now;
+        if now < known.due {
+            known.unsaid += 1;
+            return None;
+        }
+        known.due = now.saturating_add(known.pause);
+        known.pause = known.pause.saturating_mul(2).min(PAUSE_MAX);
+        Some(std::mem::take(&mut known.unsaid))
+    }
+
+    /// What fails now, the longest first.
+    #[cfg(feature = "http")]
+    pub fn troubles(&self) -> Vec<Trouble> {
+        let mut troubles: Vec<_> = lock(&self.troubles).values().cloned().collect();
+        troubles.sort_by_key(|trouble| trouble.since);
+        troubles
+    }
+
+    /// The bus that the process has opened is there no more: no waiting helps. It is said once.
+    pub fn end(&self, error: Error) {
+        let mut error = Some(error);
+        let ended = self.ended.get_or_init(|| error.take().expect("it is taken once"));
+        if error.is_none() {
+            tracing::error!(%ended, "this process cannot work for its bus any more, and its roles end: start it again");
+            for closing in &*lock(&self.closed_at_end) {
+                closing.send_replace(true);
+            }
+        }
+    }
+
+    /// Has `closing` turn true once the process cannot work any more.
+    #[cfg(feature = "http")]
+    pub fn close_at_end(&self, closing: watch::Sender<bool>) {
+        lock(&self.closed_at_end).push(closing);
+    }
+
+    /// Why the process cannot work any more, if it cannot.
+    pub fn ended(&self) -> Option<&Error> {
+        self.ended.get()
+    }
+
+    /// Node `node` of this process takes part under `token`, or has fallen out.
+    pub fn stands(&self, node: [u8; 16], token: Option<[u8; 16]>) {
+        lock(&self.nodes).insert(node, token);
+    }
+
+    /// Node `node` of this process has left, or its heartbeat was dropped.
+    pub fn left(&self, node: [u8; 16]) {
+        lock(&self.nodes).remove(&node);
+    }
+
+    /// The nodes of this process, each with its token, unless it has fallen out.
+    #[cfg(feature = "http")]
+    pub fn nodes(&self) -> Vec<([u8; 16], Option<[u8; 16]>)> {
+        lock(&self.nodes).iter().map(|(&node, &token)| (node, token)).collect()
+    }
+}
+
+impl fmt::Debug for Health {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Health").field("troubles", &self.troubled).finish_non_exhaustive()
+    }
+}
+
+/// What counts as one cause. A store that is away or slow fails everything, each with a code of its own.
+fn cause(what: &str, error: &Error) -> String {
+    match error {
+        Error::Store(_) | Error::RetriesExhausted { .. } => "store".to_owned(),
+        error => format!("{what}: {error}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::error::StoreError;
+
+    /// Once, each loop logged each of its failures: 65 lines a second, for ever.
+    #[tokio::test(start_paused = true)]
+    async fn a_cause_is_said_once_and_then_with_growing_pauses() {
+        let (health, mut lines, mut unsaid) = (Health::default(), 0, 0);
+        let codes = [StoreError::TRANSACTION_TIMED_OUT, StoreError::PROCESS_BEHIND];
+        let minute = 60;
+        for second in 0..100 * minute {
+            for (n, what) in ["fold", "poll", "heartbeat"].into_iter().enumerate() {
+                let error = Error::Store(codes[n % 2].clone());
+                if let Some(count) = health.is_due(Duration::from_secs(second), cause(what, &error)) {
+                    (lines, unsaid) = (lines + 1, unsaid + count);
+                }
+            }
+        }
+        assert_eq!(lines, 7, "at 0, 1, 3, 7, 15, 31 and 63 minutes");
+        assert_eq!(unsaid, 63 * minute * 3 - 6, "what was not said is counted");
+        let other = Error::corrupt("row", "bad");
+        let now = Duration::from_secs(100 * minute);
+        assert!(health.is_due(now, cause("fold", &other)).is_some(), "another cause is said at once");
+        assert!(health.is_due(now, cause("fold", &other)).is_none());
+    }
+
+    #[tokio::test]
+    async fn what_fails_is_kept_until_it_works() {
+        let (health, env) = (Health::default(), Env::system());
+        let error = Error::Store(StoreError::DATABASE_LOCKED);
+        health.failed(&env, "fold", 3, &error);
+        health.failed(&env, "fold", 4, &error);
+        health.works("fold", 3);
+        health.works("fold", 5);
+        assert_eq!(health.troubles().len(), 1);
+        health.works("fold", 4);
+        assert!(health.troubles().is_empty());
+        health.end(Error::corrupt("bus", "gone"));
+        health.end(Error::corrupt("bus", "gone again"));
+        assert!(health.ended().unwrap().to_string().contains("gone"));
+    }
+}

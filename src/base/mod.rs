@@ -1,0 +1,14 @@
+//! What every layer speaks of: databases, events, rows, positions and errors; time and randomness; tasks that end.
+//!
+//! Nothing here knows a store.
+
+pub(crate) mod bugs;
+pub(crate) mod cursor;
+pub(crate) mod encoding;
+pub(crate) mod env;
+pub(crate) mod error;
+pub(crate) mod event;
+pub(crate) mod health;
+pub(crate) mod notification;
+pub(crate) mod sequence;
+pub(crate) mod tasks;

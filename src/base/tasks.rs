@@ -1,0 +1,304 @@
+//! [`Task`] and [`Tasks`]: tasks that end inside whoever has started them.
+//!
+//! Aborting a task of the runtime only asks it to end: on another thread it may be in the middle of a poll, and goes on up to its
+//! next await while whoever has aborted it believes that it is gone. What comes after, such as cleaning up, is then overtaken by
+//! what it was to clean up. A tracker that is waited for (as of `tokio-util`) does not help where a future is dropped, which
+//! cannot wait asynchronously; and dropping is how futures are cancelled, at any depth.
+//!
+//! So the work of a [`Task`] stands in a slot that its handle shares. Dropping the handle takes the work out of the slot, and drops
+//! it there and then, after waiting for the poll that may be under way on another thread: once the drop has returned, nothing of
+//! the task runs any more, nor of the tasks that it has started as tasks of this kind.
+//!
+//! A poll is short, unless the work blocks its thread: then dropping the handle blocks, too, for as long. Two tasks must not drop
+//! each other's handles while they are polled. One that drops its own ends with the poll that it is in.
+
+use std::{
+    panic::AssertUnwindSafe,
+    pin::Pin,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll, ready},
+    thread::{self, ThreadId},
+};
+
+use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
+use tokio::task::{AbortHandle, JoinHandle};
+
+use crate::base::error::panic_text;
+
+/// How a task has ended without a result.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Ended {
+    /// It was cancelled, or its runtime has ended.
+    #[error("it was cancelled")]
+    Cancelled,
+    /// It has panicked: what it says.
+    #[error("it has panicked: {0}")]
+    Panicked(String),
+}
+
+/// What a task returns.
+pub(crate) type Joined<T> = Result<T, Ended>;
+
+/// The work of a task.
+type Work<T> = BoxFuture<'static, T>;
+
+/// Where the work of a task is, as long as there is any.
+struct Slot<T> {
+    /// The work. The lock is held while it is polled.
+    work: Mutex<Option<Work<T>>>,
+    /// The thread that polls it.
+    poller: Mutex<Option<ThreadId>>,
+    /// Whether it has dropped its own handle.
+    is_cancelled: AtomicBool,
+}
+
+impl<T> Slot<T> {
+    /// Polls the work once.
+    fn poll(&self, context: &mut Context<'_>) -> Poll<Joined<T>> {
+        let mut place = self.work.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(work) = &mut *place else { return Poll::Ready(Err(Ended::Cancelled)) };
+        self.set_poller(Some(thread::current().id()));
+        let polled = std::panic::catch_unwind(AssertUnwindSafe(|| work.poll_unpin(context)));
+        let polled = match polled {
+            Ok(Poll::Ready(done)) => Poll::Ready(Ok(done)),
+            Ok(Poll::Pending) if self.is_cancelled.load(Ordering::Relaxed) => {
+                Poll::Ready(Err(Ended::Cancelled))
+            }
+            Ok(Poll::Pending) => Poll::Pending,
+            Err(panic) => Poll::Ready(Err(Ended::Panicked(panic_text(&*panic).to_owned()))),
+        };
+        if polled.is_ready() {
+            *place = None;
+        }
+        self.set_poller(None);
+        polled
+    }
+
+    /// Notes which thread polls it.
+    fn set_poller(&self, thread: Option<ThreadId>) {
+        *self.poller.lock().unwrap_or_else(PoisonError::into_inner) = thread;
+    }
+
+    /// Drops the work, after the poll that is under way.
+    fn cancel(&self) {
+        self.is_cancelled.store(true, Ordering::Relaxed);
+        let poller = *self.poller.lock().unwrap_or_else(PoisonError::into_inner);
+        if poller != Some(thread::current().id()) {
+            let work = self.work.lock().unwrap_or_else(PoisonError::into_inner).take();
+            drop(work);
+        }
+    }
+}
+
+/// Ends a task from elsewhere.
+pub(crate) struct Canceller {
+    /// Its work.
+    slot: Arc<dyn Cancel>,
+    /// Its task in the runtime.
+    task: AbortHandle,
+}
+
+/// A slot, whatever its work returns.
+trait Cancel: Send + Sync {
+    /// See [`Slot::cancel`].
+    fn cancel(&self);
+}
+
+impl<T: Send> Cancel for Slot<T> {
+    fn cancel(&self) {
+        Self::cancel(self);
+    }
+}
+
+impl Canceller {
+    /// Ends the task. Once this has returned, nothing of it runs any more, unless it is called by the task itself.
+    pub fn cancel(&self) {
+        self.slot.cancel();
+        self.task.abort();
+    }
+}
+
+/// A task of the runtime that ends with this. It is a future of what the task returns.
+#[must_use = "dropping it ends the task"]
+pub(crate) struct Task<T: Send + 'static> {
+    /// Its number among [`Tasks`].
+    number: u64,
+    /// Its work.
+    slot: Arc<Slot<T>>,
+    /// Its task in the runtime.
+    handle: JoinHandle<Joined<T>>,
+}
+
+impl<T: Send + 'static> Task<T> {
+    /// Runs `work`.
+    pub fn spawn(work: impl Future<Output = T> + Send + 'static) -> Self {
+        Self::numbered(0, work)
+    }
+
+    /// Runs `work` as number `number`.
+    fn numbered(number: u64, work: impl Future<Output = T> + Send + 'static) -> Self {
+        let slot = Arc::new(Slot {
+            work: Mutex::new(Some(work.boxed())),
+            poller: Mutex::new(None),
+            is_cancelled: AtomicBool::new(false),
+        });
+        let polled = Arc::clone(&slot);
+        let handle = tokio::spawn(std::future::poll_fn(move |context| polled.poll(context)));
+        Self { number, slot, handle }
+    }
+
+    /// What ends it from elsewhere.
+    pub fn canceller(&self) -> Canceller {
+        let slot: Arc<dyn Cancel> = Arc::<Slot<T>>::clone(&self.slot);
+        Canceller { slot, task: self.handle.abort_handle() }
+    }
+}
+
+impl<T: Send + 'static> Future for Task<T> {
+    type Output = Joined<T>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Joined<T>> {
+        let joined = ready!(self.handle.poll_unpin(context));
+        Poll::Ready(joined.unwrap_or(Err(Ended::Cancelled)))
+    }
+}
+
+impl<T: Send + 'static> Drop for Task<T> {
+    fn drop(&mut self) {
+        self.slot.cancel();
+        self.handle.abort();
+    }
+}
+
+/// Tasks that end with this.
+pub(crate) struct Tasks<T: Send + 'static> {
+    /// Those that have not been joined.
+    under_way: FuturesUnordered<Numbered<T>>,
+}
+
+/// A task that returns its number, too.
+struct Numbered<T: Send + 'static>(Task<T>);
+
+impl<T: Send + 'static> Future for Numbered<T> {
+    type Output = (u64, Joined<T>);
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let joined = ready!(self.0.poll_unpin(context));
+        Poll::Ready((self.0.number, joined))
+    }
+}
+
+impl<T: Send + 'static> Tasks<T> {
+    /// None yet.
+    pub fn new() -> Self {
+        Self { under_way: FuturesUnordered::new() }
+    }
+
+    /// Runs `work` as number `number`; returns what ends it.
+    pub fn spawn(&self, number: u64, work: impl Future<Output = T> + Send + 'static) -> Canceller {
+        let task = Task::numbered(number, work);
+        let canceller = task.canceller();
+        self.under_way.push(Numbered(task));
+        canceller
+    }
+
+    /// The next task that has ended, with its number; `None` if there is none. It is cancel safe.
+    pub async fn join_next(&mut self) -> Option<(u64, Joined<T>)> {
+        self.under_way.next().await
+    }
+
+    /// Ends all of them. Once this has returned, nothing of them runs any more.
+    pub fn cancel_all(&mut self) {
+        self.under_way = FuturesUnordered::new();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::atomic::AtomicUsize, time::Duration};
+
+    use tokio::sync::oneshot;
+
+    use super::*;
+
+    /// Says that it was dropped.
+    struct Dropped(Arc<AtomicUsize>);
+
+    impl Drop for Dropped {
+        fn drop(&mut self) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_task_returns_what_its_work_does_and_tells_of_a_panic() {
+        assert_eq!(Task::spawn(async { 7 }).await.unwrap(), 7);
+        let panicked = Task::spawn(async { panic!("it breaks") }).await;
+        assert_eq!(panicked, Err::<(), _>(Ended::Panicked("it breaks".to_owned())));
+    }
+
+    #[tokio::test]
+    async fn all_that_a_task_has_started_is_dropped_with_it_at_once() {
+        let dropped = Arc::new(AtomicUsize::new(0));
+        let guards = [(); 3].map(|()| Dropped(Arc::clone(&dropped)));
+        let (started, is_started) = oneshot::channel();
+        let outer = Task::spawn(async move {
+            let mut inner = Tasks::new();
+            for guard in guards {
+                inner.spawn(0, async move {
+                    let _guard = guard;
+                    std::future::pending::<()>().await;
+                });
+            }
+            started.send(()).unwrap();
+            inner.join_next().await;
+        });
+        is_started.await.unwrap();
+        drop(outer);
+        assert_eq!(dropped.load(Ordering::SeqCst), 3);
+    }
+
+    /// An abort would have returned in the middle of the poll.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_poll_that_is_under_way_ends_before_the_drop_returns() {
+        let (begun, has_begun) = oneshot::channel();
+        let polled = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&polled);
+        let task = Task::spawn(async move {
+            begun.send(()).unwrap();
+            thread::sleep(Duration::from_millis(100));
+            count.fetch_add(1, Ordering::SeqCst);
+            tokio::task::yield_now().await;
+            count.fetch_add(1, Ordering::SeqCst);
+        });
+        has_begun.await.unwrap();
+        drop(task);
+        assert_eq!(polled.load(Ordering::SeqCst), 1);
+    }
+
+    #[tokio::test]
+    async fn a_task_that_cancels_itself_ends_with_its_poll() {
+        let (give, given) = oneshot::channel::<Canceller>();
+        let task = Task::spawn(async move {
+            given.await.ok().unwrap().cancel();
+            tokio::task::yield_now().await;
+            unreachable!("it was cancelled");
+        });
+        assert!(give.send(task.canceller()).is_ok());
+        assert!(matches!(task.await, Err::<(), _>(Ended::Cancelled)));
+    }
+
+    #[tokio::test]
+    async fn one_of_several_tasks_can_be_cancelled() {
+        let mut tasks = Tasks::new();
+        tasks.spawn(1, std::future::pending()).cancel();
+        tasks.spawn(2, async {});
+        let mut ended = vec![tasks.join_next().await.unwrap(), tasks.join_next().await.unwrap()];
+        ended.sort_by_key(|(number, _)| *number);
+        assert_eq!(ended, [(1, Err(Ended::Cancelled)), (2, Ok(()))]);
+        assert!(tasks.join_next().await.is_none());
+    }
+}

@@ -1,0 +1,74 @@
+//! `/_up`, `/_all_dbs` and `/{db}`: what clients of CouchDB ask of a server before they follow it, as far as it is known here.
+
+use std::sync::Arc;
+
+use axum::{
+    Router,
+    extract::{Path, State},
+    http::StatusCode,
+    response::{IntoResponse, Response},
+    routing::get,
+};
+use serde_json::json;
+
+use super::{
+    Api, Databases, Failure, Inner,
+    api::{at, json as answer},
+};
+use crate::base::event::DbName;
+
+/// What the routes share.
+struct Known {
+    /// What all routers share.
+    inner: Arc<Inner>,
+    /// The databases.
+    databases: Arc<dyn Databases>,
+}
+
+impl Api {
+    /// `/_up` for everyone, and `/_all_dbs` and `/{db}` of `databases`, for servers without a layer, which has these itself.
+    pub fn catalogue(&self, databases: Arc<dyn Databases>) -> Router {
+        let known = Arc::new(Known { inner: Arc::clone(&self.inner), databases });
+        let open = at(
+            Router::new(),
+            "/_up",
+            get(async || answer(StatusCode::OK, &json!({ "status": "ok", "seeds": {} }))),
+        );
+        let guarded = at(at(Router::new(), "/_all_dbs", get(list)), "/{db}", get(info));
+        let [open, guarded] = [open, guarded].map(|router| {
+            let allowed = async || Failure::method_not_allowed("GET,HEAD");
+            router.method_not_allowed_fallback(allowed).with_state(Arc::clone(&known))
+        });
+        self.counted(open).merge(self.guarded(guarded))
+    }
+}
+
+/// The names of all databases.
+async fn list(State(known): State<Arc<Known>>) -> Response {
+    let names = async {
+        let _turn = known.inner.reads.acquire().await.expect("the semaphore is never closed");
+        known.databases.names().await
+    };
+    match names.await {
+        Ok(Some(names)) => answer(StatusCode::OK, &names.iter().map(DbName::as_str).collect::<Vec<_>>()),
+        Ok(None) => Failure::not_found("missing").into_response(),
+        Err(error) => Failure::from(error).into_response(),
+    }
+}
+
+/// What is known of a database.
+async fn info(State(known): State<Arc<Known>>, Path(name): Path<String>) -> Response {
+    let find = async {
+        let name = DbName::new(&name).map_err(|_| Failure::no_database())?;
+        let databases = &known.databases;
+        let find = async |tx| databases.find(&tx, &name).await;
+        let db = known.inner.feed.context.db.run(find).await?.ok_or_else(Failure::no_database)?;
+        let row = known.inner.feed.newest(&db.name).await?;
+        let update_seq = row.map_or_else(|| "0".to_owned(), |row| row.sequence.to_string());
+        // Clients take a database of CouchDB for another one if this changes, so it is that of the creation.
+        let known =
+            json!({ "db_name": db.name, "update_seq": update_seq, "instance_start_time": db.instance });
+        Ok::<_, Failure>(answer(StatusCode::OK, &known))
+    };
+    find.await.unwrap_or_else(IntoResponse::into_response)
+}

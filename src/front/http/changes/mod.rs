@@ -1,0 +1,192 @@
+//! `/{db}/_changes` and what belongs to it: the documents of a database in the order of their edits, all of them or those of
+//! one shard, and over which shards they are spread.
+
+mod counts;
+mod looks;
+mod query;
+mod shards;
+mod source;
+
+use std::sync::Arc;
+
+use axum::{
+    Router,
+    extract::{FromRequestParts, Path, Request, State},
+    http::{Method, StatusCode, request::Parts},
+    response::{IntoResponse, Response},
+    routing::any,
+};
+
+use serde::de::DeserializeOwned;
+
+use self::{
+    counts::Counts,
+    looks::Looks,
+    source::{DocChanges, Shown},
+};
+use super::{
+    Api, Asked, Databases, Failure, Inner, Lens,
+    admission::Caller,
+    api::at,
+    db_updates::{check_method, finish, is_known, not_modified, tag},
+    query::{Mode, Query, Topic},
+    stream::Stream,
+};
+use crate::{
+    base::{
+        cursor::Start,
+        event::{Db, DbName},
+    },
+    roles::changes::Changes,
+    state::keys::ShardId,
+};
+
+/// What the routes of a layer's databases share.
+struct Served {
+    /// What all feeds share.
+    inner: Arc<Inner>,
+    /// The changes feeds.
+    changes: Changes,
+    /// What the layer knows.
+    databases: Arc<dyn Databases>,
+    /// What feeds that wait have found in the store.
+    looks: Looks,
+    /// How many rows stand behind positions.
+    counts: Counts,
+}
+
+impl Served {
+    /// The database that has `name` now. Fails with 404 if there is none.
+    async fn find(&self, name: &str) -> Result<Db, Failure> {
+        let name = DbName::new(name).map_err(|_| Failure::no_database())?;
+        let find = async |tx| self.databases.find(&tx, &name).await;
+        self.inner.feed.context.db.run(find).await?.ok_or_else(Failure::no_database)
+    }
+
+    /// The same, for who may read it. Fails with 403, in CouchDB's words, if `caller` may not.
+    async fn find_for(&self, name: &str, caller: Option<&str>) -> Result<Db, Failure> {
+        let db = self.find(name).await?;
+        if self.databases.may_read(caller, &db).await? {
+            return Ok(db);
+        }
+        Err(Failure::new(StatusCode::FORBIDDEN, "forbidden", "You are not allowed to access this db."))
+    }
+
+    /// How the layer shows documents to who has asked so. Fails with 400 if it does not.
+    async fn lens(&self, db: &Db, asked: &Asked) -> Result<Arc<dyn Lens>, Failure> {
+        let lens = self.databases.lens(db, asked).await?;
+        lens.ok_or_else(|| {
+            Failure::bad_request(match asked.filter {
+                Some(_) => "Supported filters: _doc_ids, _design",
+                None => "The documents of this database have neither `conflicts` nor `attachments` to show.",
+            })
+        })
+    }
+}
+
+impl Api {
+    /// The changes of the documents of a layer's databases: `/{db}/_changes`, `/{db}/_changes/{shard}`,
+    /// `/{db}/_changes/_meta`, and `/_changes_shards/{db}` to reshard.
+    pub fn changes(&self, changes: &Changes, databases: Arc<dyn Databases>) -> Router {
+        let (inner, changes) = (Arc::clone(&self.inner), changes.clone());
+        let looks = Looks::new(inner.options.look_interval);
+        let served = Arc::new(Served { inner, changes, databases, looks, counts: Counts::default() });
+        let router = [
+            ("/{db}/_changes", any(whole)),
+            ("/{db}/_changes/_meta", any(shards::meta)),
+            ("/{db}/_changes/{shard}", any(one_shard)),
+            ("/_changes_shards/{db}", any(shards::administer)),
+        ]
+        .into_iter()
+        .fold(Router::new(), |router, (path, methods)| at(router, path, methods));
+        self.guarded(router.with_state(served))
+    }
+}
+
+/// What stands in the places of a path, whose refusal looks as all others do.
+struct Places<T>(T);
+
+impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Places<T> {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Failure> {
+        let places = Path::from_request_parts(parts, state).await;
+        places.map(|Path(places)| Self(places)).map_err(|error| Failure::bad_request(error.body_text()))
+    }
+}
+
+/// The changes of all shards.
+async fn whole(
+    State(served): State<Arc<Served>>,
+    Places(name): Places<String>,
+    request: Request,
+) -> Response {
+    feed(&served, &name, None, request).await.unwrap_or_else(IntoResponse::into_response)
+}
+
+/// The changes of one shard.
+async fn one_shard(
+    State(served): State<Arc<Served>>,
+    Places((name, shard)): Places<(String, String)>,
+    request: Request,
+) -> Response {
+    let answer = async {
+        let shard = shard
+            .parse()
+            .map_err(|_| Failure::not_found("A shard is a number; _meta tells which there are."))?;
+        feed(&served, &name, Some(ShardId(shard)), request).await
+    };
+    answer.await.unwrap_or_else(IntoResponse::into_response)
+}
+
+/// The feed that is asked for.
+async fn feed(
+    served: &Arc<Served>,
+    name: &str,
+    shard: Option<ShardId>,
+    request: Request,
+) -> Result<Response, Failure> {
+    let (parts, body) = request.into_parts();
+    check_method(&parts.method)?;
+    let inner = &served.inner;
+    let text = parts.uri.query().unwrap_or_default();
+    let mut query = Query::parse(text, &parts.headers, &inner.options, Topic::Documents)?;
+    let body = match parts.method {
+        Method::POST => inner.body(&parts.headers, body).await?,
+        _ => axum::body::Bytes::new(),
+    };
+    let wanted = query::wanted(&query, &body)?;
+    let caller = parts.extensions.get::<Caller>().map(|caller| &*caller.0);
+    let db = served.find_for(name, caller).await?;
+    let lens = match query::asked(&query, &body, caller) {
+        None => None,
+        Some(asked) => Some(served.lens(&db, &asked).await?),
+    };
+    if shard.is_some() && query.descending {
+        return Err(Failure::bad_request("The rows of one shard come oldest first."));
+    }
+    let tag = match query.mode {
+        Mode::Normal if shard.is_none() => Some(tag(&served.changes.feed(&db), text).await?),
+        _ => None,
+    };
+    if let Some(tag) = &tag
+        && is_known(&parts, tag)
+    {
+        return Ok(not_modified(tag));
+    }
+
+    let around = inner.surroundings(query.mode, &parts.extensions)?;
+    if query.descending {
+        // It ends by itself.
+        query.heartbeat = None;
+    }
+    let since = match query.start {
+        Start::Now => served.changes.feed(&db).now().await?.into(),
+        Start::At(cursor) => cursor,
+    };
+    let shown = Shown { wanted, lens };
+    let source = DocChanges::begin(served, db, shard, &query, shown, since).await?;
+    let mut response = Stream::new(source, &query, around).into_response();
+    finish(&mut response, &parts.method, tag);
+    Ok(response)
+}

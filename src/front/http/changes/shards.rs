@@ -1,0 +1,95 @@
+//! `/{db}/_changes/_meta`: the shards of a database's changes as of a sequence; `/_changes_shards/{db}`: how many they are.
+
+use std::sync::Arc;
+
+use axum::{
+    extract::{Request, State},
+    http::{Method, StatusCode},
+    response::{IntoResponse, Response},
+};
+use serde::Deserialize;
+
+use super::{Places, Served};
+use crate::{
+    base::cursor::Start,
+    front::http::{
+        Failure,
+        api::json,
+        query::{Query, Topic},
+    },
+    state::{feed::TopologyEntry, routing::SchemeId},
+};
+
+/// What is asked for.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Wish {
+    /// The number of shards.
+    shards: u32,
+    /// The number of a hashing scheme; none to keep the present one.
+    scheme: Option<u16>,
+}
+
+/// The shards that were live at `since`.
+pub(super) async fn meta(
+    State(served): State<Arc<Served>>,
+    Places(name): Places<String>,
+    request: Request,
+) -> Response {
+    let (parts, _) = request.into_parts();
+    let answer = async {
+        if !matches!(parts.method, Method::GET | Method::HEAD) {
+            return Err(Failure::method_not_allowed("GET,HEAD"));
+        }
+        let text = parts.uri.query().unwrap_or_default();
+        let query = Query::parse(text, &parts.headers, &served.inner.options, Topic::Documents)?;
+        let feed = served.changes.feed(&served.find(&name).await?);
+        let since = match query.start {
+            Start::Now => feed.now().await?.into(),
+            Start::At(cursor) => cursor,
+        };
+        Ok(json(StatusCode::OK, &entry(&name, &feed.topology_at(since).await?)))
+    };
+    answer.await.unwrap_or_else(|failure: Failure| failure.into_response())
+}
+
+/// Shows or changes the number of shards.
+pub(super) async fn administer(
+    State(served): State<Arc<Served>>,
+    Places(name): Places<String>,
+    request: Request,
+) -> Response {
+    let answer = async {
+        let (parts, body) = request.into_parts();
+        match parts.method {
+            Method::GET | Method::HEAD => {
+                let topology = served.changes.feed(&served.find(&name).await?).topology().await?;
+                let current = topology.last().expect("a topology is never empty");
+                Ok(json(StatusCode::OK, &entry(&name, current)))
+            }
+            Method::PUT => {
+                let body = served.inner.body(&parts.headers, body).await?;
+                let wish: Wish = serde_json::from_slice(&body).map_err(|error| {
+                    Failure::bad_request(format!("The body has to be as {{\"shards\":4}}: {error}"))
+                })?;
+                let feed = served.changes.feed(&served.find(&name).await?);
+                let written = feed.reshard(wish.shards, wish.scheme.map(SchemeId)).await?;
+                served.inner.reshards.send_modify(|count| *count += 1);
+                Ok(json(StatusCode::CREATED, &entry(&name, &written)))
+            }
+            _ => Err(Failure::method_not_allowed("GET,HEAD,PUT")),
+        }
+    };
+    answer.await.unwrap_or_else(|failure: Failure| failure.into_response())
+}
+
+/// What is told of a topology.
+fn entry(name: &str, entry: &TopologyEntry) -> serde_json::Value {
+    serde_json::json!({
+        "db_name": name,
+        "shards": entry.shards,
+        "first_seq": entry.first,
+        "scheme": entry.scheme,
+        "closed": entry.is_closed,
+    })
+}

@@ -1,0 +1,384 @@
+//! [`DocChanges`]: the changes of a database as a feed reads them.
+//!
+//! A feed that waits is told when to look at the store. Every edit records an event of its database in its own transaction, so a
+//! notification comes after it; the dispatcher, of which there is one, makes sure that none is missed. So it needs a notifier
+//! at work on some node, as `_db_updates` does. Of some things no notification tells: of changes that were removed without an
+//! event, of edits of a database that the bus holds for replaced, and of a shard that was closed by another node. So it looks
+//! every few minutes all the same.
+
+use std::{collections::VecDeque, io::Write as _, sync::Arc, time::Duration};
+
+use axum::body::Bytes;
+use tokio::{sync::watch, task::JoinHandle};
+use tokio_stream::StreamExt;
+
+use super::{Served, query::Wanted};
+use crate::{
+    base::{
+        cursor::Cursor,
+        encoding::Sequence,
+        error::{Error, Result, StoreError},
+        event::Db,
+    },
+    front::http::{
+        Lens,
+        form::{Writer, write_string},
+        page::{PageSize, cut_at},
+        query::{Mode, Query},
+        stream::{Progress, Source},
+    },
+    roles::{
+        changes::{Change, ChangeRow, ChangesPage, ChangesQuery, some_time},
+        dispatcher::{Filter, Subscription},
+    },
+    state::keys::ShardId,
+};
+
+/// The most rows that are read at once.
+const PAGE_ROWS: usize = 256;
+
+/// The most rows that are read at once with their documents, of which nobody knows how large they are.
+const PAGE_DOCS: usize = 32;
+
+/// A read of the store in a task of its own: it goes on also while the client is slow, and gives back its turn.
+struct Load(JoinHandle<Result<(ChangesPage, Kept)>>);
+
+/// For each row of a page whether the layer keeps it; empty if it keeps all.
+type Kept = Vec<bool>;
+
+/// Which documents are shown, and how.
+#[derive(Clone)]
+pub(super) struct Shown {
+    /// Which are wanted.
+    pub wanted: Wanted,
+    /// How the layer shows them, if only it knows.
+    pub lens: Option<Arc<dyn Lens>>,
+}
+
+impl Load {
+    /// Begins to read what `query` asks for; if it is just a look, only if there may be anything.
+    fn begin(
+        served: &Arc<Served>,
+        db: &Db,
+        query: &ChangesQuery,
+        lens: Option<Arc<dyn Lens>>,
+        is_look: bool,
+    ) -> Self {
+        let (served, db, query) = (Arc::clone(served), db.clone(), query.clone());
+        Self(tokio::spawn(async move {
+            // What a shard was closed by shows in its own rows only.
+            if is_look && query.shard.is_none() {
+                let feed = served.changes.feed(&db);
+                if !served.looks.has_news(&feed, &db, query.from.position()).await? {
+                    let (next, rows) = (query.from, Vec::new());
+                    return Ok((ChangesPage { rows, next, more: false, resharded: None }, Kept::new()));
+                }
+            }
+            let inner = &served.inner;
+            if !query.include_docs && !query.all_leaves && lens.is_none() {
+                let _turn = inner.reads.acquire().await.expect("the semaphore is never closed");
+                return Ok((served.changes.rows(&db, &query, &*served.databases).await?, Kept::new()));
+            }
+            // A layer may take its time. That is not to be the time of feeds that ask for nothing of it.
+            let _turn = inner.doc_reads.acquire().await.expect("the semaphore is never closed");
+            tokio::select! {
+                page = read(&served, &db, &query, lens) => page,
+                () = inner.env().sleep(inner.options.doc_reads_limit) => {
+                    let reason = "the layer has not returned the documents of a page in time";
+                    Err(StoreError::TRANSACTION_TIMED_OUT.with_detail(reason).into())
+                }
+            }
+        }))
+    }
+
+    /// What was read. It is cancel safe.
+    async fn done(&mut self) -> Result<(ChangesPage, Kept)> {
+        (&mut self.0).await.unwrap_or_else(|error| Err(Error::corrupt("page", error.to_string())))
+    }
+}
+
+/// Reads what `query` asks for, and what the layer says of it.
+async fn read(
+    served: &Served,
+    db: &Db,
+    query: &ChangesQuery,
+    lens: Option<Arc<dyn Lens>>,
+) -> Result<(ChangesPage, Kept)> {
+    let Some(lens) = lens else {
+        return Ok((served.changes.rows(db, query, &*served.databases).await?, Kept::new()));
+    };
+    let page = served.changes.rows(db, query, &*lens).await?;
+    let mut kept = Kept::with_capacity(page.rows.len());
+    for row in &page.rows {
+        kept.push(lens.keeps(&row.change.doc, row.body.as_ref()).await?);
+    }
+    Ok((page, kept))
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// The changes of a database.
+#[expect(clippy::struct_excessive_bools, reason = "each says something of its own")]
+pub(super) struct DocChanges {
+    /// What all feeds share.
+    served: Arc<Served>,
+    /// The database.
+    db: Db,
+    /// What is read next.
+    query: ChangesQuery,
+    /// How many rows are read at once.
+    page_size: PageSize,
+    /// Which documents are shown, and how.
+    shown: Shown,
+    /// Whether rows have their documents.
+    with_docs: bool,
+    /// Of rows that are read backwards: the last ones that are not wanted.
+    until: Sequence,
+    /// What was read and not sent, and whether it is to be.
+    rows: VecDeque<(ChangeRow, bool)>,
+    /// Whether everything was read.
+    is_at_end: bool,
+    /// Where another shard has taken over.
+    resharded_at: Option<Sequence>,
+    /// Whether nothing more will come: the database is gone, or nobody tells of it any more.
+    is_over: bool,
+    /// Where the client stands.
+    seq: Cursor,
+    /// How many rows were looked at.
+    seen: u64,
+    /// The notifications of the database, if what comes is wanted.
+    updates: Option<Subscription>,
+    /// Wakes when the changes of any database were resharded here: of a shard that is closed no notification tells.
+    reshards: watch::Receiver<u64>,
+    /// When it looks at the store although nothing has told it to.
+    look_at: Duration,
+    /// Whether that is why it reads.
+    is_look: bool,
+    /// What is being read.
+    load: Option<Load>,
+}
+
+impl DocChanges {
+    /// The changes of `db`, or of one shard, that `query` asks for, from `since` on. Fails as a read from there does.
+    pub async fn begin(
+        served: &Arc<Served>,
+        db: Db,
+        shard: Option<ShardId>,
+        query: &Query,
+        shown: Shown,
+        since: Cursor,
+    ) -> Result<Self> {
+        let is_live = query.mode != Mode::Normal && !query.descending;
+        let filter = Filter::name(db.name.as_str()).expect("it is the name of a database");
+        // Before the first read, so that nothing comes in between.
+        let reshards = served.inner.reshards.subscribe();
+        let updates = is_live.then(|| served.inner.dispatcher.subscribe(filter).stream());
+        let (with_docs, is_chosen) = (query.include_docs, shown.lens.is_some());
+        let most = if with_docs || is_chosen { PAGE_DOCS } else { PAGE_ROWS };
+        let limit = match shown.wanted {
+            Wanted::All if !is_chosen => usize::try_from(query.limit).unwrap_or(most).clamp(1, most),
+            _ => most,
+        };
+        let query = ChangesQuery {
+            from: if query.descending { Sequence::MAX.into() } else { since },
+            limit,
+            descending: query.descending,
+            all_leaves: query.all_leaves,
+            include_docs: with_docs || is_chosen,
+            shard,
+        };
+        check(served, &db, shard, since).await?;
+        // The answer begins with its headers, however long the first page takes.
+        let load = Some(Load::begin(served, &db, &query, shown.lens.clone(), false));
+        let mut source = Self {
+            served: Arc::clone(served),
+            db,
+            query,
+            page_size: PageSize::new(limit),
+            shown,
+            with_docs,
+            until: since.position(),
+            rows: VecDeque::new(),
+            is_at_end: false,
+            resharded_at: None,
+            is_over: false,
+            seq: since,
+            seen: 0,
+            updates,
+            reshards,
+            look_at: Duration::ZERO,
+            is_look: false,
+            load,
+        };
+        source.look_later();
+        Ok(source)
+    }
+
+    /// Looks again after a while. What it finds then may be a quarter of the interval old.
+    fn look_later(&mut self) {
+        let (env, interval) = (self.served.inner.env(), self.served.inner.options.look_interval);
+        self.look_at = env.now().saturating_add(some_time(env, interval.mul_f64(0.75)));
+    }
+
+    /// Sends this page next.
+    fn turn(&mut self, (page, keeps): (ChangesPage, Kept)) {
+        let ChangesPage { mut rows, mut next, mut more, mut resharded } = page;
+        let kept = self.page_size.keep(rows.iter().map(size_of_row));
+        if kept < rows.len() {
+            rows.truncate(kept);
+            rows.shrink_to_fit();
+            let last = rows[kept - 1].change.sequence;
+            next = if self.query.descending { last.into() } else { cut_at(self.query.from, next, last) };
+            (more, resharded) = (true, None);
+        }
+        self.query.limit = self.page_size.rows();
+        let keeps = keeps.into_iter().chain(std::iter::repeat(true));
+        self.rows = rows.into_iter().zip(keeps).collect();
+        self.is_at_end = !more;
+        if self.query.descending {
+            let wanted = self.rows.partition_point(|(row, _)| row.change.sequence > self.until);
+            self.is_at_end |= wanted < self.rows.len();
+            self.rows.truncate(wanted);
+        }
+        self.query.from = next;
+        self.resharded_at = resharded.map(|resharded| resharded.at);
+    }
+
+    /// Writes rows that were read.
+    fn write(&mut self, out: &mut Writer, limit: u64) {
+        while out.rows() < limit
+            && !out.is_full()
+            && let Some((row, is_kept)) = self.rows.pop_front()
+        {
+            self.seen += 1;
+            self.seq = row.change.sequence.into();
+            if is_kept && self.shown.wanted.has(&row.change.doc.id) {
+                let seq = self.seq;
+                out.row(&seq, |bytes| write_row(bytes, &row, &seq, self.with_docs));
+            }
+        }
+    }
+
+    /// Whether everything was written that is to come without waiting.
+    fn is_done(&self) -> bool {
+        self.rows.is_empty() && self.is_at_end
+    }
+}
+
+impl Source for DocChanges {
+    type Position = Cursor;
+
+    async fn read(&mut self, out: &mut Writer, limit: u64) -> Result<Progress> {
+        loop {
+            self.write(out, limit);
+            if self.is_done() {
+                let is_over = self.updates.is_none() || self.resharded_at.is_some() || self.is_over;
+                return Ok(if is_over { Progress::Over } else { Progress::UpToDate });
+            }
+            if out.rows() > 0 {
+                return Ok(Progress::More);
+            }
+            let Self { served, db, query, shown, is_look, .. } = self;
+            let load =
+                self.load.get_or_insert_with(|| Load::begin(served, db, query, shown.lens.clone(), *is_look));
+            let page = load.done().await;
+            (self.load, self.is_look) = (None, false);
+            match page {
+                Ok(page) => self.turn(page),
+                // The database was deleted: what was sent is all.
+                Err(Error::NoFeed { .. }) => (self.is_over, self.is_at_end) = (true, true),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    async fn wait(&mut self) {
+        let (is_shard, reshards) = (self.query.shard.is_some(), &mut self.reshards);
+        let resharded = async {
+            if !is_shard || reshards.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        };
+        let env = self.served.inner.env();
+        let look = env.sleep(self.look_at.saturating_sub(env.now()));
+        let updates = &mut self.updates;
+        let told = async {
+            match updates {
+                Some(updates) => updates.next().await.is_some(),
+                None => std::future::pending().await,
+            }
+        };
+        // Whatever wakes it says, the feed knows better. Without a dispatcher it would wait in vain: it sends what there is,
+        // and the client asks again.
+        (self.is_over, self.is_look) = tokio::select! {
+            is_told = told => (self.is_over || !is_told, false),
+            () = resharded => (self.is_over, false),
+            () = look => (self.is_over, true),
+        };
+        self.look_later();
+        self.is_at_end = false;
+    }
+
+    fn position(&self) -> Cursor {
+        self.seq
+    }
+
+    async fn pending(&mut self) -> Result<u64> {
+        if self.is_done() {
+            return Ok(0);
+        }
+        let feed = self.served.changes.feed(&self.db);
+        let (counts, of) = (&self.served.counts, (self.db.instance, self.query.shard));
+        if self.query.descending {
+            return Ok(counts.pending(&feed, of, self.until).await?.saturating_sub(self.seen));
+        }
+        counts.pending(&feed, of, self.seq.position()).await
+    }
+
+    fn resharded_at(&self) -> Option<Sequence> {
+        self.resharded_at.filter(|_| self.is_done())
+    }
+}
+
+/// Fails as a read of the changes from `since` on does: only now can the answer still say so.
+async fn check(served: &Arc<Served>, db: &Db, shard: Option<ShardId>, since: Cursor) -> Result<()> {
+    let feed = served.changes.feed(db);
+    let _turn = served.inner.reads.acquire().await.expect("the semaphore is never closed");
+    match shard {
+        Some(shard) => feed.shard_page(shard, since, 1).await.map(|_| ()),
+        None => feed.topology_at(since).await.map(|_| ()),
+    }
+}
+
+/// About how many bytes of memory `row` takes.
+fn size_of_row(row: &ChangeRow) -> usize {
+    let body = row.body.as_ref().map_or(0, Bytes::len);
+    size_of::<Change>() + row.change.doc.id.as_str().len() + size_of_val(&row.leaves[..]) + body
+}
+
+/// Writes a row as a JSON object on one line.
+fn write_row(bytes: &mut Vec<u8>, row: &ChangeRow, seq: &Cursor, with_doc: bool) {
+    let doc = &row.change.doc;
+    write!(bytes, "{{\"seq\":\"{seq}\",\"id\":").expect("a vector takes all bytes");
+    write_string(bytes, doc.id.as_str());
+    bytes.extend_from_slice(b",\"changes\":[");
+    for (place, leaf) in row.leaves.iter().enumerate() {
+        let comma = if place > 0 { "," } else { "" };
+        write!(bytes, "{comma}{{\"rev\":\"{}\"}}", leaf.revision).expect("a vector takes all bytes");
+    }
+    bytes.push(b']');
+    if doc.is_deleted {
+        bytes.extend_from_slice(b",\"deleted\":true");
+    }
+    if with_doc {
+        bytes.extend_from_slice(b",\"doc\":");
+        // Line breaks are white space in JSON, and would end the row for clients that read by lines.
+        let body = row.body.as_deref().unwrap_or(b"null");
+        bytes.extend(body.iter().map(|&byte| if matches!(byte, b'\n' | b'\r') { b' ' } else { byte }));
+    }
+    bytes.push(b'}');
+}

@@ -1,0 +1,150 @@
+//! `/_db_updates`: which databases were created, updated and deleted.
+
+use std::{convert::Infallible, sync::Arc};
+
+use axum::{
+    Router,
+    body::{Body, Bytes},
+    extract::{Request, State},
+    http::{HeaderValue, Method, StatusCode, header, request::Parts},
+    response::{IntoResponse, Response},
+    routing::any,
+};
+use futures_util::stream;
+use xxhash_rust::xxh3::xxh3_128;
+
+use super::{
+    Api, Failure, Inner,
+    api::at,
+    position::Position,
+    query::{Mode, Query, Topic},
+    stream::Stream,
+    updates::{Backwards, Updates},
+};
+use crate::{
+    base::cursor::Start,
+    state::feed::{Feed, FeedRow},
+    store::Isolation,
+};
+
+/// The methods of feeds.
+const METHODS: &str = "GET,HEAD,POST";
+
+impl Api {
+    /// `/_db_updates`, for admins.
+    pub fn db_updates(&self) -> Router {
+        let router = at(Router::new(), "/_db_updates", any(answer));
+        self.guarded(router.with_state(Arc::clone(&self.inner)))
+    }
+}
+
+/// Answers.
+async fn answer(State(inner): State<Arc<Inner>>, request: Request) -> Response {
+    feed(&inner, request).await.unwrap_or_else(IntoResponse::into_response)
+}
+
+/// The feed that is asked for.
+async fn feed(inner: &Arc<Inner>, request: Request) -> Result<Response, Failure> {
+    let (parts, body) = request.into_parts();
+    check_method(&parts.method)?;
+    if !inner.options.keeps_db_updates {
+        return Err(Failure::no_database());
+    }
+    let text = parts.uri.query().unwrap_or_default();
+    let mut query = Query::parse(text, &parts.headers, &inner.options, Topic::Databases)?;
+    check_body(inner, &parts, body).await?;
+
+    let tag = match query.mode {
+        Mode::Normal => Some(tag(&inner.feed, text).await?),
+        _ => None,
+    };
+    if let Some(tag) = &tag
+        && is_known(&parts, tag)
+    {
+        return Ok(not_modified(tag));
+    }
+    let around = inner.surroundings(query.mode, &parts.extensions)?;
+    let is_live = query.mode != Mode::Normal && !query.descending;
+    let mut response = if query.descending {
+        // It ends by itself.
+        query.heartbeat = None;
+        let source = Backwards::new(inner, query.types);
+        Stream::new(source, &query, around).into_response()
+    } else {
+        let source = match query.start {
+            Start::Now => Updates::from_now(inner, query.types, is_live).await?,
+            Start::At(cursor) => {
+                let start = Position { cursor, part: query.part };
+                Updates::after(inner, query.types, start, is_live).await?
+            }
+        };
+        Stream::new(source, &query, around).into_response()
+    };
+    finish(&mut response, &parts.method, tag);
+    Ok(response)
+}
+
+/// Takes away the body that the method does not want, and adds the tag.
+pub(super) fn finish(response: &mut Response, method: &Method, tag: Option<HeaderValue>) {
+    if *method == Method::HEAD {
+        // One of unknown length, as the answer to GET has: an empty one would say that it has no bytes.
+        *response.body_mut() = Body::from_stream(stream::empty::<Result<Bytes, Infallible>>());
+    }
+    if let Some(tag) = tag {
+        response.headers_mut().insert(header::ETAG, tag);
+    }
+}
+
+/// Fails if a feed has no such method.
+pub(super) fn check_method(method: &Method) -> Result<(), Failure> {
+    match *method {
+        Method::GET | Method::HEAD | Method::POST => Ok(()),
+        _ => Err(Failure::method_not_allowed(METHODS)),
+    }
+}
+
+/// Fails if `body` says something: clients that post send nothing, or an empty object.
+async fn check_body(inner: &Inner, parts: &Parts, body: Body) -> Result<(), Failure> {
+    if parts.method != Method::POST {
+        return Ok(());
+    }
+    let bad = || Failure::bad_request("The body has to be empty, or {}.");
+    let bytes = inner.body(&parts.headers, body).await?;
+    let text = bytes.trim_ascii();
+    let is_empty = || serde_json::from_slice(text).is_ok_and(|map: serde_json::Map<_, _>| map.is_empty());
+    if text.is_empty() || is_empty() { Ok(()) } else { Err(bad()) }
+}
+
+/// What the answer to the query `text` depends on, as an entity tag, a weak one because positions may be told in several ways:
+/// the last row of the feed, which every change moves, and what was dropped.
+pub(super) async fn tag<R: FeedRow>(feed: &Feed<R>, text: &str) -> Result<HeaderValue, Failure> {
+    let raw = feed.raw();
+    let state = async |tx| {
+        let horizon = raw.horizon(&tx, Isolation::Snapshot);
+        let (last, horizon) = tokio::join!(raw.last_row(&tx), horizon);
+        Ok((last?, horizon?))
+    };
+    let (last, horizon) = feed.context.db.run(state).await?;
+    let hash = xxh3_128(format!("{last:?} {horizon} {text}").as_bytes());
+    Ok(HeaderValue::from_str(&format!("W/\"{hash:032x}\"")).expect("hexadecimal digits are visible"))
+}
+
+/// Whether the client has what `tag` stands for.
+pub(super) fn is_known(parts: &Parts, tag: &HeaderValue) -> bool {
+    // Clients may take it for a strong one, and leave out what says that it is weak.
+    let bare = |tag: &str| tag.strip_prefix("W/").unwrap_or(tag).to_owned();
+    let tag = bare(tag.to_str().unwrap_or_default());
+    let known = parts.headers.get_all(header::IF_NONE_MATCH).iter().filter_map(|value| value.to_str().ok());
+    let mut known = known.flat_map(|value| value.split(',').map(str::trim));
+    parts.method != Method::POST && known.any(|known| known == "*" || bare(known) == tag)
+}
+
+/// The answer to a client that has what `tag` stands for.
+pub(super) fn not_modified(tag: &HeaderValue) -> Response {
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = StatusCode::NOT_MODIFIED;
+    let headers = response.headers_mut();
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("must-revalidate"));
+    headers.insert(header::ETAG, tag.clone());
+    response
+}

@@ -1,0 +1,352 @@
+//! `/_notibus/events`: events of databases that are kept elsewhere, by layers that are not written in Rust.
+//!
+//! Such a layer knows names only. Which creation of a name is meant follows from what the bus knows of it: its row, and what
+//! waits to be folded into it. Two requests that decide what one name stands for meet on a key that holds nothing, and one of
+//! them is tried again; those that only say that a known database was updated disturb nobody.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
+
+use axum::{
+    Router,
+    extract::{Request, State},
+    http::{HeaderValue, Method, StatusCode, header, request::Parts},
+    response::{IntoResponse, Response},
+    routing::any,
+};
+use futures_util::{StreamExt, TryStreamExt, future::BoxFuture, stream};
+use serde::Deserialize;
+use xxhash_rust::xxh3::xxh3_128;
+
+use super::{
+    Api, Databases, Failure, Inner,
+    admission::Caller,
+    api::{at, json},
+};
+use crate::{
+    base::{
+        cursor::Cursor,
+        error::{Error, Result},
+        event::{Db, DbInstance, DbName, DdocId, EventKind},
+    },
+    roles::{changes::DocSource, notifier::standing, producer::Producer},
+    state::{keys::Keys, notification_feed::NotificationFeed},
+    store::{Isolation, Transaction},
+};
+
+/// How long a key of a request is.
+const KEY_LEN_MAX: usize = 255;
+
+/// For how many versions of the store, at a million a second, what came of a request is kept at least: five minutes.
+const PERIOD: u64 = 300_000_000;
+
+/// The most events of a request.
+const EVENTS_MAX: usize = 10_000;
+
+/// How many rows are read at once to list all names.
+const NAMES_PER_PAGE: usize = 1_000;
+
+/// How many names are looked up at once.
+const NAMES_AT_ONCE: usize = 64;
+
+/// An event, as it is posted.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Posted {
+    /// The database.
+    db: String,
+    /// What happened to it.
+    #[serde(rename = "type")]
+    kind: String,
+    /// The document that was written, of which only a design document's id is told on.
+    doc: Option<String>,
+    /// Which creation of the name is meant, if whoever posts knows: 32 hexadecimal digits.
+    instance: Option<String>,
+}
+
+/// An event that can be recorded.
+#[derive(Debug, Clone)]
+struct Event {
+    /// The database.
+    name: DbName,
+    /// What happened to it.
+    kind: EventKind,
+    /// The design document.
+    ddoc: Option<DdocId>,
+    /// Which creation of the name is meant.
+    instance: Option<DbInstance>,
+}
+
+impl Posted {
+    /// The event, if it is one.
+    fn check(self) -> Result<Event, String> {
+        let kinds = [EventKind::Created, EventKind::Deleted, EventKind::Updated, EventKind::DdocUpdated];
+        let kind = kinds
+            .into_iter()
+            .find(|kind| kind.as_str() == self.kind)
+            .ok_or_else(|| format!("its type is none of {}", kinds.map(EventKind::as_str).join(", ")))?;
+        let name = DbName::new(&self.db).map_err(|error| error.to_string())?;
+        let ddoc = self.doc.filter(|_| kind == EventKind::DdocUpdated);
+        let ddoc = ddoc.map(|id| DdocId::new(&id)).transpose().map_err(|error| error.to_string())?;
+        let instance = self.instance.map(|instance| instance.parse()).transpose();
+        let instance = instance.map_err(|error: Error| error.to_string())?;
+        Ok(Event { name, kind, ddoc, instance })
+    }
+}
+
+impl Api {
+    /// `/_notibus/events`, for databases that are known by the events that are posted. Layers in Rust record in their own
+    /// transactions, and need no route.
+    pub fn events(&self) -> Router {
+        let router = at(Router::new(), "/_notibus/events", any(answer));
+        self.guarded(router.with_state(Arc::clone(&self.inner)))
+    }
+
+    /// The databases as their events tell of them, for [`Api::changes`] where there is no layer in the process. It knows
+    /// nothing of documents but what their changes say.
+    pub fn recorded_databases(&self) -> Arc<dyn Databases> {
+        Arc::new(Recorded(self.inner.feed.clone()))
+    }
+}
+
+/// Answers.
+async fn answer(State(inner): State<Arc<Inner>>, request: Request) -> Response {
+    let answer = async {
+        let (parts, body) = request.into_parts();
+        if parts.method != Method::POST {
+            return Err(Failure::method_not_allowed("POST"));
+        }
+        // A browser sends what a page of anyone tells it to, also to a server that only this machine can reach.
+        if parts.headers.contains_key(header::ORIGIN) {
+            return Err(Failure::new(
+                StatusCode::FORBIDDEN,
+                "forbidden",
+                "A web page may not record events.",
+            ));
+        }
+        let once = Once::of(&parts)?;
+        let body = inner.body(&parts.headers, body).await?;
+        let events = read(&body)?;
+        let recorded = record(&inner, &events, once.map(|once| once.with(&body))).await?;
+        let mut response =
+            json(StatusCode::CREATED, &serde_json::json!({ "ok": true, "recorded": events.len() }));
+        match recorded {
+            Recording::Done => {}
+            Recording::Repeated => {
+                response.headers_mut().insert("idempotency-replayed", HeaderValue::from_static("true"));
+            }
+            Recording::Other => {
+                let reason = "This Idempotency-Key was used for other events; nothing was recorded.";
+                return Err(Failure::new(StatusCode::UNPROCESSABLE_ENTITY, "idempotency_key_reused", reason));
+            }
+        }
+        Ok(response)
+    };
+    answer.await.unwrap_or_else(IntoResponse::into_response)
+}
+
+/// The events of a body.
+fn read(body: &[u8]) -> Result<Vec<Event>, Failure> {
+    let posted: Vec<Posted> = serde_json::from_slice(body).map_err(|error| {
+        Failure::bad_request(format!(
+            "The body has to be as [{{\"db\":\"a\",\"type\":\"updated\"}}]: {error}"
+        ))
+    })?;
+    if posted.len() > EVENTS_MAX {
+        let reason = format!("{} events are more than {EVENTS_MAX}; none was recorded.", posted.len());
+        return Err(Failure::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", reason));
+    }
+    let checked = posted.into_iter().enumerate().map(|(place, posted)| {
+        posted.check().map_err(|reason| {
+            Failure::bad_request(format!("Event {}: {reason}; none was recorded.", place + 1))
+        })
+    });
+    checked.collect()
+}
+
+/// By what a repeated request is known again.
+struct Once {
+    /// A digest of its key, and of whose it is.
+    key: [u8; 16],
+    /// A digest of its events.
+    events: [u8; 16],
+}
+
+impl Once {
+    /// That of a request with these headers, if it has a key. Fails with 400 if it is none.
+    fn of(parts: &Parts) -> Result<Option<Self>, Failure> {
+        let Some(key) = parts.headers.get("idempotency-key") else { return Ok(None) };
+        if key.is_empty() || key.len() > KEY_LEN_MAX {
+            let reason = format!("An Idempotency-Key has 1 to {KEY_LEN_MAX} characters.");
+            return Err(Failure::bad_request(reason));
+        }
+        let caller = parts.extensions.get::<Caller>().map_or("", |caller| &caller.0);
+        let key = xxh3_128(&[caller.as_bytes(), &[0], key.as_bytes()].concat()).to_be_bytes();
+        Ok(Some(Self { key, events: [0; 16] }))
+    }
+
+    /// The same with these events.
+    fn with(self, body: &[u8]) -> Self {
+        Self { events: xxh3_128(body).to_be_bytes(), ..self }
+    }
+
+    /// What is known of it in `tx`; if nothing is, it is noted there. What is old is forgotten.
+    async fn note(&self, tx: &Transaction, keys: &Keys) -> Result<Recording> {
+        let period = tx.read_version().await? / PERIOD;
+        for period in [period, period.saturating_sub(1)] {
+            if let Some(events) = tx.get(&keys.idempotent(period, &self.key), Isolation::Serializable).await?
+            {
+                return Ok(if events[..] == self.events { Recording::Repeated } else { Recording::Other });
+            }
+        }
+        tx.set(&keys.idempotent(period, &self.key), &self.events);
+        tx.clear_range(&keys.idempotent_before(period.saturating_sub(1)));
+        Ok(Recording::Done)
+    }
+}
+
+/// What has come of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Recording {
+    /// Its events were recorded.
+    Done,
+    /// They were recorded before.
+    Repeated,
+    /// Its key was used for other events.
+    Other,
+}
+
+/// What a name stands for.
+#[derive(Debug, Clone, Copy)]
+struct Standing {
+    /// The last creation of it.
+    instance: DbInstance,
+    /// Whether that is deleted.
+    is_deleted: bool,
+}
+
+/// Records `events` in one transaction, once; and no more than once for the same key.
+async fn record(inner: &Inner, events: &[Event], once: Option<Once>) -> Result<Recording> {
+    let (feed, producer) = (inner.bus.feed(), inner.bus.producer());
+    let context = &feed.context;
+    let mut names: BTreeMap<&DbName, bool> = BTreeMap::new();
+    for Event { name, kind, .. } in events {
+        *names.entry(name).or_default() |= matches!(kind, EventKind::Created | EventKind::Deleted);
+    }
+    let mut turns = Vec::with_capacity(names.len());
+    for (name, decides) in &names {
+        turns.push(inner.turns.take((*name).clone(), *decides).await);
+    }
+    let recorded = context
+        .db
+        .run_once(async |tx| {
+            if let Some(once) = &once {
+                let known = once.note(&tx, &context.keys).await?;
+                if known != Recording::Done {
+                    return Ok(known);
+                }
+            }
+            let names: Vec<DbName> = names.keys().copied().cloned().collect();
+            let known = names.into_iter().map(|name| look_up(&feed, &tx, name));
+            let mut known: HashMap<DbName, Option<Standing>> =
+                stream::iter(known).buffer_unordered(NAMES_AT_ONCE).try_collect().await?;
+            for event in events {
+                let known = known.get_mut(&event.name).expect("all names were looked up");
+                let before = known.map(|known| (known.instance, known.is_deleted));
+                record_one(&tx, &producer, event, known, || DbInstance::random(context.env()));
+                if known.map(|known| (known.instance, known.is_deleted)) != before {
+                    tx.add_write_conflict(&context.keys.name(&event.name));
+                }
+            }
+            Ok(Recording::Done)
+        })
+        .await?;
+    Ok(recorded.value)
+}
+
+/// What `name` stands for. Two transactions that would change that meet here.
+async fn look_up(
+    feed: &NotificationFeed,
+    tx: &Transaction,
+    name: DbName,
+) -> Result<(DbName, Option<Standing>)> {
+    // Before any write to it, which would hide it.
+    tx.add_read_conflict(&feed.context.keys.name(&name));
+    let row = standing(&feed.context, tx, &name).await?;
+    let known = row.map(|row| Standing { instance: row.instance, is_deleted: row.is_deleted() });
+    Ok((name, known))
+}
+
+/// Records `event` of what its name stands for, and brings that up to date.
+///
+/// A creation is always a new one, unless it says which one it is and that is known: if the name was in use, the database that had it
+/// must have been deleted, unseen. A database of which nothing is known is older than the bus. What comes for one that is deleted
+/// is counted there, and does not bring it back; and what comes for one that was replaced is recorded for that one, where it
+/// changes nothing.
+fn record_one(
+    tx: &Transaction,
+    producer: &Producer,
+    event: &Event,
+    known: &mut Option<Standing>,
+    random: impl Fn() -> DbInstance,
+) {
+    let db = |instance| Db::new(event.name.clone(), instance);
+    let instance = || event.instance.unwrap_or_else(&random);
+    let is_known = event.instance.is_some_and(|meant| known.is_some_and(|known| known.instance == meant));
+    if event.kind == EventKind::Created {
+        if is_known {
+            // It was posted before.
+            return;
+        }
+        if let Some(old) = known.filter(|known| !known.is_deleted) {
+            producer.deleted(tx, &db(old.instance));
+        }
+        *known = Some(Standing { instance: instance(), is_deleted: false });
+    }
+    let standing = known.get_or_insert_with(|| Standing { instance: instance(), is_deleted: false });
+    let meant = event.instance.unwrap_or(standing.instance);
+    let db = db(meant);
+    match event.kind {
+        EventKind::Created => producer.created(tx, &db),
+        EventKind::Updated => producer.updated(tx, &db),
+        EventKind::DdocUpdated => producer.ddoc_updated(tx, &db, event.ddoc.as_ref()),
+        EventKind::Deleted => {
+            standing.is_deleted |= meant == standing.instance;
+            producer.deleted(tx, &db);
+        }
+    }
+}
+
+/// The databases as their events tell of them.
+struct Recorded(NotificationFeed);
+
+impl Databases for Recorded {
+    fn find<'a>(&'a self, tx: &'a Transaction, name: &'a DbName) -> BoxFuture<'a, Result<Option<Db>>> {
+        Box::pin(async move {
+            let row = standing(&self.0.context, tx, name).await?;
+            Ok(row.filter(|row| !row.is_deleted()).map(|row| row.db()))
+        })
+    }
+
+    fn names(&self) -> BoxFuture<'_, Result<Option<Vec<DbName>>>> {
+        Box::pin(async move {
+            let (mut names, mut cursor) = (Vec::new(), Cursor::NOTHING);
+            loop {
+                let page = self.0.page(cursor, NAMES_PER_PAGE).await?;
+                names.extend(page.rows.iter().filter(|row| !row.is_deleted()).map(|row| row.name.clone()));
+                if page.next.began().is_none() {
+                    break;
+                }
+                cursor = page.next;
+            }
+            names.sort_unstable();
+            names.dedup();
+            Ok(Some(names))
+        })
+    }
+}
+
+/// Nobody here knows more of documents than their changes say.
+impl DocSource for Recorded {}

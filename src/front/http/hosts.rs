@@ -1,0 +1,165 @@
+//! [`Hosts`]: by which names a server may be addressed.
+//!
+//! A browser sends the requests of any page to any address, also to a server that only its own machine can reach. It tells of a
+//! foreign page by `Origin`; but whoever owns the name of a page can let that name stand for 127.0.0.1, and then the page seems
+//! to come from the server itself, and may read what it answers (DNS rebinding). It still has to ask for its own name, which
+//! stands in `Host`.
+//!
+//! What this is not: a protection against programs on the machine, which say what they like. That needs credentials.
+
+use std::net::IpAddr;
+
+use axum::http::{HeaderMap, StatusCode, Uri, header, uri::Authority};
+
+use super::Failure;
+use crate::base::error::{Error, Result};
+
+/// By which names a server may be addressed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Hosts {
+    /// By all. That is right where requests need credentials, or for a server that others stand in front of.
+    Any,
+    /// By addresses of this machine alone, `localhost`, and these names or addresses, on whatever port; and not by pages that
+    /// come from elsewhere. That is right for an open server on a loopback address. A request without `Host` is of no browser.
+    Local(Vec<String>),
+}
+
+impl Default for Hosts {
+    /// This machine alone.
+    fn default() -> Self {
+        Self::Local(Vec::new())
+    }
+}
+
+impl Hosts {
+    /// Fails if a name could never match.
+    pub(super) fn check_names(&self) -> Result<()> {
+        let Self::Local(names) = self else { return Ok(()) };
+        let is_name = |name: &String| {
+            let is_part = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+            address(name).is_some() || !name.is_empty() && name.bytes().all(is_part)
+        };
+        match names.iter().find(|name| !is_name(name)) {
+            None => Ok(()),
+            Some(bad) => {
+                let reason =
+                    format!("{bad:?} is no name or address alone: leave out scheme, port, path and wildcard");
+                Err(Error::invalid("host", reason))
+            }
+        }
+    }
+
+    /// Fails with 400, in CouchDB's words, if the request is for another name, and with 403 if it comes from a page of another
+    /// origin that is not allowed to ask.
+    pub(super) fn check(&self, uri: &Uri, headers: &HeaderMap, is_allowed_page: bool) -> Result<(), Failure> {
+        let Self::Local(names) = self else { return Ok(()) };
+        let hosts = || headers.get_all(header::HOST).iter();
+        // What stands before an @ is nobody's host, and no client sends it.
+        let is_right =
+            |authority: &Authority| !authority.as_str().contains('@') && is_local(authority.host(), names);
+        let asked = hosts().map(|host| host.to_str().ok()?.parse().ok());
+        if !asked.chain(uri.authority().cloned().map(Some)).all(|host| host.as_ref().is_some_and(is_right)) {
+            return Err(Failure::bad_request("Invalid host header"));
+        }
+        let is_same = |origin: &str| {
+            let place = origin.split_once("://").map(|(_, place)| place);
+            place.is_some_and(|place| {
+                hosts().any(|host| host.as_bytes().eq_ignore_ascii_case(place.as_bytes()))
+            })
+        };
+        // Pages send no origin with all that they ask for, but then their browsers say where they come from.
+        let mut sites = headers.get_all("sec-fetch-site").iter();
+        let is_here = sites.all(|site| site == "same-origin" || site == "none");
+        let mut origins = headers.get_all(header::ORIGIN).iter();
+        if is_allowed_page || is_here && origins.all(|origin| origin.to_str().is_ok_and(is_same)) {
+            return Ok(());
+        }
+        let reason = "A web page from elsewhere may not use this server.";
+        Err(Failure::new(StatusCode::FORBIDDEN, "forbidden", reason))
+    }
+}
+
+/// Whether `host` stands for this machine, or is one of `names`.
+fn is_local(host: &str, names: &[String]) -> bool {
+    let asked = address(host);
+    asked.is_some_and(|asked| asked.is_loopback())
+        || host.eq_ignore_ascii_case("localhost")
+        || names
+            .iter()
+            .any(|name| name.eq_ignore_ascii_case(host) || asked.is_some() && address(name) == asked)
+}
+
+/// The address that `host` is, which may have the brackets of one of IPv6.
+fn address(host: &str) -> Option<IpAddr> {
+    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+    bare.unwrap_or(host).parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(hosts: &Hosts, uri: &str, lines: &[(header::HeaderName, &str)]) -> u16 {
+        let headers = lines.iter().map(|(name, value)| (name.clone(), value.parse().unwrap())).collect();
+        hosts
+            .check(&uri.parse().unwrap(), &headers, false)
+            .map_or_else(|failure| failure.status().as_u16(), |()| 200)
+    }
+
+    #[test]
+    fn only_names_of_this_machine_are_answered() {
+        let hosts = Hosts::Local(["db.example", "2001:db8::1"].map(str::to_owned).to_vec());
+        for (host, expected) in [
+            ("localhost", 200),
+            ("LocalHost:5985", 200),
+            ("127.0.0.1:5985", 200),
+            ("127.1.2.3", 200),
+            ("[::1]:5985", 200),
+            ("DB.example:80", 200),
+            ("[2001:db8:0::1]:80", 200),
+            ("evil.example:5985", 400),
+            ("localhost.evil.example", 400),
+            ("127.0.0.1.evil.example", 400),
+            ("192.168.0.1", 400),
+            ("[::2]", 400),
+            ("", 400),
+            ("a b", 400),
+            ("x@localhost", 400),
+            ("evil.example@localhost:80", 400),
+        ] {
+            assert_eq!(status(&hosts, "/", &[(header::HOST, host)]), expected, "{host}");
+            assert_eq!(status(&Hosts::Any, "/", &[(header::HOST, host)]), 200);
+        }
+        assert_eq!(status(&hosts, "/", &[]), 200);
+        let two = [(header::HOST, "localhost"), (header::HOST, "evil.example")];
+        assert_eq!(status(&hosts, "/", &two), 400);
+        assert_eq!(status(&hosts, "http://evil.example/", &two[..1]), 400);
+    }
+
+    #[test]
+    fn pages_from_elsewhere_are_not_answered() {
+        let hosts = Hosts::Local(Vec::new());
+        for (origin, expected) in [
+            ("http://localhost:5985", 200),
+            ("http://LOCALHOST:5985", 200),
+            ("http://localhost:3000", 403),
+            ("http://127.0.0.1:5985", 403),
+            ("https://evil.example", 403),
+            ("null", 403),
+            ("", 403),
+        ] {
+            let lines = [(header::HOST, "localhost:5985"), (header::ORIGIN, origin)];
+            assert_eq!(status(&hosts, "/", &lines), expected, "{origin}");
+            assert_eq!(status(&Hosts::Any, "/", &lines), 200);
+        }
+        assert_eq!(status(&hosts, "/", &[(header::ORIGIN, "http://localhost")]), 403);
+        // An image, or a script, of a page from elsewhere was once answered: it has no origin.
+        let site = header::HeaderName::from_static("sec-fetch-site");
+        for (value, expected) in
+            [("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)]
+        {
+            let lines = [(header::HOST, "localhost"), (site.clone(), value)];
+            assert_eq!(status(&hosts, "/", &lines), expected, "{value}");
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! [`Position`]: where a client of `_db_updates` stands.
+//!
+//! It is a [`Cursor`], and as text looks like one. A database can give several rows in a row, one for each type, and a client may
+//! stop between two of them. Then the cursor stands before the database's row in the feed, and a part says what of it was sent:
+//!
+//! ```text
+//! CURSOR.TOLDINSTANCEAT    2, 32 and 26 hexadecimal digits
+//! ```
+//!
+//! The part names the instance, so that nothing is told twice although the row may have moved on meanwhile; and when, so that what has
+//! happened since is told.
+//!
+//! A position keeps one part. A client that stops in the middle of a second database, before it has come to where the first one has
+//! moved to, is told of that one again.
+
+use std::{fmt, str::FromStr};
+
+use crate::base::{
+    cursor::Cursor,
+    encoding::Sequence,
+    error::{Error, Result},
+    event::DbInstance,
+};
+
+/// Where a client of `_db_updates` stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Position {
+    /// Up to where it was sent everything, as its reading began.
+    pub cursor: Cursor,
+    /// What it was sent of one database behind that.
+    pub part: Option<Part>,
+}
+
+/// What a client was sent of a database of which more is to come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Part {
+    /// Which items of the row were sent, a bit each.
+    pub told: u8,
+    /// The database of the row.
+    pub instance: DbInstance,
+    /// Where the row stood.
+    pub at: Sequence,
+}
+
+impl From<Cursor> for Position {
+    fn from(cursor: Cursor) -> Self {
+        Self { cursor, part: None }
+    }
+}
+
+impl fmt::Display for Position {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.cursor.fmt(f)?;
+        match &self.part {
+            None => Ok(()),
+            Some(Part { told, instance, at }) => write!(f, ".{told:02x}{instance}{at}"),
+        }
+    }
+}
+
+impl FromStr for Position {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let Some((cursor, part)) = text.split_once('.') else { return Ok(text.parse::<Cursor>()?.into()) };
+        let malformed = || Error::invalid("position", format!("{text:?} is no text of a position"));
+        let (told, rest) = part.split_at_checked(2).ok_or_else(malformed)?;
+        let (instance, at) = rest.split_at_checked(32).ok_or_else(malformed)?;
+        if !told.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            return Err(malformed());
+        }
+        let told = u8::from_str_radix(told, 16).map_err(|_| malformed())?;
+        let part = Part { told, instance: instance.parse()?, at: at.parse()? };
+        Ok(Self { cursor: cursor.parse()?, part: Some(part) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::base::encoding::{Incarnation, Versionstamp};
+
+    #[test]
+    fn golden_texts_come_back() {
+        let at = Sequence::new(Incarnation(1), Versionstamp::new(2, 3), 4);
+        let part = Part { told: 5, instance: DbInstance([0xab; 16]), at };
+        let position = Position { cursor: Cursor::NOTHING, part: Some(part) };
+        let text = format!("0.05{}{at}", "ab".repeat(16));
+        assert_eq!(position.to_string(), text);
+        assert_eq!(text.parse::<Position>().unwrap(), position);
+        assert_eq!(at.to_string().parse::<Position>().unwrap(), Cursor::from(at).into());
+        for bad in
+            ["", ".", "0.", "0.+5", &text[..text.len() - 1], &format!("{text}0"), &text.replacen('5', "+", 1)]
+        {
+            assert!(bad.parse::<Position>().is_err(), "{bad}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic(text in "\\PC*", rest in "[0-9a-f.\\PC]{50,70}") {
+            drop(text.parse::<Position>());
+            drop(format!("0.{rest}").parse::<Position>());
+        }
+    }
+}

@@ -1,0 +1,368 @@
+//! [`Query`]: what the query string and the headers of a request ask of a feed.
+//!
+//! What a feed does not know is refused, as an ignored parameter is a wrong answer: `limt=1` would give everything. What CouchDB
+//! knows in any case of its letters is known so here; and a name that begins with `_` is what clients add so that no cache answers.
+
+use std::time::Duration;
+
+use axum::http::{HeaderMap, StatusCode};
+
+use super::{
+    ApiOptions, Failure,
+    position::{Part, Position},
+};
+use crate::base::{
+    cursor::{Cursor, Start},
+    event::{EventKind, Kinds},
+};
+
+/// How a feed is sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Mode {
+    /// What there is.
+    Normal,
+    /// What there is; if it is nothing, what comes first.
+    Longpoll,
+    /// What there is and what comes, a row a line.
+    Continuous,
+    /// What there is and what comes, as server-sent events.
+    EventSource,
+}
+
+/// Of which kind a feed is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Topic {
+    /// Databases: `_db_updates`.
+    Databases,
+    /// The documents of one: `_changes`.
+    Documents,
+}
+
+/// What is asked of a feed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "they are parameters that are true or false")]
+pub(super) struct Query {
+    /// How it is sent.
+    pub mode: Mode,
+    /// Where it starts.
+    pub start: Start,
+    /// What the client was sent of the database that is next there.
+    pub part: Option<Part>,
+    /// The most rows.
+    pub limit: u64,
+    /// Newest first.
+    pub descending: bool,
+    /// After how long without rows it ends.
+    pub timeout: Duration,
+    /// After how long without anything a heartbeat is sent; with it the feed does not end by itself.
+    pub heartbeat: Option<Duration>,
+    /// Whether heartbeats of a continuous feed say how far it has come.
+    pub progress: bool,
+    /// Which kinds of events of databases are wanted.
+    pub types: Kinds,
+    /// All leaves of documents.
+    pub all_leaves: bool,
+    /// Documents, too.
+    pub include_docs: bool,
+    /// The name of a filter.
+    pub filter: Option<String>,
+    /// Ids of documents, as JSON.
+    pub doc_ids: Option<String>,
+    /// Documents with their conflicts.
+    pub conflicts: bool,
+    /// Documents with their attachments.
+    pub attachments: bool,
+    /// What is for a filter of the layer.
+    pub rest: Vec<(String, String)>,
+}
+
+impl Query {
+    /// What is asked for by the query string `text` and `headers`. Fails with 400.
+    pub fn parse(
+        text: &str,
+        headers: &HeaderMap,
+        options: &ApiOptions,
+        topic: Topic,
+    ) -> Result<Self, Failure> {
+        let mut query = Self {
+            mode: Mode::Normal,
+            start: Cursor::NOTHING.into(),
+            part: None,
+            limit: u64::MAX,
+            descending: false,
+            timeout: options.timeout_max,
+            heartbeat: None,
+            progress: false,
+            types: [EventKind::Created, EventKind::Deleted, EventKind::Updated].into_iter().collect(),
+            all_leaves: false,
+            include_docs: false,
+            filter: None,
+            doc_ids: None,
+            conflicts: false,
+            attachments: false,
+            rest: Vec::new(),
+        };
+        for (key, value) in form_urlencoded::parse(text.as_bytes()) {
+            let known = key.to_ascii_lowercase();
+            let is_known = match topic {
+                Topic::Databases => known == "types" && query.take_types(&value)?,
+                Topic::Documents => query.take_of_documents(&known, &value)?,
+            };
+            if !is_known && !query.take(&known, &value, options, topic)? {
+                query.rest.push((key.into_owned(), value.into_owned()));
+            }
+        }
+        query.check(topic)?;
+        // A client that has lost its connection asks again for the same address.
+        if query.mode == Mode::EventSource
+            && let Some(last) = headers.get("last-event-id").filter(|last| !last.is_empty())
+        {
+            query.start_at(last.to_str().unwrap_or("?"))?;
+        }
+        Ok(query)
+    }
+
+    /// Takes a parameter that all feeds have. Returns whether it is one.
+    fn take(&mut self, key: &str, value: &str, options: &ApiOptions, topic: Topic) -> Result<bool, Failure> {
+        match key {
+            "feed" => self.mode = mode(value, topic)?,
+            "since" | "last-event-id" => self.start_at(value)?,
+            "limit" => self.limit = integer("limit", value)?,
+            "descending" => self.descending = truth("descending", value)?,
+            "timeout" => {
+                self.timeout = Duration::from_millis(integer("timeout", value)?).min(options.timeout_max);
+            }
+            "heartbeat" => self.heartbeat = heartbeat(value, options)?,
+            "progress" => self.progress = truth(key, value)?,
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    /// Takes a parameter that only feeds of documents have. Returns whether it is one.
+    fn take_of_documents(&mut self, key: &str, value: &str) -> Result<bool, Failure> {
+        match key {
+            "style" => {
+                self.all_leaves = match value {
+                    "main_only" => false,
+                    "all_docs" => true,
+                    _ => return Err(Failure::bad_request("`style` has to be main_only or all_docs.")),
+                }
+            }
+            "include_docs" => self.include_docs = truth(key, value)?,
+            "conflicts" => self.conflicts = truth(key, value)?,
+            "attachments" => self.attachments = truth(key, value)?,
+            "att_encoding_info" => {
+                if truth(key, value)? {
+                    return Err(Failure::bad_request("`att_encoding_info` is not supported."));
+                }
+            }
+            "filter" => self.filter = Some(value.to_owned()).filter(|filter| !filter.is_empty()),
+            "doc_ids" => self.doc_ids = Some(value.to_owned()),
+            // Every row has its position, not just every so many.
+            "seq_interval" => {
+                if integer(key, value).is_ok_and(|interval| interval > 0) {
+                    return Ok(true);
+                }
+                return Err(Failure::bad_request("invalid_seq_interval"));
+            }
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    /// Takes the value of `types`.
+    fn take_types(&mut self, value: &str) -> Result<bool, Failure> {
+        self.types = types(value)?;
+        Ok(true)
+    }
+
+    /// Takes the value of `since`, which may be quoted as JSON.
+    fn start_at(&mut self, value: &str) -> Result<(), Failure> {
+        let value = value.strip_prefix('"').and_then(|value| value.strip_suffix('"')).unwrap_or(value);
+        (self.start, self.part) = match value {
+            "" => (Cursor::NOTHING.into(), None),
+            "now" => (Start::Now, None),
+            value => {
+                let malformed = |_| Failure::bad_request("Malformed sequence supplied in 'since' parameter.");
+                let Position { cursor, part } = value.parse().map_err(malformed)?;
+                (cursor.into(), part)
+            }
+        };
+        Ok(())
+    }
+
+    /// Fails if the parameters do not fit together, or some are nobody's.
+    fn check(&self, topic: Topic) -> Result<(), Failure> {
+        let is_bound = !matches!(self.start, Start::Now) && self.start != Cursor::NOTHING.into();
+        if self.descending && is_bound {
+            // CouchDB reads all rows then.
+            return Err(Failure::bad_request(
+                "With `descending` there is no `since` but 0 and now: it gives all rows.",
+            ));
+        }
+        if topic == Topic::Documents && self.part.is_some() {
+            return Err(Failure::bad_request("Malformed sequence supplied in 'since' parameter."));
+        }
+        // What nobody knows may be for the filter of a layer.
+        let is_odd = |(key, _): &&(String, String)| self.filter.is_none() && !key.starts_with('_');
+        match self.rest.iter().find(is_odd) {
+            None => Ok(()),
+            Some((key, _)) => Err(Failure::bad_request(format!("This feed has no parameter `{key}`."))),
+        }
+    }
+}
+
+/// The value of `feed`.
+fn mode(value: &str, topic: Topic) -> Result<Mode, Failure> {
+    match value {
+        // As in CouchDB, which has it here only.
+        "live" if topic == Topic::Documents => Ok(Mode::Continuous),
+        "normal" => Ok(Mode::Normal),
+        "longpoll" => Ok(Mode::Longpoll),
+        "continuous" => Ok(Mode::Continuous),
+        "eventsource" => Ok(Mode::EventSource),
+        _ => Err(Failure::bad_request("Supported `feed` types: normal, continuous, longpoll, eventsource")),
+    }
+}
+
+/// A value that is true or false.
+fn truth(key: &str, value: &str) -> Result<bool, Failure> {
+    match value {
+        _ if value.eq_ignore_ascii_case("true") => Ok(true),
+        _ if value.eq_ignore_ascii_case("false") => Ok(false),
+        _ => Err(Failure::bad_request(format!("`{key}` has to be true or false."))),
+    }
+}
+
+/// A non-negative integer. What is too large to matter is as large as can be.
+pub(super) fn integer(key: &str, value: &str) -> Result<u64, Failure> {
+    if value.is_empty() || !value.bytes().all(|byte| byte.is_ascii_digit()) {
+        let reason = format!("`{key}` has to be a non-negative integer.");
+        return Err(Failure::new(StatusCode::BAD_REQUEST, "invalid_integer", reason));
+    }
+    Ok(value.parse().unwrap_or(u64::MAX))
+}
+
+/// The value of `heartbeat`, within the bounds of the server. Zero is none: a heartbeat without a pause would be no use to anybody.
+fn heartbeat(value: &str, options: &ApiOptions) -> Result<Option<Duration>, Failure> {
+    let bounded = |interval: Duration| interval.max(options.heartbeat_min).min(options.heartbeat_max);
+    match value {
+        "true" => Ok(Some(bounded(Duration::from_mins(1)))),
+        "false" => Ok(None),
+        value => {
+            let interval = integer("heartbeat", value)?;
+            Ok((interval > 0).then(|| bounded(Duration::from_millis(interval))))
+        }
+    }
+}
+
+/// The value of `types`.
+fn types(value: &str) -> Result<Kinds, Failure> {
+    let all = [EventKind::Created, EventKind::Deleted, EventKind::Updated, EventKind::DdocUpdated];
+    let known = |name: &str| all.into_iter().find(|kind| kind.as_str() == name);
+    value.split(',').map(|name| known(name.trim())).collect::<Option<Kinds>>().ok_or_else(|| {
+        let all = all.map(EventKind::as_str).join(", ");
+        Failure::bad_request(format!("`types` has to be a list of these, with commas: {all}"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::encoding::Sequence;
+
+    fn parse_of(text: &str, topic: Topic) -> Result<Query, Failure> {
+        Query::parse(text, &HeaderMap::new(), &ApiOptions::default(), topic)
+    }
+
+    fn parse(text: &str) -> Result<Query, Failure> {
+        parse_of(text, Topic::Databases)
+    }
+
+    #[test]
+    fn defaults_are_those_of_couchdb() {
+        let query = parse("_nonce=1").unwrap();
+        assert_eq!(query.mode, Mode::Normal);
+        assert_eq!(query.start, Cursor::NOTHING.into());
+        assert_eq!((query.limit, query.timeout, query.heartbeat), (u64::MAX, Duration::from_mins(1), None));
+        assert!(query.types.contains(EventKind::Deleted) && !query.types.contains(EventKind::DdocUpdated));
+    }
+
+    #[test]
+    fn values_are_read_and_capped() {
+        let sequence = format!("{}", Sequence::MAX);
+        let query = parse(&format!(
+            "feed=continuous&since=%22{sequence}%22&limit=99999999999999999999&timeout=70000&heartbeat=true&types=updated,%20ddoc_updated"
+        ))
+        .unwrap();
+        assert_eq!(query.mode, Mode::Continuous);
+        assert_eq!(query.start, Sequence::MAX.into());
+        assert_eq!((query.limit, query.timeout), (u64::MAX, Duration::from_mins(1)));
+        assert_eq!(query.heartbeat, Some(Duration::from_mins(1)));
+        assert_eq!(query.types, Kinds::from_iter([EventKind::Updated, EventKind::DdocUpdated]));
+        assert_eq!(parse("heartbeat=0").unwrap().heartbeat, None);
+        // A thousand heartbeats a second were once sent to who asked for them.
+        assert_eq!(parse("heartbeat=1").unwrap().heartbeat, Some(Duration::from_millis(100)));
+        assert_eq!(parse("since=now").unwrap().start, Start::Now);
+        assert_eq!(parse("since=").unwrap().start, Cursor::NOTHING.into());
+        assert_eq!(parse(&format!("last-event-id={sequence}")).unwrap().start, Sequence::MAX.into());
+    }
+
+    #[test]
+    fn names_are_known_in_any_case_and_refused_if_unknown() {
+        let query = parse_of(
+            "LIMIT=1&Include_Docs=True&feed=live&Descending=false&seq_interval=25",
+            Topic::Documents,
+        );
+        let query = query.unwrap();
+        assert_eq!((query.limit, query.include_docs, query.mode), (1, true, Mode::Continuous));
+        assert!(parse("Descending=TRUE&since=now").unwrap().descending);
+        for (bad, topic) in [
+            ("limt=1", Topic::Databases),
+            ("include_docs=true", Topic::Databases),
+            ("filter=_design", Topic::Databases),
+            ("types=created", Topic::Documents),
+            ("key=1", Topic::Documents),
+        ] {
+            let failure = parse_of(bad, topic).unwrap_err();
+            assert!(format!("{failure:?}").contains("no parameter"), "{failure:?}");
+        }
+        let filtered = parse_of("filter=app/mine&key=1", Topic::Documents).unwrap();
+        assert_eq!(filtered.rest, [("key".to_owned(), "1".to_owned())]);
+    }
+
+    #[test]
+    fn bad_values_are_named() {
+        let ahead = format!("descending=true&since={}", Sequence::MAX);
+        for (bad, topic, named) in [
+            ("feed=live", Topic::Databases, "eventsource"),
+            ("limit=-1", Topic::Databases, "limit"),
+            ("timeout=x", Topic::Databases, "timeout"),
+            ("heartbeat=", Topic::Databases, "heartbeat"),
+            ("types=", Topic::Databases, "ddoc_updated"),
+            ("types=created,", Topic::Databases, "ddoc_updated"),
+            ("since=garbage", Topic::Databases, "Malformed sequence supplied in 'since' parameter."),
+            ("since=0.05", Topic::Databases, "Malformed sequence supplied in 'since' parameter."),
+            ("descending=1", Topic::Databases, "true or false"),
+            (&*ahead, Topic::Databases, "descending"),
+            ("seq_interval=0", Topic::Documents, "invalid_seq_interval"),
+            ("style=odd", Topic::Documents, "all_docs"),
+            ("att_encoding_info=true", Topic::Documents, "att_encoding_info"),
+        ] {
+            let failure = parse_of(bad, topic).unwrap_err();
+            assert_eq!(failure.status(), StatusCode::BAD_REQUEST);
+            assert!(format!("{failure:?}").contains(named), "{bad}: {failure:?}");
+        }
+    }
+
+    #[test]
+    fn the_last_event_is_newer_than_the_address() {
+        let last = Sequence::MAX.to_string();
+        let headers = HeaderMap::from_iter([("last-event-id".parse().unwrap(), last.parse().unwrap())]);
+        let options = ApiOptions::default();
+        let query = |text| Query::parse(text, &headers, &options, Topic::Databases).unwrap().start;
+        assert_eq!(query("feed=eventsource&since=now"), Sequence::MAX.into());
+        assert_eq!(query("feed=continuous&since=now"), Start::Now);
+    }
+}

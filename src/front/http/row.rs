@@ -1,0 +1,461 @@
+//! [`Rows`]: rows of `_db_updates` that are new to a reader, and how they look; and [`Look`]: how they look to many readers.
+//!
+//! # Positions
+//!
+//! A client keeps one text and nothing else, so the text has to say all that a reader has to remember: it is that of a
+//! [`Cursor`]. Mostly that is a plain sequence. Where a row that is still to come has news from before the position, the text says in
+//! addition where and when the reading began:
+//!
+//! ```text
+//! sequence   1          2          3
+//!            a created  b created  a updated        since=0&limit=1 gives b
+//!            (superseded)  row of b   row of a      since=2 has to give "a created", not "a updated"
+//! ```
+//!
+//! Between two rows of one database it also says which of them were sent ([`Position`]). The same distinguishes a reader that began with nothing, and has read half of what there is, from one that was away for too
+//! long: the first one stands below the horizon, too, and misses nothing.
+
+use std::sync::Arc;
+
+use axum::body::Bytes;
+use smallvec::SmallVec;
+
+use super::{
+    form::{Form, Writer, write_string},
+    page::reading,
+    position::{Part, Position},
+};
+use crate::{
+    base::{
+        cursor::Cursor,
+        encoding::Sequence,
+        event::{EventKind, Kinds},
+        notification::Notification,
+    },
+    roles::dispatcher::DeliveryBatch,
+};
+
+/// What a row of `_db_updates` tells of a database.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Item {
+    /// An earlier database of the name, which the reader may have known, was deleted.
+    Gone,
+    /// An event of the database of the row.
+    Event(EventKind),
+}
+
+impl Item {
+    /// Its bit among those that were told. They are part of positions, and never change.
+    fn bit(self) -> u8 {
+        match self {
+            Self::Event(kind) => 1 << kind as u8,
+            Self::Gone => 1 << 4,
+        }
+    }
+
+    /// Its type, as clients read it.
+    pub fn kind(self) -> EventKind {
+        match self {
+            Self::Gone => EventKind::Deleted,
+            Self::Event(kind) => kind,
+        }
+    }
+}
+
+/// What is to be told of one row.
+pub(super) type Items = SmallVec<[Item; 4]>;
+
+/// What a row tells a reader whose reading began as `cursor` says and that wants these kinds of events, in the order in which it
+/// happened; without what it was told of the row before, as `part` says.
+///
+/// Of a deleted database only that is told. A new design document is an update to those who do not ask for it by name.
+pub(super) fn items_of(row: &Notification, cursor: &Cursor, wanted: Kinds, part: Option<&Part>) -> Items {
+    use EventKind::{Created, DdocUpdated, Deleted, Updated};
+    let news = |at: Option<Sequence>| at.filter(|&at| cursor.is_news(at));
+    let ddoc = news(row.ddoc_updated_at);
+    let happened: [(Item, Option<Sequence>); 4] = if row.is_deleted() {
+        // What comes for a database after its deletion is counted in its row, but is no second deletion.
+        let none = (Item::Gone, None);
+        [(Item::Event(Deleted), news(row.deleted_at)), none, none, none]
+    } else {
+        let gone = row.replaced.map(|replaced| replaced.deleted_at);
+        let updated = news(row.updated_at).max(ddoc.filter(|_| !wanted.contains(DdocUpdated)));
+        [
+            (Item::Gone, gone.filter(|&at| cursor.is_news_of_replaced(at))),
+            (Item::Event(Created), news(row.created_at)),
+            (Item::Event(Updated), updated),
+            (Item::Event(DdocUpdated), ddoc),
+        ]
+    };
+    let part = part.filter(|part| part.instance == row.instance);
+    let is_told = |item: Item, at| part.is_some_and(|part| part.told & item.bit() != 0 && at <= part.at);
+    let mut items: SmallVec<[(Sequence, Item); 4]> = happened
+        .into_iter()
+        .filter(|(item, _)| wanted.contains(item.kind()))
+        .filter_map(|(item, at)| at.filter(|&at| !is_told(item, at)).map(|at| (at, item)))
+        .collect();
+    // What happened in one fold keeps its order.
+    items.sort_by_key(|(at, _)| *at);
+    items.into_iter().map(|(_, item)| item).collect()
+}
+
+/// Rows in order, for one reader, and how many of them were written.
+#[derive(Debug)]
+pub(super) struct Rows {
+    /// The rows.
+    all: Vec<Arc<Notification>>,
+    /// For each row whether a client may stop behind it with a plain sequence.
+    are_plain: Vec<bool>,
+    /// The reading that they are a part of.
+    reading: Cursor,
+    /// Where to read on behind them.
+    next: Cursor,
+    /// The next one to be written.
+    place: usize,
+    /// Which items of that one were written.
+    told: u8,
+    /// What the reader was sent before of a row that has not come yet.
+    part: Option<Part>,
+}
+
+impl Rows {
+    /// What a reader at `from` has read who stands at `next` now; rows up to `horizon` may have been dropped.
+    pub fn new(rows: Vec<Arc<Notification>>, from: Position, next: Cursor, horizon: Sequence) -> Self {
+        let reading = reading(from.cursor, next);
+        let are_plain = are_plain(&rows, &reading, horizon, next.began().is_none());
+        Self { all: rows, are_plain, reading, next, place: 0, told: 0, part: from.part }
+    }
+
+    /// What a subscriber was delivered, which knew something.
+    pub fn of(batch: &DeliveryBatch) -> Self {
+        let from = batch.iter().next().expect("a batch is never empty").since();
+        let rows = batch.iter().map(|delivery| Arc::clone(delivery.notification())).collect();
+        Self::new(rows, from.into(), batch.cursor(), Sequence::MIN)
+    }
+
+    /// Where to read on behind them.
+    pub fn next(&self) -> Position {
+        // Who has read everything has come past the row.
+        Position { cursor: self.next, part: self.part.filter(|_| !self.is_complete()) }
+    }
+
+    /// How many are still to be written.
+    pub fn left(&self) -> usize {
+        self.all.len() - self.place
+    }
+
+    /// Whether they are all that there was to read.
+    pub fn is_complete(&self) -> bool {
+        self.next.began().is_none()
+    }
+
+    /// Writes what they have of news for a reader that wants `kinds`, a row each: at most `limit`, and as much as the chunk takes.
+    pub fn write(&mut self, kinds: Kinds, out: &mut Writer, limit: u64) {
+        let before = out.rows();
+        while let Some(row) = self.all.get(self.place) {
+            let items = items_of(row, &self.reading, kinds, self.part.as_ref());
+            let is_left = |told: u8| items.iter().any(|item| item.bit() & !told != 0);
+            for item in &items {
+                if self.told & item.bit() != 0 {
+                    continue;
+                }
+                if out.rows() - before >= limit || out.is_full() {
+                    return;
+                }
+                self.told |= item.bit();
+                let seq = if is_left(self.told) { self.between() } else { self.behind(self.place) };
+                write_row(out, row, item.kind(), &seq);
+            }
+            if self.part.is_some_and(|part| part.instance == row.instance) {
+                self.part = None;
+            }
+            (self.place, self.told) = (self.place + 1, 0);
+        }
+    }
+
+    /// What a client gets as its position behind the row at `place`.
+    fn behind(&self, place: usize) -> Position {
+        let at = self.all[place].sequence;
+        let is_last = place + 1 == self.all.len() && self.is_complete();
+        let part = self.part.filter(|part| part.instance != self.all[place].instance && !is_last);
+        let is_plain = self.are_plain[place] && part.is_none();
+        Position { cursor: if is_plain { at.into() } else { self.reading.at(at) }, part }
+    }
+
+    /// What a client gets as its position between two items of the next row.
+    fn between(&self) -> Position {
+        let row = &self.all[self.place];
+        let before = self.part.filter(|part| part.instance == row.instance).map_or(0, |part| part.told);
+        let part = Part { told: self.told | before, instance: row.instance, at: row.sequence };
+        Position { cursor: self.reading.at(row.sequence.before()), part: Some(part) }
+    }
+
+    /// Where a client stands that was sent what was written; `None` if nothing was: not where the reading has come to, but at the
+    /// last row, so that the position stays while nothing happens.
+    pub fn position(&self) -> Option<Position> {
+        if self.told != 0 {
+            return Some(self.between());
+        }
+        let last = self.place.checked_sub(1)?;
+        // Below the horizon a sequence would not say that nothing was missed.
+        let is_below = self.left() == 0 && self.is_complete() && !self.are_plain[last];
+        Some(if is_below { self.next() } else { self.behind(last) })
+    }
+}
+
+/// For which rows and kinds of events a look is.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Wish(Form, Kinds);
+
+/// How the rows of a batch look in one form, to all who want the same kinds of events.
+#[derive(Debug)]
+pub(super) struct Look {
+    /// All rows that are wanted.
+    pub bytes: Bytes,
+    /// How many they are.
+    pub rows: u64,
+    /// Where a client stands behind them.
+    pub position: Position,
+}
+
+/// How `batch` looks, made once for all who are delivered the same; no look if it would take more than a chunk, and `None` if
+/// others are delivered something else.
+pub(super) fn look(batch: &DeliveryBatch, form: Form, kinds: Kinds) -> Option<Arc<(Wish, Option<Look>)>> {
+    let make = || {
+        let (mut rows, mut out) = (Rows::of(batch), Writer::new(form));
+        rows.write(kinds, &mut out, u64::MAX);
+        let position = rows.position().filter(|_| rows.left() == 0)?;
+        let (bytes, rows) = out.take();
+        Some(Look { bytes, rows, position })
+    };
+    Some(batch.whole()?.once(Wish(form, kinds), make))
+}
+
+/// Writes a row.
+pub(super) fn write_row(out: &mut Writer, row: &Notification, kind: EventKind, seq: &Position) {
+    out.row(seq, |bytes| {
+        use std::io::Write;
+        bytes.extend_from_slice(b"{\"db_name\":");
+        write_string(bytes, row.name.as_str());
+        write!(bytes, ",\"type\":\"{}\",\"seq\":\"{seq}\"}}", kind.as_str())
+            .expect("a vector takes all bytes");
+    });
+}
+
+/// For each row whether a client may stop there with a plain sequence: nothing is new in later rows that happened before, and
+/// nothing before was dropped.
+fn are_plain(
+    rows: &[Arc<Notification>],
+    reading: &Cursor,
+    horizon: Sequence,
+    is_complete: bool,
+) -> Vec<bool> {
+    // The oldest news of all later rows.
+    let mut oldest = if is_complete { Sequence::MAX } else { Sequence::MIN };
+    let mut are_plain: Vec<_> = rows
+        .iter()
+        .rev()
+        .map(|row| {
+            let at = row.sequence;
+            let is_plain = at < oldest && (!reading.knew_nothing() || at >= horizon);
+            let news = [row.created_at, row.updated_at, row.ddoc_updated_at, row.deleted_at];
+            let news = news.into_iter().flatten().filter(|&at| reading.is_news(at));
+            let replaced = row.replaced.map(|replaced| replaced.deleted_at);
+            let replaced = replaced.filter(|&at| reading.is_news_of_replaced(at));
+            oldest = oldest.min(news.chain(replaced).min().unwrap_or(at));
+            is_plain
+        })
+        .collect();
+    are_plain.reverse();
+    are_plain
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        base::{
+            cursor::Knowledge,
+            encoding::{Incarnation, Versionstamp},
+            event::DbName,
+            notification::{Replaced, tests::row},
+        },
+        front::http::form::CHUNK_BYTES,
+    };
+
+    fn at(version: u64) -> Sequence {
+        Sequence::new(Incarnation(0), Versionstamp::new(version, 0), 0)
+    }
+
+    /// A row of a database that was created, updated, got a design document and was deleted then, 0 for never.
+    fn database(version: u64, [created, updated, ddoc, deleted]: [u64; 4]) -> Arc<Notification> {
+        let when = |version| (version > 0).then(|| at(version));
+        Arc::new(Notification {
+            created_at: when(created),
+            updated_at: when(updated),
+            ddoc_updated_at: when(ddoc),
+            deleted_at: when(deleted),
+            replaced: None,
+            ..row(at(version))
+        })
+    }
+
+    /// The positions behind `rows`.
+    fn seqs(rows: &[Arc<Notification>], from: Cursor, next: Cursor, horizon: Sequence) -> Vec<Cursor> {
+        let rows = Rows::new(rows.to_vec(), from.into(), next, horizon);
+        (0..rows.left()).map(|place| rows.behind(place).cursor).collect()
+    }
+
+    /// Of several kinds that were new only one was once told, so that `types=deleted` gave nothing of a database that was deleted
+    /// and created again.
+    #[test]
+    fn each_kind_that_is_new_and_wanted_is_told_in_the_order_in_which_it_happened() {
+        use EventKind::{Created, DdocUpdated, Deleted, Updated};
+        let of = |row: &Notification, since: u64, wanted| {
+            let items = items_of(row, &at(since).into(), wanted, None);
+            items.into_iter().map(Item::kind).collect::<Vec<_>>()
+        };
+        let row = database(9, [2, 6, 9, 0]);
+        let usual = Kinds::from_iter([Created, Deleted, Updated]);
+        for (since, wanted, expected) in [
+            (1, usual, &[Created, Updated][..]),
+            (2, usual, &[Updated]),
+            (6, usual, &[Updated]),
+            (9, usual, &[]),
+            (1, Kinds::ALL, &[Created, Updated, DdocUpdated]),
+            (6, Kinds::ALL, &[DdocUpdated]),
+            (1, Updated.into(), &[Updated]),
+            (1, DdocUpdated.into(), &[DdocUpdated]),
+            (2, Created.into(), &[]),
+            (1, Deleted.into(), &[]),
+        ] {
+            assert_eq!(of(&row, since, wanted), expected, "{since} {wanted:?}");
+        }
+        assert_eq!(of(&database(9, [2, 9, 6, 0]), 1, Kinds::ALL), [Created, DdocUpdated, Updated]);
+        let deleted = database(9, [2, 6, 6, 9]);
+        assert_eq!(of(&deleted, 1, usual), [Deleted]);
+        assert_eq!(of(&deleted, 5, Kinds::from_iter([Created, Updated])), []);
+        // It was once delivered again for an update that came late.
+        let updated_late = database(12, [2, 12, 6, 9]);
+        assert_eq!((of(&updated_late, 8, usual), of(&updated_late, 9, usual)), (vec![Deleted], vec![]));
+        // An earlier database of the name was deleted.
+        let mut again = Notification::clone(&database(9, [9, 9, 0, 0]));
+        again.replaced = Some(Replaced { instance: again.instance, deleted_at: at(5) });
+        assert_eq!(of(&again, 4, usual), [Deleted, Created, Updated]);
+        assert_eq!(of(&again, 4, Deleted.into()), [Deleted]);
+        assert_eq!(of(&again, 5, usual), [Created, Updated]);
+        assert_eq!(items_of(&again, &Cursor::NOTHING, usual, None).len(), 2, "it was never known");
+    }
+
+    /// All that a client is told in requests for one row each.
+    #[test]
+    fn a_position_between_two_rows_of_a_database_resumes_between_them() {
+        let mut first = Notification::clone(&database(9, [7, 8, 9, 0]));
+        first.replaced = Some(Replaced { instance: first.instance, deleted_at: at(5) });
+        let (first, second) = (Arc::new(first), database(10, [10, 0, 0, 0]));
+        let mut position = Position::from(Cursor::from(at(2)));
+        let (mut told, mut texts) = (Vec::new(), Vec::new());
+        while told.len() < 5 {
+            let all = [&first, &second].map(Arc::clone);
+            let left = all.into_iter().filter(|row| row.sequence > position.cursor.position()).collect();
+            let mut rows = Rows::new(left, position, at(20).into(), Sequence::MIN);
+            let mut out = Writer::new(Form::Lines);
+            rows.write(Kinds::ALL, &mut out, 1);
+            let line = String::from_utf8(out.take().0.to_vec()).unwrap();
+            let kind = line.split('"').nth(7).unwrap().to_owned();
+            position = rows.position().unwrap();
+            assert!(line.contains(&format!("\"seq\":\"{position}\"")), "{line}");
+            position = position.to_string().parse().unwrap();
+            texts.push(position.to_string());
+            told.push(kind);
+        }
+        assert_eq!(told, ["deleted", "created", "updated", "ddoc_updated", "created"]);
+        assert!(
+            texts.is_sorted() && texts[3] == at(9).to_string() && texts[4] == at(10).to_string(),
+            "{texts:?}"
+        );
+    }
+
+    /// While the client was away the row has moved on: what it was told is not told again, and what is new is.
+    #[test]
+    fn a_position_between_two_rows_holds_also_when_the_row_has_moved() {
+        use EventKind::{Created, DdocUpdated, Updated};
+        let before = database(9, [7, 8, 0, 0]);
+        let part = Part { told: Item::Event(Created).bit(), instance: before.instance, at: at(9) };
+        let from = Position { cursor: Cursor::from(at(2)).begin(at(9)).at(at(8)), part: Some(part) };
+        let kinds = |row: &Notification| {
+            let items = items_of(row, &from.cursor, Kinds::ALL, from.part.as_ref());
+            items.into_iter().map(Item::kind).collect::<Vec<_>>()
+        };
+        assert_eq!(kinds(&before), [Updated]);
+        assert_eq!(kinds(&database(12, [7, 8, 12, 0])), [Updated, DdocUpdated]);
+        let told = Part { told: part.told | Item::Event(Updated).bit(), ..part };
+        let items = items_of(&database(12, [7, 12, 0, 0]), &from.cursor, Kinds::ALL, Some(&told));
+        assert_eq!(items.into_iter().map(Item::kind).collect::<Vec<_>>(), [Updated], "it was updated since");
+        // Before it has come, other rows keep it in mind.
+        let mut other = Notification::clone(&database(11, [11, 0, 0, 0]));
+        other.instance.0[0] ^= 1;
+        let rows = [Arc::new(other), database(12, [7, 8, 12, 0])].to_vec();
+        let mut rows = Rows::new(rows, from, at(20).into(), Sequence::MIN);
+        let mut out = Writer::new(Form::Lines);
+        rows.write(Kinds::ALL, &mut out, 1);
+        assert_eq!(rows.position().unwrap().part, Some(part));
+        rows.write(Kinds::ALL, &mut out, 9);
+        assert_eq!((out.rows(), rows.position().unwrap()), (3, Cursor::from(at(12)).into()));
+    }
+
+    #[test]
+    fn a_position_says_no_more_than_it_has_to() {
+        let (from, end) = (Cursor::from(at(1)), Cursor::from(at(20)));
+        let plain = |version| Cursor::from(at(version));
+        let anchored = |version| Cursor::resumed(Knowledge::UpTo(at(1)), at(20), at(version));
+        let rows = [database(4, [0, 4, 0, 0]), database(7, [3, 7, 0, 0]), database(9, [8, 9, 0, 0])];
+        // Who stops after the first row has still to be delivered the creation at 3.
+        assert_eq!(seqs(&rows, from, end, Sequence::MIN), [anchored(4), plain(7), plain(9)]);
+        assert_eq!(seqs(&rows, from, anchored(9), Sequence::MIN), [4, 7, 9].map(anchored));
+        // What was known before the reading is no news.
+        assert_eq!(seqs(&rows, at(3).into(), end, Sequence::MIN)[0], plain(4));
+    }
+
+    /// The deletion of an instance that was replaced is news as well, and was once forgotten here.
+    #[test]
+    fn a_position_keeps_the_deletion_of_what_was_replaced() {
+        let mut later = Notification::clone(&database(9, [8, 9, 0, 0]));
+        later.replaced = Some(Replaced { instance: later.instance, deleted_at: at(3) });
+        let rows = [database(4, [0, 4, 0, 0]), Arc::new(later)];
+        let from = |version| seqs(&rows, at(version).into(), at(20).into(), Sequence::MIN)[0];
+        assert_eq!(from(1), Cursor::resumed(Knowledge::UpTo(at(1)), at(20), at(4)));
+        assert_eq!(from(3), at(4).into());
+        let unknown = seqs(&rows, Cursor::NOTHING, at(20).into(), Sequence::MIN)[0];
+        assert_eq!(unknown, at(4).into(), "who began with nothing never knew it");
+    }
+
+    #[test]
+    fn who_began_with_nothing_is_told_so_below_the_horizon() {
+        let rows = [database(4, [4, 0, 0, 0]), database(6, [6, 0, 0, 0])];
+        let [below, above] = seqs(&rows, Cursor::NOTHING, at(20).into(), at(5))[..] else { panic!() };
+        assert_eq!(above, at(6).into());
+        assert_eq!(below.to_string(), format!("{}-{}", at(4), at(20)));
+    }
+
+    #[test]
+    fn a_chunk_is_bounded_in_bytes_whatever_the_names() {
+        let name = "\u{1}".repeat(1_024);
+        let long = |version| {
+            let row = Notification::clone(&database(version, [version, 0, 0, 0]));
+            Arc::new(Notification { name: DbName::new(&name).unwrap(), ..row })
+        };
+        let all: Vec<_> = (1..100).map(long).collect();
+        let mut rows = Rows::new(all, Cursor::NOTHING.into(), at(200).into(), Sequence::MIN);
+        let (mut out, mut chunks, mut written) = (Writer::new(Form::Lines), 0, 0);
+        while rows.left() > 0 {
+            rows.write(Kinds::ALL, &mut out, u64::MAX);
+            let (bytes, rows) = out.take();
+            // One row may stand over its edge: six bytes for each of the name's, and some more.
+            assert!(bytes.len() < CHUNK_BYTES + 7_000, "{} bytes", bytes.len());
+            (chunks, written) = (chunks + 1, written + rows);
+        }
+        assert_eq!(written, 99, "it goes on where it was");
+        assert!(chunks >= 99 * 6 * 1_024 / (40 << 10), "{chunks} chunks");
+    }
+}

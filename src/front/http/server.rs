@@ -1,0 +1,383 @@
+//! [`Server`]: a listener with limits, that ends in good order.
+//!
+//! A client that does not read holds one chunk, the buffer of its connection and that of its socket, and is dropped when it has
+//! taken nothing for a while. One that sends nothing is dropped as well. One that has ended its side only gets its answer (`socket`). One that has vanished without a word is one that takes
+//! nothing: a feed sends a heartbeat, or its end, at least once a minute, and on Linux the system itself gives up a connection
+//! on which nothing is acknowledged for as long; elsewhere that takes it some minutes.
+
+use std::{
+    convert::Infallible,
+    io,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    body::Body,
+    extract::Request,
+    http::{HeaderMap, HeaderValue, StatusCode, Version, header},
+    response::{IntoResponse, Response},
+};
+use futures_util::FutureExt;
+use hyper::{server::conn::http1, service::service_fn};
+use hyper_util::{
+    rt::{TokioIo, TokioTimer},
+    server::graceful::{GracefulShutdown, Watcher},
+};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::{OwnedSemaphorePermit, Semaphore, watch},
+    task::{JoinHandle, JoinSet},
+};
+use tower_service::Service;
+
+use super::{
+    Cors, Failure, Hosts, Peer,
+    lockout::network,
+    refusals::Refusals,
+    socket::{Answering, Socket},
+    tally::{Place, Tally},
+};
+use crate::base::{
+    env::Env,
+    error::{Error, Result},
+};
+
+/// The answer to a connection too many.
+const TOO_MANY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nConnection: close\r\nRetry-After: 1\r\nContent-Length: 72\r\n\r\n{\"error\":\"too_many_connections\",\"reason\":\"The server has no room left.\"}";
+
+/// What answers say of who has made them.
+const SERVER: &str = concat!("Notibus/", env!("CARGO_PKG_VERSION"));
+
+/// How long the listener pauses when no connection can be accepted, as without file descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// The limits of a server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServerOptions {
+    /// How many connections there are at once; the next one gets 503. Each needs a file descriptor. Default: 16,384.
+    pub connections_max: usize,
+    /// How many of them may come from one address (of IPv6: from one network of 64 bits); the next one gets 503. Default: 8,192.
+    pub connections_per_address_max: usize,
+    /// The most bytes of a request's line and headers, at least 8,192. Default: 32 KiB.
+    pub header_len_max: usize,
+    /// The most headers of a request. Default: 100.
+    pub headers_max: usize,
+    /// How long a client may take to send a request's headers, also the first one. Default: 30 s.
+    pub header_timeout: Duration,
+    /// After how long a client is dropped that takes nothing of what it is sent. Default: 30 s.
+    pub write_timeout: Duration,
+    /// The size of a socket's buffer for what is sent, in bytes. Default: 128 KiB.
+    pub send_buffer_len: usize,
+    /// How long a shutdown waits for answers in progress. Default: 10 s.
+    pub drain_timeout: Duration,
+    /// By which names it may be addressed. Default: by those of this machine alone.
+    pub hosts: Hosts,
+    /// Which pages of other origins may ask it through a browser. Default: none.
+    pub cors: Option<Cors>,
+    /// Whether it may listen on an address that other machines can reach. Set it if the API has credentials
+    /// ([`ApiOptions::access`](super::ApiOptions::access)), and a layer's own routes accounts, or if something in front has.
+    /// Clients will need [`Hosts::Any`] then, or the names that they ask for. Default: no.
+    pub is_public: bool,
+}
+
+impl Default for ServerOptions {
+    fn default() -> Self {
+        Self {
+            connections_max: 16_384,
+            connections_per_address_max: 8_192,
+            header_len_max: 32 << 10,
+            headers_max: 100,
+            header_timeout: Duration::from_secs(30),
+            write_timeout: Duration::from_secs(30),
+            send_buffer_len: 128 << 10,
+            drain_timeout: Duration::from_secs(10),
+            hosts: Hosts::default(),
+            cors: None,
+            is_public: false,
+        }
+    }
+}
+
+impl ServerOptions {
+    /// What [`Server::start`] would refuse of these options at `address`, for those who want to know before they have begun
+    /// anything else.
+    ///
+    /// Fails with [`Error::Invalid`]: of `address`, if other machines can reach it and nobody has said that they may; of
+    /// `host`, if a name could never match, as one with a port; and if another option is out of its limits.
+    pub fn check(&self, address: SocketAddr) -> Result<()> {
+        if !self.is_public && !address.ip().to_canonical().is_loopback() {
+            let reason = format!(
+                "other machines can reach {address}: give the API credentials (`ApiOptions::access`) or put accounts in front, \
+                 and set `ServerOptions::is_public`"
+            );
+            return Err(Error::invalid("address", reason));
+        }
+        self.hosts.check_names()?;
+        self.cors.as_ref().map_or(Ok(()), Cors::check)?;
+        if self.header_len_max < 8_192 {
+            let reason = format!("{} is less than 8,192", self.header_len_max);
+            return Err(Error::invalid("header length", reason));
+        }
+        if self.connections_max == 0 || self.connections_per_address_max == 0 || self.headers_max == 0 {
+            return Err(Error::invalid("connections or headers", "there are none"));
+        }
+        if self.header_timeout.is_zero() || self.write_timeout.is_zero() {
+            return Err(Error::invalid("timeout", "it is zero"));
+        }
+        Ok(())
+    }
+}
+
+/// A running server. Dropping it closes all connections; [`Server::shutdown`] lets answers come to their ends.
+#[derive(Debug)]
+pub struct Server {
+    /// Where it listens.
+    local_addr: SocketAddr,
+    /// Turns true when no more connections are wanted.
+    stop: watch::Sender<bool>,
+    /// Accepts connections, and owns them.
+    task: JoinHandle<()>,
+}
+
+impl Server {
+    /// Serves `router` to whoever connects to `listener`. Must be called within a tokio runtime.
+    ///
+    /// Fails with [`Error::Invalid`] as [`ServerOptions::check`] does, among others if other machines can reach it and that is
+    /// not asked for; and with [`Error::Io`] if it is no listener any more.
+    pub fn start(listener: TcpListener, router: Router, options: ServerOptions, env: &Env) -> Result<Self> {
+        let io = |error| Error::Io { what: "listener", source: Arc::new(error) };
+        let local_addr = listener.local_addr().map_err(io)?;
+        options.check(local_addr)?;
+        let (stop, stopped) = watch::channel(false);
+        let acceptor = Acceptor {
+            connections: Arc::new(Semaphore::new(options.connections_max.min(Semaphore::MAX_PERMITS))),
+            addresses: Tally::new(),
+            http: protocol(&options),
+            options: Arc::new(options),
+            router,
+            refusals: Refusals::default(),
+            env: env.clone(),
+        };
+        let task = tokio::spawn(acceptor.run(listener, stopped));
+        Ok(Self { local_addr, stop, task })
+    }
+
+    /// Where it listens.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local_addr
+    }
+
+    /// Accepts no more connections, waits for the answers in progress, and closes. Live feeds are answers in progress: end
+    /// them before ([`Api::shutdown`](super::Api::shutdown)).
+    pub async fn shutdown(mut self) {
+        self.stop.send_replace(true);
+        if let Err(error) = (&mut self.task).await {
+            tracing::error!(%error, "the listener has panicked");
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// How connections speak HTTP. The time of sockets is the operating system's, and no part of what can be replayed.
+fn protocol(options: &ServerOptions) -> http1::Builder {
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new())
+        .header_read_timeout(options.header_timeout)
+        .max_buf_size(options.header_len_max)
+        .max_headers(options.headers_max);
+    http
+}
+
+/// Accepts connections.
+struct Acceptor {
+    /// Room for connections.
+    connections: Arc<Semaphore>,
+    /// How many there are from each address.
+    addresses: Arc<Tally<IpAddr>>,
+    /// How they speak.
+    http: http1::Builder,
+    /// The limits.
+    options: Arc<ServerOptions>,
+    /// What they ask.
+    router: Router,
+    /// Counts those that are refused.
+    refusals: Refusals,
+    /// Time.
+    env: Env,
+}
+
+impl Acceptor {
+    /// Accepts until it is `stopped`, and ends all connections.
+    async fn run(self, listener: TcpListener, mut stopped: watch::Receiver<bool>) {
+        let graceful = GracefulShutdown::new();
+        let mut tasks = JoinSet::new();
+        loop {
+            tokio::select! {
+                biased;
+                () = async { drop(stopped.wait_for(|stopped| *stopped).await) } => break,
+                Some(ended) = tasks.join_next() => report(&ended),
+                accepted = listener.accept() => match accepted {
+                    Ok((socket, peer)) => self.accept(socket, peer.ip(), graceful.watcher(), &mut tasks),
+                    Err(error) => {
+                        self.refusals.not_accepted(&error, self.env.now());
+                        self.env.sleep(ACCEPT_PAUSE).await;
+                    }
+                },
+            }
+        }
+        drop(listener);
+        tokio::select! {
+            () = graceful.shutdown() => {}
+            () = self.env.sleep(self.options.drain_timeout) => {
+                tracing::warn!(connections = tasks.len(), "answers that do not end are cut off");
+            }
+        }
+        tasks.shutdown().await;
+    }
+
+    /// Serves a connection in a task of its own, if there is room.
+    fn accept(&self, socket: TcpStream, peer: IpAddr, watcher: Watcher, tasks: &mut JoinSet<()>) {
+        let room = Arc::clone(&self.connections).try_acquire_owned().ok();
+        let place = self.addresses.enter(network(peer), self.options.connections_per_address_max).ok();
+        let (Some(room), Some(place)) = (room, place) else {
+            self.refusals.no_room(peer, self.env.now());
+            // It fits into the empty buffer of the socket; if not, the client sees it closed.
+            drop(socket.try_write(TOO_MANY));
+            return;
+        };
+        if let Err(error) = self.prepare(&socket) {
+            tracing::debug!(%error, "a connection was closed at once");
+        }
+        let answering = Answering::default();
+        let socket = Socket::new(socket, self.options.write_timeout, answering.clone(), &self.env);
+        let served = Served {
+            peer,
+            answering,
+            router: self.router.clone(),
+            options: Arc::clone(&self.options),
+            refusals: self.refusals.clone(),
+            env: self.env.clone(),
+        };
+        tasks.spawn(serve(socket, served, self.http.clone(), watcher, (room, place)));
+    }
+
+    /// Sets what the system does for a connection.
+    fn prepare(&self, socket: &TcpStream) -> io::Result<()> {
+        let options = socket2::SockRef::from(socket);
+        options.set_send_buffer_size(self.options.send_buffer_len)?;
+        // Heartbeats fit into the buffer for a long time: only the system knows that nobody takes them.
+        #[cfg(target_os = "linux")]
+        options.set_tcp_user_timeout(Some(self.options.write_timeout))?;
+        socket.set_nodelay(true)
+    }
+}
+
+/// What the requests of a connection meet.
+struct Served {
+    /// Where they come from.
+    peer: IpAddr,
+    /// Whether one is being answered.
+    answering: Answering,
+    /// What they ask.
+    router: Router,
+    /// The limits.
+    options: Arc<ServerOptions>,
+    /// Counts those that are refused.
+    refusals: Refusals,
+    /// Time.
+    env: Env,
+}
+
+impl Served {
+    /// Answers a request.
+    fn answer(
+        &self,
+        request: hyper::Request<hyper::body::Incoming>,
+    ) -> impl Future<Output = Response> + use<> {
+        let cors =
+            self.options.cors.as_ref().and_then(|cors| cors.asked(request.method(), request.headers()));
+        let allowed = self.check(&request, cors.is_some());
+        if let Err(failure) = &allowed {
+            self.refusals.add(failure, request.headers(), self.env.now());
+        }
+        let mut request: Request = request.map(Body::new);
+        request.extensions_mut().insert(Peer(self.peer));
+        // The metrics tell of them.
+        request.extensions_mut().insert(self.refusals.clone());
+        let mut router = self.router.clone();
+        let answering = self.answering.begin();
+        let id = format!("{:010x}", self.env.random() >> 24);
+        async move {
+            let mut response = match (allowed, &cors) {
+                (Err(failure), _) => failure.into_response(),
+                (Ok(()), Some(cors)) if cors.is_preflight => StatusCode::NO_CONTENT.into_response(),
+                (Ok(()), _) => router.call(request).await.unwrap_or_else(|never| match never {}),
+            };
+            if let Some(cors) = cors {
+                cors.allow(response.headers_mut());
+            }
+            let headers = response.headers_mut();
+            headers.entry(header::SERVER).or_insert(HeaderValue::from_static(SERVER));
+            headers.insert("x-couch-request-id", HeaderValue::from_str(&id).expect("digits are visible"));
+            answering.with(response)
+        }
+    }
+
+    /// Fails with 400 or 403 if the request is none that this server answers; a page that is allowed to ask may come from elsewhere.
+    fn check(
+        &self,
+        request: &hyper::Request<hyper::body::Incoming>,
+        is_allowed_page: bool,
+    ) -> Result<(), Failure> {
+        let headers = request.headers();
+        let hosts = headers.get_all(header::HOST).iter().count();
+        if hosts > 1
+            || (hosts == 0 && request.version() >= Version::HTTP_11 && request.uri().authority().is_none())
+        {
+            return Err(Failure::bad_request("Invalid host header"));
+        }
+        if !self.options.is_public && is_forwarded(headers) {
+            let reason = "This server is open to its machine alone, and answers nobody for whom a proxy asks: it needs credentials.";
+            return Err(Failure::new(StatusCode::FORBIDDEN, "forbidden", reason));
+        }
+        self.options.hosts.check(request.uri(), headers, is_allowed_page)
+    }
+}
+
+/// Whether a proxy says that it asks for somebody else.
+fn is_forwarded(headers: &HeaderMap) -> bool {
+    let names = ["forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip", "via"];
+    names.into_iter().any(|name| headers.contains_key(name))
+}
+
+/// Serves a connection until it ends.
+async fn serve(
+    socket: Socket,
+    served: Served,
+    http: http1::Builder,
+    watcher: Watcher,
+    _room: (OwnedSemaphorePermit, Place<IpAddr>),
+) {
+    let service = service_fn(move |request| served.answer(request).map(Ok::<_, Infallible>));
+    let connection = http.serve_connection(TokioIo::new(socket), service);
+    if let Err(error) = watcher.watch(connection).await {
+        tracing::debug!(%error, "a connection has ended early");
+    }
+}
+
+/// Says that a connection's task has panicked.
+fn report(ended: &Result<(), tokio::task::JoinError>) {
+    if let Err(error) = ended
+        && error.is_panic()
+    {
+        tracing::error!(%error, "a connection has panicked");
+    }
+}

@@ -1,0 +1,247 @@
+//! [`Socket`]: the socket of a connection, as the protocol sees it.
+//!
+//! It does three things that the protocol does not. It fails if a client takes nothing for too long. It keeps the end of what a client
+//! sends to itself for a while, as long as an answer is in progress: a client that has ended its side (`nc -N`) still reads, and one
+//! that has hung up looks the same until it is sent something. And where the protocol refuses what it cannot parse, with an empty
+//! body, it sends one that says what is wrong.
+
+use std::{
+    io,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU8, Ordering},
+    },
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use axum::{
+    body::{Body, Bytes, HttpBody},
+    response::Response,
+};
+use futures_util::future::BoxFuture;
+use hyper::body::{Frame, SizeHint};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::TcpStream,
+};
+
+use crate::base::env::Env;
+
+/// How long a client that has ended its side may wait for an answer that ends by itself.
+const HALF_CLOSED_MAX: Duration = Duration::from_secs(10);
+
+/// How long it gets a feed that lasts: what there is. CouchDB ends such feeds as well, at its next look.
+const HALF_CLOSED_LIVE_MAX: Duration = Duration::from_millis(500);
+
+/// Nothing is being answered.
+const IDLE: u8 = 0;
+/// An answer is in progress that ends by itself.
+const BUSY: u8 = 1;
+/// A feed is being sent that lasts.
+const LIVE: u8 = 2;
+
+/// Marks an answer, in its extensions, that lasts until its client goes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Lasting;
+
+/// Whether a request of a connection is being answered. Clones tell the same.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Answering(Arc<AtomicU8>);
+
+/// An answer in progress, until it is dropped.
+pub(super) struct Answer(Answering);
+
+impl Answering {
+    /// A request has come.
+    pub fn begin(&self) -> Answer {
+        self.0.store(BUSY, Ordering::Relaxed);
+        Answer(self.clone())
+    }
+}
+
+impl Answer {
+    /// The answer, which ends with the body of `response`.
+    pub fn with(self, mut response: Response) -> Response {
+        if response.extensions_mut().remove::<Lasting>().is_some() {
+            self.0.0.store(LIVE, Ordering::Relaxed);
+        }
+        response.map(|body| Body::new(Sent { body, _answer: self }))
+    }
+}
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        self.0.0.store(IDLE, Ordering::Relaxed);
+    }
+}
+
+/// A body that is being sent.
+struct Sent {
+    /// The body.
+    body: Body,
+    /// Ends with it.
+    _answer: Answer,
+}
+
+impl HttpBody for Sent {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// The socket of a connection.
+pub(super) struct Socket {
+    /// What it is to the system.
+    stream: TcpStream,
+    /// How long a client may take nothing.
+    limit: Duration,
+    /// Whether a request is being answered.
+    answering: Answering,
+    /// Time.
+    env: Env,
+    /// Completes at the end of that time, while something waits to be taken.
+    stuck: Option<BoxFuture<'static, ()>>,
+    /// Completes when a client that has ended its side counts as gone.
+    ended: Option<BoxFuture<'static, ()>>,
+    /// What is sent in place of an empty refusal.
+    refusal: Vec<u8>,
+}
+
+impl Socket {
+    /// A socket that fails if it takes nothing for `limit`.
+    pub fn new(stream: TcpStream, limit: Duration, answering: Answering, env: &Env) -> Self {
+        let (stuck, ended, refusal) = (None, None, Vec::new());
+        Self { stream, limit, answering, env: env.clone(), stuck, ended, refusal }
+    }
+
+    /// What has become of an attempt to write.
+    fn written<T>(&mut self, context: &mut Context<'_>, poll: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if poll.is_ready() {
+            self.stuck = None;
+            return poll;
+        }
+        let stuck = self.stuck.get_or_insert_with(|| self.env.sleep(self.limit));
+        ready!(stuck.as_mut().poll(context));
+        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client does not read")))
+    }
+
+    /// Whether `head` is an empty refusal of the protocol's own, in whose place another one is sent.
+    fn replace(&mut self, head: &[u8]) -> bool {
+        if !head.starts_with(b"HTTP/1.1 4") || self.answering.0.load(Ordering::Relaxed) != IDLE {
+            return false;
+        }
+        let text = String::from_utf8_lossy(head).to_ascii_lowercase();
+        let (lines, _) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
+        if !lines.contains("\r\ncontent-length: 0") || lines.contains("\r\ncontent-type:") {
+            return false;
+        }
+        let status = String::from_utf8_lossy(&head[9..]);
+        let status = status.split("\r\n").next().unwrap_or("400 Bad Request").to_owned();
+        let (error, reason) = match &status[..3] {
+            "431" => ("too_large", "The headers of the request are too many or too long."),
+            "414" => ("too_large", "The address of the request is too long."),
+            "408" => ("timeout", "The headers of the request did not come in time."),
+            _ => ("bad_request", "This is no request of HTTP."),
+        };
+        let body = format!("{{\"error\":\"{error}\",\"reason\":\"{reason}\"}}\n");
+        self.refusal = format!(
+            "HTTP/1.1 {status}\r\nContent-Type: application/json\r\nCache-Control: must-revalidate\r\n\
+             Connection: close\r\nContent-Length: {}\r\n\r\n{body}",
+            body.len()
+        )
+        .into_bytes();
+        true
+    }
+
+    /// Sends what is sent in place of an empty refusal.
+    fn poll_refusal(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while !self.refusal.is_empty() {
+            let poll = Pin::new(&mut self.stream).poll_write(context, &self.refusal);
+            let written = ready!(self.written(context, poll))?;
+            self.refusal.drain(..written);
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncRead for Socket {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        let before = buffer.filled().len();
+        if this.ended.is_none() {
+            ready!(Pin::new(&mut this.stream).poll_read(context, buffer))?;
+            if buffer.filled().len() > before || buffer.remaining() == 0 {
+                return Poll::Ready(Ok(()));
+            }
+        }
+        let most = match this.answering.0.load(Ordering::Relaxed) {
+            BUSY => HALF_CLOSED_MAX,
+            LIVE => HALF_CLOSED_LIVE_MAX,
+            _ => return Poll::Ready(Ok(())),
+        };
+        let ended = this.ended.get_or_insert_with(|| this.env.sleep(most));
+        ended.as_mut().poll(context).map(Ok)
+    }
+}
+
+impl AsyncWrite for Socket {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        if self.replace(bytes) {
+            return Poll::Ready(Ok(bytes.len()));
+        }
+        ready!(self.poll_refusal(context))?;
+        let poll = Pin::new(&mut self.stream).poll_write(context, bytes);
+        self.written(context, poll)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        if slices.first().is_some_and(|first| self.replace(first)) {
+            return Poll::Ready(Ok(slices.iter().map(|slice| slice.len()).sum()));
+        }
+        ready!(self.poll_refusal(context))?;
+        let poll = Pin::new(&mut self.stream).poll_write_vectored(context, slices);
+        self.written(context, poll)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(self.poll_refusal(context))?;
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(self.poll_refusal(context))?;
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}

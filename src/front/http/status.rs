@@ -1,0 +1,136 @@
+//! `/_notibus/health`, `/_notibus/status` and `/_notibus/metrics`: how the node and the bus are.
+
+use std::sync::Arc;
+
+use axum::{
+    Router,
+    body::Body,
+    extract::{Request, State},
+    http::{HeaderValue, StatusCode, header},
+    response::{IntoResponse, Response},
+    routing::get,
+};
+use serde_json::{Value, json};
+
+use super::{
+    Api, Failure, Inner,
+    api::{self, at},
+    metrics,
+    refusals::Refusals,
+};
+use crate::base::error::Result;
+
+impl Api {
+    /// How the node and the bus are: `/_notibus/health/live` and `/_notibus/health/ready` for everyone, `/_notibus/status` and
+    /// `/_notibus/metrics` for admins.
+    pub fn status(&self) -> Router {
+        let open = at(Router::new(), "/_notibus/health/live", get(live));
+        let open = at(open, "/_notibus/health/ready", get(ready));
+        let open = at(open, "/_notibus/health", get(ready));
+        let admin = at(Router::new(), "/_notibus/status", get(status));
+        let admin = at(admin, "/_notibus/metrics", get(scrape));
+        let [open, admin] = [open, admin].map(|router| {
+            router.method_not_allowed_fallback(method_not_allowed).with_state(Arc::clone(&self.inner))
+        });
+        self.counted(open).merge(self.guarded(admin))
+    }
+}
+
+impl Api {
+    /// `/`, by which clients of CouchDB know whom they talk to; for servers without a layer, which has one of its own.
+    pub fn welcome(&self) -> Router {
+        self.counted(Router::new().route("/", get(welcome)).method_not_allowed_fallback(method_not_allowed))
+            .fallback(async || Failure::not_found("missing"))
+    }
+}
+
+/// What clients of CouchDB expect to be told first.
+async fn welcome() -> Response {
+    let version = env!("CARGO_PKG_VERSION");
+    let vendor = json!({ "name": "Notibus" });
+    api::json(StatusCode::OK, &json!({ "couchdb": "Welcome", "version": version, "vendor": vendor }))
+}
+
+/// 405.
+async fn method_not_allowed() -> Failure {
+    Failure::method_not_allowed("GET,HEAD")
+}
+
+/// That something is not as it should be, and why: in a word for programs, and in a sentence.
+fn unavailable(cause: &str, reason: &str) -> Response {
+    let told = json!({ "status": "unavailable", "cause": cause, "reason": reason });
+    api::json(StatusCode::SERVICE_UNAVAILABLE, &told)
+}
+
+/// The process lives, and its store takes writes: if it takes no more, only another start can help.
+async fn live(State(inner): State<Arc<Inner>>) -> Response {
+    match inner.bus.store().failure() {
+        None => api::json(StatusCode::OK, &json!({ "status": "ok" })),
+        Some(_) => unavailable("failed", "The store takes no more writes; /_notibus/status says why."),
+    }
+}
+
+/// What is recorded now would be delivered: what the work of the node rests on can be read, and nothing is being shut down.
+async fn ready(State(inner): State<Arc<Inner>>) -> Response {
+    if inner.is_closing() {
+        return unavailable("closing", "The node is being shut down.");
+    }
+    match inner.bus.readiness().await {
+        Ok(()) => api::json(StatusCode::OK, &json!({ "status": "ok" })),
+        Err(unready) => unavailable(unready.cause(), &unready.to_string()),
+    }
+}
+
+/// Everything about the bus.
+async fn status(State(inner): State<Arc<Inner>>) -> Response {
+    match read(&inner).await {
+        Ok(status) => api::json(StatusCode::OK, &status),
+        Err(error) => Failure::from(error).into_response(),
+    }
+}
+
+/// What is told about the bus.
+async fn read(inner: &Inner) -> Result<Value> {
+    let Inner { bus, feed, dispatcher, .. } = inner;
+    let tailed = dispatcher.position();
+    let (now, last, horizon, topology, nodes, groups, is_drained, untold, skipped) = tokio::try_join!(
+        feed.now(),
+        feed.last_sequence(),
+        feed.horizon(),
+        feed.topology(),
+        bus.nodes(),
+        bus.groups(),
+        bus.is_drained(),
+        feed.pending(tailed),
+        bus.skipped_rows(),
+    )?;
+    let mut told = Vec::new();
+    for group in groups {
+        let lag = bus.any_group(group.instance, group.name.as_str())?.lag().await;
+        let mut value = serde_json::to_value(&group).expect("a status can be written as JSON");
+        // A group may be deleted meanwhile.
+        value["lag"] = lag.map_or(Value::Null, |lag| json!(lag));
+        told.push(value);
+    }
+    Ok(json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "failure": bus.store().failure().map(|error| error.to_string()),
+        "incarnation": bus.incarnation().0,
+        "feed": { "now": now, "last_seq": last, "horizon": horizon, "topology": topology },
+        "lag": { "is_drained": is_drained, "tailed_seq": tailed, "untold_rows": untold },
+        "nodes": nodes,
+        "groups": told,
+        "http": { "feeds": inner.admission.feeds(), "subscribers": dispatcher.subscribers() },
+        "skipped_rows": skipped,
+        "stats": bus.stats(),
+    }))
+}
+
+/// The counts, for Prometheus.
+async fn scrape(State(inner): State<Arc<Inner>>, request: Request) -> Response {
+    let refusals = request.extensions().get::<Refusals>();
+    let mut response = Response::new(Body::from(metrics::encode(&inner, refusals)));
+    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
+    response
+}

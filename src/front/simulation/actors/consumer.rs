@@ -1,0 +1,113 @@
+//! Consumers of groups, with observers that work exactly once, or at least once, and fail.
+
+use std::{error::Error as StdError, sync::Arc};
+
+use super::Place;
+use crate::{
+    base::{
+        encoding::Sequence,
+        error::{Error, Result},
+        notification::Notification,
+    },
+    bus::Node,
+    front::simulation::{
+        app,
+        draw::{GroupPlan, Work},
+        witness::{Fault, Witness},
+    },
+    roles::group::{CheckpointPolicy, Consumer, Group, GroupBatch, GroupOptions, Observer, ObserverResult},
+    state::keys::ShardId,
+};
+
+/// Starts a consumer of `plan` on `node`.
+pub(super) async fn start(place: &Place, node: &Node, plan: &GroupPlan) -> Result<Consumer> {
+    let group = place.bus.group(&plan.name)?;
+    group.create(&GroupOptions::default().start_from(plan.start)).await?;
+    let (place, plan, to_observe) = (place.clone(), Arc::new(plan.clone()), group.clone());
+    let options = plan.options.clone();
+    let factory = move |shard| Worker {
+        place: place.clone(),
+        plan: Arc::clone(&plan),
+        group: to_observe.clone(),
+        shard,
+        generation: 0,
+    };
+    node.consumer(&group, factory, options).await
+}
+
+/// An observer.
+struct Worker {
+    /// Where it is.
+    place: Place,
+    /// How it works.
+    plan: Arc<GroupPlan>,
+    /// The group.
+    group: Group<Notification>,
+    /// The shard.
+    shard: ShardId,
+    /// Tells its work from that of before a reset.
+    generation: u64,
+}
+
+impl Observer<Notification> for Worker {
+    async fn opened(&mut self, _: ShardId, position: Sequence) {
+        self.generation = self.place.shared.oracle().generation(self.group.name());
+        self.place.note(|| format!("opens shard {} of {} at {position}", self.shard, self.group.name()));
+    }
+
+    async fn batch(&mut self, batch: GroupBatch<Notification>) -> ObserverResult {
+        let Self { place, plan, .. } = self;
+        place.note(|| format!("is given {} rows of {}, up to {}", batch.rows.len(), plan.name, batch.to));
+        place.pause(20).await;
+        if place.shared.strikes(Fault::ObserverPanic) {
+            // It unwinds without telling the terminal.
+            std::panic::resume_unwind(Box::new("an observer of a simulation panics"));
+        }
+        if place.shared.strikes(Fault::ObserverError) {
+            return Err("an observer of a simulation fails".into());
+        }
+        match plan.work {
+            Work::ExactlyOnce => self.work_once(&batch).await?,
+            Work::AtLeastOnce => self.work(&batch).await?,
+        }
+        if self.place.shared.strikes(Fault::ObserverError) {
+            return Err("an observer of a simulation fails after its work".into());
+        }
+        Ok(())
+    }
+}
+
+impl Worker {
+    /// Works in one transaction with the checkpoint.
+    async fn work_once(
+        &self,
+        batch: &GroupBatch<Notification>,
+    ) -> Result<(), Box<dyn StdError + Send + Sync>> {
+        let (place, name) = (&self.place, self.group.name());
+        let done = place.db.run(async |tx| {
+            if batch.checkpoint_in(&tx).await?.is_done() {
+                place.shared.witness(Witness::CheckpointFoundDone);
+                return Ok(());
+            }
+            for row in &batch.rows {
+                tx.set(&app::effect(name, row.sequence), b"");
+            }
+            Ok(())
+        });
+        let done = done.await;
+        if let Err(Error::PartlyDone { .. }) = &done {
+            place.shared.witness(Witness::CheckpointPartlyDone);
+        }
+        Ok(done?)
+    }
+
+    /// Works first, and puts it down then.
+    async fn work(&self, batch: &GroupBatch<Notification>) -> Result<(), Box<dyn StdError + Send + Sync>> {
+        let rows: Vec<_> = batch.rows.iter().map(|row| row.sequence).collect();
+        self.place.shared.oracle().observed(self.group.name(), self.generation, &rows);
+        if self.plan.options.checkpoint == CheckpointPolicy::Explicit {
+            batch.checkpoint().await?;
+        }
+        Ok(())
+    }
+}

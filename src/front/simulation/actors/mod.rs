@@ -1,0 +1,202 @@
+//! What the processes of a world do: the roles of the bus, and those who use it.
+
+mod consumer;
+mod follower;
+mod operator;
+mod producer;
+mod receiver;
+mod subscriber;
+mod supervised;
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::task::JoinSet;
+
+use super::{
+    draw::ProcessPlan,
+    shared::{BUS_PREFIX, Busy, Issuer, Phase, Shared},
+};
+use crate::{
+    base::error::Result,
+    bus::{Bus, BusOptions, Node},
+    store::Database,
+};
+
+/// How often a process looks whether the phase has changed.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// How long a process waits after it could not start, before it tries again.
+const RESTART_PAUSE: Duration = Duration::from_millis(300);
+
+/// A process, as what runs in it sees it.
+#[derive(Clone)]
+pub(super) struct Place {
+    /// The world.
+    shared: Arc<Shared>,
+    /// Which process it is.
+    issuer: Issuer,
+    /// Its way to the store.
+    db: Database,
+    /// The bus.
+    bus: Bus,
+}
+
+impl Place {
+    /// Whether things still go wrong, and new ones are begun.
+    fn is_chaos(&self) -> bool {
+        self.shared.phase() == Phase::Chaos
+    }
+
+    /// Sleeps at most `most_ms` milliseconds.
+    async fn pause(&self, most_ms: u64) {
+        let pause = Duration::from_millis(1 + self.random(most_ms));
+        self.db.env().sleep(pause).await;
+    }
+
+    /// A random number below `end`, which is above 0.
+    fn random(&self, end: u64) -> u64 {
+        self.db.env().random() % end
+    }
+
+    /// Adds a line to the trace.
+    fn note(&self, line: impl FnOnce() -> String) {
+        let Issuer { process, generation } = self.issuer;
+        self.shared.note(|| format!("process {process}.{generation} {}", line()));
+    }
+}
+
+/// What a process does, from its start until it has shut down.
+pub(super) async fn main(shared: Arc<Shared>, issuer: Issuer, db: Database) {
+    while let Err(error) = live(&shared, issuer, &db).await {
+        let Issuer { process, generation } = issuer;
+        shared.note(|| format!("process {process}.{generation} could not start: {error}"));
+        shared.oracle().gone(issuer);
+        db.env().sleep(RESTART_PAUSE).await;
+    }
+}
+
+/// Starts what the process is to do, and shuts it down at the end. Fails if it could not start.
+async fn live(shared: &Arc<Shared>, issuer: Issuer, db: &Database) -> Result<()> {
+    let starting = shared.begin();
+    let plan = shared.plan.processes[issuer.process];
+    let (prefix, partitions) = (BUS_PREFIX.to_vec(), shared.plan.partitions);
+    let options = BusOptions { prefix, partitions, shards: shared.plan.shards, ..BusOptions::default() };
+    let bus = Bus::open(db, options).await?;
+    let place = Place { shared: Arc::clone(shared), issuer, db: db.clone(), bus };
+    let (mut busy, mut tasks) = (JoinSet::new(), JoinSet::new());
+    for _ in 0..plan.producers {
+        busy.spawn(at_work(shared.begin(), producer::run(place.clone())));
+    }
+    if plan.operator {
+        busy.spawn(at_work(shared.begin(), operator::run(place.clone())));
+    }
+    if plan.follower {
+        tasks.spawn(follower::run(place.clone()));
+    }
+    let ProcessPlan { notifier, dispatcher, janitor, consumer, .. } = plan;
+    if notifier || dispatcher || janitor || consumer {
+        let node = place.bus.node(shared.plan.node.clone()).await?;
+        shared.oracle().joined(issuer, node.id());
+        place.note(|| format!("is node {}", node.id()));
+        serve(&place, plan, node, &mut tasks, starting).await?;
+    } else {
+        drop(starting);
+        until_the_end(&place).await;
+    }
+    // Those end by themselves, and an answer may have taken long.
+    busy.join_all().await;
+    tasks.shutdown().await;
+    if let Err(error) = place.db.clear_finished_ids().await {
+        shared.fail(format!("process {} cannot clear its ids: {error}", issuer.process));
+    }
+    Ok(())
+}
+
+/// Does `work`, and is busy with it.
+async fn at_work(busy: Busy, work: impl Future<Output = ()>) {
+    work.await;
+    drop(busy);
+}
+
+/// Runs the roles of `node` until the end. It is `starting` until all of them run.
+async fn serve(
+    place: &Place,
+    plan: ProcessPlan,
+    node: Node,
+    tasks: &mut JoinSet<()>,
+    starting: Busy,
+) -> Result<()> {
+    let options = &place.shared.plan;
+    let notifier = if plan.notifier { Some(node.notifier(options.notifier.clone()).await?) } else { None };
+    let janitor = if plan.janitor { Some(node.janitor(options.janitor.clone()).await?) } else { None };
+    let dispatcher = if plan.dispatcher {
+        Some(Arc::new(node.dispatcher(options.dispatcher.clone()).await?))
+    } else {
+        None
+    };
+    if let Some(dispatcher) = &dispatcher {
+        subscriber::start(place, dispatcher, tasks).await?;
+    }
+    let mut consumers = Vec::new();
+    if plan.consumer {
+        for group in &options.groups {
+            consumers.push(consumer::start(place, &node, group).await?);
+        }
+    }
+    drop(starting);
+    until_the_end(place).await;
+    if place.issuer.process == 0 {
+        audit(place).await;
+    }
+    let mut ends = Vec::new();
+    for consumer in consumers {
+        ends.push(("consumer", consumer.shutdown().await));
+    }
+    if let Some(notifier) = notifier {
+        ends.push(("notifier", notifier.shutdown().await));
+    }
+    if let Some(janitor) = janitor {
+        ends.push(("janitor", janitor.shutdown().await));
+    }
+    if let Some(dispatcher) = dispatcher {
+        let dispatcher = Arc::into_inner(dispatcher).expect("subscribers do not wait with it in their hands");
+        dispatcher.shutdown().await;
+    }
+    ends.push(("node", node.shutdown().await));
+    for (what, end) in ends {
+        if let Err(error) = end {
+            place
+                .shared
+                .fail(format!("the {what} of process {} does not shut down: {error}", place.issuer.process));
+        }
+    }
+    Ok(())
+}
+
+/// Waits until all processes are to shut down.
+async fn until_the_end(place: &Place) {
+    while place.shared.phase() != Phase::End {
+        place.db.env().sleep(LOOK_INTERVAL).await;
+    }
+}
+
+/// Reads the whole feed in small pages: each database is in it once, in one total order.
+async fn audit(place: &Place) {
+    let feed = place.bus.feed();
+    let (mut cursor, mut rows) = (crate::base::cursor::Cursor::NOTHING, Vec::new());
+    loop {
+        match feed.page(cursor, 3).await {
+            Ok(page) => {
+                rows.extend(page.rows);
+                cursor = page.next;
+                if !page.more {
+                    break;
+                }
+            }
+            Err(error) => return place.shared.fail(format!("the feed cannot be read: {error}")),
+        }
+    }
+    if let Err(reason) = place.shared.oracle().judge_pages(&rows) {
+        place.shared.fail(reason);
+    }
+}

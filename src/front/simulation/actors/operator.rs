@@ -1,0 +1,56 @@
+//! An operator: changes the topology under load, and resets, deletes and creates groups.
+
+use super::Place;
+use crate::{
+    base::{
+        cursor::{Cursor, Start},
+        error::Result,
+    },
+    front::simulation::draw::Plan,
+    roles::group::GroupOptions,
+};
+
+/// Works until the time of faults is over.
+pub(super) async fn run(place: Place) {
+    while place.is_chaos() {
+        place.pause(place.shared.plan.operate_max_ms).await;
+        if let Err(error) = act(&place).await {
+            place.note(|| format!("could not operate: {error}"));
+        }
+    }
+    // What was deleted is there again, whatever has failed.
+    for group in &place.shared.plan.groups {
+        let Ok(of) = place.bus.group(&group.name) else { continue };
+        if let Err(error) = of.create(&GroupOptions::default().start_from(group.start)).await {
+            place.note(|| format!("could not create a group: {error}"));
+        }
+    }
+}
+
+/// Does something.
+async fn act(place: &Place) -> Result<()> {
+    let Plan { groups, churns_groups, .. } = &place.shared.plan;
+    let choice = if *churns_groups { 9 } else { place.random(10) };
+    if groups.is_empty() || choice < 6 {
+        let shards = 1 + place.random(5) as u32;
+        place.note(|| format!("reshards to {shards}"));
+        place.bus.feed().reshard(shards, None).await?;
+        return Ok(());
+    }
+    let plan = &groups[place.random(groups.len() as u64) as usize];
+    let group = place.bus.group(&plan.name)?;
+    let start = match place.random(3) {
+        0 => Cursor::NOTHING.into(),
+        1 => place.bus.feed().horizon().await?.into(),
+        _ => Start::Now,
+    };
+    if choice < 8 {
+        place.note(|| format!("resets {} to {start:?}", plan.name));
+        group.reset(start, true).await
+    } else {
+        place.note(|| format!("deletes {}, and creates it at {start:?}", plan.name));
+        group.delete(true).await?;
+        place.pause(if *churns_groups { 100 } else { 500 }).await;
+        group.create(&GroupOptions::default().start_from(start)).await.map(|_| ())
+    }
+}

@@ -1,0 +1,192 @@
+//! A producer: a layer that creates, updates and deletes databases, and tells the bus in the same transactions.
+
+use std::collections::BTreeMap;
+
+use super::Place;
+use crate::{
+    base::{
+        encoding::Counters,
+        error::Result,
+        event::{Db, DbInstance, DbName, DdocId},
+    },
+    front::simulation::{
+        app::{self, Line},
+        shared::BROKEN,
+        witness::Witness,
+    },
+    roles::producer::Producer,
+    state::{feed::Topology, keys::Partition},
+    store::{AtomicOp, Isolation, Transaction},
+};
+
+/// What is done to a database.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Deed {
+    /// It is updated, so often.
+    Update(u64),
+    /// A design document of it is written, with its id or without.
+    Ddoc(Option<u64>),
+    /// It is deleted.
+    Delete,
+    /// It is deleted and created again, so often.
+    Recreate(u64),
+}
+
+/// Works until the time of faults is over.
+pub(super) async fn run(place: Place) {
+    let producer = match place.bus.producer_with(place.shared.plan.producer.clone()) {
+        Ok(producer) => producer,
+        Err(error) => return place.shared.fail(format!("no producer: {error}")),
+    };
+    while place.is_chaos() {
+        place.pause(place.shared.plan.think_max_ms).await;
+        if place.shared.plan.breaks_rows
+            && place.random(20) == 0
+            && let Err(error) = break_rows(&place).await
+        {
+            place.note(|| format!("could not break rows: {error}"));
+        }
+        let work = draw(&place);
+        let done = if place.random(4) == 0 {
+            let number = place.shared.draw(0..=u64::MAX);
+            let body = async |tx: Transaction| {
+                tx.set(&app::once(number), b"");
+                work.run(&place, &producer, &tx).await
+            };
+            place.db.run_once(body).await.map(|_| ())
+        } else {
+            place.db.run(async |tx| work.run(&place, &producer, &tx).await).await
+        };
+        if let Err(error) = done {
+            place.note(|| format!("could not produce: {error}"));
+        }
+    }
+}
+
+/// Writes rows that nobody can decode: to the counters of a partition, and to an open shard of the feed.
+async fn break_rows(place: &Place) -> Result<()> {
+    let feed = place.bus.feed();
+    let partition = Partition(place.random(place.shared.plan.partitions.into()) as u32);
+    let counters = [&feed.context.keys.drains(partition, partition).begin[..], BROKEN].concat();
+    let number = place.random(1_000) as usize;
+    place.note(|| format!("breaks rows of partition {}", partition.0));
+    let write = async |tx: Transaction| {
+        let topology = Topology::read(&tx, feed.raw(), Isolation::Serializable).await?;
+        let spaces: Vec<_> = feed.raw().spaces(topology.current()).collect();
+        let row = spaces[number % spaces.len()].append(feed.context.config.incarnation, 0xfff0);
+        tx.set(&counters, BROKEN);
+        tx.atomic(AtomicOp::SetVersionstampedKey, &row, BROKEN);
+        Ok(())
+    };
+    place.db.run(write).await?;
+    place.shared.witness(Witness::RowBroken);
+    Ok(())
+}
+
+/// What a transaction does.
+struct Work {
+    /// What is done to which databases, if they exist.
+    deeds: BTreeMap<DbName, Deed>,
+    /// Whether it is done to instances that are gone, without looking.
+    is_late: bool,
+}
+
+/// Draws what the next transaction does.
+fn draw(place: &Place) -> Work {
+    let names = &place.shared.plan.names;
+    let mut deeds = BTreeMap::new();
+    for _ in 0..=place.random(3) {
+        let name = names[place.random(names.len() as u64) as usize].clone();
+        let deed = match place.random(20) {
+            0..7 if place.shared.plan.churns_names => Deed::Recreate(1 + place.random(2)),
+            7..11 if place.shared.plan.churns_names => Deed::Delete,
+            0..11 => Deed::Update(1 + place.random(3)),
+            11..14 => Deed::Ddoc(Some(place.random(3))),
+            14 => Deed::Ddoc(None),
+            15..18 => Deed::Delete,
+            _ => Deed::Recreate(1),
+        };
+        deeds.insert(name, deed);
+    }
+    Work { deeds, is_late: place.shared.plan.has_late_events && place.random(10) == 0 }
+}
+
+impl Work {
+    /// Does it in `tx`.
+    async fn run(&self, place: &Place, producer: &Producer, tx: &Transaction) -> Result<()> {
+        let mut lines = Vec::new();
+        for (name, deed) in &self.deeds {
+            if self.is_late {
+                let gone = place.shared.oracle().gone_instance(name, place.db.env().random());
+                lines.extend(gone.map(|db| update(producer, tx, db, 1)));
+                continue;
+            }
+            let stored = tx.get(&app::database(name), Isolation::Serializable).await?;
+            let present = stored.as_ref().map(app::instance_of).transpose()?;
+            let present = present.map(|instance| Db::new(name.clone(), instance));
+            lines.extend(act(place, producer, tx, name, present, *deed));
+        }
+        for (order, line) in lines.iter().enumerate() {
+            line.write(tx, order as u16);
+        }
+        Ok(())
+    }
+}
+
+/// Does `deed` to the database `name`, of which `present` is there, or creates it.
+fn act(
+    place: &Place,
+    producer: &Producer,
+    tx: &Transaction,
+    name: &DbName,
+    present: Option<Db>,
+    deed: Deed,
+) -> Vec<Line> {
+    let Some(db) = present else { return vec![create(place, producer, tx, name)] };
+    match deed {
+        Deed::Update(count) => vec![update(producer, tx, db, count)],
+        Deed::Ddoc(id) => {
+            let id = id.map(|id| DdocId::new(&format!("_design/{id}")).expect("it is short"));
+            producer.ddoc_updated(tx, &db, id.as_ref());
+            let counters = Counters { ddoc_updated: 1, ..Counters::ZERO };
+            vec![Line { db, counters, ddocs: id.into_iter().collect() }]
+        }
+        Deed::Delete => {
+            tx.clear(&app::database(name));
+            vec![delete(producer, tx, db)]
+        }
+        Deed::Recreate(times) => {
+            let (mut lines, mut present) = (Vec::new(), db);
+            for _ in 0..times {
+                lines.push(delete(producer, tx, present));
+                let created = create(place, producer, tx, name);
+                present = created.db.clone();
+                lines.push(created);
+            }
+            lines
+        }
+    }
+}
+
+/// Creates the database `name`.
+fn create(place: &Place, producer: &Producer, tx: &Transaction, name: &DbName) -> Line {
+    let instance = DbInstance::random(place.db.env());
+    let db = Db::new(name.clone(), instance);
+    tx.set(&app::database(name), &instance.0);
+    producer.created(tx, &db);
+    Line { db, counters: Counters { created: 1, ..Counters::ZERO }, ddocs: Vec::new() }
+}
+
+/// Deletes `db`.
+fn delete(producer: &Producer, tx: &Transaction, db: Db) -> Line {
+    producer.deleted(tx, &db);
+    Line { db, counters: Counters { deleted: 1, ..Counters::ZERO }, ddocs: Vec::new() }
+}
+
+/// Updates `db` so often.
+fn update(producer: &Producer, tx: &Transaction, db: Db, count: u64) -> Line {
+    for _ in 0..count {
+        producer.updated(tx, &db);
+    }
+    Line { db, counters: Counters { updated: count, ..Counters::ZERO }, ddocs: Vec::new() }
+}

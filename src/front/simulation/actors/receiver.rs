@@ -1,0 +1,161 @@
+//! Receivers: the only place where the world touches the interface of the dispatcher.
+//!
+//! It subscribes as a [`Wish`] and [`Terms`] say, and makes plain values of what is received.
+
+use std::{
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use tokio_stream::StreamExt;
+
+use super::Place;
+use crate::{
+    base::{cursor::Cursor, error::Result},
+    front::simulation::oracle::{Given, GivenDdocs, GivenRow, Start, Wish},
+    roles::dispatcher::{
+        BatchSubscription, DeliveryRef, Dispatcher, Filter, Interruption, Subscribe, Subscription,
+    },
+};
+
+/// How somebody subscribes.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Terms {
+    /// Where it begins; `None` for now.
+    pub start: Option<Cursor>,
+    /// Whether it would rather skip what it has missed.
+    pub skips: bool,
+    /// How long its rounds are, if it has any.
+    pub every: Option<Duration>,
+}
+
+/// A way to the dispatcher of a process, for as long as it runs.
+#[derive(Clone)]
+pub(super) struct Source(Weak<Dispatcher>);
+
+impl Source {
+    /// A way to `dispatcher`.
+    pub fn new(dispatcher: &Arc<Dispatcher>) -> Self {
+        Self(Arc::downgrade(dispatcher))
+    }
+
+    /// Up to where the dispatcher has read; `None` once it has ended.
+    pub fn position(&self) -> Option<Cursor> {
+        self.0.upgrade().map(|dispatcher| dispatcher.position().into())
+    }
+
+    /// Subscribes to what `wish` wants; `None` once the dispatcher has ended.
+    pub fn subscribe(&self, wish: &Wish, terms: &Terms) -> Result<Option<Subscribe>> {
+        let Some(dispatcher) = self.0.upgrade() else { return Ok(None) };
+        let start = terms.start.map_or(crate::base::cursor::Start::Now, Into::into);
+        let mut subscribe = dispatcher.subscribe(wish.filter()).since(start);
+        if wish.asks {
+            subscribe = subscribe.with_ddocs();
+        }
+        if terms.skips {
+            subscribe = subscribe.skip_when_lagging();
+        }
+        if let Some(every) = terms.every {
+            subscribe = subscribe.every(every)?;
+        }
+        Ok(Some(subscribe))
+    }
+
+    /// Subscribes to what `wish` wants, and keeps how far it has come in the cursor `name`.
+    pub async fn subscribe_durably(
+        &self,
+        place: &Place,
+        wish: &Wish,
+        terms: &Terms,
+        name: &str,
+    ) -> Result<Option<Subscribe>> {
+        let cursor = place.bus.cursor(name)?;
+        let Some(subscribe) = self.subscribe(wish, terms)? else { return Ok(None) };
+        subscribe.durable(&cursor).await.map(Some)
+    }
+}
+
+/// A stream of deliveries, or of batches of them.
+pub(super) enum Stream {
+    /// One at a time.
+    Deliveries(Subscription),
+    /// In batches.
+    Batches(BatchSubscription),
+}
+
+impl Stream {
+    /// What `subscribe` asks for, in batches if `in_batches`.
+    pub fn new(subscribe: Subscribe, in_batches: bool) -> Self {
+        if in_batches { Self::Batches(subscribe.batches()) } else { Self::Deliveries(subscribe.stream()) }
+    }
+
+    /// What comes next, as plain values; `None` at the end.
+    pub async fn next(&mut self) -> Option<Vec<Given>> {
+        let given = match self {
+            Self::Deliveries(stream) => {
+                stream.next().await?.map(|delivery| vec![given_row(delivery.as_ref())])
+            }
+            Self::Batches(stream) => stream.next().await?.map(|batch| batch.iter().map(given_row).collect()),
+        };
+        Some(given.unwrap_or_else(|interruption| vec![interrupted(&interruption)]))
+    }
+
+    /// Where it stands, as it says.
+    pub fn cursor(&mut self) -> Cursor {
+        match self {
+            Self::Deliveries(stream) => stream.cursor(),
+            Self::Batches(stream) => stream.cursor(),
+        }
+    }
+
+    /// Saves where it stands.
+    pub async fn checkpoint(&mut self) -> Result<()> {
+        match self {
+            Self::Deliveries(stream) => stream.checkpoint().await,
+            Self::Batches(stream) => stream.checkpoint().await,
+        }
+    }
+
+    /// Wants something else from now on.
+    pub fn replace(&mut self, filter: Filter) {
+        match self {
+            Self::Deliveries(stream) => stream.replace(filter),
+            Self::Batches(stream) => stream.replace(filter),
+        }
+    }
+}
+
+/// A delivery as plain values.
+pub(super) fn given_row(delivery: DeliveryRef<'_>) -> Given {
+    let ddocs = delivery.ddocs().map(|ids| GivenDdocs {
+        since: Start::from(delivery.since()),
+        ids: ids.to_vec(),
+        may_be_any: delivery.may_be_any_ddoc(),
+    });
+    Given::Row(GivenRow {
+        row: Arc::clone(delivery.notification()),
+        news: delivery.news().iter().collect(),
+        wanted_by: delivery.wanted_by(),
+        ddocs,
+    })
+}
+
+/// An interruption as plain values.
+pub(super) fn interrupted(interruption: &Interruption) -> Given {
+    match *interruption {
+        Interruption::Lagged { from, to } => Given::Lagged { from, to },
+        Interruption::Expired { horizon } => Given::Expired { horizon },
+        Interruption::Synced { at } => Given::Synced { at },
+        Interruption::Failed(_) => Given::Failed,
+    }
+}
+
+/// What was received, for readers of the trace.
+pub(super) fn show(given: &Given) -> String {
+    match given {
+        Given::Row(GivenRow { row, news, .. }) => {
+            format!("is given {} of {:?}: {news:?}", row.sequence, row.name)
+        }
+        other => format!("is interrupted: {other:?}"),
+    }
+}

@@ -1,0 +1,283 @@
+//! Subscribers of a dispatcher: quick and slow ones, durable ones, with filters of all sorts, that stop, go on and change their
+//! minds.
+
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
+
+use tokio::task::JoinSet;
+
+use super::{
+    Place,
+    receiver::{self, Source, Stream, Terms},
+    supervised,
+};
+use crate::{
+    base::{
+        cursor::Cursor,
+        error::{Error, Result},
+        event::{DdocId, EventKind, Kinds},
+    },
+    front::simulation::oracle::{GLOBS, Given, Manner, PREDICATES, SubscriberId, Which, Wish},
+    roles::dispatcher::Dispatcher,
+};
+
+/// Starts some subscribers of `dispatcher`, and those durable ones again that the process had. Fails if a cursor cannot be opened.
+pub(super) async fn start(
+    place: &Place,
+    dispatcher: &Arc<Dispatcher>,
+    tasks: &mut JoinSet<()>,
+) -> Result<()> {
+    let source = Source::new(dispatcher);
+    let is_supervised = |place: &Place| place.shared.plan.subscribers.supervised && place.random(2) == 0;
+    for _ in 0..=place.random(3) {
+        let wish = draw(place);
+        let terms = terms(place, &source);
+        if is_supervised(place) {
+            supervised::start(place, &source, (wish, terms), None, tasks).await?;
+            continue;
+        }
+        let Some(subscribe) = source.subscribe(&wish, &terms)? else { return Ok(()) };
+        let stream = Stream::new(subscribe, place.random(3) == 0);
+        // Nothing comes in between.
+        let start = terms.start.or_else(|| source.position()).unwrap_or(Cursor::NOTHING);
+        let id = place.shared.oracle().subscribed(place.issuer, wish.clone(), manner(&terms), start.into());
+        place.note(|| format!("has subscriber {id}, from {start:?} on: {wish:?}, {terms:?}"));
+        let taker = Taker::new(place, source.clone(), (id, wish, None));
+        tasks.spawn(taker.run(stream));
+    }
+    let process = place.issuer.process;
+    let mut durables = place.shared.oracle().durables_of(process);
+    if durables.is_empty() {
+        let cursors = if place.shared.plan.subscribers.restarts { 2 } else { place.random(2) };
+        durables.extend((0..cursors).map(|number| (format!("cursor-{process}-{number}"), draw(place))));
+    }
+    for (name, wish) in durables {
+        let terms = terms(place, &source);
+        if is_supervised(place) {
+            supervised::start(place, &source, (wish, terms), Some(name), tasks).await?;
+        } else if let Some((stream, id)) = subscribe_durably(place, &source, &wish, &terms, &name).await? {
+            let taker = Taker::new(place, source.clone(), (id, wish, Some(name)));
+            tasks.spawn(taker.run(stream));
+        }
+    }
+    Ok(())
+}
+
+/// Opens the cursor `name`, and receives from there on by a stream; `None` once the dispatcher has ended.
+async fn subscribe_durably(
+    place: &Place,
+    source: &Source,
+    wish: &Wish,
+    terms: &Terms,
+    name: &str,
+) -> Result<Option<(Stream, SubscriberId)>> {
+    let Some(subscribe) = source.subscribe_durably(place, wish, terms, name).await? else { return Ok(None) };
+    let mut stream = Stream::new(subscribe, place.random(3) == 0);
+    let start = stream.cursor();
+    place.note(|| format!("has {name}, from {start:?} on: {wish:?}, {terms:?}"));
+    let durable = (name.to_owned(), wish.clone(), manner(terms));
+    let mut oracle = place.shared.oracle();
+    let id = oracle.subscribed_durably(&place.shared, place.issuer, durable);
+    // While nothing waits for it, it stands where the ring ends.
+    oracle.stands(&place.shared, id, start.into());
+    Ok(Some((stream, id)))
+}
+
+/// How somebody who subscribes on these terms receives by a stream.
+fn manner(terms: &Terms) -> Manner {
+    Manner { form: "a stream", skips: terms.skips, panics: false }
+}
+
+/// Draws the terms of a subscription.
+fn terms(place: &Place, source: &Source) -> Terms {
+    let plan = &place.shared.plan.subscribers;
+    let start = match place.random(4) {
+        0 => Some(Cursor::NOTHING),
+        1 => place.shared.oracle().some_position(place.db.env().random()).map(Cursor::from),
+        2 if plan.wants_deletions || place.shared.plan.churns_names => Some(Cursor::NOTHING),
+        _ => None,
+    };
+    // A position can only be known to one who has read so far.
+    let start = start.filter(|start| source.position().is_some_and(|position| *start <= position));
+    let paces = if plan.is_slow { [300, 1_000, 3_000] } else { [5, 300, 2_000] };
+    let has_rounds = place.random(if plan.is_slow { 2 } else { 4 }) == 0;
+    let every = has_rounds.then(|| Duration::from_millis(paces[place.random(3) as usize]));
+    Terms { start, skips: place.random(3) == 0, every }
+}
+
+/// Draws what a subscriber wants.
+pub(super) fn draw(place: &Place) -> Wish {
+    if place.shared.plan.subscribers.wants_deletions && place.random(4) > 0 {
+        return Wish { kinds: EventKind::Deleted.into(), ..Wish::of(draw_which(place)) };
+    }
+    let which = if place.random(4) == 0 {
+        let members =
+            (0..=place.random(3)).map(|_| Wish { kinds: draw_kinds(place), ..Wish::of(draw_which(place)) });
+        Which::Any(members.collect())
+    } else {
+        draw_which(place)
+    };
+    let mut wish = Wish { kinds: draw_kinds(place), ..Wish::of(which) };
+    // Whose filter is replaced, of that nobody knows which design documents it was told of.
+    if place.shared.plan.subscribers.replaces {
+        return wish;
+    }
+    match place.random(4) {
+        0 => wish.asks = true,
+        1 => {
+            let id = |number| DdocId::new(&format!("_design/{number}")).expect("it is short");
+            let ids: BTreeSet<_> = (0..=place.random(2)).map(|_| id(place.random(3))).collect();
+            wish.kinds |= EventKind::DdocUpdated.into();
+            wish.ddocs = Some(ids);
+        }
+        _ => {}
+    }
+    wish
+}
+
+/// Draws which databases are wanted.
+fn draw_which(place: &Place) -> Which {
+    let names = &place.shared.plan.names;
+    match place.random(8) {
+        0 | 1 => Which::All,
+        2 => Which::Prefix("shop/"),
+        3 => Which::Suffix("/_replicator"),
+        4 => Which::Glob(GLOBS[place.random(GLOBS.len() as u64) as usize]),
+        5 => Which::Predicate(PREDICATES[place.random(PREDICATES.len() as u64) as usize]),
+        _ => Which::Names(names.iter().take(1 + place.random(3) as usize).cloned().collect()),
+    }
+}
+
+/// Draws which kinds of events are wanted: mostly all.
+fn draw_kinds(place: &Place) -> Kinds {
+    if place.random(2) == 0 {
+        return Kinds::ALL;
+    }
+    let some: Kinds = EventKind::ALL.into_iter().filter(|_| place.random(2) == 0).collect();
+    if some.is_empty() { EventKind::DdocUpdated.into() } else { some }
+}
+
+/// Draws the longest that somebody takes over a delivery, in milliseconds.
+pub(super) fn slowness_ms(place: &Place) -> u64 {
+    let choices =
+        if place.shared.plan.subscribers.is_slow { [50, 300, 700, 4_000] } else { [0, 50, 700, 4_000] };
+    choices[place.random(4) as usize]
+}
+
+/// Somebody who takes what a stream delivers.
+struct Taker {
+    /// Where it is.
+    place: Place,
+    /// Where it subscribes.
+    source: Source,
+    /// Which subscriber it is.
+    id: SubscriberId,
+    /// What it wants.
+    wish: Wish,
+    /// Its cursor, if it is durable.
+    cursor: Option<String>,
+    /// The longest that it takes over a delivery, in milliseconds.
+    slowness_ms: u64,
+    /// It saves its position after one of so many deliveries.
+    checkpoints: u64,
+}
+
+impl Taker {
+    /// A taker for the subscriber `id`.
+    fn new(place: &Place, source: Source, (id, wish, cursor): (SubscriberId, Wish, Option<String>)) -> Self {
+        let (slowness_ms, checkpoints) = (slowness_ms(place), 1 + place.random(4));
+        Self { place: place.clone(), source, id, wish, cursor, slowness_ms, checkpoints }
+    }
+
+    /// Receives until the dispatcher ends.
+    async fn run(mut self, stream: Stream) {
+        let mut stream = Some(stream);
+        while let Some(present) = stream.take() {
+            stream = self.take_some(present).await;
+        }
+    }
+
+    /// Receives until the dispatcher ends, or the taker stops and goes on with another stream, which is returned.
+    async fn take_some(&mut self, mut stream: Stream) -> Option<Stream> {
+        let plan = self.place.shared.plan.subscribers;
+        loop {
+            let Self { place, id, .. } = &*self;
+            let pause = place.db.env().sleep(Duration::from_millis(200 + place.random(1_500)));
+            // Without a delivery it looks where it stands: whoever wants little gets on as well.
+            let received = tokio::select! {
+                received = stream.next() => Some(received?),
+                () = pause => None,
+            };
+            match received {
+                None => {
+                    place.shared.oracle().stands(&place.shared, *id, stream.cursor().into());
+                }
+                Some(received) => {
+                    for given in &received {
+                        place.note(|| format!("subscriber {id} {}", receiver::show(given)));
+                        place.shared.oracle().told(&place.shared, *id, given);
+                    }
+                    let has_failed = matches!(received[..], [Given::Failed]);
+                    if has_failed || self.slowness_ms > 0 && place.is_chaos() {
+                        place.pause(self.slowness_ms.max(50)).await;
+                    }
+                }
+            }
+            if place.random(self.checkpoints) == 0 {
+                self.checkpoint(&mut stream).await;
+            }
+            if plan.replaces && self.place.is_chaos() && self.place.random(6) == 0 {
+                self.replace(&mut stream);
+            }
+            if plan.restarts && self.place.is_chaos() && self.place.random(6) == 0 {
+                return self.restart(stream).await;
+            }
+        }
+    }
+
+    /// Saves how far it has come.
+    async fn checkpoint(&self, stream: &mut Stream) {
+        let Self { place, id, .. } = self;
+        match stream.checkpoint().await {
+            Ok(()) => {}
+            Err(error @ Error::CursorLost { .. }) => {
+                place.shared.fail(format!("subscriber {id}, whose cursor nobody takes: {error}"));
+            }
+            Err(error) => place.note(|| format!("subscriber {id} could not save its position: {error}")),
+        }
+    }
+
+    /// Wants something else from now on.
+    fn replace(&mut self, stream: &mut Stream) {
+        self.wish = draw(&self.place);
+        let position = stream.cursor();
+        let Self { place, id, wish, .. } = self;
+        place.note(|| format!("subscriber {id} wants at {position:?} {wish:?}"));
+        stream.replace(wish.filter());
+        place.shared.oracle().replaced(&place.shared, *id, wish, Some(position.into()));
+    }
+
+    /// Stops, and goes on some time later where it was: where its cursor stands, or where the stream said that it stood.
+    async fn restart(&mut self, mut stream: Stream) -> Option<Stream> {
+        let Self { place, source, id, wish, cursor, .. } = &*self;
+        let position = stream.cursor();
+        drop(stream);
+        place.pause(self.slowness_ms.max(200)).await;
+        let terms = Terms { start: Some(position), ..terms(place, source) };
+        let Some(cursor) = cursor else {
+            let stream = Stream::new(source.subscribe(wish, &terms).ok()??, place.random(3) == 0);
+            place.note(|| format!("subscriber {id} goes on at {position:?}: {terms:?}"));
+            let mut oracle = place.shared.oracle();
+            oracle.resumed(&place.shared, (place.issuer, *id), manner(&terms), position.into());
+            return Some(stream);
+        };
+        loop {
+            match subscribe_durably(place, source, wish, &terms, cursor).await {
+                Ok(begun) => return begun.map(|(stream, _)| stream),
+                Err(error) => {
+                    place.note(|| format!("{cursor} could not be opened: {error}"));
+                    place.pause(300).await;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! Subscribers in tasks of the dispatcher: callbacks, and listeners that panic now and then and are made again.
+
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+
+use super::{
+    Place,
+    receiver::{self, Source, Terms},
+    subscriber,
+};
+use crate::{
+    base::{cursor::Cursor, error::Result},
+    front::simulation::{
+        oracle::{Given, Manner, SubscriberId, Wish},
+        shared::PLANNED_PANIC,
+    },
+    roles::dispatcher::{
+        CallbackHandle, Delivery, Filter, Interruption, Listener, ListenerHandle, Message, Next,
+    },
+};
+
+/// The longest pause before a listener that has panicked is made again.
+const BACKOFF_MAX: Duration = Duration::from_secs(2);
+
+/// Starts a callback or a listener for `wish`, which is durable if it has the name of a cursor. Fails if that cannot be opened.
+pub(super) async fn start(
+    place: &Place,
+    source: &Source,
+    (wish, terms): (Wish, Terms),
+    cursor: Option<String>,
+    tasks: &mut JoinSet<()>,
+) -> Result<()> {
+    let calls = place.random(2) == 0;
+    let keeper = Keeper { place: place.clone(), source: source.clone(), calls, wish, terms, cursor };
+    if let Some(begun) = keeper.begin().await? {
+        tasks.spawn(keeper.run(begun));
+    }
+    Ok(())
+}
+
+/// A handle on what was started.
+enum Handle {
+    /// On a callback.
+    Callback(CallbackHandle),
+    /// On a listener.
+    Listener(ListenerHandle<()>),
+}
+
+impl Handle {
+    /// Has it want something else.
+    fn replace(&self, filter: Filter) {
+        match self {
+            Self::Callback(handle) => handle.replace(filter),
+            Self::Listener(handle) => handle.replace(filter),
+        }
+    }
+
+    /// Stops it, and waits until it has ended.
+    async fn stop(self) {
+        match self {
+            Self::Callback(handle) => handle.stop().await,
+            Self::Listener(handle) => drop(handle.stop().await),
+        }
+    }
+}
+
+/// Whoever has started a callback or a listener, and keeps its handle.
+struct Keeper {
+    /// Where it is.
+    place: Place,
+    /// Where it subscribes.
+    source: Source,
+    /// Whether it starts a callback.
+    calls: bool,
+    /// What is wanted.
+    wish: Wish,
+    /// How it subscribes.
+    terms: Terms,
+    /// The cursor, if it is durable.
+    cursor: Option<String>,
+}
+
+impl Keeper {
+    /// Subscribes; `None` once the dispatcher has ended.
+    async fn begin(&self) -> Result<Option<(Handle, SubscriberId)>> {
+        let Self { place, source, calls, wish, terms, cursor } = self;
+        let form = if *calls { "a callback" } else { "a listener" };
+        let panics = !calls && place.random(2) == 0;
+        let manner = Manner { form, skips: terms.skips, panics };
+        let subscribe = match cursor {
+            None => source.subscribe(wish, terms)?,
+            Some(name) => source.subscribe_durably(place, wish, terms, name).await?,
+        };
+        let Some(subscribe) = subscribe else { return Ok(None) };
+        let subscribe = subscribe.save_every(Duration::from_millis(1 + place.random(1_500)))?;
+        let now = source.position().unwrap_or(Cursor::NOTHING);
+        let mut oracle = place.shared.oracle();
+        let id = match cursor {
+            None => oracle.subscribed(place.issuer, wish.clone(), manner, terms.start.unwrap_or(now).into()),
+            Some(name) => {
+                let durable = (name.clone(), wish.clone(), manner);
+                oracle.subscribed_durably(&place.shared, place.issuer, durable)
+            }
+        };
+        let life = oracle.life(id);
+        drop(oracle);
+        place.note(|| format!("has {form} as subscriber {id}, durable by {cursor:?}: {wish:?}, {terms:?}"));
+        let slowness_ms = subscriber::slowness_ms(place);
+        let taker = Taker { place: place.clone(), id, life, slowness_ms, panics };
+        if *calls {
+            let call = move |item: std::result::Result<Delivery, Interruption>| {
+                let mut taker = taker.clone();
+                async move {
+                    drop(match item {
+                        Ok(delivery) => taker.handle_event(delivery).await,
+                        Err(interruption) => taker.handle_message(Message::Interrupted(interruption)).await,
+                    });
+                }
+            };
+            return Ok(Some((Handle::Callback(subscribe.callback(call)), id)));
+        }
+        let listen = subscribe.listener(move || taker.clone());
+        let listen = listen.backoff(Duration::from_millis(10), BACKOFF_MAX)?;
+        let listen = if place.random(2) == 0 { listen.in_batches() } else { listen };
+        Ok(Some((Handle::Listener(listen.start()?), id)))
+    }
+
+    /// Keeps the handle, and replaces the filter or restarts what is durable now and then.
+    async fn run(mut self, (mut handle, mut id): (Handle, SubscriberId)) {
+        let plan = self.place.shared.plan.subscribers;
+        while self.place.is_chaos() {
+            self.place.pause(2_000).await;
+            if plan.replaces && self.place.random(2) == 0 && self.place.is_chaos() {
+                self.wish = subscriber::draw(&self.place);
+                let Self { place, wish, .. } = &self;
+                place.note(|| format!("subscriber {id} is to want {wish:?}"));
+                place.shared.oracle().replaced(&place.shared, id, wish, None);
+                handle.replace(wish.filter());
+            }
+            if plan.restarts && self.cursor.is_some() && self.place.random(2) == 0 && self.place.is_chaos() {
+                handle.stop().await;
+                let Some(begun) = self.begin_again().await else { return };
+                (handle, id) = begun;
+            }
+        }
+        // Who drops the handle of a callback ends it.
+        let _kept = handle;
+        std::future::pending::<()>().await;
+    }
+
+    /// Subscribes once more, as soon as that is possible.
+    async fn begin_again(&self) -> Option<(Handle, SubscriberId)> {
+        loop {
+            match self.begin().await {
+                Ok(begun) => return begun,
+                Err(error) => {
+                    self.place.note(|| format!("could not subscribe: {error}"));
+                    self.place.pause(300).await;
+                }
+            }
+        }
+    }
+}
+
+/// Takes what is delivered, and panics now and then after it has.
+#[derive(Clone)]
+struct Taker {
+    /// Where it is.
+    place: Place,
+    /// Which subscriber it is.
+    id: SubscriberId,
+    /// In which life of the subscriber it takes. When a process could not start, its listeners go on until they have taken what
+    /// they were given, beside those of its next attempt.
+    life: Option<u64>,
+    /// The longest that it takes over a delivery, in milliseconds.
+    slowness_ms: u64,
+    /// Whether it panics now and then.
+    panics: bool,
+}
+
+impl Taker {
+    /// Takes what was given.
+    async fn take(&self, given: &Given) -> Next {
+        let Self { place, id, life, slowness_ms, panics } = self;
+        place.note(|| format!("subscriber {id} {}", receiver::show(given)));
+        {
+            let mut oracle = place.shared.oracle();
+            if oracle.life(*id) != *life {
+                return Next::Continue;
+            }
+            oracle.told(&place.shared, *id, given);
+        }
+        if *slowness_ms > 0 && place.is_chaos() {
+            place.pause(*slowness_ms).await;
+        }
+        if *panics && place.is_chaos() && place.random(6) == 0 {
+            // It unwinds without telling the terminal.
+            std::panic::resume_unwind(Box::new(PLANNED_PANIC));
+        }
+        Next::Continue
+    }
+}
+
+impl Listener for Taker {
+    type Message = ();
+
+    async fn handle_event(&mut self, delivery: Delivery) -> Next {
+        self.take(&receiver::given_row(delivery.as_ref())).await
+    }
+
+    async fn handle_message(&mut self, message: Message<()>) -> Next {
+        match message {
+            Message::Interrupted(interruption) => self.take(&receiver::interrupted(&interruption)).await,
+            _ => Next::Continue,
+        }
+    }
+}

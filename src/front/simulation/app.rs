@@ -1,0 +1,152 @@
+//! The layer on top of the bus: databases that are created, updated and deleted, and a history of it in the same transactions.
+//!
+//! A database is a key that holds its instance. Whoever creates, updates or deletes one reads that key serializably, as a layer
+//! does that has to know whether the database exists. The history has one line per database and transaction, ordered by the
+//! versionstamps of the transactions: what the oracle believes.
+
+use bytes::Bytes;
+use foundationdb_tuple::{TuplePack, Versionstamp as TupleStamp};
+
+use crate::{
+    base::{
+        encoding::{Counters, Sequence},
+        error::{Error, Result},
+        event::{Db, DbInstance, DbName, DdocId},
+    },
+    state::keys::GroupName,
+    store::{AtomicOp, Transaction},
+};
+
+/// What stands before all keys of the layer.
+pub(super) const PREFIX: &[u8] = b"app";
+
+/// The numbers of its families.
+pub(super) mod family {
+    pub const DATABASE: u16 = 0;
+    pub const HISTORY: u16 = 1;
+    pub const ONCE: u16 = 2;
+    pub const EFFECT: u16 = 3;
+}
+
+/// The key of `elements`.
+fn pack(elements: &impl TuplePack) -> Vec<u8> {
+    let mut key = PREFIX.to_vec();
+    elements.pack_into_vec(&mut key);
+    key
+}
+
+/// The key of the database `name`.
+pub(super) fn database(name: &DbName) -> Vec<u8> {
+    pack(&(family::DATABASE, name.as_str()))
+}
+
+/// The key of something that must happen once.
+pub(super) fn once(number: u64) -> Vec<u8> {
+    pack(&(family::ONCE, number))
+}
+
+/// The key that says that `group` has worked on the row at `sequence`, for the `generation`th time that it was set.
+pub(super) fn effect(group: &GroupName, sequence: Sequence) -> Vec<u8> {
+    pack(&(family::EFFECT, group.as_str(), &sequence.as_bytes()[..]))
+}
+
+/// A line of the history: what a transaction has done to a database.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Line {
+    /// The database.
+    pub db: Db,
+    /// The events.
+    pub counters: Counters,
+    /// The design documents that it names.
+    pub ddocs: Vec<DdocId>,
+}
+
+impl Line {
+    /// Writes it in `tx`, as line number `order` of the transaction.
+    pub fn write(&self, tx: &Transaction, order: u16) {
+        let mut key = PREFIX.to_vec();
+        (family::HISTORY, TupleStamp::incomplete(order)).pack_into_vec_with_versionstamp(&mut key);
+        let [created, deleted, updated, ddoc_updated] = self.counters.lanes();
+        let ddocs = self.ddocs.iter().map(DdocId::as_str).collect::<Vec<_>>().join(",");
+        let value = foundationdb_tuple::pack(&(
+            self.db.name.as_str(),
+            &self.db.instance.0[..],
+            (created, deleted, updated, ddoc_updated),
+            &ddocs[..],
+        ));
+        tx.atomic(AtomicOp::SetVersionstampedKey, &key, &value);
+    }
+
+    /// The line that is stored as `bytes`.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        type Stored<'a> = (String, foundationdb_tuple::Bytes<'a>, (u64, u64, u64, u64), String);
+        let corrupt = |reason: String| Error::corrupt("history", reason);
+        let (name, instance, lanes, ddocs): Stored<'_> =
+            foundationdb_tuple::unpack(bytes).map_err(|error| corrupt(error.to_string()))?;
+        let instance = instance[..].try_into().map_err(|_| corrupt("the instance is none".to_owned()))?;
+        let ids = ddocs.split(',').filter(|id| !id.is_empty()).map(DdocId::new);
+        Ok(Self {
+            db: Db::new(DbName::new(&name)?, DbInstance(instance)),
+            counters: Counters::from_lanes([lanes.0, lanes.1, lanes.2, lanes.3]),
+            ddocs: ids.collect::<Result<_>>()?,
+        })
+    }
+}
+
+/// What a key of the layer is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum AppKey {
+    /// Whether a database exists.
+    Database(DbName),
+    /// A line of the history.
+    History,
+    /// Something that must happen once.
+    Once(u64),
+    /// A group has worked on a row.
+    Effect(GroupName, Sequence),
+}
+
+impl AppKey {
+    /// What `key` is; `None` if it is no key of the layer.
+    pub fn decode(key: &[u8]) -> Option<Self> {
+        use foundationdb_tuple::{Bytes as TupleBytes, unpack};
+        let rest = key.strip_prefix(PREFIX)?;
+        if let Ok((family::DATABASE, name)) = unpack::<(u16, String)>(rest) {
+            return DbName::new(&name).ok().map(Self::Database);
+        }
+        if let Ok((family::HISTORY, _)) = unpack::<(u16, TupleStamp)>(rest) {
+            return Some(Self::History);
+        }
+        if let Ok((family::ONCE, number)) = unpack::<(u16, u64)>(rest) {
+            return Some(Self::Once(number));
+        }
+        let (number, group, sequence): (u16, String, TupleBytes<'_>) = unpack(rest).ok()?;
+        let (group, sequence) = (GroupName::new(&group).ok()?, Sequence::from_bytes(&sequence).ok()?);
+        (number == family::EFFECT).then_some(Self::Effect(group, sequence))
+    }
+}
+
+/// The instance in the value of a database.
+pub(super) fn instance_of(value: &Bytes) -> Result<DbInstance> {
+    let bytes = value[..].try_into();
+    bytes.map(DbInstance).map_err(|_| Error::corrupt("database", "its instance has not 16 bytes"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_told_apart() {
+        let name = DbName::new("a/b").unwrap();
+        let group = GroupName::new("g").unwrap();
+        for (key, expected) in [
+            (database(&name), AppKey::Database(name.clone())),
+            (once(7), AppKey::Once(7)),
+            (effect(&group, Sequence::MAX), AppKey::Effect(group.clone(), Sequence::MAX)),
+        ] {
+            assert_eq!(AppKey::decode(&key), Some(expected));
+        }
+        assert_eq!(AppKey::decode(b"bus"), None);
+    }
+}

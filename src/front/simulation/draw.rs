@@ -1,0 +1,347 @@
+//! [`Plan`]: what a seed draws: sizes, options, and the mix of what goes wrong.
+//!
+//! Each seed is another swarm: most kinds of faults are absent from any one world, so that what is left can happen often
+//! without drowning the rest.
+
+use std::time::Duration;
+
+use fastrand::Rng;
+
+use super::{Options, witness::Fault};
+use crate::{
+    base::{
+        cursor::{Cursor, Start},
+        event::DbName,
+    },
+    roles::{
+        dispatcher::DispatcherOptions,
+        group::{CheckpointPolicy, ConsumerOptions, FailurePolicy},
+        janitor::JanitorOptions,
+        notifier::NotifierOptions,
+        producer::ProducerOptions,
+    },
+    state::membership::{BalanceOptions, NodeOptions},
+    store::RetryPolicy,
+};
+
+/// What was drawn for a world.
+#[derive(Debug, Clone)]
+#[expect(clippy::struct_excessive_bools, reason = "each is drawn by itself")]
+pub(super) struct Plan {
+    /// Partitions of the bus.
+    pub partitions: u32,
+    /// Shards that the feed begins with.
+    pub shards: u32,
+    /// Names of databases.
+    pub names: Vec<DbName>,
+    /// The processes, by their numbers.
+    pub processes: Vec<ProcessPlan>,
+    /// Whether the store is a folder, on the one machine with all processes, whose power can fail.
+    pub is_durable: bool,
+    /// How long things go wrong.
+    pub chaos: Duration,
+    /// How often each kind of fault strikes where it can.
+    rates: Vec<(Fault, f64)>,
+    /// The longest that a step of the network takes, in microseconds.
+    pub latency_us: u64,
+    /// The longest that a slow one takes, in milliseconds.
+    pub slow_ms: u64,
+    /// How long pauses of a process are at most, in milliseconds.
+    pub pause_max_ms: u64,
+    /// How far clocks are wrong, in millionths.
+    pub drift_ppm: u64,
+    /// The groups.
+    pub groups: Vec<GroupPlan>,
+    /// The most time between two transactions of a producer, in milliseconds.
+    pub think_max_ms: u64,
+    /// The most time between two acts of an operator, in milliseconds.
+    pub operate_max_ms: u64,
+    /// Whether the operator does nothing but delete and create groups, under the hands of a janitor that is always at work.
+    pub churns_groups: bool,
+    /// How producers record.
+    pub producer: ProducerOptions,
+    /// Whether producers sometimes record events of instances that are gone, without looking.
+    pub has_late_events: bool,
+    /// Whether producers do little but delete and recreate a few names, and subscribers read in small pages.
+    pub churns_names: bool,
+    /// Whether rows that nobody can decode come into the counters and the feed.
+    pub breaks_rows: bool,
+    /// How large a transaction of a fold can be, if it is less than usual, in bytes.
+    pub fold_size_max: Option<usize>,
+    /// What subscribers do and what is done to them.
+    pub subscribers: SubscriberPlan,
+    /// How nodes live.
+    pub node: NodeOptions,
+    /// How notifiers work.
+    pub notifier: NotifierOptions,
+    /// How dispatchers work.
+    pub dispatcher: DispatcherOptions,
+    /// How janitors work.
+    pub janitor: JanitorOptions,
+}
+
+/// What the subscribers of a world do, and what is done to them.
+#[derive(Debug, Clone, Copy, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "each is drawn by itself")]
+pub(super) struct SubscriberPlan {
+    /// Their filters are replaced now and then.
+    pub replaces: bool,
+    /// They stop and go on now and then, without a crash.
+    pub restarts: bool,
+    /// Some are callbacks and listeners, which panic now and then.
+    pub supervised: bool,
+    /// They take their time, and their rounds are long.
+    pub is_slow: bool,
+    /// Most want deletions only, of a few names, and begin at nothing.
+    pub wants_deletions: bool,
+}
+
+/// What a process does.
+#[derive(Debug, Clone, Copy, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a role, and they are independent of each other")]
+pub(super) struct ProcessPlan {
+    /// It folds.
+    pub notifier: bool,
+    /// It tells subscribers.
+    pub dispatcher: bool,
+    /// It cleans up.
+    pub janitor: bool,
+    /// It consumes the groups.
+    pub consumer: bool,
+    /// How many producers it has.
+    pub producers: u32,
+    /// It changes the topology, and resets and deletes groups.
+    pub operator: bool,
+    /// It follows the feed shard by shard.
+    pub follower: bool,
+}
+
+/// How a group puts down what it has done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Work {
+    /// With its effects, in one transaction.
+    ExactlyOnce,
+    /// After its effects, by itself or by the observer.
+    AtLeastOnce,
+}
+
+/// A group.
+#[derive(Debug, Clone)]
+pub(super) struct GroupPlan {
+    /// Its name.
+    pub name: String,
+    /// Where it starts.
+    pub start: Start,
+    /// How it works.
+    pub work: Work,
+    /// How its consumers work.
+    pub options: ConsumerOptions,
+}
+
+impl Plan {
+    /// What `seed` draws.
+    pub fn draw(seed: u64, options: &Options) -> Self {
+        let random = &mut Rng::with_seed(seed);
+        let ms = |random: &mut Rng, from: u64, to: u64| Duration::from_millis(random.u64(from..=to));
+        let heartbeat = ms(random, 200, 700);
+        let node = NodeOptions { id: None, heartbeat, expiry: heartbeat * random.u32(2..=4) };
+        let balance = |random: &mut Rng| BalanceOptions {
+            interval: ms(random, 200, 1_500),
+            handover: ms(random, 100, 3_000),
+            leases_max: None,
+        };
+        let has_janitor = random.bool();
+        let nodes = options.nodes.unwrap_or_else(|| random.usize(2..=4)).max(1);
+        let groups = random.usize(0..=2);
+        let churns_groups = has_janitor && groups > 0 && random.u32(0..4) == 0;
+        let plan = Self {
+            partitions: 1 << random.u32(0..=3),
+            shards: random.u32(1..=4),
+            names: names(random),
+            processes: processes(random, nodes, has_janitor, groups > 0, churns_groups),
+            is_durable: random.u32(0..12) == 0,
+            chaos: options.chaos.unwrap_or_else(|| ms(random, 4_000, 15_000)),
+            rates: rates(random, options.intensity.max(0.0)),
+            latency_us: [0, 500, 3_000, 20_000][random.usize(0..4)],
+            slow_ms: [50, 500, 4_000][random.usize(0..3)],
+            pause_max_ms: [500, 3_000, 8_000][random.usize(0..3)],
+            drift_ppm: [0, 100, 50_000][random.usize(0..3)],
+            groups: (0..groups)
+                .map(|number| {
+                    let balance = balance(random);
+                    group(random, number, balance)
+                })
+                .collect(),
+            think_max_ms: [20, 200, 1_000][random.usize(0..3)],
+            operate_max_ms: [100, 1_000, 5_000][random.usize(0..3)],
+            churns_groups,
+            producer: ProducerOptions { slots: random.u16(1..=3), record_versionstamps: random.bool() },
+            has_late_events: !has_janitor && random.bool(),
+            churns_names: false,
+            breaks_rows: false,
+            fold_size_max: None,
+            subscribers: SubscriberPlan::default(),
+            node,
+            notifier: NotifierOptions {
+                balance: balance(random),
+                fold_interval_max: ms(random, 5, 300),
+                fold_percent: random.u8(1..=100),
+                poll_interval: ms(random, 100, 1_500),
+                fold_rows_max: if random.bool() { 10 } else { 1_000 },
+            },
+            dispatcher: DispatcherOptions {
+                ring_rows_max: [1, 3, 1_000][random.usize(0..3)],
+                page_rows_max: random.usize(1..=20),
+                poll_interval: ms(random, 100, 1_500),
+                catch_ups_max: random.usize(1..=3),
+                catch_up_rows_max: random.usize(1..=20),
+            },
+            janitor: JanitorOptions {
+                interval: if random.bool() { ms(random, 20, 200) } else { ms(random, 200, 2_000) },
+                tombstone_retention: if random.bool() { ms(random, 1, 300) } else { ms(random, 300, 4_000) },
+                transaction_id_retention: Duration::from_hours(1),
+                balance: balance(random),
+            },
+        };
+        let plan = if churns_groups { plan.with_churn(random) } else { plan };
+        plan.with_subscribers(random)
+    }
+
+    /// It with what subscribers do, and, in some worlds, with all that makes them meet names that come and go: few names, short
+    /// retention, small pages, short rings.
+    fn with_subscribers(mut self, random: &mut Rng) -> Self {
+        self.subscribers = SubscriberPlan {
+            replaces: random.u32(0..3) == 0,
+            restarts: random.u32(0..3) == 0,
+            supervised: random.u32(0..3) == 0,
+            is_slow: random.u32(0..3) == 0,
+            wants_deletions: random.u32(0..4) == 0,
+        };
+        self.churns_names = random.u32(0..4) == 0;
+        if self.churns_names {
+            self.names.truncate(random.usize(1..=5));
+            self.think_max_ms = [5, 50, 300][random.usize(0..3)];
+            self.processes[0].dispatcher = true;
+            self.dispatcher.ring_rows_max = [1, 2, 1_000][random.usize(0..3)];
+            self.dispatcher.catch_up_rows_max = random.usize(1..=2);
+            self.dispatcher.page_rows_max = random.usize(1..=5);
+            self.janitor.interval = Duration::from_millis(random.u64(20..=150));
+            self.janitor.tombstone_retention = Duration::from_millis(random.u64(1..=200));
+            self.subscribers.is_slow |= random.bool();
+        }
+        self.breaks_rows = random.u32(0..4) == 0;
+        self.fold_size_max = (random.u32(0..4) == 0).then(|| random.usize(6_000..9_000));
+        self
+    }
+
+    /// It with all that makes the janitor meet groups that come and go: many tombstones, which are soon old enough, and
+    /// transactions that take their time.
+    fn with_churn(mut self, random: &mut Rng) -> Self {
+        self.latency_us = [3_000, 20_000][random.usize(0..2)];
+        self.think_max_ms = 20;
+        self.operate_max_ms = 50;
+        self.janitor.interval = Duration::from_millis(random.u64(10..=40));
+        self.janitor.tombstone_retention = Duration::from_millis(random.u64(1..=20));
+        self
+    }
+
+    /// How often `fault` strikes where it can.
+    pub fn rate(&self, fault: Fault) -> f64 {
+        self.rates.iter().find(|(of, _)| *of == fault).map_or(0.0, |(_, rate)| *rate)
+    }
+}
+
+/// Names of databases: some share a prefix, some a suffix.
+fn names(random: &mut Rng) -> Vec<DbName> {
+    let all = ["a", "b", "shop/a", "shop/b", "shop/_replicator", "x/_replicator", "c", "d", "e", "f"];
+    let some = &all[..random.usize(1..=all.len())];
+    some.iter().map(|name| DbName::new(name).expect("it is short")).collect()
+}
+
+/// The processes: nodes with some of the roles, a producer apart, and an operator.
+fn processes(
+    random: &mut Rng,
+    nodes: usize,
+    has_janitor: bool,
+    has_groups: bool,
+    churns_groups: bool,
+) -> Vec<ProcessPlan> {
+    let mut processes: Vec<_> = (0..nodes)
+        .map(|_| ProcessPlan {
+            notifier: random.u32(0..4) > 0,
+            dispatcher: random.bool(),
+            janitor: has_janitor && random.bool(),
+            consumer: has_groups && random.u32(0..3) > 0,
+            producers: random.u32(0..=1),
+            operator: false,
+            follower: random.u32(0..4) == 0,
+        })
+        .collect();
+    // What somebody has to do, the first one does.
+    processes[0].notifier = true;
+    processes[0].janitor = has_janitor;
+    processes[0].consumer = has_groups;
+    processes.push(ProcessPlan { producers: random.u32(1..=2), ..ProcessPlan::default() });
+    if churns_groups || random.u32(0..3) > 0 {
+        processes.push(ProcessPlan { operator: true, ..ProcessPlan::default() });
+    }
+    processes
+}
+
+/// A group.
+fn group(random: &mut Rng, number: usize, balance: BalanceOptions) -> GroupPlan {
+    let work = if random.bool() { Work::ExactlyOnce } else { Work::AtLeastOnce };
+    let checkpoint = match work {
+        Work::ExactlyOnce => CheckpointPolicy::Explicit,
+        Work::AtLeastOnce => match random.u32(0..4) {
+            0 => CheckpointPolicy::EveryBatch,
+            1 => CheckpointPolicy::Rows(random.u64(1..20)),
+            2 => CheckpointPolicy::Interval(Duration::from_millis(random.u64(1..2_000))),
+            _ => CheckpointPolicy::Explicit,
+        },
+    };
+    let retry = RetryPolicy {
+        attempts_max: Some(random.u32(1..=4)),
+        elapsed_max: None,
+        backoff_min: Duration::from_millis(10),
+        backoff_max: Duration::from_millis(200),
+    };
+    GroupPlan {
+        name: format!("group-{number}"),
+        start: if random.bool() { Start::Now } else { Cursor::NOTHING.into() },
+        work,
+        options: ConsumerOptions {
+            balance,
+            rows_max: random.usize(1..=10),
+            bytes_max: if random.bool() { 300 } else { 1_000_000 },
+            checkpoint,
+            retry,
+            failure: if random.bool() { FailurePolicy::KeepRetrying } else { FailurePolicy::DeadLetter },
+            poll_interval: Duration::from_millis(random.u64(500..5_000)),
+            stuck_after: Duration::from_secs(30),
+        },
+    }
+}
+
+/// How often each kind of fault strikes: most never, the others from rarely to often.
+fn rates(random: &mut Rng, intensity: f64) -> Vec<(Fault, f64)> {
+    let mut rates = Vec::new();
+    for &fault in Fault::ALL {
+        // (least, most) where it is drawn at all.
+        let (least, most): (f64, f64) = match fault {
+            Fault::Crash => (0.000_1, 0.003),
+            Fault::CrashBeforeAnswer => (0.000_5, 0.01),
+            Fault::PowerLoss | Fault::DiskFault => (0.001, 0.02),
+            Fault::Pause | Fault::ClockJump | Fault::WatchRefused | Fault::WatchFailed => (0.02, 0.5),
+            Fault::ReadTimedOut => (0.000_1, 0.005),
+            Fault::WatchDropped | Fault::WatchLate | Fault::WatchSpurious => (0.05, 0.9),
+            Fault::ObserverError | Fault::ObserverPanic => (0.005, 0.2),
+            _ => (0.001, 0.1),
+        };
+        let rate = least * (most / least).powf(random.f64());
+        if random.u32(0..5) < 2 {
+            rates.push((fault, (rate * intensity).min(0.95)));
+        }
+    }
+    rates
+}

@@ -1,0 +1,277 @@
+//! [`Account`]: what one subscriber is owed, by the names of databases and by kinds of events.
+//!
+//! It is computed from where the subscriber began, from what it wants and from the [`Ledger`]; from the subscriber it takes
+//! nothing but the rows that it was given, with the kinds of their news.
+//!
+//! - The newest fact of each wanted kind of the newest instance of a name is owed, if it came after the start. It is paid by a row
+//!   of the name at or after it, with that kind among the news.
+//! - A deletion is owed by name to whoever may know that the name existed: it existed at the start, or where the subscriber said that
+//!   it stood, or a row of a living instance was delivered. It is paid by a row at or after the first deletion since then, with `Deleted` among the news, whichever
+//!   instance they name. It is owed across everything that happens to a subscriber, except that one who has expired knows
+//!   nothing, and that one who has skipped is owed nothing of what it skipped.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{given::Start, ledger::Ledger};
+use crate::base::{
+    encoding::Sequence,
+    event::{DbName, EventKind, Kinds},
+};
+
+/// The kinds of events that are wanted of each name.
+pub(super) type Wants = BTreeMap<DbName, Kinds>;
+
+/// What is owed to a subscriber.
+#[derive(Debug, Default)]
+pub(super) struct Account {
+    /// What it wants, and after which position. A position that no row reaches is one that is not known.
+    from: BTreeMap<(DbName, EventKind), Start>,
+    /// The newest row that it was given of each name with news of each kind.
+    told: BTreeMap<(DbName, EventKind), Sequence>,
+    /// The names that it may know to exist, and the newest position at which they did, as far as it knows.
+    known: BTreeMap<DbName, Sequence>,
+    /// Names that it wants since its filter was replaced, at a moment that nobody knows, and of which it wanted nothing before.
+    unsettled: BTreeSet<DbName>,
+}
+
+impl Account {
+    /// That of one who wants `wants`, after `start`.
+    pub fn new(ledger: &Ledger, wants: &Wants, start: Start) -> Self {
+        let mut account = Self::default();
+        account.want(ledger, wants, start);
+        account
+    }
+
+    /// It wants something else from now on: what it did not want before, after `start`.
+    pub fn replace(&mut self, ledger: &Ledger, wants: &Wants, start: Start) {
+        self.from.retain(|(name, kind), _| wants.get(name).is_some_and(|kinds| kinds.contains(*kind)));
+        self.want(ledger, wants, start);
+        self.unsettled.clear();
+    }
+
+    /// It is to want something else, from a moment on that nobody knows. The next delivery of a name in `unwanted`, of which it has
+    /// wanted nothing for long, shows that the moment has come.
+    pub fn replace_soon(&mut self, ledger: &Ledger, wants: &Wants, unwanted: BTreeSet<DbName>) {
+        self.replace(ledger, wants, Start::At(Sequence::MAX));
+        self.unsettled = unwanted;
+    }
+
+    /// It says that everything up to `position` was told to it: it knows of each name whether it exists.
+    pub fn stand(&mut self, ledger: &Ledger, position: Sequence) {
+        let deletions = self.from.iter().filter(|((_, kind), from)| {
+            // Of what it wants since later, it knows more.
+            *kind == EventKind::Deleted && **from <= Start::At(position)
+        });
+        for ((name, _), _) in deletions {
+            if !self.known.contains_key(name) && ledger.existed_at(name, position) {
+                self.known.insert(name.clone(), position);
+            }
+        }
+    }
+
+    /// Wants `wants`; what it does not want already, after `start`.
+    fn want(&mut self, ledger: &Ledger, wants: &Wants, start: Start) {
+        for (name, kinds) in wants {
+            let mut is_new = false;
+            for kind in kinds.iter() {
+                let key = (name.clone(), kind);
+                is_new |= kind == EventKind::Deleted && !self.from.contains_key(&key);
+                self.from.entry(key).or_insert(start);
+            }
+            if is_new && start != Start::At(Sequence::MAX) {
+                self.know(ledger, name, start);
+            }
+        }
+    }
+
+    /// Everything up to `start` counts as told of `name`.
+    fn know(&mut self, ledger: &Ledger, name: &DbName, start: Start) {
+        let Start::At(start) = start else { return };
+        if self.known.get(name).is_some_and(|known| *known > start) {
+            return;
+        }
+        if ledger.existed_at(name, start) {
+            self.known.insert(name.clone(), start);
+        } else {
+            self.known.remove(name);
+        }
+    }
+
+    /// It is given a row of `name` at `at` with news of these kinds. Returns how many deletions that pays; fails if one is owed, and
+    /// is not among them.
+    pub fn deliver(
+        &mut self,
+        ledger: &Ledger,
+        name: &DbName,
+        at: Sequence,
+        kinds: Kinds,
+    ) -> Result<usize, String> {
+        if self.unsettled.remove(name) {
+            for ((_, _), start) in self.from.iter_mut().filter(|((of, _), _)| of == name) {
+                *start = (*start).min(Start::At(at));
+            }
+        }
+        let owed: Vec<_> = self.deletions(ledger, name).iter().copied().filter(|due| *due <= at).collect();
+        if let Some(due) = owed.first().filter(|_| !kinds.contains(EventKind::Deleted)) {
+            let debt = self.describe(ledger, name, *due);
+            return Err(format!("it was given {kinds:?} of {name:?} at {at}, without {debt}"));
+        }
+        // After a restart an older row can come again.
+        for kind in kinds.iter() {
+            let told = self.told.entry((name.clone(), kind)).or_insert(at);
+            *told = (*told).max(at);
+        }
+        self.know(ledger, name, Start::At(at));
+        Ok(owed.len())
+    }
+
+    /// It has skipped everything up to `to`.
+    pub fn lag(&mut self, ledger: &Ledger, to: Sequence) {
+        for start in self.from.values_mut() {
+            *start = (*start).max(Start::At(to));
+        }
+        for name in ledger.names() {
+            self.know(ledger, name, Start::At(to));
+        }
+    }
+
+    /// It was told that it knows nothing any more.
+    pub fn expire(&mut self) {
+        for start in self.from.values_mut().filter(|start| **start != Start::At(Sequence::MAX)) {
+            *start = Start::Nothing;
+        }
+        self.told.clear();
+        self.known.clear();
+    }
+
+    /// It goes on after a restart, as one who knows everything up to `start`; what it was given before counts. It may have
+    /// skipped more than that, and has died before that was saved.
+    pub fn resume(&mut self, ledger: &Ledger, start: Start) {
+        self.unsettled.clear();
+        for ((name, _), from) in &mut self.from {
+            if *from <= start {
+                continue;
+            }
+            *from = start;
+            if let Start::At(start) = start
+                && ledger.existed_at(name, start)
+            {
+                let known = self.known.entry(name.clone()).or_insert(start);
+                *known = (*known).min(start);
+            }
+        }
+        if let Start::At(start) = start {
+            self.stand(ledger, start);
+        }
+    }
+
+    /// Whether it may know that any name exists.
+    pub fn knows_any(&self) -> bool {
+        !self.known.is_empty()
+    }
+
+    /// The deletions of `name` that are owed to it.
+    pub fn deletions<'a>(&self, ledger: &'a Ledger, name: &DbName) -> &'a [Sequence] {
+        let key = (name.clone(), EventKind::Deleted);
+        let (Some(known), Some(from)) = (self.known.get(name), self.from.get(&key)) else { return &[] };
+        let paid = self.told.get(&key).map_or(Start::Nothing, |paid| Start::At(*paid));
+        ledger.deletions_after(name, Start::At(*known).max(*from).max(paid))
+    }
+
+    /// What it is owed of what happened up to `to`. A name whose newest deletion came after that is told of later.
+    pub fn is_owed(&self, ledger: &Ledger, to: Sequence) -> Option<String> {
+        let fact = self.from.iter().find_map(|((name, kind), start)| {
+            let at = ledger.newest(name, *kind).filter(|at| start.is_before(*at) && *at <= to)?;
+            let is_told = self.told.get(&(name.clone(), *kind)).is_some_and(|told| *told >= at);
+            (!is_told).then(|| format!("{kind:?} of {name:?} at {at}, since {start:?}"))
+        });
+        let deletion = || {
+            self.known.keys().find_map(|name| {
+                let owed = self.deletions(ledger, name);
+                let due = owed.first().filter(|_| owed.last().is_some_and(|last| *last <= to))?;
+                Some(self.describe(ledger, name, *due))
+            })
+        };
+        deletion().or(fact)
+    }
+
+    /// The deletion of `name` that is due since `due`.
+    fn describe(&self, ledger: &Ledger, name: &DbName, due: Sequence) -> String {
+        let known = self.known.get(name).map_or_else(|| "nowhere".to_owned(), ToString::to_string);
+        let dropped = if ledger.was_dropped_after(name, due) { ", whose tombstone was dropped" } else { "" };
+        format!("the deletion of {name:?} at {due}{dropped}, which it knew to exist at {known}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::{
+        encoding::{Incarnation, Versionstamp},
+        event::DbInstance,
+    };
+
+    fn at(version: u64) -> Sequence {
+        Sequence::new(Incarnation(0), Versionstamp::new(version, 0), 0)
+    }
+
+    fn name() -> DbName {
+        DbName::new("a").unwrap()
+    }
+
+    fn wants(kinds: impl Into<Kinds>) -> Wants {
+        Wants::from([(name(), kinds.into())])
+    }
+
+    /// Two instances, the first one from 1 to 5, the second one from 5 on.
+    fn recreated() -> Ledger {
+        let mut ledger = Ledger::default();
+        ledger.fold(&name(), at(1), DbInstance([1; 16]), EventKind::Created.into());
+        ledger.fold(&name(), at(5), DbInstance([2; 16]), EventKind::Created.into());
+        ledger
+    }
+
+    #[test]
+    fn whoever_may_know_a_name_is_owed_its_deletion() {
+        let ledger = recreated();
+        let owes = |account: &Account| account.is_owed(&ledger, Sequence::MAX).is_some();
+        let deleted = wants(EventKind::Deleted);
+        assert!(owes(&Account::new(&ledger, &deleted, Start::At(at(2)))));
+        assert!(!owes(&Account::new(&ledger, &deleted, Start::At(at(5)))), "it knows of it");
+        let mut account = Account::new(&ledger, &deleted, Start::Nothing);
+        assert!(!owes(&account), "it knew nothing");
+        account.deliver(&ledger, &name(), at(1), EventKind::Created.into()).unwrap();
+        assert!(owes(&account));
+        account.resume(&ledger, Start::Nothing);
+        assert!(owes(&account), "a restart takes nothing away");
+        assert!(account.deliver(&ledger, &name(), at(5), EventKind::Created.into()).is_err());
+        account.deliver(&ledger, &name(), at(5), EventKind::Deleted.into()).unwrap();
+        assert!(!owes(&account));
+    }
+
+    #[test]
+    fn one_who_has_expired_or_skipped_is_owed_nothing_of_before() {
+        let ledger = recreated();
+        let deleted = wants(EventKind::Deleted);
+        let mut account = Account::new(&ledger, &deleted, Start::At(at(2)));
+        account.expire();
+        assert_eq!(account.is_owed(&ledger, Sequence::MAX), None);
+        let mut account = Account::new(&ledger, &deleted, Start::At(at(2)));
+        account.lag(&ledger, at(6));
+        assert_eq!(account.is_owed(&ledger, Sequence::MAX), None);
+        account.resume(&ledger, Start::At(at(3)));
+        assert!(account.is_owed(&ledger, Sequence::MAX).is_some(), "it begins before that again");
+    }
+
+    #[test]
+    fn what_a_new_filter_wants_is_owed_from_its_start() {
+        let ledger = recreated();
+        let mut account = Account::new(&ledger, &wants(EventKind::Created), Start::Nothing);
+        assert!(account.is_owed(&ledger, Sequence::MAX).is_some());
+        account.replace(&ledger, &wants(EventKind::Deleted), Start::At(at(2)));
+        assert!(account.is_owed(&ledger, Sequence::MAX).is_some());
+        account.replace(&ledger, &Wants::new(), Start::At(at(2)));
+        account.replace(&ledger, &wants(EventKind::Deleted), Start::At(at(5)));
+        assert_eq!(account.is_owed(&ledger, Sequence::MAX), None);
+    }
+}

@@ -1,0 +1,103 @@
+//! What the oracle knows of named cursors, and of the durable subscribers that keep them.
+//!
+//! A durable subscriber lives on when its process crashes: what it was told counts, and what came after its cursor is owed to
+//! it. Nothing may be owed to it that came before.
+
+use super::{
+    Change, Issuer, Item, Items, Manner, Oracle, Shared, Start, SubscriberId, Verdict, Wish, Witness,
+};
+use crate::{front::simulation::time::ProcessId, state::keys::CursorRow};
+
+impl Oracle {
+    /// The durable subscribers of `process`: their cursors, and what they want.
+    pub fn durables_of(&self, process: ProcessId) -> Vec<(String, Wish)> {
+        let own = self.subscribers.values().filter(|subscriber| subscriber.issuer.process == process);
+        own.filter_map(|subscriber| Some((subscriber.cursor.clone()?, subscriber.wish.clone()))).collect()
+    }
+
+    /// A durable subscriber has begun, or goes on, where its cursor stands. What came after the cursor is owed to it; what it was
+    /// given before a restart counts.
+    pub fn subscribed_durably(
+        &mut self,
+        shared: &Shared,
+        issuer: Issuer,
+        (cursor, wish, manner): (String, Wish, Manner),
+    ) -> SubscriberId {
+        let stored = self.cursors.get(&cursor).copied();
+        let start = stored.map_or(Start::Nothing, Start::from);
+        if stored.is_none() {
+            shared.fail(format!("{cursor} is used, and was never saved"));
+        }
+        let mut subscribers = self.subscribers.iter();
+        let known = subscribers.find(|(_, known)| known.cursor.as_ref() == Some(&cursor));
+        if let Some((&id, _)) = known {
+            if self.rows.values().any(|placed| start.is_before(placed.row.sequence)) {
+                shared.witness(Witness::DurableWentOn);
+            }
+            self.resumed(shared, (issuer, id), manner, start);
+            return id;
+        }
+        let id = self.subscribed(issuer, wish, manner, start);
+        self.subscribers.get_mut(&id).expect("it was just added").cursor = Some(cursor);
+        id
+    }
+
+    /// Judges what a commit has done to named cursors.
+    pub(super) fn judge_cursors(&mut self, items: &Items<'_>) -> Verdict {
+        for (item, change) in items {
+            if let Item::Cursor(cursor) = item {
+                self.judge_cursor(cursor, change)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Judges a write of `cursor`.
+    fn judge_cursor(&mut self, cursor: &str, change: &Change) -> Verdict {
+        let row = |value: &Option<bytes::Bytes>| {
+            let row = value.as_ref().map(|value| CursorRow::from_bytes(value)).transpose();
+            row.map_err(|error| error.to_string())
+        };
+        let (before, after) = (row(&change.before)?, row(&change.after)?);
+        let after = after.ok_or_else(|| format!("{cursor} was removed"))?;
+        self.cursors.insert(cursor.to_owned(), after.cursor);
+        let Some(before) = before else { return Ok(()) };
+        if before.token != after.token {
+            // For another filter, a reading starts over.
+            let starts_over = before.filter != after.filter && before.cursor.rewound() == after.cursor;
+            if before.cursor != after.cursor && !starts_over {
+                return Err(format!(
+                    "{cursor} was opened at {}, and stood at {}",
+                    after.cursor, before.cursor
+                ));
+            }
+            return Ok(());
+        }
+        // Its owner has tried again, and had written it.
+        if (after.cursor, after.filter) == (before.cursor, before.filter) {
+            return Ok(());
+        }
+        let mut subscribers = self.subscribers.iter();
+        let Some((&id, subscriber)) = subscribers.find(|(_, known)| known.cursor.as_deref() == Some(cursor))
+        else {
+            return Err(format!("{cursor} was moved, and nobody has it"));
+        };
+        // Only one who was told that it knows nothing begins again.
+        let (from, to) = (Start::from(before.cursor), Start::from(after.cursor));
+        if to < from && !subscriber.has_expired {
+            return Err(format!("{cursor} went back from {} to {}", before.cursor, after.cursor));
+        }
+        // Whoever goes on below the horizon is told that it has expired.
+        if let Start::At(known) = to
+            && known >= self.horizon
+            && let Some(owed) = self.is_owed(id, known)
+        {
+            return Err(format!("{cursor} was moved to {}, and {owed}", after.cursor));
+        }
+        // A save that was under way when it expired says nothing any more.
+        if subscriber.expired_by.is_none_or(|horizon| !to.is_before(horizon)) {
+            self.note_position(id, to);
+        }
+        Ok(())
+    }
+}

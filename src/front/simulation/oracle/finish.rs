@@ -1,0 +1,202 @@
+//! How it ends: everything has come to rest, and the store holds what the model says, key by key.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use bytes::Bytes;
+
+use super::{FEED, Item, Oracle, Verdict};
+use crate::{
+    base::{
+        encoding::{Counters, Sequence, Versionstamp},
+        event::{Db, DbName, DdocId},
+        notification::Notification,
+    },
+    front::simulation::{
+        app::AppKey,
+        shared::{BROKEN, show_key},
+    },
+    state::keys::{CursorRow, GroupId, Lease},
+};
+
+impl Oracle {
+    /// What has still to happen before everything is at rest.
+    pub fn unrest(&self) -> Option<String> {
+        if let Some((db, counters)) = self.waiting.first_key_value() {
+            return Some(format!("{counters:?} of {db:?} have still to be folded"));
+        }
+        if let Some((db, id)) = self.untold_ddoc() {
+            return Some(format!("it has still to be told that {id:?} of {db:?} has changed"));
+        }
+        self.subscribers_are_owed().or_else(|| self.groups_owe()).or_else(|| self.followers_owe())
+    }
+
+    /// A design document of which no row has told since it was last recorded that it has changed. What is in the rows of
+    /// databases whose names others have taken, nobody reads any more.
+    fn untold_ddoc(&self) -> Option<&(Db, Option<DdocId>)> {
+        let is_told = |(ddoc, recorded): &(&(Db, Option<DdocId>), &Versionstamp)| {
+            let told = self.told_ddocs.get(*ddoc);
+            told.is_some_and(|told| told.versionstamp() > **recorded)
+        };
+        let newest =
+            |db: &Db| self.rows.get(&db.name).is_some_and(|placed| placed.row.instance == db.instance);
+        let own = self.recorded_ddocs.iter().filter(|((db, _), _)| newest(db));
+        own.into_iter().find(|entry| !is_told(entry)).map(|(ddoc, _)| ddoc)
+    }
+
+    /// Whether the rows tell what the history does.
+    pub fn judge_history(&self) -> Verdict {
+        for name in self.recorded.keys().map(|db| &db.name) {
+            self.judge_history_of(name)?;
+        }
+        for (number, times) in &self.once {
+            if *times != 1 {
+                return Err(format!("number {number} was committed {times} times"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the row of `name` tells what its history does.
+    fn judge_history_of(&self, name: &DbName) -> Verdict {
+        let row = self.rows.get(name).map(|placed| &placed.row);
+        let zero = Counters::ZERO;
+        let Some(row) = row else {
+            let lives = self.databases.contains_key(name);
+            let is_dropped = self.dropped.keys().any(|db| db.name == *name);
+            return if lives || !is_dropped { Err(format!("{name:?} has no row")) } else { Ok(()) };
+        };
+        match self.databases.get(name) {
+            Some(lives) if *lives != row.instance || row.is_deleted() => {
+                return Err(format!("{name:?} lives as {lives:?}, and its row says {row:?}"));
+            }
+            None if !row.is_deleted() => {
+                return Err(format!("{name:?} is deleted, and its row says {row:?}"));
+            }
+            _ => {}
+        }
+        let db = row.db();
+        let recorded = self.recorded.get(&db).copied().unwrap_or(zero);
+        let mut told = row.totals;
+        told += self.stale.get(&db).copied().unwrap_or(zero);
+        told += self.dropped.get(&db).copied().unwrap_or(zero);
+        if told != recorded {
+            return Err(format!("{recorded:?} was recorded of {db:?}, and {told:?} was told"));
+        }
+        Ok(())
+    }
+
+    /// Whether a reader of the whole feed gets each database once, in order.
+    pub fn judge_pages(&self, rows: &[Arc<Notification>]) -> Verdict {
+        let mut expected: Vec<_> = self.rows.values().map(|placed| Arc::clone(&placed.row)).collect();
+        expected.sort_unstable_by_key(|row| row.sequence);
+        // A tombstone can be dropped after it was read.
+        let is_there = |row: &&Arc<Notification>| !row.is_deleted() || self.rows.contains_key(&row.name);
+        let rows: Vec<_> = rows.iter().filter(is_there).cloned().collect();
+        if rows != expected {
+            return Err(format!("the feed is read as {rows:?} instead of {expected:?}"));
+        }
+        Ok(())
+    }
+
+    /// Whether the store holds what the model says, after all processes have shut down.
+    pub fn judge_store(&self, rows: &BTreeMap<Bytes, Bytes>) -> Verdict {
+        let mut newest = 0;
+        let mut placed = 0;
+        let mut ddocs = 0;
+        for (key, value) in rows {
+            let item = Item::of(key);
+            match &item {
+                Item::Broken => {}
+                Item::Row(feed, ..) if feed == Self::feed() && value == BROKEN => {}
+                Item::Row(feed, shard, at) if feed == Self::feed() => {
+                    placed += 1;
+                    let known = self.rows.values().find(|placed| placed.row.sequence == *at);
+                    if known.is_none_or(|known| known.shard != *shard) {
+                        return Err(format!(
+                            "there is a row at {at} of shard {shard}, which is no newest row"
+                        ));
+                    }
+                }
+                Item::Newest(feed, id) if feed == FEED => {
+                    newest += 1;
+                    let name = self.rows.iter().find(|(name, _)| name.as_str().as_bytes() == &id[..]);
+                    let at = name.map(|(_, placed)| placed.row.sequence);
+                    if at != Sequence::from_bytes(value).ok() {
+                        return Err(format!(
+                            "the newest row of {id:?} is at {at:?}, and not where it is told to be"
+                        ));
+                    }
+                }
+                Item::Ddoc(db, id) => {
+                    ddocs += 1;
+                    let told = self.ddocs.get(&(db.clone(), id.clone()));
+                    if told != Sequence::from_bytes(value).ok().as_ref() {
+                        return Err(format!("{id:?} of {db:?} is told, and should be at {told:?}"));
+                    }
+                }
+                _ => self.judge_key(&item, value).map_err(|error| format!("{error} ({})", show_key(key)))?,
+            }
+        }
+        if (newest, placed) != (self.rows.len(), self.rows.len()) || ddocs != self.ddocs.len() {
+            return Err(format!(
+                "{placed} rows, {newest} names and {ddocs} design documents are stored, of {}, {} and {}",
+                self.rows.len(),
+                self.rows.len(),
+                self.ddocs.len()
+            ));
+        }
+        Ok(())
+    }
+
+    /// Whether a key other than a row may be there.
+    fn judge_key(&self, item: &Item, value: &Bytes) -> Verdict {
+        let leaked = |why: &str| Err(format!("{item:?} was left behind: {why}"));
+        match item {
+            Item::Config
+            | Item::MembershipVersion
+            | Item::PoolVersion
+            | Item::Age(_)
+            | Item::App(AppKey::History | AppKey::Once(_) | AppKey::Effect(..)) => Ok(()),
+            Item::App(AppKey::Database(name)) if self.databases.contains_key(name) => Ok(()),
+            Item::Doorbell(partition) | Item::FoldMark(partition) if *partition < self.partitions => Ok(()),
+            Item::Head(_, shard) if self.topology.iter().any(|entry| entry.has(*shard)) => Ok(()),
+            Item::Topology(_, first) if self.topology.iter().any(|entry| entry.first == *first) => Ok(()),
+            Item::Horizon(feed) | Item::Pulse(feed) if feed == FEED => Ok(()),
+            Item::Node(_) | Item::Role(_) => leaked("everybody has left"),
+            Item::Lease(pool, resource) => {
+                let is_free = Lease::from_bytes(value).is_ok_and(|lease| lease.owner.is_none());
+                let is_known = match &pool[..] {
+                    "partition" => *resource < u64::from(self.partitions),
+                    "janitor" => *resource == 0,
+                    pool => self.groups.keys().any(|name| {
+                        let feed = crate::state::keys::FeedId::notifications();
+                        GroupId { feed, name: name.clone() }.pool() == *pool
+                    }),
+                };
+                if is_free && is_known { Ok(()) } else { leaked("everybody has left") }
+            }
+            Item::Group(name) | Item::DeadLetter(name, _) | Item::Idle(name)
+                if self.groups.contains_key(name) =>
+            {
+                Ok(())
+            }
+            Item::Checkpoint(name, shard) | Item::Progress(name, shard) | Item::Trouble(name, shard)
+                if self.groups.get(name).is_some_and(|group| group.checkpoints.contains_key(shard)) =>
+            {
+                Ok(())
+            }
+            Item::Cursor(name) => {
+                let stands = CursorRow::from_bytes(value).ok().map(|row| row.cursor);
+                let expected = self.cursors.get(name).copied();
+                if stands.is_some() && stands == expected {
+                    Ok(())
+                } else {
+                    leaked("it was never written so")
+                }
+            }
+            // Those of processes that crashed are there until they are swept.
+            Item::TransactionId if self.has_crashed => Ok(()),
+            _ => leaked("nothing is known of it"),
+        }
+    }
+}

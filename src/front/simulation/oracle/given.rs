@@ -1,0 +1,96 @@
+//! [`Given`]: what a subscriber receives, as plain values: the oracle knows no type of the dispatcher.
+
+use std::sync::Arc;
+
+use crate::base::{
+    cursor::{Cursor, Knowledge},
+    encoding::Sequence,
+    event::{DbInstance, DdocId, EventKind, Kinds},
+    notification::Notification,
+};
+
+/// What a subscriber knew when it began.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(in crate::front::simulation) enum Start {
+    /// Nothing.
+    Nothing,
+    /// Everything up to here.
+    At(Sequence),
+}
+
+impl From<Cursor> for Start {
+    /// What a reader at this cursor knew when its reading began: what came after that may still have to be delivered.
+    fn from(cursor: Cursor) -> Self {
+        match cursor.knowledge() {
+            Knowledge::Nothing => Self::Nothing,
+            Knowledge::UpTo(known) => Self::At(known),
+        }
+    }
+}
+
+impl Start {
+    /// Whether what happened at `at` came after it.
+    pub fn is_before(self, at: Sequence) -> bool {
+        match self {
+            Self::Nothing => true,
+            Self::At(start) => at > start,
+        }
+    }
+}
+
+/// What a subscriber has received.
+#[derive(Debug, Clone)]
+pub(in crate::front::simulation) enum Given {
+    /// A row.
+    Row(GivenRow),
+    /// It has skipped what lies between.
+    Lagged {
+        /// The last position that it knew.
+        from: Sequence,
+        /// Where it goes on.
+        to: Sequence,
+    },
+    /// It knows nothing any more.
+    Expired {
+        /// Up to where rows may have been dropped.
+        horizon: Sequence,
+    },
+    /// Its first scan is complete.
+    Synced {
+        /// Everything up to here was delivered.
+        at: Sequence,
+    },
+    /// The feed could not be read.
+    Failed,
+}
+
+/// A row, as news to a subscriber.
+#[derive(Debug, Clone)]
+pub(in crate::front::simulation) struct GivenRow {
+    /// The row.
+    pub row: Arc<Notification>,
+    /// The news, in their order.
+    pub news: Vec<(DbInstance, EventKind)>,
+    /// The places of the filters of a set that want it.
+    pub wanted_by: Vec<usize>,
+    /// The design documents that have changed, if it asked for them.
+    pub ddocs: Option<GivenDdocs>,
+}
+
+impl GivenRow {
+    /// The kinds of the news.
+    pub fn kinds(&self) -> Kinds {
+        self.news.iter().map(|(_, kind)| *kind).collect()
+    }
+}
+
+/// Which design documents have changed.
+#[derive(Debug, Clone)]
+pub(in crate::front::simulation) struct GivenDdocs {
+    /// After where.
+    pub since: Start,
+    /// Those with an id, and the rows that told of them.
+    pub ids: Vec<(DdocId, Sequence)>,
+    /// Whether others may have changed as well.
+    pub may_be_any: bool,
+}

@@ -1,0 +1,222 @@
+//! What the oracle knows of groups: none leaves a row behind itself, none works on a row twice where that is promised, and
+//! nothing is dropped that one has still to read.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{FEED, Item, Items, Oracle, Seen, Shared, Verdict, Witness};
+use crate::{
+    base::{encoding::Sequence, event::DbName},
+    front::simulation::app::AppKey,
+    state::keys::{GroupId, GroupName, GroupRow, Lease, ShardId, checkpoint_position},
+};
+
+/// A group.
+#[derive(Debug)]
+pub(super) struct GroupModel {
+    /// How often it was set to a position, in this world.
+    pub generation: u64,
+    /// Where it began.
+    pub start: Sequence,
+    /// The rows that were worked on, or given up.
+    pub done: BTreeSet<Sequence>,
+    /// The last row of each database that was worked on with its checkpoint.
+    last: BTreeMap<DbName, Sequence>,
+    /// Its checkpoints.
+    pub checkpoints: BTreeMap<ShardId, Sequence>,
+    /// Whether anybody has worked for it.
+    is_used: bool,
+}
+
+impl GroupModel {
+    /// A group that begins at `start`.
+    fn new(generation: u64, start: Sequence) -> Self {
+        Self {
+            generation,
+            start,
+            done: BTreeSet::new(),
+            last: BTreeMap::new(),
+            checkpoints: BTreeMap::new(),
+            is_used: false,
+        }
+    }
+}
+
+impl Oracle {
+    /// The number by which work of the group as it is now is told from work of before.
+    pub fn generation(&self, group: &GroupName) -> u64 {
+        self.groups.get(group).map_or(0, |group| group.generation)
+    }
+
+    /// An observer has worked on rows, apart from its checkpoint.
+    pub fn observed(&mut self, group: &GroupName, generation: u64, rows: &[Sequence]) {
+        if let Some(group) = self.groups.get_mut(group).filter(|group| group.generation == generation) {
+            group.done.extend(rows);
+            group.is_used = true;
+        }
+    }
+
+    /// Nobody may need the row at `sequence`, which is dropped.
+    pub(super) fn may_drop(&self, sequence: Sequence) -> Verdict {
+        for (name, group) in &self.groups {
+            if let Some((shard, at)) = group.checkpoints.iter().find(|(_, at)| **at < sequence) {
+                return Err(format!("the row at {sequence} was dropped, and {name} is at {at} in {shard}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Judges what a commit has done to groups.
+    pub(super) fn judge_groups(&mut self, shared: &Shared, seen: &Seen<'_>, items: &Items<'_>) -> Verdict {
+        let mut set = BTreeSet::new();
+        for (item, change) in items {
+            let Item::Group(name) = item else { continue };
+            set.insert(name.clone());
+            let was_used = self.groups.get(name).is_some_and(|group| group.is_used);
+            let Some(value) = &change.after else {
+                if was_used {
+                    shared.witness(Witness::GroupDeleted);
+                }
+                self.groups.remove(name);
+                continue;
+            };
+            if change.before.is_some() && was_used {
+                shared.witness(Witness::GroupReset);
+            }
+            let row = GroupRow::from_bytes(value).map_err(|error| error.to_string())?;
+            self.next_reader += 1;
+            self.groups.insert(name.clone(), GroupModel::new(self.next_reader, row.start));
+        }
+        self.judge_work(shared, seen, items)?;
+        self.judge_checkpoints(shared, seen, items, &set)
+    }
+
+    /// Takes note of what was worked on in this transaction.
+    fn judge_work(&mut self, shared: &Shared, seen: &Seen<'_>, items: &Items<'_>) -> Verdict {
+        for (item, change) in items {
+            match item {
+                Item::DeadLetter(name, at) if change.after.is_some() => {
+                    shared.witness(Witness::DeadLetter);
+                    if let Some(group) = self.groups.get_mut(name) {
+                        group.done.insert(*at);
+                    }
+                }
+                Item::App(AppKey::Effect(name, at)) if change.after.is_some() => {
+                    let group = self
+                        .groups
+                        .get_mut(name)
+                        .ok_or_else(|| format!("{name} is gone, and works on {at}"))?;
+                    let row =
+                        self.past.get(at).ok_or_else(|| format!("{name} works on {at}, which is no row"))?;
+                    group.is_used = true;
+                    if !group.done.insert(*at) {
+                        return Err(format!("{name} has worked twice on the row at {at}"));
+                    }
+                    if *at <= group.start {
+                        return Err(format!("{name} begins at {}, and works on {at}", group.start));
+                    }
+                    if let Some(last) = group.last.insert(row.name.clone(), *at).filter(|last| last > at) {
+                        return Err(format!("{name} works on {:?} at {at}, after {last}", row.name));
+                    }
+                    let moves =
+                        items.iter().any(|(item, _)| matches!(item, Item::Checkpoint(of, _) if of == name));
+                    if !moves {
+                        return Err(format!(
+                            "{name} works on {at} without a checkpoint, at {:?}",
+                            seen.stamp
+                        ));
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Judges how checkpoints have moved.
+    fn judge_checkpoints(
+        &mut self,
+        world: &Shared,
+        seen: &Seen<'_>,
+        items: &Items<'_>,
+        set: &BTreeSet<GroupName>,
+    ) -> Verdict {
+        let mut begun = BTreeSet::new();
+        let mut owned: BTreeMap<&GroupName, bool> = BTreeMap::new();
+        for (item, change) in items {
+            let Item::Checkpoint(name, shard) = item else { continue };
+            let read = |value: &Option<bytes::Bytes>| {
+                let position = value.as_ref().map(|value| checkpoint_position(value)).transpose();
+                position.map_err(|error| error.to_string())
+            };
+            let (before, after) = (read(&change.before)?, read(&change.after)?);
+            let rows = &self.rows;
+            let Some(group) = self.groups.get_mut(name) else {
+                if after.is_some() {
+                    return Err(format!("{name} is gone, and has a checkpoint in {shard}"));
+                }
+                continue;
+            };
+            match after {
+                Some(after) => drop(group.checkpoints.insert(*shard, after)),
+                None => drop(group.checkpoints.remove(shard)),
+            }
+            if set.contains(name) {
+                continue;
+            }
+            let Some(before) = before else {
+                begun.insert(name);
+                continue;
+            };
+            if after.is_some_and(|after| after < before) {
+                return Err(format!("{name} went back in {shard}, from {before} to {after:?}"));
+            }
+            let to = after.unwrap_or(Sequence::MAX);
+            let left = rows.values().find(|placed| {
+                let at = placed.row.sequence;
+                placed.shard == *shard && before < at && at <= to && !group.done.contains(&at)
+            });
+            if let Some(left) = left {
+                return Err(format!(
+                    "{name} went from {before} to {after:?} in {shard}, and leaves the row at {} behind",
+                    left.row.sequence
+                ));
+            }
+            let id = GroupId { feed: crate::state::keys::FeedId::notifications(), name: name.clone() };
+            let lease = (seen.before)(&self.keys.lease(&id.pool(), shard.0));
+            let lease = lease.and_then(|value| Lease::from_bytes(&value).ok()).unwrap_or_default();
+            let owns = lease.owner.is_some_and(|owner| {
+                self.nodes.get(&seen.issuer).is_some_and(|nodes| nodes.contains(&owner.node))
+            });
+            *owned.entry(name).or_default() |= owns;
+        }
+        if let Some((name, _)) = owned.iter().find(|(_, owns)| !**owns) {
+            return Err(format!("a checkpoint of {name} was written without its lease"));
+        }
+        if !begun.is_empty() {
+            world.witness(Witness::GroupWentOver);
+        }
+        for name in begun {
+            // Of the shards that a group reads at one time, all are of one topology entry.
+            let shards: Vec<_> = self.groups[name].checkpoints.keys().copied().collect();
+            let is_one = self.entries.iter().any(|entry| entry.shards().eq(shards.iter().copied()));
+            if !is_one {
+                return Err(format!("{name} reads {shards:?}, which are of no one topology entry"));
+            }
+        }
+        Ok(())
+    }
+
+    /// What a group has still to do.
+    pub(super) fn groups_owe(&self) -> Option<String> {
+        self.groups.iter().find_map(|(name, group)| {
+            let left = self.rows.values().map(|placed| placed.row.sequence);
+            let left = left.into_iter().find(|at| *at > group.start && !group.done.contains(at))?;
+            Some(format!("{name} has still to work on the row at {left}"))
+        })
+    }
+
+    /// The feed of notifications, as it stands in keys.
+    pub(super) const fn feed() -> &'static [u8] {
+        FEED
+    }
+}

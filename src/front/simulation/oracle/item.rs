@@ -1,0 +1,196 @@
+//! [`Item`]: what a key of the bus is, read without the decoders of the bus: the oracle has its own eyes.
+
+use foundationdb_tuple::{Element, unpack};
+
+use crate::{
+    base::{
+        encoding::{Incarnation, Sequence, Versionstamp},
+        event::{Db, DbInstance, DbName, DdocId},
+    },
+    front::simulation::{
+        app::AppKey,
+        shared::{BROKEN, BUS_PREFIX},
+    },
+    state::keys::{GroupName, NodeId, ShardId},
+};
+
+/// What a key is. Feeds are named by their bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Item {
+    /// A key of the layer.
+    App(AppKey),
+    /// The configuration.
+    Config,
+    /// Counters of a database.
+    Counters(Db),
+    /// The last update of a database.
+    LastUpdate(Db),
+    /// A design document that waits.
+    PendingDdoc(Db, DdocId),
+    /// The doorbell of a partition.
+    Doorbell(u32),
+    /// The fold mark of a partition.
+    FoldMark(u32),
+    /// A row of a feed.
+    Row(Vec<u8>, ShardId, Sequence),
+    /// Where the newest row of an id is.
+    Newest(Vec<u8>, Vec<u8>),
+    /// The last append to a shard.
+    Head(Vec<u8>, ShardId),
+    /// A topology entry.
+    Topology(Vec<u8>, Sequence),
+    /// The horizon of a feed.
+    Horizon(Vec<u8>),
+    /// A design document that was told; without an id, one that may be any.
+    Ddoc(Db, Option<DdocId>),
+    /// A node.
+    Node(NodeId),
+    /// A role of a node, by node or by role.
+    Role(NodeId),
+    /// A lease.
+    Lease(String, u64),
+    /// A group.
+    Group(GroupName),
+    /// A checkpoint of a group.
+    Checkpoint(GroupName, ShardId),
+    /// A dead letter of a group.
+    DeadLetter(GroupName, Sequence),
+    /// For how long nobody has worked for a group.
+    Idle(GroupName),
+    /// When a group has last got on in a shard.
+    Progress(GroupName, ShardId),
+    /// What went wrong in a shard.
+    Trouble(GroupName, ShardId),
+    /// Where the feed stood after janitors had worked for so many milliseconds.
+    Age(u64),
+    /// When members have last changed.
+    MembershipVersion,
+    /// When the leases or resources of a pool, or of any, have last changed.
+    PoolVersion,
+    /// A key of the pulse of a feed.
+    Pulse(Vec<u8>),
+    /// A named cursor of the bus.
+    Cursor(String),
+    /// The id of a transaction.
+    TransactionId,
+    /// A row among the counters that nobody can decode.
+    Broken,
+    /// None that is known.
+    Unknown,
+}
+
+impl Item {
+    /// What `key` is.
+    pub fn of(key: &[u8]) -> Self {
+        if let Some(app) = AppKey::decode(key) {
+            return Self::App(app);
+        }
+        if key.starts_with(crate::store::TRANSACTION_IDS_PREFIX) {
+            return Self::TransactionId;
+        }
+        if key.starts_with(BUS_PREFIX) && key.ends_with(BROKEN) {
+            return Self::Broken;
+        }
+        let elements = key.strip_prefix(BUS_PREFIX).and_then(|rest| unpack::<Vec<Element<'_>>>(rest).ok());
+        elements.and_then(|elements| Self::of_elements(&elements)).unwrap_or(Self::Unknown)
+    }
+
+    /// What the key of the tuple `elements` is.
+    fn of_elements(elements: &[Element<'_>]) -> Option<Self> {
+        let (family, rest) = elements.split_first()?;
+        Some(match (int(family)?, rest) {
+            (0, []) => Self::Config,
+            (1, [_, name, instance, part, last]) => {
+                let db =
+                    Db::new(DbName::new(text(name)?).ok()?, DbInstance(bytes(instance)?.try_into().ok()?));
+                match int(part)? {
+                    0 => Self::Counters(db),
+                    1 => Self::LastUpdate(db),
+                    2 => Self::PendingDdoc(db, DdocId::new(text(last)?).ok()?),
+                    _ => return None,
+                }
+            }
+            (2, [partition]) => Self::Doorbell(int(partition)? as u32),
+            (3, [partition]) => Self::FoldMark(int(partition)? as u32),
+            (4, [feed, shard, incarnation, stamp]) => {
+                Self::Row(bytes(feed)?.into(), ShardId(int(shard)?), sequence(incarnation, stamp)?)
+            }
+            (5, [feed, id]) => Self::Newest(bytes(feed)?.into(), bytes(id)?.into()),
+            (6, [feed, shard]) => Self::Head(bytes(feed)?.into(), ShardId(int(shard)?)),
+            (7, [feed, incarnation, stamp]) => {
+                Self::Topology(bytes(feed)?.into(), sequence(incarnation, stamp)?)
+            }
+            (8, [feed]) => Self::Horizon(bytes(feed)?.into()),
+            (9, [name, instance, id]) => {
+                let db =
+                    Db::new(DbName::new(text(name)?).ok()?, DbInstance(bytes(instance)?.try_into().ok()?));
+                let id = Some(text(id)?).filter(|id| !id.is_empty());
+                Self::Ddoc(db, id.map(DdocId::new).transpose().ok()?)
+            }
+            (10, [_, part, node]) if int(part)? == 0 => Self::Node(NodeId(bytes(node)?.try_into().ok()?)),
+            (10, [_, part, node, _]) if int(part)? == 1 => Self::Role(NodeId(bytes(node)?.try_into().ok()?)),
+            (10, [_, part, _, node]) if int(part)? == 2 => Self::Role(NodeId(bytes(node)?.try_into().ok()?)),
+            (11, [_, pool, resource]) => Self::Lease(text(pool)?.to_owned(), int(resource)?),
+            (12, [_, part, group, rest @ ..]) => {
+                Self::of_group(int(part)?, GroupName::new(text(group)?).ok()?, rest)?
+            }
+            (13, [worked]) => Self::Age(int(worked)?),
+            (14, [_, part]) if int(part)? == 0 => Self::MembershipVersion,
+            (14, [_, part]) if int(part)? == 1 => Self::PoolVersion,
+            (14, [_, part, pool]) if int(part)? == 2 && text(pool).is_some() => Self::PoolVersion,
+            (15, [feed, number]) if int(number)? < 8 => Self::Pulse(bytes(feed)?.into()),
+            // The owner is empty, and the part is that of the cursor itself.
+            (16, [owner, name, part]) if (bytes(owner)?, int(part)?) == (b"", 0) => {
+                Self::Cursor(text(name)?.to_owned())
+            }
+            _ => return None,
+        })
+    }
+
+    /// What a key of the family of groups is.
+    fn of_group(part: u64, group: GroupName, rest: &[Element<'_>]) -> Option<Self> {
+        Some(match (part, rest) {
+            (0, []) => Self::Group(group),
+            (1, [shard]) => Self::Checkpoint(group, ShardId(int(shard)?)),
+            (2, [incarnation, stamp]) => Self::DeadLetter(group, sequence(incarnation, stamp)?),
+            (3, [kind, rest @ ..]) => match (int(kind)?, rest) {
+                (0, []) => Self::Idle(group),
+                (1, [shard]) => Self::Progress(group, ShardId(int(shard)?)),
+                (2, [shard]) => Self::Trouble(group, ShardId(int(shard)?)),
+                _ => return None,
+            },
+            _ => return None,
+        })
+    }
+}
+
+/// A number.
+fn int(element: &Element<'_>) -> Option<u64> {
+    match element {
+        Element::Int(number) => u64::try_from(*number).ok(),
+        _ => None,
+    }
+}
+
+/// A text.
+fn text<'a>(element: &'a Element<'_>) -> Option<&'a str> {
+    match element {
+        Element::String(text) => Some(text),
+        _ => None,
+    }
+}
+
+/// Bytes.
+fn bytes<'a>(element: &'a Element<'_>) -> Option<&'a [u8]> {
+    match element {
+        Element::Bytes(bytes) => Some(bytes),
+        _ => None,
+    }
+}
+
+/// A position.
+fn sequence(incarnation: &Element<'_>, stamp: &Element<'_>) -> Option<Sequence> {
+    let Element::Versionstamp(stamp) = stamp else { return None };
+    let version = Versionstamp(stamp.transaction_version().try_into().ok()?);
+    Some(Sequence::new(Incarnation(u8::try_from(int(incarnation)?).ok()?), version, stamp.user_version()))
+}

@@ -1,0 +1,103 @@
+//! What the oracle knows of nodes and leases: epochs only grow, and only who owns a lease, or acquires it, writes it.
+
+use super::{Issuer, Item, Items, Oracle, Seen, Shared, Verdict, Witness};
+use crate::state::keys::{Lease, NodeId, Role};
+
+impl Oracle {
+    /// Whether the process of `issuer` is, or has been, `node` in that life.
+    pub(super) fn is_node(&self, issuer: Issuer, node: NodeId) -> bool {
+        self.nodes.get(&issuer).is_some_and(|nodes| nodes.contains(&node))
+    }
+
+    /// Judges what a commit has done to nodes and leases.
+    pub(super) fn judge_leases(&mut self, shared: &Shared, seen: &Seen<'_>, items: &Items<'_>) -> Verdict {
+        let sets_group = items.iter().any(|(item, _)| matches!(item, Item::Group(_)));
+        for (item, change) in items {
+            match item {
+                Item::Node(node)
+                    if change.after.is_none()
+                        && change.before.is_some()
+                        && !self.is_node(seen.issuer, *node) =>
+                {
+                    shared.witness(Witness::NodeBuried);
+                }
+                Item::Lease(pool, resource) => {
+                    let read = |value: &Option<bytes::Bytes>| {
+                        let lease = value.as_ref().map(|value| Lease::from_bytes(value)).transpose();
+                        lease.map_err(|error| error.to_string())
+                    };
+                    let before = read(&change.before)?.unwrap_or_default();
+                    match read(&change.after)? {
+                        Some(after) if !sets_group => {
+                            self.judge_lease(shared, seen, items, (pool, *resource), (before, after))?;
+                        }
+                        None if pool == "partition" || pool == "janitor" => {
+                            return Err(format!("the lease of {pool} {resource} was removed"));
+                        }
+                        after => {
+                            if after.is_some_and(|after| after.epoch < before.epoch || after.owner.is_some())
+                            {
+                                return Err(format!(
+                                    "{before:?} of {pool} {resource} was taken away as {after:?}"
+                                ));
+                            }
+                        }
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Judges how a lease has changed.
+    fn judge_lease(
+        &self,
+        shared: &Shared,
+        seen: &Seen<'_>,
+        items: &Items<'_>,
+        (pool, resource): (&str, u64),
+        (before, after): (Lease, Lease),
+    ) -> Verdict {
+        let describe = || format!("{before:?} of {pool} {resource} has become {after:?}");
+        match (before.owner, after.owner) {
+            (Some(owner), None) => {
+                if after.epoch != before.epoch || !self.is_node(seen.issuer, owner.node) {
+                    return Err(format!("{}: not by its owner", describe()));
+                }
+                // It goes on in the role, so it has given the lease up for another one.
+                let [_, by_role] = self.keys.role(owner.node, &role_of(pool)?);
+                if (seen.before)(&by_role).is_some() {
+                    shared.witness(Witness::LeaseHandedOver);
+                }
+            }
+            (None, None) if after.epoch == before.epoch => {}
+            (_, Some(owner)) if after.epoch == before.epoch + 1 && self.is_node(seen.issuer, owner.node) => {
+                let victim = before.owner.filter(|victim| victim.node != owner.node);
+                let lives = victim.is_some_and(|victim| {
+                    let is_buried = items.iter().any(|(item, _)| *item == Item::Node(victim.node));
+                    !is_buried && (seen.before)(&self.keys.node(victim.node)).is_some()
+                });
+                if lives {
+                    shared.witness(Witness::LeaseTakenFromLiving);
+                }
+            }
+            _ => return Err(format!("{}: no acquisition, and no release", describe())),
+        }
+        Ok(())
+    }
+}
+
+/// The role of the nodes that divide `pool`.
+fn role_of(pool: &str) -> Result<Role, String> {
+    let role = match pool {
+        "partition" => Role::NOTIFIER,
+        "janitor" => Role::JANITOR,
+        pool => {
+            let group =
+                pool.strip_prefix("group/notifications/").ok_or_else(|| format!("whose pool is {pool}?"))?;
+            Role::new(format!("group:{group}")).map_err(|error| error.to_string())?
+        }
+    };
+    Ok(role)
+}

@@ -1,0 +1,512 @@
+//! What subscribers and followers of shards are owed, and what they were told.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use super::{
+    Issuer, Oracle, Shared, Verdict, Wish, Witness,
+    account::{Account, Wants},
+    given::{Given, GivenDdocs, GivenRow, Start},
+    ledger::Ledger,
+};
+use crate::{
+    base::{
+        encoding::Sequence,
+        event::{Db, DbInstance, DbName, DdocId, EventKind, Kinds},
+        notification::Notification,
+    },
+    state::keys::ShardId,
+};
+
+/// The number of a subscriber.
+pub(in crate::front::simulation) type SubscriberId = u64;
+
+/// The number of a follower of shards.
+pub(in crate::front::simulation) type FollowerId = u64;
+
+/// How a subscriber receives.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(in crate::front::simulation) struct Manner {
+    /// By what: a word for messages.
+    pub form: &'static str,
+    /// Whether it would rather skip what it has missed.
+    pub skips: bool,
+    /// Whether it panics now and then, and is given again what it has panicked on.
+    pub panics: bool,
+}
+
+/// A subscriber.
+#[derive(Debug)]
+pub(super) struct Subscriber {
+    /// In which process it is.
+    pub issuer: Issuer,
+    /// The cursor by which it outlives its process, if it does.
+    pub cursor: Option<String>,
+    /// What it wants.
+    pub wish: Wish,
+    /// What it wanted before its filter was replaced, as far as deliveries of that may still come.
+    before: Vec<Wish>,
+    /// How it receives.
+    manner: Manner,
+    /// How often it has gone on in another life.
+    life: u64,
+    /// What came after this is owed to it. Of kinds of events and names the account knows more.
+    start: Start,
+    /// What is owed to it.
+    account: Account,
+    /// Everything up to here was certainly told to it.
+    surely: Start,
+    /// Whether it knew nothing when it began, or when it last expired, and stands there still, as far as it says.
+    is_scanning: bool,
+    /// Whether it was told that it knows nothing, so that its cursor goes back.
+    pub has_expired: bool,
+    /// The horizon by which it has expired last.
+    pub expired_by: Option<Sequence>,
+    /// The newest row that it was given of each database.
+    last: BTreeMap<DbName, Sequence>,
+    /// What has happened to it that makes its story worth telling.
+    story: BTreeSet<&'static str>,
+    /// The newest row of which it knows that it told of each design document of each instance. Without an id, the newest by
+    /// which it was told that it may be any.
+    told_ddocs: BTreeMap<(DbInstance, Option<DdocId>), Sequence>,
+}
+
+/// What has changed in design documents, as a subscriber should have been told of it.
+struct Changed<'a> {
+    /// The rows that told of each design document last, those of databases that are gone included.
+    ever: &'a BTreeMap<(Db, Option<DdocId>), Sequence>,
+    /// Those that are stored.
+    stored: &'a BTreeMap<(Db, Option<DdocId>), Sequence>,
+}
+
+impl<'a> Changed<'a> {
+    /// Those of the database `db` among `all`.
+    fn of(
+        all: &'a BTreeMap<(Db, Option<DdocId>), Sequence>,
+        db: &'a Db,
+    ) -> impl Iterator<Item = (Option<&'a DdocId>, Sequence)> {
+        let own = all.range((db.clone(), None)..).take_while(move |((of, _), _)| of == db);
+        own.map(|((_, id), at)| (id.as_ref(), *at))
+    }
+}
+
+/// Who reads the feed shard by shard.
+#[derive(Debug)]
+pub(super) struct Follower {
+    /// In which process it is.
+    pub issuer: Issuer,
+    /// The rows that it has read.
+    read: BTreeSet<Sequence>,
+    /// The shards whose end it was told.
+    ended: BTreeSet<ShardId>,
+}
+
+impl Oracle {
+    /// A subscriber has begun, which is owed all that comes after `start`.
+    pub fn subscribed(&mut self, issuer: Issuer, wish: Wish, manner: Manner, start: Start) -> SubscriberId {
+        self.next_reader += 1;
+        let account = Account::new(&self.ledger, &self.wants(&wish), start);
+        let subscriber = Subscriber {
+            issuer,
+            cursor: None,
+            wish,
+            before: Vec::new(),
+            manner,
+            life: 0,
+            start,
+            account,
+            surely: start,
+            is_scanning: start == Start::Nothing,
+            has_expired: false,
+            expired_by: None,
+            last: BTreeMap::new(),
+            story: BTreeSet::new(),
+            told_ddocs: BTreeMap::new(),
+        };
+        self.subscribers.insert(self.next_reader, subscriber);
+        self.next_reader
+    }
+
+    /// A subscriber goes on in another life, from `start` on, as it says. What it was given before counts.
+    pub fn resumed(
+        &mut self,
+        shared: &Shared,
+        (issuer, id): (Issuer, SubscriberId),
+        manner: Manner,
+        start: Start,
+    ) {
+        self.judge_claim(shared, id, start, "goes on at");
+        let Some(subscriber) = self.subscribers.get_mut(&id) else { return };
+        if start == Start::Nothing && subscriber.account.knows_any() {
+            shared.witness(Witness::RestartWithinFirstScan);
+            subscriber.story.insert("restarted within its first scan");
+        }
+        subscriber.account.resume(&self.ledger, start);
+        subscriber.start = subscriber.start.min(start);
+        subscriber.surely = subscriber.surely.min(start);
+        subscriber.is_scanning = start == Start::Nothing;
+        // What came after its position may come again.
+        subscriber.last.clear();
+        (subscriber.issuer, subscriber.manner) = (issuer, manner);
+        subscriber.life += 1;
+        subscriber.before.clear();
+    }
+
+    /// How often a subscriber has gone on in another life: one that was left behind by an earlier one is no business of the oracle.
+    pub fn life(&self, id: SubscriberId) -> Option<u64> {
+        self.subscribers.get(&id).map(|subscriber| subscriber.life)
+    }
+
+    /// A subscriber is about to want `wish`. What it did not want before is owed to it after `start`, where it stands, as it says;
+    /// without a start, the moment is not known, and deliveries of what it wanted before may still come.
+    pub fn replaced(&mut self, shared: &Shared, id: SubscriberId, wish: &Wish, start: Option<Start>) {
+        if let Some(start) = start {
+            self.judge_claim(shared, id, start, "has its filter replaced at");
+        }
+        let wants = self.wants(wish);
+        let Some(known) = self.subscribers.get(&id) else { return };
+        let earlier = |name: &&DbName| {
+            let mut wishes = known.before.iter().chain([&known.wish]);
+            wishes.all(|wish| wish.kinds_of(name) == Kinds::NONE)
+        };
+        let unwanted: BTreeSet<_> = self.names.iter().filter(earlier).cloned().collect();
+        let subscriber = self.subscribers.get_mut(&id).expect("it was just there");
+        shared.witness(Witness::FilterReplaced);
+        if subscriber.is_scanning
+            && subscriber.account.knows_any()
+            && start.is_none_or(|at| at == Start::Nothing)
+        {
+            shared.witness(Witness::ReplacedWithinFirstScan);
+            subscriber.story.insert("given another filter within its first scan");
+        }
+        let before = std::mem::replace(&mut subscriber.wish, wish.clone());
+        if let Some(start) = start {
+            subscriber.account.replace(&self.ledger, &wants, start);
+        } else {
+            subscriber.before.push(before);
+            subscriber.account.replace_soon(&self.ledger, &wants, unwanted);
+        }
+        // What both filters want can be delivered again.
+        subscriber.last.clear();
+    }
+
+    /// A subscriber says that everything up to `position` was told to it.
+    pub fn stands(&mut self, shared: &Shared, id: SubscriberId, position: Start) {
+        self.judge_claim(shared, id, position, "stands at");
+        self.note_position(id, position);
+    }
+
+    /// Takes note of where a subscriber says that it stands. It is owed what happens to the databases that exist there.
+    pub(super) fn note_position(&mut self, id: SubscriberId, position: Start) {
+        let Some(subscriber) = self.subscribers.get_mut(&id) else { return };
+        subscriber.surely = subscriber.surely.max(position);
+        if let Start::At(position) = position {
+            subscriber.is_scanning = false;
+            subscriber.account.stand(&self.ledger, position);
+        }
+    }
+
+    /// A subscriber says that everything up to `start` was told to it.
+    fn judge_claim(&self, shared: &Shared, id: SubscriberId, start: Start, what: &str) {
+        if let Start::At(position) = start
+            && position >= self.horizon
+            && let Some(owed) = self.is_owed(id, position)
+        {
+            shared.fail(format!("it {what} {position}, and {owed}"));
+        }
+    }
+
+    /// The kinds of events that `wish` wants of each name. Of a subscriber of some design documents, changes of design documents
+    /// are judged by their ids.
+    fn wants(&self, wish: &Wish) -> Wants {
+        let kinds = |name: &DbName| -> Kinds {
+            let by_id = |kind: &EventKind| *kind == EventKind::DdocUpdated && wish.ddocs.is_some();
+            wish.kinds_of(name).iter().filter(|kind| !by_id(kind)).collect()
+        };
+        self.names.iter().map(|name| (name.clone(), kinds(name))).collect()
+    }
+
+    /// Where a row stands or stood, if there ever was one; `random` decides which.
+    pub fn some_position(&self, random: u64) -> Option<Sequence> {
+        let place = random % (self.past.len() as u64).max(1);
+        self.past.keys().nth(place as usize).copied()
+    }
+
+    /// A subscriber was given something.
+    pub fn told(&mut self, shared: &Shared, id: SubscriberId, given: &Given) {
+        let Some(subscriber) = self.subscribers.get_mut(&id) else { return };
+        let taken = match given {
+            Given::Failed => Ok(()),
+            Given::Synced { at } => {
+                self.stands(shared, id, Start::At(*at));
+                return;
+            }
+            Given::Lagged { from, to } => subscriber.lag(shared, &self.ledger, (*from, *to)),
+            Given::Expired { horizon } => subscriber.expire(shared, *horizon, self.horizon),
+            Given::Row(given) => self.told_row(shared, id, given),
+        };
+        if let Err(reason) = taken {
+            let who = self.subscribers.get(&id).map(Subscriber::describe).unwrap_or_default();
+            shared.fail(format!("subscriber {id} {who}: {reason}"));
+        }
+    }
+
+    /// A subscriber was given a row; fails if it is none that it could get, or lacks news that are owed.
+    fn told_row(&mut self, shared: &Shared, id: SubscriberId, given: &GivenRow) -> Verdict {
+        let (row, real) = (&*given.row, self.past.get(&given.row.sequence));
+        let was = |&(instance, kind): &(DbInstance, EventKind)| {
+            // One that came and went within a fold can be told as the one before.
+            let counters = self.recorded.get(&Db::new(row.name.clone(), instance));
+            let is_gone = counters.is_some_and(|counters| counters.deleted > 0);
+            self.ledger.was(&row.name, instance, kind, row.sequence) || kind == EventKind::Deleted && is_gone
+        };
+        let never = given.news.iter().find(|news| !was(news));
+        let changed = Changed { ever: &self.told_ddocs, stored: &self.ddocs };
+        let Some(subscriber) = self.subscribers.get_mut(&id) else { return Ok(()) };
+        if subscriber.last.get(&row.name) == Some(&row.sequence) && subscriber.manner.panics {
+            shared.witness(Witness::GivenAgainAfterPanic);
+        }
+        subscriber.take(real, row)?;
+        if let Some(never) = never {
+            return Err(format!("it was told {never:?} of {:?}, which never was", row.name));
+        }
+        subscriber.take_news(shared, given)?;
+        let paid = subscriber.account.deliver(&self.ledger, &row.name, row.sequence, given.kinds())?;
+        if paid > 1 {
+            shared.witness(Witness::RecreatedTwiceBetween);
+        }
+        subscriber.take_ddocs(shared, given, &changed)
+    }
+
+    /// A tombstone was dropped: whoever may know of its database, and was not told, has to expire.
+    pub(super) fn note_drop(&self, shared: &Shared, name: &DbName) {
+        let is_owed = |subscriber: &Subscriber| !subscriber.account.deletions(&self.ledger, name).is_empty();
+        if self.subscribers.values().any(is_owed) {
+            shared.witness(Witness::TombstoneDroppedWhileWaiting);
+        }
+    }
+
+    /// What a subscriber is still owed.
+    pub(super) fn subscribers_are_owed(&self) -> Option<String> {
+        self.subscribers.keys().find_map(|id| self.is_owed(*id, Sequence::MAX))
+    }
+
+    /// What the subscriber `id` is still owed of what happened up to `to`.
+    pub(super) fn is_owed(&self, id: SubscriberId, to: Sequence) -> Option<String> {
+        let subscriber = self.subscribers.get(&id)?;
+        let changed = Changed { ever: &self.told_ddocs, stored: &self.ddocs };
+        let ddocs = || {
+            let mut rows = self.rows.values().map(|placed| &placed.row);
+            rows.find_map(|row| subscriber.is_owed_ddocs(row, to, &changed))
+        };
+        let owed = subscriber.account.is_owed(&self.ledger, to).or_else(ddocs)?;
+        let Issuer { process, .. } = subscriber.issuer;
+        Some(format!("subscriber {id} of process {process} {} is owed {owed}", subscriber.describe()))
+    }
+
+    /// Somebody begins to follow the feed shard by shard, from the very beginning.
+    pub fn followed(&mut self, issuer: Issuer) -> FollowerId {
+        self.next_reader += 1;
+        let follower = Follower { issuer, read: BTreeSet::new(), ended: BTreeSet::new() };
+        self.followers.insert(self.next_reader, follower);
+        self.next_reader
+    }
+
+    /// A follower gives up, as it has to begin again.
+    pub fn unfollowed(&mut self, id: FollowerId) {
+        self.followers.remove(&id);
+    }
+
+    /// A follower has read rows of a shard.
+    pub fn followed_rows(&mut self, shared: &Shared, id: FollowerId, rows: &[Arc<Notification>]) {
+        let Some(follower) = self.followers.get_mut(&id) else { return };
+        for row in rows {
+            if self.past.get(&row.sequence) != Some(row) {
+                shared.fail(format!("follower {id} has read a row at {} that never was", row.sequence));
+            }
+            if !follower.read.insert(row.sequence) {
+                shared.fail(format!("follower {id} has read the row at {} twice", row.sequence));
+            }
+        }
+    }
+
+    /// A follower was told the end of a shard.
+    pub fn followed_over(&mut self, world: &Shared, id: FollowerId, shard: ShardId) {
+        let Some(follower) = self.followers.get_mut(&id) else { return };
+        world.witness(Witness::ShardFollowedOver);
+        if !follower.ended.insert(shard) {
+            world.fail(format!("follower {id} was told the end of shard {shard} twice"));
+        }
+    }
+
+    /// What a follower has still to read.
+    pub(super) fn followers_owe(&self) -> Option<String> {
+        self.followers.iter().find_map(|(id, follower)| {
+            let mut rows = self.rows.values().map(|placed| placed.row.sequence);
+            let left = rows.find(|at| !follower.read.contains(at))?;
+            Some(format!(
+                "follower {id} of process {} has not read the row at {left}",
+                follower.issuer.process
+            ))
+        })
+    }
+}
+
+impl Subscriber {
+    /// Takes a delivery; fails if it is none that it could get.
+    fn take(&mut self, real: Option<&Arc<Notification>>, row: &Notification) -> Verdict {
+        if real.is_none_or(|real| **real != *row) {
+            return Err(format!("it was given a row at {} that never was", row.sequence));
+        }
+        // When its filter is replaced at a moment that nobody knows, it may read again what it was given before that moment.
+        let is_order_known = self.before.is_empty();
+        if let Some(last) = self.last.insert(row.name.clone(), row.sequence)
+            && is_order_known
+            && (last > row.sequence || last == row.sequence && !self.manner.panics)
+        {
+            return Err(format!("it was told of {:?} at {} after {last}", row.name, row.sequence));
+        }
+        Ok(())
+    }
+
+    /// Who it is, for messages.
+    fn describe(&self) -> String {
+        let Self { wish, manner, start, story, .. } = self;
+        let story: Vec<_> = story.iter().copied().collect();
+        let start = match start {
+            Start::Nothing => "nothing".to_owned(),
+            Start::At(start) => start.to_string(),
+        };
+        let exact = if wish.is_exact() { " of exact names" } else { "" };
+        format!("({}{exact}, from {start} on; {})", manner.form, story.join(", "))
+    }
+
+    /// Takes note that it has skipped what lies between; fails if it had not asked for that.
+    fn lag(&mut self, shared: &Shared, ledger: &Ledger, (from, to): (Sequence, Sequence)) -> Verdict {
+        shared.witness(Witness::SubscriberLagged);
+        self.start = self.start.max(Start::At(to));
+        self.surely = self.surely.max(Start::At(to));
+        self.is_scanning = false;
+        self.account.lag(ledger, to);
+        if !self.manner.skips {
+            return Err(format!("it lagged from {from} to {to}, and had not asked for that"));
+        }
+        if from > to {
+            return Err(format!("it lagged backwards, from {from} to {to}"));
+        }
+        Ok(())
+    }
+
+    /// Takes note that it has expired; fails if everything up to the horizon was certainly told to it.
+    fn expire(&mut self, shared: &Shared, horizon: Sequence, real: Sequence) -> Verdict {
+        shared.witness(Witness::SubscriberExpired);
+        if self.cursor.is_some() {
+            shared.witness(Witness::DurableExpired);
+        }
+        let surely = std::mem::replace(&mut self.surely, Start::Nothing);
+        (self.start, self.has_expired, self.is_scanning) = (Start::Nothing, true, true);
+        self.expired_by = Some(horizon);
+        self.account.expire();
+        self.told_ddocs.clear();
+        self.last.clear();
+        if horizon > real {
+            return Err(format!("it has expired by {horizon}, and the horizon is at {real}"));
+        }
+        match surely {
+            Start::At(surely) if surely >= horizon => {
+                Err(format!("it has expired by {horizon}, and knew everything up to {surely}"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes the news of a delivery; fails if it wants none of them.
+    fn take_news(&mut self, shared: &Shared, given: &GivenRow) -> Verdict {
+        let (name, news) = (&given.row.name, given.kinds());
+        let wants = |wish: &Wish| wish.kinds_of(name).intersects(news);
+        let wishes = || self.before.iter().chain([&self.wish]);
+        if !wishes().any(wants) {
+            let wanted = self.wish.kinds_of(name);
+            return Err(format!("it was told of {news:?} of {name:?}, and wants {wanted:?}"));
+        }
+        if !wishes().any(|wish| wish.wanted_by(name, news) == given.wanted_by) {
+            let by = &given.wanted_by;
+            return Err(format!("{news:?} of {name:?} are said to be wanted by {by:?} of its set"));
+        }
+        if given.wanted_by.len() > 1 {
+            shared.witness(Witness::WantedByMany);
+        }
+        let instance = given.row.instance;
+        if given.news.iter().skip(1).any(|(of, _)| *of != instance) {
+            return Err(format!("it was told of {name:?} in another order: {:?}", given.news));
+        }
+        Ok(())
+    }
+
+    /// Takes what a delivery says of design documents; fails if it leaves one out, says what never was, or tells of none that it
+    /// wants, and of nothing else.
+    fn take_ddocs(&mut self, shared: &Shared, given: &GivenRow, changed: &Changed<'_>) -> Verdict {
+        if given.ddocs.is_some() != self.wish.names_ddocs() {
+            return Err("it was told of design documents unasked, or not told".to_owned());
+        }
+        let Some(GivenDdocs { since, ids, may_be_any }) = &given.ddocs else { return Ok(()) };
+        let (row, since, may_be_any) = (&given.row, *since, *may_be_any);
+        let (db, news) = (row.db(), given.kinds());
+        let ever = |id: Option<&DdocId>| changed.ever.get(&(db.clone(), id.cloned())).copied();
+        for (id, at) in ids {
+            if ever(Some(id)).is_none_or(|newest| *at > newest) || !since.is_before(*at) {
+                return Err(format!("it was told that {id} of {db:?} has changed at {at}"));
+            }
+            if *at > row.sequence {
+                shared.witness(Witness::DdocAheadOfRow);
+            }
+            self.told_ddocs.insert((db.instance, Some(id.clone())), *at);
+        }
+        if may_be_any {
+            if !ids.is_empty() && ever(None).is_none_or(|newest| !since.is_before(newest)) {
+                return Err(format!("it was told that any of {db:?} may have changed, and all had ids"));
+            }
+            self.told_ddocs.insert((db.instance, None), row.sequence);
+        }
+        let is_told = |id: Option<&DdocId>| match id {
+            Some(id) => ids.iter().any(|(told, _)| told == id),
+            None => may_be_any,
+        };
+        let left_out = Changed::of(changed.stored, &db)
+            .find(|(id, at)| since.is_before(*at) && *at <= row.sequence && !is_told(*id));
+        if let Some((id, at)) = left_out {
+            return Err(format!("it was not told that {id:?} of {db:?} has changed at {at}"));
+        }
+        let besides = self
+            .wish
+            .kinds_of(&row.name)
+            .iter()
+            .any(|kind| kind != EventKind::DdocUpdated && news.contains(kind));
+        let is_wanted = may_be_any || ids.iter().any(|(id, _)| self.wish.wants_ddoc(Some(id)));
+        if !besides && !is_wanted {
+            return Err(format!("it was told of {ids:?} of {db:?}, and wants {:?}", self.wish));
+        }
+        if self.wish.ddocs.is_some() && !besides && may_be_any {
+            let is_gone = ids.is_empty() && row.is_deleted();
+            shared.witness(if is_gone { Witness::DdocsGone } else { Witness::DdocMayBeAny });
+        }
+        Ok(())
+    }
+
+    /// Which design document of the database of `row`, its newest row, it should have been told of, of those that were told up
+    /// to `to`. Of a database that is deleted nobody knows them any more: it is told that it may be any.
+    fn is_owed_ddocs(&self, row: &Notification, to: Sequence, changed: &Changed<'_>) -> Option<String> {
+        let wants = self.wish.kinds_of(&row.name).contains(EventKind::DdocUpdated);
+        if !wants || !self.wish.names_ddocs() {
+            return None;
+        }
+        let db = row.db();
+        let told = |id: Option<&DdocId>| self.told_ddocs.get(&(db.instance, id.cloned())).copied();
+        let (id, at) = Changed::of(changed.ever, &db)
+            .filter(|(id, at)| self.start.is_before(*at) && *at <= to && self.wish.wants_ddoc(*id))
+            .find(|(id, at)| told(*id) < Some(*at) && (!row.is_deleted() || told(None) < Some(*at)))?;
+        Some(format!("{id:?} of {db:?} at {at}, since {:?}", self.start))
+    }
+}

@@ -1,0 +1,193 @@
+//! [`Wish`]: what a subscriber wants, as the oracle understands it. It asks no filter, but makes one.
+
+use std::{collections::BTreeSet, fmt};
+
+use crate::{
+    base::event::{DbName, DdocId, EventKind, Kinds},
+    roles::dispatcher::Filter,
+};
+
+/// A glob, and what it means.
+#[derive(Clone, Copy)]
+pub(in crate::front::simulation) struct Glob {
+    /// As a filter is given it.
+    pattern: &'static str,
+    /// Whether it matches a name.
+    matches: fn(&str) -> bool,
+}
+
+impl fmt::Debug for Glob {
+    /// Without an address, which no other process would have.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.pattern)
+    }
+}
+
+/// Globs to choose from.
+pub(in crate::front::simulation) const GLOBS: [Glob; 4] = [
+    Glob {
+        pattern: "{_replicator,*/_replicator}",
+        matches: |name| name == "_replicator" || name.ends_with("/_replicator"),
+    },
+    Glob {
+        pattern: "shop/?",
+        matches: |name| name.strip_prefix("shop/").is_some_and(|rest| rest.chars().count() == 1),
+    },
+    Glob { pattern: "[a-c]", matches: |name| ["a", "b", "c"].contains(&name) },
+    Glob { pattern: "*b", matches: |name| name.ends_with('b') },
+];
+
+/// A predicate: a pure function of the name of a database.
+#[derive(Clone, Copy)]
+pub(in crate::front::simulation) struct Predicate {
+    /// What to call it.
+    title: &'static str,
+    /// Whether it is true of a name.
+    matches: fn(&str) -> bool,
+}
+
+impl fmt::Debug for Predicate {
+    /// Without an address, which no other process would have.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.title)
+    }
+}
+
+/// Predicates to choose from.
+pub(in crate::front::simulation) const PREDICATES: [Predicate; 2] = [
+    Predicate { title: "of one letter", matches: |name| name.len() == 1 },
+    Predicate { title: "not b", matches: |name| !name.ends_with('b') },
+];
+
+/// Which databases a subscriber wants.
+#[derive(Debug, Clone)]
+pub(in crate::front::simulation) enum Which {
+    /// All.
+    All,
+    /// These.
+    Names(Vec<DbName>),
+    /// Those that begin so.
+    Prefix(&'static str),
+    /// Those that end so.
+    Suffix(&'static str),
+    /// Those that look so.
+    Glob(Glob),
+    /// Those of whose names this is true.
+    Predicate(Predicate),
+    /// What one of these wants.
+    Any(Vec<Wish>),
+}
+
+/// What a subscriber wants.
+#[derive(Debug, Clone)]
+pub(in crate::front::simulation) struct Wish {
+    /// Of which databases.
+    pub which: Which,
+    /// Which kinds of events.
+    pub kinds: Kinds,
+    /// Of design documents, only these.
+    pub ddocs: Option<BTreeSet<DdocId>>,
+    /// Whether it asks which design documents have changed, although it wants all of them.
+    pub asks: bool,
+}
+
+impl Wish {
+    /// All kinds of events of these databases.
+    pub fn of(which: Which) -> Self {
+        Self { which, kinds: Kinds::ALL, ddocs: None, asks: false }
+    }
+
+    /// Whether databases are chosen by their exact names only.
+    pub fn is_exact(&self) -> bool {
+        match &self.which {
+            Which::Names(_) => true,
+            Which::Any(wishes) => wishes.iter().all(Self::is_exact),
+            _ => false,
+        }
+    }
+
+    /// The kinds of events of the database `name` that are wanted.
+    pub fn kinds_of(&self, name: &DbName) -> Kinds {
+        let all = |is: bool| if is { Kinds::ALL } else { Kinds::NONE };
+        let here = match &self.which {
+            Which::All => Kinds::ALL,
+            Which::Names(names) => all(names.contains(name)),
+            Which::Prefix(prefix) => all(name.as_str().starts_with(prefix)),
+            Which::Suffix(suffix) => all(name.as_str().ends_with(suffix)),
+            Which::Glob(glob) => all((glob.matches)(name.as_str())),
+            Which::Predicate(predicate) => all((predicate.matches)(name.as_str())),
+            Which::Any(wishes) => wishes.iter().flat_map(|wish| kinds(wish.kinds_of(name))).collect(),
+        };
+        here.iter().filter(|kind| self.kinds.contains(*kind)).collect()
+    }
+
+    /// Whether it is told which design documents have changed.
+    pub fn names_ddocs(&self) -> bool {
+        self.asks || self.ddocs.is_some()
+    }
+
+    /// Whether a change of the design document `id`, or of one that may be any, is wanted of a database of which the kind is.
+    pub fn wants_ddoc(&self, id: Option<&DdocId>) -> bool {
+        match (&self.ddocs, id) {
+            (Some(wanted), Some(id)) => wanted.contains(id),
+            _ => true,
+        }
+    }
+
+    /// The places of those in its set that want one of `news` of the database `name`.
+    pub fn wanted_by(&self, name: &DbName, news: Kinds) -> Vec<usize> {
+        let Which::Any(wishes) = &self.which else { return vec![0] };
+        let wants = |wish: &Self| {
+            wish.kinds_of(name).iter().any(|kind| self.kinds.contains(kind) && news.contains(kind))
+        };
+        (0..).zip(wishes).filter(|(_, wish)| wants(wish)).map(|(place, _)| place).collect()
+    }
+
+    /// It as a filter.
+    pub fn filter(&self) -> Filter {
+        const SOUND: &str = "what is drawn is a sound filter";
+        let filter = match &self.which {
+            Which::All => Filter::all(),
+            Which::Names(names) => Filter::names(names.iter().cloned()).expect(SOUND),
+            Which::Prefix(prefix) => Filter::prefix(*prefix),
+            Which::Suffix(suffix) => Filter::suffix(*suffix),
+            Which::Glob(glob) => Filter::glob(glob.pattern).expect(SOUND),
+            Which::Predicate(Predicate { matches, .. }) => {
+                let matches = *matches;
+                Filter::predicate(move |row| matches(row.name.as_str()))
+            }
+            Which::Any(wishes) => Filter::any(wishes.iter().map(Self::filter)).expect(SOUND),
+        };
+        let filter = if self.kinds == Kinds::ALL { filter } else { filter.kinds(self.kinds).expect(SOUND) };
+        match &self.ddocs {
+            None => filter,
+            Some(ids) => filter.ddocs(ids.iter().cloned()).expect(SOUND),
+        }
+    }
+}
+
+/// The kinds one by one.
+fn kinds(kinds: Kinds) -> Vec<EventKind> {
+    kinds.iter().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_set_wants_what_one_of_it_does_and_the_whole_allows() {
+        let (name, other) = (DbName::new("shop/b").unwrap(), DbName::new("x").unwrap());
+        let only = |which, kind: EventKind| Wish { kinds: kind.into(), ..Wish::of(which) };
+        let set = Which::Any(vec![
+            only(Which::Names(vec![name.clone()]), EventKind::Created),
+            only(Which::Glob(GLOBS[3]), EventKind::Updated),
+            only(Which::Prefix("y"), EventKind::Deleted),
+        ]);
+        let both = Kinds::from(EventKind::Created) | EventKind::Updated.into();
+        assert_eq!(Wish::of(set.clone()).kinds_of(&name), both);
+        assert_eq!(Wish::of(set.clone()).wanted_by(&name, EventKind::Updated.into()), [1]);
+        assert_eq!(only(set.clone(), EventKind::Updated).kinds_of(&name), EventKind::Updated.into());
+        assert_eq!(Wish::of(set).kinds_of(&other), Kinds::NONE);
+    }
+}

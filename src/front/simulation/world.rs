@@ -1,0 +1,419 @@
+//! [`World`]: processes, a store and what goes wrong, on one thread.
+//!
+//! One of the processes that have something to do is drawn, and runs until it has nothing left to do; when none has, time leaps to
+//! what is due next. So what a seed draws is all that decides what happens.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use bytes::Bytes;
+
+use super::{
+    actors,
+    draw::Plan,
+    machine::Machine,
+    process::Process,
+    shared::{Issuer, Phase, Shared},
+    store::{Flight, SimulatedStore, Touched, ready},
+    time::{Clock, ProcessId, Time},
+    witness::{Fault, Witness},
+};
+use crate::{
+    base::{encoding::Versionstamp, env::Env},
+    store::{Backend, Database, Isolation, KeyRange, RangeRead, TRANSACTION_LIFETIME, TransactionBackend},
+};
+
+/// How often pauses and jumps are drawn.
+const MISHAP_INTERVAL: Duration = Duration::from_millis(250);
+
+/// How often the world looks whether everything is at rest.
+const LOOK_INTERVAL: Duration = Duration::from_millis(250);
+
+/// How long it may take until everything is at rest.
+const REST_MAX: Duration = Duration::from_mins(2);
+
+/// How much longer it may take for each topology entry, because a group goes from one to the next in a round of balancing.
+const REST_PER_ENTRY: Duration = Duration::from_secs(3);
+
+/// How long it may take until all processes have shut down.
+const END_MAX: Duration = Duration::from_mins(1);
+
+/// Something that happens to a world.
+pub(super) enum Event {
+    /// Sleepers wake.
+    Nothing,
+    /// A commit comes to the store.
+    Arrival(Arc<Flight>),
+    /// A process crashes, if it still lives that life.
+    Crash(Issuer),
+    /// A process starts.
+    Start(ProcessId),
+    /// A paused process goes on, if it still lives that life.
+    Resume(Issuer),
+    /// Pauses and jumps are drawn.
+    Mishap,
+    /// The time of faults is over.
+    Rest,
+    /// The world looks whether everything is at rest, or has ended.
+    Look,
+}
+
+/// A process, in one life after the other.
+struct Slot {
+    /// How often it was started before.
+    generation: u64,
+    /// Its present life.
+    process: Option<Process>,
+    /// Its clock.
+    clock: Arc<Clock>,
+    /// Whether it is paused.
+    is_paused: bool,
+    /// Whether it has shut down.
+    is_done: Arc<AtomicBool>,
+}
+
+/// A world.
+pub(super) struct World {
+    /// What all parts share.
+    shared: Arc<Shared>,
+    /// The store itself.
+    engine: Arc<dyn Backend>,
+    /// The machine that it is on, if it is durable.
+    machine: Option<Machine>,
+    /// The processes.
+    slots: Vec<Slot>,
+    /// Decides who runs, and seeds the processes.
+    random: fastrand::Rng,
+    /// When the present phase began.
+    since: Duration,
+    /// When somebody was last seen at work.
+    calm_since: Duration,
+    /// Whether it is over.
+    is_over: bool,
+}
+
+impl World {
+    /// A world in which nothing has happened yet.
+    pub fn new(shared: &Arc<Shared>, mut random: fastrand::Rng) -> Self {
+        let time = &shared.time;
+        let machine = shared
+            .plan
+            .is_durable
+            .then(|| Machine::new(&mut random, true_time(time)).expect("an empty disk can be used"));
+        let engine =
+            machine.as_ref().map_or_else(|| Database::memory_backend(true_time(time)), Machine::store);
+        let slots = (0..shared.plan.processes.len()).map(|process| Slot {
+            generation: 0,
+            process: None,
+            clock: Arc::new(Clock::new(time, process, 1_000_000, random.fork())),
+            is_paused: false,
+            is_done: Arc::default(),
+        });
+        let slots = slots.collect();
+        Self {
+            shared: Arc::clone(shared),
+            engine,
+            machine,
+            slots,
+            random,
+            since: Duration::ZERO,
+            calm_since: Duration::ZERO,
+            is_over: false,
+        }
+    }
+
+    /// Lets everything happen.
+    pub fn run(mut self) {
+        let Plan { chaos, processes, .. } = &self.shared.plan;
+        let time = self.shared.time.clone();
+        for process in 0..processes.len() {
+            time.after(Duration::from_millis(self.random.u64(0..500)), Event::Start(process));
+        }
+        time.after(MISHAP_INTERVAL, Event::Mishap);
+        time.after(*chaos, Event::Rest);
+        while !self.is_over && !self.shared.has_failed() {
+            let slots = &self.slots;
+            let waits = |process: ProcessId| slots[process].is_paused || slots[process].process.is_none();
+            let runnable = time.runnable(waits);
+            if runnable.is_empty() {
+                let event = time.leap().expect("a world always has something due until it is over");
+                self.happen(event);
+            } else {
+                let process = runnable[self.random.usize(0..runnable.len())];
+                time.take_runnable(process);
+                self.slots[process].process.as_ref().expect("it is there").run();
+            }
+        }
+        for slot in &mut self.slots {
+            if let Some(process) = slot.process.take() {
+                process.crash();
+            }
+        }
+    }
+
+    /// Lets `event` happen.
+    fn happen(&mut self, event: Event) {
+        let is_living = |slots: &[Slot], issuer: Issuer| {
+            let slot = &slots[issuer.process];
+            slot.generation == issuer.generation && slot.process.is_some()
+        };
+        match event {
+            Event::Nothing => {}
+            Event::Arrival(flight) => self.arrive(&flight),
+            Event::Crash(issuer) => {
+                if is_living(&self.slots, issuer) && self.shared.phase() == Phase::Chaos {
+                    self.crash(issuer);
+                }
+            }
+            Event::Start(process) => self.start(process),
+            Event::Resume(issuer) => {
+                if is_living(&self.slots, issuer) {
+                    self.slots[issuer.process].is_paused = false;
+                    self.shared.note(|| format!("process {}.{} goes on", issuer.process, issuer.generation));
+                }
+            }
+            Event::Mishap => self.mishap(),
+            Event::Rest => self.rest(),
+            Event::Look => self.look(),
+        }
+    }
+
+    /// Starts a process, if it does not run.
+    fn start(&mut self, process: ProcessId) {
+        let (shared, slot) = (&self.shared, &mut self.slots[process]);
+        if slot.process.is_some() {
+            return;
+        }
+        let issuer = Issuer { process, generation: slot.generation };
+        shared.note(|| {
+            format!("process {process}.{} starts: {:?}", slot.generation, shared.plan.processes[process])
+        });
+        let drift = shared.plan.drift_ppm;
+        let ppm = 1_000_000 - drift + self.random.u64(0..=2 * drift);
+        slot.clock = Arc::new(Clock::new(&shared.time, process, ppm, self.random.fork()));
+        slot.is_paused = false;
+        slot.is_done = Arc::default();
+        let store = SimulatedStore::new(Arc::clone(&self.engine), Arc::clone(shared), issuer);
+        let db = Database::over(Arc::new(store), Env::new(Arc::clone(&slot.clock)));
+        let is_done = Arc::clone(&slot.is_done);
+        let main = actors::main(Arc::clone(shared), issuer, db);
+        let main = async move {
+            main.await;
+            is_done.store(true, Ordering::Relaxed);
+        };
+        slot.process = Some(Process::start(self.random.u64(..), main));
+        shared.time.make_runnable(process);
+    }
+
+    /// A commit has come to the store. The power may fail.
+    fn arrive(&mut self, flight: &Flight) {
+        if !flight.is_for(&self.engine) {
+            // What was on its way when the power failed has gone with it.
+            return;
+        }
+        if let Some(machine) = &self.machine {
+            if self.shared.strikes(Fault::PowerLoss) {
+                machine.lose_power(&mut self.random);
+            } else if self.shared.strikes(Fault::DiskFault) {
+                machine.fail(&mut self.random);
+            }
+        }
+        let in_doubt = flight.arrive(&self.shared).map(|touched| (flight, touched));
+        if in_doubt.is_some() || self.machine.as_ref().is_some_and(Machine::is_dark) {
+            self.lose_power(in_doubt);
+        }
+    }
+
+    /// The power has failed, or the store has failed because the disk has, and both come back. All processes were on the same machine.
+    /// Whatever was answered must be there, and the commit that was under way, if one was, whole or not at all.
+    fn lose_power(&mut self, in_doubt: Option<(&Flight, Touched)>) {
+        let (shared, time) = (Arc::clone(&self.shared), true_time(&self.shared.time));
+        for process in 0..self.slots.len() {
+            if self.slots[process].process.is_some() {
+                self.crash(Issuer { process, generation: self.slots[process].generation });
+            }
+        }
+        let Some(machine) = &self.machine else { return };
+        let is_dark = machine.is_dark() || self.random.bool();
+        shared.note(|| format!("the store ends; power has failed: {is_dark}"));
+        if is_dark && machine.is_making_files() {
+            shared.witness(Witness::PowerFailedWithinSnapshot);
+        }
+        if !machine.is_dark() {
+            shared.witness(Witness::StoreFailedWithDisk);
+        }
+        let restarted =
+            if is_dark { machine.restarted(&mut self.random, &time) } else { machine.killed(time) };
+        let machine = match restarted {
+            Ok(machine) => machine,
+            Err(error) => return shared.fail(format!("after the power or the disk had failed: {error}")),
+        };
+        let engine = machine.store();
+        let (before, after) = (self.engine.begin(), engine.begin());
+        let from = ready(before.read_version()).expect("the engine can be read");
+        let Some(to) = machine.recovered(from) else {
+            return shared.fail(format!("the store does not know any more that it was at version {from}"));
+        };
+        let (mut expected, found) = (rows(&*before), rows(&*after));
+        if let Some((flight, mut touched)) = in_doubt {
+            if to > from {
+                let stamp = Versionstamp::new(to, 0);
+                flight.add_stamped(&mut touched, stamp);
+                // What it has made of the rows that it touches, the oracle judges.
+                expected.retain(|key, _| !touched.contains_key(key));
+                let written = found.iter().filter(|(key, _)| touched.contains_key(*key));
+                expected.extend(written.map(|(key, value)| (key.clone(), value.clone())));
+                flight.judge(&shared, (&*before, &*after), touched, stamp);
+                shared.witness(Witness::CommitOutlivedPower);
+            } else {
+                shared.witness(Witness::CommitWentWithPower);
+                if machine.unsynced().kept > 0 && machine.unsynced().lost > 0 {
+                    shared.witness(Witness::CommitTorn);
+                }
+            }
+        } else if to > from {
+            shared.fail(format!("nothing was under way at version {from}, and the store came back at {to}"));
+        }
+        if to < from || found != expected {
+            shared.fail(format!(
+                "the power failed after version {from}, and came back at {to} with other rows"
+            ));
+        }
+        (self.engine, self.machine) = (engine, Some(machine));
+    }
+
+    /// A process crashes, and starts again some time.
+    fn crash(&mut self, issuer: Issuer) {
+        let slot = &mut self.slots[issuer.process];
+        self.shared.note(|| format!("process {}.{} crashes", issuer.process, issuer.generation));
+        slot.process.take().expect("it lives").crash();
+        slot.generation += 1;
+        slot.is_paused = false;
+        self.shared.oracle().crashed(issuer);
+        let pause = Duration::from_millis(self.random.u64(0..=self.shared.plan.pause_max_ms));
+        self.shared.time.after(pause, Event::Start(issuer.process));
+    }
+
+    /// Pauses processes, and lets clocks jump, perhaps.
+    fn mishap(&mut self) {
+        if self.shared.phase() > Phase::Chaos {
+            return;
+        }
+        let shared = Arc::clone(&self.shared);
+        for (process, slot) in self.slots.iter_mut().enumerate() {
+            if slot.process.is_none() || slot.is_paused {
+                continue;
+            }
+            let issuer = Issuer { process, generation: slot.generation };
+            let mut pause = || Duration::from_millis(self.random.u64(1..=shared.plan.pause_max_ms));
+            if shared.strikes(Fault::Pause) {
+                let pause = pause();
+                shared.note(|| format!("process {process}.{} pauses for {pause:?}", issuer.generation));
+                slot.is_paused = true;
+                shared.time.after(pause, Event::Resume(issuer));
+            }
+            if shared.strikes(Fault::ClockJump) {
+                let by = pause();
+                shared
+                    .note(|| format!("the clock of process {process}.{} jumps by {by:?}", issuer.generation));
+                slot.clock.jump(by);
+            }
+        }
+        shared.time.after(MISHAP_INTERVAL, Event::Mishap);
+    }
+
+    /// From now on nothing goes wrong any more, and everybody works.
+    fn rest(&mut self) {
+        self.enter(Phase::Rest);
+        for process in 0..self.slots.len() {
+            self.slots[process].is_paused = false;
+            self.start(process);
+        }
+        self.shared.time.after(LOOK_INTERVAL, Event::Look);
+    }
+
+    /// Enters `phase`.
+    fn enter(&mut self, phase: Phase) {
+        self.since = self.shared.time.now();
+        self.shared.enter(phase);
+    }
+
+    /// Goes on to the next phase, if this one is over.
+    fn look(&mut self) {
+        let shared = Arc::clone(&self.shared);
+        let passed = shared.time.now().saturating_sub(self.since);
+        if shared.phase() == Phase::Rest {
+            // Late and slow commits have come by then, and those who are dead have been buried.
+            let has_struck = |fault| shared.fault_count(fault) > 0;
+            let is_late = has_struck(Fault::LateCommit) || has_struck(Fault::SlowCommit);
+            let late = if is_late { TRANSACTION_LIFETIME } else { Duration::ZERO };
+            let least = late + shared.plan.node.expiry * 2 + Duration::from_secs(1);
+            let (busy, now) = (shared.busy(), shared.time.now());
+            if busy > 0 {
+                self.calm_since = now;
+            }
+            let is_calm = passed >= least && now.saturating_sub(self.calm_since) >= least;
+            let unrest = if is_calm {
+                shared.oracle().unrest()
+            } else {
+                Some(format!("{busy} are still at work, or have been a moment ago"))
+            };
+            match unrest {
+                None => self.enter(Phase::End),
+                Some(unrest) if passed > REST_MAX + REST_PER_ENTRY * shared.oracle().entries() => {
+                    shared.fail(format!("after {passed:?} without faults: {unrest}"));
+                }
+                Some(_) => {}
+            }
+        } else if self.slots.iter().all(|slot| slot.is_done.load(Ordering::Relaxed)) {
+            self.finish();
+            return;
+        } else if passed > END_MAX {
+            let is_late = |slot: &Slot| !slot.is_done.load(Ordering::Relaxed);
+            let late: Vec<_> = self.slots.iter().map(is_late).collect();
+            shared.fail(format!("after {passed:?} these processes have not shut down: {late:?}"));
+        }
+        shared.time.after(LOOK_INTERVAL, Event::Look);
+    }
+
+    /// Looks at what is left when all processes have shut down.
+    fn finish(&mut self) {
+        self.is_over = true;
+        let left = rows(&*self.engine.begin());
+        if let Some(machine) = &self.machine {
+            machine.close();
+            match machine.restarted(&mut self.random, &true_time(&self.shared.time)) {
+                Ok(machine) if rows(&*machine.store().begin()) == left => {}
+                Ok(_) => self.shared.fail("the store was closed in order, and has other rows".to_owned()),
+                Err(error) => self.shared.fail(format!("the store was closed in order: {error}")),
+            }
+        }
+        let oracle = self.shared.oracle();
+        if let Err(reason) = oracle.judge_history().and_then(|()| oracle.judge_store(&left)) {
+            self.shared.fail(reason);
+        }
+    }
+}
+
+/// True time, for the store.
+fn true_time(time: &Time) -> Env {
+    Env::new(Arc::new(Clock::exact(time, ProcessId::MAX)))
+}
+
+/// All rows that `tx` sees.
+fn rows(tx: &dyn TransactionBackend) -> BTreeMap<Bytes, Bytes> {
+    let mut rows = BTreeMap::new();
+    let mut rest = Some(RangeRead::new(KeyRange::new(&b""[..], &b"\xff"[..])));
+    while let Some(read) = rest {
+        let page = ready(tx.get_range(&read, Isolation::Snapshot)).expect("the engine can be read");
+        rest = read.after(&page);
+        rows.extend(page.rows);
+    }
+    rows
+}

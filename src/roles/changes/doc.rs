@@ -1,0 +1,232 @@
+//! What the changes feed tells of a document.
+
+use std::{borrow::Cow, fmt, str::FromStr, sync::Arc};
+
+use serde::{Serialize, Serializer};
+
+use crate::{
+    base::{
+        encoding::Sequence,
+        error::{Error, Result},
+    },
+    state::feed::FeedRow,
+};
+
+/// The longest id of a document, in bytes.
+pub const DOC_ID_LEN_MAX: usize = 8_192;
+
+/// The format of stored rows.
+const FORMAT: u16 = 1;
+
+/// The id of a document: UTF-8, 1 to 8,192 bytes. Clones are cheap.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DocId(Arc<str>);
+
+impl DocId {
+    /// The id `id`; fails if it is empty or too long.
+    pub fn new(id: &str) -> Result<Self> {
+        if (1..=DOC_ID_LEN_MAX).contains(&id.len()) {
+            return Ok(Self(id.into()));
+        }
+        let reason = format!("it has {} bytes, of 1 to {DOC_ID_LEN_MAX}", id.len());
+        Err(Error::invalid("document id", reason))
+    }
+
+    /// The id as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Whether it is that of a design document.
+    pub fn is_design(&self) -> bool {
+        self.0.starts_with("_design/")
+    }
+}
+
+impl fmt::Display for DocId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl Serialize for DocId {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.0)
+    }
+}
+
+/// A revision of a document. As text: the position, `-`, and the hash in 32 hexadecimal digits.
+///
+/// ```
+/// use notibus::Revision;
+///
+/// let revision: Revision = "2-7051cbe5c8faecd085a3fa619e6e6337".parse()?;
+/// assert_eq!(revision.position, 2);
+/// assert_eq!(revision.to_string(), "2-7051cbe5c8faecd085a3fa619e6e6337");
+/// assert!("2-7051".parse::<Revision>().is_err());
+/// # Ok::<(), notibus::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Revision {
+    /// How many edits led to it; 1 for the first.
+    pub position: u64,
+    /// Tells revisions of one position apart.
+    pub hash: [u8; 16],
+}
+
+impl fmt::Display for Revision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{:032x}", self.position, u128::from_be_bytes(self.hash))
+    }
+}
+
+impl FromStr for Revision {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let parse = || {
+            let (position, hash) = text.split_once('-')?;
+            let digits =
+                |text: &str, digit: fn(&u8) -> bool| !text.is_empty() && text.bytes().all(|b| digit(&b));
+            let is_text = digits(position, u8::is_ascii_digit) && digits(hash, u8::is_ascii_hexdigit);
+            let position =
+                position.parse().ok().filter(|&position| position > 0 && is_text && hash.len() == 32)?;
+            Some(Self { position, hash: u128::from_str_radix(hash, 16).ok()?.to_be_bytes() })
+        };
+        parse().ok_or_else(|| Error::invalid("revision", format!("{text:?} is not N-32 hexadecimal digits")))
+    }
+}
+
+impl Serialize for Revision {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// A document after an edit.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct DocSummary {
+    /// Its id.
+    pub id: DocId,
+    /// Its winning revision.
+    pub revision: Revision,
+    /// How many branches of edits it has, at least 1. If it is 1, the winning revision is the only leaf.
+    pub branches: u32,
+    /// Whether the winning revision is a deletion; then every leaf is.
+    pub is_deleted: bool,
+}
+
+impl DocSummary {
+    /// Fails if there can be no such document.
+    pub(super) fn check(&self) -> Result<()> {
+        if self.revision.position == 0 || self.branches == 0 {
+            let reason = format!("revision {} of {} branches cannot be", self.revision, self.branches);
+            return Err(Error::invalid("document", reason));
+        }
+        Ok(())
+    }
+
+    /// The stored form, a tuple: sequence format, document id, revision position, revision hash, branch count, whether it is
+    /// not deleted (CouchDB RFC 003).
+    pub(super) fn to_bytes(&self) -> Vec<u8> {
+        let hash = foundationdb_tuple::Bytes::from(&self.revision.hash[..]);
+        let Self { id, revision, branches, is_deleted } = self;
+        foundationdb_tuple::pack(&(FORMAT, id.as_str(), revision.position, hash, *branches, !is_deleted))
+    }
+}
+
+/// A row of a changes feed: a document, and when it was last edited.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Change {
+    /// Where the row stands in the feed.
+    pub sequence: Sequence,
+    /// The document.
+    #[serde(flatten)]
+    pub doc: DocSummary,
+}
+
+impl FeedRow for Change {
+    fn from_stored(sequence: Sequence, bytes: &[u8]) -> Result<Self> {
+        let corrupt = |reason: String| Error::corrupt("change", reason);
+        let (format, id, position, hash, branches, lives): (
+            u16,
+            Cow<'_, str>,
+            u64,
+            foundationdb_tuple::Bytes<'_>,
+            u32,
+            bool,
+        ) = foundationdb_tuple::unpack(bytes).map_err(|error| corrupt(error.to_string()))?;
+        if format != FORMAT {
+            return Err(corrupt(format!("format {format} is unknown")));
+        }
+        let id = DocId::new(&id).map_err(|error| corrupt(error.to_string()))?;
+        let hash = (*hash).try_into().map_err(|_| corrupt(format!("a hash of {} bytes", hash.len())))?;
+        let doc = DocSummary { id, revision: Revision { position, hash }, branches, is_deleted: !lives };
+        doc.check().map_err(|error| corrupt(error.to_string()))?;
+        Ok(Self { sequence, doc })
+    }
+
+    fn sequence(&self) -> Sequence {
+        self.sequence
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn doc(id: &str, position: u64, branches: u32, is_deleted: bool) -> DocSummary {
+        let revision = Revision { position, hash: [7; 16] };
+        DocSummary { id: DocId::new(id).unwrap(), revision, branches, is_deleted }
+    }
+
+    #[test]
+    fn golden_bytes() {
+        let expected = [&[0x15, 1, 0x02, b'x', 0, 0x15, 3, 0x01][..], &[7; 16], &[0, 0x15, 2, 0x27]].concat();
+        assert_eq!(doc("x", 3, 2, false).to_bytes(), expected);
+    }
+
+    #[test]
+    fn contradictory_bytes_are_refused() {
+        let good = doc("x", 3, 2, false).to_bytes();
+        let read = |bytes: &[u8]| Change::from_stored(Sequence::MIN, bytes);
+        assert!(read(&good).is_ok());
+        assert!(read(&good[..good.len() - 1]).is_err());
+        assert!(read(&[&good[..], &[0x27]].concat()).is_err());
+        for bad in [doc("x", 0, 1, false), doc("x", 1, 0, false)] {
+            assert!(bad.check().is_err() && read(&bad.to_bytes()).is_err());
+        }
+        let mut unknown = good;
+        unknown[1] = 2;
+        assert!(read(&unknown).is_err());
+    }
+
+    #[test]
+    fn bad_revisions_and_ids_are_refused() {
+        let hash = "0".repeat(32);
+        for bad in [
+            "",
+            "1",
+            "-",
+            &format!("0-{hash}"),
+            &format!("+1-{hash}"),
+            &format!("1-{hash}0"),
+            &format!("1-+{}", &hash[1..]),
+        ] {
+            assert!(bad.parse::<Revision>().is_err(), "{bad}");
+        }
+        assert!(DocId::new("").is_err() && DocId::new(&"x".repeat(DOC_ID_LEN_MAX + 1)).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn round_trips(id in "\\PC{1,40}", position in 1..u64::MAX, branches in 1..u32::MAX, is_deleted: bool, hash: [u8; 16]) {
+            let doc = DocSummary { revision: Revision { position, hash }, ..doc(&id, 1, branches, is_deleted) };
+            let read = Change::from_stored(Sequence::MAX, &doc.to_bytes()).unwrap();
+            prop_assert_eq!(&read.doc, &doc);
+            prop_assert_eq!(doc.revision.to_string().parse::<Revision>().unwrap(), doc.revision);
+        }
+    }
+}

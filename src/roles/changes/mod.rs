@@ -1,0 +1,234 @@
+//! [`Changes`]: which documents of a database were edited, in the order of their last edits (`_changes`).
+//!
+//! Each database has a feed of its own, sharded as the feed of notifications is (CouchDB RFC 018). A row tells the winning
+//! revision of a document after its last edit (RFC 003). It is written in the transaction that edits the document, together
+//! with the event that tells of the database: an insert costs one key, an update one more to clear, and neither reads anything
+//! of the feed but the one key that says that its shards have not changed.
+//!
+//! What this is not: a store of documents. A layer keeps those, with the sequence of each one's last edit, which the next edit
+//! has to name.
+
+mod doc;
+mod rows;
+mod tail;
+mod writer;
+
+use std::sync::Arc;
+
+use dashmap::DashMap;
+
+#[cfg(feature = "http")]
+pub(crate) use self::tail::{LOOK_INTERVAL, some_time};
+pub use self::{
+    doc::{Change, DOC_ID_LEN_MAX, DocId, DocSummary, Revision},
+    rows::{ChangeRow, ChangesPage, ChangesQuery, DocSource, Leaf},
+    tail::ChangesTail,
+    writer::{ChangesWriter, PendingSequence},
+};
+use crate::{
+    base::{
+        cursor::Cursor,
+        encoding::Sequence,
+        error::{Error, Result},
+        event::{Db, DbInstance},
+    },
+    roles::{
+        dispatcher::{Dispatcher, Filter},
+        producer::Producer,
+    },
+    state::{
+        context::Context,
+        feed::{Feed, FeedRow, NewTopology, RawFeed, Topology, check_legacy_prefix},
+        keys::{FeedId, RowSpace},
+        routing::SchemeId,
+    },
+    store::{Isolation, KeyRange, RangeRead, Transaction},
+};
+
+/// How many topologies are remembered. With more databases than that, some are read again.
+const TOPOLOGIES_MAX: usize = 10_000;
+
+/// How the changes feed of a database begins.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChangesOptions {
+    /// Over how many shards it is spread, 1 to 10,000. It can be changed at any time ([`Feed::reshard`]). Default: 1.
+    pub shards: u32,
+    /// How documents are routed to the shards; [`SchemeId::PARTITION_KEY`] for partitioned databases. Default:
+    /// [`SchemeId::ID`].
+    pub scheme: SchemeId,
+}
+
+impl Default for ChangesOptions {
+    fn default() -> Self {
+        Self { shards: 1, scheme: SchemeId::ID }
+    }
+}
+
+/// The changes feeds of all databases. Clones are cheap and share what they remember.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
+/// use notibus::{
+///     Bus, BusOptions, ChangesOptions, Cursor, Db, DbInstance, DocId, DocSummary, Sequence,
+///     store::{AtomicOp, Database, Isolation},
+/// };
+///
+/// let store = Database::memory();
+/// let bus = Bus::open(&store, BusOptions::default()).await?;
+/// let changes = bus.changes();
+/// let db = Db::new("orders".parse()?, DbInstance::random(store.env()));
+/// store.run(async |tx| changes.create(&tx, &db, &ChangesOptions::default()).await).await?;
+///
+/// for revision in ["1-7051cbe5c8faecd085a3fa619e6e6337", "2-eec205a9d413992850a6e32678485900"] {
+///     store
+///         .run_once(async |tx| {
+///             // The layer's own row of the document says when it was last edited.
+///             let previous = tx.get(b"last edit of x", Isolation::Serializable).await?;
+///             let previous = previous.map(|bytes| Sequence::from_bytes(&bytes)).transpose()?;
+///             let id = DocId::new("x")?;
+///             let doc = DocSummary { id, revision: revision.parse()?, branches: 1, is_deleted: false };
+///             let edited = changes.writer(&tx, &db).await?.record(&doc, previous)?;
+///             tx.atomic(AtomicOp::SetVersionstampedValue, b"last edit of x", &edited.operand(&[], &[]));
+///             Ok(())
+///         })
+///         .await?;
+/// }
+/// let page = changes.feed(&db).page(Cursor::NOTHING, 100).await?;
+/// assert_eq!(page.rows.len(), 1, "each document once");
+/// assert_eq!(page.rows[0].doc.revision.position, 2);
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone)]
+pub struct Changes {
+    /// What the roles share.
+    context: Arc<Context>,
+    /// Records the events of the databases.
+    producer: Producer,
+    /// The topologies that were current when they were last seen. Each transaction checks the one that it uses.
+    topologies: Arc<DashMap<DbInstance, Arc<Topology>>>,
+}
+
+impl Changes {
+    /// The changes feeds of the bus with this context.
+    pub(crate) fn new(context: Arc<Context>, producer: Producer) -> Self {
+        Self { context, producer, topologies: Arc::default() }
+    }
+
+    /// Begins the changes feed of `db` in the transaction that creates the database. Trying again after an unknown result
+    /// changes nothing.
+    ///
+    /// Fails with [`Error::Invalid`](crate::Error::Invalid) if an option is out of its limits or the feed began otherwise,
+    /// and with [`Error::UnknownScheme`](crate::Error::UnknownScheme).
+    pub async fn create(&self, tx: &Transaction, db: &Db, options: &ChangesOptions) -> Result<()> {
+        let new = self.new_topology(db, options)?;
+        self.raw(&FeedId::documents(db.instance)).create(tx, &new).await
+    }
+
+    /// Begins the changes feed of `db`, whose rows of before lie unsharded under `prefix`: as keys of the prefix, and the
+    /// tuple of incarnation and versionstamp, with the values of RFC 003. They are read as the first shard of the feed,
+    /// number 0; new rows go to shards, and those of an edited document leave the old range.
+    ///
+    /// No writer of the old kind may write to the range any more.
+    ///
+    /// All rows are read before, in as many transactions as it takes, and must be such rows.
+    ///
+    /// Fails as [`Changes::create`] does, if the prefix is empty or longer than 1,024 bytes, and with
+    /// [`Error::Corrupt`](crate::Error::Corrupt), which names it, if a row cannot be decoded. Nothing is changed then.
+    pub async fn adopt(&self, db: &Db, prefix: &[u8], options: &ChangesOptions) -> Result<()> {
+        let new = self.new_topology(db, options)?;
+        let feed = FeedId::documents(db.instance);
+        self.check_legacy(prefix).await?;
+        self.context.db.run(async |tx| self.raw(&feed).adopt(&tx, prefix, &new).await).await
+    }
+
+    /// Removes the changes feed of `db` in the transaction that deletes the database. A legacy range is left to its owner. Writers
+    /// of the feed in this transaction are of no use any more.
+    pub fn remove(&self, tx: &Transaction, db: &Db) {
+        let feed = FeedId::documents(db.instance);
+        for range in self.context.keys.whole_feed(&feed) {
+            tx.clear_range(&range);
+        }
+        tx.note_removal(feed.bytes());
+        self.topologies.remove(&db.instance);
+    }
+
+    /// A writer of changes of `db` in `tx`. It reads one key, so that a reshard before the commit makes `tx` fail.
+    ///
+    /// Fails with [`Error::NoFeed`](crate::Error::NoFeed) if the feed was not begun, or was removed.
+    pub async fn writer<'a>(&'a self, tx: &'a Transaction, db: &'a Db) -> Result<ChangesWriter<'a>> {
+        let feed = FeedId::documents(db.instance);
+        let feed = self.raw(&feed);
+        let known = self.topologies.get(&db.instance).map(|known| Arc::clone(&known));
+        let topology = match known {
+            Some(known) if known.is_current(tx, feed).await? => known,
+            _ => {
+                let read = Arc::new(Topology::read(tx, feed, Isolation::Serializable).await?);
+                if self.topologies.len() >= TOPOLOGIES_MAX {
+                    self.topologies.clear();
+                }
+                self.topologies.insert(db.instance, Arc::clone(&read));
+                read
+            }
+        };
+        Ok(ChangesWriter::new(self, tx, db, topology))
+    }
+
+    /// The changes of `db`, to be read or resharded.
+    pub fn feed(&self, db: &Db) -> Feed<Change> {
+        self.feed_of(db.instance)
+    }
+
+    /// The changes of the database that was created as `instance`, for those who know no more of it.
+    pub fn feed_of(&self, instance: DbInstance) -> Feed<Change> {
+        Feed::new(Arc::clone(&self.context), FeedId::documents(instance))
+    }
+
+    /// The sequence of the last edit of any document of `db`; `None` if there was none.
+    pub async fn last_change(&self, db: &Db) -> Result<Option<Sequence>> {
+        self.feed(db).last_sequence().await
+    }
+
+    /// The changes of `db` that `query` asks for, with what `source` knows of the documents, read in one transaction.
+    pub async fn rows(&self, db: &Db, query: &ChangesQuery, source: &dyn DocSource) -> Result<ChangesPage> {
+        let feed = self.feed(db);
+        self.context.db.run(async |tx| rows::read(&tx, &feed, db, query, source).await).await
+    }
+
+    /// Reads the changes of `db` as they come, from `after` on, woken by `dispatcher`.
+    pub fn tail(&self, dispatcher: &Dispatcher, db: &Db, after: impl Into<Cursor>) -> ChangesTail {
+        let name = Filter::name(db.name.as_str()).expect("it is the name of a database");
+        let updates = dispatcher.subscribe(name).stream();
+        ChangesTail::new(self.feed(db), after.into(), updates)
+    }
+
+    /// Fails if a row under `prefix` is none of a changes feed.
+    async fn check_legacy(&self, prefix: &[u8]) -> Result<()> {
+        check_legacy_prefix(&self.context, prefix)?;
+        let space = RowSpace::new(prefix.to_vec());
+        let mut rest = Some(RangeRead::new(KeyRange::prefix(prefix.to_vec())));
+        while let Some(read) = rest {
+            let page = self.context.db.run(async |tx| tx.get_range(&read, Isolation::Snapshot).await).await?;
+            for (key, value) in &page.rows {
+                let row = space.sequence(key).and_then(|sequence| Change::from_stored(sequence, value));
+                if let Err(error) = row {
+                    let reason =
+                        format!("the row at key {} cannot be taken over: {error}", key.escape_ascii());
+                    return Err(Error::corrupt("legacy range", reason));
+                }
+            }
+            rest = read.after(&page);
+        }
+        Ok(())
+    }
+
+    /// The topology that a feed begins with. Its token is the instance, which is created only once.
+    fn new_topology(&self, db: &Db, options: &ChangesOptions) -> Result<NewTopology> {
+        let new = NewTopology::new(options.shards, Some(options.scheme), self.context.env())?;
+        Ok(new.with_token(db.instance.0))
+    }
+
+    /// A feed as bytes.
+    fn raw<'a>(&'a self, feed: &'a FeedId) -> RawFeed<'a> {
+        RawFeed::new(&self.context, feed)
+    }
+}

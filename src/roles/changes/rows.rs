@@ -1,0 +1,156 @@
+//! Changes with what the layer above knows of the documents: all leaves, and the documents themselves.
+
+use std::{future::ready, sync::Arc};
+
+use bytes::Bytes;
+use futures_util::{StreamExt, TryStreamExt, future::BoxFuture, stream};
+
+use super::{Change, DocSummary, Revision};
+use crate::{
+    base::{
+        cursor::Cursor,
+        error::{Error, Result},
+        event::Db,
+    },
+    state::{
+        feed::{Feed, FeedPage, Resharded, ShardPage},
+        keys::ShardId,
+    },
+    store::Transaction,
+};
+
+/// How many documents are asked for at once.
+const DOCS_AT_ONCE: usize = 32;
+
+/// A leaf of a document: the end of a branch of edits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Leaf {
+    /// Its revision.
+    pub revision: Revision,
+    /// Whether it is a deletion.
+    pub is_deleted: bool,
+}
+
+/// What a layer knows of its documents, read in the transaction of the changes.
+pub trait DocSource: Send + Sync {
+    /// All leaves of `doc`, the winning one first. It is asked only for documents of more than one branch. Default: the winner
+    /// alone, for layers whose documents have no branches.
+    fn leaves<'a>(
+        &'a self,
+        _tx: &'a Transaction,
+        _db: &'a Db,
+        doc: &'a DocSummary,
+    ) -> BoxFuture<'a, Result<Vec<Leaf>>> {
+        Box::pin(ready(Ok(vec![winner(doc)])))
+    }
+
+    /// The winning revision of `doc` in the layer's own form; `None` if there is none to show. Default: none.
+    fn body<'a>(
+        &'a self,
+        _tx: &'a Transaction,
+        _db: &'a Db,
+        _doc: &'a DocSummary,
+    ) -> BoxFuture<'a, Result<Option<Bytes>>> {
+        Box::pin(ready(Ok(None)))
+    }
+}
+
+/// The leaf that a change tells of.
+fn winner(doc: &DocSummary) -> Leaf {
+    Leaf { revision: doc.revision, is_deleted: doc.is_deleted }
+}
+
+/// Which changes to read, and what with them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChangesQuery {
+    /// Where to start: the rows after it, or, if descending, those before its position. Default: [`Cursor::NOTHING`].
+    pub from: Cursor,
+    /// The most rows, 1 to 10,000. With documents of a size, so few that their reads fit into 5 s. Default: 1,000.
+    pub limit: usize,
+    /// Newest first. Default: no.
+    pub descending: bool,
+    /// All leaves of each document (`style=all_docs`), not just the winning revision. Default: no.
+    pub all_leaves: bool,
+    /// The documents, too (`include_docs`). Default: no.
+    pub include_docs: bool,
+    /// Only the rows of this shard, oldest first. Default: those of all shards.
+    pub shard: Option<ShardId>,
+}
+
+impl Default for ChangesQuery {
+    fn default() -> Self {
+        Self {
+            from: Cursor::NOTHING,
+            limit: 1_000,
+            descending: false,
+            all_leaves: false,
+            include_docs: false,
+            shard: None,
+        }
+    }
+}
+
+/// A change, with what was asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChangeRow {
+    /// The row of the feed.
+    pub change: Arc<Change>,
+    /// The leaves that were asked for, the winning one first.
+    pub leaves: Vec<Leaf>,
+    /// The document, if it was asked for and there is one.
+    pub body: Option<Bytes>,
+}
+
+/// Some changes, in the order asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChangesPage {
+    /// The rows.
+    pub rows: Vec<ChangeRow>,
+    /// Where to go on.
+    pub next: Cursor,
+    /// Whether there was more to read.
+    pub more: bool,
+    /// What took over, if one shard was asked for, which is closed and was read to its end.
+    pub resharded: Option<Resharded>,
+}
+
+/// Reads what `query` asks for, all in one transaction.
+pub(super) async fn read(
+    tx: &Transaction,
+    feed: &Feed<Change>,
+    db: &Db,
+    query: &ChangesQuery,
+    source: &dyn DocSource,
+) -> Result<ChangesPage> {
+    let (rows, next, more, resharded) = match query.shard {
+        None => {
+            let page = if query.descending {
+                feed.page_before_in(tx, query.from.position(), query.limit).await?
+            } else {
+                feed.page_in(tx, query.from, query.limit).await?
+            };
+            let FeedPage { rows, next, more, .. } = page;
+            (rows, next, more, None)
+        }
+        Some(_) if query.descending => {
+            return Err(Error::invalid("query", "the rows of one shard come oldest first"));
+        }
+        Some(shard) => {
+            let page = feed.shard_page_in(tx, shard, query.from, query.limit).await?;
+            let ShardPage { rows, next, more, resharded, .. } = page;
+            (rows, next, more, resharded)
+        }
+    };
+    let row = async |change: Arc<Change>| {
+        let doc = &change.doc;
+        let leaves = if query.all_leaves && doc.branches > 1 {
+            source.leaves(tx, db, doc).await?
+        } else {
+            vec![winner(doc)]
+        };
+        let body = if query.include_docs { source.body(tx, db, doc).await? } else { None };
+        Ok::<_, Error>(ChangeRow { change, leaves, body })
+    };
+    let rows = stream::iter(rows).map(row).buffered(DOCS_AT_ONCE).try_collect().await?;
+    Ok(ChangesPage { rows, next, more, resharded })
+}

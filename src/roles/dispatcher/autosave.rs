@@ -1,0 +1,134 @@
+//! [`Autosave`]: has the cursor of a durable subscriber saved on a timer.
+
+use std::{
+    future::ready,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use futures_util::future::BoxFuture;
+
+use crate::{
+    base::{
+        cursor::Cursor,
+        env::Env,
+        error::{Error, Result},
+    },
+    state::named_cursor::OpenCursor,
+};
+
+/// How often the cursor of a durable subscription is saved, if nothing else is asked for.
+pub(super) const SAVE_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The cursor of a durable subscriber, and when it is saved.
+pub(super) struct Autosave {
+    /// The cursor in the store.
+    cursor: OpenCursor,
+    /// The hash of the filter of the subscriber.
+    filter: u64,
+    /// How often it is saved; never if that is [`Duration::MAX`].
+    interval: Duration,
+    /// Time.
+    env: Env,
+    /// Completes when it is time.
+    timer: Option<BoxFuture<'static, ()>>,
+    /// A save that is under way.
+    saving: Option<Saving>,
+    /// Whether the subscriber stands before what is saved, by a filter that was replaced.
+    is_ahead: bool,
+}
+
+/// A save that is under way.
+struct Saving {
+    /// Completes with the cursor, once it is saved.
+    save: BoxFuture<'static, (OpenCursor, Result<()>)>,
+    /// Whether the subscriber stands before what is being saved by now.
+    is_outdated: bool,
+}
+
+impl Autosave {
+    /// Saves `cursor` every `interval`, for a subscriber whose filter has the hash `filter`.
+    pub fn new(cursor: OpenCursor, filter: u64, interval: Duration, env: &Env) -> Self {
+        Self { cursor, filter, interval, env: env.clone(), timer: None, saving: None, is_ahead: false }
+    }
+
+    /// Saves `position` if it is time, and wakes the task of `context` when it will be. Fails with [`Error::CursorLost`] if
+    /// another has opened the cursor; other failures are logged, and the next save makes them good.
+    pub fn poll(&mut self, context: &mut Context<'_>, position: impl FnOnce() -> Cursor) -> Result<()> {
+        if self.saving.is_none() && (self.is_ahead || self.interval != Duration::MAX) {
+            let timer = self.timer.get_or_insert_with(|| self.env.sleep(self.interval));
+            if timer.as_mut().poll(context).is_pending() {
+                return Ok(());
+            }
+            let (mut cursor, filter, position) = (self.cursor.clone(), self.filter, position());
+            self.timer = None;
+            let save = Box::pin(async move {
+                let saved = save(&mut cursor, position, filter).await;
+                (cursor, saved)
+            });
+            self.saving = Some(Saving { save, is_outdated: false });
+        }
+        let Some(saving) = &mut self.saving else { return Ok(()) };
+        let Poll::Ready((cursor, saved)) = saving.save.as_mut().poll(context) else { return Ok(()) };
+        if saved.is_ok() && !saving.is_outdated {
+            self.is_ahead = false;
+        }
+        (self.saving, self.cursor) = (None, cursor);
+        // Another poll would set it, but may not come before something else happens.
+        let pause = if self.is_ahead { self.interval.min(SAVE_INTERVAL) } else { self.interval };
+        let timer = self.timer.insert(self.env.sleep(pause));
+        if timer.as_mut().poll(context).is_ready() {
+            context.waker().wake_by_ref();
+        }
+        match saved {
+            Err(error @ Error::CursorLost { .. }) => Err(error),
+            Err(error) => {
+                self.cursor.complain(&error);
+                Ok(())
+            }
+            Ok(()) => Ok(()),
+        }
+    }
+
+    /// The subscriber wants something else from now on: what a filter with the hash `filter` does. If that has set it back, this
+    /// is saved at once.
+    pub fn replace(&mut self, filter: u64, is_set_back: bool) {
+        self.filter = filter;
+        if is_set_back {
+            self.is_ahead = true;
+            self.timer = Some(Box::pin(ready(())));
+            if let Some(saving) = &mut self.saving {
+                saving.is_outdated = true;
+            }
+        }
+    }
+
+    /// Whether the subscriber was set back, and that is not saved. What it was delivered now, and what it was told of its end, would
+    /// not come again if it was made again from what is saved.
+    pub fn is_ahead(&self) -> bool {
+        self.is_ahead
+    }
+
+    /// Saves `position` now.
+    pub async fn save(&mut self, position: Cursor) -> Result<()> {
+        if let Some(saving) = &mut self.saving {
+            // Two at once would conflict, and the earlier position might win.
+            (self.cursor, _) = saving.save.as_mut().await;
+            self.saving = None;
+        }
+        save(&mut self.cursor, position, self.filter).await?;
+        self.is_ahead = false;
+        Ok(())
+    }
+
+    /// The cursor in the store, which is saved here no more.
+    pub fn into_cursor(self) -> OpenCursor {
+        self.cursor
+    }
+}
+
+/// Saves `position` in `cursor`. One who has expired, and whose next scan has not begun, saves nothing: whoever starts again is to
+/// be told that as well.
+async fn save(cursor: &mut OpenCursor, position: Cursor, filter: u64) -> Result<()> {
+    if position == Cursor::NOTHING { cursor.verify().await } else { cursor.save_for(position, filter).await }
+}

@@ -1,0 +1,135 @@
+//! Freshness barriers: waiting until everything that was committed by some time has been folded, and has come to the ring. By one a
+//! cache reads its own writes.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use super::Shared;
+use crate::{
+    base::{
+        encoding::{Counters, Sequence},
+        error::{Error, Result},
+        event::Db,
+        notification::Notification,
+    },
+    state::keys::{DrainKey, Partition},
+    store::{Isolation, RangeRead, Transaction},
+};
+
+/// How long it pauses at first, and at most, before it looks again for what was not folded.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(50));
+
+/// How many rows are read, or databases looked up, by one transaction.
+const READS_MAX: usize = 200;
+
+impl Shared {
+    /// [`Dispatcher::reached`](super::Dispatcher::reached).
+    pub async fn reached(self: &Arc<Self>, version: u64) -> Result<Sequence> {
+        let at = self.folded(version).await?;
+        if self.tail_reached(at).await {
+            Ok(at)
+        } else {
+            Err(Error::NoSubscriber { subscriber: "tail".into() })
+        }
+    }
+
+    /// Completes once the tail has handed out everything that happened up to `at`; false if the dispatcher has ended before.
+    pub async fn tail_reached(&self, at: Sequence) -> bool {
+        let mut known = self.known.subscribe();
+        let reached = known.wait_for(|known| *known >= at || self.is_closed.load(Ordering::SeqCst)).await;
+        reached.is_ok_and(|known| *known >= at)
+    }
+
+    /// Completes once everything that was committed at `version` or before is folded. Returns the position of the last row by
+    /// then.
+    pub async fn folded(&self, version: u64) -> Result<Sequence> {
+        let mut waiting = self.unfolded(version).await?;
+        let mut pause = PAUSES.0;
+        while !waiting.is_empty() {
+            self.context.env().sleep(pause).await;
+            pause = (pause * 2).min(PAUSES.1);
+            let all: Vec<_> = waiting.into_iter().collect();
+            waiting = BTreeMap::new();
+            for some in all.chunks(READS_MAX) {
+                waiting.extend(self.context.db.run(async |tx| self.still_unfolded(&tx, some).await).await?);
+            }
+        }
+        // The last row may have been a tombstone that is dropped by now: the horizon is behind it then.
+        let last = self.feed.last_sequence().await?.unwrap_or(Sequence::MIN);
+        Ok(last.max(self.feed.horizon().await?))
+    }
+
+    /// The databases that have events which are not folded, at `version` or later, and what the totals of their rows will be once
+    /// these are.
+    async fn unfolded(&self, version: u64) -> Result<BTreeMap<Db, Counters>> {
+        let (keys, last) = (&self.context.keys, Partition(self.context.config.partitions - 1));
+        let mut rest = Some(RangeRead::new(keys.drains(Partition(0), last)).limit(READS_MAX));
+        let mut waiting: BTreeMap<Db, Counters> = BTreeMap::new();
+        while let Some(read) = rest {
+            let page = async |tx: Transaction| {
+                let readable = tx.read_version().await?;
+                if readable < version {
+                    let reason = format!("{version} is ahead of the store, which is at {readable}");
+                    return Err(Error::invalid("version", reason));
+                }
+                let page = tx.get_range(&read, Isolation::Snapshot).await?;
+                let rest = read.clone().after(&page);
+                let mut found: BTreeMap<Db, Counters> = BTreeMap::new();
+                for row in page.rows {
+                    // What cannot be decoded is reported by the notifier, and will never be folded.
+                    if let Ok((_, row)) = keys.drain_row(row)
+                        && let DrainKey::Counters(tally) = row.says
+                    {
+                        *found.entry(row.db).or_default() += tally.counters;
+                    }
+                }
+                let mut folded = Vec::new();
+                for db in found.keys() {
+                    folded.push(self.row_of(&tx, db).await?.map_or(Counters::ZERO, |row| row.totals));
+                }
+                Ok((found, folded, rest))
+            };
+            let (found, folded);
+            (found, folded, rest) = self.context.db.run(page).await?;
+            for ((db, counters), folded) in found.into_iter().zip(folded) {
+                // The slots of a database can stand on two pages: what was folded before the first is counted once.
+                *waiting.entry(db).or_insert(folded) += counters;
+            }
+        }
+        Ok(waiting)
+    }
+
+    /// Those of `waiting` that are not folded yet.
+    async fn still_unfolded(
+        &self,
+        tx: &Transaction,
+        waiting: &[(Db, Counters)],
+    ) -> Result<Vec<(Db, Counters)>> {
+        let mut left = Vec::new();
+        for (db, totals) in waiting {
+            let is_in_row = self.row_of(tx, db).await?.is_some_and(|row| {
+                row.totals.lanes().iter().zip(totals.lanes()).all(|(folded, owed)| *folded >= owed)
+            });
+            if is_in_row {
+                continue;
+            }
+            // Events of an instance that is gone are in no row; they are folded once nothing of them waits.
+            let partition = Partition::of(db.name.as_str(), self.context.config.partitions);
+            let drains = self.context.keys.drains_of_db(partition, db);
+            let rows = tx.all_rows(drains, Isolation::Snapshot).await?;
+            if rows.into_iter().any(|row| self.context.keys.drain_row(row).is_ok()) {
+                left.push((db.clone(), *totals));
+            }
+        }
+        Ok(left)
+    }
+
+    /// The row of the instance `db`, if it has one.
+    async fn row_of(&self, tx: &Transaction, db: &Db) -> Result<Option<Notification>> {
+        let row = self.feed.newest_in(tx, &db.name).await?;
+        Ok(row.filter(|row| row.instance == db.instance))
+    }
+}

@@ -1,0 +1,383 @@
+//! [`Filter`]: which databases, and which kinds of events, a subscriber wants.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    sync::Arc,
+};
+
+use globset::{Glob, GlobBuilder, GlobMatcher, GlobSet};
+
+use crate::base::{
+    bugs::{Bug, is_on},
+    cursor::Cursor,
+    error::{Error, Result},
+    event::{DbName, DdocId, EventKind, Kinds},
+    notification::Notification,
+};
+
+/// Which databases, and which kinds of events, a subscriber wants.
+///
+/// ```
+/// use notibus::{EventKind, Filter};
+///
+/// let one = Filter::name("orders")?;
+/// let replicators = Filter::glob("{_replicator,*/_replicator}")?;
+/// let builds = Filter::all().kinds(EventKind::DdocUpdated.into())?;
+/// let auth = builds.clone().ddocs(["_design/auth".parse()?])?;
+/// let both = Filter::any([one, replicators])?;
+/// assert!(Filter::glob("a[").is_err());
+/// # Ok::<(), notibus::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Filter {
+    /// Which databases.
+    pub(super) names: Names,
+    /// Which kinds of events.
+    kinds: Kinds,
+    /// Of design documents, only these; all of them if there is none.
+    pub(super) ddocs: Option<Arc<BTreeSet<DdocId>>>,
+}
+
+/// By what names are found, as a part of a pattern.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Atom {
+    /// This name.
+    Exact(DbName),
+    /// Names that start so.
+    Prefix(Arc<str>),
+    /// Names that end so.
+    Suffix(Arc<str>),
+    /// Names that match this glob, which is sound.
+    Glob(Arc<str>),
+}
+
+/// What a pattern is: subscribers with equal keys share it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct PatternKey {
+    /// A name is matched if one of these matches it. They are in order, and distinct.
+    pub atoms: Arc<[Atom]>,
+    /// Only rows with one of these kinds of events.
+    pub kinds: Kinds,
+}
+
+/// The longest glob, in bytes.
+const GLOB_LEN_MAX: usize = 1_024;
+
+/// Builds a glob as filters understand it.
+pub(super) fn build_glob(pattern: &str) -> Result<Glob, globset::Error> {
+    GlobBuilder::new(pattern).literal_separator(false).build()
+}
+
+/// A subscriber's own test of a row.
+type Predicate = dyn Fn(&Notification) -> bool + Send + Sync;
+
+/// Which databases a subscriber wants.
+#[derive(Clone)]
+pub(super) enum Names {
+    /// Every one.
+    All,
+    /// These, in order.
+    Exact(Arc<[DbName]>),
+    /// Those that start so.
+    Prefix(String),
+    /// Those that end so.
+    Suffix(String),
+    /// Those that look so.
+    Glob(Box<GlobMatcher>),
+    /// Those that pass.
+    Predicate(Arc<Predicate>),
+    /// Those that one of these filters wants.
+    Any(Arc<Set>),
+}
+
+/// A set of filters. Those of exact names are looked up by the name, so that a row costs those that may want it.
+pub(super) struct Set {
+    /// The filters.
+    filters: Arc<[Filter]>,
+    /// The places of those of exact names, by name.
+    places: BTreeMap<DbName, Vec<usize>>,
+    /// The places of all others.
+    others: Vec<usize>,
+    /// All names, if there are no others.
+    exact: Option<Arc<[DbName]>>,
+}
+
+impl Set {
+    /// The set of these filters.
+    fn new(filters: Arc<[Filter]>) -> Self {
+        let mut places: BTreeMap<DbName, Vec<usize>> = BTreeMap::new();
+        let mut others = Vec::new();
+        for (place, filter) in filters.iter().enumerate() {
+            let Some(exact) = filter.exact() else {
+                others.push(place);
+                continue;
+            };
+            for name in exact {
+                places.entry(name.clone()).or_default().push(place);
+            }
+        }
+        let exact = others.is_empty().then(|| places.keys().cloned().collect());
+        Self { filters, places, others, exact }
+    }
+
+    /// The places of the filters that want something of these kinds of a row.
+    pub fn wanting_of(&self, kinds: Kinds, row: &Notification, since: &Cursor) -> Vec<usize> {
+        let news = row.news_since(*since).kinds();
+        let wants = |place: &usize| {
+            let wanted = self.filters[*place].kinds_of(row, since);
+            news.iter().any(|kind| kinds.contains(kind) && wanted.contains(kind))
+        };
+        let mut places: Vec<_> = self.wanting(row, since).filter(wants).collect();
+        places.sort_unstable();
+        places
+    }
+
+    /// The places of the filters that want something of a row, for a subscriber that knows everything up to `since`.
+    pub fn wanting(&self, row: &Notification, since: &Cursor) -> impl Iterator<Item = usize> {
+        let named = self.places.get(row.name.as_str()).map_or(&[][..], Vec::as_slice);
+        let forgets = is_on(Bug::SetForgetsPatterns) && !named.is_empty();
+        let others = if forgets { &[][..] } else { &self.others };
+        named.iter().chain(others).copied().filter(move |&place| self.filters[place].passes(row, since))
+    }
+}
+
+impl Filter {
+    /// A filter by names, for all kinds.
+    fn of(names: Names) -> Self {
+        Self { names, kinds: Kinds::ALL, ddocs: None }
+    }
+
+    /// Every database.
+    pub fn all() -> Self {
+        Self::of(Names::All)
+    }
+
+    /// The database `name`.
+    pub fn name(name: &str) -> Result<Self> {
+        Ok(Self::of(Names::Exact([DbName::new(name)?].into())))
+    }
+
+    /// The databases `names`; at least one.
+    pub fn names(names: impl IntoIterator<Item = DbName>) -> Result<Self> {
+        let names: BTreeSet<_> = names.into_iter().collect();
+        if names.is_empty() {
+            return Err(Error::invalid("filter", "it has no name, so it would never match"));
+        }
+        Ok(Self::of(Names::Exact(names.into_iter().collect())))
+    }
+
+    /// Databases whose name starts with `prefix`.
+    pub fn prefix(prefix: impl Into<String>) -> Self {
+        Self::of(Names::Prefix(prefix.into()))
+    }
+
+    /// Databases whose name ends with `suffix`, such as `/_replicator`.
+    pub fn suffix(suffix: impl Into<String>) -> Self {
+        Self::of(Names::Suffix(suffix.into()))
+    }
+
+    /// Databases whose name matches the glob `pattern`: `?` is any character, `*` any number of them (`/` included),
+    /// `[ab]` one of these, `{a,b}` either.
+    ///
+    /// Fails with [`Error::Invalid`] if it is malformed, or too long to be compiled: above 1,024 bytes.
+    pub fn glob(pattern: &str) -> Result<Self> {
+        if pattern.len() > GLOB_LEN_MAX {
+            return Err(Error::invalid("glob", format!("it is longer than {GLOB_LEN_MAX} bytes")));
+        }
+        let invalid = |error: globset::Error| Error::invalid("glob", error.to_string());
+        let glob = build_glob(pattern).map_err(invalid)?;
+        // A matcher alone would panic if it were too large.
+        GlobSet::builder().add(glob.clone()).build().map_err(invalid)?;
+        Ok(Self::of(Names::Glob(Box::new(glob.compile_matcher()))))
+    }
+
+    /// Rows for which `predicate` is true. It runs for every row of the feed, so it should be quick; it must not block.
+    pub fn predicate(predicate: impl Fn(&Notification) -> bool + Send + Sync + 'static) -> Self {
+        Self::of(Names::Predicate(Arc::new(predicate)))
+    }
+
+    /// What one of `filters` wants; at least one. Unless one of them is a predicate or wants everything, an event of
+    /// a database that none of them matches costs nothing, however many they are. A database that several of them want is
+    /// delivered once, and [`Delivery::wanted_by`](super::Delivery::wanted_by) says which do.
+    ///
+    /// Fails with [`Error::Invalid`] if there is none, or one names design documents: name them for the whole.
+    pub fn any(filters: impl IntoIterator<Item = Self>) -> Result<Self> {
+        let filters: Arc<[_]> = filters.into_iter().collect();
+        if filters.is_empty() {
+            return Err(Error::invalid("filter", "there is none in the set, so it would never match"));
+        }
+        if filters.iter().any(|filter| filter.ddocs.is_some()) {
+            let reason = "one in the set names design documents; name them for the whole set";
+            return Err(Error::invalid("filter", reason));
+        }
+        Ok(Self::of(Names::Any(Arc::new(Set::new(filters)))))
+    }
+
+    /// Only rows with news of one of these kinds of events; at least one. The news still say all that happened.
+    pub fn kinds(self, kinds: Kinds) -> Result<Self> {
+        if kinds.is_empty() {
+            return Err(Error::invalid("filter", "it has no kind, so it would never match"));
+        }
+        Ok(Self { kinds, ..self }).and_then(Self::checked)
+    }
+
+    /// Of design documents, only those with the ids `ids`; at least one. Other kinds of events are wanted as before. A
+    /// change of a design document that was recorded without its id may be of any, and is delivered.
+    ///
+    /// Each delivery that tells of design documents costs a read, as with
+    /// [`Subscribe::with_ddocs`](super::Subscribe::with_ddocs), which this implies.
+    pub fn ddocs(self, ids: impl IntoIterator<Item = DdocId>) -> Result<Self> {
+        let ids: BTreeSet<_> = ids.into_iter().collect();
+        if ids.is_empty() {
+            return Err(Error::invalid("filter", "it has no design document; leave the ids out to want all"));
+        }
+        Self { ddocs: Some(Arc::new(ids)), ..self }.checked()
+    }
+
+    /// Fails if it names design documents although it wants nothing of them.
+    fn checked(self) -> Result<Self> {
+        if self.ddocs.is_some() && !self.kinds.contains(EventKind::DdocUpdated) {
+            let reason = "it names design documents, but their kind of event is not wanted";
+            return Err(Error::invalid("filter", reason));
+        }
+        Ok(self)
+    }
+
+    /// Whether a row has something for a subscriber that knows everything up to `since`. Which design documents it tells of
+    /// is not looked at.
+    pub(super) fn passes(&self, row: &Notification, since: &Cursor) -> bool {
+        self.matches(row, since) && self.wants(row, since)
+    }
+
+    /// Whether a row is of a database that is wanted.
+    fn matches(&self, row: &Notification, since: &Cursor) -> bool {
+        let name = row.name.as_str();
+        match &self.names {
+            Names::All => true,
+            Names::Exact(names) => names.binary_search_by(|known| known.as_str().cmp(name)).is_ok(),
+            Names::Prefix(prefix) => name.starts_with(prefix),
+            Names::Suffix(suffix) => name.ends_with(suffix),
+            Names::Glob(glob) => glob.is_match(name),
+            Names::Predicate(predicate) => predicate(row),
+            Names::Any(set) => set.wanting(row, since).next().is_some(),
+        }
+    }
+
+    /// The exact names that are wanted, in order; `None` if it is not only by them that databases are chosen.
+    pub(super) fn exact(&self) -> Option<&[DbName]> {
+        match &self.names {
+            Names::Exact(names) => Some(names),
+            Names::Any(set) => set.exact.as_deref(),
+            _ => None,
+        }
+    }
+
+    /// Whether every row of a database that its names match passes.
+    pub(super) fn passes_all_of_its_names(&self) -> bool {
+        self.kinds == Kinds::ALL && self.set().is_none()
+    }
+
+    /// A hash of what it wants, as far as that can be told: predicates are all alike.
+    pub(super) fn hash(&self) -> u64 {
+        xxhash_rust::xxh3::xxh3_64(format!("{self:?}").as_bytes())
+    }
+
+    /// Whether it asks nothing of a row.
+    pub(super) fn passes_everything(&self) -> bool {
+        matches!(self.names, Names::All) && self.kinds == Kinds::ALL
+    }
+
+    /// By what its names are found without asking row by row, and the kinds of events of which it may want some; `None` if
+    /// everything or nothing less than a predicate decides.
+    pub(super) fn key(&self) -> Option<PatternKey> {
+        let mut atoms = BTreeSet::new();
+        self.collect_atoms(&mut atoms)
+            .then(|| PatternKey { atoms: atoms.into_iter().collect(), kinds: self.kinds })
+    }
+
+    /// Adds what its names are found by; false if they cannot be.
+    fn collect_atoms(&self, atoms: &mut BTreeSet<Atom>) -> bool {
+        match &self.names {
+            Names::All | Names::Predicate(_) => return false,
+            Names::Exact(names) => atoms.extend(names.iter().cloned().map(Atom::Exact)),
+            Names::Prefix(prefix) => drop(atoms.insert(Atom::Prefix(prefix.as_str().into()))),
+            Names::Suffix(suffix) => drop(atoms.insert(Atom::Suffix(suffix.as_str().into()))),
+            Names::Glob(glob) => drop(atoms.insert(Atom::Glob(glob.glob().glob().into()))),
+            Names::Any(set) => return set.filters.iter().all(|filter| filter.collect_atoms(atoms)),
+        }
+        true
+    }
+    /// Whether a row of a database that is wanted has a kind of news that is.
+    fn wants(&self, row: &Notification, since: &Cursor) -> bool {
+        self.kinds == Kinds::ALL || self.kinds_of(row, since).intersects(row.news_since(*since).kinds())
+    }
+
+    /// Whether a row has a kind of news that is wanted other than of design documents.
+    pub(super) fn wants_besides_ddocs(&self, row: &Notification, since: &Cursor) -> bool {
+        let (wanted, news) = (self.kinds_of(row, since), row.news_since(*since).kinds());
+        news.iter().any(|kind| kind != EventKind::DdocUpdated && wanted.contains(kind))
+    }
+
+    /// The kinds of events that are wanted of a row of a database that is wanted: of a set, those that one of its filters that
+    /// want something of the row wants, and the whole allows.
+    fn kinds_of(&self, row: &Notification, since: &Cursor) -> Kinds {
+        let Some(set) = self.set() else { return self.kinds };
+        let wanting = set.wanting(row, since).map(|place| set.filters[place].kinds_of(row, since));
+        let kinds = wanting.fold(Kinds::NONE, |all, kinds| all | kinds);
+        kinds.iter().filter(|kind| self.kinds.contains(*kind)).collect()
+    }
+
+    /// Whether a row that passes is delivered whichever design documents it tells of.
+    pub(super) fn wants_any_ddocs(&self, row: &Notification, since: &Cursor) -> bool {
+        self.ddocs.is_none() || self.wants_besides_ddocs(row, since)
+    }
+
+    /// Whether all kinds of events are wanted.
+    pub(crate) fn wants_all_kinds(&self) -> bool {
+        let members = self.set().is_none_or(|set| set.filters.iter().all(Self::wants_all_kinds));
+        self.kinds == Kinds::ALL && members
+    }
+
+    /// The set, if it is one, and the kinds of events that the whole wants.
+    pub(super) fn set_and_kinds(&self) -> Option<(Arc<Set>, Kinds)> {
+        Some((Arc::clone(self.set()?), self.kinds))
+    }
+
+    /// Whether a predicate decides, of the whole or of one of a set.
+    pub(super) fn has_predicate(&self) -> bool {
+        match &self.names {
+            Names::Predicate(_) => true,
+            Names::Any(set) => set.filters.iter().any(Self::has_predicate),
+            _ => false,
+        }
+    }
+
+    /// The set, if it is one.
+    pub(super) fn set(&self) -> Option<&Arc<Set>> {
+        match &self.names {
+            Names::Any(set) => Some(set),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Debug for Set {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.filters.fmt(f)
+    }
+}
+
+impl fmt::Debug for Names {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::All => f.write_str("All"),
+            Self::Exact(names) => f.debug_tuple("Exact").field(names).finish(),
+            Self::Prefix(prefix) => f.debug_tuple("Prefix").field(prefix).finish(),
+            Self::Suffix(suffix) => f.debug_tuple("Suffix").field(suffix).finish(),
+            Self::Glob(glob) => f.debug_tuple("Glob").field(&glob.glob().glob()).finish(),
+            Self::Predicate(_) => f.write_str("Predicate"),
+            Self::Any(set) => f.debug_tuple("Any").field(set).finish(),
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! [`Supervision`]: what becomes of supervised subscribers.
+
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use tokio::sync::broadcast;
+use tokio_stream::{
+    Stream,
+    wrappers::{BroadcastStream, errors::BroadcastStreamRecvError},
+};
+
+use super::StopReason;
+use crate::{
+    base::{encoding::Sequence, event::DbName},
+    roles::dispatcher::SubscriberId,
+};
+
+/// How many events are kept for a reader that is slow.
+const EVENTS_MAX: usize = 1_024;
+
+/// Something has become of a supervised subscriber.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Supervision {
+    /// Which subscriber.
+    pub id: SubscriberId,
+    /// Its name, if it has one.
+    pub name: Option<Arc<str>>,
+    /// What has become of it.
+    pub what: Supervised,
+}
+
+/// What has become of a supervised subscriber.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Supervised {
+    /// It was started.
+    Started,
+    /// It, its factory or the predicate of its filter has panicked.
+    Panicked {
+        /// What the panic says.
+        text: String,
+        /// The row that it was given, if it was.
+        at: Option<Sequence>,
+    },
+    /// It will be made again.
+    Restarting {
+        /// How often it was made again before, and this time.
+        restarts: u32,
+        /// After this pause.
+        after: Duration,
+    },
+    /// It has panicked on a row as often as it may, and is not given it again.
+    PassedOver {
+        /// The database.
+        name: DbName,
+        /// The row.
+        sequence: Sequence,
+    },
+    /// It has ended.
+    Stopped(StopReason),
+}
+
+/// So many events were missed by a reader that was too slow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{0} supervision events were missed")]
+pub struct Missed(pub u64);
+
+/// A stream of supervision events. It ends after the dispatcher has.
+#[derive(Debug)]
+pub struct SupervisionEvents(BroadcastStream<Supervision>);
+
+impl Stream for SupervisionEvents {
+    type Item = Result<Supervision, Missed>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let event = ready!(Pin::new(&mut self.0).poll_next(context));
+        Poll::Ready(event.map(|event| event.map_err(|BroadcastStreamRecvError::Lagged(count)| Missed(count))))
+    }
+}
+
+/// Where supervision events go.
+#[derive(Debug)]
+pub(in crate::roles::dispatcher) struct Events(broadcast::Sender<Supervision>);
+
+impl Default for Events {
+    fn default() -> Self {
+        Self(broadcast::Sender::new(EVENTS_MAX))
+    }
+}
+
+impl Events {
+    /// Tells whoever listens.
+    pub fn send(&self, event: Supervision) {
+        // Nobody needs to.
+        let _ = self.0.send(event);
+    }
+
+    /// What comes from now on.
+    pub fn listen(&self) -> SupervisionEvents {
+        SupervisionEvents(BroadcastStream::new(self.0.subscribe()))
+    }
+}

@@ -1,0 +1,205 @@
+//! [`Mirror`]: the newest row of every database, by name, in memory and kept up to date.
+
+use std::{
+    fmt,
+    sync::{Arc, PoisonError, RwLock},
+};
+
+use imbl::OrdMap;
+use tokio::sync::watch;
+
+use super::{
+    Delivery, DeliveryBatch, DeliveryRef, Filter, Interruption, Shared, Subscribe,
+    listener::{Listener, ListenerHandle, Message, Next, Parent},
+};
+use crate::base::{
+    cursor::Cursor,
+    encoding::Sequence,
+    error::{Error, Result},
+    event::DbName,
+    notification::Notification,
+};
+
+/// Living databases by name, as they were at some time.
+///
+/// A clone costs next to nothing, and does not change any more.
+pub type MirrorView = OrdMap<DbName, Arc<Notification>>;
+
+/// The newest row of every living database that a filter matches, by name, kept up to date by one writer. Reading it costs no
+/// I/O and waits for nobody. Dropping it ends it.
+///
+/// Until its first scan is complete ([`Mirror::synced`]) it grows. Should it ever have been away for so long that deletions may be
+/// missing, it is filled again aside, and the old view stays until that is complete.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
+/// use notibus::{Bus, BusOptions, Db, DbInstance, Filter, store::Database};
+///
+/// let store = Database::memory();
+/// let bus = Bus::open(&store, BusOptions::default()).await?;
+/// let notifier = bus.notifier(Default::default()).await?;
+/// let dispatcher = bus.dispatcher(Default::default()).await?;
+/// let mirror = dispatcher.mirror(Filter::all())?;
+///
+/// let db = Db::new("orders".parse()?, DbInstance::random(store.env()));
+/// let producer = bus.producer();
+/// let created = store.run_once(async |tx| Ok(producer.created(&tx, &db))).await?;
+/// mirror.reached(created.committed.versionstamp.version()).await?;
+/// assert!(mirror.get(&db.name).is_some(), "it reads what was written before");
+/// notifier.shutdown().await
+/// # }
+/// ```
+#[must_use = "dropping it ends it"]
+pub struct Mirror {
+    /// What is mirrored.
+    content: Arc<Content>,
+    /// What the tail and the subscribers share.
+    shared: Arc<Shared>,
+    /// The writer.
+    listener: ListenerHandle<()>,
+    /// Ends the writer when it is dropped.
+    _parent: Parent,
+}
+
+/// What is mirrored.
+struct Content {
+    /// What readers see.
+    view: RwLock<MirrorView>,
+    /// Up to where the last scan was complete, once one was.
+    synced: watch::Sender<Option<Sequence>>,
+}
+
+impl Content {
+    /// What readers see. No holder of the lock can panic with it half changed.
+    fn view(&self) -> MirrorView {
+        self.view.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Shows `view` to readers.
+    fn show(&self, view: MirrorView) {
+        *self.view.write().unwrap_or_else(PoisonError::into_inner) = view;
+    }
+}
+
+impl Mirror {
+    /// A mirror of what `subscribe` asks for.
+    pub(super) fn start(shared: &Arc<Shared>, filter: Filter) -> Result<Self> {
+        if !filter.wants_all_kinds() {
+            return Err(Error::invalid(
+                "filter",
+                "a mirror needs all kinds of events: narrow the names only",
+            ));
+        }
+        if filter.has_predicate() {
+            return Err(Error::invalid(
+                "filter",
+                "a mirror cannot know when a row passes a predicate no more: mirror by names, and ask the view",
+            ));
+        }
+        let content = Arc::new(Content { view: RwLock::default(), synced: watch::Sender::new(None) });
+        let written = Arc::clone(&content);
+        let parent = Parent::new();
+        let listener = Subscribe::new(Arc::clone(shared), filter)
+            .since(Cursor::NOTHING)
+            .listener(move || Writer { content: Arc::clone(&written), aside: None })
+            .in_batches()
+            .start_linked(&parent)?;
+        Ok(Self { content, shared: Arc::clone(shared), listener, _parent: parent })
+    }
+
+    /// The newest row of the database `name`; `None` if there is no such database, or the first scan has not come to it.
+    pub fn get(&self, name: &DbName) -> Option<Arc<Notification>> {
+        self.content.view.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
+    }
+
+    /// All living databases, as they are now.
+    pub fn view(&self) -> MirrorView {
+        self.content.view()
+    }
+
+    /// Waits until the first scan is complete. Fails with [`Error::NoSubscriber`] if the dispatcher has ended before.
+    pub async fn synced(&self) -> Result<Sequence> {
+        let mut synced = self.content.synced.subscribe();
+        tokio::select! {
+            biased;
+            Ok(at) = synced.wait_for(Option::is_some) => Ok(at.expect("it was just there")),
+            _ = self.listener.finished() => Err(self.ended()),
+        }
+    }
+
+    /// Waits until it shows everything that was committed at the version `version` or before: see
+    /// [`Dispatcher::reached`](super::Dispatcher::reached), and fails as that does.
+    pub async fn reached(&self, version: u64) -> Result<Sequence> {
+        let at = self.shared.reached(version).await?;
+        if self.listener.reached(at).await { Ok(at) } else { Err(self.ended()) }
+    }
+
+    /// That it has ended.
+    fn ended(&self) -> Error {
+        Error::NoSubscriber { subscriber: self.listener.id().to_string() }
+    }
+}
+
+impl fmt::Debug for Mirror {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mirror").field("databases", &self.view().len()).finish_non_exhaustive()
+    }
+}
+
+/// Keeps a mirror up to date.
+struct Writer {
+    /// What is mirrored.
+    content: Arc<Content>,
+    /// The next view, while everything is delivered again.
+    aside: Option<MirrorView>,
+}
+
+impl Writer {
+    /// Takes in some deliveries.
+    fn apply<'a>(&mut self, deliveries: impl Iterator<Item = DeliveryRef<'a>>) {
+        let mut view = self.aside.take().map_or_else(|| (self.content.view(), false), |aside| (aside, true));
+        for delivery in deliveries {
+            let row = delivery.notification();
+            if row.is_deleted() {
+                view.0.remove(&row.name);
+            } else {
+                view.0.insert(row.name.clone(), Arc::clone(row));
+            }
+        }
+        match view {
+            (aside, true) => self.aside = Some(aside),
+            (view, false) => self.content.show(view),
+        }
+    }
+}
+
+impl Listener for Writer {
+    type Message = ();
+
+    async fn handle_event(&mut self, delivery: Delivery) -> Next {
+        self.apply(std::iter::once(delivery.as_ref()));
+        Next::Continue
+    }
+
+    async fn handle_batch(&mut self, batch: DeliveryBatch) -> Next {
+        self.apply(batch.iter());
+        Next::Continue
+    }
+
+    async fn handle_message(&mut self, message: Message<()>) -> Next {
+        match message {
+            Message::Interrupted(Interruption::Expired { .. }) => self.aside = Some(MirrorView::new()),
+            Message::Interrupted(Interruption::Synced { at }) => {
+                if let Some(view) = self.aside.take() {
+                    self.content.show(view);
+                }
+                self.content.synced.send_replace(Some(at));
+            }
+            Message::Interrupted(interruption) => {
+                tracing::warn!(%interruption, "a mirror is interrupted");
+            }
+            Message::Cast(()) | Message::Info(_) => {}
+        }
+        Next::Continue
+    }
+}

@@ -1,0 +1,58 @@
+//! [`Pace`]: how often a subscriber is given deliveries. They come in rounds; between the beginnings of two rounds lies at
+//! least the pace.
+
+use std::{
+    fmt,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use futures_util::future::BoxFuture;
+
+use crate::base::env::Env;
+
+/// How often a subscriber is given deliveries.
+pub(super) struct Pace {
+    /// The least time from the beginning of a round to that of the next.
+    every: Duration,
+    /// Time.
+    env: Env,
+    /// When the round began that is under way, if one is.
+    began: Option<Duration>,
+    /// Completes when the next round may begin; `None` if it may.
+    pause: Option<BoxFuture<'static, ()>>,
+}
+
+impl Pace {
+    /// A round at most every `every`. The first may begin at once.
+    pub fn new(every: Duration, env: &Env) -> Self {
+        Self { every, env: env.clone(), began: None, pause: None }
+    }
+
+    /// Completes when a round may begin.
+    pub fn poll_open(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        if let Some(pause) = &mut self.pause {
+            ready!(pause.as_mut().poll(context));
+            self.pause = None;
+        }
+        Poll::Ready(())
+    }
+
+    /// A round begins.
+    pub fn begin(&mut self) {
+        self.began.get_or_insert_with(|| self.env.now());
+    }
+
+    /// The round has ended, if one was under way.
+    pub fn end(&mut self) {
+        let Some(began) = self.began.take() else { return };
+        let left = began.saturating_add(self.every).saturating_sub(self.env.now());
+        self.pause = (!left.is_zero()).then(|| self.env.sleep(left));
+    }
+}
+
+impl fmt::Debug for Pace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Pace").field(&self.every).finish()
+    }
+}

@@ -1,0 +1,340 @@
+//! [`Patterns`]: which patterns subscribers have, and which of them a row matches.
+//!
+//! Equal patterns are one, however many subscribers have it. To find the patterns of a name costs the name, not their number:
+//! exact names are looked up; prefixes and suffixes are, too, by each length that is in use; globs are compiled into sets.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{
+        Arc, PoisonError, RwLock,
+        atomic::{AtomicU32, Ordering},
+    },
+};
+
+use dashmap::{DashMap, Entry};
+use globset::GlobSet;
+use smallvec::SmallVec;
+
+use super::{
+    batch::{Batch, Indices, Matched},
+    filter::{Atom, PatternKey, build_glob},
+    log::Log,
+};
+use crate::base::event::{DbName, Kinds};
+
+/// What some subscribers have in common: which names they want, and of which kinds of events.
+pub(super) struct Pattern {
+    /// What it is.
+    key: PatternKey,
+    /// The rows that it matches.
+    pub log: Log<Matched>,
+    /// Its index among the patterns that the last batch which it matched has matched.
+    index: AtomicU32,
+}
+
+/// A pattern with its subscribers.
+struct Shared {
+    /// The pattern.
+    pattern: Arc<Pattern>,
+    /// How many subscribers have it.
+    subscribers: usize,
+}
+
+/// The most globs of one set: it can only have so many states.
+const GLOBS_PER_SET: usize = 1_000;
+
+/// Patterns that are found by the same; mostly there is one.
+type Few = SmallVec<[Arc<Pattern>; 1]>;
+
+/// Patterns by something. Names are chosen by others, so the hashes are seeded.
+type By<K> = DashMap<K, Few, foldhash::fast::RandomState>;
+
+/// Prefixes or suffixes.
+#[derive(Default)]
+struct Affixes {
+    /// By the text.
+    by_text: By<Arc<str>>,
+    /// How many texts there are of each length, in bytes.
+    lengths: RwLock<BTreeMap<usize, usize>>,
+}
+
+/// Globs, compiled into sets when the next row is matched.
+#[derive(Default)]
+struct Globs {
+    /// The patterns, by the text of the glob.
+    by_text: BTreeMap<Arc<str>, Few>,
+    /// What they are compiled into; `None` if they have changed since.
+    compiled: Option<Arc<[CompiledGlobs]>>,
+}
+
+/// Globs as one set, and the patterns of each.
+struct CompiledGlobs {
+    /// The set.
+    set: GlobSet,
+    /// The patterns of each glob, in the order of the set.
+    patterns: Vec<Few>,
+}
+
+impl CompiledGlobs {
+    /// `globs` in as few sets as can be compiled, into `sets`. Each of them can be by itself.
+    fn compile(globs: &[(&Arc<str>, &Few)], sets: &mut Vec<Self>) {
+        let mut builder = GlobSet::builder();
+        for (text, _) in globs {
+            builder.add(build_glob(text).expect("each was built when its filter was"));
+        }
+        match builder.build() {
+            Ok(set) => {
+                let patterns = globs.iter().map(|(_, few)| (*few).clone()).collect();
+                sets.push(Self { set, patterns });
+            }
+            // They are too large together.
+            Err(_) if globs.len() > 1 => {
+                let (one, other) = globs.split_at(globs.len() / 2);
+                Self::compile(one, sets);
+                Self::compile(other, sets);
+            }
+            Err(error) => {
+                tracing::error!(%error, glob = %globs[0].0, "a glob cannot be compiled, and matches nothing");
+            }
+        }
+    }
+}
+
+/// The patterns of all subscribers.
+#[derive(Default)]
+pub(super) struct Patterns {
+    /// All of them.
+    all: DashMap<PatternKey, Shared>,
+    /// Those of exact names.
+    exact: By<DbName>,
+    /// Those of prefixes.
+    prefixes: Affixes,
+    /// Those of suffixes.
+    suffixes: Affixes,
+    /// Those of globs.
+    globs: RwLock<Globs>,
+}
+
+/// Which patterns a batch matches, and by which of its rows.
+#[derive(Default)]
+pub(super) struct Matches {
+    /// The patterns.
+    pub patterns: Vec<Arc<Pattern>>,
+    /// For each of them the rows, by their indices.
+    pub rows: Vec<Indices>,
+}
+
+impl Patterns {
+    /// The pattern `key`, for one more subscriber; a new one is matched from batch number `begin` on. No batch may be matched
+    /// meanwhile.
+    pub fn join(&self, key: &PatternKey, begin: u64) -> Arc<Pattern> {
+        match self.all.entry(key.clone()) {
+            Entry::Occupied(mut entry) => {
+                entry.get_mut().subscribers += 1;
+                Arc::clone(&entry.get().pattern)
+            }
+            Entry::Vacant(entry) => {
+                let (log, index) = (Log::new(begin), AtomicU32::new(0));
+                let pattern = Arc::new(Pattern { key: key.clone(), log, index });
+                // Under the lock of the entry, so that nobody else adds or removes the same pattern.
+                for atom in &*key.atoms {
+                    self.add(atom, &pattern);
+                }
+                entry.insert(Shared { pattern: Arc::clone(&pattern), subscribers: 1 });
+                pattern
+            }
+        }
+    }
+
+    /// One subscriber of `pattern` has left.
+    pub fn leave(&self, pattern: &Arc<Pattern>) {
+        if let Entry::Occupied(mut entry) = self.all.entry(pattern.key.clone()) {
+            entry.get_mut().subscribers -= 1;
+            if entry.get().subscribers == 0 {
+                for atom in &*pattern.key.atoms {
+                    self.remove(atom, pattern);
+                }
+                entry.remove();
+            }
+        }
+    }
+
+    /// How many subscribers have a pattern that names `name` exactly.
+    pub fn subscribers_of(&self, name: &str) -> usize {
+        let patterns = self.exact.get(name).map(|patterns| patterns.clone()).unwrap_or_default();
+        let of = |pattern: &Arc<Pattern>| self.all.get(&pattern.key).map_or(0, |shared| shared.subscribers);
+        patterns.iter().map(of).sum()
+    }
+
+    /// All patterns, in an order that does not depend on chance.
+    pub fn all(&self) -> Vec<Arc<Pattern>> {
+        let mut all: Vec<_> = self.all.iter().map(|shared| Arc::clone(&shared.pattern)).collect();
+        all.sort_by(|a, b| (&a.key.atoms, a.key.kinds.bits()).cmp(&(&b.key.atoms, b.key.kinds.bits())));
+        all
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    /// Has `pattern` found by `atom`.
+    fn add(&self, atom: &Atom, pattern: &Arc<Pattern>) {
+        let pattern = Arc::clone(pattern);
+        match atom {
+            Atom::Exact(name) => self.exact.entry(name.clone()).or_default().push(pattern),
+            Atom::Prefix(text) => self.prefixes.add(text, pattern),
+            Atom::Suffix(text) => self.suffixes.add(text, pattern),
+            Atom::Glob(text) => {
+                let mut globs = self.globs.write().unwrap_or_else(PoisonError::into_inner);
+                globs.by_text.entry(Arc::clone(text)).or_default().push(pattern);
+                globs.compiled = None;
+            }
+        }
+    }
+
+    /// Has `pattern` found by `atom` no more.
+    fn remove(&self, atom: &Atom, pattern: &Arc<Pattern>) {
+        let without = |patterns: &mut Few| {
+            patterns.retain(|known| !Arc::ptr_eq(known, pattern));
+            patterns.is_empty()
+        };
+        match atom {
+            Atom::Exact(name) => drop(self.exact.remove_if_mut(name, |_, patterns| without(patterns))),
+            Atom::Prefix(text) => self.prefixes.remove(text, without),
+            Atom::Suffix(text) => self.suffixes.remove(text, without),
+            Atom::Glob(text) => {
+                let mut globs = self.globs.write().unwrap_or_else(PoisonError::into_inner);
+                if globs.by_text.get_mut(text).is_some_and(without) {
+                    globs.by_text.remove(text);
+                }
+                globs.compiled = None;
+            }
+        }
+    }
+
+    /// Finds the patterns that the rows of `batch` match. One caller at a time.
+    pub fn matches(&self, batch: &Batch) -> Matches {
+        let mut found = Matches::default();
+        if self.is_empty() {
+            return found;
+        }
+        let has_exact = !self.exact.is_empty();
+        let (prefixes, suffixes) = (self.prefixes.lengths(), self.suffixes.lengths());
+        let globs = self.compiled_globs();
+        for (index, row) in (0..).zip(&batch.rows) {
+            let name = row.name.as_str();
+            let mut kinds = None;
+            let mut add = |patterns: &[Arc<Pattern>]| {
+                for pattern in patterns {
+                    let wanted = pattern.key.kinds;
+                    let passes = wanted == Kinds::ALL
+                        || wanted
+                            .intersects(*kinds.get_or_insert_with(|| row.news_since(batch.since).kinds()));
+                    if passes {
+                        found.add(pattern, index);
+                    }
+                }
+            };
+            if has_exact && let Some(patterns) = self.exact.get(name) {
+                add(&patterns);
+            }
+            for &length in prefixes.iter().take_while(|length| **length <= name.len()) {
+                if let Some(text) = name.get(..length)
+                    && let Some(patterns) = self.prefixes.by_text.get(text)
+                {
+                    add(&patterns);
+                }
+            }
+            for &length in suffixes.iter().take_while(|length| **length <= name.len()) {
+                if let Some(text) = name.get(name.len() - length..)
+                    && let Some(patterns) = self.suffixes.by_text.get(text)
+                {
+                    add(&patterns);
+                }
+            }
+            for globs in &*globs {
+                for index in globs.set.matches(name) {
+                    add(&globs.patterns[index]);
+                }
+            }
+        }
+        found
+    }
+
+    /// All globs.
+    fn compiled_globs(&self) -> Arc<[CompiledGlobs]> {
+        let mut globs = self.globs.write().unwrap_or_else(PoisonError::into_inner);
+        let Globs { by_text, compiled } = &mut *globs;
+        let compiled = compiled.get_or_insert_with(|| {
+            let mut sets = Vec::new();
+            let globs: Vec<_> = by_text.iter().collect();
+            for some in globs.chunks(GLOBS_PER_SET) {
+                CompiledGlobs::compile(some, &mut sets);
+            }
+            sets.into()
+        });
+        Arc::clone(compiled)
+    }
+}
+
+impl Matches {
+    /// Adds that `pattern` matches the row at `row` of the batch.
+    fn add(&mut self, pattern: &Arc<Pattern>, row: u32) {
+        let mut index = pattern.index.load(Ordering::Relaxed);
+        if self.patterns.get(index as usize).is_none_or(|known| !Arc::ptr_eq(known, pattern)) {
+            index = self.patterns.len() as u32;
+            pattern.index.store(index, Ordering::Relaxed);
+            self.patterns.push(Arc::clone(pattern));
+            self.rows.push(Indices::new());
+        }
+        let rows = &mut self.rows[index as usize];
+        // It may be found in several ways.
+        if rows.last() != Some(&row) {
+            rows.push(row);
+        }
+    }
+}
+
+impl Affixes {
+    /// Adds a text of `pattern`.
+    fn add(&self, text: &Arc<str>, pattern: Arc<Pattern>) {
+        let mut lengths = self.lengths.write().unwrap_or_else(PoisonError::into_inner);
+        let mut patterns = self.by_text.entry(Arc::clone(text)).or_default();
+        if patterns.is_empty() {
+            *lengths.entry(text.len()).or_default() += 1;
+        }
+        patterns.push(pattern);
+    }
+
+    /// Removes a text of a pattern, which `without` takes out of those that have the same one.
+    fn remove(&self, text: &Arc<str>, without: impl FnOnce(&mut Few) -> bool) {
+        let mut lengths = self.lengths.write().unwrap_or_else(PoisonError::into_inner);
+        if self.by_text.remove_if_mut(text, |_, patterns| without(patterns)).is_some()
+            && let Some(count) = lengths.get_mut(&text.len())
+        {
+            *count -= 1;
+            if *count == 0 {
+                lengths.remove(&text.len());
+            }
+        }
+    }
+
+    /// The lengths in use, shortest first.
+    fn lengths(&self) -> Vec<usize> {
+        self.lengths.read().unwrap_or_else(PoisonError::into_inner).keys().copied().collect()
+    }
+}
+
+impl fmt::Debug for Pattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pattern").field("key", &self.key).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Patterns {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Patterns").field("count", &self.all.len()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,191 @@
+//! [`Ring`]: the recent batches of the tail, in memory, shared by all subscribers.
+//!
+//! Each batch with rows that is put into the ring gets the next number. A place in the ring is a number: that of the first batch
+//! after it.
+//!
+//! # Invariants
+//!
+//! 1. The batches hold all rows between the two ends of the ring, the second of which is the position of the tail:
+//!    between two batches, and after the last one, there was nothing to read.
+//! 2. A batch holds every row of the feed between its ends that had no newer row when it was read. Of a row that had one,
+//!    the events are delivered by the newer one: in the same batch if that is complete, else in a later one.
+//! 3. The end moves only after every log has the batches before it: [`Ring::push`], then the logs, then [`Ring::settle`].
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
+};
+
+use super::{batch::Batch, patterns::Pattern};
+use crate::base::{
+    cursor::{Cursor, Knowledge},
+    encoding::Sequence,
+    notification::Notification,
+};
+
+/// Where the ring ends.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct End {
+    /// The number of the next batch.
+    pub place: u64,
+    /// Where a subscriber stands that knew everything before and was delivered all that it wanted of the ring.
+    pub cursor: Cursor,
+}
+
+/// What has become of a batch that was put into the ring.
+pub(super) struct Pushed {
+    /// Its number.
+    pub number: u64,
+    /// The number of the first batch that is left in the ring.
+    pub begin: u64,
+    /// Patterns of whose batches some have left.
+    pub pruned: Vec<Arc<Pattern>>,
+}
+
+/// The recent batches.
+#[derive(Debug)]
+pub(super) struct Ring {
+    /// The batches, oldest first.
+    batches: RwLock<Batches>,
+    /// The most rows that they hold together.
+    rows_max: usize,
+}
+
+/// A batch in the ring.
+#[derive(Debug)]
+struct Slot {
+    /// The batch.
+    batch: Arc<Batch>,
+    /// The patterns that match one of its rows.
+    patterns: Vec<Arc<Pattern>>,
+}
+
+/// The part of a ring behind its lock.
+#[derive(Debug)]
+struct Batches {
+    /// The batches, oldest first, all with rows.
+    queue: VecDeque<Slot>,
+    /// Where the oldest begins: its number, and the position before it.
+    begin: (u64, Sequence),
+    /// The number of the next batch to be put in.
+    next: u64,
+    /// How many rows the batches have.
+    rows: usize,
+    /// Up to where the tail has read.
+    to: Sequence,
+    /// Up to where it had read when there was nothing more to read.
+    complete_to: Sequence,
+    /// Where the ring ends for subscribers.
+    end: End,
+}
+
+impl Batches {
+    /// The cursor of a subscriber that was delivered everything.
+    fn cursor(&self) -> Cursor {
+        Cursor::resumed(Knowledge::UpTo(self.complete_to), self.to, self.to)
+    }
+}
+
+impl Ring {
+    /// An empty ring at `start`.
+    pub fn new(start: Sequence, rows_max: usize) -> Self {
+        let batches = Batches {
+            queue: VecDeque::new(),
+            begin: (0, start),
+            next: 0,
+            rows: 0,
+            to: start,
+            complete_to: start,
+            end: End { place: 0, cursor: start.into() },
+        };
+        Self { batches: RwLock::new(batches), rows_max }
+    }
+
+    /// The batches. No holder of the lock can panic with them half changed.
+    fn read(&self) -> RwLockReadGuard<'_, Batches> {
+        self.batches.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The batches, to be changed.
+    fn write(&self) -> RwLockWriteGuard<'_, Batches> {
+        self.batches.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Rows that follow the last batch, up to `to`, as a batch; `is_complete` if there was nothing more to read after them.
+    pub fn batch(&self, rows: Vec<Arc<Notification>>, to: Sequence, is_complete: bool) -> Batch {
+        Batch::new(rows, self.read().complete_to.into(), to, is_complete)
+    }
+
+    /// Appends a batch, and drops the oldest ones above the limit. One caller at a time.
+    pub fn push(&self, batch: &Arc<Batch>) -> Pushed {
+        let mut batches = self.write();
+        let number = batches.next;
+        batches.to = batch.to;
+        if batch.is_complete {
+            batches.complete_to = batch.to;
+        }
+        if !batch.rows.is_empty() {
+            batches.next += 1;
+            batches.rows += batch.rows.len();
+            batches.queue.push_back(Slot { batch: Arc::clone(batch), patterns: Vec::new() });
+        }
+        let mut pruned = Vec::new();
+        while batches.queue.len() > 1 && batches.rows > self.rows_max {
+            let oldest = batches.queue.pop_front().expect("there are at least two");
+            batches.rows -= oldest.batch.rows.len();
+            batches.begin = (batches.begin.0 + 1, oldest.batch.to);
+            pruned.extend(oldest.patterns);
+        }
+        Pushed { number, begin: batches.begin.0, pruned }
+    }
+
+    /// Moves the end of the ring behind all that was pushed. All logs have it; those of `patterns` the last batch.
+    /// Returns where it is.
+    pub fn settle(&self, patterns: Vec<Arc<Pattern>>) -> Cursor {
+        let mut batches = self.write();
+        if let Some(last) = batches.queue.back_mut()
+            && !patterns.is_empty()
+        {
+            last.patterns = patterns;
+        }
+        batches.end = End { place: batches.next, cursor: batches.cursor() };
+        batches.end.cursor
+    }
+
+    /// Goes on at `to`, without what lies between. Returns the number of the next batch: whoever stands before it is behind.
+    pub fn skip_to(&self, to: Sequence) -> u64 {
+        let mut batches = self.write();
+        batches.queue.clear();
+        batches.rows = 0;
+        // A number is left out, so that who stood at the end is behind as well.
+        batches.next += 1;
+        (batches.to, batches.complete_to, batches.begin) = (to, to, (batches.next, to));
+        batches.next
+    }
+
+    /// Where the ring ends.
+    pub fn end(&self) -> End {
+        self.read().end
+    }
+
+    /// Where the ring begins: the oldest place in it, and the position before it.
+    pub fn begin(&self) -> (u64, Sequence) {
+        self.read().begin
+    }
+
+    /// The place after all rows up to `position`, that of the batch in which it lies; `None` if rows after it have left the
+    /// ring. For a position ahead of the ring it is where the ring ends if `may_be_ahead`.
+    pub fn place_after(&self, position: Sequence, may_be_ahead: bool) -> Option<u64> {
+        let batches = self.read();
+        if position < batches.begin.1 || (position > batches.to && !may_be_ahead) {
+            return None;
+        }
+        let after = batches.queue.partition_point(|slot| slot.batch.to <= position);
+        Some(batches.begin.0 + after as u64)
+    }
+
+    /// Up to where the tail has read.
+    pub fn position(&self) -> Sequence {
+        self.read().to
+    }
+}

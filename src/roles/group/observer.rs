@@ -1,0 +1,245 @@
+//! [`Observer`]: what is done with the rows of a shard.
+
+use std::{
+    error::Error as StdError,
+    fmt,
+    panic::AssertUnwindSafe,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use futures_util::FutureExt;
+use serde::Serialize;
+use tokio::task::JoinSet;
+
+use super::GroupBatch;
+use crate::{
+    base::{encoding::Sequence, env::Env, error::panic_text},
+    state::{keys::ShardId, membership::Stop},
+};
+
+/// What an observer returns of a batch: why it failed, in its own terms.
+pub type ObserverResult = Result<(), Box<dyn StdError + Send + Sync>>;
+
+/// Why an observer is closed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum CloseReason {
+    /// The consumer is shut down or dropped, or the shard is handed over to another node that has fewer. Checkpoints can still
+    /// be written.
+    Shutdown,
+    /// The lease is lost: another node has taken over, the group was reset or deleted, or this node has fallen out. What the
+    /// observer has under way cannot be committed with a checkpoint any more.
+    LeaseLost,
+    /// The shard was closed by a reshard and worked through to its end. Checkpoints can still be written.
+    Resharded,
+    /// The observer has failed too often, or panicked. Another one is opened in its place.
+    ObserverError,
+}
+
+/// What is done with the rows of one shard. A group's consumer has one per shard that its node works on, made by the factory
+/// that the consumer was started with.
+///
+/// For each observer, `opened` is called once before all, `closed` once after all (also if the work was aborted in the middle
+/// of a call: its future is dropped first), and `batch` in between, one call at a time. Only the end of the process keeps
+/// `closed` from being called. A closure of a [`GroupBatch`] is an observer, too.
+///
+/// ```
+/// use notibus::{CloseReason, GroupBatch, Notification, Observer, ObserverResult, Sequence, ShardId};
+///
+/// struct Mailer;
+///
+/// impl Observer<Notification> for Mailer {
+///     async fn opened(&mut self, shard: ShardId, position: Sequence) {
+///         println!("shard {shard} from {position} on");
+///     }
+///
+///     async fn batch(&mut self, batch: GroupBatch<Notification>) -> ObserverResult {
+///         batch.rows.iter().for_each(|row| println!("{}", row.name));
+///         Ok(())
+///     }
+///
+///     async fn closed(&mut self, reason: CloseReason) {
+///         println!("{reason:?}");
+///     }
+/// }
+/// ```
+pub trait Observer<R>: Send + 'static {
+    /// The node works on `shard` from now on, from `position` on.
+    fn opened(&mut self, shard: ShardId, position: Sequence) -> impl Future<Output = ()> + Send {
+        let _ = (shard, position);
+        std::future::ready(())
+    }
+
+    /// Works on some rows. If it returns an error or panics, the same rows come again, so it has to bear that; unless it puts
+    /// down how far it has come in its own transaction.
+    fn batch(&mut self, batch: GroupBatch<R>) -> impl Future<Output = ObserverResult> + Send;
+
+    /// Nothing more will come.
+    fn closed(&mut self, reason: CloseReason) -> impl Future<Output = ()> + Send {
+        let _ = reason;
+        std::future::ready(())
+    }
+}
+
+impl<R, F, W> Observer<R> for F
+where
+    F: FnMut(GroupBatch<R>) -> W + Send + 'static,
+    W: Future<Output = ObserverResult> + Send,
+{
+    fn batch(&mut self, batch: GroupBatch<R>) -> impl Future<Output = ObserverResult> + Send {
+        self(batch)
+    }
+}
+
+/// Calls of `closed` that are under way although the work that the observers were for has been aborted.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Closings {
+    /// Their tasks.
+    tasks: Arc<Mutex<JoinSet<()>>>,
+    /// Whether the consumer has been dropped.
+    is_dropped: Arc<AtomicBool>,
+}
+
+/// Tells by being dropped that the consumer is.
+#[derive(Debug)]
+pub(super) struct Alive(Arc<AtomicBool>);
+
+impl Drop for Alive {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Closings {
+    /// For the consumer to hold.
+    pub fn alive(&self) -> Alive {
+        Alive(Arc::clone(&self.is_dropped))
+    }
+
+    /// Lets `closing` come to its end, with a limit. It outlives the consumer, if that is dropped.
+    fn add(&self, env: &Env, limit: Duration, closing: impl Future<Output = ()> + Send + 'static) {
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        let (owner, deadline) = (self.clone(), env.sleep(limit));
+        let closing = async move {
+            tokio::select! {
+                () = closing => {}
+                () = deadline => tracing::warn!("an observer does not close and is dropped"),
+            }
+            drop(owner);
+        };
+        let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
+        while tasks.try_join_next().is_some() {}
+        tasks.spawn_on(closing, &runtime);
+    }
+
+    /// Waits for all of them.
+    pub async fn finish(&self) {
+        let mut tasks = std::mem::take(&mut *self.tasks.lock().unwrap_or_else(PoisonError::into_inner));
+        while tasks.join_next().await.is_some() {}
+    }
+}
+
+/// An observer that was opened, until it is closed. Dropping it closes the observer as one whose work was aborted.
+pub(super) struct Session<R: 'static, O: Observer<R>> {
+    /// The observer; `None` once it is being closed.
+    observer: Option<O>,
+    /// Tells a shutdown from the loss of a lease.
+    stop: Stop,
+    /// Where closing goes on after an abort.
+    closings: Closings,
+    /// Time.
+    env: Env,
+    /// The most time that closing has after an abort.
+    limit: Duration,
+    /// What the rows are.
+    rows: std::marker::PhantomData<fn() -> R>,
+}
+
+impl<R: Send + Sync + 'static, O: Observer<R>> Session<R, O> {
+    /// Opens `observer` at `position` of `shard`.
+    pub async fn open(
+        observer: O,
+        (shard, position): (ShardId, Sequence),
+        (stop, closings): (Stop, Closings),
+        (env, limit): (Env, Duration),
+    ) -> Self {
+        let rows = std::marker::PhantomData;
+        let mut session = Self { observer: Some(observer), stop, closings, env, limit, rows };
+        let observer = session.observer.as_mut().expect("it was just put there");
+        if AssertUnwindSafe(observer.opened(shard, position)).catch_unwind().await.is_err() {
+            tracing::error!(shard = shard.0, "an observer has panicked when it was opened");
+        }
+        session
+    }
+
+    /// Gives `batch` to the observer.
+    pub async fn batch(&mut self, batch: GroupBatch<R>) -> Result<(), Failure> {
+        let observer = self.observer.as_mut().expect("it is there until it is closed");
+        // The call itself may panic, too.
+        let work = AssertUnwindSafe(async { observer.batch(batch).await }).catch_unwind();
+        match work.await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => Err(Failure { text: chain(&*error), is_panic: false }),
+            Err(panic) => Err(Failure { text: format!("panic: {}", panic_text(&*panic)), is_panic: true }),
+        }
+    }
+
+    /// Closes the observer.
+    pub async fn close(mut self, reason: CloseReason) {
+        if let Some(observer) = self.observer.take() {
+            close(observer, reason).await;
+        }
+    }
+}
+
+impl<R: 'static, O: Observer<R>> Drop for Session<R, O> {
+    fn drop(&mut self) {
+        if let Some(observer) = self.observer.take() {
+            let is_shutdown = self.stop.was_given() || self.closings.is_dropped.load(Ordering::Relaxed);
+            let reason = if is_shutdown { CloseReason::Shutdown } else { CloseReason::LeaseLost };
+            self.closings.add(&self.env, self.limit, close(observer, reason));
+        }
+    }
+}
+
+/// Tells `observer` that nothing more will come.
+async fn close<R, O: Observer<R>>(mut observer: O, reason: CloseReason) {
+    if AssertUnwindSafe(async { observer.closed(reason).await }).catch_unwind().await.is_err() {
+        tracing::error!(?reason, "an observer has panicked when it was closed");
+    }
+}
+
+/// How an observer has failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Failure {
+    /// What it told.
+    pub text: String,
+    /// Whether it has panicked, so that it is not to be used any more.
+    pub is_panic: bool,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+/// `error` and its sources as text.
+pub(super) fn chain(error: &(dyn StdError + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        let more = error.to_string();
+        // Many errors tell their source themselves.
+        if !text.ends_with(&more) {
+            text = format!("{text}: {more}");
+        }
+        source = error.source();
+    }
+    text
+}

@@ -1,0 +1,486 @@
+//! The task of one shard: reads rows, gives them to an observer, and puts down how far it has come.
+
+mod deliver;
+mod drain;
+
+use std::{sync::Arc, time::Duration};
+
+use futures_util::FutureExt;
+use tokio::sync::watch;
+
+use super::{
+    CheckpointPolicy, CloseReason, Observer,
+    batch::{Right, Stored},
+    consumer::Consuming,
+    observer::{Session, chain},
+};
+use crate::{
+    base::{
+        encoding::Sequence,
+        env::Env,
+        error::{Error, Result},
+    },
+    state::{
+        arrivals::Told,
+        feed::{FeedRow, StoredRow},
+        keys::{ShardId, Trouble},
+        membership::{Held, Stop},
+    },
+    store::{Database, RetryPolicy},
+};
+
+/// How long a shard that has come to rest waits before it puts down its position, if that is not put down or others go on.
+const ADVANCE_PAUSE: Duration = Duration::from_secs(30);
+
+/// The most time that putting down a trouble may take; it is for people only.
+const TROUBLE_TIME_MAX: Duration = Duration::from_secs(1);
+
+/// The task of one shard.
+pub(super) struct Task<R, F> {
+    /// What the consumer has.
+    consuming: Arc<Consuming<R, F>>,
+    /// The right to work, and how far it has come in the store.
+    right: Arc<Right>,
+    /// Tells it to end.
+    stop: Stop,
+    /// Tells of new rows.
+    told: watch::Receiver<Told>,
+    /// Everything up to here was read.
+    read: Sequence,
+    /// Everything up to here was worked on.
+    done: Sequence,
+    /// Rows that were worked on since the last checkpoint.
+    rows_since: u64,
+    /// When rows were last worked on.
+    worked: Duration,
+    /// When the last checkpoint was written.
+    written: Duration,
+    /// Whether other shards have got rows since.
+    others_moved: bool,
+    /// The last row that was worked on.
+    last_row: Sequence,
+    /// The rows that have failed, if they are to be tried again.
+    failing: Option<deliver::Failing>,
+    /// Up to here rows are given to the observer one by one, because a batch with them has failed for good.
+    careful_to: Sequence,
+    /// What is stored of the last trouble, while it goes on.
+    trouble: Option<Trouble>,
+    /// When it last got on, or had nothing to do.
+    moved: Duration,
+    /// When it was last reported as stuck.
+    reported: Duration,
+}
+
+/// Why a session with an observer ends.
+enum End {
+    /// The consumer is to end.
+    Stopped,
+    /// The shard was worked through to its end.
+    Drained,
+    /// The observer has failed too often, or panicked.
+    ObserverError,
+}
+
+/// Rows that were read.
+struct Chunk {
+    /// The rows.
+    rows: Vec<StoredRow>,
+    /// Everything up to here was read.
+    to: Sequence,
+    /// Whether there was more to read.
+    more: bool,
+    /// Whether this is the end of the shard.
+    is_end: bool,
+}
+
+impl Chunk {
+    /// Where the last row stands. How far was read beyond it says nothing of the rows, and differs from attempt to attempt.
+    fn last_row(&self) -> Sequence {
+        self.rows.last().map_or(self.to, |row| row.sequence)
+    }
+}
+
+impl<R, F, O> Task<R, F>
+where
+    R: FeedRow,
+    F: Fn(ShardId) -> O + Send + Sync + 'static,
+    O: Observer<R>,
+{
+    /// The task of the shard of `lease`.
+    pub fn new(consuming: Arc<Consuming<R, F>>, lease: Held, stop: Stop) -> Self {
+        let (context, group) = (Arc::clone(&consuming.group.context), consuming.group.id.clone());
+        let (told, now) = (context.arrivals.listen(&group.feed), context.env().now());
+        let shard = ShardId(lease.resource);
+        let right = Right { context, group, shard, lease, stored: Stored::new(Sequence::MIN) };
+        Self {
+            consuming,
+            right: Arc::new(right),
+            stop,
+            told,
+            read: Sequence::MIN,
+            done: Sequence::MIN,
+            rows_since: 0,
+            worked: now,
+            written: now,
+            others_moved: true,
+            last_row: Sequence::MIN,
+            failing: None,
+            careful_to: Sequence::MIN,
+            trouble: None,
+            moved: now,
+            reported: now,
+        }
+    }
+
+    /// The store.
+    fn db(&self) -> &Database {
+        &self.right.context.db
+    }
+
+    /// Time and randomness.
+    fn env(&self) -> &Env {
+        self.right.context.env()
+    }
+
+    /// Works until it is told to stop; fails when it has lost the lease. When the shard has come to its end, it waits until the
+    /// shard is given up.
+    pub async fn run(mut self) -> Result<()> {
+        loop {
+            if !self.load().await? {
+                break;
+            }
+            let end = if self.is_at_end().await? { End::Drained } else { self.session().await? };
+            match end {
+                End::Stopped => return Ok(()),
+                End::ObserverError => {}
+                End::Drained => match self.drain().await? {
+                    // The successors of the shard are to be worked on: the next round of balancing comes soon.
+                    drain::Drained::Replaced => return Ok(()),
+                    // Should the janitor drop the successor while others are still at work, the next one is further on; then
+                    // those that are through have to say so again.
+                    drain::Drained::Waits => {
+                        if self.sleep(self.poll_interval()).await {
+                            return Ok(());
+                        }
+                    }
+                    drain::Drained::Behind => {
+                        let text =
+                            "the observer was closed at the end of the shard without a checkpoint there";
+                        self.right.context.stats.group_errors.add(1);
+                        self.trouble(text.to_owned(), 1).await;
+                        if self.sleep(self.consuming.options.retry.backoff_max).await {
+                            return Ok(());
+                        }
+                    }
+                },
+            }
+        }
+        // A round of balancing ends this once the shard has no checkpoint any more.
+        self.stop.requested().await;
+        Ok(())
+    }
+
+    /// Starts from what the store says; false if the group has nothing to read in the shard.
+    async fn load(&mut self) -> Result<bool> {
+        let Some(position) = self.db().run(async |tx| self.right.position(&tx).await).await? else {
+            return Ok(false);
+        };
+        self.right.stored.set(position);
+        (self.read, self.done, self.last_row, self.rows_since) = (position, position, position, 0);
+        Ok(true)
+    }
+
+    /// Whether the shard was worked through already, so that no observer is needed.
+    async fn is_at_end(&mut self) -> Result<bool> {
+        match self.rows().await {
+            Ok(rows) => Ok(rows.rows.is_empty() && rows.is_end),
+            Err(error @ Error::LeaseLost { .. }) => Err(error),
+            // The session meets it again, and tells.
+            Err(_) => Ok(false),
+        }
+    }
+
+    /// Opens an observer, works with it, and closes it.
+    async fn session(&mut self) -> Result<End> {
+        let Consuming { options, factory, closings, .. } = &*self.consuming;
+        let limits = (self.env().clone(), options.balance.handover);
+        let place = (self.right.shard, self.read);
+        let observer = factory(self.right.shard);
+        let open = Session::open(observer, place, (self.stop.clone(), closings.clone()), limits);
+        let mut session = self.watched(open, 0).await;
+        let ended = self.serve(&mut session).await;
+        let reason = match &ended {
+            Ok(End::Stopped) => CloseReason::Shutdown,
+            Ok(End::Drained) => CloseReason::Resharded,
+            Ok(End::ObserverError) => CloseReason::ObserverError,
+            Err(_) => CloseReason::LeaseLost,
+        };
+        self.watched(session.close(reason), 0).await;
+        ended
+    }
+
+    /// Gives rows to the observer until the session has to end. Fails only when the lease is lost.
+    async fn serve(&mut self, session: &mut Session<R, O>) -> Result<End> {
+        loop {
+            let step = self.step(session).await;
+            match step {
+                Ok(None) => {}
+                Ok(Some(end)) => return Ok(end),
+                Err(error @ Error::LeaseLost { .. }) => return Err(error),
+                Err(error) => {
+                    // The store has failed, not the observer.
+                    let attempts = self.trouble.as_ref().map_or(0, |trouble| trouble.attempts) + 1;
+                    self.right.context.stats.group_errors.add(1);
+                    self.trouble(chain(&error), attempts).await;
+                    let pause = self.consuming.options.retry.backoff(attempts, self.env());
+                    if self.sleep(pause).await {
+                        return Ok(End::Stopped);
+                    }
+                    // Whatever was in doubt, the store knows; what it does not know is read again.
+                    if self.right.stored.get() < self.done && !self.is_explicit() {
+                        self.write_checkpoint(self.done).await.or_else(only_lost)?;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Reads, and works on what was read or waits.
+    async fn step(&mut self, session: &mut Session<R, O>) -> Result<Option<End>> {
+        if self.stop.is_requested() {
+            self.flush().await?;
+            return Ok(Some(End::Stopped));
+        }
+        // A store in memory never makes it wait; others have to come to their turn all the same.
+        tokio::task::yield_now().await;
+        self.told.mark_unchanged();
+        let rows = self.rows().await?;
+        if !rows.rows.is_empty() {
+            return self.deliver(session, rows).await;
+        }
+        self.read = rows.to;
+        self.moved = self.env().now();
+        if rows.is_end {
+            self.done = rows.to;
+            self.flush().await?;
+            return Ok(Some(End::Drained));
+        }
+        if !rows.more {
+            self.idle().await?;
+            self.wait().await;
+        }
+        Ok(None)
+    }
+
+    /// The rows after those that were read, as many as a batch can have. Fails if the lease is lost.
+    async fn rows(&self) -> Result<Chunk> {
+        let options = &self.consuming.options;
+        let Right { shard, lease, .. } = &*self.right;
+        let after = self.read;
+        let limit = if after < self.careful_to { 1 } else { options.rows_max };
+        let read = async |tx| {
+            let feed = self.consuming.group.raw();
+            let (checked, page) =
+                tokio::join!(lease.check(&tx), feed.kept_shard_page(&tx, *shard, after, limit));
+            checked?;
+            match page {
+                // It is dropped only when it is empty, so it was worked through.
+                Err(Error::NoShard { is_trimmed: true, .. }) => {
+                    Ok(Chunk { rows: Vec::new(), to: after, more: false, is_end: true })
+                }
+                page => page.map(|read| Chunk {
+                    rows: read.page.rows,
+                    to: read.page.next.position(),
+                    more: read.page.more,
+                    is_end: read.resharded.is_some(),
+                }),
+            }
+        };
+        let mut read = self.db().run(read).await?;
+        let mut bytes = 0;
+        let fits = read.rows.iter().position(|row| {
+            bytes += row.value.len();
+            bytes >= options.bytes_max
+        });
+        if let Some(last) = fits.filter(|last| last + 1 < read.rows.len()) {
+            read.rows.truncate(last + 1);
+            read = Chunk { to: read.rows[last].sequence, rows: read.rows, more: true, is_end: false };
+        }
+        Ok(read)
+    }
+
+    /// Whether only the observer writes checkpoints.
+    fn is_explicit(&self) -> bool {
+        self.consuming.options.checkpoint == CheckpointPolicy::Explicit
+    }
+
+    /// Writes that everything up to `to` was worked on.
+    async fn write_checkpoint(&mut self, to: Sequence) -> Result<()> {
+        let right = &self.right;
+        right.context.db.run(async |tx| right.advance(&tx, to).await).await?;
+        right.stored.raise(to);
+        right.context.stats.group_checkpoints.add(1);
+        self.was_written();
+        Ok(())
+    }
+
+    /// Accounts for a checkpoint that has just been written.
+    fn was_written(&mut self) {
+        self.rows_since = 0;
+        self.written = self.env().now();
+    }
+
+    /// Puts down what was worked on and is not put down yet, unless only the observer does that.
+    async fn flush(&mut self) -> Result<()> {
+        if self.right.stored.get() < self.done && !self.is_explicit() {
+            self.write_checkpoint(self.done).await?;
+        }
+        Ok(())
+    }
+
+    /// Puts down where a shard without rows stands: what was worked on and waits for more, and, now and then while others get
+    /// rows, the position, because the janitor drops nothing that stands behind it. Feeds of documents have nothing to drop.
+    async fn idle(&mut self) -> Result<()> {
+        if self.advance_at().is_some_and(|at| at <= self.env().now()) {
+            self.others_moved = false;
+            self.write_checkpoint(self.read).await?;
+        }
+        Ok(())
+    }
+
+    /// When the position without rows is to be put down; `None` if it need not be.
+    fn advance_at(&self) -> Option<Duration> {
+        let is_put_down = self.right.stored.get() >= self.done;
+        let (is_needed, since) = if is_put_down {
+            (self.others_moved && self.consuming.group.instance().is_none(), self.written)
+        } else {
+            (!self.is_explicit(), self.worked)
+        };
+        is_needed.then(|| since.saturating_add(ADVANCE_PAUSE))
+    }
+
+    /// Completes when there may be rows, or it is time to look.
+    async fn wait(&mut self) {
+        let env = self.env().clone();
+        let interval = env.spread(self.poll_interval(), 0.75, 1.25);
+        let mut poll = env.now().saturating_add(interval);
+        let mut looks = self.right.context.arrivals.looks();
+        loop {
+            let until = self.advance_at().map_or(poll, |advance| poll.min(advance));
+            tokio::select! {
+                biased;
+                () = self.stop.requested() => return,
+                changed = self.told.changed() => {
+                    // A sender that is gone cannot be: the context that owns it is shared, and this listens.
+                    if changed.is_err() || self.told.borrow_and_update().may_have_rows(self.right.shard, self.read) {
+                        self.others_moved = true;
+                        return;
+                    }
+                    self.others_moved = true;
+                }
+                () = env.sleep(until.saturating_sub(env.now())) => {
+                    let looked = std::mem::replace(&mut looks, self.right.context.arrivals.looks());
+                    if until < poll || looked == looks || !self.is_seen_empty() {
+                        return;
+                    }
+                    // The watcher has looked for all shards at once.
+                    poll = env.now().saturating_add(interval);
+                }
+            }
+        }
+    }
+
+    /// How often to look for rows that nothing has told of. Shards of documents share the polls of one: notifications tell of
+    /// their rows, and a process that works on many must not ask the store more often for it.
+    fn poll_interval(&self) -> Duration {
+        let interval = self.consuming.options.poll_interval;
+        if self.consuming.group.instance().is_none() {
+            return interval;
+        }
+        let sharers = self.right.context.arrivals.documents();
+        interval.saturating_mul(u32::try_from(sharers).unwrap_or(u32::MAX).max(1))
+    }
+
+    /// Whether the watcher, as long as it looks, sees the shard without new rows. It knows nothing of documents.
+    fn is_seen_empty(&self) -> bool {
+        self.consuming.group.instance().is_none()
+            && !self.told.borrow().may_have_rows(self.right.shard, self.read)
+    }
+
+    /// Sleeps; returns whether the task is to end.
+    async fn sleep(&mut self, pause: Duration) -> bool {
+        let sleep = self.env().sleep(pause);
+        tokio::select! {
+            biased;
+            () = self.stop.requested() => true,
+            () = sleep => false,
+        }
+    }
+
+    /// Tells of what went wrong: in the log, and in the store for people to see. Reports the shard as stuck if it has not got on
+    /// for long enough.
+    async fn trouble(&mut self, text: String, attempts: u32) {
+        let (group, shard) = (&self.right.group, self.right.shard.0);
+        tracing::warn!(%group, shard, attempts, error = %text, "a group could not work on rows, trying again");
+        let is_stuck = self.is_stuck();
+        if is_stuck {
+            self.report_stuck();
+        }
+        let is_stuck = is_stuck || self.trouble.as_ref().is_some_and(|trouble| trouble.is_stuck);
+        self.put_trouble(Trouble { is_current: true, is_stuck, attempts, at_ms: self.env().wall_ms(), text })
+            .await;
+    }
+
+    /// Whether the shard is to be reported as stuck now.
+    fn is_stuck(&self) -> bool {
+        let limit = self.consuming.options.stuck_after;
+        let since = self.moved.max(self.reported);
+        self.env().now().saturating_sub(since) >= limit
+    }
+
+    /// Reports the shard as stuck.
+    fn report_stuck(&mut self) {
+        let now = self.env().now();
+        let seconds = now.saturating_sub(self.moved).as_secs();
+        tracing::warn!(
+            group = %self.right.group,
+            shard = self.right.shard.0,
+            seconds,
+            position = %self.done,
+            "a shard of a group is stuck: rows wait, and its owner does not get on"
+        );
+        self.right.context.stats.group_stuck.add(1);
+        self.reported = now;
+    }
+
+    /// Puts `trouble` down for people to see. Without success in a moment, it is left to the log.
+    async fn put_trouble(&mut self, trouble: Trouble) {
+        let right = Arc::clone(&self.right);
+        let key = right.context.keys.trouble(&right.group, right.shard);
+        let policy = RetryPolicy { elapsed_max: Some(TROUBLE_TIME_MAX), ..RetryPolicy::default() };
+        let stored = right.context.db.run_with(&policy, async |tx| {
+            // A shard that the group has left has no trouble any more.
+            if right.position(&tx).await?.is_some() {
+                tx.set(&key, &trouble.to_bytes());
+            }
+            Ok(())
+        });
+        if let Err(error) = stored.boxed().await {
+            tracing::warn!(shard = right.shard.0, %error, "a trouble is only in the log");
+        }
+        self.trouble = trouble.is_current.then_some(trouble);
+    }
+
+    /// It has got on: what went wrong before is over.
+    async fn recovered(&mut self) {
+        self.moved = self.env().now();
+        if let Some(trouble) = self.trouble.take() {
+            self.put_trouble(Trouble { is_current: false, is_stuck: false, ..trouble }).await;
+        }
+    }
+}
+
+/// Keeps the loss of a lease; other failures are met again.
+fn only_lost(error: Error) -> Result<()> {
+    if matches!(error, Error::LeaseLost { .. }) { Err(error) } else { Ok(()) }
+}

@@ -1,0 +1,274 @@
+//! Giving rows to an observer, and what follows from its success or failure.
+
+use std::{sync::Arc, time::Duration};
+
+use super::{Chunk, End, Task};
+use crate::{
+    base::{
+        bugs::{Bug, is_on},
+        encoding::Sequence,
+        error::Result,
+    },
+    roles::group::{
+        CheckpointPolicy, Checkpointer, FailurePolicy, GroupBatch, Observer,
+        observer::{Failure, Session, chain},
+    },
+    state::{
+        feed::{FeedRow, StoredRow},
+        keys::{DeadLetterRow, ShardId, Trouble},
+        skipped::Place,
+    },
+};
+
+/// Rows that have failed, and are tried again.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Failing {
+    /// The first of them.
+    first: Sequence,
+    /// How often they were tried.
+    attempts: u32,
+    /// How often they had been tried when the present round of attempts began.
+    earlier: u32,
+    /// When the round began.
+    began: Duration,
+}
+
+impl<R, F, O> Task<R, F>
+where
+    R: FeedRow,
+    F: Fn(ShardId) -> O + Send + Sync + 'static,
+    O: Observer<R>,
+{
+    /// Gives `rows`, of which there is one at least, to the observer, once.
+    pub(super) async fn deliver(
+        &mut self,
+        session: &mut Session<R, O>,
+        mut rows: Chunk,
+    ) -> Result<Option<End>> {
+        let first = rows.rows[0].sequence;
+        let now = self.env().now();
+        let failing = self.failing.filter(|failing| failing.first == first);
+        let mut failing = failing.unwrap_or(Failing { first, attempts: 0, earlier: 0, began: now });
+        failing.attempts += 1;
+        let failure = match decode(&mut rows) {
+            Ok(decoded) => {
+                let (after, to) = (self.read, rows.to);
+                let batch = GroupBatch {
+                    shard: self.right.shard,
+                    rows: decoded,
+                    after,
+                    to,
+                    attempt: failing.attempts,
+                    checkpointer: Checkpointer::new(&self.right, (after, rows.last_row()), to),
+                };
+                match self.watched(session.batch(batch), failing.attempts).await {
+                    Ok(()) => {
+                        self.worked(&rows).await?;
+                        return Ok(None);
+                    }
+                    Err(failure) => failure,
+                }
+            }
+            Err(error) if is_on(Bug::BrokenRowStops) => Failure { text: chain(&error), is_panic: false },
+            // The first row is no row. Trying again cannot help; another version of the program can, if it is kept.
+            Err(error) => {
+                let failure = Failure { text: chain(&error), is_panic: false };
+                let is_kept = self.consuming.options.failure == FailurePolicy::DeadLetter;
+                let feed = self.right.group.feed.clone();
+                self.right.context.skip(&Place::Row(feed, first), &error);
+                self.give_up(&rows, failing.attempts, &failure, is_kept).await?;
+                return Ok(None);
+            }
+        };
+        self.failed(&rows, failing, failure).await
+    }
+
+    /// Awaits `work` of the observer; reports the shard as stuck while that takes too long.
+    pub(super) async fn watched<T>(&mut self, work: impl Future<Output = T>, attempts: u32) -> T {
+        tokio::pin!(work);
+        loop {
+            let since = self.moved.max(self.reported);
+            let until = since.saturating_add(self.consuming.options.stuck_after);
+            let pause = self.env().sleep(until.saturating_sub(self.env().now()));
+            tokio::select! {
+                biased;
+                done = &mut work => return done,
+                () = pause => {}
+            }
+            self.report_stuck();
+            let text = match &self.trouble {
+                Some(trouble) => trouble.text.clone(),
+                None => "the observer has not returned".to_owned(),
+            };
+            let at_ms = self.env().wall_ms();
+            self.put_trouble(Trouble { is_current: true, is_stuck: true, attempts, at_ms, text }).await;
+        }
+    }
+
+    /// Accounts for `rows` that were worked on, and puts down that they were if it is time.
+    async fn worked(&mut self, rows: &Chunk) -> Result<()> {
+        let count = rows.rows.len() as u64;
+        self.failing = None;
+        self.rows_since += count;
+        self.right.context.stats.group_rows.add(count);
+        self.settle(rows);
+        if self.right.stored.get() >= rows.to {
+            // The observer did it.
+            self.was_written();
+        } else {
+            let is_due = match self.consuming.options.checkpoint {
+                CheckpointPolicy::EveryBatch => true,
+                CheckpointPolicy::Rows(most) => self.rows_since >= most,
+                CheckpointPolicy::Interval(most) => self.env().now().saturating_sub(self.written) >= most,
+                CheckpointPolicy::Explicit => false,
+            };
+            if is_due {
+                self.write_checkpoint(rows.to).await?;
+            }
+        }
+        self.recovered().await;
+        Ok(())
+    }
+
+    /// Takes `rows` as worked on, or as given up.
+    fn settle(&mut self, rows: &Chunk) {
+        (self.read, self.done, self.worked) = (rows.to, rows.to, self.env().now());
+        if let Some(last) = rows.rows.last() {
+            self.last_row = last.sequence;
+        }
+    }
+
+    /// Decides what becomes of `rows`, which have failed.
+    async fn failed(&mut self, rows: &Chunk, mut failing: Failing, failure: Failure) -> Result<Option<End>> {
+        let Failing { attempts, earlier, began, .. } = failing;
+        let stats = &self.right.context.stats;
+        stats.group_errors.add(1);
+        stats.group_panics.add(failure.is_panic.into());
+        if let Some(end) = self.find_out(rows, &failure).await? {
+            return Ok(end);
+        }
+        self.failing = Some(failing);
+        self.trouble(failure.text.clone(), attempts).await;
+        let retry = &self.consuming.options.retry;
+        let (pause, now) = (retry.backoff(attempts, self.env()), self.env().now());
+        let is_exhausted = retry.is_exhausted(attempts - earlier, now.saturating_sub(began));
+        let mut is_over = failure.is_panic;
+        if is_exhausted && rows.rows.len() > 1 {
+            // One of them, perhaps: the others need not suffer.
+            self.careful_to = rows.rows.last().expect("there are several").sequence;
+            self.failing = None;
+        } else if is_exhausted && self.consuming.options.failure == FailurePolicy::DeadLetter {
+            self.give_up(rows, attempts, &failure, true).await?;
+            return if is_over { self.over().await } else { Ok(None) };
+        } else if is_exhausted {
+            (failing.earlier, failing.began) = (attempts, now);
+            self.failing = Some(failing);
+            is_over = true;
+        }
+        if self.sleep(pause).await {
+            self.flush().await?;
+            return Ok(Some(End::Stopped));
+        }
+        if is_over { self.over().await } else { Ok(None) }
+    }
+
+    /// The observer is to be replaced; the next one starts from what is put down.
+    async fn over(&mut self) -> Result<Option<End>> {
+        self.flush().await?;
+        Ok(Some(End::ObserverError))
+    }
+
+    /// Looks whether `rows` were put down although the observer has failed, as after a commit of unknown result. Returns what
+    /// follows, if they were.
+    async fn find_out(&mut self, rows: &Chunk, failure: &Failure) -> Result<Option<Option<End>>> {
+        let right = Arc::clone(&self.right);
+        let Some(stored) = right.context.db.run(async |tx| right.position(&tx).await).await? else {
+            return Ok(None);
+        };
+        right.stored.set(stored);
+        // An earlier attempt, which had not read so far, may have had them all.
+        if stored >= rows.last_row() {
+            tracing::info!(shard = right.shard.0, %failure, "an observer has failed after its checkpoint was written");
+            self.worked(rows).await?;
+            return Ok(Some(if failure.is_panic { self.over().await? } else { None }));
+        }
+        if stored > self.read {
+            // A part of them was: the rest is read again.
+            (self.read, self.done) = (stored, stored);
+        }
+        Ok(None)
+    }
+
+    /// Gives a row up: it goes to the dead letters if it is to be kept; unless it was worked on after all, which the same
+    /// transaction finds out.
+    async fn give_up(&mut self, rows: &Chunk, attempts: u32, failure: &Failure, is_kept: bool) -> Result<()> {
+        let right = Arc::clone(&self.right);
+        let StoredRow { sequence, value } = &rows.rows[0];
+        let letter = DeadLetterRow {
+            shard: right.shard,
+            attempts,
+            at_ms: self.env().wall_ms(),
+            error: failure.text.clone(),
+            row: value.clone(),
+        };
+        let key = right.context.keys.dead_letter(&right.group, *sequence);
+        // What an observer that writes its own checkpoints has not put down is not put down for it.
+        let given = if is_on(Bug::DeadLetterComesAgain) { self.read } else { self.last_row };
+        let puts_down = !self.is_explicit() || right.stored.get() >= given;
+        let keep = right.context.db.run(async |tx| {
+            let stored = right.position(&tx).await?;
+            if stored.is_none_or(|stored| stored >= *sequence) {
+                return Ok(false);
+            }
+            if is_kept {
+                tx.set(&key, &letter.to_bytes());
+            }
+            if puts_down {
+                right.advance(&tx, rows.to).await?;
+            }
+            Ok(true)
+        });
+        if !keep.await? {
+            tracing::info!(shard = right.shard.0, %failure, "a row was put down as worked on while it was given up");
+            return self.worked(rows).await;
+        }
+        if is_kept {
+            tracing::error!(
+                group = %right.group,
+                shard = right.shard.0,
+                %sequence,
+                attempts,
+                error = %failure,
+                "a group gives a row up: it is kept with its dead letters"
+            );
+            right.context.stats.group_dead_letters.add(1);
+        }
+        self.failing = None;
+        self.settle(rows);
+        if puts_down {
+            right.stored.raise(rows.to);
+            self.was_written();
+        }
+        self.recovered().await;
+        Ok(())
+    }
+}
+
+/// The rows up to the first that is none, which are left in `rows`. Fails if that is the first one; then it is left alone.
+fn decode<R: FeedRow>(rows: &mut Chunk) -> Result<Vec<Arc<R>>> {
+    let mut decoded = Vec::with_capacity(rows.rows.len());
+    for (place, row) in rows.rows.iter().enumerate() {
+        match R::from_stored(row.sequence, &row.value) {
+            Ok(row) => decoded.push(Arc::new(row)),
+            Err(error) => {
+                let kept = place.max(1);
+                if kept < rows.rows.len() {
+                    rows.rows.truncate(kept);
+                    rows.to = rows.rows[kept - 1].sequence;
+                }
+                return if place == 0 { Err(error) } else { Ok(decoded) };
+            }
+        }
+    }
+    Ok(decoded)
+}

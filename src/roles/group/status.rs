@@ -1,0 +1,169 @@
+//! [`GroupStatus`]: what the store says of a group, for people.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use serde::Serialize;
+
+use super::Group;
+use crate::{
+    base::{
+        encoding::Sequence,
+        error::{Error, Result},
+        event::DbInstance,
+    },
+    state::{
+        context::Context,
+        keys::{GroupName, Idleness, NodeId, ShardId, Trouble, checkpoint_position},
+        membership::members,
+    },
+    store::{Isolation, RangeRead, Transaction},
+};
+
+/// What the store says of a group.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct GroupStatus {
+    /// Its name.
+    pub name: GroupName,
+    /// The database whose documents it follows; `None` if it follows the notifications.
+    pub instance: Option<DbInstance>,
+    /// The position that it was created at, or last reset to.
+    pub start: Sequence,
+    /// How often it was set to a position: 1 at its creation, raised by each reset.
+    pub generation: u64,
+    /// When it was created, in milliseconds since 1970.
+    pub created_ms: u64,
+    /// After how many milliseconds without a living member it is deleted; `None` for never.
+    pub idle_expiry_ms: Option<u64>,
+    /// For how many of those milliseconds there was none, as far as the janitor has counted; 0 if there is one.
+    pub idle_ms: u64,
+    /// The nodes that are its members. Some may have died since: only one whose beat changes lives
+    /// ([`Bus::nodes`](crate::Bus::nodes)). Without any, nobody works for the group.
+    pub members: Vec<NodeId>,
+    /// The shards that it is reading, in the order of their ids.
+    pub shards: Vec<ShardStatus>,
+    /// Whether it has dead letters.
+    pub has_dead_letters: bool,
+}
+
+/// What the store says of a shard that a group is reading.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct ShardStatus {
+    /// The shard.
+    pub shard: ShardId,
+    /// The node that owns it, be it alive or not; `None` if none does.
+    pub owner: Option<NodeId>,
+    /// Everything up to here was worked on.
+    pub checkpoint: Sequence,
+    /// When it last put down how far it has come, in milliseconds since 1970; `None` if it never has.
+    pub progress_ms: Option<u64>,
+    /// What last went wrong; `None` if nothing did.
+    pub trouble: Option<GroupTrouble>,
+}
+
+/// What last went wrong in a shard of a group.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct GroupTrouble {
+    /// Whether it goes on: nothing of the shard was worked on since.
+    pub is_current: bool,
+    /// Whether it has gone on for so long that the shard was reported as stuck.
+    pub is_stuck: bool,
+    /// How often the rows have been tried.
+    pub attempts: u32,
+    /// When it happened, in milliseconds since 1970.
+    pub at_ms: u64,
+    /// What was told, at most 1,000 bytes.
+    pub error: String,
+}
+
+impl From<Trouble> for GroupTrouble {
+    fn from(trouble: Trouble) -> Self {
+        let Trouble { is_current, is_stuck, attempts, at_ms, text } = trouble;
+        Self { is_current, is_stuck, attempts, at_ms, error: text }
+    }
+}
+
+/// The groups of all feeds, those of the notifications behind those of documents, in the order of their names.
+pub(crate) async fn statuses(context: &Arc<Context>) -> Result<Vec<GroupStatus>> {
+    let keys = &context.keys;
+    let (mut groups, mut last) = (Vec::new(), None);
+    let mut rest = Some(RangeRead::new(keys.all_groups()).limit(1_000));
+    while let Some(read) = rest {
+        let page = context.db.run(async |tx| tx.get_range(&read, Isolation::Snapshot).await).await?;
+        let (found, next) = keys.groups_in(read, &page, &mut last)?;
+        groups.extend(found);
+        rest = next;
+    }
+    let mut statuses = Vec::with_capacity(groups.len());
+    for (id, _) in groups {
+        let group = Group::<()> { context: Arc::clone(context), id, rows: std::marker::PhantomData };
+        match group.status().await {
+            // It was deleted meanwhile.
+            Err(Error::NoGroup { .. }) => {}
+            status => statuses.push(status?),
+        }
+    }
+    Ok(statuses)
+}
+
+impl<R> Group<R> {
+    /// What the store says of the group, read in one transaction. Fails with [`Error::NoGroup`].
+    pub async fn status(&self) -> Result<GroupStatus> {
+        self.context.db.run(async |tx| self.status_in(&tx).await).await
+    }
+
+    /// [`Group::status`] in one transaction.
+    async fn status_in(&self, tx: &Transaction) -> Result<GroupStatus> {
+        let keys = &self.context.keys;
+        let row = self.row(tx).await?.ok_or_else(|| self.missing())?;
+        let mut shards: BTreeMap<ShardId, ShardStatus> = BTreeMap::new();
+        for (key, value) in tx.all_rows(keys.checkpoints_of(&self.id), Isolation::Snapshot).await? {
+            let (shard, checkpoint) = (keys.checkpoint_shard(&key)?, checkpoint_position(&value)?);
+            let status = ShardStatus { shard, owner: None, checkpoint, progress_ms: None, trouble: None };
+            shards.insert(shard, status);
+        }
+        for (key, value) in tx.all_rows(keys.leases(&self.id.pool()), Isolation::Snapshot).await? {
+            let (_, resource, lease) = keys.lease_row(&key, &value)?;
+            if let Some(status) = shards.get_mut(&ShardId(resource)) {
+                status.owner = lease.owner.map(|owner| owner.node);
+            }
+        }
+        let [progresses, troubles] = keys.statuses_of(&self.id);
+        for (key, value) in tx.all_rows(progresses, Isolation::Snapshot).await? {
+            if let Some(status) = shards.get_mut(&keys.status_shard(&key)?) {
+                status.progress_ms = Some(milliseconds(&value)?);
+            }
+        }
+        for (key, value) in tx.all_rows(troubles, Isolation::Snapshot).await? {
+            if let Some(status) = shards.get_mut(&keys.status_shard(&key)?) {
+                status.trouble = Some(Trouble::from_bytes(&value)?.into());
+            }
+        }
+        let idle = tx.get(&keys.group_idle(&self.id), Isolation::Snapshot).await?;
+        let letter = RangeRead::new(keys.dead_letters(&self.id)).limit(1);
+        Ok(GroupStatus {
+            name: self.id.name.clone(),
+            instance: self.instance(),
+            start: row.start,
+            generation: row.generation,
+            created_ms: row.created_ms,
+            idle_expiry_ms: Some(row.expiry_ms).filter(|ms| *ms > 0),
+            idle_ms: idle
+                .map(|value| Idleness::from_bytes(&value))
+                .transpose()?
+                .map_or(0, |idle| idle.idle_ms),
+            members: members(tx, keys, &self.id.role()).await?.into_iter().map(|(node, _)| node).collect(),
+            shards: shards.into_values().collect(),
+            has_dead_letters: !tx.get_range(&letter, Isolation::Snapshot).await?.rows.is_empty(),
+        })
+    }
+}
+
+/// Milliseconds that are stored as `value`.
+fn milliseconds(value: &[u8]) -> Result<u64> {
+    let bytes =
+        value.try_into().map_err(|_| Error::corrupt("milliseconds", format!("{} bytes", value.len())))?;
+    Ok(u64::from_be_bytes(bytes))
+}

@@ -1,0 +1,185 @@
+//! The watcher of a process: looks for new rows on behalf of all its consumers.
+//!
+//! Consumers do not poll their shards each for itself. This task waits for the pulse of the notification feed, and when it has
+//! moved, reads the heads, all of them in one range. It tells consumers up to where their shards may have rows, so that only
+//! those read that have something to read. Feeds of documents have no heads; for them it reads the notifications, which tell
+//! of each database whose documents were edited.
+//!
+//! So while nothing happens a process makes one read per interval, whatever the number of its consumers, shards and feeds.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use tokio::task::JoinSet;
+
+use crate::{
+    base::{
+        encoding::{Incarnation, Sequence, Versionstamp},
+        error::{Error, Result},
+    },
+    state::{
+        context::Context,
+        feed::{Look, Probe, Pulse, RawFeed},
+        keys::{FeedId, ShardId, TopologyRow},
+        notification_feed::NotificationFeed,
+    },
+    store::{Isolation, Transaction},
+};
+
+/// How soon it tries again what has failed.
+const FAILURE_PAUSE: Duration = Duration::from_secs(1);
+
+/// How many notifications are read at once.
+const PAGE_ROWS: usize = 1_000;
+
+/// Up to where shards may have rows.
+type Heads = HashMap<ShardId, Sequence>;
+
+/// Starts the watcher of a process.
+pub(super) fn start(context: &Arc<Context>) -> JoinSet<()> {
+    let watcher = Watcher {
+        pulse: Pulse::new(context, &context.feed),
+        context: Arc::clone(context),
+        current: None,
+        heads: Arc::default(),
+        documents: None,
+        is_behind: false,
+    };
+    let mut tasks = JoinSet::new();
+    tasks.spawn(watcher.run());
+    tasks
+}
+
+/// The state of the watcher.
+struct Watcher {
+    /// What the roles share.
+    context: Arc<Context>,
+    /// Tells when there may be rows.
+    pulse: Pulse,
+    /// The topology entry to which rows were written when it last looked.
+    current: Option<TopologyRow>,
+    /// The heads of its shards then.
+    heads: Arc<Heads>,
+    /// Up to where the notifications were read for the consumers of documents; `None` while there are none.
+    documents: Option<Sequence>,
+    /// Whether there may be notifications after that.
+    is_behind: bool,
+}
+
+/// What a look has found.
+struct Seen {
+    /// The topology entry to which rows are written.
+    current: TopologyRow,
+    /// The heads of its shards.
+    heads: Heads,
+}
+
+impl Watcher {
+    /// Watches until it is dropped.
+    async fn run(mut self) {
+        loop {
+            self.pulse.begin();
+            let looked = match self.look().await {
+                Ok(()) => self.follow_documents().await,
+                Err(error) => Err(error),
+            };
+            if let Err(error) = looked {
+                self.context.stats.health.complain(self.context.env(), "watcher of groups", &error);
+                self.context.env().sleep(FAILURE_PAUSE).await;
+                continue;
+            }
+            tokio::select! {
+                biased;
+                () = self.context.arrivals.joined() => {
+                    // Whoever has joined knows no heads yet.
+                    self.current = None;
+                    self.pulse.forget();
+                }
+                () = self.pulse.wait() => {}
+            }
+        }
+    }
+
+    /// Looks for appends, and tells the consumers of notifications of them.
+    async fn look(&mut self) -> Result<()> {
+        let (context, probe) = (&self.context, self.pulse.probe());
+        let (seen, look) = context.db.run(async |tx| look_in(&tx, context, probe).await).await?;
+        self.pulse.adopt(look, true);
+        let Some(seen) = seen else {
+            context.arrivals.looked();
+            return Ok(());
+        };
+        if self.current.as_ref() != Some(&seen.current) || *self.heads != seen.heads {
+            self.current = Some(seen.current);
+            self.heads = Arc::new(seen.heads);
+            // The heads of closed shards are not among them, so that their consumers look for the ends.
+            context.arrivals.tell(&context.feed, Some(Arc::clone(&self.heads)));
+            self.is_behind = true;
+        }
+        context.arrivals.looked();
+        Ok(())
+    }
+
+    /// Tells the consumers of documents of the databases that have new notifications, if there are such consumers.
+    async fn follow_documents(&mut self) -> Result<()> {
+        let arrivals = &self.context.arrivals;
+        if arrivals.documents() == 0 {
+            self.documents = None;
+            return Ok(());
+        }
+        let feed = NotificationFeed::new(Arc::clone(&self.context), self.context.feed.clone());
+        let Some(mut after) = self.documents else {
+            self.documents = Some(feed.now().await?);
+            // What came before that may not have been seen.
+            arrivals.tell_documents();
+            return Ok(());
+        };
+        while self.is_behind {
+            let page = match feed.page(after, PAGE_ROWS).await {
+                Err(Error::Expired { .. }) => {
+                    self.documents = None;
+                    return Box::pin(self.follow_documents()).await;
+                }
+                page => page?,
+            };
+            for row in &page.rows {
+                arrivals.tell(&FeedId::documents(row.instance), None);
+                if let Some(replaced) = row.replaced {
+                    // It is gone, and has no row of its own.
+                    arrivals.tell(&FeedId::documents(replaced.instance), None);
+                }
+            }
+            after = page.to;
+            (self.documents, self.is_behind) = (Some(after), page.more);
+        }
+        Ok(())
+    }
+}
+
+/// Reads the current topology entry and its heads, unless nothing was appended; and sets watches.
+async fn look_in(tx: &Transaction, context: &Context, probe: Probe<'_>) -> Result<(Option<Seen>, Look)> {
+    let mut look = probe.look(tx).await?;
+    let seen = if look.unchanged().is_some() { None } else { Some(read_heads(tx, context).await?) };
+    probe.watch(tx, &mut look).await?;
+    Ok((seen, look))
+}
+
+/// Reads the current topology entry and its heads.
+async fn read_heads(tx: &Transaction, context: &Context) -> Result<Seen> {
+    let (keys, feed) = (&context.keys, &context.feed);
+    let current = RawFeed::notifications(context).topology(tx).await?.current().clone();
+    let mut shards = current.shards();
+    let first = shards.next().expect("an entry has shards");
+    let last = shards.last().unwrap_or(first);
+    // A shard without a head has had no row.
+    let mut heads: Heads = current.shards().map(|shard| (shard, Sequence::MIN)).collect();
+    for (key, value) in tx.all_rows(keys.heads(feed, first, last), Isolation::Snapshot).await? {
+        heads.insert(keys.head_shard(&key)?, head(context.config.incarnation, &value)?);
+    }
+    Ok(Seen { current, heads })
+}
+
+/// The last position that the transaction of a head's stamp can have written.
+fn head(incarnation: Incarnation, value: &[u8]) -> Result<Sequence> {
+    let stamp = value.try_into().map_err(|_| Error::corrupt("head", format!("{} bytes", value.len())))?;
+    Ok(Sequence::new(incarnation, Versionstamp(stamp), u16::MAX))
+}

@@ -1,0 +1,236 @@
+//! The janitor: drops what nobody needs any more.
+//!
+//! - tombstones of databases that were deleted long ago ([`tombstones`]); the horizon tells readers that were away for longer;
+//! - closed topology entries without rows ([`topologies`]);
+//! - groups that have been without a living member for longer than they may ([`groups`]);
+//! - transaction ids that crashed processes have left.
+//!
+//! It works in bounded transactions of batch priority, which a busy cluster puts off.
+
+mod groups;
+mod tombstones;
+mod topologies;
+
+use std::{sync::Arc, time::Duration};
+
+use futures_util::{FutureExt, future::BoxFuture};
+
+use self::{groups::Worked, tombstones::Age};
+use crate::{
+    base::{
+        encoding::Sequence,
+        error::{Error, Result},
+    },
+    state::{
+        context::Context,
+        keys::Role,
+        membership::{BalanceOptions, Held, Member, Pool, Stop, Work, Worker},
+    },
+    store::{Database, Priority, Transaction, TransactionIdSweeper, TransactionOption},
+};
+
+/// How a janitor works.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JanitorOptions {
+    /// How often it looks for what to drop. Default: 10 min.
+    pub interval: Duration,
+    /// For how long the row of a deleted database stays, at least. A subscriber that was away for longer may be told
+    /// [`Error::Expired`]. Only time during which a janitor works counts. Default: 7 days.
+    pub tombstone_retention: Duration,
+    /// For how long the transaction ids of a crashed process stay, at least; longer than
+    /// [`UNKNOWN_RESULT_AGE_MAX`](crate::store::UNKNOWN_RESULT_AGE_MAX). Default: 1 h.
+    pub transaction_id_retention: Duration,
+    /// How the nodes agree on which of them works.
+    pub balance: BalanceOptions,
+}
+
+impl Default for JanitorOptions {
+    fn default() -> Self {
+        Self {
+            interval: Duration::from_mins(10),
+            tombstone_retention: Duration::from_hours(7 * 24),
+            transaction_id_retention: Duration::from_hours(1),
+            balance: BalanceOptions::default(),
+        }
+    }
+}
+
+impl JanitorOptions {
+    /// Fails if an option is out of its limits.
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.interval.is_zero() {
+            return Err(Error::invalid("janitor interval", "it is zero"));
+        }
+        self.balance.check()
+    }
+
+    /// Sweeps the transaction ids of `db`.
+    fn sweeper(&self, db: &Database) -> Result<TransactionIdSweeper> {
+        TransactionIdSweeper::new(db, self.transaction_id_retention)
+    }
+}
+
+/// A node that can be the janitor. Of all nodes that can, one works at a time; another takes over when it goes. Dropping it
+/// stops it at once; [`Janitor::shutdown`] also releases its lease.
+#[derive(Debug)]
+#[must_use = "dropping it stops it"]
+pub struct Janitor {
+    /// Takes the work, and does it.
+    worker: Worker,
+    /// The node, if it has no other role.
+    node: Option<Arc<Member>>,
+}
+
+impl Janitor {
+    /// Starts it on `member`.
+    pub(crate) async fn start(
+        context: &Arc<Context>,
+        member: &Arc<Member>,
+        options: JanitorOptions,
+    ) -> Result<Self> {
+        options.check()?;
+        options.sweeper(&context.db)?;
+        let pool = Pool { name: "janitor".into(), role: Role::JANITOR };
+        let balance = options.balance.clone();
+        let cleaning = Arc::new(Cleaning { context: Arc::clone(context), options });
+        Ok(Self { worker: Worker::start(member, pool, cleaning, balance).await?, node: None })
+    }
+
+    /// Starts it as a node of its own.
+    pub(crate) async fn start_alone(
+        context: &Arc<Context>,
+        member: Arc<Member>,
+        options: JanitorOptions,
+    ) -> Result<Self> {
+        let janitor = member.or_leave(Self::start(context, &member, options).await).await?;
+        Ok(Self { node: Some(member), ..janitor })
+    }
+
+    /// Ends its work, and releases the lease; leaves the bus if it was a node of its own.
+    pub async fn shutdown(self) -> Result<()> {
+        let ended = self.worker.shutdown().await;
+        let left = match self.node {
+            Some(node) => node.leave().await,
+            None => Ok(()),
+        };
+        ended.and(left)
+    }
+}
+
+/// The work: one resource, so that one node does it.
+struct Cleaning {
+    /// What the roles share.
+    context: Arc<Context>,
+    /// How to work.
+    options: JanitorOptions,
+}
+
+impl Work for Cleaning {
+    fn resources<'a>(&'a self, _: &'a Transaction) -> BoxFuture<'a, Result<Vec<u64>>> {
+        std::future::ready(Ok(vec![0])).boxed()
+    }
+
+    fn acquired(&self, _: &Transaction, _: u64, _: u64) {}
+
+    fn run(self: Arc<Self>, lease: Held, mut stop: Stop) -> BoxFuture<'static, Result<()>> {
+        let work = async move {
+            let pass = Pass { context: &self.context, lease: &lease, options: &self.options };
+            let mut age = pass.begin_age().await?;
+            let mut clean_to = Sequence::MIN;
+            let mut sweeper = self.options.sweeper(&self.context.db)?;
+            let mut worked = Worked::default();
+            loop {
+                match pass.run(&mut age, &mut clean_to, &mut worked, &mut sweeper).await {
+                    Ok(()) => {}
+                    Err(error @ Error::LeaseLost { .. }) => return Err(error),
+                    Err(error) => {
+                        self.context.stats.health.complain(self.context.env(), "pass of the janitor", &error);
+                    }
+                }
+                self.context.env().sleep(self.options.interval).await;
+            }
+        };
+        // Each of its transactions is whole, so it can stop between any two.
+        async move {
+            tokio::select! {
+                biased;
+                () = stop.requested() => Ok(()),
+                ended = work => ended,
+            }
+        }
+        .boxed()
+    }
+}
+
+/// What janitors have in hand while they hold the lease.
+struct Pass<'a> {
+    /// What the roles share.
+    context: &'a Context,
+    /// The right to work.
+    lease: &'a Held,
+    /// How to work.
+    options: &'a JanitorOptions,
+}
+
+impl Pass<'_> {
+    /// Drops what can be dropped. Up to `clean_to` no tombstone was left the last time.
+    async fn run(
+        &self,
+        age: &mut Age,
+        clean_to: &mut Sequence,
+        worked: &mut Worked,
+        sweeper: &mut TransactionIdSweeper,
+    ) -> Result<()> {
+        // Each does what it can, whatever has become of the others.
+        // Groups first, because they keep tombstones.
+        let groups = self.expire_groups(worked).await;
+        let tombstones = self.run_tombstones(age, clean_to).await;
+        let topologies = self.drop_topologies().await;
+        let swept = sweeper.sweep().await;
+        if let Ok(dropped) = topologies {
+            self.context.stats.topologies_dropped.add(dropped);
+        }
+        if let Ok(expired) = groups {
+            self.context.stats.groups_expired.add(expired);
+        }
+        groups.map(|_| ()).and(tombstones).and(topologies.map(|_| ())).and(swept.map(|_| ()))
+    }
+
+    /// Drops tombstones.
+    async fn run_tombstones(&self, age: &mut Age, clean_to: &mut Sequence) -> Result<()> {
+        let old = self.old_up_to(age).await?;
+        let (dropped, to) = self.drop_tombstones(*clean_to, old).await?;
+        *clean_to = to;
+        self.context.stats.tombstones_dropped.add(dropped);
+        Ok(())
+    }
+
+    /// Reads at batch priority.
+    async fn read<T, F, R>(&self, body: F) -> Result<T>
+    where
+        F: Fn(Transaction) -> R,
+        R: Future<Output = Result<T>>,
+    {
+        let body = |tx: Transaction| {
+            tx.set_option(TransactionOption::Priority(Priority::Batch));
+            body(tx)
+        };
+        self.context.db.run(body).await
+    }
+
+    /// Writes at batch priority, if the lease is still held.
+    async fn write<T, F, R>(&self, body: F) -> Result<T>
+    where
+        F: Fn(Transaction) -> R,
+        R: Future<Output = Result<T>>,
+    {
+        let checked = |tx: Transaction| {
+            let work = body(tx.clone());
+            async move {
+                self.lease.check(&tx).await?;
+                work.await
+            }
+        };
+        self.read(checked).await
+    }
+}

@@ -1,0 +1,103 @@
+//! Dropping closed topology entries whose shards are empty.
+//!
+//! Nothing is ever added to a closed shard, so one that is empty stays so. Whoever is about to read it learns from the
+//! shards that are left where to go on. An entry in which a group still has a checkpoint is kept: the group goes on to the next one
+//! when each of its shards has come to its end, and a node may still be at work on the last rows of one, though they are gone.
+
+use futures_util::future::try_join_all;
+
+use super::Pass;
+use crate::{
+    base::{encoding::Sequence, error::Result},
+    state::{
+        feed::{RawFeed, SHARDS_READ_AT_ONCE},
+        keys::{FeedId, ShardId, TopologyRow},
+    },
+    store::{Isolation, KeyRange, RangeRead, Transaction, key_after},
+};
+
+impl Pass<'_> {
+    /// Drops the closed entries of all feeds whose shards are empty. Returns how many.
+    pub async fn drop_topologies(&self) -> Result<u64> {
+        let keys = &self.context.keys;
+        let mut dropped = 0;
+        let mut rest = Some(RangeRead::new(keys.all_topologies()).limit(1_000));
+        while let Some(read) = rest {
+            let page = self.read(async |tx| tx.get_range(&read, Isolation::Snapshot).await).await?;
+            for row in &page.rows {
+                let (feed, entry) = match keys.topology_row(row) {
+                    Ok(read) => read,
+                    Err(error) => {
+                        tracing::error!(%error, "a topology entry cannot be read");
+                        continue;
+                    }
+                };
+                if entry.closed && self.is_empty(&feed, &entry).await? {
+                    dropped +=
+                        u64::from(self.write(async |tx| self.drop_entry(&tx, &feed, &entry).await).await?);
+                }
+            }
+            rest = read.after(&page);
+        }
+        Ok(dropped)
+    }
+
+    /// Whether no shard of `entry`, which is closed, has a row.
+    async fn is_empty(&self, feed: &FeedId, entry: &TopologyRow) -> Result<bool> {
+        let raw = RawFeed::new(self.context, feed);
+        let spaces: Vec<_> = raw.spaces(entry).collect();
+        for spaces in spaces.chunks(SHARDS_READ_AT_ONCE) {
+            let has_row = async |tx: Transaction| {
+                let reads = spaces.iter().map(|space| {
+                    let read = RangeRead::new(space.rows(Sequence::MIN, Sequence::MAX)).limit(1);
+                    let tx = &tx;
+                    async move { tx.get_range(&read, Isolation::Snapshot).await }
+                });
+                Ok(try_join_all(reads).await?.iter().any(|page| !page.rows.is_empty()))
+            };
+            if self.read(has_row).await? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Drops `entry`, unless that has happened already.
+    async fn drop_entry(&self, tx: &Transaction, feed: &FeedId, entry: &TopologyRow) -> Result<bool> {
+        let keys = &self.context.keys;
+        let key = keys.topology(feed, entry.first);
+        if tx.get(&key, Isolation::Serializable).await?.as_deref() != Some(&entry.to_bytes()[..]) {
+            return Ok(false);
+        }
+        let mut shards = entry.shards();
+        let ends = shards.next().map(|first| (first, shards.last().unwrap_or(first)));
+        if let Some((first, last)) = ends {
+            if self.is_in_use(tx, feed, (first, last)).await? {
+                return Ok(false);
+            }
+            tx.clear_range(&keys.heads(feed, first, last));
+        }
+        tx.clear(&key);
+        Ok(true)
+    }
+
+    /// Whether a group has a checkpoint in one of the shards from `first` to `last` of `feed`. Makes `tx` fail if one gets there before
+    /// the commit, be it by a drain, a reset or a creation.
+    async fn is_in_use(
+        &self,
+        tx: &Transaction,
+        feed: &FeedId,
+        (first, last): (ShardId, ShardId),
+    ) -> Result<bool> {
+        let keys = &self.context.keys;
+        for row in tx.all_rows(keys.groups(feed), Isolation::Serializable).await? {
+            let Some((group, _)) = keys.group_row(&row)? else { continue };
+            let (begin, end) = (keys.checkpoint(&group, first), key_after(&keys.checkpoint(&group, last)));
+            let checkpoints = RangeRead::new(KeyRange::new(begin, end)).limit(1);
+            if !tx.get_range(&checkpoints, Isolation::Serializable).await?.rows.is_empty() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}

@@ -1,0 +1,430 @@
+//! [`ParallelJob`]: works through a sharded feed with one task per shard, and ends where all tasks have seen the same.
+//!
+//! # How
+//!
+//! ```text
+//! round   1: snapshot A             2: snapshot C        3: snapshot D
+//! task 1  ████████████A'████B       ███C                 D
+//! task 2  ██████A                   █████C               D    ── all have seen D: done
+//! ```
+//!
+//! All tasks of a round read at one version. A task whose rows take longer than a transaction lives goes on at a newer
+//! version, by itself (`A'`, `B`). If that happened to any, the tasks have seen different states, and another round brings
+//! all of them to a newer one. A round has only to read what was written during the one before. That is read before it is
+//! worked on, unless it is too much to be held, so one round is read at its version to the end, however long the work takes.
+//! That version is what the job has seen.
+//!
+//! The shards of a topology entry are done before those of the next: rows of one document come in order across a reshard.
+
+use std::{
+    collections::HashMap,
+    error::Error as StdError,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use futures_util::{StreamExt, stream};
+use tokio::sync::Semaphore;
+
+use super::Fence;
+use crate::{
+    base::{
+        cursor::Cursor,
+        encoding::Sequence,
+        error::{Error, Result},
+        tasks::{Ended, Tasks},
+    },
+    state::{
+        feed::{Feed, FeedRow, SHARDS_READ_AT_ONCE, ShardPage, Topology},
+        keys::ShardId,
+    },
+    store::{Isolation, RetryPolicy, Transaction},
+};
+
+/// The most rows that are read ahead of the work in the rounds after the first.
+const ROWS_HELD_MAX: usize = 100_000;
+
+/// The most tasks that may work at once: a feed has no more shards.
+const TASKS_MAX: usize = 10_000;
+
+/// What the work of a task returns: why it failed, in its own terms.
+pub type TaskResult<T = ()> = std::result::Result<T, Box<dyn StdError + Send + Sync>>;
+
+/// How a parallel job works.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ParallelJobOptions {
+    /// How many tasks work at once, 1 to 10,000; others wait for their turn. Default: 16.
+    pub tasks_max: usize,
+    /// The most rows of a batch, 1 to 10,000. Default: 1,000.
+    pub batch_rows_max: usize,
+    /// How often a batch is tried before the job fails, at least once. Default: 5.
+    pub attempts_max: u32,
+}
+
+impl Default for ParallelJobOptions {
+    fn default() -> Self {
+        Self { tasks_max: 16, batch_rows_max: 1_000, attempts_max: 5 }
+    }
+}
+
+/// Rows for a task to work on.
+pub struct Batch<R> {
+    /// The shard.
+    pub shard: ShardId,
+    /// The rows, in order; at least one.
+    pub rows: Vec<Arc<R>>,
+    /// A transaction that reads the store as it was when the rows were read. It is for reading, and lives 5 s from the round's
+    /// beginning: if a read fails with `transaction_too_old` (1007), read at a newer version of your own, as the rows of what
+    /// was written since come in a later batch.
+    pub snapshot: Transaction,
+    /// 1, or more if the work on these rows has failed before.
+    pub attempt: u32,
+    /// What makes a transaction fail once the work was cancelled.
+    fence: Option<Fence>,
+    /// The feed.
+    feed: Feed<R>,
+}
+
+impl<R: FeedRow> Batch<R> {
+    /// Makes `tx` fail if the feed is gone, or resharded, before it commits; and, in a job with a fence
+    /// ([`ParallelJob::with_fence`]), if the work was cancelled. Call it in each transaction that writes what outlives the job:
+    /// stopping a task does not stop a commit that is on its way.
+    ///
+    /// Fails with [`Error::NoFeed`] if the feed was removed, and with [`Error::Cancelled`] as [`Fence::check_in`] does.
+    pub async fn check_in(&self, tx: &Transaction) -> Result<()> {
+        let topology = Topology::read(tx, self.feed.raw(), Isolation::Serializable);
+        match &self.fence {
+            Some(fence) => tokio::try_join!(topology, fence.check_in(tx)).map(|_| ()),
+            None => topology.await.map(|_| ()),
+        }
+    }
+}
+
+/// A job over all shards of a feed, from a position on: such as building an index of what was written since.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
+/// use std::sync::atomic::{AtomicUsize, Ordering};
+///
+/// use notibus::{
+///     Bus, BusOptions, ChangesOptions, Cursor, Db, DbInstance, DocId, DocSummary, ParallelJob, Revision, store::Database,
+/// };
+///
+/// let store = Database::memory();
+/// let bus = Bus::open(&store, BusOptions::default()).await?;
+/// let (changes, db) = (bus.changes(), Db::new("orders".parse()?, DbInstance::random(store.env())));
+/// store.run(async |tx| changes.create(&tx, &db, &ChangesOptions { shards: 8, ..Default::default() }).await).await?;
+/// store
+///     .run(async |tx| {
+///         let writer = changes.writer(&tx, &db).await?;
+///         for n in 0..100 {
+///             let revision = Revision { position: 1, hash: [n; 16] };
+///             let doc = DocSummary { id: DocId::new(&format!("doc{n}"))?, revision, branches: 1, is_deleted: false };
+///             writer.record(&doc, None)?;
+///         }
+///         Ok(())
+///     })
+///     .await?;
+///
+/// static INDEXED: AtomicUsize = AtomicUsize::new(0);
+/// let job = ParallelJob::new(changes.feed(&db), Cursor::NOTHING);
+/// let indexed_to = job
+///     .run(|batch| async move {
+///         INDEXED.fetch_add(batch.rows.len(), Ordering::Relaxed);
+///         Ok(())
+///     })
+///     .await?;
+/// assert_eq!(INDEXED.load(Ordering::Relaxed), 100);
+/// assert!(changes.feed(&db).page(indexed_to, 1).await?.rows.is_empty());
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone)]
+pub struct ParallelJob<R> {
+    /// The feed.
+    feed: Feed<R>,
+    /// Where to start.
+    since: Cursor,
+    /// How to work.
+    options: ParallelJobOptions,
+    /// What makes transactions fail once the work was cancelled.
+    fence: Option<Fence>,
+}
+
+/// What a task has done in a round.
+struct Done {
+    /// The shard.
+    shard: ShardId,
+    /// Where the shard is read on.
+    next: Cursor,
+    /// The version at which the end was seen.
+    version: u64,
+    /// Whether the shard is closed, so that nothing will follow.
+    is_ended: bool,
+}
+
+impl<R: FeedRow> ParallelJob<R> {
+    /// A job on what was written to `feed` after `since`.
+    pub fn new(feed: Feed<R>, since: impl Into<Cursor>) -> Self {
+        Self { feed, since: since.into(), options: ParallelJobOptions::default(), fence: None }
+    }
+
+    /// The job with other options.
+    #[must_use]
+    pub fn with_options(self, options: ParallelJobOptions) -> Self {
+        Self { options, ..self }
+    }
+
+    /// The job on behalf of work with this fence, such as a build: its batches' transactions fail once that was cancelled
+    /// ([`Batch::check_in`]), and each batch that is done is a sign of its progress.
+    #[must_use]
+    pub fn with_fence(self, fence: Fence) -> Self {
+        Self { fence: Some(fence), ..self }
+    }
+
+    /// Works through the feed, until every task has seen the same state of it, which is returned: the next job starts there.
+    ///
+    /// `work` is given each row at least once, newer rows of an id after older ones, and rows of different shards at once.
+    /// It may be given a batch again after it has failed, so it has to bear that.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Task`] if `work` has failed too often, or panicked: the other tasks are stopped, and the job has seen nothing.
+    /// [`Error::Invalid`] if an option is out of its limits, and whatever [`Feed::page`] fails with.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, or fails, its tasks have ended when the drop returns, and whatever `work` was at was dropped: a
+    /// poll of it that is under way on another thread is waited for. A commit that is on its way may still happen, unless
+    /// its transaction was checked ([`Batch::check_in`]).
+    pub async fn run<F, W>(&self, work: F) -> Result<Cursor>
+    where
+        F: Fn(Batch<R>) -> W + Send + Sync + 'static,
+        W: Future<Output = TaskResult> + Send + 'static,
+    {
+        let Self { feed, since, options, fence } = self;
+        if !(1..=TASKS_MAX).contains(&options.tasks_max) {
+            let reason = format!("{} at once is not 1 to {TASKS_MAX}", options.tasks_max);
+            return Err(Error::invalid("tasks of a parallel job", reason));
+        }
+        if options.attempts_max == 0 {
+            return Err(Error::invalid("attempts of a parallel job", "they are zero"));
+        }
+        let db = &feed.context.db;
+        let work = Arc::new(work);
+        let turns = Arc::new(Semaphore::new(options.tasks_max));
+        let mut job = Progress { since: *since, shards: HashMap::new() };
+        let mut is_first = true;
+        loop {
+            let (version, topology) =
+                db.run(async |tx| Ok((tx.read_version().await?, feed.raw().topology(&tx).await?))).await?;
+            let seen = Sequence::last_at(feed.context.config.incarnation, version);
+            job.since = job.since.begin(seen);
+            let mut entries = Vec::new();
+            for entry in topology.after(since.position()) {
+                let task = |shard| Task {
+                    feed: feed.clone(),
+                    shard,
+                    options: options.clone(),
+                    work: Arc::clone(&work),
+                    fence: fence.clone(),
+                };
+                let tasks =
+                    entry.shards().filter_map(|shard| Some((task(shard), job.cursor(shard, entry.first)?)));
+                entries.push(tasks.collect::<Vec<_>>());
+            }
+            // Most was read in the first round. What is left is read before it is worked on, so that the snapshot lasts.
+            let is_first = std::mem::take(&mut is_first);
+            let mut held = if is_first { None } else { read_ahead(&entries, version).await? };
+            let mut is_agreed = true;
+            for (place, tasks) in entries.into_iter().enumerate() {
+                let mut under_way = Tasks::new();
+                for (task, cursor) in tasks {
+                    let turns = Arc::clone(&turns);
+                    let rows = held.as_mut().and_then(|held| held[place].remove(&task.shard));
+                    under_way.spawn(0, async move {
+                        let _turn = turns.acquire().await.expect("the semaphore is never closed");
+                        task.run(cursor, version, rows).await
+                    });
+                }
+                // Dropping the others ends them, before the failure of one is returned.
+                while let Some((_, done)) = under_way.join_next().await {
+                    let done = done.unwrap_or_else(|ended| Err(panicked(ended)))?;
+                    is_agreed &= done.version == version;
+                    job.shards.insert(done.shard, (!done.is_ended).then_some(done.next));
+                }
+            }
+            if is_agreed {
+                return Ok(seen.into());
+            }
+        }
+    }
+}
+
+/// How far a job has come.
+struct Progress {
+    /// Where it started.
+    since: Cursor,
+    /// Where each shard is read on; `None` if it was read to its end.
+    shards: HashMap<ShardId, Option<Cursor>>,
+}
+
+impl Progress {
+    /// Where to read `shard` of the entry from `first` on; `None` if it was read to its end.
+    fn cursor(&self, shard: ShardId, first: Sequence) -> Option<Cursor> {
+        let start = self.since.at(self.since.position().max(first.before()));
+        self.shards.get(&shard).copied().unwrap_or(Some(start))
+    }
+}
+
+/// Rows of a shard that were read ahead, and where it is read on.
+type Held<R> = (Vec<Arc<R>>, Cursor, bool);
+
+/// Reads all that is left of the shards of `tasks`, entry by entry, at `version`. `None` if that is too much to be held, or
+/// takes too long.
+async fn read_ahead<R, F, W>(
+    entries: &[Vec<(Task<R, F>, Cursor)>],
+    version: u64,
+) -> Result<Option<Vec<HashMap<ShardId, Held<R>>>>>
+where
+    R: FeedRow,
+    F: Fn(Batch<R>) -> W + Send + Sync + 'static,
+    W: Future<Output = TaskResult> + Send + 'static,
+{
+    let budget = AtomicUsize::new(ROWS_HELD_MAX);
+    let mut held = Vec::new();
+    for tasks in entries {
+        // Gathered first: a future that holds the closure cannot be proven `Send`, and jobs run in tasks.
+        let reads: Vec<_> =
+            tasks.iter().map(|(task, cursor)| task.read_ahead(*cursor, version, &budget)).collect();
+        let mut reads = stream::iter(reads).buffer_unordered(SHARDS_READ_AT_ONCE);
+        let mut of_entry = HashMap::new();
+        while let Some(read) = reads.next().await {
+            match read? {
+                Some((shard, rows)) => of_entry.insert(shard, rows),
+                None => return Ok(None),
+            };
+        }
+        held.push(of_entry);
+    }
+    Ok(Some(held))
+}
+
+/// The failure of a task that has panicked, or was stopped with its runtime.
+fn panicked(ended: Ended) -> Error {
+    Error::Task { shard: None, attempts: 1, source: Arc::new(ended) }
+}
+
+/// The task of one shard in one round.
+struct Task<R, F> {
+    /// The feed.
+    feed: Feed<R>,
+    /// The shard.
+    shard: ShardId,
+    /// How to work.
+    options: ParallelJobOptions,
+    /// What to do with each batch.
+    work: Arc<F>,
+    /// What makes transactions fail once the work was cancelled.
+    fence: Option<Fence>,
+}
+
+impl<R, F, W> Task<R, F>
+where
+    R: FeedRow,
+    F: Fn(Batch<R>) -> W + Send + Sync + 'static,
+    W: Future<Output = TaskResult> + Send + 'static,
+{
+    /// Works from `cursor` to the end of the shard, as it is at `version` or, if that takes too long, later. What was read
+    /// ahead reaches to the end.
+    async fn run(&self, mut cursor: Cursor, mut version: u64, held: Option<Held<R>>) -> Result<Done> {
+        let shard = self.shard;
+        if let Some((rows, next, is_ended)) = held {
+            for rows in rows.chunks(self.options.batch_rows_max) {
+                self.work_on(rows, version).await?;
+            }
+            return Ok(Done { shard, next, version, is_ended });
+        }
+        loop {
+            let Some(page) = self.read(cursor, version).await? else {
+                version = self.feed.context.db.run(async |tx| tx.read_version().await).await?;
+                continue;
+            };
+            if !page.rows.is_empty() {
+                self.work_on(&page.rows, version).await?;
+            }
+            cursor = page.next;
+            if !page.more {
+                return Ok(Done { shard, next: cursor, version, is_ended: page.resharded.is_some() });
+            }
+        }
+    }
+
+    /// Reads from `cursor` to the end of the shard at `version`, as far as `budget` allows.
+    async fn read_ahead(
+        &self,
+        mut cursor: Cursor,
+        version: u64,
+        budget: &AtomicUsize,
+    ) -> Result<Option<(ShardId, Held<R>)>> {
+        let mut rows = Vec::new();
+        loop {
+            let Some(page) = self.read(cursor, version).await? else { return Ok(None) };
+            let left =
+                budget.fetch_sub(page.rows.len().min(budget.load(Ordering::Relaxed)), Ordering::Relaxed);
+            if left < page.rows.len() {
+                return Ok(None);
+            }
+            rows.extend(page.rows);
+            cursor = page.next;
+            if !page.more {
+                return Ok(Some((self.shard, (rows, cursor, page.resharded.is_some()))));
+            }
+        }
+    }
+
+    /// The rows after `cursor` at `version`; `None` if that is too old to be read.
+    async fn read(&self, cursor: Cursor, version: u64) -> Result<Option<ShardPage<R>>> {
+        let Self { feed, shard, options, .. } = self;
+        let read = async |tx: Transaction| {
+            match feed.shard_page_in(&tx, *shard, cursor, options.batch_rows_max).await {
+                // It was dropped since, so nothing was left in it.
+                Err(Error::NoShard { is_trimmed: true, .. }) => {
+                    let to = cursor.position();
+                    Ok(ShardPage { rows: Vec::new(), to, next: cursor, more: false, resharded: None })
+                }
+                page => page,
+            }
+        };
+        feed.context.db.read_at(version, read).await
+    }
+
+    /// Has the work done on `rows`, and done again if it fails.
+    async fn work_on(&self, rows: &[Arc<R>], version: u64) -> Result<()> {
+        let db = &self.feed.context.db;
+        let mut attempt = 1;
+        loop {
+            let snapshot = db.begin();
+            snapshot.set_read_version(version);
+            let (fence, feed) = (self.fence.clone(), self.feed.clone());
+            let batch = Batch { shard: self.shard, rows: rows.to_vec(), snapshot, attempt, fence, feed };
+            let Err(source) = (self.work)(batch).await else {
+                if let Some(fence) = &self.fence {
+                    fence.note_progress();
+                }
+                return Ok(());
+            };
+            if attempt >= self.options.attempts_max {
+                return Err(Error::Task {
+                    shard: Some(self.shard.0),
+                    attempts: attempt,
+                    source: source.into(),
+                });
+            }
+            tracing::warn!(shard = self.shard.0, attempt, error = %source, "task failed, trying again");
+            db.env().sleep(RetryPolicy::default().backoff(attempt, db.env())).await;
+            attempt += 1;
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! The replication trigger: watches the databases in which replications are described, and has their changes read.
+//!
+//! It does what CouchDB's `couch_multidb_changes` does for its replicator, which reads all such databases from the beginning
+//! after every restart; here the last seen sequence of each is kept.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use futures_util::{FutureExt, future::BoxFuture};
+
+use super::{
+    Fence,
+    trigger::{self, Ended, Failure, Kind, Trigger, TriggerJob, TriggerOptions, Turn, Work},
+};
+use crate::{
+    base::{cursor::Cursor, error::Result, event::Db},
+    roles::{
+        changes::Change,
+        dispatcher::{Delivery, Dispatcher},
+    },
+    state::{
+        context::Context,
+        feed::{Feed, FeedPage},
+        keys::FeedId,
+        named_cursor::{OpenCursor, ScanMark},
+    },
+    store::Transaction,
+};
+
+/// A scan of the changes of a database, from the last seen sequence on.
+#[derive(Debug)]
+pub struct Scan {
+    /// The database.
+    db: Db,
+    /// Its changes.
+    feed: Feed<Change>,
+    /// Where the next page begins.
+    cursor: Cursor,
+    /// How far it has come.
+    reporter: ScanReporter,
+    /// Up to where pages were handed out.
+    read_to: Arc<Mutex<Cursor>>,
+    /// Which attempt.
+    attempt: u32,
+    /// What makes its transactions fail once it was cancelled.
+    fence: Fence,
+}
+
+impl Scan {
+    /// The database.
+    pub fn db(&self) -> &Db {
+        &self.db
+    }
+
+    /// Where earlier scans have come to; [`Cursor::NOTHING`] in a database that is new to the trigger.
+    pub fn since(&self) -> Cursor {
+        self.reporter.0.position
+    }
+
+    /// 1, or more if the scan has failed before.
+    pub fn attempt(&self) -> u32 {
+        self.attempt
+    }
+
+    /// The next changes, at most `limit`; none when all were read. Once the job has succeeded, all that was returned counts as
+    /// seen.
+    ///
+    /// Fails as [`Feed::page`] does.
+    pub async fn page(&mut self, limit: usize) -> Result<FeedPage<Change>> {
+        let page = loop {
+            let page = self.feed.page(self.cursor, limit).await?;
+            self.cursor = page.next;
+            // Of a page without rows none could be decoded, if there are more.
+            if !page.rows.is_empty() || !page.more {
+                break page;
+            }
+        };
+        *self.read_to.lock().unwrap_or_else(PoisonError::into_inner) = page.next;
+        self.fence.note_progress();
+        Ok(page)
+    }
+
+    /// Makes `tx` fail if the scan was cancelled, as [`Fence::check_in`] says: for each transaction that writes on its behalf.
+    pub async fn check_in(&self, tx: &Transaction) -> Result<()> {
+        self.fence.check_in(tx).await
+    }
+
+    /// What makes its transactions fail once it was cancelled, for those that are written elsewhere.
+    pub fn fence(&self) -> &Fence {
+        &self.fence
+    }
+
+    /// Tells up to where the changes are seen, before the scan has ended or without having read them by [`Scan::page`].
+    pub fn reporter(&self) -> ScanReporter {
+        self.reporter.clone()
+    }
+}
+
+/// Tells how far a scan has come. Clones tell of the same scan.
+#[derive(Debug, Clone)]
+pub struct ScanReporter(ScanMark);
+
+impl ScanReporter {
+    /// Everything up to `to` is seen: the next scan begins there. Whether that counts: a report of a scan that is over, because
+    /// its database was deleted, another scan has begun or another trigger has taken over, changes nothing.
+    pub async fn report(&self, to: impl Into<Cursor>) -> Result<bool> {
+        self.0.report(to.into()).await
+    }
+}
+
+/// That a database is to be scanned.
+#[derive(Debug, Clone)]
+struct Wanted;
+
+impl Work for Wanted {
+    fn merge(&mut self, _: Self) {}
+}
+
+/// A trigger that has databases scanned.
+struct Scanning<J> {
+    /// What the roles share.
+    context: Arc<Context>,
+    /// The scan.
+    job: J,
+}
+
+impl<J: TriggerJob<Scan>> Kind for Scanning<J> {
+    type Work = Wanted;
+
+    const DDOCS: bool = false;
+
+    fn work(&self, _: &Delivery) -> Wanted {
+        Wanted
+    }
+
+    fn all_work(_: bool) -> Wanted {
+        Wanted
+    }
+
+    fn is_fresh(_: &Wanted) -> bool {
+        false
+    }
+
+    fn run(self: Arc<Self>, cursor: OpenCursor, db: Db, _: Wanted, turn: Turn) -> BoxFuture<'static, Ended> {
+        async move {
+            let mark = trigger::begin(&self.context, &cursor, &db, (&turn, false)).await?;
+            let since = mark.position;
+            let read_to = Arc::new(Mutex::new(since));
+            let scan = Scan {
+                feed: Feed::new(Arc::clone(&self.context), FeedId::documents(db.instance)),
+                db,
+                cursor: since,
+                reporter: ScanReporter(mark.clone()),
+                fence: Fence::new(mark.clone(), turn.progress),
+                read_to: Arc::clone(&read_to),
+                attempt: turn.attempt,
+            };
+            self.job.run(scan).await.map_err(Failure::Job)?;
+            let read_to = *read_to.lock().unwrap_or_else(PoisonError::into_inner);
+            if read_to > since {
+                mark.report(read_to).await?;
+            }
+            Ok(Vec::new())
+        }
+        .boxed()
+    }
+
+    fn deleted(self: Arc<Self>, cursor: OpenCursor, db: Db) -> BoxFuture<'static, Ended> {
+        async move {
+            cursor.end_scan(&db).await?;
+            self.job.deleted(db.clone()).await.map_err(Failure::Job)?;
+            cursor.unmark(&db).await?;
+            Ok(trigger::find_gone(&self.context, &cursor, None, &db.name).await?)
+        }
+        .boxed()
+    }
+}
+
+/// Starts a trigger that has `job` scan the databases of [`TriggerOptions::filter`], such as `_replicator` and
+/// `*/_replicator`: from the beginning when one is created or found, and from the last seen sequence when it is updated. When
+/// it is started for the first time, it finds all databases.
+///
+/// An update during a scan causes another one afterwards. When a database is deleted, its scan is cancelled and
+/// [`TriggerJob::deleted`] is called, so that what was started for it can be stopped. No scan is lost: after a restart,
+/// whatever was not done is begun again, from where the last report was.
+///
+/// Fails with [`Error::Invalid`](crate::Error::Invalid) if an option is out of its limits.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
+/// use notibus::{Bus, BusOptions, ChangesOptions, Db, DbInstance, Scan, TriggerOptions, replication_trigger, store::Database};
+///
+/// let store = Database::memory();
+/// let bus = Bus::open(&store, BusOptions::default()).await?;
+/// let notifier = bus.notifier(Default::default()).await?;
+/// let dispatcher = bus.dispatcher(Default::default()).await?;
+/// let scan = |mut scan: Scan| async move {
+///     loop {
+///         let page = scan.page(1_000).await?;
+///         page.rows.iter().for_each(|change| println!("{} in {}", change.doc.id, scan.db().name));
+///         if !page.more {
+///             return Ok(());
+///         }
+///     }
+/// };
+/// let trigger = replication_trigger(&dispatcher, TriggerOptions::replication("replicator"), scan).await?;
+///
+/// let (changes, producer) = (bus.changes(), bus.producer());
+/// let db = Db::new("shop/_replicator".parse()?, DbInstance::random(store.env()));
+/// store
+///     .run(async |tx| {
+///         changes.create(&tx, &db, &ChangesOptions::default()).await?;
+///         producer.created(&tx, &db);
+///         Ok(())
+///     })
+///     .await?;
+/// assert!(trigger.wait_for(|status| status.done == 1).await);
+/// trigger.shutdown().await?;
+/// notifier.shutdown().await
+/// # }
+/// ```
+pub async fn replication_trigger(
+    dispatcher: &Dispatcher,
+    options: TriggerOptions,
+    job: impl TriggerJob<Scan>,
+) -> Result<Trigger> {
+    let context = Arc::clone(dispatcher.context());
+    trigger::start(dispatcher, options, Scanning { context, job }).await
+}

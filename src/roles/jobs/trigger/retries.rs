@@ -1,0 +1,138 @@
+//! [`Retries`]: when parked databases are tried again.
+//!
+//! Time is not kept in the store, whose clocks nobody compares. Instead all parked databases are read in rounds, one page at a time,
+//! so that memory does not grow with their number: one that was parked lately is tried in each round, one that has failed again and
+//! again in every second, fourth, and so on. Whoever asks for a retry has the next look begin a round.
+
+use std::{collections::VecDeque, time::Duration};
+
+use futures_util::future::BoxFuture;
+
+use crate::{
+    base::{env::Env, error::Result, event::Db},
+    state::{keys::ParkedRow, named_cursor::NamedCursor},
+};
+
+/// How many are read at once.
+const PAGE_ROWS: usize = 64;
+
+/// How often it is looked whether somebody has asked for a retry.
+const LOOK_INTERVAL: Duration = Duration::from_secs(10);
+
+/// A database is tried in one of at most `2^SKIPS_MAX` rounds.
+const SKIPS_MAX: u32 = 4;
+
+/// The number of the first round.
+const FIRST: u64 = 1;
+
+/// What was read.
+pub(super) enum Step {
+    /// How often it was asked for retries.
+    Looked(Result<u64>),
+    /// A page of parked databases.
+    Read(Result<Vec<(Db, ParkedRow)>>),
+}
+
+/// When parked databases are tried again.
+pub(super) struct Retries {
+    /// From the beginning of one round to that of the next.
+    interval: Duration,
+    /// When the next round begins.
+    round_at: Duration,
+    /// The number of the round.
+    round: u64,
+    /// Whether it is for all, not only for those that were asked for.
+    is_full: bool,
+    /// Whether a round is under way.
+    is_reading: bool,
+    /// How often it had been asked for retries.
+    asked: Option<u64>,
+    /// The last one that was read in the round.
+    last: Option<Db>,
+    /// Those whose turn it is.
+    queue: VecDeque<(Db, ParkedRow)>,
+    /// What is being read.
+    step: Option<BoxFuture<'static, Step>>,
+}
+
+impl Retries {
+    /// Rounds that begin `interval` apart. The first one is at once, and for all: whoever has started the trigger may have mended them.
+    pub fn new(interval: Duration, env: &Env) -> Self {
+        let interval = interval.max(Duration::from_secs(1));
+        Self {
+            interval,
+            round_at: env.now(),
+            round: 0,
+            is_full: false,
+            is_reading: false,
+            asked: None,
+            last: None,
+            queue: VecDeque::new(),
+            step: None,
+        }
+    }
+
+    /// Reads on, unless there are some whose turn it is.
+    pub fn begin(&mut self, env: &Env, cursor: &NamedCursor) {
+        if self.step.is_some() || !self.queue.is_empty() {
+            return;
+        }
+        let cursor = cursor.clone();
+        self.step = Some(if self.is_reading {
+            let last = self.last.clone();
+            Box::pin(async move { Step::Read(cursor.parked(last.as_ref(), PAGE_ROWS).await) })
+        } else {
+            // The first look is at once: somebody may have asked while nobody was there.
+            let rest = self.asked.map_or(Duration::ZERO, |_| LOOK_INTERVAL.min(self.interval));
+            let rest = env.sleep(rest);
+            Box::pin(async move {
+                rest.await;
+                Step::Looked(cursor.asked().await)
+            })
+        });
+    }
+
+    /// What is being read.
+    pub fn step(&mut self) -> Option<&mut BoxFuture<'static, Step>> {
+        self.step.as_mut()
+    }
+
+    /// Takes in what was read at `now`.
+    pub fn end(&mut self, now: Duration, step: Step) {
+        self.step = None;
+        match step {
+            Step::Looked(Ok(asked)) => {
+                let is_asked = self.asked.replace(asked).map_or(asked > 0, |known| known != asked);
+                self.is_full = now >= self.round_at;
+                if self.is_full {
+                    self.round = self.round.wrapping_add(1);
+                    self.round_at = now.saturating_add(self.interval);
+                }
+                self.is_reading = self.is_full || is_asked;
+                self.last = None;
+            }
+            Step::Read(Ok(page)) => {
+                self.is_reading = page.len() == PAGE_ROWS;
+                self.last = page.last().map(|(db, _)| db.clone());
+                let (round, is_full) = (self.round, self.is_full);
+                self.queue.extend(page.into_iter().filter(|(db, row)| is_turn(db, row, round, is_full)));
+            }
+            Step::Looked(Err(error)) | Step::Read(Err(error)) => {
+                tracing::warn!(%error, "parked databases cannot be read, trying again later");
+                (self.is_reading, self.asked) = (false, self.asked.or(Some(0)));
+            }
+        }
+    }
+
+    /// The next one whose turn it is.
+    pub fn next(&mut self) -> Option<(Db, ParkedRow)> {
+        self.queue.pop_front()
+    }
+}
+
+/// Whether it is the turn of `db` in this round.
+fn is_turn(db: &Db, row: &ParkedRow, round: u64, is_full: bool) -> bool {
+    let every = 1 << row.retries.min(SKIPS_MAX);
+    let is_in_turn = round == FIRST || round.wrapping_add(u64::from(db.instance.0[15])).is_multiple_of(every);
+    row.is_asked || is_full && is_in_turn
+}

@@ -1,0 +1,108 @@
+//! [`StoredTrigger`]: what is kept of a trigger, to be looked at and managed, whether it runs or not.
+
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use crate::{
+    base::{
+        cursor::Cursor,
+        error::{Error, Result},
+        event::{Db, DbInstance, DbName},
+    },
+    state::{context::Context, named_cursor::NamedCursor},
+};
+
+/// The most parked databases that are listed at once.
+const LIST_MAX: usize = 10_000;
+
+/// A database of which a trigger's job has failed too often.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct ParkedDb {
+    /// Its name.
+    pub name: DbName,
+    /// Which instance.
+    pub instance: DbInstance,
+    /// Whether that it is gone could not be told, instead of work that could not be done.
+    pub is_gone: bool,
+    /// Whether it was asked that it is tried again, which has not happened yet.
+    pub is_asked: bool,
+    /// How often it was tried.
+    pub attempts: u32,
+    /// When it was tried last, in milliseconds since 1970.
+    pub at_ms: u64,
+    /// Why the last attempt failed.
+    pub error: String,
+}
+
+impl ParkedDb {
+    /// The database.
+    pub fn db(&self) -> Db {
+        Db::new(self.name.clone(), self.instance)
+    }
+}
+
+/// What is kept of a trigger in the store.
+#[derive(Debug, Clone)]
+pub struct StoredTrigger(NamedCursor);
+
+impl StoredTrigger {
+    /// The trigger `name`. Fails if the name is empty or too long.
+    pub(crate) fn new(context: &Arc<Context>, name: &str) -> Result<Self> {
+        NamedCursor::new(context, None, name).map(Self)
+    }
+
+    /// The names of all triggers that have worked on a database, and of all that have parked one. It takes two reads for each
+    /// cursor of the bus.
+    pub(crate) async fn names(context: &Arc<Context>) -> Result<Vec<String>> {
+        let mut names = Vec::new();
+        for cursor in NamedCursor::all(context).await? {
+            if cursor.is_of_trigger().await? {
+                names.push(cursor.name().to_owned());
+            }
+        }
+        Ok(names)
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    /// Where its cursor stands: all before it is done or parked. `None` if it was never started.
+    pub async fn position(&self) -> Result<Option<Cursor>> {
+        self.0.read().await
+    }
+
+    /// At most `limit` (1 to 10,000) of its parked databases after `last`, by name.
+    pub async fn parked(&self, last: Option<&Db>, limit: usize) -> Result<Vec<ParkedDb>> {
+        if !(1..=LIST_MAX).contains(&limit) {
+            return Err(Error::invalid("limit", format!("{limit} is not 1 to {LIST_MAX}")));
+        }
+        let rows = self.0.parked(last, limit).await?.into_iter();
+        let shown = rows.map(|(db, row)| ParkedDb {
+            name: db.name,
+            instance: db.instance,
+            is_gone: row.is_gone,
+            is_asked: row.is_asked,
+            attempts: row.attempts,
+            at_ms: row.at_ms,
+            error: row.error,
+        });
+        Ok(shown.collect())
+    }
+
+    /// Has its parked databases of this name, or all of them, tried again: within some 10 s if it runs, else when it is started;
+    /// with many, one after the other. Returns how many there are.
+    pub async fn retry(&self, name: Option<&DbName>) -> Result<u64> {
+        self.0.ask(name).await
+    }
+
+    /// Forgets all that is kept of it: its cursor, what it has worked on, and what is parked. The next one that is started under its
+    /// name begins with all databases, and does not tell of those that are gone by then. One that runs ends, with
+    /// [`Error::CursorLost`].
+    pub async fn reset(&self) -> Result<()> {
+        self.0.delete().await
+    }
+}

@@ -1,0 +1,249 @@
+//! The task of one partition: waits until events may be there, and folds until none are left.
+
+use std::{sync::Arc, time::Duration};
+
+use super::{
+    Held, HeldPartitions, NotifierOptions,
+    fold::{Done, Folder, SIZE_MAX, SIZE_MIN},
+    pace::Pace,
+};
+use crate::{
+    base::{
+        bugs::{Bug, is_on},
+        error::{Error, Result, StoreError},
+    },
+    state::{context::Context, keys::Partition, membership::Stop},
+    store::Watch,
+};
+
+/// How long a task pauses after a failure that its transaction could not mend.
+const FAILURE_PAUSE: Duration = Duration::from_secs(1);
+
+/// What is reported of folds.
+const FOLD: &str = "fold of a partition";
+
+/// The task of one partition.
+pub(super) struct Task {
+    /// What the roles share.
+    context: Arc<Context>,
+    /// The partition.
+    partition: Partition,
+    /// The right to fold it.
+    lease: Held,
+    /// How to work.
+    options: NotifierOptions,
+    /// Folds committed under the lease.
+    folds: u64,
+    /// What the last fold has done, if it failed and may have been committed all the same.
+    unsettled: Done,
+    /// Fires when another process rings; `None` if it has, or could not be set.
+    doorbell: Option<Watch>,
+    /// Bytes of a fold's transaction at which it ends.
+    size_max: usize,
+    /// How long to rest between passes.
+    pace: Pace,
+    /// Tells others of the task as long as it is there.
+    present: Present,
+}
+
+/// Tells producers of this process, and the poll of the notifier, that a task works on the partition.
+struct Present {
+    /// What the roles share.
+    context: Arc<Context>,
+    /// What the notifier holds.
+    partitions: HeldPartitions,
+    /// The partition, and the epoch of its lease.
+    lease: (Partition, u64),
+}
+
+impl Present {
+    /// Tells the poll whether the last pass has left rows where they are.
+    fn set_left(&self, has_left: bool) {
+        self.partitions.lock().insert(self.lease, has_left);
+    }
+
+    /// From now on, until it is dropped.
+    fn enter(context: &Arc<Context>, partitions: &HeldPartitions, partition: Partition, epoch: u64) -> Self {
+        context.signals.enter(partition);
+        let lease = (partition, epoch);
+        partitions.lock().insert(lease, false);
+        Self { context: Arc::clone(context), partitions: partitions.clone(), lease }
+    }
+}
+
+impl Drop for Present {
+    fn drop(&mut self) {
+        self.partitions.lock().remove(&self.lease);
+        self.context.signals.leave(self.lease.0);
+        self.context.stats.health.works(FOLD, self.lease.0.0.into());
+    }
+}
+
+impl Task {
+    /// A task that holds `lease`.
+    pub fn new(
+        context: Arc<Context>,
+        lease: Held,
+        options: NotifierOptions,
+        partitions: &HeldPartitions,
+    ) -> Self {
+        let partition = Partition(lease.resource as u32);
+        Self {
+            present: Present::enter(&context, partitions, partition, lease.epoch),
+            context,
+            partition,
+            lease,
+            options,
+            folds: 0,
+            unsettled: Done::default(),
+            doorbell: None,
+            size_max: SIZE_MAX,
+            pace: Pace::default(),
+        }
+    }
+
+    /// Folds until it is told to stop; fails when it has lost the lease.
+    pub async fn run(mut self, mut stop: Stop) -> Result<()> {
+        loop {
+            let began = self.context.env().now();
+            let passed = self.pass(&stop).await;
+            self.pace.folded(began, self.context.env().now(), &self.options);
+            match passed {
+                Ok(()) => self.context.stats.health.works(FOLD, self.partition.0.into()),
+                Err(error @ Error::LeaseLost { .. }) => return Err(error),
+                Err(error) => {
+                    // What waits, waits for this to be over, not for a ring.
+                    self.present.set_left(true);
+                    let Context { stats, .. } = &*self.context;
+                    stats.health.failed(self.context.env(), FOLD, self.partition.0.into(), &error);
+                    tokio::select! {
+                        biased;
+                        () = stop.requested() => return Ok(()),
+                        () = self.context.env().sleep(FAILURE_PAUSE) => self.context.signals.wake(self.partition),
+                    }
+                }
+            }
+            tokio::select! {
+                biased;
+                () = stop.requested() => return Ok(()),
+                () = self.wait() => {}
+            }
+        }
+    }
+
+    /// Folds everything that waits, unless it is told to stop in between.
+    async fn pass(&mut self, stop: &Stop) -> Result<()> {
+        if self.doorbell.is_none() {
+            self.doorbell = listen(&self.context, self.partition).await;
+        }
+        let mut from = None;
+        let mut settles = self.unsettled.committed;
+        let mut has_left = false;
+        loop {
+            let folder = Folder {
+                context: &self.context,
+                partition: self.partition,
+                lease: &self.lease,
+                rows_max: self.options.fold_rows_max,
+                size_max: self.size_max,
+            };
+            let done = match folder.fold(self.folds, from.as_ref(), &mut self.unsettled).await {
+                Err(error) if self.shrink(&error) => continue,
+                done => done?,
+            };
+            self.size_max = self.size_max.saturating_add(self.size_max / 16).min(SIZE_MAX);
+            has_left |= !done.skipped.is_empty();
+            self.account(&done);
+            match done.next {
+                Some(next) if !stop.is_requested() => from = Some(next),
+                // The first fold may have been that of the last pass, which did not see what has woken this one.
+                None if settles && !stop.is_requested() => {
+                    from = None;
+                    settles = false;
+                }
+                _ => {
+                    self.present.set_left(has_left);
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    /// Whether a fold that has failed with `error` can be tried again as a smaller one, as it was too large or took too long.
+    fn shrink(&mut self, error: &Error) -> bool {
+        let codes = [StoreError::TRANSACTION_TOO_LARGE.code(), StoreError::TRANSACTION_TOO_OLD.code()];
+        let is_too_much = error.code().is_some_and(|code| codes.contains(&code));
+        if !is_too_much || self.size_max == SIZE_MIN || is_on(Bug::FoldNotMeasured) {
+            return false;
+        }
+        self.size_max = (self.size_max / 2).max(SIZE_MIN);
+        true
+    }
+
+    /// Counts what a fold has done, and tells readers of the feed.
+    fn account(&mut self, done: &Done) {
+        let Context { stats, signals, .. } = &*self.context;
+        stats.fold_retries.add(done.retries);
+        for (place, error) in &done.skipped {
+            self.context.skip(place, error);
+        }
+        if !done.committed {
+            return;
+        }
+        self.folds += 1;
+        stats.folds.add(1);
+        stats.add_folded(&done.folded);
+        stats.stale_events.add(done.stale.total());
+        stats.notifications.add(done.rows.into());
+        if done.stale.total() > 0
+            && let Some(unsaid) = stats.health.remark(self.context.env(), "stale events")
+        {
+            tracing::warn!(
+                partition = self.partition.0,
+                events = done.stale.total(),
+                unsaid,
+                "stale events are told to nobody: their databases were replaced, or recorded under an instance that was never created"
+            );
+        }
+        if done.rows > 0 {
+            signals.appended();
+        }
+    }
+
+    /// Completes when events may be there and the pace allows a fold.
+    async fn wait(&mut self) {
+        self.hint().await;
+        let env = self.context.env();
+        let pause = self.pace.pause(env.now());
+        if !pause.is_zero() {
+            env.sleep(pause).await;
+        }
+    }
+
+    /// Completes when events may be there.
+    async fn hint(&mut self) {
+        match &mut self.doorbell {
+            None => self.context.signals.woken(self.partition).await,
+            Some(doorbell) => tokio::select! {
+                () = self.context.signals.woken(self.partition) => {}
+                rung = doorbell => {
+                    self.doorbell = None;
+                    if let Err(error) = rung {
+                        // A watch can be refused as late as this. Asking for another at once would go round and round;
+                        // the poll finds what rings.
+                        self.context.stats.health.complain(self.context.env(), "watch of a doorbell", &error);
+                        self.context.signals.woken(self.partition).await;
+                    }
+                }
+            },
+        }
+    }
+}
+
+/// Sets a watch on the doorbell of `partition`, in a transaction that writes nothing. Without one, the poll finds what
+/// rings.
+async fn listen(context: &Context, partition: Partition) -> Option<Watch> {
+    let key = &context.keys.doorbell(partition);
+    let watch = context.db.run(async |tx| tx.watch(key).await).await;
+    watch.inspect_err(|error| context.stats.health.complain(context.env(), "watch of a doorbell", error)).ok()
+}

@@ -1,0 +1,99 @@
+//! The poll of a notifier: finds events whose ring never came.
+//!
+//! It reads at most one key per run of adjacent partitions while nothing waits, whatever the number of databases. Where it
+//! finds something, hints are evidently being lost, so it looks more often for a while.
+
+use std::{sync::Arc, time::Duration};
+
+use super::HeldPartitions;
+use crate::{
+    base::{
+        bugs::{Bug, is_on},
+        error::Result,
+    },
+    state::{context::Context, keys::Partition},
+    store::{Isolation, RangeRead},
+};
+
+/// What is reported of the poll.
+const POLL: &str = "poll of a notifier";
+
+/// How much shorter than the poll interval a pause can get.
+const HASTE_MAX: u32 = 16;
+
+/// Polls the partitions that are held at the time, until it is dropped.
+pub(super) async fn run(context: Arc<Context>, partitions: HeldPartitions, interval: Duration) {
+    let mut pause = interval;
+    let health = &context.stats.health;
+    loop {
+        context.env().sleep(pause).await;
+        let mut found = 0;
+        for run in runs(&partitions.numbers()) {
+            match look(&context, run).await {
+                // What was left where it is waits for a repair, not for a ring.
+                Ok(waiting) => {
+                    found += waiting.iter().filter(|&&waiting| !partitions.has_left(waiting)).count();
+                    health.works(POLL, 0);
+                }
+                Err(error) => health.failed(context.env(), POLL, 0, &error),
+            }
+        }
+        pause = if found > 0 {
+            (pause / 2).max(interval / HASTE_MAX)
+        } else {
+            pause.saturating_mul(2).min(interval)
+        };
+    }
+}
+
+/// The runs of adjacent numbers, as first and last.
+fn runs(partitions: &[u32]) -> Vec<(u32, u32)> {
+    let mut runs: Vec<(u32, u32)> = Vec::new();
+    for &number in partitions {
+        match runs.last_mut() {
+            Some((_, last)) if *last + 1 == number => *last = number,
+            _ => runs.push((number, number)),
+        }
+    }
+    runs
+}
+
+/// Wakes the partitions of a run in which something waits; returns them. It looks at keys only: whether the rows there can be
+/// decoded is of no matter to it.
+async fn look(context: &Context, (first, last): (u32, u32)) -> Result<Vec<Partition>> {
+    let mut first = first;
+    let mut found = Vec::new();
+    if is_on(Bug::PollForgotten) {
+        return Ok(found);
+    }
+    while first <= last {
+        let range = context.keys.drains(Partition(first), Partition(last));
+        let tx = context.db.begin();
+        let page = tx.get_range(&RangeRead::new(range).limit(1), Isolation::Snapshot).await?;
+        let Some((key, value)) = page.rows.into_iter().next() else {
+            break;
+        };
+        if is_on(Bug::BrokenCountersBlindPoll) {
+            context.keys.drain_row((key.clone(), value))?;
+        }
+        // Of a key between the partitions there is none to wake.
+        let (at, within) = context.keys.partition_at(&key, Partition(first), Partition(last));
+        if within {
+            context.signals.wake(at);
+            found.push(at);
+        }
+        first = at.0 + 1;
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn adjacent_partitions_are_one_run() {
+        assert_eq!(runs(&[0, 1, 2, 5, 7, 8]), [(0, 2), (5, 5), (7, 8)]);
+        assert_eq!(runs(&[]), []);
+    }
+}

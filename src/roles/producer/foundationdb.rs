@@ -1,0 +1,53 @@
+//! Recording in a layer's own `foundationdb` transaction.
+//!
+//! The transaction is used by reference and stays the caller's: it commits, retries and rings. The client merges the `ADD`s
+//! of one transaction to one key, so several events of one database cost one mutation here, too, while the database has
+//! one slot; with more slots each call picks its own, and [`Producer::record_all`](super::Producer::record_all) records any
+//! number of events at once.
+
+use ::foundationdb::{RetryableTransaction, Transaction, options::MutationType};
+
+use super::{EventTarget, Receipt};
+use crate::base::encoding::Tally;
+
+/// A raw transaction. The caller rings the [`Receipt`] after its commit.
+impl EventTarget for Transaction {
+    type Receipt = Receipt;
+
+    fn add(&self, key: Vec<u8>, tally: &Tally) {
+        self.atomic_op(&key, &tally.to_bytes(), MutationType::Add);
+    }
+
+    fn set_versionstamped_value(&self, key: &[u8], operand: &[u8]) {
+        self.atomic_op(key, operand, MutationType::SetVersionstampedValue);
+    }
+
+    fn spread(&self) -> u64 {
+        fastrand::u64(..)
+    }
+
+    fn receive(&self, receipt: Receipt) -> Receipt {
+        receipt
+    }
+}
+
+/// A transaction of the client's own retry loop. A receipt of the last try is the one to ring.
+impl EventTarget for RetryableTransaction {
+    type Receipt = Receipt;
+
+    fn add(&self, key: Vec<u8>, tally: &Tally) {
+        EventTarget::add(&**self, key, tally);
+    }
+
+    fn set_versionstamped_value(&self, key: &[u8], operand: &[u8]) {
+        EventTarget::set_versionstamped_value(&**self, key, operand);
+    }
+
+    fn spread(&self) -> u64 {
+        EventTarget::spread(&**self)
+    }
+
+    fn receive(&self, receipt: Receipt) -> Receipt {
+        receipt
+    }
+}

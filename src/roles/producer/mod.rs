@@ -1,0 +1,148 @@
+//! [`Producer`]: records events inside the transaction that causes them.
+//!
+//! Recording is synchronous and blind: it reads nothing, waits for nothing and conflicts with nothing. It costs one `ADD`
+//! per database and transaction, one more mutation per design-document id, and one more with
+//! [`ProducerOptions::record_versionstamps`]. The event exists if and only if the transaction commits.
+
+mod bell;
+#[cfg(feature = "foundationdb")]
+mod foundationdb;
+mod target;
+
+use std::sync::Arc;
+
+pub(crate) use bell::ringer;
+pub use target::{EventTarget, Receipt};
+
+use crate::{
+    base::{
+        encoding::{ADDED_MAX, Counters, Tally},
+        error::{Error, Result},
+        event::{Db, DdocId, EventKind},
+    },
+    state::{
+        context::Context,
+        keys::{Partition, stamp_operand},
+    },
+};
+
+/// How events are recorded. All producers of a bus may differ in it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProducerOptions {
+    /// Over how many keys the counters of one database are spread, 1 to 256. A transaction picks one at random. Raise it
+    /// when one database is so hot that its single counter key makes its storage process the bottleneck. Default: 1.
+    pub slots: u16,
+    /// Whether the rows carry the versionstamp of the newest transaction that recorded an event. It costs one more
+    /// mutation per database and transaction. Default: false.
+    pub record_versionstamps: bool,
+}
+
+impl Default for ProducerOptions {
+    fn default() -> Self {
+        Self { slots: 1, record_versionstamps: false }
+    }
+}
+
+/// The most slots that a database can have.
+const SLOTS_MAX: u16 = 256;
+
+/// Records events. Clones are cheap.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
+/// use notibus::{Bus, BusOptions, Db, DbInstance, store::Database};
+///
+/// let store = Database::memory();
+/// let bus = Bus::open(&store, BusOptions::default()).await?;
+/// let producer = bus.producer();
+/// let db = Db::new("orders".parse()?, DbInstance::random(store.env()));
+/// store
+///     .run(async |tx| {
+///         tx.set(b"documents/1", b"{}");
+///         producer.created(&tx, &db);
+///         producer.updated(&tx, &db);
+///         Ok(())
+///     })
+///     .await?;
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone)]
+pub struct Producer {
+    /// What the roles share.
+    context: Arc<Context>,
+    /// How events are recorded.
+    options: ProducerOptions,
+}
+
+impl Producer {
+    /// A producer of the bus with this context.
+    pub(crate) fn new(context: Arc<Context>, options: ProducerOptions) -> Result<Self> {
+        if !(1..=SLOTS_MAX).contains(&options.slots) {
+            return Err(Error::invalid("slots", format!("{} is not 1 to {SLOTS_MAX}", options.slots)));
+        }
+        Ok(Self { context, options })
+    }
+
+    /// Records that `db` was created in this transaction.
+    pub fn created<T: EventTarget>(&self, transaction: &T, db: &Db) -> T::Receipt {
+        self.add(transaction, db, &EventKind::Created.once().into())
+    }
+
+    /// Records that `db` was deleted in this transaction.
+    pub fn deleted<T: EventTarget>(&self, transaction: &T, db: &Db) -> T::Receipt {
+        self.add(transaction, db, &EventKind::Deleted.once().into())
+    }
+
+    /// Records that something in `db` changed in this transaction, other than a design document.
+    ///
+    /// `db` names the instance that [`Producer::created`] was called with: keep it with the database, and read it in the transaction
+    /// that records. An event of an instance that another one has replaced, or that never was while another one is there, is
+    /// *stale*: it is counted ([`StatsSnapshot::stale_events`](crate::StatsSnapshot)) and logged, and nobody is told. Only where the
+    /// bus knows of no instance of the name is it taken over as it is found, for databases that are older than the bus.
+    pub fn updated<T: EventTarget>(&self, transaction: &T, db: &Db) -> T::Receipt {
+        self.add(transaction, db, &EventKind::Updated.once().into())
+    }
+
+    /// Records that a design document of `db` was written or deleted in this transaction. With its id, a reader of
+    /// [`NotificationFeed::ddocs`](crate::NotificationFeed::ddocs) is told which; without one it may be any, and whoever wants
+    /// one of them is told.
+    pub fn ddoc_updated<T: EventTarget>(&self, transaction: &T, db: &Db, id: Option<&DdocId>) -> T::Receipt {
+        let tally = Tally { counters: EventKind::DdocUpdated.once(), with_id: id.is_some().into() };
+        if let Some(id) = id {
+            let partition = Partition::of(db.name.as_str(), self.context.config.partitions);
+            let key = self.context.keys.pending_ddoc(partition, db, id);
+            transaction.set_versionstamped_value(&key, &stamp_operand());
+        }
+        self.add(transaction, db, &tally)
+    }
+
+    /// Records `counters` of `db` at once: one `ADD`, however many events they are. For imports, and for callers that
+    /// gather the events of a transaction by themselves. Those of design documents are without ids.
+    ///
+    /// Fails with [`Error::Invalid`] if there are more than 2^32 − 1 of a kind; nothing is recorded then.
+    pub fn record_all<T: EventTarget>(
+        &self,
+        transaction: &T,
+        db: &Db,
+        counters: &Counters,
+    ) -> Result<T::Receipt> {
+        if let Some(lane) = counters.lanes().into_iter().find(|&lane| lane > ADDED_MAX) {
+            let reason =
+                format!("{lane} events of a kind are more than the {ADDED_MAX} that can be recorded at once");
+            return Err(Error::invalid("counters", reason));
+        }
+        Ok(self.add(transaction, db, &Tally::from(*counters)))
+    }
+
+    /// Adds to the counters of `db`.
+    fn add<T: EventTarget>(&self, transaction: &T, db: &Db, tally: &Tally) -> T::Receipt {
+        let Context { keys, config, .. } = &*self.context;
+        let partition = Partition::of(db.name.as_str(), config.partitions);
+        let slot = (transaction.spread() % u64::from(self.options.slots)) as u16;
+        transaction.add(keys.counters(partition, db, slot), tally);
+        if self.options.record_versionstamps {
+            transaction.set_versionstamped_value(&keys.last_update(partition, db, slot), &stamp_operand());
+        }
+        transaction.receive(Receipt::new(Arc::clone(&self.context), partition))
+    }
+}

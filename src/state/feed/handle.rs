@@ -1,0 +1,359 @@
+//! [`Feed`]: a feed as its readers see it, with rows of one type.
+
+use std::{fmt, marker::PhantomData, sync::Arc};
+
+use super::{
+    NewTopology, RawFeed, Resharded, ShardReader, TopologyEntry,
+    reader::{StoredPage, StoredRow},
+};
+use crate::{
+    base::{
+        bugs::{Bug, is_on},
+        cursor::Cursor,
+        encoding::Sequence,
+        error::{Error, Result},
+    },
+    state::{
+        context::Context,
+        keys::{FeedId, RowSpace, ShardId},
+        routing::SchemeId,
+        skipped::Place,
+    },
+    store::Transaction,
+};
+
+/// The most rows of a page.
+pub const PAGE_ROWS_MAX: usize = 10_000;
+
+/// How many shards are read at once where their number has no other limit.
+pub(crate) const SHARDS_READ_AT_ONCE: usize = 64;
+
+/// What the rows of a feed are.
+pub trait FeedRow: Sized + Send + Sync + 'static {
+    /// The row that is stored at `sequence` as `bytes`. Fails with [`Error::Corrupt`] if it is none.
+    fn from_stored(sequence: Sequence, bytes: &[u8]) -> Result<Self>;
+
+    /// Where it stands.
+    fn sequence(&self) -> Sequence;
+}
+
+/// Some rows of a feed, in order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FeedPage<R> {
+    /// The rows. Those that this program cannot decode, because they are damaged or a later version has written them, are left
+    /// out, counted in [`StatsSnapshot::rows_skipped`](crate::StatsSnapshot::rows_skipped) and named by
+    /// [`Bus::skipped_rows`](crate::Bus::skipped_rows).
+    pub rows: Vec<Arc<R>>,
+    /// Everything up to here was read: nothing will ever be added before it. Of rows that were read backwards: everything from
+    /// here on.
+    ///
+    /// While there is more to read, this is no position up to which everything is known: a row that a later page will bring
+    /// may have superseded one before it. So derive what is new in the rows of all pages from where the first page began
+    /// ([`Cursor::knowledge`]), until one has no more after it.
+    pub to: Sequence,
+    /// Where the next page begins.
+    pub next: Cursor,
+    /// Whether there was more to read when the page was read.
+    pub more: bool,
+}
+
+/// Some rows of one shard, in order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ShardPage<R> {
+    /// The rows; see [`FeedPage::rows`].
+    pub rows: Vec<Arc<R>>,
+    /// Everything of the shard up to here was read. It does not go beyond the end of a closed shard.
+    pub to: Sequence,
+    /// Where the next page begins, also the first one of a shard that took over.
+    pub next: Cursor,
+    /// Whether there was more to read when the page was read.
+    pub more: bool,
+    /// What took over, if the shard is closed and was read to its end. Each further page says so again; a
+    /// [`ShardReader`] says it once.
+    pub resharded: Option<Resharded>,
+}
+
+/// A feed: one row per id, its newest, ordered by sequence over all shards. Clones are cheap.
+pub struct Feed<R> {
+    /// What the roles share.
+    pub(crate) context: Arc<Context>,
+    /// Which feed.
+    pub(crate) id: FeedId,
+    /// What its rows are.
+    rows: PhantomData<fn() -> R>,
+}
+
+impl<R> Clone for Feed<R> {
+    fn clone(&self) -> Self {
+        Self { context: Arc::clone(&self.context), id: self.id.clone(), rows: PhantomData }
+    }
+}
+
+impl<R> fmt::Debug for Feed<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Feed").field(&self.id).finish()
+    }
+}
+
+impl<R: FeedRow> Feed<R> {
+    /// The feed `id` of the bus with this context.
+    pub(crate) fn new(context: Arc<Context>, id: FeedId) -> Self {
+        Self { context, id, rows: PhantomData }
+    }
+
+    /// The feed as bytes.
+    pub(crate) fn raw(&self) -> RawFeed<'_> {
+        RawFeed::new(&self.context, &self.id)
+    }
+
+    /// The rows after `cursor`, at most `limit` (1 to 10,000), in the order of their sequences over all shards and all
+    /// topologies. Begin at [`Cursor::NOTHING`] or behind a sequence, and go on at [`FeedPage::next`]: each page is read in a
+    /// transaction of its own, so a backlog may take as long as it takes. A row that is superseded meanwhile comes later, in
+    /// its new place.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] if the cursor is ahead of the store or of a later incarnation, as one of another bus would be;
+    /// [`Error::Expired`] if rows after it may have been dropped; [`Error::NoFeed`] if there is no such feed.
+    pub async fn page(&self, cursor: impl Into<Cursor>, limit: usize) -> Result<FeedPage<R>> {
+        let cursor = cursor.into();
+        self.context.db.run(async |tx| self.page_in(&tx, cursor, limit).await).await
+    }
+
+    /// [`Feed::page`] within the caller's transaction.
+    pub async fn page_in(
+        &self,
+        tx: &Transaction,
+        cursor: impl Into<Cursor>,
+        limit: usize,
+    ) -> Result<FeedPage<R>> {
+        check_limit(limit)?;
+        self.page_of(&self.raw().page(tx, cursor.into(), limit).await?)
+    }
+
+    /// The rows before `before`, at most `limit` (1 to 10,000), newest first. Start at [`Sequence::MAX`], go on at
+    /// [`FeedPage::to`]. Rows that are superseded while the pages are read move to where was read already: who wants them,
+    /// too, reads forward from the [`Feed::now`] of before.
+    pub async fn page_before(&self, before: Sequence, limit: usize) -> Result<FeedPage<R>> {
+        self.context.db.run(async |tx| self.page_before_in(&tx, before, limit).await).await
+    }
+
+    /// [`Feed::page_before`] within the caller's transaction.
+    pub async fn page_before_in(
+        &self,
+        tx: &Transaction,
+        before: Sequence,
+        limit: usize,
+    ) -> Result<FeedPage<R>> {
+        check_limit(limit)?;
+        self.page_of(&self.raw().page_before(tx, before, limit).await?)
+    }
+
+    /// The rows of `shard` after `cursor`, at most `limit` (1 to 10,000). All rows of an id that are written under one
+    /// topology are in one shard, so that readers of different shards need not know of each other.
+    ///
+    /// Fails with [`Error::NoShard`] if the feed has no such shard, and as [`Feed::page`] does.
+    pub async fn shard_page(
+        &self,
+        shard: ShardId,
+        cursor: impl Into<Cursor>,
+        limit: usize,
+    ) -> Result<ShardPage<R>> {
+        let cursor = cursor.into();
+        self.context.db.run(async |tx| self.shard_page_in(&tx, shard, cursor, limit).await).await
+    }
+
+    /// [`Feed::shard_page`] within the caller's transaction.
+    pub async fn shard_page_in(
+        &self,
+        tx: &Transaction,
+        shard: ShardId,
+        cursor: impl Into<Cursor>,
+        limit: usize,
+    ) -> Result<ShardPage<R>> {
+        check_limit(limit)?;
+        let read = self.raw().shard_page(tx, shard, cursor.into(), limit).await?;
+        let FeedPage { rows, to, next, more } = self.page_of(&read.page)?;
+        Ok(ShardPage { rows, to, next, more, resharded: read.resharded })
+    }
+
+    /// Reads `shard` from `cursor` on, to its end. Which shards to read from a position on, [`Feed::topology_at`] tells.
+    pub fn shard_reader(&self, shard: ShardId, cursor: impl Into<Cursor>) -> ShardReader<R> {
+        ShardReader::new(self.clone(), shard, cursor.into())
+    }
+
+    /// The history of the feed's shards, oldest first. Closed entries without rows are dropped from time to time.
+    pub async fn topology(&self) -> Result<Vec<TopologyEntry>> {
+        self.context
+            .db
+            .run(async |tx| {
+                Ok(self.raw().topology(&tx).await?.entries().iter().map(TopologyEntry::from).collect())
+            })
+            .await
+    }
+
+    /// The shards that were live at `since`: a reader of single shards starts with these, and goes on with the successor of
+    /// each that is closed. Whoever reads so from `since` on misses nothing. A shard that is empty may be dropped before it is
+    /// read for the first time, which then fails with [`Error::NoShard`]: ask again.
+    ///
+    /// Fails as [`Feed::page`] does.
+    pub async fn topology_at(&self, since: impl Into<Cursor>) -> Result<TopologyEntry> {
+        let since = since.into();
+        self.context.db.run(async |tx| self.raw().topology_at(&tx, since).await).await
+    }
+
+    /// The shards that can have rows. Ids are unique within the feed and never used again.
+    pub async fn shards(&self) -> Result<Vec<ShardId>> {
+        Ok(self.topology().await?.into_iter().flat_map(|entry| entry.shards).collect())
+    }
+
+    /// Changes the number of shards, 1 to 10,000, up or down, while the feed is written and read; and the hashing scheme, if
+    /// one is named. Nothing is moved: rows go to the new shards from this sequence on. Returns the new entry.
+    ///
+    /// Writers that are overtaken are tried again; a reader of a single shard is told by [`Resharded`]. Several reshards at
+    /// once come one after the other. A reshard of unknown result is not done twice.
+    ///
+    /// Fails with [`Error::Invalid`] if there cannot be so many shards, with [`Error::UnknownScheme`] if this process does
+    /// not know the scheme, and with [`Error::NoFeed`] if there is no such feed. Nothing is changed then.
+    pub async fn reshard(&self, shards: u32, scheme: Option<SchemeId>) -> Result<TopologyEntry> {
+        let db = &self.context.db;
+        let new = NewTopology::new(shards, scheme, db.env())?;
+        let written = db.run_once(async |tx| self.raw().reshard(&tx, &new).await).await?;
+        self.context.signals.appended();
+        let first = Sequence::new(self.context.config.incarnation, written.committed.versionstamp, 0);
+        Ok(TopologyEntry { first, ..TopologyEntry::from(&written.value) })
+    }
+
+    /// How many rows stand after `cursor`: what a reader there has still to read. It reads them all, in as many transactions
+    /// as it takes. Rows that are superseded while they are counted may be missed, as a reader would not meet them there.
+    ///
+    /// Fails as [`Feed::page`] does.
+    pub async fn pending(&self, cursor: impl Into<Cursor>) -> Result<u64> {
+        let (feed, cursor) = (self.raw(), cursor.into());
+        let (last, spaces) = self
+            .context
+            .db
+            .run(async |tx| {
+                // It checks the position.
+                feed.page(&tx, cursor, 1).await?;
+                let topology = feed.topology(&tx).await?;
+                let after = cursor.position();
+                let entries = topology.after(after).iter();
+                let spaces: Vec<_> =
+                    entries.flat_map(|entry| feed.spaces(entry)).map(|space| (space, after)).collect();
+                Ok((feed.last_readable(&tx).await?, spaces))
+            })
+            .await?;
+        self.count(spaces, last).await
+    }
+
+    /// How many rows `shard` has. It reads them all, in as many transactions as it takes; those that are superseded meanwhile
+    /// may be missed. A shard that was dropped has none.
+    ///
+    /// Fails with [`Error::NoShard`] if there never was such a shard, and with [`Error::NoFeed`] if there is no such feed.
+    pub async fn shard_rows(&self, shard: ShardId) -> Result<u64> {
+        let feed = self.raw();
+        let read = async |tx| {
+            let space = feed.space_of_shard(&tx, shard).await?;
+            Ok((feed.last_readable(&tx).await?, space.map(|space| (space, Sequence::MIN))))
+        };
+        let (last, space) = self.context.db.run(read).await?;
+        self.count(Vec::from_iter(space), last).await
+    }
+
+    /// How many rows, or rows of `shard`, stand after `after` and up to `to`, of which nobody checks whether they can be read.
+    #[cfg(feature = "http")]
+    pub(crate) async fn count_between(
+        &self,
+        shard: Option<ShardId>,
+        after: Sequence,
+        to: Sequence,
+    ) -> Result<u64> {
+        let feed = self.raw();
+        let read = async |tx| {
+            let last = feed.last_readable(&tx).await?.min(to);
+            let spaces = if let Some(shard) = shard {
+                feed.space_of_shard(&tx, shard).await?.into_iter().collect()
+            } else {
+                let topology = feed.topology(&tx).await?;
+                topology.after(after).iter().flat_map(|entry| feed.spaces(entry)).collect::<Vec<_>>()
+            };
+            Ok((last, spaces.into_iter().map(|space| (space, after)).collect()))
+        };
+        let (last, spaces) = self.context.db.run(read).await?;
+        self.count(spaces, last).await
+    }
+
+    /// How many rows stand in `spaces`, each after its position, and up to `last`.
+    async fn count(&self, mut spaces: Vec<(RowSpace, Sequence)>, last: Sequence) -> Result<u64> {
+        let mut total = 0;
+        while !spaces.is_empty() {
+            let some = spaces.split_off(spaces.len().saturating_sub(SHARDS_READ_AT_ONCE));
+            let count = async |tx| self.raw().count(&tx, &some, last, PAGE_ROWS_MAX).await;
+            let counts = self.context.db.run(count).await?;
+            for ((space, _), (count, rest)) in some.into_iter().zip(counts) {
+                total += count as u64;
+                spaces.extend(rest.map(|after| (space, after)));
+            }
+        }
+        Ok(total)
+    }
+
+    /// The sequence of the newest row; `None` if there is none.
+    pub async fn last_sequence(&self) -> Result<Option<Sequence>> {
+        self.context.db.run(async |tx| self.raw().last_row(&tx).await).await
+    }
+
+    /// The position behind everything that is in the feed now: whoever starts here gets what comes.
+    pub async fn now(&self) -> Result<Sequence> {
+        self.context.db.run(async |tx| self.raw().last_readable(&tx).await).await
+    }
+
+    /// The oldest position from which a reader misses nothing.
+    pub async fn horizon(&self) -> Result<Sequence> {
+        let isolation = crate::store::Isolation::Snapshot;
+        self.context.db.run(async |tx| self.raw().horizon(&tx, isolation).await).await
+    }
+
+    /// The row that stands as `row`; `None`, and it is told, if it cannot be decoded.
+    pub(crate) fn decode(&self, row: &StoredRow) -> Result<Option<R>> {
+        match R::from_stored(row.sequence, &row.value) {
+            Ok(row) => Ok(Some(row)),
+            Err(error) if is_on(Bug::BrokenRowStops) => Err(error),
+            Err(error) => {
+                self.context.skip(&Place::Row(self.id.clone(), row.sequence), &error);
+                Ok(None)
+            }
+        }
+    }
+
+    /// The rows of a stored page, but for those that cannot be decoded.
+    fn page_of(&self, page: &StoredPage) -> Result<FeedPage<R>> {
+        let mut rows = Vec::with_capacity(page.rows.len());
+        for row in &page.rows {
+            rows.extend(self.decode(row)?.map(Arc::new));
+        }
+        Ok(FeedPage { rows, to: page.next.position(), next: page.next, more: page.more })
+    }
+
+    /// What took over from `shard`, which was dropped.
+    pub(super) async fn end_of_trimmed(&self, shard: ShardId) -> Result<Resharded> {
+        let read = async |tx| {
+            let topology = self.raw().topology(&tx).await?;
+            topology
+                .successor_of_trimmed(shard)
+                .map(Resharded::from)
+                .ok_or(Error::NoShard { shard: shard.0, is_trimmed: true })
+        };
+        self.context.db.run(read).await
+    }
+}
+
+/// Fails if a page cannot have `limit` rows.
+fn check_limit(limit: usize) -> Result<()> {
+    if (1..=PAGE_ROWS_MAX).contains(&limit) {
+        Ok(())
+    } else {
+        Err(Error::invalid("limit", format!("{limit} is not 1 to {PAGE_ROWS_MAX}")))
+    }
+}

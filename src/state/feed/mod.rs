@@ -1,0 +1,64 @@
+//! The sharded feed: rows ordered by sequence, spread over shards; each id has exactly one row, its newest.
+//!
+//! Writers append with the store's own stamp, so no key is hot and no writer waits for another. A reader at a read version
+//! sees every row up to that version, and none is ever added below it: a cursor never skips a row.
+//!
+//! # Resharding
+//!
+//! Nothing is moved. A reshard closes the current topology entry and opens the next one at its own stamp:
+//!
+//! ```text
+//! sequence   0 ──────────────────── 5678 ─────────────────────── 9012 ────────►
+//! entry      {shard 1}, closed      {shards 2, 3, 4, 5}, closed  {shards 6, 7}
+//! row of x        ✗ (superseded)         ✗ (superseded)               x
+//! ```
+//!
+//! 1. Every writer has read the current entry serializably, so a writer that a reshard has overtaken cannot commit: no row
+//!    is ever added to a closed shard, and every row of an entry stands before the first sequence of the next.
+//! 2. An id's shard follows from its sequence and the history, so it is stored nowhere.
+//! 3. Shard ids are taken from the current entry, which is never dropped, so that none is used again.
+
+mod handle;
+mod merge;
+mod pulse;
+mod reader;
+mod reshard;
+mod shard_reader;
+mod topology;
+mod writer;
+
+pub(crate) use self::{
+    handle::SHARDS_READ_AT_ONCE,
+    pulse::{Look, Probe, Pulse},
+    reader::StoredRow,
+    reshard::{NewTopology, check_legacy_prefix},
+    topology::Topology,
+    writer::{FeedWriter, append},
+};
+pub use self::{
+    handle::{Feed, FeedPage, FeedRow, PAGE_ROWS_MAX, ShardPage},
+    shard_reader::{ShardEvent, ShardReader},
+    topology::{Resharded, TopologyEntry},
+};
+use crate::state::{context::Context, keys::FeedId};
+
+/// A feed of a bus, as bytes: what its reads and writes need to know.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RawFeed<'a> {
+    /// What the roles share.
+    pub context: &'a Context,
+    /// Which feed.
+    pub id: &'a FeedId,
+}
+
+impl<'a> RawFeed<'a> {
+    /// The feed `id` of the bus with this context.
+    pub fn new(context: &'a Context, id: &'a FeedId) -> Self {
+        Self { context, id }
+    }
+
+    /// The feed of notifications.
+    pub fn notifications(context: &'a Context) -> Self {
+        Self { context, id: &context.feed }
+    }
+}

@@ -1,0 +1,343 @@
+//! Reading a feed within one transaction: one shard, or all of them merged in the order of their sequences.
+
+use bytes::Bytes;
+use futures_util::future::try_join_all;
+
+use super::{
+    RawFeed, Topology, TopologyEntry,
+    merge::{Direction, merged},
+    topology::{Resharded, space_of},
+};
+use crate::{
+    base::{
+        cursor::{Cursor, Knowledge},
+        encoding::Sequence,
+        error::{Error, Result},
+    },
+    state::keys::{RowSpace, ShardId, TopologyRow},
+    store::{Isolation, RangeRead, Transaction},
+};
+
+/// A row of a feed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct StoredRow {
+    /// Where it stands.
+    pub sequence: Sequence,
+    /// Its content, which its feed's users decode.
+    pub value: Bytes,
+}
+
+/// Some rows of a feed, in order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct StoredPage {
+    /// The rows.
+    pub rows: Vec<StoredRow>,
+    /// Where to go on; of rows that were read backwards, its position.
+    pub next: Cursor,
+    /// Whether there is more to read at this read version.
+    pub more: bool,
+}
+
+/// Some rows of a shard, in order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct StoredShardPage {
+    /// The rows.
+    pub page: StoredPage,
+    /// What took over, if the shard is closed and was read to its end.
+    pub resharded: Option<Resharded>,
+}
+
+impl<'a> RawFeed<'a> {
+    /// Where the rows of the shards of `entry` are.
+    pub fn spaces(self, entry: &'a TopologyRow) -> impl ExactSizeIterator<Item = RowSpace> + use<'a> {
+        entry.shards().map(move |shard| space_of(entry, self, shard))
+    }
+
+    /// The history of the feed's shards, as readers need it.
+    pub async fn topology(self, tx: &Transaction) -> Result<Topology> {
+        Topology::read(tx, self, Isolation::Snapshot).await
+    }
+
+    /// The last sequence that `tx` can see.
+    pub async fn last_readable(self, tx: &Transaction) -> Result<Sequence> {
+        Ok(Sequence::last_at(self.context.config.incarnation, tx.read_version().await?))
+    }
+
+    /// The oldest position from which a reader misses nothing.
+    pub async fn horizon(self, tx: &Transaction, isolation: Isolation) -> Result<Sequence> {
+        let stored = tx.get(&self.context.keys.horizon(self.id), isolation).await?;
+        stored.map_or(Ok(Sequence::MIN), |stored| Sequence::from_bytes(&stored))
+    }
+
+    /// The last sequence that `tx` can see, the topology, and the cursor of a reader that has begun. Fails if the reader is
+    /// ahead of the store, of another history, or if rows that it has not seen may have been dropped.
+    async fn begin(self, tx: &Transaction, cursor: Cursor) -> Result<(Sequence, Topology, Cursor)> {
+        let horizon = self.horizon(tx, Isolation::Snapshot);
+        let (begun, horizon) = tokio::join!(self.begin_kept(tx, cursor.position()), horizon);
+        let ((last, topology), horizon) = (begun?, horizon?);
+        cursor.check(horizon)?;
+        self.check_history(cursor, last)?;
+        Ok((last, topology, cursor.begin(last)))
+    }
+
+    /// Fails if the cursor is of another history: the folder was replaced by an older copy of it, or a store in memory began again.
+    /// What such a reader knows may never have happened here, and what has happened here it may not know.
+    pub fn check_history(self, cursor: Cursor, last: Sequence) -> Result<()> {
+        let config = &self.context.config;
+        let known = match cursor.knowledge() {
+            Knowledge::Nothing => None,
+            Knowledge::UpTo(known) => Some(known),
+        };
+        let mut positions = [known, cursor.began(), Some(cursor.position())].into_iter().flatten();
+        let is_foreign = |position: Sequence| {
+            // Before the incarnation was raised, another store has given them out.
+            position.incarnation() == config.incarnation
+                && position != Sequence::MIN
+                && !self.context.db.may_have_used(position.versionstamp().version())
+        };
+        if positions.any(is_foreign) { Err(Error::Expired { horizon: last }) } else { Ok(()) }
+    }
+
+    /// [`RawFeed::begin`] for readers for whom the janitor keeps what they have still to read: no horizon holds for them.
+    async fn begin_kept(self, tx: &Transaction, after: Sequence) -> Result<(Sequence, Topology)> {
+        let incarnation = self.context.config.incarnation;
+        if after.incarnation() > incarnation {
+            let reason = format!(
+                "{after} is of incarnation {}, the bus is at {}",
+                after.incarnation().0,
+                incarnation.0
+            );
+            return Err(Error::invalid("sequence", reason));
+        }
+        let (last, topology) = tokio::join!(self.last_readable(tx), self.topology(tx));
+        let (last, topology) = (last?, topology?);
+        if after > last {
+            // Read versions never go back, so no reader of this feed can have come so far.
+            let reason = format!("{after} is ahead of the store, which is at {last}");
+            return Err(Error::invalid("sequence", reason));
+        }
+        Ok((last, topology))
+    }
+
+    /// The shards that were live at `since`, which is checked as that of a reader.
+    pub async fn topology_at(self, tx: &Transaction, since: Cursor) -> Result<TopologyEntry> {
+        let (_, topology, _) = self.begin(tx, since).await?;
+        Ok(topology.at(since.position()).into())
+    }
+
+    /// The rows of all shards after `cursor`, at most `limit`, in one total order. All shards are read at the read version of
+    /// `tx`, so no row is missed between them.
+    ///
+    /// Fails with [`Error::Invalid`] if the cursor is ahead of what `tx` can read, and with [`Error::Expired`] if rows after it
+    /// may have been dropped.
+    pub async fn page(self, tx: &Transaction, cursor: Cursor, limit: usize) -> Result<StoredPage> {
+        let (last, topology, cursor) = self.begin(tx, cursor).await?;
+        let after = cursor.position();
+        if after == last {
+            return Ok(StoredPage { rows: Vec::new(), next: last.into(), more: false });
+        }
+        let entries = topology.after(after).iter();
+        let (rows, more) = self.rows_of(tx, entries, (after, last), limit, Direction::Ascending).await?;
+        let next = match rows.last() {
+            Some(row) if more => cursor.at(row.sequence),
+            _ => last.into(),
+        };
+        Ok(StoredPage { rows, next, more })
+    }
+
+    /// The rows of all shards before `before`, at most `limit`, newest first.
+    pub async fn page_before(self, tx: &Transaction, before: Sequence, limit: usize) -> Result<StoredPage> {
+        let (last, topology, _) = self.begin(tx, Cursor::NOTHING).await?;
+        let bounds = (Sequence::MIN, last.min(before.before()));
+        let entries = topology.entries().iter().rev().filter(|entry| entry.first <= bounds.1);
+        let (rows, more) = self.rows_of(tx, entries, bounds, limit, Direction::Descending).await?;
+        let to = rows.last().filter(|_| more).map_or(Sequence::MIN, |row| row.sequence);
+        Ok(StoredPage { rows, next: to.into(), more })
+    }
+
+    /// The rows of `entries`, one entry after the other, at most `limit`, which is at least 1; and whether there may be more.
+    async fn rows_of(
+        self,
+        tx: &Transaction,
+        entries: impl Iterator<Item = &TopologyRow>,
+        bounds: (Sequence, Sequence),
+        limit: usize,
+        direction: Direction,
+    ) -> Result<(Vec<StoredRow>, bool)> {
+        let mut rows = Vec::new();
+        for entry in entries {
+            if rows.len() == limit {
+                return Ok((rows, true));
+            }
+            let (found, more) = merged(tx, self.spaces(entry), bounds, limit - rows.len(), direction).await?;
+            rows.extend(found);
+            if more {
+                return Ok((rows, true));
+            }
+        }
+        Ok((rows, false))
+    }
+
+    /// The rows of `shard` after `cursor`, at most `limit`.
+    pub async fn shard_page(
+        self,
+        tx: &Transaction,
+        shard: ShardId,
+        cursor: Cursor,
+        limit: usize,
+    ) -> Result<StoredShardPage> {
+        let (last, topology, cursor) = self.begin(tx, cursor).await?;
+        self.rows_of_shard(tx, shard, cursor, limit, (last, topology)).await
+    }
+
+    /// [`RawFeed::shard_page`] for a group, whose checkpoints keep the janitor from what it has still to read.
+    pub async fn kept_shard_page(
+        self,
+        tx: &Transaction,
+        shard: ShardId,
+        after: Sequence,
+        limit: usize,
+    ) -> Result<StoredShardPage> {
+        let begun = self.begin_kept(tx, after).await?;
+        self.rows_of_shard(tx, shard, after.into(), limit, begun).await
+    }
+
+    /// The rows of `shard` after `cursor`, as far as can be seen under the topology.
+    async fn rows_of_shard(
+        self,
+        tx: &Transaction,
+        shard: ShardId,
+        cursor: Cursor,
+        limit: usize,
+        (last, topology): (Sequence, Topology),
+    ) -> Result<StoredShardPage> {
+        let after = cursor.position();
+        let (entry, successor) = topology.entry_of(shard)?;
+        let space = std::iter::once(space_of(entry, self, shard));
+        let (rows, more) = merged(tx, space, (after, last), limit, Direction::Ascending).await?;
+        let next = match (rows.last(), successor) {
+            (Some(row), _) if more => cursor.at(row.sequence),
+            // Later rows are in other shards: no position behind the successor's beginning may be taken as read.
+            (_, Some(successor)) => cursor.at(after.max(successor.first.before())),
+            (_, None) => last.into(),
+        };
+        let resharded = successor.filter(|_| !more).map(Resharded::from);
+        Ok(StoredShardPage { page: StoredPage { rows, next, more }, resharded })
+    }
+
+    /// The row at `sequence`, if there is one.
+    pub async fn row_at(self, tx: &Transaction, sequence: Sequence) -> Result<Option<StoredRow>> {
+        let topology = self.topology(tx).await?;
+        let bounds = (sequence.before(), sequence);
+        let spaces = self.spaces(topology.at(sequence));
+        let (mut rows, _) = merged(tx, spaces, bounds, 1, Direction::Ascending).await?;
+        Ok(rows.pop())
+    }
+
+    /// How many rows each of `spaces` has after `after` and up to `last`, of which at most `limit` are counted; and from where
+    /// to go on, if there are more.
+    pub async fn count(
+        self,
+        tx: &Transaction,
+        spaces: &[(RowSpace, Sequence)],
+        last: Sequence,
+        limit: usize,
+    ) -> Result<Vec<(usize, Option<Sequence>)>> {
+        let counts = spaces.iter().map(|(space, after)| {
+            let read = RangeRead::new(space.rows(*after, last)).limit(limit);
+            async move {
+                let page = tx.get_range(&read, Isolation::Snapshot).await?;
+                let rest = page.rows.last().filter(|_| page.more).map(|(key, _)| space.sequence(key));
+                Ok((page.rows.len(), rest.transpose()?))
+            }
+        });
+        try_join_all(counts).await
+    }
+
+    /// Where the rows of `shard` are; `None` if it was dropped.
+    pub async fn space_of_shard(self, tx: &Transaction, shard: ShardId) -> Result<Option<RowSpace>> {
+        match self.topology(tx).await?.entry_of(shard) {
+            Err(Error::NoShard { is_trimmed: true, .. }) => Ok(None),
+            entry => Ok(Some(space_of(entry?.0, self, shard))),
+        }
+    }
+
+    /// How many rows of `shard` stand between `bounds`, as [`RawFeed::count`] counts them.
+    pub async fn count_shard(
+        self,
+        tx: &Transaction,
+        shard: ShardId,
+        (after, last): (Sequence, Sequence),
+        limit: usize,
+    ) -> Result<(usize, Option<Sequence>)> {
+        let Some(space) = self.space_of_shard(tx, shard).await? else { return Ok((0, None)) };
+        let counts = self.count(tx, &[(space, after)], last, limit).await?;
+        Ok(counts.into_iter().next().expect("one space has one count"))
+    }
+
+    /// The first row of `shard` after `after` and up to `last`. A shard that was dropped has none.
+    pub async fn oldest(
+        self,
+        tx: &Transaction,
+        shard: ShardId,
+        (after, last): (Sequence, Sequence),
+    ) -> Result<Option<StoredRow>> {
+        let Some(space) = self.space_of_shard(tx, shard).await? else { return Ok(None) };
+        let first = RangeRead::new(space.rows(after, last)).limit(1);
+        let page = tx.get_range(&first, Isolation::Snapshot).await?;
+        let Some((key, value)) = page.rows.into_iter().next() else { return Ok(None) };
+        Ok(Some(StoredRow { sequence: space.sequence(&key)?, value }))
+    }
+
+    /// The sequence of the last row, if there is one.
+    pub async fn last_row(self, tx: &Transaction) -> Result<Option<Sequence>> {
+        let topology = self.topology(tx).await?;
+        for entry in topology.entries().iter().rev() {
+            let newest = self.spaces(entry).map(async |space| {
+                let read = RangeRead::new(space.rows(Sequence::MIN, Sequence::MAX)).limit(1).reverse();
+                let page = tx.get_range(&read, Isolation::Snapshot).await?;
+                page.rows.first().map(|(key, _)| space.sequence(key)).transpose()
+            });
+            let newest = try_join_all(newest).await?.into_iter().flatten().max();
+            if newest.is_some() {
+                return Ok(newest);
+            }
+        }
+        Ok(None)
+    }
+
+    /// The newest rows of `ids` after `cursor`, in the order of their sequences, and the last sequence that `tx` can see. Fails
+    /// as [`RawFeed::page`] does.
+    pub async fn newest_after(
+        self,
+        tx: &Transaction,
+        ids: impl Iterator<Item = &[u8]>,
+        cursor: Cursor,
+    ) -> Result<(Vec<StoredRow>, Sequence)> {
+        let (last, topology, cursor) = self.begin(tx, cursor).await?;
+        let found = try_join_all(ids.map(|id| self.newest_of(tx, &topology, id))).await?;
+        let mut rows: Vec<_> =
+            found.into_iter().flatten().filter(|row| row.sequence > cursor.position()).collect();
+        rows.sort_unstable_by_key(|row| row.sequence);
+        Ok((rows, last))
+    }
+
+    /// The newest row of `id`, if it has one and the feed keeps track of it.
+    pub async fn newest_of(
+        self,
+        tx: &Transaction,
+        topology: &Topology,
+        id: &[u8],
+    ) -> Result<Option<StoredRow>> {
+        let Some(newest) = tx.get(&self.context.keys.newest(self.id, id), Isolation::Snapshot).await? else {
+            return Ok(None);
+        };
+        let sequence = Sequence::from_bytes(&newest)?;
+        let key = topology.space_at(self, sequence, id)?.row(sequence);
+        let value = tx.get(&key, Isolation::Snapshot).await?;
+        let value = value.ok_or_else(|| {
+            Error::corrupt("newest", format!("it points at {sequence}, where there is no row"))
+        })?;
+        Ok(Some(StoredRow { sequence, value }))
+    }
+}

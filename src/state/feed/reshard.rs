@@ -1,0 +1,169 @@
+//! Beginning and changing the topology of a feed.
+
+use bytes::Bytes;
+
+use super::{RawFeed, Topology};
+use crate::{
+    base::{
+        bugs::{Bug, is_on},
+        encoding::{Sequence, versionstamped},
+        env::Env,
+        error::{Error, Result},
+    },
+    state::{
+        context::Context,
+        keys::{Layout, SHARDS_MAX, ShardId, TopologyRow},
+        routing::SchemeId,
+    },
+    store::{AtomicOp, Isolation, KeyRange, RangeRead, Transaction},
+};
+
+/// The longest prefix of a legacy range, in bytes.
+const LEGACY_PREFIX_LEN_MAX: usize = 1_024;
+
+/// Fails unless a feed can have `shards` shards.
+fn check_shards(shards: u32) -> Result<()> {
+    if (1..=SHARDS_MAX).contains(&shards) {
+        Ok(())
+    } else {
+        Err(Error::invalid("shards", format!("{shards} is not 1 to {SHARDS_MAX}")))
+    }
+}
+
+/// Fails unless rows under `prefix` can be taken over.
+pub(crate) fn check_legacy_prefix(context: &Context, prefix: &[u8]) -> Result<()> {
+    if !(1..=LEGACY_PREFIX_LEN_MAX).contains(&prefix.len()) || prefix[0] == 0xff {
+        let reason =
+            format!("{} bytes, of 1 to {LEGACY_PREFIX_LEN_MAX}, not starting with 0xff", prefix.len());
+        return Err(Error::invalid("legacy prefix", reason));
+    }
+    if KeyRange::prefix(prefix.to_vec()).intersects(&context.keys.all()) {
+        return Err(Error::invalid("legacy prefix", "keys of the bus itself start with it"));
+    }
+    Ok(())
+}
+
+/// The next topology of a feed.
+#[derive(Debug, Clone)]
+pub(crate) struct NewTopology {
+    /// How many shards.
+    shards: u32,
+    /// How ids are routed to them; as before, if not said.
+    scheme: Option<SchemeId>,
+    /// Whoever tries the same again knows it by this.
+    token: [u8; 16],
+}
+
+impl NewTopology {
+    /// A topology of so many shards. Fails if there cannot be so many.
+    pub fn new(shards: u32, scheme: Option<SchemeId>, env: &Env) -> Result<Self> {
+        check_shards(shards)?;
+        let token = u128::from(env.random()) << 64 | u128::from(env.random());
+        Ok(Self { shards, scheme, token: token.to_be_bytes() })
+    }
+
+    /// The same with the token of one who tries the same again.
+    pub fn with_token(self, token: [u8; 16]) -> Self {
+        Self { token, ..self }
+    }
+
+    /// It as a row, with shards from `first_shard` on.
+    fn row(&self, first: Sequence, first_shard: ShardId, scheme: SchemeId) -> TopologyRow {
+        let layout = Layout::Sharded { scheme: scheme.0, first: first_shard, count: self.shards };
+        TopologyRow { first, closed: false, token: self.token, layout }
+    }
+}
+
+impl RawFeed<'_> {
+    /// Gives the feed, which must not exist, its first topology in the caller's transaction. Trying again after an unknown
+    /// result, with the same `new`, changes nothing.
+    pub async fn create(self, tx: &Transaction, new: &NewTopology) -> Result<()> {
+        let scheme = new.scheme.unwrap_or(SchemeId::ID);
+        self.context.schemes.check(scheme)?;
+        let row = new.row(Sequence::MIN, ShardId(1), scheme);
+        if self.is_new(tx, &row, None).await? {
+            tx.set(&self.context.keys.topology(self.id, row.first), &row.to_bytes());
+        }
+        Ok(())
+    }
+
+    /// Takes over the rows that lie unsharded under `prefix`, as keys of the prefix, an incarnation and a tuple versionstamp:
+    /// they become the first topology entry, and what is written from this transaction on goes to shards.
+    pub async fn adopt(self, tx: &Transaction, prefix: &[u8], new: &NewTopology) -> Result<()> {
+        let scheme = new.scheme.unwrap_or(SchemeId::ID);
+        self.context.schemes.check(scheme)?;
+        check_legacy_prefix(self.context, prefix)?;
+        let layout = Layout::Legacy(Bytes::copy_from_slice(prefix));
+        let legacy = TopologyRow { first: Sequence::MIN, closed: false, token: new.token, layout };
+        let second = new.row(Sequence::MIN, legacy.next_shard(), scheme);
+        if self.is_new(tx, &legacy, Some(&second)).await? {
+            self.succeed(tx, &legacy, new, scheme);
+        }
+        Ok(())
+    }
+
+    /// Closes the current entry and opens the next one at the stamp of `tx`, which no other write of the feed may use; returns
+    /// it, but for where it begins. Writers that have read the current entry cannot commit any more.
+    pub async fn reshard(self, tx: &Transaction, new: &NewTopology) -> Result<TopologyRow> {
+        let topology = Topology::read(tx, self, Isolation::Serializable).await?;
+        let current = topology.current();
+        let scheme = new.scheme.unwrap_or(match current.layout {
+            Layout::Legacy(_) => SchemeId::ID,
+            Layout::Sharded { scheme, .. } => SchemeId(scheme),
+        });
+        self.context.schemes.check(scheme)?;
+        if current.next_shard().0.checked_add(new.shards.into()).is_none() {
+            return Err(Error::corrupt("topology", "the shard ids have come to their end"));
+        }
+        Ok(self.succeed(tx, current, new, scheme))
+    }
+
+    /// Whether the feed does not exist yet; false if it began as `first`, or with the entry after it. Fails if it began otherwise.
+    async fn is_new(
+        self,
+        tx: &Transaction,
+        first: &TopologyRow,
+        second: Option<&TopologyRow>,
+    ) -> Result<bool> {
+        let read = RangeRead::new(self.context.keys.topologies(self.id)).limit(2);
+        let rows = tx.get_range(&read, Isolation::Serializable).await?.rows;
+        let rows =
+            rows.iter().map(|row| Ok(self.context.keys.topology_row(row)?.1)).collect::<Result<Vec<_>>>()?;
+        let is = |row: Option<&TopologyRow>, expected: &TopologyRow| {
+            row.is_some_and(|row| row.token == expected.token && row.layout == expected.layout)
+        };
+        if rows.is_empty() {
+            Ok(true)
+        } else if is(rows.first(), first) && second.is_none_or(|second| is(rows.get(1), second)) {
+            Ok(false)
+        } else {
+            Err(Error::invalid("feed", format!("the feed of {} has begun otherwise", self.id)))
+        }
+    }
+
+    /// Closes `current`, and writes its successor.
+    fn succeed(
+        self,
+        tx: &Transaction,
+        current: &TopologyRow,
+        new: &NewTopology,
+        scheme: SchemeId,
+    ) -> TopologyRow {
+        let keys = &self.context.keys;
+        let closed = TopologyRow { closed: !is_on(Bug::ReshardWithoutClosing), ..current.clone() };
+        tx.set(&keys.topology(self.id, closed.first), &closed.to_bytes());
+        let mut first_shard = current.next_shard();
+        if is_on(Bug::ShardIdsUsedAgain) {
+            first_shard.0 -= 1;
+        }
+        let next = new.row(Sequence::MIN, first_shard, scheme);
+        let operand = keys.next_topology(self.id, self.context.config.incarnation);
+        tx.atomic(AtomicOp::SetVersionstampedKey, &operand, &next.to_bytes());
+        if self.id.instance().is_none() {
+            // Readers that wait for rows look only at this. Those of documents are told by notifications.
+            let pulse = keys.pulse(self.id, current.next_shard());
+            tx.atomic(AtomicOp::SetVersionstampedValue, &pulse, &versionstamped(&[], &[]));
+        }
+        next
+    }
+}

@@ -1,0 +1,217 @@
+//! [`Topology`]: the history of a feed's shards.
+
+use serde::Serialize;
+
+use super::RawFeed;
+use crate::{
+    base::{
+        encoding::Sequence,
+        error::{Error, Result},
+    },
+    state::{
+        keys::{Layout, RowSpace, ShardId, TopologyRow},
+        routing::SchemeId,
+    },
+    store::{Isolation, Transaction},
+};
+
+/// Which shards a feed writes to, from one sequence on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct TopologyEntry {
+    /// The first sequence that it holds for.
+    pub first: Sequence,
+    /// How ids are routed to the shards; `None` for a legacy range, which is not sharded.
+    pub scheme: Option<SchemeId>,
+    /// Whether a later entry has taken over: no row will ever be added to these shards.
+    pub is_closed: bool,
+    /// The shards, in the order that the scheme counts them. A legacy range is shard 0.
+    pub shards: Vec<ShardId>,
+}
+
+impl From<&TopologyRow> for TopologyEntry {
+    fn from(row: &TopologyRow) -> Self {
+        let scheme = match row.layout {
+            Layout::Legacy(_) => None,
+            Layout::Sharded { scheme, .. } => Some(SchemeId(scheme)),
+        };
+        Self { first: row.first, scheme, is_closed: row.closed, shards: row.shards().collect() }
+    }
+}
+
+/// The end of a closed shard: later rows of its ids are in the shards of its successor.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Resharded {
+    /// Where the successor begins: every row of the closed shard stands before it, every later one at or after it.
+    pub at: Sequence,
+    /// The topology entry that took over. Read all its shards, each from where the closed shard was read to.
+    pub successor: TopologyEntry,
+}
+
+impl From<&TopologyRow> for Resharded {
+    fn from(successor: &TopologyRow) -> Self {
+        Self { at: successor.first, successor: successor.into() }
+    }
+}
+
+/// The history of a feed's shards, oldest first; never empty. Only the last entry is open.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Topology(Vec<TopologyRow>);
+
+impl Topology {
+    /// Reads the topology of `feed`. A serializable read makes the transaction fail if a reshard comes in between, as
+    /// every writer needs it to.
+    ///
+    /// Fails with [`Error::NoFeed`] if there is none.
+    pub async fn read(tx: &Transaction, feed: RawFeed<'_>, isolation: Isolation) -> Result<Self> {
+        let keys = &feed.context.keys;
+        let rows = tx.all_rows(keys.topologies(feed.id), isolation).await?;
+        let entries = rows.iter().map(|row| Ok(keys.topology_row(row)?.1)).collect::<Result<Vec<_>>>()?;
+        if entries.is_empty() {
+            return Err(Error::NoFeed { feed: feed.id.to_string() });
+        }
+        Self::new(entries)
+    }
+
+    /// The history that is these entries, of which there is one at least.
+    pub fn new(entries: Vec<TopologyRow>) -> Result<Self> {
+        let topology = Self(entries);
+        let (current, closed) = topology.0.split_last().expect("a topology is never empty");
+        if current.closed || closed.iter().any(|entry| !entry.closed) {
+            return Err(Error::corrupt("topology", "not just its last entry is open"));
+        }
+        if !topology.0.is_sorted_by(|a, b| a.first < b.first && b.shards().next() >= Some(a.next_shard())) {
+            return Err(Error::corrupt("topology", "its shard ids do not grow"));
+        }
+        Ok(topology)
+    }
+
+    /// Whether `feed` still has this current entry; if so, `tx` fails should a reshard come before its commit. One read of one
+    /// key, whatever the length of the history. Entries that were dropped meanwhile had no rows.
+    pub async fn is_current(&self, tx: &Transaction, feed: RawFeed<'_>) -> Result<bool> {
+        let current = self.current();
+        let stored =
+            tx.get(&feed.context.keys.topology(feed.id, current.first), Isolation::Serializable).await?;
+        Ok(stored.is_some_and(|stored| stored == current.to_bytes()))
+    }
+
+    /// The entry that is written to.
+    pub fn current(&self) -> &TopologyRow {
+        self.0.last().expect("a topology is never empty")
+    }
+
+    /// All entries, oldest first.
+    pub fn entries(&self) -> &[TopologyRow] {
+        &self.0
+    }
+
+    /// The place of the entry that holds for `sequence`: the oldest one for what is older than all.
+    fn place_at(&self, sequence: Sequence) -> usize {
+        self.0.partition_point(|entry| entry.first <= sequence).saturating_sub(1)
+    }
+
+    /// The entry that holds for `sequence`. Of what is older than all that is known, the oldest one: older ones have no rows.
+    pub fn at(&self, sequence: Sequence) -> &TopologyRow {
+        &self.0[self.place_at(sequence)]
+    }
+
+    /// The entries that can have rows after `after`, oldest first. All rows of one stand before those of the next.
+    pub fn after(&self, after: Sequence) -> &[TopologyRow] {
+        &self.0[self.place_at(after)..]
+    }
+
+    /// The entry that has `shard`, and its successor if it is closed.
+    pub fn entry_of(&self, shard: ShardId) -> Result<(&TopologyRow, Option<&TopologyRow>)> {
+        let place = self.0.iter().position(|entry| entry.has(shard));
+        let place = place.ok_or_else(|| Error::NoShard {
+            shard: shard.0,
+            is_trimmed: shard < self.current().next_shard(),
+        })?;
+        Ok((&self.0[place], self.0.get(place + 1)))
+    }
+
+    /// The first entry after the one that had `shard`, which is none of this topology any more.
+    pub fn successor_of_trimmed(&self, shard: ShardId) -> Option<&TopologyRow> {
+        self.0.iter().find(|entry| entry.shards().next().is_some_and(|first| first > shard))
+    }
+
+    /// Where a new row of `id` goes.
+    pub fn shard_of_new(&self, feed: RawFeed<'_>, id: &[u8]) -> Result<ShardId> {
+        shard_in(self.current(), feed, id)
+    }
+
+    /// Where the row of `id` at `sequence` is, if it is anywhere.
+    pub fn space_at(&self, feed: RawFeed<'_>, sequence: Sequence, id: &[u8]) -> Result<RowSpace> {
+        let entry = self.at(sequence);
+        Ok(space_of(entry, feed, shard_in(entry, feed, id)?))
+    }
+}
+
+/// The shard of `id` under `entry`.
+fn shard_in(entry: &TopologyRow, feed: RawFeed<'_>, id: &[u8]) -> Result<ShardId> {
+    match entry.layout {
+        Layout::Legacy(_) => Ok(ShardId(0)),
+        Layout::Sharded { scheme, first, count } => {
+            let place = feed.context.schemes.place(SchemeId(scheme), id, count)?;
+            Ok(ShardId(first.0 + u64::from(place)))
+        }
+    }
+}
+
+/// Where the rows of `shard` of `entry` are.
+pub(super) fn space_of(entry: &TopologyRow, feed: RawFeed<'_>, shard: ShardId) -> RowSpace {
+    match &entry.layout {
+        Layout::Legacy(prefix) if !prefix.is_empty() => RowSpace::new(prefix.clone()),
+        Layout::Legacy(_) | Layout::Sharded { .. } => feed.context.keys.shard_rows(feed.id, shard),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::encoding::{Incarnation, Versionstamp};
+
+    fn at(version: u64) -> Sequence {
+        Sequence::new(Incarnation(0), Versionstamp::new(version, 0), 0)
+    }
+
+    fn entry(version: u64, first: u64, count: u32, closed: bool) -> TopologyRow {
+        let layout = Layout::Sharded { scheme: 1, first: ShardId(first), count };
+        let first = if version == 0 { Sequence::MIN } else { at(version) };
+        TopologyRow { first, closed, token: [0; 16], layout }
+    }
+
+    #[test]
+    fn a_sequence_belongs_to_the_entry_that_was_open_then() {
+        let topology =
+            Topology::new(vec![entry(0, 1, 1, true), entry(10, 2, 4, true), entry(20, 6, 2, false)]).unwrap();
+        let first_shard = |version| topology.at(at(version)).shards().next().unwrap().0;
+        assert_eq!([0, 9, 10, 19, 20, 99].map(first_shard), [1, 1, 2, 2, 6, 6]);
+        assert_eq!(topology.after(at(9)).len(), 3);
+        assert_eq!(topology.after(at(10)).len(), 2);
+        assert_eq!(topology.after(at(25)).len(), 1);
+        let (of, successor) = topology.entry_of(ShardId(5)).unwrap();
+        assert_eq!((of.first, successor.unwrap().first), (at(10), at(20)));
+        assert!(topology.entry_of(ShardId(7)).unwrap().1.is_none());
+        let unknown = topology.entry_of(ShardId(8)).unwrap_err();
+        assert!(matches!(unknown, Error::NoShard { shard: 8, is_trimmed: false }));
+    }
+
+    #[test]
+    fn what_was_dropped_in_between_leads_to_its_successor() {
+        let topology = Topology::new(vec![entry(0, 1, 1, true), entry(20, 6, 2, false)]).unwrap();
+        let trimmed = topology.entry_of(ShardId(3)).unwrap_err();
+        assert!(matches!(trimmed, Error::NoShard { shard: 3, is_trimmed: true }));
+        assert_eq!(topology.successor_of_trimmed(ShardId(3)).unwrap().first, at(20));
+    }
+
+    #[test]
+    fn contradictory_histories_are_refused() {
+        for bad in [
+            vec![entry(0, 1, 1, true)],
+            vec![entry(0, 1, 1, false), entry(10, 2, 1, false)],
+            vec![entry(0, 5, 1, true), entry(10, 2, 1, false)],
+        ] {
+            assert!(Topology::new(bad).is_err());
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! Family 0: what is fixed when a bus is created.
+
+use super::{Keys, family};
+use crate::base::{
+    encoding::{Incarnation, Reader},
+    error::{Error, Result},
+};
+
+/// The format of all keys and values of a bus.
+const FORMAT: u16 = 3;
+
+/// What is fixed when a bus is created.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Config {
+    /// Into how many partitions the counters are divided.
+    pub partitions: u32,
+    /// How often the bus has moved to another cluster.
+    pub incarnation: Incarnation,
+}
+
+impl Config {
+    /// Bytes of the stored form.
+    pub const LEN: usize = 7;
+
+    /// The same after a move to another store.
+    pub fn raised(self) -> Result<Self> {
+        let raised = self.incarnation.0.checked_add(1).map(Incarnation);
+        let incarnation = raised.ok_or_else(|| Error::invalid("incarnation", "255 is the last one"))?;
+        Ok(Self { incarnation, ..self })
+    }
+
+    /// Fails with [`Error::BusGone`] unless the bus is still the one that was opened with this configuration; `stored` is what is
+    /// there now.
+    pub fn check_stored(self, stored: Option<&[u8]>) -> Result<()> {
+        let gone = |reason: String| Err(Error::BusGone { reason });
+        match stored.map(Self::from_bytes).transpose()? {
+            None => gone("its configuration was removed, as by wiping the store".to_owned()),
+            Some(stored) if stored.incarnation != self.incarnation => {
+                gone(format!("its incarnation was {}, and is {}", self.incarnation.0, stored.incarnation.0))
+            }
+            Some(stored) if stored != self => gone("it has another number of partitions".to_owned()),
+            Some(_) => Ok(()),
+        }
+    }
+
+    /// The stored form: format (2 bytes), partitions (4), incarnation (1).
+    pub fn to_bytes(self) -> Vec<u8> {
+        [&FORMAT.to_be_bytes()[..], &self.partitions.to_be_bytes(), &[self.incarnation.0]].concat()
+    }
+
+    /// The configuration stored as `bytes`.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        let mut reader = Reader::new("config", bytes);
+        match reader.u16()? {
+            FORMAT => {}
+            format => {
+                return Err(
+                    reader.corrupt(format!("format {format} is unknown, this program knows {FORMAT}"))
+                );
+            }
+        }
+        let config = Self { partitions: reader.u32()?, incarnation: Incarnation(reader.u8()?) };
+        if config.partitions == 0 {
+            return Err(reader.corrupt("it has no partitions"));
+        }
+        reader.finish()?;
+        Ok(config)
+    }
+}
+
+impl Keys {
+    /// The key of the configuration.
+    pub fn config(&self) -> Vec<u8> {
+        self.pack(&(family::CONFIG,))
+    }
+
+    /// The key that is there while a bus is imported.
+    pub fn import_mark(&self) -> Vec<u8> {
+        self.pack(&(family::CONFIG, "import"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn golden_bytes() {
+        let config = Config { partitions: 64, incarnation: Incarnation(3) };
+        assert_eq!(config.to_bytes(), [0, 3, 0, 0, 0, 64, 3]);
+        assert_eq!(Config::from_bytes(&config.to_bytes()).unwrap(), config);
+        assert_eq!(Keys::new(b"p").unwrap().config(), [b'p', 0x14]);
+    }
+
+    #[test]
+    fn contradictory_bytes_are_refused() {
+        assert!(Config::from_bytes(&[0, 2, 0, 0, 0, 64, 0]).is_err());
+        assert!(Config::from_bytes(&[0, 3, 0, 0, 0, 0, 0]).is_err());
+        assert!(Config::from_bytes(&[0, 3, 0, 0, 0, 64]).is_err());
+        assert!(Config::from_bytes(&[0, 3, 0, 0, 0, 64, 0, 0]).is_err());
+    }
+}

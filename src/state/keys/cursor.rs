@@ -1,0 +1,238 @@
+//! Family 16: how far a durable subscriber has come, and how far the scans of a trigger have come in each database. A trigger whose
+//! jobs keep no position of theirs marks the databases that it has worked on in the same way.
+
+use std::{fmt, sync::Arc};
+
+use super::{Keys, NodeId, family};
+use crate::{
+    base::{
+        cursor::Cursor,
+        encoding::Reader,
+        error::{Error, Result},
+        event::{Db, DbInstance, DbName},
+    },
+    store::{KeyRange, Row},
+};
+
+/// The longest name of a cursor, in bytes.
+pub const CURSOR_NAME_LEN_MAX: usize = 256;
+
+/// The format of stored rows.
+const FORMAT: u8 = 1;
+
+/// The number after the name: what the row says. They are stored and never change. Those of parked databases follow.
+mod part {
+    /// How far the subscriber has come in the feed.
+    pub const CURSOR: u16 = 0;
+    /// How far a scan has come in a database.
+    pub const SCAN: u16 = 1;
+}
+
+/// Which cursor: that of a node, or of the bus as a whole.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct CursorId {
+    /// The node; empty for the bus as a whole.
+    owner: Arc<[u8]>,
+    /// Its name among the cursors of the owner.
+    name: Arc<str>,
+}
+
+impl CursorId {
+    /// The cursor `name` of `owner`. Fails if the name is empty or too long.
+    pub fn new(owner: Option<&NodeId>, name: &str) -> Result<Self> {
+        if !(1..=CURSOR_NAME_LEN_MAX).contains(&name.len()) {
+            let reason = format!("it has {} bytes, of 1 to {CURSOR_NAME_LEN_MAX}", name.len());
+            return Err(Error::invalid("cursor name", reason));
+        }
+        Ok(Self { owner: owner.map_or(&[][..], |node| &node.0).into(), name: name.into() })
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The parts of its keys: the owner and the name.
+    pub(super) fn parts(&self) -> (&[u8], &str) {
+        (&self.owner, &self.name)
+    }
+}
+
+impl fmt::Display for CursorId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match <[u8; 16]>::try_from(&*self.owner) {
+            Ok(node) => write!(f, "{} of node {}", self.name, NodeId(node)),
+            Err(_) => f.write_str(&self.name),
+        }
+    }
+}
+
+/// How far somebody has come, and who may say so.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct CursorRow {
+    /// Drawn by whoever began last: only this one may write on.
+    pub token: [u8; 16],
+    /// Where it stands.
+    pub cursor: Cursor,
+    /// A hash of what it was delivered by: in the middle of a reading, another filter has to start over. Of scans it is zero.
+    pub filter: u64,
+}
+
+impl CursorRow {
+    /// The stored form: format (1 byte), token (16), hash of the filter (8), cursor (1 to 40).
+    pub fn to_bytes(self) -> Vec<u8> {
+        [&[FORMAT][..], &self.token, &self.filter.to_be_bytes(), &self.cursor.to_bytes()].concat()
+    }
+
+    /// The row stored as `bytes`.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        let mut reader = Reader::new("cursor", bytes);
+        let format = reader.u8()?;
+        if format != FORMAT {
+            return Err(reader.corrupt(format!("format {format} is unknown")));
+        }
+        let (token, filter) = (reader.bytes16()?, reader.u64()?);
+        let row = Self { token, filter, cursor: Cursor::read(&mut reader)? };
+        reader.finish()?;
+        Ok(row)
+    }
+}
+
+impl Keys {
+    /// The key of the row of `cursor`.
+    pub fn cursor(&self, cursor: &CursorId) -> Vec<u8> {
+        self.pack(&(family::CURSOR, &*cursor.owner, &*cursor.name, part::CURSOR))
+    }
+
+    /// The key of how far the scans of `db` have come on behalf of `cursor`.
+    pub fn scan(&self, cursor: &CursorId, db: &Db) -> Vec<u8> {
+        let (name, instance) = (db.name.as_str(), &db.instance.0[..]);
+        self.pack(&(family::CURSOR, &*cursor.owner, &*cursor.name, part::SCAN, name, instance))
+    }
+
+    /// All scans on behalf of `cursor`.
+    pub fn scans(&self, cursor: &CursorId) -> KeyRange {
+        self.range(&(family::CURSOR, &*cursor.owner, &*cursor.name, part::SCAN))
+    }
+
+    /// The scans of all instances of the database `name` on behalf of `cursor`.
+    pub fn scans_of(&self, cursor: &CursorId, name: &DbName) -> KeyRange {
+        self.range(&(family::CURSOR, &*cursor.owner, &*cursor.name, part::SCAN, name.as_str()))
+    }
+
+    /// Everything that is kept of the cursors of the bus as a whole.
+    pub fn shared_cursors(&self) -> KeyRange {
+        self.range(&(family::CURSOR, &b""[..]))
+    }
+
+    /// The cursor of the bus as a whole whose row is under `key`.
+    pub fn cursor_id(&self, key: &[u8]) -> Result<CursorId> {
+        let (number, _, name, part): (u16, foundationdb_tuple::Bytes<'_>, String, u16) =
+            self.unpack("cursor", key)?;
+        if (number, part) != (family::CURSOR, part::CURSOR) {
+            return Err(Error::corrupt("cursor", "its key is of another family"));
+        }
+        CursorId::new(None, &name)
+    }
+
+    /// Everything that is kept of `cursor`.
+    pub fn whole_cursor(&self, cursor: &CursorId) -> KeyRange {
+        self.range(&(family::CURSOR, &*cursor.owner, &*cursor.name))
+    }
+
+    /// The database of a stored scan.
+    pub fn scan_db(&self, (key, _): &Row) -> Result<Db> {
+        let (number, _, _, part, name, instance): (
+            u16,
+            foundationdb_tuple::Bytes<'_>,
+            String,
+            u16,
+            String,
+            foundationdb_tuple::Bytes<'_>,
+        ) = self.unpack("scan", key)?;
+        let corrupt = |reason: String| Error::corrupt("scan", reason);
+        if (number, part) != (family::CURSOR, part::SCAN) {
+            return Err(corrupt("its key is of another family".into()));
+        }
+        let name = DbName::new(&name).map_err(|error| corrupt(error.to_string()))?;
+        let instance = (*instance)
+            .try_into()
+            .map_err(|_| corrupt(format!("an instance of {} bytes", instance.len())))?;
+        Ok(Db::new(name, DbInstance(instance)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::base::encoding::{Incarnation, Sequence, Versionstamp};
+
+    fn id(name: &str) -> CursorId {
+        CursorId::new(None, name).unwrap()
+    }
+
+    #[test]
+    fn golden_bytes() {
+        let keys = Keys::new(b"p").unwrap();
+        let position = Sequence::new(Incarnation(1), Versionstamp::new(2, 3), 4);
+        let row = CursorRow { token: [9; 16], cursor: position.into(), filter: 5 };
+        let filter = [0, 0, 0, 0, 0, 0, 0, 5];
+        assert_eq!(row.to_bytes(), [&[1][..], &[9; 16], &filter, &[1], position.as_bytes()].concat());
+        assert_eq!(keys.cursor(&id("c")), b"p\x15\x10\x01\x00\x02c\x00\x14");
+        let db = Db::new(DbName::new("db").unwrap(), DbInstance([7; 16]));
+        assert_eq!(keys.cursor_id(&keys.cursor(&id("c"))).unwrap(), id("c"));
+        assert!(keys.cursor_id(&keys.scan(&id("c"), &db)).is_err());
+        assert!(keys.shared_cursors().contains(&keys.cursor(&id("c"))));
+        let key = keys.scan(&id("c"), &db);
+        let golden = [&b"p\x15\x10\x01\x00\x02c\x00\x15\x01\x02db\x00\x01"[..], &[7; 16], &[0]].concat();
+        assert_eq!(key, golden);
+        let row = (key.into(), bytes::Bytes::new());
+        assert_eq!(keys.scan_db(&row).unwrap(), db);
+        assert!(keys.scan_db(&(keys.cursor(&id("c")).into(), bytes::Bytes::new())).is_err());
+    }
+
+    #[test]
+    fn all_of_a_cursor_is_told_from_another() {
+        let keys = Keys::new(b"p").unwrap();
+        let node = NodeId([3; 16]);
+        let db = Db::new(DbName::new("db").unwrap(), DbInstance([7; 16]));
+        let cursors = [id("a"), id("ab"), CursorId::new(Some(&node), "a").unwrap()];
+        for this in &cursors {
+            for other in &cursors {
+                for key in [keys.cursor(other), keys.scan(other, &db)] {
+                    assert_eq!(keys.whole_cursor(this).contains(&key), this == other);
+                }
+                assert_eq!(keys.scans(this).contains(&keys.scan(other, &db)), this == other);
+                assert!(!keys.scans(this).contains(&keys.cursor(other)));
+            }
+        }
+    }
+
+    #[test]
+    fn names_have_limits() {
+        assert!(CursorId::new(None, "").is_err());
+        assert!(CursorId::new(None, &"x".repeat(CURSOR_NAME_LEN_MAX + 1)).is_err());
+        assert!(CursorId::new(None, &"x".repeat(CURSOR_NAME_LEN_MAX)).is_ok());
+    }
+
+    #[test]
+    fn contradictory_bytes_are_refused() {
+        let good = CursorRow { token: [1; 16], cursor: Cursor::NOTHING, filter: 0 }.to_bytes();
+        assert!(CursorRow::from_bytes(&good[1..]).is_err());
+        assert!(CursorRow::from_bytes(&[&good[..], &[0]].concat()).is_err());
+        let mut unknown = good;
+        unknown[0] = 2;
+        assert!(CursorRow::from_bytes(&unknown).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn rows_come_back_as_they_were(token: [u8; 16], version: u64, order: u16, filter: u64) {
+            let position = Sequence::new(Incarnation(0), Versionstamp::new(version, 0), order);
+            let row = CursorRow { token, cursor: position.into(), filter };
+            prop_assert_eq!(CursorRow::from_bytes(&row.to_bytes()).unwrap(), row);
+        }
+    }
+}

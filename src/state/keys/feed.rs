@@ -1,0 +1,284 @@
+//! Families 4, 5, 6, 8 and 15: the rows of a feed, where the newest row of an id stands, where the last row of a shard does,
+//! from where on a reader misses nothing, and when anything was last appended.
+//!
+//! The pulse is what readers look at while nothing happens: a few keys, whatever the number of shards, over which the shards
+//! are spread so that none of them is hot.
+
+use bytes::Bytes;
+
+use super::{Keys, family, position, sequence};
+use crate::{
+    base::{
+        encoding::{Incarnation, Sequence, versionstamped},
+        error::{Error, Result},
+        event::DbInstance,
+    },
+    store::{KeyRange, key_after},
+};
+
+/// How many keys the pulse of a feed has.
+const PULSE_KEYS: u64 = 8;
+
+/// Which feed: `n`, or `d` and 16 bytes. They are stored and never change.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct FeedId(Bytes);
+
+impl FeedId {
+    /// The feed of notifications.
+    pub fn notifications() -> Self {
+        Self(Bytes::from_static(b"n"))
+    }
+
+    /// The feed of the documents of a database.
+    pub fn documents(instance: DbInstance) -> Self {
+        Self([&b"d"[..], &instance.0].concat().into())
+    }
+
+    /// The feed that stands in keys as `bytes`.
+    pub(super) fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        match bytes {
+            b"n" => Ok(Self::notifications()),
+            [b'd', instance @ ..] if instance.len() == 16 => {
+                Ok(Self::documents(DbInstance(instance.try_into().expect("the length was checked"))))
+            }
+            _ => Err(Error::corrupt("feed", format!("{bytes:?} is none"))),
+        }
+    }
+
+    /// The instance of the database whose documents it is of; `None` of the feed of notifications.
+    pub fn instance(&self) -> Option<DbInstance> {
+        let instance = self.0.strip_prefix(b"d")?;
+        Some(DbInstance(instance.try_into().expect("a feed of documents names 16 bytes")))
+    }
+
+    /// The feed as it stands in keys.
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl std::fmt::Display for FeedId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.instance() {
+            None => f.write_str("notifications"),
+            Some(instance) => write!(f, "documents of {instance}"),
+        }
+    }
+}
+
+/// A shard of a feed. Ids are unique within the feed and never used again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
+pub struct ShardId(pub u64);
+
+impl std::fmt::Display for ShardId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Where the rows of one shard are: keys of a prefix, an incarnation and a tuple versionstamp.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct RowSpace(Bytes);
+
+impl RowSpace {
+    /// The rows whose keys start with `prefix`.
+    pub fn new(prefix: impl Into<Bytes>) -> Self {
+        Self(prefix.into())
+    }
+
+    /// What the keys start with.
+    pub fn prefix(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// The key of the row at `sequence`.
+    pub fn row(&self, sequence: Sequence) -> Vec<u8> {
+        let mut key = self.0.to_vec();
+        foundationdb_tuple::TuplePack::pack_into_vec(&position(sequence), &mut key);
+        key
+    }
+
+    /// The operand of `SET_VERSIONSTAMPED_KEY` that appends row number `order` of this transaction.
+    pub fn append(&self, incarnation: Incarnation, order: u16) -> Vec<u8> {
+        let stamp = foundationdb_tuple::Versionstamp::incomplete(order);
+        let elements = (u16::from(incarnation.0), stamp);
+        let mut operand = self.0.to_vec();
+        foundationdb_tuple::TuplePack::pack_into_vec_with_versionstamp(&elements, &mut operand);
+        operand
+    }
+
+    /// The rows after `after`, up to and including `last`.
+    pub fn rows(&self, after: Sequence, last: Sequence) -> KeyRange {
+        KeyRange { begin: key_after(&self.row(after)), end: key_after(&self.row(last)) }
+    }
+
+    /// The sequence in the key of a row.
+    pub fn sequence(&self, key: &[u8]) -> Result<Sequence> {
+        let position =
+            key.strip_prefix(&self.0[..]).ok_or_else(|| Error::corrupt("row", "its key is elsewhere"))?;
+        let (incarnation, stamp): (u16, foundationdb_tuple::Versionstamp) =
+            foundationdb_tuple::unpack(position).map_err(|error| Error::corrupt("row", error.to_string()))?;
+        sequence(incarnation, &stamp)
+    }
+}
+
+impl Keys {
+    /// Where the rows of `shard` are.
+    pub fn shard_rows(&self, feed: &FeedId, shard: ShardId) -> RowSpace {
+        RowSpace::new(self.pack(&(family::ENTRY, feed.bytes(), shard.0)))
+    }
+
+    /// The key of the sequence of the newest row of `id`.
+    pub fn newest(&self, feed: &FeedId, id: &[u8]) -> Vec<u8> {
+        self.pack(&(family::NEWEST, feed.bytes(), id))
+    }
+
+    /// The key of the versionstamp of the last append to `shard`.
+    pub fn head(&self, feed: &FeedId, shard: ShardId) -> Vec<u8> {
+        self.pack(&(family::HEAD, feed.bytes(), shard.0))
+    }
+
+    /// The shard of a head's key.
+    pub fn head_shard(&self, key: &[u8]) -> Result<ShardId> {
+        let (number, _, shard): (u16, foundationdb_tuple::Bytes<'_>, u64) = self.unpack("head", key)?;
+        if number != family::HEAD {
+            return Err(Error::corrupt("head", "its key is of another family"));
+        }
+        Ok(ShardId(shard))
+    }
+
+    /// The heads of the shards from `first` up to and including `last`.
+    pub fn heads(&self, feed: &FeedId, first: ShardId, last: ShardId) -> KeyRange {
+        KeyRange { begin: self.head(feed, first).into(), end: key_after(&self.head(feed, last)) }
+    }
+
+    /// The key of the pulse of `feed` that a transaction moves, to its versionstamp, whose last row goes to `shard`.
+    pub fn pulse(&self, feed: &FeedId, shard: ShardId) -> Vec<u8> {
+        self.pack(&(family::PULSE, feed.bytes(), shard.0 % PULSE_KEYS))
+    }
+
+    /// The keys of the pulse of `feed`, whether they are there or not.
+    pub fn pulse_keys(&self, feed: &FeedId) -> impl Iterator<Item = Vec<u8>> {
+        (0..PULSE_KEYS).map(move |number| self.pulse(feed, ShardId(number)))
+    }
+
+    /// The pulse of `feed`.
+    pub fn pulses(&self, feed: &FeedId) -> KeyRange {
+        self.range(&(family::PULSE, feed.bytes()))
+    }
+
+    /// The key of the oldest position from which a reader of `feed` misses nothing.
+    pub fn horizon(&self, feed: &FeedId) -> Vec<u8> {
+        self.pack(&(family::HORIZON, feed.bytes()))
+    }
+
+    /// Everything that is kept of `feed`, its groups included.
+    pub fn whole_feed(&self, feed: &FeedId) -> [KeyRange; 9] {
+        let range = |number: u16| self.range(&(number, feed.bytes()));
+        let [groups, leases, versions] = self.groups_of_feed(feed);
+        [
+            groups,
+            leases,
+            versions,
+            range(family::ENTRY),
+            range(family::NEWEST),
+            range(family::HEAD),
+            self.pulses(feed),
+            self.topologies(feed),
+            KeyRange::key(&self.horizon(feed)),
+        ]
+    }
+}
+
+/// The operand of `SET_VERSIONSTAMPED_VALUE` that stores the sequence of row number `order` of this transaction.
+pub(crate) fn sequence_operand(incarnation: Incarnation, order: u16) -> Vec<u8> {
+    versionstamped(&[incarnation.0], &order.to_be_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::base::encoding::Versionstamp;
+
+    fn at(version: u64, order: u16) -> Sequence {
+        Sequence::new(Incarnation(1), Versionstamp::new(version, 0), order)
+    }
+
+    #[test]
+    fn golden_bytes() {
+        let keys = Keys::new(b"p").unwrap();
+        let feed = FeedId::notifications();
+        let start = [b'p', 0x15, 4, 0x01, b'n', 0, 0x15, 9, 0x15, 1, 0x33];
+        let rows = keys.shard_rows(&feed, ShardId(9));
+        assert_eq!(rows.row(at(0x0102, 3)), [&start[..], &[0, 0, 0, 0, 0, 0, 1, 2, 0, 0], &[0, 3]].concat());
+        let append = rows.append(Incarnation(1), 3);
+        assert_eq!(append[..start.len()], start);
+        assert_eq!(append[start.len() + 10..], [0, 3, start.len() as u8, 0, 0, 0]);
+        assert_eq!(keys.newest(&feed, b"db"), [b'p', 0x15, 5, 0x01, b'n', 0, 0x01, b'd', b'b', 0]);
+        assert_eq!(keys.head(&feed, ShardId(9)), [b'p', 0x15, 6, 0x01, b'n', 0, 0x15, 9]);
+        assert_eq!(keys.head_shard(&keys.head(&feed, ShardId(9))).unwrap(), ShardId(9));
+        assert!(keys.head_shard(&keys.newest(&feed, b"db")).is_err());
+        assert_eq!(keys.horizon(&feed), [b'p', 0x15, 8, 0x01, b'n', 0]);
+        assert_eq!(keys.pulse(&feed, ShardId(9)), [b'p', 0x15, 15, 0x01, b'n', 0, 0x15, 1]);
+        let pulses: Vec<_> = keys.pulse_keys(&feed).collect();
+        assert!(pulses.len() == 8 && pulses.iter().all(|key| keys.pulses(&feed).contains(key)));
+    }
+
+    #[test]
+    fn feeds_are_told_apart() {
+        let documents = FeedId::documents(DbInstance([7; 16]));
+        assert_eq!(documents.bytes(), [&b"d"[..], &[7; 16]].concat());
+        for feed in [FeedId::notifications(), documents] {
+            assert_eq!(FeedId::from_bytes(feed.bytes()).unwrap(), feed);
+        }
+        for bad in [&b""[..], b"x", b"nn", b"d", b"d123456789abcdefgh"] {
+            assert!(FeedId::from_bytes(bad).is_err());
+        }
+    }
+
+    #[test]
+    fn all_of_a_feed_is_told_from_another() {
+        let keys = Keys::new(b"p").unwrap();
+        let (this, other) = (FeedId::notifications(), FeedId::documents(DbInstance([0; 16])));
+        let of = |feed: &FeedId| {
+            [
+                keys.shard_rows(feed, ShardId(1)).row(at(1, 0)),
+                keys.newest(feed, b"db"),
+                keys.head(feed, ShardId(1)),
+                keys.pulse(feed, ShardId(1)),
+                keys.topology(feed, at(1, 0)),
+                keys.horizon(feed),
+            ]
+        };
+        let is_in =
+            |key: &Vec<u8>, feed: &FeedId| keys.whole_feed(feed).iter().any(|range| range.contains(key));
+        assert!(of(&this).iter().all(|key| is_in(key, &this) && !is_in(key, &other)));
+        assert!(of(&other).iter().all(|key| is_in(key, &other) && !is_in(key, &this)));
+    }
+
+    #[test]
+    fn a_range_of_rows_excludes_its_start_and_includes_its_end() {
+        let keys = Keys::new(b"p").unwrap();
+        let rows = keys.shard_rows(&FeedId::notifications(), ShardId(9));
+        let range = rows.rows(at(1, 0), at(3, 7));
+        for (sequence, within) in [(at(1, 0), false), (at(1, 1), true), (at(3, 7), true), (at(3, 8), false)] {
+            assert_eq!(range.contains(&rows.row(sequence)), within, "{sequence}");
+        }
+        let others = keys.shard_rows(&FeedId::notifications(), ShardId(10));
+        assert!(!range.contains(&others.row(at(2, 0))));
+        assert!(rows.sequence(&others.row(at(2, 0))).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn keys_sort_as_sequences(a: (u8, u64, u16), b: (u8, u64, u16), shard: u64) {
+            let keys = Keys::new(b"p").unwrap();
+            let rows = keys.shard_rows(&FeedId::notifications(), ShardId(shard));
+            let sequence = |(incarnation, version, order)| Sequence::new(Incarnation(incarnation), Versionstamp::new(version, 0), order);
+            prop_assert_eq!(sequence(a).cmp(&sequence(b)), rows.row(sequence(a)).cmp(&rows.row(sequence(b))));
+            prop_assert_eq!(rows.sequence(&rows.row(sequence(a))).unwrap(), sequence(a));
+        }
+    }
+}

@@ -1,0 +1,404 @@
+//! Family 12: which groups there are, and how one is called where its shards are divided.
+
+use std::{fmt, str::FromStr, sync::Arc};
+
+use serde::{Serialize, Serializer};
+
+use super::{CELL, FeedId, Keys, Role, family};
+use crate::{
+    base::{
+        encoding::{Reader, Sequence},
+        error::{Error, Result},
+    },
+    store::{KeyRange, Page, RangeRead, Row},
+};
+
+/// The longest name of a group, in bytes.
+pub const GROUP_NAME_LEN_MAX: usize = 256;
+
+/// The format of stored rows.
+const FORMAT: u8 = 2;
+
+/// The number after the feed: what the row says of a group. They are stored and never change.
+pub(super) mod part {
+    /// The group itself.
+    pub const GROUP: u16 = 0;
+    /// How far it has come in a shard.
+    pub const CHECKPOINT: u16 = 1;
+    /// A row that it could not work on.
+    pub const DEAD_LETTER: u16 = 2;
+    /// What people want to know of it.
+    pub const STATUS: u16 = 3;
+}
+
+/// The number after the group in a row of its status. They are stored and never change.
+pub(super) mod status {
+    /// Since when nobody has worked for it.
+    pub const IDLE: u16 = 0;
+    /// When it last came further in a shard.
+    pub const PROGRESS: u16 = 1;
+    /// What last went wrong in a shard.
+    pub const TROUBLE: u16 = 2;
+}
+
+/// The name of a group: UTF-8, 1 to 256 bytes; unique among the groups of a feed. Clones are cheap.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GroupName(Arc<str>);
+
+impl GroupName {
+    /// The name `name`; fails with [`Error::Invalid`] if it is empty or too long.
+    pub fn new(name: &str) -> Result<Self> {
+        if (1..=GROUP_NAME_LEN_MAX).contains(&name.len()) {
+            return Ok(Self(name.into()));
+        }
+        let reason = format!("it has {} bytes, of 1 to {GROUP_NAME_LEN_MAX}", name.len());
+        Err(Error::invalid("group name", reason))
+    }
+
+    /// The name as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for GroupName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl FromStr for GroupName {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        Self::new(text)
+    }
+}
+
+impl Serialize for GroupName {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.0)
+    }
+}
+
+/// Which group.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct GroupId {
+    /// The feed that it works through.
+    pub feed: FeedId,
+    /// Its name among the groups of the feed.
+    pub name: GroupName,
+}
+
+impl GroupId {
+    /// The pool in which its shards are divided.
+    pub fn pool(&self) -> String {
+        pool(&self.feed, self.name.as_str())
+    }
+
+    /// The role of the nodes that work for it. A name that is too long for a role goes into it as a hash.
+    pub fn role(&self) -> Role {
+        let role = match self.feed.instance() {
+            None => format!("group:{}", self.name),
+            Some(instance) => format!("group-of-{instance}:{}", self.name),
+        };
+        Role::new(role).unwrap_or_else(|_| {
+            let hash =
+                xxhash_rust::xxh3::xxh3_128(&[self.feed.bytes(), self.name.as_str().as_bytes()].concat());
+            Role::new(format!("group-by-hash:{hash:032x}")).expect("it is short")
+        })
+    }
+}
+
+impl fmt::Display for GroupId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} on the feed of {}", self.name, self.feed)
+    }
+}
+
+/// The pool of the group `name` of `feed`; with an empty name, what the pools of all its groups start with.
+fn pool(feed: &FeedId, name: &str) -> String {
+    match feed.instance() {
+        None => format!("group/notifications/{name}"),
+        Some(instance) => format!("group/{instance}/{name}"),
+    }
+}
+
+/// What is fixed of a group since its creation, or its last reset.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct GroupRow {
+    /// Drawn at its creation: tells it from another group of the name.
+    pub identity: [u8; 16],
+    /// Drawn by whoever wrote it, who can tell by it after an unknown result whether it was written.
+    pub token: [u8; 16],
+    /// How often it was set to a position: 1 at its creation, raised by each reset.
+    pub generation: u64,
+    /// The position that it was set to.
+    pub start: Sequence,
+    /// When it was created, in milliseconds since 1970; for people.
+    pub created_ms: u64,
+    /// After how many milliseconds without a living member it is deleted; 0 for never.
+    pub expiry_ms: u64,
+}
+
+impl GroupRow {
+    /// The stored form: format (1 byte), identity (16), token (16), generation (8), start (13), creation (8), expiry (8).
+    pub fn to_bytes(self) -> Vec<u8> {
+        [
+            &[FORMAT][..],
+            &self.identity,
+            &self.token,
+            &self.generation.to_be_bytes(),
+            self.start.as_bytes(),
+            &self.created_ms.to_be_bytes(),
+            &self.expiry_ms.to_be_bytes(),
+        ]
+        .concat()
+    }
+
+    /// The row stored as `bytes`.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        let mut reader = Reader::new("group", bytes);
+        let format = reader.u8()?;
+        if format != FORMAT {
+            return Err(reader.corrupt(format!("format {format} is unknown")));
+        }
+        let row = Self {
+            identity: reader.bytes16()?,
+            token: reader.bytes16()?,
+            generation: reader.u64()?,
+            start: reader.sequence()?,
+            created_ms: reader.u64()?,
+            expiry_ms: reader.u64()?,
+        };
+        reader.finish()?;
+        Ok(row)
+    }
+}
+
+/// When a group had its last member, as long as it has none; in the time that janitors have worked, one after the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Idleness {
+    /// It may have had one until then, in milliseconds.
+    pub alive_ms: u64,
+    /// For how long it had none since, in milliseconds, when that was last looked at.
+    pub idle_ms: u64,
+}
+
+impl Idleness {
+    /// The stored form: both, 8 bytes each.
+    pub fn to_bytes(self) -> Vec<u8> {
+        [self.alive_ms.to_be_bytes(), self.idle_ms.to_be_bytes()].concat()
+    }
+
+    /// What is stored as `bytes`.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        let mut reader = Reader::new("idleness of a group", bytes);
+        let idleness = Self { alive_ms: reader.u64()?, idle_ms: reader.u64()? };
+        reader.finish()?;
+        Ok(idleness)
+    }
+}
+
+/// Groups that were found, with their rows.
+pub(crate) type FoundGroups = Vec<(GroupId, GroupRow)>;
+
+impl Keys {
+    /// The key of the row of `group`.
+    pub fn group(&self, group: &GroupId) -> Vec<u8> {
+        self.pack(&(family::CHECKPOINT, group.feed.bytes(), part::GROUP, group.name.as_str()))
+    }
+
+    /// The rows of all groups of `feed`. Whoever drops rows of the feed reads this range serializably, so that no group can
+    /// begin in between.
+    pub fn groups(&self, feed: &FeedId) -> KeyRange {
+        self.range(&(family::CHECKPOINT, feed.bytes(), part::GROUP))
+    }
+
+    /// Everything that is kept of all groups of all feeds.
+    pub fn all_groups(&self) -> KeyRange {
+        self.range(&(family::CHECKPOINT,))
+    }
+
+    /// The group in a stored row, if it is the row of a group itself.
+    pub fn group_row(&self, (key, value): &Row) -> Result<Option<(GroupId, GroupRow)>> {
+        type Key<'k> = (u16, foundationdb_tuple::Bytes<'k>, u16, String);
+        // Rows of the other parts have more elements behind the name.
+        let Ok((number, feed, part::GROUP, name)) = self.unpack::<Key<'_>>("group", key) else {
+            return Ok(None);
+        };
+        if number != family::CHECKPOINT {
+            return Err(Error::corrupt("group", "its key is of another family"));
+        }
+        let name = GroupName::new(&name).map_err(|error| Error::corrupt("group", error.to_string()))?;
+        Ok(Some((GroupId { feed: FeedId::from_bytes(&feed)?, name }, GroupRow::from_bytes(value)?)))
+    }
+
+    /// The groups among the rows of `page`, which `read` has read of [`Keys::all_groups`], and what to read next. `last` is the
+    /// feed of the last group that was found.
+    pub fn groups_in(
+        &self,
+        mut read: RangeRead,
+        page: &Page,
+        last: &mut Option<FeedId>,
+    ) -> Result<(FoundGroups, Option<RangeRead>)> {
+        let mut groups = Vec::new();
+        for row in &page.rows {
+            if let Some(group) = self.group_row(row)? {
+                *last = Some(group.0.feed.clone());
+                groups.push(group);
+                continue;
+            }
+            // The groups of a feed are at its beginning; what follows is skipped, to the next feed.
+            let end = last.as_ref().map(|feed| self.groups_of_feed(feed)[0].end.clone());
+            if let Some(end) = end.filter(|end| *end > row.0) {
+                read.range.begin = end;
+                return Ok((groups, Some(read).filter(|read| !read.range.is_empty())));
+            }
+        }
+        Ok((groups, read.after(page)))
+    }
+
+    /// Everything that is kept of `group`: its row, checkpoints, dead letters, status, leases and the version of its pool.
+    pub fn whole_group(&self, group: &GroupId) -> [KeyRange; 6] {
+        let of = |part: u16| self.range(&(family::CHECKPOINT, group.feed.bytes(), part, group.name.as_str()));
+        [
+            KeyRange::key(&self.group(group)),
+            of(part::CHECKPOINT),
+            of(part::DEAD_LETTER),
+            of(part::STATUS),
+            self.leases(&group.pool()),
+            KeyRange::key(&self.pool_version(&group.pool())),
+        ]
+    }
+
+    /// Everything that is kept of the groups of `feed`.
+    pub fn groups_of_feed(&self, feed: &FeedId) -> [KeyRange; 3] {
+        // A text in a key ends with a zero byte; without it, the key is a prefix of those of longer texts.
+        let prefix = |mut key: Vec<u8>| {
+            key.pop();
+            KeyRange::prefix(key)
+        };
+        let pools = pool(feed, "");
+        [
+            self.range(&(family::CHECKPOINT, feed.bytes())),
+            prefix(self.pack(&(family::LEASE, CELL, &pools[..]))),
+            prefix(self.pool_version(&pools)),
+        ]
+    }
+
+    /// The key of [`Idleness`], as long as no node works for `group`.
+    pub fn group_idle(&self, group: &GroupId) -> Vec<u8> {
+        let (feed, name) = (group.feed.bytes(), group.name.as_str());
+        self.pack(&(family::CHECKPOINT, feed, part::STATUS, name, status::IDLE))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{
+        base::{
+            encoding::{Incarnation, Versionstamp},
+            event::DbInstance,
+        },
+        state::keys::ShardId,
+    };
+
+    fn group(name: &str) -> GroupId {
+        GroupId { feed: FeedId::notifications(), name: GroupName::new(name).unwrap() }
+    }
+
+    #[test]
+    fn golden_bytes() {
+        let start = Sequence::new(Incarnation(1), Versionstamp::new(2, 3), 4);
+        let row = GroupRow {
+            identity: [8; 16],
+            token: [9; 16],
+            generation: 2,
+            start,
+            created_ms: 258,
+            expiry_ms: 3,
+        };
+        let golden = [
+            &[2][..],
+            &[8; 16],
+            &[9; 16],
+            &[0, 0, 0, 0, 0, 0, 0, 2],
+            start.as_bytes(),
+            &[0, 0, 0, 0, 0, 0, 1, 2],
+            &[0, 0, 0, 0, 0, 0, 0, 3],
+        ]
+        .concat();
+        assert_eq!(row.to_bytes(), golden);
+        let (keys, group) = (Keys::new(b"p").unwrap(), group("g"));
+        let key = keys.group(&group);
+        assert_eq!(key, b"p\x15\x0c\x01n\x00\x14\x02g\x00");
+        assert_eq!(keys.group_idle(&group), b"p\x15\x0c\x01n\x00\x15\x03\x02g\x00\x14");
+        assert!(keys.groups(&group.feed).contains(&key) && keys.all_groups().contains(&key));
+        let stored = (key.into(), golden.into());
+        assert_eq!(keys.group_row(&stored).unwrap(), Some((group.clone(), row)));
+        assert!(keys.group_row(&(stored.0.clone(), stored.1.slice(1..))).is_err());
+        let idle = (keys.group_idle(&group).into(), stored.1);
+        assert_eq!(keys.group_row(&idle).unwrap(), None);
+    }
+
+    #[test]
+    fn all_of_a_group_is_told_from_another() {
+        let keys = Keys::new(b"p").unwrap();
+        let documents = |name: &str| GroupId { feed: FeedId::documents(DbInstance([1; 16])), ..group(name) };
+        let groups = [group("a"), group("ab"), documents("a")];
+        let of = |group: &GroupId| {
+            [
+                keys.group(group),
+                keys.checkpoint(group, ShardId(1)),
+                keys.dead_letter(group, Sequence::MIN),
+                keys.group_idle(group),
+                keys.progress(group, ShardId(1)),
+                keys.trouble(group, ShardId(1)),
+                keys.lease(&group.pool(), 1),
+                keys.pool_version(&group.pool()),
+            ]
+        };
+        let holds = |ranges: &[KeyRange], key: &Vec<u8>| ranges.iter().any(|range| range.contains(key));
+        for this in &groups {
+            for other in &groups {
+                let all_of_feed =
+                    [&keys.groups_of_feed(&this.feed)[..], &keys.whole_feed(&this.feed)].concat();
+                for key in of(other) {
+                    assert_eq!(holds(&keys.whole_group(this), &key), this == other);
+                    assert_eq!(holds(&all_of_feed, &key), this.feed == other.feed);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn roles_are_told_apart_and_short() {
+        let instance = DbInstance([1; 16]);
+        let documents = |name: &str| GroupId { feed: FeedId::documents(instance), ..group(name) };
+        let long = "x".repeat(GROUP_NAME_LEN_MAX);
+        assert_eq!(group("a").role().as_str(), "group:a");
+        assert_eq!(documents("a").role().as_str(), format!("group-of-{instance}:a"));
+        let roles = [group("a"), documents("a"), group(&long), documents(&long), group(&long[1..])];
+        let roles: std::collections::BTreeSet<_> = roles.iter().map(GroupId::role).collect();
+        assert_eq!(roles.len(), 5);
+    }
+
+    #[test]
+    fn names_have_limits() {
+        assert!(GroupName::new("").is_err() && GroupName::new(&"x".repeat(257)).is_err());
+        assert_eq!("ü".repeat(128).parse::<GroupName>().unwrap().as_str().len(), 256);
+    }
+
+    proptest! {
+        #[test]
+        fn rows_come_back_as_they_were(identity: [u8; 16], token: [u8; 16], generation: u64, version: u64, created_ms: u64, expiry_ms: u64) {
+            let start = Sequence::new(Incarnation(0), Versionstamp::new(version, 0), 0);
+            let row = GroupRow { identity, token, generation, start, created_ms, expiry_ms };
+            prop_assert_eq!(GroupRow::from_bytes(&row.to_bytes()).unwrap(), row);
+        }
+    }
+}

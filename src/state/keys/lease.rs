@@ -1,0 +1,170 @@
+//! Families 11 and 14: who owns a resource, and when nodes and leases have last changed.
+//!
+//! The versions tell a node with one read that nothing has changed, whatever the number of nodes, pools and resources: one moves
+//! with joins, leaves, removals and changes of roles, one with changes in any pool, and one for each pool says which pool it was.
+//! They are versionstamps, not counts: that of a pool can be removed with it, and never comes back with an old value.
+
+use super::{CELL, Keys, NodeId, family};
+use crate::{
+    base::{
+        encoding::Reader,
+        error::{Error, Result},
+    },
+    store::KeyRange,
+};
+
+/// The second element of the key of a version: of what it is one. They are stored and never change.
+mod version {
+    /// Who lives, and does what.
+    pub const MEMBERSHIP: u16 = 0;
+    /// The leases and resources of all pools.
+    pub const POOLS: u16 = 1;
+    /// Those of one pool, whose name follows.
+    pub const POOL: u16 = 2;
+}
+
+/// Who owns a resource.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Owner {
+    /// The node.
+    pub node: NodeId,
+    /// Drawn for the acquisition, so that the owner knows its own lease again after an unknown result.
+    pub token: [u8; 16],
+}
+
+/// Who owns a resource, and how often it has been acquired.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Lease {
+    /// Raised at every acquisition, never lowered.
+    pub epoch: u64,
+    /// The owner; `None` after it has released the resource.
+    pub owner: Option<Owner>,
+}
+
+impl Lease {
+    /// The stored form: epoch (8 bytes), and the owner's node (16) and token (16) if there is one.
+    pub fn to_bytes(self) -> Vec<u8> {
+        let mut bytes = self.epoch.to_be_bytes().to_vec();
+        if let Some(Owner { node, token }) = self.owner {
+            bytes.extend_from_slice(&node.0);
+            bytes.extend_from_slice(&token);
+        }
+        bytes
+    }
+
+    /// The lease stored as `bytes`.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        let mut reader = Reader::new("lease", bytes);
+        let epoch = reader.u64()?;
+        let owner = if bytes.len() > 8 {
+            Some(Owner { node: NodeId(reader.bytes16()?), token: reader.bytes16()? })
+        } else {
+            None
+        };
+        reader.finish()?;
+        Ok(Self { epoch, owner })
+    }
+}
+
+impl Keys {
+    /// The key of the lease of `resource` of `pool`.
+    pub fn lease(&self, pool: &str, resource: u64) -> Vec<u8> {
+        self.pack(&(family::LEASE, CELL, pool, resource))
+    }
+
+    /// All leases of `pool`.
+    pub fn leases(&self, pool: &str) -> KeyRange {
+        self.range(&(family::LEASE, CELL, pool))
+    }
+
+    /// The leases of all pools.
+    pub fn all_leases(&self) -> KeyRange {
+        self.range(&(family::LEASE, CELL))
+    }
+
+    /// The pool, the resource and the lease of a stored row.
+    pub fn lease_row(&self, key: &[u8], value: &[u8]) -> Result<(String, u64, Lease)> {
+        let (number, _, pool, resource): (u16, String, String, u64) = self.unpack("lease", key)?;
+        if number != family::LEASE {
+            return Err(Error::corrupt("lease", "its key is not that of a lease"));
+        }
+        Ok((pool, resource, Lease::from_bytes(value)?))
+    }
+
+    /// The key of the membership version. Every transaction moves it that changes who lives, or does what.
+    pub fn membership_version(&self) -> Vec<u8> {
+        self.pack(&(family::VERSION, CELL, version::MEMBERSHIP))
+    }
+
+    /// The key of the version of all pools. Every transaction moves it that moves that of a pool.
+    pub fn pools_version(&self) -> Vec<u8> {
+        self.pack(&(family::VERSION, CELL, version::POOLS))
+    }
+
+    /// The membership version and that of all pools, in this order, as far as they are there.
+    pub fn common_versions(&self) -> KeyRange {
+        KeyRange::new(self.membership_version(), self.pack(&(family::VERSION, CELL, version::POOL)))
+    }
+
+    /// The key of the version of `pool`. Every transaction moves it that changes its leases or resources.
+    pub fn pool_version(&self, pool: &str) -> Vec<u8> {
+        self.pack(&(family::VERSION, CELL, version::POOL, pool))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const OWNER: Owner = Owner { node: NodeId([7; 16]), token: [9; 16] };
+
+    #[test]
+    fn golden_bytes() {
+        let held = Lease { epoch: 2, owner: Some(OWNER) };
+        assert_eq!(held.to_bytes(), [&[0, 0, 0, 0, 0, 0, 0, 2][..], &[7; 16], &[9; 16]].concat());
+        let free = Lease { epoch: 2, owner: None };
+        assert_eq!(free.to_bytes(), [0, 0, 0, 0, 0, 0, 0, 2]);
+
+        let keys = Keys::new(b"p").unwrap();
+        let key = keys.lease("partition", 3);
+        assert_eq!(key, b"p\x15\x0b\x02main\x00\x02partition\x00\x15\x03");
+        for lease in [held, free] {
+            let row = keys.lease_row(&key, &lease.to_bytes()).unwrap();
+            assert_eq!(row, ("partition".to_owned(), 3, lease));
+        }
+        assert!(keys.leases("partition").contains(&key) && keys.all_leases().contains(&key));
+        assert!(!keys.leases("part").contains(&key));
+        assert_eq!(keys.membership_version(), b"p\x15\x0e\x02main\x00\x14");
+        for (key, is_common) in
+            [(keys.membership_version(), true), (keys.pools_version(), true), (keys.pool_version(""), false)]
+        {
+            assert_eq!(keys.common_versions().contains(&key), is_common);
+        }
+        assert_eq!(keys.pools_version(), b"p\x15\x0e\x02main\x00\x15\x01");
+        assert_eq!(keys.pool_version("x"), b"p\x15\x0e\x02main\x00\x15\x02\x02x\x00");
+    }
+
+    #[test]
+    fn contradictory_bytes_are_refused() {
+        for len in [0, 7, 9, 24, 39, 41] {
+            assert!(Lease::from_bytes(&vec![0; len]).is_err(), "{len}");
+        }
+        let keys = Keys::new(b"p").unwrap();
+        assert!(keys.lease_row(b"p\x15\x0b\x02main\x00\x02x\x00\x15\x03\x14", &[0; 8]).is_err());
+        assert!(keys.lease_row(b"p\x15\x0a\x02main\x00\x02x\x00\x15\x03", &[0; 8]).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn rows_come_back_as_they_were(epoch: u64, node: [u8; 16], token: [u8; 16], owned: bool, number: u64) {
+            let owner = owned.then_some(Owner { node: NodeId(node), token });
+            let lease = Lease { epoch, owner };
+            prop_assert_eq!(Lease::from_bytes(&lease.to_bytes()).unwrap(), lease);
+            let keys = Keys::new(b"p").unwrap();
+            let (pool, resource, _) = keys.lease_row(&keys.lease("x", number), &lease.to_bytes()).unwrap();
+            prop_assert_eq!((&pool[..], resource), ("x", number));
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! The catalogue of keys: every family, with its lifetime, its key and its value.
+//!
+//! Keys are tuples (the FoundationDB tuple encoding, whose byte order is value order) under the prefix of the bus. The
+//! first element is the number of the family.
+//!
+//! | no. | family | key after the number | value | lifetime |
+//! |---|---|---|---|---|
+//! | 0 | config | | format, partitions, incarnation | as long as the bus |
+//! | 1 | counters | partition, name, instance, 0, slot | 5 lanes × 8 bytes, little-endian: created, deleted, updated, ddoc updated, of these with an id | from an event to its fold |
+//! | 1 | last update | partition, name, instance, 1, slot | versionstamp | from an event to its fold |
+//! | 1 | pending ddoc | partition, name, instance, 2, ddoc id | versionstamp | from an event to its fold |
+//! | 2 | doorbell | partition | 8 bytes, little-endian | as long as the bus |
+//! | 3 | fold mark | partition | lease epoch, fold number | as long as the bus |
+//! | 4 | feed entry | feed, shard, incarnation, versionstamp | the row | until its id has a newer one |
+//! | 5 | newest | feed, id | sequence | as long as the id has a row |
+//! | 6 | head | feed, shard | versionstamp of the last append | as long as the shard |
+//! | 7 | topology | feed, incarnation, versionstamp | closed, token, scheme and shard ids | as long as a shard of it has rows |
+//! | 8 | horizon | feed | sequence | as long as the feed, once rows were dropped |
+//! | 9 | ddoc | name, instance, ddoc id or nothing | sequence | as long as the database |
+//! | 10 | node | cell, 0, node id | beat, token, start, its expiry | as long as the node lives |
+//! | 10 | role | cell, 1, node id, role | how many resources it may own | as long as the node lives and has the role |
+//! | 10 | role | cell, 2, role, node id | the same | the same |
+//! | 11 | lease | cell, pool, resource | epoch, owner | as long as the resource |
+//! | 12 | group | feed, 0, group | identity, token, generation, start, creation, expiry | as long as the group |
+//! | 12 | checkpoint | feed, 1, group, shard | sequence | as long as the group has to read the shard |
+//! | 12 | dead letter | feed, 2, group, incarnation, versionstamp | shard, attempts, time, error, the row | until replayed or deleted |
+//! | 12 | idleness | feed, 3, group, 0 | since when, and for how long | while no node works for a group that expires |
+//! | 12 | progress | feed, 3, group, 1, shard | milliseconds since 1970 | as the checkpoint |
+//! | 12 | trouble | feed, 3, group, 2, shard | flags, attempts, time, error | as the checkpoint, once something went wrong |
+//! | 13 | age mark | milliseconds that janitors have worked | sequence | until the retention has passed twice |
+//! | 14 | membership version | cell, 0 | versionstamp of the last join, leave, removal or change of roles | as long as the bus |
+//! | 14 | version of all pools | cell, 1 | versionstamp of the last change of a lease or a resource | as long as the bus |
+//! | 14 | pool version | cell, 2, pool | the same, in this pool | as long as the pool |
+//! | 15 | pulse | feed, 0 to 7 | versionstamp of the last append or reshard that moved it | as long as the feed |
+//! | 16 | cursor | node or nothing, cursor, 0 | token, hash of the filter, cursor | until deleted |
+//! | 16 | scan | node or nothing, cursor, 1, name, instance | token, sequence; the smallest one for a build | until the trigger knows that the database is gone |
+//! | 16 | parked | node or nothing, cursor, 2, name, instance | flags, attempts, retries, time, error | from the failures of a trigger's job until it succeeds |
+//! | 16 | asked | node or nothing, cursor, 3 | 8 bytes, little-endian | until deleted, once a retry was asked for |
+//! | 17 | name | name | none: nothing is stored here, transactions that decide what a name stands for meet here | never |
+//! | 24 | idempotency | period of read versions, digest of a request's key | digest of the request, number of its events | two periods, some minutes each |
+//!
+//! Three families share number 1, so that a notifier reads all that waits for it in one range; the number after the
+//! instance tells them apart.
+//!
+//! A sequence in a key is an incarnation and a tuple versionstamp, because the store fills the stamp in at commit and it
+//! must stand in fixed bytes.
+
+mod age;
+mod checkpoint;
+mod config;
+mod counters;
+mod cursor;
+mod ddoc;
+mod dead_letter;
+mod feed;
+mod group;
+#[cfg(feature = "http")]
+mod idempotency;
+mod lease;
+#[cfg(feature = "http")]
+mod name;
+mod node;
+mod parked;
+mod partition;
+mod topology;
+
+use bytes::Bytes;
+use foundationdb_tuple::{TuplePack, TupleUnpack};
+
+pub(crate) use age::AgeMark;
+pub(crate) use checkpoint::{Trouble, checkpoint_position, cut};
+pub(crate) use config::Config;
+pub(crate) use counters::{DrainKey, DrainRow, stamp_operand};
+pub use cursor::CURSOR_NAME_LEN_MAX;
+pub(crate) use cursor::{CursorId, CursorRow};
+pub(crate) use dead_letter::DeadLetterRow;
+pub use feed::ShardId;
+pub(crate) use feed::{FeedId, RowSpace, sequence_operand};
+pub use group::{GROUP_NAME_LEN_MAX, GroupName};
+pub(crate) use group::{GroupId, GroupRow, Idleness};
+pub(crate) use lease::{Lease, Owner};
+pub use node::{NodeId, Role};
+pub(crate) use node::{NodeRow, role_max};
+pub(crate) use parked::ParkedRow;
+pub(crate) use partition::{FoldMark, Partition};
+pub(crate) use topology::{Layout, SHARDS_MAX, TopologyRow};
+
+use crate::{
+    base::{
+        encoding::{Incarnation, Sequence, Versionstamp},
+        error::{Error, Result},
+    },
+    store::KeyRange,
+};
+
+/// The numbers of the families. They are stored and never change.
+mod family {
+    pub const CONFIG: u16 = 0;
+    pub const COUNTERS: u16 = 1;
+    pub const DOORBELL: u16 = 2;
+    pub const FOLD_MARK: u16 = 3;
+    pub const ENTRY: u16 = 4;
+    pub const NEWEST: u16 = 5;
+    pub const HEAD: u16 = 6;
+    pub const TOPOLOGY: u16 = 7;
+    pub const HORIZON: u16 = 8;
+    pub const DDOC: u16 = 9;
+    pub const NODE: u16 = 10;
+    pub const LEASE: u16 = 11;
+    pub const CHECKPOINT: u16 = 12;
+    pub const AGE: u16 = 13;
+    pub const VERSION: u16 = 14;
+    pub const PULSE: u16 = 15;
+    pub const CURSOR: u16 = 16;
+    #[cfg(feature = "http")]
+    pub const NAME: u16 = 17;
+    #[cfg(feature = "http")]
+    pub const IDEMPOTENCY: u16 = 24;
+}
+
+/// The cell of all nodes and leases: those who divide the work of a bus among them. The name has its place in the keys so
+/// that nodes of several sites could each have a cell of their own.
+const CELL: &str = "main";
+
+/// The longest prefix of a bus, in bytes: with it the longest key stays below the store's limit.
+pub(crate) const PREFIX_LEN_MAX: usize = 256;
+
+/// The keys of one bus.
+#[derive(Debug, Clone)]
+pub(crate) struct Keys {
+    /// What all keys of the bus start with.
+    prefix: Bytes,
+}
+
+impl Keys {
+    /// The keys under `prefix`.
+    pub fn new(prefix: &[u8]) -> Result<Self> {
+        if prefix.len() > PREFIX_LEN_MAX {
+            return Err(Error::invalid(
+                "prefix",
+                format!("it has {} bytes, at most {PREFIX_LEN_MAX} are allowed", prefix.len()),
+            ));
+        }
+        if prefix.first() == Some(&0xff) {
+            return Err(Error::invalid("prefix", "it starts with 0xff, which the store keeps for itself"));
+        }
+        Ok(Self { prefix: Bytes::copy_from_slice(prefix) })
+    }
+
+    /// What all keys start with.
+    pub fn prefix(&self) -> &[u8] {
+        &self.prefix
+    }
+
+    /// All keys of the bus.
+    pub fn all(&self) -> KeyRange {
+        // The tags of the tuple integers 0, and 1 to 255.
+        KeyRange::new([&self.prefix[..], &[0x14]].concat(), [&self.prefix[..], &[0x16]].concat())
+    }
+
+    /// The keys that go along when the bus moves to another store: those that do not belong to running processes. The
+    /// configuration is not among them.
+    pub fn relocated(&self) -> impl Iterator<Item = KeyRange> {
+        let families = [
+            family::COUNTERS,
+            family::ENTRY,
+            family::NEWEST,
+            family::HEAD,
+            family::TOPOLOGY,
+            family::HORIZON,
+            family::DDOC,
+            family::CHECKPOINT,
+            family::AGE,
+            family::CURSOR,
+        ];
+        families.into_iter().map(|number| self.range(&(number,)))
+    }
+
+    /// The key of the tuple `elements`.
+    fn pack(&self, elements: &impl TuplePack) -> Vec<u8> {
+        let mut key = Vec::with_capacity(self.prefix.len() + 96);
+        key.extend_from_slice(&self.prefix);
+        elements.pack_into_vec(&mut key);
+        key
+    }
+
+    /// The key of the tuple `elements`, which has one incomplete versionstamp, as the operand of
+    /// `SET_VERSIONSTAMPED_KEY`.
+    fn pack_stamped(&self, elements: &impl TuplePack) -> Vec<u8> {
+        let mut key = Vec::with_capacity(self.prefix.len() + 96);
+        key.extend_from_slice(&self.prefix);
+        elements.pack_into_vec_with_versionstamp(&mut key);
+        key
+    }
+
+    /// The keys of tuples that start with `elements`.
+    fn range(&self, elements: &impl TuplePack) -> KeyRange {
+        let mut begin = self.pack(elements);
+        let mut end = begin.clone();
+        begin.push(0x00);
+        end.push(0xff);
+        KeyRange::new(begin, end)
+    }
+
+    /// The tuple in `key`, which must be a `what` of this bus.
+    fn unpack<'k, T: TupleUnpack<'k>>(&self, what: &'static str, key: &'k [u8]) -> Result<T> {
+        let tuple = key
+            .strip_prefix(&self.prefix[..])
+            .ok_or_else(|| Error::corrupt(what, "its key is outside the prefix of the bus"))?;
+        foundationdb_tuple::unpack(tuple).map_err(|error| Error::corrupt(what, error.to_string()))
+    }
+}
+
+/// A sequence as it stands in keys.
+fn position(sequence: Sequence) -> (u16, foundationdb_tuple::Versionstamp) {
+    let stamp = foundationdb_tuple::Versionstamp::complete(sequence.versionstamp().0, sequence.order());
+    (sequence.incarnation().0.into(), stamp)
+}
+
+/// The sequence of a position in a key.
+fn sequence(incarnation: u16, stamp: &foundationdb_tuple::Versionstamp) -> Result<Sequence> {
+    let incarnation = u8::try_from(incarnation)
+        .map_err(|_| Error::corrupt("sequence", format!("incarnation {incarnation} is over 255")))?;
+    let bytes = stamp.transaction_version().try_into().expect("a stamp has 10 bytes");
+    Ok(Sequence::new(Incarnation(incarnation), Versionstamp(bytes), stamp.user_version()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prefix_has_limits() {
+        assert!(Keys::new(&[1; PREFIX_LEN_MAX]).is_ok());
+        assert!(Keys::new(&[1; PREFIX_LEN_MAX + 1]).is_err());
+        assert!(Keys::new(&[0xff, 1]).is_err());
+    }
+}

@@ -1,0 +1,31 @@
+//! Family 17: a key per name of a database that holds nothing.
+
+use super::{Keys, family};
+use crate::{
+    base::event::DbName,
+    store::{KeyRange, key_after},
+};
+
+impl Keys {
+    /// Where transactions meet that decide what `name` stands for: those that go by it have it in their read-conflict sets,
+    /// those that change it in their write-conflict sets.
+    pub fn name(&self, name: &DbName) -> KeyRange {
+        let begin = self.pack(&(family::NAME, name.as_str()));
+        let end = key_after(&begin);
+        KeyRange { begin: begin.into(), end }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn golden_bytes() {
+        let keys = Keys::new(b"p").unwrap();
+        let range = keys.name(&DbName::new("db").unwrap());
+        assert_eq!(&range.begin[..], [b'p', 0x15, 17, 0x02, b'd', b'b', 0]);
+        assert!(range.contains(&range.begin));
+        assert!(!range.contains(&keys.name(&DbName::new("db2").unwrap()).begin));
+    }
+}

@@ -1,0 +1,80 @@
+//! Families 2 and 3: the doorbell and the fold mark of a partition; and the rule that divides names into partitions.
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::{Keys, family};
+use crate::base::{encoding::Reader, error::Result};
+
+/// A fixed slice of the counters: the notifier's unit of work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Partition(pub u32);
+
+impl Partition {
+    /// The partition of the database `name` out of `count`. The hash (XXH3, 64 bits) is part of the stored format.
+    pub fn of(name: &str, count: u32) -> Self {
+        Self((xxh3_64(name.as_bytes()) % u64::from(count)) as u32)
+    }
+}
+
+/// How far the owner of a partition has come. It changes with every fold, so a notifier can tell whether a fold whose
+/// outcome is unknown was committed, and one that is no longer the owner cannot commit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct FoldMark {
+    /// The epoch of the lease under which the fold was done.
+    pub epoch: u64,
+    /// How many folds were done in that epoch.
+    pub fold: u64,
+}
+
+impl FoldMark {
+    /// The stored form: both numbers, 8 bytes each.
+    pub fn to_bytes(self) -> Vec<u8> {
+        [self.epoch.to_be_bytes(), self.fold.to_be_bytes()].concat()
+    }
+
+    /// The mark stored as `bytes`.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        let mut reader = Reader::new("fold mark", bytes);
+        let mark = Self { epoch: reader.u64()?, fold: reader.u64()? };
+        reader.finish()?;
+        Ok(mark)
+    }
+}
+
+impl Keys {
+    /// The key of the doorbell of `partition`.
+    pub fn doorbell(&self, partition: Partition) -> Vec<u8> {
+        self.pack(&(family::DOORBELL, partition.0))
+    }
+
+    /// The key of the fold mark of `partition`.
+    pub fn fold_mark(&self, partition: Partition) -> Vec<u8> {
+        self.pack(&(family::FOLD_MARK, partition.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn golden_bytes() {
+        let keys = Keys::new(b"p").unwrap();
+        assert_eq!(keys.doorbell(Partition(300)), [b'p', 0x15, 2, 0x16, 1, 44]);
+        assert_eq!(keys.fold_mark(Partition(0)), [b'p', 0x15, 3, 0x14]);
+        let mark = FoldMark { epoch: 1, fold: 2 };
+        assert_eq!(mark.to_bytes(), [0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 2]);
+        assert_eq!(FoldMark::from_bytes(&mark.to_bytes()).unwrap(), mark);
+        assert!(FoldMark::from_bytes(&[0; 15]).is_err());
+    }
+
+    #[test]
+    fn the_partition_of_a_name_never_changes() {
+        let partitions = ["a", "shop/orders", "_replicator", "ü"].map(|name| Partition::of(name, 64).0);
+        assert_eq!(partitions, GOLDEN);
+        assert_eq!(Partition::of("anything", 1), Partition(0));
+    }
+
+    /// Counters of existing databases lie in these partitions.
+    const GOLDEN: [u32; 4] = [31, 18, 51, 46];
+}

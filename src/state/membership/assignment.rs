@@ -1,0 +1,312 @@
+//! [`assign`]: which member should own which resource of a pool, as a pure function of what is stored. All nodes compute the same
+//! from the same facts, and each does its own part of it; so nobody negotiates.
+//!
+//! 1. Targets are even shares: as equal as the members' maxima allow. What one may not take the others do. Where shares cannot be
+//!    equal, those have one more that already have it, then those with smaller ids.
+//! 2. An owner keeps what it has, the first ones in order, up to its target.
+//! 3. The rest goes in order to the members that lack some, in the order of their ids: so neighbours stay together.
+//!
+//! A move that was made changes nothing in the answer: whether a resource is still with its former owner, free, or with the new
+//! one, all others go where they would go. So nodes that look at different moments of a rearrangement agree. Nothing is drawn
+//! at random, and the time is linear in resources and members, but for sorting, if they do not come in order.
+
+use crate::state::keys::NodeId;
+
+/// The members of a pool, each with the most resources that it may own; and which member should own which resource.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Assignment {
+    /// The resources, in order, with the member that should own each; `None` if nobody may.
+    owners: Vec<(u64, Option<NodeId>)>,
+}
+
+impl Assignment {
+    /// Who should own each resource, in the order of the resources.
+    pub fn iter(&self) -> impl Iterator<Item = (u64, Option<NodeId>)> {
+        self.owners.iter().copied()
+    }
+
+    /// Who should own `resource`; `None` if nobody may, or there is no such resource.
+    #[cfg(test)]
+    pub fn owner_of(&self, resource: u64) -> Option<NodeId> {
+        let place = self.owners.binary_search_by_key(&resource, |(resource, _)| *resource).ok()?;
+        self.owners[place].1
+    }
+
+    /// Whether there is such a resource.
+    pub fn has(&self, resource: u64) -> bool {
+        self.owners.binary_search_by_key(&resource, |(resource, _)| *resource).is_ok()
+    }
+}
+
+/// A member, while resources are divided.
+struct Share {
+    /// Who it is.
+    node: NodeId,
+    /// How many it may own at most.
+    max: usize,
+    /// How many it owns.
+    owned: usize,
+    /// How many it can still be given.
+    left: usize,
+}
+
+/// Divides `resources`, each given once and with its present owner, among `members`, each given once and with its maximum. Owners
+/// that are no members count as none. The order of either does not matter.
+pub(super) fn assign(resources: &[(u64, Option<NodeId>)], members: &[(NodeId, u32)]) -> Assignment {
+    let mut owners = resources.to_vec();
+    owners.sort_unstable_by_key(|(resource, _)| *resource);
+    let mut shares: Vec<_> = members
+        .iter()
+        .map(|&(node, max)| Share {
+            node,
+            max: usize::try_from(max).unwrap_or(usize::MAX),
+            owned: 0,
+            left: 0,
+        })
+        .collect();
+    shares.sort_unstable_by_key(|share| share.node);
+    let places: std::collections::HashMap<_, _> =
+        shares.iter().enumerate().map(|(place, share)| (share.node, place)).collect();
+    for (_, owner) in &owners {
+        if let Some(place) = owner.and_then(|owner| places.get(&owner)) {
+            shares[*place].owned += 1;
+        }
+    }
+    set_targets(&mut shares, owners.len());
+    for (_, owner) in &mut owners {
+        // It keeps this one, or it goes to another.
+        *owner = owner.filter(|node| {
+            let left = places.get(node).map(|place| &mut shares[*place].left);
+            left.is_some_and(|left| left.checked_sub(1).map(|rest| *left = rest).is_some())
+        });
+    }
+    let mut lacking = shares.iter_mut();
+    let mut next = lacking.next();
+    for (_, owner) in owners.iter_mut().filter(|(_, owner)| owner.is_none()) {
+        while next.as_ref().is_some_and(|share| share.left == 0) {
+            next = lacking.next();
+        }
+        let Some(share) = &mut next else { break };
+        share.left -= 1;
+        *owner = Some(share.node);
+    }
+    Assignment { owners }
+}
+
+/// Sets `left` of each share to its target, of `count` resources in all.
+fn set_targets(shares: &mut [Share], count: usize) {
+    let given =
+        |level: usize| shares.iter().fold(0_usize, |sum, share| sum.saturating_add(share.max.min(level)));
+    // The highest level at which there is enough for everybody.
+    let (mut level, mut above) = (0, count + 1);
+    while above - level > 1 {
+        let middle = level + (above - level) / 2;
+        if given(middle) <= count {
+            level = middle;
+        } else {
+            above = middle;
+        }
+    }
+    let mut more = count - given(level);
+    for share in shares.iter_mut() {
+        share.left = share.max.min(level);
+    }
+    for has_more in [true, false] {
+        for share in shares.iter_mut().filter(|share| share.max > level) {
+            if more > 0 && (share.owned > level) == has_more {
+                share.left += 1;
+                more -= 1;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn node(number: u16) -> NodeId {
+        let mut id = [0; 16];
+        id[..2].copy_from_slice(&number.to_be_bytes());
+        NodeId(id)
+    }
+
+    type Resources = Vec<(u64, Option<NodeId>)>;
+    type Members = Vec<(NodeId, u32)>;
+
+    /// Pools with owners that may be members or not, and members with small, great and no maxima.
+    fn pools() -> impl Strategy<Value = (Resources, Members)> {
+        let owner = proptest::option::weighted(0.8, 0_u16..12).prop_map(|owner| owner.map(node));
+        let resources = proptest::collection::btree_map(0_u64..200, owner, 0..60);
+        let max = prop_oneof![2 => Just(u32::MAX), 1 => 0_u32..20];
+        let members = proptest::collection::btree_map((0_u16..10).prop_map(node), max, 0..8);
+        (resources, members)
+            .prop_map(|(resources, members)| (resources.into_iter().collect(), members.into_iter().collect()))
+    }
+
+    fn shares(assignment: &Assignment) -> BTreeMap<NodeId, usize> {
+        let mut shares = BTreeMap::new();
+        for node in assignment.iter().filter_map(|(_, owner)| owner) {
+            *shares.entry(node).or_default() += 1;
+        }
+        shares
+    }
+
+    /// How many resources change their owner, or get their first one.
+    fn moves(resources: &Resources, assignment: &Assignment) -> usize {
+        let before: BTreeMap<_, _> = resources.iter().copied().collect();
+        assignment.iter().filter(|(resource, owner)| owner.is_some() && before[resource] != *owner).count()
+    }
+
+    /// The sorted shares that are as equal as the maxima allow, one by one to whoever has least.
+    fn fair(count: usize, members: &Members) -> Vec<usize> {
+        let mut shares: Vec<_> = members.iter().map(|(_, max)| (0_usize, *max as usize)).collect();
+        for _ in 0..count {
+            if let Some(least) = shares.iter_mut().filter(|(share, max)| share < max).min() {
+                least.0 += 1;
+            }
+        }
+        let mut shares: Vec<_> = shares.into_iter().map(|(share, _)| share).collect();
+        shares.sort_unstable();
+        shares
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(1_000))]
+
+        #[test]
+        fn all_that_may_be_owned_is_and_shares_are_as_equal_as_maxima_allow((resources, members) in pools()) {
+            let assignment = assign(&resources, &members);
+            prop_assert!(assignment.iter().map(|(resource, _)| resource).eq(resources.iter().map(|(r, _)| *r)));
+            let shares = shares(&assignment);
+            let mut all: Vec<_> = members.iter().map(|(node, _)| *shares.get(node).unwrap_or(&0)).collect();
+            all.sort_unstable();
+            prop_assert_eq!(all, fair(resources.len(), &members));
+            for (node, share) in &shares {
+                let max = members.iter().find(|(member, _)| member == node).expect("only members own").1;
+                prop_assert!(*share <= max as usize);
+            }
+        }
+
+        #[test]
+        fn no_fair_assignment_moves_less((resources, members) in pools()) {
+            let assignment = assign(&resources, &members);
+            // Whoever owns more than its share must lose the difference, whichever way the odd ones are given away: then those have
+            // them that own more than the lower share. All that is without an owner moves, as far as anybody may have it.
+            let fair = fair(resources.len(), &members);
+            let total: usize = fair.iter().sum();
+            let owned: BTreeMap<_, usize> = members
+                .iter()
+                .map(|(node, _)| (*node, resources.iter().filter(|(_, owner)| *owner == Some(*node)).count()))
+                .collect();
+            let level = fair.last().copied().unwrap_or(0);
+            let mut kept: usize = 0;
+            let mut odd = fair.iter().filter(|share| **share == level).count();
+            // Those who are bounded by their maxima have no choice; of the others, some have `level` and some one less.
+            let mut free: Vec<_> = Vec::new();
+            for (node, max) in &members {
+                if (*max as usize) < level {
+                    kept += owned[node].min(*max as usize);
+                } else {
+                    free.push(owned[node]);
+                }
+            }
+            free.sort_unstable_by_key(|owned| std::cmp::Reverse(*owned));
+            for owned in free {
+                let share = if odd > 0 { level } else { level.saturating_sub(1) };
+                odd = odd.saturating_sub(1);
+                kept += owned.min(share);
+            }
+            prop_assert_eq!(moves(&resources, &assignment), total - kept);
+        }
+
+        #[test]
+        fn the_order_of_what_is_given_does_not_matter(
+            (resources, members) in pools(), seed: u64,
+        ) {
+            let assignment = assign(&resources, &members);
+            let mut random = fastrand::Rng::with_seed(seed);
+            let (mut shuffled, mut mixed) = (resources, members);
+            random.shuffle(&mut shuffled);
+            random.shuffle(&mut mixed);
+            prop_assert_eq!(assign(&shuffled, &mixed), assignment);
+        }
+
+        /// Some of the moves are made, in whatever order, and others are under way: the answer stays the same.
+        #[test]
+        fn a_move_that_was_made_changes_nothing((resources, members) in pools(), seed: u64) {
+            let assignment = assign(&resources, &members);
+            let mut random = fastrand::Rng::with_seed(seed);
+            let under_way: Resources = resources
+                .iter()
+                .map(|&(resource, owner)| {
+                    let wanted = assignment.owner_of(resource);
+                    (resource, match random.u8(0..3) {
+                        0 => owner,
+                        1 if owner != wanted => None,
+                        _ => wanted,
+                    })
+                })
+                .collect();
+            prop_assert_eq!(assign(&under_way, &members), assignment);
+        }
+
+        /// However members come and go, what each owns consists of few runs of neighbours: at most one more for each member that
+        /// has come or gone.
+        #[test]
+        fn neighbours_stay_together(changes in proptest::collection::vec(0_u16..16, 1..20)) {
+            let mut members = BTreeSet::new();
+            let mut resources: Resources = (0..256).map(|resource| (resource, None)).collect();
+            for number in &changes {
+                if !members.remove(number) {
+                    members.insert(*number);
+                }
+                let present: Members = members.iter().map(|member| (node(*member), u32::MAX)).collect();
+                resources = assign(&resources, &present).iter().collect();
+            }
+            let runs = 1 + resources.windows(2).filter(|pair| pair[0].1 != pair[1].1).count();
+            prop_assert!(runs <= 1 + changes.len() * members.len().max(1), "{runs} runs");
+            // From nothing, there is one run for each member.
+            let fresh: Resources = (0..256).map(|resource| (resource, None)).collect();
+            let present: Members = members.iter().map(|member| (node(*member), u32::MAX)).collect();
+            let assignment: Vec<_> = assign(&fresh, &present).iter().collect();
+            let runs = 1 + assignment.windows(2).filter(|pair| pair[0].1 != pair[1].1).count();
+            prop_assert_eq!(runs, members.len().max(1));
+        }
+    }
+
+    /// Once, a node without a limit left to one with a limit what that one could not take: 1 and 4 of 8 partitions were
+    /// held, and three starved.
+    #[test]
+    fn what_one_may_not_take_the_others_do() {
+        let resources: Resources = (0..8).map(|resource| (resource, None)).collect();
+        let assignment = assign(&resources, &[(node(1), 1), (node(2), u32::MAX)]);
+        assert_eq!(shares(&assignment), BTreeMap::from([(node(1), 1), (node(2), 7)]));
+    }
+
+    /// Ten times as much may take about ten times as long, not a hundred times. Steps are not counted but the work is the same for
+    /// each element, so that what is compared is far from either.
+    #[test]
+    fn a_hundred_thousand_resources_and_ten_thousand_members_are_divided_in_linear_time() {
+        let time = |resources: u64, members: u16| {
+            let members: Members = (0..members).map(|member| (node(member), u32::MAX)).collect();
+            let owned: Resources = (0..resources)
+                .map(|resource| (resource, Some(node((resource * 7 % (members.len() as u64 + 3)) as u16))))
+                .collect();
+            let began = std::time::Instant::now();
+            let assignment = assign(&owned, &members);
+            let spent = began.elapsed();
+            let shares = shares(&assignment);
+            assert!(shares.values().all(|share| *share as u64 == resources / members.len() as u64));
+            spent
+        };
+        let least =
+            |resources, members| (0..5).map(|_| time(resources, members)).min().expect("there are five");
+        let (small, large) = (least(10_000, 1_000), least(100_000, 10_000));
+        assert!(large < small * 40, "{small:?} for a tenth of what takes {large:?}");
+    }
+}

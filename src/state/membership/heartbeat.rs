@@ -1,0 +1,347 @@
+//! [`Heartbeat`]: the one task that writes the row of a node, and its roles, whatever the node does.
+//!
+//! It also judges the node itself: if it has not got a beat through for as long as its row says that others may wait, or if its
+//! row is gone, the node has fallen out. Then its workers end everything, and the task writes the row again, with a new token.
+//!
+//! The token tells two processes under one id apart: a row with a token that the process does not know belongs to another
+//! one, and is only replaced after it has not changed for as long as that row says.
+
+use std::{
+    collections::BTreeMap,
+    panic::AssertUnwindSafe,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use futures_util::FutureExt;
+use tokio::sync::{mpsc, oneshot, watch};
+
+use super::{
+    NodeOptions,
+    changes::members_changed,
+    last_seen::LastSeen,
+    roles::{clear_roles, set_role},
+};
+use crate::{
+    base::{
+        env::Env,
+        error::{Error, Result, panic_text},
+    },
+    state::{
+        keys::{Config, Keys, NodeId, NodeRow, Role},
+        stats::Stats,
+    },
+    store::{Database, Isolation, RetryPolicy, Transaction},
+};
+
+/// What is reported of the heartbeat.
+const HEARTBEAT: &str = "heartbeat of a node";
+
+/// How the node stands: the token under which it takes part, or `None` while it has fallen out.
+pub(super) type Standing = Option<[u8; 16]>;
+
+/// The roles of a node, each with how many resources it may own by it.
+pub(super) type Roles = BTreeMap<Role, u32>;
+
+/// Roles, shared by the heartbeat and those who have them.
+pub(super) type SharedRoles = Arc<Mutex<Roles>>;
+
+/// Locks `mutex`. A panic elsewhere cannot leave what it guards half changed, so a poisoned lock is fine.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// 16 random bytes.
+pub(super) fn draw(env: &Env) -> [u8; 16] {
+    NodeId::random(env).0
+}
+
+/// What the heartbeat is told to do.
+pub(super) enum Command {
+    /// Beat now, so that others see the roles as they are.
+    Publish(oneshot::Sender<Result<()>>),
+    /// Remove the row, and end.
+    Leave(oneshot::Sender<Result<()>>),
+}
+
+/// What has come of a claim of the node's row.
+pub(super) enum Claim {
+    /// The node takes part.
+    Joined,
+    /// Another process may live under the id. Whether its row has changed since the last claim.
+    Taken {
+        /// Whether it has.
+        changed: bool,
+    },
+}
+
+/// The heartbeat of a node.
+pub(super) struct Heartbeat {
+    /// Which node it is.
+    id: NodeId,
+    /// The store.
+    db: Database,
+    /// The keys of the bus.
+    keys: Keys,
+    /// What the bus was opened with, if that is compared.
+    config: Option<Config>,
+    /// What keeps the process from its work.
+    stats: Arc<Stats>,
+    /// How it lives.
+    options: NodeOptions,
+    /// What it does.
+    roles: SharedRoles,
+    /// How it stands.
+    standing: watch::Sender<Standing>,
+    /// What it has last written, or the token under which it has.
+    row: NodeRow,
+    /// The roles that it has last written; `None` if that is in doubt.
+    published: Option<Roles>,
+    /// Under which token it is about to take part, until that is certain.
+    claiming: Option<[u8; 16]>,
+    /// When it began to write that.
+    beaten: Duration,
+    /// The row of another process under its id, if it has seen one.
+    strangers: LastSeen<(), ([u8; 16], u64)>,
+}
+
+impl Heartbeat {
+    /// The heartbeat of node `id`, which has not joined yet.
+    pub fn new(
+        (db, keys, config): (&Database, &Keys, Option<Config>),
+        stats: &Arc<Stats>,
+        id: NodeId,
+        options: &NodeOptions,
+        roles: &SharedRoles,
+        standing: watch::Sender<Standing>,
+    ) -> Self {
+        let row = NodeRow { beat: 0, token: draw(db.env()), started_ms: 0, expiry_ms: options.expiry_ms() };
+        Self {
+            id,
+            db: db.clone(),
+            keys: keys.clone(),
+            config,
+            stats: Arc::clone(stats),
+            options: options.clone(),
+            roles: Arc::clone(roles),
+            standing,
+            row,
+            published: None,
+            claiming: None,
+            beaten: db.env().now(),
+            strangers: LastSeen::default(),
+        }
+    }
+
+    /// Beats until it is told to leave.
+    pub async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
+        let mut next = self.options.heartbeat;
+        loop {
+            let env = self.db.env().clone();
+            tokio::select! {
+                biased;
+                command = commands.recv() => match command {
+                    Some(Command::Publish(reply)) => {
+                        let published = self.guarded_pulse().await;
+                        // Who asked may be gone.
+                        let _ = reply.send(published);
+                    }
+                    Some(Command::Leave(reply)) => {
+                        let left = self.leave().await;
+                        // Whoever has left may close the store at once, and open it again.
+                        drop(self);
+                        let _ = reply.send(left);
+                        return;
+                    }
+                    None => return,
+                },
+                () = env.sleep(next) => {
+                    let beaten = self.guarded_pulse().await;
+                    let health = &self.stats.health;
+                    match beaten {
+                        Ok(()) => health.works(HEARTBEAT, 0),
+                        Err(error) => health.failed(&env, HEARTBEAT, 0, &error),
+                    }
+                }
+            }
+            let due = self.beaten.saturating_add(self.options.heartbeat).saturating_sub(env.now());
+            // A beat that has failed is not tried again at once.
+            next = due.max(self.options.heartbeat / 8);
+        }
+    }
+
+    /// [`Heartbeat::pulse`], of which a panic costs one beat.
+    async fn guarded_pulse(&mut self) -> Result<()> {
+        match AssertUnwindSafe(self.pulse()).catch_unwind().await {
+            Ok(result) => result,
+            Err(panic) => {
+                tracing::error!(node = %self.id, panic = panic_text(&*panic), "the heartbeat has panicked and goes on");
+                Ok(())
+            }
+        }
+    }
+
+    /// Beats, or joins again if the node has fallen out. Once the bus is gone it does neither.
+    async fn pulse(&mut self) -> Result<()> {
+        if let Some(ended) = self.stats.health.ended() {
+            return Err(ended.clone());
+        }
+        let beaten = self.beat_or_join().await;
+        if let Err(gone @ Error::BusGone { .. }) = &beaten {
+            self.stats.health.end(gone.clone());
+            self.fall_out("its bus is gone");
+        }
+        beaten
+    }
+
+    /// Beats, or joins again if the node has fallen out.
+    async fn beat_or_join(&mut self) -> Result<()> {
+        let env = self.db.env().clone();
+        if self.standing.borrow().is_some() {
+            let left = self.beaten.saturating_add(self.options.expiry).saturating_sub(env.now());
+            if left.is_zero() {
+                self.fall_out("it has not beaten for too long");
+            } else {
+                let began = env.now();
+                let beaten = tokio::select! {
+                    beaten = self.beat() => Some(beaten?),
+                    () = env.sleep(left) => None,
+                };
+                match beaten {
+                    Some(Some((row, roles))) => {
+                        (self.row, self.published) = (row, Some(roles));
+                        self.beaten = began;
+                        return Ok(());
+                    }
+                    Some(None) => self.fall_out("its row is gone"),
+                    None => self.fall_out("it cannot beat"),
+                }
+            }
+        }
+        match self.claim().await? {
+            Claim::Joined => tracing::info!(node = %self.id, "node has joined again"),
+            Claim::Taken { .. } => {
+                tracing::error!(node = %self.id, "another process runs under the id of this node");
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the next beat, and roles that have changed; returns both, or `None` if the row is not that of this process any more.
+    async fn beat(&mut self) -> Result<Option<(NodeRow, Roles)>> {
+        let roles = lock(&self.roles).clone();
+        let is_news = self.published.as_ref() != Some(&roles);
+        if is_news {
+            self.published = None;
+        }
+        let row = NodeRow { beat: self.row.beat + 1, ..self.row };
+        let policy = self.policy();
+        let beaten = self.db.run_with(&policy, async |tx| {
+            self.check_bus(&tx).await?;
+            let key = self.keys.node(self.id);
+            let is_mine = read(&tx, &key).await?.is_some_and(|found| found.token == row.token);
+            if is_mine {
+                tx.set(&key, &row.to_bytes());
+                if is_news {
+                    self.publish(&tx, &roles).await?;
+                }
+            }
+            Ok(is_mine)
+        });
+        Ok(beaten.await?.then_some((row, roles)))
+    }
+
+    /// Fails with [`Error::BusGone`] if the bus is not the one that was opened: a node must not write into another one.
+    async fn check_bus(&self, tx: &Transaction) -> Result<()> {
+        let Some(config) = self.config else { return Ok(()) };
+        let stored = tx.get(&self.keys.config(), Isolation::Snapshot).await?;
+        config.check_stored(stored.as_deref())
+    }
+
+    /// Writes `roles` in place of those that are stored, whosever these are, and has others look at them.
+    async fn publish(&self, tx: &Transaction, roles: &Roles) -> Result<()> {
+        clear_roles(tx, &self.keys, self.id).await?;
+        for (role, max) in roles {
+            set_role(tx, &self.keys, self.id, role, *max);
+        }
+        members_changed(tx, &self.keys);
+        Ok(())
+    }
+
+    /// Tells the workers that the node does not take part any more.
+    fn fall_out(&mut self, reason: &'static str) {
+        tracing::warn!(node = %self.id, reason, "node has fallen out and gives everything up");
+        self.standing.send_replace(None);
+        self.stats.health.stands(self.id.0, None);
+    }
+
+    /// Writes the row under a new token, and the roles, unless another process may live under the id.
+    pub async fn claim(&mut self) -> Result<Claim> {
+        let env = self.db.env().clone();
+        let (known, began) = (self.row.token, env.now());
+        // The same one until it is known that it has succeeded: what was committed without an answer is its own.
+        let token = *self.claiming.get_or_insert_with(|| draw(&env));
+        let roles = lock(&self.roles).clone();
+        let row = NodeRow { beat: 1, token, started_ms: env.wall_ms(), expiry_ms: self.options.expiry_ms() };
+        let (strangers, policy) = (&self.strangers, self.policy());
+        let claimed = self.db.run_with(&policy, async |tx| {
+            self.check_bus(&tx).await?;
+            let key = self.keys.node(self.id);
+            let found = read(&tx, &key).await?;
+            let stranger = found.filter(|found| found.token != known && found.token != row.token);
+            if let Some(found) = stranger {
+                let beat = (found.token, found.beat);
+                if strangers.age(&(), &beat, began) < found.expiry() {
+                    return Ok(Some(beat));
+                }
+            }
+            tx.set(&key, &row.to_bytes());
+            self.publish(&tx, &roles).await?;
+            Ok(None)
+        });
+        if let Some(stranger) = claimed.await? {
+            let changed = self.strangers.age(&(), &stranger, env.now()).is_zero();
+            self.strangers.adopt([((), stranger)], env.now());
+            return Ok(Claim::Taken { changed });
+        }
+        (self.row, self.published, self.claiming) = (row, Some(roles), None);
+        self.beaten = began;
+        self.standing.send_replace(Some(token));
+        self.stats.health.stands(self.id.0, Some(token));
+        Ok(Claim::Joined)
+    }
+
+    /// Removes the row, and the roles, if they are those of this process.
+    async fn leave(&mut self) -> Result<()> {
+        self.standing.send_replace(None);
+        if self.stats.health.ended().is_some() {
+            return Ok(());
+        }
+        let key = self.keys.node(self.id);
+        let left = self.db.run(async |tx| {
+            if read(&tx, &key).await?.is_some_and(|found| found.token == self.row.token) {
+                tx.clear(&key);
+                clear_roles(&tx, &self.keys, self.id).await?;
+                members_changed(&tx, &self.keys);
+            }
+            Ok(())
+        });
+        left.await
+    }
+
+    /// No attempt at a beat begins when the next beat is due.
+    fn policy(&self) -> RetryPolicy {
+        RetryPolicy { elapsed_max: Some(self.options.heartbeat), ..RetryPolicy::default() }
+    }
+}
+
+impl Drop for Heartbeat {
+    fn drop(&mut self) {
+        self.stats.health.left(self.id.0);
+    }
+}
+
+/// The row at `key`, read so that its change makes `tx` fail.
+async fn read(tx: &Transaction, key: &[u8]) -> Result<Option<NodeRow>> {
+    tx.get(key, Isolation::Serializable).await?.map(|value| NodeRow::from_bytes(&value)).transpose()
+}

@@ -1,0 +1,188 @@
+//! [`Held`]: the right to work on a resource, and [`Work`]: what is done with it.
+
+use std::sync::Arc;
+
+use futures_util::future::{BoxFuture, join_all};
+use tokio::sync::watch;
+
+use super::changes::changed;
+use crate::{
+    base::{
+        bugs::{Bug, is_on},
+        error::{Error, Result},
+    },
+    state::keys::{Keys, Lease, Owner},
+    store::{Database, Isolation, Transaction},
+};
+
+/// A lease that is held.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Held {
+    /// The key of the lease.
+    key: Vec<u8>,
+    /// The pool of the resource, for messages.
+    pool: Arc<str>,
+    /// What is leased.
+    pub resource: u64,
+    /// The epoch of the acquisition.
+    pub epoch: u64,
+    /// The node, and the acquisition.
+    pub(super) owner: Owner,
+}
+
+impl Held {
+    /// The acquisition of `resource` under `epoch` by `owner`.
+    pub(super) fn new(keys: &Keys, pool: &Arc<str>, resource: u64, epoch: u64, owner: Owner) -> Self {
+        Self { key: keys.lease(pool, resource), pool: Arc::clone(pool), resource, epoch, owner }
+    }
+
+    /// Fails with [`Error::LeaseLost`] if the lease is not held any more, and makes `tx` fail if it is lost before the
+    /// commit.
+    pub async fn check(&self, tx: &Transaction) -> Result<()> {
+        let isolation =
+            if is_on(Bug::LeaseNotInConflictSet) { Isolation::Snapshot } else { Isolation::Serializable };
+        let found = tx.get(&self.key, isolation).await?;
+        match found.map(|value| Lease::from_bytes(&value)).transpose()? {
+            Some(lease) if lease.owner == Some(self.owner) && lease.epoch == self.epoch => Ok(()),
+            found => Err(Error::LeaseLost {
+                resource: format!("{} {}", self.pool, self.resource),
+                held: self.epoch,
+                found: found.map_or(0, |lease| lease.epoch),
+            }),
+        }
+    }
+}
+
+/// How many leases are given back in one transaction.
+const RELEASES_MAX: usize = 1_000;
+
+/// Gives those of `leases` back that are still held. Their epochs stay.
+pub(super) async fn release(db: &Database, keys: &Keys, leases: &[Held]) -> Result<()> {
+    for leases in leases.chunks(RELEASES_MAX) {
+        db.run(async |tx| {
+            let mut is_any_held = false;
+            let checks = join_all(leases.iter().map(|lease| lease.check(&tx))).await;
+            for (lease, checked) in leases.iter().zip(checks) {
+                match checked {
+                    result if result.is_ok() || is_on(Bug::ReleaseWithoutCheck) => {
+                        tx.set(&lease.key, &Lease { epoch: lease.epoch, owner: None }.to_bytes());
+                        is_any_held = true;
+                    }
+                    Err(error) if !matches!(error, Error::LeaseLost { .. }) => return Err(error),
+                    _ => {}
+                }
+            }
+            if let Some(lease) = leases.first().filter(|_| is_any_held) {
+                changed(&tx, keys, &lease.pool);
+            }
+            Ok(())
+        })
+        .await?;
+    }
+    Ok(())
+}
+
+/// Tells work to end when it has come to a good place.
+#[derive(Debug, Clone)]
+pub(crate) struct Stop(watch::Receiver<bool>);
+
+impl Stop {
+    /// A signal, and its sender. One whose sender is gone has been given.
+    pub fn new() -> (watch::Sender<bool>, Self) {
+        let (sender, receiver) = watch::channel(false);
+        (sender, Self(receiver))
+    }
+
+    /// Completes when the work is to end. Cancel safe.
+    pub async fn requested(&mut self) {
+        // A sender that is gone asks for it too.
+        let _ = self.0.wait_for(|stop| *stop).await;
+    }
+
+    /// Whether the work was asked to end, rather than aborted.
+    pub fn was_given(&self) -> bool {
+        *self.0.borrow()
+    }
+
+    /// Whether the work is to end.
+    pub fn is_requested(&self) -> bool {
+        *self.0.borrow() || self.0.has_changed().is_err()
+    }
+}
+
+/// What is done with the resources of a pool.
+pub(crate) trait Work: Send + Sync + 'static {
+    /// The resources that there are, each once. Read by snapshot in the transaction of a round; whatever changes them calls
+    /// [`changed`]. Of one that is there no more, the work is dropped and the lease is removed, so it must never be there again, or
+    /// its work must bear to be fenced by the owner alone.
+    fn resources<'a>(&'a self, tx: &'a Transaction) -> BoxFuture<'a, Result<Vec<u64>>>;
+
+    /// Writes what goes with the acquisition of `resource` under `epoch`, in its transaction.
+    fn acquired(&self, tx: &Transaction, resource: u64, epoch: u64);
+
+    /// Works on the resource of `lease`: every transaction calls [`Held::check`] first. Ends soon after `stop` is given,
+    /// once it has put down how far it has come: then another node goes on. It is dropped if that takes too long, and at
+    /// once if the lease is lost.
+    ///
+    /// Whatever else it ends with, even a panic, is reported, and the resource is taken again with the next epoch, after a pause that
+    /// doubles with each failure.
+    fn run(self: Arc<Self>, lease: Held, stop: Stop) -> BoxFuture<'static, Result<()>>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::keys::NodeId;
+
+    /// Takes the lease of a resource, whoever holds it.
+    async fn acquire(db: &Database, epoch: u64) -> Held {
+        let keys = Keys::new(b"p").unwrap();
+        let owner = Owner { node: NodeId([1; 16]), token: [epoch as u8; 16] };
+        let held = Held::new(&keys, &"work".into(), 1, epoch, owner);
+        db.run(async |tx| {
+            tx.set(&held.key, &Lease { epoch, owner: Some(owner) }.to_bytes());
+            Ok(())
+        })
+        .await
+        .unwrap();
+        held
+    }
+
+    #[tokio::test]
+    async fn only_the_newest_acquisition_holds_it_and_can_give_it_back() {
+        let db = Database::memory();
+        let first = acquire(&db, 1).await;
+        let second = acquire(&db, 2).await;
+        let lost = db.run(async |tx| first.check(&tx).await).await.unwrap_err();
+        assert!(matches!(lost, Error::LeaseLost { held: 1, found: 2, .. }), "{lost}");
+        assert!(lost.to_string().contains("work 1"), "{lost}");
+
+        let keys = Keys::new(b"p").unwrap();
+        release(&db, &keys, std::slice::from_ref(&first)).await.unwrap();
+        db.run(async |tx| second.check(&tx).await).await.unwrap();
+        release(&db, &keys, &[first, second.clone()]).await.unwrap();
+        let stored = db.begin().get(&second.key, Isolation::Snapshot).await.unwrap().unwrap();
+        let released = Lease { epoch: 2, owner: None };
+        assert_eq!(Lease::from_bytes(&stored).unwrap(), released, "a released lease keeps its epoch");
+    }
+
+    #[tokio::test]
+    async fn work_that_was_checked_before_the_lease_was_lost_cannot_commit() {
+        let db = Database::memory();
+        let first = acquire(&db, 1).await;
+        let tx = db.begin();
+        first.check(&tx).await.unwrap();
+        tx.set(b"work", b"done");
+        acquire(&db, 2).await;
+        assert_eq!(tx.commit().await.unwrap_err().code(), Some(1020));
+    }
+
+    #[tokio::test]
+    async fn a_stop_whose_sender_is_gone_is_given() {
+        let (sender, mut stop) = Stop::new();
+        assert!(!stop.is_requested());
+        drop(sender);
+        assert!(stop.is_requested() && !stop.was_given());
+        stop.requested().await;
+    }
+}

@@ -1,0 +1,268 @@
+//! [`Member`]: a node, as its own process knows it, with its heartbeat and its watch over others.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::{
+    sync::{mpsc, oneshot, watch},
+    task::JoinSet,
+};
+
+use super::{
+    NodeOptions,
+    changes::Versions,
+    heartbeat::{Claim, Command, Heartbeat, SharedRoles, Standing, lock},
+    neighbours::{Interests, NeighbourWatch},
+};
+use crate::{
+    base::{
+        env::Env,
+        error::{Error, Result},
+    },
+    state::{
+        keys::{Config, Keys, NodeId, Role},
+        stats::Stats,
+    },
+    store::Database,
+};
+
+/// How long each step of a shutdown waits for the store.
+const SHUTDOWN_MAX: Duration = Duration::from_secs(10);
+
+/// Commands that wait for the heartbeat; who gives one more waits.
+const COMMANDS_MAX: usize = 16;
+
+/// A node, as its own process knows it. Dropping it ends the heartbeat at once: others take it for dead after a while.
+pub(crate) struct Member {
+    /// Which node it is.
+    id: NodeId,
+    /// The store.
+    pub(super) db: Database,
+    /// The keys of the bus.
+    pub keys: Keys,
+    /// What the roles of the process have done.
+    pub(super) stats: Arc<Stats>,
+    /// What it does.
+    roles: SharedRoles,
+    /// Tells the heartbeat what to do.
+    commands: mpsc::Sender<Command>,
+    /// How it stands.
+    standing: watch::Receiver<Standing>,
+    /// Tells its workers to end.
+    stop: watch::Sender<bool>,
+    /// What its workers want to know of, and how often.
+    interests: watch::Sender<Interests>,
+    /// The number of the next worker.
+    next_worker: AtomicU64,
+    /// What was last seen to have changed.
+    versions: watch::Receiver<Option<Arc<Versions>>>,
+    /// The heartbeat, and the watch over other nodes.
+    tasks: Mutex<JoinSet<()>>,
+}
+
+/// A role of a node, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct RoleGuard {
+    /// The roles of the node.
+    roles: SharedRoles,
+    /// This one.
+    role: Role,
+}
+
+impl Drop for RoleGuard {
+    fn drop(&mut self) {
+        lock(&self.roles).remove(&self.role);
+    }
+}
+
+/// A worker of a node, until it is dropped.
+pub(super) struct WorkerGuard {
+    /// What each worker of the node wants to know of.
+    interests: watch::Sender<Interests>,
+    /// The number of this one.
+    number: u64,
+}
+
+impl WorkerGuard {
+    /// From now on the worker wants to know of changes once per `interval`.
+    pub fn set_interval(&self, interval: Duration) {
+        self.interests.send_if_modified(|interests| {
+            let (_, known) = interests.get_mut(&self.number).expect("it is there until this is dropped");
+            let is_new = *known != interval;
+            *known = interval;
+            is_new
+        });
+    }
+}
+
+impl Drop for WorkerGuard {
+    fn drop(&mut self) {
+        self.interests.send_modify(|interests| drop(interests.remove(&self.number)));
+    }
+}
+
+impl Member {
+    /// Joins the nodes of the bus, which must stay as `config` says. Fails with [`Error::Invalid`] if another process lives under the same id; if one has
+    /// died under it, waits until that is certain.
+    pub async fn join(
+        db: &Database,
+        keys: &Keys,
+        config: Option<Config>,
+        stats: &Arc<Stats>,
+        options: NodeOptions,
+    ) -> Result<Arc<Self>> {
+        options.check()?;
+        let id = options.id.unwrap_or_else(|| NodeId::random(db.env()));
+        let roles = SharedRoles::default();
+        let (commands, received) = mpsc::channel(COMMANDS_MAX);
+        let (standing, observed) = watch::channel(None);
+        let mut heartbeat = Heartbeat::new((db, keys, config), stats, id, &options, &roles, standing);
+        let mut known = false;
+        while let Claim::Taken { changed } = heartbeat.claim().await? {
+            if known && changed {
+                return Err(Error::invalid(
+                    "node id",
+                    format!("another process lives as node {id}: give each its own, or have one drawn"),
+                ));
+            }
+            known = true;
+            db.env().sleep(options.pace()).await;
+        }
+        let mut tasks = JoinSet::new();
+        tasks.spawn(heartbeat.run(received));
+        let (interests, (seen, versions)) = (watch::Sender::new(BTreeMap::new()), watch::channel(None));
+        let watch = NeighbourWatch::new((db, keys, stats), id, options.pace(), observed.clone());
+        tasks.spawn(watch.run(interests.subscribe(), seen));
+        Ok(Arc::new(Self {
+            id,
+            db: db.clone(),
+            keys: keys.clone(),
+            stats: Arc::clone(stats),
+            roles,
+            commands,
+            standing: observed,
+            stop: watch::Sender::new(false),
+            interests,
+            next_worker: AtomicU64::new(0),
+            versions,
+            tasks: Mutex::new(tasks),
+        }))
+    }
+
+    /// Which node it is.
+    pub fn id(&self) -> NodeId {
+        self.id
+    }
+
+    /// Lists `role`, so that others see it when this returns. Fails with [`Error::Invalid`] if the node has it already.
+    pub async fn enter(&self, role: Role) -> Result<RoleGuard> {
+        self.enter_with(role, None).await
+    }
+
+    /// [`Member::enter`] with the most resources that the node may own by the role, if there is a limit.
+    pub(super) async fn enter_with(&self, role: Role, max: Option<u32>) -> Result<RoleGuard> {
+        match lock(&self.roles).entry(role.clone()) {
+            std::collections::btree_map::Entry::Occupied(_) => {
+                return Err(Error::invalid(
+                    "role",
+                    format!("node {} is {role} already: start it on another node", self.id),
+                ));
+            }
+            std::collections::btree_map::Entry::Vacant(entry) => drop(entry.insert(max.unwrap_or(u32::MAX))),
+        }
+        let guard = RoleGuard { roles: Arc::clone(&self.roles), role };
+        self.publish().await?;
+        Ok(guard)
+    }
+
+    /// Has the store say what the roles are now.
+    pub(super) async fn publish(&self) -> Result<()> {
+        self.command(Command::Publish).await
+    }
+
+    /// Ends the workers of the node, which release what they hold, and removes its row.
+    pub async fn leave(&self) -> Result<()> {
+        self.stop.send_replace(true);
+        let mut workers = self.interests.subscribe();
+        workers.wait_for(BTreeMap::is_empty).await.expect("the sender is in self");
+        let left = in_time(self.db.env(), "leaving the nodes of the bus", self.command(Command::Leave)).await;
+        // Whoever has left may close the store at once, and open it again.
+        let mut tasks = std::mem::take(&mut *lock(&self.tasks));
+        tasks.shutdown().await;
+        left
+    }
+
+    /// What came of starting a role for which the node has joined: if that failed, it leaves.
+    pub async fn or_leave<T>(&self, started: Result<T>) -> Result<T> {
+        if started.is_err()
+            && let Err(error) = self.leave().await
+        {
+            tracing::warn!(%error, "the node is left to expire");
+        }
+        started
+    }
+
+    /// Has the heartbeat do something, and waits until it is done. A heartbeat that has ended does nothing.
+    async fn command(&self, command: impl FnOnce(oneshot::Sender<Result<()>>) -> Command) -> Result<()> {
+        let (reply, done) = oneshot::channel();
+        if self.commands.send(command(reply)).await.is_err() {
+            return Err(has_left());
+        }
+        done.await.unwrap_or_else(|_| Err(has_left()))
+    }
+
+    /// How it stands, to be watched. Once the heartbeat has ended there is no sender.
+    pub(super) fn standing(&self) -> watch::Receiver<Standing> {
+        self.standing.clone()
+    }
+
+    /// Whether its workers are to end, to be watched.
+    pub(super) fn stop(&self) -> watch::Receiver<bool> {
+        self.stop.subscribe()
+    }
+
+    /// Counts a worker that wants to know of changes of `pool` once per `interval`.
+    pub(super) fn add_worker(&self, pool: &Arc<str>, interval: Duration) -> WorkerGuard {
+        let number = self.next_worker.fetch_add(1, Ordering::Relaxed);
+        self.interests.send_modify(|interests| {
+            interests.insert(number, (Arc::clone(pool), interval));
+        });
+        WorkerGuard { interests: self.interests.clone(), number }
+    }
+
+    /// What was last seen to have changed, to be watched.
+    pub(super) fn versions(&self) -> watch::Receiver<Option<Arc<Versions>>> {
+        self.versions.clone()
+    }
+}
+
+impl fmt::Debug for Member {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Member").field(&self.id).finish()
+    }
+}
+
+/// What `work` comes to at a shutdown, if the store answers in time: a process ends without it, too.
+pub(super) async fn in_time(
+    env: &Env,
+    what: &'static str,
+    work: impl Future<Output = Result<()>>,
+) -> Result<()> {
+    tokio::select! {
+        biased;
+        done = work => done,
+        () = env.sleep(SHUTDOWN_MAX) => Err(Error::GaveUp { what, after: SHUTDOWN_MAX }),
+    }
+}
+
+/// What is asked of a node that has left.
+fn has_left() -> Error {
+    Error::invalid("node", "it has been shut down: join with another one")
+}

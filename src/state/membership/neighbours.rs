@@ -1,0 +1,271 @@
+//! [`NeighbourWatch`]: finds out which nodes have died, and what has changed, once for all roles of a node.
+//!
+//! Nodes form a ring in the order of their ids. Each watches the beats of the next few, so what a node reads does not grow with
+//! the number of nodes, and each is watched by several. One whose row has not changed for as long as the row itself says is dead,
+//! by the clock of the one who watches; that one removes its row and its roles. Whoever has removed one watches all nodes for a
+//! while, so that of many that die at once the last is found about as soon as the first.
+//!
+//! In the same transaction it reads whether members or pools have changed, for the workers of the node.
+
+use std::{collections::BTreeMap, panic::AssertUnwindSafe, sync::Arc, time::Duration};
+
+use futures_util::FutureExt;
+use tokio::sync::watch;
+
+use super::{
+    changes::{Versions, members_changed},
+    heartbeat::Standing,
+    last_seen::LastSeen,
+    roles::clear_roles,
+};
+use crate::{
+    base::{
+        env::Env,
+        error::{Error, Result, panic_text},
+    },
+    state::{
+        keys::{Keys, NodeId, NodeRow},
+        stats::Stats,
+    },
+    store::{Database, Isolation, KeyRange, RangeRead, Transaction, key_after},
+};
+
+/// How many nodes each one watches.
+const NEIGHBOURS: usize = 8;
+
+/// The most nodes that are removed in one transaction.
+const REMOVALS_MAX: usize = 100;
+
+/// How much shorter than its pace the least pause of the watch is.
+const HASTE: u32 = 32;
+
+/// What the workers of a node want to know of, by their numbers: a pool, and how often.
+pub(super) type Interests = BTreeMap<u64, (Arc<str>, Duration)>;
+
+/// What shows that a node lives: its token, and its beat.
+type Beat = ([u8; 16], u64);
+
+/// The watch of a node over others.
+pub(super) struct NeighbourWatch {
+    /// The store.
+    db: Database,
+    /// The keys of the bus.
+    keys: Keys,
+    /// What keeps the process from its work.
+    stats: Arc<Stats>,
+    /// The node.
+    me: NodeId,
+    /// How often it looks if no worker wants it more often.
+    pace: Duration,
+    /// How the node stands: one that has fallen out judges nobody.
+    standing: watch::Receiver<Standing>,
+    /// Since when the rows of the nodes that it watches have not changed.
+    seen: LastSeen<NodeId, Beat>,
+    /// How long each of them may be silent.
+    expiries: BTreeMap<NodeId, Duration>,
+    /// Until when it watches all nodes.
+    all_until: Duration,
+    /// How long the last pause was to be.
+    pause: Duration,
+    /// What it has read last of what has changed.
+    versions: Arc<Versions>,
+}
+
+impl NeighbourWatch {
+    /// The watch of node `me`.
+    pub fn new(
+        (db, keys, stats): (&Database, &Keys, &Arc<Stats>),
+        me: NodeId,
+        pace: Duration,
+        standing: watch::Receiver<Standing>,
+    ) -> Self {
+        Self {
+            db: db.clone(),
+            keys: keys.clone(),
+            stats: Arc::clone(stats),
+            me,
+            pace,
+            standing,
+            seen: LastSeen::default(),
+            expiries: BTreeMap::new(),
+            all_until: Duration::ZERO,
+            pause: pace,
+            versions: Arc::default(),
+        }
+    }
+
+    /// Time and randomness.
+    fn env(&self) -> &Env {
+        self.db.env()
+    }
+
+    /// Watches as long as the node is there, and shows its workers what has changed.
+    pub async fn run(
+        mut self,
+        mut interests: watch::Receiver<Interests>,
+        seen: watch::Sender<Option<Arc<Versions>>>,
+    ) {
+        let env = self.env().clone();
+        let mut looked = env.now();
+        let mut due = looked.saturating_add(self.pace);
+        loop {
+            let wanted = interests.borrow_and_update().values().map(|(_, interval)| *interval).min();
+            // Spread, so that nodes that were started together do not always meet.
+            let pace = env.spread(wanted.map_or(self.pace, |wanted| wanted.min(self.pace)), 0.9, 1.0);
+            due = due.min(looked.saturating_add(pace));
+            tokio::select! {
+                biased;
+                changed = interests.changed() => match changed {
+                    Ok(()) => continue,
+                    Err(_) => return,
+                },
+                () = env.sleep(due.saturating_sub(env.now())) => {}
+            }
+            let pools: Vec<_> = {
+                let interests = interests.borrow();
+                let mut pools: Vec<_> = interests.values().map(|(pool, _)| Arc::clone(pool)).collect();
+                pools.sort_unstable();
+                pools.dedup();
+                pools
+            };
+            match AssertUnwindSafe(self.look(pools)).catch_unwind().await {
+                Ok(Ok(has_removed)) => {
+                    seen.send_replace(Some(Arc::clone(&self.versions)));
+                    // Whoever has removed one is the first who can take over.
+                    if has_removed {
+                        (looked, due) = (env.now(), env.now());
+                        continue;
+                    }
+                }
+                Ok(Err(error)) => self.stats.health.complain(&env, "look at other nodes", &error),
+                Err(panic) => {
+                    let panic = panic_text(&*panic);
+                    tracing::error!(panic, "the watch over other nodes has panicked and goes on");
+                }
+            }
+            looked = env.now();
+            due = looked.saturating_add(self.pace).min(self.next_expiry(looked));
+            self.pause = due.saturating_sub(looked);
+        }
+    }
+
+    /// Looks once, and removes those that have died. Returns whether there were any.
+    async fn look(&mut self, pools: Vec<Arc<str>>) -> Result<bool> {
+        let began = self.env().now();
+        let watches_all = began < self.all_until;
+        let read = async |tx: Transaction| {
+            let nodes = async { if watches_all { self.all(&tx).await } else { self.neighbours(&tx).await } };
+            tokio::try_join!(nodes, Versions::read(&tx, &self.keys, pools.clone(), &self.versions))
+        };
+        let (nodes, versions) = self.db.run(read).await?;
+        if versions != *self.versions {
+            self.versions = Arc::new(versions);
+        }
+        if self.standing.borrow().is_none() {
+            self.seen = LastSeen::default();
+            return Ok(false);
+        }
+        self.seen.forget_after(self.pause.saturating_mul(2).saturating_add(self.pace), began);
+        let is_dead = |(node, row): &&(NodeId, NodeRow)| {
+            self.seen.age(node, &(row.token, row.beat), began) >= row.expiry()
+        };
+        let dead: Vec<_> = nodes.iter().filter(is_dead).copied().collect();
+        let now = self.env().now();
+        self.seen.adopt(nodes.iter().map(|(node, row)| (*node, (row.token, row.beat))), now);
+        self.expiries = nodes.iter().map(|(node, row)| (*node, row.expiry())).collect();
+        for dead in dead.chunks(REMOVALS_MAX) {
+            self.remove(dead).await?;
+        }
+        if let Some(longest) = dead.iter().map(|(_, row)| row.expiry()).max() {
+            self.all_until = now.saturating_add(longest);
+        }
+        Ok(!dead.is_empty())
+    }
+
+    /// The next nodes in the ring, read so that they make nothing fail.
+    async fn neighbours(&self, tx: &Transaction) -> Result<Vec<(NodeId, NodeRow)>> {
+        let (all, mine) = (self.keys.nodes(), self.keys.node(self.me));
+        if self.expiries.len() < NEIGHBOURS {
+            // They were few the last time; as long as they are, one read has them all.
+            let mut nodes = self.rows(tx, all.clone(), NEIGHBOURS + 2).await?;
+            if nodes.len() <= NEIGHBOURS + 1 {
+                nodes.retain(|(node, _)| *node != self.me);
+                return Ok(nodes);
+            }
+        }
+        let after = KeyRange { begin: key_after(&mine), end: all.end };
+        let mut nodes = self.rows(tx, after, NEIGHBOURS).await?;
+        if nodes.len() < NEIGHBOURS {
+            let before = KeyRange { begin: all.begin, end: mine.into() };
+            let more = self.rows(tx, before, NEIGHBOURS - nodes.len()).await?;
+            nodes.extend(more);
+        }
+        Ok(nodes)
+    }
+
+    /// Up to `limit` nodes in `range`.
+    async fn rows(&self, tx: &Transaction, range: KeyRange, limit: usize) -> Result<Vec<(NodeId, NodeRow)>> {
+        let page = tx.get_range(&RangeRead::new(range).limit(limit), Isolation::Snapshot).await?;
+        page.rows
+            .iter()
+            .map(|(key, value)| Ok((self.keys.node_of(key)?, NodeRow::from_bytes(value)?)))
+            .collect()
+    }
+
+    /// All other nodes, read so that they make nothing fail.
+    async fn all(&self, tx: &Transaction) -> Result<Vec<(NodeId, NodeRow)>> {
+        let rows = tx.all_rows(self.keys.nodes(), Isolation::Snapshot).await?;
+        let nodes =
+            rows.iter().map(|(key, value)| Ok((self.keys.node_of(key)?, NodeRow::from_bytes(value)?)));
+        nodes.filter(|node| node.as_ref().map_or(true, |(node, _)| *node != self.me)).collect()
+    }
+
+    /// When a node has to be given up, unless its row changes until then.
+    fn next_expiry(&self, now: Duration) -> Duration {
+        let dues = self
+            .expiries
+            .iter()
+            .filter_map(|(node, expiry)| Some(self.seen.since(node)?.saturating_add(*expiry)));
+        dues.min().map_or(Duration::MAX, |due| due.max(now.saturating_add(self.pace / HASTE)))
+    }
+
+    /// Removes `dead` nodes, those that are still as they were seen. What they own is free from then on.
+    async fn remove(&self, dead: &[(NodeId, NodeRow)]) -> Result<()> {
+        let keys = &self.keys;
+        let removed = self.db.run(async |tx| {
+            let remove = dead.iter().map(|(node, seen)| {
+                let tx = &tx;
+                async move {
+                    let key = keys.node(*node);
+                    let row = tx.get(&key, Isolation::Serializable).await?;
+                    let is_as_seen = row.is_some_and(|row| row[..] == seen.to_bytes()[..]);
+                    if is_as_seen {
+                        tx.clear(&key);
+                        clear_roles(tx, keys, *node).await?;
+                    }
+                    Ok::<_, Error>(u64::from(is_as_seen))
+                }
+            });
+            let removed: u64 = futures_util::future::try_join_all(remove).await?.into_iter().sum();
+            if removed > 0 {
+                members_changed(&tx, keys);
+            }
+            Ok(removed)
+        });
+        let removed = removed.await?;
+        if removed > 0 {
+            tracing::warn!(removed, "nodes that do not beat any more are removed");
+        }
+        Ok(())
+    }
+}
+
+/// Removes the rows of all nodes, each of which is known to be dead. What they own is free from then on.
+pub(crate) async fn forget_nodes(tx: &Transaction, keys: &Keys) -> Result<()> {
+    let all = keys.all_of_nodes();
+    if !tx.get_range(&RangeRead::new(all.clone()).limit(1), Isolation::Serializable).await?.rows.is_empty() {
+        tx.clear_range(&all);
+        members_changed(tx, keys);
+    }
+    Ok(())
+}

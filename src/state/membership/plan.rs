@@ -1,0 +1,266 @@
+//! What a node does in one round, as a pure function of what it has read and knows of itself.
+//!
+//! [`assign`] says which resources are to be the node's; here that meets what is under way: leases that others have not given up
+//! yet, and leases that the node owns without working on them.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use super::assignment::assign;
+use crate::state::keys::{Lease, NodeId, Owner};
+
+/// What a node has read, and knows of itself.
+#[derive(Debug, Clone)]
+pub(super) struct View<'a> {
+    /// The node that decides.
+    pub me: NodeId,
+    /// Nodes that live and have the pool's role, each with the most resources that it may own.
+    pub members: Vec<(NodeId, u32)>,
+    /// The resources that there are.
+    pub resources: Vec<u64>,
+    /// The leases that there are.
+    pub leases: BTreeMap<u64, Lease>,
+    /// The acquisitions on which it works: owner and epoch by resource.
+    pub held: BTreeMap<u64, (Owner, u64)>,
+    /// What it signs the acquisitions of this round with. A lease that is so signed already was acquired by an attempt
+    /// whose result was unknown.
+    pub token: [u8; 16],
+    /// Since when it waits for each lease that others have not given up, with the epoch of theirs.
+    pub awaited: &'a BTreeMap<u64, (u64, Duration)>,
+    /// Until when it leaves resources alone with which its work has failed.
+    pub paused: BTreeMap<u64, Duration>,
+    /// When this is.
+    pub now: Duration,
+    /// How long an owner has to end its work.
+    pub handover: Duration,
+}
+
+/// What a node does in a round.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Plan {
+    /// It acquires these, which nobody has, or others have kept for too long.
+    pub acquire: Vec<u64>,
+    /// It acquires these again, which it owns without working on them.
+    pub renew: Vec<u64>,
+    /// It has acquired these in this round already, under these epochs.
+    pub acquired: Vec<(u64, u64)>,
+    /// It gives these back, which it owns without working on them.
+    pub release: Vec<u64>,
+    /// These are to be others': it ends its work on them.
+    pub hand_over: Vec<u64>,
+    /// These leases are of resources that are there no more: it removes them, and aborts its work on them, if any.
+    pub gone: Vec<u64>,
+    /// It has lost these to others and aborts its work on them.
+    pub lost: Vec<u64>,
+    /// It waits for these, which others have not given up, under these epochs.
+    pub awaits: Vec<(u64, u64)>,
+}
+
+impl Plan {
+    /// Whether leases change by it, so that other nodes have something to look at. That a node takes its own lease again is nothing
+    /// to them.
+    pub fn concerns_others(&self) -> bool {
+        [&self.acquire, &self.release, &self.gone].iter().any(|part| !part.is_empty())
+    }
+}
+
+impl View<'_> {
+    /// The lease of `resource` as it stands.
+    fn lease(&self, resource: u64) -> Lease {
+        self.leases.get(&resource).copied().unwrap_or_default()
+    }
+
+    /// Whether `node` lives and has the role.
+    pub fn is_member(&self, node: NodeId) -> bool {
+        self.members.binary_search_by_key(&node, |(member, _)| *member).is_ok()
+    }
+
+    /// What the node does.
+    pub fn plan(&self) -> Plan {
+        let mut plan = Plan::default();
+        let owners: Vec<_> = self
+            .resources
+            .iter()
+            .map(|&resource| (resource, self.lease(resource).owner.map(|owner| owner.node)))
+            .collect();
+        let assignment = assign(&owners, &self.members);
+        for (resource, owner) in assignment.iter() {
+            self.decide(&mut plan, resource, owner == Some(self.me));
+        }
+        for (&resource, &(owner, epoch)) in &self.held {
+            if !assignment.has(resource) {
+                // Its lease may be removed already.
+                plan.gone.push(resource);
+            } else if self.lease(resource) != (Lease { epoch, owner: Some(owner) }) {
+                plan.lost.push(resource);
+            }
+        }
+        // One member is enough to remove what nobody owns.
+        let is_first = self.members.first().is_some_and(|(member, _)| *member == self.me);
+        for (&resource, lease) in &self.leases {
+            let is_mine = lease.owner.is_some_and(|owner| owner.node == self.me);
+            let is_free = lease.owner.is_none_or(|owner| !self.is_member(owner.node));
+            let is_gone = !assignment.has(resource) && !self.held.contains_key(&resource);
+            if is_gone && (is_mine || is_free && is_first) {
+                plan.gone.push(resource);
+            }
+        }
+        plan
+    }
+
+    /// What the node does about `resource`, which is to be its own, or is not.
+    fn decide(&self, plan: &mut Plan, resource: u64, is_to_be_mine: bool) {
+        let lease = self.lease(resource);
+        let held = self.held.get(&resource);
+        let is_held =
+            held.is_some_and(|(owner, epoch)| lease == Lease { epoch: *epoch, owner: Some(*owner) });
+        let is_signed = lease.owner == Some(Owner { node: self.me, token: self.token });
+        match lease.owner {
+            _ if is_held && is_to_be_mine => {}
+            _ if is_held => plan.hand_over.push(resource),
+            // The work on what was lost ends first.
+            _ if held.is_some() => {}
+            Some(_) if is_signed => plan.acquired.push((resource, lease.epoch)),
+            Some(owner) if owner.node == self.me => {
+                if !is_to_be_mine {
+                    plan.release.push(resource);
+                } else if self.paused.get(&resource).is_none_or(|until| *until <= self.now) {
+                    plan.renew.push(resource);
+                }
+            }
+            _ if !is_to_be_mine => {}
+            Some(owner) if self.is_member(owner.node) => {
+                let since = self.awaited.get(&resource).filter(|(epoch, _)| *epoch == lease.epoch);
+                let waited = since.map_or(Duration::ZERO, |(_, since)| self.now.saturating_sub(*since));
+                if since.is_some() && waited >= self.handover {
+                    plan.acquire.push(resource);
+                } else {
+                    plan.awaits.push((resource, lease.epoch));
+                }
+            }
+            _ => plan.acquire.push(resource),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    const ME: NodeId = NodeId([0; 16]);
+    const A: NodeId = NodeId([1; 16]);
+    const B: NodeId = NodeId([2; 16]);
+    const TOKEN: [u8; 16] = [9; 16];
+    const EPOCH: u64 = 5;
+    const NOBODY: &BTreeMap<u64, (u64, Duration)> = &BTreeMap::new();
+    const HANDOVER: Duration = Duration::from_secs(10);
+
+    /// `count` resources, of which `held` are mine and those of `others` are theirs.
+    fn view(count: u64, held: &[u64], others: &[(u64, NodeId)]) -> View<'static> {
+        let mine = Owner { node: ME, token: [8; 16] };
+        let owned = |owner| Lease { epoch: EPOCH, owner: Some(owner) };
+        let theirs = others.iter().map(|&(resource, node)| (resource, owned(Owner { node, token: [7; 16] })));
+        let members: BTreeSet<_> = others.iter().map(|&(_, node)| node).chain([ME]).collect();
+        View {
+            me: ME,
+            members: members.into_iter().map(|node| (node, u32::MAX)).collect(),
+            resources: (0..count).collect(),
+            leases: held.iter().map(|&resource| (resource, owned(mine))).chain(theirs).collect(),
+            held: held.iter().map(|&resource| (resource, (mine, EPOCH))).collect(),
+            token: TOKEN,
+            awaited: NOBODY,
+            paused: BTreeMap::new(),
+            now: Duration::from_hours(1),
+            handover: HANDOVER,
+        }
+    }
+
+    #[test]
+    fn a_node_alone_takes_everything_at_once() {
+        let plan = view(100, &[], &[]).plan();
+        assert_eq!(plan, Plan { acquire: (0..100).collect(), ..Plan::default() });
+    }
+
+    #[test]
+    fn leases_of_nodes_that_are_no_members_are_free() {
+        let mut gone = view(4, &[], &[(0, A), (1, A), (2, A), (3, A)]);
+        gone.members.retain(|(member, _)| *member == ME);
+        assert_eq!(gone.plan().acquire, [0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn what_a_living_node_has_is_awaited_until_the_deadline_or_the_release() {
+        let all: Vec<_> = (0..4).map(|resource| (resource, A)).collect();
+        let mut joined = view(4, &[], &all);
+        assert_eq!(joined.plan(), Plan { awaits: vec![(2, EPOCH), (3, EPOCH)], ..Plan::default() });
+        joined.leases.insert(2, Lease { epoch: EPOCH, owner: None });
+        assert_eq!((joined.plan().acquire, joined.plan().awaits), (vec![2], vec![(3, EPOCH)]));
+
+        // The other one has kept the last for too long; but time that was spent on an acquisition before does not count.
+        let since = joined.now.checked_sub(HANDOVER).unwrap();
+        let late = BTreeMap::from([(3, (EPOCH, since))]);
+        joined.awaited = &late;
+        assert_eq!(joined.plan().acquire, [2, 3]);
+        let before = BTreeMap::from([(3, (EPOCH - 1, since))]);
+        joined.awaited = &before;
+        assert_eq!(joined.plan().acquire, [2]);
+        joined.awaited = &late;
+        joined.handover = Duration::MAX;
+        assert_eq!(joined.plan().acquire, [2], "never");
+    }
+
+    #[test]
+    fn an_owner_gives_up_what_is_to_be_anothers() {
+        let mut asked = view(4, &[0, 1, 2, 3], &[]);
+        asked.members.push((A, u32::MAX));
+        assert_eq!(asked.plan(), Plan { hand_over: vec![2, 3], ..Plan::default() });
+        asked.members[1].1 = 1;
+        assert_eq!(asked.plan(), Plan { hand_over: vec![3], ..Plan::default() });
+        // What it owns without working on it needs no end of work.
+        asked.held.remove(&3);
+        assert_eq!(asked.plan(), Plan { release: vec![3], ..Plan::default() });
+    }
+
+    #[test]
+    fn leases_of_resources_that_are_gone_are_removed_unless_another_works_on_them() {
+        let mut view = view(6, &[0, 1], &[(2, B), (3, B)]);
+        view.leases.insert(4, Lease { epoch: EPOCH, owner: None });
+        view.resources = vec![0];
+        let plan = view.plan();
+        assert_eq!(plan, Plan { gone: vec![1, 4], ..Plan::default() });
+        view.me = B;
+        view.held.clear();
+        assert_eq!(view.plan().gone, [2, 3], "the first member removes what nobody owns");
+    }
+
+    #[test]
+    fn what_is_owned_without_work_is_taken_again_after_its_pause() {
+        let mut orphan = view(2, &[0, 1], &[]);
+        orphan.held.remove(&1);
+        let renewed = Plan { renew: vec![1], ..Plan::default() };
+        assert_eq!(orphan.plan(), renewed);
+        assert!(!renewed.concerns_others());
+        orphan.paused.insert(1, orphan.now + Duration::from_millis(1));
+        assert_eq!(orphan.plan(), Plan::default());
+        orphan.paused.insert(1, orphan.now);
+        assert_eq!(orphan.plan(), renewed);
+    }
+
+    #[test]
+    fn an_acquisition_with_an_unknown_result_is_recognised() {
+        let mut unknown = view(2, &[0], &[]);
+        let signed = Owner { node: ME, token: TOKEN };
+        unknown.leases.insert(1, Lease { epoch: 7, owner: Some(signed) });
+        assert_eq!(unknown.plan(), Plan { acquired: vec![(1, 7)], ..Plan::default() });
+    }
+
+    #[test]
+    fn what_was_lost_is_seen() {
+        let mut lost = view(2, &[0, 1], &[]);
+        lost.members.push((A, u32::MAX));
+        let theirs = Owner { node: A, token: [7; 16] };
+        lost.leases.insert(1, Lease { epoch: EPOCH + 1, owner: Some(theirs) });
+        assert_eq!(lost.plan(), Plan { lost: vec![1], ..Plan::default() });
+    }
+}

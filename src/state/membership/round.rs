@@ -1,0 +1,145 @@
+//! A round of a worker, as one transaction: reads members, leases and resources, decides, and writes.
+//!
+//! All of it is read by snapshot, so that rounds of several nodes disturb each other only where they meet: each lease that is
+//! written, and the membership version, are in the conflict set.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use super::{
+    Held, Pool, Work,
+    changes::{Version, changed, version_of},
+    member::Member,
+    plan::{Plan, View},
+    roles::members,
+};
+use crate::{
+    base::{
+        bugs::{Bug, is_on},
+        error::Result,
+    },
+    state::keys::{Lease, NodeRow, Owner},
+    store::{Isolation, KeyRange, Transaction},
+};
+
+/// The most leases that are acquired in one transaction; the rest follows at once in the next.
+const ACQUISITIONS_MAX: usize = 1_000;
+
+/// What a worker knows before a round.
+pub(super) struct Known<'a> {
+    /// The node.
+    pub member: &'a Member,
+    /// The token under which it takes part.
+    pub joined: [u8; 16],
+    /// What is divided.
+    pub pool: &'a Pool,
+    /// What is done with it.
+    pub work: &'a dyn Work,
+    /// The acquisitions on which it works.
+    pub held: BTreeMap<u64, (Owner, u64)>,
+    /// See [`View::token`].
+    pub token: [u8; 16],
+    /// See [`View::awaited`].
+    pub awaited: &'a BTreeMap<u64, (u64, Duration)>,
+    /// See [`View::paused`].
+    pub paused: BTreeMap<u64, Duration>,
+    /// See [`View::now`].
+    pub now: Duration,
+    /// See [`View::handover`].
+    pub handover: Duration,
+}
+
+/// What a round has found and done.
+pub(super) struct Outcome {
+    /// What it has done.
+    pub plan: Plan,
+    /// What it has acquired.
+    pub acquired: Vec<Held>,
+    /// Whether there was more to acquire than fits a transaction.
+    pub more: bool,
+    /// When members, and the pool, had last changed, before the round.
+    pub versions: (Version, Version),
+    /// Which time it took for the present.
+    pub at: Duration,
+}
+
+impl Known<'_> {
+    /// The transaction of a round. Returns `None` if the node has no row: it is about to find out by itself.
+    pub async fn round(&self, tx: &Transaction) -> Result<Option<Outcome>> {
+        let (keys, pool) = (&self.member.keys, &self.pool.name);
+        let (mine, membership) = (keys.node(self.member.id()), keys.membership_version());
+        let (row, membership, of_pool, members, leases, resources) = tokio::try_join!(
+            tx.get(&mine, Isolation::Snapshot),
+            tx.get(&membership, Isolation::Snapshot),
+            version_of(tx, keys, pool),
+            members(tx, keys, &self.pool.role),
+            tx.all_rows(keys.leases(pool), Isolation::Snapshot),
+            self.work.resources(tx),
+        )?;
+        let row = row.map(|value| NodeRow::from_bytes(&value)).transpose()?;
+        if row.is_none_or(|row| row.token != self.joined) {
+            return Ok(None);
+        }
+        let leases = leases.iter().map(|(key, value)| {
+            let (_, resource, lease) = keys.lease_row(key, value)?;
+            Ok((resource, lease))
+        });
+        let view = View {
+            me: self.member.id(),
+            members,
+            resources,
+            leases: leases.collect::<Result<_>>()?,
+            held: self.held.clone(),
+            token: self.token,
+            awaited: self.awaited,
+            paused: self.paused.clone(),
+            now: self.now,
+            handover: self.handover,
+        };
+        let mut plan = view.plan();
+        let more = plan.acquire.len() + plan.renew.len() > ACQUISITIONS_MAX;
+        plan.acquire.truncate(ACQUISITIONS_MAX);
+        plan.renew.truncate(ACQUISITIONS_MAX - plan.acquire.len());
+        let acquired = self.write(tx, &view, &plan);
+        Ok(Some(Outcome { plan, acquired, more, versions: (membership, of_pool), at: self.now }))
+    }
+
+    /// Writes what `plan` says; returns what is acquired by it.
+    fn write(&self, tx: &Transaction, view: &View<'_>, plan: &Plan) -> Vec<Held> {
+        let (keys, pool) = (&self.member.keys, &self.pool.name);
+        let lease_of = |resource| view.leases.get(&resource).copied().unwrap_or_default();
+        // They were read by snapshot: what is written must be as it was then.
+        let claim = |resource| {
+            let key = keys.lease(pool, resource);
+            tx.add_read_conflict(&KeyRange::key(&key));
+            key
+        };
+        if plan.concerns_others() || !plan.renew.is_empty() {
+            tx.add_read_conflict(&KeyRange::key(&keys.membership_version()));
+        }
+        if plan.concerns_others() {
+            changed(tx, keys, pool);
+        }
+        for &resource in &plan.release {
+            let lease = Lease { epoch: lease_of(resource).epoch, owner: None };
+            tx.set(&claim(resource), &lease.to_bytes());
+        }
+        for &resource in &plan.gone {
+            let owner = lease_of(resource).owner;
+            if owner.is_none_or(|owner| owner.node == view.me || !view.is_member(owner.node)) {
+                tx.clear(&claim(resource));
+            }
+        }
+        let owner = Owner { node: view.me, token: self.token };
+        let acquire = plan.acquire.iter().chain(&plan.renew).map(|&resource| {
+            let epoch = lease_of(resource).epoch + u64::from(!is_on(Bug::EpochNotRaised));
+            tx.set(&claim(resource), &Lease { epoch, owner: Some(owner) }.to_bytes());
+            self.work.acquired(tx, resource, epoch);
+            (resource, epoch)
+        });
+        let acquired: Vec<_> = acquire.chain(plan.acquired.iter().copied()).collect();
+        let held = acquired
+            .into_iter()
+            .map(|(resource, epoch)| Held::new(keys, &Arc::clone(pool), resource, epoch, owner));
+        held.collect()
+    }
+}

@@ -1,0 +1,61 @@
+//! [`NodeStatus`]: what the rows of nodes and leases say, for people.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use crate::{
+    base::error::Result,
+    state::keys::{Keys, NodeId, NodeRow, Role},
+    store::{Database, Isolation},
+};
+
+/// What a node tells of itself. It may be dead: only a beat that changes shows that it lives.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct NodeStatus {
+    /// Which node.
+    pub id: NodeId,
+    /// What it does, in order.
+    pub roles: Vec<Role>,
+    /// How often it has written that it lives, since it last joined.
+    pub beat: u64,
+    /// When it last joined, in milliseconds since 1970 by its own clock.
+    pub started_ms: u64,
+    /// After how many milliseconds without a beat others take it for dead; `u64::MAX` for never.
+    pub expiry_ms: u64,
+    /// How many leases it owns, by pool.
+    pub leases: BTreeMap<String, u64>,
+}
+
+/// The nodes that have a row, in the order of their ids.
+pub(crate) async fn statuses(db: &Database, keys: &Keys) -> Result<Vec<NodeStatus>> {
+    db.run(async |tx| {
+        let mut leases: BTreeMap<NodeId, BTreeMap<String, u64>> = BTreeMap::new();
+        for (key, value) in tx.all_rows(keys.all_leases(), Isolation::Snapshot).await? {
+            let (pool, _, lease) = keys.lease_row(&key, &value)?;
+            if let Some(owner) = lease.owner {
+                *leases.entry(owner.node).or_default().entry(pool).or_default() += 1;
+            }
+        }
+        let mut roles: BTreeMap<NodeId, Vec<Role>> = BTreeMap::new();
+        for (key, _) in tx.all_rows(keys.all_roles(), Isolation::Snapshot).await? {
+            let (node, role) = keys.role_of_node(&key)?;
+            roles.entry(node).or_default().push(role);
+        }
+        let rows = tx.all_rows(keys.nodes(), Isolation::Snapshot).await?;
+        let nodes = rows.iter().map(|(key, value)| {
+            let (id, row) = (keys.node_of(key)?, NodeRow::from_bytes(value)?);
+            Ok(NodeStatus {
+                id,
+                roles: roles.remove(&id).unwrap_or_default(),
+                beat: row.beat,
+                started_ms: row.started_ms,
+                expiry_ms: row.expiry_ms,
+                leases: leases.remove(&id).unwrap_or_default(),
+            })
+        });
+        nodes.collect()
+    })
+    .await
+}

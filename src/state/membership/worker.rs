@@ -1,0 +1,536 @@
+//! [`Worker`]: takes the node's part of a pool, and runs the work of what it holds.
+//!
+//! One task does it all: a round whenever members or the pool have changed, and while something is awaited; and in between it
+//! looks after the work, which runs in a task per resource. A panic in it ends its work and begins it again.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    panic::AssertUnwindSafe,
+    sync::Arc,
+    time::Duration,
+};
+
+use futures_util::FutureExt;
+use tokio::{
+    sync::watch,
+    task::{AbortHandle, Id, JoinError, JoinSet},
+};
+
+use super::{
+    BalanceOptions, Held, Stop, Work,
+    changes::{Version, Versions, changed},
+    heartbeat::{Standing, draw},
+    leases::release,
+    member::{Member, RoleGuard, WorkerGuard, in_time},
+    round::{Known, Outcome},
+};
+use crate::{
+    base::{
+        env::Env,
+        error::{Error, Result, panic_text},
+    },
+    state::keys::{Lease, NodeRow, Role},
+    store::{Isolation, KeyRange},
+};
+
+/// How much more often the node looks while it waits for what others have to give up.
+const HASTE: u32 = 8;
+
+/// The longest time without a round. Nothing rests on it.
+const REST: Duration = Duration::from_hours(1);
+
+/// The pause before a resource whose work has failed for the first time is taken again, and that before a round that has failed
+/// is made again.
+const FAILURE_PAUSE: Duration = Duration::from_secs(1);
+
+/// The longest pause before a resource whose work has failed is taken again. Work that has lasted for longer has not failed again.
+const FAILURE_PAUSE_MAX: Duration = Duration::from_mins(1);
+
+/// What is divided, and among whom.
+#[derive(Debug, Clone)]
+pub(crate) struct Pool {
+    /// The name of the pool in the keys of its leases.
+    pub name: Arc<str>,
+    /// The role of the nodes that divide it.
+    pub role: Role,
+}
+
+/// The worker of a pool on a node. Dropping it stops it, and its work, at once.
+#[derive(Debug)]
+pub(crate) struct Worker {
+    /// Tells it to end.
+    stop: watch::Sender<bool>,
+    /// Its task.
+    task: JoinSet<Result<()>>,
+}
+
+impl Worker {
+    /// Takes the part of `pool` that the node can have at once, and starts the work on it. If that fails, it leaves
+    /// nothing behind.
+    pub async fn start(
+        member: &Arc<Member>,
+        pool: Pool,
+        work: Arc<dyn Work>,
+        options: BalanceOptions,
+    ) -> Result<Self> {
+        options.check()?;
+        let interest = member.add_worker(&pool.name, options.interval);
+        let role = member.enter_with(pool.role.clone(), options.leases_max).await?;
+        let standing = member.standing();
+        let joined = *standing.borrow();
+        let mut keeper = Keeper {
+            member: Arc::clone(member),
+            pool,
+            work,
+            options,
+            joined,
+            standing,
+            versions: member.versions(),
+            interest,
+            tasks: JoinSet::new(),
+            ids: HashMap::new(),
+            held: BTreeMap::new(),
+            awaited: BTreeMap::new(),
+            failures: BTreeMap::new(),
+            due: Duration::ZERO,
+            settled: None,
+        };
+        if let Err(error) = keeper.round().await {
+            keeper.abort_all().await;
+            drop(role);
+            // What this cannot release is free once the node does not have the role any more.
+            if let Err(error) = keeper.clean_up().await {
+                tracing::warn!(%error, "leases are left to be found");
+            }
+            return Err(error);
+        }
+        let (stop, stopped) = watch::channel(false);
+        let mut task = JoinSet::new();
+        task.spawn(keeper.run(stopped, role));
+        Ok(Self { stop, task })
+    }
+
+    /// Ends the work, and releases all leases.
+    pub async fn shutdown(mut self) -> Result<()> {
+        self.stop.send_replace(true);
+        match self.task.join_next().await {
+            Some(Ok(result)) => result,
+            Some(Err(error)) => {
+                tracing::error!(%error, "a worker has panicked");
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// The work on a resource.
+#[derive(Debug)]
+struct Job {
+    /// The right to it.
+    lease: Held,
+    /// When it began.
+    began: Duration,
+    /// Tells it to end.
+    stop: watch::Sender<bool>,
+    /// Ends it at once.
+    abort: AbortHandle,
+}
+
+/// How often the work on a resource has failed in a row, and until when it is left alone.
+#[derive(Debug, Clone, Copy)]
+struct Failures {
+    /// How often.
+    count: u32,
+    /// Until when.
+    until: Duration,
+}
+
+/// What the worker's task waits for.
+enum Event {
+    /// The worker is to end.
+    Stop,
+    /// The node has fallen out.
+    FallenOut,
+    /// A job has ended.
+    Ended(Result<(Id, Result<()>), JoinError>),
+    /// A round is due.
+    Due,
+    /// The node has looked whether anything has changed.
+    Looked,
+}
+
+/// The state of the worker's task.
+struct Keeper {
+    /// The node.
+    member: Arc<Member>,
+    /// What it divides.
+    pool: Pool,
+    /// What is done with a resource.
+    work: Arc<dyn Work>,
+    /// How the node takes its part.
+    options: BalanceOptions,
+    /// How it stood when the leases were acquired.
+    joined: Standing,
+    /// How the node stands.
+    standing: watch::Receiver<Standing>,
+    /// What the node sees to have changed.
+    versions: watch::Receiver<Option<Arc<Versions>>>,
+    /// How often it is to look.
+    interest: WorkerGuard,
+    /// The jobs.
+    tasks: JoinSet<Result<()>>,
+    /// What the tasks work on.
+    ids: HashMap<Id, u64>,
+    /// The leases that it works on.
+    held: BTreeMap<u64, Job>,
+    /// Since when it waits for each lease that others have not given up, and the epoch of theirs.
+    awaited: BTreeMap<u64, (u64, Duration)>,
+    /// The resources with which its work has failed.
+    failures: BTreeMap<u64, Failures>,
+    /// When the next round is due, whatever is seen until then.
+    due: Duration,
+    /// When members and the pool had last changed before the last round; `None` if another one is needed in any case.
+    settled: Option<(Version, Version)>,
+}
+
+impl Keeper {
+    /// Time and randomness.
+    fn env(&self) -> &Env {
+        self.member.db.env()
+    }
+
+    /// Looks after the pool until it is told to stop, whatever panics.
+    async fn run(mut self, mut stopped: watch::Receiver<bool>, role: RoleGuard) -> Result<()> {
+        while let Err(panic) = AssertUnwindSafe(self.serve(&mut stopped)).catch_unwind().await {
+            let panic = panic_text(&*panic);
+            tracing::error!(pool = &*self.pool.name, panic, "a worker has panicked and begins again");
+            self.member.stats.work_panics.add(1);
+            self.abort_all().await;
+            self.due = self.env().now().saturating_add(FAILURE_PAUSE);
+        }
+        self.stop_all().await;
+        drop(role);
+        let ended = in_time(self.env(), "releasing leases", self.clean_up()).await;
+        // Before it is counted as ended: whoever has left may close the store at once.
+        let Self { interest, .. } = self;
+        drop(interest);
+        ended
+    }
+
+    /// Looks after the pool until it is told to stop.
+    async fn serve(&mut self, stopped: &mut watch::Receiver<bool>) {
+        let (mut stopped_again, mut leaving) = (stopped.clone(), self.member.stop());
+        let env = self.env().clone();
+        loop {
+            let event = tokio::select! {
+                biased;
+                _ = stopped.wait_for(|stop| *stop) => Event::Stop,
+                _ = leaving.wait_for(|stop| *stop) => Event::Stop,
+                () = fallen_out(self.standing.clone(), self.joined) => Event::FallenOut,
+                Some(ended) = self.tasks.join_next_with_id() => Event::Ended(ended),
+                () = env.sleep(self.due.saturating_sub(env.now())) => Event::Due,
+                Ok(()) = self.versions.changed() => Event::Looked,
+            };
+            let proceed = async {
+                match event {
+                    Event::Stop => return false,
+                    Event::FallenOut => self.fall_out().await,
+                    Event::Ended(ended) => self.tidy(ended).await,
+                    Event::Due => self.try_round().await,
+                    Event::Looked => self.look(),
+                }
+                true
+            };
+            // A round or a release can take long when the store does not answer. Dropped, it may have been committed: then
+            // the next round finds what this one does not know.
+            let goes_on = tokio::select! {
+                biased;
+                _ = stopped_again.wait_for(|stop| *stop) => false,
+                _ = leaving.wait_for(|stop| *stop) => false,
+                goes_on = proceed => goes_on,
+            };
+            if !goes_on {
+                return;
+            }
+        }
+    }
+
+    /// A round; one that fails is repeated soon.
+    async fn try_round(&mut self) {
+        let (standing, joined) = (self.standing.clone(), self.joined);
+        let result = tokio::select! {
+            biased;
+            () = fallen_out(standing, joined) => return,
+            result = self.round() => result,
+        };
+        if let Err(error) = result {
+            self.member.stats.health.complain(self.env(), "balancing of leases", &error);
+            self.due_within(FAILURE_PAUSE.min(self.options.interval));
+        }
+    }
+
+    /// Compares what the node has with what it should have, and acts.
+    async fn round(&mut self) -> Result<()> {
+        while let Some(outcome) = self.attempt().await? {
+            let more = outcome.more;
+            self.adopt(outcome);
+            if !more {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// The transaction of a round. Returns `None` if the node has no row: it is about to find out by itself.
+    async fn attempt(&mut self) -> Result<Option<Outcome>> {
+        let env = self.env().clone();
+        let now = env.now();
+        // What goes wrong leads to another round in any case.
+        self.due = now.saturating_add(self.options.interval);
+        self.settled = None;
+        let Some(joined) = self.joined else { return Ok(None) };
+        let known = Known {
+            member: &self.member,
+            joined,
+            pool: &self.pool,
+            work: &*self.work,
+            held: self.held.iter().map(|(&key, job)| (key, (job.lease.owner, job.lease.epoch))).collect(),
+            token: draw(&env),
+            awaited: &self.awaited,
+            paused: self.failures.iter().map(|(&key, failures)| (key, failures.until)).collect(),
+            now,
+            handover: self.options.handover,
+        };
+        self.member.db.run(async |tx| known.round(&tx).await).await
+    }
+
+    /// Starts and ends jobs as a round has decided, and says when the next one is due.
+    fn adopt(&mut self, outcome: Outcome) {
+        let Outcome { plan, acquired, versions, at, .. } = outcome;
+        let now = self.env().now();
+        for resource in plan.lost.iter().chain(&plan.gone) {
+            if let Some(job) = self.held.remove(resource) {
+                job.abort.abort();
+                self.ids.remove(&job.abort.id());
+            }
+        }
+        for resource in &plan.lost {
+            self.member.stats.leases_lost.add(1);
+            tracing::warn!(pool = &*self.pool.name, resource, "lease lost to another node");
+        }
+        for resource in &plan.hand_over {
+            if let Some(job) = self.held.get(resource) {
+                job.stop.send_replace(true);
+            }
+        }
+        self.member.stats.leases_acquired.add(acquired.len() as u64);
+        for lease in acquired {
+            let (stop, stopped) = Stop::new();
+            let work = Arc::clone(&self.work);
+            let abort = self.tasks.spawn(work.run(lease.clone(), stopped));
+            self.ids.insert(abort.id(), lease.resource);
+            self.held.insert(lease.resource, Job { lease, began: now, stop, abort });
+        }
+        // By the time of the round: what has come due since then, it has not taken.
+        self.failures.retain(|resource, failures| failures.until > at || self.held.contains_key(resource));
+        let before = std::mem::take(&mut self.awaited);
+        let since = |resource, epoch| match before.get(&resource) {
+            Some(known) if known.0 == epoch => *known,
+            _ => (epoch, now),
+        };
+        self.awaited =
+            plan.awaits.iter().map(|&(resource, epoch)| (resource, since(resource, epoch))).collect();
+        let is_waiting = !self.awaited.is_empty();
+        let interval = self.options.interval;
+        self.interest.set_interval(if is_waiting { interval / HASTE } else { interval });
+        self.settled = Some(versions);
+        self.due = now.saturating_add(REST);
+        let first = self.awaited.values().map(|(_, since)| since.saturating_add(self.options.handover)).min();
+        let next = self.failures.values().map(|failures| failures.until).filter(|until| *until > at).min();
+        for due in first.into_iter().chain(next) {
+            self.due = self.due.min(due);
+        }
+        if !plan.lost.is_empty() {
+            // What was lost may be this node's to take again.
+            self.due_within(interval / HASTE);
+        }
+    }
+
+    /// Takes in what the node sees to have changed: a round is due if it might have something to do.
+    fn look(&mut self) {
+        let Some(versions) = self.versions.borrow_and_update().clone() else { return };
+        // A pool that is not among them was not read yet.
+        let Some(of_pool) = versions.of_pool.get(&self.pool.name) else { return };
+        let is_settled = self
+            .settled
+            .as_ref()
+            .is_some_and(|settled| (&settled.0, &settled.1) == (&versions.membership, of_pool));
+        if !is_settled {
+            self.due = self.due.min(self.env().now());
+        }
+    }
+
+    /// Looks after jobs that have ended: those that were asked to are released, the others are taken again.
+    async fn tidy(&mut self, first: Result<(Id, Result<()>), JoinError>) {
+        let mut released = Vec::new();
+        let mut next = Some(first);
+        while let Some(ended) = next {
+            released.extend(self.account(ended));
+            next = self.tasks.try_join_next_with_id();
+        }
+        let result = tokio::select! {
+            result = release(&self.member.db, &self.member.keys, &released) => result,
+            () = fallen_out(self.standing.clone(), self.joined) => return,
+        };
+        if let Err(error) = result {
+            self.member.stats.health.complain(self.env(), "release of leases", &error);
+            self.due_within(FAILURE_PAUSE.min(self.options.interval));
+        }
+    }
+
+    /// Forgets a job that has ended, and reports how; returns its lease if it is to be released.
+    fn account(&mut self, ended: Result<(Id, Result<()>), JoinError>) -> Option<Held> {
+        let (id, result) = match ended {
+            Ok((id, result)) => (id, Ok(result)),
+            Err(error) => (error.id(), Err(error)),
+        };
+        let resource = self.ids.remove(&id)?;
+        let job = self.held.remove(&resource)?;
+        let pool = Arc::clone(&self.pool.name);
+        let (pool, pause_of) = (&*pool, FAILURE_PAUSE.min(self.options.interval));
+        let pause = match result {
+            _ if *job.stop.borrow() => Duration::ZERO,
+            Ok(Err(Error::LeaseLost { .. })) => pause_of,
+            Ok(Ok(())) => {
+                self.failed(resource, job.began);
+                Duration::ZERO
+            }
+            _ => self.failed(resource, job.began),
+        };
+        let pause_s = pause.as_secs();
+        match result {
+            Ok(Ok(())) => {}
+            Ok(Err(error @ Error::LeaseLost { .. })) => {
+                tracing::warn!(pool, resource, %error, "lease lost to another node");
+                self.member.stats.leases_lost.add(1);
+            }
+            Ok(Err(error)) => {
+                self.member.stats.health.complain(self.env(), "work on a lease", &error);
+            }
+            Err(error) => {
+                tracing::error!(pool, resource, %error, pause_s, "work has panicked, taking it again");
+                self.member.stats.work_panics.add(1);
+            }
+        }
+        if *job.stop.borrow() {
+            return Some(job.lease);
+        }
+        // The next round finds a lease that the node owns without working on it; or that the resource is gone.
+        self.due_within(pause);
+        None
+    }
+
+    /// Counts that the work on `resource` has failed, which began then. Returns for how long it is left alone.
+    fn failed(&mut self, resource: u64, began: Duration) -> Duration {
+        let now = self.env().now();
+        let lasted = now.saturating_sub(began);
+        let failures = self.failures.entry(resource).or_insert(Failures { count: 0, until: now });
+        failures.count = if lasted > FAILURE_PAUSE_MAX { 1 } else { failures.count.saturating_add(1) };
+        let factor = 1_u32.checked_shl(failures.count - 1).unwrap_or(u32::MAX);
+        let pause = FAILURE_PAUSE.min(self.options.interval).saturating_mul(factor).min(FAILURE_PAUSE_MAX);
+        failures.until = now.saturating_add(pause);
+        pause
+    }
+
+    /// Gives everything up, because others may have taken over long ago, and waits until the node takes part again.
+    async fn fall_out(&mut self) {
+        self.abort_all().await;
+        if self.standing.wait_for(Option::is_some).await.is_err() {
+            tracing::error!(pool = &*self.pool.name, "the heartbeat of the node has ended");
+            // Until the worker is told to stop, which drops this.
+            std::future::pending::<()>().await;
+        }
+        self.joined = *self.standing.borrow();
+        self.due = Duration::ZERO;
+    }
+
+    /// Ends all jobs at once, and forgets what it waits for.
+    async fn abort_all(&mut self) {
+        self.tasks.shutdown().await;
+        self.ids.clear();
+        self.held.clear();
+        self.awaited.clear();
+        self.settled = None;
+    }
+
+    /// Asks all jobs to end, and ends those that take too long.
+    async fn stop_all(&mut self) {
+        let env = self.env().clone();
+        for job in self.held.values() {
+            job.stop.send_replace(true);
+        }
+        let deadline = env.sleep(self.options.handover);
+        tokio::pin!(deadline);
+        loop {
+            tokio::select! {
+                biased;
+                ended = self.tasks.join_next_with_id() => match ended {
+                    Some(ended) => drop(self.account(ended)),
+                    None => return,
+                },
+                () = fallen_out(self.standing.clone(), self.joined) => break,
+                () = &mut deadline => break,
+            }
+        }
+        tracing::warn!(pool = &*self.pool.name, jobs = self.held.len(), "work does not end and is aborted");
+        self.abort_all().await;
+    }
+
+    /// Takes the role from the node, and releases what it owns. Either makes the leases free.
+    async fn clean_up(&self) -> Result<()> {
+        if self.member.stats.health.ended().is_some() {
+            // The leases were of a bus that is gone.
+            return Ok(());
+        }
+        let published = self.member.publish().await;
+        let Member { keys, db, .. } = &*self.member;
+        let me = self.member.id();
+        let token = *self.standing.borrow();
+        let released = db.run(async |tx| {
+            let row = tx.get(&keys.node(me), Isolation::Snapshot).await?;
+            let row = row.map(|value| NodeRow::from_bytes(&value)).transpose()?;
+            if token.is_none() || row.map(|row| row.token) != token {
+                return Ok(());
+            }
+            let mut is_any_mine = false;
+            for (key, value) in tx.all_rows(keys.leases(&self.pool.name), Isolation::Snapshot).await? {
+                let (_, _, lease) = keys.lease_row(&key, &value)?;
+                if lease.owner.is_some_and(|owner| owner.node == me) {
+                    tx.add_read_conflict(&KeyRange::key(&key));
+                    tx.set(&key, &Lease { owner: None, ..lease }.to_bytes());
+                    is_any_mine = true;
+                }
+            }
+            if is_any_mine {
+                changed(&tx, keys, &self.pool.name);
+            }
+            Ok(())
+        });
+        released.await.and(published)
+    }
+
+    /// Has the next round be due within `pause`: it has something to do, whatever the last one has left.
+    fn due_within(&mut self, pause: Duration) {
+        self.due = self.due.min(self.env().now().saturating_add(pause));
+    }
+}
+
+/// Completes once the node does not stand as it did when it had `joined`.
+async fn fallen_out(mut standing: watch::Receiver<Standing>, joined: Standing) {
+    // A heartbeat that has ended beats no more.
+    let _ = standing.wait_for(|standing| *standing != joined).await;
+}
+
+#[cfg(test)]
+mod tests;

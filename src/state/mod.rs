@@ -1,0 +1,15 @@
+//! What a bus keeps in the store, and what the roles of a process share: keys, feeds, cursors, membership, wake-ups.
+//!
+//! Nothing here starts a role.
+
+pub(crate) mod arrivals;
+pub(crate) mod context;
+pub(crate) mod feed;
+pub(crate) mod keys;
+pub(crate) mod membership;
+pub(crate) mod named_cursor;
+pub(crate) mod notification_feed;
+pub(crate) mod routing;
+pub(crate) mod signals;
+pub(crate) mod skipped;
+pub(crate) mod stats;

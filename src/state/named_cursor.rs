@@ -1,0 +1,336 @@
+//! [`NamedCursor`]: how far a durable subscriber has come, kept in the store under a name.
+//!
+//! It is for one subscriber at a time: whoever opens it last writes it, and all others learn with their next write that they
+//! have lost it. It does not keep tombstones in the feed, as a group's checkpoint does: a subscriber that was away for longer
+//! than their retention is told that it has expired. Many consumers that divide a feed among them are a
+//! [`Group`](crate::Group) instead.
+
+mod parked;
+
+use std::{fmt, sync::Arc};
+
+use crate::{
+    base::{
+        bugs::{Bug, is_on},
+        cursor::Cursor,
+        encoding::Sequence,
+        error::{Error, Result},
+        event::{Db, DbName},
+    },
+    state::{
+        context::Context,
+        keys::{CursorId, CursorRow, NodeId, ParkedRow},
+    },
+    store::{Isolation, KeyRange, RangeRead, Transaction, key_after},
+};
+
+/// A cursor in the feed of notifications that has a name, whether it was begun or not. Clones are cheap.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
+/// use notibus::{Bus, BusOptions, Filter, store::Database};
+/// use tokio_stream::StreamExt;
+///
+/// let store = Database::memory();
+/// let bus = Bus::open(&store, BusOptions::default()).await?;
+/// let dispatcher = bus.dispatcher(Default::default()).await?;
+/// let cursor = bus.cursor("mirror")?;
+/// assert_eq!(cursor.read().await?, None);
+/// // From now on, and after a restart from where it was.
+/// let mut updates = dispatcher.subscribe(Filter::all()).durable(&cursor).await?.stream();
+/// # let notifier = bus.notifier(Default::default()).await?;
+/// # let db = notibus::Db::new("orders".parse()?, notibus::DbInstance::random(store.env()));
+/// # store.run(async |tx| Ok(bus.producer().created(&tx, &db))).await?;
+/// let delivery = updates.next().await.expect("the dispatcher runs").expect("nothing interrupts");
+/// println!("{}", delivery.notification().name);
+/// updates.checkpoint().await?;
+/// # notifier.shutdown().await?;
+/// cursor.delete().await
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct NamedCursor {
+    /// What the roles share.
+    context: Arc<Context>,
+    /// Which cursor.
+    id: CursorId,
+}
+
+impl NamedCursor {
+    /// The cursor `name` of `node`, or of the bus as a whole. Fails if the name is empty or too long.
+    pub(crate) fn new(context: &Arc<Context>, node: Option<&NodeId>, name: &str) -> Result<Self> {
+        Ok(Self { context: Arc::clone(context), id: CursorId::new(node, name)? })
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        self.id.name()
+    }
+
+    /// Where it stands; `None` if it was not begun.
+    pub async fn read(&self) -> Result<Option<Cursor>> {
+        let read = async |tx| Ok(self.row(&tx).await?.map(|row| row.cursor));
+        self.context.db.run(read).await
+    }
+
+    /// Forgets it, and all that a trigger has kept with it. Whoever has it open loses it.
+    pub async fn delete(&self) -> Result<()> {
+        let delete = async |tx: Transaction| {
+            tx.clear_range(&self.context.keys.whole_cursor(&self.id));
+            Ok(())
+        };
+        self.context.db.run(delete).await
+    }
+
+    /// Opens it, and takes it from whoever had it open; returns where it stands. If it is new, it begins at `start`.
+    ///
+    /// A cursor that knows nothing begins now: what is delivered before it is saved for the first time may be known when it is
+    /// opened again. One that was saved in the middle of a reading, for a filter with another hash than `filter`, starts over: it
+    /// has passed over what the new one may want.
+    ///
+    /// With `starts_over` it is for work of which nothing may be left out: saved for another filter, it begins at nothing again.
+    pub(crate) async fn open(&self, start: Cursor, filter: u64, starts_over: bool) -> Result<OpenCursor> {
+        let token = self.token();
+        let open = async |tx: Transaction| {
+            let version = tx.read_version().await?;
+            let stored = self.row(&tx).await?;
+            let is_other = stored.is_some_and(|row| row.filter != filter);
+            let mut cursor = stored.map_or(start, |row| row.cursor);
+            if is_other {
+                cursor = if starts_over { Cursor::NOTHING } else { cursor.rewound() };
+            }
+            let marks = RangeRead::new(self.context.keys.scans(&self.id)).limit(1);
+            let has_marks = starts_over && !tx.get_range(&marks, Isolation::Snapshot).await?.rows.is_empty();
+            if cursor.knew_nothing() && is_on(Bug::CursorForgetsScan) {
+                cursor = Cursor::NOTHING;
+            } else if cursor.knew_nothing() {
+                cursor = cursor.begin(Sequence::last_at(self.context.config.incarnation, version));
+            }
+            tx.set(&self.context.keys.cursor(&self.id), &CursorRow { token, cursor, filter }.to_bytes());
+            Ok((cursor, has_marks))
+        };
+        let (stored, has_marks) = self.context.db.run(open).await?;
+        Ok(OpenCursor { cursor: self.clone(), token, stored, filter, has_marks })
+    }
+
+    /// 16 random bytes.
+    fn token(&self) -> [u8; 16] {
+        let env = self.context.env();
+        (u128::from(env.random()) << 64 | u128::from(env.random())).to_be_bytes()
+    }
+
+    /// Its row.
+    async fn row(&self, tx: &Transaction) -> Result<Option<CursorRow>> {
+        let stored = tx.get(&self.context.keys.cursor(&self.id), Isolation::Serializable).await?;
+        stored.map(|bytes| CursorRow::from_bytes(&bytes)).transpose()
+    }
+}
+
+impl fmt::Debug for NamedCursor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("NamedCursor").field(&self.id).finish()
+    }
+}
+
+/// A cursor that was opened, and may be written until another opens it. Clones have the same right.
+#[derive(Debug, Clone)]
+pub(crate) struct OpenCursor {
+    /// The cursor.
+    cursor: NamedCursor,
+    /// The right to write it.
+    token: [u8; 16],
+    /// Where it stands.
+    stored: Cursor,
+    /// The hash of the filter that it was saved for.
+    filter: u64,
+    /// Whether databases were marked when it was opened; of no use to subscribers.
+    has_marks: bool,
+}
+
+impl OpenCursor {
+    /// Logs that it could not be saved; the next save makes that good.
+    pub fn complain(&self, error: &Error) {
+        let context = &self.cursor.context;
+        context.stats.health.complain(context.env(), "saving of a cursor", error);
+    }
+
+    /// Where it stands in the store.
+    pub fn stored(&self) -> Cursor {
+        self.stored
+    }
+
+    /// Whether databases were marked when it was opened.
+    pub fn has_marks(&self) -> bool {
+        self.has_marks
+    }
+
+    /// Writes that it stands at `position`, unless that is written already. Fails with [`Error::CursorLost`] if another has
+    /// opened it.
+    pub async fn save(&mut self, position: Cursor) -> Result<()> {
+        self.save_for(position, self.filter).await
+    }
+
+    /// [`OpenCursor::save`] for a filter with the hash `filter`.
+    pub async fn save_for(&mut self, position: Cursor, filter: u64) -> Result<()> {
+        if (position, filter) == (self.stored, self.filter) {
+            return Ok(());
+        }
+        let Self { cursor, token, .. } = &*self;
+        let save = async |tx: Transaction| {
+            self.check(&tx).await?;
+            let row = CursorRow { token: *token, cursor: position, filter };
+            tx.set(&cursor.context.keys.cursor(&cursor.id), &row.to_bytes());
+            Ok(())
+        };
+        cursor.context.db.run(save).await?;
+        (self.stored, self.filter) = (position, filter);
+        Ok(())
+    }
+
+    /// Fails with [`Error::CursorLost`] if another has opened it.
+    pub async fn verify(&self) -> Result<()> {
+        self.cursor.context.db.run(async |tx| self.check(&tx).await).await
+    }
+
+    /// Fails if another has opened it, and makes `tx` fail if one does before the commit.
+    async fn check(&self, tx: &Transaction) -> Result<()> {
+        match self.cursor.row(tx).await? {
+            Some(row) if row.token == self.token => Ok(()),
+            _ => Err(Error::CursorLost { cursor: self.cursor.id.to_string() }),
+        }
+    }
+
+    /// Begins a scan of `db`: no earlier one can write any more. A database that is parked is not begun, unless `is_retry`; that
+    /// something has come for it, and whether it `is_fresh`, is noted instead. Fails with [`Error::CursorLost`] if another has opened
+    /// the cursor.
+    pub async fn begin_scan(&self, db: &Db, is_retry: bool, is_fresh: bool) -> Result<Begun> {
+        let NamedCursor { context, id } = &self.cursor;
+        let (token, key, parked_key) =
+            (self.cursor.token(), context.keys.scan(id, db), context.keys.parked(id, db));
+        let begin = async |tx: Transaction| {
+            self.check(&tx).await?;
+            let stored = tx.get(&key, Isolation::Serializable);
+            let parked = tx.get(&parked_key, Isolation::Serializable);
+            let (stored, parked) = tokio::try_join!(stored, parked)?;
+            if let Some(parked) = parked.filter(|_| !is_retry) {
+                let parked = ParkedRow::from_bytes(&parked)?;
+                let is_fresh = parked.is_fresh || is_fresh;
+                // What has come may have mended it.
+                tx.set(&parked_key, &ParkedRow { is_fresh, retries: 0, ..parked }.to_bytes());
+                return Ok(None);
+            }
+            let stored = stored.map(|bytes| CursorRow::from_bytes(&bytes)).transpose()?;
+            let cursor = stored.map_or(Cursor::NOTHING, |row| row.cursor);
+            tx.set(&key, &CursorRow { token, cursor, filter: 0 }.to_bytes());
+            Ok(Some(cursor))
+        };
+        let Some(position) = context.db.run(begin).await? else { return Ok(Begun::Parked) };
+        let (context, db) = (Arc::clone(context), db.clone());
+        Ok(Begun::Scan(ScanMark { context, db, key: key.into(), token, position }))
+    }
+
+    /// Ends the scan of `db`: it cannot write any more, nor can transactions that it has checked. That it was scanned stays
+    /// marked. Fails as [`OpenCursor::begin_scan`] does.
+    pub async fn end_scan(&self, db: &Db) -> Result<()> {
+        let NamedCursor { context, id } = &self.cursor;
+        let (token, key) = (self.cursor.token(), context.keys.scan(id, db));
+        let end = async |tx: Transaction| {
+            self.check(&tx).await?;
+            if let Some(stored) = tx.get(&key, Isolation::Serializable).await? {
+                // After a row that cannot be decoded the next scan begins at the beginning, or nothing would ever mend it.
+                let row = CursorRow::from_bytes(&stored);
+                let (cursor, filter) = row.map_or((Cursor::NOTHING, 0), |row| (row.cursor, row.filter));
+                tx.set(&key, &CursorRow { token, cursor, filter }.to_bytes());
+            }
+            Ok(())
+        };
+        context.db.run(end).await
+    }
+
+    /// Forgets that `db` was scanned or parked, and how far its scans have come. Fails as [`OpenCursor::begin_scan`] does.
+    pub async fn unmark(&self, db: &Db) -> Result<()> {
+        let NamedCursor { context, id } = &self.cursor;
+        let forget = async |tx: Transaction| {
+            self.check(&tx).await?;
+            tx.clear(&context.keys.scan(id, db));
+            tx.clear(&context.keys.parked(id, db));
+            Ok(())
+        };
+        context.db.run(forget).await
+    }
+
+    /// At most `limit` of the databases that were scanned or marked and not forgotten, after `last` in their order.
+    pub async fn marked(&self, last: Option<&Db>, limit: usize) -> Result<Vec<Db>> {
+        let NamedCursor { context, id } = &self.cursor;
+        let KeyRange { begin, end } = context.keys.scans(id);
+        let begin = last.map_or(begin, |last| key_after(&context.keys.scan(id, last)));
+        self.marked_in(RangeRead::new(KeyRange { begin, end }).limit(limit)).await
+    }
+
+    /// The instances of the database `name` that were scanned or marked and not forgotten: some of them, if they are many.
+    pub async fn marked_as(&self, name: &DbName) -> Result<Vec<Db>> {
+        let NamedCursor { context, id } = &self.cursor;
+        self.marked_in(RangeRead::new(context.keys.scans_of(id, name))).await
+    }
+
+    /// The databases of the scans that `read` finds.
+    async fn marked_in(&self, read: RangeRead) -> Result<Vec<Db>> {
+        let NamedCursor { context, .. } = &self.cursor;
+        let page =
+            context.db.run(async |tx: Transaction| tx.get_range(&read, Isolation::Snapshot).await).await?;
+        page.rows.iter().map(|row| context.keys.scan_db(row)).collect()
+    }
+}
+
+/// Whether a scan was begun.
+pub(crate) enum Begun {
+    /// It was.
+    Scan(ScanMark),
+    /// Its database is parked.
+    Parked,
+}
+
+/// How far the scans of one database have come, as the one that is under way sees it. Clones are of the same scan.
+#[derive(Debug, Clone)]
+pub(crate) struct ScanMark {
+    /// What the roles share.
+    context: Arc<Context>,
+    /// The database.
+    db: Db,
+    /// Where it is kept.
+    key: Arc<[u8]>,
+    /// Which scan.
+    token: [u8; 16],
+    /// Where earlier ones have come to.
+    pub position: Cursor,
+}
+
+impl ScanMark {
+    /// Makes `tx` fail unless the scan is still the one that is under way when it commits. Fails with [`Error::Cancelled`] if it
+    /// is not any more.
+    pub async fn check_in(&self, tx: &Transaction) -> Result<()> {
+        let stored = tx.get(&self.key, Isolation::Serializable).await?;
+        let stored = stored.map(|bytes| CursorRow::from_bytes(&bytes)).transpose()?;
+        if stored.is_some_and(|row| row.token == self.token) {
+            return Ok(());
+        }
+        Err(Error::Cancelled { what: format!("database {}", self.db.name) })
+    }
+
+    /// Writes that the scan has come to `position`; whether it was still the one that is under way. If not, nothing is
+    /// written.
+    pub async fn report(&self, position: Cursor) -> Result<bool> {
+        let report = async |tx: Transaction| {
+            let Some(stored) = tx.get(&self.key, Isolation::Serializable).await? else { return Ok(false) };
+            let stored = CursorRow::from_bytes(&stored)?;
+            if stored.token != self.token {
+                return Ok(false);
+            }
+            if position > stored.cursor {
+                tx.set(&self.key, &CursorRow { cursor: position, ..stored }.to_bytes());
+            }
+            Ok(true)
+        };
+        self.context.db.run(report).await
+    }
+}

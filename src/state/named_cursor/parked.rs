@@ -1,0 +1,143 @@
+//! Databases that a trigger has parked, as they are kept with its cursor.
+
+use std::sync::Arc;
+
+use super::{NamedCursor, OpenCursor};
+use crate::{
+    base::{
+        error::Result,
+        event::{Db, DbName},
+    },
+    state::{context::Context, keys::ParkedRow},
+    store::{AtomicOp, Isolation, KeyRange, RangeRead, Transaction, key_after},
+};
+
+/// How many rows are read or written by one transaction.
+const PAGE_ROWS: usize = 500;
+
+impl NamedCursor {
+    /// The cursors of the bus as a whole, one read for each.
+    pub(crate) async fn all(context: &Arc<Context>) -> Result<Vec<Self>> {
+        let KeyRange { mut begin, end } = context.keys.shared_cursors();
+        let mut found = Vec::new();
+        loop {
+            let read = RangeRead::new(KeyRange { begin: begin.clone(), end: end.clone() }).limit(1);
+            let page = context
+                .db
+                .run(async |tx: Transaction| tx.get_range(&read, Isolation::Snapshot).await)
+                .await?;
+            let Some((key, _)) = page.rows.first() else { return Ok(found) };
+            let id = context.keys.cursor_id(key)?;
+            begin = context.keys.whole_cursor(&id).end;
+            found.push(Self { context: Arc::clone(context), id });
+        }
+    }
+
+    /// Whether it is a trigger's: databases are marked or parked with it.
+    pub(crate) async fn is_of_trigger(&self) -> Result<bool> {
+        let Self { context, id } = self;
+        let ranges = [context.keys.scans(id), context.keys.all_parked(id)];
+        let read = async |tx: Transaction| {
+            for range in &ranges {
+                let read = RangeRead::new(range.clone()).limit(1);
+                if !tx.get_range(&read, Isolation::Snapshot).await?.rows.is_empty() {
+                    return Ok(true);
+                }
+            }
+            Ok(false)
+        };
+        context.db.run(read).await
+    }
+
+    /// At most `limit` of the parked databases after `last`, in the order of their names.
+    pub(crate) async fn parked(&self, last: Option<&Db>, limit: usize) -> Result<Vec<(Db, ParkedRow)>> {
+        let Self { context, id } = self;
+        let KeyRange { begin, end } = context.keys.all_parked(id);
+        let begin = last.map_or(begin, |last| key_after(&context.keys.parked(id, last)));
+        let read = RangeRead::new(KeyRange { begin, end }).limit(limit);
+        let page =
+            context.db.run(async |tx: Transaction| tx.get_range(&read, Isolation::Snapshot).await).await?;
+        page.rows.iter().map(|row| context.keys.parked_row(row)).collect()
+    }
+
+    /// How often it was asked that parked databases are tried again.
+    pub(crate) async fn asked(&self) -> Result<u64> {
+        let key = self.context.keys.asked(&self.id);
+        let stored = self.context.db.run(async |tx| tx.get(&key, Isolation::Snapshot).await).await?;
+        Ok(stored.map_or(0, |count| {
+            count.iter().take(8).rev().fold(0, |number, &byte| number << 8 | u64::from(byte))
+        }))
+    }
+
+    /// Asks that the parked databases of this name, or all, are tried again; how many there are.
+    pub(crate) async fn ask(&self, name: Option<&DbName>) -> Result<u64> {
+        let Self { context, id } = self;
+        let KeyRange { mut begin, end } = match name {
+            Some(name) => context.keys.parked_as(id, name),
+            None => context.keys.all_parked(id),
+        };
+        let mut total = 0;
+        loop {
+            let range = KeyRange { begin: begin.clone(), end: end.clone() };
+            let ask = async |tx: Transaction| {
+                let read = RangeRead::new(range.clone()).limit(PAGE_ROWS);
+                let page = tx.get_range(&read, Isolation::Serializable).await?;
+                for row in &page.rows {
+                    let (_, parked) = context.keys.parked_row(row)?;
+                    tx.set(&row.0, &ParkedRow { is_asked: true, ..parked }.to_bytes());
+                }
+                if !page.rows.is_empty() {
+                    tx.atomic(AtomicOp::Add, &context.keys.asked(id), &1_u64.to_le_bytes());
+                }
+                Ok((page.rows.len(), page.rows.last().filter(|_| page.more).map(|(key, _)| key.clone())))
+            };
+            let (count, last) = context.db.run(ask).await?;
+            total += count as u64;
+            match last {
+                Some(last) => begin = key_after(&last),
+                None => return Ok(total),
+            }
+        }
+    }
+}
+
+impl OpenCursor {
+    /// The cursor, whoever has it open.
+    pub fn named(&self) -> &NamedCursor {
+        &self.cursor
+    }
+
+    /// Parks `db`; what was parked of it already is merged in. If it is gone, it is not marked any more: its successor has not to
+    /// wait. Fails with [`Error::CursorLost`](crate::Error::CursorLost) if another has opened the cursor.
+    pub async fn park(&self, db: &Db, row: &ParkedRow) -> Result<()> {
+        let NamedCursor { context, id } = &self.cursor;
+        let key = context.keys.parked(id, db);
+        let park = async |tx: Transaction| {
+            self.check(&tx).await?;
+            let stored = tx.get(&key, Isolation::Serializable).await?;
+            // What cannot be decoded is replaced, or it would never be tried again.
+            let stored = stored.and_then(|bytes| ParkedRow::from_bytes(&bytes).ok());
+            let is_fresh = row.is_fresh || stored.is_some_and(|stored| stored.is_fresh);
+            tx.set(&key, &ParkedRow { is_fresh, ..row.clone() }.to_bytes());
+            if row.is_gone {
+                tx.clear(&context.keys.scan(id, db));
+            }
+            Ok(())
+        };
+        context.db.run(park).await
+    }
+
+    /// Takes `db` from the parked ones. Fails as [`OpenCursor::park`] does.
+    pub async fn unpark(&self, db: &Db) -> Result<()> {
+        let NamedCursor { context, id } = &self.cursor;
+        let unpark = async |tx: Transaction| {
+            self.check(&tx).await?;
+            let key = context.keys.parked(id, db);
+            // One that is committed late takes nothing with it that was noted since.
+            tx.add_read_conflict(&KeyRange::key(&key));
+            tx.clear(&key);
+            Ok(())
+        };
+        context.db.run(unpark).await
+    }
+}

@@ -1,0 +1,138 @@
+//! [`NotificationFeed`]: the notifications in the order of their sequences.
+
+mod tail;
+
+use std::sync::Arc;
+
+pub use self::tail::NotificationTail;
+use futures_util::future::try_join_all;
+
+use crate::{
+    base::{
+        cursor::Cursor,
+        encoding::Sequence,
+        error::Result,
+        event::{Db, DbName, DdocId},
+        notification::Notification,
+    },
+    state::{
+        context::Context,
+        feed::{Feed, FeedPage, FeedRow, StoredRow},
+    },
+    store::{Isolation, RangeRead, Transaction},
+};
+
+/// How many names are looked up by one transaction.
+const LOOK_UPS_MAX: usize = 100;
+
+/// The feed of notifications: one row per database, ordered by sequence over all shards. Clones are cheap.
+pub type NotificationFeed = Feed<Notification>;
+
+/// Some notifications, in order. Derive what is new in them ([`Notification::news_since`]) from where the first page
+/// began, until one has no more after it.
+pub type NotificationPage = FeedPage<Notification>;
+
+/// Design documents of a database that have changed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ChangedDdocs {
+    /// Those whose ids producers have recorded, in their order, each with the sequence of the notification that last told of it.
+    pub ids: Vec<(DdocId, Sequence)>,
+    /// The sequence of the last notification that told of one whose id was not recorded: it may be any.
+    pub nameless: Option<Sequence>,
+}
+
+impl FeedRow for Notification {
+    fn from_stored(sequence: Sequence, bytes: &[u8]) -> Result<Self> {
+        Self::from_bytes(sequence, bytes)
+    }
+
+    fn sequence(&self) -> Sequence {
+        self.sequence
+    }
+}
+
+impl NotificationFeed {
+    /// Reads the feed as it grows, from `after` on.
+    pub fn tail(&self, after: impl Into<Cursor>) -> NotificationTail {
+        NotificationTail::new(self.clone(), after.into())
+    }
+
+    /// The newest row of the database `name`, if it has one.
+    pub async fn newest(&self, name: &DbName) -> Result<Option<Notification>> {
+        self.context.db.run(async |tx| self.newest_in(&tx, name).await).await
+    }
+
+    /// [`NotificationFeed::newest`] within the caller's transaction.
+    pub async fn newest_in(&self, tx: &Transaction, name: &DbName) -> Result<Option<Notification>> {
+        let feed = self.raw();
+        let topology = feed.topology(tx).await?;
+        let row = feed.newest_of(tx, &topology, name.as_str().as_bytes()).await?;
+        row.map(|row| Notification::from_bytes(row.sequence, &row.value)).transpose()
+    }
+
+    /// The newest rows of the databases `names`, in their order, read by one transaction: they should not be many. Inside fails what
+    /// cannot be decoded: nothing is known of that database then.
+    pub(crate) async fn newest_of_each(
+        &self,
+        names: &[&DbName],
+    ) -> Result<Vec<Result<Option<Notification>>>> {
+        let feed = self.raw();
+        let read = async |tx| {
+            let topology = feed.topology(&tx).await?;
+            let ids = names.iter().map(|name| name.as_str().as_bytes());
+            let rows = try_join_all(ids.map(|id| feed.newest_of(&tx, &topology, id))).await?;
+            let decode = |row: StoredRow| Notification::from_bytes(row.sequence, &row.value);
+            Ok(rows.into_iter().map(|row| row.map(decode).transpose()).collect())
+        };
+        self.context.db.run(read).await
+    }
+
+    /// The newest rows of the databases `names` after `cursor`, in the order of their sequences, and a position up to which all of
+    /// them were read. Leaves out what cannot be decoded, and fails, as [`Feed::page`] does.
+    pub(crate) async fn newest_after(
+        &self,
+        names: &[DbName],
+        cursor: Cursor,
+    ) -> Result<(Vec<Arc<Notification>>, Sequence)> {
+        let read = async |names: &[DbName]| {
+            let read = async |tx| {
+                let ids = names.iter().map(|name| name.as_str().as_bytes());
+                let (rows, last) = self.raw().newest_after(&tx, ids, cursor).await?;
+                let mut decoded = Vec::with_capacity(rows.len());
+                for row in &rows {
+                    decoded.extend(self.decode(row)?.map(Arc::new));
+                }
+                Ok((decoded, last))
+            };
+            self.context.db.run(read).await
+        };
+        let parts = try_join_all(names.chunks(LOOK_UPS_MAX).map(read)).await?;
+        let to = parts.iter().map(|(_, last)| *last).min().unwrap_or_else(|| cursor.position());
+        let mut rows: Vec<_> = parts.into_iter().flat_map(|(rows, _)| rows).collect();
+        rows.sort_unstable_by_key(|row| row.sequence);
+        Ok((rows, to))
+    }
+
+    /// The design documents of `db` of which it is news to a reader at `since` that they were written or deleted, as far as
+    /// notifiers have recorded it. None of a database that is deleted.
+    pub async fn ddocs(&self, db: &Db, since: impl Into<Cursor>) -> Result<ChangedDdocs> {
+        let since = since.into();
+        let Context { db: store, keys, .. } = &*self.context;
+        store
+            .run(async |tx| {
+                let mut pages = tx.pages(RangeRead::new(keys.ddocs(db)), Isolation::Snapshot);
+                let mut found = ChangedDdocs::default();
+                while let Some(rows) = pages.next().await? {
+                    for row in &rows {
+                        match keys.ddoc_row(row)? {
+                            (_, at) if !since.is_news(at) => {}
+                            (Some(id), at) => found.ids.push((id, at)),
+                            (None, at) => found.nameless = Some(at),
+                        }
+                    }
+                }
+                Ok(found)
+            })
+            .await
+    }
+}

@@ -1,0 +1,127 @@
+//! [`Stats`]: what the roles of one process have done, as plain counts.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::base::{encoding::Counters, health::Health};
+
+/// A count that only grows.
+#[derive(Debug, Default)]
+pub(crate) struct Count(AtomicU64);
+
+impl Count {
+    /// Adds `n`.
+    pub fn add(&self, n: u64) {
+        self.0.fetch_add(n, Ordering::Relaxed);
+    }
+
+    /// The count.
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Declares the counts, and the snapshot that is shown.
+macro_rules! stats {
+    ($($(#[doc = $doc:literal])* $name:ident,)*) => {
+        /// What the roles of one process have done.
+        #[derive(Debug, Default)]
+        pub(crate) struct Stats {
+            $($(#[doc = $doc])* pub $name: Count,)*
+            /// Events folded, in the lanes' order.
+            folded: [Count; 4],
+            /// What keeps the roles from their work.
+            pub health: Health,
+        }
+
+        /// What the roles of this process have done since the bus was opened.
+        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
+        #[non_exhaustive]
+        pub struct StatsSnapshot {
+            $($(#[doc = $doc])* pub $name: u64,)*
+            /// Events folded into notifications, by kind.
+            pub folded: Counters,
+        }
+
+        impl StatsSnapshot {
+            /// Each count but those by kind: its name, what it counts, and how many they are.
+            #[cfg(feature = "http")]
+            pub(crate) fn each(&self) -> impl Iterator<Item = (&'static str, &'static str, u64)> {
+                [$((stringify!($name), concat!($($doc),*), self.$name),)*].into_iter()
+            }
+        }
+
+        impl Stats {
+            /// The counts as they are now.
+            pub fn snapshot(&self) -> StatsSnapshot {
+                StatsSnapshot {
+                    $($name: self.$name.get(),)*
+                    folded: Counters::from_lanes(self.folded.each_ref().map(Count::get)),
+                }
+            }
+        }
+    };
+}
+
+stats! {
+    /// Folds committed.
+    folds,
+    /// Attempts of folds that failed and were tried again.
+    fold_retries,
+    /// Rows written to the feed.
+    notifications,
+    /// Events of instances that had been replaced already; they changed no row.
+    stale_events,
+    /// How often somebody went on without a row that cannot be decoded.
+    rows_skipped,
+    /// Doorbells rung in the store.
+    bells,
+    /// Rows that the dispatcher's tail has read.
+    rows_tailed,
+    /// Leases acquired, also those that the process had before.
+    leases_acquired,
+    /// Leases lost to other nodes while the process worked on them.
+    leases_lost,
+    /// Panics of the work on a leased resource, which was started again.
+    work_panics,
+    /// Rows of deleted databases that the janitor has dropped.
+    tombstones_dropped,
+    /// Closed topology entries that the janitor has dropped.
+    topologies_dropped,
+    /// Groups that the janitor has deleted because nobody had worked for them.
+    groups_expired,
+    /// Rows that observers of groups have worked on.
+    group_rows,
+    /// Checkpoints of groups that were written, those in observers' own transactions not among them.
+    group_checkpoints,
+    /// Failures of observers of groups, panics and failures of the store on their behalf included.
+    group_errors,
+    /// Panics of observers of groups.
+    group_panics,
+    /// Rows that went to the dead letters of their group.
+    group_dead_letters,
+    /// How often a shard of a group was reported as stuck.
+    group_stuck,
+    /// Panics of callbacks, and of the predicates in front of them.
+    callback_panics,
+    /// Panics of listeners, and of the predicates in front of them.
+    listener_panics,
+    /// How often a listener was made again after a panic.
+    listener_restarts,
+    /// Panics of the dispatcher's tail, which began again.
+    tail_panics,
+    /// Attempts of triggers' jobs that have failed, panicked or were stuck.
+    trigger_failures,
+    /// How often a trigger has parked a database, of which its job had failed too often.
+    trigger_parked,
+    /// Jobs of triggers that were cancelled because they had shown no progress for too long.
+    trigger_stuck,
+}
+
+impl Stats {
+    /// Adds folded events.
+    pub fn add_folded(&self, counters: &Counters) {
+        for (count, lane) in self.folded.iter().zip(counters.lanes()) {
+            count.add(lane);
+        }
+    }
+}
