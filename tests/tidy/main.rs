@@ -1,11 +1,13 @@
-//! Keeps the house in order: floors only look down, files have one purpose and say which, nothing is left undone.
+//! Keeps the house in order: layers only look down, files have one purpose and say which, nothing is left undone.
 //!
-//! The floors are read from the table in `ARCHITECTURE.md`, so that the page and the code cannot drift apart.
+//! The layers are read from the table in `ARCHITECTURE.md`, so that the page and the code cannot drift apart.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod layers;
+mod source;
+
 use std::{
-    collections::HashMap,
     fs,
     path::{Path, PathBuf},
 };
@@ -39,113 +41,6 @@ fn sources() -> Vec<(PathBuf, String)> {
     }
     assert!(found.len() > 30, "only {} files were found", found.len());
     found
-}
-
-/// The floor of each module, from the table in `ARCHITECTURE.md`: `| number | modules | … |`.
-fn floors() -> HashMap<String, u32> {
-    let page = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
-    let mut floors = HashMap::new();
-    for line in page.lines() {
-        let cells: Vec<_> = line.split('|').map(str::trim).collect();
-        let [_, number, modules, ..] = cells[..] else {
-            continue;
-        };
-        let Ok(number) = number.parse() else { continue };
-        for module in modules.split(',') {
-            floors.insert(module.trim().trim_matches('`').to_owned(), number);
-        }
-    }
-    assert!(floors.len() > 10, "the floor table was not found");
-    floors
-}
-
-/// The top-level modules that `text` names behind `crate::`, with their lines.
-fn imports(text: &str) -> Vec<(usize, String)> {
-    let mut found = Vec::new();
-    let name_at = |from: usize| -> String {
-        text[from..].chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect()
-    };
-    for (place, _) in text.match_indices("crate::") {
-        let line = text[..place].matches('\n').count() + 1;
-        let is_comment = text.lines().nth(line - 1).unwrap().trim_start().starts_with("//");
-        let after = place + "crate::".len();
-        if is_comment {
-            continue;
-        }
-        if !text[after..].starts_with('{') {
-            found.push((line, name_at(after)));
-            continue;
-        }
-        // The names at the first level of a braced group.
-        let mut depth = 0;
-        for (offset, c) in text[after..].char_indices() {
-            match c {
-                '{' => depth += 1,
-                '}' => depth -= 1,
-                _ => {}
-            }
-            if depth == 0 {
-                break;
-            }
-            if depth == 1 && (c == '{' || c == ',') {
-                let next = after + offset + 1;
-                let next = next + text[next..].len() - text[next..].trim_start().len();
-                let name = name_at(next);
-                if !name.is_empty() {
-                    found.push((line, name));
-                }
-            }
-        }
-    }
-    found
-}
-
-/// The module of a file under `src`: `src/store/range.rs` and `src/store.rs` are both of `store`.
-fn module_of(path: &Path) -> Option<String> {
-    let mut parts = path.components().skip(1);
-    let first = parts.next()?.as_os_str().to_str()?;
-    Some(first.trim_end_matches(".rs").to_owned())
-}
-
-#[test]
-fn floors_only_look_down() {
-    let floors = floors();
-    let mut wrong = Vec::new();
-    for (path, text) in sources().iter().filter(|(path, _)| path.starts_with("src")) {
-        let module = module_of(path).unwrap();
-        if module == "bin" || module == "lib" {
-            continue;
-        }
-        let Some(floor) = floors.get(&module) else {
-            wrong.push(format!("{}: {module} is not in the floor table", path.display()));
-            continue;
-        };
-        for (line, import) in imports(text) {
-            let fine = import == module || floors.get(&import).is_some_and(|below| below < floor);
-            if !fine {
-                wrong.push(format!("{}:{line}: {module} must not import {import}", path.display()));
-            }
-        }
-    }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-}
-
-#[test]
-fn the_floor_table_names_only_what_exists() {
-    for module in floors().keys() {
-        let there = ["src/{}.rs", "src/{}/mod.rs", "src/{}/main.rs", "src/{}/notibus/main.rs"]
-            .iter()
-            .any(|form| root().join(form.replace("{}", module)).exists());
-        assert!(there, "{module} is in the floor table but not in src");
-    }
-}
-
-#[test]
-fn imports_are_found_in_every_form() {
-    let text =
-        "use crate::{\n    a::{x, y},\n    b,\n};\n// crate::no\nfn f() { crate::c::g() }\nuse crate::d;\n";
-    let names: Vec<_> = imports(text).into_iter().map(|(_, name)| name).collect();
-    assert_eq!(names, ["a", "b", "c", "d"]);
 }
 
 #[test]
@@ -236,7 +131,8 @@ fn what_the_map_names_is_there() {
     let quoted = map.split('`').skip(1).step_by(2);
     let named: Vec<_> = quoted.filter(|text| text.contains('/') && !text.contains(' ')).collect();
     assert!(named.len() > 20, "only {} places were found", named.len());
-    let is_there = |place: &&&str| root().join(place).exists() || root().join("src").join(place).exists();
+    let folders = ["", "src", "src/state", "src/roles", "src/front"].map(|folder| root().join(folder));
+    let is_there = |place: &&&str| folders.iter().any(|folder| folder.join(place).exists());
     let missing: Vec<_> = named.iter().filter(|place| !is_there(place)).collect();
     assert!(missing.is_empty(), "the map names what is not there: {missing:?}");
 }

@@ -1,0 +1,129 @@
+//! Layers only look down, siblings only where the map lists the pair, and no files use each other in a circle.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use crate::{root, source};
+
+/// Layers whose folders are rooms of their own.
+const WITH_ROOMS: [&str; 3] = ["front", "roles", "state"];
+
+/// Folders in which files still use each other in circles. No other may join them.
+const WITH_CIRCLES: [&str; 14] = [
+    "front/http",
+    "front/http/changes",
+    "front/simulation",
+    "roles/dispatcher",
+    "roles/group",
+    "roles/janitor",
+    "roles/notifier",
+    "state/feed",
+    "state/membership",
+    "store",
+    "store/embedded",
+    "store/embedded/folder",
+    "store/fdb",
+    "store/testing",
+];
+
+/// A folder of a layer and the room in it: `src/roles/group/shard.rs` is in the room `group` of the layer `roles`.
+fn place(file: &Path) -> (String, String) {
+    let parts: Vec<_> =
+        file.components().map(|part| part.as_os_str().to_str().expect("names are ASCII")).collect();
+    let room = parts.get(1).copied().unwrap_or("mod.rs").trim_end_matches(".rs");
+    (parts[0].trim_end_matches(".rs").to_owned(), room.to_owned())
+}
+
+fn map() -> String {
+    fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap()
+}
+
+/// The layers from the top, as the first column of the map's table has them: `` | `roles` | … | ``.
+fn layers() -> Vec<String> {
+    let map = map();
+    let section = map.split("\n## Layers").nth(1).expect("the map has a section on layers");
+    let section = section.split("\n## ").next().unwrap();
+    let names = section.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
+    let names: Vec<_> = names.map(ToOwned::to_owned).collect();
+    assert!(names.len() >= 5, "the layers were not found in the map");
+    names
+}
+
+/// Pairs of rooms of one layer of which the first may use the second: `` `jobs` → `changes`, `dispatcher` ``.
+fn siblings() -> BTreeSet<(String, String)> {
+    let map = map();
+    let mut found = BTreeSet::new();
+    for clause in map.lines().filter(|line| line.starts_with("- `") && line.contains("` → `")) {
+        let (from, to) = clause.split_once(" → ").unwrap();
+        let from = from.split('`').nth(1).unwrap();
+        found.extend(to.split('`').skip(1).step_by(2).map(|to| (from.to_owned(), to.to_owned())));
+    }
+    assert!(found.len() > 5, "the pairs of siblings were not found in the map");
+    found
+}
+
+fn uses() -> BTreeSet<(PathBuf, PathBuf)> {
+    let src = root().join("src");
+    let relative = |file: PathBuf| file.strip_prefix(&src).unwrap().to_owned();
+    let found: BTreeSet<_> = source::Crate::parse(&src)
+        .uses()
+        .into_iter()
+        .map(|(from, to)| (relative(from), relative(to)))
+        .collect();
+    assert!(found.len() > 500, "only {} uses were found", found.len());
+    found
+}
+
+#[test]
+fn layers_only_look_down_and_siblings_where_it_is_said() {
+    let layers = layers();
+    let rank = |layer: &str| layers.iter().position(|known| known == layer);
+    let siblings = siblings();
+    let mut wrong = BTreeSet::new();
+    let mut met = BTreeSet::new();
+    for (from, to) in uses() {
+        if from == Path::new("lib.rs") {
+            continue;
+        }
+        let ((layer, room), (other_layer, other_room)) = (place(&from), place(&to));
+        let (Some(above), Some(below)) = (rank(&layer), rank(&other_layer)) else {
+            wrong.insert(format!("{} or {} is in no layer", from.display(), to.display()));
+            continue;
+        };
+        let pair = (room.clone(), other_room.clone());
+        let are_siblings = WITH_ROOMS.contains(&&*layer) && layer == other_layer && room != other_room;
+        if above > below || (are_siblings && !siblings.contains(&pair)) {
+            wrong.insert(format!("{} must not use {}", from.display(), to.display()));
+        }
+        if are_siblings {
+            met.insert(pair);
+        }
+    }
+    for (from, to) in siblings.difference(&met) {
+        wrong.insert(format!("the map lets {from} use {to}, which it does not"));
+    }
+    assert!(wrong.is_empty(), "{}", wrong.into_iter().collect::<Vec<_>>().join("\n"));
+}
+
+/// Files that use each other in a circle can only be understood together.
+#[test]
+fn no_files_use_each_other_in_a_circle() {
+    let uses = uses();
+    let mut lines = Vec::new();
+    let mut folders_found = BTreeSet::new();
+    for circle in source::circles(&uses) {
+        let within: BTreeSet<_> = circle.iter().collect();
+        let folders = circle.iter().map(|file| file.parent().unwrap());
+        let folder = folders.min_by_key(|folder| folder.components().count()).unwrap();
+        folders_found.insert(folder.to_str().unwrap().to_owned());
+        lines.push(format!("a circle of {} files:", circle.len()));
+        let pairs = uses.iter().filter(|(from, to)| within.contains(from) && within.contains(to));
+        lines.extend(pairs.map(|(from, to)| format!("  {} uses {}", from.display(), to.display())));
+    }
+    println!("{}", lines.join("\n"));
+    let known = WITH_CIRCLES.map(ToOwned::to_owned).into();
+    assert_eq!(folders_found, known, "folders with circles of files, and those that are known");
+}
