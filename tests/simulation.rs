@@ -24,7 +24,7 @@ fn number(name: &str, default: u64) -> u64 {
 
 #[test]
 fn what_is_promised_holds_in_every_world() {
-    let (seeds, from) = (number("NOTIBUS_SEEDS", 500), number("NOTIBUS_SEED", 0));
+    let (seeds, from) = (number("NOTIBUS_SEEDS", 100), number("NOTIBUS_SEED", 0));
     let (next, met) = (AtomicU64::new(0), Mutex::new(BTreeSet::new()));
     let threads = thread::available_parallelism().unwrap().get();
     thread::scope(|scope| {
