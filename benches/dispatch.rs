@@ -28,8 +28,11 @@ use criterion::{
 };
 use futures_util::FutureExt;
 use notibus::{
-    BatchSubscription, Bus, BusOptions, Cursor, Db, DbInstance, DispatcherOptions, Fanout, Filter,
-    Notification, NotifierOptions, Sequence, Subscription, Versionstamp, store::Database,
+    Bus, BusOptions, Cursor, Db, DbInstance, DispatcherOptions, Filter, Notification, NotifierOptions,
+    Sequence,
+    dispatcher::{BatchSubscription, Fanout, Subscription},
+    event::Versionstamp,
+    store::Database,
 };
 use tokio::{
     runtime::Runtime,

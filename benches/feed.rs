@@ -21,8 +21,10 @@ use std::{
 
 use criterion::{Criterion, SamplingMode, Throughput, criterion_group, criterion_main};
 use notibus::{
-    Batch, Bus, BusOptions, Change, Changes, ChangesOptions, Cursor, Db, DbInstance, DocId, DocSummary, Feed,
-    ParallelJob, Revision, Sequence, TaskResult,
+    Bus, BusOptions, Cursor, Db, DbInstance, Sequence,
+    changes::{Change, Changes, ChangesOptions, DocId, DocSummary, Revision},
+    feed::Feed,
+    jobs::{Batch, ParallelJob, TaskResult},
     store::{AtomicOp, Database, Isolation, Transaction},
 };
 use tokio::runtime::Runtime;

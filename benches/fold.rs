@@ -14,7 +14,7 @@ use std::{
 };
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use notibus::{BalanceOptions, Bus, BusOptions, Db, DbInstance, NotifierOptions, store::Database};
+use notibus::{Bus, BusOptions, Db, DbInstance, NotifierOptions, node::BalanceOptions, store::Database};
 use tokio::runtime::Runtime;
 
 const DATABASES: u64 = 10_000;

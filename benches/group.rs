@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use notibus::{
-    Bus, BusOptions, ConsumerOptions, Cursor, Db, DbInstance, GroupBatch, GroupOptions, NodeOptions,
-    Notification, NotifierOptions,
+    Bus, BusOptions, Cursor, Db, DbInstance, NodeOptions, Notification, NotifierOptions,
+    group::{ConsumerOptions, GroupBatch, GroupOptions},
     store::{AtomicOp, Database, testing::Faults},
 };
 use tokio::runtime::Runtime;

@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use notibus::{
-    Bus, BusOptions, Db, DbInstance, DdocId, Producer, ProducerOptions,
+    Bus, BusOptions, Db, DbInstance, Producer,
+    event::DdocId,
+    producer::ProducerOptions,
     store::{Database, Transaction},
 };
 use tokio::runtime::Runtime;

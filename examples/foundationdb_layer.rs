@@ -11,7 +11,7 @@ use std::{error::Error, fmt::Write as _, sync::Arc};
 
 use foundationdb::{Database as Client, FdbError, Transaction, api::NetworkAutoStop};
 use notibus::{
-    Bus, BusOptions, Db, DbInstance, DispatcherOptions, Filter, NotifierOptions, Producer, Receipt,
+    Bus, BusOptions, Db, DbInstance, DispatcherOptions, Filter, NotifierOptions, Producer, producer::Receipt,
     store::Database,
 };
 use tokio_stream::StreamExt;

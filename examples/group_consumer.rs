@@ -6,10 +6,11 @@
 use std::time::Duration;
 
 use notibus::{
-    Bus, BusOptions, CloseReason, ConsumerOptions, Db, DbInstance, GroupBatch, GroupOptions, NodeOptions,
-    Notification, NotifierOptions, Observer, ObserverResult, Sequence, ShardId, StoreError,
+    Bus, BusOptions, Db, DbInstance, NodeOptions, Notification, NotifierOptions, Observer, Sequence,
+    feed::ShardId,
+    group::{CloseReason, ConsumerOptions, GroupBatch, GroupOptions, ObserverResult},
     store::{
-        AtomicOp, Database, Isolation,
+        AtomicOp, Database, Isolation, StoreError,
         testing::{CommitFault, Faults},
     },
 };

@@ -10,8 +10,9 @@ use std::{collections::BTreeSet, error::Error, time::Duration};
 
 use layer::Layer;
 use notibus::{
-    Batch, Bus, BusOptions, Change, Cursor, Db, DispatcherOptions, IndexBuild, NotifierOptions, ParallelJob,
-    Result, TaskResult, Trigger, TriggerJob, TriggerOptions, index_trigger,
+    Bus, BusOptions, Cursor, Db, DispatcherOptions, NotifierOptions, Result, Trigger,
+    changes::Change,
+    jobs::{Batch, IndexBuild, ParallelJob, TaskResult, TriggerJob, TriggerOptions, index_trigger},
     store::{Database, Isolation, KeyRange, Transaction},
 };
 
@@ -122,7 +123,7 @@ async fn edit(layer: &Layer, db: &Db, random: &mut fastrand::Rng) -> Result<()> 
 /// Waits until the trigger has nothing left to do.
 async fn rest(bus: &Bus, trigger: &Trigger) -> Result<(), Box<dyn Error>> {
     let last = bus.feed().last_sequence().await?.map_or(Cursor::NOTHING, Cursor::from);
-    let is_at_rest = |status: &notibus::TriggerStatus| {
+    let is_at_rest = |status: &notibus::jobs::TriggerStatus| {
         status.position >= last && status.waiting == 0 && status.running == 0
     };
     if trigger.wait_for(is_at_rest).await { Ok(()) } else { Err("the trigger has ended".into()) }

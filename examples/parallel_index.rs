@@ -10,8 +10,9 @@
 use std::{collections::BTreeSet, error::Error, sync::Arc, time::Instant};
 
 use notibus::{
-    Batch, Bus, BusOptions, Change, Changes, ChangesOptions, Cursor, Db, DbInstance, DocId, DocSummary,
-    ParallelJob, ParallelJobOptions, Result, Revision, Sequence,
+    Bus, BusOptions, Cursor, Db, DbInstance, Result, Sequence,
+    changes::{Change, Changes, ChangesOptions, DocId, DocSummary, Revision},
+    jobs::{Batch, ParallelJob, ParallelJobOptions},
     store::{AtomicOp, Database, Isolation, KeyRange, RangeRead, Transaction},
 };
 use tokio::task::JoinSet;

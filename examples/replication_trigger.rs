@@ -24,8 +24,8 @@ use std::{
 
 use layer::Layer;
 use notibus::{
-    Bus, BusOptions, Cursor, Db, DispatcherOptions, Fence, Filter, NotifierOptions, Result, Scan, TaskResult,
-    Trigger, TriggerJob, TriggerOptions, replication_trigger,
+    Bus, BusOptions, Cursor, Db, DispatcherOptions, Filter, NotifierOptions, Result, Trigger,
+    jobs::{Fence, Scan, TaskResult, TriggerJob, TriggerOptions, replication_trigger},
     store::{Database, Isolation, KeyRange, Transaction},
 };
 

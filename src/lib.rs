@@ -42,43 +42,104 @@ pub use front::simulation;
 
 #[cfg(feature = "mutations")]
 pub use base::bugs::Bug;
-pub use base::cursor::{Cursor, Knowledge, Start};
-pub use base::encoding::{Counters, Incarnation, Sequence, Tally, Versionstamp};
-pub use base::env::{Env, Environment};
-pub use base::error::{Error, Result, StoreError};
-pub use base::event::{Db, DbInstance, DbName, DdocId, EventKind, Kinds, NAME_LEN_MAX};
-pub use base::notification::{News, Notification, Replaced};
-pub use bus::{Announced, Bus, BusOptions, Node};
-pub use roles::changes::{
-    Change, ChangeRow, Changes, ChangesOptions, ChangesPage, ChangesQuery, ChangesTail, ChangesWriter,
-    DOC_ID_LEN_MAX, DocId, DocSource, DocSummary, Leaf, PendingSequence, Revision,
+pub use base::{
+    cursor::Cursor,
+    encoding::Sequence,
+    error::{Error, Result},
+    event::{Db, DbInstance, DbName, EventKind, Kinds},
+    notification::Notification,
 };
-pub use roles::dispatcher::{
-    BatchSubscription, CallbackHandle, CastError, Delivery, DeliveryBatch, DeliveryIter, DeliveryRef,
-    Dispatcher, DispatcherOptions, Fanout, Filter, Interruption, Listen, Listener, ListenerHandle, Message,
-    Mirror, MirrorView, Missed, Next, Parent, RestartPolicy, StopReason, Subscribe, SubscriberId,
-    Subscription, Supervised, Supervision, SupervisionEvents, SuspendedDispatcher,
+pub use bus::{Bus, BusOptions, Node};
+pub use roles::{
+    dispatcher::{Delivery, Dispatcher, DispatcherOptions, Filter},
+    group::{Consumer, Observer},
+    janitor::{Janitor, JanitorOptions},
+    jobs::Trigger,
+    notifier::{Notifier, NotifierOptions},
+    producer::Producer,
 };
-pub use roles::group::{
-    CheckpointPolicy, CheckpointState, Checkpointer, CloseReason, Consumer, ConsumerOptions, DeadLetter,
-    DeadLetterInfo, FailurePolicy, Group, GroupBatch, GroupOptions, GroupStatus, GroupTrouble, LAG_ROWS_MAX,
-    Observer, ObserverResult, Replayed, ShardLag, ShardStatus,
-};
-pub use roles::janitor::{Janitor, JanitorOptions};
-pub use roles::jobs::{
-    Batch, Fence, IndexBuild, IndexDdocs, ParallelJob, ParallelJobOptions, ParkedDb, Scan, ScanReporter,
-    StoredTrigger, TaskResult, Trigger, TriggerJob, TriggerOptions, TriggerStatus, index_trigger,
-    replication_trigger,
-};
-pub use roles::notifier::{Notifier, NotifierOptions};
-pub use roles::producer::{EventTarget, Producer, ProducerOptions, Receipt};
-pub use state::feed::{
-    Feed, FeedPage, FeedRow, Resharded, ShardEvent, ShardPage, ShardReader, TopologyEntry,
-};
-pub use state::keys::{CURSOR_NAME_LEN_MAX, GROUP_NAME_LEN_MAX, GroupName, NodeId, Role, ShardId};
-pub use state::membership::{BalanceOptions, NodeOptions, NodeStatus};
-pub use state::named_cursor::NamedCursor;
-pub use state::notification_feed::{ChangedDdocs, NotificationFeed, NotificationPage, NotificationTail};
-pub use state::routing::{HashingScheme, SchemeId, Schemes};
-pub use state::skipped::SkippedRow;
-pub use state::stats::StatsSnapshot;
+pub use state::membership::NodeOptions;
+
+#[doc = include_str!("../docs/guide/subscribers.md")]
+pub mod dispatcher {
+    pub use crate::roles::dispatcher::{
+        BatchSubscription, CallbackHandle, CastError, Delivery, DeliveryBatch, DeliveryIter, DeliveryRef,
+        Dispatcher, DispatcherOptions, Fanout, Filter, Interruption, Listen, Listener, ListenerHandle,
+        Message, Mirror, MirrorView, Missed, Next, Parent, RestartPolicy, StopReason, Subscribe,
+        SubscriberId, Subscription, Supervised, Supervision, SupervisionEvents, SuspendedDispatcher,
+    };
+}
+
+#[doc = include_str!("../docs/guide/groups.md")]
+pub mod group {
+    pub use crate::{
+        roles::group::{
+            CheckpointPolicy, CheckpointState, Checkpointer, CloseReason, Consumer, ConsumerOptions,
+            DeadLetter, DeadLetterInfo, FailurePolicy, Group, GroupBatch, GroupOptions, GroupStatus,
+            GroupTrouble, LAG_ROWS_MAX, Observer, ObserverResult, Replayed, ShardLag, ShardStatus,
+        },
+        state::keys::{GROUP_NAME_LEN_MAX, GroupName},
+    };
+}
+
+#[doc = include_str!("../docs/guide/triggers.md")]
+pub mod jobs {
+    pub use crate::roles::jobs::{
+        Batch, Fence, IndexBuild, IndexDdocs, ParallelJob, ParallelJobOptions, ParkedDb, Scan, ScanReporter,
+        StoredTrigger, TaskResult, Trigger, TriggerJob, TriggerOptions, TriggerStatus, index_trigger,
+        replication_trigger,
+    };
+}
+
+#[doc = include_str!("../docs/guide/changes.md")]
+pub mod changes {
+    pub use crate::roles::changes::{
+        Change, ChangeRow, Changes, ChangesOptions, ChangesPage, ChangesQuery, ChangesTail, ChangesWriter,
+        DOC_ID_LEN_MAX, DocId, DocSource, DocSummary, Leaf, PendingSequence, Revision,
+    };
+}
+
+#[doc = include_str!("../docs/guide/feeds.md")]
+pub mod feed {
+    pub use crate::state::{
+        feed::{Feed, FeedPage, FeedRow, Resharded, ShardEvent, ShardPage, ShardReader, TopologyEntry},
+        keys::ShardId,
+        notification_feed::{ChangedDdocs, NotificationFeed, NotificationPage, NotificationTail},
+        routing::{HashingScheme, SchemeId, Schemes},
+        skipped::SkippedRow,
+    };
+}
+
+#[doc = include_str!("../docs/guide/cursors.md")]
+pub mod cursor {
+    pub use crate::{
+        base::cursor::{Cursor, Knowledge, Start},
+        state::{keys::CURSOR_NAME_LEN_MAX, named_cursor::NamedCursor},
+    };
+}
+
+#[doc = include_str!("../docs/guide/events.md")]
+pub mod event {
+    pub use crate::base::{
+        encoding::{Counters, Incarnation, Sequence, Tally, Versionstamp},
+        event::{Db, DbInstance, DbName, DdocId, EventKind, Kinds, NAME_LEN_MAX},
+        notification::{News, Notification, Replaced},
+    };
+}
+
+#[doc = include_str!("../docs/guide/producers.md")]
+pub mod producer {
+    pub use crate::roles::producer::{EventTarget, Producer, ProducerOptions, Receipt};
+}
+
+#[doc = include_str!("../docs/guide/nodes.md")]
+pub mod node {
+    pub use crate::{
+        bus::{Announced, Node},
+        state::{
+            keys::{NodeId, Role},
+            membership::{BalanceOptions, NodeOptions, NodeStatus},
+            stats::StatsSnapshot,
+        },
+    };
+}

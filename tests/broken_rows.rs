@@ -12,8 +12,9 @@ use common::{
     counts, db, eager, narrow_bus, next_news, record, row, row_with, rows, until, wide_bus, within,
 };
 use notibus::{
-    Bus, BusOptions, ChangesOptions, Cursor, Db, DbInstance, DispatcherOptions, DocId, DocSummary, Error,
-    Filter, NotifierOptions, Sequence, ShardEvent,
+    Bus, BusOptions, Cursor, Db, DbInstance, DispatcherOptions, Error, Filter, NotifierOptions, Sequence,
+    changes::{ChangesOptions, DocId, DocSummary},
+    feed::ShardEvent,
     store::{
         Database, Isolation, KeyRange, RangeRead,
         testing::{Faults, WatchFault},

@@ -16,10 +16,13 @@ use std::{
 use common::{NEVER, db, eager, narrow_bus, record, row_with, until, within};
 use futures_util::FutureExt;
 use notibus::{
-    Bus, Cursor, Db, DbInstance, Delivery, Dispatcher, DispatcherOptions, Error, EventKind, Filter,
-    Incarnation, Interruption, Kinds, Notifier, Sequence, Start, StoreError, Subscription, Versionstamp,
+    Bus, Cursor, Db, DbInstance, Delivery, Dispatcher, DispatcherOptions, Error, EventKind, Filter, Kinds,
+    Notifier, Sequence,
+    cursor::Start,
+    dispatcher::{Interruption, Subscription},
+    event::{Incarnation, Versionstamp},
     store::{
-        Database,
+        Database, StoreError,
         testing::{Faults, Operation, WatchFault},
     },
 };

@@ -10,8 +10,12 @@ use std::{collections::BTreeMap, time::Duration};
 use common::{db, eager, record, until};
 use futures_util::FutureExt;
 use notibus::{
-    Bus, BusOptions, Counters, Cursor, DbInstance, Delivery, Dispatcher, DispatcherOptions, EventKind,
-    Filter, Interruption, Kinds, Notification, Sequence, Start, Subscription, store::Database,
+    Bus, BusOptions, Cursor, DbInstance, Delivery, Dispatcher, DispatcherOptions, EventKind, Filter, Kinds,
+    Notification, Sequence,
+    cursor::Start,
+    dispatcher::{Interruption, Subscription},
+    event::Counters,
+    store::Database,
 };
 use tokio_stream::StreamExt;
 

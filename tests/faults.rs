@@ -5,12 +5,9 @@
 mod common;
 
 use common::within;
-use notibus::{
-    StoreError,
-    store::{
-        AtomicOp, Database, Isolation, KeyRange,
-        testing::{CommitFault, Faults, Operation, Trace, WatchFault},
-    },
+use notibus::store::{
+    AtomicOp, Database, Isolation, KeyRange, StoreError,
+    testing::{CommitFault, Faults, Operation, Trace, WatchFault},
 };
 
 /// Sets `key` in one attempt.

@@ -8,7 +8,9 @@ use std::{collections::BTreeMap, time::Duration};
 
 use common::{counts, db, eager, narrow_bus, record, row_with, rows, rows_in_pages, until, wide_bus, within};
 use notibus::{
-    Bus, BusOptions, Cursor, Db, Error, EventKind, Incarnation, Sequence, ShardId, Versionstamp,
+    Bus, BusOptions, Cursor, Db, Error, EventKind, Sequence,
+    event::{Incarnation, Versionstamp},
+    feed::ShardId,
     store::Database,
 };
 use proptest::prelude::*;

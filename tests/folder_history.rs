@@ -8,7 +8,10 @@ use std::{fs, path::Path, time::Duration};
 
 use common::{db, eager, record, row_with, wide_bus, within};
 use notibus::{
-    Bus, Cursor, DispatcherOptions, Error, Filter, GroupOptions, Interruption, Sequence, Start,
+    Bus, Cursor, DispatcherOptions, Error, Filter, Sequence,
+    cursor::Start,
+    dispatcher::Interruption,
+    group::GroupOptions,
     store::{Database, testing::SimulatedDisk},
 };
 use tokio_stream::StreamExt;

@@ -8,8 +8,10 @@ use std::{
 };
 
 use notibus::{
-    Bus, BusOptions, ChangesOptions, ConsumerOptions, Cursor, Db, DbInstance, FailurePolicy, GroupBatch,
-    GroupOptions, Notification, NotifierOptions, store::Database,
+    Bus, BusOptions, Cursor, Db, DbInstance, Notification, NotifierOptions,
+    changes::ChangesOptions,
+    group::{ConsumerOptions, FailurePolicy, GroupBatch, GroupOptions},
+    store::Database,
 };
 use serde_json::Value;
 

@@ -14,11 +14,15 @@ use std::{
 
 use common::{db, record, row, row_with, rows, rows_in_pages, unpolled, until, wide_bus, within};
 use notibus::{
-    Bus, BusOptions, ChangesOptions, Cursor, DispatcherOptions, DocId, DocSummary, Error, Filter,
-    HashingScheme, Incarnation, Interruption, Janitor, JanitorOptions, ParallelJob, ParallelJobOptions,
-    Revision, SchemeId, Schemes, Sequence, ShardEvent, Start, StoreError, Versionstamp,
+    Bus, BusOptions, Cursor, DispatcherOptions, Error, Filter, Janitor, JanitorOptions, Sequence,
+    changes::{ChangesOptions, DocId, DocSummary, Revision},
+    cursor::Start,
+    dispatcher::Interruption,
+    event::{Incarnation, Versionstamp},
+    feed::{HashingScheme, SchemeId, Schemes, ShardEvent},
+    jobs::{ParallelJob, ParallelJobOptions},
     store::{
-        Database, Isolation, KeyRange, RangeRead, Transaction,
+        Database, Isolation, KeyRange, RangeRead, StoreError, Transaction,
         testing::{Faults, Operation},
     },
 };
@@ -284,7 +288,7 @@ async fn who_begins_at_zero_reads_past_the_horizon_in_pages_of_any_size() {
     let options = ParallelJobOptions { batch_rows_max: 1, ..ParallelJobOptions::default() };
     let (counter, feed) = (Arc::clone(&seen), bus.feed());
     let job = ParallelJob::new(feed, Cursor::NOTHING).with_options(options);
-    let work = move |batch: notibus::Batch<notibus::Notification>| {
+    let work = move |batch: notibus::jobs::Batch<notibus::Notification>| {
         counter.fetch_add(batch.rows.len(), Ordering::Relaxed);
         async { Ok(()) }
     };

@@ -11,10 +11,10 @@ use axum::{
 };
 use flate2::{Compression, write::GzEncoder};
 use notibus::{
-    Bus, Cursor, Db, DbName, DispatcherOptions, Notification, StoreError,
+    Bus, Cursor, Db, DbName, DispatcherOptions, Notification,
     http::{Api, ApiOptions},
     store::{
-        Database,
+        Database, StoreError,
         testing::{CommitFault, Faults},
     },
 };
@@ -97,7 +97,9 @@ impl World {
         let instance = newest().await.unwrap().instance;
         let feed = self.couch.changes().feed(&Db::new(name, instance));
         let rows = feed.page(Cursor::NOTHING, 10_000).await.unwrap().rows;
-        let tell = |doc: &notibus::DocSummary| (doc.id.to_string(), doc.revision.to_string(), doc.is_deleted);
+        let tell = |doc: &notibus::changes::DocSummary| {
+            (doc.id.to_string(), doc.revision.to_string(), doc.is_deleted)
+        };
         rows.iter().map(|row| tell(&row.doc)).collect()
     }
 }

@@ -11,10 +11,11 @@ use common::{
     counts, db, eager, narrow_bus, record, row_with, rows, unpolled, until, waiting, wide_bus, within,
 };
 use notibus::{
-    BalanceOptions, Bus, BusOptions, Counters, Error, NodeId, NodeOptions, Notifier, NotifierOptions, Role,
-    StoreError,
+    Bus, BusOptions, Error, NodeOptions, Notifier, NotifierOptions,
+    event::Counters,
+    node::{BalanceOptions, NodeId, Role},
     store::{
-        AtomicOp, Database, Isolation, KeyRange, RangeRead,
+        AtomicOp, Database, Isolation, KeyRange, RangeRead, StoreError,
         testing::{Attempt, CommitFault, Faults, Gate, Operation},
     },
 };

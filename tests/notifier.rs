@@ -10,10 +10,12 @@ use common::{
     counts, db, eager, narrow_bus, record, row, row_with, rows, unpolled, until, waiting, wide_bus, within,
 };
 use notibus::{
-    BalanceOptions, Bus, BusOptions, Counters, Db, DbInstance, DdocId, Error, EventKind, NotifierOptions,
-    ProducerOptions, Sequence, StoreError,
+    Bus, BusOptions, Db, DbInstance, Error, EventKind, NotifierOptions, Sequence,
+    event::{Counters, DdocId},
+    node::BalanceOptions,
+    producer::ProducerOptions,
     store::{
-        AtomicOp, Database,
+        AtomicOp, Database, StoreError,
         testing::{Attempt, CommitFault, Faults, Gate, Operation, Trace, WatchFault},
     },
 };
@@ -750,6 +752,6 @@ async fn ids_of_design_documents_are_told_as_long_as_their_database_lives() {
     producer.deleted(&tx, &life);
     tx.commit().await.unwrap();
     until("it is folded", async || bus.is_drained().await.unwrap()).await;
-    assert_eq!(bus.feed().ddocs(&life, Sequence::MIN).await.unwrap(), notibus::ChangedDdocs::default());
+    assert_eq!(bus.feed().ddocs(&life, Sequence::MIN).await.unwrap(), notibus::feed::ChangedDdocs::default());
     notifier.shutdown().await.unwrap();
 }

@@ -15,8 +15,9 @@ use std::{
 
 use common::{db, wide_bus};
 use notibus::{
-    Batch, Change, Changes, ChangesOptions, Cursor, Db, DocId, DocSummary, Error, ParallelJob,
-    ParallelJobOptions, Revision, Sequence,
+    Cursor, Db, Error, Sequence,
+    changes::{Change, Changes, ChangesOptions, DocId, DocSummary, Revision},
+    jobs::{Batch, ParallelJob, ParallelJobOptions},
     store::{AtomicOp, Database, Isolation, Transaction},
 };
 
@@ -244,7 +245,7 @@ async fn a_task_that_fails_for_good_fails_the_job_and_stops_the_others() {
     let layer = Layer::new(&Database::memory(), 8).await;
     layer.fill(100).await;
     let under_way = Arc::new(AtomicUsize::new(0));
-    let work = |fails: fn() -> notibus::TaskResult| {
+    let work = |fails: fn() -> notibus::jobs::TaskResult| {
         let under_way = Arc::clone(&under_way);
         move |batch: Batch<Change>| {
             under_way.fetch_add(1, Ordering::SeqCst);

@@ -8,10 +8,11 @@ use std::{cell::RefCell, collections::BTreeSet, time::Duration};
 
 use common::{NEVER, counts, db, eager, narrow_bus, record, row, row_with, unpolled, until, waiting};
 use notibus::{
-    Bus, BusOptions, Counters, Db, DbInstance, DbName, DdocId, Error, EventKind, EventTarget, NAME_LEN_MAX,
-    NotifierOptions, ProducerOptions, Receipt, StoreError, Tally,
+    Bus, BusOptions, Db, DbInstance, DbName, Error, EventKind, NotifierOptions,
+    event::{Counters, DdocId, NAME_LEN_MAX, Tally},
+    producer::{EventTarget, ProducerOptions, Receipt},
     store::{
-        AtomicOp, Database, Isolation, KeyRange, RangeRead,
+        AtomicOp, Database, Isolation, KeyRange, RangeRead, StoreError,
         testing::{Attempt, CommitFault, Faults, Operation, Trace},
     },
 };

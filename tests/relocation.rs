@@ -9,9 +9,14 @@ use std::time::Duration;
 use common::{counts, db, eager, record, row_with, rows, wide_bus};
 use futures_util::{FutureExt, future::BoxFuture};
 use notibus::{
-    Bus, BusOptions, Change, Changes, ChangesOptions, Cursor, Db, DocId, DocSummary, Env, Environment, Error,
-    Incarnation, ProducerOptions, Revision, Sequence, StoreError, Versionstamp,
-    store::{AtomicOp, Database, Isolation, KeyRange, RangeRead, Transaction, testing::Faults},
+    Bus, BusOptions, Cursor, Db, Error, Sequence,
+    changes::{Change, Changes, ChangesOptions, DocId, DocSummary, Revision},
+    event::{Incarnation, Versionstamp},
+    producer::ProducerOptions,
+    store::{
+        AtomicOp, Database, Env, Environment, Isolation, KeyRange, RangeRead, StoreError, Transaction,
+        testing::Faults,
+    },
 };
 
 /// Where the bus of a test is, unless it says otherwise.

@@ -14,10 +14,10 @@ use std::{
 
 use common::{dice, until};
 use notibus::{
-    Error, Result, StoreError,
+    Error, Result,
     store::{
         AtomicOp, CommittedOnce, Database, FINISHED_IDS_MAX, Isolation, KeyRange, RangeRead, RetryPolicy,
-        Row, TRANSACTION_IDS_PREFIX, Transaction, TransactionIdSweeper, UNKNOWN_RESULT_AGE_MAX,
+        Row, StoreError, TRANSACTION_IDS_PREFIX, Transaction, TransactionIdSweeper, UNKNOWN_RESULT_AGE_MAX,
         testing::{CommitFault, Faults, Gate, Operation, Trace},
     },
 };

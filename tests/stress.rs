@@ -19,8 +19,10 @@ use std::{
 };
 
 use notibus::{
-    Bus, BusOptions, Counters, Cursor, Db, DbInstance, Delivery, Dispatcher, DispatcherOptions, Fanout,
-    Filter, Listener, Next, Notification, NotifierOptions, Sequence, Subscription, Versionstamp,
+    Bus, BusOptions, Cursor, Db, DbInstance, Delivery, Dispatcher, DispatcherOptions, Filter, Notification,
+    NotifierOptions, Sequence,
+    dispatcher::{Fanout, Listener, Next, Subscription},
+    event::{Counters, Versionstamp},
     store::Database,
 };
 use tokio_stream::StreamExt;

@@ -8,7 +8,9 @@ use std::{
 };
 
 use notibus::{
-    Bus, BusOptions, ChangesOptions, Db, DbInstance, DocId, DocSummary, Revision, SchemeId, Sequence,
+    Bus, BusOptions, Db, DbInstance, Sequence,
+    changes::{ChangesOptions, DocId, DocSummary, Revision},
+    feed::SchemeId,
     store::Database,
 };
 use serde_json::{Value, json};

@@ -9,8 +9,9 @@ use std::{
 };
 
 use notibus::{
-    Bus, BusOptions, Db, DbInstance, DispatcherOptions, IndexBuild, NotifierOptions, TaskResult,
-    TriggerOptions, index_trigger, store::Database,
+    Bus, BusOptions, Db, DbInstance, DispatcherOptions, NotifierOptions,
+    jobs::{IndexBuild, TaskResult, TriggerOptions, index_trigger},
+    store::Database,
 };
 use serde_json::Value;
 

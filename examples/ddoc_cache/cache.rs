@@ -17,8 +17,9 @@ use std::{
 };
 
 use notibus::{
-    Cursor, DbName, DdocId, Delivery, Dispatcher, Error, EventKind, Filter, Kinds, Listener, ListenerHandle,
-    Message, Mirror, Next, Result,
+    Cursor, DbName, Delivery, Dispatcher, Error, EventKind, Filter, Kinds, Result,
+    dispatcher::{Listener, ListenerHandle, Message, Mirror, Next},
+    event::DdocId,
     store::{Database, Isolation},
 };
 

@@ -10,7 +10,7 @@ use std::error::Error;
 
 use cache::{DdocCache, key};
 use notibus::{
-    Bus, BusOptions, Db, DbInstance, DdocId, DispatcherOptions, NotifierOptions, Producer, Result,
+    Bus, BusOptions, Db, DbInstance, DispatcherOptions, NotifierOptions, Producer, Result, event::DdocId,
     store::Database,
 };
 

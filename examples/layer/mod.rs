@@ -4,7 +4,8 @@
 //! empty if it is deleted. All of that is written in one transaction with the change, and with the event of the database.
 
 use notibus::{
-    Bus, Changes, ChangesOptions, Db, DbInstance, DocId, DocSummary, Producer, Result, Revision, Sequence,
+    Bus, Db, DbInstance, Producer, Result, Sequence,
+    changes::{Changes, ChangesOptions, DocId, DocSummary, Revision},
     store::{AtomicOp, Database, Isolation, KeyRange, RangeRead, Transaction},
 };
 

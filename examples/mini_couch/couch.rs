@@ -10,7 +10,8 @@
 //! All of it happens in the transaction of the edit itself, so an event exists if and only if the edit does.
 
 use notibus::{
-    Bus, Changes, ChangesOptions, Db, DbInstance, DbName, Producer, Sequence,
+    Bus, Db, DbInstance, DbName, Producer, Sequence,
+    changes::{Changes, ChangesOptions},
     store::{Database, Isolation, RangeRead, Transaction},
 };
 

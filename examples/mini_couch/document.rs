@@ -3,7 +3,10 @@
 //! A document has one branch of revisions, each of which names its number and a hash of what it is and came from. An edit
 //! names the revision that it is based on. If that is not the present one, somebody else was faster: a conflict.
 
-use notibus::{DocId, Revision, Sequence};
+use notibus::{
+    Sequence,
+    changes::{DocId, Revision},
+};
 use serde_json::{Map, Value};
 
 use super::problem::Problem;

@@ -3,7 +3,8 @@
 use std::collections::HashSet;
 
 use notibus::{
-    Db, DbName, DocId, DocSummary, Revision,
+    Db, DbName,
+    changes::{DocId, DocSummary, Revision},
     store::{AtomicOp, Isolation, RangeRead, Transaction},
 };
 

@@ -2,7 +2,8 @@
 
 use futures_util::{FutureExt, future::BoxFuture};
 use notibus::{
-    Db, DbName, DocSource, DocSummary, Result,
+    Db, DbName, Result,
+    changes::{DocSource, DocSummary},
     http::Databases,
     store::{Isolation, Transaction},
 };

@@ -9,7 +9,7 @@
 //! All that belongs to one creation of a database is one range, so that deleting it is one mutation, whatever its size.
 
 use foundationdb_tuple::{Bytes, pack, unpack};
-use notibus::{Db, DbName, DocId, store::KeyRange};
+use notibus::{Db, DbName, changes::DocId, store::KeyRange};
 
 use super::problem::Problem;
 

@@ -45,7 +45,7 @@ pub enum Knowledge {
 /// `KNOWN`. Serde uses the text.
 ///
 /// ```
-/// use notibus::{Cursor, Incarnation, Knowledge, Sequence, Versionstamp};
+/// use notibus::{Cursor, event::{Incarnation, Versionstamp}, cursor::Knowledge, Sequence};
 ///
 /// let sequence = Sequence::new(Incarnation(0), Versionstamp::new(7, 0), 0);
 /// let cursor = Cursor::from(sequence);

@@ -47,7 +47,7 @@ impl fmt::Debug for Versionstamp {
 /// The position of a row in a feed. As text it is 26 lower-case hexadecimal digits.
 ///
 /// ```
-/// use notibus::{Incarnation, Sequence, Versionstamp};
+/// use notibus::{event::{Incarnation, Versionstamp}, Sequence};
 ///
 /// let sequence = Sequence::new(Incarnation(1), Versionstamp::new(7, 2), 3);
 /// assert_eq!(sequence.to_string(), "01000000000000000700020003");

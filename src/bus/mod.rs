@@ -232,7 +232,7 @@ impl Bus {
     }
 
     /// The group `name` of the feed of notifications, to be created, consumed or looked at. Groups of other feeds:
-    /// [`Feed::group`](crate::Feed::group).
+    /// [`Feed::group`](crate::feed::Feed::group).
     ///
     /// Fails with [`Error::Invalid`] if the name is empty or longer than 256 bytes.
     pub fn group(&self, name: &str) -> Result<Group<Notification>> {

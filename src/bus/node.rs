@@ -30,7 +30,7 @@ use crate::{
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
-/// use notibus::{Bus, BusOptions, NodeOptions, NotifierOptions, Role, store::Database};
+/// use notibus::{Bus, BusOptions, NodeOptions, NotifierOptions, node::Role, store::Database};
 ///
 /// let bus = Bus::open(&Database::memory(), BusOptions::default()).await?;
 /// let node = bus.node(NodeOptions::default()).await?;

@@ -3,7 +3,7 @@
 //! It is for one subscriber at a time: whoever opens it last writes it, and all others learn with their next write that they
 //! have lost it. It does not keep tombstones in the feed, as a group's checkpoint does: a subscriber that was away for longer
 //! than their retention is told that it has expired. Many consumers that divide a feed among them are a
-//! [`Group`](crate::Group) instead.
+//! [`Group`](crate::group::Group) instead.
 
 mod parked;
 

@@ -33,7 +33,7 @@ pub trait HashingScheme: fmt::Debug + Send + Sync + 'static {
 /// The hashing schemes that a process knows, by number.
 ///
 /// ```
-/// use notibus::{HashingScheme, SchemeId, Schemes};
+/// use notibus::{feed::{HashingScheme, SchemeId, Schemes}};
 ///
 /// /// Keeps the documents of a year together.
 /// #[derive(Debug)]

@@ -33,6 +33,10 @@ mod transaction;
 mod transaction_ids;
 mod watch;
 
+pub use crate::base::{
+    env::{Env, Environment},
+    error::StoreError,
+};
 #[cfg(feature = "simulation")]
 pub(crate) use backend::{Answer, Backend, TransactionBackend};
 pub use database::Database;

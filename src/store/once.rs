@@ -62,10 +62,7 @@ impl Database {
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
-    /// use notibus::{
-    ///     StoreError,
-    ///     store::{AtomicOp, Database, Isolation, testing::{CommitFault, Faults}},
-    /// };
+    /// use notibus::{store::{StoreError, AtomicOp, Database, Isolation, testing::{CommitFault, Faults}}};
     ///
     /// let faults = Faults::new(&Database::memory());
     /// let db = faults.database();

@@ -44,7 +44,7 @@ pub struct Committed {
 /// # Errors
 ///
 /// Mutations do not fail at once; a key or value over its limit, or a key beyond `0xff`, fails the reads that follow and
-/// the commit. Reads and the commit fail with the codes of [`StoreError`](crate::StoreError).
+/// the commit. Reads and the commit fail with the codes of [`StoreError`](crate::store::StoreError).
 ///
 /// # Cancel safety
 ///

@@ -6,8 +6,9 @@
 use std::{sync::Arc, time::Duration};
 
 use notibus::{
-    Bus, BusOptions, Counters, Cursor, Db, DbInstance, Delivery, Interruption, JanitorOptions, Notification,
-    NotifierOptions, Subscription,
+    Bus, BusOptions, Cursor, Db, DbInstance, Delivery, JanitorOptions, Notification, NotifierOptions,
+    dispatcher::{Interruption, Subscription},
+    event::Counters,
     store::{Database, Isolation, KeyRange, RangeRead},
 };
 use tokio_stream::StreamExt;

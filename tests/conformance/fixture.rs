@@ -14,10 +14,10 @@ use std::{
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use notibus::{
-    Env, Environment, Error, Result, StoreError,
+    Error, Result,
     store::{
-        AtomicOp, Committed, Database, Isolation, KeyRange, RangeRead, TRANSACTION_LIFETIME, Transaction,
-        Watch,
+        AtomicOp, Committed, Database, Env, Environment, Isolation, KeyRange, RangeRead, StoreError,
+        TRANSACTION_LIFETIME, Transaction, Watch,
     },
 };
 use tempfile::TempDir;

@@ -2,10 +2,10 @@
 
 use futures_util::FutureExt;
 use notibus::{
-    Result, StoreError,
+    Result,
     store::{
         Isolation::{Serializable, Snapshot},
-        RangeRead,
+        RangeRead, StoreError,
     },
 };
 

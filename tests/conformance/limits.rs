@@ -1,10 +1,10 @@
 //! Limits. A bad write fails nothing at once; it fails all that follows, and the commit.
 
 use notibus::{
-    Result, StoreError,
+    Result,
     store::{
-        AtomicOp, Isolation::Snapshot, KEY_LEN_MAX, KeyRange, RangeRead, TRANSACTION_LEN_MAX, Transaction,
-        VALUE_LEN_MAX,
+        AtomicOp, Isolation::Snapshot, KEY_LEN_MAX, KeyRange, RangeRead, StoreError, TRANSACTION_LEN_MAX,
+        Transaction, VALUE_LEN_MAX,
     },
 };
 

@@ -7,11 +7,12 @@ use std::{
 
 use futures_util::FutureExt;
 use notibus::{
-    Result, StoreError,
+    Result,
     store::{
         AtomicOp,
         Isolation::{Serializable, Snapshot},
-        KeyRange, Priority, RangeRead, RetryPolicy, TRANSACTION_LEN_MAX, Transaction, TransactionOption,
+        KeyRange, Priority, RangeRead, RetryPolicy, StoreError, TRANSACTION_LEN_MAX, Transaction,
+        TransactionOption,
     },
 };
 

@@ -1,10 +1,10 @@
 //! Reading ranges: order, limits, pages.
 
 use notibus::{
-    Result, StoreError,
+    Result,
     store::{
         Isolation::{Serializable, Snapshot},
-        KeyRange, Page, RangeRead,
+        KeyRange, Page, RangeRead, StoreError,
     },
 };
 

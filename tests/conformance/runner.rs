@@ -7,11 +7,11 @@ use std::{
 
 use futures_util::FutureExt;
 use notibus::{
-    Error, Result, StoreError,
+    Error, Result,
     store::{
         AtomicOp, Database,
         Isolation::{Serializable, Snapshot},
-        KEY_LEN_MAX, RetryPolicy,
+        KEY_LEN_MAX, RetryPolicy, StoreError,
     },
 };
 

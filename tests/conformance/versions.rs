@@ -1,10 +1,10 @@
 //! Read versions: which state a transaction reads, and how long.
 
 use notibus::{
-    Result, StoreError,
+    Result,
     store::{
         Isolation::{Serializable, Snapshot},
-        RangeRead,
+        RangeRead, StoreError,
     },
 };
 

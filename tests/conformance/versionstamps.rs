@@ -1,11 +1,12 @@
 //! Versionstamps: what the commit writes in their place, and what cannot be read before.
 
 use notibus::{
-    Result, StoreError, Versionstamp,
+    Result,
+    event::Versionstamp,
     store::{
         AtomicOp,
         Isolation::{Serializable, Snapshot},
-        KeyRange, RangeRead, Transaction,
+        KeyRange, RangeRead, StoreError, Transaction,
     },
 };
 

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use futures_util::future::select_all;
 use notibus::{
-    Result, StoreError,
-    store::{AtomicOp, Isolation::Serializable, Transaction, VALUE_LEN_MAX, WATCHES_MAX, Watch},
+    Result,
+    store::{AtomicOp, Isolation::Serializable, StoreError, Transaction, VALUE_LEN_MAX, WATCHES_MAX, Watch},
 };
 
 use crate::fixture::{Fixture, conflicts, fails, soon, still_waits};

@@ -4,8 +4,10 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use futures_util::future::join_all;
 use notibus::{
-    BalanceOptions, Cursor, Db, DbInstance, DdocId, DispatcherOptions, EventKind, NotifierOptions,
-    ProducerOptions,
+    Cursor, Db, DbInstance, DispatcherOptions, EventKind, NotifierOptions,
+    event::DdocId,
+    node::BalanceOptions,
+    producer::ProducerOptions,
     store::{
         Database, Isolation, KeyRange, RangeRead,
         testing::{CommitFault, Faults, Gate, Operation},

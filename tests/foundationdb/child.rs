@@ -12,7 +12,8 @@ use std::{
 };
 
 use notibus::{
-    Cursor, DispatcherOptions, Error, Filter, Interruption,
+    Cursor, DispatcherOptions, Error, Filter,
+    dispatcher::Interruption,
     store::{Database, FoundationDbOptions},
 };
 use tokio::sync::{mpsc, oneshot};

@@ -4,10 +4,7 @@
 use std::{sync::Arc, time::Duration};
 
 use futures_util::{FutureExt, future::join_all};
-use notibus::{
-    StoreError,
-    store::{AtomicOp, Database, Isolation, KeyRange, RangeRead, Transaction},
-};
+use notibus::store::{AtomicOp, Database, Isolation, KeyRange, RangeRead, StoreError, Transaction};
 
 use crate::{common::within, fixture};
 

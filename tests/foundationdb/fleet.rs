@@ -7,8 +7,8 @@ use std::{
 };
 
 use notibus::{
-    Bus, BusOptions, ConsumerOptions, Cursor, Error, GroupBatch, GroupOptions, NodeOptions, Notification,
-    NotifierOptions,
+    Bus, BusOptions, Cursor, Error, NodeOptions, Notification, NotifierOptions,
+    group::{ConsumerOptions, GroupBatch, GroupOptions},
     store::{AtomicOp, Database, Isolation, KeyRange, RangeRead, Transaction},
 };
 use tokio::sync::oneshot;
@@ -118,7 +118,7 @@ async fn until_balanced(bus: &Bus, what: &str, ids: impl Iterator<Item = &String
         let nodes = bus.nodes().await.unwrap();
         let live: BTreeSet<_> = nodes.iter().map(|node| node.id.to_string()).collect();
         let pools = ["partition", "group"].map(|pool| {
-            let of = |node: &notibus::NodeStatus| {
+            let of = |node: &notibus::node::NodeStatus| {
                 node.leases
                     .iter()
                     .filter(|(name, _)| name.starts_with(pool))

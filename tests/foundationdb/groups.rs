@@ -6,8 +6,9 @@ use std::{
 };
 
 use notibus::{
-    Bus, Consumer, ConsumerOptions, Cursor, Error, Group, GroupBatch, GroupOptions, NodeOptions,
-    Notification, NotifierOptions, Start,
+    Bus, Consumer, Cursor, Error, NodeOptions, Notification, NotifierOptions,
+    cursor::Start,
+    group::{ConsumerOptions, Group, GroupBatch, GroupOptions},
     store::{AtomicOp, Database, Isolation, KeyRange, RangeRead},
 };
 

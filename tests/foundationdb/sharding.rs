@@ -7,7 +7,9 @@ use std::{
 };
 
 use notibus::{
-    Bus, ChangesOptions, Cursor, DocId, DocSummary, JanitorOptions, ParallelJob, Revision, Sequence,
+    Bus, Cursor, JanitorOptions, Sequence,
+    changes::{ChangesOptions, DocId, DocSummary, Revision},
+    jobs::ParallelJob,
     store::Database,
 };
 
@@ -54,7 +56,7 @@ pub(crate) async fn a_parallel_job_ends_at_one_state() {
     let seen = Arc::new(Mutex::new(BTreeMap::new()));
     let work = {
         let (seen, feed) = (Arc::clone(&seen), feed.clone());
-        move |batch: notibus::Batch<notibus::Change>| {
+        move |batch: notibus::jobs::Batch<notibus::changes::Change>| {
             let (seen, feed) = (Arc::clone(&seen), feed.clone());
             async move {
                 if batch.rows.iter().any(|row| row.doc.id.as_str() == "doc50") {

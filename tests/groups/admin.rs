@@ -10,11 +10,14 @@ use std::{
 };
 
 use notibus::{
-    ChangesOptions, CloseReason, ConsumerOptions, Cursor, Error, GroupBatch, GroupName, GroupOptions,
-    Incarnation, JanitorOptions, LAG_ROWS_MAX, NodeOptions, Notification, Role, Sequence, Start, StoreError,
-    Versionstamp,
+    Cursor, Error, JanitorOptions, NodeOptions, Notification, Sequence,
+    changes::ChangesOptions,
+    cursor::Start,
+    event::{Incarnation, Versionstamp},
+    group::{CloseReason, ConsumerOptions, GroupBatch, GroupName, GroupOptions, LAG_ROWS_MAX},
+    node::Role,
     store::{
-        Isolation, KeyRange, RangeRead, RetryPolicy,
+        Isolation, KeyRange, RangeRead, RetryPolicy, StoreError,
         testing::{Attempt, CommitFault, Operation},
     },
 };
@@ -69,7 +72,7 @@ async fn bad_input_is_refused_and_changes_nothing() {
         ConsumerOptions { rows_max: 10_001, ..unpolled() },
         ConsumerOptions { poll_interval: Duration::ZERO, ..unpolled() },
         ConsumerOptions { stuck_after: Duration::ZERO, ..unpolled() },
-        ConsumerOptions { checkpoint: notibus::CheckpointPolicy::Rows(0), ..unpolled() },
+        ConsumerOptions { checkpoint: notibus::group::CheckpointPolicy::Rows(0), ..unpolled() },
         ConsumerOptions {
             retry: RetryPolicy { attempts_max: Some(0), ..RetryPolicy::default() },
             ..unpolled()

@@ -7,8 +7,10 @@ use std::{
 };
 
 use notibus::{
-    Change, ChangesOptions, CheckpointPolicy, CloseReason, ConsumerOptions, Cursor, DocId, DocSummary, Error,
-    GroupBatch, GroupOptions, NodeOptions, Revision, Sequence, Start,
+    Cursor, Error, NodeOptions, Sequence,
+    changes::{Change, ChangesOptions, DocId, DocSummary, Revision},
+    cursor::Start,
+    group::{CheckpointPolicy, CloseReason, ConsumerOptions, GroupBatch, GroupOptions},
 };
 
 use crate::{
@@ -268,7 +270,7 @@ async fn an_explicit_checkpoint_can_come_later_and_a_reshard_waits_for_it() {
     let world = World::new(1).await;
     let group = world.group(Cursor::NOTHING).await;
     world.create(names("db", 6)).await;
-    let kept: Arc<std::sync::Mutex<Option<notibus::Checkpointer>>> = Arc::default();
+    let kept: Arc<std::sync::Mutex<Option<notibus::group::Checkpointer>>> = Arc::default();
     let keeps = Arc::clone(&kept);
     let log = Log::doing(move |batch| {
         *keeps.lock().unwrap() = Some(batch.checkpointer());

@@ -3,10 +3,13 @@
 use std::time::Duration;
 
 use notibus::{
-    BalanceOptions, Bus, BusOptions, Change, ChangesOptions, ConsumerOptions, DispatcherOptions, Filter,
-    GroupBatch, GroupOptions, NodeOptions, Notification, NotifierOptions, Start, StoreError,
+    Bus, BusOptions, DispatcherOptions, Filter, NodeOptions, Notification, NotifierOptions,
+    changes::{Change, ChangesOptions},
+    cursor::Start,
+    group::{ConsumerOptions, GroupBatch, GroupOptions},
+    node::BalanceOptions,
     store::{
-        Database,
+        Database, StoreError,
         testing::{Faults, Operation, OperationCounts},
     },
 };

@@ -9,7 +9,9 @@ use std::{
 };
 
 use notibus::{
-    CheckpointPolicy, CloseReason, ConsumerOptions, Cursor, FailurePolicy, Replayed, Sequence, Start,
+    Cursor, Sequence,
+    cursor::Start,
+    group::{CheckpointPolicy, CloseReason, ConsumerOptions, FailurePolicy, Replayed},
     store::{AtomicOp, Isolation, RetryPolicy},
 };
 
@@ -89,7 +91,7 @@ async fn only_the_rows_that_fail_become_dead_letters() {
 
     // They are replayed: one fails again, and stays with its new error.
     let replay = async |bad: &'static str| {
-        let work = move |letter: Arc<notibus::DeadLetter<notibus::Notification>>| async move {
+        let work = move |letter: Arc<notibus::group::DeadLetter<notibus::Notification>>| async move {
             if letter.row.name.as_str() == bad { Err("still".into()) } else { Ok(()) }
         };
         group.replay_dead_letters(work).await.unwrap()
@@ -119,10 +121,10 @@ async fn a_dead_letter_is_replayed_with_effects_that_happen_once() {
     let consumer = log.consume(&world.bus, &group, hasty(FailurePolicy::DeadLetter)).await;
     until_done(&group).await;
     consumer.shutdown().await.unwrap();
-    let unknown = notibus::StoreError::COMMIT_UNKNOWN_RESULT;
+    let unknown = notibus::store::StoreError::COMMIT_UNKNOWN_RESULT;
     world.faults.script_commits([notibus::store::testing::CommitFault::After(unknown)]);
     let store = world.faults.database();
-    let work = move |letter: Arc<notibus::DeadLetter<notibus::Notification>>| {
+    let work = move |letter: Arc<notibus::group::DeadLetter<notibus::Notification>>| {
         let store = store.clone();
         async move {
             let body = async |tx: notibus::store::Transaction| {
@@ -192,7 +194,10 @@ async fn an_observer_that_hangs_is_reported_and_dropped_at_the_end() {
 async fn an_observer_that_does_not_close_is_reported() {
     struct Clinging;
     impl notibus::Observer<notibus::Notification> for Clinging {
-        async fn batch(&mut self, _: notibus::GroupBatch<notibus::Notification>) -> notibus::ObserverResult {
+        async fn batch(
+            &mut self,
+            _: notibus::group::GroupBatch<notibus::Notification>,
+        ) -> notibus::group::ObserverResult {
             Ok(())
         }
         async fn closed(&mut self, _: CloseReason) {
@@ -292,7 +297,7 @@ async fn a_store_that_fails_is_waited_for() {
         notibus::store::testing::Operation::GetRange { range, .. }
             if range.begin.starts_with(b"notibus\x15\x04") =>
         {
-            Some(notibus::StoreError::IO_ERROR)
+            Some(notibus::store::StoreError::IO_ERROR)
         }
         _ => None,
     });

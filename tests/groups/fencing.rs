@@ -9,9 +9,10 @@ use std::{
 };
 
 use notibus::{
-    CheckpointPolicy, CloseReason, ConsumerOptions, Cursor, Error, FailurePolicy, Sequence, StoreError,
+    Cursor, Error, Sequence,
+    group::{CheckpointPolicy, CloseReason, ConsumerOptions, FailurePolicy},
     store::{
-        AtomicOp, Database, Isolation, RetryPolicy,
+        AtomicOp, Database, Isolation, RetryPolicy, StoreError,
         testing::{Attempt, CommitFault, Faults, Gate, Operation},
     },
 };
@@ -329,7 +330,7 @@ impl Late {
     /// An observer whose first attempt fails, as far as it knows; all others do `next`.
     fn observers<W>(&self, store: &Database, next: impl Fn(Self) -> W + Clone + Send + Sync + 'static) -> Log
     where
-        W: Future<Output = notibus::ObserverResult> + Send,
+        W: Future<Output = notibus::group::ObserverResult> + Send,
     {
         let (late, store) = (self.clone(), store.clone());
         Log::doing(move |batch| {

@@ -3,9 +3,11 @@
 use std::time::Duration;
 
 use notibus::{
-    ConsumerOptions, Cursor, Error, GroupOptions, Janitor, JanitorOptions, Start, StoreError,
+    Cursor, Error, Janitor, JanitorOptions,
+    cursor::Start,
+    group::{ConsumerOptions, GroupOptions},
     store::{
-        AtomicOp,
+        AtomicOp, StoreError,
         testing::{Attempt, CommitFault, Gate, Operation},
     },
 };

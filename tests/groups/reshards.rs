@@ -8,7 +8,11 @@ use std::{
     time::Duration,
 };
 
-use notibus::{CloseReason, ConsumerOptions, Cursor, Group, JanitorOptions, Notification, Sequence, ShardId};
+use notibus::{
+    Cursor, JanitorOptions, Notification, Sequence,
+    feed::ShardId,
+    group::{CloseReason, ConsumerOptions, Group},
+};
 use tokio::sync::Notify;
 
 use crate::{

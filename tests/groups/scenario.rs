@@ -7,10 +7,11 @@ use std::{
 };
 
 use notibus::{
-    Bus, BusOptions, Consumer, ConsumerOptions, Cursor, FailurePolicy, GroupBatch, GroupOptions,
-    NotifierOptions, Start, StoreError,
+    Bus, BusOptions, Consumer, Cursor, NotifierOptions,
+    cursor::Start,
+    group::{ConsumerOptions, FailurePolicy, GroupBatch, GroupOptions},
     store::{
-        AtomicOp, Database, Isolation, KeyRange, RangeRead, Transaction,
+        AtomicOp, Database, Isolation, KeyRange, RangeRead, StoreError, Transaction,
         testing::{CommitFault, Faults, Gate},
     },
 };

@@ -10,8 +10,10 @@ use std::{
 };
 
 use notibus::{
-    Bus, BusOptions, CloseReason, Consumer, ConsumerOptions, DbName, Group, GroupBatch, GroupOptions,
-    Notification, Notifier, Observer, ObserverResult, Sequence, ShardId, Start,
+    Bus, BusOptions, Consumer, DbName, Notification, Notifier, Observer, Sequence,
+    cursor::Start,
+    feed::ShardId,
+    group::{CloseReason, ConsumerOptions, Group, GroupBatch, GroupOptions, ObserverResult},
     store::{Database, testing::Faults},
 };
 

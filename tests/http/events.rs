@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 
 use notibus::{
-    DbName, EventKind, StoreError,
+    DbName, EventKind,
     http::{Api, ApiOptions, Server, ServerOptions},
     store::{
-        Database,
+        Database, StoreError,
         testing::{Attempt, CommitFault, Faults, Operation, Trace},
     },
 };

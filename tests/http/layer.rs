@@ -7,7 +7,8 @@ use std::{
 
 use futures_util::future::BoxFuture;
 use notibus::{
-    Bus, Changes, ChangesOptions, Db, DbName, DocId, DocSource, DocSummary, Leaf, Result, Revision, Sequence,
+    Bus, Db, DbName, Result, Sequence,
+    changes::{Changes, ChangesOptions, DocId, DocSource, DocSummary, Leaf, Revision},
     http::{Asked, Databases, Failure, Lens},
     store::{Database, Transaction},
 };

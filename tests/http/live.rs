@@ -10,7 +10,7 @@ use std::{
 
 use futures_util::StreamExt;
 use notibus::{
-    Bus, Cursor, Dispatcher, DispatcherOptions, EventKind, Filter, JanitorOptions, Notifier, StoreError,
+    Bus, Cursor, Dispatcher, DispatcherOptions, EventKind, Filter, JanitorOptions, Notifier,
     http::{
         Api, ApiOptions,
         axum::{
@@ -20,7 +20,7 @@ use notibus::{
         },
     },
     store::{
-        Database,
+        Database, StoreError,
         testing::{Faults, Operation},
     },
 };

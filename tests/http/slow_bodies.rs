@@ -4,7 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use futures_util::future::BoxFuture;
 use notibus::{
-    Db, DbName, DocSource, DocSummary, EventKind, Leaf, Result,
+    Db, DbName, EventKind, Result,
+    changes::{DocSource, DocSummary, Leaf},
     http::{ApiOptions, Databases, ServerOptions},
     store::Transaction,
 };

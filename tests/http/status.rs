@@ -1,7 +1,8 @@
 //! How the node and the bus are.
 
 use notibus::{
-    EventKind, GroupOptions,
+    EventKind,
+    group::GroupOptions,
     http::{ApiOptions, ServerOptions},
 };
 

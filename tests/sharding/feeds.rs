@@ -11,11 +11,13 @@ use std::{
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use notibus::{
-    Bus, BusOptions, Change, ChangesOptions, ChangesQuery, Cursor, Db, DbInstance, DispatcherOptions, DocId,
-    DocSource, DocSummary, Error, Feed, Filter, HashingScheme, Incarnation, JanitorOptions, Leaf,
-    NotifierOptions, Revision, SchemeId, Schemes, Sequence, ShardEvent, ShardId, StoreError, Versionstamp,
+    Bus, BusOptions, Cursor, Db, DbInstance, DispatcherOptions, Error, Filter, JanitorOptions,
+    NotifierOptions, Sequence,
+    changes::{Change, ChangesOptions, ChangesQuery, DocId, DocSource, DocSummary, Leaf, Revision},
+    event::{Incarnation, Versionstamp},
+    feed::{Feed, HashingScheme, SchemeId, Schemes, ShardEvent, ShardId},
     store::{
-        AtomicOp, Database, Isolation, KeyRange, RangeRead, Transaction,
+        AtomicOp, Database, Isolation, KeyRange, RangeRead, StoreError, Transaction,
         testing::{CommitFault, Faults, Gate, Trace},
     },
 };
@@ -727,8 +729,9 @@ async fn concurrent_reshards_come_one_after_the_other() {
     assert_eq!(topology.len(), 11);
     let ids: Vec<_> = topology.iter().flat_map(|entry| entry.shards.iter().map(|shard| shard.0)).collect();
     assert!(ids.iter().copied().eq(1..=56), "one after the other, none twice: {ids:?}");
-    let shards =
-        |entries: &[notibus::TopologyEntry]| entries.iter().map(|e| e.shards.clone()).collect::<Vec<_>>();
+    let shards = |entries: &[notibus::feed::TopologyEntry]| {
+        entries.iter().map(|e| e.shards.clone()).collect::<Vec<_>>()
+    };
     assert_eq!(shards(&entries), shards(&topology[1..]));
 }
 

@@ -10,10 +10,11 @@ use std::{
 };
 
 use notibus::{
-    Bus, BusOptions, Change, Changes, ChangesOptions, Cursor, Db, DbInstance, DocId, DocSummary, Feed,
-    Revision, SchemeId, Sequence, ShardEvent, ShardId, ShardReader, StoreError,
+    Bus, BusOptions, Cursor, Db, DbInstance, Sequence,
+    changes::{Change, Changes, ChangesOptions, DocId, DocSummary, Revision},
+    feed::{Feed, SchemeId, ShardEvent, ShardId, ShardReader},
     store::{
-        AtomicOp, Database, Isolation, Transaction,
+        AtomicOp, Database, Isolation, StoreError, Transaction,
         testing::{CommitFault, Faults},
     },
 };

@@ -7,8 +7,8 @@ use std::{
 
 use futures_util::FutureExt;
 use notibus::{
-    BatchSubscription, Cursor, Delivery, DeliveryBatch, DispatcherOptions, EventKind, Filter, Interruption,
-    Listener, Next, Supervised,
+    Cursor, Delivery, DispatcherOptions, EventKind, Filter,
+    dispatcher::{BatchSubscription, DeliveryBatch, Interruption, Listener, Next, Supervised},
 };
 use tokio_stream::StreamExt;
 
@@ -162,7 +162,8 @@ async fn a_listener_can_be_given_batches() {
     handle.stop().await;
     let mut passed_over = Vec::new();
     while let Some(Some(event)) = events.next().now_or_never() {
-        if let Ok(notibus::Supervision { what: Supervised::PassedOver { name, .. }, .. }) = event {
+        if let Ok(notibus::dispatcher::Supervision { what: Supervised::PassedOver { name, .. }, .. }) = event
+        {
             passed_over.push(name.to_string());
         }
     }

@@ -11,7 +11,9 @@ use std::{
 
 use futures_util::FutureExt;
 use notibus::{
-    Cursor, DispatcherOptions, EventKind, Filter, Interruption, StoreError, store::testing::Operation,
+    Cursor, DispatcherOptions, EventKind, Filter,
+    dispatcher::Interruption,
+    store::{StoreError, testing::Operation},
 };
 use tokio_stream::StreamExt;
 

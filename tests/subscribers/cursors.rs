@@ -7,7 +7,9 @@ use std::{
 
 use futures_util::FutureExt;
 use notibus::{
-    Cursor, DispatcherOptions, Error, EventKind, Filter, Interruption, NodeId, NodeOptions, StopReason,
+    Cursor, DispatcherOptions, Error, EventKind, Filter, NodeOptions,
+    dispatcher::{Interruption, StopReason},
+    node::NodeId,
 };
 use tokio_stream::StreamExt;
 

@@ -6,7 +6,9 @@ use std::sync::{
 };
 
 use notibus::{
-    Bus, Db, DdocId, Dispatcher, DispatcherOptions, EventKind, Notifier, StopReason,
+    Bus, Db, Dispatcher, DispatcherOptions, EventKind, Notifier,
+    dispatcher::StopReason,
+    event::DdocId,
     store::{CommittedOnce, Database, Transaction},
 };
 

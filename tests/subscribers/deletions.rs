@@ -4,7 +4,10 @@
 use std::time::Duration;
 
 use notibus::{
-    Cursor, DispatcherOptions, EventKind, Filter, Interruption, Start, Subscription, store::Database,
+    Cursor, DispatcherOptions, EventKind, Filter,
+    cursor::Start,
+    dispatcher::{Interruption, Subscription},
+    store::Database,
 };
 
 use crate::{

@@ -3,8 +3,11 @@
 use std::time::Duration;
 
 use notibus::{
-    BalanceOptions, Delivery, DispatcherOptions, EventKind, Filter, JanitorOptions, Listener, Next,
-    NodeOptions, NotifierOptions, TriggerOptions, store::Database,
+    Delivery, DispatcherOptions, EventKind, Filter, JanitorOptions, NodeOptions, NotifierOptions,
+    dispatcher::{Listener, Next},
+    jobs::TriggerOptions,
+    node::BalanceOptions,
+    store::Database,
 };
 
 use crate::{
@@ -81,8 +84,8 @@ async fn subscribers_and_triggers_bear_the_longest_durations() {
         checkpoint_interval: NEVER,
         ..TriggerOptions::index("t")
     };
-    let job = |_: notibus::IndexBuild| async { Ok(()) };
-    let trigger = notibus::index_trigger(&world.dispatcher, options, job).await.unwrap();
+    let job = |_: notibus::jobs::IndexBuild| async { Ok(()) };
+    let trigger = notibus::jobs::index_trigger(&world.dispatcher, options, job).await.unwrap();
     world.event(&db("a", 1), EventKind::Created).await;
     until("it is seen", async || trigger.status().waiting == 1).await;
     tokio::time::sleep(Duration::from_hours(1)).await;

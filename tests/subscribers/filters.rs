@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use notibus::{Cursor, DdocId, Error, EventKind, Filter, Kinds, Start};
+use notibus::{Cursor, Error, EventKind, Filter, Kinds, cursor::Start, event::DdocId};
 
 use crate::{
     common::{db, narrow_bus, record, row_with, until},
@@ -205,7 +205,7 @@ async fn who_does_not_ask_for_design_documents_pays_nothing_for_them() {
     let row = folding.feed().newest(&a.name).await.unwrap().unwrap();
     let to = notibus::Sequence::new(
         start.incarnation(),
-        notibus::Versionstamp::new(start.versionstamp().version() + 1, 0),
+        notibus::event::Versionstamp::new(start.versionstamp().version() + 1, 0),
         0,
     );
     let row = notibus::Notification { sequence: to, ddoc_updated_at: Some(to), ..row };
@@ -284,11 +284,11 @@ async fn a_failed_read_of_design_documents_is_told_and_tried_again() {
     faults.plan_reads(|operation| {
         let is_ddocs = matches!(operation, notibus::store::testing::Operation::GetRange { range, .. }
             if range.begin.starts_with(b"notibus\x15\x09"));
-        is_ddocs.then_some(notibus::StoreError::IO_ERROR)
+        is_ddocs.then_some(notibus::store::StoreError::IO_ERROR)
     });
     for _ in 0..2 {
         let item = crate::common::within("a failure", tokio_stream::StreamExt::next(&mut subscription)).await;
-        assert!(matches!(item, Some(Err(notibus::Interruption::Failed(_)))), "{item:?}");
+        assert!(matches!(item, Some(Err(notibus::dispatcher::Interruption::Failed(_)))), "{item:?}");
     }
     faults.heal();
     assert!(kinds(&next(&mut subscription).await).contains(&EventKind::DdocUpdated));

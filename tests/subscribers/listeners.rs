@@ -6,8 +6,9 @@ use std::{
 };
 
 use notibus::{
-    CastError, Cursor, Delivery, DispatcherOptions, Error, EventKind, Filter, Interruption, Listener,
-    ListenerHandle, Message, Next, Parent, Start, StopReason,
+    Cursor, Delivery, DispatcherOptions, Error, EventKind, Filter,
+    cursor::Start,
+    dispatcher::{CastError, Interruption, Listener, ListenerHandle, Message, Next, Parent, StopReason},
 };
 use tokio::{
     sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
@@ -428,7 +429,7 @@ async fn a_listener_can_stop_itself_by_its_handle() {
 #[tokio::test(start_paused = true)]
 async fn a_callback_can_stop_itself_by_its_handle() {
     let world = World::new().await;
-    let handle: Arc<Mutex<Option<notibus::CallbackHandle>>> = Arc::default();
+    let handle: Arc<Mutex<Option<notibus::dispatcher::CallbackHandle>>> = Arc::default();
     let (known, (sender, mut receiver)) = (Arc::clone(&handle), unbounded_channel());
     let callback = world.dispatcher.subscribe(Filter::all()).callback(move |delivery| {
         let (own, sender) = (known.lock().unwrap().take().unwrap(), sender.clone());

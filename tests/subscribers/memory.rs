@@ -3,7 +3,9 @@
 use std::sync::{Arc, Weak};
 
 use notibus::{
-    Bus, DispatcherOptions, EventKind, Fanout, Filter, Notification, Sequence, Subscription, Versionstamp,
+    Bus, DispatcherOptions, EventKind, Filter, Notification, Sequence,
+    dispatcher::{Fanout, Subscription},
+    event::Versionstamp,
 };
 
 use crate::{

@@ -24,7 +24,7 @@ async fn commit((store, bus): (&Database, &Bus), name: &str, instance: u8, kind:
 }
 
 /// The living databases of a mirror.
-fn names(mirror: &notibus::Mirror) -> Vec<String> {
+fn names(mirror: &notibus::dispatcher::Mirror) -> Vec<String> {
     mirror.view().keys().map(ToString::to_string).collect()
 }
 

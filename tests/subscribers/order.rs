@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use notibus::{
     Bus, BusOptions, Cursor, DbInstance, Delivery, DispatcherOptions, EventKind, Filter, NotifierOptions,
-    Sequence, Subscription, store::Database,
+    Sequence, dispatcher::Subscription, store::Database,
 };
 
 use crate::{

@@ -1,6 +1,9 @@
 //! What the tests of CouchDB's `couch_event_server` say of it, in our words.
 
-use notibus::{Cursor, EventKind, Filter, Message, Next};
+use notibus::{
+    Cursor, EventKind, Filter,
+    dispatcher::{Message, Next},
+};
 use tokio_stream::StreamExt;
 
 use crate::{
@@ -171,7 +174,7 @@ async fn a_listener_and_a_callback_can_be_given_another_filter() {
 /// Expects numbers, and counts what it gets.
 struct Numbers(tokio::sync::mpsc::UnboundedSender<String>);
 
-impl notibus::Listener for Numbers {
+impl notibus::dispatcher::Listener for Numbers {
     type Message = u32;
 
     async fn handle_event(&mut self, delivery: notibus::Delivery) -> Next {

@@ -9,7 +9,9 @@ use std::{
 };
 
 use notibus::{
-    DispatcherOptions, EventKind, Filter, Interruption, NodeOptions, Role,
+    DispatcherOptions, EventKind, Filter, NodeOptions,
+    dispatcher::Interruption,
+    node::Role,
     store::{Database, testing::Faults},
 };
 use tokio_stream::{Stream, StreamExt};

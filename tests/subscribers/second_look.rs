@@ -4,8 +4,9 @@ use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use futures_util::FutureExt;
 use notibus::{
-    Bus, Cursor, Delivery, DeliveryBatch, DispatcherOptions, EventKind, Filter, Interruption, Listener, Next,
-    Sequence, StopReason, store::Database,
+    Bus, Cursor, Delivery, DispatcherOptions, EventKind, Filter, Sequence,
+    dispatcher::{DeliveryBatch, Interruption, Listener, Next, StopReason},
+    store::Database,
 };
 use tokio_stream::StreamExt;
 

@@ -9,8 +9,10 @@ use std::{
 };
 
 use notibus::{
-    Cursor, Delivery, DispatcherOptions, EventKind, Filter, Listener, Missed, Next, RestartPolicy, Sequence,
-    StopReason, Supervised, Supervision, SupervisionEvents,
+    Cursor, Delivery, DispatcherOptions, EventKind, Filter, Sequence,
+    dispatcher::{
+        Listener, Missed, Next, RestartPolicy, StopReason, Supervised, Supervision, SupervisionEvents,
+    },
     store::{Database, testing::Faults},
 };
 use tokio::{
@@ -229,7 +231,7 @@ async fn one_that_stops_in_the_middle_of_a_read_delays_no_other() {
     let subscribe = || dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING).stream();
     let (mut stalled, mut other) = (subscribe(), subscribe());
     // The read has to be begun again, after a pause.
-    faults.plan_reads(|_| Some(notibus::StoreError::TRANSACTION_TOO_OLD));
+    faults.plan_reads(|_| Some(notibus::store::StoreError::TRANSACTION_TOO_OLD));
     assert!(tokio::time::timeout(Duration::from_millis(1), stalled.next()).await.is_err());
     faults.heal();
     assert_eq!(name(&crate::world::next(&mut other).await), "a");

@@ -4,8 +4,9 @@ use std::{collections::BTreeSet, time::Duration};
 
 use futures_util::FutureExt;
 use notibus::{
-    Bus, Db, DbInstance, Delivery, Dispatcher, DispatcherOptions, EventKind, Interruption, Notifier,
-    Sequence, Subscription, store::Database,
+    Bus, Db, DbInstance, Delivery, Dispatcher, DispatcherOptions, EventKind, Notifier, Sequence,
+    dispatcher::{Interruption, Subscription},
+    store::Database,
 };
 
 use crate::common::{self, eager, narrow_bus, record, until, within};

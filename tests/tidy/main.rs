@@ -83,7 +83,7 @@ fn exceptions_from_lints_say_why() {
 
 /// All pages with their text, by path from the root.
 fn pages() -> Vec<(PathBuf, String)> {
-    let folders = [root().to_owned(), root().join("docs")];
+    let folders = ["", "docs", "docs/guide"].map(|folder| root().join(folder));
     let entries = folders.iter().flat_map(|folder| fs::read_dir(folder).unwrap());
     let paths = entries.map(|entry| entry.unwrap().path());
     let pages = paths.filter(|path| path.extension().is_some_and(|extension| extension == "md"));

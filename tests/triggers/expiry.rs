@@ -3,9 +3,10 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use notibus::{
-    Db, DispatcherOptions, EventKind, IndexBuild, StoreError, Trigger, TriggerOptions, index_trigger,
+    Db, DispatcherOptions, EventKind, Trigger,
+    jobs::{IndexBuild, TriggerOptions, index_trigger},
     store::{
-        Database,
+        Database, StoreError,
         testing::{Faults, Operation},
     },
 };

@@ -10,8 +10,9 @@ use std::{
 };
 
 use notibus::{
-    DdocId, DispatcherOptions, Error, EventKind, Filter, IndexBuild, IndexDdocs, TriggerOptions,
-    index_trigger,
+    DispatcherOptions, Error, EventKind, Filter,
+    event::DdocId,
+    jobs::{IndexBuild, IndexDdocs, TriggerOptions, index_trigger},
 };
 
 use crate::{

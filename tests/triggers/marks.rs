@@ -3,10 +3,10 @@
 use std::{sync::atomic::AtomicBool, sync::atomic::Ordering, time::Duration};
 
 use notibus::{
-    Db, DispatcherOptions, EventKind, IndexBuild, StoreError, TaskResult, TriggerJob, TriggerOptions,
-    index_trigger,
+    Db, DispatcherOptions, EventKind,
+    jobs::{IndexBuild, TaskResult, TriggerJob, TriggerOptions, index_trigger},
     store::{
-        Database, Isolation, KeyRange, RangeRead,
+        Database, Isolation, KeyRange, RangeRead, StoreError,
         testing::{CommitFault, Faults, Operation},
     },
 };

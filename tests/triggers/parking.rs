@@ -10,10 +10,10 @@ use std::{
 };
 
 use notibus::{
-    Bus, BusOptions, Db, DispatcherOptions, EventKind, IndexBuild, ParkedDb, StoreError, TaskResult, Trigger,
-    TriggerJob, TriggerOptions, index_trigger,
+    Bus, BusOptions, Db, DispatcherOptions, EventKind, Trigger,
+    jobs::{IndexBuild, ParkedDb, TaskResult, TriggerJob, TriggerOptions, index_trigger},
     store::{
-        Database, Isolation, KeyRange, RangeRead,
+        Database, Isolation, KeyRange, RangeRead, StoreError,
         testing::{CommitFault, Faults, Operation},
     },
 };

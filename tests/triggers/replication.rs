@@ -9,7 +9,10 @@ use std::{
     time::Duration,
 };
 
-use notibus::{Cursor, DispatcherOptions, Scan, ScanReporter, TriggerOptions, replication_trigger};
+use notibus::{
+    Cursor, DispatcherOptions,
+    jobs::{Scan, ScanReporter, TriggerOptions, replication_trigger},
+};
 
 use crate::{
     common::{self, db, forgetful, until, within},

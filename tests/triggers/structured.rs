@@ -10,10 +10,11 @@ use std::{
 };
 
 use notibus::{
-    Batch, Change, Changes, ChangesOptions, Cursor, Db, DocId, DocSummary, Error, EventKind, IndexBuild,
-    ParallelJob, Revision, StoreError, TaskResult, TriggerJob, TriggerOptions, index_trigger,
+    Cursor, Db, Error, EventKind,
+    changes::{Change, Changes, ChangesOptions, DocId, DocSummary, Revision},
+    jobs::{Batch, IndexBuild, ParallelJob, TaskResult, TriggerJob, TriggerOptions, index_trigger},
     store::{
-        Database, Isolation, KeyRange, RangeRead, Transaction,
+        Database, Isolation, KeyRange, RangeRead, StoreError, Transaction,
         testing::{CommitFault, Operation},
     },
 };
@@ -52,7 +53,7 @@ impl Watched {
     /// Works through the changes of `db`, document by document; fails after `fails_after` of them.
     fn job(&self, db: &Db, fails_after: usize) -> impl Future<Output = notibus::Result<Cursor>> + use<> {
         let options =
-            notibus::ParallelJobOptions { batch_rows_max: 1, attempts_max: 1, ..Default::default() };
+            notibus::jobs::ParallelJobOptions { batch_rows_max: 1, attempts_max: 1, ..Default::default() };
         let job = ParallelJob::new(self.changes.feed(db), Cursor::NOTHING).with_options(options);
         let this = self.clone();
         async move {

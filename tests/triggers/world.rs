@@ -3,8 +3,11 @@
 use std::time::Duration;
 
 use notibus::{
-    Bus, ChangesOptions, Cursor, Db, DdocId, Dispatcher, DispatcherOptions, DocId, DocSummary, EventKind,
-    Notifier, Revision, TaskResult, Trigger, TriggerJob, TriggerOptions, store::Database,
+    Bus, Cursor, Db, Dispatcher, DispatcherOptions, EventKind, Notifier, Trigger,
+    changes::{ChangesOptions, DocId, DocSummary, Revision},
+    event::DdocId,
+    jobs::{TaskResult, TriggerJob, TriggerOptions},
+    store::Database,
 };
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 

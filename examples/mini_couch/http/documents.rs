@@ -9,7 +9,7 @@ use axum::{
     http::{HeaderMap, StatusCode, header},
     response::{IntoResponse, Response},
 };
-use notibus::{DocId, Revision};
+use notibus::changes::{DocId, Revision};
 use serde_json::{Value, json};
 
 use super::super::{

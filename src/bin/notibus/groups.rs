@@ -6,7 +6,11 @@ use std::{
 };
 
 use clap::Subcommand;
-use notibus::{Bus, DbInstance, Group, GroupStatus, NodeOptions, Sequence, ShardLag, ShardStatus, Start};
+use notibus::{
+    Bus, DbInstance, NodeOptions, Sequence,
+    cursor::Start,
+    group::{Group, GroupStatus, ShardLag, ShardStatus},
+};
 use serde::Serialize;
 
 use crate::{

@@ -6,7 +6,11 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use notibus::{Bus, NodeId, NodeStatus, store::Database};
+use notibus::{
+    Bus,
+    node::{NodeId, NodeStatus},
+    store::Database,
+};
 use serde::Serialize;
 
 use crate::{Failure, deadline::Deadline, signals::stopped, store::Store};
@@ -98,7 +102,7 @@ impl Seen<'_> {
             Some(beats) => format!("alive, {beats} beats in {watched}"),
             None => format!("alive, joined within {watched}"),
         };
-        let roles: Vec<_> = roles.iter().map(notibus::Role::as_str).collect();
+        let roles: Vec<_> = roles.iter().map(notibus::node::Role::as_str).collect();
         let roles = if roles.is_empty() { "no role".to_owned() } else { roles.join(", ") };
         let held: Vec<_> = leases.iter().map(|(pool, count)| format!("; {pool} leases: {count}")).collect();
         let held = held.concat();
@@ -120,7 +124,7 @@ mod tests {
         let bus = Bus::open(&db, notibus::BusOptions::default()).await.unwrap();
         let node = bus.node(notibus::NodeOptions::default()).await.unwrap();
         let first = bus.nodes().await.unwrap();
-        let _role = node.announce(notibus::Role::HTTP).await.unwrap();
+        let _role = node.announce(notibus::node::Role::HTTP).await.unwrap();
         let second = bus.nodes().await.unwrap();
         let seen = |before: &[NodeStatus], after: &[NodeStatus]| {
             let seen = compare(before, after);

@@ -10,9 +10,10 @@ use std::{
 };
 
 use notibus::{
-    Announced, Bus, BusOptions, Dispatcher, DispatcherOptions, Error, Janitor, JanitorOptions, Node,
-    NodeOptions, Notifier, NotifierOptions, Role,
+    Bus, BusOptions, Dispatcher, DispatcherOptions, Error, Janitor, JanitorOptions, Node, NodeOptions,
+    Notifier, NotifierOptions,
     http::{Access, Api, ApiOptions, Credentials, Hosts, Server, ServerOptions},
+    node::{Announced, Role},
     store::Database,
 };
 use tokio::net::TcpListener;

@@ -2,7 +2,10 @@
 
 use std::{fmt, path::PathBuf, str::FromStr, sync::LazyLock};
 
-use notibus::{Error, Result, StoreError, store::Database};
+use notibus::{
+    Error, Result,
+    store::{Database, StoreError},
+};
 use tokio::sync::watch;
 
 use crate::Failure;

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use notibus::{Bus, Dispatcher, DispatcherOptions, Filter, Interruption, Start};
+use notibus::{Bus, Dispatcher, DispatcherOptions, Filter, cursor::Start, dispatcher::Interruption};
 use tokio_stream::StreamExt;
 
 use crate::{Failure, deadline::Deadline, signals::stopped, store::Store};

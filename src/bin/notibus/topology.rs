@@ -6,7 +6,10 @@ use std::{
     str::FromStr,
 };
 
-use notibus::{Bus, DbInstance, Feed, FeedRow, SchemeId, Sequence, ShardId, TopologyEntry};
+use notibus::{
+    Bus, DbInstance, Sequence,
+    feed::{Feed, FeedRow, SchemeId, ShardId, TopologyEntry},
+};
 use serde::Serialize;
 
 use crate::{

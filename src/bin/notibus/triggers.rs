@@ -6,7 +6,10 @@ use std::{
 };
 
 use clap::Subcommand;
-use notibus::{Bus, Cursor, DbName, ParkedDb, StoredTrigger};
+use notibus::{
+    Bus, Cursor, DbName,
+    jobs::{ParkedDb, StoredTrigger},
+};
 use serde::Serialize;
 
 use crate::{Failure, deadline::Deadline, store::Store};

@@ -58,7 +58,7 @@ impl Serialize for DocId {
 /// A revision of a document. As text: the position, `-`, and the hash in 32 hexadecimal digits.
 ///
 /// ```
-/// use notibus::Revision;
+/// use notibus::changes::Revision;
 ///
 /// let revision: Revision = "2-7051cbe5c8faecd085a3fa619e6e6337".parse()?;
 /// assert_eq!(revision.position, 2);

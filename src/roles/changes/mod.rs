@@ -68,10 +68,7 @@ impl Default for ChangesOptions {
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
-/// use notibus::{
-///     Bus, BusOptions, ChangesOptions, Cursor, Db, DbInstance, DocId, DocSummary, Sequence,
-///     store::{AtomicOp, Database, Isolation},
-/// };
+/// use notibus::{Bus, BusOptions, changes::{ChangesOptions, DocId, DocSummary}, Cursor, Db, DbInstance, Sequence, store::{AtomicOp, Database, Isolation}};
 ///
 /// let store = Database::memory();
 /// let bus = Bus::open(&store, BusOptions::default()).await?;

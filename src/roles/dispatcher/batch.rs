@@ -182,7 +182,7 @@ impl Matched {
 /// It is iterated by reference, which costs nothing per row:
 ///
 /// ```
-/// # fn example(batch: notibus::DeliveryBatch) {
+/// # fn example(batch: notibus::dispatcher::DeliveryBatch) {
 /// for delivery in &batch {
 ///     println!("{}: {:?}", delivery.notification().name, delivery.news().kinds());
 /// }

@@ -301,7 +301,7 @@ impl Dispatcher {
     }
 
     /// A freshness barrier: waits until every event that was committed at the version `version` or before
-    /// ([`Versionstamp::version`](crate::Versionstamp::version) of the commit) is folded, and the tail has handed out its row.
+    /// ([`Versionstamp::version`](crate::event::Versionstamp::version) of the commit) is folded, and the tail has handed out its row.
     /// Returns a position: whoever has worked on everything up to there knows all of these events
     /// ([`ListenerHandle::reached`], [`Mirror::reached`]).
     ///

@@ -191,10 +191,7 @@ impl fmt::Debug for Checkpointer {
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
-/// use notibus::{
-///     Bus, BusOptions, ConsumerOptions, Db, DbInstance, GroupBatch, GroupOptions, Notification, NotifierOptions,
-///     store::{AtomicOp, Database, Isolation},
-/// };
+/// use notibus::{Bus, BusOptions, group::{ConsumerOptions, GroupBatch, GroupOptions}, Db, DbInstance, Notification, NotifierOptions, store::{AtomicOp, Database, Isolation}};
 ///
 /// let store = Database::memory();
 /// let bus = Bus::open(&store, BusOptions::default()).await?;

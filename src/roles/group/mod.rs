@@ -71,9 +71,7 @@ use crate::{
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
-/// use notibus::{
-///     Bus, BusOptions, ConsumerOptions, Cursor, GroupBatch, GroupOptions, NodeOptions, Notification, store::Database,
-/// };
+/// use notibus::{Bus, BusOptions, group::{ConsumerOptions, GroupBatch, GroupOptions}, Cursor, NodeOptions, Notification, store::Database};
 ///
 /// let bus = Bus::open(&Database::memory(), BusOptions::default()).await?;
 /// let group = bus.group("mailer")?;

@@ -49,7 +49,7 @@ pub enum CloseReason {
 /// `closed` from being called. A closure of a [`GroupBatch`] is an observer, too.
 ///
 /// ```
-/// use notibus::{CloseReason, GroupBatch, Notification, Observer, ObserverResult, Sequence, ShardId};
+/// use notibus::{group::{CloseReason, GroupBatch, ObserverResult}, Notification, Observer, Sequence, feed::ShardId};
 ///
 /// struct Mailer;
 ///

@@ -41,7 +41,7 @@ impl Fence {
         Ok(())
     }
 
-    /// Says that the work goes on ([`TriggerOptions::stall_limit`](crate::TriggerOptions::stall_limit)).
+    /// Says that the work goes on ([`TriggerOptions::stall_limit`](crate::jobs::TriggerOptions::stall_limit)).
     pub fn note_progress(&self) {
         self.progress.note();
     }

@@ -149,7 +149,7 @@ impl<J: TriggerJob<IndexBuild>> Kind for Indexing<J> {
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
-/// use notibus::{Bus, BusOptions, Db, DbInstance, IndexBuild, TriggerOptions, index_trigger, store::Database};
+/// use notibus::{Bus, BusOptions, Db, DbInstance, jobs::{IndexBuild, TriggerOptions, index_trigger}, store::Database};
 ///
 /// let store = Database::memory();
 /// let bus = Bus::open(&store, BusOptions::default()).await?;

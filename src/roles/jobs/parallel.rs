@@ -108,9 +108,7 @@ impl<R: FeedRow> Batch<R> {
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
 /// use std::sync::atomic::{AtomicUsize, Ordering};
 ///
-/// use notibus::{
-///     Bus, BusOptions, ChangesOptions, Cursor, Db, DbInstance, DocId, DocSummary, ParallelJob, Revision, store::Database,
-/// };
+/// use notibus::{Bus, BusOptions, changes::{ChangesOptions, DocId, DocSummary, Revision}, Cursor, Db, DbInstance, jobs::ParallelJob, store::Database};
 ///
 /// let store = Database::memory();
 /// let bus = Bus::open(&store, BusOptions::default()).await?;

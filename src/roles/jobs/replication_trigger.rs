@@ -187,7 +187,7 @@ impl<J: TriggerJob<Scan>> Kind for Scanning<J> {
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
-/// use notibus::{Bus, BusOptions, ChangesOptions, Db, DbInstance, Scan, TriggerOptions, replication_trigger, store::Database};
+/// use notibus::{Bus, BusOptions, changes::ChangesOptions, Db, DbInstance, jobs::{Scan, TriggerOptions, replication_trigger}, store::Database};
 ///
 /// let store = Database::memory();
 /// let bus = Bus::open(&store, BusOptions::default()).await?;

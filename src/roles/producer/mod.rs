@@ -97,14 +97,14 @@ impl Producer {
     ///
     /// `db` names the instance that [`Producer::created`] was called with: keep it with the database, and read it in the transaction
     /// that records. An event of an instance that another one has replaced, or that never was while another one is there, is
-    /// *stale*: it is counted ([`StatsSnapshot::stale_events`](crate::StatsSnapshot)) and logged, and nobody is told. Only where the
+    /// *stale*: it is counted ([`StatsSnapshot::stale_events`](crate::node::StatsSnapshot)) and logged, and nobody is told. Only where the
     /// bus knows of no instance of the name is it taken over as it is found, for databases that are older than the bus.
     pub fn updated<T: EventTarget>(&self, transaction: &T, db: &Db) -> T::Receipt {
         self.add(transaction, db, &EventKind::Updated.once().into())
     }
 
     /// Records that a design document of `db` was written or deleted in this transaction. With its id, a reader of
-    /// [`NotificationFeed::ddocs`](crate::NotificationFeed::ddocs) is told which; without one it may be any, and whoever wants
+    /// [`NotificationFeed::ddocs`](crate::feed::NotificationFeed::ddocs) is told which; without one it may be any, and whoever wants
     /// one of them is told.
     pub fn ddoc_updated<T: EventTarget>(&self, transaction: &T, db: &Db, id: Option<&DdocId>) -> T::Receipt {
         let tally = Tally { counters: EventKind::DdocUpdated.once(), with_id: id.is_some().into() };

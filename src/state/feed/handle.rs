@@ -41,7 +41,7 @@ pub trait FeedRow: Sized + Send + Sync + 'static {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FeedPage<R> {
     /// The rows. Those that this program cannot decode, because they are damaged or a later version has written them, are left
-    /// out, counted in [`StatsSnapshot::rows_skipped`](crate::StatsSnapshot::rows_skipped) and named by
+    /// out, counted in [`StatsSnapshot::rows_skipped`](crate::node::StatsSnapshot::rows_skipped) and named by
     /// [`Bus::skipped_rows`](crate::Bus::skipped_rows).
     pub rows: Vec<Arc<R>>,
     /// Everything up to here was read: nothing will ever be added before it. Of rows that were read backwards: everything from

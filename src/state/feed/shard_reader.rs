@@ -23,7 +23,7 @@ pub enum ShardEvent<R> {
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
-/// use notibus::{Bus, BusOptions, Cursor, ShardEvent, store::Database};
+/// use notibus::{Bus, BusOptions, Cursor, feed::ShardEvent, store::Database};
 ///
 /// let bus = Bus::open(&Database::memory(), BusOptions { shards: 2, ..BusOptions::default() }).await?;
 /// let feed = bus.feed();

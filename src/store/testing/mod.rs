@@ -6,10 +6,7 @@
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
-//! use notibus::{
-//!     StoreError,
-//!     store::{AtomicOp, Database, testing::{CommitFault, Faults, Trace}},
-//! };
+//! use notibus::{store::{StoreError, AtomicOp, Database, testing::{CommitFault, Faults, Trace}}};
 //!
 //! let store = Database::memory();
 //! let trace = Trace::new(&store);

@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use notibus::{Bus, Counters, Cursor, Notification};
+use notibus::{Bus, Cursor, Notification, event::Counters};
 
 use super::history::{History, Name};
 use crate::Failure;

@@ -7,7 +7,11 @@ use std::{
     path::Path,
 };
 
-use notibus::{Counters, Db, DbInstance, DbName, DdocId, Env, EventKind};
+use notibus::{
+    Db, DbInstance, DbName, EventKind,
+    event::{Counters, DdocId},
+    store::Env,
+};
 
 use crate::Failure;
 

@@ -10,8 +10,8 @@ use std::{
 
 use indicatif::ProgressBar;
 use notibus::{
-    Error, EventKind, Producer, StoreError,
-    store::{Database, Isolation, KeyRange},
+    Error, EventKind, Producer,
+    store::{Database, Isolation, KeyRange, StoreError},
 };
 use tokio::{
     sync::{Notify, watch},

@@ -12,8 +12,12 @@ use std::{io::IsTerminal, path::PathBuf, sync::Arc, time::Duration};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use notibus::{
-    BalanceOptions, Bus, BusOptions, Counters, Dispatcher, DispatcherOptions, Env, EventKind, Filter, Kinds,
-    Notifier, NotifierOptions, Producer, ProducerOptions, store::Database,
+    Bus, BusOptions, Dispatcher, DispatcherOptions, EventKind, Filter, Kinds, Notifier, NotifierOptions,
+    Producer,
+    event::Counters,
+    node::BalanceOptions,
+    producer::ProducerOptions,
+    store::{Database, Env},
 };
 
 use self::{

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use notibus::{Counters, DbInstance, DbName, Kinds, Sequence, StatsSnapshot};
+use notibus::{DbInstance, DbName, Kinds, Sequence, event::Counters, node::StatsSnapshot};
 use serde::Serialize;
 
 use super::{Observers, check::FinalFeed, history::History, load::Loaded, observer::Latencies};

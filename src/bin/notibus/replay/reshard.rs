@@ -1,6 +1,6 @@
 //! `--reshard-every`: reshards the feed while a history is replayed into it, and checks that its topology tells so.
 
-use notibus::{NotificationFeed, TopologyEntry};
+use notibus::feed::{NotificationFeed, TopologyEntry};
 use tokio::{sync::watch, task::JoinSet};
 
 use crate::Failure;

@@ -212,7 +212,7 @@ impl<M: Send + 'static> ListenerHandle<M> {
         }
     }
 
-    /// Has it want something else from now on, as [`Subscription::replace`](crate::Subscription::replace) says.
+    /// Has it want something else from now on, as [`Subscription::replace`](crate::dispatcher::Subscription::replace) says.
     pub fn replace(&self, filter: Filter) {
         self.control.filter.send_replace(Some(filter));
     }

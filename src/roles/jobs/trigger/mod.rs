@@ -1,6 +1,6 @@
 //! Triggers: they follow the notifications, and have a job done for each database that needs it.
 //!
-//! A trigger is thin: a durable subscriber ([`NamedCursor`](crate::NamedCursor)), a plan of what waits ([`plan`]), and the tasks
+//! A trigger is thin: a durable subscriber ([`NamedCursor`](crate::cursor::NamedCursor)), a plan of what waits ([`plan`]), and the tasks
 //! that run ([`keeper`]). Its cursor stays before everything that is not done, so whatever is lost with the process, the
 //! feed tells it again: triggers may come twice, and are never lost.
 
@@ -45,8 +45,8 @@ pub trait TriggerJob<W>: Send + Sync + 'static {
     /// later.
     ///
     /// If the database is deleted meanwhile, the future is dropped, and with it all that it has not handed to tasks of its own:
-    /// what it starts has to end with it, as a [`ParallelJob`](crate::ParallelJob) does. What it writes has to be checked in
-    /// each transaction ([`Fence::check_in`](crate::Fence::check_in)): a commit that is on its way then cannot come after
+    /// what it starts has to end with it, as a [`ParallelJob`](crate::jobs::ParallelJob) does. What it writes has to be checked in
+    /// each transaction ([`Fence::check_in`](crate::jobs::Fence::check_in)): a commit that is on its way then cannot come after
     /// [`TriggerJob::deleted`].
     fn run(&self, work: W) -> impl Future<Output = TaskResult> + Send;
 
@@ -94,9 +94,9 @@ pub struct TriggerOptions {
     /// failed so often is parked as well, and does not keep its successor from being worked on. Default: 5.
     pub attempts_max: u32,
     /// How long a job may show no progress before it is cancelled, and its database parked: of a build or scan each transaction that
-    /// it has checked in ([`Fence::check_in`](crate::Fence::check_in)), each page of a scan and each batch of a
-    /// [`ParallelJob`](crate::ParallelJob) with its fence is one. One that works for longer on something else says so
-    /// ([`Fence::note_progress`](crate::Fence::note_progress)). Default: 10 min.
+    /// it has checked in ([`Fence::check_in`](crate::jobs::Fence::check_in)), each page of a scan and each batch of a
+    /// [`ParallelJob`](crate::jobs::ParallelJob) with its fence is one. One that works for longer on something else says so
+    /// ([`Fence::note_progress`](crate::jobs::Fence::note_progress)). Default: 10 min.
     pub stall_limit: Duration,
     /// The first pause before a job that has failed is tried again. Each further one is twice as long. Default: 1 s.
     pub backoff_min: Duration,
