@@ -210,7 +210,7 @@ impl Database {
         F: Fn(Transaction) -> R,
         R: Future<Output = Result<T>>,
     {
-        let mut tries = Tries::begin(self, policy);
+        let mut tries = Tries::begin(self.begin(), self.env(), policy);
         loop {
             let tx = tries.transaction();
             let error = match body(tx.clone()).await {
@@ -261,7 +261,7 @@ impl Database {
         R: Future<Output = Result<T>>,
     {
         let policy = RetryPolicy::default();
-        let mut tries = Tries::begin(self, &policy);
+        let mut tries = Tries::begin(self.begin(), self.env(), &policy);
         loop {
             let tx = tries.transaction();
             tx.set_read_version(version);

@@ -25,6 +25,7 @@ mod fdb;
 mod mutation;
 mod once;
 mod options;
+mod pages;
 mod range;
 mod retry;
 mod sweeper;
@@ -49,13 +50,14 @@ pub use mutation::AtomicOp;
 #[cfg(feature = "simulation")]
 pub(crate) use mutation::Mutation;
 pub use once::{CommittedOnce, UNKNOWN_RESULT_AGE_MAX};
-pub use options::{Priority, TransactionOption};
+pub use options::{Isolation, Priority, TransactionOption};
+pub use pages::Pages;
 pub(crate) use range::key_after;
-pub use range::{KeyRange, Page, Pages, RangeRead, Row};
+pub use range::{KeyRange, Page, RangeRead, Row};
 pub use retry::RetryPolicy;
 pub use sweeper::{Swept, TransactionIdSweeper};
 pub(crate) use transaction::AfterCommit;
-pub use transaction::{Committed, Isolation, Transaction};
+pub use transaction::{Committed, Transaction};
 pub use transaction_ids::{FINISHED_IDS_MAX, TRANSACTION_IDS_PREFIX};
 pub use watch::Watch;
 

@@ -124,7 +124,7 @@ impl Database {
         R: Future<Output = Result<T>>,
     {
         // In this order: its age counts from before the id was drawn.
-        let mut tries = Tries::begin(self, policy);
+        let mut tries = Tries::begin(self.begin(), self.env(), policy);
         let mut run = Run::new(self.ids().begin(self.env()));
         loop {
             let tx = tries.transaction();

@@ -2,6 +2,15 @@
 
 use std::time::Duration;
 
+/// Whether a read can make the transaction conflict.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Isolation {
+    /// The commit fails if what was read has been written since.
+    Serializable,
+    /// The read conflicts with nothing.
+    Snapshot,
+}
+
 /// How one transaction is treated. Options last until the transaction is reset; tries of
 /// [`Database::run`](super::Database::run) after the first keep them.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -2,9 +2,6 @@
 
 use bytes::Bytes;
 
-use super::{Isolation, Transaction};
-use crate::base::error::Result;
-
 /// A key and its value.
 pub type Row = (Bytes, Bytes);
 
@@ -141,33 +138,6 @@ pub struct Page {
     pub rows: Vec<Row>,
     /// Whether a limit ended the page, so that there may be more.
     pub more: bool,
-}
-
-/// The pages of a range, one after the other, within one transaction.
-pub struct Pages<'a> {
-    /// The transaction to read in.
-    transaction: &'a Transaction,
-    /// What is left to read.
-    rest: Option<RangeRead>,
-    /// How to read.
-    isolation: Isolation,
-}
-
-impl<'a> Pages<'a> {
-    /// The pages of `read`.
-    pub(crate) fn new(transaction: &'a Transaction, read: RangeRead, isolation: Isolation) -> Self {
-        Self { transaction, rest: Some(read), isolation }
-    }
-
-    /// The rows of the next page; `None` at the end. Cancel safe: a page that was not returned is read again.
-    pub async fn next(&mut self) -> Result<Option<Vec<Row>>> {
-        let Some(read) = &self.rest else {
-            return Ok(None);
-        };
-        let page = self.transaction.get_range(read, self.isolation).await?;
-        self.rest = self.rest.take().and_then(|read| read.after(&page));
-        Ok((!page.rows.is_empty()).then_some(page.rows))
-    }
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Database, TRANSACTION_LIFETIME, Transaction};
+use super::{TRANSACTION_LIFETIME, Transaction};
 use crate::base::{
     env::Env,
     error::{Error, Result},
@@ -69,13 +69,13 @@ pub(super) struct Tries<'a> {
 }
 
 impl<'a> Tries<'a> {
-    /// The first try of a run.
-    pub fn begin(db: &'a Database, policy: &'a RetryPolicy) -> Self {
-        let now = db.env().now();
+    /// The first try of a run, which is made with `transaction`.
+    pub fn begin(transaction: Transaction, env: &'a Env, policy: &'a RetryPolicy) -> Self {
+        let now = env.now();
         Self {
             policy,
-            env: db.env(),
-            transaction: db.begin(),
+            env,
+            transaction,
             started: now,
             attempt_started: now,
             tried: Duration::ZERO,
@@ -134,6 +134,7 @@ mod tests {
 
     use super::*;
     use crate::base::{env::Environment, error::StoreError};
+    use crate::store::Database;
 
     #[test]
     fn the_pause_doubles_up_to_its_limit() {

@@ -11,22 +11,13 @@ use std::{
 use bytes::Bytes;
 
 use super::{
-    AtomicOp, KeyRange, Page, Pages, RangeRead, Row, TransactionOption, Watch, backend::TransactionBackend,
-    mutation::Mutation,
+    AtomicOp, Isolation, KeyRange, Page, RangeRead, Row, TransactionOption, Watch,
+    backend::TransactionBackend, mutation::Mutation,
 };
 use crate::base::{
     encoding::{Tally, Versionstamp},
     error::{Error, Result, StoreError},
 };
-
-/// Whether a read can make the transaction conflict.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Isolation {
-    /// The commit fails if what was read has been written since.
-    Serializable,
-    /// The read conflicts with nothing.
-    Snapshot,
-}
 
 /// What a commit made of a transaction that wrote something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -121,11 +112,6 @@ impl Transaction {
     /// limit ended the page.
     pub async fn get_range(&self, read: &RangeRead, isolation: Isolation) -> Result<Page> {
         self.0.backend.get_range(read, isolation).await
-    }
-
-    /// All pages of `read`, fetched one at a time.
-    pub fn pages(&self, read: RangeRead, isolation: Isolation) -> Pages<'_> {
-        Pages::new(self, read, isolation)
     }
 
     /// All rows of `range`, which must be few.

@@ -2,10 +2,7 @@
 
 use std::{fmt, marker::PhantomData, sync::Arc};
 
-use super::{
-    NewTopology, RawFeed, Resharded, ShardReader, TopologyEntry,
-    reader::{StoredPage, StoredRow},
-};
+use super::{NewTopology, RawFeed, Resharded, TopologyEntry, reader::StoredPage, stored_row::StoredRow};
 use crate::{
     base::{
         bugs::{Bug, is_on},
@@ -69,7 +66,7 @@ pub struct ShardPage<R> {
     /// Whether there was more to read when the page was read.
     pub more: bool,
     /// What took over, if the shard is closed and was read to its end. Each further page says so again; a
-    /// [`ShardReader`] says it once.
+    /// [`ShardReader`](super::ShardReader) says it once.
     pub resharded: Option<Resharded>,
 }
 
@@ -175,11 +172,6 @@ impl<R: FeedRow> Feed<R> {
         let read = self.raw().shard_page(tx, shard, cursor.into(), limit).await?;
         let FeedPage { rows, to, next, more } = self.page_of(&read.page)?;
         Ok(ShardPage { rows, to, next, more, resharded: read.resharded })
-    }
-
-    /// Reads `shard` from `cursor` on, to its end. Which shards to read from a position on, [`Feed::topology_at`] tells.
-    pub fn shard_reader(&self, shard: ShardId, cursor: impl Into<Cursor>) -> ShardReader<R> {
-        ShardReader::new(self.clone(), shard, cursor.into())
     }
 
     /// The history of the feed's shards, oldest first. Closed entries without rows are dropped from time to time.

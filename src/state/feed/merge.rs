@@ -11,7 +11,7 @@ use std::{
 
 use futures_util::future::try_join_all;
 
-use super::reader::StoredRow;
+use super::stored_row::StoredRow;
 use crate::{
     base::{encoding::Sequence, error::Result},
     state::keys::RowSpace,

@@ -24,14 +24,15 @@ mod pulse;
 mod reader;
 mod reshard;
 mod shard_reader;
+mod stored_row;
 mod topology;
 mod writer;
 
 pub(crate) use self::{
     handle::SHARDS_READ_AT_ONCE,
     pulse::{Look, Probe, Pulse},
-    reader::StoredRow,
     reshard::{NewTopology, check_legacy_prefix},
+    stored_row::StoredRow,
     topology::Topology,
     writer::{FeedWriter, append},
 };

@@ -1,11 +1,11 @@
 //! Reading a feed within one transaction: one shard, or all of them merged in the order of their sequences.
 
-use bytes::Bytes;
 use futures_util::future::try_join_all;
 
 use super::{
     RawFeed, Topology, TopologyEntry,
     merge::{Direction, merged},
+    stored_row::StoredRow,
     topology::{Resharded, space_of},
 };
 use crate::{
@@ -17,15 +17,6 @@ use crate::{
     state::keys::{RowSpace, ShardId, TopologyRow},
     store::{Isolation, RangeRead, Transaction},
 };
-
-/// A row of a feed.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct StoredRow {
-    /// Where it stands.
-    pub sequence: Sequence,
-    /// Its content, which its feed's users decode.
-    pub value: Bytes,
-}
 
 /// Some rows of a feed, in order.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -53,12 +53,15 @@ pub struct ShardReader<R> {
     is_ended: bool,
 }
 
-impl<R: FeedRow> ShardReader<R> {
-    /// A reader of `shard` that starts after `cursor`.
-    pub(super) fn new(feed: Feed<R>, shard: ShardId, cursor: Cursor) -> Self {
-        Self { feed, shard, cursor, limit: 1_000, is_known: false, is_ended: false }
+impl<R: FeedRow> Feed<R> {
+    /// Reads `shard` from `cursor` on, to its end. Which shards to read from a position on, [`Feed::topology_at`] tells.
+    pub fn shard_reader(&self, shard: ShardId, cursor: impl Into<Cursor>) -> ShardReader<R> {
+        let (feed, cursor) = (self.clone(), cursor.into());
+        ShardReader { feed, shard, cursor, limit: 1_000, is_known: false, is_ended: false }
     }
+}
 
+impl<R: FeedRow> ShardReader<R> {
     /// Reads at most `limit` rows at once, 1 to 10,000. Default: 1,000.
     #[must_use]
     pub fn with_limit(self, limit: usize) -> Self {

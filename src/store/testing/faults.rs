@@ -10,7 +10,7 @@ use std::{
 };
 
 use super::{
-    Gate,
+    fault::{CommitFault, WatchFault},
     operation::{Attempt, Operation},
     wrapper::{Inner, Interceptor, wrap},
 };
@@ -18,32 +18,6 @@ use crate::{
     base::error::{Result, StoreError},
     store::Database,
 };
-
-/// What happens to a commit.
-#[derive(Debug, Clone)]
-#[non_exhaustive]
-pub enum CommitFault {
-    /// It fails and changes nothing: 1020, 1007, or 1021 of a commit that did not happen.
-    Before(StoreError),
-    /// It happens, and then fails: 1021 of a commit that did happen.
-    After(StoreError),
-    /// It fails, and happens later, at [`Faults::commit_late`]: 1031.
-    Late(StoreError),
-    /// It waits at the gate first.
-    Hold(Gate),
-}
-
-/// What happens to a watch.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum WatchFault {
-    /// It is not set: 1032.
-    Refuse(StoreError),
-    /// It never fires.
-    Drop,
-    /// It fires at once.
-    Spurious,
-}
 
 /// What was asked of the store so far, faults included.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -27,6 +27,7 @@
 //! ```
 
 mod disk;
+mod fault;
 mod faults;
 mod gate;
 mod operation;
@@ -34,7 +35,8 @@ mod trace;
 mod wrapper;
 
 pub use disk::{DiskFault, DiskOperation, SimulatedDisk, Unsynced};
-pub use faults::{CommitFault, Faults, OperationCounts, WatchFault};
+pub use fault::{CommitFault, WatchFault};
+pub use faults::{Faults, OperationCounts};
 pub use gate::Gate;
 pub use operation::{Attempt, Operation};
 pub use trace::Trace;

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use futures_util::future::{BoxFuture, pending};
 
 use super::{
-    faults::{CommitFault, WatchFault},
+    fault::{CommitFault, WatchFault},
     operation::{Attempt, Operation},
 };
 use crate::{

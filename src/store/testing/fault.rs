@@ -1,0 +1,30 @@
+//! What may happen to one commit, and to one watch.
+
+use super::Gate;
+use crate::base::error::StoreError;
+
+/// What happens to a commit.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub enum CommitFault {
+    /// It fails and changes nothing: 1020, 1007, or 1021 of a commit that did not happen.
+    Before(StoreError),
+    /// It happens, and then fails: 1021 of a commit that did happen.
+    After(StoreError),
+    /// It fails, and happens later, at [`Faults::commit_late`](super::Faults::commit_late): 1031.
+    Late(StoreError),
+    /// It waits at the gate first.
+    Hold(Gate),
+}
+
+/// What happens to a watch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum WatchFault {
+    /// It is not set: 1032.
+    Refuse(StoreError),
+    /// It never fires.
+    Drop,
+    /// It fires at once.
+    Spurious,
+}
