@@ -216,7 +216,8 @@ impl Transaction {
         self.0.backend.conflicting_ranges().await
     }
 
-    /// Makes everything that follows fail with `transaction_cancelled` (1025).
+    /// Makes everything that follows fail with `transaction_cancelled` (1025), in whatever state the transaction is. A commit that
+    /// is under way still tells what has become of it; a run that waits to try again ends with that error.
     pub fn cancel(&self) {
         self.0.backend.cancel();
     }

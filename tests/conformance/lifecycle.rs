@@ -1,11 +1,16 @@
 //! What can be done with a transaction before, after and instead of its commit.
 
+use std::sync::{
+    OnceLock,
+    atomic::{AtomicU32, Ordering},
+};
+
 use futures_util::FutureExt;
 use notibus::{
     Result,
     store::{
         Isolation::{Serializable, Snapshot},
-        RangeRead, StoreError,
+        RangeRead, StoreError, Transaction,
     },
 };
 
@@ -164,6 +169,75 @@ pub(crate) async fn a_commit_undoes_no_cancel(f: &Fixture) -> Result<()> {
     fails(tx.commit().await, &StoreError::TRANSACTION_CANCELLED);
     fails(tx.commit().await, &StoreError::TRANSACTION_CANCELLED);
     assert!(f.suffixes().await?.is_empty());
+    Ok(())
+}
+
+/// Once, a transaction of a cluster that was cancelled during its commit was as usable afterwards as if nobody had cancelled it.
+pub(crate) async fn a_cancel_during_the_commit_holds(f: &Fixture) -> Result<()> {
+    for n in 0..20_u8 {
+        let tx = f.db.begin();
+        tx.set(&f.key([b'a', n]), b"v");
+        let mut commit = Box::pin(tx.commit());
+        // Begun, as far as it goes at once.
+        let begun = (&mut commit).now_or_never();
+        tx.cancel();
+        let committed = match begun {
+            Some(committed) => committed,
+            None => soon(commit).await,
+        };
+        assert!(committed?.is_some(), "it goes on, and tells what has become of it");
+        is_cancelled(f, &tx).await?;
+        assert!(f.value([b'a', n]).await?.is_some());
+    }
+    Ok(())
+}
+
+pub(crate) async fn a_cancel_after_the_commit_holds(f: &Fixture) -> Result<()> {
+    let done = f.db.begin();
+    done.set(&f.key("a"), b"v");
+    done.commit().await?;
+    let failed = f.started().await?;
+    failed.get(&f.key("a"), Serializable).await?;
+    failed.set(&f.key("b"), b"v");
+    f.put("a", "changed").await?;
+    conflicts(&failed).await;
+    for tx in [done, failed] {
+        tx.cancel();
+        is_cancelled(f, &tx).await?;
+    }
+    Ok(())
+}
+
+/// Asserts that nothing can be done with `tx`, until it is reset.
+async fn is_cancelled(f: &Fixture, tx: &Transaction) -> Result<()> {
+    let expected = &StoreError::TRANSACTION_CANCELLED;
+    fails(tx.get(&f.key("k"), Snapshot).await, expected);
+    tx.set(&f.key("never"), b"v");
+    fails(tx.commit().await, expected);
+    fails(tx.read_version().await, expected);
+    assert!(tx.conflicting_ranges().await?.is_empty());
+    tx.reset();
+    assert_eq!(tx.get(&f.key("never"), Snapshot).await?, None);
+    tx.set(&f.key("after"), b"v");
+    assert!(tx.commit().await?.is_some());
+    Ok(())
+}
+
+/// Once, a run on a cluster went on although its transaction had been cancelled while it waited to try again.
+pub(crate) async fn a_cancel_during_the_pause_before_the_next_try_ends_the_run(f: &Fixture) -> Result<()> {
+    let (tried, attempts) = (OnceLock::new(), AtomicU32::new(0));
+    let run = f.db.run(async |tx| {
+        tried.get_or_init(|| tx.clone());
+        match attempts.fetch_add(1, Ordering::SeqCst) {
+            0 => Err(StoreError::NOT_COMMITTED.into()),
+            _ => Ok(()),
+        }
+    });
+    let mut run = Box::pin(run);
+    assert!((&mut run).now_or_never().is_none(), "it pauses");
+    tried.get().expect("it was tried").cancel();
+    fails(soon(run).await, &StoreError::TRANSACTION_CANCELLED);
+    assert_eq!(attempts.load(Ordering::SeqCst), 1);
     Ok(())
 }
 

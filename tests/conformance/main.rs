@@ -296,6 +296,9 @@ macro_rules! every_case {
                 a_cancelled_transaction_fails
                 a_reset_makes_a_cancelled_transaction_new
                 a_commit_undoes_no_cancel
+                a_cancel_during_the_commit_holds
+                a_cancel_after_the_commit_holds
+                a_cancel_during_the_pause_before_the_next_try_ends_the_run
                 a_commit_that_ends_after_a_reset_disturbs_nothing
                 clones_of_a_database_share_it
                 a_transaction_can_be_used_from_many_tasks

@@ -47,7 +47,7 @@ struct State {
     bad: Option<StoreError>,
     /// How it is treated.
     options: Vec<TransactionOption>,
-    /// Raised whenever it becomes another transaction, so that what was begun before does not meddle with it.
+    /// Raised whenever it becomes another transaction or is cancelled, so that what was begun before does not meddle with it.
     generation: u64,
     /// When it was made or reset, from which its time limit counts.
     made: Instant,
@@ -65,8 +65,8 @@ enum Slot {
     Committed(TransactionCommitted),
     /// Its commit has failed. Shared with those who ask what it failed on.
     Failed(Arc<TransactionCommitError>),
-    /// It was cancelled.
-    Cancelled(TransactionCancelled),
+    /// It was cancelled; the client's transaction too, unless it was busy with a commit or a back-off.
+    Cancelled(Option<TransactionCancelled>),
     /// It could not be made.
     Unmade(StoreError),
 }
@@ -148,7 +148,7 @@ impl FdbTransaction {
         Self { client, state }
     }
 
-    /// Puts what has become of the commit of `generation` into its place, unless the transaction was reset meanwhile.
+    /// Puts what has become of the commit of `generation` into its place, unless the transaction was reset or cancelled meanwhile.
     fn finish(&self, generation: u64, slot: Slot) {
         let mut state = self.state();
         if state.generation == generation {
@@ -358,11 +358,14 @@ impl TransactionBackend for FdbTransaction {
 
     fn cancel(&self) {
         let mut state = self.state();
-        if matches!(state.slot, Slot::Open(_))
-            && let Slot::Open(transaction) = std::mem::replace(&mut state.slot, Slot::Committing)
-        {
-            state.slot = Slot::Cancelled(transaction.cancel());
-        }
+        let cancelled = match std::mem::replace(&mut state.slot, Slot::Committing) {
+            Slot::Open(transaction) => Some(transaction.cancel()),
+            Slot::Cancelled(cancelled) => cancelled,
+            // What it is busy with goes on without it.
+            Slot::Committing | Slot::Committed(_) | Slot::Failed(_) | Slot::Unmade(_) => None,
+        };
+        let (generation, made) = (state.generation + 1, state.made);
+        *state = State { generation, made, ..State::new(Slot::Cancelled(cancelled)) };
     }
 
     fn reset(&self) {
@@ -373,9 +376,11 @@ impl TransactionBackend for FdbTransaction {
                 Slot::Open(transaction)
             }
             Slot::Committed(committed) => Slot::Open(committed.reset()),
-            Slot::Cancelled(cancelled) => Slot::Open(cancelled.reset()),
+            Slot::Cancelled(Some(cancelled)) => Slot::Open(cancelled.reset()),
             // What it is busy with goes on without it.
-            Slot::Committing | Slot::Failed(_) | Slot::Unmade(_) => unused(&self.client),
+            Slot::Committing | Slot::Failed(_) | Slot::Cancelled(None) | Slot::Unmade(_) => {
+                unused(&self.client)
+            }
         };
         *state = State { generation: state.generation + 1, ..State::new(slot) };
     }
@@ -426,6 +431,9 @@ impl TransactionBackend for FdbTransaction {
                 unused(&self.client)
             };
             let mut state = self.state();
+            if matches!(state.slot, Slot::Cancelled(_)) {
+                return Err(StoreError::TRANSACTION_CANCELLED.into());
+            }
             // If it was reset meanwhile, it is another one already.
             if state.generation == generation {
                 if state.is_timed_out() {
