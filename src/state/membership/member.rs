@@ -182,6 +182,12 @@ impl Member {
         Ok(guard)
     }
 
+    /// Has the node own nothing by `role` any more, as soon as it has ended what it does: others are to have it.
+    pub(super) async fn own_nothing(&self, role: &RoleGuard) -> Result<()> {
+        let before = lock(&self.roles).insert(role.role.clone(), 0);
+        if before == Some(0) { Ok(()) } else { self.publish().await }
+    }
+
     /// Has the store say what the roles are now.
     pub(super) async fn publish(&self) -> Result<()> {
         self.command(Command::Publish).await

@@ -46,6 +46,9 @@ const FAILURE_PAUSE: Duration = Duration::from_secs(1);
 /// The longest pause before a resource whose work has failed is taken again. Work that has lasted for longer has not failed again.
 const FAILURE_PAUSE_MAX: Duration = Duration::from_mins(1);
 
+/// How long a worker that ends waits for other jobs to end as well before it gives back the leases of those that have.
+const TOGETHER: Duration = Duration::from_millis(100);
+
 /// What is divided, and among whom.
 #[derive(Debug, Clone)]
 pub(crate) struct Pool {
@@ -209,7 +212,7 @@ impl Keeper {
             self.abort_all().await;
             self.due = self.env().now().saturating_add(FAILURE_PAUSE);
         }
-        self.stop_all().await;
+        self.stop_all(&role).await;
         drop(role);
         let ended = in_time(self.env(), "releasing leases", self.clean_up()).await;
         // Before it is counted as ended: whoever has left may close the store at once.
@@ -464,27 +467,60 @@ impl Keeper {
         self.settled = None;
     }
 
-    /// Asks all jobs to end, and ends those that take too long.
-    async fn stop_all(&mut self) {
+    /// Asks all jobs to end, and ends those that take too long. Meanwhile others can have what has ended: a job that is slow
+    /// keeps its own lease only.
+    async fn stop_all(&mut self, role: &RoleGuard) {
         let env = self.env().clone();
         for job in self.held.values() {
             job.stop.send_replace(true);
         }
         let deadline = env.sleep(self.options.handover);
-        tokio::pin!(deadline);
+        let fallen_out = fallen_out(self.standing.clone(), self.joined);
+        let have_all_ended = tokio::select! {
+            biased;
+            () = self.end_all(role, &env) => true,
+            () = fallen_out => false,
+            () = deadline => false,
+        };
+        if !have_all_ended {
+            tracing::warn!(
+                pool = &*self.pool.name,
+                jobs = self.held.len(),
+                "work does not end and is aborted"
+            );
+            self.abort_all().await;
+        }
+    }
+
+    /// Waits until all jobs have ended. Gives back what has ended while others go on; the rest is left to
+    /// [`Keeper::clean_up`], which gives back everything at once.
+    async fn end_all(&mut self, role: &RoleGuard, env: &Env) {
         loop {
-            tokio::select! {
-                biased;
-                ended = self.tasks.join_next_with_id() => match ended {
-                    Some(ended) => drop(self.account(ended)),
-                    None => return,
-                },
-                () = fallen_out(self.standing.clone(), self.joined) => break,
-                () = &mut deadline => break,
+            let mut ended = Vec::new();
+            let pause = env.sleep(TOGETHER);
+            tokio::pin!(pause);
+            loop {
+                tokio::select! {
+                    biased;
+                    next = self.tasks.join_next_with_id() => match next {
+                        Some(next) => ended.extend(self.account(next)),
+                        None => return,
+                    },
+                    () = &mut pause => break,
+                }
+            }
+            if ended.is_empty() {
+                continue;
+            }
+            // As long as the node is to have its share, nobody else takes what it gives back.
+            let result = match self.member.own_nothing(role).await {
+                Ok(()) => release(&self.member.db, &self.member.keys, &ended).await,
+                error => error,
+            };
+            if let Err(error) = result {
+                self.member.stats.health.complain(self.env(), "release of leases", &error);
             }
         }
-        tracing::warn!(pool = &*self.pool.name, jobs = self.held.len(), "work does not end and is aborted");
-        self.abort_all().await;
     }
 
     /// Takes the role from the node, and releases what it owns. Either makes the leases free.

@@ -21,6 +21,8 @@ enum Manner {
     Good,
     /// It takes so long to end.
     Slow(Duration),
+    /// It takes so long to end with the first resource; with the others it ends when it is asked to.
+    FirstIsSlow(Duration),
     /// It panics when it starts.
     Panics,
     /// It fails when it starts.
@@ -128,7 +130,8 @@ impl Work for Probe {
                     return Err(StoreError::IO_ERROR.into());
                 }
                 Manner::Good => stop.requested().await,
-                Manner::Slow(pause) => {
+                Manner::FirstIsSlow(_) if lease.resource > 0 => stop.requested().await,
+                Manner::Slow(pause) | Manner::FirstIsSlow(pause) => {
                     stop.requested().await;
                     self.tell("asked", lease.epoch);
                     tokio::time::sleep(pause).await;
@@ -243,6 +246,26 @@ async fn work_that_does_not_end_within_the_deadline_is_fenced_off() {
     assert_eq!(old.take(), [("asked", 1), ("aborted", 1)]);
     seconds(4).await;
     assert_eq!(new.take(), [("started", 2)]);
+}
+
+/// Once, a single slow consumer kept all leases of its node until it had ended, too.
+#[tokio::test(start_paused = true)]
+async fn what_has_ended_is_given_back_while_other_work_still_ends() {
+    let db = Database::memory();
+    let slow = Manner::FirstIsSlow(Duration::from_secs(9));
+    let (old, new) = (Probe::new(4, slow), Probe::new(4, Manner::Good));
+    let (a, b) = (join(&db).await, join(&db).await);
+    let first = start(&a, &old).await;
+    let _b = start(&b, &new).await;
+    seconds(8).await;
+    assert_eq!(*new.acquired.lock().unwrap(), [(2, 2), (3, 2)]);
+    let ending = tokio::spawn(first.shutdown());
+    seconds(5).await;
+    assert_eq!(*new.acquired.lock().unwrap(), [(2, 2), (3, 2), (1, 2)], "the slow one is not taken from it");
+    ending.await.unwrap().unwrap();
+    seconds(5).await;
+    assert_eq!(*new.acquired.lock().unwrap(), [(2, 2), (3, 2), (1, 2), (0, 2)]);
+    assert_eq!(old.take().last(), Some(&("ended", 1)), "nothing was aborted");
 }
 
 /// The one for which the owner ends its work dies before it could take it.
