@@ -4,7 +4,8 @@
 //! stop between two of them. Then the cursor stands before the database's row in the feed, and a part says what of it was sent:
 //!
 //! ```text
-//! CURSOR.TOLDINSTANCEAT    2, 32 and 26 hexadecimal digits
+//! CURSOR~TOLDINSTANCEAT    2, 32 and 26 hexadecimal digits: the client stands in the middle of the row at AT
+//! CURSOR.TOLDINSTANCEAT    the same, once the client has come past AT: the row has moved on, and is still to come
 //! ```
 //!
 //! The part names the instance, so that nothing is told twice although the row may have moved on meanwhile; and when, so that what has
@@ -12,6 +13,12 @@
 //!
 //! A position keeps one part. A client that stops in the middle of a second database, before it has come to where the first one has
 //! moved to, is told of that one again.
+//!
+//! # Texts sort
+//!
+//! The cursor of a client that stands in the middle of a row is that of the row before it. So the two marks sort: a position in the
+//! middle of a row comes after that of the row before, whichever database that one keeps in mind. Of two in the middle of one row the
+//! later one has sent more.
 
 use std::{fmt, str::FromStr};
 
@@ -48,13 +55,19 @@ impl From<Cursor> for Position {
     }
 }
 
+impl Position {
+    /// What stands before `part` in the text of a position at `cursor`.
+    fn mark(cursor: &Cursor, part: &Part) -> char {
+        if cursor.position() < part.at { '~' } else { '.' }
+    }
+}
+
 impl fmt::Display for Position {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.cursor.fmt(f)?;
-        match &self.part {
-            None => Ok(()),
-            Some(Part { told, instance, at }) => write!(f, ".{told:02x}{instance}{at}"),
-        }
+        let Some(part) = &self.part else { return Ok(()) };
+        let Part { told, instance, at } = part;
+        write!(f, "{}{told:02x}{instance}{at}", Self::mark(&self.cursor, part))
     }
 }
 
@@ -62,7 +75,10 @@ impl FromStr for Position {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        let Some((cursor, part)) = text.split_once('.') else { return Ok(text.parse::<Cursor>()?.into()) };
+        let Some((cursor, marked)) = text.find(['.', '~']).map(|place| text.split_at(place)) else {
+            return Ok(text.parse::<Cursor>()?.into());
+        };
+        let (mark, part) = marked.split_at(1);
         let malformed = || Error::invalid("position", format!("{text:?} is no text of a position"));
         let (told, rest) = part.split_at_checked(2).ok_or_else(malformed)?;
         let (instance, at) = rest.split_at_checked(32).ok_or_else(malformed)?;
@@ -71,7 +87,11 @@ impl FromStr for Position {
         }
         let told = u8::from_str_radix(told, 16).map_err(|_| malformed())?;
         let part = Part { told, instance: instance.parse()?, at: at.parse()? };
-        Ok(Self { cursor: cursor.parse()?, part: Some(part) })
+        let cursor = cursor.parse()?;
+        if !mark.starts_with(Self::mark(&cursor, &part)) {
+            return Err(malformed());
+        }
+        Ok(Self { cursor, part: Some(part) })
     }
 }
 
@@ -87,22 +107,34 @@ mod tests {
         let at = Sequence::new(Incarnation(1), Versionstamp::new(2, 3), 4);
         let part = Part { told: 5, instance: DbInstance([0xab; 16]), at };
         let position = Position { cursor: Cursor::NOTHING, part: Some(part) };
-        let text = format!("0.05{}{at}", "ab".repeat(16));
+        let text = format!("0~05{}{at}", "ab".repeat(16));
         assert_eq!(position.to_string(), text);
         assert_eq!(text.parse::<Position>().unwrap(), position);
+        let behind = Position { cursor: at.into(), part: Some(part) };
+        assert_eq!(behind.to_string(), format!("{at}.{}", &text[2..]));
+        assert_eq!(behind.to_string().parse::<Position>().unwrap(), behind);
         assert_eq!(at.to_string().parse::<Position>().unwrap(), Cursor::from(at).into());
-        for bad in
-            ["", ".", "0.", "0.+5", &text[..text.len() - 1], &format!("{text}0"), &text.replacen('5', "+", 1)]
-        {
+        for bad in [
+            "",
+            ".",
+            "~",
+            "0.",
+            "0~+5",
+            &text[..text.len() - 1],
+            &format!("{text}0"),
+            &text.replacen('5', "+", 1),
+            // It contradicts itself: nobody has come past a row from nothing.
+            &text.replace('~', "."),
+        ] {
             assert!(bad.parse::<Position>().is_err(), "{bad}");
         }
     }
 
     proptest! {
         #[test]
-        fn no_text_makes_it_panic(text in "\\PC*", rest in "[0-9a-f.\\PC]{50,70}") {
+        fn no_text_makes_it_panic(text in "\\PC*", rest in "[0-9a-f.~\\PC]{50,70}") {
             drop(text.parse::<Position>());
-            drop(format!("0.{rest}").parse::<Position>());
+            drop(format!("0~{rest}").parse::<Position>());
         }
     }
 }

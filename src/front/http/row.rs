@@ -114,6 +114,8 @@ pub(super) struct Rows {
     place: usize,
     /// Which items of that one were written.
     told: u8,
+    /// Where a client stands that was sent some of them, and not all.
+    middle: Option<Position>,
     /// What the reader was sent before of a row that has not come yet.
     part: Option<Part>,
 }
@@ -123,7 +125,7 @@ impl Rows {
     pub fn new(rows: Vec<Arc<Notification>>, from: Position, next: Cursor, horizon: Sequence) -> Self {
         let reading = reading(from.cursor, next);
         let are_plain = are_plain(&rows, &reading, horizon, next.began().is_none());
-        Self { all: rows, are_plain, reading, next, place: 0, told: 0, part: from.part }
+        Self { all: rows, are_plain, reading, next, place: 0, told: 0, middle: None, part: from.part }
     }
 
     /// What a subscriber was delivered, which knew something.
@@ -163,7 +165,8 @@ impl Rows {
                     return;
                 }
                 self.told |= item.bit();
-                let seq = if is_left(self.told) { self.between() } else { self.behind(self.place) };
+                self.middle = is_left(self.told).then(|| self.between(&items));
+                let seq = self.middle.unwrap_or_else(|| self.behind(self.place));
                 write_row(out, row, item.kind(), &seq);
             }
             if self.part.is_some_and(|part| part.instance == row.instance) {
@@ -182,10 +185,15 @@ impl Rows {
         Position { cursor: if is_plain { at.into() } else { self.reading.at(at) }, part }
     }
 
-    /// What a client gets as its position between two items of the next row.
-    fn between(&self) -> Position {
+    /// What a client gets as its position between two of the `items` of the next row.
+    fn between(&self, items: &Items) -> Position {
         let row = &self.all[self.place];
-        let before = self.part.filter(|part| part.instance == row.instance).map_or(0, |part| part.told);
+        let bits = |items: &Items| items.iter().fold(0, |bits, item| bits | item.bit());
+        let before = self.part.as_ref().filter(|part| part.instance == row.instance).map_or(0, |part| {
+            // What was told and has happened again since is still to come, also to a reader that asks for other kinds next.
+            let again = items_of(row, &self.reading, Kinds::ALL, Some(part));
+            part.told & !bits(items) & !bits(&again)
+        });
         let part = Part { told: self.told | before, instance: row.instance, at: row.sequence };
         Position { cursor: self.reading.at(row.sequence.before()), part: Some(part) }
     }
@@ -193,8 +201,8 @@ impl Rows {
     /// Where a client stands that was sent what was written; `None` if nothing was: not where the reading has come to, but at the
     /// last row, so that the position stays while nothing happens.
     pub fn position(&self) -> Option<Position> {
-        if self.told != 0 {
-            return Some(self.between());
+        if self.middle.is_some() {
+            return self.middle;
         }
         let last = self.place.checked_sub(1)?;
         // Below the horizon a sequence would not say that nothing was missed.
@@ -402,6 +410,115 @@ mod tests {
         assert_eq!(rows.position().unwrap().part, Some(part));
         rows.write(Kinds::ALL, &mut out, 9);
         assert_eq!((out.rows(), rows.position().unwrap()), (3, Cursor::from(at(12)).into()));
+    }
+
+    /// What happens again after it was told was once forgotten where the client stopped again in the middle of the row.
+    #[test]
+    fn what_has_happened_again_is_told_also_after_a_second_stop() {
+        use EventKind::{Created, DdocUpdated, Updated};
+        let told = Item::Event(Created).bit() | Item::Event(Updated).bit();
+        let row = database(12, [7, 12, 11, 0]);
+        let part = Part { told, instance: row.instance, at: at(9) };
+        let mut position = Position { cursor: Cursor::from(at(2)).begin(at(9)).at(at(8)), part: Some(part) };
+        let mut kinds = Vec::new();
+        // Who asks for design documents alone meanwhile loses nothing either.
+        for wanted in [DdocUpdated.into(), Kinds::ALL] {
+            let mut rows = Rows::new(vec![Arc::clone(&row)], position, at(20).into(), Sequence::MIN);
+            kinds.extend(
+                items_of(&row, &position.cursor, wanted, position.part.as_ref()).into_iter().map(Item::kind),
+            );
+            rows.write(Kinds::ALL, &mut Writer::new(Form::Lines), 1);
+            position = rows.position().unwrap();
+        }
+        assert_eq!(kinds, [DdocUpdated, Updated]);
+        assert_eq!(position, Cursor::from(at(12)).into());
+    }
+
+    /// A database that moves about, and what a client that stops anywhere is sent of all of them.
+    struct Model {
+        dice: fastrand::Rng,
+        version: u64,
+        rows: Vec<Arc<Notification>>,
+        position: Position,
+        text: String,
+    }
+
+    impl Model {
+        /// Some databases get rows in one fold.
+        fn fold(&mut self) {
+            self.version += 1;
+            for order in 0..self.dice.u16(1..5) {
+                let now = Sequence::new(Incarnation(0), Versionstamp::new(self.version, 0), order);
+                let number = self.dice.u8(..6);
+                let before =
+                    self.rows.iter().position(|row| row.name.as_str().as_bytes()[0] == b'a' + number);
+                let before = before.map(|place| self.rows.remove(place));
+                let mut row = before.map_or_else(
+                    || Notification::clone(&database(1, [0; 4])),
+                    |row| Notification::clone(&row),
+                );
+                row.name = DbName::new(&char::from(b'a' + number).to_string()).unwrap();
+                let is_new = row.created_at.is_none() || row.is_deleted() || self.dice.u8(..4) == 0;
+                if is_new {
+                    let gone = row.deleted_at.unwrap_or(now);
+                    row.replaced =
+                        row.created_at.map(|_| Replaced { instance: row.instance, deleted_at: gone });
+                    row.instance = crate::base::event::DbInstance(self.dice.u128(..).to_be_bytes());
+                    (row.created_at, row.updated_at, row.ddoc_updated_at, row.deleted_at) =
+                        (Some(now), None, None, None);
+                } else if self.dice.u8(..4) == 0 {
+                    row.deleted_at = Some(now);
+                }
+                if !row.is_deleted() {
+                    row.updated_at = if self.dice.bool() { Some(now) } else { row.updated_at };
+                    row.ddoc_updated_at = if self.dice.bool() { Some(now) } else { row.ddoc_updated_at };
+                }
+                row.sequence = now;
+                self.rows.push(Arc::new(row));
+            }
+        }
+
+        /// A request that is sent some rows, and goes on where it is told.
+        fn read(&mut self) {
+            let from = self.position;
+            let mut left: Vec<_> = self
+                .rows
+                .iter()
+                .filter(|row| row.sequence > from.cursor.position())
+                .map(Arc::clone)
+                .collect();
+            let Some(newest) = left.last().map(|row| row.sequence) else { return };
+            left.truncate(self.dice.usize(1..8));
+            let end = left[left.len() - 1].sequence;
+            let next = if end == newest { end.into() } else { from.cursor.begin(newest).at(end) };
+            let mut rows = Rows::new(left, from, next, Sequence::MIN);
+            let mut out = Writer::new(Form::Lines);
+            rows.write(Kinds::ALL, &mut out, self.dice.u64(1..6));
+            for line in String::from_utf8(out.take().0.to_vec()).unwrap().lines() {
+                let text = line.split('"').nth(11).unwrap();
+                assert!(*text > *self.text, "{line} after {}", self.text);
+                text.clone_into(&mut self.text);
+            }
+            self.position = rows.position().unwrap_or(from);
+            assert_eq!(self.position.to_string().parse::<Position>().unwrap(), self.position);
+        }
+    }
+
+    /// Texts of positions once did not sort where a client that kept a database in mind stopped in the middle of another one, whose
+    /// row stood right behind that of the position before.
+    #[test]
+    fn positions_sort_as_texts_wherever_a_client_stops() {
+        for seed in [668_212_995_821_201_305].into_iter().chain(0..500) {
+            let dice = fastrand::Rng::with_seed(seed);
+            let position = Cursor::NOTHING.into();
+            let mut model = Model { dice, version: 1, rows: Vec::new(), position, text: String::new() };
+            for _ in 0..100 {
+                match model.dice.bool() {
+                    true => model.fold(),
+                    false => model.read(),
+                }
+            }
+        }
     }
 
     #[test]
