@@ -7,7 +7,7 @@
 //! given. It runs until its standard input ends (Ctrl-D).
 //!
 //! The environment variable `MINI_COUCH_CREDENTIALS` can have lines as `notibus credential` prints them; without it, everyone on the
-//! machine is its admin.
+//! machine is its admin. `MINI_COUCH_ORIGIN` can name an origin whose pages may ask through a browser.
 //!
 //! What it is not: a database to put to use. Documents have no branches of revisions, attachments, views or accounts, and at
 //! most 99,000 bytes.
@@ -22,9 +22,10 @@ pub mod problem;
 
 use std::{error::Error, sync::Arc};
 
+use axum::http::Method;
 use notibus::{
     Bus, BusOptions, DispatcherOptions, JanitorOptions, NodeOptions, NotifierOptions,
-    http::{Access, Api, ApiOptions, Server, ServerOptions},
+    http::{Access, Api, ApiOptions, Cors, Server, ServerOptions},
     store::Database,
 };
 use tokio::{net::TcpListener, sync::oneshot};
@@ -56,7 +57,9 @@ pub async fn main() -> Result<(), Box<dyn Error>> {
     // There may be no accounts. So it has to be as it is by default: it answers nobody but this machine, and no web pages from
     // elsewhere in its browsers.
     let listener = TcpListener::bind(listen).await?;
-    let server = Server::start(listener, app, ServerOptions::default(), store.env())?;
+    let limits =
+        ServerOptions { cors: std::env::var("MINI_COUCH_ORIGIN").ok().map(cors), ..ServerOptions::default() };
+    let server = Server::start(listener, app, limits, store.env())?;
     println!("mini_couch listens on http://{}", server.local_addr());
 
     let (ended, end) = oneshot::channel();
@@ -75,4 +78,10 @@ pub async fn main() -> Result<(), Box<dyn Error>> {
     }
     node.shutdown().await?;
     Ok(store.clear_finished_ids().await?)
+}
+
+/// Lets pages of `origin` do what clients of CouchDB do.
+fn cors(origin: String) -> Cors {
+    let methods = [Method::GET, Method::HEAD, Method::PUT, Method::POST, Method::DELETE].to_vec();
+    Cors { origins: vec![origin], credentials: true, methods, ..Cors::default() }
 }

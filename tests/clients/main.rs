@@ -10,6 +10,8 @@
 use std::{
     fs::File,
     io::{BufRead, BufReader, Read, Seek},
+    net::TcpListener,
+    os::fd::OwnedFd,
     path::{Path, PathBuf},
     process::{Child, Command, ExitCode, ExitStatus, Stdio},
     thread,
@@ -41,7 +43,7 @@ fn main() -> ExitCode {
             |()| ExitCode::SUCCESS,
         );
     }
-    let node = Runtime::new("npm", "node", "node_modules");
+    let node = Runtime::new("npm", "node", "node_modules/follow");
     let python = Runtime::new("python", "python/bin/python", "python/bin/python");
     let trials = vec![
         node.trial("nano.js"),
@@ -49,6 +51,9 @@ fn main() -> ExitCode {
         node.trial("pouchdb.js"),
         node.trial("ibm_cloudant.js"),
         node.trial("session.js"),
+        node.trial("follow.js"),
+        node.trial("changes_stream.js"),
+        node.trial_in_browser("browser.js"),
         python.trial("cloudant_updates.py"),
         python.trial("pycouchdb_updates.py"),
         python.trial("session_updates.py"),
@@ -82,11 +87,43 @@ impl Runtime {
     fn trial(&self, script: &'static str) -> Trial {
         let command = self.command.clone();
         let trial = Trial::test(script, move || {
-            run(&command, script);
+            run(Command::new(command), script, Scene::default());
             Ok(())
         });
         trial.with_ignored_flag(!self.is_installed)
     }
+
+    /// The trial that runs `script`, which shows a page of another origin in a browser.
+    fn trial_in_browser(&self, script: &'static str) -> Trial {
+        let (command, browser) = (self.command.clone(), browser());
+        if browser.is_none() {
+            println!(
+                "SKIPPED, not passed: there is no browser; install chromium-headless-shell, or set NOTIBUS_BROWSER"
+            );
+        }
+        let is_ignored = !self.is_installed || browser.is_none();
+        let trial = Trial::test(script, move || {
+            // Its origin has to be known before the server starts, and nobody else may take the port until the page is there.
+            let page = TcpListener::bind("127.0.0.1:0").unwrap();
+            let origin = Some(format!("http://{}", page.local_addr().unwrap()));
+            let mut command = Command::new(command);
+            command.env("NOTIBUS_BROWSER", browser.unwrap_or_default());
+            run(command, script, Scene { origin, stdin: OwnedFd::from(page).into() });
+            Ok(())
+        });
+        trial.with_ignored_flag(is_ignored)
+    }
+}
+
+/// A browser that needs no screen, if there is one.
+fn browser() -> Option<PathBuf> {
+    let set = std::env::var_os("NOTIBUS_BROWSER").map(PathBuf::from);
+    let folders = std::env::var_os("PATH").unwrap_or_default();
+    let names = ["chromium-headless-shell", "chromium", "chromium-browser", "google-chrome"];
+    let found = std::env::split_paths(&folders)
+        .flat_map(|folder| names.map(|name| folder.join(name)))
+        .find(|file| file.exists());
+    set.or(found)
 }
 
 /// Where the clients are installed.
@@ -95,16 +132,31 @@ fn clients() -> PathBuf {
     temporary.parent().expect("it lies in the target folder").join("clients")
 }
 
+/// What a script finds besides the server.
+struct Scene {
+    /// The origin whose pages may ask the server.
+    origin: Option<String>,
+    /// Its standard input.
+    stdin: Stdio,
+}
+
+impl Default for Scene {
+    /// Nothing.
+    fn default() -> Self {
+        Self { origin: None, stdin: Stdio::null() }
+    }
+}
+
 /// Runs `script` on a server of its own.
-fn run(command: &Path, script: &str) {
-    let server = Server::start(script.starts_with("session"));
+fn run(mut command: Command, script: &str, scene: Scene) {
+    let server = Server::start(script.starts_with("session"), scene.origin.as_deref());
     let mut output = tempfile::tempfile().unwrap();
-    let mut process = Command::new(command)
+    let mut process = command
         .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients").join(script))
         .arg(&server.address)
         .env("NODE_PATH", clients().join("node_modules"))
         .env("PYTHONDONTWRITEBYTECODE", "1")
-        .stdin(Stdio::null())
+        .stdin(scene.stdin)
         .stdout(output.try_clone().unwrap())
         .stderr(output.try_clone().unwrap())
         .spawn()
@@ -146,11 +198,14 @@ struct Server {
 }
 
 impl Server {
-    /// Starts one on a free port; with accounts it has anna, whose password is "secret".
-    fn start(has_accounts: bool) -> Self {
+    /// Starts one on a free port; with accounts it has anna, whose password is "secret", and pages of `origin` may ask it.
+    fn start(has_accounts: bool, origin: Option<&str>) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         if has_accounts {
             command.env("MINI_COUCH_CREDENTIALS", Credentials::password("anna", "secret").unwrap());
+        }
+        if let Some(origin) = origin {
+            command.env("MINI_COUCH_ORIGIN", origin);
         }
         let mut process = command
             .arg("127.0.0.1:0")
