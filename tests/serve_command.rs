@@ -8,7 +8,7 @@ mod served;
 use std::{
     io::{BufRead, BufReader, Read, Write},
     net::TcpStream,
-    process::Stdio,
+    process::{Command, Stdio},
 };
 
 use served::{LIMIT, Served, notibus};
@@ -171,4 +171,89 @@ fn credentials_that_cannot_be_read_do_not_open_it() {
     let output = child.wait_with_output().unwrap();
     assert_eq!((&*line, output.status.code()), ("", Some(2)));
     assert!(String::from_utf8(output.stderr).unwrap().contains("NOTIBUS_CREDENTIALS"));
+}
+
+#[test]
+fn credentials_say_what_may_be_done() {
+    let token = "0123456789abcdef0123456789abcdef";
+    let arguments =
+        ["token", "--name", "indexer", "--role", "_db_updates", "--role", "x", "--reads", "shop/*"];
+    let line = credential(&arguments, token).unwrap();
+    assert!(
+        line.starts_with("bearer:indexer:sha256:") && line.ends_with(" roles=_db_updates,x reads=shop/*\n"),
+        "{line}"
+    );
+    assert!(credential(&["token", "--role", "_amdin"], token).is_none());
+    assert!(credential(&["password", "anna", "--reads", "a b"], "secret").is_none());
+    let served = Served::start(&["--store", "memory"], Some(&line));
+    let get = |target: &str| {
+        let header = format!("Authorization: Bearer {token}\r\nConnection: close\r\n");
+        served.ask(&format!("GET {target} HTTP/1.1\r\nHost: localhost\r\n{header}\r\n"))
+    };
+    assert!(get("/_db_updates").starts_with("HTTP/1.1 200 OK\r\n"));
+    assert!(get("/_notibus/status").starts_with("HTTP/1.1 401 Unauthorized\r\n"));
+}
+
+#[test]
+fn pages_of_named_origins_may_ask() {
+    let arguments = "--cors-origin https://app.example --cors-credentials --cors-methods GET,PUT --cors-headers x-one,accept \
+                     --cors-max-age 1h";
+    let arguments: Vec<_> = ["--store", "memory"].into_iter().chain(arguments.split_whitespace()).collect();
+    let served = Served::start(&arguments, None);
+    let ask = |origin: &str| {
+        served.ask(&format!(
+            "OPTIONS /_db_updates HTTP/1.1\r\nHost: localhost\r\nOrigin: {origin}\r\nAccess-Control-Request-Method: GET\r\n\
+             Connection: close\r\n\r\n"
+        ))
+    };
+    let answer = ask("https://app.example");
+    for header in [
+        "access-control-allow-origin: https://app.example",
+        "access-control-allow-credentials: true",
+        "access-control-allow-methods: GET, PUT",
+        "access-control-allow-headers: x-one, accept",
+        "access-control-max-age: 3600",
+    ] {
+        assert!(answer.contains(&format!("\r\n{header}\r\n")), "{header}: {answer}");
+    }
+    assert!(ask("https://other.example").starts_with("HTTP/1.1 403 Forbidden\r\n"));
+    for (arguments, named) in [
+        (&["--cors-origin", "app.example"][..], "--cors-origin"),
+        (&["--cors-origin", "*", "--cors-credentials"], "credentials"),
+        (&["--cors-credentials"], "--cors-origin"),
+    ] {
+        let output = notibus().args(["serve", "--store", "memory"]).args(arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        assert!(String::from_utf8(output.stderr).unwrap().contains(named), "{arguments:?}");
+    }
+}
+
+/// The log was once coloured also where nobody sees colours, and an expression in the documentation would have let guessers name
+/// whom to ban, as the name that they guess stands in the line.
+#[test]
+fn fail2ban_finds_who_guesses_and_nobody_else() {
+    let line = credential(&["token"], "0123456789abcdef0123456789abcdef").unwrap();
+    let mut log = tempfile::NamedTempFile::new().unwrap();
+    let served = Served::start_logging(&["--store", "memory"], Some(&line), log.reopen().unwrap().into());
+    // "x WARN a: a log-in has failed peer=198.51.100.1 name=\"y\":z", then the same after a line break.
+    let forged = "eCBXQVJOIGE6IGEgbG9nLWluIGhhcyBmYWlsZWQgcGVlcj0xOTguNTEuMTAwLjEgbmFtZT0ieSI6eg==";
+    let broken = "eAogV0FSTiBhOiBhIGxvZy1pbiBoYXMgZmFpbGVkIHBlZXI9MTk4LjUxLjEwMC4xIG5hbWU9InkiOno=";
+    for secret in ["Bearer guess", &format!("Basic {forged}"), &format!("Basic {broken}")] {
+        let header = format!("Authorization: {secret}\r\nConnection: close\r\n");
+        let answer = served.ask(&format!("GET /_db_updates HTTP/1.1\r\nHost: localhost\r\n{header}\r\n"));
+        assert!(answer.starts_with("HTTP/1.1 401 Unauthorized\r\n"), "{answer}");
+    }
+    drop(served);
+    let mut text = String::new();
+    log.read_to_string(&mut text).unwrap();
+    let lines: Vec<_> = text.lines().filter(|line| line.contains("a log-in has failed")).collect();
+    assert_eq!(lines.len(), 3, "{text}");
+    assert!(lines.iter().all(|line| line.contains(": a log-in has failed peer=127.0.0.1 name=\"")), "{text}");
+    let filter = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/fail2ban/notibus.conf");
+    let Ok(found) = Command::new("fail2ban-regex").args(["-o", "<ip>"]).arg(log.path()).arg(filter).output()
+    else {
+        println!("SKIPPED, not passed: there is no fail2ban-regex");
+        return;
+    };
+    assert_eq!(String::from_utf8(found.stdout).unwrap(), "127.0.0.1\n".repeat(3), "{text}");
 }

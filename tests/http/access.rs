@@ -2,7 +2,7 @@
 
 use notibus::{
     Error, EventKind,
-    http::{Access, ApiOptions, Cors, Credentials, Hosts, Server, ServerOptions, axum::Router},
+    http::{Access, Api, ApiOptions, Cors, Credentials, Hosts, Server, ServerOptions, axum::Router},
     store::Database,
 };
 
@@ -15,7 +15,7 @@ use crate::{
 #[tokio::test]
 async fn only_admins_are_told() {
     let token = "0123456789abcdef0123456789abcdef";
-    let lines = [Credentials::password("anna", "secret").unwrap(), Credentials::token(token).unwrap()];
+    let lines = [Credentials::password("anna", "secret").unwrap(), Credentials::token(None, token).unwrap()];
     let access = Access::Credentials(lines.join("\n").parse().unwrap());
     let options = ApiOptions { access, ..ApiOptions::default() };
     let world = World::with(options, ServerOptions::default(), |api, _, bus| {
@@ -278,4 +278,147 @@ async fn pages_of_origins_that_are_named_may_ask() {
     assert_eq!(other.head.status, 403);
     assert!(!other.head.headers.contains_key("access-control-allow-origin"));
     assert_eq!(ask(world.at(), "POST", "/_notibus/events", page, "[]").await.head.status, 403);
+}
+
+/// All who had credentials could once do everything, and all tokens were one client.
+#[tokio::test]
+async fn callers_may_do_what_their_roles_say() {
+    let token = |name: &str| format!("{name}-{}", "0123456789abcdef");
+    let line = |name: &str, grant: &str| {
+        format!("{} {grant}", Credentials::token(Some(name), &token(name)).unwrap())
+    };
+    let lines = [
+        line("reader", "roles=_db_updates reads=shop/*"),
+        line("writer", "roles=_events"),
+        line("scraper", "roles=_metrics"),
+        Credentials::token(Some("admin"), &token("admin")).unwrap(),
+    ];
+    let access = Access::Credentials(lines.join("\n").parse().unwrap());
+    let options = ApiOptions { access, feeds_per_client_max: 1, ..ApiOptions::default() };
+    let world = World::with(options, ServerOptions::default(), |api, _, bus| {
+        let databases = api.recorded_databases();
+        let changes = api.changes(&bus.changes(), api.recorded_databases());
+        let known = api.db_updates().merge(changes).merge(api.events()).merge(api.status());
+        known.merge(api.catalogue(databases)).merge(api.sessions())
+    })
+    .await;
+    for name in ["shop/a", "logs"] {
+        world.event(&db(name, 1), EventKind::Created).await;
+    }
+    // Of each caller in the order reader, writer, scraper, admin.
+    for (method, target, statuses) in [
+        ("GET", "/_db_updates", [200, 401, 401, 200]),
+        ("GET", "/_all_dbs", [200, 401, 401, 200]),
+        ("GET", "/shop%2Fa", [200, 403, 403, 200]),
+        ("GET", "/logs", [403, 403, 403, 200]),
+        // Nobody keeps changes of it, which only those learn who may read it.
+        ("GET", "/shop%2Fa/_changes", [404, 403, 403, 404]),
+        ("GET", "/logs/_changes", [403, 403, 403, 404]),
+        ("GET", "/logs/_changes/1", [403, 403, 403, 404]),
+        ("GET", "/logs/_changes/_meta", [403, 403, 403, 404]),
+        ("PUT", "/_changes_shards/shop%2Fa", [401, 401, 401, 400]),
+        ("POST", "/_notibus/events", [403, 201, 403, 201]),
+        ("GET", "/_notibus/status", [401, 401, 200, 200]),
+        ("GET", "/_notibus/metrics", [401, 401, 200, 200]),
+    ] {
+        for (name, status) in ["reader", "writer", "scraper", "admin"].into_iter().zip(statuses) {
+            let header = format!("Authorization: Bearer {}\r\n", token(name));
+            let body = if method == "GET" { "" } else { "[]" };
+            let answer = ask(world.at(), method, target, &header, body).await;
+            assert_eq!(answer.head.status, status, "{name} {method} {target}: {}", answer.body);
+        }
+    }
+    let header = |name| format!("Authorization: Bearer {}\r\n", token(name));
+    let who = ask(world.at(), "GET", "/_session", &header("reader"), "").await.json();
+    assert_eq!(who["userCtx"], serde_json::json!({ "name": "reader", "roles": ["_db_updates"] }));
+    // Each token is a client of its own.
+    let live = |name| {
+        let header = header(name);
+        format!("GET /_db_updates?feed=continuous&since=now HTTP/1.1\r\nHost: localhost\r\n{header}\r\n")
+    };
+    let mut connections = Vec::new();
+    for (name, status) in [("reader", 200), ("admin", 200), ("reader", 429)] {
+        let mut connection = Connection::open(world.at()).await;
+        connection.send(&live(name)).await;
+        assert_eq!(connection.head().await.status, status, "{name}");
+        connections.push(connection);
+    }
+}
+
+/// What a proxy says of its clients counts, and what others say does not: behind one, who guessed a name once locked it out for all.
+#[tokio::test]
+async fn a_proxy_that_is_known_is_believed() {
+    let line = Credentials::password("anna", "secret").unwrap();
+    let status = async |world: &World, forwarded: &str, secret: &str| {
+        let header = format!("Authorization: Basic {secret}\r\nX-Forwarded-For: {forwarded}\r\n");
+        ask(world.at(), "GET", "/_db_updates", &header, "").await.head.status
+    };
+    // anna:secret, and anna:wrong0 to anna:wrong6.
+    let right = "YW5uYTpzZWNyZXQ=";
+    let wrong =
+        ["YW5uYTp3cm9uZzA=", "YW5uYTp3cm9uZzE=", "YW5uYTp3cm9uZzI=", "YW5uYTp3cm9uZzM=", "YW5uYTp3cm9uZzQ="];
+    for is_known in [true, false] {
+        let access = Access::Credentials(line.parse().unwrap());
+        let options = ApiOptions { access, ..ApiOptions::default() };
+        let proxies = if is_known { vec!["127.0.0.1".parse().unwrap()] } else { Vec::new() };
+        let limits = ServerOptions { is_public: true, proxies, ..ServerOptions::default() };
+        let world = World::with(options, limits, |api, _, _| api.db_updates()).await;
+        for secret in wrong {
+            assert_eq!(status(&world, "198.51.100.9, 203.0.113.1", secret).await, 401);
+        }
+        let locked = status(&world, "203.0.113.1", "YW5uYTp3cm9uZzU=").await;
+        assert_eq!(locked, 403, "what stands further to the left anybody may write");
+        // Before anybody was found right, whom the server would know again from anywhere.
+        let elsewhere = if is_known { 401 } else { 403 };
+        assert_eq!(
+            status(&world, "203.0.113.1, 203.0.113.2, 127.0.0.1", "YW5uYTp3cm9uZzY=").await,
+            elsewhere
+        );
+        assert_eq!(status(&world, "203.0.113.2", right).await, if is_known { 200 } else { 403 });
+    }
+}
+
+/// Guesses of tokens were once neither counted nor logged.
+#[tokio::test]
+async fn who_guesses_tokens_is_locked_out_and_who_has_one_is_not() {
+    let token = "0123456789abcdef";
+    let access = Access::Credentials(Credentials::token(Some("a"), token).unwrap().parse().unwrap());
+    let options = ApiOptions { access, ..ApiOptions::default() };
+    let world = World::with(options, ServerOptions::default(), |api, _, _| api.db_updates()).await;
+    for guess in 0..8 {
+        let header = format!("Authorization: Bearer guess{guess}\r\n");
+        let answer = ask(world.at(), "GET", "/_db_updates", &header, "").await;
+        assert_eq!(answer.head.status, if guess < 5 { 401 } else { 403 }, "{guess}");
+    }
+    let header = format!("Authorization: Bearer {token}\r\n");
+    assert_eq!(ask(world.at(), "GET", "/_db_updates", &header, "").await.head.status, 200);
+}
+
+/// A proxy may keep what all who wait at one position are sent, and nothing else.
+#[tokio::test]
+async fn only_a_longpoll_at_a_position_is_for_all() {
+    let options =
+        ApiOptions { longpoll_max_age: Some(std::time::Duration::from_secs(2)), ..ApiOptions::default() };
+    let world = World::with(options, ServerOptions::default(), |api, _, _| api.db_updates()).await;
+    let first = world.event(&db("a", 1), EventKind::Created).await;
+    world.event(&db("b", 1), EventKind::Created).await;
+    let seq = first.sequence;
+    let at = format!("feed=longpoll&since={seq}");
+    for (query, expected) in [
+        (&*at, "public, max-age=2"),
+        ("feed=longpoll&since=0", "must-revalidate"),
+        ("feed=longpoll&since=now&timeout=0", "must-revalidate"),
+        (&*format!("since={seq}"), "must-revalidate"),
+    ] {
+        let answer = get(world.at(), &format!("/_db_updates?{query}")).await;
+        assert_eq!(answer.head.headers["cache-control"], expected, "{query}");
+    }
+    let credentials =
+        Access::Credentials(Credentials::token(None, "0123456789abcdef").unwrap().parse().unwrap());
+    let options = ApiOptions {
+        access: credentials,
+        longpoll_max_age: Some(std::time::Duration::from_secs(2)),
+        ..ApiOptions::default()
+    };
+    assert!(matches!(Api::start(&world.bus, &world.dispatcher, options), Err(Error::Invalid { .. })));
 }

@@ -9,7 +9,7 @@ use futures_util::future::BoxFuture;
 use notibus::{
     Bus, Db, DbName, Result, Sequence,
     changes::{Changes, ChangesOptions, DocId, DocSource, DocSummary, Leaf, Revision},
-    http::{Asked, Databases, Failure, Lens},
+    http::{Asked, Caller, Databases, Failure, Lens},
     store::{Database, Transaction},
 };
 
@@ -80,7 +80,7 @@ impl Databases for Layer {
         Box::pin(std::future::ready(Ok(found)))
     }
 
-    fn may_read<'a>(&'a self, _: Option<&'a str>, db: &'a Db) -> BoxFuture<'a, Result<bool>> {
+    fn may_read<'a>(&'a self, _: Option<&'a Caller>, db: &'a Db) -> BoxFuture<'a, Result<bool>> {
         Box::pin(std::future::ready(Ok(db.name.as_str() != "secret")))
     }
 

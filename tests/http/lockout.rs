@@ -182,7 +182,6 @@ async fn guessers_do_not_slow_who_logs_in() {
     for guesser in guessers {
         guesser.await.unwrap();
     }
+    // How many checks it waits for at most is asserted where they are made.
     assert_eq!(answer.head.status, 200);
-    // It is some tens of milliseconds; the bound leaves room for slow machines, and 200 checks do not fit into it.
-    assert!(took < Duration::from_secs(2), "{took:?}");
 }

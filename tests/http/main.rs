@@ -16,6 +16,8 @@ mod layer;
 mod limits;
 mod live;
 mod lockout;
+#[cfg(unix)]
+mod proxy;
 mod resume;
 mod sessions;
 mod slow_bodies;

@@ -2,7 +2,7 @@
 
 use std::io::Read;
 
-use notibus::http::Credentials;
+use notibus::http::{Credentials, Grant};
 
 use crate::Failure;
 
@@ -16,9 +16,39 @@ pub enum Command {
     Password {
         /// The name.
         name: String,
+        /// What they may do.
+        #[command(flatten)]
+        grant: Granted,
     },
     /// A line for a bearer token, which has to be long and random, as of `openssl rand -hex 32`.
-    Token,
+    Token {
+        /// Whose it is, for logs and limits.
+        #[arg(long)]
+        name: Option<String>,
+        /// What they may do.
+        #[command(flatten)]
+        grant: Granted,
+    },
+}
+
+/// What they may do: everything, if nothing is said.
+#[derive(Debug, clap::Args)]
+pub struct Granted {
+    /// A role: `_admin`, `_db_updates`, `_events`, `_metrics`, or one of a layer's; can be given more than once.
+    #[arg(long = "role")]
+    roles: Vec<String>,
+    /// A database whose changes they may read, or what names begin with and a `*`; can be given more than once.
+    #[arg(long = "reads")]
+    reads: Vec<String>,
+}
+
+impl Granted {
+    /// What stands behind the line.
+    fn text(&self) -> Result<String, Failure> {
+        let grant = Grant { roles: self.roles.clone(), reads: self.reads.clone() };
+        grant.check()?;
+        Ok(if grant == Grant::default() { String::new() } else { format!(" {grant}") })
+    }
 }
 
 /// Prints the line.
@@ -33,8 +63,8 @@ pub fn run(command: &Command) -> Result<(), Failure> {
     }
     let secret = secret.trim_end_matches(['\n', '\r']);
     let line = match command {
-        Command::Password { name } => Credentials::password(name, secret)?,
-        Command::Token => Credentials::token(secret)?,
+        Command::Password { name, grant } => Credentials::password(name, secret)? + &grant.text()?,
+        Command::Token { name, grant } => Credentials::token(name.as_deref(), secret)? + &grant.text()?,
     };
     println!("{line}");
     Ok(())

@@ -3,7 +3,7 @@
 use std::{
     env,
     io::Write,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -12,7 +12,10 @@ use std::{
 use notibus::{
     Bus, BusOptions, Dispatcher, DispatcherOptions, Error, Janitor, JanitorOptions, Node, NodeOptions,
     Notifier, NotifierOptions,
-    http::{Access, Api, ApiOptions, Credentials, Hosts, Server, ServerOptions},
+    http::{
+        Access, Api, ApiOptions, Cors, Credentials, Hosts, Server, ServerOptions,
+        axum::http::{HeaderName, Method},
+    },
     node::{Announced, Role},
     store::Database,
 };
@@ -49,6 +52,24 @@ pub struct Args {
     /// names are refused then, as they are without credentials anyway, and so are web pages of another origin.
     #[arg(long)]
     host: Vec<String>,
+    /// An origin whose pages may ask through a browser, as `https://app.example`, or `*` for all; can be given more than once.
+    #[arg(long)]
+    cors_origin: Vec<String>,
+    /// Let browsers send credentials along for those pages; not with `*`.
+    #[arg(long, requires = "cors_origin")]
+    cors_credentials: bool,
+    /// The methods that those pages may use, with commas.
+    #[arg(long, requires = "cors_origin", value_delimiter = ',')]
+    cors_methods: Option<Vec<Method>>,
+    /// The headers that those pages may send, with commas.
+    #[arg(long, requires = "cors_origin", value_delimiter = ',')]
+    cors_headers: Option<Vec<HeaderName>>,
+    /// For how long a browser may remember what is allowed.
+    #[arg(long, requires = "cors_origin", default_value = "10m", value_parser = humantime::parse_duration)]
+    cors_max_age: Duration,
+    /// The address of a proxy in front, whose `X-Forwarded-For` is believed; can be given more than once.
+    #[arg(long)]
+    proxy: Vec<IpAddr>,
     /// Do not keep `_db_updates` at all.
     #[arg(long)]
     no_db_updates: bool,
@@ -80,6 +101,14 @@ pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
         connections_max: connections_max(args.connections_max)?,
         write_timeout: args.write_timeout,
         hosts: if is_open || !args.host.is_empty() { Hosts::Local(args.host) } else { Hosts::Any },
+        cors: (!args.cors_origin.is_empty()).then(|| Cors {
+            origins: args.cors_origin,
+            credentials: args.cors_credentials,
+            methods: args.cors_methods.unwrap_or_else(|| Cors::default().methods),
+            headers: args.cors_headers.unwrap_or_else(|| Cors::default().headers),
+            max_age: args.cors_max_age,
+        }),
+        proxies: args.proxy,
         is_public: !is_open,
         ..ServerOptions::default()
     };
@@ -201,6 +230,7 @@ fn check(limits: &ServerOptions, listen: SocketAddr) -> Result<(), Failure> {
              {VARIABLE}; `notibus credential` makes them"
         )),
         Error::Invalid { what: "host", reason } => Failure::BadInput(format!("--host: {reason}")),
+        Error::Invalid { what: "origin", reason } => Failure::BadInput(format!("--cors-origin: {reason}")),
         error => Failure::BadInput(error.to_string()),
     })
 }

@@ -5,7 +5,7 @@
 //! is kept as its SHA-256. All comparisons take the same time whatever they compare.
 
 use std::{
-    collections::VecDeque,
+    collections::{HashMap, VecDeque},
     fmt,
     net::{IpAddr, Ipv6Addr},
     str::FromStr,
@@ -20,6 +20,7 @@ use subtle::ConstantTimeEq;
 
 use super::{
     Failure, Peer,
+    caller::{Caller, Grant},
     checks::{Checks, Outcome},
     session::{Sessions, cookie},
 };
@@ -37,8 +38,14 @@ const TOKEN_LEN_MIN: usize = 16;
 /// What stands before the key that signs sessions.
 const SESSIONS: &str = "sessions:key:";
 
+/// What stands before a token: its name and a colon, if it has one, then its digest.
+const BEARER: &str = "bearer:";
+
 /// What stands before the digest of a token.
-const BEARER: &str = "bearer:sha256:";
+const DIGEST: &str = "sha256:";
+
+/// The name of a token that has none.
+const NAMELESS: &str = "bearer";
 
 /// A SHA-256.
 type Sha = [u8; 32];
@@ -50,7 +57,7 @@ pub enum Access {
     /// reach it through a browser.
     #[default]
     Open,
-    /// Those who have credentials are its admins.
+    /// Those who have credentials, each as far as its [`Grant`] goes.
     Credentials(Credentials),
 }
 
@@ -59,8 +66,10 @@ pub enum Access {
 /// ```
 /// use notibus::http::Credentials;
 ///
-/// let lines = [Credentials::password("anna", "correct horse")?, Credentials::token("0123456789abcdef0123456789abcdef")?];
-/// let credentials: Credentials = format!("# who may ask\n{}\n", lines.join("\n")).parse()?;
+/// let anna = Credentials::password("anna", "correct horse")?;
+/// let indexer = Credentials::token(Some("indexer"), "0123456789abcdef0123456789abcdef")?;
+/// let lines = format!("# who may ask\n{anna}\n{indexer} roles=_db_updates reads=shop/*\n");
+/// let credentials: Credentials = lines.parse()?;
 /// assert!(!format!("{credentials:?}").contains("argon2"));
 /// # Ok::<(), notibus::Error>(())
 /// ```
@@ -71,10 +80,12 @@ pub struct Credentials(Arc<Inner>);
 struct Inner {
     /// Verifies passwords.
     checks: Checks,
-    /// The SHA-256 of each token.
-    tokens: Vec<Sha>,
+    /// What each name with a password may do.
+    grants: HashMap<String, Arc<Grant>>,
+    /// The SHA-256 of each token, and whose it is.
+    tokens: Vec<(Sha, Caller)>,
     /// The digests of the headers that were verified lately, and whose they are; newest last.
-    verified: Mutex<VecDeque<(Sha, Arc<str>)>>,
+    verified: Mutex<VecDeque<(Sha, Caller)>>,
     /// Signs the cookies of sessions.
     sessions: Sessions,
 }
@@ -82,28 +93,20 @@ struct Inner {
 /// Who has asked.
 #[derive(Debug)]
 pub(super) struct Caught {
-    /// By the name of the credentials.
-    pub name: Arc<str>,
+    /// Who it is.
+    pub caller: Caller,
     /// What a new cookie is to be, if one is due of a session that it was known by; `None` without a session.
     #[expect(clippy::option_option, reason = "no session, one that goes on, and one that is renewed")]
     pub session: Option<Option<String>>,
 }
 
 impl Credentials {
-    /// The line of a configuration for `name` with `password`. It takes a salt from the operating system.
+    /// The line of a configuration for `name` with `password`, an admin's unless a [`Grant`] is put behind it with a space. It takes
+    /// a salt from the operating system.
     ///
     /// Fails with [`Error::Invalid`] if the name is empty, is `bearer` or has a colon or a line break, or the password is empty.
     pub fn password(name: &str, password: &str) -> Result<String> {
-        if name.is_empty()
-            || matches!(name, "bearer" | "sessions")
-            || name.starts_with('#')
-            || name.contains([':', '\n', '\r'])
-        {
-            return Err(Error::invalid(
-                "name",
-                "it is empty, \"bearer\", \"sessions\", a comment, or has a colon or a line break",
-            ));
-        }
+        check_name(name)?;
         if password.is_empty() {
             return Err(Error::invalid("password", "it is empty"));
         }
@@ -113,14 +116,20 @@ impl Credentials {
         Ok(format!("{name}:{hash}"))
     }
 
-    /// The line of a configuration for `token`. Fails with [`Error::Invalid`] if it has less than 16 characters, or others
-    /// than visible ones of ASCII.
-    pub fn token(token: &str) -> Result<String> {
+    /// The line of a configuration for `token`, an admin's unless a [`Grant`] is put behind it with a space. Its `name` is for logs,
+    /// limits and layers.
+    ///
+    /// Fails with [`Error::Invalid`] if the token has less than 16 characters, or others than visible ones of ASCII, or the name could
+    /// not be that of somebody with a password.
+    pub fn token(name: Option<&str>, token: &str) -> Result<String> {
+        name.map_or(Ok(()), check_name)?;
         if token.len() < TOKEN_LEN_MIN || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
             let reason = format!("it needs at least {TOKEN_LEN_MIN} characters, all of them visible ASCII");
             return Err(Error::invalid("token", reason));
         }
-        Ok(sha(token.as_bytes()).iter().fold(BEARER.to_owned(), |line, byte| format!("{line}{byte:02x}")))
+        let name = name.map_or_else(String::new, |name| format!("{name}:"));
+        let start = format!("{BEARER}{name}{DIGEST}");
+        Ok(sha(token.as_bytes()).iter().fold(start, |line, byte| format!("{line}{byte:02x}")))
     }
 
     /// Whose credentials `headers` have, which come from `peer`. Fails with 401 if they have none, or wrong ones, and with 403 if
@@ -136,20 +145,24 @@ impl Credentials {
             return caught.ok_or_else(|| Failure::unauthorized("You are not a server admin."));
         };
         let digest = sha(value.as_bytes());
-        if let Some(name) = self.known(&digest) {
-            return Ok(Caught { name, session: None });
+        if let Some(caller) = self.known(&digest) {
+            return Ok(Caught { caller, session: None });
         }
         let wrong = || Failure::unauthorized("Name or password is incorrect.");
         let (scheme, secret) = value.to_str().ok().and_then(|text| text.split_once(' ')).ok_or_else(wrong)?;
-        let name: Arc<str> = if scheme.eq_ignore_ascii_case("bearer") {
-            self.find_token(secret.trim()).then(|| Arc::from("bearer")).ok_or_else(wrong)?
+        let caller = if scheme.eq_ignore_ascii_case("bearer") {
+            // It is long and random: nobody finds it by guessing, and who has it is never locked out.
+            match self.find_token(secret.trim()) {
+                Some(caller) => caller,
+                None => return Err(self.0.checks.wrong_token(NAMELESS, address(peer), env).into()),
+            }
         } else if scheme.eq_ignore_ascii_case("basic") {
             let decoded =
                 Base64::decode_vec(secret.trim()).ok().and_then(|bytes| String::from_utf8(bytes).ok());
             let decoded = decoded.ok_or_else(wrong)?;
             let (name, password) = decoded.split_once(':').ok_or_else(wrong)?;
             self.log_in(name, password, digest, peer, env).await?;
-            name.into()
+            self.caller(name)
         } else {
             return Err(wrong());
         };
@@ -157,8 +170,13 @@ impl Credentials {
         if verified.len() >= VERIFIED_MAX {
             verified.pop_front();
         }
-        verified.push_back((digest, Arc::clone(&name)));
-        Ok(Caught { name, session: None })
+        verified.push_back((digest, caller.clone()));
+        Ok(Caught { caller, session: None })
+    }
+
+    /// Who has logged in by this name.
+    fn caller(&self, name: &str) -> Caller {
+        Caller::new(name, self.0.grants.get(name).map_or_else(Arc::default, Arc::clone))
     }
 
     /// Who is known by the value of a cookie.
@@ -166,7 +184,7 @@ impl Credentials {
         let Inner { sessions, checks, .. } = &*self.0;
         let session = sessions.verify(value, env.wall_ms(), |name| checks.hash_of(name))?;
         let renewed = session.is_due.then(|| self.sign(&session.name, env)).flatten();
-        Some(Caught { name: session.name.into(), session: Some(renewed) })
+        Some(Caught { caller: self.caller(&session.name), session: Some(renewed) })
     }
 
     /// The value of a cookie for `name`.
@@ -174,17 +192,20 @@ impl Credentials {
         Some(self.0.sessions.sign(name, &self.0.checks.hash_of(name)?, env.wall_ms()))
     }
 
-    /// The value of a cookie for `name`. Fails with 401 unless it has this `password`, and with 403 if it is locked out.
+    /// Who has logged in, and the value of a cookie for it. Fails with 401 unless `name` has this `password`, and with 403 if it is
+    /// locked out.
     pub(super) async fn begin_session(
         &self,
         name: &str,
         password: &str,
         peer: Option<Peer>,
         env: &Env,
-    ) -> Result<String, Failure> {
+    ) -> Result<(Caller, String), Failure> {
         let digest = sha(format!("{}:{name}{password}", name.len()).as_bytes());
         self.log_in(name, password, digest, peer, env).await?;
-        self.sign(name, env).ok_or_else(|| Failure::unauthorized("Name or password is incorrect."))
+        let cookie = self.sign(name, env);
+        let cookie = cookie.ok_or_else(|| Failure::unauthorized("Name or password is incorrect."))?;
+        Ok((self.caller(name), cookie))
     }
 
     /// Fails with 401 unless `name` has this `password`, and with 403, as CouchDB, if it is locked out for this address.
@@ -196,47 +217,54 @@ impl Credentials {
         peer: Option<Peer>,
         env: &Env,
     ) -> Result<(), Failure> {
-        // Without a listener that tells them, all addresses are one.
-        let address = peer.map_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED), |peer| peer.0);
-        match self.0.checks.check(name, password, digest, address, env).await {
+        match self.0.checks.check(name, password, digest, address(peer), env).await {
             Outcome::Right => Ok(()),
-            Outcome::Wrong => Err(Failure::unauthorized("Name or password is incorrect.")),
-            Outcome::Locked(rest) => {
-                let reason = "Account is temporarily locked due to multiple authentication failures";
-                Err(Failure::new(StatusCode::FORBIDDEN, "forbidden", reason).retry_after(rest))
-            }
+            outcome => Err(outcome.into()),
         }
     }
 
     /// Whose the header with this digest is, if it was verified lately.
-    fn known(&self, digest: &Sha) -> Option<Arc<str>> {
+    fn known(&self, digest: &Sha) -> Option<Caller> {
         let verified = self.0.verified.lock().unwrap_or_else(PoisonError::into_inner);
         let known = verified.iter().find(|(known, _)| bool::from(known.ct_eq(digest)));
-        known.map(|(_, name)| Arc::clone(name))
+        known.map(|(_, caller)| caller.clone())
     }
 
-    /// Whether there is this token.
-    fn find_token(&self, token: &str) -> bool {
+    /// Whose token this is.
+    fn find_token(&self, token: &str) -> Option<Caller> {
         let digest = sha(token.as_bytes());
-        self.0.tokens.iter().fold(false, |found, known| found | bool::from(known.ct_eq(&digest)))
+        let found = |known: &&(Sha, Caller)| bool::from(known.0.ct_eq(&digest));
+        // All are compared, so that the time says nothing of which one it is.
+        self.0.tokens.iter().filter(found).last().map(|(_, caller)| caller.clone())
     }
 }
 
 impl FromStr for Credentials {
     type Err = Error;
 
-    /// Reads lines: those of [`Credentials::password`] and [`Credentials::token`], empty ones, and comments after `#`. A line
+    /// Reads lines: those of [`Credentials::password`] and [`Credentials::token`], each with a [`Grant`] behind it or that of an
+    /// admin, empty ones, and comments after `#`. A line
     /// `sessions:key:` with 64 hexadecimal digits is the key that signs the cookies of sessions, for nodes that are to know each
     /// other's; without it each process has one of its own.
     fn from_str(text: &str) -> Result<Self> {
         let (mut passwords, mut tokens, mut key) = (Vec::new(), Vec::new(), None);
+        let mut grants = HashMap::new();
         for (place, line) in text.lines().map(str::trim).enumerate() {
             let bad = |reason: &str| Error::invalid("credentials", format!("line {}: {reason}", place + 1));
             if line.is_empty() || line.starts_with('#') {
                 continue;
             }
-            if let Some(digits) = line.strip_prefix(BEARER) {
-                tokens.push(parse_sha(digits).ok_or_else(|| bad("64 hexadecimal digits have to follow"))?);
+            let (line, grant) = read_grant(line).map_err(|error| bad(&error.to_string()))?;
+            if let Some(named) = line.strip_prefix(BEARER) {
+                let (name, digest) = match named.split_once(':') {
+                    Some((name, digest)) if named.strip_prefix(DIGEST).is_none() => {
+                        (name, digest.strip_prefix(DIGEST))
+                    }
+                    _ => (NAMELESS, named.strip_prefix(DIGEST)),
+                };
+                let digest = digest.and_then(parse_sha);
+                let digest = digest.ok_or_else(|| bad("sha256: and 64 hexadecimal digits have to follow"))?;
+                tokens.push((digest, Caller::new(name, grant)));
                 continue;
             }
             if let Some(digits) = line.strip_prefix(SESSIONS) {
@@ -255,6 +283,7 @@ impl FromStr for Credentials {
             if name.is_empty() {
                 return Err(bad("the name is empty"));
             }
+            grants.insert(name.to_owned(), Arc::new(grant));
             passwords.push((name.to_owned(), hash));
         }
         if passwords.is_empty() && tokens.is_empty() {
@@ -262,7 +291,7 @@ impl FromStr for Credentials {
         }
         let key = key.map_or_else(random, Ok)?;
         let (checks, sessions) = (Checks::new(passwords), Sessions::new(&key));
-        Ok(Self(Arc::new(Inner { checks, tokens, verified: Mutex::default(), sessions })))
+        Ok(Self(Arc::new(Inner { checks, grants, tokens, verified: Mutex::default(), sessions })))
     }
 }
 
@@ -270,6 +299,49 @@ impl fmt::Debug for Credentials {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names: Vec<_> = self.0.checks.names().collect();
         f.debug_struct("Credentials").field("names", &names).field("tokens", &self.0.tokens.len()).finish()
+    }
+}
+
+/// Fails if nobody can have this name.
+fn check_name(name: &str) -> Result<()> {
+    if name.is_empty()
+        || matches!(name, "bearer" | "sessions" | "sha256")
+        || name.starts_with('#')
+        || name.contains([':', '\n', '\r'])
+    {
+        let reason =
+            "it is empty, \"bearer\", \"sessions\", \"sha256\", a comment, or has a colon or a line break";
+        return Err(Error::invalid("name", reason));
+    }
+    Ok(())
+}
+
+/// What a line says before its grant, and that; of an admin, if there is none.
+fn read_grant(line: &str) -> Result<(&str, Grant)> {
+    // Names may have spaces and no colon; hashes and digests have no spaces.
+    let start = line.find(if line.starts_with(BEARER) { DIGEST } else { ":" }).unwrap_or(0);
+    let secret = &line[start..];
+    match secret.split_once(char::is_whitespace) {
+        Some((bare, grant)) => Ok((&line[..line.len() - secret.len() + bare.len()], grant.parse()?)),
+        None => Ok((line, Grant::admin())),
+    }
+}
+
+/// Where a request comes from. Without a listener that tells them, all addresses are one.
+fn address(peer: Option<Peer>) -> IpAddr {
+    peer.map_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED), |peer| peer.0)
+}
+
+impl From<Outcome> for Failure {
+    /// The answer to who was not let in.
+    fn from(outcome: Outcome) -> Self {
+        match outcome {
+            Outcome::Right | Outcome::Wrong => Self::unauthorized("Name or password is incorrect."),
+            Outcome::Locked(rest) => {
+                let reason = "Account is temporarily locked due to multiple authentication failures";
+                Self::new(StatusCode::FORBIDDEN, "forbidden", reason).retry_after(rest)
+            }
+        }
     }
 }
 
@@ -308,13 +380,13 @@ mod tests {
     }
 
     async fn check(credentials: &Credentials, headers: &HeaderMap) -> Result<Arc<str>, Failure> {
-        credentials.check(headers, None, &Env::system()).await.map(|caught| caught.name)
+        credentials.check(headers, None, &Env::system()).await.map(|caught| caught.caller.shared_name())
     }
 
     #[tokio::test]
     async fn only_the_right_ones_are_let_in() {
         let token = "a-token-of-some-length";
-        let lines = [Credentials::password("anna", "s:e").unwrap(), Credentials::token(token).unwrap()];
+        let lines = [Credentials::password("anna", "s:e").unwrap(), Credentials::token(None, token).unwrap()];
         let credentials: Credentials = lines.join("\n").parse().unwrap();
         for _ in 0..2 {
             assert_eq!(&*check(&credentials, &basic("anna:s:e")).await.unwrap(), "anna");
@@ -344,12 +416,40 @@ mod tests {
             "anna:secret",
             ":$argon2id$v=19$m=8,t=1,p=1$AAAAAAAAAAA",
             "bearer:sha256:12",
+            "bearer:a:sha256:12",
+            "bearer:a",
+            "anna:$argon2id$v=19$m=8,t=1,p=1$AAAAAAAAAAA roles=_amdin",
         ] {
             assert!(bad.parse::<Credentials>().is_err(), "{bad}");
         }
         let [old, new] = ["old", "new"].map(|password| Credentials::password("anna", password).unwrap());
         assert!(format!("{old}\n{new}").parse::<Credentials>().is_err(), "the new one was once not known");
         assert!(Credentials::password("a:b", "x").is_err() && Credentials::password("a", "").is_err());
-        assert!(Credentials::token("short").is_err());
+        assert!(Credentials::token(None, "short").is_err());
+        assert!(Credentials::token(Some("a:b"), "a-token-of-some-length").is_err());
+    }
+
+    #[tokio::test]
+    async fn a_line_says_who_it_is_and_what_they_may() {
+        let tokens = ["a-token-of-some-length", "another-token-of-some-length"];
+        let lines = [
+            format!("{}  reads=shop/*,a:b", Credentials::password("an na", "secret").unwrap()),
+            Credentials::token(Some("in dexer"), tokens[0]).unwrap() + " roles=_db_updates,sales",
+            Credentials::token(None, tokens[1]).unwrap(),
+        ];
+        let credentials: Credentials = lines.join("\n").parse().unwrap();
+        let caller = async |headers: HeaderMap| {
+            credentials.check(&headers, None, &Env::system()).await.unwrap().caller
+        };
+        let anna = caller(basic("an na:secret")).await;
+        assert_eq!((anna.name(), anna.is_admin()), ("an na", false));
+        assert!(anna.may_read(&crate::base::event::DbName::new("shop/a").unwrap()));
+        let indexer = caller(headers(&format!("Bearer {}", tokens[0]))).await;
+        assert_eq!(
+            (indexer.name(), indexer.roles()),
+            ("in dexer", &["_db_updates".into(), "sales".into()][..])
+        );
+        let other = caller(headers(&format!("Bearer {}", tokens[1]))).await;
+        assert_eq!((other.name(), other.is_admin()), ("bearer", true));
     }
 }

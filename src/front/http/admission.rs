@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use axum::http::{Extensions, StatusCode};
 
 use super::{
-    Failure,
+    Caller, Failure,
     tally::{self, Tally},
 };
 
@@ -15,10 +15,6 @@ use super::{
 /// counted together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Peer(pub IpAddr);
-
-/// Whose credentials a request has.
-#[derive(Debug, Clone)]
-pub(super) struct Caller(pub Arc<str>);
 
 /// Who counts as one client: a name with credentials, or else an address.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -49,7 +45,7 @@ impl Admission {
 
     /// A place for a feed of whoever sent a request with these extensions. Fails with 429 if there is none left.
     pub fn enter(&self, extensions: &Extensions) -> Result<Place, Failure> {
-        let named = extensions.get::<Caller>().map(|caller| Client::Named(Arc::clone(&caller.0)));
+        let named = extensions.get::<Caller>().map(|caller| Client::Named(caller.shared_name()));
         let client = named.unwrap_or_else(|| Client::At(extensions.get::<Peer>().map(|peer| peer.0)));
         self.clients.enter(client, self.feeds_max).map_err(|feeds| {
             let reason = format!("You have {feeds} feeds open, and may have no more.");
@@ -66,13 +62,14 @@ impl Admission {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::front::http::Grant;
 
     #[test]
     fn places_are_counted_by_client_and_given_back() {
         let admission = Admission::new(2);
         let anna = || {
             let mut extensions = Extensions::new();
-            extensions.insert(Caller("anna".into()));
+            extensions.insert(Caller::new("anna", Grant::admin()));
             extensions
         };
         let first = admission.enter(&anna()).unwrap();

@@ -15,15 +15,8 @@ use serde::Serialize;
 use tokio::sync::{Semaphore, watch};
 
 use super::{
-    Access, Failure, Peer,
-    access::Caught,
-    admission::{Admission, Caller},
-    body::Bodies,
-    metrics::Metrics,
-    query::Mode,
-    session::set_cookie,
-    stream::Surroundings,
-    turns::Turns,
+    Access, Credentials, Failure, Peer, access::Caught, admission::Admission, body::Bodies, caller::Right,
+    metrics::Metrics, query::Mode, session::set_cookie, stream::Surroundings, turns::Turns,
 };
 use crate::{
     base::{
@@ -66,6 +59,10 @@ pub struct ApiOptions {
     /// changes that were removed without a word, or edits of a database that the bus holds for replaced, none does. Those of one
     /// database share what was found. Default: 5 min.
     pub look_interval: Duration,
+    /// For how long a proxy may keep the answer to a `longpoll` of `_db_updates` that names a sequence as `since`, so that it asks once
+    /// for all who wait there and hold the same. An answer that is a little old is no wrong one: it goes on from its `last_seq`. Only
+    /// with [`Access::Open`], where all may read the same. Default: not at all.
+    pub longpoll_max_age: Option<Duration>,
     /// The longest body of a request, in bytes, also after inflating. Default: 1 MiB.
     pub body_len_max: usize,
     /// The most bytes of all bodies together that have come and are not worked off; another one gets 503. Default: 64 MiB.
@@ -85,6 +82,7 @@ impl Default for ApiOptions {
             doc_reads_limit: Duration::from_mins(1),
             keeps_db_updates: true,
             look_interval: LOOK_INTERVAL,
+            longpoll_max_age: None,
             body_len_max: 1 << 20,
             bodies_len_max: 64 << 20,
         }
@@ -105,6 +103,10 @@ impl ApiOptions {
             {
                 let reason = format!("{reads_max} and {doc_reads_max} at once are not 1 to {READS_MAX}");
                 Err(Error::invalid("reads", reason))
+            }
+            Self { longpoll_max_age: Some(_), access: Access::Credentials(_), .. } => {
+                let reason = "a proxy would show its answers to those who have no credentials";
+                Err(Error::invalid("age of long-polls", reason))
             }
             Self { body_len_max, bodies_len_max, .. } if bodies_len_max < body_len_max => {
                 Err(Error::invalid("length of bodies", "one would not fit"))
@@ -204,17 +206,24 @@ impl Api {
         self.inner.closing.send_replace(true);
     }
 
-    /// `router` of a layer, for those only who may ask of this API, too ([`ApiOptions::access`]).
+    /// `router` of a layer, for the admins of this API only ([`ApiOptions::access`]).
     pub fn protected(&self, router: Router) -> Router {
-        self.guarded(router)
+        self.guarded(router, Right::Admin)
     }
 
-    /// `router`, for those only who may ask.
-    pub(super) fn guarded(&self, router: Router) -> Router {
+    /// `router` of a layer, for all who have credentials of this API. A layer that knows what they may do finds the [`Caller`](super::Caller) among
+    /// the extensions of requests; there is none where everyone may ask.
+    pub fn known(&self, router: Router) -> Router {
+        self.guarded(router, Right::Known)
+    }
+
+    /// `router`, for those only who have this right.
+    pub(super) fn guarded(&self, router: Router, right: Right) -> Router {
         let router = match &self.inner.options.access {
             Access::Open => router,
-            Access::Credentials(_) => {
-                router.route_layer(middleware::from_fn_with_state(Arc::clone(&self.inner), guard))
+            Access::Credentials(credentials) => {
+                let guard = Guard { credentials: credentials.clone(), env: self.inner.env().clone(), right };
+                router.route_layer(middleware::from_fn_with_state(Arc::new(guard), admit))
             }
         };
         let router =
@@ -243,12 +252,24 @@ pub(super) fn at<S: Clone + Send + Sync + 'static>(
     router.route(&format!("{path}/"), methods.clone()).route(path, methods)
 }
 
-/// Lets a request through that has credentials.
-async fn guard(State(inner): State<Arc<Inner>>, mut request: Request, next: Next) -> Response {
-    if let Access::Credentials(credentials) = &inner.options.access {
-        let peer = request.extensions().get::<Peer>().copied();
-        let asks_for_dialog = request.headers().contains_key("x-couchdb-www-authenticate");
-        let Caught { name, session } = match credentials.check(request.headers(), peer, inner.env()).await {
+/// Who is let through to some routes.
+struct Guard {
+    /// By what callers are known.
+    credentials: Credentials,
+    /// Time.
+    env: Env,
+    /// What they need.
+    right: Right,
+}
+
+/// Lets a request through whose credentials have the right.
+async fn admit(State(guard): State<Arc<Guard>>, mut request: Request, next: Next) -> Response {
+    let Guard { credentials, env, right } = &*guard;
+    let peer = request.extensions().get::<Peer>().copied();
+    let asks_for_dialog = request.headers().contains_key("x-couchdb-www-authenticate");
+    let caught = credentials.check(request.headers(), peer, env).await;
+    let Caught { caller, session } =
+        match caught.and_then(|caught| caught.caller.check(*right).map(|()| caught)) {
             Ok(caught) => caught,
             Err(failure) => {
                 let mut response = failure.into_response();
@@ -259,16 +280,13 @@ async fn guard(State(inner): State<Arc<Inner>>, mut request: Request, next: Next
                 return response;
             }
         };
-        let renewed =
-            session.flatten().map(|value| set_cookie(&value, request.headers(), inner.env().wall_ms()));
-        request.extensions_mut().insert(Caller(name));
-        let mut response = next.run(request).await;
-        if let Some(cookie) = renewed {
-            response.headers_mut().append(header::SET_COOKIE, cookie);
-        }
-        return response;
+    let renewed = session.flatten().map(|value| set_cookie(&value, request.headers(), env.wall_ms()));
+    request.extensions_mut().insert(caller);
+    let mut response = next.run(request).await;
+    if let Some(cookie) = renewed {
+        response.headers_mut().append(header::SET_COOKIE, cookie);
     }
-    next.run(request).await
+    response
 }
 
 /// Lets no request through once the bus is gone: whatever it would be answered would be of another bus, or of none.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::{
-    Router,
+    Extension, Router,
     extract::{Path, State},
     http::StatusCode,
     response::{IntoResponse, Response},
@@ -12,8 +12,9 @@ use axum::{
 use serde_json::json;
 
 use super::{
-    Api, Databases, Failure, Inner,
+    Api, Caller, Databases, Failure, Inner,
     api::{at, json as answer},
+    caller::Right,
 };
 use crate::base::event::DbName;
 
@@ -26,7 +27,7 @@ struct Known {
 }
 
 impl Api {
-    /// `/_up` for everyone, and `/_all_dbs` and `/{db}` of `databases`, for servers without a layer, which has these itself.
+    /// `/_up` for everyone, `/_all_dbs` for those who may read `_db_updates`, and `/{db}` of `databases` for those who may read it, for servers without a layer, which has these itself.
     pub fn catalogue(&self, databases: Arc<dyn Databases>) -> Router {
         let known = Arc::new(Known { inner: Arc::clone(&self.inner), databases });
         let open = at(
@@ -34,12 +35,13 @@ impl Api {
             "/_up",
             get(async || answer(StatusCode::OK, &json!({ "status": "ok", "seeds": {} }))),
         );
-        let guarded = at(at(Router::new(), "/_all_dbs", get(list)), "/{db}", get(info));
-        let [open, guarded] = [open, guarded].map(|router| {
+        let [list, info] = [("/_all_dbs", get(list)), ("/{db}", get(info))]
+            .map(|(path, methods)| at(Router::new(), path, methods));
+        let [open, list, info] = [open, list, info].map(|router| {
             let allowed = async || Failure::method_not_allowed("GET,HEAD");
             router.method_not_allowed_fallback(allowed).with_state(Arc::clone(&known))
         });
-        self.counted(open).merge(self.guarded(guarded))
+        self.counted(open).merge(self.guarded(list, Right::Updates)).merge(self.guarded(info, Right::Known))
     }
 }
 
@@ -57,12 +59,19 @@ async fn list(State(known): State<Arc<Known>>) -> Response {
 }
 
 /// What is known of a database.
-async fn info(State(known): State<Arc<Known>>, Path(name): Path<String>) -> Response {
+async fn info(
+    State(known): State<Arc<Known>>,
+    Path(name): Path<String>,
+    caller: Option<Extension<Caller>>,
+) -> Response {
     let find = async {
         let name = DbName::new(&name).map_err(|_| Failure::no_database())?;
         let databases = &known.databases;
         let find = async |tx| databases.find(&tx, &name).await;
         let db = known.inner.feed.context.db.run(find).await?.ok_or_else(Failure::no_database)?;
+        if !databases.may_read(caller.as_deref(), &db).await? {
+            return Err(Failure::not_readable());
+        }
         let row = known.inner.feed.newest(&db.name).await?;
         let update_seq = row.map_or_else(|| "0".to_owned(), |row| row.sequence.to_string());
         // Clients take a database of CouchDB for another one if this changes, so it is that of the creation.

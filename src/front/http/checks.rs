@@ -183,6 +183,19 @@ impl Checks {
         outcome
     }
 
+    /// What becomes of who has asked from `address` with a token that there is not, as of `name`: it is counted and logged as a wrong
+    /// password is.
+    pub fn wrong_token(&self, name: &str, address: IpAddr, env: &Env) -> Outcome {
+        let unknown = Err(self.0.hasher.hash_one(name));
+        match self.0.count(unknown, network(address), env.now()) {
+            Err(locked) => Outcome::Locked(locked),
+            Ok(_) => {
+                self.0.log(address, name, env.now());
+                Outcome::Wrong
+            }
+        }
+    }
+
     /// The check, counted as a failure until it is right. Fails with how long the pair is locked out.
     fn begin(&self, name: &str, password: &str, address: IpAddr, env: &Env) -> Result<Check, Duration> {
         let inner = &self.0;
@@ -289,5 +302,63 @@ impl Drop for Try {
             Ok(place) => self.inner.known.take_back((place as u64, self.address)),
             Err(hash) => self.inner.unknown.take_back((hash, self.address)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use argon2::PasswordHasher;
+    use tokio::task::JoinSet;
+
+    use super::*;
+
+    /// Names with the password "secret", and a hash that takes no time to check.
+    fn checks(names: &[&str]) -> Arc<Checks> {
+        let argon2 =
+            Argon2::new(Algorithm::Argon2id, Version::default(), Params::new(8, 1, 1, None).unwrap());
+        let hash: PasswordHash = argon2.hash_password_with_salt(b"secret", &[7; 16]).unwrap();
+        Arc::new(Checks::new(names.iter().map(|name| ((*name).to_owned(), hash.clone())).collect()))
+    }
+
+    /// With 200 guessers a right log-in once waited for all of them: 5.9 s.
+    #[tokio::test]
+    async fn who_logs_in_waits_for_few_checks_of_others() {
+        let (checks, env) = (checks(&["anna", "bob"]), Env::system());
+        let ended = Arc::new(AtomicU64::new(0));
+        let mut guesses = JoinSet::new();
+        for guess in 0..200_u8 {
+            let (checks, env, ended) = (Arc::clone(&checks), env.clone(), Arc::clone(&ended));
+            guesses.spawn(async move {
+                let address = Ipv4Addr::new(10, 0, 0, guess).into();
+                let outcome = checks.check("anna", "wrong", [guess; 32], address, &env).await;
+                ended.fetch_add(1, Ordering::Relaxed);
+                outcome
+            });
+        }
+        // All guesses have begun, and wait for each other.
+        while ended.load(Ordering::Relaxed) == 0 {
+            tokio::task::yield_now().await;
+        }
+        let before = ended.load(Ordering::Relaxed);
+        let outcome = checks.check("bob", "secret", [255; 32], Ipv4Addr::LOCALHOST.into(), &env).await;
+        let others = ended.load(Ordering::Relaxed) - before;
+        assert_eq!(outcome, Outcome::Right);
+        assert!(others < 20, "it has waited for {others}");
+        while let Some(outcome) = guesses.join_next().await {
+            assert_eq!(outcome.unwrap(), Outcome::Wrong);
+        }
+    }
+
+    #[tokio::test]
+    async fn wrong_tokens_are_counted_by_where_they_come_from() {
+        let (checks, env) = (checks(&["anna"]), Env::system());
+        let [here, there] = [1, 2].map(|last| IpAddr::from(Ipv4Addr::new(10, 0, 0, last)));
+        for _ in 0..FAILURES_MAX {
+            assert_eq!(checks.wrong_token("bearer", here, &env), Outcome::Wrong);
+        }
+        assert!(matches!(checks.wrong_token("bearer", here, &env), Outcome::Locked(_)));
+        assert_eq!(checks.wrong_token("bearer", there, &env), Outcome::Wrong);
     }
 }

@@ -6,7 +6,7 @@ use std::{future::ready, sync::Arc};
 use axum::body::Bytes;
 use futures_util::future::BoxFuture;
 
-use super::Failure;
+use super::{Caller, Failure};
 use crate::{
     base::{
         error::Result,
@@ -28,9 +28,9 @@ pub trait Databases: DocSource + 'static {
         Box::pin(ready(Ok(None)))
     }
 
-    /// Whether `caller`, by the name of its credentials, may read `db`. Default: whoever has the right to read at all.
-    fn may_read<'a>(&'a self, _caller: Option<&'a str>, _db: &'a Db) -> BoxFuture<'a, Result<bool>> {
-        Box::pin(ready(Ok(true)))
+    /// Whether `caller` may read `db`; there is none where everyone may ask. Default: by its credentials ([`Caller::may_read`]).
+    fn may_read<'a>(&'a self, caller: Option<&'a Caller>, db: &'a Db) -> BoxFuture<'a, Result<bool>> {
+        Box::pin(ready(Ok(caller.is_none_or(|caller| caller.may_read(&db.name)))))
     }
 
     /// How a feed shows documents for which the routers know no way: those of a filter of the layer's (`_selector`, `_view`, a design
@@ -59,8 +59,8 @@ pub struct Asked {
     pub conflicts: bool,
     /// Bodies are to have their attachments (`attachments=true`).
     pub attachments: bool,
-    /// Whose credentials the request has.
-    pub caller: Option<String>,
+    /// Who asks, if it is known.
+    pub caller: Option<Caller>,
 }
 
 /// How a layer shows documents to one feed: their leaves and bodies, and which of them at all.

@@ -1,6 +1,6 @@
 //! `/_db_updates`: which databases were created, updated and deleted.
 
-use std::{convert::Infallible, sync::Arc};
+use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use axum::{
     Router,
@@ -16,13 +16,14 @@ use xxhash_rust::xxh3::xxh3_128;
 use super::{
     Api, Failure, Inner,
     api::at,
+    caller::Right,
     position::Position,
     query::{Mode, Query, Topic},
-    stream::Stream,
-    updates::{Backwards, Updates},
+    stream::{Stream, UNBUFFERED},
+    updates::{Backwards, Scope, Updates},
 };
 use crate::{
-    base::cursor::Start,
+    base::cursor::{Cursor, Start},
     state::feed::{Feed, FeedRow},
     store::Isolation,
 };
@@ -31,10 +32,10 @@ use crate::{
 const METHODS: &str = "GET,HEAD,POST";
 
 impl Api {
-    /// `/_db_updates`, for admins.
+    /// `/_db_updates`, for admins and those who have its role.
     pub fn db_updates(&self) -> Router {
         let router = at(Router::new(), "/_db_updates", any(answer));
-        self.guarded(router.with_state(Arc::clone(&self.inner)))
+        self.guarded(router.with_state(Arc::clone(&self.inner)), Right::Updates)
     }
 }
 
@@ -65,23 +66,43 @@ async fn feed(inner: &Arc<Inner>, request: Request) -> Result<Response, Failure>
     }
     let around = inner.surroundings(query.mode, &parts.extensions)?;
     let is_live = query.mode != Mode::Normal && !query.descending;
+    let scope = Scope { kinds: query.types, limit: query.limit, is_live };
     let mut response = if query.descending {
         // It ends by itself.
         query.heartbeat = None;
-        let source = Backwards::new(inner, query.types);
+        let source = Backwards::new(inner, scope);
         Stream::new(source, &query, around).into_response()
     } else {
         let source = match query.start {
-            Start::Now => Updates::from_now(inner, query.types, is_live).await?,
+            Start::Now => Updates::from_now(inner, scope).await?,
             Start::At(cursor) => {
                 let start = Position { cursor, part: query.part };
-                Updates::after(inner, query.types, start, is_live).await?
+                Updates::after(inner, scope, start).await?
             }
         };
         Stream::new(source, &query, around).into_response()
     };
+    if parts.method == Method::GET && is_shareable(&query) {
+        share(&mut response, inner.options.longpoll_max_age);
+    }
     finish(&mut response, &parts.method, tag);
     Ok(response)
+}
+
+/// Whether all who wait so wait for the same: there is a position in the address, and it is none of a moment.
+fn is_shareable(query: &Query) -> bool {
+    let is_bound = matches!(query.start, Start::At(cursor) if cursor != Cursor::NOTHING);
+    query.mode == Mode::Longpoll && is_bound && !query.descending
+}
+
+/// Lets proxies keep `response` for this long, if they may.
+fn share(response: &mut Response, age: Option<Duration>) {
+    let Some(age) = age else { return };
+    let value = format!("public, max-age={}", age.as_secs().max(1));
+    let value = HeaderValue::from_str(&value).expect("numbers are visible");
+    response.headers_mut().insert(header::CACHE_CONTROL, value);
+    // nginx keeps nothing that it does not buffer.
+    response.headers_mut().remove(UNBUFFERED);
 }
 
 /// Takes away the body that the method does not want, and adds the tag.

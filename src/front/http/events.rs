@@ -21,9 +21,9 @@ use serde::Deserialize;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::{
-    Api, Databases, Failure, Inner,
-    admission::Caller,
+    Api, Caller, Databases, Failure, Inner,
     api::{at, json},
+    caller::Right,
 };
 use crate::{
     base::{
@@ -101,7 +101,7 @@ impl Api {
     /// transactions, and need no route.
     pub fn events(&self) -> Router {
         let router = at(Router::new(), "/_notibus/events", any(answer));
-        self.guarded(router.with_state(Arc::clone(&self.inner)))
+        self.guarded(router.with_state(Arc::clone(&self.inner)), Right::Record)
     }
 
     /// The databases as their events tell of them, for [`Api::changes`] where there is no layer in the process. It knows
@@ -182,7 +182,7 @@ impl Once {
             let reason = format!("An Idempotency-Key has 1 to {KEY_LEN_MAX} characters.");
             return Err(Failure::bad_request(reason));
         }
-        let caller = parts.extensions.get::<Caller>().map_or("", |caller| &caller.0);
+        let caller = parts.extensions.get::<Caller>().map_or("", Caller::name);
         let key = xxh3_128(&[caller.as_bytes(), &[0], key.as_bytes()].concat()).to_be_bytes();
         Ok(Some(Self { key, events: [0; 16] }))
     }

@@ -69,6 +69,11 @@ impl Failure {
         Self::not_found("Database does not exist.")
     }
 
+    /// 403 of who may not read a database, in CouchDB's words.
+    pub(super) fn not_readable() -> Self {
+        Self::new(StatusCode::FORBIDDEN, "forbidden", "You are not allowed to access this db.")
+    }
+
     /// The status.
     pub fn status(&self) -> StatusCode {
         self.status

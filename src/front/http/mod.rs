@@ -41,6 +41,7 @@ mod access;
 mod admission;
 mod api;
 mod body;
+mod caller;
 mod catalogue;
 mod changes;
 mod checks;
@@ -74,6 +75,7 @@ pub use self::{
     access::{Access, Credentials},
     admission::Peer,
     api::{Api, ApiOptions},
+    caller::{Caller, Grant},
     cors::Cors,
     databases::{Asked, Databases, Lens},
     failure::Failure,

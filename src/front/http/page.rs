@@ -8,6 +8,10 @@ use crate::base::{cursor::Cursor, encoding::Sequence};
 /// How many bytes of rows are kept, and one row.
 const PAGE_BYTES: usize = 64 << 10;
 
+/// The fewest rows of a first page: positions in the middle of what there is are longer than at its end, so a short feed is read
+/// to its end in any case.
+const FIRST_ROWS_MIN: usize = 16;
+
 /// How many rows are read at once.
 #[derive(Debug)]
 pub(super) struct PageSize {
@@ -21,6 +25,13 @@ impl PageSize {
     /// Pages of at most `most` rows.
     pub fn new(most: usize) -> Self {
         Self { most, rows: most }
+    }
+
+    /// The same for who wants no more than `limit` rows: the first page has few more, so that the price of one row is not that of
+    /// a page.
+    pub fn for_limit(most: usize, limit: u64) -> Self {
+        let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+        Self { most, rows: limit.max(FIRST_ROWS_MIN).min(most) }
     }
 
     /// How many rows the next page has.
@@ -71,5 +82,7 @@ mod tests {
         }
         assert_eq!(size.rows(), 256, "it has grown again");
         assert_eq!(size.keep([].into_iter()), 0);
+        let first = |limit| PageSize::for_limit(256, limit).rows();
+        assert_eq!([first(0), first(1), first(100), first(u64::MAX)], [16, 16, 100, 256]);
     }
 }

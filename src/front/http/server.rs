@@ -77,6 +77,10 @@ pub struct ServerOptions {
     pub hosts: Hosts,
     /// Which pages of other origins may ask it through a browser. Default: none.
     pub cors: Option<Cors>,
+    /// The addresses of proxies in front. What one of these says of whom it asks for (the last address in `X-Forwarded-For` that is
+    /// none of theirs) counts as where the request comes from, for limits, lock-outs and the log; of others it is not believed.
+    /// Default: none.
+    pub proxies: Vec<IpAddr>,
     /// Whether it may listen on an address that other machines can reach. Set it if the API has credentials
     /// ([`ApiOptions::access`](super::ApiOptions::access)), and a layer's own routes accounts, or if something in front has.
     /// Clients will need [`Hosts::Any`] then, or the names that they ask for. Default: no.
@@ -96,6 +100,7 @@ impl Default for ServerOptions {
             drain_timeout: Duration::from_secs(10),
             hosts: Hosts::default(),
             cors: None,
+            proxies: Vec::new(),
             is_public: false,
         }
     }
@@ -309,7 +314,8 @@ impl Served {
             self.refusals.add(failure, request.headers(), self.env.now());
         }
         let mut request: Request = request.map(Body::new);
-        request.extensions_mut().insert(Peer(self.peer));
+        let peer = self.peer_of(request.headers());
+        request.extensions_mut().insert(Peer(peer));
         // The metrics tell of them.
         request.extensions_mut().insert(self.refusals.clone());
         let mut router = self.router.clone();
@@ -329,6 +335,21 @@ impl Served {
             headers.insert("x-couch-request-id", HeaderValue::from_str(&id).expect("digits are visible"));
             answering.with(response)
         }
+    }
+
+    /// Where a request with these headers comes from.
+    fn peer_of(&self, headers: &HeaderMap) -> IpAddr {
+        let is_proxy =
+            |address: &IpAddr| self.options.proxies.iter().any(|proxy| proxy.to_canonical() == *address);
+        let peer = self.peer.to_canonical();
+        if !is_proxy(&peer) {
+            return self.peer;
+        }
+        let lines = headers.get_all("x-forwarded-for").iter().filter_map(|line| line.to_str().ok());
+        let hops: Vec<_> = lines.flat_map(|line| line.split(',')).collect();
+        // What stands further to the left anybody may have written.
+        let known = hops.iter().rev().map_while(|hop| hop.trim().parse::<IpAddr>().ok());
+        known.map(|hop| hop.to_canonical()).find(|hop| !is_proxy(hop)).unwrap_or(peer)
     }
 
     /// Fails with 400 or 403 if the request is none that this server answers; a page that is allowed to ask may come from elsewhere.

@@ -139,16 +139,17 @@ async fn session(State(inner): State<Arc<Inner>>, request: Request) -> Response 
 /// Who asks, as far as it is known. Fails if credentials are wrong.
 async fn who(inner: &Inner, parts: &Parts) -> Result<Response, Failure> {
     let (name, roles, by) = match &inner.options.access {
-        Access::Open => (None, &["_admin"][..], "default"),
+        Access::Open => (None, vec!["_admin".to_owned()], "default"),
         Access::Credentials(credentials) => {
             let is_known = parts.headers.contains_key(header::AUTHORIZATION);
             let peer = parts.extensions.get::<Peer>().copied();
             match credentials.check(&parts.headers, peer, inner.env()).await {
-                Ok(Caught { name, session }) => {
-                    (Some(name), &["_admin"][..], if session.is_some() { "cookie" } else { "default" })
+                Ok(Caught { caller, session }) => {
+                    let by = if session.is_some() { "cookie" } else { "default" };
+                    (Some(caller.name().to_owned()), caller.roles().to_vec(), by)
                 }
                 Err(failure) if is_known => return Err(failure),
-                Err(_) => (None, &[][..], ""),
+                Err(_) => (None, Vec::new(), ""),
             }
         }
     };
@@ -156,7 +157,7 @@ async fn who(inner: &Inner, parts: &Parts) -> Result<Response, Failure> {
     if !by.is_empty() {
         info["authenticated"] = by.into();
     }
-    let context = json!({ "name": name.as_deref(), "roles": roles });
+    let context = json!({ "name": name, "roles": roles });
     Ok(answer_json(StatusCode::OK, &json!({ "ok": true, "userCtx": context, "info": info })))
 }
 
@@ -168,8 +169,9 @@ async fn log_in(inner: &Inner, parts: &Parts, body: Body) -> Result<Response, Fa
         return Err(Failure::unauthorized("This server is open and has no accounts: leave out the log-in."));
     };
     let peer = parts.extensions.get::<Peer>().copied();
-    let value = credentials.begin_session(&name, &password, peer, inner.env()).await?;
-    let mut response = answer_json(StatusCode::OK, &json!({ "ok": true, "name": name, "roles": ["_admin"] }));
+    let (caller, value) = credentials.begin_session(&name, &password, peer, inner.env()).await?;
+    let mut response =
+        answer_json(StatusCode::OK, &json!({ "ok": true, "name": name, "roles": caller.roles() }));
     response
         .headers_mut()
         .insert(header::SET_COOKIE, set_cookie(&value, &parts.headers, inner.env().wall_ms()));

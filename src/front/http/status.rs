@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use super::{
     Api, Failure, Inner,
     api::{self, at},
+    caller::Right,
     metrics,
     refusals::Refusals,
 };
@@ -22,7 +23,7 @@ use crate::base::error::Result;
 
 impl Api {
     /// How the node and the bus are: `/_notibus/health/live` and `/_notibus/health/ready` for everyone, `/_notibus/status` and
-    /// `/_notibus/metrics` for admins.
+    /// `/_notibus/metrics` for admins and those who have the role for them.
     pub fn status(&self) -> Router {
         let open = at(Router::new(), "/_notibus/health/live", get(live));
         let open = at(open, "/_notibus/health/ready", get(ready));
@@ -32,7 +33,7 @@ impl Api {
         let [open, admin] = [open, admin].map(|router| {
             router.method_not_allowed_fallback(method_not_allowed).with_state(Arc::clone(&self.inner))
         });
-        self.counted(open).merge(self.guarded(admin))
+        self.counted(open).merge(self.guarded(admin, Right::Metrics))
     }
 }
 

@@ -22,6 +22,9 @@ use super::{
 };
 use crate::base::{encoding::Sequence, env::Env, error::Result};
 
+/// What tells nginx whether it may keep what it passes on.
+pub(super) const UNBUFFERED: &str = "x-accel-buffering";
+
 /// How it goes on after a read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Progress {
@@ -161,6 +164,8 @@ impl<S: Source> Stream<S> {
         let mut response = respond(form, body);
         if lasts {
             response.extensions_mut().insert(Lasting);
+            // nginx would keep rows until it has a buffer full of them.
+            response.headers_mut().insert(UNBUFFERED, HeaderValue::from_static("no"));
         }
         response
     }

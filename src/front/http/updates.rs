@@ -77,6 +77,17 @@ impl Drop for Load {
     }
 }
 
+/// What a client wants of the rows.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Scope {
+    /// Which kinds of events.
+    pub kinds: Kinds,
+    /// How many rows at most.
+    pub limit: u64,
+    /// Whether what follows is wanted, too.
+    pub is_live: bool,
+}
+
 /// Where a live feed gets what comes.
 struct Live {
     /// The dispatcher's batches.
@@ -113,15 +124,15 @@ pub(super) struct Updates {
 
 impl Updates {
     /// The rows after `start`, of which nothing was read.
-    fn new(inner: &Arc<Inner>, kinds: Kinds, start: Position, is_live: bool) -> Self {
+    fn new(inner: &Arc<Inner>, scope: Scope, start: Position) -> Self {
         Self {
             inner: Arc::clone(inner),
-            kinds,
+            kinds: scope.kinds,
             next: start,
             seq: start,
             is_caught_up: false,
-            is_live,
-            page_size: PageSize::new(PAGE_ROWS),
+            is_live: scope.is_live,
+            page_size: PageSize::for_limit(PAGE_ROWS, scope.limit),
             current: None,
             load: None,
             live: None,
@@ -129,14 +140,14 @@ impl Updates {
     }
 
     /// The rows from now on.
-    pub async fn from_now(inner: &Arc<Inner>, kinds: Kinds, is_live: bool) -> Result<Self> {
+    pub async fn from_now(inner: &Arc<Inner>, scope: Scope) -> Result<Self> {
         let now = Cursor::from(inner.feed.now().await?).into();
-        Ok(Self { is_caught_up: true, ..Self::new(inner, kinds, now, is_live) })
+        Ok(Self { is_caught_up: true, ..Self::new(inner, scope, now) })
     }
 
     /// The rows after `start`. Fails as a read from there does.
-    pub async fn after(inner: &Arc<Inner>, kinds: Kinds, start: Position, is_live: bool) -> Result<Self> {
-        let mut updates = Self::new(inner, kinds, start, is_live);
+    pub async fn after(inner: &Arc<Inner>, scope: Scope, start: Position) -> Result<Self> {
+        let mut updates = Self::new(inner, scope, start);
         let page = Load::begin(inner, start.cursor, updates.page_size.rows()).done().await?;
         updates.turn(page);
         Ok(updates)
@@ -286,13 +297,13 @@ pub(super) struct Backwards {
 }
 
 impl Backwards {
-    /// All rows.
-    pub fn new(inner: &Arc<Inner>, kinds: Kinds) -> Self {
+    /// All rows, as far as the limit goes.
+    pub fn new(inner: &Arc<Inner>, scope: Scope) -> Self {
         Self {
             inner: Arc::clone(inner),
-            kinds,
+            kinds: scope.kinds,
             before: Sequence::MAX,
-            page_size: PageSize::new(PAGE_ROWS),
+            page_size: PageSize::for_limit(PAGE_ROWS, scope.limit),
             rows: Vec::new(),
             items: None,
             more: true,

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use axum::{
     Router,
     extract::{FromRequestParts, Path, Request, State},
-    http::{Method, StatusCode, request::Parts},
+    http::{Method, request::Parts},
     response::{IntoResponse, Response},
     routing::any,
 };
@@ -25,9 +25,9 @@ use self::{
     source::{DocChanges, Shown},
 };
 use super::{
-    Api, Asked, Databases, Failure, Inner, Lens,
-    admission::Caller,
+    Api, Asked, Caller, Databases, Failure, Inner, Lens,
     api::at,
+    caller::Right,
     db_updates::{check_method, finish, is_known, not_modified, tag},
     query::{Mode, Query, Topic},
     stream::Stream,
@@ -64,12 +64,12 @@ impl Served {
     }
 
     /// The same, for who may read it. Fails with 403, in CouchDB's words, if `caller` may not.
-    async fn find_for(&self, name: &str, caller: Option<&str>) -> Result<Db, Failure> {
+    async fn find_for(&self, name: &str, caller: Option<&Caller>) -> Result<Db, Failure> {
         let db = self.find(name).await?;
         if self.databases.may_read(caller, &db).await? {
             return Ok(db);
         }
-        Err(Failure::new(StatusCode::FORBIDDEN, "forbidden", "You are not allowed to access this db."))
+        Err(Failure::not_readable())
     }
 
     /// How the layer shows documents to who has asked so. Fails with 400 if it does not.
@@ -91,15 +91,16 @@ impl Api {
         let (inner, changes) = (Arc::clone(&self.inner), changes.clone());
         let looks = Looks::new(inner.options.look_interval);
         let served = Arc::new(Served { inner, changes, databases, looks, counts: Counts::default() });
-        let router = [
+        let feeds = [
             ("/{db}/_changes", any(whole)),
             ("/{db}/_changes/_meta", any(shards::meta)),
             ("/{db}/_changes/{shard}", any(one_shard)),
-            ("/_changes_shards/{db}", any(shards::administer)),
-        ]
-        .into_iter()
-        .fold(Router::new(), |router, (path, methods)| at(router, path, methods));
-        self.guarded(router.with_state(served))
+        ];
+        let feeds =
+            feeds.into_iter().fold(Router::new(), |router, (path, methods)| at(router, path, methods));
+        let shards = at(Router::new(), "/_changes_shards/{db}", any(shards::administer));
+        let feeds = self.guarded(feeds.with_state(Arc::clone(&served)), Right::Known);
+        feeds.merge(self.guarded(shards.with_state(served), Right::Admin))
     }
 }
 
@@ -156,7 +157,7 @@ async fn feed(
         _ => axum::body::Bytes::new(),
     };
     let wanted = query::wanted(&query, &body)?;
-    let caller = parts.extensions.get::<Caller>().map(|caller| &*caller.0);
+    let caller = parts.extensions.get::<Caller>();
     let db = served.find_for(name, caller).await?;
     let lens = match query::asked(&query, &body, caller) {
         None => None,

@@ -6,7 +6,7 @@ use axum::body::Bytes;
 use serde_json::Value;
 
 use crate::{
-    front::http::{Asked, Failure, query::Query},
+    front::http::{Asked, Caller, Failure, query::Query},
     roles::changes::DocId,
 };
 
@@ -33,12 +33,12 @@ impl Wanted {
 }
 
 /// What only the layer can answer of `query`; `None` if it need not be asked. What belongs to documents has no meaning without them.
-pub(super) fn asked(query: &Query, body: &Bytes, caller: Option<&str>) -> Option<Asked> {
+pub(super) fn asked(query: &Query, body: &Bytes, caller: Option<&Caller>) -> Option<Asked> {
     let filter = query.filter.clone().filter(|filter| !["_doc_ids", "_design"].contains(&&**filter));
     let conflicts = query.include_docs && query.conflicts;
     let attachments = query.include_docs && query.attachments;
     let parameters = if filter.is_some() { query.rest.clone() } else { Vec::new() };
-    let (body, caller) = (body.clone(), caller.map(str::to_owned));
+    let (body, caller) = (body.clone(), caller.cloned());
     (filter.is_some() || conflicts || attachments).then_some(Asked {
         filter,
         parameters,

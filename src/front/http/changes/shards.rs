@@ -13,7 +13,7 @@ use super::{Places, Served};
 use crate::{
     base::cursor::Start,
     front::http::{
-        Failure,
+        Caller, Failure,
         api::json,
         query::{Query, Topic},
     },
@@ -43,7 +43,8 @@ pub(super) async fn meta(
         }
         let text = parts.uri.query().unwrap_or_default();
         let query = Query::parse(text, &parts.headers, &served.inner.options, Topic::Documents)?;
-        let feed = served.changes.feed(&served.find(&name).await?);
+        let db = served.find_for(&name, parts.extensions.get::<Caller>()).await?;
+        let feed = served.changes.feed(&db);
         let since = match query.start {
             Start::Now => feed.now().await?.into(),
             Start::At(cursor) => cursor,

@@ -1,0 +1,176 @@
+//! Behind the real nginx, configured as `docs/http.md` says. Where there is none, this is skipped, loudly.
+
+use std::{
+    net::{SocketAddr, TcpListener},
+    os::fd::OwnedFd,
+    path::Path,
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use notibus::{
+    EventKind,
+    http::{Access, ApiOptions, Credentials, ServerOptions},
+};
+
+use crate::{
+    client::{Connection, ask, get},
+    common::{db, until},
+    world::{World, row},
+};
+
+/// The block of nginx's configuration in the documentation that has `mark` in it.
+fn documented(mark: &str) -> String {
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/http.md")).unwrap();
+    let blocks = page.split("```nginx\n").skip(1).map(|rest| rest.split("```").next().unwrap());
+    blocks.into_iter().find(|block| block.contains(mark)).expect("the page has it").to_owned()
+}
+
+/// A real nginx. Dropping it ends it.
+struct Nginx {
+    /// The process.
+    process: Child,
+    /// Where it listens.
+    at: SocketAddr,
+    /// What it writes.
+    _folder: tempfile::TempDir,
+}
+
+impl Nginx {
+    /// One in front of `server`, whose configuration has `outside` of servers and `inside` of its own; `None` if there is no nginx.
+    fn start(server: SocketAddr, outside: &str, inside: &str) -> Option<Self> {
+        if Command::new("nginx").arg("-v").stderr(Stdio::null()).status().is_err() {
+            println!("SKIPPED, not passed: there is no nginx");
+            return None;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let place = folder.path().display();
+        // It gets the socket itself, as from an older nginx that it replaces: nobody else can take the port meanwhile.
+        let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = socket.local_addr().unwrap();
+        let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
+            .map(|name| format!("{name}_temp_path {place}/{name};\n"))
+            .concat();
+        let [outside, inside] = [outside, inside].map(|text| {
+            text.replace("127.0.0.1:5985", &server.to_string())
+                .replace("/var/cache/nginx", &place.to_string())
+        });
+        let configuration = format!(
+            "user root root;\ndaemon off;\nworker_processes 1;\npid {place}/pid;\nerror_log {place}/log;\nevents {{}}\n\
+             http {{\naccess_log off;\n{temporary}{outside}\nserver {{\nlisten {at};\n{inside}\n}}\n}}\n"
+        );
+        let file = folder.path().join("nginx.conf");
+        std::fs::write(&file, &configuration).unwrap();
+        let arguments = [Path::new("-c"), &file, Path::new("-p"), folder.path()];
+        let tested = Command::new("nginx").arg("-t").args(arguments).output().unwrap();
+        assert!(tested.status.success(), "{}\n{configuration}", String::from_utf8_lossy(&tested.stderr));
+        // Its socket takes connections from the first moment on.
+        let process = Command::new("nginx")
+            .args(arguments)
+            .env("NGINX", "0;")
+            .stdin(OwnedFd::from(socket))
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        Some(Self { process, at, _folder: folder })
+    }
+}
+
+impl Drop for Nginx {
+    fn drop(&mut self) {
+        // Its workers end with it, if it can tell them.
+        drop(Command::new("kill").args(["-TERM", &self.process.id().to_string()]).status());
+        drop(self.process.wait());
+    }
+}
+
+#[tokio::test]
+async fn behind_nginx_rows_come_at_once_and_clients_have_their_own_addresses() {
+    let access = Access::Credentials(Credentials::password("anna", "secret").unwrap().parse().unwrap());
+    let options = ApiOptions { access, ..ApiOptions::default() };
+    let proxies = vec!["127.0.0.1".parse().unwrap()];
+    let limits = ServerOptions {
+        is_public: true,
+        proxies,
+        hosts: notibus::http::Hosts::Any,
+        ..ServerOptions::default()
+    };
+    let world = World::with(options, limits, |api, _, _| {
+        api.db_updates()
+            .merge(api.sessions())
+            .merge(api.catalogue(api.recorded_databases()))
+            .merge(api.welcome())
+    })
+    .await;
+    let Some(nginx) = Nginx::start(world.at(), "", &documented("location / {")) else { return };
+    // anna:secret
+    let header = "Authorization: Basic YW5uYTpzZWNyZXQ=\r\n";
+    let mut feed = Connection::open(nginx.at).await;
+    let target = "/_db_updates?feed=continuous&since=now&heartbeat=60000";
+    feed.send(&format!("GET {target} HTTP/1.1\r\nHost: db.example\r\n{header}\r\n")).await;
+    assert_eq!(feed.head().await.status, 200);
+    // A buffer would keep it until it is full, which one row does not do.
+    let created = world.event(&db("a/b", 1), EventKind::Created).await;
+    assert_eq!(feed.chunk().await.unwrap(), row(&created, "created") + "\n");
+    drop(feed);
+    // What it passes on goes by the address as it came.
+    let info = ask(nginx.at, "GET", "/a%2Fb", header, "").await;
+    assert_eq!((info.head.status, &info.json()["db_name"]), (200, &"a/b".into()));
+    // Who guesses is locked out, whatever it says of itself; and not the proxy with all who come by it.
+    let log_in = async |address: &str, guess: u32, password: &str| {
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.bind(format!("{address}:0").parse().unwrap()).unwrap();
+        let mut connection = Connection::over(socket.connect(nginx.at).await.unwrap());
+        let body = format!("name=anna&password={password}");
+        let kind = "Content-Type: application/x-www-form-urlencoded";
+        let head = format!(
+            "POST /_session HTTP/1.1\r\nHost: db.example\r\n{kind}\r\nX-Forwarded-For: 203.0.113.{guess}\r\n"
+        );
+        connection.send(&format!("{head}Content-Length: {}\r\n\r\n{body}", body.len())).await;
+        connection.answer().await.head.status
+    };
+    for guess in 0..6 {
+        let expected = if guess < 5 { 401 } else { 403 };
+        assert_eq!(log_in("127.0.0.3", guess, &format!("wrong{guess}")).await, expected, "{guess}");
+    }
+    assert_eq!(log_in("127.0.0.2", 0, "secret").await, 200);
+}
+
+#[tokio::test]
+async fn behind_nginx_equal_longpolls_are_one() {
+    let options = ApiOptions { longpoll_max_age: Some(Duration::from_mins(1)), ..ApiOptions::default() };
+    let world = World::with(options, ServerOptions::default(), |api, _, _| {
+        api.db_updates().merge(api.status()).merge(api.welcome())
+    })
+    .await;
+    let (outside, inside) = (documented("proxy_cache_path"), documented("proxy_cache_lock"));
+    let everything = format!(
+        "{inside}\nlocation / {{ proxy_pass http://127.0.0.1:5985; proxy_set_header Host localhost; }}"
+    );
+    let Some(nginx) = Nginx::start(world.at(), &outside, &everything) else { return };
+    let first = world.event(&db("a", 1), EventKind::Created).await;
+    let target = format!("/_db_updates?feed=longpoll&since={}", first.sequence);
+    let waiting: Vec<_> = (0..20)
+        .map(|_| {
+            let target = target.clone();
+            let at = nginx.at;
+            tokio::spawn(async move { get(at, &target).await })
+        })
+        .collect();
+    until("the feed", async || {
+        get(world.at(), "/_notibus/metrics").await.body.contains("\nnotibus_http_feeds 1\n")
+    })
+    .await;
+    let second = world.event(&db("b", 1), EventKind::Created).await;
+    for answer in waiting {
+        let answer = answer.await.unwrap();
+        assert_eq!(answer.head.status, 200, "{answer:?}");
+        assert_eq!(
+            (answer.rows(), answer.last_seq()),
+            (vec![("b".to_owned(), "created".to_owned())], second.sequence.to_string())
+        );
+    }
+    let metrics = get(world.at(), "/_notibus/metrics").await.body;
+    let count = metrics.lines().find(|line| line.contains("route=\"/_db_updates\"")).unwrap();
+    assert!(count.ends_with(" 1"), "one was passed on for all: {count}");
+}
