@@ -6,6 +6,8 @@
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod attacks;
+#[path = "../served/mod.rs"]
 mod served;
 
 use std::{

@@ -1,0 +1,301 @@
+//! Attacks by who has no credentials, or misuses some: what they cost the server, and those who ask it meanwhile.
+//!
+//! What is asserted is bounded in bytes, or counted; times are printed, and taken at full size in release.
+
+use std::{
+    io::Write,
+    net::SocketAddr,
+    process::{Command, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpSocket, TcpStream},
+    task::{JoinHandle, JoinSet},
+};
+
+use crate::{
+    Poster, memory, runtime,
+    served::{LIMIT, Served, notibus},
+    sized, ticks,
+};
+
+/// `anna:secret` and `bob:secret`, as their lines of credentials.
+fn accounts() -> String {
+    let line = |name: &str| {
+        let mut command = notibus();
+        let piped =
+            command.args(["credential", "password", name]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = piped.spawn().unwrap();
+        child.stdin.take().unwrap().write_all(b"secret").unwrap();
+        String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap()
+    };
+    line("anna") + &line("bob")
+}
+
+/// Text as Basic has it, by the system's own command: no test depends on another encoder of ours.
+fn basic(text: &str) -> String {
+    let mut child =
+        Command::new("base64").arg("-w0").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap()
+}
+
+/// A connection from this address of the machine.
+async fn connect(from: &str, to: SocketAddr) -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind(format!("{from}:0").parse().unwrap()).unwrap();
+    socket.connect(to).await.unwrap()
+}
+
+/// The status of the answer to a request, and how long it took.
+async fn timed(from: &str, to: SocketAddr, request: &str) -> (u16, Duration) {
+    let began = Instant::now();
+    let asked = async {
+        let mut socket = connect(from, to).await;
+        socket.write_all(request.as_bytes()).await.unwrap();
+        let mut head = [0; 12];
+        socket.read_exact(&mut head).await.unwrap();
+        std::str::from_utf8(&head[9..]).unwrap().parse().unwrap()
+    };
+    (tokio::time::timeout(LIMIT, asked).await.expect("an answer comes"), began.elapsed())
+}
+
+/// A request without a body.
+fn request(target: &str, headers: &str) -> String {
+    format!("GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{headers}\r\n")
+}
+
+/// A log-in by Basic.
+fn log_in(encoded: &str) -> String {
+    request("/_db_updates?limit=0", &format!("Authorization: Basic {encoded}\r\n"))
+}
+
+/// Asks whether the server lives, all the time; gives the times of all answers once it is told to stop.
+fn watch(at: SocketAddr, stop: &Arc<AtomicBool>) -> JoinHandle<Vec<Duration>> {
+    let stop = Arc::clone(stop);
+    tokio::spawn(async move {
+        let mut times = Vec::new();
+        while !stop.load(Ordering::Relaxed) || times.is_empty() {
+            let (status, took) = timed("127.0.0.99", at, &request("/_notibus/health/live", "")).await;
+            assert_eq!(status, 200);
+            times.push(took);
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        times
+    })
+}
+
+/// The middle, the hundredth that is longest, and the longest of some times.
+fn told(mut times: Vec<Duration>) -> String {
+    times.sort_unstable();
+    let at = |percent: usize| times[(times.len() - 1) * percent / 100];
+    format!("p50 {:?}, p99 {:?}, max {:?} of {}", at(50), at(99), at(100), times.len())
+}
+
+/// H1: each check of a password takes 19 MB, and went on when its request had hung up.
+#[test]
+fn hung_up_log_ins_hold_bounded_memory() {
+    let attempts = sized(300_usize, 10_000);
+    let served = Served::start(&["--store", "memory"], Some(&accounts()));
+    let (at, process) = (served.at, served.id());
+    let wrong: Vec<_> =
+        (0..50).map(|n| basic(&format!("{}:wrong{n}", ["anna", "bob", "carl"][n % 3]))).collect();
+    runtime().block_on(async {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (before, mut most) = (memory(process), 0);
+        let live = watch(at, &stop);
+        for attempt in 0..attempts {
+            let from = format!("127.{}.{}.{}", 1 + attempt / 62_500, attempt / 250 % 250, 1 + attempt % 250);
+            let mut socket = connect(&from, at).await;
+            socket.write_all(log_in(&wrong[attempt % wrong.len()]).as_bytes()).await.unwrap();
+            drop(socket);
+            if attempt % 50 == 0 {
+                most = most.max(memory(process));
+            }
+        }
+        let after = Instant::now();
+        while after.elapsed() < Duration::from_secs(sized(1, 10)) {
+            most = most.max(memory(process));
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        stop.store(true, Ordering::Relaxed);
+        let held = most.saturating_sub(before) / 1_024;
+        println!(
+            "H1: {attempts} log-ins that hung up: {held} MB; live meanwhile: {}",
+            told(live.await.unwrap())
+        );
+        assert!(held < 200, "{held} MB");
+    });
+}
+
+/// H2: with 200 guessers a right log-in took 5.9 s.
+#[test]
+fn guessers_hold_up_nobody() {
+    let (guessers, logins) = (sized(20_usize, 200), sized(3, 20));
+    let served = Served::start(&["--store", "memory"], Some(&accounts()));
+    let at = served.at;
+    let wrong: Vec<_> = (0..50).map(|n| basic(&format!("{}:wrong{n}", ["anna", "carl"][n % 2]))).collect();
+    let right: Vec<_> = (0..logins).map(|n| format!("{}{}", " ".repeat(n), basic("bob:secret"))).collect();
+    runtime().block_on(async {
+        let stop = Arc::new(AtomicBool::new(false));
+        let mut tasks = JoinSet::new();
+        for guesser in 0..guessers {
+            let (stop, wrong) = (Arc::clone(&stop), wrong.clone());
+            tasks.spawn(async move {
+                let mut guesses = 0;
+                while !stop.load(Ordering::Relaxed) || guesses == 0 {
+                    let from = format!("127.2.{}.{}", guesser, 1 + guesses % 250);
+                    let (status, _) =
+                        timed(&from, at, &log_in(&wrong[(guesser + guesses) % wrong.len()])).await;
+                    assert!([401, 403].contains(&status), "{status}");
+                    guesses += 1;
+                }
+                guesses
+            });
+        }
+        let live = watch(at, &stop);
+        let mut times = Vec::new();
+        for encoded in &right {
+            tokio::time::sleep(Duration::from_millis(sized(10, 500))).await;
+            // Each is spelled otherwise, so that none is known again by its header.
+            let (status, took) = timed("127.0.0.98", at, &log_in(encoded)).await;
+            assert_eq!(status, 200);
+            times.push(took);
+        }
+        stop.store(true, Ordering::Relaxed);
+        let mut guesses = 0;
+        while let Some(done) = tasks.join_next().await {
+            guesses += done.unwrap();
+        }
+        println!(
+            "H2: log-ins beside {guessers} guessers and their {guesses} guesses: {}; live meanwhile: {}",
+            told(times),
+            told(live.await.unwrap())
+        );
+    });
+}
+
+/// H3: the rows of all databases were counted for each answer.
+#[test]
+fn one_row_costs_the_same_however_many_databases_there_are() {
+    let (databases, requests) = (sized(2_000_u64, 300_000), sized(50_u32, 2_000));
+    let served = Served::start(&["--store", "memory"], None);
+    let (at, process) = (served.at, served.id());
+    runtime().block_on(async {
+        let mut poster = Poster(TcpStream::connect(at).await.unwrap());
+        let ask = async |what: &str| {
+            let (busy, began) = (ticks(process), Instant::now());
+            let mut tasks = JoinSet::new();
+            for _ in 0..20 {
+                tasks.spawn(async move {
+                    for _ in 0..requests / 20 {
+                        let (status, _) = timed("127.0.0.1", at, &request("/_db_updates?limit=1", "")).await;
+                        assert_eq!(status, 200);
+                    }
+                });
+            }
+            while let Some(done) = tasks.join_next().await {
+                done.unwrap();
+            }
+            let spent = (ticks(process) - busy) * 10_000 / u64::from(requests);
+            println!(
+                "H3: limit=1 {what}: {spent} µs of processor time each, in {:?}",
+                began.elapsed() / requests
+            );
+        };
+        let mut recorded = 0;
+        for most in [20, databases] {
+            while recorded < most {
+                let some: Vec<_> = (recorded..most.min(recorded + 5_000))
+                    .map(|n| format!("{{\"db\":\"db{n}\",\"type\":\"created\"}}"))
+                    .collect();
+                recorded += some.len() as u64;
+                poster.post(&format!("[{}]", some.join(","))).await;
+            }
+            while served.metric("notibus_notifications_total") < most {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            let stop = Arc::new(AtomicBool::new(false));
+            let live = watch(at, &stop);
+            ask(&format!("of {most} databases")).await;
+            stop.store(true, Ordering::Relaxed);
+            println!("H3: live meanwhile: {}", told(live.await.unwrap()));
+        }
+    });
+}
+
+/// H4: bodies that never end, and compressed ones that hold nothing.
+#[test]
+fn bodies_hold_bounded_memory() {
+    let clients = sized(40_usize, 300);
+    let served = Served::start(&["--store", "memory"], None);
+    let (at, process) = (served.at, served.id());
+    runtime().block_on(async {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (before, mut most, mut sockets) = (memory(process), 0, Vec::new());
+        let live = watch(at, &stop);
+        let post = "POST /_notibus/events HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1048576\r\n";
+        // An empty member of gzip, as often as it fits.
+        let member = [31, 139, 8, 0, 0, 0, 0, 0, 0, 3, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        let empty = member.repeat(1_048_576 / member.len());
+        for client in 0..clients {
+            let mut socket = connect(&format!("127.3.0.{}", 1 + client % 250), at).await;
+            let is_compressed = client % 2 == 0;
+            let encoding = if is_compressed { "Content-Encoding: gzip\r\n" } else { "" };
+            let body = if is_compressed { empty.clone() } else { vec![b' '; 1_000_000] };
+            let head = format!("{post}{encoding}\r\n");
+            let send = async {
+                socket.write_all(head.as_bytes()).await.ok();
+                socket.write_all(&body).await.ok();
+            };
+            // The server may have answered and closed before all was sent.
+            drop(tokio::time::timeout(Duration::from_millis(50), send).await);
+            sockets.push(socket);
+            most = most.max(memory(process));
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        most = most.max(memory(process));
+        stop.store(true, Ordering::Relaxed);
+        let held = most.saturating_sub(before) / 1_024;
+        println!(
+            "H4: {clients} bodies that do not end: {held} MB; live meanwhile: {}",
+            told(live.await.unwrap())
+        );
+        assert!(held < 150, "{held} MB");
+    });
+}
+
+/// H5: posts that decide what one name stands for met in the store, where some were tried again for 15 s.
+#[test]
+fn posts_of_one_name_are_fair() {
+    let (clients, posts) = (48, sized(3, 50));
+    let served = Served::start(&["--store", "memory"], None);
+    let at = served.at;
+    runtime().block_on(async {
+        let mut tasks = JoinSet::new();
+        for _ in 0..clients {
+            tasks.spawn(async move {
+                let mut poster = Poster(TcpStream::connect(at).await.unwrap());
+                let mut times = Vec::new();
+                for _ in 0..posts {
+                    let began = Instant::now();
+                    poster.post("[{\"db\":\"one\",\"type\":\"created\"}]").await;
+                    times.push(began.elapsed());
+                }
+                times
+            });
+        }
+        let mut times = Vec::new();
+        while let Some(done) = tasks.join_next().await {
+            times.extend(done.unwrap());
+        }
+        assert_eq!(times.len(), clients * posts);
+        println!("H5: {clients} clients that create one name: {}", told(times));
+    });
+}
