@@ -332,14 +332,14 @@ async fn callers_may_do_what_their_roles_say() {
     let who = ask(world.at(), "GET", "/_session", &header("reader"), "").await.json();
     assert_eq!(who["userCtx"], serde_json::json!({ "name": "reader", "roles": ["_db_updates"] }));
     // Each token is a client of its own.
-    let live = |name| {
+    let ask_live = |name| {
         let header = header(name);
         format!("GET /_db_updates?feed=continuous&since=now HTTP/1.1\r\nHost: localhost\r\n{header}\r\n")
     };
     let mut connections = Vec::new();
     for (name, status) in [("reader", 200), ("admin", 200), ("reader", 429)] {
         let mut connection = Connection::open(world.at()).await;
-        connection.send(&live(name)).await;
+        connection.send(&ask_live(name)).await;
         assert_eq!(connection.head().await.status, status, "{name}");
         connections.push(connection);
     }

@@ -8,7 +8,7 @@ use notibus::{
 };
 
 use crate::{
-    client::{Connection, ask, get},
+    client::{Connection, LIMIT, ask, get},
     common::{db, until},
     world::World,
 };
@@ -122,7 +122,7 @@ async fn a_client_that_does_not_read_is_dropped() {
             world.event(&db(&format!("{name}{}", n % 20), 1), EventKind::Updated).await;
         }
     };
-    tokio::time::timeout(crate::client::LIMIT, dropped).await.expect("it is dropped");
+    tokio::time::timeout(LIMIT, dropped).await.expect("it is dropped");
 }
 
 /// Heartbeats fit into the buffer of a socket for hours, so a client that had vanished without a word, or never read, was once
@@ -221,4 +221,22 @@ async fn a_shutdown_lets_answers_end_and_cuts_off_what_does_not() {
     assert!(feed.try_chunk().await.is_none(), "it was not told to end");
     assert!(tokio::net::TcpStream::connect(address).await.is_err());
     drop(api);
+}
+
+/// The line was 128 long: a burst of log-ins had others try again after a second, and again after three, so that a look at the health
+/// of a server that had long been free again took six.
+#[tokio::test]
+async fn connections_wait_in_line_while_the_server_is_busy() {
+    let most = std::fs::read_to_string("/proc/sys/net/core/somaxconn");
+    if most.is_ok_and(|most| most.trim().parse::<u32>().unwrap() < 600) {
+        println!("SKIPPED, not passed: the system allows no longer line");
+        return;
+    }
+    let world = updates_with(ApiOptions::default(), ServerOptions::default()).await;
+    // The server shares this thread, which does not yield to it: the system alone takes them.
+    let connect =
+        |_| std::net::TcpStream::connect_timeout(&world.at(), LIMIT).expect("there is room in line");
+    let waiting: Vec<_> = (0..500).map(connect).collect();
+    drop(waiting);
+    assert_eq!(get(world.at(), "/_db_updates").await.head.status, 200);
 }

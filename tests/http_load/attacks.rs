@@ -148,15 +148,15 @@ fn guessers_hold_up_nobody() {
         for guesser in 0..guessers {
             let (stop, wrong) = (Arc::clone(&stop), wrong.clone());
             tasks.spawn(async move {
-                let mut guesses = 0;
-                while !stop.load(Ordering::Relaxed) || guesses == 0 {
-                    let from = format!("127.2.{}.{}", guesser, 1 + guesses % 250);
+                let mut tries = 0;
+                while !stop.load(Ordering::Relaxed) || tries == 0 {
+                    let from = format!("127.2.{}.{}", guesser, 1 + tries % 250);
                     let (status, _) =
-                        timed(&from, at, &log_in(&wrong[(guesser + guesses) % wrong.len()])).await;
+                        timed(&from, at, &log_in(&wrong[(guesser + tries) % wrong.len()])).await;
                     assert!([401, 403].contains(&status), "{status}");
-                    guesses += 1;
+                    tries += 1;
                 }
-                guesses
+                tries
             });
         }
         let live = watch(at, &stop);
@@ -169,12 +169,12 @@ fn guessers_hold_up_nobody() {
             times.push(took);
         }
         stop.store(true, Ordering::Relaxed);
-        let mut guesses = 0;
+        let mut tries = 0;
         while let Some(done) = tasks.join_next().await {
-            guesses += done.unwrap();
+            tries += done.unwrap();
         }
         println!(
-            "H2: log-ins beside {guessers} guessers and their {guesses} guesses: {}; live meanwhile: {}",
+            "H2: log-ins beside {guessers} guessers and their {tries} tries: {}; live meanwhile: {}",
             told(times),
             told(live.await.unwrap())
         );

@@ -233,9 +233,15 @@ impl Credentials {
     /// Whose token this is.
     fn find_token(&self, token: &str) -> Option<Caller> {
         let digest = sha(token.as_bytes());
-        let found = |known: &&(Sha, Caller)| bool::from(known.0.ct_eq(&digest));
         // All are compared, so that the time says nothing of which one it is.
-        self.0.tokens.iter().filter(found).last().map(|(_, caller)| caller.clone())
+        let tokens = self.0.tokens.iter();
+        let found = tokens.fold(
+            None,
+            |found, (known, caller)| {
+                if bool::from(known.ct_eq(&digest)) { Some(caller) } else { found }
+            },
+        );
+        found.cloned()
     }
 }
 

@@ -187,13 +187,11 @@ impl Checks {
     /// password is.
     pub fn wrong_token(&self, name: &str, address: IpAddr, env: &Env) -> Outcome {
         let unknown = Err(self.0.hasher.hash_one(name));
-        match self.0.count(unknown, network(address), env.now()) {
-            Err(locked) => Outcome::Locked(locked),
-            Ok(_) => {
-                self.0.log(address, name, env.now());
-                Outcome::Wrong
-            }
+        if let Err(locked) = self.0.count(unknown, network(address), env.now()) {
+            return Outcome::Locked(locked);
         }
+        self.0.log(address, name, env.now());
+        Outcome::Wrong
     }
 
     /// The check, counted as a failure until it is right. Fails with how long the pair is locked out.

@@ -51,6 +51,10 @@ const TOO_MANY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: appl
 /// What answers say of who has made them.
 const SERVER: &str = concat!("Notibus/", env!("CARGO_PKG_VERSION"));
 
+/// How many connections may wait in line until they are accepted; the system may allow fewer. One that finds the line full tries
+/// again after 1 s, 3 s and 7 s, however soon there is room.
+const BACKLOG: i32 = 4_096;
+
 /// How long the listener pauses when no connection can be accepted, as without file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -156,6 +160,8 @@ impl Server {
         let io = |error| Error::Io { what: "listener", source: Arc::new(error) };
         let local_addr = listener.local_addr().map_err(io)?;
         options.check(local_addr)?;
+        // It was made by somebody else, with a short line.
+        socket2::SockRef::from(&listener).listen(BACKLOG).map_err(io)?;
         let (stop, stopped) = watch::channel(false);
         let acceptor = Acceptor {
             connections: Arc::new(Semaphore::new(options.connections_max.min(Semaphore::MAX_PERMITS))),
