@@ -1,10 +1,15 @@
 //! [`Conflicts`]: which keys and ranges were written lately, and at which version.
 //!
 //! The resolver asks one question: was anything of this range written after that version? Single keys, by far the most
-//! writes, are kept in an ordered map; written ranges (cleared ranges and explicit write conflicts) in a step function
-//! over the key space.
+//! writes, are kept in *generations*: ordered maps that each take a few thousand writes in the order of their versions. A write
+//! goes into a map that is small enough to stay in the processor's cache, however much was written lately; what is too old is
+//! dropped with its whole generation; and a transaction, which is young in general, has to look into the last one or two.
+//! Written ranges (cleared ranges and explicit write conflicts) are kept in a step function over the key space.
 
-use std::{collections::BTreeMap, ops::Bound};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    ops::Bound,
+};
 
 use bytes::Bytes;
 
@@ -34,16 +39,28 @@ impl ReadConflict {
     }
 }
 
+/// Keys that were written one after the other.
+#[derive(Debug, Default)]
+struct Generation {
+    /// Each with the version of its newest write in this generation.
+    keys: BTreeMap<Bytes, u64>,
+    /// The newest version among them.
+    newest: u64,
+}
+
 /// The newest write of every key and range since some version.
 #[derive(Debug, Default)]
 pub(super) struct Conflicts {
-    /// Version of the newest write of each single key.
-    keys: BTreeMap<Bytes, u64>,
+    /// The written single keys, oldest generation first. Versions do not fall from one to the next.
+    generations: VecDeque<Generation>,
     /// Version of the newest written range over each key: the value holds from its key up to the next one.
     ranges: BTreeMap<Bytes, u64>,
     /// Steps left by the last sweep; the next one comes when there are twice as many.
     steps_swept: usize,
 }
+
+/// How many keys a generation takes.
+const GENERATION_KEYS_MAX: usize = 4_096;
 
 /// Fewer steps than this are not worth sweeping.
 const STEPS_MIN: usize = 64;
@@ -53,15 +70,22 @@ impl Conflicts {
     pub fn written_after(&self, read: &ReadConflict, version: u64) -> bool {
         match read {
             ReadConflict::Key(key) => {
-                self.keys.get(key).is_some_and(|&written| written > version) || self.step_at(key) > version
+                self.generations_after(version).any(|of| of.keys.get(key).is_some_and(|&at| at > version))
+                    || self.step_at(key) > version
             }
             ReadConflict::Range(range) if range.is_empty() => false,
             ReadConflict::Range(range) => {
-                self.keys.range::<[u8], _>(bounds(range)).any(|(_, &written)| written > version)
+                let mut generations = self.generations_after(version);
+                generations.any(|of| of.keys.range::<[u8], _>(bounds(range)).any(|(_, &at)| at > version))
                     || self.step_at(&range.begin) > version
                     || self.ranges.range::<[u8], _>(bounds(range)).any(|(_, &written)| written > version)
             }
         }
+    }
+
+    /// The generations with a key that was written after `version`.
+    fn generations_after(&self, version: u64) -> impl Iterator<Item = &Generation> {
+        self.generations.iter().rev().take_while(move |of| of.newest > version)
     }
 
     /// The version of the newest written range over `key`; 0 if there is none.
@@ -70,9 +94,14 @@ impl Conflicts {
         self.ranges.range::<[u8], _>(up_to).next_back().map_or(0, |(_, &version)| version)
     }
 
-    /// Notes that `key` was written at `version`.
+    /// Notes that `key` was written at `version`, which is that of the write before or greater.
     pub fn key_written(&mut self, key: Bytes, version: u64) {
-        self.keys.insert(key, version);
+        if self.generations.back().is_none_or(|last| last.keys.len() >= GENERATION_KEYS_MAX) {
+            self.generations.push_back(Generation::default());
+        }
+        let last = self.generations.back_mut().expect("there is one by now");
+        last.keys.insert(key, version);
+        last.newest = version;
     }
 
     /// Notes that all of `range` was written at `version`.
@@ -90,15 +119,14 @@ impl Conflicts {
         self.ranges.entry(range.end.clone()).or_insert(behind);
     }
 
-    /// Forgets that `key` was written at `version`, if that is its newest write.
-    pub fn forget_key(&mut self, key: &Bytes, version: u64) {
-        if self.keys.get(key) == Some(&version) {
-            self.keys.remove(key);
-        }
+    /// Forgets what was written at or before `version`, as far as that is worth it.
+    pub fn forget(&mut self, version: u64) {
+        while self.generations.pop_front_if(|of| of.newest <= version).is_some() {}
+        self.forget_ranges(version);
     }
 
     /// Forgets the ranges written at or before `version`, once there are enough to be worth it.
-    pub fn forget_ranges(&mut self, version: u64) {
+    fn forget_ranges(&mut self, version: u64) {
         if self.ranges.len() < STEPS_MIN.max(2 * self.steps_swept) {
             return;
         }
@@ -142,18 +170,34 @@ mod tests {
     #[test]
     fn forgetting_keeps_what_is_newer() {
         let mut conflicts = Conflicts::default();
-        conflicts.key_written("k".into(), 3);
-        conflicts.key_written("k".into(), 4);
-        conflicts.forget_key(&"k".into(), 3);
-        assert!(conflicts.written_after(&ReadConflict::Key("k".into()), 3));
-        conflicts.forget_key(&"k".into(), 4);
-        assert!(!conflicts.written_after(&ReadConflict::Key("k".into()), 0));
+        let last = 3 * GENERATION_KEYS_MAX as u64;
+        for version in 1..=last {
+            conflicts.key_written(format!("{version:06}").into(), version);
+            conflicts.key_written("hot".into(), version);
+        }
+        let key = |version: u64| ReadConflict::Key(format!("{version:06}").into());
+        let written = |conflicts: &Conflicts, begin: u64, end: u64, after: u64| {
+            let range = KeyRange::new(format!("{begin:06}"), format!("{end:06}"));
+            conflicts.written_after(&ReadConflict::Range(range), after)
+        };
+        for version in [1, 2, last / 2, last] {
+            assert!(conflicts.written_after(&key(version), version - 1));
+            assert!(!conflicts.written_after(&key(version), version));
+            assert!(written(&conflicts, version, version + 1, version - 1));
+            assert!(!written(&conflicts, 1, version + 1, version));
+        }
+        assert!(conflicts.written_after(&ReadConflict::Key("hot".into()), last - 1));
+        conflicts.forget(last / 2);
+        assert!(conflicts.written_after(&key(last / 2 + 1), last / 2), "what is newer stays");
+        assert!(!conflicts.written_after(&key(1), 0), "what is older is gone with its generation");
+        conflicts.forget(last);
+        assert!(conflicts.generations.is_empty());
 
         for n in 0..100_u64 {
             let begin = format!("{n:03}");
             conflicts.range_written(&KeyRange::new(begin.clone(), begin + "x"), n + 1);
         }
-        conflicts.forget_ranges(90);
+        conflicts.forget(90);
         assert!(!conflicts.written_after(&ReadConflict::Key("089".into()), 0));
         assert!(conflicts.written_after(&ReadConflict::Key("090".into()), 0));
         assert!(conflicts.ranges.len() < 30, "{} steps are left", conflicts.ranges.len());

@@ -344,11 +344,8 @@ impl Core {
         while let Some(past) =
             self.history.pop_front_if(|past| now.saturating_sub(past.at) > TRANSACTION_LIFETIME)
         {
-            for (key, _) in &past.written.undo {
-                self.conflicts.forget_key(key, past.version);
-            }
             self.forgotten = past.version;
-            self.conflicts.forget_ranges(past.version);
+            self.conflicts.forget(past.version);
         }
     }
 }
@@ -384,7 +381,6 @@ mod tests {
         commit(&mut core, set("other", "x"), 8 * second).unwrap();
         assert_eq!(core.snapshot_at(first).unwrap_err(), StoreError::TRANSACTION_TOO_OLD);
         assert!(core.conflicts.written_after(&ReadConflict::Key("other".into()), newer));
-        assert!(!core.conflicts.written_after(&ReadConflict::Key("k".into()), 0), "old writes are forgotten");
     }
 
     #[test]
