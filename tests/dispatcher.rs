@@ -575,13 +575,16 @@ async fn a_start_ahead_of_the_store_is_a_typed_error() {
     let ahead = Sequence::new(Incarnation(0), Versionstamp::new(version, 0), 0);
     let elsewhere = Sequence::new(Incarnation(1), Versionstamp::new(1, 0), 0);
     for filter in [Filter::all(), Filter::name("a").unwrap()] {
-        for bad in [ahead, elsewhere] {
-            let since = Start::from(bad);
+        let first = async |since: Sequence| {
+            let since = Start::from(since);
             let mut subscription = node.dispatcher.subscribe(filter.clone()).since(since).stream();
-            let item = within("an error", subscription.next()).await.unwrap();
-            let refused = matches!(item, Err(Interruption::Failed(Error::Invalid { .. })));
-            assert!(refused, "{filter:?} {bad}: {item:?}");
-        }
+            within("an error", subscription.next()).await.unwrap()
+        };
+        let expired = first(ahead).await;
+        assert!(matches!(expired, Err(Interruption::Expired { .. })), "{filter:?}: {expired:?}");
+        let refused = first(elsewhere).await;
+        let is_invalid = matches!(refused, Err(Interruption::Failed(Error::Invalid { .. })));
+        assert!(is_invalid, "{filter:?}: {refused:?}");
     }
 }
 

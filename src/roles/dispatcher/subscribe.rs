@@ -68,8 +68,8 @@ impl Subscribe {
     /// Of a durable subscription it says where a new cursor begins, if it comes before [`Subscribe::durable`]. After that, it is where
     /// the subscription starts whatever was saved.
     ///
-    /// Whoever starts ahead of the store, with the cursor of another bus, gets [`Interruption::Failed`](super::Interruption) with
-    /// [`Error::Invalid`].
+    /// Whoever starts where an embedded store has never been gets [`Interruption::Expired`](super::Interruption), and whoever starts
+    /// ahead of a cluster, or in a later incarnation, [`Interruption::Failed`](super::Interruption) with [`Error::Invalid`].
     pub fn since(self, start: impl Into<Start>) -> Self {
         Self { start: start.into(), is_caught_up: false, ..self }
     }

@@ -60,8 +60,8 @@ impl<R> Group<R> {
     ///
     /// # Errors
     ///
-    /// [`Error::Expired`] if the start is below the feed's horizon, [`Error::Invalid`] if it is ahead of the store or an option is
-    /// out of its limits, and [`Error::NoFeed`] if there is no such feed. Nothing is changed then.
+    /// [`Error::Expired`] if the start is below the feed's horizon or an embedded store has never given it out, [`Error::Invalid`] if
+    /// it is ahead of a cluster or of a later incarnation or an option is out of its limits, and [`Error::NoFeed`] if there is no such feed. Nothing is changed then.
     pub async fn create(&self, options: &GroupOptions) -> Result<bool> {
         let (expiry_ms, token) = (options.expiry_ms()?, draw(self.context.env()));
         self.context.db.run(async |tx| self.create_in(&tx, options.start, expiry_ms, token).await).await
@@ -161,12 +161,12 @@ impl<R> Group<R> {
             Start::At(cursor) => {
                 // A group keeps positions only: one that stopped in the middle of a reading starts over.
                 let start = cursor.rewound();
+                feed.check_history(start, now)?;
                 if start.position() > now {
                     let reason = format!("{start} is ahead of the store, which is at {now}");
                     return Err(Error::invalid("start", reason));
                 }
                 start.check(horizon)?;
-                feed.check_history(start, now)?;
                 start.position()
             }
         };

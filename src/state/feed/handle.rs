@@ -110,8 +110,9 @@ impl<R: FeedRow> Feed<R> {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] if the cursor is ahead of the store or of a later incarnation, as one of another bus would be;
-    /// [`Error::Expired`] if rows after it may have been dropped; [`Error::NoFeed`] if there is no such feed.
+    /// [`Error::Expired`] if rows after the cursor may have been dropped, or if an embedded store has never given it out, as one of
+    /// another history; [`Error::Invalid`] if it is ahead of a cluster or of a later incarnation; [`Error::NoFeed`] if there is no
+    /// such feed.
     pub async fn page(&self, cursor: impl Into<Cursor>, limit: usize) -> Result<FeedPage<R>> {
         let cursor = cursor.into();
         self.context.db.run(async |tx| self.page_in(&tx, cursor, limit).await).await

@@ -74,19 +74,23 @@ impl<'a> RawFeed<'a> {
     /// Fails if the cursor is of another history: the folder was replaced by an older copy of it, or a store in memory began again.
     /// What such a reader knows may never have happened here, and what has happened here it may not know.
     pub fn check_history(self, cursor: Cursor, last: Sequence) -> Result<()> {
-        let config = &self.context.config;
         let known = match cursor.knowledge() {
             Knowledge::Nothing => None,
             Knowledge::UpTo(known) => Some(known),
         };
         let mut positions = [known, cursor.began(), Some(cursor.position())].into_iter().flatten();
-        let is_foreign = |position: Sequence| {
-            // Before the incarnation was raised, another store has given them out.
-            position.incarnation() == config.incarnation
-                && position != Sequence::MIN
-                && !self.context.db.may_have_used(position.versionstamp().version())
-        };
-        if positions.any(is_foreign) { Err(Error::Expired { horizon: last }) } else { Ok(()) }
+        if positions.any(|position| self.is_foreign(position)) {
+            Err(Error::Expired { horizon: last })
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Whether the store has never given out `position`. One of an incarnation before this was given out by another store.
+    fn is_foreign(self, position: Sequence) -> bool {
+        position.incarnation() == self.context.config.incarnation
+            && position != Sequence::MIN
+            && !self.context.db.may_have_used(position.versionstamp().version())
     }
 
     /// [`RawFeed::begin`] for readers for whom the janitor keeps what they have still to read: no horizon holds for them.
@@ -102,6 +106,9 @@ impl<'a> RawFeed<'a> {
         }
         let (last, topology) = tokio::join!(self.last_readable(tx), self.topology(tx));
         let (last, topology) = (last?, topology?);
+        if after > last && self.is_foreign(after) {
+            return Err(Error::Expired { horizon: last });
+        }
         if after > last {
             // Read versions never go back, so no reader of this feed can have come so far.
             let reason = format!("{after} is ahead of the store, which is at {last}");
