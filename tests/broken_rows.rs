@@ -16,13 +16,14 @@ use notibus::{
     changes::{ChangesOptions, DocId, DocSummary},
     feed::ShardEvent,
     store::{
-        Database, Isolation, KeyRange, RangeRead,
+        Database, Isolation, KeyRange, RangeRead, Transaction,
         testing::{Faults, WatchFault},
     },
 };
 
-/// What the keys of counters, and of rows of feeds, start with under the default prefix.
+/// What the keys of counters, of fold marks, and of rows of feeds, start with under the default prefix.
 const COUNTERS: &[u8] = b"notibus\x15\x01";
+const FOLD_MARKS: &[u8] = b"notibus\x15\x03";
 const ROWS: &[u8] = b"notibus\x15\x04";
 
 /// The rows whose keys start with `prefix`.
@@ -33,7 +34,7 @@ async fn stored(store: &Database, prefix: &[u8]) -> Vec<(Bytes, Bytes)> {
 
 /// Sets `key` to `value`.
 async fn set(store: &Database, key: &[u8], value: &[u8]) {
-    let write = async |tx: notibus::store::Transaction| {
+    let write = async |tx: Transaction| {
         tx.set(key, value);
         Ok(())
     };
@@ -75,6 +76,44 @@ async fn broken_counters_stop_neither_their_partition_nor_the_poll() {
     set(&store, &key, &value).await;
     row_with(&folding, &db("broken", 1), [1, 0, 0, 0]).await;
     assert_eq!(folding.skipped_rows().await.unwrap(), []);
+}
+
+/// The fold mark of a partition says which fold was the last. One that was damaged stopped its partition for ever.
+#[tokio::test(start_paused = true)]
+async fn a_damaged_fold_mark_is_replaced_and_stops_nothing() {
+    let store = Database::memory();
+    let bus = narrow_bus(&store).await;
+    let _notifier = bus.notifier(eager()).await.unwrap();
+    record(&store, &bus, &db("a", 1), [1, 0, 0, 0]).await;
+    row_with(&bus, &db("a", 1), [1, 0, 0, 0]).await;
+    let [(key, good)] = &stored(&store, FOLD_MARKS).await[..] else { panic!("one partition has one mark") };
+    let contradictory = [good.clone(), good.clone()].concat()[8..24].to_vec();
+    let damages: [&[u8]; 4] = [b"junk", b"", &[0; 16], &contradictory];
+    for (n, damage) in (1..).zip(damages) {
+        set(&store, key, damage).await;
+        record(&store, &bus, &db("a", 1), [0, 0, 1, 0]).await;
+        row_with(&bus, &db("a", 1), [1, 0, n, 0]).await;
+        assert_eq!(bus.stats().rows_skipped, n, "{damage:?}");
+    }
+    store
+        .run(async |tx: Transaction| {
+            tx.clear(key);
+            Ok(())
+        })
+        .await
+        .unwrap();
+    record(&store, &bus, &db("a", 1), [0, 0, 1, 0]).await;
+    row_with(&bus, &db("a", 1), [1, 0, 5, 0]).await;
+    let skipped = bus.skipped_rows().await.unwrap();
+    assert_eq!((skipped.len(), skipped[0].times), (1, 5), "{skipped:?}");
+    assert!(skipped[0].place.contains("notibus") && skipped[0].reason.contains("fold mark"), "{skipped:?}");
+    // What is there now is as good as any, for this notifier and for the next.
+    let _other = bus.notifier(eager()).await.unwrap();
+    for n in 6..10 {
+        record(&store, &bus, &db("a", 1), [0, 0, 1, 0]).await;
+        row_with(&bus, &db("a", 1), [1, 0, n, 0]).await;
+    }
+    assert_eq!(bus.stats().rows_skipped, 5);
 }
 
 /// Looking for lost rings gets quicker while any are found. A row that nobody can fold is no lost ring.
@@ -217,7 +256,7 @@ async fn a_fold_commits_before_it_gets_too_large() {
     let options = NotifierOptions { fold_rows_max: 10_000, ..eager() };
     for lanes in [[1, 0, 0, 0], [0, 1, 0, 0]] {
         for some in dbs.chunks(100) {
-            let record = async |tx: notibus::store::Transaction| {
+            let record = async |tx: Transaction| {
                 for db in some {
                     bus.producer().record_all(&tx, db, &counts(lanes))?;
                 }
@@ -245,7 +284,7 @@ async fn a_legacy_range_is_read_before_it_is_taken_over() {
     let other = db("y", 2);
     store.run(async |tx| changes.create(&tx, &other, &ChangesOptions::default()).await).await.unwrap();
     for n in 0..3 {
-        let write = async |tx: notibus::store::Transaction| {
+        let write = async |tx: Transaction| {
             let revision = format!("1-{n:032x}").parse()?;
             let doc =
                 DocSummary { id: DocId::new(&format!("d{n}"))?, revision, branches: 1, is_deleted: false };

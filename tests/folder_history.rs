@@ -11,7 +11,7 @@ use notibus::{
     Bus, Cursor, DispatcherOptions, Error, Filter, Sequence,
     cursor::Start,
     dispatcher::Interruption,
-    feed::Versionstamp,
+    event::Versionstamp,
     group::GroupOptions,
     store::{Database, testing::SimulatedDisk},
 };

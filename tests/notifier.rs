@@ -13,10 +13,9 @@ use notibus::{
     Bus, BusOptions, Db, DbInstance, Error, EventKind, NotifierOptions, Sequence,
     event::{Counters, DdocId},
     node::BalanceOptions,
-    producer::ProducerOptions,
     store::{
         AtomicOp, Database, StoreError,
-        testing::{Attempt, CommitFault, Faults, Gate, Operation, Trace, WatchFault},
+        testing::{Attempt, CommitFault, Faults, Gate, WatchFault},
     },
 };
 
@@ -290,86 +289,6 @@ async fn a_design_document_that_changes_during_its_fold_is_told_again() {
     let row = row_with(&bus, &db("a", 1), [0, 0, 0, 2]).await;
     assert_eq!(row.ddoc_updated_at, Some(row.sequence));
     until("nothing waits", async || waiting(&store).await == 0).await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_fold_is_bounded_however_many_databases_wait() {
-    let store = Database::memory();
-    let trace = Trace::new(&store);
-    let bus = narrow_bus(&trace.database()).await;
-    for n in 0..1_000 {
-        record(&store, &bus, &db(&format!("db{n}"), 1), [1, 0, n % 3, 0]).await;
-    }
-    let options = NotifierOptions { fold_rows_max: 10, ..unpolled() };
-    let _notifier = bus.notifier(options).await.unwrap();
-    until("all are folded", async || bus.stats().folded.created == 1_000).await;
-    let folds: Vec<_> = trace.take().into_iter().filter(is_fold).collect();
-    assert!(folds.len() >= 100, "{}", folds.len());
-    for fold in &folds {
-        let drained = fold
-            .mutations()
-            .filter(|mutation| matches!(mutation, Operation::Atomic { op: AtomicOp::CompareAndClear, .. }));
-        assert!(drained.count() <= 10);
-    }
-    let rows = rows(&bus).await;
-    assert_eq!(rows.len(), 1_000);
-    for row in rows {
-        let n: u64 = row.name.as_str()[2..].parse().unwrap();
-        assert_eq!(row.totals, counts([1, 0, n % 3, 0]));
-    }
-    assert_eq!(waiting(&store).await, 0);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_database_with_more_design_documents_than_fit_a_fold_gets_through() {
-    let store = Database::memory();
-    let bus = narrow_bus(&store).await;
-    let producer = bus.producer();
-    store
-        .run(async |tx| {
-            producer.created(&tx, &db("m", 1));
-            for n in 0..120 {
-                let id = DdocId::new(&format!("ddoc{n}")).unwrap();
-                producer.ddoc_updated(&tx, &db("m", 1), Some(&id));
-            }
-            Ok(())
-        })
-        .await
-        .unwrap();
-    for name in ["a", "z"] {
-        record(&store, &bus, &db(name, 1), [1, 0, 0, 0]).await;
-    }
-    let options = NotifierOptions { fold_rows_max: 10, ..unpolled() };
-    let _notifier = bus.notifier(options).await.unwrap();
-    until("nothing waits", async || waiting(&store).await == 0).await;
-    row_with(&bus, &db("m", 1), [1, 0, 0, 120]).await;
-    row_with(&bus, &db("a", 1), [1, 0, 0, 0]).await;
-    row_with(&bus, &db("z", 1), [1, 0, 0, 0]).await;
-    assert_eq!(bus.stats().stale_events, 0);
-}
-
-/// Once, the rows of a page were limited, but not what its fold comes to: a thousand of the longest names made a
-/// transaction larger than the store takes, and the partition was stuck for good.
-#[tokio::test(start_paused = true)]
-async fn a_backlog_of_the_longest_names_fits_into_folds() {
-    let store = Database::memory();
-    let bus = narrow_bus(&store).await;
-    let producer = bus.producer();
-    for batch in 0..10 {
-        store
-            .run(async |tx| {
-                for n in 0..100 {
-                    let name = format!("{batch:02}{n:02}{}", "x".repeat(1_020));
-                    producer.created(&tx, &db(&name, 1));
-                }
-                Ok(())
-            })
-            .await
-            .unwrap();
-    }
-    let options = NotifierOptions { fold_rows_max: 10_000, ..unpolled() };
-    let _notifier = bus.notifier(options).await.unwrap();
-    until("all are folded", async || bus.stats().folded.created == 1_000).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -663,52 +582,6 @@ async fn an_idle_bus_costs_the_same_whatever_the_number_of_databases_and_partiti
         println!("{databases} databases, {partitions} partitions: {reads} reads, {writes} writes in 300 s");
         assert!((97..=101).contains(&writes), "{writes} writes, {partitions} partitions");
         assert!((690..=740).contains(&reads), "{reads} reads, {partitions} partitions");
-    }
-}
-
-/// A name with more rows than one fold reads was torn between the slots of an instance. One whose `created` was on the
-/// next page looked as if it had been replaced long ago, and its events were dropped as stale.
-#[tokio::test]
-async fn a_name_with_many_slots_and_lives_is_folded_whole() {
-    for seed in 0..40 {
-        let mut random = fastrand::Rng::with_seed(seed);
-        let store = Database::memory();
-        let bus = Bus::open(&store, BusOptions { partitions: 1, ..BusOptions::default() }).await.unwrap();
-        let producer =
-            bus.producer_with(ProducerOptions { slots: 64, ..ProducerOptions::default() }).unwrap();
-        let mut recorded = Counters::ZERO;
-        let mut last = None;
-        for _ in 0..random.usize(1..6) {
-            let life = Db::new("x".parse().unwrap(), DbInstance(random.u128(..).to_be_bytes()));
-            let updates = random.u64(1..150);
-            let is_last_life = random.bool();
-            let deletes = u64::from(!is_last_life);
-            for (count, kind) in
-                [(1, EventKind::Created), (updates, EventKind::Updated), (deletes, EventKind::Deleted)]
-            {
-                for _ in 0..count {
-                    let tx = store.begin();
-                    producer.record_all(&tx, &life, &kind.once()).unwrap();
-                    tx.commit().await.unwrap();
-                    recorded += kind.once();
-                }
-            }
-            last = Some((life, updates, !is_last_life));
-            if is_last_life {
-                break;
-            }
-        }
-        let (life, updates, is_deleted) = last.unwrap();
-        let options = NotifierOptions { fold_rows_max: 10, ..NotifierOptions::default() };
-        let notifier = bus.notifier(options).await.unwrap();
-        until("all is folded", async || bus.is_drained().await.unwrap()).await;
-        let row = bus.feed().newest(&life.name).await.unwrap().unwrap();
-        assert_eq!(row.is_deleted(), is_deleted, "seed {seed}");
-        if !is_deleted {
-            assert_eq!((row.instance, row.totals.updated), (life.instance, updates), "seed {seed}");
-        }
-        notifier.shutdown().await.unwrap();
-        assert_eq!(bus.stats().folded, recorded, "seed {seed}");
     }
 }
 

@@ -296,8 +296,8 @@ impl Bus {
     }
 
     /// The rows that this process has met and cannot decode, as far as they are still there: damaged ones, and those of a later
-    /// version of the program. Whoever met them went on without them. Of more than 1,000 only the last ones are known. It reads
-    /// each of them.
+    /// version of the program. Whoever met them went on without them. A fold mark that was damaged is named as long as the process
+    /// lives, although it was replaced at once. Of more than 1,000 only the last ones are known. It reads each of them.
     pub async fn skipped_rows(&self) -> Result<Vec<SkippedRow>> {
         let context = &*self.context;
         for place in &context.skipped.places() {

@@ -45,7 +45,8 @@ pub(super) struct Folded {
 ///
 /// Events of the present instance come first, then instances that were deleted already, then the one that lives. An
 /// instance that is neither the present one nor created by these events is one that was replaced before: its events are
-/// stale. Without a row there is none that could have been replaced, and a name is taken over as it is found.
+/// stale. Without a row there is none that could have been replaced, and a name is taken over as it is found, if anything is
+/// counted: ids of design documents alone are no event.
 pub(super) fn fold(
     name: &DbName,
     present: Option<Notification>,
@@ -69,6 +70,11 @@ pub(super) fn fold(
         (!events.is_deleted(), events.tally.counters.created > 0, *instance)
     });
     for (instance, events) in others {
+        // A fold takes all counters of an instance before the first of its design documents. So ids alone are what a fold has
+        // left that was torn there, of an instance that has had its row, and is gone with it by now.
+        if events.tally.counters == Counters::ZERO {
+            continue;
+        }
         let lives = row.as_ref().is_some_and(|draft| draft.row.deleted_at.is_none());
         let replaced_before = known && (events.tally.counters.created == 0 || (events.is_deleted() && lives));
         if replaced_before {
@@ -277,5 +283,13 @@ mod tests {
         let only_id = Observed { has_ddocs: true, ..Observed::default() };
         let (row, _) = step(first.as_ref(), vec![(A, only_id)], 2);
         assert_eq!(kinds(&row.unwrap(), at(1)), [(A, EventKind::DdocUpdated)]);
+    }
+
+    #[test]
+    fn an_id_without_a_count_is_no_sign_of_life() {
+        let only_id = Observed { has_ddocs: true, ..Observed::default() };
+        assert_eq!(step(None, vec![(A, only_id.clone())], 1), (None, Counters::ZERO));
+        let (row, _) = step(None, vec![(A, only_id), (B, events(0, 1, 0, 0))], 1);
+        assert_eq!(row.unwrap().instance, B, "what is counted is all that is told");
     }
 }

@@ -6,12 +6,15 @@
 //! or the next call, that finds the mark moved.
 //!
 //! Nothing that stands in the store stops it. It asks the store how large it has become, and leaves to the next one what would make
-//! it too large; and it goes on without what cannot be decoded: a row of counters, or a name whose present row is none.
+//! it too large; and it goes on without what cannot be decoded: a row of counters, or a name whose present row is none. A mark
+//! that says nothing that could be is replaced: whatever it should have said, what was folded was subtracted, and a copy of a fold
+//! that is still under way has the mark in its read-conflict set.
 
 use std::sync::Mutex;
 
 use bytes::Bytes;
 use futures_util::future::try_join_all;
+use tokio::task::coop;
 
 use super::{
     algorithm,
@@ -64,10 +67,22 @@ pub(super) struct Done {
     pub next: Option<Bytes>,
     /// Whether anything was written at all.
     pub committed: bool,
+    /// Why it has replaced the fold mark, if it has.
+    pub replaced_mark: Option<Error>,
     /// Rows that it went on without, as they cannot be decoded.
     pub skipped: Vec<(Place, Error)>,
     /// Attempts that failed before.
     pub retries: u64,
+}
+
+/// What the fold mark says of the fold in hand.
+enum Mark {
+    /// The one before it was the last.
+    Before,
+    /// It was committed.
+    Committed,
+    /// Nothing that could be.
+    Damaged(Error),
 }
 
 /// Folds one partition, page by page.
@@ -98,14 +113,18 @@ impl Folder<'_> {
             .run(async |tx| {
                 let earlier = attempts.lock().expect("no attempt panics").0;
                 attempts.lock().expect("no attempt panics").0 += 1;
-                if self.is_committed(&tx, fold).await? {
-                    // The last attempt was committed although its result was unknown.
-                    let done = attempts.lock().expect("no attempt panics").1.clone();
-                    return Ok(Done { committed: true, ..done });
-                }
+                let replaced_mark = match self.mark(&tx, fold).await? {
+                    Mark::Before => None,
+                    Mark::Committed => {
+                        // The last attempt was committed although its result was unknown.
+                        let done = attempts.lock().expect("no attempt panics").1.clone();
+                        return Ok(Done { committed: true, ..done });
+                    }
+                    Mark::Damaged(error) => Some(error),
+                };
                 // One that takes too long must become shorter at some time.
                 let size_max = (self.size_max >> (earlier / TRIES_OF_A_SIZE).min(16)).max(SIZE_MIN);
-                let done = Folder { size_max, ..*self }.attempt(&tx, fold, from).await?;
+                let done = Folder { size_max, ..*self }.attempt(&tx, fold, from, replaced_mark).await?;
                 attempts.lock().expect("no attempt panics").1 = done.clone();
                 Ok(done)
             })
@@ -120,29 +139,38 @@ impl Folder<'_> {
         }
     }
 
-    /// Whether fold number `fold + 1` was committed. Fails if the partition is another's.
-    async fn is_committed(&self, tx: &Transaction, fold: u64) -> Result<bool> {
+    /// What the mark says of fold number `fold + 1`. Fails if the partition is another's.
+    async fn mark(&self, tx: &Transaction, fold: u64) -> Result<Mark> {
         let key = self.context.keys.fold_mark(self.partition);
         let isolation =
             if is_on(Bug::FoldWithoutMark) { Isolation::Snapshot } else { Isolation::Serializable };
         let (lease, mark) = tokio::join!(self.lease.check(tx), tx.get(&key, isolation));
         lease?;
         if is_on(Bug::FoldWithoutMark) {
-            return Ok(false);
+            return Ok(Mark::Before);
         }
-        let mark = mark?.ok_or_else(|| Error::corrupt("fold mark", "it is missing"))?;
-        match FoldMark::from_bytes(&mark)? {
-            FoldMark { epoch, fold: found } if epoch == self.lease.epoch && found == fold => Ok(false),
-            FoldMark { epoch, fold: found } if epoch == self.lease.epoch && found == fold + 1 => Ok(true),
-            mark => Err(Error::corrupt(
-                "fold mark",
-                format!("it is at {mark:?}, the owner at fold {fold} of epoch {}", self.lease.epoch),
-            )),
-        }
+        let damaged = |reason: String| Mark::Damaged(Error::corrupt("fold mark", reason));
+        let Some(mark) = mark? else { return Ok(damaged("it is missing".to_owned())) };
+        Ok(match FoldMark::from_bytes(&mark) {
+            Ok(FoldMark { epoch, fold: found }) if epoch == self.lease.epoch && found == fold => Mark::Before,
+            Ok(FoldMark { epoch, fold: found }) if epoch == self.lease.epoch && found == fold + 1 => {
+                Mark::Committed
+            }
+            Ok(mark) => {
+                damaged(format!("it is at {mark:?}, the owner at fold {fold} of epoch {}", self.lease.epoch))
+            }
+            Err(error) => Mark::Damaged(error),
+        })
     }
 
     /// One attempt, up to its commit.
-    async fn attempt(&self, tx: &Transaction, fold: u64, from: Option<&Bytes>) -> Result<Done> {
+    async fn attempt(
+        &self,
+        tx: &Transaction,
+        fold: u64,
+        from: Option<&Bytes>,
+        replaced_mark: Option<Error>,
+    ) -> Result<Done> {
         let Context { keys, .. } = self.context;
         let feed = RawFeed::notifications(self.context);
         let isolation =
@@ -153,7 +181,8 @@ impl Folder<'_> {
             Topology::read(tx, feed, isolation),
         );
         let (drain, topology) = (drain?, topology?);
-        let mut done = Done { next: drain.next, ..Done::default() };
+        let committed = replaced_mark.is_some();
+        let mut done = Done { next: drain.next, committed, replaced_mark, ..Done::default() };
         done.skipped.extend(drain.broken.into_iter().map(|(key, error)| (Place::Key(key), error)));
         let present = drain.names.iter().map(|(name, _)| self.present(tx, &topology, name));
         let present = try_join_all(present).await?;
@@ -172,6 +201,8 @@ impl Folder<'_> {
                     continue;
                 }
             };
+            // Nothing of this waits for the store, and others must have their turn.
+            coop::consume_budget().await;
             self.fold_name(tx, &mut writer, (&name, &waiting), present, &mut done)?;
             done.committed = true;
             unmeasured += waiting.len();

@@ -12,7 +12,7 @@ use crate::{
         bugs::{Bug, is_on},
         error::{Error, Result, StoreError},
     },
-    state::{context::Context, keys::Partition, membership::Stop},
+    state::{context::Context, keys::Partition, membership::Stop, skipped::Place},
     store::Watch,
 };
 
@@ -186,6 +186,10 @@ impl Task {
         stats.fold_retries.add(done.retries);
         for (place, error) in &done.skipped {
             self.context.skip(place, error);
+        }
+        if let Some(error) = &done.replaced_mark {
+            let key = self.context.keys.fold_mark(self.partition);
+            self.context.skip(&Place::Key(key.into()), error);
         }
         if !done.committed {
             return;
