@@ -1,0 +1,155 @@
+//! `notibus serve` on a folder, killed under load and started again at once: nothing that it has acknowledged is missing, and it
+//! delivers as soon as it says that it is ready.
+//!
+//! Once, the next process waited for ten seconds, until the node of the killed one had expired. How long it takes is printed, not
+//! judged: that depends on the machine. `NOTIBUS_KILLS=20` kills it that often.
+
+#![cfg(unix)]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod served;
+
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    net::{SocketAddr, TcpStream},
+    path::Path,
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use notibus::{Bus, BusOptions, NotifierOptions, store::Database};
+use served::{LIMIT, Served};
+
+/// How often it is killed, if nothing else is asked for.
+const KILLS: u32 = 3;
+
+/// Databases to which events are posted at once, each by a client of its own.
+const CLIENTS: usize = 4;
+
+/// How many events each client has acknowledged before a kill, at least.
+const LOAD: u64 = 25;
+
+/// What a client has posted to its database.
+#[derive(Debug, Default)]
+struct Posted {
+    acknowledged: AtomicU64,
+    unanswered: AtomicU64,
+}
+
+/// Posts an event of `db`; `None` if the answer has not come.
+fn post(at: SocketAddr, db: &str, kind: &str) -> Option<String> {
+    let body = format!(r#"[{{"db":"{db}","type":"{kind}"}}]"#);
+    let mut socket = TcpStream::connect(at).ok()?;
+    socket.set_read_timeout(Some(LIMIT)).unwrap();
+    let length = body.len();
+    let head = "POST /_notibus/events HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n";
+    write!(socket, "{head}Content-Length: {length}\r\n\r\n{body}").ok()?;
+    let mut answer = String::new();
+    socket.read_to_string(&mut answer).ok()?;
+    answer.starts_with("HTTP/1.1 201 Created\r\n").then_some(answer)
+}
+
+/// Posts updates one after the other, until it is told to stop.
+fn load(at: SocketAddr, db: &str, posted: &Posted, is_over: &AtomicBool) {
+    while !is_over.load(Ordering::Relaxed) {
+        let count = if post(at, db, "updated").is_some() { &posted.acknowledged } else { &posted.unanswered };
+        count.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Starts it on `folder`, and waits until it is ready; returns when that was.
+fn start(folder: &Path) -> (Served, Instant) {
+    let served = Served::start(&["--store", &format!("dir:{}", folder.display())], None);
+    let began = Instant::now();
+    while !served.get("/_notibus/health/ready").starts_with("HTTP/1.1 200 OK\r\n") {
+        assert!(began.elapsed() < LIMIT, "it does not get ready");
+        thread::sleep(Duration::from_millis(1));
+    }
+    (served, Instant::now())
+}
+
+/// Posts an event of a new database, and waits until a feed delivers it.
+fn first_delivery(at: SocketAddr, db: &str) {
+    let mut feed = TcpStream::connect(at).unwrap();
+    feed.set_read_timeout(Some(LIMIT)).unwrap();
+    feed.write_all(
+        b"GET /_db_updates?feed=continuous HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+    )
+    .unwrap();
+    assert!(post(at, db, "created").is_some(), "it takes events");
+    let begin = format!("{{\"db_name\":\"{db}\",\"type\":\"created\"");
+    let mut lines = BufReader::new(feed).lines();
+    assert!(lines.any(|line| line.unwrap().starts_with(&begin)), "the feed has ended");
+}
+
+/// The updates of each client's database that are stored.
+fn stored(folder: &Path) -> Vec<u64> {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async {
+        let store = Database::open_dir(folder).unwrap();
+        let bus = Bus::open(&store, BusOptions::default()).await.unwrap();
+        let notifier = bus.notifier(NotifierOptions::default()).await.unwrap();
+        while !bus.is_drained().await.unwrap() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        notifier.shutdown().await.unwrap();
+        let mut updates = Vec::new();
+        for client in 0..CLIENTS {
+            let name = format!("load-{client}").parse().unwrap();
+            updates.push(bus.feed().newest(&name).await.unwrap().unwrap().totals.updated);
+        }
+        updates
+    })
+}
+
+#[test]
+fn a_killed_server_has_lost_nothing_and_delivers_once_it_is_ready_again() {
+    let kills = std::env::var("NOTIBUS_KILLS").map_or(KILLS, |kills| kills.parse().unwrap());
+    let folder = tempfile::tempdir().unwrap();
+    let posted: Vec<_> = (0..CLIENTS).map(|_| Posted::default()).collect();
+    let (mut served, _) = start(folder.path());
+    for client in 0..CLIENTS {
+        assert!(post(served.at, &format!("load-{client}"), "created").is_some());
+    }
+    let mut times = Vec::new();
+    for kill in 0..kills {
+        let is_over = AtomicBool::new(false);
+        let goals: Vec<_> =
+            posted.iter().map(|posted| posted.acknowledged.load(Ordering::Relaxed) + LOAD).collect();
+        let at = served.at;
+        thread::scope(|scope| {
+            for (client, posted) in posted.iter().enumerate() {
+                let is_over = &is_over;
+                scope.spawn(move || load(at, &format!("load-{client}"), posted, is_over));
+            }
+            let began = Instant::now();
+            let is_reached =
+                |(posted, goal): (&Posted, &u64)| posted.acknowledged.load(Ordering::Relaxed) >= *goal;
+            while !posted.iter().zip(&goals).all(is_reached) {
+                assert!(began.elapsed() < LIMIT, "it takes no events: {posted:?}");
+                thread::sleep(Duration::from_millis(5));
+            }
+            // This is SIGKILL.
+            drop(served);
+            is_over.store(true, Ordering::Relaxed);
+        });
+        let started = Instant::now();
+        let (again, ready) = start(folder.path());
+        served = again;
+        first_delivery(served.at, &format!("first-{kill}"));
+        times.push(ready.elapsed());
+        println!(
+            "kill {kill}: ready after {:?}, first delivery {:?} later",
+            ready - started,
+            ready.elapsed()
+        );
+    }
+    println!("the longest time to the first delivery: {:?}", times.iter().max());
+    assert!(served.stop(), "it ends well");
+    for (posted, stored) in posted.iter().zip(stored(folder.path())) {
+        let acknowledged = posted.acknowledged.load(Ordering::Relaxed);
+        let most = acknowledged + posted.unanswered.load(Ordering::Relaxed);
+        assert!((acknowledged..=most).contains(&stored), "{stored} are stored of {posted:?}");
+    }
+}
