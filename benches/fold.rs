@@ -2,6 +2,9 @@
 //!
 //! Each database has one event waiting. `first` folds them into an empty feed, `again` into one that has a row of each. A node has
 //! one thread, so that several show what a further node brings, as long as there are cores for them.
+//!
+//! Before that it prints how much memory a database at rest takes: one that was created and updated, of which everything is folded,
+//! and of whose writes the store keeps nothing but the rows. With the feature `cli` the allocator is that of the command.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark fails by panicking")]
 
@@ -17,7 +20,15 @@ use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use notibus::{Bus, BusOptions, Db, DbInstance, NotifierOptions, node::BalanceOptions, store::Database};
 use tokio::runtime::Runtime;
 
+/// The allocator of the command.
+#[cfg(feature = "cli")]
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 const DATABASES: u64 = 10_000;
+
+/// How many databases rest while their memory is measured.
+const AT_REST: u64 = 100_000;
 
 /// Records an event of each database.
 async fn record(store: &Database, bus: &Bus, dbs: &[Db]) {
@@ -35,8 +46,8 @@ async fn record(store: &Database, bus: &Bus, dbs: &[Db]) {
     }
 }
 
-/// Folds all that waits on `nodes` nodes, each with a thread of its own as its only one, and says how long it took.
-fn fold(store: &Database, nodes: u32) -> Duration {
+/// Folds an event of each of `databases` on `nodes` nodes, each with a thread of its own as its only one, and says how long it took.
+fn fold(store: &Database, nodes: u32, databases: u64) -> Duration {
     let (folded, ready) = (AtomicU64::new(0), Barrier::new(nodes as usize));
     let share = BusOptions::default().partitions.div_ceil(nodes);
     let work = async || {
@@ -46,7 +57,7 @@ fn fold(store: &Database, nodes: u32) -> Duration {
         let balance = BalanceOptions { leases_max: Some(share), ..BalanceOptions::default() };
         let notifier = bus.notifier(NotifierOptions { balance, ..NotifierOptions::default() }).await.unwrap();
         let mut mine = 0;
-        while folded.load(Ordering::Relaxed) < DATABASES {
+        while folded.load(Ordering::Relaxed) < databases {
             tokio::time::sleep(Duration::from_micros(200)).await;
             let now = bus.stats().folded.total();
             folded.fetch_add(now - mine, Ordering::Relaxed);
@@ -64,6 +75,37 @@ fn fold(store: &Database, nodes: u32) -> Duration {
     })
 }
 
+/// The memory of this process that is in use, in bytes, where the system tells.
+fn resident() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? * 1_024)
+}
+
+/// Prints how much memory a database at rest takes.
+fn memory(_: &mut Criterion) {
+    let Some(before) = resident() else { return };
+    let runtime = Runtime::new().unwrap();
+    let store = Database::memory();
+    let bus = runtime.block_on(Bus::open(&store, BusOptions::default())).unwrap();
+    let dbs: Vec<_> = (0..AT_REST).map(database).collect();
+    for _ in 0..2 {
+        runtime.block_on(record(&store, &bus, &dbs));
+        fold(&store, 1, AT_REST);
+    }
+    drop(dbs);
+    // A transaction lives 5 s; the commit after that forgets what none needs any more.
+    std::thread::sleep(Duration::from_secs(6));
+    runtime.block_on(record(&store, &bus, &[database(0)]));
+    let each = resident().unwrap().saturating_sub(before) / AT_REST;
+    println!("memory at rest: {each} bytes for each of {AT_REST} databases");
+}
+
+/// The database number `n`.
+fn database(n: u64) -> Db {
+    Db::new(format!("db-{n}").parse().unwrap(), DbInstance(u128::from(n).to_be_bytes()))
+}
+
 fn folds(c: &mut Criterion) {
     let runtime = Runtime::new().unwrap();
     let mut group = c.benchmark_group("fold");
@@ -76,13 +118,11 @@ fn folds(c: &mut Criterion) {
                     for _ in 0..count {
                         let store = Database::memory();
                         let bus = runtime.block_on(Bus::open(&store, BusOptions::default())).unwrap();
-                        let db =
-                            |n| Db::new(format!("db-{n}").parse().unwrap(), DbInstance::random(store.env()));
-                        let dbs: Vec<_> = (0..DATABASES).map(db).collect();
+                        let dbs: Vec<_> = (0..DATABASES).map(database).collect();
                         let mut last = Duration::ZERO;
                         for _ in 0..rounds {
                             runtime.block_on(record(&store, &bus, &dbs));
-                            last = fold(&store, nodes);
+                            last = fold(&store, nodes, DATABASES);
                         }
                         took += last;
                     }
@@ -94,5 +134,5 @@ fn folds(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, folds);
+criterion_group!(benches, memory, folds);
 criterion_main!(benches);

@@ -25,6 +25,11 @@ use tracing_subscriber::EnvFilter;
 
 use self::deadline::Deadline;
 
+/// All rows are in memory and in pieces of their own, which the system's allocator takes its time for once there are millions. A
+/// program that embeds the library has the allocator that it wants.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// A transactional notification bus for database-level events.
 #[derive(Debug, Parser)]
 #[command(name = "notibus", version, about)]
