@@ -38,17 +38,27 @@ pub(super) fn apply(op: AtomicOp, value: Option<&Bytes>, operand: &Bytes) -> Opt
 
 /// The sum of two little-endian numbers in as many bytes as `operand` has.
 fn add(old: &[u8], operand: &[u8]) -> Bytes {
-    let mut carry = 0;
-    operand
-        .iter()
-        .enumerate()
-        .map(|(place, &byte)| {
-            let sum = u16::from(byte) + u16::from(old.get(place).copied().unwrap_or(0)) + carry;
-            carry = sum >> 8;
-            sum as u8
-        })
-        .collect::<Vec<_>>()
-        .into()
+    let mut total = Vec::with_capacity(operand.len());
+    let mut carry = false;
+    for at in (0..operand.len()).step_by(WORD_LEN) {
+        let (sum, over) = word(old, at).overflowing_add(word(operand, at));
+        let (sum, carried) = sum.overflowing_add(carry.into());
+        carry = over || carried;
+        total.extend_from_slice(&sum.to_le_bytes()[..WORD_LEN.min(operand.len() - at)]);
+    }
+    total.into()
+}
+
+/// The bytes of a word.
+const WORD_LEN: usize = size_of::<u64>();
+
+/// The word of a little-endian number that begins at byte `at`: bytes that it does not have are zero.
+fn word(number: &[u8], at: usize) -> u64 {
+    let rest = number.get(at..).unwrap_or_default();
+    let mut word = [0; WORD_LEN];
+    let len = rest.len().min(WORD_LEN);
+    word[..len].copy_from_slice(&rest[..len]);
+    u64::from_le_bytes(word)
 }
 
 /// Compares two little-endian numbers, of `old` only as many bytes as `operand` has.
@@ -103,6 +113,16 @@ mod tests {
         assert_eq!(on(AtomicOp::Add, Some(&[1, 9]), &[1]).unwrap(), [2]);
         assert_eq!(on(AtomicOp::Add, None, &[7]).unwrap(), [7]);
         assert!(on(AtomicOp::Add, Some(&[7]), &[]).unwrap().is_empty());
+        // Over the words in which it is done.
+        let (mut ones, mut one) = ([0xff; 19], [0; 19]);
+        one[0] = 1;
+        assert_eq!(on(AtomicOp::Add, Some(&ones), &one).unwrap(), [0; 19]);
+        ones[18] = 0;
+        let mut carried = [0; 19];
+        carried[18] = 1;
+        assert_eq!(on(AtomicOp::Add, Some(&ones), &one).unwrap(), carried);
+        assert_eq!(on(AtomicOp::Add, Some(&ones[..9]), &one).unwrap()[9..], [1, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(on(AtomicOp::Add, Some(&ones), &[1, 2]).unwrap(), [0, 2]);
     }
 
     #[test]
