@@ -5,7 +5,7 @@ use std::{path::Path, sync::Arc};
 use super::{
     FolderReport, RetryPolicy, Transaction,
     backend::Backend,
-    embedded::{self, SystemFiles},
+    embedded::{self, Embedded, Engine, SystemFiles},
     retry::Tries,
     transaction_ids::TransactionIds,
 };
@@ -48,7 +48,7 @@ impl Database {
 
     /// A new store in memory that takes time and randomness from `env`.
     pub fn memory_in(env: Env) -> Self {
-        Self::new(Arc::new(embedded::Engine::memory(env.clone())), env)
+        Self::embedded(Engine::memory(env.clone()), env)
     }
 
     /// The store in the folder `path`, which is made if it does not exist. Every commit is on disk before it is
@@ -70,7 +70,7 @@ impl Database {
         let look = embedded::look(&SystemFiles, path)?;
         let report = look.report.clone();
         match &report.damages[..] {
-            [] => Ok((Self::new(Arc::new(embedded::Engine::reading(look, env.clone())), env), report)),
+            [] => Ok((Self::embedded(Engine::reading(look, env.clone()), env), report)),
             [first, ..] => {
                 let reason = format!("damaged: {first}; see `notibus check`, and restore it from a copy");
                 Err(Error::Open { path: path.to_owned(), reason })
@@ -84,7 +84,7 @@ impl Database {
         let env = Env::system();
         let look = embedded::look(&SystemFiles, path.as_ref())?;
         let report = look.report.clone();
-        Ok((Self::new(Arc::new(embedded::Engine::reading(look, env.clone())), env), report))
+        Ok((Self::embedded(Engine::reading(look, env.clone()), env), report))
     }
 
     /// Looks for damage in the folder `path`, and changes nothing. Another process may have it open.
@@ -111,7 +111,7 @@ impl Database {
 
     /// [`Database::open_dir`] with time and randomness from `env`.
     pub fn open_dir_in(path: impl AsRef<Path>, env: Env) -> Result<Self> {
-        Ok(Self::new(Arc::new(embedded::Engine::open(path.as_ref(), env.clone())?), env))
+        Ok(Self::embedded(Engine::open(path.as_ref(), env.clone())?, env))
     }
 
     /// The cluster of `cluster_file`. The first call in a process boots the client's network thread; call
@@ -141,6 +141,11 @@ impl Database {
         Self::new(Arc::new(super::fdb::Fdb::from_client(client)), Env::system())
     }
 
+    /// The handle of a new process on `engine`.
+    fn embedded(engine: Engine, env: Env) -> Self {
+        Self::new(Arc::new(Embedded::new(engine)), env)
+    }
+
     /// The handle of a new process on the store behind `backend`.
     pub(super) fn new(backend: Arc<dyn Backend>, env: Env) -> Self {
         Self { backend, env, ids: Arc::default() }
@@ -149,7 +154,7 @@ impl Database {
     /// A new store in memory, without a handle on it.
     #[cfg(feature = "simulation")]
     pub(crate) fn memory_backend(env: Env) -> Arc<dyn Backend> {
-        Arc::new(embedded::Engine::memory(env))
+        Arc::new(Embedded::new(Engine::memory(env)))
     }
 
     /// The handle of a process that sees the store as `backend` shows it.

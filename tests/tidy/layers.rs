@@ -12,16 +12,14 @@ use crate::{root, source};
 const WITH_ROOMS: [&str; 3] = ["front", "roles", "state"];
 
 /// Folders in which files still use each other in circles. No other may join them.
-const WITH_CIRCLES: [&str; 11] = [
+const WITH_CIRCLES: [&str; 9] = [
     "front/http",
     "front/http/changes",
     "front/simulation",
     "roles/dispatcher",
     "roles/group",
     "roles/janitor",
-    "roles/notifier",
     "state/membership",
-    "store/embedded",
     "store/embedded/folder",
     "store/fdb",
 ];

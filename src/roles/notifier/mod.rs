@@ -9,102 +9,32 @@
 mod algorithm;
 mod drain;
 mod fold;
+mod held;
+mod options;
 mod pace;
 mod partition;
 mod poll;
 #[cfg(feature = "http")]
 mod standing;
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::sync::Arc;
 
+use self::held::HeldPartitions;
+pub use self::options::NotifierOptions;
 #[cfg(feature = "http")]
 pub(crate) use self::standing::standing;
 use futures_util::{FutureExt, future::BoxFuture};
 use tokio::task::JoinSet;
 
 use crate::{
-    base::error::{Error, Result},
+    base::error::Result,
     state::{
         context::Context,
         keys::{FoldMark, Partition, Role},
-        membership::{BalanceOptions, Held, Member, Pool, Stop, Work, Worker},
+        membership::{Held, Member, Pool, Stop, Work, Worker},
     },
     store::Transaction,
 };
-
-/// How a notifier works.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NotifierOptions {
-    /// How it takes its part of the partitions.
-    pub balance: BalanceOptions,
-    /// The most of its time that a partition is folded, in percent, 1 to 100: after a fold it pauses accordingly, so that a slow
-    /// store coalesces more. Default: 25.
-    pub fold_percent: u8,
-    /// The longest such pause. Zero folds without a pause. Default: 25 ms.
-    pub fold_interval_max: Duration,
-    /// How often it looks for events whose ring never came. Default: 1 s.
-    pub poll_interval: Duration,
-    /// The most rows of counters that one fold reads. Default: 1,000.
-    pub fold_rows_max: usize,
-}
-
-impl Default for NotifierOptions {
-    fn default() -> Self {
-        Self {
-            balance: BalanceOptions::default(),
-            fold_percent: 25,
-            fold_interval_max: Duration::from_millis(25),
-            poll_interval: Duration::from_secs(1),
-            fold_rows_max: 1_000,
-        }
-    }
-}
-
-impl NotifierOptions {
-    /// Fails if an option is out of its limits.
-    pub(crate) fn check(&self) -> Result<()> {
-        if self.poll_interval.is_zero() {
-            return Err(Error::invalid("poll interval", "it is zero"));
-        }
-        if !(1..=100).contains(&self.fold_percent) {
-            return Err(Error::invalid("fold percent", format!("{} is not 1 to 100", self.fold_percent)));
-        }
-        self.balance.check()?;
-        // One database can have a row of counters, one of its last update and a design document; a fold must get on.
-        if !(10..=10_000).contains(&self.fold_rows_max) {
-            return Err(Error::invalid("fold rows", format!("{} is not 10 to 10,000", self.fold_rows_max)));
-        }
-        Ok(())
-    }
-}
-
-/// The partitions on which a notifier works at the moment, each with the epoch of its lease, and whether its last pass has left
-/// rows where they are, because they cannot be decoded.
-#[derive(Debug, Clone, Default)]
-struct HeldPartitions(Arc<Mutex<BTreeMap<(Partition, u64), bool>>>);
-
-impl HeldPartitions {
-    /// The set. A panic elsewhere cannot leave it half changed, so a poisoned lock is fine.
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<(Partition, u64), bool>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The numbers of the partitions, in order.
-    fn numbers(&self) -> Vec<u32> {
-        let mut numbers: Vec<_> = self.lock().keys().map(|(partition, _)| partition.0).collect();
-        numbers.dedup();
-        numbers
-    }
-
-    /// Whether the last pass of `partition` has left rows where they are.
-    fn has_left(&self, partition: Partition) -> bool {
-        self.lock().range((partition, 0)..=(partition, u64::MAX)).any(|(_, has_left)| *has_left)
-    }
-}
 
 /// The work on the partitions.
 #[derive(Debug)]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::NotifierOptions;
+use super::options::NotifierOptions;
 
 /// The shortest rest: timers are no finer. Shorter ones are added up.
 const REST_MIN: Duration = Duration::from_millis(1);

@@ -3,8 +3,9 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
-    Held, HeldPartitions, NotifierOptions,
     fold::{Done, Folder, SIZE_MAX, SIZE_MIN},
+    held::HeldPartitions,
+    options::NotifierOptions,
     pace::Pace,
 };
 use crate::{
@@ -12,7 +13,12 @@ use crate::{
         bugs::{Bug, is_on},
         error::{Error, Result, StoreError},
     },
-    state::{context::Context, keys::Partition, membership::Stop, skipped::Place},
+    state::{
+        context::Context,
+        keys::Partition,
+        membership::{Held, Stop},
+        skipped::Place,
+    },
     store::Watch,
 };
 

@@ -5,7 +5,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::HeldPartitions;
+use super::held::HeldPartitions;
 use crate::{
     base::{
         bugs::{Bug, is_on},

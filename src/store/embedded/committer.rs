@@ -12,9 +12,8 @@ use std::{
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{
-    core::{Core, Outcome, Request},
+    core::{Core, Outcome, Request, lock},
     folder::Folder,
-    lock,
 };
 use crate::base::{env::Env, error::StoreError};
 

@@ -11,7 +11,7 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -348,6 +348,11 @@ impl Core {
             self.conflicts.forget(past.version);
         }
     }
+}
+
+/// The rows in memory. A commit that panicked may have left them half changed; nothing may read those.
+pub(super) fn lock(core: &Mutex<Core>) -> MutexGuard<'_, Core> {
+    core.lock().expect("no commit has panicked")
 }
 
 #[cfg(test)]

@@ -11,9 +11,10 @@ use futures_util::future::BoxFuture;
 use tokio::sync::oneshot;
 
 use super::{
-    Engine, atomic,
+    atomic,
     conflicts::ReadConflict,
     core::{Outcome, Request, Snapshot},
+    engine::{Commit, Engine},
     overlay::Overlay,
     scan, watches,
 };
@@ -372,8 +373,8 @@ impl TransactionBackend for EmbeddedTransaction {
             Err(error) => return Err(error.into()).into(),
         };
         match self.engine.commit(request) {
-            super::Commit::Done(outcome) => finished(outcome).into(),
-            super::Commit::Waiting(waiting) => Answer::Waiting(Box::pin(async { finished(waiting.await) })),
+            Commit::Done(outcome) => finished(outcome).into(),
+            Commit::Waiting(waiting) => Answer::Waiting(Box::pin(async { finished(waiting.await) })),
         }
     }
 

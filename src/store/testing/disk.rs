@@ -232,7 +232,8 @@ impl SimulatedDisk {
 
     /// The engine of the store on it.
     pub(crate) fn engine(&self, env: Env, options: FolderOptions) -> Result<Embedded> {
-        Engine::open_on(Arc::new(self.clone()), Path::new(FOLDER), env, options)
+        let engine = Engine::open_on(Arc::new(self.clone()), Path::new(FOLDER), env, options)?;
+        Ok(Embedded::new(engine))
     }
 
     /// Has `plan` say what becomes of each operation; `None` lets it happen.

@@ -1,0 +1,54 @@
+//! [`NotifierOptions`]: how a notifier works.
+
+use std::time::Duration;
+
+use crate::{
+    base::error::{Error, Result},
+    state::membership::BalanceOptions,
+};
+
+/// How a notifier works.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NotifierOptions {
+    /// How it takes its part of the partitions.
+    pub balance: BalanceOptions,
+    /// The most of its time that a partition is folded, in percent, 1 to 100: after a fold it pauses accordingly, so that a slow
+    /// store coalesces more. Default: 25.
+    pub fold_percent: u8,
+    /// The longest such pause. Zero folds without a pause. Default: 25 ms.
+    pub fold_interval_max: Duration,
+    /// How often it looks for events whose ring never came. Default: 1 s.
+    pub poll_interval: Duration,
+    /// The most rows of counters that one fold reads. Default: 1,000.
+    pub fold_rows_max: usize,
+}
+
+impl Default for NotifierOptions {
+    fn default() -> Self {
+        Self {
+            balance: BalanceOptions::default(),
+            fold_percent: 25,
+            fold_interval_max: Duration::from_millis(25),
+            poll_interval: Duration::from_secs(1),
+            fold_rows_max: 1_000,
+        }
+    }
+}
+
+impl NotifierOptions {
+    /// Fails if an option is out of its limits.
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.poll_interval.is_zero() {
+            return Err(Error::invalid("poll interval", "it is zero"));
+        }
+        if !(1..=100).contains(&self.fold_percent) {
+            return Err(Error::invalid("fold percent", format!("{} is not 1 to 100", self.fold_percent)));
+        }
+        self.balance.check()?;
+        // One database can have a row of counters, one of its last update and a design document; a fold must get on.
+        if !(10..=10_000).contains(&self.fold_rows_max) {
+            return Err(Error::invalid("fold rows", format!("{} is not 10 to 10,000", self.fold_rows_max)));
+        }
+        Ok(())
+    }
+}

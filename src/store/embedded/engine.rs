@@ -1,0 +1,189 @@
+//! [`Engine`]: the rows of an embedded store, and who commits to them.
+
+use std::{
+    collections::HashSet,
+    path::Path,
+    sync::{Arc, Mutex, MutexGuard},
+    time::Duration,
+};
+
+use futures_util::future::BoxFuture;
+
+use super::{
+    committer::{Committer, Failed, Worker},
+    core::{self, Core, Outcome, Request, Root},
+    folder::{Files, Folder, FolderOptions, History, Look, Opened, SystemFiles},
+};
+use crate::base::{
+    env::Env,
+    error::{Error, Result, StoreError},
+};
+
+/// An embedded store.
+pub(in crate::store) struct Engine {
+    /// The rows in memory.
+    core: Arc<Mutex<Core>>,
+    /// The clock.
+    env: Env,
+    /// The clock when the engine was made.
+    started: Duration,
+    /// Who commits.
+    committing: Committing,
+    /// Why it takes no more writes.
+    failed: Arc<Failed>,
+    /// Which versions it had used before it was opened.
+    history: History,
+    /// Under which names it was used since it was opened.
+    used: Mutex<HashSet<Vec<u8>>>,
+}
+
+/// Who commits.
+enum Committing {
+    /// Each caller by itself, in memory.
+    Caller,
+    /// The thread, if the store has a folder.
+    Thread(Committer),
+    /// Nobody: the store was opened to be read.
+    Nobody,
+    /// Each caller by itself in a folder: a simulation has no threads.
+    Turns(Box<Mutex<Worker>>),
+}
+
+/// A commit, done or under way.
+pub(super) enum Commit {
+    /// It is decided.
+    Done(Outcome),
+    /// The thread will decide it.
+    Waiting(BoxFuture<'static, Outcome>),
+}
+
+/// Where versions go on from: the wall clock, in microseconds, so that what a store has given out before is told from what it gives
+/// out now. FoundationDB's are never zero, and setting zero as a read version is an error.
+fn version_now(env: &Env) -> u64 {
+    env.wall_ms().saturating_mul(1_000).max(1)
+}
+
+impl Engine {
+    /// A store in memory.
+    pub fn memory(env: Env) -> Self {
+        let core = Arc::new(Mutex::new(Core::new(Root::new(), version_now(&env))));
+        Self::new(core, env, History::default(), |_, _| Committing::Caller)
+    }
+
+    /// What `look` has found in a folder, to be read.
+    pub fn reading(look: Look, env: Env) -> Self {
+        let Look { root, history, report } = look;
+        let core = Arc::new(Mutex::new(Core::new(root, report.version.max(1))));
+        Self::new(core, env, history, |_, _| Committing::Nobody)
+    }
+
+    /// The store in the folder `path`.
+    pub fn open(path: &Path, env: Env) -> Result<Self> {
+        // The program may go to another folder.
+        let path = std::path::absolute(path)
+            .map_err(|error| Error::Open { path: path.to_owned(), reason: error.to_string() })?;
+        Self::open_on(Arc::new(SystemFiles), &path, env, FolderOptions::default())
+    }
+
+    /// The store in the folder `path` of a disk.
+    pub fn open_on(files: Arc<dyn Files>, path: &Path, env: Env, options: FolderOptions) -> Result<Self> {
+        let Opened { folder, root, version, history } =
+            Folder::open(files, path, options, version_now(&env))?;
+        let core = Arc::new(Mutex::new(Core::new(root, version)));
+        let mut started = Ok(());
+        let engine = Self::new(Arc::clone(&core), env.clone(), history, |started_at, failed| {
+            let worker = Worker::new(folder, core, env, started_at, failed);
+            if !options.has_threads {
+                return Committing::Turns(Box::new(Mutex::new(worker)));
+            }
+            match Committer::start(worker) {
+                Ok(committer) => Committing::Thread(committer),
+                Err(error) => {
+                    started = Err(error);
+                    Committing::Caller
+                }
+            }
+        });
+        started.map_err(|error| Error::Open { path: path.to_owned(), reason: error.to_string() })?;
+        Ok(engine)
+    }
+
+    /// An engine of `core`, of which `committing` says who commits.
+    fn new(
+        core: Arc<Mutex<Core>>,
+        env: Env,
+        history: History,
+        committing: impl FnOnce(Duration, Arc<Failed>) -> Committing,
+    ) -> Self {
+        let started = env.now();
+        let failed = Arc::new(Failed::new());
+        let committing = committing(started, Arc::clone(&failed));
+        Self { core, env, started, committing, failed, history, used: Mutex::default() }
+    }
+
+    /// Time since the engine was made.
+    pub fn now(&self) -> Duration {
+        self.env.now().saturating_sub(self.started)
+    }
+
+    /// The rows in memory.
+    pub(super) fn core(&self) -> MutexGuard<'_, Core> {
+        core::lock(&self.core)
+    }
+
+    /// Commits `request`. One that writes nothing waits for nobody, and not for the disk.
+    pub(super) fn commit(&self, request: Request) -> Commit {
+        if request.is_read_only() {
+            let now = self.now();
+            self.core().finish_reading(request.watches, now);
+            return Commit::Done(Ok(None));
+        }
+        let mut outcomes = match &self.committing {
+            Committing::Thread(committer) => return Commit::Waiting(Box::pin(committer.commit(request))),
+            Committing::Caller => {
+                let mut core = self.core();
+                let now = self.now();
+                let root = core.take_root();
+                let staged = core.stage(root, vec![request], now);
+                core.publish(staged, now)
+            }
+            Committing::Nobody => {
+                let error = StoreError::DATABASE_LOCKED.with_detail("the folder was opened to be read");
+                return Commit::Done(Err(error.of_failed_store()));
+            }
+            Committing::Turns(worker) => worker.lock().expect("no commit has panicked").commit(vec![request]),
+        };
+        Commit::Done(outcomes.pop().expect("one request has one outcome"))
+    }
+
+    /// Whether it was not used under `name` since it was opened, if that keeps all other processes out.
+    pub fn is_first_use(&self, name: &[u8]) -> bool {
+        // A folder is open in one process at a time.
+        matches!(self.committing, Committing::Thread(_))
+            && self.used.lock().expect("no holder panics").insert(name.to_vec())
+    }
+
+    /// Whether it has given out `version`, since it was opened or before.
+    pub fn may_have_used(&self, version: u64) -> bool {
+        self.history.contains(version) || self.core().has_used(version)
+    }
+
+    /// Why it takes no more writes, once it does not.
+    pub(super) fn failed(&self) -> &Arc<Failed> {
+        &self.failed
+    }
+
+    /// Which versions it had used before it was opened.
+    #[cfg(feature = "simulation")]
+    pub fn history(&self) -> &History {
+        &self.history
+    }
+
+    /// Closes the folder in order. Nothing can be committed any more.
+    #[cfg(feature = "simulation")]
+    pub fn close(&self) {
+        if let Committing::Turns(worker) = &self.committing {
+            worker.lock().expect("no commit has panicked").close();
+        }
+    }
+}
