@@ -189,6 +189,17 @@ impl Cursor {
         Self { began: self.began.or(Some(last)), ..self }
     }
 
+    /// The same reader, of which it has turned out that it stands at `other` as well: it knows what either knows, and has come as
+    /// far as either has.
+    pub(crate) fn joined(self, other: Self) -> Self {
+        let (knowledge, after) = (self.knowledge.max(other.knowledge), self.after.max(other.after));
+        match (self.began.max(other.began), knowledge) {
+            (None, _) => Self { knowledge, began: None, after },
+            (Some(began), Knowledge::UpTo(known)) => Self::resumed(knowledge, began.max(known), after),
+            (Some(began), Knowledge::Nothing) => Self::resumed(knowledge, began, after),
+        }
+    }
+
     /// Fails if rows may have been dropped that the reader has not seen and that tell of what it knows.
     pub(crate) fn check(&self, horizon: Sequence) -> Result<()> {
         let seen = match (self.knowledge, self.began) {
@@ -346,6 +357,19 @@ mod tests {
         ] {
             assert_eq!(cursor.to_bytes(), [&[tag][..], &bytes(parts)].concat());
             assert_eq!(cursor.to_string(), text);
+        }
+    }
+
+    proptest! {
+        /// Nobody who learns that it stands at another place as well goes back, or comes to a cursor that cannot be.
+        #[test]
+        fn joined_cursors_go_forward(one in cursors(), other in cursors()) {
+            let joined = one.joined(other);
+            prop_assert!(joined.knowledge() == one.knowledge().max(other.knowledge()));
+            prop_assert!(joined.position() == one.position().max(other.position()));
+            prop_assert_eq!(joined, other.joined(one));
+            prop_assert_eq!(joined, joined.joined(one));
+            prop_assert_eq!(joined.to_string().parse::<Cursor>().unwrap(), joined);
         }
     }
 

@@ -230,7 +230,7 @@ impl Reader {
             let end = self.shared.ring.end();
             if !self.log().has_entries(place) {
                 self.place = Some(place.max(end.place));
-                self.move_to(self.cursor.max(end.cursor));
+                self.move_to(self.cursor.joined(end.cursor));
             }
         }
         self.cursor
@@ -406,7 +406,7 @@ impl Reader {
             Found::Nothing => return Took::Nothing,
             Found::Behind => return Took::Behind,
         };
-        let since = self.since(&matched.batch);
+        let since = self.cursor.joined(matched.batch.since);
         if more
             && self.wish.filter.exact().is_some_and(|names| names.len() == 1)
             && let Some((newest, latest)) = self.log().newest_after(number)
@@ -418,11 +418,6 @@ impl Reader {
         self.place = Some(number + 1);
         let are_named = self.pattern.is_some();
         self.choose_among(matched, since, are_named).map_or(Took::Something, Took::Batch)
-    }
-
-    /// What it knows before `batch`, which is next for it in the ring.
-    fn since(&self, batch: &Batch) -> Cursor {
-        if batch.since.knowledge() > self.cursor.knowledge() { batch.since } else { self.cursor }
     }
 
     /// Takes everything that waits in the ring as one round, each database in its newest row.
@@ -439,7 +434,7 @@ impl Reader {
                 Found::Behind => return Took::Behind,
             };
             at = number + 1;
-            let since = since.get_or_insert_with(|| self.since(&matched.batch));
+            let since = since.get_or_insert_with(|| self.cursor.joined(matched.batch.since));
             for row in matched.rows() {
                 coalesce(since, row, &mut newest, &mut kept);
             }
@@ -565,12 +560,10 @@ impl Reader {
         Poll::Ready((batch.0.len() > 0).then_some(Ok(batch)))
     }
 
-    /// Stands where the batch began that has ended its rest, before which it has missed nothing.
+    /// Before the batch that has ended its rest it has missed nothing: it knows everything up to there, and stands no earlier.
     fn skip_rest(&mut self) {
         let begin = of_mark(self.log().taken_at(&self.state));
-        if Knowledge::UpTo(begin) > self.cursor.knowledge() {
-            self.move_to(begin.into());
-        }
+        self.move_to(self.cursor.joined(begin.into()));
     }
 
     /// The ring no longer holds what follows: reads the feed, or skips it if it would rather do so.
@@ -770,3 +763,6 @@ async fn load(shared: Arc<Shared>, cursor: Cursor, names: Option<Vec<DbName>>) -
     let last = if more { names.pop() } else { None };
     Ok(Page { rows, began: to, to, more, last })
 }
+
+#[cfg(test)]
+mod tests;
