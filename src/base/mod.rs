@@ -8,6 +8,7 @@ pub(crate) mod encoding;
 pub(crate) mod env;
 pub(crate) mod error;
 pub(crate) mod event;
+pub(crate) mod filter;
 pub(crate) mod health;
 pub(crate) mod notification;
 pub(crate) mod sequence;

@@ -5,6 +5,7 @@
 //! than their retention is told that it has expired. Many consumers that divide a feed among them are a
 //! [`Group`](crate::group::Group) instead.
 
+pub(crate) mod autosave;
 mod parked;
 
 use std::{fmt, sync::Arc};

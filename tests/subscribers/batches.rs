@@ -55,6 +55,31 @@ async fn a_batch_says_what_its_deliveries_do() {
     assert_eq!(names(&next(&mut rest).await), ["b", "c"]);
 }
 
+/// Once, a delivery that was given again by itself, after a panic on its batch, said that who has worked on it stands behind the whole
+/// batch: a callback that keeps its own cursor, and ends there, would have missed the others.
+#[tokio::test(start_paused = true)]
+async fn a_delivery_that_is_given_again_by_itself_says_where_it_ends() {
+    let world = World::new().await;
+    world.events(&["a", "b", "c"], EventKind::Created).await;
+    let given = Arc::new(Mutex::new(Vec::new()));
+    let written = Arc::clone(&given);
+    let subscribe = world.dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING);
+    let _callback = subscribe.batch_callback(move |item| {
+        let written = Arc::clone(&written);
+        async move {
+            let Ok(batch) = item else { return };
+            assert!(batch.len() == 1, "as it was told");
+            written.lock().unwrap().push(batch);
+        }
+    });
+    until("all of them", async || given.lock().unwrap().len() == 3).await;
+    let given = given.lock().unwrap();
+    for (one, next) in given.iter().zip(&given[1..]) {
+        assert_eq!(one.cursor().position(), one.delivery(0).sequence());
+        assert_eq!(one.cursor(), next.cursor_after(0));
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn only_what_is_wanted_is_in_a_batch_and_all_may_be_kept() {
     let world = World::new().await;

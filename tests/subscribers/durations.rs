@@ -26,7 +26,7 @@ async fn the_longest_pace_is_one_round() {
     assert_eq!(kinds(&next(&mut paced).await), [EventKind::Created]);
     world.event(&db("a", 1), EventKind::Updated).await;
     assert!(ready(&mut paced).is_empty());
-    tokio::time::sleep(Duration::from_hours(1_000)).await;
+    tokio::time::sleep(Duration::from_hours(10)).await;
     assert!(ready(&mut paced).is_empty());
 }
 

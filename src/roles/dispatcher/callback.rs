@@ -3,23 +3,34 @@
 use tokio::task::AbortHandle;
 
 use super::{
-    Delivery, DeliveryBatch, Filter, Interruption, Subscribe, SubscriberId,
+    delivery::{Delivery, DeliveryBatch, Interruption},
+    listen::Listen,
     listener::{Listener, ListenerHandle, Message, Next},
+    log::SubscriberId,
 };
+use crate::base::filter::Filter;
 
 /// A subscription whose deliveries go to a callback. Dropping it ends the subscription.
 #[derive(Debug)]
 #[must_use = "dropping the handle ends the subscription"]
 pub struct CallbackHandle {
-    /// The listener.
     listener: ListenerHandle<()>,
-    /// Its task.
     task: AbortHandle,
     /// Whether it was told to end, and comes to its end by itself.
     is_stopped: bool,
 }
 
 impl CallbackHandle {
+    /// Starts what calls.
+    pub(super) fn start<L, F>(listen: Listen<L, F>) -> Self
+    where
+        L: Listener<Message = ()>,
+        F: FnMut() -> L + Send + 'static,
+    {
+        let (listener, task) = listen.start_callback();
+        Self { listener, task, is_stopped: false }
+    }
+
     /// Which subscriber it is.
     pub fn id(&self) -> SubscriberId {
         self.listener.id()
@@ -51,33 +62,10 @@ impl Drop for CallbackHandle {
     }
 }
 
-/// A listener that calls a callback.
-struct Calling<F>(F);
+/// A listener that calls a callback, with a batch of one for a single delivery.
+pub(super) struct Calling<F>(pub F);
 
 impl<F, R> Listener for Calling<F>
-where
-    F: FnMut(Result<Delivery, Interruption>) -> R + Send + 'static,
-    R: Future<Output = ()> + Send + 'static,
-{
-    type Message = ();
-
-    async fn handle_event(&mut self, delivery: Delivery) -> Next {
-        (self.0)(Ok(delivery)).await;
-        Next::Continue
-    }
-
-    async fn handle_message(&mut self, message: Message<()>) -> Next {
-        if let Message::Interrupted(interruption) = message {
-            (self.0)(Err(interruption)).await;
-        }
-        Next::Continue
-    }
-}
-
-/// A listener that calls a callback with batches.
-struct CallingWithBatches<F>(F);
-
-impl<F, R> Listener for CallingWithBatches<F>
 where
     F: FnMut(Result<DeliveryBatch, Interruption>) -> R + Send + 'static,
     R: Future<Output = ()> + Send + 'static,
@@ -85,7 +73,7 @@ where
     type Message = ();
 
     async fn handle_event(&mut self, delivery: Delivery) -> Next {
-        self.handle_batch(delivery.batch()).await
+        self.handle_batch(delivery.alone()).await
     }
 
     async fn handle_batch(&mut self, batch: DeliveryBatch) -> Next {
@@ -99,29 +87,4 @@ where
         }
         Next::Continue
     }
-}
-
-/// Starts the task that calls `callback` with each delivery of what is subscribed to.
-pub(super) fn spawn<F, R>(subscribe: Subscribe, callback: F) -> CallbackHandle
-where
-    F: FnMut(Result<Delivery, Interruption>) -> R + Send + 'static,
-    R: Future<Output = ()> + Send + 'static,
-{
-    let mut callback = Some(callback);
-    let factory = move || Calling(callback.take().expect("a callback goes on as it is after a panic"));
-    let (listener, task) = subscribe.listener(factory).start_callback();
-    CallbackHandle { listener, task, is_stopped: false }
-}
-
-/// Starts the task that calls `callback` with each batch of what is subscribed to.
-pub(super) fn spawn_batches<F, R>(subscribe: Subscribe, callback: F) -> CallbackHandle
-where
-    F: FnMut(Result<DeliveryBatch, Interruption>) -> R + Send + 'static,
-    R: Future<Output = ()> + Send + 'static,
-{
-    let mut callback = Some(callback);
-    let factory =
-        move || CallingWithBatches(callback.take().expect("a callback goes on as it is after a panic"));
-    let (listener, task) = subscribe.listener(factory).in_batches().start_callback();
-    CallbackHandle { listener, task, is_stopped: false }
 }

@@ -1,20 +1,197 @@
-//! [`Delivery`] and [`Interruption`]: what a subscriber receives.
+//! [`DeliveryBatch`], [`Delivery`] and [`Interruption`]: what a subscriber receives.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, ops::Range, sync::Arc};
 
-use super::batch::{Deliveries, DeliveryBatch};
-#[cfg(doc)]
-use super::filter::Filter;
+use super::batch::{Batch, Chosen};
 use crate::{
     base::{
         cursor::Cursor,
         encoding::Sequence,
         error::Error,
-        event::{DdocId, EventKind},
+        event::{DdocId, EventKind, Kinds},
+        filter::Set,
         notification::{News, Notification},
     },
     state::notification_feed::ChangedDdocs,
 };
+
+/// What is delivered of a batch to one subscriber.
+#[derive(Clone)]
+pub(super) struct Deliveries {
+    pub batch: Arc<Batch>,
+    pub chosen: Chosen,
+    /// Where the reading of the subscriber began, and how far it had come before the batch.
+    pub since: Cursor,
+    /// The filters of the subscriber, if it has a set of them, and the kinds of events that the whole wants.
+    pub filters: Option<(Arc<Set>, Kinds)>,
+    /// For each delivery the design documents that have changed, if they were asked for.
+    pub ddocs: Option<Box<[Arc<ChangedDdocs>]>>,
+}
+
+impl Deliveries {
+    #[inline]
+    fn len(&self) -> usize {
+        self.chosen.count(&self.batch)
+    }
+
+    #[inline]
+    fn row(&self, index: usize) -> &Arc<Notification> {
+        &self.batch.rows[self.chosen.index_of(index) as usize]
+    }
+
+    fn changed(&self, index: usize) -> Option<&Arc<ChangedDdocs>> {
+        self.ddocs.as_ref().map(|changed| &changed[index])
+    }
+
+    /// Where a subscriber stands that has worked on the first `count`.
+    fn cursor_after(&self, count: usize) -> Cursor {
+        let Self { batch, since, .. } = self;
+        if count >= self.len() {
+            return batch.cursor_after(*since);
+        }
+        let Some(last) = count.checked_sub(1) else { return *since };
+        let at = self.row(last).sequence.min(batch.to).max(since.position());
+        Cursor::resumed(since.knowledge(), since.began().unwrap_or(batch.to), at)
+    }
+}
+
+/// Deliveries that come together: of distinct databases, but that in a round one that was deleted and created again can come twice,
+/// first with its tombstone.
+///
+/// It is iterated by reference, which costs nothing per row:
+///
+/// ```
+/// # fn example(batch: notibus::dispatcher::DeliveryBatch) {
+/// for delivery in &batch {
+///     println!("{}: {:?}", delivery.notification().name, delivery.news().kinds());
+/// }
+/// # }
+/// ```
+///
+/// Clones are cheap and share the rows. Whoever keeps a batch keeps its rows in memory, at most
+/// [`DispatcherOptions::catch_up_rows_max`](super::DispatcherOptions::catch_up_rows_max) of them, or those of a round.
+#[derive(Clone)]
+pub struct DeliveryBatch {
+    all: Arc<Deliveries>,
+    /// Which of all these are, `start` to before `end`: mostly all, and never none once they are delivered.
+    start: u32,
+    end: u32,
+}
+
+impl DeliveryBatch {
+    pub(super) fn new(all: Deliveries) -> Self {
+        Self { start: 0, end: all.len() as u32, all: Arc::new(all) }
+    }
+
+    /// How many deliveries there are: at least one.
+    #[expect(clippy::len_without_is_empty, reason = "a batch is never empty")]
+    pub fn len(&self) -> usize {
+        (self.end - self.start) as usize
+    }
+
+    /// The deliveries, in order.
+    pub fn iter(&self) -> Iter<'_> {
+        Iter { batch: &self.all, left: self.start as usize..self.end as usize }
+    }
+
+    /// The delivery at `index`, to be kept.
+    ///
+    /// # Panics
+    ///
+    /// If there are not so many.
+    pub fn delivery(&self, index: usize) -> Delivery {
+        assert!(index < self.len(), "there is no delivery {index} of {}", self.len());
+        Delivery { batch: Arc::clone(&self.all), index: self.start as usize + index }
+    }
+
+    /// Takes the first delivery out.
+    pub(super) fn take_first(&mut self) -> Delivery {
+        let first = self.delivery(0);
+        self.start += 1;
+        first
+    }
+
+    pub(super) fn into_first(self) -> Delivery {
+        Delivery { batch: self.all, index: self.start as usize }
+    }
+
+    /// Where a subscriber stands that has worked on the whole batch.
+    pub fn cursor(&self) -> Cursor {
+        self.all.cursor_after(self.end as usize)
+    }
+
+    /// Where a subscriber stands that has worked on the first `count` deliveries.
+    pub fn cursor_after(&self, count: usize) -> Cursor {
+        self.all.cursor_after(self.end.min(self.start.saturating_add(count as u32)) as usize)
+    }
+
+    /// The deliveries of which `is_wanted`, with the design documents that have changed, in the order of the deliveries.
+    pub(super) fn with_ddocs(
+        &self,
+        ddocs: Vec<Arc<ChangedDdocs>>,
+        is_wanted: impl Fn(DeliveryRef<'_>) -> bool,
+    ) -> Self {
+        let with =
+            |chosen, ddocs| Self::new(Deliveries { chosen, ddocs: Some(ddocs), ..(*self.all).clone() });
+        let all = with(self.all.chosen.clone(), ddocs.into());
+        let wanted: Vec<_> = all.iter().filter(|delivery| is_wanted(*delivery)).collect();
+        let chosen = wanted.iter().map(|delivery| self.all.chosen.index_of(delivery.index)).collect();
+        let ddocs = wanted.iter().filter_map(|delivery| all.all.changed(delivery.index).cloned()).collect();
+        with(Chosen::Indices(chosen), ddocs)
+    }
+
+    /// The rows that they are made of, if they are all rows of a batch which others are delivered as well.
+    #[cfg(feature = "http")]
+    pub(crate) fn whole(&self) -> Option<&Arc<Batch>> {
+        let Deliveries { batch, chosen, since, .. } = &*self.all;
+        let is_whole = *chosen == Chosen::From(0) && self.len() == batch.rows.len();
+        (is_whole && since.rewound() == batch.since).then_some(batch)
+    }
+}
+
+impl<'a> IntoIterator for &'a DeliveryBatch {
+    type Item = DeliveryRef<'a>;
+    type IntoIter = Iter<'a>;
+
+    fn into_iter(self) -> Iter<'a> {
+        self.iter()
+    }
+}
+
+impl fmt::Debug for DeliveryBatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.iter().fmt(f)
+    }
+}
+
+/// The deliveries of a batch, in order.
+#[derive(Clone)]
+pub struct Iter<'a> {
+    batch: &'a Deliveries,
+    left: Range<usize>,
+}
+
+impl<'a> Iterator for Iter<'a> {
+    type Item = DeliveryRef<'a>;
+
+    #[inline]
+    fn next(&mut self) -> Option<DeliveryRef<'a>> {
+        let batch = self.batch;
+        self.left.next().map(|index| DeliveryRef { batch, index })
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        self.left.size_hint()
+    }
+}
+
+impl ExactSizeIterator for Iter<'_> {}
+
+impl fmt::Debug for Iter<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.clone().map(|delivery| delivery.notification())).finish()
+    }
+}
 
 /// A row, as news to one subscriber. Clones are cheap.
 ///
@@ -22,156 +199,117 @@ use crate::{
 /// before this is deleted, whichever of them the subscriber knew.
 #[derive(Clone)]
 pub struct Delivery {
-    /// The batch that it came in.
     batch: Arc<Deliveries>,
-    /// Which one of it.
     index: usize,
 }
 
 /// A delivery within its [`DeliveryBatch`]. It has all that a [`Delivery`] has.
 #[derive(Clone, Copy)]
 pub struct DeliveryRef<'a> {
-    /// The batch.
-    pub(super) batch: &'a Deliveries,
-    /// Which one of it.
-    pub(super) index: usize,
-}
-
-impl<'a> DeliveryRef<'a> {
-    /// The newest row of the database.
-    #[inline]
-    pub fn notification(&self) -> &'a Arc<Notification> {
-        self.batch.row(self.index)
-    }
-
-    /// What is new to this subscriber, in the order in which it happened.
-    ///
-    /// Nothing is left out. While the subscriber catches up over several pages of the feed, a database that moves meanwhile
-    /// can be delivered again with kinds that were delivered before.
-    pub fn news(&self) -> News {
-        self.notification().news_since(self.batch.since)
-    }
-
-    /// Where the reading began that this is a part of. Whoever starts again from here misses nothing, and may be delivered again
-    /// what came after it.
-    pub fn since(&self) -> Cursor {
-        self.batch.since.rewound()
-    }
-
-    /// The position of the row. Other databases may have had events before it that are still to be delivered, so this is
-    /// no place to start again from: that is the cursor of the subscription.
-    #[inline]
-    pub fn sequence(&self) -> Sequence {
-        self.notification().sequence
-    }
-
-    /// The design documents of the database that were written or deleted since the subscriber knew it, as far as producers
-    /// have recorded their ids, each with the sequence of the notification that brought it. `None` unless they were asked
-    /// for ([`Subscribe::with_ddocs`](super::Subscribe::with_ddocs)).
-    ///
-    /// They are read after the row: what has changed since is among them, and comes again. Others may have changed as well, if
-    /// [`DeliveryRef::may_be_any_ddoc`] says so.
-    pub fn ddocs(&self) -> Option<&'a [(DdocId, Sequence)]> {
-        self.changed().map(|changed| &changed.ids[..])
-    }
-
-    /// Whether the news tell of a design document of which nobody knows which it is: a producer has not recorded its id, the ids
-    /// were not asked for, or the database is deleted by now.
-    pub fn may_be_any_ddoc(&self) -> bool {
-        let has_changed = self.news().kinds().contains(EventKind::DdocUpdated);
-        let ids_say_all =
-            self.changed().is_some_and(|changed| changed.nameless.is_none() && !changed.ids.is_empty());
-        has_changed && !ids_say_all
-    }
-
-    /// Which filters of the subscriber's set ([`Filter::any`]) want this, by their places. Only 0 if it has no set.
-    pub fn wanted_by(&self) -> Vec<usize> {
-        let Some((set, kinds)) = &self.batch.filters else { return vec![0] };
-        set.wanting_of(*kinds, self.notification(), &self.batch.since)
-    }
-
-    /// Where the subscriber stood before the batch.
-    pub(super) fn batch_since(&self) -> &'a Cursor {
-        &self.batch.since
-    }
-
-    /// The design documents that have changed, if they were asked for.
-    fn changed(&self) -> Option<&'a ChangedDdocs> {
-        Some(&self.batch.ddocs.as_ref()?[self.index])
-    }
+    batch: &'a Deliveries,
+    index: usize,
 }
 
 impl Delivery {
-    /// The delivery at `index` of `batch`.
-    pub(super) fn new(batch: Arc<Deliveries>, index: usize) -> Self {
-        Self { batch, index }
-    }
-
-    /// Where a subscriber stands that has worked on what came before it in its batch.
-    pub(super) fn cursor_before(&self) -> Cursor {
-        self.batch().cursor_after(self.index)
-    }
-
     /// The same by reference.
     #[inline]
     pub fn as_ref(&self) -> DeliveryRef<'_> {
         DeliveryRef { batch: &self.batch, index: self.index }
     }
 
-    /// The newest row of the database.
-    #[inline]
-    pub fn notification(&self) -> &Arc<Notification> {
-        self.batch.row(self.index)
-    }
-
-    /// What is new to this subscriber: [`DeliveryRef::news`].
-    pub fn news(&self) -> News {
-        self.as_ref().news()
-    }
-
-    /// Where the reading began that this is a part of: [`DeliveryRef::since`].
-    pub fn since(&self) -> Cursor {
-        self.as_ref().since()
-    }
-
-    /// The position of the row: [`DeliveryRef::sequence`].
-    #[inline]
-    pub fn sequence(&self) -> Sequence {
-        self.as_ref().sequence()
-    }
-
-    /// The design documents that have changed: [`DeliveryRef::ddocs`].
-    pub fn ddocs(&self) -> Option<&[(DdocId, Sequence)]> {
-        self.as_ref().ddocs()
-    }
-
-    /// Whether the news tell of a design document that may be any: [`DeliveryRef::may_be_any_ddoc`].
-    pub fn may_be_any_ddoc(&self) -> bool {
-        self.as_ref().may_be_any_ddoc()
-    }
-
-    /// Which filters of the subscriber's set want this: [`DeliveryRef::wanted_by`].
-    pub fn wanted_by(&self) -> Vec<usize> {
-        self.as_ref().wanted_by()
-    }
-
     /// The batch that it came in.
     pub fn batch(&self) -> DeliveryBatch {
-        DeliveryBatch(Arc::clone(&self.batch))
+        DeliveryBatch { all: Arc::clone(&self.batch), start: 0, end: self.batch.len() as u32 }
+    }
+
+    /// A batch of itself alone.
+    pub(super) fn alone(self) -> DeliveryBatch {
+        let start = self.index as u32;
+        DeliveryBatch { all: self.batch, start, end: start + 1 }
+    }
+
+    /// Where a subscriber stands that has worked on what came before it in its batch.
+    pub(super) fn cursor_before(&self) -> Cursor {
+        self.batch.cursor_after(self.index)
     }
 }
 
-impl fmt::Debug for DeliveryRef<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Delivery").field("row", self.notification()).field("since", &self.since()).finish()
+impl<'a> DeliveryRef<'a> {
+    /// Where the subscriber stood before the batch.
+    pub(super) fn batch_since(&self) -> &'a Cursor {
+        &self.batch.since
     }
 }
 
-impl fmt::Debug for Delivery {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.as_ref().fmt(f)
-    }
+/// What a delivery says, for each way of holding one.
+macro_rules! delivery {
+    ([$($of:lifetime)?] $type:ty, $life:lifetime) => {
+        impl $(<$of>)? $type {
+            /// The newest row of the database.
+            #[inline]
+            pub fn notification(&self) -> &$life Arc<Notification> {
+                self.batch.row(self.index)
+            }
+
+            /// What is new to this subscriber, in the order in which it happened.
+            ///
+            /// Nothing is left out. While the subscriber catches up over several pages of the feed, a database that moves meanwhile
+            /// can be delivered again with kinds that were delivered before.
+            pub fn news(&self) -> News {
+                self.notification().news_since(self.batch.since)
+            }
+
+            /// Where the reading began that this is a part of. Whoever starts again from here misses nothing, and may be delivered
+            /// again what came after it.
+            pub fn since(&self) -> Cursor {
+                self.batch.since.rewound()
+            }
+
+            /// The position of the row. Other databases may have had events before it that are still to be delivered, so this is
+            /// no place to start again from: that is the cursor of the subscription.
+            #[inline]
+            pub fn sequence(&self) -> Sequence {
+                self.notification().sequence
+            }
+
+            /// The design documents of the database that were written or deleted since the subscriber knew it, as far as producers
+            /// have recorded their ids, each with the sequence of the notification that brought it. `None` unless they were asked
+            /// for ([`Subscribe::with_ddocs`](crate::dispatcher::Subscribe::with_ddocs)).
+            ///
+            /// They are read after the row: what has changed since is among them, and comes again. Others may have changed as
+            /// well, if [`may_be_any_ddoc`](Self::may_be_any_ddoc) says so.
+            pub fn ddocs(&self) -> Option<&$life [(DdocId, Sequence)]> {
+                self.batch.changed(self.index).map(|changed| &changed.ids[..])
+            }
+
+            /// Whether the news tell of a design document of which nobody knows which it is: a producer has not recorded its id,
+            /// the ids were not asked for, or the database is deleted by now.
+            pub fn may_be_any_ddoc(&self) -> bool {
+                let changed = self.batch.changed(self.index);
+                let ids_say_all =
+                    changed.is_some_and(|changed| changed.nameless.is_none() && !changed.ids.is_empty());
+                self.news().kinds().contains(EventKind::DdocUpdated) && !ids_say_all
+            }
+
+            /// Which filters of the subscriber's set ([`Filter::any`](crate::Filter::any)) want this, by their places. Only 0 if
+            /// it has no set.
+            pub fn wanted_by(&self) -> Vec<usize> {
+                let Some((set, kinds)) = &self.batch.filters else { return vec![0] };
+                set.wanting_of(*kinds, self.notification(), &self.batch.since)
+            }
+        }
+
+        impl $(<$of>)? fmt::Debug for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                let (row, since) = (self.notification(), self.since());
+                f.debug_struct("Delivery").field("row", row).field("since", &since).finish()
+            }
+        }
+    };
 }
+
+delivery!([] Delivery, '_);
+delivery!(['a] DeliveryRef<'a>, 'a);
 
 /// What a subscription has to say other than a row. It has not ended: receiving goes on with the next item, unless an item says
 /// otherwise.

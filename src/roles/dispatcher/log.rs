@@ -1,8 +1,8 @@
 //! [`Log`]: which batches of the ring have rows that a pattern matches, and who waits for more; and [`SubscriberState`]: how a
 //! subscriber is woken.
 //!
-//! Batches of the ring have ascending numbers. The tail appends an entry for each batch that matches, which says what of it
-//! does; a subscriber reads from its own place on. A log takes no part in what an entry says, and none in who wants what of it.
+//! Batches of the ring have ascending numbers. The tail appends an entry for each batch that matches, which says what of it does; a
+//! subscriber reads from its own place on.
 //!
 //! # The wake protocol
 //!
@@ -43,34 +43,35 @@ const UNLISTED: usize = usize::MAX;
 /// A position, which the log only carries: later ones are larger.
 pub type Mark = [u64; 2];
 
+/// Which subscriber of a dispatcher.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SubscriberId(pub(super) u64);
+
+impl fmt::Display for SubscriberId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
 /// How a subscriber is woken, and whether more will come.
 pub struct SubscriberState {
-    /// One of the constants below.
     phase: AtomicU8,
     /// Its index in the list of its log, or [`UNLISTED`]; changed under the lock of the log only.
     index: AtomicUsize,
     /// Where the entry begins that last took it off a list; changed and read under the lock of the log only.
     taken_at: [AtomicU64; 2],
-    /// The task of the subscriber.
     waker: AtomicWaker,
 }
 
 impl SubscriberState {
-    /// More may come.
     const OPEN: u8 = 0;
-    /// Nothing more will come; what waits is still delivered.
     const CLOSED: u8 = 1;
-    /// It was told to end, and what waits is not delivered.
     const ENDED: u8 = 2;
 
     /// A subscriber for which more may come.
     pub fn new() -> Self {
-        Self {
-            phase: AtomicU8::new(Self::OPEN),
-            index: AtomicUsize::new(UNLISTED),
-            taken_at: [AtomicU64::new(0), AtomicU64::new(0)],
-            waker: AtomicWaker::new(),
-        }
+        let (index, taken_at) = (AtomicUsize::new(UNLISTED), [AtomicU64::new(0), AtomicU64::new(0)]);
+        Self { phase: AtomicU8::new(Self::OPEN), index, taken_at, waker: AtomicWaker::new() }
     }
 
     /// Delivers what waits, and ends then. Wake the subscriber afterwards.
@@ -93,7 +94,6 @@ impl SubscriberState {
         self.phase.load(Ordering::Acquire) == Self::ENDED
     }
 
-    /// Notes where the entry begins that takes it off a list.
     fn take_at(&self, begin: Mark) {
         for (part, begin) in self.taken_at.iter().zip(begin) {
             part.store(begin, Ordering::Relaxed);
@@ -114,15 +114,8 @@ impl SubscriberState {
 /// What a log has from a place on.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Found<P> {
-    /// The first entry.
-    Entry {
-        /// The number of its batch.
-        number: u64,
-        /// What it says.
-        entry: P,
-        /// Whether there are entries after it.
-        more: bool,
-    },
+    /// The first entry, the number of its batch, and whether there are `more` after it.
+    Entry { number: u64, entry: P, more: bool },
     /// No entry.
     Nothing,
     /// Entries that have left the ring, or may have.
@@ -132,13 +125,12 @@ pub enum Found<P> {
 /// The batches that a pattern matches. `P` is what an entry says of its batch, and cheap to clone.
 pub struct Log<P>(Mutex<State<P>>);
 
-/// The part of a log behind its lock.
 struct State<P> {
-    /// The batches with rows that match and are in the ring, by their numbers, and what of them matches.
+    /// The batches in the ring with rows that match, by their numbers, and what of them matches.
     entries: VecDeque<(u64, P)>,
     /// Batches before this number may have left the ring, or were never looked at.
     begin: u64,
-    /// Who waits for more: mostly one, beside what the lock guards anyway.
+    /// Mostly there is one, beside what the lock guards anyway.
     waiting: SmallVec<[Arc<SubscriberState>; 1]>,
 }
 
@@ -210,21 +202,11 @@ impl<P: Clone> Log<P> {
     pub fn read_or_wait(&self, place: u64, subscriber: &Arc<SubscriberState>) -> Found<P> {
         let mut state = self.state();
         let found = state.read(place);
-        if matches!(found, Found::Nothing) {
-            state.wait(subscriber);
+        if matches!(found, Found::Nothing) && subscriber.index.load(Ordering::Relaxed) == UNLISTED {
+            subscriber.index.store(state.waiting.len(), Ordering::Relaxed);
+            state.waiting.push(Arc::clone(subscriber));
         }
         found
-    }
-
-    /// Has `subscriber`, whose waker is registered, woken by the next entry; false if there is one from `place` on already, or it
-    /// is behind.
-    pub fn wait(&self, place: u64, subscriber: &Arc<SubscriberState>) -> bool {
-        let mut state = self.state();
-        let waits = !state.has_entries(place);
-        if waits {
-            state.wait(subscriber);
-        }
-        waits
     }
 
     /// Where the entry begins that last took `subscriber` off the list: it has missed nothing before. All zeros if none has.
@@ -250,12 +232,10 @@ impl<P: Clone> Log<P> {
 }
 
 impl<P: Clone> State<P> {
-    /// Whether there is an entry from `place` on, or it has left the ring.
     fn has_entries(&self, place: u64) -> bool {
         place < self.begin || self.entries.back().is_some_and(|(newest, _)| *newest >= place)
     }
 
-    /// The first entry from `place` on.
     fn read(&self, place: u64) -> Found<P> {
         if place < self.begin {
             return Found::Behind;
@@ -280,31 +260,11 @@ impl<P: Clone> State<P> {
         near.unwrap_or_else(|| self.entries.partition_point(|(number, _)| *number < place))
     }
 
-    /// Puts `subscriber` on the list of those who wait.
-    fn wait(&mut self, subscriber: &Arc<SubscriberState>) {
-        if subscriber.index.load(Ordering::Relaxed) == UNLISTED {
-            subscriber.index.store(self.waiting.len(), Ordering::Relaxed);
-            self.waiting.push(Arc::clone(subscriber));
-        }
-    }
-
     /// Moves those who wait to `woken`.
     fn take_waiting(&mut self, woken: &mut Vec<Arc<SubscriberState>>) {
         for subscriber in self.waiting.drain(..) {
             subscriber.index.store(UNLISTED, Ordering::Relaxed);
             woken.push(subscriber);
         }
-    }
-}
-
-impl fmt::Debug for SubscriberState {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SubscriberState").field("is_closed", &self.is_closed()).finish_non_exhaustive()
-    }
-}
-
-impl<P> fmt::Debug for Log<P> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Log").finish_non_exhaustive()
     }
 }

@@ -9,14 +9,17 @@ use imbl::OrdMap;
 use tokio::sync::watch;
 
 use super::{
-    Delivery, DeliveryBatch, DeliveryRef, Filter, Interruption, Shared, Subscribe,
+    delivery::{Delivery, DeliveryBatch, DeliveryRef, Interruption},
     listener::{Listener, ListenerHandle, Message, Next, Parent},
+    shared::Shared,
+    subscribe::Subscribe,
 };
 use crate::base::{
     cursor::Cursor,
     encoding::Sequence,
     error::{Error, Result},
     event::DbName,
+    filter::Filter,
     notification::Notification,
 };
 
@@ -51,21 +54,15 @@ pub type MirrorView = OrdMap<DbName, Arc<Notification>>;
 /// ```
 #[must_use = "dropping it ends it"]
 pub struct Mirror {
-    /// What is mirrored.
     content: Arc<Content>,
-    /// What the tail and the subscribers share.
     shared: Arc<Shared>,
-    /// The writer.
     listener: ListenerHandle<()>,
-    /// Ends the writer when it is dropped.
     _parent: Parent,
 }
 
 /// What is mirrored.
 struct Content {
-    /// What readers see.
     view: RwLock<MirrorView>,
-    /// Up to where the last scan was complete, once one was.
     synced: watch::Sender<Option<Sequence>>,
 }
 
@@ -85,16 +82,12 @@ impl Mirror {
     /// A mirror of what `subscribe` asks for.
     pub(super) fn start(shared: &Arc<Shared>, filter: Filter) -> Result<Self> {
         if !filter.wants_all_kinds() {
-            return Err(Error::invalid(
-                "filter",
-                "a mirror needs all kinds of events: narrow the names only",
-            ));
+            let reason = "a mirror needs all kinds of events: narrow the names only";
+            return Err(Error::invalid("filter", reason));
         }
         if filter.has_predicate() {
-            return Err(Error::invalid(
-                "filter",
-                "a mirror cannot know when a row passes a predicate no more: mirror by names, and ask the view",
-            ));
+            let reason = "a mirror cannot know when a row passes a predicate no more: mirror by names, and ask the view";
+            return Err(Error::invalid("filter", reason));
         }
         let content = Arc::new(Content { view: RwLock::default(), synced: watch::Sender::new(None) });
         let written = Arc::clone(&content);
@@ -148,9 +141,7 @@ impl fmt::Debug for Mirror {
 
 /// Keeps a mirror up to date.
 struct Writer {
-    /// What is mirrored.
     content: Arc<Content>,
-    /// The next view, while everything is delivered again.
     aside: Option<MirrorView>,
 }
 

@@ -2,7 +2,6 @@
 //! least the pace.
 
 use std::{
-    fmt,
     task::{Context, Poll, ready},
     time::Duration,
 };
@@ -11,13 +10,9 @@ use futures_util::future::BoxFuture;
 
 use crate::base::env::Env;
 
-/// How often a subscriber is given deliveries.
 pub(super) struct Pace {
-    /// The least time from the beginning of a round to that of the next.
     every: Duration,
-    /// Time.
     env: Env,
-    /// When the round began that is under way, if one is.
     began: Option<Duration>,
     /// Completes when the next round may begin; `None` if it may.
     pause: Option<BoxFuture<'static, ()>>,
@@ -38,7 +33,6 @@ impl Pace {
         Poll::Ready(())
     }
 
-    /// A round begins.
     pub fn begin(&mut self) {
         self.began.get_or_insert_with(|| self.env.now());
     }
@@ -48,11 +42,5 @@ impl Pace {
         let Some(began) = self.began.take() else { return };
         let left = began.saturating_add(self.every).saturating_sub(self.env.now());
         self.pause = (!left.is_zero()).then(|| self.env.sleep(left));
-    }
-}
-
-impl fmt::Debug for Pace {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Pace").field(&self.every).finish()
     }
 }

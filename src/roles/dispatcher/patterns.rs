@@ -5,7 +5,6 @@
 
 use std::{
     collections::BTreeMap,
-    fmt,
     sync::{
         Arc, PoisonError, RwLock,
         atomic::{AtomicU32, Ordering},
@@ -18,27 +17,17 @@ use smallvec::SmallVec;
 
 use super::{
     batch::{Batch, Indices, Matched},
-    filter::{Atom, PatternKey, build_glob},
     log::Log,
 };
 use crate::base::event::{DbName, Kinds};
+use crate::base::filter::{Atom, PatternKey, build_glob};
 
 /// What some subscribers have in common: which names they want, and of which kinds of events.
 pub(super) struct Pattern {
-    /// What it is.
     key: PatternKey,
-    /// The rows that it matches.
     pub log: Log<Matched>,
     /// Its index among the patterns that the last batch which it matched has matched.
     index: AtomicU32,
-}
-
-/// A pattern with its subscribers.
-struct Shared {
-    /// The pattern.
-    pattern: Arc<Pattern>,
-    /// How many subscribers have it.
-    subscribers: usize,
 }
 
 /// The most globs of one set: it can only have so many states.
@@ -50,10 +39,9 @@ type Few = SmallVec<[Arc<Pattern>; 1]>;
 /// Patterns by something. Names are chosen by others, so the hashes are seeded.
 type By<K> = DashMap<K, Few, foldhash::fast::RandomState>;
 
-/// Prefixes or suffixes.
+/// Prefixes or suffixes, by their text.
 #[derive(Default)]
 struct Affixes {
-    /// By the text.
     by_text: By<Arc<str>>,
     /// How many texts there are of each length, in bytes.
     lengths: RwLock<BTreeMap<usize, usize>>,
@@ -62,7 +50,6 @@ struct Affixes {
 /// Globs, compiled into sets when the next row is matched.
 #[derive(Default)]
 struct Globs {
-    /// The patterns, by the text of the glob.
     by_text: BTreeMap<Arc<str>, Few>,
     /// What they are compiled into; `None` if they have changed since.
     compiled: Option<Arc<[CompiledGlobs]>>,
@@ -70,7 +57,6 @@ struct Globs {
 
 /// Globs as one set, and the patterns of each.
 struct CompiledGlobs {
-    /// The set.
     set: GlobSet,
     /// The patterns of each glob, in the order of the set.
     patterns: Vec<Few>,
@@ -104,15 +90,11 @@ impl CompiledGlobs {
 /// The patterns of all subscribers.
 #[derive(Default)]
 pub(super) struct Patterns {
-    /// All of them.
-    all: DashMap<PatternKey, Shared>,
-    /// Those of exact names.
+    /// All of them, and how many subscribers have each.
+    all: DashMap<PatternKey, (Arc<Pattern>, usize)>,
     exact: By<DbName>,
-    /// Those of prefixes.
     prefixes: Affixes,
-    /// Those of suffixes.
     suffixes: Affixes,
-    /// Those of globs.
     globs: RwLock<Globs>,
 }
 
@@ -131,8 +113,8 @@ impl Patterns {
     pub fn join(&self, key: &PatternKey, begin: u64) -> Arc<Pattern> {
         match self.all.entry(key.clone()) {
             Entry::Occupied(mut entry) => {
-                entry.get_mut().subscribers += 1;
-                Arc::clone(&entry.get().pattern)
+                entry.get_mut().1 += 1;
+                Arc::clone(&entry.get().0)
             }
             Entry::Vacant(entry) => {
                 let (log, index) = (Log::new(begin), AtomicU32::new(0));
@@ -141,7 +123,7 @@ impl Patterns {
                 for atom in &*key.atoms {
                     self.add(atom, &pattern);
                 }
-                entry.insert(Shared { pattern: Arc::clone(&pattern), subscribers: 1 });
+                entry.insert((Arc::clone(&pattern), 1));
                 pattern
             }
         }
@@ -150,8 +132,8 @@ impl Patterns {
     /// One subscriber of `pattern` has left.
     pub fn leave(&self, pattern: &Arc<Pattern>) {
         if let Entry::Occupied(mut entry) = self.all.entry(pattern.key.clone()) {
-            entry.get_mut().subscribers -= 1;
-            if entry.get().subscribers == 0 {
+            entry.get_mut().1 -= 1;
+            if entry.get().1 == 0 {
                 for atom in &*pattern.key.atoms {
                     self.remove(atom, pattern);
                 }
@@ -163,20 +145,15 @@ impl Patterns {
     /// How many subscribers have a pattern that names `name` exactly.
     pub fn subscribers_of(&self, name: &str) -> usize {
         let patterns = self.exact.get(name).map(|patterns| patterns.clone()).unwrap_or_default();
-        let of = |pattern: &Arc<Pattern>| self.all.get(&pattern.key).map_or(0, |shared| shared.subscribers);
+        let of = |pattern: &Arc<Pattern>| self.all.get(&pattern.key).map_or(0, |shared| shared.1);
         patterns.iter().map(of).sum()
     }
 
     /// All patterns, in an order that does not depend on chance.
     pub fn all(&self) -> Vec<Arc<Pattern>> {
-        let mut all: Vec<_> = self.all.iter().map(|shared| Arc::clone(&shared.pattern)).collect();
+        let mut all: Vec<_> = self.all.iter().map(|shared| Arc::clone(&shared.0)).collect();
         all.sort_by(|a, b| (&a.key.atoms, a.key.kinds.bits()).cmp(&(&b.key.atoms, b.key.kinds.bits())));
         all
-    }
-
-    /// Whether there is none.
-    pub fn is_empty(&self) -> bool {
-        self.all.is_empty()
     }
 
     /// Has `pattern` found by `atom`.
@@ -217,7 +194,7 @@ impl Patterns {
     /// Finds the patterns that the rows of `batch` match. One caller at a time.
     pub fn matches(&self, batch: &Batch) -> Matches {
         let mut found = Matches::default();
-        if self.is_empty() {
+        if self.all.is_empty() {
             return found;
         }
         let has_exact = !self.exact.is_empty();
@@ -240,19 +217,12 @@ impl Patterns {
             if has_exact && let Some(patterns) = self.exact.get(name) {
                 add(&patterns);
             }
-            for &length in prefixes.iter().take_while(|length| **length <= name.len()) {
-                if let Some(text) = name.get(..length)
-                    && let Some(patterns) = self.prefixes.by_text.get(text)
-                {
-                    add(&patterns);
-                }
+            let fits = |length: &&usize| **length <= name.len();
+            for &length in prefixes.iter().take_while(fits) {
+                self.prefixes.find(name.get(..length), &mut add);
             }
-            for &length in suffixes.iter().take_while(|length| **length <= name.len()) {
-                if let Some(text) = name.get(name.len() - length..)
-                    && let Some(patterns) = self.suffixes.by_text.get(text)
-                {
-                    add(&patterns);
-                }
+            for &length in suffixes.iter().take_while(fits) {
+                self.suffixes.find(name.get(name.len() - length..), &mut add);
             }
             for globs in &*globs {
                 for index in globs.set.matches(name) {
@@ -263,7 +233,6 @@ impl Patterns {
         found
     }
 
-    /// All globs.
     fn compiled_globs(&self) -> Arc<[CompiledGlobs]> {
         let mut globs = self.globs.write().unwrap_or_else(PoisonError::into_inner);
         let Globs { by_text, compiled } = &mut *globs;
@@ -280,7 +249,6 @@ impl Patterns {
 }
 
 impl Matches {
-    /// Adds that `pattern` matches the row at `row` of the batch.
     fn add(&mut self, pattern: &Arc<Pattern>, row: u32) {
         let mut index = pattern.index.load(Ordering::Relaxed);
         if self.patterns.get(index as usize).is_none_or(|known| !Arc::ptr_eq(known, pattern)) {
@@ -298,7 +266,6 @@ impl Matches {
 }
 
 impl Affixes {
-    /// Adds a text of `pattern`.
     fn add(&self, text: &Arc<str>, pattern: Arc<Pattern>) {
         let mut lengths = self.lengths.write().unwrap_or_else(PoisonError::into_inner);
         let mut patterns = self.by_text.entry(Arc::clone(text)).or_default();
@@ -321,20 +288,15 @@ impl Affixes {
         }
     }
 
+    /// Has the patterns of `text` added, if it is one.
+    fn find(&self, text: Option<&str>, add: &mut impl FnMut(&[Arc<Pattern>])) {
+        if let Some(patterns) = text.and_then(|text| self.by_text.get(text)) {
+            add(&patterns);
+        }
+    }
+
     /// The lengths in use, shortest first.
     fn lengths(&self) -> Vec<usize> {
         self.lengths.read().unwrap_or_else(PoisonError::into_inner).keys().copied().collect()
-    }
-}
-
-impl fmt::Debug for Pattern {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pattern").field("key", &self.key).finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for Patterns {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Patterns").field("count", &self.all.len()).finish_non_exhaustive()
     }
 }

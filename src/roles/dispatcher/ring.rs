@@ -26,7 +26,6 @@ use crate::base::{
 /// Where the ring ends.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct End {
-    /// The number of the next batch.
     pub place: u64,
     /// Where a subscriber stands that knew everything before and was delivered all that it wanted of the ring.
     pub cursor: Cursor,
@@ -34,7 +33,6 @@ pub(super) struct End {
 
 /// What has become of a batch that was put into the ring.
 pub(super) struct Pushed {
-    /// Its number.
     pub number: u64,
     /// The number of the first batch that is left in the ring.
     pub begin: u64,
@@ -43,47 +41,22 @@ pub(super) struct Pushed {
 }
 
 /// The recent batches.
-#[derive(Debug)]
 pub(super) struct Ring {
-    /// The batches, oldest first.
     batches: RwLock<Batches>,
-    /// The most rows that they hold together.
     rows_max: usize,
 }
 
-/// A batch in the ring.
-#[derive(Debug)]
-struct Slot {
-    /// The batch.
-    batch: Arc<Batch>,
-    /// The patterns that match one of its rows.
-    patterns: Vec<Arc<Pattern>>,
-}
-
-/// The part of a ring behind its lock.
-#[derive(Debug)]
 struct Batches {
-    /// The batches, oldest first, all with rows.
-    queue: VecDeque<Slot>,
+    /// The batches, oldest first, all with rows, and the patterns that match one of these.
+    queue: VecDeque<(Arc<Batch>, Vec<Arc<Pattern>>)>,
     /// Where the oldest begins: its number, and the position before it.
     begin: (u64, Sequence),
-    /// The number of the next batch to be put in.
     next: u64,
-    /// How many rows the batches have.
     rows: usize,
-    /// Up to where the tail has read.
     to: Sequence,
     /// Up to where it had read when there was nothing more to read.
     complete_to: Sequence,
-    /// Where the ring ends for subscribers.
     end: End,
-}
-
-impl Batches {
-    /// The cursor of a subscriber that was delivered everything.
-    fn cursor(&self) -> Cursor {
-        Cursor::resumed(Knowledge::UpTo(self.complete_to), self.to, self.to)
-    }
 }
 
 impl Ring {
@@ -106,7 +79,6 @@ impl Ring {
         self.batches.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The batches, to be changed.
     fn write(&self) -> RwLockWriteGuard<'_, Batches> {
         self.batches.write().unwrap_or_else(PoisonError::into_inner)
     }
@@ -127,14 +99,14 @@ impl Ring {
         if !batch.rows.is_empty() {
             batches.next += 1;
             batches.rows += batch.rows.len();
-            batches.queue.push_back(Slot { batch: Arc::clone(batch), patterns: Vec::new() });
+            batches.queue.push_back((Arc::clone(batch), Vec::new()));
         }
         let mut pruned = Vec::new();
         while batches.queue.len() > 1 && batches.rows > self.rows_max {
-            let oldest = batches.queue.pop_front().expect("there are at least two");
-            batches.rows -= oldest.batch.rows.len();
-            batches.begin = (batches.begin.0 + 1, oldest.batch.to);
-            pruned.extend(oldest.patterns);
+            let (oldest, patterns) = batches.queue.pop_front().expect("there are at least two");
+            batches.rows -= oldest.rows.len();
+            batches.begin = (batches.begin.0 + 1, oldest.to);
+            pruned.extend(patterns);
         }
         Pushed { number, begin: batches.begin.0, pruned }
     }
@@ -143,13 +115,14 @@ impl Ring {
     /// Returns where it is.
     pub fn settle(&self, patterns: Vec<Arc<Pattern>>) -> Cursor {
         let mut batches = self.write();
-        if let Some(last) = batches.queue.back_mut()
+        if let Some((_, of_last)) = batches.queue.back_mut()
             && !patterns.is_empty()
         {
-            last.patterns = patterns;
+            *of_last = patterns;
         }
-        batches.end = End { place: batches.next, cursor: batches.cursor() };
-        batches.end.cursor
+        let cursor = Cursor::resumed(Knowledge::UpTo(batches.complete_to), batches.to, batches.to);
+        batches.end = End { place: batches.next, cursor };
+        cursor
     }
 
     /// Goes on at `to`, without what lies between. Returns the number of the next batch: whoever stands before it is behind.
@@ -163,7 +136,6 @@ impl Ring {
         batches.next
     }
 
-    /// Where the ring ends.
     pub fn end(&self) -> End {
         self.read().end
     }
@@ -180,7 +152,7 @@ impl Ring {
         if position < batches.begin.1 || (position > batches.to && !may_be_ahead) {
             return None;
         }
-        let after = batches.queue.partition_point(|slot| slot.batch.to <= position);
+        let after = batches.queue.partition_point(|(batch, _)| batch.to <= position);
         Some(batches.begin.0 + after as u64)
     }
 

@@ -3,12 +3,12 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use super::{
-    BatchSubscription, CallbackHandle, Delivery, DeliveryBatch, Interruption, Shared, Subscription,
-    autosave::SAVE_INTERVAL,
-    callback,
-    filter::Filter,
-    listener::{Listen, Listener},
-    pace::Pace,
+    callback::{CallbackHandle, Calling},
+    delivery::{Delivery, DeliveryBatch, Interruption},
+    listen::Listen,
+    listener::Listener,
+    shared::Shared,
+    subscription::{BatchSubscription, Order, Subscription},
 };
 #[cfg(any(doc, feature = "http"))]
 use crate::base::cursor::Cursor;
@@ -17,49 +17,29 @@ use crate::{
         bugs::{Bug, is_on},
         cursor::Start,
         error::{Error, Result},
+        filter::Filter,
     },
-    state::named_cursor::{NamedCursor, OpenCursor},
+    state::named_cursor::NamedCursor,
 };
+
+/// Why a callback is made once.
+const CALLBACK_STAYS: &str = "a callback goes on as it is after a panic";
 
 /// A subscription in the making.
 #[must_use = "choose a stream, a callback or a listener to subscribe"]
 pub struct Subscribe {
-    /// What the tail and the subscribers share.
-    pub(super) shared: Arc<Shared>,
-    /// What it wants.
-    pub(super) filter: Filter,
-    /// Where it starts.
-    pub(super) start: Start,
-    /// Whether the feed was just read up to there, so that it is not ahead of the store.
-    pub(super) is_caught_up: bool,
-    /// Whether it would rather skip what it has missed than catch up.
-    pub(super) skips: bool,
-    /// How often it is given something; `None` for at once.
-    pace: Option<Duration>,
-    /// Whether deliveries say which design documents have changed.
-    pub(super) ddocs: bool,
-    /// The cursor of a durable one.
-    pub(super) cursor: Option<OpenCursor>,
-    /// How often that is saved.
-    pub(super) save_interval: Duration,
+    shared: Arc<Shared>,
+    order: Order,
 }
 
 impl Subscribe {
     /// A subscription from now on that catches up.
     pub(super) fn new(shared: Arc<Shared>, filter: Filter) -> Self {
-        let ddocs = filter.ddocs.is_some();
-        let (start, save_interval) = (Start::Now, SAVE_INTERVAL);
-        Self {
-            shared,
-            filter,
-            start,
-            is_caught_up: false,
-            skips: false,
-            pace: None,
-            ddocs,
-            cursor: None,
-            save_interval,
-        }
+        Self { shared, order: Order::new(filter) }
+    }
+
+    fn with(self, order: impl FnOnce(Order) -> Order) -> Self {
+        Self { order: order(self.order), ..self }
     }
 
     /// Starts elsewhere than now: at a cursor, [`Cursor::NOTHING`] for every database first, or behind a sequence. Default: with
@@ -71,20 +51,20 @@ impl Subscribe {
     /// Whoever starts where an embedded store has never been gets [`Interruption::Expired`](super::Interruption), and whoever starts
     /// ahead of a cluster, or in a later incarnation, [`Interruption::Failed`](super::Interruption) with [`Error::Invalid`].
     pub fn since(self, start: impl Into<Start>) -> Self {
-        Self { start: start.into(), is_caught_up: false, ..self }
+        self.with(|order| Order { start: start.into(), is_caught_up: false, ..order })
     }
 
     /// Starts at `cursor`, up to which the caller has just read the feed, which is not read again.
     #[cfg(feature = "http")]
     pub(crate) fn caught_up_at(self, cursor: Cursor) -> Self {
-        Self { start: cursor.into(), is_caught_up: true, ..self }
+        self.with(|order| Order { start: cursor.into(), is_caught_up: true, ..order })
     }
 
     /// Skips what it has missed when it falls behind the dispatcher's ring, and says so with
     /// [`Interruption::Lagged`](super::Interruption). Whoever begins with nothing reads the feed
     /// all the same, and exact names are looked up.
     pub fn skip_when_lagging(self) -> Self {
-        Self { skips: true, ..self }
+        self.with(|order| Order { skips: true, ..order })
     }
 
     /// Delivers in rounds that begin at least `pace` apart, the first at once. In a round each database comes once, with all
@@ -95,18 +75,16 @@ impl Subscribe {
     /// Fails with [`Error::Invalid`] if it is zero: leave it out to be delivered everything at once.
     pub fn every(self, pace: Duration) -> Result<Self> {
         if pace.is_zero() {
-            return Err(Error::invalid(
-                "pace",
-                "it is zero; leave it out to be delivered everything at once",
-            ));
+            let reason = "it is zero; leave it out to be delivered everything at once";
+            return Err(Error::invalid("pace", reason));
         }
-        Ok(Self { pace: Some(pace), ..self })
+        Ok(self.with(|order| Order { pace: Some(pace), ..order }))
     }
 
     /// Deliveries that tell of design documents say which were written or deleted ([`Delivery::ddocs`]). Each of them costs
     /// a read of the rows that the database's design documents have.
     pub fn with_ddocs(self) -> Self {
-        Self { ddocs: true, ..self }
+        self.with(|order| Order { ddocs: true, ..order })
     }
 
     /// Starts where `cursor` stands, and saves in it how far it has come: a restart of the process misses nothing, and may be
@@ -133,10 +111,11 @@ impl Subscribe {
 
     /// Starts where `cursor` stands, which `starts_over` with another filter.
     async fn durable_from(self, cursor: &NamedCursor, starts_over: bool) -> Result<Self> {
-        let start = self.shared.cursor_at(self.start);
-        let cursor = cursor.open(start, self.filter.hash(), starts_over).await?;
+        let start = self.shared.cursor_at(self.order.start);
+        let cursor = cursor.open(start, self.order.filter.hash(), starts_over).await?;
         let start = if is_on(Bug::CursorNotRead) { start } else { cursor.stored() };
-        Ok(Self { start: start.into(), is_caught_up: false, cursor: Some(cursor), ..self })
+        let (start, cursor) = (start.into(), Some(cursor));
+        Ok(self.with(|order| Order { start, is_caught_up: false, cursor, ..order }))
     }
 
     /// Saves the cursor of a durable subscription this often. Default: 1 s; with [`Duration::MAX`] only when
@@ -147,17 +126,17 @@ impl Subscribe {
         if save_interval.is_zero() {
             return Err(Error::invalid("save interval", "it is zero"));
         }
-        Ok(Self { save_interval, ..self })
+        Ok(self.with(|order| Order { save_interval, ..order }))
     }
 
     /// Receives by a stream. Dropping it ends the subscription.
     pub fn stream(self) -> Subscription {
-        Subscription::new(self)
+        Subscription::new(self.shared, self.order)
     }
 
     /// Receives by a stream of batches, the cheapest way to receive many deliveries. Dropping it ends the subscription.
     pub fn batches(self) -> BatchSubscription {
-        BatchSubscription::new(self)
+        BatchSubscription::new(self.shared, self.order)
     }
 
     /// Receives by an async callback, in a task of its own. The subscription ends when the handle is dropped.
@@ -165,12 +144,15 @@ impl Subscribe {
     /// Deliveries come one after the other. A panic of the callback, or of the filter's predicate, is caught, logged and
     /// counted, and the subscription goes on with the next delivery; it affects no other subscriber. The callback is given
     /// what a stream returns, an [`Interruption`] as an error. To decide what becomes of panics, write a [`Listener`].
-    pub fn callback<F, R>(self, callback: F) -> CallbackHandle
+    pub fn callback<F, R>(self, mut callback: F) -> CallbackHandle
     where
         F: FnMut(Result<Delivery, Interruption>) -> R + Send + 'static,
         R: Future<Output = ()> + Send + 'static,
     {
-        callback::spawn(self, callback)
+        let mut calling = Some(Calling(move |item: Result<DeliveryBatch, _>| {
+            callback(item.map(DeliveryBatch::into_first))
+        }));
+        CallbackHandle::start(self.listener(move || calling.take().expect(CALLBACK_STAYS)))
     }
 
     /// Receives by an async callback that is given batches, as [`Subscribe::callback`] otherwise. A batch on which it panics is
@@ -180,7 +162,8 @@ impl Subscribe {
         F: FnMut(Result<DeliveryBatch, Interruption>) -> R + Send + 'static,
         R: Future<Output = ()> + Send + 'static,
     {
-        callback::spawn_batches(self, callback)
+        let mut calling = Some(Calling(callback));
+        CallbackHandle::start(self.listener(move || calling.take().expect(CALLBACK_STAYS)).in_batches())
     }
 
     /// Receives by a supervised [`Listener`], in a task of its own; `factory` makes it, and another one after a panic. Choose
@@ -190,21 +173,14 @@ impl Subscribe {
         L: Listener,
         F: FnMut() -> L + Send + 'static,
     {
-        Listen::new(self, factory)
-    }
-
-    /// How often it is given something.
-    pub(super) fn pace(&self) -> Option<Box<Pace>> {
-        self.pace.map(|every| Box::new(Pace::new(every, self.shared.context.env())))
+        Listen::new(self.shared, self.order, factory)
     }
 }
 
 impl fmt::Debug for Subscribe {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Subscribe")
-            .field("filter", &self.filter)
-            .field("start", &self.start)
-            .field("pace", &self.pace)
-            .finish_non_exhaustive()
+        let Order { filter, start, pace, .. } = &self.order;
+        let debug = &mut f.debug_struct("Subscribe");
+        debug.field("filter", filter).field("start", start).field("pace", pace).finish_non_exhaustive()
     }
 }

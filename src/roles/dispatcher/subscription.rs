@@ -1,104 +1,109 @@
-//! [`BatchSubscription`] and [`Subscription`]: streams of what a subscriber is delivered.
+//! [`BatchSubscription`] and [`Subscription`]: streams of what a subscriber is delivered; and [`Source`], of which they are made.
 
 use std::{
     fmt,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use tokio_stream::Stream;
 
 use super::{
-    Delivery, DeliveryBatch, Interruption, Shared, Subscribe, SubscriberId,
-    autosave::Autosave,
-    filter::Filter,
+    delivery::{Delivery, DeliveryBatch, Interruption},
+    log::SubscriberId,
+    pace::Pace,
     reader::{Reader, Wish},
+    shared::Shared,
 };
 use crate::{
     base::{
         bugs::{Bug, is_on},
         cursor::{Cursor, Start},
         error::Result,
+        filter::Filter,
     },
-    state::named_cursor::OpenCursor,
+    state::named_cursor::{
+        OpenCursor,
+        autosave::{Autosave, SAVE_INTERVAL},
+    },
 };
 
-/// A stream of batches of deliveries: the cheapest way to receive many. It ends after the dispatcher has, or once the subscriber
-/// is told to end.
-///
-/// # Saving
-///
-/// A durable one saves its cursor by itself while it is polled: whoever asks for the next batch has worked on those before.
-/// That goes on while nothing matches, so a quiet subscriber does not expire.
-///
-/// # Cancel safety
-///
-/// A batch that was not returned is returned by the next call.
-pub struct BatchSubscription {
-    /// Where the batches come from.
-    reader: Reader,
+/// What is subscribed to.
+pub(super) struct Order {
+    pub filter: Filter,
+    pub start: Start,
+    /// Whether the feed was just read up to there, so that it is not ahead of the store.
+    pub is_caught_up: bool,
+    pub skips: bool,
+    pub pace: Option<Duration>,
+    pub ddocs: bool,
     /// The cursor of a durable one.
-    autosave: Option<Box<Autosave>>,
-    /// Whether another subscriber has opened that.
-    is_lost: bool,
+    pub cursor: Option<OpenCursor>,
+    pub save_interval: Duration,
 }
 
-impl BatchSubscription {
-    /// The subscription that was asked for.
-    pub(super) fn new(subscribe: Subscribe) -> Self {
-        let pace = subscribe.pace();
-        let Subscribe { shared, filter, start, is_caught_up, skips, ddocs, cursor, save_interval, .. } =
-            subscribe;
-        let autosave = cursor.map(|cursor| {
-            Box::new(Autosave::new(cursor, filter.hash(), save_interval, shared.context.env()))
-        });
-        let cursor = shared.cursor_at(start);
-        let reader = Reader::new(shared, Wish { filter, skips, pace, ddocs }, cursor, is_caught_up);
-        Self { reader, autosave, is_lost: false }
+impl Order {
+    /// What comes from now on, of what `filter` wants.
+    pub fn new(filter: Filter) -> Self {
+        let (ddocs, start, save_interval) = (filter.ddocs.is_some(), Start::Now, SAVE_INTERVAL);
+        Self {
+            filter,
+            start,
+            is_caught_up: false,
+            skips: false,
+            pace: None,
+            ddocs,
+            cursor: None,
+            save_interval,
+        }
+    }
+}
+
+/// What is given next to one who works on it under supervision: whether as a whole batch, says the flag. `None` at the end.
+pub(super) type GivenItem = Option<Result<(Delivery, bool), Interruption>>;
+
+/// Where a subscriber receives from, in batches or one delivery at a time, and saves how far it has come.
+pub(super) struct Source {
+    reader: Reader,
+    autosave: Option<Box<Autosave>>,
+    /// Whether another subscriber has opened its cursor.
+    is_lost: bool,
+    /// What is left of a batch that is being returned one by one.
+    current: Option<DeliveryBatch>,
+}
+
+impl Source {
+    pub fn new(shared: Arc<Shared>, order: Order) -> Self {
+        let Order { filter, start, is_caught_up, skips, pace, ddocs, cursor, save_interval } = order;
+        let env = shared.context.env();
+        let autosave =
+            cursor.map(|cursor| Box::new(Autosave::new(cursor, filter.hash(), save_interval, env)));
+        let pace = pace.map(|every| Box::new(Pace::new(every, env)));
+        let start = shared.cursor_at(start);
+        let reader = Reader::new(shared, Wish { filter, skips, pace, ddocs }, start, is_caught_up);
+        Self { reader, autosave, is_lost: false, current: None }
     }
 
-    /// Which subscriber it is: [`Dispatcher::unsubscribe`](super::Dispatcher::unsubscribe) ends it.
     pub fn id(&self) -> SubscriberId {
         self.reader.id()
     }
 
-    /// Where it stands: everything before, of what it wants, was returned. Whoever starts again from here misses nothing.
+    pub fn shared(&self) -> &Arc<Shared> {
+        self.reader.shared()
+    }
+
+    /// Where it stands: everything before, of what it wants, was returned.
     pub fn cursor(&mut self) -> Cursor {
-        self.reader.cursor()
-    }
-
-    /// Saves where it stands in the cursor of a durable subscription, once what was returned is worked on; another one starts
-    /// from there. Does nothing if it is saved already, or the subscription is not durable.
-    ///
-    /// Fails with [`Error::CursorLost`](crate::Error::CursorLost) if another subscriber has opened the cursor.
-    pub async fn checkpoint(&mut self) -> Result<()> {
-        let cursor = self.cursor();
-        self.checkpoint_at(cursor).await
-    }
-
-    /// Wants something else from now on. Nothing of the old filter that the new one does not want is delivered any more. Of
-    /// databases that both want nothing is missed; others are delivered from where the subscription stands.
-    ///
-    /// In the middle of a scan the scan starts over, for what the old filter did not want. So a subscription from nothing that is
-    /// still in its first scan is delivered every database that the new filter wants; and the deletions of those that it may have
-    /// been delivered before.
-    pub fn replace(&mut self, filter: Filter) {
-        let cursor = self.cursor();
-        self.replace_at(filter, cursor);
-    }
-
-    /// [`BatchSubscription::replace`], standing at `cursor`.
-    fn replace_at(&mut self, filter: Filter, cursor: Cursor) {
-        let hash = filter.hash();
-        let is_set_back = self.reader.replace(filter, cursor);
-        if let Some(autosave) = &mut self.autosave {
-            autosave.replace(hash, is_set_back);
+        match &self.current {
+            Some(left) => left.cursor_after(0),
+            None => self.reader.cursor(),
         }
     }
 
-    /// [`BatchSubscription::checkpoint`] at `cursor`.
-    pub(super) async fn checkpoint_at(&mut self, cursor: Cursor) -> Result<()> {
+    /// Saves `cursor`, if it is durable.
+    pub async fn checkpoint_at(&mut self, cursor: Cursor) -> Result<()> {
         let cursor = if is_on(Bug::CursorAhead) { self.shared().ring.position().into() } else { cursor };
         match &mut self.autosave {
             Some(autosave) => autosave.save(cursor).await,
@@ -106,9 +111,28 @@ impl BatchSubscription {
         }
     }
 
-    /// What the tail and the subscribers share.
-    pub(super) fn shared(&self) -> &Arc<Shared> {
-        self.reader.shared()
+    /// Wants something else from now on, and stands at `cursor`.
+    pub fn replace_at(&mut self, filter: Filter, cursor: Cursor) {
+        self.current = None;
+        let hash = filter.hash();
+        let is_set_back = self.reader.replace(filter, cursor);
+        if let Some(autosave) = &mut self.autosave {
+            autosave.replace(hash, is_set_back);
+        }
+    }
+
+    /// Goes on saving where it stands: at `cursor`, or what is known of it without. Fails if another subscriber has opened the cursor.
+    fn poll_save(&mut self, context: &mut Context<'_>, cursor: Option<Cursor>) -> Option<Interruption> {
+        let Self { reader, autosave, is_lost, .. } = self;
+        let stands_at = || {
+            if is_on(Bug::CursorAhead) {
+                return reader.shared().ring.position().into();
+            }
+            cursor.unwrap_or_else(|| reader.cursor())
+        };
+        let error = autosave.as_mut()?.poll(context, stands_at).err()?;
+        *is_lost = true;
+        Some(Interruption::Failed(error))
     }
 
     /// The next batch. What was returned before is worked on.
@@ -125,155 +149,128 @@ impl BatchSubscription {
         self.reader.poll_next(context)
     }
 
-    /// Goes on saving where it stands: at `cursor`, or what is known of it without. Fails if another subscriber has opened the cursor.
-    fn poll_save(&mut self, context: &mut Context<'_>, cursor: Option<Cursor>) -> Option<Interruption> {
-        let Self { reader, autosave, is_lost } = self;
-        let stands_at = || {
-            if is_on(Bug::CursorAhead) {
-                return reader.shared().ring.position().into();
+    /// The next delivery. What was returned before is worked on.
+    fn poll_delivery(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Delivery, Interruption>>> {
+        loop {
+            if let Some(left) = &self.current {
+                if self.reader.is_ended() || self.is_lost {
+                    return Poll::Ready(None);
+                }
+                if self.autosave.is_some() {
+                    let stands_at = left.cursor_after(0);
+                    if let Some(lost) = self.poll_save(context, Some(stands_at)) {
+                        return Poll::Ready(Some(Err(lost)));
+                    }
+                }
+                let next = self.current.as_mut().map(DeliveryBatch::take_first);
+                self.current.take_if(|left| left.len() == 0);
+                return Poll::Ready(next.map(Ok));
             }
-            cursor.unwrap_or_else(|| reader.cursor())
-        };
-        let error = autosave.as_mut()?.poll(context, stands_at).err()?;
-        *is_lost = true;
-        Some(Interruption::Failed(error))
+            match ready!(self.poll_batch(context)) {
+                Some(Ok(batch)) => self.current = Some(batch),
+                Some(Err(interruption)) => return Poll::Ready(Some(Err(interruption))),
+                None => return Poll::Ready(None),
+            }
+        }
+    }
+
+    /// The next delivery, or if `in_batches` the first one of the next batch, which is given as a whole.
+    pub fn poll_given(&mut self, context: &mut Context<'_>, in_batches: bool) -> Poll<GivenItem> {
+        if in_batches && self.current.is_none() {
+            return self.poll_batch(context).map_ok(|batch| (batch.delivery(0), true));
+        }
+        self.poll_delivery(context).map_ok(|delivery| (delivery, false))
+    }
+
+    /// Gives `batch`, which it has returned, again: one delivery at a time.
+    pub fn give_apart(&mut self, batch: DeliveryBatch) {
+        self.current = Some(batch);
     }
 }
 
-impl Stream for BatchSubscription {
-    type Item = Result<DeliveryBatch, Interruption>;
+/// What both kinds of streams can do.
+macro_rules! subscription {
+    ($name:ident, $item:ty, $poll:ident) => {
+        impl $name {
+            /// The subscription that was asked for.
+            pub(super) fn new(shared: Arc<Shared>, order: Order) -> Self {
+                Self(Source::new(shared, order))
+            }
 
-    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        self.poll_batch(context)
-    }
+            /// Which subscriber it is: [`Dispatcher::unsubscribe`](crate::Dispatcher::unsubscribe) ends it.
+            pub fn id(&self) -> SubscriberId {
+                self.0.id()
+            }
+
+            /// Where it stands: everything before, of what it wants, was returned. Whoever starts again from here misses nothing.
+            pub fn cursor(&mut self) -> Cursor {
+                self.0.cursor()
+            }
+
+            /// Saves where it stands in the cursor of a durable subscription, once what was returned is worked on; another one
+            /// starts from there. Does nothing if it is saved already, or the subscription is not durable.
+            ///
+            /// Fails with [`Error::CursorLost`](crate::Error::CursorLost) if another subscriber has opened the cursor.
+            pub async fn checkpoint(&mut self) -> Result<()> {
+                let cursor = self.cursor();
+                self.0.checkpoint_at(cursor).await
+            }
+
+            /// Wants something else from now on. Nothing of the old filter that the new one does not want is delivered any more.
+            /// Of databases that both want nothing is missed; others are delivered from where the subscription stands.
+            ///
+            /// In the middle of a scan the scan starts over, for what the old filter did not want. So a subscription from nothing
+            /// that is still in its first scan is delivered every database that the new filter wants; and the deletions of those
+            /// that it may have been delivered before.
+            pub fn replace(&mut self, filter: Filter) {
+                let cursor = self.cursor();
+                self.0.replace_at(filter, cursor);
+            }
+        }
+
+        impl Stream for $name {
+            type Item = Result<$item, Interruption>;
+
+            fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+                self.0.$poll(context)
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.debug_struct(stringify!($name)).field("id", &self.id()).finish_non_exhaustive()
+            }
+        }
+    };
 }
 
-impl fmt::Debug for BatchSubscription {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("BatchSubscription").field("id", &self.id()).finish_non_exhaustive()
-    }
-}
+/// A stream of batches of deliveries: the cheapest way to receive many. It ends after the dispatcher has, or once the subscriber
+/// is told to end.
+///
+/// # Saving
+///
+/// A durable one saves its cursor by itself while it is polled: whoever asks for the next batch has worked on those before.
+/// That goes on while nothing matches, so a quiet subscriber does not expire.
+///
+/// # Cancel safety
+///
+/// A batch that was not returned is returned by the next call.
+pub struct BatchSubscription(Source);
+
+subscription!(BatchSubscription, DeliveryBatch, poll_batch);
 
 /// A stream of deliveries, one at a time: those of a [`BatchSubscription`], which says what it promises.
 ///
 /// # Cancel safety
 ///
 /// A delivery that was not returned is returned by the next call.
-pub struct Subscription {
-    /// Where they come from.
-    batches: BatchSubscription,
-    /// The batch that is being returned, and how much of it was.
-    current: Option<(DeliveryBatch, usize)>,
-}
+pub struct Subscription(Source);
+
+subscription!(Subscription, Delivery, poll_delivery);
 
 impl Subscription {
-    /// The subscription that was asked for.
-    pub(super) fn new(subscribe: Subscribe) -> Self {
-        Self { batches: BatchSubscription::new(subscribe), current: None }
-    }
-
-    /// Which subscriber it is: [`Dispatcher::unsubscribe`](super::Dispatcher::unsubscribe) ends it.
-    pub fn id(&self) -> SubscriberId {
-        self.batches.id()
-    }
-
-    /// Where it stands: everything before, of what it wants, was returned. Whoever starts again from here misses nothing.
-    pub fn cursor(&mut self) -> Cursor {
-        match &self.current {
-            Some((batch, returned)) => batch.cursor_after(*returned),
-            None => self.batches.cursor(),
-        }
-    }
-
-    /// Saves where it stands: [`BatchSubscription::checkpoint`].
-    pub async fn checkpoint(&mut self) -> Result<()> {
-        let cursor = self.cursor();
-        self.checkpoint_at(cursor).await
-    }
-
-    /// [`Subscription::checkpoint`] at `cursor`.
-    pub(super) async fn checkpoint_at(&mut self, cursor: Cursor) -> Result<()> {
-        self.batches.checkpoint_at(cursor).await
-    }
-
-    /// Wants something else from now on: [`BatchSubscription::replace`].
-    pub fn replace(&mut self, filter: Filter) {
-        let cursor = self.cursor();
-        self.replace_at(filter, cursor);
-    }
-
-    /// [`Subscription::replace`], standing at `cursor`.
-    pub(super) fn replace_at(&mut self, filter: Filter, cursor: Cursor) {
-        self.current = None;
-        self.batches.replace_at(filter, cursor);
-    }
-
     /// Its cursor in the store, if it is durable; it saves it no more.
     pub(crate) fn take_cursor(&mut self) -> Option<OpenCursor> {
-        self.batches.autosave.take().map(|autosave| autosave.into_cursor())
-    }
-
-    /// What the tail and the subscribers share.
-    pub(super) fn shared(&self) -> &Arc<Shared> {
-        self.batches.shared()
-    }
-
-    /// What is left of the batch that is being returned, or the next one.
-    pub(super) fn poll_batch(
-        &mut self,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<DeliveryBatch, Interruption>>> {
-        debug_assert!(self.current.is_none(), "a listener receives batches or deliveries, not both");
-        self.batches.poll_batch(context)
-    }
-}
-
-impl Stream for Subscription {
-    type Item = Result<Delivery, Interruption>;
-
-    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let Self { batches, current } = &mut *self;
-        loop {
-            if let Some((batch, returned)) = current {
-                if batches.reader.is_ended() {
-                    return Poll::Ready(None);
-                }
-                if *returned < batch.len() {
-                    if batches.autosave.is_some() {
-                        if batches.is_lost {
-                            return Poll::Ready(None);
-                        }
-                        let stands_at = batch.cursor_after(*returned);
-                        if let Some(lost) = batches.poll_save(context, Some(stands_at)) {
-                            return Poll::Ready(Some(Err(lost)));
-                        }
-                    }
-                    *returned += 1;
-                    return Poll::Ready(Some(Ok(batch.delivery(*returned - 1))));
-                }
-                *current = None;
-            }
-            match ready!(batches.poll_batch(context)) {
-                Some(Ok(batch)) => *current = Some((batch, 0)),
-                Some(Err(interruption)) => return Poll::Ready(Some(Err(interruption))),
-                None => return Poll::Ready(None),
-            }
-        }
-    }
-}
-
-impl fmt::Debug for Subscription {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Subscription").field("id", &self.id()).finish_non_exhaustive()
-    }
-}
-
-impl Shared {
-    /// The cursor of a subscriber that starts there.
-    pub(super) fn cursor_at(&self, start: Start) -> Cursor {
-        match start {
-            Start::Now => self.ring.position().into(),
-            Start::At(cursor) => cursor,
-        }
+        self.0.autosave.take().map(|autosave| autosave.into_cursor())
     }
 }

@@ -4,7 +4,7 @@ use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use futures_util::FutureExt;
 
-use super::{DispatcherOptions, Shared};
+use super::{options::DispatcherOptions, shared::Shared};
 use crate::{base::error::Error, state::notification_feed::NotificationTail};
 
 /// What is reported of the tail.

@@ -1,5 +1,6 @@
 //! [`NotificationFeed`]: the notifications in the order of their sequences.
 
+mod folded;
 mod tail;
 
 use std::sync::Arc;

@@ -13,14 +13,11 @@ use tokio_stream::{
     wrappers::{BroadcastStream, errors::BroadcastStreamRecvError},
 };
 
-use super::StopReason;
-use crate::{
-    base::{encoding::Sequence, event::DbName},
-    roles::dispatcher::SubscriberId,
-};
+use super::{super::log::SubscriberId, behaviour::StopReason};
+use crate::base::{encoding::Sequence, event::DbName};
 
 /// How many events are kept for a reader that is slow.
-const EVENTS_MAX: usize = 1_024;
+pub(in super::super) const EVENTS_MAX: usize = 1_024;
 
 /// Something has become of a supervised subscriber.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -73,34 +70,17 @@ pub struct Missed(pub u64);
 #[derive(Debug)]
 pub struct SupervisionEvents(BroadcastStream<Supervision>);
 
+impl From<&broadcast::Sender<Supervision>> for SupervisionEvents {
+    fn from(events: &broadcast::Sender<Supervision>) -> Self {
+        Self(BroadcastStream::new(events.subscribe()))
+    }
+}
+
 impl Stream for SupervisionEvents {
     type Item = Result<Supervision, Missed>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let event = ready!(Pin::new(&mut self.0).poll_next(context));
         Poll::Ready(event.map(|event| event.map_err(|BroadcastStreamRecvError::Lagged(count)| Missed(count))))
-    }
-}
-
-/// Where supervision events go.
-#[derive(Debug)]
-pub(in crate::roles::dispatcher) struct Events(broadcast::Sender<Supervision>);
-
-impl Default for Events {
-    fn default() -> Self {
-        Self(broadcast::Sender::new(EVENTS_MAX))
-    }
-}
-
-impl Events {
-    /// Tells whoever listens.
-    pub fn send(&self, event: Supervision) {
-        // Nobody needs to.
-        let _ = self.0.send(event);
-    }
-
-    /// What comes from now on.
-    pub fn listen(&self) -> SupervisionEvents {
-        SupervisionEvents(BroadcastStream::new(self.0.subscribe()))
     }
 }

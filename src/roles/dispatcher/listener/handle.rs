@@ -10,32 +10,30 @@ use std::{
 use dashmap::DashMap;
 use tokio::{
     sync::{mpsc, watch},
-    task::{AbortHandle, JoinSet},
+    task::{self, AbortHandle, JoinSet},
 };
 
-use super::{Message, StopReason};
-use crate::{
-    base::{
-        encoding::Sequence,
-        error::{Error, Result},
-    },
-    roles::dispatcher::{Filter, SubscriberId},
+use super::{
+    super::log::SubscriberId,
+    behaviour::{Message, StopReason},
 };
+use crate::base::{
+    encoding::Sequence,
+    error::{Error, Result},
+    filter::Filter,
+};
+
+/// How long a shutdown waits for listeners.
+pub(in super::super) const SHUTDOWN_LIMIT: Duration = Duration::from_secs(10);
 
 /// What a listener can be linked to: it ends when all clones of this are dropped, or [`Parent::end`] is called.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Parent(Arc<watch::Sender<bool>>);
-
-impl Default for Parent {
-    fn default() -> Self {
-        Self::new()
-    }
-}
 
 impl Parent {
     /// One without children.
     pub fn new() -> Self {
-        Self(Arc::new(watch::Sender::new(false)))
+        Self::default()
     }
 
     /// Ends the listeners that are linked to it.
@@ -43,49 +41,9 @@ impl Parent {
         self.0.send_replace(true);
     }
 
-    /// For a child.
-    pub(super) fn ending(&self) -> watch::Receiver<bool> {
+    /// For a child: true, or an error, once it is to end.
+    pub(in super::super) fn ending(&self) -> watch::Receiver<bool> {
         self.0.subscribe()
-    }
-
-    /// The same parent, without keeping it.
-    pub(super) fn downgrade(&self) -> WeakParent {
-        WeakParent(Mutex::new(Some(Arc::downgrade(&self.0))))
-    }
-}
-
-/// The parent that a listener is, without keeping it; `None` in it once the listener has ended.
-#[derive(Debug)]
-pub(super) struct WeakParent(Mutex<Option<Weak<watch::Sender<bool>>>>);
-
-impl WeakParent {
-    /// The parent. No holder of the lock can panic with it half changed.
-    fn parent(&self) -> MutexGuard<'_, Option<Weak<watch::Sender<bool>>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Ends its children, those that are still to come as well.
-    pub fn end(&self) {
-        let parent = self.parent().take();
-        if let Some(parent) = parent.and_then(|parent| parent.upgrade()) {
-            parent.send_replace(true);
-        }
-    }
-
-    /// The parent, or a new one in its place if it is gone, and its children with it.
-    fn upgrade(&self) -> Parent {
-        let mut parent = self.parent();
-        let Some(known) = &mut *parent else {
-            return Parent(Arc::new(watch::Sender::new(true)));
-        };
-        known.upgrade().map_or_else(
-            || {
-                let new = Parent::new();
-                *known = Arc::downgrade(&new.0);
-                new
-            },
-            Parent,
-        )
     }
 }
 
@@ -100,56 +58,94 @@ pub enum CastError<M> {
     Ended(M),
 }
 
-/// What the supervisor of a listener is told.
-#[derive(Debug)]
-pub(super) struct Control {
-    /// Which subscriber.
-    pub id: SubscriberId,
-    /// Its name, if it has one.
-    pub name: Option<Arc<str>>,
-    /// Whether it is to end.
-    pub stop: watch::Sender<bool>,
+/// What a listener is told.
+#[derive(Debug, Default)]
+pub(in super::super) struct Orders {
+    pub stop: bool,
     /// What it is to want; the newest, until it is taken.
-    pub filter: watch::Sender<Option<Filter>>,
+    pub filter: Option<Filter>,
     /// The last position that somebody waits for it to have worked on.
-    pub awaited: watch::Sender<Sequence>,
+    pub awaited: Option<Sequence>,
+}
+
+/// What has become of a listener.
+#[derive(Debug, Default)]
+pub(in super::super) struct Report {
     /// Up to where it had worked on everything when somebody waited for that.
-    pub worked_to: watch::Sender<Sequence>,
-    /// Why it has ended, once it has.
-    pub ended: watch::Sender<Option<StopReason>>,
-    /// What others are linked to.
-    pub parent: WeakParent,
+    pub worked_to: Option<Sequence>,
+    pub ended: Option<StopReason>,
+}
+
+/// What a listener and those who deal with it share.
+#[derive(Debug)]
+pub(in super::super) struct Control {
+    pub id: SubscriberId,
+    pub name: Option<Arc<str>>,
+    pub orders: watch::Sender<Orders>,
+    pub report: watch::Sender<Report>,
+    /// The parent that it is, without keeping it.
+    parent: Mutex<Weak<watch::Sender<bool>>>,
     /// The task of its supervisor, once that runs.
-    pub task: OnceLock<tokio::task::Id>,
+    pub task: OnceLock<task::Id>,
 }
 
 impl Control {
-    /// Whether this is called by the listener itself.
-    pub fn is_own_call(&self) -> bool {
-        self.task.get().is_some_and(|task| tokio::task::try_id().as_ref() == Some(task))
+    /// What a new listener shares, and the parent that it is.
+    pub fn new(id: SubscriberId, name: Option<Arc<str>>) -> (Self, Parent) {
+        let (orders, report, parent) = (watch::Sender::default(), watch::Sender::default(), Parent::new());
+        let weak = Mutex::new(Arc::downgrade(&parent.0));
+        (Self { id, name, orders, report, parent: weak, task: OnceLock::new() }, parent)
     }
 
     /// Tells it to end, and waits until it has, unless it tells itself.
     async fn stop(&self) -> StopReason {
-        self.stop.send_replace(true);
-        if self.is_own_call() {
+        self.orders.send_modify(|orders| orders.stop = true);
+        if self.task.get().is_some_and(|task| task::try_id().as_ref() == Some(task)) {
             return StopReason::Shutdown;
         }
-        let mut ended = self.ended.subscribe();
-        let ended = ended.wait_for(Option::is_some).await.ok().and_then(|reason| reason.clone());
-        ended.unwrap_or(StopReason::Shutdown)
+        self.finished().await
+    }
+
+    /// Waits until it has ended.
+    async fn finished(&self) -> StopReason {
+        let mut report = self.report.subscribe();
+        let report = report.wait_for(|report| report.ended.is_some()).await.ok();
+        report.and_then(|report| report.ended.clone()).unwrap_or(StopReason::Shutdown)
+    }
+
+    /// It has ended, for `reason` if it has not said one, and its children with it: those that are still to come as well.
+    pub fn end(&self, reason: StopReason) {
+        self.report.send_modify(|report| report.ended = report.ended.take().or(Some(reason)));
+        let parent = self.parent().upgrade();
+        if let Some(parent) = parent {
+            parent.send_replace(true);
+        }
+    }
+
+    /// No holder of the lock can panic with it half changed.
+    fn parent(&self) -> MutexGuard<'_, Weak<watch::Sender<bool>>> {
+        self.parent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The parent that it is, or a new one in its place if that is gone, and its children with it.
+    fn keep_parent(&self) -> Parent {
+        let mut known = self.parent();
+        if let Some(parent) = known.upgrade() {
+            return Parent(parent);
+        }
+        // Under the lock: who ends the listener now finds the new one.
+        let new = Parent(Arc::new(watch::Sender::new(self.report.borrow().ended.is_some())));
+        *known = Arc::downgrade(&new.0);
+        new
     }
 }
 
 /// A listener that runs, or has run. Clones are handles on the same one. Dropping them does not end it, but those that are
 /// linked to it.
 pub struct ListenerHandle<M> {
-    /// What its supervisor is told.
-    pub(super) control: Arc<Control>,
-    /// Where its messages go.
-    pub(super) messages: mpsc::Sender<Message<M>>,
-    /// What others are linked to.
-    pub(super) parent: Parent,
+    pub(in super::super) control: Arc<Control>,
+    pub(in super::super) messages: mpsc::Sender<Message<M>>,
+    pub(in super::super) parent: Parent,
 }
 
 impl<M> Clone for ListenerHandle<M> {
@@ -199,22 +195,20 @@ impl<M: Send + 'static> ListenerHandle<M> {
     /// Waits until it has worked on everything up to `at`, which the tail of its dispatcher has reached:
     /// [`Dispatcher::reached`](crate::Dispatcher::reached) returns such a position. Whether it has: false if it has ended before.
     pub async fn reached(&self, at: Sequence) -> bool {
-        let (mut worked_to, mut ended) = (self.control.worked_to.subscribe(), self.control.ended.subscribe());
-        self.control.awaited.send_if_modified(|awaited| {
-            let is_later = at > *awaited;
-            *awaited = at.max(*awaited);
+        self.control.orders.send_if_modified(|orders| {
+            let is_later = orders.awaited < Some(at);
+            orders.awaited = orders.awaited.max(Some(at));
             is_later
         });
-        tokio::select! {
-            biased;
-            Ok(_) = worked_to.wait_for(|worked_to| *worked_to >= at) => true,
-            _ = ended.wait_for(Option::is_some) => false,
-        }
+        let mut report = self.control.report.subscribe();
+        let has = |report: &Report| report.worked_to >= Some(at);
+        let told = report.wait_for(|report| has(report) || report.ended.is_some()).await;
+        told.is_ok_and(|report| has(&report))
     }
 
     /// Has it want something else from now on, as [`Subscription::replace`](crate::dispatcher::Subscription::replace) says.
     pub fn replace(&self, filter: Filter) {
-        self.control.filter.send_replace(Some(filter));
+        self.control.orders.send_modify(|orders| orders.filter = Some(filter));
     }
 
     /// Lets it finish the call that it is in, has it terminate, and waits until it has. Says why it has ended: perhaps for
@@ -228,14 +222,12 @@ impl<M: Send + 'static> ListenerHandle<M> {
 
     /// Waits until it has ended, for whatever reason. Not for the listener itself, which would wait for itself.
     pub async fn finished(&self) -> StopReason {
-        let mut ended = self.control.ended.subscribe();
-        let ended = ended.wait_for(Option::is_some).await.ok().and_then(|reason| reason.clone());
-        ended.unwrap_or(StopReason::Shutdown)
+        self.control.finished().await
     }
 
     /// Whether it has ended.
     pub fn is_finished(&self) -> bool {
-        self.control.ended.borrow().is_some()
+        self.control.report.borrow().ended.is_some()
     }
 
     /// What other listeners can be linked to: they end when this one does, and when all handles on it are dropped.
@@ -251,30 +243,22 @@ impl<M> fmt::Debug for ListenerHandle<M> {
     }
 }
 
-/// A listener that was given a name.
-struct Named {
-    /// What its supervisor is told.
-    control: Arc<Control>,
-    /// Where its messages go, as a sender of its type of messages.
-    messages: Box<dyn Any + Send + Sync>,
-}
+/// A listener with a name, and the sender of its messages, which is one of their type.
+type Named = (Arc<Control>, Box<dyn Any + Send + Sync>);
 
 /// The listeners of a dispatcher.
 #[derive(Default)]
-pub(in crate::roles::dispatcher) struct Listeners {
-    /// Their tasks.
+pub(in super::super) struct Listeners {
     tasks: Mutex<JoinSet<()>>,
-    /// Those with a name.
     names: DashMap<Arc<str>, Named>,
 }
 
 impl Listeners {
-    /// The tasks. Nothing is done under the lock that could be left half done.
+    /// Nothing is done under the lock that could be left half done.
     fn tasks(&self) -> MutexGuard<'_, JoinSet<()>> {
         self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs `task`.
     pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
         let mut tasks = self.tasks();
         while tasks.try_join_next().is_some() {}
@@ -282,37 +266,34 @@ impl Listeners {
     }
 
     /// Lists the listener under its name. Fails if another one has it.
-    pub(super) fn list<M: Send + 'static>(&self, name: &Arc<str>, handle: &ListenerHandle<M>) -> Result<()> {
+    pub fn list<M: Send + 'static>(&self, name: &Arc<str>, handle: &ListenerHandle<M>) -> Result<()> {
         let dashmap::Entry::Vacant(place) = self.names.entry(Arc::clone(name)) else {
             let reason = format!("a listener named {name:?} runs already; stop it first");
             return Err(Error::invalid("listener name", reason));
         };
-        place.insert(Named {
-            control: Arc::clone(&handle.control),
-            messages: Box::new(handle.messages.clone()),
-        });
+        place.insert((Arc::clone(&handle.control), Box::new(handle.messages.clone())));
         Ok(())
     }
 
     /// Takes the listener `id` off the list.
-    pub(super) fn unlist(&self, name: &str, id: SubscriberId) {
-        self.names.remove_if(name, |_, named| named.control.id == id);
+    pub fn unlist(&self, name: &str, id: SubscriberId) {
+        self.names.remove_if(name, |_, (control, _)| control.id == id);
     }
 
     /// The listener `name`, whose messages are of the type `M`.
     pub fn find<M: Send + 'static>(&self, name: &str) -> Result<ListenerHandle<M>> {
         let named = self.names.get(name).ok_or_else(|| stranger(name))?;
-        let Some(messages) = named.messages.downcast_ref::<mpsc::Sender<Message<M>>>() else {
+        let (control, messages) = named.value();
+        let Some(messages) = messages.downcast_ref::<mpsc::Sender<Message<M>>>() else {
             return Err(Error::invalid("listener", format!("{name:?} takes messages of another type")));
         };
-        let (control, messages) = (Arc::clone(&named.control), messages.clone());
-        let parent = control.parent.upgrade();
-        Ok(ListenerHandle { control, messages, parent })
+        let parent = control.keep_parent();
+        Ok(ListenerHandle { control: Arc::clone(control), messages: messages.clone(), parent })
     }
 
     /// Stops the listener `name`, and waits until it has ended.
     pub async fn stop(&self, name: &str) -> Result<StopReason> {
-        let control = self.names.get(name).map(|named| Arc::clone(&named.control));
+        let control = self.names.get(name).map(|named| Arc::clone(&named.0));
         Ok(control.ok_or_else(|| stranger(name))?.stop().await)
     }
 
@@ -331,16 +312,7 @@ impl Listeners {
     }
 }
 
-impl fmt::Debug for Listeners {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Listeners")
-    }
-}
-
 /// That there is none of this name.
 fn stranger(name: &str) -> Error {
     Error::NoSubscriber { subscriber: format!("named {name:?}") }
 }
-
-/// How long a shutdown waits for listeners.
-pub(in crate::roles::dispatcher) const SHUTDOWN_LIMIT: Duration = Duration::from_secs(10);

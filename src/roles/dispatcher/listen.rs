@@ -1,10 +1,6 @@
 //! [`Listen`]: a listener in the making.
 
-use std::{
-    fmt,
-    sync::{Arc, OnceLock},
-    time::Duration,
-};
+use std::{fmt, marker::PhantomData, sync::Arc, time::Duration};
 
 use tokio::{
     sync::{mpsc, watch},
@@ -12,60 +8,29 @@ use tokio::{
 };
 
 use super::{
-    Listener, ListenerHandle, Parent,
-    handle::Control,
-    supervisor::{Supervisor, Terms},
+    listener::{Control, Listener, ListenerHandle, Parent},
+    shared::Shared,
+    subscription::{Order, Source},
+    supervisor::{RestartPolicy, Supervisor, Terms},
 };
 use crate::{
-    base::{
-        encoding::Sequence,
-        error::{Error, Result},
-    },
-    roles::dispatcher::{Subscribe, Subscription},
+    base::error::{Error, Result},
     store::RetryPolicy,
 };
 
 /// The most messages that may wait for a listener.
 const MESSAGES_MAX: usize = 1_000_000;
 
-/// Whether a listener that has panicked is made again.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum RestartPolicy {
-    /// As often as it panics.
-    #[default]
-    Always,
-    /// So many times.
-    Times(u32),
-    /// Never: it ends with its first panic.
-    Never,
-}
-
-impl RestartPolicy {
-    /// Whether a listener that was made again `restarts` times may be once more.
-    pub(super) fn allows(self, restarts: u32) -> bool {
-        match self {
-            Self::Always => true,
-            Self::Times(times) => restarts < times,
-            Self::Never => false,
-        }
-    }
-}
-
 /// A listener in the making.
 #[must_use = "start it"]
 pub struct Listen<L, F> {
-    /// What it subscribes to.
-    subscribe: Subscribe,
-    /// Makes it.
+    shared: Arc<Shared>,
+    order: Order,
     factory: F,
-    /// Its name, if it has one.
     name: Option<Arc<str>>,
-    /// How it is treated.
     terms: Terms,
-    /// The most messages that wait for it.
     messages_max: usize,
-    /// What is made.
-    listener: std::marker::PhantomData<fn() -> L>,
+    listener: PhantomData<fn() -> L>,
 }
 
 impl<L, F> Listen<L, F>
@@ -74,9 +39,9 @@ where
     F: FnMut() -> L + Send + 'static,
 {
     /// One with defaults.
-    pub(in crate::roles::dispatcher) fn new(subscribe: Subscribe, factory: F) -> Self {
-        let listener = std::marker::PhantomData;
-        Self { subscribe, factory, name: None, terms: Terms::default(), messages_max: 1_024, listener }
+    pub(super) fn new(shared: Arc<Shared>, order: Order, factory: F) -> Self {
+        let (terms, listener) = (Terms::default(), PhantomData);
+        Self { shared, order, factory, name: None, terms, messages_max: 1_024, listener }
     }
 
     /// Gives it a name, by which others find it ([`Dispatcher::listener`](crate::Dispatcher::listener)). Fails if it is empty;
@@ -137,67 +102,43 @@ where
     ///
     /// Fails with [`Error::Invalid`] if another listener has its name.
     pub fn start(self) -> Result<ListenerHandle<L::Message>> {
-        let never = Parent::new();
-        // Kept for as long as the listener runs, and so never dropped before.
-        self.start_with(never.ending(), Some(never)).map(|(handle, _)| handle)
+        self.start_with(None).map(|(handle, _)| handle)
     }
 
     /// Starts it, linked to `parent`: it also ends when that does.
     pub fn start_linked(self, parent: &Parent) -> Result<ListenerHandle<L::Message>> {
-        self.start_with(parent.ending(), None).map(|(handle, _)| handle)
-    }
-
-    /// Starts it. `kept` lives as long as it runs.
-    fn start_with(
-        self,
-        ending: watch::Receiver<bool>,
-        kept: Option<Parent>,
-    ) -> Result<(ListenerHandle<L::Message>, AbortHandle)> {
-        let Self { subscribe, factory, name, terms, messages_max, .. } = self;
-        let shared = Arc::clone(&subscribe.shared);
-        let subscription = Subscription::new(subscribe);
-        let (messages, inbox) = mpsc::channel(messages_max);
-        let parent = Parent::new();
-        let control = Arc::new(Control {
-            id: subscription.id(),
-            name: name.clone(),
-            stop: watch::Sender::new(false),
-            filter: watch::Sender::new(None),
-            awaited: watch::Sender::new(Sequence::MIN),
-            worked_to: watch::Sender::new(Sequence::MIN),
-            ended: watch::Sender::new(None),
-            parent: parent.downgrade(),
-            task: OnceLock::new(),
-        });
-        let handle = ListenerHandle { control, messages, parent };
-        if let Some(name) = &name {
-            shared.listeners.list(name, &handle)?;
-        }
-        let supervisor = Supervisor::new(&handle, subscription, inbox, factory, terms, ending);
-        let task = shared.listeners.spawn(async move {
-            supervisor.run().await;
-            drop(kept);
-        });
-        Ok((handle, task))
+        self.start_with(Some(parent.ending())).map(|(handle, _)| handle)
     }
 
     /// Starts it as a plain callback: it is not made again, and goes on with the next delivery after a panic.
-    pub(in crate::roles::dispatcher) fn start_callback(
-        mut self,
-    ) -> (ListenerHandle<L::Message>, AbortHandle) {
+    pub(super) fn start_callback(mut self) -> (ListenerHandle<L::Message>, AbortHandle) {
         (self.terms.is_callback, self.terms.attempts_max) = (true, 1);
-        let never = Parent::new();
-        self.start_with(never.ending(), Some(never)).expect("it has no name that could be taken")
+        self.start_with(None).expect("it has no name that could be taken")
+    }
+
+    /// Starts it, until `ending` says that its parent has ended.
+    fn start_with(
+        self,
+        ending: Option<watch::Receiver<bool>>,
+    ) -> Result<(ListenerHandle<L::Message>, AbortHandle)> {
+        let Self { shared, order, factory, name, terms, messages_max, .. } = self;
+        let source = Source::new(Arc::clone(&shared), order);
+        let (messages, inbox) = mpsc::channel(messages_max);
+        let (control, parent) = Control::new(source.id(), name);
+        let handle = ListenerHandle { control: Arc::new(control), messages, parent };
+        if let Some(name) = &handle.control.name {
+            shared.listeners.list(name, &handle)?;
+        }
+        let supervisor = Supervisor::new(&handle, source, inbox, factory, terms, ending);
+        let task = shared.listeners.spawn(supervisor.run());
+        Ok((handle, task))
     }
 }
 
 impl<L, F> fmt::Debug for Listen<L, F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { subscribe, name, terms, .. } = self;
-        f.debug_struct("Listen")
-            .field("subscribe", subscribe)
-            .field("name", name)
-            .field("terms", terms)
-            .finish_non_exhaustive()
+        let Self { order, name, terms, .. } = self;
+        let debug = &mut f.debug_struct("Listen");
+        debug.field("filter", &order.filter).field("name", name).field("terms", terms).finish_non_exhaustive()
     }
 }

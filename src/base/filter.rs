@@ -31,22 +31,17 @@ use crate::base::{
 /// ```
 #[derive(Debug, Clone)]
 pub struct Filter {
-    /// Which databases.
-    pub(super) names: Names,
-    /// Which kinds of events.
+    pub(crate) names: Names,
     kinds: Kinds,
     /// Of design documents, only these; all of them if there is none.
-    pub(super) ddocs: Option<Arc<BTreeSet<DdocId>>>,
+    pub(crate) ddocs: Option<Arc<BTreeSet<DdocId>>>,
 }
 
 /// By what names are found, as a part of a pattern.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) enum Atom {
-    /// This name.
+pub(crate) enum Atom {
     Exact(DbName),
-    /// Names that start so.
     Prefix(Arc<str>),
-    /// Names that end so.
     Suffix(Arc<str>),
     /// Names that match this glob, which is sound.
     Glob(Arc<str>),
@@ -54,10 +49,9 @@ pub(super) enum Atom {
 
 /// What a pattern is: subscribers with equal keys share it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) struct PatternKey {
+pub(crate) struct PatternKey {
     /// A name is matched if one of these matches it. They are in order, and distinct.
     pub atoms: Arc<[Atom]>,
-    /// Only rows with one of these kinds of events.
     pub kinds: Kinds,
 }
 
@@ -65,7 +59,7 @@ pub(super) struct PatternKey {
 const GLOB_LEN_MAX: usize = 1_024;
 
 /// Builds a glob as filters understand it.
-pub(super) fn build_glob(pattern: &str) -> Result<Glob, globset::Error> {
+pub(crate) fn build_glob(pattern: &str) -> Result<Glob, globset::Error> {
     GlobBuilder::new(pattern).literal_separator(false).build()
 }
 
@@ -74,30 +68,21 @@ type Predicate = dyn Fn(&Notification) -> bool + Send + Sync;
 
 /// Which databases a subscriber wants.
 #[derive(Clone)]
-pub(super) enum Names {
-    /// Every one.
+pub(crate) enum Names {
     All,
-    /// These, in order.
     Exact(Arc<[DbName]>),
-    /// Those that start so.
     Prefix(String),
-    /// Those that end so.
     Suffix(String),
     /// Those that look so.
     Glob(Box<GlobMatcher>),
-    /// Those that pass.
     Predicate(Arc<Predicate>),
-    /// Those that one of these filters wants.
     Any(Arc<Set>),
 }
 
 /// A set of filters. Those of exact names are looked up by the name, so that a row costs those that may want it.
-pub(super) struct Set {
-    /// The filters.
+pub(crate) struct Set {
     filters: Arc<[Filter]>,
-    /// The places of those of exact names, by name.
     places: BTreeMap<DbName, Vec<usize>>,
-    /// The places of all others.
     others: Vec<usize>,
     /// All names, if there are no others.
     exact: Option<Arc<[DbName]>>,
@@ -199,7 +184,7 @@ impl Filter {
 
     /// What one of `filters` wants; at least one. Unless one of them is a predicate or wants everything, an event of
     /// a database that none of them matches costs nothing, however many they are. A database that several of them want is
-    /// delivered once, and [`Delivery::wanted_by`](super::Delivery::wanted_by) says which do.
+    /// delivered once, and [`Delivery::wanted_by`](crate::Delivery::wanted_by) says which do.
     ///
     /// Fails with [`Error::Invalid`] if there is none, or one names design documents: name them for the whole.
     pub fn any(filters: impl IntoIterator<Item = Self>) -> Result<Self> {
@@ -226,7 +211,7 @@ impl Filter {
     /// change of a design document that was recorded without its id may be of any, and is delivered.
     ///
     /// Each delivery that tells of design documents costs a read, as with
-    /// [`Subscribe::with_ddocs`](super::Subscribe::with_ddocs), which this implies.
+    /// [`Subscribe::with_ddocs`](crate::dispatcher::Subscribe::with_ddocs), which this implies.
     pub fn ddocs(self, ids: impl IntoIterator<Item = DdocId>) -> Result<Self> {
         let ids: BTreeSet<_> = ids.into_iter().collect();
         if ids.is_empty() {
@@ -246,7 +231,7 @@ impl Filter {
 
     /// Whether a row has something for a subscriber that knows everything up to `since`. Which design documents it tells of
     /// is not looked at.
-    pub(super) fn passes(&self, row: &Notification, since: &Cursor) -> bool {
+    pub(crate) fn passes(&self, row: &Notification, since: &Cursor) -> bool {
         self.matches(row, since) && self.wants(row, since)
     }
 
@@ -265,7 +250,7 @@ impl Filter {
     }
 
     /// The exact names that are wanted, in order; `None` if it is not only by them that databases are chosen.
-    pub(super) fn exact(&self) -> Option<&[DbName]> {
+    pub(crate) fn exact(&self) -> Option<&[DbName]> {
         match &self.names {
             Names::Exact(names) => Some(names),
             Names::Any(set) => set.exact.as_deref(),
@@ -274,23 +259,23 @@ impl Filter {
     }
 
     /// Whether every row of a database that its names match passes.
-    pub(super) fn passes_all_of_its_names(&self) -> bool {
+    pub(crate) fn passes_all_of_its_names(&self) -> bool {
         self.kinds == Kinds::ALL && self.set().is_none()
     }
 
     /// A hash of what it wants, as far as that can be told: predicates are all alike.
-    pub(super) fn hash(&self) -> u64 {
+    pub(crate) fn hash(&self) -> u64 {
         xxhash_rust::xxh3::xxh3_64(format!("{self:?}").as_bytes())
     }
 
     /// Whether it asks nothing of a row.
-    pub(super) fn passes_everything(&self) -> bool {
+    pub(crate) fn passes_everything(&self) -> bool {
         matches!(self.names, Names::All) && self.kinds == Kinds::ALL
     }
 
     /// By what its names are found without asking row by row, and the kinds of events of which it may want some; `None` if
     /// everything or nothing less than a predicate decides.
-    pub(super) fn key(&self) -> Option<PatternKey> {
+    pub(crate) fn key(&self) -> Option<PatternKey> {
         let mut atoms = BTreeSet::new();
         self.collect_atoms(&mut atoms)
             .then(|| PatternKey { atoms: atoms.into_iter().collect(), kinds: self.kinds })
@@ -314,7 +299,7 @@ impl Filter {
     }
 
     /// Whether a row has a kind of news that is wanted other than of design documents.
-    pub(super) fn wants_besides_ddocs(&self, row: &Notification, since: &Cursor) -> bool {
+    pub(crate) fn wants_besides_ddocs(&self, row: &Notification, since: &Cursor) -> bool {
         let (wanted, news) = (self.kinds_of(row, since), row.news_since(*since).kinds());
         news.iter().any(|kind| kind != EventKind::DdocUpdated && wanted.contains(kind))
     }
@@ -329,7 +314,7 @@ impl Filter {
     }
 
     /// Whether a row that passes is delivered whichever design documents it tells of.
-    pub(super) fn wants_any_ddocs(&self, row: &Notification, since: &Cursor) -> bool {
+    pub(crate) fn wants_any_ddocs(&self, row: &Notification, since: &Cursor) -> bool {
         self.ddocs.is_none() || self.wants_besides_ddocs(row, since)
     }
 
@@ -340,12 +325,12 @@ impl Filter {
     }
 
     /// The set, if it is one, and the kinds of events that the whole wants.
-    pub(super) fn set_and_kinds(&self) -> Option<(Arc<Set>, Kinds)> {
+    pub(crate) fn set_and_kinds(&self) -> Option<(Arc<Set>, Kinds)> {
         Some((Arc::clone(self.set()?), self.kinds))
     }
 
     /// Whether a predicate decides, of the whole or of one of a set.
-    pub(super) fn has_predicate(&self) -> bool {
+    pub(crate) fn has_predicate(&self) -> bool {
         match &self.names {
             Names::Predicate(_) => true,
             Names::Any(set) => set.filters.iter().any(Self::has_predicate),
@@ -354,7 +339,7 @@ impl Filter {
     }
 
     /// The set, if it is one.
-    pub(super) fn set(&self) -> Option<&Arc<Set>> {
+    pub(crate) fn set(&self) -> Option<&Arc<Set>> {
         match &self.names {
             Names::Any(set) => Some(set),
             _ => None,

@@ -11,7 +11,7 @@ use crate::{
         event::DbName,
         notification::{Notification, tests::row},
     },
-    roles::dispatcher::{DeliveryBatch, DispatcherOptions, Fanout, Filter},
+    roles::dispatcher::{DeliveryBatch, DispatcherOptions, Fanout, Filter, Interruption},
     state::{
         context::Context,
         keys::{Config, Keys},
@@ -40,7 +40,7 @@ fn fanout(ring_rows_max: usize) -> Fanout {
 
 /// A round of `subscription`, which has to be there.
 fn round(
-    subscription: &mut (impl StreamExt<Item = Result<DeliveryBatch, crate::Interruption>> + Unpin),
+    subscription: &mut (impl StreamExt<Item = Result<DeliveryBatch, Interruption>> + Unpin),
 ) -> DeliveryBatch {
     subscription.next().now_or_never().expect("a round").unwrap().unwrap()
 }

@@ -1,18 +1,27 @@
 //! [`Supervisor`]: the task of a listener. It owns the subscription, which outlives the listener, so that another one made in
 //! its place goes on where it was.
 
-use std::{future::poll_fn, panic::AssertUnwindSafe, pin::Pin, sync::Arc, task::Poll, time::Duration};
+use std::{
+    future::{pending, poll_fn},
+    panic::AssertUnwindSafe,
+    sync::Arc,
+    task::Poll,
+    time::Duration,
+};
 
 use futures_util::{
     FutureExt,
     future::{BoxFuture, OptionFuture},
 };
 use tokio::sync::{mpsc, watch};
-use tokio_stream::Stream;
 
 use super::{
-    Listener, ListenerHandle, Message, Next, RestartPolicy, StopReason, Supervised, Supervision,
-    handle::Control,
+    delivery::{Delivery, Interruption},
+    listener::{
+        Control, Listener, ListenerHandle, Message, Next, Orders, StopReason, Supervised, Supervision,
+    },
+    shared::Shared,
+    subscription::{GivenItem, Source},
 };
 use crate::{
     base::{
@@ -20,23 +29,42 @@ use crate::{
         encoding::Sequence,
         error::{Error, panic_text},
     },
-    roles::dispatcher::{Delivery, DeliveryBatch, Filter, Interruption, Shared, Subscription},
     store::RetryPolicy,
 };
 
 /// How long a subscriber is not asked for more after the feed could not be read.
 const FAILURE_PAUSE: Duration = Duration::from_secs(1);
 
+/// Whether a listener that has panicked is made again.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum RestartPolicy {
+    /// As often as it panics.
+    #[default]
+    Always,
+    /// So many times.
+    Times(u32),
+    /// Never: it ends with its first panic.
+    Never,
+}
+
+impl RestartPolicy {
+    /// Whether a listener that was made again `restarts` times may be once more.
+    pub(super) fn allows(self, restarts: u32) -> bool {
+        match self {
+            Self::Always => true,
+            Self::Times(times) => restarts < times,
+            Self::Never => false,
+        }
+    }
+}
+
 /// How a listener is treated.
 #[derive(Debug, Clone)]
 pub(super) struct Terms {
-    /// Whether it is made again after a panic.
     pub restart: RestartPolicy,
-    /// The pauses before that.
     pub backoff: RetryPolicy,
     /// How often it is given a delivery that it panics on.
     pub attempts_max: u32,
-    /// Whether it is given batches.
     pub in_batches: bool,
     /// Whether it is a plain callback, which goes on after a panic as it is.
     pub is_callback: bool,
@@ -59,39 +87,23 @@ impl Default for Terms {
     }
 }
 
-/// What a listener is given at once.
-#[derive(Clone)]
-enum Given {
-    /// A delivery.
-    One(Delivery),
-    /// A batch.
-    Batch(DeliveryBatch),
+/// What a listener is given, and has not worked on yet.
+struct Given {
+    /// The delivery, or the first one of a batch that is given as a whole.
+    delivery: Delivery,
+    is_whole: bool,
+    /// How often it was given.
+    attempts: u32,
 }
 
 impl Given {
-    /// Where a subscriber stands that has worked on nothing of it.
-    fn cursor_before(&self) -> Cursor {
-        match self {
-            Self::One(delivery) => delivery.cursor_before(),
-            Self::Batch(batch) => batch.cursor_after(0),
-        }
-    }
-
     /// Whether it was worked on, if `next` is what the listener said after it. One that stops within a batch may have left some
     /// of it, and one that has failed could not work on it.
     fn is_worked_on(&self, next: &Next) -> bool {
-        match (next, self) {
-            (Next::Stop(StopReason::Failed(_)), _) => false,
-            (Next::Stop(_), Self::Batch(batch)) => batch.len() == 1,
+        match next {
+            Next::Stop(StopReason::Failed(_)) => false,
+            Next::Stop(_) => !self.is_whole || self.delivery.batch().len() == 1,
             _ => true,
-        }
-    }
-
-    /// The first of it.
-    fn first(&self) -> Delivery {
-        match self {
-            Self::One(delivery) => delivery.clone(),
-            Self::Batch(batch) => batch.delivery(0),
         }
     }
 }
@@ -99,27 +111,15 @@ impl Given {
 /// Something has panicked: what it says.
 struct Panicked(String);
 
-/// How a session with a listener has ended.
-enum Ended {
-    /// It is to end.
-    Stopped(StopReason),
-    /// It has panicked.
-    Panicked(String),
-}
-
 /// What the supervisor waits for.
 enum Event<M> {
-    /// It is to end.
-    Stop(StopReason),
+    /// It is told something, or comes on without anything to deliver while somebody waits for that.
+    Told,
     /// A message; `None` once all who could send one are gone.
     Message(Option<Message<M>>),
-    /// Something of the subscription; `None` at its end, an error if the predicate of its filter has panicked.
-    Received(Result<Option<Result<Given, Interruption>>, Panicked>),
-    /// It is to want something else.
-    Replaced,
-    /// Somebody waits until it has worked on something.
-    Awaited,
-    /// Nothing has come for as long as it said.
+    /// Something of the subscription; an error if the predicate of its filter has panicked.
+    Received(Result<GivenItem, Panicked>),
+    /// Nothing has come for as long as the listener said.
     Timeout,
     /// The subscription may be asked again.
     Paused,
@@ -135,33 +135,19 @@ struct Timers {
 
 /// The task of a listener.
 pub(super) struct Supervisor<L: Listener, F> {
-    /// The dispatcher.
     shared: Arc<Shared>,
-    /// Who it is, and what it is told.
     control: Arc<Control>,
-    /// Whether it is to end.
-    stop: watch::Receiver<bool>,
-    /// Whether its parent has ended.
-    ending: watch::Receiver<bool>,
-    /// What it is to want.
-    filter: watch::Receiver<Option<Filter>>,
-    /// The last position that somebody waits for it to have worked on.
-    awaited: watch::Receiver<Sequence>,
-    /// What the listener is given.
-    subscription: Subscription,
+    orders: watch::Receiver<Orders>,
+    /// Whether its parent has ended, if it has one.
+    ending: Option<watch::Receiver<bool>>,
+    source: Source,
     /// The messages; `None` once nobody can send one.
     inbox: Option<mpsc::Receiver<Message<L::Message>>>,
-    /// Makes the listener.
     factory: F,
-    /// How it is treated.
     terms: Terms,
-    /// What it was given and has not finished, and how often it was given that.
-    in_hand: Option<(Given, u32)>,
-    /// A batch that it has panicked on too often, and how much of it was given to it again by itself.
-    apart: Option<(DeliveryBatch, usize)>,
+    given: Option<Given>,
     /// The interruption that it has not finished, and how often it was given that.
     interrupted: Option<(Interruption, u32)>,
-    /// How often it was made again.
     restarts: u32,
     /// How often it was made again since it has last worked on something.
     in_a_row: u32,
@@ -172,29 +158,26 @@ where
     L: Listener,
     F: FnMut() -> L + Send + 'static,
 {
-    /// A supervisor of what `factory` makes, until its parent ends.
+    /// A supervisor of what `factory` makes, until `ending` says that its parent has ended.
     pub fn new(
         handle: &ListenerHandle<L::Message>,
-        subscription: Subscription,
+        source: Source,
         inbox: mpsc::Receiver<Message<L::Message>>,
         factory: F,
         terms: Terms,
-        ending: watch::Receiver<bool>,
+        ending: Option<watch::Receiver<bool>>,
     ) -> Self {
-        let control = Arc::clone(&handle.control);
+        let (shared, control) = (Arc::clone(source.shared()), Arc::clone(&handle.control));
         Self {
-            shared: Arc::clone(subscription.shared()),
-            stop: control.stop.subscribe(),
-            ending,
-            filter: control.filter.subscribe(),
-            awaited: control.awaited.subscribe(),
+            shared,
+            orders: control.orders.subscribe(),
             control,
-            subscription,
+            ending,
+            source,
             inbox: Some(inbox),
             factory,
             terms,
-            in_hand: None,
-            apart: None,
+            given: None,
             interrupted: None,
             restarts: 0,
             in_a_row: 0,
@@ -204,7 +187,8 @@ where
     /// Runs the listener until it ends.
     pub async fn run(mut self) {
         // Also if this task is aborted: who waits for the end is not to wait for ever.
-        let _last = Last { shared: Arc::clone(&self.shared), control: Arc::clone(&self.control) };
+        let (shared, control) = (Arc::clone(&self.shared), Arc::clone(&self.control));
+        let mut last = Last { shared, control, reason: StopReason::Shutdown };
         if let Some(task) = tokio::task::try_id() {
             self.control.task.get_or_init(|| task);
         }
@@ -216,15 +200,15 @@ where
         }
         tracing::debug!(id = %self.control.id, name = ?self.control.name, %reason, "a listener has ended");
         self.tell(Supervised::Stopped(reason.clone()));
-        self.control.ended.send_replace(Some(reason));
+        last.reason = reason;
     }
 
     /// Makes the listener again and again, until it ends.
     async fn run_sessions(&mut self) -> StopReason {
         loop {
             let text = match self.session().await {
-                Ended::Stopped(reason) => return reason,
-                Ended::Panicked(text) => text,
+                Ok(reason) => return reason,
+                Err(Panicked(text)) => text,
             };
             if !self.terms.restart.allows(self.restarts) {
                 return StopReason::Panicked(text);
@@ -234,9 +218,15 @@ where
             let after = self.terms.backoff.backoff(self.in_a_row, &env);
             self.shared.context.stats.listener_restarts.add(1);
             self.tell(Supervised::Restarting { restarts: self.restarts, after });
-            tokio::select! {
-                reason = told_to_stop(&mut self.stop, &mut self.ending) => return reason,
-                () = env.sleep(after) => {}
+            let mut pause = env.sleep(after);
+            loop {
+                if let Some(reason) = self.told_to_stop() {
+                    return reason;
+                }
+                tokio::select! {
+                    () = told(&mut self.orders, &mut self.ending) => {}
+                    () = &mut pause => break,
+                }
             }
         }
     }
@@ -244,51 +234,44 @@ where
     /// Tells whoever listens what has become of the listener.
     fn tell(&self, what: Supervised) {
         let Control { id, name, .. } = &*self.control;
-        self.shared.events.send(Supervision { id: *id, name: name.clone(), what });
+        // Nobody needs to.
+        let _ = self.shared.supervision.send(Supervision { id: *id, name: name.clone(), what });
     }
 
     /// Notes a panic.
-    fn note_panic(&self, text: &str) {
+    fn note_panic(&self, Panicked(text): &Panicked) {
         let stats = &self.shared.context.stats;
         if self.terms.is_callback { &stats.callback_panics } else { &stats.listener_panics }.add(1);
-        let at = self.in_hand.as_ref().map(|(given, _)| given.first().sequence());
+        let at = self.given.as_ref().map(|given| given.delivery.sequence());
         tracing::error!(id = %self.control.id, name = ?self.control.name, ?at, panic = text, "a subscriber has panicked");
-        self.tell(Supervised::Panicked { text: text.to_owned(), at });
+        self.tell(Supervised::Panicked { text: text.clone(), at });
     }
 
     /// Makes a listener, and gives it what comes, until it ends or panics.
-    async fn session(&mut self) -> Ended {
+    async fn session(&mut self) -> Result<StopReason, Panicked> {
         // What is in hand was returned, and not worked on.
-        let cursor = self.subscription.cursor();
-        let given = self.in_hand.as_ref().map(|(given, _)| given.first().since());
-        let apart = self.apart.as_ref().map(|(batch, _)| batch.delivery(0).since());
-        let cursor = given.into_iter().chain(apart).fold(cursor, Cursor::min);
+        let cursor = self.given.as_ref().map(|given| given.delivery.since());
+        let cursor = cursor.into_iter().fold(self.source.cursor(), Cursor::min);
         let made = catch(async {
             let mut listener = (self.factory)();
             let next = listener.init(cursor).await;
             (listener, next)
         });
-        let (mut listener, mut next) = match made.await {
-            Ok(made) => made,
-            Err(Panicked(text)) => {
-                self.note_panic(&text);
-                return Ended::Panicked(text);
-            }
-        };
+        let (mut listener, mut next) = made.await.inspect_err(|panicked| self.note_panic(panicked))?;
         let mut timers = Timers { timeout: None, pause: None };
         loop {
             timers.timeout = match next {
                 Next::Continue => None,
                 Next::ContinueFor(limit) => Some(self.shared.context.env().sleep(limit)),
-                Next::Stop(reason) => return terminate(listener, reason).await,
+                Next::Stop(reason) => return Ok(terminate(listener, reason).await),
             };
             next = match self.call(&mut listener, &mut timers).await {
                 Ok(next) => next,
-                Err(Panicked(text)) => {
-                    self.note_panic(&text);
+                Err(panicked) => {
+                    self.note_panic(&panicked);
                     self.pass_over();
                     if !self.terms.is_callback {
-                        return Ended::Panicked(text);
+                        return Err(panicked);
                     }
                     Next::Continue
                 }
@@ -299,29 +282,21 @@ where
     /// Calls the listener with what comes next.
     async fn call(&mut self, listener: &mut L, timers: &mut Timers) -> Result<Next, Panicked> {
         loop {
-            if let Some(reason) = is_told_to_stop(&self.stop, &self.ending) {
+            if let Some(reason) = self.told_to_stop() {
                 return Ok(Next::Stop(reason));
             }
-            if self.filter.borrow().is_some() {
-                self.replace().await;
-            }
-            if self.in_hand.is_none()
-                && let Some((batch, given)) = &mut self.apart
-            {
-                self.in_hand = Some((Given::Batch(batch.single(*given)), 0));
-                *given += 1;
-                if *given == batch.len() {
-                    self.apart = None;
-                }
-            }
-            if let Some((given, attempts)) = &mut self.in_hand {
-                *attempts += 1;
-                let next = match given.clone() {
-                    Given::One(delivery) => catch(async { listener.handle_event(delivery).await }).await?,
-                    Given::Batch(batch) => catch(async { listener.handle_batch(batch).await }).await?,
+            self.replace().await;
+            if let Some(given) = &mut self.given {
+                given.attempts += 1;
+                let delivery = given.delivery.clone();
+                let next = match (given.is_whole, self.terms.in_batches) {
+                    (true, _) => catch(async { listener.handle_batch(delivery.batch()).await }).await?,
+                    // Of a batch that it has panicked on.
+                    (false, true) => catch(async { listener.handle_batch(delivery.alone()).await }).await?,
+                    (false, false) => catch(async { listener.handle_event(delivery).await }).await?,
                 };
                 if given.is_worked_on(&next) {
-                    self.finish_delivery();
+                    (self.given, self.in_a_row) = (None, 0);
                 }
                 return Ok(next);
             }
@@ -334,9 +309,11 @@ where
             }
             self.note_progress();
             match self.event(timers).await {
-                Event::Stop(reason) => return Ok(Next::Stop(reason)),
+                Event::Told => {}
                 Event::Received(Ok(None)) => return Ok(Next::Stop(StopReason::Shutdown)),
-                Event::Received(Ok(Some(Ok(given)))) => self.in_hand = Some((given, 0)),
+                Event::Received(Ok(Some(Ok((delivery, is_whole))))) => {
+                    self.given = Some(Given { delivery, is_whole, attempts: 0 });
+                }
                 Event::Received(Ok(Some(Err(Interruption::Failed(error @ Error::CursorLost { .. }))))) => {
                     tracing::warn!(id = %self.control.id, %error, "a listener ends");
                     return Ok(Next::Stop(StopReason::CursorLost));
@@ -348,7 +325,7 @@ where
                     self.interrupted = Some((interruption, 0));
                 }
                 // A predicate of the filter. It has seen the row then, and the listener has not: it goes on with the next.
-                Event::Received(Err(Panicked(text))) => self.note_panic(&text),
+                Event::Received(Err(panicked)) => self.note_panic(&panicked),
                 Event::Message(Some(message)) => {
                     return catch(async { listener.handle_message(message).await }).await;
                 }
@@ -357,9 +334,7 @@ where
                     timers.timeout = None;
                     return catch(async { listener.timeout().await }).await;
                 }
-                Event::Replaced => self.replace().await,
                 Event::Paused => timers.pause = None,
-                Event::Awaited => {}
             }
         }
     }
@@ -368,26 +343,19 @@ where
     async fn event(&mut self, timers: &mut Timers) -> Event<L::Message> {
         let inbox = self.inbox.as_mut().map(mpsc::Receiver::recv);
         let is_paused = timers.pause.is_some();
-        let (subscription, in_batches) = (&mut self.subscription, self.terms.in_batches);
-        let (awaited, worked_to) = (*self.awaited.borrow(), *self.control.worked_to.borrow());
+        let (source, in_batches) = (&mut self.source, self.terms.in_batches);
+        let (awaited, worked_to) =
+            (self.control.orders.borrow().awaited, self.control.report.borrow().worked_to);
         let receive = poll_fn(|context| {
-            let polled = if in_batches {
-                subscription.poll_batch(context).map(|batch| batch.map(|batch| batch.map(Given::Batch)))
-            } else {
-                let next = Pin::new(&mut *subscription).poll_next(context);
-                next.map(|delivery| delivery.map(|delivery| delivery.map(Given::One)))
-            };
+            let polled = source.poll_given(context, in_batches);
             // It may have come further without anything to deliver.
-            let progress = Knowledge::UpTo(worked_to.max(Sequence::MIN));
-            if polled.is_pending() && awaited > worked_to && subscription.cursor().knowledge() > progress {
-                return Poll::Ready(Event::Awaited);
+            if polled.is_pending() && awaited > worked_to && known(source.cursor()) > worked_to {
+                return Poll::Ready(Event::Told);
             }
             polled.map(|received| Event::Received(Ok(received)))
         });
         tokio::select! {
-            reason = told_to_stop(&mut self.stop, &mut self.ending) => Event::Stop(reason),
-            _ = self.filter.wait_for(Option::is_some) => Event::Replaced,
-            Ok(()) = self.awaited.changed() => Event::Awaited,
+            () = told(&mut self.orders, &mut self.ending) => Event::Told,
             Some(message) = OptionFuture::from(inbox) => Event::Message(message),
             received = catch(receive), if !is_paused => {
                 received.unwrap_or_else(|panicked| Event::Received(Err(panicked)))
@@ -397,94 +365,104 @@ where
         }
     }
 
-    /// Has the subscription want something else.
+    /// Why it is told to end, if it is.
+    fn told_to_stop(&mut self) -> Option<StopReason> {
+        if self.orders.borrow_and_update().stop {
+            return Some(StopReason::Shutdown);
+        }
+        // An error says that the parent was dropped.
+        let ended = |parent: &watch::Receiver<bool>| *parent.borrow() || parent.has_changed().is_err();
+        self.ending.as_ref().is_some_and(ended).then_some(StopReason::ParentEnded)
+    }
+
+    /// Has the subscription want something else, if it is told to.
     async fn replace(&mut self) {
-        let Some(filter) = self.control.filter.send_replace(None) else { return };
+        if self.control.orders.borrow().filter.is_none() {
+            return;
+        }
+        let mut taken = None;
+        self.control.orders.send_if_modified(|orders| {
+            taken = orders.filter.take();
+            false
+        });
+        let Some(filter) = taken else { return };
         // What is in hand was wanted by the filter of before.
         let cursor = self.worked_to();
-        (self.in_hand, self.apart) = (None, None);
-        if let Err(Panicked(text)) = catch(async { self.subscription.replace_at(filter, cursor) }).await {
-            self.note_panic(&text);
+        self.given = None;
+        if let Err(panicked) = catch(async { self.source.replace_at(filter, cursor) }).await {
+            self.note_panic(&panicked);
         }
     }
 
     /// Says up to where it has worked on everything, if somebody waits for it to have come further than was said.
     fn note_progress(&mut self) {
-        let worked_to = &self.control.worked_to;
-        if *self.control.awaited.borrow() > *worked_to.borrow()
-            && let Knowledge::UpTo(known) = self.subscription.cursor().knowledge()
+        let awaited = self.control.orders.borrow().awaited;
+        if awaited > self.control.report.borrow().worked_to
+            && let Some(worked_to) = known(self.source.cursor())
         {
-            worked_to.send_replace(known);
+            self.control.report.send_modify(|report| report.worked_to = Some(worked_to));
         }
     }
 
-    /// The delivery in hand was worked on, or is passed over.
-    fn finish_delivery(&mut self) {
-        (self.in_hand, self.in_a_row) = (None, 0);
-    }
-
-    /// Passes over the delivery in hand, or the interruption, if the listener has panicked on it as often as it may.
+    /// Passes over what is in hand, or the interruption, if the listener has panicked on it as often as it may.
     fn pass_over(&mut self) {
         let attempts_max = self.terms.attempts_max;
         self.interrupted.take_if(|(_, attempts)| *attempts >= attempts_max);
-        if let Some((given, _)) = self.in_hand.take_if(|(_, attempts)| *attempts >= attempts_max) {
-            match given {
-                // Only those that it cannot bear are passed over.
-                Given::Batch(batch) if batch.len() > 1 => self.apart = Some((batch, 0)),
-                given => {
-                    let first = given.first();
-                    let row = first.notification();
-                    self.tell(Supervised::PassedOver { name: row.name.clone(), sequence: row.sequence });
-                }
-            }
-            let in_a_row = self.in_a_row;
-            self.finish_delivery();
-            // It has worked on nothing.
-            self.in_a_row = in_a_row;
+        let Some(given) = self.given.take_if(|given| given.attempts >= attempts_max) else { return };
+        let batch = given.delivery.batch();
+        if given.is_whole && batch.len() > 1 {
+            // Only those that it cannot bear are passed over.
+            return self.source.give_apart(batch);
         }
+        let row = given.delivery.notification();
+        self.tell(Supervised::PassedOver { name: row.name.clone(), sequence: row.sequence });
     }
 
     /// Up to where everything was worked on: before what is in hand.
     fn worked_to(&mut self) -> Cursor {
-        let in_hand = self.in_hand.as_ref().map(|(given, _)| given.cursor_before());
-        let apart = self.apart.as_ref().map(|(batch, given)| batch.cursor_after(*given));
-        in_hand.into_iter().chain(apart).fold(self.subscription.cursor(), Cursor::min)
+        let given = self.given.as_ref().map(|given| given.delivery.cursor_before());
+        given.unwrap_or_else(|| self.source.cursor())
     }
 
     /// Saves what was worked on.
     async fn save(&mut self) {
         let cursor = self.worked_to();
-        if let Err(error) = self.subscription.checkpoint_at(cursor).await {
+        if let Err(error) = self.source.checkpoint_at(cursor).await {
             let context = &self.shared.context;
             context.stats.health.complain(context.env(), "saving of a listener's cursor", &error);
         }
     }
 }
 
+/// Completes when a listener is told something, or its parent has ended.
+async fn told(orders: &mut watch::Receiver<Orders>, ending: &mut Option<watch::Receiver<bool>>) {
+    let ended = async {
+        match ending {
+            Some(ending) => drop(ending.wait_for(|ended| *ended).await),
+            None => pending().await,
+        }
+    };
+    tokio::select! {
+        // What tells it is held by the supervisor.
+        _ = orders.changed() => {}
+        () = ended => {}
+    }
+}
+
+/// Up to where everything is known to one who stands at `cursor`.
+fn known(cursor: Cursor) -> Option<Sequence> {
+    match cursor.knowledge() {
+        Knowledge::UpTo(known) => Some(known),
+        Knowledge::Nothing => None,
+    }
+}
+
 /// Has `listener` terminate.
-async fn terminate(mut listener: impl Listener, reason: StopReason) -> Ended {
+async fn terminate(mut listener: impl Listener, reason: StopReason) -> StopReason {
     if let Err(Panicked(text)) = catch(async { listener.terminate(&reason).await }).await {
         tracing::error!(panic = text, "a listener has panicked when it terminated");
     }
-    Ended::Stopped(reason)
-}
-
-/// Why a listener is told to end, if it is.
-fn is_told_to_stop(stop: &watch::Receiver<bool>, ending: &watch::Receiver<bool>) -> Option<StopReason> {
-    if *stop.borrow() {
-        return Some(StopReason::Shutdown);
-    }
-    // An error says that the parent was dropped.
-    (*ending.borrow() || ending.has_changed().is_err()).then_some(StopReason::ParentEnded)
-}
-
-/// Completes when a listener is told to end.
-async fn told_to_stop(stop: &mut watch::Receiver<bool>, ending: &mut watch::Receiver<bool>) -> StopReason {
-    tokio::select! {
-        // What tells it is held by the supervisor.
-        _ = stop.wait_for(|stop| *stop) => StopReason::Shutdown,
-        _ = ending.wait_for(|ended| *ended) => StopReason::ParentEnded,
-    }
+    reason
 }
 
 /// Completes with `future`, or with what its panic says.
@@ -494,10 +472,9 @@ async fn catch<T>(future: impl Future<Output = T>) -> Result<T, Panicked> {
 
 /// What is done once a listener has ended, however.
 struct Last {
-    /// The dispatcher.
     shared: Arc<Shared>,
-    /// Who it was.
     control: Arc<Control>,
+    reason: StopReason,
 }
 
 impl Drop for Last {
@@ -505,11 +482,6 @@ impl Drop for Last {
         if let Some(name) = &self.control.name {
             self.shared.listeners.unlist(name, self.control.id);
         }
-        self.control.parent.end();
-        self.control.ended.send_if_modified(|reason| {
-            let is_aborted = reason.is_none();
-            reason.get_or_insert(StopReason::Shutdown);
-            is_aborted
-        });
+        self.control.end(std::mem::replace(&mut self.reason, StopReason::Shutdown));
     }
 }

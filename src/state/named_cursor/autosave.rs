@@ -8,39 +8,30 @@ use std::{
 
 use futures_util::future::BoxFuture;
 
-use crate::{
-    base::{
-        cursor::Cursor,
-        env::Env,
-        error::{Error, Result},
-    },
-    state::named_cursor::OpenCursor,
+use super::OpenCursor;
+use crate::base::{
+    cursor::Cursor,
+    env::Env,
+    error::{Error, Result},
 };
 
 /// How often the cursor of a durable subscription is saved, if nothing else is asked for.
-pub(super) const SAVE_INTERVAL: Duration = Duration::from_secs(1);
+pub(crate) const SAVE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The cursor of a durable subscriber, and when it is saved.
-pub(super) struct Autosave {
-    /// The cursor in the store.
+pub(crate) struct Autosave {
     cursor: OpenCursor,
-    /// The hash of the filter of the subscriber.
     filter: u64,
     /// How often it is saved; never if that is [`Duration::MAX`].
     interval: Duration,
-    /// Time.
     env: Env,
-    /// Completes when it is time.
     timer: Option<BoxFuture<'static, ()>>,
-    /// A save that is under way.
     saving: Option<Saving>,
     /// Whether the subscriber stands before what is saved, by a filter that was replaced.
     is_ahead: bool,
 }
 
-/// A save that is under way.
 struct Saving {
-    /// Completes with the cursor, once it is saved.
     save: BoxFuture<'static, (OpenCursor, Result<()>)>,
     /// Whether the subscriber stands before what is being saved by now.
     is_outdated: bool,
@@ -80,14 +71,13 @@ impl Autosave {
         if timer.as_mut().poll(context).is_ready() {
             context.waker().wake_by_ref();
         }
-        match saved {
-            Err(error @ Error::CursorLost { .. }) => Err(error),
-            Err(error) => {
-                self.cursor.complain(&error);
-                Ok(())
-            }
-            Ok(()) => Ok(()),
+        if let Err(error) = &saved
+            && !matches!(error, Error::CursorLost { .. })
+        {
+            self.cursor.complain(error);
+            return Ok(());
         }
+        saved
     }
 
     /// The subscriber wants something else from now on: what a filter with the hash `filter` does. If that has set it back, this
@@ -103,8 +93,8 @@ impl Autosave {
         }
     }
 
-    /// Whether the subscriber was set back, and that is not saved. What it was delivered now, and what it was told of its end, would
-    /// not come again if it was made again from what is saved.
+    /// Whether the subscriber was set back, and that is not saved: what it was delivered now would not come again to one that starts
+    /// from what is saved.
     pub fn is_ahead(&self) -> bool {
         self.is_ahead
     }
@@ -121,14 +111,12 @@ impl Autosave {
         Ok(())
     }
 
-    /// The cursor in the store, which is saved here no more.
     pub fn into_cursor(self) -> OpenCursor {
         self.cursor
     }
 }
 
-/// Saves `position` in `cursor`. One who has expired, and whose next scan has not begun, saves nothing: whoever starts again is to
-/// be told that as well.
+/// Who has expired, and whose next scan has not begun, saves nothing: whoever starts again is to be told that as well.
 async fn save(cursor: &mut OpenCursor, position: Cursor, filter: u64) -> Result<()> {
     if position == Cursor::NOTHING { cursor.verify().await } else { cursor.save_for(position, filter).await }
 }

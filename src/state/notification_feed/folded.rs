@@ -1,13 +1,8 @@
-//! Freshness barriers: waiting until everything that was committed by some time has been folded, and has come to the ring. By one a
-//! cache reads its own writes.
+//! [`NotificationFeed::folded`]: waiting until everything that was committed by some time has been folded.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, atomic::Ordering},
-    time::Duration,
-};
+use std::{collections::BTreeMap, time::Duration};
 
-use super::Shared;
+use super::NotificationFeed;
 use crate::{
     base::{
         encoding::{Counters, Sequence},
@@ -25,27 +20,10 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(2), Duration::from_m
 /// How many rows are read, or databases looked up, by one transaction.
 const READS_MAX: usize = 200;
 
-impl Shared {
-    /// [`Dispatcher::reached`](super::Dispatcher::reached).
-    pub async fn reached(self: &Arc<Self>, version: u64) -> Result<Sequence> {
-        let at = self.folded(version).await?;
-        if self.tail_reached(at).await {
-            Ok(at)
-        } else {
-            Err(Error::NoSubscriber { subscriber: "tail".into() })
-        }
-    }
-
-    /// Completes once the tail has handed out everything that happened up to `at`; false if the dispatcher has ended before.
-    pub async fn tail_reached(&self, at: Sequence) -> bool {
-        let mut known = self.known.subscribe();
-        let reached = known.wait_for(|known| *known >= at || self.is_closed.load(Ordering::SeqCst)).await;
-        reached.is_ok_and(|known| *known >= at)
-    }
-
+impl NotificationFeed {
     /// Completes once everything that was committed at `version` or before is folded. Returns the position of the last row by
     /// then.
-    pub async fn folded(&self, version: u64) -> Result<Sequence> {
+    pub(crate) async fn folded(&self, version: u64) -> Result<Sequence> {
         let mut waiting = self.unfolded(version).await?;
         let mut pause = PAUSES.0;
         while !waiting.is_empty() {
@@ -58,8 +36,8 @@ impl Shared {
             }
         }
         // The last row may have been a tombstone that is dropped by now: the horizon is behind it then.
-        let last = self.feed.last_sequence().await?.unwrap_or(Sequence::MIN);
-        Ok(last.max(self.feed.horizon().await?))
+        let last = self.last_sequence().await?.unwrap_or(Sequence::MIN);
+        Ok(last.max(self.horizon().await?))
     }
 
     /// The databases that have events which are not folded, at `version` or later, and what the totals of their rows will be once
@@ -129,7 +107,7 @@ impl Shared {
 
     /// The row of the instance `db`, if it has one.
     async fn row_of(&self, tx: &Transaction, db: &Db) -> Result<Option<Notification>> {
-        let row = self.feed.newest_in(tx, &db.name).await?;
+        let row = self.newest_in(tx, &db.name).await?;
         Ok(row.filter(|row| row.instance == db.instance))
     }
 }

@@ -1,0 +1,119 @@
+//! Reads of the feed for subscribers that start or have fallen behind, and of the design documents that deliveries tell of.
+
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use futures_util::{StreamExt, TryStreamExt, future::BoxFuture, stream};
+use tokio::task::JoinHandle;
+
+use super::{batch::batch_len, delivery::DeliveryBatch, shared::Shared};
+use crate::{
+    base::{
+        cursor::Cursor,
+        encoding::Sequence,
+        error::Result,
+        event::{DbName, EventKind},
+        notification::Notification,
+    },
+    state::notification_feed::ChangedDdocs,
+};
+
+/// How many exact names one read of the feed looks up.
+pub(super) const LOOK_UPS_MAX: usize = 400;
+
+/// How long after a failed read of the feed the next one begins.
+const FAILURE_PAUSE: Duration = Duration::from_millis(100);
+
+/// How many databases' design documents are read at once.
+const DDOC_READS_MAX: usize = 8;
+
+/// What a read of the feed has brought.
+pub(super) struct Page {
+    pub rows: Vec<Arc<Notification>>,
+    /// What could be read when the reading began.
+    pub began: Sequence,
+    pub to: Sequence,
+    pub more: bool,
+    /// The last name that was looked up, if more names are left.
+    pub last: Option<DbName>,
+}
+
+/// A read of the feed, in a task of its own: it has one of a few turns, and must come to its end although the subscriber
+/// does something else meanwhile. Dropping it ends it.
+pub(super) struct Load(JoinHandle<Result<Page>>);
+
+impl Load {
+    /// Reads the feed after `cursor`, when it is this subscriber's turn; with `names` the newest rows of these, all but the last of
+    /// which are looked up if they are too many.
+    pub fn begin(shared: &Arc<Shared>, cursor: Cursor, names: Option<Vec<DbName>>, has_failed: bool) -> Self {
+        let shared = Arc::clone(shared);
+        Self(tokio::spawn(async move {
+            if has_failed {
+                shared.context.env().sleep(FAILURE_PAUSE).await;
+            }
+            let _turn = shared.turns.acquire().await.expect("the semaphore is never closed");
+            match names {
+                Some(names) => look_up(&shared, cursor, names).await,
+                None => page(&shared, cursor).await,
+            }
+        }))
+    }
+
+    /// Completes with what was read.
+    pub fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Page>> {
+        match ready!(Pin::new(&mut self.0).poll(context)) {
+            Ok(page) => Poll::Ready(page),
+            Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+            // Nobody else aborts it: the runtime ends, and this task with it.
+            Err(_) => Poll::Pending,
+        }
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+async fn page(shared: &Shared, cursor: Cursor) -> Result<Page> {
+    let mut page = shared.feed.page(cursor, shared.batch_rows_max).await?;
+    let began = page.next.began().unwrap_or(page.to);
+    let kept = batch_len(&page.rows, shared.batch_rows_max);
+    if kept < page.rows.len() {
+        page.rows.truncate(kept);
+        (page.to, page.more) = (page.rows[kept - 1].sequence, true);
+    }
+    Ok(Page { rows: page.rows, began, to: page.to, more: page.more, last: None })
+}
+
+async fn look_up(shared: &Shared, cursor: Cursor, mut names: Vec<DbName>) -> Result<Page> {
+    let more = names.len() > LOOK_UPS_MAX;
+    names.truncate(LOOK_UPS_MAX);
+    let (rows, to) = shared.feed.newest_after(&names, cursor).await?;
+    let last = if more { names.pop() } else { None };
+    Ok(Page { rows, began: to, to, more, last })
+}
+
+/// A read of the design documents that have changed, for each delivery of a batch.
+pub(super) type DdocRead = BoxFuture<'static, Result<Vec<Arc<ChangedDdocs>>>>;
+
+/// Reads which design documents have changed, for each delivery of `batch`.
+pub(super) fn read_ddocs(shared: &Arc<Shared>, batch: DeliveryBatch) -> DdocRead {
+    let shared = Arc::clone(shared);
+    Box::pin(async move {
+        let read = async |index: usize| {
+            let delivery = batch.delivery(index);
+            if !delivery.news().kinds().contains(EventKind::DdocUpdated) {
+                return Ok(Arc::default());
+            }
+            let since = *delivery.as_ref().batch_since();
+            shared.feed.ddocs(&delivery.notification().db(), since).await.map(Arc::new)
+        };
+        stream::iter(0..batch.len()).map(read).buffered(DDOC_READS_MAX).try_collect().await
+    })
+}

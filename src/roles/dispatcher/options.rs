@@ -1,0 +1,61 @@
+//! [`DispatcherOptions`]: how a dispatcher works.
+
+use std::time::Duration;
+
+use crate::{
+    base::error::{Error, Result},
+    state::feed::PAGE_ROWS_MAX,
+};
+
+/// The most lagging subscribers that may read the feed at once.
+const CATCH_UPS_MAX: usize = 10_000;
+
+/// How a dispatcher works.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DispatcherOptions {
+    /// The most rows that the ring holds; subscribers further behind read the feed. Default: 65,536.
+    pub ring_rows_max: usize,
+    /// The most rows that the tail reads at once, 1 to 10,000. Default: 1,000.
+    pub page_rows_max: usize,
+    /// How often the tail looks for rows that no hint has told of. Default: 1 s.
+    pub poll_interval: Duration,
+    /// How many lagging subscribers read the feed at once, 1 to 10,000; others wait for their turn. Default: 8.
+    pub catch_ups_max: usize,
+    /// The most rows that a lagging subscriber reads at once, and of a batch of the ring: what a subscriber holds while it rests. 1 to
+    /// 10,000; what is above [`DispatcherOptions::page_rows_max`] counts as that. Default: 256.
+    pub catch_up_rows_max: usize,
+}
+
+impl Default for DispatcherOptions {
+    fn default() -> Self {
+        Self {
+            ring_rows_max: 65_536,
+            page_rows_max: 1_000,
+            poll_interval: Duration::from_secs(1),
+            catch_ups_max: 8,
+            catch_up_rows_max: 256,
+        }
+    }
+}
+
+impl DispatcherOptions {
+    /// Fails if an option is out of its limits.
+    pub(super) fn check(&self) -> Result<()> {
+        if self.ring_rows_max == 0 {
+            return Err(Error::invalid("ring_rows_max", "it is zero"));
+        }
+        for (what, number, max) in [
+            ("page_rows_max", self.page_rows_max, PAGE_ROWS_MAX),
+            ("catch_up_rows_max", self.catch_up_rows_max, PAGE_ROWS_MAX),
+            ("catch_ups_max", self.catch_ups_max, CATCH_UPS_MAX),
+        ] {
+            if !(1..=max).contains(&number) {
+                return Err(Error::invalid(what, format!("{number} is not 1 to {max}")));
+            }
+        }
+        if self.poll_interval.is_zero() {
+            return Err(Error::invalid("poll_interval", "it is zero"));
+        }
+        Ok(())
+    }
+}

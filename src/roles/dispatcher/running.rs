@@ -1,0 +1,177 @@
+//! [`Dispatcher`]: a dispatcher that runs, with its tail; and [`SuspendedDispatcher`]: one that does not, and keeps its subscribers.
+
+use std::sync::Arc;
+
+use tokio::task::JoinHandle;
+
+use super::{
+    fanout::Fanout,
+    listener::{ListenerHandle, SHUTDOWN_LIMIT, StopReason, SupervisionEvents},
+    log::SubscriberId,
+    mirror::Mirror,
+    options::DispatcherOptions,
+    subscribe::Subscribe,
+    tail,
+};
+use crate::{
+    base::{encoding::Sequence, error::Result, event::DbName, filter::Filter},
+    state::{context::Context, membership::RoleGuard, notification_feed::NotificationFeed},
+};
+
+/// A running dispatcher. Dropping it, or [`Dispatcher::shutdown`], ends its subscriptions after what they have been given.
+#[derive(Debug)]
+#[must_use = "dropping it ends its subscriptions"]
+pub struct Dispatcher {
+    /// It goes before what it fills.
+    tail: Tail,
+    fanout: Fanout,
+    options: DispatcherOptions,
+    role: Option<RoleGuard>,
+}
+
+/// The task of the tail. Dropping it ends it.
+#[derive(Debug)]
+struct Tail(JoinHandle<()>);
+
+impl Drop for Tail {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl Tail {
+    /// Ends it, and waits until it has.
+    async fn end(mut self) {
+        self.0.abort();
+        if let Err(error) = (&mut self.0).await
+            && error.is_panic()
+        {
+            tracing::error!(%error, "the tail has panicked");
+        }
+    }
+}
+
+/// A dispatcher that does not read the feed. Its subscribers are still there, and hear nothing until it is resumed. Dropping
+/// it ends them.
+#[derive(Debug)]
+pub struct SuspendedDispatcher {
+    fanout: Fanout,
+    options: DispatcherOptions,
+    role: Option<RoleGuard>,
+}
+
+impl SuspendedDispatcher {
+    /// Goes on where it was: nothing that has happened meanwhile is missed. Subscribers that it was suspended for too long
+    /// for are told that they have expired.
+    pub fn resume(self) -> Dispatcher {
+        let Self { fanout, options, role } = self;
+        Dispatcher::run(fanout, options, role)
+    }
+
+    /// How many subscriptions there are.
+    pub fn subscribers(&self) -> usize {
+        self.fanout.subscribers()
+    }
+}
+
+impl Dispatcher {
+    /// Starts the tail at the end of the feed. Its node lists it under `role` as long as it runs.
+    pub(crate) async fn start(
+        context: Arc<Context>,
+        options: DispatcherOptions,
+        role: Option<RoleGuard>,
+    ) -> Result<Self> {
+        options.check()?;
+        let start = NotificationFeed::new(Arc::clone(&context), context.feed.clone()).now().await?;
+        Ok(Self::run(Fanout::new(context, &options, start)?, options, role))
+    }
+
+    /// Starts a tail where `fanout` stands.
+    fn run(fanout: Fanout, options: DispatcherOptions, role: Option<RoleGuard>) -> Self {
+        let tail = tokio::spawn(tail::run(Arc::clone(fanout.shared()), options.clone()));
+        Self { tail: Tail(tail), fanout, options, role }
+    }
+
+    /// Subscribes to the databases that `filter` matches. Choose where to start and how to receive on what is returned.
+    pub fn subscribe(&self, filter: Filter) -> Subscribe {
+        self.fanout.subscribe(filter)
+    }
+
+    /// Ends the subscriber `id`: its stream ends, its callback or listener is told to. Fails with [`Error::NoSubscriber`] if
+    /// there is none, or not any more.
+    pub fn unsubscribe(&self, id: SubscriberId) -> Result<()> {
+        self.fanout.unsubscribe(id)
+    }
+
+    /// The listener `name`, whose messages are of the type `M`. Fails with [`Error::NoSubscriber`] if there is none, and with
+    /// [`Error::Invalid`] if its messages are of another type.
+    pub fn listener<M: Send + 'static>(&self, name: &str) -> Result<ListenerHandle<M>> {
+        self.fanout.shared().listeners.find(name)
+    }
+
+    /// Stops the listener `name`, and waits until it has terminated. Fails with [`Error::NoSubscriber`] if there is none.
+    pub async fn stop_listener(&self, name: &str) -> Result<StopReason> {
+        self.fanout.shared().listeners.stop(name).await
+    }
+
+    /// What becomes of listeners and callbacks from now on.
+    pub fn supervision(&self) -> SupervisionEvents {
+        (&self.fanout.shared().supervision).into()
+    }
+
+    /// A mirror of the living databases that `filter` matches. Fails with [`Error::Invalid`] if it does not want all kinds of
+    /// events, or has a predicate.
+    pub fn mirror(&self, filter: Filter) -> Result<Mirror> {
+        Mirror::start(self.fanout.shared(), filter)
+    }
+
+    /// A freshness barrier: waits until every event that was committed at the version `version` or before
+    /// ([`Versionstamp::version`](crate::event::Versionstamp::version) of the commit) is folded, and the tail has handed out its row.
+    /// Returns a position: whoever has worked on everything up to there knows all of these events
+    /// ([`ListenerHandle::reached`], [`Mirror::reached`]).
+    ///
+    /// It takes notifiers at work, and waits for as long as there are none. While it waits it reads the store every few
+    /// milliseconds, the rows of databases with events that were not folded when it began.
+    ///
+    /// Fails with [`Error::Invalid`] if the version is ahead of the store, and with [`Error::NoSubscriber`] if the dispatcher ends
+    /// before.
+    pub async fn reached(&self, version: u64) -> Result<Sequence> {
+        self.fanout.shared().reached(version).await
+    }
+
+    /// Up to where the tail has read the feed.
+    pub fn position(&self) -> Sequence {
+        self.fanout.position()
+    }
+
+    /// How many subscriptions there are now, those of dropped streams and handles not among them.
+    pub fn subscribers(&self) -> usize {
+        self.fanout.subscribers()
+    }
+
+    /// How many subscriptions name the database `name` exactly.
+    pub fn subscribers_of(&self, name: &DbName) -> usize {
+        self.fanout.shared().patterns.subscribers_of(name.as_str())
+    }
+
+    pub(crate) fn context(&self) -> &Arc<Context> {
+        &self.fanout.shared().context
+    }
+
+    /// Stops reading the feed, and keeps the subscribers: [`SuspendedDispatcher::resume`] goes on for them.
+    pub async fn suspend(self) -> SuspendedDispatcher {
+        let Self { tail, fanout, options, role } = self;
+        tail.end().await;
+        SuspendedDispatcher { fanout, options, role }
+    }
+
+    /// Stops the tail, and ends the subscriptions after what they have been given. Listeners terminate; one that takes longer
+    /// than 10 s is aborted.
+    pub async fn shutdown(self) {
+        let Self { tail, fanout, .. } = self;
+        tail.end().await;
+        let shared = Arc::clone(fanout.shared());
+        drop(fanout);
+        shared.listeners.finish(shared.context.env().sleep(SHUTDOWN_LIMIT)).await;
+    }
+}
