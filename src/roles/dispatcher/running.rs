@@ -13,6 +13,8 @@ use super::{
     subscribe::Subscribe,
     tail,
 };
+#[cfg(doc)]
+use crate::base::error::Error;
 use crate::{
     base::{encoding::Sequence, error::Result, event::DbName, filter::Filter},
     state::{context::Context, membership::RoleGuard, notification_feed::NotificationFeed},
