@@ -1,0 +1,211 @@
+//! The protocol of those who record without this crate: what `docs/protocol-vectors.json` says is what a producer writes, and what the
+//! recorders under `clients/` make of the same events.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod common;
+
+use std::{
+    fmt::Write as _,
+    io::Write as _,
+    path::Path,
+    process::{Command, Stdio},
+};
+
+use common::{counts, until};
+use notibus::{
+    Bus, BusOptions, Db, DbInstance,
+    event::DdocId,
+    producer::ProducerOptions,
+    store::{Database, Isolation, KeyRange, RangeRead},
+};
+use serde_json::Value;
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn vectors() -> Value {
+    let text = std::fs::read_to_string(root().join("docs/protocol-vectors.json")).unwrap();
+    serde_json::from_str(&text).unwrap()
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap()
+}
+
+fn bytes(value: &Value) -> Vec<u8> {
+    let digits = text(value);
+    (0..digits.len()).step_by(2).map(|at| u8::from_str_radix(&digits[at..at + 2], 16).unwrap()).collect()
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        write!(text, "{byte:02x}").unwrap();
+        text
+    })
+}
+
+fn lane(record: &Value, kind: &str) -> u64 {
+    record["events"][kind].as_u64().unwrap_or_default()
+}
+
+fn ddocs(record: &Value) -> Vec<&str> {
+    record["events"]["ddocs"].as_array().into_iter().flatten().map(text).collect()
+}
+
+/// All that is stored in a family of keys of the bus.
+async fn rows(store: &Database, prefix: &[u8], family: &[u8]) -> Vec<(Vec<u8>, Vec<u8>)> {
+    let range = KeyRange::prefix([prefix, family].concat());
+    let page = store
+        .run(async |tx| tx.get_range(&RangeRead::new(range.clone()), Isolation::Snapshot).await)
+        .await
+        .unwrap();
+    page.rows.into_iter().map(|(key, value)| (key.to_vec(), value.to_vec())).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_producer_writes_what_the_vectors_say() {
+    let vectors = vectors();
+    let records = vectors["records"].as_array().unwrap();
+    assert!(records.len() > 8);
+    for record in records {
+        let (prefix, config) = (bytes(&record["prefix"]), bytes(&record["config"]));
+        let partitions = u32::from_be_bytes(config[2..6].try_into().unwrap());
+        let store = Database::memory();
+        let options = BusOptions { prefix: prefix.clone(), partitions, ..BusOptions::default() };
+        let bus = Bus::open(&store, options).await.unwrap();
+        let stored = store
+            .run(async |tx| tx.get(&bytes(&record["config_key"]), Isolation::Snapshot).await)
+            .await
+            .unwrap();
+        // A bus that has not moved has the incarnation 0.
+        assert_eq!(stored.unwrap()[..6], config[..6]);
+
+        let slot = record["slot"].as_u64().unwrap();
+        let slots = if slot == 0 { 1 } else { 256 };
+        let producer = bus.producer_with(ProducerOptions { slots, ..ProducerOptions::default() }).unwrap();
+        let instance = DbInstance(bytes(&record["instance"]).try_into().unwrap());
+        let db = Db::new(text(&record["name"]).parse().unwrap(), instance);
+        let lanes = counts(["created", "deleted", "updated", "ddoc_updated"].map(|kind| lane(record, kind)));
+        store
+            .run(async |tx| {
+                producer.record_all(&tx, &db, &lanes)?;
+                for id in ddocs(record) {
+                    producer.ddoc_updated(&tx, &db, Some(&DdocId::new(id)?));
+                }
+                Ok(())
+            })
+            .await
+            .unwrap();
+        let mut wanted = record["mutations"].as_array().unwrap().clone();
+        wanted.sort_by_key(|mutation| text(&mutation["key"]).to_owned());
+        let written = rows(&store, &prefix, &[0x15, 1]).await;
+        assert_eq!(written.len(), wanted.len(), "{record}");
+        for ((key, value), wanted) in written.iter().zip(&wanted) {
+            let (wanted_key, operand) = (bytes(&wanted["key"]), bytes(&wanted["operand"]));
+            // Which of many slots is drawn: its number is all that may differ.
+            let fixed = if slot == 0 { wanted_key.len() } else { wanted_key.len() - 2 };
+            assert_eq!(hex(&key[..fixed]), hex(&wanted_key[..fixed]), "{record}");
+            match text(&wanted["op"]) {
+                "add" => assert_eq!(hex(value), hex(&operand), "{record}"),
+                _ => assert_eq!((value.len(), operand), (10, vec![0; 14]), "{record}"),
+            }
+        }
+        let doorbell = (bytes(&record["doorbell"]["key"]), bytes(&record["doorbell"]["operand"]));
+        until("the doorbell", async || rows(&store, &prefix, &[0x15, 2]).await == [doorbell.clone()]).await;
+    }
+}
+
+/// What a recorder that reads lines is asked, and what it has to answer.
+fn lines(vectors: &Value) -> (String, String) {
+    let (mut asked, mut wanted) = (String::new(), String::new());
+    for hash in vectors["hashes"].as_array().unwrap() {
+        writeln!(asked, "hash x{}", hex(text(&hash["name"]).as_bytes())).unwrap();
+        writeln!(wanted, "{}", text(&hash["xxh3_64"])).unwrap();
+    }
+    for record in vectors["records"].as_array().unwrap() {
+        let (prefix, config, instance) =
+            (text(&record["prefix"]), text(&record["config"]), text(&record["instance"]));
+        let name = hex(text(&record["name"]).as_bytes());
+        write!(asked, "record x{prefix} x{config} x{name} x{instance} {}", record["slot"]).unwrap();
+        for kind in ["created", "deleted", "updated", "ddoc_updated"] {
+            write!(asked, " {}", lane(record, kind)).unwrap();
+        }
+        for id in ddocs(record) {
+            write!(asked, " x{}", hex(id.as_bytes())).unwrap();
+        }
+        asked.push('\n');
+        wanted.push_str(text(&record["config_key"]));
+        for mutation in record["mutations"].as_array().unwrap().iter().chain([&record["doorbell"]]) {
+            let [op, key, operand] = ["op", "key", "operand"].map(|part| text(&mutation[part]));
+            write!(wanted, " {op} {key} {operand}").unwrap();
+        }
+        wanted.push('\n');
+    }
+    for config in vectors["refused_configs"].as_array().unwrap() {
+        writeln!(asked, "record x x{} x61 x{} 0 0 0 1 0", text(config), "00".repeat(16)).unwrap();
+        wanted.push_str("refused\n");
+    }
+    (asked, wanted)
+}
+
+/// Whether `program` is there; if not, it is said that its recorder is not checked.
+fn is_there(program: &str, argument: &str) -> bool {
+    let found = Command::new(program).arg(argument).stdout(Stdio::null()).stderr(Stdio::null()).status();
+    let is_there = found.is_ok_and(|status| status.success());
+    if !is_there {
+        eprintln!("SKIPPED: the recorder for {program} is not checked, because there is no {program}");
+    }
+    is_there
+}
+
+/// Runs `command` with `input`; returns its output.
+fn run(command: &mut Command, input: &str) -> String {
+    let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).current_dir(root()).spawn();
+    let mut child = child.unwrap();
+    let (mut stdin, input) = (child.stdin.take().unwrap(), input.to_owned());
+    // It answers while it is asked.
+    let writer = std::thread::spawn(move || stdin.write_all(input.as_bytes()));
+    let output = child.wait_with_output().unwrap();
+    drop(writer.join());
+    assert!(output.status.success(), "{command:?}: {}", output.status);
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn recorders_that_read_the_vectors_agree_with_them() {
+    for (program, recorder) in
+        [("python3", "clients/python/notibus.py"), ("node", "clients/node/notibus.mjs")]
+    {
+        if is_there(program, "--version") {
+            let said = run(Command::new(program).args([recorder, "docs/protocol-vectors.json"]), "");
+            assert!(said.contains("as they should be"), "{program}: {said}");
+        }
+    }
+}
+
+#[test]
+fn recorders_that_read_lines_agree_with_the_vectors() {
+    let (asked, wanted) = lines(&vectors());
+    let folder = tempfile::tempdir().unwrap();
+    let check = |language: &str, command: &mut Command| {
+        let answered = run(command, &asked);
+        for (question, (answer, wanted)) in asked.lines().zip(answered.lines().zip(wanted.lines())) {
+            assert_eq!(answer, wanted, "{language}: {question}");
+        }
+        assert_eq!(answered.lines().count(), wanted.lines().count(), "{language}");
+    };
+    if is_there("java", "-version") {
+        check("Java", Command::new("java").arg("clients/java/Notibus.java"));
+    }
+    if is_there("go", "version") {
+        check("Go", Command::new("go").env("GOCACHE", folder.path()).args(["run", "clients/go/notibus.go"]));
+    }
+    if is_there("erlc", "-help") || is_there("erl", "-version") {
+        run(Command::new("erlc").arg("-o").arg(folder.path()).arg("clients/erlang/notibus.erl"), "");
+        let mut command = Command::new("erl");
+        command.args(["-noshell", "-pa"]).arg(folder.path()).args(["-eval", "notibus:main([]), halt()."]);
+        check("Erlang", &mut command);
+    }
+}
