@@ -3,7 +3,7 @@
 //! Run it with `cargo run --example quickstart`.
 
 use notibus::{
-    Bus, BusOptions, Db, DbInstance, DispatcherOptions, Filter, NodeOptions, NotifierOptions,
+    Bus, BusOptions, Db, DbInstance, Filter, Roles,
     store::{Database, Isolation},
 };
 use tokio_stream::StreamExt;
@@ -14,11 +14,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let store = Database::memory();
     let bus = Bus::open(&store, BusOptions::default()).await?;
 
-    // A node and its roles: one folds events into the feed, the other tells subscribers.
-    let node = bus.node(NodeOptions::default()).await?;
-    let _notifier = node.notifier(NotifierOptions::default()).await?;
-    let dispatcher = node.dispatcher(DispatcherOptions::default()).await?;
-    let mut orders = dispatcher.subscribe(Filter::prefix("shop/")).stream();
+    // A node with all roles: it folds events into the feed, and delivers them to subscribers. Dropped, it stops.
+    let running = bus.start(Roles::default()).await?;
+    let mut orders = running.dispatcher().subscribe(Filter::prefix("shop/")).stream();
 
     // A layer creates a database and writes a document: the events are part of the transaction.
     let producer = bus.producer();
@@ -41,7 +39,5 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let document = store.run(async |tx| tx.get(b"shop/orders/1", Isolation::Snapshot).await).await?;
     println!("document: {}", String::from_utf8_lossy(&document.ok_or("the document is missing")?));
 
-    dispatcher.shutdown().await;
-    node.shutdown().await?;
-    Ok(())
+    Ok(running.shutdown().await?)
 }

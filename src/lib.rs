@@ -49,7 +49,10 @@ pub use base::{
     event::{Db, DbInstance, DbName, EventKind, Kinds},
     notification::Notification,
 };
-pub use bus::{Bus, BusOptions, Node};
+pub use bus::{
+    Bus, BusOptions, Node,
+    running::{Roles, Running},
+};
 pub use roles::{
     dispatcher::{Delivery, Dispatcher, DispatcherOptions, Filter},
     group::{Consumer, Observer},
@@ -135,7 +138,11 @@ pub mod producer {
 #[doc = include_str!("../docs/guide/nodes.md")]
 pub mod node {
     pub use crate::{
-        bus::{Announced, Node},
+        bus::{
+            Announced, Node,
+            running::{Roles, Running},
+            status::{BACKLOG_ROWS_MAX, Backlog, BusStatus, FeedStatus, GroupLag, PartitionBacklog},
+        },
         state::{
             keys::{NodeId, Role},
             membership::{BalanceOptions, NodeOptions, NodeStatus},

@@ -7,6 +7,9 @@
 mod index_trigger;
 #[path = "../examples/replication_trigger.rs"]
 mod replication_trigger;
+#[cfg(feature = "http")]
+#[path = "../examples/whole_program.rs"]
+mod whole_program;
 
 /// Once, the example of replication copied a source before it listed it, so that what changed in between was lost; and it never
 /// copied a deletion.
@@ -23,4 +26,11 @@ fn indexes_are_what_their_documents_are_and_nothing_is_left_of_deleted_ones() {
     for run in 0..5 {
         index_trigger::main().unwrap_or_else(|error| panic!("run {run}: {error}"));
     }
+}
+
+/// The program that a new user copies: each of its receivers gets the event of one document, and it ends by itself.
+#[cfg(feature = "http")]
+#[test]
+fn each_receiver_of_the_whole_program_gets_its_event() {
+    whole_program::main().unwrap();
 }

@@ -38,6 +38,8 @@ struct World {
     couch: Arc<Couch>,
     /// Folds.
     _notifier: notibus::Notifier,
+    /// Delivers to live feeds.
+    _dispatcher: notibus::Dispatcher,
 }
 
 impl World {
@@ -46,11 +48,11 @@ impl World {
         let bus = common::narrow_bus(store).await;
         let notifier = bus.notifier(common::eager()).await.unwrap();
         let couch = Arc::new(Couch::new(store.clone(), &bus));
-        let dispatcher = Arc::new(bus.dispatcher(DispatcherOptions::default()).await.unwrap());
+        let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
         let options = ApiOptions { body_len_max: http::BODY_LEN_MAX, ..ApiOptions::default() };
         let api = Api::start(&bus, &dispatcher, options).unwrap();
         let router = http::finished(&api, http::router(Arc::clone(&couch)));
-        Self { bus, router, couch, _notifier: notifier }
+        Self { bus, router, couch, _notifier: notifier, _dispatcher: dispatcher }
     }
 
     /// An empty one.

@@ -4,7 +4,7 @@
 //! them (`couch`). `_db_updates` and `_changes` then come from the library, beside the layer's own routes (`http`).
 //!
 //! Run it with `cargo run --example mini_couch`, or `cargo run --example mini_couch -- 127.0.0.1:5984 FOLDER` to keep what it is
-//! given. It runs until its standard input ends (Ctrl-D).
+//! given. It runs until its standard input ends (Ctrl-D), or a signal asks it to end (Ctrl-C, SIGTERM).
 //!
 //! The environment variable `MINI_COUCH_CREDENTIALS` can have lines as `notibus credential` prints them; without it, everyone on the
 //! machine is its admin. `MINI_COUCH_ORIGIN` can name an origin whose pages may ask through a browser.
@@ -24,23 +24,20 @@ use std::{error::Error, sync::Arc};
 
 use axum::http::Method;
 use notibus::{
-    Bus, BusOptions, DispatcherOptions, JanitorOptions, NodeOptions, NotifierOptions,
-    http::{Access, Api, ApiOptions, Cors, Server, ServerOptions},
+    Bus, BusOptions, Roles,
+    http::{Access, ApiOptions, Cors, ServerOptions},
     store::Database,
 };
 use tokio::{net::TcpListener, sync::oneshot};
 
-/// Serves until standard input ends.
+/// Serves until standard input ends, or a signal comes.
 #[tokio::main]
 pub async fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
     let listen = arguments.next().unwrap_or_else(|| "127.0.0.1:5984".to_owned());
     let store = arguments.next().map_or_else(|| Ok(Database::memory()), Database::open_dir)?;
     let bus = Bus::open(&store, BusOptions::default()).await?;
-    let node = bus.node(NodeOptions::default()).await?;
-    let _notifier = node.notifier(NotifierOptions::default()).await?;
-    let _janitor = node.janitor(JanitorOptions::default()).await?;
-    let dispatcher = Arc::new(node.dispatcher(DispatcherOptions::default()).await?);
+    let running = bus.start(Roles::default()).await?;
 
     let couch = Arc::new(couch::Couch::new(store.clone(), &bus));
     let access = match std::env::var("MINI_COUCH_CREDENTIALS") {
@@ -48,7 +45,7 @@ pub async fn main() -> Result<(), Box<dyn Error>> {
         Err(_) => Access::Open,
     };
     let options = ApiOptions { access, body_len_max: http::BODY_LEN_MAX, ..ApiOptions::default() };
-    let api = Api::start(&bus, &dispatcher, options)?;
+    let api = running.api(options)?;
     let feeds = api.db_updates().merge(api.changes(couch.changes(), couch.clone()));
     let app = http::finished(
         &api,
@@ -59,8 +56,8 @@ pub async fn main() -> Result<(), Box<dyn Error>> {
     let listener = TcpListener::bind(listen).await?;
     let limits =
         ServerOptions { cors: std::env::var("MINI_COUCH_ORIGIN").ok().map(cors), ..ServerOptions::default() };
-    let server = Server::start(listener, app, limits, store.env())?;
-    println!("mini_couch listens on http://{}", server.local_addr());
+    let address = running.serve(listener, app, limits).await?;
+    println!("mini_couch listens on http://{address}");
 
     let (ended, end) = oneshot::channel();
     std::thread::spawn(move || {
@@ -68,16 +65,8 @@ pub async fn main() -> Result<(), Box<dyn Error>> {
         let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
         let _ = ended.send(());
     });
-    end.await?;
-    // First the feeds, then the connections, then the roles.
-    api.shutdown();
-    server.shutdown().await;
-    drop(api);
-    if let Some(dispatcher) = Arc::into_inner(dispatcher) {
-        dispatcher.shutdown().await;
-    }
-    node.shutdown().await?;
-    Ok(store.clear_finished_ids().await?)
+    // Where input is a terminal or a pipe its end is one way to stop it, and a signal is the other.
+    Ok(running.shutdown_on_signal_or(async { drop(end.await) }).await?)
 }
 
 /// Lets pages of `origin` do what clients of CouchDB do.

@@ -4,6 +4,10 @@ mod node;
 #[cfg(feature = "http")]
 mod readiness;
 pub(crate) mod relocation;
+pub(crate) mod running;
+#[cfg(any(feature = "cli", feature = "http"))]
+mod signals;
+pub(crate) mod status;
 
 use std::{
     io::{Read, Write},
@@ -96,7 +100,7 @@ impl Bus {
         let context = &Context::new(db.clone(), keys.clone(), new, schemes.clone());
         let config = db.run(async |tx| open_config(&tx, context, &topology).await).await?;
         forget_dead(db, &prefix, &keys).await?;
-        Ok(Self::start(db, keys, config, schemes))
+        Ok(Self::new(db, keys, config, schemes))
     }
 
     /// Opens the bus that is in `db` under `prefix`, with what it was created with. Must be called within a tokio runtime.
@@ -109,7 +113,7 @@ impl Bus {
             Some(stored) => {
                 let config = Config::from_bytes(&stored)?;
                 forget_dead(db, prefix, &keys).await?;
-                Ok(Self::start(db, keys, config, Schemes::default()))
+                Ok(Self::new(db, keys, config, Schemes::default()))
             }
             None => Err(Error::invalid("prefix", "there is no bus under it")),
         }
@@ -151,7 +155,7 @@ impl Bus {
     }
 
     /// The bus with this configuration.
-    fn start(db: &Database, keys: Keys, config: Config, schemes: Schemes) -> Self {
+    fn new(db: &Database, keys: Keys, config: Config, schemes: Schemes) -> Self {
         let context = Context::new(db.clone(), keys, config, schemes);
         let ringer = tokio::spawn(ringer(Arc::clone(&context.signals), Arc::downgrade(&context)));
         context.ringer.set(Background(ringer)).expect("the context is new");

@@ -42,6 +42,7 @@ use crate::{
 /// # Ok(()) }
 /// ```
 #[derive(Debug, Clone)]
+#[must_use = "dropping it leaves the bus without its roles"]
 pub struct Node {
     /// What the roles share.
     context: Arc<Context>,
@@ -51,6 +52,7 @@ pub struct Node {
 
 /// A role that a node lists; until it is dropped, and as long as the node is there.
 #[derive(Debug)]
+#[must_use = "dropping it takes the role off the list"]
 pub struct Announced {
     /// The role.
     _role: RoleGuard,

@@ -145,10 +145,10 @@ async fn it_listens_for_other_machines_only_if_that_is_asked_for() {
         let refused = start(address, ServerOptions::default()).await.unwrap_err();
         assert!(matches!(refused, Error::Invalid { what: "address", .. }), "{refused}");
         assert!(refused.to_string().contains("is_public"), "{refused}");
-        start(address, ServerOptions { is_public: true, ..ServerOptions::default() }).await.unwrap();
+        drop(start(address, ServerOptions { is_public: true, ..ServerOptions::default() }).await.unwrap());
     }
     for address in ["127.0.0.1:0", "127.1.2.3:0", "[::1]:0"] {
-        start(address, ServerOptions::default()).await.unwrap();
+        drop(start(address, ServerOptions::default()).await.unwrap());
     }
 }
 
@@ -173,7 +173,7 @@ async fn a_name_that_can_never_match_is_refused_at_start() {
     }
     for name in ["db.example", "DB_1.example.", "192.168.0.7", "2001:db8::1", "[2001:db8::1]"] {
         let hosts = Hosts::Local(vec![name.to_owned()]);
-        start("127.0.0.1:0", ServerOptions { hosts, ..ServerOptions::default() }).await.expect(name);
+        drop(start("127.0.0.1:0", ServerOptions { hosts, ..ServerOptions::default() }).await.expect(name));
     }
 }
 

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use futures_util::StreamExt;
 use notibus::{
-    Bus, DispatcherOptions, Notifier,
+    Bus, Dispatcher, DispatcherOptions, Notifier,
     http::{
         Api, ApiOptions,
         axum::{Router, body::Body, http::Request},
@@ -81,16 +81,16 @@ async fn feeds_that_wait_hardly_ever_look_at_the_store() {
 }
 
 /// A layer with the database `d`, and what serves its changes.
-async fn served() -> (Bus, Notifier, Arc<Layer>, Router, Api) {
+async fn served() -> (Bus, (Notifier, Dispatcher), Arc<Layer>, Router, Api) {
     let store = Database::memory();
     let bus = narrow_bus(&store).await;
     let notifier = bus.notifier(quick()).await.unwrap();
-    let dispatcher = Arc::new(bus.dispatcher(DispatcherOptions::default()).await.unwrap());
+    let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
     let api = Api::start(&bus, &dispatcher, ApiOptions::default()).unwrap();
     let layer = Layer::new(&store, &bus);
     layer.create(&db("d", 1), 2).await;
     let router = api.changes(&layer.changes, Arc::clone(&layer) as _);
-    (bus, notifier, layer, router, api)
+    (bus, (notifier, dispatcher), layer, router, api)
 }
 
 /// What a continuous feed of `d` sends besides heartbeats, while `happens`, until it is over or `wanted` has come.

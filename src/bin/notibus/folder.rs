@@ -68,6 +68,5 @@ fn readable(report: &FolderReport) -> String {
 
 /// Prints a line.
 fn say(line: &str) -> Result<(), Failure> {
-    writeln!(std::io::stdout(), "{line}")
-        .map_err(|error| Failure::Failed(format!("standard output: {error}")))
+    writeln!(std::io::stdout(), "{line}").map_err(crate::out::failed)
 }

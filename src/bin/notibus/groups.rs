@@ -33,6 +33,28 @@ pub struct Args {
 enum Command {
     /// Print the groups of all feeds: their members, and how each shard stands.
     List(At),
+    /// Create a group, from which consumers can be started. Nothing happens if it is there.
+    #[cfg(feature = "http")]
+    Create {
+        /// Its name.
+        group: String,
+        /// The feed that it follows: "notifications", or the instance of a database, 32 hexadecimal digits, for the changes of its
+        /// documents.
+        #[arg(long, default_value = "notifications")]
+        feed: String,
+        /// Where it starts: "now", "0" for all, or behind a sequence of 26 hexadecimal digits.
+        #[arg(long, default_value = "now")]
+        start: String,
+        /// After how long without a living member it is deleted. Default: never.
+        #[arg(long, value_parser = humantime::parse_duration)]
+        expiry: Option<Duration>,
+        /// Where it is.
+        #[command(flatten)]
+        target: crate::target::Target,
+        /// What the keys of the bus start with.
+        #[arg(long, default_value = "notibus")]
+        prefix: String,
+    },
     /// Print how far a group is behind in each shard.
     Lag(Of),
     /// Set a group to another position. Refused while members live, which takes up to 10 s to find out.
@@ -130,7 +152,7 @@ impl At {
     /// Prints `rows`, each as a JSON object or as `readable` says.
     fn print<T: Serialize>(&self, rows: &[T], readable: impl Fn(&T) -> String) -> Result<(), Failure> {
         let mut out = std::io::stdout().lock();
-        let fail = |error: std::io::Error| Failure::Failed(format!("standard output: {error}"));
+        let fail = crate::out::failed;
         for row in rows {
             if self.json {
                 serde_json::to_writer(&mut out, row)
@@ -178,13 +200,25 @@ pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
     // To find out whether members live takes its time.
     let deadline = if waits { deadline.and(NodeOptions::default().expiry) } else { deadline };
     let moves = Moves::default();
-    deadline.of_moving(what, &moves, work(args, &moves)).await
+    deadline.of_moving(what, &moves, work(args, &moves, deadline)).await
 }
 
 /// Does what is asked for.
-async fn work(args: Args, moves: &Moves) -> Result<(), Failure> {
+#[cfg_attr(not(feature = "http"), expect(unused_variables, reason = "only a node is waited for"))]
+async fn work(args: Args, moves: &Moves, deadline: Deadline) -> Result<(), Failure> {
     match args.command {
         Command::List(at) => at.print(&at.read().await?.groups().await?, readable),
+        #[cfg(feature = "http")]
+        Command::Create { group, feed, start, expiry, target, prefix } => {
+            let mut posted = serde_json::json!({ "name": group, "feed": feed, "start": start });
+            if let Some(expiry) = expiry {
+                posted["idle_expiry_ms"] = u64::try_from(expiry.as_millis()).unwrap_or(u64::MAX).into();
+            }
+            let opened = target.open(&prefix, true, deadline).await?;
+            let answer = opened.ask("/_notibus/groups", Some(posted.to_string().into_bytes())).await?;
+            let is_new = answer["created"] == true;
+            crate::out::line(&format!("{group} {}", if is_new { "is created" } else { "is there already" }))
+        }
         Command::Lag(of) => of.at.print(&of.read().await?.lag().await?, lag),
         Command::Reset { of, to, force } => {
             let to = start(&to)?;

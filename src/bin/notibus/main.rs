@@ -6,6 +6,10 @@ mod deadline;
 mod folder;
 mod groups;
 mod nodes;
+mod out;
+mod pages;
+#[cfg(feature = "http")]
+mod record;
 mod relocate;
 mod replay;
 #[cfg(feature = "http")]
@@ -13,8 +17,12 @@ mod serve;
 mod signals;
 #[cfg(feature = "simulation")]
 mod simulate;
+#[cfg(feature = "http")]
+mod status;
 mod store;
 mod tail;
+#[cfg(feature = "http")]
+mod target;
 mod topology;
 mod triggers;
 
@@ -30,9 +38,19 @@ use self::deadline::Deadline;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
+/// What `--help` ends with.
+const AFTER_HELP: &str = "\
+Exit codes:
+  0  all is as it should be; also if nobody reads the output any more
+  1  the work failed, or its outcome is not what it should be
+  2  an argument or the input is bad: to try again does not help
+  3  the store takes no more writes
+
+RUST_LOG says what is logged on standard error, as \"info\" or \"notibus=debug\"; by default warnings are.";
+
 /// A transactional notification bus for database-level events.
 #[derive(Debug, Parser)]
-#[command(name = "notibus", version, about)]
+#[command(name = "notibus", version, about, after_help = AFTER_HELP)]
 struct Cli {
     /// How long a command waits for a store that does not answer, and how long `serve` takes to stop at most. What was given up
     /// then is said.
@@ -60,8 +78,17 @@ enum Command {
     Backup(folder::BackupArgs),
     /// Look for damage in the folder of a store, and say where it is. Nothing is changed.
     Check(folder::CheckArgs),
+    /// Print a script that completes commands and options in a shell.
+    #[command(hide = true)]
+    Completions(pages::CompletionsArgs),
+    /// Write manual pages, one for each command.
+    #[command(hide = true)]
+    Man(pages::ManArgs),
     /// Print the nodes of a bus, and which of them live.
     Nodes(nodes::Args),
+    /// Record events of databases, for layers that do not record in their own transactions, and for trying things out.
+    #[cfg(feature = "http")]
+    Record(record::Args),
     /// Replay a history of database events through the whole bus, and check the outcome.
     Replay(replay::Args),
     /// Run a node with all roles, and serve `_db_updates`, `_changes` and the administration over HTTP.
@@ -70,6 +97,9 @@ enum Command {
     /// Run simulated worlds in which everything goes wrong, and judge what the bus makes of it.
     #[cfg(feature = "simulation")]
     Simulate(simulate::Args),
+    /// Print how a bus is, on one screen: its feed, backlog, nodes and groups.
+    #[cfg(feature = "http")]
+    Status(status::Args),
     /// Print the rows of a feed, a JSON object a line.
     Tail(tail::Args),
     /// Show or change over which shards a feed is spread.
@@ -88,6 +118,8 @@ enum Failure {
     Failed(String),
     /// The store takes no more writes: exit code 3.
     StoreFailed(String),
+    /// Nobody reads the output any more: exit code 0, as it is the reader's choice.
+    Closed,
 }
 
 impl From<notibus::Error> for Failure {
@@ -128,6 +160,7 @@ impl Failure {
                 );
                 3
             }
+            Self::Closed => 0,
         };
         ExitCode::from(code)
     }
@@ -170,12 +203,18 @@ async fn run(command: Command, deadline: Deadline) -> Result<(), Failure> {
         Command::Groups(args) => groups::run(args, deadline).await,
         Command::Export(args) => relocate::export(args, deadline).await,
         Command::Import(args) => relocate::import(args, deadline).await,
+        Command::Completions(args) => pages::completions(&args),
+        Command::Man(args) => pages::man(&args),
         Command::Nodes(args) => nodes::run(args, deadline).await,
+        #[cfg(feature = "http")]
+        Command::Record(args) => record::run(args, deadline).await,
         Command::Replay(args) => replay::run(args).await,
         #[cfg(feature = "http")]
         Command::Serve(args) => serve::run(args, deadline).await,
         #[cfg(feature = "simulation")]
         Command::Simulate(args) => simulate::run(&args),
+        #[cfg(feature = "http")]
+        Command::Status(args) => status::run(args, deadline).await,
         Command::Tail(args) => tail::run(args, deadline).await,
         Command::Topology(command) => topology::run(command, deadline).await,
         Command::Triggers(args) => triggers::run(args, deadline).await,

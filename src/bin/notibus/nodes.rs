@@ -61,7 +61,7 @@ pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
     }
     let after = nodes(&args.store.open_to_read().await?.db).await?;
     let mut out = std::io::stdout().lock();
-    let fail = |error: std::io::Error| Failure::Failed(format!("standard output: {error}"));
+    let fail = crate::out::failed;
     if after.is_empty() && !args.json {
         writeln!(out, "no node has joined").map_err(fail)?;
     }

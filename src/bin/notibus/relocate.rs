@@ -89,6 +89,5 @@ pub async fn import(ImportArgs { args }: ImportArgs, deadline: Deadline) -> Resu
 
 /// Prints a line.
 fn say(line: &str) -> Result<(), Failure> {
-    writeln!(std::io::stdout(), "{line}")
-        .map_err(|error| Failure::Failed(format!("standard output: {error}")))
+    writeln!(std::io::stdout(), "{line}").map_err(crate::out::failed)
 }

@@ -5,18 +5,16 @@ use std::{
     io::Write,
     net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
-    sync::Arc,
     time::Duration,
 };
 
 use notibus::{
-    Bus, BusOptions, Dispatcher, DispatcherOptions, Error, Janitor, JanitorOptions, Node, NodeOptions,
-    Notifier, NotifierOptions,
+    Bus, BusOptions, DispatcherOptions, Error, Roles,
     http::{
-        Access, Api, ApiOptions, Cors, Credentials, Hosts, Server, ServerOptions,
+        Access, ApiOptions, Cors, Credentials, Hosts, ServerOptions,
         axum::http::{HeaderName, Method},
     },
-    node::{Announced, Role},
+    node::Running,
     store::Database,
 };
 use tokio::net::TcpListener;
@@ -129,86 +127,36 @@ pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
         .map_err(|error| Failure::BadInput(format!("cannot listen on {}: {error}", args.listen)))?;
     let mut stopped = stopped()?;
     let db = args.store.open().await?;
-    let ring = DispatcherOptions { ring_rows_max: args.rows_kept_max, ..DispatcherOptions::default() };
-    let mut starting = Box::pin(Serving::start(&db, args.prefix.as_bytes(), listener, ring, options, limits));
-    let serving = tokio::select! {
+    let dispatcher = DispatcherOptions { ring_rows_max: args.rows_kept_max, ..DispatcherOptions::default() };
+    let roles = Roles { dispatcher, shutdown_timeout: deadline.0, ..Roles::default() };
+    let mut starting = Box::pin(start(&db, args.prefix.as_bytes(), listener, roles, options, limits));
+    let running = tokio::select! {
         biased;
         started = &mut starting => started?,
         // What has begun is ended in order, if it gets that far.
         () = stopped.wait() => deadline.of("starting", starting).await?,
     };
     stopped.wait().await;
-    serving.stop(deadline).await
+    Ok(running.shutdown().await?)
 }
 
-/// A node that serves.
-struct Serving {
-    /// The node.
-    node: Node,
-    /// Its roles.
-    _roles: (Notifier, Janitor, Announced),
-    /// Tells the feeds.
-    dispatcher: Arc<Dispatcher>,
-    /// Answers.
-    api: Api,
-    /// Listens.
-    server: Server,
-}
-
-impl Serving {
-    /// Serves the bus of `db`.
-    async fn start(
-        db: &Database,
-        prefix: &[u8],
-        listener: TcpListener,
-        ring: DispatcherOptions,
-        options: ApiOptions,
-        limits: ServerOptions,
-    ) -> Result<Self, Failure> {
-        let bus = open(db, prefix).await?;
-        let node = bus.node(NodeOptions::default()).await?;
-        let notifier = node.notifier(NotifierOptions::default()).await?;
-        let janitor = node.janitor(JanitorOptions::default()).await?;
-        let dispatcher = Arc::new(node.dispatcher(ring).await?);
-        let announced = node.announce(Role::HTTP).await?;
-
-        let api = Api::start(&bus, &dispatcher, options)?;
-        let router = api
-            .db_updates()
-            .merge(api.changes(&bus.changes(), api.recorded_databases()))
-            .merge(api.catalogue(api.recorded_databases()))
-            .merge(api.sessions())
-            .merge(api.events())
-            .merge(api.status())
-            .merge(api.welcome());
-        let server = Server::start(listener, router, limits, db.env())?;
-        let mut out = std::io::stdout();
-        // Whoever started it may not listen any more.
-        drop(
-            writeln!(out, "notibus: listening on http://{}", server.local_addr()).and_then(|()| out.flush()),
-        );
-        Ok(Self { node, _roles: (notifier, janitor, announced), dispatcher, api, server })
-    }
-
-    /// Ends everything in order, as far as it can be done within the deadline.
-    async fn stop(self, deadline: Deadline) -> Result<(), Failure> {
-        let Self { node, _roles, dispatcher, api, server } = self;
-        let closing = async {
-            api.shutdown();
-            server.shutdown().await;
-            drop(api);
-            if let Some(dispatcher) = Arc::into_inner(dispatcher) {
-                dispatcher.shutdown().await;
-            }
-            Ok::<_, Failure>(())
-        };
-        let half = Deadline(deadline.0 / 2);
-        let closed = half.of("closing feeds and connections, which are cut off", closing).await;
-        // Whatever became of those, the others should not have to wait until this node expires.
-        half.of("leaving the nodes of the bus: others take over once this one has expired", node.shutdown())
-            .await?;
-        closed
-    }
+/// Serves the bus of `db`.
+async fn start(
+    db: &Database,
+    prefix: &[u8],
+    listener: TcpListener,
+    roles: Roles,
+    options: ApiOptions,
+    limits: ServerOptions,
+) -> Result<Running, Failure> {
+    let bus = open(db, prefix).await?;
+    let running = bus.start(roles).await?;
+    let routes = running.api(options)?.routes();
+    let address = running.serve(listener, routes, limits).await?;
+    let mut out = std::io::stdout();
+    // Whoever started it may not listen any more.
+    drop(writeln!(out, "notibus: listening on http://{address}").and_then(|()| out.flush()));
+    Ok(running)
 }
 
 /// Opens the bus, or creates it.

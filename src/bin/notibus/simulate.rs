@@ -164,7 +164,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         }
     });
     let total = total.into_inner().unwrap_or_else(PoisonError::into_inner);
-    report(&total, began.elapsed()).map_err(|error| Failure::Failed(format!("standard output: {error}")))?;
+    report(&total, began.elapsed()).map_err(crate::out::failed)?;
     let is_missed =
         |witness: &&Witness| witness.is_due(total.seeds) && !total.witnesses.contains_key(witness);
     let missed: Vec<_> = Witness::ALL.iter().filter(is_missed).collect();

@@ -81,5 +81,5 @@ fn print(row: &notibus::Notification) -> Result<(), Failure> {
     serde_json::to_writer(&mut out, row)
         .map_err(std::io::Error::from)
         .and_then(|()| out.write_all(b"\n"))
-        .map_err(|error| Failure::Failed(format!("standard output: {error}")))
+        .map_err(crate::out::failed)
 }

@@ -185,7 +185,7 @@ async fn count<R: FeedRow>(
 fn print(json: bool, value: &impl Serialize, text: &str) -> Result<(), Failure> {
     let json = json.then(|| serde_json::to_string(value).expect("it has only plain fields"));
     let text = json.as_deref().unwrap_or(text);
-    writeln!(io::stdout(), "{text}").map_err(|error| Failure::Failed(format!("standard output: {error}")))
+    writeln!(io::stdout(), "{text}").map_err(crate::out::failed)
 }
 
 /// Ids in order, as ranges of the first and the last.

@@ -114,7 +114,7 @@ impl At {
         } else {
             writeln!(out, "{}", readable(row))
         };
-        printed.map_err(|error| Failure::Failed(format!("standard output: {error}")))
+        printed.map_err(crate::out::failed)
     }
 }
 

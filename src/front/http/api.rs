@@ -24,7 +24,10 @@ use crate::{
         error::{Error, Result},
     },
     bus::Bus,
-    roles::{changes::LOOK_INTERVAL, dispatcher::Dispatcher},
+    roles::{
+        changes::LOOK_INTERVAL,
+        dispatcher::{Dispatcher, Subscriptions},
+    },
     state::notification_feed::NotificationFeed,
 };
 
@@ -130,7 +133,7 @@ pub(super) struct Inner {
     /// The bus.
     pub bus: Bus,
     /// Tells of what comes.
-    pub dispatcher: Arc<Dispatcher>,
+    pub dispatcher: Subscriptions,
     /// The notifications.
     pub feed: NotificationFeed,
     /// How it answers.
@@ -178,14 +181,14 @@ impl Inner {
 impl Api {
     /// What answers for `bus`. Live feeds are subscribers of `dispatcher`, whose ring
     /// ([`DispatcherOptions::ring_rows_max`](crate::DispatcherOptions::ring_rows_max)) says how far behind they may be without
-    /// reading the store.
+    /// reading the store. They end with it.
     ///
     /// Fails with [`Error::Invalid`] if an option is out of its limits.
-    pub fn start(bus: &Bus, dispatcher: &Arc<Dispatcher>, options: ApiOptions) -> Result<Self> {
+    pub fn start(bus: &Bus, dispatcher: &Dispatcher, options: ApiOptions) -> Result<Self> {
         options.check()?;
         let inner = Inner {
             bus: bus.clone(),
-            dispatcher: Arc::clone(dispatcher),
+            dispatcher: dispatcher.subscriptions(),
             feed: bus.feed(),
             reads: Semaphore::new(options.reads_max),
             bodies: Bodies::new(options.bodies_len_max),

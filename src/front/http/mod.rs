@@ -6,19 +6,17 @@
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! use std::sync::Arc;
-//! use notibus::{Bus, BusOptions, http::{Api, ApiOptions, Server, ServerOptions}, store::Database};
+//! use notibus::{Bus, BusOptions, Roles, http::{ApiOptions, ServerOptions}, store::Database};
 //!
 //! let store = Database::memory();
 //! let bus = Bus::open(&store, BusOptions::default()).await?;
-//! let dispatcher = Arc::new(bus.dispatcher(Default::default()).await?);
-//! let api = Api::start(&bus, &dispatcher, ApiOptions::default())?;
+//! let running = bus.start(Roles::default()).await?;
+//! let api = running.api(ApiOptions::default())?;
 //! let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
 //! let router = api.db_updates().merge(api.status());
-//! let server = Server::start(listener, router, ServerOptions::default(), store.env())?;
-//! println!("http://{}/_db_updates", server.local_addr());
-//! api.shutdown(); // feeds end with their last line
-//! server.shutdown().await;
+//! let address = running.serve(listener, router, ServerOptions::default()).await?;
+//! println!("http://{address}/_db_updates");
+//! running.shutdown().await?; // feeds end with their last line, then connections, then the roles
 //! # Ok(()) }
 //! ```
 //!
@@ -51,6 +49,7 @@ mod db_updates;
 mod events;
 mod failure;
 mod form;
+mod groups;
 mod hosts;
 mod lockout;
 mod metrics;
@@ -59,6 +58,7 @@ mod position;
 mod query;
 mod refusals;
 mod row;
+mod running;
 mod server;
 mod session;
 mod socket;

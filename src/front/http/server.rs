@@ -142,6 +142,7 @@ impl ServerOptions {
 
 /// A running server. Dropping it closes all connections; [`Server::shutdown`] lets answers come to their ends.
 #[derive(Debug)]
+#[must_use = "dropping it closes all connections"]
 pub struct Server {
     /// Where it listens.
     local_addr: SocketAddr,

@@ -94,37 +94,12 @@ async fn status(State(inner): State<Arc<Inner>>) -> Response {
 async fn read(inner: &Inner) -> Result<Value> {
     let Inner { bus, feed, dispatcher, .. } = inner;
     let tailed = dispatcher.position();
-    let (now, last, horizon, topology, nodes, groups, is_drained, untold, skipped) = tokio::try_join!(
-        feed.now(),
-        feed.last_sequence(),
-        feed.horizon(),
-        feed.topology(),
-        bus.nodes(),
-        bus.groups(),
-        bus.is_drained(),
-        feed.pending(tailed),
-        bus.skipped_rows(),
-    )?;
-    let mut told = Vec::new();
-    for group in groups {
-        let lag = bus.any_group(group.instance, group.name.as_str())?.lag().await;
-        let mut value = serde_json::to_value(&group).expect("a status can be written as JSON");
-        // A group may be deleted meanwhile.
-        value["lag"] = lag.map_or(Value::Null, |lag| json!(lag));
-        told.push(value);
-    }
-    Ok(json!({
-        "version": env!("CARGO_PKG_VERSION"),
-        "failure": bus.store().failure().map(|error| error.to_string()),
-        "incarnation": bus.incarnation().0,
-        "feed": { "now": now, "last_seq": last, "horizon": horizon, "topology": topology },
-        "lag": { "is_drained": is_drained, "tailed_seq": tailed, "untold_rows": untold },
-        "nodes": nodes,
-        "groups": told,
-        "http": { "feeds": inner.admission.feeds(), "subscribers": dispatcher.subscribers() },
-        "skipped_rows": skipped,
-        "stats": bus.stats(),
-    }))
+    let (status, is_drained, untold) =
+        tokio::try_join!(bus.status(), bus.is_drained(), feed.pending(tailed))?;
+    let mut told = serde_json::to_value(&status).expect("a status can be written as JSON");
+    told["lag"] = json!({ "is_drained": is_drained, "tailed_seq": tailed, "untold_rows": untold });
+    told["http"] = json!({ "feeds": inner.admission.feeds(), "subscribers": dispatcher.subscribers() });
+    Ok(told)
 }
 
 /// The counts, for Prometheus.

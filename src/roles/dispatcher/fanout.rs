@@ -16,6 +16,7 @@ use crate::{
 /// The part of a dispatcher that fans out, without the tail that reads the feed. Rows are pushed by hand: for tests of
 /// subscribers, and for benchmarks. Dropping it ends its subscriptions after what they have been given.
 #[derive(Debug)]
+#[must_use = "dropping it ends its subscriptions"]
 pub struct Fanout(Arc<Shared>);
 
 impl Fanout {
@@ -57,6 +58,34 @@ impl Fanout {
     }
 
     /// How many subscriptions there are now, those of dropped streams and handles not among them.
+    pub fn subscribers(&self) -> usize {
+        self.0.subscribers.len()
+    }
+}
+
+/// A way to a dispatcher that does not keep it running: once it has ended, so does what subscribes.
+#[cfg(feature = "http")]
+#[derive(Debug, Clone)]
+pub(crate) struct Subscriptions(Arc<Shared>);
+
+#[cfg(feature = "http")]
+impl Subscriptions {
+    /// To the dispatcher of `shared`.
+    pub(super) fn new(shared: &Arc<Shared>) -> Self {
+        Self(Arc::clone(shared))
+    }
+
+    /// As [`Fanout::subscribe`].
+    pub fn subscribe(&self, filter: Filter) -> Subscribe {
+        Subscribe::new(Arc::clone(&self.0), filter)
+    }
+
+    /// As [`Fanout::position`].
+    pub fn position(&self) -> Sequence {
+        self.0.ring.position()
+    }
+
+    /// As [`Fanout::subscribers`].
     pub fn subscribers(&self) -> usize {
         self.0.subscribers.len()
     }

@@ -48,6 +48,8 @@ mod tail;
 #[cfg(test)]
 mod tests;
 
+#[cfg(feature = "http")]
+pub(crate) use self::fanout::Subscriptions;
 pub use self::{
     callback::CallbackHandle,
     delivery::{Delivery, DeliveryBatch, DeliveryRef, Interruption, Iter as DeliveryIter},

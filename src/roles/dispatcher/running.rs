@@ -156,6 +156,12 @@ impl Dispatcher {
         self.fanout.shared().patterns.subscribers_of(name.as_str())
     }
 
+    /// A way to it that does not keep it running.
+    #[cfg(feature = "http")]
+    pub(crate) fn subscriptions(&self) -> super::fanout::Subscriptions {
+        super::fanout::Subscriptions::new(self.fanout.shared())
+    }
+
     pub(crate) fn context(&self) -> &Arc<Context> {
         &self.fanout.shared().context
     }

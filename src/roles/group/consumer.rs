@@ -32,6 +32,7 @@ type Working = Arc<Mutex<Vec<ShardId>>>;
 
 /// A member of a group: works on its part of the shards. Dropping it stops it at once, as a crash would, except that observers
 /// are closed; [`Consumer::shutdown`] also puts down how far it has come, and releases its leases.
+#[must_use = "dropping it stops it: it works on nothing any more"]
 pub struct Consumer {
     /// Tells observers that are closed after an abort why. It has to be dropped before the worker.
     alive: Alive,

@@ -136,7 +136,7 @@ impl Report {
         } else {
             self.readable()
         };
-        writeln!(io::stdout(), "{text}").map_err(|error| Failure::Failed(format!("standard output: {error}")))
+        writeln!(io::stdout(), "{text}").map_err(crate::out::failed)
     }
 
     /// The summary for people.

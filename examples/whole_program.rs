@@ -1,0 +1,96 @@
+//! A whole program: a layer that records events in its transactions, and what can follow them: a stream, a durable subscriber, a
+//! group, a trigger, and clients over HTTP.
+//!
+//! Run it with `cargo run --example whole_program`; with `-- serve 127.0.0.1:5984 FOLDER` it keeps its data in a folder, and runs until
+//! Ctrl-C or SIGTERM.
+
+use std::{error::Error, future::ready, time::Duration};
+
+use notibus::{
+    Bus, BusOptions, Db, DbInstance, Filter, Notification, Producer, Result, Roles,
+    group::{ConsumerOptions, GroupBatch, GroupOptions},
+    http::{ApiOptions, ServerOptions},
+    jobs::{IndexBuild, TriggerOptions, index_trigger},
+    store::{AtomicOp, Database, Transaction},
+};
+use tokio::{net::TcpListener, sync::mpsc};
+use tokio_stream::StreamExt;
+
+/// Writes a document, with its event in the same transaction.
+async fn write(store: &Database, producer: &Producer, db: &Db, body: &str) -> Result<()> {
+    let write = async |tx: Transaction| {
+        tx.set(format!("layer/{}/1", db.instance).as_bytes(), body.as_bytes());
+        producer.updated(&tx, db);
+        Ok(())
+    };
+    store.run(write).await
+}
+
+/// Counts the rows of `batch` in the transaction that saves how far the group has come: each is counted exactly once.
+async fn count(store: &Database, batch: &GroupBatch<Notification>) -> Result<()> {
+    let count = async |tx: Transaction| {
+        if !batch.checkpoint_in(&tx).await?.is_done() {
+            tx.atomic(AtomicOp::Add, b"layer/count", &(batch.rows.len() as u64).to_le_bytes());
+        }
+        Ok(())
+    };
+    store.run(count).await
+}
+
+/// Serves until a signal, or just shows what becomes of one document.
+#[tokio::main]
+pub async fn main() -> std::result::Result<(), Box<dyn Error>> {
+    let mut arguments = std::env::args().skip_while(|argument| argument != "serve").skip(1);
+    let (listen, folder) = (arguments.next(), arguments.next());
+    let store = folder.map_or_else(|| Ok(Database::memory()), Database::open_dir)?;
+    let bus = Bus::open(&store, BusOptions::default()).await?;
+    let running = bus.start(Roles::default()).await?;
+    let (say, mut heard) = mpsc::unbounded_channel();
+
+    // A stream: what happens while the program runs.
+    let mut stream = running.dispatcher().subscribe(Filter::prefix("shop/")).stream();
+    // A durable subscriber: after a restart it goes on where it was.
+    let mailer = running.dispatcher().subscribe(Filter::all()).durable(&bus.cursor("mailer")?).await?;
+    let said = say.clone();
+    let _mailer = mailer.callback(move |item| {
+        drop(item.map(|delivery| said.send(format!("mailer: {}", delivery.notification().name))));
+        ready(())
+    });
+    // A group: its work is shared by all nodes.
+    let group = bus.group("counter")?;
+    group.create(&GroupOptions::default()).await?;
+    let (said, counts) = (say.clone(), store.clone());
+    let observer = move |_shard| {
+        let (said, store) = (said.clone(), counts.clone());
+        move |batch: GroupBatch<Notification>| {
+            let (said, store) = (said.clone(), store.clone());
+            async move {
+                count(&store, &batch).await?;
+                Ok(said.send("group: counted".to_owned())?)
+            }
+        }
+    };
+    let _counter = running.node().consumer(&group, observer, ConsumerOptions::default()).await?;
+    // A trigger: a job for each database that has changed, tried again until it succeeds.
+    let options = TriggerOptions { debounce: Duration::ZERO, ..TriggerOptions::index("indexer") };
+    let index =
+        move |build: IndexBuild| ready(say.send(format!("trigger: {}", build.db.name)).map_err(Into::into));
+    let _indexer = index_trigger(running.dispatcher(), options, index).await?;
+    // Clients of CouchDB: `_db_updates`, `_changes`, and the administration.
+    let routes = running.api(ApiOptions::default())?.routes();
+    let listener = TcpListener::bind(listen.as_deref().unwrap_or("127.0.0.1:0")).await?;
+    println!("http://{}", running.serve(listener, routes, ServerOptions::default()).await?);
+
+    let orders = Db::new("shop/orders".parse()?, DbInstance::random(store.env()));
+    write(&store, &bus.producer(), &orders, "{\"total\":42}").await?;
+    let delivery = stream.next().await.ok_or("the dispatcher has ended")??;
+    println!("stream: {}", delivery.notification().name);
+    let mut waiting = vec!["mailer", "group", "trigger"];
+    while !waiting.is_empty() {
+        let line = heard.recv().await.ok_or("nobody is left to speak")?;
+        waiting.retain(|who| !line.starts_with(who));
+        println!("{line}");
+    }
+    let ended = if listen.is_some() { running.shutdown_on_signal().await } else { running.shutdown().await };
+    Ok(ended?)
+}

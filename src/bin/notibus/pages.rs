@@ -1,0 +1,39 @@
+//! `notibus completions` and `notibus man`: what packages install beside the command.
+
+use std::{io, path::PathBuf};
+
+use clap::CommandFactory;
+use clap_complete::Shell;
+
+use crate::{Cli, Failure, out};
+
+/// Which script to print.
+#[derive(Debug, clap::Args)]
+pub struct CompletionsArgs {
+    /// The shell.
+    shell: Shell,
+}
+
+/// Where to write manual pages.
+#[derive(Debug, clap::Args)]
+pub struct ManArgs {
+    /// The folder. Without it, the page of `notibus` itself is printed.
+    folder: Option<PathBuf>,
+}
+
+/// Prints a script.
+pub fn completions(args: &CompletionsArgs) -> Result<(), Failure> {
+    // It is made first, since a failure to print it would be a panic.
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut Cli::command(), "notibus", &mut script);
+    io::Write::write_all(&mut io::stdout(), &script).map_err(out::failed)
+}
+
+/// Writes manual pages.
+pub fn man(args: &ManArgs) -> Result<(), Failure> {
+    match &args.folder {
+        None => clap_mangen::Man::new(Cli::command()).render(&mut io::stdout()).map_err(out::failed),
+        Some(folder) => clap_mangen::generate_to(Cli::command(), folder)
+            .map_err(|error| Failure::BadInput(format!("{}: {error}", folder.display()))),
+    }
+}

@@ -1,0 +1,210 @@
+//! `--store` and `--url`: what a command asks, a store by itself or a running node.
+//!
+//! Both are asked in the same words: of a store the routes of the node answer within this process, so that a command prints the
+//! same whichever it asks.
+
+use std::{
+    io::{Read, Write},
+    net::{TcpStream, ToSocketAddrs},
+    str::FromStr,
+    time::Duration,
+};
+
+use notibus::{
+    Bus, Dispatcher, DispatcherOptions,
+    http::{
+        Api, ApiOptions,
+        axum::{self, Router, body::Body, extract::Request},
+    },
+};
+use serde_json::Value;
+use tower_service::Service;
+
+use crate::{Failure, deadline::Deadline, store::Store};
+
+/// Where a name with a password, or a token, is given for `--url`: everyone on the machine sees a command line.
+const VARIABLE: &str = "NOTIBUS_AUTH";
+
+/// What to ask.
+#[derive(Debug, Clone, clap::Args)]
+#[group(required = true, multiple = false)]
+pub struct Target {
+    /// The store: "memory", "dir:PATH" or "fdb:FILE".
+    #[arg(long)]
+    store: Option<Store>,
+    /// A running node, as `http://127.0.0.1:5985`. Who asks is said by the environment variable `NOTIBUS_AUTH`: "name:password", or a
+    /// token.
+    #[arg(long)]
+    url: Option<Url>,
+}
+
+/// Where a node listens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Url(String);
+
+impl FromStr for Url {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let rest = text.strip_prefix("http://").ok_or("it does not begin with \"http://\"")?;
+        let rest = rest.strip_suffix('/').unwrap_or(rest);
+        if rest.is_empty() || rest.contains(['/', '@', '?', '#', ' ']) {
+            return Err(format!("{rest:?} is no host with a port; {VARIABLE} says who asks"));
+        }
+        let has_port = rest.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
+        Ok(Self(if has_port { rest.to_owned() } else { format!("{rest}:5985") }))
+    }
+}
+
+/// What answers.
+pub enum Opened {
+    /// A node.
+    Node(Url, Duration),
+    /// The routes of a bus in this process.
+    Bus {
+        /// What answers.
+        router: Router,
+        /// What the routes ask how far it has come.
+        _dispatcher: Dispatcher,
+    },
+}
+
+impl Target {
+    /// Whether a running node is asked.
+    pub fn is_node(&self) -> bool {
+        self.url.is_some()
+    }
+
+    /// Opens it, to change something if it `writes`.
+    pub async fn open(&self, prefix: &str, writes: bool, deadline: Deadline) -> Result<Opened, Failure> {
+        let store = match (&self.store, &self.url) {
+            (_, Some(url)) => return Ok(Opened::Node(url.clone(), deadline.0)),
+            (Some(store), None) => store,
+            (None, None) => unreachable!("one of them is required"),
+        };
+        let open = async {
+            let db = if writes {
+                store.check_exists()?;
+                store.open().await?
+            } else {
+                store.open_to_read().await?.now()
+            };
+            let bus = Bus::open_existing(&db, prefix.as_bytes()).await?;
+            let dispatcher = bus.dispatcher(DispatcherOptions::default()).await?;
+            let api = Api::start(&bus, &dispatcher, ApiOptions::default())?;
+            let router = api.events().merge(api.groups()).merge(api.status());
+            Ok::<_, Failure>(Opened::Bus { router, _dispatcher: dispatcher })
+        };
+        deadline.of("opening the bus", open).await
+    }
+}
+
+impl Opened {
+    /// The answer to a request, which must have succeeded. A `body` is posted.
+    pub async fn ask(&self, path: &str, body: Option<Vec<u8>>) -> Result<Value, Failure> {
+        let (status, answer) = match self {
+            Self::Node(url, limit) => {
+                let (url, path, limit) = (url.0.clone(), path.to_owned(), *limit);
+                tokio::task::spawn_blocking(move || over_tcp(&url, &path, body.as_deref(), limit))
+                    .await
+                    .map_err(|ended| Failure::Failed(format!("the request: {ended}")))??
+            }
+            Self::Bus { router, .. } => within(router.clone(), path, body).await?,
+        };
+        let value: Value = serde_json::from_slice(&answer).unwrap_or(Value::Null);
+        if (200..300).contains(&status) {
+            return Ok(value);
+        }
+        let reason =
+            value["reason"].as_str().map_or_else(|| format!("the answer was {status}"), ToOwned::to_owned);
+        Err(match status {
+            401 | 403 => Failure::BadInput(format!("{reason} ({VARIABLE} says who asks)")),
+            400..500 => Failure::BadInput(reason),
+            _ => Failure::Failed(reason),
+        })
+    }
+}
+
+/// Asks a router of this process.
+async fn within(mut router: Router, path: &str, body: Option<Vec<u8>>) -> Result<(u16, Vec<u8>), Failure> {
+    let method = if body.is_some() { "POST" } else { "GET" };
+    let request = Request::builder().method(method).uri(path).body(Body::from(body.unwrap_or_default()));
+    let request = request.map_err(|error| Failure::BadInput(format!("{path}: {error}")))?;
+    let response = router.call(request).await.unwrap_or_else(|never| match never {});
+    let status = response.status().as_u16();
+    let body = axum::body::to_bytes(response.into_body(), usize::MAX).await;
+    Ok((status, body.map_err(|error| Failure::Failed(error.to_string()))?.to_vec()))
+}
+
+/// Asks the node at `host`: one request, whose answer ends with the connection.
+fn over_tcp(host: &str, path: &str, body: Option<&[u8]>, limit: Duration) -> Result<(u16, Vec<u8>), Failure> {
+    let failed = |error: std::io::Error| Failure::Failed(format!("http://{host}{path}: {error}"));
+    let address = host.to_socket_addrs().map_err(failed)?.next();
+    let address = address.ok_or_else(|| Failure::Failed(format!("{host} has no address")))?;
+    let mut socket = TcpStream::connect_timeout(&address, limit).map_err(failed)?;
+    socket
+        .set_read_timeout(Some(limit))
+        .and_then(|()| socket.set_write_timeout(Some(limit)))
+        .map_err(failed)?;
+    let method = if body.is_some() { "POST" } else { "GET" };
+    let authorization = match std::env::var(VARIABLE) {
+        Ok(name) if name.contains(':') => format!("Authorization: Basic {}\r\n", base64(name.as_bytes())),
+        Ok(token) => format!("Authorization: Bearer {token}\r\n"),
+        Err(_) => String::new(),
+    };
+    let body = body.unwrap_or_default();
+    let head = format!(
+        "{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{authorization}Content-Length: {}\r\n\r\n",
+        body.len()
+    );
+    socket.write_all(head.as_bytes()).and_then(|()| socket.write_all(body)).map_err(failed)?;
+    let mut answer = Vec::new();
+    socket.read_to_end(&mut answer).map_err(failed)?;
+    parse(&answer).ok_or_else(|| Failure::Failed(format!("http://{host}{path}: this is no answer of a node")))
+}
+
+/// Status and body of an answer.
+fn parse(answer: &[u8]) -> Option<(u16, Vec<u8>)> {
+    let end = answer.windows(4).position(|window| window == b"\r\n\r\n")?;
+    let head = std::str::from_utf8(&answer[..end]).ok()?;
+    let status = head.strip_prefix("HTTP/1.1 ")?.get(..3)?.parse().ok()?;
+    Some((status, answer[end + 4..].to_vec()))
+}
+
+/// `bytes` as the credentials of HTTP have them.
+fn base64(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let digits = bytes.chunks(3).flat_map(|chunk| {
+        let bits =
+            chunk.iter().fold(0_u32, |bits, &byte| bits << 8 | u32::from(byte)) << (8 * (3 - chunk.len()));
+        (0..4).map(move |place| {
+            if place > chunk.len() { '=' } else { DIGITS[(bits >> (18 - 6 * place) & 63) as usize].into() }
+        })
+    });
+    digits.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls_are_hosts_with_ports() {
+        assert_eq!("http://localhost/".parse(), Ok(Url("localhost:5985".to_owned())));
+        assert_eq!("http://[::1]:80".parse(), Ok(Url("[::1]:80".to_owned())));
+        for bad in ["localhost:5985", "https://localhost", "http://", "http://a:b@c", "http://a/b"] {
+            assert!(bad.parse::<Url>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn answers_are_read() {
+        assert_eq!(parse(b"HTTP/1.1 201 Created\r\nA: b\r\n\r\n{}"), Some((201, b"{}".to_vec())));
+        assert_eq!(parse(b"SSH-2.0-OpenSSH\r\n\r\n"), None);
+        for (plain, coded) in
+            [("", ""), ("a", "YQ=="), ("ab", "YWI="), ("abc", "YWJj"), ("anna:s", "YW5uYTpz")]
+        {
+            assert_eq!(base64(plain.as_bytes()), coded);
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! What [`Running`] serves over HTTP, and how that ends before the roles do.
+
+use std::net::SocketAddr;
+
+use axum::Router;
+use futures_util::FutureExt;
+use tokio::net::TcpListener;
+
+use super::{Api, ApiOptions, Server, ServerOptions};
+use crate::{base::error::Result, bus::running::Running, state::keys::Role};
+
+impl Running {
+    /// What answers for the bus over HTTP. Its feeds end first when the roles are shut down.
+    ///
+    /// Fails with [`Error::Invalid`](crate::Error::Invalid) if an option is out of its limits.
+    pub fn api(&self, options: ApiOptions) -> Result<Api> {
+        let api = Api::start(self.bus(), self.dispatcher(), options)?;
+        let ending = api.clone();
+        self.end_first(Box::new(move || {
+            ending.shutdown();
+            std::future::ready(()).boxed()
+        }));
+        Ok(api)
+    }
+
+    /// Serves `router` to everyone who connects to `listener`, until the roles end; returns where. The node lists that it serves.
+    ///
+    /// Fails as [`Server::start`] does.
+    pub async fn serve(
+        &self,
+        listener: TcpListener,
+        router: Router,
+        options: ServerOptions,
+    ) -> Result<SocketAddr> {
+        let server = Server::start(listener, router, options, self.bus().store().env())?;
+        let address = server.local_addr();
+        // The node lists its role once, however many servers it has.
+        let announced = self.node().announce(Role::HTTP).await.ok();
+        self.end_first(Box::new(move || {
+            async move {
+                server.shutdown().await;
+                drop(announced);
+            }
+            .boxed()
+        }));
+        Ok(address)
+    }
+}
+
+impl Api {
+    /// All routes of the bus, for a server without a layer: `_db_updates`, `_changes` of what was recorded here, sessions, the
+    /// recording of events, the administration, and `/`.
+    pub fn routes(&self) -> Router {
+        let bus = &self.inner.bus;
+        self.db_updates()
+            .merge(self.changes(&bus.changes(), self.recorded_databases()))
+            .merge(self.catalogue(self.recorded_databases()))
+            .merge(self.sessions())
+            .merge(self.events())
+            .merge(self.groups())
+            .merge(self.status())
+            .merge(self.welcome())
+    }
+}

@@ -1,0 +1,104 @@
+//! All roles behind one handle: how they start, and how they end.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod common;
+
+use common::{LIMIT, db, narrow_bus, record, until};
+use notibus::{DispatcherOptions, Filter, Roles, dispatcher::Interruption, store::Database};
+use tokio_stream::StreamExt;
+
+#[tokio::test(start_paused = true)]
+async fn one_handle_delivers_and_leaves_nothing_behind() {
+    let store = Database::memory();
+    let bus = narrow_bus(&store).await;
+    let running = bus.start(Roles::default()).await.unwrap();
+    let mut updates = running.dispatcher().subscribe(Filter::all()).stream();
+    record(&store, &bus, &db("a", 1), [1, 0, 0, 0]).await;
+    assert_eq!(updates.next().await.unwrap().unwrap().notification().name.as_str(), "a");
+
+    let status = running.status().await.unwrap();
+    let roles: Vec<_> = status.nodes[0].roles.iter().map(notibus::node::Role::as_str).collect();
+    assert_eq!(roles, ["dispatcher", "janitor", "notifier"]);
+    assert_eq!((status.backlog.rows, status.backlog.is_exact), (0, true));
+
+    running.shutdown().await.unwrap();
+    assert!(bus.nodes().await.unwrap().is_empty(), "the others need not wait until it expires");
+    let rest: Vec<_> = updates.collect().await;
+    assert!(rest.iter().all(|item| matches!(item, Err(Interruption::Synced { .. }))), "{rest:?}");
+    // What comes now is counted, and waits for somebody to fold it.
+    record(&store, &bus, &db("b", 1), [1, 0, 0, 0]).await;
+    let backlog = bus.backlog().await.unwrap();
+    assert_eq!((backlog.rows, backlog.partitions[0].partition, backlog.partitions[0].rows), (1, 0, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_start_that_fails_leaves_no_node() {
+    let store = Database::memory();
+    let bus = narrow_bus(&store).await;
+    let dispatcher = DispatcherOptions { ring_rows_max: 0, ..DispatcherOptions::default() };
+    assert!(bus.start(Roles { dispatcher, ..Roles::default() }).await.is_err());
+    assert!(bus.nodes().await.unwrap().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn dropping_it_stops_it_as_a_crash_would() {
+    let store = Database::memory();
+    let bus = narrow_bus(&store).await;
+    let running = bus.start(Roles::default()).await.unwrap();
+    let mut updates = running.dispatcher().subscribe(Filter::all()).stream();
+    drop(running);
+    assert!(updates.next().await.is_none());
+    assert_eq!(bus.nodes().await.unwrap().len(), 1, "it is found dead");
+    let next = bus.start(Roles::default()).await.unwrap();
+    until("the next one to take over", async || next.notifier().unwrap().partitions().len() == 1).await;
+    next.shutdown().await.unwrap();
+}
+
+/// Programs once ignored the request to terminate that every supervisor of processes sends.
+#[cfg(all(unix, any(feature = "cli", feature = "http")))]
+#[tokio::test]
+async fn a_request_to_terminate_ends_it_in_order() {
+    let store = Database::memory();
+    let bus = narrow_bus(&store).await;
+    let running = bus.start(Roles::default()).await.unwrap();
+    let kill = async {
+        let id = std::process::id().to_string();
+        assert!(std::process::Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
+    };
+    // The first of the two listens before the second is begun.
+    let (ended, ()) = tokio::time::timeout(LIMIT, async { tokio::join!(running.shutdown_on_signal(), kill) })
+        .await
+        .unwrap();
+    ended.unwrap();
+    assert!(bus.nodes().await.unwrap().is_empty());
+}
+
+/// Feeds end with their last line, and connections with their answers, before what they follow does.
+#[cfg(feature = "http")]
+#[tokio::test]
+async fn feeds_end_before_the_roles_do() {
+    use notibus::http::{ApiOptions, ServerOptions};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    let store = Database::memory();
+    let bus = narrow_bus(&store).await;
+    let running = bus.start(Roles::default()).await.unwrap();
+    let api = running.api(ApiOptions::default()).unwrap();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = running.serve(listener, api.routes(), ServerOptions::default()).await.unwrap();
+    assert!(bus.nodes().await.unwrap()[0].roles.iter().any(|role| role.as_str() == "http"));
+    let mut feed = tokio::net::TcpStream::connect(address).await.unwrap();
+    feed.write_all(b"GET /_db_updates?feed=continuous HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
+    // It has begun once its headers are here.
+    assert_eq!(feed.read_u8().await.unwrap(), b'H');
+    let (ended, read) = tokio::time::timeout(LIMIT, async {
+        let mut rest = String::new();
+        tokio::join!(running.shutdown(), async { feed.read_to_string(&mut rest).await.map(|_| rest) })
+    })
+    .await
+    .unwrap();
+    ended.unwrap();
+    assert!(read.unwrap().contains("{\"last_seq\":"));
+    assert!(bus.nodes().await.unwrap().is_empty());
+}

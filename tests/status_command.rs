@@ -1,0 +1,143 @@
+//! `notibus status`, `record` and `groups create`, on a running node and on a store; and how commands end.
+
+#![cfg(unix)]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod served;
+
+use std::{
+    io::Write,
+    process::{Output, Stdio},
+};
+
+use serde_json::Value;
+use served::{Served, notibus};
+
+/// Runs the command with `input`.
+fn run(arguments: &[&str], input: &str) -> Output {
+    let mut command = notibus();
+    command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.env_remove("NOTIBUS_AUTH").spawn().unwrap();
+    // It may end without reading.
+    drop(child.stdin.take().unwrap().write_all(input.as_bytes()));
+    child.wait_with_output().unwrap()
+}
+
+/// What it prints, if it ends well.
+fn printed(arguments: &[&str], input: &str) -> String {
+    let output = run(arguments, input);
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// What it says is wrong, with its exit code.
+fn refused(arguments: &[&str], input: &str) -> (Option<i32>, String) {
+    let output = run(arguments, input);
+    (output.status.code(), String::from_utf8(output.stderr).unwrap())
+}
+
+#[test]
+fn a_running_node_and_its_folder_are_asked_alike() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = format!("dir:{}", folder.path().display());
+    let served = Served::start(&["--store", &store], None);
+    let url = format!("http://{}", served.at);
+    let node = ["--url", url.as_str()];
+    assert_eq!(
+        printed(&[&["record", "shop/orders", "created"], &node[..]].concat(), ""),
+        "recorded 1 event\n"
+    );
+    let events = "{\"db\":\"a\",\"type\":\"created\"}\n\n{\"db\":\"b\",\"type\":\"updated\"}\n";
+    assert_eq!(printed(&[&["record", "-", "--json"], &node[..]].concat(), events), "{\"recorded\":2}\n");
+    let create = [&["groups", "create", "mailer", "--start", "0"], &node[..]].concat();
+    assert_eq!(printed(&create, ""), "mailer is created\n");
+    assert_eq!(printed(&create, ""), "mailer is there already\n");
+
+    let screen = printed(&[&["status"], &node[..]].concat(), "");
+    for part in
+        ["ready\n", "NODE ", "dispatcher,http,janitor,notifier", "GROUP ", "mailer  notifications  0 "]
+    {
+        assert!(screen.contains(part), "{part}\n{screen}");
+    }
+    let status: Value =
+        serde_json::from_str(&printed(&[&["status", "--json"], &node[..]].concat(), "")).unwrap();
+    assert_eq!((&status["ready"], &status["groups"][0]["name"]), (&true.into(), &"mailer".into()));
+
+    // What another process has open can be read, and not be written to.
+    let written: Value =
+        serde_json::from_str(&printed(&["status", "--json", "--store", &store], "")).unwrap();
+    assert_eq!(written["groups"][0]["name"], "mailer");
+    let (code, reason) = refused(&["record", "a", "--store", &store], "");
+    assert!(code == Some(2) && reason.contains("notibus: "), "{code:?} {reason}");
+
+    assert!(served.stop());
+    assert_eq!(printed(&["record", "a", "--store", &store], ""), "recorded 1 event\n");
+    let screen = printed(&["status", "--store", &store], "");
+    for part in
+        ["1 rows wait to be folded, in 1 partitions", "no node has joined", "mailer  notifications  0 "]
+    {
+        assert!(screen.contains(part), "{part}\n{screen}");
+    }
+}
+
+#[test]
+fn what_is_wrong_is_said_with_an_exit_code_of_its_own() {
+    let served = Served::start(&["--store", "memory"], None);
+    let url = format!("http://{}", served.at);
+    for (arguments, input, named) in [
+        (&["record", "a", "gone"][..], "", "its type is none of"),
+        (&["record", "-"], "{\"db\":\"a\",\"type\":\"created\"}\nnothing\n", "line 2: "),
+        (&["groups", "create", ""], "", "name"),
+        (&["groups", "create", "g", "--start", "then"], "", "then"),
+    ] {
+        let (code, reason) = refused(&[arguments, &["--url", &url]].concat(), input);
+        assert!(code == Some(2) && reason.contains(named), "{arguments:?}: {code:?} {reason}");
+    }
+    // A command has to be told what to ask, and just one thing.
+    assert_eq!(refused(&["status"], "").0, Some(2));
+    assert_eq!(refused(&["status", "--store", "memory", "--url", &url], "").0, Some(2));
+    assert_eq!(refused(&["status", "--url", "https://localhost"], "").0, Some(2));
+    drop(served);
+    assert_eq!(refused(&["status", "--url", &url], "").0, Some(1), "nobody listens any more");
+}
+
+#[test]
+fn credentials_are_those_of_the_environment() {
+    let token = "0123456789abcdef0123456789abcdef";
+    let mut made =
+        notibus().args(["credential", "token"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    made.stdin.take().unwrap().write_all(token.as_bytes()).unwrap();
+    let line = String::from_utf8(made.wait_with_output().unwrap().stdout).unwrap();
+    let served = Served::start(&["--store", "memory"], Some(&line));
+    let url = format!("http://{}", served.at);
+    let (code, reason) = refused(&["status", "--url", &url], "");
+    assert!(code == Some(2) && reason.contains("NOTIBUS_AUTH"), "{reason}");
+    let status = notibus().args(["status", "--url", &url]).env("NOTIBUS_AUTH", token).output().unwrap();
+    assert!(status.status.success());
+}
+
+#[test]
+fn help_has_the_exit_codes_and_packages_their_pages() {
+    let help = printed(&["--help"], "");
+    assert!(
+        help.contains("Exit codes:") && help.contains("RUST_LOG") && !help.contains("completions"),
+        "{help}"
+    );
+    for shell in ["bash", "zsh", "fish"] {
+        assert!(printed(&["completions", shell], "").contains("notibus"), "{shell}");
+    }
+    assert!(printed(&["man"], "").contains(".TH notibus"));
+    let folder = tempfile::tempdir().unwrap();
+    printed(&["man", folder.path().to_str().unwrap()], "");
+    assert!(folder.path().join("notibus-status.1").exists());
+}
+
+/// `notibus … | head` once ended with "Broken pipe" and exit code 1.
+#[test]
+fn a_reader_that_has_gone_is_no_failure() {
+    let mut child =
+        notibus().args(["completions", "zsh"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), &*String::from_utf8_lossy(&output.stderr)), (Some(0), ""));
+}
