@@ -56,10 +56,11 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// Whether leases change by it, so that other nodes have something to look at. That a node takes its own lease again is nothing
-    /// to them.
-    pub fn concerns_others(&self) -> bool {
-        [&self.acquire, &self.release, &self.gone].iter().any(|part| !part.is_empty())
+    /// Whether `leases` change by it, so that other nodes have something to look at. That a node takes its own lease again is nothing
+    /// to them; and what was removed before, with its group or feed, does not change.
+    pub fn concerns_others(&self, leases: &BTreeMap<u64, Lease>) -> bool {
+        let is_there = |resource: &u64| leases.contains_key(resource);
+        !self.acquire.is_empty() || !self.release.is_empty() || self.gone.iter().any(is_there)
     }
 }
 
@@ -229,6 +230,8 @@ mod tests {
         view.resources = vec![0];
         let plan = view.plan();
         assert_eq!(plan, Plan { gone: vec![1, 4], ..Plan::default() });
+        // The version of a pool that was removed with its leases once came back for good, one for each deleted group.
+        assert!(plan.concerns_others(&view.leases) && !plan.concerns_others(&BTreeMap::new()));
         view.me = B;
         view.held.clear();
         assert_eq!(view.plan().gone, [2, 3], "the first member removes what nobody owns");
@@ -240,7 +243,7 @@ mod tests {
         orphan.held.remove(&1);
         let renewed = Plan { renew: vec![1], ..Plan::default() };
         assert_eq!(orphan.plan(), renewed);
-        assert!(!renewed.concerns_others());
+        assert!(!renewed.concerns_others(&orphan.leases));
         orphan.paused.insert(1, orphan.now + Duration::from_millis(1));
         assert_eq!(orphan.plan(), Plan::default());
         orphan.paused.insert(1, orphan.now);

@@ -113,10 +113,10 @@ impl Known<'_> {
             tx.add_read_conflict(&KeyRange::key(&key));
             key
         };
-        if plan.concerns_others() || !plan.renew.is_empty() {
+        if plan.concerns_others(&view.leases) || !plan.renew.is_empty() {
             tx.add_read_conflict(&KeyRange::key(&keys.membership_version()));
         }
-        if plan.concerns_others() {
+        if plan.concerns_others(&view.leases) {
             changed(tx, keys, pool);
         }
         for &resource in &plan.release {
@@ -124,7 +124,7 @@ impl Known<'_> {
             tx.set(&claim(resource), &lease.to_bytes());
         }
         for &resource in &plan.gone {
-            let owner = lease_of(resource).owner;
+            let Some(Lease { owner, .. }) = view.leases.get(&resource) else { continue };
             if owner.is_none_or(|owner| owner.node == view.me || !view.is_member(owner.node)) {
                 tx.clear(&claim(resource));
             }
