@@ -10,6 +10,8 @@ mod algorithm;
 mod drain;
 mod fold;
 mod held;
+#[cfg(test)]
+mod model;
 mod options;
 mod pace;
 mod partition;

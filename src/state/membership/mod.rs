@@ -45,6 +45,8 @@ mod heartbeat;
 mod last_seen;
 mod leases;
 mod member;
+#[cfg(test)]
+mod model;
 mod neighbours;
 mod options;
 mod plan;

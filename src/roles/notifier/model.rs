@@ -1,0 +1,336 @@
+//! A reader and one name at a small size: what producers do, folds that take all that waits or only a part of it, tombstones that are
+//! dropped, and a reader that stops within a page, comes back from what was stored of its cursor, has its filter replaced, and
+//! expires.
+//!
+//! Rows are made by [`fold`], the function of the notifier; what is news, and who has expired, by [`Cursor`] and
+//! [`Notification::news_since`]. What the reader is owed is computed beside that: the newest fact of each kind of the newest instance,
+//! and a deletion by name once it may know that the name existed.
+
+use std::collections::BTreeMap;
+
+use super::algorithm::{Observed, fold};
+use crate::base::{
+    cursor::Cursor,
+    encoding::{Counters, Incarnation, Sequence, Versionstamp},
+    event::{DbInstance, DbName, EventKind, Kinds},
+    explore::{Model, explore},
+    notification::Notification,
+};
+
+/// The kinds of events that are followed.
+const KINDS: [EventKind; 3] = [EventKind::Created, EventKind::Deleted, EventKind::Updated];
+
+/// A mistake that somebody could make.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mistake {
+    /// A reader that stops within its first scan begins again as one who knows nothing.
+    ScanForgotten,
+    /// A reader is not asked whether what it has not seen may have been dropped.
+    HorizonIgnored,
+}
+
+/// So much happens.
+struct Reading {
+    /// How many events are recorded.
+    events: u8,
+    /// How many folds there are.
+    folds: u8,
+    /// How often the reader stops within a page, or has its filter replaced.
+    stops: u8,
+    /// What somebody has done wrong.
+    mistake: Option<Mistake>,
+}
+
+/// All that there is.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct State {
+    /// How many events may still come.
+    events: u8,
+    /// How many folds.
+    folds: u8,
+    /// How many stops.
+    stops: u8,
+    /// How many instances there were, and whether the last one lives.
+    instances: u8,
+    /// Whether it does.
+    lives: bool,
+    /// What waits in the counters, by instance and kind.
+    waiting: BTreeMap<u8, [u8; 3]>,
+    /// The version of the last commit.
+    version: u64,
+    /// The row, as it is stored.
+    row: Option<(u64, Vec<u8>)>,
+    /// Up to where rows may have been dropped.
+    horizon: u64,
+    /// The cursor, as it is stored.
+    cursor: Vec<u8>,
+    /// What could be seen of the name, row by row: when, which instance, and whether it existed.
+    seen: Vec<(u64, u8, bool)>,
+    /// When an instance that could be seen was gone.
+    deletions: Vec<u64>,
+    /// The newest fact of each kind of the newest instance; 0 if there is none, or its tombstone was dropped.
+    newest: [u64; 3],
+    /// The newest row that the reader was delivered with each kind.
+    told: [u64; 3],
+    /// Up to when the reader knows that the name existed; 0 if it may not know it.
+    known: u64,
+}
+
+/// The position of a commit.
+fn at(version: u64) -> Sequence {
+    Sequence::new(Incarnation(0), Versionstamp::new(version, 0), 0)
+}
+
+impl State {
+    /// The row.
+    fn row(&self) -> Option<Notification> {
+        let (version, bytes) = self.row.as_ref()?;
+        Some(Notification::from_bytes(at(*version), bytes).expect("it was written so"))
+    }
+
+    /// The cursor.
+    fn cursor(&self) -> Cursor {
+        Cursor::from_bytes(&self.cursor).expect("it was written so")
+    }
+
+    /// Whether the name existed for who has seen everything up to `version`.
+    fn existed_at(&self, version: u64) -> bool {
+        self.seen.iter().rev().find(|(at, ..)| *at <= version).is_some_and(|(.., lives)| *lives)
+    }
+
+    /// The first deletion up to `to` that the reader is owed.
+    fn owed_deletion(&self, to: u64) -> Option<u64> {
+        let after = self.known.max(self.told[1]);
+        self.deletions.iter().copied().find(|at| self.known > 0 && *at > after && *at <= to)
+    }
+
+    /// Something of `kind` is recorded of `instance`.
+    fn record(&mut self, instance: u8, kind: usize) {
+        self.events -= 1;
+        self.waiting.entry(instance).or_default()[kind] += 1;
+    }
+
+    /// What waits of `instances` is folded.
+    fn fold(&mut self, instances: &[u8]) {
+        let observed = instances.iter().map(|instance| {
+            let [created, deleted, updated] = self.waiting[instance].map(u64::from);
+            let counters = Counters { created, deleted, updated, ddoc_updated: 0 };
+            (DbInstance([*instance; 16]), Observed { tally: counters.into(), ..Observed::default() })
+        });
+        let name = DbName::new("db").expect("it is short");
+        let folded = fold(&name, self.row(), observed.collect(), 0);
+        let taken: BTreeMap<_, _> = instances
+            .iter()
+            .map(|instance| (*instance, self.waiting.remove(instance).unwrap_or_default()))
+            .collect();
+        self.folds -= 1;
+        self.version += 1;
+        let Some(row) = folded.row else { return };
+        let instance = row.instance.0[0];
+        let kinds = taken.get(&instance).copied().unwrap_or_default();
+        let before = self.seen.last().copied();
+        if let Some((_, of, lived)) = before.filter(|(_, of, _)| *of != instance) {
+            self.newest = [0; 3];
+            if lived && of != instance {
+                self.deletions.push(self.version);
+            }
+        }
+        for (newest, count) in self.newest.iter_mut().zip(kinds) {
+            if count > 0 {
+                *newest = self.version;
+            }
+        }
+        if kinds[1] > 0 && self.deletions.last() != Some(&self.version) {
+            self.deletions.push(self.version);
+        }
+        let was_gone = before.is_some_and(|(_, of, lived)| of == instance && !lived);
+        self.seen.push((self.version, instance, kinds[1] == 0 && !was_gone));
+        self.row = Some((self.version, row.to_bytes()));
+    }
+
+    /// The row is delivered to a reader whose reading began as `cursor` says. Fails if it lacks what is owed.
+    fn deliver(&mut self, row: &Notification, version: u64, cursor: Cursor) -> Result<(), String> {
+        let news: Kinds = row.news_since(cursor).iter().map(|(_, kind)| kind).collect();
+        if let Some(due) = self.owed_deletion(version).filter(|_| !news.contains(EventKind::Deleted)) {
+            return Err(format!("a row at {version} comes without the deletion of {due}"));
+        }
+        for (told, kind) in self.told.iter_mut().zip(KINDS) {
+            if news.contains(kind) {
+                *told = version;
+            }
+        }
+        self.known = if self.existed_at(version) { version } else { 0 };
+        Ok(())
+    }
+
+    /// Nothing may be owed to a reader that says that it stands at the end.
+    fn judge_end(&mut self) -> Result<(), String> {
+        if let Some(due) = self.owed_deletion(self.version) {
+            return Err(format!("the deletion of {due} was never delivered"));
+        }
+        for ((told, newest), kind) in self.told.iter().zip(self.newest).zip(KINDS) {
+            if *told < newest {
+                return Err(format!("{kind:?} of {newest} was never delivered"));
+            }
+        }
+        if self.existed_at(self.version) {
+            self.known = self.known.max(1);
+        }
+        Ok(())
+    }
+}
+
+/// Where a page ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// Before the row.
+    Before,
+    /// Right behind it, and there is more.
+    Behind,
+    /// Where everything was read.
+    Complete,
+}
+
+impl Reading {
+    /// The reader reads a page. Fails if something is not as it has to be; `None` if no page can end there.
+    fn read(&self, state: &State, end: End) -> Option<Result<State, String>> {
+        let mut next = state.clone();
+        let cursor = state.cursor();
+        let is_expired = cursor.check(at(state.horizon)).is_err();
+        if is_expired && self.mistake != Some(Mistake::HorizonIgnored) {
+            next.cursor = Cursor::NOTHING.to_bytes();
+            (next.told, next.known) = ([0; 3], 0);
+            return Some(Ok(next)).filter(|_| end == End::Complete);
+        }
+        let begun = cursor.begin(at(state.version));
+        let row = state.row.as_ref().map(|(version, _)| *version).filter(|at_| at(*at_) > begun.position());
+        if end == End::Complete {
+            next.cursor = Cursor::from(at(state.version)).to_bytes();
+        } else {
+            if state.stops == 0 {
+                return None;
+            }
+            next.stops -= 1;
+            let version = row?;
+            let stands = if end == End::Behind { at(version) } else { at(version).before() };
+            if stands <= begun.position() && begun.position() != Sequence::MIN {
+                return None;
+            }
+            next.cursor = match self.mistake {
+                Some(Mistake::ScanForgotten) if begun.knew_nothing() => Cursor::NOTHING,
+                _ => begun.at(stands),
+            }
+            .to_bytes();
+        }
+        let mut judged = Ok(());
+        if let Some(version) = row.filter(|_| end != End::Before) {
+            judged = next.deliver(&state.row().expect("it is there"), version, begun);
+        }
+        if end == End::Complete {
+            judged = judged.and_then(|()| next.judge_end());
+        }
+        Some(judged.map(|()| next))
+    }
+}
+
+impl Model for Reading {
+    type State = State;
+
+    fn start(&self) -> State {
+        State {
+            events: self.events,
+            folds: self.folds,
+            stops: self.stops,
+            instances: 0,
+            lives: false,
+            waiting: BTreeMap::new(),
+            version: 1,
+            row: None,
+            horizon: 0,
+            cursor: Cursor::NOTHING.to_bytes(),
+            seen: Vec::new(),
+            deletions: Vec::new(),
+            newest: [0; 3],
+            told: [0; 3],
+            known: 0,
+        }
+    }
+
+    fn steps(&self, state: &State) -> Vec<(String, Result<State, String>)> {
+        let mut steps = Vec::new();
+        if state.events > 0 {
+            let mut next = state.clone();
+            let (name, kind) = if state.lives { ("is deleted", 1) } else { ("is created", 0) };
+            next.instances += u8::from(!state.lives);
+            next.lives = !state.lives;
+            let instance = next.instances;
+            next.record(instance, kind);
+            steps.push((format!("{instance} {name}"), Ok(next)));
+            if state.lives {
+                let mut next = state.clone();
+                next.record(state.instances, 2);
+                steps.push((format!("{} is updated", state.instances), Ok(next)));
+            }
+        }
+        if state.folds > 0 && !state.waiting.is_empty() {
+            let all: Vec<_> = state.waiting.keys().copied().collect();
+            let mut next = state.clone();
+            next.fold(&all);
+            steps.push(("all that waits is folded".to_owned(), Ok(next)));
+            // Of a name that was dropped nothing waits any more.
+            if all.len() > 1 && state.horizon == 0 {
+                for instance in all {
+                    let mut next = state.clone();
+                    next.fold(&[instance]);
+                    steps.push((format!("what waits of {instance} is folded"), Ok(next)));
+                }
+            }
+        }
+        if let Some(row) = state.row().filter(|row| row.is_deleted() && state.waiting.is_empty()) {
+            let mut next = state.clone();
+            next.horizon = row.sequence.versionstamp().version();
+            (next.row, next.newest) = (None, [0; 3]);
+            steps.push(("the tombstone is dropped".to_owned(), Ok(next)));
+        }
+        for end in [End::Before, End::Behind, End::Complete] {
+            if let Some(read) = self.read(state, end) {
+                steps.push((format!("a page that ends {end:?} is read"), read));
+            }
+        }
+        if state.stops > 0 {
+            let mut next = state.clone();
+            next.stops -= 1;
+            let rewound = match self.mistake {
+                Some(Mistake::ScanForgotten) if state.cursor().knew_nothing() => Cursor::NOTHING,
+                _ => state.cursor().rewound(),
+            };
+            next.cursor = rewound.to_bytes();
+            steps.push(("another filter is wanted".to_owned(), Ok(next)));
+        }
+        steps
+    }
+
+    fn check(&self, _: &State) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+/// The sizes that are explored with every build.
+const SMALL: Reading = Reading { events: 5, folds: 4, stops: 2, mistake: None };
+
+#[test]
+fn a_reader_is_delivered_all_that_it_is_owed_or_has_expired() {
+    let states = explore(&SMALL).unwrap_or_else(|(steps, reason)| panic!("{reason}: {steps:#?}"));
+    println!("{states} states");
+    assert!(states > 1_000, "{states} states are few");
+}
+
+#[test]
+fn mistakes_are_found() {
+    for mistake in [Mistake::ScanForgotten, Mistake::HorizonIgnored] {
+        let found = explore(&Reading { mistake: Some(mistake), ..SMALL });
+        let (steps, reason) = found.expect_err("a mistake is found");
+        println!("{mistake:?}: {reason}, after {steps:?}");
+        assert!(reason.contains("deletion"), "{mistake:?}: {reason}");
+    }
+}
