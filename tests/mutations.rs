@@ -23,7 +23,7 @@ const SEEDS_MAX: u64 = 4_000;
 /// The first seed that finds `bug`, and what it finds.
 fn hunt(bug: Bug) -> Option<(u64, String)> {
     let options = Options { bug: Some(bug), ..Options::default() };
-    (0..SEEDS_MAX).find_map(|seed| Some((seed, simulate(seed, &options).failure?)))
+    (0..SEEDS_MAX).find_map(|seed| Some((seed, simulate(seed, &options).failure?.to_string())))
 }
 
 #[test]

@@ -15,7 +15,7 @@ use std::{
     thread,
 };
 
-use notibus::simulation::{Options, Witness, is_replayable, simulate};
+use notibus::simulation::{Options, Part, Witness, is_replayable, simulate};
 
 /// The number in the environment variable `name`.
 fn number(name: &str, default: u64) -> u64 {
@@ -91,6 +91,17 @@ fn two_processes_make_the_same_world() {
     let differs = one.iter().zip(&other).position(|(one, other)| one != other);
     assert_eq!(differs.map(|line| (&one[line], &other[line])), None);
     assert_eq!(one.len(), other.len());
+}
+
+/// What a failing world is made small by.
+#[test]
+fn a_world_can_do_without_any_of_its_parts() {
+    for without in Part::all() {
+        let outcome = simulate(11, &Options { without: vec![without], ..Options::default() });
+        assert_eq!(outcome.failure, None, "without {without}");
+        let Part::Fault(fault) = without else { continue };
+        assert!(!outcome.faults.contains_key(&fault), "{fault}");
+    }
 }
 
 #[test]

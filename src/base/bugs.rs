@@ -111,6 +111,14 @@ bugs! {
     LeaseChangeNotCounted,
     /// A fold does not move the pulse of the feed.
     PulseNotMoved,
+    /// The documents of a database stay when it is deleted.
+    DocumentsLeft,
+    /// A writer of documents does not look whether the shards that it remembers are still those.
+    DocumentShardsNotChecked,
+    /// A client of `_db_updates` is sent one row of a database, whatever is news of it.
+    WebRowsOfOneType,
+    /// A position of `_db_updates` does not say where the reading began.
+    WebPositionsPlain,
 }
 
 /// Whether `bug` is in the program.

@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use notibus::simulation::{Fault, Options, Outcome, Witness, is_replayable, simulate};
+use notibus::simulation::{Fault, Options, Outcome, Part, Witness, is_replayable, simulate};
 
 use crate::Failure;
 
@@ -41,6 +41,13 @@ pub struct Args {
     /// How many worlds run at once; as many as there are processors, if not said.
     #[arg(long)]
     threads: Option<NonZeroUsize>,
+    /// What of the worlds that the seeds draw is left out, as the report of a failing one says: parts and faults, separated by
+    /// commas.
+    #[arg(long, value_delimiter = ',')]
+    without: Vec<Part>,
+    /// How many smaller worlds to try when a seed fails, to show what it takes.
+    #[arg(long, default_value_t = 60)]
+    shrink: u32,
     /// A deliberate bug to bring into the code, to see how soon it is found.
     #[cfg(feature = "mutations")]
     #[arg(long, value_parser = bug)]
@@ -74,21 +81,51 @@ impl Args {
             chaos,
             intensity: self.intensity,
             trace,
+            without: self.without.clone(),
             #[cfg(feature = "mutations")]
             bug: self.bug,
+            ..Options::default()
         }
     }
+}
 
-    /// The command that runs `seed` again.
-    fn replay(&self, seed: u64) -> String {
-        let options = [
-            self.nodes.map(|nodes| format!(" --nodes {nodes}")),
-            self.chaos.map(|seconds| format!(" --chaos {seconds}")),
-            Some(format!(" --intensity {}", self.intensity)),
-        ];
-        let options: String = options.into_iter().flatten().collect();
-        format!("{TRACE}=1 notibus simulate --seeds 1 --from {seed}{options}")
+/// The command that runs `seed` with `options` again.
+fn replay(seed: u64, options: &Options) -> String {
+    let without: Vec<_> = options.without.iter().map(Part::to_string).collect();
+    let options = [
+        options.nodes.map(|nodes| format!(" --nodes {nodes}")),
+        options.chaos.map(|chaos| format!(" --chaos {}", chaos.as_secs())),
+        Some(format!(" --intensity {}", options.intensity)),
+        (!without.is_empty()).then(|| format!(" --without {}", without.join(","))),
+    ];
+    let options: String = options.into_iter().flatten().collect();
+    format!("{TRACE}=1 notibus simulate --seeds 1 --from {seed}{options}")
+}
+
+/// The smallest world of `seed` that breaks the same guarantee, of at most `tries` that are tried: with fewer nodes, a shorter time of
+/// faults, and without all that it does not take.
+fn shrink(failed: &Outcome, options: &Options, tries: u32) -> Options {
+    let guarantee = failed.failure.as_ref().map(|broken| broken.guarantee);
+    let (mut smallest, mut left) = (options.clone(), tries);
+    let mut holds = |smaller: &Options| {
+        left = left.saturating_sub(1);
+        let fails = |outcome: Outcome| outcome.failure.map(|broken| broken.guarantee) == guarantee;
+        left > 0 && fails(simulate(failed.seed, smaller))
+    };
+    for part in Part::all() {
+        let mut smaller = smallest.clone();
+        smaller.without.push(part);
+        if !smallest.without.contains(&part) && holds(&smaller) {
+            smallest = smaller;
+        }
     }
+    for seconds in [1, 2, 4, 8] {
+        let smaller = Options { chaos: Some(Duration::from_secs(seconds)), ..smallest.clone() };
+        if holds(&smaller) {
+            return smaller;
+        }
+    }
+    smallest
 }
 
 /// What all worlds have met.
@@ -118,7 +155,7 @@ impl Total {
             *self.witnesses.entry(witness).or_default() += 1;
         }
         if let Some(failure) = &outcome.failure {
-            self.failures.insert(outcome.seed, failure.clone());
+            self.failures.insert(outcome.seed, failure.to_string());
         }
     }
 }
@@ -153,7 +190,14 @@ pub fn run(args: &Args) -> Result<(), Failure> {
                     }
                     if let Some(failure) = &outcome.failure {
                         let seed = outcome.seed;
-                        eprintln!("seed {seed} failed: {failure}\n  replay it with: {}", args.replay(seed));
+                        eprintln!(
+                            "seed {seed} failed: {failure}\n  replay it with: {}",
+                            replay(seed, &options)
+                        );
+                        if args.shrink > 0 && !trace {
+                            let smaller = shrink(&outcome, &options, args.shrink);
+                            eprintln!("  a smaller one: {}", replay(seed, &smaller));
+                        }
                         if !args.keep_going {
                             next.store(args.seeds, Ordering::Relaxed);
                         }

@@ -166,6 +166,12 @@ fn read(body: &[u8]) -> Result<Vec<Event>, Failure> {
     checked.collect()
 }
 
+/// Reads `body` as that of a request, for tests.
+#[cfg(feature = "simulation")]
+pub(crate) fn decode_events(body: &[u8]) {
+    drop(read(body));
+}
+
 /// By what a repeated request is known again.
 struct Once {
     /// A digest of its key, and of whose it is.

@@ -82,3 +82,5 @@ pub use self::{
     hosts::Hosts,
     server::{Server, ServerOptions},
 };
+#[cfg(feature = "simulation")]
+pub(crate) use self::{events::decode_events, query::decode_query};

@@ -213,6 +213,25 @@ impl Query {
     }
 }
 
+/// Reads `input` as the query string and the headers of a request, a line each, for tests.
+#[cfg(feature = "simulation")]
+pub(crate) fn decode_query(input: &[u8]) {
+    let text = String::from_utf8_lossy(input);
+    let mut lines = text.split('\n');
+    let query = lines.next().unwrap_or_default();
+    let headers = lines.filter_map(|line| {
+        let (name, value) = line.split_once(':')?;
+        Some((name.parse::<axum::http::HeaderName>().ok()?, value.parse().ok()?))
+    });
+    let (headers, options) = (headers.collect(), ApiOptions::default());
+    for topic in [Topic::Databases, Topic::Documents] {
+        drop(Query::parse(query, &headers, &options, topic));
+    }
+    if let Ok(position) = query.parse::<Position>() {
+        assert_eq!(position.to_string().parse::<Position>().ok(), Some(position));
+    }
+}
+
 /// The value of `feed`.
 fn mode(value: &str, topic: Topic) -> Result<Mode, Failure> {
     match value {

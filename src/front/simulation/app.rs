@@ -13,8 +13,9 @@ use crate::{
         error::{Error, Result},
         event::{Db, DbInstance, DbName, DdocId},
     },
+    roles::changes::{DocId, DocSummary, PendingSequence, Revision},
     state::keys::GroupName,
-    store::{AtomicOp, Transaction},
+    store::{AtomicOp, KeyRange, Transaction},
 };
 
 /// What stands before all keys of the layer.
@@ -26,6 +27,8 @@ pub(super) mod family {
     pub const HISTORY: u16 = 1;
     pub const ONCE: u16 = 2;
     pub const EFFECT: u16 = 3;
+    pub const DOCUMENT: u16 = 4;
+    pub const TALLY: u16 = 5;
 }
 
 /// The key of `elements`.
@@ -48,6 +51,72 @@ pub(super) fn once(number: u64) -> Vec<u8> {
 /// The key that says that `group` has worked on the row at `sequence`, for the `generation`th time that it was set.
 pub(super) fn effect(group: &GroupName, sequence: Sequence) -> Vec<u8> {
     pack(&(family::EFFECT, group.as_str(), &sequence.as_bytes()[..]))
+}
+
+/// The key of the document `id` of a database.
+pub(super) fn document(instance: DbInstance, id: &DocId) -> Vec<u8> {
+    pack(&(family::DOCUMENT, &instance.0[..], id.as_str()))
+}
+
+/// The keys of all documents of a database.
+pub(super) fn documents(instance: DbInstance) -> KeyRange {
+    let mut begin = pack(&(family::DOCUMENT, &instance.0[..]));
+    let mut end = begin.clone();
+    begin.push(0);
+    end.push(0xff);
+    KeyRange::new(begin, end)
+}
+
+/// The key that counts what was recorded of a database in the other bus of the store.
+pub(super) fn tally(name: &DbName) -> Vec<u8> {
+    pack(&(family::TALLY, name.as_str()))
+}
+
+/// A document as the layer keeps it: when and how it was last edited, and which edit the layer said was the one before.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Document {
+    /// The sequence of its last edit.
+    pub edited: Sequence,
+    /// The edit that the bus was told was the one before.
+    pub previous: Option<Sequence>,
+    /// What the bus was told of it.
+    pub doc: DocSummary,
+}
+
+impl Document {
+    /// Writes `doc`, which was recorded as `pending`, after `previous` as the bus was told.
+    pub fn write(
+        tx: &Transaction,
+        instance: DbInstance,
+        doc: &DocSummary,
+        previous: Option<Sequence>,
+        pending: PendingSequence,
+    ) {
+        let previous = previous.map_or_else(Vec::new, |previous| previous.as_bytes().to_vec());
+        let Revision { position, hash } = doc.revision;
+        let rest = (position, &hash[..], doc.branches, doc.is_deleted, &previous[..]);
+        let value = pending.operand(&[], &foundationdb_tuple::pack(&rest));
+        tx.atomic(AtomicOp::SetVersionstampedValue, &document(instance, &doc.id), &value);
+    }
+
+    /// The document `id` that is stored as `bytes`.
+    pub fn from_bytes(id: &str, bytes: &[u8]) -> Result<Self> {
+        type Stored<'a> = (u64, foundationdb_tuple::Bytes<'a>, u32, bool, foundationdb_tuple::Bytes<'a>);
+        let corrupt = |reason: String| Error::corrupt("document", reason);
+        let (edited, rest) = bytes.split_at_checked(13).ok_or_else(|| corrupt("it is short".to_owned()))?;
+        let (position, hash, branches, is_deleted, previous): Stored<'_> =
+            foundationdb_tuple::unpack(rest).map_err(|error| corrupt(error.to_string()))?;
+        let hash = hash[..].try_into().map_err(|_| corrupt("its hash is none".to_owned()))?;
+        let revision = Revision { position, hash };
+        Ok(Self {
+            edited: Sequence::from_bytes(edited)?,
+            previous: Some(&previous[..])
+                .filter(|previous| !previous.is_empty())
+                .map(Sequence::from_bytes)
+                .transpose()?,
+            doc: DocSummary { id: DocId::new(id)?, revision, branches, is_deleted },
+        })
+    }
 }
 
 /// A line of the history: what a transaction has done to a database.
@@ -104,6 +173,10 @@ pub(super) enum AppKey {
     Once(u64),
     /// A group has worked on a row.
     Effect(GroupName, Sequence),
+    /// A document of a database.
+    Document(DbInstance, String),
+    /// How much was recorded in the other bus.
+    Tally,
 }
 
 impl AppKey {
@@ -119,6 +192,12 @@ impl AppKey {
         }
         if let Ok((family::ONCE, number)) = unpack::<(u16, u64)>(rest) {
             return Some(Self::Once(number));
+        }
+        if let Ok((family::TALLY, _)) = unpack::<(u16, String)>(rest) {
+            return Some(Self::Tally);
+        }
+        if let Ok((family::DOCUMENT, instance, id)) = unpack::<(u16, TupleBytes<'_>, String)>(rest) {
+            return Some(Self::Document(DbInstance(instance[..].try_into().ok()?), id));
         }
         let (number, group, sequence): (u16, String, TupleBytes<'_>) = unpack(rest).ok()?;
         let (group, sequence) = (GroupName::new(&group).ok()?, Sequence::from_bytes(&sequence).ok()?);
@@ -144,6 +223,11 @@ mod tests {
             (database(&name), AppKey::Database(name.clone())),
             (once(7), AppKey::Once(7)),
             (effect(&group, Sequence::MAX), AppKey::Effect(group.clone(), Sequence::MAX)),
+            (
+                document(DbInstance([7; 16]), &DocId::new("x").unwrap()),
+                AppKey::Document(DbInstance([7; 16]), "x".to_owned()),
+            ),
+            (tally(&name), AppKey::Tally),
         ] {
             assert_eq!(AppKey::decode(&key), Some(expected));
         }

@@ -14,13 +14,17 @@ use crate::{
         event::DbName,
     },
     roles::{
+        changes::ChangesOptions,
         dispatcher::DispatcherOptions,
         group::{CheckpointPolicy, ConsumerOptions, FailurePolicy},
         janitor::JanitorOptions,
         notifier::NotifierOptions,
         producer::ProducerOptions,
     },
-    state::membership::{BalanceOptions, NodeOptions},
+    state::{
+        membership::{BalanceOptions, NodeOptions},
+        routing::SchemeId,
+    },
     store::RetryPolicy,
 };
 
@@ -70,6 +74,13 @@ pub(super) struct Plan {
     pub fold_size_max: Option<usize>,
     /// What subscribers do and what is done to them.
     pub subscribers: SubscriberPlan,
+    /// The documents of databases, if they have any.
+    pub documents: Option<DocumentPlan>,
+    /// The clients over HTTP, if there are any.
+    #[cfg(feature = "http")]
+    pub web: Option<WebPlan>,
+    /// Whether another bus is at work in the same store.
+    pub has_other_bus: bool,
     /// How nodes live.
     pub node: NodeOptions,
     /// How notifiers work.
@@ -94,6 +105,35 @@ pub(super) struct SubscriberPlan {
     pub is_slow: bool,
     /// Most want deletions only, of a few names, and begin at nothing.
     pub wants_deletions: bool,
+}
+
+/// The documents of databases, and who reads them.
+#[derive(Debug, Clone)]
+pub(super) struct DocumentPlan {
+    /// How many documents a database has at most.
+    pub ids: u64,
+    /// How the feed of each database begins.
+    pub options: ChangesOptions,
+    /// Whether layers sometimes name a wrong edit as the one before: none, or an older one.
+    pub misuses: bool,
+    /// The group that consumes the documents of some databases, if there is one.
+    pub group: Option<GroupPlan>,
+}
+
+/// The clients over HTTP.
+#[cfg(feature = "http")]
+#[derive(Debug, Clone, Copy)]
+pub(super) struct WebPlan {
+    /// How many clients of `_db_updates` each dispatcher has.
+    pub clients: u32,
+    /// How many bytes are under way to one at most.
+    pub room: usize,
+    /// They take their time.
+    pub is_slow: bool,
+    /// They cut their connections now and then.
+    pub cuts: bool,
+    /// They ask from positions that nobody can have now and then.
+    pub asks_badly: bool,
 }
 
 /// What a process does.
@@ -181,6 +221,10 @@ impl Plan {
             breaks_rows: false,
             fold_size_max: None,
             subscribers: SubscriberPlan::default(),
+            documents: None,
+            #[cfg(feature = "http")]
+            web: None,
+            has_other_bus: false,
             node,
             notifier: NotifierOptions {
                 balance: balance(random),
@@ -204,7 +248,51 @@ impl Plan {
             },
         };
         let plan = if churns_groups { plan.with_churn(random) } else { plan };
-        plan.with_subscribers(random)
+        plan.with_subscribers(random).with_guests(seed)
+    }
+
+    /// It with documents, clients over HTTP and another bus, each in some worlds. They are drawn apart, so that the other worlds of a
+    /// seed stay what they were.
+    fn with_guests(self, seed: u64) -> Self {
+        let plan = self.with_documents(&mut Rng::with_seed(seed ^ 0x646f_6375_6d65_6e74));
+        #[cfg(feature = "http")]
+        let plan = plan.with_web(&mut Rng::with_seed(seed ^ 0x6874_7470));
+        plan
+    }
+
+    /// It with clients over HTTP, in some worlds.
+    #[cfg(feature = "http")]
+    fn with_web(mut self, random: &mut Rng) -> Self {
+        if random.u32(0..4) > 0 {
+            return self;
+        }
+        self.processes[0].dispatcher = true;
+        self.web = Some(WebPlan {
+            clients: random.u32(1..=3),
+            room: [64, 700, 16_384][random.usize(0..3)],
+            is_slow: random.bool(),
+            cuts: random.bool(),
+            asks_badly: random.bool(),
+        });
+        self
+    }
+
+    /// It with documents in some worlds, and with another bus in some.
+    fn with_documents(mut self, random: &mut Rng) -> Self {
+        self.has_other_bus = random.u32(0..8) == 0;
+        if self.churns_groups || self.churns_names || random.u32(0..3) > 0 {
+            return self;
+        }
+        let scheme = if random.u32(0..3) == 0 { SchemeId::PARTITION_KEY } else { SchemeId::ID };
+        let options = ChangesOptions { shards: random.u32(1..=4), scheme };
+        let balance = BalanceOptions { leases_max: None, ..self.notifier.balance };
+        let group = random.bool().then(|| group(random, 0, balance));
+        if group.is_some() {
+            self.processes[0].consumer = true;
+        }
+        self.documents =
+            Some(DocumentPlan { ids: random.u64(1..=6), options, misuses: random.u32(0..4) == 0, group });
+        self
     }
 
     /// It with what subscribers do, and, in some worlds, with all that makes them meet names that come and go: few names, short
@@ -243,6 +331,11 @@ impl Plan {
         self.janitor.interval = Duration::from_millis(random.u64(10..=40));
         self.janitor.tombstone_retention = Duration::from_millis(random.u64(1..=20));
         self
+    }
+
+    /// From now on `fault` never strikes.
+    pub fn forget(&mut self, fault: Fault) {
+        self.rates.retain(|(of, _)| *of != fault);
     }
 
     /// How often `fault` strikes where it can.

@@ -23,9 +23,12 @@
 
 mod actors;
 mod app;
+mod decoders;
 mod draw;
+mod guarantee;
 mod machine;
 mod oracle;
+mod part;
 mod process;
 mod shared;
 mod store;
@@ -36,6 +39,9 @@ mod world;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+pub use decoders::Decoder;
+pub use guarantee::{Broken, Guarantee};
+pub use part::{Actor, Part};
 pub use witness::{Fault, Witness};
 
 use self::{
@@ -56,6 +62,10 @@ pub struct Options {
     pub intensity: f64,
     /// Whether to keep the trace of what happens. Default: false.
     pub trace: bool,
+    /// What of the world its seed drew is left out, to see what it takes for it to fail. Default: nothing.
+    pub without: Vec<Part>,
+    /// Whether to keep what stands in the store when the time of faults is over. Default: false.
+    pub rows: bool,
     /// A deliberate bug in the code that runs. Default: none.
     #[cfg(feature = "mutations")]
     pub bug: Option<crate::base::bugs::Bug>,
@@ -68,6 +78,8 @@ impl Default for Options {
             chaos: None,
             intensity: 1.0,
             trace: false,
+            without: Vec::new(),
+            rows: false,
             #[cfg(feature = "mutations")]
             bug: None,
         }
@@ -81,7 +93,7 @@ pub struct Outcome {
     /// Its seed.
     pub seed: u64,
     /// The first thing that was not as it should be; `None` if everything was.
-    pub failure: Option<String>,
+    pub failure: Option<Broken>,
     /// What happened, line by line, if that was asked for.
     pub trace: Option<String>,
     /// What went wrong in it, and how often.
@@ -90,6 +102,8 @@ pub struct Outcome {
     pub witnesses: BTreeMap<Witness, u64>,
     /// How much time has passed in it.
     pub elapsed: Duration,
+    /// What stood in the store when the time of faults was over, if that was asked for.
+    pub rows: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
 /// Whether the same seed makes the same world in this build: tokio must have been built with `--cfg tokio_unstable`, as it is in
@@ -101,8 +115,9 @@ pub fn is_replayable() -> bool {
 /// Makes the world of `seed`, and lets it come to its end. It blocks the thread, and must not be called within a runtime.
 pub fn simulate(seed: u64, options: &Options) -> Outcome {
     let mut random = fastrand::Rng::with_seed(seed ^ 0x6e6f_7469_6275_7321);
-    let plan = Plan::draw(seed, options);
+    let plan = Plan::draw(seed, options).without(&options.without);
     let shared = Shared::new(plan, random.fork(), Trace::new(options.trace));
+    shared.keep_rows(options.rows);
     shared.note(|| format!("seed {seed}: {:#?}", shared.plan));
     let listener = Listener::new({
         let shared = Arc::clone(&shared);
@@ -120,5 +135,6 @@ pub fn simulate(seed: u64, options: &Options) -> Outcome {
         faults: shared.faults(),
         witnesses: shared.witnesses(),
         elapsed: shared.time.now(),
+        rows: shared.take_rows(),
     }
 }

@@ -16,6 +16,7 @@ use foundationdb_tuple::Element;
 use super::{
     app,
     draw::Plan,
+    guarantee::Broken,
     oracle::Oracle,
     time::{ProcessId, Time},
     trace::Trace,
@@ -30,8 +31,14 @@ pub(super) const BROKEN: &[u8] = b"broken";
 /// What stands before all keys of the bus.
 pub(super) const BUS_PREFIX: &[u8] = b"bus";
 
+/// What stands before all keys of another bus in the store: it begins as that of the bus does.
+pub(super) const OTHER_BUS_PREFIX: &[u8] = b"bus2";
+
 /// What listeners say when they panic because they are made to.
 pub(super) const PLANNED_PANIC: &str = "a listener of a simulation panics";
+
+/// What stands in a store.
+type Rows = Vec<(Vec<u8>, Vec<u8>)>;
 
 /// A process in one of its lives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -71,7 +78,7 @@ pub(super) struct Shared {
     /// Which interesting states were met, and how often.
     witnesses: Mutex<BTreeMap<Witness, u64>>,
     /// The first thing that is not as it should be.
-    failure: Mutex<Option<String>>,
+    failure: Mutex<Option<Broken>>,
     /// Whether there is a failure.
     has_failed: AtomicBool,
     /// What the world is about to do.
@@ -79,6 +86,8 @@ pub(super) struct Shared {
     /// How many are at work who come to an end by themselves once the time of faults is over: producers, operators, and processes
     /// that start.
     busy: AtomicUsize,
+    /// What stood in the store when the time of faults was over; `None` if nobody asks for it.
+    rows: Mutex<Option<Rows>>,
 }
 
 /// Somebody who is at work, until it is dropped.
@@ -111,6 +120,7 @@ impl Shared {
             has_failed: AtomicBool::new(false),
             phase: AtomicU8::new(Phase::Chaos as u8),
             busy: AtomicUsize::new(0),
+            rows: Mutex::default(),
         })
     }
 
@@ -206,9 +216,10 @@ impl Shared {
     }
 
     /// Something is not as it should be.
-    pub fn fail(&self, reason: String) {
-        self.note(|| format!("FAILURE: {reason}"));
-        lock(&self.failure).get_or_insert(reason);
+    pub fn fail(&self, broken: impl Into<Broken>) {
+        let broken = broken.into();
+        self.note(|| format!("FAILURE: {broken}"));
+        lock(&self.failure).get_or_insert(broken);
         self.has_failed.store(true, Ordering::Relaxed);
     }
 
@@ -218,7 +229,7 @@ impl Shared {
     }
 
     /// What is not as it should be.
-    pub fn failure(&self) -> Option<String> {
+    pub fn failure(&self) -> Option<Broken> {
         lock(&self.failure).clone()
     }
 
@@ -236,6 +247,23 @@ impl Shared {
         if is_panic || fields.contains("corrupt ") && !self.plan.breaks_rows {
             self.fail(format!("the library says: {message}{fields}"));
         }
+    }
+
+    /// Has what stands in the store kept when the time of faults is over, if `is_asked`.
+    pub fn keep_rows(&self, is_asked: bool) {
+        *lock(&self.rows) = is_asked.then(Vec::new);
+    }
+
+    /// Keeps what `read` says that stands in the store, if it was asked for.
+    pub fn see_rows(&self, read: impl FnOnce() -> Rows) {
+        if let Some(rows) = &mut *lock(&self.rows) {
+            *rows = read();
+        }
+    }
+
+    /// Takes what was kept of the store.
+    pub fn take_rows(&self) -> Rows {
+        lock(&self.rows).take().unwrap_or_default()
     }
 
     /// Adds a line to the trace.
@@ -266,12 +294,10 @@ pub(super) fn show_all(mutations: &[Mutation]) -> String {
 
 /// A key for readers of the trace.
 pub(super) fn show_key(key: &[u8]) -> String {
-    let (owner, rest) = match key.strip_prefix(BUS_PREFIX) {
-        Some(rest) => ("bus", rest),
-        None => match key.strip_prefix(app::PREFIX) {
-            Some(rest) => ("app", rest),
-            None => return format!("{:?}", bytes::Bytes::copy_from_slice(key)),
-        },
+    let owners = [("other", OTHER_BUS_PREFIX), ("bus", BUS_PREFIX), ("app", app::PREFIX)];
+    let mut parts = owners.into_iter().filter_map(|(owner, prefix)| Some((owner, key.strip_prefix(prefix)?)));
+    let Some((owner, rest)) = parts.next() else {
+        return format!("{:?}", bytes::Bytes::copy_from_slice(key));
     };
     // The ends of ranges are no tuples.
     for rest in [rest, rest.strip_suffix(b"\0").unwrap_or(rest)] {

@@ -17,6 +17,7 @@ use bytes::Bytes;
 use super::{
     actors,
     draw::Plan,
+    guarantee::Guarantee,
     machine::Machine,
     process::Process,
     shared::{Issuer, Phase, Shared},
@@ -252,13 +253,20 @@ impl World {
             if is_dark { machine.restarted(&mut self.random, &time) } else { machine.killed(time) };
         let machine = match restarted {
             Ok(machine) => machine,
-            Err(error) => return shared.fail(format!("after the power or the disk had failed: {error}")),
+            Err(error) => {
+                return shared.fail(
+                    Guarantee::Durable.broken(format!("after the power or the disk had failed: {error}")),
+                );
+            }
         };
         let engine = machine.store();
         let (before, after) = (self.engine.begin(), engine.begin());
         let from = ready(before.read_version()).expect("the engine can be read");
         let Some(to) = machine.recovered(from) else {
-            return shared.fail(format!("the store does not know any more that it was at version {from}"));
+            return shared.fail(
+                Guarantee::Durable
+                    .broken(format!("the store does not know any more that it was at version {from}")),
+            );
         };
         let (mut expected, found) = (rows(&*before), rows(&*after));
         if let Some((flight, mut touched)) = in_doubt {
@@ -278,12 +286,16 @@ impl World {
                 }
             }
         } else if to > from {
-            shared.fail(format!("nothing was under way at version {from}, and the store came back at {to}"));
+            shared.fail(
+                Guarantee::Durable.broken(format!(
+                    "nothing was under way at version {from}, and the store came back at {to}"
+                )),
+            );
         }
         if to < from || found != expected {
-            shared.fail(format!(
+            shared.fail(Guarantee::Durable.broken(format!(
                 "the power failed after version {from}, and came back at {to} with other rows"
-            ));
+            )));
         }
         (self.engine, self.machine) = (engine, Some(machine));
     }
@@ -331,6 +343,10 @@ impl World {
     /// From now on nothing goes wrong any more, and everybody works.
     fn rest(&mut self) {
         self.enter(Phase::Rest);
+        self.shared.see_rows(|| {
+            let rows = rows(&*self.engine.begin()).into_iter();
+            rows.map(|(key, value)| (key.to_vec(), value.to_vec())).collect()
+        });
         for process in 0..self.slots.len() {
             self.slots[process].is_paused = false;
             self.start(process);
@@ -367,7 +383,8 @@ impl World {
             match unrest {
                 None => self.enter(Phase::End),
                 Some(unrest) if passed > REST_MAX + REST_PER_ENTRY * shared.oracle().entries() => {
-                    shared.fail(format!("after {passed:?} without faults: {unrest}"));
+                    let guarantee = shared.oracle().unrest_breaks();
+                    shared.fail(guarantee.broken(format!("after {passed:?} without faults: {unrest}")));
                 }
                 Some(_) => {}
             }
@@ -377,7 +394,10 @@ impl World {
         } else if passed > END_MAX {
             let is_late = |slot: &Slot| !slot.is_done.load(Ordering::Relaxed);
             let late: Vec<_> = self.slots.iter().map(is_late).collect();
-            shared.fail(format!("after {passed:?} these processes have not shut down: {late:?}"));
+            shared.fail(
+                Guarantee::Live
+                    .broken(format!("after {passed:?} these processes have not shut down: {late:?}")),
+            );
         }
         shared.time.after(LOOK_INTERVAL, Event::Look);
     }

@@ -7,28 +7,42 @@ use crate::{
     base::{
         encoding::Sequence,
         error::{Error, Result},
-        notification::Notification,
     },
     bus::Node,
     front::simulation::{
         app,
         draw::{GroupPlan, Work},
+        oracle::group_key,
         witness::{Fault, Witness},
     },
-    roles::group::{CheckpointPolicy, Consumer, Group, GroupBatch, GroupOptions, Observer, ObserverResult},
-    state::keys::ShardId,
+    roles::group::{CheckpointPolicy, Consumer, GroupBatch, GroupOptions, Observer, ObserverResult},
+    state::{
+        feed::{Feed, FeedRow},
+        keys::{GroupName, ShardId},
+    },
 };
 
 /// Starts a consumer of `plan` on `node`.
 pub(super) async fn start(place: &Place, node: &Node, plan: &GroupPlan) -> Result<Consumer> {
-    let group = place.bus.group(&plan.name)?;
+    start_of(place, node, plan, &place.bus.feed()).await
+}
+
+/// Starts a consumer of the group of `plan` of `feed` on `node`.
+pub(super) async fn start_of<R: FeedRow>(
+    place: &Place,
+    node: &Node,
+    plan: &GroupPlan,
+    feed: &Feed<R>,
+) -> Result<Consumer> {
+    let group = feed.group(&plan.name)?;
     group.create(&GroupOptions::default().start_from(plan.start)).await?;
-    let (place, plan, to_observe) = (place.clone(), Arc::new(plan.clone()), group.clone());
+    let key = group_key(feed.id.bytes(), group.name()).expect("the names of groups are short");
+    let (place, plan) = (place.clone(), Arc::new(plan.clone()));
     let options = plan.options.clone();
     let factory = move |shard| Worker {
         place: place.clone(),
         plan: Arc::clone(&plan),
-        group: to_observe.clone(),
+        key: key.clone(),
         shard,
         generation: 0,
     };
@@ -41,21 +55,21 @@ struct Worker {
     place: Place,
     /// How it works.
     plan: Arc<GroupPlan>,
-    /// The group.
-    group: Group<Notification>,
+    /// The group, among those of all feeds.
+    key: GroupName,
     /// The shard.
     shard: ShardId,
     /// Tells its work from that of before a reset.
     generation: u64,
 }
 
-impl Observer<Notification> for Worker {
+impl<R: FeedRow> Observer<R> for Worker {
     async fn opened(&mut self, _: ShardId, position: Sequence) {
-        self.generation = self.place.shared.oracle().generation(self.group.name());
-        self.place.note(|| format!("opens shard {} of {} at {position}", self.shard, self.group.name()));
+        self.generation = self.place.shared.oracle().generation(&self.key);
+        self.place.note(|| format!("opens shard {} of {} at {position}", self.shard, self.key));
     }
 
-    async fn batch(&mut self, batch: GroupBatch<Notification>) -> ObserverResult {
+    async fn batch(&mut self, batch: GroupBatch<R>) -> ObserverResult {
         let Self { place, plan, .. } = self;
         place.note(|| format!("is given {} rows of {}, up to {}", batch.rows.len(), plan.name, batch.to));
         place.pause(20).await;
@@ -79,18 +93,18 @@ impl Observer<Notification> for Worker {
 
 impl Worker {
     /// Works in one transaction with the checkpoint.
-    async fn work_once(
+    async fn work_once<R: FeedRow>(
         &self,
-        batch: &GroupBatch<Notification>,
+        batch: &GroupBatch<R>,
     ) -> Result<(), Box<dyn StdError + Send + Sync>> {
-        let (place, name) = (&self.place, self.group.name());
+        let (place, name) = (&self.place, &self.key);
         let done = place.db.run(async |tx| {
             if batch.checkpoint_in(&tx).await?.is_done() {
                 place.shared.witness(Witness::CheckpointFoundDone);
                 return Ok(());
             }
             for row in &batch.rows {
-                tx.set(&app::effect(name, row.sequence), b"");
+                tx.set(&app::effect(name, row.sequence()), b"");
             }
             Ok(())
         });
@@ -102,9 +116,9 @@ impl Worker {
     }
 
     /// Works first, and puts it down then.
-    async fn work(&self, batch: &GroupBatch<Notification>) -> Result<(), Box<dyn StdError + Send + Sync>> {
-        let rows: Vec<_> = batch.rows.iter().map(|row| row.sequence).collect();
-        self.place.shared.oracle().observed(self.group.name(), self.generation, &rows);
+    async fn work<R: FeedRow>(&self, batch: &GroupBatch<R>) -> Result<(), Box<dyn StdError + Send + Sync>> {
+        let rows: Vec<_> = batch.rows.iter().map(|row| row.sequence()).collect();
+        self.place.shared.oracle().observed(&self.key, self.generation, &rows);
         if self.plan.options.checkpoint == CheckpointPolicy::Explicit {
             batch.checkpoint().await?;
         }

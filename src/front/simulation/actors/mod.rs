@@ -1,12 +1,16 @@
 //! What the processes of a world do: the roles of the bus, and those who use it.
 
 mod consumer;
+mod documents;
 mod follower;
 mod operator;
+mod other_bus;
 mod producer;
 mod receiver;
 mod subscriber;
 mod supervised;
+#[cfg(feature = "http")]
+mod web;
 
 use std::{sync::Arc, time::Duration};
 
@@ -90,6 +94,11 @@ async fn live(shared: &Arc<Shared>, issuer: Issuer, db: &Database) -> Result<()>
     if plan.operator {
         busy.spawn(at_work(shared.begin(), operator::run(place.clone())));
     }
+    // It ends by itself, after its last look.
+    let mut other_bus = JoinSet::new();
+    if shared.plan.has_other_bus && issuer.process == 0 {
+        other_bus.spawn(other_bus::run(place.clone()));
+    }
     if plan.follower {
         tasks.spawn(follower::run(place.clone()));
     }
@@ -105,6 +114,7 @@ async fn live(shared: &Arc<Shared>, issuer: Issuer, db: &Database) -> Result<()>
     }
     // Those end by themselves, and an answer may have taken long.
     busy.join_all().await;
+    other_bus.join_all().await;
     tasks.shutdown().await;
     if let Err(error) = place.db.clear_finished_ids().await {
         shared.fail(format!("process {} cannot clear its ids: {error}", issuer.process));
@@ -136,7 +146,15 @@ async fn serve(
     };
     if let Some(dispatcher) = &dispatcher {
         subscriber::start(place, dispatcher, tasks).await?;
+        if options.documents.is_some() {
+            tasks.spawn(documents::read(place.clone(), Arc::downgrade(dispatcher)));
+        }
     }
+    #[cfg(feature = "http")]
+    let web = match (&dispatcher, options.web) {
+        (Some(dispatcher), Some(plan)) => Some(web::Web::start(place, dispatcher, plan)?),
+        _ => None,
+    };
     let mut consumers = Vec::new();
     if plan.consumer {
         for group in &options.groups {
@@ -144,9 +162,13 @@ async fn serve(
         }
     }
     drop(starting);
-    until_the_end(place).await;
+    match options.documents.as_ref().and_then(|documents| documents.group.clone()) {
+        Some(group) if plan.consumer => documents::consume(place, &node, group).await,
+        _ => until_the_end(place).await,
+    }
     if place.issuer.process == 0 {
         audit(place).await;
+        documents::audit(place).await;
     }
     let mut ends = Vec::new();
     for consumer in consumers {
@@ -158,7 +180,15 @@ async fn serve(
     if let Some(janitor) = janitor {
         ends.push(("janitor", janitor.shutdown().await));
     }
+    #[cfg(feature = "http")]
+    if let Some(web) = web {
+        web.end().await;
+    }
     if let Some(dispatcher) = dispatcher {
+        // Feeds that were cut off give it back when their tasks have ended.
+        while Arc::strong_count(&dispatcher) > 1 {
+            place.db.env().sleep(LOOK_INTERVAL).await;
+        }
         let dispatcher = Arc::into_inner(dispatcher).expect("subscribers do not wait with it in their hands");
         dispatcher.shutdown().await;
     }

@@ -1,6 +1,6 @@
 //! An operator: changes the topology under load, and resets, deletes and creates groups.
 
-use super::Place;
+use super::{Place, documents};
 use crate::{
     base::{
         cursor::{Cursor, Start},
@@ -30,6 +30,9 @@ pub(super) async fn run(place: Place) {
 /// Does something.
 async fn act(place: &Place) -> Result<()> {
     let Plan { groups, churns_groups, .. } = &place.shared.plan;
+    if place.shared.plan.documents.is_some() && place.random(2) == 0 {
+        return documents::reshard(place).await;
+    }
     let choice = if *churns_groups { 9 } else { place.random(10) };
     if groups.is_empty() || choice < 6 {
         let shards = 1 + place.random(5) as u32;

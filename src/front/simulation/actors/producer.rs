@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::Place;
+use super::{Place, documents::Documents};
 use crate::{
     base::{
         encoding::Counters,
@@ -30,6 +30,8 @@ enum Deed {
     Delete,
     /// It is deleted and created again, so often.
     Recreate(u64),
+    /// Documents of it are edited, so many.
+    Edit(u64),
 }
 
 /// Works until the time of faults is over.
@@ -38,6 +40,8 @@ pub(super) async fn run(place: Place) {
         Ok(producer) => producer,
         Err(error) => return place.shared.fail(format!("no producer: {error}")),
     };
+    let documents = Documents::new(&place, &producer);
+    let layer = Layer { place: &place, producer: &producer, documents: documents.as_ref() };
     while place.is_chaos() {
         place.pause(place.shared.plan.think_max_ms).await;
         if place.shared.plan.breaks_rows
@@ -51,11 +55,11 @@ pub(super) async fn run(place: Place) {
             let number = place.shared.draw(0..=u64::MAX);
             let body = async |tx: Transaction| {
                 tx.set(&app::once(number), b"");
-                work.run(&place, &producer, &tx).await
+                layer.run(&work, &tx).await
             };
             place.db.run_once(body).await.map(|_| ())
         } else {
-            place.db.run(async |tx| work.run(&place, &producer, &tx).await).await
+            place.db.run(async |tx| layer.run(&work, &tx).await).await
         };
         if let Err(error) = done {
             place.note(|| format!("could not produce: {error}"));
@@ -106,17 +110,31 @@ fn draw(place: &Place) -> Work {
             15..18 => Deed::Delete,
             _ => Deed::Recreate(1),
         };
+        let is_edit =
+            matches!(deed, Deed::Update(_) | Deed::Ddoc(_)) && place.shared.plan.documents.is_some();
+        let deed = if is_edit { Deed::Edit(1 + place.random(3)) } else { deed };
         deeds.insert(name, deed);
     }
     Work { deeds, is_late: place.shared.plan.has_late_events && place.random(10) == 0 }
 }
 
-impl Work {
-    /// Does it in `tx`.
-    async fn run(&self, place: &Place, producer: &Producer, tx: &Transaction) -> Result<()> {
+/// The layer on top of the bus.
+struct Layer<'a> {
+    /// Where it is.
+    place: &'a Place,
+    /// Records events.
+    producer: &'a Producer,
+    /// The documents of its databases, if they have any.
+    documents: Option<&'a Documents>,
+}
+
+impl Layer<'_> {
+    /// Does `work` in `tx`.
+    async fn run(&self, work: &Work, tx: &Transaction) -> Result<()> {
+        let Self { place, producer, .. } = self;
         let mut lines = Vec::new();
-        for (name, deed) in &self.deeds {
-            if self.is_late {
+        for (name, deed) in &work.deeds {
+            if work.is_late {
                 let gone = place.shared.oracle().gone_instance(name, place.db.env().random());
                 lines.extend(gone.map(|db| update(producer, tx, db, 1)));
                 continue;
@@ -124,63 +142,71 @@ impl Work {
             let stored = tx.get(&app::database(name), Isolation::Serializable).await?;
             let present = stored.as_ref().map(app::instance_of).transpose()?;
             let present = present.map(|instance| Db::new(name.clone(), instance));
-            lines.extend(act(place, producer, tx, name, present, *deed));
+            lines.extend(self.act(tx, name, present, *deed).await?);
         }
         for (order, line) in lines.iter().enumerate() {
             line.write(tx, order as u16);
         }
         Ok(())
     }
-}
 
-/// Does `deed` to the database `name`, of which `present` is there, or creates it.
-fn act(
-    place: &Place,
-    producer: &Producer,
-    tx: &Transaction,
-    name: &DbName,
-    present: Option<Db>,
-    deed: Deed,
-) -> Vec<Line> {
-    let Some(db) = present else { return vec![create(place, producer, tx, name)] };
-    match deed {
-        Deed::Update(count) => vec![update(producer, tx, db, count)],
-        Deed::Ddoc(id) => {
-            let id = id.map(|id| DdocId::new(&format!("_design/{id}")).expect("it is short"));
-            producer.ddoc_updated(tx, &db, id.as_ref());
-            let counters = Counters { ddoc_updated: 1, ..Counters::ZERO };
-            vec![Line { db, counters, ddocs: id.into_iter().collect() }]
-        }
-        Deed::Delete => {
-            tx.clear(&app::database(name));
-            vec![delete(producer, tx, db)]
-        }
-        Deed::Recreate(times) => {
-            let (mut lines, mut present) = (Vec::new(), db);
-            for _ in 0..times {
-                lines.push(delete(producer, tx, present));
-                let created = create(place, producer, tx, name);
-                present = created.db.clone();
-                lines.push(created);
+    /// Does `deed` to the database `name`, of which `present` is there, or creates it.
+    async fn act(
+        &self,
+        tx: &Transaction,
+        name: &DbName,
+        present: Option<Db>,
+        deed: Deed,
+    ) -> Result<Vec<Line>> {
+        let producer = self.producer;
+        let Some(db) = present else { return Ok(vec![self.create(tx, name).await?]) };
+        Ok(match deed {
+            Deed::Update(count) => vec![update(producer, tx, db, count)],
+            Deed::Ddoc(id) => {
+                let id = id.map(|id| DdocId::new(&format!("_design/{id}")).expect("it is short"));
+                producer.ddoc_updated(tx, &db, id.as_ref());
+                let counters = Counters { ddoc_updated: 1, ..Counters::ZERO };
+                vec![Line { db, counters, ddocs: id.into_iter().collect() }]
             }
-            lines
-        }
+            Deed::Delete => vec![self.delete(tx, db)],
+            Deed::Recreate(times) => {
+                let (mut lines, mut present) = (Vec::new(), db);
+                for _ in 0..times {
+                    lines.push(self.delete(tx, present));
+                    let created = self.create(tx, name).await?;
+                    present = created.db.clone();
+                    lines.push(created);
+                }
+                lines
+            }
+            Deed::Edit(count) => match self.documents {
+                Some(documents) => vec![documents.edit(tx, db, count).await?],
+                None => Vec::new(),
+            },
+        })
     }
-}
 
-/// Creates the database `name`.
-fn create(place: &Place, producer: &Producer, tx: &Transaction, name: &DbName) -> Line {
-    let instance = DbInstance::random(place.db.env());
-    let db = Db::new(name.clone(), instance);
-    tx.set(&app::database(name), &instance.0);
-    producer.created(tx, &db);
-    Line { db, counters: Counters { created: 1, ..Counters::ZERO }, ddocs: Vec::new() }
-}
+    /// Creates the database `name`.
+    async fn create(&self, tx: &Transaction, name: &DbName) -> Result<Line> {
+        let instance = DbInstance::random(self.place.db.env());
+        let db = Db::new(name.clone(), instance);
+        tx.set(&app::database(name), &instance.0);
+        if let Some(documents) = self.documents {
+            documents.begin(tx, &db).await?;
+        }
+        self.producer.created(tx, &db);
+        Ok(Line { db, counters: Counters { created: 1, ..Counters::ZERO }, ddocs: Vec::new() })
+    }
 
-/// Deletes `db`.
-fn delete(producer: &Producer, tx: &Transaction, db: Db) -> Line {
-    producer.deleted(tx, &db);
-    Line { db, counters: Counters { deleted: 1, ..Counters::ZERO }, ddocs: Vec::new() }
+    /// Deletes `db`.
+    fn delete(&self, tx: &Transaction, db: Db) -> Line {
+        tx.clear(&app::database(&db.name));
+        if let Some(documents) = self.documents {
+            documents.remove(tx, &db);
+        }
+        self.producer.deleted(tx, &db);
+        Line { db, counters: Counters { deleted: 1, ..Counters::ZERO }, ddocs: Vec::new() }
+    }
 }
 
 /// Updates `db` so often.

@@ -16,7 +16,10 @@ use crate::{
         error::{Error, Result},
         event::{DdocId, EventKind, Kinds},
     },
-    front::simulation::oracle::{GLOBS, Given, Manner, PREDICATES, SubscriberId, Which, Wish},
+    front::simulation::{
+        guarantee::Guarantee,
+        oracle::{GLOBS, Given, Manner, PREDICATES, SubscriberId, Which, Wish},
+    },
     roles::dispatcher::Dispatcher,
 };
 
@@ -240,7 +243,8 @@ impl Taker {
         match stream.checkpoint().await {
             Ok(()) => {}
             Err(error @ Error::CursorLost { .. }) => {
-                place.shared.fail(format!("subscriber {id}, whose cursor nobody takes: {error}"));
+                let reason = format!("subscriber {id}, whose cursor nobody takes: {error}");
+                place.shared.fail(Guarantee::Resumable.broken(reason));
             }
             Err(error) => place.note(|| format!("subscriber {id} could not save its position: {error}")),
         }

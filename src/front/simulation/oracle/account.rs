@@ -180,8 +180,21 @@ impl Account {
 
     /// What it is owed of what happened up to `to`. A name whose newest deletion came after that is told of later.
     pub fn is_owed(&self, ledger: &Ledger, to: Sequence) -> Option<String> {
+        self.is_owed_of(ledger, to, |_, _| true)
+    }
+
+    /// The same, if it is owed only those kinds of names of which this is true.
+    pub fn is_owed_of(
+        &self,
+        ledger: &Ledger,
+        to: Sequence,
+        is_sent: impl Fn(&DbName, EventKind) -> bool,
+    ) -> Option<String> {
         let fact = self.from.iter().find_map(|((name, kind), start)| {
             let at = ledger.newest(name, *kind).filter(|at| start.is_before(*at) && *at <= to)?;
+            if !is_sent(name, *kind) {
+                return None;
+            }
             let is_told = self.told.get(&(name.clone(), *kind)).is_some_and(|told| *told >= at);
             (!is_told).then(|| format!("{kind:?} of {name:?} at {at}, since {start:?}"))
         });

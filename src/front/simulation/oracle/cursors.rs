@@ -6,7 +6,10 @@
 use super::{
     Change, Issuer, Item, Items, Manner, Oracle, Shared, Start, SubscriberId, Verdict, Wish, Witness,
 };
-use crate::{front::simulation::time::ProcessId, state::keys::CursorRow};
+use crate::{
+    front::simulation::{guarantee::Guarantee, time::ProcessId},
+    state::keys::CursorRow,
+};
 
 impl Oracle {
     /// The durable subscribers of `process`: their cursors, and what they want.
@@ -26,7 +29,7 @@ impl Oracle {
         let stored = self.cursors.get(&cursor).copied();
         let start = stored.map_or(Start::Nothing, Start::from);
         if stored.is_none() {
-            shared.fail(format!("{cursor} is used, and was never saved"));
+            shared.fail(Guarantee::Bookmarkable.broken(format!("{cursor} is used, and was never saved")));
         }
         let mut subscribers = self.subscribers.iter();
         let known = subscribers.find(|(_, known)| known.cursor.as_ref() == Some(&cursor));
@@ -66,7 +69,7 @@ impl Oracle {
             // For another filter, a reading starts over.
             let starts_over = before.filter != after.filter && before.cursor.rewound() == after.cursor;
             if before.cursor != after.cursor && !starts_over {
-                return Err(format!(
+                return Guarantee::Bookmarkable.fails(format!(
                     "{cursor} was opened at {}, and stood at {}",
                     after.cursor, before.cursor
                 ));
@@ -80,19 +83,21 @@ impl Oracle {
         let mut subscribers = self.subscribers.iter();
         let Some((&id, subscriber)) = subscribers.find(|(_, known)| known.cursor.as_deref() == Some(cursor))
         else {
-            return Err(format!("{cursor} was moved, and nobody has it"));
+            return Guarantee::Bookmarkable.fails(format!("{cursor} was moved, and nobody has it"));
         };
         // Only one who was told that it knows nothing begins again.
         let (from, to) = (Start::from(before.cursor), Start::from(after.cursor));
         if to < from && !subscriber.has_expired {
-            return Err(format!("{cursor} went back from {} to {}", before.cursor, after.cursor));
+            return Guarantee::Bookmarkable
+                .fails(format!("{cursor} went back from {} to {}", before.cursor, after.cursor));
         }
         // Whoever goes on below the horizon is told that it has expired.
         if let Start::At(known) = to
             && known >= self.horizon
             && let Some(owed) = self.is_owed(id, known)
         {
-            return Err(format!("{cursor} was moved to {}, and {owed}", after.cursor));
+            return Guarantee::Bookmarkable
+                .fails(format!("{cursor} was moved to {}, and {owed}", after.cursor));
         }
         // A save that was under way when it expired says nothing any more.
         if subscriber.expired_by.is_none_or(|horizon| !to.is_before(horizon)) {

@@ -12,7 +12,10 @@ use crate::{
         event::{Db, DbName, EventKind, Kinds},
         notification::Notification,
     },
-    front::simulation::shared::BROKEN,
+    front::simulation::{
+        guarantee::{Broken, Guarantee},
+        shared::BROKEN,
+    },
     state::{
         keys::{FoldMark, Layout, Lease, Partition, ShardId, TopologyRow},
         routing::{SchemeId, Schemes},
@@ -35,11 +38,10 @@ struct Fold {
 }
 
 /// The counters in a value, and how many of their design documents have an id.
-fn counters(value: Option<&bytes::Bytes>) -> Result<(Counters, u64), String> {
+fn counters(value: Option<&bytes::Bytes>) -> Result<(Counters, u64), Broken> {
     let tally = value.map(|value| Tally::from_bytes(value)).transpose();
-    tally
-        .map_or_else(|error| Err(error.to_string()), |tally| Ok(tally.unwrap_or_default()))
-        .map(|tally| (tally.counters, tally.with_id))
+    let tally = tally.map_err(|error| error.to_string())?.unwrap_or_default();
+    Ok((tally.counters, tally.with_id))
 }
 
 /// `a - b`, lane by lane; `None` if a lane would be less than nothing.
@@ -75,14 +77,15 @@ impl Oracle {
                 let in_it = entries.remove(first);
                 let has_row = |entry: &TopologyRow| self.rows.values().any(|placed| entry.has(placed.shard));
                 if in_it.is_some_and(|entry| !entry.closed || has_row(&entry)) {
-                    return Err(format!("the topology entry of {first} was dropped, and is needed"));
+                    return Guarantee::Kept
+                        .fails(format!("the topology entry of {first} was dropped, and is needed"));
                 }
                 continue;
             };
             let entry = TopologyRow::from_bytes(*first, value).map_err(|error| error.to_string())?;
             if change.before.is_none() {
                 if entry.shards().next().is_some_and(|shard| shard.0 < self.next_shard) {
-                    return Err(format!("a shard id was used again: {entry:?}"));
+                    return Guarantee::Consistent.fails(format!("a shard id was used again: {entry:?}"));
                 }
                 self.next_shard = entry.next_shard().0;
                 self.entries.push(entry.clone());
@@ -96,7 +99,7 @@ impl Oracle {
             }
             let open = self.topology.iter().filter(|entry| !entry.closed).count();
             if open != 1 || self.topology.last().is_none_or(|last| last.closed) {
-                return Err(format!("{open} topology entries are open"));
+                return Guarantee::Consistent.fails(format!("{open} topology entries are open"));
             }
         }
         Ok(())
@@ -116,15 +119,16 @@ impl Oracle {
         if !is_fold {
             self.judge_recording(items, recorded)?;
             if !fold.added.is_empty() {
-                return Err("a row was written by something other than a fold".to_owned());
+                return Guarantee::Consistent
+                    .fails("a row was written by something other than a fold".to_owned());
             }
             return self.judge_drop(shared, items, fold);
         }
         if !recorded.is_empty() {
-            return Err("a fold records events".to_owned());
+            return Guarantee::Consistent.fails("a fold records events".to_owned());
         }
         let Some((Item::FoldMark(partition), _)) = marks.first() else {
-            return Err("a fold without a mark".to_owned());
+            return Guarantee::Consistent.fails("a fold without a mark".to_owned());
         };
         let names: BTreeSet<_> = fold
             .taken
@@ -136,7 +140,8 @@ impl Oracle {
             .collect();
         for name in names {
             if Partition::of(name.as_str(), self.partitions).0 != *partition {
-                return Err(format!("{name:?} was folded as if it were of partition {partition}"));
+                return Guarantee::Consistent
+                    .fails(format!("{name:?} was folded as if it were of partition {partition}"));
             }
             self.judge_name(shared, &name, &mut fold, items)?;
         }
@@ -147,7 +152,7 @@ impl Oracle {
     }
 
     /// What a commit has taken out of the counters, and which rows it has written and removed.
-    fn gather(&self, seen: &Seen<'_>, items: &Items<'_>) -> Result<Fold, String> {
+    fn gather(&self, seen: &Seen<'_>, items: &Items<'_>) -> Result<Fold, Broken> {
         let mut fold = Fold::default();
         for (item, change) in items {
             match item {
@@ -155,7 +160,8 @@ impl Oracle {
                     let ((before, with_id), (after, still_with_id)) =
                         (counters(change.before.as_ref())?, counters(change.after.as_ref())?);
                     if change.after.is_some() && after == Counters::ZERO {
-                        return Err(format!("counters of {db:?} without a count were left behind"));
+                        return Guarantee::Consistent
+                            .fails(format!("counters of {db:?} without a count were left behind"));
                     }
                     if let Some(taken) = minus(before, after) {
                         if with_id
@@ -193,24 +199,25 @@ impl Oracle {
             Change { before: None, after: Some(value) } => {
                 let row = Notification::from_bytes(sequence, value).map_err(|error| error.to_string())?;
                 if sequence.versionstamp() != seen.stamp {
-                    return Err(format!("a row stands at {sequence}, which is not its commit"));
+                    return Guarantee::Consistent
+                        .fails(format!("a row stands at {sequence}, which is not its commit"));
                 }
                 let open = self.topology.last().ok_or("there is no topology")?;
                 let Layout::Sharded { scheme, first, count } = open.layout else {
-                    return Err("the open entry is a legacy range".to_owned());
+                    return Guarantee::Consistent.fails("the open entry is a legacy range".to_owned());
                 };
                 let place = Schemes::default()
                     .place(SchemeId(scheme), row.name.as_str().as_bytes(), count)
                     .map_err(|error| error.to_string())?;
                 if shard.0 != first.0 + u64::from(place) {
-                    return Err(format!(
+                    return Guarantee::Consistent.fails(format!(
                         "the row of {:?} was written to shard {shard}, of {open:?}",
                         row.name
                     ));
                 }
                 let name = row.name.clone();
                 if fold.added.insert(name.clone(), Placed { shard, row: Arc::new(row) }).is_some() {
-                    return Err(format!("two rows of {name:?} were written at once"));
+                    return Guarantee::Consistent.fails(format!("two rows of {name:?} were written at once"));
                 }
             }
             Change { before: Some(value), after: None } => {
@@ -218,7 +225,7 @@ impl Oracle {
                 fold.removed.insert(row.name.clone(), Arc::new(row));
             }
             change if change.before == change.after => {}
-            _ => return Err(format!("the row at {sequence} was overwritten")),
+            _ => return Guarantee::Consistent.fails(format!("the row at {sequence} was overwritten")),
         }
         Ok(())
     }
@@ -230,7 +237,7 @@ impl Oracle {
         seen: &Seen<'_>,
         items: &Items<'_>,
         marks: &[&(Item, &Change)],
-    ) -> Result<bool, String> {
+    ) -> Result<bool, Broken> {
         let mark_of = |value: &Option<bytes::Bytes>| {
             value
                 .as_ref()
@@ -247,7 +254,8 @@ impl Oracle {
                 let lease = lease.after.as_ref().map(|value| Lease::from_bytes(value));
                 let epoch = lease.and_then(Result::ok).map(|lease| lease.epoch);
                 if after.fold != 0 || Some(after.epoch) != epoch {
-                    return Err(format!("{after:?} does not begin the epoch {epoch:?}"));
+                    return Guarantee::Consistent
+                        .fails(format!("{after:?} does not begin the epoch {epoch:?}"));
                 }
                 continue;
             }
@@ -260,7 +268,7 @@ impl Oracle {
             });
             let owns = lease.owner.is_some_and(|owner| self.is_node(seen.issuer, owner.node));
             if !is_next || !owns {
-                return Err(format!(
+                return Guarantee::Fenced.fails(format!(
                     "partition {partition} was folded as {after:?} after {before:?}, under {lease:?}"
                 ));
             }
@@ -272,7 +280,7 @@ impl Oracle {
         match folds {
             0 => Ok(false),
             1 => Ok(true),
-            _ => Err("two partitions were folded in one transaction".to_owned()),
+            _ => Guarantee::Consistent.fails("two partitions were folded in one transaction".to_owned()),
         }
     }
 
@@ -289,7 +297,8 @@ impl Oracle {
             }
         }
         if added != *recorded {
-            return Err(format!("{recorded:?} was recorded, and {added:?} was added"));
+            return Guarantee::Consistent
+                .fails(format!("{recorded:?} was recorded, and {added:?} was added"));
         }
         for (db, counters) in added {
             *self.waiting.entry(db).or_default() += counters;
@@ -305,7 +314,8 @@ impl Oracle {
             {
                 let horizon = Sequence::from_bytes(value).map_err(|error| error.to_string())?;
                 if horizon < self.horizon {
-                    return Err(format!("the horizon went back from {} to {horizon}", self.horizon));
+                    return Guarantee::Consistent
+                        .fails(format!("the horizon went back from {} to {horizon}", self.horizon));
                 }
                 self.horizon = horizon;
             }
@@ -313,18 +323,21 @@ impl Oracle {
         for (name, row) in fold.removed {
             shared.witness(Witness::TombstoneDropped);
             if !row.is_deleted() {
-                return Err(format!("the row of {name:?} was dropped, which lives"));
+                return Guarantee::Kept.fails(format!("the row of {name:?} was dropped, which lives"));
             }
             if self.horizon < row.sequence {
-                return Err(format!("the row at {} was dropped above the horizon", row.sequence));
+                return Guarantee::Kept
+                    .fails(format!("the row at {} was dropped above the horizon", row.sequence));
             }
             self.may_drop(row.sequence)?;
             if self.rows.remove(&name).is_none_or(|placed| placed.row.sequence != row.sequence) {
-                return Err(format!("a row of {name:?} was dropped that is not the newest"));
+                return Guarantee::Consistent
+                    .fails(format!("a row of {name:?} was dropped that is not the newest"));
             }
             let newest = Item::Newest(FEED.to_vec(), name.as_str().as_bytes().to_vec());
             if !items.iter().any(|(item, change)| *item == newest && change.after.is_none()) {
-                return Err(format!("the row of {name:?} was dropped, but not where it stands"));
+                return Guarantee::Consistent
+                    .fails(format!("the row of {name:?} was dropped, but not where it stands"));
             }
             *self.dropped.entry(row.db()).or_default() += row.totals;
             self.ledger.drop_tombstone(&name, row.sequence);
@@ -351,7 +364,8 @@ impl Oracle {
         if removed.as_ref().map(|row| row.sequence) != before.as_ref().map(|placed| placed.row.sequence)
             && (removed.is_some() || fold.added.contains_key(name))
         {
-            return Err(format!("a row of {name:?} was written or removed, and {before:?} stays"));
+            return Guarantee::Consistent
+                .fails(format!("a row of {name:?} was written or removed, and {before:?} stays"));
         }
         let Some(placed) = fold.added.remove(name) else {
             return self.judge_stale(shared, name, before.as_ref(), taken);
@@ -402,10 +416,12 @@ impl Oracle {
                 continue;
             }
             let Some(before) = before else {
-                return Err(format!("{counters:?} of {db:?} were taken, and there is no row"));
+                return Guarantee::FoldedOnce
+                    .fails(format!("{counters:?} of {db:?} were taken, and there is no row"));
             };
             if before.row.instance == db.instance || self.databases.get(name) == Some(&db.instance) {
-                return Err(format!("{counters:?} of {db:?} were taken, and its row does not change"));
+                return Guarantee::FoldedOnce
+                    .fails(format!("{counters:?} of {db:?} were taken, and its row does not change"));
             }
             shared.witness(Witness::StaleEvents);
             *self.stale.entry(db).or_default() += counters;
@@ -427,14 +443,16 @@ impl Oracle {
         let same = before.filter(|before| before.instance == row.instance);
         let expected = plus(same.map_or(Counters::ZERO, |before| before.totals), own);
         if row.totals != expected {
-            return Err(format!("the row of {db:?} counts {:?} instead of {expected:?}", row.totals));
+            return Guarantee::FoldedOnce
+                .fails(format!("the row of {db:?} counts {:?} instead of {expected:?}", row.totals));
         }
         if self
             .databases
             .get(name)
             .is_some_and(|lives| *lives != row.instance && taken.contains_key(&Db::new(name.clone(), *lives)))
         {
-            return Err(format!("the row of {db:?} was written, although another instance lives"));
+            return Guarantee::Consistent
+                .fails(format!("the row of {db:?} was written, although another instance lives"));
         }
         let now = Kinds::counted(&own);
         let at = |row: &Notification, kind| match kind {
@@ -454,22 +472,28 @@ impl Oracle {
                 told == earlier || kind == EventKind::DdocUpdated && is_now
             };
             if !is_right {
-                return Err(format!("the row of {db:?} says {kind:?} at {told:?}, after {earlier:?}"));
+                return Guarantee::Consistent
+                    .fails(format!("the row of {db:?} says {kind:?} at {told:?}, after {earlier:?}"));
             }
         }
         match (before, row.replaced) {
             (Some(before), Some(replaced)) if before.instance != row.instance => {
                 let expected = before.deleted_at.unwrap_or(row.sequence);
                 if (replaced.instance, replaced.deleted_at) != (before.instance, expected) {
-                    return Err(format!("the row of {db:?} replaces {replaced:?}, not {before:?}"));
+                    return Guarantee::Consistent
+                        .fails(format!("the row of {db:?} replaces {replaced:?}, not {before:?}"));
                 }
             }
             (Some(before), replaced) if before.instance == row.instance => {
                 if replaced != before.replaced {
-                    return Err(format!("the row of {db:?} has forgotten what it replaces"));
+                    return Guarantee::Consistent
+                        .fails(format!("the row of {db:?} has forgotten what it replaces"));
                 }
             }
-            (Some(_), _) => return Err(format!("the row of {db:?} does not say what it replaces")),
+            (Some(_), _) => {
+                return Guarantee::Consistent
+                    .fails(format!("the row of {db:?} does not say what it replaces"));
+            }
             (None, _) => {}
         }
         // What was folded of other instances is in no row any more.
@@ -489,11 +513,13 @@ impl Oracle {
             items.iter().find(|(item, _)| item == wanted).and_then(|(_, change)| change.after.clone())
         };
         if says(&newest).as_deref() != Some(&row.sequence.as_bytes()[..]) {
-            return Err(format!("the newest row of {:?} is not told to be at {}", row.name, row.sequence));
+            return Guarantee::Consistent
+                .fails(format!("the newest row of {:?} is not told to be at {}", row.name, row.sequence));
         }
         let stamp = row.sequence.versionstamp();
         if says(&Item::Head(FEED.to_vec(), *shard)).as_deref() != Some(&stamp.0[..]) {
-            return Err(format!("the head of shard {shard} has not moved to {stamp:?}"));
+            return Guarantee::Consistent
+                .fails(format!("the head of shard {shard} has not moved to {stamp:?}"));
         }
         Ok(())
     }
@@ -528,7 +554,8 @@ impl Oracle {
             let told = told.map_err(|error| error.to_string())?;
             let expected = self.ddocs.get(&(db.clone(), id.clone())).copied();
             if told != expected {
-                return Err(format!("{id:?} of {db:?} is told at {told:?} instead of {expected:?}"));
+                return Guarantee::Consistent
+                    .fails(format!("{id:?} of {db:?} is told at {told:?} instead of {expected:?}"));
             }
         }
         Ok(())

@@ -13,12 +13,30 @@ use crate::{
     },
     front::simulation::{
         app::AppKey,
+        guarantee::Guarantee,
         shared::{BROKEN, show_key},
     },
-    state::keys::{CursorRow, GroupId, Lease},
+    state::keys::{CursorRow, Lease},
 };
 
 impl Oracle {
+    /// What is broken if everything does not come to rest.
+    pub fn unrest_breaks(&self) -> Guarantee {
+        let is_owed = self.subscribers_are_owed().is_some();
+        let is_dropped = |text: String| text.contains("whose tombstone was dropped");
+        if self.subscribers_are_owed().is_some_and(is_dropped) {
+            Guarantee::ExpiredNotSilent
+        } else if !self.waiting.is_empty() {
+            Guarantee::FoldedOnce
+        } else if is_owed {
+            Guarantee::Complete
+        } else if self.groups_owe().is_some() {
+            Guarantee::AtLeastOnce
+        } else {
+            Guarantee::Live
+        }
+    }
+
     /// What has still to happen before everything is at rest.
     pub fn unrest(&self) -> Option<String> {
         if let Some((db, counters)) = self.waiting.first_key_value() {
@@ -27,7 +45,16 @@ impl Oracle {
         if let Some((db, id)) = self.untold_ddoc() {
             return Some(format!("it has still to be told that {id:?} of {db:?} has changed"));
         }
-        self.subscribers_are_owed().or_else(|| self.groups_owe()).or_else(|| self.followers_owe())
+        self.subscribers_are_owed()
+            .or_else(|| self.groups_owe())
+            .or_else(|| self.followers_owe())
+            .or_else(|| self.doc_tails_owe())
+            .or_else(|| {
+                #[cfg(feature = "http")]
+                return self.web_clients_owe();
+                #[cfg(not(feature = "http"))]
+                None
+            })
     }
 
     /// A design document of which no row has told since it was last recorded that it has changed. What is in the rows of
@@ -50,7 +77,7 @@ impl Oracle {
         }
         for (number, times) in &self.once {
             if *times != 1 {
-                return Err(format!("number {number} was committed {times} times"));
+                return Guarantee::ExactlyOnce.fails(format!("number {number} was committed {times} times"));
             }
         }
         Ok(())
@@ -63,14 +90,19 @@ impl Oracle {
         let Some(row) = row else {
             let lives = self.databases.contains_key(name);
             let is_dropped = self.dropped.keys().any(|db| db.name == *name);
-            return if lives || !is_dropped { Err(format!("{name:?} has no row")) } else { Ok(()) };
+            return if lives || !is_dropped {
+                Guarantee::Consistent.fails(format!("{name:?} has no row"))
+            } else {
+                Ok(())
+            };
         };
         match self.databases.get(name) {
             Some(lives) if *lives != row.instance || row.is_deleted() => {
-                return Err(format!("{name:?} lives as {lives:?}, and its row says {row:?}"));
+                return Guarantee::Consistent
+                    .fails(format!("{name:?} lives as {lives:?}, and its row says {row:?}"));
             }
             None if !row.is_deleted() => {
-                return Err(format!("{name:?} is deleted, and its row says {row:?}"));
+                return Guarantee::Consistent.fails(format!("{name:?} is deleted, and its row says {row:?}"));
             }
             _ => {}
         }
@@ -80,7 +112,8 @@ impl Oracle {
         told += self.stale.get(&db).copied().unwrap_or(zero);
         told += self.dropped.get(&db).copied().unwrap_or(zero);
         if told != recorded {
-            return Err(format!("{recorded:?} was recorded of {db:?}, and {told:?} was told"));
+            return Guarantee::FoldedOnce
+                .fails(format!("{recorded:?} was recorded of {db:?}, and {told:?} was told"));
         }
         Ok(())
     }
@@ -93,7 +126,8 @@ impl Oracle {
         let is_there = |row: &&Arc<Notification>| !row.is_deleted() || self.rows.contains_key(&row.name);
         let rows: Vec<_> = rows.iter().filter(is_there).cloned().collect();
         if rows != expected {
-            return Err(format!("the feed is read as {rows:?} instead of {expected:?}"));
+            return Guarantee::Consistent
+                .fails(format!("the feed is read as {rows:?} instead of {expected:?}"));
         }
         Ok(())
     }
@@ -112,7 +146,7 @@ impl Oracle {
                     placed += 1;
                     let known = self.rows.values().find(|placed| placed.row.sequence == *at);
                     if known.is_none_or(|known| known.shard != *shard) {
-                        return Err(format!(
+                        return Guarantee::Consistent.fails(format!(
                             "there is a row at {at} of shard {shard}, which is no newest row"
                         ));
                     }
@@ -122,7 +156,7 @@ impl Oracle {
                     let name = self.rows.iter().find(|(name, _)| name.as_str().as_bytes() == &id[..]);
                     let at = name.map(|(_, placed)| placed.row.sequence);
                     if at != Sequence::from_bytes(value).ok() {
-                        return Err(format!(
+                        return Guarantee::Consistent.fails(format!(
                             "the newest row of {id:?} is at {at:?}, and not where it is told to be"
                         ));
                     }
@@ -131,14 +165,15 @@ impl Oracle {
                     ddocs += 1;
                     let told = self.ddocs.get(&(db.clone(), id.clone()));
                     if told != Sequence::from_bytes(value).ok().as_ref() {
-                        return Err(format!("{id:?} of {db:?} is told, and should be at {told:?}"));
+                        return Guarantee::Consistent
+                            .fails(format!("{id:?} of {db:?} is told, and should be at {told:?}"));
                     }
                 }
-                _ => self.judge_key(&item, value).map_err(|error| format!("{error} ({})", show_key(key)))?,
+                _ => self.judge_key(&item, value).map_err(|broken| broken.about(show_key(key)))?,
             }
         }
         if (newest, placed) != (self.rows.len(), self.rows.len()) || ddocs != self.ddocs.len() {
-            return Err(format!(
+            return Guarantee::Consistent.fails(format!(
                 "{placed} rows, {newest} names and {ddocs} design documents are stored, of {}, {} and {}",
                 self.rows.len(),
                 self.rows.len(),
@@ -150,14 +185,21 @@ impl Oracle {
 
     /// Whether a key other than a row may be there.
     fn judge_key(&self, item: &Item, value: &Bytes) -> Verdict {
-        let leaked = |why: &str| Err(format!("{item:?} was left behind: {why}"));
+        let leaked = |why: &str| Guarantee::Consistent.fails(format!("{item:?} was left behind: {why}"));
         match item {
             Item::Config
             | Item::MembershipVersion
-            | Item::PoolVersion
+            | Item::PoolVersion(None)
             | Item::Age(_)
-            | Item::App(AppKey::History | AppKey::Once(_) | AppKey::Effect(..)) => Ok(()),
+            | Item::OtherBus
+            | Item::App(AppKey::History | AppKey::Once(_) | AppKey::Effect(..) | AppKey::Tally) => Ok(()),
             Item::App(AppKey::Database(name)) if self.databases.contains_key(name) => Ok(()),
+            Item::App(AppKey::Document(instance, _)) if self.documents.contains_key(instance) => Ok(()),
+            // Those of documents go with their database.
+            Item::PoolVersion(Some(pool)) if !self.is_pool_of_gone(pool) => Ok(()),
+            Item::Row(feed, ..) | Item::Topology(feed, _) if feed != FEED => {
+                self.judge_left_of_documents(feed)
+            }
             Item::Doorbell(partition) | Item::FoldMark(partition) if *partition < self.partitions => Ok(()),
             Item::Head(_, shard) if self.topology.iter().any(|entry| entry.has(*shard)) => Ok(()),
             Item::Topology(_, first) if self.topology.iter().any(|entry| entry.first == *first) => Ok(()),
@@ -168,10 +210,7 @@ impl Oracle {
                 let is_known = match &pool[..] {
                     "partition" => *resource < u64::from(self.partitions),
                     "janitor" => *resource == 0,
-                    pool => self.groups.keys().any(|name| {
-                        let feed = crate::state::keys::FeedId::notifications();
-                        GroupId { feed, name: name.clone() }.pool() == *pool
-                    }),
+                    pool => self.groups.values().any(|group| group.id.pool() == *pool),
                 };
                 if is_free && is_known { Ok(()) } else { leaked("everybody has left") }
             }

@@ -3,24 +3,29 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{FEED, Item, Items, Oracle, Seen, Shared, Verdict, Witness};
+use super::{FEED, Item, Items, Oracle, Placed, Seen, Shared, Verdict, Witness, documents::DocFeed};
 use crate::{
-    base::{encoding::Sequence, event::DbName},
-    front::simulation::app::AppKey,
-    state::keys::{GroupId, GroupName, GroupRow, Lease, ShardId, checkpoint_position},
+    base::{
+        encoding::Sequence,
+        event::{DbInstance, DbName},
+    },
+    front::simulation::{app::AppKey, guarantee::Guarantee},
+    state::keys::{FeedId, GroupId, GroupName, GroupRow, Lease, ShardId, checkpoint_position},
 };
 
 /// A group.
 #[derive(Debug)]
 pub(super) struct GroupModel {
+    /// Which group it is.
+    pub id: GroupId,
     /// How often it was set to a position, in this world.
     pub generation: u64,
     /// Where it began.
     pub start: Sequence,
     /// The rows that were worked on, or given up.
     pub done: BTreeSet<Sequence>,
-    /// The last row of each database that was worked on with its checkpoint.
-    last: BTreeMap<DbName, Sequence>,
+    /// The last row of each database, or document, that was worked on with its checkpoint.
+    last: BTreeMap<String, Sequence>,
     /// Its checkpoints.
     pub checkpoints: BTreeMap<ShardId, Sequence>,
     /// Whether anybody has worked for it.
@@ -29,8 +34,9 @@ pub(super) struct GroupModel {
 
 impl GroupModel {
     /// A group that begins at `start`.
-    fn new(generation: u64, start: Sequence) -> Self {
+    fn new(id: GroupId, generation: u64, start: Sequence) -> Self {
         Self {
+            id,
             generation,
             start,
             done: BTreeSet::new(),
@@ -39,6 +45,28 @@ impl GroupModel {
             is_used: false,
         }
     }
+}
+
+/// The group that goes by `name` among the groups of all feeds.
+fn group_id(name: &GroupName) -> Option<GroupId> {
+    let Some((instance, name)) = name.as_str().split_once('/') else {
+        return Some(GroupId { feed: FeedId::notifications(), name: name.clone() });
+    };
+    let feed = FeedId::documents(instance.parse().ok()?);
+    Some(GroupId { feed, name: GroupName::new(name).ok()? })
+}
+
+/// Where the rows of the feed of `group` stand.
+fn rows_of<'a>(
+    rows: &'a BTreeMap<DbName, Placed>,
+    documents: &'a BTreeMap<DbInstance, DocFeed>,
+    group: &GroupId,
+) -> impl Iterator<Item = (ShardId, Sequence)> + use<'a> {
+    let instance = group.feed.instance();
+    let notifications = rows.values().map(|placed| (placed.shard, placed.row.sequence));
+    let documents = instance.and_then(|instance| documents.get(&instance));
+    let documents = documents.into_iter().flat_map(DocFeed::places);
+    notifications.filter(move |_| instance.is_none()).chain(documents)
 }
 
 impl Oracle {
@@ -57,9 +85,10 @@ impl Oracle {
 
     /// Nobody may need the row at `sequence`, which is dropped.
     pub(super) fn may_drop(&self, sequence: Sequence) -> Verdict {
-        for (name, group) in &self.groups {
+        for (name, group) in self.groups.iter().filter(|(_, group)| group.id.feed.instance().is_none()) {
             if let Some((shard, at)) = group.checkpoints.iter().find(|(_, at)| **at < sequence) {
-                return Err(format!("the row at {sequence} was dropped, and {name} is at {at} in {shard}"));
+                return Guarantee::Kept
+                    .fails(format!("the row at {sequence} was dropped, and {name} is at {at} in {shard}"));
             }
         }
         Ok(())
@@ -84,7 +113,8 @@ impl Oracle {
             }
             let row = GroupRow::from_bytes(value).map_err(|error| error.to_string())?;
             self.next_reader += 1;
-            self.groups.insert(name.clone(), GroupModel::new(self.next_reader, row.start));
+            let id = group_id(name).ok_or_else(|| format!("{name} is a group of no feed"))?;
+            self.groups.insert(name.clone(), GroupModel::new(id, self.next_reader, row.start));
         }
         self.judge_work(shared, seen, items)?;
         self.judge_checkpoints(shared, seen, items, &set)
@@ -105,22 +135,28 @@ impl Oracle {
                         .groups
                         .get_mut(name)
                         .ok_or_else(|| format!("{name} is gone, and works on {at}"))?;
-                    let row =
-                        self.past.get(at).ok_or_else(|| format!("{name} works on {at}, which is no row"))?;
+                    let row = match group.id.feed.instance() {
+                        None => self.past.get(at).map(|row| row.name.as_str().to_owned()),
+                        Some(instance) => self.documents.get(&instance).and_then(|feed| feed.id_at(*at)),
+                    };
+                    let row = row.ok_or_else(|| format!("{name} works on {at}, which is no row"))?;
                     group.is_used = true;
                     if !group.done.insert(*at) {
-                        return Err(format!("{name} has worked twice on the row at {at}"));
+                        return Guarantee::ExactlyOnce
+                            .fails(format!("{name} has worked twice on the row at {at}"));
                     }
                     if *at <= group.start {
-                        return Err(format!("{name} begins at {}, and works on {at}", group.start));
+                        return Guarantee::AtLeastOnce
+                            .fails(format!("{name} begins at {}, and works on {at}", group.start));
                     }
-                    if let Some(last) = group.last.insert(row.name.clone(), *at).filter(|last| last > at) {
-                        return Err(format!("{name} works on {:?} at {at}, after {last}", row.name));
+                    if let Some(last) = group.last.insert(row.clone(), *at).filter(|last| last > at) {
+                        return Guarantee::Ordered
+                            .fails(format!("{name} works on {row:?} at {at}, after {last}"));
                     }
                     let moves =
                         items.iter().any(|(item, _)| matches!(item, Item::Checkpoint(of, _) if of == name));
                     if !moves {
-                        return Err(format!(
+                        return Guarantee::AtLeastOnce.fails(format!(
                             "{name} works on {at} without a checkpoint, at {:?}",
                             seen.stamp
                         ));
@@ -149,10 +185,11 @@ impl Oracle {
                 position.map_err(|error| error.to_string())
             };
             let (before, after) = (read(&change.before)?, read(&change.after)?);
-            let rows = &self.rows;
+            let (rows, documents) = (&self.rows, &self.documents);
             let Some(group) = self.groups.get_mut(name) else {
                 if after.is_some() {
-                    return Err(format!("{name} is gone, and has a checkpoint in {shard}"));
+                    return Guarantee::AtLeastOnce
+                        .fails(format!("{name} is gone, and has a checkpoint in {shard}"));
                 }
                 continue;
             };
@@ -168,21 +205,18 @@ impl Oracle {
                 continue;
             };
             if after.is_some_and(|after| after < before) {
-                return Err(format!("{name} went back in {shard}, from {before} to {after:?}"));
+                return Guarantee::AtLeastOnce
+                    .fails(format!("{name} went back in {shard}, from {before} to {after:?}"));
             }
             let to = after.unwrap_or(Sequence::MAX);
-            let left = rows.values().find(|placed| {
-                let at = placed.row.sequence;
-                placed.shard == *shard && before < at && at <= to && !group.done.contains(&at)
-            });
-            if let Some(left) = left {
-                return Err(format!(
-                    "{name} went from {before} to {after:?} in {shard}, and leaves the row at {} behind",
-                    left.row.sequence
+            let left = rows_of(rows, documents, &group.id)
+                .find(|(place, at)| place == shard && before < *at && *at <= to && !group.done.contains(at));
+            if let Some((_, left)) = left {
+                return Guarantee::AtLeastOnce.fails(format!(
+                    "{name} went from {before} to {after:?} in {shard}, and leaves the row at {left} behind"
                 ));
             }
-            let id = GroupId { feed: crate::state::keys::FeedId::notifications(), name: name.clone() };
-            let lease = (seen.before)(&self.keys.lease(&id.pool(), shard.0));
+            let lease = (seen.before)(&self.keys.lease(&group.id.pool(), shard.0));
             let lease = lease.and_then(|value| Lease::from_bytes(&value).ok()).unwrap_or_default();
             let owns = lease.owner.is_some_and(|owner| {
                 self.nodes.get(&seen.issuer).is_some_and(|nodes| nodes.contains(&owner.node))
@@ -190,17 +224,23 @@ impl Oracle {
             *owned.entry(name).or_default() |= owns;
         }
         if let Some((name, _)) = owned.iter().find(|(_, owns)| !**owns) {
-            return Err(format!("a checkpoint of {name} was written without its lease"));
+            return Guarantee::Fenced.fails(format!("a checkpoint of {name} was written without its lease"));
         }
         if !begun.is_empty() {
             world.witness(Witness::GroupWentOver);
         }
         for name in begun {
             // Of the shards that a group reads at one time, all are of one topology entry.
-            let shards: Vec<_> = self.groups[name].checkpoints.keys().copied().collect();
-            let is_one = self.entries.iter().any(|entry| entry.shards().eq(shards.iter().copied()));
+            let group = &self.groups[name];
+            let shards: Vec<_> = group.checkpoints.keys().copied().collect();
+            let entries = match group.id.feed.instance() {
+                None => &self.entries[..],
+                Some(instance) => self.documents.get(&instance).map_or(&[][..], |feed| feed.entries()),
+            };
+            let is_one = entries.iter().any(|entry| entry.shards().eq(shards.iter().copied()));
             if !is_one {
-                return Err(format!("{name} reads {shards:?}, which are of no one topology entry"));
+                return Guarantee::AtLeastOnce
+                    .fails(format!("{name} reads {shards:?}, which are of no one topology entry"));
             }
         }
         Ok(())
@@ -209,8 +249,8 @@ impl Oracle {
     /// What a group has still to do.
     pub(super) fn groups_owe(&self) -> Option<String> {
         self.groups.iter().find_map(|(name, group)| {
-            let left = self.rows.values().map(|placed| placed.row.sequence);
-            let left = left.into_iter().find(|at| *at > group.start && !group.done.contains(at))?;
+            let mut left = rows_of(&self.rows, &self.documents, &group.id).map(|(_, at)| at);
+            let left = left.find(|at| *at > group.start && !group.done.contains(at))?;
             Some(format!("{name} has still to work on the row at {left}"))
         })
     }

@@ -9,7 +9,7 @@ use crate::{
     },
     front::simulation::{
         app::AppKey,
-        shared::{BROKEN, BUS_PREFIX},
+        shared::{BROKEN, BUS_PREFIX, OTHER_BUS_PREFIX},
     },
     state::keys::{GroupName, NodeId, ShardId},
 };
@@ -65,10 +65,12 @@ pub(super) enum Item {
     Age(u64),
     /// When members have last changed.
     MembershipVersion,
-    /// When the leases or resources of a pool, or of any, have last changed.
-    PoolVersion,
+    /// When the leases or resources of a pool, or, without a name, of any, have last changed.
+    PoolVersion(Option<String>),
     /// A key of the pulse of a feed.
     Pulse(Vec<u8>),
+    /// A key of another bus in the store.
+    OtherBus,
     /// A named cursor of the bus.
     Cursor(String),
     /// The id of a transaction.
@@ -87,6 +89,9 @@ impl Item {
         }
         if key.starts_with(crate::store::TRANSACTION_IDS_PREFIX) {
             return Self::TransactionId;
+        }
+        if key.starts_with(OTHER_BUS_PREFIX) {
+            return Self::OtherBus;
         }
         if key.starts_with(BUS_PREFIX) && key.ends_with(BROKEN) {
             return Self::Broken;
@@ -131,13 +136,14 @@ impl Item {
             (10, [_, part, node, _]) if int(part)? == 1 => Self::Role(NodeId(bytes(node)?.try_into().ok()?)),
             (10, [_, part, _, node]) if int(part)? == 2 => Self::Role(NodeId(bytes(node)?.try_into().ok()?)),
             (11, [_, pool, resource]) => Self::Lease(text(pool)?.to_owned(), int(resource)?),
-            (12, [_, part, group, rest @ ..]) => {
-                Self::of_group(int(part)?, GroupName::new(text(group)?).ok()?, rest)?
+            (12, [feed, part, group, rest @ ..]) => {
+                let name = GroupName::new(text(group)?).ok()?;
+                Self::of_group(int(part)?, group_key(bytes(feed)?, &name)?, rest)?
             }
             (13, [worked]) => Self::Age(int(worked)?),
             (14, [_, part]) if int(part)? == 0 => Self::MembershipVersion,
-            (14, [_, part]) if int(part)? == 1 => Self::PoolVersion,
-            (14, [_, part, pool]) if int(part)? == 2 && text(pool).is_some() => Self::PoolVersion,
+            (14, [_, part]) if int(part)? == 1 => Self::PoolVersion(None),
+            (14, [_, part, pool]) if int(part)? == 2 => Self::PoolVersion(Some(text(pool)?.to_owned())),
             (15, [feed, number]) if int(number)? < 8 => Self::Pulse(bytes(feed)?.into()),
             // The owner is empty, and the part is that of the cursor itself.
             (16, [owner, name, part]) if (bytes(owner)?, int(part)?) == (b"", 0) => {
@@ -161,6 +167,14 @@ impl Item {
             },
             _ => return None,
         })
+    }
+}
+
+/// The group `name` of `feed` among the groups of all feeds: one of documents goes by its database as well.
+pub(in crate::front::simulation) fn group_key(feed: &[u8], name: &GroupName) -> Option<GroupName> {
+    match feed.strip_prefix(b"d") {
+        None => Some(name.clone()),
+        Some(instance) => GroupName::new(&format!("{}/{name}", DbInstance(instance.try_into().ok()?))).ok(),
     }
 }
 

@@ -1,7 +1,10 @@
 //! What the oracle knows of nodes and leases: epochs only grow, and only who owns a lease, or acquires it, writes it.
 
 use super::{Issuer, Item, Items, Oracle, Seen, Shared, Verdict, Witness};
-use crate::state::keys::{Lease, NodeId, Role};
+use crate::{
+    front::simulation::guarantee::{Broken, Guarantee},
+    state::keys::{FeedId, GroupId, GroupName, Lease, NodeId, Role},
+};
 
 impl Oracle {
     /// Whether the process of `issuer` is, or has been, `node` in that life.
@@ -32,12 +35,13 @@ impl Oracle {
                             self.judge_lease(shared, seen, items, (pool, *resource), (before, after))?;
                         }
                         None if pool == "partition" || pool == "janitor" => {
-                            return Err(format!("the lease of {pool} {resource} was removed"));
+                            return Guarantee::Fenced
+                                .fails(format!("the lease of {pool} {resource} was removed"));
                         }
                         after => {
                             if after.is_some_and(|after| after.epoch < before.epoch || after.owner.is_some())
                             {
-                                return Err(format!(
+                                return Guarantee::Fenced.fails(format!(
                                     "{before:?} of {pool} {resource} was taken away as {after:?}"
                                 ));
                             }
@@ -63,7 +67,7 @@ impl Oracle {
         match (before.owner, after.owner) {
             (Some(owner), None) => {
                 if after.epoch != before.epoch || !self.is_node(seen.issuer, owner.node) {
-                    return Err(format!("{}: not by its owner", describe()));
+                    return Guarantee::Fenced.fails(format!("{}: not by its owner", describe()));
                 }
                 // It goes on in the role, so it has given the lease up for another one.
                 let [_, by_role] = self.keys.role(owner.node, &role_of(pool)?);
@@ -82,21 +86,26 @@ impl Oracle {
                     shared.witness(Witness::LeaseTakenFromLiving);
                 }
             }
-            _ => return Err(format!("{}: no acquisition, and no release", describe())),
+            _ => return Guarantee::Fenced.fails(format!("{}: no acquisition, and no release", describe())),
         }
         Ok(())
     }
 }
 
 /// The role of the nodes that divide `pool`.
-fn role_of(pool: &str) -> Result<Role, String> {
+fn role_of(pool: &str) -> Result<Role, Broken> {
     let role = match pool {
         "partition" => Role::NOTIFIER,
         "janitor" => Role::JANITOR,
         pool => {
-            let group =
-                pool.strip_prefix("group/notifications/").ok_or_else(|| format!("whose pool is {pool}?"))?;
-            Role::new(format!("group:{group}")).map_err(|error| error.to_string())?
+            let unknown = || format!("whose pool is {pool}?");
+            let (feed, name) =
+                pool.strip_prefix("group/").and_then(|rest| rest.split_once('/')).ok_or_else(unknown)?;
+            let feed = match feed {
+                "notifications" => FeedId::notifications(),
+                instance => FeedId::documents(instance.parse().map_err(|_| unknown())?),
+            };
+            GroupId { feed, name: GroupName::new(name).map_err(|_| unknown())? }.role()
         }
     };
     Ok(role)

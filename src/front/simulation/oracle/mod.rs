@@ -9,6 +9,7 @@
 //! - a group leaves no row behind itself, works on each once, and keeps the janitor from what it has still to read ([`groups`]);
 //! - subscribers and readers of shards have received what the history owes them, by names and kinds ([`ledger`], [`account`],
 //!   [`readers`], [`wish`]);
+//! - each document of a database is in its feed as it was last edited, and its readers have received it ([`documents`]);
 //! - no named cursor stands ahead of what its subscriber was told ([`cursors`]).
 //!
 //! When nothing goes wrong any more all of it has to come to rest, and at the end the store must hold what the model says, key by
@@ -16,6 +17,7 @@
 
 mod account;
 mod cursors;
+mod documents;
 mod feed;
 mod finish;
 mod given;
@@ -24,6 +26,8 @@ mod item;
 mod leases;
 mod ledger;
 mod readers;
+#[cfg(feature = "http")]
+mod web;
 mod wish;
 
 use std::{
@@ -33,12 +37,17 @@ use std::{
 
 use bytes::Bytes;
 
+#[cfg(feature = "http")]
+pub(super) use self::web::WebClientId;
 pub(super) use self::{
+    documents::DocTailId,
     given::{Given, GivenDdocs, GivenRow, Start},
+    item::group_key,
     readers::{FollowerId, Manner, SubscriberId},
     wish::{GLOBS, PREDICATES, Which, Wish},
 };
 use self::{
+    documents::{DocFeed, DocTail},
     groups::GroupModel,
     item::Item,
     ledger::Ledger,
@@ -47,6 +56,7 @@ use self::{
 use super::{
     app::{AppKey, Line, instance_of},
     draw::Plan,
+    guarantee::{Broken, Guarantee},
     shared::{BUS_PREFIX, Issuer, Shared},
     witness::Witness,
 };
@@ -66,7 +76,7 @@ use crate::{
 const FEED: &[u8] = b"n";
 
 /// What the oracle says of something that is not as it should be.
-type Verdict = Result<(), String>;
+type Verdict = Result<(), Broken>;
 
 /// What a commit did to a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -167,6 +177,15 @@ pub(super) struct Oracle {
     groups: BTreeMap<GroupName, GroupModel>,
     /// The subscribers.
     subscribers: BTreeMap<SubscriberId, Subscriber>,
+    /// Whether databases have documents.
+    has_documents: bool,
+    /// The feeds of the documents of the databases that exist.
+    documents: BTreeMap<DbInstance, DocFeed>,
+    /// Those who read the documents of a database as they come.
+    doc_tails: BTreeMap<DocTailId, DocTail>,
+    /// The clients of `_db_updates`.
+    #[cfg(feature = "http")]
+    web_clients: BTreeMap<WebClientId, web::WebClient>,
     /// Those who follow the feed shard by shard.
     followers: BTreeMap<FollowerId, Follower>,
     /// Where the named cursors stand.
@@ -205,6 +224,11 @@ impl Oracle {
             horizon: Sequence::MIN,
             groups: BTreeMap::new(),
             subscribers: BTreeMap::new(),
+            has_documents: plan.documents.is_some(),
+            documents: BTreeMap::new(),
+            doc_tails: BTreeMap::new(),
+            #[cfg(feature = "http")]
+            web_clients: BTreeMap::new(),
             followers: BTreeMap::new(),
             cursors: BTreeMap::new(),
             next_reader: 0,
@@ -238,6 +262,7 @@ impl Oracle {
     pub fn gone(&mut self, issuer: Issuer) {
         self.subscribers.retain(|_, subscriber| subscriber.issuer != issuer || subscriber.cursor.is_some());
         self.followers.retain(|_, follower| follower.issuer != issuer);
+        self.doc_tails.retain(|_, tail| tail.issuer != issuer);
     }
 
     /// An instance of `name` that is deleted, if there is one; `random` decides which.
@@ -253,18 +278,28 @@ impl Oracle {
     pub fn committed(&mut self, shared: &Shared, seen: &Seen<'_>) {
         let items: Vec<(Item, &Change)> =
             seen.touched.iter().map(|(key, change)| (Item::of(key), change)).collect();
-        if let Err(reason) = self.judge(shared, seen, &items) {
+        if let Err(broken) = self.judge(shared, seen, &items) {
             let Issuer { process, generation } = seen.issuer;
-            shared.fail(format!("{reason} (process {process}.{generation}, at {:?})", seen.stamp));
+            let Broken { guarantee, reason } = broken;
+            let place = format!("process {process}.{generation}, at {:?}", seen.stamp);
+            shared.fail(guarantee.broken(format!("{reason} ({place})")));
         }
     }
 
     /// What is wrong with a commit, if anything is.
     fn judge(&mut self, shared: &Shared, seen: &Seen<'_>, items: &Items<'_>) -> Verdict {
         if let Some((_, change)) = items.iter().find(|(item, _)| *item == Item::Unknown) {
-            return Err(format!("a key was written that is none: {change:?}"));
+            return Guarantee::Consistent.fails(format!("a key was written that is none: {change:?}"));
+        }
+        let is_of = |other: bool| {
+            let of_bus = |item: &Item| !matches!(item, Item::App(_) | Item::TransactionId | Item::OtherBus);
+            items.iter().any(|(item, _)| if other { *item == Item::OtherBus } else { of_bus(item) })
+        };
+        if is_of(true) && is_of(false) {
+            return Guarantee::Consistent.fails("a transaction has touched the keys of two buses".to_owned());
         }
         let recorded = self.judge_app(seen, items)?;
+        self.judge_documents(shared, seen, items)?;
         self.judge_topology(shared, items)?;
         self.judge_leases(shared, seen, items)?;
         self.judge_feed(shared, seen, items, &recorded)?;
@@ -273,7 +308,7 @@ impl Oracle {
     }
 
     /// Takes note of what the layer has done; returns what it has recorded.
-    fn judge_app(&mut self, seen: &Seen<'_>, items: &Items<'_>) -> Result<BTreeMap<Db, Counters>, String> {
+    fn judge_app(&mut self, seen: &Seen<'_>, items: &Items<'_>) -> Result<BTreeMap<Db, Counters>, Broken> {
         let mut recorded: BTreeMap<Db, Counters> = BTreeMap::new();
         for (item, change) in items {
             match (item, &change.after) {
@@ -295,7 +330,8 @@ impl Oracle {
                     let times = self.once.entry(*number).or_default();
                     *times += 1;
                     if *times > 1 {
-                        return Err(format!("what must be committed once was committed {times} times"));
+                        return Guarantee::ExactlyOnce
+                            .fails(format!("what must be committed once was committed {times} times"));
                     }
                 }
                 _ => {}
@@ -340,11 +376,15 @@ impl Oracle {
         }
         let is_producer = writes(|item| matches!(item, Item::Counters(_)))
             && !writes(|item| matches!(item, Item::FoldMark(_)));
-        if is_producer && meets(&self.keys.all()) {
+        // Of the feed of documents that it writes to, a producer reads whether its shards are still those.
+        let is_topology = |range: &KeyRange| self.keys.all_topologies().intersects(range);
+        if is_producer
+            && conflicts.iter().any(|range| range.intersects(&self.keys.all()) && !is_topology(range))
+        {
             let Issuer { process, generation } = issuer;
-            shared.fail(format!(
+            shared.fail(Guarantee::Blind.broken(format!(
                 "recording events made a transaction of process {process}.{generation} conflict"
-            ));
+            )));
         }
     }
 }

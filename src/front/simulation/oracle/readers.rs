@@ -17,6 +17,7 @@ use crate::{
         event::{Db, DbInstance, DbName, DdocId, EventKind, Kinds},
         notification::Notification,
     },
+    front::simulation::guarantee::Guarantee,
     state::keys::ShardId,
 };
 
@@ -137,7 +138,7 @@ impl Oracle {
         manner: Manner,
         start: Start,
     ) {
-        self.judge_claim(shared, id, start, "goes on at");
+        self.judge_claim(shared, id, start, (Guarantee::Resumable, "goes on at"));
         let Some(subscriber) = self.subscribers.get_mut(&id) else { return };
         if start == Start::Nothing && subscriber.account.knows_any() {
             shared.witness(Witness::RestartWithinFirstScan);
@@ -163,7 +164,7 @@ impl Oracle {
     /// without a start, the moment is not known, and deliveries of what it wanted before may still come.
     pub fn replaced(&mut self, shared: &Shared, id: SubscriberId, wish: &Wish, start: Option<Start>) {
         if let Some(start) = start {
-            self.judge_claim(shared, id, start, "has its filter replaced at");
+            self.judge_claim(shared, id, start, (Guarantee::Bookmarkable, "has its filter replaced at"));
         }
         let wants = self.wants(wish);
         let Some(known) = self.subscribers.get(&id) else { return };
@@ -194,7 +195,7 @@ impl Oracle {
 
     /// A subscriber says that everything up to `position` was told to it.
     pub fn stands(&mut self, shared: &Shared, id: SubscriberId, position: Start) {
-        self.judge_claim(shared, id, position, "stands at");
+        self.judge_claim(shared, id, position, (Guarantee::Bookmarkable, "stands at"));
         self.note_position(id, position);
     }
 
@@ -209,12 +210,18 @@ impl Oracle {
     }
 
     /// A subscriber says that everything up to `start` was told to it.
-    fn judge_claim(&self, shared: &Shared, id: SubscriberId, start: Start, what: &str) {
+    fn judge_claim(
+        &self,
+        shared: &Shared,
+        id: SubscriberId,
+        start: Start,
+        (guarantee, what): (Guarantee, &str),
+    ) {
         if let Start::At(position) = start
             && position >= self.horizon
             && let Some(owed) = self.is_owed(id, position)
         {
-            shared.fail(format!("it {what} {position}, and {owed}"));
+            shared.fail(guarantee.broken(format!("it {what} {position}, and {owed}")));
         }
     }
 
@@ -247,9 +254,9 @@ impl Oracle {
             Given::Expired { horizon } => subscriber.expire(shared, *horizon, self.horizon),
             Given::Row(given) => self.told_row(shared, id, given),
         };
-        if let Err(reason) = taken {
+        if let Err(broken) = taken {
             let who = self.subscribers.get(&id).map(Subscriber::describe).unwrap_or_default();
-            shared.fail(format!("subscriber {id} {who}: {reason}"));
+            shared.fail(broken.about(format!("subscriber {id} {who}")));
         }
     }
 
@@ -270,10 +277,14 @@ impl Oracle {
         }
         subscriber.take(real, row)?;
         if let Some(never) = never {
-            return Err(format!("it was told {never:?} of {:?}, which never was", row.name));
+            return Guarantee::Truthful
+                .fails(format!("it was told {never:?} of {:?}, which never was", row.name));
         }
         subscriber.take_news(shared, given)?;
-        let paid = subscriber.account.deliver(&self.ledger, &row.name, row.sequence, given.kinds())?;
+        let paid = subscriber
+            .account
+            .deliver(&self.ledger, &row.name, row.sequence, given.kinds())
+            .map_err(|reason| Guarantee::Atomic.broken(reason))?;
         if paid > 1 {
             shared.witness(Witness::RecreatedTwiceBetween);
         }
@@ -324,10 +335,16 @@ impl Oracle {
         let Some(follower) = self.followers.get_mut(&id) else { return };
         for row in rows {
             if self.past.get(&row.sequence) != Some(row) {
-                shared.fail(format!("follower {id} has read a row at {} that never was", row.sequence));
+                shared.fail(
+                    Guarantee::Truthful
+                        .broken(format!("follower {id} has read a row at {} that never was", row.sequence)),
+                );
             }
             if !follower.read.insert(row.sequence) {
-                shared.fail(format!("follower {id} has read the row at {} twice", row.sequence));
+                shared.fail(
+                    Guarantee::Unique
+                        .broken(format!("follower {id} has read the row at {} twice", row.sequence)),
+                );
             }
         }
     }
@@ -337,7 +354,9 @@ impl Oracle {
         let Some(follower) = self.followers.get_mut(&id) else { return };
         world.witness(Witness::ShardFollowedOver);
         if !follower.ended.insert(shard) {
-            world.fail(format!("follower {id} was told the end of shard {shard} twice"));
+            world.fail(
+                Guarantee::Unique.broken(format!("follower {id} was told the end of shard {shard} twice")),
+            );
         }
     }
 
@@ -358,7 +377,8 @@ impl Subscriber {
     /// Takes a delivery; fails if it is none that it could get.
     fn take(&mut self, real: Option<&Arc<Notification>>, row: &Notification) -> Verdict {
         if real.is_none_or(|real| **real != *row) {
-            return Err(format!("it was given a row at {} that never was", row.sequence));
+            return Guarantee::Truthful
+                .fails(format!("it was given a row at {} that never was", row.sequence));
         }
         // When its filter is replaced at a moment that nobody knows, it may read again what it was given before that moment.
         let is_order_known = self.before.is_empty();
@@ -366,7 +386,8 @@ impl Subscriber {
             && is_order_known
             && (last > row.sequence || last == row.sequence && !self.manner.panics)
         {
-            return Err(format!("it was told of {:?} at {} after {last}", row.name, row.sequence));
+            return (if last > row.sequence { Guarantee::Ordered } else { Guarantee::Unique })
+                .fails(format!("it was told of {:?} at {} after {last}", row.name, row.sequence));
         }
         Ok(())
     }
@@ -391,10 +412,11 @@ impl Subscriber {
         self.is_scanning = false;
         self.account.lag(ledger, to);
         if !self.manner.skips {
-            return Err(format!("it lagged from {from} to {to}, and had not asked for that"));
+            return Guarantee::Truthful
+                .fails(format!("it lagged from {from} to {to}, and had not asked for that"));
         }
         if from > to {
-            return Err(format!("it lagged backwards, from {from} to {to}"));
+            return Guarantee::Truthful.fails(format!("it lagged backwards, from {from} to {to}"));
         }
         Ok(())
     }
@@ -412,12 +434,12 @@ impl Subscriber {
         self.told_ddocs.clear();
         self.last.clear();
         if horizon > real {
-            return Err(format!("it has expired by {horizon}, and the horizon is at {real}"));
+            return Guarantee::ExpiredForReason
+                .fails(format!("it has expired by {horizon}, and the horizon is at {real}"));
         }
         match surely {
-            Start::At(surely) if surely >= horizon => {
-                Err(format!("it has expired by {horizon}, and knew everything up to {surely}"))
-            }
+            Start::At(surely) if surely >= horizon => Guarantee::ExpiredForReason
+                .fails(format!("it has expired by {horizon}, and knew everything up to {surely}")),
             _ => Ok(()),
         }
     }
@@ -429,18 +451,21 @@ impl Subscriber {
         let wishes = || self.before.iter().chain([&self.wish]);
         if !wishes().any(wants) {
             let wanted = self.wish.kinds_of(name);
-            return Err(format!("it was told of {news:?} of {name:?}, and wants {wanted:?}"));
+            return Guarantee::Truthful
+                .fails(format!("it was told of {news:?} of {name:?}, and wants {wanted:?}"));
         }
         if !wishes().any(|wish| wish.wanted_by(name, news) == given.wanted_by) {
             let by = &given.wanted_by;
-            return Err(format!("{news:?} of {name:?} are said to be wanted by {by:?} of its set"));
+            return Guarantee::Truthful
+                .fails(format!("{news:?} of {name:?} are said to be wanted by {by:?} of its set"));
         }
         if given.wanted_by.len() > 1 {
             shared.witness(Witness::WantedByMany);
         }
         let instance = given.row.instance;
         if given.news.iter().skip(1).any(|(of, _)| *of != instance) {
-            return Err(format!("it was told of {name:?} in another order: {:?}", given.news));
+            return Guarantee::Truthful
+                .fails(format!("it was told of {name:?} in another order: {:?}", given.news));
         }
         Ok(())
     }
@@ -449,7 +474,8 @@ impl Subscriber {
     /// wants, and of nothing else.
     fn take_ddocs(&mut self, shared: &Shared, given: &GivenRow, changed: &Changed<'_>) -> Verdict {
         if given.ddocs.is_some() != self.wish.names_ddocs() {
-            return Err("it was told of design documents unasked, or not told".to_owned());
+            return Guarantee::Truthful
+                .fails("it was told of design documents unasked, or not told".to_owned());
         }
         let Some(GivenDdocs { since, ids, may_be_any }) = &given.ddocs else { return Ok(()) };
         let (row, since, may_be_any) = (&given.row, *since, *may_be_any);
@@ -457,7 +483,8 @@ impl Subscriber {
         let ever = |id: Option<&DdocId>| changed.ever.get(&(db.clone(), id.cloned())).copied();
         for (id, at) in ids {
             if ever(Some(id)).is_none_or(|newest| *at > newest) || !since.is_before(*at) {
-                return Err(format!("it was told that {id} of {db:?} has changed at {at}"));
+                return Guarantee::Truthful
+                    .fails(format!("it was told that {id} of {db:?} has changed at {at}"));
             }
             if *at > row.sequence {
                 shared.witness(Witness::DdocAheadOfRow);
@@ -466,7 +493,8 @@ impl Subscriber {
         }
         if may_be_any {
             if !ids.is_empty() && ever(None).is_none_or(|newest| !since.is_before(newest)) {
-                return Err(format!("it was told that any of {db:?} may have changed, and all had ids"));
+                return Guarantee::Truthful
+                    .fails(format!("it was told that any of {db:?} may have changed, and all had ids"));
             }
             self.told_ddocs.insert((db.instance, None), row.sequence);
         }
@@ -477,7 +505,8 @@ impl Subscriber {
         let left_out = Changed::of(changed.stored, &db)
             .find(|(id, at)| since.is_before(*at) && *at <= row.sequence && !is_told(*id));
         if let Some((id, at)) = left_out {
-            return Err(format!("it was not told that {id:?} of {db:?} has changed at {at}"));
+            return Guarantee::Atomic
+                .fails(format!("it was not told that {id:?} of {db:?} has changed at {at}"));
         }
         let besides = self
             .wish
@@ -486,7 +515,8 @@ impl Subscriber {
             .any(|kind| kind != EventKind::DdocUpdated && news.contains(kind));
         let is_wanted = may_be_any || ids.iter().any(|(id, _)| self.wish.wants_ddoc(Some(id)));
         if !besides && !is_wanted {
-            return Err(format!("it was told of {ids:?} of {db:?}, and wants {:?}", self.wish));
+            return Guarantee::Truthful
+                .fails(format!("it was told of {ids:?} of {db:?}, and wants {:?}", self.wish));
         }
         if self.wish.ddocs.is_some() && !besides && may_be_any {
             let is_gone = ids.is_empty() && row.is_deleted();

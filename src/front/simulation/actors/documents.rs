@@ -1,0 +1,244 @@
+//! The documents of databases: a layer that edits them, those who read them as they come, and those who consume them in a group.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Weak,
+    time::Duration,
+};
+
+use tokio::task::JoinSet;
+
+use super::{Place, consumer};
+use crate::{
+    base::{
+        cursor::Cursor,
+        encoding::{Counters, Sequence},
+        error::{Error, Result},
+        event::{Db, DbInstance, DdocId},
+    },
+    bus::Node,
+    front::simulation::{
+        app::{self, Document, Line},
+        draw::{DocumentPlan, GroupPlan},
+        shared::Phase,
+        witness::Witness,
+    },
+    roles::{
+        changes::{Changes, DocId, DocSummary, Revision},
+        dispatcher::Dispatcher,
+        group::Consumer,
+        producer::Producer,
+    },
+    store::{Isolation, Transaction},
+};
+
+/// How often readers and consumers look for databases that are new or gone.
+const LOOK_INTERVAL: Duration = Duration::from_millis(300);
+
+/// Of how many databases the documents are consumed.
+const CONSUMED_MAX: usize = 2;
+
+/// The documents of the databases of a layer.
+pub(super) struct Documents {
+    /// Where it is.
+    place: Place,
+    /// The feeds.
+    changes: Changes,
+    /// What was drawn of them.
+    plan: DocumentPlan,
+}
+
+impl Documents {
+    /// Those of the layer at `place`, if its databases have documents.
+    pub fn new(place: &Place, producer: &Producer) -> Option<Self> {
+        let plan = place.shared.plan.documents.clone()?;
+        Some(Self { place: place.clone(), changes: place.bus.changes_with(producer.clone()), plan })
+    }
+
+    /// Begins those of `db`, which is created in `tx`.
+    pub async fn begin(&self, tx: &Transaction, db: &Db) -> Result<()> {
+        self.changes.create(tx, db, &self.plan.options).await
+    }
+
+    /// Removes those of `db`, which is deleted in `tx`.
+    pub fn remove(&self, tx: &Transaction, db: &Db) {
+        tx.clear_range(&app::documents(db.instance));
+        self.changes.remove(tx, db);
+    }
+
+    /// Edits some documents of `db`, and says which events that makes.
+    pub async fn edit(&self, tx: &Transaction, db: Db, count: u64) -> Result<Line> {
+        let (mut counters, mut ddocs) = (Counters::ZERO, Vec::new());
+        let writer = self.changes.writer(tx, &db).await?;
+        // What was recorded in a transaction cannot be read in it.
+        let ids: BTreeSet<_> = (0..count).map(|_| self.draw_id()).collect();
+        for id in ids {
+            let (previous, doc) = self.next(tx, &db, id).await?;
+            // One that is recorded twice has one row.
+            let times = if self.place.random(8) == 0 { 2 } else { 1 };
+            for _ in 0..times {
+                let pending = writer.record(&doc, previous)?;
+                Document::write(tx, db.instance, &doc, previous, pending);
+                if doc.id.is_design() {
+                    counters.ddoc_updated += 1;
+                    ddocs.extend(DdocId::new(doc.id.as_str()));
+                } else {
+                    counters.updated += 1;
+                }
+            }
+        }
+        Ok(Line { db, counters, ddocs })
+    }
+
+    /// The next edit of the document `id`, and the one that the bus is told was before.
+    async fn next(&self, tx: &Transaction, db: &Db, id: DocId) -> Result<(Option<Sequence>, DocSummary)> {
+        let stored = tx.get(&app::document(db.instance, &id), Isolation::Serializable).await?;
+        let stored = stored.map(|bytes| Document::from_bytes(id.as_str(), &bytes)).transpose()?;
+        let mut previous = stored.as_ref().map(|stored| stored.edited);
+        if self.plan.misuses && self.place.random(6) == 0 {
+            let random = self.place.db.env().random();
+            previous = match random % 2 {
+                0 => None,
+                _ => self.place.shared.oracle().some_edit(db.instance, id.as_str(), random / 2),
+            };
+        }
+        let position = stored.map_or(0, |stored| stored.doc.revision.position) + 1;
+        let revision = Revision { position, hash: DbInstance::random(self.place.db.env()).0 };
+        let (branches, is_deleted) = (1 + self.place.random(3) as u32, self.place.random(5) == 0);
+        Ok((previous, DocSummary { id, revision, branches, is_deleted }))
+    }
+
+    /// Draws a document.
+    fn draw_id(&self) -> DocId {
+        let number = self.place.random(self.plan.ids);
+        let id = match self.place.random(8) {
+            0 => format!("_design/{}", number % 3),
+            _ => format!("{}:{number}", ["p", "q"][(number % 2) as usize]),
+        };
+        DocId::new(&id).expect("it is short")
+    }
+}
+
+/// Changes the number of shards of the documents of a database.
+pub(super) async fn reshard(place: &Place) -> Result<()> {
+    let db = place.shared.oracle().some_database(place.db.env().random());
+    let Some(db) = db else { return Ok(()) };
+    let shards = 1 + place.random(4) as u32;
+    place.note(|| format!("reshards the documents of {db:?} to {shards}"));
+    place.bus.changes().feed(&db).reshard(shards, None).await.map(|_| ())
+}
+
+/// Reads the documents of all databases as they come, until the dispatcher ends.
+pub(super) async fn read(place: Place, dispatcher: Weak<Dispatcher>) {
+    let changes = place.bus.changes();
+    let mut known = BTreeSet::new();
+    let mut tails = JoinSet::new();
+    while place.shared.phase() != Phase::End {
+        let living = place.shared.oracle().living();
+        for db in living {
+            if known.insert(db.instance) {
+                tails.spawn(tail(place.clone(), changes.clone(), Weak::clone(&dispatcher), db));
+            }
+        }
+        place.db.env().sleep(LOOK_INTERVAL).await;
+    }
+}
+
+/// Reads the documents of `db` as they come, until they are gone.
+async fn tail(place: Place, changes: Changes, dispatcher: Weak<Dispatcher>, db: Db) {
+    let start = if place.random(2) == 0 { Ok(Sequence::MIN) } else { changes.feed(&db).now().await };
+    let Ok(start) = start else { return };
+    let cursor = if start == Sequence::MIN { Cursor::NOTHING } else { start.into() };
+    let limit = 1 + place.random(4) as usize;
+    let Some(mut tail) = dispatcher.upgrade().map(|dispatcher| changes.tail(&dispatcher, &db, cursor)) else {
+        return;
+    };
+    tail = tail.with_limit(limit);
+    let id = place.shared.oracle().doc_tailed(place.issuer, db.instance, start);
+    place.note(|| format!("has tail {id} of {db:?}, from {start} on"));
+    loop {
+        match tail.next().await {
+            Ok(page) => place.shared.oracle().doc_tail_read(&place.shared, id, &page.rows),
+            Err(error @ (Error::NoFeed { .. } | Error::Expired { .. } | Error::Invalid { .. })) => {
+                place.shared.witness(Witness::DocumentTailEnded);
+                return place.shared.oracle().doc_tail_ended(&place.shared, id, &error.to_string());
+            }
+            Err(error) => {
+                place.note(|| format!("tail {id} could not read: {error}"));
+                place.pause(200).await;
+            }
+        }
+    }
+}
+
+/// Consumes the documents of some databases until the end, each as long as it exists.
+pub(super) async fn consume(place: &Place, node: &Node, plan: GroupPlan) {
+    let changes = place.bus.changes();
+    let mut consumers: BTreeMap<DbInstance, Consumer> = BTreeMap::new();
+    while place.shared.phase() != Phase::End {
+        let consumed = &place.shared.plan.names[..CONSUMED_MAX.min(place.shared.plan.names.len())];
+        let living = place.shared.oracle().living();
+        let living: Vec<_> = living.into_iter().filter(|db| consumed.contains(&db.name)).collect();
+        let gone = |instance: &DbInstance| living.iter().all(|db| db.instance != *instance);
+        let ended: Vec<_> = consumers.keys().filter(|instance| gone(instance)).copied().collect();
+        for instance in ended {
+            place.shared.witness(Witness::DocumentGroupEnded);
+            shut_down(place, consumers.remove(&instance)).await;
+        }
+        for db in living {
+            if consumers.contains_key(&db.instance) {
+                continue;
+            }
+            match consumer::start_of(place, node, &plan, &changes.feed(&db)).await {
+                Ok(begun) => drop(consumers.insert(db.instance, begun)),
+                Err(error) => place.note(|| format!("cannot consume the documents of {db:?}: {error}")),
+            }
+        }
+        place.db.env().sleep(LOOK_INTERVAL).await;
+    }
+    for consumer in consumers.into_values() {
+        shut_down(place, Some(consumer)).await;
+    }
+}
+
+/// Shuts a consumer down.
+async fn shut_down(place: &Place, consumer: Option<Consumer>) {
+    let Some(consumer) = consumer else { return };
+    if let Err(error) = consumer.shutdown().await {
+        let what = format!("a consumer of documents of process {}", place.issuer.process);
+        match place.shared.phase() {
+            Phase::End => place.shared.fail(format!("{what} does not shut down: {error}")),
+            _ => place.note(|| format!("{what} has ended badly: {error}")),
+        }
+    }
+}
+
+/// Reads the documents of all databases in small pages: each is there as it should be.
+pub(super) async fn audit(place: &Place) {
+    if place.shared.plan.documents.is_none() {
+        return;
+    }
+    let changes = place.bus.changes();
+    let living = place.shared.oracle().living();
+    for db in living {
+        let feed = changes.feed(&db);
+        let (mut cursor, mut rows) = (Cursor::NOTHING, Vec::new());
+        loop {
+            match feed.page(cursor, 3).await {
+                Ok(page) => {
+                    rows.extend(page.rows);
+                    cursor = page.next;
+                    if !page.more {
+                        break;
+                    }
+                }
+                Err(error) => {
+                    return place.shared.fail(format!("the documents of {db:?} cannot be read: {error}"));
+                }
+            }
+        }
+        if let Err(reason) = place.shared.oracle().judge_doc_pages(db.instance, &rows) {
+            place.shared.fail(reason);
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! Another bus in the same store, under a prefix that begins as that of the bus does: neither may touch the other's keys.
+
+use std::time::Duration;
+
+use super::Place;
+use crate::{
+    base::{
+        cursor::Cursor,
+        encoding::Sequence,
+        error::Result,
+        event::{Db, DbInstance, DbName},
+    },
+    bus::{Bus, BusOptions},
+    front::simulation::{
+        app,
+        guarantee::Guarantee,
+        shared::{OTHER_BUS_PREFIX, Phase},
+        witness::Witness,
+    },
+    roles::notifier::NotifierOptions,
+    state::membership::NodeOptions,
+    store::{AtomicOp, Isolation},
+};
+
+/// The longest pause between two transactions, in milliseconds.
+const THINK_MAX_MS: u64 = 1_000;
+
+/// How often it looks whether all was folded at the end.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Runs a notifier and a producer of the other bus until the end, and looks then whether each event was counted once.
+pub(super) async fn run(place: Place) {
+    loop {
+        match live(&place).await {
+            Ok(()) => return,
+            Err(error) => place.note(|| format!("the other bus has failed: {error}")),
+        }
+        place.pause(300).await;
+    }
+}
+
+/// Does what [`run`] says, unless something fails.
+async fn live(place: &Place) -> Result<()> {
+    let options =
+        BusOptions { prefix: OTHER_BUS_PREFIX.to_vec(), partitions: 2, shards: 1, ..BusOptions::default() };
+    let bus = Bus::open(&place.db, options).await?;
+    let node = bus.node(NodeOptions { id: None, ..place.shared.plan.node.clone() }).await?;
+    let notifier = node.notifier(NotifierOptions { ..place.shared.plan.notifier.clone() }).await?;
+    let producer = bus.producer();
+    let name = place.shared.plan.names[0].clone();
+    // It was there before the bus, which takes it over.
+    let db = Db::new(name.clone(), DbInstance([7; 16]));
+    while place.shared.phase() == Phase::Chaos {
+        place.pause(THINK_MAX_MS).await;
+        let recorded = place.db.run(async |tx| {
+            tx.atomic(AtomicOp::Add, &app::tally(&name), &1_u64.to_le_bytes());
+            producer.updated(&tx, &db);
+            Ok(())
+        });
+        if let Err(error) = recorded.await {
+            place.note(|| format!("could not record in the other bus: {error}"));
+        }
+    }
+    while place.shared.phase() != Phase::End {
+        place.db.env().sleep(LOOK_INTERVAL).await;
+    }
+    while !bus.is_drained().await? {
+        place.db.env().sleep(LOOK_INTERVAL).await;
+    }
+    audit(place, &bus, &name).await?;
+    notifier.shutdown().await?;
+    node.shutdown().await
+}
+
+/// Whether each event was counted once.
+async fn audit(place: &Place, bus: &Bus, name: &DbName) -> Result<()> {
+    let key = app::tally(name);
+    let recorded = place.db.run(async |tx| tx.get(&key, Isolation::Snapshot).await).await?;
+    let recorded = recorded.map_or(0, |bytes| {
+        let mut number = [0; 8];
+        number[..bytes.len().min(8)].copy_from_slice(&bytes[..bytes.len().min(8)]);
+        u64::from_le_bytes(number)
+    });
+    let rows = bus.feed().page(Cursor::NOTHING, 10).await?.rows;
+    let counted: u64 = rows.iter().map(|row| row.totals.updated).sum();
+    if recorded != counted || rows.iter().any(|row| row.sequence == Sequence::MIN) {
+        let reason = format!("in the other bus {recorded} events were recorded, and {counted} counted");
+        place.shared.fail(Guarantee::FoldedOnce.broken(reason));
+    }
+    if counted > 0 {
+        place.shared.witness(Witness::OtherBusFolded);
+    }
+    Ok(())
+}

@@ -1,0 +1,396 @@
+//! Clients over HTTP: of `_db_updates` and of `_changes`, in every form, quick and slow, which are cut off and go on where they were.
+//!
+//! Router and protocol are those of production; only the socket is not: it is a [`pipe`] within the process.
+
+mod pipe;
+mod reply;
+
+use std::{collections::BTreeSet, convert::Infallible, sync::Arc, time::Duration};
+
+use axum::{
+    Router,
+    body::{Body, Bytes},
+};
+use futures_util::{FutureExt, future::BoxFuture};
+use hyper::{server::conn::http1, service::service_fn};
+use hyper_util::rt::TokioIo;
+use tokio::task::JoinSet;
+use tower_service::Service;
+
+use self::reply::{Form, Piece, Reply};
+use super::Place;
+use crate::{
+    base::{
+        encoding::{Sequence, Versionstamp},
+        error::Result,
+        event::{Db, DbName, EventKind, Kinds},
+    },
+    front::{
+        http::{Api, ApiOptions, Databases},
+        simulation::{
+            app,
+            draw::WebPlan,
+            guarantee::{Broken, Guarantee},
+            oracle::WebClientId,
+            shared::Phase,
+            witness::Witness,
+        },
+    },
+    roles::{changes::DocSource, dispatcher::Dispatcher},
+    store::{Isolation, Transaction},
+};
+
+/// For how long nothing may come of a feed with heartbeats while nothing goes wrong.
+const SILENCE_MAX: Duration = Duration::from_secs(30);
+
+/// How long a connection may take to end after its client is gone.
+const END_MAX: Duration = Duration::from_secs(30);
+
+/// The layer, as the routers see it.
+struct Layer;
+
+impl DocSource for Layer {}
+
+impl Databases for Layer {
+    fn find<'a>(&'a self, tx: &'a Transaction, name: &'a DbName) -> BoxFuture<'a, Result<Option<Db>>> {
+        async move {
+            let stored = tx.get(&app::database(name), Isolation::Serializable).await?;
+            let instance = stored.as_ref().map(app::instance_of).transpose()?;
+            Ok(instance.map(|instance| Db::new(name.clone(), instance)))
+        }
+        .boxed()
+    }
+}
+
+/// The routers of a process, and those who ask them.
+pub(super) struct Web {
+    /// What the routers share.
+    api: Api,
+    /// The clients.
+    clients: JoinSet<()>,
+}
+
+impl Web {
+    /// Starts what was drawn of clients.
+    pub fn start(place: &Place, dispatcher: &Arc<Dispatcher>, plan: WebPlan) -> Result<Self> {
+        let api = Api::start(&place.bus, dispatcher, ApiOptions::default())?;
+        let mut router = api.db_updates();
+        if place.shared.plan.documents.is_some() {
+            router = router.merge(api.changes(&place.bus.changes(), Arc::new(Layer)));
+        }
+        let mut clients = JoinSet::new();
+        for number in 0..plan.clients {
+            let client = Client { place: place.clone(), router: router.clone(), plan };
+            clients.spawn(client.follow_updates(number));
+        }
+        if place.shared.plan.documents.is_some() {
+            let client = Client { place: place.clone(), router, plan };
+            clients.spawn(client.follow_all_changes());
+        }
+        Ok(Self { api, clients })
+    }
+
+    /// Ends all feeds and clients.
+    pub async fn end(mut self) {
+        self.api.shutdown();
+        self.clients.shutdown().await;
+    }
+}
+
+/// How a feed is asked for.
+struct Asked {
+    /// What stands behind the path.
+    query: String,
+    /// How the answer has to look.
+    form: Form,
+    /// Whether heartbeats were asked for.
+    has_heartbeat: bool,
+}
+
+/// What has become of a request.
+#[derive(Debug, PartialEq, Eq)]
+enum Answered {
+    /// It has come to its end, or was cut off.
+    Over,
+    /// It was refused with this status and body.
+    Refused(u16, String),
+}
+
+/// A client.
+#[derive(Clone)]
+struct Client {
+    /// Where it is.
+    place: Place,
+    /// What it asks.
+    router: Router,
+    /// What was drawn of clients.
+    plan: WebPlan,
+}
+
+impl Client {
+    /// Follows `_db_updates` until the end. It goes on where it was when its process crashed.
+    async fn follow_updates(self, number: u32) {
+        let place = &self.place;
+        let kinds = draw_kinds(place);
+        let start = match place.random(3) {
+            0 => place.shared.oracle().some_position(place.db.env().random()),
+            _ => None,
+        };
+        let id = place.shared.oracle().web_client(place.issuer.process, number, kinds, start);
+        while place.shared.phase() != Phase::End {
+            let asked = self.draw();
+            let (since, types) = place.shared.oracle().web_asks(id);
+            let target = format!("/_db_updates?since={since}&types={types}{}", asked.query);
+            let answered = self.ask(&target, &asked, |piece| self.take_updates(id, piece)).await;
+            if let Answered::Refused(status, body) = answered {
+                self.refused(id, status, &body);
+                place.pause(300).await;
+            }
+            if self.plan.asks_badly && place.random(10) == 0 {
+                self.ask_badly().await;
+            }
+            place.pause(if place.random(4) == 0 { 1_000 } else { 20 }).await;
+        }
+    }
+
+    /// Takes what has come of `_db_updates`.
+    fn take_updates(&self, id: WebClientId, piece: &Piece) -> std::result::Result<(), Broken> {
+        let shared = &self.place.shared;
+        match piece {
+            Piece::Row(text) => {
+                let row = parse(text)?;
+                let [name, kind, seq] = [&row["db_name"], &row["type"], &row["seq"]].map(|it| it.as_str());
+                let (Some(name), Some(kind), Some(seq)) = (name, kind, seq) else {
+                    return Guarantee::Framed.fails(format!("{text} is no row"));
+                };
+                let quoted = serde_json::to_string(name).expect("text is JSON");
+                if *text != format!("{{\"db_name\":{quoted},\"type\":\"{kind}\",\"seq\":\"{seq}\"}}") {
+                    return Guarantee::Framed.fails(format!("{text} does not look as a row does"));
+                }
+                shared.oracle().web_row(shared, id, (name, kind, seq))
+            }
+            Piece::Seq(seq) => shared.oracle().web_stands(id, seq),
+            Piece::Head(_) | Piece::Refusal(_) | Piece::End => Ok(()),
+        }
+    }
+
+    /// A request for `_db_updates` was refused.
+    fn refused(&self, id: WebClientId, status: u16, body: &str) {
+        let shared = &self.place.shared;
+        let horizon = serde_json::from_str::<serde_json::Value>(body)
+            .ok()
+            .and_then(|body| body["horizon"].as_str()?.parse::<Sequence>().ok());
+        let judged = match (status, horizon) {
+            (410, Some(horizon)) => {
+                shared.witness(Witness::WebClientExpired);
+                shared.oracle().web_expired(id, horizon)
+            }
+            // The store could not be reached.
+            (503, _) => Ok(()),
+            _ => Guarantee::Truthful.fails(format!("it was refused with {status}: {body}")),
+        };
+        if let Err(broken) = judged {
+            shared.fail(broken.about(format!("client {id} of _db_updates")));
+        }
+    }
+
+    /// Asks from positions that nobody can have.
+    async fn ask_badly(&self) {
+        let ahead = Sequence::new(self.place.bus.incarnation(), Versionstamp::new(1 << 60, 0), 0);
+        let since = [ahead.to_string(), "7-g1AAAA".to_owned(), format!("{ahead}-{ahead}")];
+        let since = &since[self.place.random(3) as usize];
+        let asked = self.draw();
+        let target = format!("/_db_updates?since={since}{}", asked.query);
+        let refuse = |piece: &Piece| match piece {
+            Piece::Row(row) => Guarantee::Truthful.fails(format!("the row {row} came of {target}")),
+            _ => Ok(()),
+        };
+        match self.ask(&target, &asked, refuse).await {
+            Answered::Refused(400 | 410 | 503, _) => self.place.shared.witness(Witness::WebPositionRefused),
+            Answered::Over if self.plan.cuts => {}
+            answered => self
+                .place
+                .shared
+                .fail(Guarantee::Truthful.broken(format!("{target} was answered by {answered:?}"))),
+        }
+    }
+
+    /// Follows `_changes` of all databases until the end.
+    async fn follow_all_changes(self) {
+        let (mut known, mut clients) = (BTreeSet::new(), JoinSet::new());
+        while self.place.shared.phase() != Phase::End {
+            let living = self.place.shared.oracle().living();
+            for db in living {
+                if known.insert(db.instance) {
+                    clients.spawn(self.clone().follow_changes(db));
+                }
+            }
+            self.place.db.env().sleep(Duration::from_millis(500)).await;
+        }
+    }
+
+    /// Follows `_changes` of `db` until it is gone.
+    async fn follow_changes(self, db: Db) {
+        let place = &self.place;
+        let id = place.shared.oracle().doc_tailed(place.issuer, db.instance, Sequence::MIN);
+        let since = std::sync::Mutex::new("0".to_owned());
+        while place.shared.phase() != Phase::End {
+            let asked = self.draw();
+            let from = since.lock().expect("nobody panics with it").clone();
+            let target =
+                format!("/{}/_changes?since={from}{}", db.name.as_str().replace('/', "%2F"), asked.query);
+            place.shared.oracle().doc_tail_goes_on(id);
+            let take = |piece: &Piece| {
+                let seq = match piece {
+                    Piece::Row(text) => {
+                        let row = parse(text)?;
+                        let [seq, doc] = [&row["seq"], &row["id"]].map(|it| it.as_str());
+                        let rev = row["changes"][0]["rev"].as_str();
+                        let (Some(seq), Some(doc), Some(rev)) = (seq, doc, rev) else {
+                            return Guarantee::Framed.fails(format!("{text} is no row"));
+                        };
+                        let is_deleted = row["deleted"].as_bool() == Some(true);
+                        place.shared.oracle().web_change(id, seq, (doc, rev, is_deleted))?;
+                        seq.to_owned()
+                    }
+                    Piece::Seq(seq) => seq.clone(),
+                    Piece::Head(_) | Piece::Refusal(_) | Piece::End => return Ok(()),
+                };
+                *since.lock().expect("nobody panics with it") = seq;
+                Ok(())
+            };
+            match self.ask(&target, &asked, take).await {
+                Answered::Over | Answered::Refused(503, _) => {}
+                Answered::Refused(status, body) => {
+                    let reason = format!("{status}: {body}");
+                    return place.shared.oracle().doc_tail_ended(&place.shared, id, &reason);
+                }
+            }
+            if !place.shared.oracle().living().contains(&db) {
+                return;
+            }
+            place.pause(100).await;
+        }
+    }
+
+    /// Draws how a feed is asked for.
+    fn draw(&self) -> Asked {
+        let place = &self.place;
+        let (name, form) = [
+            ("normal", Form::Array),
+            ("longpoll", Form::Array),
+            ("continuous", Form::Lines),
+            ("eventsource", Form::Events),
+        ][place.random(4) as usize];
+        let limit = match place.random(2) {
+            0 => format!("&limit={}", 1 + place.random(4)),
+            _ => String::new(),
+        };
+        let has_heartbeat = place.random(2) == 0;
+        let rest = if has_heartbeat {
+            format!("&heartbeat={}", 100 + place.random(2_000))
+        } else {
+            format!("&timeout={}", place.random(3_000))
+        };
+        let query = format!("&feed={name}{limit}{rest}");
+        Asked { query, form, has_heartbeat }
+    }
+
+    /// Asks for `target`, and has `take` take what comes of it.
+    async fn ask(
+        &self,
+        target: &str,
+        asked: &Asked,
+        take: impl Fn(&Piece) -> std::result::Result<(), Broken>,
+    ) -> Answered {
+        let Self { place, router, plan } = self;
+        place.note(|| format!("asks for {target}"));
+        let (mut client, server) = pipe::connect(plan.room);
+        let mut connection = JoinSet::new();
+        connection.spawn(serve(server, router.clone()));
+        let request = format!("GET {target} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
+        let mut reply = Reply::new(asked.form, asked.has_heartbeat);
+        let (mut status, mut answered) = (0, Answered::Over);
+        let mut is_calm = place.shared.phase() == Phase::Rest;
+        drop(client.send(request.as_bytes()).await);
+        loop {
+            let most = 1 + place.random(plan.room as u64) as usize;
+            let came = tokio::select! {
+                came = client.take(most) => came,
+                () = place.db.env().sleep(SILENCE_MAX) => {
+                    if is_calm && asked.has_heartbeat && place.shared.phase() == Phase::Rest {
+                        place.shared.fail(Guarantee::Live.broken(format!("nothing has come of {target} for {SILENCE_MAX:?}")));
+                    }
+                    is_calm = place.shared.phase() == Phase::Rest;
+                    continue;
+                }
+            };
+            if came.is_empty() {
+                place.note(|| format!("{target} has ended"));
+                break;
+            }
+            let taken =
+                reply.take(&came).map_err(|reason| Guarantee::Framed.broken(reason)).and_then(|pieces| {
+                    for piece in pieces {
+                        place.note(|| format!("receives {piece:?}"));
+                        match &piece {
+                            Piece::Head(of) => status = *of,
+                            Piece::Refusal(body) => answered = Answered::Refused(status, body.clone()),
+                            _ => {}
+                        }
+                        take(&piece)?;
+                    }
+                    Ok(())
+                });
+            if let Err(broken) = taken {
+                place.shared.fail(broken.about(format!("of {target}")));
+                break;
+            }
+            if plan.cuts && place.is_chaos() && place.random(30) == 0 {
+                place.shared.witness(Witness::WebConnectionCut);
+                break;
+            }
+            if plan.is_slow && place.is_chaos() && place.random(3) == 0 {
+                place.pause(400).await;
+            }
+        }
+        drop(client);
+        tokio::select! {
+            _ = connection.join_next() => {}
+            () = place.db.env().sleep(END_MAX) => {
+                place.shared.fail(Guarantee::Live.broken(format!("{target} goes on after its client is gone")));
+            }
+        }
+        answered
+    }
+}
+
+/// Serves a connection.
+async fn serve(end: pipe::End, router: Router) {
+    let service = service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
+        let mut router = router.clone();
+        async move {
+            Ok::<_, Infallible>(
+                router.call(request.map(Body::new)).await.unwrap_or_else(|never| match never {}),
+            )
+        }
+    });
+    drop(http1::Builder::new().serve_connection(TokioIo::new(end), service).await);
+}
+
+/// A row as JSON.
+fn parse(text: &str) -> std::result::Result<serde_json::Value, Broken> {
+    serde_json::from_slice(&Bytes::copy_from_slice(text.as_bytes()))
+        .map_err(|error| Guarantee::Framed.broken(format!("{error}: {text}")))
+}
+
+/// Draws which kinds of events a client wants. Who wants updates wants those of design documents as such.
+fn draw_kinds(place: &Place) -> Kinds {
+    use EventKind::{Created, DdocUpdated, Deleted, Updated};
+    match place.random(5) {
+        0 => Deleted.into(),
+        1 => Kinds::from_iter([Created, Deleted]),
+        2 => Kinds::from_iter([Updated, DdocUpdated]),
+        _ => Kinds::ALL,
+    }
+}

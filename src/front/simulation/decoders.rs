@@ -1,0 +1,168 @@
+//! [`Decoder`]: everything that makes something of bytes that came from outside: from the store, a disk, a client, or a file.
+//!
+//! None may panic, whatever it is given, and what it accepts it has to understand: written and read again it is the same. `fuzz/`
+//! gives them what a fuzzer makes, `tests/decoders.rs` what stands in a store, with some of it changed.
+
+use std::fmt::Debug;
+
+use bytes::Bytes;
+
+use crate::{
+    base::{
+        cursor::{Cursor, Start},
+        encoding::{Sequence, Tally},
+        error::Result,
+        event::{DbInstance, DbName, DdocId},
+        notification::Notification,
+    },
+    roles::changes::{Change, DocId, Revision},
+    state::{
+        feed::FeedRow,
+        keys::{
+            Config, CursorRow, DeadLetterRow, FoldMark, GroupName, GroupRow, Idleness, Keys, Lease, NodeId,
+            NodeRow, ParkedRow, RowSpace, ShardId, TopologyRow, Trouble, checkpoint_position,
+        },
+    },
+    store::testing::SimulatedDisk,
+};
+
+/// What makes something of bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Decoder {
+    /// The decoders of keys, and of rows that need their key: the first byte of the input says how long the key is.
+    Keys,
+    /// The decoders of values.
+    Values,
+    /// Cursors, sequences, names, revisions: all that is read as text.
+    Texts,
+    /// A folder in which one of the files has these bytes.
+    Journal,
+    /// The query string and the headers of a request, a line each.
+    #[cfg(feature = "http")]
+    Query,
+    /// The body of a request that records events.
+    #[cfg(feature = "http")]
+    Events,
+}
+
+impl Decoder {
+    /// All of them.
+    pub const ALL: &[Self] = &[
+        Self::Keys,
+        Self::Values,
+        Self::Texts,
+        Self::Journal,
+        #[cfg(feature = "http")]
+        Self::Query,
+        #[cfg(feature = "http")]
+        Self::Events,
+    ];
+
+    /// Decodes `input`.
+    ///
+    /// # Panics
+    ///
+    /// If the decoder does, or has accepted what it does not understand.
+    pub fn run(self, input: &[u8]) {
+        match self {
+            Self::Keys => keys(input),
+            Self::Values => values(input),
+            Self::Texts => texts(&String::from_utf8_lossy(input)),
+            Self::Journal => journal(input),
+            #[cfg(feature = "http")]
+            Self::Query => crate::front::http::decode_query(input),
+            #[cfg(feature = "http")]
+            Self::Events => crate::front::http::decode_events(input),
+        }
+    }
+}
+
+/// Asks the decoders of keys.
+fn keys(input: &[u8]) {
+    let (len, rest) = input.split_first().unwrap_or((&0, &[]));
+    let (key, value) = rest.split_at(usize::from(*len).min(rest.len()));
+    let keys = Keys::new(super::shared::BUS_PREFIX).expect("the prefix is short");
+    let row = (Bytes::copy_from_slice(key), Bytes::copy_from_slice(value));
+    drop(keys.age_mark_of(&row));
+    drop(keys.parked_row(&row));
+    drop(keys.dead_letter_row(&row));
+    drop(keys.head_shard(key));
+    drop(keys.ddoc_row(&row));
+    drop(keys.node_of(key));
+    drop(keys.role_of_node(key));
+    drop(keys.node_of_role(key));
+    drop(keys.group_row(&row));
+    drop(keys.checkpoint_shard(key));
+    drop(keys.status_shard(key));
+    drop(keys.drain_row(row.clone()));
+    drop(keys.lease_row(key, value));
+    drop(keys.cursor_id(key));
+    drop(RowSpace::new(&b"bus"[..]).sequence(key));
+    if let Ok((feed, row)) = keys.topology_row(&row) {
+        assert_eq!(keys.topology(&feed, row.first), key, "a topology entry stands elsewhere");
+    }
+}
+
+/// Decodes `bytes`; what was accepted has to come back.
+fn round<T: PartialEq + Debug>(
+    bytes: &[u8],
+    read: impl Fn(&[u8]) -> Result<T>,
+    write: impl Fn(&T) -> Vec<u8>,
+) {
+    let Ok(value) = read(bytes) else { return };
+    let again = read(&write(&value)).expect("what was written can be read");
+    assert_eq!(value, again, "it was read from {bytes:?}");
+}
+
+/// Asks the decoders of values.
+fn values(input: &[u8]) {
+    round(input, Config::from_bytes, |it| it.to_bytes());
+    round(input, CursorRow::from_bytes, |it| it.to_bytes());
+    round(input, |bytes| DeadLetterRow::from_bytes(&Bytes::copy_from_slice(bytes)), DeadLetterRow::to_bytes);
+    round(input, FoldMark::from_bytes, |it| it.to_bytes());
+    round(input, GroupRow::from_bytes, |it| it.to_bytes());
+    round(input, Idleness::from_bytes, |it| it.to_bytes());
+    round(input, Lease::from_bytes, |it| it.to_bytes());
+    round(input, NodeRow::from_bytes, |it| it.to_bytes());
+    round(input, ParkedRow::from_bytes, ParkedRow::to_bytes);
+    round(input, Trouble::from_bytes, Trouble::to_bytes);
+    round(input, |bytes| TopologyRow::from_bytes(Sequence::MIN, bytes), TopologyRow::to_bytes);
+    round(input, |bytes| Notification::from_bytes(Sequence::MAX, bytes), Notification::to_bytes);
+    round(input, Cursor::from_bytes, Cursor::to_bytes);
+    round(input, Sequence::from_bytes, |it| it.as_bytes().to_vec());
+    round(input, Tally::from_bytes, |it| it.to_bytes().to_vec());
+    drop(Change::from_stored(Sequence::MAX, input));
+    drop(checkpoint_position(input));
+}
+
+/// Asks all that reads text.
+fn texts(text: &str) {
+    fn round<T: std::str::FromStr + ToString + PartialEq + Debug>(text: &str) {
+        let Ok(value) = text.parse::<T>() else { return };
+        let again = value.to_string().parse::<T>().ok();
+        assert_eq!(again.as_ref(), Some(&value), "it was read from {text:?}");
+    }
+    round::<Cursor>(text);
+    round::<Sequence>(text);
+    round::<DbInstance>(text);
+    round::<Revision>(text);
+    round::<NodeId>(text);
+    drop(text.parse::<Start>());
+    drop(DbName::new(text));
+    drop(DdocId::new(text));
+    drop(DocId::new(text));
+    drop(GroupName::new(text));
+    drop(text.parse::<u64>().map(ShardId));
+}
+
+/// Opens a folder one of whose files has the bytes of `input`, but for the first one, which says which file.
+fn journal(input: &[u8]) {
+    let (choice, bytes) = input.split_first().unwrap_or((&0, &[]));
+    let disk = SimulatedDisk::new(64);
+    drop(disk.open_small(1_000).expect("an empty disk can be used"));
+    let disk = disk.copied();
+    let names = disk.names();
+    disk.write(&names[usize::from(*choice) % names.len()], bytes);
+    drop(disk.open_small(1_000));
+}

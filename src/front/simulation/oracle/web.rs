@@ -1,0 +1,220 @@
+//! What clients of `_db_updates` and `_changes` are owed, and what they were sent.
+//!
+//! A client of `_db_updates` is owed what a subscriber is, but a row for each type: of a database that is deleted just that. It
+//! keeps nothing but the text of a position, which it was sent with a row, a heartbeat or an end, and outlives its process.
+
+use std::collections::BTreeSet;
+
+use super::{
+    DocTailId, Oracle, Shared, Start, Verdict, Witness,
+    account::{Account, Wants},
+};
+use crate::{
+    base::{
+        cursor::Cursor,
+        encoding::Sequence,
+        event::{DbName, EventKind, Kinds},
+    },
+    front::simulation::{guarantee::Guarantee, time::ProcessId},
+};
+
+/// Which client: its process, and its number there.
+pub(in crate::front::simulation) type WebClientId = u64;
+
+/// A client of `_db_updates`.
+#[derive(Debug)]
+pub(super) struct WebClient {
+    /// Its process, and its number there.
+    place: (ProcessId, u32),
+    /// The types that it wants.
+    kinds: Kinds,
+    /// What is owed to it.
+    account: Account,
+    /// The position that it goes on from.
+    since: String,
+    /// Everything up to here was certainly sent to it.
+    surely: Start,
+    /// What it was sent in answer to the present request.
+    sent: BTreeSet<(Sequence, DbName, EventKind)>,
+}
+
+impl Oracle {
+    /// The client `number` of `process`, which may have begun in an earlier life of it; if not, it wants `kinds`, after `start`.
+    pub fn web_client(
+        &mut self,
+        process: ProcessId,
+        number: u32,
+        kinds: Kinds,
+        start: Option<Sequence>,
+    ) -> WebClientId {
+        let known = self.web_clients.iter().find(|(_, client)| client.place == (process, number));
+        if let Some((&id, _)) = known {
+            return id;
+        }
+        self.next_reader += 1;
+        let (since, start) = match start {
+            Some(start) => (start.to_string(), Start::At(start)),
+            None => ("0".to_owned(), Start::Nothing),
+        };
+        let wants: Wants = self.names.iter().map(|name| (name.clone(), kinds)).collect();
+        let account = Account::new(&self.ledger, &wants, start);
+        let client = WebClient {
+            place: (process, number),
+            kinds,
+            account,
+            since,
+            surely: start,
+            sent: BTreeSet::new(),
+        };
+        self.web_clients.insert(self.next_reader, client);
+        self.next_reader
+    }
+
+    /// A client asks: from where on, and for which types.
+    pub fn web_asks(&mut self, id: WebClientId) -> (String, String) {
+        let Some(client) = self.web_clients.get_mut(&id) else { return Default::default() };
+        client.sent.clear();
+        // Who goes on from a position says that it knows what existed there.
+        if is_plain(&client.since)
+            && let Some(known) = positions(&client.since)
+        {
+            client.account.stand(&self.ledger, known[0]);
+        }
+        let types: Vec<_> = client.kinds.iter().map(EventKind::as_str).collect();
+        (client.since.clone(), types.join(","))
+    }
+
+    /// A client was sent a row: the name, the type and the position.
+    pub fn web_row(
+        &mut self,
+        shared: &Shared,
+        id: WebClientId,
+        (name, kind, seq): (&str, &str, &str),
+    ) -> Verdict {
+        let name = DbName::new(name).map_err(|error| error.to_string())?;
+        let kind = EventKind::ALL.into_iter().find(|of| of.as_str() == kind).ok_or("it is of no type")?;
+        let positions = positions(seq).ok_or_else(|| format!("{seq} is no position"))?;
+        // In the middle of a row the position names it; behind one it stands there.
+        let is_within = seq.contains('~');
+        let at = positions[usize::from(is_within).min(positions.len() - 1)];
+        let row = self.past.get(&at).filter(|row| row.name == name);
+        let instance = row.ok_or_else(|| format!("{seq} is where no row of {name:?} is"))?.instance;
+        let was = match kind {
+            EventKind::Deleted => {
+                self.recorded.iter().any(|(db, counters)| db.name == name && counters.deleted > 0)
+            }
+            kind => self.ledger.was(&name, instance, kind, at),
+        };
+        let Some(client) = self.web_clients.get_mut(&id) else { return Ok(()) };
+        if !was || !client.kinds.contains(kind) {
+            return Guarantee::Truthful.fails(format!("{kind:?} of {name:?} never was, or is not wanted"));
+        }
+        if client.sent.last().is_some_and(|(last, ..)| *last > at) {
+            return Guarantee::Ordered.fails(format!("the row at {at} comes after a later one"));
+        }
+        if !client.sent.insert((at, name.clone(), kind)) {
+            return Guarantee::Unique.fails(format!("{kind:?} of {name:?} at {at} comes twice"));
+        }
+        if is_within {
+            shared.witness(Witness::WebRowsOfOneDatabase);
+        }
+        let paid = client.account.deliver(&self.ledger, &name, at, kind.into());
+        paid.map_err(|reason| Guarantee::Atomic.broken(reason))?;
+        self.web_stands(id, seq)
+    }
+
+    /// A client was sent a position.
+    pub fn web_stands(&mut self, id: WebClientId, seq: &str) -> Verdict {
+        let position = positions(seq).ok_or_else(|| format!("{seq} is no position"))?[0];
+        // In the middle of what there is to read, a row that has moved on may still bring what happened before.
+        if is_plain(seq)
+            && position >= self.horizon
+            && let Some(owed) = self.web_is_owed(id, position)
+        {
+            return Guarantee::Bookmarkable.fails(format!("it stands at {seq}, and is owed {owed}"));
+        }
+        let Some(client) = self.web_clients.get_mut(&id) else { return Ok(()) };
+        seq.clone_into(&mut client.since);
+        if is_plain(seq) {
+            client.surely = client.surely.max(Start::At(position));
+        }
+        Ok(())
+    }
+
+    /// A client was told that its position is too old.
+    pub fn web_expired(&mut self, id: WebClientId, horizon: Sequence) -> Verdict {
+        let real = self.horizon;
+        let Some(client) = self.web_clients.get_mut(&id) else { return Ok(()) };
+        let surely = std::mem::replace(&mut client.surely, Start::Nothing);
+        "0".clone_into(&mut client.since);
+        client.account.expire();
+        match surely {
+            Start::At(surely) if surely >= horizon => Guarantee::ExpiredForReason
+                .fails(format!("it has expired by {horizon}, and knew everything up to {surely}")),
+            _ if horizon > real => Guarantee::ExpiredForReason
+                .fails(format!("it has expired by {horizon}, and the horizon is at {real}")),
+            _ => Ok(()),
+        }
+    }
+
+    /// What a client is owed of what happened up to `to`.
+    fn web_is_owed(&self, id: WebClientId, to: Sequence) -> Option<String> {
+        let client = self.web_clients.get(&id)?;
+        // Of a database that is deleted, just that is sent.
+        let is_sent = |name: &DbName, kind: EventKind| {
+            kind == EventKind::Deleted || self.ledger.existed_at(name, Sequence::MAX)
+        };
+        client.account.is_owed_of(&self.ledger, to, is_sent)
+    }
+
+    /// What any client has still to be sent.
+    pub(super) fn web_clients_owe(&self) -> Option<String> {
+        self.web_clients.iter().find_map(|(id, client)| {
+            let owed = self.web_is_owed(*id, Sequence::MAX)?;
+            Some(format!("client {id} of _db_updates of process {} is owed {owed}", client.place.0))
+        })
+    }
+
+    /// Who follows `_changes` asks again: rows may come again from where it stands.
+    pub fn doc_tail_goes_on(&mut self, id: DocTailId) {
+        if let Some(tail) = self.doc_tails.get_mut(&id) {
+            tail.at = Sequence::MIN;
+        }
+    }
+
+    /// Who follows `_changes` was sent a row: the position, and the document's id, revision and whether it is deleted.
+    pub fn web_change(
+        &mut self,
+        id: DocTailId,
+        seq: &str,
+        (doc, rev, is_deleted): (&str, &str, bool),
+    ) -> Verdict {
+        let at = positions(seq).ok_or_else(|| format!("{seq} is no position"))?[0];
+        let Some(tail) = self.doc_tails.get_mut(&id) else { return Ok(()) };
+        // The database may be gone by now, and another one have its name.
+        let Some(feed) = self.documents.get(&tail.instance) else { return Ok(()) };
+        let is_row = feed.was(at, doc, rev, is_deleted);
+        if !is_row || at <= tail.at {
+            return Guarantee::Truthful
+                .fails(format!("tail {id} was sent {doc} {rev} at {at}, after {}: {is_row}", tail.at));
+        }
+        tail.take(at);
+        Ok(())
+    }
+}
+
+/// Whether `seq` says that all that happened up to there is known, and nothing of how that came about.
+fn is_plain(seq: &str) -> bool {
+    seq != "0" && !seq.contains(['-', '.', '~'])
+}
+
+/// Where a client stands at `seq`: up to where it was sent everything, and the row of which it was sent a part, if that is so.
+fn positions(seq: &str) -> Option<Vec<Sequence>> {
+    let (cursor, part) =
+        seq.split_once(['.', '~']).map_or((seq, None), |(cursor, part)| (cursor, Some(part)));
+    let mut positions = vec![cursor.parse::<Cursor>().ok()?.position()];
+    if let Some(part) = part {
+        positions.push(part.get(34..)?.parse().ok()?);
+    }
+    Some(positions)
+}

@@ -1,0 +1,106 @@
+//! [`Part`]: what a world can do without, so that a failing one can be made small.
+
+use super::{
+    draw::{Plan, ProcessPlan},
+    witness::{Fault, named},
+};
+
+named! {
+    /// Something in a world that can be left out.
+    Actor {
+        /// The documents of databases, and all who read them.
+        Documents,
+        /// Clients over HTTP.
+        Web,
+        /// The other bus in the store.
+        OtherBus,
+        /// Groups, and who consumes them.
+        Groups,
+        /// Subscribers.
+        Subscribers,
+        /// Who reads the feed shard by shard.
+        Followers,
+        /// Who cleans up.
+        Janitor,
+        /// Who changes topologies and groups.
+        Operator,
+        /// Rows that nobody can decode.
+        BrokenRows,
+        /// Folds with little room.
+        SmallFolds,
+        /// The disk below the store.
+        Disk,
+    }
+}
+
+/// What of a world is left out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Part {
+    /// Somebody.
+    Actor(Actor),
+    /// Something that goes wrong.
+    Fault(Fault),
+}
+
+impl std::fmt::Display for Part {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Actor(actor) => actor.fmt(f),
+            Self::Fault(fault) => fault.fmt(f),
+        }
+    }
+}
+
+impl std::str::FromStr for Part {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Self::all().find(|part| part.to_string().eq_ignore_ascii_case(text));
+        found.ok_or_else(|| format!("{text:?} is no part of a world: {:?}", Self::all().collect::<Vec<_>>()))
+    }
+}
+
+impl Part {
+    /// All parts.
+    pub fn all() -> impl Iterator<Item = Self> {
+        let actors = Actor::ALL.iter().copied().map(Self::Actor);
+        actors.chain(Fault::ALL.iter().copied().map(Self::Fault))
+    }
+}
+
+impl Plan {
+    /// It without `parts`.
+    pub fn without(mut self, parts: &[Part]) -> Self {
+        for part in parts {
+            match part {
+                Part::Fault(fault) => self.forget(*fault),
+                Part::Actor(actor) => self.leave_out(*actor),
+            }
+        }
+        self
+    }
+
+    /// Leaves `actor` out.
+    fn leave_out(&mut self, actor: Actor) {
+        let mut each = |change: fn(&mut ProcessPlan)| self.processes.iter_mut().for_each(change);
+        match actor {
+            Actor::Documents => self.documents = None,
+            #[cfg(feature = "http")]
+            Actor::Web => self.web = None,
+            #[cfg(not(feature = "http"))]
+            Actor::Web => {}
+            Actor::OtherBus => self.has_other_bus = false,
+            Actor::Groups => {
+                self.groups.clear();
+                self.churns_groups = false;
+            }
+            Actor::Subscribers => each(|process| process.dispatcher = false),
+            Actor::Followers => each(|process| process.follower = false),
+            Actor::Janitor => each(|process| process.janitor = false),
+            Actor::Operator => each(|process| process.operator = false),
+            Actor::BrokenRows => self.breaks_rows = false,
+            Actor::SmallFolds => self.fold_size_max = None,
+            Actor::Disk => self.is_durable = false,
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! What makes something of bytes from outside never panics, and understands what it accepts: the bodies of the targets in `fuzz/`, as
+//! property tests.
+//!
+//! They are given any bytes, and what stands in the store of a simulated world, with a part of it changed, cut off or doubled.
+
+#![cfg(feature = "simulation")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::{panic::catch_unwind, sync::LazyLock};
+
+use notibus::simulation::{Decoder, Options, simulate};
+use proptest::{collection::vec, prelude::*, sample::Index};
+
+/// What stands in the store of some worlds while nothing has come to rest.
+static ROWS: LazyLock<Vec<(Vec<u8>, Vec<u8>)>> = LazyLock::new(|| {
+    let options = Options { rows: true, ..Options::default() };
+    let rows: Vec<_> = (0..3).flat_map(|seed| simulate(seed, &options).rows).collect();
+    assert!(rows.len() > 100, "{} rows are few", rows.len());
+    rows
+});
+
+/// Texts that are read as queries, bodies and positions.
+const TEXTS: [&str; 6] = [
+    "feed=continuous&since=00000000000000000000000001-00000000000000000000000002&limit=3&heartbeat=true",
+    "since=now&types=created,deleted&timeout=5&descending=true\nLast-Event-ID: 00000000000000000000000001",
+    "filter=_doc_ids&doc_ids=%5B%22a%22%5D&style=all_docs&include_docs=true&seq_interval=10",
+    "[{\"db\":\"a\",\"type\":\"updated\"},{\"db\":\"b\",\"type\":\"ddoc_updated\",\"ddoc_id\":\"_design/x\"}]",
+    "00000000000000000000000001.0500000000000000000000000000000000ff00000000000000000000000002",
+    "2-7051cbe5c8faecd085a3fa619e6e6337",
+];
+
+/// `bytes` with one change.
+fn changed(mut bytes: Vec<u8>, (kind, place, byte): (u8, Index, u8)) -> Vec<u8> {
+    if bytes.is_empty() {
+        return vec![byte];
+    }
+    let place = place.index(bytes.len());
+    match kind % 5 {
+        0 => bytes[place] = byte,
+        1 => bytes[place] ^= 1 << (byte % 8),
+        2 => bytes.truncate(place),
+        3 => bytes.insert(place, byte),
+        _ => bytes.extend_from_within(place..),
+    }
+    bytes
+}
+
+/// Decodes `input` by all that there are.
+fn decode(input: &[u8]) -> Result<(), TestCaseError> {
+    for decoder in Decoder::ALL {
+        let ran = catch_unwind(|| decoder.run(input));
+        prop_assert!(ran.is_ok(), "{decoder:?} panics at {input:?}");
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_bytes_are_borne(input in vec(any::<u8>(), 0..200)) {
+        decode(&input)?;
+    }
+
+    #[test]
+    fn rows_of_a_store_are_borne_with_any_change(
+        place: Index,
+        changes in vec(any::<(u8, Index, u8)>(), 0..4),
+        is_in_key: bool,
+    ) {
+        let (mut key, mut value) = place.get(&ROWS).clone();
+        for change in changes {
+            let part = if is_in_key { &mut key } else { &mut value };
+            *part = changed(std::mem::take(part), change);
+        }
+        Decoder::Values.run(&value);
+        Decoder::Texts.run(&value);
+        let len = u8::try_from(key.len()).unwrap_or(u8::MAX);
+        Decoder::Keys.run(&[&[len][..], &key, &value].concat());
+    }
+
+    #[test]
+    fn texts_are_borne_with_any_change(place in 0..TEXTS.len(), changes in vec(any::<(u8, Index, u8)>(), 0..4)) {
+        let mut bytes = TEXTS[place].as_bytes().to_vec();
+        for change in changes {
+            bytes = changed(bytes, change);
+        }
+        decode(&bytes)?;
+    }
+}
