@@ -230,6 +230,8 @@ impl Witness {
                 | Self::CheckpointPartlyDone
                 | Self::PowerFailedWithinSnapshot
                 | Self::StoreFailedWithDisk
+                | Self::DocumentTopologyDropped
+                | Self::WebClientExpired
         )
     }
 
