@@ -8,6 +8,7 @@
 macro_rules! bugs {
     ($($(#[doc = $text:literal])+ $name:ident,)*) => {
         /// A deliberate bug.
+        #[cfg_attr(not(feature = "http"), allow(dead_code, reason = "some are in what only HTTP needs"))]
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[non_exhaustive]
         pub enum Bug { $($(#[doc = $text])+ $name,)* }
