@@ -9,7 +9,7 @@ use std::{
     fmt,
     sync::{
         Mutex, MutexGuard, OnceLock, PoisonError,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -40,6 +40,8 @@ pub(crate) struct Health {
     troubles: Mutex<BTreeMap<Place, Trouble>>,
     /// How many those are, to be read without a lock.
     troubled: AtomicUsize,
+    /// Whether trouble was logged since everything has last worked.
+    is_said: AtomicBool,
     /// What was logged.
     causes: Mutex<BTreeMap<String, Cause>>,
     /// Why the process cannot work any more, however long it waits.
@@ -105,8 +107,9 @@ impl Health {
         let mut troubles = lock(&self.troubles);
         if troubles.remove(&(what, place)).is_some() {
             self.troubled.store(troubles.len(), Ordering::Relaxed);
-            if troubles.is_empty() {
-                tracing::info!(what, "works again");
+            // Whoever has read of the trouble has to read of its end, and nobody else.
+            if troubles.is_empty() && self.is_said.swap(false, Ordering::Relaxed) {
+                tracing::warn!(what, "works again");
             }
         }
     }
@@ -117,6 +120,7 @@ impl Health {
             return;
         }
         let Some(unsaid) = self.is_due(env.now(), cause(what, error)) else { return };
+        self.is_said.store(true, Ordering::Relaxed);
         // The first of many is as bad as the last: how often says the rest.
         tracing::warn!(what, %error, unsaid, "trouble, trying again");
     }

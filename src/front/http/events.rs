@@ -7,6 +7,7 @@
 use std::{
     collections::{BTreeMap, HashMap},
     sync::Arc,
+    time::Duration,
 };
 
 use axum::{
@@ -44,6 +45,9 @@ const PERIOD: u64 = 300_000_000;
 
 /// The most events of a request.
 const EVENTS_MAX: usize = 10_000;
+
+/// How long a request waits for the store at most: within a minute everybody is answered, whatever a cluster does.
+const ANSWER_MAX: Duration = Duration::from_secs(50);
 
 /// How many rows are read at once to list all names.
 const NAMES_PER_PAGE: usize = 1_000;
@@ -129,7 +133,14 @@ async fn answer(State(inner): State<Arc<Inner>>, request: Request) -> Response {
         let once = Once::of(&parts)?;
         let body = inner.body(&parts.headers, body).await?;
         let events = read(&body)?;
-        let recorded = record(&inner, &events, once.map(|once| once.with(&body))).await?;
+        let recorded = tokio::select! {
+            biased;
+            recorded = record(&inner, &events, once.map(|once| once.with(&body))) => recorded?,
+            // A store that is away answers nothing at all. What was under way may be recorded all the same.
+            () = inner.bus.feed().context.env().sleep(ANSWER_MAX) => {
+                return Err(Error::GaveUp { what: "recording events", after: ANSWER_MAX }.into());
+            }
+        };
         let mut response =
             json(StatusCode::CREATED, &serde_json::json!({ "ok": true, "recorded": events.len() }));
         match recorded {

@@ -97,7 +97,7 @@ impl From<Error> for Failure {
             }
             Error::NoShard { .. } => Self::not_found(format!("{error}")),
             Error::Invalid { .. } | Error::UnknownScheme { .. } => Self::bad_request(error.to_string()),
-            Error::Store(_) | Error::RetriesExhausted { .. } => {
+            Error::Store(_) | Error::RetriesExhausted { .. } | Error::GaveUp { .. } => {
                 // What the roles meet is in the log already, and this would be there for each request.
                 tracing::debug!(%error, "the store has failed a request");
                 let reason = "The store cannot be reached or is overloaded. Try again later.";

@@ -219,7 +219,8 @@ impl Heartbeat {
             }
         }
         match self.claim().await? {
-            Claim::Joined => tracing::info!(node = %self.id, "node has joined again"),
+            // At the level at which it has fallen out: whoever has read of that has to read of this.
+            Claim::Joined => tracing::warn!(node = %self.id, "node works again and takes part"),
             Claim::Taken { .. } => {
                 tracing::error!(node = %self.id, "another process runs under the id of this node");
             }
