@@ -135,6 +135,11 @@ pub mod producer {
     pub use crate::roles::producer::{EventTarget, Producer, ProducerOptions, Receipt};
 }
 
+#[doc = include_str!("../docs/guide/relocation.md")]
+pub mod relocation {
+    pub use crate::bus::{ExportOptions, Exported};
+}
+
 #[doc = include_str!("../docs/guide/nodes.md")]
 pub mod node {
     pub use crate::{

@@ -2,7 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::process::{Command, Output};
+use std::{
+    io::Write,
+    process::{Command, Output, Stdio},
+};
 
 const SAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/replay/sample.tsv.gz");
 
@@ -22,13 +25,16 @@ fn a_bus_moves_to_another_folder_with_all_its_rows() {
     let path = |name: &str| dir.path().join(name).display().to_string();
     let (old, new, file) = (format!("dir:{}", path("old")), format!("dir:{}", path("new")), path("bus"));
     notibus(&["replay", SAMPLE, "--store", &old], 0);
-    assert!(notibus(&["export", &file, "--store", &old], 0).starts_with("exported "));
+    let exported = notibus(&["export", &file, "--store", &old], 0);
+    assert!(exported.starts_with("exported ") && exported.contains(" rows of feeds\n"), "{exported}");
+    assert!(exported.contains("left out: nodes, roles and leases"), "{exported}");
     assert!(notibus(&["import", &file, "--store", &new], 0).contains("the incarnation is 1 now"));
     let rows = notibus(&["tail", "--store", &old], 0);
     assert!(rows.lines().count() >= 67);
     assert_eq!(notibus(&["tail", "--store", &new], 0), rows);
     // The bus lives on: the same history again, over the one that was moved.
-    notibus(&["replay", SAMPLE, "--store", &new], 0);
+    assert!(notibus(&["replay", SAMPLE, "--store", &new], 2).contains("no replay has made"));
+    notibus(&["replay", SAMPLE, "--store", &new, "--into-existing"], 0);
     assert!(notibus(&["tail", "--store", &new], 0).lines().last().unwrap().contains("\"01"));
 
     assert!(notibus(&["export", &file, "--store", &old], 2).contains("exists"), "it overwrites nothing");
@@ -38,4 +44,62 @@ fn a_bus_moves_to_another_folder_with_all_its_rows() {
     std::fs::write(path("bad"), &std::fs::read(&file).unwrap()[..1_000]).unwrap();
     assert!(notibus(&["import", &path("bad"), "--store", &new, "--prefix", "x"], 1).contains("export"));
     assert!(notibus(&["tail", "--store", &new, "--prefix", "x"], 2).contains("there is no bus"));
+}
+
+#[test]
+fn a_bus_moves_through_a_pipe() {
+    let dir = tempfile::tempdir().unwrap();
+    let [old, new] = ["old", "new"].map(|name| format!("dir:{}", dir.path().join(name).display()));
+    notibus(&["replay", SAMPLE, "--store", &old], 0);
+    let command = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_notibus"));
+        command.args(args);
+        command
+    };
+    let export = command(&["export", "-", "--store", &old]).output().unwrap();
+    assert!(export.status.success() && String::from_utf8_lossy(&export.stderr).contains("exported "));
+    let mut import = command(&["import", "-", "--store", &new])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    import.stdin.take().unwrap().write_all(&export.stdout).unwrap();
+    let import = import.wait_with_output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&import.stdout), "imported; the incarnation is 1 now\n");
+    assert_eq!(notibus(&["tail", "--store", &new], 0), notibus(&["tail", "--store", &old], 0));
+}
+
+#[test]
+fn an_incarnation_is_shown_and_raised() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = format!("dir:{}", dir.path().join("store").display());
+    assert!(notibus(&["incarnation", "show", "--store", &store], 2).contains("there is no store"));
+    assert!(
+        notibus(&["incarnation", "raise", "--from", "0", "--store", &store], 2).contains("there is no store")
+    );
+    notibus(&["replay", SAMPLE, "--store", &store], 0);
+    let show = || notibus(&["incarnation", "show", "--store", &store], 0);
+    let raise = |from, code| notibus(&["incarnation", "raise", "--from", from, "--store", &store], code);
+    assert_eq!(show(), "the incarnation is 0\n");
+    assert_eq!(raise("0", 0), "the incarnation is 1\n");
+    assert_eq!(raise("0", 0), "the incarnation is 1\n", "the same again");
+    assert!(raise("7", 2).contains("it is 1, not 7"));
+    assert_eq!(show(), "the incarnation is 1\n");
+    assert!(notibus(&["import", "--discard", "--store", &store], 0).contains("no import has left anything"));
+}
+
+/// A replay into a bus in use deleted the living databases that had names of the history, created them again, and said that all was
+/// well.
+#[test]
+fn a_replay_into_a_bus_that_it_has_not_made_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let (made, used) = (format!("dir:{}", path("made")), format!("dir:{}", path("used")));
+    notibus(&["replay", SAMPLE, "--store", &made], 0);
+    notibus(&["replay", SAMPLE, "--store", &made], 0);
+    notibus(&["export", &path("bus"), "--store", &made], 0);
+    notibus(&["import", &path("bus"), "--store", &used], 0);
+    let rows = notibus(&["tail", "--store", &used], 0);
+    assert!(notibus(&["replay", SAMPLE, "--store", &used], 2).contains("--into-existing"));
+    assert_eq!(notibus(&["tail", "--store", &used], 0), rows, "nothing was changed");
 }

@@ -9,10 +9,11 @@ use std::time::Duration;
 use common::{counts, db, eager, record, row_with, rows, wide_bus};
 use futures_util::{FutureExt, future::BoxFuture};
 use notibus::{
-    Bus, BusOptions, Cursor, Db, Error, Sequence,
+    Bus, BusOptions, Cursor, Db, Error, NodeOptions, Sequence,
     changes::{Change, Changes, ChangesOptions, DocId, DocSummary, Revision},
     event::{Incarnation, Versionstamp},
     producer::ProducerOptions,
+    relocation::ExportOptions,
     store::{
         AtomicOp, Database, Env, Environment, Isolation, KeyRange, RangeRead, StoreError, Transaction,
         testing::Faults,
@@ -21,6 +22,11 @@ use notibus::{
 
 /// Where the bus of a test is, unless it says otherwise.
 const PREFIX: &[u8] = b"notibus";
+
+/// What `work` on a store in memory comes to, in the middle of something that does not wait.
+fn at_once<T>(work: impl Future<Output = T>) -> T {
+    tokio::task::unconstrained(work).now_or_never().expect("the store in memory answers at once")
+}
 
 /// Edits the document `id`, whose last edit the layer keeps under `last/`.
 async fn edit(store: &Database, changes: &Changes, db: &Db, id: &str, position: u64) {
@@ -65,7 +71,7 @@ async fn history(store: &Database) -> Bus {
 /// What was exported of `bus`.
 async fn exported(bus: &Bus) -> Vec<u8> {
     let mut bytes = Vec::new();
-    assert!(bus.export(&mut bytes).await.unwrap() > 0);
+    assert!(bus.export(&mut bytes, ExportOptions::default()).await.unwrap().rows > 0);
     bytes
 }
 
@@ -176,6 +182,13 @@ async fn stamps_of_producers_are_the_newest_also_after_a_move() {
     assert_eq!(row_with(&bus, &db("db", 1), [0, 0, 2, 0]).await.versionstamp, Some(later));
 }
 
+/// How many keys are under the prefix.
+async fn left(store: &Database) -> usize {
+    let keys = KeyRange::new([PREFIX, &[0x14]].concat(), [PREFIX, &[0x16]].concat());
+    let read = RangeRead::new(keys).limit(10_000);
+    store.begin().get_range(&read, Isolation::Snapshot).await.unwrap().rows.len()
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_bad_export_is_refused_and_an_import_can_be_tried_again() {
     let old = Database::memory();
@@ -195,6 +208,7 @@ async fn a_bad_export_is_refused_and_an_import_can_be_tried_again() {
         damaged[cut] ^= 1 << random.u8(..8);
         assert!(import(&damaged).await.is_err(), "damaged at {cut}");
         assert!(Bus::open_existing(&new, PREFIX).await.is_err(), "what is not whole is no bus");
+        assert_eq!(left(&new).await, 0, "a failed import leaves nothing");
     }
     import(&bytes).await.unwrap();
     assert!(matches!(import(&bytes).await, Err(Error::Invalid { what: "prefix", .. })), "there is a bus now");
@@ -233,7 +247,7 @@ async fn rows_that_lay_unsharded_come_along_and_nothing_is_written_elsewhere() {
     let old = Database::memory();
     let bus = with_legacy(&old).await;
     let mut bytes = Vec::new();
-    bus.export(&mut bytes).await.unwrap();
+    bus.export(&mut bytes, ExportOptions::default()).await.unwrap();
     let first = Sequence::new(Incarnation(0), Versionstamp::new(1, 0), 0);
     let revision = Revision { position: 2, hash: [1; 16] };
     let doc = DocSummary { id: DocId::new("a").unwrap(), revision, branches: 1, is_deleted: false };
@@ -253,7 +267,7 @@ async fn rows_that_lay_unsharded_come_along_and_nothing_is_written_elsewhere() {
     assert_eq!(ids(&copy).await, ["b", "a"], "they are found where they are now");
     // And once more.
     let mut again = Vec::new();
-    copy.export(&mut again).await.unwrap();
+    copy.export(&mut again, ExportOptions::default()).await.unwrap();
     let new = Database::memory();
     assert!(Bus::import(&new, b"x", &mut &bytes[..bytes.len() - 1]).await.is_err());
     Bus::import(&new, b"x", &mut &again[..]).await.unwrap();
@@ -288,8 +302,7 @@ async fn an_import_that_another_has_begun_anew_fails() {
     let new = Database::memory();
     let act = || {
         let mut cut = &bytes[..100];
-        let other = Bus::import(&new, PREFIX, &mut cut);
-        assert!(other.now_or_never().expect("the store in memory commits at once").is_err());
+        assert!(at_once(Bus::import(&new, PREFIX, &mut cut)).is_err());
     };
     let mut input = Halfway { bytes: &bytes, act: Some(act), at: 0 };
     let imported = Bus::import(&new, PREFIX, &mut input).await;
@@ -350,16 +363,14 @@ async fn an_export_that_outlives_its_snapshot_tells_whether_anything_was_written
         let act = || {
             if is_disturbed {
                 let db = db("db1", 1);
-                record(&store, &bus, &db, [0, 0, 1, 0])
-                    .now_or_never()
-                    .expect("the store in memory commits at once");
+                at_once(record(&store, &bus, &db, [0, 0, 1, 0]));
             }
             faults.plan_reads(move |_| {
                 (!std::mem::replace(&mut is_over, true)).then_some(StoreError::TRANSACTION_TOO_OLD)
             });
         };
         let mut out = Meanwhile(Vec::new(), Some(act));
-        let exported = bus.export(&mut out).await;
+        let exported = bus.export(&mut out, ExportOptions { while_running: true }).await;
         if outlives && is_disturbed {
             assert!(matches!(exported, Err(Error::Invalid { what: "export", .. })), "{exported:?}");
         } else {
@@ -374,13 +385,13 @@ async fn an_export_that_outlives_its_snapshot_tells_whether_anything_was_written
 async fn an_incarnation_is_raised_once() {
     let store = Database::memory();
     wide_bus(&store).await;
-    let raise = async |from| Bus::raise_incarnation(&store, PREFIX, Incarnation(from)).await;
+    let raise = async |from| Bus::raise_incarnation(&store, PREFIX, Incarnation(from), false).await;
     assert_eq!(raise(0).await.unwrap(), Incarnation(1));
     assert_eq!(raise(0).await.unwrap(), Incarnation(1), "the same again, as after an unknown result");
     assert!(matches!(raise(5).await, Err(Error::Invalid { what: "incarnation", .. })));
     assert_eq!(wide_bus(&store).await.incarnation(), Incarnation(1));
     assert!(matches!(
-        Bus::raise_incarnation(&store, b"none", Incarnation(0)).await,
+        Bus::raise_incarnation(&store, b"none", Incarnation(0), false).await,
         Err(Error::Invalid { .. })
     ));
     for from in 1..255 {
@@ -392,4 +403,149 @@ async fn an_incarnation_is_raised_once() {
     );
     let options = BusOptions { partitions: 3, ..BusOptions::default() };
     assert!(Bus::open(&store, options).await.is_err(), "everything else is as it was");
+}
+
+/// A server that was started too early, while its bus was still imported, made a bus of its own under the prefix. The import went on,
+/// wrote its rows and its configuration over that, and said that all was well; the server folded into partitions that nobody
+/// else knew, and 62 of 64 events were never delivered.
+#[tokio::test(start_paused = true)]
+async fn nobody_opens_a_bus_while_it_is_imported() {
+    let old = Database::memory();
+    let bytes = exported(&history(&old).await).await;
+    let new = Database::memory();
+    let open = async || Bus::open(&new, BusOptions { partitions: 2, ..BusOptions::default() }).await;
+    let act = || {
+        let opened = at_once(open());
+        assert!(matches!(opened, Err(Error::ImportUnderWay { .. })), "{opened:?}");
+        let opened = at_once(Bus::open_existing(&new, PREFIX));
+        assert!(matches!(opened, Err(Error::ImportUnderWay { .. })), "{opened:?}");
+    };
+    let mut input = Halfway { bytes: &bytes, act: Some(act), at: 0 };
+    Bus::import(&new, PREFIX, &mut input).await.unwrap();
+    assert!(input.act.is_none());
+    assert!(
+        matches!(open().await, Err(Error::ConfigMismatch { .. })),
+        "now there is one, with its own partitions"
+    );
+    assert_eq!(wide_bus(&new).await.incarnation(), Incarnation(1));
+}
+
+/// The configuration of a bus as a program writes it that knows nothing of imports.
+#[tokio::test(start_paused = true)]
+async fn an_import_over_a_bus_that_was_opened_meanwhile_fails() {
+    let old = Database::memory();
+    let bytes = exported(&history(&old).await).await;
+    let new = Database::memory();
+    let config = [PREFIX, &[0x14]].concat();
+    let act = || {
+        let open = new.run(async |tx| {
+            tx.set(&config, &[0, 3, 0, 0, 0, 2, 0]);
+            Ok(())
+        });
+        at_once(open).unwrap();
+    };
+    let imported = Bus::import(&new, PREFIX, &mut Halfway { bytes: &bytes, act: Some(act), at: 0 }).await;
+    assert!(matches!(imported, Err(Error::Invalid { what: "prefix", .. })), "{imported:?}");
+    let bus = Bus::open_existing(&new, PREFIX).await.unwrap();
+    assert_eq!(bus.incarnation(), Incarnation(0), "it is not overwritten");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_an_import_leaves_whose_process_dies_keeps_others_out_until_it_is_discarded() {
+    let old = Database::memory();
+    let bytes = exported(&history(&old).await).await;
+    let new = Database::memory();
+    let dies = {
+        let (new, bytes) = (new.clone(), bytes.clone());
+        tokio::spawn(async move {
+            let act = || panic!("as by the end of its process");
+            Bus::import(&new, PREFIX, &mut Halfway { bytes: &bytes, act: Some(act), at: 0 }).await
+        })
+    };
+    assert!(dies.await.is_err());
+    let opened = Bus::open(&new, BusOptions::default()).await;
+    assert!(matches!(opened, Err(Error::ImportUnderWay { .. })), "{opened:?}");
+    assert!(Bus::discard_import(&new, PREFIX).await.unwrap());
+    assert_eq!(left(&new).await, 0);
+    assert!(!Bus::discard_import(&new, PREFIX).await.unwrap());
+    let bus = wide_bus(&new).await;
+    assert!(!Bus::discard_import(&new, PREFIX).await.unwrap(), "a bus is nothing that an import has left");
+    assert_eq!(rows(&bus).await.len(), 0);
+}
+
+/// An export beside living notifiers succeeded: what they folded after it was in both buses.
+#[tokio::test(start_paused = true)]
+async fn an_export_is_refused_beside_living_nodes_and_producers() {
+    let store = Database::memory();
+    let bus = history(&store).await;
+    let node = bus.node(NodeOptions::default()).await.unwrap();
+    let refused = bus.export(&mut Vec::new(), ExportOptions::default()).await;
+    assert!(matches!(refused, Err(Error::BusInUse { nodes: 1 })), "{refused:?}");
+    let held = bus.export(&mut Vec::new(), ExportOptions { while_running: true }).await.unwrap();
+    let count = |what: &str| held.held.iter().find(|(held, _)| *held == what).map(|(_, count)| *count);
+    assert_eq!(count("rows of feeds"), Some(20 + 30));
+    assert_eq!(count("counters of events that wait to be folded"), Some(1));
+    assert_eq!(held.held.iter().map(|(_, count)| count).sum::<u64>(), held.rows);
+
+    // One that has died without leaving is waited for.
+    drop(node);
+    assert_eq!(bus.nodes().await.unwrap().len(), 1, "it is listed");
+    assert_eq!(bus.export(&mut Vec::new(), ExportOptions::default()).await.unwrap(), held);
+    let act = || {
+        at_once(record(&store, &bus, &db("db1", 1), [0, 0, 1, 0]));
+    };
+    let refused = bus.export(&mut Meanwhile(Vec::new(), Some(act)), ExportOptions::default()).await;
+    assert!(matches!(refused, Err(Error::Invalid { what: "export", .. })), "{refused:?}");
+}
+
+/// A layer's rows were of incarnation 1, because its cluster had moved once, and the bus that adopted them was new: all that was
+/// written from then on stood before them, so that readers missed it, and edits left the old rows behind.
+#[tokio::test(start_paused = true)]
+async fn rows_of_a_later_incarnation_are_not_adopted() {
+    let store = Database::memory();
+    let bus = wide_bus(&store).await;
+    let write = async |tx: Transaction| {
+        let row = [&[0x15, 1, 0x02][..], b"a", &[0, 0x15, 1, 0x01], &[9; 16], &[0, 0x15, 1, 0x27]].concat();
+        tx.set(&[&b"layer/changes"[..], &[0x15, 1, 0x33], &[0; 7], &[1], &[0; 4]].concat(), &row);
+        Ok(())
+    };
+    store.run(write).await.unwrap();
+    let adopt = async |bus: &Bus| {
+        bus.changes().adopt(&db("db5", 1), b"layer/changes", &ChangesOptions::default()).await
+    };
+    let refused = adopt(&bus).await;
+    assert!(matches!(refused, Err(Error::Invalid { what: "legacy range", .. })), "{refused:?}");
+    let feed = bus.changes().feed(&db("db5", 1));
+    assert!(matches!(feed.page(Cursor::NOTHING, 10).await, Err(Error::NoFeed { .. })), "nothing was changed");
+    Bus::raise_incarnation(&store, PREFIX, Incarnation(0), false).await.unwrap();
+    let bus = wide_bus(&store).await;
+    adopt(&bus).await.unwrap();
+    assert_eq!(ids(&bus).await, ["a"]);
+}
+
+/// A process that was forgotten when the store was restored elsewhere found out with its next heartbeat, and until then wrote rows
+/// of the old incarnation, which stand before those that readers have seen.
+#[tokio::test(start_paused = true)]
+async fn a_forgotten_process_commits_nothing_after_the_incarnation_was_raised() {
+    let store = Database::memory();
+    let bus = wide_bus(&store).await;
+    let forgotten = bus.notifier(eager()).await.unwrap();
+    record(&store, &bus, &db("a", 1), [1, 0, 0, 0]).await;
+    row_with(&bus, &db("a", 1), [1, 0, 0, 0]).await;
+    let raise = async |force| Bus::raise_incarnation(&store, PREFIX, Incarnation(0), force).await;
+    let refused = raise(false).await;
+    assert!(matches!(refused, Err(Error::BusInUse { nodes: 1 })), "{refused:?}");
+    assert_eq!(raise(true).await.unwrap(), Incarnation(1));
+    assert_eq!(Bus::stored_incarnation(&store, PREFIX).await.unwrap(), Incarnation(1));
+    // It is woken at once, well before its heartbeat.
+    record(&store, &bus, &db("b", 1), [1, 0, 0, 0]).await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let raised = wide_bus(&store).await;
+    assert!(!raised.is_drained().await.unwrap(), "nobody folds");
+    let notifier = raised.notifier(eager()).await.unwrap();
+    let row = row_with(&raised, &db("b", 1), [1, 0, 0, 0]).await;
+    assert_eq!(row.sequence.incarnation(), Incarnation(1));
+    notifier.shutdown().await.unwrap();
+    // It has found out.
+    assert!(matches!(forgotten.shutdown().await, Err(Error::BusGone { .. })));
 }

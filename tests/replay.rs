@@ -261,7 +261,7 @@ fn the_nodes_of_a_folder_are_shown_with_what_they_hold() {
     assert_eq!((&seen["roles"][0], &seen["leases"]["partition"]), (&"notifier".into(), &64.into()));
 
     // A replay waits until the dead one can be replaced, and leaves nothing behind.
-    replay(&["-", "--store", &store], "1\t1\tcreate\ta\t\n");
+    replay(&["-", "--store", &store, "--into-existing"], "1\t1\tcreate\ta\t\n");
     assert_eq!(nodes(&[]), "no node has joined\n");
     assert_eq!(nodes(&["--json"]), "");
 }

@@ -118,6 +118,23 @@ pub enum Error {
         members: usize,
     },
 
+    /// Nodes of the bus live. Stop them first, or say that it is to be done beside them, where that can be said. Nothing was changed.
+    #[error("{nodes} nodes of the bus live: stop them first")]
+    BusInUse {
+        /// How many nodes were seen alive, or may be silent for so long that nobody can tell.
+        nodes: usize,
+    },
+
+    /// A bus is being imported under the prefix. Wait until that has ended; if its process has died, import again, or discard what
+    /// it has left ([`Bus::discard_import`](crate::Bus::discard_import)).
+    #[error(
+        "a bus is being imported under the prefix {prefix:?}: wait for that; if its process has died, import again, or discard it"
+    )]
+    ImportUnderWay {
+        /// The prefix.
+        prefix: String,
+    },
+
     /// An earlier transaction, which was thought to have failed, has put down a part of the batch. Return this error from the
     /// observer: the rest of the rows comes again, without those. Nothing of this transaction was committed.
     #[error(

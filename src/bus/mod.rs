@@ -3,7 +3,7 @@
 mod node;
 #[cfg(feature = "http")]
 mod readiness;
-pub(crate) mod relocation;
+mod relocation;
 pub(crate) mod running;
 #[cfg(any(feature = "cli", feature = "http"))]
 mod signals;
@@ -14,7 +14,10 @@ use std::{
     sync::Arc,
 };
 
-pub use self::node::{Announced, Node};
+pub use self::{
+    node::{Announced, Node},
+    relocation::{ExportOptions, Exported},
+};
 use crate::{
     base::{
         encoding::Incarnation,
@@ -87,8 +90,8 @@ pub struct Bus {
 impl Bus {
     /// Opens the bus in `db`, and creates it if there is none under the prefix. Must be called within a tokio runtime.
     ///
-    /// Fails with [`Error::Invalid`] if an option is out of its limits, and with [`Error::ConfigMismatch`] if the bus was
-    /// created with another number of partitions.
+    /// Fails with [`Error::Invalid`] if an option is out of its limits, with [`Error::ConfigMismatch`] if the bus was created with
+    /// another number of partitions, and with [`Error::ImportUnderWay`] while one is imported under the prefix.
     pub async fn open(db: &Database, options: BusOptions) -> Result<Self> {
         let BusOptions { prefix, partitions, shards, schemes } = options;
         if !(1..=PARTITIONS_MAX).contains(&partitions) {
@@ -105,11 +108,17 @@ impl Bus {
 
     /// Opens the bus that is in `db` under `prefix`, with what it was created with. Must be called within a tokio runtime.
     ///
-    /// Fails with [`Error::Invalid`] if there is none.
+    /// Fails with [`Error::Invalid`] if there is none, and with [`Error::ImportUnderWay`] while one is imported.
     pub async fn open_existing(db: &Database, prefix: &[u8]) -> Result<Self> {
         let keys = Keys::new(prefix)?;
-        let stored = db.run(async |tx| tx.get(&keys.config(), Isolation::Serializable).await).await?;
-        match stored {
+        let stored = db.run(async |tx| {
+            let stored = tx.get(&keys.config(), Isolation::Serializable).await?;
+            if stored.is_none() {
+                relocation::check_no_import(&tx, &keys).await?;
+            }
+            Ok(stored)
+        });
+        match stored.await? {
             Some(stored) => {
                 let config = Config::from_bytes(&stored)?;
                 forget_dead(db, prefix, &keys).await?;
@@ -119,29 +128,61 @@ impl Bus {
         }
     }
 
-    /// Writes everything that the bus keeps to `out`, for [`Bus::import`] into another store; returns how many rows. It blocks
-    /// the thread as long as `out` does.
+    /// Writes everything that the bus keeps to `out`, for [`Bus::import`] into another store; says what that was. It blocks the
+    /// thread as long as `out` does.
     ///
-    /// Nothing may write to the bus meanwhile, nor to it after: stop producers and roles first. If something has, it fails with
-    /// [`Error::Invalid`], as far as it can tell; and with [`Error::Io`] if `out` does.
-    pub async fn export(&self, out: &mut impl Write) -> Result<u64> {
-        relocation::export(&self.context, out).await
+    /// Stop producers and roles first, and let nothing write to this bus after. Nodes are watched for as long as they may be silent
+    /// ([`NodeOptions::expiry`](crate::NodeOptions::expiry)), to find out whether one lives; a producer is noticed if it writes
+    /// meanwhile. [`ExportOptions::while_running`] exports beside them all the same.
+    ///
+    /// Fails with [`Error::BusInUse`] if nodes live, with [`Error::Invalid`] if something was written meanwhile, as far as it can
+    /// tell, and with [`Error::Io`] if `out` does.
+    pub async fn export(&self, out: &mut impl Write, options: ExportOptions) -> Result<Exported> {
+        relocation::export(&self.context, out, options).await
     }
 
     /// Brings what [`Bus::export`] has written into `db`, under `prefix`, with the incarnation raised by one: positions of
     /// readers stay valid, and sort before all that is written from now on. Open the bus with the same hashing schemes.
     ///
-    /// Fails with [`Error::Invalid`] if there is something under the prefix, or the export is damaged, and with [`Error::Io`] if
-    /// `input` fails or ends too early. What was imported by then is no bus yet, and forgotten by the next import.
+    /// Until it has ended, opening a bus there fails with [`Error::ImportUnderWay`]. If it fails, it removes what it has written; if
+    /// its process dies or the future is dropped, that is left to the next import, or to [`Bus::discard_import`].
+    ///
+    /// Fails with [`Error::Invalid`] if there is something under the prefix, or the export is damaged, with [`Error::BusInUse`]
+    /// if nodes live under the prefix, and with [`Error::Io`] if `input` fails or ends too early.
     pub async fn import(db: &Database, prefix: &[u8], input: &mut impl Read) -> Result<()> {
-        relocation::import(db, &Keys::new(prefix)?, input).await.map(|_| ())
+        relocation::import(db, &Keys::new(prefix)?, input).await
+    }
+
+    /// Removes what an import whose process has died has left under `prefix`. Returns whether there was anything. An import that is
+    /// still under way fails.
+    pub async fn discard_import(db: &Database, prefix: &[u8]) -> Result<bool> {
+        relocation::discard(db, &Keys::new(prefix)?).await
+    }
+
+    /// The incarnation of the bus in `db` under `prefix`, without opening it.
+    ///
+    /// Fails with [`Error::Invalid`] if there is none.
+    pub async fn stored_incarnation(db: &Database, prefix: &[u8]) -> Result<Incarnation> {
+        let keys = Keys::new(prefix)?;
+        Ok(db.run(async |tx| relocation::stored(&tx, &keys).await).await?.incarnation)
     }
 
     /// Raises the incarnation of the bus in `db` under `prefix` from `from` by one, after the store as a whole was moved to
     /// another cluster, as by a backup and its restoration. No process may have the bus open. Returns the new one; trying again
     /// after a failure does not raise it twice.
-    pub async fn raise_incarnation(db: &Database, prefix: &[u8], from: Incarnation) -> Result<Incarnation> {
-        relocation::raise(db, &Keys::new(prefix)?, from).await
+    ///
+    /// Nodes that are listed are watched for as long as they may be silent, unless it is forced, and in any case removed together
+    /// with all leases: what a forgotten process has under way in a role is not committed any more. Producers and
+    /// writers of documents have no lease: stop them.
+    ///
+    /// Fails with [`Error::BusInUse`] if nodes live, and with [`Error::Invalid`] if the incarnation is neither `from` nor the one after it.
+    pub async fn raise_incarnation(
+        db: &Database,
+        prefix: &[u8],
+        from: Incarnation,
+        force: bool,
+    ) -> Result<Incarnation> {
+        relocation::raise(db, &Keys::new(prefix)?, from, force).await
     }
 
     /// The store that it is in.
@@ -345,6 +386,7 @@ async fn open_config(tx: &Transaction, new: &Context, topology: &NewTopology) ->
         }
         return Ok(stored);
     }
+    relocation::check_no_import(tx, &new.keys).await?;
     RawFeed::notifications(new).create(tx, topology).await?;
     tx.set(&key, &new.config.to_bytes());
     Ok(new.config)

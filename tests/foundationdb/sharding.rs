@@ -104,7 +104,7 @@ pub(crate) async fn a_bus_moves_to_a_cluster_and_away() {
         let before = rows(&bus).await;
         last = before.last().unwrap().sequence;
         let mut bytes = Vec::new();
-        bus.export(&mut bytes).await.unwrap();
+        bus.export(&mut bytes, notibus::relocation::ExportOptions::default()).await.unwrap();
         Bus::import(&next, &prefix, &mut &bytes[..]).await.unwrap();
         assert_eq!(rows(&fixture::bus(&next, &prefix).await).await, before);
         store = next;

@@ -274,7 +274,7 @@ async fn a_group_goes_along_to_another_store() {
     world.create(["unread"]).await;
     let (bus, store) = world.stopped().await;
     let mut export = Vec::new();
-    bus.export(&mut export).await.unwrap();
+    bus.export(&mut export, notibus::relocation::ExportOptions::default()).await.unwrap();
     drop((bus, store));
     let moved = notibus::store::Database::memory();
     notibus::Bus::import(&moved, b"notibus", &mut &export[..]).await.unwrap();

@@ -149,7 +149,7 @@ async fn a_named_cursor_moves_with_its_bus() {
     dispatcher.shutdown().await;
     notifier.shutdown().await.unwrap();
     let mut moved = Vec::new();
-    bus.export(&mut moved).await.unwrap();
+    bus.export(&mut moved, notibus::relocation::ExportOptions::default()).await.unwrap();
     let elsewhere = Database::memory();
     Bus::import(&elsewhere, b"notibus", &mut &moved[..]).await.unwrap();
     let bus = common::narrow_bus(&elsewhere).await;

@@ -5,6 +5,7 @@ mod credential;
 mod deadline;
 mod folder;
 mod groups;
+mod incarnation;
 mod nodes;
 mod out;
 mod pages;
@@ -70,10 +71,13 @@ enum Command {
     Credential(credential::Command),
     /// Look at groups of durable consumers, and manage them.
     Groups(groups::Args),
-    /// Write a bus to a file, to be imported into another store. Nothing may write to it any more.
+    /// Write a bus to a file, to be imported into another store. Nothing may write to the bus any more.
     Export(relocate::ExportArgs),
     /// Bring the bus of a file into a store. Positions of readers stay valid.
     Import(relocate::ImportArgs),
+    /// Show or raise the incarnation of a bus whose whole store was moved.
+    #[command(subcommand)]
+    Incarnation(incarnation::Command),
     /// Copy the folder of a store, also while another process commits to it.
     Backup(folder::BackupArgs),
     /// Look for damage in the folder of a store, and say where it is. Nothing is changed.
@@ -133,6 +137,7 @@ impl From<notibus::Error> for Failure {
             | Error::NoFeed { .. }
             | Error::NoShard { .. }
             | Error::NoGroup { .. }
+            | Error::BusInUse { .. }
             | Error::Expired { .. }
             | Error::Corrupt { .. } => Self::BadInput(error.to_string()),
             error if store::is_failure(&error) => Self::StoreFailed(error.to_string()),
@@ -205,6 +210,7 @@ async fn run(command: Command, deadline: Deadline) -> Result<(), Failure> {
         Command::Import(args) => relocate::import(args, deadline).await,
         Command::Completions(args) => pages::completions(&args),
         Command::Man(args) => pages::man(&args),
+        Command::Incarnation(command) => incarnation::run(command, deadline).await,
         Command::Nodes(args) => nodes::run(args, deadline).await,
         #[cfg(feature = "http")]
         Command::Record(args) => record::run(args, deadline).await,

@@ -2,11 +2,15 @@
 
 use std::{
     fs::File,
-    io::{BufReader, BufWriter, Write},
-    path::PathBuf,
+    io::{self, BufReader, BufWriter, Read, Write},
+    path::{Path, PathBuf},
+    time::Duration,
 };
 
-use notibus::Bus;
+use notibus::{
+    Bus,
+    relocation::{ExportOptions, Exported},
+};
 
 use crate::{
     Failure,
@@ -14,30 +18,42 @@ use crate::{
     store::Store,
 };
 
+/// How long it may take to find out whether nodes live.
+const WATCH_MAX: Duration = Duration::from_mins(1);
+
 /// What to write to a file.
 #[derive(Debug, clap::Args)]
 pub struct ExportArgs {
-    /// From where, and to which file.
+    /// The file, which must not exist; "-" for standard output.
+    file: PathBuf,
+    /// From where.
     #[command(flatten)]
-    args: Args,
+    at: At,
     /// Write what is whole of a damaged folder. Rows may be missing then, and old ones may be there.
     #[arg(long)]
     salvage: bool,
+    /// Export although nodes live, or another process has the folder open: as everything was at one moment.
+    #[arg(long)]
+    while_running: bool,
 }
 
 /// What to bring into a store.
 #[derive(Debug, clap::Args)]
 pub struct ImportArgs {
-    /// From which file, and to where.
+    /// The file; "-" for standard input.
+    #[arg(required_unless_present = "discard", conflicts_with = "discard")]
+    file: Option<PathBuf>,
+    /// To where.
     #[command(flatten)]
-    args: Args,
+    at: At,
+    /// Import nothing: remove what an import whose process has died has left under the prefix.
+    #[arg(long)]
+    discard: bool,
 }
 
-/// What to move.
+/// Where the bus is.
 #[derive(Debug, clap::Args)]
-struct Args {
-    /// The file that holds the bus.
-    file: PathBuf,
+struct At {
     /// The store: "dir:PATH" or "fdb:FILE".
     #[arg(long)]
     store: Store,
@@ -46,48 +62,92 @@ struct Args {
     prefix: String,
 }
 
-impl Args {
-    /// A failure of the file.
-    fn fail(&self, error: &std::io::Error) -> Failure {
-        Failure::BadInput(format!("{}: {error}", self.file.display()))
-    }
+/// A failure of a file.
+fn fail(file: &Path, error: &io::Error) -> Failure {
+    Failure::BadInput(format!("{}: {error}", file.display()))
 }
 
-/// Writes the bus to a file, which must not exist.
-pub async fn export(ExportArgs { args, salvage }: ExportArgs, deadline: Deadline) -> Result<(), Failure> {
-    let db = if salvage { args.store.salvage()? } else { args.store.open_to_read().await?.at_rest()? };
-    let what = "exporting";
-    let bus = deadline.of(what, Bus::open_existing(&db, args.prefix.as_bytes())).await?;
-    let file = File::create_new(&args.file).map_err(|error| args.fail(&error))?;
-    let moves = Moves::default();
-    let exported = async {
-        let rows = bus.export(&mut BufWriter::new(moves.of(&file))).await?;
-        file.sync_all().map_err(|error| args.fail(&error))?;
-        Ok::<_, Failure>(rows)
+/// Whether standard input or output is meant.
+fn is_standard(file: &Path) -> bool {
+    file == Path::new("-")
+}
+
+/// Writes the bus to a file, or to standard output.
+pub async fn export(args: ExportArgs, deadline: Deadline) -> Result<(), Failure> {
+    let At { store, prefix } = &args.at;
+    let db = match (args.salvage, args.while_running) {
+        (true, _) => store.salvage()?,
+        (false, true) => store.open_to_read().await?.now(),
+        (false, false) => store.open_to_read().await?.at_rest()?,
     };
-    match deadline.of_moving(what, &moves, exported).await {
-        Ok(rows) => say(&format!("exported {rows} rows; no process may write to this bus any more")),
+    let bus = deadline.of("opening the bus", Bus::open_existing(&db, prefix.as_bytes())).await?;
+    // What is listed in a folder that no process has open is dead.
+    let while_running = args.while_running || matches!(store, Store::Dir(_));
+    let (options, deadline) = (ExportOptions { while_running }, deadline.and(WATCH_MAX));
+    let moves = Moves::default();
+    if is_standard(&args.file) {
+        let mut out = BufWriter::new(moves.of(io::stdout()));
+        let exported = deadline.of_moving("exporting", &moves, bus.export(&mut out, options)).await?;
+        eprintln!("{}", report(&exported));
+        return Ok(());
+    }
+    let file = File::create_new(&args.file).map_err(|error| fail(&args.file, &error))?;
+    let exported = async {
+        let exported = bus.export(&mut BufWriter::new(moves.of(&file)), options).await?;
+        file.sync_all().map_err(|error| fail(&args.file, &error))?;
+        Ok::<_, Failure>(exported)
+    };
+    match deadline.of_moving("exporting", &moves, exported).await {
+        Ok(exported) => say(&report(&exported)),
         Err(failure) => {
             // What is not whole must not be taken for an export.
-            std::fs::remove_file(&args.file).map_err(|error| args.fail(&error))?;
+            std::fs::remove_file(&args.file).map_err(|error| fail(&args.file, &error))?;
             Err(failure)
         }
     }
 }
 
-/// Brings the bus of a file into a store.
-pub async fn import(ImportArgs { args }: ImportArgs, deadline: Deadline) -> Result<(), Failure> {
-    let file = File::open(&args.file).map_err(|error| args.fail(&error))?;
-    let db = args.store.open().await?;
-    let what = "importing, of which a part may be there: the next import forgets that";
-    let (moves, prefix) = (Moves::default(), args.prefix.as_bytes());
+/// What an export holds, and what it does not.
+fn report(exported: &Exported) -> String {
+    let held = exported.held.iter().map(|(what, count)| format!("  {count} {what}\n"));
+    format!(
+        "exported {} rows:\n{}left out: {}\nno process may write to this bus any more",
+        exported.rows,
+        held.collect::<String>(),
+        Exported::LEFT_OUT.join("; ")
+    )
+}
+
+/// Brings the bus of a file, or of standard input, into a store.
+pub async fn import(args: ImportArgs, deadline: Deadline) -> Result<(), Failure> {
+    let (store, prefix) = (&args.at.store, args.at.prefix.as_bytes());
+    let Some(path) = &args.file else {
+        store.check_exists()?;
+        let db = store.open().await?;
+        let is_gone = deadline.of("removing a part of a bus", Bus::discard_import(&db, prefix)).await?;
+        return say(if is_gone {
+            "what an import has left is removed"
+        } else {
+            "no import has left anything"
+        });
+    };
+    let file: Box<dyn Read> = if is_standard(path) {
+        Box::new(io::stdin())
+    } else {
+        Box::new(File::open(path).map_err(|error| fail(path, &error))?)
+    };
+    let db = store.open().await?;
+    let what =
+        "importing, of which a part may be there: the next import, or `import --discard`, removes that";
+    let moves = Moves::default();
     let mut input = BufReader::new(moves.of(file));
-    deadline.of_moving(what, &moves, Bus::import(&db, prefix, &mut input)).await?;
-    let bus = deadline.of(what, Bus::open_existing(&db, prefix)).await?;
+    let imported = Bus::import(&db, prefix, &mut input);
+    deadline.and(WATCH_MAX).of_moving(what, &moves, imported).await?;
+    let bus = deadline.of("opening the bus", Bus::open_existing(&db, prefix)).await?;
     say(&format!("imported; the incarnation is {} now", bus.incarnation().0))
 }
 
 /// Prints a line.
 fn say(line: &str) -> Result<(), Failure> {
-    writeln!(std::io::stdout(), "{line}").map_err(crate::out::failed)
+    writeln!(io::stdout(), "{line}").map_err(crate::out::failed)
 }

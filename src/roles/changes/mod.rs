@@ -130,8 +130,8 @@ impl Changes {
     ///
     /// All rows are read before, in as many transactions as it takes, and must be such rows.
     ///
-    /// Fails as [`Changes::create`] does, if the prefix is empty or longer than 1,024 bytes, and with
-    /// [`Error::Corrupt`](crate::Error::Corrupt), which names it, if a row cannot be decoded. Nothing is changed then.
+    /// Fails as [`Changes::create`] does, if the prefix is empty or longer than 1,024 bytes, if a row is of a later incarnation than
+    /// the bus ([`Bus::raise_incarnation`](crate::Bus::raise_incarnation)), and with [`Error::Corrupt`](crate::Error::Corrupt), which names it, if a row cannot be decoded. Nothing is changed then.
     pub async fn adopt(&self, db: &Db, prefix: &[u8], options: &ChangesOptions) -> Result<()> {
         let new = self.new_topology(db, options)?;
         let feed = FeedId::documents(db.instance);
@@ -212,6 +212,18 @@ impl Changes {
                     let reason =
                         format!("the row at key {} cannot be taken over: {error}", key.escape_ascii());
                     return Err(Error::corrupt("legacy range", reason));
+                }
+                let (incarnation, current) =
+                    (space.sequence(key)?.incarnation(), self.context.config.incarnation);
+                if incarnation > current {
+                    let reason = format!(
+                        "the row at key {} is of incarnation {}, and the bus of {}, so that its rows would come before it: raise that of \
+                         the bus first",
+                        key.escape_ascii(),
+                        incarnation.0,
+                        current.0
+                    );
+                    return Err(Error::invalid("legacy range", reason));
                 }
             }
             rest = read.after(&page);

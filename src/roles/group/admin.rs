@@ -1,10 +1,6 @@
 //! Creating, resetting and deleting a group.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::sync::{Mutex, PoisonError};
 
 use super::{Group, GroupOptions};
 use crate::{
@@ -17,20 +13,11 @@ use crate::{
     },
     state::{
         feed::Topology,
-        keys::{GroupRow, Lease, NodeId, NodeRow, ShardId},
-        membership::{changed, member_rows, pool_removed},
+        keys::{GroupRow, Lease, NodeId, ShardId},
+        membership::{NodeRows, Watched, changed, member_rows, pool_removed, watch},
     },
     store::{Isolation, KeyRange, Transaction},
 };
-
-/// How often the beats of members are looked at.
-const LOOK_INTERVAL: Duration = Duration::from_millis(500);
-
-/// The longest time for which a member is watched: one that may be silent for longer counts as living.
-const WATCH_MAX: Duration = Duration::from_mins(1);
-
-/// The rows of members.
-type Members = BTreeMap<NodeId, NodeRow>;
 
 /// What an attempt has found and may have changed, although nobody knows.
 struct Attempted(Mutex<Option<GroupRow>>);
@@ -200,38 +187,23 @@ impl<R> Group<R> {
 
     /// Which group it is; and, unless that does not matter, the members that are listed although they are dead, after they have
     /// been watched for so long that this is certain. Fails if one lives.
-    async fn without_members(&self, force: bool) -> Result<([u8; 16], Option<Members>)> {
+    async fn without_members(&self, force: bool) -> Result<([u8; 16], Option<NodeRows>)> {
         let (db, env, keys, role) =
             (&self.context.db, self.context.env(), &self.context.keys, self.id.role());
-        let read = async || db.run(async |tx| member_rows(&tx, keys, &role).await).await;
+        let read = || db.run(async |tx| member_rows(&tx, keys, &role).await);
         let row = db.run(async |tx| self.row(&tx).await?.ok_or_else(|| self.missing())).await?;
         if force {
             return Ok((row.identity, None));
         }
-        let first = read().await?;
-        let began = env.now();
-        let mut seen = first.clone();
-        loop {
-            let alive = seen
-                .iter()
-                .filter(|(node, row)| first.get(node) != Some(row) || row.expiry() > WATCH_MAX)
-                .count();
-            if alive > 0 {
-                return Err(self.in_use(alive));
-            }
-            let Some(longest) = seen.values().map(NodeRow::expiry).max() else { break };
-            if env.now().saturating_sub(began) >= longest {
-                break;
-            }
-            env.sleep(LOOK_INTERVAL).await;
-            seen = read().await?;
+        match watch(env, read).await? {
+            Watched::Alive(members) => Err(self.in_use(members)),
+            Watched::Dead(members) => Ok((row.identity, Some(members))),
         }
-        Ok((row.identity, Some(seen)))
     }
 
     /// Fails if there are members other than `dead`, and makes `tx` fail if one of those beats, or another one joins, before the
     /// commit.
-    async fn check_members(&self, tx: &Transaction, dead: Option<&Members>) -> Result<()> {
+    async fn check_members(&self, tx: &Transaction, dead: Option<&NodeRows>) -> Result<()> {
         let Some(dead) = dead else { return Ok(()) };
         let (keys, role) = (&self.context.keys, self.id.role());
         tx.add_read_conflict(&keys.nodes_with(&role));

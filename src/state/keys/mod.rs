@@ -158,22 +158,21 @@ impl Keys {
         KeyRange::new([&self.prefix[..], &[0x14]].concat(), [&self.prefix[..], &[0x16]].concat())
     }
 
-    /// The keys that go along when the bus moves to another store: those that do not belong to running processes. The
-    /// configuration is not among them.
-    pub fn relocated(&self) -> impl Iterator<Item = KeyRange> {
+    /// The keys that go along when the bus moves to another store, and what they hold: those that do not belong to running
+    /// processes, and hold no stamp of the store by itself. The configuration is not among them.
+    pub fn relocated(&self) -> impl Iterator<Item = (&'static str, KeyRange)> {
         let families = [
-            family::COUNTERS,
-            family::ENTRY,
-            family::NEWEST,
-            family::HEAD,
-            family::TOPOLOGY,
-            family::HORIZON,
-            family::DDOC,
-            family::CHECKPOINT,
-            family::AGE,
-            family::CURSOR,
+            (family::COUNTERS, "counters of events that wait to be folded"),
+            (family::ENTRY, "rows of feeds"),
+            (family::NEWEST, "places of newest rows"),
+            (family::TOPOLOGY, "topology entries"),
+            (family::HORIZON, "horizons"),
+            (family::DDOC, "design documents"),
+            (family::CHECKPOINT, "rows of groups"),
+            (family::AGE, "age marks"),
+            (family::CURSOR, "rows of cursors and triggers"),
         ];
-        families.into_iter().map(|number| self.range(&(number,)))
+        families.into_iter().map(|(number, what)| (what, self.range(&(number,))))
     }
 
     /// The key of the tuple `elements`.

@@ -3,7 +3,10 @@
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::{Keys, family};
-use crate::base::{encoding::Reader, error::Result};
+use crate::{
+    base::{encoding::Reader, error::Result},
+    store::KeyRange,
+};
 
 /// A fixed slice of the counters: the notifier's unit of work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -45,6 +48,11 @@ impl Keys {
     /// The key of the doorbell of `partition`.
     pub fn doorbell(&self, partition: Partition) -> Vec<u8> {
         self.pack(&(family::DOORBELL, partition.0))
+    }
+
+    /// The fold marks of all partitions.
+    pub fn all_fold_marks(&self) -> KeyRange {
+        self.range(&(family::FOLD_MARK,))
     }
 
     /// The key of the fold mark of `partition`.

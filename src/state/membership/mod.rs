@@ -52,6 +52,7 @@ mod options;
 mod plan;
 mod roles;
 mod round;
+mod silence;
 mod status;
 mod worker;
 
@@ -61,6 +62,7 @@ pub(crate) use member::{Member, RoleGuard};
 pub(crate) use neighbours::forget_nodes;
 pub use options::{BalanceOptions, NodeOptions};
 pub(crate) use roles::{member_rows, members};
+pub(crate) use silence::{NodeRows, Silence, Watched, watch};
 pub use status::NodeStatus;
 pub(crate) use status::statuses;
 pub(crate) use worker::{Pool, Worker};

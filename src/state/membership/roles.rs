@@ -2,8 +2,7 @@
 //! it. Both are written together, and only as long as the row of the node is there: so who has a role lives, as far as anybody
 //! knows.
 
-use std::collections::BTreeMap;
-
+use super::silence::NodeRows;
 use crate::{
     base::error::{Error, Result},
     state::keys::{Keys, NodeId, NodeRow, Role, role_max},
@@ -32,11 +31,7 @@ pub(crate) async fn members(tx: &Transaction, keys: &Keys, role: &Role) -> Resul
 }
 
 /// The rows of the nodes that have `role`, read so that they make nothing fail.
-pub(crate) async fn member_rows(
-    tx: &Transaction,
-    keys: &Keys,
-    role: &Role,
-) -> Result<BTreeMap<NodeId, NodeRow>> {
+pub(crate) async fn member_rows(tx: &Transaction, keys: &Keys, role: &Role) -> Result<NodeRows> {
     let members = members(tx, keys, role).await?;
     let rows = members.into_iter().map(|(node, _)| async move {
         let row = tx.get(&keys.node(node), Isolation::Snapshot).await?;

@@ -4,6 +4,7 @@
 mod check;
 mod history;
 mod load;
+mod made;
 mod observer;
 mod report;
 mod reshard;
@@ -42,6 +43,9 @@ pub struct Args {
     /// What the keys of the bus start with. The notifiers of the replay must be the only ones.
     #[arg(long, default_value = "notibus")]
     prefix: String,
+    /// Replay into a bus that no replay has made. Databases of it that have a name of the history are deleted and created again.
+    #[arg(long)]
+    into_existing: bool,
     /// Shards of the feed, if the bus is new.
     #[arg(long, default_value_t = 4)]
     shards: u32,
@@ -182,6 +186,7 @@ pub async fn run(args: Args) -> Result<(), Failure> {
     let history = Arc::new(History::read(&args.file, &Env::system())?);
     let dump = args.dump_feed.as_deref().map(Dump::create).transpose()?;
     let db = args.store.open().await?;
+    made::check(&args, &db).await?;
     end_earlier(&args, &db, &history).await?;
     let (bus, producer, notifiers) = open(&args, &db).await?;
     let before = bus.stats();

@@ -1,0 +1,62 @@
+//! `notibus incarnation`: shows and raises the incarnation of a bus, the first byte of its sequences.
+
+use std::{io::Write, time::Duration};
+
+use notibus::{Bus, event::Incarnation};
+
+use crate::{Failure, deadline::Deadline, store::Store};
+
+/// How long it may take to find out whether nodes live.
+const WATCH_MAX: Duration = Duration::from_mins(1);
+
+/// What to do with the incarnation.
+#[derive(Debug, clap::Subcommand)]
+pub enum Command {
+    /// Print it. It changes nothing.
+    Show(At),
+    /// Raise it by one, after the whole store was restored to another cluster and before any process opens the bus. Nodes that
+    /// are listed are watched first, and removed together with all leases.
+    Raise {
+        /// Of which bus.
+        #[command(flatten)]
+        at: At,
+        /// The incarnation that it has: if it was raised from there already, nothing is changed.
+        #[arg(long)]
+        from: u8,
+        /// Do not watch whether nodes live.
+        #[arg(long)]
+        force: bool,
+    },
+}
+
+/// Where the bus is.
+#[derive(Debug, clap::Args)]
+pub struct At {
+    /// The store: "dir:PATH" or "fdb:FILE".
+    #[arg(long)]
+    store: Store,
+    /// What the keys of the bus start with.
+    #[arg(long, default_value = "notibus")]
+    prefix: String,
+}
+
+/// Does what `command` says, and prints the incarnation.
+pub async fn run(command: Command, deadline: Deadline) -> Result<(), Failure> {
+    let incarnation = match command {
+        Command::Show(At { store, prefix }) => {
+            let db = store.open_to_read().await?.now();
+            deadline.of("reading the incarnation", Bus::stored_incarnation(&db, prefix.as_bytes())).await?
+        }
+        Command::Raise { at: At { store, prefix }, from, force } => {
+            store.check_exists()?;
+            // A folder that another process has open cannot be opened, so whatever is listed in it is dead.
+            let force = force || matches!(store, Store::Dir(_));
+            let db = store.open().await?;
+            let raise = Bus::raise_incarnation(&db, prefix.as_bytes(), Incarnation(from), force);
+            let what = "raising the incarnation, which may have happened";
+            deadline.and(WATCH_MAX).of(what, raise).await?
+        }
+    };
+    writeln!(std::io::stdout(), "the incarnation is {}", incarnation.0)
+        .map_err(|error| Failure::Failed(format!("standard output: {error}")))
+}

@@ -1,0 +1,192 @@
+//! Writing everything that a bus keeps to a stream.
+
+use std::io::Write;
+
+use bytes::Bytes;
+use xxhash_rust::xxh3::Xxh3Default;
+
+use super::stream::{END, FORMAT, Hashed, MAGIC, ROW, io};
+use crate::{
+    base::error::{Error, Result},
+    state::{
+        context::Context,
+        keys::{Keys, Layout, ShardId},
+        membership::Silence,
+    },
+    store::{Isolation, KeyRange, RangeRead, Row},
+};
+
+/// How a bus is exported.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ExportOptions {
+    /// Export beside living nodes and producers. What is exported is of one moment all the same, or the export fails; what they
+    /// write after that moment is not in it. Default: no.
+    pub while_running: bool,
+}
+
+/// What an export holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Exported {
+    /// How many rows.
+    pub rows: u64,
+    /// How many rows of each kind, of which there are any.
+    pub held: Vec<(&'static str, u64)>,
+}
+
+impl Exported {
+    /// What no export holds.
+    pub const LEFT_OUT: [&'static str; 4] = [
+        "nodes, roles and leases",
+        "doorbells, fold marks, heads and pulses",
+        "keys of posted events and ids of transactions",
+        "everything outside of the prefix, such as documents and what legacy ranges lie beside",
+    ];
+
+    /// One more row of `what`.
+    fn add(&mut self, what: &'static str) {
+        self.rows += 1;
+        match self.held.last_mut() {
+            Some((last, count)) if *last == what => *count += 1,
+            _ => self.held.push((what, 1)),
+        }
+    }
+}
+
+/// Keys that are moved.
+struct Source {
+    /// What they hold.
+    what: &'static str,
+    /// The keys.
+    range: KeyRange,
+    /// What they start with, which is left out.
+    prefix: Bytes,
+    /// What stands there instead.
+    instead: Vec<u8>,
+}
+
+/// What is moved. The keys are those after the prefix of the bus.
+async fn sources(context: &Context) -> Result<Vec<Source>> {
+    let keys = &context.keys;
+    let prefix = || Bytes::copy_from_slice(keys.prefix());
+    let own = |(what, range)| Source { what, range, prefix: prefix(), instead: Vec::new() };
+    let mut sources: Vec<_> = keys.relocated().map(own).collect();
+    let mut rest = Some(RangeRead::new(keys.all_topologies()));
+    while let Some(read) = rest {
+        let page = context.db.run(async |tx| tx.get_range(&read, Isolation::Snapshot).await).await?;
+        for row in &page.rows {
+            let (feed, entry) = keys.topology_row(row)?;
+            if let Layout::Legacy(prefix) = entry.layout
+                && !prefix.is_empty()
+            {
+                let rows = keys.shard_rows(&feed, ShardId(0));
+                let instead = rows.prefix()[keys.prefix().len()..].to_vec();
+                let range = KeyRange::prefix(prefix.clone());
+                sources.push(Source { what: "rows of legacy ranges", range, prefix, instead });
+            }
+        }
+        rest = read.after(&page);
+    }
+    Ok(sources)
+}
+
+/// The row as it is moved.
+fn moved(keys: &Keys, source: &Source, row: &Row) -> Result<(Vec<u8>, Bytes)> {
+    let (key, value) = row;
+    let mut value = value.clone();
+    if keys.all_topologies().contains(key) {
+        let (_, mut entry) = keys.topology_row(row)?;
+        if let Layout::Legacy(prefix) = &mut entry.layout {
+            prefix.clear();
+            value = entry.to_bytes().into();
+        }
+    }
+    Ok(([&source.instead, &key[source.prefix.len()..]].concat(), value))
+}
+
+/// Hands all rows of `sources` to `sink`, in order, as they are moved. Returns whether all were read at one version.
+async fn scan(
+    context: &Context,
+    sources: &[Source],
+    mut sink: impl FnMut(&Source, &[u8], &[u8]) -> Result<()>,
+) -> Result<bool> {
+    let db = &context.db;
+    let mut version = db.run(async |tx| tx.read_version().await).await?;
+    let mut is_one_version = true;
+    for source in sources {
+        let mut rest = Some(RangeRead::new(source.range.clone()));
+        while let Some(read) = &rest {
+            match db.read_at(version, async |tx| tx.get_range(read, Isolation::Snapshot).await).await? {
+                None => {
+                    is_one_version = false;
+                    version = db.run(async |tx| tx.read_version().await).await?;
+                }
+                Some(page) => {
+                    for row in &page.rows {
+                        let (key, value) = moved(&context.keys, source, row)?;
+                        sink(source, &key, &value)?;
+                    }
+                    rest = read.clone().after(&page);
+                }
+            }
+        }
+    }
+    Ok(is_one_version)
+}
+
+/// The hash of the rows of `sources` as they are now.
+async fn hash_of(context: &Context, sources: &[Source]) -> Result<u64> {
+    let mut hash = Xxh3Default::new();
+    scan(context, sources, |_, key, value| {
+        hash.update(key);
+        hash.update(value);
+        Ok(())
+    })
+    .await?;
+    Ok(hash.digest())
+}
+
+/// Writes everything that the bus keeps to `out`. See [`Bus::export`](crate::Bus::export).
+pub(crate) async fn export(
+    context: &Context,
+    out: &mut impl Write,
+    options: ExportOptions,
+) -> Result<Exported> {
+    let silence =
+        if options.while_running { None } else { Some(Silence::of_bus(&context.db, &context.keys).await?) };
+    let sources = sources(context).await?;
+    let mut out = Hashed::new(out);
+    out.put(&[MAGIC, &FORMAT.to_be_bytes(), &context.config.to_bytes()].concat())?;
+    let mut exported = Exported { rows: 0, held: Vec::new() };
+    let (mut hash, mut counters) = (Xxh3Default::new(), Xxh3Default::new());
+    let is_one_version = scan(context, &sources, |source, key, value| {
+        exported.add(source.what);
+        let is_counter = source.range == sources[0].range;
+        for hash in [Some(&mut hash), Some(&mut counters).filter(|_| is_counter)].into_iter().flatten() {
+            hash.update(key);
+            hash.update(value);
+        }
+        out.put(&[ROW])?;
+        out.put_sized(key)?;
+        out.put_sized(value)
+    })
+    .await?;
+    // If it took longer than a snapshot lives, whatever was written meanwhile shows when all is read again. Of a bus at rest, it
+    // shows in the counters that a producer is still at work.
+    let is_whole = is_one_version || hash_of(context, &sources).await? == hash.digest();
+    let is_at_rest = silence.is_none() || hash_of(context, &sources[..1]).await? == counters.digest();
+    if !is_whole || !is_at_rest {
+        let reason =
+            "the bus was written meanwhile; stop its producers, notifiers and other roles, and try again";
+        return Err(Error::invalid("export", reason));
+    }
+    if let Some(silence) = silence {
+        context.db.run(async |tx| silence.check(&tx, &context.keys).await).await?;
+    }
+    out.put(&[END])?;
+    out.put(&exported.rows.to_be_bytes())?;
+    let hash = out.hash.digest();
+    out.put(&hash.to_be_bytes())?;
+    out.inner.flush().map_err(io)?;
+    Ok(exported)
+}

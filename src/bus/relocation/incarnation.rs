@@ -1,0 +1,47 @@
+//! Raising the incarnation of a bus that has moved with its whole store, as by a backup and its restoration.
+
+use crate::{
+    base::{
+        encoding::Incarnation,
+        error::{Error, Result},
+    },
+    state::{
+        keys::{Config, Keys},
+        membership::{Silence, forget_nodes},
+    },
+    store::{Database, Isolation, Transaction},
+};
+
+/// The configuration of the bus under `keys`; makes `tx` fail if it changes before the commit.
+pub(crate) async fn stored(tx: &Transaction, keys: &Keys) -> Result<Config> {
+    let stored = tx.get(&keys.config(), Isolation::Serializable).await?;
+    Config::from_bytes(&stored.ok_or_else(|| Error::invalid("prefix", "there is no bus under it"))?)
+}
+
+/// Raises the incarnation of the bus under `keys`. See [`Bus::raise_incarnation`](crate::Bus::raise_incarnation).
+///
+/// Nodes, leases and fold marks go in the same transaction. A process that was forgotten, and is only paused, finds no lease of its
+/// own then, so that no fold, batch or pass of it commits; its heartbeat finds that the bus is gone.
+pub(crate) async fn raise(db: &Database, keys: &Keys, from: Incarnation, force: bool) -> Result<Incarnation> {
+    let silence = if force { None } else { Some(Silence::of_bus(db, keys).await?) };
+    db.run(async |tx| {
+        let config = stored(&tx, keys).await?;
+        let raised = Config { incarnation: from, ..config }.raised()?;
+        if config.incarnation == raised.incarnation {
+            return Ok(raised.incarnation);
+        }
+        if config.incarnation != from {
+            let reason = format!("it is {}, not {}", config.incarnation.0, from.0);
+            return Err(Error::invalid("incarnation", reason));
+        }
+        if let Some(silence) = &silence {
+            silence.check(&tx, keys).await?;
+        }
+        forget_nodes(&tx, keys).await?;
+        tx.clear_range(&keys.all_leases());
+        tx.clear_range(&keys.all_fold_marks());
+        tx.set(&keys.config(), &raised.to_bytes());
+        Ok(raised.incarnation)
+    })
+    .await
+}

@@ -1,0 +1,87 @@
+//! Whether nodes that are listed still live, found out by watching their rows.
+//!
+//! A node that was killed leaves its row. So what must not happen beside living nodes is refused only if one of them is seen to
+//! beat, or may be silent for so long that nobody can wait for it.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use crate::{
+    base::{
+        env::Env,
+        error::{Error, Result},
+    },
+    state::keys::{Keys, NodeId, NodeRow},
+    store::{Database, Isolation, Transaction},
+};
+
+/// How often the rows are looked at.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
+
+/// The longest time for which a node is watched: one that may be silent for longer counts as living.
+const WATCH_MAX: Duration = Duration::from_mins(1);
+
+/// The rows of some nodes.
+pub(crate) type NodeRows = BTreeMap<NodeId, NodeRow>;
+
+/// What came of watching nodes.
+pub(crate) enum Watched {
+    /// So many live.
+    Alive(usize),
+    /// None lives; these are listed all the same.
+    Dead(NodeRows),
+}
+
+/// Watches the nodes that `read` returns until one of them is known to live, or all have been silent for their expiry.
+pub(crate) async fn watch<F, R>(env: &Env, read: F) -> Result<Watched>
+where
+    F: Fn() -> R,
+    R: Future<Output = Result<NodeRows>>,
+{
+    let first = read().await?;
+    let began = env.now();
+    let mut seen = first.clone();
+    loop {
+        let alive = seen
+            .iter()
+            .filter(|(node, row)| first.get(node) != Some(row) || row.expiry() > WATCH_MAX)
+            .count();
+        if alive > 0 {
+            return Ok(Watched::Alive(alive));
+        }
+        let longest = seen.values().map(NodeRow::expiry).max();
+        if longest.is_none_or(|longest| env.now().saturating_sub(began) >= longest) {
+            return Ok(Watched::Dead(seen));
+        }
+        env.sleep(POLL_INTERVAL).await;
+        seen = read().await?;
+    }
+}
+
+/// All nodes of the bus, read so that they make nothing fail, unless `isolation` says otherwise.
+async fn nodes(tx: &Transaction, keys: &Keys, isolation: Isolation) -> Result<NodeRows> {
+    let rows = tx.all_rows(keys.nodes(), isolation).await?;
+    rows.iter().map(|(key, value)| Ok((keys.node_of(key)?, NodeRow::from_bytes(value)?))).collect()
+}
+
+/// Proof that no node of a bus lived when it was looked at.
+pub(crate) struct Silence(NodeRows);
+
+impl Silence {
+    /// Watches all nodes of the bus. Fails with [`Error::BusInUse`] if one lives.
+    pub async fn of_bus(db: &Database, keys: &Keys) -> Result<Self> {
+        let read = || db.run(async |tx| nodes(&tx, keys, Isolation::Snapshot).await);
+        match watch(db.env(), read).await? {
+            Watched::Alive(nodes) => Err(Error::BusInUse { nodes }),
+            Watched::Dead(rows) => Ok(Self(rows)),
+        }
+    }
+
+    /// Fails with [`Error::BusInUse`] if a node has beaten or joined since, and makes `tx` fail if one does before the commit.
+    pub async fn check(&self, tx: &Transaction, keys: &Keys) -> Result<()> {
+        let found = nodes(tx, keys, Isolation::Serializable).await?;
+        match found.iter().filter(|(node, row)| self.0.get(node) != Some(row)).count() {
+            0 => Ok(()),
+            nodes => Err(Error::BusInUse { nodes }),
+        }
+    }
+}
