@@ -578,6 +578,20 @@ async fn a_third_of_many_nodes_dies_at_once() {
     assert!(even(&notifiers), "{:?}", shares(&notifiers.iter().collect::<Vec<_>>()));
 }
 
+/// The only node that was left removed the eight dead ones that it watched, and the next eight an expiry later, and so on.
+#[tokio::test(start_paused = true)]
+async fn the_only_node_that_is_left_finds_all_dead_ones_soon() {
+    let bus = wide_bus(&Database::memory()).await;
+    let start = (0..40).map(|_| bus.notifier(unpolled()));
+    let mut notifiers: Vec<_> =
+        futures_util::future::join_all(start).await.into_iter().map(Result::unwrap).collect();
+    tokio::time::sleep(INTERVAL * 4).await;
+    notifiers.truncate(1);
+    tokio::time::sleep((EXPIRY + INTERVAL) * 2 + INTERVAL).await;
+    assert_eq!(bus.nodes().await.unwrap().len(), 1);
+    assert_eq!(shares(&[&notifiers[0]]), [64]);
+}
+
 #[tokio::test(start_paused = true)]
 async fn bad_times_of_a_node_are_typed_errors() {
     let bus = wide_bus(&Database::memory()).await;

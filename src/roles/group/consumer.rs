@@ -8,6 +8,7 @@ use std::{
     },
 };
 
+use bytes::Bytes;
 use futures_util::{FutureExt, future::BoxFuture};
 use tokio::task::JoinSet;
 
@@ -23,6 +24,7 @@ use crate::{
         feed::FeedRow,
         keys::ShardId,
         membership::{Held, Member, Pool, Stop, Work, Worker},
+        skipped::Place,
     },
     store::{Isolation, Transaction},
 };
@@ -173,6 +175,10 @@ where
             rows.iter().map(|(key, _)| Ok(keys.checkpoint_shard(key)?.0)).collect()
         }
         .boxed()
+    }
+
+    fn skip(&self, key: &Bytes, error: &Error) {
+        self.group.context.skip(&Place::Key(key.clone()), error);
     }
 
     fn acquired(&self, tx: &Transaction, _: u64, _: u64) {

@@ -13,6 +13,7 @@ mod topologies;
 
 use std::{sync::Arc, time::Duration};
 
+use bytes::Bytes;
 use futures_util::{FutureExt, future::BoxFuture};
 
 use self::{groups::Worked, tombstones::Age};
@@ -25,6 +26,7 @@ use crate::{
         context::Context,
         keys::Role,
         membership::{BalanceOptions, Held, Member, Pool, Stop, Work, Worker},
+        skipped::Place,
     },
     store::{Database, Priority, Transaction, TransactionIdSweeper, TransactionOption},
 };
@@ -128,6 +130,10 @@ struct Cleaning {
 impl Work for Cleaning {
     fn resources<'a>(&'a self, _: &'a Transaction) -> BoxFuture<'a, Result<Vec<u64>>> {
         std::future::ready(Ok(vec![0])).boxed()
+    }
+
+    fn skip(&self, key: &Bytes, error: &Error) {
+        self.context.skip(&Place::Key(key.clone()), error);
     }
 
     fn acquired(&self, _: &Transaction, _: u64, _: u64) {}

@@ -25,15 +25,17 @@ use self::held::HeldPartitions;
 pub use self::options::NotifierOptions;
 #[cfg(feature = "http")]
 pub(crate) use self::standing::standing;
+use bytes::Bytes;
 use futures_util::{FutureExt, future::BoxFuture};
 use tokio::task::JoinSet;
 
 use crate::{
-    base::error::Result,
+    base::error::{Error, Result},
     state::{
         context::Context,
         keys::{FoldMark, Partition, Role},
         membership::{Held, Member, Pool, Stop, Work, Worker},
+        skipped::Place,
     },
     store::Transaction,
 };
@@ -52,6 +54,10 @@ struct Folding {
 impl Work for Folding {
     fn resources<'a>(&'a self, _: &'a Transaction) -> BoxFuture<'a, Result<Vec<u64>>> {
         std::future::ready(Ok((0..self.context.config.partitions.into()).collect())).boxed()
+    }
+
+    fn skip(&self, key: &Bytes, error: &Error) {
+        self.context.skip(&Place::Key(key.clone()), error);
     }
 
     /// The fold mark starts again with each acquisition.

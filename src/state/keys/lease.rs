@@ -84,11 +84,17 @@ impl Keys {
 
     /// The pool, the resource and the lease of a stored row.
     pub fn lease_row(&self, key: &[u8], value: &[u8]) -> Result<(String, u64, Lease)> {
+        let (pool, resource) = self.leased(key)?;
+        Ok((pool, resource, Lease::from_bytes(value)?))
+    }
+
+    /// The pool and the resource of the key of a lease.
+    pub fn leased(&self, key: &[u8]) -> Result<(String, u64)> {
         let (number, _, pool, resource): (u16, String, String, u64) = self.unpack("lease", key)?;
         if number != family::LEASE {
             return Err(Error::corrupt("lease", "its key is not that of a lease"));
         }
-        Ok((pool, resource, Lease::from_bytes(value)?))
+        Ok((pool, resource))
     }
 
     /// The key of the membership version. Every transaction moves it that changes who lives, or does what.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use futures_util::future::{BoxFuture, join_all};
 use tokio::sync::watch;
 
@@ -116,6 +117,10 @@ pub(crate) trait Work: Send + Sync + 'static {
     /// [`changed`]. Of one that is there no more, the work is dropped and the lease is removed, so it must never be there again, or
     /// its work must bear to be fenced by the owner alone.
     fn resources<'a>(&'a self, tx: &'a Transaction) -> BoxFuture<'a, Result<Vec<u64>>>;
+
+    /// The lease at `key` cannot be decoded: it is damaged, or of a later version of the program. Its resource is left alone, until
+    /// somebody mends or removes it; this names it.
+    fn skip(&self, key: &Bytes, error: &Error);
 
     /// Writes what goes with the acquisition of `resource` under `epoch`, in its transaction.
     fn acquired(&self, tx: &Transaction, resource: u64, epoch: u64);

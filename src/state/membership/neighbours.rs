@@ -2,8 +2,9 @@
 //!
 //! Nodes form a ring in the order of their ids. Each watches the beats of the next few, so what a node reads does not grow with
 //! the number of nodes, and each is watched by several. One whose row has not changed for as long as the row itself says is dead,
-//! by the clock of the one who watches; that one removes its row and its roles. Whoever has removed one watches all nodes for a
-//! while, so that of many that die at once the last is found about as soon as the first.
+//! by the clock of the one who watches; that one removes its row and its roles. Whoever has removed one watches all nodes until an
+//! expiry has passed without a removal, so that of many that die at once the last is found about as soon as the first, also by the
+//! only one that is left.
 //!
 //! In the same transaction it reads whether members or pools have changed, for the workers of the node.
 
@@ -177,7 +178,8 @@ impl NeighbourWatch {
             self.remove(dead).await?;
         }
         if let Some(longest) = dead.iter().map(|(_, row)| row.expiry()).max() {
-            self.all_until = now.saturating_add(longest);
+            // What it sees now for the first time is due an expiry from here, and is to be looked at once more then.
+            self.all_until = now.saturating_add(longest).saturating_add(self.pace.saturating_mul(2));
         }
         Ok(!dead.is_empty())
     }

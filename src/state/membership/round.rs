@@ -3,7 +3,11 @@
 //! All of it is read by snapshot, so that rounds of several nodes disturb each other only where they meet: each lease that is
 //! written, and the membership version, are in the conflict set.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use super::{
     Held, Pool, Work,
@@ -56,6 +60,8 @@ pub(super) struct Outcome {
     pub acquired: Vec<Held>,
     /// Whether there was more to acquire than fits a transaction.
     pub more: bool,
+    /// Whether it has left resources alone because their leases cannot be decoded.
+    pub is_partial: bool,
     /// When members, and the pool, had last changed, before the round.
     pub versions: (Version, Version),
     /// Which time it took for the present.
@@ -67,7 +73,7 @@ impl Known<'_> {
     pub async fn round(&self, tx: &Transaction) -> Result<Option<Outcome>> {
         let (keys, pool) = (&self.member.keys, &self.pool.name);
         let (mine, membership) = (keys.node(self.member.id()), keys.membership_version());
-        let (row, membership, of_pool, members, leases, resources) = tokio::try_join!(
+        let (row, membership, of_pool, members, rows, mut resources) = tokio::try_join!(
             tx.get(&mine, Isolation::Snapshot),
             tx.get(&membership, Isolation::Snapshot),
             version_of(tx, keys, pool),
@@ -79,15 +85,23 @@ impl Known<'_> {
         if row.is_none_or(|row| row.token != self.joined) {
             return Ok(None);
         }
-        let leases = leases.iter().map(|(key, value)| {
-            let (_, resource, lease) = keys.lease_row(key, value)?;
-            Ok((resource, lease))
-        });
+        let (mut leases, mut broken) = (BTreeMap::new(), BTreeSet::new());
+        for (key, value) in &rows {
+            match keys.lease_row(key, value) {
+                Ok((_, resource, lease)) => drop(leases.insert(resource, lease)),
+                Err(error) => {
+                    self.work.skip(key, &error);
+                    broken.extend(keys.leased(key).ok().map(|(_, resource)| resource));
+                }
+            }
+        }
+        // Nobody can tell who owns these. Work on them that is under way ends, as if they were gone.
+        resources.retain(|resource| !broken.contains(resource));
         let view = View {
             me: self.member.id(),
             members,
             resources,
-            leases: leases.collect::<Result<_>>()?,
+            leases,
             held: self.held.clone(),
             token: self.token,
             awaited: self.awaited,
@@ -100,7 +114,14 @@ impl Known<'_> {
         plan.acquire.truncate(ACQUISITIONS_MAX);
         plan.renew.truncate(ACQUISITIONS_MAX - plan.acquire.len());
         let acquired = self.write(tx, &view, &plan);
-        Ok(Some(Outcome { plan, acquired, more, versions: (membership, of_pool), at: self.now }))
+        Ok(Some(Outcome {
+            plan,
+            acquired,
+            more,
+            is_partial: !broken.is_empty(),
+            versions: (membership, of_pool),
+            at: self.now,
+        }))
     }
 
     /// Writes what `plan` says; returns what is acquired by it.
@@ -123,6 +144,7 @@ impl Known<'_> {
             let lease = Lease { epoch: lease_of(resource).epoch, owner: None };
             tx.set(&claim(resource), &lease.to_bytes());
         }
+        // One whose lease cannot be decoded is not among them: it is left alone.
         for &resource in &plan.gone {
             let Some(Lease { owner, .. }) = view.leases.get(&resource) else { continue };
             if owner.is_none_or(|owner| owner.node == view.me || !view.is_member(owner.node)) {

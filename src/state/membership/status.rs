@@ -33,7 +33,8 @@ pub(crate) async fn statuses(db: &Database, keys: &Keys) -> Result<Vec<NodeStatu
     db.run(async |tx| {
         let mut leases: BTreeMap<NodeId, BTreeMap<String, u64>> = BTreeMap::new();
         for (key, value) in tx.all_rows(keys.all_leases(), Isolation::Snapshot).await? {
-            let (pool, _, lease) = keys.lease_row(&key, &value)?;
+            // The nodes that divide its pool name one that cannot be decoded.
+            let Ok((pool, _, lease)) = keys.lease_row(&key, &value) else { continue };
             if let Some(owner) = lease.owner {
                 *leases.entry(owner.node).or_default().entry(pool).or_default() += 1;
             }

@@ -310,7 +310,7 @@ impl Keeper {
 
     /// Starts and ends jobs as a round has decided, and says when the next one is due.
     fn adopt(&mut self, outcome: Outcome) {
-        let Outcome { plan, acquired, versions, at, .. } = outcome;
+        let Outcome { plan, acquired, versions, at, is_partial, .. } = outcome;
         let now = self.env().now();
         for resource in plan.lost.iter().chain(&plan.gone) {
             if let Some(job) = self.held.remove(resource) {
@@ -353,6 +353,10 @@ impl Keeper {
         let next = self.failures.values().map(|failures| failures.until).filter(|until| *until > at).min();
         for due in first.into_iter().chain(next) {
             self.due = self.due.min(due);
+        }
+        if is_partial {
+            // Whoever mends a lease by hand moves no version.
+            self.due_within(FAILURE_PAUSE_MAX);
         }
         if !plan.lost.is_empty() {
             // What was lost may be this node's to take again.
@@ -404,6 +408,7 @@ impl Keeper {
         let (pool, pause_of) = (&*pool, FAILURE_PAUSE.min(self.options.interval));
         let pause = match result {
             _ if *job.stop.borrow() => Duration::ZERO,
+            Err(ref error) if error.is_cancelled() => Duration::ZERO,
             Ok(Err(Error::LeaseLost { .. })) => pause_of,
             Ok(Ok(())) => {
                 self.failed(resource, job.began);
@@ -421,6 +426,7 @@ impl Keeper {
             Ok(Err(error)) => {
                 self.member.stats.health.complain(self.env(), "work on a lease", &error);
             }
+            Err(error) if error.is_cancelled() => tracing::debug!(pool, resource, "work was aborted"),
             Err(error) => {
                 tracing::error!(pool, resource, %error, pause_s, "work has panicked, taking it again");
                 self.member.stats.work_panics.add(1);
@@ -541,7 +547,8 @@ impl Keeper {
             }
             let mut is_any_mine = false;
             for (key, value) in tx.all_rows(keys.leases(&self.pool.name), Isolation::Snapshot).await? {
-                let (_, _, lease) = keys.lease_row(&key, &value)?;
+                // One that cannot be decoded is left alone, as in a round.
+                let Ok((_, _, lease)) = keys.lease_row(&key, &value) else { continue };
                 if lease.owner.is_some_and(|owner| owner.node == me) {
                     tx.add_read_conflict(&KeyRange::key(&key));
                     tx.set(&key, &Lease { owner: None, ..lease }.to_bytes());

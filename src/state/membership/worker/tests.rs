@@ -5,6 +5,7 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
+use bytes::Bytes;
 use futures_util::{FutureExt, future::BoxFuture};
 
 use super::*;
@@ -103,6 +104,10 @@ impl Work for Probe {
             resources
         }
         .boxed()
+    }
+
+    fn skip(&self, _: &Bytes, _: &Error) {
+        self.tell("skipped", 0);
     }
 
     fn acquired(&self, _: &Transaction, resource: u64, epoch: u64) {
@@ -423,4 +428,95 @@ async fn work_whose_pause_ends_during_a_round_is_taken_again() {
     seconds(30).await;
     assert_eq!(probe.take(), [("started", 2), ("started", 2)], "both are taken again");
     worker.shutdown().await.unwrap();
+}
+
+/// A work that has its worker stopped when it is aborted.
+struct StopsWhenAborted(Arc<Mutex<Option<watch::Sender<bool>>>>);
+
+impl Drop for StopsWhenAborted {
+    fn drop(&mut self) {
+        if let Some(stop) = self.0.lock().unwrap().take() {
+            stop.send_replace(true);
+        }
+    }
+}
+
+impl Work for StopsWhenAborted {
+    fn resources<'a>(&'a self, _: &'a Transaction) -> BoxFuture<'a, Result<Vec<u64>>> {
+        std::future::ready(Ok(vec![0])).boxed()
+    }
+
+    fn skip(&self, _: &Bytes, _: &Error) {}
+
+    fn acquired(&self, _: &Transaction, _: u64, _: u64) {}
+
+    fn run(self: Arc<Self>, _: Held, _: Stop) -> BoxFuture<'static, Result<()>> {
+        let guard = Self(Arc::clone(&self.0));
+        async move {
+            std::future::pending::<()>().await;
+            drop(guard);
+            Ok(())
+        }
+        .boxed()
+    }
+}
+
+/// A node fell out, aborted its work, and was told to stop before it had seen the end of what it had aborted: then that was counted,
+/// and logged, as a panic of the work.
+#[tokio::test(start_paused = true)]
+async fn work_that_is_aborted_while_its_worker_stops_has_not_panicked() {
+    let db = Database::memory();
+    let member = join(&db).await;
+    let stopping = Arc::new(Mutex::new(None));
+    let work: Arc<dyn Work> = Arc::new(StopsWhenAborted(Arc::clone(&stopping)));
+    let Worker { stop, mut task } =
+        Worker::start(&member, pool(), Arc::clone(&work), BalanceOptions::default()).await.unwrap();
+    seconds(1).await;
+    *stopping.lock().unwrap() = Some(stop);
+    let keys = &member.keys;
+    db.run(async |tx| {
+        tx.clear_range(&keys.all_of_nodes());
+        Ok(())
+    })
+    .await
+    .unwrap();
+    task.join_next().await.unwrap().unwrap().unwrap();
+    assert!(stopping.lock().unwrap().is_none(), "it was stopped by the abort");
+    assert_eq!(member.stats.snapshot().work_panics, 0);
+}
+
+/// The lease of one resource could not be decoded, and no round of its pool came to its end any more: nobody took over from the
+/// dead, or had its share.
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_cannot_be_decoded_is_left_alone_and_the_others_are_divided() {
+    let db = Database::memory();
+    let (a, b) = (join(&db).await, join(&db).await);
+    let (old, new) = (Probe::new(9, Manner::Good), Probe::new(9, Manner::Good));
+    let first = start(&a, &old).await;
+    let lease = Keys::new(b"p").unwrap().lease("probe", 4);
+    let put = async |value: Option<&[u8]>| {
+        let put = async |tx: Transaction| {
+            match value {
+                Some(value) => tx.set(&lease, value),
+                None => tx.clear(&lease),
+            }
+            Ok(())
+        };
+        db.run(put).await.unwrap();
+    };
+    put(Some(b"broken")).await;
+    old.take();
+    let second = start(&b, &new).await;
+    seconds(20).await;
+    let count = |told: &[(&str, u64)], what: &str| told.iter().filter(|(told, _)| *told == what).count();
+    let (told, shared) = (old.take(), new.take());
+    assert_eq!((count(&told, "aborted"), count(&told, "ended"), count(&shared, "started")), (1, 4, 4));
+    assert!(count(&told, "skipped") > 0 && count(&shared, "skipped") > 0, "it is named");
+    assert_eq!(db.begin().get(&lease, Isolation::Snapshot).await.unwrap().as_deref(), Some(&b"broken"[..]));
+    // Once it is mended, the resource is taken.
+    put(None).await;
+    seconds(70).await;
+    assert_eq!(count(&old.take(), "started") + count(&new.take(), "started"), 1);
+    first.shutdown().await.unwrap();
+    second.shutdown().await.unwrap();
 }
