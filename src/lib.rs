@@ -78,8 +78,9 @@ pub mod group {
     pub use crate::{
         roles::group::{
             CheckpointPolicy, CheckpointState, Checkpointer, CloseReason, Consumer, ConsumerOptions,
-            DeadLetter, DeadLetterInfo, FailurePolicy, Group, GroupBatch, GroupOptions, GroupStatus,
-            GroupTrouble, LAG_ROWS_MAX, Observer, ObserverResult, Replayed, ShardLag, ShardStatus,
+            DeadLetter, DeadLetterInfo, FailurePolicy, FencingToken, Group, GroupBatch, GroupOptions,
+            GroupStatus, GroupTrouble, LAG_ROWS_MAX, Observer, ObserverResult, ParkedId, Replayed, ShardLag,
+            ShardStatus, each_concurrent,
         },
         state::keys::{GROUP_NAME_LEN_MAX, GroupName},
     };

@@ -99,6 +99,8 @@ stats! {
     group_panics,
     /// Rows that went to the dead letters of their group.
     group_dead_letters,
+    /// How often a group has parked an id, with whose rows its work had failed too often.
+    group_parked,
     /// How often a shard of a group was reported as stuck.
     group_stuck,
     /// Panics of callbacks, and of the predicates in front of them.

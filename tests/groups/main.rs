@@ -10,6 +10,7 @@ mod cost;
 mod failures;
 mod fencing;
 mod janitor;
+mod parking;
 mod reshards;
 mod scenario;
 mod world;

@@ -9,7 +9,7 @@ use clap::Subcommand;
 use notibus::{
     Bus, DbInstance, NodeOptions, Sequence,
     cursor::Start,
-    group::{Group, GroupStatus, ShardLag, ShardStatus},
+    group::{Group, GroupStatus, ParkedId, ShardLag, ShardStatus},
 };
 use serde::Serialize;
 
@@ -81,6 +81,9 @@ enum Command {
     /// Rows that a group could not work on. A program can replay them.
     #[command(subcommand)]
     DeadLetters(DeadLetters),
+    /// Databases, or documents, with which a group's work has failed too often, and which wait while their shards go on.
+    #[command(subcommand)]
+    Parked(Parked),
 }
 
 /// What can be done with dead letters.
@@ -99,6 +102,24 @@ enum DeadLetters {
         /// All of them.
         #[arg(long)]
         all: bool,
+    },
+}
+
+/// What can be done with parked ids.
+#[derive(Debug, Subcommand)]
+enum Parked {
+    /// Print them.
+    List(Of),
+    /// Have all of them tried again soon, however long they were to wait.
+    Retry(Of),
+    /// Drop what waits of one: its rows up to now are not worked on.
+    Delete {
+        /// Whose.
+        #[command(flatten)]
+        of: Of,
+        /// The name of the database, or the id of the document.
+        #[arg(long)]
+        id: String,
     },
 }
 
@@ -225,6 +246,7 @@ async fn work(args: Args, moves: &Moves, deadline: Deadline) -> Result<(), Failu
             Ok(of.open().await?.reset(to, force).await?)
         }
         Command::Delete { of, force } => Ok(of.open().await?.delete(force).await?),
+        Command::Parked(command) => parked(command, moves).await,
         Command::DeadLetters(DeadLetters::List(of)) => {
             let group = of.read().await?;
             group.status().await?;
@@ -255,6 +277,45 @@ async fn work(args: Args, moves: &Moves, deadline: Deadline) -> Result<(), Failu
     }
 }
 
+/// Does what is asked for with parked ids.
+async fn parked(command: Parked, moves: &Moves) -> Result<(), Failure> {
+    match command {
+        Parked::List(of) => {
+            let group = of.read().await?;
+            group.status().await?;
+            let mut after = String::new();
+            loop {
+                let ids = group.parked(&after, 1_000).await?;
+                moves.step();
+                of.at.print(&ids, |parked| {
+                    let ParkedId { id, sequence, shard, attempts, at_ms, error, .. } = parked;
+                    let when = time(*at_ms);
+                    format!("{id:?}  {sequence}, shard {shard}; {attempts} attempts, last {when}: {error}")
+                })?;
+                match ids.last() {
+                    Some(last) => after.clone_from(&last.id),
+                    None => return Ok(()),
+                }
+            }
+        }
+        Parked::Retry(of) => {
+            let group = of.open().await?;
+            group.status().await?;
+            let count = group.retry_parked().await?;
+            println!("{count} are tried again");
+            Ok(())
+        }
+        Parked::Delete { of, id } => {
+            let group = of.open().await?;
+            group.status().await?;
+            if group.delete_parked(&id).await? {
+                return Ok(());
+            }
+            Err(Failure::BadInput(format!("nothing is parked of {id:?}")))
+        }
+    }
+}
+
 /// A wall-clock time for people.
 fn time(ms: u64) -> String {
     UNIX_EPOCH.checked_add(Duration::from_millis(ms)).map_or_else(
@@ -277,9 +338,10 @@ fn readable(group: &GroupStatus) -> String {
         format!("; expires after {expiry}, idle for {idle}")
     });
     let letters = if group.has_dead_letters { "; has dead letters" } else { "" };
+    let parked = if group.has_parked { "; has parked ids" } else { "" };
     let (name, start, generation) = (&group.name, group.start, group.generation);
     let mut text =
-        format!("{name}  {feed}; {members}; generation {generation}, from {start}{expiry}{letters}");
+        format!("{name}  {feed}; {members}; generation {generation}, from {start}{expiry}{letters}{parked}");
     for shard in &group.shards {
         text.push_str("\n  ");
         text.push_str(&shard_line(shard));

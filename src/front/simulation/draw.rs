@@ -410,6 +410,7 @@ fn group(random: &mut Rng, number: usize, balance: BalanceOptions) -> GroupPlan 
             checkpoint,
             retry,
             failure: if random.bool() { FailurePolicy::KeepRetrying } else { FailurePolicy::DeadLetter },
+            parked_retry: ConsumerOptions::default().parked_retry,
             poll_interval: Duration::from_millis(random.u64(500..5_000)),
             stuck_after: Duration::from_secs(30),
         },

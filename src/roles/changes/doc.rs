@@ -169,6 +169,10 @@ impl FeedRow for Change {
     fn sequence(&self) -> Sequence {
         self.sequence
     }
+
+    fn id(&self) -> &[u8] {
+        self.doc.id.as_str().as_bytes()
+    }
 }
 
 #[cfg(test)]

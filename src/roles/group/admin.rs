@@ -76,7 +76,8 @@ impl<R> Group<R> {
     }
 
     /// Sets the group to another position: to now, to nothing, or behind a sequence. Consumers of before can write nothing any more;
-    /// those that live close their observers, and start again from there within a balance interval. Dead letters stay.
+    /// those that live close their observers, and start again from there within a balance interval. Dead letters stay; what is parked
+    /// is forgotten.
     ///
     /// Without `force` it is refused while members live. Whether one lives that has not left is found out by watching its
     /// heartbeats for as long as it may be silent ([`NodeOptions::expiry`](crate::NodeOptions::expiry)), 10 s by default; one that
@@ -160,7 +161,8 @@ impl<R> Group<R> {
         let shards: Vec<_> = topology.at(start).shards().collect();
         self.take_leases(tx, &shards).await?;
         changed(tx, keys, &self.id.pool());
-        for range in [keys.checkpoints_of(&self.id)].iter().chain(&keys.statuses_of(&self.id)) {
+        let places = [keys.checkpoints_of(&self.id), keys.group_parked_ids(&self.id)];
+        for range in places.iter().chain(&keys.statuses_of(&self.id)) {
             tx.clear_range(range);
         }
         let begun = if is_on(Bug::GroupForgetsShards) { 1 } else { shards.len() };

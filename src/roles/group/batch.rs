@@ -1,10 +1,14 @@
 //! [`GroupBatch`]: rows for an observer, and [`Checkpointer`]: puts down that they were worked on.
 
 use std::{
+    collections::{BTreeMap, BTreeSet},
     fmt,
     sync::{Arc, Mutex, PoisonError},
 };
 
+use bytes::Bytes;
+
+use super::FencingToken;
 use crate::{
     base::{
         bugs::{Bug, is_on},
@@ -13,7 +17,8 @@ use crate::{
     },
     state::{
         context::Context,
-        keys::{GroupId, ShardId, checkpoint_position},
+        feed::FeedRow,
+        keys::{GroupId, GroupParkedRow, ShardId, checkpoint_position},
         membership::Held,
     },
     store::{AfterCommit, Isolation, Transaction},
@@ -91,26 +96,84 @@ impl Right {
         stored?.map(|value| checkpoint_position(&value)).transpose()
     }
 
-    /// Writes in `tx` that everything up to `to` was worked on, unless the store knows better: the group has gone over to other
-    /// shards, or an earlier transaction was committed after all. A commit that comes late is refused, because it would set the
-    /// group back, or to a shard that it has left.
-    pub async fn advance(&self, tx: &Transaction, to: Sequence) -> Result<()> {
+    /// Writes in `tx` that everything up to `to` was worked on or is parked, unless the store knows better: the group has gone over to
+    /// other shards, or an earlier transaction was committed after all. A commit that comes late is refused, because it would set
+    /// the group back, or to a shard that it has left.
+    pub async fn advance(&self, tx: &Transaction, to: Sequence, parks: &Parks) -> Result<()> {
         if is_on(Bug::LateCheckpointSetsBack) {
             self.lease.check(tx).await?;
-            self.write(tx, to);
-        } else if self.position(tx).await?.is_some_and(|stored| stored < to) {
-            self.write(tx, to);
+            self.write_position(tx, to);
+        } else if let Some(stored) = self.position(tx).await?.filter(|stored| *stored < to) {
+            self.write(tx, (stored, to), parks).await?;
         }
         Ok(())
     }
 
-    /// Writes in `tx`, which has read the position, that everything up to `to` was worked on.
-    pub fn write(&self, tx: &Transaction, to: Sequence) {
+    /// Writes in `tx`, which has read that the position is `stored`, that everything up to `to` was worked on or is parked.
+    async fn write(&self, tx: &Transaction, (stored, to): (Sequence, Sequence), parks: &Parks) -> Result<()> {
+        for id in &parks.overtaken {
+            tx.clear(&self.context.keys.group_parked(&self.group, id));
+        }
+        for (id, row) in &parks.pending {
+            // Whoever has put down what stands before has parked it.
+            if row.sequence <= stored || row.sequence > to {
+                continue;
+            }
+            let key = self.context.keys.group_parked(&self.group, id);
+            let parked = tx.get(&key, Isolation::Serializable).await?;
+            // One that cannot be decoded is as good as none: this row is newer.
+            let parked = match parked.map(|value| GroupParkedRow::from_bytes(&value)) {
+                Some(Ok(before)) if before.sequence >= row.sequence => continue,
+                Some(Ok(before)) => GroupParkedRow {
+                    sequence: row.sequence,
+                    shard: row.shard,
+                    row: row.row.clone(),
+                    ..before
+                },
+                Some(Err(_)) | None => row.clone(),
+            };
+            tx.set(&key, &parked.to_bytes());
+        }
+        self.write_position(tx, to);
+        Ok(())
+    }
+
+    /// Writes the position `to` in `tx`, which has read the one before.
+    pub fn write_position(&self, tx: &Transaction, to: Sequence) {
         let keys = &self.context.keys;
         tx.set(&keys.checkpoint(&self.group, self.shard), to.as_bytes());
         let now_ms = self.context.env().wall_ms();
         tx.set(&keys.progress(&self.group, self.shard), &now_ms.to_be_bytes());
     }
+
+    /// Writes in `tx` that the row of `id` at `sequence`, which was parked, is done; what has come behind it meanwhile stays parked.
+    /// It is done already if nothing is parked, or only what came after it.
+    pub async fn unpark(&self, tx: &Transaction, id: &[u8], sequence: Sequence) -> Result<CheckpointState> {
+        if self.position(tx).await?.is_none() {
+            // The group has gone over to other shards, whose consumers have it now.
+            return Ok(CheckpointState::Done);
+        }
+        let key = self.context.keys.group_parked(&self.group, id);
+        let parked = tx.get(&key, Isolation::Serializable).await?;
+        match parked.map(|value| GroupParkedRow::from_bytes(&value)).transpose()? {
+            Some(parked) if parked.sequence == sequence => tx.clear(&key),
+            Some(parked) if parked.after < sequence => {
+                let parked = GroupParkedRow { after: sequence, attempts: 0, ..parked };
+                tx.set(&key, &parked.to_bytes());
+            }
+            _ => return Ok(CheckpointState::Done),
+        }
+        Ok(CheckpointState::Pending)
+    }
+}
+
+/// What goes with a checkpoint, so that no row is lost between the shard and what is parked, and none is in both.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Parks {
+    /// The rows that are parked once the checkpoint is past them, by id.
+    pub pending: BTreeMap<Bytes, GroupParkedRow>,
+    /// Ids that an earlier transaction, of which nobody knows what came, may have parked, and of which newer rows were delivered.
+    pub overtaken: BTreeSet<Bytes>,
 }
 
 /// Puts down that a batch, and all before it, was worked on. Clones do the same; it can be kept longer than the batch.
@@ -121,24 +184,55 @@ pub struct Checkpointer(Arc<Ticket>);
 struct Ticket {
     /// What the batches of the shard have in common.
     right: Arc<Right>,
-    /// Where the batch begins.
-    after: Sequence,
-    /// Its last row.
-    last: Sequence,
-    /// Everything up to here was worked on then.
-    to: Sequence,
+    /// Of what it is the checkpoint.
+    scope: Scope,
+}
+
+/// What a checkpoint is about.
+enum Scope {
+    /// Rows of the shard.
+    Rows {
+        /// Where the batch begins.
+        after: Sequence,
+        /// Its last row.
+        last: Sequence,
+        /// Everything up to here was worked on, or is parked, then.
+        to: Sequence,
+        /// What goes with it.
+        parks: Arc<Parks>,
+    },
+    /// The row of a parked id.
+    Parked {
+        /// The id.
+        id: Bytes,
+        /// Where the row stood.
+        sequence: Sequence,
+    },
 }
 
 impl AfterCommit for Ticket {
     fn committed(&self, _: u64) {
-        self.right.stored.raise(self.to);
+        if let Scope::Rows { to, .. } = self.scope {
+            self.right.stored.raise(to);
+        }
     }
 }
 
 impl Checkpointer {
-    /// The checkpoint of the rows after `after` and up to `last`; there are none between that and `to`.
-    pub(super) fn new(right: &Arc<Right>, (after, last): (Sequence, Sequence), to: Sequence) -> Self {
-        Self(Arc::new(Ticket { right: Arc::clone(right), after, last, to }))
+    /// The checkpoint of the rows after `after` and up to `last`; all others up to `to` are in `parks`.
+    pub(super) fn of_rows(
+        right: &Arc<Right>,
+        (after, last): (Sequence, Sequence),
+        to: Sequence,
+        parks: &Arc<Parks>,
+    ) -> Self {
+        let scope = Scope::Rows { after, last, to, parks: Arc::clone(parks) };
+        Self(Arc::new(Ticket { right: Arc::clone(right), scope }))
+    }
+
+    /// The checkpoint of the parked row of `id` at `sequence`.
+    pub(super) fn of_parked(right: &Arc<Right>, id: Bytes, sequence: Sequence) -> Self {
+        Self(Arc::new(Ticket { right: Arc::clone(right), scope: Scope::Parked { id, sequence } }))
     }
 
     /// Writes the checkpoint in the caller's transaction: it is there if and only if the rest of the transaction is. That makes
@@ -153,7 +247,11 @@ impl Checkpointer {
     /// Fails with [`Error::LeaseLost`] if the lease is lost, and with [`Error::PartlyDone`] if a part of the batch was put down
     /// by a transaction that had been thought to have failed. Return either from the observer.
     pub async fn checkpoint_in(&self, tx: &Transaction) -> Result<CheckpointState> {
-        let Ticket { right, after, last, to } = &*self.0;
+        let right = &self.0.right;
+        let (after, last, to, parks) = match &self.0.scope {
+            Scope::Rows { after, last, to, parks } => (after, last, to, parks),
+            Scope::Parked { id, sequence } => return right.unpark(tx, id, *sequence).await,
+        };
         let Some(stored) = right.position(tx).await? else {
             // Only a shard that was read to its end is without a checkpoint while its lease is held.
             return Ok(CheckpointState::Done);
@@ -167,7 +265,7 @@ impl Checkpointer {
             // A commit that came late (1031) has put down an earlier batch, which had fewer rows.
             return Err(Error::PartlyDone { stored });
         }
-        right.write(tx, *to);
+        right.write(tx, (stored, *to), parks).await?;
         let listener: Arc<dyn AfterCommit> = Arc::clone(&self.0) as _;
         tx.after_commit(&listener, 0);
         Ok(CheckpointState::Pending)
@@ -179,11 +277,24 @@ impl Checkpointer {
     pub async fn checkpoint(&self) -> Result<()> {
         self.0.right.context.db.run(async |tx| self.checkpoint_in(&tx).await.map(drop)).await
     }
+
+    /// The checkpoint of the rows of the same batch up to `last`.
+    fn up_to(&self, last: Sequence) -> Self {
+        let Ticket { right, scope } = &*self.0;
+        match scope {
+            Scope::Rows { after, parks, .. } => Self::of_rows(right, (*after, last), last, parks),
+            Scope::Parked { .. } => self.clone(),
+        }
+    }
 }
 
 impl fmt::Debug for Checkpointer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Checkpointer").field("to", &self.0.to).finish_non_exhaustive()
+        let to = match &self.0.scope {
+            Scope::Rows { to, .. } => to,
+            Scope::Parked { sequence, .. } => sequence,
+        };
+        f.debug_struct("Checkpointer").field("to", to).finish_non_exhaustive()
     }
 }
 
@@ -240,6 +351,8 @@ pub struct GroupBatch<R> {
     pub to: Sequence,
     /// 1, or more if these rows, or a batch with them, have failed before.
     pub attempt: u32,
+    /// Tells the consumers of the shard apart, the newest one by the greatest token: for effects outside of the store.
+    pub fencing_token: FencingToken,
     /// Puts down that it was worked on.
     pub(super) checkpointer: Checkpointer,
 }
@@ -258,6 +371,18 @@ impl<R> GroupBatch<R> {
     /// Puts down, now or later, that this batch and all before it were worked on.
     pub fn checkpointer(&self) -> Checkpointer {
         self.checkpointer.clone()
+    }
+}
+
+impl<R: FeedRow> GroupBatch<R> {
+    /// Puts down that the rows up to number `place` were worked on, counted from 0, and all before the batch.
+    ///
+    /// Fails with [`Error::LeaseLost`] if the lease is lost.
+    pub async fn checkpoint_up_to(&self, place: usize) -> Result<()> {
+        match self.rows.get(place) {
+            Some(row) => self.checkpointer.up_to(row.sequence()).checkpoint().await,
+            None => Err(Error::invalid("place", format!("the batch has {} rows", self.rows.len()))),
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use std::{
 
 use bytes::Bytes;
 use futures_util::{FutureExt, future::BoxFuture};
-use tokio::task::JoinSet;
+use tokio::{sync::watch, task::JoinSet};
 
 use super::{
     ConsumerOptions, Group, Observer,
@@ -88,6 +88,7 @@ impl Consumer {
             factory,
             closings: closings.clone(),
             is_gone: AtomicBool::new(false),
+            asked: watch::Sender::new(None),
             shards: Arc::clone(&shards),
         };
         let worker = Worker::start(member, pool, Arc::new(consuming), balance).await?;
@@ -152,6 +153,8 @@ pub(super) struct Consuming<R, F> {
     pub closings: Closings,
     /// Whether the group was gone when it last looked.
     is_gone: AtomicBool,
+    /// Moves when somebody has asked that parked ids are tried again.
+    pub asked: watch::Sender<Option<Bytes>>,
     /// The shards on which it works.
     shards: Working,
 }
@@ -168,6 +171,8 @@ where
             let keys = &self.group.context.keys;
             // Checkpoints are written all the time; a round must not fail for it.
             let rows = tx.all_rows(keys.checkpoints_of(&self.group.id), Isolation::Snapshot).await?;
+            let asked = tx.get(&keys.group_asked(&self.group.id), Isolation::Snapshot).await?;
+            self.asked.send_if_modified(|known| std::mem::replace(known, asked.clone()) != asked);
             let was_gone = self.is_gone.swap(rows.is_empty(), Ordering::Relaxed);
             if rows.is_empty() && !was_gone {
                 tracing::warn!(group = %self.group.id, "the group is deleted: its consumer has nothing to do");

@@ -21,7 +21,10 @@
 //!    lease changes nothing any more.
 //! 3. The start is stored in the transaction that creates the group, which reads the horizon of the feed serializably. The
 //!    janitor reads the rows of groups serializably when it drops tombstones, so that no group begins in between.
-//! 4. A reset or a deletion takes all leases of the group away, so that nothing of before can be written after it.
+//! 4. An id is parked, with its newest row, in the transaction that moves the checkpoint past that row, and all its later rows are, as
+//!    long as it is. So a row is to be read, parked or done, and only one of these; the consumer of the shard to which the id is
+//!    routed works on it.
+//! 5. A reset or a deletion takes all leases of the group away, so that nothing of before can be written after it.
 //!
 //! # Cost
 //!
@@ -32,11 +35,14 @@
 
 mod admin;
 mod batch;
+mod concurrent;
 mod consumer;
 mod dead_letters;
+mod fencing;
 mod lag;
 mod observer;
 mod options;
+mod parked;
 mod shard;
 mod status;
 mod watcher;
@@ -45,11 +51,14 @@ use std::{fmt, marker::PhantomData, sync::Arc};
 
 pub use self::{
     batch::{CheckpointState, Checkpointer, GroupBatch},
+    concurrent::each_concurrent,
     consumer::Consumer,
     dead_letters::{DeadLetter, DeadLetterInfo, Replayed},
+    fencing::FencingToken,
     lag::{LAG_ROWS_MAX, ShardLag},
     observer::{CloseReason, Observer, ObserverResult},
     options::{CheckpointPolicy, ConsumerOptions, FailurePolicy, GroupOptions},
+    parked::ParkedId,
     status::{GroupStatus, GroupTrouble, ShardStatus},
 };
 pub(crate) use status::statuses;

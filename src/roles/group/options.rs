@@ -76,6 +76,12 @@ pub enum FailurePolicy {
     /// They go to the dead letters of the group, and the shard moves on. Of a batch of many rows only those do with which the
     /// observer also fails when it is given them one by one.
     DeadLetter,
+    /// Their ids are parked, and the shard moves on: of notifications the databases, of documents the documents. A parked id is tried again
+    /// by itself, with pauses ([`ConsumerOptions::parked_retry`]), until the observer succeeds; its later rows wait behind it, the
+    /// newest in place of those before, so that each id's rows come in order. Of a batch of many rows only those ids are parked with
+    /// which the observer also fails when it is given them one by one. A group has about 1,000 at most: beyond that a shard waits, as with
+    /// [`FailurePolicy::KeepRetrying`].
+    Park,
 }
 
 /// How a consumer works.
@@ -94,6 +100,8 @@ pub struct ConsumerOptions {
     pub retry: RetryPolicy,
     /// What becomes of rows for which no attempt of a round has succeeded. Default: they are tried on.
     pub failure: FailurePolicy,
+    /// The pauses after which a parked id is tried again; its limits do not matter. Default: from 1 s up to 10 min.
+    pub parked_retry: RetryPolicy,
     /// How often a shard is looked at although nothing was told of it, give or take a quarter: one read of one shard. A shard of
     /// notifications is read so only if the watcher of the process, which looks for rows of all of them each second, has not
     /// looked since; the shards of documents on which a process works share the interval, and come to their turns. Default: 1 min.
@@ -117,6 +125,12 @@ impl Default for ConsumerOptions {
                 backoff_max: Duration::from_secs(30),
             },
             failure: FailurePolicy::default(),
+            parked_retry: RetryPolicy {
+                attempts_max: None,
+                elapsed_max: None,
+                backoff_min: Duration::from_secs(1),
+                backoff_max: Duration::from_mins(10),
+            },
             poll_interval: Duration::from_mins(1),
             stuck_after: Duration::from_mins(1),
         }

@@ -2,14 +2,16 @@
 
 mod deliver;
 mod drain;
+mod parking;
 
 use std::{sync::Arc, time::Duration};
 
+use bytes::Bytes;
 use futures_util::FutureExt;
 use tokio::sync::watch;
 
 use super::{
-    CheckpointPolicy, CloseReason, Observer,
+    CheckpointPolicy, CloseReason, FencingToken, Observer,
     batch::{Right, Stored},
     consumer::Consuming,
     observer::{Session, chain},
@@ -61,6 +63,12 @@ pub(super) struct Task<R, F> {
     last_row: Sequence,
     /// The rows that have failed, if they are to be tried again.
     failing: Option<deliver::Failing>,
+    /// What is parked.
+    parking: parking::Parking,
+    /// Moves when somebody has asked that what is parked is tried again.
+    asked: watch::Receiver<Option<Bytes>>,
+    /// Tells this consumer from those before.
+    token: FencingToken,
     /// Up to here rows are given to the observer one by one, because a batch with them has failed for good.
     careful_to: Sequence,
     /// What is stored of the last trouble, while it goes on.
@@ -91,12 +99,15 @@ struct Chunk {
     more: bool,
     /// Whether this is the end of the shard.
     is_end: bool,
+    /// The last row that is given to the observer, if not the last one.
+    last_given: Option<Sequence>,
 }
 
 impl Chunk {
-    /// Where the last row stands. How far was read beyond it says nothing of the rows, and differs from attempt to attempt.
+    /// Where the last row stands that the observer is given. How far was read beyond it says nothing of the rows, and differs from
+    /// attempt to attempt.
     fn last_row(&self) -> Sequence {
-        self.rows.last().map_or(self.to, |row| row.sequence)
+        self.last_given.unwrap_or_else(|| self.rows.last().map_or(self.to, |row| row.sequence))
     }
 }
 
@@ -111,8 +122,12 @@ where
         let (context, group) = (Arc::clone(&consuming.group.context), consuming.group.id.clone());
         let (told, now) = (context.arrivals.listen(&group.feed), context.env().now());
         let shard = ShardId(lease.resource);
+        let token = FencingToken::new(context.config.incarnation, 0, shard, lease.epoch);
         let right = Right { context, group, shard, lease, stored: Stored::new(Sequence::MIN) };
         Self {
+            parking: parking::Parking::default(),
+            asked: consuming.asked.subscribe(),
+            token,
             consuming,
             right: Arc::new(right),
             stop,
@@ -182,9 +197,16 @@ where
 
     /// Starts from what the store says; false if the group has nothing to read in the shard.
     async fn load(&mut self) -> Result<bool> {
-        let Some(position) = self.db().run(async |tx| self.right.position(&tx).await).await? else {
+        let read = async |tx| {
+            let position = self.right.position(&tx).await?;
+            Ok((position, self.consuming.group.row(&tx).await?.map_or(0, |row| row.generation)))
+        };
+        let (Some(position), generation) = self.db().run(read).await? else {
             return Ok(false);
         };
+        let (incarnation, Right { shard, lease, .. }) = (self.right.context.config.incarnation, &*self.right);
+        self.token = FencingToken::new(incarnation, generation, *shard, lease.epoch);
+        self.parking.forget_pending();
         self.right.stored.set(position);
         (self.read, self.done, self.last_row, self.rows_since) = (position, position, position, 0);
         Ok(true)
@@ -253,6 +275,9 @@ where
         }
         // A store in memory never makes it wait; others have to come to their turn all the same.
         tokio::task::yield_now().await;
+        if let Some(id) = self.follow_parked().await? {
+            return self.retry_parked(session, id).await;
+        }
         self.told.mark_unchanged();
         let rows = self.rows().await?;
         if !rows.rows.is_empty() {
@@ -286,13 +311,14 @@ where
             match page {
                 // It is dropped only when it is empty, so it was worked through.
                 Err(Error::NoShard { is_trimmed: true, .. }) => {
-                    Ok(Chunk { rows: Vec::new(), to: after, more: false, is_end: true })
+                    Ok(Chunk { rows: Vec::new(), to: after, more: false, is_end: true, last_given: None })
                 }
                 page => page.map(|read| Chunk {
                     rows: read.page.rows,
                     to: read.page.next.position(),
                     more: read.page.more,
                     is_end: read.resharded.is_some(),
+                    last_given: None,
                 }),
             }
         };
@@ -304,7 +330,8 @@ where
         });
         if let Some(last) = fits.filter(|last| last + 1 < read.rows.len()) {
             read.rows.truncate(last + 1);
-            read = Chunk { to: read.rows[last].sequence, rows: read.rows, more: true, is_end: false };
+            let to = read.rows[last].sequence;
+            read = Chunk { to, rows: read.rows, more: true, is_end: false, last_given: None };
         }
         Ok(read)
     }
@@ -316,10 +343,11 @@ where
 
     /// Writes that everything up to `to` was worked on.
     async fn write_checkpoint(&mut self, to: Sequence) -> Result<()> {
-        let right = &self.right;
-        right.context.db.run(async |tx| right.advance(&tx, to).await).await?;
+        let (right, parks) = (&self.right, Arc::clone(self.parking.parks()));
+        right.context.db.run(async |tx| right.advance(&tx, to, &parks).await).await?;
         right.stored.raise(to);
         right.context.stats.group_checkpoints.add(1);
+        self.parking.was_written();
         self.was_written();
         Ok(())
     }
@@ -332,7 +360,8 @@ where
 
     /// Puts down what was worked on and is not put down yet, unless only the observer does that.
     async fn flush(&mut self) -> Result<()> {
-        if self.right.stored.get() < self.done && !self.is_explicit() {
+        let is_due = !self.is_explicit() || self.parking.has_pending() && self.is_put_down();
+        if self.right.stored.get() < self.done && is_due {
             self.write_checkpoint(self.done).await?;
         }
         Ok(())
@@ -341,6 +370,9 @@ where
     /// Puts down where a shard without rows stands: what was worked on and waits for more, and, now and then while others get
     /// rows, the position, because the janitor drops nothing that stands behind it. Feeds of documents have nothing to drop.
     async fn idle(&mut self) -> Result<()> {
+        if self.is_explicit() && self.parking.has_pending() {
+            self.flush().await?;
+        }
         if self.advance_at().is_some_and(|at| at <= self.env().now()) {
             self.others_moved = false;
             self.write_checkpoint(self.read).await?;
@@ -366,10 +398,16 @@ where
         let mut poll = env.now().saturating_add(interval);
         let mut looks = self.right.context.arrivals.looks();
         loop {
-            let until = self.advance_at().map_or(poll, |advance| poll.min(advance));
+            let others = self.advance_at().into_iter().chain(self.parking.next_due());
+            let until = others.fold(poll, std::cmp::min);
             tokio::select! {
                 biased;
                 () = self.stop.requested() => return,
+                // The sender is in what the consumer has.
+                _ = self.asked.changed() => {
+                    self.parking.is_stale = true;
+                    return;
+                }
                 changed = self.told.changed() => {
                     // A sender that is gone cannot be: the context that owns it is shared, and this listens.
                     if changed.is_err() || self.told.borrow_and_update().may_have_rows(self.right.shard, self.read) {

@@ -44,6 +44,8 @@ pub struct GroupStatus {
     pub shards: Vec<ShardStatus>,
     /// Whether it has dead letters.
     pub has_dead_letters: bool,
+    /// Whether it has parked ids.
+    pub has_parked: bool,
 }
 
 /// What the store says of a shard that a group is reading.
@@ -142,7 +144,10 @@ impl<R> Group<R> {
             }
         }
         let idle = tx.get(&keys.group_idle(&self.id), Isolation::Snapshot).await?;
-        let letter = RangeRead::new(keys.dead_letters(&self.id)).limit(1);
+        let has_row = async |range| {
+            let page = tx.get_range(&RangeRead::new(range).limit(1), Isolation::Snapshot).await?;
+            Ok::<_, Error>(!page.rows.is_empty())
+        };
         Ok(GroupStatus {
             name: self.id.name.clone(),
             instance: self.instance(),
@@ -156,7 +161,8 @@ impl<R> Group<R> {
                 .map_or(0, |idle| idle.idle_ms),
             members: members(tx, keys, &self.id.role()).await?.into_iter().map(|(node, _)| node).collect(),
             shards: shards.into_values().collect(),
-            has_dead_letters: !tx.get_range(&letter, Isolation::Snapshot).await?.rows.is_empty(),
+            has_dead_letters: has_row(keys.dead_letters(&self.id)).await?,
+            has_parked: has_row(keys.group_parked_ids(&self.id)).await?,
         })
     }
 }

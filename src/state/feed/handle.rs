@@ -32,6 +32,10 @@ pub trait FeedRow: Sized + Send + Sync + 'static {
 
     /// Where it stands.
     fn sequence(&self) -> Sequence;
+
+    /// What it is the row of, of which the feed has one: the name of a database, the id of a document. By it rows are routed to
+    /// shards.
+    fn id(&self) -> &[u8];
 }
 
 /// Some rows of a feed, in order.

@@ -139,6 +139,11 @@ impl Topology {
         shard_in(self.current(), feed, id)
     }
 
+    /// The shard of `id` under the entry that has `shard`.
+    pub fn shard_beside(&self, feed: RawFeed<'_>, shard: ShardId, id: &[u8]) -> Result<ShardId> {
+        shard_in(self.entry_of(shard)?.0, feed, id)
+    }
+
     /// Where the row of `id` at `sequence` is, if it is anywhere.
     pub fn space_at(&self, feed: RawFeed<'_>, sequence: Sequence, id: &[u8]) -> Result<RowSpace> {
         let entry = self.at(sequence);

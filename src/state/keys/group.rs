@@ -29,6 +29,8 @@ pub(super) mod part {
     pub const DEAD_LETTER: u16 = 2;
     /// What people want to know of it.
     pub const STATUS: u16 = 3;
+    /// An id that waits outside of its shard.
+    pub const PARKED: u16 = 4;
 }
 
 /// The number after the group in a row of its status. They are stored and never change.
@@ -39,6 +41,8 @@ pub(super) mod status {
     pub const PROGRESS: u16 = 1;
     /// What last went wrong in a shard.
     pub const TROUBLE: u16 = 2;
+    /// How often it was asked that parked ids are tried again.
+    pub const ASKED: u16 = 3;
 }
 
 /// The name of a group: UTF-8, 1 to 256 bytes; unique among the groups of a feed. Clones are cheap.
@@ -259,14 +263,15 @@ impl Keys {
         Ok((groups, read.after(page)))
     }
 
-    /// Everything that is kept of `group`: its row, checkpoints, dead letters, status, leases and the version of its pool.
-    pub fn whole_group(&self, group: &GroupId) -> [KeyRange; 6] {
+    /// Everything that is kept of `group`: its row, checkpoints, dead letters, status, parked ids, leases and the version of its pool.
+    pub fn whole_group(&self, group: &GroupId) -> [KeyRange; 7] {
         let of = |part: u16| self.range(&(family::CHECKPOINT, group.feed.bytes(), part, group.name.as_str()));
         [
             KeyRange::key(&self.group(group)),
             of(part::CHECKPOINT),
             of(part::DEAD_LETTER),
             of(part::STATUS),
+            of(part::PARKED),
             self.leases(&group.pool()),
             KeyRange::key(&self.pool_version(&group.pool())),
         ]
@@ -358,6 +363,8 @@ mod tests {
                 keys.group_idle(group),
                 keys.progress(group, ShardId(1)),
                 keys.trouble(group, ShardId(1)),
+                keys.group_parked(group, b"id"),
+                keys.group_asked(group),
                 keys.lease(&group.pool(), 1),
                 keys.pool_version(&group.pool()),
             ]

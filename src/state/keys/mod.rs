@@ -27,6 +27,8 @@
 //! | 12 | idleness | feed, 3, group, 0 | since when, and for how long | while no node works for a group that expires |
 //! | 12 | progress | feed, 3, group, 1, shard | milliseconds since 1970 | as the checkpoint |
 //! | 12 | trouble | feed, 3, group, 2, shard | flags, attempts, time, error | as the checkpoint, once something went wrong |
+//! | 12 | asked | feed, 3, group, 3 | 8 bytes, little-endian | as long as the group, once a retry was asked for |
+//! | 12 | parked | feed, 4, group, id | shard, what is done, sequence, attempts, time, error, the row | from the failures of a group's work with an id until it succeeds |
 //! | 13 | age mark | milliseconds that janitors have worked | sequence | until the retention has passed twice |
 //! | 14 | membership version | cell, 0 | versionstamp of the last join, leave, removal or change of roles | as long as the bus |
 //! | 14 | version of all pools | cell, 1 | versionstamp of the last change of a lease or a resource | as long as the bus |
@@ -54,6 +56,7 @@ mod ddoc;
 mod dead_letter;
 mod feed;
 mod group;
+mod group_parked;
 #[cfg(feature = "http")]
 mod idempotency;
 mod lease;
@@ -78,6 +81,7 @@ pub use feed::ShardId;
 pub(crate) use feed::{FeedId, RowSpace, sequence_operand};
 pub use group::{GROUP_NAME_LEN_MAX, GroupName};
 pub(crate) use group::{GroupId, GroupRow, Idleness};
+pub(crate) use group_parked::GroupParkedRow;
 pub(crate) use lease::{Lease, Owner};
 pub use node::{NodeId, Role};
 pub(crate) use node::{NodeRow, role_max};

@@ -50,6 +50,10 @@ impl FeedRow for Notification {
     fn sequence(&self) -> Sequence {
         self.sequence
     }
+
+    fn id(&self) -> &[u8] {
+        self.name.as_str().as_bytes()
+    }
 }
 
 impl NotificationFeed {

@@ -52,18 +52,25 @@ where
         failing.attempts += 1;
         let failure = match decode(&mut rows) {
             Ok(decoded) => {
-                let (after, to) = (self.read, rows.to);
+                let decoded = self.hold_back(decoded, &mut rows);
+                if decoded.is_empty() {
+                    self.worked(&rows, 0).await?;
+                    return Ok(None);
+                }
+                let (after, to, count) = (self.read, rows.to, decoded.len());
+                let parks = self.parking.parks();
                 let batch = GroupBatch {
                     shard: self.right.shard,
                     rows: decoded,
                     after,
                     to,
                     attempt: failing.attempts,
-                    checkpointer: Checkpointer::new(&self.right, (after, rows.last_row()), to),
+                    fencing_token: self.token,
+                    checkpointer: Checkpointer::of_rows(&self.right, (after, rows.last_row()), to, parks),
                 };
                 match self.watched(session.batch(batch), failing.attempts).await {
                     Ok(()) => {
-                        self.worked(&rows).await?;
+                        self.worked(&rows, count).await?;
                         return Ok(None);
                     }
                     Err(failure) => failure,
@@ -105,13 +112,16 @@ where
         }
     }
 
-    /// Accounts for `rows` that were worked on, and puts down that they were if it is time.
-    async fn worked(&mut self, rows: &Chunk) -> Result<()> {
-        let count = rows.rows.len() as u64;
+    /// Accounts for `rows`, of which `count` were worked on and the others wait behind what is parked, and puts it down if it is
+    /// time.
+    async fn worked(&mut self, rows: &Chunk, count: usize) -> Result<()> {
         self.failing = None;
-        self.rows_since += count;
-        self.right.context.stats.group_rows.add(count);
+        self.rows_since += rows.rows.len() as u64;
+        self.right.context.stats.group_rows.add(count as u64);
         self.settle(rows);
+        if count > 0 {
+            self.last_row = rows.last_row();
+        }
         if self.right.stored.get() >= rows.to {
             // The observer did it.
             self.was_written();
@@ -120,7 +130,7 @@ where
                 CheckpointPolicy::EveryBatch => true,
                 CheckpointPolicy::Rows(most) => self.rows_since >= most,
                 CheckpointPolicy::Interval(most) => self.env().now().saturating_sub(self.written) >= most,
-                CheckpointPolicy::Explicit => false,
+                CheckpointPolicy::Explicit => self.parking.has_pending() && self.is_put_down(),
             };
             if is_due {
                 self.write_checkpoint(rows.to).await?;
@@ -130,12 +140,9 @@ where
         Ok(())
     }
 
-    /// Takes `rows` as worked on, or as given up.
-    fn settle(&mut self, rows: &Chunk) {
+    /// Takes `rows` as worked on, parked, or given up.
+    pub(super) fn settle(&mut self, rows: &Chunk) {
         (self.read, self.done, self.worked) = (rows.to, rows.to, self.env().now());
-        if let Some(last) = rows.rows.last() {
-            self.last_row = last.sequence;
-        }
     }
 
     /// Decides what becomes of `rows`, which have failed.
@@ -160,6 +167,11 @@ where
         } else if is_exhausted && self.consuming.options.failure == FailurePolicy::DeadLetter {
             self.give_up(rows, attempts, &failure, true).await?;
             return if is_over { self.over().await } else { Ok(None) };
+        } else if is_exhausted
+            && self.consuming.options.failure == FailurePolicy::Park
+            && self.park(rows, attempts, &failure).await?
+        {
+            return if is_over { self.over().await } else { Ok(None) };
         } else if is_exhausted {
             (failing.earlier, failing.began) = (attempts, now);
             self.failing = Some(failing);
@@ -173,7 +185,7 @@ where
     }
 
     /// The observer is to be replaced; the next one starts from what is put down.
-    async fn over(&mut self) -> Result<Option<End>> {
+    pub(super) async fn over(&mut self) -> Result<Option<End>> {
         self.flush().await?;
         Ok(Some(End::ObserverError))
     }
@@ -189,11 +201,12 @@ where
         // An earlier attempt, which had not read so far, may have had them all.
         if stored >= rows.last_row() {
             tracing::info!(shard = right.shard.0, %failure, "an observer has failed after its checkpoint was written");
-            self.worked(rows).await?;
+            self.worked(rows, rows.rows.len()).await?;
             return Ok(Some(if failure.is_panic { self.over().await? } else { None }));
         }
         if stored > self.read {
-            // A part of them was: the rest is read again.
+            // A part of them was: the rest is read again. What was in doubt may have parked something.
+            self.parking.is_stale = true;
             (self.read, self.done) = (stored, stored);
         }
         Ok(None)
@@ -215,6 +228,7 @@ where
         // What an observer that writes its own checkpoints has not put down is not put down for it.
         let given = if is_on(Bug::DeadLetterComesAgain) { self.read } else { self.last_row };
         let puts_down = !self.is_explicit() || right.stored.get() >= given;
+        let parks = Arc::clone(self.parking.parks());
         let keep = right.context.db.run(async |tx| {
             let stored = right.position(&tx).await?;
             if stored.is_none_or(|stored| stored >= *sequence) {
@@ -224,13 +238,13 @@ where
                 tx.set(&key, &letter.to_bytes());
             }
             if puts_down {
-                right.advance(&tx, rows.to).await?;
+                right.advance(&tx, rows.to, &parks).await?;
             }
             Ok(true)
         });
         if !keep.await? {
             tracing::info!(shard = right.shard.0, %failure, "a row was put down as worked on while it was given up");
-            return self.worked(rows).await;
+            return self.worked(rows, 1).await;
         }
         if is_kept {
             tracing::error!(
@@ -245,6 +259,7 @@ where
         }
         self.failing = None;
         self.settle(rows);
+        self.last_row = *sequence;
         if puts_down {
             right.stored.raise(rows.to);
             self.was_written();

@@ -37,7 +37,7 @@ where
         if self.is_explicit() {
             let stored = self.db().run(async |tx| right.position(&tx).await).await?;
             // Rows of a shard that was dropped meanwhile have been superseded.
-            if stored.is_some_and(|stored| stored < self.last_row) {
+            if stored.is_some_and(|stored| stored < self.last_row) || self.parking.has_pending() {
                 return Ok(Drained::Behind);
             }
         }
@@ -80,7 +80,7 @@ async fn replace(
     }
     if !are_drained {
         if !is_put_down {
-            right.write(tx, end);
+            right.write_position(tx, end);
         }
         return Ok(Drained::Waits);
     }

@@ -1,0 +1,83 @@
+//! [`each_concurrent`]: an observer that works on several rows at once.
+
+use std::{future::Future, sync::Arc};
+
+use futures_util::{StreamExt, stream};
+
+use super::{GroupBatch, Observer, ObserverResult};
+use crate::state::feed::FeedRow;
+
+/// An observer that does `work` with each row by itself, with at most `most` of a batch at once (at least one).
+///
+/// The rows of a batch are of different ids, and a batch begins when the one before has ended: so the rows of each id come in order. If
+/// the work on some rows fails, the others of the batch still come to their ends; then everything up to the first row that has failed is put
+/// down as worked on, and the rest comes again, rows that have succeeded included. A panic counts as a failure of the whole batch.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
+/// use std::sync::Arc;
+///
+/// use notibus::{
+///     Bus, BusOptions, Notification,
+///     group::{ConsumerOptions, GroupOptions, each_concurrent},
+///     store::Database,
+/// };
+///
+/// let bus = Bus::open(&Database::memory(), BusOptions::default()).await?;
+/// let group = bus.group("indexer")?;
+/// group.create(&GroupOptions::default()).await?;
+/// let index = |row: Arc<Notification>| async move {
+///     println!("{}", row.name);
+///     Ok(())
+/// };
+/// let consumer = bus.consumer(&group, move |_| each_concurrent(8, index), ConsumerOptions::default()).await?;
+/// consumer.shutdown().await
+/// # }
+/// ```
+pub fn each_concurrent<R, F, W>(most: usize, work: F) -> impl Observer<R>
+where
+    R: FeedRow,
+    F: Fn(Arc<R>) -> W + Send + Sync + 'static,
+    W: Future<Output = ObserverResult> + Send,
+{
+    EachConcurrent { most: most.max(1), work }
+}
+
+/// See [`each_concurrent`].
+struct EachConcurrent<F> {
+    /// The most rows that are worked on at once.
+    most: usize,
+    /// What is done with a row.
+    work: F,
+}
+
+impl<R, F, W> Observer<R> for EachConcurrent<F>
+where
+    R: FeedRow,
+    F: Fn(Arc<R>) -> W + Send + Sync + 'static,
+    W: Future<Output = ObserverResult> + Send,
+{
+    async fn batch(&mut self, batch: GroupBatch<R>) -> ObserverResult {
+        let work = |(place, row): (usize, &Arc<R>)| {
+            let work = (self.work)(Arc::clone(row));
+            async move { (place, work.await) }
+        };
+        // Collected, so that what borrows the batch has a type of its own.
+        let works: Vec<_> = batch.rows.iter().enumerate().map(work).collect();
+        let mut works = stream::iter(works).buffer_unordered(self.most);
+        let mut first = None;
+        while let Some((place, worked)) = works.next().await {
+            if let Err(error) = worked
+                && first.as_ref().is_none_or(|(failed, _)| place < *failed)
+            {
+                first = Some((place, error));
+            }
+        }
+        drop(works);
+        let Some((failed, error)) = first else { return Ok(()) };
+        if let Some(done) = failed.checked_sub(1) {
+            batch.checkpoint_up_to(done).await?;
+        }
+        Err(error)
+    }
+}

@@ -1,0 +1,362 @@
+//! What of a shard is parked: ids with whose rows the observer has failed too often, and which are tried again by themselves.
+//!
+//! ```text
+//!                     it fails too often                  a checkpoint past its row
+//!  a row of the id ─────────────────────► pending ──────────────────────────────────► parked ──► tried again
+//!                                            ▲     its later rows, in place of those before  │
+//!                                            └───────────────────────────────────────────────┘
+//! ```
+//!
+//! What is pending is only in memory: as long as the checkpoint is not past the row, the row is in the feed, and comes again after a
+//! crash. Whichever transaction moves the checkpoint past it parks it, be it of the consumer or of its observer
+//! ([`Parks`]). What is tried again is always the row that is stored.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+    time::Duration,
+};
+
+use bytes::Bytes;
+
+use super::{Chunk, End, Task};
+use crate::{
+    base::{
+        encoding::Sequence,
+        env::Env,
+        error::{Error, Result},
+    },
+    roles::group::{
+        Checkpointer, GroupBatch, Observer,
+        batch::Parks,
+        observer::{Failure, Session},
+    },
+    state::{
+        feed::{FeedRow, StoredRow},
+        keys::{GroupParkedRow, ShardId},
+        skipped::Place,
+    },
+    store::{Isolation, RetryPolicy, Transaction},
+};
+
+/// The most ids that a group has parked, give or take what several shards park at once.
+const PARKED_MAX: usize = 1_000;
+
+/// What a shard's task knows of parked ids.
+#[derive(Default)]
+pub(super) struct Parking {
+    /// When each id that is parked in the store is to be tried again.
+    parked: HashMap<Bytes, Duration>,
+    /// What goes with the next checkpoints.
+    parks: Arc<Parks>,
+    /// Ids that a transaction may have parked of which nobody knows what came, so that it may yet.
+    doubted: BTreeSet<Bytes>,
+    /// How many the group had when they were last read.
+    all: usize,
+    /// Whether they are to be read again.
+    pub is_stale: bool,
+}
+
+impl Parking {
+    /// What goes with a checkpoint.
+    pub fn parks(&self) -> &Arc<Parks> {
+        &self.parks
+    }
+
+    /// Whether there are rows that only a checkpoint parks.
+    pub fn has_pending(&self) -> bool {
+        !self.parks.pending.is_empty()
+    }
+
+    /// Whether rows of `id` wait for others.
+    fn holds(&self, id: &[u8]) -> bool {
+        self.parked.contains_key(id) || self.parks.pending.contains_key(id)
+    }
+
+    /// Has `row` of `id` be parked by the next checkpoint that is past it.
+    fn add(&mut self, id: Bytes, row: GroupParkedRow) {
+        self.doubted.remove(&id);
+        let parks = Arc::make_mut(&mut self.parks);
+        parks.overtaken.remove(&id);
+        match parks.pending.get_mut(&id) {
+            Some(before) if before.sequence >= row.sequence => {}
+            Some(before) => {
+                (before.sequence, before.shard, before.row) = (row.sequence, row.shard, row.row);
+            }
+            None => drop(parks.pending.insert(id, row)),
+        }
+    }
+
+    /// What was pending up to `stored` is in the store, and due as `due` says, unless it was there before.
+    fn settle(&mut self, stored: Sequence, due: impl Fn(u32) -> Duration) {
+        if !self.parks.pending.values().any(|row| row.sequence <= stored) {
+            return;
+        }
+        let parks = Arc::make_mut(&mut self.parks);
+        let pending = std::mem::take(&mut parks.pending);
+        for (id, row) in pending {
+            if row.sequence <= stored {
+                self.parked.entry(id).or_insert_with(|| due(row.attempts));
+            } else {
+                parks.pending.insert(id, row);
+            }
+        }
+    }
+
+    /// Forgets what is only in memory: the rows come again. A transaction that is under way may still park them.
+    pub fn forget_pending(&mut self) {
+        let pending = std::mem::take(&mut Arc::make_mut(&mut self.parks).pending);
+        self.doubted.extend(pending.into_keys());
+        self.is_stale = true;
+    }
+
+    /// A checkpoint was written: transactions of before conflict with it.
+    pub fn was_written(&mut self) {
+        self.doubted.clear();
+        if !self.parks.overtaken.is_empty() {
+            Arc::make_mut(&mut self.parks).overtaken.clear();
+        }
+    }
+
+    /// When the next id is to be tried again.
+    pub fn next_due(&self) -> Option<Duration> {
+        self.parked.values().min().copied()
+    }
+
+    /// The id that is to be tried again by now, if there is one.
+    fn due(&self, now: Duration) -> Option<Bytes> {
+        let (id, _) =
+            self.parked.iter().filter(|(_, due)| **due <= now).min_by_key(|(id, due)| (**due, *id))?;
+        Some(id.clone())
+    }
+}
+
+impl<R, F, O> Task<R, F>
+where
+    R: FeedRow,
+    F: Fn(ShardId) -> O + Send + Sync + 'static,
+    O: Observer<R>,
+{
+    /// When an id is to be tried again that was tried so often.
+    fn due_after(&self, attempts: u32) -> Duration {
+        due_after(self.env(), &self.consuming.options.parked_retry, attempts)
+    }
+
+    /// Takes in what the last checkpoints have parked, and what somebody has asked for. Returns an id that is to be tried again by now.
+    pub(super) async fn follow_parked(&mut self) -> Result<Option<Bytes>> {
+        let (env, consuming) = (self.env().clone(), Arc::clone(&self.consuming));
+        let due = |attempts| due_after(&env, &consuming.options.parked_retry, attempts);
+        self.parking.settle(self.right.stored.get(), due);
+        if self.parking.is_stale || self.asked.has_changed().unwrap_or(false) {
+            self.asked.mark_unchanged();
+            self.load_parked().await?;
+        }
+        Ok(self.parking.due(env.now()))
+    }
+
+    /// Reads which ids are parked that are routed to the shard.
+    pub(super) async fn load_parked(&mut self) -> Result<()> {
+        let (right, feed) = (&self.right, self.consuming.group.raw());
+        let keys = &right.context.keys;
+        let read = async |tx: Transaction| {
+            right.lease.check(&tx).await?;
+            let rows = tx.all_rows(keys.group_parked_ids(&right.group), Isolation::Snapshot).await?;
+            let (mut mine, all) = (Vec::new(), rows.len());
+            if rows.is_empty() {
+                return Ok((mine, all));
+            }
+            let topology = feed.topology(&tx).await?;
+            for (key, value) in rows {
+                let id = keys.group_parked_id(&key)?;
+                match topology.shard_beside(feed, right.shard, &id) {
+                    Ok(shard) if shard == right.shard => {
+                        mine.push((id, key, GroupParkedRow::from_bytes(&value)));
+                    }
+                    // A shard that was dropped has nothing to read; its successors have what is parked.
+                    Ok(_) | Err(Error::NoShard { is_trimmed: true, .. }) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            Ok((mine, all))
+        };
+        let (mine, all) = self.db().run(read).await?;
+        let mut before = std::mem::take(&mut self.parking.parked);
+        for (id, key, row) in mine {
+            let due = match row {
+                Ok(row) if row.attempts == 0 => self.env().now(),
+                Ok(row) => before.remove(&id).unwrap_or_else(|| self.due_after(row.attempts)),
+                // Its later rows wait until somebody has looked at it.
+                Err(error) => {
+                    self.right.context.skip(&Place::Key(key), &error);
+                    Duration::MAX
+                }
+            };
+            self.parking.doubted.remove(&id);
+            self.parking.parked.insert(id, due);
+        }
+        (self.parking.all, self.parking.is_stale) = (all, false);
+        Ok(())
+    }
+
+    /// Takes out of `decoded`, which are those of `rows`, what has to wait behind a parked row of its id.
+    pub(super) fn hold_back(&mut self, decoded: Vec<Arc<R>>, rows: &mut Chunk) -> Vec<Arc<R>> {
+        let parking = &self.parking;
+        if parking.parked.is_empty() && !parking.has_pending() && parking.doubted.is_empty() {
+            return decoded;
+        }
+        let mut given = Vec::with_capacity(decoded.len());
+        for (row, stored) in decoded.into_iter().zip(&rows.rows) {
+            let id = Bytes::copy_from_slice(row.id());
+            if self.parking.holds(&id) {
+                let waits = self.parked_row(stored, 0, String::new());
+                self.parking.add(id, waits);
+                continue;
+            }
+            if self.parking.doubted.contains(&id) {
+                Arc::make_mut(&mut self.parking.parks).overtaken.insert(id);
+            }
+            given.push(row);
+        }
+        rows.last_given = given.last().map(|row| row.sequence());
+        given
+    }
+
+    /// `row` as it is parked.
+    fn parked_row(
+        &self,
+        StoredRow { sequence, value }: &StoredRow,
+        attempts: u32,
+        error: String,
+    ) -> GroupParkedRow {
+        let (shard, after, at_ms) = (self.right.shard, self.read, self.env().wall_ms());
+        GroupParkedRow { shard, after, sequence: *sequence, attempts, at_ms, error, row: value.clone() }
+    }
+
+    /// Parks the id of the only row of `rows`, which has failed so often, unless too many are. Returns whether it is parked, or to be
+    /// with the next checkpoint.
+    pub(super) async fn park(&mut self, rows: &Chunk, attempts: u32, failure: &Failure) -> Result<bool> {
+        if self.parking.all.max(self.parking.parked.len()) >= PARKED_MAX {
+            return Ok(false);
+        }
+        let stored = &rows.rows[0];
+        let id = Bytes::copy_from_slice(R::from_stored(stored.sequence, &stored.value)?.id());
+        let row = self.parked_row(stored, attempts, failure.text.clone());
+        self.parking.add(id, row);
+        self.parking.all += 1;
+        self.right.context.stats.group_parked.add(1);
+        tracing::error!(
+            group = %self.right.group,
+            shard = self.right.shard.0,
+            sequence = %stored.sequence,
+            attempts,
+            error = %failure,
+            "a group parks an id: its rows wait, and are tried again"
+        );
+        self.failing = None;
+        let is_whole = self.is_put_down();
+        self.settle(rows);
+        if is_whole {
+            // In place of what the observer would have put down.
+            self.write_checkpoint(rows.to).await?;
+        }
+        self.recovered().await;
+        Ok(true)
+    }
+
+    /// Whether all rows that the observer was given are put down, or this may put them down for it.
+    pub(super) fn is_put_down(&self) -> bool {
+        !self.is_explicit() || self.right.stored.get() >= self.last_row
+    }
+
+    /// Gives the stored row of `id` to the observer, once.
+    pub(super) async fn retry_parked(
+        &mut self,
+        session: &mut Session<R, O>,
+        id: Bytes,
+    ) -> Result<Option<End>> {
+        let right = Arc::clone(&self.right);
+        let key = right.context.keys.group_parked(&right.group, &id);
+        let read = async |tx: Transaction| {
+            right.lease.check(&tx).await?;
+            tx.get(&key, Isolation::Snapshot).await
+        };
+        let Some(stored) = right.context.db.run(read).await? else {
+            // Somebody has dropped it, or the observer has put it down with an effect.
+            self.parking.parked.remove(&id);
+            return Ok(None);
+        };
+        let decoded = GroupParkedRow::from_bytes(&stored)
+            .and_then(|parked| Ok((R::from_stored(parked.sequence, &parked.row)?, parked)));
+        let (row, GroupParkedRow { after, sequence, attempts, .. }) = match decoded {
+            Ok(decoded) => decoded,
+            Err(error) => {
+                right.context.skip(&Place::Key(key.into()), &error);
+                self.parking.parked.insert(id, Duration::MAX);
+                return Ok(None);
+            }
+        };
+        let attempt = attempts.saturating_add(1);
+        let batch = GroupBatch {
+            shard: right.shard,
+            rows: vec![Arc::new(row)],
+            after,
+            to: sequence,
+            attempt,
+            fencing_token: self.token,
+            checkpointer: Checkpointer::of_parked(&right, id.clone(), sequence),
+        };
+        match self.watched(session.batch(batch), attempt).await {
+            Ok(()) => {
+                let unpark = async |tx: Transaction| {
+                    // Whether it was done before does not matter.
+                    let _ = right.unpark(&tx, &id, sequence).await?;
+                    Ok(tx.get(&key, Isolation::Snapshot).await?.is_some())
+                };
+                let has_more = right.context.db.run(unpark).await?;
+                right.context.stats.group_rows.add(1);
+                tracing::info!(group = %right.group, shard = right.shard.0, attempt, "a parked row is worked on");
+                self.retried(id, has_more, 0);
+                Ok(None)
+            }
+            Err(failure) => {
+                self.note_retry(&key, id, attempt, &failure).await?;
+                if failure.is_panic { self.over().await } else { Ok(None) }
+            }
+        }
+    }
+
+    /// Puts down that what is parked of `id` under `key` has failed again.
+    async fn note_retry(&mut self, key: &[u8], id: Bytes, attempts: u32, failure: &Failure) -> Result<()> {
+        let right = Arc::clone(&self.right);
+        right.context.stats.group_errors.add(1);
+        right.context.stats.group_panics.add(failure.is_panic.into());
+        let note = async |tx: Transaction| {
+            right.lease.check(&tx).await?;
+            let Some(value) = tx.get(key, Isolation::Serializable).await? else { return Ok(false) };
+            let (at_ms, error) = (right.context.env().wall_ms(), failure.text.clone());
+            let parked = GroupParkedRow { attempts, at_ms, error, ..GroupParkedRow::from_bytes(&value)? };
+            tx.set(key, &parked.to_bytes());
+            Ok(true)
+        };
+        let has_more = right.context.db.run(note).await?;
+        self.retried(id, has_more, attempts);
+        Ok(())
+    }
+
+    /// What was parked of `id` was tried, so often if it has failed; something of it is left, or not.
+    fn retried(&mut self, id: Bytes, has_more: bool, attempts: u32) {
+        if has_more {
+            let due = self.due_after(attempts);
+            self.parking.parked.insert(id, due);
+        } else {
+            self.parking.parked.remove(&id);
+        }
+        self.moved = self.env().now();
+    }
+}
+
+/// When an id is to be tried again that was tried so often.
+fn due_after(env: &Env, retry: &RetryPolicy, attempts: u32) -> Duration {
+    let pause = if attempts == 0 { Duration::ZERO } else { retry.backoff(attempts, env) };
+    env.now().saturating_add(pause)
+}
