@@ -1,0 +1,165 @@
+//! What grows with what: the slopes of `docs/scale.md`, measured at small sizes in paused time, by what is asked of the store.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+#[path = "../common/mod.rs"]
+mod common;
+
+use std::time::Duration;
+
+use common::{db, record, row_with, unpolled, until};
+use notibus::{
+    Bus, BusOptions, Dispatcher, DispatcherOptions, Filter, NodeOptions, NotifierOptions,
+    node::Role,
+    store::{
+        Database,
+        testing::{Faults, OperationCounts},
+    },
+};
+
+/// A bus that counts what is asked of its store, and the same one without counts, for everybody else.
+struct World {
+    faults: Faults,
+    counted: Bus,
+    others: Bus,
+    store: Database,
+}
+
+impl World {
+    async fn new(partitions: u32, shards: u32) -> Self {
+        let store = Database::memory();
+        let faults = Faults::new(&store);
+        let options = || BusOptions { partitions, shards, ..BusOptions::default() };
+        let others = Bus::open(&store, options()).await.unwrap();
+        let counted = Bus::open(&faults.database(), options()).await.unwrap();
+        Self { faults, counted, others, store }
+    }
+
+    /// What is counted while `work` goes on.
+    async fn during<T>(&self, work: impl Future<Output = T>) -> OperationCounts {
+        let before = self.faults.counts();
+        work.await;
+        self.faults.counts() - before
+    }
+}
+
+/// `more` is `times` as much as `less`, within so many percent of that.
+fn is_times(more: u64, less: u64, times: u64, percent: u64) -> bool {
+    let expected = less * times;
+    more * 100 <= expected * (100 + percent) && more * 100 >= expected * (100 - percent)
+}
+
+/// What an idle node asks in ten minutes among `nodes` others.
+async fn idle_among(nodes: usize) -> OperationCounts {
+    let world = World::new(1, 1).await;
+    let mut others = Vec::new();
+    for _ in 0..nodes {
+        let node = world.others.node(NodeOptions::default()).await.unwrap();
+        let role = node.announce(Role::HTTP).await.unwrap();
+        others.push((node, role));
+    }
+    let node = world.counted.node(NodeOptions::default()).await.unwrap();
+    let _role = node.announce(Role::HTTP).await.unwrap();
+    tokio::time::sleep(Duration::from_mins(1)).await;
+    world.during(tokio::time::sleep(Duration::from_mins(10))).await
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_idle_node_asks_as_much_among_many_as_among_some() {
+    let (some, many) = (idle_among(16).await, idle_among(128).await);
+    println!("16 nodes: {some:?}\n128 nodes: {many:?}");
+    assert!(is_times(many.commits, some.commits, 1, 5));
+    assert!(is_times(many.write_commits, some.write_commits, 1, 5));
+    // Where the ring begins again it takes two reads instead of one.
+    assert!(many.reads <= some.reads * 2 && some.reads <= many.reads * 2);
+    assert!(is_times(many.read_bytes, some.read_bytes, 1, 10));
+}
+
+/// What it takes to fold 50 updates of one database, one after the other, among so many databases.
+async fn folds_among(databases: usize) -> OperationCounts {
+    let world = World::new(1, 1).await;
+    let notifier = world.counted.notifier(unpolled()).await.unwrap();
+    for n in 0..databases {
+        record(&world.store, &world.others, &db(&format!("db{n:06}"), 1), [1, 0, 0, 0]).await;
+    }
+    until("all are folded", async || world.others.is_drained().await.unwrap()).await;
+    let one = db("db000000", 1);
+    let spent = world
+        .during(async {
+            for n in 1..=50 {
+                record(&world.store, &world.others, &one, [0, 0, 1, 0]).await;
+                row_with(&world.others, &one, [1, 0, n, 0]).await;
+            }
+        })
+        .await;
+    notifier.shutdown().await.unwrap();
+    spent
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fold_costs_the_same_among_many_databases_as_among_some() {
+    let (some, many) = (folds_among(100).await, folds_among(1_000).await);
+    println!("100 databases: {some:?}\n1,000 databases: {many:?}");
+    assert!(is_times(many.reads, some.reads, 1, 10));
+    assert!(is_times(many.read_bytes, some.read_bytes, 1, 10));
+    assert!(is_times(many.written_bytes, some.written_bytes, 1, 10));
+}
+
+/// What a dispatcher reads of `events` events, of which its only subscriber wants none.
+async fn tail_of(events: u64) -> OperationCounts {
+    let world = World::new(1, 1).await;
+    let notifier = world.others.notifier(unpolled()).await.unwrap();
+    let dispatcher: Dispatcher = world.counted.dispatcher(DispatcherOptions::default()).await.unwrap();
+    let _subscription = dispatcher.subscribe(Filter::name("none").unwrap()).stream();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let rows = world.counted.stats().rows_tailed;
+    let spent = world
+        .during(async {
+            for n in 0..events {
+                let db = db(&format!("db{n:06}"), 1);
+                record(&world.store, &world.others, &db, [1, 0, 0, 0]).await;
+                row_with(&world.others, &db, [1, 0, 0, 0]).await;
+            }
+            until("all are read", async || world.counted.stats().rows_tailed - rows == events).await;
+        })
+        .await;
+    notifier.shutdown().await.unwrap();
+    spent
+}
+
+/// The line of the table that does not scale: whatever its subscribers want, each dispatcher reads each row.
+#[tokio::test(start_paused = true)]
+async fn a_dispatcher_reads_the_whole_feed() {
+    let (less, more) = (tail_of(100).await, tail_of(400).await);
+    println!("100 events: {less:?}\n400 events: {more:?}");
+    assert!(is_times(more.read_bytes, less.read_bytes, 4, 25));
+}
+
+/// What the second notifier of a bus asks until both have their shares.
+async fn join_of(partitions: u32) -> OperationCounts {
+    let world = World::new(partitions, 1).await;
+    let options =
+        || NotifierOptions { poll_interval: Duration::from_hours(10), ..NotifierOptions::default() };
+    let first = world.others.notifier(options()).await.unwrap();
+    let mut second = None;
+    let spent = world
+        .during(async {
+            let notifier = world.counted.notifier(options()).await.unwrap();
+            let half = partitions as usize / 2;
+            until("both have a half", async || notifier.partitions().len() == half).await;
+            second = Some(notifier);
+        })
+        .await;
+    first.shutdown().await.unwrap();
+    second.unwrap().shutdown().await.unwrap();
+    spent
+}
+
+#[tokio::test(start_paused = true)]
+async fn joining_a_pool_costs_in_proportion_to_its_resources() {
+    let (less, more) = (join_of(128).await, join_of(1_024).await);
+    println!("128 partitions: {less:?}\n1,024 partitions: {more:?}");
+    // Eight times as many; fewer if what is fixed counts, and not by the square.
+    assert!(more.read_bytes <= less.read_bytes * 8 * 3 / 2, "{} after {}", more.read_bytes, less.read_bytes);
+    assert!(more.written_bytes <= less.written_bytes * 8 * 3 / 2);
+}
