@@ -4,6 +4,7 @@
 
 pub(crate) mod bugs;
 pub(crate) mod cursor;
+pub(crate) mod durations;
 pub(crate) mod encoding;
 pub(crate) mod env;
 pub(crate) mod error;

@@ -1,6 +1,9 @@
 //! [`Bus`]: opens the bus in a store and starts its roles.
 
+mod canary;
 mod node;
+#[cfg(feature = "http")]
+pub(crate) mod observed;
 #[cfg(feature = "http")]
 mod readiness;
 mod relocation;

@@ -7,8 +7,9 @@ use std::{
 };
 
 use futures_util::future::BoxFuture;
+use tokio::task::JoinSet;
 
-use super::{Bus, Node, status::BusStatus};
+use super::{Bus, Node, canary, status::BusStatus};
 use crate::{
     base::error::{Error, Result},
     roles::{
@@ -31,6 +32,10 @@ pub struct Roles {
     pub notifier: Option<NotifierOptions>,
     /// How it drops what is old; `None` leaves that to other nodes. Default: with the default options.
     pub janitor: Option<JanitorOptions>,
+    /// How often the node records an event of its own, and waits for its delivery: one that does not come back keeps the node from being
+    /// ready, and how long it took is a metric. It costs a transaction, a fold and a row each time, and subscribers of everything see
+    /// the database `_notibus/canary` updated as often. Default: never.
+    pub canary_interval: Option<Duration>,
     /// How long [`Running::shutdown`] takes at most: one half for feeds, connections and subscribers, which are cut off then, and
     /// one half for leaving the bus. [`Duration::MAX`] means "as long as it takes". Default: 10 s.
     pub shutdown_timeout: Duration,
@@ -43,6 +48,7 @@ impl Default for Roles {
             dispatcher: DispatcherOptions::default(),
             notifier: Some(NotifierOptions::default()),
             janitor: Some(JanitorOptions::default()),
+            canary_interval: None,
             shutdown_timeout: Duration::from_secs(10),
         }
     }
@@ -74,6 +80,8 @@ pub(crate) type Ending = Box<dyn FnOnce() -> BoxFuture<'static, ()> + Send>;
 /// ```
 #[must_use = "dropping it stops all roles: nothing is delivered any more"]
 pub struct Running {
+    /// Records events of its own, if that is wanted.
+    canary: JoinSet<()>,
     /// What serves clients, in the order in which it ends.
     endings: Mutex<Vec<Ending>>,
     /// Delivers.
@@ -103,7 +111,10 @@ impl Bus {
 impl Running {
     /// Starts `roles` on a node of their own.
     async fn start(bus: &Bus, roles: Roles) -> Result<Self> {
-        let Roles { node, dispatcher, notifier, janitor, shutdown_timeout } = roles;
+        let Roles { node, dispatcher, notifier, janitor, canary_interval, shutdown_timeout } = roles;
+        if canary_interval.is_some_and(|interval| interval.is_zero()) {
+            return Err(Error::invalid("canary interval", "it is zero"));
+        }
         if let Some(options) = &notifier {
             options.check()?;
         }
@@ -124,8 +135,12 @@ impl Running {
         };
         match begun.await {
             Ok((notifier, janitor, dispatcher)) => {
+                let mut canary = JoinSet::new();
+                if let Some(interval) = canary_interval {
+                    canary.spawn(canary::run(bus.clone(), dispatcher.subscriptions(), interval));
+                }
                 let (endings, bus) = (Mutex::default(), bus.clone());
-                Ok(Self { endings, dispatcher, notifier, janitor, node, bus, shutdown_timeout })
+                Ok(Self { canary, endings, dispatcher, notifier, janitor, node, bus, shutdown_timeout })
             }
             Err(error) => {
                 // The first failure is the one to tell; a node that cannot leave expires.
@@ -177,7 +192,7 @@ impl Running {
     /// Fails with [`Error::GaveUp`] of what has taken longer than [`Roles::shutdown_timeout`] allows, and with what the store has
     /// failed with. Whatever failed, the rest is ended as well.
     pub async fn shutdown(self) -> Result<()> {
-        let Self { endings, dispatcher, notifier, janitor, node, bus, shutdown_timeout } = self;
+        let Self { mut canary, endings, dispatcher, notifier, janitor, node, bus, shutdown_timeout } = self;
         let half = shutdown_timeout / 2;
         let within = async |what, work: BoxFuture<'_, Result<()>>| {
             tokio::select! {
@@ -188,6 +203,7 @@ impl Running {
         };
         let endings = endings.into_inner().unwrap_or_else(PoisonError::into_inner);
         let close = async move {
+            canary.shutdown().await;
             for ending in endings {
                 ending().await;
             }

@@ -1,24 +1,10 @@
 //! [`Stats`]: what the roles of one process have done, as plain counts.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
-use crate::base::{encoding::Counters, health::Health};
-
-/// A count that only grows.
-#[derive(Debug, Default)]
-pub(crate) struct Count(AtomicU64);
-
-impl Count {
-    /// Adds `n`.
-    pub fn add(&self, n: u64) {
-        self.0.fetch_add(n, Ordering::Relaxed);
-    }
-
-    /// The count.
-    pub fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
-}
+use crate::base::{
+    durations::{Count, Durations},
+    encoding::Counters,
+    health::Health,
+};
 
 /// Declares the counts, and the snapshot that is shown.
 macro_rules! stats {
@@ -29,6 +15,10 @@ macro_rules! stats {
             $($(#[doc = $doc])* pub $name: Count,)*
             /// Events folded, in the lanes' order.
             folded: [Count; 4],
+            /// How long folds took, of those that have written something.
+            pub fold_durations: Durations,
+            /// How long it took from the commit of a canary's event to its delivery.
+            pub deliveries: Durations,
             /// What keeps the roles from their work.
             pub health: Health,
         }

@@ -1,6 +1,12 @@
 //! [`Database`]: a handle on a store, whichever backend keeps it.
 
-use std::{path::Path, sync::Arc};
+use std::{
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
 use super::{
     FolderReport, RetryPolicy, Transaction,
@@ -38,6 +44,17 @@ pub struct Database {
     env: Env,
     /// By which runs know their own commits again.
     ids: Arc<TransactionIds>,
+    /// What runs of all handles on it have come to.
+    runs: Arc<Runs>,
+}
+
+/// How often transactions were run.
+#[derive(Debug, Default)]
+struct Runs {
+    /// Those that were committed, with or without writes.
+    commits: AtomicU64,
+    /// Attempts that have failed and were made again.
+    retries: AtomicU64,
 }
 
 impl Database {
@@ -148,7 +165,7 @@ impl Database {
 
     /// The handle of a new process on the store behind `backend`.
     pub(super) fn new(backend: Arc<dyn Backend>, env: Env) -> Self {
-        Self { backend, env, ids: Arc::default() }
+        Self { backend, env, ids: Arc::default(), runs: Arc::default() }
     }
 
     /// A new store in memory, without a handle on it.
@@ -169,6 +186,7 @@ impl Database {
             backend: Arc::new(wrap(Arc::clone(&self.backend))),
             env: self.env.clone(),
             ids: Arc::new(self.ids.of_another_process()),
+            runs: Arc::clone(&self.runs),
         }
     }
 
@@ -220,13 +238,22 @@ impl Database {
             let tx = tries.transaction();
             let error = match body(tx.clone()).await {
                 Ok(value) => match tx.commit().await {
-                    Ok(_) => return Ok(value),
+                    Ok(_) => {
+                        self.runs.commits.fetch_add(1, Ordering::Relaxed);
+                        return Ok(value);
+                    }
                     Err(error) => error,
                 },
                 Err(error) => error,
             };
             tries.recover(error).await?;
+            self.runs.retries.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    /// How many transactions [`Database::run`] has committed through any clone of this handle, and how many attempts it has made again.
+    pub fn runs(&self) -> (u64, u64) {
+        (self.runs.commits.load(Ordering::Relaxed), self.runs.retries.load(Ordering::Relaxed))
     }
 
     /// Whether whoever has used the store under `name` before is dead: [`Backend::is_first_use`].

@@ -80,6 +80,10 @@ pub struct Args {
     /// How many rows of `_db_updates` are kept in memory for live feeds, some 1 KB each; those further behind read the store.
     #[arg(long, default_value_t = ROWS_KEPT_MAX)]
     rows_kept_max: usize,
+    /// How often the node records an event of its own, and waits for its delivery: `ready` and the metric of delivery times rest on it
+    /// then. It is seen as updates of the database `_notibus/canary`. Default: never.
+    #[arg(long, value_parser = humantime::parse_duration)]
+    canary: Option<Duration>,
     /// The most of the parameter `timeout`, and what it is by default.
     #[arg(long, default_value = "60s", value_parser = humantime::parse_duration)]
     timeout_max: Duration,
@@ -128,7 +132,8 @@ pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
     let mut stopped = stopped()?;
     let db = args.store.open().await?;
     let dispatcher = DispatcherOptions { ring_rows_max: args.rows_kept_max, ..DispatcherOptions::default() };
-    let roles = Roles { dispatcher, shutdown_timeout: deadline.0, ..Roles::default() };
+    let roles =
+        Roles { dispatcher, canary_interval: args.canary, shutdown_timeout: deadline.0, ..Roles::default() };
     let mut starting = Box::pin(start(&db, args.prefix.as_bytes(), listener, roles, options, limits));
     let running = tokio::select! {
         biased;

@@ -23,7 +23,7 @@ use crate::{
         env::Env,
         error::{Error, Result},
     },
-    bus::Bus,
+    bus::{Bus, observed::Watch},
     roles::{
         changes::LOOK_INTERVAL,
         dispatcher::{Dispatcher, Subscriptions},
@@ -150,6 +150,8 @@ pub(super) struct Inner {
     pub admission: Arc<Admission>,
     /// What was done.
     pub metrics: Metrics,
+    /// What is seen of the bus by looking more than once.
+    pub watch: Watch,
     /// Counts the reshards that were asked for here, and wakes the feeds of single shards.
     pub reshards: watch::Sender<u64>,
     /// Turns true when all feeds have to end.
@@ -196,6 +198,7 @@ impl Api {
             doc_reads: Semaphore::new(options.doc_reads_max),
             admission: Admission::new(options.feeds_per_client_max),
             metrics: Metrics::default(),
+            watch: Watch::default(),
             reshards: watch::Sender::new(0),
             closing: watch::Sender::new(false),
             options,

@@ -1,19 +1,25 @@
 //! [`Metrics`]: what the routers have done; and all counts of the process as Prometheus reads them.
 
+use std::{sync::atomic::AtomicU64, time::Duration};
+
 use prometheus_client::{
-    encoding::text,
+    encoding::{EncodeMetric, MetricEncoder, NoLabelSet, text},
     metrics::{
+        MetricType,
         counter::{ConstCounter, Counter},
         family::Family,
-        gauge::ConstGauge,
+        gauge::{ConstGauge, Gauge},
     },
-    registry::Registry,
+    registry::{Registry, Unit},
 };
 
 use tokio::runtime::Handle;
 
 use super::{Inner, refusals::Refusals};
-use crate::base::event::EventKind;
+use crate::{
+    base::{durations::Durations, event::EventKind},
+    bus::observed::Observed,
+};
 
 /// The names and values by which counts are told apart.
 type Labels = Vec<(&'static str, String)>;
@@ -40,9 +46,112 @@ impl Metrics {
     }
 }
 
+/// What the process counts of the store and of its work.
+fn register_bus(registry: &mut Registry, inner: &Inner) {
+    let (db, stats) = (inner.bus.store(), &inner.feed.context.stats);
+    let (commits, retries) = db.runs();
+    registry.register("store_commits", "Transactions that were committed", ConstCounter::new(commits));
+    registry.register(
+        "store_retries",
+        "Attempts of transactions that were made again",
+        ConstCounter::new(retries),
+    );
+    let failed = i64::from(db.failure().is_some());
+    registry.register("store_failed", "Whether the store takes no more writes", ConstGauge::new(failed));
+    let troubles = i64::try_from(stats.health.troubles().len()).unwrap_or(i64::MAX);
+    registry.register("troubles", "Things that fail now, and are tried again", ConstGauge::new(troubles));
+    let partitions = i64::from(inner.feed.context.config.partitions);
+    registry.register("partitions", "Partitions of the bus", ConstGauge::new(partitions));
+    let histograms = [
+        ("fold", "How long folds took that have written something", &stats.fold_durations),
+        (
+            "delivery",
+            "From the commit of an event to its delivery, measured by the canary",
+            &stats.deliveries,
+        ),
+    ];
+    for (name, what, durations) in histograms {
+        registry.register_with_unit(name, what, Unit::Seconds, Histogram::of(durations));
+    }
+}
+
+/// What was seen of the whole bus. All nodes tell the same.
+fn register_observed(registry: &mut Registry, observed: &Observed) {
+    let gauge = |count: u64| ConstGauge::new(i64::try_from(count).unwrap_or(i64::MAX));
+    let nodes = Family::<Labels, Gauge>::default();
+    for (state, count) in [("living", observed.living), ("silent", observed.silent)] {
+        let count = i64::try_from(count).unwrap_or(i64::MAX);
+        nodes.get_or_create(&vec![("state", state.to_owned())]).set(count);
+    }
+    registry.register("nodes", "Nodes of the bus, by whether their heartbeat goes on", nodes);
+    let leases = Family::<Labels, Gauge>::default();
+    for (pool, count) in observed.leases {
+        let count = i64::try_from(count).unwrap_or(i64::MAX);
+        leases.get_or_create(&vec![("pool", pool.to_owned())]).set(count);
+    }
+    registry.register("leases", "Leases that nodes hold, by what is divided", leases);
+    registry.register(
+        "backlog_rows",
+        "Databases with events that wait to be folded, up to 10,000",
+        gauge(observed.backlog.rows),
+    );
+    registry.register_with_unit(
+        "backlog_oldest",
+        "For how long events were seen to wait without a fold of their partition",
+        Unit::Seconds,
+        ConstGauge::new(observed.oldest.as_secs_f64()),
+    );
+    let rows = Family::<Labels, Gauge>::default();
+    let ages = Family::<Labels, Gauge<f64, AtomicU64>>::default();
+    for (group, behind, age_ms) in &observed.groups {
+        let labels = vec![("group", group.clone())];
+        rows.get_or_create(&labels).set(i64::try_from(*behind).unwrap_or(i64::MAX));
+        ages.get_or_create(&labels).set(Duration::from_millis(*age_ms).as_secs_f64());
+    }
+    registry.register("group_lag_rows", "Rows that groups of the notifications are behind", rows);
+    registry.register_with_unit(
+        "group_lag",
+        "For how long the oldest of these rows has waited, by wall clocks",
+        Unit::Seconds,
+        ages,
+    );
+}
+
+/// Durations, as they were when it was made.
+#[derive(Debug)]
+struct Histogram {
+    /// Their sum in seconds.
+    sum: f64,
+    /// How many there are up to each bound.
+    counts: Vec<(f64, u64)>,
+}
+
+impl Histogram {
+    /// As they are now.
+    fn of(durations: &Durations) -> Self {
+        let (sum, counts) = durations.snapshot();
+        Self { sum, counts }
+    }
+}
+
+impl EncodeMetric for Histogram {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> std::fmt::Result {
+        let count = self.counts.iter().map(|(_, count)| count).sum();
+        encoder.encode_histogram::<NoLabelSet>(self.sum, count, &self.counts, None)
+    }
+
+    fn metric_type(&self) -> MetricType {
+        MetricType::Histogram
+    }
+}
+
 /// All counts of the process, and of the listener that was asked, if it is ours.
-pub(super) fn encode(inner: &Inner, refusals: Option<&Refusals>) -> String {
+pub(super) fn encode(inner: &Inner, refusals: Option<&Refusals>, observed: Option<&Observed>) -> String {
     let mut registry = Registry::with_prefix("notibus");
+    register_bus(&mut registry, inner);
+    if let Some(observed) = observed {
+        register_observed(&mut registry, observed);
+    }
     let stats = inner.bus.stats();
     for (name, what, count) in stats.each() {
         registry.register(name, what.trim().trim_end_matches('.'), ConstCounter::new(count));

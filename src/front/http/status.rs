@@ -1,4 +1,4 @@
-//! `/_notibus/health`, `/_notibus/status` and `/_notibus/metrics`: how the node and the bus are.
+//! `/_notibus/health`, `/_notibus/status` and `/_notibus/metrics`: how the node and the bus are; and `/_notibus/`, a page that shows it.
 
 use std::sync::Arc;
 
@@ -23,13 +23,15 @@ use crate::base::error::Result;
 
 impl Api {
     /// How the node and the bus are: `/_notibus/health/live` and `/_notibus/health/ready` for everyone, `/_notibus/status` and
-    /// `/_notibus/metrics` for admins and those who have the role for them.
+    /// `/_notibus/metrics` for admins and those who have the role for them. The page `/_notibus/` shows what its reader may ask for.
     pub fn status(&self) -> Router {
-        let open = at(Router::new(), "/_notibus/health/live", get(live));
+        let open = at(Router::new(), "/_notibus/health/live", get(health));
         let open = at(open, "/_notibus/health/ready", get(ready));
         let open = at(open, "/_notibus/health", get(ready));
         let admin = at(Router::new(), "/_notibus/status", get(status));
         let admin = at(admin, "/_notibus/metrics", get(scrape));
+        // It shows nothing by itself: all that it shows it asks for, with the rights of its reader.
+        let open = at(open, "/_notibus", get(page));
         let [open, admin] = [open, admin].map(|router| {
             router.method_not_allowed_fallback(method_not_allowed).with_state(Arc::clone(&self.inner))
         });
@@ -64,7 +66,7 @@ fn unavailable(cause: &str, reason: &str) -> Response {
 }
 
 /// The process lives, and its store takes writes: if it takes no more, only another start can help.
-async fn live(State(inner): State<Arc<Inner>>) -> Response {
+async fn health(State(inner): State<Arc<Inner>>) -> Response {
     match inner.bus.store().failure() {
         None => api::json(StatusCode::OK, &json!({ "status": "ok" })),
         Some(_) => unavailable("failed", "The store takes no more writes; /_notibus/status says why."),
@@ -102,10 +104,24 @@ async fn read(inner: &Inner) -> Result<Value> {
     Ok(told)
 }
 
+/// The page that shows what happens.
+async fn page() -> Response {
+    let mut response = Response::new(Body::from(include_str!("live.html")));
+    let policy = "default-src 'none'; connect-src 'self'; img-src data:; script-src 'unsafe-inline'; style-src 'unsafe-inline'; \
+                  base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/html; charset=utf-8"));
+    headers.insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(policy));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    response
+}
+
 /// The counts, for Prometheus.
 async fn scrape(State(inner): State<Arc<Inner>>, request: Request) -> Response {
-    let refusals = request.extensions().get::<Refusals>();
-    let mut response = Response::new(Body::from(metrics::encode(&inner, refusals)));
+    let (parts, _) = request.into_parts();
+    let refusals = parts.extensions.get::<Refusals>();
+    let observed = inner.watch.look(&inner.bus).await;
+    let mut response = Response::new(Body::from(metrics::encode(&inner, refusals, observed.as_deref())));
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
     response

@@ -64,28 +64,34 @@ impl Fanout {
 }
 
 /// A way to a dispatcher that does not keep it running: once it has ended, so does what subscribes.
-#[cfg(feature = "http")]
 #[derive(Debug, Clone)]
 pub(crate) struct Subscriptions(Arc<Shared>);
 
-#[cfg(feature = "http")]
 impl Subscriptions {
     /// To the dispatcher of `shared`.
     pub(super) fn new(shared: &Arc<Shared>) -> Self {
         Self(Arc::clone(shared))
     }
 
+    /// As [`Dispatcher::reached`](super::Dispatcher::reached).
+    pub async fn reached(&self, version: u64) -> Result<Sequence> {
+        self.0.reached(version).await
+    }
+
     /// As [`Fanout::subscribe`].
+    #[cfg(feature = "http")]
     pub fn subscribe(&self, filter: Filter) -> Subscribe {
         Subscribe::new(Arc::clone(&self.0), filter)
     }
 
     /// As [`Fanout::position`].
+    #[cfg(feature = "http")]
     pub fn position(&self) -> Sequence {
         self.0.ring.position()
     }
 
     /// As [`Fanout::subscribers`].
+    #[cfg(feature = "http")]
     pub fn subscribers(&self) -> usize {
         self.0.subscribers.len()
     }

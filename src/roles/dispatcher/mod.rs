@@ -48,7 +48,6 @@ mod tail;
 #[cfg(test)]
 mod tests;
 
-#[cfg(feature = "http")]
 pub(crate) use self::fanout::Subscriptions;
 pub use self::{
     callback::CallbackHandle,

@@ -157,7 +157,6 @@ impl Dispatcher {
     }
 
     /// A way to it that does not keep it running.
-    #[cfg(feature = "http")]
     pub(crate) fn subscriptions(&self) -> super::fanout::Subscriptions {
         super::fanout::Subscriptions::new(self.fanout.shared())
     }

@@ -153,12 +153,16 @@ impl Task {
                 rows_max: self.options.fold_rows_max,
                 size_max: self.size_max,
             };
+            let began = self.context.env().now();
             let done = match folder.fold(self.folds, from.as_ref(), &mut self.unsettled).await {
                 Err(error) if self.shrink(&error) => continue,
                 done => done?,
             };
             self.size_max = self.size_max.saturating_add(self.size_max / 16).min(SIZE_MAX);
             has_left |= !done.skipped.is_empty();
+            if done.committed {
+                self.context.stats.fold_durations.add(self.context.env().now().saturating_sub(began));
+            }
             self.account(&done);
             match done.next {
                 Some(next) if !stop.is_requested() => from = Some(next),

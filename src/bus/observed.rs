@@ -1,0 +1,220 @@
+//! [`Watch`]: what is seen of a bus only by looking more than once: which nodes live, and which events wait for too long.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use futures_util::future::try_join_all;
+
+use super::{Bus, status::Backlog};
+use crate::{
+    base::error::{Error, Result},
+    roles::group::ShardLag,
+    state::{
+        keys::{NodeId, Partition},
+        membership::NodeStatus,
+    },
+    store::Isolation,
+};
+
+/// How long what was seen is good for: it costs some reads.
+const FRESH_FOR: Duration = Duration::from_secs(5);
+
+/// How long the store may take to answer.
+const ANSWER_MAX: Duration = Duration::from_secs(2);
+
+/// The most partitions with a backlog whose folds are looked at, and the most groups whose lag is.
+const LOOKED_AT_MAX: usize = 100;
+
+/// What was seen of a bus.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Observed {
+    /// Nodes whose heartbeat goes on.
+    pub living: usize,
+    /// Nodes that were silent for longer than their expiry.
+    pub silent: usize,
+    /// Leases that are owned, by kind of pool: partitions, the janitor, shards of groups.
+    pub leases: [(&'static str, u64); 3],
+    /// What waits to be folded.
+    pub backlog: Backlog,
+    /// For how long the oldest of it was seen to wait without a fold of its partition.
+    pub oldest: Duration,
+    /// Groups of the notifications: how many rows each is behind, and for how long the oldest has waited, in milliseconds.
+    pub groups: Vec<(String, u64, u64)>,
+}
+
+/// What was seen before.
+#[derive(Debug, Default)]
+struct Seen {
+    /// When it was last looked at, and what was seen.
+    last: Option<(Duration, Arc<Observed>)>,
+    /// The start and beat of each node, and since when they are the same.
+    beats: BTreeMap<NodeId, ((u64, u64), Duration)>,
+    /// The fold mark of each partition with a backlog, and since when it has been there with that mark.
+    waiting: BTreeMap<u32, (Option<Bytes>, Duration)>,
+}
+
+/// Looks at a bus, not too often.
+#[derive(Debug, Default)]
+pub(crate) struct Watch(Mutex<Seen>);
+
+impl Watch {
+    /// What was seen. A panic elsewhere cannot leave it half changed, so a poisoned lock is fine.
+    fn lock(&self) -> MutexGuard<'_, Seen> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How `bus` is, as it was seen a few seconds ago at most; `None` if the store does not answer in time.
+    pub async fn look(&self, bus: &Bus) -> Option<Arc<Observed>> {
+        let env = bus.store().env();
+        let last = self.lock().last.clone();
+        if let Some((_, seen)) = last.filter(|(at, _)| env.now().saturating_sub(*at) < FRESH_FOR) {
+            return Some(seen);
+        }
+        let read = tokio::select! {
+            biased;
+            read = read(bus) => read,
+            () = env.sleep(ANSWER_MAX) => Err(Error::GaveUp { what: "observation", after: ANSWER_MAX }),
+        };
+        match read {
+            Ok(read) => Some(self.lock().see(env.now(), read)),
+            Err(error) => {
+                bus.context.stats.health.complain(env, "observation of the bus", &error);
+                None
+            }
+        }
+    }
+}
+
+/// What one look has read.
+struct Read {
+    /// The nodes.
+    nodes: Vec<NodeStatus>,
+    /// What waits to be folded.
+    backlog: Backlog,
+    /// The fold marks of partitions of which something waits.
+    marks: BTreeMap<u32, Option<Bytes>>,
+    /// The lag of groups.
+    groups: Vec<(String, Vec<ShardLag>)>,
+}
+
+/// Reads what there is to see.
+async fn read(bus: &Bus) -> Result<Read> {
+    let (nodes, backlog, groups) = tokio::try_join!(bus.nodes(), bus.backlog(), bus.groups())?;
+    let partitions: Vec<_> = backlog.partitions.iter().take(LOOKED_AT_MAX).map(|one| one.partition).collect();
+    let keys = &bus.context.keys;
+    let marks = bus
+        .store()
+        .run(async |tx| {
+            let marks = partitions.iter().map(|&partition| {
+                let key = keys.fold_mark(Partition(partition));
+                let tx = &tx;
+                async move { tx.get(&key, Isolation::Snapshot).await }
+            });
+            try_join_all(marks).await
+        })
+        .await?;
+    let mut with_lag = Vec::new();
+    for group in groups.iter().filter(|group| group.instance.is_none()).take(LOOKED_AT_MAX) {
+        // It may be deleted meanwhile.
+        if let Ok(lag) = bus.any_group(None, group.name.as_str())?.lag().await {
+            with_lag.push((group.name.as_str().to_owned(), lag));
+        }
+    }
+    Ok(Read { nodes, backlog, marks: partitions.into_iter().zip(marks).collect(), groups: with_lag })
+}
+
+impl Seen {
+    /// What `read` and what was seen before come to, at `now`.
+    fn see(&mut self, now: Duration, read: Read) -> Arc<Observed> {
+        let Read { nodes, backlog, marks, groups } = read;
+        let mut observed = Observed { backlog, ..Observed::default() };
+        let mut beats = BTreeMap::new();
+        for node in &nodes {
+            let beat = (node.started_ms, node.beat);
+            let before = self.beats.get(&node.id).filter(|(before, _)| *before == beat);
+            let since = before.map_or(now, |(_, since)| *since);
+            beats.insert(node.id, (beat, since));
+            let is_silent = now.saturating_sub(since) > Duration::from_millis(node.expiry_ms);
+            *(if is_silent { &mut observed.silent } else { &mut observed.living }) += 1;
+        }
+        self.beats = beats;
+        let leases = |is_of: fn(&str) -> bool| {
+            let held = nodes.iter().flat_map(|node| &node.leases).filter(|(pool, _)| is_of(pool));
+            held.map(|(_, count)| count).sum()
+        };
+        observed.leases = [
+            ("partition", leases(|pool| pool == "partition")),
+            ("janitor", leases(|pool| pool == "janitor")),
+            ("groups", leases(|pool| pool != "partition" && pool != "janitor")),
+        ];
+        let waiting = marks.into_iter().map(|(partition, mark)| {
+            let before = self.waiting.get(&partition).filter(|(before, _)| *before == mark);
+            let since = before.map_or(now, |(_, since)| *since);
+            (partition, (mark, since))
+        });
+        self.waiting = waiting.collect();
+        let oldest = self.waiting.values().map(|(_, since)| now.saturating_sub(*since)).max();
+        observed.oldest = oldest.unwrap_or_default();
+        observed.groups = groups
+            .into_iter()
+            .map(|(name, lag)| {
+                let rows = lag.iter().map(|shard| shard.rows).sum();
+                let age = lag.iter().filter_map(|shard| shard.age_ms).max();
+                (name, rows, age.unwrap_or_default())
+            })
+            .collect();
+        let observed = Arc::new(observed);
+        self.last = Some((now, Arc::clone(&observed)));
+        observed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        base::event::{Db, DbInstance},
+        bus::{BusOptions, running::Roles},
+        store::Database,
+    };
+
+    /// Without a notifier what waits grows older with each look; a node that stops beating falls silent after its expiry.
+    #[tokio::test(start_paused = true)]
+    async fn what_waits_grows_older_until_it_is_folded() {
+        let store = Database::memory();
+        let bus = Bus::open(&store, BusOptions::default()).await.unwrap();
+        let db = Db::new("a".parse().unwrap(), DbInstance([1; 16]));
+        let producer = bus.producer();
+        store.run(async |tx| Ok(producer.created(&tx, &db))).await.unwrap();
+        let watch = Watch::default();
+        let first = watch.look(&bus).await.unwrap();
+        assert_eq!((first.backlog.rows, first.oldest, first.living), (1, Duration::ZERO, 0));
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert!(watch.look(&bus).await.unwrap().oldest >= Duration::from_secs(60));
+
+        let running = bus.start(Roles::default()).await.unwrap();
+        while !bus.is_drained().await.unwrap() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        tokio::time::sleep(FRESH_FOR).await;
+        let after = watch.look(&bus).await.unwrap();
+        assert_eq!((after.backlog.rows, after.oldest), (0, Duration::ZERO));
+        assert_eq!(
+            (after.living, after.silent, after.leases[0], after.leases[1]),
+            (1, 0, ("partition", 64), ("janitor", 1))
+        );
+
+        drop(running);
+        let dead = Duration::from_secs(60);
+        for _ in 0..3 {
+            tokio::time::sleep(dead).await;
+            watch.look(&bus).await.unwrap();
+        }
+        let silent = watch.look(&bus).await.unwrap();
+        assert_eq!((silent.living, silent.silent), (0, 1), "nobody is left to remove it");
+    }
+}

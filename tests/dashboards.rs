@@ -1,0 +1,130 @@
+//! What a monitoring system is given: each metric that the dashboard and the alerts name is in a real answer of `/_notibus/metrics`; and
+//! the live page.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod common;
+
+use std::{collections::BTreeSet, time::Duration};
+
+use common::{LIMIT, db, narrow_bus, record, until};
+use notibus::{
+    Roles,
+    group::GroupOptions,
+    http::{ApiOptions, ServerOptions},
+    node::Running,
+    store::Database,
+};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+};
+
+/// A node with everything that is measured, and where it listens.
+async fn served(store: &Database) -> (Running, std::net::SocketAddr) {
+    let bus = narrow_bus(store).await;
+    let roles = Roles { canary_interval: Some(Duration::from_millis(50)), ..Roles::default() };
+    let running = bus.start(roles).await.unwrap();
+    let api = running.api(ApiOptions::default()).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = running.serve(listener, api.routes(), ServerOptions::default()).await.unwrap();
+    (running, address)
+}
+
+/// The whole answer to a request.
+async fn get(address: std::net::SocketAddr, path: &str) -> String {
+    let mut socket = TcpStream::connect(address).await.unwrap();
+    let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+    socket.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    tokio::time::timeout(LIMIT, socket.read_to_string(&mut answer)).await.unwrap().unwrap();
+    answer
+}
+
+/// The metrics that `text` names.
+fn named(text: &str) -> BTreeSet<&str> {
+    let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    words.filter(|word| word.starts_with("notibus_")).collect()
+}
+
+/// The metrics of which `answer` has values.
+fn measured(answer: &str) -> BTreeSet<&str> {
+    answer
+        .lines()
+        .filter_map(|line| line.split(['{', ' ']).next())
+        .filter(|name| name.starts_with("notibus_"))
+        .collect()
+}
+
+#[tokio::test]
+async fn dashboards_and_alerts_name_metrics_that_are_there() {
+    let store = Database::memory();
+    let (running, address) = served(&store).await;
+    let bus = running.bus().clone();
+    bus.group("mailer").unwrap().create(&GroupOptions::default()).await.unwrap();
+    record(&store, &bus, &db("a", 1), [1, 0, 0, 0]).await;
+    // The first answer counts as one over HTTP, too.
+    get(address, "/_db_updates").await;
+    until("a canary to come back", async || {
+        !get(address, "/_notibus/metrics").await.contains("notibus_delivery_seconds_count 0\n")
+    })
+    .await;
+    let answer = get(address, "/_notibus/metrics").await;
+    let measured = measured(&answer);
+    let files = [include_str!("../ops/grafana.json"), include_str!("../ops/alerts.yml")];
+    for file in files {
+        let names = named(file);
+        assert!(names.len() > 10, "{names:?}");
+        let missing: Vec<_> = names.iter().filter(|name| !measured.contains(*name)).collect();
+        assert!(missing.is_empty(), "{missing:?} are not in\n{answer}");
+    }
+    let dashboard: serde_json::Value = serde_json::from_str(files[0]).unwrap();
+    assert!(dashboard["panels"].as_array().unwrap().len() > 10);
+    for line in [
+        "notibus_nodes{state=\"living\"} 1",
+        "notibus_leases{pool=\"partition\"} 1",
+        "notibus_partitions 1",
+        "notibus_store_failed 0",
+        "notibus_store_commits_total ",
+        "notibus_store_retries_total ",
+        "notibus_rows_tailed_total ",
+        "notibus_backlog_oldest_seconds ",
+        "notibus_group_lag_rows{group=\"mailer\"} 1",
+    ] {
+        assert!(answer.lines().any(|it| it.starts_with(line)), "{line}\n{answer}");
+    }
+    running.shutdown().await.unwrap();
+}
+
+/// Every alert has a line in the page that says what to do.
+#[test]
+fn each_alert_is_in_the_table_of_symptoms() {
+    let alerts = include_str!("../ops/alerts.yml");
+    let page = include_str!("../docs/operations.md");
+    let names: Vec<_> = alerts.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
+    assert!(names.len() > 10);
+    let missing: Vec<_> = names.iter().filter(|name| !page.contains(&format!("`{name}`"))).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+}
+
+/// The page asks nobody else, and shows nothing that its reader may not ask for: it is the same for everyone.
+#[tokio::test]
+async fn the_live_page_is_one_file_that_asks_nobody_else() {
+    let store = Database::memory();
+    let (running, address) = served(&store).await;
+    for path in ["/_notibus", "/_notibus/"] {
+        let answer = get(address, path).await;
+        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+        let (head, page) = answer.split_once("\r\n\r\n").unwrap();
+        assert!(
+            head.to_lowercase().contains("content-security-policy: default-src 'none'; connect-src 'self'"),
+            "{head}"
+        );
+        assert!(page.len() < 40 << 10 && page.starts_with("<!doctype html>"), "{} bytes", page.len());
+        assert!(
+            !page.contains("://") && !page.contains("innerHTML"),
+            "it asks somebody else, or trusts what it shows"
+        );
+    }
+    running.shutdown().await.unwrap();
+}
