@@ -120,6 +120,8 @@ bugs! {
     WebRowsOfOneType,
     /// A position of `_db_updates` does not say where the reading began.
     WebPositionsPlain,
+    /// A tombstone is dropped, and still counted as a row of its shard.
+    RemovalNotCounted,
 }
 
 /// Whether `bug` is in the program.

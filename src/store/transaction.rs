@@ -79,6 +79,8 @@ pub(crate) trait AfterCommit: Send + Sync {
 struct Held {
     /// Keys and the counters to add to each.
     additions: BTreeMap<Bytes, Tally>,
+    /// By feed, keys and the numbers of rows to add to each.
+    counts: BTreeMap<Bytes, BTreeMap<Bytes, i64>>,
     /// Keys whose values get the versionstamp, each with the operand.
     stamps: BTreeMap<Bytes, Bytes>,
     /// By feed, the ids that have got a row, each with the place of its row among those of the feed in this transaction.
@@ -175,9 +177,13 @@ impl Transaction {
 
     /// Commits. Returns `None` if there was nothing to write.
     pub async fn commit(&self) -> Result<Option<Committed>> {
-        let Held { additions, stamps, listeners, .. } = std::mem::take(&mut *self.held());
+        let Held { additions, counts, stamps, listeners, .. } = std::mem::take(&mut *self.held());
         for (key, counters) in additions {
             let operand = Bytes::copy_from_slice(&counters.to_bytes());
+            self.0.backend.mutate(Mutation::Atomic(AtomicOp::Add, key, operand));
+        }
+        for (key, rows) in counts.into_values().flatten().filter(|(_, rows)| *rows != 0) {
+            let operand = Bytes::copy_from_slice(&rows.to_le_bytes());
             self.0.backend.mutate(Mutation::Atomic(AtomicOp::Add, key, operand));
         }
         for (key, operand) in stamps {
@@ -274,21 +280,33 @@ impl Transaction {
     }
 
     /// The place of the row of `id` among the rows that this transaction writes to `feed`: the same one each time, so that the
-    /// last row written for an id is the only one. `None` once all 65,535 places are taken.
-    pub(crate) fn place_of_row(&self, feed: &[u8], id: &[u8]) -> Option<u16> {
+    /// last row written for an id is the only one; and whether it is the first row for the id. `None` once all 65,535 places are
+    /// taken.
+    pub(crate) fn place_of_row(&self, feed: &[u8], id: &[u8]) -> Option<(u16, bool)> {
         let mut held = self.held();
         let places = held.rows.entry(Bytes::copy_from_slice(feed)).or_default();
         if let Some(&place) = places.get(id) {
-            return Some(place);
+            return Some((place, false));
         }
         let next = u16::try_from(places.len()).ok().filter(|&next| next < u16::MAX)?;
         places.insert(Bytes::copy_from_slice(id), next);
-        Some(next)
+        Some((next, true))
     }
 
-    /// Notes that `feed` is removed: whoever writes to it has to ask anew.
+    /// Adds `rows` to the number at `key` with the commit, by which `feed` counts rows. However often it is called for one key, the
+    /// commit has at most one `ADD` for it. Reads of this transaction do not see it.
+    pub(crate) fn count_merged(&self, feed: &[u8], key: Vec<u8>, rows: i64) {
+        let mut held = self.held();
+        let counts = held.counts.entry(Bytes::copy_from_slice(feed)).or_default();
+        *counts.entry(key.into()).or_default() += rows;
+    }
+
+    /// Notes that `feed` is removed, with all rows that this transaction has written to it: whoever writes to it has to ask anew.
     pub(crate) fn note_removal(&self, feed: &[u8]) {
-        *self.held().removals.entry(Bytes::copy_from_slice(feed)).or_default() += 1;
+        let mut held = self.held();
+        *held.removals.entry(Bytes::copy_from_slice(feed)).or_default() += 1;
+        held.counts.remove(feed);
+        held.rows.remove(feed);
     }
 
     /// How often `feed` was removed.

@@ -16,6 +16,7 @@ mod layer;
 mod limits;
 mod live;
 mod lockout;
+mod pending;
 #[cfg(unix)]
 mod proxy;
 mod resume;

@@ -53,7 +53,17 @@ impl World {
         limits: ServerOptions,
         router: impl FnOnce(&Api, &Database, &Bus) -> Router,
     ) -> Self {
-        let store = Database::memory();
+        Self::over(Database::memory(), dispatcher, options, limits, router).await
+    }
+
+    /// [`World::dispatched`] over this store.
+    pub async fn over(
+        store: Database,
+        dispatcher: DispatcherOptions,
+        options: ApiOptions,
+        limits: ServerOptions,
+        router: impl FnOnce(&Api, &Database, &Bus) -> Router,
+    ) -> Self {
         let bus = narrow_bus(&store).await;
         let notifier = bus.notifier(quick()).await.unwrap();
         let dispatcher = Arc::new(bus.dispatcher(dispatcher).await.unwrap());

@@ -135,8 +135,8 @@ impl Changes {
     pub async fn adopt(&self, db: &Db, prefix: &[u8], options: &ChangesOptions) -> Result<()> {
         let new = self.new_topology(db, options)?;
         let feed = FeedId::documents(db.instance);
-        self.check_legacy(prefix).await?;
-        self.context.db.run(async |tx| self.raw(&feed).adopt(&tx, prefix, &new).await).await
+        let rows = self.check_legacy(prefix).await?;
+        self.context.db.run(async |tx| self.raw(&feed).adopt(&tx, (prefix, rows), &new).await).await
     }
 
     /// Removes the changes feed of `db` in the transaction that deletes the database. A legacy range is left to its owner. Writers
@@ -199,11 +199,11 @@ impl Changes {
         ChangesTail::new(self.feed(db), after.into(), updates)
     }
 
-    /// Fails if a row under `prefix` is none of a changes feed.
-    async fn check_legacy(&self, prefix: &[u8]) -> Result<()> {
+    /// How many rows there are under `prefix`. Fails if one of them is none of a changes feed.
+    async fn check_legacy(&self, prefix: &[u8]) -> Result<u64> {
         check_legacy_prefix(&self.context, prefix)?;
         let space = RowSpace::new(prefix.to_vec());
-        let mut rest = Some(RangeRead::new(KeyRange::prefix(prefix.to_vec())));
+        let (mut rest, mut rows) = (Some(RangeRead::new(KeyRange::prefix(prefix.to_vec()))), 0);
         while let Some(read) = rest {
             let page = self.context.db.run(async |tx| tx.get_range(&read, Isolation::Snapshot).await).await?;
             for (key, value) in &page.rows {
@@ -226,9 +226,10 @@ impl Changes {
                     return Err(Error::invalid("legacy range", reason));
                 }
             }
+            rows += page.rows.len() as u64;
             rest = read.after(&page);
         }
-        Ok(())
+        Ok(rows)
     }
 
     /// The topology that a feed begins with. Its token is the instance, which is created only once.

@@ -10,7 +10,7 @@ use crate::{
         event::{Db, DdocId},
     },
     state::{
-        feed::{RawFeed, Topology, append},
+        feed::{RawFeed, RowPlace, Topology, append},
         keys::FeedId,
     },
     store::{Committed, Transaction},
@@ -78,8 +78,8 @@ impl<'a> ChangesWriter<'a> {
     /// `updated`. `previous` is the sequence of the document's last edit, which the caller has read with the document;
     /// `None` if it is new.
     ///
-    /// It reads nothing. It clears the previous row, if there is one, and inserts the new one. A document that is recorded
-    /// again in the same transaction has one row, the last one.
+    /// It reads nothing. It clears the previous row, if there is one, inserts the new one, and counts the row of a new document. A
+    /// document that is recorded again in the same transaction has one row, the last one; its `previous` is the same each time.
     ///
     /// Fails with [`Error::Invalid`] if there can be no such document, the transaction was reset since, or 65,535 others were
     /// recorded in the transaction; and with [`Error::NoFeed`] if the feed was removed in it since.
@@ -95,11 +95,13 @@ impl<'a> ChangesWriter<'a> {
         }
         let Changes { context, producer, .. } = self.changes;
         let id = doc.id.as_str();
-        let order = self.tx.place_of_row(self.feed.bytes(), id.as_bytes()).ok_or_else(|| {
+        let place = self.tx.place_of_row(self.feed.bytes(), id.as_bytes());
+        let (order, is_first) = place.ok_or_else(|| {
             Error::invalid("documents", "a transaction records at most 65,535 documents of a database")
         })?;
         let feed = RawFeed::new(context, &self.feed);
-        append(self.tx, feed, &self.topology, id.as_bytes(), previous, order, &doc.to_bytes())?;
+        let (of, place) = ((id.as_bytes(), previous), RowPlace { order, is_first });
+        append(self.tx, feed, &self.topology, of, place, &doc.to_bytes())?;
         if doc.id.is_design() {
             // An id that is too long for an event is left out of it; the event is what matters.
             producer.ddoc_updated(self.tx, self.db, DdocId::new(id).ok().as_ref());

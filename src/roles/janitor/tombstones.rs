@@ -20,7 +20,7 @@ use crate::{
         notification::Notification,
     },
     state::{
-        feed::RawFeed,
+        feed::{RawFeed, remove},
         keys::{AgeMark, checkpoint_position},
         skipped::Place,
     },
@@ -145,12 +145,9 @@ impl Pass<'_> {
             if stored.as_deref() != Some(&row.sequence.as_bytes()[..]) {
                 continue;
             }
-            match topology.space_at(feed, row.sequence, row.name.as_str().as_bytes()) {
-                Ok(space) => tx.clear(&space.row(row.sequence)),
-                Err(error) => {
-                    tracing::error!(name = %row.name, %error, "a tombstone cannot be dropped");
-                    continue;
-                }
+            if let Err(error) = remove(tx, feed, &topology, row.name.as_str().as_bytes(), row.sequence) {
+                tracing::error!(name = %row.name, %error, "a tombstone cannot be dropped");
+                continue;
             }
             tx.clear(&newest);
             dropped += 1;

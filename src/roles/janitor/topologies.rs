@@ -76,6 +76,7 @@ impl Pass<'_> {
                 return Ok(false);
             }
             tx.clear_range(&keys.heads(feed, first, last));
+            tx.clear_range(&keys.row_counts(feed, first, last));
         }
         tx.clear(&key);
         Ok(true)

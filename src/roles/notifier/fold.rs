@@ -35,7 +35,7 @@ use crate::{
         membership::Held,
         skipped::Place,
     },
-    store::{AtomicOp, Isolation, TRANSACTION_LEN_MAX, Transaction},
+    store::{AtomicOp, Isolation, KeyRange, TRANSACTION_LEN_MAX, Transaction},
 };
 
 /// Bytes at which a fold ends: half of what a transaction may have, so that the name in hand has room in any case.
@@ -259,6 +259,11 @@ impl Folder<'_> {
         waiting.subtract(tx);
         done.folded += waiting.total();
         let previous = present.as_ref().map(|row| row.sequence);
+        if present.as_ref().is_some_and(Notification::is_deleted) {
+            // A janitor may be about to drop it. Who removes a row counts it off, so only one of the two may.
+            let newest = keys.newest(&self.context.feed, name.as_str().as_bytes());
+            tx.add_read_conflict(&KeyRange::key(&newest));
+        }
         let before = present.as_ref().map(Notification::db);
         let observed = waiting.observed.clone().into_iter().collect();
         let folded = algorithm::fold(name, present, observed, self.context.env().wall_ms());

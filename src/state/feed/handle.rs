@@ -12,7 +12,7 @@ use crate::{
     },
     state::{
         context::Context,
-        keys::{FeedId, RowSpace, ShardId},
+        keys::{FeedId, ShardId},
         routing::SchemeId,
         skipped::Place,
     },
@@ -219,81 +219,6 @@ impl<R: FeedRow> Feed<R> {
         self.context.signals.appended();
         let first = Sequence::new(self.context.config.incarnation, written.committed.versionstamp, 0);
         Ok(TopologyEntry { first, ..TopologyEntry::from(&written.value) })
-    }
-
-    /// How many rows stand after `cursor`: what a reader there has still to read. It reads them all, in as many transactions
-    /// as it takes. Rows that are superseded while they are counted may be missed, as a reader would not meet them there.
-    ///
-    /// Fails as [`Feed::page`] does.
-    pub async fn pending(&self, cursor: impl Into<Cursor>) -> Result<u64> {
-        let (feed, cursor) = (self.raw(), cursor.into());
-        let (last, spaces) = self
-            .context
-            .db
-            .run(async |tx| {
-                // It checks the position.
-                feed.page(&tx, cursor, 1).await?;
-                let topology = feed.topology(&tx).await?;
-                let after = cursor.position();
-                let entries = topology.after(after).iter();
-                let spaces: Vec<_> =
-                    entries.flat_map(|entry| feed.spaces(entry)).map(|space| (space, after)).collect();
-                Ok((feed.last_readable(&tx).await?, spaces))
-            })
-            .await?;
-        self.count(spaces, last).await
-    }
-
-    /// How many rows `shard` has. It reads them all, in as many transactions as it takes; those that are superseded meanwhile
-    /// may be missed. A shard that was dropped has none.
-    ///
-    /// Fails with [`Error::NoShard`] if there never was such a shard, and with [`Error::NoFeed`] if there is no such feed.
-    pub async fn shard_rows(&self, shard: ShardId) -> Result<u64> {
-        let feed = self.raw();
-        let read = async |tx| {
-            let space = feed.space_of_shard(&tx, shard).await?;
-            Ok((feed.last_readable(&tx).await?, space.map(|space| (space, Sequence::MIN))))
-        };
-        let (last, space) = self.context.db.run(read).await?;
-        self.count(Vec::from_iter(space), last).await
-    }
-
-    /// How many rows, or rows of `shard`, stand after `after` and up to `to`, of which nobody checks whether they can be read.
-    #[cfg(feature = "http")]
-    pub(crate) async fn count_between(
-        &self,
-        shard: Option<ShardId>,
-        after: Sequence,
-        to: Sequence,
-    ) -> Result<u64> {
-        let feed = self.raw();
-        let read = async |tx| {
-            let last = feed.last_readable(&tx).await?.min(to);
-            let spaces = if let Some(shard) = shard {
-                feed.space_of_shard(&tx, shard).await?.into_iter().collect()
-            } else {
-                let topology = feed.topology(&tx).await?;
-                topology.after(after).iter().flat_map(|entry| feed.spaces(entry)).collect::<Vec<_>>()
-            };
-            Ok((last, spaces.into_iter().map(|space| (space, after)).collect()))
-        };
-        let (last, spaces) = self.context.db.run(read).await?;
-        self.count(spaces, last).await
-    }
-
-    /// How many rows stand in `spaces`, each after its position, and up to `last`.
-    async fn count(&self, mut spaces: Vec<(RowSpace, Sequence)>, last: Sequence) -> Result<u64> {
-        let mut total = 0;
-        while !spaces.is_empty() {
-            let some = spaces.split_off(spaces.len().saturating_sub(SHARDS_READ_AT_ONCE));
-            let count = async |tx| self.raw().count(&tx, &some, last, PAGE_ROWS_MAX).await;
-            let counts = self.context.db.run(count).await?;
-            for ((space, _), (count, rest)) in some.into_iter().zip(counts) {
-                total += count as u64;
-                spaces.extend(rest.map(|after| (space, after)));
-            }
-        }
-        Ok(total)
     }
 
     /// The sequence of the newest row; `None` if there is none.

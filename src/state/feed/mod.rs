@@ -18,6 +18,7 @@
 //! 2. An id's shard follows from its sequence and the history, so it is stored nowhere.
 //! 3. Shard ids are taken from the current entry, which is never dropped, so that none is used again.
 
+mod counting;
 mod handle;
 mod merge;
 mod pulse;
@@ -29,12 +30,13 @@ mod topology;
 mod writer;
 
 pub(crate) use self::{
+    counting::{Counted, Known, Mark},
     handle::SHARDS_READ_AT_ONCE,
     pulse::{Look, Probe, Pulse},
     reshard::{NewTopology, check_legacy_prefix},
     stored_row::StoredRow,
     topology::Topology,
-    writer::{FeedWriter, append},
+    writer::{FeedWriter, RowPlace, append, remove},
 };
 pub use self::{
     handle::{Feed, FeedPage, FeedRow, PAGE_ROWS_MAX, ShardPage},

@@ -289,7 +289,11 @@ impl<'a> RawFeed<'a> {
 
     /// The sequence of the last row, if there is one.
     pub async fn last_row(self, tx: &Transaction) -> Result<Option<Sequence>> {
-        let topology = self.topology(tx).await?;
+        self.last_row_of(tx, &self.topology(tx).await?).await
+    }
+
+    /// The sequence of the last row of the feed of this `topology`, if there is one.
+    pub async fn last_row_of(self, tx: &Transaction, topology: &Topology) -> Result<Option<Sequence>> {
         for entry in topology.entries().iter().rev() {
             let newest = self.spaces(entry).map(async |space| {
                 let read = RangeRead::new(space.rows(Sequence::MIN, Sequence::MAX)).limit(1).reverse();

@@ -88,8 +88,13 @@ impl RawFeed<'_> {
     }
 
     /// Takes over the rows that lie unsharded under `prefix`, as keys of the prefix, an incarnation and a tuple versionstamp:
-    /// they become the first topology entry, and what is written from this transaction on goes to shards.
-    pub async fn adopt(self, tx: &Transaction, prefix: &[u8], new: &NewTopology) -> Result<()> {
+    /// they become the first topology entry, and what is written from this transaction on goes to shards. There are `rows` of them.
+    pub async fn adopt(
+        self,
+        tx: &Transaction,
+        (prefix, rows): (&[u8], u64),
+        new: &NewTopology,
+    ) -> Result<()> {
         let scheme = new.scheme.unwrap_or(SchemeId::ID);
         self.context.schemes.check(scheme)?;
         check_legacy_prefix(self.context, prefix)?;
@@ -97,6 +102,7 @@ impl RawFeed<'_> {
         let legacy = TopologyRow { first: Sequence::MIN, closed: false, token: new.token, layout };
         let second = new.row(Sequence::MIN, legacy.next_shard(), scheme);
         if self.is_new(tx, &legacy, Some(&second)).await? {
+            tx.set(&self.context.keys.row_count(self.id, ShardId(0)), &rows.to_le_bytes());
             self.succeed(tx, &legacy, new, scheme);
         }
         Ok(())

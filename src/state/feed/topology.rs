@@ -146,8 +146,14 @@ impl Topology {
 
     /// Where the row of `id` at `sequence` is, if it is anywhere.
     pub fn space_at(&self, feed: RawFeed<'_>, sequence: Sequence, id: &[u8]) -> Result<RowSpace> {
+        Ok(self.place_of(feed, sequence, id)?.1)
+    }
+
+    /// Where the row of `id` at `sequence` is, if it is anywhere, and the shard of which it is.
+    pub fn place_of(&self, feed: RawFeed<'_>, sequence: Sequence, id: &[u8]) -> Result<(ShardId, RowSpace)> {
         let entry = self.at(sequence);
-        Ok(space_of(entry, feed, shard_in(entry, feed, id)?))
+        let shard = shard_in(entry, feed, id)?;
+        Ok((shard, space_of(entry, feed, shard)))
     }
 }
 

@@ -13,25 +13,64 @@ use crate::{
     store::{AtomicOp, Transaction},
 };
 
-/// Removes the row of `id` at `previous`, if there is one, and appends `row` as number `order` of the transaction. Returns
-/// the shard that it goes to. Blind: it reads nothing. `topology` must be the current one, and in the read-conflict set.
+/// The place of a row in its transaction.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RowPlace {
+    /// Its number among the rows that the transaction writes to the feed.
+    pub order: u16,
+    /// Whether the transaction has written no row of the id before, which this one takes the place of.
+    pub is_first: bool,
+}
+
+/// Removes the row of `id` at `previous`, if there is one, and appends `row` at its place in the transaction. Returns the shard that
+/// it goes to. Blind: it reads nothing. `topology` must be the current one, and in the read-conflict set.
+///
+/// Rows are counted by shard. A new id costs one more `ADD` of the shard's count, however many there are in the transaction; a row
+/// that takes the place of one in another shard costs two; one in the same shard costs none.
 pub(crate) fn append(
     tx: &Transaction,
     feed: RawFeed<'_>,
     topology: &Topology,
-    id: &[u8],
-    previous: Option<Sequence>,
-    order: u16,
+    (id, previous): (&[u8], Option<Sequence>),
+    RowPlace { order, is_first }: RowPlace,
     row: &[u8],
 ) -> Result<ShardId> {
     let shard = topology.shard_of_new(feed, id)?;
     if let Some(previous) = previous.filter(|_| !is_on(Bug::RowBeforeLeft)) {
-        tx.clear(&topology.space_at(feed, previous, id)?.row(previous));
+        let (left, space) = topology.place_of(feed, previous, id)?;
+        tx.clear(&space.row(previous));
+        if is_first {
+            count(tx, feed, left, -1);
+        }
     }
     let space = space_of(topology.current(), feed, shard);
     let key = space.append(feed.context.config.incarnation, order);
     tx.atomic(AtomicOp::SetVersionstampedKey, &key, row);
+    if is_first {
+        count(tx, feed, shard, 1);
+    }
     Ok(shard)
+}
+
+/// Removes the row of `id` at `sequence`, which is there.
+pub(crate) fn remove(
+    tx: &Transaction,
+    feed: RawFeed<'_>,
+    topology: &Topology,
+    id: &[u8],
+    sequence: Sequence,
+) -> Result<()> {
+    let (shard, space) = topology.place_of(feed, sequence, id)?;
+    tx.clear(&space.row(sequence));
+    if !is_on(Bug::RemovalNotCounted) {
+        count(tx, feed, shard, -1);
+    }
+    Ok(())
+}
+
+/// Adds `rows` to the number of rows of `shard`.
+fn count(tx: &Transaction, feed: RawFeed<'_>, shard: ShardId, rows: i64) {
+    tx.count_merged(feed.id.bytes(), feed.context.keys.row_count(feed.id, shard), rows);
 }
 
 /// Writes the rows of a feed that keeps track of the newest row of each id, within one transaction. The topology must have
@@ -57,14 +96,15 @@ impl<'a> FeedWriter<'a> {
         Self { tx, feed, topology, order: 0, appended: BTreeSet::new(), last: None }
     }
 
-    /// Removes the row of `id` at `previous`, if there is one, appends `row`, and moves the head of its shard. Returns the place of
-    /// the row in the transaction. Blind: it reads nothing.
+    /// Removes the row of `id` at `previous`, if there is one, appends `row`, and moves the head of its shard. Returns the number of
+    /// the row in the transaction, which has no other of the id. Blind: it reads nothing.
     pub fn replace(&mut self, id: &[u8], previous: Option<Sequence>, row: &[u8]) -> Result<u16> {
         let order = self.order;
         self.order = order
             .checked_add(1)
             .ok_or_else(|| Error::invalid("rows", "a transaction holds at most 65,535 rows"))?;
-        let shard = append(self.tx, self.feed, self.topology, id, previous, order, row)?;
+        let place = RowPlace { order, is_first: true };
+        let shard = append(self.tx, self.feed, self.topology, (id, previous), place, row)?;
         let context = self.feed.context;
         if self.appended.insert(shard) && !is_on(Bug::HeadNotMoved) {
             self.touch(&context.keys.head(self.feed.id, shard));

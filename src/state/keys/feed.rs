@@ -1,5 +1,5 @@
-//! Families 4, 5, 6, 8 and 15: the rows of a feed, where the newest row of an id stands, where the last row of a shard does,
-//! from where on a reader misses nothing, and when anything was last appended.
+//! Families 4, 5, 6, 8, 15 and 18: the rows of a feed, where the newest row of an id stands, where the last row of a shard does,
+//! from where on a reader misses nothing, when anything was last appended, and how many rows a shard has.
 //!
 //! The pulse is what readers look at while nothing happens: a few keys, whatever the number of shards, over which the shards
 //! are spread so that none of them is hot.
@@ -152,6 +152,16 @@ impl Keys {
         KeyRange { begin: self.head(feed, first).into(), end: key_after(&self.head(feed, last)) }
     }
 
+    /// The key of how many rows `shard` has.
+    pub fn row_count(&self, feed: &FeedId, shard: ShardId) -> Vec<u8> {
+        self.pack(&(family::ROW_COUNT, feed.bytes(), shard.0))
+    }
+
+    /// How many rows each of the shards from `first` up to and including `last` has.
+    pub fn row_counts(&self, feed: &FeedId, first: ShardId, last: ShardId) -> KeyRange {
+        KeyRange { begin: self.row_count(feed, first).into(), end: key_after(&self.row_count(feed, last)) }
+    }
+
     /// The key of the pulse of `feed` that a transaction moves, to its versionstamp, whose last row goes to `shard`.
     pub fn pulse(&self, feed: &FeedId, shard: ShardId) -> Vec<u8> {
         self.pack(&(family::PULSE, feed.bytes(), shard.0 % PULSE_KEYS))
@@ -173,7 +183,7 @@ impl Keys {
     }
 
     /// Everything that is kept of `feed`, its groups included.
-    pub fn whole_feed(&self, feed: &FeedId) -> [KeyRange; 9] {
+    pub fn whole_feed(&self, feed: &FeedId) -> [KeyRange; 10] {
         let range = |number: u16| self.range(&(number, feed.bytes()));
         let [groups, leases, versions] = self.groups_of_feed(feed);
         [
@@ -183,6 +193,7 @@ impl Keys {
             range(family::ENTRY),
             range(family::NEWEST),
             range(family::HEAD),
+            range(family::ROW_COUNT),
             self.pulses(feed),
             self.topologies(feed),
             KeyRange::key(&self.horizon(feed)),
@@ -193,6 +204,15 @@ impl Keys {
 /// The operand of `SET_VERSIONSTAMPED_VALUE` that stores the sequence of row number `order` of this transaction.
 pub(crate) fn sequence_operand(incarnation: Incarnation, order: u16) -> Vec<u8> {
     versionstamped(&[incarnation.0], &order.to_be_bytes())
+}
+
+/// The number of rows that is stored as `bytes`; none if nothing is.
+pub(crate) fn row_count(bytes: Option<&[u8]>) -> Result<u64> {
+    let Some(bytes) = bytes else { return Ok(0) };
+    let corrupt = |reason: String| Error::corrupt("row count", reason);
+    let count: [u8; 8] = bytes.try_into().map_err(|_| corrupt(format!("{} bytes", bytes.len())))?;
+    let count = i64::from_le_bytes(count);
+    u64::try_from(count).map_err(|_| corrupt(format!("there are {count} rows")))
 }
 
 #[cfg(test)]
@@ -220,10 +240,20 @@ mod tests {
         assert_eq!(keys.head(&feed, ShardId(9)), [b'p', 0x15, 6, 0x01, b'n', 0, 0x15, 9]);
         assert_eq!(keys.head_shard(&keys.head(&feed, ShardId(9))).unwrap(), ShardId(9));
         assert!(keys.head_shard(&keys.newest(&feed, b"db")).is_err());
+        assert_eq!(keys.row_count(&feed, ShardId(9)), [b'p', 0x15, 18, 0x01, b'n', 0, 0x15, 9]);
+        assert_eq!(row_count(Some(&[2, 1, 0, 0, 0, 0, 0, 0])).unwrap(), 258);
         assert_eq!(keys.horizon(&feed), [b'p', 0x15, 8, 0x01, b'n', 0]);
         assert_eq!(keys.pulse(&feed, ShardId(9)), [b'p', 0x15, 15, 0x01, b'n', 0, 0x15, 1]);
         let pulses: Vec<_> = keys.pulse_keys(&feed).collect();
         assert!(pulses.len() == 8 && pulses.iter().all(|key| keys.pulses(&feed).contains(key)));
+    }
+
+    #[test]
+    fn a_number_of_rows_that_cannot_be_is_refused() {
+        assert_eq!(row_count(None).unwrap(), 0);
+        for bad in [&[][..], &[1; 7], &[1; 9], &[0xff; 8]] {
+            assert!(row_count(Some(bad)).is_err());
+        }
     }
 
     #[test]
@@ -247,6 +277,7 @@ mod tests {
                 keys.shard_rows(feed, ShardId(1)).row(at(1, 0)),
                 keys.newest(feed, b"db"),
                 keys.head(feed, ShardId(1)),
+                keys.row_count(feed, ShardId(1)),
                 keys.pulse(feed, ShardId(1)),
                 keys.topology(feed, at(1, 0)),
                 keys.horizon(feed),

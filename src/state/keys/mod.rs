@@ -39,6 +39,7 @@
 //! | 16 | parked | node or nothing, cursor, 2, name, instance | flags, attempts, retries, time, error | from the failures of a trigger's job until it succeeds |
 //! | 16 | asked | node or nothing, cursor, 3 | 8 bytes, little-endian | until deleted, once a retry was asked for |
 //! | 17 | name | name | none: nothing is stored here, transactions that decide what a name stands for meet here | never |
+//! | 18 | row count | feed, shard | 8 bytes, little-endian: how many rows the shard has | as long as the shard, once it had a row |
 //! | 24 | idempotency | period of read versions, digest of a request's key | digest of the request, number of its events | two periods, some minutes each |
 //!
 //! Three families share number 1, so that a notifier reads all that waits for it in one range; the number after the
@@ -78,7 +79,7 @@ pub use cursor::CURSOR_NAME_LEN_MAX;
 pub(crate) use cursor::{CursorId, CursorRow};
 pub(crate) use dead_letter::DeadLetterRow;
 pub use feed::ShardId;
-pub(crate) use feed::{FeedId, RowSpace, sequence_operand};
+pub(crate) use feed::{FeedId, RowSpace, row_count, sequence_operand};
 pub use group::{GROUP_NAME_LEN_MAX, GroupName};
 pub(crate) use group::{GroupId, GroupRow, Idleness};
 pub(crate) use group_parked::GroupParkedRow;
@@ -118,6 +119,7 @@ mod family {
     pub const CURSOR: u16 = 16;
     #[cfg(feature = "http")]
     pub const NAME: u16 = 17;
+    pub const ROW_COUNT: u16 = 18;
     #[cfg(feature = "http")]
     pub const IDEMPOTENCY: u16 = 24;
 }
@@ -175,6 +177,7 @@ impl Keys {
             (family::CHECKPOINT, "rows of groups"),
             (family::AGE, "age marks"),
             (family::CURSOR, "rows of cursors and triggers"),
+            (family::ROW_COUNT, "row counts of shards"),
         ];
         families.into_iter().map(|(number, what)| (what, self.range(&(number,))))
     }

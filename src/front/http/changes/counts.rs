@@ -1,10 +1,8 @@
-//! [`Counts`]: how many rows stand behind a position, without counting all of them for each page.
+//! [`Counts`]: how many rows stand behind a position, remembered for whoever asks for the next page.
 //!
-//! Nothing in the store says how many rows are behind a position: rows move to the end when their documents are edited, so a
-//! writer would have to take one from a count for each. It would have to be a count of the row's neighbourhood, in each
-//! transaction that edits; writers are not made to pay for what only readers of single pages ask. So rows are counted,
-//! and what was counted is remembered as long as nothing is appended. The first page of a database costs a count of all its rows, and
-//! so does the next one after each edit; all others cost their own rows.
+//! The rows of a database are counted as they are written, so what stands behind a position is all rows but those before it. A
+//! client that reads in pages asks so at each of them: what was found is remembered as long as nothing is appended, so that a page
+//! costs its own rows, and not all before it.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -14,7 +12,10 @@ use std::{
 use crate::{
     base::{encoding::Sequence, error::Result, event::DbInstance},
     roles::changes::Change,
-    state::{feed::Feed, keys::ShardId},
+    state::{
+        feed::{Counted, Feed, Known, Mark},
+        keys::ShardId,
+    },
 };
 
 /// Of how many feeds it is remembered what was counted.
@@ -28,73 +29,51 @@ type Of = (DbInstance, Option<ShardId>);
 
 /// What was counted of a feed.
 #[derive(Debug)]
-struct Known {
+struct Memory {
     /// The sequence of the newest row then.
-    last: Sequence,
+    newest: Sequence,
     /// How many rows stand behind a position.
     behind: BTreeMap<Sequence, u64>,
 }
 
 /// What was counted.
 #[derive(Debug, Default)]
-pub(super) struct Counts(Mutex<HashMap<Of, Known>>);
+pub(super) struct Counts(Mutex<HashMap<Of, Memory>>);
 
 impl Counts {
     /// How many rows of `feed`, or of its `shard`, stand behind `position`. Fails as a read does.
-    pub async fn pending(
-        &self,
-        feed: &Feed<Change>,
-        (instance, shard): Of,
-        position: Sequence,
-    ) -> Result<u64> {
-        let of = (instance, shard);
-        let last = newest(feed).await?;
-        let count = match self.nearest(of, last, position) {
-            Some((at, behind)) if at == position => return Ok(behind),
-            Some((at, behind)) => {
-                let between = feed.count_between(shard, at, position).await?;
-                // What was edited meanwhile may have left what was counted.
-                if newest(feed).await? != last {
-                    return feed.count_between(shard, position, Sequence::MAX).await;
-                }
-                behind.saturating_sub(between)
-            }
-            None => feed.count_between(shard, position, Sequence::MAX).await?,
-        };
-        if newest(feed).await? == last {
-            self.remember(of, last, (position, count));
-        }
-        Ok(count)
+    pub async fn pending(&self, feed: &Feed<Change>, of @ (_, shard): Of, position: Sequence) -> Result<u64> {
+        let Counted { behind, newest } = feed.behind(shard, position, self.known(of, position)).await?;
+        self.remember(of, newest, (position, behind));
+        Ok(behind)
     }
 
-    /// What is known of the nearest position at `position` or before it, if the newest row is still at `last`.
-    fn nearest(&self, of: Of, last: Sequence, position: Sequence) -> Option<(Sequence, u64)> {
+    /// What is known of the places around `position`.
+    fn known(&self, of: Of, position: Sequence) -> Option<Known> {
         let counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = counts.get(&of).filter(|known| known.last == last)?;
-        known.behind.range(..=position).next_back().map(|(at, behind)| (*at, *behind))
+        let memory = counts.get(&of)?;
+        let mark = |(at, behind): (&Sequence, &u64)| Mark { at: *at, behind: *behind };
+        let below = memory.behind.range(..=position).next_back().map(mark);
+        let above = memory.behind.range(position..).next().map(mark);
+        Some(Known { newest: memory.newest, below, above })
     }
 
     /// Remembers a count.
-    fn remember(&self, of: Of, last: Sequence, (position, behind): (Sequence, u64)) {
+    fn remember(&self, of: Of, newest: Sequence, (position, behind): (Sequence, u64)) {
         let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if counts.len() >= FEEDS_MAX && !counts.contains_key(&of) {
             counts.clear();
         }
-        let nothing = || Known { last, behind: BTreeMap::new() };
-        let known = counts.entry(of).or_insert_with(nothing);
-        if known.last != last {
-            *known = nothing();
+        let nothing = || Memory { newest, behind: BTreeMap::new() };
+        let memory = counts.entry(of).or_insert_with(nothing);
+        if memory.newest != newest {
+            *memory = nothing();
         }
-        if known.behind.len() >= POSITIONS_MAX {
-            // The first one is of use to whoever comes anew.
-            let second = known.behind.keys().nth(1).copied();
-            second.and_then(|second| known.behind.remove(&second));
+        if memory.behind.len() >= POSITIONS_MAX {
+            // The first one is of use to whoever begins.
+            let second = memory.behind.keys().nth(1).copied();
+            second.and_then(|second| memory.behind.remove(&second));
         }
-        known.behind.insert(position, behind);
+        memory.behind.insert(position, behind);
     }
-}
-
-/// The sequence of the newest row; the smallest one if there is none.
-async fn newest(feed: &Feed<Change>) -> Result<Sequence> {
-    Ok(feed.last_sequence().await?.unwrap_or(Sequence::MIN))
 }

@@ -202,6 +202,15 @@ impl Oracle {
             }
             Item::Doorbell(partition) | Item::FoldMark(partition) if *partition < self.partitions => Ok(()),
             Item::Head(_, shard) if self.topology.iter().any(|entry| entry.has(*shard)) => Ok(()),
+            Item::RowCount(feed, shard) if feed == FEED => {
+                let rows = self.rows.values().filter(|placed| placed.shard == *shard).count() as u64;
+                let is_known = self.topology.iter().any(|entry| entry.has(*shard));
+                if is_known && value[..] == rows.to_le_bytes() {
+                    Ok(())
+                } else {
+                    Err(format!("{value:?} rows are counted in shard {shard}, of {rows}"))
+                }
+            }
             Item::Topology(_, first) if self.topology.iter().any(|entry| entry.first == *first) => Ok(()),
             Item::Horizon(feed) | Item::Pulse(feed) if feed == FEED => Ok(()),
             Item::Node(_) | Item::Role(_) => leaked("everybody has left"),

@@ -71,6 +71,8 @@ pub(super) enum Item {
     Pulse(Vec<u8>),
     /// A key of another bus in the store.
     OtherBus,
+    /// How many rows a shard has.
+    RowCount(Vec<u8>, ShardId),
     /// A named cursor of the bus.
     Cursor(String),
     /// The id of a transaction.
@@ -145,6 +147,7 @@ impl Item {
             (14, [_, part]) if int(part)? == 1 => Self::PoolVersion(None),
             (14, [_, part, pool]) if int(part)? == 2 => Self::PoolVersion(Some(text(pool)?.to_owned())),
             (15, [feed, number]) if int(number)? < 8 => Self::Pulse(bytes(feed)?.into()),
+            (18, [feed, shard]) => Self::RowCount(bytes(feed)?.into(), ShardId(int(shard)?)),
             // The owner is empty, and the part is that of the cursor itself.
             (16, [owner, name, part]) if (bytes(owner)?, int(part)?) == (b"", 0) => {
                 Self::Cursor(text(name)?.to_owned())

@@ -1,0 +1,88 @@
+//! What `pending` costs: next to nothing at both ends of a feed, and the rows of a page behind another page.
+//!
+//! Small by default. `NOTIBUS_LOAD=full cargo test --release --test http pending -- --nocapture` takes the numbers that
+//! docs/performance.md states.
+
+use std::{sync::Arc, time::Instant};
+
+use notibus::{
+    Db, DispatcherOptions,
+    changes::{DocId, DocSummary, Revision},
+    http::{ApiOptions, ServerOptions},
+    store::{Database, testing::Faults},
+};
+
+use crate::{client::get, common::db, layer::Layer, world::World};
+
+/// How many documents are written by one transaction.
+const BATCH: usize = 1_000;
+
+/// A node over a store that counts, with a layer that has one database of so many documents.
+async fn filled(documents: usize) -> (World, Faults, Arc<Layer>, Db) {
+    let faults = Faults::new(&Database::memory());
+    let mut layer = None;
+    let dispatcher = DispatcherOptions::default();
+    let (options, limits) = (ApiOptions::default(), ServerOptions::default());
+    let world = World::over(faults.database(), dispatcher, options, limits, |api, store, bus| {
+        let made = Layer::new(store, bus);
+        let router = api.changes(&made.changes, Arc::clone(&made) as _);
+        layer = Some(made);
+        router
+    })
+    .await;
+    let (layer, db) = (layer.unwrap(), db("d", 1));
+    layer.create(&db, 8).await;
+    for batch in 0..documents / BATCH {
+        let write = async |tx| {
+            let writer = layer.changes.writer(&tx, &db).await?;
+            for n in 0..BATCH {
+                let id = DocId::new(&format!("document {:07}", batch * BATCH + n))?;
+                let revision = Revision { position: 1, hash: [1; 16] };
+                writer.record(&DocSummary { id, revision, branches: 1, is_deleted: false }, None)?;
+            }
+            Ok(())
+        };
+        world.store.run(write).await.unwrap();
+    }
+    (world, faults, layer, db)
+}
+
+/// Once, `pending` of one row read all rows: 0.3 ms at 1,000 documents, 55 ms at 300,000; and reading in pages was quadratic, or
+/// became so with the next edit.
+#[tokio::test]
+async fn a_page_reads_its_own_rows_wherever_it_is() {
+    let is_full = std::env::var("NOTIBUS_LOAD").is_ok_and(|size| size == "full");
+    let documents = if is_full { 1_000_000 } else { 20_000 };
+    let (world, faults, layer, db) = filled(documents).await;
+    let ask = async |target: &str| {
+        let (before, begun) = (faults.counts(), Instant::now());
+        let page = get(world.at(), target).await;
+        let bytes = (faults.counts() - before).read_bytes;
+        let json = page.json();
+        let rows = json["results"].as_array().unwrap().len();
+        (rows, json["pending"].as_u64().unwrap(), page.last_seq(), bytes, begun.elapsed())
+    };
+
+    let (rows, pending, last, all_bytes, all) = ask("/d/_changes").await;
+    assert_eq!((rows, pending), (documents, 0));
+    println!("all {documents} documents in one page: {all:?}, {all_bytes} bytes read");
+    // Whoever comes first after an edit, at either end.
+    for (n, since) in ["0", "0", &last, &last].into_iter().enumerate() {
+        layer.write(&db, &format!("new {n}"), 1, 1, false).await;
+        let (rows, pending, _, bytes, time) = ask(&format!("/d/_changes?limit=1&since={since}")).await;
+        println!("one row behind {since}: {time:?}, {bytes} bytes read");
+        let expected = if since == "0" { documents + n + 1 } else { n + 1 };
+        assert_eq!((rows, pending), (1, expected as u64 - 1));
+        assert!(bytes < all_bytes / 10, "{bytes} bytes of {all_bytes}");
+    }
+
+    let (mut since, mut left, mut bytes, begun) = ("0".to_owned(), documents as u64 + 4, 0, Instant::now());
+    while left > 0 {
+        let (rows, pending, last, read, _) = ask(&format!("/d/_changes?limit=100&since={since}")).await;
+        left -= rows as u64;
+        assert_eq!(pending, left);
+        (since, bytes) = (last, bytes + read);
+    }
+    println!("all documents in pages of 100: {:?}, {bytes} bytes read", begun.elapsed());
+    assert!(bytes < 6 * all_bytes, "{bytes} bytes in pages, {all_bytes} in one");
+}

@@ -1,0 +1,98 @@
+//! The rows of each shard are counted as they are written, whatever is written.
+
+use std::collections::HashMap;
+
+use notibus::{
+    Bus, Cursor, Db, Error, Sequence,
+    changes::{ChangesOptions, DocId, DocSummary, Revision},
+    store::{Database, Transaction},
+};
+
+use crate::common::{db, dice, wide_bus};
+
+/// Revision number `position` of document number `id`.
+fn doc(id: u8, position: u64) -> DocSummary {
+    let revision = Revision { position, hash: [1; 16] };
+    DocSummary { id: DocId::new(&format!("doc{id}")).unwrap(), revision, branches: 1, is_deleted: false }
+}
+
+/// Fails unless the numbers of rows behind each of `positions`, and in each shard, are those that a reader finds.
+async fn check(bus: &Bus, db: &Db, positions: impl IntoIterator<Item = Cursor>) {
+    let feed = bus.changes().feed(db);
+    for position in positions {
+        let page = feed.page(position, 10_000).await.unwrap();
+        assert_eq!(feed.pending(position).await.unwrap(), page.rows.len() as u64, "behind {position}");
+    }
+    for shard in feed.shards().await.unwrap() {
+        let rows = feed.shard_page(shard, Cursor::NOTHING, 10_000).await.unwrap().rows;
+        assert_eq!(feed.shard_rows(shard).await.unwrap(), rows.len() as u64, "shard {shard}");
+    }
+}
+
+/// Edits, of several documents at once and of one several times, across reshards and removals.
+#[tokio::test]
+async fn rows_are_counted_whatever_is_written() {
+    let mut dice = dice();
+    let store = Database::memory();
+    let bus = wide_bus(&store).await;
+    let (changes, db) = (bus.changes(), db("docs", 1));
+    let create = async |tx: &Transaction, shards| {
+        changes.create(tx, &db, &ChangesOptions { shards, ..ChangesOptions::default() }).await
+    };
+    store.run(async |tx| create(&tx, 3).await).await.unwrap();
+    let mut edits: HashMap<u8, Sequence> = HashMap::new();
+    for step in 1..=400_u64 {
+        if dice.u8(..) < 8 {
+            changes.feed(&db).reshard(dice.u32(1..6), None).await.unwrap();
+        }
+        let ids: Vec<u8> = (0..dice.usize(1..6)).map(|_| dice.u8(0..60)).collect();
+        let (again, is_removed) = (dice.bool(), dice.u8(..) < 4);
+        let edit = async |tx| {
+            let mut pending = Vec::new();
+            for id in ids.iter().chain(ids.iter().filter(|_| again)) {
+                let writer = changes.writer(&tx, &db).await?;
+                pending.push((*id, writer.record(&doc(*id, step), edits.get(id).copied())?));
+            }
+            if is_removed {
+                changes.remove(&tx, &db);
+                create(&tx, 2).await?;
+                pending = vec![(7, changes.writer(&tx, &db).await?.record(&doc(7, step), None)?)];
+            }
+            Ok(pending)
+        };
+        let done = store.run_once(edit).await.unwrap();
+        if is_removed {
+            edits.clear();
+        }
+        edits.extend(done.value.into_iter().map(|(id, edited)| (id, edited.of(done.committed))));
+        if step % 10 == 0 {
+            let some = edits.values().copied().map(Cursor::from);
+            check(&bus, &db, some.chain([Cursor::NOTHING])).await;
+        }
+    }
+    let removed = async |tx| {
+        changes.remove(&tx, &db);
+        Ok(())
+    };
+    store.run(removed).await.unwrap();
+    assert!(matches!(changes.feed(&db).pending(Cursor::NOTHING).await, Err(Error::NoFeed { .. })));
+}
+
+/// What was counted goes along to another store.
+#[tokio::test]
+async fn the_counts_move_with_the_rows() {
+    let (old, new) = (Database::memory(), Database::memory());
+    let bus = wide_bus(&old).await;
+    let (changes, db) = (bus.changes(), db("docs", 1));
+    old.run(async |tx| changes.create(&tx, &db, &ChangesOptions::default()).await).await.unwrap();
+    for id in 0..20 {
+        let write = async |tx| changes.writer(&tx, &db).await?.record(&doc(id, 1), None).map(|_| ());
+        old.run(write).await.unwrap();
+    }
+    let mut export = Vec::new();
+    bus.export(&mut export).await.unwrap();
+    Bus::import(&new, b"notibus", &mut &export[..]).await.unwrap();
+    let moved = wide_bus(&new).await;
+    assert_eq!(moved.changes().feed(&db).pending(Cursor::NOTHING).await.unwrap(), 20);
+    check(&moved, &db, [Cursor::NOTHING]).await;
+}
