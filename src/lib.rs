@@ -90,8 +90,8 @@ pub mod group {
 pub mod jobs {
     pub use crate::roles::jobs::{
         Batch, Fence, IndexBuild, IndexDdocs, ParallelJob, ParallelJobOptions, ParkedDb, Scan, ScanReporter,
-        StoredTrigger, TaskResult, Trigger, TriggerJob, TriggerOptions, TriggerStatus, index_trigger,
-        replication_trigger,
+        StoredTrigger, TaskResult, Tenants, Trigger, TriggerJob, TriggerOptions, TriggerStatus,
+        index_trigger, replication_trigger,
     };
 }
 

@@ -13,6 +13,7 @@ use crate::{
         signals::Signals,
         skipped::{Place, Skipped},
         stats::Stats,
+        trigger_board::TriggerBoard,
     },
     store::Database,
 };
@@ -36,6 +37,8 @@ pub(crate) struct Context {
     pub stats: Arc<Stats>,
     /// The rows that cannot be decoded.
     pub skipped: Skipped,
+    /// The triggers of this process.
+    pub triggers: TriggerBoard,
     /// The feed of notifications.
     pub feed: FeedId,
     /// Rings doorbells as long as anything of the bus is used.
@@ -59,7 +62,20 @@ impl Context {
         let stats = Arc::default();
         let ringer = OnceLock::new();
         let (feed, arrivals, skipped) = (FeedId::notifications(), Arrivals::default(), Skipped::default());
-        Arc::new(Self { db, keys, config, schemes, signals, arrivals, stats, skipped, feed, ringer })
+        let triggers = TriggerBoard::default();
+        Arc::new(Self {
+            db,
+            keys,
+            config,
+            schemes,
+            signals,
+            arrivals,
+            stats,
+            skipped,
+            triggers,
+            feed,
+            ringer,
+        })
     }
 
     /// Somebody goes on without the row at `place`, which cannot be decoded.

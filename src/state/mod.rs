@@ -13,3 +13,4 @@ pub(crate) mod routing;
 pub(crate) mod signals;
 pub(crate) mod skipped;
 pub(crate) mod stats;
+pub(crate) mod trigger_board;

@@ -6,6 +6,7 @@
 //! [`Group`](crate::group::Group) instead.
 
 pub(crate) mod autosave;
+mod owed;
 mod parked;
 
 use std::{fmt, sync::Arc};
@@ -186,6 +187,16 @@ impl OpenCursor {
         cursor.context.db.run(save).await?;
         (self.stored, self.filter) = (position, filter);
         Ok(())
+    }
+
+    /// The same where it stands in the store. Fails with [`Error::CursorLost`] if another has opened it.
+    pub async fn read_again(&self) -> Result<Self> {
+        let read = async |tx: Transaction| {
+            self.check(&tx).await?;
+            Ok(self.cursor.row(&tx).await?.map_or(self.stored, |row| row.cursor))
+        };
+        let stored = self.cursor.context.db.run(read).await?;
+        Ok(Self { stored, ..self.clone() })
     }
 
     /// Fails with [`Error::CursorLost`] if another has opened it.

@@ -107,6 +107,8 @@ stats! {
     trigger_parked,
     /// Jobs of triggers that were cancelled because they had shown no progress for too long.
     trigger_stuck,
+    /// Panics of triggers themselves, which began again.
+    trigger_restarts,
 }
 
 impl Stats {

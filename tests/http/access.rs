@@ -20,7 +20,7 @@ async fn only_admins_are_told() {
     let options = ApiOptions { access, ..ApiOptions::default() };
     let world = World::with(options, ServerOptions::default(), |api, _, bus| {
         let changes = api.changes(&bus.changes(), api.recorded_databases());
-        api.db_updates().merge(changes).merge(api.events()).merge(api.status())
+        api.db_updates().merge(changes).merge(api.events()).merge(api.status()).merge(api.triggers())
     })
     .await;
 
@@ -42,6 +42,8 @@ async fn only_admins_are_told() {
         ("GET", "/_notibus/metrics"),
         ("POST", "/_notibus/events"),
         ("POST", "/_notibus/events/"),
+        ("GET", "/_notibus/triggers"),
+        ("POST", "/_notibus/triggers/views/reset"),
         ("GET", "/a/_changes"),
         ("GET", "/a/_changes/"),
         ("GET", "/a/_changes/_meta"),

@@ -23,4 +23,5 @@ mod resume;
 mod sessions;
 mod slow_bodies;
 mod status;
+mod triggers;
 mod world;

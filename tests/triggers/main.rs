@@ -10,4 +10,6 @@ mod marks;
 mod parking;
 mod replication;
 mod structured;
+mod tenants;
+mod two_hours;
 mod world;

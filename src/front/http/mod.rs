@@ -65,6 +65,7 @@ mod socket;
 mod status;
 mod stream;
 mod tally;
+mod triggers;
 mod turns;
 mod updates;
 

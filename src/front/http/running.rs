@@ -59,6 +59,7 @@ impl Api {
             .merge(self.events())
             .merge(self.groups())
             .merge(self.status())
+            .merge(self.triggers())
             .merge(self.welcome())
     }
 }

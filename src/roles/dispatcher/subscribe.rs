@@ -26,6 +26,7 @@ use crate::{
 const CALLBACK_STAYS: &str = "a callback goes on as it is after a panic";
 
 /// A subscription in the making.
+#[derive(Clone)]
 #[must_use = "choose a stream, a callback or a listener to subscribe"]
 pub struct Subscribe {
     shared: Arc<Shared>,

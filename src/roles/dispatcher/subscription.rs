@@ -31,6 +31,7 @@ use crate::{
 };
 
 /// What is subscribed to.
+#[derive(Clone)]
 pub(super) struct Order {
     pub filter: Filter,
     pub start: Start,

@@ -11,5 +11,6 @@ pub use self::{
     index_trigger::{IndexBuild, IndexDdocs, index_trigger},
     parallel::{Batch, ParallelJob, ParallelJobOptions, TaskResult},
     replication_trigger::{Scan, ScanReporter, replication_trigger},
-    trigger::{ParkedDb, StoredTrigger, Trigger, TriggerJob, TriggerOptions, TriggerStatus},
+    trigger::{ParkedDb, StoredTrigger, Tenants, Trigger, TriggerJob, TriggerOptions},
 };
+pub use crate::state::trigger_board::TriggerStatus;

@@ -38,6 +38,7 @@
 //! | 16 | scan | node or nothing, cursor, 1, name, instance | token, sequence; the smallest one for a build | until the trigger knows that the database is gone |
 //! | 16 | parked | node or nothing, cursor, 2, name, instance | flags, attempts, retries, time, error | from the failures of a trigger's job until it succeeds |
 //! | 16 | asked | node or nothing, cursor, 3 | 8 bytes, little-endian | until deleted, once a retry was asked for |
+//! | 16 | owed | node or nothing, cursor, 4, name | whether its database is fresh | from when a trigger has something to do for long until it is done |
 //! | 17 | name | name | none: nothing is stored here, transactions that decide what a name stands for meet here | never |
 //! | 18 | row count | feed, shard | 8 bytes, little-endian: how many rows the shard has | as long as the shard, once it had a row |
 //! | 24 | idempotency | period of read versions, digest of a request's key | digest of the request, number of its events | two periods, some minutes each |
@@ -64,6 +65,7 @@ mod lease;
 #[cfg(feature = "http")]
 mod name;
 mod node;
+mod owed;
 mod parked;
 mod partition;
 mod topology;
@@ -86,6 +88,7 @@ pub(crate) use group_parked::GroupParkedRow;
 pub(crate) use lease::{Lease, Owner};
 pub use node::{NodeId, Role};
 pub(crate) use node::{NodeRow, role_max};
+pub(crate) use owed::OwedRow;
 pub(crate) use parked::ParkedRow;
 pub(crate) use partition::{FoldMark, Partition};
 pub(crate) use topology::{Layout, SHARDS_MAX, TopologyRow};

@@ -33,10 +33,10 @@ impl NamedCursor {
         }
     }
 
-    /// Whether it is a trigger's: databases are marked or parked with it.
+    /// Whether it is a trigger's: databases are marked, parked or owed something with it.
     pub(crate) async fn is_of_trigger(&self) -> Result<bool> {
         let Self { context, id } = self;
-        let ranges = [context.keys.scans(id), context.keys.all_parked(id)];
+        let ranges = [context.keys.scans(id), context.keys.all_parked(id), context.keys.all_owed(id)];
         let read = async |tx: Transaction| {
             for range in &ranges {
                 let read = RangeRead::new(range.clone()).limit(1);

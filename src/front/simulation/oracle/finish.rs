@@ -197,7 +197,7 @@ impl Oracle {
             Item::App(AppKey::Document(instance, _)) if self.documents.contains_key(instance) => Ok(()),
             // Those of documents go with their database.
             Item::PoolVersion(Some(pool)) if !self.is_pool_of_gone(pool) => Ok(()),
-            Item::Row(feed, ..) | Item::Topology(feed, _) if feed != FEED => {
+            Item::Row(feed, ..) | Item::Topology(feed, _) | Item::RowCount(feed, _) if feed != FEED => {
                 self.judge_left_of_documents(feed)
             }
             Item::Doorbell(partition) | Item::FoldMark(partition) if *partition < self.partitions => Ok(()),

@@ -10,10 +10,11 @@ use tokio::sync::watch;
 use tokio_stream::StreamExt;
 
 use super::{
-    Trigger, TriggerOptions, TriggerStatus,
+    Trigger, TriggerOptions,
     attempt::{self, Terms},
     cursor,
     kind::{Ended, Failure, Kind},
+    owed::{self, Owed},
     plan::{self, End, Outcome, Plan, Seen},
     retries::Retries,
     search::{Found, Search},
@@ -25,12 +26,33 @@ use crate::{
         event::{Db, DbName},
         tasks::{self, Canceller, Joined, Task, Tasks},
     },
-    roles::dispatcher::{Delivery, Dispatcher, Interruption, Subscription},
-    state::{context::Context, keys::ParkedRow, named_cursor::OpenCursor},
+    roles::dispatcher::{Delivery, Dispatcher, Interruption, Subscribe, Subscription},
+    state::{
+        context::Context,
+        keys::{OwedRow, ParkedRow},
+        named_cursor::OpenCursor,
+        trigger_board::TriggerStatus,
+    },
 };
 
 /// How long the subscription is not asked for more after the feed could not be read.
 const FAILURE_PAUSE: Duration = Duration::from_secs(1);
+
+/// How long it waits at first before it begins again after a panic, and at most.
+const RESTART_PAUSE_MIN: Duration = Duration::from_secs(1);
+
+/// See [`RESTART_PAUSE_MIN`].
+const RESTART_PAUSE_MAX: Duration = Duration::from_mins(1);
+
+/// How long something may hold the cursor back. After that it is noted in the store, and what others have done meanwhile is not done
+/// again after a crash.
+const HOLD_MAX: Duration = Duration::from_secs(10);
+
+/// How many names are noted or forgotten by one transaction.
+const OWED_BATCH: usize = 500;
+
+/// How many names are noted when the trigger is shut down. What is more is told by the feed again.
+const OWED_AT_END_MAX: usize = 20_000;
 
 /// Starts a trigger.
 pub(in crate::roles::jobs) async fn start<K: Kind>(
@@ -41,33 +63,94 @@ pub(in crate::roles::jobs) async fn start<K: Kind>(
     options.check()?;
     let subscribe = dispatcher.subscribe(options.filter.clone()).since(Cursor::NOTHING);
     let subscribe = if K::DDOCS { subscribe.with_ddocs() } else { subscribe };
-    let mut subscription = subscribe.durable_work(&cursor(dispatcher, &options)?).await?.stream();
+    let mut subscription = subscribe.clone().durable_work(&cursor(dispatcher, &options)?).await?.stream();
     // From here on nothing can fail: whoever had the cursor has lost it.
     let cursor = subscription.take_cursor().expect("it is durable");
-    let position = cursor.stored();
-    // An earlier one may have expired, or was about to tell what was gone, and has not come to it.
-    let is_unsure = position.knew_nothing() && cursor.has_marks();
     let (stop, stopped) = watch::channel(false);
-    let (status, watched) = watch::channel(TriggerStatus::new(position));
-    let retries = Retries::new(options.backoff_max, dispatcher.context().env());
-    let keeper = Keeper {
-        context: Arc::clone(dispatcher.context()),
-        plan: Plan::new(options.pacing()),
-        options,
-        kind: Arc::new(kind),
-        subscription,
-        cursor,
-        jobs: Tasks::new(),
-        started: HashMap::new(),
-        status,
-        search: is_unsure.then(Search::default),
-        retries,
-        is_turn_of_retry: false,
-        pause: None,
-        checkpoint: None,
-    };
-    let task = Task::spawn(keeper.run(stopped));
+    let (status, watched) = watch::channel(TriggerStatus::new(cursor.stored()));
+    let context = Arc::clone(dispatcher.context());
+    context.triggers.note(&options.name, watched.clone());
+    let task = Task::spawn(
+        Supervisor { context, options, kind: Arc::new(kind), subscribe, cursor, status }
+            .run(subscription, stopped),
+    );
     Ok(Trigger { task, stop, status: watched })
+}
+
+/// Begins with the work of a trigger again when it has panicked.
+struct Supervisor<K: Kind> {
+    /// What the roles share.
+    context: Arc<Context>,
+    /// How it works.
+    options: TriggerOptions,
+    /// What it is for.
+    kind: Arc<K>,
+    /// How it subscribes.
+    subscribe: Subscribe,
+    /// How far it has come, as of when it began.
+    cursor: OpenCursor,
+    /// What it is at.
+    status: watch::Sender<TriggerStatus>,
+}
+
+impl<K: Kind> Supervisor<K> {
+    /// Works until the trigger is told to end, the dispatcher has ended, or the cursor is lost.
+    async fn run(mut self, mut subscription: Subscription, mut stop: watch::Receiver<bool>) -> Result<()> {
+        // Also if it is dropped: nobody is to take it for running.
+        let _finished = Finished(self.status.clone());
+        let mut pause = RESTART_PAUSE_MIN;
+        loop {
+            let env = self.context.env().clone();
+            let begun = env.now();
+            let keeper = self.keeper(subscription);
+            // What has panicked is dropped, with all jobs.
+            let panic = match AssertUnwindSafe(keeper.run(stop.clone())).catch_unwind().await {
+                Ok(ended) => return ended,
+                Err(panic) => panic,
+            };
+            let (trigger, panic) = (&self.options.name, panic_text(&*panic));
+            tracing::error!(trigger, panic, "a trigger has panicked, and begins again");
+            self.context.stats.trigger_restarts.add(1);
+            self.status.send_modify(|status| (status.restarts, status.running) = (status.restarts + 1, 0));
+            pause =
+                if env.now().saturating_sub(begun) > RESTART_PAUSE_MAX { RESTART_PAUSE_MIN } else { pause };
+            tokio::select! {
+                () = env.sleep(pause) => {}
+                _ = stop.wait_for(|stop| *stop) => return Ok(()),
+            }
+            pause = (pause * 2).min(RESTART_PAUSE_MAX);
+            self.cursor = match self.cursor.read_again().await {
+                Ok(cursor) => cursor,
+                Err(error @ Error::CursorLost { .. }) => return Err(error),
+                // From where it began is always right.
+                Err(_) => self.cursor,
+            };
+            subscription = self.subscribe.clone().since(self.cursor.stored()).stream();
+        }
+    }
+
+    /// What works on what `subscription` tells.
+    fn keeper(&self, subscription: Subscription) -> Keeper<K> {
+        // An earlier one may have expired, or was about to tell what was gone, and has not come to it.
+        let is_unsure = self.cursor.stored().knew_nothing() && self.cursor.has_marks();
+        Keeper {
+            context: Arc::clone(&self.context),
+            plan: Plan::new(self.options.pacing(), self.options.tenants()),
+            options: self.options.clone(),
+            kind: Arc::clone(&self.kind),
+            subscription,
+            cursor: self.cursor.clone(),
+            jobs: Tasks::new(),
+            started: HashMap::new(),
+            status: self.status.clone(),
+            search: is_unsure.then(Search::default),
+            retries: Retries::new(self.options.backoff_max, self.context.env()),
+            owed: Owed::new(),
+            is_turn_of_retry: false,
+            pause: None,
+            checkpoint: None,
+        }
+    }
 }
 
 /// The task of a trigger.
@@ -95,6 +178,8 @@ struct Keeper<K: Kind> {
     search: Option<Search>,
     /// When parked databases are tried again.
     retries: Retries,
+    /// Reads what is owed besides what the feed tells.
+    owed: Owed,
     /// Whether the next job that is started is that of a parked one, if there is one whose turn it is.
     is_turn_of_retry: bool,
     /// Completes when the subscription may be asked again.
@@ -123,8 +208,6 @@ impl Drop for Finished {
 impl<K: Kind> Keeper<K> {
     /// Works until it is told to end, the dispatcher has ended, or the cursor is lost.
     async fn run(mut self, mut stop: watch::Receiver<bool>) -> Result<()> {
-        // Also if it panics: nobody is to take it for running.
-        let _finished = Finished(self.status.clone());
         let ended = tokio::select! {
             ended = self.work() => ended,
             // An error says that the handle was dropped, and then this task is aborted.
@@ -134,8 +217,13 @@ impl<K: Kind> Keeper<K> {
         self.jobs.cancel_all();
         match ended {
             Ok(()) => {
-                let done_to = self.done_to();
-                self.cursor.save(done_to).await
+                // What is not done is noted, or what others have done since would be done again.
+                for _ in 0..OWED_AT_END_MAX / OWED_BATCH {
+                    if !self.save(Duration::ZERO).await? {
+                        break;
+                    }
+                }
+                Ok(())
             }
             lost => lost,
         }
@@ -148,11 +236,18 @@ impl<K: Kind> Keeper<K> {
             self.retries.begin(self.context.env(), self.cursor.named());
             self.start_due();
             let reserved = self.search_on();
+            if self.owed.is_idle() && self.plan.has_place_for_left() {
+                self.owed.read_again();
+            }
+            let taken = self.plan.len() + reserved;
+            let places = self.options.pending_max.saturating_sub(taken + self.owed.reserved());
+            self.owed.begin(&self.context, &self.cursor, places);
             let now = self.context.env().now();
             let due = self.plan.next_due().map(|due| self.context.env().sleep(due.saturating_sub(now)));
             // For whoever starts again, all that is received below comes after this.
             let known = self.subscription.cursor();
-            let may_receive = self.pause.is_none() && self.plan.len() + reserved < self.options.pending_max;
+            let has_place = taken + self.owed.reserved() < self.options.pending_max;
+            let may_receive = self.pause.is_none() && has_place && self.plan.spilled() < 2 * OWED_BATCH;
             tokio::select! {
                 Some(ended) = self.jobs.join_next() => self.end(ended)?,
                 // A predicate of the filter can panic. It has seen the row then.
@@ -170,6 +265,7 @@ impl<K: Kind> Keeper<K> {
                 Some(found) = OptionFuture::from(self.search.as_mut().and_then(Search::step)) => {
                     self.find(found);
                 }
+                Some(step) = OptionFuture::from(self.owed.step()) => self.see_owed(step),
                 Some(step) = OptionFuture::from(self.retries.step()) => {
                     self.retries.end(self.context.env().now(), step);
                 }
@@ -201,17 +297,10 @@ impl<K: Kind> Keeper<K> {
         // Also databases that it does not want move its position on.
         self.checkpoint = None;
         self.note_position();
-        let done_to = self.done_to();
-        let put_down = if done_to != self.cursor.stored() {
-            self.cursor.save(done_to).await
-        } else if self.plan.running() > 0 {
-            // Jobs may run on, although another trigger has begun with them again.
-            self.cursor.verify().await
-        } else {
-            Ok(())
-        };
-        match put_down {
-            Ok(()) => {}
+        match self.save(HOLD_MAX).await {
+            // There is more to be noted.
+            Ok(true) => self.checkpoint = Some(self.context.env().sleep(Duration::ZERO)),
+            Ok(false) => {}
             Err(error @ Error::CursorLost { .. }) => {
                 tracing::warn!(trigger = self.options.name, %error, "a trigger ends");
                 return Err(error);
@@ -222,6 +311,48 @@ impl<K: Kind> Keeper<K> {
         }
         self.tell(|_| ());
         Ok(())
+    }
+
+    /// Puts down how far it has come, what has held that back for `age`, and what is done of it; whether there is more of that.
+    async fn save(&mut self, age: Duration) -> Result<bool> {
+        let now = self.context.env().now();
+        let owed = self.plan.overdue(now, (age, OWED_BATCH), K::is_fresh);
+        let settled = self.plan.take_settled(OWED_BATCH);
+        let names = || owed.iter().map(|(name, _)| name);
+        self.plan.set_owed(names(), true);
+        let spilled = self.plan.leave(names());
+        let done_to = self.done_to();
+        let saved = if done_to != self.cursor.stored() || !owed.is_empty() || !settled.is_empty() {
+            let rows: Vec<_> =
+                owed.iter().map(|(name, is_fresh)| (name.clone(), OwedRow { is_fresh: *is_fresh })).collect();
+            self.cursor.save_owing(done_to, &rows, &settled).await
+        } else if self.plan.running() > 0 {
+            // Jobs may run on, although another trigger has begun with them again.
+            self.cursor.verify().await
+        } else {
+            Ok(())
+        };
+        if let Err(error) = saved {
+            self.plan.set_owed(names(), false);
+            self.plan.put_back_spilled(spilled);
+            self.plan.put_back_settled(settled);
+            return Err(error);
+        }
+        Ok(owed.len() == OWED_BATCH || settled.len() == OWED_BATCH)
+    }
+
+    /// Takes in what was read of what is owed.
+    fn see_owed(&mut self, step: owed::Step) {
+        let Self { owed, plan, .. } = self;
+        let found = owed.end(step, |name| plan.wants_owed(name));
+        let now = self.context.env().now();
+        for owed::OwedDb { name, living, gone } in found {
+            if self.plan.wants_owed(&name) {
+                let work = living.map(|(db, is_fresh)| (db, K::all_work(is_fresh)));
+                self.plan.see_owed(now, &name, work, gone);
+            }
+        }
+        self.tell(|_| ());
     }
 
     /// Takes in what the subscription tells, which comes after `known`.
@@ -253,6 +384,15 @@ impl<K: Kind> Keeper<K> {
 
     /// Takes in what was seen of a database.
     fn see(&mut self, seen: Seen<K::Work>) {
+        if self.plan.is_full_for(&seen.db.name) {
+            // What is to be done is looked up when there is place.
+            let is_fresh = seen.work.as_ref().is_some_and(K::is_fresh);
+            self.plan.spill(self.context.env().now(), seen.db.name, seen.since, is_fresh);
+            if self.plan.spilled() >= OWED_BATCH {
+                self.checkpoint = Some(self.context.env().sleep(Duration::ZERO));
+            }
+            return;
+        }
         let cancelled = self.plan.see(self.context.env().now(), seen);
         self.cancel(cancelled);
         self.tell(|_| ());

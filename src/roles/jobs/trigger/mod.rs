@@ -1,40 +1,47 @@
 //! Triggers: they follow the notifications, and have a job done for each database that needs it.
 //!
 //! A trigger is thin: a durable subscriber ([`NamedCursor`](crate::cursor::NamedCursor)), a plan of what waits ([`plan`]), and the tasks
-//! that run ([`keeper`]). Its cursor stays before everything that is not done, so whatever is lost with the process, the
-//! feed tells it again: triggers may come twice, and are never lost.
+//! that run ([`keeper`]). Its cursor stays before everything that is not done, but for names that are noted in the store as owed
+//! something ([`owed`]); so whatever is lost with the process, the feed tells again, or the store: triggers may come twice, and are
+//! never lost.
 
 mod attempt;
 mod keeper;
 mod kind;
 mod marks;
+mod owed;
 mod plan;
+mod queue;
 mod retries;
 mod search;
 mod stored;
+mod tenants;
 
 use std::{fmt, sync::Arc, time::Duration};
 
 use tokio::sync::watch;
 
 use self::plan::Pacing;
-pub use self::stored::{ParkedDb, StoredTrigger};
 pub(super) use self::{
     keeper::start,
     kind::{Ended, Failure, Kind, Turn},
     marks::{begin, find_gone},
     plan::Work,
 };
+pub use self::{
+    stored::{ParkedDb, StoredTrigger},
+    tenants::Tenants,
+};
 use super::TaskResult;
 use crate::{
     base::{
-        cursor::Cursor,
         error::{Error, Result},
         event::Db,
         notification::Notification,
         tasks::Task,
     },
     roles::dispatcher::{Dispatcher, Filter},
+    state::trigger_board::TriggerStatus,
     store::RetryPolicy,
 };
 
@@ -74,7 +81,23 @@ const JOBS_MAX: usize = 10_000;
 /// The most databases for which something may wait.
 const PENDING_MAX: usize = 10_000_000;
 
-/// How a trigger works.
+/// The longest times.
+const YEAR: Duration = Duration::from_hours(366 * 24);
+
+/// How a trigger works. What is out of these limits is refused:
+///
+/// | option | least | most |
+/// |---|---|---|
+/// | `name` | 1 byte | 256 bytes |
+/// | `debounce` | none | 1 year |
+/// | `jobs_max` | 1 | 10,000 |
+/// | `attempts_max` | 1 | |
+/// | `stall_limit` | 1 ms | 1 year |
+/// | `backoff_min` | none | `backoff_max` |
+/// | `backoff_max` | none | 1 year |
+/// | `pending_max` | 1 | 10,000,000 |
+/// | `checkpoint_interval` | 1 ms | 1 h |
+/// | `tenants`: `jobs_max`, `pending_max` | 1 | |
 #[derive(Debug, Clone)]
 pub struct TriggerOptions {
     /// The name of its cursor, 1 to 256 bytes: after a restart, a trigger of the same name goes on where it was. If it runs on
@@ -105,8 +128,11 @@ pub struct TriggerOptions {
     /// For how many databases something waits at most, 1 to 10,000,000. While it does for so many, the feed is not read on, and keeps the
     /// rest. Default: 10,000.
     pub pending_max: usize,
-    /// How often it puts down how far it has come. Default: 1 s.
+    /// How often it saves how far it has come. Default: 1 s.
     pub checkpoint_interval: Duration,
+    /// Whose databases are. The jobs are divided among the tenants that have work, in fair shares; what of one tenant has no place in
+    /// memory waits in the store. Default: a database belongs to the tenant that its name begins with, up to the first `/`.
+    pub tenants: Tenants,
 }
 
 impl TriggerOptions {
@@ -123,6 +149,7 @@ impl TriggerOptions {
             backoff_max: Duration::from_mins(5),
             pending_max: 10_000,
             checkpoint_interval: Duration::from_secs(1),
+            tenants: Tenants::default(),
         }
     }
 
@@ -134,20 +161,27 @@ impl TriggerOptions {
 
     /// Fails if an option is out of its limits.
     fn check(&self) -> Result<()> {
-        let zero = [
-            ("attempts", self.attempts_max == 0),
-            ("checkpoint interval", self.checkpoint_interval.is_zero()),
-            ("stall limit", self.stall_limit.is_zero()),
+        let counts = [
+            ("jobs at once", self.jobs_max, JOBS_MAX),
+            ("pending databases", self.pending_max, PENDING_MAX),
+            ("attempts", self.attempts_max as usize, usize::MAX),
+            ("jobs of a tenant", self.tenants.jobs_max, usize::MAX),
+            ("pending databases of a tenant", self.tenants.pending_max, usize::MAX),
         ];
-        if let Some((what, _)) = zero.into_iter().find(|(_, is_zero)| *is_zero) {
-            return Err(Error::invalid(what, "it is zero"));
-        }
-        let counts =
-            [("jobs at once", self.jobs_max, JOBS_MAX), ("pending databases", self.pending_max, PENDING_MAX)];
-        if let Some((what, count, max)) =
-            counts.into_iter().find(|(_, count, max)| !(1..=*max).contains(count))
-        {
+        let is_out = |(_, count, max): &(&str, usize, usize)| !(1..=*max).contains(count);
+        if let Some((what, count, max)) = counts.into_iter().find(is_out) {
             return Err(Error::invalid(what, format!("{count} is not 1 to {max}")));
+        }
+        let (none, millisecond) = (Duration::ZERO, Duration::from_millis(1));
+        let times = [
+            ("debounce", self.debounce, none, YEAR),
+            ("stall limit", self.stall_limit, millisecond, YEAR),
+            ("back-off", self.backoff_max, none, YEAR),
+            ("checkpoint interval", self.checkpoint_interval, millisecond, Duration::from_hours(1)),
+        ];
+        let is_out = |(_, time, min, max): &(_, Duration, Duration, Duration)| !(*min..=*max).contains(time);
+        if let Some((what, time, min, max)) = times.into_iter().find(is_out) {
+            return Err(Error::invalid(what, format!("{time:?} is not {min:?} to {max:?}")));
         }
         if self.backoff_min > self.backoff_max {
             let (min, max) = (self.backoff_min, self.backoff_max);
@@ -165,6 +199,15 @@ impl TriggerOptions {
         Pacing { debounce: self.debounce, tasks_max: self.jobs_max }
     }
 
+    /// Whose databases are, with what each tenant may have.
+    fn tenants(&self) -> Tenants {
+        let mut tenants = self.tenants.clone();
+        if tenants.pending_max == usize::MAX {
+            tenants.pending_max = (self.pending_max / 8).max(self.jobs_max).min(self.pending_max);
+        }
+        tenants
+    }
+
     /// The pauses after failures.
     fn retry(&self) -> RetryPolicy {
         RetryPolicy {
@@ -173,39 +216,6 @@ impl TriggerOptions {
             backoff_min: self.backoff_min,
             backoff_max: self.backoff_max,
         }
-    }
-}
-
-/// What a trigger is at.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct TriggerStatus {
-    /// How many databases have something waiting, a job that runs not among it.
-    pub waiting: usize,
-    /// How many jobs run.
-    pub running: usize,
-    /// Jobs that have done their work, since it was started.
-    pub done: u64,
-    /// Attempts that have failed or panicked.
-    pub failed: u64,
-    /// How often a database was parked, since it was started: its job has failed as often as it may, once more, or was stuck.
-    /// [`Bus::trigger`](crate::Bus::trigger) tells which are.
-    pub parked: u64,
-    /// Jobs that were cancelled because they had shown no progress for [`TriggerOptions::stall_limit`].
-    pub stuck: u64,
-    /// Jobs that were cancelled because their database was deleted.
-    pub cancelled: u64,
-    /// Where its cursor stands: everything before it is done.
-    pub position: Cursor,
-    /// Whether it has ended: it was shut down, its dispatcher has ended, or another one has opened its cursor.
-    pub is_finished: bool,
-}
-
-impl TriggerStatus {
-    /// A trigger that begins at `position`.
-    fn new(position: Cursor) -> Self {
-        let (waiting, running, done, failed, parked, stuck, cancelled) = (0, 0, 0, 0, 0, 0, 0);
-        Self { waiting, running, done, failed, parked, stuck, cancelled, position, is_finished: false }
     }
 }
 

@@ -5,11 +5,21 @@
 //! 1. Of one database at most one task runs; one that is cancelled counts until it has ended.
 //! 2. That an instance is gone is told before anything is done for the next one of the name.
 //! 3. What is seen while a task of its database runs is done by another task afterwards.
-//! 4. Whoever starts again from [`Plan::since`] sees everything again that is not done.
+//! 4. Whoever starts again from [`Plan::since`], and with the names that the store knows to be owed something, sees everything again
+//!    that is not done.
+//!
+//! One name for which something waits or runs for long, because its job hangs, fails, or waits for its tenant's turn, would hold
+//! the cursor back, and all that others have done meanwhile would be done again after a restart. So such names are noted in the store
+//! ([`Plan::overdue`]), and hold nothing back any more; nor do they if their tenant has no place left in the plan.
 
 use std::{
-    collections::{BTreeSet, HashMap, hash_map},
+    collections::{BTreeMap, BTreeSet, HashMap, hash_map},
     time::Duration,
+};
+
+use super::{
+    queue::Queue,
+    tenants::{Tenant, Tenants},
 };
 
 use crate::base::{
@@ -53,6 +63,24 @@ impl<W> Task<W> {
     }
 }
 
+/// What holds the cursor back.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Hold {
+    /// Whoever starts again from here sees the cause again.
+    since: Cursor,
+    /// When it was seen.
+    at: Duration,
+}
+
+/// Names that the store is to know to be owed something: the cause of each, and whether its database is fresh.
+pub(super) type Spilled = BTreeMap<DbName, (Hold, bool)>;
+
+/// What holds the cursor back of two things.
+fn both(one: Option<Hold>, other: Option<Hold>) -> Option<Hold> {
+    let merged = |a: Hold, b: Hold| Hold { since: a.since.min(b.since), at: a.at.min(b.at) };
+    one.into_iter().chain(other).reduce(merged)
+}
+
 /// A task that was started.
 #[derive(Debug)]
 struct Running<W> {
@@ -60,8 +88,8 @@ struct Running<W> {
     number: u64,
     /// What it does.
     task: Task<W>,
-    /// Whoever starts again from here sees the cause again; `None` for a parked database, which the store knows.
-    since: Option<Cursor>,
+    /// Its cause; `None` for a parked database, which the store knows.
+    hold: Option<Hold>,
     /// Whether its end counts for nothing.
     is_cancelled: bool,
     /// Whether its database is parked.
@@ -71,12 +99,16 @@ struct Running<W> {
 /// What is to be done for one name.
 #[derive(Debug)]
 struct Entry<W> {
+    /// Whose it is.
+    tenant: Tenant,
+    /// Whether the store knows that something is to be done for it: it does not hold the cursor back.
+    is_owed: bool,
     /// Instances that are gone, which is to be told.
     gone: Vec<Db>,
     /// The work that waits.
     work: Option<(Db, W)>,
-    /// Whoever starts again from here sees all that waits again.
-    since: Option<Cursor>,
+    /// The causes of all that waits.
+    hold: Option<Hold>,
     /// When the next task is due; `None` while one runs.
     due: Option<Duration>,
     /// The task that runs.
@@ -87,8 +119,24 @@ struct Entry<W> {
 
 impl<W> Entry<W> {
     /// Nothing to do.
-    fn new() -> Self {
-        Self { gone: Vec::new(), work: None, since: None, due: None, running: None, attempts: 0 }
+    fn new(tenant: Tenant, is_owed: bool) -> Self {
+        let (gone, work, hold, due, running, attempts) = (Vec::new(), None, None, None, None, 0);
+        Self { tenant, is_owed, gone, work, hold, due, running, attempts }
+    }
+
+    /// What of it holds the cursor back.
+    fn held(&self) -> Option<Hold> {
+        let running = self.running.as_ref().and_then(|running| running.hold);
+        both(self.hold, running).filter(|_| !self.is_owed)
+    }
+
+    /// Whether it is of a database that was created since it was worked on last, as `is_fresh` knows.
+    fn is_fresh(&self, is_fresh: impl Fn(&W) -> bool) -> bool {
+        let running = match &self.running {
+            Some(Running { task: Task::Work(_, work), is_cancelled: false, .. }) => Some(work),
+            _ => None,
+        };
+        self.work.as_ref().map(|(_, work)| work).into_iter().chain(running).any(is_fresh)
     }
 
     /// Whether something waits.
@@ -186,8 +234,14 @@ pub(super) struct Plan<W> {
     pacing: Pacing,
     /// By name, where something waits or runs.
     entries: HashMap<DbName, Entry<W>>,
-    /// When which name is due.
-    due: BTreeSet<(Duration, DbName)>,
+    /// Which name comes next.
+    queue: Queue,
+    /// Names that the store knows to be owed something, which is done.
+    settled: BTreeSet<DbName>,
+    /// Names whose tenants have no place left.
+    spilled: Spilled,
+    /// Tenants of names that were left in the store.
+    left: BTreeSet<Tenant>,
     /// How many tasks run.
     running: usize,
     /// How many of them are of parked databases.
@@ -198,8 +252,18 @@ pub(super) struct Plan<W> {
 
 impl<W: Work> Plan<W> {
     /// Nothing to do.
-    pub fn new(pacing: Pacing) -> Self {
-        Self { pacing, entries: HashMap::new(), due: BTreeSet::new(), running: 0, retrying: 0, next: 0 }
+    pub fn new(pacing: Pacing, tenants: Tenants) -> Self {
+        Self {
+            pacing,
+            entries: HashMap::new(),
+            queue: Queue::new(tenants),
+            settled: BTreeSet::new(),
+            spilled: BTreeMap::new(),
+            left: BTreeSet::new(),
+            running: 0,
+            retrying: 0,
+            next: 0,
+        }
     }
 
     /// How many names have something waiting or running.
@@ -209,7 +273,7 @@ impl<W: Work> Plan<W> {
 
     /// How many names have something waiting, and nothing running.
     pub fn waiting(&self) -> usize {
-        self.due.len()
+        self.queue.len()
     }
 
     /// How many tasks run.
@@ -229,21 +293,153 @@ impl<W: Work> Plan<W> {
 
     /// When the next task is due, if there is room for it.
     pub fn next_due(&self) -> Option<Duration> {
-        let (due, _) = self.due.first()?;
-        self.has_room().then_some(*due)
+        self.queue.next_due().filter(|_| self.has_room())
     }
 
     /// Whether a task is due at `now`, and there is room for it.
-    pub fn is_due(&self, now: Duration) -> bool {
-        self.next_due().is_some_and(|due| due <= now)
+    pub fn is_due(&mut self, now: Duration) -> bool {
+        self.has_room() && self.queue.is_due(now)
     }
 
-    /// Whoever starts again from here sees everything again that is not done; `None` if all is done.
+    /// Whoever starts again from here sees everything again that is not done, but what the store knows; `None` if there is nothing
+    /// else.
     pub fn since(&self) -> Option<Cursor> {
-        let of = |entry: &Entry<W>| {
-            entry.running.as_ref().and_then(|running| running.since).into_iter().chain(entry.since)
-        };
-        self.entries.values().flat_map(of).min()
+        let spilled = self.spilled.values().map(|(hold, _)| *hold);
+        self.entries.values().filter_map(Entry::held).chain(spilled).map(|hold| hold.since).min()
+    }
+
+    /// At most `limit` names that the store is to know to be owed something, each with whether its database is fresh: those whose
+    /// tenants have no place left, and those that have held the cursor back for `age`, the oldest ones first.
+    pub fn overdue(
+        &self,
+        now: Duration,
+        (age, limit): (Duration, usize),
+        is_fresh: impl Fn(&W) -> bool,
+    ) -> Vec<(DbName, bool)> {
+        let spilled = self.spilled.iter().map(|(name, (_, is_fresh))| (name.clone(), *is_fresh));
+        let mut overdue: Vec<_> = spilled.take(limit).collect();
+        let held = self.entries.iter().filter_map(|(name, entry)| Some((entry.held()?, name, entry)));
+        let mut held: Vec<_> = held.filter(|(hold, ..)| hold.at.saturating_add(age) <= now).collect();
+        held.sort_unstable_by_key(|(hold, ..)| hold.since);
+        held.truncate(limit - overdue.len());
+        overdue.extend(held.into_iter().map(|(_, name, entry)| (name.clone(), entry.is_fresh(&is_fresh))));
+        overdue
+    }
+
+    /// Notes whether the store knows that `names` are owed something.
+    pub fn set_owed<'a>(&mut self, names: impl Iterator<Item = &'a DbName>, is_owed: bool) {
+        for name in names {
+            if let Some(entry) = self.entries.get_mut(name) {
+                entry.is_owed = is_owed;
+            }
+        }
+    }
+
+    /// Notes that the store knows of `names`: those that had no place in the plan wait there. Returns these.
+    pub fn leave<'a>(&mut self, names: impl Iterator<Item = &'a DbName>) -> Spilled {
+        let left: Spilled = names.filter_map(|name| self.spilled.remove_entry(name)).collect();
+        self.left.extend(left.keys().map(|name| self.queue.tenant(name)));
+        left
+    }
+
+    /// The store could not be made to know of `spilled`.
+    pub fn put_back_spilled(&mut self, spilled: Spilled) {
+        self.spilled.extend(spilled);
+    }
+
+    /// At most `limit` names to which nothing is owed any more, which the store is to forget.
+    pub fn take_settled(&mut self, limit: usize) -> Vec<DbName> {
+        let some: Vec<_> = self.settled.iter().take(limit).cloned().collect();
+        self.settled.retain(|name| some.binary_search(name).is_err());
+        some
+    }
+
+    /// The store could not be made to forget `names`.
+    pub fn put_back_settled(&mut self, names: Vec<DbName>) {
+        for name in names {
+            match self.entries.get_mut(&name) {
+                Some(entry) => entry.is_owed = true,
+                None => _ = self.settled.insert(name),
+            }
+        }
+    }
+
+    /// How many names are to be noted in the store because their tenants have no place left.
+    pub fn spilled(&self) -> usize {
+        self.spilled.len()
+    }
+
+    /// Whether nothing can be taken in for `name`, because its tenant has no place left.
+    pub fn is_full_for(&self, name: &DbName) -> bool {
+        !self.entries.contains_key(name) && self.queue.is_full(&self.queue.tenant(name))
+    }
+
+    /// Takes in at `now` that something is to be done for `name`, for which there is no place.
+    pub fn spill(&mut self, now: Duration, name: DbName, since: Cursor, is_fresh: bool) {
+        let hold = Hold { since, at: now };
+        let spilled = self.spilled.entry(name).or_insert((hold, false));
+        *spilled = (both(Some(spilled.0), Some(hold)).unwrap_or(hold), spilled.1 || is_fresh);
+    }
+
+    /// Whether `name`, to which something is owed, is to be looked at: it is not in hand, and there is place for it. If not, its tenant
+    /// is remembered until there is.
+    pub fn wants_owed(&mut self, name: &DbName) -> bool {
+        if self.settled.contains(name) || self.entries.get(name).is_some_and(|entry| entry.is_owed) {
+            return false;
+        }
+        let is_full = self.is_full_for(name);
+        if is_full {
+            self.left.insert(self.queue.tenant(name));
+        }
+        !is_full
+    }
+
+    /// Whether there is place again for names that were left in the store; says so once.
+    pub fn has_place_for_left(&mut self) -> bool {
+        let before = self.left.len();
+        let Self { left, queue, .. } = self;
+        left.retain(|tenant| !queue.is_half_empty(tenant));
+        left.len() < before
+    }
+
+    /// Takes in at `now` what is owed to `name` by the store: the living database with all that there can be to do for it, and else the
+    /// instances that are gone.
+    pub fn see_owed(&mut self, now: Duration, name: &DbName, work: Option<(Db, W)>, gone: Vec<Db>) {
+        let is_known = self.entries.contains_key(name);
+        if !is_known && work.is_none() && gone.is_empty() {
+            self.settled.insert(name.clone());
+            return;
+        }
+        let (entry, queue) = self.entry(name);
+        entry.is_owed = true;
+        match (&mut entry.work, work) {
+            (Some((known, waiting)), Some((db, work))) if *known == db => waiting.merge(work),
+            (None, Some((db, work))) => {
+                // What the feed has told of another instance since is newer.
+                let is_same = entry.running.as_ref().is_some_and(|running| *running.task.db() == db);
+                if is_same || !is_known {
+                    entry.work = Some((db, work));
+                }
+            }
+            _ => {}
+        }
+        if !is_known {
+            entry.tell_gone(gone);
+        }
+        if entry.waits() {
+            Self::bring_forward(queue, name, entry, now);
+        }
+    }
+
+    /// What there is of `name`, and the queue.
+    fn entry(&mut self, name: &DbName) -> (&mut Entry<W>, &mut Queue) {
+        let Self { entries, queue, settled, .. } = self;
+        let entry = entries.entry(name.clone()).or_insert_with(|| {
+            let tenant = queue.tenant(name);
+            queue.enter(&tenant);
+            Entry::new(tenant, settled.remove(name))
+        });
+        (entry, queue)
     }
 
     /// The living databases for which something waits or runs.
@@ -258,8 +454,9 @@ impl<W: Work> Plan<W> {
     /// Takes in what was seen at `now`; the number of a task that is to be cancelled, if one is.
     pub fn see(&mut self, now: Duration, seen: Seen<W>) -> Option<u64> {
         let Seen { db, replaced, work, since } = seen;
-        let entry = self.entries.entry(db.name.clone()).or_insert_with(Entry::new);
-        entry.since = Some(entry.since.map_or(since, |known| known.min(since)));
+        let debounced = now.saturating_add(self.pacing.debounce);
+        let (entry, queue) = self.entry(&db.name);
+        entry.hold = both(entry.hold, Some(Hold { since, at: now }));
         // Any other instance of the name than this one is gone, and this one, too, if it says so.
         let lives = work.is_some();
         let (mut over, cancelled) = entry.end_instances(|known| lives && known.instance == db.instance);
@@ -274,32 +471,27 @@ impl<W: Work> Plan<W> {
             (None, Some(work)) => entry.work = Some((db.clone(), work)),
             (_, None) => {}
         }
-        let due = if has_new { now } else { now.saturating_add(self.pacing.debounce) };
-        Self::bring_forward(&mut self.due, &db.name, entry, due);
+        Self::bring_forward(queue, &db.name, entry, if has_new { now } else { debounced });
         cancelled
     }
 
     /// Takes in at `now` that `db` is gone, whatever has its name by now; the number of a task that is to be cancelled, if one is.
     pub fn forget(&mut self, now: Duration, db: Db, since: Cursor) -> Option<u64> {
-        let entry = self.entries.entry(db.name.clone()).or_insert_with(Entry::new);
-        entry.since = Some(entry.since.map_or(since, |known| known.min(since)));
+        let (entry, queue) = self.entry(&db.name);
+        entry.hold = both(entry.hold, Some(Hold { since, at: now }));
         let (_, cancelled) = entry.end_instances(|known| known.instance != db.instance);
         let name = db.name.clone();
         entry.tell_gone([db]);
-        Self::bring_forward(&mut self.due, &name, entry, now);
+        Self::bring_forward(queue, &name, entry, now);
         cancelled
     }
 
     /// Starts the next task that is due, if there is room: its number, what it does, and which attempt it is.
     pub fn start(&mut self, now: Duration) -> Option<(u64, Task<W>, u32)> {
-        let due = self.next_due()?;
-        if due > now {
-            return None;
-        }
-        let (_, name) = self.due.pop_first()?;
+        let name = if self.has_room() { self.queue.next(now)? } else { return None };
         let entry = self.entries.get_mut(&name).expect("what is due is there");
         entry.due = None;
-        let since = entry.since;
+        let hold = entry.hold;
         let task = if entry.gone.is_empty() {
             let (db, work) = entry.work.take().expect("something waits");
             Task::Work(db, work)
@@ -307,12 +499,13 @@ impl<W: Work> Plan<W> {
             Task::Gone(entry.gone.remove(0))
         };
         if !entry.waits() {
-            entry.since = None;
+            entry.hold = None;
         }
         self.next += 1;
         self.running += 1;
+        self.queue.started(&entry.tenant);
         let (number, is_cancelled, is_retry) = (self.next, false, false);
-        entry.running = Some(Running { number, task: task.clone(), since, is_cancelled, is_retry });
+        entry.running = Some(Running { number, task: task.clone(), hold, is_cancelled, is_retry });
         Some((number, task, entry.attempts + 1))
     }
 
@@ -324,17 +517,18 @@ impl<W: Work> Plan<W> {
             let is_same = entry.work.as_ref().is_none_or(|(db, _)| db == task.db());
             entry.running.is_none() && entry.gone.is_empty() && (is_same || matches!(task, Task::Gone(_)))
         });
-        if !self.has_room() || !is_free {
+        if !self.has_room() || !is_free || !self.queue.may_run(&self.queue.tenant(name)) {
             return None;
         }
         self.next += 1;
         (self.running, self.retrying) = (self.running + 1, self.retrying + 1);
         let (number, is_cancelled, is_retry) = (self.next, false, true);
-        let entry = self.entries.entry(name.clone()).or_insert_with(Entry::new);
+        let (entry, queue) = self.entry(name);
         if let Some(due) = entry.due.take() {
-            self.due.remove(&(due, name.clone()));
+            queue.take(&entry.tenant, name, due);
         }
-        entry.running = Some(Running { number, task: task.clone(), since: None, is_cancelled, is_retry });
+        queue.started(&entry.tenant);
+        entry.running = Some(Running { number, task: task.clone(), hold: None, is_cancelled, is_retry });
         Some(number)
     }
 
@@ -354,7 +548,8 @@ impl<W: Work> Plan<W> {
             return Outcome::Stale;
         };
         self.running -= 1;
-        let Running { task, since, is_cancelled, is_retry, .. } = running;
+        self.queue.ended(&entry.tenant);
+        let Running { task, hold, is_cancelled, is_retry, .. } = running;
         self.retrying -= usize::from(is_retry);
         let debounced = now.saturating_add(self.pacing.debounce);
         let (outcome, gone, due) = match end {
@@ -393,34 +588,33 @@ impl<W: Work> Plan<W> {
         if !matches!(outcome, Outcome::Stale | Outcome::Parked)
             && (outcome != Outcome::Done || !gone.is_empty())
         {
-            entry.since = entry.since.into_iter().chain(since).min();
+            entry.hold = both(entry.hold, hold);
         }
         // No task runs that could be of one of them.
         entry.end_instances(|known| !gone.contains(known));
         entry.tell_gone(gone);
         if entry.waits() {
-            Self::bring_forward(&mut self.due, name, entry, due);
+            Self::bring_forward(&mut self.queue, name, entry, due);
         } else {
-            place.remove();
+            let entry = place.remove();
+            self.queue.leave(&entry.tenant);
+            if entry.is_owed {
+                self.settled.insert(name.clone());
+            }
         }
         outcome
     }
 
     /// Notes that `entry` is due, unless it is so earlier: however often a database changes, its work is not put off. While a
     /// task runs, nothing is due.
-    fn bring_forward(
-        all: &mut BTreeSet<(Duration, DbName)>,
-        name: &DbName,
-        entry: &mut Entry<W>,
-        due: Duration,
-    ) {
+    fn bring_forward(queue: &mut Queue, name: &DbName, entry: &mut Entry<W>, due: Duration) {
         if entry.running.is_some() || entry.due.is_some_and(|known| known <= due) {
             return;
         }
         if let Some(before) = entry.due.replace(due) {
-            all.remove(&(before, name.clone()));
+            queue.take(&entry.tenant, name, before);
         }
-        all.insert((due, name.clone()));
+        queue.put(&entry.tenant, name, due);
     }
 
     /// The database of the task of `name` that runs.
@@ -431,205 +625,4 @@ impl<W: Work> Plan<W> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::base::{
-        encoding::{Incarnation, Sequence, Versionstamp},
-        event::DbInstance,
-    };
-
-    impl Work for Vec<u32> {
-        fn merge(&mut self, later: Self) {
-            self.extend(later);
-        }
-    }
-
-    const SECOND: Duration = Duration::from_secs(1);
-
-    fn db(instance: u8) -> Db {
-        Db::new(DbName::new("db").unwrap(), DbInstance([instance; 16]))
-    }
-
-    fn at(version: u64) -> Cursor {
-        Sequence::new(Incarnation(0), Versionstamp::new(version, 0), 0).into()
-    }
-
-    fn plan() -> Plan<Vec<u32>> {
-        Plan::new(Pacing { debounce: SECOND, tasks_max: 2 })
-    }
-
-    fn seen(instance: u8, work: u32, since: u64) -> Seen<Vec<u32>> {
-        Seen { db: db(instance), replaced: None, work: Some(vec![work]), since: at(since) }
-    }
-
-    fn end(plan: &mut Plan<Vec<u32>>, now: Duration, number: u64, is_done: bool) -> Outcome {
-        let end = if is_done { End::Done(Vec::new()) } else { End::Failed };
-        plan.end(now, (&db(1).name, number), end, |failures| SECOND * 10 * failures)
-    }
-
-    #[test]
-    fn work_waits_for_more_of_the_same_but_is_not_put_off() {
-        let mut plan = plan();
-        plan.see(SECOND, seen(1, 1, 1));
-        plan.see(SECOND * 19 / 10, seen(1, 2, 2));
-        assert_eq!(plan.start(SECOND * 19 / 10), None);
-        let (number, task, attempt) = plan.start(SECOND * 2).unwrap();
-        assert_eq!((task, attempt), (Task::Work(db(1), vec![1, 2]), 1));
-        assert_eq!(plan.since(), Some(at(1)));
-        assert_eq!(end(&mut plan, SECOND * 3, number, true), Outcome::Done);
-        assert_eq!((plan.len(), plan.since(), plan.next_due()), (0, None, None));
-    }
-
-    #[test]
-    fn what_could_not_be_begun_waits_for_the_news_of_others_and_is_no_attempt() {
-        let mut plan = plan();
-        let backoff = |failures| SECOND * 10 * failures;
-        let name = db(3).name;
-        plan.see(SECOND, seen(3, 1, 1));
-        let (number, ..) = plan.start(SECOND * 2).unwrap();
-        let put_off = End::PutOff(Vec::new());
-        assert_eq!(plan.end(SECOND * 2, (&name, number), put_off, backoff), Outcome::Failed);
-        let (number, task, attempt) = plan.start(SECOND * 12).unwrap();
-        assert_eq!((task, attempt), (Task::Work(db(3), vec![1]), 1));
-        let put_off = End::PutOff(vec![db(2)]);
-        assert_eq!(plan.end(SECOND * 12, (&name, number), put_off, backoff), Outcome::PutOff);
-        assert_eq!(plan.since(), Some(at(1)));
-        let (number, task, _) = plan.start(SECOND * 12).unwrap();
-        assert_eq!(task, Task::Gone(db(2)));
-        // It is told of one that it finds, too, before the work is done.
-        let done = End::Done(vec![db(1)]);
-        assert_eq!(plan.end(SECOND * 12, (&name, number), done, backoff), Outcome::Done);
-        let (number, task, _) = plan.start(SECOND * 12).unwrap();
-        assert_eq!(task, Task::Gone(db(1)));
-        assert_eq!(plan.end(SECOND * 12, (&name, number), End::Parked, backoff), Outcome::Parked);
-        let (_, task, attempt) = plan.start(SECOND * 13).unwrap();
-        assert_eq!((task, attempt), (Task::Work(db(3), vec![1]), 1));
-    }
-
-    #[test]
-    fn what_comes_while_a_task_runs_causes_another_one_afterwards() {
-        let mut plan = plan();
-        plan.see(SECOND, seen(1, 1, 1));
-        let (first, ..) = plan.start(SECOND * 2).unwrap();
-        plan.see(SECOND * 2, seen(1, 2, 2));
-        assert_eq!(plan.start(SECOND * 100), None, "one at a time");
-        assert_eq!(end(&mut plan, SECOND * 100, first, true), Outcome::Done);
-        assert_eq!(plan.since(), Some(at(2)), "the first is done");
-        let (second, task, _) = plan.start(SECOND * 101).unwrap();
-        assert_eq!(task, Task::Work(db(1), vec![2]));
-        assert_eq!(end(&mut plan, SECOND * 102, first, true), Outcome::Stale);
-        assert_eq!(end(&mut plan, SECOND * 102, second, true), Outcome::Done);
-        assert_eq!(end(&mut plan, SECOND * 102, second, true), Outcome::Stale);
-    }
-
-    #[test]
-    fn a_failure_is_tried_again_later_with_what_came_since() {
-        let mut plan = plan();
-        plan.see(SECOND, seen(1, 1, 1));
-        let (number, ..) = plan.start(SECOND * 2).unwrap();
-        plan.see(SECOND * 2, seen(1, 2, 2));
-        assert_eq!(end(&mut plan, SECOND * 2, number, false), Outcome::Failed);
-        assert_eq!(plan.since(), Some(at(1)));
-        assert_eq!(plan.next_due(), Some(SECOND * 12));
-        let (number, task, attempt) = plan.start(SECOND * 12).unwrap();
-        assert_eq!((task, attempt), (Task::Work(db(1), vec![1, 2]), 2));
-        assert_eq!(end(&mut plan, SECOND * 12, number, false), Outcome::Failed);
-        assert_eq!(plan.next_due(), Some(SECOND * 32));
-    }
-
-    #[test]
-    fn what_is_parked_holds_nothing_back_and_is_tried_again_beside_the_rest() {
-        let mut plan = plan();
-        let name = db(1).name;
-        let backoff = |failures| SECOND * 10 * failures;
-        plan.see(SECOND, seen(1, 1, 1));
-        let (number, ..) = plan.start(SECOND * 2).unwrap();
-        assert_eq!(plan.end(SECOND * 2, (&name, number), End::Parked, backoff), Outcome::Parked);
-        assert_eq!((plan.len(), plan.since()), (0, None));
-        let task = Task::Work(db(1), vec![9]);
-        let number = plan.start_retry(&task).unwrap();
-        assert_eq!((plan.len(), plan.since(), plan.running(), plan.retrying()), (1, None, 1, 1));
-        assert_eq!(plan.start_retry(&task), None, "one at a time");
-        // What comes meanwhile is done afterwards, and is told again until then.
-        plan.see(SECOND * 3, seen(1, 2, 5));
-        assert_eq!(plan.since(), Some(at(5)));
-        let put_off = End::PutOff(Vec::new());
-        assert_eq!(plan.end(SECOND * 3, (&name, number), put_off, backoff), Outcome::Failed);
-        assert_eq!((plan.running(), plan.retrying()), (0, 0));
-        let (number, task, _) = plan.start(SECOND * 13).unwrap();
-        assert_eq!(task, Task::Work(db(1), vec![2]), "the store knows the rest");
-        assert_eq!(plan.end(SECOND * 13, (&name, number), End::WasParked, backoff), Outcome::Stale);
-        assert_eq!((plan.len(), plan.since()), (0, None));
-        // One that is deleted while it is tried again.
-        let number = plan.start_retry(&Task::Work(db(1), vec![9])).unwrap();
-        let gone = Seen { db: db(1), replaced: None, work: None, since: at(7) };
-        assert_eq!(plan.see(SECOND * 14, gone), Some(number));
-        assert_eq!(plan.end(SECOND * 14, (&name, number), End::Parked, backoff), Outcome::Stale);
-        assert_eq!(plan.start(SECOND * 14).unwrap().1, Task::Gone(db(1)));
-        assert_eq!(plan.retrying(), 0);
-    }
-
-    #[test]
-    fn a_deletion_cancels_and_is_told_once_the_task_has_ended() {
-        let mut plan = plan();
-        plan.see(SECOND, seen(1, 1, 1));
-        let (number, ..) = plan.start(SECOND * 2).unwrap();
-        let gone = Seen { db: db(1), replaced: None, work: None, since: at(2) };
-        assert_eq!(plan.see(SECOND * 3, gone), Some(number));
-        assert_eq!(plan.start(SECOND * 3), None, "it has not ended yet");
-        assert_eq!(end(&mut plan, SECOND * 4, number, true), Outcome::Stale);
-        let (number, task, _) = plan.start(SECOND * 4).unwrap();
-        assert_eq!(task, Task::Gone(db(1)));
-        assert_eq!(end(&mut plan, SECOND * 4, number, true), Outcome::Done);
-        assert_eq!(plan.len(), 0);
-    }
-
-    #[test]
-    fn a_recreation_is_begun_afresh_after_the_end_of_the_old_one_was_told() {
-        let mut plan = plan();
-        plan.see(SECOND, seen(1, 1, 1));
-        let (number, ..) = plan.start(SECOND * 2).unwrap();
-        plan.see(SECOND * 2, seen(1, 2, 2));
-        let again = Seen { replaced: Some(db(1)), ..seen(2, 7, 3) };
-        assert_eq!(plan.see(SECOND * 3, again), Some(number));
-        assert_eq!(plan.runs(&db(1).name), Some(&db(1)));
-        assert_eq!(end(&mut plan, SECOND * 3, number, false), Outcome::Stale);
-        let (number, task, _) = plan.start(SECOND * 3).unwrap();
-        assert_eq!(task, Task::Gone(db(1)));
-        assert_eq!(plan.living(), [db(2)]);
-        end(&mut plan, SECOND * 3, number, true);
-        let (_, task, attempt) = plan.start(SECOND * 4).unwrap();
-        assert_eq!((task, attempt), (Task::Work(db(2), vec![7]), 1), "nothing of the old one is left");
-    }
-
-    #[test]
-    fn an_instance_that_is_found_to_be_gone_does_not_take_its_successor_along() {
-        let mut plan = plan();
-        plan.see(SECOND, seen(2, 1, 5));
-        assert_eq!(plan.forget(SECOND, db(1), at(6)), None);
-        let (number, task, _) = plan.start(SECOND).unwrap();
-        assert_eq!(task, Task::Gone(db(1)));
-        end(&mut plan, SECOND, number, true);
-        let (number, task, _) = plan.start(SECOND).unwrap();
-        assert_eq!(task, Task::Work(db(2), vec![1]));
-        assert_eq!(plan.forget(SECOND, db(2), at(6)), Some(number));
-        end(&mut plan, SECOND, number, false);
-        assert_eq!(plan.start(SECOND).unwrap().1, Task::Gone(db(2)));
-    }
-
-    #[test]
-    fn no_more_tasks_run_at_once_than_may() {
-        let mut plan = plan();
-        for n in 0..3 {
-            let name = DbName::new(&format!("db{n}")).unwrap();
-            let db = Db::new(name, DbInstance([1; 16]));
-            plan.see(SECOND, Seen { db, ..seen(1, n, 1) });
-        }
-        let now = SECOND * 2;
-        let (number, task, _) = plan.start(now).unwrap();
-        assert!(plan.start(now).is_some() && plan.start(now).is_none() && plan.next_due().is_none());
-        let name = task.db().name.clone();
-        plan.end(now, (&name, number), End::Done(Vec::new()), |_| SECOND);
-        assert!(plan.start(now).is_some());
-    }
-}
+mod tests;

@@ -1,0 +1,190 @@
+//! `/_notibus/triggers`: what the triggers of the bus are at, and what they have parked; to have that tried again, and to begin anew.
+
+use std::sync::Arc;
+
+use axum::{
+    Router,
+    extract::{Path, Request, State},
+    http::{HeaderMap, Method, StatusCode, Uri},
+    response::{IntoResponse, Response},
+    routing::any,
+};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::{
+    Api, Failure, Inner,
+    api::{at, json as answer},
+    caller::Right,
+};
+use crate::{
+    base::event::{Db, DbInstance, DbName},
+    roles::jobs::StoredTrigger,
+};
+
+/// How many parked databases are listed at once.
+const PAGE_ROWS: usize = 1_000;
+
+/// Up to how many parked databases of a trigger are counted.
+const PARKED_MAX: usize = 10_000;
+
+/// Which databases to try again.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Wish {
+    /// Only the one of this name.
+    db: Option<String>,
+}
+
+impl Api {
+    /// The triggers of the bus, for admins: `/_notibus/triggers` lists them, `/_notibus/triggers/{trigger}` what one has parked, and a
+    /// POST to `retry` or `reset` below that has it tried again, or begins with all databases.
+    pub fn triggers(&self) -> Router {
+        let router = [
+            ("/_notibus/triggers", any(list)),
+            ("/_notibus/triggers/{trigger}", any(show)),
+            ("/_notibus/triggers/{trigger}/retry", any(retry)),
+            ("/_notibus/triggers/{trigger}/reset", any(reset)),
+        ];
+        let router =
+            router.into_iter().fold(Router::new(), |router, (path, methods)| at(router, path, methods));
+        self.guarded(router.with_state(Arc::clone(&self.inner)), Right::Admin)
+    }
+}
+
+/// The trigger `name`, which there has to be.
+async fn find(inner: &Inner, name: &str) -> Result<StoredTrigger, Failure> {
+    let trigger = inner.bus.trigger(name)?;
+    match trigger.position().await? {
+        Some(_) => Ok(trigger),
+        None => {
+            Err(Failure::not_found("There is no such trigger; /_notibus/triggers tells which there are."))
+        }
+    }
+}
+
+/// What a trigger is at.
+async fn summary(inner: &Inner, trigger: &StoredTrigger) -> Result<Value, Failure> {
+    let (position, parked) = tokio::try_join!(trigger.position(), trigger.parked(None, PARKED_MAX))?;
+    Ok(json!({
+        "trigger": trigger.name(),
+        "position": position,
+        "parked": parked.len(),
+        "parked_is_exact": parked.len() < PARKED_MAX,
+        // Null unless it was started in this process.
+        "status": inner.feed.context.triggers.status(trigger.name()),
+    }))
+}
+
+/// Fails unless the request only reads.
+fn check_reads(method: &Method) -> Result<(), Failure> {
+    match *method {
+        Method::GET | Method::HEAD => Ok(()),
+        _ => Err(Failure::method_not_allowed("GET,HEAD")),
+    }
+}
+
+/// Fails unless the request is a POST of a program, not of a page from elsewhere.
+fn check_changes(method: &Method, headers: &HeaderMap) -> Result<(), Failure> {
+    if *method != Method::POST {
+        return Err(Failure::method_not_allowed("POST"));
+    }
+    if headers.contains_key("origin") {
+        let reason = "Pages may not manage triggers.";
+        return Err(Failure::new(StatusCode::FORBIDDEN, "forbidden", reason));
+    }
+    Ok(())
+}
+
+/// Fails if there are parameters, none of which is known.
+fn check_no_query(uri: &Uri) -> Result<(), Failure> {
+    match uri.query() {
+        None | Some("") => Ok(()),
+        Some(_) => Err(Failure::bad_request("There are no parameters here.")),
+    }
+}
+
+/// All triggers.
+async fn list(State(inner): State<Arc<Inner>>, request: Request) -> Response {
+    let (parts, _) = request.into_parts();
+    let answers = async {
+        check_reads(&parts.method)?;
+        check_no_query(&parts.uri)?;
+        let mut triggers = Vec::new();
+        for name in inner.bus.triggers().await? {
+            triggers.push(summary(&inner, &inner.bus.trigger(&name)?).await?);
+        }
+        Ok(answer(StatusCode::OK, &json!({ "triggers": triggers })))
+    };
+    answers.await.unwrap_or_else(|failure: Failure| failure.into_response())
+}
+
+/// One trigger, and a page of what it has parked.
+async fn show(State(inner): State<Arc<Inner>>, Path(name): Path<String>, request: Request) -> Response {
+    let (parts, _) = request.into_parts();
+    let answers = async {
+        check_reads(&parts.method)?;
+        let last = after(parts.uri.query().unwrap_or_default())?;
+        let trigger = find(&inner, &name).await?;
+        let mut shown = summary(&inner, &trigger).await?;
+        let page = trigger.parked(last.as_ref(), PAGE_ROWS).await?;
+        let next = page.last().filter(|_| page.len() == PAGE_ROWS);
+        shown["next"] = next.map_or(Value::Null, |db| json!({ "after": db.name, "instance": db.instance }));
+        shown["databases"] = json!(page);
+        Ok(answer(StatusCode::OK, &shown))
+    };
+    answers.await.unwrap_or_else(|failure: Failure| failure.into_response())
+}
+
+/// The database after which a page begins: the parameters `after` and `instance`.
+fn after(query: &str) -> Result<Option<Db>, Failure> {
+    let (mut name, mut instance) = (None, None);
+    for (key, value) in form_urlencoded::parse(query.as_bytes()) {
+        match &*key {
+            "after" => name = Some(DbName::new(&value)?),
+            "instance" => instance = Some(value.parse::<DbInstance>()?),
+            _ => return Err(Failure::bad_request(format!("The parameter {key} is unknown."))),
+        }
+    }
+    match (name, instance) {
+        (None, None) => Ok(None),
+        (Some(name), Some(instance)) => Ok(Some(Db::new(name, instance))),
+        _ => Err(Failure::bad_request("`after` and `instance` go together, as `next` gives them.")),
+    }
+}
+
+/// Has what is parked tried again.
+async fn retry(State(inner): State<Arc<Inner>>, Path(name): Path<String>, request: Request) -> Response {
+    let answers = async {
+        let (parts, body) = request.into_parts();
+        check_changes(&parts.method, &parts.headers)?;
+        check_no_query(&parts.uri)?;
+        let body = inner.body(&parts.headers, body).await?;
+        let wish: Wish = if body.is_empty() {
+            Wish::default()
+        } else {
+            serde_json::from_slice(&body).map_err(|error| {
+                Failure::bad_request(format!("The body has to be empty, or as {{\"db\":\"name\"}}: {error}"))
+            })?
+        };
+        let db = wish.db.map(|name| DbName::new(&name)).transpose()?;
+        let asked = find(&inner, &name).await?.retry(db.as_ref()).await?;
+        if db.is_some() && asked == 0 {
+            return Err(Failure::not_found("This trigger has not parked such a database."));
+        }
+        Ok(answer(StatusCode::ACCEPTED, &json!({ "ok": true, "databases": asked })))
+    };
+    answers.await.unwrap_or_else(|failure: Failure| failure.into_response())
+}
+
+/// Forgets all that is kept of a trigger.
+async fn reset(State(inner): State<Arc<Inner>>, Path(name): Path<String>, request: Request) -> Response {
+    let (parts, _) = request.into_parts();
+    let answers = async {
+        check_changes(&parts.method, &parts.headers)?;
+        check_no_query(&parts.uri)?;
+        find(&inner, &name).await?.reset().await?;
+        Ok(answer(StatusCode::OK, &json!({ "ok": true })))
+    };
+    answers.await.unwrap_or_else(|failure: Failure| failure.into_response())
+}

@@ -1,0 +1,157 @@
+//! [`Owed`]: reads what is owed, as the store knows it, back into the plan.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use futures_util::future::{BoxFuture, try_join_all};
+
+use crate::{
+    base::{
+        error::Result,
+        event::{Db, DbName},
+    },
+    state::{context::Context, keys::OwedRow, named_cursor::OpenCursor, notification_feed::NotificationFeed},
+};
+
+/// How many names are read at once.
+const PAGE_ROWS: usize = 500;
+
+/// Of how many it is looked up at once what is owed to them.
+const LOOK_UPS_MAX: usize = 64;
+
+/// How long it waits after the store could not be read.
+const FAILURE_PAUSE: std::time::Duration = std::time::Duration::from_secs(1);
+
+/// What is owed to a name.
+pub(super) struct OwedDb {
+    /// The name.
+    pub name: DbName,
+    /// The living database, and whether it was created since it was worked on last.
+    pub living: Option<(Db, bool)>,
+    /// The instances that are gone and were worked on, if none lives; if one does, its job finds them.
+    pub gone: Vec<Db>,
+}
+
+/// What was read.
+pub(super) enum Step {
+    /// A page of names.
+    Names(Result<Vec<(DbName, OwedRow)>>),
+    /// What is owed to some, but of those whose rows nobody can decode.
+    LookedUp(Result<Vec<OwedDb>>),
+}
+
+/// Reads what is owed.
+pub(super) struct Owed {
+    /// Whether there are names to be read.
+    is_reading: bool,
+    /// The last name that was read.
+    last: Option<DbName>,
+    /// Names that are to be looked up.
+    queue: VecDeque<(DbName, OwedRow)>,
+    /// Those that are being looked up.
+    looked_up: Vec<(DbName, OwedRow)>,
+    /// What is being read.
+    step: Option<BoxFuture<'static, Step>>,
+    /// Whether the last step has failed.
+    has_failed: bool,
+}
+
+impl Owed {
+    /// All of it is to be read.
+    pub fn new() -> Self {
+        let (last, queue, looked_up, step) = (None, VecDeque::new(), Vec::new(), None);
+        Self { is_reading: true, last, queue, looked_up, step, has_failed: false }
+    }
+
+    /// Whether nothing is read, or is to be.
+    pub fn is_idle(&self) -> bool {
+        !self.is_reading && self.queue.is_empty() && self.step.is_none()
+    }
+
+    /// All of it is to be read once more.
+    pub fn read_again(&mut self) {
+        (self.is_reading, self.last) = (true, None);
+    }
+
+    /// Reads on, if there is place for so many in the plan.
+    pub fn begin(&mut self, context: &Arc<Context>, cursor: &OpenCursor, places: usize) {
+        if self.step.is_some() || places == 0 {
+            return;
+        }
+        let pause = self.has_failed.then(|| context.env().sleep(FAILURE_PAUSE));
+        let (context, cursor) = (Arc::clone(context), cursor.clone());
+        if !self.queue.is_empty() {
+            let count = places.min(LOOK_UPS_MAX).min(self.queue.len());
+            let some: Vec<_> = self.queue.drain(..count).collect();
+            self.looked_up.clone_from(&some);
+            self.step = Some(Box::pin(async move {
+                if let Some(pause) = pause {
+                    pause.await;
+                }
+                Step::LookedUp(look_up(context, &cursor, some).await)
+            }));
+        } else if self.is_reading {
+            let last = self.last.clone();
+            self.step = Some(Box::pin(async move {
+                if let Some(pause) = pause {
+                    pause.await;
+                }
+                Step::Names(cursor.named().owed(last.as_ref(), PAGE_ROWS).await)
+            }));
+        }
+    }
+
+    /// How many places in the plan are kept for what is being looked up.
+    pub fn reserved(&self) -> usize {
+        self.looked_up.len()
+    }
+
+    /// What is being read.
+    pub fn step(&mut self) -> Option<&mut BoxFuture<'static, Step>> {
+        self.step.as_mut()
+    }
+
+    /// Takes in what was read; what is owed to those that were looked up. Of names, those that are wanted are looked up next.
+    pub fn end(&mut self, step: Step, mut is_wanted: impl FnMut(&DbName) -> bool) -> Vec<OwedDb> {
+        self.step = None;
+        let looked_up = std::mem::take(&mut self.looked_up);
+        self.has_failed = false;
+        match step {
+            Step::Names(Ok(page)) => {
+                self.is_reading = page.len() == PAGE_ROWS;
+                self.last = page.last().map(|(name, _)| name.clone());
+                self.queue.extend(page.into_iter().filter(|(name, _)| is_wanted(name)));
+                Vec::new()
+            }
+            Step::LookedUp(Ok(found)) => found,
+            Step::Names(Err(error)) | Step::LookedUp(Err(error)) => {
+                tracing::warn!(%error, "what a trigger owes cannot be read, trying again");
+                self.has_failed = true;
+                looked_up.into_iter().rev().for_each(|one| self.queue.push_front(one));
+                Vec::new()
+            }
+        }
+    }
+}
+
+/// What is owed to `names`.
+async fn look_up(
+    context: Arc<Context>,
+    cursor: &OpenCursor,
+    names: Vec<(DbName, OwedRow)>,
+) -> Result<Vec<OwedDb>> {
+    let feed = NotificationFeed::new(Arc::clone(&context), context.feed.clone());
+    let only: Vec<_> = names.iter().map(|(name, _)| name).collect();
+    let marked = try_join_all(only.iter().map(|name| cursor.marked_as(name)));
+    let (rows, marked) = tokio::join!(feed.newest_of_each(&only), marked);
+    let mut found = Vec::with_capacity(names.len());
+    for (((name, owed), row), marked) in names.iter().zip(rows?).zip(marked?) {
+        // It stays owed to one whose row cannot be decoded.
+        let Ok(row) = row else { continue };
+        let living = row.filter(|row| !row.is_deleted()).map(|row| row.db());
+        let is_marked = living.as_ref().is_some_and(|db| marked.contains(db));
+        let gone = if living.is_some() { Vec::new() } else { marked };
+        let living = living.map(|db| (db, owed.is_fresh || !is_marked));
+        found.push(OwedDb { name: name.clone(), living, gone });
+    }
+    Ok(found)
+}

@@ -1,0 +1,287 @@
+//! What a trigger does when, one thing at a time.
+
+use super::*;
+use crate::base::{
+    encoding::{Incarnation, Sequence, Versionstamp},
+    event::DbInstance,
+};
+
+impl Work for Vec<u32> {
+    fn merge(&mut self, later: Self) {
+        self.extend(later);
+    }
+}
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn db(instance: u8) -> Db {
+    Db::new(DbName::new("db").unwrap(), DbInstance([instance; 16]))
+}
+
+fn at(version: u64) -> Cursor {
+    Sequence::new(Incarnation(0), Versionstamp::new(version, 0), 0).into()
+}
+
+fn plan() -> Plan<Vec<u32>> {
+    Plan::new(Pacing { debounce: SECOND, tasks_max: 2 }, Tenants::default())
+}
+
+fn seen(instance: u8, work: u32, since: u64) -> Seen<Vec<u32>> {
+    Seen { db: db(instance), replaced: None, work: Some(vec![work]), since: at(since) }
+}
+
+fn end(plan: &mut Plan<Vec<u32>>, now: Duration, number: u64, is_done: bool) -> Outcome {
+    let end = if is_done { End::Done(Vec::new()) } else { End::Failed };
+    plan.end(now, (&db(1).name, number), end, |failures| SECOND * 10 * failures)
+}
+
+#[test]
+fn work_waits_for_more_of_the_same_but_is_not_put_off() {
+    let mut plan = plan();
+    plan.see(SECOND, seen(1, 1, 1));
+    plan.see(SECOND * 19 / 10, seen(1, 2, 2));
+    assert_eq!(plan.start(SECOND * 19 / 10), None);
+    let (number, task, attempt) = plan.start(SECOND * 2).unwrap();
+    assert_eq!((task, attempt), (Task::Work(db(1), vec![1, 2]), 1));
+    assert_eq!(plan.since(), Some(at(1)));
+    assert_eq!(end(&mut plan, SECOND * 3, number, true), Outcome::Done);
+    assert_eq!((plan.len(), plan.since(), plan.next_due()), (0, None, None));
+}
+
+#[test]
+fn what_could_not_be_begun_waits_for_the_news_of_others_and_is_no_attempt() {
+    let mut plan = plan();
+    let backoff = |failures| SECOND * 10 * failures;
+    let name = db(3).name;
+    plan.see(SECOND, seen(3, 1, 1));
+    let (number, ..) = plan.start(SECOND * 2).unwrap();
+    let put_off = End::PutOff(Vec::new());
+    assert_eq!(plan.end(SECOND * 2, (&name, number), put_off, backoff), Outcome::Failed);
+    let (number, task, attempt) = plan.start(SECOND * 12).unwrap();
+    assert_eq!((task, attempt), (Task::Work(db(3), vec![1]), 1));
+    let put_off = End::PutOff(vec![db(2)]);
+    assert_eq!(plan.end(SECOND * 12, (&name, number), put_off, backoff), Outcome::PutOff);
+    assert_eq!(plan.since(), Some(at(1)));
+    let (number, task, _) = plan.start(SECOND * 12).unwrap();
+    assert_eq!(task, Task::Gone(db(2)));
+    // It is told of one that it finds, too, before the work is done.
+    let done = End::Done(vec![db(1)]);
+    assert_eq!(plan.end(SECOND * 12, (&name, number), done, backoff), Outcome::Done);
+    let (number, task, _) = plan.start(SECOND * 12).unwrap();
+    assert_eq!(task, Task::Gone(db(1)));
+    assert_eq!(plan.end(SECOND * 12, (&name, number), End::Parked, backoff), Outcome::Parked);
+    let (_, task, attempt) = plan.start(SECOND * 13).unwrap();
+    assert_eq!((task, attempt), (Task::Work(db(3), vec![1]), 1));
+}
+
+#[test]
+fn what_comes_while_a_task_runs_causes_another_one_afterwards() {
+    let mut plan = plan();
+    plan.see(SECOND, seen(1, 1, 1));
+    let (first, ..) = plan.start(SECOND * 2).unwrap();
+    plan.see(SECOND * 2, seen(1, 2, 2));
+    assert_eq!(plan.start(SECOND * 100), None, "one at a time");
+    assert_eq!(end(&mut plan, SECOND * 100, first, true), Outcome::Done);
+    assert_eq!(plan.since(), Some(at(2)), "the first is done");
+    let (second, task, _) = plan.start(SECOND * 101).unwrap();
+    assert_eq!(task, Task::Work(db(1), vec![2]));
+    assert_eq!(end(&mut plan, SECOND * 102, first, true), Outcome::Stale);
+    assert_eq!(end(&mut plan, SECOND * 102, second, true), Outcome::Done);
+    assert_eq!(end(&mut plan, SECOND * 102, second, true), Outcome::Stale);
+}
+
+#[test]
+fn a_failure_is_tried_again_later_with_what_came_since() {
+    let mut plan = plan();
+    plan.see(SECOND, seen(1, 1, 1));
+    let (number, ..) = plan.start(SECOND * 2).unwrap();
+    plan.see(SECOND * 2, seen(1, 2, 2));
+    assert_eq!(end(&mut plan, SECOND * 2, number, false), Outcome::Failed);
+    assert_eq!(plan.since(), Some(at(1)));
+    assert_eq!(plan.next_due(), Some(SECOND * 12));
+    let (number, task, attempt) = plan.start(SECOND * 12).unwrap();
+    assert_eq!((task, attempt), (Task::Work(db(1), vec![1, 2]), 2));
+    assert_eq!(end(&mut plan, SECOND * 12, number, false), Outcome::Failed);
+    assert_eq!(plan.next_due(), Some(SECOND * 32));
+}
+
+#[test]
+fn what_is_parked_holds_nothing_back_and_is_tried_again_beside_the_rest() {
+    let mut plan = plan();
+    let name = db(1).name;
+    let backoff = |failures| SECOND * 10 * failures;
+    plan.see(SECOND, seen(1, 1, 1));
+    let (number, ..) = plan.start(SECOND * 2).unwrap();
+    assert_eq!(plan.end(SECOND * 2, (&name, number), End::Parked, backoff), Outcome::Parked);
+    assert_eq!((plan.len(), plan.since()), (0, None));
+    let task = Task::Work(db(1), vec![9]);
+    let number = plan.start_retry(&task).unwrap();
+    assert_eq!((plan.len(), plan.since(), plan.running(), plan.retrying()), (1, None, 1, 1));
+    assert_eq!(plan.start_retry(&task), None, "one at a time");
+    // What comes meanwhile is done afterwards, and is told again until then.
+    plan.see(SECOND * 3, seen(1, 2, 5));
+    assert_eq!(plan.since(), Some(at(5)));
+    let put_off = End::PutOff(Vec::new());
+    assert_eq!(plan.end(SECOND * 3, (&name, number), put_off, backoff), Outcome::Failed);
+    assert_eq!((plan.running(), plan.retrying()), (0, 0));
+    let (number, task, _) = plan.start(SECOND * 13).unwrap();
+    assert_eq!(task, Task::Work(db(1), vec![2]), "the store knows the rest");
+    assert_eq!(plan.end(SECOND * 13, (&name, number), End::WasParked, backoff), Outcome::Stale);
+    assert_eq!((plan.len(), plan.since()), (0, None));
+    // One that is deleted while it is tried again.
+    let number = plan.start_retry(&Task::Work(db(1), vec![9])).unwrap();
+    let gone = Seen { db: db(1), replaced: None, work: None, since: at(7) };
+    assert_eq!(plan.see(SECOND * 14, gone), Some(number));
+    assert_eq!(plan.end(SECOND * 14, (&name, number), End::Parked, backoff), Outcome::Stale);
+    assert_eq!(plan.start(SECOND * 14).unwrap().1, Task::Gone(db(1)));
+    assert_eq!(plan.retrying(), 0);
+}
+
+#[test]
+fn a_deletion_cancels_and_is_told_once_the_task_has_ended() {
+    let mut plan = plan();
+    plan.see(SECOND, seen(1, 1, 1));
+    let (number, ..) = plan.start(SECOND * 2).unwrap();
+    let gone = Seen { db: db(1), replaced: None, work: None, since: at(2) };
+    assert_eq!(plan.see(SECOND * 3, gone), Some(number));
+    assert_eq!(plan.start(SECOND * 3), None, "it has not ended yet");
+    assert_eq!(end(&mut plan, SECOND * 4, number, true), Outcome::Stale);
+    let (number, task, _) = plan.start(SECOND * 4).unwrap();
+    assert_eq!(task, Task::Gone(db(1)));
+    assert_eq!(end(&mut plan, SECOND * 4, number, true), Outcome::Done);
+    assert_eq!(plan.len(), 0);
+}
+
+#[test]
+fn a_recreation_is_begun_afresh_after_the_end_of_the_old_one_was_told() {
+    let mut plan = plan();
+    plan.see(SECOND, seen(1, 1, 1));
+    let (number, ..) = plan.start(SECOND * 2).unwrap();
+    plan.see(SECOND * 2, seen(1, 2, 2));
+    let again = Seen { replaced: Some(db(1)), ..seen(2, 7, 3) };
+    assert_eq!(plan.see(SECOND * 3, again), Some(number));
+    assert_eq!(plan.runs(&db(1).name), Some(&db(1)));
+    assert_eq!(end(&mut plan, SECOND * 3, number, false), Outcome::Stale);
+    let (number, task, _) = plan.start(SECOND * 3).unwrap();
+    assert_eq!(task, Task::Gone(db(1)));
+    assert_eq!(plan.living(), [db(2)]);
+    end(&mut plan, SECOND * 3, number, true);
+    let (_, task, attempt) = plan.start(SECOND * 4).unwrap();
+    assert_eq!((task, attempt), (Task::Work(db(2), vec![7]), 1), "nothing of the old one is left");
+}
+
+#[test]
+fn an_instance_that_is_found_to_be_gone_does_not_take_its_successor_along() {
+    let mut plan = plan();
+    plan.see(SECOND, seen(2, 1, 5));
+    assert_eq!(plan.forget(SECOND, db(1), at(6)), None);
+    let (number, task, _) = plan.start(SECOND).unwrap();
+    assert_eq!(task, Task::Gone(db(1)));
+    end(&mut plan, SECOND, number, true);
+    let (number, task, _) = plan.start(SECOND).unwrap();
+    assert_eq!(task, Task::Work(db(2), vec![1]));
+    assert_eq!(plan.forget(SECOND, db(2), at(6)), Some(number));
+    end(&mut plan, SECOND, number, false);
+    assert_eq!(plan.start(SECOND).unwrap().1, Task::Gone(db(2)));
+}
+
+#[test]
+fn no_more_tasks_run_at_once_than_may() {
+    let mut plan = plan();
+    for n in 0..3 {
+        let name = DbName::new(&format!("db{n}")).unwrap();
+        let db = Db::new(name, DbInstance([1; 16]));
+        plan.see(SECOND, Seen { db, ..seen(1, n, 1) });
+    }
+    let now = SECOND * 2;
+    let (number, task, _) = plan.start(now).unwrap();
+    assert!(plan.start(now).is_some() && plan.start(now).is_none() && plan.next_due().is_none());
+    let name = task.db().name.clone();
+    plan.end(now, (&name, number), End::Done(Vec::new()), |_| SECOND);
+    assert!(plan.start(now).is_some());
+}
+
+/// Once, a job that hung held the cursor back for as long as it hung: after a restart all that others had done meanwhile was done
+/// again.
+#[test]
+fn what_takes_long_is_noted_in_the_store_and_holds_the_cursor_back_no_longer() {
+    let mut plan = plan();
+    let name = db(1).name;
+    let none = |_: &Vec<u32>| false;
+    plan.see(SECOND, seen(1, 1, 1));
+    let (number, ..) = plan.start(SECOND * 2).unwrap();
+    assert_eq!(plan.overdue(SECOND * 10, (SECOND * 10, 5), none), []);
+    let overdue = plan.overdue(SECOND * 11, (SECOND * 10, 5), |work| work.contains(&1));
+    assert_eq!(overdue, [(name.clone(), true)]);
+    plan.set_owed([&name].into_iter(), true);
+    assert_eq!((plan.since(), plan.overdue(SECOND * 99, (SECOND, 5), none)), (None, Vec::new()));
+    // What comes meanwhile is covered, too.
+    plan.see(SECOND * 20, seen(1, 2, 2));
+    assert_eq!(plan.since(), None);
+    assert_eq!(end(&mut plan, SECOND * 30, number, true), Outcome::Done);
+    assert!(plan.take_settled(5).is_empty(), "something waits");
+    let (number, ..) = plan.start(SECOND * 31).unwrap();
+    assert_eq!(end(&mut plan, SECOND * 31, number, true), Outcome::Done);
+    assert_eq!(plan.take_settled(5), std::slice::from_ref(&name));
+    // It could not be forgotten, and something else is seen of it.
+    plan.see(SECOND * 40, seen(1, 3, 7));
+    assert_eq!(plan.since(), Some(at(7)));
+    plan.put_back_settled(vec![name]);
+    assert_eq!(plan.since(), None);
+}
+
+#[test]
+fn what_was_owed_is_done_after_a_restart() {
+    let mut plan = plan();
+    let (name, now) = (db(1).name, SECOND * 5);
+    assert!(plan.wants_owed(&name));
+    plan.see_owed(now, &name, Some((db(2), vec![7])), Vec::new());
+    assert!(!plan.wants_owed(&name), "it is in hand");
+    let (number, task, _) = plan.start(now).unwrap();
+    assert_eq!((task, plan.since()), (Task::Work(db(2), vec![7]), None));
+    assert_eq!(end(&mut plan, now, number, true), Outcome::Done);
+    assert!(!plan.wants_owed(&name), "it is done");
+    assert_eq!(plan.take_settled(5), std::slice::from_ref(&name));
+    // One that is gone, and one of which nothing is left.
+    plan.see_owed(now, &name, None, vec![db(1)]);
+    let (number, task, _) = plan.start(now).unwrap();
+    assert_eq!(task, Task::Gone(db(1)));
+    assert_eq!(end(&mut plan, now, number, true), Outcome::Done);
+    plan.take_settled(5);
+    plan.see_owed(now, &name, None, Vec::new());
+    assert_eq!((plan.len(), plan.take_settled(5)), (0, vec![name.clone()]));
+    // What the feed has told since the start goes before, and what is owed besides is done as well.
+    plan.see(now, seen(3, 1, 9));
+    plan.see_owed(now, &name, Some((db(2), vec![7])), vec![db(1)]);
+    let (number, task, _) = plan.start(now).unwrap();
+    assert_eq!(task, Task::Work(db(3), vec![1]));
+    plan.see_owed(now, &name, Some((db(3), vec![8])), Vec::new());
+    assert_eq!(end(&mut plan, now, number, true), Outcome::Done);
+    assert_eq!(plan.start(now + SECOND).unwrap().1, Task::Work(db(3), vec![8]));
+}
+
+#[test]
+fn a_tenant_that_has_no_place_left_waits_in_the_store() {
+    let tenants = Tenants::default().pending_max(2);
+    let mut plan = Plan::new(Pacing { debounce: SECOND, tasks_max: 2 }, tenants);
+    let of = |name: &str| DbName::new(name).unwrap();
+    for name in ["a/1", "a/2"] {
+        assert!(!plan.is_full_for(&of(name)));
+        let db = Db::new(of(name), DbInstance([1; 16]));
+        plan.see(SECOND, Seen { db, ..seen(1, 1, 5) });
+    }
+    assert!(plan.is_full_for(&of("a/3")) && !plan.is_full_for(&of("a/1")) && !plan.is_full_for(&of("b/1")));
+    plan.spill(SECOND, of("a/3"), at(3), false);
+    plan.spill(SECOND, of("a/3"), at(4), true);
+    assert_eq!((plan.since(), plan.spilled()), (Some(at(3)), 1));
+    let owed = plan.overdue(SECOND, (SECOND * 9, 5), |_| false);
+    assert_eq!(owed, [(of("a/3"), true)]);
+    plan.leave(owed.iter().map(|(name, _)| name));
+    assert_eq!((plan.since(), plan.spilled()), (Some(at(5)), 0));
+    assert!(!plan.has_place_for_left() && !plan.wants_owed(&of("a/3")));
+    let (number, task, _) = plan.start(SECOND * 2).unwrap();
+    plan.end(SECOND * 2, (&task.db().name.clone(), number), End::Done(Vec::new()), |_| SECOND);
+    assert!(plan.has_place_for_left(), "half of its places are free");
+    assert!(!plan.has_place_for_left(), "once");
+    assert!(plan.wants_owed(&of("a/3")));
+}

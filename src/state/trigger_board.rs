@@ -1,0 +1,77 @@
+//! [`TriggerBoard`]: the triggers of this process, and what each is at.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Mutex, PoisonError},
+};
+
+use serde::Serialize;
+use tokio::sync::watch;
+
+use crate::base::cursor::Cursor;
+
+/// What a trigger is at.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct TriggerStatus {
+    /// How many databases have something waiting, a job that runs not among it.
+    pub waiting: usize,
+    /// How many jobs run.
+    pub running: usize,
+    /// Jobs that have done their work, since it was started.
+    pub done: u64,
+    /// Attempts that have failed or panicked.
+    pub failed: u64,
+    /// How often a database was parked, since it was started: its job has failed as often as it may, once more, or was stuck.
+    /// [`Bus::trigger`](crate::Bus::trigger) tells which are.
+    pub parked: u64,
+    /// Jobs that were cancelled because they had shown no progress for [`TriggerOptions::stall_limit`](crate::jobs::TriggerOptions::stall_limit).
+    pub stuck: u64,
+    /// Jobs that were cancelled because their database was deleted.
+    pub cancelled: u64,
+    /// How often it has begun again after a panic of its own, which no job's is.
+    pub restarts: u64,
+    /// Where its cursor stands: everything before it is done, parked, or noted in the store as still to be done.
+    pub position: Cursor,
+    /// Whether it has ended: it was shut down, its dispatcher has ended, or another one has opened its cursor.
+    pub is_finished: bool,
+}
+
+impl TriggerStatus {
+    /// A trigger that begins at `position`.
+    pub(crate) fn new(position: Cursor) -> Self {
+        let (waiting, running, done, failed, parked, stuck, cancelled, restarts) = (0, 0, 0, 0, 0, 0, 0, 0);
+        Self {
+            waiting,
+            running,
+            done,
+            failed,
+            parked,
+            stuck,
+            cancelled,
+            restarts,
+            position,
+            is_finished: false,
+        }
+    }
+}
+
+/// The triggers that were started in this process, by their names.
+#[derive(Debug, Default)]
+pub(crate) struct TriggerBoard(Mutex<BTreeMap<String, watch::Receiver<TriggerStatus>>>);
+
+impl TriggerBoard {
+    /// A trigger of this name was started.
+    pub fn note(&self, name: &str, status: watch::Receiver<TriggerStatus>) {
+        let mut triggers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        triggers.retain(|_, status| !status.borrow().is_finished);
+        triggers.insert(name.to_owned(), status);
+    }
+
+    /// What the trigger of this name is at, if one was started in this process.
+    #[cfg(feature = "http")]
+    pub fn status(&self, name: &str) -> Option<TriggerStatus> {
+        let triggers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        triggers.get(name).map(|status| status.borrow().clone())
+    }
+}

@@ -1,0 +1,111 @@
+//! Tenants have fair shares of a trigger, and it begins again when it has panicked.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use notibus::{
+    Db, EventKind,
+    jobs::{IndexBuild, TaskResult, Tenants, TriggerJob, TriggerOptions, index_trigger},
+};
+use tokio::time::Instant;
+
+use crate::{
+    common::{db, until},
+    world::{World, at_rest, quick},
+};
+
+/// How long a build takes.
+const BUILD: Duration = Duration::from_secs(10);
+
+/// Builds each database in the same time.
+#[derive(Clone, Default)]
+struct Slow(Arc<Mutex<HashMap<Db, Instant>>>);
+
+impl TriggerJob<IndexBuild> for Slow {
+    async fn run(&self, build: IndexBuild) -> TaskResult {
+        tokio::time::sleep(BUILD).await;
+        self.0.lock().unwrap().entry(build.db).or_insert_with(Instant::now);
+        Ok(())
+    }
+}
+
+/// Commits that this has happened to all of `dbs`.
+async fn happened(world: &World, dbs: &[Db], kind: EventKind) {
+    let before = world.bus.stats().folded.total();
+    let producer = world.bus.producer();
+    let lanes = notibus::event::Counters::from_lanes(kind.once().lanes());
+    let record = async |tx| {
+        for db in dbs {
+            producer.record_all(&tx, db, &lanes)?;
+        }
+        Ok(())
+    };
+    world.store.run(record).await.unwrap();
+    world.settled(before + dbs.len() as u64 - 1).await;
+}
+
+/// Once, a tenant with many databases filled the plan and took all jobs: one that came later waited for all of them.
+#[tokio::test(start_paused = true)]
+async fn a_tenant_with_much_to_do_keeps_nobody_waiting() {
+    let world = World::new().await;
+    let slow = Slow::default();
+    let options = TriggerOptions { jobs_max: 2, pending_max: 32, ..quick() };
+    let trigger = index_trigger(&world.dispatcher, options, slow.clone()).await.unwrap();
+    let mut many: Vec<_> = (0..200).map(|n| db(&format!("many/{n}"), 1)).collect();
+    happened(&world, &many, EventKind::Created).await;
+    tokio::time::sleep(BUILD * 3).await;
+    assert!(trigger.status().waiting <= 4, "what has no place waits in the store: {:?}", trigger.status());
+    let (few, begun) = (db("few/1", 1), Instant::now());
+    happened(&world, std::slice::from_ref(&few), EventKind::Created).await;
+    until("the build of the one", async || slow.0.lock().unwrap().contains_key(&few)).await;
+    assert!(begun.elapsed() <= BUILD * 3, "{:?}", begun.elapsed());
+    assert!(slow.0.lock().unwrap().len() < 20);
+
+    // What waits in the store is as deleted, created again, and known after a restart as anything else.
+    let gone: BTreeSet<_> = many.drain(150..).collect();
+    happened(&world, &gone.iter().cloned().collect::<Vec<_>>(), EventKind::Deleted).await;
+    let again: Vec<_> = (150..160).map(|n| db(&format!("many/{n}"), 2)).collect();
+    happened(&world, &again, EventKind::Created).await;
+    many.extend(again);
+    trigger.shutdown().await.unwrap();
+    let built = slow.0.lock().unwrap().len();
+    let options = TriggerOptions { jobs_max: 8, pending_max: 32, ..quick() };
+    let trigger = index_trigger(&world.dispatcher, options, slow.clone()).await.unwrap();
+    tokio::time::sleep(BUILD * 60).await;
+    let now = slow.0.lock().unwrap().clone();
+    let missing: Vec<_> = many.iter().filter(|db| !now.contains_key(db)).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+    assert!(!gone.iter().any(|db| now.contains_key(db)), "what was deleted is not built any more");
+    at_rest(&world, &trigger).await;
+    assert_eq!(now.len(), many.len() + 1, "{built} were built before");
+    trigger.shutdown().await.unwrap();
+}
+
+/// Once, a panic of a trigger's own ended it, and its status said that it ran.
+#[tokio::test(start_paused = true)]
+async fn a_trigger_that_panics_begins_again() {
+    let world = World::new().await;
+    let slow = Slow::default();
+    let has_panicked = Arc::new(AtomicBool::new(false));
+    let panicked = Arc::clone(&has_panicked);
+    let tenants = Tenants::by(move |name| {
+        assert!(name.as_str() != "odd" || panicked.swap(true, Ordering::SeqCst), "whose is this?");
+        name.to_string()
+    });
+    let options = TriggerOptions { tenants, ..quick() };
+    let trigger = index_trigger(&world.dispatcher, options, slow.clone()).await.unwrap();
+    let dbs = ["even", "odd", "other"].map(|name| db(name, 1));
+    happened(&world, &dbs, EventKind::Created).await;
+    at_rest(&world, &trigger).await;
+    until("all builds", async || slow.0.lock().unwrap().len() == 3).await;
+    let status = trigger.status();
+    assert_eq!((status.restarts, status.is_finished), (1, false));
+    assert_eq!(world.bus.stats().trigger_restarts, 1);
+    trigger.shutdown().await.unwrap();
+}

@@ -1,0 +1,321 @@
+//! Two hours in which nearly everything happens to a trigger that can: databases that fail for ever, jobs that hang, deletions,
+//! recreations, an orderly restart, and a crash.
+//!
+//! 1,000 databases by default. `NOTIBUS_LOAD=full cargo test --release --test triggers two_hours -- --nocapture` takes 100,000.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use notibus::{
+    Db, DbInstance, DbName, EventKind, Trigger,
+    jobs::{IndexBuild, TaskResult, Tenants, TriggerJob, TriggerOptions, index_trigger},
+};
+use tokio::time::Instant;
+
+use crate::{
+    common::{dice, until},
+    world::World,
+};
+
+/// How long a build takes.
+const BUILD: Duration = Duration::from_millis(20);
+
+/// How long work waits for more of the same.
+const DEBOUNCE: Duration = Duration::from_secs(5);
+
+/// How much later than its debounce a healthy database may be built, while nothing is restarted.
+const SHARE: Duration = Duration::from_secs(5);
+
+/// How long after it was done a build may be done again after a crash.
+const UNSAVED: Duration = Duration::from_secs(15);
+
+/// What is known of a database.
+#[derive(Default)]
+struct Known {
+    /// Since when a build is owed to it.
+    owed: Option<Instant>,
+    /// Whether a build is under way.
+    is_under_way: bool,
+    /// When it was last built.
+    built: Option<Instant>,
+}
+
+/// What the builds have done.
+#[derive(Default)]
+struct Done {
+    /// The databases that have an index.
+    indexes: BTreeSet<Db>,
+    /// By database.
+    known: HashMap<Db, Known>,
+    /// Builds that have ended well.
+    builds: usize,
+    /// How late the latest of them was.
+    latest: Duration,
+    /// Databases that were built although nothing was owed to them: when they were last built before.
+    needless: Vec<(Db, Option<Instant>)>,
+}
+
+/// Builds healthy databases, fails those that are bad, and hangs at those that are hung.
+#[derive(Clone, Default)]
+struct Builder(Arc<Mutex<Done>>);
+
+impl Builder {
+    /// What was done.
+    fn done(&self) -> MutexGuard<'_, Done> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether a database is neither bad nor hung.
+fn is_healthy(name: &DbName) -> bool {
+    !name.as_str().contains("bad") && !name.as_str().starts_with("hung")
+}
+
+/// A build that is under way. What was owed is owed again if it does not come to its end.
+struct UnderWay<'a> {
+    builder: &'a Builder,
+    db: Db,
+    owed: Option<Instant>,
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        let mut done = self.builder.done();
+        let known = done.known.entry(self.db.clone()).or_default();
+        known.is_under_way = false;
+        known.owed = known.owed.into_iter().chain(self.owed).min();
+    }
+}
+
+impl TriggerJob<IndexBuild> for Builder {
+    async fn run(&self, build: IndexBuild) -> TaskResult {
+        let db = build.db.clone();
+        if db.name.as_str().starts_with("hung") {
+            std::future::pending::<()>().await;
+        }
+        if !is_healthy(&db.name) {
+            return Err("no disk".into());
+        }
+        let owed = {
+            let mut done = self.done();
+            let known = done.known.entry(db.clone()).or_default();
+            let (owed, last) = (known.owed.take(), known.built);
+            known.is_under_way = true;
+            if owed.is_none() {
+                done.needless.push((db.clone(), last));
+            }
+            owed
+        };
+        let mut under_way = UnderWay { builder: self, db: db.clone(), owed };
+        tokio::time::sleep(BUILD).await;
+        under_way.owed = None;
+        let now = Instant::now();
+        drop(under_way);
+        let mut done = self.done();
+        done.builds += 1;
+        done.latest = done.latest.max(owed.map_or(Duration::ZERO, |owed| now - owed));
+        done.known.entry(db.clone()).or_default().built = Some(now);
+        done.indexes.insert(db);
+        Ok(())
+    }
+
+    async fn deleted(&self, db: Db) -> TaskResult {
+        self.done().indexes.remove(&db);
+        Ok(())
+    }
+}
+
+/// The databases, and what happens to them.
+struct Life {
+    world: World,
+    builder: Builder,
+    dice: fastrand::Rng,
+    names: Vec<DbName>,
+    living: HashMap<DbName, DbInstance>,
+    instances: u128,
+}
+
+impl Life {
+    /// So many databases, of fifty tenants; of a hundred one is bad, and ten are hung.
+    async fn new(databases: usize) -> Self {
+        let name = |n: usize| match n {
+            0..10 => format!("hung/{n}"),
+            _ if n % 100 == 99 => format!("tenant{}/bad{n}", n % 50),
+            _ => format!("tenant{}/db{n}", n % 50),
+        };
+        let names: Vec<DbName> = (0..databases).map(|n| name(n).parse().unwrap()).collect();
+        let (builder, living) = (Builder::default(), HashMap::new());
+        let mut life = Self { world: World::new().await, builder, dice: dice(), names, living, instances: 0 };
+        for some in life.names.clone().chunks(500) {
+            let made: Vec<_> = some.iter().map(|name| life.next(name)).collect();
+            life.record(&made, EventKind::Created).await;
+        }
+        life
+    }
+
+    /// The next database of this name.
+    fn next(&mut self, name: &DbName) -> Db {
+        self.instances += 1;
+        let instance = DbInstance(self.instances.to_be_bytes());
+        self.living.insert(name.clone(), instance);
+        Db::new(name.clone(), instance)
+    }
+
+    /// Commits that this has happened to some databases, of which it is owed to them that they are built.
+    async fn record(&self, dbs: &[Db], kind: EventKind) {
+        let producer = self.world.bus.producer();
+        let lanes = notibus::event::Counters::from_lanes(kind.once().lanes());
+        let record = async |tx| {
+            for db in dbs {
+                producer.record_all(&tx, db, &lanes)?;
+            }
+            Ok(())
+        };
+        self.world.store.run(record).await.unwrap();
+        let mut done = self.builder.done();
+        for db in dbs {
+            let known = done.known.entry(db.clone()).or_default();
+            if kind == EventKind::Deleted {
+                known.owed = None;
+            } else {
+                known.owed.get_or_insert_with(Instant::now);
+            }
+        }
+    }
+
+    /// Something happens to a database.
+    async fn happen(&mut self) {
+        let name = self.names[self.dice.usize(..self.names.len())].clone();
+        let Some(instance) = self.living.get(&name).copied() else {
+            let db = self.next(&name);
+            return self.record(&[db], EventKind::Created).await;
+        };
+        let db = Db::new(name.clone(), instance);
+        match self.dice.u8(0..10) {
+            0 => {
+                self.living.remove(&name);
+                self.record(&[db], EventKind::Deleted).await;
+            }
+            // Deleted and created at once.
+            1 => {
+                self.record(&[db], EventKind::Deleted).await;
+                let db = self.next(&name);
+                self.record(&[db], EventKind::Created).await;
+            }
+            _ => self.record(&[db], EventKind::Updated).await,
+        }
+    }
+
+    /// So many things happen in this time.
+    async fn go_on(&mut self, time: Duration, things: usize) {
+        for _ in 0..things {
+            self.happen().await;
+            tokio::time::sleep(time / things as u32).await;
+        }
+    }
+
+    /// A trigger that builds them.
+    async fn start(&self) -> Trigger {
+        let options = TriggerOptions {
+            debounce: DEBOUNCE,
+            jobs_max: 48,
+            tenants: Tenants::default().jobs_max(16),
+            ..TriggerOptions::index("views")
+        };
+        index_trigger(&self.world.dispatcher, options, self.builder.clone()).await.unwrap()
+    }
+
+    /// Waits until nothing is owed to healthy databases.
+    async fn settled(&self) {
+        until("all builds", async || {
+            let done = self.builder.done();
+            let mut healthy = self.living.iter().filter(|(name, _)| is_healthy(name));
+            !healthy.any(|(name, instance)| {
+                let known = done.known.get(&Db::new(name.clone(), *instance));
+                known.is_some_and(|known| known.owed.is_some() || known.is_under_way)
+            })
+        })
+        .await;
+    }
+
+    /// What the builds have done since this was asked for last: how many, how late, and which in vain.
+    fn take(&self) -> (usize, Duration, Vec<(Db, Option<Instant>)>) {
+        let mut done = self.builder.done();
+        let done = &mut *done;
+        (
+            std::mem::take(&mut done.builds),
+            std::mem::take(&mut done.latest),
+            std::mem::take(&mut done.needless),
+        )
+    }
+
+    /// Fails unless there is an index of each healthy database that lives, and of no other.
+    fn check(&self) {
+        let done = self.builder.done();
+        let healthy = self.living.iter().filter(|(name, _)| is_healthy(name));
+        let expected: BTreeSet<_> =
+            healthy.map(|(name, instance)| Db::new(name.clone(), *instance)).collect();
+        let missing: Vec<_> = expected.difference(&done.indexes).collect();
+        let left: Vec<_> = done.indexes.difference(&expected).collect();
+        assert!(missing.is_empty() && left.is_empty(), "missing {missing:?}, left {left:?}");
+    }
+}
+
+/// Once, a job that hung held the cursor of its trigger back for up to ten minutes: after a restart nearly half of 2,000 builds were
+/// done again, which were done.
+#[tokio::test(start_paused = true)]
+async fn two_hours_of_failures_cost_healthy_databases_nothing() {
+    let is_full = std::env::var("NOTIBUS_LOAD").is_ok_and(|size| size == "full");
+    let (databases, things) = if is_full { (100_000, 25_000) } else { (1_000, 600) };
+    let mut life = Life::new(databases).await;
+    let trigger = life.start().await;
+    life.settled().await;
+    let (builds, latest, _) = life.take();
+    println!("{databases} databases at first: {builds} builds, the last one after {latest:?}");
+    life.check();
+
+    for _ in 0..2 {
+        life.go_on(Duration::from_mins(30), things).await;
+        assert!(trigger.status().waiting <= 10_000, "{:?}", trigger.status());
+    }
+    let (builds, latest, _) = life.take();
+    println!("an hour: {builds} builds, the latest one after {latest:?}; {:?}", trigger.status());
+    assert!(latest <= DEBOUNCE + SHARE, "{latest:?}");
+
+    // In the middle of it, so that some builds are under way; what has happened is known to the trigger.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    trigger.shutdown().await.unwrap();
+    life.take();
+    let trigger = life.start().await;
+    life.settled().await;
+    tokio::time::sleep(Duration::from_mins(1)).await;
+    let (builds, _, needless) = life.take();
+    println!("after a restart: {builds} builds, {} of them in vain", needless.len());
+    assert!(needless.is_empty(), "{needless:?}");
+    life.check();
+
+    life.go_on(Duration::from_mins(30), things).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let (_, latest, _) = life.take();
+    assert!(latest <= DEBOUNCE + SHARE, "{latest:?}");
+    let crashed = Instant::now();
+    drop(trigger);
+    let trigger = life.start().await;
+    life.settled().await;
+    tokio::time::sleep(Duration::from_mins(1)).await;
+    let (builds, _, needless) = life.take();
+    println!("after a crash: {builds} builds, {} of them in vain", needless.len());
+    for (db, built) in needless {
+        assert!(built.is_some_and(|built| built + UNSAVED >= crashed), "{db:?} was built at {built:?}");
+    }
+
+    life.go_on(Duration::from_mins(30), things).await;
+    life.settled().await;
+    tokio::time::sleep(Duration::from_mins(1)).await;
+    life.check();
+    println!("at the end: {:?}", trigger.status());
+    trigger.shutdown().await.unwrap();
+}
