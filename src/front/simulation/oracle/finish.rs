@@ -208,7 +208,7 @@ impl Oracle {
                 if is_known && value[..] == rows.to_le_bytes() {
                     Ok(())
                 } else {
-                    Err(format!("{value:?} rows are counted in shard {shard}, of {rows}"))
+                    Err(format!("{value:?} rows are counted in shard {shard}, of {rows}").into())
                 }
             }
             Item::Topology(_, first) if self.topology.iter().any(|entry| entry.first == *first) => Ok(()),
