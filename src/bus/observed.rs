@@ -193,8 +193,8 @@ mod tests {
         let watch = Watch::default();
         let first = watch.look(&bus).await.unwrap();
         assert_eq!((first.backlog.rows, first.oldest, first.living), (1, Duration::ZERO, 0));
-        tokio::time::sleep(Duration::from_secs(60)).await;
-        assert!(watch.look(&bus).await.unwrap().oldest >= Duration::from_secs(60));
+        tokio::time::sleep(Duration::from_mins(1)).await;
+        assert!(watch.look(&bus).await.unwrap().oldest >= Duration::from_mins(1));
 
         let running = bus.start(Roles::default()).await.unwrap();
         while !bus.is_drained().await.unwrap() {
@@ -209,7 +209,7 @@ mod tests {
         );
 
         drop(running);
-        let dead = Duration::from_secs(60);
+        let dead = Duration::from_mins(1);
         for _ in 0..3 {
             tokio::time::sleep(dead).await;
             watch.look(&bus).await.unwrap();

@@ -90,7 +90,7 @@ async fn the_counts_move_with_the_rows() {
         old.run(write).await.unwrap();
     }
     let mut export = Vec::new();
-    bus.export(&mut export).await.unwrap();
+    bus.export(&mut export, notibus::relocation::ExportOptions::default()).await.unwrap();
     Bus::import(&new, b"notibus", &mut &export[..]).await.unwrap();
     let moved = wide_bus(&new).await;
     assert_eq!(moved.changes().feed(&db).pending(Cursor::NOTHING).await.unwrap(), 20);

@@ -517,9 +517,10 @@ mod tests {
             let position = Cursor::NOTHING.into();
             let mut model = Model { dice, version: 1, rows: Vec::new(), position, text: String::new() };
             for _ in 0..100 {
-                match model.dice.bool() {
-                    true => model.fold(),
-                    false => model.read(),
+                if model.dice.bool() {
+                    model.fold();
+                } else {
+                    model.read();
                 }
             }
         }
