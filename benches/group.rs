@@ -88,7 +88,7 @@ async fn idle(shards: u32, groups: usize) {
         let observe = |_: GroupBatch<Notification>| std::future::ready(Ok(()));
         consumers.push(node.consumer(&group, move |_| observe, ConsumerOptions::default()).await.unwrap());
     }
-    // Until the positions of before are put down.
+    // Until the positions of before are saved.
     tokio::time::sleep(Duration::from_mins(2)).await;
     let (before, minutes) = (faults.counts(), 30_u32);
     tokio::time::sleep(Duration::from_mins(minutes.into())).await;

@@ -1,4 +1,4 @@
-//! A group that counts events exactly once, whatever happens: each batch is counted in the transaction that puts down that it
+//! A group that counts events exactly once, whatever happens: each batch is counted in the transaction that saves that it
 //! was. The program dies in the middle of its work, and another goes on.
 //!
 //! Run it with `cargo run --example group_consumer`.

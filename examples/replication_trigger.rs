@@ -63,7 +63,7 @@ impl TriggerJob<Scan> for Manager {
                 let field = doc.map(|doc| doc.field).unwrap_or_default();
                 if let Some((from, to)) = field.split_once(' ') {
                     let ends = (from.to_owned(), to.to_owned());
-                    // Listed before it is begun: what changes from here on is copied by whoever hears of it.
+                    // Listed before it is begun: what changes from here on is copied by anyone who hears of it.
                     self.replications.lock().unwrap_or_else(PoisonError::into_inner).insert(entry, ends);
                     replicate(&self.layer, &self.dbs[from], &self.dbs[to], scan.fence()).await?;
                 } else {

@@ -110,7 +110,7 @@ impl Subscriber {
             Err(Interruption::Lagged { from, to }) => {
                 assert!(self.skips && from < to && from >= self.newest, "{}", self.what);
                 self.newest = to;
-                // What lies between was skipped, so it can no longer be told what happened to whom.
+                // What lies between was skipped, so it can no longer be informed what happened to whom.
                 self.may_repeat = true;
             }
             Err(Interruption::Synced { .. }) => {}

@@ -196,7 +196,7 @@ fn a_backup_is_made_while_the_folder_is_in_use() {
     writing.abort();
 }
 
-/// Whoever asks from a history that a restored copy does not have is told so by status 410, and starts over.
+/// Anyone who asks from a history that a restored copy does not have is informed so by status 410, and starts over.
 #[test]
 fn a_restored_copy_tells_clients_of_what_was_lost_that_they_have_expired() {
     let parent = tempfile::tempdir().unwrap();

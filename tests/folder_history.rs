@@ -82,7 +82,7 @@ async fn a_reader_of_a_history_that_was_lost_has_expired() {
             assert_eq!(bus.feed().page(kept, 10).await.unwrap().rows.len(), 1);
             positions.push(now(&bus).await);
         }
-        // A subscriber is told so, and starts with nothing.
+        // A subscriber is informed so, and starts with nothing.
         let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
         let mut rows = dispatcher.subscribe(Filter::all()).since(Start::from(lost)).stream();
         let first = within("an interruption", rows.next()).await.unwrap();

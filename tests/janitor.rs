@@ -151,7 +151,7 @@ async fn a_reader_below_the_horizon_is_told() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_subscriber_that_was_away_for_too_long_is_told_and_starts_anew() {
+async fn a_subscriber_that_was_away_for_too_long_is_told_and_starts_again() {
     let store = Database::memory();
     let bus = wide_bus(&store).await;
     let _notifier = bus.notifier(unpolled()).await.unwrap();
@@ -276,7 +276,7 @@ async fn with_old_rows(store: &Database) -> Bus {
     bus
 }
 
-/// A reader from zero that took several pages was told that it had expired, as soon as the first one ended below the
+/// A reader from zero that took several pages was informed that it had expired, as soon as the first one ended below the
 /// horizon: no bus with many idle databases could be read to its end any more.
 #[tokio::test(start_paused = true)]
 async fn who_begins_at_zero_reads_past_the_horizon_in_pages_of_any_size() {

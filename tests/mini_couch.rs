@@ -29,7 +29,7 @@ mod mini_couch;
 use mini_couch::{couch::Couch, http};
 
 /// A layer in a store of its own, and its bus.
-struct World {
+struct CouchFixture {
     /// The bus, whose events are folded at once.
     bus: Bus,
     /// What clients reach.
@@ -42,7 +42,7 @@ struct World {
     _dispatcher: notibus::Dispatcher,
 }
 
-impl World {
+impl CouchFixture {
     /// An empty one on `store`.
     async fn on(store: &Database) -> Self {
         let bus = common::narrow_bus(store).await;
@@ -108,7 +108,7 @@ impl World {
 
 #[tokio::test]
 async fn databases_are_created_listed_and_deleted() {
-    let world = World::new().await;
+    let world = CouchFixture::new().await;
     let ok = json!({ "ok": true });
     for name in ["shop", "shop%2Forders", "a_$()+-%2F0"] {
         assert_eq!(world.ask("PUT", &format!("/{name}"), None).await, (201, ok.clone()));
@@ -142,7 +142,7 @@ async fn databases_are_created_listed_and_deleted() {
 
 #[tokio::test]
 async fn a_document_is_edited_only_by_who_has_seen_it() {
-    let world = World::new().await;
+    let world = CouchFixture::new().await;
     world.ask("PUT", "/db", None).await;
     let conflict = (409, json!({ "error": "conflict", "reason": "Document update conflict." }));
     let first = world.rev("PUT", "/db/x", json!({ "n": 1 })).await;
@@ -181,7 +181,7 @@ async fn a_document_is_edited_only_by_who_has_seen_it() {
 
 #[tokio::test]
 async fn what_is_no_document_is_refused() {
-    let world = World::new().await;
+    let world = CouchFixture::new().await;
     world.ask("PUT", "/db", None).await;
     let long = "x".repeat(4_097);
     let large = json!({ "text": "x".repeat(100_000) });
@@ -215,7 +215,7 @@ async fn what_is_no_document_is_refused() {
 
 #[tokio::test]
 async fn a_bulk_is_many_edits_of_which_each_counts_for_itself() {
-    let world = World::new().await;
+    let world = CouchFixture::new().await;
     world.ask("PUT", "/db", None).await;
     let rev = world.rev("PUT", "/db/a", json!({ "n": 1 })).await;
     let docs = json!([
@@ -255,7 +255,7 @@ async fn a_bulk_is_many_edits_of_which_each_counts_for_itself() {
 
 #[tokio::test]
 async fn documents_are_listed_by_id() {
-    let world = World::new().await;
+    let world = CouchFixture::new().await;
     world.ask("PUT", "/db", None).await;
     let mut revs = BTreeMap::new();
     for id in ["b", "a", "ä", "c"] {
@@ -299,7 +299,7 @@ async fn documents_are_listed_by_id() {
 
 #[tokio::test]
 async fn bodies_may_be_compressed() {
-    let world = World::new().await;
+    let world = CouchFixture::new().await;
     world.ask("PUT", "/db", None).await;
     let packed = |text: &[u8]| {
         let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
@@ -322,8 +322,8 @@ async fn bodies_may_be_compressed() {
 
 /// Nothing of a database that was deleted comes back with another one of its name.
 #[tokio::test]
-async fn a_database_that_is_created_anew_is_another_one() {
-    let world = World::new().await;
+async fn a_database_that_is_created_again_is_another_one() {
+    let world = CouchFixture::new().await;
     world.ask("PUT", "/db", None).await;
     world.rev("PUT", "/db/x", json!({})).await;
     let old = world.told("db", [1, 0, 1, 0]).await.instance;
@@ -345,7 +345,7 @@ async fn a_database_that_is_created_anew_is_another_one() {
 #[tokio::test]
 async fn an_unknown_result_is_no_conflict() {
     let faults = Faults::new(&Database::memory());
-    let world = World::on(&faults.database()).await;
+    let world = CouchFixture::on(&faults.database()).await;
     world.ask("PUT", "/db", None).await;
     world.told("db", [1, 0, 0, 0]).await;
     let mut rev = world.rev("PUT", "/db/x", json!({})).await;
@@ -374,7 +374,7 @@ async fn an_unknown_result_is_no_conflict() {
 async fn edits_of_many_clients_are_all_kept_and_told() {
     const CLIENTS: usize = 8;
     const EDITS: usize = 40;
-    let world = Arc::new(World::new().await);
+    let world = Arc::new(CouchFixture::new().await);
     world.ask("PUT", "/db", None).await;
     for id in ["a", "b"] {
         world.rev("PUT", &format!("/db/{id}"), json!({ "n": 0 })).await;
@@ -409,7 +409,7 @@ async fn edits_of_many_clients_are_all_kept_and_told() {
 #[tokio::test]
 async fn random_edits_agree_with_a_model() {
     let mut dice = common::dice();
-    let world = World::new().await;
+    let world = CouchFixture::new().await;
     world.ask("PUT", "/db", None).await;
     // Per id, the revision and whether it is deleted; and the ids in the order of their last edits.
     let mut model: BTreeMap<String, (String, bool)> = BTreeMap::new();
@@ -459,7 +459,7 @@ async fn random_edits_agree_with_a_model() {
 /// What axum refuses by itself once came as plain text, or with an empty body, which clients of CouchDB do not read.
 #[tokio::test]
 async fn refusals_are_told_in_json() {
-    let world = World::new().await;
+    let world = CouchFixture::new().await;
     world.ask("PUT", "/db", None).await;
     for (method, path, body, status, error, reason) in [
         ("GET", "/%ff", "", 400, "bad_request", "Invalid URL: Invalid UTF-8 in `db`"),
@@ -535,7 +535,7 @@ async fn nonsense_is_answered() {
         "\u{0}",
     ];
     let mut dice = common::dice();
-    let world = World::new().await;
+    let world = CouchFixture::new().await;
     for _ in 0..4_000 {
         let method = dice.choice(["GET", "HEAD", "PUT", "POST", "DELETE", "PATCH"]).unwrap();
         let path = format!("{}{}", dice.choice(PATHS).unwrap(), dice.choice(QUERIES).unwrap());

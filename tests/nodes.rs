@@ -197,7 +197,7 @@ async fn a_node_that_finds_only_dead_ones_takes_over_after_the_expiry() {
 /// Node A hangs in all its commits while B takes over. What A had under way cannot be committed any more, and A takes part
 /// again.
 #[tokio::test(start_paused = true)]
-async fn a_zombie_cannot_commit_and_joins_anew() {
+async fn a_zombie_cannot_commit_and_joins_again() {
     let store = Database::memory();
     let faults = Faults::new(&store);
     let bus_a = wide_bus(&faults.database()).await;
@@ -299,7 +299,7 @@ async fn a_node_that_cannot_beat_gives_everything_up() {
     row_with(&bus, &db("a", 1), [1, 0, 0, 0]).await;
 }
 
-/// An idle node that is fenced off, without its knowledge, is told by its heartbeat. What rings in its process from then on
+/// An idle node that is fenced off, without its knowledge, is informed by its heartbeat. What rings in its process from then on
 /// reaches the new owner.
 #[tokio::test(start_paused = true)]
 async fn the_wake_up_of_a_fenced_notifier_is_passed_on() {

@@ -608,7 +608,7 @@ async fn ids_of_design_documents_are_told_as_long_as_their_database_lives() {
     };
     assert_eq!(ids(Sequence::MIN).await, ["a", "b"]);
     assert_eq!(ids(known).await, ["b"]);
-    // Folded with one that has no id, which may be any and is told apart from those that have one.
+    // Folded with one that has no id, which may be any and is distinguished from those that have one.
     let c = DdocId::new("c").unwrap();
     let tx = store.begin();
     producer.ddoc_updated(&tx, &life, None);

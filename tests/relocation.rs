@@ -281,7 +281,7 @@ async fn rows_that_lay_unsharded_come_along_and_nothing_is_written_elsewhere() {
 
 /// An import that another one had begun again went on, and made a bus of the half that it had still to write.
 #[tokio::test(start_paused = true)]
-async fn an_import_that_another_has_begun_anew_fails() {
+async fn an_import_that_another_has_begun_again_fails() {
     let old = Database::memory();
     let bus = wide_bus(&old).await;
     let (changes, docs) = (bus.changes(), db("db5", 1));
@@ -439,7 +439,7 @@ async fn an_import_over_a_bus_that_was_opened_meanwhile_fails() {
     let config = [PREFIX, &[0x14]].concat();
     let act = || {
         let open = new.run(async |tx| {
-            tx.set(&config, &[0, 3, 0, 0, 0, 2, 0]);
+            tx.set(&config, &[0, 4, 0, 0, 0, 2, 0]);
             Ok(())
         });
         at_once(open).unwrap();

@@ -50,7 +50,7 @@ fn post(at: SocketAddr, db: &str, kind: &str) -> Option<String> {
     answer.starts_with("HTTP/1.1 201 Created\r\n").then_some(answer)
 }
 
-/// Posts updates one after the other, until it is told to stop.
+/// Posts updates one after the other, until it is asked to stop.
 fn load(at: SocketAddr, db: &str, posted: &Posted, is_over: &AtomicBool) {
     while !is_over.load(Ordering::Relaxed) {
         let count = if post(at, db, "updated").is_some() { &posted.acknowledged } else { &posted.unanswered };

@@ -93,7 +93,7 @@ fn what_is_wrong_is_said_with_an_exit_code_of_its_own() {
         let (code, reason) = refused(&[arguments, &["--url", &url]].concat(), input);
         assert!(code == Some(2) && reason.contains(named), "{arguments:?}: {code:?} {reason}");
     }
-    // A command has to be told what to ask, and just one thing.
+    // A command has to be informed what to ask, and just one thing.
     assert_eq!(refused(&["status"], "").0, Some(2));
     assert_eq!(refused(&["status", "--store", "memory", "--url", &url], "").0, Some(2));
     assert_eq!(refused(&["status", "--url", "https://localhost"], "").0, Some(2));

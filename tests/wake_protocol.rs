@@ -48,14 +48,14 @@ use self::{
 };
 
 /// A dispatcher, as far as the protocol goes.
-struct World {
+struct WakeModel {
     /// The log of a pattern. Its entries say which batch they are of.
     log: Log<u64>,
     /// The number after the last batch in the ring, which all logs have.
     end: AtomicU64,
 }
 
-impl World {
+impl WakeModel {
     fn new() -> Arc<Self> {
         Arc::new(Self { log: Log::new(0), end: AtomicU64::new(0) })
     }
@@ -90,7 +90,7 @@ struct Received {
 
 /// Receives as `Reader` does, until `enough` batches have come or the subscriber is closed.
 async fn receive(
-    world: &World,
+    world: &WakeModel,
     subscriber: &Arc<SubscriberState>,
     mut place: u64,
     enough: usize,
@@ -150,7 +150,7 @@ fn check(model: impl Fn() + Sync + Send + 'static) {
 #[test]
 fn no_batch_and_no_wake_is_lost() {
     check(|| {
-        let world = World::new();
+        let world = WakeModel::new();
         let tail = {
             let world = Arc::clone(&world);
             thread::spawn(move || {
@@ -169,7 +169,7 @@ fn no_batch_and_no_wake_is_lost() {
 #[test]
 fn one_that_is_matched_now_and_then_is_never_said_to_know_more_than_it_was_delivered() {
     check(|| {
-        let world = World::new();
+        let world = WakeModel::new();
         let tail = {
             let world = Arc::clone(&world);
             thread::spawn(move || {
@@ -188,7 +188,7 @@ fn one_that_is_matched_now_and_then_is_never_said_to_know_more_than_it_was_deliv
 #[test]
 fn all_subscribers_of_a_pattern_are_woken() {
     check(|| {
-        let world = World::new();
+        let world = WakeModel::new();
         let receivers: Vec<_> = (0..2)
             .map(|_| {
                 let world = Arc::clone(&world);
@@ -208,13 +208,13 @@ fn all_subscribers_of_a_pattern_are_woken() {
 #[test]
 fn what_waits_when_all_ends_is_delivered_and_nobody_sleeps_on() {
     check(|| {
-        let world = World::new();
+        let world = WakeModel::new();
         let subscriber = Arc::new(SubscriberState::new());
         let tail = {
             let (world, subscriber) = (Arc::clone(&world), Arc::clone(&subscriber));
             thread::spawn(move || {
                 world.put(0, true);
-                World::close(&subscriber);
+                WakeModel::close(&subscriber);
             })
         };
         let received = block_on(receive(&world, &subscriber, 0, usize::MAX));
@@ -227,7 +227,7 @@ fn what_waits_when_all_ends_is_delivered_and_nobody_sleeps_on() {
 #[test]
 fn one_that_leaves_takes_no_other_off_the_list() {
     check(|| {
-        let world = World::new();
+        let world = WakeModel::new();
         let leaver = Arc::new(SubscriberState::new());
         assert_eq!(world.log.read_or_wait(0, &leaver), Found::Nothing);
         let stayer = {

@@ -72,17 +72,17 @@ bugs! {
     TailWithoutPoll,
     /// A subscriber that has fallen behind the ring goes on without what it has missed.
     LaggardSkips,
-    /// Whoever began with nothing is never delivered the deletion of an instance that was replaced while it read.
+    /// Anyone who began with nothing is never delivered the deletion of an instance that was replaced while it read.
     NothingForgetsDeletions,
     /// A durable subscriber that is restarted within its first scan begins as one who knows nothing.
     CursorForgetsScan,
     /// A round coalesces a tombstone away of which the row that took its place says nothing.
     RoundForgetsTombstone,
-    /// Whoever wants some design documents is not told of one that may be any.
+    /// Anyone who wants some design documents is not told of one that may be any.
     DdocWithoutIdForgotten,
     /// A set of filters asks those of patterns only about databases that it does not name.
     SetForgetsPatterns,
-    /// A durable subscriber puts down where the tail is, not how far it has come itself.
+    /// A durable subscriber saves where the tail is, not how far it has come itself.
     CursorAhead,
     /// A durable subscriber begins again after a restart, and leaves its cursor where it is.
     CursorNotRead,

@@ -135,10 +135,10 @@ pub enum Error {
         prefix: String,
     },
 
-    /// An earlier transaction, which was thought to have failed, has put down a part of the batch. Return this error from the
+    /// An earlier transaction, which was thought to have failed, has saved a part of the batch. Return this error from the
     /// observer: the rest of the rows comes again, without those. Nothing of this transaction was committed.
     #[error(
-        "rows up to {stored} were put down by an earlier transaction: return this error, and the rest comes again"
+        "rows up to {stored} were saved by an earlier transaction: return this error, and the rest comes again"
     )]
     PartlyDone {
         /// Everything up to here was worked on.

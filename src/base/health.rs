@@ -2,7 +2,7 @@
 //!
 //! A loop that fails tries again, often many times a second, and many loops fail for the same cause: a store that is away fails all
 //! of them. So a loop reports its failures here. Each cause is logged once, and then with growing pauses and a count; all
-//! failures of the store are one cause. What still fails is kept, so that whoever asks whether the process can work is told why not.
+//! failures of the store are one cause. What still fails is kept, so that anyone who asks whether the process can work is informed why not.
 
 use std::{
     collections::BTreeMap,
@@ -27,7 +27,7 @@ const PAUSE_MAX: Duration = Duration::from_hours(1);
 /// After how long without a failure of a cause it is logged as a new one.
 const FORGOTTEN_AFTER: Duration = Duration::from_mins(10);
 
-/// The most causes that are told apart; further ones share a line.
+/// The most causes that are distinguished; further ones share a line.
 const CAUSES_MAX: usize = 256;
 
 /// What fails, as the subject of a message, and where: a partition, or zero.
@@ -107,7 +107,7 @@ impl Health {
         let mut troubles = lock(&self.troubles);
         if troubles.remove(&(what, place)).is_some() {
             self.troubled.store(troubles.len(), Ordering::Relaxed);
-            // Whoever has read of the trouble has to read of its end, and nobody else.
+            // Anyone who has read of the trouble has to read of its end, and nobody else.
             if troubles.is_empty() && self.is_said.swap(false, Ordering::Relaxed) {
                 tracing::warn!(what, "works again");
             }

@@ -112,7 +112,7 @@ impl Node {
         NamedCursor::new(&self.context, Some(&self.id()), name)
     }
 
-    /// Lists a role for which no work is divided, such as [`Role::HTTP`], for whoever looks at
+    /// Lists a role for which no work is divided, such as [`Role::HTTP`], for anyone who looks at
     /// [`Bus::nodes`](super::Bus::nodes). Fails with [`Error::Invalid`](crate::Error::Invalid) if it is listed already.
     pub async fn announce(&self, role: Role) -> Result<Announced> {
         Ok(Announced { _role: self.member.enter(role).await? })

@@ -91,13 +91,11 @@ impl Watch {
 
 /// What one look has read.
 struct Read {
-    /// The nodes.
     nodes: Vec<NodeStatus>,
     /// What waits to be folded.
     backlog: Backlog,
     /// The fold marks of partitions of which something waits.
     marks: BTreeMap<u32, Option<Bytes>>,
-    /// The lag of groups.
     groups: Vec<(String, Vec<ShardLag>)>,
 }
 
@@ -189,7 +187,11 @@ mod tests {
         let bus = Bus::open(&store, BusOptions::default()).await.unwrap();
         let db = Db::new("a".parse().unwrap(), DbInstance([1; 16]));
         let producer = bus.producer();
-        store.run(async |tx| Ok(producer.created(&tx, &db))).await.unwrap();
+        let create = async |tx| {
+            producer.created(&tx, &db);
+            Ok(())
+        };
+        store.run(create).await.unwrap();
         let watch = Watch::default();
         let first = watch.look(&bus).await.unwrap();
         assert_eq!((first.backlog.rows, first.oldest, first.living), (1, Duration::ZERO, 0));

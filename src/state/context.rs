@@ -7,7 +7,7 @@ use tokio::task::JoinHandle;
 use crate::{
     base::{env::Env, error::Error},
     state::{
-        arrivals::Arrivals,
+        feed_wakeups::FeedWakeups,
         keys::{Config, FeedId, Keys},
         routing::Schemes,
         signals::Signals,
@@ -21,7 +21,6 @@ use crate::{
 /// What all roles of one bus in one process share.
 #[derive(Debug)]
 pub(crate) struct Context {
-    /// The store.
     pub db: Database,
     /// The keys of the bus.
     pub keys: Keys,
@@ -32,7 +31,7 @@ pub(crate) struct Context {
     /// Wake-ups within the process.
     pub signals: Arc<Signals>,
     /// What consumers of feeds are told.
-    pub arrivals: Arrivals,
+    pub arrivals: FeedWakeups,
     /// What the roles have done.
     pub stats: Arc<Stats>,
     /// The rows that cannot be decoded.
@@ -61,7 +60,7 @@ impl Context {
         let signals = Arc::new(Signals::new(config.partitions));
         let stats = Arc::default();
         let ringer = OnceLock::new();
-        let (feed, arrivals, skipped) = (FeedId::notifications(), Arrivals::default(), Skipped::default());
+        let (feed, arrivals, skipped) = (FeedId::notifications(), FeedWakeups::default(), Skipped::default());
         let triggers = TriggerBoard::default();
         Arc::new(Self {
             db,

@@ -2,9 +2,9 @@
 //!
 //! Nothing here starts a role.
 
-pub(crate) mod arrivals;
 pub(crate) mod context;
 pub(crate) mod feed;
+pub(crate) mod feed_wakeups;
 pub(crate) mod keys;
 pub(crate) mod membership;
 pub(crate) mod named_cursor;

@@ -2,7 +2,7 @@
 //!
 //! It is for one subscriber at a time: whoever opens it last writes it, and all others learn with their next write that they
 //! have lost it. It does not keep tombstones in the feed, as a group's checkpoint does: a subscriber that was away for longer
-//! than their retention is told that it has expired. Many consumers that divide a feed among them are a
+//! than their retention is informed that it has expired. Many consumers that divide a feed among them are a
 //! [`Group`](crate::group::Group) instead.
 
 pub(crate) mod autosave;
@@ -75,7 +75,7 @@ impl NamedCursor {
         self.context.db.run(read).await
     }
 
-    /// Forgets it, and all that a trigger has kept with it. Whoever has it open loses it.
+    /// Forgets it, and all that a trigger has kept with it. Anyone who has it open loses it.
     pub async fn delete(&self) -> Result<()> {
         let delete = async |tx: Transaction| {
             tx.clear_range(&self.context.keys.whole_cursor(&self.id));
@@ -84,7 +84,7 @@ impl NamedCursor {
         self.context.db.run(delete).await
     }
 
-    /// Opens it, and takes it from whoever had it open; returns where it stands. If it is new, it begins at `start`.
+    /// Opens it, and takes it from anyone who had it open; returns where it stands. If it is new, it begins at `start`.
     ///
     /// A cursor that knows nothing begins now: what is delivered before it is saved for the first time may be known when it is
     /// opened again. One that was saved in the middle of a reading, for a filter with another hash than `filter`, starts over: it
@@ -137,7 +137,6 @@ impl fmt::Debug for NamedCursor {
 /// A cursor that was opened, and may be written until another opens it. Clones have the same right.
 #[derive(Debug, Clone)]
 pub(crate) struct OpenCursor {
-    /// The cursor.
     cursor: NamedCursor,
     /// The right to write it.
     token: [u8; 16],
@@ -305,9 +304,7 @@ pub(crate) enum Begun {
 /// How far the scans of one database have come, as the one that is under way sees it. Clones are of the same scan.
 #[derive(Debug, Clone)]
 pub(crate) struct ScanMark {
-    /// What the roles share.
     context: Arc<Context>,
-    /// The database.
     db: Db,
     /// Where it is kept.
     key: Arc<[u8]>,

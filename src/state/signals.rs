@@ -11,7 +11,6 @@ use crate::state::keys::Partition;
 /// The wake-ups of one bus in one process.
 #[derive(Debug)]
 pub(crate) struct Signals {
-    /// By partition.
     partitions: Box<[PartitionSignal]>,
     /// Partitions whose doorbell is to be rung, a bit each.
     dirty: Box<[AtomicU64]>,

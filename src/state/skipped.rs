@@ -1,6 +1,6 @@
 //! [`Skipped`]: the rows that this process has met and cannot decode.
 //!
-//! Such a row is damaged, or a later version of the program has written it. Whoever meets one goes on without it, so that neither
+//! Such a row is damaged, or a later version of the program has written it. Anyone who meets one goes on without it, so that neither
 //! its neighbours nor other readers wait for it, and tells here: it is counted, logged now and then, and named in the status
 //! until it is gone.
 
@@ -80,7 +80,6 @@ pub(crate) struct Skipped(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// The rows.
     rows: BTreeMap<Place, Known>,
     /// When the present [`LOG_PAUSE`] began, and the lines that were logged since.
     log_since: Duration,

@@ -144,7 +144,7 @@ impl Database {
     }
 
     /// Clears the ids of all runs of [`Database::run_once`] on this handle and its clones that are over: for shutdown.
-    /// Runs that are under way are not disturbed, and leave their own ids to whoever clears next.
+    /// Runs that are under way are not disturbed, and leave their own ids to anyone who clears next.
     ///
     /// # Errors
     ///

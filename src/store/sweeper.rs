@@ -72,7 +72,7 @@ struct Marks(VecDeque<(u64, Duration)>);
 
 /// What one transaction saw of a process.
 #[derive(Debug)]
-struct Seen {
+struct SeenCounters {
     /// Which one.
     process: Process,
     /// The least counter in the store.
@@ -91,7 +91,7 @@ impl Marks {
     }
 
     /// Takes note of `seen` at `now`, and forgets what is not in the store any more.
-    fn update(&mut self, seen: &Seen, now: Duration, max_age: Duration) {
+    fn update(&mut self, seen: &SeenCounters, now: Duration, max_age: Duration) {
         let gone = seen.cleared;
         self.0.retain(|&(counter, _)| counter >= seen.least && gone.is_none_or(|gone| counter > gone));
         if gone.is_some_and(|gone| seen.greatest <= gone) {
@@ -161,7 +161,7 @@ impl TransactionIdSweeper {
         tx: &Transaction,
         range: &KeyRange,
         now: Duration,
-    ) -> Result<(Vec<Seen>, Option<Bytes>)> {
+    ) -> Result<(Vec<SeenCounters>, Option<Bytes>)> {
         tx.set_option(TransactionOption::Priority(Priority::Batch));
         let ids = self.db.ids();
         let mut rest = range.clone();
@@ -178,7 +178,7 @@ impl TransactionIdSweeper {
             if let Some(counter) = cleared {
                 tx.clear_range(&ids.range_to(process, counter));
             }
-            page.push(Seen { process, least, greatest, cleared });
+            page.push(SeenCounters { process, least, greatest, cleared });
             rest.begin = of_process.end;
             if rest.is_empty() {
                 return Ok((page, None));

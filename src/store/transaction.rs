@@ -301,7 +301,7 @@ impl Transaction {
         *counts.entry(key.into()).or_default() += rows;
     }
 
-    /// Notes that `feed` is removed, with all rows that this transaction has written to it: whoever writes to it has to ask anew.
+    /// Notes that `feed` is removed, with all rows that this transaction has written to it: whoever writes to it has to ask again.
     pub(crate) fn note_removal(&self, feed: &[u8]) {
         let mut held = self.held();
         *held.removals.entry(Bytes::copy_from_slice(feed)).or_default() += 1;

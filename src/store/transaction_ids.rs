@@ -203,7 +203,6 @@ pub(super) struct TransactionId {
     ids: Arc<TransactionIds>,
     /// Which one it is.
     counter: u64,
-    /// Its key.
     key: Bytes,
 }
 
@@ -224,7 +223,6 @@ impl Drop for TransactionId {
 pub(super) struct Clearing {
     /// Whose they are.
     ids: Arc<TransactionIds>,
-    /// Their keys.
     pub range: KeyRange,
     /// The counter after the last one.
     end: u64,

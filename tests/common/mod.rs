@@ -1,5 +1,5 @@
 //! What the tests of the bus share. Time is paused in most of them: a wait costs nothing, and what only a poll could mend
-//! is told apart by a poll that is a day away.
+//! is distinguished by a poll that is a day away.
 
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 

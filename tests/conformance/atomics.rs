@@ -175,7 +175,7 @@ pub(crate) async fn operations_of_other_lengths_are_not_merged(f: &Fixture) -> R
     Ok(())
 }
 
-pub(crate) async fn an_operation_after_a_clear_starts_anew(f: &Fixture) -> Result<()> {
+pub(crate) async fn an_operation_after_a_clear_starts_again(f: &Fixture) -> Result<()> {
     f.put("k", [9]).await?;
     f.put("l", [9]).await?;
     let tx = f.db.begin();

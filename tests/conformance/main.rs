@@ -127,7 +127,7 @@ macro_rules! every_case {
                 compare_and_clear_leaves_a_missing_key_missing
                 operations_apply_in_their_order
                 operations_of_other_lengths_are_not_merged
-                an_operation_after_a_clear_starts_anew
+                an_operation_after_a_clear_starts_again
                 the_drain_pair_removes_an_empty_counter
                 the_drain_pair_keeps_what_came_in_between
                 every_concurrent_add_counts

@@ -274,7 +274,7 @@ pub(crate) async fn asking_for_conflicts_disturbs_no_later_transaction(f: &Fixtu
     conflicts(&tx).await;
     let mut asked = Box::pin(tx.conflicting_ranges());
     let begun = (&mut asked).now_or_never();
-    // Whoever asks at the same time gets the same.
+    // Anyone who asks at the same time gets the same.
     let again = tx.conflicting_ranges().await?;
     assert!(again.iter().any(|range| range.contains(&f.key("a"))), "{again:?}");
     tx.reset();

@@ -275,7 +275,7 @@ pub(crate) async fn a_version_gets_old_also_if_nothing_is_written(f: &Fixture) -
     tx.set(&f.key("l"), b"v");
     fails(tx.commit().await, &StoreError::TRANSACTION_TOO_OLD);
     assert_eq!(f.value("l").await?, None);
-    // Whoever asks for a version now gets one that is not old.
+    // Anyone who asks for a version now gets one that is not old.
     let version = f.db.begin().read_version().await?;
     let tx = f.db.begin();
     tx.set_read_version(version);

@@ -102,7 +102,7 @@ pub async fn each_row_is_counted_exactly_once_while_nodes_die_and_shards_change(
         assert!(counted.iter().any(|(key, _)| key[..] == row.sequence.as_bytes()[..]), "{}", row.sequence);
     }
 
-    // A row that comes when all are at rest is told of by a watch.
+    // A row that comes when all are at rest is informed of by a watch.
     tokio::time::sleep(Duration::from_secs(2)).await;
     record(&store, &bus, &db("last", 1), [1, 0, 0, 0]).await;
     until_done(&bus, &group).await;

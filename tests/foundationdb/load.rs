@@ -27,7 +27,7 @@ const DATABASES: u64 = 10;
 /// How many updates of each database there were, by name.
 pub(crate) type Totals = BTreeMap<String, u64>;
 
-/// Workers that record events until they are told to stop.
+/// Workers that record events until they are asked to stop.
 ///
 /// Each transaction also sets a marker of its own. One that fails with an unknown result is tried again, and finds its
 /// marker if it was committed after all: so each is committed exactly once, whatever happens to the cluster.

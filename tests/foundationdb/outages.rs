@@ -276,7 +276,7 @@ pub(crate) async fn a_node_whose_folds_fail_says_that_it_is_behind() {
     });
 }
 
-/// Once, a node that was told to stop while the cluster was away waited until it was back, and no further signal helped.
+/// Once, a node that was asked to stop while the cluster was away waited until it was back, and no further signal helped.
 pub(crate) async fn everything_ends_without_the_cluster() {
     block_in_place(|| {
         let mut stage = Stage::start(Cluster::start());

@@ -15,7 +15,7 @@ use notibus::{
 
 use crate::{
     common::{NEVER, db, until},
-    world::{Happened, Log, World, behind, names, pass, until_done},
+    fixture::{GroupFixture, Happened, Log, behind, names, pass, until_done},
 };
 
 /// Consumers that look at no shard unless they are told to.
@@ -26,7 +26,7 @@ fn unpolled() -> ConsumerOptions {
 /// A group that starts "now" used to be anchored, in other libraries, where it first read: then the first event was lost.
 #[tokio::test(start_paused = true)]
 async fn the_first_event_after_the_creation_is_delivered_whoever_reads_when() {
-    let world = World::new(4).await;
+    let world = GroupFixture::new(4).await;
     let group = world.group(Start::Now).await;
     world.create(["first"]).await;
     pass(Duration::from_hours(1)).await;
@@ -41,7 +41,7 @@ async fn the_first_event_after_the_creation_is_delivered_whoever_reads_when() {
 
 #[tokio::test(start_paused = true)]
 async fn a_group_starts_at_now_at_zero_or_behind_a_sequence() {
-    let world = World::new(4).await;
+    let world = GroupFixture::new(4).await;
     world.create(["a", "b"]).await;
     let after_a = world.other.feed().page(Cursor::NOTHING, 1).await.unwrap().rows[0].sequence;
     let mut logs = Vec::new();
@@ -71,7 +71,7 @@ async fn a_group_starts_at_now_at_zero_or_behind_a_sequence() {
 /// New rows reach consumers of another process by watches, and those of the same process directly; nobody polls.
 #[tokio::test(start_paused = true)]
 async fn rows_come_without_polling() {
-    let world = World::new(4).await;
+    let world = GroupFixture::new(4).await;
     let group = world.group(Start::Now).await;
     let log = Log::new();
     let _consumer = log.consume(&world.bus, &group, unpolled()).await;
@@ -87,7 +87,7 @@ async fn rows_come_without_polling() {
 
 #[tokio::test(start_paused = true)]
 async fn shards_are_divided_and_each_row_comes_once() {
-    let world = World::new(16).await;
+    let world = GroupFixture::new(16).await;
     let group = world.group(Cursor::NOTHING).await;
     let log = Log::new();
     let buses = [world.another().await, world.another().await, world.another().await];
@@ -118,7 +118,7 @@ async fn shards_are_divided_and_each_row_comes_once() {
 /// Rows of a database come in order, whatever happens to shards, because successors begin only after all that they replace.
 #[tokio::test(start_paused = true)]
 async fn the_order_of_each_database_holds_over_reshards() {
-    let world = World::new(2).await;
+    let world = GroupFixture::new(2).await;
     let group = world.group(Cursor::NOTHING).await;
     let all = names("db", 12);
     world.create(&all).await;
@@ -163,7 +163,7 @@ async fn the_order_of_each_database_holds_over_reshards() {
 
 #[tokio::test(start_paused = true)]
 async fn an_entry_that_is_dropped_before_a_group_comes_to_it_does_not_confuse_the_group() {
-    let world = World::new(3).await;
+    let world = GroupFixture::new(3).await;
     let group = world.group(Start::Now).await;
     let feed = world.other.feed();
     feed.reshard(5, None).await.unwrap();
@@ -187,7 +187,7 @@ async fn an_entry_that_is_dropped_before_a_group_comes_to_it_does_not_confuse_th
 
 #[tokio::test(start_paused = true)]
 async fn batches_have_limits_of_rows_and_bytes() {
-    let world = World::new(1).await;
+    let world = GroupFixture::new(1).await;
     let group = world.group(Cursor::NOTHING).await;
     let all = names("db", 25);
     world.create(&all).await;
@@ -209,7 +209,7 @@ async fn batches_have_limits_of_rows_and_bytes() {
     }
 }
 
-/// What is not put down yet comes again after a crash, and does not after an orderly end.
+/// What is not saved yet comes again after a crash, and does not after an orderly end.
 #[tokio::test(start_paused = true)]
 async fn checkpoints_are_written_as_the_policy_says() {
     for (policy, lost, after_shutdown) in [
@@ -218,7 +218,7 @@ async fn checkpoints_are_written_as_the_policy_says() {
         (CheckpointPolicy::Interval(Duration::from_hours(1)), 10, 0),
         (CheckpointPolicy::Explicit, 10, 10),
     ] {
-        let world = World::new(1).await;
+        let world = GroupFixture::new(1).await;
         let group = world.group(Cursor::NOTHING).await;
         let all = names("db", 10);
         world.create(&all).await;
@@ -246,7 +246,7 @@ async fn checkpoints_are_written_as_the_policy_says() {
 #[tokio::test(start_paused = true)]
 async fn what_was_worked_on_is_put_down_when_the_shard_rests() {
     for policy in [CheckpointPolicy::Rows(1_000), CheckpointPolicy::Interval(Duration::from_hours(1))] {
-        let world = World::new(2).await;
+        let world = GroupFixture::new(2).await;
         let group = world.group(Cursor::NOTHING).await;
         let log = Log::new();
         let options = ConsumerOptions { checkpoint: policy, ..unpolled() };
@@ -267,7 +267,7 @@ async fn what_was_worked_on_is_put_down_when_the_shard_rests() {
 /// An observer that gathers rows puts them down later; a shard is not left behind before it has.
 #[tokio::test(start_paused = true)]
 async fn an_explicit_checkpoint_can_come_later_and_a_reshard_waits_for_it() {
-    let world = World::new(1).await;
+    let world = GroupFixture::new(1).await;
     let group = world.group(Cursor::NOTHING).await;
     world.create(names("db", 6)).await;
     let kept: Arc<std::sync::Mutex<Option<notibus::group::Checkpointer>>> = Arc::default();
@@ -296,10 +296,10 @@ async fn an_explicit_checkpoint_can_come_later_and_a_reshard_waits_for_it() {
     log.check(true);
 }
 
-/// Documents are told of by the notifications of their database. Nobody polls.
+/// Documents are informed of by the notifications of their database. Nobody polls.
 #[tokio::test(start_paused = true)]
 async fn a_group_follows_the_documents_of_a_database() {
-    let world = World::new(2).await;
+    let world = GroupFixture::new(2).await;
     let (changes, docs) = (world.bus.changes(), db("docs", 9));
     let options = ChangesOptions { shards: 3, ..ChangesOptions::default() };
     world.store.run(async |tx| changes.create(&tx, &docs, &options).await).await.unwrap();
@@ -335,7 +335,7 @@ async fn a_group_follows_the_documents_of_a_database() {
     let [status] = &world.bus.groups().await.unwrap()[..] else { panic!("there is one") };
     assert_eq!((status.instance, status.name.as_str()), (Some(docs.instance), "index"));
 
-    // The database is deleted, and its groups with it. Its consumers are told by the event.
+    // The database is deleted, and its groups with it. Its consumers are informed by the event.
     let producer = world.bus.producer();
     let remove = async |tx| {
         changes.remove(&tx, &docs);
@@ -353,7 +353,7 @@ async fn a_group_follows_the_documents_of_a_database() {
 /// for the old one until they next looked by themselves: 39 s.
 #[tokio::test(start_paused = true)]
 async fn a_group_on_documents_of_a_replaced_database_ends_at_once() {
-    let world = World::new(2).await;
+    let world = GroupFixture::new(2).await;
     let (changes, producer) = (world.bus.changes(), world.bus.producer());
     let (old, new) = (db("docs", 9), db("docs", 10));
     let create = async |tx: notibus::store::Transaction| {

@@ -16,7 +16,7 @@ use notibus::{
 
 use crate::{
     common::db,
-    world::{Log, World, pass},
+    fixture::{GroupFixture, Log, pass},
 };
 
 /// For how long is counted.
@@ -84,7 +84,7 @@ async fn idle(size: Size, options: ConsumerOptions) -> OperationCounts {
 }
 
 /// A node with all roles makes, each second, a poll of the notifier, one of the tail and one of the watcher; each 3 s a
-/// heartbeat and a glance; each minute one read of a shard of documents.
+/// heartbeat and a poll; each minute one read of a shard of documents.
 #[tokio::test(start_paused = true)]
 async fn an_idle_node_costs_the_same_whatever_it_has_to_do_with() {
     let options = ConsumerOptions::default();
@@ -124,7 +124,7 @@ async fn shards_are_not_polled_as_long_as_the_watcher_looks() {
 /// If the watcher cannot look, each shard is polled for itself, and rows come all the same.
 #[tokio::test(start_paused = true)]
 async fn shards_are_polled_when_the_watcher_cannot_look() {
-    let world = World::new(3).await;
+    let world = GroupFixture::new(3).await;
     let group = world.group(Start::Now).await;
     let log = Log::new();
     let consumer = log.consume(&world.bus, &group, ConsumerOptions::default()).await;
@@ -144,10 +144,10 @@ async fn shards_are_polled_when_the_watcher_cannot_look() {
     log.check(true);
 }
 
-/// A worker that has settled hears of what it has to do by the next glance: another node that joins, a group that begins again.
+/// A worker that has settled hears of what it has to do by the next poll: another node that joins, a group that begins again.
 #[tokio::test(start_paused = true)]
 async fn a_node_that_has_settled_notices_what_changes() {
-    let world = World::new(4).await;
+    let world = GroupFixture::new(4).await;
     let (one, two) = (world.group(Start::Now).await, world.bus.group("two").unwrap());
     two.create(&GroupOptions::default()).await.unwrap();
     let log = Log::new();

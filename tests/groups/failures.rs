@@ -17,7 +17,7 @@ use notibus::{
 
 use crate::{
     common::{NEVER, until},
-    world::{Happened, Log, World, behind, names, pass, until_done},
+    fixture::{GroupFixture, Happened, Log, behind, names, pass, until_done},
 };
 
 /// Consumers that give up soon.
@@ -43,7 +43,7 @@ fn attempts(log: &Log) -> Vec<(usize, u32)> {
 /// Other libraries skipped the first batch of all if it failed.
 #[tokio::test(start_paused = true)]
 async fn a_first_batch_that_fails_comes_again() {
-    let world = World::new(1).await;
+    let world = GroupFixture::new(1).await;
     let group = world.group(Start::Now).await;
     world.create(names("db", 3)).await;
     let failed = Arc::new(AtomicU64::new(0));
@@ -62,7 +62,7 @@ async fn a_first_batch_that_fails_comes_again() {
 
 #[tokio::test(start_paused = true)]
 async fn only_the_rows_that_fail_become_dead_letters() {
-    let world = World::new(1).await;
+    let world = GroupFixture::new(1).await;
     let group = world.group(Cursor::NOTHING).await;
     let all: Vec<_> = names("good", 6).into_iter().chain(names("bad", 2)).chain(names("fine", 4)).collect();
     world.create(&all).await;
@@ -114,7 +114,7 @@ async fn only_the_rows_that_fail_become_dead_letters() {
 
 #[tokio::test(start_paused = true)]
 async fn a_dead_letter_is_replayed_with_effects_that_happen_once() {
-    let world = World::new(1).await;
+    let world = GroupFixture::new(1).await;
     let group = world.group(Cursor::NOTHING).await;
     world.create(["bad"]).await;
     let log = Log::doing(async |_| Err("no".into()));
@@ -146,7 +146,7 @@ async fn a_dead_letter_is_replayed_with_effects_that_happen_once() {
 /// A shard that cannot get on is tried for ever by default. People see why, and for how long.
 #[tokio::test(start_paused = true)]
 async fn a_stuck_shard_is_reported_and_goes_on_once_it_can() {
-    let world = World::new(1).await;
+    let world = GroupFixture::new(1).await;
     let group = world.group(Cursor::NOTHING).await;
     world.create(["a", "bad", "z"]).await;
     let is_mended = Arc::new(AtomicBool::new(false));
@@ -175,7 +175,7 @@ async fn a_stuck_shard_is_reported_and_goes_on_once_it_can() {
 
 #[tokio::test(start_paused = true)]
 async fn an_observer_that_hangs_is_reported_and_dropped_at_the_end() {
-    let world = World::new(1).await;
+    let world = GroupFixture::new(1).await;
     let group = world.group(Cursor::NOTHING).await;
     world.create(["a"]).await;
     let log = Log::doing(async |_| std::future::pending().await);
@@ -204,7 +204,7 @@ async fn an_observer_that_does_not_close_is_reported() {
             std::future::pending::<()>().await;
         }
     }
-    let world = World::new(1).await;
+    let world = GroupFixture::new(1).await;
     let group = world.group(Cursor::NOTHING).await;
     world.create(["a"]).await;
     let consumer = world.bus.consumer(&group, |_| Clinging, ConsumerOptions::default()).await.unwrap();
@@ -219,7 +219,7 @@ async fn an_observer_that_does_not_close_is_reported() {
 #[tokio::test(start_paused = true)]
 async fn a_panic_is_caught_counted_and_tried_again_with_another_observer() {
     for (failure, letters) in [(FailurePolicy::KeepRetrying, 0), (FailurePolicy::DeadLetter, 1)] {
-        let world = World::new(1).await;
+        let world = GroupFixture::new(1).await;
         let group = world.group(Cursor::NOTHING).await;
         world.create(["bad"]).await;
         let panics = if letters == 0 { 2 } else { u64::MAX };
@@ -253,7 +253,7 @@ async fn a_row_that_cannot_be_decoded_is_skipped() {
 }
 
 async fn skips_a_row_that_cannot_be_decoded(failure: FailurePolicy) {
-    let world = World::new(1).await;
+    let world = GroupFixture::new(1).await;
     let group = world.group(Cursor::NOTHING).await;
     world.create(["a", "b", "c"]).await;
     let rows = notibus::store::RangeRead::new(notibus::store::KeyRange::prefix(&b"notibus\x15\x04"[..]));
@@ -279,10 +279,10 @@ async fn skips_a_row_that_cannot_be_decoded(failure: FailurePolicy) {
     assert_eq!(replayed, Replayed { succeeded: 0, failed: 1 });
 }
 
-/// Reads that fail for long are told of, and do not end the consumer.
+/// Reads that fail for long are informed of, and do not end the consumer.
 #[tokio::test(start_paused = true)]
 async fn a_store_that_fails_is_waited_for() {
-    let world = World::new(2).await;
+    let world = GroupFixture::new(2).await;
     let group = world.group(Cursor::NOTHING).await;
     let log = Log::new();
     let options = ConsumerOptions {
@@ -318,7 +318,7 @@ async fn a_store_that_fails_is_waited_for() {
 /// down; so the next observer was given it again, and worked on a row that had been given up.
 #[tokio::test(start_paused = true)]
 async fn a_row_that_was_given_up_does_not_come_again() {
-    let world = World::new(1).await;
+    let world = GroupFixture::new(1).await;
     let group = world.group(Cursor::NOTHING).await;
     let log = Log::doing(|_| async { panic!("not this one") });
     let retry = RetryPolicy { attempts_max: Some(1), ..hasty(FailurePolicy::DeadLetter).retry };

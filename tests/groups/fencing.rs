@@ -20,7 +20,7 @@ use tokio::sync::Notify;
 
 use crate::{
     common::{NEVER, until, within},
-    world::{Log, World, behind, names, pass, until_done},
+    fixture::{GroupFixture, Log, behind, names, pass, until_done},
 };
 
 /// Consumers that look at no shard unless they are told to.
@@ -63,7 +63,7 @@ fn counting(store: &Database) -> Log {
 /// Node A has a transaction with its checkpoint under way when B takes over. A cannot commit it, however late it wakes.
 #[tokio::test(start_paused = true)]
 async fn a_zombie_cannot_commit() {
-    let world = World::new(1).await;
+    let world = GroupFixture::new(1).await;
     let group = world.group(Cursor::NOTHING).await;
     world.create(["a"]).await;
     let (wake, outcome) = (Arc::new(Notify::new()), Arc::new(Mutex::new(None)));
@@ -109,7 +109,7 @@ async fn a_zombie_cannot_commit() {
 /// A reset takes the lease while a transaction with a checkpoint is under way: it conflicts.
 #[tokio::test(start_paused = true)]
 async fn a_transaction_from_before_a_reset_cannot_commit() {
-    let world = World::new(1).await;
+    let world = GroupFixture::new(1).await;
     let group = world.group(Cursor::NOTHING).await;
     world.create(["a"]).await;
     let outcome = Arc::new(Mutex::new(None));
@@ -142,7 +142,7 @@ async fn a_transaction_from_before_a_reset_cannot_commit() {
 /// The effect happens once, whether a commit of unknown result has happened or not; and no second checkpoint is written.
 #[tokio::test(start_paused = true)]
 async fn unknown_results_do_not_double_effects() {
-    let world = World::new(1).await;
+    let world = GroupFixture::new(1).await;
     let group = world.group(Cursor::NOTHING).await;
     let observers = Faults::new(&world.store);
     let log = counting(&observers.database());
@@ -174,7 +174,7 @@ async fn unknown_results_do_not_double_effects() {
 /// A commit that was given up happens later, when the same rows are under way again together with others.
 #[tokio::test(start_paused = true)]
 async fn a_commit_that_comes_late_does_not_double_effects() {
-    let world = World::new(1).await;
+    let world = GroupFixture::new(1).await;
     let group = world.group(Cursor::NOTHING).await;
     let observers = Faults::new(&world.store);
     world.create(["a"]).await;
@@ -216,7 +216,7 @@ async fn a_commit_that_comes_late_does_not_double_effects() {
 /// A node dies in the middle of a batch: the batch comes again, to another observer, after the first was closed.
 #[tokio::test(start_paused = true)]
 async fn a_batch_whose_node_dies_comes_again_unless_it_was_committed() {
-    let world = World::new(1).await;
+    let world = GroupFixture::new(1).await;
     let group = world.group(Cursor::NOTHING).await;
     let store = world.store.clone();
     let hangs = Log::doing(move |batch| {
@@ -255,7 +255,7 @@ async fn a_batch_whose_node_dies_comes_again_unless_it_was_committed() {
 /// The lease is handed over between batches: nothing comes twice.
 #[tokio::test(start_paused = true)]
 async fn a_handover_between_living_nodes_repeats_nothing() {
-    let world = World::new(8).await;
+    let world = GroupFixture::new(8).await;
     let group = world.group(Cursor::NOTHING).await;
     let log = Log::doing(async |_| {
         tokio::time::sleep(Duration::from_millis(300)).await;
@@ -287,7 +287,7 @@ fn puts_down(attempt: &Attempt) -> bool {
 /// same. It had only the lease in its read-conflict set, and set the group back by everything in between.
 #[tokio::test(start_paused = true)]
 async fn a_checkpoint_that_comes_late_sets_nobody_back() {
-    let world = World::new(1).await;
+    let world = GroupFixture::new(1).await;
     let group = world.group(Cursor::NOTHING).await;
     let mut is_first = true;
     world.faults.plan_commits(move |attempt| {
@@ -377,7 +377,7 @@ fn twice() -> ConsumerOptions {
 /// would have done that twice.
 #[tokio::test(start_paused = true)]
 async fn a_row_that_was_committed_late_is_done_however_far_the_next_attempt_has_read() {
-    let world = World::new(1).await;
+    let world = GroupFixture::new(1).await;
     let group = world.group(Cursor::NOTHING).await;
     world.create(["a"]).await;
     let (late, store) = (Late::default(), world.store.clone());
@@ -406,7 +406,7 @@ async fn a_row_that_was_committed_late_is_done_however_far_the_next_attempt_has_
 /// The commit came after the consumer had found out that there was none, and before the row was written to the dead letters.
 #[tokio::test(start_paused = true)]
 async fn a_row_that_is_committed_while_it_is_given_up_is_no_dead_letter() {
-    let world = World::new(1).await;
+    let world = GroupFixture::new(1).await;
     let group = world.group(Cursor::NOTHING).await;
     world.create(["a"]).await;
     let late = Late::default();

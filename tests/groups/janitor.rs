@@ -14,11 +14,11 @@ use notibus::{
 
 use crate::{
     common::{NEVER, db, record, row, until, within},
-    world::{Log, World, pass, until_done},
+    fixture::{GroupFixture, Log, pass, until_done},
 };
 
 /// A janitor that drops tombstones at once.
-async fn eager(world: &World) -> Janitor {
+async fn eager(world: &GroupFixture) -> Janitor {
     let options = JanitorOptions {
         interval: Duration::from_secs(1),
         tombstone_retention: Duration::ZERO,
@@ -28,7 +28,7 @@ async fn eager(world: &World) -> Janitor {
 }
 
 /// Deletes the database `name`.
-async fn delete(world: &World, name: &str) {
+async fn delete(world: &GroupFixture, name: &str) {
     record(&world.store, &world.other, &db(name, 1), [0, 1, 0, 0]).await;
     let is_deleted =
         async || row(&world.other, &db(name, 1)).await.is_some_and(|row| row.totals.deleted == 1);
@@ -42,7 +42,7 @@ fn unpolled() -> ConsumerOptions {
 
 #[tokio::test(start_paused = true)]
 async fn a_tombstone_stays_until_every_group_has_passed_it() {
-    let world = World::new(4).await;
+    let world = GroupFixture::new(4).await;
     let group = world.group(Start::Now).await;
     let second = world.bus.group("second").unwrap();
     second.create(&GroupOptions::default()).await.unwrap();
@@ -59,7 +59,7 @@ async fn a_tombstone_stays_until_every_group_has_passed_it() {
     assert!(is_there().await, "the second group has not read it");
     assert!(log.names().contains(&"a".to_owned()));
     let twin = other.consume(&world.another().await, &second, unpolled()).await;
-    // Shards that got no row have to put down that they have none, once.
+    // Shards that got no row have to save that they have none, once.
     until("it is dropped", async || !is_there().await).await;
     consumer.shutdown().await.unwrap();
     twin.shutdown().await.unwrap();
@@ -78,7 +78,7 @@ async fn a_tombstone_stays_until_every_group_has_passed_it() {
 /// The janitor reads the rows of groups serializably: a group that begins while it drops makes it look again.
 #[tokio::test(start_paused = true)]
 async fn no_group_begins_under_the_janitors_hand() {
-    let world = World::new(1).await;
+    let world = GroupFixture::new(1).await;
     world.create(["a", "b"]).await;
     delete(&world, "a").await;
     let gate = Gate::default();
@@ -109,7 +109,7 @@ async fn no_group_begins_under_the_janitors_hand() {
 
 #[tokio::test(start_paused = true)]
 async fn a_group_expires_when_nobody_has_worked_for_it_for_long_enough() {
-    let world = World::new(2).await;
+    let world = GroupFixture::new(2).await;
     let expiring = world.bus.group("expiring").unwrap();
     let options = GroupOptions::default().expire_after(Duration::from_hours(1));
     expiring.create(&options).await.unwrap();
@@ -147,7 +147,7 @@ async fn a_group_expires_when_nobody_has_worked_for_it_for_long_enough() {
 /// group that was to be kept for ten minutes was deleted 20 s after its last consumer had left.
 #[tokio::test(start_paused = true)]
 async fn a_group_is_kept_from_its_last_member_on_not_from_the_last_pass() {
-    let world = World::new(2).await;
+    let world = GroupFixture::new(2).await;
     let group = world.bus.group("expiring").unwrap();
     group.create(&GroupOptions::default().expire_after(Duration::from_mins(10))).await.unwrap();
     let slow = JanitorOptions { interval: Duration::from_mins(10), ..JanitorOptions::default() };
@@ -168,7 +168,7 @@ async fn a_group_is_kept_from_its_last_member_on_not_from_the_last_pass() {
 /// A pass that could not finish counted the same time again and again.
 #[tokio::test(start_paused = true)]
 async fn a_pass_that_fails_counts_no_time_twice() {
-    let world = World::new(2).await;
+    let world = GroupFixture::new(2).await;
     let group = world.bus.group("expiring").unwrap();
     group.create(&GroupOptions::default().expire_after(Duration::from_hours(2))).await.unwrap();
     let other = world.bus.group("other").unwrap();
@@ -176,7 +176,7 @@ async fn a_pass_that_fails_counts_no_time_twice() {
     let often = JanitorOptions { interval: Duration::from_mins(5), ..JanitorOptions::default() };
     let janitor = world.bus.janitor(often).await.unwrap();
     pass(Duration::from_mins(11)).await;
-    // The second of the two groups cannot be put down.
+    // The second of the two groups cannot be saved.
     world.faults.plan_commits(|attempt: &Attempt| {
         let idle = b"notibus\x15\x0c\x01n\x00\x15\x03\x02other\x00\x14";
         let is_it = attempt

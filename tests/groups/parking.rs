@@ -22,7 +22,7 @@ use notibus::{
 
 use crate::{
     common::{NEVER, until},
-    world::{Log, World, names, pass, until_done},
+    fixture::{GroupFixture, Log, names, pass, until_done},
 };
 
 /// Consumers that park soon, and try again each second.
@@ -85,7 +85,7 @@ impl Picky {
 
 #[tokio::test(start_paused = true)]
 async fn a_database_that_fails_for_ever_waits_and_its_shard_goes_on() {
-    let world = World::new(1).await;
+    let world = GroupFixture::new(1).await;
     let group = world.group(Cursor::NOTHING).await;
     world.create(["good0", "bad", "good1"]).await;
     let picky = Picky::new();
@@ -122,10 +122,10 @@ async fn a_database_that_fails_for_ever_waits_and_its_shard_goes_on() {
     picky.log.check(true);
 }
 
-/// What is parked is known to whoever takes over, and to the shards that come after a reshard.
+/// What is parked is known to anyone who takes over, and to the shards that come after a reshard.
 #[tokio::test(start_paused = true)]
 async fn what_is_parked_is_passed_on_to_other_nodes_and_shards() {
-    let world = World::new(2).await;
+    let world = GroupFixture::new(2).await;
     let group = world.group(Cursor::NOTHING).await;
     let bad = names("bad", 6);
     world.create(&bad).await;
@@ -157,7 +157,7 @@ async fn what_is_parked_is_passed_on_to_other_nodes_and_shards() {
 
 #[tokio::test(start_paused = true)]
 async fn what_is_parked_is_tried_at_once_dropped_or_forgotten_when_asked() {
-    let world = World::new(1).await;
+    let world = GroupFixture::new(1).await;
     let group = world.group(Cursor::NOTHING).await;
     world.create(["bad0", "bad1", "bad2"]).await;
     let picky = Picky::new();
@@ -215,7 +215,7 @@ async fn take_effect(store: &Database, batch: &GroupBatch<Notification>) -> noti
 /// on. The observer panicked on that rest, the parked row succeeded, and then the chunk came again: the effect was there twice.
 #[tokio::test(start_paused = true)]
 async fn a_parked_row_has_its_effect_once_though_its_chunk_comes_again() {
-    let world = World::new(1).await;
+    let world = GroupFixture::new(1).await;
     let group = world.group(Cursor::NOTHING).await;
     let (is_bad, panics) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicUsize::new(0)));
     let (bad, shaky, store) = (Arc::clone(&is_bad), Arc::clone(&panics), world.store.clone());
@@ -271,7 +271,7 @@ fn parks(attempt: &Attempt) -> bool {
 /// transaction was committed after all: the older row was parked again, and came after the newer one.
 #[tokio::test(start_paused = true)]
 async fn a_row_that_is_parked_late_does_not_come_after_a_newer_one() {
-    let world = World::new(1).await;
+    let world = GroupFixture::new(1).await;
     let group = world.group(Cursor::NOTHING).await;
     let mut is_first = true;
     world.faults.plan_commits(move |attempt| {
@@ -300,7 +300,7 @@ async fn a_row_that_is_parked_late_does_not_come_after_a_newer_one() {
 /// delivered the newer row, which was there by then.
 #[tokio::test(start_paused = true)]
 async fn a_row_that_is_parked_late_is_dropped_if_a_newer_one_was_delivered() {
-    let world = World::new(1).await;
+    let world = GroupFixture::new(1).await;
     let group = world.group(Cursor::NOTHING).await;
     let is_mended = Arc::new(AtomicBool::new(false));
     let (mended, done) = (Arc::clone(&is_mended), Arc::new(Mutex::new(Vec::new())));
@@ -336,7 +336,7 @@ async fn a_row_that_is_parked_late_is_dropped_if_a_newer_one_was_delivered() {
 
 #[tokio::test(start_paused = true)]
 async fn rows_are_worked_on_concurrently_and_what_is_done_is_put_down_up_to_the_first_failure() {
-    let world = World::new(1).await;
+    let world = GroupFixture::new(1).await;
     let group = world.group(Cursor::NOTHING).await;
     world.create(names("db", 9)).await;
     let (running, most, is_mended) =
@@ -367,7 +367,7 @@ async fn rows_are_worked_on_concurrently_and_what_is_done_is_put_down_up_to_the_
     let options = ConsumerOptions { retry, failure: FailurePolicy::KeepRetrying, ..parking() };
     let consumer =
         world.bus.consumer(&group_of, move |_| each_concurrent(4, work.clone()), options).await.unwrap();
-    until("up to the failure all is put down", async || crate::world::behind(&group).await == 4).await;
+    until("up to the failure all is saved", async || crate::fixture::behind(&group).await == 4).await;
     pass(Duration::from_secs(5)).await;
     is_mended.store(true, Ordering::SeqCst);
     until_done(&group).await;
@@ -383,7 +383,7 @@ async fn rows_are_worked_on_concurrently_and_what_is_done_is_put_down_up_to_the_
 /// The newest token of each delivery of a database, in order.
 #[tokio::test(start_paused = true)]
 async fn fencing_tokens_grow_with_takeovers_resets_and_reshards() {
-    let world = World::new(2).await;
+    let world = GroupFixture::new(2).await;
     let group = world.group(Cursor::NOTHING).await;
     let tokens: Arc<Mutex<Vec<FencingToken>>> = Arc::default();
     let adds = Arc::clone(&tokens);

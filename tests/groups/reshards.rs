@@ -17,7 +17,7 @@ use tokio::sync::Notify;
 
 use crate::{
     common::until,
-    world::{Log, World, names, pass, until_done},
+    fixture::{GroupFixture, Log, names, pass, until_done},
 };
 
 /// A janitor that looks all the time.
@@ -40,12 +40,12 @@ async fn checkpoint(group: &Group<Notification>) -> Sequence {
     group.status().await.unwrap().shards[0].checkpoint
 }
 
-/// One shard was worked through, and put down that it was, up to where its successors began. Before the other one was, the
+/// One shard was worked through, and saved that it was, up to where its successors began. Before the other one was, the
 /// janitor dropped those successors, which were empty. So the end of the other shard was further on, the first one did not
 /// seem to be there yet, and both waited for each other for ever.
 #[tokio::test(start_paused = true)]
 async fn successors_that_are_dropped_meanwhile_hold_nobody_up() {
-    let world = World::new(2).await;
+    let world = GroupFixture::new(2).await;
     let group = world.group(Cursor::NOTHING).await;
     let (goes_on, is_closed) = (Arc::new(Notify::new()), Arc::new(AtomicBool::new(true)));
     let (opens, closed) = (Arc::clone(&goes_on), Arc::clone(&is_closed));
@@ -84,7 +84,7 @@ async fn successors_that_are_dropped_meanwhile_hold_nobody_up() {
 /// a checkpoint that was written then left the group in shards of two entries, where it stood still.
 #[tokio::test(start_paused = true)]
 async fn an_entry_is_kept_until_all_groups_have_left_it() {
-    let world = World::new(2).await;
+    let world = GroupFixture::new(2).await;
     let group = world.group(Cursor::NOTHING).await;
     let (goes_on, is_closed) = (Arc::new(Notify::new()), Arc::new(AtomicBool::new(true)));
     let (opens, closed) = (Arc::clone(&goes_on), Arc::clone(&is_closed));

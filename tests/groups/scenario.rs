@@ -18,7 +18,7 @@ use notibus::{
 
 use crate::{
     common::{db, record, until},
-    world::{Log, until_done},
+    fixture::{Log, until_done},
 };
 
 /// How many databases there are.

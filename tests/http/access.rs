@@ -9,7 +9,7 @@ use notibus::{
 use crate::{
     client::{Connection, ask, get},
     common::db,
-    world::World,
+    fixture::HttpFixture,
 };
 
 #[tokio::test]
@@ -18,7 +18,7 @@ async fn only_admins_are_told() {
     let lines = [Credentials::password("anna", "secret").unwrap(), Credentials::token(None, token).unwrap()];
     let access = Access::Credentials(lines.join("\n").parse().unwrap());
     let options = ApiOptions { access, ..ApiOptions::default() };
-    let world = World::with(options, ServerOptions::default(), |api, _, bus| {
+    let world = HttpFixture::with(options, ServerOptions::default(), |api, _, bus| {
         let changes = api.changes(&bus.changes(), api.recorded_databases());
         api.db_updates().merge(changes).merge(api.events()).merge(api.status()).merge(api.triggers())
     })
@@ -68,7 +68,7 @@ async fn only_admins_are_told() {
 #[tokio::test]
 async fn an_open_server_answers_no_pages_from_elsewhere() {
     let limits = ServerOptions { hosts: Hosts::Local(Vec::new()), ..ServerOptions::default() };
-    let world = World::with(ApiOptions::default(), limits, |api, _, _| {
+    let world = HttpFixture::with(ApiOptions::default(), limits, |api, _, _| {
         api.db_updates().merge(api.events()).merge(api.status()).merge(api.welcome())
     })
     .await;
@@ -102,7 +102,7 @@ async fn an_open_server_answers_no_pages_from_elsewhere() {
 /// for 127.0.0.1 could read all of it and reshard every database.
 #[tokio::test]
 async fn a_server_with_the_default_options_answers_no_rebound_page() {
-    let world = World::with(ApiOptions::default(), ServerOptions::default(), |api, _, bus| {
+    let world = HttpFixture::with(ApiOptions::default(), ServerOptions::default(), |api, _, bus| {
         let changes = api.changes(&bus.changes(), api.recorded_databases());
         api.db_updates().merge(api.status()).merge(changes)
     })
@@ -182,7 +182,7 @@ async fn a_name_that_can_never_match_is_refused_at_start() {
 /// Behind a proxy that passes its own upstream name as `Host`, an open server once took everyone for local.
 #[tokio::test]
 async fn an_open_server_answers_nobody_for_whom_a_proxy_asks() {
-    let world = World::new().await;
+    let world = HttpFixture::new().await;
     for header in [
         "X-Forwarded-For: 203.0.113.7",
         "Forwarded: for=203.0.113.7",
@@ -193,14 +193,14 @@ async fn an_open_server_answers_nobody_for_whom_a_proxy_asks() {
         assert_eq!((answer.head.status, &answer.json()["error"]), (403, &"forbidden".into()), "{header}");
     }
     let public = ServerOptions { is_public: true, ..ServerOptions::default() };
-    let world = World::with(ApiOptions::default(), public, |api, _, _| api.db_updates()).await;
+    let world = HttpFixture::with(ApiOptions::default(), public, |api, _, _| api.db_updates()).await;
     let forwarded = "X-Forwarded-For: 203.0.113.7\r\n";
     assert_eq!(ask(world.at(), "GET", "/_db_updates", forwarded, "").await.head.status, 200);
 }
 
 #[tokio::test]
 async fn a_request_names_one_host_and_a_script_from_elsewhere_is_refused() {
-    let world = World::new().await;
+    let world = HttpFixture::new().await;
     for (head, status) in [
         ("GET /_db_updates HTTP/1.1\r\n\r\n", 400),
         ("GET /_db_updates HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\n\r\n", 400),
@@ -217,7 +217,7 @@ async fn a_request_names_one_host_and_a_script_from_elsewhere_is_refused() {
 /// What the parser refuses had once an empty body.
 #[tokio::test]
 async fn every_refusal_says_what_is_wrong() {
-    let world = World::new().await;
+    let world = HttpFixture::new().await;
     let long = format!("GET /_db_updates HTTP/1.1\r\nHost: localhost\r\nX: {}\r\n\r\n", "x".repeat(64 << 10));
     for (request, status, error) in [
         ("nonsense\r\n\r\n", 400, "bad_request"),
@@ -238,7 +238,7 @@ async fn every_refusal_says_what_is_wrong() {
 /// A client that has ended its side was once cut off before its answer.
 #[tokio::test]
 async fn a_client_that_has_ended_its_side_gets_its_answer() {
-    let world = World::new().await;
+    let world = HttpFixture::new().await;
     for n in 0..300 {
         world.event(&db(&format!("{}{n}", "x".repeat(500)), 1), EventKind::Created).await;
     }
@@ -257,7 +257,8 @@ async fn pages_of_origins_that_are_named_may_ask() {
     let cors = Cors { origins: vec!["https://app.example".to_owned()], credentials: true, ..Cors::default() };
     let limits = ServerOptions { cors: Some(cors), ..ServerOptions::default() };
     let world =
-        World::with(ApiOptions::default(), limits, |api, _, _| api.db_updates().merge(api.events())).await;
+        HttpFixture::with(ApiOptions::default(), limits, |api, _, _| api.db_updates().merge(api.events()))
+            .await;
     let page = "Origin: https://app.example\r\nSec-Fetch-Site: cross-site\r\n";
     let answer = ask(world.at(), "GET", "/_db_updates", page, "").await;
     assert_eq!(answer.head.status, 200);
@@ -297,7 +298,7 @@ async fn callers_may_do_what_their_roles_say() {
     ];
     let access = Access::Credentials(lines.join("\n").parse().unwrap());
     let options = ApiOptions { access, feeds_per_client_max: 1, ..ApiOptions::default() };
-    let world = World::with(options, ServerOptions::default(), |api, _, bus| {
+    let world = HttpFixture::with(options, ServerOptions::default(), |api, _, bus| {
         let databases = api.recorded_databases();
         let changes = api.changes(&bus.changes(), api.recorded_databases());
         let known = api.db_updates().merge(changes).merge(api.events()).merge(api.status());
@@ -351,7 +352,7 @@ async fn callers_may_do_what_their_roles_say() {
 #[tokio::test]
 async fn a_proxy_that_is_known_is_believed() {
     let line = Credentials::password("anna", "secret").unwrap();
-    let status = async |world: &World, forwarded: &str, secret: &str| {
+    let status = async |world: &HttpFixture, forwarded: &str, secret: &str| {
         let header = format!("Authorization: Basic {secret}\r\nX-Forwarded-For: {forwarded}\r\n");
         ask(world.at(), "GET", "/_db_updates", &header, "").await.head.status
     };
@@ -364,7 +365,7 @@ async fn a_proxy_that_is_known_is_believed() {
         let options = ApiOptions { access, ..ApiOptions::default() };
         let proxies = if is_known { vec!["127.0.0.1".parse().unwrap()] } else { Vec::new() };
         let limits = ServerOptions { is_public: true, proxies, ..ServerOptions::default() };
-        let world = World::with(options, limits, |api, _, _| api.db_updates()).await;
+        let world = HttpFixture::with(options, limits, |api, _, _| api.db_updates()).await;
         for secret in wrong {
             assert_eq!(status(&world, "198.51.100.9, 203.0.113.1", secret).await, 401);
         }
@@ -386,7 +387,7 @@ async fn who_guesses_tokens_is_locked_out_and_who_has_one_is_not() {
     let token = "0123456789abcdef";
     let access = Access::Credentials(Credentials::token(Some("a"), token).unwrap().parse().unwrap());
     let options = ApiOptions { access, ..ApiOptions::default() };
-    let world = World::with(options, ServerOptions::default(), |api, _, _| api.db_updates()).await;
+    let world = HttpFixture::with(options, ServerOptions::default(), |api, _, _| api.db_updates()).await;
     for guess in 0..8 {
         let header = format!("Authorization: Bearer guess{guess}\r\n");
         let answer = ask(world.at(), "GET", "/_db_updates", &header, "").await;
@@ -401,7 +402,7 @@ async fn who_guesses_tokens_is_locked_out_and_who_has_one_is_not() {
 async fn only_a_longpoll_at_a_position_is_for_all() {
     let options =
         ApiOptions { longpoll_max_age: Some(std::time::Duration::from_secs(2)), ..ApiOptions::default() };
-    let world = World::with(options, ServerOptions::default(), |api, _, _| api.db_updates()).await;
+    let world = HttpFixture::with(options, ServerOptions::default(), |api, _, _| api.db_updates()).await;
     let first = world.event(&db("a", 1), EventKind::Created).await;
     world.event(&db("b", 1), EventKind::Created).await;
     let seq = first.sequence;

@@ -13,8 +13,8 @@ use tokio::io::AsyncWriteExt;
 use crate::{
     client::{Answer, Connection},
     common::{db, until},
+    fixture::HttpFixture,
     layer::Layer,
-    world::World,
 };
 
 /// The most bytes of a body.
@@ -26,7 +26,7 @@ fn packed(text: &[u8]) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
-async fn post(world: &World, target: &str, encoding: &str, body: &[u8]) -> Answer {
+async fn post(world: &HttpFixture, target: &str, encoding: &str, body: &[u8]) -> Answer {
     let mut connection = Connection::open(world.at()).await;
     let length = body.len();
     connection
@@ -43,7 +43,7 @@ async fn post(world: &World, target: &str, encoding: &str, body: &[u8]) -> Answe
 async fn compressed_bodies_are_inflated_within_their_bound() {
     let mut layer = None;
     let options = ApiOptions { body_len_max: LEN_MAX, ..ApiOptions::default() };
-    let world = World::with(options, ServerOptions::default(), |api, store, bus| {
+    let world = HttpFixture::with(options, ServerOptions::default(), |api, store, bus| {
         let made = Layer::new(store, bus);
         let changes = api.changes(&made.changes, Arc::clone(&made) as _);
         layer = Some(made);
@@ -88,7 +88,7 @@ async fn compressed_bodies_are_inflated_within_their_bound() {
 /// Sixteen uploads of empty parts once stalled the tasks that answer for 2 s: each part of 20 bytes costs as much as a large one.
 #[tokio::test]
 async fn a_body_of_many_empty_parts_is_refused_and_stalls_nobody() {
-    let world = World::with(ApiOptions::default(), ServerOptions::default(), |api, _, _| {
+    let world = HttpFixture::with(ApiOptions::default(), ServerOptions::default(), |api, _, _| {
         api.events().merge(api.status())
     })
     .await;
@@ -117,7 +117,7 @@ async fn a_body_of_many_empty_parts_is_refused_and_stalls_nobody() {
 #[tokio::test]
 async fn all_bodies_together_are_bounded() {
     let options = ApiOptions { body_len_max: 100_000, bodies_len_max: 250_000, ..ApiOptions::default() };
-    let world = World::with(options, ServerOptions::default(), |api, _, _| api.events()).await;
+    let world = HttpFixture::with(options, ServerOptions::default(), |api, _, _| api.events()).await;
     let begin = async || {
         let mut connection = Connection::open(world.at()).await;
         connection

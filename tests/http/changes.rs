@@ -10,8 +10,8 @@ use notibus::{
 use crate::{
     client::{Connection, ask, get},
     common::{db, until},
+    fixture::HttpFixture,
     layer::Layer,
-    world::World,
 };
 
 /// The text of the revision at `position` that the layer writes.
@@ -25,9 +25,9 @@ fn row(seq: Sequence, id: &str, position: u64) -> String {
 }
 
 /// A node with a layer that has one database of so many shards.
-async fn world(name: &str, shards: u32) -> (World, Arc<Layer>, Db) {
+async fn world(name: &str, shards: u32) -> (HttpFixture, Arc<Layer>, Db) {
     let mut layer = None;
-    let world = World::with(ApiOptions::default(), ServerOptions::default(), |api, store, bus| {
+    let world = HttpFixture::with(ApiOptions::default(), ServerOptions::default(), |api, store, bus| {
         let made = Layer::new(store, bus);
         let router = api.changes(&made.changes, Arc::clone(&made) as _);
         layer = Some(made);
@@ -290,7 +290,7 @@ async fn a_closed_connection_frees_its_feed_of_documents() {
 
 #[tokio::test]
 async fn databases_that_only_events_tell_of_have_no_documents() {
-    let world = World::with(ApiOptions::default(), ServerOptions::default(), |api, _, bus| {
+    let world = HttpFixture::with(ApiOptions::default(), ServerOptions::default(), |api, _, bus| {
         api.changes(&bus.changes(), api.recorded_databases())
     })
     .await;

@@ -14,20 +14,21 @@ use notibus::{
 use crate::{
     client::{Answer, ask, get},
     common::{self, narrow_bus, until},
-    world::{World, quick},
+    fixture::{HttpFixture, quick},
 };
 
-async fn world() -> World {
+async fn world() -> HttpFixture {
     let options = ApiOptions { body_len_max: 10_000, ..ApiOptions::default() };
-    World::with(options, ServerOptions::default(), |api, _, _| api.events().merge(api.db_updates())).await
+    HttpFixture::with(options, ServerOptions::default(), |api, _, _| api.events().merge(api.db_updates()))
+        .await
 }
 
-async fn post(world: &World, body: &str) -> Answer {
+async fn post(world: &HttpFixture, body: &str) -> Answer {
     ask(world.at(), "POST", "/_notibus/events", "", body).await
 }
 
 /// The row of `name`, once everything is folded.
-async fn row(world: &World, name: &str) -> notibus::Notification {
+async fn row(world: &HttpFixture, name: &str) -> notibus::Notification {
     until("the folds", async || world.bus.is_drained().await.unwrap()).await;
     world.bus.feed().newest(&name.parse().unwrap()).await.unwrap().unwrap()
 }

@@ -10,12 +10,12 @@ use notibus::{
 use crate::{
     client::{Connection, ask, get},
     common::db,
-    world::{World, row},
+    fixture::{HttpFixture, row},
 };
 
 #[tokio::test]
 async fn normal_is_one_object_with_a_row_a_line() {
-    let world = World::new().await;
+    let world = HttpFixture::new().await;
     let empty = get(world.at(), "/_db_updates").await;
     assert_eq!(empty.body, "{\"results\":[\n\n],\n\"last_seq\":\"0\"}\n");
     for (header, value) in [
@@ -41,7 +41,7 @@ async fn normal_is_one_object_with_a_row_a_line() {
 
 #[tokio::test]
 async fn limits_cut() {
-    let world = World::new().await;
+    let world = HttpFixture::new().await;
     let mut rows = Vec::new();
     for name in ["a", "b", "c"] {
         rows.push(world.event(&db(name, 1), Created).await);
@@ -79,7 +79,7 @@ async fn limits_cut() {
 
 #[tokio::test]
 async fn all_feeds_are_chunked_and_say_what_they_are() {
-    let world = World::new().await;
+    let world = HttpFixture::new().await;
     let a = world.event(&db("a", 1), Created).await;
     for (feed, kind, cache, body) in [
         ("normal", "application/json", "must-revalidate", "{\"results\":[\n\n],\nEND"),
@@ -102,7 +102,7 @@ async fn all_feeds_are_chunked_and_say_what_they_are() {
 
 #[tokio::test]
 async fn a_slash_behind_a_path_changes_nothing() {
-    let world = World::with(ApiOptions::default(), ServerOptions::default(), |api, _, bus| {
+    let world = HttpFixture::with(ApiOptions::default(), ServerOptions::default(), |api, _, bus| {
         let changes = api.changes(&bus.changes(), api.recorded_databases());
         api.db_updates().merge(changes).merge(api.events()).merge(api.status()).merge(api.welcome())
     })
@@ -142,7 +142,7 @@ async fn a_slash_behind_a_path_changes_nothing() {
 
 #[tokio::test]
 async fn headers_go_out_at_once_when_there_is_nothing_to_send() {
-    let world = World::new().await;
+    let world = HttpFixture::new().await;
     world.event(&db("a", 1), Created).await;
     for feed in ["longpoll", "continuous", "eventsource"] {
         // A promise to clients that wait for them, not a measure of speed: a busy machine has three tries.
@@ -160,7 +160,7 @@ async fn headers_go_out_at_once_when_there_is_nothing_to_send() {
 
 #[tokio::test]
 async fn heartbeats_keep_the_line_alive_in_every_mode() {
-    let world = World::new().await;
+    let world = HttpFixture::new().await;
     for (feed, beat, row_of) in [
         ("longpoll", "\n", "ROW"),
         ("continuous", "\n", "ROW\n"),
@@ -203,7 +203,7 @@ async fn no_client_waits_longer_than_is_configured() {
         heartbeat_max: Duration::from_millis(30),
         ..ApiOptions::default()
     };
-    let world = World::with(options, ServerOptions::default(), |api, _, _| api.db_updates()).await;
+    let world = HttpFixture::with(options, ServerOptions::default(), |api, _, _| api.db_updates()).await;
     for feed in ["longpoll", "continuous", "eventsource"] {
         for timeout in ["", "&timeout=3600000"] {
             let began = Instant::now();
@@ -229,7 +229,7 @@ async fn no_client_waits_longer_than_is_configured() {
 
 #[tokio::test]
 async fn a_longpoll_ends_with_what_comes_first_or_with_its_time() {
-    let world = World::new().await;
+    let world = HttpFixture::new().await;
     let before = world.event(&db("a", 1), Created).await;
     let since = before.sequence;
     let mut waiting = Connection::get(world.at(), &format!("/_db_updates?feed=longpoll&since={since}")).await;
@@ -246,7 +246,7 @@ async fn a_longpoll_ends_with_what_comes_first_or_with_its_time() {
 
 #[tokio::test]
 async fn live_feeds_send_a_row_for_every_event_and_live_on() {
-    let world = World::new().await;
+    let world = HttpFixture::new().await;
     let mut lines = Connection::get(world.at(), "/_db_updates?feed=continuous&since=now").await;
     let mut events =
         Connection::get(world.at(), "/_db_updates?feed=eventsource&since=now&types=created,deleted").await;
@@ -264,7 +264,7 @@ async fn live_feeds_send_a_row_for_every_event_and_live_on() {
         }
     }
     // All feeds end in good order.
-    let World { api, server, .. } = world;
+    let HttpFixture { api, server, .. } = world;
     api.shutdown();
     let last = lines.rest().await;
     assert!(last.starts_with("{\"last_seq\":\"") && last.ends_with("\"}\n"), "{last:?}");
@@ -276,7 +276,7 @@ async fn live_feeds_send_a_row_for_every_event_and_live_on() {
 
 #[tokio::test]
 async fn an_event_source_goes_on_behind_the_last_event() {
-    let world = World::new().await;
+    let world = HttpFixture::new().await;
     let a = world.event(&db("a", 1), Created).await;
     let b = world.event(&db("b", 1), Created).await;
     for last in [a.sequence.to_string(), format!("\"{}\"", a.sequence)] {
@@ -289,7 +289,7 @@ async fn an_event_source_goes_on_behind_the_last_event() {
 
 #[tokio::test]
 async fn types_are_derived_for_the_reader() {
-    let world = World::new().await;
+    let world = HttpFixture::new().await;
     let a = db("a", 1);
     let created = world.event(&a, Created).await;
     let updated = world.event(&a, Updated).await;
@@ -323,7 +323,7 @@ async fn types_are_derived_for_the_reader() {
 /// Each row of a database has a position of its own, also those of one fold, in every feed.
 #[tokio::test]
 async fn a_position_between_two_rows_of_a_database_goes_on_between_them() {
-    let world = World::new().await;
+    let world = HttpFixture::new().await;
     let start = world.event(&db("a", 1), Created).await;
     world.event(&db("a", 1), Deleted).await;
     world.event(&db("a", 2), Created).await;
@@ -368,7 +368,7 @@ async fn a_position_between_two_rows_of_a_database_goes_on_between_them() {
 
 #[tokio::test]
 async fn newest_first_gives_all_rows() {
-    let world = World::new().await;
+    let world = HttpFixture::new().await;
     let a = world.event(&db("a", 1), Created).await;
     let b = world.event(&db("b", 1), Created).await;
     let c = world.event(&db("c", 1), Created).await;
@@ -384,7 +384,7 @@ async fn newest_first_gives_all_rows() {
 
 #[tokio::test]
 async fn what_is_known_is_not_sent_again() {
-    let world = World::new().await;
+    let world = HttpFixture::new().await;
     world.event(&db("a", 1), Created).await;
     let first = get(world.at(), "/_db_updates").await;
     let tag = &first.head.headers["etag"];
@@ -401,7 +401,7 @@ async fn what_is_known_is_not_sent_again() {
 
 #[tokio::test]
 async fn methods_and_bodies_are_those_that_clients_use() {
-    let world = World::new().await;
+    let world = HttpFixture::new().await;
     let a = world.event(&db("a", 1), Created).await;
     for body in ["", "{}", " { }\n"] {
         let answer = ask(world.at(), "POST", "/_db_updates", "", body).await;
@@ -433,7 +433,7 @@ async fn methods_and_bodies_are_those_that_clients_use() {
 
 #[tokio::test]
 async fn bad_questions_are_told_what_would_be_right() {
-    let world = World::new().await;
+    let world = HttpFixture::new().await;
     let ahead = "f".repeat(26);
     for (query, error, reason) in [
         ("limt=1", "bad_request", "This feed has no parameter `limt`."),

@@ -6,8 +6,8 @@ use proptest::prelude::*;
 use crate::{
     client::{Connection, LIMIT},
     common::db,
+    fixture::HttpFixture,
     layer::Layer,
-    world::World,
 };
 
 /// A parameter as a client might send it, or get wrong.
@@ -116,7 +116,7 @@ fn no_question_makes_it_fail() {
         let mut layer = None;
         let hosts = Hosts::Local(vec!["there".to_owned()]);
         let limits = ServerOptions { hosts, ..ServerOptions::default() };
-        let world = World::with(options, limits, |api, store, bus| {
+        let world = HttpFixture::with(options, limits, |api, store, bus| {
             let made = Layer::new(store, bus);
             let router =
                 api.db_updates().merge(api.events()).merge(api.changes(&made.changes, made.clone() as _));

@@ -16,8 +16,8 @@ use tower::ServiceExt;
 
 use crate::{
     common::{db, narrow_bus},
+    fixture::quick,
     layer::Layer,
-    world::quick,
 };
 
 /// How many feeds wait.

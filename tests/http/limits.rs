@@ -10,15 +10,15 @@ use notibus::{
 use crate::{
     client::{Connection, LIMIT, ask, get},
     common::{db, until},
-    world::World,
+    fixture::HttpFixture,
 };
 
-fn updates_with(options: ApiOptions, limits: ServerOptions) -> impl Future<Output = World> {
-    World::with(options, limits, |api, _, _| api.db_updates().merge(api.status()))
+fn updates_with(options: ApiOptions, limits: ServerOptions) -> impl Future<Output = HttpFixture> {
+    HttpFixture::with(options, limits, |api, _, _| api.db_updates().merge(api.status()))
 }
 
 /// How many feeds are open, as the metrics tell.
-async fn feeds(world: &World) -> usize {
+async fn feeds(world: &HttpFixture) -> usize {
     let metrics = get(world.at(), "/_notibus/metrics").await.body;
     let line = metrics.lines().find_map(|line| line.strip_prefix("notibus_http_feeds ")).unwrap();
     line.parse().unwrap()
@@ -163,7 +163,8 @@ async fn a_client_that_takes_nothing_is_dropped_although_there_is_room() {
 async fn a_feed_that_falls_behind_reads_the_store_and_misses_nothing() {
     let ring = DispatcherOptions { ring_rows_max: 1, ..DispatcherOptions::default() };
     let limits = ServerOptions { send_buffer_len: 4 << 10, ..ServerOptions::default() };
-    let world = World::dispatched(ring, ApiOptions::default(), limits, |api, _, _| api.db_updates()).await;
+    let world =
+        HttpFixture::dispatched(ring, ApiOptions::default(), limits, |api, _, _| api.db_updates()).await;
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(4 << 10).unwrap();
     let socket = socket.connect(world.at()).await.unwrap();
@@ -216,9 +217,9 @@ async fn a_shutdown_lets_answers_end_and_cuts_off_what_does_not() {
     let mut feed = Connection::get(world.at(), "/_db_updates?feed=continuous&since=now").await;
     feed.head().await;
     let address = world.at();
-    let World { api, server, .. } = world;
+    let HttpFixture { api, server, .. } = world;
     server.shutdown().await;
-    assert!(feed.try_chunk().await.is_none(), "it was not told to end");
+    assert!(feed.try_chunk().await.is_none(), "it was not asked to end");
     assert!(tokio::net::TcpStream::connect(address).await.is_err());
     drop(api);
 }

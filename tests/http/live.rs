@@ -28,8 +28,8 @@ use tower::ServiceExt;
 
 use crate::{
     common::{db, narrow_bus, record, until, within},
+    fixture::quick,
     layer::Layer,
-    world::quick,
 };
 
 /// The most bytes of a chunk: 32 KiB, and a row that stands over its edge.

@@ -15,15 +15,16 @@ use tokio::{io::AsyncWriteExt, net::TcpStream};
 use crate::{
     client::{Answer, Connection},
     common::until,
-    world::World,
+    fixture::HttpFixture,
 };
 
 /// A server that knows anna and bob.
-async fn world() -> World {
+async fn world() -> HttpFixture {
     let lines = ["anna", "bob"].map(|name| Credentials::password(name, "secret").unwrap());
     let access = Access::Credentials(lines.join("\n").parse().unwrap());
     let options = ApiOptions { access, ..ApiOptions::default() };
-    World::with(options, ServerOptions::default(), |api, _, _| api.db_updates().merge(api.status())).await
+    HttpFixture::with(options, ServerOptions::default(), |api, _, _| api.db_updates().merge(api.status()))
+        .await
 }
 
 /// Plain text in the alphabet of the header.
@@ -55,7 +56,7 @@ async fn from(address: &str, to: SocketAddr) -> Connection {
     Connection::over(socket.connect(to).await.unwrap())
 }
 
-async fn log_in(world: &World, address: &str, name: &str, password: &str) -> Answer {
+async fn log_in(world: &HttpFixture, address: &str, name: &str, password: &str) -> Answer {
     let mut connection = from(address, world.at()).await;
     connection.send(&request(name, password)).await;
     connection.answer().await

@@ -9,6 +9,7 @@ mod client;
 #[path = "../common/mod.rs"]
 mod common;
 mod events;
+mod fixture;
 mod framing;
 mod fuzz;
 mod idle;
@@ -24,4 +25,3 @@ mod sessions;
 mod slow_bodies;
 mod status;
 mod triggers;
-mod world;

@@ -12,18 +12,18 @@ use notibus::{
     store::{Database, testing::Faults},
 };
 
-use crate::{client::get, common::db, layer::Layer, world::World};
+use crate::{client::get, common::db, fixture::HttpFixture, layer::Layer};
 
 /// How many documents are written by one transaction.
 const BATCH: usize = 1_000;
 
 /// A node over a store that counts, with a layer that has one database of so many documents.
-async fn filled(documents: usize) -> (World, Faults, Arc<Layer>, Db) {
+async fn filled(documents: usize) -> (HttpFixture, Faults, Arc<Layer>, Db) {
     let faults = Faults::new(&Database::memory());
     let mut layer = None;
     let dispatcher = DispatcherOptions::default();
     let (options, limits) = (ApiOptions::default(), ServerOptions::default());
-    let world = World::over(faults.database(), dispatcher, options, limits, |api, store, bus| {
+    let world = HttpFixture::over(faults.database(), dispatcher, options, limits, |api, store, bus| {
         let made = Layer::new(store, bus);
         let router = api.changes(&made.changes, Arc::clone(&made) as _);
         layer = Some(made);
@@ -66,7 +66,7 @@ async fn a_page_reads_its_own_rows_wherever_it_is() {
     let (rows, pending, last, all_bytes, all) = ask("/d/_changes").await;
     assert_eq!((rows, pending), (documents, 0));
     println!("all {documents} documents in one page: {all:?}, {all_bytes} bytes read");
-    // Whoever comes first after an edit, at either end.
+    // Anyone who comes first after an edit, at either end.
     for (n, since) in ["0", "0", &last, &last].into_iter().enumerate() {
         layer.write(&db, &format!("new {n}"), 1, 1, false).await;
         let (rows, pending, _, bytes, time) = ask(&format!("/d/_changes?limit=1&since={since}")).await;

@@ -16,7 +16,7 @@ use notibus::{
 use crate::{
     client::{Connection, ask, get},
     common::{db, until},
-    world::{World, row},
+    fixture::{HttpFixture, row},
 };
 
 /// The block of nginx's configuration in the documentation that has `mark` in it.
@@ -95,7 +95,7 @@ async fn behind_nginx_rows_come_at_once_and_clients_have_their_own_addresses() {
         hosts: notibus::http::Hosts::Any,
         ..ServerOptions::default()
     };
-    let world = World::with(options, limits, |api, _, _| {
+    let world = HttpFixture::with(options, limits, |api, _, _| {
         api.db_updates()
             .merge(api.sessions())
             .merge(api.catalogue(api.recorded_databases()))
@@ -139,7 +139,7 @@ async fn behind_nginx_rows_come_at_once_and_clients_have_their_own_addresses() {
 #[tokio::test]
 async fn behind_nginx_equal_longpolls_are_one() {
     let options = ApiOptions { longpoll_max_age: Some(Duration::from_mins(1)), ..ApiOptions::default() };
-    let world = World::with(options, ServerOptions::default(), |api, _, _| {
+    let world = HttpFixture::with(options, ServerOptions::default(), |api, _, _| {
         api.db_updates().merge(api.status()).merge(api.welcome())
     })
     .await;

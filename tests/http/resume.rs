@@ -18,8 +18,8 @@ use notibus::{
 use crate::{
     client::{Connection, get},
     common::{db, dice, until},
+    fixture::HttpFixture,
     layer::Layer,
-    world::World,
 };
 
 /// What a reader believes of a database.
@@ -70,7 +70,7 @@ impl Reader {
     }
 }
 
-/// Creates, updates and deletes databases until it is told to stop. Each name is in one place of a random walk.
+/// Creates, updates and deletes databases until it is asked to stop. Each name is in one place of a random walk.
 async fn churn(store: Database, bus: Bus, mut dice: fastrand::Rng, stop: Arc<AtomicBool>) {
     let producer = bus.producer();
     let mut databases: HashMap<usize, Option<Db>> = HashMap::new();
@@ -102,7 +102,7 @@ async fn churn(store: Database, bus: Bus, mut dice: fastrand::Rng, stop: Arc<Ato
 
 /// The rows that a feed of any kind sends before it is cut off somewhere; and `last_seq`, if it came to its end.
 async fn some_rows(
-    world: &World,
+    world: &HttpFixture,
     dice: &mut fastrand::Rng,
     path: &str,
     since: &str,
@@ -133,12 +133,12 @@ async fn some_rows(
     (rows.map(str::to_owned).collect(), None)
 }
 
-/// Writes new documents, edits and deletes some of them, and changes the number of shards, until it is told to stop. Returns the
+/// Writes new documents, edits and deletes some of them, and changes the number of shards, until it is asked to stop. Returns the
 /// position of each one's last revision.
 async fn edit(layer: Arc<Layer>, mut dice: fastrand::Rng, stop: Arc<AtomicBool>) -> HashMap<String, u64> {
     let (d, mut documents) = (db("d", 1), HashMap::new());
     while !stop.load(Ordering::Relaxed) {
-        // Each new one has to be told of once; with edits alone a later one would hide what was lost.
+        // Each new one has to be informed of once; with edits alone a later one would hide what was lost.
         let known = documents.len();
         let number = if known == 0 || dice.u8(..3) > 0 { known } else { dice.usize(..known) };
         let id = format!("doc{number}");
@@ -156,7 +156,7 @@ async fn edit(layer: Arc<Layer>, mut dice: fastrand::Rng, stop: Arc<AtomicBool>)
 async fn two_hundred_cuts_of_changes_lose_and_repeat_nothing() {
     let mut dice = dice();
     let mut layer = None;
-    let world = World::with(ApiOptions::default(), ServerOptions::default(), |api, store, bus| {
+    let world = HttpFixture::with(ApiOptions::default(), ServerOptions::default(), |api, store, bus| {
         let made = layer.insert(Layer::new(store, bus));
         api.changes(&made.changes, Arc::clone(made) as _)
     })
@@ -202,7 +202,7 @@ async fn two_hundred_cuts_of_changes_lose_and_repeat_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_thousand_cuts_lose_and_repeat_nothing() {
     let mut dice = dice();
-    let world = World::new().await;
+    let world = HttpFixture::new().await;
     let stop = Arc::new(AtomicBool::new(false));
     let writer = tokio::spawn(churn(world.store.clone(), world.bus.clone(), dice.fork(), Arc::clone(&stop)));
     let mut reader = Reader { since: "0".into(), ..Reader::default() };
@@ -229,7 +229,7 @@ async fn a_thousand_cuts_lose_and_repeat_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn heartbeats_come_also_under_a_load_of_what_is_not_wanted() {
-    let world = World::new().await;
+    let world = HttpFixture::new().await;
     let stop = Arc::new(AtomicBool::new(false));
     let writer = tokio::spawn(churn(world.store.clone(), world.bus.clone(), dice(), Arc::clone(&stop)));
     for feed in ["longpoll", "continuous", "eventsource"] {
@@ -255,7 +255,7 @@ async fn heartbeats_come_also_under_a_load_of_what_is_not_wanted() {
 /// that a database was updated of which it had never heard.
 #[tokio::test]
 async fn a_cut_by_the_limit_does_not_lose_a_creation() {
-    let world = World::new().await;
+    let world = HttpFixture::new().await;
     let a = db("a", 1);
     world.event(&a, EventKind::Created).await;
     let b = world.event(&db("b", 1), EventKind::Created).await;
@@ -274,7 +274,7 @@ async fn a_cut_by_the_limit_does_not_lose_a_creation() {
 
 #[tokio::test]
 async fn who_was_away_for_too_long_is_told_so_and_who_pages_from_zero_is_not() {
-    let world = World::new().await;
+    let world = HttpFixture::new().await;
     let old = world.event(&db("old", 1), EventKind::Created).await;
     world.event(&db("older", 1), EventKind::Created).await;
     let gone = db("gone", 1);
@@ -323,10 +323,10 @@ async fn who_was_away_for_too_long_is_told_so_and_who_pages_from_zero_is_not() {
 }
 
 /// Who had read everything was once told the sequence of the last row, which stood below the horizon after the tombstone behind it
-/// had been dropped. So it was told that it had expired, read everything again, and was told the same, for ever.
+/// had been dropped. So it was informed that it had expired, read everything again, and was told the same, for ever.
 #[tokio::test]
 async fn who_has_read_everything_has_not_expired_when_it_asks_next() {
-    let world = World::new().await;
+    let world = HttpFixture::new().await;
     world.event(&db("kept", 1), EventKind::Created).await;
     world.event(&db("gone", 1), EventKind::Created).await;
     world.event(&db("gone", 1), EventKind::Deleted).await;

@@ -8,13 +8,13 @@ use notibus::{
 use crate::{
     client::{ask, get},
     common::db,
-    world::World,
+    fixture::HttpFixture,
 };
 
-async fn world(access: Access) -> World {
+async fn world(access: Access) -> HttpFixture {
     let options = ApiOptions { access, ..ApiOptions::default() };
     let limits = ServerOptions { is_public: true, ..ServerOptions::default() };
-    World::with(options, limits, |api, _, _| {
+    HttpFixture::with(options, limits, |api, _, _| {
         let known = api.catalogue(api.recorded_databases());
         api.db_updates().merge(api.sessions()).merge(known).merge(api.welcome())
     })

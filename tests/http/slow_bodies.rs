@@ -14,8 +14,8 @@ use tokio::{sync::Semaphore, time::timeout};
 use crate::{
     client::{Connection, LIMIT, get},
     common::db,
+    fixture::HttpFixture,
     layer::Layer,
-    world::World,
 };
 
 /// A layer that returns documents once it may.
@@ -56,9 +56,9 @@ impl DocSource for Gated {
 }
 
 /// A node with a gated layer that has one database with a document.
-async fn world(options: ApiOptions) -> (World, Arc<Gated>) {
+async fn world(options: ApiOptions) -> (HttpFixture, Arc<Gated>) {
     let mut gated = None;
-    let world = World::with(options, ServerOptions::default(), |api, store, bus| {
+    let world = HttpFixture::with(options, ServerOptions::default(), |api, store, bus| {
         let layer = Layer::new(store, bus);
         let made = Arc::new(Gated { layer: Arc::clone(&layer), gate: Semaphore::new(0) });
         gated = Some(Arc::clone(&made));

@@ -9,11 +9,11 @@ use notibus::{
 use crate::{
     client::{ask, get},
     common::db,
-    world::World,
+    fixture::HttpFixture,
 };
 
-async fn world() -> World {
-    World::with(ApiOptions::default(), ServerOptions::default(), |api, _, _| {
+async fn world() -> HttpFixture {
+    HttpFixture::with(ApiOptions::default(), ServerOptions::default(), |api, _, _| {
         api.status().merge(api.db_updates())
     })
     .await

@@ -17,13 +17,13 @@ use notibus::{
 use crate::{
     client::{ask, get},
     common::{db, until},
-    world::World,
+    fixture::HttpFixture,
 };
 
 #[tokio::test]
 async fn triggers_are_listed_and_managed() {
     let world =
-        World::with(ApiOptions::default(), ServerOptions::default(), |api, _, _| api.triggers()).await;
+        HttpFixture::with(ApiOptions::default(), ServerOptions::default(), |api, _, _| api.triggers()).await;
     let is_mended = Arc::new(AtomicBool::new(false));
     let mended = Arc::clone(&is_mended);
     let build = move |build: IndexBuild| {

@@ -76,7 +76,7 @@ fn log_in(encoded: &str) -> String {
     request("/_db_updates?limit=0", &format!("Authorization: Basic {encoded}\r\n"))
 }
 
-/// Asks whether the server lives, all the time; gives the times of all answers once it is told to stop.
+/// Asks whether the server lives, all the time; gives the times of all answers once it is asked to stop.
 fn watch(at: SocketAddr, stop: &Arc<AtomicBool>) -> JoinHandle<Vec<Duration>> {
     let stop = Arc::clone(stop);
     tokio::spawn(async move {

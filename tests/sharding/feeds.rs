@@ -325,13 +325,18 @@ async fn bad_input_is_a_typed_error_and_changes_nothing() {
     let ahead = Sequence::new(Incarnation(0), Versionstamp::new(u64::MAX / 2, 0), 0);
     let of_another = Sequence::new(Incarnation(1), Versionstamp::new(1, 0), 0);
     for since in [ahead, of_another, Sequence::MAX] {
-        assert!(matches!(feed.page(since, 10).await, Err(Error::Invalid { what: "sequence", .. })));
-        assert!(matches!(feed.pending(since).await, Err(Error::Invalid { what: "sequence", .. })));
-        let read = feed.shard_page(old.shards[0], since, 10).await;
-        assert!(matches!(read, Err(Error::Invalid { what: "sequence", .. })));
-        assert!(matches!(feed.topology_at(since).await, Err(Error::Invalid { what: "sequence", .. })));
+        // The store has never been at the first one: it is of another history. The others cannot be of this bus.
+        let is_refused = |error: Option<Error>| match error {
+            Some(Error::Expired { .. }) => since == ahead,
+            Some(Error::Invalid { what: "sequence", .. }) => since != ahead,
+            _ => false,
+        };
+        assert!(is_refused(feed.page(since, 10).await.err()), "{since}");
+        assert!(is_refused(feed.pending(since).await.err()), "{since}");
+        assert!(is_refused(feed.shard_page(old.shards[0], since, 10).await.err()), "{since}");
+        assert!(is_refused(feed.topology_at(since).await.err()), "{since}");
         let mut reader = feed.shard_reader(old.shards[0], since);
-        assert!(matches!(reader.try_next().await, Err(Error::Invalid { what: "sequence", .. })));
+        assert!(is_refused(reader.try_next().await.err()), "{since}");
     }
     for shard in [0, 5, u64::MAX].map(ShardId) {
         let read = feed.shard_page(shard, Cursor::NOTHING, 10).await;

@@ -38,7 +38,7 @@ const DOCS: u32 = 12;
 
 /// What all take part in.
 #[derive(Clone)]
-struct World {
+struct ShardingFixture {
     /// The store, which fails now and then.
     store: Database,
     /// The changes feeds.
@@ -58,7 +58,7 @@ async fn read_doc(tx: &Transaction, key: &[u8]) -> notibus::Result<(Option<Seque
     Ok((Some(Sequence::from_bytes(&stored[..13])?), edits))
 }
 
-impl World {
+impl ShardingFixture {
     fn feed(&self) -> Feed<Change> {
         self.changes.feed(&self.db)
     }
@@ -130,13 +130,17 @@ async fn join(feed: &Feed<Change>, random: &mut fastrand::Rng) -> Cursor {
 }
 
 /// What a reader has seen: where it started, and the rows in the order in which they came.
-struct Seen {
+struct ReaderLog {
     since: Cursor,
     rows: Vec<Arc<Change>>,
 }
 
 /// Reads all shards merged, in pages of any size, until everything has stopped and was read.
-async fn read_merged(feed: Feed<Change>, stopped: watch::Receiver<bool>, mut random: fastrand::Rng) -> Seen {
+async fn read_merged(
+    feed: Feed<Change>,
+    stopped: watch::Receiver<bool>,
+    mut random: fastrand::Rng,
+) -> ReaderLog {
     let since = join(&feed, &mut random).await;
     let mut rows: Vec<Arc<Change>> = Vec::new();
     let mut cursor = since;
@@ -154,11 +158,15 @@ async fn read_merged(feed: Feed<Change>, stopped: watch::Receiver<bool>, mut ran
         }
     }
     assert!(rows.is_sorted_by(|a, b| a.sequence < b.sequence), "one total order");
-    Seen { since, rows }
+    ReaderLog { since, rows }
 }
 
 /// Reads shard by shard, from topology to topology, until everything has stopped and was read.
-async fn read_shards(feed: Feed<Change>, stopped: watch::Receiver<bool>, mut random: fastrand::Rng) -> Seen {
+async fn read_shards(
+    feed: Feed<Change>,
+    stopped: watch::Receiver<bool>,
+    mut random: fastrand::Rng,
+) -> ReaderLog {
     let since = join(&feed, &mut random).await;
     let mut rows = Vec::new();
     let mut entry = feed.topology_at(since).await.unwrap();
@@ -198,7 +206,7 @@ async fn read_shards(feed: Feed<Change>, stopped: watch::Receiver<bool>, mut ran
                     readers.iter().all(|reader| !reader.is_ended()),
                     "all or none of an entry are closed"
                 );
-                return Seen { since, rows };
+                return ReaderLog { since, rows };
             }
             if is_idle {
                 pause(&mut random).await;
@@ -212,7 +220,7 @@ async fn read_shards(feed: Feed<Change>, stopped: watch::Receiver<bool>, mut ran
     }
 }
 
-impl Seen {
+impl ReaderLog {
     /// Each document that was edited after the reader's start came with its newest revision, none came twice, and those of
     /// one document came in order.
     fn check(&self, newest: &BTreeMap<&str, &Arc<Change>>) {
@@ -266,7 +274,7 @@ async fn play(store: &Database, prefix: &str, seed: u64, size: Size) {
     let db = Db::new("docs".parse().unwrap(), DbInstance(random.u128(..).to_be_bytes()));
     let changes = bus.changes();
     let (store, edits) = (faults.database(), Arc::default());
-    let world = World { store, changes, db, prefix: prefix.to_owned(), edits };
+    let world = ShardingFixture { store, changes, db, prefix: prefix.to_owned(), edits };
     let begin = ChangesOptions { shards: random.u32(1..5), scheme: SchemeId::PARTITION_KEY };
     world.store.run(async |tx| world.changes.create(&tx, &world.db, &begin).await).await.unwrap();
 

@@ -14,7 +14,7 @@ use tokio_stream::StreamExt;
 
 use crate::{
     common::{db, until, within},
-    world::World,
+    fixture::SubscriberFixture,
 };
 
 /// The names of a batch.
@@ -35,7 +35,7 @@ async fn next(batches: &mut BatchSubscription) -> DeliveryBatch {
 
 #[tokio::test(start_paused = true)]
 async fn a_batch_says_what_its_deliveries_do() {
-    let world = World::new().await;
+    let world = SubscriberFixture::new().await;
     world.events(&["a", "b", "c"], EventKind::Created).await;
     let mut batches = world.dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING).batches();
     let batch = next(&mut batches).await;
@@ -59,7 +59,7 @@ async fn a_batch_says_what_its_deliveries_do() {
 /// batch: a callback that keeps its own cursor, and ends there, would have missed the others.
 #[tokio::test(start_paused = true)]
 async fn a_delivery_that_is_given_again_by_itself_says_where_it_ends() {
-    let world = World::new().await;
+    let world = SubscriberFixture::new().await;
     world.events(&["a", "b", "c"], EventKind::Created).await;
     let given = Arc::new(Mutex::new(Vec::new()));
     let written = Arc::clone(&given);
@@ -82,7 +82,7 @@ async fn a_delivery_that_is_given_again_by_itself_says_where_it_ends() {
 
 #[tokio::test(start_paused = true)]
 async fn only_what_is_wanted_is_in_a_batch_and_all_may_be_kept() {
-    let world = World::new().await;
+    let world = SubscriberFixture::new().await;
     let mut batches = world.dispatcher.subscribe(Filter::prefix("a")).batches();
     let mut kept = Vec::new();
     for name in ["a1", "b1", "a2", "b2"] {
@@ -99,7 +99,7 @@ async fn only_what_is_wanted_is_in_a_batch_and_all_may_be_kept() {
 #[tokio::test(start_paused = true)]
 async fn a_durable_stream_of_batches_saves_by_itself() {
     for filter in [Filter::all(), Filter::name("quiet").unwrap(), Filter::prefix("quiet")] {
-        let world = World::new().await;
+        let world = SubscriberFixture::new().await;
         let cursor = world.bus.cursor("c").unwrap();
         let mut batches = world.dispatcher.subscribe(filter).durable(&cursor).await.unwrap().batches();
         let sequence = world.event(&db("loud", 1), EventKind::Created).await;
@@ -121,7 +121,7 @@ async fn a_durable_stream_of_batches_saves_by_itself() {
 
 #[tokio::test(start_paused = true)]
 async fn rounds_and_replaced_filters_come_in_batches_too() {
-    let world = World::new().await;
+    let world = SubscriberFixture::new().await;
     let subscribe = world.dispatcher.subscribe(Filter::prefix("a"));
     let mut batches = subscribe.every(Duration::from_mins(1)).unwrap().batches();
     world.event(&db("a", 1), EventKind::Created).await;
@@ -138,7 +138,7 @@ async fn rounds_and_replaced_filters_come_in_batches_too() {
 
 #[tokio::test(start_paused = true)]
 async fn a_callback_can_be_given_batches() {
-    let world = World::new().await;
+    let world = SubscriberFixture::new().await;
     world.events(&["a", "b", "c"], EventKind::Created).await;
     let told = Arc::new(Mutex::new(Vec::new()));
     let tell = Arc::clone(&told);
@@ -173,7 +173,9 @@ impl Listener for Batching {
 /// A listener that panics on a batch is given it again, then row by row, and only the bad one is passed over; what it has worked on is saved.
 #[tokio::test(start_paused = true)]
 async fn a_listener_can_be_given_batches() {
-    let world = World::with(DispatcherOptions { catch_up_rows_max: 2, ..DispatcherOptions::default() }).await;
+    let world =
+        SubscriberFixture::with(DispatcherOptions { catch_up_rows_max: 2, ..DispatcherOptions::default() })
+            .await;
     world.events(&["a", "b", "bad", "c", "d"], EventKind::Created).await;
     let cursor = world.bus.cursor("c").unwrap();
     let told = Arc::new(Mutex::new(Vec::new()));
@@ -210,7 +212,7 @@ impl Listener for Single {
 
 #[tokio::test(start_paused = true)]
 async fn a_listener_that_knows_no_batches_is_given_them_one_by_one() {
-    let world = World::new().await;
+    let world = SubscriberFixture::new().await;
     world.events(&["a", "b"], EventKind::Created).await;
     let told = Arc::new(Mutex::new(Vec::new()));
     let tell = Arc::clone(&told);

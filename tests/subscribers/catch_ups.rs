@@ -19,11 +19,11 @@ use tokio_stream::StreamExt;
 
 use crate::{
     common::{db, eager, forgetful, narrow_bus, until, within},
-    world::{World, name, next},
+    fixture::{SubscriberFixture, name, next},
 };
 
 /// Nine databases, of which the last one is deleted.
-async fn world() -> (World, notibus::store::testing::Faults) {
+async fn world() -> (SubscriberFixture, notibus::store::testing::Faults) {
     let store = notibus::store::Database::memory();
     let faults = notibus::store::testing::Faults::new(&store);
     let bus = narrow_bus(&faults.database()).await;
@@ -31,14 +31,14 @@ async fn world() -> (World, notibus::store::testing::Faults) {
         DispatcherOptions { catch_up_rows_max: 2, ring_rows_max: 1, ..DispatcherOptions::default() };
     let notifier = bus.notifier(eager()).await.unwrap();
     let dispatcher = bus.dispatcher(options).await.unwrap();
-    let world = World { store, bus, notifier, dispatcher };
+    let world = SubscriberFixture { store, bus, notifier, dispatcher };
     world.events(&["a", "b", "c", "d", "e", "f", "g", "h", "x"], EventKind::Created).await;
     world.event(&db("x", 1), EventKind::Deleted).await;
     (world, faults)
 }
 
 /// Drops the tombstone, and with it moves the horizon past the first pages.
-async fn move_the_horizon(world: &World) {
+async fn move_the_horizon(world: &SubscriberFixture) {
     let janitor = world.bus.janitor(forgetful()).await.unwrap();
     until("the tombstone's end", async || world.bus.stats().tombstones_dropped == 1).await;
     janitor.shutdown().await.unwrap();

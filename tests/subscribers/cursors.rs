@@ -15,20 +15,20 @@ use tokio_stream::StreamExt;
 
 use crate::{
     common::{self, db, until, within},
+    fixture::{SubscriberFixture, drain, kinds, name, names, next, ready},
     listeners::Recorder,
-    world::{World, drain, kinds, name, names, next, ready},
 };
 
 #[tokio::test(start_paused = true)]
 async fn a_durable_subscriber_goes_on_where_it_was() {
     let names_of = |names: [&str; 2]| Filter::names(names.map(|name| name.parse().unwrap())).unwrap();
     for filter in [Filter::all(), names_of(["a", "b"])] {
-        let world = World::new().await;
+        let world = SubscriberFixture::new().await;
         let cursor = world.bus.cursor("mirror").unwrap();
         assert_eq!(cursor.read().await.unwrap(), None);
         let durable = async || world.dispatcher.subscribe(filter.clone()).durable(&cursor).await.unwrap();
         let mut first = durable().await.stream();
-        assert!(cursor.read().await.unwrap().is_some(), "where it starts is put down at once");
+        assert!(cursor.read().await.unwrap().is_some(), "where it starts is saved at once");
         world.events(&["a"], EventKind::Created).await;
         assert_eq!(names(&drain(&mut first).await), ["a"].into());
         first.checkpoint().await.unwrap();
@@ -47,13 +47,13 @@ async fn a_durable_subscriber_goes_on_where_it_was() {
         second.checkpoint().await.unwrap();
         drop(second);
         let mut third = durable().await.stream();
-        assert!(drain(&mut third).await.is_empty(), "all was put down");
+        assert!(drain(&mut third).await.is_empty(), "all was saved");
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_first_event_after_the_beginning_is_not_missed_although_nothing_was_put_down() {
-    let world = World::new().await;
+    let world = SubscriberFixture::new().await;
     let cursor = world.bus.cursor("mirror").unwrap();
     drop(world.dispatcher.subscribe(Filter::all()).durable(&cursor).await.unwrap());
     world.events(&["a"], EventKind::Created).await;
@@ -63,7 +63,7 @@ async fn the_first_event_after_the_beginning_is_not_missed_although_nothing_was_
 
 #[tokio::test(start_paused = true)]
 async fn a_cursor_is_for_one_subscriber_at_a_time() {
-    let world = World::new().await;
+    let world = SubscriberFixture::new().await;
     let cursor = world.bus.cursor("mirror").unwrap();
     let durable = async || world.dispatcher.subscribe(Filter::all()).durable(&cursor).await.unwrap();
     let mut old = durable().await.stream();
@@ -86,7 +86,7 @@ async fn a_cursor_is_for_one_subscriber_at_a_time() {
 
 #[tokio::test(start_paused = true)]
 async fn each_node_has_cursors_of_its_own() {
-    let world = World::new().await;
+    let world = SubscriberFixture::new().await;
     let node = async |id: u8| {
         let options = NodeOptions { id: Some(NodeId([id; 16])), ..NodeOptions::default() };
         world.bus.node(options).await.unwrap()
@@ -112,7 +112,7 @@ async fn each_node_has_cursors_of_its_own() {
 #[tokio::test(start_paused = true)]
 async fn a_listener_puts_down_by_itself_what_it_has_worked_on() {
     for filter in [Filter::all(), Filter::name("a").unwrap()] {
-        let world = World::new().await;
+        let world = SubscriberFixture::new().await;
         let cursor = world.bus.cursor("listener").unwrap();
         let told = Arc::new(Mutex::new(Vec::new()));
         let start = async || {
@@ -142,7 +142,7 @@ async fn a_listener_puts_down_by_itself_what_it_has_worked_on() {
 #[tokio::test(start_paused = true)]
 async fn databases_that_are_not_wanted_move_a_durable_listener_on() {
     for filter in [Filter::prefix("quiet"), Filter::name("quiet").unwrap()] {
-        let world = World::new().await;
+        let world = SubscriberFixture::new().await;
         let cursor = world.bus.cursor("listener").unwrap();
         let durable = world.dispatcher.subscribe(filter).durable(&cursor).await.unwrap();
         let _handle = durable.listener(|| crate::listeners::Quiet).start().unwrap();
@@ -156,7 +156,7 @@ async fn databases_that_are_not_wanted_move_a_durable_listener_on() {
 #[tokio::test(start_paused = true)]
 async fn what_is_in_hand_is_not_put_down() {
     for filter in [Filter::all(), Filter::name("a").unwrap()] {
-        let world = World::new().await;
+        let world = SubscriberFixture::new().await;
         let cursor = world.bus.cursor("stuck").unwrap();
         let durable = world.dispatcher.subscribe(filter).durable(&cursor).await.unwrap();
         let (sender, mut receiver) = tokio::sync::mpsc::unbounded_channel();
@@ -176,7 +176,7 @@ async fn what_is_in_hand_is_not_put_down() {
     }
 }
 
-/// The position that is put down never runs ahead of what was returned, whatever happens; and who starts again from it ends
+/// The position that is saved never runs ahead of what was returned, whatever happens; and who starts again from it ends
 /// with the newest row of every database.
 #[tokio::test(start_paused = true)]
 async fn random_restarts_miss_nothing() {
@@ -187,7 +187,7 @@ async fn random_restarts_miss_nothing() {
             page_rows_max: *random.choice(&[1, 2, 1_000]).unwrap(),
             ..DispatcherOptions::default()
         };
-        let world = World::with(options).await;
+        let world = SubscriberFixture::with(options).await;
         let all = ["a", "b", "c", "d"];
         let filters = [
             Filter::all(),
@@ -225,11 +225,11 @@ async fn random_restarts_miss_nothing() {
     }
 }
 
-/// Nor has one that has panicked on it, and is told to end before it was made again.
+/// Nor has one that has panicked on it, and is asked to end before it was made again.
 #[tokio::test(start_paused = true)]
 async fn what_a_listener_has_panicked_on_is_not_put_down_when_it_ends() {
     for filter in [Filter::all(), Filter::name("panic").unwrap()] {
-        let world = World::new().await;
+        let world = SubscriberFixture::new().await;
         let cursor = world.bus.cursor("broken").unwrap();
         let durable = world.dispatcher.subscribe(filter).durable(&cursor).await.unwrap();
         let hour = Duration::from_hours(1);

@@ -152,7 +152,7 @@ async fn the_cache_recovers_from_having_expired() {
     }
     let Layer { store, bus, notifier, dispatcher, cache } = layer;
     let suspended = dispatcher.suspend().await;
-    // While nobody listens, a database is deleted with its documents, and its tombstone is dropped: its end is told by no row.
+    // While nobody listens, a database is deleted with its documents, and its tombstone is dropped: its end is informed by no row.
     let producer = bus.producer();
     store
         .run(async |tx| {

@@ -12,7 +12,7 @@ use notibus::{
 
 use crate::{
     common::{self, db, eager, forgetful, narrow_bus, next_news, until, within},
-    world::{World, drain, kinds, name, next, ready},
+    fixture::{SubscriberFixture, drain, kinds, name, next, ready},
 };
 
 /// Filters that want the database `a`, by every way of finding it.
@@ -32,12 +32,12 @@ fn filters() -> Vec<Filter> {
 }
 
 /// A world in which the feed is read, and the ring walked, row by row.
-async fn by_rows() -> World {
-    World::with(DispatcherOptions { catch_up_rows_max: 1, ..DispatcherOptions::default() }).await
+async fn by_rows() -> SubscriberFixture {
+    SubscriberFixture::with(DispatcherOptions { catch_up_rows_max: 1, ..DispatcherOptions::default() }).await
 }
 
 /// Deletes the instance `old` of `a` and creates the next one, in one fold.
-async fn recreate(world: &World, old: u8) {
+async fn recreate(world: &SubscriberFixture, old: u8) {
     let (old, new) = (db("a", old), db("a", old + 1));
     let producer = world.bus.producer();
     world
@@ -56,7 +56,7 @@ async fn recreate(world: &World, old: u8) {
 }
 
 /// Drops all tombstones.
-async fn forget(world: &World) {
+async fn forget(world: &SubscriberFixture) {
     let dropped = world.bus.stats().tombstones_dropped;
     let janitor = world.bus.janitor(forgetful()).await.unwrap();
     until("the tombstone's end", async || world.bus.stats().tombstones_dropped > dropped).await;
@@ -84,7 +84,7 @@ async fn sync(subscription: &mut Subscription) -> Vec<String> {
 #[tokio::test(start_paused = true)]
 async fn a_deletion_by_recreation_reaches_who_wants_nothing_else() {
     for filter in filters() {
-        let world = World::new().await;
+        let world = SubscriberFixture::new().await;
         world.event(&db("a", 1), EventKind::Created).await;
         let only_deletions = filter.clone().kinds(EventKind::Deleted.into()).unwrap();
         let mut subscription = world.dispatcher.subscribe(only_deletions).since(Cursor::NOTHING).stream();
@@ -94,7 +94,7 @@ async fn a_deletion_by_recreation_reaches_who_wants_nothing_else() {
     }
 }
 
-/// Once, a durable subscriber that was restarted within its first scan had saved zero: it was never told that what it had been
+/// Once, a durable subscriber that was restarted within its first scan had saved zero: it was never informed that what it had been
 /// delivered was deleted and created again.
 #[tokio::test(start_paused = true)]
 async fn who_is_restarted_within_its_first_scan_hears_of_deletions() {
@@ -159,7 +159,7 @@ async fn who_is_given_another_filter_within_its_first_scan_hears_of_deletions() 
     }
 }
 
-/// Whoever wants more within its first scan is delivered all of it, and nothing twice.
+/// Anyone who wants more within its first scan is delivered all of it, and nothing twice.
 #[tokio::test(start_paused = true)]
 async fn a_filter_that_is_widened_within_a_first_scan_finds_everything() {
     let world = by_rows().await;
@@ -176,7 +176,7 @@ async fn a_filter_that_is_widened_within_a_first_scan_finds_everything() {
 #[tokio::test(start_paused = true)]
 async fn a_round_forgets_no_tombstone_that_the_janitor_has_dropped() {
     for filter in filters() {
-        let world = World::new().await;
+        let world = SubscriberFixture::new().await;
         world.event(&db("a", 1), EventKind::Created).await;
         let hour = Duration::from_hours(1);
         let subscribe = world.dispatcher.subscribe(filter.clone()).since(Cursor::NOTHING);
@@ -200,7 +200,7 @@ async fn a_round_forgets_no_tombstone_that_the_janitor_has_dropped() {
 #[tokio::test(start_paused = true)]
 async fn who_takes_nothing_for_long_hears_of_a_deletion() {
     for filter in filters() {
-        let world = World::new().await;
+        let world = SubscriberFixture::new().await;
         world.event(&db("a", 1), EventKind::Created).await;
         let mut slow = world.dispatcher.subscribe(filter.clone()).since(Start::Now).stream();
         world.event(&db("a", 1), EventKind::Deleted).await;
@@ -217,7 +217,9 @@ async fn who_takes_nothing_for_long_hears_of_a_deletion() {
 async fn several_recreations_are_one_deletion_of_the_name() {
     for filter in filters() {
         // The ring holds one row, so what lies between is superseded.
-        let world = World::with(DispatcherOptions { ring_rows_max: 1, ..DispatcherOptions::default() }).await;
+        let world =
+            SubscriberFixture::with(DispatcherOptions { ring_rows_max: 1, ..DispatcherOptions::default() })
+                .await;
         world.event(&db("a", 1), EventKind::Created).await;
         let mut subscription = world.dispatcher.subscribe(filter.clone()).stream();
         assert!(ready(&mut subscription).is_empty());
@@ -238,7 +240,7 @@ async fn a_cursor_in_the_middle_of_a_scan_is_saved_whole() {
     let store = Database::memory();
     let bus = narrow_bus(&store).await;
     let options = DispatcherOptions { catch_up_rows_max: 1, ..DispatcherOptions::default() };
-    let world = World {
+    let world = SubscriberFixture {
         notifier: bus.notifier(eager()).await.unwrap(),
         dispatcher: bus.dispatcher(options).await.unwrap(),
         store,

@@ -12,7 +12,7 @@ use notibus::{
 
 use crate::{
     common::{db, narrow_bus, record, until},
-    world::{World, kinds, next, ready},
+    fixture::{SubscriberFixture, kinds, next, ready},
 };
 
 const NEVER: Duration = Duration::MAX;
@@ -20,7 +20,7 @@ const NEVER: Duration = Duration::MAX;
 /// Once, the second delivery of a subscriber with the longest pace panicked.
 #[tokio::test(start_paused = true)]
 async fn the_longest_pace_is_one_round() {
-    let world = World::new().await;
+    let world = SubscriberFixture::new().await;
     let mut paced = world.dispatcher.subscribe(Filter::all()).every(NEVER).unwrap().stream();
     world.event(&db("a", 1), EventKind::Created).await;
     assert_eq!(kinds(&next(&mut paced).await), [EventKind::Created]);
@@ -72,7 +72,7 @@ impl Listener for Patient {
 
 #[tokio::test(start_paused = true)]
 async fn subscribers_and_triggers_bear_the_longest_durations() {
-    let world = World::new().await;
+    let world = SubscriberFixture::new().await;
     let cursor = world.bus.cursor("c").unwrap();
     let durable = world.dispatcher.subscribe(Filter::all()).save_every(NEVER).unwrap();
     let durable = durable.durable(&cursor).await.unwrap();

@@ -6,7 +6,7 @@ use notibus::{Cursor, Error, EventKind, Filter, Kinds, cursor::Start, event::Ddo
 
 use crate::{
     common::{db, narrow_bus, record, row_with, until},
-    world::{World, drain, kinds, name, next, ready},
+    fixture::{SubscriberFixture, drain, kinds, name, next, ready},
 };
 
 /// The ids that a delivery tells of.
@@ -16,7 +16,7 @@ fn ids(delivery: &notibus::Delivery) -> Vec<String> {
 
 #[tokio::test]
 async fn bad_input_is_refused_when_one_subscribes() {
-    let world = World::new().await;
+    let world = SubscriberFixture::new().await;
     let dispatcher = &world.dispatcher;
     let invalid = |error: Option<Error>| matches!(error, Some(Error::Invalid { .. }));
     assert!(invalid(Filter::glob("a[").err()));
@@ -42,7 +42,7 @@ async fn bad_input_is_refused_when_one_subscribes() {
 
 #[tokio::test(start_paused = true)]
 async fn a_set_wants_what_any_of_its_filters_wants() {
-    let world = World::new().await;
+    let world = SubscriberFixture::new().await;
     let deleted = Filter::all().kinds(EventKind::Deleted.into()).unwrap();
     let set = Filter::any([Filter::suffix("_replicator"), Filter::glob("shop/*").unwrap(), deleted]).unwrap();
     let mut subscription = world.dispatcher.subscribe(set).stream();
@@ -62,10 +62,10 @@ async fn a_set_wants_what_any_of_its_filters_wants() {
 }
 
 /// Once, a row was delivered because one filter of a set wanted one kind of its news, and the set as a whole another. And who
-/// wanted some design documents was told of others if the set as a whole allowed other news of the row.
+/// wanted some design documents was informed of others if the set as a whole allowed other news of the row.
 #[tokio::test(start_paused = true)]
 async fn a_set_wants_no_kind_that_only_the_whole_does() {
-    let world = World::new().await;
+    let world = SubscriberFixture::new().await;
     for (number, filter) in [Filter::name("a").unwrap(), Filter::prefix("a")].into_iter().enumerate() {
         let a = db("a", number as u8 + 1);
         let set = |kind: EventKind| Filter::any([filter.clone().kinds(kind.into()).unwrap()]).unwrap();
@@ -86,7 +86,7 @@ async fn a_set_wants_no_kind_that_only_the_whole_does() {
 #[tokio::test(start_paused = true)]
 async fn who_asks_is_told_which_design_documents_have_changed_deleted_ones_too() {
     for filter in [Filter::all(), Filter::name("a").unwrap()] {
-        let world = World::new().await;
+        let world = SubscriberFixture::new().await;
         let a = db("a", 1);
         world.event(&a, EventKind::Created).await;
         world.ddoc(&a, Some("_design/before")).await;
@@ -116,7 +116,7 @@ async fn who_asks_is_told_which_design_documents_have_changed_deleted_ones_too()
 #[tokio::test(start_paused = true)]
 async fn a_subscriber_of_one_design_document_is_not_told_of_others() {
     for filter in [Filter::prefix("a"), Filter::name("a").unwrap()] {
-        let world = World::new().await;
+        let world = SubscriberFixture::new().await;
         let a = db("a", 1);
         let wanted = Kinds::from(EventKind::DdocUpdated) | EventKind::Deleted.into();
         let filter = filter.kinds(wanted).unwrap().ddocs(["_design/auth".parse().unwrap()]).unwrap();
@@ -138,7 +138,7 @@ async fn a_subscriber_of_one_design_document_is_not_told_of_others() {
 }
 
 /// Commits changes of design documents in one transaction, and waits until the tail has read them.
-async fn fold_together(world: &World, database: &notibus::Db, ids: &[Option<&str>]) {
+async fn fold_together(world: &SubscriberFixture, database: &notibus::Db, ids: &[Option<&str>]) {
     let before = world.bus.stats().folded.total();
     let producer = world.bus.producer();
     let ids: Vec<Option<DdocId>> = ids.iter().map(|id| id.map(|id| id.parse().unwrap())).collect();
@@ -159,7 +159,7 @@ async fn fold_together(world: &World, database: &notibus::Db, ids: &[Option<&str
 #[tokio::test(start_paused = true)]
 async fn a_change_without_an_id_reaches_subscribers_of_any_whatever_it_is_folded_with() {
     for filter in [Filter::prefix("a"), Filter::name("a").unwrap()] {
-        let world = World::new().await;
+        let world = SubscriberFixture::new().await;
         let a = db("a", 1);
         world.event(&a, EventKind::Created).await;
         let filter = filter.kinds(EventKind::DdocUpdated.into()).unwrap();
@@ -226,7 +226,7 @@ async fn who_does_not_ask_for_design_documents_pays_nothing_for_them() {
 #[tokio::test(start_paused = true)]
 async fn a_set_of_exact_names_is_looked_up() {
     let options = notibus::DispatcherOptions { ring_rows_max: 1, ..notibus::DispatcherOptions::default() };
-    let world = World::with(options).await;
+    let world = SubscriberFixture::with(options).await;
     let count = |name: &str| world.dispatcher.subscribers_of(&name.parse().unwrap());
     let only = |name: &str, kind: EventKind| Filter::name(name).unwrap().kinds(kind.into()).unwrap();
     let inner = Filter::any([Filter::name("b").unwrap(), Filter::name("c").unwrap()]).unwrap();
@@ -258,7 +258,7 @@ async fn a_set_of_exact_names_is_looked_up() {
     subscription.replace(other);
     assert_eq!(["a", "b", "c", "d"].map(count), [0, 0, 1, 1], "no stale interest is left");
     world.events(&["a", "b", "c", "d"], EventKind::Updated).await;
-    assert_eq!(crate::world::names(&drain(&mut subscription).await), ["c", "d"].into());
+    assert_eq!(crate::fixture::names(&drain(&mut subscription).await), ["c", "d"].into());
     subscription.replace(Filter::any([Filter::name("e").unwrap(), Filter::prefix("f")]).unwrap());
     assert_eq!(["c", "d", "e"].map(count), [0, 0, 1], "so is a set with a pattern in it");
     subscription.replace(Filter::name("e").unwrap());

@@ -17,7 +17,7 @@ use tokio::{
 
 use crate::{
     common::{db, until, within},
-    world::{World, kinds, name},
+    fixture::{SubscriberFixture, kinds, name},
 };
 
 /// Does nothing.
@@ -31,7 +31,7 @@ impl Listener for Quiet {
     }
 }
 
-/// Writes down which databases it was told of.
+/// Writes down which databases it was informed of.
 pub struct Recorder(pub Arc<Mutex<Vec<String>>>);
 
 impl Listener for Recorder {
@@ -122,7 +122,7 @@ pub fn tellers() -> (impl FnMut() -> Teller + Send + 'static, UnboundedReceiver<
 
 #[tokio::test(start_paused = true)]
 async fn a_listener_is_called_with_everything_in_turn() {
-    let world = World::new().await;
+    let world = SubscriberFixture::new().await;
     let (factory, mut calls) = tellers();
     let handle = world.dispatcher.subscribe(Filter::all()).listener(factory).start().unwrap();
     assert_eq!(told(&mut calls).await, "init true");
@@ -148,7 +148,7 @@ async fn a_listener_is_called_with_everything_in_turn() {
 async fn a_listener_stops_for_a_reason_of_its_own() {
     for (by, reason) in [("normal", StopReason::Normal), ("failed", StopReason::Failed("no disk".into()))] {
         for by_message in [false, true] {
-            let world = World::new().await;
+            let world = SubscriberFixture::new().await;
             let (factory, mut calls) = tellers();
             let handle = world.dispatcher.subscribe(Filter::all()).listener(factory).start().unwrap();
             told(&mut calls).await;
@@ -167,7 +167,7 @@ async fn a_listener_stops_for_a_reason_of_its_own() {
 
 #[tokio::test(start_paused = true)]
 async fn a_timeout_comes_if_nothing_else_does_and_once() {
-    let world = World::new().await;
+    let world = SubscriberFixture::new().await;
     let (factory, mut calls) = tellers();
     let handle = world.dispatcher.subscribe(Filter::all()).listener(factory).start().unwrap();
     told(&mut calls).await;
@@ -190,7 +190,7 @@ async fn a_timeout_comes_if_nothing_else_does_and_once() {
 
 #[tokio::test(start_paused = true)]
 async fn a_linked_listener_ends_when_its_parent_drops_or_ends() {
-    let world = World::new().await;
+    let world = SubscriberFixture::new().await;
     let subscribe = || world.dispatcher.subscribe(Filter::all());
     let ended = async |handle: &ListenerHandle<()>| within("its end", handle.finished()).await;
     let parent = Parent::new();
@@ -218,7 +218,7 @@ async fn a_linked_listener_ends_when_its_parent_drops_or_ends() {
 
 #[tokio::test(start_paused = true)]
 async fn a_listener_that_is_not_linked_outlives_its_handle() {
-    let world = World::new().await;
+    let world = SubscriberFixture::new().await;
     let (factory, mut calls) = tellers();
     drop(world.dispatcher.subscribe(Filter::all()).listener(factory).start().unwrap());
     told(&mut calls).await;
@@ -234,7 +234,7 @@ async fn a_listener_that_is_not_linked_outlives_its_handle() {
 
 #[tokio::test(start_paused = true)]
 async fn a_name_is_for_one_listener_at_a_time() {
-    let world = World::new().await;
+    let world = SubscriberFixture::new().await;
     let dispatcher = &world.dispatcher;
     let (factory, mut calls) = tellers();
     let named = |factory| dispatcher.subscribe(Filter::all()).listener(factory).named("cache").unwrap();
@@ -278,7 +278,7 @@ async fn what_happens_during_init_is_not_missed() {
             self.0.handle_event(delivery).await
         }
     }
-    let world = World::new().await;
+    let world = SubscriberFixture::new().await;
     let (mut factory, mut calls) = tellers();
     let listen = world.dispatcher.subscribe(Filter::all()).listener(move || Slow(factory()));
     let _handle = listen.start().unwrap();
@@ -290,7 +290,7 @@ async fn what_happens_during_init_is_not_missed() {
 /// Its messages are bounded: who sends too many has to wait, or is told.
 #[tokio::test(start_paused = true)]
 async fn too_many_messages_are_told_to_who_sends_them() {
-    let world = World::new().await;
+    let world = SubscriberFixture::new().await;
     let (factory, mut calls) = tellers();
     let listen = world.dispatcher.subscribe(Filter::all()).listener(factory);
     let handle = listen.messages_max(2).unwrap().start().unwrap();
@@ -307,7 +307,7 @@ async fn too_many_messages_are_told_to_who_sends_them() {
 #[tokio::test(start_paused = true)]
 async fn a_listener_is_told_what_it_has_skipped() {
     let options = DispatcherOptions { ring_rows_max: 2, ..DispatcherOptions::default() };
-    let world = World::with(options).await;
+    let world = SubscriberFixture::with(options).await;
     let (factory, mut calls) = tellers();
     let subscribe = world.dispatcher.subscribe(Filter::all()).skip_when_lagging();
     let slow = subscribe.every(Duration::from_mins(1)).unwrap();
@@ -332,7 +332,7 @@ async fn a_shutdown_aborts_who_does_not_end() {
             std::future::pending().await
         }
     }
-    let world = World::new().await;
+    let world = SubscriberFixture::new().await;
     let handle = world.dispatcher.subscribe(Filter::all()).listener(|| Stuck).start().unwrap();
     world.event(&db("a", 1), EventKind::Created).await;
     let began = Instant::now();
@@ -344,7 +344,7 @@ async fn a_shutdown_aborts_who_does_not_end() {
 /// Once, what was linked to a listener by a handle that was found when all others were gone did not end with it.
 #[tokio::test(start_paused = true)]
 async fn a_child_of_a_listener_that_was_found_by_its_name_ends_with_it() {
-    let world = World::new().await;
+    let world = SubscriberFixture::new().await;
     let listen = || world.dispatcher.subscribe(Filter::all()).listener(|| Quiet);
     drop(listen().named("parent").unwrap().start().unwrap());
     let found = world.dispatcher.listener::<()>("parent").unwrap();
@@ -374,7 +374,7 @@ async fn an_interruption_that_a_listener_panics_on_is_given_again() {
     }
 
     let options = DispatcherOptions { ring_rows_max: 1, ..DispatcherOptions::default() };
-    let world = World::with(options).await;
+    let world = SubscriberFixture::with(options).await;
     let (heard, mut messages) = unbounded_channel();
     let has_panicked = Arc::new(Mutex::new(false));
     let factory = move || Panics(heard.clone(), Arc::clone(&has_panicked));
@@ -411,7 +411,7 @@ impl Listener for OwnEnd {
 /// Once, a listener that stopped itself by its own handle waited for itself for ever.
 #[tokio::test(start_paused = true)]
 async fn a_listener_can_stop_itself_by_its_handle() {
-    let world = World::new().await;
+    let world = SubscriberFixture::new().await;
     let (calls, mut told_calls) = unbounded_channel();
     let handle = Arc::new(Mutex::new(None));
     let known = Arc::clone(&handle);
@@ -428,7 +428,7 @@ async fn a_listener_can_stop_itself_by_its_handle() {
 /// The same by its name, and for a callback.
 #[tokio::test(start_paused = true)]
 async fn a_callback_can_stop_itself_by_its_handle() {
-    let world = World::new().await;
+    let world = SubscriberFixture::new().await;
     let handle: Arc<Mutex<Option<notibus::dispatcher::CallbackHandle>>> = Arc::default();
     let (known, (sender, mut receiver)) = (Arc::clone(&handle), unbounded_channel());
     let callback = world.dispatcher.subscribe(Filter::all()).callback(move |delivery| {
@@ -486,7 +486,7 @@ impl Listener for Scripted {
 /// Each call can say what is wanted next, also the first one and a timeout.
 #[tokio::test(start_paused = true)]
 async fn every_call_says_what_is_wanted_next() {
-    let world = World::new().await;
+    let world = SubscriberFixture::new().await;
     let start = |begins: Next, timeouts: Vec<Next>, panics| {
         let (calls, heard) = unbounded_channel();
         let make = move || Scripted {

@@ -7,7 +7,7 @@ use notibus::{
 
 use crate::{
     common::{eager, wide_bus},
-    world::{World, next},
+    fixture::{SubscriberFixture, next},
 };
 
 /// This many names of databases that are not there.
@@ -24,7 +24,7 @@ async fn a_start_in_the_past_costs_one_read_per_name_and_few_transactions() {
     let bus = wide_bus(&faults.database()).await;
     let notifier = bus.notifier(eager()).await.unwrap();
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
-    let world = World { store, bus, notifier, dispatcher };
+    let world = SubscriberFixture { store, bus, notifier, dispatcher };
     world.events(&["x", "y"], EventKind::Created).await;
     let names = absent(2_000).chain(["x", "y"].map(|name| name.parse().unwrap()));
     let before = faults.counts();

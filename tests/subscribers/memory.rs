@@ -10,12 +10,12 @@ use notibus::{
 
 use crate::{
     common::{db, narrow_bus},
-    world::{World, next},
+    fixture::{SubscriberFixture, next},
 };
 
 /// A row, to be copied.
 async fn template() -> (Bus, Notification) {
-    let world = World::new().await;
+    let world = SubscriberFixture::new().await;
     world.event(&db("template", 1), EventKind::Created).await;
     let row = world.bus.feed().newest(&"template".parse().unwrap()).await.unwrap().unwrap();
     (narrow_bus(&world.store).await, row)

@@ -6,7 +6,7 @@ use notibus::{Bus, DispatcherOptions, Error, EventKind, Filter, NotifierOptions,
 
 use crate::{
     common::{db, forgetful, narrow_bus, until, within},
-    world::World,
+    fixture::SubscriberFixture,
 };
 
 /// Commits an event, and does not wait for anything.
@@ -30,7 +30,7 @@ fn names(mirror: &notibus::dispatcher::Mirror) -> Vec<String> {
 
 #[tokio::test(start_paused = true)]
 async fn a_mirror_has_what_lives_and_reads_its_own_writes() {
-    let world = World::new().await;
+    let world = SubscriberFixture::new().await;
     world.events(&["a", "b", "x"], EventKind::Created).await;
     let mirror =
         world.dispatcher.mirror(Filter::any([Filter::prefix("a"), Filter::prefix("b")]).unwrap()).unwrap();
@@ -89,7 +89,7 @@ async fn a_barrier_waits_for_what_is_not_folded() {
 /// Events of an instance that was replaced are in no row; the barrier does not wait for one.
 #[tokio::test(start_paused = true)]
 async fn a_barrier_does_not_wait_for_rows_of_instances_that_are_gone() {
-    let world = World::new().await;
+    let world = SubscriberFixture::new().await;
     world.event(&db("a", 1), EventKind::Created).await;
     commit((&world.store, &world.bus), "a", 1, EventKind::Deleted).await;
     commit((&world.store, &world.bus), "a", 2, EventKind::Created).await;
@@ -100,11 +100,11 @@ async fn a_barrier_does_not_wait_for_rows_of_instances_that_are_gone() {
 /// A mirror that was away for too long shows what it had until it is right again.
 #[tokio::test(start_paused = true)]
 async fn a_mirror_that_expires_is_filled_again() {
-    let world = World::new().await;
+    let world = SubscriberFixture::new().await;
     world.events(&["a", "b"], EventKind::Created).await;
     let mirror = world.dispatcher.mirror(Filter::all()).unwrap();
     let first = mirror.synced().await.unwrap();
-    let World { store, bus, notifier: _notifier, dispatcher } = world;
+    let SubscriberFixture { store, bus, notifier: _notifier, dispatcher } = world;
     let suspended = dispatcher.suspend().await;
     let sequence = bus.feed().last_sequence().await.unwrap().unwrap();
     assert!(first >= sequence);
@@ -121,7 +121,7 @@ async fn a_mirror_that_expires_is_filled_again() {
 
 #[tokio::test(start_paused = true)]
 async fn a_mirror_of_some_kinds_is_refused_and_one_without_a_dispatcher_says_so() {
-    let world = World::new().await;
+    let world = SubscriberFixture::new().await;
     let some = Filter::all().kinds(EventKind::Created.into()).unwrap();
     assert!(matches!(world.dispatcher.mirror(some), Err(Error::Invalid { .. })));
     let mirror = world.dispatcher.mirror(Filter::all()).unwrap();

@@ -1,4 +1,4 @@
-//! Order: what a subscriber is told of one database happened in that order, also across reshards and restarts.
+//! Order: what a subscriber is informed of one database happened in that order, also across reshards and restarts.
 
 use std::collections::BTreeMap;
 
@@ -9,22 +9,22 @@ use notibus::{
 
 use crate::{
     common::{self, db, eager, record, until},
-    world::{changes, drain, ready},
+    fixture::{changes, drain, ready},
 };
 
 /// The databases.
 const NAMES: [&str; 4] = ["a/x", "a/y", "b/x", "c"];
 
-/// What a subscriber has been told so far.
+/// What a subscriber has been informed so far.
 #[derive(Default)]
-struct Told {
+struct Delivered {
     /// The last sequence of each database.
     last: BTreeMap<String, Sequence>,
     /// The instance that lives, of each database.
     living: BTreeMap<String, Option<DbInstance>>,
 }
 
-impl Told {
+impl Delivered {
     /// Checks what comes next.
     fn receive(&mut self, delivery: &Delivery) {
         let name = delivery.notification().name.as_str().to_owned();
@@ -74,7 +74,7 @@ async fn run(mut random: fastrand::Rng) {
         Filter::any([Filter::suffix("/x"), Filter::glob("?").unwrap()]).unwrap(),
         Filter::any(NAMES.map(|name| Filter::name(name).unwrap())).unwrap(),
     ];
-    let mut subscribers: Vec<(Subscription, Told)> = Vec::new();
+    let mut subscribers: Vec<(Subscription, Delivered)> = Vec::new();
     for filter in filters {
         for pace in [None, Some(std::time::Duration::from_secs(1))] {
             let subscribe = dispatcher.subscribe(filter.clone()).since(Cursor::NOTHING);
@@ -82,7 +82,7 @@ async fn run(mut random: fastrand::Rng) {
                 Some(pace) => subscribe.every(pace).unwrap(),
                 None => subscribe,
             };
-            subscribers.push((subscribe.stream(), Told::default()));
+            subscribers.push((subscribe.stream(), Delivered::default()));
         }
     }
     let (mut lives, mut recorded) = (vec![(0, false); NAMES.len()], 0);
@@ -141,11 +141,11 @@ async fn a_named_cursor_moves_with_its_bus() {
     let since = Cursor::NOTHING;
     let mut before =
         dispatcher.subscribe(Filter::all()).since(since).durable(&cursor).await.unwrap().stream();
-    crate::world::fold(&store, &bus, &db("a", 1), EventKind::Created).await;
-    let known = crate::world::next(&mut before).await.sequence();
+    crate::fixture::fold(&store, &bus, &db("a", 1), EventKind::Created).await;
+    let known = crate::fixture::next(&mut before).await.sequence();
     assert!(ready(&mut before).is_empty());
     before.checkpoint().await.unwrap();
-    crate::world::fold(&store, &bus, &db("b", 1), EventKind::Created).await;
+    crate::fixture::fold(&store, &bus, &db("b", 1), EventKind::Created).await;
     dispatcher.shutdown().await;
     notifier.shutdown().await.unwrap();
     let mut moved = Vec::new();
@@ -158,9 +158,9 @@ async fn a_named_cursor_moves_with_its_bus() {
     let cursor = bus.cursor("moves").unwrap();
     let mut after = dispatcher.subscribe(Filter::all()).durable(&cursor).await.unwrap().stream();
     let told = drain(&mut after).await;
-    assert_eq!(crate::world::names(&told), ["b"].into(), "what was put down moves along");
-    let last = crate::world::fold(&elsewhere, &bus, &db("a", 1), EventKind::Updated).await;
-    let delivery = crate::world::next(&mut after).await;
+    assert_eq!(crate::fixture::names(&told), ["b"].into(), "what was saved moves along");
+    let last = crate::fixture::fold(&elsewhere, &bus, &db("a", 1), EventKind::Updated).await;
+    let delivery = crate::fixture::next(&mut after).await;
     assert!(delivery.sequence() == last && last > known);
-    assert_eq!(crate::world::kinds(&delivery), [EventKind::Updated]);
+    assert_eq!(crate::fixture::kinds(&delivery), [EventKind::Updated]);
 }

@@ -8,7 +8,7 @@ use tokio_stream::StreamExt;
 
 use crate::{
     common::{self, db, within},
-    world::{World, drain, kinds, name, names, next, ready},
+    fixture::{SubscriberFixture, drain, kinds, name, names, next, ready},
 };
 
 const MINUTE: Duration = Duration::from_mins(1);
@@ -16,7 +16,7 @@ const MINUTE: Duration = Duration::from_mins(1);
 #[tokio::test(start_paused = true)]
 async fn a_database_comes_once_per_round_with_all_that_is_new() {
     for filter in [Filter::all(), Filter::prefix("a"), Filter::name("a").unwrap()] {
-        let world = World::new().await;
+        let world = SubscriberFixture::new().await;
         let mut paced = world.dispatcher.subscribe(filter.clone()).every(MINUTE).unwrap().stream();
         let mut at_once = world.dispatcher.subscribe(filter).stream();
         let a = db("a", 1);
@@ -48,7 +48,8 @@ async fn a_database_comes_once_per_round_with_all_that_is_new() {
 /// to the last row was told only with the next event of any database, or never.
 #[tokio::test(start_paused = true)]
 async fn a_full_page_with_nothing_after_it_is_told() {
-    let world = World::with(DispatcherOptions { page_rows_max: 1, ..DispatcherOptions::default() }).await;
+    let world =
+        SubscriberFixture::with(DispatcherOptions { page_rows_max: 1, ..DispatcherOptions::default() }).await;
     let mut paced = world.dispatcher.subscribe(Filter::all()).every(MINUTE).unwrap().stream();
     let a = db("a", 1);
     for kind in [EventKind::Created, EventKind::Updated, EventKind::Deleted] {
@@ -66,7 +67,7 @@ async fn a_full_page_with_nothing_after_it_is_told() {
 async fn a_round_of_many_databases_tells_each_once() {
     for ring_rows_max in [100, 100_000] {
         let options = DispatcherOptions { ring_rows_max, ..DispatcherOptions::default() };
-        let world = World::with(options).await;
+        let world = SubscriberFixture::with(options).await;
         let mut paced = world.dispatcher.subscribe(Filter::all()).every(MINUTE).unwrap().stream();
         world.event(&db("first", 1), EventKind::Created).await;
         next(&mut paced).await;
@@ -101,7 +102,7 @@ async fn a_round_of_many_databases_tells_each_once() {
 
 #[tokio::test(start_paused = true)]
 async fn each_subscriber_has_its_own_pace() {
-    let world = World::new().await;
+    let world = SubscriberFixture::new().await;
     let every = |seconds| {
         let all = world.dispatcher.subscribe(Filter::all());
         all.every(Duration::from_secs(seconds)).unwrap().stream()
@@ -128,7 +129,7 @@ async fn each_subscriber_has_its_own_pace() {
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_does_not_wait_for_a_round() {
     for filter in [Filter::all(), Filter::name("a").unwrap()] {
-        let world = World::new().await;
+        let world = SubscriberFixture::new().await;
         let mut paced = world.dispatcher.subscribe(filter).every(MINUTE).unwrap().stream();
         world.event(&db("a", 1), EventKind::Created).await;
         next(&mut paced).await;
@@ -149,7 +150,7 @@ async fn a_shutdown_does_not_wait_for_a_round() {
 /// Once a round is asked for again, a predicate that panics is not asked for the same row for ever.
 #[tokio::test(start_paused = true)]
 async fn a_predicate_that_panics_does_not_stop_a_paced_subscriber() {
-    let world = World::new().await;
+    let world = SubscriberFixture::new().await;
     let filter = Filter::predicate(|row| {
         assert_ne!(row.name.as_str(), "bad", "the predicate panics");
         true
@@ -171,7 +172,7 @@ async fn a_predicate_that_panics_does_not_stop_a_paced_subscriber() {
 #[tokio::test(start_paused = true)]
 async fn a_paced_subscriber_from_the_start_is_told_everything_first() {
     for filter in [Filter::all(), Filter::names(["a", "b"].map(|name| name.parse().unwrap())).unwrap()] {
-        let world = World::new().await;
+        let world = SubscriberFixture::new().await;
         world.events(&["a", "b"], EventKind::Created).await;
         let since = Cursor::NOTHING;
         let mut paced = world.dispatcher.subscribe(filter).since(since).every(MINUTE).unwrap().stream();

@@ -8,12 +8,12 @@ use tokio_stream::StreamExt;
 
 use crate::{
     common::{db, until, within},
-    world::{World, drain, kinds, name, names, next, ready},
+    fixture::{SubscriberFixture, drain, kinds, name, names, next, ready},
 };
 
 #[tokio::test(start_paused = true)]
 async fn a_subscriber_is_registered_and_unregistered() {
-    let world = World::new().await;
+    let world = SubscriberFixture::new().await;
     let a = "a".parse().unwrap();
     let subscription = world.dispatcher.subscribe(Filter::name("a").unwrap()).stream();
     assert_eq!((world.dispatcher.subscribers(), world.dispatcher.subscribers_of(&a)), (1, 1));
@@ -25,7 +25,7 @@ async fn a_subscriber_is_registered_and_unregistered() {
 
 #[tokio::test(start_paused = true)]
 async fn to_unregister_a_stranger_is_reported() {
-    let world = World::new().await;
+    let world = SubscriberFixture::new().await;
     let subscription = world.dispatcher.subscribe(Filter::all()).stream();
     let id = subscription.id();
     drop(subscription);
@@ -37,7 +37,7 @@ async fn to_unregister_a_stranger_is_reported() {
 
 #[tokio::test(start_paused = true)]
 async fn a_subscriber_that_is_ended_by_its_id_gets_nothing_more() {
-    let world = World::new().await;
+    let world = SubscriberFixture::new().await;
     for filter in [Filter::all(), Filter::name("a").unwrap()] {
         let mut waits = world.dispatcher.subscribe(filter.clone()).stream();
         let mut has_more = world.dispatcher.subscribe(filter).stream();
@@ -57,7 +57,7 @@ async fn a_subscriber_that_is_ended_by_its_id_gets_nothing_more() {
 
 #[tokio::test(start_paused = true)]
 async fn a_subscriber_that_dies_is_unregistered() {
-    let world = World::new().await;
+    let world = SubscriberFixture::new().await;
     let a = "a".parse().unwrap();
     let mut subscription = world.dispatcher.subscribe(Filter::name("a").unwrap()).stream();
     let task = tokio::spawn(async move {
@@ -71,7 +71,7 @@ async fn a_subscriber_that_dies_is_unregistered() {
 
 #[tokio::test(start_paused = true)]
 async fn only_the_interested_are_told() {
-    let world = World::new().await;
+    let world = SubscriberFixture::new().await;
     let mut a = world.dispatcher.subscribe(Filter::name("a").unwrap()).stream();
     let mut all = world.dispatcher.subscribe(Filter::all()).stream();
     world.events(&["b", "a"], EventKind::Updated).await;
@@ -80,10 +80,10 @@ async fn only_the_interested_are_told() {
 }
 
 /// `couch_event` gives two copies to who has registered for a name and for all. Here two subscriptions get one each, and one
-/// subscription with a set of filters is told which of them want it.
+/// subscription with a set of filters is informed which of them want it.
 #[tokio::test(start_paused = true)]
 async fn who_wants_a_name_and_all_is_told_that_both_want_it() {
-    let world = World::new().await;
+    let world = SubscriberFixture::new().await;
     let both = Filter::any([Filter::name("a").unwrap(), Filter::all()]).unwrap();
     let mut set = world.dispatcher.subscribe(both).stream();
     let mut single = world.dispatcher.subscribe(Filter::all()).stream();
@@ -101,7 +101,7 @@ async fn to_register_again_replaces_what_was_wanted_before() {
     let (prefix_b, all) = (Filter::prefix("b"), Filter::all());
     let cases = [(a.clone(), b.clone()), (a.clone(), prefix_b.clone()), (all.clone(), b), (all, prefix_b)];
     for (before, after) in cases {
-        let world = World::new().await;
+        let world = SubscriberFixture::new().await;
         let name_of = |name: &str| name.parse().unwrap();
         let mut subscription = world.dispatcher.subscribe(before.clone()).stream();
         world.event(&db("a", 1), EventKind::Created).await;
@@ -129,7 +129,7 @@ async fn what_both_filters_want_is_told_exactly_once() {
         [(Filter::prefix("a"), Filter::all()), (names(&["a1", "a2", "a3"]), names(&["a1", "a2", "a3", "b"]))];
     for (before, after) in cases {
         for taken in 0..4 {
-            let world = World::new().await;
+            let world = SubscriberFixture::new().await;
             let mut subscription = world.dispatcher.subscribe(before.clone()).stream();
             world.events(&["b", "a1", "a2", "a3"], EventKind::Created).await;
             let mut told = Vec::new();
@@ -141,7 +141,7 @@ async fn what_both_filters_want_is_told_exactly_once() {
             told.extend(drain(&mut subscription).await);
             for name in ["a1", "a2", "a3"] {
                 let of: Vec<_> =
-                    told.iter().filter(|d| crate::world::name(d) == name).flat_map(kinds).collect();
+                    told.iter().filter(|d| crate::fixture::name(d) == name).flat_map(kinds).collect();
                 let created = of.iter().filter(|kind| **kind == EventKind::Created).count();
                 assert_eq!(created, 1, "{name} after {taken}: {of:?} {before:?}");
                 let updated = of.iter().filter(|kind| **kind == EventKind::Updated).count();
@@ -154,7 +154,7 @@ async fn what_both_filters_want_is_told_exactly_once() {
 /// A listener's interests are replaced from outside, while it runs.
 #[tokio::test(start_paused = true)]
 async fn a_listener_and_a_callback_can_be_given_another_filter() {
-    let world = World::new().await;
+    let world = SubscriberFixture::new().await;
     let (sender, mut receiver) = tokio::sync::mpsc::unbounded_channel();
     let handle = world.dispatcher.subscribe(Filter::name("a").unwrap()).callback(move |delivery| {
         sender.send(name(&delivery.unwrap()).to_owned()).unwrap();
@@ -186,7 +186,7 @@ impl notibus::dispatcher::Listener for Numbers {
 /// Messages that nobody expects are noted, and the listener survives.
 #[tokio::test(start_paused = true)]
 async fn invalid_messages_are_survived() {
-    let world = World::new().await;
+    let world = SubscriberFixture::new().await;
     let (sender, mut receiver) = tokio::sync::mpsc::unbounded_channel();
     let listen = world.dispatcher.subscribe(Filter::all()).listener(move || Numbers(sender.clone()));
     let handle = listen.named("numbers").unwrap().start().unwrap();
@@ -204,7 +204,7 @@ async fn invalid_messages_are_survived() {
 /// A dispatcher that nobody listens to goes on: an event without a subscriber is no failure.
 #[tokio::test(start_paused = true)]
 async fn events_without_subscribers_are_fine() {
-    let world = World::new().await;
+    let world = SubscriberFixture::new().await;
     let position = world.event(&db("a", 1), EventKind::Created).await;
     let since = Cursor::NOTHING;
     let mut late = world.dispatcher.subscribe(Filter::all()).since(since).stream();
@@ -215,7 +215,7 @@ async fn events_without_subscribers_are_fine() {
 /// Once, a change that the old filter had passed over because of its design document was taken for delivered.
 #[tokio::test(start_paused = true)]
 async fn what_was_passed_over_because_of_its_design_document_is_told_to_who_wants_it_now() {
-    let world = World::new().await;
+    let world = SubscriberFixture::new().await;
     world.events(&["a", "b", "c"], EventKind::Created).await;
     let ddocs = Filter::prefix("").kinds(EventKind::DdocUpdated.into()).unwrap();
     let auth = ddocs.clone().ddocs(["_design/auth".parse().unwrap()]).unwrap();

@@ -18,8 +18,8 @@ use tokio_stream::{Stream, StreamExt};
 
 use crate::{
     common::{db, eager, forgetful, narrow_bus, until, wide_bus, within},
+    fixture::{SubscriberFixture, drain, kinds, name, names, next, ready},
     listeners::Recorder,
-    world::{World, drain, kinds, name, names, next, ready},
 };
 
 /// The listeners of `couch_event` go deaf when its server is restarted, because its registry is lost.
@@ -27,7 +27,7 @@ use crate::{
 async fn subscribers_survive_a_restart_of_the_dispatcher_and_miss_nothing() {
     for ring_rows_max in [1, 1_000] {
         let options = DispatcherOptions { ring_rows_max, ..DispatcherOptions::default() };
-        let World { store, bus, notifier, dispatcher } = World::with(options).await;
+        let SubscriberFixture { store, bus, notifier, dispatcher } = SubscriberFixture::with(options).await;
         let filters = [Filter::all(), Filter::suffix("a"), Filter::name("a").unwrap()];
         let mut streams: Vec<_> =
             filters.into_iter().map(|filter| dispatcher.subscribe(filter).stream()).collect();
@@ -38,7 +38,7 @@ async fn subscribers_survive_a_restart_of_the_dispatcher_and_miss_nothing() {
         let suspended = dispatcher.suspend().await;
         assert_eq!(suspended.subscribers(), 4);
         for kind in [EventKind::Created, EventKind::Updated] {
-            crate::world::fold(&store, &bus, &db("a", 1), kind).await;
+            crate::fixture::fold(&store, &bus, &db("a", 1), kind).await;
         }
         tokio::time::sleep(Duration::from_mins(1)).await;
         assert!(streams.iter_mut().all(|stream| ready(stream).is_empty()), "nobody reads the feed");
@@ -51,7 +51,7 @@ async fn subscribers_survive_a_restart_of_the_dispatcher_and_miss_nothing() {
         }
         until("the listener", async || !told.lock().unwrap().is_empty()).await;
         assert!(dispatcher.listener::<()>("recorder").is_ok(), "names are kept");
-        let world = World { store, bus, notifier, dispatcher };
+        let world = SubscriberFixture { store, bus, notifier, dispatcher };
         world.event(&db("a", 1), EventKind::Updated).await;
         for stream in &mut streams {
             assert_eq!(kinds(&next(stream).await), [EventKind::Updated]);
@@ -61,7 +61,7 @@ async fn subscribers_survive_a_restart_of_the_dispatcher_and_miss_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn a_suspended_dispatcher_that_is_dropped_ends_its_subscribers() {
-    let World { dispatcher, .. } = World::new().await;
+    let SubscriberFixture { dispatcher, .. } = SubscriberFixture::new().await;
     let mut stream = dispatcher.subscribe(Filter::all()).stream();
     let handle = dispatcher.subscribe(Filter::all()).listener(|| crate::listeners::Quiet).start().unwrap();
     drop(dispatcher.suspend().await);
@@ -71,7 +71,7 @@ async fn a_suspended_dispatcher_that_is_dropped_ends_its_subscribers() {
 
 #[tokio::test(start_paused = true)]
 async fn a_node_lists_its_dispatcher_while_that_is_suspended() {
-    let world = World::new().await;
+    let world = SubscriberFixture::new().await;
     let node = world.bus.node(NodeOptions::default()).await.unwrap();
     let suspended = node.dispatcher(DispatcherOptions::default()).await.unwrap().suspend().await;
     let roles =
@@ -84,7 +84,7 @@ async fn a_node_lists_its_dispatcher_while_that_is_suspended() {
 
 /// The tail is the only one that everybody depends on: a panic in it is mended at once.
 #[tokio::test(start_paused = true)]
-async fn a_tail_that_panics_is_begun_anew() {
+async fn a_tail_that_panics_is_begun_again() {
     let store = Database::memory();
     let faults = Faults::new(&store);
     let (folding, bus) = (narrow_bus(&store).await, narrow_bus(&faults.database()).await);
@@ -96,7 +96,7 @@ async fn a_tail_that_panics_is_begun_anew() {
         assert!(has_panicked.swap(true, Ordering::Relaxed), "a read of the tail panics");
         None
     });
-    crate::world::fold(&store, &folding, &db("a", 1), EventKind::Created).await;
+    crate::fixture::fold(&store, &folding, &db("a", 1), EventKind::Created).await;
     for stream in &mut streams {
         assert_eq!(name(&next(stream).await), "a");
     }
@@ -109,7 +109,7 @@ async fn who_was_suspended_for_too_long_is_told_so() {
     let store = Database::memory();
     let bus = wide_bus(&store).await;
     let _notifier = bus.notifier(eager()).await.unwrap();
-    let world_event = async |db: &notibus::Db, kind| crate::world::fold(&store, &bus, db, kind).await;
+    let world_event = async |db: &notibus::Db, kind| crate::fixture::fold(&store, &bus, db, kind).await;
     world_event(&db("stays", 1), EventKind::Created).await;
     world_event(&db("goes", 1), EventKind::Created).await;
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
@@ -135,15 +135,15 @@ async fn who_has_expired_and_wants_something_else_is_still_told_so() {
     let store = Database::memory();
     let bus = wide_bus(&store).await;
     let _notifier = bus.notifier(eager()).await.unwrap();
-    crate::world::fold(&store, &bus, &db("stays", 1), EventKind::Created).await;
-    crate::world::fold(&store, &bus, &db("goes", 1), EventKind::Created).await;
+    crate::fixture::fold(&store, &bus, &db("stays", 1), EventKind::Created).await;
+    crate::fixture::fold(&store, &bus, &db("goes", 1), EventKind::Created).await;
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
     let goes = Filter::name("goes").unwrap();
     let both = Filter::names(["stays", "goes"].map(|name| name.parse().unwrap())).unwrap();
     let mut streams =
         [both.clone(), Filter::all()].map(|next| (dispatcher.subscribe(goes.clone()).stream(), next));
     let suspended = dispatcher.suspend().await;
-    crate::world::fold(&store, &bus, &db("goes", 1), EventKind::Deleted).await;
+    crate::fixture::fold(&store, &bus, &db("goes", 1), EventKind::Deleted).await;
     let _janitor = bus.janitor(forgetful()).await.unwrap();
     until("the tombstone's end", async || bus.stats().tombstones_dropped == 1).await;
     let dispatcher = suspended.resume();
@@ -157,21 +157,21 @@ async fn who_has_expired_and_wants_something_else_is_still_told_so() {
     }
 }
 
-/// Once, a durable subscriber of exact names that put down how far it had come, before it had heard that it had expired, began
-/// at zero after its next restart: it was never told of the databases that were gone.
+/// Once, a durable subscriber of exact names that saved how far it had come, before it had heard that it had expired, began
+/// at zero after its next restart: it was never informed of the databases that were gone.
 #[tokio::test(start_paused = true)]
 async fn who_has_expired_and_dies_before_it_has_heard_so_is_told_later() {
     for replaces in [false, true] {
         let store = Database::memory();
         let bus = wide_bus(&store).await;
         let _notifier = bus.notifier(eager()).await.unwrap();
-        crate::world::fold(&store, &bus, &db("goes", 1), EventKind::Created).await;
+        crate::fixture::fold(&store, &bus, &db("goes", 1), EventKind::Created).await;
         let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
         let cursor = bus.cursor("mirror").unwrap();
         let goes = Filter::name("goes").unwrap();
         let mut stream = dispatcher.subscribe(goes.clone()).durable(&cursor).await.unwrap().stream();
         let suspended = dispatcher.suspend().await;
-        crate::world::fold(&store, &bus, &db("goes", 1), EventKind::Deleted).await;
+        crate::fixture::fold(&store, &bus, &db("goes", 1), EventKind::Deleted).await;
         let _janitor = bus.janitor(forgetful()).await.unwrap();
         until("the tombstone's end", async || bus.stats().tombstones_dropped == 1).await;
         let dispatcher = suspended.resume();
@@ -202,7 +202,7 @@ impl std::task::Wake for Bad {
 #[tokio::test(start_paused = true)]
 async fn a_waker_that_panics_costs_others_nothing() {
     for bad in [Filter::all(), Filter::name("a").unwrap()] {
-        let world = World::new().await;
+        let world = SubscriberFixture::new().await;
         let mut bad = world.dispatcher.subscribe(bad).stream();
         let waker = Arc::new(Bad).into();
         let polled = std::pin::Pin::new(&mut bad).poll_next(&mut std::task::Context::from_waker(&waker));

@@ -12,8 +12,8 @@ use tokio_stream::StreamExt;
 
 use crate::{
     common::{db, forgetful, until, within},
+    fixture::{SubscriberFixture, drain, fold, kinds, name, next, ready},
     listeners::Quiet,
-    world::{World, drain, fold, kinds, name, next, ready},
 };
 
 /// Drops all tombstones.
@@ -39,7 +39,7 @@ async fn commit(store: &Database, bus: &Bus, name: &str, kind: EventKind) -> u64
 }
 
 /// Creates databases in one transaction, so in one batch.
-async fn together(world: &World, names: &[&str]) {
+async fn together(world: &SubscriberFixture, names: &[&str]) {
     let before = world.bus.stats().folded.total();
     let producer = world.bus.producer();
     let write = async |tx| {
@@ -57,7 +57,7 @@ async fn together(world: &World, names: &[&str]) {
 /// Once, a listener that catches up, finds nothing for it, and so is never called, never says how far it has come.
 #[tokio::test(start_paused = true)]
 async fn reached_is_told_though_a_catch_up_finds_nothing() {
-    let world = World::new().await;
+    let world = SubscriberFixture::new().await;
     let first = world.event(&db("x", 1), EventKind::Created).await;
     let last = world.event(&db("y", 1), EventKind::Created).await;
     let subscribe = world.dispatcher.subscribe(Filter::prefix("q")).since(first);
@@ -69,7 +69,8 @@ async fn reached_is_told_though_a_catch_up_finds_nothing() {
 #[tokio::test(start_paused = true)]
 async fn a_mirror_is_fresh_though_the_tail_was_between_two_pages() {
     let options = DispatcherOptions { page_rows_max: 1, ..DispatcherOptions::default() };
-    let World { store, bus, notifier: _notifier, dispatcher } = World::with(options).await;
+    let SubscriberFixture { store, bus, notifier: _notifier, dispatcher } =
+        SubscriberFixture::with(options).await;
     let mirror = Arc::new(dispatcher.mirror(Filter::prefix("m")).unwrap());
     mirror.synced().await.unwrap();
     let suspended = dispatcher.suspend().await;
@@ -87,9 +88,9 @@ async fn a_mirror_is_fresh_though_the_tail_was_between_two_pages() {
 /// Once, the deletion that a mirror was to wait for is in no row any more.
 #[tokio::test(start_paused = true)]
 async fn a_barrier_knows_of_tombstones_that_were_dropped() {
-    let world = World::new().await;
+    let world = SubscriberFixture::new().await;
     world.events(&["a", "b"], EventKind::Created).await;
-    let World { store, bus, notifier: _notifier, dispatcher } = world;
+    let SubscriberFixture { store, bus, notifier: _notifier, dispatcher } = world;
     let mirror = dispatcher.mirror(Filter::all()).unwrap();
     mirror.synced().await.unwrap();
     let suspended = dispatcher.suspend().await;
@@ -105,12 +106,12 @@ async fn a_barrier_knows_of_tombstones_that_were_dropped() {
 /// Once, a filter that is replaced before `Synced` was returned.
 #[tokio::test(start_paused = true)]
 async fn a_filter_that_is_replaced_before_synced_scans_again() {
-    let world = World::new().await;
+    let world = SubscriberFixture::new().await;
     world.events(&["b1", "a1", "b2"], EventKind::Created).await;
     let mut stream = world.dispatcher.subscribe(Filter::prefix("a")).since(Cursor::NOTHING).stream();
     let first = within("the first", stream.next()).await.unwrap().unwrap();
     assert_eq!(name(&first), "a1");
-    // It was not told that the first scan is complete.
+    // It was not informed that the first scan is complete.
     stream.replace(Filter::all());
     let mut told = Vec::new();
     while let Ok(Some(item)) = tokio::time::timeout(Duration::from_secs(10), stream.next()).await {
@@ -126,7 +127,7 @@ async fn a_filter_that_is_replaced_before_synced_scans_again() {
 /// Once, the same by a restart.
 #[tokio::test(start_paused = true)]
 async fn who_is_restarted_before_synced_gets_it() {
-    let world = World::new().await;
+    let world = SubscriberFixture::new().await;
     world.events(&["a"], EventKind::Created).await;
     let cursor = world.bus.cursor("c").unwrap();
     let durable = async || {
@@ -150,7 +151,7 @@ async fn a_skipper_with_a_new_pattern_is_delivered_what_the_ring_holds() {
         (Filter::prefix("a"), Filter::prefix("a1")),
         (Filter::all(), Filter::prefix("a")),
     ] {
-        let world = World::new().await;
+        let world = SubscriberFixture::new().await;
         let mut stream = world.dispatcher.subscribe(old.clone()).skip_when_lagging().stream();
         assert!(ready(&mut stream).is_empty());
         world.events(&["a1"], EventKind::Created).await;
@@ -164,7 +165,7 @@ async fn a_skipper_with_a_new_pattern_is_delivered_what_the_ring_holds() {
 #[tokio::test(start_paused = true)]
 async fn coalescing_of_a_name_keeps_the_deletion_before_an_adoption() {
     for filter in [Filter::all(), Filter::prefix("a"), Filter::name("a").unwrap()] {
-        let world = World::new().await;
+        let world = SubscriberFixture::new().await;
         world.event(&db("a", 1), EventKind::Created).await;
         let mut slow = world.dispatcher.subscribe(filter.clone()).stream();
         world.event(&db("a", 1), EventKind::Deleted).await;
@@ -180,7 +181,7 @@ async fn coalescing_of_a_name_keeps_the_deletion_before_an_adoption() {
 #[tokio::test(start_paused = true)]
 async fn a_filter_that_is_replaced_twice_delivers_once() {
     let options = DispatcherOptions { catch_up_rows_max: 1, ..DispatcherOptions::default() };
-    let world = World::with(options).await;
+    let world = SubscriberFixture::with(options).await;
     world.events(&["b1", "a1", "b2", "a2"], EventKind::Created).await;
     let mut stream = world.dispatcher.subscribe(Filter::prefix("a")).since(Cursor::NOTHING).stream();
     assert_eq!(name(&next(&mut stream).await), "a1");
@@ -193,7 +194,7 @@ async fn a_filter_that_is_replaced_twice_delivers_once() {
 /// Once, a predicate that panics when it is asked after the design documents were read costs the whole batch.
 #[tokio::test(start_paused = true)]
 async fn a_predicate_that_panics_after_design_documents_costs_no_batch() {
-    let world = World::new().await;
+    let world = SubscriberFixture::new().await;
     let panics = Filter::predicate(|row| {
         assert_ne!(row.name.as_str(), "a", "the predicate panics");
         true
@@ -216,7 +217,7 @@ async fn a_predicate_that_panics_after_design_documents_costs_no_batch() {
 /// Once, barriers that are given up stay for ever.
 #[tokio::test(start_paused = true)]
 async fn a_barrier_that_is_given_up_leaves_nothing() {
-    let World { store, bus, notifier: _notifier, dispatcher } = World::new().await;
+    let SubscriberFixture { store, bus, notifier: _notifier, dispatcher } = SubscriberFixture::new().await;
     let mirror = dispatcher.mirror(Filter::all()).unwrap();
     mirror.synced().await.unwrap();
     assert_eq!(dispatcher.subscribers(), 1);
@@ -232,7 +233,7 @@ async fn a_barrier_that_is_given_up_leaves_nothing() {
 /// Once, what a callback has worked on is saved once a second, says the page.
 #[tokio::test(start_paused = true)]
 async fn a_cursor_is_saved_within_a_batch() {
-    let world = World::new().await;
+    let world = SubscriberFixture::new().await;
     let cursor = world.bus.cursor("slow").unwrap();
     let durable = world.dispatcher.subscribe(Filter::all()).durable(&cursor).await.unwrap();
     let (sender, mut receiver) = tokio::sync::mpsc::unbounded_channel();
@@ -254,7 +255,7 @@ async fn a_cursor_is_saved_within_a_batch() {
 /// Once, names that are looked up in several parts are delivered newer rows first, and older ones then.
 #[tokio::test(start_paused = true)]
 async fn rows_of_a_database_never_go_back() {
-    let world = World::new().await;
+    let world = SubscriberFixture::new().await;
     let all: Vec<_> = (0..401).map(|n| format!("n{n:03}")).collect();
     for some in all.chunks(100) {
         together(&world, &some.iter().map(String::as_str).collect::<Vec<_>>()).await;
@@ -275,10 +276,10 @@ async fn rows_of_a_database_never_go_back() {
     assert!(told.is_sorted_by_key(|(sequence, _)| *sequence), "it lives again after its deletion: {told:?}");
 }
 
-/// Once, a mirror by a predicate kept what its predicate wanted no more, as nobody is told of such a row.
+/// Once, a mirror by a predicate kept what its predicate wanted no more, as nobody is informed of such a row.
 #[tokio::test(start_paused = true)]
 async fn a_mirror_takes_no_predicate() {
-    let world = World::new().await;
+    let world = SubscriberFixture::new().await;
     let one = Filter::predicate(|row| !row.is_deleted());
     let set = Filter::any([Filter::prefix("a"), one.clone()]).unwrap();
     for filter in [one, set] {
@@ -300,7 +301,7 @@ impl Listener for StopsAtB {
 
 /// What a durable stream is delivered after a listener has stopped at `b` of `a` to `d`.
 async fn after_a_stop(reason: StopReason, in_batches: bool) -> Vec<String> {
-    let world = World::new().await;
+    let world = SubscriberFixture::new().await;
     let cursor = world.bus.cursor("c").unwrap();
     let durable = async || world.dispatcher.subscribe(Filter::all()).durable(&cursor).await.unwrap();
     let listen = durable().await.listener(move || StopsAtB(reason.clone()));
@@ -331,7 +332,7 @@ async fn what_a_listener_has_failed_on_is_given_again() {
 /// Once, globs that are sound one by one, and too many for one set, stop the tail for everybody.
 #[tokio::test(start_paused = true)]
 async fn many_globs_do_not_stop_the_tail() {
-    let world = World::new().await;
+    let world = SubscriberFixture::new().await;
     let mut all = world.dispatcher.subscribe(Filter::all()).stream();
     let glob = |n: usize| {
         let text = format!(
@@ -379,7 +380,7 @@ impl Listener for PanicsOnce {
 /// Once, what is in hand is given again, although it is not wanted any more.
 #[tokio::test(start_paused = true)]
 async fn what_is_in_hand_does_not_outlive_the_filter() {
-    let world = World::new().await;
+    let world = SubscriberFixture::new().await;
     let told = Arc::default();
     let written = Arc::clone(&told);
     let listen = world.dispatcher.subscribe(Filter::all()).listener(move || PanicsOnce(Arc::clone(&written)));
@@ -396,7 +397,7 @@ async fn what_is_in_hand_does_not_outlive_the_filter() {
 /// Once, a set says that a filter wants what the whole does not allow it.
 #[tokio::test(start_paused = true)]
 async fn wanted_by_knows_the_kinds_of_the_whole() {
-    let world = World::new().await;
+    let world = SubscriberFixture::new().await;
     let only = |kind: EventKind| Filter::prefix("a").kinds(kind.into()).unwrap();
     let set = Filter::any([only(EventKind::Created), only(EventKind::Updated)]).unwrap();
     let set = set.kinds(EventKind::Updated.into()).unwrap();
@@ -412,7 +413,7 @@ async fn wanted_by_knows_the_kinds_of_the_whole() {
 #[tokio::test(start_paused = true)]
 async fn who_rests_long_and_is_overrun_then_has_not_expired() {
     let options = DispatcherOptions { ring_rows_max: 4, ..DispatcherOptions::default() };
-    let world = World::with(options).await;
+    let world = SubscriberFixture::with(options).await;
     for filter in [Filter::prefix("a"), Filter::name("a").unwrap()] {
         let mut stream = world.dispatcher.subscribe(filter.clone()).stream();
         assert!(ready(&mut stream).is_empty());
@@ -426,13 +427,13 @@ async fn who_rests_long_and_is_overrun_then_has_not_expired() {
     }
 }
 
-/// Once, a durable subscriber whose filter was replaced within a reading, so that it was set back: it was told that it had expired,
+/// Once, a durable subscriber whose filter was replaced within a reading, so that it was set back: it was informed that it had expired,
 /// and forgot everything; started again it stood at what had been saved before, and was never delivered what it had forgotten.
 #[tokio::test(start_paused = true)]
 async fn who_was_set_back_and_has_expired_is_told_so_again() {
     let options =
         DispatcherOptions { catch_up_rows_max: 1, ring_rows_max: 1, ..DispatcherOptions::default() };
-    let world = World::with(options).await;
+    let world = SubscriberFixture::with(options).await;
     let known = world.event(&db("x", 1), EventKind::Created).await;
     let cursor = world.bus.cursor("c").unwrap();
     let durable = async || {

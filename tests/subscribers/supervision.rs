@@ -23,8 +23,8 @@ use tokio_stream::StreamExt;
 
 use crate::{
     common::{db, eager, narrow_bus, until, within},
+    fixture::{SubscriberFixture, drain, fold, name, names},
     listeners::{tellers, told},
-    world::{World, drain, fold, name, names},
 };
 
 /// What becomes of somebody next.
@@ -38,8 +38,8 @@ fn is_panic(what: &Supervised, at: Option<Sequence>) -> bool {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_listener_that_panics_is_made_anew_and_goes_on_where_it_was() {
-    let world = World::new().await;
+async fn a_listener_that_panics_is_made_again_and_goes_on_where_it_was() {
+    let world = SubscriberFixture::new().await;
     let mut events = world.dispatcher.supervision();
     let (factory, mut calls) = tellers();
     let listen = world.dispatcher.subscribe(Filter::all()).listener(factory).named("teller").unwrap();
@@ -72,7 +72,7 @@ async fn a_listener_that_panics_is_made_anew_and_goes_on_where_it_was() {
 #[tokio::test(start_paused = true)]
 async fn a_policy_limits_the_restarts() {
     for (policy, inits) in [(RestartPolicy::Never, 1), (RestartPolicy::Times(2), 3)] {
-        let world = World::new().await;
+        let world = SubscriberFixture::new().await;
         let (factory, mut calls) = tellers();
         let listen = world.dispatcher.subscribe(Filter::all()).listener(factory).restart(policy);
         let handle = listen.start().unwrap();
@@ -106,7 +106,7 @@ impl Listener for Fragile {
 
 #[tokio::test(start_paused = true)]
 async fn pauses_between_restarts_grow() {
-    let world = World::new().await;
+    let world = SubscriberFixture::new().await;
     let times = Arc::new(std::sync::Mutex::new(Vec::new()));
     let made = Arc::clone(&times);
     let listen = world.dispatcher.subscribe(Filter::all()).listener(move || {
@@ -129,7 +129,7 @@ async fn pauses_between_restarts_grow() {
 
 #[tokio::test(start_paused = true)]
 async fn a_listener_that_pauses_after_a_panic_can_be_stopped() {
-    let world = World::new().await;
+    let world = SubscriberFixture::new().await;
     let hour = Duration::from_hours(1);
     let listen = world.dispatcher.subscribe(Filter::all()).listener(|| Fragile);
     let handle = listen.backoff(hour, hour).unwrap().start().unwrap();
@@ -140,7 +140,7 @@ async fn a_listener_that_pauses_after_a_panic_can_be_stopped() {
 /// A message that it panics on is lost, and told; the next one comes.
 #[tokio::test(start_paused = true)]
 async fn a_panic_on_a_message_is_survived() {
-    let world = World::new().await;
+    let world = SubscriberFixture::new().await;
     let (factory, mut calls) = tellers();
     let handle = world.dispatcher.subscribe(Filter::all()).listener(factory).start().unwrap();
     told(&mut calls).await;
@@ -152,7 +152,7 @@ async fn a_panic_on_a_message_is_survived() {
 
 #[tokio::test(start_paused = true)]
 async fn a_predicate_that_panics_is_told_and_its_listener_goes_on() {
-    let world = World::new().await;
+    let world = SubscriberFixture::new().await;
     let mut events = world.dispatcher.supervision();
     let filter = Filter::predicate(|row| {
         assert_ne!(row.name.as_str(), "bad", "as it was told");
@@ -169,7 +169,7 @@ async fn a_predicate_that_panics_is_told_and_its_listener_goes_on() {
 
 #[tokio::test(start_paused = true)]
 async fn panics_of_callbacks_are_told_as_well() {
-    let world = World::new().await;
+    let world = SubscriberFixture::new().await;
     let mut events = world.dispatcher.supervision();
     let _handle = world.dispatcher.subscribe(Filter::all()).callback(async |delivery| {
         assert_ne!(name(&delivery.unwrap()), "bad", "as it was told");
@@ -181,10 +181,10 @@ async fn panics_of_callbacks_are_told_as_well() {
     assert_eq!(next(&mut events).await, passed);
 }
 
-/// Supervision events are bounded: who does not listen is told how many were missed.
+/// Supervision events are bounded: who does not listen is informed how many were missed.
 #[tokio::test(start_paused = true)]
 async fn missed_supervision_events_are_counted() {
-    let world = World::new().await;
+    let world = SubscriberFixture::new().await;
     let mut events = world.dispatcher.supervision();
     let count = Arc::new(AtomicUsize::new(0));
     let made = Arc::clone(&count);
@@ -203,7 +203,7 @@ async fn missed_supervision_events_are_counted() {
 /// One that sleeps in its handler delays nobody.
 #[tokio::test(start_paused = true)]
 async fn a_slow_and_a_dead_subscriber_delay_no_other() {
-    let world = World::new().await;
+    let world = SubscriberFixture::new().await;
     let _slow = world.dispatcher.subscribe(Filter::all()).callback(async |_| {
         tokio::time::sleep(Duration::from_hours(1)).await;
     });
@@ -234,13 +234,13 @@ async fn one_that_stops_in_the_middle_of_a_read_delays_no_other() {
     faults.plan_reads(|_| Some(notibus::store::StoreError::TRANSACTION_TOO_OLD));
     assert!(tokio::time::timeout(Duration::from_millis(1), stalled.next()).await.is_err());
     faults.heal();
-    assert_eq!(name(&crate::world::next(&mut other).await), "a");
-    assert_eq!(name(&crate::world::next(&mut stalled).await), "a");
+    assert_eq!(name(&crate::fixture::next(&mut other).await), "a");
+    assert_eq!(name(&crate::fixture::next(&mut stalled).await), "a");
 }
 
 /// What is in hand is not worked on: whoever is made again is not told that it was.
 #[tokio::test(start_paused = true)]
-async fn one_that_is_made_anew_is_told_where_it_is_without_what_is_in_hand() {
+async fn one_that_is_made_again_is_told_where_it_is_without_what_is_in_hand() {
     /// Panics on its first delivery.
     struct Panics(UnboundedSender<Cursor>, Arc<AtomicBool>);
 
@@ -259,7 +259,7 @@ async fn one_that_is_made_anew_is_told_where_it_is_without_what_is_in_hand() {
     }
 
     for filter in [Filter::name("a").unwrap(), Filter::prefix("a")] {
-        let world = World::new().await;
+        let world = SubscriberFixture::new().await;
         let (told, mut positions) = unbounded_channel();
         let has_panicked = Arc::new(AtomicBool::new(false));
         let factory = move || Panics(told.clone(), Arc::clone(&has_panicked));

@@ -13,11 +13,11 @@ use notibus::{
 
 use crate::{
     common::{db, eager, forgetful, until, wide_bus, within},
-    world::{Ear, World, at_rest, job, quick},
+    fixture::{Ear, TriggerFixture, at_rest, job, quick},
 };
 
 /// An index trigger, and what hears of its jobs.
-async fn start(world: &World) -> (Trigger, Ear<IndexBuild>) {
+async fn start(world: &TriggerFixture) -> (Trigger, Ear<IndexBuild>) {
     let (told, ear) = job::<IndexBuild>();
     (index_trigger(&world.dispatcher, quick(), told).await.unwrap(), ear)
 }
@@ -47,7 +47,7 @@ async fn hear_all(ear: &mut Ear<IndexBuild>) -> (BTreeSet<(Db, bool)>, Vec<Db>) 
 /// tombstones are kept were never told to be gone, and their indexes stayed for ever.
 #[tokio::test(start_paused = true)]
 async fn indexes_of_databases_that_went_unseen_are_told_to_be_gone() {
-    let mut world = World::new().await;
+    let mut world = TriggerFixture::new().await;
     let (gone, again, stays) = (db("gone", 1), db("again", 2), db("stays", 3));
     for db in [&gone, &again, &stays] {
         world.event(db, EventKind::Created).await;
@@ -83,7 +83,7 @@ async fn indexes_of_databases_that_went_unseen_are_told_to_be_gone() {
 /// The same, if the trigger crashes between having learnt of it and having told the job.
 #[tokio::test(start_paused = true)]
 async fn an_index_trigger_that_crashes_after_it_has_expired_still_tells_what_is_gone() {
-    let mut world = World::new().await;
+    let mut world = TriggerFixture::new().await;
     let (gone, stays) = (db("gone", 1), db("stays", 2));
     for db in [&gone, &stays] {
         world.event(db, EventKind::Created).await;
@@ -110,7 +110,7 @@ async fn an_index_trigger_that_crashes_after_it_has_expired_still_tells_what_is_
 #[tokio::test(start_paused = true)]
 async fn every_instance_that_was_built_is_told_to_be_gone_however_many_have_come_since() {
     for lives in [true, false] {
-        let mut world = World::new().await;
+        let mut world = TriggerFixture::new().await;
         let [first, second, third] = [1, 2, 3].map(|instance| db("a", instance));
         world.event(&first, EventKind::Created).await;
         let (trigger, mut ear) = start(&world).await;
@@ -136,7 +136,7 @@ async fn every_instance_that_was_built_is_told_to_be_gone_however_many_have_come
     }
 }
 
-/// While it cannot find out what is gone, it puts down no position: whoever starts again has to find it out.
+/// While it cannot find out what is gone, it saves no position: whoever starts again has to find it out.
 #[tokio::test(start_paused = true)]
 async fn a_trigger_that_crashes_before_it_could_look_for_what_is_gone_looks_again() {
     let store = Database::memory();
@@ -144,7 +144,7 @@ async fn a_trigger_that_crashes_before_it_could_look_for_what_is_gone_looks_agai
     let bus = wide_bus(&faults.database()).await;
     let notifier = bus.notifier(eager()).await.unwrap();
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
-    let mut world = World { store, bus, _notifier: notifier, dispatcher };
+    let mut world = TriggerFixture { store, bus, _notifier: notifier, dispatcher };
     let (gone, stays) = (db("gone", 1), db("stays", 2));
     for db in [&gone, &stays] {
         world.event(db, EventKind::Created).await;
@@ -175,7 +175,7 @@ async fn a_trigger_that_crashes_before_it_could_look_for_what_is_gone_looks_agai
 /// After a crash, that an instance was replaced is told again, and by then its successor is marked: that one lives.
 #[tokio::test(start_paused = true)]
 async fn a_database_that_lives_is_not_told_to_be_gone_when_its_predecessor_is_told_again() {
-    let world = World::new().await;
+    let world = TriggerFixture::new().await;
     let (old, new) = (db("a", 1), db("a", 2));
     world.event(&old, EventKind::Created).await;
     let (trigger, mut ear) = start(&world).await;

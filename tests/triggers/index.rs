@@ -17,12 +17,12 @@ use notibus::{
 
 use crate::{
     common::{db, record, until, within},
-    world::{World, at_rest, job, quick},
+    fixture::{TriggerFixture, at_rest, job, quick},
 };
 
 #[tokio::test]
 async fn options_out_of_their_limits_are_typed_errors() {
-    let world = World::new().await;
+    let world = TriggerFixture::new().await;
     let created = Filter::all().kinds(EventKind::Created.into()).unwrap();
     for bad in [
         TriggerOptions { name: String::new(), ..quick() },
@@ -44,7 +44,7 @@ async fn options_out_of_their_limits_are_typed_errors() {
 
 #[tokio::test(start_paused = true)]
 async fn builds_are_debounced_deduplicated_and_name_their_design_documents() {
-    let world = World::new().await;
+    let world = TriggerFixture::new().await;
     let (told, mut ear) = job::<IndexBuild>();
     let trigger = index_trigger(&world.dispatcher, quick(), told).await.unwrap();
     let a = db("a", 1);
@@ -73,7 +73,7 @@ async fn builds_are_debounced_deduplicated_and_name_their_design_documents() {
 
 #[tokio::test(start_paused = true)]
 async fn no_more_builds_run_at_once_than_may_and_one_per_database() {
-    let world = World::new().await;
+    let world = TriggerFixture::new().await;
     for n in 0..10 {
         world.event(&db(&format!("db{n}"), 1), EventKind::Created).await;
     }
@@ -107,7 +107,7 @@ async fn no_more_builds_run_at_once_than_may_and_one_per_database() {
 
 #[tokio::test(start_paused = true)]
 async fn a_build_that_fails_or_panics_is_tried_again_with_pauses() {
-    let world = World::new().await;
+    let world = TriggerFixture::new().await;
     let times = Arc::new(Mutex::new(Vec::new()));
     let tried = Arc::clone(&times);
     let build = move |build: IndexBuild| {
@@ -131,7 +131,7 @@ async fn a_build_that_fails_or_panics_is_tried_again_with_pauses() {
 
 #[tokio::test(start_paused = true)]
 async fn a_deleted_database_cancels_and_a_recreated_one_is_built_afresh() {
-    let world = World::new().await;
+    let world = TriggerFixture::new().await;
     let (told, mut ear) = job::<IndexBuild>();
     let trigger = index_trigger(&world.dispatcher, quick(), told).await.unwrap();
     let (old, new) = (db("a", 1), db("a", 2));
@@ -175,7 +175,7 @@ async fn a_deleted_database_cancels_and_a_recreated_one_is_built_afresh() {
 /// CouchDB 4 waits for a minute before it triggers a build, and loses it if the process ends within.
 #[tokio::test(start_paused = true)]
 async fn no_build_is_lost_by_a_crash_wherever_it_happens() {
-    let world = World::new().await;
+    let world = TriggerFixture::new().await;
     let start = async || {
         let (told, ear) = job::<IndexBuild>();
         (index_trigger(&world.dispatcher, quick(), told).await.unwrap(), ear)
@@ -191,7 +191,7 @@ async fn no_build_is_lost_by_a_crash_wherever_it_happens() {
     let (trigger, mut ear) = start().await;
     assert_eq!(ear.done().await.db, a);
     at_rest(&world, &trigger).await;
-    // While it runs, after others were done and their end was put down.
+    // While it runs, after others were done and their end was saved.
     world.event(&a, EventKind::Updated).await;
     let (_build, _decide) = ear.hear().await;
     world.event(&b, EventKind::Created).await;
@@ -216,7 +216,7 @@ async fn no_build_is_lost_by_a_crash_wherever_it_happens() {
 
 #[tokio::test(start_paused = true)]
 async fn databases_that_are_not_wanted_move_the_cursor_on() {
-    let world = World::new().await;
+    let world = TriggerFixture::new().await;
     let options = TriggerOptions { filter: Filter::suffix("/quiet"), ..quick() };
     let trigger = index_trigger(&world.dispatcher, options, job::<IndexBuild>().0).await.unwrap();
     world.event(&db("loud", 1), EventKind::Created).await;
@@ -226,7 +226,7 @@ async fn databases_that_are_not_wanted_move_the_cursor_on() {
 
 #[tokio::test(start_paused = true)]
 async fn a_trigger_that_is_started_elsewhere_takes_over() {
-    let world = World::new().await;
+    let world = TriggerFixture::new().await;
     let (told, mut first) = job::<IndexBuild>();
     let old = index_trigger(&world.dispatcher, quick(), told).await.unwrap();
     world.event(&db("a", 1), EventKind::Created).await;
@@ -245,7 +245,7 @@ async fn a_trigger_that_is_started_elsewhere_takes_over() {
 /// Once, a quiet database that changed had the cursor of a trigger of exact names go back to its last change.
 #[tokio::test(start_paused = true)]
 async fn the_cursor_of_a_trigger_never_goes_back() {
-    let world = World::new().await;
+    let world = TriggerFixture::new().await;
     let (quiet, busy) = (db("quiet", 1), db("busy", 1));
     world.event(&quiet, EventKind::Created).await;
     world.event(&busy, EventKind::Created).await;
@@ -269,7 +269,7 @@ async fn the_cursor_of_a_trigger_never_goes_back() {
 /// Once, a trigger that had as much to do as it may never read that the databases in question were gone, and stood still.
 #[tokio::test(start_paused = true)]
 async fn builds_of_databases_that_are_gone_do_not_stop_a_trigger_that_is_full() {
-    let world = World::new().await;
+    let world = TriggerFixture::new().await;
     let (gone, other) = (db("gone", 1), db("other", 1));
     let (told, mut ear) = job::<IndexBuild>();
     let options = TriggerOptions { pending_max: 1, ..quick() };
@@ -293,7 +293,7 @@ async fn builds_of_databases_that_are_gone_do_not_stop_a_trigger_that_is_full() 
 /// its index was not built.
 #[tokio::test(start_paused = true)]
 async fn a_design_document_without_an_id_has_all_indexes_built_whatever_it_was_folded_with() {
-    let world = World::new().await;
+    let world = TriggerFixture::new().await;
     let (told, mut ear) = job::<IndexBuild>();
     let trigger = index_trigger(&world.dispatcher, quick(), told).await.unwrap();
     let a = db("a", 1);
@@ -318,7 +318,7 @@ async fn a_design_document_without_an_id_has_all_indexes_built_whatever_it_was_f
 /// One that has lost its cursor ends with its next build of a new database, and does not wait for the next checkpoint.
 #[tokio::test(start_paused = true)]
 async fn a_trigger_that_was_taken_over_builds_no_new_database() {
-    let world = World::new().await;
+    let world = TriggerFixture::new().await;
     let (told, mut first) = job::<IndexBuild>();
     let options = TriggerOptions { checkpoint_interval: Duration::from_hours(1), ..quick() };
     let old = index_trigger(&world.dispatcher, options, told).await.unwrap();
@@ -336,7 +336,7 @@ async fn a_trigger_that_was_taken_over_builds_no_new_database() {
 /// Once, what the filter of before had left out was never built, and nothing said so.
 #[tokio::test(start_paused = true)]
 async fn a_trigger_that_is_restarted_with_another_filter_builds_what_the_old_one_left_out() {
-    let world = World::new().await;
+    let world = TriggerFixture::new().await;
     let (wanted, left_out) = (db("a", 1), db("b", 1));
     world.event(&wanted, EventKind::Created).await;
     world.event(&left_out, EventKind::Created).await;

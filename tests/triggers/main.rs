@@ -5,6 +5,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod expiry;
+mod fixture;
 mod index;
 mod marks;
 mod parking;
@@ -12,4 +13,3 @@ mod replication;
 mod structured;
 mod tenants;
 mod two_hours;
-mod world;

@@ -13,14 +13,14 @@ use notibus::{
 
 use crate::{
     common::{db, eager, forgetful, until, wide_bus},
-    world::{Told, World, at_rest, job, quick},
+    fixture::{ReportingJob, TriggerFixture, at_rest, job, quick},
 };
 
 /// What the keys of cursors and marks begin with.
 const CURSORS: &[u8] = b"notibus\x15\x10";
 
 /// A job that cannot clean up.
-struct Stubborn(Told<IndexBuild>);
+struct Stubborn(ReportingJob<IndexBuild>);
 
 impl TriggerJob<IndexBuild> for Stubborn {
     async fn run(&self, build: IndexBuild) -> TaskResult {
@@ -34,17 +34,17 @@ impl TriggerJob<IndexBuild> for Stubborn {
 }
 
 /// A bus with all its roles in a store that can fail.
-pub async fn faulty() -> (World, Faults) {
+pub async fn faulty() -> (TriggerFixture, Faults) {
     let store = Database::memory();
     let faults = Faults::new(&store);
     let bus = wide_bus(&faults.database()).await;
     let notifier = bus.notifier(eager()).await.unwrap();
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
-    (World { store, bus, _notifier: notifier, dispatcher }, faults)
+    (TriggerFixture { store, bus, _notifier: notifier, dispatcher }, faults)
 }
 
 /// How many keys tell of `name` among the cursors and marks.
-async fn marks(world: &World, name: &str) -> usize {
+async fn marks(world: &TriggerFixture, name: &str) -> usize {
     let read = RangeRead::new(KeyRange::prefix(CURSORS));
     let page = world.store.begin().get_range(&read, Isolation::Snapshot).await.unwrap();
     page.rows.iter().filter(|(key, _)| key.windows(name.len()).any(|part| part == name.as_bytes())).count()
@@ -54,7 +54,7 @@ async fn marks(world: &World, name: &str) -> usize {
 /// failed by it, and was given up without having been tried.
 #[tokio::test(start_paused = true)]
 async fn a_clean_up_that_has_failed_too_often_does_not_keep_the_successor_from_being_built() {
-    let world = World::new().await;
+    let world = TriggerFixture::new().await;
     let (old, new) = (db("again", 1), db("again", 2));
     let options = TriggerOptions { attempts_max: 2, ..quick() };
     let (told, mut ear) = job::<IndexBuild>();
@@ -135,7 +135,7 @@ async fn a_mark_that_comes_after_it_was_forgotten_does_not_happen() {
 /// Once, all that was found to be gone after an expiry was planned at once, however much that was.
 #[tokio::test(start_paused = true)]
 async fn what_is_gone_after_an_expiry_is_planned_as_far_as_there_is_room() {
-    let mut world = World::new().await;
+    let mut world = TriggerFixture::new().await;
     let all: Vec<_> = (0..20).map(|n| db(&format!("db{n:02}"), 1)).collect();
     let (told, mut ear) = job::<IndexBuild>();
     let trigger = index_trigger(&world.dispatcher, quick(), told).await.unwrap();
@@ -186,7 +186,7 @@ async fn what_is_gone_after_an_expiry_is_planned_as_far_as_there_is_room() {
 }
 
 /// A job that takes a second to clean up.
-struct Slow(Told<IndexBuild>);
+struct Slow(ReportingJob<IndexBuild>);
 
 impl TriggerJob<IndexBuild> for Slow {
     async fn run(&self, build: IndexBuild) -> TaskResult {

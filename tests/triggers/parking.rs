@@ -20,7 +20,7 @@ use notibus::{
 
 use crate::{
     common::{db, until},
-    world::{World, at_rest, job, quick},
+    fixture::{TriggerFixture, at_rest, job, quick},
 };
 
 /// Builds every database but those whose names begin with `bad`, as long as these are not mended; those of `hung` hang.
@@ -66,11 +66,11 @@ impl TriggerJob<IndexBuild> for Fussy {
     }
 }
 
-async fn start(world: &World, options: TriggerOptions, job: &Fussy) -> Trigger {
+async fn start(world: &TriggerFixture, options: TriggerOptions, job: &Fussy) -> Trigger {
     index_trigger(&world.dispatcher, options, job.clone()).await.unwrap()
 }
 
-async fn parked(world: &World) -> Vec<ParkedDb> {
+async fn parked(world: &TriggerFixture) -> Vec<ParkedDb> {
     world.bus.trigger("views").unwrap().parked(None, 100).await.unwrap()
 }
 
@@ -78,7 +78,7 @@ async fn parked(world: &World) -> Vec<ParkedDb> {
 /// was not built within a day, and a deletion not passed on.
 #[tokio::test(start_paused = true)]
 async fn databases_that_fail_for_ever_do_not_keep_others_from_being_built() {
-    let world = World::new().await;
+    let world = TriggerFixture::new().await;
     let fussy = Fussy::default();
     let bad: Vec<_> = (0..10).map(|n| db(&format!("bad{n}"), 1)).collect();
     for db in &bad {
@@ -102,7 +102,7 @@ async fn databases_that_fail_for_ever_do_not_keep_others_from_being_built() {
 /// built again.
 #[tokio::test(start_paused = true)]
 async fn a_database_that_fails_for_ever_does_not_hold_the_cursor_back() {
-    let world = World::new().await;
+    let world = TriggerFixture::new().await;
     let fussy = Fussy::default();
     let trigger = start(&world, quick(), &fussy).await;
     world.event(&db("bad", 1), EventKind::Created).await;
@@ -122,7 +122,7 @@ async fn a_database_that_fails_for_ever_does_not_hold_the_cursor_back() {
 /// Tried again in rounds, less and less often, as long as it fails; what was parked by a trigger that has ended as well.
 #[tokio::test(start_paused = true)]
 async fn what_is_parked_is_tried_again_less_and_less_often_until_it_succeeds() {
-    let world = World::new().await;
+    let world = TriggerFixture::new().await;
     let fussy = Fussy::default();
     let trigger = start(&world, quick(), &fussy).await;
     let bad = db("bad", 1);
@@ -145,13 +145,13 @@ async fn what_is_parked_is_tried_again_less_and_less_often_until_it_succeeds() {
 
 #[tokio::test(start_paused = true)]
 async fn what_is_parked_is_tried_soon_if_it_changes_or_somebody_asks() {
-    let world = World::new().await;
+    let world = TriggerFixture::new().await;
     let (told, mut ear) = job::<IndexBuild>();
     let options = TriggerOptions { attempts_max: 1, ..quick() };
     let trigger = index_trigger(&world.dispatcher, options, told).await.unwrap();
     let bad = db("bad", 1);
     world.event(&bad, EventKind::Created).await;
-    let fail = async |ear: &mut crate::world::Ear<IndexBuild>| {
+    let fail = async |ear: &mut crate::fixture::Ear<IndexBuild>| {
         // It may take hours.
         let (build, decide) = ear.works.recv().await.unwrap();
         decide.send(Err("no disk".into())).unwrap();
@@ -186,7 +186,7 @@ async fn what_is_parked_is_tried_soon_if_it_changes_or_somebody_asks() {
 /// Four jobs that hung ended a trigger, and nothing said so.
 #[tokio::test(start_paused = true)]
 async fn jobs_that_hang_are_cancelled_parked_and_reported() {
-    let world = World::new().await;
+    let world = TriggerFixture::new().await;
     let fussy = Fussy::default();
     let trigger = start(&world, quick(), &fussy).await;
     for n in 0..4 {
@@ -214,7 +214,7 @@ async fn jobs_that_hang_are_cancelled_parked_and_reported() {
 /// A job that goes on for long and says so is not cancelled.
 #[tokio::test(start_paused = true)]
 async fn a_job_that_shows_progress_may_take_as_long_as_it_takes() {
-    let world = World::new().await;
+    let world = TriggerFixture::new().await;
     let build = |build: IndexBuild| async move {
         for _ in 0..20 {
             tokio::time::sleep(Duration::from_mins(9)).await;
@@ -232,7 +232,7 @@ async fn a_job_that_shows_progress_may_take_as_long_as_it_takes() {
 /// A clean-up that fails is parked, too, and made good later.
 #[tokio::test(start_paused = true)]
 async fn a_clean_up_that_fails_is_made_good_later() {
-    let world = World::new().await;
+    let world = TriggerFixture::new().await;
     let fussy = Fussy::default();
     let trigger = start(&world, quick(), &fussy).await;
     let gone = db("stubborn", 1);
@@ -252,7 +252,7 @@ async fn a_clean_up_that_fails_is_made_good_later() {
 /// A database that changed all the time was never tried again once it was parked: something always waited for it.
 #[tokio::test(start_paused = true)]
 async fn what_is_parked_is_tried_again_although_it_goes_on_changing() {
-    let world = World::new().await;
+    let world = TriggerFixture::new().await;
     let fussy = Fussy::default();
     let hour = Duration::from_hours(1);
     let trigger = start(&world, TriggerOptions { debounce: hour, ..quick() }, &fussy).await;
@@ -272,7 +272,7 @@ async fn what_is_parked_is_tried_again_although_it_goes_on_changing() {
 /// A mark that could not be decoded kept its database from being parked, and the cursor from moving on.
 #[tokio::test(start_paused = true)]
 async fn a_mark_that_cannot_be_decoded_is_begun_again() {
-    let world = World::new().await;
+    let world = TriggerFixture::new().await;
     let fussy = Fussy::default();
     let trigger = start(&world, quick(), &fussy).await;
     let broken = db("broken", 1);
@@ -309,7 +309,7 @@ async fn an_end_of_a_retry_that_comes_late_forgets_nothing() {
     let bus = Bus::open(&faults.database(), BusOptions::default()).await.unwrap();
     let notifier = bus.notifier(crate::common::eager()).await.unwrap();
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
-    let world = World { store, bus, _notifier: notifier, dispatcher };
+    let world = TriggerFixture { store, bus, _notifier: notifier, dispatcher };
     let (told, mut ear) = job::<IndexBuild>();
     let options = TriggerOptions { attempts_max: 1, debounce: Duration::ZERO, ..quick() };
     let trigger = index_trigger(&world.dispatcher, options, told).await.unwrap();

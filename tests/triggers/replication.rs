@@ -16,7 +16,7 @@ use notibus::{
 
 use crate::{
     common::{self, db, forgetful, until, within},
-    world::{Ear, World, at_rest, job},
+    fixture::{Ear, TriggerFixture, at_rest, job},
 };
 
 /// The documents that a scan finds.
@@ -33,7 +33,7 @@ async fn ids(scan: &mut Scan) -> Vec<String> {
 
 #[tokio::test(start_paused = true)]
 async fn databases_are_scanned_from_the_beginning_and_then_from_the_last_seen_sequence() {
-    let world = World::new().await;
+    let world = TriggerFixture::new().await;
     let found = db("_replicator", 1);
     world.create(&found).await;
     world.document(&found, "x").await;
@@ -88,7 +88,7 @@ async fn databases_are_scanned_from_the_beginning_and_then_from_the_last_seen_se
 
 #[tokio::test(start_paused = true)]
 async fn an_update_during_a_scan_causes_another_one_afterwards() {
-    let world = World::new().await;
+    let world = TriggerFixture::new().await;
     let a = db("_replicator", 1);
     world.create(&a).await;
     let (told, mut ear) = job::<Scan>();
@@ -109,7 +109,7 @@ async fn an_update_during_a_scan_causes_another_one_afterwards() {
 
 #[tokio::test(start_paused = true)]
 async fn a_scan_that_fails_goes_on_from_its_last_report() {
-    let world = World::new().await;
+    let world = TriggerFixture::new().await;
     let a = db("_replicator", 1);
     world.create(&a).await;
     for id in ["x", "y", "z"] {
@@ -131,7 +131,7 @@ async fn a_scan_that_fails_goes_on_from_its_last_report() {
 
 #[tokio::test(start_paused = true)]
 async fn a_deleted_database_stops_and_stale_reports_are_ignored() {
-    let world = World::new().await;
+    let world = TriggerFixture::new().await;
     let (old, new) = (db("_replicator", 1), db("_replicator", 2));
     world.create(&old).await;
     let (told, mut ear) = job::<Scan>();
@@ -168,12 +168,12 @@ async fn a_deleted_database_stops_and_stale_reports_are_ignored() {
 /// Deleted while the trigger was away for longer than tombstones are kept: no row tells of it any more.
 #[tokio::test(start_paused = true)]
 async fn a_trigger_that_has_expired_finds_out_what_is_gone() {
-    let mut world = World::new().await;
+    let mut world = TriggerFixture::new().await;
     let (gone, again, stays) = (db("a/_replicator", 1), db("b/_replicator", 2), db("c/_replicator", 3));
     for db in [&gone, &again, &stays] {
         world.create(db).await;
     }
-    let start = async |world: &World| {
+    let start = async |world: &TriggerFixture| {
         let (told, ear) = job::<Scan>();
         let options = TriggerOptions::replication("r");
         (replication_trigger(&world.dispatcher, options, told).await.unwrap(), ear)
@@ -216,11 +216,11 @@ async fn a_trigger_that_has_expired_finds_out_what_is_gone() {
 #[tokio::test(start_paused = true)]
 async fn a_trigger_that_crashes_after_it_has_expired_still_finds_out_what_is_gone() {
     for is_done in [false, true] {
-        let mut world = World::new().await;
+        let mut world = TriggerFixture::new().await;
         let (gone, stays) = (db("a/_replicator", 1), db("c/_replicator", 3));
         world.create(&gone).await;
         world.create(&stays).await;
-        let start = async |world: &World, told| {
+        let start = async |world: &TriggerFixture, told| {
             let options =
                 TriggerOptions { backoff_min: Duration::from_mins(5), ..TriggerOptions::replication("r") };
             replication_trigger(&world.dispatcher, options, told).await.unwrap()
@@ -235,7 +235,7 @@ async fn a_trigger_that_crashes_after_it_has_expired_still_finds_out_what_is_gon
         let _janitor = world.bus.janitor(forgetful()).await.unwrap();
         until("the tombstone's end", async || world.bus.stats().tombstones_dropped == 1).await;
         world.dispatcher = world.bus.dispatcher(DispatcherOptions::default()).await.unwrap();
-        // It is told, cannot act on it, and puts down how far it has come.
+        // It is told, cannot act on it, and saves how far it has come.
         let (told, Ear { mut works, gone: deaf }) = job::<Scan>();
         drop(deaf);
         let trigger = start(&world, told).await;
@@ -258,8 +258,8 @@ async fn a_trigger_that_crashes_after_it_has_expired_still_finds_out_what_is_gon
 #[tokio::test(start_paused = true)]
 async fn an_instance_is_told_to_be_gone_however_many_have_come_since() {
     for lives in [true, false] {
-        let mut world = World::new().await;
-        let start = async |world: &World, told| {
+        let mut world = TriggerFixture::new().await;
+        let start = async |world: &TriggerFixture, told| {
             replication_trigger(&world.dispatcher, TriggerOptions::replication("r"), told).await.unwrap()
         };
         let [first, second, third] = [1, 2, 3].map(|instance| db("a/_replicator", instance));
@@ -297,7 +297,7 @@ async fn an_instance_is_told_to_be_gone_however_many_have_come_since() {
 #[tokio::test(start_paused = true)]
 async fn no_change_is_missed_by_scans_that_crash_at_random() {
     let mut random = common::dice();
-    let world = World::new().await;
+    let world = TriggerFixture::new().await;
     let dbs = [("_replicator", 1), ("a/_replicator", 2), ("b/_replicator", 3)].map(|(name, n)| db(name, n));
     for db in &dbs {
         world.create(db).await;

@@ -1,4 +1,4 @@
-//! Whatever a job starts ends inside it: nothing of it runs or is committed once anybody is told that it is over.
+//! Whatever a job starts ends inside it: nothing of it runs or is committed once anybody is informed that it is over.
 
 use std::{
     sync::{
@@ -21,24 +21,24 @@ use notibus::{
 
 use crate::{
     common::{db, until},
+    fixture::{TriggerFixture, quick},
     marks::faulty,
-    world::{World, quick},
 };
 
-/// What a job has done, and when it was told that it is over.
+/// What a job has done, and when it was informed that it is over.
 #[derive(Clone)]
 struct Watched {
     changes: Changes,
     /// Batches that were begun.
     begun: Arc<AtomicUsize>,
-    /// Whether it was told that it is over.
+    /// Whether it was informed that it is over.
     is_over: Arc<AtomicBool>,
     /// Batches that ended after that.
     late: Arc<AtomicUsize>,
 }
 
 impl Watched {
-    fn new(world: &World) -> Self {
+    fn new(world: &TriggerFixture) -> Self {
         let (begun, is_over, late) = Default::default();
         Self { changes: world.bus.changes(), begun, is_over, late }
     }
@@ -86,7 +86,7 @@ impl TriggerJob<IndexBuild> for Watched {
 }
 
 /// A database with documents in several shards.
-async fn fill(world: &World, db: &Db, docs: usize) {
+async fn fill(world: &TriggerFixture, db: &Db, docs: usize) {
     let (changes, producer) = (world.bus.changes(), world.bus.producer());
     let options = ChangesOptions { shards: 4, ..ChangesOptions::default() };
     let revision = Revision { position: 1, hash: [1; 16] };
@@ -104,7 +104,7 @@ async fn fill(world: &World, db: &Db, docs: usize) {
 }
 
 /// A trigger of these jobs that begins at once.
-async fn start(world: &World, job: &Watched) -> notibus::Trigger {
+async fn start(world: &TriggerFixture, job: &Watched) -> notibus::Trigger {
     let options = TriggerOptions { debounce: Duration::ZERO, ..TriggerOptions::index("views") };
     index_trigger(&world.dispatcher, options, job.clone()).await.unwrap()
 }
@@ -114,7 +114,7 @@ async fn start(world: &World, job: &Watched) -> notibus::Trigger {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn nothing_of_a_cancelled_build_runs_once_its_database_is_told_to_be_gone() {
     for round in 0..5 {
-        let world = World::new().await;
+        let world = TriggerFixture::new().await;
         let job = Watched::new(&world);
         let trigger = start(&world, &job).await;
         let db = db(&format!("db{round}"), 1);
@@ -132,7 +132,7 @@ async fn nothing_of_a_cancelled_build_runs_once_its_database_is_told_to_be_gone(
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_trigger_that_has_shut_down_or_was_dropped_has_no_work_left() {
     for is_orderly in [true, false] {
-        let world = World::new().await;
+        let world = TriggerFixture::new().await;
         let job = Watched::new(&world);
         let trigger = start(&world, &job).await;
         fill(&world, &db("a", 1), 200).await;
@@ -152,7 +152,7 @@ async fn a_trigger_that_has_shut_down_or_was_dropped_has_no_work_left() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_parallel_job_that_has_failed_or_was_dropped_has_no_work_left() {
     for fails_after in [3, usize::MAX] {
-        let world = World::new().await;
+        let world = TriggerFixture::new().await;
         let job = Watched::new(&world);
         fill(&world, &db("a", 1), 200).await;
         let run = job.job(&db("a", 1), fails_after);
@@ -224,8 +224,8 @@ async fn a_commit_that_is_on_its_way_when_its_build_is_cancelled_does_not_happen
 /// The fence of a build that is over refuses transactions that begin later, too.
 #[tokio::test(start_paused = true)]
 async fn the_fence_of_a_build_that_was_done_again_or_whose_database_is_gone_refuses() {
-    let world = World::new().await;
-    let (told, mut ear) = crate::world::job::<IndexBuild>();
+    let world = TriggerFixture::new().await;
+    let (told, mut ear) = crate::fixture::job::<IndexBuild>();
     let trigger = index_trigger(&world.dispatcher, quick(), told).await.unwrap();
     let a = db("a", 1);
     let checked = async |build: &IndexBuild| {
@@ -249,7 +249,7 @@ async fn the_fence_of_a_build_that_was_done_again_or_whose_database_is_gone_refu
 #[tokio::test(start_paused = true)]
 async fn a_trigger_that_cannot_start_leaves_the_old_one_at_work() {
     let (world, faults) = faulty().await;
-    let (told, mut ear) = crate::world::job::<IndexBuild>();
+    let (told, mut ear) = crate::fixture::job::<IndexBuild>();
     let options = TriggerOptions { checkpoint_interval: Duration::from_hours(1), ..quick() };
     world.event(&db("a", 1), EventKind::Created).await;
     let old = index_trigger(&world.dispatcher, options, told).await.unwrap();
@@ -259,7 +259,7 @@ async fn a_trigger_that_cannot_start_leaves_the_old_one_at_work() {
             if range.begin.starts_with(b"notibus\x15\x10"));
         is_marks.then_some(StoreError::IO_ERROR)
     });
-    let (told, _) = crate::world::job::<IndexBuild>();
+    let (told, _) = crate::fixture::job::<IndexBuild>();
     assert!(index_trigger(&world.dispatcher, quick(), told).await.is_err());
     faults.heal();
     world.event(&db("b", 1), EventKind::Created).await;

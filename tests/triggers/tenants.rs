@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 use crate::{
     common::{db, until},
-    world::{World, at_rest, quick},
+    fixture::{TriggerFixture, at_rest, quick},
 };
 
 /// How long a build takes.
@@ -36,7 +36,7 @@ impl TriggerJob<IndexBuild> for Slow {
 }
 
 /// Commits that this has happened to all of `dbs`.
-async fn happened(world: &World, dbs: &[Db], kind: EventKind) {
+async fn happened(world: &TriggerFixture, dbs: &[Db], kind: EventKind) {
     let before = world.bus.stats().folded.total();
     let producer = world.bus.producer();
     let lanes = notibus::event::Counters::from_lanes(kind.once().lanes());
@@ -53,7 +53,7 @@ async fn happened(world: &World, dbs: &[Db], kind: EventKind) {
 /// Once, a tenant with many databases filled the plan and took all jobs: one that came later waited for all of them.
 #[tokio::test(start_paused = true)]
 async fn a_tenant_with_much_to_do_keeps_nobody_waiting() {
-    let world = World::new().await;
+    let world = TriggerFixture::new().await;
     let slow = Slow::default();
     let options = TriggerOptions { jobs_max: 2, pending_max: 32, ..quick() };
     let trigger = index_trigger(&world.dispatcher, options, slow.clone()).await.unwrap();
@@ -90,7 +90,7 @@ async fn a_tenant_with_much_to_do_keeps_nobody_waiting() {
 /// Once, a panic of a trigger's own ended it, and its status said that it ran.
 #[tokio::test(start_paused = true)]
 async fn a_trigger_that_panics_begins_again() {
-    let world = World::new().await;
+    let world = TriggerFixture::new().await;
     let slow = Slow::default();
     let has_panicked = Arc::new(AtomicBool::new(false));
     let panicked = Arc::clone(&has_panicked);

@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 use crate::{
     common::{dice, until},
-    world::World,
+    fixture::TriggerFixture,
 };
 
 /// How long a build takes.
@@ -130,7 +130,7 @@ impl TriggerJob<IndexBuild> for Builder {
 
 /// The databases, and what happens to them.
 struct Life {
-    world: World,
+    world: TriggerFixture,
     builder: Builder,
     dice: fastrand::Rng,
     names: Vec<DbName>,
@@ -148,7 +148,8 @@ impl Life {
         };
         let names: Vec<DbName> = (0..databases).map(|n| name(n).parse().unwrap()).collect();
         let (builder, living) = (Builder::default(), HashMap::new());
-        let mut life = Self { world: World::new().await, builder, dice: dice(), names, living, instances: 0 };
+        let mut life =
+            Self { world: TriggerFixture::new().await, builder, dice: dice(), names, living, instances: 0 };
         for some in life.names.clone().chunks(500) {
             let made: Vec<_> = some.iter().map(|name| life.next(name)).collect();
             life.record(&made, EventKind::Created).await;

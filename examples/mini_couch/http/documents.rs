@@ -138,7 +138,7 @@ fn edit_of(couch: &Couch, doc: Value) -> Result<Edit, Problem> {
     Edit::from_json(doc, id.as_deref())
 }
 
-/// What a client is told of an edit that was made.
+/// What a client is informed of an edit that was made.
 fn answer(status: StatusCode, edit: &Edit, rev: Revision) -> Response {
     let tag = [(header::ETAG, format!("\"{rev}\""))];
     (status, tag, Json(json!({ "ok": true, "id": edit.id, "rev": rev }))).into_response()

@@ -170,7 +170,7 @@ mod tests {
     }
 
     /// The changes with an id once had 16 bits of the last lane: the 65,536th before a fold was lost, and whoever watched one design
-    /// document was told of any.
+    /// document was informed of any.
     #[test]
     fn any_number_of_changes_may_have_an_id() {
         let one = Tally { counters: Counters { ddoc_updated: 1, ..Counters::ZERO }, with_id: 1 };

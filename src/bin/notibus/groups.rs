@@ -140,7 +140,6 @@ struct At {
 /// Which group.
 #[derive(Debug, clap::Args)]
 struct Of {
-    /// Its name.
     group: String,
     /// The feed that it follows: "notifications", or the instance of a database, 32 hexadecimal digits, for the changes of its
     /// documents.
@@ -353,7 +352,7 @@ fn readable(group: &GroupStatus) -> String {
 fn shard_line(status: &ShardStatus) -> String {
     let ShardStatus { shard, owner, checkpoint, progress_ms, trouble, .. } = status;
     let owner = owner.map_or_else(|| "no owner".to_owned(), |owner| format!("owner {owner}"));
-    let progress = progress_ms.map_or_else(String::new, |ms| format!(", put down {}", time(ms)));
+    let progress = progress_ms.map_or_else(String::new, |ms| format!(", saved {}", time(ms)));
     let trouble = trouble.as_ref().map_or_else(String::new, |trouble| {
         let state = match (trouble.is_current, trouble.is_stuck) {
             (true, true) => "STUCK",

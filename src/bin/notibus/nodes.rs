@@ -34,7 +34,7 @@ pub struct Args {
 
 /// A node, as it is printed.
 #[derive(Debug, PartialEq, Eq, Serialize)]
-struct Seen<'a> {
+struct WatchedNode<'a> {
     /// What it tells of itself.
     #[serde(flatten)]
     status: &'a NodeStatus,
@@ -79,7 +79,7 @@ pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
 }
 
 /// The nodes of `after`, by what has changed since `before`.
-fn compare<'a>(before: &[NodeStatus], after: &'a [NodeStatus]) -> Vec<Seen<'a>> {
+fn compare<'a>(before: &[NodeStatus], after: &'a [NodeStatus]) -> Vec<WatchedNode<'a>> {
     let before: BTreeMap<NodeId, _> =
         before.iter().map(|status| (status.id, (status.started_ms, status.beat))).collect();
     let seen = after.iter().map(|status| {
@@ -87,12 +87,12 @@ fn compare<'a>(before: &[NodeStatus], after: &'a [NodeStatus]) -> Vec<Seen<'a>> 
             .get(&status.id)
             .filter(|(started_ms, _)| *started_ms == status.started_ms)
             .and_then(|(_, beat)| status.beat.checked_sub(*beat));
-        Seen { status, beats, lives: beats != Some(0) }
+        WatchedNode { status, beats, lives: beats != Some(0) }
     });
     seen.collect()
 }
 
-impl Seen<'_> {
+impl WatchedNode<'_> {
     /// A line for people.
     fn readable(&self, watched: Duration) -> String {
         let NodeStatus { id, roles, leases, started_ms, .. } = self.status;

@@ -159,7 +159,7 @@ async fn start(
     let routes = running.api(options)?.routes();
     let address = running.serve(listener, routes, limits).await?;
     let mut out = std::io::stdout();
-    // Whoever started it may not listen any more.
+    // Anyone who started it may not listen any more.
     drop(writeln!(out, "notibus: listening on http://{address}").and_then(|()| out.flush()));
     Ok(running)
 }
@@ -199,7 +199,7 @@ fn access(file: Option<&Path>) -> Result<Access, Failure> {
         }
         None => match env::var(VARIABLE) {
             Err(env::VarError::NotPresent) => (None, VARIABLE.to_owned()),
-            // Whoever set it wants nobody else to be let in.
+            // Anyone who set it wants nobody else to be let in.
             set => (
                 Some(set.map_err(|error| Failure::BadInput(format!("{VARIABLE}: {error}")))?),
                 VARIABLE.to_owned(),

@@ -7,7 +7,7 @@ use crate::Failure;
 /// The exit code of a process that was told twice, as shells report an interrupt.
 const EXIT_INTERRUPTED: i32 = 130;
 
-/// Listens from now on. The first interrupt or request to terminate is told by what is returned.
+/// Listens from now on. The first interrupt or request to terminate is informed by what is returned.
 pub fn stopped() -> Result<Stopped, Failure> {
     let mut signals = Signals::listen()?;
     let (told, first) = watch::channel(false);
@@ -15,13 +15,13 @@ pub fn stopped() -> Result<Stopped, Failure> {
         signals.next().await;
         told.send_replace(true);
         signals.next().await;
-        eprintln!("notibus: told to stop again: ended at once; what it held expires by itself");
+        eprintln!("notibus: asked to stop again: ended at once; what it held expires by itself");
         end_at_once();
     });
     Ok(Stopped(first))
 }
 
-/// Whether the process was told to stop.
+/// Whether the process was asked to stop.
 #[derive(Clone)]
 pub struct Stopped(watch::Receiver<bool>);
 

@@ -182,7 +182,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
                         break;
                     }
                     let outcome = simulate(args.from.wrapping_add(place), &options);
-                    // Whoever reads only a part of it has seen enough.
+                    // Anyone who reads only a part of it has seen enough.
                     if let Some(trace) = &outcome.trace
                         && write!(io::stdout(), "{trace}").is_err()
                     {

@@ -104,7 +104,6 @@ struct Entry {
     open: bool,
     /// The stored number of the hashing scheme; null for a legacy range, which is not sharded.
     scheme: Option<SchemeId>,
-    /// How many shards it has.
     shard_count: usize,
     /// Their ids, as ranges of the first and the last.
     shards: Vec<[ShardId; 2]>,

@@ -71,7 +71,6 @@ struct At {
 /// A trigger as it is listed.
 #[derive(Debug, Serialize)]
 struct Line {
-    /// Its name.
     trigger: String,
     /// Where its cursor stands.
     position: Option<Cursor>,

@@ -57,7 +57,6 @@ impl Exported {
 struct Source {
     /// What they hold.
     what: &'static str,
-    /// The keys.
     range: KeyRange,
     /// What they start with, which is left out.
     prefix: Bytes,

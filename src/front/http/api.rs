@@ -16,7 +16,7 @@ use tokio::sync::{Semaphore, watch};
 
 use super::{
     Access, Credentials, Failure, Peer, access::Caught, admission::Admission, body::Bodies, caller::Right,
-    metrics::Metrics, query::Mode, session::set_cookie, stream::Surroundings, turns::Turns,
+    metrics::Metrics, name_locks::NameLocks, query::Mode, session::set_cookie, stream::FeedContext,
 };
 use crate::{
     base::{
@@ -130,11 +130,9 @@ pub struct Api {
 
 /// What all feeds share.
 pub(super) struct Inner {
-    /// The bus.
     pub bus: Bus,
     /// Tells of what comes.
     pub dispatcher: Subscriptions,
-    /// The notifications.
     pub feed: NotificationFeed,
     /// How it answers.
     pub options: ApiOptions,
@@ -143,7 +141,7 @@ pub(super) struct Inner {
     /// Room for the bodies of requests.
     pub bodies: Bodies,
     /// Whose turn it is to decide what a name stands for.
-    pub turns: Turns,
+    pub turns: NameLocks,
     /// Limits how many of them ask a layer for documents.
     pub doc_reads: Semaphore,
     /// The feeds of each client.
@@ -165,13 +163,13 @@ impl Inner {
     }
 
     /// What a feed of whoever sent a request with these extensions needs. Fails with 429 if the client has too many that last.
-    pub fn surroundings(&self, mode: Mode, extensions: &Extensions) -> Result<Surroundings, Failure> {
+    pub fn surroundings(&self, mode: Mode, extensions: &Extensions) -> Result<FeedContext, Failure> {
         let place = match mode {
             Mode::Normal => None,
             _ => Some(self.admission.enter(extensions)?),
         };
         let (env, closing) = (self.env().clone(), self.closing.subscribe());
-        Ok(Surroundings { env, metrics: self.metrics.clone(), closing, place })
+        Ok(FeedContext { env, metrics: self.metrics.clone(), closing, place })
     }
 
     /// Whether all feeds have to end.
@@ -194,7 +192,7 @@ impl Api {
             feed: bus.feed(),
             reads: Semaphore::new(options.reads_max),
             bodies: Bodies::new(options.bodies_len_max),
-            turns: Turns::default(),
+            turns: NameLocks::default(),
             doc_reads: Semaphore::new(options.doc_reads_max),
             admission: Admission::new(options.feeds_per_client_max),
             metrics: Metrics::default(),

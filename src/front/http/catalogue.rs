@@ -22,7 +22,6 @@ use crate::base::event::DbName;
 struct Known {
     /// What all routers share.
     inner: Arc<Inner>,
-    /// The databases.
     databases: Arc<dyn Databases>,
 }
 

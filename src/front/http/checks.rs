@@ -65,9 +65,7 @@ pub(super) enum Outcome {
 /// A name and its hash.
 #[derive(Debug)]
 struct Account {
-    /// The name.
     name: String,
-    /// The hash of its password.
     hash: PasswordHash,
     /// Lets one check of it at a time through.
     turn: Arc<Semaphore>,

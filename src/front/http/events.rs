@@ -59,7 +59,6 @@ const NAMES_AT_ONCE: usize = 64;
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Posted {
-    /// The database.
     db: String,
     /// What happened to it.
     #[serde(rename = "type")]
@@ -73,7 +72,6 @@ struct Posted {
 /// An event that can be recorded.
 #[derive(Debug, Clone)]
 struct Event {
-    /// The database.
     name: DbName,
     /// What happened to it.
     kind: EventKind,
@@ -237,10 +235,9 @@ enum Recording {
 
 /// What a name stands for.
 #[derive(Debug, Clone, Copy)]
-struct Standing {
+struct KnownInstance {
     /// The last creation of it.
     instance: DbInstance,
-    /// Whether that is deleted.
     is_deleted: bool,
 }
 
@@ -267,7 +264,7 @@ async fn record(inner: &Inner, events: &[Event], once: Option<Once>) -> Result<R
             }
             let names: Vec<DbName> = names.keys().copied().cloned().collect();
             let known = names.into_iter().map(|name| look_up(&feed, &tx, name));
-            let mut known: HashMap<DbName, Option<Standing>> =
+            let mut known: HashMap<DbName, Option<KnownInstance>> =
                 stream::iter(known).buffer_unordered(NAMES_AT_ONCE).try_collect().await?;
             for event in events {
                 let known = known.get_mut(&event.name).expect("all names were looked up");
@@ -288,11 +285,11 @@ async fn look_up(
     feed: &NotificationFeed,
     tx: &Transaction,
     name: DbName,
-) -> Result<(DbName, Option<Standing>)> {
+) -> Result<(DbName, Option<KnownInstance>)> {
     // Before any write to it, which would hide it.
     tx.add_read_conflict(&feed.context.keys.name(&name));
     let row = standing(&feed.context, tx, &name).await?;
-    let known = row.map(|row| Standing { instance: row.instance, is_deleted: row.is_deleted() });
+    let known = row.map(|row| KnownInstance { instance: row.instance, is_deleted: row.is_deleted() });
     Ok((name, known))
 }
 
@@ -306,7 +303,7 @@ fn record_one(
     tx: &Transaction,
     producer: &Producer,
     event: &Event,
-    known: &mut Option<Standing>,
+    known: &mut Option<KnownInstance>,
     random: impl Fn() -> DbInstance,
 ) {
     let db = |instance| Db::new(event.name.clone(), instance);
@@ -320,9 +317,9 @@ fn record_one(
         if let Some(old) = known.filter(|known| !known.is_deleted) {
             producer.deleted(tx, &db(old.instance));
         }
-        *known = Some(Standing { instance: instance(), is_deleted: false });
+        *known = Some(KnownInstance { instance: instance(), is_deleted: false });
     }
-    let standing = known.get_or_insert_with(|| Standing { instance: instance(), is_deleted: false });
+    let standing = known.get_or_insert_with(|| KnownInstance { instance: instance(), is_deleted: false });
     let meant = event.instance.unwrap_or(standing.instance);
     let db = db(meant);
     match event.kind {

@@ -26,7 +26,6 @@ use crate::{
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Posted {
-    /// Its name.
     name: String,
     /// The feed that it follows: `notifications`, or the instance of a database for the changes of its documents.
     feed: Option<String>,

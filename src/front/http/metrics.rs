@@ -21,7 +21,7 @@ use crate::{
     bus::observed::Observed,
 };
 
-/// The names and values by which counts are told apart.
+/// The names and values by which counts are distinguished.
 type Labels = Vec<(&'static str, String)>;
 
 /// What the routers have done. Clones count together.

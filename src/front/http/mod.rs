@@ -48,11 +48,11 @@ mod databases;
 mod db_updates;
 mod events;
 mod failure;
-mod form;
 mod groups;
 mod hosts;
 mod lockout;
 mod metrics;
+mod name_locks;
 mod page;
 mod position;
 mod query;
@@ -66,8 +66,8 @@ mod status;
 mod stream;
 mod tally;
 mod triggers;
-mod turns;
 mod updates;
+mod wire_format;
 
 pub use axum;
 

@@ -12,7 +12,7 @@
 //! happened since is told.
 //!
 //! A position keeps one part. A client that stops in the middle of a second database, before it has come to where the first one has
-//! moved to, is told of that one again.
+//! moved to, is informed of that one again.
 //!
 //! # Texts sort
 //!

@@ -44,7 +44,6 @@ pub(super) enum Topic {
 pub(super) struct Query {
     /// How it is sent.
     pub mode: Mode,
-    /// Where it starts.
     pub start: Start,
     /// What the client was sent of the database that is next there.
     pub part: Option<Part>,

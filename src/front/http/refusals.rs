@@ -81,7 +81,7 @@ impl Refusals {
     }
 }
 
-/// How many refusals the log is to be told of now; `None` if it was told lately.
+/// How many refusals the log is to be informed of now; `None` if it was told lately.
 fn to_tell(untold: &Mutex<Untold>, now: Duration) -> Option<u64> {
     let mut untold = untold.lock().unwrap_or_else(PoisonError::into_inner);
     untold.refused += 1;

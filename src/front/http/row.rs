@@ -1,4 +1,4 @@
-//! [`Rows`]: rows of `_db_updates` that are new to a reader, and how they look; and [`Look`]: how they look to many readers.
+//! [`Rows`]: rows of `_db_updates` that are new to a reader, and how they look; and [`RenderedBatch`]: how they look to many readers.
 //!
 //! # Positions
 //!
@@ -21,9 +21,9 @@ use axum::body::Bytes;
 use smallvec::SmallVec;
 
 use super::{
-    form::{Form, Writer, write_string},
     page::reading,
     position::{Part, Position},
+    wire_format::{WireFormat, Writer, write_string},
 };
 use crate::{
     base::{
@@ -38,14 +38,14 @@ use crate::{
 
 /// What a row of `_db_updates` tells of a database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Item {
+pub(super) enum RowEvent {
     /// An earlier database of the name, which the reader may have known, was deleted.
     Gone,
     /// An event of the database of the row.
     Event(EventKind),
 }
 
-impl Item {
+impl RowEvent {
     /// Its bit among those that were told. They are part of positions, and never change.
     fn bit(self) -> u8 {
         match self {
@@ -63,34 +63,34 @@ impl Item {
     }
 }
 
-/// What is to be told of one row.
-pub(super) type Items = SmallVec<[Item; 4]>;
+/// What is to be informed of one row.
+pub(super) type Items = SmallVec<[RowEvent; 4]>;
 
 /// What a row tells a reader whose reading began as `cursor` says and that wants these kinds of events, in the order in which it
-/// happened; without what it was told of the row before, as `part` says.
+/// happened; without what it was informed of the row before, as `part` says.
 ///
 /// Of a deleted database only that is told. A new design document is an update to those who do not ask for it by name.
 pub(super) fn items_of(row: &Notification, cursor: &Cursor, wanted: Kinds, part: Option<&Part>) -> Items {
     use EventKind::{Created, DdocUpdated, Deleted, Updated};
     let news = |at: Option<Sequence>| at.filter(|&at| cursor.is_news(at));
     let ddoc = news(row.ddoc_updated_at);
-    let happened: [(Item, Option<Sequence>); 4] = if row.is_deleted() {
+    let happened: [(RowEvent, Option<Sequence>); 4] = if row.is_deleted() {
         // What comes for a database after its deletion is counted in its row, but is no second deletion.
-        let none = (Item::Gone, None);
-        [(Item::Event(Deleted), news(row.deleted_at)), none, none, none]
+        let none = (RowEvent::Gone, None);
+        [(RowEvent::Event(Deleted), news(row.deleted_at)), none, none, none]
     } else {
         let gone = row.replaced.map(|replaced| replaced.deleted_at);
         let updated = news(row.updated_at).max(ddoc.filter(|_| !wanted.contains(DdocUpdated)));
         [
-            (Item::Gone, gone.filter(|&at| cursor.is_news_of_replaced(at))),
-            (Item::Event(Created), news(row.created_at)),
-            (Item::Event(Updated), updated),
-            (Item::Event(DdocUpdated), ddoc),
+            (RowEvent::Gone, gone.filter(|&at| cursor.is_news_of_replaced(at))),
+            (RowEvent::Event(Created), news(row.created_at)),
+            (RowEvent::Event(Updated), updated),
+            (RowEvent::Event(DdocUpdated), ddoc),
         ]
     };
     let part = part.filter(|part| part.instance == row.instance);
-    let is_told = |item: Item, at| part.is_some_and(|part| part.told & item.bit() != 0 && at <= part.at);
-    let mut items: SmallVec<[(Sequence, Item); 4]> = happened
+    let is_told = |item: RowEvent, at| part.is_some_and(|part| part.told & item.bit() != 0 && at <= part.at);
+    let mut items: SmallVec<[(Sequence, RowEvent); 4]> = happened
         .into_iter()
         .filter(|(item, _)| wanted.contains(item.kind()))
         .filter_map(|(item, at)| at.filter(|&at| !is_told(item, at)).map(|at| (at, item)))
@@ -106,7 +106,6 @@ pub(super) fn items_of(row: &Notification, cursor: &Cursor, wanted: Kinds, part:
 /// Rows in order, for one reader, and how many of them were written.
 #[derive(Debug)]
 pub(super) struct Rows {
-    /// The rows.
     all: Vec<Arc<Notification>>,
     /// For each row whether a client may stop behind it with a plain sequence.
     are_plain: Vec<bool>,
@@ -217,11 +216,11 @@ impl Rows {
 
 /// For which rows and kinds of events a look is.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Wish(Form, Kinds);
+pub(super) struct RenderKey(WireFormat, Kinds);
 
 /// How the rows of a batch look in one form, to all who want the same kinds of events.
 #[derive(Debug)]
-pub(super) struct Look {
+pub(super) struct RenderedBatch {
     /// All rows that are wanted.
     pub bytes: Bytes,
     /// How many they are.
@@ -232,15 +231,19 @@ pub(super) struct Look {
 
 /// How `batch` looks, made once for all who are delivered the same; no look if it would take more than a chunk, and `None` if
 /// others are delivered something else.
-pub(super) fn look(batch: &DeliveryBatch, form: Form, kinds: Kinds) -> Option<Arc<(Wish, Option<Look>)>> {
+pub(super) fn look(
+    batch: &DeliveryBatch,
+    form: WireFormat,
+    kinds: Kinds,
+) -> Option<Arc<(RenderKey, Option<RenderedBatch>)>> {
     let make = || {
         let (mut rows, mut out) = (Rows::of(batch), Writer::new(form));
         rows.write(kinds, &mut out, u64::MAX);
         let position = rows.position().filter(|_| rows.left() == 0)?;
         let (bytes, rows) = out.take();
-        Some(Look { bytes, rows, position })
+        Some(RenderedBatch { bytes, rows, position })
     };
-    Some(batch.whole()?.once(Wish(form, kinds), make))
+    Some(batch.whole()?.once(RenderKey(form, kinds), make))
 }
 
 /// Writes a row.
@@ -292,7 +295,7 @@ mod tests {
             event::DbName,
             notification::{Replaced, tests::row},
         },
-        front::http::form::CHUNK_BYTES,
+        front::http::wire_format::CHUNK_BYTES,
     };
 
     fn at(version: u64) -> Sequence {
@@ -325,7 +328,7 @@ mod tests {
         use EventKind::{Created, DdocUpdated, Deleted, Updated};
         let of = |row: &Notification, since: u64, wanted| {
             let items = items_of(row, &at(since).into(), wanted, None);
-            items.into_iter().map(Item::kind).collect::<Vec<_>>()
+            items.into_iter().map(RowEvent::kind).collect::<Vec<_>>()
         };
         let row = database(9, [2, 6, 9, 0]);
         let usual = Kinds::from_iter([Created, Deleted, Updated]);
@@ -371,7 +374,7 @@ mod tests {
             let all = [&first, &second].map(Arc::clone);
             let left = all.into_iter().filter(|row| row.sequence > position.cursor.position()).collect();
             let mut rows = Rows::new(left, position, at(20).into(), Sequence::MIN);
-            let mut out = Writer::new(Form::Lines);
+            let mut out = Writer::new(WireFormat::Lines);
             rows.write(Kinds::ALL, &mut out, 1);
             let line = String::from_utf8(out.take().0.to_vec()).unwrap();
             let kind = line.split('"').nth(7).unwrap().to_owned();
@@ -393,23 +396,27 @@ mod tests {
     fn a_position_between_two_rows_holds_also_when_the_row_has_moved() {
         use EventKind::{Created, DdocUpdated, Updated};
         let before = database(9, [7, 8, 0, 0]);
-        let part = Part { told: Item::Event(Created).bit(), instance: before.instance, at: at(9) };
+        let part = Part { told: RowEvent::Event(Created).bit(), instance: before.instance, at: at(9) };
         let from = Position { cursor: Cursor::from(at(2)).begin(at(9)).at(at(8)), part: Some(part) };
         let kinds = |row: &Notification| {
             let items = items_of(row, &from.cursor, Kinds::ALL, from.part.as_ref());
-            items.into_iter().map(Item::kind).collect::<Vec<_>>()
+            items.into_iter().map(RowEvent::kind).collect::<Vec<_>>()
         };
         assert_eq!(kinds(&before), [Updated]);
         assert_eq!(kinds(&database(12, [7, 8, 12, 0])), [Updated, DdocUpdated]);
-        let told = Part { told: part.told | Item::Event(Updated).bit(), ..part };
+        let told = Part { told: part.told | RowEvent::Event(Updated).bit(), ..part };
         let items = items_of(&database(12, [7, 12, 0, 0]), &from.cursor, Kinds::ALL, Some(&told));
-        assert_eq!(items.into_iter().map(Item::kind).collect::<Vec<_>>(), [Updated], "it was updated since");
+        assert_eq!(
+            items.into_iter().map(RowEvent::kind).collect::<Vec<_>>(),
+            [Updated],
+            "it was updated since"
+        );
         // Before it has come, other rows keep it in mind.
         let mut other = Notification::clone(&database(11, [11, 0, 0, 0]));
         other.instance.0[0] ^= 1;
         let rows = [Arc::new(other), database(12, [7, 8, 12, 0])].to_vec();
         let mut rows = Rows::new(rows, from, at(20).into(), Sequence::MIN);
-        let mut out = Writer::new(Form::Lines);
+        let mut out = Writer::new(WireFormat::Lines);
         rows.write(Kinds::ALL, &mut out, 1);
         assert_eq!(rows.position().unwrap().part, Some(part));
         rows.write(Kinds::ALL, &mut out, 9);
@@ -420,7 +427,7 @@ mod tests {
     #[test]
     fn what_has_happened_again_is_told_also_after_a_second_stop() {
         use EventKind::{Created, DdocUpdated, Updated};
-        let told = Item::Event(Created).bit() | Item::Event(Updated).bit();
+        let told = RowEvent::Event(Created).bit() | RowEvent::Event(Updated).bit();
         let row = database(12, [7, 12, 11, 0]);
         let part = Part { told, instance: row.instance, at: at(9) };
         let mut position = Position { cursor: Cursor::from(at(2)).begin(at(9)).at(at(8)), part: Some(part) };
@@ -429,9 +436,11 @@ mod tests {
         for wanted in [DdocUpdated.into(), Kinds::ALL] {
             let mut rows = Rows::new(vec![Arc::clone(&row)], position, at(20).into(), Sequence::MIN);
             kinds.extend(
-                items_of(&row, &position.cursor, wanted, position.part.as_ref()).into_iter().map(Item::kind),
+                items_of(&row, &position.cursor, wanted, position.part.as_ref())
+                    .into_iter()
+                    .map(RowEvent::kind),
             );
-            rows.write(Kinds::ALL, &mut Writer::new(Form::Lines), 1);
+            rows.write(Kinds::ALL, &mut Writer::new(WireFormat::Lines), 1);
             position = rows.position().unwrap();
         }
         assert_eq!(kinds, [DdocUpdated, Updated]);
@@ -496,7 +505,7 @@ mod tests {
             let end = left[left.len() - 1].sequence;
             let next = if end == newest { end.into() } else { from.cursor.begin(newest).at(end) };
             let mut rows = Rows::new(left, from, next, Sequence::MIN);
-            let mut out = Writer::new(Form::Lines);
+            let mut out = Writer::new(WireFormat::Lines);
             rows.write(Kinds::ALL, &mut out, self.dice.u64(1..6));
             for line in String::from_utf8(out.take().0.to_vec()).unwrap().lines() {
                 let text = line.split('"').nth(11).unwrap();
@@ -569,7 +578,7 @@ mod tests {
         };
         let all: Vec<_> = (1..100).map(long).collect();
         let mut rows = Rows::new(all, Cursor::NOTHING.into(), at(200).into(), Sequence::MIN);
-        let (mut out, mut chunks, mut written) = (Writer::new(Form::Lines), 0, 0);
+        let (mut out, mut chunks, mut written) = (Writer::new(WireFormat::Lines), 0, 0);
         while rows.left() > 0 {
             rows.write(Kinds::ALL, &mut out, u64::MAX);
             let (bytes, rows) = out.take();

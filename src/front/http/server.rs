@@ -81,7 +81,7 @@ pub struct ServerOptions {
     pub hosts: Hosts,
     /// Which pages of other origins may ask it through a browser. Default: none.
     pub cors: Option<Cors>,
-    /// The addresses of proxies in front. What one of these says of whom it asks for (the last address in `X-Forwarded-For` that is
+    /// The addresses of proxies in front. What one of these says of its client (the last address in `X-Forwarded-For` that is
     /// none of theirs) counts as where the request comes from, for limits, lock-outs and the log; of others it is not believed.
     /// Default: none.
     pub proxies: Vec<IpAddr>,

@@ -79,7 +79,6 @@ impl Drop for Answer {
 
 /// A body that is being sent.
 struct Sent {
-    /// The body.
     body: Body,
     /// Ends with it.
     _answer: Answer,

@@ -15,10 +15,10 @@ use tokio::sync::watch;
 
 use super::{
     admission::Place,
-    form::{Form, Writer},
     metrics::Metrics,
     query::{Mode, Query},
     socket::Lasting,
+    wire_format::{WireFormat, Writer},
 };
 use crate::base::{encoding::Sequence, env::Env, error::Result};
 
@@ -119,7 +119,7 @@ pub(super) struct Stream<S> {
 }
 
 /// What all feeds of a server share.
-pub(super) struct Surroundings {
+pub(super) struct FeedContext {
     /// Time.
     pub env: Env,
     /// What is counted.
@@ -132,8 +132,8 @@ pub(super) struct Surroundings {
 
 impl<S: Source> Stream<S> {
     /// A feed of `source` as `query` asks for it.
-    pub fn new(source: S, query: &Query, around: Surroundings) -> Self {
-        let Surroundings { env, metrics, closing, place } = around;
+    pub fn new(source: S, query: &Query, around: FeedContext) -> Self {
+        let FeedContext { env, metrics, closing, place } = around;
         let now = env.now();
         Self {
             source,
@@ -262,11 +262,13 @@ impl<S: Source> Stream<S> {
     fn beat(&self) -> Bytes {
         let form = self.writer.form();
         match form {
-            Form::Events => format!("event: heartbeat\ndata: \nid: {}\n\n", self.source.position()).into(),
-            Form::Lines if self.tells_progress => {
+            WireFormat::Events => {
+                format!("event: heartbeat\ndata: \nid: {}\n\n", self.source.position()).into()
+            }
+            WireFormat::Lines if self.tells_progress => {
                 format!("{{\"last_seq\":\"{}\"}}\n", self.source.position()).into()
             }
-            Form::Array | Form::Lines => Bytes::from_static(form.heartbeat()),
+            WireFormat::Array | WireFormat::Lines => Bytes::from_static(form.heartbeat()),
         }
     }
 
@@ -296,7 +298,7 @@ impl<S: Source> Stream<S> {
     async fn end(&mut self) -> Result<Bytes> {
         let form = self.writer.form();
         let resharded_at = self.source.resharded_at();
-        if form == Form::Events && resharded_at.is_none() {
+        if form == WireFormat::Events && resharded_at.is_none() {
             return Ok(Bytes::new());
         }
         let pending = if S::TELLS_PENDING { Some(self.source.pending().await?) } else { None };
@@ -306,7 +308,7 @@ impl<S: Source> Stream<S> {
 }
 
 /// An answer of this form.
-pub(super) fn respond(form: Form, body: Body) -> Response {
+pub(super) fn respond(form: WireFormat, body: Body) -> Response {
     let mut response = Response::new(body);
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(form.content_type()));

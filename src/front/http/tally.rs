@@ -13,7 +13,6 @@ pub(super) struct Tally<K: Eq + Hash>(DashMap<K, usize>);
 pub(super) struct Place<K: Eq + Hash> {
     /// Where it is given back.
     tally: Arc<Tally<K>>,
-    /// Whose it is.
     whose: K,
 }
 

@@ -1,4 +1,4 @@
-//! `/_notibus/triggers`: what the triggers of the bus are at, and what they have parked; to have that tried again, and to begin anew.
+//! `/_notibus/triggers`: what the triggers of the bus are at, and what they have parked; to have that tried again, and to begin again.
 
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ const PARKED_MAX: usize = 10_000;
 /// Which databases to try again.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Wish {
+struct RenderKey {
     /// Only the one of this name.
     db: Option<String>,
 }
@@ -160,8 +160,8 @@ async fn retry(State(inner): State<Arc<Inner>>, Path(name): Path<String>, reques
         check_changes(&parts.method, &parts.headers)?;
         check_no_query(&parts.uri)?;
         let body = inner.body(&parts.headers, body).await?;
-        let wish: Wish = if body.is_empty() {
-            Wish::default()
+        let wish: RenderKey = if body.is_empty() {
+            RenderKey::default()
         } else {
             serde_json::from_slice(&body).map_err(|error| {
                 Failure::bad_request(format!("The body has to be empty, or as {{\"db\":\"name\"}}: {error}"))

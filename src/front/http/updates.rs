@@ -14,11 +14,11 @@ use tokio_stream::StreamExt;
 
 use super::{
     Inner,
-    form::{Form, Writer},
     page::{PageSize, cut_at},
     position::Position,
     row::{Items, Rows, items_of, look, write_row},
     stream::{Progress, Source},
+    wire_format::{WireFormat, Writer},
 };
 use crate::{
     base::{
@@ -218,7 +218,7 @@ impl Updates {
 
     /// Sends this batch next, as it looks to everybody if it does.
     fn turn_to(&mut self, batch: &DeliveryBatch, out: &mut Writer, limit: u64) {
-        let is_shareable = out.form() != Form::Array && out.rows() == 0;
+        let is_shareable = out.form() != WireFormat::Array && out.rows() == 0;
         let shared = if is_shareable { look(batch, out.form(), self.kinds) } else { None };
         match shared.as_deref() {
             Some((_, Some(look))) if look.rows <= limit => {
@@ -241,7 +241,8 @@ impl Source for Updates {
             self.write(out, limit);
             if out.rows() > 0 {
                 // An array ends with what there was; it must not go on for as long as there is more.
-                let is_enough = out.form() == Form::Array && self.is_caught_up && self.current.is_none();
+                let is_enough =
+                    out.form() == WireFormat::Array && self.is_caught_up && self.current.is_none();
                 return Ok(if is_enough { Progress::UpToDate } else { Progress::More });
             }
             if let Some(load) = &mut self.load {

@@ -79,7 +79,7 @@ pub(super) struct Document {
     pub edited: Sequence,
     /// The edit that the bus was told was the one before.
     pub previous: Option<Sequence>,
-    /// What the bus was told of it.
+    /// What the bus was informed of it.
     pub doc: DocSummary,
 }
 
@@ -122,7 +122,6 @@ impl Document {
 /// A line of the history: what a transaction has done to a database.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Line {
-    /// The database.
     pub db: Db,
     /// The events.
     pub counters: Counters,

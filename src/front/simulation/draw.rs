@@ -54,7 +54,6 @@ pub(super) struct Plan {
     pub pause_max_ms: u64,
     /// How far clocks are wrong, in millionths.
     pub drift_ppm: u64,
-    /// The groups.
     pub groups: Vec<GroupPlan>,
     /// The most time between two transactions of a producer, in milliseconds.
     pub think_max_ms: u64,
@@ -148,7 +147,6 @@ pub(super) struct ProcessPlan {
     pub janitor: bool,
     /// It consumes the groups.
     pub consumer: bool,
-    /// How many producers it has.
     pub producers: u32,
     /// It changes the topology, and resets and deletes groups.
     pub operator: bool,
@@ -156,7 +154,7 @@ pub(super) struct ProcessPlan {
     pub follower: bool,
 }
 
-/// How a group puts down what it has done.
+/// How a group saves what it has done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Work {
     /// With its effects, in one transaction.
@@ -168,11 +166,8 @@ pub(super) enum Work {
 /// A group.
 #[derive(Debug, Clone)]
 pub(super) struct GroupPlan {
-    /// Its name.
     pub name: String,
-    /// Where it starts.
     pub start: Start,
-    /// How it works.
     pub work: Work,
     /// How its consumers work.
     pub options: ConsumerOptions,

@@ -17,7 +17,7 @@ named! {
         Fenced,
         /// The rows of one name, or document, come in order; those of a feed in the order of their positions.
         Ordered,
-        /// Whoever reads gets a row at or after each fact that is owed to it.
+        /// Anyone who reads gets a row at or after each fact that is owed to it.
         Complete,
         /// A row comes once, except to who was restarted, has panicked or wants something else.
         Unique,
@@ -29,9 +29,9 @@ named! {
         Bookmarkable,
         /// Who goes on from a position is owed nothing from before it.
         Resumable,
-        /// Who may have missed something that is gone is told so.
+        /// Who may have missed something that is gone is informed so.
         ExpiredNotSilent,
-        /// Only who may have missed something is told so.
+        /// Only who may have missed something is informed so.
         ExpiredForReason,
         /// A group works on each row, and its checkpoint leaves none behind.
         AtLeastOnce,

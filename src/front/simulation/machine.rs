@@ -27,13 +27,11 @@ const OPENING_OPERATIONS: usize = 24;
 
 /// The disk of a durable store, and the power.
 pub(super) struct Machine {
-    /// The disk.
     disk: SimulatedDisk,
     /// What goes wrong.
     trouble: Arc<Mutex<Trouble>>,
     /// How the folder is kept.
     options: FolderOptions,
-    /// The store.
     store: Arc<Embedded>,
     /// What its disk has made of that which was not synced when the power failed before.
     unsynced: Unsynced,

@@ -19,7 +19,6 @@ pub(super) const IS_REPLAYABLE: bool = cfg!(tokio_unstable);
 
 /// A process.
 pub(super) struct Process {
-    /// Its runtime.
     runtime: Runtime,
     /// Told when there is nothing left to do.
     idle: Arc<Idle>,

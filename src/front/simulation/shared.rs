@@ -43,7 +43,6 @@ type Rows = Vec<(Vec<u8>, Vec<u8>)>;
 /// A process in one of its lives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Issuer {
-    /// The process.
     pub process: ProcessId,
     /// How often it was started before.
     pub generation: u64,

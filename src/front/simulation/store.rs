@@ -14,7 +14,7 @@ use bytes::Bytes;
 use futures_util::{FutureExt, future::BoxFuture};
 
 use super::{
-    oracle::{Change, Seen, is_fold},
+    oracle::{Change, ObservedCommit, is_fold},
     shared::{Issuer, Shared, show_all, show_key},
     time::{Clock, Time},
     witness::{Fault, Witness},
@@ -40,7 +40,6 @@ type Inner = Arc<dyn TransactionBackend>;
 
 /// The store as a process sees it.
 pub(super) struct SimulatedStore {
-    /// The engine.
     engine: Arc<dyn Backend>,
     /// The way to it.
     link: Arc<Link>,
@@ -81,7 +80,6 @@ impl Backend for SimulatedStore {
 
 /// A transaction as a process sees it.
 struct SimulatedTransaction {
-    /// The engine.
     engine: Arc<dyn Backend>,
     /// The way to it.
     link: Arc<Link>,
@@ -180,7 +178,6 @@ impl Link {
 
 /// A watch of the engine, whose firing makes its process run.
 struct Crossing {
-    /// The watch.
     watch: Watch,
     /// The clock of the world.
     time: Time,
@@ -190,7 +187,6 @@ struct Crossing {
 
 /// Wakes a task of another process, and makes that process run.
 struct CrossingWaker {
-    /// The task.
     task: Waker,
     /// The clock of the world.
     time: Time,
@@ -393,7 +389,6 @@ impl TransactionBackend for SimulatedTransaction {
 
 /// A commit on its way to the store.
 pub(super) struct Flight {
-    /// The engine.
     engine: Arc<dyn Backend>,
     /// The transaction.
     inner: Inner,
@@ -401,7 +396,7 @@ pub(super) struct Flight {
     mutations: Vec<Mutation>,
     /// Whose it is.
     issuer: Issuer,
-    /// Whether its process was told that it has failed.
+    /// Whether its process was informed that it has failed.
     is_late: bool,
     /// Whether it happens although its process is gone.
     is_sure: bool,
@@ -598,7 +593,7 @@ impl Flight {
             (key, Change { before, after })
         });
         shared.note(|| format!("the store commits a transaction of {process}.{generation} at {stamp:?}"));
-        let seen = Seen {
+        let seen = ObservedCommit {
             issuer: self.issuer,
             stamp,
             is_late: self.is_late,

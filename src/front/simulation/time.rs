@@ -217,7 +217,6 @@ impl Environment for Arc<Clock> {
 
 /// Completes when a clock shows a time.
 struct Sleep {
-    /// The clock.
     clock: Arc<Clock>,
     /// The time, in nanoseconds.
     deadline: u64,

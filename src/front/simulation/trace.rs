@@ -87,7 +87,6 @@ impl tracing::Subscriber for Listener {
 
 /// Puts the fields of an event into text.
 struct Fields<'a> {
-    /// The message.
     message: &'a mut String,
     /// The others.
     fields: &'a mut String,

@@ -138,9 +138,9 @@ named! {
         ManyTopologies,
         /// A group went over to the shards of a reshard.
         GroupWentOver,
-        /// An observer was told that its work is done already.
+        /// An observer was informed that its work is done already.
         CheckpointFoundDone,
-        /// An observer was told that a part of its work is done already.
+        /// An observer was informed that a part of its work is done already.
         CheckpointPartlyDone,
         /// An observer's commit under a lost lease was refused.
         ZombieConsumerRefused,
@@ -150,13 +150,13 @@ named! {
         GroupDeleted,
         /// A row went to the dead letters.
         DeadLetter,
-        /// A subscriber that skips was told that it had.
+        /// A subscriber that skips was informed that it had.
         SubscriberLagged,
-        /// A subscriber was told that its position is expired.
+        /// A subscriber was informed that its position is expired.
         SubscriberExpired,
         /// A durable subscriber went on after a crash, and had missed something.
         DurableWentOn,
-        /// A durable subscriber was told that its position is expired.
+        /// A durable subscriber was informed that its position is expired.
         DurableExpired,
         /// A subscriber was restarted within its first scan, after it had received some of it.
         RestartWithinFirstScan,
@@ -172,9 +172,9 @@ named! {
         GivenAgainAfterPanic,
         /// Several filters of a set wanted the same delivery.
         WantedByMany,
-        /// A subscriber of some design documents was told of nothing but one that may be any.
+        /// A subscriber of some design documents was informed of nothing but one that may be any.
         DdocMayBeAny,
-        /// A subscriber of some design documents was told of a database with which they were gone.
+        /// A subscriber of some design documents was informed of a database with which they were gone.
         DdocsGone,
         /// A design document changed again between a row and the read of what has changed.
         DdocAheadOfRow,
@@ -188,11 +188,11 @@ named! {
         DocumentTopologyDropped,
         /// A layer named a wrong edit of a document as the one before.
         WrongEditNamed,
-        /// A reader of documents was told that they are gone.
+        /// A reader of documents was informed that they are gone.
         DocumentTailEnded,
         /// A group of documents was consumed when its database was deleted.
         DocumentGroupEnded,
-        /// A client over HTTP was told that its position is too old.
+        /// A client over HTTP was informed that its position is too old.
         WebClientExpired,
         /// A client over HTTP was refused because it asked from a position that nobody can have.
         WebPositionRefused,

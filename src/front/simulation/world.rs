@@ -71,9 +71,7 @@ struct Slot {
     generation: u64,
     /// Its present life.
     process: Option<Process>,
-    /// Its clock.
     clock: Arc<Clock>,
-    /// Whether it is paused.
     is_paused: bool,
     /// Whether it has shut down.
     is_done: Arc<AtomicBool>,
@@ -95,7 +93,6 @@ pub(super) struct World {
     since: Duration,
     /// When somebody was last seen at work.
     calm_since: Duration,
-    /// Whether it is over.
     is_over: bool,
 }
 

@@ -16,7 +16,7 @@ use crate::base::filter::Filter;
 pub struct CallbackHandle {
     listener: ListenerHandle<()>,
     task: AbortHandle,
-    /// Whether it was told to end, and comes to its end by itself.
+    /// Whether it was asked to end, and comes to its end by itself.
     is_stopped: bool,
 }
 

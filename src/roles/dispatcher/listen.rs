@@ -11,7 +11,7 @@ use super::{
     listener::{Control, Listener, ListenerHandle, Parent},
     shared::Shared,
     subscription::{Order, Source},
-    supervisor::{RestartPolicy, Supervisor, Terms},
+    supervisor::{RestartPolicy, SupervisionPolicy, Supervisor},
 };
 use crate::{
     base::error::{Error, Result},
@@ -28,7 +28,7 @@ pub struct Listen<L, F> {
     order: Order,
     factory: F,
     name: Option<Arc<str>>,
-    terms: Terms,
+    terms: SupervisionPolicy,
     messages_max: usize,
     listener: PhantomData<fn() -> L>,
 }
@@ -40,7 +40,7 @@ where
 {
     /// One with defaults.
     pub(super) fn new(shared: Arc<Shared>, order: Order, factory: F) -> Self {
-        let (terms, listener) = (Terms::default(), PhantomData);
+        let (terms, listener) = (SupervisionPolicy::default(), PhantomData);
         Self { shared, order, factory, name: None, terms, messages_max: 1_024, listener }
     }
 

@@ -18,12 +18,12 @@
 //!
 //! # Invariants
 //!
-//! 1. Whoever is on the list of a log was on it before the next entry was appended, and is woken after it: (b) and (2) exclude
+//! 1. Anyone who is on the list of a log was on it before the next entry was appended, and is woken after it: (b) and (2) exclude
 //!    each other, and the waker is registered before. So no wake is lost.
 //! 2. Whoever finds no entry from its place on, after having read where the ring ends, has none before that end: the end moves
 //!    last. So (c) skips nothing.
 //! 3. A subscriber is on the list at most once, and so woken at most once per append.
-//! 4. A subscriber that is taken off the list has missed nothing before the entry that took it, and is told where that begins
+//! 4. A subscriber that is taken off the list has missed nothing before the entry that took it, and is informed where that begins
 //!    ([`Mark`]): however long it takes to come, and whatever has left the ring by then, it knows everything up to there.
 
 use std::{collections::VecDeque, fmt, task::Waker};
@@ -89,7 +89,7 @@ impl SubscriberState {
         self.phase.load(Ordering::Acquire) != Self::OPEN
     }
 
-    /// Whether it was told to end.
+    /// Whether it was asked to end.
     pub fn is_ended(&self) -> bool {
         self.phase.load(Ordering::Acquire) == Self::ENDED
     }

@@ -101,7 +101,6 @@ pub(super) struct Patterns {
 /// Which patterns a batch matches, and by which of its rows.
 #[derive(Default)]
 pub(super) struct Matches {
-    /// The patterns.
     pub patterns: Vec<Arc<Pattern>>,
     /// For each of them the rows, by their indices.
     pub rows: Vec<Indices>,

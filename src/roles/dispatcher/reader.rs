@@ -110,7 +110,7 @@ struct LookUp {
 struct Ahead(HashMap<DbName, Sequence>);
 
 /// What a subscriber of a dispatcher asks for.
-pub(super) struct Wish {
+pub(super) struct SubscriptionOptions {
     pub filter: Filter,
     /// Whether it would rather skip what it has missed than catch up.
     pub skips: bool,
@@ -125,7 +125,7 @@ pub(super) struct Reader {
     shared: Arc<Shared>,
     id: SubscriberId,
     state: Arc<SubscriberState>,
-    wish: Wish,
+    wish: SubscriptionOptions,
     /// What it wanted before in the present reading, and up to where it was delivered that: not to be delivered again.
     before: Vec<(Filter, Sequence)>,
     /// The pattern whose log it follows; `None` if it walks the ring.
@@ -144,7 +144,7 @@ pub(super) struct Reader {
 
 impl Reader {
     /// A subscriber at `cursor`, up to which the feed was just read if it `is_caught_up`.
-    pub fn new(shared: Arc<Shared>, wish: Wish, cursor: Cursor, is_caught_up: bool) -> Self {
+    pub fn new(shared: Arc<Shared>, wish: SubscriptionOptions, cursor: Cursor, is_caught_up: bool) -> Self {
         let (id, state) = shared.enter();
         let pattern = shared.join(&wish.filter);
         let mut reader = Self {
@@ -177,7 +177,7 @@ impl Reader {
         &self.shared
     }
 
-    /// Whether it was told to end.
+    /// Whether it was asked to end.
     pub fn is_ended(&self) -> bool {
         self.state.is_ended()
     }

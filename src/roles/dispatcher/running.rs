@@ -64,7 +64,7 @@ pub struct SuspendedDispatcher {
 
 impl SuspendedDispatcher {
     /// Goes on where it was: nothing that has happened meanwhile is missed. Subscribers that it was suspended for too long
-    /// for are told that they have expired.
+    /// for are informed that they have expired.
     pub fn resume(self) -> Dispatcher {
         let Self { fanout, options, role } = self;
         Dispatcher::run(fanout, options, role)

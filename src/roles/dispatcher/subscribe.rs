@@ -62,7 +62,7 @@ impl Subscribe {
     }
 
     /// Skips what it has missed when it falls behind the dispatcher's ring, and says so with
-    /// [`Interruption::Lagged`](super::Interruption). Whoever begins with nothing reads the feed
+    /// [`Interruption::Lagged`](super::Interruption). Anyone who begins with nothing reads the feed
     /// all the same, and exact names are looked up.
     pub fn skip_when_lagging(self) -> Self {
         self.with(|order| Order { skips: true, ..order })

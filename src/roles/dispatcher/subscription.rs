@@ -14,7 +14,7 @@ use super::{
     delivery::{Delivery, DeliveryBatch, Interruption},
     log::SubscriberId,
     pace::Pace,
-    reader::{Reader, Wish},
+    reader::{Reader, SubscriptionOptions},
     shared::Shared,
 };
 use crate::{
@@ -83,7 +83,8 @@ impl Source {
             cursor.map(|cursor| Box::new(Autosave::new(cursor, filter.hash(), save_interval, env)));
         let pace = pace.map(|every| Box::new(Pace::new(every, env)));
         let start = shared.cursor_at(start);
-        let reader = Reader::new(shared, Wish { filter, skips, pace, ddocs }, start, is_caught_up);
+        let reader =
+            Reader::new(shared, SubscriptionOptions { filter, skips, pace, ddocs }, start, is_caught_up);
         Self { reader, autosave, is_lost: false, current: None }
     }
 
@@ -246,7 +247,7 @@ macro_rules! subscription {
 }
 
 /// A stream of batches of deliveries: the cheapest way to receive many. It ends after the dispatcher has, or once the subscriber
-/// is told to end.
+/// is asked to end.
 ///
 /// # Saving
 ///

@@ -60,7 +60,7 @@ impl RestartPolicy {
 
 /// How a listener is treated.
 #[derive(Debug, Clone)]
-pub(super) struct Terms {
+pub(super) struct SupervisionPolicy {
     pub restart: RestartPolicy,
     pub backoff: RetryPolicy,
     /// How often it is given a delivery that it panics on.
@@ -70,7 +70,7 @@ pub(super) struct Terms {
     pub is_callback: bool,
 }
 
-impl Default for Terms {
+impl Default for SupervisionPolicy {
     fn default() -> Self {
         Self {
             restart: RestartPolicy::Always,
@@ -144,7 +144,7 @@ pub(super) struct Supervisor<L: Listener, F> {
     /// The messages; `None` once nobody can send one.
     inbox: Option<mpsc::Receiver<Message<L::Message>>>,
     factory: F,
-    terms: Terms,
+    terms: SupervisionPolicy,
     given: Option<Given>,
     /// The interruption that it has not finished, and how often it was given that.
     interrupted: Option<(Interruption, u32)>,
@@ -164,7 +164,7 @@ where
         source: Source,
         inbox: mpsc::Receiver<Message<L::Message>>,
         factory: F,
-        terms: Terms,
+        terms: SupervisionPolicy,
         ending: Option<watch::Receiver<bool>>,
     ) -> Self {
         let (shared, control) = (Arc::clone(source.shared()), Arc::clone(&handle.control));
@@ -365,7 +365,7 @@ where
         }
     }
 
-    /// Why it is told to end, if it is.
+    /// Why it is asked to end, if it is.
     fn told_to_stop(&mut self) -> Option<StopReason> {
         if self.orders.borrow_and_update().stop {
             return Some(StopReason::Shutdown);

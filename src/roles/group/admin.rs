@@ -173,7 +173,7 @@ impl<R> Group<R> {
         Ok(())
     }
 
-    /// Takes the leases away from whoever owns them. Those of shards other than `shards` are removed.
+    /// Takes the leases away from anyone who owns them. Those of shards other than `shards` are removed.
     async fn take_leases(&self, tx: &Transaction, shards: &[ShardId]) -> Result<()> {
         let (keys, pool) = (&self.context.keys, self.id.pool());
         for (key, value) in tx.all_rows(keys.leases(&pool), Isolation::Serializable).await? {

@@ -1,4 +1,4 @@
-//! [`GroupBatch`]: rows for an observer, and [`Checkpointer`]: puts down that they were worked on.
+//! [`GroupBatch`]: rows for an observer, and [`Checkpointer`]: saves that they were worked on.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -71,12 +71,9 @@ impl Stored {
 
 /// What the batches of a shard have in common.
 #[derive(Debug)]
-pub(super) struct Right {
-    /// What the roles share.
+pub(super) struct BatchContext {
     pub context: Arc<Context>,
-    /// The group.
     pub group: GroupId,
-    /// The shard.
     pub shard: ShardId,
     /// The right to work on it.
     pub lease: Held,
@@ -84,7 +81,7 @@ pub(super) struct Right {
     pub stored: Stored,
 }
 
-impl Right {
+impl BatchContext {
     /// The position in the store. Fails with [`Error::LeaseLost`] if the lease is lost, and makes `tx`
     /// fail if it is lost, or the checkpoint is written, before the commit. `None` if the group has nothing to read in the shard.
     pub async fn position(&self, tx: &Transaction) -> Result<Option<Sequence>> {
@@ -115,7 +112,7 @@ impl Right {
             tx.clear(&self.context.keys.group_parked(&self.group, id));
         }
         for (id, row) in &parks.pending {
-            // Whoever has put down what stands before has parked it.
+            // Anyone who has saved what stands before has parked it.
             if row.sequence <= stored || row.sequence > to {
                 continue;
             }
@@ -176,14 +173,14 @@ pub(super) struct Parks {
     pub overtaken: BTreeSet<Bytes>,
 }
 
-/// Puts down that a batch, and all before it, was worked on. Clones do the same; it can be kept longer than the batch.
+/// Saves that a batch, and all before it, was worked on. Clones do the same; it can be kept longer than the batch.
 #[derive(Clone)]
 pub struct Checkpointer(Arc<Ticket>);
 
 /// The checkpoint of one batch.
 struct Ticket {
     /// What the batches of the shard have in common.
-    right: Arc<Right>,
+    right: Arc<BatchContext>,
     /// Of what it is the checkpoint.
     scope: Scope,
 }
@@ -221,7 +218,7 @@ impl AfterCommit for Ticket {
 impl Checkpointer {
     /// The checkpoint of the rows after `after` and up to `last`; all others up to `to` are in `parks`.
     pub(super) fn of_rows(
-        right: &Arc<Right>,
+        right: &Arc<BatchContext>,
         (after, last): (Sequence, Sequence),
         to: Sequence,
         parks: &Arc<Parks>,
@@ -231,7 +228,7 @@ impl Checkpointer {
     }
 
     /// The checkpoint of the parked row of `id` at `sequence`.
-    pub(super) fn of_parked(right: &Arc<Right>, id: Bytes, sequence: Sequence) -> Self {
+    pub(super) fn of_parked(right: &Arc<BatchContext>, id: Bytes, sequence: Sequence) -> Self {
         Self(Arc::new(Ticket { right: Arc::clone(right), scope: Scope::Parked { id, sequence } }))
     }
 
@@ -244,7 +241,7 @@ impl Checkpointer {
     /// The lease of the shard is in the read-conflict set of `tx`, so that it cannot commit once another node has taken over.
     /// It costs two reads, made at once, and two small writes.
     ///
-    /// Fails with [`Error::LeaseLost`] if the lease is lost, and with [`Error::PartlyDone`] if a part of the batch was put down
+    /// Fails with [`Error::LeaseLost`] if the lease is lost, and with [`Error::PartlyDone`] if a part of the batch was saved
     /// by a transaction that had been thought to have failed. Return either from the observer.
     pub async fn checkpoint_in(&self, tx: &Transaction) -> Result<CheckpointState> {
         let right = &self.0.right;
@@ -262,7 +259,7 @@ impl Checkpointer {
             return Ok(CheckpointState::Done);
         }
         if stored > *after && !is_on(Bug::CheckpointNotCompared) {
-            // A commit that came late (1031) has put down an earlier batch, which had fewer rows.
+            // A commit that came late (1031) has saved an earlier batch, which had fewer rows.
             return Err(Error::PartlyDone { stored });
         }
         right.write(tx, (stored, *to), parks).await?;
@@ -353,7 +350,7 @@ pub struct GroupBatch<R> {
     pub attempt: u32,
     /// Tells the consumers of the shard apart, the newest one by the greatest token: for effects outside of the store.
     pub fencing_token: FencingToken,
-    /// Puts down that it was worked on.
+    /// Saves that it was worked on.
     pub(super) checkpointer: Checkpointer,
 }
 
@@ -368,14 +365,14 @@ impl<R> GroupBatch<R> {
         self.checkpointer.checkpoint().await
     }
 
-    /// Puts down, now or later, that this batch and all before it were worked on.
+    /// Saves, now or later, that this batch and all before it were worked on.
     pub fn checkpointer(&self) -> Checkpointer {
         self.checkpointer.clone()
     }
 }
 
 impl<R: FeedRow> GroupBatch<R> {
-    /// Puts down that the rows up to number `place` were worked on, counted from 0, and all before the batch.
+    /// Saves that the rows up to number `place` were worked on, counted from 0, and all before the batch.
     ///
     /// Fails with [`Error::LeaseLost`] if the lease is lost.
     pub async fn checkpoint_up_to(&self, place: usize) -> Result<()> {

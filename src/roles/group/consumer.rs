@@ -14,7 +14,7 @@ use tokio::{sync::watch, task::JoinSet};
 
 use super::{
     ConsumerOptions, Group, Observer,
-    observer::{Alive, Closings},
+    observer::{Alive, PendingCloses},
     shard::Task,
     watcher,
 };
@@ -33,7 +33,7 @@ use crate::{
 type Working = Arc<Mutex<Vec<ShardId>>>;
 
 /// A member of a group: works on its part of the shards. Dropping it stops it at once, as a crash would, except that observers
-/// are closed; [`Consumer::shutdown`] also puts down how far it has come, and releases its leases.
+/// are closed; [`Consumer::shutdown`] also saves how far it has come, and releases its leases.
 #[must_use = "dropping it stops it: it works on nothing any more"]
 pub struct Consumer {
     /// Tells observers that are closed after an abort why. It has to be dropped before the worker.
@@ -43,7 +43,7 @@ pub struct Consumer {
     /// The shards.
     shards: Working,
     /// Observers that are being closed.
-    closings: Closings,
+    closings: PendingCloses,
     /// Looks for new rows, together with all other consumers of the process.
     _watcher: Arc<JoinSet<()>>,
     /// The node, if it has no other role.
@@ -81,7 +81,8 @@ impl Consumer {
             .await?;
         let watcher = context.arrivals.watcher(|| watcher::start(context));
         let pool = Pool { name: group.id.pool().into(), role: group.id.role() };
-        let (balance, closings, shards) = (options.balance.clone(), Closings::default(), Working::default());
+        let (balance, closings, shards) =
+            (options.balance.clone(), PendingCloses::default(), Working::default());
         let consuming = Consuming {
             group: group.clone(),
             options,
@@ -121,7 +122,7 @@ impl Consumer {
         shards
     }
 
-    /// Lets each observer finish its batch, puts down how far it has come, closes the observers, and releases the leases; leaves
+    /// Lets each observer finish its batch, saves how far it has come, closes the observers, and releases the leases; leaves
     /// the bus if it was a node of its own. An observer that takes longer than the handover time is aborted.
     pub async fn shutdown(self) -> Result<()> {
         let ended = self.worker.shutdown().await;
@@ -143,14 +144,13 @@ impl fmt::Debug for Consumer {
 
 /// The work on the shards.
 pub(super) struct Consuming<R, F> {
-    /// The group.
     pub group: Group<R>,
     /// How to work.
     pub options: ConsumerOptions,
     /// Makes an observer for a shard.
     pub factory: F,
     /// Observers that are being closed.
-    pub closings: Closings,
+    pub closings: PendingCloses,
     /// Whether the group was gone when it last looked.
     is_gone: AtomicBool,
     /// Moves when somebody has asked that parked ids are tried again.
@@ -203,7 +203,6 @@ where
 
 /// Lists a shard among those that are worked on, until it is dropped.
 struct Present {
-    /// The shards.
     shards: Working,
     /// This one.
     shard: ShardId,

@@ -135,7 +135,7 @@ impl<R> Group<R> {
 
 impl<R: FeedRow> Group<R> {
     /// Gives each dead letter to `work`, in the order of their sequences. Those with which it succeeds are removed; for those with
-    /// which it fails again the error and the attempt are put down.
+    /// which it fails again the error and the attempt are saved.
     ///
     /// A letter may be given to `work` again after a crash; [`DeadLetter::remove_in`] makes its effect exactly-once. Rows are as
     /// they were: look whether the id has a newer one if that matters.
@@ -174,7 +174,7 @@ impl<R: FeedRow> Group<R> {
         }
     }
 
-    /// Removes a letter, or puts down how it has failed, unless it is gone.
+    /// Removes a letter, or saves how it has failed, unless it is gone.
     async fn put(&self, key: &[u8], failed: Option<&DeadLetterRow>) -> Result<()> {
         let put = async |tx: Transaction| {
             if tx.get(key, Isolation::Serializable).await?.is_some() {

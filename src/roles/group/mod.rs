@@ -3,7 +3,7 @@
 //! A group is a name on a feed, and a checkpoint for each shard that it has still to read: everything in the shard up to
 //! there was worked on. The shards are divided among the nodes that run a [`Consumer`] of the group, by leases
 //! ([`membership`](crate::state::membership)); for each shard that a node holds, a task ([`shard`]) reads rows and gives them to an
-//! [`Observer`], and puts down how far it has come.
+//! [`Observer`], and saves how far it has come.
 //!
 //! ```text
 //!  feed     ┌ shard 1 ──────────────┐┌ shards 3, 4, 5 ──────
@@ -31,7 +31,7 @@
 //! A batch costs a read and, unless the observer writes the checkpoint with its own effects, a small write. While nothing
 //! comes, one watcher per process looks for rows ([`watcher`]), and one shard of documents is read per
 //! [`ConsumerOptions::poll_interval`], whatever the number of groups and shards. After rows have come into other shards of
-//! the notification feed, a shard without rows puts down its position once, because tombstones wait for it.
+//! the notification feed, a shard without rows saves its position once, because tombstones wait for it.
 
 mod admin;
 mod batch;

@@ -98,8 +98,7 @@ where
 
 /// Calls of `closed` that are under way although the work that the observers were for has been aborted.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Closings {
-    /// Their tasks.
+pub(super) struct PendingCloses {
     tasks: Arc<Mutex<JoinSet<()>>>,
     /// Whether the consumer has been dropped.
     is_dropped: Arc<AtomicBool>,
@@ -115,7 +114,7 @@ impl Drop for Alive {
     }
 }
 
-impl Closings {
+impl PendingCloses {
     /// For the consumer to hold.
     pub fn alive(&self) -> Alive {
         Alive(Arc::clone(&self.is_dropped))
@@ -151,12 +150,11 @@ pub(super) struct Session<R: 'static, O: Observer<R>> {
     /// Tells a shutdown from the loss of a lease.
     stop: Stop,
     /// Where closing goes on after an abort.
-    closings: Closings,
+    closings: PendingCloses,
     /// Time.
     env: Env,
     /// The most time that closing has after an abort.
     limit: Duration,
-    /// What the rows are.
     rows: std::marker::PhantomData<fn() -> R>,
 }
 
@@ -165,7 +163,7 @@ impl<R: Send + Sync + 'static, O: Observer<R>> Session<R, O> {
     pub async fn open(
         observer: O,
         (shard, position): (ShardId, Sequence),
-        (stop, closings): (Stop, Closings),
+        (stop, closings): (Stop, PendingCloses),
         (env, limit): (Env, Duration),
     ) -> Self {
         let rows = std::marker::PhantomData;

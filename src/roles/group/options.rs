@@ -48,7 +48,7 @@ impl GroupOptions {
     }
 }
 
-/// When a consumer puts down how far it has come, by itself. What an observer has put down in its own transaction
+/// When a consumer saves how far it has come, by itself. What an observer has saved in its own transaction
 /// ([`GroupBatch::checkpoint_in`](super::GroupBatch::checkpoint_in)) is never written again.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum CheckpointPolicy {
@@ -61,7 +61,7 @@ pub enum CheckpointPolicy {
     /// After the first batch that ends so long after the last time; half a minute after the shard has come to rest; and when it
     /// is given up in an orderly way.
     Interval(Duration),
-    /// Never: the observer does. What it has not put down comes again after a restart.
+    /// Never: the observer does. What it has not saved comes again after a restart.
     Explicit,
 }
 
@@ -93,7 +93,7 @@ pub struct ConsumerOptions {
     pub rows_max: usize,
     /// The batch ends with the row that brings its stored rows to this many bytes. Default: 1 MB.
     pub bytes_max: usize,
-    /// When it puts down how far it has come. Default: after each batch.
+    /// When it saves how far it has come. Default: after each batch.
     pub checkpoint: CheckpointPolicy,
     /// How often, and with which pauses, the same rows are tried in one round of attempts. Default: 5 attempts, pauses from
     /// 100 ms up to 30 s.
@@ -102,7 +102,7 @@ pub struct ConsumerOptions {
     pub failure: FailurePolicy,
     /// The pauses after which a parked id is tried again; its limits do not matter. Default: from 1 s up to 10 min.
     pub parked_retry: RetryPolicy,
-    /// How often a shard is looked at although nothing was told of it, give or take a quarter: one read of one shard. A shard of
+    /// How often a shard is looked at although nothing was informed of it, give or take a quarter: one read of one shard. A shard of
     /// notifications is read so only if the watcher of the process, which looks for rows of all of them each second, has not
     /// looked since; the shards of documents on which a process works share the interval, and come to their turns. Default: 1 min.
     pub poll_interval: Duration,

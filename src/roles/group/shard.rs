@@ -1,4 +1,4 @@
-//! The task of one shard: reads rows, gives them to an observer, and puts down how far it has come.
+//! The task of one shard: reads rows, gives them to an observer, and saves how far it has come.
 
 mod deliver;
 mod drain;
@@ -12,7 +12,7 @@ use tokio::sync::watch;
 
 use super::{
     CheckpointPolicy, CloseReason, FencingToken, Observer,
-    batch::{Right, Stored},
+    batch::{BatchContext, Stored},
     consumer::Consuming,
     observer::{Session, chain},
 };
@@ -23,15 +23,15 @@ use crate::{
         error::{Error, Result},
     },
     state::{
-        arrivals::Told,
         feed::{FeedRow, StoredRow},
+        feed_wakeups::FeedHeads,
         keys::{ShardId, Trouble},
         membership::{Held, Stop},
     },
     store::{Database, RetryPolicy},
 };
 
-/// How long a shard that has come to rest waits before it puts down its position, if that is not put down or others go on.
+/// How long a shard that has come to rest waits before it saves its position, if that is not saved or others go on.
 const ADVANCE_PAUSE: Duration = Duration::from_secs(30);
 
 /// The most time that putting down a trouble may take; it is for people only.
@@ -42,11 +42,11 @@ pub(super) struct Task<R, F> {
     /// What the consumer has.
     consuming: Arc<Consuming<R, F>>,
     /// The right to work, and how far it has come in the store.
-    right: Arc<Right>,
+    right: Arc<BatchContext>,
     /// Tells it to end.
     stop: Stop,
     /// Tells of new rows.
-    told: watch::Receiver<Told>,
+    told: watch::Receiver<FeedHeads>,
     /// Everything up to here was read.
     read: Sequence,
     /// Everything up to here was worked on.
@@ -91,7 +91,6 @@ enum End {
 
 /// Rows that were read.
 struct Chunk {
-    /// The rows.
     rows: Vec<StoredRow>,
     /// Everything up to here was read.
     to: Sequence,
@@ -123,7 +122,7 @@ where
         let (told, now) = (context.arrivals.listen(&group.feed), context.env().now());
         let shard = ShardId(lease.resource);
         let token = FencingToken::new(context.config.incarnation, 0, shard, lease.epoch);
-        let right = Right { context, group, shard, lease, stored: Stored::new(Sequence::MIN) };
+        let right = BatchContext { context, group, shard, lease, stored: Stored::new(Sequence::MIN) };
         Self {
             parking: parking::Parking::default(),
             asked: consuming.asked.subscribe(),
@@ -157,7 +156,7 @@ where
         self.right.context.env()
     }
 
-    /// Works until it is told to stop; fails when it has lost the lease. When the shard has come to its end, it waits until the
+    /// Works until it is asked to stop; fails when it has lost the lease. When the shard has come to its end, it waits until the
     /// shard is given up.
     pub async fn run(mut self) -> Result<()> {
         loop {
@@ -204,7 +203,8 @@ where
         let (Some(position), generation) = self.db().run(read).await? else {
             return Ok(false);
         };
-        let (incarnation, Right { shard, lease, .. }) = (self.right.context.config.incarnation, &*self.right);
+        let (incarnation, BatchContext { shard, lease, .. }) =
+            (self.right.context.config.incarnation, &*self.right);
         self.token = FencingToken::new(incarnation, generation, *shard, lease.epoch);
         self.parking.forget_pending();
         self.right.stored.set(position);
@@ -300,7 +300,7 @@ where
     /// The rows after those that were read, as many as a batch can have. Fails if the lease is lost.
     async fn rows(&self) -> Result<Chunk> {
         let options = &self.consuming.options;
-        let Right { shard, lease, .. } = &*self.right;
+        let BatchContext { shard, lease, .. } = &*self.right;
         let after = self.read;
         let limit = if after < self.careful_to { 1 } else { options.rows_max };
         let read = async |tx| {
@@ -358,7 +358,7 @@ where
         self.written = self.env().now();
     }
 
-    /// Puts down what was worked on and is not put down yet, unless only the observer does that.
+    /// Saves what was worked on and is not saved yet, unless only the observer does that.
     async fn flush(&mut self) -> Result<()> {
         let is_due = !self.is_explicit() || self.parking.has_pending() && self.is_put_down();
         if self.right.stored.get() < self.done && is_due {
@@ -367,7 +367,7 @@ where
         Ok(())
     }
 
-    /// Puts down where a shard without rows stands: what was worked on and waits for more, and, now and then while others get
+    /// Saves where a shard without rows stands: what was worked on and waits for more, and, now and then while others get
     /// rows, the position, because the janitor drops nothing that stands behind it. Feeds of documents have nothing to drop.
     async fn idle(&mut self) -> Result<()> {
         if self.is_explicit() && self.parking.has_pending() {
@@ -380,7 +380,7 @@ where
         Ok(())
     }
 
-    /// When the position without rows is to be put down; `None` if it need not be.
+    /// When the position without rows is to be saved; `None` if it need not be.
     fn advance_at(&self) -> Option<Duration> {
         let is_put_down = self.right.stored.get() >= self.done;
         let (is_needed, since) = if is_put_down {

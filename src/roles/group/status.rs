@@ -58,7 +58,7 @@ pub struct ShardStatus {
     pub owner: Option<NodeId>,
     /// Everything up to here was worked on.
     pub checkpoint: Sequence,
-    /// When it last put down how far it has come, in milliseconds since 1970; `None` if it never has.
+    /// When it last saved how far it has come, in milliseconds since 1970; `None` if it never has.
     pub progress_ms: Option<u64>,
     /// What last went wrong; `None` if nothing did.
     pub trouble: Option<GroupTrouble>,

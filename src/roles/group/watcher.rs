@@ -18,7 +18,7 @@ use crate::{
     },
     state::{
         context::Context,
-        feed::{Look, Probe, Pulse, RawFeed},
+        feed::{Probe, Pulse, PulseRead, RawFeed},
         keys::{FeedId, ShardId, TopologyRow},
         notification_feed::NotificationFeed,
     },
@@ -51,7 +51,6 @@ pub(super) fn start(context: &Arc<Context>) -> JoinSet<()> {
 
 /// The state of the watcher.
 struct Watcher {
-    /// What the roles share.
     context: Arc<Context>,
     /// Tells when there may be rows.
     pulse: Pulse,
@@ -66,7 +65,7 @@ struct Watcher {
 }
 
 /// What a look has found.
-struct Seen {
+struct FeedState {
     /// The topology entry to which rows are written.
     current: TopologyRow,
     /// The heads of its shards.
@@ -90,7 +89,7 @@ impl Watcher {
             tokio::select! {
                 biased;
                 () = self.context.arrivals.joined() => {
-                    // Whoever has joined knows no heads yet.
+                    // Anyone who has joined knows no heads yet.
                     self.current = None;
                     self.pulse.forget();
                 }
@@ -156,7 +155,11 @@ impl Watcher {
 }
 
 /// Reads the current topology entry and its heads, unless nothing was appended; and sets watches.
-async fn look_in(tx: &Transaction, context: &Context, probe: Probe<'_>) -> Result<(Option<Seen>, Look)> {
+async fn look_in(
+    tx: &Transaction,
+    context: &Context,
+    probe: Probe<'_>,
+) -> Result<(Option<FeedState>, PulseRead)> {
     let mut look = probe.look(tx).await?;
     let seen = if look.unchanged().is_some() { None } else { Some(read_heads(tx, context).await?) };
     probe.watch(tx, &mut look).await?;
@@ -164,7 +167,7 @@ async fn look_in(tx: &Transaction, context: &Context, probe: Probe<'_>) -> Resul
 }
 
 /// Reads the current topology entry and its heads.
-async fn read_heads(tx: &Transaction, context: &Context) -> Result<Seen> {
+async fn read_heads(tx: &Transaction, context: &Context) -> Result<FeedState> {
     let (keys, feed) = (&context.keys, &context.feed);
     let current = RawFeed::notifications(context).topology(tx).await?.current().clone();
     let mut shards = current.shards();
@@ -175,7 +178,7 @@ async fn read_heads(tx: &Transaction, context: &Context) -> Result<Seen> {
     for (key, value) in tx.all_rows(keys.heads(feed, first, last), Isolation::Snapshot).await? {
         heads.insert(keys.head_shard(&key)?, head(context.config.incarnation, &value)?);
     }
-    Ok(Seen { current, heads })
+    Ok(FeedState { current, heads })
 }
 
 /// The last position that the transaction of a head's stamp can have written.

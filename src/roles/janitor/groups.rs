@@ -21,12 +21,12 @@ use crate::{
 
 /// The time that janitors have worked, as one of them goes on with it.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Worked {
+pub(super) struct WorkClock {
     /// For how long others had worked before, at least, and when this one began, on its own clock; `None` before it knows.
     began: Option<(Duration, Duration)>,
 }
 
-impl Worked {
+impl WorkClock {
     /// How long they have worked by now, in milliseconds.
     fn now_ms(self, env: &Env) -> u64 {
         let (earlier, began) = self.began.unwrap_or((Duration::ZERO, env.now()));
@@ -37,7 +37,7 @@ impl Worked {
 
 impl Pass<'_> {
     /// Deletes the groups whose time has come. Returns how many.
-    pub async fn expire_groups(&self, worked: &mut Worked) -> Result<u64> {
+    pub async fn expire_groups(&self, worked: &mut WorkClock) -> Result<u64> {
         let (env, groups) = (self.context.env(), self.expiring_groups().await?);
         if worked.began.is_none() {
             let mut earlier_ms = 0;
@@ -78,14 +78,14 @@ impl Pass<'_> {
         stored.map(|value| Idleness::from_bytes(&value)).transpose()
     }
 
-    /// Deletes `group` if it has had no member for long enough, else puts down how long that is. Returns whether it is deleted.
+    /// Deletes `group` if it has had no member for long enough, else saves how long that is. Returns whether it is deleted.
     /// A consumer that joins before the commit makes `tx` fail.
     async fn expire(
         &self,
         tx: &Transaction,
         group: &GroupId,
         row: &GroupRow,
-        worked: Worked,
+        worked: WorkClock,
     ) -> Result<bool> {
         let (keys, env) = (&self.context.keys, self.context.env());
         let before_ms = worked.now_ms(env);

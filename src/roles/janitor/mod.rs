@@ -16,7 +16,7 @@ use std::{sync::Arc, time::Duration};
 use bytes::Bytes;
 use futures_util::{FutureExt, future::BoxFuture};
 
-use self::{groups::Worked, tombstones::Age};
+use self::{groups::WorkClock, tombstones::JanitorClock};
 use crate::{
     base::{
         encoding::Sequence,
@@ -121,7 +121,6 @@ impl Janitor {
 
 /// The work: one resource, so that one node does it.
 struct Cleaning {
-    /// What the roles share.
     context: Arc<Context>,
     /// How to work.
     options: JanitorOptions,
@@ -144,7 +143,7 @@ impl Work for Cleaning {
             let mut age = pass.begin_age().await?;
             let mut clean_to = Sequence::MIN;
             let mut sweeper = self.options.sweeper(&self.context.db)?;
-            let mut worked = Worked::default();
+            let mut worked = WorkClock::default();
             loop {
                 match pass.run(&mut age, &mut clean_to, &mut worked, &mut sweeper).await {
                     Ok(()) => {}
@@ -170,7 +169,6 @@ impl Work for Cleaning {
 
 /// What janitors have in hand while they hold the lease.
 struct Pass<'a> {
-    /// What the roles share.
     context: &'a Context,
     /// The right to work.
     lease: &'a Held,
@@ -182,9 +180,9 @@ impl Pass<'_> {
     /// Drops what can be dropped. Up to `clean_to` no tombstone was left the last time.
     async fn run(
         &self,
-        age: &mut Age,
+        age: &mut JanitorClock,
         clean_to: &mut Sequence,
-        worked: &mut Worked,
+        worked: &mut WorkClock,
         sweeper: &mut TransactionIdSweeper,
     ) -> Result<()> {
         // Each does what it can, whatever has become of the others.
@@ -203,7 +201,7 @@ impl Pass<'_> {
     }
 
     /// Drops tombstones.
-    async fn run_tombstones(&self, age: &mut Age, clean_to: &mut Sequence) -> Result<()> {
+    async fn run_tombstones(&self, age: &mut JanitorClock, clean_to: &mut Sequence) -> Result<()> {
         let old = self.old_up_to(age).await?;
         let (dropped, to) = self.drop_tombstones(*clean_to, old).await?;
         *clean_to = to;

@@ -2,7 +2,7 @@
 //!
 //! # Age
 //!
-//! No clocks are compared, so a row's age cannot be read off it. Instead the janitor puts down from time to time where the
+//! No clocks are compared, so a row's age cannot be read off it. Instead the janitor saves from time to time where the
 //! feed stands, under the time that janitors have worked until then, one after the other. What stood there already a
 //! retention of such time ago is old. While no janitor works, nothing ages: tombstones stay longer then, never shorter.
 
@@ -35,7 +35,7 @@ const PAGE_ROWS: usize = 500;
 
 /// The janitors' own time, as one of them goes on with it.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Age {
+pub(super) struct JanitorClock {
     /// For how long others had worked before.
     earlier: Duration,
     /// The last mark, if there is one.
@@ -46,17 +46,17 @@ pub(super) struct Age {
 
 impl Pass<'_> {
     /// Goes on with the time of those who worked before.
-    pub async fn begin_age(&self) -> Result<Age> {
+    pub async fn begin_age(&self) -> Result<JanitorClock> {
         let keys = &self.context.keys;
         let last = RangeRead::new(keys.age_marks()).limit(1).reverse();
         let page = self.read(async |tx| tx.get_range(&last, Isolation::Snapshot).await).await?;
         let last = page.rows.first().map(|row| keys.age_mark_of(row)).transpose()?;
         let marked = last.map(|mark| Duration::from_millis(mark.worked_ms));
-        Ok(Age { earlier: marked.unwrap_or_default(), marked, began: self.context.env().now() })
+        Ok(JanitorClock { earlier: marked.unwrap_or_default(), marked, began: self.context.env().now() })
     }
 
-    /// Puts down where the feed stands, if that is due; returns up to where it is older than the retention.
-    pub async fn old_up_to(&self, age: &mut Age) -> Result<Sequence> {
+    /// Saves where the feed stands, if that is due; returns up to where it is older than the retention.
+    pub async fn old_up_to(&self, age: &mut JanitorClock) -> Result<Sequence> {
         let keys = &self.context.keys;
         let feed = RawFeed::notifications(self.context);
         let retention = self.options.tombstone_retention;

@@ -1,6 +1,6 @@
 //! Dropping closed topology entries whose shards are empty.
 //!
-//! Nothing is ever added to a closed shard, so one that is empty stays so. Whoever is about to read it learns from the
+//! Nothing is ever added to a closed shard, so one that is empty stays so. Anyone who is about to read it learns from the
 //! shards that are left where to go on. An entry in which a group still has a checkpoint is kept: the group goes on to the next one
 //! when each of its shards has come to its end, and a node may still be at work on the last rows of one, though they are gone.
 

@@ -17,7 +17,7 @@ use crate::{
 /// Work is cancelled when its database is deleted, its trigger ends, or it has shown no progress for too long. Its future is
 /// dropped then, with all that it has started; but a commit that is on its way to the store may still happen, after the job was told
 /// that the database is gone and has cleaned up. A transaction that was checked cannot: it reads the mark of this work, which is
-/// written anew before anybody is told, and before the work is begun again, by whatever process.
+/// written again before anybody is informed, and before the work is begun again, by whatever process.
 #[derive(Clone)]
 pub struct Fence {
     /// Tells this work from all other on the database.

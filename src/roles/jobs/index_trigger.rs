@@ -75,7 +75,6 @@ impl Work for Wanted {
 
 /// A trigger that has indexes built.
 struct Indexing<J> {
-    /// What the roles share.
     context: Arc<Context>,
     /// The build.
     job: J,

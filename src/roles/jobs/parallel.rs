@@ -152,7 +152,6 @@ pub struct ParallelJob<R> {
 
 /// What a task has done in a round.
 struct Done {
-    /// The shard.
     shard: ShardId,
     /// Where the shard is read on.
     next: Cursor,
@@ -316,9 +315,7 @@ fn panicked(ended: Ended) -> Error {
 
 /// The task of one shard in one round.
 struct Task<R, F> {
-    /// The feed.
     feed: Feed<R>,
-    /// The shard.
     shard: ShardId,
     /// How to work.
     options: ParallelJobOptions,

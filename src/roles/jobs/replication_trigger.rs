@@ -117,7 +117,6 @@ impl Work for Wanted {
 
 /// A trigger that has databases scanned.
 struct Scanning<J> {
-    /// What the roles share.
     context: Arc<Context>,
     /// The scan.
     job: J,

@@ -30,7 +30,6 @@ pub(super) struct Waiting {
 /// A bounded part of what waits in a partition.
 #[derive(Debug, Default)]
 pub(super) struct Drain {
-    /// By name.
     pub names: Vec<(DbName, Waiting)>,
     /// From where to go on; `None` if this was all.
     pub next: Option<Bytes>,

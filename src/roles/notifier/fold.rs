@@ -88,9 +88,7 @@ enum Mark {
 /// Folds one partition, page by page.
 #[derive(Clone, Copy)]
 pub(super) struct Folder<'a> {
-    /// What the roles share.
     pub context: &'a Context,
-    /// The partition.
     pub partition: Partition,
     /// The right to fold it.
     pub lease: &'a Held,

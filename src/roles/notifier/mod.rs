@@ -43,7 +43,6 @@ use crate::{
 /// The work on the partitions.
 #[derive(Debug)]
 struct Folding {
-    /// What the roles share.
     context: Arc<Context>,
     /// How to work.
     options: NotifierOptions,

@@ -46,9 +46,7 @@ struct Reading {
 struct State {
     /// How many events may still come.
     events: u8,
-    /// How many folds.
     folds: u8,
-    /// How many stops.
     stops: u8,
     /// How many instances there were, and whether the last one lives.
     instances: u8,

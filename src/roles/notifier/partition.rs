@@ -30,9 +30,7 @@ const FOLD: &str = "fold of a partition";
 
 /// The task of one partition.
 pub(super) struct Task {
-    /// What the roles share.
     context: Arc<Context>,
-    /// The partition.
     partition: Partition,
     /// The right to fold it.
     lease: Held,
@@ -54,7 +52,6 @@ pub(super) struct Task {
 
 /// Tells producers of this process, and the poll of the notifier, that a task works on the partition.
 struct Present {
-    /// What the roles share.
     context: Arc<Context>,
     /// What the notifier holds.
     partitions: HeldPartitions,
@@ -108,7 +105,7 @@ impl Task {
         }
     }
 
-    /// Folds until it is told to stop; fails when it has lost the lease.
+    /// Folds until it is asked to stop; fails when it has lost the lease.
     pub async fn run(mut self, mut stop: Stop) -> Result<()> {
         loop {
             let began = self.context.env().now();
@@ -137,7 +134,7 @@ impl Task {
         }
     }
 
-    /// Folds everything that waits, unless it is told to stop in between.
+    /// Folds everything that waits, unless it is asked to stop in between.
     async fn pass(&mut self, stop: &Stop) -> Result<()> {
         if self.doorbell.is_none() {
             self.doorbell = listen(&self.context, self.partition).await;

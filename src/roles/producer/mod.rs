@@ -4,14 +4,14 @@
 //! per database and transaction, one more mutation per design-document id, and one more with
 //! [`ProducerOptions::record_versionstamps`]. The event exists if and only if the transaction commits.
 
-mod bell;
+mod doorbell;
 #[cfg(feature = "foundationdb")]
 mod foundationdb;
 mod target;
 
 use std::sync::Arc;
 
-pub(crate) use bell::ringer;
+pub(crate) use doorbell::ringer;
 pub use target::{EventTarget, Receipt};
 
 use crate::{
@@ -97,14 +97,14 @@ impl Producer {
     ///
     /// `db` names the instance that [`Producer::created`] was called with: keep it with the database, and read it in the transaction
     /// that records. An event of an instance that another one has replaced, or that never was while another one is there, is
-    /// *stale*: it is counted ([`StatsSnapshot::stale_events`](crate::node::StatsSnapshot)) and logged, and nobody is told. Only where the
+    /// *stale*: it is counted ([`StatsSnapshot::stale_events`](crate::node::StatsSnapshot)) and logged, and nobody is informed. Only where the
     /// bus knows of no instance of the name is it taken over as it is found, for databases that are older than the bus.
     pub fn updated<T: EventTarget>(&self, transaction: &T, db: &Db) -> T::Receipt {
         self.add(transaction, db, &EventKind::Updated.once().into())
     }
 
     /// Records that a design document of `db` was written or deleted in this transaction. With its id, a reader of
-    /// [`NotificationFeed::ddocs`](crate::feed::NotificationFeed::ddocs) is told which; without one it may be any, and whoever wants
+    /// [`NotificationFeed::ddocs`](crate::feed::NotificationFeed::ddocs) is informed which; without one it may be any, and whoever wants
     /// one of them is told.
     pub fn ddoc_updated<T: EventTarget>(&self, transaction: &T, db: &Db, id: Option<&DdocId>) -> T::Receipt {
         let tally = Tally { counters: EventKind::DdocUpdated.once(), with_id: id.is_some().into() };

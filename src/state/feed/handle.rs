@@ -190,7 +190,7 @@ impl<R: FeedRow> Feed<R> {
     }
 
     /// The shards that were live at `since`: a reader of single shards starts with these, and goes on with the successor of
-    /// each that is closed. Whoever reads so from `since` on misses nothing. A shard that is empty may be dropped before it is
+    /// each that is closed. Anyone who reads so from `since` on misses nothing. A shard that is empty may be dropped before it is
     /// read for the first time, which then fails with [`Error::NoShard`]: ask again.
     ///
     /// Fails as [`Feed::page`] does.
@@ -207,7 +207,7 @@ impl<R: FeedRow> Feed<R> {
     /// Changes the number of shards, 1 to 10,000, up or down, while the feed is written and read; and the hashing scheme, if
     /// one is named. Nothing is moved: rows go to the new shards from this sequence on. Returns the new entry.
     ///
-    /// Writers that are overtaken are tried again; a reader of a single shard is told by [`Resharded`]. Several reshards at
+    /// Writers that are overtaken are tried again; a reader of a single shard is informed by [`Resharded`]. Several reshards at
     /// once come one after the other. A reshard of unknown result is not done twice.
     ///
     /// Fails with [`Error::Invalid`] if there cannot be so many shards, with [`Error::UnknownScheme`] if this process does

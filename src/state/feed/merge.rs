@@ -41,7 +41,6 @@ impl Direction {
 
 /// What is read of one shard.
 struct Source {
-    /// Where its rows are.
     space: RowSpace,
     /// What is still to be read; `None` if nothing is.
     rest: Option<RangeRead>,

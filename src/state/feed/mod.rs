@@ -32,7 +32,7 @@ mod writer;
 pub(crate) use self::{
     counting::{Counted, Known, Mark},
     handle::SHARDS_READ_AT_ONCE,
-    pulse::{Look, Probe, Pulse},
+    pulse::{Probe, Pulse, PulseRead},
     reshard::{NewTopology, check_legacy_prefix},
     stored_row::StoredRow,
     topology::Topology,
@@ -48,9 +48,7 @@ use crate::state::{context::Context, keys::FeedId};
 /// A feed of a bus, as bytes: what its reads and writes need to know.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RawFeed<'a> {
-    /// What the roles share.
     pub context: &'a Context,
-    /// Which feed.
     pub id: &'a FeedId,
 }
 

@@ -32,9 +32,7 @@ const WATCH: &str = "watch of a feed";
 
 /// Waits for new rows of a feed.
 pub(crate) struct Pulse {
-    /// What the roles share.
     context: Arc<Context>,
-    /// Which feed.
     id: FeedId,
     /// How often to look for rows that no hint has told of.
     pub poll_interval: Duration,
@@ -51,7 +49,6 @@ pub(crate) struct Pulse {
 /// What a look has to know.
 #[derive(Clone, Copy)]
 pub(crate) struct Probe<'a> {
-    /// The feed.
     feed: RawFeed<'a>,
     /// Whether no hint has caused the look.
     is_poll: bool,
@@ -62,7 +59,7 @@ pub(crate) struct Probe<'a> {
 }
 
 /// What a look has found, in one transaction.
-pub(crate) struct Look {
+pub(crate) struct PulseRead {
     /// The pulse, unless a hint has caused the look: then it has certainly moved.
     pulse: Option<Vec<Row>>,
     /// The last sequence that the transaction can see, if nothing was appended since everything was read.
@@ -71,7 +68,7 @@ pub(crate) struct Look {
     fired: Option<BoxFuture<'static, bool>>,
 }
 
-impl Look {
+impl PulseRead {
     /// If nothing was appended since everything was read, up to where everything is read now.
     pub fn unchanged(&self) -> Option<Sequence> {
         self.unchanged
@@ -105,7 +102,7 @@ impl Pulse {
     }
 
     /// Takes in what was found, once the transaction is over. `is_end` says whether everything was read in it.
-    pub fn adopt(&mut self, look: Look, is_end: bool) {
+    pub fn adopt(&mut self, look: PulseRead, is_end: bool) {
         self.fired = look.fired.or(self.fired.take());
         if is_end {
             self.known = look.pulse.or(self.known.take());
@@ -149,8 +146,8 @@ impl Pulse {
 
 impl Probe<'_> {
     /// Looks whether anything was appended, in the transaction that then reads it.
-    pub async fn look(self, tx: &Transaction) -> Result<Look> {
-        let mut look = Look { pulse: None, unchanged: None, fired: None };
+    pub async fn look(self, tx: &Transaction) -> Result<PulseRead> {
+        let mut look = PulseRead { pulse: None, unchanged: None, fired: None };
         if self.is_poll {
             let pulse = tx.all_rows(self.feed.context.keys.pulses(self.feed.id), Isolation::Snapshot).await?;
             if self.known == Some(&pulse) {
@@ -167,7 +164,7 @@ impl Probe<'_> {
     }
 
     /// Sets watches, unless there are some, once everything was read in `tx`. What comes after its read version fires them.
-    pub async fn watch(self, tx: &Transaction, look: &mut Look) -> Result<()> {
+    pub async fn watch(self, tx: &Transaction, look: &mut PulseRead) -> Result<()> {
         if look.pulse.is_none() || self.is_watching {
             return Ok(());
         }

@@ -21,7 +21,6 @@ use crate::{
 /// Some rows of a feed, in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct StoredPage {
-    /// The rows.
     pub rows: Vec<StoredRow>,
     /// Where to go on; of rows that were read backwards, its position.
     pub next: Cursor,
@@ -32,7 +31,6 @@ pub(crate) struct StoredPage {
 /// Some rows of a shard, in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct StoredShardPage {
-    /// The rows.
     pub page: StoredPage,
     /// What took over, if the shard is closed and was read to its end.
     pub resharded: Option<Resharded>,

@@ -46,7 +46,6 @@ pub(crate) fn check_legacy_prefix(context: &Context, prefix: &[u8]) -> Result<()
 /// The next topology of a feed.
 #[derive(Debug, Clone)]
 pub(crate) struct NewTopology {
-    /// How many shards.
     shards: u32,
     /// How ids are routed to them; as before, if not said.
     scheme: Option<SchemeId>,
@@ -166,7 +165,7 @@ impl RawFeed<'_> {
         let operand = keys.next_topology(self.id, self.context.config.incarnation);
         tx.atomic(AtomicOp::SetVersionstampedKey, &operand, &next.to_bytes());
         if self.id.instance().is_none() {
-            // Readers that wait for rows look only at this. Those of documents are told by notifications.
+            // Readers that wait for rows look only at this. Those of documents are informed by notifications.
             let pulse = keys.pulse(self.id, current.next_shard());
             tx.atomic(AtomicOp::SetVersionstampedValue, &pulse, &versionstamped(&[], &[]));
         }

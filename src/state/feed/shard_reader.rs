@@ -108,7 +108,7 @@ impl<R: FeedRow> ShardReader<R> {
             self.cursor = page.next;
             let ShardPage { rows, to, next, more, resharded } = page;
             if !rows.is_empty() {
-                // The end is told by the next call, which finds it again.
+                // The end is informed by the next call, which finds it again.
                 return Ok(Some(ShardEvent::Rows(FeedPage { rows, to, next, more })));
             }
             // Of a page without rows none could be decoded, if there are more.

@@ -76,9 +76,7 @@ fn count(tx: &Transaction, feed: RawFeed<'_>, shard: ShardId, rows: i64) {
 /// Writes the rows of a feed that keeps track of the newest row of each id, within one transaction. The topology must have
 /// been read in the same transaction, serializably.
 pub(crate) struct FeedWriter<'a> {
-    /// The transaction.
     tx: &'a Transaction,
-    /// The feed.
     feed: RawFeed<'a>,
     /// Where rows go and have gone.
     topology: &'a Topology,

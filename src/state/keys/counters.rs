@@ -35,7 +35,6 @@ pub(crate) enum DrainKey {
 /// A row of the family, decoded.
 #[derive(Debug, Clone)]
 pub(crate) struct DrainRow {
-    /// The database.
     pub db: Db,
     /// What the row says.
     pub says: DrainKey,

@@ -70,7 +70,7 @@ impl fmt::Display for CursorId {
 /// How far somebody has come, and who may say so.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CursorRow {
-    /// Drawn by whoever began last: only this one may write on.
+    /// Drawn by anyone who began last: only this one may write on.
     pub token: [u8; 16],
     /// Where it stands.
     pub cursor: Cursor,

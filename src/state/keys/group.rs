@@ -133,7 +133,7 @@ fn pool(feed: &FeedId, name: &str) -> String {
 pub(crate) struct GroupRow {
     /// Drawn at its creation: tells it from another group of the name.
     pub identity: [u8; 16],
-    /// Drawn by whoever wrote it, who can tell by it after an unknown result whether it was written.
+    /// Drawn by anyone who wrote it, who can tell by it after an unknown result whether it was written.
     pub token: [u8; 16],
     /// How often it was set to a position: 1 at its creation, raised by each reset.
     pub generation: u64,
@@ -213,7 +213,7 @@ impl Keys {
         self.pack(&(family::CHECKPOINT, group.feed.bytes(), part::GROUP, group.name.as_str()))
     }
 
-    /// The rows of all groups of `feed`. Whoever drops rows of the feed reads this range serializably, so that no group can
+    /// The rows of all groups of `feed`. Anyone who drops rows of the feed reads this range serializably, so that no group can
     /// begin in between.
     pub fn groups(&self, feed: &FeedId) -> KeyRange {
         self.range(&(family::CHECKPOINT, feed.bytes(), part::GROUP))

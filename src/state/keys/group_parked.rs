@@ -35,7 +35,6 @@ pub(crate) struct GroupParkedRow {
     pub at_ms: u64,
     /// Why the last attempt failed.
     pub error: String,
-    /// The row.
     pub row: Bytes,
 }
 

@@ -26,7 +26,6 @@ mod version {
 /// Who owns a resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Owner {
-    /// The node.
     pub node: NodeId,
     /// Drawn for the acquisition, so that the owner knows its own lease again after an unknown result.
     pub token: [u8; 16],

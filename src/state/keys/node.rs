@@ -2,7 +2,7 @@
 //!
 //! A node's row is written by the node alone, at every heartbeat; another node removes it once it has seen no beat for as long
 //! as the row itself says. A role has a key of its own, by which those who divide its work are read in one range, and a second
-//! one under the node, so that whoever removes the node finds its roles. Both are there only as long as the node's row is:
+//! one under the node, so that anyone who removes the node finds its roles. Both are there only as long as the node's row is:
 //! who has a role lives, as far as anybody knows.
 
 use std::{borrow::Cow, fmt, str::FromStr, time::Duration};

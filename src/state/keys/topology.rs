@@ -21,7 +21,7 @@ pub(crate) struct TopologyRow {
     pub first: Sequence,
     /// Whether a later entry has taken over.
     pub closed: bool,
-    /// Drawn by whoever wrote it, who can tell by it after an unknown result whether it was written.
+    /// Drawn by anyone who wrote it, who can tell by it after an unknown result whether it was written.
     pub token: [u8; 16],
     /// Where the rows are.
     pub layout: Layout,

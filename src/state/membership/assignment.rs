@@ -162,7 +162,7 @@ mod tests {
         assignment.iter().filter(|(resource, owner)| owner.is_some() && before[resource] != *owner).count()
     }
 
-    /// The sorted shares that are as equal as the maxima allow, one by one to whoever has least.
+    /// The sorted shares that are as equal as the maxima allow, one by one to anyone who has least.
     fn fair(count: usize, members: &Members) -> Vec<usize> {
         let mut shares: Vec<_> = members.iter().map(|(_, max)| (0_usize, *max as usize)).collect();
         for _ in 0..count {
@@ -195,7 +195,7 @@ mod tests {
         #[test]
         fn no_fair_assignment_moves_less((resources, members) in pools()) {
             let assignment = assign(&resources, &members);
-            // Whoever owns more than its share must lose the difference, whichever way the odd ones are given away: then those have
+            // Anyone who owns more than its share must lose the difference, whichever way the odd ones are given away: then those have
             // them that own more than the lower share. All that is without an owner moves, as far as anybody may have it.
             let fair = fair(resources.len(), &members);
             let total: usize = fair.iter().sum();

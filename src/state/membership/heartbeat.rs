@@ -56,7 +56,7 @@ pub(super) fn draw(env: &Env) -> [u8; 16] {
     NodeId::random(env).0
 }
 
-/// What the heartbeat is told to do.
+/// What the heartbeat is asked to do.
 pub(super) enum Command {
     /// Beat now, so that others see the roles as they are.
     Publish(oneshot::Sender<Result<()>>),
@@ -77,9 +77,7 @@ pub(super) enum Claim {
 
 /// The heartbeat of a node.
 pub(super) struct Heartbeat {
-    /// Which node it is.
     id: NodeId,
-    /// The store.
     db: Database,
     /// The keys of the bus.
     keys: Keys,
@@ -148,7 +146,7 @@ impl Heartbeat {
                     }
                     Some(Command::Leave(reply)) => {
                         let left = self.leave().await;
-                        // Whoever has left may close the store at once, and open it again.
+                        // Anyone who has left may close the store at once, and open it again.
                         drop(self);
                         let _ = reply.send(left);
                         return;
@@ -200,7 +198,7 @@ impl Heartbeat {
         if self.standing.borrow().is_some() {
             let left = self.beaten.saturating_add(self.options.expiry).saturating_sub(env.now());
             if left.is_zero() {
-                self.fall_out("it has not beaten for too long");
+                self.fall_out("it has sent no heartbeat for too long");
             } else {
                 let began = env.now();
                 let beaten = tokio::select! {

@@ -126,7 +126,7 @@ pub(crate) trait Work: Send + Sync + 'static {
     fn acquired(&self, tx: &Transaction, resource: u64, epoch: u64);
 
     /// Works on the resource of `lease`: every transaction calls [`Held::check`] first. Ends soon after `stop` is given,
-    /// once it has put down how far it has come: then another node goes on. It is dropped if that takes too long, and at
+    /// once it has saved how far it has come: then another node goes on. It is dropped if that takes too long, and at
     /// once if the lease is lost.
     ///
     /// Whatever else it ends with, even a panic, is reported, and the resource is taken again with the next epoch, after a pause that

@@ -41,9 +41,7 @@ const COMMANDS_MAX: usize = 16;
 
 /// A node, as its own process knows it. Dropping it ends the heartbeat at once: others take it for dead after a while.
 pub(crate) struct Member {
-    /// Which node it is.
     id: NodeId,
-    /// The store.
     pub(super) db: Database,
     /// The keys of the bus.
     pub keys: Keys,
@@ -86,7 +84,6 @@ impl Drop for RoleGuard {
 pub(super) struct WorkerGuard {
     /// What each worker of the node wants to know of.
     interests: watch::Sender<Interests>,
-    /// The number of this one.
     number: u64,
 }
 
@@ -199,7 +196,7 @@ impl Member {
         let mut workers = self.interests.subscribe();
         workers.wait_for(BTreeMap::is_empty).await.expect("the sender is in self");
         let left = in_time(self.db.env(), "leaving the nodes of the bus", self.command(Command::Leave)).await;
-        // Whoever has left may close the store at once, and open it again.
+        // Anyone who has left may close the store at once, and open it again.
         let mut tasks = std::mem::take(&mut *lock(&self.tasks));
         tasks.shutdown().await;
         left

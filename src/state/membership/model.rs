@@ -31,7 +31,6 @@ enum Mistake {
 struct Membership {
     /// How many nodes there are.
     nodes: u8,
-    /// How many resources.
     resources: u64,
     /// How many commits of rounds.
     commits: u8,
@@ -71,7 +70,6 @@ struct Work {
 struct Node {
     /// Whether its process runs.
     lives: bool,
-    /// Which life it is in.
     life: u8,
     /// The number of its next acquisition.
     number: u8,
@@ -90,7 +88,6 @@ struct State {
     leases: BTreeMap<u64, (u64, Option<(u8, u8)>)>,
     /// Which nodes are members.
     members: Vec<bool>,
-    /// The nodes.
     nodes: Vec<Node>,
     /// Commits of processes that have crashed.
     orphans: Vec<Flight>,
@@ -215,7 +212,7 @@ impl Membership {
         }
     }
 
-    /// The commit of `node` comes to the store; `is_known` if the node is told what has become of it.
+    /// The commit of `node` comes to the store; `is_known` if the node is informed what has become of it.
     fn land(&self, state: &State, node: u8, is_known: bool) -> State {
         let mut next = state.clone();
         let flight = next.nodes[usize::from(node)].flight.take().expect("it is on its way");

@@ -2,7 +2,7 @@
 //!
 //! Nodes form a ring in the order of their ids. Each watches the beats of the next few, so what a node reads does not grow with
 //! the number of nodes, and each is watched by several. One whose row has not changed for as long as the row itself says is dead,
-//! by the clock of the one who watches; that one removes its row and its roles. Whoever has removed one watches all nodes until an
+//! by the clock of the one who watches; that one removes its row and its roles. Anyone who has removed one watches all nodes until an
 //! expiry has passed without a removal, so that of many that die at once the last is found about as soon as the first, also by the
 //! only one that is left.
 //!
@@ -48,13 +48,11 @@ type Beat = ([u8; 16], u64);
 
 /// The watch of a node over others.
 pub(super) struct NeighbourWatch {
-    /// The store.
     db: Database,
     /// The keys of the bus.
     keys: Keys,
     /// What keeps the process from its work.
     stats: Arc<Stats>,
-    /// The node.
     me: NodeId,
     /// How often it looks if no worker wants it more often.
     pace: Duration,
@@ -132,7 +130,7 @@ impl NeighbourWatch {
             match AssertUnwindSafe(self.look(pools)).catch_unwind().await {
                 Ok(Ok(has_removed)) => {
                     seen.send_replace(Some(Arc::clone(&self.versions)));
-                    // Whoever has removed one is the first who can take over.
+                    // Anyone who has removed one is the first who can take over.
                     if has_removed {
                         (looked, due) = (env.now(), env.now());
                         continue;

@@ -1,4 +1,4 @@
-//! The roles of nodes, as they are stored: under the role, for those who divide its work, and under the node, for whoever removes
+//! The roles of nodes, as they are stored: under the role, for those who divide its work, and under the node, for anyone who removes
 //! it. Both are written together, and only as long as the row of the node is there: so who has a role lives, as far as anybody
 //! knows.
 

@@ -30,7 +30,6 @@ const ACQUISITIONS_MAX: usize = 1_000;
 
 /// What a worker knows before a round.
 pub(super) struct Known<'a> {
-    /// The node.
     pub member: &'a Member,
     /// The token under which it takes part.
     pub joined: [u8; 16],
@@ -56,7 +55,6 @@ pub(super) struct Known<'a> {
 pub(super) struct Outcome {
     /// What it has done.
     pub plan: Plan,
-    /// What it has acquired.
     pub acquired: Vec<Held>,
     /// Whether there was more to acquire than fits a transaction.
     pub more: bool,

@@ -63,7 +63,6 @@ pub(crate) struct Pool {
 pub(crate) struct Worker {
     /// Tells it to end.
     stop: watch::Sender<bool>,
-    /// Its task.
     task: JoinSet<Result<()>>,
 }
 
@@ -81,7 +80,7 @@ impl Worker {
         let role = member.enter_with(pool.role.clone(), options.leases_max).await?;
         let standing = member.standing();
         let joined = *standing.borrow();
-        let mut keeper = Keeper {
+        let mut keeper = WorkerTask {
             member: Arc::clone(member),
             pool,
             work,
@@ -132,7 +131,6 @@ impl Worker {
 struct Job {
     /// The right to it.
     lease: Held,
-    /// When it began.
     began: Duration,
     /// Tells it to end.
     stop: watch::Sender<bool>,
@@ -145,7 +143,6 @@ struct Job {
 struct Failures {
     /// How often.
     count: u32,
-    /// Until when.
     until: Duration,
 }
 
@@ -164,8 +161,7 @@ enum Event {
 }
 
 /// The state of the worker's task.
-struct Keeper {
-    /// The node.
+struct WorkerTask {
     member: Arc<Member>,
     /// What it divides.
     pool: Pool,
@@ -197,13 +193,13 @@ struct Keeper {
     settled: Option<(Version, Version)>,
 }
 
-impl Keeper {
+impl WorkerTask {
     /// Time and randomness.
     fn env(&self) -> &Env {
         self.member.db.env()
     }
 
-    /// Looks after the pool until it is told to stop, whatever panics.
+    /// Looks after the pool until it is asked to stop, whatever panics.
     async fn run(mut self, mut stopped: watch::Receiver<bool>, role: RoleGuard) -> Result<()> {
         while let Err(panic) = AssertUnwindSafe(self.serve(&mut stopped)).catch_unwind().await {
             let panic = panic_text(&*panic);
@@ -221,7 +217,7 @@ impl Keeper {
         ended
     }
 
-    /// Looks after the pool until it is told to stop.
+    /// Looks after the pool until it is asked to stop.
     async fn serve(&mut self, stopped: &mut watch::Receiver<bool>) {
         let (mut stopped_again, mut leaving) = (stopped.clone(), self.member.stop());
         let env = self.env().clone();
@@ -457,7 +453,7 @@ impl Keeper {
         self.abort_all().await;
         if self.standing.wait_for(Option::is_some).await.is_err() {
             tracing::error!(pool = &*self.pool.name, "the heartbeat of the node has ended");
-            // Until the worker is told to stop, which drops this.
+            // Until the worker is asked to stop, which drops this.
             std::future::pending::<()>().await;
         }
         self.joined = *self.standing.borrow();
@@ -499,7 +495,7 @@ impl Keeper {
     }
 
     /// Waits until all jobs have ended. Gives back what has ended while others go on; the rest is left to
-    /// [`Keeper::clean_up`], which gives back everything at once.
+    /// [`WorkerTask::clean_up`], which gives back everything at once.
     async fn end_all(&mut self, role: &RoleGuard, env: &Env) {
         loop {
             let mut ended = Vec::new();

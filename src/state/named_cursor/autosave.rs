@@ -116,7 +116,7 @@ impl Autosave {
     }
 }
 
-/// Who has expired, and whose next scan has not begun, saves nothing: whoever starts again is to be told that as well.
+/// Who has expired, and whose next scan has not begun, saves nothing: whoever starts again is to be informed that as well.
 async fn save(cursor: &mut OpenCursor, position: Cursor, filter: u64) -> Result<()> {
     if position == Cursor::NOTHING { cursor.verify().await } else { cursor.save_for(position, filter).await }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{NotificationFeed, NotificationPage};
 use crate::{
     base::{cursor::Cursor, encoding::Sequence, error::Result},
-    state::feed::{Look, Pulse},
+    state::feed::{Pulse, PulseRead},
 };
 
 /// The most rows that are read at once, if nothing else is asked for.
@@ -94,7 +94,7 @@ impl NotificationTail {
     }
 
     /// The next rows, or up to where there are none; and what the pulse says.
-    async fn read(&mut self) -> Result<(std::result::Result<NotificationPage, Sequence>, Look)> {
+    async fn read(&mut self) -> Result<(std::result::Result<NotificationPage, Sequence>, PulseRead)> {
         let (feed, cursor, limit, probe) = (&self.feed, self.cursor, self.limit, self.pulse.probe());
         let read = async |tx| {
             let mut look = probe.look(&tx).await?;

@@ -30,7 +30,6 @@ type Job = (Request, oneshot::Sender<Outcome>);
 pub(super) struct Committer {
     /// Where commits wait; `None` once the engine closes.
     queue: Option<mpsc::Sender<Job>>,
-    /// The thread.
     thread: Option<thread::JoinHandle<()>>,
 }
 

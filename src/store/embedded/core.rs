@@ -37,9 +37,7 @@ pub(super) type Root = OrdMap<Bytes, Bytes>;
 /// What a transaction reads from.
 #[derive(Debug, Clone)]
 pub(super) struct Snapshot {
-    /// The rows.
     pub root: Root,
-    /// The version they are of.
     pub version: u64,
     /// Since when a newer version may exist, on the clock of the engine.
     pub taken: Duration,
@@ -57,7 +55,6 @@ impl Snapshot {
 pub(super) struct Request {
     /// What it has read from, if it has read anything.
     pub snapshot: Option<(u64, Duration)>,
-    /// What it has read.
     pub reads: Vec<ReadConflict>,
     /// What it declares as written besides its mutations.
     pub writes: Vec<KeyRange>,
@@ -116,7 +113,6 @@ struct Written {
 /// A published group.
 #[derive(Debug)]
 struct Past {
-    /// Its version.
     version: u64,
     /// When it was published.
     at: Duration,
@@ -131,7 +127,6 @@ struct Past {
 pub(super) struct Core {
     /// The newest rows.
     root: Root,
-    /// Their version.
     version: u64,
     /// The groups of the last 5 s.
     history: VecDeque<Past>,

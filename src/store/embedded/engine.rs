@@ -12,7 +12,7 @@ use futures_util::future::BoxFuture;
 use super::{
     committer::{Committer, Failed, Worker},
     core::{self, Core, Outcome, Request, Root},
-    folder::{Files, Folder, FolderOptions, History, Look, Opened, SystemFiles},
+    folder::{Files, Folder, FolderOptions, History, Inspection, Opened, SystemFiles},
 };
 use crate::base::{
     env::Env,
@@ -71,8 +71,8 @@ impl Engine {
     }
 
     /// What `look` has found in a folder, to be read.
-    pub fn reading(look: Look, env: Env) -> Self {
-        let Look { root, history, report } = look;
+    pub fn reading(look: Inspection, env: Env) -> Self {
+        let Inspection { root, history, report } = look;
         let core = Arc::new(Mutex::new(Core::new(root, report.version.max(1))));
         Self::new(core, env, history, |_, _| Committing::Nobody)
     }

@@ -16,7 +16,6 @@ use crate::{
 
 /// Collects rows up to the limits of a read.
 struct Collector<'a> {
-    /// The read.
     read: &'a RangeRead,
     /// The rows so far.
     page: Page,

@@ -94,7 +94,7 @@ async fn reading_goes_on_after_the_disk_has_failed_and_everybody_is_told() {
     assert_eq!(failed.await.unwrap().code(), Some(StoreError::IO_ERROR.code()));
 }
 
-/// The thread that commits may die with a commit in its hands, which may be on the disk by then: nobody may be told that it is not.
+/// The thread that commits may die with a commit in its hands, which may be on the disk by then: nobody may be informed that it is not.
 #[tokio::test]
 async fn a_commit_in_the_hands_of_a_thread_that_dies_may_have_happened() {
     let disk = SimulatedDisk::new(512);

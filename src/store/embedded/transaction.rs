@@ -44,7 +44,6 @@ const KEYS_END: &[u8] = b"\xff";
 
 /// A transaction of the embedded engine.
 pub(super) struct EmbeddedTransaction {
-    /// The engine.
     engine: Arc<Engine>,
     /// Everything that changes.
     state: Mutex<State>,
@@ -98,7 +97,6 @@ struct Options {
     timeout: Option<Duration>,
     /// The most bytes that it may have.
     size_max: Option<usize>,
-    /// Its tags.
     tags: Vec<String>,
     /// Where its commit puts what it has failed on.
     report: Option<Arc<Mutex<Vec<KeyRange>>>>,

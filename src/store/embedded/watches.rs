@@ -10,7 +10,6 @@ use crate::{base::error::StoreError, store::WATCHES_MAX};
 /// A watch that its transaction has asked for and its commit will arm.
 #[derive(Debug)]
 pub(super) struct Pending {
-    /// The key.
     pub key: Bytes,
     /// What the transaction saw there.
     pub seen: Option<Bytes>,

@@ -89,7 +89,7 @@ fn store_error(error: FdbError) -> StoreError {
     StoreError::from_code(error.code())
 }
 
-/// What an error of the client means to whoever opens a cluster.
+/// What an error of the client means to anyone who opens a cluster.
 fn explain(error: FdbError) -> String {
     format!("{} ({})", error.message(), error.code())
 }

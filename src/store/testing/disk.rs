@@ -434,7 +434,6 @@ impl Files for SimulatedDisk {
 
 /// A lock on a file.
 struct SimulatedLock {
-    /// The disk.
     disk: SimulatedDisk,
     /// The file.
     name: String,
@@ -448,7 +447,6 @@ impl Drop for SimulatedLock {
 
 /// An open file.
 struct SimulatedFile {
-    /// The disk.
     disk: SimulatedDisk,
     /// Its name when it was opened.
     name: String,

@@ -96,9 +96,7 @@ struct Planned {
     script: VecDeque<CommitFault>,
     /// For all other commits.
     commits: Option<Plan<Attempt, CommitFault>>,
-    /// For reads.
     reads: Option<Plan<Operation, StoreError>>,
-    /// For watches.
     watches: Option<Plan<[u8], WatchFault>>,
 }
 

@@ -11,7 +11,7 @@
 //! let store = Database::memory();
 //! let trace = Trace::new(&store);
 //! let faults = Faults::new(&trace.database());
-//! // The first commit happens, but the client is told that nobody knows.
+//! // The first commit happens, but the client is informed that nobody knows.
 //! faults.script_commits([CommitFault::After(StoreError::COMMIT_UNKNOWN_RESULT)]);
 //!
 //! let add_one = 1_u64.to_le_bytes();

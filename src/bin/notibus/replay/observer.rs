@@ -27,14 +27,14 @@ pub struct Observer {
     /// Where it began.
     began: Cursor,
     /// What it was told.
-    told: Arc<Mutex<Told>>,
+    told: Arc<Mutex<Delivered>>,
     /// The task that receives.
     task: JoinHandle<()>,
 }
 
 /// What a subscriber was told.
 #[derive(Debug, Default)]
-struct Told {
+struct Delivered {
     /// The newest row of each database.
     newest: HashMap<DbName, Sequence>,
     /// How many deliveries there were.
@@ -60,7 +60,7 @@ impl Observer {
         wants: fn(&str) -> bool,
         latencies: Option<Arc<Latencies>>,
     ) -> Self {
-        let told = Arc::<Mutex<Told>>::default();
+        let told = Arc::<Mutex<Delivered>>::default();
         let mut deliveries = dispatcher.subscribe(filter).stream();
         let began = deliveries.cursor();
         let task = tokio::spawn({
@@ -94,7 +94,7 @@ impl Observer {
         lock(&self.told).last
     }
 
-    /// What the subscriber should have been told of the rows of `feed` but was not, and what else went wrong.
+    /// What the subscriber should have been informed of the rows of `feed` but was not, and what else went wrong.
     pub fn missing(&self, feed: &FinalFeed) -> Vec<String> {
         let told = lock(&self.told);
         let rows = feed.of_history.iter().filter(|row| (self.wants)(row.name.as_str()));
@@ -102,7 +102,7 @@ impl Observer {
             let known = told.newest.get(&row.name).map_or(self.began, |&newest| newest.into());
             let news = row.news_since(known).kinds();
             news.intersects(self.kinds)
-                .then(|| format!("{} was not told of {news:?} of {:?}", self.name, row.name))
+                .then(|| format!("{} was not informed of {news:?} of {:?}", self.name, row.name))
         });
         missed.chain(told.faults.iter().map(|fault| format!("{}: {fault}", self.name))).collect()
     }
@@ -114,7 +114,7 @@ impl Drop for Observer {
     }
 }
 
-impl Told {
+impl Delivered {
     /// Adds a delivery.
     fn add(&mut self, row: &Notification) {
         self.deliveries += 1;

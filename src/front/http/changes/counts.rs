@@ -1,4 +1,4 @@
-//! [`Counts`]: how many rows stand behind a position, remembered for whoever asks for the next page.
+//! [`Counts`]: how many rows stand behind a position, remembered for anyone who asks for the next page.
 //!
 //! The rows of a database are counted as they are written, so what stands behind a position is all rows but those before it. A
 //! client that reads in pages asks so at each of them: what was found is remembered as long as nothing is appended, so that a page
@@ -70,7 +70,7 @@ impl Counts {
             *memory = nothing();
         }
         if memory.behind.len() >= POSITIONS_MAX {
-            // The first one is of use to whoever begins.
+            // The first one is of use to anyone who begins.
             let second = memory.behind.keys().nth(1).copied();
             second.and_then(|second| memory.behind.remove(&second));
         }

@@ -2,9 +2,9 @@
 //! one shard, and over which shards they are spread.
 
 mod counts;
-mod looks;
 mod query;
 mod shards;
+mod shared_polls;
 mod source;
 
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use serde::de::DeserializeOwned;
 
 use self::{
     counts::Counts,
-    looks::Looks,
+    shared_polls::SharedPolls,
     source::{DocChanges, Shown},
 };
 use super::{
@@ -50,7 +50,7 @@ struct Served {
     /// What the layer knows.
     databases: Arc<dyn Databases>,
     /// What feeds that wait have found in the store.
-    looks: Looks,
+    looks: SharedPolls,
     /// How many rows stand behind positions.
     counts: Counts,
 }
@@ -89,7 +89,7 @@ impl Api {
     /// `/{db}/_changes/_meta`, and `/_changes_shards/{db}` to reshard.
     pub fn changes(&self, changes: &Changes, databases: Arc<dyn Databases>) -> Router {
         let (inner, changes) = (Arc::clone(&self.inner), changes.clone());
-        let looks = Looks::new(inner.options.look_interval);
+        let looks = SharedPolls::new(inner.options.look_interval);
         let served = Arc::new(Served { inner, changes, databases, looks, counts: Counts::default() });
         let feeds = [
             ("/{db}/_changes", any(whole)),

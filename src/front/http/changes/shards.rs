@@ -23,7 +23,7 @@ use crate::{
 /// What is asked for.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Wish {
+struct ReshardRequest {
     /// The number of shards.
     shards: u32,
     /// The number of a hashing scheme; none to keep the present one.
@@ -70,7 +70,7 @@ pub(super) async fn administer(
             }
             Method::PUT => {
                 let body = served.inner.body(&parts.headers, body).await?;
-                let wish: Wish = serde_json::from_slice(&body).map_err(|error| {
+                let wish: ReshardRequest = serde_json::from_slice(&body).map_err(|error| {
                     Failure::bad_request(format!("The body has to be as {{\"shards\":4}}: {error}"))
                 })?;
                 let feed = served.changes.feed(&served.find(&name).await?);

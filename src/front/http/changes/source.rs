@@ -1,6 +1,6 @@
 //! [`DocChanges`]: the changes of a database as a feed reads them.
 //!
-//! A feed that waits is told when to look at the store. Every edit records an event of its database in its own transaction, so a
+//! A feed that waits is informed when to look at the store. Every edit records an event of its database in its own transaction, so a
 //! notification comes after it; the dispatcher, of which there is one, makes sure that none is missed. So it needs a notifier
 //! at work on some node, as `_db_updates` does. Of some things no notification tells: of changes that were removed without an
 //! event, of edits of a database that the bus holds for replaced, and of a shard that was closed by another node. So it looks
@@ -22,10 +22,10 @@ use crate::{
     },
     front::http::{
         Lens,
-        form::{Writer, write_string},
         page::{PageSize, cut_at},
         query::{Mode, Query},
         stream::{Progress, Source},
+        wire_format::{Writer, write_string},
     },
     roles::{
         changes::{Change, ChangeRow, ChangesPage, ChangesQuery, some_time},
@@ -49,7 +49,6 @@ type Kept = Vec<bool>;
 /// Which documents are shown, and how.
 #[derive(Clone)]
 pub(super) struct Shown {
-    /// Which are wanted.
     pub wanted: Wanted,
     /// How the layer shows them, if only it knows.
     pub lens: Option<Arc<dyn Lens>>,
@@ -126,7 +125,6 @@ impl Drop for Load {
 pub(super) struct DocChanges {
     /// What all feeds share.
     served: Arc<Served>,
-    /// The database.
     db: Db,
     /// What is read next.
     query: ChangesQuery,

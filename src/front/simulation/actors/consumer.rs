@@ -51,13 +51,10 @@ pub(super) async fn start_of<R: FeedRow>(
 
 /// An observer.
 struct Worker {
-    /// Where it is.
     place: Place,
-    /// How it works.
     plan: Arc<GroupPlan>,
     /// The group, among those of all feeds.
     key: GroupName,
-    /// The shard.
     shard: ShardId,
     /// Tells its work from that of before a reset.
     generation: u64,

@@ -40,7 +40,6 @@ const CONSUMED_MAX: usize = 2;
 
 /// The documents of the databases of a layer.
 pub(super) struct Documents {
-    /// Where it is.
     place: Place,
     /// The feeds.
     changes: Changes,

@@ -41,7 +41,6 @@ pub(super) struct Place {
     issuer: Issuer,
     /// Its way to the store.
     db: Database,
-    /// The bus.
     bus: Bus,
 }
 

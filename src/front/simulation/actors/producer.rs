@@ -120,7 +120,6 @@ fn draw(place: &Place) -> Work {
 
 /// The layer on top of the bus.
 struct Layer<'a> {
-    /// Where it is.
     place: &'a Place,
     /// Records events.
     producer: &'a Producer,

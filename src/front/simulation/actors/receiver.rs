@@ -1,6 +1,6 @@
 //! Receivers: the only place where the world touches the interface of the dispatcher.
 //!
-//! It subscribes as a [`Wish`] and [`Terms`] say, and makes plain values of what is received.
+//! It subscribes as a [`Interest`] and [`ReceiverOptions`] say, and makes plain values of what is received.
 
 use std::{
     sync::{Arc, Weak},
@@ -12,7 +12,7 @@ use tokio_stream::StreamExt;
 use super::Place;
 use crate::{
     base::{cursor::Cursor, error::Result},
-    front::simulation::oracle::{Given, GivenDdocs, GivenRow, Start, Wish},
+    front::simulation::oracle::{Given, GivenDdocs, GivenRow, Interest, Start},
     roles::dispatcher::{
         BatchSubscription, DeliveryRef, Dispatcher, Filter, Interruption, Subscribe, Subscription,
     },
@@ -20,7 +20,7 @@ use crate::{
 
 /// How somebody subscribes.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Terms {
+pub(super) struct ReceiverOptions {
     /// Where it begins; `None` for now.
     pub start: Option<Cursor>,
     /// Whether it would rather skip what it has missed.
@@ -45,7 +45,7 @@ impl Source {
     }
 
     /// Subscribes to what `wish` wants; `None` once the dispatcher has ended.
-    pub fn subscribe(&self, wish: &Wish, terms: &Terms) -> Result<Option<Subscribe>> {
+    pub fn subscribe(&self, wish: &Interest, terms: &ReceiverOptions) -> Result<Option<Subscribe>> {
         let Some(dispatcher) = self.0.upgrade() else { return Ok(None) };
         let start = terms.start.map_or(crate::base::cursor::Start::Now, Into::into);
         let mut subscribe = dispatcher.subscribe(wish.filter()).since(start);
@@ -65,8 +65,8 @@ impl Source {
     pub async fn subscribe_durably(
         &self,
         place: &Place,
-        wish: &Wish,
-        terms: &Terms,
+        wish: &Interest,
+        terms: &ReceiverOptions,
         name: &str,
     ) -> Result<Option<Subscribe>> {
         let cursor = place.bus.cursor(name)?;

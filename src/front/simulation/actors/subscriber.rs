@@ -7,7 +7,7 @@ use tokio::task::JoinSet;
 
 use super::{
     Place,
-    receiver::{self, Source, Stream, Terms},
+    receiver::{self, ReceiverOptions, Source, Stream},
     supervised,
 };
 use crate::{
@@ -18,7 +18,7 @@ use crate::{
     },
     front::simulation::{
         guarantee::Guarantee,
-        oracle::{GLOBS, Given, Manner, PREDICATES, SubscriberId, Which, Wish},
+        oracle::{GLOBS, Given, Interest, Manner, PREDICATES, SubscriberId, Which},
     },
     roles::dispatcher::Dispatcher,
 };
@@ -69,8 +69,8 @@ pub(super) async fn start(
 async fn subscribe_durably(
     place: &Place,
     source: &Source,
-    wish: &Wish,
-    terms: &Terms,
+    wish: &Interest,
+    terms: &ReceiverOptions,
     name: &str,
 ) -> Result<Option<(Stream, SubscriberId)>> {
     let Some(subscribe) = source.subscribe_durably(place, wish, terms, name).await? else { return Ok(None) };
@@ -86,12 +86,12 @@ async fn subscribe_durably(
 }
 
 /// How somebody who subscribes on these terms receives by a stream.
-fn manner(terms: &Terms) -> Manner {
+fn manner(terms: &ReceiverOptions) -> Manner {
     Manner { form: "a stream", skips: terms.skips, panics: false }
 }
 
 /// Draws the terms of a subscription.
-fn terms(place: &Place, source: &Source) -> Terms {
+fn terms(place: &Place, source: &Source) -> ReceiverOptions {
     let plan = &place.shared.plan.subscribers;
     let start = match place.random(4) {
         0 => Some(Cursor::NOTHING),
@@ -104,23 +104,23 @@ fn terms(place: &Place, source: &Source) -> Terms {
     let paces = if plan.is_slow { [300, 1_000, 3_000] } else { [5, 300, 2_000] };
     let has_rounds = place.random(if plan.is_slow { 2 } else { 4 }) == 0;
     let every = has_rounds.then(|| Duration::from_millis(paces[place.random(3) as usize]));
-    Terms { start, skips: place.random(3) == 0, every }
+    ReceiverOptions { start, skips: place.random(3) == 0, every }
 }
 
 /// Draws what a subscriber wants.
-pub(super) fn draw(place: &Place) -> Wish {
+pub(super) fn draw(place: &Place) -> Interest {
     if place.shared.plan.subscribers.wants_deletions && place.random(4) > 0 {
-        return Wish { kinds: EventKind::Deleted.into(), ..Wish::of(draw_which(place)) };
+        return Interest { kinds: EventKind::Deleted.into(), ..Interest::of(draw_which(place)) };
     }
     let which = if place.random(4) == 0 {
-        let members =
-            (0..=place.random(3)).map(|_| Wish { kinds: draw_kinds(place), ..Wish::of(draw_which(place)) });
+        let members = (0..=place.random(3))
+            .map(|_| Interest { kinds: draw_kinds(place), ..Interest::of(draw_which(place)) });
         Which::Any(members.collect())
     } else {
         draw_which(place)
     };
-    let mut wish = Wish { kinds: draw_kinds(place), ..Wish::of(which) };
-    // Whose filter is replaced, of that nobody knows which design documents it was told of.
+    let mut wish = Interest { kinds: draw_kinds(place), ..Interest::of(which) };
+    // Whose filter is replaced, of that nobody knows which design documents it was informed of.
     if place.shared.plan.subscribers.replaces {
         return wish;
     }
@@ -168,14 +168,12 @@ pub(super) fn slowness_ms(place: &Place) -> u64 {
 
 /// Somebody who takes what a stream delivers.
 struct Taker {
-    /// Where it is.
     place: Place,
     /// Where it subscribes.
     source: Source,
-    /// Which subscriber it is.
     id: SubscriberId,
     /// What it wants.
-    wish: Wish,
+    wish: Interest,
     /// Its cursor, if it is durable.
     cursor: Option<String>,
     /// The longest that it takes over a delivery, in milliseconds.
@@ -186,7 +184,11 @@ struct Taker {
 
 impl Taker {
     /// A taker for the subscriber `id`.
-    fn new(place: &Place, source: Source, (id, wish, cursor): (SubscriberId, Wish, Option<String>)) -> Self {
+    fn new(
+        place: &Place,
+        source: Source,
+        (id, wish, cursor): (SubscriberId, Interest, Option<String>),
+    ) -> Self {
         let (slowness_ms, checkpoints) = (slowness_ms(place), 1 + place.random(4));
         Self { place: place.clone(), source, id, wish, cursor, slowness_ms, checkpoints }
     }
@@ -266,7 +268,7 @@ impl Taker {
         let position = stream.cursor();
         drop(stream);
         place.pause(self.slowness_ms.max(200)).await;
-        let terms = Terms { start: Some(position), ..terms(place, source) };
+        let terms = ReceiverOptions { start: Some(position), ..terms(place, source) };
         let Some(cursor) = cursor else {
             let stream = Stream::new(source.subscribe(wish, &terms).ok()??, place.random(3) == 0);
             place.note(|| format!("subscriber {id} goes on at {position:?}: {terms:?}"));

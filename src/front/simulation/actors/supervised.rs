@@ -6,13 +6,13 @@ use tokio::task::JoinSet;
 
 use super::{
     Place,
-    receiver::{self, Source, Terms},
+    receiver::{self, ReceiverOptions, Source},
     subscriber,
 };
 use crate::{
     base::{cursor::Cursor, error::Result},
     front::simulation::{
-        oracle::{Given, Manner, SubscriberId, Wish},
+        oracle::{Given, Interest, Manner, SubscriberId},
         shared::PLANNED_PANIC,
     },
     roles::dispatcher::{
@@ -27,12 +27,12 @@ const BACKOFF_MAX: Duration = Duration::from_secs(2);
 pub(super) async fn start(
     place: &Place,
     source: &Source,
-    (wish, terms): (Wish, Terms),
+    (wish, terms): (Interest, ReceiverOptions),
     cursor: Option<String>,
     tasks: &mut JoinSet<()>,
 ) -> Result<()> {
     let calls = place.random(2) == 0;
-    let keeper = Keeper { place: place.clone(), source: source.clone(), calls, wish, terms, cursor };
+    let keeper = HandleOwner { place: place.clone(), source: source.clone(), calls, wish, terms, cursor };
     if let Some(begun) = keeper.begin().await? {
         tasks.spawn(keeper.run(begun));
     }
@@ -65,23 +65,22 @@ impl Handle {
     }
 }
 
-/// Whoever has started a callback or a listener, and keeps its handle.
-struct Keeper {
-    /// Where it is.
+/// Anyone who has started a callback or a listener, and keeps its handle.
+struct HandleOwner {
     place: Place,
     /// Where it subscribes.
     source: Source,
     /// Whether it starts a callback.
     calls: bool,
     /// What is wanted.
-    wish: Wish,
+    wish: Interest,
     /// How it subscribes.
-    terms: Terms,
+    terms: ReceiverOptions,
     /// The cursor, if it is durable.
     cursor: Option<String>,
 }
 
-impl Keeper {
+impl HandleOwner {
     /// Subscribes; `None` once the dispatcher has ended.
     async fn begin(&self) -> Result<Option<(Handle, SubscriberId)>> {
         let Self { place, source, calls, wish, terms, cursor } = self;
@@ -166,9 +165,7 @@ impl Keeper {
 /// Takes what is delivered, and panics now and then after it has.
 #[derive(Clone)]
 struct Taker {
-    /// Where it is.
     place: Place,
-    /// Which subscriber it is.
     id: SubscriberId,
     /// In which life of the subscriber it takes. When a process could not start, its listeners go on until they have taken what
     /// they were given, beside those of its next attempt.

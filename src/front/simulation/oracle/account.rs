@@ -5,7 +5,7 @@
 //!
 //! - The newest fact of each wanted kind of the newest instance of a name is owed, if it came after the start. It is paid by a row
 //!   of the name at or after it, with that kind among the news.
-//! - A deletion is owed by name to whoever may know that the name existed: it existed at the start, or where the subscriber said that
+//! - A deletion is owed by name to anyone who may know that the name existed: it existed at the start, or where the subscriber said that
 //!   it stood, or a row of a living instance was delivered. It is paid by a row at or after the first deletion since then, with `Deleted` among the news, whichever
 //!   instance they name. It is owed across everything that happens to a subscriber, except that one who has expired knows
 //!   nothing, and that one who has skipped is owed nothing of what it skipped.
@@ -135,7 +135,7 @@ impl Account {
         }
     }
 
-    /// It was told that it knows nothing any more.
+    /// It was informed that it knows nothing any more.
     pub fn expire(&mut self) {
         for start in self.from.values_mut().filter(|start| **start != Start::At(Sequence::MAX)) {
             *start = Start::Nothing;
@@ -178,7 +178,7 @@ impl Account {
         ledger.deletions_after(name, Start::At(*known).max(*from).max(paid))
     }
 
-    /// What it is owed of what happened up to `to`. A name whose newest deletion came after that is told of later.
+    /// What it is owed of what happened up to `to`. A name whose newest deletion came after that is informed of later.
     pub fn is_owed(&self, ledger: &Ledger, to: Sequence) -> Option<String> {
         self.is_owed_of(ledger, to, |_, _| true)
     }

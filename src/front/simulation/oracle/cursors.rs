@@ -4,7 +4,8 @@
 //! it. Nothing may be owed to it that came before.
 
 use super::{
-    Change, Issuer, Item, Items, Manner, Oracle, Shared, Start, SubscriberId, Verdict, Wish, Witness,
+    Change, Interest, Issuer, Items, Manner, Oracle, Shared, Start, StoredItem, SubscriberId, Verdict,
+    Witness,
 };
 use crate::{
     front::simulation::{guarantee::Guarantee, time::ProcessId},
@@ -13,7 +14,7 @@ use crate::{
 
 impl Oracle {
     /// The durable subscribers of `process`: their cursors, and what they want.
-    pub fn durables_of(&self, process: ProcessId) -> Vec<(String, Wish)> {
+    pub fn durables_of(&self, process: ProcessId) -> Vec<(String, Interest)> {
         let own = self.subscribers.values().filter(|subscriber| subscriber.issuer.process == process);
         own.filter_map(|subscriber| Some((subscriber.cursor.clone()?, subscriber.wish.clone()))).collect()
     }
@@ -24,7 +25,7 @@ impl Oracle {
         &mut self,
         shared: &Shared,
         issuer: Issuer,
-        (cursor, wish, manner): (String, Wish, Manner),
+        (cursor, wish, manner): (String, Interest, Manner),
     ) -> SubscriberId {
         let stored = self.cursors.get(&cursor).copied();
         let start = stored.map_or(Start::Nothing, Start::from);
@@ -48,7 +49,7 @@ impl Oracle {
     /// Judges what a commit has done to named cursors.
     pub(super) fn judge_cursors(&mut self, items: &Items<'_>) -> Verdict {
         for (item, change) in items {
-            if let Item::Cursor(cursor) = item {
+            if let StoredItem::Cursor(cursor) = item {
                 self.judge_cursor(cursor, change)?;
             }
         }
@@ -85,13 +86,13 @@ impl Oracle {
         else {
             return Guarantee::Bookmarkable.fails(format!("{cursor} was moved, and nobody has it"));
         };
-        // Only one who was told that it knows nothing begins again.
+        // Only one who was informed that it knows nothing begins again.
         let (from, to) = (Start::from(before.cursor), Start::from(after.cursor));
         if to < from && !subscriber.has_expired {
             return Guarantee::Bookmarkable
                 .fails(format!("{cursor} went back from {} to {}", before.cursor, after.cursor));
         }
-        // Whoever goes on below the horizon is told that it has expired.
+        // Anyone who goes on below the horizon is informed that it has expired.
         if let Start::At(known) = to
             && known >= self.horizon
             && let Some(owed) = self.is_owed(id, known)

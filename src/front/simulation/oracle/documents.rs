@@ -9,7 +9,7 @@ use std::{
     sync::Arc,
 };
 
-use super::{Change, Issuer, Item, Items, Oracle, Seen, Shared, Verdict, Witness};
+use super::{Change, Issuer, Items, ObservedCommit, Oracle, Shared, StoredItem, Verdict, Witness};
 use crate::{
     base::{
         encoding::Sequence,
@@ -37,7 +37,6 @@ pub(super) struct DocFeed {
     topology: BTreeMap<Sequence, TopologyRow>,
     /// All topology entries that there ever were.
     entries: Vec<TopologyRow>,
-    /// The rows.
     rows: BTreeMap<Sequence, (ShardId, DocSummary)>,
     /// All rows that there ever were.
     past: BTreeMap<Sequence, DocSummary>,
@@ -52,7 +51,6 @@ pub(super) struct DocTail {
     pub instance: DbInstance,
     /// What came after this is owed to it.
     start: Sequence,
-    /// What it has read.
     read: BTreeSet<Sequence>,
     /// Where it was up to.
     pub at: Sequence,
@@ -72,7 +70,6 @@ impl DocTail {
 struct Touched<'a> {
     /// To topology entries.
     entries: Vec<(Sequence, &'a Change)>,
-    /// To rows.
     rows: Vec<(ShardId, Sequence, &'a Change)>,
     /// What the layer has made of documents.
     edits: Vec<Document>,
@@ -148,7 +145,7 @@ impl DocFeed {
     }
 
     /// Takes note of edits, and of what has become of rows because of them.
-    fn take_edits(&mut self, shared: &Shared, seen: &Seen<'_>, touched: &Touched<'_>) -> Verdict {
+    fn take_edits(&mut self, shared: &Shared, seen: &ObservedCommit<'_>, touched: &Touched<'_>) -> Verdict {
         let mut added = BTreeMap::new();
         let mut removed = BTreeSet::new();
         for (shard, at, change) in &touched.rows {
@@ -220,7 +217,12 @@ impl Oracle {
     }
 
     /// Judges what a commit has done to documents.
-    pub(super) fn judge_documents(&mut self, shared: &Shared, seen: &Seen<'_>, items: &Items<'_>) -> Verdict {
+    pub(super) fn judge_documents(
+        &mut self,
+        shared: &Shared,
+        seen: &ObservedCommit<'_>,
+        items: &Items<'_>,
+    ) -> Verdict {
         if !self.has_documents {
             return Ok(());
         }
@@ -228,21 +230,24 @@ impl Oracle {
         let of = |feed: &[u8]| Some(DbInstance(feed.strip_prefix(b"d")?.try_into().ok()?));
         for (item, change) in items {
             match item {
-                Item::Row(feed, place, at) => {
+                StoredItem::Row(feed, place, at) => {
                     let Some(instance) = of(feed) else { continue };
                     all.entry(instance).or_default().rows.push((*place, *at, change));
                 }
-                Item::Topology(feed, first) => {
+                StoredItem::Topology(feed, first) => {
                     let Some(instance) = of(feed) else { continue };
                     all.entry(instance).or_default().entries.push((*first, change));
                 }
-                Item::Newest(feed, _) | Item::Head(feed, _) | Item::Pulse(feed) | Item::Horizon(feed)
+                StoredItem::Newest(feed, _)
+                | StoredItem::Head(feed, _)
+                | StoredItem::Pulse(feed)
+                | StoredItem::Horizon(feed)
                     if of(feed).is_some() && change.after.is_some() =>
                 {
                     return Guarantee::Consistent
                         .fails(format!("{item:?} was written, and is kept of no documents"));
                 }
-                Item::App(AppKey::Document(instance, id)) => {
+                StoredItem::App(AppKey::Document(instance, id)) => {
                     let Some(value) = &change.after else { continue };
                     let document = Document::from_bytes(id, value).map_err(|error| error.to_string())?;
                     all.entry(*instance).or_default().edits.push(document);

@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use super::{Change, FEED, Item, Items, Oracle, Placed, Seen, Shared, Verdict, Witness};
+use super::{Change, FEED, Items, ObservedCommit, Oracle, Placed, Shared, StoredItem, Verdict, Witness};
 use crate::{
     base::{
         encoding::{Counters, Sequence, Tally},
@@ -25,7 +25,6 @@ use crate::{
 /// What a fold has taken out of the counters, and the rows that it has written.
 #[derive(Default)]
 struct Fold {
-    /// What it has taken.
     taken: BTreeMap<Db, Counters>,
     /// Databases of which it has taken changes of design documents without an id.
     nameless: BTreeSet<Db>,
@@ -67,7 +66,7 @@ impl Oracle {
             self.topology.drain(..).map(|entry| (entry.first, entry)).collect();
         let mut is_changed = false;
         for (item, change) in items {
-            let Item::Topology(feed, first) = item else { continue };
+            let StoredItem::Topology(feed, first) = item else { continue };
             if feed != FEED {
                 continue;
             }
@@ -109,12 +108,13 @@ impl Oracle {
     pub(super) fn judge_feed(
         &mut self,
         shared: &Shared,
-        seen: &Seen<'_>,
+        seen: &ObservedCommit<'_>,
         items: &Items<'_>,
         recorded: &BTreeMap<Db, Counters>,
     ) -> Verdict {
         let mut fold = self.gather(seen, items)?;
-        let marks: Vec<_> = items.iter().filter(|(item, _)| matches!(item, Item::FoldMark(_))).collect();
+        let marks: Vec<_> =
+            items.iter().filter(|(item, _)| matches!(item, StoredItem::FoldMark(_))).collect();
         let is_fold = self.judge_marks(shared, seen, items, &marks)?;
         if !is_fold {
             self.judge_recording(items, recorded)?;
@@ -127,7 +127,7 @@ impl Oracle {
         if !recorded.is_empty() {
             return Guarantee::Consistent.fails("a fold records events".to_owned());
         }
-        let Some((Item::FoldMark(partition), _)) = marks.first() else {
+        let Some((StoredItem::FoldMark(partition), _)) = marks.first() else {
             return Guarantee::Consistent.fails("a fold without a mark".to_owned());
         };
         let names: BTreeSet<_> = fold
@@ -152,11 +152,11 @@ impl Oracle {
     }
 
     /// What a commit has taken out of the counters, and which rows it has written and removed.
-    fn gather(&self, seen: &Seen<'_>, items: &Items<'_>) -> Result<Fold, Broken> {
+    fn gather(&self, seen: &ObservedCommit<'_>, items: &Items<'_>) -> Result<Fold, Broken> {
         let mut fold = Fold::default();
         for (item, change) in items {
             match item {
-                Item::Counters(db) => {
+                StoredItem::Counters(db) => {
                     let ((before, with_id), (after, still_with_id)) =
                         (counters(change.before.as_ref())?, counters(change.after.as_ref())?);
                     if change.after.is_some() && after == Counters::ZERO {
@@ -174,10 +174,10 @@ impl Oracle {
                     }
                 }
                 // Of a design document that was changed again meanwhile, the fold tells all the same.
-                Item::LastUpdate(db) | Item::PendingDdoc(db, _) => {
+                StoredItem::LastUpdate(db) | StoredItem::PendingDdoc(db, _) => {
                     fold.others.insert(db.clone());
                 }
-                Item::Row(feed, shard, sequence) if feed == FEED => {
+                StoredItem::Row(feed, shard, sequence) if feed == FEED => {
                     self.gather_row(seen, &mut fold, (*shard, *sequence), change)?;
                 }
                 _ => {}
@@ -189,7 +189,7 @@ impl Oracle {
     /// Adds the row at `sequence` of `shard` to what was written or removed.
     fn gather_row(
         &self,
-        seen: &Seen<'_>,
+        seen: &ObservedCommit<'_>,
         fold: &mut Fold,
         (shard, sequence): (ShardId, Sequence),
         change: &Change,
@@ -234,9 +234,9 @@ impl Oracle {
     fn judge_marks(
         &mut self,
         shared: &Shared,
-        seen: &Seen<'_>,
+        seen: &ObservedCommit<'_>,
         items: &Items<'_>,
-        marks: &[&(Item, &Change)],
+        marks: &[&(StoredItem, &Change)],
     ) -> Result<bool, Broken> {
         let mark_of = |value: &Option<bytes::Bytes>| {
             value
@@ -246,10 +246,10 @@ impl Oracle {
         };
         let mut folds = 0;
         for (item, change) in marks {
-            let Item::FoldMark(partition) = item else { continue };
+            let StoredItem::FoldMark(partition) = item else { continue };
             let (before, after) = (mark_of(&change.before)?, mark_of(&change.after)?);
             let after = after.ok_or_else(|| format!("the fold mark of partition {partition} was removed"))?;
-            let lease = Item::Lease("partition".to_owned(), u64::from(*partition));
+            let lease = StoredItem::Lease("partition".to_owned(), u64::from(*partition));
             if let Some((_, lease)) = items.iter().find(|(item, _)| *item == lease) {
                 let lease = lease.after.as_ref().map(|value| Lease::from_bytes(value));
                 let epoch = lease.and_then(Result::ok).map(|lease| lease.epoch);
@@ -288,7 +288,7 @@ impl Oracle {
     fn judge_recording(&mut self, items: &Items<'_>, recorded: &BTreeMap<Db, Counters>) -> Verdict {
         let mut added: BTreeMap<Db, Counters> = BTreeMap::new();
         for (item, change) in items {
-            if let Item::Counters(db) = item {
+            if let StoredItem::Counters(db) = item {
                 let (before, after) =
                     (counters(change.before.as_ref())?.0, counters(change.after.as_ref())?.0);
                 let more = minus(after, before)
@@ -309,7 +309,7 @@ impl Oracle {
     /// Rows that are removed without a successor must be tombstones, and nobody may need them.
     fn judge_drop(&mut self, shared: &Shared, items: &Items<'_>, fold: Fold) -> Verdict {
         for (item, change) in items {
-            if let (Item::Horizon(feed), Some(value)) = (item, &change.after)
+            if let (StoredItem::Horizon(feed), Some(value)) = (item, &change.after)
                 && feed == FEED
             {
                 let horizon = Sequence::from_bytes(value).map_err(|error| error.to_string())?;
@@ -334,7 +334,7 @@ impl Oracle {
                 return Guarantee::Consistent
                     .fails(format!("a row of {name:?} was dropped that is not the newest"));
             }
-            let newest = Item::Newest(FEED.to_vec(), name.as_str().as_bytes().to_vec());
+            let newest = StoredItem::Newest(FEED.to_vec(), name.as_str().as_bytes().to_vec());
             if !items.iter().any(|(item, change)| *item == newest && change.after.is_none()) {
                 return Guarantee::Consistent
                     .fails(format!("the row of {name:?} was dropped, but not where it stands"));
@@ -389,8 +389,7 @@ impl Oracle {
         if self.waiting.keys().any(|db| db.name == *name && !taken.contains_key(db)) {
             shared.witness(Witness::NameTorn);
         }
-        let has_id =
-            |(item, _): &(Item, &Change)| matches!(item, Item::PendingDdoc(db, _) if *db == row.db());
+        let has_id = |(item, _): &(StoredItem, &Change)| matches!(item, StoredItem::PendingDdoc(db, _) if *db == row.db());
         let mut kinds = Kinds::counted(&taken.get(&row.db()).copied().unwrap_or(Counters::ZERO));
         if items.iter().any(has_id) {
             kinds |= EventKind::DdocUpdated.into();
@@ -508,8 +507,8 @@ impl Oracle {
     /// The new row must be found by its name, and the head of its shard must have moved.
     fn judge_newest(placed: &Placed, items: &Items<'_>) -> Verdict {
         let Placed { shard, row } = placed;
-        let newest = Item::Newest(FEED.to_vec(), row.name.as_str().as_bytes().to_vec());
-        let says = |wanted: &Item| {
+        let newest = StoredItem::Newest(FEED.to_vec(), row.name.as_str().as_bytes().to_vec());
+        let says = |wanted: &StoredItem| {
             items.iter().find(|(item, _)| item == wanted).and_then(|(_, change)| change.after.clone())
         };
         if says(&newest).as_deref() != Some(&row.sequence.as_bytes()[..]) {
@@ -517,7 +516,7 @@ impl Oracle {
                 .fails(format!("the newest row of {:?} is not told to be at {}", row.name, row.sequence));
         }
         let stamp = row.sequence.versionstamp();
-        if says(&Item::Head(FEED.to_vec(), *shard)).as_deref() != Some(&stamp.0[..]) {
+        if says(&StoredItem::Head(FEED.to_vec(), *shard)).as_deref() != Some(&stamp.0[..]) {
             return Guarantee::Consistent
                 .fails(format!("the head of shard {shard} has not moved to {stamp:?}"));
         }
@@ -536,7 +535,7 @@ impl Oracle {
             self.ddocs.retain(|(db, _), _| *db != before.db());
         }
         let named = items.iter().filter_map(|(item, _)| match item {
-            Item::PendingDdoc(db, id) if *db == row.db() => Some(Some(id.clone())),
+            StoredItem::PendingDdoc(db, id) if *db == row.db() => Some(Some(id.clone())),
             _ => None,
         });
         for id in named.chain(is_nameless.then_some(None)) {
@@ -546,7 +545,7 @@ impl Oracle {
             }
         }
         for (item, change) in items {
-            let Item::Ddoc(db, id) = item else { continue };
+            let StoredItem::Ddoc(db, id) = item else { continue };
             if db.name != row.name {
                 continue;
             }

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use bytes::Bytes;
 
-use super::{FEED, Item, Oracle, Verdict};
+use super::{FEED, Oracle, StoredItem, Verdict};
 use crate::{
     base::{
         encoding::{Counters, Sequence, Versionstamp},
@@ -16,7 +16,7 @@ use crate::{
         guarantee::Guarantee,
         shared::{BROKEN, show_key},
     },
-    state::keys::{CursorRow, Lease},
+    state::keys::{CursorRow, Lease, ShardId},
 };
 
 impl Oracle {
@@ -43,7 +43,7 @@ impl Oracle {
             return Some(format!("{counters:?} of {db:?} have still to be folded"));
         }
         if let Some((db, id)) = self.untold_ddoc() {
-            return Some(format!("it has still to be told that {id:?} of {db:?} has changed"));
+            return Some(format!("it has still to be informed that {id:?} of {db:?} has changed"));
         }
         self.subscribers_are_owed()
             .or_else(|| self.groups_owe())
@@ -138,11 +138,11 @@ impl Oracle {
         let mut placed = 0;
         let mut ddocs = 0;
         for (key, value) in rows {
-            let item = Item::of(key);
+            let item = StoredItem::of(key);
             match &item {
-                Item::Broken => {}
-                Item::Row(feed, ..) if feed == Self::feed() && value == BROKEN => {}
-                Item::Row(feed, shard, at) if feed == Self::feed() => {
+                StoredItem::Broken => {}
+                StoredItem::Row(feed, ..) if feed == Self::feed() && value == BROKEN => {}
+                StoredItem::Row(feed, shard, at) if feed == Self::feed() => {
                     placed += 1;
                     let known = self.rows.values().find(|placed| placed.row.sequence == *at);
                     if known.is_none_or(|known| known.shard != *shard) {
@@ -151,7 +151,7 @@ impl Oracle {
                         ));
                     }
                 }
-                Item::Newest(feed, id) if feed == FEED => {
+                StoredItem::Newest(feed, id) if feed == FEED => {
                     newest += 1;
                     let name = self.rows.iter().find(|(name, _)| name.as_str().as_bytes() == &id[..]);
                     let at = name.map(|(_, placed)| placed.row.sequence);
@@ -161,7 +161,7 @@ impl Oracle {
                         ));
                     }
                 }
-                Item::Ddoc(db, id) => {
+                StoredItem::Ddoc(db, id) => {
                     ddocs += 1;
                     let told = self.ddocs.get(&(db.clone(), id.clone()));
                     if told != Sequence::from_bytes(value).ok().as_ref() {
@@ -183,38 +183,49 @@ impl Oracle {
         Ok(())
     }
 
+    /// Whether as many rows are counted in `shard` as it has.
+    fn judge_row_count(&self, shard: ShardId, value: &Bytes) -> Verdict {
+        let rows = self.rows.values().filter(|placed| placed.shard == shard).count() as u64;
+        if self.topology.iter().any(|entry| entry.has(shard)) && value[..] == rows.to_le_bytes() {
+            return Ok(());
+        }
+        Err(format!("{value:?} rows are counted in shard {shard}, of {rows}").into())
+    }
+
     /// Whether a key other than a row may be there.
-    fn judge_key(&self, item: &Item, value: &Bytes) -> Verdict {
+    fn judge_key(&self, item: &StoredItem, value: &Bytes) -> Verdict {
         let leaked = |why: &str| Guarantee::Consistent.fails(format!("{item:?} was left behind: {why}"));
         match item {
-            Item::Config
-            | Item::MembershipVersion
-            | Item::PoolVersion(None)
-            | Item::Age(_)
-            | Item::OtherBus
-            | Item::App(AppKey::History | AppKey::Once(_) | AppKey::Effect(..) | AppKey::Tally) => Ok(()),
-            Item::App(AppKey::Database(name)) if self.databases.contains_key(name) => Ok(()),
-            Item::App(AppKey::Document(instance, _)) if self.documents.contains_key(instance) => Ok(()),
+            StoredItem::Config
+            | StoredItem::MembershipVersion
+            | StoredItem::PoolVersion(None)
+            | StoredItem::Age(_)
+            | StoredItem::OtherBus
+            | StoredItem::App(AppKey::History | AppKey::Once(_) | AppKey::Effect(..) | AppKey::Tally) => {
+                Ok(())
+            }
+            StoredItem::App(AppKey::Database(name)) if self.databases.contains_key(name) => Ok(()),
+            StoredItem::App(AppKey::Document(instance, _)) if self.documents.contains_key(instance) => Ok(()),
             // Those of documents go with their database.
-            Item::PoolVersion(Some(pool)) if !self.is_pool_of_gone(pool) => Ok(()),
-            Item::Row(feed, ..) | Item::Topology(feed, _) | Item::RowCount(feed, _) if feed != FEED => {
+            StoredItem::PoolVersion(Some(pool)) if !self.is_pool_of_gone(pool) => Ok(()),
+            StoredItem::Row(feed, ..) | StoredItem::Topology(feed, _) | StoredItem::RowCount(feed, _)
+                if feed != FEED =>
+            {
                 self.judge_left_of_documents(feed)
             }
-            Item::Doorbell(partition) | Item::FoldMark(partition) if *partition < self.partitions => Ok(()),
-            Item::Head(_, shard) if self.topology.iter().any(|entry| entry.has(*shard)) => Ok(()),
-            Item::RowCount(feed, shard) if feed == FEED => {
-                let rows = self.rows.values().filter(|placed| placed.shard == *shard).count() as u64;
-                let is_known = self.topology.iter().any(|entry| entry.has(*shard));
-                if is_known && value[..] == rows.to_le_bytes() {
-                    Ok(())
-                } else {
-                    Err(format!("{value:?} rows are counted in shard {shard}, of {rows}").into())
-                }
+            StoredItem::Doorbell(partition) | StoredItem::FoldMark(partition)
+                if *partition < self.partitions =>
+            {
+                Ok(())
             }
-            Item::Topology(_, first) if self.topology.iter().any(|entry| entry.first == *first) => Ok(()),
-            Item::Horizon(feed) | Item::Pulse(feed) if feed == FEED => Ok(()),
-            Item::Node(_) | Item::Role(_) => leaked("everybody has left"),
-            Item::Lease(pool, resource) => {
+            StoredItem::Head(_, shard) if self.topology.iter().any(|entry| entry.has(*shard)) => Ok(()),
+            StoredItem::RowCount(feed, shard) if feed == FEED => self.judge_row_count(*shard, value),
+            StoredItem::Topology(_, first) if self.topology.iter().any(|entry| entry.first == *first) => {
+                Ok(())
+            }
+            StoredItem::Horizon(feed) | StoredItem::Pulse(feed) if feed == FEED => Ok(()),
+            StoredItem::Node(_) | StoredItem::Role(_) => leaked("everybody has left"),
+            StoredItem::Lease(pool, resource) => {
                 let is_free = Lease::from_bytes(value).is_ok_and(|lease| lease.owner.is_none());
                 let is_known = match &pool[..] {
                     "partition" => *resource < u64::from(self.partitions),
@@ -223,17 +234,19 @@ impl Oracle {
                 };
                 if is_free && is_known { Ok(()) } else { leaked("everybody has left") }
             }
-            Item::Group(name) | Item::DeadLetter(name, _) | Item::Idle(name)
+            StoredItem::Group(name) | StoredItem::DeadLetter(name, _) | StoredItem::Idle(name)
                 if self.groups.contains_key(name) =>
             {
                 Ok(())
             }
-            Item::Checkpoint(name, shard) | Item::Progress(name, shard) | Item::Trouble(name, shard)
+            StoredItem::Checkpoint(name, shard)
+            | StoredItem::Progress(name, shard)
+            | StoredItem::Trouble(name, shard)
                 if self.groups.get(name).is_some_and(|group| group.checkpoints.contains_key(shard)) =>
             {
                 Ok(())
             }
-            Item::Cursor(name) => {
+            StoredItem::Cursor(name) => {
                 let stands = CursorRow::from_bytes(value).ok().map(|row| row.cursor);
                 let expected = self.cursors.get(name).copied();
                 if stands.is_some() && stands == expected {
@@ -243,7 +256,7 @@ impl Oracle {
                 }
             }
             // Those of processes that crashed are there until they are swept.
-            Item::TransactionId if self.has_crashed => Ok(()),
+            StoredItem::TransactionId if self.has_crashed => Ok(()),
             _ => leaked("nothing is known of it"),
         }
     }

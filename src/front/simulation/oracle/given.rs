@@ -67,7 +67,6 @@ pub(in crate::front::simulation) enum Given {
 /// A row, as news to a subscriber.
 #[derive(Debug, Clone)]
 pub(in crate::front::simulation) struct GivenRow {
-    /// The row.
     pub row: Arc<Notification>,
     /// The news, in their order.
     pub news: Vec<(DbInstance, EventKind)>,

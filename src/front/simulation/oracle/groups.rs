@@ -3,7 +3,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{FEED, Item, Items, Oracle, Placed, Seen, Shared, Verdict, Witness, documents::DocFeed};
+use super::{
+    FEED, Items, ObservedCommit, Oracle, Placed, Shared, StoredItem, Verdict, Witness, documents::DocFeed,
+};
 use crate::{
     base::{
         encoding::Sequence,
@@ -16,7 +18,6 @@ use crate::{
 /// A group.
 #[derive(Debug)]
 pub(super) struct GroupModel {
-    /// Which group it is.
     pub id: GroupId,
     /// How often it was set to a position, in this world.
     pub generation: u64,
@@ -26,7 +27,6 @@ pub(super) struct GroupModel {
     pub done: BTreeSet<Sequence>,
     /// The last row of each database, or document, that was worked on with its checkpoint.
     last: BTreeMap<String, Sequence>,
-    /// Its checkpoints.
     pub checkpoints: BTreeMap<ShardId, Sequence>,
     /// Whether anybody has worked for it.
     is_used: bool,
@@ -95,10 +95,15 @@ impl Oracle {
     }
 
     /// Judges what a commit has done to groups.
-    pub(super) fn judge_groups(&mut self, shared: &Shared, seen: &Seen<'_>, items: &Items<'_>) -> Verdict {
+    pub(super) fn judge_groups(
+        &mut self,
+        shared: &Shared,
+        seen: &ObservedCommit<'_>,
+        items: &Items<'_>,
+    ) -> Verdict {
         let mut set = BTreeSet::new();
         for (item, change) in items {
-            let Item::Group(name) = item else { continue };
+            let StoredItem::Group(name) = item else { continue };
             set.insert(name.clone());
             let was_used = self.groups.get(name).is_some_and(|group| group.is_used);
             let Some(value) = &change.after else {
@@ -121,16 +126,16 @@ impl Oracle {
     }
 
     /// Takes note of what was worked on in this transaction.
-    fn judge_work(&mut self, shared: &Shared, seen: &Seen<'_>, items: &Items<'_>) -> Verdict {
+    fn judge_work(&mut self, shared: &Shared, seen: &ObservedCommit<'_>, items: &Items<'_>) -> Verdict {
         for (item, change) in items {
             match item {
-                Item::DeadLetter(name, at) if change.after.is_some() => {
+                StoredItem::DeadLetter(name, at) if change.after.is_some() => {
                     shared.witness(Witness::DeadLetter);
                     if let Some(group) = self.groups.get_mut(name) {
                         group.done.insert(*at);
                     }
                 }
-                Item::App(AppKey::Effect(name, at)) if change.after.is_some() => {
+                StoredItem::App(AppKey::Effect(name, at)) if change.after.is_some() => {
                     let group = self
                         .groups
                         .get_mut(name)
@@ -153,8 +158,9 @@ impl Oracle {
                         return Guarantee::Ordered
                             .fails(format!("{name} works on {row:?} at {at}, after {last}"));
                     }
-                    let moves =
-                        items.iter().any(|(item, _)| matches!(item, Item::Checkpoint(of, _) if of == name));
+                    let moves = items
+                        .iter()
+                        .any(|(item, _)| matches!(item, StoredItem::Checkpoint(of, _) if of == name));
                     if !moves {
                         return Guarantee::AtLeastOnce.fails(format!(
                             "{name} works on {at} without a checkpoint, at {:?}",
@@ -172,14 +178,14 @@ impl Oracle {
     fn judge_checkpoints(
         &mut self,
         world: &Shared,
-        seen: &Seen<'_>,
+        seen: &ObservedCommit<'_>,
         items: &Items<'_>,
         set: &BTreeSet<GroupName>,
     ) -> Verdict {
         let mut begun = BTreeSet::new();
         let mut owned: BTreeMap<&GroupName, bool> = BTreeMap::new();
         for (item, change) in items {
-            let Item::Checkpoint(name, shard) = item else { continue };
+            let StoredItem::Checkpoint(name, shard) = item else { continue };
             let read = |value: &Option<bytes::Bytes>| {
                 let position = value.as_ref().map(|value| checkpoint_position(value)).transpose();
                 position.map_err(|error| error.to_string())

@@ -1,6 +1,6 @@
 //! What the oracle knows of nodes and leases: epochs only grow, and only who owns a lease, or acquires it, writes it.
 
-use super::{Issuer, Item, Items, Oracle, Seen, Shared, Verdict, Witness};
+use super::{Issuer, Items, ObservedCommit, Oracle, Shared, StoredItem, Verdict, Witness};
 use crate::{
     front::simulation::guarantee::{Broken, Guarantee},
     state::keys::{FeedId, GroupId, GroupName, Lease, NodeId, Role},
@@ -13,18 +13,23 @@ impl Oracle {
     }
 
     /// Judges what a commit has done to nodes and leases.
-    pub(super) fn judge_leases(&mut self, shared: &Shared, seen: &Seen<'_>, items: &Items<'_>) -> Verdict {
-        let sets_group = items.iter().any(|(item, _)| matches!(item, Item::Group(_)));
+    pub(super) fn judge_leases(
+        &mut self,
+        shared: &Shared,
+        seen: &ObservedCommit<'_>,
+        items: &Items<'_>,
+    ) -> Verdict {
+        let sets_group = items.iter().any(|(item, _)| matches!(item, StoredItem::Group(_)));
         for (item, change) in items {
             match item {
-                Item::Node(node)
+                StoredItem::Node(node)
                     if change.after.is_none()
                         && change.before.is_some()
                         && !self.is_node(seen.issuer, *node) =>
                 {
                     shared.witness(Witness::NodeBuried);
                 }
-                Item::Lease(pool, resource) => {
+                StoredItem::Lease(pool, resource) => {
                     let read = |value: &Option<bytes::Bytes>| {
                         let lease = value.as_ref().map(|value| Lease::from_bytes(value)).transpose();
                         lease.map_err(|error| error.to_string())
@@ -58,7 +63,7 @@ impl Oracle {
     fn judge_lease(
         &self,
         shared: &Shared,
-        seen: &Seen<'_>,
+        seen: &ObservedCommit<'_>,
         items: &Items<'_>,
         (pool, resource): (&str, u64),
         (before, after): (Lease, Lease),
@@ -79,7 +84,7 @@ impl Oracle {
             (_, Some(owner)) if after.epoch == before.epoch + 1 && self.is_node(seen.issuer, owner.node) => {
                 let victim = before.owner.filter(|victim| victim.node != owner.node);
                 let lives = victim.is_some_and(|victim| {
-                    let is_buried = items.iter().any(|(item, _)| *item == Item::Node(victim.node));
+                    let is_buried = items.iter().any(|(item, _)| *item == StoredItem::Node(victim.node));
                     !is_buried && (seen.before)(&self.keys.node(victim.node)).is_some()
                 });
                 if lives {

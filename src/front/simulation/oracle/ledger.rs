@@ -21,7 +21,6 @@ pub(super) struct Ledger(BTreeMap<DbName, Facts>);
 struct Visible {
     /// Where the row stood.
     at: Sequence,
-    /// The instance.
     instance: DbInstance,
     /// Whether it existed.
     lives: bool,

@@ -22,13 +22,13 @@ mod feed;
 mod finish;
 mod given;
 mod groups;
-mod item;
+mod interest;
 mod leases;
 mod ledger;
 mod readers;
+mod stored_item;
 #[cfg(feature = "http")]
 mod web;
-mod wish;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -42,16 +42,16 @@ pub(super) use self::web::WebClientId;
 pub(super) use self::{
     documents::DocTailId,
     given::{Given, GivenDdocs, GivenRow, Start},
-    item::group_key,
+    interest::{GLOBS, Interest, PREDICATES, Which},
     readers::{FollowerId, Manner, SubscriberId},
-    wish::{GLOBS, PREDICATES, Which, Wish},
+    stored_item::group_key,
 };
 use self::{
     documents::{DocFeed, DocTail},
     groups::GroupModel,
-    item::Item,
     ledger::Ledger,
     readers::{Follower, Subscriber},
+    stored_item::StoredItem,
 };
 use super::{
     app::{AppKey, Line, instance_of},
@@ -88,46 +88,43 @@ pub(super) struct Change {
 }
 
 /// A commit, as the oracle sees it.
-pub(super) struct Seen<'a> {
+pub(super) struct ObservedCommit<'a> {
     /// Whose it is.
     pub issuer: Issuer,
     /// When it happened.
     pub stamp: Versionstamp,
-    /// Whether its process had been told that it has failed.
+    /// Whether its process had been informed that it has failed.
     pub is_late: bool,
-    /// What it touched.
     pub touched: BTreeMap<Bytes, Change>,
     /// Any value before it.
     pub before: &'a dyn Fn(&[u8]) -> Option<Bytes>,
 }
 
-impl Seen<'_> {
+impl ObservedCommit<'_> {
     /// Whether it records events.
     pub fn records(&self) -> bool {
-        self.touched.keys().any(|key| Item::of(key) == Item::App(AppKey::History))
+        self.touched.keys().any(|key| StoredItem::of(key) == StoredItem::App(AppKey::History))
     }
 }
 
 /// Whether a transaction with these writes is a fold.
 pub(super) fn is_fold(mutations: &[Mutation]) -> bool {
     let keys = mutations.iter().filter_map(|mutation| match mutation {
-        Mutation::Set(key, _) => Some(Item::of(key)),
+        Mutation::Set(key, _) => Some(StoredItem::of(key)),
         _ => None,
     });
     let items: Vec<_> = keys.collect();
-    let is = |test: fn(&Item) -> bool| items.iter().any(test);
-    is(|item| matches!(item, Item::FoldMark(_))) && !is(|item| matches!(item, Item::Lease(..)))
+    let is = |test: fn(&StoredItem) -> bool| items.iter().any(test);
+    is(|item| matches!(item, StoredItem::FoldMark(_))) && !is(|item| matches!(item, StoredItem::Lease(..)))
 }
 
-/// The keys that a commit touched, told apart.
-type Items<'a> = [(Item, &'a Change)];
+/// The keys that a commit touched, distinguished.
+type Items<'a> = [(StoredItem, &'a Change)];
 
 /// The newest row of a database.
 #[derive(Debug, Clone)]
 struct Placed {
-    /// Its shard.
     shard: ShardId,
-    /// The row.
     row: Arc<Notification>,
 }
 
@@ -173,9 +170,7 @@ pub(super) struct Oracle {
     next_shard: u64,
     /// From where on readers miss nothing.
     horizon: Sequence,
-    /// The groups.
     groups: BTreeMap<GroupName, GroupModel>,
-    /// The subscribers.
     subscribers: BTreeMap<SubscriberId, Subscriber>,
     /// Whether databases have documents.
     has_documents: bool,
@@ -275,9 +270,9 @@ impl Oracle {
     }
 
     /// A commit has happened.
-    pub fn committed(&mut self, shared: &Shared, seen: &Seen<'_>) {
-        let items: Vec<(Item, &Change)> =
-            seen.touched.iter().map(|(key, change)| (Item::of(key), change)).collect();
+    pub fn committed(&mut self, shared: &Shared, seen: &ObservedCommit<'_>) {
+        let items: Vec<(StoredItem, &Change)> =
+            seen.touched.iter().map(|(key, change)| (StoredItem::of(key), change)).collect();
         if let Err(broken) = self.judge(shared, seen, &items) {
             let Issuer { process, generation } = seen.issuer;
             let Broken { guarantee, reason } = broken;
@@ -287,13 +282,15 @@ impl Oracle {
     }
 
     /// What is wrong with a commit, if anything is.
-    fn judge(&mut self, shared: &Shared, seen: &Seen<'_>, items: &Items<'_>) -> Verdict {
-        if let Some((_, change)) = items.iter().find(|(item, _)| *item == Item::Unknown) {
+    fn judge(&mut self, shared: &Shared, seen: &ObservedCommit<'_>, items: &Items<'_>) -> Verdict {
+        if let Some((_, change)) = items.iter().find(|(item, _)| *item == StoredItem::Unknown) {
             return Guarantee::Consistent.fails(format!("a key was written that is none: {change:?}"));
         }
         let is_of = |other: bool| {
-            let of_bus = |item: &Item| !matches!(item, Item::App(_) | Item::TransactionId | Item::OtherBus);
-            items.iter().any(|(item, _)| if other { *item == Item::OtherBus } else { of_bus(item) })
+            let of_bus = |item: &StoredItem| {
+                !matches!(item, StoredItem::App(_) | StoredItem::TransactionId | StoredItem::OtherBus)
+            };
+            items.iter().any(|(item, _)| if other { *item == StoredItem::OtherBus } else { of_bus(item) })
         };
         if is_of(true) && is_of(false) {
             return Guarantee::Consistent.fails("a transaction has touched the keys of two buses".to_owned());
@@ -308,11 +305,15 @@ impl Oracle {
     }
 
     /// Takes note of what the layer has done; returns what it has recorded.
-    fn judge_app(&mut self, seen: &Seen<'_>, items: &Items<'_>) -> Result<BTreeMap<Db, Counters>, Broken> {
+    fn judge_app(
+        &mut self,
+        seen: &ObservedCommit<'_>,
+        items: &Items<'_>,
+    ) -> Result<BTreeMap<Db, Counters>, Broken> {
         let mut recorded: BTreeMap<Db, Counters> = BTreeMap::new();
         for (item, change) in items {
             match (item, &change.after) {
-                (Item::App(AppKey::History), Some(value)) => {
+                (StoredItem::App(AppKey::History), Some(value)) => {
                     let line = Line::from_bytes(value).map_err(|error| error.to_string())?;
                     *recorded.entry(line.db.clone()).or_default() += line.counters;
                     *self.recorded.entry(line.db.clone()).or_default() += line.counters;
@@ -321,12 +322,12 @@ impl Oracle {
                         self.recorded_ddocs.insert((line.db.clone(), id), seen.stamp);
                     }
                 }
-                (Item::App(AppKey::Database(name)), Some(value)) => {
+                (StoredItem::App(AppKey::Database(name)), Some(value)) => {
                     let instance = instance_of(value).map_err(|error| error.to_string())?;
                     self.databases.insert(name.clone(), instance);
                 }
-                (Item::App(AppKey::Database(name)), None) => drop(self.databases.remove(name)),
-                (Item::App(AppKey::Once(number)), Some(_)) => {
+                (StoredItem::App(AppKey::Database(name)), None) => drop(self.databases.remove(name)),
+                (StoredItem::App(AppKey::Once(number)), Some(_)) => {
                     let times = self.once.entry(*number).or_default();
                     *times += 1;
                     if *times > 1 {
@@ -355,11 +356,12 @@ impl Oracle {
         if error.code() != Some(StoreError::NOT_COMMITTED.code()) {
             return;
         }
-        let items: Vec<_> = keys.iter().map(|key| Item::of(key)).collect();
+        let items: Vec<_> = keys.iter().map(|key| StoredItem::of(key)).collect();
         let meets = |range: &KeyRange| conflicts.iter().any(|conflict| conflict.intersects(range));
         let feed = crate::state::keys::FeedId::notifications();
-        let writes = |is: fn(&Item) -> bool| items.iter().any(is);
-        if writes(|item| matches!(item, Item::FoldMark(_))) && !writes(|item| matches!(item, Item::Lease(..)))
+        let writes = |is: fn(&StoredItem) -> bool| items.iter().any(is);
+        if writes(|item| matches!(item, StoredItem::FoldMark(_)))
+            && !writes(|item| matches!(item, StoredItem::Lease(..)))
         {
             if meets(&self.keys.all_leases()) {
                 shared.witness(Witness::ZombieFoldRefused);
@@ -368,14 +370,14 @@ impl Oracle {
                 shared.witness(Witness::ReshardRacedFold);
             }
         }
-        if writes(|item| matches!(item, Item::Checkpoint(..))) && meets(&self.keys.all_leases()) {
+        if writes(|item| matches!(item, StoredItem::Checkpoint(..))) && meets(&self.keys.all_leases()) {
             shared.witness(Witness::ZombieConsumerRefused);
         }
-        if writes(|item| matches!(item, Item::Horizon(_))) && meets(&self.keys.groups(&feed)) {
+        if writes(|item| matches!(item, StoredItem::Horizon(_))) && meets(&self.keys.groups(&feed)) {
             shared.witness(Witness::JanitorRacedNewGroup);
         }
-        let is_producer = writes(|item| matches!(item, Item::Counters(_)))
-            && !writes(|item| matches!(item, Item::FoldMark(_)));
+        let is_producer = writes(|item| matches!(item, StoredItem::Counters(_)))
+            && !writes(|item| matches!(item, StoredItem::FoldMark(_)));
         // Of the feed of documents that it writes to, a producer reads whether its shards are still those.
         let is_topology = |range: &KeyRange| self.keys.all_topologies().intersects(range);
         if is_producer

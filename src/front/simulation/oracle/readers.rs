@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{
-    Issuer, Oracle, Shared, Verdict, Wish, Witness,
+    Interest, Issuer, Oracle, Shared, Verdict, Witness,
     account::{Account, Wants},
     given::{Given, GivenDdocs, GivenRow, Start},
     ledger::Ledger,
@@ -46,9 +46,9 @@ pub(super) struct Subscriber {
     /// The cursor by which it outlives its process, if it does.
     pub cursor: Option<String>,
     /// What it wants.
-    pub wish: Wish,
+    pub wish: Interest,
     /// What it wanted before its filter was replaced, as far as deliveries of that may still come.
-    before: Vec<Wish>,
+    before: Vec<Interest>,
     /// How it receives.
     manner: Manner,
     /// How often it has gone on in another life.
@@ -61,7 +61,7 @@ pub(super) struct Subscriber {
     surely: Start,
     /// Whether it knew nothing when it began, or when it last expired, and stands there still, as far as it says.
     is_scanning: bool,
-    /// Whether it was told that it knows nothing, so that its cursor goes back.
+    /// Whether it was informed that it knows nothing, so that its cursor goes back.
     pub has_expired: bool,
     /// The horizon by which it has expired last.
     pub expired_by: Option<Sequence>,
@@ -70,11 +70,11 @@ pub(super) struct Subscriber {
     /// What has happened to it that makes its story worth telling.
     story: BTreeSet<&'static str>,
     /// The newest row of which it knows that it told of each design document of each instance. Without an id, the newest by
-    /// which it was told that it may be any.
+    /// which it was informed that it may be any.
     told_ddocs: BTreeMap<(DbInstance, Option<DdocId>), Sequence>,
 }
 
-/// What has changed in design documents, as a subscriber should have been told of it.
+/// What has changed in design documents, as a subscriber should have been informed of it.
 struct Changed<'a> {
     /// The rows that told of each design document last, those of databases that are gone included.
     ever: &'a BTreeMap<(Db, Option<DdocId>), Sequence>,
@@ -106,7 +106,13 @@ pub(super) struct Follower {
 
 impl Oracle {
     /// A subscriber has begun, which is owed all that comes after `start`.
-    pub fn subscribed(&mut self, issuer: Issuer, wish: Wish, manner: Manner, start: Start) -> SubscriberId {
+    pub fn subscribed(
+        &mut self,
+        issuer: Issuer,
+        wish: Interest,
+        manner: Manner,
+        start: Start,
+    ) -> SubscriberId {
         self.next_reader += 1;
         let account = Account::new(&self.ledger, &self.wants(&wish), start);
         let subscriber = Subscriber {
@@ -162,7 +168,7 @@ impl Oracle {
 
     /// A subscriber is about to want `wish`. What it did not want before is owed to it after `start`, where it stands, as it says;
     /// without a start, the moment is not known, and deliveries of what it wanted before may still come.
-    pub fn replaced(&mut self, shared: &Shared, id: SubscriberId, wish: &Wish, start: Option<Start>) {
+    pub fn replaced(&mut self, shared: &Shared, id: SubscriberId, wish: &Interest, start: Option<Start>) {
         if let Some(start) = start {
             self.judge_claim(shared, id, start, (Guarantee::Bookmarkable, "has its filter replaced at"));
         }
@@ -227,7 +233,7 @@ impl Oracle {
 
     /// The kinds of events that `wish` wants of each name. Of a subscriber of some design documents, changes of design documents
     /// are judged by their ids.
-    fn wants(&self, wish: &Wish) -> Wants {
+    fn wants(&self, wish: &Interest) -> Wants {
         let kinds = |name: &DbName| -> Kinds {
             let by_id = |kind: &EventKind| *kind == EventKind::DdocUpdated && wish.ddocs.is_some();
             wish.kinds_of(name).iter().filter(|kind| !by_id(kind)).collect()
@@ -387,7 +393,7 @@ impl Subscriber {
             && (last > row.sequence || last == row.sequence && !self.manner.panics)
         {
             return (if last > row.sequence { Guarantee::Ordered } else { Guarantee::Unique })
-                .fails(format!("it was told of {:?} at {} after {last}", row.name, row.sequence));
+                .fails(format!("it was informed of {:?} at {} after {last}", row.name, row.sequence));
         }
         Ok(())
     }
@@ -447,12 +453,12 @@ impl Subscriber {
     /// Takes the news of a delivery; fails if it wants none of them.
     fn take_news(&mut self, shared: &Shared, given: &GivenRow) -> Verdict {
         let (name, news) = (&given.row.name, given.kinds());
-        let wants = |wish: &Wish| wish.kinds_of(name).intersects(news);
+        let wants = |wish: &Interest| wish.kinds_of(name).intersects(news);
         let wishes = || self.before.iter().chain([&self.wish]);
         if !wishes().any(wants) {
             let wanted = self.wish.kinds_of(name);
             return Guarantee::Truthful
-                .fails(format!("it was told of {news:?} of {name:?}, and wants {wanted:?}"));
+                .fails(format!("it was informed of {news:?} of {name:?}, and wants {wanted:?}"));
         }
         if !wishes().any(|wish| wish.wanted_by(name, news) == given.wanted_by) {
             let by = &given.wanted_by;
@@ -465,7 +471,7 @@ impl Subscriber {
         let instance = given.row.instance;
         if given.news.iter().skip(1).any(|(of, _)| *of != instance) {
             return Guarantee::Truthful
-                .fails(format!("it was told of {name:?} in another order: {:?}", given.news));
+                .fails(format!("it was informed of {name:?} in another order: {:?}", given.news));
         }
         Ok(())
     }
@@ -475,7 +481,7 @@ impl Subscriber {
     fn take_ddocs(&mut self, shared: &Shared, given: &GivenRow, changed: &Changed<'_>) -> Verdict {
         if given.ddocs.is_some() != self.wish.names_ddocs() {
             return Guarantee::Truthful
-                .fails("it was told of design documents unasked, or not told".to_owned());
+                .fails("it was informed of design documents unasked, or not told".to_owned());
         }
         let Some(GivenDdocs { since, ids, may_be_any }) = &given.ddocs else { return Ok(()) };
         let (row, since, may_be_any) = (&given.row, *since, *may_be_any);
@@ -484,7 +490,7 @@ impl Subscriber {
         for (id, at) in ids {
             if ever(Some(id)).is_none_or(|newest| *at > newest) || !since.is_before(*at) {
                 return Guarantee::Truthful
-                    .fails(format!("it was told that {id} of {db:?} has changed at {at}"));
+                    .fails(format!("it was informed that {id} of {db:?} has changed at {at}"));
             }
             if *at > row.sequence {
                 shared.witness(Witness::DdocAheadOfRow);
@@ -494,7 +500,7 @@ impl Subscriber {
         if may_be_any {
             if !ids.is_empty() && ever(None).is_none_or(|newest| !since.is_before(newest)) {
                 return Guarantee::Truthful
-                    .fails(format!("it was told that any of {db:?} may have changed, and all had ids"));
+                    .fails(format!("it was informed that any of {db:?} may have changed, and all had ids"));
             }
             self.told_ddocs.insert((db.instance, None), row.sequence);
         }
@@ -506,7 +512,7 @@ impl Subscriber {
             .find(|(id, at)| since.is_before(*at) && *at <= row.sequence && !is_told(*id));
         if let Some((id, at)) = left_out {
             return Guarantee::Atomic
-                .fails(format!("it was not told that {id:?} of {db:?} has changed at {at}"));
+                .fails(format!("it was not informed that {id:?} of {db:?} has changed at {at}"));
         }
         let besides = self
             .wish
@@ -516,7 +522,7 @@ impl Subscriber {
         let is_wanted = may_be_any || ids.iter().any(|(id, _)| self.wish.wants_ddoc(Some(id)));
         if !besides && !is_wanted {
             return Guarantee::Truthful
-                .fails(format!("it was told of {ids:?} of {db:?}, and wants {:?}", self.wish));
+                .fails(format!("it was informed of {ids:?} of {db:?}, and wants {:?}", self.wish));
         }
         if self.wish.ddocs.is_some() && !besides && may_be_any {
             let is_gone = ids.is_empty() && row.is_deleted();
@@ -525,8 +531,8 @@ impl Subscriber {
         Ok(())
     }
 
-    /// Which design document of the database of `row`, its newest row, it should have been told of, of those that were told up
-    /// to `to`. Of a database that is deleted nobody knows them any more: it is told that it may be any.
+    /// Which design document of the database of `row`, its newest row, it should have been informed of, of those that were told up
+    /// to `to`. Of a database that is deleted nobody knows them any more: it is informed that it may be any.
     fn is_owed_ddocs(&self, row: &Notification, to: Sequence, changed: &Changed<'_>) -> Option<String> {
         let wants = self.wish.kinds_of(&row.name).contains(EventKind::DdocUpdated);
         if !wants || !self.wish.names_ddocs() {

@@ -141,7 +141,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// A client was told that its position is too old.
+    /// A client was informed that its position is too old.
     pub fn web_expired(&mut self, id: WebClientId, horizon: Sequence) -> Verdict {
         let real = self.horizon;
         let Some(client) = self.web_clients.get_mut(&id) else { return Ok(()) };

@@ -24,7 +24,7 @@ pub enum StopReason {
     Normal,
     /// It said so: it could not go on, in its own words.
     Failed(String),
-    /// It was told to end, or its dispatcher has ended.
+    /// It was asked to end, or its dispatcher has ended.
     Shutdown,
     /// Its parent has ended.
     ParentEnded,

@@ -184,13 +184,13 @@ where
         if is_over { self.over().await } else { Ok(None) }
     }
 
-    /// The observer is to be replaced; the next one starts from what is put down.
+    /// The observer is to be replaced; the next one starts from what is saved.
     pub(super) async fn over(&mut self) -> Result<Option<End>> {
         self.flush().await?;
         Ok(Some(End::ObserverError))
     }
 
-    /// Looks whether `rows` were put down although the observer has failed, as after a commit of unknown result. Returns what
+    /// Looks whether `rows` were saved although the observer has failed, as after a commit of unknown result. Returns what
     /// follows, if they were.
     async fn find_out(&mut self, rows: &Chunk, failure: &Failure) -> Result<Option<Option<End>>> {
         let right = Arc::clone(&self.right);
@@ -225,7 +225,7 @@ where
             row: value.clone(),
         };
         let key = right.context.keys.dead_letter(&right.group, *sequence);
-        // What an observer that writes its own checkpoints has not put down is not put down for it.
+        // What an observer that writes its own checkpoints has not saved is not saved for it.
         let given = if is_on(Bug::DeadLetterComesAgain) { self.read } else { self.last_row };
         let puts_down = !self.is_explicit() || right.stored.get() >= given;
         let parks = Arc::clone(self.parking.parks());
@@ -243,7 +243,7 @@ where
             Ok(true)
         });
         if !keep.await? {
-            tracing::info!(shard = right.shard.0, %failure, "a row was put down as worked on while it was given up");
+            tracing::info!(shard = right.shard.0, %failure, "a row was saved as worked on while it was given up");
             return self.worked(rows, 1).await;
         }
         if is_kept {

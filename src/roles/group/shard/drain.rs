@@ -6,7 +6,7 @@ use crate::{
         bugs::{Bug, is_on},
         error::{Error, Result},
     },
-    roles::group::{Observer, batch::Right},
+    roles::group::{Observer, batch::BatchContext},
     state::{
         feed::FeedRow,
         keys::{ShardId, TopologyRow, checkpoint_position},
@@ -21,7 +21,7 @@ pub(super) enum Drained {
     Replaced,
     /// Others of its entry are not worked through yet.
     Waits,
-    /// What the observer was given is not put down.
+    /// What the observer was given is not saved.
     Behind,
 }
 
@@ -31,7 +31,7 @@ where
     F: Fn(ShardId) -> O + Send + Sync + 'static,
     O: Observer<R>,
 {
-    /// Puts down that the shard was worked through; if it was the last one of its entry, begins the successors.
+    /// Saves that the shard was worked through; if it was the last one of its entry, begins the successors.
     pub(super) async fn drain(&mut self) -> Result<Drained> {
         let (right, feed) = (&self.right, self.consuming.group.raw());
         if self.is_explicit() {
@@ -62,10 +62,10 @@ where
     }
 }
 
-/// Puts down that the shard was worked through, and replaces the checkpoints of its entry if it was the last one.
+/// Saves that the shard was worked through, and replaces the checkpoints of its entry if it was the last one.
 async fn replace(
     tx: &Transaction,
-    right: &Right,
+    right: &BatchContext,
     successor: &TopologyRow,
     is_trimmed: bool,
 ) -> Result<Drained> {

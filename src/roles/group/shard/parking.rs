@@ -256,14 +256,14 @@ where
         let is_whole = self.is_put_down();
         self.settle(rows);
         if is_whole {
-            // In place of what the observer would have put down.
+            // In place of what the observer would have saved.
             self.write_checkpoint(rows.to).await?;
         }
         self.recovered().await;
         Ok(true)
     }
 
-    /// Whether all rows that the observer was given are put down, or this may put them down for it.
+    /// Whether all rows that the observer was given are saved, or this may put them down for it.
     pub(super) fn is_put_down(&self) -> bool {
         !self.is_explicit() || self.right.stored.get() >= self.last_row
     }
@@ -325,7 +325,7 @@ where
         }
     }
 
-    /// Puts down that what is parked of `id` under `key` has failed again.
+    /// Saves that what is parked of `id` under `key` has failed again.
     async fn note_retry(&mut self, key: &[u8], id: Bytes, attempts: u32, failure: &Failure) -> Result<()> {
         let right = Arc::clone(&self.right);
         right.context.stats.group_errors.add(1);

@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// The terms of an attempt.
-pub(super) struct Terms {
+pub(super) struct AttemptLimits {
     /// Which attempt it is, from 1 on.
     pub number: u32,
     /// After how many the database is parked.
@@ -35,7 +35,7 @@ pub(super) async fn attempt<K: Kind>(
     kind: Arc<K>,
     cursor: OpenCursor,
     task: Task<K::Work>,
-    terms: Terms,
+    terms: AttemptLimits,
 ) -> Ended {
     let progress = Progress::new(context.env());
     let turn = Turn { attempt: terms.number, is_retry: terms.parked.is_some(), progress: progress.clone() };

@@ -16,7 +16,7 @@ use crate::{
     },
 };
 
-/// Begins work on `db`, which is marked by it. Fails if the job has first to be told of other instances of its name that they
+/// Begins work on `db`, which is marked by it. Fails if the job has first to be informed of other instances of its name that they
 /// are gone.
 pub(in crate::roles::jobs) async fn begin(
     context: &Arc<Context>,

@@ -6,7 +6,6 @@
 //! never lost.
 
 mod attempt;
-mod keeper;
 mod kind;
 mod marks;
 mod owed;
@@ -15,6 +14,7 @@ mod queue;
 mod retries;
 mod search;
 mod stored;
+mod task;
 mod tenants;
 
 use std::{fmt, sync::Arc, time::Duration};
@@ -23,10 +23,10 @@ use tokio::sync::watch;
 
 use self::plan::Pacing;
 pub(super) use self::{
-    keeper::start,
     kind::{Ended, Failure, Kind, Turn},
     marks::{begin, find_gone},
     plan::Work,
+    task::start,
 };
 pub use self::{
     stored::{ParkedDb, StoredTrigger},
@@ -84,7 +84,7 @@ const PENDING_MAX: usize = 10_000_000;
 /// The longest times.
 const YEAR: Duration = Duration::from_hours(366 * 24);
 
-/// How a trigger works. What is out of these limits is refused:
+/// How a trigger works. What is out of these limits is refused; [`Duration::MAX`] is never:
 ///
 /// | option | least | most |
 /// |---|---|---|
@@ -179,7 +179,9 @@ impl TriggerOptions {
             ("back-off", self.backoff_max, none, YEAR),
             ("checkpoint interval", self.checkpoint_interval, millisecond, Duration::from_hours(1)),
         ];
-        let is_out = |(_, time, min, max): &(_, Duration, Duration, Duration)| !(*min..=*max).contains(time);
+        let is_out = |(_, time, min, max): &(_, Duration, Duration, Duration)| {
+            *time != Duration::MAX && !(*min..=*max).contains(time)
+        };
         if let Some((what, time, min, max)) = times.into_iter().find(is_out) {
             return Err(Error::invalid(what, format!("{time:?} is not {min:?} to {max:?}")));
         }
@@ -220,7 +222,7 @@ impl TriggerOptions {
 }
 
 /// A running trigger. Dropping it stops it and its jobs at once, as a crash would: when the drop has returned, nothing of them runs
-/// any more. [`Trigger::shutdown`] also puts down how far it has come.
+/// any more. [`Trigger::shutdown`] also saves how far it has come.
 #[must_use = "dropping it stops the trigger"]
 pub struct Trigger {
     /// Its task. Dropping it ends it, with all jobs.
@@ -242,7 +244,7 @@ impl Trigger {
         self.status.clone().wait_for(|status| holds(status)).await.is_ok()
     }
 
-    /// Stops its jobs, and puts down how far it has come. What they had under way is begun again by the next trigger of the name.
+    /// Stops its jobs, and saves how far it has come. What they had under way is begun again by the next trigger of the name.
     ///
     /// Fails with [`Error::CursorLost`] if another one had opened its cursor.
     pub async fn shutdown(self) -> Result<()> {

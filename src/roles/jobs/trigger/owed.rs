@@ -23,7 +23,6 @@ const FAILURE_PAUSE: std::time::Duration = std::time::Duration::from_secs(1);
 
 /// What is owed to a name.
 pub(super) struct OwedDb {
-    /// The name.
     pub name: DbName,
     /// The living database, and whether it was created since it was worked on last.
     pub living: Option<(Db, bool)>,

@@ -34,8 +34,7 @@ pub(in crate::roles::jobs) trait Work: Clone + Send + Sync + 'static {
 }
 
 /// What was seen of a database.
-pub(super) struct Seen<W> {
-    /// The database.
+pub(super) struct Observed<W> {
     pub db: Db,
     /// The instance that it has replaced.
     pub replaced: Option<Db>,
@@ -452,8 +451,8 @@ impl<W: Work> Plan<W> {
     }
 
     /// Takes in what was seen at `now`; the number of a task that is to be cancelled, if one is.
-    pub fn see(&mut self, now: Duration, seen: Seen<W>) -> Option<u64> {
-        let Seen { db, replaced, work, since } = seen;
+    pub fn see(&mut self, now: Duration, seen: Observed<W>) -> Option<u64> {
+        let Observed { db, replaced, work, since } = seen;
         let debounced = now.saturating_add(self.pacing.debounce);
         let (entry, queue) = self.entry(&db.name);
         entry.hold = both(entry.hold, Some(Hold { since, at: now }));

@@ -2,7 +2,7 @@
 //!
 //! Time is not kept in the store, whose clocks nobody compares. Instead all parked databases are read in rounds, one page at a time,
 //! so that memory does not grow with their number: one that was parked lately is tried in each round, one that has failed again and
-//! again in every second, fourth, and so on. Whoever asks for a retry has the next look begin a round.
+//! again in every second, fourth, and so on. Anyone who asks for a retry has the next look begin a round.
 
 use std::{collections::VecDeque, time::Duration};
 

@@ -179,7 +179,7 @@ async fn rows(db: &Database) -> Vec<Lease> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn work_that_panics_fails_or_ends_is_taken_anew_with_the_next_epoch() {
+async fn work_that_panics_fails_or_ends_is_taken_again_with_the_next_epoch() {
     for manner in [Manner::Panics, Manner::Fails, Manner::Ends] {
         let db = Database::memory();
         let member = join(&db).await;
@@ -205,7 +205,7 @@ async fn work_that_panics_fails_or_ends_is_taken_anew_with_the_next_epoch() {
 /// its own leases had failed a moment before: a group stood still in that shard, under an owner that lived, for up to an hour. Found by
 /// the simulation.
 #[tokio::test(start_paused = true)]
-async fn work_that_fails_while_the_worker_rests_is_taken_anew() {
+async fn work_that_fails_while_the_worker_rests_is_taken_again() {
     let db = Database::memory();
     let member = join(&db).await;
     let probe = Probe::new(1, Manner::FailsAfter(Duration::from_mins(10)));
@@ -461,7 +461,7 @@ impl Work for StopsWhenAborted {
     }
 }
 
-/// A node fell out, aborted its work, and was told to stop before it had seen the end of what it had aborted: then that was counted,
+/// A node fell out, aborted its work, and was asked to stop before it had seen the end of what it had aborted: then that was counted,
 /// and logged, as a panic of the work.
 #[tokio::test(start_paused = true)]
 async fn work_that_is_aborted_while_its_worker_stops_has_not_panicked() {

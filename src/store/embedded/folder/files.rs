@@ -42,7 +42,7 @@ pub(crate) enum Access {
     Read,
     /// To be read and written.
     Write,
-    /// To be written anew: it is made, or emptied. Only its owner may read it.
+    /// To be written again: it is made, or emptied. Only its owner may read it.
     Create,
 }
 

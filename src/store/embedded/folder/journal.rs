@@ -27,9 +27,7 @@ pub(super) fn seed(number: u64) -> u64 {
 
 /// A journal that is written to.
 pub(super) struct Journal {
-    /// Its file.
     file: Box<dyn File>,
-    /// Its number.
     pub number: u64,
     /// Where the next record goes.
     pub end: u64,

@@ -17,8 +17,8 @@
 
 mod files;
 mod history;
+mod inspect;
 mod journal;
-mod look;
 mod record;
 mod recover;
 mod snapshot;
@@ -35,14 +35,14 @@ use bytes::Bytes;
 
 pub(crate) use self::files::{Access, File, Files, Lock, SystemFiles};
 pub(crate) use self::history::History;
-pub(in crate::store) use self::look::{Look, copy_to, look};
+pub(in crate::store) use self::inspect::{Inspection, copy_to, look};
 use self::{
     files::{read_text, replace, write_all},
     journal::Journal,
     record::Kind,
     recover::{Contents, Names},
 };
-pub use self::{look::FolderReport, recover::Damage};
+pub use self::{inspect::FolderReport, recover::Damage};
 use super::core::{Root, Staged};
 use crate::base::{
     bugs::{Bug, is_on},
@@ -297,11 +297,8 @@ struct SnapshotTask {
     files: Arc<dyn Files>,
     /// The folder.
     path: PathBuf,
-    /// Its number.
     number: u64,
-    /// The rows.
     root: Root,
-    /// Their version.
     version: u64,
     /// Which versions were used up to there.
     history: History,
@@ -368,7 +365,7 @@ fn prepare(files: &dyn Files, path: &Path) -> Result<Lock, String> {
                 "damaged: it has lost its snapshot, and maybe rows; restore it from a copy".to_owned()
             );
         }
-        look::make(files, path, (&Root::new(), 0), &History::default()).map_err(io)?;
+        inspect::make(files, path, (&Root::new(), 0), &History::default()).map_err(io)?;
     } else {
         write_text(files, path, MARKER, FORMAT).map_err(io)?;
     }
@@ -438,7 +435,7 @@ fn refuse_damage(contents: &Contents) -> Result<(), String> {
     }
 }
 
-/// What an error of the disk means to whoever opens a folder.
+/// What an error of the disk means to anyone who opens a folder.
 fn explain(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::PermissionDenied => format!(

@@ -118,17 +118,14 @@ pub(super) fn rows(payload: &[u8]) -> Result<Vec<(Bytes, Option<Bytes>)>> {
 pub(super) struct Record {
     /// What it is.
     pub kind: Kind,
-    /// Its version.
     pub version: u64,
     /// Its payload, with the zeros behind it.
     pub payload: Vec<u8>,
-    /// Where it ends.
     pub end: u64,
 }
 
 /// A file that is read record by record.
 pub(super) struct Records {
-    /// The file.
     file: Box<dyn File>,
     /// Its length.
     len: u64,

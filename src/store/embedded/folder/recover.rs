@@ -58,7 +58,6 @@ pub(super) struct Contents {
 
 /// The journal that is written to.
 pub(super) struct Last {
-    /// Its number.
     pub number: u64,
     /// Where the last of its whole records begins.
     pub begin: u64,
@@ -147,7 +146,6 @@ impl Contents {
 struct Reading<'a> {
     /// Its disk.
     files: &'a dyn Files,
-    /// The folder.
     folder: &'a Path,
     /// What was found so far.
     contents: Contents,

@@ -66,7 +66,6 @@ impl Databases for Layer {
 pub(super) struct Web {
     /// What the routers share.
     api: Api,
-    /// The clients.
     clients: JoinSet<()>,
 }
 
@@ -119,7 +118,6 @@ enum Answered {
 /// A client.
 #[derive(Clone)]
 struct Client {
-    /// Where it is.
     place: Place,
     /// What it asks.
     router: Router,

@@ -53,7 +53,6 @@ pub(super) struct Reply {
     next: Next,
     /// What has come of the body, and was not taken apart.
     body: Vec<u8>,
-    /// The status.
     status: u16,
     /// Whether the feed has said where it has come to an end.
     has_ended: bool,

@@ -26,8 +26,8 @@ fn plan() -> Plan<Vec<u32>> {
     Plan::new(Pacing { debounce: SECOND, tasks_max: 2 }, Tenants::default())
 }
 
-fn seen(instance: u8, work: u32, since: u64) -> Seen<Vec<u32>> {
-    Seen { db: db(instance), replaced: None, work: Some(vec![work]), since: at(since) }
+fn seen(instance: u8, work: u32, since: u64) -> Observed<Vec<u32>> {
+    Observed { db: db(instance), replaced: None, work: Some(vec![work]), since: at(since) }
 }
 
 fn end(plan: &mut Plan<Vec<u32>>, now: Duration, number: u64, is_done: bool) -> Outcome {
@@ -64,7 +64,7 @@ fn what_could_not_be_begun_waits_for_the_news_of_others_and_is_no_attempt() {
     assert_eq!(plan.since(), Some(at(1)));
     let (number, task, _) = plan.start(SECOND * 12).unwrap();
     assert_eq!(task, Task::Gone(db(2)));
-    // It is told of one that it finds, too, before the work is done.
+    // It is informed of one that it finds, too, before the work is done.
     let done = End::Done(vec![db(1)]);
     assert_eq!(plan.end(SECOND * 12, (&name, number), done, backoff), Outcome::Done);
     let (number, task, _) = plan.start(SECOND * 12).unwrap();
@@ -130,7 +130,7 @@ fn what_is_parked_holds_nothing_back_and_is_tried_again_beside_the_rest() {
     assert_eq!((plan.len(), plan.since()), (0, None));
     // One that is deleted while it is tried again.
     let number = plan.start_retry(&Task::Work(db(1), vec![9])).unwrap();
-    let gone = Seen { db: db(1), replaced: None, work: None, since: at(7) };
+    let gone = Observed { db: db(1), replaced: None, work: None, since: at(7) };
     assert_eq!(plan.see(SECOND * 14, gone), Some(number));
     assert_eq!(plan.end(SECOND * 14, (&name, number), End::Parked, backoff), Outcome::Stale);
     assert_eq!(plan.start(SECOND * 14).unwrap().1, Task::Gone(db(1)));
@@ -142,7 +142,7 @@ fn a_deletion_cancels_and_is_told_once_the_task_has_ended() {
     let mut plan = plan();
     plan.see(SECOND, seen(1, 1, 1));
     let (number, ..) = plan.start(SECOND * 2).unwrap();
-    let gone = Seen { db: db(1), replaced: None, work: None, since: at(2) };
+    let gone = Observed { db: db(1), replaced: None, work: None, since: at(2) };
     assert_eq!(plan.see(SECOND * 3, gone), Some(number));
     assert_eq!(plan.start(SECOND * 3), None, "it has not ended yet");
     assert_eq!(end(&mut plan, SECOND * 4, number, true), Outcome::Stale);
@@ -158,7 +158,7 @@ fn a_recreation_is_begun_afresh_after_the_end_of_the_old_one_was_told() {
     plan.see(SECOND, seen(1, 1, 1));
     let (number, ..) = plan.start(SECOND * 2).unwrap();
     plan.see(SECOND * 2, seen(1, 2, 2));
-    let again = Seen { replaced: Some(db(1)), ..seen(2, 7, 3) };
+    let again = Observed { replaced: Some(db(1)), ..seen(2, 7, 3) };
     assert_eq!(plan.see(SECOND * 3, again), Some(number));
     assert_eq!(plan.runs(&db(1).name), Some(&db(1)));
     assert_eq!(end(&mut plan, SECOND * 3, number, false), Outcome::Stale);
@@ -191,7 +191,7 @@ fn no_more_tasks_run_at_once_than_may() {
     for n in 0..3 {
         let name = DbName::new(&format!("db{n}")).unwrap();
         let db = Db::new(name, DbInstance([1; 16]));
-        plan.see(SECOND, Seen { db, ..seen(1, n, 1) });
+        plan.see(SECOND, Observed { db, ..seen(1, n, 1) });
     }
     let now = SECOND * 2;
     let (number, task, _) = plan.start(now).unwrap();
@@ -268,7 +268,7 @@ fn a_tenant_that_has_no_place_left_waits_in_the_store() {
     for name in ["a/1", "a/2"] {
         assert!(!plan.is_full_for(&of(name)));
         let db = Db::new(of(name), DbInstance([1; 16]));
-        plan.see(SECOND, Seen { db, ..seen(1, 1, 5) });
+        plan.see(SECOND, Observed { db, ..seen(1, 1, 5) });
     }
     assert!(plan.is_full_for(&of("a/3")) && !plan.is_full_for(&of("a/1")) && !plan.is_full_for(&of("b/1")));
     plan.spill(SECOND, of("a/3"), at(3), false);

@@ -1,4 +1,4 @@
-//! [`Form`]: how rows, heartbeats and ends of feeds look as bytes; [`Writer`]: puts rows into one.
+//! [`WireFormat`]: how rows, heartbeats and ends of feeds look as bytes; [`Writer`]: puts rows into one.
 //!
 //! Clients take these bytes apart by lines, not as JSON, so every one of them counts.
 
@@ -13,7 +13,7 @@ pub(super) const CHUNK_BYTES: usize = 32 << 10;
 
 /// How a feed looks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Form {
+pub(super) enum WireFormat {
     /// One JSON object, a row a line.
     Array,
     /// A JSON object a line.
@@ -22,7 +22,7 @@ pub(super) enum Form {
     Events,
 }
 
-impl From<Mode> for Form {
+impl From<Mode> for WireFormat {
     fn from(mode: Mode) -> Self {
         match mode {
             Mode::Normal | Mode::Longpoll => Self::Array,
@@ -32,7 +32,7 @@ impl From<Mode> for Form {
     }
 }
 
-impl Form {
+impl WireFormat {
     /// What stands before the first row.
     pub fn begin(self) -> &'static [u8] {
         match self {
@@ -90,7 +90,7 @@ impl Form {
 #[derive(Debug)]
 pub(super) struct Writer {
     /// How the feed looks.
-    form: Form,
+    form: WireFormat,
     /// What was written and not taken.
     bytes: Vec<u8>,
     /// What was written by another one, and is to be taken before it.
@@ -103,27 +103,27 @@ pub(super) struct Writer {
 
 impl Writer {
     /// A writer of a feed that looks so.
-    pub fn new(form: Form) -> Self {
+    pub fn new(form: WireFormat) -> Self {
         Self { form, bytes: Vec::new(), shared: Bytes::new(), rows: 0, has_begun: false }
     }
 
     /// How the feed looks.
-    pub fn form(&self) -> Form {
+    pub fn form(&self) -> WireFormat {
         self.form
     }
 
     /// Writes a row with the position `seq`, whose JSON object `json` writes on one line.
     pub fn row(&mut self, seq: &impl Display, json: impl FnOnce(&mut Vec<u8>)) {
         match self.form {
-            Form::Array if self.has_begun => self.bytes.extend_from_slice(b",\r\n"),
-            Form::Array | Form::Lines => {}
-            Form::Events => self.bytes.extend_from_slice(b"data: "),
+            WireFormat::Array if self.has_begun => self.bytes.extend_from_slice(b",\r\n"),
+            WireFormat::Array | WireFormat::Lines => {}
+            WireFormat::Events => self.bytes.extend_from_slice(b"data: "),
         }
         json(&mut self.bytes);
         match self.form {
-            Form::Array => {}
-            Form::Lines => self.bytes.push(b'\n'),
-            Form::Events => writeln!(self.bytes, "\nid: {seq}\n").expect("a vector takes all bytes"),
+            WireFormat::Array => {}
+            WireFormat::Lines => self.bytes.push(b'\n'),
+            WireFormat::Events => writeln!(self.bytes, "\nid: {seq}\n").expect("a vector takes all bytes"),
         }
         self.has_begun = true;
         self.rows += 1;
@@ -171,7 +171,7 @@ mod tests {
     use super::*;
 
     /// All bytes of a feed of these rows.
-    fn feed(form: Form, rows: &[&str]) -> String {
+    fn feed(form: WireFormat, rows: &[&str]) -> String {
         let mut writer = Writer::new(form);
         for (place, row) in rows.iter().enumerate() {
             writer.row(&place, |bytes| bytes.extend_from_slice(row.as_bytes()));
@@ -185,15 +185,15 @@ mod tests {
     #[test]
     fn golden_bytes() {
         for (form, rows, expected) in [
-            (Form::Array, &[][..], "{\"results\":[\n\n],\n\"last_seq\":\"7\",\"pending\":0}\n"),
+            (WireFormat::Array, &[][..], "{\"results\":[\n\n],\n\"last_seq\":\"7\",\"pending\":0}\n"),
             (
-                Form::Array,
+                WireFormat::Array,
                 &["{}", "{}"],
                 "{\"results\":[\n{},\r\n{}\n],\n\"last_seq\":\"7\",\"pending\":0}\n",
             ),
-            (Form::Lines, &["{}", "{}"], "{}\n{}\n{\"last_seq\":\"7\",\"pending\":0}\n"),
-            (Form::Events, &["{}", "{}"], "data: {}\nid: 0\n\ndata: {}\nid: 1\n\n"),
-            (Form::Events, &[], ""),
+            (WireFormat::Lines, &["{}", "{}"], "{}\n{}\n{\"last_seq\":\"7\",\"pending\":0}\n"),
+            (WireFormat::Events, &["{}", "{}"], "data: {}\nid: 0\n\ndata: {}\nid: 1\n\n"),
+            (WireFormat::Events, &[], ""),
         ] {
             assert_eq!(feed(form, rows), expected);
         }
@@ -201,18 +201,21 @@ mod tests {
 
     #[test]
     fn without_a_count_nothing_is_said_of_it() {
-        let end = |form: Form| String::from_utf8(form.end(&7, None, None)).unwrap();
-        assert_eq!(end(Form::Array), "\n],\n\"last_seq\":\"7\"}\n");
-        assert_eq!(end(Form::Lines), "{\"last_seq\":\"7\"}\n");
+        let end = |form: WireFormat| String::from_utf8(form.end(&7, None, None)).unwrap();
+        assert_eq!(end(WireFormat::Array), "\n],\n\"last_seq\":\"7\"}\n");
+        assert_eq!(end(WireFormat::Lines), "{\"last_seq\":\"7\"}\n");
     }
 
     #[test]
     fn a_closed_shard_says_where() {
-        let end = |form: Form| String::from_utf8(form.end(&7, Some(0), Some(&8))).unwrap();
-        assert_eq!(end(Form::Array), "\n],\n\"resharded_at\":\"8\",\"last_seq\":\"7\",\"pending\":0}\n");
-        assert_eq!(end(Form::Lines), "{\"resharded_at\":\"8\",\"last_seq\":\"7\",\"pending\":0}\n");
+        let end = |form: WireFormat| String::from_utf8(form.end(&7, Some(0), Some(&8))).unwrap();
         assert_eq!(
-            end(Form::Events),
+            end(WireFormat::Array),
+            "\n],\n\"resharded_at\":\"8\",\"last_seq\":\"7\",\"pending\":0}\n"
+        );
+        assert_eq!(end(WireFormat::Lines), "{\"resharded_at\":\"8\",\"last_seq\":\"7\",\"pending\":0}\n");
+        assert_eq!(
+            end(WireFormat::Events),
             "event: resharded\ndata: {\"resharded_at\":\"8\",\"last_seq\":\"7\"}\n\n"
         );
     }

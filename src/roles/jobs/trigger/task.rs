@@ -1,4 +1,4 @@
-//! The task of a trigger: takes in what the subscription tells, starts what is due, and puts down how far it has come.
+//! The task of a trigger: takes in what the subscription tells, starts what is due, and saves how far it has come.
 
 use std::{collections::HashMap, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
@@ -11,11 +11,11 @@ use tokio_stream::StreamExt;
 
 use super::{
     Trigger, TriggerOptions,
-    attempt::{self, Terms},
+    attempt::{self, AttemptLimits},
     cursor,
     kind::{Ended, Failure, Kind},
     owed::{self, Owed},
-    plan::{self, End, Outcome, Plan, Seen},
+    plan::{self, End, Observed, Outcome, Plan},
     retries::Retries,
     search::{Found, Search},
 };
@@ -51,7 +51,7 @@ const HOLD_MAX: Duration = Duration::from_secs(10);
 /// How many names are noted or forgotten by one transaction.
 const OWED_BATCH: usize = 500;
 
-/// How many names are noted when the trigger is shut down. What is more is told by the feed again.
+/// How many names are noted when the trigger is shut down. What is more is informed by the feed again.
 const OWED_AT_END_MAX: usize = 20_000;
 
 /// Starts a trigger.
@@ -79,13 +79,10 @@ pub(in crate::roles::jobs) async fn start<K: Kind>(
 
 /// Begins with the work of a trigger again when it has panicked.
 struct Supervisor<K: Kind> {
-    /// What the roles share.
     context: Arc<Context>,
-    /// How it works.
     options: TriggerOptions,
     /// What it is for.
     kind: Arc<K>,
-    /// How it subscribes.
     subscribe: Subscribe,
     /// How far it has come, as of when it began.
     cursor: OpenCursor,
@@ -94,7 +91,7 @@ struct Supervisor<K: Kind> {
 }
 
 impl<K: Kind> Supervisor<K> {
-    /// Works until the trigger is told to end, the dispatcher has ended, or the cursor is lost.
+    /// Works until the trigger is asked to end, the dispatcher has ended, or the cursor is lost.
     async fn run(mut self, mut subscription: Subscription, mut stop: watch::Receiver<bool>) -> Result<()> {
         // Also if it is dropped: nobody is to take it for running.
         let _finished = Finished(self.status.clone());
@@ -130,10 +127,10 @@ impl<K: Kind> Supervisor<K> {
     }
 
     /// What works on what `subscription` tells.
-    fn keeper(&self, subscription: Subscription) -> Keeper<K> {
+    fn keeper(&self, subscription: Subscription) -> TriggerTask<K> {
         // An earlier one may have expired, or was about to tell what was gone, and has not come to it.
         let is_unsure = self.cursor.stored().knew_nothing() && self.cursor.has_marks();
-        Keeper {
+        TriggerTask {
             context: Arc::clone(&self.context),
             plan: Plan::new(self.options.pacing(), self.options.tenants()),
             options: self.options.clone(),
@@ -154,10 +151,8 @@ impl<K: Kind> Supervisor<K> {
 }
 
 /// The task of a trigger.
-struct Keeper<K: Kind> {
-    /// What the roles share.
+struct TriggerTask<K: Kind> {
     context: Arc<Context>,
-    /// How it works.
     options: TriggerOptions,
     /// What it is for.
     kind: Arc<K>,
@@ -184,7 +179,7 @@ struct Keeper<K: Kind> {
     is_turn_of_retry: bool,
     /// Completes when the subscription may be asked again.
     pause: Option<BoxFuture<'static, ()>>,
-    /// Completes when how far it has come is to be put down; `None` before it works.
+    /// Completes when how far it has come is to be saved; `None` before it works.
     checkpoint: Option<BoxFuture<'static, ()>>,
 }
 
@@ -205,8 +200,8 @@ impl Drop for Finished {
     }
 }
 
-impl<K: Kind> Keeper<K> {
-    /// Works until it is told to end, the dispatcher has ended, or the cursor is lost.
+impl<K: Kind> TriggerTask<K> {
+    /// Works until it is asked to end, the dispatcher has ended, or the cursor is lost.
     async fn run(mut self, mut stop: watch::Receiver<bool>) -> Result<()> {
         let ended = tokio::select! {
             ended = self.work() => ended,
@@ -285,14 +280,14 @@ impl<K: Kind> Keeper<K> {
         self.plan.since().map_or(position, |since| since.min(position))
     }
 
-    /// Has it put down in a while how far it has come.
+    /// Has it saved in a while how far it has come.
     fn note_position(&mut self) {
         if self.checkpoint.is_none() {
             self.checkpoint = Some(self.context.env().sleep(self.options.checkpoint_interval));
         }
     }
 
-    /// Puts down how far it has come. Fails if the cursor is lost.
+    /// Saves how far it has come. Fails if the cursor is lost.
     async fn put_down(&mut self) -> Result<()> {
         // Also databases that it does not want move its position on.
         self.checkpoint = None;
@@ -313,7 +308,7 @@ impl<K: Kind> Keeper<K> {
         Ok(())
     }
 
-    /// Puts down how far it has come, what has held that back for `age`, and what is done of it; whether there is more of that.
+    /// Saves how far it has come, what has held that back for `age`, and what is done of it; whether there is more of that.
     async fn save(&mut self, age: Duration) -> Result<bool> {
         let now = self.context.env().now();
         let owed = self.plan.overdue(now, (age, OWED_BATCH), K::is_fresh);
@@ -372,7 +367,7 @@ impl<K: Kind> Keeper<K> {
         let row = delivery.notification();
         let db = row.db();
         let replaced = delivery.news().iter().find(|(instance, _)| *instance != db.instance);
-        let seen = Seen {
+        let seen = Observed {
             replaced: replaced.map(|(instance, _)| Db::new(db.name.clone(), instance)),
             work: (!row.is_deleted()).then(|| self.kind.work(&delivery)),
             // A database that was quiet for long may be known from long ago.
@@ -383,7 +378,7 @@ impl<K: Kind> Keeper<K> {
     }
 
     /// Takes in what was seen of a database.
-    fn see(&mut self, seen: Seen<K::Work>) {
+    fn see(&mut self, seen: Observed<K::Work>) {
         if self.plan.is_full_for(&seen.db.name) {
             // What is to be done is looked up when there is place.
             let is_fresh = seen.work.as_ref().is_some_and(K::is_fresh);
@@ -436,7 +431,7 @@ impl<K: Kind> Keeper<K> {
     /// Has the job do `task`.
     fn spawn(&mut self, number: u64, task: plan::Task<K::Work>, attempt: u32, parked: Option<ParkedRow>) {
         let name = task.db().name.clone();
-        let terms = Terms {
+        let terms = AttemptLimits {
             number: attempt,
             attempts_max: self.options.attempts_max,
             stall_limit: self.options.stall_limit,
@@ -454,7 +449,7 @@ impl<K: Kind> Keeper<K> {
         let result = match ended {
             Ok(result) => result,
             Err(panicked @ tasks::Ended::Panicked(_)) => Err(Failure::Job(panicked.into())),
-            // Whoever has cancelled it does not wait for it.
+            // Anyone who has cancelled it does not wait for it.
             Err(tasks::Ended::Cancelled) => Ok(Vec::new()),
         };
         let Started { name, .. } = self.started.remove(&number).expect("every job is a task");

@@ -20,7 +20,7 @@ use notibus::{
 use crate::common::{db, record, row_with, unpolled, until};
 
 /// A bus in a store that fails as planned, with a notifier on another handle that does not fail.
-pub struct World {
+pub struct GroupFixture {
     /// The store without faults.
     pub store: Database,
     /// The store of the consumers.
@@ -33,7 +33,7 @@ pub struct World {
     notifier: Notifier,
 }
 
-impl World {
+impl GroupFixture {
     /// A bus whose feed has `shards` shards.
     pub async fn new(shards: u32) -> Self {
         let store = Database::memory();

@@ -1,4 +1,4 @@
-//! [`Looks`]: what feeds that wait find when they look at the store although nothing tells them to.
+//! [`SharedPolls`]: what feeds that wait find when they look at the store although nothing tells them to.
 //!
 //! Notifications tell them of nearly everything; what no notification tells of must not leave them asleep for ever. A thousand
 //! feeds of one database that look one after the other find the same, so they share one look.
@@ -33,14 +33,14 @@ struct Found {
 
 /// What feeds that wait have found in the store.
 #[derive(Debug)]
-pub(super) struct Looks {
+pub(super) struct SharedPolls {
     /// For how long it holds what was found.
     fresh: Duration,
     /// What was found, by database.
     found: Mutex<HashMap<DbInstance, Found>>,
 }
 
-impl Looks {
+impl SharedPolls {
     /// Nothing was found yet. Feeds learn of news within `interval`.
     pub fn new(interval: Duration) -> Self {
         Self { fresh: interval / 4, found: Mutex::default() }

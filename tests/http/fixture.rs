@@ -11,7 +11,7 @@ use notibus::{
 use crate::common::{self, narrow_bus, record, until};
 
 /// A node that serves on loopback.
-pub struct World {
+pub struct HttpFixture {
     /// The store.
     pub store: Database,
     /// The bus.
@@ -31,7 +31,7 @@ pub fn quick() -> NotifierOptions {
     NotifierOptions { fold_interval_max: Duration::from_millis(1), ..NotifierOptions::default() }
 }
 
-impl World {
+impl HttpFixture {
     /// A node with the default options.
     pub async fn new() -> Self {
         Self::with(ApiOptions::default(), ServerOptions::default(), |api, _, _| api.db_updates()).await
@@ -46,7 +46,7 @@ impl World {
         Self::dispatched(DispatcherOptions::default(), options, limits, router).await
     }
 
-    /// [`World::with`] whose dispatcher has options, too.
+    /// [`HttpFixture::with`] whose dispatcher has options, too.
     pub async fn dispatched(
         dispatcher: DispatcherOptions,
         options: ApiOptions,
@@ -56,7 +56,7 @@ impl World {
         Self::over(Database::memory(), dispatcher, options, limits, router).await
     }
 
-    /// [`World::dispatched`] over this store.
+    /// [`HttpFixture::dispatched`] over this store.
     pub async fn over(
         store: Database,
         dispatcher: DispatcherOptions,

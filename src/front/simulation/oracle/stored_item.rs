@@ -1,4 +1,4 @@
-//! [`Item`]: what a key of the bus is, read without the decoders of the bus: the oracle has its own eyes.
+//! [`StoredItem`]: what a key of the bus is, read without the decoders of the bus: the oracle has its own eyes.
 
 use foundationdb_tuple::{Element, unpack};
 
@@ -16,7 +16,7 @@ use crate::{
 
 /// What a key is. Feeds are named by their bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Item {
+pub(super) enum StoredItem {
     /// A key of the layer.
     App(AppKey),
     /// The configuration.
@@ -83,7 +83,7 @@ pub(super) enum Item {
     Unknown,
 }
 
-impl Item {
+impl StoredItem {
     /// What `key` is.
     pub fn of(key: &[u8]) -> Self {
         if let Some(app) = AppKey::decode(key) {

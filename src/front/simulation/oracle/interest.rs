@@ -1,4 +1,4 @@
-//! [`Wish`]: what a subscriber wants, as the oracle understands it. It asks no filter, but makes one.
+//! [`Interest`]: what a subscriber wants, as the oracle understands it. It asks no filter, but makes one.
 
 use std::{collections::BTreeSet, fmt};
 
@@ -75,12 +75,12 @@ pub(in crate::front::simulation) enum Which {
     /// Those of whose names this is true.
     Predicate(Predicate),
     /// What one of these wants.
-    Any(Vec<Wish>),
+    Any(Vec<Interest>),
 }
 
 /// What a subscriber wants.
 #[derive(Debug, Clone)]
-pub(in crate::front::simulation) struct Wish {
+pub(in crate::front::simulation) struct Interest {
     /// Of which databases.
     pub which: Which,
     /// Which kinds of events.
@@ -91,7 +91,7 @@ pub(in crate::front::simulation) struct Wish {
     pub asks: bool,
 }
 
-impl Wish {
+impl Interest {
     /// All kinds of events of these databases.
     pub fn of(which: Which) -> Self {
         Self { which, kinds: Kinds::ALL, ddocs: None, asks: false }
@@ -121,7 +121,7 @@ impl Wish {
         here.iter().filter(|kind| self.kinds.contains(*kind)).collect()
     }
 
-    /// Whether it is told which design documents have changed.
+    /// Whether it is informed which design documents have changed.
     pub fn names_ddocs(&self) -> bool {
         self.asks || self.ddocs.is_some()
     }
@@ -178,16 +178,16 @@ mod tests {
     #[test]
     fn a_set_wants_what_one_of_it_does_and_the_whole_allows() {
         let (name, other) = (DbName::new("shop/b").unwrap(), DbName::new("x").unwrap());
-        let only = |which, kind: EventKind| Wish { kinds: kind.into(), ..Wish::of(which) };
+        let only = |which, kind: EventKind| Interest { kinds: kind.into(), ..Interest::of(which) };
         let set = Which::Any(vec![
             only(Which::Names(vec![name.clone()]), EventKind::Created),
             only(Which::Glob(GLOBS[3]), EventKind::Updated),
             only(Which::Prefix("y"), EventKind::Deleted),
         ]);
         let both = Kinds::from(EventKind::Created) | EventKind::Updated.into();
-        assert_eq!(Wish::of(set.clone()).kinds_of(&name), both);
-        assert_eq!(Wish::of(set.clone()).wanted_by(&name, EventKind::Updated.into()), [1]);
+        assert_eq!(Interest::of(set.clone()).kinds_of(&name), both);
+        assert_eq!(Interest::of(set.clone()).wanted_by(&name, EventKind::Updated.into()), [1]);
         assert_eq!(only(set.clone(), EventKind::Updated).kinds_of(&name), EventKind::Updated.into());
-        assert_eq!(Wish::of(set).kinds_of(&other), Kinds::NONE);
+        assert_eq!(Interest::of(set).kinds_of(&other), Kinds::NONE);
     }
 }

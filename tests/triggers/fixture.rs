@@ -14,7 +14,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use crate::common::{eager, record, until, wide_bus, within};
 
 /// A bus with all its roles in one process.
-pub struct World {
+pub struct TriggerFixture {
     /// The store.
     pub store: Database,
     /// The bus.
@@ -25,7 +25,7 @@ pub struct World {
     pub dispatcher: Dispatcher,
 }
 
-impl World {
+impl TriggerFixture {
     /// A bus in a new store.
     pub async fn new() -> Self {
         let store = Database::memory();
@@ -103,7 +103,7 @@ impl World {
 }
 
 /// A job that tells what it is given, and whose end is decided from outside.
-pub struct Told<W> {
+pub struct ReportingJob<W> {
     /// What it is given.
     pub works: UnboundedSender<(W, tokio::sync::oneshot::Sender<TaskResult>)>,
     /// Databases that it was told to be gone.
@@ -119,13 +119,13 @@ pub struct Ear<W> {
 }
 
 /// A job, and what hears of it.
-pub fn job<W>() -> (Told<W>, Ear<W>) {
+pub fn job<W>() -> (ReportingJob<W>, Ear<W>) {
     let (works, heard) = unbounded_channel();
     let (gone, left) = unbounded_channel();
-    (Told { works, gone }, Ear { works: heard, gone: left })
+    (ReportingJob { works, gone }, Ear { works: heard, gone: left })
 }
 
-impl<W: Send + 'static> TriggerJob<W> for Told<W> {
+impl<W: Send + 'static> TriggerJob<W> for ReportingJob<W> {
     async fn run(&self, work: W) -> TaskResult {
         let (decide, decided) = tokio::sync::oneshot::channel();
         self.works.send((work, decide)).map_err(|_| "nobody hears")?;
@@ -162,8 +162,8 @@ pub fn quick() -> TriggerOptions {
     TriggerOptions { debounce: Duration::from_secs(1), ..TriggerOptions::index("views") }
 }
 
-/// Waits until nothing is left to do, and that is put down.
-pub async fn at_rest(world: &World, trigger: &Trigger) {
+/// Waits until nothing is left to do, and that is saved.
+pub async fn at_rest(world: &TriggerFixture, trigger: &Trigger) {
     tokio::time::sleep(Duration::from_secs(5)).await;
     until("rest", async || {
         let status = trigger.status();

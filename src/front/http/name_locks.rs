@@ -1,4 +1,4 @@
-//! [`Turns`]: requests that decide what one name stands for come one after the other, in the order in which they came.
+//! [`NameLocks`]: requests that decide what one name stands for come one after the other, in the order in which they came.
 //!
 //! Their transactions meet in the store all the same, where one of two is tried again; of fifty at once some would be tried again for
 //! seconds. What this is not: a lock. Other processes know nothing of it, and the store alone decides.
@@ -13,13 +13,12 @@ use crate::base::event::DbName;
 
 /// The names that requests are at work on.
 #[derive(Debug, Default)]
-pub(super) struct Turns(Arc<DashMap<DbName, Arc<RwLock<()>>>>);
+pub(super) struct NameLocks(Arc<DashMap<DbName, Arc<RwLock<()>>>>);
 
 /// A turn at one name, until it is dropped.
-pub(super) struct Turn {
+pub(super) struct NameLock {
     /// Where it is given back.
     names: Arc<DashMap<DbName, Arc<RwLock<()>>>>,
-    /// The name.
     name: DbName,
     /// Alone, or with others that only go by what the name stands for.
     held: Option<Guard>,
@@ -28,12 +27,12 @@ pub(super) struct Turn {
 /// How a turn is held: alone, or with others.
 type Guard = Either<OwnedRwLockWriteGuard<()>, OwnedRwLockReadGuard<()>>;
 
-impl Turns {
+impl NameLocks {
     /// The turn at `name`: of one that decides what it stands for alone, of others together. Who takes several takes them in
     /// the order of the names.
-    pub async fn take(&self, name: DbName, decides: bool) -> Turn {
+    pub async fn take(&self, name: DbName, decides: bool) -> NameLock {
         let lock = Arc::clone(&self.0.entry(name.clone()).or_default());
-        let mut turn = Turn { names: Arc::clone(&self.0), name, held: None };
+        let mut turn = NameLock { names: Arc::clone(&self.0), name, held: None };
         turn.held = Some(if decides {
             Either::Left(lock.write_owned().await)
         } else {
@@ -43,10 +42,10 @@ impl Turns {
     }
 }
 
-impl Drop for Turn {
+impl Drop for NameLock {
     fn drop(&mut self) {
         self.held = None;
-        // Whoever waits for it holds it as well.
+        // Anyone who waits for it holds it as well.
         self.names.remove_if(&self.name, |_, lock| Arc::strong_count(lock) == 1);
     }
 }
@@ -59,7 +58,7 @@ mod tests {
 
     #[tokio::test]
     async fn who_decides_is_alone_and_names_are_forgotten() {
-        let turns = Turns::default();
+        let turns = NameLocks::default();
         let name = || DbName::new("a").unwrap();
         let readers = [turns.take(name(), false).await, turns.take(name(), false).await];
         assert!(turns.take(name(), true).now_or_never().is_none());

@@ -1,4 +1,4 @@
-//! [`Arrivals`]: tells the consumers of a process which feeds may have new rows.
+//! [`FeedWakeups`]: tells the consumers of a process which feeds may have new rows.
 //!
 //! One watcher per process looks at the store, whatever the number of consumers, shards and feeds; consumers only listen.
 //! What it tells is a hint: each consumer also looks for itself from time to time.
@@ -23,14 +23,14 @@ use crate::{
 
 /// What was last told of a feed.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Told {
+pub(crate) struct FeedHeads {
     /// How often something was told.
     pub count: u64,
     /// Up to where shards may have rows, as far as that is known.
     pub heads: Arc<HashMap<ShardId, Sequence>>,
 }
 
-impl Told {
+impl FeedHeads {
     /// Whether `shard` may have rows after `after`.
     pub fn may_have_rows(&self, shard: ShardId, after: Sequence) -> bool {
         self.heads.get(&shard).is_none_or(|head| *head > after)
@@ -39,9 +39,8 @@ impl Told {
 
 /// What the consumers of a process are told.
 #[derive(Debug, Default)]
-pub(crate) struct Arrivals {
-    /// By feed.
-    feeds: Mutex<HashMap<FeedId, watch::Sender<Told>>>,
+pub(crate) struct FeedWakeups {
+    feeds: Mutex<HashMap<FeedId, watch::Sender<FeedHeads>>>,
     /// How often the watcher has looked at the heads of the notifications, and has told what it saw.
     looks: AtomicU64,
     /// Wakes the watcher when a feed is listened to that was not.
@@ -55,9 +54,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Arrivals {
+impl FeedWakeups {
     /// Listens to what is told of `feed`.
-    pub fn listen(&self, feed: &FeedId) -> watch::Receiver<Told> {
+    pub fn listen(&self, feed: &FeedId) -> watch::Receiver<FeedHeads> {
         let mut feeds = lock(&self.feeds);
         feeds.retain(|_, sender| sender.receiver_count() > 0);
         if !feeds.contains_key(feed) {
@@ -115,7 +114,7 @@ impl Arrivals {
 }
 
 /// Tells the listeners of one feed.
-fn tell(sender: &watch::Sender<Told>, heads: Option<Arc<HashMap<ShardId, Sequence>>>) {
+fn tell(sender: &watch::Sender<FeedHeads>, heads: Option<Arc<HashMap<ShardId, Sequence>>>) {
     sender.send_modify(|told| {
         told.count = told.count.wrapping_add(1);
         told.heads = heads.unwrap_or_default();
@@ -129,7 +128,7 @@ mod tests {
 
     #[tokio::test]
     async fn listeners_are_told_of_their_feed_and_the_watcher_of_new_ones() {
-        let arrivals = Arrivals::default();
+        let arrivals = FeedWakeups::default();
         let documents = FeedId::documents(DbInstance([1; 16]));
         let mut one = arrivals.listen(&FeedId::notifications());
         arrivals.joined().await;
@@ -152,7 +151,7 @@ mod tests {
 
     #[tokio::test]
     async fn one_watcher_serves_all_and_ends_with_its_last_handle() {
-        let arrivals = Arrivals::default();
+        let arrivals = FeedWakeups::default();
         let start = || {
             let mut tasks = JoinSet::new();
             tasks.spawn(std::future::pending());

@@ -12,7 +12,7 @@ use notibus::{
 use crate::common::{self, eager, narrow_bus, record, until, within};
 
 /// A bus with all its roles in one process.
-pub struct World {
+pub struct SubscriberFixture {
     /// The store.
     pub store: Database,
     /// The bus.
@@ -23,7 +23,7 @@ pub struct World {
     pub dispatcher: Dispatcher,
 }
 
-impl World {
+impl SubscriberFixture {
     /// A bus in a new store.
     pub async fn new() -> Self {
         Self::with(DispatcherOptions::default()).await

@@ -33,7 +33,7 @@ pub struct FolderReport {
 }
 
 /// What was found in a folder.
-pub(in crate::store) struct Look {
+pub(in crate::store) struct Inspection {
     /// All rows that are whole.
     pub root: Root,
     /// Which versions it has used.
@@ -43,7 +43,7 @@ pub(in crate::store) struct Look {
 }
 
 /// Looks at the folder `path`.
-pub(in crate::store) fn look(files: &dyn Files, path: &Path) -> Result<Look> {
+pub(in crate::store) fn look(files: &dyn Files, path: &Path) -> Result<Inspection> {
     let fail = |reason: String| Error::Open { path: path.to_owned(), reason };
     if files.is_file(path) {
         return Err(fail("it is a file; name a folder".to_owned()));
@@ -74,11 +74,11 @@ pub(in crate::store) fn look(files: &dyn Files, path: &Path) -> Result<Look> {
     let Contents { root, version, history, damages, last, .. } = contents;
     let torn_len = last.map_or(0, |last| last.torn_len);
     let report = FolderReport { rows: root.len(), version, damages, torn_len, is_open };
-    Ok(Look { root, history, report })
+    Ok(Inspection { root, history, report })
 }
 
 /// Puts a store with what `look` has found into the folder `path`, which must be empty or missing.
-pub(in crate::store) fn copy_to(files: &dyn Files, path: &Path, look: &Look) -> Result<()> {
+pub(in crate::store) fn copy_to(files: &dyn Files, path: &Path, look: &Inspection) -> Result<()> {
     let fail = |reason: String| Error::Open { path: path.to_owned(), reason };
     let io = |error: io::Error| fail(explain(&error));
     if files.is_file(path) {
