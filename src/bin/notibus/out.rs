@@ -1,11 +1,14 @@
 //! Standard output: a reader that has gone is no failure.
 
-use std::io::{self, Write};
+use std::io;
 
 use crate::Failure;
 
 /// Prints a line.
+#[cfg(feature = "http")]
 pub fn line(text: &str) -> Result<(), Failure> {
+    use io::Write;
+
     writeln!(io::stdout(), "{text}").map_err(failed)
 }
 

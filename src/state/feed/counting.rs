@@ -35,10 +35,6 @@ pub(crate) struct Mark {
 
 /// What was counted before, and holds as long as the newest row is the same.
 #[derive(Debug, Clone, Copy)]
-#[cfg_attr(
-    not(feature = "http"),
-    expect(dead_code, reason = "only feeds over HTTP remember what was counted")
-)]
 pub(crate) struct Known {
     /// Where the newest row stood.
     pub newest: Sequence,

@@ -29,8 +29,9 @@ mod stored_row;
 mod topology;
 mod writer;
 
+#[cfg(feature = "http")]
+pub(crate) use self::counting::{Counted, Known, Mark};
 pub(crate) use self::{
-    counting::{Counted, Known, Mark},
     handle::SHARDS_READ_AT_ONCE,
     pulse::{Probe, Pulse, PulseRead},
     reshard::{NewTopology, check_legacy_prefix},
