@@ -44,6 +44,8 @@ impl Drain {
     /// The rows of one name are not torn apart, so that all its instances are folded together, unless the name alone has
     /// more rows than fit. Then it is torn between instances, or between the design documents of one, but never between
     /// the counters of one: an instance that is judged by a part of its counters may look as if it had never been created.
+    /// To go on means to begin where rows of the name (or the instance) may begin, not at the first one that was there: meanwhile
+    /// a producer may have added to a slot before it.
     pub async fn read(
         tx: &Transaction,
         keys: &Keys,
@@ -62,9 +64,11 @@ impl Drain {
             let whole_names = rows.partition_point(|row| row.db.name < last.db.name);
             let whole_instances = rows.partition_point(|row| row.db < last.db);
             if whole_names > 0 {
-                next = Some(rows.split_off(whole_names).swap_remove(0).key);
+                next = Some(keys.drains_of(partition, &last.db.name).begin);
+                rows.truncate(whole_names);
             } else if !last.is_counted() && whole_instances > 0 {
-                next = Some(rows.split_off(whole_instances).swap_remove(0).key);
+                next = Some(keys.drains_of_db(partition, &last.db).begin);
+                rows.truncate(whole_instances);
             } else if !last.is_counted() {
                 let end = keys.pending_ddocs(partition, &last.db).begin;
                 if read_to < end {
@@ -152,11 +156,6 @@ impl Waiting {
         total
     }
 
-    /// Where its rows begin.
-    pub fn begin(&self) -> Option<&Bytes> {
-        self.rows.first().map(|row| &row.key)
-    }
-
     /// Bytes of its rows.
     pub fn len(&self) -> usize {
         self.rows.iter().map(|row| row.key.len() + row.value.len()).sum()
@@ -177,6 +176,41 @@ impl Waiting {
                     tx.atomic(AtomicOp::CompareAndClear, &row.key, &row.value);
                 }
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::Database;
+
+    /// Counters are put into `slots`, and what waits from `from` on is read, at most `rows_max` rows at once.
+    async fn read(store: &Database, slots: &[(&Db, u16)], from: Option<&Bytes>, rows_max: usize) -> Drain {
+        let keys = Keys::new(b"test").unwrap();
+        let write = async |tx: Transaction| {
+            for (db, slot) in slots {
+                tx.set(&keys.counters(Partition(0), db, *slot), &[0; COUNTERS_LEN]);
+            }
+            Ok(())
+        };
+        store.run(write).await.unwrap();
+        Drain::read(&store.begin(), &keys, Partition(0), from, (rows_max, 1 << 20)).await.unwrap()
+    }
+
+    /// A database was created and deleted in its second slot, the first one of it that a fold saw and left for the next one. Then its
+    /// design document changed in its first slot. The next fold began at the second one; the change that was found alone
+    /// later, after the tombstone was dropped, brought the database back.
+    #[tokio::test]
+    async fn what_is_left_is_read_from_where_it_may_begin() {
+        let db = |name: &str, n| Db::new(name.parse().unwrap(), DbInstance([n; 16]));
+        // Of two names the second is left; then of two instances.
+        for (whole, left) in [(db("a", 0), db("b", 1)), (db("b", 0), db("b", 1))] {
+            let store = Database::memory();
+            let drain = read(&store, &[(&whole, 0), (&left, 7), (&left, 8)], None, 2).await;
+            assert_eq!(drain.names[0].1.rows.len(), 1, "it is not torn");
+            let drain = read(&store, &[(&left, 3)], drain.next.as_ref(), 10).await;
+            assert_eq!(drain.names[0].1.rows.len(), 3, "all slots are read together");
         }
     }
 }

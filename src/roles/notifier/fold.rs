@@ -189,7 +189,7 @@ impl Folder<'_> {
         let (mut unmeasured, mut is_full) = (0, false);
         for ((name, waiting), present) in drain.names.into_iter().zip(present) {
             if is_full {
-                done.next = waiting.begin().cloned();
+                done.next = Some(keys.drains_of(self.partition, &name).begin);
                 break;
             }
             let present = match present {

@@ -77,7 +77,6 @@ impl Keys {
     }
 
     /// All that waits for `name`, whichever its instances.
-    #[cfg(feature = "http")]
     pub fn drains_of(&self, partition: Partition, name: &DbName) -> KeyRange {
         self.range(&(family::COUNTERS, partition.0, name.as_str()))
     }
