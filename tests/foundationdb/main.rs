@@ -100,7 +100,7 @@ fn main() -> ExitCode {
         outages {
             #[cfg(all(unix, feature = "cli", feature = "http"))] a_node_tells_how_it_is
             #[cfg(all(unix, feature = "cli", feature = "http"))] a_node_of_a_wiped_bus_stops_its_roles
-            #[cfg(all(unix, feature = "cli", feature = "http"))] a_node_whose_folds_fail_says_that_it_is_behind
+            #[cfg(all(unix, feature = "cli", feature = "http"))] a_node_whose_fold_marks_are_damaged_goes_on
             #[cfg(all(unix, feature = "cli", feature = "http"))] everything_ends_without_the_cluster
         }
         sharding {

