@@ -1,9 +1,9 @@
 //! A transactional notification bus for database-level events.
 //!
-//! Whoever builds a document database, or any layer of many databases, on FoundationDB has to know when databases are
-//! created, deleted, updated or get a new design document. Here producers record events inside the very transaction that
-//! causes them; a notifier folds them into a feed in which each database has exactly one row; a dispatcher tells
-//! subscribers in the process. Nothing is lost, and nothing is polled while idle but a hint's fallback.
+//! A document database, or any other layer with many databases on FoundationDB, needs to know when databases are created, deleted,
+//! updated or get a new design document. Here producers record events inside the very transaction that causes them; a notifier
+//! folds the events into a feed in which each database has exactly one row; a dispatcher delivers the rows to subscribers in the
+//! process. No event is lost, and an idle bus polls only as a fallback for lost hints.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
@@ -26,7 +26,7 @@
 //! # }
 //! ```
 //!
-//! The design, layer by layer, is in `ARCHITECTURE.md`.
+//! `ARCHITECTURE.md` describes the design, layer by layer.
 
 mod base;
 mod bus;

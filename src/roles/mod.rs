@@ -1,6 +1,6 @@
-//! The roles of a node: who records events, folds them, delivers rows, cleans up, and works on what has changed.
+//! The roles of a node: they record events, fold them, deliver rows, clean up, and run jobs for changed databases.
 //!
-//! Each has a folder of its own, with its interface in `mod.rs`. Only [`bus`](crate::bus) starts them.
+//! Each role has its own folder, with its interface in `mod.rs`. Only [`bus`](crate::bus) starts roles.
 
 pub(crate) mod changes;
 pub(crate) mod dispatcher;
