@@ -1,11 +1,11 @@
-//! Deleting groups that nobody has worked for, if they were created so.
+//! Deletes groups that have had no member for longer than the expiry they were created with.
 //!
-//! No clocks are compared. Time is that for which janitors have worked, one after the other; while none works, it stands still.
-//! When a pass finds a group without members for the first time, it writes down that there may have been one until now; a later
-//! pass deletes the group once that is longer ago than its expiry. Whoever works for it meanwhile removes the mark. So a group is
-//! deleted later than was promised, never sooner; and what a pass has written may be written again by the next.
+//! The janitor compares no clocks. It measures time by how long janitors have worked, one after the other; this time stands still
+//! while no janitor works. When a pass first finds a group without members, it saves that the group may have had one until now. A
+//! later pass deletes the group once that is longer ago than the expiry. A pass that finds a member removes the saved time. So a group
+//! may be deleted later than promised, but never sooner. A pass may be repeated: it then writes the same again.
 //!
-//! Who is a member is a fact of the store: nodes that have died are removed by others, the janitor's own node among them.
+//! The store says which nodes are members. Other nodes remove a dead node, the janitor's own node among them.
 
 use std::time::Duration;
 
@@ -19,15 +19,15 @@ use crate::{
     store::{Isolation, RangeRead, Transaction},
 };
 
-/// The time that janitors have worked, as one of them goes on with it.
+/// The time for which janitors have worked, continued by the present one.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct WorkClock {
-    /// For how long others had worked before, at least, and when this one began, on its own clock; `None` before it knows.
+    /// At least how long earlier janitors worked, and when this one began on its own clock. `None` until the former is read.
     began: Option<(Duration, Duration)>,
 }
 
 impl WorkClock {
-    /// How long they have worked by now, in milliseconds.
+    /// Time worked until now, in milliseconds.
     fn now_ms(self, env: &Env) -> u64 {
         let (earlier, began) = self.began.unwrap_or((Duration::ZERO, env.now()));
         let worked = earlier.saturating_add(env.now().saturating_sub(began));
@@ -36,7 +36,7 @@ impl WorkClock {
 }
 
 impl Pass<'_> {
-    /// Deletes the groups whose time has come. Returns how many.
+    /// Deletes the groups that have expired. Returns how many.
     pub async fn expire_groups(&self, worked: &mut WorkClock) -> Result<u64> {
         let (env, groups) = (self.context.env(), self.expiring_groups().await?);
         if worked.began.is_none() {
@@ -58,7 +58,7 @@ impl Pass<'_> {
         Ok(expired)
     }
 
-    /// The groups that expire.
+    /// Reads the groups that have an expiry.
     async fn expiring_groups(&self) -> Result<Vec<(GroupId, GroupRow)>> {
         let keys = &self.context.keys;
         let (mut groups, mut last) = (Vec::new(), None);
@@ -72,14 +72,14 @@ impl Pass<'_> {
         Ok(groups)
     }
 
-    /// What is stored of the time for which `group` has had no member.
+    /// Reads since when `group` has had no member, as saved by an earlier pass.
     async fn idleness(&self, tx: &Transaction, group: &GroupId) -> Result<Option<Idleness>> {
         let stored = tx.get(&self.context.keys.group_idle(group), Isolation::Serializable).await?;
         stored.map(|value| Idleness::from_bytes(&value)).transpose()
     }
 
-    /// Deletes `group` if it has had no member for long enough, else saves how long that is. Returns whether it is deleted.
-    /// A consumer that joins before the commit makes `tx` fail.
+    /// Deletes `group` if it has had no member for long enough, else saves for how long it has had none. Returns whether it was deleted.
+    /// `tx` fails if a consumer joins before the commit.
     async fn expire(
         &self,
         tx: &Transaction,
@@ -105,7 +105,7 @@ impl Pass<'_> {
         }
         let alive_ms = match idleness {
             Some(idleness) => idleness.alive_ms,
-            // One may have left just before what was read.
+            // A member may have left just before this read.
             None => worked.now_ms(env),
         };
         let idle_ms = before_ms.saturating_sub(alive_ms);

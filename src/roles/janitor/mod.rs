@@ -1,11 +1,11 @@
-//! The janitor: drops what nobody needs any more.
+//! The janitor: deletes what is no longer needed.
 //!
-//! - tombstones of databases that were deleted long ago ([`tombstones`]); the horizon tells readers that were away for longer;
+//! - tombstones of databases that were deleted long ago ([`tombstones`]); the horizon informs readers that were away for longer;
 //! - closed topology entries without rows ([`topologies`]);
-//! - groups that have been without a living member for longer than they may ([`groups`]);
+//! - groups that have had no member for longer than their expiry ([`groups`]);
 //! - transaction ids that crashed processes have left.
 //!
-//! It works in bounded transactions of batch priority, which a busy cluster puts off.
+//! It works in bounded transactions of batch priority, which a busy cluster defers.
 
 mod groups;
 mod tombstones;
@@ -34,15 +34,15 @@ use crate::{
 /// How a janitor works.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JanitorOptions {
-    /// How often it looks for what to drop. Default: 10 min.
+    /// How often it searches for things to delete. Default: 10 min.
     pub interval: Duration,
-    /// For how long the row of a deleted database stays, at least. A subscriber that was away for longer may be told
+    /// For how long the row of a deleted database stays, at least. A subscriber that was away for longer may get
     /// [`Error::Expired`]. Only time during which a janitor works counts. Default: 7 days.
     pub tombstone_retention: Duration,
     /// For how long the transaction ids of a crashed process stay, at least; longer than
     /// [`UNKNOWN_RESULT_AGE_MAX`](crate::store::UNKNOWN_RESULT_AGE_MAX). Default: 1 h.
     pub transaction_id_retention: Duration,
-    /// How the nodes agree on which of them works.
+    /// How the nodes agree on which of them is the janitor.
     pub balance: BalanceOptions,
 }
 
@@ -58,7 +58,6 @@ impl Default for JanitorOptions {
 }
 
 impl JanitorOptions {
-    /// Fails if an option is out of its limits.
     pub(crate) fn check(&self) -> Result<()> {
         if self.interval.is_zero() {
             return Err(Error::invalid("janitor interval", "it is zero"));
@@ -66,25 +65,22 @@ impl JanitorOptions {
         self.balance.check()
     }
 
-    /// Sweeps the transaction ids of `db`.
     fn sweeper(&self, db: &Database) -> Result<TransactionIdSweeper> {
         TransactionIdSweeper::new(db, self.transaction_id_retention)
     }
 }
 
-/// A node that can be the janitor. Of all nodes that can, one works at a time; another takes over when it goes. Dropping it
+/// A node that can be the janitor. One such node works at a time; another takes over when it goes. Dropping it
 /// stops it at once; [`Janitor::shutdown`] also releases its lease.
 #[derive(Debug)]
 #[must_use = "dropping it stops it"]
 pub struct Janitor {
-    /// Takes the work, and does it.
     worker: Worker,
-    /// The node, if it has no other role.
+    /// The node, if the janitor is its only role.
     node: Option<Arc<Member>>,
 }
 
 impl Janitor {
-    /// Starts it on `member`.
     pub(crate) async fn start(
         context: &Arc<Context>,
         member: &Arc<Member>,
@@ -98,7 +94,7 @@ impl Janitor {
         Ok(Self { worker: Worker::start(member, pool, cleaning, balance).await?, node: None })
     }
 
-    /// Starts it as a node of its own.
+    /// Starts it on `member`, a node that has no other role.
     pub(crate) async fn start_alone(
         context: &Arc<Context>,
         member: Arc<Member>,
@@ -108,7 +104,7 @@ impl Janitor {
         Ok(Self { node: Some(member), ..janitor })
     }
 
-    /// Ends its work, and releases the lease; leaves the bus if it was a node of its own.
+    /// Stops the work and releases the lease; the node leaves the bus if it has no other role.
     pub async fn shutdown(self) -> Result<()> {
         let ended = self.worker.shutdown().await;
         let left = match self.node {
@@ -119,10 +115,9 @@ impl Janitor {
     }
 }
 
-/// The work: one resource, so that one node does it.
+/// The work of the janitor. It is a single resource, so that one node does it.
 struct Cleaning {
     context: Arc<Context>,
-    /// How to work.
     options: JanitorOptions,
 }
 
@@ -155,7 +150,7 @@ impl Work for Cleaning {
                 self.context.env().sleep(self.options.interval).await;
             }
         };
-        // Each of its transactions is whole, so it can stop between any two.
+        // Each transaction of a pass is complete in itself, so the work can stop between any two.
         async move {
             tokio::select! {
                 biased;
@@ -167,17 +162,15 @@ impl Work for Cleaning {
     }
 }
 
-/// What janitors have in hand while they hold the lease.
+/// One pass of the janitor that holds the lease.
 struct Pass<'a> {
     context: &'a Context,
-    /// The right to work.
     lease: &'a Held,
-    /// How to work.
     options: &'a JanitorOptions,
 }
 
 impl Pass<'_> {
-    /// Drops what can be dropped. Up to `clean_to` no tombstone was left the last time.
+    /// Deletes what can be deleted. `clean_to` is the sequence up to which the last pass left no tombstone.
     async fn run(
         &self,
         age: &mut JanitorClock,
@@ -185,8 +178,7 @@ impl Pass<'_> {
         worked: &mut WorkClock,
         sweeper: &mut TransactionIdSweeper,
     ) -> Result<()> {
-        // Each does what it can, whatever has become of the others.
-        // Groups first, because they keep tombstones.
+        // Each step runs even if another has failed. Groups come first, because their checkpoints keep tombstones.
         let groups = self.expire_groups(worked).await;
         let tombstones = self.run_tombstones(age, clean_to).await;
         let topologies = self.drop_topologies().await;
@@ -200,7 +192,6 @@ impl Pass<'_> {
         groups.map(|_| ()).and(tombstones).and(topologies.map(|_| ())).and(swept.map(|_| ()))
     }
 
-    /// Drops tombstones.
     async fn run_tombstones(&self, age: &mut JanitorClock, clean_to: &mut Sequence) -> Result<()> {
         let old = self.old_up_to(age).await?;
         let (dropped, to) = self.drop_tombstones(*clean_to, old).await?;
@@ -209,7 +200,7 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// Reads at batch priority.
+    /// Runs a read-only transaction at batch priority.
     async fn read<T, F, R>(&self, body: F) -> Result<T>
     where
         F: Fn(Transaction) -> R,
@@ -222,7 +213,7 @@ impl Pass<'_> {
         self.context.db.run(body).await
     }
 
-    /// Writes at batch priority, if the lease is still held.
+    /// Runs a transaction at batch priority that fails if the lease is lost.
     async fn write<T, F, R>(&self, body: F) -> Result<T>
     where
         F: Fn(Transaction) -> R,

@@ -1,10 +1,10 @@
-//! Dropping the rows of databases that were deleted long ago.
+//! Deletes the rows of databases that were deleted long ago.
 //!
 //! # Age
 //!
-//! No clocks are compared, so a row's age cannot be read off it. Instead the janitor saves from time to time where the
-//! feed stands, under the time that janitors have worked until then, one after the other. What stood there already a
-//! retention of such time ago is old. While no janitor works, nothing ages: tombstones stay longer then, never shorter.
+//! The janitor compares no clocks, so a row does not show its age. Instead the janitor saves age marks: each pairs the feed's
+//! position with the time for which janitors had worked by then, one after the other. A row is old if it lies before a mark that is
+//! at least one retention old in this time. While no janitor works, nothing ages: tombstones then stay longer, never shorter.
 
 use std::time::Duration;
 
@@ -27,25 +27,25 @@ use crate::{
     store::{Isolation, RangeRead, Transaction},
 };
 
-/// How many marks divide a retention: what is dropped is at most that part older than it need be.
+/// How many age marks divide a retention. A tombstone stays at most this fraction longer than it has to.
 const MARKS: u32 = 16;
 
-/// How many rows are read in one transaction. The tombstones among them are dropped in another.
+/// Rows read in one transaction. A second transaction deletes the tombstones among them.
 const PAGE_ROWS: usize = 500;
 
-/// The janitors' own time, as one of them goes on with it.
+/// The time for which janitors have worked, continued by the present one.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct JanitorClock {
-    /// For how long others had worked before.
+    /// How long earlier janitors worked.
     earlier: Duration,
-    /// The last mark, if there is one.
+    /// The time of the last age mark, if there is one.
     marked: Option<Duration>,
-    /// When this one began, on its own clock.
+    /// When this janitor began, on its own clock.
     began: Duration,
 }
 
 impl Pass<'_> {
-    /// Goes on with the time of those who worked before.
+    /// Continues the time of earlier janitors.
     pub async fn begin_age(&self) -> Result<JanitorClock> {
         let keys = &self.context.keys;
         let last = RangeRead::new(keys.age_marks()).limit(1).reverse();
@@ -55,7 +55,7 @@ impl Pass<'_> {
         Ok(JanitorClock { earlier: marked.unwrap_or_default(), marked, began: self.context.env().now() })
     }
 
-    /// Saves where the feed stands, if that is due; returns up to where it is older than the retention.
+    /// Saves an age mark if one is due. Returns the sequence up to which rows are older than the retention.
     pub async fn old_up_to(&self, age: &mut JanitorClock) -> Result<Sequence> {
         let keys = &self.context.keys;
         let feed = RawFeed::notifications(self.context);
@@ -67,7 +67,7 @@ impl Pass<'_> {
                 let page = tx.get_range(&RangeRead::new(keys.age_marks()), Isolation::Snapshot).await?;
                 let marks = page.rows.iter().map(|row| keys.age_mark_of(row)).collect::<Result<Vec<_>>>()?;
                 let at = feed.last_readable(&tx).await?;
-                // Afterwards: what is read by then is as old as this or older, however long the store has taken.
+                // The time is read after the position: however long the store took, the position is at least as old as the time says.
                 let worked = known.earlier + self.context.env().now().saturating_sub(known.began);
                 let worked_ms = u64::try_from(worked.as_millis()).expect("nobody works for so long");
                 let is_due = known.marked.is_none_or(|marked| worked.saturating_sub(marked) >= step);
@@ -80,9 +80,10 @@ impl Pass<'_> {
                 };
                 let now = AgeMark { worked_ms, at };
                 let old = marks.iter().chain([&now]).filter(is_old).max_by_key(|mark| mark.worked_ms);
-                // Those before it tell nothing any more.
-                let told = marks.iter().filter(|mark| old.is_some_and(|old| mark.worked_ms < old.worked_ms));
-                told.for_each(|mark| tx.clear(&keys.age_mark(mark.worked_ms)));
+                // A mark before the newest old one is no longer needed.
+                let unneeded =
+                    marks.iter().filter(|mark| old.is_some_and(|old| mark.worked_ms < old.worked_ms));
+                unneeded.for_each(|mark| tx.clear(&keys.age_mark(mark.worked_ms)));
                 Ok((old.map_or(Sequence::MIN, |old| old.at), is_due.then_some(worked)))
             })
             .await?;
@@ -90,14 +91,14 @@ impl Pass<'_> {
         Ok(old)
     }
 
-    /// Drops the tombstones after `from` and up to `old` that every group has passed. Returns how many, and up to where none
-    /// is left.
+    /// Deletes the tombstones after `from` and up to `old` that every group has passed. Returns how many, and the sequence up to which
+    /// no tombstone is left.
     pub async fn drop_tombstones(&self, from: Sequence, old: Sequence) -> Result<(u64, Sequence)> {
         let feed = RawFeed::notifications(self.context);
         let (mut dropped, mut cursor) = (0, Cursor::from(from));
         while cursor.position() < old {
             let page = match self.read(async |tx| feed.page(&tx, cursor, PAGE_ROWS).await).await {
-                // What it was about to look at was dropped by another.
+                // Another janitor has deleted the rows at the cursor.
                 Err(Error::Expired { horizon }) => {
                     cursor = horizon.into();
                     continue;
@@ -127,7 +128,7 @@ impl Pass<'_> {
         Ok((dropped, cursor.position().min(old)))
     }
 
-    /// Drops `tombstones`, and raises the horizon. Returns how many, and how many, the last ones, a group has still to pass.
+    /// Deletes `tombstones` and raises the horizon. Returns how many it deleted, and how many of the last ones a group has yet to pass.
     async fn drop_some(&self, tx: &Transaction, tombstones: &[Notification]) -> Result<(u64, usize)> {
         let keys = &self.context.keys;
         let feed = RawFeed::notifications(self.context);
@@ -141,12 +142,12 @@ impl Pass<'_> {
         });
         let (mut dropped, mut last) = (0, horizon);
         for (row, (stored, newest)) in tombstones.iter().zip(try_join_all(newest).await?) {
-            // A name that was used again meanwhile has another row, and the notifier has removed this one.
+            // If the name was used again meanwhile, the notifier has replaced this row by a newer one.
             if stored.as_deref() != Some(&row.sequence.as_bytes()[..]) {
                 continue;
             }
             if let Err(error) = remove(tx, feed, &topology, row.name.as_str().as_bytes(), row.sequence) {
-                tracing::error!(name = %row.name, %error, "a tombstone cannot be dropped");
+                tracing::error!(name = %row.name, %error, "a tombstone cannot be deleted");
                 continue;
             }
             tx.clear(&newest);
@@ -159,7 +160,7 @@ impl Pass<'_> {
         Ok((dropped, tombstones.len() - passed))
     }
 
-    /// Up to where every group has come. Makes `tx` fail if a group begins or is reset before its commit.
+    /// The sequence that every group has passed. `tx` fails if a group is created or reset before the commit.
     async fn passed_by_groups(&self, tx: &Transaction) -> Result<Sequence> {
         let keys = &self.context.keys;
         let feed = &self.context.feed;

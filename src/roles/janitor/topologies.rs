@@ -1,8 +1,8 @@
-//! Dropping closed topology entries whose shards are empty.
+//! Deletes closed topology entries whose shards are empty.
 //!
-//! Nothing is ever added to a closed shard, so one that is empty stays so. Anyone who is about to read it learns from the
-//! shards that are left where to go on. An entry in which a group still has a checkpoint is kept: the group goes on to the next one
-//! when each of its shards has come to its end, and a node may still be at work on the last rows of one, though they are gone.
+//! Rows are never added to a closed shard, so an empty one stays empty. A reader that was about to read it learns from the
+//! remaining shards where to continue. An entry stays while a group has a checkpoint in it: the group moves to the next entry
+//! when each of its shards is drained, and a node may still be working on the last rows of a shard after they were removed.
 
 use futures_util::future::try_join_all;
 
@@ -17,7 +17,7 @@ use crate::{
 };
 
 impl Pass<'_> {
-    /// Drops the closed entries of all feeds whose shards are empty. Returns how many.
+    /// Deletes the closed entries of all feeds whose shards are empty. Returns how many.
     pub async fn drop_topologies(&self) -> Result<u64> {
         let keys = &self.context.keys;
         let mut dropped = 0;
@@ -42,7 +42,7 @@ impl Pass<'_> {
         Ok(dropped)
     }
 
-    /// Whether no shard of `entry`, which is closed, has a row.
+    /// Whether no shard of the closed `entry` has a row.
     async fn is_empty(&self, feed: &FeedId, entry: &TopologyRow) -> Result<bool> {
         let raw = RawFeed::new(self.context, feed);
         let spaces: Vec<_> = raw.spaces(entry).collect();
@@ -62,7 +62,7 @@ impl Pass<'_> {
         Ok(true)
     }
 
-    /// Drops `entry`, unless that has happened already.
+    /// Deletes `entry`. Returns `false` if it has changed or is in use.
     async fn drop_entry(&self, tx: &Transaction, feed: &FeedId, entry: &TopologyRow) -> Result<bool> {
         let keys = &self.context.keys;
         let key = keys.topology(feed, entry.first);
@@ -82,8 +82,8 @@ impl Pass<'_> {
         Ok(true)
     }
 
-    /// Whether a group has a checkpoint in one of the shards from `first` to `last` of `feed`. Makes `tx` fail if one gets there before
-    /// the commit, be it by a drain, a reset or a creation.
+    /// Whether a group has a checkpoint in a shard from `first` to `last` of `feed`. `tx` fails if a drain, a reset or a creation puts
+    /// one there before the commit.
     async fn is_in_use(
         &self,
         tx: &Transaction,
