@@ -1,6 +1,6 @@
-//! The bell ringer: one task per process that tells notifiers of other processes where events wait.
+//! The doorbell ringer: one task per process that shows notifiers of other processes in which partitions events wait.
 //!
-//! Doorbells are rung after the commits, coalesced: however many transactions have recorded events, there is at most one
+//! It rings after the commits, and coalesces: however many transactions have recorded events, it commits at most one
 //! small transaction every few milliseconds for all their partitions.
 
 use std::{
@@ -13,11 +13,11 @@ use crate::{
     store::{AtomicOp, RetryPolicy},
 };
 
-/// The least time between two transactions of the ringer.
+/// Least time between two transactions of the ringer.
 const RING_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Rings doorbells until it is dropped, or the bus is. It keeps the store only while it rings: whoever drops the last
-/// handle on a folder can open it again at once.
+/// Rings doorbells until it is dropped or the bus ends. It holds the store only while it rings, so that a folder can be opened
+/// again as soon as the last handle on it is dropped.
 pub(crate) async fn ringer(signals: Arc<Signals>, context: Weak<Context>) {
     loop {
         signals.dirtied().await;
@@ -34,10 +34,10 @@ pub(crate) async fn ringer(signals: Arc<Signals>, context: Weak<Context>) {
     }
 }
 
-/// Rings the doorbells of `partitions` in one transaction. A ring that fails is made good by the notifier's poll.
+/// Rings the doorbells of `partitions` in one transaction. If it fails, the notifier's poll finds the events.
 async fn ring(context: &Context, partitions: &[Partition]) {
     if context.stats.health.ended().is_some() {
-        // The bus is gone: there must not be anything of it.
+        // The bus is gone: to ring would leave a key behind.
         return;
     }
     let policy = RetryPolicy { attempts_max: Some(3), ..RetryPolicy::default() };

@@ -1,9 +1,9 @@
-//! Recording in a layer's own `foundationdb` transaction.
+//! Records events in a layer's own `foundationdb` transaction.
 //!
-//! The transaction is used by reference and stays the caller's: it commits, retries and rings. The client merges the `ADD`s
+//! The transaction is used by reference. The caller commits it, retries it and rings the receipt. The client merges the `ADD`s
 //! of one transaction to one key, so several events of one database cost one mutation here, too, while the database has
-//! one slot; with more slots each call picks its own, and [`Producer::record_all`](super::Producer::record_all) records any
-//! number of events at once.
+//! one slot. With more slots each call picks its own; [`Producer::record_all`](super::Producer::record_all) then records any
+//! number of events with one mutation.
 
 use ::foundationdb::{RetryableTransaction, Transaction, options::MutationType};
 
@@ -31,7 +31,7 @@ impl EventTarget for Transaction {
     }
 }
 
-/// A transaction of the client's own retry loop. A receipt of the last try is the one to ring.
+/// A transaction of the client's own retry loop. Ring the receipt of the last attempt.
 impl EventTarget for RetryableTransaction {
     type Receipt = Receipt;
 

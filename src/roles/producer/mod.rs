@@ -26,11 +26,11 @@ use crate::{
     },
 };
 
-/// How events are recorded. All producers of a bus may differ in it.
+/// How events are recorded. Producers of one bus may have different options.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProducerOptions {
     /// Over how many keys the counters of one database are spread, 1 to 256. A transaction picks one at random. Raise it
-    /// when one database is so hot that its single counter key makes its storage process the bottleneck. Default: 1.
+    /// when one database is so hot that the storage process of its single counter key is the bottleneck. Default: 1.
     pub slots: u16,
     /// Whether the rows carry the versionstamp of the newest transaction that recorded an event. It costs one more
     /// mutation per database and transaction. Default: false.
@@ -68,14 +68,11 @@ const SLOTS_MAX: u16 = 256;
 /// ```
 #[derive(Debug, Clone)]
 pub struct Producer {
-    /// What the roles share.
     context: Arc<Context>,
-    /// How events are recorded.
     options: ProducerOptions,
 }
 
 impl Producer {
-    /// A producer of the bus with this context.
     pub(crate) fn new(context: Arc<Context>, options: ProducerOptions) -> Result<Self> {
         if !(1..=SLOTS_MAX).contains(&options.slots) {
             return Err(Error::invalid("slots", format!("{} is not 1 to {SLOTS_MAX}", options.slots)));
@@ -96,16 +93,16 @@ impl Producer {
     /// Records that something in `db` changed in this transaction, other than a design document.
     ///
     /// `db` names the instance that [`Producer::created`] was called with: keep it with the database, and read it in the transaction
-    /// that records. An event of an instance that another one has replaced, or that never was while another one is there, is
-    /// *stale*: it is counted ([`StatsSnapshot::stale_events`](crate::node::StatsSnapshot)) and logged, and nobody is informed. Only where the
-    /// bus knows of no instance of the name is it taken over as it is found, for databases that are older than the bus.
+    /// that records. An event is *stale* if its instance was replaced by another, or was never created while another one exists. A stale
+    /// event is counted ([`StatsSnapshot::stale_events`](crate::node::StatsSnapshot)) and logged, but not delivered. If the bus knows no
+    /// instance of the name, it adopts this one: such databases are older than the bus.
     pub fn updated<T: EventTarget>(&self, transaction: &T, db: &Db) -> T::Receipt {
         self.add(transaction, db, &EventKind::Updated.once().into())
     }
 
-    /// Records that a design document of `db` was written or deleted in this transaction. With its id, a reader of
-    /// [`NotificationFeed::ddocs`](crate::feed::NotificationFeed::ddocs) is informed which; without one it may be any, and whoever wants
-    /// one of them is told.
+    /// Records that a design document of `db` was written or deleted in this transaction. With its id, readers of
+    /// [`NotificationFeed::ddocs`](crate::feed::NotificationFeed::ddocs) learn which one it was. Without an id it may be any, and
+    /// readers of every design document get the event.
     pub fn ddoc_updated<T: EventTarget>(&self, transaction: &T, db: &Db, id: Option<&DdocId>) -> T::Receipt {
         let tally = Tally { counters: EventKind::DdocUpdated.once(), with_id: id.is_some().into() };
         if let Some(id) = id {
@@ -116,10 +113,10 @@ impl Producer {
         self.add(transaction, db, &tally)
     }
 
-    /// Records `counters` of `db` at once: one `ADD`, however many events they are. For imports, and for callers that
-    /// gather the events of a transaction by themselves. Those of design documents are without ids.
+    /// Records `counters` of `db` with one `ADD`, however many events they are. For imports, and for callers that
+    /// gather the events of a transaction by themselves. Updates of design documents are recorded without ids.
     ///
-    /// Fails with [`Error::Invalid`] if there are more than 2^32 − 1 of a kind; nothing is recorded then.
+    /// Fails with [`Error::Invalid`] if a kind has more than 2^32 − 1 events; then nothing is recorded.
     pub fn record_all<T: EventTarget>(
         &self,
         transaction: &T,
@@ -134,7 +131,6 @@ impl Producer {
         Ok(self.add(transaction, db, &Tally::from(*counters)))
     }
 
-    /// Adds to the counters of `db`.
     fn add<T: EventTarget>(&self, transaction: &T, db: &Db, tally: &Tally) -> T::Receipt {
         let Context { keys, config, .. } = &*self.context;
         let partition = Partition::of(db.name.as_str(), config.partitions);

@@ -1,4 +1,4 @@
-//! [`EventTarget`]: the transactions that events can be recorded in, and the [`Receipt`] that rings afterwards.
+//! [`EventTarget`]: the transactions in which events can be recorded, and [`Receipt`], which rings after the commit.
 
 use std::{fmt, sync::Arc};
 
@@ -10,10 +10,10 @@ use crate::{
     store::{AfterCommit, Transaction},
 };
 
-/// A transaction that events can be recorded in: ours, or one of a layer that knows nothing of our
+/// A transaction in which events can be recorded: a [`Transaction`] of this crate, or one of a layer that does not use
 /// [`Database`](crate::store::Database).
 pub trait EventTarget {
-    /// What the caller gets: nothing where the commit rings by itself, a [`Receipt`] where the caller has to.
+    /// What recording returns: nothing where the commit rings by itself, a [`Receipt`] where the caller has to ring.
     type Receipt;
 
     /// Applies `ADD` with [`Tally::to_bytes`] to `key`.
@@ -22,16 +22,15 @@ pub trait EventTarget {
     /// Applies `SET_VERSIONSTAMPED_VALUE` with `operand` to `key`.
     fn set_versionstamped_value(&self, key: &[u8], operand: &[u8]);
 
-    /// A number that stays the same for this transaction and differs between transactions: it spreads a hot database over
+    /// A number that stays the same for this transaction and differs between transactions. It spreads a hot database over
     /// its slots.
     fn spread(&self) -> u64;
 
-    /// Takes the receipt over, or hands it to the caller.
+    /// Keeps the receipt until the commit, or returns it to the caller.
     fn receive(&self, receipt: Receipt) -> Self::Receipt;
 }
 
-/// Our own transaction merges the events of one database into one `ADD`, sets no stamp twice, and rings by itself after
-/// its commit.
+/// Merges the events of one database into one `ADD`, sets no versionstamp twice, and rings by itself after the commit.
 impl EventTarget for Transaction {
     type Receipt = ();
 
@@ -54,7 +53,7 @@ impl EventTarget for Transaction {
     }
 }
 
-/// Rings for the partition whose number the token is.
+/// Rings for the partition whose number is the token.
 impl AfterCommit for Context {
     fn committed(&self, token: u64) {
         self.signals.ring(Partition(token as u32));
@@ -63,22 +62,20 @@ impl AfterCommit for Context {
 
 /// Proof that an event was recorded. Ring it once the transaction has committed.
 ///
-/// A ring is a hint: if it never comes, because the process crashed in between, the notifier finds the event by its poll.
+/// A ring is a hint: if it is lost, for instance in a crash, the notifier's poll finds the event.
 #[must_use = "ring it after the commit, or the event waits for the notifier's poll"]
 pub struct Receipt {
-    /// Whose signals to ring.
     context: Arc<Context>,
-    /// Where the event lies.
+    /// The partition of the event.
     partition: Partition,
 }
 
 impl Receipt {
-    /// The receipt of an event in `partition`.
     pub(super) fn new(context: Arc<Context>, partition: Partition) -> Self {
         Self { context, partition }
     }
 
-    /// Wakes the notifier of this process, or has the doorbell rung for that of another. Never waits.
+    /// Wakes the notifier of this process, or has the doorbell of the partition rung for another process. Never waits.
     pub fn ring(self) {
         self.context.signals.ring(self.partition);
     }
