@@ -1,5 +1,4 @@
-//! What a fold makes of the counters of one name: pure, from the row that there is and what was observed to the row that
-//! there should be.
+//! How a fold turns the present row of a name and the observed counters into the next row: a pure function.
 
 use crate::base::{
     bugs::{Bug, is_on},
@@ -8,45 +7,44 @@ use crate::base::{
     notification::{DRAFT, Notification, Replaced},
 };
 
-/// What waits in the counters for one instance.
+/// The unfolded events of one instance.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Observed {
-    /// The events of all its slots.
+    /// Events of all its slots.
     pub tally: Tally,
-    /// Whether the id of a changed design document waits.
+    /// Whether an id of a changed design document waits.
     pub has_ddocs: bool,
-    /// The newest transaction that recorded an event, if recorded.
+    /// The newest transaction that recorded an event, if producers record it.
     pub versionstamp: Option<Versionstamp>,
 }
 
 impl Observed {
-    /// The kinds of events that were observed.
+    /// The kinds of the observed events.
     fn kinds(&self) -> Kinds {
         let ddocs = if self.has_ddocs { EventKind::DdocUpdated.into() } else { Kinds::NONE };
         Kinds::counted(&self.tally.counters) | ddocs
     }
 
-    /// Whether the instance was deleted.
     fn is_deleted(&self) -> bool {
         self.tally.counters.deleted > 0
     }
 }
 
-/// What a fold makes of one name.
+/// The result of folding one name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Folded {
-    /// The new row, as a draft; `None` if nothing changes.
+    /// The new row, as a draft; `None` if the row stays as it is.
     pub row: Option<Notification>,
-    /// Events of instances that had been replaced already.
+    /// Events of instances that were replaced before.
     pub stale: Counters,
 }
 
 /// Folds what was observed of `name` into its row `present`.
 ///
-/// Events of the present instance come first, then instances that were deleted already, then the one that lives. An
-/// instance that is neither the present one nor created by these events is one that was replaced before: its events are
-/// stale. Without a row there is none that could have been replaced, and a name is taken over as it is found, if anything is
-/// counted: ids of design documents alone are no event.
+/// Events of the present instance come first, then those of instances that are deleted already, then those of the living one.
+/// An instance was replaced before if it is neither the present one nor created by these events; its events are stale. If the name
+/// has no row, no instance can have been replaced, and any counted event brings the instance into the feed. Ids of design
+/// documents without a count are no event.
 pub(super) fn fold(
     name: &DbName,
     present: Option<Notification>,
@@ -70,8 +68,8 @@ pub(super) fn fold(
         (!events.is_deleted(), events.tally.counters.created > 0, *instance)
     });
     for (instance, events) in others {
-        // A fold takes all counters of an instance before the first of its design documents. So ids alone are what a fold has
-        // left that was torn there, of an instance that has had its row, and is gone with it by now.
+        // A fold takes all counters of an instance before the first of its design documents. So ids alone are the rest of a fold that
+        // stopped between them; the row of that instance was written then, and has been removed since.
         if events.tally.counters == Counters::ZERO {
             continue;
         }
@@ -93,16 +91,16 @@ pub(super) fn fold(
     Folded { row, stale }
 }
 
-/// A row in the making.
+/// A row that is being built.
 struct Draft {
-    /// The row. Its own position is [`DRAFT`] wherever these events have set it.
+    /// The row. Its positions are [`DRAFT`] wherever these events set them.
     row: Notification,
-    /// Whether the instance has no row yet that a reader could have seen.
+    /// Whether no reader can have seen a row of the instance yet.
     is_new: bool,
 }
 
 impl Draft {
-    /// The row of an instance of which nothing is known.
+    /// An empty row of a new instance.
     fn first(name: &DbName, instance: DbInstance) -> Self {
         let row = Notification {
             sequence: DRAFT,
@@ -121,7 +119,6 @@ impl Draft {
         Self { row, is_new: true }
     }
 
-    /// Adds events of the instance.
     fn add(&mut self, events: &Observed) {
         let kinds = events.kinds();
         let set = |at: &mut Option<Sequence>, kind| {
@@ -137,12 +134,12 @@ impl Draft {
             self.row.totals = Counters::ZERO;
         }
         self.row.totals += events.tally.counters;
-        // What is folded now is newer, even where a move to another store has made its stamps smaller.
+        // The events folded now are newer, even if a move to another store made their versionstamps smaller.
         self.row.versionstamp = events.versionstamp.or(self.row.versionstamp);
     }
 
-    /// What a later instance of the name says of this one. One that came and went unseen is passed over in favour of the
-    /// one before it: that is the one that readers know.
+    /// How the row of the next instance describes this one. An instance that came and went unseen is skipped in favour of the
+    /// one before it, which readers know.
     fn replaced(self) -> Option<Replaced> {
         if self.is_new && self.row.replaced.is_some() {
             return self.row.replaced;
@@ -215,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recreation_within_one_fold_tells_of_both() {
+    fn a_recreation_within_one_fold_delivers_both_instances() {
         let (first, _) = step(None, vec![(B, events(1, 0, 0, 0))], 1);
         let (second, stale) = step(first.as_ref(), vec![(A, events(1, 0, 1, 0)), (B, events(0, 1, 4, 0))], 2);
         let second = second.unwrap();
@@ -290,6 +287,6 @@ mod tests {
         let only_id = Observed { has_ddocs: true, ..Observed::default() };
         assert_eq!(step(None, vec![(A, only_id.clone())], 1), (None, Counters::ZERO));
         let (row, _) = step(None, vec![(A, only_id), (B, events(0, 1, 0, 0))], 1);
-        assert_eq!(row.unwrap().instance, B, "what is counted is all that is told");
+        assert_eq!(row.unwrap().instance, B, "only counted events make a row");
     }
 }

@@ -1,4 +1,4 @@
-//! Reading what waits in a partition, grouped by name, and subtracting what was read.
+//! Reads the unfolded events of a partition, grouped by name, and subtracts exactly what it read.
 
 use std::collections::BTreeMap;
 
@@ -16,36 +16,36 @@ use crate::{
     store::{AtomicOp, Isolation, KeyRange, RangeRead, Row, Transaction, key_after},
 };
 
-/// What waits for one name.
+/// The unfolded events of one name.
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
-    /// Its rows, to be subtracted.
+    /// The rows to subtract.
     rows: Vec<DrainRow>,
-    /// What they say, by instance.
+    /// The events of these rows, by instance.
     pub observed: BTreeMap<DbInstance, Observed>,
-    /// The design documents that were changed.
+    /// The changed design documents.
     pub ddocs: Vec<(Db, DdocId)>,
 }
 
-/// A bounded part of what waits in a partition.
+/// A bounded part of the unfolded events of a partition.
 #[derive(Debug, Default)]
 pub(super) struct Drain {
     pub names: Vec<(DbName, Waiting)>,
-    /// From where to go on; `None` if this was all.
+    /// The key from which to continue; `None` if all was read.
     pub next: Option<Bytes>,
-    /// The keys of rows that cannot be decoded, and why. They are left where they are.
+    /// The keys of rows that cannot be decoded, and why. They stay in the store.
     pub broken: Vec<(Bytes, Error)>,
 }
 
 impl Drain {
-    /// Reads what waits in `partition` from the key `from` on, at most about `rows_max` rows of `bytes_max` bytes, by snapshot:
-    /// producers that go on meanwhile are not in the way.
+    /// Reads the unfolded events of `partition` from the key `from` on, about `rows_max` rows or `bytes_max` bytes at most. It reads by
+    /// snapshot, so it does not conflict with producers.
     ///
-    /// The rows of one name are not torn apart, so that all its instances are folded together, unless the name alone has
-    /// more rows than fit. Then it is torn between instances, or between the design documents of one, but never between
-    /// the counters of one: an instance that is judged by a part of its counters may look as if it had never been created.
-    /// To go on means to begin where rows of the name (or the instance) may begin, not at the first one that was there: meanwhile
-    /// a producer may have added to a slot before it.
+    /// The rows of one name stay together, so that all its instances are folded together, unless the name alone has
+    /// more rows than fit. Then the part ends between instances, or between the design documents of one, but never between
+    /// the counters of one instance: judged by a part of its counters, the instance might appear never to have been created.
+    /// The next part begins where rows of the name (or the instance) may begin, not at the first row that existed: a producer may
+    /// have added to a slot before it meanwhile.
     pub async fn read(
         tx: &Transaction,
         keys: &Keys,
@@ -78,12 +78,12 @@ impl Drain {
                 }
             }
         }
-        // Those of rows that are read again by the next fold are found again by it.
+        // The next fold reads rows after `next` again, and finds the broken ones among them again.
         broken.retain(|(key, _)| next.as_ref().is_none_or(|next| key < next));
         Ok(Self { names: by_name(rows), next, broken })
     }
 
-    /// All that waits for `name`, read by snapshot.
+    /// Reads all unfolded events of `name` by snapshot.
     #[cfg(feature = "http")]
     pub async fn of_name(tx: &Transaction, keys: &Keys, partition: Partition, name: &DbName) -> Result<Self> {
         let rows = tx.all_rows(keys.drains_of(partition, name), Isolation::Snapshot).await?;
@@ -93,7 +93,7 @@ impl Drain {
     }
 }
 
-/// The rows in their terms, whichever partition they are of; the keys of those that have none go to `broken`.
+/// Decodes rows of any partition; the keys of those that cannot be decoded go to `broken`.
 fn decoded(keys: &Keys, rows: Vec<Row>, broken: &mut Vec<(Bytes, Error)>) -> Result<Vec<DrainRow>> {
     let mut found = Vec::with_capacity(rows.len());
     for row in rows {
@@ -107,7 +107,7 @@ fn decoded(keys: &Keys, rows: Vec<Row>, broken: &mut Vec<(Bytes, Error)>) -> Res
     Ok(found)
 }
 
-/// The rows, which are in order, by name.
+/// Groups ordered rows by name.
 fn by_name(rows: Vec<DrainRow>) -> Vec<(DbName, Waiting)> {
     let mut names: Vec<(DbName, Waiting)> = Vec::new();
     for row in rows {
@@ -125,7 +125,6 @@ fn by_name(rows: Vec<DrainRow>) -> Vec<(DbName, Waiting)> {
 }
 
 impl Waiting {
-    /// Adds a row.
     fn push(&mut self, row: DrainRow) {
         let observed = self.observed.entry(row.db.instance).or_default();
         match &row.says {
@@ -141,7 +140,7 @@ impl Waiting {
         self.rows.push(row);
     }
 
-    /// The design documents of `db` that were changed; a change without an id as one.
+    /// The changed design documents of `db`; a change without an id counts as `None`.
     pub fn ddocs_of(&self, db: &Db) -> impl Iterator<Item = Option<&DdocId>> {
         let observed = self.observed.get(&db.instance);
         let without_id = observed.is_some_and(|observed| observed.tally.has_ddocs_without_id());
@@ -149,19 +148,19 @@ impl Waiting {
         without_id.then_some(None).into_iter().chain(with_id)
     }
 
-    /// The events of all its instances.
+    /// Events of all instances.
     pub fn total(&self) -> Counters {
         let mut total = Counters::ZERO;
         self.observed.values().for_each(|observed| total += observed.tally.counters);
         total
     }
 
-    /// Bytes of its rows.
+    /// Bytes of the rows.
     pub fn len(&self) -> usize {
         self.rows.iter().map(|row| row.key.len() + row.value.len()).sum()
     }
 
-    /// Subtracts exactly what was read. What producers add meanwhile stays, and none of them is made to retry.
+    /// Subtracts exactly what was read, without conflicts: what producers add meanwhile stays.
     pub fn subtract(&self, tx: &Transaction) {
         for row in &self.rows {
             match &row.says {
@@ -185,7 +184,7 @@ mod tests {
     use super::*;
     use crate::store::Database;
 
-    /// Counters are put into `slots`, and what waits from `from` on is read, at most `rows_max` rows at once.
+    /// Adds counters to `slots`, then reads from the key `from` on, at most `rows_max` rows at once.
     async fn read(store: &Database, slots: &[(&Db, u16)], from: Option<&Bytes>, rows_max: usize) -> Drain {
         let keys = Keys::new(b"test").unwrap();
         let write = async |tx: Transaction| {
@@ -198,17 +197,17 @@ mod tests {
         Drain::read(&store.begin(), &keys, Partition(0), from, (rows_max, 1 << 20)).await.unwrap()
     }
 
-    /// A database was created and deleted in its second slot, the first one of it that a fold saw and left for the next one. Then its
-    /// design document changed in its first slot. The next fold began at the second one; the change that was found alone
-    /// later, after the tombstone was dropped, brought the database back.
+    /// Regression: a database was created and deleted in its second slot, the first slot that a fold saw and left for the next fold. Then
+    /// its design document changed in its first slot. The next fold began at the second slot. The change was found alone later, after
+    /// the tombstone was deleted, and brought the database back.
     #[tokio::test]
     async fn what_is_left_is_read_from_where_it_may_begin() {
         let db = |name: &str, n| Db::new(name.parse().unwrap(), DbInstance([n; 16]));
-        // Of two names the second is left; then of two instances.
+        // The part leaves the second of two names; then the second of two instances.
         for (whole, left) in [(db("a", 0), db("b", 1)), (db("b", 0), db("b", 1))] {
             let store = Database::memory();
             let drain = read(&store, &[(&whole, 0), (&left, 7), (&left, 8)], None, 2).await;
-            assert_eq!(drain.names[0].1.rows.len(), 1, "it is not torn");
+            assert_eq!(drain.names[0].1.rows.len(), 1, "the first one is whole");
             let drain = read(&store, &[(&left, 3)], drain.next.as_ref(), 10).await;
             assert_eq!(drain.names[0].1.rows.len(), 3, "all slots are read together");
         }

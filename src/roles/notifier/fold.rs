@@ -1,14 +1,13 @@
-//! One fold: a transaction that takes counters and leaves notifications.
+//! One fold: a transaction that takes counters and writes notifications.
 //!
-//! It commits at most once, whatever happens: the lease and the fold mark are in its read-conflict set, so neither a
-//! notifier that has lost the partition nor a second copy of the same fold can commit; and after an unknown result the
-//! mark tells whether the first copy did. A commit that has timed out may even happen later: then it is the next attempt,
-//! or the next call, that finds the mark moved.
+//! A fold commits at most once. The lease and the fold mark are in its read-conflict set, so neither a notifier that has lost the
+//! partition nor a second copy of the same fold can commit. After an unknown result the mark shows whether the first copy committed.
+//! A commit that timed out may even happen later: then the next attempt, or the next call, finds the moved mark.
 //!
-//! Nothing that stands in the store stops it. It asks the store how large it has become, and leaves to the next one what would make
-//! it too large; and it goes on without what cannot be decoded: a row of counters, or a name whose present row is none. A mark
-//! that says nothing that could be is replaced: whatever it should have said, what was folded was subtracted, and a copy of a fold
-//! that is still under way has the mark in its read-conflict set.
+//! No content of the store blocks a fold. It measures its transaction, and leaves to the next fold what would make it too large. It
+//! skips what cannot be decoded: a row of counters, or a name whose present row is damaged. It replaces a damaged or impossible mark.
+//! That is safe: whatever the mark should have said, the folded events were subtracted, and a copy of a fold that is still under way
+//! has the mark in its read-conflict set.
 
 use std::sync::Mutex;
 
@@ -38,71 +37,70 @@ use crate::{
     store::{AtomicOp, Isolation, KeyRange, TRANSACTION_LEN_MAX, Transaction},
 };
 
-/// Bytes at which a fold ends: half of what a transaction may have, so that the name in hand has room in any case.
+/// Bytes at which a fold ends: half of the transaction limit, so that the last name always has room.
 pub(super) const SIZE_MAX: usize = TRANSACTION_LEN_MAX / 2;
 
-/// The least size at which a fold that was too large is tried again.
+/// Least size at which a fold that was too large is tried again.
 pub(super) const SIZE_MIN: usize = 1_000;
 
-/// How often a row that is read is written at least: its key stands in two operations, and the store counts each key of an
-/// operation three times. To read more than can be written would be in vain.
+/// At least how often the bytes of a row that is read count in the transaction: two operations contain its key, and the store counts
+/// each key of an operation three times. It is useless to read more than can be written.
 const WRITTEN_MIN: usize = 6;
 
-/// How often a fold is tried before it is tried at half the size.
+/// Attempts before a fold is tried at half the size.
 const TRIES_OF_A_SIZE: u64 = 4;
 
-/// After how many bytes of rows that were folded it asks for its size, which costs a cluster's client a turn of its thread.
+/// Bytes of folded rows after which a fold measures its transaction. To measure costs a turn of the FoundationDB client's thread.
 const MEASURED_BYTES: usize = 16_384;
 
-/// What one fold has done, or would have done if nothing waited.
+/// The outcome of one fold.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Done {
     /// Events subtracted from the counters.
     pub folded: Counters,
-    /// Those of them that belonged to instances replaced before.
+    /// Those of them that are stale.
     pub stale: Counters,
     /// Rows written.
     pub rows: u16,
-    /// From where the next fold goes on; `None` if nothing was left.
+    /// The key from which the next fold continues; `None` if all was folded.
     pub next: Option<Bytes>,
-    /// Whether anything was written at all.
+    /// Whether the fold wrote anything.
     pub committed: bool,
-    /// Why it has replaced the fold mark, if it has.
+    /// Why the fold mark was damaged, if it was replaced.
     pub replaced_mark: Option<Error>,
-    /// Rows that it went on without, as they cannot be decoded.
+    /// Rows that were skipped because they cannot be decoded.
     pub skipped: Vec<(Place, Error)>,
-    /// Attempts that failed before.
+    /// Failed attempts before this one.
     pub retries: u64,
 }
 
-/// What the fold mark says of the fold in hand.
+/// What the fold mark shows about the present fold.
 enum Mark {
-    /// The one before it was the last.
+    /// The previous fold is the last that committed.
     Before,
-    /// It was committed.
+    /// The present fold has committed.
     Committed,
-    /// Nothing that could be.
+    /// The mark is missing, cannot be decoded, or has a value that no fold writes.
     Damaged(Error),
 }
 
-/// Folds one partition, page by page.
+/// Folds one partition, a bounded part at a time.
 #[derive(Clone, Copy)]
 pub(super) struct Folder<'a> {
     pub context: &'a Context,
     pub partition: Partition,
-    /// The right to fold it.
     pub lease: &'a Held,
     /// The most rows of counters that one fold reads.
     pub rows_max: usize,
-    /// Bytes of the transaction at which it ends.
+    /// Bytes of the transaction at which a fold ends.
     pub size_max: usize,
 }
 
 impl Folder<'_> {
-    /// Folds what waits from the key `from` on, as fold number `fold + 1` of the lease's epoch.
+    /// Folds events from the key `from` on, as fold number `fold + 1` of the lease's epoch.
     ///
-    /// `unsettled` is what the last attempt at that number has done, if it failed and may have been committed all the
-    /// same. After a failure it is again to be given to the next call.
+    /// `unsettled` is the outcome of the last attempt at that number, if it failed but may have committed. After a failure, pass it to
+    /// the next call again.
     pub async fn fold(&self, fold: u64, from: Option<&Bytes>, unsettled: &mut Done) -> Result<Done> {
         let attempts = Mutex::new((0_u64, std::mem::take(unsettled)));
         let result = self
@@ -114,13 +112,13 @@ impl Folder<'_> {
                 let replaced_mark = match self.mark(&tx, fold).await? {
                     Mark::Before => None,
                     Mark::Committed => {
-                        // The last attempt was committed although its result was unknown.
+                        // The last attempt committed although its result was unknown.
                         let done = attempts.lock().expect("no attempt panics").1.clone();
                         return Ok(Done { committed: true, ..done });
                     }
                     Mark::Damaged(error) => Some(error),
                 };
-                // One that takes too long must become shorter at some time.
+                // A fold that takes too long must become shorter at some time.
                 let size_max = (self.size_max >> (earlier / TRIES_OF_A_SIZE).min(16)).max(SIZE_MIN);
                 let done = Folder { size_max, ..*self }.attempt(&tx, fold, from, replaced_mark).await?;
                 attempts.lock().expect("no attempt panics").1 = done.clone();
@@ -137,7 +135,7 @@ impl Folder<'_> {
         }
     }
 
-    /// What the mark says of fold number `fold + 1`. Fails if the partition is another's.
+    /// Reads the mark for fold number `fold + 1`. Fails if another node has the partition's lease.
     async fn mark(&self, tx: &Transaction, fold: u64) -> Result<Mark> {
         let key = self.context.keys.fold_mark(self.partition);
         let isolation =
@@ -161,7 +159,6 @@ impl Folder<'_> {
         })
     }
 
-    /// One attempt, up to its commit.
     async fn attempt(
         &self,
         tx: &Transaction,
@@ -199,7 +196,7 @@ impl Folder<'_> {
                     continue;
                 }
             };
-            // Nothing of this waits for the store, and others must have their turn.
+            // The loop never waits for the store, so it yields to other tasks here.
             coop::consume_budget().await;
             self.fold_name(tx, &mut writer, (&name, &waiting), present, &mut done)?;
             done.committed = true;
@@ -221,7 +218,7 @@ impl Folder<'_> {
         Ok(done)
     }
 
-    /// The present row of `name`, if it has one; or, inside, where there is something that cannot be decoded.
+    /// Reads the present row of `name`. The inner error says which row or key cannot be decoded.
     async fn present(
         &self,
         tx: &Transaction,
@@ -244,7 +241,7 @@ impl Folder<'_> {
         if is_on(Bug::BrokenRowStops) { Err(error) } else { Ok(Err((place, error))) }
     }
 
-    /// Folds what waits for `name` into its `present` row.
+    /// Folds the events of `name` into its `present` row.
     fn fold_name(
         &self,
         tx: &Transaction,
@@ -258,7 +255,7 @@ impl Folder<'_> {
         done.folded += waiting.total();
         let previous = present.as_ref().map(|row| row.sequence);
         if present.as_ref().is_some_and(Notification::is_deleted) {
-            // A janitor may be about to drop it. Who removes a row counts it off, so only one of the two may.
+            // The janitor may be about to delete the row. Both would count it off the shard, so only one of the two may commit.
             let newest = keys.newest(&self.context.feed, name.as_str().as_bytes());
             tx.add_read_conflict(&KeyRange::key(&newest));
         }
@@ -268,15 +265,15 @@ impl Folder<'_> {
         done.stale += folded.stale;
         let Some(row) = folded.row else { return Ok(()) };
         let order = writer.replace(name.as_str().as_bytes(), previous, &row.to_bytes())?;
-        // What is told of design documents lasts as long as their database.
+        // The ids of changed design documents last as long as their database.
         let gone = before.filter(|before| row.is_deleted() || before.instance != row.instance);
         if let Some(before) = gone.filter(|_| !is_on(Bug::DdocsLeft)) {
             tx.clear_range(&keys.ddocs(&before));
         }
         let db = row.db();
         for id in waiting.ddocs_of(&db).filter(|_| !row.is_deleted()) {
-            let told = sequence_operand(config.incarnation, order);
-            tx.atomic(AtomicOp::SetVersionstampedValue, &keys.ddoc(&db, id), &told);
+            let changed = sequence_operand(config.incarnation, order);
+            tx.atomic(AtomicOp::SetVersionstampedValue, &keys.ddoc(&db, id), &changed);
         }
         Ok(())
     }

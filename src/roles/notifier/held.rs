@@ -1,4 +1,4 @@
-//! [`HeldPartitions`]: what the tasks of a notifier and its poll know of each other.
+//! [`HeldPartitions`]: shared by the tasks of a notifier and its poll.
 
 use std::{
     collections::BTreeMap,
@@ -7,25 +7,24 @@ use std::{
 
 use crate::state::keys::Partition;
 
-/// The partitions on which a notifier works at the moment, each with the epoch of its lease, and whether its last pass has left
-/// rows where they are, because they cannot be decoded.
+/// The partitions on which a notifier works at the moment. Each has the epoch of its lease, and whether its last pass has left
+/// rows in place because they cannot be decoded.
 #[derive(Debug, Clone, Default)]
 pub(super) struct HeldPartitions(Arc<Mutex<BTreeMap<(Partition, u64), bool>>>);
 
 impl HeldPartitions {
-    /// The set. A panic elsewhere cannot leave it half changed, so a poisoned lock is fine.
+    /// A panic elsewhere cannot leave the map half changed, so a poisoned lock is fine.
     pub fn lock(&self) -> MutexGuard<'_, BTreeMap<(Partition, u64), bool>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The numbers of the partitions, in order.
     pub fn numbers(&self) -> Vec<u32> {
         let mut numbers: Vec<_> = self.lock().keys().map(|(partition, _)| partition.0).collect();
         numbers.dedup();
         numbers
     }
 
-    /// Whether the last pass of `partition` has left rows where they are.
+    /// Whether the last pass of `partition` has left rows in place.
     pub fn has_left(&self, partition: Partition) -> bool {
         self.lock().range((partition, 0)..=(partition, u64::MAX)).any(|(_, has_left)| *has_left)
     }

@@ -1,10 +1,9 @@
 //! [`Notifier`]: the role that folds counters into the feed.
 //!
-//! The partitions are divided among all nodes that are notifiers ([`membership`](crate::state::membership)). For each partition whose lease
-//! it holds there is one task ([`partition`]). It sleeps until it is woken: directly by a
-//! producer of the same process, by the partition's doorbell, or by the poll of the notifier ([`poll`]), which makes good
-//! what hints have missed. A fold ([`fold`]) is one transaction; what it makes of a database's counters is decided by a
-//! pure function ([`algorithm`]).
+//! The partitions are divided among all nodes that are notifiers ([`membership`](crate::state::membership)). Each partition whose lease
+//! the notifier holds has one task ([`partition`]). The task sleeps until a producer of the same process, the partition's doorbell,
+//! or the poll of the notifier ([`poll`]) wakes it; the poll finds events whose hints were lost. A fold ([`fold`]) is one
+//! transaction; a pure function ([`algorithm`]) decides how it changes a database's row.
 
 mod algorithm;
 mod drain;
@@ -40,13 +39,10 @@ use crate::{
     store::Transaction,
 };
 
-/// The work on the partitions.
 #[derive(Debug)]
 struct Folding {
     context: Arc<Context>,
-    /// How to work.
     options: NotifierOptions,
-    /// What it works on.
     partitions: HeldPartitions,
 }
 
@@ -59,7 +55,7 @@ impl Work for Folding {
         self.context.skip(&Place::Key(key.clone()), error);
     }
 
-    /// The fold mark starts again with each acquisition.
+    /// Resets the fold mark for the new epoch.
     fn acquired(&self, tx: &Transaction, resource: u64, epoch: u64) {
         let mark = FoldMark { epoch, fold: 0 };
         tx.set(&self.context.keys.fold_mark(Partition(resource as u32)), &mark.to_bytes());
@@ -71,23 +67,20 @@ impl Work for Folding {
     }
 }
 
-/// A running notifier. Dropping it stops it at once; [`Notifier::shutdown`] also releases its leases, so that others need
-/// not wait until its node is taken for dead.
+/// A running notifier. Dropping it stops it at once; [`Notifier::shutdown`] also releases its leases, so that other nodes need
+/// not wait until its node expires.
 #[derive(Debug)]
 #[must_use = "dropping it stops it: it folds nothing any more"]
 pub struct Notifier {
-    /// What it works on.
     partitions: HeldPartitions,
-    /// Takes and gives back partitions.
     worker: Worker,
-    /// The poll.
     poll: JoinSet<()>,
-    /// The node, if it has no other role.
+    /// The node, if the notifier is its only role.
     node: Option<Arc<Member>>,
 }
 
 impl Notifier {
-    /// Starts it on `member`, and takes its part of the partitions as far as it can be had at once.
+    /// Starts it on `member`, and takes its share of the partitions as far as they are free.
     pub(crate) async fn start(
         context: &Arc<Context>,
         member: &Arc<Member>,
@@ -95,17 +88,17 @@ impl Notifier {
     ) -> Result<Self> {
         options.check()?;
         let partitions = HeldPartitions::default();
-        let looking = poll::run(Arc::clone(context), partitions.clone(), options.poll_interval);
+        let polling = poll::run(Arc::clone(context), partitions.clone(), options.poll_interval);
         let balance = options.balance.clone();
         let folding = Folding { context: Arc::clone(context), options, partitions: partitions.clone() };
         let divided = Pool { name: "partition".into(), role: Role::NOTIFIER };
         let worker = Worker::start(member, divided, Arc::new(folding), balance).await?;
         let mut poll = JoinSet::new();
-        poll.spawn(looking);
+        poll.spawn(polling);
         Ok(Self { partitions, worker, poll, node: None })
     }
 
-    /// Starts it as a node of its own.
+    /// Starts it on `member`, a node that has no other role.
     pub(crate) async fn start_alone(
         context: &Arc<Context>,
         member: Arc<Member>,
@@ -120,8 +113,7 @@ impl Notifier {
         self.partitions.numbers()
     }
 
-    /// Ends the tasks after the fold that each is doing, and releases the leases; leaves the bus if it was a node of its
-    /// own.
+    /// Ends each task after its present fold, and releases the leases; the node leaves the bus if it has no other role.
     pub async fn shutdown(mut self) -> Result<()> {
         let ended = self.worker.shutdown().await;
         self.poll.abort_all();

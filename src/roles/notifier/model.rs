@@ -1,10 +1,10 @@
-//! A reader and one name at a small size: what producers do, folds that take all that waits or only a part of it, tombstones that are
-//! dropped, and a reader that stops within a page, comes back from what was stored of its cursor, has its filter replaced, and
-//! expires.
+//! A model of one reader and one name, small enough to explore every order of steps: producers record events, folds take all of them
+//! or only a part, tombstones are deleted, and the reader stops within a page, resumes from its stored cursor, gets another filter,
+//! and expires.
 //!
-//! Rows are made by [`fold`], the function of the notifier; what is news, and who has expired, by [`Cursor`] and
-//! [`Notification::news_since`]. What the reader is owed is computed beside that: the newest fact of each kind of the newest instance,
-//! and a deletion by name once it may know that the name existed.
+//! The model uses the real functions: [`fold`] makes the rows; [`Cursor`] and [`Notification::news_since`] decide what is news and
+//! whether the reader has expired. Beside them it computes what must be delivered to the reader: the newest fact of each kind of the
+//! newest instance, and a deletion by name once the reader may know that the name existed.
 
 use std::collections::BTreeMap;
 
@@ -17,98 +17,89 @@ use crate::base::{
     notification::Notification,
 };
 
-/// The kinds of events that are followed.
 const KINDS: [EventKind; 3] = [EventKind::Created, EventKind::Deleted, EventKind::Updated];
 
-/// A mistake that somebody could make.
+/// A deliberate mistake that the model must find.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mistake {
-    /// A reader that stops within its first scan begins again as one who knows nothing.
+    /// A reader that stops within its first scan begins again from `nothing`.
     ScanForgotten,
-    /// A reader is not asked whether what it has not seen may have been dropped.
+    /// A reader does not check whether rows that it has not seen may have been deleted.
     HorizonIgnored,
 }
 
-/// So much happens.
+/// The size of the model.
 struct Reading {
-    /// How many events are recorded.
     events: u8,
-    /// How many folds there are.
     folds: u8,
-    /// How often the reader stops within a page, or has its filter replaced.
+    /// How often the reader may stop within a page, or get another filter.
     stops: u8,
-    /// What somebody has done wrong.
     mistake: Option<Mistake>,
 }
 
-/// All that there is.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct State {
-    /// How many events may still come.
+    /// How many events may still be recorded.
     events: u8,
     folds: u8,
     stops: u8,
-    /// How many instances there were, and whether the last one lives.
+    /// How many instances were created.
     instances: u8,
-    /// Whether it does.
+    /// Whether the last instance lives.
     lives: bool,
-    /// What waits in the counters, by instance and kind.
+    /// Unfolded events, by instance and kind.
     waiting: BTreeMap<u8, [u8; 3]>,
     /// The version of the last commit.
     version: u64,
-    /// The row, as it is stored.
+    /// The version and the stored bytes of the row.
     row: Option<(u64, Vec<u8>)>,
-    /// Up to where rows may have been dropped.
+    /// The version up to which rows may have been deleted.
     horizon: u64,
-    /// The cursor, as it is stored.
+    /// The stored bytes of the cursor.
     cursor: Vec<u8>,
-    /// What could be seen of the name, row by row: when, which instance, and whether it existed.
+    /// For each row that the name has had: its version, its instance, and whether the database existed then.
     seen: Vec<(u64, u8, bool)>,
-    /// When an instance that could be seen was gone.
+    /// The versions at which a visible instance was deleted.
     deletions: Vec<u64>,
-    /// The newest fact of each kind of the newest instance; 0 if there is none, or its tombstone was dropped.
+    /// The version of the newest event of each kind of the newest instance; 0 if there is none, or its tombstone was deleted.
     newest: [u64; 3],
-    /// The newest row that the reader was delivered with each kind.
-    told: [u64; 3],
-    /// Up to when the reader knows that the name existed; 0 if it may not know it.
+    /// The version of the newest row that was delivered with each kind.
+    delivered: [u64; 3],
+    /// The version up to which the reader knows that the name existed; 0 if it may not know it.
     known: u64,
 }
 
-/// The position of a commit.
 fn at(version: u64) -> Sequence {
     Sequence::new(Incarnation(0), Versionstamp::new(version, 0), 0)
 }
 
 impl State {
-    /// The row.
     fn row(&self) -> Option<Notification> {
         let (version, bytes) = self.row.as_ref()?;
         Some(Notification::from_bytes(at(*version), bytes).expect("it was written so"))
     }
 
-    /// The cursor.
     fn cursor(&self) -> Cursor {
         Cursor::from_bytes(&self.cursor).expect("it was written so")
     }
 
-    /// Whether the name existed for who has seen everything up to `version`.
+    /// Whether the name existed at `version`.
     fn existed_at(&self, version: u64) -> bool {
         self.seen.iter().rev().find(|(at, ..)| *at <= version).is_some_and(|(.., lives)| *lives)
     }
 
-    /// The first deletion up to `to` that the reader is owed.
+    /// The first deletion up to `to` that must be delivered.
     fn owed_deletion(&self, to: u64) -> Option<u64> {
-        let after = self.known.max(self.told[1]);
+        let after = self.known.max(self.delivered[1]);
         self.deletions.iter().copied().find(|at| self.known > 0 && *at > after && *at <= to)
     }
 
-    /// Something of `kind` is recorded of `instance`.
     fn record(&mut self, instance: u8, kind: usize) {
         self.events -= 1;
         self.waiting.entry(instance).or_default()[kind] += 1;
     }
 
-    /// What waits of `instances` is folded.
+    /// Folds the waiting events of `instances`.
     fn fold(&mut self, instances: &[u8]) {
         let observed = instances.iter().map(|instance| {
             let [created, deleted, updated] = self.waiting[instance].map(u64::from);
@@ -146,28 +137,28 @@ impl State {
         self.row = Some((self.version, row.to_bytes()));
     }
 
-    /// The row is delivered to a reader whose reading began as `cursor` says. Fails if it lacks what is owed.
+    /// Delivers the row at `version` to a reader whose reading began at `cursor`. Fails if a deletion is missing.
     fn deliver(&mut self, row: &Notification, version: u64, cursor: Cursor) -> Result<(), String> {
         let news: Kinds = row.news_since(cursor).iter().map(|(_, kind)| kind).collect();
         if let Some(due) = self.owed_deletion(version).filter(|_| !news.contains(EventKind::Deleted)) {
             return Err(format!("a row at {version} comes without the deletion of {due}"));
         }
-        for (told, kind) in self.told.iter_mut().zip(KINDS) {
+        for (delivered, kind) in self.delivered.iter_mut().zip(KINDS) {
             if news.contains(kind) {
-                *told = version;
+                *delivered = version;
             }
         }
         self.known = if self.existed_at(version) { version } else { 0 };
         Ok(())
     }
 
-    /// Nothing may be owed to a reader that says that it stands at the end.
+    /// Fails if the reader has reached the end but was not delivered everything.
     fn judge_end(&mut self) -> Result<(), String> {
         if let Some(due) = self.owed_deletion(self.version) {
             return Err(format!("the deletion of {due} was never delivered"));
         }
-        for ((told, newest), kind) in self.told.iter().zip(self.newest).zip(KINDS) {
-            if *told < newest {
+        for ((delivered, newest), kind) in self.delivered.iter().zip(self.newest).zip(KINDS) {
+            if *delivered < newest {
                 return Err(format!("{kind:?} of {newest} was never delivered"));
             }
         }
@@ -183,21 +174,21 @@ impl State {
 enum End {
     /// Before the row.
     Before,
-    /// Right behind it, and there is more.
+    /// Right behind it, before the end of the feed.
     Behind,
-    /// Where everything was read.
+    /// At the end of the feed.
     Complete,
 }
 
 impl Reading {
-    /// The reader reads a page. Fails if something is not as it has to be; `None` if no page can end there.
+    /// The reader reads a page. Fails if a delivery is missing; returns `None` if no page can end there.
     fn read(&self, state: &State, end: End) -> Option<Result<State, String>> {
         let mut next = state.clone();
         let cursor = state.cursor();
         let is_expired = cursor.check(at(state.horizon)).is_err();
         if is_expired && self.mistake != Some(Mistake::HorizonIgnored) {
             next.cursor = Cursor::NOTHING.to_bytes();
-            (next.told, next.known) = ([0; 3], 0);
+            (next.delivered, next.known) = ([0; 3], 0);
             return Some(Ok(next)).filter(|_| end == End::Complete);
         }
         let begun = cursor.begin(at(state.version));
@@ -249,7 +240,7 @@ impl Model for Reading {
             seen: Vec::new(),
             deletions: Vec::new(),
             newest: [0; 3],
-            told: [0; 3],
+            delivered: [0; 3],
             known: 0,
         }
     }
@@ -275,7 +266,7 @@ impl Model for Reading {
             let mut next = state.clone();
             next.fold(&all);
             steps.push(("all that waits is folded".to_owned(), Ok(next)));
-            // Of a name that was dropped nothing waits any more.
+            // A name whose tombstone was deleted has no waiting events.
             if all.len() > 1 && state.horizon == 0 {
                 for instance in all {
                     let mut next = state.clone();
@@ -288,7 +279,7 @@ impl Model for Reading {
             let mut next = state.clone();
             next.horizon = row.sequence.versionstamp().version();
             (next.row, next.newest) = (None, [0; 3]);
-            steps.push(("the tombstone is dropped".to_owned(), Ok(next)));
+            steps.push(("the tombstone is deleted".to_owned(), Ok(next)));
         }
         for end in [End::Before, End::Behind, End::Complete] {
             if let Some(read) = self.read(state, end) {
@@ -303,7 +294,7 @@ impl Model for Reading {
                 _ => state.cursor().rewound(),
             };
             next.cursor = rewound.to_bytes();
-            steps.push(("another filter is wanted".to_owned(), Ok(next)));
+            steps.push(("the filter is replaced".to_owned(), Ok(next)));
         }
         steps
     }
@@ -313,11 +304,11 @@ impl Model for Reading {
     }
 }
 
-/// The sizes that are explored with every build.
+/// Small enough for every build.
 const SMALL: Reading = Reading { events: 5, folds: 4, stops: 2, mistake: None };
 
 #[test]
-fn a_reader_is_delivered_all_that_it_is_owed_or_has_expired() {
+fn a_reader_gets_every_delivery_or_expires() {
     let states = explore(&SMALL).unwrap_or_else(|(steps, reason)| panic!("{reason}: {steps:#?}"));
     println!("{states} states");
     assert!(states > 1_000, "{states} states are few");

@@ -10,14 +10,14 @@ use crate::{
 /// How a notifier works.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NotifierOptions {
-    /// How it takes its part of the partitions.
+    /// How it takes its share of the partitions.
     pub balance: BalanceOptions,
     /// The most of its time that a partition is folded, in percent, 1 to 100: after a fold it pauses accordingly, so that a slow
-    /// store coalesces more. Default: 25.
+    /// store coalesces more events into one fold. Default: 25.
     pub fold_percent: u8,
     /// The longest such pause. Zero folds without a pause. Default: 25 ms.
     pub fold_interval_max: Duration,
-    /// How often it looks for events whose ring never came. Default: 1 s.
+    /// How often it polls for events whose ring was lost. Default: 1 s.
     pub poll_interval: Duration,
     /// The most rows of counters that one fold reads. Default: 1,000.
     pub fold_rows_max: usize,
@@ -36,7 +36,6 @@ impl Default for NotifierOptions {
 }
 
 impl NotifierOptions {
-    /// Fails if an option is out of its limits.
     pub(crate) fn check(&self) -> Result<()> {
         if self.poll_interval.is_zero() {
             return Err(Error::invalid("poll interval", "it is zero"));
@@ -45,7 +44,7 @@ impl NotifierOptions {
             return Err(Error::invalid("fold percent", format!("{} is not 1 to 100", self.fold_percent)));
         }
         self.balance.check()?;
-        // One database can have a row of counters, one of its last update and a design document; a fold must get on.
+        // One database can have a row of counters, one of its last update and a design document, and each fold must make progress.
         if !(10..=10_000).contains(&self.fold_rows_max) {
             return Err(Error::invalid("fold rows", format!("{} is not 10 to 10,000", self.fold_rows_max)));
         }

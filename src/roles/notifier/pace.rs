@@ -4,35 +4,34 @@ use std::time::Duration;
 
 use super::options::NotifierOptions;
 
-/// The shortest rest: timers are no finer. Shorter ones are added up.
+/// Least rest, because timers are no finer. Shorter rests are added up.
 const REST_MIN: Duration = Duration::from_millis(1);
 
-/// What rest a partition still has to take.
+/// The rest that a partition still has to take.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
-    /// How much, when the last fold ended.
+    /// The rest that remained when the last fold ended.
     owed: Duration,
-    /// When that was, on the clock of the store.
+    /// When the last fold ended, on the clock of the store.
     ended: Duration,
 }
 
 impl Pace {
-    /// A pass of folds took from `began` to `ended`.
+    /// Notes a pass of folds from `began` to `ended`.
     pub fn folded(&mut self, began: Duration, ended: Duration, options: &NotifierOptions) {
         let percent = u32::from(options.fold_percent.clamp(1, 100));
         let rest = ended.saturating_sub(began).saturating_mul(100 - percent) / percent;
-        // What was not rested before it is owed still: folding is no rest.
+        // Time spent folding does not count as rest.
         self.owed = self.rest(began).saturating_add(rest).min(options.fold_interval_max);
         self.ended = ended;
     }
 
-    /// How long to rest from `now` on before the next fold.
     pub fn pause(&self, now: Duration) -> Duration {
         let rest = self.rest(now);
         if rest < REST_MIN { Duration::ZERO } else { rest }
     }
 
-    /// How much of the rest is left at `now`.
+    /// The rest that remains at `now`.
     fn rest(&self, now: Duration) -> Duration {
         self.owed.saturating_sub(now.saturating_sub(self.ended))
     }
@@ -42,7 +41,6 @@ impl Pace {
 mod tests {
     use super::*;
 
-    /// A duration in microseconds.
     const fn us(us: u64) -> Duration {
         Duration::from_micros(us)
     }

@@ -22,50 +22,43 @@ use crate::{
     store::Watch,
 };
 
-/// How long a task pauses after a failure that its transaction could not mend.
+/// Pause of a task after a failed fold.
 const FAILURE_PAUSE: Duration = Duration::from_secs(1);
 
-/// What is reported of folds.
 const FOLD: &str = "fold of a partition";
 
-/// The task of one partition.
 pub(super) struct Task {
     context: Arc<Context>,
     partition: Partition,
-    /// The right to fold it.
     lease: Held,
-    /// How to work.
     options: NotifierOptions,
     /// Folds committed under the lease.
     folds: u64,
-    /// What the last fold has done, if it failed and may have been committed all the same.
+    /// Outcome of the last fold, if it failed but may have committed.
     unsettled: Done,
-    /// Fires when another process rings; `None` if it has, or could not be set.
+    /// Fires when another process rings; `None` if it has fired or could not be set.
     doorbell: Option<Watch>,
     /// Bytes of a fold's transaction at which it ends.
     size_max: usize,
-    /// How long to rest between passes.
+    /// Rests between passes.
     pace: Pace,
-    /// Tells others of the task as long as it is there.
     present: Present,
 }
 
-/// Tells producers of this process, and the poll of the notifier, that a task works on the partition.
+/// Shows producers of this process, and the poll of the notifier, that a task works on the partition. Dropping it withdraws that.
 struct Present {
     context: Arc<Context>,
-    /// What the notifier holds.
     partitions: HeldPartitions,
     /// The partition, and the epoch of its lease.
     lease: (Partition, u64),
 }
 
 impl Present {
-    /// Tells the poll whether the last pass has left rows where they are.
+    /// Notes for the poll whether the last pass has left rows in place.
     fn set_left(&self, has_left: bool) {
         self.partitions.lock().insert(self.lease, has_left);
     }
 
-    /// From now on, until it is dropped.
     fn enter(context: &Arc<Context>, partitions: &HeldPartitions, partition: Partition, epoch: u64) -> Self {
         context.signals.enter(partition);
         let lease = (partition, epoch);
@@ -83,7 +76,6 @@ impl Drop for Present {
 }
 
 impl Task {
-    /// A task that holds `lease`.
     pub fn new(
         context: Arc<Context>,
         lease: Held,
@@ -105,7 +97,7 @@ impl Task {
         }
     }
 
-    /// Folds until it is asked to stop; fails when it has lost the lease.
+    /// Folds until it is asked to stop; fails if the lease is lost.
     pub async fn run(mut self, mut stop: Stop) -> Result<()> {
         loop {
             let began = self.context.env().now();
@@ -115,7 +107,7 @@ impl Task {
                 Ok(()) => self.context.stats.health.works(FOLD, self.partition.0.into()),
                 Err(error @ Error::LeaseLost { .. }) => return Err(error),
                 Err(error) => {
-                    // What waits, waits for this to be over, not for a ring.
+                    // The remaining events wait for the failure to end, not for a ring.
                     self.present.set_left(true);
                     let Context { stats, .. } = &*self.context;
                     stats.health.failed(self.context.env(), FOLD, self.partition.0.into(), &error);
@@ -134,7 +126,7 @@ impl Task {
         }
     }
 
-    /// Folds everything that waits, unless it is asked to stop in between.
+    /// Folds all waiting events, unless it is asked to stop in between.
     async fn pass(&mut self, stop: &Stop) -> Result<()> {
         if self.doorbell.is_none() {
             self.doorbell = listen(&self.context, self.partition).await;
@@ -163,7 +155,7 @@ impl Task {
             self.account(&done);
             match done.next {
                 Some(next) if !stop.is_requested() => from = Some(next),
-                // The first fold may have been that of the last pass, which did not see what has woken this one.
+                // The first fold may be the settled one of the last pass, which read before this pass was woken: read once more.
                 None if settles && !stop.is_requested() => {
                     from = None;
                     settles = false;
@@ -176,7 +168,7 @@ impl Task {
         }
     }
 
-    /// Whether a fold that has failed with `error` can be tried again as a smaller one, as it was too large or took too long.
+    /// Whether a fold that failed with `error` was too large or took too long and can be tried again as a smaller one.
     fn shrink(&mut self, error: &Error) -> bool {
         let codes = [StoreError::TRANSACTION_TOO_LARGE.code(), StoreError::TRANSACTION_TOO_OLD.code()];
         let is_too_much = error.code().is_some_and(|code| codes.contains(&code));
@@ -187,7 +179,7 @@ impl Task {
         true
     }
 
-    /// Counts what a fold has done, and tells readers of the feed.
+    /// Counts the outcome of a fold, and wakes readers of the feed.
     fn account(&mut self, done: &Done) {
         let Context { stats, signals, .. } = &*self.context;
         stats.fold_retries.add(done.retries);
@@ -213,7 +205,7 @@ impl Task {
                 partition = self.partition.0,
                 events = done.stale.total(),
                 unsaid,
-                "stale events are told to nobody: their databases were replaced, or recorded under an instance that was never created"
+                "stale events are not delivered: their databases were replaced, or recorded under an instance that was never created"
             );
         }
         if done.rows > 0 {
@@ -221,7 +213,7 @@ impl Task {
         }
     }
 
-    /// Completes when events may be there and the pace allows a fold.
+    /// Completes when events may be waiting and the pace allows a fold.
     async fn wait(&mut self) {
         self.hint().await;
         let env = self.context.env();
@@ -231,7 +223,7 @@ impl Task {
         }
     }
 
-    /// Completes when events may be there.
+    /// Completes when events may be waiting.
     async fn hint(&mut self) {
         match &mut self.doorbell {
             None => self.context.signals.woken(self.partition).await,
@@ -240,8 +232,8 @@ impl Task {
                 rung = doorbell => {
                     self.doorbell = None;
                     if let Err(error) = rung {
-                        // A watch can be refused as late as this. Asking for another at once would go round and round;
-                        // the poll finds what rings.
+                        // A watch can be refused as late as this. Another one might fail at once and cause a busy loop; the poll finds the
+                        // events.
                         self.context.stats.health.complain(self.context.env(), "watch of a doorbell", &error);
                         self.context.signals.woken(self.partition).await;
                     }
@@ -251,8 +243,7 @@ impl Task {
     }
 }
 
-/// Sets a watch on the doorbell of `partition`, in a transaction that writes nothing. Without one, the poll finds what
-/// rings.
+/// Sets a watch on the doorbell of `partition`, in a transaction that writes nothing. Without a watch, the poll finds the events.
 async fn listen(context: &Context, partition: Partition) -> Option<Watch> {
     let key = &context.keys.doorbell(partition);
     let watch = context.db.run(async |tx| tx.watch(key).await).await;

@@ -1,7 +1,7 @@
-//! The poll of a notifier: finds events whose ring never came.
+//! The poll of a notifier: finds events whose ring was lost.
 //!
-//! It reads at most one key per run of adjacent partitions while nothing waits, whatever the number of databases. Where it
-//! finds something, hints are evidently being lost, so it looks more often for a while.
+//! While no events wait, it reads at most one key per run of adjacent partitions, whatever the number of databases. If it
+//! finds events, hints are being lost, so it polls more often for a while.
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,13 +15,12 @@ use crate::{
     store::{Isolation, RangeRead},
 };
 
-/// What is reported of the poll.
 const POLL: &str = "poll of a notifier";
 
-/// How much shorter than the poll interval a pause can get.
+/// How many times shorter than the poll interval a pause can get.
 const HASTE_MAX: u32 = 16;
 
-/// Polls the partitions that are held at the time, until it is dropped.
+/// Polls the held partitions until it is dropped.
 pub(super) async fn run(context: Arc<Context>, partitions: HeldPartitions, interval: Duration) {
     let mut pause = interval;
     let health = &context.stats.health;
@@ -29,8 +28,8 @@ pub(super) async fn run(context: Arc<Context>, partitions: HeldPartitions, inter
         context.env().sleep(pause).await;
         let mut found = 0;
         for run in runs(&partitions.numbers()) {
-            match look(&context, run).await {
-                // What was left where it is waits for a repair, not for a ring.
+            match poll_run(&context, run).await {
+                // Rows that were left in place wait for a repair, not for a ring.
                 Ok(waiting) => {
                     found += waiting.iter().filter(|&&waiting| !partitions.has_left(waiting)).count();
                     health.works(POLL, 0);
@@ -46,7 +45,7 @@ pub(super) async fn run(context: Arc<Context>, partitions: HeldPartitions, inter
     }
 }
 
-/// The runs of adjacent numbers, as first and last.
+/// The runs of adjacent numbers, each as its first and last number.
 fn runs(partitions: &[u32]) -> Vec<(u32, u32)> {
     let mut runs: Vec<(u32, u32)> = Vec::new();
     for &number in partitions {
@@ -58,9 +57,9 @@ fn runs(partitions: &[u32]) -> Vec<(u32, u32)> {
     runs
 }
 
-/// Wakes the partitions of a run in which something waits; returns them. It looks at keys only: whether the rows there can be
-/// decoded is of no matter to it.
-async fn look(context: &Context, (first, last): (u32, u32)) -> Result<Vec<Partition>> {
+/// Wakes the partitions of a run in which events wait, and returns them. It reads keys only, so rows that cannot be decoded do not
+/// stop it.
+async fn poll_run(context: &Context, (first, last): (u32, u32)) -> Result<Vec<Partition>> {
     let mut first = first;
     let mut found = Vec::new();
     if is_on(Bug::PollForgotten) {
@@ -76,7 +75,7 @@ async fn look(context: &Context, (first, last): (u32, u32)) -> Result<Vec<Partit
         if is_on(Bug::BrokenCountersBlindPoll) {
             context.keys.drain_row((key.clone(), value))?;
         }
-        // Of a key between the partitions there is none to wake.
+        // A key between two partitions belongs to none.
         let (at, within) = context.keys.partition_at(&key, Partition(first), Partition(last));
         if within {
             context.signals.wake(at);

@@ -1,4 +1,4 @@
-//! What a name stands for, as a transaction sees it: its row, and what waits to be folded into it.
+//! The row of a name as it would be if its waiting events were folded now.
 
 use super::{algorithm, drain::Drain};
 use crate::{
@@ -7,10 +7,10 @@ use crate::{
     store::Transaction,
 };
 
-/// The row that `name` would have if all that waits were folded now; `None` if nothing is known of it.
+/// The row that `name` would have if all its waiting events were folded now; `None` if the bus does not know the name.
 ///
-/// It is read by snapshot, and a fold in between changes nothing of it. Whoever decides by it what to record makes sure that
-/// nobody else does so at the same time.
+/// It reads by snapshot; a fold in between does not change the result. A caller that decides by it what to record must make sure
+/// that no other caller does so at the same time.
 pub(crate) async fn standing(
     context: &Context,
     tx: &Transaction,
