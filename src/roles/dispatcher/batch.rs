@@ -1,4 +1,4 @@
-//! [`Batch`]: rows of the feed that were read together; and [`Matched`]: those of them that a pattern matches.
+//! [`Batch`]: rows of the feed that were read together; and [`Matched`]: the rows of a batch that a pattern matches.
 
 #[cfg(feature = "http")]
 use std::{
@@ -16,10 +16,10 @@ use crate::base::{
     notification::Notification,
 };
 
-/// With so many bytes of names a batch takes no further row.
+/// Bytes of names after which a batch takes no further row.
 const BATCH_BYTES_MAX: usize = 32 * 1024;
 
-/// How many of `rows` go into one batch: few, because a subscriber that rests holds one.
+/// How many of `rows` go into one batch. Batches are small, because an idle subscriber holds one.
 pub(super) fn batch_len(rows: &[Arc<Notification>], rows_max: usize) -> usize {
     let mut bytes = 0;
     let fits = |row: &&Arc<Notification>| {
@@ -30,16 +30,16 @@ pub(super) fn batch_len(rows: &[Arc<Notification>], rows_max: usize) -> usize {
     rows.iter().take(rows_max).take_while(fits).count()
 }
 
-/// Rows of the feed, as the tail or a subscriber that catches up has read them.
+/// Rows of the feed, read by the tail or by a subscriber that catches up.
 pub(crate) struct Batch {
     pub rows: Vec<Arc<Notification>>,
-    /// What everybody knew for whom the rows are news: the batch is a part of a reading that began there.
+    /// Where the reading began that the batch is part of: every receiver of the batch knew at least this.
     pub since: Cursor,
-    /// Where the batch ends: rows up to here were read.
+    /// The batch covers the feed up to here.
     pub to: Sequence,
-    /// Whether it ends at the end of what there was to read. Who has it then knows all that happened up to there.
+    /// Whether the reading ends here. A receiver then knows everything up to `to`.
     pub is_complete: bool,
-    /// What was made of it once for all who share it.
+    /// Values computed from the batch once for all receivers.
     #[cfg(feature = "http")]
     made: Mutex<Vec<Arc<dyn Any + Send + Sync>>>,
 }
@@ -56,7 +56,7 @@ impl Batch {
         }
     }
 
-    /// What `make` makes of the batch, made once for all who pass an equal `key`. Keep the number of keys small.
+    /// Calls `make` once for all callers with an equal `key`, and returns the result. Keep the number of keys small.
     #[cfg(feature = "http")]
     pub fn once<K, T>(&self, key: K, make: impl FnOnce() -> T) -> Arc<(K, T)>
     where
@@ -73,10 +73,10 @@ impl Batch {
         new
     }
 
-    /// The cursor of a reader whose reading began as `since` says, and that was delivered all of the batch.
+    /// The cursor of a reader whose reading began at `since` and that was delivered the whole batch.
     pub fn cursor_after(&self, since: Cursor) -> Cursor {
         if self.is_complete {
-            // It may know more than the batch says.
+            // The reader may know more than the batch covers.
             return match since.knowledge() {
                 Knowledge::UpTo(known) => known.max(self.to).into(),
                 Knowledge::Nothing => self.to.into(),
@@ -92,7 +92,7 @@ impl fmt::Debug for Batch {
     }
 }
 
-/// A position as logs carry it.
+/// Encodes a position for logs.
 pub(super) fn to_mark(position: Sequence) -> Mark {
     let mut bytes = [0; 16];
     bytes[..position.as_bytes().len()].copy_from_slice(position.as_bytes());
@@ -100,25 +100,25 @@ pub(super) fn to_mark(position: Sequence) -> Mark {
     [high, low].map(|half| u64::from_be_bytes(half.try_into().expect("they are 8 bytes each")))
 }
 
-/// The position that logs have carried.
+/// Decodes a position from logs.
 pub(super) fn of_mark(mark: Mark) -> Sequence {
     let bytes = [mark[0].to_be_bytes(), mark[1].to_be_bytes()].concat();
     Sequence::from_bytes(&bytes[..Sequence::MIN.as_bytes().len()]).expect("it was one")
 }
 
-/// Rows of a batch, in order. Mostly there is one.
+/// Rows of a batch, in order; mostly one.
 pub(super) type Indices = SmallVec<[u32; 4]>;
 
-/// Which rows of a batch are delivered.
+/// The rows of a batch that are delivered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Chosen {
-    /// Those from an index on.
+    /// All rows from this index on.
     From(u32),
     Indices(Indices),
 }
 
 impl Chosen {
-    /// Those from index `first` on.
+    /// Drops the rows before index `first`.
     pub fn from(self, first: u32) -> Self {
         match self {
             Self::From(index) => Self::From(index.max(first)),
@@ -137,7 +137,7 @@ impl Chosen {
         }
     }
 
-    /// The index in the batch of the one at `place` of these.
+    /// The index in the batch of the chosen row number `place`.
     #[inline]
     pub fn index_of(&self, place: usize) -> u32 {
         match self {
@@ -159,7 +159,7 @@ pub(super) struct Matched {
 }
 
 impl Matched {
-    /// All rows of a batch that nobody else has.
+    /// All rows of a batch that is not shared.
     pub fn all(batch: Batch) -> Self {
         Self { batch: Arc::new(batch), chosen: Chosen::From(0) }
     }

@@ -1,4 +1,4 @@
-//! Callback subscriptions: a listener that only calls.
+//! Callback subscriptions: listeners that only call a function.
 
 use tokio::task::AbortHandle;
 
@@ -10,18 +10,17 @@ use super::{
 };
 use crate::base::filter::Filter;
 
-/// A subscription whose deliveries go to a callback. Dropping it ends the subscription.
+/// A subscription that passes its deliveries to a callback. Dropping it ends the subscription.
 #[derive(Debug)]
 #[must_use = "dropping the handle ends the subscription"]
 pub struct CallbackHandle {
     listener: ListenerHandle<()>,
     task: AbortHandle,
-    /// Whether it was asked to end, and comes to its end by itself.
+    /// Whether `stop` has ended the subscription, so that the task need not be aborted.
     is_stopped: bool,
 }
 
 impl CallbackHandle {
-    /// Starts what calls.
     pub(super) fn start<L, F>(listen: Listen<L, F>) -> Self
     where
         L: Listener<Message = ()>,
@@ -31,24 +30,24 @@ impl CallbackHandle {
         Self { listener, task, is_stopped: false }
     }
 
-    /// Which subscriber it is.
+    /// The id of the subscriber.
     pub fn id(&self) -> SubscriberId {
         self.listener.id()
     }
 
-    /// Has it want something else from now on, as [`Subscription::replace`](super::Subscription::replace) says.
+    /// Replaces the filter, as [`Subscription::replace`](super::Subscription::replace) does.
     pub fn replace(&self, filter: Filter) {
         self.listener.replace(filter);
     }
 
-    /// Lets the call that is under way come to its end, and ends the subscription; a durable one saves how far it has
-    /// come. Called by the callback itself, it does not wait for that.
+    /// Waits until the present call has returned, then ends the subscription; a durable one saves its cursor. Does not wait if the
+    /// callback itself calls it.
     pub async fn stop(mut self) {
         self.listener.stop().await;
         self.is_stopped = true;
     }
 
-    /// Whether the subscription has ended: its dispatcher has, it was stopped, or another has opened its cursor.
+    /// Whether the subscription has ended: its dispatcher ended, it was stopped, or another subscriber opened its cursor.
     pub fn is_finished(&self) -> bool {
         self.task.is_finished()
     }

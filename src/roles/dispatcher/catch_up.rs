@@ -1,4 +1,4 @@
-//! Reads of the feed for subscribers that start or have fallen behind, and of the design documents that deliveries tell of.
+//! Reads the feed for subscribers that start or have fallen behind, and reads the design documents that have changed.
 
 use std::{
     pin::Pin,
@@ -25,16 +25,16 @@ use crate::{
 /// How many exact names one read of the feed looks up.
 pub(super) const LOOK_UPS_MAX: usize = 400;
 
-/// How long after a failed read of the feed the next one begins.
+/// Pause after a failed read of the feed.
 const FAILURE_PAUSE: Duration = Duration::from_millis(100);
 
 /// How many databases' design documents are read at once.
 const DDOC_READS_MAX: usize = 8;
 
-/// What a read of the feed has brought.
+/// The result of a read of the feed.
 pub(super) struct Page {
     pub rows: Vec<Arc<Notification>>,
-    /// What could be read when the reading began.
+    /// The end of the feed when the reading began.
     pub began: Sequence,
     pub to: Sequence,
     pub more: bool,
@@ -42,13 +42,13 @@ pub(super) struct Page {
     pub last: Option<DbName>,
 }
 
-/// A read of the feed, in a task of its own: it has one of a few turns, and must come to its end although the subscriber
-/// does something else meanwhile. Dropping it ends it.
+/// A read of the feed, in its own task: it holds one of a few permits, and must finish even if the subscriber is not polled.
+/// Dropping it aborts the read.
 pub(super) struct Load(JoinHandle<Result<Page>>);
 
 impl Load {
-    /// Reads the feed after `cursor`, when it is this subscriber's turn; with `names` the newest rows of these, all but the last of
-    /// which are looked up if they are too many.
+    /// Reads the feed after `cursor` once a permit is free. With `names` it looks up the newest rows of these names; of too many names
+    /// it looks up the first ones.
     pub fn begin(shared: &Arc<Shared>, cursor: Cursor, names: Option<Vec<DbName>>, has_failed: bool) -> Self {
         let shared = Arc::clone(shared);
         Self(tokio::spawn(async move {
@@ -63,12 +63,11 @@ impl Load {
         }))
     }
 
-    /// Completes with what was read.
     pub fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Page>> {
         match ready!(Pin::new(&mut self.0).poll(context)) {
             Ok(page) => Poll::Ready(page),
             Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
-            // Nobody else aborts it: the runtime ends, and this task with it.
+            // Only the end of the runtime aborts the task, and then this one ends, too.
             Err(_) => Poll::Pending,
         }
     }
@@ -99,10 +98,10 @@ async fn look_up(shared: &Shared, cursor: Cursor, mut names: Vec<DbName>) -> Res
     Ok(Page { rows, began: to, to, more, last })
 }
 
-/// A read of the design documents that have changed, for each delivery of a batch.
+/// A read of the changed design documents, for each delivery of a batch.
 pub(super) type DdocRead = BoxFuture<'static, Result<Vec<Arc<ChangedDdocs>>>>;
 
-/// Reads which design documents have changed, for each delivery of `batch`.
+/// Reads the changed design documents for each delivery of `batch`.
 pub(super) fn read_ddocs(shared: &Arc<Shared>, batch: DeliveryBatch) -> DdocRead {
     let shared = Arc::clone(shared);
     Box::pin(async move {

@@ -1,4 +1,4 @@
-//! Which row of a database stands for others that wait with it.
+//! Decides which waiting rows of a database its newest row replaces.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -10,13 +10,13 @@ use crate::base::{
     notification::Notification,
 };
 
-/// Whether `row` tells a subscriber at `since` of a deletion.
-fn tells_deletion(row: &Notification, since: &Cursor) -> bool {
+/// Whether `row` has news of a deletion for a subscriber at `since`.
+fn has_deletion(row: &Notification, since: &Cursor) -> bool {
     row.news_since(*since).kinds().contains(EventKind::Deleted)
 }
 
-/// Puts `row` in the place of an older one of its database, for a subscriber at `since`. The older one is kept as well if it tells of
-/// a deletion of which the newer one says nothing: the janitor has dropped the tombstone in between.
+/// Replaces an older row of the same database by `row`, for a subscriber at `since`. The older row is kept as well if it has news of
+/// a deletion that the newer row no longer has, because the janitor deleted the tombstone in between.
 pub(super) fn coalesce(
     since: &Cursor,
     row: &Arc<Notification>,
@@ -24,15 +24,15 @@ pub(super) fn coalesce(
     kept: &mut Vec<Arc<Notification>>,
 ) {
     let Some(older) = newest.insert(row.name.clone(), Arc::clone(row)) else { return };
-    if tells_deletion(&older, since) && !tells_deletion(row, since) && !is_on(Bug::RoundForgetsTombstone) {
+    if has_deletion(&older, since) && !has_deletion(row, since) && !is_on(Bug::RoundForgetsTombstone) {
         kept.push(older);
     }
 }
 
-/// Whether the row of `latest` has all that the row of `first`, and whatever rows of the same name came between, would tell a
-/// subscriber at `since`. Of a deletion nothing is left in later rows once the janitor has dropped the tombstone; one and the
-/// same instance has none between its rows.
-pub(super) fn tells_all(latest: &Matched, first: &Matched, since: &Cursor) -> bool {
+/// Whether the row of `latest` has all the news for a subscriber at `since` that the row of `first` and the rows of the same name
+/// between them have. Once the janitor has deleted a tombstone, later rows no longer show the deletion; but between two rows of the
+/// same instance there is no deletion.
+pub(super) fn has_all_news(latest: &Matched, first: &Matched, since: &Cursor) -> bool {
     let (Some(latest), Some(first)) = (latest.rows().next(), first.rows().next()) else { return false };
-    tells_deletion(latest, since) || (latest.instance == first.instance && !tells_deletion(first, since))
+    has_deletion(latest, since) || (latest.instance == first.instance && !has_deletion(first, since))
 }

@@ -1,4 +1,4 @@
-//! [`DeliveryBatch`], [`Delivery`] and [`Interruption`]: what a subscriber receives.
+//! [`DeliveryBatch`], [`Delivery`] and [`Interruption`]: the items that a subscriber receives.
 
 use std::{fmt, ops::Range, sync::Arc};
 
@@ -15,16 +15,16 @@ use crate::{
     state::notification_feed::ChangedDdocs,
 };
 
-/// What is delivered of a batch to one subscriber.
+/// The deliveries of a batch to one subscriber.
 #[derive(Clone)]
 pub(super) struct Deliveries {
     pub batch: Arc<Batch>,
     pub chosen: Chosen,
-    /// Where the reading of the subscriber began, and how far it had come before the batch.
+    /// The subscriber's cursor before the batch.
     pub since: Cursor,
-    /// The filters of the subscriber, if it has a set of them, and the kinds of events that the whole wants.
+    /// The subscriber's set of filters, if it has one, and the kinds of events that the set wants.
     pub filters: Option<(Arc<Set>, Kinds)>,
-    /// For each delivery the design documents that have changed, if they were asked for.
+    /// The changed design documents of each delivery, if they were asked for.
     pub ddocs: Option<Box<[Arc<ChangedDdocs>]>>,
 }
 
@@ -43,7 +43,7 @@ impl Deliveries {
         self.ddocs.as_ref().map(|changed| &changed[index])
     }
 
-    /// Where a subscriber stands that has worked on the first `count`.
+    /// The cursor of a subscriber that has worked on the first `count` deliveries.
     fn cursor_after(&self, count: usize) -> Cursor {
         let Self { batch, since, .. } = self;
         if count >= self.len() {
@@ -55,10 +55,10 @@ impl Deliveries {
     }
 }
 
-/// Deliveries that come together: of distinct databases, but that in a round one that was deleted and created again can come twice,
-/// first with its tombstone.
+/// Deliveries that come together. Each is of another database, with one exception: in a round, a database that was deleted and created
+/// again can come twice, first with its tombstone.
 ///
-/// It is iterated by reference, which costs nothing per row:
+/// Iterating it by reference copies no row:
 ///
 /// ```
 /// # fn example(batch: notibus::dispatcher::DeliveryBatch) {
@@ -68,12 +68,12 @@ impl Deliveries {
 /// # }
 /// ```
 ///
-/// Clones are cheap and share the rows. Whoever keeps a batch keeps its rows in memory, at most
+/// Clones are cheap and share the rows. A batch that is kept holds its rows in memory, at most
 /// [`DispatcherOptions::catch_up_rows_max`](super::DispatcherOptions::catch_up_rows_max) of them, or those of a round.
 #[derive(Clone)]
 pub struct DeliveryBatch {
     all: Arc<Deliveries>,
-    /// Which of all these are, `start` to before `end`: mostly all, and never none once they are delivered.
+    /// The part of `all` that this batch is, from `start` to before `end`. It is not empty when it is delivered.
     start: u32,
     end: u32,
 }
@@ -94,17 +94,17 @@ impl DeliveryBatch {
         Iter { batch: &self.all, left: self.start as usize..self.end as usize }
     }
 
-    /// The delivery at `index`, to be kept.
+    /// The delivery at `index`, as an owned value.
     ///
     /// # Panics
     ///
-    /// If there are not so many.
+    /// If `index` is out of bounds.
     pub fn delivery(&self, index: usize) -> Delivery {
         assert!(index < self.len(), "there is no delivery {index} of {}", self.len());
         Delivery { batch: Arc::clone(&self.all), index: self.start as usize + index }
     }
 
-    /// Takes the first delivery out.
+    /// Removes the first delivery and returns it.
     pub(super) fn take_first(&mut self) -> Delivery {
         let first = self.delivery(0);
         self.start += 1;
@@ -115,17 +115,17 @@ impl DeliveryBatch {
         Delivery { batch: self.all, index: self.start as usize }
     }
 
-    /// Where a subscriber stands that has worked on the whole batch.
+    /// The cursor of a subscriber that has worked on the whole batch.
     pub fn cursor(&self) -> Cursor {
         self.all.cursor_after(self.end as usize)
     }
 
-    /// Where a subscriber stands that has worked on the first `count` deliveries.
+    /// The cursor of a subscriber that has worked on the first `count` deliveries.
     pub fn cursor_after(&self, count: usize) -> Cursor {
         self.all.cursor_after(self.end.min(self.start.saturating_add(count as u32)) as usize)
     }
 
-    /// The deliveries of which `is_wanted`, with the design documents that have changed, in the order of the deliveries.
+    /// The deliveries for which `is_wanted` is true, in order, with their changed design documents.
     pub(super) fn with_ddocs(
         &self,
         ddocs: Vec<Arc<ChangedDdocs>>,
@@ -140,7 +140,7 @@ impl DeliveryBatch {
         with(Chosen::Indices(chosen), ddocs)
     }
 
-    /// The rows that they are made of, if they are all rows of a batch which others are delivered as well.
+    /// The batch of rows, if this is the whole batch as other subscribers receive it, too.
     #[cfg(feature = "http")]
     pub(crate) fn whole(&self) -> Option<&Arc<Batch>> {
         let Deliveries { batch, chosen, since, .. } = &*self.all;
@@ -193,17 +193,17 @@ impl fmt::Debug for Iter<'_> {
     }
 }
 
-/// A row, as news to one subscriber. Clones are cheap.
+/// A row as news to one subscriber. Clones are cheap.
 ///
-/// A database is known by its name: of several instances that had the name one after the other, the news say that the last one
-/// before this is deleted, whichever of them the subscriber knew.
+/// A database is known by its name. If several instances had the name one after the other, the news say that the last one
+/// before the present one is deleted, whichever of them the subscriber knew.
 #[derive(Clone)]
 pub struct Delivery {
     batch: Arc<Deliveries>,
     index: usize,
 }
 
-/// A delivery within its [`DeliveryBatch`]. It has all that a [`Delivery`] has.
+/// A delivery within its [`DeliveryBatch`]. It has all methods of [`Delivery`].
 #[derive(Clone, Copy)]
 pub struct DeliveryRef<'a> {
     batch: &'a Deliveries,
@@ -211,37 +211,37 @@ pub struct DeliveryRef<'a> {
 }
 
 impl Delivery {
-    /// The same by reference.
+    /// Borrows the delivery.
     #[inline]
     pub fn as_ref(&self) -> DeliveryRef<'_> {
         DeliveryRef { batch: &self.batch, index: self.index }
     }
 
-    /// The batch that it came in.
+    /// The batch in which it came.
     pub fn batch(&self) -> DeliveryBatch {
         DeliveryBatch { all: Arc::clone(&self.batch), start: 0, end: self.batch.len() as u32 }
     }
 
-    /// A batch of itself alone.
+    /// Makes a batch of this delivery alone.
     pub(super) fn alone(self) -> DeliveryBatch {
         let start = self.index as u32;
         DeliveryBatch { all: self.batch, start, end: start + 1 }
     }
 
-    /// Where a subscriber stands that has worked on what came before it in its batch.
+    /// The cursor of a subscriber that has worked on the deliveries before this one in its batch.
     pub(super) fn cursor_before(&self) -> Cursor {
         self.batch.cursor_after(self.index)
     }
 }
 
 impl<'a> DeliveryRef<'a> {
-    /// Where the subscriber stood before the batch.
+    /// The subscriber's cursor before the batch.
     pub(super) fn batch_since(&self) -> &'a Cursor {
         &self.batch.since
     }
 }
 
-/// What a delivery says, for each way of holding one.
+/// The methods of a delivery, for the owned and the borrowed type.
 macro_rules! delivery {
     ([$($of:lifetime)?] $type:ty, $life:lifetime) => {
         impl $(<$of>)? $type {
@@ -253,36 +253,36 @@ macro_rules! delivery {
 
             /// What is new to this subscriber, in the order in which it happened.
             ///
-            /// Nothing is left out. While the subscriber catches up over several pages of the feed, a database that moves meanwhile
-            /// can be delivered again with kinds that were delivered before.
+            /// Nothing is left out. If a database changes while the subscriber catches up over several pages of the feed, kinds that were
+            /// delivered before can be delivered again.
             pub fn news(&self) -> News {
                 self.notification().news_since(self.batch.since)
             }
 
-            /// Where the reading began that this is a part of. Whoever starts again from here misses nothing, and may be delivered
-            /// again what came after it.
+            /// The cursor at which the present reading began. A subscriber that starts again from here misses nothing, and may get
+            /// deliveries of this reading again.
             pub fn since(&self) -> Cursor {
                 self.batch.since.rewound()
             }
 
-            /// The position of the row. Other databases may have had events before it that are still to be delivered, so this is
-            /// no place to start again from: that is the cursor of the subscription.
+            /// The position of the row. Do not start again from here: events of other databases before this position may not be delivered
+            /// yet. Start again from the cursor of the subscription.
             #[inline]
             pub fn sequence(&self) -> Sequence {
                 self.notification().sequence
             }
 
             /// The design documents of the database that were written or deleted since the subscriber knew it, as far as producers
-            /// have recorded their ids, each with the sequence of the notification that brought it. `None` unless they were asked
-            /// for ([`Subscribe::with_ddocs`](crate::dispatcher::Subscribe::with_ddocs)).
+            /// recorded their ids, each with the sequence of the notification that brought it. `None` unless the subscription asked
+            /// for them ([`Subscribe::with_ddocs`](crate::dispatcher::Subscribe::with_ddocs)).
             ///
-            /// They are read after the row: what has changed since is among them, and comes again. Others may have changed as
-            /// well, if [`may_be_any_ddoc`](Self::may_be_any_ddoc) says so.
+            /// They are read after the row, so they include later changes, which will be delivered again. Other design documents may have
+            /// changed as well if [`may_be_any_ddoc`](Self::may_be_any_ddoc) is true.
             pub fn ddocs(&self) -> Option<&$life [(DdocId, Sequence)]> {
                 self.batch.changed(self.index).map(|changed| &changed.ids[..])
             }
 
-            /// Whether the news tell of a design document of which nobody knows which it is: a producer has not recorded its id,
+            /// Whether an unknown design document has changed: a producer has not recorded its id,
             /// the ids were not asked for, or the database is deleted by now.
             pub fn may_be_any_ddoc(&self) -> bool {
                 let changed = self.batch.changed(self.index);
@@ -291,8 +291,8 @@ macro_rules! delivery {
                 self.news().kinds().contains(EventKind::DdocUpdated) && !ids_say_all
             }
 
-            /// Which filters of the subscriber's set ([`Filter::any`](crate::Filter::any)) want this, by their places. Only 0 if
-            /// it has no set.
+            /// Indices of the filters in the subscriber's set ([`Filter::any`](crate::Filter::any)) that want this delivery. Only 0 if
+            /// the subscriber has no set.
             pub fn wanted_by(&self) -> Vec<usize> {
                 let Some((set, kinds)) = &self.batch.filters else { return vec![0] };
                 set.wanting_of(*kinds, self.notification(), &self.batch.since)
@@ -311,35 +311,35 @@ macro_rules! delivery {
 delivery!([] Delivery, '_);
 delivery!(['a] DeliveryRef<'a>, 'a);
 
-/// What a subscription has to say other than a row. It has not ended: receiving goes on with the next item, unless an item says
+/// An item of a subscription that is not a row. The subscription goes on with the next item, unless the item says
 /// otherwise.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Interruption {
     /// The first scan of a subscriber that began with nothing is complete: all databases that it wants, as they were at `at`, have
-    /// been delivered. This comes once, of a durable subscriber once for its cursor, and again after each
+    /// been delivered. It comes once per subscriber, or once per cursor of a durable subscriber, and again after each
     /// [`Interruption::Expired`].
     #[error("everything up to {at} was delivered")]
     Synced {
-        /// Everything up to here was delivered.
+        /// The end of the scan.
         at: Sequence,
     },
-    /// A subscriber that skips has fallen behind: what lies between was not delivered. It goes on from `to`.
+    /// A subscriber that skips has fallen behind: rows between `from` and `to` were not delivered. It continues at `to`.
     #[error("skipped everything between {from} and {to}")]
     Lagged {
-        /// The last position that it knew.
+        /// The last position that the subscriber knew.
         from: Sequence,
-        /// Where it goes on.
+        /// The position at which it continues.
         to: Sequence,
     },
-    /// The subscriber was away for so long that rows which it has not seen may have been dropped: databases that it knows
-    /// may be gone. It should forget what it knows; it goes on as one who knows nothing, with every database that it wants.
+    /// The subscriber was away for so long that rows it has not seen may have been deleted: databases that it knows
+    /// may be gone. It should forget what it knows. It starts again from nothing, with every database that it wants.
     #[error("rows up to {horizon} may have been dropped unseen")]
     Expired {
-        /// Up to where rows may have been dropped.
+        /// Rows up to here may have been deleted.
         horizon: Sequence,
     },
-    /// The feed could not be read. The subscriber keeps its cursor; receiving again tries again, a tenth of a second later. After
+    /// The feed could not be read. The subscriber keeps its cursor, and the next receive tries again a tenth of a second later. After
     /// [`Error::CursorLost`] the subscription ends.
     #[error(transparent)]
     Failed(#[from] Error),

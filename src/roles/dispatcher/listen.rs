@@ -1,4 +1,4 @@
-//! [`Listen`]: a listener in the making.
+//! [`Listen`]: a builder that starts a listener.
 
 use std::{fmt, marker::PhantomData, sync::Arc, time::Duration};
 
@@ -21,7 +21,7 @@ use crate::{
 /// The most messages that may wait for a listener.
 const MESSAGES_MAX: usize = 1_000_000;
 
-/// A listener in the making.
+/// Starts a listener, with the options that its methods set.
 #[must_use = "start it"]
 pub struct Listen<L, F> {
     shared: Arc<Shared>,
@@ -38,14 +38,13 @@ where
     L: Listener,
     F: FnMut() -> L + Send + 'static,
 {
-    /// One with defaults.
     pub(super) fn new(shared: Arc<Shared>, order: Order, factory: F) -> Self {
         let (terms, listener) = (SupervisionPolicy::default(), PhantomData);
         Self { shared, order, factory, name: None, terms, messages_max: 1_024, listener }
     }
 
-    /// Gives it a name, by which others find it ([`Dispatcher::listener`](crate::Dispatcher::listener)). Fails if it is empty;
-    /// whether another listener has it shows when it is started.
+    /// Gives it a name, by which [`Dispatcher::listener`](crate::Dispatcher::listener) finds it. Fails if the name is empty.
+    /// If another listener has the name, starting it fails.
     pub fn named(self, name: &str) -> Result<Self> {
         if name.is_empty() {
             return Err(Error::invalid("listener name", "it is empty; leave it out to have none"));
@@ -53,14 +52,14 @@ where
         Ok(Self { name: Some(name.into()), ..self })
     }
 
-    /// Whether it is made again after a panic. Default: always.
+    /// Whether it is restarted after a panic. Default: always.
     pub fn restart(mut self, policy: RestartPolicy) -> Self {
         self.terms.restart = policy;
         self
     }
 
-    /// The pause before it is made again: `min`, and longer each time, up to `max`, until it has worked on something. Default:
-    /// 100 ms up to 30 s. Fails if `min` is greater than `max`.
+    /// The pause before a restart: `min` at first, longer after each further panic, up to `max`; a delivery that succeeds resets it.
+    /// Default: 100 ms up to 30 s. Fails if `min` is greater than `max`.
     pub fn backoff(mut self, min: Duration, max: Duration) -> Result<Self> {
         if min > max {
             return Err(Error::invalid("back-off", format!("at least {min:?} is more than at most {max:?}")));
@@ -69,7 +68,7 @@ where
         Ok(self)
     }
 
-    /// How often it is given a delivery that it panics on, before that is passed over. Default: 3. Fails if it is zero.
+    /// How often a delivery on which it panics is tried before it is skipped. Default: 3. Fails if it is zero.
     pub fn attempts(mut self, attempts: u32) -> Result<Self> {
         if attempts == 0 {
             return Err(Error::invalid("attempts", "it is zero: nothing would ever be delivered"));
@@ -78,7 +77,7 @@ where
         Ok(self)
     }
 
-    /// The most messages that wait for it, 1 to 1,000,000: who sends more has to wait. Default: 1,024. Fails if it is out of these
+    /// The most messages that wait for it, 1 to 1,000,000; a sender of more has to wait. Default: 1,024. Fails if it is out of these
     /// limits.
     pub fn messages_max(self, messages_max: usize) -> Result<Self> {
         if messages_max == 0 {
@@ -90,33 +89,33 @@ where
         Ok(Self { messages_max, ..self })
     }
 
-    /// Has it given batches ([`Listener::handle_batch`]) instead of one delivery at a time. A batch on which it panics is given to
-    /// it again as a whole, a few times, and then delivery by delivery, each as a batch of its own: only those that it cannot bear
-    /// are passed over.
+    /// Passes it batches ([`Listener::handle_batch`]) instead of one delivery at a time. A batch on which it panics is tried again as a
+    /// whole a few times, and then delivery by delivery, each as a batch of its own, so that only the deliveries on which it panics are
+    /// skipped.
     pub fn in_batches(mut self) -> Self {
         self.terms.in_batches = true;
         self
     }
 
-    /// Starts it. It ends when it is told to, says so itself, or with its dispatcher.
+    /// Starts it. It ends when it is stopped, returns [`Next::Stop`](super::Next::Stop), or its dispatcher ends.
     ///
     /// Fails with [`Error::Invalid`] if another listener has its name.
     pub fn start(self) -> Result<ListenerHandle<L::Message>> {
         self.start_with(None).map(|(handle, _)| handle)
     }
 
-    /// Starts it, linked to `parent`: it also ends when that does.
+    /// Starts it, linked to `parent`: it also ends when the parent ends.
     pub fn start_linked(self, parent: &Parent) -> Result<ListenerHandle<L::Message>> {
         self.start_with(Some(parent.ending())).map(|(handle, _)| handle)
     }
 
-    /// Starts it as a plain callback: it is not made again, and goes on with the next delivery after a panic.
+    /// Starts it as a plain callback: it is not restarted, and continues with the next delivery after a panic.
     pub(super) fn start_callback(mut self) -> (ListenerHandle<L::Message>, AbortHandle) {
         (self.terms.is_callback, self.terms.attempts_max) = (true, 1);
         self.start_with(None).expect("it has no name that could be taken")
     }
 
-    /// Starts it, until `ending` says that its parent has ended.
+    /// Starts it; it ends when `ending` reports the end of its parent.
     fn start_with(
         self,
         ending: Option<watch::Receiver<bool>>,

@@ -1,30 +1,30 @@
-//! [`Log`]: which batches of the ring have rows that a pattern matches, and who waits for more; and [`SubscriberState`]: how a
-//! subscriber is woken.
+//! [`Log`]: the batches of the ring that have rows which a pattern matches, and the subscribers that wait for more; and
+//! [`SubscriberState`]: how a subscriber is woken.
 //!
-//! Batches of the ring have ascending numbers. The tail appends an entry for each batch that matches, which says what of it does; a
-//! subscriber reads from its own place on.
+//! Batches of the ring have ascending numbers. The tail appends an entry for each batch that matches; the entry has the matching
+//! rows. Each subscriber reads the log from its own place on.
 //!
 //! # The wake protocol
 //!
 //! ```text
 //! tail                                        subscriber at place p
-//! 1. put the batch into the ring              a. register the waker
-//! 2. append to the log, take who waits        b. read the entry at p or after it: there is one, take it;
-//!    (one critical section)                      there is none, get on the list (one critical section)
+//! 1. append the batch to the ring             a. register the waker
+//! 2. append to the log, take the waiting      b. read the first entry from p on; if there is none, join the
+//!    list (one critical section)                 waiting list (one critical section)
 //! 3. move the end of the ring
-//! 4. wake whom it took                        c. asked where it stands: read where the ring ends, then whether
-//!                                                the log has an entry from p on; if not, it stands there
+//! 4. wake the subscribers that were taken     c. asked for its cursor: read the end of the ring, then the log;
+//!                                                if the log has no entry from p on, its cursor is that end
 //! ```
 //!
 //! # Invariants
 //!
-//! 1. Anyone who is on the list of a log was on it before the next entry was appended, and is woken after it: (b) and (2) exclude
-//!    each other, and the waker is registered before. So no wake is lost.
-//! 2. Whoever finds no entry from its place on, after having read where the ring ends, has none before that end: the end moves
-//!    last. So (c) skips nothing.
-//! 3. A subscriber is on the list at most once, and so woken at most once per append.
-//! 4. A subscriber that is taken off the list has missed nothing before the entry that took it, and is informed where that begins
-//!    ([`Mark`]): however long it takes to come, and whatever has left the ring by then, it knows everything up to there.
+//! 1. No wake is lost. A subscriber registers its waker, then joins the waiting list; (b) and (2) exclude each other. So a subscriber
+//!    on the list joined it before the next entry was appended, and that append wakes it.
+//! 2. (c) skips nothing. The end of the ring moves last. So a subscriber that has read the end, and then finds no entry from its place
+//!    on, has none before that end.
+//! 3. A subscriber is on the list at most once, so an append wakes it at most once.
+//! 4. A subscriber that was taken off the list has missed nothing before the entry that took it, and [`Mark`] gives the begin of that
+//!    entry. However late the subscriber polls, and whatever has left the ring by then, it knows everything up to there.
 
 use std::{collections::VecDeque, fmt, task::Waker};
 
@@ -34,16 +34,16 @@ use super::sync::{
     Arc, AtomicU8, AtomicU64, AtomicUsize, AtomicWaker, Mutex, MutexGuard, Ordering, PoisonError,
 };
 
-/// How many entries from the end one is looked for before it is searched.
+/// How many entries from the end are tried before a binary search.
 const NEAR: usize = 8;
 
 /// The index of a subscriber that is on no list.
 const UNLISTED: usize = usize::MAX;
 
-/// A position, which the log only carries: later ones are larger.
+/// An encoded position; later positions are larger. The log does not interpret it.
 pub type Mark = [u64; 2];
 
-/// Which subscriber of a dispatcher.
+/// The id of a subscriber of a dispatcher.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SubscriberId(pub(super) u64);
 
@@ -53,12 +53,12 @@ impl fmt::Display for SubscriberId {
     }
 }
 
-/// How a subscriber is woken, and whether more will come.
+/// How a subscriber is woken, and whether it will get more.
 pub struct SubscriberState {
     phase: AtomicU8,
-    /// Its index in the list of its log, or [`UNLISTED`]; changed under the lock of the log only.
+    /// Its index in the waiting list of its log, or [`UNLISTED`]; changed under the lock of the log only.
     index: AtomicUsize,
-    /// Where the entry begins that last took it off a list; changed and read under the lock of the log only.
+    /// The begin of the entry that last took it off a list; changed and read under the lock of the log only.
     taken_at: [AtomicU64; 2],
     waker: AtomicWaker,
 }
@@ -68,18 +68,17 @@ impl SubscriberState {
     const CLOSED: u8 = 1;
     const ENDED: u8 = 2;
 
-    /// A subscriber for which more may come.
     pub fn new() -> Self {
         let (index, taken_at) = (AtomicUsize::new(UNLISTED), [AtomicU64::new(0), AtomicU64::new(0)]);
         Self { phase: AtomicU8::new(Self::OPEN), index, taken_at, waker: AtomicWaker::new() }
     }
 
-    /// Delivers what waits, and ends then. Wake the subscriber afterwards.
+    /// Lets the subscriber end once all that waits is delivered. Wake it afterwards.
     pub fn close(&self) {
         self.phase.fetch_max(Self::CLOSED, Ordering::AcqRel);
     }
 
-    /// Ends, whatever waits. Wake the subscriber afterwards.
+    /// Ends the subscriber at once. Wake it afterwards.
     pub fn end(&self) {
         self.phase.fetch_max(Self::ENDED, Ordering::AcqRel);
     }
@@ -100,52 +99,52 @@ impl SubscriberState {
         }
     }
 
-    /// Has `waker` woken from now on.
+    /// Sets the waker for future wakes.
     pub fn register(&self, waker: &Waker) {
         self.waker.register(waker);
     }
 
-    /// Wakes the subscriber's task. A waker is the subscriber's own code, and may panic.
+    /// Wakes the subscriber's task. The waker is the subscriber's own code, and may panic.
     pub fn wake(&self) {
         self.waker.wake();
     }
 }
 
-/// What a log has from a place on.
+/// What a log holds from a place on.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Found<P> {
-    /// The first entry, the number of its batch, and whether there are `more` after it.
+    /// The first entry, the number of its batch, and whether there are `more` entries after it.
     Entry { number: u64, entry: P, more: bool },
     /// No entry.
     Nothing,
-    /// Entries that have left the ring, or may have.
+    /// Entries from that place on have left the ring, or may have.
     Behind,
 }
 
-/// The batches that a pattern matches. `P` is what an entry says of its batch, and cheap to clone.
+/// The batches that a pattern matches. `P` is the content of an entry; cloning it is cheap.
 pub struct Log<P>(Mutex<State<P>>);
 
 struct State<P> {
-    /// The batches in the ring with rows that match, by their numbers, and what of them matches.
+    /// The matching batches in the ring: their numbers and entries.
     entries: VecDeque<(u64, P)>,
-    /// Batches before this number may have left the ring, or were never looked at.
+    /// Batches before this number may have left the ring, or were never matched.
     begin: u64,
-    /// Mostly there is one, beside what the lock guards anyway.
+    /// Subscribers that wait for the next entry; mostly there is one.
     waiting: SmallVec<[Arc<SubscriberState>; 1]>,
 }
 
 impl<P: Clone> Log<P> {
-    /// The log of a pattern that is matched from batch number `begin` on.
+    /// Makes the log of a pattern that is matched from batch number `begin` on.
     pub fn new(begin: u64) -> Self {
         Self(Mutex::new(State { entries: VecDeque::new(), begin, waiting: SmallVec::new() }))
     }
 
-    /// The changing part. No holder of the lock can panic with it half changed.
+    /// No holder of the lock can panic with it half changed.
     fn state(&self) -> MutexGuard<'_, State<P>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Appends the batch `number`, which comes after all others and begins at `begin`, and adds to `woken` who waits for it.
+    /// Appends the batch `number`, which comes after all others and begins at `begin`. Adds the waiting subscribers to `woken`.
     pub fn append(&self, number: u64, begin: Mark, entry: P, woken: &mut Vec<Arc<SubscriberState>>) {
         let mut state = self.state();
         state.entries.push_back((number, entry));
@@ -155,7 +154,7 @@ impl<P: Clone> Log<P> {
         state.take_waiting(woken);
     }
 
-    /// Forgets the batches before number `to`, which have left the ring.
+    /// Drops the batches before number `to`, which have left the ring.
     pub fn prune(&self, to: u64) {
         let mut state = self.state();
         while let Some(&(number, _)) = state.entries.front()
@@ -169,8 +168,8 @@ impl<P: Clone> Log<P> {
         }
     }
 
-    /// Forgets all batches before number `to`, where the ring begins again, and has whoever stands before it be behind. Adds to
-    /// `woken` who waits.
+    /// Drops all batches before number `to`, where the ring begins again: readers before it are behind. Adds the waiting subscribers to
+    /// `woken`.
     pub fn skip_to(&self, to: u64, woken: &mut Vec<Arc<SubscriberState>>) {
         let mut state = self.state();
         state.entries.clear();
@@ -178,7 +177,7 @@ impl<P: Clone> Log<P> {
         state.take_waiting(woken);
     }
 
-    /// The oldest place from which the log has everything.
+    /// The oldest place from which the log is complete.
     pub fn begin(&self) -> u64 {
         self.state().begin
     }
@@ -193,12 +192,12 @@ impl<P: Clone> Log<P> {
         self.state().entries.back().filter(|(newest, _)| *newest > number).cloned()
     }
 
-    /// Whether there is an entry from `place` on, or it has left the ring.
+    /// Whether there is an entry from `place` on, or may have been one that has left the ring.
     pub fn has_entries(&self, place: u64) -> bool {
         self.state().has_entries(place)
     }
 
-    /// The first entry from `place` on. If there is none, `subscriber`, whose waker is registered, is woken by the next.
+    /// The first entry from `place` on. If there is none, the next append wakes `subscriber`, whose waker is registered.
     pub fn read_or_wait(&self, place: u64, subscriber: &Arc<SubscriberState>) -> Found<P> {
         let mut state = self.state();
         let found = state.read(place);
@@ -209,16 +208,16 @@ impl<P: Clone> Log<P> {
         found
     }
 
-    /// Where the entry begins that last took `subscriber` off the list: it has missed nothing before. All zeros if none has.
+    /// The begin of the entry that last took `subscriber` off the list: it has missed nothing before. All zeros if there is none.
     pub fn taken_at(&self, subscriber: &SubscriberState) -> Mark {
         let _unchanged = self.state();
         subscriber.taken_at.each_ref().map(|part| part.load(Ordering::Relaxed))
     }
 
-    /// Takes `subscriber` off the list of those who wait, for good.
+    /// Takes `subscriber` off the waiting list for good.
     pub fn leave(&self, subscriber: &Arc<SubscriberState>) {
         let mut state = self.state();
-        // It may want something else next, of which it has missed more.
+        // Its next pattern may have matched earlier rows, which it has missed.
         subscriber.take_at([0, 0]);
         let index = subscriber.index.swap(UNLISTED, Ordering::Relaxed);
         if index == UNLISTED {
@@ -248,9 +247,9 @@ impl<P: Clone> State<P> {
         Found::Entry { number, entry, more: index + 1 < self.entries.len() }
     }
 
-    /// The index of the first entry from `place` on, which is there.
+    /// The index of the first entry from `place` on, which must exist.
     fn first_from(&self, place: u64) -> usize {
-        // Where no number is left out, the place says which one it is. Otherwise it is among the last ones, mostly.
+        // If the numbers have no gaps, the place gives the index. Otherwise the entry is mostly among the last ones.
         let guess = place.saturating_sub(self.entries[0].0) as usize;
         if self.entries.get(guess).is_some_and(|(number, _)| *number == place) {
             return guess;
@@ -260,7 +259,7 @@ impl<P: Clone> State<P> {
         near.unwrap_or_else(|| self.entries.partition_point(|(number, _)| *number < place))
     }
 
-    /// Moves those who wait to `woken`.
+    /// Moves the waiting subscribers to `woken`.
     fn take_waiting(&mut self, woken: &mut Vec<Arc<SubscriberState>>) {
         for subscriber in self.waiting.drain(..) {
             subscriber.index.store(UNLISTED, Ordering::Relaxed);

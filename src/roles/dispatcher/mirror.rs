@@ -23,16 +23,16 @@ use crate::base::{
     notification::Notification,
 };
 
-/// Living databases by name, as they were at some time.
+/// Living databases by name, as they were at one time.
 ///
-/// A clone costs next to nothing, and does not change any more.
+/// A clone is cheap, and does not change any more.
 pub type MirrorView = OrdMap<DbName, Arc<Notification>>;
 
 /// The newest row of every living database that a filter matches, by name, kept up to date by one writer. Reading it costs no
-/// I/O and waits for nobody. Dropping it ends it.
+/// I/O and never waits. Dropping it stops the updates.
 ///
-/// Until its first scan is complete ([`Mirror::synced`]) it grows. Should it ever have been away for so long that deletions may be
-/// missing, it is filled again aside, and the old view stays until that is complete.
+/// It fills until its first scan is complete ([`Mirror::synced`]). If it was cut off for so long that it may have missed deletions, it
+/// is filled again in the background; the old view stays until that is complete.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
@@ -60,26 +60,23 @@ pub struct Mirror {
     _parent: Parent,
 }
 
-/// What is mirrored.
 struct Content {
     view: RwLock<MirrorView>,
     synced: watch::Sender<Option<Sequence>>,
 }
 
 impl Content {
-    /// What readers see. No holder of the lock can panic with it half changed.
+    /// No holder of the lock can panic with it half changed.
     fn view(&self) -> MirrorView {
         self.view.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Shows `view` to readers.
     fn show(&self, view: MirrorView) {
         *self.view.write().unwrap_or_else(PoisonError::into_inner) = view;
     }
 }
 
 impl Mirror {
-    /// A mirror of what `subscribe` asks for.
     pub(super) fn start(shared: &Arc<Shared>, filter: Filter) -> Result<Self> {
         if !filter.wants_all_kinds() {
             let reason = "a mirror needs all kinds of events: narrow the names only";
@@ -100,7 +97,7 @@ impl Mirror {
         Ok(Self { content, shared: Arc::clone(shared), listener, _parent: parent })
     }
 
-    /// The newest row of the database `name`; `None` if there is no such database, or the first scan has not come to it.
+    /// The newest row of the database `name`; `None` if there is no such database, or the first scan has not reached it.
     pub fn get(&self, name: &DbName) -> Option<Arc<Notification>> {
         self.content.view.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
     }
@@ -110,7 +107,7 @@ impl Mirror {
         self.content.view()
     }
 
-    /// Waits until the first scan is complete. Fails with [`Error::NoSubscriber`] if the dispatcher has ended before.
+    /// Waits until the first scan is complete. Fails with [`Error::NoSubscriber`] if the dispatcher ends before.
     pub async fn synced(&self) -> Result<Sequence> {
         let mut synced = self.content.synced.subscribe();
         tokio::select! {
@@ -120,14 +117,13 @@ impl Mirror {
         }
     }
 
-    /// Waits until it shows everything that was committed at the version `version` or before: see
-    /// [`Dispatcher::reached`](super::Dispatcher::reached), and fails as that does.
+    /// Waits until it shows everything that was committed at the version `version` or before. Fails as
+    /// [`Dispatcher::reached`](super::Dispatcher::reached) does.
     pub async fn reached(&self, version: u64) -> Result<Sequence> {
         let at = self.shared.reached(version).await?;
         if self.listener.reached(at).await { Ok(at) } else { Err(self.ended()) }
     }
 
-    /// That it has ended.
     fn ended(&self) -> Error {
         Error::NoSubscriber { subscriber: self.listener.id().to_string() }
     }
@@ -146,7 +142,6 @@ struct Writer {
 }
 
 impl Writer {
-    /// Takes in some deliveries.
     fn apply<'a>(&mut self, deliveries: impl Iterator<Item = DeliveryRef<'a>>) {
         let mut view = self.aside.take().map_or_else(|| (self.content.view(), false), |aside| (aside, true));
         for delivery in deliveries {

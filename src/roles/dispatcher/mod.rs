@@ -2,26 +2,26 @@
 //!
 //! # One path
 //!
-//! One task ([`tail`]) reads the feed and puts what it reads, in batches, into a [`ring`]. Each batch is matched once: every pattern
-//! that subscribers have ([`patterns`]) has a [`log`] of the rows that it matches, found by the names of the rows, whatever the
-//! number of patterns. A subscriber is a cursor ([`reader`]): on the log of its pattern, or on the ring itself if it wants
-//! everything or asks row by row. It is woken once for what the tail has read at once, reads by reference, and walks only its own rows; so one that is not
-//! matched costs nothing, and is never behind.
+//! One task ([`tail`]) reads the feed and appends what it reads, in batches, to a [`ring`]. Each batch is matched once: every distinct
+//! pattern of the subscribers ([`patterns`]) has a [`log`] of the rows that it matches. Patterns are found by the names of the rows, at
+//! a cost that does not depend on the number of patterns. A subscriber is a cursor ([`reader`]) on the log of its pattern, or on the
+//! ring itself if it wants everything or has a predicate. The tail wakes it once for each read of the feed; it reads by reference, and
+//! visits only its own rows. So a subscriber without matching rows costs nothing, and is never behind.
 //!
-//! A subscriber whose oldest waiting row has left the ring reads the feed from its cursor, as all do at their start and after a
-//! restart. The feed has one row per database, so this is bounded and complete, and a slow subscriber slows nobody. What a
-//! subscriber is delivered is always derived from a row and *its own* cursor.
+//! A subscriber reads the feed from its cursor at its start, after a restart, and when its oldest waiting row has left the ring. The
+//! feed has one row per database, so this is bounded and complete, and a slow subscriber does not slow down others. The news of a
+//! delivery are always derived from a row and the subscriber's *own* cursor.
 //!
 //! # Memory
 //!
-//! The ring holds at most [`DispatcherOptions::ring_rows_max`] rows and one batch, and a number per row and pattern that it
-//! matches. A subscriber holds no more than a batch of [`DispatcherOptions::catch_up_rows_max`] rows, or a round of 256 databases,
-//! however much it has still to be delivered: its backlog is the feed.
+//! The ring holds at most [`DispatcherOptions::ring_rows_max`] rows and one batch, and a number per row and matching pattern.
+//! A subscriber holds no more than a batch of [`DispatcherOptions::catch_up_rows_max`] rows, or a round of 256 databases,
+//! however many deliveries wait for it: its backlog is the feed.
 //!
 //! # Restarts
 //!
-//! Who has subscribed is known apart from the tail: a tail that panics is started again where it was, and a dispatcher that
-//! is suspended ([`Dispatcher::suspend`]) and resumed goes on for the same subscribers.
+//! The subscribers are kept apart from the tail: a tail that panics is started again where it was, and a dispatcher that
+//! is suspended ([`Dispatcher::suspend`]) and resumed keeps its subscribers.
 
 mod batch;
 mod callback;

@@ -17,12 +17,12 @@ pub struct DispatcherOptions {
     pub ring_rows_max: usize,
     /// The most rows that the tail reads at once, 1 to 10,000. Default: 1,000.
     pub page_rows_max: usize,
-    /// How often the tail looks for rows that no hint has told of. Default: 1 s.
+    /// How often the tail polls for rows whose hint was lost. Default: 1 s.
     pub poll_interval: Duration,
     /// How many lagging subscribers read the feed at once, 1 to 10,000; others wait for their turn. Default: 8.
     pub catch_ups_max: usize,
-    /// The most rows that a lagging subscriber reads at once, and of a batch of the ring: what a subscriber holds while it rests. 1 to
-    /// 10,000; what is above [`DispatcherOptions::page_rows_max`] counts as that. Default: 256.
+    /// The most rows that a lagging subscriber reads at once, and that a batch of the ring has: an idle subscriber holds so many. 1 to
+    /// 10,000, and never more than [`DispatcherOptions::page_rows_max`]. Default: 256.
     pub catch_up_rows_max: usize,
 }
 
@@ -39,7 +39,6 @@ impl Default for DispatcherOptions {
 }
 
 impl DispatcherOptions {
-    /// Fails if an option is out of its limits.
     pub(super) fn check(&self) -> Result<()> {
         if self.ring_rows_max == 0 {
             return Err(Error::invalid("ring_rows_max", "it is zero"));

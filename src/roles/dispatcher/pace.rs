@@ -1,5 +1,4 @@
-//! [`Pace`]: how often a subscriber is given deliveries. They come in rounds; between the beginnings of two rounds lies at
-//! least the pace.
+//! [`Pace`]: limits how often a subscriber gets deliveries. They come in rounds, which begin at least the pace apart.
 
 use std::{
     task::{Context, Poll, ready},
@@ -14,12 +13,12 @@ pub(super) struct Pace {
     every: Duration,
     env: Env,
     began: Option<Duration>,
-    /// Completes when the next round may begin; `None` if it may.
+    /// Completes when the next round may begin; `None` if it may begin now.
     pause: Option<BoxFuture<'static, ()>>,
 }
 
 impl Pace {
-    /// A round at most every `every`. The first may begin at once.
+    /// Allows a round every `every`. The first may begin at once.
     pub fn new(every: Duration, env: &Env) -> Self {
         Self { every, env: env.clone(), began: None, pause: None }
     }
@@ -37,7 +36,7 @@ impl Pace {
         self.began.get_or_insert_with(|| self.env.now());
     }
 
-    /// The round has ended, if one was under way.
+    /// Ends the present round, if there is one.
     pub fn end(&mut self) {
         let Some(began) = self.began.take() else { return };
         let left = began.saturating_add(self.every).saturating_sub(self.env.now());

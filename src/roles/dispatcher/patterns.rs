@@ -1,7 +1,7 @@
-//! [`Patterns`]: which patterns subscribers have, and which of them a row matches.
+//! [`Patterns`]: the distinct patterns of all subscribers, and which of them a row matches.
 //!
-//! Equal patterns are one, however many subscribers have it. To find the patterns of a name costs the name, not their number:
-//! exact names are looked up; prefixes and suffixes are, too, by each length that is in use; globs are compiled into sets.
+//! Subscribers with equal patterns share one. The cost of finding the patterns of a name depends on the name, not on their number:
+//! exact names are looked up; prefixes and suffixes are looked up, too, once per length in use; globs are compiled into sets.
 
 use std::{
     collections::BTreeMap,
@@ -22,28 +22,28 @@ use super::{
 use crate::base::event::{DbName, Kinds};
 use crate::base::filter::{Atom, PatternKey, build_glob};
 
-/// What some subscribers have in common: which names they want, and of which kinds of events.
+/// The names and kinds of events that some subscribers want.
 pub(super) struct Pattern {
     key: PatternKey,
     pub log: Log<Matched>,
-    /// Its index among the patterns that the last batch which it matched has matched.
+    /// Its index among the patterns of the batch that it matched last.
     index: AtomicU32,
 }
 
-/// The most globs of one set: it can only have so many states.
+/// The most globs of one set, because a compiled set has a limited number of states.
 const GLOBS_PER_SET: usize = 1_000;
 
-/// Patterns that are found by the same; mostly there is one.
+/// Patterns with the same key; mostly one.
 type Few = SmallVec<[Arc<Pattern>; 1]>;
 
-/// Patterns by something. Names are chosen by others, so the hashes are seeded.
+/// Patterns by key. Callers choose the names, so the hashes are seeded.
 type By<K> = DashMap<K, Few, foldhash::fast::RandomState>;
 
 /// Prefixes or suffixes, by their text.
 #[derive(Default)]
 struct Affixes {
     by_text: By<Arc<str>>,
-    /// How many texts there are of each length, in bytes.
+    /// Number of texts of each length in bytes.
     lengths: RwLock<BTreeMap<usize, usize>>,
 }
 
@@ -51,11 +51,11 @@ struct Affixes {
 #[derive(Default)]
 struct Globs {
     by_text: BTreeMap<Arc<str>, Few>,
-    /// What they are compiled into; `None` if they have changed since.
+    /// The compiled sets; `None` if the globs have changed since.
     compiled: Option<Arc<[CompiledGlobs]>>,
 }
 
-/// Globs as one set, and the patterns of each.
+/// Some globs, compiled as one set.
 struct CompiledGlobs {
     set: GlobSet,
     /// The patterns of each glob, in the order of the set.
@@ -63,7 +63,7 @@ struct CompiledGlobs {
 }
 
 impl CompiledGlobs {
-    /// `globs` in as few sets as can be compiled, into `sets`. Each of them can be by itself.
+    /// Compiles `globs` into as few sets as possible and appends them to `sets`. Each glob alone is known to compile.
     fn compile(globs: &[(&Arc<str>, &Few)], sets: &mut Vec<Self>) {
         let mut builder = GlobSet::builder();
         for (text, _) in globs {
@@ -74,7 +74,7 @@ impl CompiledGlobs {
                 let patterns = globs.iter().map(|(_, few)| (*few).clone()).collect();
                 sets.push(Self { set, patterns });
             }
-            // They are too large together.
+            // Together they are too large for one set.
             Err(_) if globs.len() > 1 => {
                 let (one, other) = globs.split_at(globs.len() / 2);
                 Self::compile(one, sets);
@@ -87,10 +87,9 @@ impl CompiledGlobs {
     }
 }
 
-/// The patterns of all subscribers.
 #[derive(Default)]
 pub(super) struct Patterns {
-    /// All of them, and how many subscribers have each.
+    /// All patterns, and how many subscribers have each.
     all: DashMap<PatternKey, (Arc<Pattern>, usize)>,
     exact: By<DbName>,
     prefixes: Affixes,
@@ -98,16 +97,16 @@ pub(super) struct Patterns {
     globs: RwLock<Globs>,
 }
 
-/// Which patterns a batch matches, and by which of its rows.
+/// The patterns that a batch matches, and by which rows.
 #[derive(Default)]
 pub(super) struct Matches {
     pub patterns: Vec<Arc<Pattern>>,
-    /// For each of them the rows, by their indices.
+    /// For each pattern the indices of the matching rows.
     pub rows: Vec<Indices>,
 }
 
 impl Patterns {
-    /// The pattern `key`, for one more subscriber; a new one is matched from batch number `begin` on. No batch may be matched
+    /// Adds a subscriber to the pattern `key`. A new pattern is matched from batch number `begin` on. No batch may be matched
     /// meanwhile.
     pub fn join(&self, key: &PatternKey, begin: u64) -> Arc<Pattern> {
         match self.all.entry(key.clone()) {
@@ -118,7 +117,7 @@ impl Patterns {
             Entry::Vacant(entry) => {
                 let (log, index) = (Log::new(begin), AtomicU32::new(0));
                 let pattern = Arc::new(Pattern { key: key.clone(), log, index });
-                // Under the lock of the entry, so that nobody else adds or removes the same pattern.
+                // The lock of the entry keeps others from adding or removing the same pattern.
                 for atom in &*key.atoms {
                     self.add(atom, &pattern);
                 }
@@ -128,7 +127,7 @@ impl Patterns {
         }
     }
 
-    /// One subscriber of `pattern` has left.
+    /// Removes a subscriber from `pattern`.
     pub fn leave(&self, pattern: &Arc<Pattern>) {
         if let Entry::Occupied(mut entry) = self.all.entry(pattern.key.clone()) {
             entry.get_mut().1 -= 1;
@@ -141,21 +140,21 @@ impl Patterns {
         }
     }
 
-    /// How many subscribers have a pattern that names `name` exactly.
+    /// Number of subscribers whose pattern names `name` exactly.
     pub fn subscribers_of(&self, name: &str) -> usize {
         let patterns = self.exact.get(name).map(|patterns| patterns.clone()).unwrap_or_default();
         let of = |pattern: &Arc<Pattern>| self.all.get(&pattern.key).map_or(0, |shared| shared.1);
         patterns.iter().map(of).sum()
     }
 
-    /// All patterns, in an order that does not depend on chance.
+    /// All patterns, in a deterministic order.
     pub fn all(&self) -> Vec<Arc<Pattern>> {
         let mut all: Vec<_> = self.all.iter().map(|shared| Arc::clone(&shared.0)).collect();
         all.sort_by(|a, b| (&a.key.atoms, a.key.kinds.bits()).cmp(&(&b.key.atoms, b.key.kinds.bits())));
         all
     }
 
-    /// Has `pattern` found by `atom`.
+    /// Makes `pattern` findable by `atom`.
     fn add(&self, atom: &Atom, pattern: &Arc<Pattern>) {
         let pattern = Arc::clone(pattern);
         match atom {
@@ -170,7 +169,7 @@ impl Patterns {
         }
     }
 
-    /// Has `pattern` found by `atom` no more.
+    /// Undoes [`Patterns::add`].
     fn remove(&self, atom: &Atom, pattern: &Arc<Pattern>) {
         let without = |patterns: &mut Few| {
             patterns.retain(|known| !Arc::ptr_eq(known, pattern));
@@ -190,7 +189,7 @@ impl Patterns {
         }
     }
 
-    /// Finds the patterns that the rows of `batch` match. One caller at a time.
+    /// Finds the patterns that the rows of `batch` match. For one caller at a time.
     pub fn matches(&self, batch: &Batch) -> Matches {
         let mut found = Matches::default();
         if self.all.is_empty() {
@@ -257,7 +256,7 @@ impl Matches {
             self.rows.push(Indices::new());
         }
         let rows = &mut self.rows[index as usize];
-        // It may be found in several ways.
+        // A row may match a pattern by several atoms.
         if rows.last() != Some(&row) {
             rows.push(row);
         }
@@ -274,7 +273,7 @@ impl Affixes {
         patterns.push(pattern);
     }
 
-    /// Removes a text of a pattern, which `without` takes out of those that have the same one.
+    /// Removes a pattern of `text` by `without`, which returns whether no other pattern has the text.
     fn remove(&self, text: &Arc<str>, without: impl FnOnce(&mut Few) -> bool) {
         let mut lengths = self.lengths.write().unwrap_or_else(PoisonError::into_inner);
         if self.by_text.remove_if_mut(text, |_, patterns| without(patterns)).is_some()
@@ -287,7 +286,7 @@ impl Affixes {
         }
     }
 
-    /// Has the patterns of `text` added, if it is one.
+    /// Adds the patterns of `text`.
     fn find(&self, text: Option<&str>, add: &mut impl FnMut(&[Arc<Pattern>])) {
         if let Some(patterns) = text.and_then(|text| self.by_text.get(text)) {
             add(&patterns);

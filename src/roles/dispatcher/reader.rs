@@ -1,8 +1,8 @@
-//! [`Reader`]: the one way from the tail to a subscriber. It follows the ring, by the log of its pattern or row by row, and reads
+//! [`Reader`]: the one path from the tail to a subscriber. It follows the ring, by the log of its pattern or row by row. It reads
 //! the feed where the ring does not reach: at its start, and when it has fallen behind.
 //!
-//! What is delivered is always derived from a row and the reader's own [`Cursor`]; so it is right whichever way the row came,
-//! and after a thousand coalesced updates as well as after one.
+//! A delivery is always derived from a row and the reader's own [`Cursor`]. So it is right whichever way the row came, and after one
+//! update as well as after a thousand coalesced ones.
 //!
 //! # States
 //!
@@ -12,7 +12,7 @@
 //!  ▲  │ ▲                             │  │  ▲                    (choice)      (in_hand)           │
 //!  │  │ └─ behind ────────────────────┘  │  └────────────────────────────────────────────────────┘
 //!  │  └─ a page ─► CHOOSING …            └─ nothing: it rests, on the list of its log
-//!  └── an end of the reading that the ring has left meanwhile; a replaced filter; `Expired`
+//!  └── the ring has left the end of the reading meanwhile; a replaced filter; `Expired`
 //! ```
 //!
 //! | state | holds while | goes on when | to |
@@ -20,28 +20,28 @@
 //! | *reading* | `place` is `None`; `load` is under way | a page has come | *choosing*; after the last page (`is_at_end`) *on the ring* |
 //! | | | it has failed, or has `Expired` | *reading*, from the same cursor, or from nothing |
 //! | *on the ring* | `place` is the number of the next batch | there is an entry | *choosing*, with `place` behind it |
-//! | | | there is none | rest, until an entry takes it off the list |
-//! | | | the entry has left the ring | *reading*, or for one that skips `Lagged` and *on the ring* where that begins |
-//! | *choosing* | `choice` has rows that the filter is still to be asked of | it was asked of all | *reading ddocs*, or returned |
+//! | | | there is none | idle, until an entry takes it off the list |
+//! | | | the entry has left the ring | *reading*; a reader that skips returns `Lagged` and goes *on the ring* where the ring begins |
+//! | *choosing* | `choice` has rows that the filter has not judged yet | it has judged all | *reading ddocs*, or returned |
 //! | *reading ddocs* | `in_hand` has a batch | the documents are read | returned |
 //! | *synced* | `synced` says where the first scan was complete | at once | returned, as `Synced` |
 //!
-//! The later of two states of this table goes first: what is in hand is returned before anything else is taken.
+//! If two states of this table apply, the later one goes first: a batch in hand is returned before anything else is taken.
 //!
-//! # A bookmark never overtakes its rows
+//! # A cursor never overtakes its rows
 //!
-//! 1. The cursor covers what was returned, and nothing else that is wanted. It is moved here only: [`Reader::deliver`] (a batch
-//!    is returned, or nothing of it is wanted), [`Reader::poll_in_hand`] (it is returned with its design documents), `Synced` (all
-//!    pages before were returned, as *choosing* goes first), [`Reader::skip`] (what lies between is said to be `Lagged`), and
-//!    [`Reader::rest_at`], which moves it to where nothing is wanted before: the end of the ring, read before the log has
-//!    no entry, with nothing in hand; or the begin of the entry that took it off the list, where the log had none before.
-//! 2. It never goes back, but for [`Reader::replace`], whose caller says what was worked on, and for `Expired`. Where the
-//!    ring knows more than the cursor, the two are joined ([`Cursor::joined`]): the more is known, and the farther one counts.
-//! 3. What is dropped before it is returned (a filter is replaced, a load is aborted) is read again: `place` is taken again from
-//!    the cursor, not from where the ring was read.
-//! 4. A reader on the ring knows everything up to some sequence. One that began with nothing, or is in the middle of a reading
+//! 1. The cursor covers the returned rows, and no other wanted row. It moves in these places only: [`Reader::deliver`] (a batch
+//!    is returned, or has no wanted row), [`Reader::poll_in_hand`] (the batch is returned with its design documents), `Synced` (all
+//!    pages before were returned, as *choosing* goes first), [`Reader::skip`] (`Lagged` reports the rows between), and
+//!    [`Reader::rest_at`], which moves it to a position with no wanted row before: the end of the ring, read before the log
+//!    had no entry, with nothing in hand; or the begin of the entry that took it off the list, where the log had none before.
+//! 2. It never goes back, except in [`Reader::replace`], whose caller passes the cursor of its work, and for `Expired`. Where the
+//!    ring knows more than the cursor, the two are joined ([`Cursor::joined`]), which keeps the larger knowledge and the later position.
+//! 3. What is dropped before it is returned (a filter is replaced, a load is aborted) is read again: `place` is derived from
+//!    the cursor again, not from where the ring was read.
+//! 4. A reader on the ring knows everything up to some sequence. A reader that began with nothing, or is in the middle of a reading
 //!    of the feed, reads the feed to its end first.
-//! 5. What is waiting in the ring is referred to, not copied: a reader that rests holds at most one batch.
+//! 5. Waiting rows of the ring are referenced, not copied: an idle reader holds at most one batch.
 
 use std::{
     collections::HashMap,
@@ -53,7 +53,7 @@ use std::{
 use super::{
     batch::{Batch, Chosen, Indices, Matched, of_mark},
     catch_up::{DdocRead, LOOK_UPS_MAX, Load, Page, read_ddocs},
-    coalesce::{coalesce, tells_all},
+    coalesce::{coalesce, has_all_news},
     delivery::{Deliveries, DeliveryBatch, DeliveryRef, Interruption},
     log::{Found, Log, SubscriberId, SubscriberState},
     pace::Pace,
@@ -70,65 +70,65 @@ use crate::base::{
     notification::Notification,
 };
 
-/// The most databases of a round that are taken from the ring. A round of more is read from the feed, which has each once.
+/// The most databases of a round that are taken from the ring. A larger round is read from the feed, which has each database once.
 const ROUND_ROWS_MAX: usize = 256;
 
-/// How many rows that do not match are asked for before other tasks get their turn.
+/// Rows that the filter may reject in a row before other tasks get their turn.
 const ROWS_AT_ONCE: usize = 4_096;
 
-/// A batch of which the rows that are wanted are being chosen. It outlives a predicate that panics, which has then seen its row.
+/// A batch whose wanted rows are being chosen. It survives a panic of the predicate, which then has seen its row.
 struct Choice {
     batch: Arc<Batch>,
-    /// For whom: the cursor before the batch.
+    /// The reader's cursor before the batch.
     since: Cursor,
-    /// The rows of which the filter is still to be asked, by their indices, the last one first.
+    /// Indices of the rows that the filter has not judged yet, the last one first.
     left: Vec<u32>,
     passed: Indices,
 }
 
-/// What taking from the ring has led to.
+/// The result of taking from the ring.
 enum Took {
     Batch(DeliveryBatch),
-    /// Nothing that is wanted, or not yet.
+    /// Progress without a batch to return.
     Something,
-    /// There is nothing, and the reader is woken by what comes next.
+    /// The ring has nothing; the next append wakes the reader.
     Nothing,
-    /// What follows has left the ring, or may have.
+    /// The next entry has left the ring, or may have.
     Behind,
 }
 
-/// How far the newest rows of exact names are looked up, which is done instead of reading the whole feed.
+/// Progress of looking up exact names, which replaces reading the whole feed.
 struct LookUp {
-    /// The last name that was.
+    /// The last name that was looked up.
     last: DbName,
-    /// What could be read when the first one was.
+    /// The end of the feed when the first name was looked up.
     began: Sequence,
 }
 
-/// The rows, by name, that a reader was delivered ahead of where its look-up ends: not to be delivered again by the ring.
+/// Rows by name that were delivered although they lie after the end of the look-up. The ring must not deliver them again.
 #[derive(Default)]
 struct Ahead(HashMap<DbName, Sequence>);
 
-/// What a subscriber of a dispatcher asks for.
+/// The options of a subscription.
 pub(super) struct SubscriptionOptions {
     pub filter: Filter,
-    /// Whether it would rather skip what it has missed than catch up.
+    /// Whether it skips missed rows instead of catching up.
     pub skips: bool,
-    /// How often it is delivered something; `None` for at once.
+    /// The least time between rounds; `None` to deliver at once.
     pub pace: Option<Box<Pace>>,
-    /// Whether deliveries say which design documents have changed.
+    /// Whether deliveries list the changed design documents.
     pub ddocs: bool,
 }
 
-/// A subscriber, from where it stands on.
+/// A subscriber and its state.
 pub(super) struct Reader {
     shared: Arc<Shared>,
     id: SubscriberId,
     state: Arc<SubscriberState>,
-    wish: SubscriptionOptions,
-    /// What it wanted before in the present reading, and up to where it was delivered that: not to be delivered again.
+    options: SubscriptionOptions,
+    /// Earlier filters of the present reading, each with the position up to which it was served. Their rows are not delivered again.
     before: Vec<(Filter, Sequence)>,
-    /// The pattern whose log it follows; `None` if it walks the ring.
+    /// The pattern whose log it follows; `None` if it follows the ring itself.
     pattern: Option<Arc<Pattern>>,
     cursor: Cursor,
     place: Option<u64>,
@@ -143,15 +143,20 @@ pub(super) struct Reader {
 }
 
 impl Reader {
-    /// A subscriber at `cursor`, up to which the feed was just read if it `is_caught_up`.
-    pub fn new(shared: Arc<Shared>, wish: SubscriptionOptions, cursor: Cursor, is_caught_up: bool) -> Self {
+    /// A subscriber at `cursor`. `is_caught_up` says that the feed was just read up to there.
+    pub fn new(
+        shared: Arc<Shared>,
+        options: SubscriptionOptions,
+        cursor: Cursor,
+        is_caught_up: bool,
+    ) -> Self {
         let (id, state) = shared.enter();
-        let pattern = shared.join(&wish.filter);
+        let pattern = shared.join(&options.filter);
         let mut reader = Self {
             shared,
             id,
             state,
-            wish,
+            options,
             before: Vec::new(),
             pattern,
             cursor,
@@ -177,12 +182,12 @@ impl Reader {
         &self.shared
     }
 
-    /// Whether it was asked to end.
+    /// Whether the subscriber was asked to end.
     pub fn is_ended(&self) -> bool {
         self.state.is_ended()
     }
 
-    /// Where it stands: everything before, of what it wants, was returned. While nothing waits for it, that is where the ring ends.
+    /// Its cursor: all wanted rows before it were returned. If none waits, it is the end of the ring.
     pub fn cursor(&mut self) -> Cursor {
         if let Some(place) = self.place
             && self.choice.is_none()
@@ -198,14 +203,14 @@ impl Reader {
         self.cursor
     }
 
-    /// Wants something else from now on, and stands at `cursor`, which is its own; true if it was set back for that.
+    /// Replaces the filter, and sets the cursor. Returns whether this had to go back to the begin of the present reading.
     pub fn replace(&mut self, filter: Filter, cursor: Cursor) -> bool {
         let pattern = self.shared.join(&filter);
         self.leave();
         self.pattern = pattern;
-        let before = std::mem::replace(&mut self.wish.filter, filter);
-        self.wish.ddocs |= self.wish.filter.ddocs.is_some();
-        // What was passed over in the present reading may be wanted now.
+        let before = std::mem::replace(&mut self.options.filter, filter);
+        self.options.ddocs |= self.options.filter.ddocs.is_some();
+        // The new filter may want rows that the old one rejected in the present reading.
         self.cursor = cursor.rewound();
         let is_set_back = self.cursor != cursor;
         if is_set_back {
@@ -214,18 +219,18 @@ impl Reader {
         (self.load, self.look_up, self.ahead) = (None, None, None);
         (self.choice, self.in_hand, self.synced) = (None, None, None);
         self.is_at_end = false;
-        if let Some(pace) = &mut self.wish.pace {
+        if let Some(pace) = &mut self.options.pace {
             pace.end();
         }
         self.take_place(false);
         is_set_back
     }
 
-    /// Finds its place in the ring, if it is one to follow the ring from where it stands.
+    /// Finds its place in the ring, if its cursor lets it follow the ring.
     fn take_place(&mut self, may_be_ahead: bool) {
         self.place = match (self.cursor.knowledge(), self.cursor.began()) {
-            // What an earlier filter was delivered is known of the rows that the feed still has, and not of those that were
-            // superseded since, which are in the ring as well.
+            // `before` tells which rows of the feed were delivered, but not which of the rows that newer ones have replaced since. The ring
+            // has those as well, so the reader stays on the feed.
             (Knowledge::UpTo(known), None) if self.before.is_empty() => {
                 self.shared.ring.place_after(known, may_be_ahead)
             }
@@ -238,7 +243,6 @@ impl Reader {
         self.pattern.as_ref().map_or(&self.shared.everything, |pattern| &pattern.log)
     }
 
-    /// Leaves its pattern.
     fn leave(&mut self) {
         self.log().leave(&self.state);
         if let Some(pattern) = self.pattern.take() {
@@ -246,7 +250,7 @@ impl Reader {
         }
     }
 
-    /// The next batch, or why there is none. `None` once the dispatcher has ended and everything was delivered.
+    /// The next batch or interruption. `None` once the dispatcher has ended and everything was delivered.
     pub fn poll_next(
         &mut self,
         context: &mut Context<'_>,
@@ -263,13 +267,13 @@ impl Reader {
         polled
     }
 
-    /// Completes when it has ended, without receiving anything; its task is woken by whatever comes.
+    /// Completes when the subscriber has ended. It receives nothing; any append wakes its task.
     pub fn poll_rest(&self, context: &Context<'_>) -> Poll<()> {
         self.state.register(context.waker());
         if self.state.is_closed() { Poll::Ready(()) } else { Poll::Pending }
     }
 
-    /// [`Reader::poll_next`] for one whose waker is registered, and whose end is looked for elsewhere.
+    /// [`Reader::poll_next`] after the waker is registered and the end is checked.
     fn poll(
         &mut self,
         context: &mut Context<'_>,
@@ -287,7 +291,7 @@ impl Reader {
                 continue;
             }
             if let Some(at) = self.synced.take() {
-                // Not before this is said: who is replaced or starts again in between is still in its first scan.
+                // The cursor moves only now: a subscriber whose filter is replaced before is still in its first scan.
                 self.move_to(at.into());
                 return Poll::Ready(Some(Err(Interruption::Synced { at })));
             }
@@ -306,12 +310,12 @@ impl Reader {
                 None if is_closed => return Poll::Ready(None),
                 None => Took::Behind,
                 Some(place) => {
-                    if self.wish.pace.is_some() && !is_closed {
+                    if self.options.pace.is_some() && !is_closed {
                         ready!(self.poll_pace(place, context));
                     }
-                    // Other tasks of the thread get their turn, however much waits.
+                    // However much waits, other tasks of the thread get their turn.
                     ready!(tokio::task::coop::poll_proceed(context)).made_progress();
-                    if self.wish.pace.is_some() { self.take_round(place) } else { self.take(place) }
+                    if self.options.pace.is_some() { self.take_round(place) } else { self.take(place) }
                 }
             };
             match took {
@@ -328,10 +332,10 @@ impl Reader {
         }
     }
 
-    /// Completes when the next round may begin, if something waits.
+    /// Completes when the next round may begin, or at once if nothing waits.
     fn poll_pace(&mut self, from: u64, context: &mut Context<'_>) -> Poll<()> {
         let waits = self.log().has_entries(from);
-        let pace = self.wish.pace.as_mut().expect("it has a pace");
+        let pace = self.options.pace.as_mut().expect("it has a pace");
         pace.end();
         if waits { pace.poll_open(context) } else { Poll::Ready(()) }
     }
@@ -345,11 +349,11 @@ impl Reader {
         };
         let since = self.cursor.joined(matched.batch.since);
         if more
-            && self.wish.filter.exact().is_some_and(|names| names.len() == 1)
+            && self.options.filter.exact().is_some_and(|names| names.len() == 1)
             && let Some((newest, latest)) = self.log().newest_after(number)
-            && tells_all(&latest, &matched, &since)
+            && has_all_news(&latest, &matched, &since)
         {
-            // What waits is all of one database, whose newest row has the news of the others.
+            // All waiting rows are of one database, and the newest has the news of the others.
             (number, matched) = (newest, latest);
         }
         self.place = Some(number + 1);
@@ -357,7 +361,7 @@ impl Reader {
         self.choose_among(matched, since, are_named).map_or(Took::Something, Took::Batch)
     }
 
-    /// Takes everything that waits in the ring as one round, each database in its newest row.
+    /// Takes all that waits in the ring as one round, with the newest row of each database.
     fn take_round(&mut self, place: u64) -> Took {
         let end = self.shared.ring.end();
         let mut newest: HashMap<DbName, Arc<Notification>> = HashMap::new();
@@ -380,7 +384,7 @@ impl Reader {
                 coalesce(since, row, &mut newest, &mut kept);
             }
             if at > next {
-                // It was put in after the end was read.
+                // This batch was appended after the end was read.
                 (next, to) = (at, matched.batch.cursor_after(matched.batch.since));
             }
             if newest.len() > ROUND_ROWS_MAX {
@@ -397,18 +401,17 @@ impl Reader {
         self.choose_among(Matched::all(batch), since, false).map_or(Took::Something, Took::Batch)
     }
 
-    /// Delivers what is wanted of `matched` to itself at `since`, unless the filter has to be asked row by row. The names are known
-    /// to match if they `are_named`.
+    /// Delivers the wanted rows of `matched`, unless the filter has to judge row by row. `are_named` says that the names match.
     fn choose_among(&mut self, matched: Matched, since: Cursor, are_named: bool) -> Option<DeliveryBatch> {
         let Matched { batch, chosen } = matched;
         let begin = batch.rows.first().map_or(batch.to, |row| row.sequence);
-        // What the feed was read ahead of the tail for has been delivered.
+        // The feed was read ahead of the tail: rows up to the cursor were delivered.
         let chosen = if begin <= since.position() {
             chosen.from(batch.rows.partition_point(|row| row.sequence <= since.position()) as u32)
         } else {
             chosen
         };
-        let filter = &self.wish.filter;
+        let filter = &self.options.filter;
         let passes_all = filter.passes_everything() || (are_named && filter.passes_all_of_its_names());
         if self.place.is_some() {
             self.ahead.take_if(|ahead| ahead.0.values().all(|at| *at < begin));
@@ -421,10 +424,10 @@ impl Reader {
         None
     }
 
-    /// Chooses the rows that are wanted. Completes with what is delivered of them at once.
+    /// Chooses the wanted rows, then delivers them.
     fn poll_choice(&mut self, asked: &mut usize, context: &Context<'_>) -> Poll<Option<DeliveryBatch>> {
-        let choice = self.choice.as_mut().expect("the caller has looked");
-        // The row is taken first, so that a predicate that panics is not asked again.
+        let choice = self.choice.as_mut().expect("the caller has checked it");
+        // The row is removed first, so that it is not judged again after a panic of the predicate.
         while let Some(index) = choice.left.pop() {
             let row = &choice.batch.rows[index as usize];
             *asked += 1;
@@ -432,7 +435,7 @@ impl Reader {
             let is_ahead =
                 ahead.and_then(|ahead| ahead.0.get(&row.name)).is_some_and(|at| *at >= row.sequence);
             if !is_ahead
-                && self.wish.filter.passes(row, &choice.since)
+                && self.options.filter.passes(row, &choice.since)
                 && !was_delivered(&self.before, row, &choice.since)
             {
                 choice.passed.push(index);
@@ -446,19 +449,18 @@ impl Reader {
         Poll::Ready(self.deliver(batch, since, Chosen::Indices(passed)))
     }
 
-    /// Delivers the rows `chosen` of `batch` to itself at `since`; `None` if there are none, or their design documents are to be
-    /// read first.
+    /// Delivers the rows `chosen` of `batch`; `None` if there are none, or their design documents are to be read first.
     fn deliver(&mut self, batch: Arc<Batch>, since: Cursor, chosen: Chosen) -> Option<DeliveryBatch> {
         if chosen.count(&batch) == 0 {
             self.move_to(batch.cursor_after(since));
             return None;
         }
-        if let Some(pace) = &mut self.wish.pace {
+        if let Some(pace) = &mut self.options.pace {
             pace.begin();
         }
-        let filters = self.wish.filter.set_and_kinds();
+        let filters = self.options.filter.set_and_kinds();
         let batch = DeliveryBatch::new(Deliveries { batch, chosen, since, filters, ddocs: None });
-        if self.wish.ddocs {
+        if self.options.ddocs {
             self.in_hand = Some(Box::new((batch, None)));
             return None;
         }
@@ -466,8 +468,8 @@ impl Reader {
         Some(batch)
     }
 
-    /// Completes with the batch in hand, or a failure, once its design documents are read; with `None` if there is no batch, or
-    /// nothing of it is wanted.
+    /// Completes with the batch in hand, or a failure, once its design documents are read. Completes with `None` if there is no batch,
+    /// or none of its rows is wanted.
     fn poll_in_hand(
         &mut self,
         context: &mut Context<'_>,
@@ -482,9 +484,9 @@ impl Reader {
                 return Poll::Ready(Some(Err(Interruption::Failed(error))));
             }
         };
-        let filter = &self.wish.filter;
+        let filter = &self.options.filter;
         let batch = batch.with_ddocs(ddocs, |delivery| {
-            // All of them have passed already. What a predicate panics on now is delivered, as it may be wanted.
+            // All rows have passed the filter before. A row on which the predicate panics now is delivered, as it may be wanted.
             catch_unwind(AssertUnwindSafe(|| is_wanted(filter, delivery))).unwrap_or(true)
         });
         self.in_hand = None;
@@ -492,7 +494,6 @@ impl Reader {
         Poll::Ready((batch.len() > 0).then_some(Ok(batch)))
     }
 
-    /// Stands at `cursor` from now on.
     fn move_to(&mut self, cursor: Cursor) {
         self.cursor = cursor;
         if cursor.began().is_none() {
@@ -500,12 +501,12 @@ impl Reader {
         }
     }
 
-    /// Stands at `cursor` as well, before which it has missed nothing.
+    /// Joins `cursor` into its own; no wanted row lies before it.
     fn rest_at(&mut self, cursor: Cursor) {
         self.move_to(self.cursor.joined(cursor));
     }
 
-    /// The ring does not hold what follows: reads the feed, or skips it if it would rather do so.
+    /// The ring does not hold what follows: begins to read the feed, or skips.
     fn fall_behind(&mut self) -> Option<Interruption> {
         if self.place.is_some() {
             self.rest_at(of_mark(self.log().taken_at(&self.state)).into());
@@ -518,17 +519,17 @@ impl Reader {
         None
     }
 
-    /// Where it goes on if it would rather skip: not if it began with nothing or is within a reading, whose rows have news from
-    /// before; nor if it looks names up, which costs little, however much was missed.
+    /// Where a reader that skips continues. It cannot skip if it began with nothing or is within a reading, because rows then have older
+    /// news; nor if it looks up names, which is cheap however much it has missed.
     fn skip_target(&self) -> Option<(u64, Sequence)> {
         let is_plain = self.cursor == self.cursor.rewound() && !self.cursor.knew_nothing();
-        let skips = self.wish.skips || is_on(Bug::LaggardSkips);
-        if !skips || !is_plain || self.wish.filter.exact().is_some() {
+        let skips = self.options.skips || is_on(Bug::LaggardSkips);
+        if !skips || !is_plain || self.options.filter.exact().is_some() {
             return None;
         }
         let (begin, to) = self.shared.ring.begin();
         if self.place.is_some_and(|own| own >= begin) {
-            // The ring has it, but its pattern is too new.
+            // The ring has the rows, but the log of the pattern began later.
             return None;
         }
         let (place, to) = if self.log().begin() <= begin {
@@ -537,11 +538,11 @@ impl Reader {
             let end = self.shared.ring.end();
             (end.place, end.cursor.position())
         };
-        // It may be ahead of the tail, by its own reading.
+        // Its own reading may have brought it ahead of the tail.
         (to > self.cursor.position()).then_some((place, to))
     }
 
-    /// Goes on at `place`, where everything up to `to` has left the ring.
+    /// Continues at `place`; rows up to `to` have left the ring.
     fn skip(&mut self, place: u64, to: Sequence) -> Option<Interruption> {
         let from = self.cursor.position();
         self.place = Some(place);
@@ -549,12 +550,12 @@ impl Reader {
         (!is_on(Bug::LaggardSkips)).then_some(Interruption::Lagged { from, to })
     }
 
-    /// Begins to read the feed where it stands.
+    /// Begins to read the feed from the cursor.
     fn begin_load(&mut self) {
-        if let Some(pace) = &mut self.wish.pace {
+        if let Some(pace) = &mut self.options.pace {
             pace.begin();
         }
-        let names = self.wish.filter.exact().map(|names| {
+        let names = self.options.filter.exact().map(|names| {
             let after = self.look_up.as_ref().map(|look_up| &look_up.last);
             let from = after.map_or(0, |after| names.partition_point(|name| name <= after));
             names[from..].iter().take(LOOK_UPS_MAX + 1).cloned().collect()
@@ -562,7 +563,7 @@ impl Reader {
         self.load = Some(Load::begin(&self.shared, self.cursor, names, self.has_failed));
     }
 
-    /// Takes in what a read of the feed has brought, and delivers what is wanted of it.
+    /// Receives a page of the feed, and delivers its wanted rows.
     fn receive(&mut self, page: Result<Page>) -> Result<Option<DeliveryBatch>, Interruption> {
         self.has_failed = page.is_err();
         let Page { rows, began, to, more, last } = match page {
@@ -576,14 +577,14 @@ impl Reader {
             Err(error) => return Err(Interruption::Failed(error)),
         };
         let since = if self.cursor.knew_nothing() { self.cursor.begin(began) } else { self.cursor };
-        // All that is looked up ends where the first of it does.
+        // All look-ups of one reading end where the first one ended.
         let end = self.look_up.as_ref().map_or(to, |look_up| look_up.began);
-        if self.wish.filter.exact().is_some() {
+        if self.options.filter.exact().is_some() {
             for row in rows.iter().filter(|row| row.sequence > end) {
                 self.ahead.get_or_insert_default().0.insert(row.name.clone(), row.sequence);
             }
         }
-        // Other names have rows before those that were found.
+        // Names that are still to be looked up may have earlier rows.
         let to = if last.is_some() { since.position() } else { end };
         self.look_up = last.map(|last| Box::new(LookUp { last, began: end }));
         self.is_at_end = !more;
@@ -600,7 +601,7 @@ impl Drop for Reader {
     }
 }
 
-/// Whether one of the filters of `before` has had `row` delivered to a subscriber at `since`.
+/// Whether one of the filters in `before` has delivered `row` to a subscriber at `since`.
 fn was_delivered(before: &[(Filter, Sequence)], row: &Notification, since: &Cursor) -> bool {
     before.iter().any(|(filter, to)| {
         row.sequence <= *to
@@ -612,7 +613,7 @@ fn was_delivered(before: &[(Filter, Sequence)], row: &Notification, since: &Curs
     })
 }
 
-/// Whether `delivery` is wanted, now that it is known which design documents it tells of.
+/// Whether `delivery` is wanted, given its changed design documents.
 fn is_wanted(filter: &Filter, delivery: DeliveryRef<'_>) -> bool {
     let Some(wanted) = &filter.ddocs else { return true };
     (delivery.may_be_any_ddoc() && !is_on(Bug::DdocWithoutIdForgotten))

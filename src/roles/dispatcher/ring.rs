@@ -1,14 +1,14 @@
 //! [`Ring`]: the recent batches of the tail, in memory, shared by all subscribers.
 //!
-//! Each batch with rows that is put into the ring gets the next number. A place in the ring is a number: that of the first batch
+//! Each batch with rows that is appended to the ring gets the next number. A place in the ring is a number: that of the first batch
 //! after it.
 //!
 //! # Invariants
 //!
-//! 1. The batches hold all rows between the two ends of the ring, the second of which is the position of the tail:
-//!    between two batches, and after the last one, there was nothing to read.
-//! 2. A batch holds every row of the feed between its ends that had no newer row when it was read. Of a row that had one,
-//!    the events are delivered by the newer one: in the same batch if that is complete, else in a later one.
+//! 1. The batches hold all rows between the begin and the end of the ring; the end is the position of the tail.
+//!    Between two batches, and after the last one, there was nothing to read.
+//! 2. A batch holds every row of the feed in its range that had no newer row when it was read. If a row had a newer one,
+//!    the newer one delivers its events: in the same batch if that is complete, else in a later one.
 //! 3. The end moves only after every log has the batches before it: [`Ring::push`], then the logs, then [`Ring::settle`].
 
 use std::{
@@ -23,20 +23,20 @@ use crate::base::{
     notification::Notification,
 };
 
-/// Where the ring ends.
+/// The end of the ring.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct End {
     pub place: u64,
-    /// Where a subscriber stands that knew everything before and was delivered all that it wanted of the ring.
+    /// The cursor of a subscriber that knew everything before and was delivered all its rows of the ring.
     pub cursor: Cursor,
 }
 
-/// What has become of a batch that was put into the ring.
+/// The result of appending a batch.
 pub(super) struct Pushed {
     pub number: u64,
-    /// The number of the first batch that is left in the ring.
+    /// The number of the oldest batch in the ring.
     pub begin: u64,
-    /// Patterns of whose batches some have left.
+    /// Patterns that matched a batch which has left the ring.
     pub pruned: Vec<Arc<Pattern>>,
 }
 
@@ -47,20 +47,19 @@ pub(super) struct Ring {
 }
 
 struct Batches {
-    /// The batches, oldest first, all with rows, and the patterns that match one of these.
+    /// The batches, oldest first, all with rows, and the patterns that match each.
     queue: VecDeque<(Arc<Batch>, Vec<Arc<Pattern>>)>,
-    /// Where the oldest begins: its number, and the position before it.
+    /// The number of the oldest batch, and the position before it.
     begin: (u64, Sequence),
     next: u64,
     rows: usize,
     to: Sequence,
-    /// Up to where it had read when there was nothing more to read.
+    /// The position at which the tail last reached the end of the feed.
     complete_to: Sequence,
     end: End,
 }
 
 impl Ring {
-    /// An empty ring at `start`.
     pub fn new(start: Sequence, rows_max: usize) -> Self {
         let batches = Batches {
             queue: VecDeque::new(),
@@ -74,7 +73,7 @@ impl Ring {
         Self { batches: RwLock::new(batches), rows_max }
     }
 
-    /// The batches. No holder of the lock can panic with them half changed.
+    /// No holder of the lock can panic with the batches half changed.
     fn read(&self) -> RwLockReadGuard<'_, Batches> {
         self.batches.read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -83,12 +82,12 @@ impl Ring {
         self.batches.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Rows that follow the last batch, up to `to`, as a batch; `is_complete` if there was nothing more to read after them.
+    /// Makes a batch of the rows that follow the last batch, up to `to`. `is_complete` says that the feed ended there.
     pub fn batch(&self, rows: Vec<Arc<Notification>>, to: Sequence, is_complete: bool) -> Batch {
         Batch::new(rows, self.read().complete_to.into(), to, is_complete)
     }
 
-    /// Appends a batch, and drops the oldest ones above the limit. One caller at a time.
+    /// Appends a batch, and drops the oldest ones above the limit. For one caller at a time.
     pub fn push(&self, batch: &Arc<Batch>) -> Pushed {
         let mut batches = self.write();
         let number = batches.next;
@@ -111,8 +110,8 @@ impl Ring {
         Pushed { number, begin: batches.begin.0, pruned }
     }
 
-    /// Moves the end of the ring behind all that was pushed. All logs have it; those of `patterns` the last batch.
-    /// Returns where it is.
+    /// Moves the end of the ring behind all batches, once all logs have them. `patterns` are those of the last batch.
+    /// Returns the cursor at the end.
     pub fn settle(&self, patterns: Vec<Arc<Pattern>>) -> Cursor {
         let mut batches = self.write();
         if let Some((_, of_last)) = batches.queue.back_mut()
@@ -125,12 +124,12 @@ impl Ring {
         cursor
     }
 
-    /// Goes on at `to`, without what lies between. Returns the number of the next batch: whoever stands before it is behind.
+    /// Continues at `to`, and drops everything before. Returns the number of the next batch: subscribers before it are behind.
     pub fn skip_to(&self, to: Sequence) -> u64 {
         let mut batches = self.write();
         batches.queue.clear();
         batches.rows = 0;
-        // A number is left out, so that who stood at the end is behind as well.
+        // One number is left out, so that a subscriber at the end is behind as well.
         batches.next += 1;
         (batches.to, batches.complete_to, batches.begin) = (to, to, (batches.next, to));
         batches.next
@@ -140,13 +139,13 @@ impl Ring {
         self.read().end
     }
 
-    /// Where the ring begins: the oldest place in it, and the position before it.
+    /// The oldest place in the ring, and the position before it.
     pub fn begin(&self) -> (u64, Sequence) {
         self.read().begin
     }
 
-    /// The place after all rows up to `position`, that of the batch in which it lies; `None` if rows after it have left the
-    /// ring. For a position ahead of the ring it is where the ring ends if `may_be_ahead`.
+    /// The place of the first batch with rows after `position`; `None` if such rows have left the ring. If `may_be_ahead`, a position
+    /// ahead of the ring has its place at the end.
     pub fn place_after(&self, position: Sequence, may_be_ahead: bool) -> Option<u64> {
         let batches = self.read();
         if position < batches.begin.1 || (position > batches.to && !may_be_ahead) {
@@ -156,7 +155,7 @@ impl Ring {
         Some(batches.begin.0 + after as u64)
     }
 
-    /// Up to where the tail has read.
+    /// The position of the tail.
     pub fn position(&self) -> Sequence {
         self.read().to
     }

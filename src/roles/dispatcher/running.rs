@@ -1,4 +1,4 @@
-//! [`Dispatcher`]: a dispatcher that runs, with its tail; and [`SuspendedDispatcher`]: one that does not, and keeps its subscribers.
+//! [`Dispatcher`]: a running dispatcher with its tail; and [`SuspendedDispatcher`]: one without, which keeps its subscribers.
 
 use std::sync::Arc;
 
@@ -20,18 +20,18 @@ use crate::{
     state::{context::Context, membership::RoleGuard, notification_feed::NotificationFeed},
 };
 
-/// A running dispatcher. Dropping it, or [`Dispatcher::shutdown`], ends its subscriptions after what they have been given.
+/// A running dispatcher. Dropping it, or [`Dispatcher::shutdown`], ends its subscriptions after the deliveries that wait for them.
 #[derive(Debug)]
 #[must_use = "dropping it ends its subscriptions"]
 pub struct Dispatcher {
-    /// It goes before what it fills.
+    /// Dropped before the fan-out that it fills.
     tail: Tail,
     fanout: Fanout,
     options: DispatcherOptions,
     role: Option<RoleGuard>,
 }
 
-/// The task of the tail. Dropping it ends it.
+/// The task of the tail. Dropping it aborts the task.
 #[derive(Debug)]
 struct Tail(JoinHandle<()>);
 
@@ -42,7 +42,7 @@ impl Drop for Tail {
 }
 
 impl Tail {
-    /// Ends it, and waits until it has.
+    /// Aborts the task, and waits until it has ended.
     async fn end(mut self) {
         self.0.abort();
         if let Err(error) = (&mut self.0).await
@@ -53,7 +53,7 @@ impl Tail {
     }
 }
 
-/// A dispatcher that does not read the feed. Its subscribers are still there, and hear nothing until it is resumed. Dropping
+/// A dispatcher that does not read the feed. Its subscribers receive nothing until it is resumed. Dropping
 /// it ends them.
 #[derive(Debug)]
 pub struct SuspendedDispatcher {
@@ -63,21 +63,21 @@ pub struct SuspendedDispatcher {
 }
 
 impl SuspendedDispatcher {
-    /// Goes on where it was: nothing that has happened meanwhile is missed. Subscribers that it was suspended for too long
-    /// for are informed that they have expired.
+    /// Continues where it was: nothing that has happened meanwhile is missed. Subscribers for which it was suspended too long get
+    /// [`Interruption::Expired`](super::Interruption).
     pub fn resume(self) -> Dispatcher {
         let Self { fanout, options, role } = self;
         Dispatcher::run(fanout, options, role)
     }
 
-    /// How many subscriptions there are.
+    /// Number of subscriptions.
     pub fn subscribers(&self) -> usize {
         self.fanout.subscribers()
     }
 }
 
 impl Dispatcher {
-    /// Starts the tail at the end of the feed. Its node lists it under `role` as long as it runs.
+    /// Starts the tail at the end of the feed. Its node lists it under `role` while it runs.
     pub(crate) async fn start(
         context: Arc<Context>,
         options: DispatcherOptions,
@@ -88,24 +88,24 @@ impl Dispatcher {
         Ok(Self::run(Fanout::new(context, &options, start)?, options, role))
     }
 
-    /// Starts a tail where `fanout` stands.
+    /// Starts a tail at the position of `fanout`.
     fn run(fanout: Fanout, options: DispatcherOptions, role: Option<RoleGuard>) -> Self {
         let tail = tokio::spawn(tail::run(Arc::clone(fanout.shared()), options.clone()));
         Self { tail: Tail(tail), fanout, options, role }
     }
 
-    /// Subscribes to the databases that `filter` matches. Choose where to start and how to receive on what is returned.
+    /// Subscribes to the databases that `filter` matches. Choose the start and the way of receiving on the returned value.
     pub fn subscribe(&self, filter: Filter) -> Subscribe {
         self.fanout.subscribe(filter)
     }
 
-    /// Ends the subscriber `id`: its stream ends, its callback or listener is told to. Fails with [`Error::NoSubscriber`] if
-    /// there is none, or not any more.
+    /// Ends the subscriber `id`: its stream ends, or its callback or listener is stopped. Fails with [`Error::NoSubscriber`] if
+    /// there is no such subscriber or it has ended.
     pub fn unsubscribe(&self, id: SubscriberId) -> Result<()> {
         self.fanout.unsubscribe(id)
     }
 
-    /// The listener `name`, whose messages are of the type `M`. Fails with [`Error::NoSubscriber`] if there is none, and with
+    /// Finds the listener `name`, whose messages are of the type `M`. Fails with [`Error::NoSubscriber`] if there is none, and with
     /// [`Error::Invalid`] if its messages are of another type.
     pub fn listener<M: Send + 'static>(&self, name: &str) -> Result<ListenerHandle<M>> {
         self.fanout.shared().listeners.find(name)
@@ -116,24 +116,24 @@ impl Dispatcher {
         self.fanout.shared().listeners.stop(name).await
     }
 
-    /// What becomes of listeners and callbacks from now on.
+    /// Events of listeners and callbacks from now on.
     pub fn supervision(&self) -> SupervisionEvents {
         (&self.fanout.shared().supervision).into()
     }
 
-    /// A mirror of the living databases that `filter` matches. Fails with [`Error::Invalid`] if it does not want all kinds of
-    /// events, or has a predicate.
+    /// Starts a mirror of the living databases that `filter` matches. Fails with [`Error::Invalid`] if the filter does not want all
+    /// kinds of events, or has a predicate.
     pub fn mirror(&self, filter: Filter) -> Result<Mirror> {
         Mirror::start(self.fanout.shared(), filter)
     }
 
     /// A freshness barrier: waits until every event that was committed at the version `version` or before
-    /// ([`Versionstamp::version`](crate::event::Versionstamp::version) of the commit) is folded, and the tail has handed out its row.
-    /// Returns a position: whoever has worked on everything up to there knows all of these events
+    /// ([`Versionstamp::version`](crate::event::Versionstamp::version) of the commit) is folded, and the tail has published its row.
+    /// Returns a position. A subscriber that has worked on everything up to there knows all of these events
     /// ([`ListenerHandle::reached`], [`Mirror::reached`]).
     ///
-    /// It takes notifiers at work, and waits for as long as there are none. While it waits it reads the store every few
-    /// milliseconds, the rows of databases with events that were not folded when it began.
+    /// It needs running notifiers, and waits while there are none. While it waits it reads from the store, every few
+    /// milliseconds, the rows of databases that had unfolded events when it began.
     ///
     /// Fails with [`Error::Invalid`] if the version is ahead of the store, and with [`Error::NoSubscriber`] if the dispatcher ends
     /// before.
@@ -141,22 +141,22 @@ impl Dispatcher {
         self.fanout.shared().reached(version).await
     }
 
-    /// Up to where the tail has read the feed.
+    /// The position up to which the tail has read the feed.
     pub fn position(&self) -> Sequence {
         self.fanout.position()
     }
 
-    /// How many subscriptions there are now, those of dropped streams and handles not among them.
+    /// Number of present subscriptions, without those whose stream or handle was dropped.
     pub fn subscribers(&self) -> usize {
         self.fanout.subscribers()
     }
 
-    /// How many subscriptions name the database `name` exactly.
+    /// Number of subscriptions that name the database `name` exactly.
     pub fn subscribers_of(&self, name: &DbName) -> usize {
         self.fanout.shared().patterns.subscribers_of(name.as_str())
     }
 
-    /// A way to it that does not keep it running.
+    /// A handle that does not keep the dispatcher running.
     pub(crate) fn subscriptions(&self) -> super::fanout::Subscriptions {
         super::fanout::Subscriptions::new(self.fanout.shared())
     }
@@ -165,15 +165,15 @@ impl Dispatcher {
         &self.fanout.shared().context
     }
 
-    /// Stops reading the feed, and keeps the subscribers: [`SuspendedDispatcher::resume`] goes on for them.
+    /// Stops reading the feed, and keeps the subscribers; [`SuspendedDispatcher::resume`] continues for them.
     pub async fn suspend(self) -> SuspendedDispatcher {
         let Self { tail, fanout, options, role } = self;
         tail.end().await;
         SuspendedDispatcher { fanout, options, role }
     }
 
-    /// Stops the tail, and ends the subscriptions after what they have been given. Listeners terminate; one that takes longer
-    /// than 10 s is aborted.
+    /// Stops the tail, and ends the subscriptions after the deliveries that wait for them. A listener that takes longer
+    /// than 10 s to terminate is aborted.
     pub async fn shutdown(self) {
         let Self { tail, fanout, .. } = self;
         tail.end().await;

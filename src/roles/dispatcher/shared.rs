@@ -1,4 +1,4 @@
-//! [`Shared`]: what the tail and the subscribers of a dispatcher share, how rows come to them, and how they end.
+//! [`Shared`]: shared by the tail and the subscribers of a dispatcher. It publishes rows to them and ends them.
 
 use std::{
     fmt,
@@ -31,31 +31,30 @@ use crate::{
     state::{context::Context, notification_feed::NotificationFeed},
 };
 
-/// What the tail and the subscribers share.
 pub(crate) struct Shared {
     pub context: Arc<Context>,
     pub feed: NotificationFeed,
     pub ring: Ring,
-    /// The log of those who walk the ring.
+    /// The log of subscribers that follow the ring itself.
     pub everything: Log<Matched>,
     pub patterns: Patterns,
-    /// Held to write while a batch is matched, and to read while a pattern is added.
+    /// Locked for writing while a batch is matched, and for reading while a pattern is added.
     matching: RwLock<()>,
     pub subscribers: DashMap<SubscriberId, Arc<SubscriberState>>,
     next_id: AtomicU64,
-    /// Up to where the ring has everything; barriers wait for it.
+    /// The position up to which the ring is complete; barriers wait for it.
     known: watch::Sender<Sequence>,
     is_closed: AtomicBool,
     /// Limits how many subscribers read the feed at once.
     pub turns: Semaphore,
-    /// The most rows that one of them reads at once, and of a batch of the ring.
+    /// The most rows of one such read, and of a batch of the ring.
     pub batch_rows_max: usize,
     pub listeners: Listeners,
     pub supervision: broadcast::Sender<Supervision>,
 }
 
 impl Shared {
-    /// What stands at `start`, and has no subscribers.
+    /// Makes the state of a dispatcher at `start`, without subscribers.
     pub fn new(context: Arc<Context>, options: &DispatcherOptions, start: Sequence) -> Arc<Self> {
         Arc::new(Self {
             feed: NotificationFeed::new(Arc::clone(&context), context.feed.clone()),
@@ -75,19 +74,18 @@ impl Shared {
         })
     }
 
-    /// Adds a subscriber.
     pub fn enter(&self) -> (SubscriberId, Arc<SubscriberState>) {
         let id = SubscriberId(self.next_id.fetch_add(1, Ordering::Relaxed));
         let state = Arc::new(SubscriberState::new());
         self.subscribers.insert(id, Arc::clone(&state));
-        // Who closes all may not have seen it.
+        // A concurrent `close` may have missed it.
         if self.is_closed.load(Ordering::SeqCst) {
             state.close();
         }
         (id, state)
     }
 
-    /// Ends the subscriber `id`. Fails with [`Error::NoSubscriber`] if there is none, or not any more.
+    /// Ends the subscriber `id`. Fails with [`Error::NoSubscriber`] if there is no such subscriber or it has ended.
     pub fn end(&self, id: SubscriberId) -> Result<()> {
         let state = self.subscribers.get(&id).map(|state| Arc::clone(&state));
         let state = state.ok_or_else(|| Error::NoSubscriber { subscriber: id.to_string() })?;
@@ -96,7 +94,7 @@ impl Shared {
         Ok(())
     }
 
-    /// The cursor of a subscriber that starts there.
+    /// The cursor of a subscriber that starts at `start`.
     pub fn cursor_at(&self, start: Start) -> Cursor {
         match start {
             Start::Now => self.ring.position().into(),
@@ -104,17 +102,17 @@ impl Shared {
         }
     }
 
-    /// The pattern of `filter`, for one more subscriber; `None` if it walks the ring.
+    /// Adds a subscriber to the pattern of `filter`; returns `None` if it has to follow the ring itself.
     pub fn join(&self, filter: &Filter) -> Option<Arc<Pattern>> {
         let key = filter.key()?;
-        // No batch is half matched: the log of a new pattern has all batches from here on.
+        // No batch is half matched now, so the log of a new pattern has all batches from here on.
         let _unmatched = self.matching.read().unwrap_or_else(PoisonError::into_inner);
         Some(self.patterns.join(&key, self.ring.end().place))
     }
 
-    /// Puts rows into the ring and the logs, and wakes who waits for them; `is_complete` if there was nothing more to read after
-    /// them. One caller at a time.
-    pub fn hand_out(&self, mut rows: Vec<Arc<Notification>>, to: Sequence, is_complete: bool) {
+    /// Appends rows to the ring and the logs, and wakes their subscribers. `is_complete` says that the feed ended after them.
+    /// For one caller at a time.
+    pub fn publish(&self, mut rows: Vec<Arc<Notification>>, to: Sequence, is_complete: bool) {
         let mut woken = Vec::new();
         loop {
             let part: Vec<_> = rows.drain(..batch_len(&rows, self.batch_rows_max)).collect();
@@ -130,11 +128,11 @@ impl Shared {
                 break;
             }
         }
-        // Everything is in its place by now, whatever the wakers do.
+        // Only now: a waker may panic.
         wake(woken);
     }
 
-    /// Puts `batch` into the ring and the logs. Adds who waits for its rows to `woken`.
+    /// Appends `batch` to the ring and the logs. Adds the subscribers that wait for its rows to `woken`.
     fn put(&self, batch: Batch, woken: &mut Vec<Arc<SubscriberState>>) {
         let batch = Arc::new(batch);
         let _matching = self.matching.write().unwrap_or_else(PoisonError::into_inner);
@@ -155,19 +153,19 @@ impl Shared {
         self.settle(patterns);
     }
 
-    /// Moves the end of the ring behind all that was pushed, the last batch of which `patterns` match, and tells the barriers.
+    /// Moves the end of the ring behind all batches, and informs the barriers. `patterns` match the last batch.
     fn settle(&self, patterns: Vec<Arc<Pattern>>) {
         if let Knowledge::UpTo(to) = self.ring.settle(patterns).knowledge() {
             self.known.send_if_modified(|known| {
                 *known = to.max(*known);
-                // Who comes later looks first. To wake nobody costs, too.
+                // A barrier that comes later reads the value first. To wake nobody would cost, too.
                 self.known.receiver_count() > 0
             });
         }
     }
 
-    /// Goes on at `horizon`, although rows up to there may have been dropped unseen. All subscribers are behind, and find out by
-    /// their cursors whether they have expired.
+    /// Continues at `horizon`, although rows up to there may have been deleted unseen. All subscribers are then behind, and their own
+    /// cursors show whether they have expired.
     pub fn expire(&self, horizon: Sequence) {
         let mut woken = Vec::new();
         {
@@ -193,13 +191,13 @@ impl Shared {
         Err(Error::NoSubscriber { subscriber: "tail".into() })
     }
 
-    /// Ends all subscriptions after what they have been given.
+    /// Ends all subscriptions after the deliveries that wait for them.
     pub fn close(&self) {
         self.is_closed.store(true, Ordering::SeqCst);
         self.known.send_modify(|_| {});
         let all = self.subscribers.iter().map(|subscriber| (*subscriber.key(), Arc::clone(&subscriber)));
         let mut all: Vec<_> = all.collect();
-        // In the order in which they came, so that a run can be replayed.
+        // In the order of their ids, so that a run can be replayed.
         all.sort_unstable_by_key(|(id, _)| *id);
         let all: Vec<_> = all.into_iter().map(|(_, state)| state).collect();
         for state in &all {
@@ -215,7 +213,7 @@ impl fmt::Debug for Shared {
     }
 }
 
-/// Wakes all of them, whatever the wakers of some do.
+/// Wakes all of them, even if some wakers panic.
 fn wake(subscribers: Vec<Arc<SubscriberState>>) {
     for subscriber in subscribers {
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| subscriber.wake())) {

@@ -1,4 +1,4 @@
-//! [`Subscribe`]: how to subscribe.
+//! [`Subscribe`]: a builder for subscriptions.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -22,10 +22,9 @@ use crate::{
     state::named_cursor::NamedCursor,
 };
 
-/// Why a callback is made once.
-const CALLBACK_STAYS: &str = "a callback goes on as it is after a panic";
+const CALLBACK_STAYS: &str = "a callback is not made again after a panic";
 
-/// A subscription in the making.
+/// Starts a subscription, with the options that its methods set.
 #[derive(Clone)]
 #[must_use = "choose a stream, a callback or a listener to subscribe"]
 pub struct Subscribe {
@@ -34,7 +33,6 @@ pub struct Subscribe {
 }
 
 impl Subscribe {
-    /// A subscription from now on that catches up.
     pub(super) fn new(shared: Arc<Shared>, filter: Filter) -> Self {
         Self { shared, order: Order::new(filter) }
     }
@@ -43,37 +41,36 @@ impl Subscribe {
         Self { order: order(self.order), ..self }
     }
 
-    /// Starts elsewhere than now: at a cursor, [`Cursor::NOTHING`] for every database first, or behind a sequence. Default: with
-    /// what comes after the tail's present position, which can include events that were committed before and not yet folded.
+    /// Starts at a cursor, at [`Cursor::NOTHING`] for every database first, or behind a sequence. Default: after the tail's
+    /// present position; this can include events that were committed before and are not folded yet.
     ///
-    /// Of a durable subscription it says where a new cursor begins, if it comes before [`Subscribe::durable`]. After that, it is where
-    /// the subscription starts whatever was saved.
+    /// Before [`Subscribe::durable`], it sets where a new cursor begins. After it, the subscription starts there whatever was saved.
     ///
-    /// Whoever starts where an embedded store has never been gets [`Interruption::Expired`](super::Interruption), and whoever starts
-    /// ahead of a cluster, or in a later incarnation, [`Interruption::Failed`](super::Interruption) with [`Error::Invalid`].
+    /// A start that an embedded store has never had gives [`Interruption::Expired`](super::Interruption). A start ahead of a cluster, or
+    /// in a later incarnation, gives [`Interruption::Failed`](super::Interruption) with [`Error::Invalid`].
     pub fn since(self, start: impl Into<Start>) -> Self {
         self.with(|order| Order { start: start.into(), is_caught_up: false, ..order })
     }
 
-    /// Starts at `cursor`, up to which the caller has just read the feed, which is not read again.
+    /// Starts at `cursor`, up to which the caller has just read the feed, so that it is not read again.
     #[cfg(feature = "http")]
     pub(crate) fn caught_up_at(self, cursor: Cursor) -> Self {
         self.with(|order| Order { start: cursor.into(), is_caught_up: true, ..order })
     }
 
-    /// Skips what it has missed when it falls behind the dispatcher's ring, and says so with
-    /// [`Interruption::Lagged`](super::Interruption). Anyone who begins with nothing reads the feed
+    /// Skips missed rows when it falls behind the dispatcher's ring, and reports them with
+    /// [`Interruption::Lagged`](super::Interruption). A subscriber that begins with nothing reads the feed
     /// all the same, and exact names are looked up.
     pub fn skip_when_lagging(self) -> Self {
         self.with(|order| Order { skips: true, ..order })
     }
 
-    /// Delivers in rounds that begin at least `pace` apart, the first at once. In a round each database comes once, with all
-    /// that is new of it since it came last; also twice while the subscriber catches up with the feed, or if it was deleted and
-    /// created while its tombstone was dropped. So a database that is updated a thousand times costs an indexer that comes by
-    /// each minute one delivery. With [`Duration::MAX`] there is one round.
+    /// Delivers in rounds that begin at least `pace` apart, the first at once. A round has each database once, with all its news since
+    /// its last delivery. It has a database twice if the subscriber catches up with the feed meanwhile, or if the database was deleted
+    /// and created and its tombstone was removed in between. So an indexer with a pace of one minute gets one delivery per minute for a
+    /// database that is updated a thousand times. With [`Duration::MAX`] there is one round.
     ///
-    /// Fails with [`Error::Invalid`] if it is zero: leave it out to be delivered everything at once.
+    /// Fails with [`Error::Invalid`] if the pace is zero: leave it out to get every delivery at once.
     pub fn every(self, pace: Duration) -> Result<Self> {
         if pace.is_zero() {
             let reason = "it is zero; leave it out to be delivered everything at once";
@@ -82,35 +79,34 @@ impl Subscribe {
         Ok(self.with(|order| Order { pace: Some(pace), ..order }))
     }
 
-    /// Deliveries that tell of design documents say which were written or deleted ([`Delivery::ddocs`]). Each of them costs
-    /// a read of the rows that the database's design documents have.
+    /// Makes deliveries list the design documents that were written or deleted ([`Delivery::ddocs`]). Each delivery with such a change
+    /// costs a read of the rows of the database's design documents.
     pub fn with_ddocs(self) -> Self {
         self.with(|order| Order { ddocs: true, ..order })
     }
 
-    /// Starts where `cursor` stands, and saves in it how far it has come: a restart of the process misses nothing, and may be
-    /// delivered again what came after the last save. If the cursor is new, it begins where this subscription would have
-    /// started, which is saved at once.
+    /// Starts at the position of `cursor`, and saves its progress in it: after a restart of the process it misses nothing, and may get
+    /// deliveries after the last save again. A new cursor begins where this subscription would have started; that is saved at once.
     ///
-    /// It is saved once a second ([`Subscribe::save_every`]): up to what a callback or a listener has worked on, and with a stream
-    /// up to what was returned before the next item was asked for. Whoever had the cursor open before loses it: a stream then
+    /// It saves once a second ([`Subscribe::save_every`]): up to what a callback or a listener has worked on, and for a stream
+    /// up to what was returned before the next item was requested. A subscriber that had the cursor open before loses it: its stream
     /// returns [`Interruption::Failed`](super::Interruption) with [`Error::CursorLost`] at its next save, and ends.
     ///
     /// A stream does not save when it is dropped or the dispatcher ends: call [`Subscription::checkpoint`] before. A subscription that
-    /// goes on behind its first scan is not told [`Interruption::Synced`](super::Interruption) again. With another filter than the one
-    /// that the cursor was saved for, databases that the old one did not want come with their next event only; in the middle of
+    /// continues after its first scan does not get [`Interruption::Synced`](super::Interruption) again. If the filter differs from the
+    /// one that the cursor was saved with, databases that only the new filter wants come with their next event; in the middle of
     /// the first scan, the scan starts over.
     pub async fn durable(self, cursor: &NamedCursor) -> Result<Self> {
         self.durable_from(cursor, false).await
     }
 
-    /// [`Subscribe::durable`] for work of which nothing may be left out: with another filter than the one that the cursor was saved
-    /// for, it begins at nothing again.
+    /// [`Subscribe::durable`] for work that must not miss a database: if the filter differs from the one that the cursor was saved
+    /// with, it begins at nothing again.
     pub(crate) async fn durable_work(self, cursor: &NamedCursor) -> Result<Self> {
         self.durable_from(cursor, true).await
     }
 
-    /// Starts where `cursor` stands, which `starts_over` with another filter.
+    /// `starts_over` says whether it begins at nothing again if the filter has changed.
     async fn durable_from(self, cursor: &NamedCursor, starts_over: bool) -> Result<Self> {
         let start = self.shared.cursor_at(self.order.start);
         let cursor = cursor.open(start, self.order.filter.hash(), starts_over).await?;
@@ -130,21 +126,21 @@ impl Subscribe {
         Ok(self.with(|order| Order { save_interval, ..order }))
     }
 
-    /// Receives by a stream. Dropping it ends the subscription.
+    /// Receives through a stream. Dropping the stream ends the subscription.
     pub fn stream(self) -> Subscription {
         Subscription::new(self.shared, self.order)
     }
 
-    /// Receives by a stream of batches, the cheapest way to receive many deliveries. Dropping it ends the subscription.
+    /// Receives through a stream of batches, the cheapest way to receive many deliveries. Dropping it ends the subscription.
     pub fn batches(self) -> BatchSubscription {
         BatchSubscription::new(self.shared, self.order)
     }
 
-    /// Receives by an async callback, in a task of its own. The subscription ends when the handle is dropped.
+    /// Receives through an async callback, in its own task. The subscription ends when the handle is dropped.
     ///
-    /// Deliveries come one after the other. A panic of the callback, or of the filter's predicate, is caught, logged and
-    /// counted, and the subscription goes on with the next delivery; it affects no other subscriber. The callback is given
-    /// what a stream returns, an [`Interruption`] as an error. To decide what becomes of panics, write a [`Listener`].
+    /// Deliveries come one after the other. The argument of the callback is an item as a stream returns it, an [`Interruption`] as an
+    /// error. A panic of the callback, or of the filter's predicate, is caught, logged and counted, and the subscription continues with
+    /// the next delivery; other subscribers are not affected. To handle panics differently, write a [`Listener`].
     pub fn callback<F, R>(self, mut callback: F) -> CallbackHandle
     where
         F: FnMut(Result<Delivery, Interruption>) -> R + Send + 'static,
@@ -156,8 +152,8 @@ impl Subscribe {
         CallbackHandle::start(self.listener(move || calling.take().expect(CALLBACK_STAYS)))
     }
 
-    /// Receives by an async callback that is given batches, as [`Subscribe::callback`] otherwise. A batch on which it panics is
-    /// given to it again, delivery by delivery, each as a batch of its own.
+    /// Receives batches through an async callback, otherwise as [`Subscribe::callback`]. A batch on which it panics is
+    /// delivered again, delivery by delivery, each as a batch of its own.
     pub fn batch_callback<F, R>(self, callback: F) -> CallbackHandle
     where
         F: FnMut(Result<DeliveryBatch, Interruption>) -> R + Send + 'static,
@@ -167,8 +163,8 @@ impl Subscribe {
         CallbackHandle::start(self.listener(move || calling.take().expect(CALLBACK_STAYS)).in_batches())
     }
 
-    /// Receives by a supervised [`Listener`], in a task of its own; `factory` makes it, and another one after a panic. Choose
-    /// its name and its restarts on what is returned, and start it.
+    /// Receives through a supervised [`Listener`], in its own task. `factory` makes the listener, and another one after a panic. Choose
+    /// its name and its restarts on the returned value, and start it.
     pub fn listener<L, F>(self, factory: F) -> Listen<L, F>
     where
         L: Listener,

@@ -1,4 +1,4 @@
-//! [`BatchSubscription`] and [`Subscription`]: streams of what a subscriber is delivered; and [`Source`], of which they are made.
+//! [`BatchSubscription`] and [`Subscription`]: streams of deliveries; and [`Source`], which both are built on.
 
 use std::{
     fmt,
@@ -30,23 +30,23 @@ use crate::{
     },
 };
 
-/// What is subscribed to.
+/// The start and the options of a subscription.
 #[derive(Clone)]
 pub(super) struct Order {
     pub filter: Filter,
     pub start: Start,
-    /// Whether the feed was just read up to there, so that it is not ahead of the store.
+    /// Whether the feed was just read up to `start`, which is therefore not ahead of the store.
     pub is_caught_up: bool,
     pub skips: bool,
     pub pace: Option<Duration>,
     pub ddocs: bool,
-    /// The cursor of a durable one.
+    /// The cursor of a durable subscription.
     pub cursor: Option<OpenCursor>,
     pub save_interval: Duration,
 }
 
 impl Order {
-    /// What comes from now on, of what `filter` wants.
+    /// A subscription from now on, with defaults.
     pub fn new(filter: Filter) -> Self {
         let (ddocs, start, save_interval) = (filter.ddocs.is_some(), Start::Now, SAVE_INTERVAL);
         Self {
@@ -62,16 +62,16 @@ impl Order {
     }
 }
 
-/// What is given next to one who works on it under supervision: whether as a whole batch, says the flag. `None` at the end.
+/// The next item for a supervised listener. The flag says whether the listener gets the whole batch of the delivery. `None` at the end.
 pub(super) type GivenItem = Option<Result<(Delivery, bool), Interruption>>;
 
-/// Where a subscriber receives from, in batches or one delivery at a time, and saves how far it has come.
+/// Receives for a subscriber, in batches or one delivery at a time, and saves its cursor.
 pub(super) struct Source {
     reader: Reader,
     autosave: Option<Box<Autosave>>,
-    /// Whether another subscriber has opened its cursor.
+    /// Whether another subscriber has opened the cursor.
     is_lost: bool,
-    /// What is left of a batch that is being returned one by one.
+    /// The rest of a batch that is being returned one by one.
     current: Option<DeliveryBatch>,
 }
 
@@ -96,7 +96,7 @@ impl Source {
         self.reader.shared()
     }
 
-    /// Where it stands: everything before, of what it wants, was returned.
+    /// The cursor: all wanted rows before it were returned.
     pub fn cursor(&mut self) -> Cursor {
         match &self.current {
             Some(left) => left.cursor_after(0),
@@ -104,7 +104,7 @@ impl Source {
         }
     }
 
-    /// Saves `cursor`, if it is durable.
+    /// Saves `cursor`, if the subscription is durable.
     pub async fn checkpoint_at(&mut self, cursor: Cursor) -> Result<()> {
         let cursor = if is_on(Bug::CursorAhead) { self.shared().ring.position().into() } else { cursor };
         match &mut self.autosave {
@@ -113,7 +113,7 @@ impl Source {
         }
     }
 
-    /// Wants something else from now on, and stands at `cursor`.
+    /// Replaces the filter, and sets the cursor.
     pub fn replace_at(&mut self, filter: Filter, cursor: Cursor) {
         self.current = None;
         let hash = filter.hash();
@@ -123,7 +123,7 @@ impl Source {
         }
     }
 
-    /// Goes on saving where it stands: at `cursor`, or what is known of it without. Fails if another subscriber has opened the cursor.
+    /// Saves `cursor`, or the present cursor if it is `None`, when a save is due. Fails if another subscriber has opened the cursor.
     fn poll_save(&mut self, context: &mut Context<'_>, cursor: Option<Cursor>) -> Option<Interruption> {
         let Self { reader, autosave, is_lost, .. } = self;
         let stands_at = || {
@@ -137,7 +137,7 @@ impl Source {
         Some(Interruption::Failed(error))
     }
 
-    /// The next batch. What was returned before is worked on.
+    /// The next batch. The caller has worked on what was returned before.
     fn poll_batch(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<DeliveryBatch, Interruption>>> {
         if self.is_lost {
             return Poll::Ready(None);
@@ -151,7 +151,7 @@ impl Source {
         self.reader.poll_next(context)
     }
 
-    /// The next delivery. What was returned before is worked on.
+    /// The next delivery. The caller has worked on what was returned before.
     fn poll_delivery(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Delivery, Interruption>>> {
         loop {
             if let Some(left) = &self.current {
@@ -176,7 +176,7 @@ impl Source {
         }
     }
 
-    /// The next delivery, or if `in_batches` the first one of the next batch, which is given as a whole.
+    /// The next delivery; if `in_batches`, the first one of the next batch, which is passed on as a whole.
     pub fn poll_given(&mut self, context: &mut Context<'_>, in_batches: bool) -> Poll<GivenItem> {
         if in_batches && self.current.is_none() {
             return self.poll_batch(context).map_ok(|batch| (batch.delivery(0), true));
@@ -184,33 +184,32 @@ impl Source {
         self.poll_delivery(context).map_ok(|delivery| (delivery, false))
     }
 
-    /// Gives `batch`, which it has returned, again: one delivery at a time.
+    /// Returns the deliveries of `batch` again, one at a time.
     pub fn give_apart(&mut self, batch: DeliveryBatch) {
         self.current = Some(batch);
     }
 }
 
-/// What both kinds of streams can do.
+/// The methods of both kinds of streams.
 macro_rules! subscription {
     ($name:ident, $item:ty, $poll:ident) => {
         impl $name {
-            /// The subscription that was asked for.
             pub(super) fn new(shared: Arc<Shared>, order: Order) -> Self {
                 Self(Source::new(shared, order))
             }
 
-            /// Which subscriber it is: [`Dispatcher::unsubscribe`](crate::Dispatcher::unsubscribe) ends it.
+            /// The id of the subscriber: [`Dispatcher::unsubscribe`](crate::Dispatcher::unsubscribe) ends it.
             pub fn id(&self) -> SubscriberId {
                 self.0.id()
             }
 
-            /// Where it stands: everything before, of what it wants, was returned. Whoever starts again from here misses nothing.
+            /// The cursor: all wanted rows before it were returned. A subscription that starts from it misses nothing.
             pub fn cursor(&mut self) -> Cursor {
                 self.0.cursor()
             }
 
-            /// Saves where it stands in the cursor of a durable subscription, once what was returned is worked on; another one
-            /// starts from there. Does nothing if it is saved already, or the subscription is not durable.
+            /// Saves the cursor of a durable subscription; call it once the returned items are worked on. Another subscription then
+            /// starts from there. Does nothing if the cursor is saved already, or the subscription is not durable.
             ///
             /// Fails with [`Error::CursorLost`](crate::Error::CursorLost) if another subscriber has opened the cursor.
             pub async fn checkpoint(&mut self) -> Result<()> {
@@ -218,11 +217,11 @@ macro_rules! subscription {
                 self.0.checkpoint_at(cursor).await
             }
 
-            /// Wants something else from now on. Nothing of the old filter that the new one does not want is delivered any more.
-            /// Of databases that both want nothing is missed; others are delivered from where the subscription stands.
+            /// Replaces the filter. Rows that only the old filter wants are not delivered any more.
+            /// Databases that both filters want miss nothing; others are delivered from the present cursor on.
             ///
             /// In the middle of a scan the scan starts over, for what the old filter did not want. So a subscription from nothing
-            /// that is still in its first scan is delivered every database that the new filter wants; and the deletions of those
+            /// that is still in its first scan gets every database that the new filter wants, and the deletions of those
             /// that it may have been delivered before.
             pub fn replace(&mut self, filter: Filter) {
                 let cursor = self.cursor();
@@ -246,32 +245,32 @@ macro_rules! subscription {
     };
 }
 
-/// A stream of batches of deliveries: the cheapest way to receive many. It ends after the dispatcher has, or once the subscriber
+/// A stream of batches of deliveries: the cheapest way to receive many. It ends after the dispatcher has ended, or when the subscriber
 /// is asked to end.
 ///
 /// # Saving
 ///
-/// A durable one saves its cursor by itself while it is polled: whoever asks for the next batch has worked on those before.
-/// That goes on while nothing matches, so a quiet subscriber does not expire.
+/// A durable subscription saves its cursor by itself while it is polled: it takes a request for the next batch as a sign that the
+/// batches before are worked on. It also saves while no row matches, so a quiet subscriber does not expire.
 ///
 /// # Cancel safety
 ///
-/// A batch that was not returned is returned by the next call.
+/// If the future is dropped, the next call returns the batch.
 pub struct BatchSubscription(Source);
 
 subscription!(BatchSubscription, DeliveryBatch, poll_batch);
 
-/// A stream of deliveries, one at a time: those of a [`BatchSubscription`], which says what it promises.
+/// A stream of deliveries, one at a time. It has the guarantees of a [`BatchSubscription`].
 ///
 /// # Cancel safety
 ///
-/// A delivery that was not returned is returned by the next call.
+/// If the future is dropped, the next call returns the delivery.
 pub struct Subscription(Source);
 
 subscription!(Subscription, Delivery, poll_delivery);
 
 impl Subscription {
-    /// Its cursor in the store, if it is durable; it saves it no more.
+    /// Takes the cursor of a durable subscription, which then no longer saves.
     pub(crate) fn take_cursor(&mut self) -> Option<OpenCursor> {
         self.0.autosave.take().map(|autosave| autosave.into_cursor())
     }

@@ -1,5 +1,5 @@
-//! [`Supervisor`]: the task of a listener. It owns the subscription, which outlives the listener, so that another one made in
-//! its place goes on where it was.
+//! [`Supervisor`]: the task of a listener. It owns the subscription, which survives the listener, so that the next listener
+//! continues where the last one was.
 
 use std::{
     future::{pending, poll_fn},
@@ -32,23 +32,23 @@ use crate::{
     store::RetryPolicy,
 };
 
-/// How long a subscriber is not asked for more after the feed could not be read.
+/// Pause after a failed read of the feed.
 const FAILURE_PAUSE: Duration = Duration::from_secs(1);
 
-/// Whether a listener that has panicked is made again.
+/// Whether a listener that has panicked is restarted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum RestartPolicy {
-    /// As often as it panics.
+    /// After every panic.
     #[default]
     Always,
-    /// So many times.
+    /// So many times in all.
     Times(u32),
-    /// Never: it ends with its first panic.
+    /// Never: the first panic ends it.
     Never,
 }
 
 impl RestartPolicy {
-    /// Whether a listener that was made again `restarts` times may be once more.
+    /// Whether a listener may be restarted again after `restarts` restarts.
     pub(super) fn allows(self, restarts: u32) -> bool {
         match self {
             Self::Always => true,
@@ -58,15 +58,15 @@ impl RestartPolicy {
     }
 }
 
-/// How a listener is treated.
+/// How a listener is run.
 #[derive(Debug, Clone)]
 pub(super) struct SupervisionPolicy {
     pub restart: RestartPolicy,
     pub backoff: RetryPolicy,
-    /// How often it is given a delivery that it panics on.
+    /// How often a delivery on which it panics is tried.
     pub attempts_max: u32,
     pub in_batches: bool,
-    /// Whether it is a plain callback, which goes on after a panic as it is.
+    /// Whether it is a plain callback, which continues after a panic instead of being restarted.
     pub is_callback: bool,
 }
 
@@ -87,18 +87,17 @@ impl Default for SupervisionPolicy {
     }
 }
 
-/// What a listener is given, and has not worked on yet.
+/// A delivery that the listener has not finished.
 struct Given {
-    /// The delivery, or the first one of a batch that is given as a whole.
+    /// The delivery, or the first one of a batch that is passed on as a whole.
     delivery: Delivery,
     is_whole: bool,
-    /// How often it was given.
     attempts: u32,
 }
 
 impl Given {
-    /// Whether it was worked on, if `next` is what the listener said after it. One that stops within a batch may have left some
-    /// of it, and one that has failed could not work on it.
+    /// Whether it counts as worked on after the listener has returned `next`. A listener that stops within a batch may have left a part
+    /// of it; one that has failed could not work on it.
     fn is_worked_on(&self, next: &Next) -> bool {
         match next {
             Next::Stop(StopReason::Failed(_)) => false,
@@ -108,28 +107,28 @@ impl Given {
     }
 }
 
-/// Something has panicked: what it says.
+/// A panic, with its message.
 struct Panicked(String);
 
-/// What the supervisor waits for.
+/// What ends a wait of the supervisor.
 enum Event<M> {
-    /// It is told something, or comes on without anything to deliver while somebody waits for that.
-    Told,
-    /// A message; `None` once all who could send one are gone.
+    /// A command has come, the parent has ended, or the cursor has moved while a caller waits for that.
+    Command,
+    /// A message; `None` once all senders are gone.
     Message(Option<Message<M>>),
-    /// Something of the subscription; an error if the predicate of its filter has panicked.
+    /// An item of the subscription; an error if the predicate of its filter has panicked.
     Received(Result<GivenItem, Panicked>),
-    /// Nothing has come for as long as the listener said.
+    /// Nothing has come for the time that the listener set.
     Timeout,
-    /// The subscription may be asked again.
+    /// The pause after a failed read is over.
     Paused,
 }
 
-/// What makes a supervisor stop waiting, besides what the listener is given.
+/// The timers that can end a wait.
 struct Timers {
-    /// Completes when nothing has come for as long as the listener said.
+    /// The time that the listener has set.
     timeout: Option<BoxFuture<'static, ()>>,
-    /// Completes when the subscription may be asked again, after the feed could not be read.
+    /// The pause after a failed read of the feed.
     pause: Option<BoxFuture<'static, ()>>,
 }
 
@@ -138,18 +137,18 @@ pub(super) struct Supervisor<L: Listener, F> {
     shared: Arc<Shared>,
     control: Arc<Control>,
     orders: watch::Receiver<Orders>,
-    /// Whether its parent has ended, if it has one.
+    /// Reports the end of the parent, if there is one.
     ending: Option<watch::Receiver<bool>>,
     source: Source,
-    /// The messages; `None` once nobody can send one.
+    /// The messages; `None` once all senders are gone.
     inbox: Option<mpsc::Receiver<Message<L::Message>>>,
     factory: F,
     terms: SupervisionPolicy,
     given: Option<Given>,
-    /// The interruption that it has not finished, and how often it was given that.
+    /// The interruption that it has not finished, and how often it was tried.
     interrupted: Option<(Interruption, u32)>,
     restarts: u32,
-    /// How often it was made again since it has last worked on something.
+    /// Restarts since it has last finished something.
     in_a_row: u32,
 }
 
@@ -158,7 +157,7 @@ where
     L: Listener,
     F: FnMut() -> L + Send + 'static,
 {
-    /// A supervisor of what `factory` makes, until `ending` says that its parent has ended.
+    /// A supervisor of the listeners that `factory` makes, until `ending` reports the end of the parent.
     pub fn new(
         handle: &ListenerHandle<L::Message>,
         source: Source,
@@ -186,24 +185,24 @@ where
 
     /// Runs the listener until it ends.
     pub async fn run(mut self) {
-        // Also if this task is aborted: who waits for the end is not to wait for ever.
+        // `Last` also runs if this task is aborted, so that nobody waits for its end for ever.
         let (shared, control) = (Arc::clone(&self.shared), Arc::clone(&self.control));
         let mut last = Last { shared, control, reason: StopReason::Shutdown };
         if let Some(task) = tokio::task::try_id() {
             self.control.task.get_or_init(|| task);
         }
-        self.tell(Supervised::Started);
+        self.emit(Supervised::Started);
         let reason = self.run_sessions().await;
-        // An interruption in hand is to be told again.
+        // If it was not saved, an unfinished interruption comes again.
         if reason != StopReason::CursorLost && self.interrupted.is_none() {
             self.save().await;
         }
         tracing::debug!(id = %self.control.id, name = ?self.control.name, %reason, "a listener has ended");
-        self.tell(Supervised::Stopped(reason.clone()));
+        self.emit(Supervised::Stopped(reason.clone()));
         last.reason = reason;
     }
 
-    /// Makes the listener again and again, until it ends.
+    /// Makes one listener after the other, until one ends without a restart.
     async fn run_sessions(&mut self) -> StopReason {
         loop {
             let text = match self.session().await {
@@ -217,39 +216,39 @@ where
             let env = self.shared.context.env().clone();
             let after = self.terms.backoff.backoff(self.in_a_row, &env);
             self.shared.context.stats.listener_restarts.add(1);
-            self.tell(Supervised::Restarting { restarts: self.restarts, after });
+            self.emit(Supervised::Restarting { restarts: self.restarts, after });
             let mut pause = env.sleep(after);
             loop {
-                if let Some(reason) = self.told_to_stop() {
+                if let Some(reason) = self.stop_requested() {
                     return reason;
                 }
                 tokio::select! {
-                    () = told(&mut self.orders, &mut self.ending) => {}
+                    () = commanded(&mut self.orders, &mut self.ending) => {}
                     () = &mut pause => break,
                 }
             }
         }
     }
 
-    /// Tells whoever listens what has become of the listener.
-    fn tell(&self, what: Supervised) {
+    /// Publishes a supervision event.
+    fn emit(&self, what: Supervised) {
         let Control { id, name, .. } = &*self.control;
-        // Nobody needs to.
+        // An error says that nobody listens, which is fine.
         let _ = self.shared.supervision.send(Supervision { id: *id, name: name.clone(), what });
     }
 
-    /// Notes a panic.
+    /// Counts, logs and publishes a panic.
     fn note_panic(&self, Panicked(text): &Panicked) {
         let stats = &self.shared.context.stats;
         if self.terms.is_callback { &stats.callback_panics } else { &stats.listener_panics }.add(1);
         let at = self.given.as_ref().map(|given| given.delivery.sequence());
         tracing::error!(id = %self.control.id, name = ?self.control.name, ?at, panic = text, "a subscriber has panicked");
-        self.tell(Supervised::Panicked { text: text.clone(), at });
+        self.emit(Supervised::Panicked { text: text.clone(), at });
     }
 
-    /// Makes a listener, and gives it what comes, until it ends or panics.
+    /// Makes a listener, and calls it until it ends or panics.
     async fn session(&mut self) -> Result<StopReason, Panicked> {
-        // What is in hand was returned, and not worked on.
+        // The delivery in hand was returned, but not worked on.
         let cursor = self.given.as_ref().map(|given| given.delivery.since());
         let cursor = cursor.into_iter().fold(self.source.cursor(), Cursor::min);
         let made = catch(async {
@@ -279,10 +278,10 @@ where
         }
     }
 
-    /// Calls the listener with what comes next.
+    /// Calls the listener with the next delivery, interruption, message or timeout.
     async fn call(&mut self, listener: &mut L, timers: &mut Timers) -> Result<Next, Panicked> {
         loop {
-            if let Some(reason) = self.told_to_stop() {
+            if let Some(reason) = self.stop_requested() {
                 return Ok(Next::Stop(reason));
             }
             self.replace().await;
@@ -291,7 +290,7 @@ where
                 let delivery = given.delivery.clone();
                 let next = match (given.is_whole, self.terms.in_batches) {
                     (true, _) => catch(async { listener.handle_batch(delivery.batch()).await }).await?,
-                    // Of a batch that it has panicked on.
+                    // One delivery of a batch on which it has panicked.
                     (false, true) => catch(async { listener.handle_batch(delivery.alone()).await }).await?,
                     (false, false) => catch(async { listener.handle_event(delivery).await }).await?,
                 };
@@ -309,7 +308,7 @@ where
             }
             self.note_progress();
             match self.event(timers).await {
-                Event::Told => {}
+                Event::Command => {}
                 Event::Received(Ok(None)) => return Ok(Next::Stop(StopReason::Shutdown)),
                 Event::Received(Ok(Some(Ok((delivery, is_whole))))) => {
                     self.given = Some(Given { delivery, is_whole, attempts: 0 });
@@ -324,7 +323,7 @@ where
                     }
                     self.interrupted = Some((interruption, 0));
                 }
-                // A predicate of the filter. It has seen the row then, and the listener has not: it goes on with the next.
+                // A predicate of the filter has panicked. It has seen the row, the listener has not, and the next row follows.
                 Event::Received(Err(panicked)) => self.note_panic(&panicked),
                 Event::Message(Some(message)) => {
                     return catch(async { listener.handle_message(message).await }).await;
@@ -339,7 +338,7 @@ where
         }
     }
 
-    /// What comes next. Cancel safe.
+    /// Waits for the next event. Cancel safe.
     async fn event(&mut self, timers: &mut Timers) -> Event<L::Message> {
         let inbox = self.inbox.as_mut().map(mpsc::Receiver::recv);
         let is_paused = timers.pause.is_some();
@@ -348,14 +347,14 @@ where
             (self.control.orders.borrow().awaited, self.control.report.borrow().worked_to);
         let receive = poll_fn(|context| {
             let polled = source.poll_given(context, in_batches);
-            // It may have come further without anything to deliver.
+            // The cursor may have moved without a delivery.
             if polled.is_pending() && awaited > worked_to && known(source.cursor()) > worked_to {
-                return Poll::Ready(Event::Told);
+                return Poll::Ready(Event::Command);
             }
             polled.map(|received| Event::Received(Ok(received)))
         });
         tokio::select! {
-            () = told(&mut self.orders, &mut self.ending) => Event::Told,
+            () = commanded(&mut self.orders, &mut self.ending) => Event::Command,
             Some(message) = OptionFuture::from(inbox) => Event::Message(message),
             received = catch(receive), if !is_paused => {
                 received.unwrap_or_else(|panicked| Event::Received(Err(panicked)))
@@ -365,8 +364,8 @@ where
         }
     }
 
-    /// Why it is asked to end, if it is.
-    fn told_to_stop(&mut self) -> Option<StopReason> {
+    /// The reason to end, if it was asked to.
+    fn stop_requested(&mut self) -> Option<StopReason> {
         if self.orders.borrow_and_update().stop {
             return Some(StopReason::Shutdown);
         }
@@ -375,7 +374,7 @@ where
         self.ending.as_ref().is_some_and(ended).then_some(StopReason::ParentEnded)
     }
 
-    /// Has the subscription want something else, if it is told to.
+    /// Replaces the filter, if a command says so.
     async fn replace(&mut self) {
         if self.control.orders.borrow().filter.is_none() {
             return;
@@ -386,7 +385,7 @@ where
             false
         });
         let Some(filter) = taken else { return };
-        // What is in hand was wanted by the filter of before.
+        // The old filter wanted the delivery in hand.
         let cursor = self.worked_to();
         self.given = None;
         if let Err(panicked) = catch(async { self.source.replace_at(filter, cursor) }).await {
@@ -394,7 +393,7 @@ where
         }
     }
 
-    /// Says up to where it has worked on everything, if somebody waits for it to have come further than was said.
+    /// Reports progress, if a caller waits for more than was reported.
     fn note_progress(&mut self) {
         let awaited = self.control.orders.borrow().awaited;
         if awaited > self.control.report.borrow().worked_to
@@ -404,27 +403,27 @@ where
         }
     }
 
-    /// Passes over what is in hand, or the interruption, if the listener has panicked on it as often as it may.
+    /// Skips the delivery or the interruption in hand if the listener has panicked on it as often as allowed.
     fn pass_over(&mut self) {
         let attempts_max = self.terms.attempts_max;
         self.interrupted.take_if(|(_, attempts)| *attempts >= attempts_max);
         let Some(given) = self.given.take_if(|given| given.attempts >= attempts_max) else { return };
         let batch = given.delivery.batch();
         if given.is_whole && batch.len() > 1 {
-            // Only those that it cannot bear are passed over.
+            // Tries each delivery alone, to skip only those on which the listener panics.
             return self.source.give_apart(batch);
         }
         let row = given.delivery.notification();
-        self.tell(Supervised::PassedOver { name: row.name.clone(), sequence: row.sequence });
+        self.emit(Supervised::PassedOver { name: row.name.clone(), sequence: row.sequence });
     }
 
-    /// Up to where everything was worked on: before what is in hand.
+    /// The cursor before the delivery in hand.
     fn worked_to(&mut self) -> Cursor {
         let given = self.given.as_ref().map(|given| given.delivery.cursor_before());
         given.unwrap_or_else(|| self.source.cursor())
     }
 
-    /// Saves what was worked on.
+    /// Saves the cursor before the delivery in hand.
     async fn save(&mut self) {
         let cursor = self.worked_to();
         if let Err(error) = self.source.checkpoint_at(cursor).await {
@@ -434,8 +433,8 @@ where
     }
 }
 
-/// Completes when a listener is told something, or its parent has ended.
-async fn told(orders: &mut watch::Receiver<Orders>, ending: &mut Option<watch::Receiver<bool>>) {
+/// Completes when a command comes, or the parent has ended.
+async fn commanded(orders: &mut watch::Receiver<Orders>, ending: &mut Option<watch::Receiver<bool>>) {
     let ended = async {
         match ending {
             Some(ending) => drop(ending.wait_for(|ended| *ended).await),
@@ -443,13 +442,13 @@ async fn told(orders: &mut watch::Receiver<Orders>, ending: &mut Option<watch::R
         }
     };
     tokio::select! {
-        // What tells it is held by the supervisor.
+        // The supervisor itself holds the sender, so this does not fail.
         _ = orders.changed() => {}
         () = ended => {}
     }
 }
 
-/// Up to where everything is known to one who stands at `cursor`.
+/// The sequence up to which a reader at `cursor` knows everything.
 fn known(cursor: Cursor) -> Option<Sequence> {
     match cursor.knowledge() {
         Knowledge::UpTo(known) => Some(known),
@@ -457,20 +456,19 @@ fn known(cursor: Cursor) -> Option<Sequence> {
     }
 }
 
-/// Has `listener` terminate.
 async fn terminate(mut listener: impl Listener, reason: StopReason) -> StopReason {
     if let Err(Panicked(text)) = catch(async { listener.terminate(&reason).await }).await {
-        tracing::error!(panic = text, "a listener has panicked when it terminated");
+        tracing::error!(panic = text, "a listener has panicked in terminate");
     }
     reason
 }
 
-/// Completes with `future`, or with what its panic says.
+/// Completes with `future`, or with the message of its panic.
 async fn catch<T>(future: impl Future<Output = T>) -> Result<T, Panicked> {
     AssertUnwindSafe(future).catch_unwind().await.map_err(|panic| Panicked(panic_text(&*panic).to_owned()))
 }
 
-/// What is done once a listener has ended, however.
+/// Cleans up when the supervisor ends in any way.
 struct Last {
     shared: Arc<Shared>,
     control: Arc<Control>,

@@ -1,4 +1,4 @@
-//! What the wake protocol ([`log`](super::log)) is made of. A test puts the types of a model checker in their place.
+//! The synchronisation types of the wake protocol ([`log`](super::log)). A test replaces them with those of a model checker.
 
 pub(super) use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError,

@@ -1,4 +1,4 @@
-//! Readers between two pages of the tail, where no test from outside can stop it.
+//! Readers between two pages of the tail, where a test from outside cannot stop it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -30,7 +30,6 @@ fn database(name: &str, version: u64) -> Arc<Notification> {
     Arc::new(Notification { name: DbName::new(name).unwrap(), replaced: None, ..row(at(version)) })
 }
 
-/// A dispatcher without a tail, at 100.
 fn fanout(ring_rows_max: usize) -> Fanout {
     let config = Config { partitions: 1, incarnation: Incarnation(0) };
     let context = Context::new(Database::memory(), Keys::new(b"t").unwrap(), config, Schemes::default());
@@ -38,46 +37,46 @@ fn fanout(ring_rows_max: usize) -> Fanout {
         .unwrap()
 }
 
-/// A round of `subscription`, which has to be there.
+/// The next round of `subscription`, which must wait already.
 fn round(
     subscription: &mut (impl StreamExt<Item = Result<DeliveryBatch, Interruption>> + Unpin),
 ) -> DeliveryBatch {
     subscription.next().now_or_never().expect("a round").unwrap().unwrap()
 }
 
-/// A round takes in a reading that is complete at 101, and the first page, up to 102, of the next one. The rest of that comes
-/// with the next round. Once, a reader learned from it that it knew everything up to 101, and stood there again: a listener whose
-/// filter was replaced with that round in hand, or a stream that was made again from where it stood, was delivered the row at 102 twice.
+/// Regression: a round has a reading that is complete at 101, and the first page, up to 102, of the next one. The rest of that comes
+/// with the next round. The reader learned from the rest that it knew everything up to 101, and went back there: a listener whose
+/// filter was replaced with that round in hand, or a stream that was made again from its cursor, got the row at 102 twice.
 #[tokio::test(start_paused = true)]
-async fn knowing_more_sets_nobody_back() {
+async fn more_knowledge_moves_no_reader_back() {
     let fanout = fanout(100);
     let mut paced = fanout.subscribe(Filter::prefix("")).every(PACE).unwrap().batches();
     assert!(paced.next().now_or_never().is_none());
     let shared = fanout.shared();
-    shared.hand_out(vec![database("a", 101)], at(101), true);
-    shared.hand_out(vec![database("b", 102)], at(102), false);
+    shared.publish(vec![database("a", 101)], at(101), true);
+    shared.publish(vec![database("b", 102)], at(102), false);
     assert_eq!(round(&mut paced).len(), 2);
-    shared.hand_out(vec![database("c", 103)], at(103), false);
+    shared.publish(vec![database("c", 103)], at(103), false);
     tokio::time::sleep(PACE).await;
     let batch = round(&mut paced);
     assert_eq!(batch.cursor_after(0), Cursor::resumed(Knowledge::UpTo(at(101)), at(102), at(102)));
     assert_eq!(batch.delivery(0).sequence(), at(103));
 }
 
-/// The same reader rests after its round, is woken by the rest of the reading, and overrun before it comes: the ring has dropped what
-/// it was woken for. It goes on by reading the feed from where it stood: once from 101, with the row at 102 for the second time.
+/// Regression: the same reader becomes idle after its round. The rest of the reading wakes it, but the ring drops that batch before
+/// the reader polls. It must read the feed from its cursor; it began at 101, and delivered the row at 102 a second time.
 #[tokio::test(start_paused = true)]
-async fn who_is_overrun_within_a_reading_is_not_set_back() {
+async fn an_overrun_reader_does_not_go_back_within_a_reading() {
     let fanout = fanout(2);
     let mut paced = fanout.subscribe(Filter::prefix("")).every(PACE).unwrap().batches();
     assert!(paced.next().now_or_never().is_none());
     let shared = fanout.shared();
-    shared.hand_out(vec![database("a", 101)], at(101), true);
-    shared.hand_out(vec![database("b", 102)], at(102), false);
+    shared.publish(vec![database("a", 101)], at(101), true);
+    shared.publish(vec![database("b", 102)], at(102), false);
     assert_eq!(round(&mut paced).len(), 2);
     assert!(paced.next().now_or_never().is_none(), "it rests");
     for version in 103..110 {
-        shared.hand_out(vec![database("c", version)], at(version), false);
+        shared.publish(vec![database("c", version)], at(version), false);
     }
     tokio::time::sleep(PACE).await;
     assert!(paced.next().now_or_never().is_none(), "it reads the feed");

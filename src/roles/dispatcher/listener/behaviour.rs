@@ -1,4 +1,4 @@
-//! [`Listener`]: what a listener is to do, what it wants next, and why it ends.
+//! [`Listener`]: the behaviour of a listener, what it wants next, and why it ends.
 
 use std::{any::Any, fmt, time::Duration};
 
@@ -8,11 +8,11 @@ use crate::base::cursor::Cursor;
 /// What a listener wants next.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Next {
-    /// To wait for whatever comes.
+    /// Wait for the next delivery or message.
     Continue,
-    /// To wait so long; if nothing comes by then, [`Listener::timeout`] is called, once.
+    /// Wait this long; if nothing comes by then, [`Listener::timeout`] is called once.
     ContinueFor(Duration),
-    /// To end, for this reason. It is not made again, whatever the reason.
+    /// End for this reason. The listener is not restarted, whatever the reason.
     Stop(StopReason),
 }
 
@@ -20,17 +20,17 @@ pub enum Next {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StopReason {
-    /// It said so: there is nothing left to do.
+    /// It stopped itself: there is nothing left to do.
     Normal,
-    /// It said so: it could not go on, in its own words.
+    /// It stopped itself because of a failure, described in its own words.
     Failed(String),
-    /// It was asked to end, or its dispatcher has ended.
+    /// It was asked to end, or its dispatcher ended.
     Shutdown,
-    /// Its parent has ended.
+    /// Its parent ended.
     ParentEnded,
-    /// It has panicked, and its policy does not make it again.
+    /// It panicked, and its policy does not restart it.
     Panicked(String),
-    /// Another subscriber has opened its cursor.
+    /// Another subscriber opened its cursor.
     CursorLost,
 }
 
@@ -50,11 +50,11 @@ impl fmt::Display for StopReason {
 /// A message to a listener, other than a delivery.
 #[non_exhaustive]
 pub enum Message<M> {
-    /// Of the type that it expects ([`ListenerHandle::cast`](crate::dispatcher::ListenerHandle::cast)).
+    /// A message of the listener's own type ([`ListenerHandle::cast`](crate::dispatcher::ListenerHandle::cast)).
     Cast(M),
-    /// Of any type ([`ListenerHandle::info`](crate::dispatcher::ListenerHandle::info)).
+    /// A message of any type ([`ListenerHandle::info`](crate::dispatcher::ListenerHandle::info)).
     Info(Box<dyn Any + Send>),
-    /// Its subscription has something other than a row to say.
+    /// An interruption of its subscription.
     Interrupted(Interruption),
 }
 
@@ -70,8 +70,9 @@ impl<M> fmt::Debug for Message<M> {
 
 /// A subscriber with a state of its own. Its methods are called one at a time.
 ///
-/// It is subscribed before `init` is called, so nothing that happens meanwhile is missed. A panic of any of them but
-/// `terminate` ends this listener without a further call; the supervisor makes another one, by the [`RestartPolicy`](crate::dispatcher::RestartPolicy).
+/// It is subscribed before `init` is called, so it misses nothing that happens meanwhile. A panic in any method but
+/// `terminate` ends this listener without a further call; the supervisor makes another one, as the
+/// [`RestartPolicy`](crate::dispatcher::RestartPolicy) says.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
@@ -126,21 +127,21 @@ impl<M> fmt::Debug for Message<M> {
 /// # }
 /// ```
 pub trait Listener: Send + 'static {
-    /// What it expects to be sent.
+    /// The type of messages that it expects.
     type Message: Send + 'static;
 
-    /// It is about to begin; everything before `cursor` was worked on.
+    /// Called when it begins; everything before `cursor` was worked on.
     fn init(&mut self, cursor: Cursor) -> impl Future<Output = Next> + Send {
         let _ = cursor;
         std::future::ready(Next::Continue)
     }
 
-    /// Something is new of a database.
+    /// Called for each delivery.
     fn handle_event(&mut self, delivery: Delivery) -> impl Future<Output = Next> + Send;
 
-    /// Something is new of some databases: for one that was started with [`Listen::in_batches`](crate::dispatcher::Listen::in_batches), instead of
-    /// [`Listener::handle_event`], which it calls by default for each delivery. What the last of these calls wants next counts,
-    /// unless one before wants to stop.
+    /// Called for each batch, instead of [`Listener::handle_event`], if it was started with
+    /// [`Listen::in_batches`](crate::dispatcher::Listen::in_batches). By default it calls `handle_event` for each delivery, until one of
+    /// these calls returns [`Next::Stop`], and returns the result of the last call.
     fn handle_batch(&mut self, batch: DeliveryBatch) -> impl Future<Output = Next> + Send {
         async move {
             let mut next = Next::Continue;
@@ -154,7 +155,7 @@ pub trait Listener: Send + 'static {
         }
     }
 
-    /// Somebody has sent a message, or the subscription has something to say. One that overrides nothing logs it, and goes on.
+    /// Called for each message and each interruption of the subscription. By default it logs the message and goes on.
     fn handle_message(&mut self, message: Message<Self::Message>) -> impl Future<Output = Next> + Send {
         if !matches!(message, Message::Interrupted(Interruption::Synced { .. })) {
             tracing::warn!(?message, "a listener ignores a message");
@@ -162,12 +163,12 @@ pub trait Listener: Send + 'static {
         std::future::ready(Next::Continue)
     }
 
-    /// Nothing has come for as long as [`Next::ContinueFor`] said.
+    /// Called when nothing has come for the time that [`Next::ContinueFor`] set.
     fn timeout(&mut self) -> impl Future<Output = Next> + Send {
         std::future::ready(Next::Continue)
     }
 
-    /// It is about to end. After a panic this is not called.
+    /// Called when it ends, but not after a panic.
     fn terminate(&mut self, reason: &StopReason) -> impl Future<Output = ()> + Send {
         let _ = reason;
         std::future::ready(())

@@ -1,4 +1,4 @@
-//! [`Supervision`]: what becomes of supervised subscribers.
+//! [`Supervision`]: events in the life of supervised subscribers.
 
 use std::{
     pin::Pin,
@@ -16,41 +16,41 @@ use tokio_stream::{
 use super::{super::log::SubscriberId, behaviour::StopReason};
 use crate::base::{encoding::Sequence, event::DbName};
 
-/// How many events are kept for a reader that is slow.
+/// How many events are kept for a slow reader.
 pub(in super::super) const EVENTS_MAX: usize = 1_024;
 
-/// Something has become of a supervised subscriber.
+/// An event in the life of a supervised subscriber.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Supervision {
-    /// Which subscriber.
+    /// The subscriber.
     pub id: SubscriberId,
     /// Its name, if it has one.
     pub name: Option<Arc<str>>,
-    /// What has become of it.
+    /// What happened to it.
     pub what: Supervised,
 }
 
-/// What has become of a supervised subscriber.
+/// What happened to a supervised subscriber.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Supervised {
     /// It was started.
     Started,
-    /// It, its factory or the predicate of its filter has panicked.
+    /// The listener, its factory or the predicate of its filter has panicked.
     Panicked {
-        /// What the panic says.
+        /// The message of the panic.
         text: String,
-        /// The row that it was given, if it was.
+        /// The row that it was working on, if any.
         at: Option<Sequence>,
     },
-    /// It will be made again.
+    /// It will be restarted.
     Restarting {
-        /// How often it was made again before, and this time.
+        /// The number of this restart.
         restarts: u32,
-        /// After this pause.
+        /// The pause before it.
         after: Duration,
     },
-    /// It has panicked on a row as often as it may, and is not given it again.
+    /// It has panicked on a row as often as allowed; the row is skipped.
     PassedOver {
         /// The database.
         name: DbName,
@@ -61,7 +61,7 @@ pub enum Supervised {
     Stopped(StopReason),
 }
 
-/// So many events were missed by a reader that was too slow.
+/// How many events a reader that was too slow has missed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{0} supervision events were missed")]
 pub struct Missed(pub u64);

@@ -1,4 +1,4 @@
-//! [`ListenerHandle`]: how others deal with a listener.
+//! [`ListenerHandle`]: stops a listener, waits for it and sends it messages.
 
 use std::{
     any::Any,
@@ -26,12 +26,12 @@ use crate::base::{
 /// How long a shutdown waits for listeners.
 pub(in super::super) const SHUTDOWN_LIMIT: Duration = Duration::from_secs(10);
 
-/// What a listener can be linked to: it ends when all clones of this are dropped, or [`Parent::end`] is called.
+/// A parent of listeners: they end when all clones of it are dropped, or [`Parent::end`] is called.
 #[derive(Debug, Clone, Default)]
 pub struct Parent(Arc<watch::Sender<bool>>);
 
 impl Parent {
-    /// One without children.
+    /// Makes a parent without children.
     pub fn new() -> Self {
         Self::default()
     }
@@ -41,16 +41,16 @@ impl Parent {
         self.0.send_replace(true);
     }
 
-    /// For a child: true, or an error, once it is to end.
+    /// A receiver for a child. It gets true, or an error, when the child has to end.
     pub(in super::super) fn ending(&self) -> watch::Receiver<bool> {
         self.0.subscribe()
     }
 }
 
-/// A message was not taken.
+/// A message could not be sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum CastError<M> {
-    /// As many as it may have are waiting: try again later.
+    /// The listener's queue of messages is full: try again later.
     #[error("the listener has too many messages waiting")]
     Full(M),
     /// The listener has ended.
@@ -58,46 +58,46 @@ pub enum CastError<M> {
     Ended(M),
 }
 
-/// What a listener is told.
+/// Commands to a listener.
 #[derive(Debug, Default)]
 pub(in super::super) struct Orders {
     pub stop: bool,
-    /// What it is to want; the newest, until it is taken.
+    /// The newest filter to switch to, until the listener takes it.
     pub filter: Option<Filter>,
-    /// The last position that somebody waits for it to have worked on.
+    /// The last position for which a caller waits.
     pub awaited: Option<Sequence>,
 }
 
-/// What has become of a listener.
+/// What a listener reports.
 #[derive(Debug, Default)]
 pub(in super::super) struct Report {
-    /// Up to where it had worked on everything when somebody waited for that.
+    /// The position up to which it has worked on everything, updated while a caller waits for it.
     pub worked_to: Option<Sequence>,
     pub ended: Option<StopReason>,
 }
 
-/// What a listener and those who deal with it share.
+/// Shared by a listener and its handles.
 #[derive(Debug)]
 pub(in super::super) struct Control {
     pub id: SubscriberId,
     pub name: Option<Arc<str>>,
     pub orders: watch::Sender<Orders>,
     pub report: watch::Sender<Report>,
-    /// The parent that it is, without keeping it.
+    /// The parent of its children, held weakly.
     parent: Mutex<Weak<watch::Sender<bool>>>,
-    /// The task of its supervisor, once that runs.
+    /// The task of its supervisor, once it runs.
     pub task: OnceLock<task::Id>,
 }
 
 impl Control {
-    /// What a new listener shares, and the parent that it is.
+    /// Makes the shared part of a new listener, and the parent of its children.
     pub fn new(id: SubscriberId, name: Option<Arc<str>>) -> (Self, Parent) {
         let (orders, report, parent) = (watch::Sender::default(), watch::Sender::default(), Parent::new());
         let weak = Mutex::new(Arc::downgrade(&parent.0));
         (Self { id, name, orders, report, parent: weak, task: OnceLock::new() }, parent)
     }
 
-    /// Tells it to end, and waits until it has, unless it tells itself.
+    /// Asks it to end, and waits until it has ended, unless its own task calls this.
     async fn stop(&self) -> StopReason {
         self.orders.send_modify(|orders| orders.stop = true);
         if self.task.get().is_some_and(|task| task::try_id().as_ref() == Some(task)) {
@@ -106,14 +106,13 @@ impl Control {
         self.finished().await
     }
 
-    /// Waits until it has ended.
     async fn finished(&self) -> StopReason {
         let mut report = self.report.subscribe();
         let report = report.wait_for(|report| report.ended.is_some()).await.ok();
         report.and_then(|report| report.ended.clone()).unwrap_or(StopReason::Shutdown)
     }
 
-    /// It has ended, for `reason` if it has not said one, and its children with it: those that are still to come as well.
+    /// Marks it as ended, for `reason` if no other was set. Its children end with it, future ones included.
     pub fn end(&self, reason: StopReason) {
         self.report.send_modify(|report| report.ended = report.ended.take().or(Some(reason)));
         let parent = self.parent().upgrade();
@@ -127,21 +126,21 @@ impl Control {
         self.parent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The parent that it is, or a new one in its place if that is gone, and its children with it.
+    /// The parent of its children; a new one if the old one was dropped, which has ended its children.
     fn keep_parent(&self) -> Parent {
         let mut known = self.parent();
         if let Some(parent) = known.upgrade() {
             return Parent(parent);
         }
-        // Under the lock: who ends the listener now finds the new one.
+        // Under the lock: `end` either finds the new parent, or has set the reason before.
         let new = Parent(Arc::new(watch::Sender::new(self.report.borrow().ended.is_some())));
         *known = Arc::downgrade(&new.0);
         new
     }
 }
 
-/// A listener that runs, or has run. Clones are handles on the same one. Dropping them does not end it, but those that are
-/// linked to it.
+/// A handle on a listener. Clones refer to the same listener. Dropping all of them does not end the listener, but ends the listeners
+/// that are linked to it.
 pub struct ListenerHandle<M> {
     pub(in super::super) control: Arc<Control>,
     pub(in super::super) messages: mpsc::Sender<Message<M>>,
@@ -156,7 +155,7 @@ impl<M> Clone for ListenerHandle<M> {
 }
 
 impl<M: Send + 'static> ListenerHandle<M> {
-    /// Which subscriber it is.
+    /// The id of the subscriber.
     pub fn id(&self) -> SubscriberId {
         self.control.id
     }
@@ -166,10 +165,9 @@ impl<M: Send + 'static> ListenerHandle<M> {
         self.control.name.as_deref()
     }
 
-    /// Sends it `message`, and waits if as many as it may have are waiting.
+    /// Sends it `message`, and waits while its queue of messages is full.
     ///
-    /// Fails with [`CastError::Ended`] if it has ended. If it ends, or panics, before it has looked at the message, the message
-    /// is lost.
+    /// Fails with [`CastError::Ended`] if it has ended. The message is lost if the listener ends or panics before it handles it.
     pub async fn cast(&self, message: M) -> Result<(), CastError<M>> {
         self.messages.send(Message::Cast(message)).await.map_err(|error| match error.0 {
             Message::Cast(message) => CastError::Ended(message),
@@ -177,7 +175,7 @@ impl<M: Send + 'static> ListenerHandle<M> {
         })
     }
 
-    /// Sends it `message` if there is room.
+    /// Sends it `message` if its queue has room.
     pub fn try_cast(&self, message: M) -> Result<(), CastError<M>> {
         self.messages.try_send(Message::Cast(message)).map_err(|error| match error {
             mpsc::error::TrySendError::Full(Message::Cast(message)) => CastError::Full(message),
@@ -186,14 +184,14 @@ impl<M: Send + 'static> ListenerHandle<M> {
         })
     }
 
-    /// Sends it a message of any type, and waits if as many as it may have are waiting. Whether it was still there to take
-    /// it. One that does not know the type is expected to note it and to go on.
+    /// Sends it a message of any type, and waits while its queue is full. Returns whether the listener was still running. A listener
+    /// that does not know the type should log the message and go on.
     pub async fn info(&self, message: impl Any + Send) -> bool {
         self.messages.send(Message::Info(Box::new(message))).await.is_ok()
     }
 
-    /// Waits until it has worked on everything up to `at`, which the tail of its dispatcher has reached:
-    /// [`Dispatcher::reached`](crate::Dispatcher::reached) returns such a position. Whether it has: false if it has ended before.
+    /// Waits until it has worked on everything up to `at`, a position that
+    /// [`Dispatcher::reached`](crate::Dispatcher::reached) has returned. Returns false if it ended before that.
     pub async fn reached(&self, at: Sequence) -> bool {
         self.control.orders.send_if_modified(|orders| {
             let is_later = orders.awaited < Some(at);
@@ -202,25 +200,24 @@ impl<M: Send + 'static> ListenerHandle<M> {
         });
         let mut report = self.control.report.subscribe();
         let has = |report: &Report| report.worked_to >= Some(at);
-        let told = report.wait_for(|report| has(report) || report.ended.is_some()).await;
-        told.is_ok_and(|report| has(&report))
+        let waited = report.wait_for(|report| has(report) || report.ended.is_some()).await;
+        waited.is_ok_and(|report| has(&report))
     }
 
-    /// Has it want something else from now on, as [`Subscription::replace`](crate::dispatcher::Subscription::replace) says.
+    /// Replaces the filter, as [`Subscription::replace`](crate::dispatcher::Subscription::replace) does.
     pub fn replace(&self, filter: Filter) {
         self.control.orders.send_modify(|orders| orders.filter = Some(filter));
     }
 
-    /// Lets it finish the call that it is in, has it terminate, and waits until it has. Says why it has ended: perhaps for
-    /// another reason before.
+    /// Waits until its present call has returned and `terminate` was called. Returns why it has ended, perhaps for an earlier
+    /// reason.
     ///
-    /// Called by the listener itself, from the task that it is called in, it does not wait: the call that the listener is in
-    /// is the last one, and then it terminates.
+    /// If the listener itself calls it, from its own task, it does not wait: the present call is the last one before `terminate`.
     pub async fn stop(&self) -> StopReason {
         self.control.stop().await
     }
 
-    /// Waits until it has ended, for whatever reason. Not for the listener itself, which would wait for itself.
+    /// Waits until it has ended for any reason. A listener must not call it for itself: it would wait for ever.
     pub async fn finished(&self) -> StopReason {
         self.control.finished().await
     }
@@ -230,7 +227,7 @@ impl<M: Send + 'static> ListenerHandle<M> {
         self.control.report.borrow().ended.is_some()
     }
 
-    /// What other listeners can be linked to: they end when this one does, and when all handles on it are dropped.
+    /// The parent to which other listeners can be linked. They end when this listener ends, or all handles on it are dropped.
     pub fn parent(&self) -> &Parent {
         &self.parent
     }
@@ -243,7 +240,7 @@ impl<M> fmt::Debug for ListenerHandle<M> {
     }
 }
 
-/// A listener with a name, and the sender of its messages, which is one of their type.
+/// A named listener, and the sender of its messages, whose type only the caller knows.
 type Named = (Arc<Control>, Box<dyn Any + Send + Sync>);
 
 /// The listeners of a dispatcher.
@@ -254,7 +251,7 @@ pub(in super::super) struct Listeners {
 }
 
 impl Listeners {
-    /// Nothing is done under the lock that could be left half done.
+    /// No holder of the lock can panic with the set half changed.
     fn tasks(&self) -> MutexGuard<'_, JoinSet<()>> {
         self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -265,7 +262,7 @@ impl Listeners {
         tasks.spawn(task)
     }
 
-    /// Lists the listener under its name. Fails if another one has it.
+    /// Registers the listener under its name. Fails if another listener has the name.
     pub fn list<M: Send + 'static>(&self, name: &Arc<str>, handle: &ListenerHandle<M>) -> Result<()> {
         let dashmap::Entry::Vacant(place) = self.names.entry(Arc::clone(name)) else {
             let reason = format!("a listener named {name:?} runs already; stop it first");
@@ -275,14 +272,14 @@ impl Listeners {
         Ok(())
     }
 
-    /// Takes the listener `id` off the list.
+    /// Removes the listener `id` from the names.
     pub fn unlist(&self, name: &str, id: SubscriberId) {
         self.names.remove_if(name, |_, (control, _)| control.id == id);
     }
 
-    /// The listener `name`, whose messages are of the type `M`.
+    /// Finds the listener `name`, whose messages are of the type `M`.
     pub fn find<M: Send + 'static>(&self, name: &str) -> Result<ListenerHandle<M>> {
-        let named = self.names.get(name).ok_or_else(|| stranger(name))?;
+        let named = self.names.get(name).ok_or_else(|| unknown_listener(name))?;
         let (control, messages) = named.value();
         let Some(messages) = messages.downcast_ref::<mpsc::Sender<Message<M>>>() else {
             return Err(Error::invalid("listener", format!("{name:?} takes messages of another type")));
@@ -294,10 +291,10 @@ impl Listeners {
     /// Stops the listener `name`, and waits until it has ended.
     pub async fn stop(&self, name: &str) -> Result<StopReason> {
         let control = self.names.get(name).map(|named| Arc::clone(&named.0));
-        Ok(control.ok_or_else(|| stranger(name))?.stop().await)
+        Ok(control.ok_or_else(|| unknown_listener(name))?.stop().await)
     }
 
-    /// Waits until all have ended; those that take longer than `limit` are aborted.
+    /// Waits until all have ended; aborts those that take longer than `limit`.
     pub async fn finish(&self, limit: impl Future<Output = ()>) {
         let mut tasks = std::mem::take(&mut *self.tasks());
         let all = async { while tasks.join_next().await.is_some() {} };
@@ -312,7 +309,6 @@ impl Listeners {
     }
 }
 
-/// That there is none of this name.
-fn stranger(name: &str) -> Error {
+fn unknown_listener(name: &str) -> Error {
     Error::NoSubscriber { subscriber: format!("named {name:?}") }
 }

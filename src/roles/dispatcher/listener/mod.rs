@@ -1,9 +1,9 @@
-//! What is known of listeners to all who deal with one: subscribers with a state of their own, in supervised tasks.
+//! Listeners, as seen by their callers: subscribers with a state of their own, in supervised tasks.
 //!
-//! A listener is what CouchDB's `couch_event_listener` is, and more: one that panics is made again, by its
-//! [`RestartPolicy`](super::RestartPolicy), and goes on where it was; the delivery that it has panicked on is given again, a few times,
-//! before it is passed over; and all of that is told as [`Supervision`] events. A listener is owned by its dispatcher: it ends when
-//! that is shut down, when it is told to, when its parent ends if it has one, or when it says so itself.
+//! A listener does what CouchDB's `couch_event_listener` does, and more. One that panics is restarted, as its
+//! [`RestartPolicy`](super::RestartPolicy) says, and continues where it was. The delivery on which it panicked is tried again a few
+//! times before it is skipped. [`Supervision`] events report all of that. A listener belongs to its dispatcher. It ends when the
+//! dispatcher is shut down, when it is stopped, when its parent ends, or when it stops itself.
 
 mod behaviour;
 mod events;
