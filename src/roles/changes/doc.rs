@@ -1,4 +1,4 @@
-//! What the changes feed tells of a document.
+//! The rows of a changes feed: documents and their revisions.
 
 use std::{borrow::Cow, fmt, str::FromStr, sync::Arc};
 
@@ -23,7 +23,7 @@ const FORMAT: u16 = 1;
 pub struct DocId(Arc<str>);
 
 impl DocId {
-    /// The id `id`; fails if it is empty or too long.
+    /// Fails if `id` is empty or longer than 8,192 bytes.
     pub fn new(id: &str) -> Result<Self> {
         if (1..=DOC_ID_LEN_MAX).contains(&id.len()) {
             return Ok(Self(id.into()));
@@ -37,7 +37,7 @@ impl DocId {
         &self.0
     }
 
-    /// Whether it is that of a design document.
+    /// Whether it is the id of a design document.
     pub fn is_design(&self) -> bool {
         self.0.starts_with("_design/")
     }
@@ -68,9 +68,9 @@ impl Serialize for DocId {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Revision {
-    /// How many edits led to it; 1 for the first.
+    /// Number of edits that led to it; 1 for the first.
     pub position: u64,
-    /// Tells revisions of one position apart.
+    /// Distinguishes revisions of one position.
     pub hash: [u8; 16],
 }
 
@@ -110,14 +110,14 @@ pub struct DocSummary {
     pub id: DocId,
     /// Its winning revision.
     pub revision: Revision,
-    /// How many branches of edits it has, at least 1. If it is 1, the winning revision is the only leaf.
+    /// Number of leaves, at least 1. If it is 1, the winning revision is the only leaf.
     pub branches: u32,
     /// Whether the winning revision is a deletion; then every leaf is.
     pub is_deleted: bool,
 }
 
 impl DocSummary {
-    /// Fails if there can be no such document.
+    /// Fails if no document can have these values.
     pub(super) fn check(&self) -> Result<()> {
         if self.revision.position == 0 || self.branches == 0 {
             let reason = format!("revision {} of {} branches cannot be", self.revision, self.branches);
@@ -135,10 +135,10 @@ impl DocSummary {
     }
 }
 
-/// A row of a changes feed: a document, and when it was last edited.
+/// A row of a changes feed: a document and the sequence of its last edit.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Change {
-    /// Where the row stands in the feed.
+    /// The position of the row in the feed.
     pub sequence: Sequence,
     /// The document.
     #[serde(flatten)]

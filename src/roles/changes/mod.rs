@@ -1,12 +1,11 @@
-//! [`Changes`]: which documents of a database were edited, in the order of their last edits (`_changes`).
+//! [`Changes`]: the edited documents of a database, in the order of their last edits (`_changes`).
 //!
-//! Each database has a feed of its own, sharded as the feed of notifications is (CouchDB RFC 018). A row tells the winning
+//! Each database has its own feed, sharded as the notification feed is (CouchDB RFC 018). A row has the winning
 //! revision of a document after its last edit (RFC 003). It is written in the transaction that edits the document, together
-//! with the event that tells of the database: an insert costs one key, an update one more to clear, and neither reads anything
-//! of the feed but the one key that says that its shards have not changed.
+//! with the event of the database. An insert costs one key, and an update clears one more key. Neither reads anything
+//! of the feed but the one key that shows that its shards have not changed.
 //!
-//! What this is not: a store of documents. A layer keeps those, with the sequence of each one's last edit, which the next edit
-//! has to name.
+//! This is not a store of documents. A layer keeps those, each with the sequence of its last edit, which the next edit has to pass.
 
 mod doc;
 mod rows;
@@ -46,15 +45,15 @@ use crate::{
     store::{Isolation, KeyRange, RangeRead, Transaction},
 };
 
-/// How many topologies are remembered. With more databases than that, some are read again.
+/// How many topologies are cached. With more databases than that, some are read again.
 const TOPOLOGIES_MAX: usize = 10_000;
 
-/// How the changes feed of a database begins.
+/// Options for creating the changes feed of a database.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChangesOptions {
-    /// Over how many shards it is spread, 1 to 10,000. It can be changed at any time ([`Feed::reshard`]). Default: 1.
+    /// Number of shards, 1 to 10,000. It can be changed at any time ([`Feed::reshard`]). Default: 1.
     pub shards: u32,
-    /// How documents are routed to the shards; [`SchemeId::PARTITION_KEY`] for partitioned databases. Default:
+    /// The scheme that routes documents to shards; [`SchemeId::PARTITION_KEY`] for partitioned databases. Default:
     /// [`SchemeId::ID`].
     pub scheme: SchemeId,
 }
@@ -65,7 +64,7 @@ impl Default for ChangesOptions {
     }
 }
 
-/// The changes feeds of all databases. Clones are cheap and share what they remember.
+/// The changes feeds of all databases. Clones are cheap and share a cache of topologies.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
@@ -98,40 +97,39 @@ impl Default for ChangesOptions {
 /// ```
 #[derive(Debug, Clone)]
 pub struct Changes {
-    /// What the roles share.
     context: Arc<Context>,
     /// Records the events of the databases.
     producer: Producer,
-    /// The topologies that were current when they were last seen. Each transaction checks the one that it uses.
+    /// The cached topologies. Each transaction checks that the one it uses is current.
     topologies: Arc<DashMap<DbInstance, Arc<Topology>>>,
 }
 
 impl Changes {
-    /// The changes feeds of the bus with this context.
     pub(crate) fn new(context: Arc<Context>, producer: Producer) -> Self {
         Self { context, producer, topologies: Arc::default() }
     }
 
-    /// Begins the changes feed of `db` in the transaction that creates the database. Trying again after an unknown result
+    /// Creates the changes feed of `db` in the transaction that creates the database. A retry after an unknown result
     /// changes nothing.
     ///
-    /// Fails with [`Error::Invalid`](crate::Error::Invalid) if an option is out of its limits or the feed began otherwise,
+    /// Fails with [`Error::Invalid`](crate::Error::Invalid) if an option is out of its limits or the feed exists with other options,
     /// and with [`Error::UnknownScheme`](crate::Error::UnknownScheme).
     pub async fn create(&self, tx: &Transaction, db: &Db, options: &ChangesOptions) -> Result<()> {
         let new = self.new_topology(db, options)?;
         self.raw(&FeedId::documents(db.instance)).create(tx, &new).await
     }
 
-    /// Begins the changes feed of `db`, whose rows of before lie unsharded under `prefix`: as keys of the prefix, and the
-    /// tuple of incarnation and versionstamp, with the values of RFC 003. They are read as the first shard of the feed,
-    /// number 0; new rows go to shards, and those of an edited document leave the old range.
+    /// Creates the changes feed of `db` from its old, unsharded rows under `prefix`. Their keys are the prefix and the
+    /// tuple of incarnation and versionstamp, their values those of RFC 003. They become the first shard of the feed,
+    /// number 0; new rows go to other shards, and an edit of a document removes its row from the old range.
     ///
-    /// No writer of the old kind may write to the range any more.
+    /// No old writer may write to the range any more.
     ///
-    /// All rows are read before, in as many transactions as it takes, and must be such rows.
+    /// Before that, all rows are read and checked, in as many transactions as it takes.
     ///
     /// Fails as [`Changes::create`] does, if the prefix is empty or longer than 1,024 bytes, if a row is of a later incarnation than
-    /// the bus ([`Bus::raise_incarnation`](crate::Bus::raise_incarnation)), and with [`Error::Corrupt`](crate::Error::Corrupt), which names it, if a row cannot be decoded. Nothing is changed then.
+    /// the bus ([`Bus::raise_incarnation`](crate::Bus::raise_incarnation)), and with [`Error::Corrupt`](crate::Error::Corrupt), which
+    /// names the row, if one cannot be decoded. Then nothing is changed.
     pub async fn adopt(&self, db: &Db, prefix: &[u8], options: &ChangesOptions) -> Result<()> {
         let new = self.new_topology(db, options)?;
         let feed = FeedId::documents(db.instance);
@@ -139,8 +137,8 @@ impl Changes {
         self.context.db.run(async |tx| self.raw(&feed).adopt(&tx, (prefix, rows), &new).await).await
     }
 
-    /// Removes the changes feed of `db` in the transaction that deletes the database. A legacy range is left to its owner. Writers
-    /// of the feed in this transaction are of no use any more.
+    /// Removes the changes feed of `db` in the transaction that deletes the database. It does not clear an adopted old range. Writers
+    /// of the feed in this transaction become invalid.
     pub fn remove(&self, tx: &Transaction, db: &Db) {
         let feed = FeedId::documents(db.instance);
         for range in self.context.keys.whole_feed(&feed).iter().filter(|_| !is_on(Bug::DocumentsLeft)) {
@@ -150,9 +148,9 @@ impl Changes {
         self.topologies.remove(&db.instance);
     }
 
-    /// A writer of changes of `db` in `tx`. It reads one key, so that a reshard before the commit makes `tx` fail.
+    /// Makes a writer of changes of `db` in `tx`. It reads one key, so that `tx` fails if the feed is resharded before the commit.
     ///
-    /// Fails with [`Error::NoFeed`](crate::Error::NoFeed) if the feed was not begun, or was removed.
+    /// Fails with [`Error::NoFeed`](crate::Error::NoFeed) if the feed was not created, or was removed.
     pub async fn writer<'a>(&'a self, tx: &'a Transaction, db: &'a Db) -> Result<ChangesWriter<'a>> {
         let feed = FeedId::documents(db.instance);
         let feed = self.raw(&feed);
@@ -171,12 +169,12 @@ impl Changes {
         Ok(ChangesWriter::new(self, tx, db, topology))
     }
 
-    /// The changes of `db`, to be read or resharded.
+    /// The changes feed of `db`, for reading or resharding.
     pub fn feed(&self, db: &Db) -> Feed<Change> {
         self.feed_of(db.instance)
     }
 
-    /// The changes of the database that was created as `instance`, for those who know no more of it.
+    /// The changes feed of the database that was created as `instance`, for callers that know only the instance.
     pub fn feed_of(&self, instance: DbInstance) -> Feed<Change> {
         Feed::new(Arc::clone(&self.context), FeedId::documents(instance))
     }
@@ -186,20 +184,20 @@ impl Changes {
         self.feed(db).last_sequence().await
     }
 
-    /// The changes of `db` that `query` asks for, with what `source` knows of the documents, read in one transaction.
+    /// Reads the changes of `db` that `query` asks for, with the leaves and bodies that `source` returns, in one transaction.
     pub async fn rows(&self, db: &Db, query: &ChangesQuery, source: &dyn DocSource) -> Result<ChangesPage> {
         let feed = self.feed(db);
         self.context.db.run(async |tx| rows::read(&tx, &feed, db, query, source).await).await
     }
 
-    /// Reads the changes of `db` as they come, from `after` on, woken by `dispatcher`.
+    /// Reads the changes of `db` as they appear, from `after` on; notifications from `dispatcher` wake it.
     pub fn tail(&self, dispatcher: &Dispatcher, db: &Db, after: impl Into<Cursor>) -> ChangesTail {
         let name = Filter::name(db.name.as_str()).expect("it is the name of a database");
         let updates = dispatcher.subscribe(name).stream();
         ChangesTail::new(self.feed(db), after.into(), updates)
     }
 
-    /// How many rows there are under `prefix`. Fails if one of them is none of a changes feed.
+    /// Counts the rows under `prefix`. Fails if one of them is not a row of a changes feed.
     async fn check_legacy(&self, prefix: &[u8]) -> Result<u64> {
         check_legacy_prefix(&self.context, prefix)?;
         let space = RowSpace::new(prefix.to_vec());
@@ -209,8 +207,7 @@ impl Changes {
             for (key, value) in &page.rows {
                 let row = space.sequence(key).and_then(|sequence| Change::from_stored(sequence, value));
                 if let Err(error) = row {
-                    let reason =
-                        format!("the row at key {} cannot be taken over: {error}", key.escape_ascii());
+                    let reason = format!("the row at key {} cannot be adopted: {error}", key.escape_ascii());
                     return Err(Error::corrupt("legacy range", reason));
                 }
                 let (incarnation, current) =
@@ -232,13 +229,12 @@ impl Changes {
         Ok(rows)
     }
 
-    /// The topology that a feed begins with. Its token is the instance, which is created only once.
+    /// The first topology of a feed. Its token is the instance, which is created only once.
     fn new_topology(&self, db: &Db, options: &ChangesOptions) -> Result<NewTopology> {
         let new = NewTopology::new(options.shards, Some(options.scheme), self.context.env())?;
         Ok(new.with_token(db.instance.0))
     }
 
-    /// A feed as bytes.
     fn raw<'a>(&'a self, feed: &'a FeedId) -> RawFeed<'a> {
         RawFeed::new(&self.context, feed)
     }

@@ -1,4 +1,4 @@
-//! Changes with what the layer above knows of the documents: all leaves, and the documents themselves.
+//! Reads changes together with the layer's leaves and bodies of the documents.
 
 use std::{future::ready, sync::Arc};
 
@@ -19,7 +19,7 @@ use crate::{
     store::Transaction,
 };
 
-/// How many documents are asked for at once.
+/// How many documents are read from the source at once.
 const DOCS_AT_ONCE: usize = 32;
 
 /// A leaf of a document: the end of a branch of edits.
@@ -31,9 +31,9 @@ pub struct Leaf {
     pub is_deleted: bool,
 }
 
-/// What a layer knows of its documents, read in the transaction of the changes.
+/// Gives the layer's leaves and bodies of documents, read in the transaction of the changes.
 pub trait DocSource: Send + Sync {
-    /// All leaves of `doc`, the winning one first. It is asked only for documents of more than one branch. Default: the winner
+    /// All leaves of `doc`, the winning one first. It is called only for documents with more than one branch. Default: the winner
     /// alone, for layers whose documents have no branches.
     fn leaves<'a>(
         &'a self,
@@ -44,7 +44,7 @@ pub trait DocSource: Send + Sync {
         Box::pin(ready(Ok(vec![winner(doc)])))
     }
 
-    /// The winning revision of `doc` in the layer's own form; `None` if there is none to show. Default: none.
+    /// The winning revision of `doc` in the layer's own format; `None` if there is none to show. Default: none.
     fn body<'a>(
         &'a self,
         _tx: &'a Transaction,
@@ -55,25 +55,25 @@ pub trait DocSource: Send + Sync {
     }
 }
 
-/// The leaf that a change tells of.
+/// The leaf of the winning revision.
 fn winner(doc: &DocSummary) -> Leaf {
     Leaf { revision: doc.revision, is_deleted: doc.is_deleted }
 }
 
-/// Which changes to read, and what with them.
+/// Which changes to read, and what to read with them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChangesQuery {
-    /// Where to start: the rows after it, or, if descending, those before its position. Default: [`Cursor::NOTHING`].
+    /// The start: rows after it, or, if descending, rows before its position. Default: [`Cursor::NOTHING`].
     pub from: Cursor,
-    /// The most rows, 1 to 10,000. With documents of a size, so few that their reads fit into 5 s. Default: 1,000.
+    /// The most rows, 1 to 10,000. With large documents choose a number whose reads fit into 5 s. Default: 1,000.
     pub limit: usize,
-    /// Newest first. Default: no.
+    /// Whether to read newest rows first. Default: no.
     pub descending: bool,
-    /// All leaves of each document (`style=all_docs`), not just the winning revision. Default: no.
+    /// Whether to read all leaves of each document (`style=all_docs`), not just the winning revision. Default: no.
     pub all_leaves: bool,
-    /// The documents, too (`include_docs`). Default: no.
+    /// Whether to read the documents, too (`include_docs`). Default: no.
     pub include_docs: bool,
-    /// Only the rows of this shard, oldest first. Default: those of all shards.
+    /// Only the rows of this shard, oldest first. Default: rows of all shards.
     pub shard: Option<ShardId>,
 }
 
@@ -90,7 +90,7 @@ impl Default for ChangesQuery {
     }
 }
 
-/// A change, with what was asked for.
+/// A change, with the leaves and the body that were asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChangeRow {
     /// The row of the feed.
@@ -101,20 +101,19 @@ pub struct ChangeRow {
     pub body: Option<Bytes>,
 }
 
-/// Some changes, in the order asked for.
+/// Changes in the order that was asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChangesPage {
     /// The rows.
     pub rows: Vec<ChangeRow>,
-    /// Where to go on.
+    /// Where to continue.
     pub next: Cursor,
     /// Whether there was more to read.
     pub more: bool,
-    /// What took over, if one shard was asked for, which is closed and was read to its end.
+    /// The successors, if one closed shard was read to its end.
     pub resharded: Option<Resharded>,
 }
 
-/// Reads what `query` asks for, all in one transaction.
 pub(super) async fn read(
     tx: &Transaction,
     feed: &Feed<Change>,

@@ -1,4 +1,4 @@
-//! [`ChangesWriter`]: writes changes of documents inside the transaction that edits them.
+//! [`ChangesWriter`]: writes changes of documents in the transaction that edits them.
 
 use std::{fmt, sync::Arc};
 
@@ -18,13 +18,12 @@ use crate::{
 
 /// The sequence that a row will have once its transaction has committed.
 ///
-/// A layer stores it with the document, because the next edit has to name it: as the operand of
-/// `SET_VERSIONSTAMPED_VALUE`.
+/// A layer stores it with the document, as the operand of `SET_VERSIONSTAMPED_VALUE`, because the next edit has to pass it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PendingSequence {
-    /// How often the bus has moved.
+    /// The number of moves of the bus.
     incarnation: Incarnation,
-    /// The place of the row in its transaction.
+    /// The order of the row in its transaction.
     order: u16,
 }
 
@@ -36,7 +35,7 @@ impl PendingSequence {
         versionstamped(&before, &[&self.order.to_be_bytes()[..], after].concat())
     }
 
-    /// The sequence, now that the transaction has committed.
+    /// The sequence, after the transaction has committed.
     pub fn of(&self, committed: Committed) -> Sequence {
         Sequence::new(self.incarnation, committed.versionstamp, self.order)
     }
@@ -44,25 +43,19 @@ impl PendingSequence {
 
 /// Writes changes of the documents of one database in one transaction.
 ///
-/// It holds the shards that are written to now, which are in the transaction's read-conflict set: a reshard in between makes
-/// the transaction fail and try again.
+/// The topology that it uses is in the transaction's read-conflict set: the transaction fails and is retried if the feed is
+/// resharded in between.
 pub struct ChangesWriter<'a> {
-    /// The changes feeds.
     changes: &'a Changes,
-    /// The transaction.
     tx: &'a Transaction,
-    /// The database.
     db: &'a Db,
-    /// Its feed.
     feed: FeedId,
-    /// Where rows go and have gone.
     topology: Arc<Topology>,
-    /// How often the transaction had been reset when the topology was read, and the feed removed in it.
+    /// How often the transaction had been reset, and the feed removed in it, when the topology was read.
     read_at: (u64, u64),
 }
 
 impl<'a> ChangesWriter<'a> {
-    /// A writer of the feed of `db`, whose current topology is this.
     pub(super) fn new(
         changes: &'a Changes,
         tx: &'a Transaction,
@@ -74,20 +67,20 @@ impl<'a> ChangesWriter<'a> {
         Self { changes, tx, db, feed, topology, read_at }
     }
 
-    /// Writes that `doc` was edited, and records the event for the database: `ddoc_updated` for a design document, else
+    /// Records an edit of `doc`, and the event of the database: `ddoc_updated` for a design document, else
     /// `updated`. `previous` is the sequence of the document's last edit, which the caller has read with the document;
-    /// `None` if it is new.
+    /// `None` if the document is new.
     ///
-    /// It reads nothing. It clears the previous row, if there is one, inserts the new one, and counts the row of a new document. A
-    /// document that is recorded again in the same transaction has one row, the last one; its `previous` is the same each time.
+    /// It reads nothing. It clears the previous row, if there is one, inserts the new one, and counts the row of a new document. If a
+    /// document is recorded again in the same transaction, it has one row, the last; pass the same `previous` each time.
     ///
-    /// Fails with [`Error::Invalid`] if there can be no such document, the transaction was reset since, or 65,535 others were
-    /// recorded in the transaction; and with [`Error::NoFeed`] if the feed was removed in it since.
+    /// Fails with [`Error::Invalid`] if `doc` has impossible values, the transaction was reset since, or 65,535 others were
+    /// recorded in the transaction; and with [`Error::NoFeed`] if the transaction has removed the feed since.
     pub fn record(&self, doc: &DocSummary, previous: Option<Sequence>) -> Result<PendingSequence> {
         doc.check()?;
         let (resets, removals) = self.read_at;
         if self.tx.resets() != resets {
-            let reason = "its transaction was reset since; ask for another one";
+            let reason = "its transaction was reset since; make another writer";
             return Err(Error::invalid("changes writer", reason));
         }
         if self.tx.removals(self.feed.bytes()) != removals {
@@ -103,7 +96,7 @@ impl<'a> ChangesWriter<'a> {
         let (of, place) = ((id.as_bytes(), previous), RowPlace { order, is_first });
         append(self.tx, feed, &self.topology, of, place, &doc.to_bytes())?;
         if doc.id.is_design() {
-            // An id that is too long for an event is left out of it; the event is what matters.
+            // An id that is too long for an event is left out. The event itself is needed.
             producer.ddoc_updated(self.tx, self.db, DdocId::new(id).ok().as_ref());
         } else {
             producer.updated(self.tx, self.db);
