@@ -1,4 +1,4 @@
-//! Creating, resetting and deleting a group.
+//! Creates, resets and deletes a group.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -19,36 +19,34 @@ use crate::{
     store::{Isolation, KeyRange, Transaction},
 };
 
-/// What an attempt has found and may have changed, although nobody knows.
+/// The row that an attempt has read and may have changed, if its result is unknown.
 struct Attempted(Mutex<Option<GroupRow>>);
 
 impl Attempted {
-    /// Nothing yet.
     fn new() -> Self {
         Self(Mutex::new(None))
     }
 
-    /// What the last attempt has found.
     fn get(&self) -> Option<GroupRow> {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// An attempt has found `row`, and is about to change it.
     fn set(&self, row: GroupRow) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(row);
     }
 }
 
 impl<R> Group<R> {
-    /// Creates the group, unless it is there; then nothing is changed. Returns whether it was created. Every process of a group
+    /// Creates the group, unless it exists; then nothing is changed. Returns whether it was created. Every process of a group
     /// can call it when it starts.
     ///
-    /// Where it starts is stored with it: with [`Start::Now`] the first row after this is delivered, whoever reads when.
+    /// The start is stored with the group: with [`Start::Now`] the first row after the creation is delivered, whenever it is read.
     ///
     /// # Errors
     ///
-    /// [`Error::Expired`] if the start is below the feed's horizon or an embedded store has never given it out, [`Error::Invalid`] if
-    /// it is ahead of a cluster or of a later incarnation or an option is out of its limits, and [`Error::NoFeed`] if there is no such feed. Nothing is changed then.
+    /// [`Error::Expired`] if the start is below the feed's horizon or an embedded store has never returned it; [`Error::Invalid`] if
+    /// it is ahead of a cluster or of a later incarnation, or an option is out of its limits; and [`Error::NoFeed`] if there is no such
+    /// feed. Then nothing is changed.
     pub async fn create(&self, options: &GroupOptions) -> Result<bool> {
         let (expiry_ms, token) = (options.expiry_ms()?, draw(self.context.env()));
         self.context.db.run(async |tx| self.create_in(&tx, options.start, expiry_ms, token).await).await
@@ -75,18 +73,18 @@ impl<R> Group<R> {
         Ok(true)
     }
 
-    /// Sets the group to another position: to now, to nothing, or behind a sequence. Consumers of before can write nothing any more;
-    /// those that live close their observers, and start again from there within a balance interval. Dead letters stay; what is parked
-    /// is forgotten.
+    /// Moves the group to another position: to now, to nothing, or behind a sequence. Its present consumers can write nothing any more:
+    /// living ones close their observers, and start again from there within a balance interval. Dead letters stay; parked ids
+    /// are removed.
     ///
-    /// Without `force` it is refused while members live. Whether one lives that has not left is found out by watching its
-    /// heartbeats for as long as it may be silent ([`NodeOptions::expiry`](crate::NodeOptions::expiry)), 10 s by default; one that
-    /// may be silent for over a minute counts as living.
+    /// Without `force` it fails while members live. To find out whether a member that has not left is alive, it watches the member's
+    /// heartbeat for as long as that may pause ([`NodeOptions::expiry`](crate::NodeOptions::expiry)), 10 s by default. A member whose
+    /// heartbeat may pause for more than a minute counts as living.
     ///
     /// # Errors
     ///
-    /// As [`Group::create`]; [`Error::GroupInUse`] if it is refused; [`Error::NoGroup`], also if the group is deleted meanwhile, and
-    /// another one created. Nothing is changed then.
+    /// As [`Group::create`]; [`Error::GroupInUse`] while members live; [`Error::NoGroup`], also if the group is deleted and created again
+    /// meanwhile. Then nothing is changed.
     pub async fn reset(&self, to: impl Into<Start>, force: bool) -> Result<()> {
         let to = to.into();
         let (identity, dead) = self.without_members(force).await?;
@@ -94,7 +92,7 @@ impl<R> Group<R> {
         let reset = async |tx: Transaction| {
             let row = self.row(&tx).await?.filter(|row| row.identity == identity);
             match (row, attempted.get()) {
-                // This was committed, or another reset or deletion, which might as well have come after it.
+                // This attempt has committed. Or another reset or deletion has, which counts as having come after it.
                 (found, Some(before)) if found.is_none_or(|row| row.token != before.token) => Ok(()),
                 (None, _) => Err(self.missing()),
                 (Some(row), _) => {
@@ -107,18 +105,18 @@ impl<R> Group<R> {
         self.context.db.run(reset).await
     }
 
-    /// Deletes the group, with its checkpoints and dead letters. Consumers that live close their observers, and get nothing until
-    /// it is created again. A group of the name that is created meanwhile stays.
+    /// Deletes the group, with its checkpoints and dead letters. Living consumers close their observers, and receive nothing until
+    /// the group is created again. A group of the same name that is created meanwhile stays.
     ///
-    /// Without `force` it is refused while members live, as [`Group::reset`] is.
+    /// Without `force` it fails while members live, as [`Group::reset`] does.
     ///
-    /// Fails with [`Error::GroupInUse`] if it is refused, and with [`Error::NoGroup`] if there is no such group.
+    /// Fails with [`Error::GroupInUse`] while members live, and with [`Error::NoGroup`] if there is no such group.
     pub async fn delete(&self, force: bool) -> Result<()> {
         let (identity, dead) = self.without_members(force).await?;
         let (dead, attempted) = (dead.as_ref(), &Attempted::new());
         let delete = async |tx: Transaction| {
             let Some(row) = self.row(&tx).await?.filter(|row| row.identity == identity) else {
-                // After an unknown result it may be gone because of this.
+                // An earlier attempt with an unknown result may have deleted it.
                 return attempted.get().map(drop).ok_or_else(|| self.missing());
             };
             self.check_members(&tx, dead).await?;
@@ -132,13 +130,12 @@ impl<R> Group<R> {
         self.context.db.run(delete).await
     }
 
-    /// The row of the group.
     pub(super) async fn row(&self, tx: &Transaction) -> Result<Option<GroupRow>> {
         let row = tx.get(&self.context.keys.group(&self.id), Isolation::Serializable).await?;
         row.map(|value| GroupRow::from_bytes(&value)).transpose()
     }
 
-    /// Sets the group of `row` to `start`, whatever it was before.
+    /// Moves the group of `row` to `start`.
     async fn begin_at(&self, tx: &Transaction, start: Start, row: GroupRow) -> Result<()> {
         let (keys, feed) = (&self.context.keys, self.raw());
         let topology = Topology::read(tx, feed, Isolation::Serializable).await?;
@@ -147,7 +144,7 @@ impl<R> Group<R> {
         let start = match start {
             Start::Now => now,
             Start::At(cursor) => {
-                // A group keeps positions only: one that stopped in the middle of a reading starts over.
+                // A group stores a position only, so one that stopped within a reading starts it over.
                 let start = cursor.rewound();
                 feed.check_history(start, now)?;
                 if start.position() > now {
@@ -173,7 +170,7 @@ impl<R> Group<R> {
         Ok(())
     }
 
-    /// Takes the leases away from anyone who owns them. Those of shards other than `shards` are removed.
+    /// Takes the leases of `shards` away from their owners, and removes the leases of other shards.
     async fn take_leases(&self, tx: &Transaction, shards: &[ShardId]) -> Result<()> {
         let (keys, pool) = (&self.context.keys, self.id.pool());
         for (key, value) in tx.all_rows(keys.leases(&pool), Isolation::Serializable).await? {
@@ -187,8 +184,8 @@ impl<R> Group<R> {
         Ok(())
     }
 
-    /// Which group it is; and, unless that does not matter, the members that are listed although they are dead, after they have
-    /// been watched for so long that this is certain. Fails if one lives.
+    /// The identity of the group. Unless `force` is set, also the listed members that are dead; it watches them for long enough to be
+    /// certain, and fails if one lives.
     async fn without_members(&self, force: bool) -> Result<([u8; 16], Option<NodeRows>)> {
         let (db, env, keys, role) =
             (&self.context.db, self.context.env(), &self.context.keys, self.id.role());
@@ -203,14 +200,14 @@ impl<R> Group<R> {
         }
     }
 
-    /// Fails if there are members other than `dead`, and makes `tx` fail if one of those beats, or another one joins, before the
-    /// commit.
+    /// Fails if there are members other than `dead`. `tx` fails if a member in `dead` sends a heartbeat, or another member joins, before
+    /// the commit.
     async fn check_members(&self, tx: &Transaction, dead: Option<&NodeRows>) -> Result<()> {
         let Some(dead) = dead else { return Ok(()) };
         let (keys, role) = (&self.context.keys, self.id.role());
         tx.add_read_conflict(&keys.nodes_with(&role));
         let members = member_rows(tx, keys, &role).await?;
-        // Those that are dead do not beat; others may, and must not make this fail.
+        // Dead members send no heartbeat, so only they are in the conflict set: heartbeats of others must not make `tx` fail.
         let alive = members.iter().filter(|(node, row)| dead.get(node) != Some(row)).count();
         if alive > 0 {
             return Err(self.in_use(alive));
@@ -221,13 +218,11 @@ impl<R> Group<R> {
         Ok(())
     }
 
-    /// That it is refused.
     fn in_use(&self, members: usize) -> Error {
         Error::GroupInUse { group: self.id.to_string(), members }
     }
 }
 
-/// 16 random bytes.
 fn draw(env: &Env) -> [u8; 16] {
     NodeId::random(env).0
 }

@@ -1,4 +1,4 @@
-//! [`GroupBatch`]: rows for an observer, and [`Checkpointer`]: saves that they were worked on.
+//! [`GroupBatch`]: rows for an observer, and [`Checkpointer`]: saves that it has worked on them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,66 +24,62 @@ use crate::{
     store::{AfterCommit, Isolation, Transaction},
 };
 
-/// What a checkpoint in a transaction is going to be.
+/// The state of a checkpoint in a transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "if it is there already, the transaction must not do its work again"]
 pub enum CheckpointState {
-    /// It is written with the commit of the transaction.
+    /// It is written when the transaction commits.
     Pending,
-    /// It is there already, so an earlier transaction with this checkpoint was committed: as after an unknown result. Do
-    /// nothing more in this one.
+    /// An earlier transaction, perhaps with an unknown result, has written it already. Do nothing more in this one.
     Done,
 }
 
 impl CheckpointState {
-    /// Whether it is there already.
+    /// Whether it was written already.
     pub fn is_done(self) -> bool {
         self == Self::Done
     }
 }
 
-/// How far a consumer has come in a shard in the store, as far as its process knows.
+/// The stored position of a consumer in a shard, as far as the process knows.
 #[derive(Debug)]
 pub(super) struct Stored(Mutex<Sequence>);
 
 impl Stored {
-    /// It stands at `position`.
     pub fn new(position: Sequence) -> Self {
         Self(Mutex::new(position))
     }
 
-    /// Where it stands.
     pub fn get(&self) -> Sequence {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// It stands at `position`, as the store says.
+    /// Sets the position that the store has.
     pub fn set(&self, position: Sequence) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = position;
     }
 
-    /// It stands at `position` or further.
+    /// Sets the position, if it is greater.
     pub fn raise(&self, position: Sequence) {
         let mut stored = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         *stored = position.max(*stored);
     }
 }
 
-/// What the batches of a shard have in common.
+/// Shared by the batches of a shard.
 #[derive(Debug)]
 pub(super) struct BatchContext {
     pub context: Arc<Context>,
     pub group: GroupId,
     pub shard: ShardId,
-    /// The right to work on it.
     pub lease: Held,
-    /// How far it has come in the store.
+    /// The stored position.
     pub stored: Stored,
 }
 
 impl BatchContext {
-    /// The position in the store. Fails with [`Error::LeaseLost`] if the lease is lost, and makes `tx`
-    /// fail if it is lost, or the checkpoint is written, before the commit. `None` if the group has nothing to read in the shard.
+    /// Reads the stored position. Fails with [`Error::LeaseLost`] if the lease is lost. `tx` fails
+    /// if the lease is lost, or the checkpoint is written, before the commit. `None` if the group does not read the shard.
     pub async fn position(&self, tx: &Transaction) -> Result<Option<Sequence>> {
         let key = self.context.keys.checkpoint(&self.group, self.shard);
         let (checked, stored) = tokio::join!(self.lease.check(tx), tx.get(&key, Isolation::Serializable));
@@ -93,8 +89,8 @@ impl BatchContext {
         stored?.map(|value| checkpoint_position(&value)).transpose()
     }
 
-    /// Writes in `tx` that everything up to `to` was worked on or is parked, unless the store knows better: the group has gone over to
-    /// other shards, or an earlier transaction was committed after all. A commit that comes late is refused, because it would set
+    /// Writes in `tx` that everything up to `to` was worked on or is parked, unless the store shows otherwise: the group has moved to
+    /// other shards, or an earlier transaction has committed after all. A late write is left out, because it would move
     /// the group back, or to a shard that it has left.
     pub async fn advance(&self, tx: &Transaction, to: Sequence, parks: &Parks) -> Result<()> {
         if is_on(Bug::LateCheckpointSetsBack) {
@@ -106,19 +102,19 @@ impl BatchContext {
         Ok(())
     }
 
-    /// Writes in `tx`, which has read that the position is `stored`, that everything up to `to` was worked on or is parked.
+    /// Writes in `tx`, which has read the position `stored`, that everything up to `to` was worked on or is parked.
     async fn write(&self, tx: &Transaction, (stored, to): (Sequence, Sequence), parks: &Parks) -> Result<()> {
         for id in &parks.overtaken {
             tx.clear(&self.context.keys.group_parked(&self.group, id));
         }
         for (id, row) in &parks.pending {
-            // Anyone who has saved what stands before has parked it.
+            // A row up to `stored` was parked when that position was saved.
             if row.sequence <= stored || row.sequence > to {
                 continue;
             }
             let key = self.context.keys.group_parked(&self.group, id);
             let parked = tx.get(&key, Isolation::Serializable).await?;
-            // One that cannot be decoded is as good as none: this row is newer.
+            // A parked row that cannot be decoded is replaced: this row is newer.
             let parked = match parked.map(|value| GroupParkedRow::from_bytes(&value)) {
                 Some(Ok(before)) if before.sequence >= row.sequence => continue,
                 Some(Ok(before)) => GroupParkedRow {
@@ -135,7 +131,7 @@ impl BatchContext {
         Ok(())
     }
 
-    /// Writes the position `to` in `tx`, which has read the one before.
+    /// Writes the position `to` in `tx`, which has read the present one.
     pub fn write_position(&self, tx: &Transaction, to: Sequence) {
         let keys = &self.context.keys;
         tx.set(&keys.checkpoint(&self.group, self.shard), to.as_bytes());
@@ -143,11 +139,11 @@ impl BatchContext {
         tx.set(&keys.progress(&self.group, self.shard), &now_ms.to_be_bytes());
     }
 
-    /// Writes in `tx` that the row of `id` at `sequence`, which was parked, is done; what has come behind it meanwhile stays parked.
-    /// It is done already if nothing is parked, or only what came after it.
+    /// Writes in `tx` that the parked row of `id` at `sequence` is done; a later row of the id stays parked.
+    /// It is done already if nothing of the id is parked, or only a later row.
     pub async fn unpark(&self, tx: &Transaction, id: &[u8], sequence: Sequence) -> Result<CheckpointState> {
         if self.position(tx).await?.is_none() {
-            // The group has gone over to other shards, whose consumers have it now.
+            // The group has moved to other shards, whose consumers have the row now.
             return Ok(CheckpointState::Done);
         }
         let key = self.context.keys.group_parked(&self.group, id);
@@ -164,45 +160,40 @@ impl BatchContext {
     }
 }
 
-/// What goes with a checkpoint, so that no row is lost between the shard and what is parked, and none is in both.
+/// Parked rows that a checkpoint has to write, so that each row is either in the shard or parked, and never in both.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Parks {
-    /// The rows that are parked once the checkpoint is past them, by id.
+    /// Rows by id that are parked once the checkpoint is past them.
     pub pending: BTreeMap<Bytes, GroupParkedRow>,
-    /// Ids that an earlier transaction, of which nobody knows what came, may have parked, and of which newer rows were delivered.
+    /// Ids that an earlier transaction with an unknown result may have parked, and whose newer rows were delivered since.
     pub overtaken: BTreeSet<Bytes>,
 }
 
-/// Saves that a batch, and all before it, was worked on. Clones do the same; it can be kept longer than the batch.
+/// Saves that a batch, and all before it, was worked on. Clones do the same. It may be kept longer than the batch.
 #[derive(Clone)]
 pub struct Checkpointer(Arc<Ticket>);
 
 /// The checkpoint of one batch.
 struct Ticket {
-    /// What the batches of the shard have in common.
     right: Arc<BatchContext>,
-    /// Of what it is the checkpoint.
     scope: Scope,
 }
 
-/// What a checkpoint is about.
+/// The rows that a checkpoint covers.
 enum Scope {
     /// Rows of the shard.
     Rows {
-        /// Where the batch begins.
+        /// Position before the batch.
         after: Sequence,
-        /// Its last row.
         last: Sequence,
-        /// Everything up to here was worked on, or is parked, then.
+        /// Everything up to here was worked on or is parked then.
         to: Sequence,
-        /// What goes with it.
         parks: Arc<Parks>,
     },
-    /// The row of a parked id.
+    /// A parked row.
     Parked {
-        /// The id.
         id: Bytes,
-        /// Where the row stood.
+        /// The position of the row in the feed.
         sequence: Sequence,
     },
 }
@@ -216,7 +207,7 @@ impl AfterCommit for Ticket {
 }
 
 impl Checkpointer {
-    /// The checkpoint of the rows after `after` and up to `last`; all others up to `to` are in `parks`.
+    /// The checkpoint of the rows after `after` and up to `last`; `parks` has all others up to `to`.
     pub(super) fn of_rows(
         right: &Arc<BatchContext>,
         (after, last): (Sequence, Sequence),
@@ -227,22 +218,21 @@ impl Checkpointer {
         Self(Arc::new(Ticket { right: Arc::clone(right), scope }))
     }
 
-    /// The checkpoint of the parked row of `id` at `sequence`.
     pub(super) fn of_parked(right: &Arc<BatchContext>, id: Bytes, sequence: Sequence) -> Self {
         Self(Arc::new(Ticket { right: Arc::clone(right), scope: Scope::Parked { id, sequence } }))
     }
 
-    /// Writes the checkpoint in the caller's transaction: it is there if and only if the rest of the transaction is. That makes
+    /// Writes the checkpoint in the caller's transaction: it takes effect if and only if the rest of the transaction does. That makes
     /// effects in the same store exactly-once, in spite of crashes, unknown results and lost leases.
     ///
-    /// If it is [`Done`](CheckpointState::Done) already, this is a retry of a transaction that has committed after all: return
-    /// without doing anything again.
+    /// If it returns [`Done`](CheckpointState::Done), this transaction is a retry of one that has committed after all: return
+    /// without repeating the work.
     ///
-    /// The lease of the shard is in the read-conflict set of `tx`, so that it cannot commit once another node has taken over.
-    /// It costs two reads, made at once, and two small writes.
+    /// The lease of the shard is in the read-conflict set of `tx`, so `tx` cannot commit once another node has taken over.
+    /// It costs two concurrent reads and two small writes.
     ///
-    /// Fails with [`Error::LeaseLost`] if the lease is lost, and with [`Error::PartlyDone`] if a part of the batch was saved
-    /// by a transaction that had been thought to have failed. Return either from the observer.
+    /// Fails with [`Error::LeaseLost`] if the lease is lost, and with [`Error::PartlyDone`] if a transaction that was
+    /// thought to have failed has saved a part of the batch. Return either error from the observer.
     pub async fn checkpoint_in(&self, tx: &Transaction) -> Result<CheckpointState> {
         let right = &self.0.right;
         let (after, last, to, parks) = match &self.0.scope {
@@ -250,10 +240,10 @@ impl Checkpointer {
             Scope::Parked { id, sequence } => return right.unpark(tx, id, *sequence).await,
         };
         let Some(stored) = right.position(tx).await? else {
-            // Only a shard that was read to its end is without a checkpoint while its lease is held.
+            // While the lease is held, only a shard that was read to its end has no checkpoint.
             return Ok(CheckpointState::Done);
         };
-        // An earlier attempt may have had the same rows without having read so far.
+        // An earlier attempt may have had the same rows, but read less far beyond them.
         if stored >= *last && !is_on(Bug::CheckpointNotCompared) {
             right.stored.raise(stored);
             return Ok(CheckpointState::Done);
@@ -268,14 +258,13 @@ impl Checkpointer {
         Ok(CheckpointState::Pending)
     }
 
-    /// Writes the checkpoint in a transaction of its own.
+    /// Writes the checkpoint in its own transaction.
     ///
     /// Fails with [`Error::LeaseLost`] if the lease is lost.
     pub async fn checkpoint(&self) -> Result<()> {
         self.0.right.context.db.run(async |tx| self.checkpoint_in(&tx).await.map(drop)).await
     }
 
-    /// The checkpoint of the rows of the same batch up to `last`.
     fn up_to(&self, last: Sequence) -> Self {
         let Ticket { right, scope } = &*self.0;
         match scope {
@@ -313,7 +302,7 @@ impl fmt::Debug for Checkpointer {
 ///         async move {
 ///             store
 ///                 .run(async |tx| {
-///                     // Counted by an earlier attempt, of which nobody knew whether it was committed?
+///                     // An earlier attempt with an unknown result may have counted the rows.
 ///                     if batch.checkpoint_in(&tx).await?.is_done() {
 ///                         return Ok(());
 ///                     }
@@ -342,15 +331,15 @@ pub struct GroupBatch<R> {
     pub shard: ShardId,
     /// The rows, in order; at least one.
     pub rows: Vec<Arc<R>>,
-    /// Where the batch begins: all its rows stand after this.
+    /// The position before the batch: all its rows come after it.
     pub after: Sequence,
-    /// Where its checkpoint is: everything in the shard up to here is in this batch, or was in one before.
+    /// The position of its checkpoint: every row of the shard up to here is in this batch or an earlier one.
     pub to: Sequence,
-    /// 1, or more if these rows, or a batch with them, have failed before.
+    /// 1, or more if these rows, or a batch that contained them, have failed before.
     pub attempt: u32,
-    /// Tells the consumers of the shard apart, the newest one by the greatest token: for effects outside of the store.
+    /// Orders the consumers of the shard: a newer one has a greater token. For effects outside of the store.
     pub fencing_token: FencingToken,
-    /// Saves that it was worked on.
+    /// Saves that the batch was worked on.
     pub(super) checkpointer: Checkpointer,
 }
 
@@ -365,14 +354,14 @@ impl<R> GroupBatch<R> {
         self.checkpointer.checkpoint().await
     }
 
-    /// Saves, now or later, that this batch and all before it were worked on.
+    /// A handle that can save later that this batch and all before it were worked on.
     pub fn checkpointer(&self) -> Checkpointer {
         self.checkpointer.clone()
     }
 }
 
 impl<R: FeedRow> GroupBatch<R> {
-    /// Saves that the rows up to number `place` were worked on, counted from 0, and all before the batch.
+    /// Saves that the rows up to index `place`, counted from 0, and all before the batch were worked on.
     ///
     /// Fails with [`Error::LeaseLost`] if the lease is lost.
     pub async fn checkpoint_up_to(&self, place: usize) -> Result<()> {

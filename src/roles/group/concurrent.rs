@@ -7,11 +7,11 @@ use futures_util::{StreamExt, stream};
 use super::{GroupBatch, Observer, ObserverResult};
 use crate::state::feed::FeedRow;
 
-/// An observer that does `work` with each row by itself, with at most `most` of a batch at once (at least one).
+/// An observer that calls `work` for each row, with at most `most` rows of a batch at once (at least one).
 ///
-/// The rows of a batch are of different ids, and a batch begins when the one before has ended: so the rows of each id come in order. If
-/// the work on some rows fails, the others of the batch still come to their ends; then everything up to the first row that has failed is put
-/// down as worked on, and the rest comes again, rows that have succeeded included. A panic counts as a failure of the whole batch.
+/// The rows of a batch have different ids, and a batch begins after the one before has ended: so the rows of each id come in order. If
+/// `work` fails for some rows, the other rows of the batch are still finished. Then everything before the first failed row is
+/// saved as worked on, and the rest comes again, rows that have succeeded included. A panic counts as a failure of the whole batch.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
@@ -43,11 +43,8 @@ where
     EachConcurrent { most: most.max(1), work }
 }
 
-/// See [`each_concurrent`].
 struct EachConcurrent<F> {
-    /// The most rows that are worked on at once.
     most: usize,
-    /// What is done with a row.
     work: F,
 }
 
@@ -62,7 +59,7 @@ where
             let work = (self.work)(Arc::clone(row));
             async move { (place, work.await) }
         };
-        // Collected, so that what borrows the batch has a type of its own.
+        // Collected first, because the compiler cannot name the type of the futures otherwise.
         let works: Vec<_> = batch.rows.iter().enumerate().map(work).collect();
         let mut works = stream::iter(works).buffer_unordered(self.most);
         let mut first = None;

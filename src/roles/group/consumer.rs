@@ -32,28 +32,26 @@ use crate::{
 /// The shards on which a consumer works at the moment.
 type Working = Arc<Mutex<Vec<ShardId>>>;
 
-/// A member of a group: works on its part of the shards. Dropping it stops it at once, as a crash would, except that observers
-/// are closed; [`Consumer::shutdown`] also saves how far it has come, and releases its leases.
+/// A member of a group: works on its share of the shards. Dropping it stops it at once, as a crash would, except that observers
+/// are closed; [`Consumer::shutdown`] also saves its positions, and releases its leases.
 #[must_use = "dropping it stops it: it works on nothing any more"]
 pub struct Consumer {
-    /// Tells observers that are closed after an abort why. It has to be dropped before the worker.
+    /// Shows observers that are closed after an abort that the consumer was dropped. It has to be dropped before the worker.
     alive: Alive,
-    /// Takes and gives back shards.
     worker: Worker,
-    /// The shards.
     shards: Working,
     /// Observers that are being closed.
     closings: PendingCloses,
-    /// Looks for new rows, together with all other consumers of the process.
+    /// Polls for new rows, together with all other consumers of the process.
     _watcher: Arc<JoinSet<()>>,
-    /// The node, if it has no other role.
+    /// The node, if the consumer is its only role.
     node: Option<Arc<Member>>,
 }
 
 impl Consumer {
-    /// Starts it on `member`, and takes its part of the shards as far as it can be had at once.
+    /// Starts it on `member`, and takes its share of the shards as far as they are free.
     ///
-    /// Fails with [`Error::NoGroup`] if the group was not created, and with [`Error::Invalid`] if it is of another bus.
+    /// Fails with [`Error::NoGroup`] if the group was not created, and with [`Error::Invalid`] if it belongs to another bus.
     pub(crate) async fn start<R, F, O>(
         group: &Group<R>,
         member: &Arc<Member>,
@@ -68,13 +66,16 @@ impl Consumer {
         options.check()?;
         let context = &group.context;
         if context.keys.prefix() != member.keys.prefix() {
-            return Err(Error::invalid("group", "it is of another bus than the node"));
+            return Err(Error::invalid(
+                "group",
+                "it belongs to another bus than the node; open it on the node's bus",
+            ));
         }
         context
             .db
             .run(async |tx| {
                 group.row(&tx).await?.ok_or_else(|| group.missing())?;
-                // The janitor reads it before it deletes the group for being idle.
+                // The janitor reads this key before it deletes an idle group.
                 tx.clear(&context.keys.group_idle(&group.id));
                 Ok(())
             })
@@ -97,7 +98,7 @@ impl Consumer {
         Ok(Self { alive, worker, shards, closings, _watcher: watcher, node: None })
     }
 
-    /// Starts it as a node of its own.
+    /// Starts it on `member`, a node that has no other role.
     pub(crate) async fn start_alone<R, F, O>(
         group: &Group<R>,
         member: Arc<Member>,
@@ -113,8 +114,8 @@ impl Consumer {
         Ok(Self { node: Some(member), ..consumer })
     }
 
-    /// The shards on which it works at the moment, in order. One that is worked through to its end, and waits for others before
-    /// its successors are begun, is among them.
+    /// The shards on which it works at the moment, in order. They include shards that are drained, but wait for others before
+    /// their successors begin.
     pub fn shards(&self) -> Vec<ShardId> {
         let mut shards = self.shards.lock().unwrap_or_else(PoisonError::into_inner).clone();
         shards.sort_unstable();
@@ -122,8 +123,8 @@ impl Consumer {
         shards
     }
 
-    /// Lets each observer finish its batch, saves how far it has come, closes the observers, and releases the leases; leaves
-    /// the bus if it was a node of its own. An observer that takes longer than the handover time is aborted.
+    /// Lets each observer finish its batch, saves the positions, closes the observers, and releases the leases; the node leaves
+    /// the bus if it has no other role. An observer that takes longer than the handover time is aborted.
     pub async fn shutdown(self) -> Result<()> {
         let ended = self.worker.shutdown().await;
         drop(self.alive);
@@ -142,20 +143,17 @@ impl fmt::Debug for Consumer {
     }
 }
 
-/// The work on the shards.
 pub(super) struct Consuming<R, F> {
     pub group: Group<R>,
-    /// How to work.
     pub options: ConsumerOptions,
     /// Makes an observer for a shard.
     pub factory: F,
     /// Observers that are being closed.
     pub closings: PendingCloses,
-    /// Whether the group was gone when it last looked.
+    /// Whether the group did not exist when it was last read.
     is_gone: AtomicBool,
-    /// Moves when somebody has asked that parked ids are tried again.
+    /// Changes when a caller has asked to try parked ids again.
     pub asked: watch::Sender<Option<Bytes>>,
-    /// The shards on which it works.
     shards: Working,
 }
 
@@ -165,11 +163,11 @@ where
     F: Fn(ShardId) -> O + Send + Sync + 'static,
     O: Observer<R>,
 {
-    /// The shards with checkpoints. None, if the group was deleted.
+    /// The shards with checkpoints; none if the group was deleted.
     fn resources<'a>(&'a self, tx: &'a Transaction) -> BoxFuture<'a, Result<Vec<u64>>> {
         async move {
             let keys = &self.group.context.keys;
-            // Checkpoints are written all the time; a round must not fail for it.
+            // Checkpoints change all the time, and must not make a round of balancing fail.
             let rows = tx.all_rows(keys.checkpoints_of(&self.group.id), Isolation::Snapshot).await?;
             let asked = tx.get(&keys.group_asked(&self.group.id), Isolation::Snapshot).await?;
             self.asked.send_if_modified(|known| std::mem::replace(known, asked.clone()) != asked);
@@ -187,7 +185,7 @@ where
     }
 
     fn acquired(&self, tx: &Transaction, _: u64, _: u64) {
-        // The group is at work. The janitor has this in its conflict set when it deletes one that is idle.
+        // The group is in use. A janitor that deletes an idle group has this key in its conflict set.
         tx.clear(&self.group.context.keys.group_idle(&self.group.id));
     }
 
@@ -201,15 +199,13 @@ where
     }
 }
 
-/// Lists a shard among those that are worked on, until it is dropped.
+/// Lists a shard among those in work, until it is dropped.
 struct Present {
     shards: Working,
-    /// This one.
     shard: ShardId,
 }
 
 impl Present {
-    /// From now on.
     fn enter(shards: &Working, shard: ShardId) -> Self {
         shards.lock().unwrap_or_else(PoisonError::into_inner).push(shard);
         Self { shards: Arc::clone(shards), shard }

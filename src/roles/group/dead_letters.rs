@@ -1,4 +1,4 @@
-//! Dead letters: rows that a group could not work on, to be looked at, replayed or deleted.
+//! Dead letters: rows that a group could not work on. They can be listed, replayed or deleted.
 
 use std::{fmt, sync::Arc};
 
@@ -17,39 +17,37 @@ use crate::{
     store::{Isolation, KeyRange, RangeRead, Transaction, key_after},
 };
 
-/// How many dead letters are read at once.
 const PAGE_ROWS: usize = 100;
 
-/// What is known of a dead letter.
+/// Describes a dead letter.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct DeadLetterInfo {
-    /// Where the row stood in the feed.
+    /// The position of the row in the feed.
     #[serde(rename = "seq")]
     pub sequence: Sequence,
-    /// The shard where it was.
+    /// The shard of the row.
     pub shard: ShardId,
     /// How often it was tried.
     pub attempts: u32,
-    /// When it was given up, or last tried, in milliseconds since 1970.
+    /// When it was given up, or last replayed, in milliseconds since 1970.
     pub at_ms: u64,
     /// Why the last attempt failed, at most 1,000 bytes.
     pub error: String,
 }
 
-/// A dead letter that is replayed.
+/// A dead letter that is being replayed.
 pub struct DeadLetter<R> {
-    /// The row, as it was when it failed. Its id may have a newer one in the feed by now.
+    /// The row as it was when it failed. The feed may have a newer row of its id by now.
     pub row: R,
-    /// What is known of it.
+    /// Its position, shard, attempts and error.
     pub info: DeadLetterInfo,
-    /// Its key.
     key: Vec<u8>,
 }
 
 impl<R> DeadLetter<R> {
-    /// Removes it in the caller's transaction: it is gone if and only if the rest of the transaction is there. False if it is gone
-    /// already, because an earlier transaction has removed it: then do nothing more in this one.
+    /// Removes it in the caller's transaction: it is removed if and only if the rest of the transaction takes effect. Returns false if
+    /// an earlier transaction has removed it already: then do nothing more in this one.
     pub async fn remove_in(&self, tx: &Transaction) -> Result<bool> {
         let is_there = tx.get(&self.key, Isolation::Serializable).await?.is_some();
         tx.clear(&self.key);
@@ -63,16 +61,15 @@ impl<R> fmt::Debug for DeadLetter<R> {
     }
 }
 
-/// What came of a replay.
+/// The result of a replay.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Replayed {
-    /// So many succeeded, and are dead letters no more.
+    /// How many succeeded, and were removed.
     pub succeeded: u64,
-    /// So many failed again, and stay.
+    /// How many failed again, and stay.
     pub failed: u64,
 }
 
-/// What a stored dead letter tells.
 fn info(sequence: Sequence, letter: &DeadLetterRow) -> DeadLetterInfo {
     let DeadLetterRow { shard, attempts, at_ms, error, .. } = letter;
     DeadLetterInfo { sequence, shard: *shard, attempts: *attempts, at_ms: *at_ms, error: error.clone() }
@@ -80,7 +77,7 @@ fn info(sequence: Sequence, letter: &DeadLetterRow) -> DeadLetterInfo {
 
 impl<R> Group<R> {
     /// The dead letters after `after`, at most `limit` (1 to 10,000), in the order of their sequences. Start at
-    /// [`Sequence::MIN`], and go on after the last one.
+    /// [`Sequence::MIN`], and continue after the last one.
     pub async fn dead_letters(&self, after: Sequence, limit: usize) -> Result<Vec<DeadLetterInfo>> {
         if !(1..=10_000).contains(&limit) {
             return Err(Error::invalid("limit", format!("{limit} is not 1 to 10,000")));
@@ -89,7 +86,7 @@ impl<R> Group<R> {
         Ok(page.iter().map(|(sequence, letter)| info(*sequence, letter)).collect())
     }
 
-    /// Deletes the dead letter that stood at `sequence`. Returns whether there was one.
+    /// Deletes the dead letter of the row at `sequence`. Returns whether there was one.
     pub async fn delete_dead_letter(&self, sequence: Sequence) -> Result<bool> {
         let key = self.context.keys.dead_letter(&self.id, sequence);
         let delete = async |tx: Transaction| {
@@ -110,7 +107,6 @@ impl<R> Group<R> {
         self.context.db.run(delete).await
     }
 
-    /// Dead letters after `after`.
     async fn letters(&self, after: Sequence, limit: usize) -> Result<Vec<(Sequence, DeadLetterRow)>> {
         let keys = &self.context.keys;
         let KeyRange { end, .. } = keys.dead_letters(&self.id);
@@ -134,11 +130,11 @@ impl<R> Group<R> {
 }
 
 impl<R: FeedRow> Group<R> {
-    /// Gives each dead letter to `work`, in the order of their sequences. Those with which it succeeds are removed; for those with
-    /// which it fails again the error and the attempt are saved.
+    /// Calls `work` for each dead letter, in the order of their sequences. Letters for which it succeeds are removed; for the others
+    /// the error and the attempt are saved.
     ///
-    /// A letter may be given to `work` again after a crash; [`DeadLetter::remove_in`] makes its effect exactly-once. Rows are as
-    /// they were: look whether the id has a newer one if that matters.
+    /// `work` may get a letter again after a crash; [`DeadLetter::remove_in`] makes its effect exactly-once. Rows are as
+    /// they were when they failed: read the feed if a newer row of the id matters.
     pub async fn replay_dead_letters<F, W>(&self, mut work: F) -> Result<Replayed>
     where
         F: FnMut(Arc<DeadLetter<R>>) -> W,
@@ -174,7 +170,7 @@ impl<R: FeedRow> Group<R> {
         }
     }
 
-    /// Removes a letter, or saves how it has failed, unless it is gone.
+    /// Removes a letter, or saves its failure, unless it was deleted.
     async fn put(&self, key: &[u8], failed: Option<&DeadLetterRow>) -> Result<()> {
         let put = async |tx: Transaction| {
             if tx.get(key, Isolation::Serializable).await?.is_some() {

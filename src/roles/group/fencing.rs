@@ -1,15 +1,15 @@
-//! [`FencingToken`]: which consumer of a shard is the newest, for what knows nothing of the store.
+//! [`FencingToken`]: orders the consumers of a shard, for effects outside of the store.
 
 use std::fmt;
 
 use crate::{base::encoding::Incarnation, state::keys::ShardId};
 
-/// Tells a newer consumer from an older one outside of the store: a consumer that has lost its shard, and does not know it yet, has a
-/// smaller token than the one that has taken over.
+/// Distinguishes a newer consumer from an older one outside of the store: a consumer that has lost its shard without knowing it has a
+/// smaller token than its successor.
 ///
-/// It grows with each acquisition of the shard's lease, with each reset of the group, with each reshard and with each move of the bus: of
-/// two batches with rows of one id, the later one never has the smaller token, unless the group was deleted and created again in between.
-/// Its text has a fixed length, and sorts as it does.
+/// It grows with each acquisition of the shard's lease, each reset of the group, each reshard and each move of the bus. Of
+/// two batches with rows of one id, the later one never has the smaller token, unless the group was deleted and created in between.
+/// Its text has a fixed length, and sorts as the token does.
 ///
 /// # Recipe
 ///
@@ -21,22 +21,21 @@ use crate::{base::encoding::Incarnation, state::keys::ShardId};
 ///  WHERE db = :name AND token <= :token AND seq < :seq
 /// ```
 ///
-/// If no row is updated, a newer consumer was here, or this row has been worked on: both are fine, so go on. An object store does the same with a
-/// conditional write; a queue, or a mail server, cannot be fenced, and gets some messages twice.
+/// If no row is updated, a newer consumer was here, or this row was worked on before. Both are fine, so go on. An object store can do
+/// the same with a conditional write. A queue or a mail server cannot be fenced, and gets some messages twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FencingToken {
-    /// How often the bus has moved.
+    /// The number of moves of the bus.
     incarnation: Incarnation,
-    /// How often the group was set to a position.
+    /// How often the position of the group was set.
     generation: u64,
-    /// The shard, whose successors have greater ids.
+    /// The shard. Its successors have greater ids.
     shard: ShardId,
-    /// How often its lease was acquired.
+    /// How often the lease was acquired.
     epoch: u64,
 }
 
 impl FencingToken {
-    /// The token of an acquisition.
     pub(super) fn new(incarnation: Incarnation, generation: u64, shard: ShardId, epoch: u64) -> Self {
         Self { incarnation, generation, shard, epoch }
     }

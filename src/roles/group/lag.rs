@@ -15,7 +15,7 @@ use crate::{
     store::{Database, Isolation, Transaction},
 };
 
-/// Up to how many rows of a shard are counted.
+/// The most rows of a shard that are counted.
 pub const LAG_ROWS_MAX: u64 = 10_000;
 
 /// How far a group is behind in a shard.
@@ -24,26 +24,26 @@ pub const LAG_ROWS_MAX: u64 = 10_000;
 pub struct ShardLag {
     /// The shard.
     pub shard: ShardId,
-    /// The node that owns it, be it alive or not; `None` if none does.
+    /// The node that owns it, alive or not; `None` if none does.
     pub owner: Option<NodeId>,
-    /// Everything up to here was worked on; `None` if the shard waits until those that it replaces are worked through.
+    /// Everything up to here was worked on; `None` if the shard waits until the shards that it replaces are drained.
     pub checkpoint: Option<Sequence>,
-    /// How many rows are not worked on.
+    /// Number of rows that are not worked on.
     pub rows: u64,
-    /// Whether that is all; else there are more than [`LAG_ROWS_MAX`], and that many were counted.
+    /// Whether `rows` is exact; otherwise there are more than [`LAG_ROWS_MAX`], and the count stopped there.
     pub is_exact: bool,
-    /// Where the oldest of them stands; `None` if there is none.
+    /// The position of the oldest of these rows; `None` if there is none.
     pub oldest: Option<Sequence>,
-    /// How long ago the oldest of them was written, in milliseconds, by the wall clocks of the notifier and of this process, so it
-    /// is for people only. `None` if there is none, and of rows that carry no time, as documents.
+    /// The age of the oldest of these rows in milliseconds, by the wall clocks of the notifier and of this process, so only people
+    /// should use it. `None` if there is none, and for rows without a time, such as documents.
     pub age_ms: Option<u64>,
 }
 
 impl<R> Group<R> {
-    /// How far the group is behind in each shard that it has still to read, in the order of their ids; whether anybody works for
-    /// it or not. The shards that come after a reshard are among them. Up to [`LAG_ROWS_MAX`] rows of each shard are counted.
+    /// How far the group is behind in each shard that it has yet to read, in the order of their ids, even if no consumer
+    /// runs. Successors after a reshard are included. At most [`LAG_ROWS_MAX`] rows of each shard are counted.
     ///
-    /// The sum of `rows` is exact as long as all of them are, and nothing is written meanwhile: what is read is as of one version,
+    /// The sum of `rows` is exact if each count is, and nothing is written meanwhile: all is read at one version,
     /// unless it takes longer than a transaction lives.
     ///
     /// Fails with [`Error::NoGroup`](crate::Error::NoGroup) and [`Error::NoFeed`](crate::Error::NoFeed).
@@ -55,8 +55,8 @@ impl<R> Group<R> {
         lags.try_collect().await
     }
 
-    /// The shards that the group has still to read, without counts, each with where its unread rows begin; and up to where they
-    /// are to be counted.
+    /// The shards that the group has yet to read, without counts, each with the position of its first unread row; and the position up to
+    /// which rows are to be counted.
     async fn unread(&self, tx: &Transaction) -> Result<(Sequence, Vec<(ShardLag, Sequence)>)> {
         let keys = &self.context.keys;
         self.row(tx).await?.ok_or_else(|| self.missing())?;
@@ -89,7 +89,6 @@ impl<R> Group<R> {
         Ok((feed.last_readable(tx).await?, shards))
     }
 
-    /// Counts the rows of a shard.
     async fn measure(
         &self,
         db: &Database,
@@ -110,7 +109,7 @@ impl<R> Group<R> {
             let oldest = async |tx| self.raw().oldest(&tx, lag.shard, (begin, now)).await;
             if let Some(row) = db.run(oldest).await? {
                 lag.oldest = Some(row.sequence);
-                // A row that cannot be decoded is behind, too.
+                // A row that cannot be decoded counts as behind, but has no time.
                 if self.instance().is_none()
                     && let Ok(row) = Notification::from_stored(row.sequence, &row.value)
                 {

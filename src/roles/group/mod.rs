@@ -1,9 +1,9 @@
 //! [`Group`]: durable consumers that work through a feed together, over any number of nodes.
 //!
-//! A group is a name on a feed, and a checkpoint for each shard that it has still to read: everything in the shard up to
-//! there was worked on. The shards are divided among the nodes that run a [`Consumer`] of the group, by leases
-//! ([`membership`](crate::state::membership)); for each shard that a node holds, a task ([`shard`]) reads rows and gives them to an
-//! [`Observer`], and saves how far it has come.
+//! A group is a name on a feed, with a checkpoint for each shard that it has yet to read: everything in the shard up to
+//! the checkpoint was worked on. Leases divide the shards among the nodes that run a [`Consumer`] of the group
+//! ([`membership`](crate::state::membership)). For each shard that a node holds, a task ([`shard`]) reads rows, passes them to an
+//! [`Observer`], and saves its position.
 //!
 //! ```text
 //!  feed     ┌ shard 1 ──────────────┐┌ shards 3, 4, 5 ──────
@@ -15,23 +15,23 @@
 //! # Invariants
 //!
 //! 1. At any time the checkpoints of a group are those of the shards of one topology entry, and a lower bound of what the group
-//!    has still to read. Those of an entry are replaced by those of the next in one transaction, once all its shards were read
-//!    to their ends: so rows of a database come in order, also across a reshard.
+//!    has yet to read. One transaction replaces the checkpoints of an entry by those of the next, once all its shards are drained:
+//!    so rows of a database come in order, also across a reshard.
 //! 2. Only a transaction that has the shard's lease in its read-conflict set writes its checkpoint: a consumer that has lost the
-//!    lease changes nothing any more.
-//! 3. The start is stored in the transaction that creates the group, which reads the horizon of the feed serializably. The
-//!    janitor reads the rows of groups serializably when it drops tombstones, so that no group begins in between.
-//! 4. An id is parked, with its newest row, in the transaction that moves the checkpoint past that row, and all its later rows are, as
-//!    long as it is. So a row is to be read, parked or done, and only one of these; the consumer of the shard to which the id is
-//!    routed works on it.
-//! 5. A reset or a deletion takes all leases of the group away, so that nothing of before can be written after it.
+//!    lease can change nothing any more.
+//! 3. The transaction that creates the group stores the start, and reads the horizon of the feed serializably. The
+//!    janitor reads the rows of groups serializably when it deletes tombstones, so that no group begins in between.
+//! 4. The transaction that moves the checkpoint past a failed row parks its id with this row. While the id is parked, its later rows
+//!    are parked in the same way. So each row is to be read, parked or done, and only one of these; the consumer of the shard to
+//!    which the id is routed works on it.
+//! 5. A reset or a deletion takes all leases of the group away, so that no earlier consumer can write after it.
 //!
 //! # Cost
 //!
-//! A batch costs a read and, unless the observer writes the checkpoint with its own effects, a small write. While nothing
-//! comes, one watcher per process looks for rows ([`watcher`]), and one shard of documents is read per
+//! A batch costs a read and, unless the observer writes the checkpoint with its own effects, a small write. While no rows
+//! come, one watcher per process polls for all groups ([`watcher`]), and one shard of documents is read per
 //! [`ConsumerOptions::poll_interval`], whatever the number of groups and shards. After rows have come into other shards of
-//! the notification feed, a shard without rows saves its position once, because tombstones wait for it.
+//! the notification feed, a shard without rows saves its position once, because it would keep tombstones otherwise.
 
 mod admin;
 mod batch;
@@ -75,8 +75,8 @@ use crate::{
     },
 };
 
-/// A group of a feed, whether it exists or not. `R` is what the rows of the feed are; a group of which that is not known
-/// (`Group<()>`) can be looked at and managed, but not consumed. Clones are cheap.
+/// A group of a feed, whether it exists or not. `R` is the type of the feed's rows; a group of unknown type
+/// (`Group<()>`) can be inspected and managed, but not consumed. Clones are cheap.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
@@ -100,11 +100,8 @@ use crate::{
 /// # }
 /// ```
 pub struct Group<R> {
-    /// What the roles share.
     context: Arc<Context>,
-    /// Which group.
     id: GroupId,
-    /// What the rows of its feed are.
     rows: PhantomData<fn() -> R>,
 }
 
@@ -121,7 +118,7 @@ impl<R> fmt::Debug for Group<R> {
 }
 
 impl<R> Feed<R> {
-    /// The group `name` of the feed, to be created, consumed or looked at. Fails with [`Error::Invalid`] if the name is empty or
+    /// A handle on the group `name` of the feed. Fails with [`Error::Invalid`] if the name is empty or
     /// longer than 256 bytes.
     pub fn group(&self, name: &str) -> Result<Group<R>> {
         let id = GroupId { feed: self.id.clone(), name: GroupName::new(name)? };
@@ -130,7 +127,7 @@ impl<R> Feed<R> {
 }
 
 impl Group<()> {
-    /// The group `name` of the feed of notifications, or of the documents of `instance`.
+    /// The group `name` of the notification feed, or of the documents of `instance`.
     pub(crate) fn untyped(context: &Arc<Context>, instance: Option<DbInstance>, name: &str) -> Result<Self> {
         let feed = instance.map_or_else(FeedId::notifications, FeedId::documents);
         let id = GroupId { feed, name: GroupName::new(name)? };
@@ -139,7 +136,7 @@ impl Group<()> {
 }
 
 impl<R> Group<R> {
-    /// Its name.
+    /// The name of the group.
     pub fn name(&self) -> &GroupName {
         &self.id.name
     }
@@ -149,12 +146,10 @@ impl<R> Group<R> {
         self.id.feed.instance()
     }
 
-    /// Its feed as bytes.
     fn raw(&self) -> RawFeed<'_> {
         RawFeed::new(&self.context, &self.id.feed)
     }
 
-    /// That it does not exist.
     fn missing(&self) -> Error {
         Error::NoGroup { group: self.id.to_string() }
     }

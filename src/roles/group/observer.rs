@@ -1,4 +1,4 @@
-//! [`Observer`]: what is done with the rows of a shard.
+//! [`Observer`]: works on the rows of a shard.
 
 use std::{
     error::Error as StdError,
@@ -21,7 +21,7 @@ use crate::{
     state::{keys::ShardId, membership::Stop},
 };
 
-/// What an observer returns of a batch: why it failed, in its own terms.
+/// The result of an observer for a batch. The error says in its own terms why it failed.
 pub type ObserverResult = Result<(), Box<dyn StdError + Send + Sync>>;
 
 /// Why an observer is closed.
@@ -29,24 +29,24 @@ pub type ObserverResult = Result<(), Box<dyn StdError + Send + Sync>>;
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum CloseReason {
-    /// The consumer is shut down or dropped, or the shard is handed over to another node that has fewer. Checkpoints can still
+    /// The consumer is shut down or dropped, or the shard is handed over to another node with fewer shards. Checkpoints can still
     /// be written.
     Shutdown,
-    /// The lease is lost: another node has taken over, the group was reset or deleted, or this node has fallen out. What the
-    /// observer has under way cannot be committed with a checkpoint any more.
+    /// The lease is lost: another node has taken over, the group was reset or deleted, or this node has expired. Unfinished work
+    /// of the observer cannot be committed with a checkpoint any more.
     LeaseLost,
-    /// The shard was closed by a reshard and worked through to its end. Checkpoints can still be written.
+    /// The shard was closed by a reshard and is drained. Checkpoints can still be written.
     Resharded,
     /// The observer has failed too often, or panicked. Another one is opened in its place.
     ObserverError,
 }
 
-/// What is done with the rows of one shard. A group's consumer has one per shard that its node works on, made by the factory
-/// that the consumer was started with.
+/// Works on the rows of one shard. A group's consumer has one observer per shard that its node holds; the factory
+/// that was passed to the consumer makes them.
 ///
-/// For each observer, `opened` is called once before all, `closed` once after all (also if the work was aborted in the middle
-/// of a call: its future is dropped first), and `batch` in between, one call at a time. Only the end of the process keeps
-/// `closed` from being called. A closure of a [`GroupBatch`] is an observer, too.
+/// For each observer, `opened` is called once at first, `closed` once at last (also if the work was aborted within a
+/// call: its future is dropped first), and `batch` in between, one call at a time. `closed` is always called, unless the process
+/// ends. A closure of a [`GroupBatch`] is an observer, too.
 ///
 /// ```
 /// use notibus::{group::{CloseReason, GroupBatch, ObserverResult}, Notification, Observer, Sequence, feed::ShardId};
@@ -69,17 +69,17 @@ pub enum CloseReason {
 /// }
 /// ```
 pub trait Observer<R>: Send + 'static {
-    /// The node works on `shard` from now on, from `position` on.
+    /// Called when the node begins to work on `shard`, after `position`.
     fn opened(&mut self, shard: ShardId, position: Sequence) -> impl Future<Output = ()> + Send {
         let _ = (shard, position);
         std::future::ready(())
     }
 
-    /// Works on some rows. If it returns an error or panics, the same rows come again, so it has to bear that; unless it puts
-    /// down how far it has come in its own transaction.
+    /// Works on some rows. If it returns an error or panics, it gets the same rows again and must tolerate that, unless it
+    /// writes the checkpoint in its own transaction.
     fn batch(&mut self, batch: GroupBatch<R>) -> impl Future<Output = ObserverResult> + Send;
 
-    /// Nothing more will come.
+    /// Called when the observer will get nothing more.
     fn closed(&mut self, reason: CloseReason) -> impl Future<Output = ()> + Send {
         let _ = reason;
         std::future::ready(())
@@ -96,15 +96,14 @@ where
     }
 }
 
-/// Calls of `closed` that are under way although the work that the observers were for has been aborted.
+/// Pending calls of `closed` of observers whose work was aborted.
 #[derive(Debug, Clone, Default)]
 pub(super) struct PendingCloses {
     tasks: Arc<Mutex<JoinSet<()>>>,
-    /// Whether the consumer has been dropped.
     is_dropped: Arc<AtomicBool>,
 }
 
-/// Tells by being dropped that the consumer is.
+/// Notes when it is dropped that the consumer is dropped.
 #[derive(Debug)]
 pub(super) struct Alive(Arc<AtomicBool>);
 
@@ -115,19 +114,18 @@ impl Drop for Alive {
 }
 
 impl PendingCloses {
-    /// For the consumer to hold.
     pub fn alive(&self) -> Alive {
         Alive(Arc::clone(&self.is_dropped))
     }
 
-    /// Lets `closing` come to its end, with a limit. It outlives the consumer, if that is dropped.
+    /// Finishes `closing`, with a time limit. It survives the consumer.
     fn add(&self, env: &Env, limit: Duration, closing: impl Future<Output = ()> + Send + 'static) {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         let (owner, deadline) = (self.clone(), env.sleep(limit));
         let closing = async move {
             tokio::select! {
                 () = closing => {}
-                () = deadline => tracing::warn!("an observer does not close and is dropped"),
+                () = deadline => tracing::warn!("an observer does not close in time and is dropped"),
             }
             drop(owner);
         };
@@ -136,30 +134,27 @@ impl PendingCloses {
         tasks.spawn_on(closing, &runtime);
     }
 
-    /// Waits for all of them.
     pub async fn finish(&self) {
         let mut tasks = std::mem::take(&mut *self.tasks.lock().unwrap_or_else(PoisonError::into_inner));
         while tasks.join_next().await.is_some() {}
     }
 }
 
-/// An observer that was opened, until it is closed. Dropping it closes the observer as one whose work was aborted.
+/// An opened observer, until it is closed. Dropping it closes the observer as after an abort.
 pub(super) struct Session<R: 'static, O: Observer<R>> {
-    /// The observer; `None` once it is being closed.
+    /// `None` once it is being closed.
     observer: Option<O>,
-    /// Tells a shutdown from the loss of a lease.
+    /// Shows whether the end is a shutdown or the loss of a lease.
     stop: Stop,
-    /// Where closing goes on after an abort.
+    /// Continues the closing after an abort.
     closings: PendingCloses,
-    /// Time.
     env: Env,
-    /// The most time that closing has after an abort.
+    /// Time limit for closing after an abort.
     limit: Duration,
     rows: std::marker::PhantomData<fn() -> R>,
 }
 
 impl<R: Send + Sync + 'static, O: Observer<R>> Session<R, O> {
-    /// Opens `observer` at `position` of `shard`.
     pub async fn open(
         observer: O,
         (shard, position): (ShardId, Sequence),
@@ -175,7 +170,6 @@ impl<R: Send + Sync + 'static, O: Observer<R>> Session<R, O> {
         session
     }
 
-    /// Gives `batch` to the observer.
     pub async fn batch(&mut self, batch: GroupBatch<R>) -> Result<(), Failure> {
         let observer = self.observer.as_mut().expect("it is there until it is closed");
         // The call itself may panic, too.
@@ -187,7 +181,6 @@ impl<R: Send + Sync + 'static, O: Observer<R>> Session<R, O> {
         }
     }
 
-    /// Closes the observer.
     pub async fn close(mut self, reason: CloseReason) {
         if let Some(observer) = self.observer.take() {
             close(observer, reason).await;
@@ -205,19 +198,17 @@ impl<R: 'static, O: Observer<R>> Drop for Session<R, O> {
     }
 }
 
-/// Tells `observer` that nothing more will come.
 async fn close<R, O: Observer<R>>(mut observer: O, reason: CloseReason) {
     if AssertUnwindSafe(async { observer.closed(reason).await }).catch_unwind().await.is_err() {
         tracing::error!(?reason, "an observer has panicked when it was closed");
     }
 }
 
-/// How an observer has failed.
+/// The failure of an observer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Failure {
-    /// What it told.
     pub text: String,
-    /// Whether it has panicked, so that it is not to be used any more.
+    /// Whether it has panicked, so that it must not be used any more.
     pub is_panic: bool,
 }
 
@@ -227,13 +218,13 @@ impl fmt::Display for Failure {
     }
 }
 
-/// `error` and its sources as text.
+/// Text of `error` and its sources.
 pub(super) fn chain(error: &(dyn StdError + 'static)) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(error) = source {
         let more = error.to_string();
-        // Many errors tell their source themselves.
+        // Many errors already include the text of their source.
         if !text.ends_with(&more) {
             text = format!("{text}: {more}");
         }

@@ -1,4 +1,4 @@
-//! What a group begins with, and how its consumers work.
+//! Options of a group and of its consumers.
 
 use std::time::Duration;
 
@@ -11,28 +11,28 @@ use crate::{
     store::RetryPolicy,
 };
 
-/// What a group begins with.
+/// Options for creating a group.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GroupOptions {
-    /// Where it starts: now, so that the first event after the creation is delivered, whenever the first consumer starts; at
-    /// [`Cursor::NOTHING`](crate::Cursor::NOTHING), to get the newest row of each id first; or behind a position, which must not
+    /// The start. [`Start::Now`] delivers the first event after the creation, whenever the first consumer starts;
+    /// [`Cursor::NOTHING`](crate::Cursor::NOTHING) delivers the newest row of each id first. A position must not
     /// be below the feed's horizon, nor ahead of the store. Default: [`Start::Now`].
     pub start: Start,
-    /// After how long without a living member the janitor deletes it. Only time during which a janitor works counts, so that
-    /// it takes a bus with a janitor. Default: never.
+    /// The time without a living member after which the janitor deletes the group. Only time during which a janitor works counts, so
+    /// the bus needs a janitor. Default: never.
     ///
-    /// A group that is kept without being worked for keeps tombstones of deleted databases in the feed.
+    /// A group without consumers keeps tombstones of deleted databases in the feed.
     pub idle_expiry: Option<Duration>,
 }
 
 impl GroupOptions {
-    /// The options with another start.
+    /// Sets the start.
     #[must_use]
     pub fn start_from(self, start: impl Into<Start>) -> Self {
         Self { start: start.into(), ..self }
     }
 
-    /// The options with an expiry.
+    /// Sets the expiry.
     #[must_use]
     pub fn expire_after(self, idle: Duration) -> Self {
         Self { idle_expiry: Some(idle), ..self }
@@ -48,38 +48,38 @@ impl GroupOptions {
     }
 }
 
-/// When a consumer saves how far it has come, by itself. What an observer has saved in its own transaction
-/// ([`GroupBatch::checkpoint_in`](super::GroupBatch::checkpoint_in)) is never written again.
+/// When a consumer saves its position by itself. A checkpoint that an observer writes in its own transaction
+/// ([`GroupBatch::checkpoint_in`](super::GroupBatch::checkpoint_in)) is not written again.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum CheckpointPolicy {
     /// After each batch.
     #[default]
     EveryBatch,
-    /// After the batch with which so many rows were worked on since the last time; half a minute after the shard has come to
-    /// rest; and when it is given up in an orderly way. After a crash so many more rows come again.
+    /// After so many rows; half a minute after the last row of an idle shard; and when the shard is given up in an orderly way.
+    /// After a crash about so many rows come again.
     Rows(u64),
-    /// After the first batch that ends so long after the last time; half a minute after the shard has come to rest; and when it
-    /// is given up in an orderly way.
+    /// After the first batch that ends this long after the last save; half a minute after the last row of an idle shard; and when the
+    /// shard is given up in an orderly way.
     Interval(Duration),
-    /// Never: the observer does. What it has not saved comes again after a restart.
+    /// Never: the observer saves. What it has not saved comes again after a restart.
     Explicit,
 }
 
-/// What becomes of rows that an observer fails on again and again. One that this program cannot decode is given to no observer: it
-/// goes to the dead letters at once, or is skipped, and is named by [`Bus::skipped_rows`](crate::Bus::skipped_rows) in any case.
+/// What happens to rows for which an observer fails again and again. A row that this program cannot decode is passed to no observer:
+/// it goes to the dead letters at once, or is skipped; [`Bus::skipped_rows`](crate::Bus::skipped_rows) lists it in any case.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum FailurePolicy {
-    /// They are tried until it succeeds; rows behind them in the shard wait. After each round of attempts the observer is
+    /// They are tried until they succeed; later rows of the shard wait. After each round of attempts the observer is
     /// closed, and another one is opened.
     #[default]
     KeepRetrying,
-    /// They go to the dead letters of the group, and the shard moves on. Of a batch of many rows only those do with which the
-    /// observer also fails when it is given them one by one.
+    /// They go to the dead letters of the group, and the shard goes on. If a batch of several rows fails, its rows are tried one by one,
+    /// and only those that fail again become dead letters.
     DeadLetter,
-    /// Their ids are parked, and the shard moves on: of notifications the databases, of documents the documents. A parked id is tried again
-    /// by itself, with pauses ([`ConsumerOptions::parked_retry`]), until the observer succeeds; its later rows wait behind it, the
-    /// newest in place of those before, so that each id's rows come in order. Of a batch of many rows only those ids are parked with
-    /// which the observer also fails when it is given them one by one. A group has about 1,000 at most: beyond that a shard waits, as with
+    /// Their ids are parked, and the shard goes on: the databases of notifications, or the documents of a changes feed. A parked id is
+    /// tried again, with pauses ([`ConsumerOptions::parked_retry`]), until the observer succeeds. Its later rows wait behind it, the
+    /// newest replacing the ones before, so that each id's rows come in order. If a batch of several rows fails, its rows are tried one
+    /// by one, and only those that fail again are parked. A group can have about 1,000 parked ids; beyond that a shard waits, as with
     /// [`FailurePolicy::KeepRetrying`].
     Park,
 }
@@ -87,26 +87,26 @@ pub enum FailurePolicy {
 /// How a consumer works.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConsumerOptions {
-    /// How it takes its part of the shards.
+    /// How nodes share the shards.
     pub balance: BalanceOptions,
     /// The most rows of a batch, 1 to 10,000. Default: 1,000.
     pub rows_max: usize,
     /// The batch ends with the row that brings its stored rows to this many bytes. Default: 1 MB.
     pub bytes_max: usize,
-    /// When it saves how far it has come. Default: after each batch.
+    /// When it saves its position. Default: after each batch.
     pub checkpoint: CheckpointPolicy,
-    /// How often, and with which pauses, the same rows are tried in one round of attempts. Default: 5 attempts, pauses from
+    /// Number and pauses of the attempts in one round. Default: 5 attempts, pauses from
     /// 100 ms up to 30 s.
     pub retry: RetryPolicy,
-    /// What becomes of rows for which no attempt of a round has succeeded. Default: they are tried on.
+    /// What happens to rows for which a whole round has failed. Default: the next round begins.
     pub failure: FailurePolicy,
-    /// The pauses after which a parked id is tried again; its limits do not matter. Default: from 1 s up to 10 min.
+    /// The pauses before a parked id is tried again; its limits have no effect. Default: from 1 s up to 10 min.
     pub parked_retry: RetryPolicy,
-    /// How often a shard is looked at although nothing was informed of it, give or take a quarter: one read of one shard. A shard of
-    /// notifications is read so only if the watcher of the process, which looks for rows of all of them each second, has not
-    /// looked since; the shards of documents on which a process works share the interval, and come to their turns. Default: 1 min.
+    /// How often a shard is polled without a hint, give or take a quarter: one read of one shard. A shard of notifications is polled
+    /// so only if the watcher of the process, which polls for all of them each second, has not polled since. The document shards of a
+    /// process share one interval, and take turns. Default: 1 min.
     pub poll_interval: Duration,
-    /// After how long without getting on, while rows wait, a shard is reported as stuck; and again each time as long after.
+    /// After this time without progress, while rows wait, a shard is reported as stuck; and again after each further such time.
     /// Default: 1 min.
     pub stuck_after: Duration,
 }
@@ -138,7 +138,6 @@ impl Default for ConsumerOptions {
 }
 
 impl ConsumerOptions {
-    /// Fails if an option is out of its limits.
     pub(super) fn check(&self) -> Result<()> {
         if !(1..=PAGE_ROWS_MAX).contains(&self.rows_max) {
             return Err(Error::invalid("rows", format!("{} is not 1 to {PAGE_ROWS_MAX}", self.rows_max)));

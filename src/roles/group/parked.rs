@@ -1,4 +1,4 @@
-//! What of a group is parked, for people: to be listed, tried again, or dropped.
+//! Lists the parked ids of a group, has them tried again, and drops them.
 
 use bytes::Bytes;
 use serde::Serialize;
@@ -16,21 +16,20 @@ use crate::{
     store::{AtomicOp, Isolation, KeyRange, RangeRead, Transaction, key_after},
 };
 
-/// How many ids are asked for in one transaction.
 const PAGE_ROWS: usize = 500;
 
-/// An id that a group has parked, because its work has failed too often with a row of it.
+/// An id that a group has parked, because work on one of its rows failed too often.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct ParkedId {
     /// The name of the database, or the id of the document.
     pub id: String,
-    /// The shard where its row was.
+    /// The shard of the row.
     pub shard: ShardId,
-    /// Where its newest row stood that waits here.
+    /// The position in the feed of its newest waiting row.
     #[serde(rename = "seq")]
     pub sequence: Sequence,
-    /// Everything of it up to here is done.
+    /// Every row of the id up to here is done.
     pub after: Sequence,
     /// How often it was tried; 0 if it is to be tried at once.
     pub attempts: u32,
@@ -41,7 +40,7 @@ pub struct ParkedId {
 }
 
 impl<R> Group<R> {
-    /// The parked ids after `after`, at most `limit` (1 to 10,000), in their order. Start with an empty one, and go on after the last.
+    /// The parked ids after `after`, at most `limit` (1 to 10,000), in order. Start with an empty one, and continue after the last.
     pub async fn parked(&self, after: &str, limit: usize) -> Result<Vec<ParkedId>> {
         if !(1..=10_000).contains(&limit) {
             return Err(Error::invalid("limit", format!("{limit} is not 1 to 10,000")));
@@ -55,7 +54,7 @@ impl<R> Group<R> {
         Ok(ids.collect())
     }
 
-    /// Has the consumers try all parked ids again within a balance interval, however long they were to wait. Returns how many.
+    /// Makes the consumers try all parked ids again within a balance interval, whatever their pauses. Returns how many.
     pub async fn retry_parked(&self) -> Result<u64> {
         let (mut after, mut count) = (Bytes::new(), 0);
         loop {
@@ -67,7 +66,7 @@ impl<R> Group<R> {
         }
     }
 
-    /// Writes that these ids, as far as they are parked, are to be tried at once. Returns how many.
+    /// Marks these ids, if they are parked, to be tried at once. Returns how many.
     async fn ask(&self, tx: &Transaction, ids: impl Iterator<Item = &Bytes>) -> Result<u64> {
         let keys = &self.context.keys;
         let mut count = 0;
@@ -84,7 +83,7 @@ impl<R> Group<R> {
         Ok(count)
     }
 
-    /// Drops what waits of `id`: its rows up to now are not worked on. Returns whether it was parked.
+    /// Drops the waiting row of `id`: its rows up to now are not worked on. Returns whether it was parked.
     pub async fn delete_parked(&self, id: &str) -> Result<bool> {
         let key = self.context.keys.group_parked(&self.id, id.as_bytes());
         let delete = async |tx: Transaction| {
@@ -95,7 +94,6 @@ impl<R> Group<R> {
         Ok(self.context.db.run_once(delete).await?.value)
     }
 
-    /// Parked ids after `after`, at most `limit`.
     async fn parked_after(&self, after: &[u8], limit: usize) -> Result<Vec<(Bytes, GroupParkedRow)>> {
         let keys = &self.context.keys;
         let mut range = keys.group_parked_ids(&self.id);

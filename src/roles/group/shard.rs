@@ -1,4 +1,4 @@
-//! The task of one shard: reads rows, gives them to an observer, and saves how far it has come.
+//! The task of one shard: reads rows, passes them to an observer, and saves its position.
 
 mod deliver;
 mod drain;
@@ -31,22 +31,19 @@ use crate::{
     store::{Database, RetryPolicy},
 };
 
-/// How long a shard that has come to rest waits before it saves its position, if that is not saved or others go on.
+/// How long an idle shard waits before it saves a position that is not saved, or that other shards have passed.
 const ADVANCE_PAUSE: Duration = Duration::from_secs(30);
 
-/// The most time that putting down a trouble may take; it is for people only.
+/// Time limit for saving a trouble, which is for people only.
 const TROUBLE_TIME_MAX: Duration = Duration::from_secs(1);
 
-/// The task of one shard.
 pub(super) struct Task<R, F> {
-    /// What the consumer has.
     consuming: Arc<Consuming<R, F>>,
-    /// The right to work, and how far it has come in the store.
+    /// The lease and the stored position.
     right: Arc<BatchContext>,
-    /// Tells it to end.
     stop: Stop,
-    /// Tells of new rows.
-    told: watch::Receiver<FeedHeads>,
+    /// Reports new rows.
+    hints: watch::Receiver<FeedHeads>,
     /// Everything up to here was read.
     read: Sequence,
     /// Everything up to here was worked on.
@@ -57,23 +54,22 @@ pub(super) struct Task<R, F> {
     worked: Duration,
     /// When the last checkpoint was written.
     written: Duration,
-    /// Whether other shards have got rows since.
+    /// Whether other shards have received rows since.
     others_moved: bool,
     /// The last row that was worked on.
     last_row: Sequence,
-    /// The rows that have failed, if they are to be tried again.
+    /// The failed rows that are to be tried again.
     failing: Option<deliver::Failing>,
-    /// What is parked.
     parking: parking::Parking,
-    /// Moves when somebody has asked that what is parked is tried again.
+    /// Changes when a caller has asked to try parked ids again.
     asked: watch::Receiver<Option<Bytes>>,
-    /// Tells this consumer from those before.
+    /// Orders this consumer after those before.
     token: FencingToken,
-    /// Up to here rows are given to the observer one by one, because a batch with them has failed for good.
+    /// Rows up to here are passed to the observer one by one, because a batch that contains them has failed for good.
     careful_to: Sequence,
-    /// What is stored of the last trouble, while it goes on.
+    /// The stored trouble, while it lasts.
     trouble: Option<Trouble>,
-    /// When it last got on, or had nothing to do.
+    /// When it last made progress, or had nothing to do.
     moved: Duration,
     /// When it was last reported as stuck.
     reported: Duration,
@@ -81,9 +77,9 @@ pub(super) struct Task<R, F> {
 
 /// Why a session with an observer ends.
 enum End {
-    /// The consumer is to end.
+    /// The consumer was asked to stop.
     Stopped,
-    /// The shard was worked through to its end.
+    /// The shard is closed and was worked through to its end.
     Drained,
     /// The observer has failed too often, or panicked.
     ObserverError,
@@ -98,12 +94,12 @@ struct Chunk {
     more: bool,
     /// Whether this is the end of the shard.
     is_end: bool,
-    /// The last row that is given to the observer, if not the last one.
+    /// The last row for the observer, if later ones are held back.
     last_given: Option<Sequence>,
 }
 
 impl Chunk {
-    /// Where the last row stands that the observer is given. How far was read beyond it says nothing of the rows, and differs from
+    /// The position of the last row for the observer. How far was read beyond it may differ from
     /// attempt to attempt.
     fn last_row(&self) -> Sequence {
         self.last_given.unwrap_or_else(|| self.rows.last().map_or(self.to, |row| row.sequence))
@@ -116,10 +112,9 @@ where
     F: Fn(ShardId) -> O + Send + Sync + 'static,
     O: Observer<R>,
 {
-    /// The task of the shard of `lease`.
     pub fn new(consuming: Arc<Consuming<R, F>>, lease: Held, stop: Stop) -> Self {
         let (context, group) = (Arc::clone(&consuming.group.context), consuming.group.id.clone());
-        let (told, now) = (context.arrivals.listen(&group.feed), context.env().now());
+        let (hints, now) = (context.arrivals.listen(&group.feed), context.env().now());
         let shard = ShardId(lease.resource);
         let token = FencingToken::new(context.config.incarnation, 0, shard, lease.epoch);
         let right = BatchContext { context, group, shard, lease, stored: Stored::new(Sequence::MIN) };
@@ -130,7 +125,7 @@ where
             consuming,
             right: Arc::new(right),
             stop,
-            told,
+            hints,
             read: Sequence::MIN,
             done: Sequence::MIN,
             rows_since: 0,
@@ -146,17 +141,15 @@ where
         }
     }
 
-    /// The store.
     fn db(&self) -> &Database {
         &self.right.context.db
     }
 
-    /// Time and randomness.
     fn env(&self) -> &Env {
         self.right.context.env()
     }
 
-    /// Works until it is asked to stop; fails when it has lost the lease. When the shard has come to its end, it waits until the
+    /// Works until it is asked to stop; fails if the lease is lost. At the end of the shard it waits until the
     /// shard is given up.
     pub async fn run(mut self) -> Result<()> {
         loop {
@@ -168,10 +161,10 @@ where
                 End::Stopped => return Ok(()),
                 End::ObserverError => {}
                 End::Drained => match self.drain().await? {
-                    // The successors of the shard are to be worked on: the next round of balancing comes soon.
+                    // A round of balancing comes soon, so that the successors of the shard are worked on.
                     drain::Drained::Replaced => return Ok(()),
-                    // Should the janitor drop the successor while others are still at work, the next one is further on; then
-                    // those that are through have to say so again.
+                    // If the janitor drops the successor while other shards are still in work, the next one is further on; then
+                    // drained shards have to report that again.
                     drain::Drained::Waits => {
                         if self.sleep(self.poll_interval()).await {
                             return Ok(());
@@ -189,12 +182,12 @@ where
                 },
             }
         }
-        // A round of balancing ends this once the shard has no checkpoint any more.
+        // The shard has no checkpoint any more, so a round of balancing ends this task.
         self.stop.requested().await;
         Ok(())
     }
 
-    /// Starts from what the store says; false if the group has nothing to read in the shard.
+    /// Loads the stored position; false if the group does not read the shard.
     async fn load(&mut self) -> Result<bool> {
         let read = async |tx| {
             let position = self.right.position(&tx).await?;
@@ -212,12 +205,12 @@ where
         Ok(true)
     }
 
-    /// Whether the shard was worked through already, so that no observer is needed.
+    /// Whether the shard was drained already, so that no observer is needed.
     async fn is_at_end(&mut self) -> Result<bool> {
         match self.rows().await {
             Ok(rows) => Ok(rows.rows.is_empty() && rows.is_end),
             Err(error @ Error::LeaseLost { .. }) => Err(error),
-            // The session meets it again, and tells.
+            // The session meets the error again, and reports it.
             Err(_) => Ok(false),
         }
     }
@@ -241,7 +234,7 @@ where
         ended
     }
 
-    /// Gives rows to the observer until the session has to end. Fails only when the lease is lost.
+    /// Passes rows to the observer until the session has to end. Fails only if the lease is lost.
     async fn serve(&mut self, session: &mut Session<R, O>) -> Result<End> {
         loop {
             let step = self.step(session).await;
@@ -258,7 +251,7 @@ where
                     if self.sleep(pause).await {
                         return Ok(End::Stopped);
                     }
-                    // Whatever was in doubt, the store knows; what it does not know is read again.
+                    // The store has the stored position; rows after it are read again.
                     if self.right.stored.get() < self.done && !self.is_explicit() {
                         self.write_checkpoint(self.done).await.or_else(only_lost)?;
                     }
@@ -267,18 +260,18 @@ where
         }
     }
 
-    /// Reads, and works on what was read or waits.
+    /// Reads rows, and works on these or on a parked id.
     async fn step(&mut self, session: &mut Session<R, O>) -> Result<Option<End>> {
         if self.stop.is_requested() {
             self.flush().await?;
             return Ok(Some(End::Stopped));
         }
-        // A store in memory never makes it wait; others have to come to their turn all the same.
+        // A store in memory never makes it wait, but other tasks must get their turn.
         tokio::task::yield_now().await;
         if let Some(id) = self.follow_parked().await? {
             return self.retry_parked(session, id).await;
         }
-        self.told.mark_unchanged();
+        self.hints.mark_unchanged();
         let rows = self.rows().await?;
         if !rows.rows.is_empty() {
             return self.deliver(session, rows).await;
@@ -297,7 +290,7 @@ where
         Ok(None)
     }
 
-    /// The rows after those that were read, as many as a batch can have. Fails if the lease is lost.
+    /// Reads the next rows, as many as a batch can have. Fails if the lease is lost.
     async fn rows(&self) -> Result<Chunk> {
         let options = &self.consuming.options;
         let BatchContext { shard, lease, .. } = &*self.right;
@@ -309,7 +302,7 @@ where
                 tokio::join!(lease.check(&tx), feed.kept_shard_page(&tx, *shard, after, limit));
             checked?;
             match page {
-                // It is dropped only when it is empty, so it was worked through.
+                // A shard is dropped only when it is empty, so it was worked through.
                 Err(Error::NoShard { is_trimmed: true, .. }) => {
                     Ok(Chunk { rows: Vec::new(), to: after, more: false, is_end: true, last_given: None })
                 }
@@ -352,23 +345,23 @@ where
         Ok(())
     }
 
-    /// Accounts for a checkpoint that has just been written.
+    /// Accounts for a checkpoint that was just written.
     fn was_written(&mut self) {
         self.rows_since = 0;
         self.written = self.env().now();
     }
 
-    /// Saves what was worked on and is not saved yet, unless only the observer does that.
+    /// Saves unsaved work, unless only the observer does that.
     async fn flush(&mut self) -> Result<()> {
-        let is_due = !self.is_explicit() || self.parking.has_pending() && self.is_put_down();
+        let is_due = !self.is_explicit() || self.parking.has_pending() && self.is_saved();
         if self.right.stored.get() < self.done && is_due {
             self.write_checkpoint(self.done).await?;
         }
         Ok(())
     }
 
-    /// Saves where a shard without rows stands: what was worked on and waits for more, and, now and then while others get
-    /// rows, the position, because the janitor drops nothing that stands behind it. Feeds of documents have nothing to drop.
+    /// Saves the position of a shard without new rows: unsaved work, and, now and then while other shards receive
+    /// rows, the position itself, because the janitor keeps tombstones behind it. Feeds of documents have no tombstones.
     async fn idle(&mut self) -> Result<()> {
         if self.is_explicit() && self.parking.has_pending() {
             self.flush().await?;
@@ -382,8 +375,8 @@ where
 
     /// When the position without rows is to be saved; `None` if it need not be.
     fn advance_at(&self) -> Option<Duration> {
-        let is_put_down = self.right.stored.get() >= self.done;
-        let (is_needed, since) = if is_put_down {
+        let is_saved = self.right.stored.get() >= self.done;
+        let (is_needed, since) = if is_saved {
             (self.others_moved && self.consuming.group.instance().is_none(), self.written)
         } else {
             (!self.is_explicit(), self.worked)
@@ -391,7 +384,7 @@ where
         is_needed.then(|| since.saturating_add(ADVANCE_PAUSE))
     }
 
-    /// Completes when there may be rows, or it is time to look.
+    /// Completes when there may be rows, or a poll is due.
     async fn wait(&mut self) {
         let env = self.env().clone();
         let interval = env.spread(self.poll_interval(), 0.75, 1.25);
@@ -403,14 +396,14 @@ where
             tokio::select! {
                 biased;
                 () = self.stop.requested() => return,
-                // The sender is in what the consumer has.
+                // `changed` cannot fail: `consuming` owns the sender.
                 _ = self.asked.changed() => {
                     self.parking.is_stale = true;
                     return;
                 }
-                changed = self.told.changed() => {
-                    // A sender that is gone cannot be: the context that owns it is shared, and this listens.
-                    if changed.is_err() || self.told.borrow_and_update().may_have_rows(self.right.shard, self.read) {
+                changed = self.hints.changed() => {
+                    // An error is impossible: the shared context owns the sender.
+                    if changed.is_err() || self.hints.borrow_and_update().may_have_rows(self.right.shard, self.read) {
                         self.others_moved = true;
                         return;
                     }
@@ -421,15 +414,15 @@ where
                     if until < poll || looked == looks || !self.is_seen_empty() {
                         return;
                     }
-                    // The watcher has looked for all shards at once.
+                    // The watcher has polled for all shards at once.
                     poll = env.now().saturating_add(interval);
                 }
             }
         }
     }
 
-    /// How often to look for rows that nothing has told of. Shards of documents share the polls of one: notifications tell of
-    /// their rows, and a process that works on many must not ask the store more often for it.
+    /// Interval of polls without a hint. Shards of documents share the polls of one shard: notifications announce
+    /// their rows, and a process with many shards must not poll more often for it.
     fn poll_interval(&self) -> Duration {
         let interval = self.consuming.options.poll_interval;
         if self.consuming.group.instance().is_none() {
@@ -439,10 +432,10 @@ where
         interval.saturating_mul(u32::try_from(sharers).unwrap_or(u32::MAX).max(1))
     }
 
-    /// Whether the watcher, as long as it looks, sees the shard without new rows. It knows nothing of documents.
+    /// Whether the watcher, while it polls, sees no new rows in the shard. It does not know document shards.
     fn is_seen_empty(&self) -> bool {
         self.consuming.group.instance().is_none()
-            && !self.told.borrow().may_have_rows(self.right.shard, self.read)
+            && !self.hints.borrow().may_have_rows(self.right.shard, self.read)
     }
 
     /// Sleeps; returns whether the task is to end.
@@ -455,8 +448,8 @@ where
         }
     }
 
-    /// Tells of what went wrong: in the log, and in the store for people to see. Reports the shard as stuck if it has not got on
-    /// for long enough.
+    /// Reports a trouble in the log, and saves it for people. Reports the shard as stuck if it has made no progress
+    /// for too long.
     async fn trouble(&mut self, text: String, attempts: u32) {
         let (group, shard) = (&self.right.group, self.right.shard.0);
         tracing::warn!(%group, shard, attempts, error = %text, "a group could not work on rows, trying again");
@@ -469,14 +462,12 @@ where
             .await;
     }
 
-    /// Whether the shard is to be reported as stuck now.
     fn is_stuck(&self) -> bool {
         let limit = self.consuming.options.stuck_after;
         let since = self.moved.max(self.reported);
         self.env().now().saturating_sub(since) >= limit
     }
 
-    /// Reports the shard as stuck.
     fn report_stuck(&mut self) {
         let now = self.env().now();
         let seconds = now.saturating_sub(self.moved).as_secs();
@@ -491,25 +482,25 @@ where
         self.reported = now;
     }
 
-    /// Puts `trouble` down for people to see. Without success in a moment, it is left to the log.
+    /// Saves `trouble` for people. If that does not succeed in a moment, it is only in the log.
     async fn put_trouble(&mut self, trouble: Trouble) {
         let right = Arc::clone(&self.right);
         let key = right.context.keys.trouble(&right.group, right.shard);
         let policy = RetryPolicy { elapsed_max: Some(TROUBLE_TIME_MAX), ..RetryPolicy::default() };
         let stored = right.context.db.run_with(&policy, async |tx| {
-            // A shard that the group has left has no trouble any more.
+            // A shard that the group has left has no trouble.
             if right.position(&tx).await?.is_some() {
                 tx.set(&key, &trouble.to_bytes());
             }
             Ok(())
         });
         if let Err(error) = stored.boxed().await {
-            tracing::warn!(shard = right.shard.0, %error, "a trouble is only in the log");
+            tracing::warn!(shard = right.shard.0, %error, "a trouble could not be saved and is only in the log");
         }
         self.trouble = trouble.is_current.then_some(trouble);
     }
 
-    /// It has got on: what went wrong before is over.
+    /// Ends a trouble after progress.
     async fn recovered(&mut self) {
         self.moved = self.env().now();
         if let Some(trouble) = self.trouble.take() {
@@ -518,7 +509,7 @@ where
     }
 }
 
-/// Keeps the loss of a lease; other failures are met again.
+/// Keeps only the loss of a lease; other failures are met again.
 fn only_lost(error: Error) -> Result<()> {
     if matches!(error, Error::LeaseLost { .. }) { Err(error) } else { Ok(()) }
 }

@@ -1,4 +1,4 @@
-//! [`GroupStatus`]: what the store says of a group, for people.
+//! [`GroupStatus`]: the state of a group as stored, for people.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -19,7 +19,7 @@ use crate::{
     store::{Isolation, RangeRead, Transaction},
 };
 
-/// What the store says of a group.
+/// The stored state of a group.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct GroupStatus {
@@ -27,18 +27,18 @@ pub struct GroupStatus {
     pub name: GroupName,
     /// The database whose documents it follows; `None` if it follows the notifications.
     pub instance: Option<DbInstance>,
-    /// The position that it was created at, or last reset to.
+    /// The position at which it was created, or to which it was last reset.
     pub start: Sequence,
-    /// How often it was set to a position: 1 at its creation, raised by each reset.
+    /// How often its position was set: 1 at its creation, raised by each reset.
     pub generation: u64,
     /// When it was created, in milliseconds since 1970.
     pub created_ms: u64,
-    /// After how many milliseconds without a living member it is deleted; `None` for never.
+    /// The milliseconds without a living member after which it is deleted; `None` for never.
     pub idle_expiry_ms: Option<u64>,
-    /// For how many of those milliseconds there was none, as far as the janitor has counted; 0 if there is one.
+    /// How many of those milliseconds have passed, as far as the janitor has counted; 0 if there is a member.
     pub idle_ms: u64,
-    /// The nodes that are its members. Some may have died since: only one whose beat changes lives
-    /// ([`Bus::nodes`](crate::Bus::nodes)). Without any, nobody works for the group.
+    /// The nodes that are its members. Some may have died: a member lives only if its heartbeat changes
+    /// ([`Bus::nodes`](crate::Bus::nodes)). Without a member, no node works for the group.
     pub members: Vec<NodeId>,
     /// The shards that it is reading, in the order of their ids.
     pub shards: Vec<ShardStatus>,
@@ -48,35 +48,35 @@ pub struct GroupStatus {
     pub has_parked: bool,
 }
 
-/// What the store says of a shard that a group is reading.
+/// The stored state of a shard that a group is reading.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct ShardStatus {
     /// The shard.
     pub shard: ShardId,
-    /// The node that owns it, be it alive or not; `None` if none does.
+    /// The node that owns it, alive or not; `None` if none does.
     pub owner: Option<NodeId>,
     /// Everything up to here was worked on.
     pub checkpoint: Sequence,
-    /// When it last saved how far it has come, in milliseconds since 1970; `None` if it never has.
+    /// When its position was last saved, in milliseconds since 1970; `None` if it never was.
     pub progress_ms: Option<u64>,
-    /// What last went wrong; `None` if nothing did.
+    /// The last failure; `None` if there was none.
     pub trouble: Option<GroupTrouble>,
 }
 
-/// What last went wrong in a shard of a group.
+/// The last failure in a shard of a group.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct GroupTrouble {
-    /// Whether it goes on: nothing of the shard was worked on since.
+    /// Whether it lasts: no row of the shard was worked on since.
     pub is_current: bool,
-    /// Whether it has gone on for so long that the shard was reported as stuck.
+    /// Whether it has lasted for so long that the shard was reported as stuck.
     pub is_stuck: bool,
     /// How often the rows have been tried.
     pub attempts: u32,
     /// When it happened, in milliseconds since 1970.
     pub at_ms: u64,
-    /// What was told, at most 1,000 bytes.
+    /// The text of the error, at most 1,000 bytes.
     pub error: String,
 }
 
@@ -87,7 +87,7 @@ impl From<Trouble> for GroupTrouble {
     }
 }
 
-/// The groups of all feeds, those of the notifications behind those of documents, in the order of their names.
+/// The groups of all feeds: first those of documents, then those of the notifications, each in the order of their names.
 pub(crate) async fn statuses(context: &Arc<Context>) -> Result<Vec<GroupStatus>> {
     let keys = &context.keys;
     let (mut groups, mut last) = (Vec::new(), None);
@@ -111,12 +111,11 @@ pub(crate) async fn statuses(context: &Arc<Context>) -> Result<Vec<GroupStatus>>
 }
 
 impl<R> Group<R> {
-    /// What the store says of the group, read in one transaction. Fails with [`Error::NoGroup`].
+    /// Reads the stored state of the group in one transaction. Fails with [`Error::NoGroup`].
     pub async fn status(&self) -> Result<GroupStatus> {
         self.context.db.run(async |tx| self.status_in(&tx).await).await
     }
 
-    /// [`Group::status`] in one transaction.
     async fn status_in(&self, tx: &Transaction) -> Result<GroupStatus> {
         let keys = &self.context.keys;
         let row = self.row(tx).await?.ok_or_else(|| self.missing())?;
@@ -167,7 +166,6 @@ impl<R> Group<R> {
     }
 }
 
-/// Milliseconds that are stored as `value`.
 fn milliseconds(value: &[u8]) -> Result<u64> {
     let bytes =
         value.try_into().map_err(|_| Error::corrupt("milliseconds", format!("{} bytes", value.len())))?;

@@ -1,9 +1,9 @@
-//! The watcher of a process: looks for new rows on behalf of all its consumers.
+//! The watcher of a process: polls for new rows on behalf of all its consumers.
 //!
-//! Consumers do not poll their shards each for itself. This task waits for the pulse of the notification feed, and when it has
-//! moved, reads the heads, all of them in one range. It tells consumers up to where their shards may have rows, so that only
-//! those read that have something to read. Feeds of documents have no heads; for them it reads the notifications, which tell
-//! of each database whose documents were edited.
+//! Consumers do not poll each for itself. This task waits for the pulse of the notification feed; when it has
+//! moved, the task reads the heads of all shards in one range. It informs consumers up to which sequence their shards may have rows,
+//! so that only consumers with something to read do so. Feeds of documents have no heads; for them it reads the notifications, which
+//! name each database whose documents were edited.
 //!
 //! So while nothing happens a process makes one read per interval, whatever the number of its consumers, shards and feeds.
 
@@ -25,16 +25,14 @@ use crate::{
     store::{Isolation, Transaction},
 };
 
-/// How soon it tries again what has failed.
+/// Pause after a failure.
 const FAILURE_PAUSE: Duration = Duration::from_secs(1);
 
-/// How many notifications are read at once.
 const PAGE_ROWS: usize = 1_000;
 
-/// Up to where shards may have rows.
+/// For each shard the sequence up to which it may have rows.
 type Heads = HashMap<ShardId, Sequence>;
 
-/// Starts the watcher of a process.
 pub(super) fn start(context: &Arc<Context>) -> JoinSet<()> {
     let watcher = Watcher {
         pulse: Pulse::new(context, &context.feed),
@@ -49,31 +47,28 @@ pub(super) fn start(context: &Arc<Context>) -> JoinSet<()> {
     tasks
 }
 
-/// The state of the watcher.
 struct Watcher {
     context: Arc<Context>,
-    /// Tells when there may be rows.
     pulse: Pulse,
-    /// The topology entry to which rows were written when it last looked.
+    /// The topology entry that was current at the last poll.
     current: Option<TopologyRow>,
     /// The heads of its shards then.
     heads: Arc<Heads>,
-    /// Up to where the notifications were read for the consumers of documents; `None` while there are none.
+    /// The position up to which notifications were read for the consumers of documents; `None` while there are none.
     documents: Option<Sequence>,
     /// Whether there may be notifications after that.
     is_behind: bool,
 }
 
-/// What a look has found.
+/// The result of a poll.
 struct FeedState {
-    /// The topology entry to which rows are written.
+    /// The current topology entry.
     current: TopologyRow,
     /// The heads of its shards.
     heads: Heads,
 }
 
 impl Watcher {
-    /// Watches until it is dropped.
     async fn run(mut self) {
         loop {
             self.pulse.begin();
@@ -89,7 +84,7 @@ impl Watcher {
             tokio::select! {
                 biased;
                 () = self.context.arrivals.joined() => {
-                    // Anyone who has joined knows no heads yet.
+                    // A consumer that has just joined knows no heads yet.
                     self.current = None;
                     self.pulse.forget();
                 }
@@ -98,7 +93,7 @@ impl Watcher {
         }
     }
 
-    /// Looks for appends, and tells the consumers of notifications of them.
+    /// Polls for appended rows, and informs the consumers of notifications.
     async fn look(&mut self) -> Result<()> {
         let (context, probe) = (&self.context, self.pulse.probe());
         let (seen, look) = context.db.run(async |tx| look_in(&tx, context, probe).await).await?;
@@ -110,7 +105,7 @@ impl Watcher {
         if self.current.as_ref() != Some(&seen.current) || *self.heads != seen.heads {
             self.current = Some(seen.current);
             self.heads = Arc::new(seen.heads);
-            // The heads of closed shards are not among them, so that their consumers look for the ends.
+            // Heads of closed shards are not included, so that their consumers poll for the end.
             context.arrivals.tell(&context.feed, Some(Arc::clone(&self.heads)));
             self.is_behind = true;
         }
@@ -118,7 +113,7 @@ impl Watcher {
         Ok(())
     }
 
-    /// Tells the consumers of documents of the databases that have new notifications, if there are such consumers.
+    /// Informs the consumers of documents whose databases have new notifications, if there are such consumers.
     async fn follow_documents(&mut self) -> Result<()> {
         let arrivals = &self.context.arrivals;
         if arrivals.documents() == 0 {
@@ -128,7 +123,7 @@ impl Watcher {
         let feed = NotificationFeed::new(Arc::clone(&self.context), self.context.feed.clone());
         let Some(mut after) = self.documents else {
             self.documents = Some(feed.now().await?);
-            // What came before that may not have been seen.
+            // Edits before that may not have been seen.
             arrivals.tell_documents();
             return Ok(());
         };
@@ -143,7 +138,7 @@ impl Watcher {
             for row in &page.rows {
                 arrivals.tell(&FeedId::documents(row.instance), None);
                 if let Some(replaced) = row.replaced {
-                    // It is gone, and has no row of its own.
+                    // The replaced instance is gone, and has no row of its own.
                     arrivals.tell(&FeedId::documents(replaced.instance), None);
                 }
             }
@@ -154,7 +149,7 @@ impl Watcher {
     }
 }
 
-/// Reads the current topology entry and its heads, unless nothing was appended; and sets watches.
+/// Reads the current topology entry and its heads, unless nothing was appended; sets watches.
 async fn look_in(
     tx: &Transaction,
     context: &Context,
@@ -166,7 +161,6 @@ async fn look_in(
     Ok((seen, look))
 }
 
-/// Reads the current topology entry and its heads.
 async fn read_heads(tx: &Transaction, context: &Context) -> Result<FeedState> {
     let (keys, feed) = (&context.keys, &context.feed);
     let current = RawFeed::notifications(context).topology(tx).await?.current().clone();
@@ -181,7 +175,7 @@ async fn read_heads(tx: &Transaction, context: &Context) -> Result<FeedState> {
     Ok(FeedState { current, heads })
 }
 
-/// The last position that the transaction of a head's stamp can have written.
+/// The last position that the transaction of a head's versionstamp can have written.
 fn head(incarnation: Incarnation, value: &[u8]) -> Result<Sequence> {
     let stamp = value.try_into().map_err(|_| Error::corrupt("head", format!("{} bytes", value.len())))?;
     Ok(Sequence::new(incarnation, Versionstamp(stamp), u16::MAX))

@@ -1,4 +1,4 @@
-//! Giving rows to an observer, and what follows from its success or failure.
+//! Passes rows to an observer, and handles its success or failure.
 
 use std::{sync::Arc, time::Duration};
 
@@ -39,7 +39,7 @@ where
     F: Fn(ShardId) -> O + Send + Sync + 'static,
     O: Observer<R>,
 {
-    /// Gives `rows`, of which there is one at least, to the observer, once.
+    /// Passes `rows`, at least one, to the observer, once.
     pub(super) async fn deliver(
         &mut self,
         session: &mut Session<R, O>,
@@ -77,7 +77,7 @@ where
                 }
             }
             Err(error) if is_on(Bug::BrokenRowStops) => Failure { text: chain(&error), is_panic: false },
-            // The first row is no row. Trying again cannot help; another version of the program can, if it is kept.
+            // The first row cannot be decoded. Trying again cannot help; another version of the program can, if the row is kept.
             Err(error) => {
                 let failure = Failure { text: chain(&error), is_panic: false };
                 let is_kept = self.consuming.options.failure == FailurePolicy::DeadLetter;
@@ -112,8 +112,8 @@ where
         }
     }
 
-    /// Accounts for `rows`, of which `count` were worked on and the others wait behind what is parked, and puts it down if it is
-    /// time.
+    /// Accounts for `rows`: `count` of them were worked on, and the others wait behind parked ids. Saves the position if that
+    /// is due.
     async fn worked(&mut self, rows: &Chunk, count: usize) -> Result<()> {
         self.failing = None;
         self.rows_since += rows.rows.len() as u64;
@@ -123,14 +123,14 @@ where
             self.last_row = rows.last_row();
         }
         if self.right.stored.get() >= rows.to {
-            // The observer did it.
+            // The observer has saved it.
             self.was_written();
         } else {
             let is_due = match self.consuming.options.checkpoint {
                 CheckpointPolicy::EveryBatch => true,
                 CheckpointPolicy::Rows(most) => self.rows_since >= most,
                 CheckpointPolicy::Interval(most) => self.env().now().saturating_sub(self.written) >= most,
-                CheckpointPolicy::Explicit => self.parking.has_pending() && self.is_put_down(),
+                CheckpointPolicy::Explicit => self.parking.has_pending() && self.is_saved(),
             };
             if is_due {
                 self.write_checkpoint(rows.to).await?;
@@ -140,12 +140,12 @@ where
         Ok(())
     }
 
-    /// Takes `rows` as worked on, parked, or given up.
+    /// Marks `rows` as worked on, parked, or given up.
     pub(super) fn settle(&mut self, rows: &Chunk) {
         (self.read, self.done, self.worked) = (rows.to, rows.to, self.env().now());
     }
 
-    /// Decides what becomes of `rows`, which have failed.
+    /// Handles the failure of `rows`.
     async fn failed(&mut self, rows: &Chunk, mut failing: Failing, failure: Failure) -> Result<Option<End>> {
         let Failing { attempts, earlier, began, .. } = failing;
         let stats = &self.right.context.stats;
@@ -161,7 +161,7 @@ where
         let is_exhausted = retry.is_exhausted(attempts - earlier, now.saturating_sub(began));
         let mut is_over = failure.is_panic;
         if is_exhausted && rows.rows.len() > 1 {
-            // One of them, perhaps: the others need not suffer.
+            // Perhaps only one of them fails: tries them one by one.
             self.careful_to = rows.rows.last().expect("there are several").sequence;
             self.failing = None;
         } else if is_exhausted && self.consuming.options.failure == FailurePolicy::DeadLetter {
@@ -184,36 +184,36 @@ where
         if is_over { self.over().await } else { Ok(None) }
     }
 
-    /// The observer is to be replaced; the next one starts from what is saved.
+    /// Ends the session: the next observer starts from the saved position.
     pub(super) async fn over(&mut self) -> Result<Option<End>> {
         self.flush().await?;
         Ok(Some(End::ObserverError))
     }
 
-    /// Looks whether `rows` were saved although the observer has failed, as after a commit of unknown result. Returns what
-    /// follows, if they were.
+    /// Checks whether `rows` were saved although the observer has failed, as after a commit of unknown result. Returns how to
+    /// continue, if they were.
     async fn find_out(&mut self, rows: &Chunk, failure: &Failure) -> Result<Option<Option<End>>> {
         let right = Arc::clone(&self.right);
         let Some(stored) = right.context.db.run(async |tx| right.position(&tx).await).await? else {
             return Ok(None);
         };
         right.stored.set(stored);
-        // An earlier attempt, which had not read so far, may have had them all.
+        // An earlier attempt, which read less far beyond them, may have saved them all.
         if stored >= rows.last_row() {
             tracing::info!(shard = right.shard.0, %failure, "an observer has failed after its checkpoint was written");
             self.worked(rows, rows.rows.len()).await?;
             return Ok(Some(if failure.is_panic { self.over().await? } else { None }));
         }
         if stored > self.read {
-            // A part of them was: the rest is read again. What was in doubt may have parked something.
+            // A part was saved: the rest is read again. The transaction in doubt may have parked something.
             self.parking.is_stale = true;
             (self.read, self.done) = (stored, stored);
         }
         Ok(None)
     }
 
-    /// Gives a row up: it goes to the dead letters if it is to be kept; unless it was worked on after all, which the same
-    /// transaction finds out.
+    /// Gives a row up; it goes to the dead letters if `is_kept`. The same transaction checks whether it was worked on
+    /// after all.
     async fn give_up(&mut self, rows: &Chunk, attempts: u32, failure: &Failure, is_kept: bool) -> Result<()> {
         let right = Arc::clone(&self.right);
         let StoredRow { sequence, value } = &rows.rows[0];
@@ -225,9 +225,9 @@ where
             row: value.clone(),
         };
         let key = right.context.keys.dead_letter(&right.group, *sequence);
-        // What an observer that writes its own checkpoints has not saved is not saved for it.
+        // If the observer writes the checkpoints, rows that it has not saved are not saved for it.
         let given = if is_on(Bug::DeadLetterComesAgain) { self.read } else { self.last_row };
-        let puts_down = !self.is_explicit() || right.stored.get() >= given;
+        let saves = !self.is_explicit() || right.stored.get() >= given;
         let parks = Arc::clone(self.parking.parks());
         let keep = right.context.db.run(async |tx| {
             let stored = right.position(&tx).await?;
@@ -237,13 +237,13 @@ where
             if is_kept {
                 tx.set(&key, &letter.to_bytes());
             }
-            if puts_down {
+            if saves {
                 right.advance(&tx, rows.to, &parks).await?;
             }
             Ok(true)
         });
         if !keep.await? {
-            tracing::info!(shard = right.shard.0, %failure, "a row was saved as worked on while it was given up");
+            tracing::info!(shard = right.shard.0, %failure, "a row that was to be given up had been saved as worked on");
             return self.worked(rows, 1).await;
         }
         if is_kept {
@@ -260,7 +260,7 @@ where
         self.failing = None;
         self.settle(rows);
         self.last_row = *sequence;
-        if puts_down {
+        if saves {
             right.stored.raise(rows.to);
             self.was_written();
         }
@@ -269,7 +269,8 @@ where
     }
 }
 
-/// The rows up to the first that is none, which are left in `rows`. Fails if that is the first one; then it is left alone.
+/// Takes and decodes the rows before the first one that cannot be decoded, and leaves the rest in `rows`. Fails if that is the first
+/// row, and takes nothing then.
 fn decode<R: FeedRow>(rows: &mut Chunk) -> Result<Vec<Arc<R>>> {
     let mut decoded = Vec::with_capacity(rows.rows.len());
     for (place, row) in rows.rows.iter().enumerate() {

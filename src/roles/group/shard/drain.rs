@@ -1,4 +1,4 @@
-//! The end of a shard: the checkpoints of a closed topology entry are replaced by those of the next one.
+//! The end of a shard: replaces the checkpoints of a closed topology entry by those of the next one.
 
 use super::Task;
 use crate::{
@@ -15,13 +15,13 @@ use crate::{
     store::{Isolation, Transaction},
 };
 
-/// What has become of a shard that was worked through to its end.
+/// The result of draining a shard.
 pub(super) enum Drained {
-    /// It was the last one of its entry: the checkpoints of the successors are there instead of those of the entry.
+    /// It was the last one of its entry: the checkpoints of the entry were replaced by those of the successors.
     Replaced,
-    /// Others of its entry are not worked through yet.
+    /// Other shards of its entry are not drained yet.
     Waits,
-    /// What the observer was given is not saved.
+    /// The observer was given rows that are not saved.
     Behind,
 }
 
@@ -31,12 +31,12 @@ where
     F: Fn(ShardId) -> O + Send + Sync + 'static,
     O: Observer<R>,
 {
-    /// Saves that the shard was worked through; if it was the last one of its entry, begins the successors.
+    /// Saves that the shard is drained; if it is the last one of its entry, begins the successors.
     pub(super) async fn drain(&mut self) -> Result<Drained> {
         let (right, feed) = (&self.right, self.consuming.group.raw());
         if self.is_explicit() {
             let stored = self.db().run(async |tx| right.position(&tx).await).await?;
-            // Rows of a shard that was dropped meanwhile have been superseded.
+            // If the shard was dropped meanwhile, newer rows have replaced its rows.
             if stored.is_some_and(|stored| stored < self.last_row) || self.parking.has_pending() {
                 return Ok(Drained::Behind);
             }
@@ -48,7 +48,7 @@ where
             let topology = feed.topology(&tx).await?;
             let (successor, is_trimmed) = match topology.entry_of(right.shard) {
                 Ok((_, Some(successor))) => (successor, false),
-                // It was dropped, so all shards of its entry are empty.
+                // The shard was dropped, so all shards of its entry are empty.
                 Err(Error::NoShard { is_trimmed: true, shard }) => {
                     let successor = topology.successor_of_trimmed(right.shard);
                     (successor.ok_or(Error::NoShard { is_trimmed: true, shard })?, true)
@@ -62,7 +62,7 @@ where
     }
 }
 
-/// Saves that the shard was worked through, and replaces the checkpoints of its entry if it was the last one.
+/// Saves that the shard is drained, and replaces the checkpoints of its entry if it is the last one.
 async fn replace(
     tx: &Transaction,
     right: &BatchContext,
@@ -71,15 +71,15 @@ async fn replace(
 ) -> Result<Drained> {
     let keys = &right.context.keys;
     let end = successor.first.before();
-    let (mut are_drained, mut is_put_down) = (true, false);
+    let (mut are_drained, mut is_saved) = (true, false);
     for (key, value) in tx.all_rows(keys.checkpoints_of(&right.group), Isolation::Serializable).await? {
         let (shard, position) = (keys.checkpoint_shard(&key)?, checkpoint_position(&value)?);
-        is_put_down |= shard == right.shard && position >= end;
+        is_saved |= shard == right.shard && position >= end;
         are_drained &=
             is_on(Bug::SuccessorsBegunEarly) || is_trimmed || shard == right.shard || position >= end;
     }
     if !are_drained {
-        if !is_put_down {
+        if !is_saved {
             right.write_position(tx, end);
         }
         return Ok(Drained::Waits);

@@ -1,4 +1,4 @@
-//! What of a shard is parked: ids with whose rows the observer has failed too often, and which are tried again by themselves.
+//! The parked ids of a shard: the observer has failed too often with one of their rows, and they are tried again after pauses.
 //!
 //! ```text
 //!                     it fails too often                  a checkpoint past its row
@@ -7,9 +7,9 @@
 //!                                            └───────────────────────────────────────────────┘
 //! ```
 //!
-//! What is pending is only in memory: as long as the checkpoint is not past the row, the row is in the feed, and comes again after a
-//! crash. Whichever transaction moves the checkpoint past it parks it, be it of the consumer or of its observer
-//! ([`Parks`]). What is tried again is always the row that is stored.
+//! Pending rows are only in memory: as long as the checkpoint is not past such a row, the row is in the feed, and comes again after a
+//! crash. The transaction that moves the checkpoint past it parks it, be it a transaction of the consumer or of its observer
+//! ([`Parks`]). A retry always uses the stored row.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -39,41 +39,40 @@ use crate::{
     store::{Isolation, RetryPolicy, Transaction},
 };
 
-/// The most ids that a group has parked, give or take what several shards park at once.
+/// The most parked ids of a group; a few more if several shards park at once.
 const PARKED_MAX: usize = 1_000;
 
-/// What a shard's task knows of parked ids.
+/// The parked ids of a shard's task.
 #[derive(Default)]
 pub(super) struct Parking {
-    /// When each id that is parked in the store is to be tried again.
+    /// When each parked id is to be tried again.
     parked: HashMap<Bytes, Duration>,
-    /// What goes with the next checkpoints.
+    /// Rows that the next checkpoints park.
     parks: Arc<Parks>,
-    /// Ids that a transaction may have parked of which nobody knows what came, so that it may yet.
+    /// Ids that a transaction with an unknown result may park even later.
     doubted: BTreeSet<Bytes>,
-    /// How many the group had when they were last read.
+    /// Number of parked ids of the group when they were last read.
     all: usize,
     /// Whether they are to be read again.
     pub is_stale: bool,
 }
 
 impl Parking {
-    /// What goes with a checkpoint.
     pub fn parks(&self) -> &Arc<Parks> {
         &self.parks
     }
 
-    /// Whether there are rows that only a checkpoint parks.
+    /// Whether there are rows that the next checkpoints have to park.
     pub fn has_pending(&self) -> bool {
         !self.parks.pending.is_empty()
     }
 
-    /// Whether rows of `id` wait for others.
+    /// Whether rows of `id` have to wait behind others.
     fn holds(&self, id: &[u8]) -> bool {
         self.parked.contains_key(id) || self.parks.pending.contains_key(id)
     }
 
-    /// Has `row` of `id` be parked by the next checkpoint that is past it.
+    /// Adds `row` of `id`, to be parked by the next checkpoint past it.
     fn add(&mut self, id: Bytes, row: GroupParkedRow) {
         self.doubted.remove(&id);
         let parks = Arc::make_mut(&mut self.parks);
@@ -87,7 +86,7 @@ impl Parking {
         }
     }
 
-    /// What was pending up to `stored` is in the store, and due as `due` says, unless it was there before.
+    /// Moves pending rows up to `stored` to the parked ones. `due` says when to try those that were not parked before.
     fn settle(&mut self, stored: Sequence, due: impl Fn(u32) -> Duration) {
         if !self.parks.pending.values().any(|row| row.sequence <= stored) {
             return;
@@ -103,14 +102,14 @@ impl Parking {
         }
     }
 
-    /// Forgets what is only in memory: the rows come again. A transaction that is under way may still park them.
+    /// Forgets the pending rows, which come again. A transaction that is under way may still park them.
     pub fn forget_pending(&mut self) {
         let pending = std::mem::take(&mut Arc::make_mut(&mut self.parks).pending);
         self.doubted.extend(pending.into_keys());
         self.is_stale = true;
     }
 
-    /// A checkpoint was written: transactions of before conflict with it.
+    /// Notes a checkpoint: earlier transactions conflict with it, so nothing is in doubt any more.
     pub fn was_written(&mut self) {
         self.doubted.clear();
         if !self.parks.overtaken.is_empty() {
@@ -118,12 +117,11 @@ impl Parking {
         }
     }
 
-    /// When the next id is to be tried again.
     pub fn next_due(&self) -> Option<Duration> {
         self.parked.values().min().copied()
     }
 
-    /// The id that is to be tried again by now, if there is one.
+    /// An id that is due, if there is one.
     fn due(&self, now: Duration) -> Option<Bytes> {
         let (id, _) =
             self.parked.iter().filter(|(_, due)| **due <= now).min_by_key(|(id, due)| (**due, *id))?;
@@ -137,12 +135,11 @@ where
     F: Fn(ShardId) -> O + Send + Sync + 'static,
     O: Observer<R>,
 {
-    /// When an id is to be tried again that was tried so often.
     fn due_after(&self, attempts: u32) -> Duration {
         due_after(self.env(), &self.consuming.options.parked_retry, attempts)
     }
 
-    /// Takes in what the last checkpoints have parked, and what somebody has asked for. Returns an id that is to be tried again by now.
+    /// Updates the parked ids after checkpoints and requests. Returns an id that is due.
     pub(super) async fn follow_parked(&mut self) -> Result<Option<Bytes>> {
         let (env, consuming) = (self.env().clone(), Arc::clone(&self.consuming));
         let due = |attempts| due_after(&env, &consuming.options.parked_retry, attempts);
@@ -154,7 +151,7 @@ where
         Ok(self.parking.due(env.now()))
     }
 
-    /// Reads which ids are parked that are routed to the shard.
+    /// Reads the parked ids that are routed to the shard.
     pub(super) async fn load_parked(&mut self) -> Result<()> {
         let (right, feed) = (&self.right, self.consuming.group.raw());
         let keys = &right.context.keys;
@@ -172,7 +169,7 @@ where
                     Ok(shard) if shard == right.shard => {
                         mine.push((id, key, GroupParkedRow::from_bytes(&value)));
                     }
-                    // A shard that was dropped has nothing to read; its successors have what is parked.
+                    // A dropped shard reads nothing; its successors have the parked ids.
                     Ok(_) | Err(Error::NoShard { is_trimmed: true, .. }) => {}
                     Err(error) => return Err(error),
                 }
@@ -185,7 +182,7 @@ where
             let due = match row {
                 Ok(row) if row.attempts == 0 => self.env().now(),
                 Ok(row) => before.remove(&id).unwrap_or_else(|| self.due_after(row.attempts)),
-                // Its later rows wait until somebody has looked at it.
+                // Its later rows wait until the row is repaired or deleted.
                 Err(error) => {
                     self.right.context.skip(&Place::Key(key), &error);
                     Duration::MAX
@@ -198,7 +195,7 @@ where
         Ok(())
     }
 
-    /// Takes out of `decoded`, which are those of `rows`, what has to wait behind a parked row of its id.
+    /// Removes the rows of `decoded`, decoded from `rows`, that have to wait behind a parked row of their id.
     pub(super) fn hold_back(&mut self, decoded: Vec<Arc<R>>, rows: &mut Chunk) -> Vec<Arc<R>> {
         let parking = &self.parking;
         if parking.parked.is_empty() && !parking.has_pending() && parking.doubted.is_empty() {
@@ -221,7 +218,6 @@ where
         given
     }
 
-    /// `row` as it is parked.
     fn parked_row(
         &self,
         StoredRow { sequence, value }: &StoredRow,
@@ -232,8 +228,8 @@ where
         GroupParkedRow { shard, after, sequence: *sequence, attempts, at_ms, error, row: value.clone() }
     }
 
-    /// Parks the id of the only row of `rows`, which has failed so often, unless too many are. Returns whether it is parked, or to be
-    /// with the next checkpoint.
+    /// Parks the id of the only row of `rows`, which has failed `attempts` times. Returns whether it is parked, or will be
+    /// with the next checkpoint; false if too many ids are parked.
     pub(super) async fn park(&mut self, rows: &Chunk, attempts: u32, failure: &Failure) -> Result<bool> {
         if self.parking.all.max(self.parking.parked.len()) >= PARKED_MAX {
             return Ok(false);
@@ -253,22 +249,22 @@ where
             "a group parks an id: its rows wait, and are tried again"
         );
         self.failing = None;
-        let is_whole = self.is_put_down();
+        let is_whole = self.is_saved();
         self.settle(rows);
         if is_whole {
-            // In place of what the observer would have saved.
+            // Instead of the checkpoint that the observer would have written.
             self.write_checkpoint(rows.to).await?;
         }
         self.recovered().await;
         Ok(true)
     }
 
-    /// Whether all rows that the observer was given are saved, or this may put them down for it.
-    pub(super) fn is_put_down(&self) -> bool {
+    /// Whether all rows that were passed to the observer are saved, or this task may save them.
+    pub(super) fn is_saved(&self) -> bool {
         !self.is_explicit() || self.right.stored.get() >= self.last_row
     }
 
-    /// Gives the stored row of `id` to the observer, once.
+    /// Passes the stored row of `id` to the observer, once.
     pub(super) async fn retry_parked(
         &mut self,
         session: &mut Session<R, O>,
@@ -281,7 +277,7 @@ where
             tx.get(&key, Isolation::Snapshot).await
         };
         let Some(stored) = right.context.db.run(read).await? else {
-            // Somebody has dropped it, or the observer has put it down with an effect.
+            // It was deleted, or the observer has saved it together with an effect.
             self.parking.parked.remove(&id);
             return Ok(None);
         };
@@ -308,7 +304,7 @@ where
         match self.watched(session.batch(batch), attempt).await {
             Ok(()) => {
                 let unpark = async |tx: Transaction| {
-                    // Whether it was done before does not matter.
+                    // It does not matter whether it was done before.
                     let _ = right.unpark(&tx, &id, sequence).await?;
                     Ok(tx.get(&key, Isolation::Snapshot).await?.is_some())
                 };
@@ -325,7 +321,7 @@ where
         }
     }
 
-    /// Saves that what is parked of `id` under `key` has failed again.
+    /// Saves that the parked row of `id` under `key` has failed again.
     async fn note_retry(&mut self, key: &[u8], id: Bytes, attempts: u32, failure: &Failure) -> Result<()> {
         let right = Arc::clone(&self.right);
         right.context.stats.group_errors.add(1);
@@ -343,7 +339,7 @@ where
         Ok(())
     }
 
-    /// What was parked of `id` was tried, so often if it has failed; something of it is left, or not.
+    /// Updates `id` after a retry: `has_more` says whether it is still parked.
     fn retried(&mut self, id: Bytes, has_more: bool, attempts: u32) {
         if has_more {
             let due = self.due_after(attempts);
@@ -355,7 +351,7 @@ where
     }
 }
 
-/// When an id is to be tried again that was tried so often.
+/// When an id is to be tried again after `attempts` attempts.
 fn due_after(env: &Env, retry: &RetryPolicy, attempts: u32) -> Duration {
     let pause = if attempts == 0 { Duration::ZERO } else { retry.backoff(attempts, env) };
     env.now().saturating_add(pause)
