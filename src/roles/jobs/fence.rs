@@ -1,4 +1,4 @@
-//! [`Fence`]: makes the transactions of work that was cancelled fail, and takes the signs that it goes on.
+//! [`Fence`]: makes the transactions of cancelled work fail, and notes progress.
 
 use std::{
     fmt,
@@ -12,27 +12,25 @@ use crate::{
     store::Transaction,
 };
 
-/// Makes the transactions of work that was cancelled fail. Clones are of the same work.
+/// Makes the transactions of cancelled work fail. Clones belong to the same work.
 ///
-/// Work is cancelled when its database is deleted, its trigger ends, or it has shown no progress for too long. Its future is
-/// dropped then, with all that it has started; but a commit that is on its way to the store may still happen, after the job was told
-/// that the database is gone and has cleaned up. A transaction that was checked cannot: it reads the mark of this work, which is
-/// written again before anybody is informed, and before the work is begun again, by whatever process.
+/// Work is cancelled when its database is deleted, its trigger ends, or it has made no progress for too long. Then its future is
+/// dropped, with all that it has started; but a commit that is on its way to the store may still happen after the job was
+/// informed that the database is gone, and has cleaned up. A transaction that was checked cannot: it reads the mark of this work,
+/// which is written again before the job is informed, and before any process begins the work again.
 #[derive(Clone)]
 pub struct Fence {
-    /// Tells this work from all other on the database.
+    /// Distinguishes this work from all other work on the database.
     mark: ScanMark,
-    /// When it last gave a sign that it goes on.
     progress: Progress,
 }
 
 impl Fence {
-    /// The fence of the work of this mark.
     pub(super) fn new(mark: ScanMark, progress: Progress) -> Self {
         Self { mark, progress }
     }
 
-    /// Makes `tx` fail if the work was cancelled, also between now and the commit. It reads one key, and is a sign of progress.
+    /// Makes `tx` fail if the work is cancelled before the commit. It reads one key, and counts as progress.
     ///
     /// Fails with [`Error::Cancelled`](crate::Error::Cancelled) if it was cancelled already.
     pub async fn check_in(&self, tx: &Transaction) -> Result<()> {
@@ -41,7 +39,7 @@ impl Fence {
         Ok(())
     }
 
-    /// Says that the work goes on ([`TriggerOptions::stall_limit`](crate::jobs::TriggerOptions::stall_limit)).
+    /// Notes progress ([`TriggerOptions::stall_limit`](crate::jobs::TriggerOptions::stall_limit)).
     pub fn note_progress(&self) {
         self.progress.note();
     }
@@ -53,27 +51,23 @@ impl fmt::Debug for Fence {
     }
 }
 
-/// When some work last gave a sign that it goes on.
+/// When some work last made progress.
 #[derive(Clone)]
 pub(super) struct Progress {
-    /// Time.
     env: Env,
-    /// The time of the last sign.
     at: Arc<Mutex<Duration>>,
 }
 
 impl Progress {
-    /// Work that begins now.
     pub fn new(env: &Env) -> Self {
         Self { env: env.clone(), at: Arc::new(Mutex::new(env.now())) }
     }
 
-    /// Notes a sign.
     pub fn note(&self) {
         *self.at.lock().unwrap_or_else(PoisonError::into_inner) = self.env.now();
     }
 
-    /// Completes once there was none for `limit`.
+    /// Completes once there was no progress for `limit`.
     pub async fn stalled(&self, limit: Duration) {
         loop {
             let at = *self.at.lock().unwrap_or_else(PoisonError::into_inner);

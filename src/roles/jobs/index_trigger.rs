@@ -1,7 +1,7 @@
-//! The index trigger: which databases and design documents need an index build, and when.
+//! The index trigger: starts index builds for the databases and design documents that need them.
 //!
-//! CouchDB's `ken` and `fabric2_index` do this from memory: what was to be built is lost with the process. Here it is told
-//! again, because the cursor of the trigger stays before it.
+//! CouchDB's `ken` and `fabric2_index` keep pending builds in memory: they are lost with the process. Here the feed delivers
+//! them again, because the cursor of the trigger stays before them.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -21,10 +21,10 @@ use crate::{
     store::Transaction,
 };
 
-/// Which indexes of a database need a build.
+/// The indexes of a database that need a build.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum IndexDdocs {
-    /// Those of all design documents: documents have changed, or nobody knows which design documents have.
+    /// Those of all design documents: documents have changed, or unknown design documents.
     All,
     /// Those of these design documents, which were written or deleted.
     Only(BTreeSet<DdocId>),
@@ -36,30 +36,29 @@ pub enum IndexDdocs {
 pub struct IndexBuild {
     /// The database.
     pub db: Db,
-    /// Which of its indexes.
+    /// The indexes to build.
     pub ddocs: IndexDdocs,
-    /// Whether the database was created since it was built last, as far as the trigger knows: there is no index yet, or the
-    /// trigger begins again.
+    /// Whether the database was created since its last build, as far as the trigger knows: there is no index yet, or the
+    /// trigger starts over.
     pub is_fresh: bool,
     /// 1, or more if the build has failed before.
     pub attempt: u32,
-    /// What makes its transactions fail once it was cancelled.
+    /// Makes its transactions fail once it is cancelled.
     pub fence: Fence,
 }
 
 impl IndexBuild {
-    /// Makes `tx` fail if the build was cancelled, as [`Fence::check_in`] says: for each transaction that writes the index.
+    /// Makes `tx` fail if the build is cancelled, as [`Fence::check_in`] does. For each transaction that writes the index.
     pub async fn check_in(&self, tx: &Transaction) -> Result<()> {
         self.fence.check_in(tx).await
     }
 }
 
-/// What is to be built of a database.
+/// The pending build of a database.
 #[derive(Debug, Clone)]
 struct Wanted {
-    /// Which of its indexes.
     ddocs: IndexDdocs,
-    /// Whether it was created.
+    /// Whether the database was created since its last build.
     is_fresh: bool,
 }
 
@@ -73,10 +72,8 @@ impl Work for Wanted {
     }
 }
 
-/// A trigger that has indexes built.
 struct Indexing<J> {
     context: Arc<Context>,
-    /// The build.
     job: J,
 }
 
@@ -136,13 +133,13 @@ impl<J: TriggerJob<IndexBuild>> Kind for Indexing<J> {
     }
 }
 
-/// Starts a trigger that has `job` build the indexes of the databases that need it: after they were created or updated, or
-/// their design documents were. When it is started for the first time, all databases need it.
+/// Starts a trigger that calls `job` for the databases whose indexes need a build: after they were created or updated, or
+/// their design documents changed. When it is started for the first time, all databases need one.
 ///
-/// What is needed is gathered per database for [`TriggerOptions::debounce`], and built once. A database that is created again
-/// is built afresh; the build of one that is deleted is cancelled, and [`TriggerJob::deleted`] is called. No build is lost:
-/// after a restart, whatever was not done is begun again. Nor is a deletion, however long ago: which databases were built is
-/// kept with the cursor.
+/// The needs of a database are gathered for [`TriggerOptions::debounce`], and built once. If a database is created again, its build
+/// starts over; if it is deleted, its build is cancelled, and [`TriggerJob::deleted`] is called. No build is lost:
+/// after a restart, unfinished builds begin again. No deletion is lost either, however long ago: the cursor keeps the list of
+/// databases that were built.
 ///
 /// Fails with [`Error::Invalid`](crate::Error::Invalid) if an option is out of its limits.
 ///

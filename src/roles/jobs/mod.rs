@@ -1,4 +1,4 @@
-//! Work that follows a feed: parallel jobs over its shards, and triggers that have jobs done for the databases that need them.
+//! Work that follows a feed: parallel jobs over its shards, and triggers that run jobs for the databases that need them.
 
 mod fence;
 mod index_trigger;

@@ -1,20 +1,20 @@
-//! [`ParallelJob`]: works through a sharded feed with one task per shard, and ends where all tasks have seen the same.
+//! [`ParallelJob`]: works through a sharded feed with one task per shard, and ends where all tasks have read the same version.
 //!
 //! # How
 //!
 //! ```text
 //! round   1: snapshot A             2: snapshot C        3: snapshot D
 //! task 1  ████████████A'████B       ███C                 D
-//! task 2  ██████A                   █████C               D    ── all have seen D: done
+//! task 2  ██████A                   █████C               D    ── all have read D: done
 //! ```
 //!
-//! All tasks of a round read at one version. A task whose rows take longer than a transaction lives goes on at a newer
-//! version, by itself (`A'`, `B`). If that happened to any, the tasks have seen different states, and another round brings
-//! all of them to a newer one. A round has only to read what was written during the one before. That is read before it is
-//! worked on, unless it is too much to be held, so one round is read at its version to the end, however long the work takes.
-//! That version is what the job has seen.
+//! All tasks of a round read at one version. A task whose rows take longer than a transaction lives continues at newer
+//! versions of its own (`A'`, `B`). If a task has done that, the tasks have read different states, and another round brings
+//! all of them to a newer one. A round only has to read what was written during the one before. It reads that ahead of the
+//! work, unless it is too much for memory. So sooner or later a round is read to the end at its version, however long the work
+//! takes. That version is the result of the job.
 //!
-//! The shards of a topology entry are done before those of the next: rows of one document come in order across a reshard.
+//! The shards of a topology entry are finished before those of the next: rows of one document come in order across a reshard.
 
 use std::{
     collections::HashMap,
@@ -43,19 +43,19 @@ use crate::{
     store::{Isolation, RetryPolicy, Transaction},
 };
 
-/// The most rows that are read ahead of the work in the rounds after the first.
+/// The most rows that the rounds after the first read ahead of the work.
 const ROWS_HELD_MAX: usize = 100_000;
 
-/// The most tasks that may work at once: a feed has no more shards.
+/// The most tasks at once: a feed has no more shards.
 const TASKS_MAX: usize = 10_000;
 
-/// What the work of a task returns: why it failed, in its own terms.
+/// The result of a task's work. The error says in its own terms why it failed.
 pub type TaskResult<T = ()> = std::result::Result<T, Box<dyn StdError + Send + Sync>>;
 
 /// How a parallel job works.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParallelJobOptions {
-    /// How many tasks work at once, 1 to 10,000; others wait for their turn. Default: 16.
+    /// How many tasks work at once, 1 to 10,000; others wait. Default: 16.
     pub tasks_max: usize,
     /// The most rows of a batch, 1 to 10,000. Default: 1,000.
     pub batch_rows_max: usize,
@@ -69,27 +69,26 @@ impl Default for ParallelJobOptions {
     }
 }
 
-/// Rows for a task to work on.
+/// Rows that a task has to work on.
 pub struct Batch<R> {
     /// The shard.
     pub shard: ShardId,
     /// The rows, in order; at least one.
     pub rows: Vec<Arc<R>>,
-    /// A transaction that reads the store as it was when the rows were read. It is for reading, and lives 5 s from the round's
-    /// beginning: if a read fails with `transaction_too_old` (1007), read at a newer version of your own, as the rows of what
-    /// was written since come in a later batch.
+    /// A transaction that reads the store as it was when the rows were read. Only read with it. It lives 5 s from the begin of the
+    /// round. If a read fails with `transaction_too_old` (1007), read at a newer version of your own: what was written since comes
+    /// in a later batch.
     pub snapshot: Transaction,
     /// 1, or more if the work on these rows has failed before.
     pub attempt: u32,
-    /// What makes a transaction fail once the work was cancelled.
+    /// Makes a transaction fail once the work is cancelled.
     fence: Option<Fence>,
-    /// The feed.
     feed: Feed<R>,
 }
 
 impl<R: FeedRow> Batch<R> {
-    /// Makes `tx` fail if the feed is gone, or resharded, before it commits; and, in a job with a fence
-    /// ([`ParallelJob::with_fence`]), if the work was cancelled. Call it in each transaction that writes what outlives the job:
+    /// Makes `tx` fail if the feed is removed or resharded before the commit; and, in a job with a fence
+    /// ([`ParallelJob::with_fence`]), if the work is cancelled. Call it in each transaction that writes something permanent:
     /// stopping a task does not stop a commit that is on its way.
     ///
     /// Fails with [`Error::NoFeed`] if the feed was removed, and with [`Error::Cancelled`] as [`Fence::check_in`] does.
@@ -102,7 +101,7 @@ impl<R: FeedRow> Batch<R> {
     }
 }
 
-/// A job over all shards of a feed, from a position on: such as building an index of what was written since.
+/// A job over all shards of a feed after a position, for instance to index what was written since.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
@@ -140,60 +139,57 @@ impl<R: FeedRow> Batch<R> {
 /// ```
 #[derive(Debug, Clone)]
 pub struct ParallelJob<R> {
-    /// The feed.
     feed: Feed<R>,
-    /// Where to start.
     since: Cursor,
-    /// How to work.
     options: ParallelJobOptions,
-    /// What makes transactions fail once the work was cancelled.
+    /// Makes transactions fail once the work is cancelled.
     fence: Option<Fence>,
 }
 
-/// What a task has done in a round.
+/// The result of a task in a round.
 struct Done {
     shard: ShardId,
-    /// Where the shard is read on.
+    /// Where to continue in the shard.
     next: Cursor,
-    /// The version at which the end was seen.
+    /// The version at which the end was read.
     version: u64,
-    /// Whether the shard is closed, so that nothing will follow.
+    /// Whether the shard is closed, so that no row will follow.
     is_ended: bool,
 }
 
 impl<R: FeedRow> ParallelJob<R> {
-    /// A job on what was written to `feed` after `since`.
+    /// A job for the rows of `feed` after `since`.
     pub fn new(feed: Feed<R>, since: impl Into<Cursor>) -> Self {
         Self { feed, since: since.into(), options: ParallelJobOptions::default(), fence: None }
     }
 
-    /// The job with other options.
+    /// Sets the options.
     #[must_use]
     pub fn with_options(self, options: ParallelJobOptions) -> Self {
         Self { options, ..self }
     }
 
-    /// The job on behalf of work with this fence, such as a build: its batches' transactions fail once that was cancelled
-    /// ([`Batch::check_in`]), and each batch that is done is a sign of its progress.
+    /// Makes the job part of work with this fence, such as a build: the transactions of its batches fail once the work is cancelled
+    /// ([`Batch::check_in`]), and each finished batch counts as progress.
     #[must_use]
     pub fn with_fence(self, fence: Fence) -> Self {
         Self { fence: Some(fence), ..self }
     }
 
-    /// Works through the feed, until every task has seen the same state of it, which is returned: the next job starts there.
+    /// Works through the feed until all tasks have read the same state. Returns its cursor, where the next job starts.
     ///
-    /// `work` is given each row at least once, newer rows of an id after older ones, and rows of different shards at once.
-    /// It may be given a batch again after it has failed, so it has to bear that.
+    /// `work` gets each row at least once, newer rows of an id after older ones, and rows of different shards concurrently.
+    /// It may get a batch again after a failure, and must tolerate that.
     ///
     /// # Errors
     ///
-    /// [`Error::Task`] if `work` has failed too often, or panicked: the other tasks are stopped, and the job has seen nothing.
-    /// [`Error::Invalid`] if an option is out of its limits, and whatever [`Feed::page`] fails with.
+    /// [`Error::Task`] if `work` has failed too often, or panicked: the other tasks are stopped.
+    /// [`Error::Invalid`] if an option is out of its limits, and the errors of [`Feed::page`].
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, or fails, its tasks have ended when the drop returns, and whatever `work` was at was dropped: a
-    /// poll of it that is under way on another thread is waited for. A commit that is on its way may still happen, unless
+    /// If the future is dropped, or fails, its tasks have ended when the drop returns, and all calls of `work` were dropped; the drop
+    /// waits for a poll of them that is under way on another thread. A commit that is on its way may still happen, unless
     /// its transaction was checked ([`Batch::check_in`]).
     pub async fn run<F, W>(&self, work: F) -> Result<Cursor>
     where
@@ -231,7 +227,7 @@ impl<R: FeedRow> ParallelJob<R> {
                     entry.shards().filter_map(|shard| Some((task(shard), job.cursor(shard, entry.first)?)));
                 entries.push(tasks.collect::<Vec<_>>());
             }
-            // Most was read in the first round. What is left is read before it is worked on, so that the snapshot lasts.
+            // The first round has read most rows. The others are read ahead of the work, so that the snapshot lasts.
             let is_first = std::mem::take(&mut is_first);
             let mut held = if is_first { None } else { read_ahead(&entries, version).await? };
             let mut is_agreed = true;
@@ -245,7 +241,7 @@ impl<R: FeedRow> ParallelJob<R> {
                         task.run(cursor, version, rows).await
                     });
                 }
-                // Dropping the others ends them, before the failure of one is returned.
+                // Dropping the set ends the other tasks before the failure of one is returned.
                 while let Some((_, done)) = under_way.join_next().await {
                     let done = done.unwrap_or_else(|ended| Err(panicked(ended)))?;
                     is_agreed &= done.version == version;
@@ -259,26 +255,24 @@ impl<R: FeedRow> ParallelJob<R> {
     }
 }
 
-/// How far a job has come.
 struct Progress {
-    /// Where it started.
     since: Cursor,
-    /// Where each shard is read on; `None` if it was read to its end.
+    /// Where to continue in each shard; `None` if it was read to its end.
     shards: HashMap<ShardId, Option<Cursor>>,
 }
 
 impl Progress {
-    /// Where to read `shard` of the entry from `first` on; `None` if it was read to its end.
+    /// Where to read on in `shard` of the entry that begins at `first`; `None` if the shard was read to its end.
     fn cursor(&self, shard: ShardId, first: Sequence) -> Option<Cursor> {
         let start = self.since.at(self.since.position().max(first.before()));
         self.shards.get(&shard).copied().unwrap_or(Some(start))
     }
 }
 
-/// Rows of a shard that were read ahead, and where it is read on.
+/// Rows of a shard that were read ahead, where to continue, and whether the shard has ended.
 type Held<R> = (Vec<Arc<R>>, Cursor, bool);
 
-/// Reads all that is left of the shards of `tasks`, entry by entry, at `version`. `None` if that is too much to be held, or
+/// Reads the rest of the shards of `tasks`, entry by entry, at `version`. `None` if that is too much for memory, or
 /// takes too long.
 async fn read_ahead<R, F, W>(
     entries: &[Vec<(Task<R, F>, Cursor)>],
@@ -292,7 +286,7 @@ where
     let budget = AtomicUsize::new(ROWS_HELD_MAX);
     let mut held = Vec::new();
     for tasks in entries {
-        // Gathered first: a future that holds the closure cannot be proven `Send`, and jobs run in tasks.
+        // Collected first, because a future that holds the closure cannot be proven `Send`.
         let reads: Vec<_> =
             tasks.iter().map(|(task, cursor)| task.read_ahead(*cursor, version, &budget)).collect();
         let mut reads = stream::iter(reads).buffer_unordered(SHARDS_READ_AT_ONCE);
@@ -317,11 +311,9 @@ fn panicked(ended: Ended) -> Error {
 struct Task<R, F> {
     feed: Feed<R>,
     shard: ShardId,
-    /// How to work.
     options: ParallelJobOptions,
-    /// What to do with each batch.
     work: Arc<F>,
-    /// What makes transactions fail once the work was cancelled.
+    /// Makes transactions fail once the work is cancelled.
     fence: Option<Fence>,
 }
 
@@ -331,8 +323,8 @@ where
     F: Fn(Batch<R>) -> W + Send + Sync + 'static,
     W: Future<Output = TaskResult> + Send + 'static,
 {
-    /// Works from `cursor` to the end of the shard, as it is at `version` or, if that takes too long, later. What was read
-    /// ahead reaches to the end.
+    /// Works from `cursor` to the end of the shard at `version`, or at newer versions if that takes too long. Rows that were read
+    /// ahead reach to the end.
     async fn run(&self, mut cursor: Cursor, mut version: u64, held: Option<Held<R>>) -> Result<Done> {
         let shard = self.shard;
         if let Some((rows, next, is_ended)) = held {
@@ -379,12 +371,12 @@ where
         }
     }
 
-    /// The rows after `cursor` at `version`; `None` if that is too old to be read.
+    /// The rows after `cursor` at `version`; `None` if that version is too old.
     async fn read(&self, cursor: Cursor, version: u64) -> Result<Option<ShardPage<R>>> {
         let Self { feed, shard, options, .. } = self;
         let read = async |tx: Transaction| {
             match feed.shard_page_in(&tx, *shard, cursor, options.batch_rows_max).await {
-                // It was dropped since, so nothing was left in it.
+                // The shard was dropped since, so it had no more rows.
                 Err(Error::NoShard { is_trimmed: true, .. }) => {
                     let to = cursor.position();
                     Ok(ShardPage { rows: Vec::new(), to, next: cursor, more: false, resharded: None })
@@ -395,7 +387,7 @@ where
         feed.context.db.read_at(version, read).await
     }
 
-    /// Has the work done on `rows`, and done again if it fails.
+    /// Calls `work` for `rows`, again after failures.
     async fn work_on(&self, rows: &[Arc<R>], version: u64) -> Result<()> {
         let db = &self.feed.context.db;
         let mut attempt = 1;

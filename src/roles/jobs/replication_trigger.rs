@@ -1,7 +1,7 @@
-//! The replication trigger: watches the databases in which replications are described, and has their changes read.
+//! The replication trigger: follows the databases that describe replications, and starts scans of their changes.
 //!
-//! It does what CouchDB's `couch_multidb_changes` does for its replicator, which reads all such databases from the beginning
-//! after every restart; here the last seen sequence of each is kept.
+//! It does what CouchDB's `couch_multidb_changes` does for its replicator. That reads all such databases from the beginning
+//! after every restart; here the last seen sequence of each is saved.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -29,19 +29,14 @@ use crate::{
 /// A scan of the changes of a database, from the last seen sequence on.
 #[derive(Debug)]
 pub struct Scan {
-    /// The database.
     db: Db,
-    /// Its changes.
     feed: Feed<Change>,
-    /// Where the next page begins.
     cursor: Cursor,
-    /// How far it has come.
     reporter: ScanReporter,
-    /// Up to where pages were handed out.
+    /// Up to where pages were returned.
     read_to: Arc<Mutex<Cursor>>,
-    /// Which attempt.
     attempt: u32,
-    /// What makes its transactions fail once it was cancelled.
+    /// Makes its transactions fail once it is cancelled.
     fence: Fence,
 }
 
@@ -51,7 +46,7 @@ impl Scan {
         &self.db
     }
 
-    /// Where earlier scans have come to; [`Cursor::NOTHING`] in a database that is new to the trigger.
+    /// The position of earlier scans; [`Cursor::NOTHING`] in a database that is new to the trigger.
     pub fn since(&self) -> Cursor {
         self.reporter.0.position
     }
@@ -61,7 +56,7 @@ impl Scan {
         self.attempt
     }
 
-    /// The next changes, at most `limit`; none when all were read. Once the job has succeeded, all that was returned counts as
+    /// The next changes, at most `limit`; none if all were read. If the job succeeds, all that was returned counts as
     /// seen.
     ///
     /// Fails as [`Feed::page`] does.
@@ -69,7 +64,7 @@ impl Scan {
         let page = loop {
             let page = self.feed.page(self.cursor, limit).await?;
             self.cursor = page.next;
-            // Of a page without rows none could be decoded, if there are more.
+            // A page without rows is not the end if there is more: its rows could not be decoded.
             if !page.rows.is_empty() || !page.more {
                 break page;
             }
@@ -79,35 +74,35 @@ impl Scan {
         Ok(page)
     }
 
-    /// Makes `tx` fail if the scan was cancelled, as [`Fence::check_in`] says: for each transaction that writes on its behalf.
+    /// Makes `tx` fail if the scan is cancelled, as [`Fence::check_in`] does. For each transaction that writes on its behalf.
     pub async fn check_in(&self, tx: &Transaction) -> Result<()> {
         self.fence.check_in(tx).await
     }
 
-    /// What makes its transactions fail once it was cancelled, for those that are written elsewhere.
+    /// The fence of the scan, for transactions that are written elsewhere.
     pub fn fence(&self) -> &Fence {
         &self.fence
     }
 
-    /// Tells up to where the changes are seen, before the scan has ended or without having read them by [`Scan::page`].
+    /// Reports how far the changes are seen, before the scan has ended or without [`Scan::page`].
     pub fn reporter(&self) -> ScanReporter {
         self.reporter.clone()
     }
 }
 
-/// Tells how far a scan has come. Clones tell of the same scan.
+/// Reports the progress of a scan. Clones report for the same scan.
 #[derive(Debug, Clone)]
 pub struct ScanReporter(ScanMark);
 
 impl ScanReporter {
-    /// Everything up to `to` is seen: the next scan begins there. Whether that counts: a report of a scan that is over, because
-    /// its database was deleted, another scan has begun or another trigger has taken over, changes nothing.
+    /// Reports that everything up to `to` is seen: the next scan begins there. Returns false, and changes nothing, if the scan is over:
+    /// its database was deleted, another scan has begun, or another trigger has taken over.
     pub async fn report(&self, to: impl Into<Cursor>) -> Result<bool> {
         self.0.report(to.into()).await
     }
 }
 
-/// That a database is to be scanned.
+/// A pending scan.
 #[derive(Debug, Clone)]
 struct Wanted;
 
@@ -115,10 +110,8 @@ impl Work for Wanted {
     fn merge(&mut self, _: Self) {}
 }
 
-/// A trigger that has databases scanned.
 struct Scanning<J> {
     context: Arc<Context>,
-    /// The scan.
     job: J,
 }
 
@@ -174,13 +167,13 @@ impl<J: TriggerJob<Scan>> Kind for Scanning<J> {
     }
 }
 
-/// Starts a trigger that has `job` scan the databases of [`TriggerOptions::filter`], such as `_replicator` and
+/// Starts a trigger that calls `job` to scan the databases of [`TriggerOptions::filter`], such as `_replicator` and
 /// `*/_replicator`: from the beginning when one is created or found, and from the last seen sequence when it is updated. When
 /// it is started for the first time, it finds all databases.
 ///
 /// An update during a scan causes another one afterwards. When a database is deleted, its scan is cancelled and
-/// [`TriggerJob::deleted`] is called, so that what was started for it can be stopped. No scan is lost: after a restart,
-/// whatever was not done is begun again, from where the last report was.
+/// [`TriggerJob::deleted`] is called, so that the job can stop what it started for it. No scan is lost: after a restart,
+/// unfinished scans begin again from their last report.
 ///
 /// Fails with [`Error::Invalid`](crate::Error::Invalid) if an option is out of its limits.
 ///

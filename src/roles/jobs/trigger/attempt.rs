@@ -1,4 +1,4 @@
-//! One attempt of a job: with a limit for how long it may show no progress, and what becomes of its database when it has failed.
+//! One attempt of a job: limits the time without progress, and parks the database after the last failure.
 
 use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
@@ -17,19 +17,19 @@ use crate::{
     state::{context::Context, keys::ParkedRow, named_cursor::OpenCursor},
 };
 
-/// The terms of an attempt.
+/// The limits of an attempt.
 pub(super) struct AttemptLimits {
-    /// Which attempt it is, from 1 on.
+    /// The number of the attempt, from 1 on.
     pub number: u32,
-    /// After how many the database is parked.
+    /// Attempts after which the database is parked.
     pub attempts_max: u32,
-    /// How long it may show no progress.
+    /// The longest time without progress.
     pub stall_limit: Duration,
-    /// What was parked, if it was.
+    /// The parked row of the database, if it is parked.
     pub parked: Option<ParkedRow>,
 }
 
-/// Has the job do `task`. Of whatever it was at, nothing runs any more once this has ended.
+/// Runs the job for `task`. Nothing of it runs any more when this has ended.
 pub(super) async fn attempt<K: Kind>(
     context: Arc<Context>,
     kind: Arc<K>,
@@ -55,7 +55,7 @@ pub(super) async fn attempt<K: Kind>(
             return Ok(others);
         }
         Some(Err(Failure::Job(error))) => (error, false),
-        // No attempt will ever get over it.
+        // No attempt can succeed.
         Some(Err(Failure::Store(error @ Error::Corrupt { .. }))) => (error.into(), false),
         Some(other) => return other,
         None => {
@@ -80,7 +80,7 @@ pub(super) async fn attempt<K: Kind>(
     Err(Failure::Parked { error, is_stuck })
 }
 
-/// Parks `db`, of which what the attempt has written is over.
+/// Parks `db`; transactions of the attempt cannot commit any more.
 async fn park(cursor: &OpenCursor, db: &Db, row: ParkedRow) -> Result<(), Failure> {
     if !row.is_gone {
         cursor.end_scan(db).await?;
@@ -88,7 +88,7 @@ async fn park(cursor: &OpenCursor, db: &Db, row: ParkedRow) -> Result<(), Failur
     Ok(cursor.park(db, &row).await?)
 }
 
-/// What `work` returns, a panic as a failure of the job; `None` if it has shown no progress for `limit`, and was dropped.
+/// The result of `work`; a panic counts as a failure of the job. `None` if it made no progress for `limit`, and was dropped.
 async fn in_time(work: impl Future<Output = Ended>, progress: &Progress, limit: Duration) -> Option<Ended> {
     let work = AssertUnwindSafe(work).catch_unwind();
     tokio::select! {

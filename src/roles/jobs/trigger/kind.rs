@@ -1,4 +1,4 @@
-//! [`Kind`]: what a trigger is for, and how its tasks end.
+//! [`Kind`]: the kinds of triggers, and how their tasks end.
 
 use std::{error::Error as StdError, sync::Arc};
 
@@ -11,21 +11,20 @@ use crate::{
     state::named_cursor::OpenCursor,
 };
 
-/// Why a task has not done its part.
+/// Why a task has not finished.
 pub(in crate::roles::jobs) enum Failure {
-    /// The job has failed.
     Job(Box<dyn StdError + Send + Sync>),
-    /// What is kept with the cursor could not be read or written, which is no attempt of the job.
+    /// The state that is kept with the cursor could not be read or written. This is no attempt of the job.
     Store(Error),
-    /// It was not begun: the job has to be told first that these instances of the name are gone.
+    /// The task did not begin: the job has to be informed first that these instances of the name are gone.
     Replaced(Vec<Db>),
-    /// It was not begun: the database is parked, and is tried again in its turn.
+    /// The task did not begin: the database is parked, and is tried again in its turn.
     WasParked,
     /// The job has failed for the last time, and the database was parked.
     Parked {
         /// Why the job has failed.
         error: Box<dyn StdError + Send + Sync>,
-        /// Whether because it has shown no progress.
+        /// Whether the reason is that it made no progress.
         is_stuck: bool,
     },
 }
@@ -36,37 +35,37 @@ impl From<Error> for Failure {
     }
 }
 
-/// How a task ends: other instances of the name that it has found to be gone, of which the job was not told.
+/// The result of a task: instances of the name that it has found to be gone, and of which the job was not informed.
 pub(in crate::roles::jobs) type Ended = Result<Vec<Db>, Failure>;
 
 /// An attempt of a job.
 pub(in crate::roles::jobs) struct Turn {
-    /// Which one, from 1 on.
+    /// Its number, from 1 on.
     pub attempt: u32,
     /// Whether the database was parked.
     pub is_retry: bool,
-    /// Takes the signs that it goes on.
+    /// Notes the progress of the job.
     pub progress: Progress,
 }
 
-/// What a trigger is for.
+/// A kind of trigger.
 pub(in crate::roles::jobs) trait Kind: Send + Sync + 'static {
-    /// What is to be done for a database.
+    /// The work for a database.
     type Work: Work;
 
-    /// Whether it wants to know which design documents have changed.
+    /// Whether it needs the changed design documents.
     const DDOCS: bool;
 
-    /// What `delivery`, of a living database, asks for.
+    /// The work for `delivery`, which is of a living database.
     fn work(&self, delivery: &Delivery) -> Self::Work;
 
-    /// All that there can be to do for a database, which was created since it was worked on last if it `is_fresh`.
+    /// All work that a database can need. `is_fresh` says that it was created since the last work on it.
     fn all_work(is_fresh: bool) -> Self::Work;
 
-    /// Whether the database was created since it was worked on last.
+    /// Whether the database was created since the last work on it.
     fn is_fresh(work: &Self::Work) -> bool;
 
-    /// Does it.
+    /// Runs the job.
     fn run(
         self: Arc<Self>,
         cursor: OpenCursor,
@@ -75,6 +74,6 @@ pub(in crate::roles::jobs) trait Kind: Send + Sync + 'static {
         turn: Turn,
     ) -> BoxFuture<'static, Ended>;
 
-    /// Tells that a database is gone.
+    /// Informs the job that a database is gone.
     fn deleted(self: Arc<Self>, cursor: OpenCursor, db: Db) -> BoxFuture<'static, Ended>;
 }

@@ -1,5 +1,5 @@
-//! Which databases a job was done for, as it is kept with the cursor of its trigger: so that each of their instances is told
-//! to be gone, whatever has happened to it while no trigger was there to see it.
+//! Marks the databases for which a job was run. The marks are kept with the cursor of the trigger, so that the job is informed of
+//! each instance that is gone, even if that happened while no trigger was running.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::{
     },
 };
 
-/// Begins work on `db`, which is marked by it. Fails if the job has first to be informed of other instances of its name that they
+/// Begins work on `db`, and marks it. Fails if the job has to be informed first that other instances of the name
 /// are gone.
 pub(in crate::roles::jobs) async fn begin(
     context: &Arc<Context>,
@@ -34,8 +34,8 @@ pub(in crate::roles::jobs) async fn begin(
     }
 }
 
-/// Finds out which instances of the database `name` are marked besides `living`, and gone; some of them, if they are many. A row
-/// tells of one that was replaced: of several, only these marks know.
+/// Finds instances of the database `name` that are marked and gone, without `living`; if they are many, some of them. A row
+/// names only one replaced instance, so only the marks know all.
 pub(in crate::roles::jobs) async fn find_gone(
     context: &Arc<Context>,
     cursor: &OpenCursor,

@@ -1,8 +1,8 @@
-//! Triggers: they follow the notifications, and have a job done for each database that needs it.
+//! Triggers: they follow the notifications, and run a job for each database that needs it.
 //!
-//! A trigger is thin: a durable subscriber ([`NamedCursor`](crate::cursor::NamedCursor)), a plan of what waits ([`plan`]), and the tasks
-//! that run ([`keeper`]). Its cursor stays before everything that is not done, but for names that are noted in the store as owed
-//! something ([`owed`]); so whatever is lost with the process, the feed tells again, or the store: triggers may come twice, and are
+//! A trigger is a durable subscriber ([`NamedCursor`](crate::cursor::NamedCursor)), a plan of the waiting work ([`plan`]), and the
+//! running jobs ([`task`]). Its cursor stays before all unfinished work, except for names that the store lists as owed
+//! ([`owed`]). So work that is lost with the process comes again, from the feed or from that list: triggers may run twice, but are
 //! never lost.
 
 mod attempt;
@@ -45,20 +45,20 @@ use crate::{
     store::RetryPolicy,
 };
 
-/// What a trigger has done for its databases. A closure that returns a future of [`TaskResult`] is a job, too, which has
-/// nothing to do when a database is deleted.
+/// The job of a trigger. A closure that returns a future of [`TaskResult`] is a job, too, which does
+/// nothing when a database is deleted.
 pub trait TriggerJob<W>: Send + Sync + 'static {
-    /// Does the work on a database. It may be done again, and has to bear that. After a failure or a panic it is tried again
-    /// later.
+    /// Works on a database. It may be called again for the same work, and must tolerate that. After a failure or a panic it is tried
+    /// again later.
     ///
-    /// If the database is deleted meanwhile, the future is dropped, and with it all that it has not handed to tasks of its own:
-    /// what it starts has to end with it, as a [`ParallelJob`](crate::jobs::ParallelJob) does. What it writes has to be checked in
-    /// each transaction ([`Fence::check_in`](crate::jobs::Fence::check_in)): a commit that is on its way then cannot come after
+    /// If the database is deleted meanwhile, the future is dropped. All that it has started must end with it, as a
+    /// [`ParallelJob`](crate::jobs::ParallelJob) does. Check each transaction that writes
+    /// ([`Fence::check_in`](crate::jobs::Fence::check_in)): then a commit that is on its way cannot come after
     /// [`TriggerJob::deleted`].
     fn run(&self, work: W) -> impl Future<Output = TaskResult> + Send;
 
-    /// A database was deleted: what was done for it is not needed any more. It is told before any work on a database that was
-    /// created under the same name since; perhaps again, or of a database for which nothing was done.
+    /// Called when a database was deleted: what was done for it is not needed any more. It is called before any work on a database that
+    /// was created under the same name since. It may be called again, or for a database without any work.
     fn deleted(&self, db: Db) -> impl Future<Output = TaskResult> + Send {
         let _ = db;
         std::future::ready(Ok(()))
@@ -75,16 +75,15 @@ where
     }
 }
 
-/// The most jobs that may run at once.
+/// The most jobs at once.
 const JOBS_MAX: usize = 10_000;
 
-/// The most databases for which something may wait.
+/// The most databases with waiting work.
 const PENDING_MAX: usize = 10_000_000;
 
-/// The longest times.
 const YEAR: Duration = Duration::from_hours(366 * 24);
 
-/// How a trigger works. What is out of these limits is refused; [`Duration::MAX`] is never:
+/// How a trigger works. Values out of these limits are refused; [`Duration::MAX`] means never:
 ///
 /// | option | least | most |
 /// |---|---|---|
@@ -100,43 +99,43 @@ const YEAR: Duration = Duration::from_hours(366 * 24);
 /// | `tenants`: `jobs_max`, `pending_max` | 1 | |
 #[derive(Debug, Clone)]
 pub struct TriggerOptions {
-    /// The name of its cursor, 1 to 256 bytes: after a restart, a trigger of the same name goes on where it was. If it runs on
-    /// another node as well, whichever was started last goes on, and the other one ends.
+    /// The name of its cursor, 1 to 256 bytes: after a restart, a trigger of the same name continues where it was. If triggers of one
+    /// name run on two nodes, the one that was started last continues, and the other one ends.
     pub name: String,
-    /// Which databases, by their names; of all kinds of events.
+    /// The databases to follow, by their names. It must want all kinds of events.
     pub filter: Filter,
-    /// How long work waits for more of the same: however often a database changes, its work is done once per that time, and
-    /// not later than that after the first change. Default: 5 s for indexes, none for replications.
+    /// How long work waits for more changes: however often a database changes, its work is done once per this time, and
+    /// not later than this time after the first change. Default: 5 s for indexes, none for replications.
     pub debounce: Duration,
-    /// How many jobs run at once, 1 to 10,000; of one database, one. Default: 4.
+    /// How many jobs run at once, 1 to 10,000; one per database. Default: 4.
     pub jobs_max: usize,
-    /// How often a job that fails is tried before its database is parked. A parked one costs the others nothing: it waits in the
-    /// store, holds no place in what waits and does not hold the cursor back. It is tried again in rounds that begin
-    /// [`TriggerOptions::backoff_max`] apart: in each of them, then in every second, up to every sixteenth, and in each again once
-    /// it has changed. At most half of the jobs that run are such, or one. One whose clean-up after a deletion has
-    /// failed so often is parked as well, and does not keep its successor from being worked on. Default: 5.
+    /// Attempts of a failing job before its database is parked. A parked database costs the others nothing: it waits in the
+    /// store, takes no room in memory and does not hold the cursor back. It is tried again in rounds that begin
+    /// [`TriggerOptions::backoff_max`] apart: in each round at first, then in every second, up to every sixteenth, and in each again
+    /// after a change. At most half of the running jobs are such retries, but at least one may be. A database whose clean-up after a
+    /// deletion has failed as often is parked as well, and does not block work on its successor. Default: 5.
     pub attempts_max: u32,
-    /// How long a job may show no progress before it is cancelled, and its database parked: of a build or scan each transaction that
-    /// it has checked in ([`Fence::check_in`](crate::jobs::Fence::check_in)), each page of a scan and each batch of a
-    /// [`ParallelJob`](crate::jobs::ParallelJob) with its fence is one. One that works for longer on something else says so
-    /// ([`Fence::note_progress`](crate::jobs::Fence::note_progress)). Default: 10 min.
+    /// How long a job may make no progress before it is cancelled, and its database parked. Progress is each transaction that
+    /// it has checked ([`Fence::check_in`](crate::jobs::Fence::check_in)), each page of a scan, and each batch of a
+    /// [`ParallelJob`](crate::jobs::ParallelJob) with its fence. A job that does other work for longer calls
+    /// [`Fence::note_progress`](crate::jobs::Fence::note_progress). Default: 10 min.
     pub stall_limit: Duration,
-    /// The first pause before a job that has failed is tried again. Each further one is twice as long. Default: 1 s.
+    /// The first pause before a failed job is tried again. Each further pause is twice as long. Default: 1 s.
     pub backoff_min: Duration,
     /// The longest such pause. Default: 5 min.
     pub backoff_max: Duration,
-    /// For how many databases something waits at most, 1 to 10,000,000. While it does for so many, the feed is not read on, and keeps the
+    /// The most databases with waiting work, 1 to 10,000,000. At this limit the trigger stops reading the feed, which keeps the
     /// rest. Default: 10,000.
     pub pending_max: usize,
-    /// How often it saves how far it has come. Default: 1 s.
+    /// How often the cursor is saved. Default: 1 s.
     pub checkpoint_interval: Duration,
-    /// Whose databases are. The jobs are divided among the tenants that have work, in fair shares; what of one tenant has no place in
-    /// memory waits in the store. Default: a database belongs to the tenant that its name begins with, up to the first `/`.
+    /// The tenants of the databases. The jobs are divided in fair shares among the tenants that have work; work of a tenant that
+    /// exceeds its room in memory waits in the store. Default: the tenant is the part of the database's name before the first `/`.
     pub tenants: Tenants,
 }
 
 impl TriggerOptions {
-    /// The defaults of an index trigger of this name, for all databases.
+    /// Defaults of an index trigger of this name, for all databases.
     pub fn index(name: impl Into<String>) -> Self {
         Self {
             name: name.into(),
@@ -153,13 +152,12 @@ impl TriggerOptions {
         }
     }
 
-    /// The defaults of a replication trigger of this name, for the databases `_replicator` and `…/_replicator`.
+    /// Defaults of a replication trigger of this name, for the databases `_replicator` and `…/_replicator`.
     pub fn replication(name: impl Into<String>) -> Self {
         let filter = Filter::glob("{_replicator,*/_replicator}").expect("the pattern is right");
         Self { filter, debounce: Duration::ZERO, ..Self::index(name) }
     }
 
-    /// Fails if an option is out of its limits.
     fn check(&self) -> Result<()> {
         let counts = [
             ("jobs at once", self.jobs_max, JOBS_MAX),
@@ -196,12 +194,11 @@ impl TriggerOptions {
         Ok(())
     }
 
-    /// How tasks are spaced.
     fn pacing(&self) -> Pacing {
         Pacing { debounce: self.debounce, tasks_max: self.jobs_max }
     }
 
-    /// Whose databases are, with what each tenant may have.
+    /// The tenants, with the limits of each.
     fn tenants(&self) -> Tenants {
         let mut tenants = self.tenants.clone();
         if tenants.pending_max == usize::MAX {
@@ -222,31 +219,29 @@ impl TriggerOptions {
 }
 
 /// A running trigger. Dropping it stops it and its jobs at once, as a crash would: when the drop has returned, nothing of them runs
-/// any more. [`Trigger::shutdown`] also saves how far it has come.
+/// any more. [`Trigger::shutdown`] also saves the cursor.
 #[must_use = "dropping it stops the trigger"]
 pub struct Trigger {
-    /// Its task. Dropping it ends it, with all jobs.
+    /// Dropping it ends the trigger, with all jobs.
     task: Task<Result<()>>,
-    /// Tells it to end.
     stop: watch::Sender<bool>,
-    /// What it is at.
     status: watch::Receiver<TriggerStatus>,
 }
 
 impl Trigger {
-    /// What it is at.
+    /// Its present status.
     pub fn status(&self) -> TriggerStatus {
         self.status.borrow().clone()
     }
 
-    /// Waits until `holds` of what it is at; false if it has ended before.
+    /// Waits until `holds` returns true for its status. Returns false if it ends before.
     pub async fn wait_for(&self, mut holds: impl FnMut(&TriggerStatus) -> bool) -> bool {
         self.status.clone().wait_for(|status| holds(status)).await.is_ok()
     }
 
-    /// Stops its jobs, and saves how far it has come. What they had under way is begun again by the next trigger of the name.
+    /// Stops its jobs, and saves the cursor. The next trigger of the name begins unfinished work again.
     ///
-    /// Fails with [`Error::CursorLost`] if another one had opened its cursor.
+    /// Fails with [`Error::CursorLost`] if another trigger has opened its cursor.
     pub async fn shutdown(self) -> Result<()> {
         self.stop.send_replace(true);
         let stopped = |ended| Error::Task { shard: None, attempts: 1, source: Arc::new(ended) };
@@ -260,12 +255,11 @@ impl fmt::Debug for Trigger {
     }
 }
 
-/// Whether `db` is gone, if `row` is the newest one of its name.
+/// Whether `db` is gone, where `row` is the newest row of its name.
 fn is_gone(db: &Db, row: Option<&Notification>) -> bool {
     row.is_none_or(|row| row.is_deleted() || row.instance != db.instance)
 }
 
-/// The cursor of a trigger of this bus.
 fn cursor(
     dispatcher: &Dispatcher,
     options: &TriggerOptions,

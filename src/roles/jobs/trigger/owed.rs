@@ -1,4 +1,4 @@
-//! [`Owed`]: reads what is owed, as the store knows it, back into the plan.
+//! [`Owed`]: reads owed work from the store back into the plan.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -15,63 +15,62 @@ use crate::{
 /// How many names are read at once.
 const PAGE_ROWS: usize = 500;
 
-/// Of how many it is looked up at once what is owed to them.
+/// How many names are looked up at once.
 const LOOK_UPS_MAX: usize = 64;
 
-/// How long it waits after the store could not be read.
+/// Pause after a failed read.
 const FAILURE_PAUSE: std::time::Duration = std::time::Duration::from_secs(1);
 
-/// What is owed to a name.
+/// The owed work of a name.
 pub(super) struct OwedDb {
     pub name: DbName,
-    /// The living database, and whether it was created since it was worked on last.
+    /// The living database, and whether it was created since the last work on it.
     pub living: Option<(Db, bool)>,
-    /// The instances that are gone and were worked on, if none lives; if one does, its job finds them.
+    /// Gone instances that were worked on, if no instance lives; if one does, its job finds them.
     pub gone: Vec<Db>,
 }
 
-/// What was read.
+/// The result of a read.
 pub(super) enum Step {
     /// A page of names.
     Names(Result<Vec<(DbName, OwedRow)>>),
-    /// What is owed to some, but of those whose rows nobody can decode.
+    /// The owed work of some names, without those whose rows cannot be decoded.
     LookedUp(Result<Vec<OwedDb>>),
 }
 
-/// Reads what is owed.
 pub(super) struct Owed {
-    /// Whether there are names to be read.
+    /// Whether there are more names to read.
     is_reading: bool,
     /// The last name that was read.
     last: Option<DbName>,
     /// Names that are to be looked up.
     queue: VecDeque<(DbName, OwedRow)>,
-    /// Those that are being looked up.
+    /// Names that are being looked up.
     looked_up: Vec<(DbName, OwedRow)>,
-    /// What is being read.
+    /// The present read.
     step: Option<BoxFuture<'static, Step>>,
-    /// Whether the last step has failed.
+    /// Whether the last read has failed.
     has_failed: bool,
 }
 
 impl Owed {
-    /// All of it is to be read.
+    /// Begins with the first name.
     pub fn new() -> Self {
         let (last, queue, looked_up, step) = (None, VecDeque::new(), Vec::new(), None);
         Self { is_reading: true, last, queue, looked_up, step, has_failed: false }
     }
 
-    /// Whether nothing is read, or is to be.
+    /// Whether there is nothing to read.
     pub fn is_idle(&self) -> bool {
         !self.is_reading && self.queue.is_empty() && self.step.is_none()
     }
 
-    /// All of it is to be read once more.
+    /// Begins with the first name again.
     pub fn read_again(&mut self) {
         (self.is_reading, self.last) = (true, None);
     }
 
-    /// Reads on, if there is place for so many in the plan.
+    /// Begins the next read, if the plan has `places` free.
     pub fn begin(&mut self, context: &Arc<Context>, cursor: &OpenCursor, places: usize) {
         if self.step.is_some() || places == 0 {
             return;
@@ -99,17 +98,17 @@ impl Owed {
         }
     }
 
-    /// How many places in the plan are kept for what is being looked up.
+    /// Places in the plan that are reserved for the names being looked up.
     pub fn reserved(&self) -> usize {
         self.looked_up.len()
     }
 
-    /// What is being read.
+    /// The present read.
     pub fn step(&mut self) -> Option<&mut BoxFuture<'static, Step>> {
         self.step.as_mut()
     }
 
-    /// Takes in what was read; what is owed to those that were looked up. Of names, those that are wanted are looked up next.
+    /// Receives the result of a read; returns owed work. Names for which `is_wanted` is true are looked up next.
     pub fn end(&mut self, step: Step, mut is_wanted: impl FnMut(&DbName) -> bool) -> Vec<OwedDb> {
         self.step = None;
         let looked_up = std::mem::take(&mut self.looked_up);
@@ -132,7 +131,7 @@ impl Owed {
     }
 }
 
-/// What is owed to `names`.
+/// Reads the owed work of `names`.
 async fn look_up(
     context: Arc<Context>,
     cursor: &OpenCursor,
@@ -144,7 +143,7 @@ async fn look_up(
     let (rows, marked) = tokio::join!(feed.newest_of_each(&only), marked);
     let mut found = Vec::with_capacity(names.len());
     for (((name, owed), row), marked) in names.iter().zip(rows?).zip(marked?) {
-        // It stays owed to one whose row cannot be decoded.
+        // If its row cannot be decoded, the name stays owed.
         let Ok(row) = row else { continue };
         let living = row.filter(|row| !row.is_deleted()).map(|row| row.db());
         let is_marked = living.as_ref().is_some_and(|db| marked.contains(db));

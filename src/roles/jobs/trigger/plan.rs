@@ -1,16 +1,16 @@
-//! [`Plan`]: what a trigger has to do, and when: pure, from what was seen and what has ended to what is to be started.
+//! [`Plan`]: the work of a trigger, and when it is due. It is pure: observations and ends of tasks come in, tasks to start come out.
 //!
 //! # Invariants
 //!
-//! 1. Of one database at most one task runs; one that is cancelled counts until it has ended.
-//! 2. That an instance is gone is told before anything is done for the next one of the name.
-//! 3. What is seen while a task of its database runs is done by another task afterwards.
-//! 4. Whoever starts again from [`Plan::since`], and with the names that the store knows to be owed something, sees everything again
-//!    that is not done.
+//! 1. At most one task per database runs; a cancelled task counts until it has ended.
+//! 2. The job is informed that an instance is gone before any work on the next instance of the name.
+//! 3. What is observed while a task of its database runs causes another task afterwards.
+//! 4. A trigger that starts again from [`Plan::since`], and with the names that the store lists as owed, observes all unfinished
+//!    work again.
 //!
-//! One name for which something waits or runs for long, because its job hangs, fails, or waits for its tenant's turn, would hold
-//! the cursor back, and all that others have done meanwhile would be done again after a restart. So such names are noted in the store
-//! ([`Plan::overdue`]), and hold nothing back any more; nor do they if their tenant has no place left in the plan.
+//! A name whose work takes long, because its job hangs, fails, or waits for its tenant's turn, would hold the cursor back. Then all
+//! that other jobs have done meanwhile would be repeated after a restart. So such names are listed in the store
+//! ([`Plan::overdue`]), and do not hold the cursor back any more; nor do names whose tenants have no room left in the plan.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, hash_map},
@@ -27,34 +27,31 @@ use crate::base::{
     event::{Db, DbName},
 };
 
-/// What is to be done for a database, gathered from all that was seen of it.
+/// The work for a database, merged from several observations.
 pub(in crate::roles::jobs) trait Work: Clone + Send + Sync + 'static {
-    /// Adds what was seen later.
+    /// Adds later work.
     fn merge(&mut self, later: Self);
 }
 
-/// What was seen of a database.
+/// An observation of a database.
 pub(super) struct Observed<W> {
     pub db: Db,
     /// The instance that it has replaced.
     pub replaced: Option<Db>,
-    /// What is to be done for it; `None` if it is gone.
+    /// The work; `None` if the database is gone.
     pub work: Option<W>,
-    /// Whoever starts again from here sees it again.
+    /// A trigger that starts again from here observes it again.
     pub since: Cursor,
 }
 
-/// What is to be done by a task.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Task<W> {
-    /// To tell that a database is gone.
+    /// Informs the job that a database is gone.
     Gone(Db),
-    /// The work on one.
     Work(Db, W),
 }
 
 impl<W> Task<W> {
-    /// Of which database.
     pub fn db(&self) -> &Db {
         match self {
             Self::Gone(db) | Self::Work(db, _) => db,
@@ -62,74 +59,69 @@ impl<W> Task<W> {
     }
 }
 
-/// What holds the cursor back.
+/// Holds the cursor back.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Hold {
-    /// Whoever starts again from here sees the cause again.
+    /// A trigger that starts again from here observes the cause again.
     since: Cursor,
-    /// When it was seen.
+    /// When the cause was observed.
     at: Duration,
 }
 
-/// Names that the store is to know to be owed something: the cause of each, and whether its database is fresh.
+/// Names that are to be listed in the store as owed: the cause of each, and whether its database is fresh.
 pub(super) type Spilled = BTreeMap<DbName, (Hold, bool)>;
 
-/// What holds the cursor back of two things.
+/// Merges two causes.
 fn both(one: Option<Hold>, other: Option<Hold>) -> Option<Hold> {
     let merged = |a: Hold, b: Hold| Hold { since: a.since.min(b.since), at: a.at.min(b.at) };
     one.into_iter().chain(other).reduce(merged)
 }
 
-/// A task that was started.
 #[derive(Debug)]
 struct Running<W> {
-    /// Tells it from all others.
+    /// Distinguishes it from all other tasks.
     number: u64,
-    /// What it does.
     task: Task<W>,
     /// Its cause; `None` for a parked database, which the store knows.
     hold: Option<Hold>,
-    /// Whether its end counts for nothing.
+    /// Whether its end is to be ignored.
     is_cancelled: bool,
     /// Whether its database is parked.
     is_retry: bool,
 }
 
-/// What is to be done for one name.
+/// The work of one name.
 #[derive(Debug)]
 struct Entry<W> {
-    /// Whose it is.
     tenant: Tenant,
-    /// Whether the store knows that something is to be done for it: it does not hold the cursor back.
+    /// Whether the store lists it as owed: then it does not hold the cursor back.
     is_owed: bool,
-    /// Instances that are gone, which is to be told.
+    /// Gone instances of which the job is to be informed.
     gone: Vec<Db>,
-    /// The work that waits.
+    /// The waiting work.
     work: Option<(Db, W)>,
     /// The causes of all that waits.
     hold: Option<Hold>,
     /// When the next task is due; `None` while one runs.
     due: Option<Duration>,
-    /// The task that runs.
     running: Option<Running<W>>,
-    /// How often the next task has failed.
+    /// Failures of the next task.
     attempts: u32,
 }
 
 impl<W> Entry<W> {
-    /// Nothing to do.
     fn new(tenant: Tenant, is_owed: bool) -> Self {
         let (gone, work, hold, due, running, attempts) = (Vec::new(), None, None, None, None, 0);
         Self { tenant, is_owed, gone, work, hold, due, running, attempts }
     }
 
-    /// What of it holds the cursor back.
+    /// Its cause for holding the cursor back, if any.
     fn held(&self) -> Option<Hold> {
         let running = self.running.as_ref().and_then(|running| running.hold);
         both(self.hold, running).filter(|_| !self.is_owed)
     }
 
-    /// Whether it is of a database that was created since it was worked on last, as `is_fresh` knows.
+    /// Whether its database was created since the last work on it, as `is_fresh` says.
     fn is_fresh(&self, is_fresh: impl Fn(&W) -> bool) -> bool {
         let running = match &self.running {
             Some(Running { task: Task::Work(_, work), is_cancelled: false, .. }) => Some(work),
@@ -138,12 +130,11 @@ impl<W> Entry<W> {
         self.work.as_ref().map(|(_, work)| work).into_iter().chain(running).any(is_fresh)
     }
 
-    /// Whether something waits.
     fn waits(&self) -> bool {
         !self.gone.is_empty() || self.work.is_some()
     }
 
-    /// Ends the work on all instances but those that are `kept`: which they are, and the number of the task to be cancelled.
+    /// Removes all instances but those that are `kept`. Returns them, and the number of the task to be cancelled.
     fn end_instances(&mut self, kept: impl Fn(&Db) -> bool) -> (Vec<Db>, Option<u64>) {
         let mut over: Vec<_> =
             self.work.take_if(|(known, _)| !kept(known)).into_iter().map(|(db, _)| db).collect();
@@ -159,7 +150,7 @@ impl<W> Entry<W> {
         (over, cancelled)
     }
 
-    /// Has it wait again, before what has come since.
+    /// Makes a task wait again, before newer work.
     fn put_back(&mut self, task: Task<W>)
     where
         W: Work,
@@ -175,8 +166,8 @@ impl<W> Entry<W> {
         }
     }
 
-    /// That `over` are gone is to be told, before all that waits.
-    fn tell_gone(&mut self, over: impl IntoIterator<Item = Db>) {
+    /// Adds instances of whose end the job is to be informed before all waiting work.
+    fn add_gone(&mut self, over: impl IntoIterator<Item = Db>) {
         for db in over {
             if !self.gone.contains(&db) {
                 self.gone.push(db);
@@ -189,31 +180,30 @@ impl<W> Entry<W> {
 /// How a task has ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum End {
-    /// It has done its work, and found that these instances are gone.
+    /// It has finished, and found that these instances are gone.
     Done(Vec<Db>),
-    /// Its job has failed, which was an attempt.
+    /// Its job has failed, which counts as an attempt.
     Failed,
     /// Its job has failed, and its database was parked.
     Parked,
     /// Its database was parked already.
     WasParked,
-    /// It could not do its part, which is no attempt of the job: that these instances are gone is to be told first, or, if
+    /// It could not begin, which is no attempt of the job: the job has to be informed first that these instances are gone, or, if
     /// there are none, something else has failed.
     PutOff(Vec<Db>),
 }
 
-/// What has become of a task that has ended.
+/// The result of a task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Outcome {
-    /// It has done its work.
     Done,
     /// It has failed, and will be tried again.
     Failed,
-    /// It has failed as often as it may, and waits in the store.
+    /// It has failed as often as allowed, and waits in the store.
     Parked,
-    /// It comes after the news that others are gone.
+    /// It has to wait until the job is informed that other instances are gone.
     PutOff,
-    /// Nobody waits for it any more.
+    /// It was cancelled.
     Stale,
 }
 
@@ -222,35 +212,30 @@ pub(super) enum Outcome {
 pub(super) struct Pacing {
     /// How long work waits for more of the same.
     pub debounce: Duration,
-    /// How many tasks run at once.
     pub tasks_max: usize,
 }
 
-/// What a trigger has to do, and when.
+/// The work of a trigger, and when it is due.
 #[derive(Debug)]
 pub(super) struct Plan<W> {
-    /// How tasks are spaced.
     pacing: Pacing,
-    /// By name, where something waits or runs.
+    /// Names with waiting or running work.
     entries: HashMap<DbName, Entry<W>>,
-    /// Which name comes next.
+    /// Orders the names.
     queue: Queue,
-    /// Names that the store knows to be owed something, which is done.
+    /// Names that the store lists as owed, but whose work is done.
     settled: BTreeSet<DbName>,
-    /// Names whose tenants have no place left.
+    /// Names that found no room in the plan.
     spilled: Spilled,
-    /// Tenants of names that were left in the store.
+    /// Tenants with names that are only in the store.
     left: BTreeSet<Tenant>,
-    /// How many tasks run.
     running: usize,
     /// How many of them are of parked databases.
     retrying: usize,
-    /// The number of the next task.
     next: u64,
 }
 
 impl<W: Work> Plan<W> {
-    /// Nothing to do.
     pub fn new(pacing: Pacing, tenants: Tenants) -> Self {
         Self {
             pacing,
@@ -265,50 +250,48 @@ impl<W: Work> Plan<W> {
         }
     }
 
-    /// How many names have something waiting or running.
+    /// Number of names with waiting or running work.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// How many names have something waiting, and nothing running.
+    /// Number of names with waiting, but no running work.
     pub fn waiting(&self) -> usize {
         self.queue.len()
     }
 
-    /// How many tasks run.
     pub fn running(&self) -> usize {
         self.running
     }
 
-    /// How many tasks of parked databases run.
+    /// Number of running tasks of parked databases.
     pub fn retrying(&self) -> usize {
         self.retrying
     }
 
-    /// Whether another task may run.
     pub fn has_room(&self) -> bool {
         self.running < self.pacing.tasks_max
     }
 
-    /// When the next task is due, if there is room for it.
+    /// When the next task is due, if one more may run.
     pub fn next_due(&self) -> Option<Duration> {
         self.queue.next_due().filter(|_| self.has_room())
     }
 
-    /// Whether a task is due at `now`, and there is room for it.
+    /// Whether a task is due at `now`, and one more may run.
     pub fn is_due(&mut self, now: Duration) -> bool {
         self.has_room() && self.queue.is_due(now)
     }
 
-    /// Whoever starts again from here sees everything again that is not done, but what the store knows; `None` if there is nothing
-    /// else.
+    /// A trigger that starts again from here observes all unfinished work that the store does not list; `None` if there is no
+    /// such work.
     pub fn since(&self) -> Option<Cursor> {
         let spilled = self.spilled.values().map(|(hold, _)| *hold);
         self.entries.values().filter_map(Entry::held).chain(spilled).map(|hold| hold.since).min()
     }
 
-    /// At most `limit` names that the store is to know to be owed something, each with whether its database is fresh: those whose
-    /// tenants have no place left, and those that have held the cursor back for `age`, the oldest ones first.
+    /// At most `limit` names to be listed in the store as owed, each with whether its database is fresh: names whose
+    /// tenants have no room left, and names that have held the cursor back for `age`, the oldest first.
     pub fn overdue(
         &self,
         now: Duration,
@@ -325,7 +308,7 @@ impl<W: Work> Plan<W> {
         overdue
     }
 
-    /// Notes whether the store knows that `names` are owed something.
+    /// Notes whether the store lists `names` as owed.
     pub fn set_owed<'a>(&mut self, names: impl Iterator<Item = &'a DbName>, is_owed: bool) {
         for name in names {
             if let Some(entry) = self.entries.get_mut(name) {
@@ -334,26 +317,26 @@ impl<W: Work> Plan<W> {
         }
     }
 
-    /// Notes that the store knows of `names`: those that had no place in the plan wait there. Returns these.
+    /// Notes that the store lists `names`; those without room in the plan are removed from it and returned.
     pub fn leave<'a>(&mut self, names: impl Iterator<Item = &'a DbName>) -> Spilled {
         let left: Spilled = names.filter_map(|name| self.spilled.remove_entry(name)).collect();
         self.left.extend(left.keys().map(|name| self.queue.tenant(name)));
         left
     }
 
-    /// The store could not be made to know of `spilled`.
+    /// Undoes [`Plan::leave`] after a failed write.
     pub fn put_back_spilled(&mut self, spilled: Spilled) {
         self.spilled.extend(spilled);
     }
 
-    /// At most `limit` names to which nothing is owed any more, which the store is to forget.
+    /// At most `limit` names whose work is done and that the store is to remove from its list.
     pub fn take_settled(&mut self, limit: usize) -> Vec<DbName> {
         let some: Vec<_> = self.settled.iter().take(limit).cloned().collect();
         self.settled.retain(|name| some.binary_search(name).is_err());
         some
     }
 
-    /// The store could not be made to forget `names`.
+    /// Undoes [`Plan::take_settled`] after a failed write.
     pub fn put_back_settled(&mut self, names: Vec<DbName>) {
         for name in names {
             match self.entries.get_mut(&name) {
@@ -363,25 +346,25 @@ impl<W: Work> Plan<W> {
         }
     }
 
-    /// How many names are to be noted in the store because their tenants have no place left.
+    /// Number of names to be listed in the store because their tenants have no room left.
     pub fn spilled(&self) -> usize {
         self.spilled.len()
     }
 
-    /// Whether nothing can be taken in for `name`, because its tenant has no place left.
+    /// Whether the tenant of `name` has no room left for it.
     pub fn is_full_for(&self, name: &DbName) -> bool {
         !self.entries.contains_key(name) && self.queue.is_full(&self.queue.tenant(name))
     }
 
-    /// Takes in at `now` that something is to be done for `name`, for which there is no place.
+    /// Notes at `now` that `name` has work, but no room in the plan.
     pub fn spill(&mut self, now: Duration, name: DbName, since: Cursor, is_fresh: bool) {
         let hold = Hold { since, at: now };
         let spilled = self.spilled.entry(name).or_insert((hold, false));
         *spilled = (both(Some(spilled.0), Some(hold)).unwrap_or(hold), spilled.1 || is_fresh);
     }
 
-    /// Whether `name`, to which something is owed, is to be looked at: it is not in hand, and there is place for it. If not, its tenant
-    /// is remembered until there is.
+    /// Whether to look up the owed `name`: it is not in the plan, and there is room for it. If there is no room, notes its
+    /// tenant.
     pub fn wants_owed(&mut self, name: &DbName) -> bool {
         if self.settled.contains(name) || self.entries.get(name).is_some_and(|entry| entry.is_owed) {
             return false;
@@ -393,7 +376,7 @@ impl<W: Work> Plan<W> {
         !is_full
     }
 
-    /// Whether there is place again for names that were left in the store; says so once.
+    /// Whether names that are only in the store have room again; returns true once.
     pub fn has_place_for_left(&mut self) -> bool {
         let before = self.left.len();
         let Self { left, queue, .. } = self;
@@ -401,8 +384,8 @@ impl<W: Work> Plan<W> {
         left.len() < before
     }
 
-    /// Takes in at `now` what is owed to `name` by the store: the living database with all that there can be to do for it, and else the
-    /// instances that are gone.
+    /// Adds at `now` the owed work of `name`: all work of its living database or, if none lives, its gone
+    /// instances.
     pub fn see_owed(&mut self, now: Duration, name: &DbName, work: Option<(Db, W)>, gone: Vec<Db>) {
         let is_known = self.entries.contains_key(name);
         if !is_known && work.is_none() && gone.is_empty() {
@@ -414,7 +397,7 @@ impl<W: Work> Plan<W> {
         match (&mut entry.work, work) {
             (Some((known, waiting)), Some((db, work))) if *known == db => waiting.merge(work),
             (None, Some((db, work))) => {
-                // What the feed has told of another instance since is newer.
+                // The feed has delivered another instance since, which is newer.
                 let is_same = entry.running.as_ref().is_some_and(|running| *running.task.db() == db);
                 if is_same || !is_known {
                     entry.work = Some((db, work));
@@ -423,14 +406,14 @@ impl<W: Work> Plan<W> {
             _ => {}
         }
         if !is_known {
-            entry.tell_gone(gone);
+            entry.add_gone(gone);
         }
         if entry.waits() {
             Self::bring_forward(queue, name, entry, now);
         }
     }
 
-    /// What there is of `name`, and the queue.
+    /// The entry of `name`, and the queue.
     fn entry(&mut self, name: &DbName) -> (&mut Entry<W>, &mut Queue) {
         let Self { entries, queue, settled, .. } = self;
         let entry = entries.entry(name.clone()).or_insert_with(|| {
@@ -441,7 +424,7 @@ impl<W: Work> Plan<W> {
         (entry, queue)
     }
 
-    /// The living databases for which something waits or runs.
+    /// The living databases with waiting or running work.
     pub fn living(&self) -> Vec<Db> {
         let of = |entry: &Entry<W>| match (&entry.work, &entry.running) {
             (Some((db, _)), _) | (None, Some(Running { task: Task::Work(db, _), .. })) => Some(db.clone()),
@@ -450,13 +433,13 @@ impl<W: Work> Plan<W> {
         self.entries.values().filter_map(of).collect()
     }
 
-    /// Takes in what was seen at `now`; the number of a task that is to be cancelled, if one is.
+    /// Adds an observation at `now`. Returns the number of a task that is to be cancelled, if any.
     pub fn see(&mut self, now: Duration, seen: Observed<W>) -> Option<u64> {
         let Observed { db, replaced, work, since } = seen;
         let debounced = now.saturating_add(self.pacing.debounce);
         let (entry, queue) = self.entry(&db.name);
         entry.hold = both(entry.hold, Some(Hold { since, at: now }));
-        // Any other instance of the name than this one is gone, and this one, too, if it says so.
+        // All other instances of the name are gone, and this one as well if the observation says so.
         let lives = work.is_some();
         let (mut over, cancelled) = entry.end_instances(|known| lives && known.instance == db.instance);
         over.extend(replaced.filter(|replaced| replaced.instance != db.instance));
@@ -464,7 +447,7 @@ impl<W: Work> Plan<W> {
             over.push(db.clone());
         }
         let has_new = !over.is_empty();
-        entry.tell_gone(over);
+        entry.add_gone(over);
         match (&mut entry.work, work) {
             (Some((_, waiting)), Some(work)) => waiting.merge(work),
             (None, Some(work)) => entry.work = Some((db.clone(), work)),
@@ -474,18 +457,18 @@ impl<W: Work> Plan<W> {
         cancelled
     }
 
-    /// Takes in at `now` that `db` is gone, whatever has its name by now; the number of a task that is to be cancelled, if one is.
+    /// Notes at `now` that `db` is gone, whatever has its name now. Returns the number of a task that is to be cancelled, if any.
     pub fn forget(&mut self, now: Duration, db: Db, since: Cursor) -> Option<u64> {
         let (entry, queue) = self.entry(&db.name);
         entry.hold = both(entry.hold, Some(Hold { since, at: now }));
         let (_, cancelled) = entry.end_instances(|known| known.instance != db.instance);
         let name = db.name.clone();
-        entry.tell_gone([db]);
+        entry.add_gone([db]);
         Self::bring_forward(queue, &name, entry, now);
         cancelled
     }
 
-    /// Starts the next task that is due, if there is room: its number, what it does, and which attempt it is.
+    /// Starts the next due task, if one more may run. Returns its number, the task, and the number of the attempt.
     pub fn start(&mut self, now: Duration) -> Option<(u64, Task<W>, u32)> {
         let name = if self.has_room() { self.queue.next(now)? } else { return None };
         let entry = self.entries.get_mut(&name).expect("what is due is there");
@@ -508,8 +491,9 @@ impl<W: Work> Plan<W> {
         Some((number, task, entry.attempts + 1))
     }
 
-    /// Starts `task` of a parked database: its number; `None` if there is no room, or something runs for the name, or waits for
-    /// another instance of it. What waits for the same one is done afterwards: one that changes all the time would never be tried.
+    /// Starts `task` of a parked database. Returns its number; `None` if no more may run, or the name has running work, or waiting work
+    /// of another instance. Waiting work of the same instance is done afterwards: else a database that changes all the time would never
+    /// be tried.
     pub fn start_retry(&mut self, task: &Task<W>) -> Option<u64> {
         let name = &task.db().name;
         let is_free = self.entries.get(name).is_none_or(|entry| {
@@ -531,7 +515,7 @@ impl<W: Work> Plan<W> {
         Some(number)
     }
 
-    /// Takes in how task `number` of `name` has ended; `backoff` is the pause after a number of failures.
+    /// Notes how task `number` of `name` has ended; `backoff` gives the pause after a number of failures.
     pub fn end(
         &mut self,
         now: Duration,
@@ -555,7 +539,7 @@ impl<W: Work> Plan<W> {
             _ if is_cancelled => (Outcome::Stale, Vec::new(), now),
             End::Done(gone) => {
                 entry.attempts = 0;
-                // After the news that one is gone, what waits for the next one may have waited long enough.
+                // Work that waited for the end of another instance may have waited long enough.
                 let is_news = matches!(task, Task::Gone(_));
                 (Outcome::Done, gone, if is_news { now } else { debounced })
             }
@@ -573,7 +557,7 @@ impl<W: Work> Plan<W> {
                 (Outcome::Failed, Vec::new(), now.saturating_add(backoff(entry.attempts)))
             }
             End::PutOff(gone) => {
-                // The store knows of a parked one.
+                // The store keeps a parked one.
                 if !is_retry {
                     entry.put_back(task);
                 }
@@ -589,9 +573,9 @@ impl<W: Work> Plan<W> {
         {
             entry.hold = both(entry.hold, hold);
         }
-        // No task runs that could be of one of them.
+        // No running task can be of one of them.
         entry.end_instances(|known| !gone.contains(known));
-        entry.tell_gone(gone);
+        entry.add_gone(gone);
         if entry.waits() {
             Self::bring_forward(&mut self.queue, name, entry, due);
         } else {
@@ -604,7 +588,7 @@ impl<W: Work> Plan<W> {
         outcome
     }
 
-    /// Notes that `entry` is due, unless it is so earlier: however often a database changes, its work is not put off. While a
+    /// Makes `entry` due at `due` at the latest: further changes of a database do not postpone its work. While a
     /// task runs, nothing is due.
     fn bring_forward(queue: &mut Queue, name: &DbName, entry: &mut Entry<W>, due: Duration) {
         if entry.running.is_some() || entry.due.is_some_and(|known| known <= due) {
@@ -616,7 +600,6 @@ impl<W: Work> Plan<W> {
         queue.put(&entry.tenant, name, due);
     }
 
-    /// The database of the task of `name` that runs.
     #[cfg(test)]
     fn runs(&self, name: &DbName) -> Option<&Db> {
         self.entries.get(name)?.running.as_ref().map(|running| running.task.db())

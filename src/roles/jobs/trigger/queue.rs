@@ -1,8 +1,8 @@
-//! [`Queue`]: which name comes next: those that are due, in fair shares of the tenants.
+//! [`Queue`]: orders the due names, in fair shares of their tenants.
 //!
-//! The next task is one of the tenant that has the fewest running for its weight, and among equals of the one that was served
-//! longest ago; of a tenant's names that one which was due first. So a tenant with a million names does not keep one with a single
-//! name waiting for longer than a task takes.
+//! The next task belongs to the tenant with the fewest running tasks for its weight; among equal tenants, to the one that was served
+//! longest ago; and among a tenant's names, to the one that was due first. So a tenant with a single name waits no longer than a task
+//! takes, even beside a tenant with a million names.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -12,67 +12,61 @@ use std::{
 use super::tenants::{Tenant, Tenants};
 use crate::base::event::DbName;
 
-/// What a running task weighs for a tenant of weight 1.
+/// The cost of a running task for a tenant of weight 1.
 const UNIT: u64 = 1 << 32;
 
-/// What a tenant has.
+/// The state of a tenant.
 #[derive(Debug)]
 struct Share {
-    /// Its share, compared with those of others.
+    /// Its weight, compared with other tenants.
     weight: u64,
-    /// Names whose time has come.
+    /// Names that are due.
     ready: BTreeSet<(Duration, DbName)>,
-    /// How many of its names have something waiting or running.
+    /// Number of its names with waiting or running work.
     pending: usize,
-    /// How many of its tasks run.
     running: usize,
-    /// The number of the task that was started last.
+    /// The number of its last started task.
     served: u64,
 }
 
 impl Share {
-    /// When it is its turn, compared with others; `None` if nothing of it may be started.
+    /// Its order among the tenants, lowest first; `None` if none of its names may be started.
     fn turn(&self, jobs_max: usize) -> Option<(u64, u64)> {
         let may_start = !self.ready.is_empty() && self.running < jobs_max;
         may_start.then(|| (self.running as u64 * UNIT / self.weight, self.served))
     }
 }
 
-/// Which name comes next.
 #[derive(Debug)]
 pub(super) struct Queue {
-    /// Whose names are, and what each may have.
+    /// Finds the tenants of names, with their limits.
     tenants: Tenants,
-    /// The names whose time is to come.
+    /// Names that are not due yet.
     later: BTreeSet<(Duration, DbName, Tenant)>,
-    /// What each tenant has that has anything.
+    /// The tenants that have names.
     shares: HashMap<Tenant, Share>,
-    /// The tenants of which a task may be started, in their turn.
+    /// The tenants that may start a task, in order.
     turns: BTreeSet<(u64, u64, Tenant)>,
-    /// How many names are ready.
     ready: usize,
-    /// How many tasks were started.
     served: u64,
 }
 
 impl Queue {
-    /// Nothing waits.
     pub fn new(tenants: Tenants) -> Self {
         let (later, shares, turns) = (BTreeSet::new(), HashMap::new(), BTreeSet::new());
         Self { tenants, later, shares, turns, ready: 0, served: 0 }
     }
 
-    /// Whose `name` is.
     pub fn tenant(&self, name: &DbName) -> Tenant {
         self.tenants.of(name)
     }
 
-    /// How many names wait.
+    /// Number of waiting names.
     pub fn len(&self) -> usize {
         self.later.len() + self.ready
     }
 
-    /// When the next task may be started; at once if one may.
+    /// When the next task may be started; zero if one may now.
     pub fn next_due(&self) -> Option<Duration> {
         if !self.turns.is_empty() {
             return Some(Duration::ZERO);
@@ -80,12 +74,12 @@ impl Queue {
         self.later.first().map(|(due, ..)| *due)
     }
 
-    /// How many names of `tenant` have something waiting or running.
+    /// Number of names of `tenant` with waiting or running work.
     pub fn pending(&self, tenant: &Tenant) -> usize {
         self.shares.get(tenant).map_or(0, |share| share.pending)
     }
 
-    /// Whether as many names of `tenant` have something waiting or running as may.
+    /// Whether `tenant` has as many such names as allowed.
     pub fn is_full(&self, tenant: &Tenant) -> bool {
         self.pending(tenant) >= self.tenants.pending_max
     }
@@ -95,27 +89,27 @@ impl Queue {
         self.pending(tenant) <= self.tenants.pending_max / 2
     }
 
-    /// Whether another task of `tenant` may run.
+    /// Whether one more task of `tenant` may run.
     pub fn may_run(&self, tenant: &Tenant) -> bool {
         self.shares.get(tenant).is_none_or(|share| share.running < self.tenants.jobs_max)
     }
 
-    /// Another name of `tenant` has something waiting or running.
+    /// Adds a name of `tenant` with waiting or running work.
     pub fn enter(&mut self, tenant: &Tenant) {
         self.change(tenant, |share| share.pending += 1);
     }
 
-    /// A name of `tenant` has nothing any more.
+    /// Removes a name of `tenant` without work.
     pub fn leave(&mut self, tenant: &Tenant) {
         self.change(tenant, |share| share.pending -= 1);
     }
 
-    /// Has `name` wait until `due`.
+    /// Makes `name` wait until `due`.
     pub fn put(&mut self, tenant: &Tenant, name: &DbName, due: Duration) {
         self.later.insert((due, name.clone(), Tenant::clone(tenant)));
     }
 
-    /// Takes out `name`, which waits until `due`.
+    /// Removes `name`, which waits until `due`.
     pub fn take(&mut self, tenant: &Tenant, name: &DbName, due: Duration) {
         if !self.later.remove(&(due, name.clone(), Tenant::clone(tenant))) {
             let place = (due, name.clone());
@@ -124,7 +118,7 @@ impl Queue {
         }
     }
 
-    /// Takes out the name whose turn it is at `now`.
+    /// Removes and returns the name whose turn it is at `now`.
     pub fn next(&mut self, now: Duration) -> Option<DbName> {
         self.ripen(now);
         let (_, _, tenant) = self.turns.first()?.clone();
@@ -140,19 +134,19 @@ impl Queue {
         !self.turns.is_empty()
     }
 
-    /// A task of `tenant` was started.
+    /// Counts a started task of `tenant`.
     pub fn started(&mut self, tenant: &Tenant) {
         self.served += 1;
         let served = self.served;
         self.change(tenant, |share| (share.running, share.served) = (share.running + 1, served));
     }
 
-    /// A task of `tenant` has ended.
+    /// Counts an ended task of `tenant`.
     pub fn ended(&mut self, tenant: &Tenant) {
         self.change(tenant, |share| share.running -= 1);
     }
 
-    /// Makes the names ready that are due at `now`.
+    /// Moves the names that are due at `now` to the ready ones.
     fn ripen(&mut self, now: Duration) {
         while self.later.first().is_some_and(|(due, ..)| *due <= now) {
             let (due, name, tenant) = self.later.pop_first().expect("there is one");
@@ -161,7 +155,7 @@ impl Queue {
         }
     }
 
-    /// Changes what `tenant` has, and its turn accordingly.
+    /// Changes the state of `tenant`, and its turn accordingly.
     fn change<T>(&mut self, tenant: &Tenant, change: impl FnOnce(&mut Share) -> T) -> T {
         let Self { tenants, shares, turns, .. } = self;
         let share = shares.entry(Tenant::clone(tenant)).or_insert_with(|| Share {
@@ -202,7 +196,7 @@ mod tests {
         DbName::new(text).unwrap()
     }
 
-    /// A queue in which each of `tenants` has ten names that are due, the first one's first.
+    /// A queue in which each tenant has ten due names; those of the first tenant are due first.
     fn filled(tenants: Tenants, named: &[&str]) -> Queue {
         let mut queue = Queue::new(tenants);
         for (place, tenant) in named.iter().enumerate() {
@@ -216,7 +210,7 @@ mod tests {
         queue
     }
 
-    /// Starts `count` tasks: how many of each tenant.
+    /// Starts `count` tasks, and counts them by tenant.
     fn start(queue: &mut Queue, count: usize) -> BTreeMap<String, usize> {
         let mut started = BTreeMap::new();
         for _ in 0..count {
@@ -229,12 +223,12 @@ mod tests {
     }
 
     #[test]
-    fn tenants_have_fair_shares_whoever_came_first() {
+    fn tenants_have_fair_shares_in_any_order_of_arrival() {
         let mut queue = filled(Tenants::default(), &["a", "b", "c"]);
         assert_eq!(queue.len(), 30);
         let started = start(&mut queue, 6);
         assert_eq!(started, [("a", 2), ("b", 2), ("c", 2)].map(|(t, n)| (t.to_owned(), n)).into());
-        // The one whose task ends is next.
+        // The tenant whose task has ended is next.
         queue.ended(&"b".into());
         assert_eq!(start(&mut queue, 1), [("b".to_owned(), 1)].into());
         assert_eq!(queue.len(), 23);

@@ -1,8 +1,8 @@
 //! [`Retries`]: when parked databases are tried again.
 //!
-//! Time is not kept in the store, whose clocks nobody compares. Instead all parked databases are read in rounds, one page at a time,
-//! so that memory does not grow with their number: one that was parked lately is tried in each round, one that has failed again and
-//! again in every second, fourth, and so on. Anyone who asks for a retry has the next look begin a round.
+//! The store keeps no times, because nothing compares clocks. Instead all parked databases are read in rounds, one page at a time,
+//! so that memory does not grow with their number. A database that was parked lately is tried in each round; one that has failed
+//! repeatedly in every second, fourth round, and so on. A request for a retry starts a round at the next poll.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -13,50 +13,45 @@ use crate::{
     state::{keys::ParkedRow, named_cursor::NamedCursor},
 };
 
-/// How many are read at once.
 const PAGE_ROWS: usize = 64;
 
-/// How often it is looked whether somebody has asked for a retry.
+/// How often it polls for requests.
 const LOOK_INTERVAL: Duration = Duration::from_secs(10);
 
-/// A database is tried in one of at most `2^SKIPS_MAX` rounds.
+/// A database is tried in at least one of `2^SKIPS_MAX` rounds.
 const SKIPS_MAX: u32 = 4;
 
-/// The number of the first round.
 const FIRST: u64 = 1;
 
-/// What was read.
+/// The result of a read.
 pub(super) enum Step {
-    /// How often it was asked for retries.
+    /// The number of requests so far.
     Looked(Result<u64>),
     /// A page of parked databases.
     Read(Result<Vec<(Db, ParkedRow)>>),
 }
 
-/// When parked databases are tried again.
 pub(super) struct Retries {
-    /// From the beginning of one round to that of the next.
+    /// Time from the begin of one round to that of the next.
     interval: Duration,
     /// When the next round begins.
     round_at: Duration,
-    /// The number of the round.
     round: u64,
-    /// Whether it is for all, not only for those that were asked for.
+    /// Whether the round is for all, not only for requested databases.
     is_full: bool,
-    /// Whether a round is under way.
     is_reading: bool,
-    /// How often it had been asked for retries.
+    /// The number of requests when they were last read.
     asked: Option<u64>,
-    /// The last one that was read in the round.
+    /// The last database that was read in the round.
     last: Option<Db>,
-    /// Those whose turn it is.
+    /// The databases whose turn it is.
     queue: VecDeque<(Db, ParkedRow)>,
-    /// What is being read.
+    /// The present read.
     step: Option<BoxFuture<'static, Step>>,
 }
 
 impl Retries {
-    /// Rounds that begin `interval` apart. The first one is at once, and for all: whoever has started the trigger may have mended them.
+    /// Rounds that begin `interval` apart. The first one begins at once, for all: an operator may have repaired them before the start.
     pub fn new(interval: Duration, env: &Env) -> Self {
         let interval = interval.max(Duration::from_secs(1));
         Self {
@@ -72,7 +67,7 @@ impl Retries {
         }
     }
 
-    /// Reads on, unless there are some whose turn it is.
+    /// Begins the next read, unless databases are waiting for their turn.
     pub fn begin(&mut self, env: &Env, cursor: &NamedCursor) {
         if self.step.is_some() || !self.queue.is_empty() {
             return;
@@ -82,7 +77,7 @@ impl Retries {
             let last = self.last.clone();
             Box::pin(async move { Step::Read(cursor.parked(last.as_ref(), PAGE_ROWS).await) })
         } else {
-            // The first look is at once: somebody may have asked while nobody was there.
+            // The first poll is at once: a request may have come while no trigger was running.
             let rest = self.asked.map_or(Duration::ZERO, |_| LOOK_INTERVAL.min(self.interval));
             let rest = env.sleep(rest);
             Box::pin(async move {
@@ -92,12 +87,12 @@ impl Retries {
         });
     }
 
-    /// What is being read.
+    /// The present read.
     pub fn step(&mut self) -> Option<&mut BoxFuture<'static, Step>> {
         self.step.as_mut()
     }
 
-    /// Takes in what was read at `now`.
+    /// Receives the result of a read at `now`.
     pub fn end(&mut self, now: Duration, step: Step) {
         self.step = None;
         match step {
@@ -124,7 +119,7 @@ impl Retries {
         }
     }
 
-    /// The next one whose turn it is.
+    /// The next database whose turn it is.
     pub fn next(&mut self) -> Option<(Db, ParkedRow)> {
         self.queue.pop_front()
     }

@@ -1,4 +1,4 @@
-//! [`Search`]: which databases are gone without a trigger's having been told, found out some at a time.
+//! [`Search`]: finds databases that have gone without a delivery, a few at a time.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,38 +13,36 @@ use crate::{
     state::{context::Context, named_cursor::OpenCursor, notification_feed::NotificationFeed},
 };
 
-/// How many databases are looked up by one transaction.
 const LOOK_UPS_MAX: usize = 64;
 
-/// How many databases a step looks at.
+/// How many databases one step checks.
 const STEP_MAX: usize = 1_000;
 
-/// How long it waits after the store could not be read.
+/// Pause after a failed read.
 const FAILURE_PAUSE: Duration = Duration::from_secs(1);
 
-/// A search for databases that are gone: first among those of the plan, then among all that are marked.
+/// A search for gone databases: first among those of the plan, then among all marked ones.
 #[derive(Default)]
 pub(super) struct Search {
-    /// Those of the plan that are still to be looked up; `None` before it has begun.
+    /// Databases of the plan that are to be checked; `None` before the search begins.
     planned: Option<Vec<Db>>,
-    /// The last one of the marks that were looked at.
+    /// The last marked database that was checked.
     last: Option<Db>,
-    /// How many places in the plan the step that is under way may take.
+    /// Places in the plan that the present step may take.
     reserved: usize,
-    /// The step that is under way.
     step: Option<BoxFuture<'static, Found>>,
 }
 
-/// What a step has found.
+/// The result of a step.
 pub(super) struct Found {
     /// Databases that are gone.
     pub gone: Vec<Db>,
-    /// The last of the databases that it has looked at; `None` if there were none.
+    /// The last database that was checked; `None` if there was none.
     last: Option<Db>,
 }
 
 impl Search {
-    /// Begins the next step, unless one is under way, or there is no room in the plan for what it may find.
+    /// Begins the next step, unless one is under way, or the plan has no room for its results.
     pub fn begin<W: Work>(
         &mut self,
         context: &Arc<Context>,
@@ -71,20 +69,19 @@ impl Search {
         }
     }
 
-    /// How many places in the plan are kept for what it may find.
+    /// Places in the plan that are reserved for results.
     pub fn reserved(&self) -> usize {
         self.reserved
     }
 
-    /// The step that is under way.
     pub fn step(&mut self) -> Option<&mut BoxFuture<'static, Found>> {
         self.step.as_mut()
     }
 
-    /// Takes in that the step has `found` something; whether that was the last one.
+    /// Receives the result of a step. Returns whether it was the last one.
     pub fn end(&mut self, found: &Found) -> bool {
         self.step = None;
-        // The steps through the plan take no place in it: what they look at is in it.
+        // Steps through the plan reserve no place: the databases that they check are in it.
         let was_marks = std::mem::take(&mut self.reserved) > 0;
         if was_marks {
             self.last.clone_from(&found.last);
@@ -93,7 +90,7 @@ impl Search {
     }
 }
 
-/// What `read` returns, however often it takes.
+/// Repeats `read` until it succeeds.
 async fn until_read(
     context: Arc<Context>,
     limit: usize,
@@ -110,13 +107,13 @@ async fn until_read(
     }
 }
 
-/// Which of `dbs` are gone.
+/// Finds those of `dbs` that are gone.
 async fn find_gone(feed: &NotificationFeed, dbs: Vec<Db>) -> Result<Found> {
     let mut gone = Vec::new();
     for some in dbs.chunks(LOOK_UPS_MAX) {
         let names: Vec<_> = some.iter().map(|db| &db.name).collect();
         let rows = feed.newest_of_each(&names).await?;
-        // Of a database whose row cannot be decoded nothing is known: it is not gone.
+        // A database whose row cannot be decoded may live, so it does not count as gone.
         let is_found_gone = |(db, row): &(&Db, &Result<_>)| {
             row.as_ref().is_ok_and(|row: &Option<_>| is_gone(db, row.as_ref()))
         };

@@ -1,4 +1,4 @@
-//! [`StoredTrigger`]: what is kept of a trigger, to be looked at and managed, whether it runs or not.
+//! [`StoredTrigger`]: the stored state of a trigger, to be inspected and managed, whether it runs or not.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::{
 /// The most parked databases that are listed at once.
 const LIST_MAX: usize = 10_000;
 
-/// A database of which a trigger's job has failed too often.
+/// A database for which a trigger's job has failed too often.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct ParkedDb {
@@ -24,9 +24,9 @@ pub struct ParkedDb {
     pub name: DbName,
     /// Which instance.
     pub instance: DbInstance,
-    /// Whether that it is gone could not be told, instead of work that could not be done.
+    /// Whether the clean-up after its deletion has failed, instead of its work.
     pub is_gone: bool,
-    /// Whether it was asked that it is tried again, which has not happened yet.
+    /// Whether a retry was requested that has not happened yet.
     pub is_asked: bool,
     /// How often it was tried.
     pub attempts: u32,
@@ -43,17 +43,17 @@ impl ParkedDb {
     }
 }
 
-/// What is kept of a trigger in the store.
+/// The stored state of a trigger.
 #[derive(Debug, Clone)]
 pub struct StoredTrigger(NamedCursor);
 
 impl StoredTrigger {
-    /// The trigger `name`. Fails if the name is empty or too long.
+    /// A handle on the trigger `name`. Fails if the name is empty or too long.
     pub(crate) fn new(context: &Arc<Context>, name: &str) -> Result<Self> {
         NamedCursor::new(context, None, name).map(Self)
     }
 
-    /// The names of all triggers that have worked on a database, and of all that have parked one. It takes two reads for each
+    /// The names of all triggers that have worked on a database or have parked one. It costs two reads per
     /// cursor of the bus.
     pub(crate) async fn names(context: &Arc<Context>) -> Result<Vec<String>> {
         let mut names = Vec::new();
@@ -70,7 +70,7 @@ impl StoredTrigger {
         self.0.name()
     }
 
-    /// Where its cursor stands: all before it is done or parked. `None` if it was never started.
+    /// The position of its cursor: all work before it is done or parked. `None` if it was never started.
     pub async fn position(&self) -> Result<Option<Cursor>> {
         self.0.read().await
     }
@@ -93,14 +93,14 @@ impl StoredTrigger {
         Ok(shown.collect())
     }
 
-    /// Has its parked databases of this name, or all of them, tried again: within some 10 s if it runs, else when it is started;
-    /// with many, one after the other. Returns how many there are.
+    /// Requests a retry of its parked databases of this name, or of all: within about 10 s if it runs, else when it is started;
+    /// many are tried one after the other. Returns how many there are.
     pub async fn retry(&self, name: Option<&DbName>) -> Result<u64> {
         self.0.ask(name).await
     }
 
-    /// Forgets all that is kept of it: its cursor, what it has worked on, and what is parked. The next one that is started under its
-    /// name begins with all databases, and does not tell of those that are gone by then. One that runs ends, with
+    /// Deletes all its stored state: its cursor, the marks of its work, and its parked databases. The next trigger of this name
+    /// begins with all databases, and is not informed of those that are gone by then. A running trigger ends with
     /// [`Error::CursorLost`].
     pub async fn reset(&self) -> Result<()> {
         self.0.delete().await

@@ -1,4 +1,4 @@
-//! The task of a trigger: takes in what the subscription tells, starts what is due, and saves how far it has come.
+//! The task of a trigger: receives deliveries, starts due jobs, and saves its progress.
 
 use std::{collections::HashMap, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
@@ -35,26 +35,25 @@ use crate::{
     },
 };
 
-/// How long the subscription is not asked for more after the feed could not be read.
+/// Pause after a failed read of the feed.
 const FAILURE_PAUSE: Duration = Duration::from_secs(1);
 
-/// How long it waits at first before it begins again after a panic, and at most.
+/// The first and the longest pause before it starts again after a panic.
 const RESTART_PAUSE_MIN: Duration = Duration::from_secs(1);
 
 /// See [`RESTART_PAUSE_MIN`].
 const RESTART_PAUSE_MAX: Duration = Duration::from_mins(1);
 
-/// How long something may hold the cursor back. After that it is noted in the store, and what others have done meanwhile is not done
-/// again after a crash.
+/// How long work may hold the cursor back. After that the store lists it as owed, so that work that others have done meanwhile is
+/// not repeated after a crash.
 const HOLD_MAX: Duration = Duration::from_secs(10);
 
-/// How many names are noted or forgotten by one transaction.
+/// How many names one transaction adds to the list or removes from it.
 const OWED_BATCH: usize = 500;
 
-/// How many names are noted when the trigger is shut down. What is more is informed by the feed again.
+/// How many names are added to the list at shutdown. The feed delivers the others again.
 const OWED_AT_END_MAX: usize = 20_000;
 
-/// Starts a trigger.
 pub(in crate::roles::jobs) async fn start<K: Kind>(
     dispatcher: &Dispatcher,
     options: TriggerOptions,
@@ -64,7 +63,7 @@ pub(in crate::roles::jobs) async fn start<K: Kind>(
     let subscribe = dispatcher.subscribe(options.filter.clone()).since(Cursor::NOTHING);
     let subscribe = if K::DDOCS { subscribe.with_ddocs() } else { subscribe };
     let mut subscription = subscribe.clone().durable_work(&cursor(dispatcher, &options)?).await?.stream();
-    // From here on nothing can fail: whoever had the cursor has lost it.
+    // From here on nothing can fail: an earlier holder of the cursor has lost it.
     let cursor = subscription.take_cursor().expect("it is durable");
     let (stop, stopped) = watch::channel(false);
     let (status, watched) = watch::channel(TriggerStatus::new(cursor.stored()));
@@ -77,36 +76,34 @@ pub(in crate::roles::jobs) async fn start<K: Kind>(
     Ok(Trigger { task, stop, status: watched })
 }
 
-/// Begins with the work of a trigger again when it has panicked.
+/// Starts the work of a trigger again after a panic.
 struct Supervisor<K: Kind> {
     context: Arc<Context>,
     options: TriggerOptions,
-    /// What it is for.
     kind: Arc<K>,
     subscribe: Subscribe,
-    /// How far it has come, as of when it began.
+    /// The cursor as it was when the trigger began.
     cursor: OpenCursor,
-    /// What it is at.
     status: watch::Sender<TriggerStatus>,
 }
 
 impl<K: Kind> Supervisor<K> {
     /// Works until the trigger is asked to end, the dispatcher has ended, or the cursor is lost.
     async fn run(mut self, mut subscription: Subscription, mut stop: watch::Receiver<bool>) -> Result<()> {
-        // Also if it is dropped: nobody is to take it for running.
+        // Also runs if the future is dropped, so that the status does not show a running trigger.
         let _finished = Finished(self.status.clone());
         let mut pause = RESTART_PAUSE_MIN;
         loop {
             let env = self.context.env().clone();
             let begun = env.now();
-            let keeper = self.keeper(subscription);
-            // What has panicked is dropped, with all jobs.
-            let panic = match AssertUnwindSafe(keeper.run(stop.clone())).catch_unwind().await {
+            let task = self.task(subscription);
+            // A panic drops the task with all its jobs.
+            let panic = match AssertUnwindSafe(task.run(stop.clone())).catch_unwind().await {
                 Ok(ended) => return ended,
                 Err(panic) => panic,
             };
             let (trigger, panic) = (&self.options.name, panic_text(&*panic));
-            tracing::error!(trigger, panic, "a trigger has panicked, and begins again");
+            tracing::error!(trigger, panic, "a trigger has panicked, and starts again");
             self.context.stats.trigger_restarts.add(1);
             self.status.send_modify(|status| (status.restarts, status.running) = (status.restarts + 1, 0));
             pause =
@@ -119,16 +116,16 @@ impl<K: Kind> Supervisor<K> {
             self.cursor = match self.cursor.read_again().await {
                 Ok(cursor) => cursor,
                 Err(error @ Error::CursorLost { .. }) => return Err(error),
-                // From where it began is always right.
+                // It is always right to start where it began.
                 Err(_) => self.cursor,
             };
             subscription = self.subscribe.clone().since(self.cursor.stored()).stream();
         }
     }
 
-    /// What works on what `subscription` tells.
-    fn keeper(&self, subscription: Subscription) -> TriggerTask<K> {
-        // An earlier one may have expired, or was about to tell what was gone, and has not come to it.
+    /// The task that works on the items of `subscription`.
+    fn task(&self, subscription: Subscription) -> TriggerTask<K> {
+        // An earlier trigger may have expired, or may not have informed its job of all gone databases.
         let is_unsure = self.cursor.stored().knew_nothing() && self.cursor.has_marks();
         TriggerTask {
             context: Arc::clone(&self.context),
@@ -154,44 +151,36 @@ impl<K: Kind> Supervisor<K> {
 struct TriggerTask<K: Kind> {
     context: Arc<Context>,
     options: TriggerOptions,
-    /// What it is for.
     kind: Arc<K>,
-    /// What is told.
     subscription: Subscription,
-    /// How far it has come.
     cursor: OpenCursor,
-    /// What is to be done.
     plan: Plan<K::Work>,
-    /// The jobs that run.
     jobs: Tasks<Ended>,
-    /// What they do, by their numbers, which are those of the plan.
+    /// The running tasks by their numbers, which are those of the plan.
     started: HashMap<u64, Started>,
-    /// What it is at.
     status: watch::Sender<TriggerStatus>,
-    /// The search for what is gone, if databases may be so without its having been told: the subscription has expired, and
+    /// The search for databases that have gone without a delivery; needed when the subscription has expired, and
     /// reads everything again.
     search: Option<Search>,
     /// When parked databases are tried again.
     retries: Retries,
-    /// Reads what is owed besides what the feed tells.
+    /// Reads work that the store lists as owed.
     owed: Owed,
-    /// Whether the next job that is started is that of a parked one, if there is one whose turn it is.
+    /// Whether the next job should be one of a parked database, if one has its turn.
     is_turn_of_retry: bool,
-    /// Completes when the subscription may be asked again.
+    /// Completes when the subscription may be polled again.
     pause: Option<BoxFuture<'static, ()>>,
-    /// Completes when how far it has come is to be saved; `None` before it works.
+    /// Completes when the progress is to be saved; `None` before there is any.
     checkpoint: Option<BoxFuture<'static, ()>>,
 }
 
-/// A task of the plan that a job is at.
+/// A task of the plan whose job runs.
 struct Started {
-    /// The name of its database.
     name: DbName,
-    /// Ends it.
     canceller: Canceller,
 }
 
-/// Tells by being dropped that a trigger has ended.
+/// Shows when it is dropped that a trigger has ended.
 struct Finished(watch::Sender<TriggerStatus>);
 
 impl Drop for Finished {
@@ -208,11 +197,11 @@ impl<K: Kind> TriggerTask<K> {
             // An error says that the handle was dropped, and then this task is aborted.
             _ = stop.wait_for(|stop| *stop) => Ok(()),
         };
-        // They may be writing: what comes after must not meet them.
+        // Running jobs may be writing; they must end before what follows.
         self.jobs.cancel_all();
         match ended {
             Ok(()) => {
-                // What is not done is noted, or what others have done since would be done again.
+                // Unfinished work is listed as owed, so that work that others have done since is not repeated.
                 for _ in 0..OWED_AT_END_MAX / OWED_BATCH {
                     if !self.save(Duration::ZERO).await? {
                         break;
@@ -239,7 +228,7 @@ impl<K: Kind> TriggerTask<K> {
             self.owed.begin(&self.context, &self.cursor, places);
             let now = self.context.env().now();
             let due = self.plan.next_due().map(|due| self.context.env().sleep(due.saturating_sub(now)));
-            // For whoever starts again, all that is received below comes after this.
+            // All items that are received below come after this cursor.
             let known = self.subscription.cursor();
             let has_place = taken + self.owed.reserved() < self.options.pending_max;
             let may_receive = self.pause.is_none() && has_place && self.plan.spilled() < 2 * OWED_BATCH;
@@ -266,12 +255,12 @@ impl<K: Kind> TriggerTask<K> {
                 }
                 Some(()) = OptionFuture::from(due) => {}
                 Some(()) = OptionFuture::from(self.pause.as_mut()) => self.pause = None,
-                Some(()) = OptionFuture::from(self.checkpoint.as_mut()) => self.put_down().await?,
+                Some(()) = OptionFuture::from(self.checkpoint.as_mut()) => self.save_progress().await?,
             }
         }
     }
 
-    /// Whoever starts again from here has everything told again that is not done.
+    /// The cursor to save: a trigger that starts again from it gets all unfinished work again.
     fn done_to(&mut self) -> Cursor {
         if self.search.is_some() {
             return Cursor::NOTHING;
@@ -280,20 +269,20 @@ impl<K: Kind> TriggerTask<K> {
         self.plan.since().map_or(position, |since| since.min(position))
     }
 
-    /// Has it saved in a while how far it has come.
+    /// Schedules the next save.
     fn note_position(&mut self) {
         if self.checkpoint.is_none() {
             self.checkpoint = Some(self.context.env().sleep(self.options.checkpoint_interval));
         }
     }
 
-    /// Saves how far it has come. Fails if the cursor is lost.
-    async fn put_down(&mut self) -> Result<()> {
-        // Also databases that it does not want move its position on.
+    /// Saves the progress. Fails if the cursor is lost.
+    async fn save_progress(&mut self) -> Result<()> {
+        // Rows that the filter does not want move the position as well, so the next save is scheduled in any case.
         self.checkpoint = None;
         self.note_position();
         match self.save(HOLD_MAX).await {
-            // There is more to be noted.
+            // There is more to save.
             Ok(true) => self.checkpoint = Some(self.context.env().sleep(Duration::ZERO)),
             Ok(false) => {}
             Err(error @ Error::CursorLost { .. }) => {
@@ -304,11 +293,12 @@ impl<K: Kind> TriggerTask<K> {
                 tracing::warn!(trigger = self.options.name, %error, "a cursor cannot be written, trying again");
             }
         }
-        self.tell(|_| ());
+        self.update_status(|_| ());
         Ok(())
     }
 
-    /// Saves how far it has come, what has held that back for `age`, and what is done of it; whether there is more of that.
+    /// Saves the cursor, lists work that has held it back for `age` as owed, and removes finished work from that list. Returns whether
+    /// there is more to list or remove.
     async fn save(&mut self, age: Duration) -> Result<bool> {
         let now = self.context.env().now();
         let owed = self.plan.overdue(now, (age, OWED_BATCH), K::is_fresh);
@@ -322,7 +312,7 @@ impl<K: Kind> TriggerTask<K> {
                 owed.iter().map(|(name, is_fresh)| (name.clone(), OwedRow { is_fresh: *is_fresh })).collect();
             self.cursor.save_owing(done_to, &rows, &settled).await
         } else if self.plan.running() > 0 {
-            // Jobs may run on, although another trigger has begun with them again.
+            // The cursor need not be written, but jobs must not go on if another trigger has opened it.
             self.cursor.verify().await
         } else {
             Ok(())
@@ -336,7 +326,7 @@ impl<K: Kind> TriggerTask<K> {
         Ok(owed.len() == OWED_BATCH || settled.len() == OWED_BATCH)
     }
 
-    /// Takes in what was read of what is owed.
+    /// Receives owed work.
     fn see_owed(&mut self, step: owed::Step) {
         let Self { owed, plan, .. } = self;
         let found = owed.end(step, |name| plan.wants_owed(name));
@@ -347,10 +337,10 @@ impl<K: Kind> TriggerTask<K> {
                 self.plan.see_owed(now, &name, work, gone);
             }
         }
-        self.tell(|_| ());
+        self.update_status(|_| ());
     }
 
-    /// Takes in what the subscription tells, which comes after `known`.
+    /// Receives an item of the subscription, which comes after `known`.
     fn receive(&mut self, item: Result<Delivery, Interruption>, known: Cursor) {
         let delivery = match item {
             Ok(delivery) => delivery,
@@ -370,17 +360,17 @@ impl<K: Kind> TriggerTask<K> {
         let seen = Observed {
             replaced: replaced.map(|(instance, _)| Db::new(db.name.clone(), instance)),
             work: (!row.is_deleted()).then(|| self.kind.work(&delivery)),
-            // A database that was quiet for long may be known from long ago.
+            // The delivery of a quiet database may reach back further than the cursor.
             since: delivery.since().max(known),
             db,
         };
         self.see(seen);
     }
 
-    /// Takes in what was seen of a database.
+    /// Receives an observation of a database.
     fn see(&mut self, seen: Observed<K::Work>) {
         if self.plan.is_full_for(&seen.db.name) {
-            // What is to be done is looked up when there is place.
+            // Its work is looked up in the store when there is room.
             let is_fresh = seen.work.as_ref().is_some_and(K::is_fresh);
             self.plan.spill(self.context.env().now(), seen.db.name, seen.since, is_fresh);
             if self.plan.spilled() >= OWED_BATCH {
@@ -390,14 +380,14 @@ impl<K: Kind> TriggerTask<K> {
         }
         let cancelled = self.plan.see(self.context.env().now(), seen);
         self.cancel(cancelled);
-        self.tell(|_| ());
+        self.update_status(|_| ());
     }
 
-    /// Starts the jobs that are due, and those of parked databases whose turn it is.
+    /// Starts the due jobs, and those of parked databases whose turn it is.
     fn start_due(&mut self) {
         loop {
             let now = self.context.env().now();
-            // Of two that are started one may be parked, and no more than half of those that run.
+            // Every second job, and at most half of the running ones, may be of a parked database.
             if (self.is_turn_of_retry || !self.plan.is_due(now)) && self.start_retry() {
                 self.is_turn_of_retry = false;
                 continue;
@@ -408,12 +398,12 @@ impl<K: Kind> TriggerTask<K> {
         }
     }
 
-    /// Starts the job of the next parked database whose turn it is; whether there is one, and room for it.
+    /// Starts the job of the next parked database whose turn it is. Returns false if there is none, or no room for it.
     fn start_retry(&mut self) -> bool {
         if self.plan.retrying() >= (self.options.jobs_max / 2).max(1) || !self.plan.has_room() {
             return false;
         }
-        // One of which something waits or runs has its turn in the next round.
+        // A database with waiting or running work has its turn in the next round.
         while let Some((db, row)) = self.retries.next() {
             let task = if row.is_gone {
                 plan::Task::Gone(db)
@@ -428,7 +418,7 @@ impl<K: Kind> TriggerTask<K> {
         false
     }
 
-    /// Has the job do `task`.
+    /// Starts a job for `task`.
     fn spawn(&mut self, number: u64, task: plan::Task<K::Work>, attempt: u32, parked: Option<ParkedRow>) {
         let name = task.db().name.clone();
         let terms = AttemptLimits {
@@ -441,15 +431,15 @@ impl<K: Kind> TriggerTask<K> {
         let work = attempt::attempt(context, kind, self.cursor.clone(), task, terms);
         let canceller = self.jobs.spawn(number, work);
         self.started.insert(number, Started { name, canceller });
-        self.tell(|_| ());
+        self.update_status(|_| ());
     }
 
-    /// Takes in the end of a job. Fails if the cursor is lost.
+    /// Receives the end of a job. Fails if the cursor is lost.
     fn end(&mut self, (number, ended): (u64, Joined<Ended>)) -> Result<()> {
         let result = match ended {
             Ok(result) => result,
             Err(panicked @ tasks::Ended::Panicked(_)) => Err(Failure::Job(panicked.into())),
-            // Anyone who has cancelled it does not wait for it.
+            // The plan does not wait for a cancelled task.
             Err(tasks::Ended::Cancelled) => Ok(Vec::new()),
         };
         let Started { name, .. } = self.started.remove(&number).expect("every job is a task");
@@ -482,7 +472,7 @@ impl<K: Kind> TriggerTask<K> {
         let (now, retry) = (self.context.env().now(), self.options.retry());
         let backoff = |failures| retry.backoff(failures, self.context.env());
         let outcome = self.plan.end(now, (&name, number), end, backoff);
-        self.tell(|status| {
+        self.update_status(|status| {
             match outcome {
                 Outcome::Done => status.done += 1,
                 Outcome::Failed => status.failed += 1,
@@ -494,8 +484,8 @@ impl<K: Kind> TriggerTask<K> {
         Ok(())
     }
 
-    /// Goes on with the search for databases that are gone without its having been told, if there is one, once all that are
-    /// there have been told again. How many places in the plan are kept for what is found.
+    /// Continues the search for databases that have gone without a delivery, if there is one, once all existing databases
+    /// were delivered again. Returns how many places in the plan are reserved for its results.
     fn search_on(&mut self) -> usize {
         let Some(search) = &mut self.search else { return 0 };
         if !self.subscription.cursor().knew_nothing() {
@@ -504,34 +494,34 @@ impl<K: Kind> TriggerTask<K> {
         search.reserved()
     }
 
-    /// Takes in what the search has found.
+    /// Receives a result of the search.
     fn find(&mut self, found: Found) {
         if self.search.as_mut().is_some_and(|search| search.end(&found)) {
             self.search = None;
         }
         for db in found.gone {
-            // No row tells of it: whoever starts again has to find it out as this one has.
+            // No row shows it, so a trigger that starts again has to search again.
             self.see_gone(db, Cursor::NOTHING);
         }
     }
 
-    /// Takes in that an instance is gone, whatever has its name now.
+    /// Notes that an instance is gone, whatever has its name now.
     fn see_gone(&mut self, db: Db, since: Cursor) {
         let cancelled = self.plan.forget(self.context.env().now(), db, since);
         self.cancel(cancelled);
-        self.tell(|_| ());
+        self.update_status(|_| ());
     }
 
     /// Ends the job of task `number`, with all that it has started: when this returns, nothing of it runs any more.
     fn cancel(&self, number: Option<u64>) {
         if let Some(started) = number.and_then(|number| self.started.get(&number)) {
             started.canceller.cancel();
-            self.tell(|status| status.cancelled += 1);
+            self.update_status(|status| status.cancelled += 1);
         }
     }
 
-    /// Shows what it is at.
-    fn tell(&self, change: impl FnOnce(&mut TriggerStatus)) {
+    /// Updates the status.
+    fn update_status(&self, change: impl FnOnce(&mut TriggerStatus)) {
         let (running, len) = (self.plan.running(), self.plan.waiting());
         let position = self.cursor.stored();
         self.status.send_modify(|status| {

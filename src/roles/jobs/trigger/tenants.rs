@@ -1,4 +1,4 @@
-//! [`Tenants`]: whose databases are, and what each of their owners may have of a trigger.
+//! [`Tenants`]: the tenants of databases, and their limits in a trigger.
 
 use std::{fmt, sync::Arc};
 
@@ -13,11 +13,11 @@ type Of = Arc<dyn Fn(&DbName) -> String + Send + Sync>;
 /// Finds the weight of a tenant.
 type Weight = Arc<dyn Fn(&str) -> u32 + Send + Sync>;
 
-/// Whose databases are, and what each tenant may have of a trigger: the jobs that run are divided among the tenants that have work, in
-/// fair shares, and none can fill what waits.
+/// The tenants of databases, and their limits in a trigger: running jobs are divided in fair shares among the tenants that have work,
+/// and no tenant can fill the memory for waiting work.
 ///
-/// By default a database belongs to the tenant that its name begins with, up to the first `/`; one without a `/` is a tenant of its
-/// own. All tenants weigh the same.
+/// By default the tenant is the part of a database's name before the first `/`; a name without a `/` is its own tenant.
+/// All tenants have the same weight.
 ///
 /// ```
 /// use notibus::jobs::{Tenants, TriggerOptions};
@@ -36,39 +36,37 @@ pub struct Tenants {
 }
 
 impl Tenants {
-    /// Tenants that `of` finds. It is asked for each database of which there is news, and has to answer the same each time.
+    /// Makes tenants that `of` finds. It is called for each delivered database, and has to return the same each time.
     pub fn by(of: impl Fn(&DbName) -> String + Send + Sync + 'static) -> Self {
         let of: Of = Arc::new(of);
         Self { of, weight: Arc::new(|_| 1), jobs_max: usize::MAX, pending_max: usize::MAX }
     }
 
-    /// The share of a tenant is as large as `weight` says, compared with those of others; 0 counts as 1. It is asked when a tenant
-    /// comes to have work.
+    /// Sets the weights: the share of a tenant is proportional to its weight; 0 counts as 1. `weight` is called when a tenant
+    /// begins to have work.
     #[must_use]
     pub fn weighted(self, weight: impl Fn(&str) -> u32 + Send + Sync + 'static) -> Self {
         Self { weight: Arc::new(weight), ..self }
     }
 
-    /// At most so many jobs of one tenant run at once, at least 1. Default: as many as of all together.
+    /// Limits the running jobs of one tenant, at least 1. Default: the limit of the trigger.
     #[must_use]
     pub fn jobs_max(self, jobs_max: usize) -> Self {
         Self { jobs_max, ..self }
     }
 
-    /// For at most so many databases of one tenant something waits in memory, at least 1. What is more waits in the store, one small
-    /// row for each database. Default: an eighth of [`TriggerOptions::pending_max`](crate::jobs::TriggerOptions::pending_max), and at least as
-    /// many as jobs may run.
+    /// Limits the databases of one tenant with waiting work in memory, at least 1. Further ones wait in the store, with one small
+    /// row for each database. Default: an eighth of [`TriggerOptions::pending_max`](crate::jobs::TriggerOptions::pending_max), but at
+    /// least the limit of running jobs.
     #[must_use]
     pub fn pending_max(self, pending_max: usize) -> Self {
         Self { pending_max, ..self }
     }
 
-    /// Whose `name` is.
     pub(super) fn of(&self, name: &DbName) -> Tenant {
         (self.of)(name).into()
     }
 
-    /// The weight of `tenant`.
     pub(super) fn weight(&self, tenant: &str) -> u64 {
         (self.weight)(tenant).max(1).into()
     }

@@ -1,4 +1,4 @@
-//! What a trigger does when, one thing at a time.
+//! Tests of the plan, step by step.
 
 use super::*;
 use crate::base::{
@@ -64,7 +64,7 @@ fn what_could_not_be_begun_waits_for_the_news_of_others_and_is_no_attempt() {
     assert_eq!(plan.since(), Some(at(1)));
     let (number, task, _) = plan.start(SECOND * 12).unwrap();
     assert_eq!(task, Task::Gone(db(2)));
-    // It is informed of one that it finds, too, before the work is done.
+    // A task may find a gone instance, too; the job is informed before the work.
     let done = End::Done(vec![db(1)]);
     assert_eq!(plan.end(SECOND * 12, (&name, number), done, backoff), Outcome::Done);
     let (number, task, _) = plan.start(SECOND * 12).unwrap();
@@ -118,7 +118,7 @@ fn what_is_parked_holds_nothing_back_and_is_tried_again_beside_the_rest() {
     let number = plan.start_retry(&task).unwrap();
     assert_eq!((plan.len(), plan.since(), plan.running(), plan.retrying()), (1, None, 1, 1));
     assert_eq!(plan.start_retry(&task), None, "one at a time");
-    // What comes meanwhile is done afterwards, and is told again until then.
+    // A change meanwhile causes a task afterwards, and the feed delivers it again until then.
     plan.see(SECOND * 3, seen(1, 2, 5));
     assert_eq!(plan.since(), Some(at(5)));
     let put_off = End::PutOff(Vec::new());
@@ -128,7 +128,7 @@ fn what_is_parked_holds_nothing_back_and_is_tried_again_beside_the_rest() {
     assert_eq!(task, Task::Work(db(1), vec![2]), "the store knows the rest");
     assert_eq!(plan.end(SECOND * 13, (&name, number), End::WasParked, backoff), Outcome::Stale);
     assert_eq!((plan.len(), plan.since()), (0, None));
-    // One that is deleted while it is tried again.
+    // The database is deleted during a retry.
     let number = plan.start_retry(&Task::Work(db(1), vec![9])).unwrap();
     let gone = Observed { db: db(1), replaced: None, work: None, since: at(7) };
     assert_eq!(plan.see(SECOND * 14, gone), Some(number));
@@ -138,7 +138,7 @@ fn what_is_parked_holds_nothing_back_and_is_tried_again_beside_the_rest() {
 }
 
 #[test]
-fn a_deletion_cancels_and_is_told_once_the_task_has_ended() {
+fn a_deletion_cancels_and_the_job_is_informed_once_the_task_has_ended() {
     let mut plan = plan();
     plan.see(SECOND, seen(1, 1, 1));
     let (number, ..) = plan.start(SECOND * 2).unwrap();
@@ -153,7 +153,7 @@ fn a_deletion_cancels_and_is_told_once_the_task_has_ended() {
 }
 
 #[test]
-fn a_recreation_is_begun_afresh_after_the_end_of_the_old_one_was_told() {
+fn a_recreation_begins_afresh_after_the_job_is_informed_of_the_end_of_the_old_one() {
     let mut plan = plan();
     plan.see(SECOND, seen(1, 1, 1));
     let (number, ..) = plan.start(SECOND * 2).unwrap();
@@ -201,8 +201,8 @@ fn no_more_tasks_run_at_once_than_may() {
     assert!(plan.start(now).is_some());
 }
 
-/// Once, a job that hung held the cursor back for as long as it hung: after a restart all that others had done meanwhile was done
-/// again.
+/// Regression: a job that hung held the cursor back for as long as it hung: after a restart, all that other jobs had done meanwhile
+/// was done again.
 #[test]
 fn what_takes_long_is_noted_in_the_store_and_holds_the_cursor_back_no_longer() {
     let mut plan = plan();
@@ -215,7 +215,7 @@ fn what_takes_long_is_noted_in_the_store_and_holds_the_cursor_back_no_longer() {
     assert_eq!(overdue, [(name.clone(), true)]);
     plan.set_owed([&name].into_iter(), true);
     assert_eq!((plan.since(), plan.overdue(SECOND * 99, (SECOND, 5), none)), (None, Vec::new()));
-    // What comes meanwhile is covered, too.
+    // A change meanwhile is covered, too.
     plan.see(SECOND * 20, seen(1, 2, 2));
     assert_eq!(plan.since(), None);
     assert_eq!(end(&mut plan, SECOND * 30, number, true), Outcome::Done);
@@ -223,7 +223,7 @@ fn what_takes_long_is_noted_in_the_store_and_holds_the_cursor_back_no_longer() {
     let (number, ..) = plan.start(SECOND * 31).unwrap();
     assert_eq!(end(&mut plan, SECOND * 31, number, true), Outcome::Done);
     assert_eq!(plan.take_settled(5), std::slice::from_ref(&name));
-    // It could not be forgotten, and something else is seen of it.
+    // The store could not remove it from its list, and it is observed again.
     plan.see(SECOND * 40, seen(1, 3, 7));
     assert_eq!(plan.since(), Some(at(7)));
     plan.put_back_settled(vec![name]);
@@ -242,7 +242,7 @@ fn what_was_owed_is_done_after_a_restart() {
     assert_eq!(end(&mut plan, now, number, true), Outcome::Done);
     assert!(!plan.wants_owed(&name), "it is done");
     assert_eq!(plan.take_settled(5), std::slice::from_ref(&name));
-    // One that is gone, and one of which nothing is left.
+    // A name whose instance is gone, and a name without any work.
     plan.see_owed(now, &name, None, vec![db(1)]);
     let (number, task, _) = plan.start(now).unwrap();
     assert_eq!(task, Task::Gone(db(1)));
@@ -250,7 +250,7 @@ fn what_was_owed_is_done_after_a_restart() {
     plan.take_settled(5);
     plan.see_owed(now, &name, None, Vec::new());
     assert_eq!((plan.len(), plan.take_settled(5)), (0, vec![name.clone()]));
-    // What the feed has told since the start goes before, and what is owed besides is done as well.
+    // The delivery since the start is newer; the owed work is done as well.
     plan.see(now, seen(3, 1, 9));
     plan.see_owed(now, &name, Some((db(2), vec![7])), vec![db(1)]);
     let (number, task, _) = plan.start(now).unwrap();
