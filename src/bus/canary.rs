@@ -1,7 +1,7 @@
-//! The canary: each node records an event of its own, and waits until it has come through the whole path.
+//! The canary: each node regularly records an event of its own, and waits for its delivery.
 //!
-//! It is one transaction, one fold and one row, of the one database that all nodes share: `_notibus/canary`. So subscribers of everything
-//! see that database updated as often as all nodes together record, and it is in `_db_updates`. That is why it has to be asked for.
+//! All nodes share one database for it: `_notibus/canary`. Each time costs one transaction, one fold and one row. Subscribers of
+//! everything, `_db_updates` included, see that database updated whenever a node records. Therefore it is off by default.
 
 use std::time::Duration;
 
@@ -14,17 +14,16 @@ use crate::{
     roles::dispatcher::Subscriptions,
 };
 
-/// The name of its database.
 const NAME: &str = "_notibus/canary";
 
-/// What fails if it does not come back, as `ready` tells it.
+/// The name of its failure in `ready`.
 const WHAT: &str = "delivery of the canary";
 
-/// How long one may take at least before it counts as lost.
+/// The least time after which an event counts as lost.
 const LIMIT_MIN: Duration = Duration::from_secs(5);
 
-/// Records an event every `interval`, for ever. The time from its commit to its delivery is counted; one that is not delivered keeps the
-/// node from being ready until one is.
+/// Records an event every `interval`, for ever. It counts the time from the commit to the delivery. A lost event keeps the
+/// node from being ready until one is delivered.
 pub(super) async fn run(bus: Bus, dispatcher: Subscriptions, interval: Duration) {
     let context = &bus.context;
     let (env, health) = (context.env(), &context.stats.health);
@@ -48,7 +47,7 @@ pub(super) async fn run(bus: Bus, dispatcher: Subscriptions, interval: Duration)
     }
 }
 
-/// Records one event; returns how long it took from the commit until its row was handed out here.
+/// Records one event; returns the time from the commit until its row was delivered here.
 async fn send(bus: &Bus, dispatcher: &Subscriptions) -> Result<Duration> {
     let db = Db::new(NAME.parse().expect("it is a name"), DbInstance([0; 16]));
     let tx = bus.store().begin();

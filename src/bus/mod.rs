@@ -51,18 +51,18 @@ use crate::{
     store::{Database, Isolation, RangeRead, Transaction},
 };
 
-/// What a bus is created with. An existing bus must be opened with the same prefix and number of partitions.
+/// Options for creating or opening a bus. An existing bus must be opened with the same prefix and number of partitions.
 #[derive(Debug, Clone)]
 pub struct BusOptions {
-    /// What all keys of the bus start with; at most 256 bytes, not starting with `0xff`. Default: `notibus`.
+    /// The prefix of all keys of the bus; at most 256 bytes, not starting with `0xff`. Default: `notibus`.
     pub prefix: Vec<u8>,
-    /// Into how many partitions the counters are divided, 1 to 4,096: the most notifiers that can share the work.
+    /// Number of partitions of the counters, 1 to 4,096: the most notifiers that can share the work.
     /// Default: 64.
     pub partitions: u32,
-    /// Over how many shards the feed is spread when the bus is created, 1 to 10,000. An existing feed keeps its own.
+    /// Number of shards of the feed when the bus is created, 1 to 10,000. An existing feed keeps its own.
     /// Default: 4.
     pub shards: u32,
-    /// How ids can be routed to shards. Every process that uses the bus needs the same ones. Default: those of this crate.
+    /// The schemes that route ids to shards. Every process that uses the bus needs the same ones. Default: those of this crate.
     pub schemes: Schemes,
 }
 
@@ -72,10 +72,9 @@ impl Default for BusOptions {
     }
 }
 
-/// The most partitions.
 const PARTITIONS_MAX: u32 = 4_096;
 
-/// Removes the nodes of earlier processes, if `db` knows that they are dead: nobody has to wait until they expire.
+/// Removes the nodes of earlier processes if `db` knows that they are dead, so that no node has to wait until they expire.
 async fn forget_dead(db: &Database, prefix: &[u8], keys: &Keys) -> Result<()> {
     if db.is_first_use(prefix) {
         db.run(async |tx| forget_nodes(&tx, keys).await).await?;
@@ -83,10 +82,9 @@ async fn forget_dead(db: &Database, prefix: &[u8], keys: &Keys) -> Result<()> {
     Ok(())
 }
 
-/// The bus in a store, as seen by one process. Clones share it; roles are started from it.
+/// The bus in a store, as opened by one process. Clones share it; it starts roles.
 #[derive(Debug, Clone)]
 pub struct Bus {
-    /// What the roles share.
     context: Arc<Context>,
 }
 
@@ -94,7 +92,7 @@ impl Bus {
     /// Opens the bus in `db`, and creates it if there is none under the prefix. Must be called within a tokio runtime.
     ///
     /// Fails with [`Error::Invalid`] if an option is out of its limits, with [`Error::ConfigMismatch`] if the bus was created with
-    /// another number of partitions, and with [`Error::ImportUnderWay`] while one is imported under the prefix.
+    /// another number of partitions, and with [`Error::ImportUnderWay`] while a bus is being imported under the prefix.
     pub async fn open(db: &Database, options: BusOptions) -> Result<Self> {
         let BusOptions { prefix, partitions, shards, schemes } = options;
         if !(1..=PARTITIONS_MAX).contains(&partitions) {
@@ -109,9 +107,9 @@ impl Bus {
         Ok(Self::new(db, keys, config, schemes))
     }
 
-    /// Opens the bus that is in `db` under `prefix`, with what it was created with. Must be called within a tokio runtime.
+    /// Opens an existing bus in `db` under `prefix`, with its stored options. Must be called within a tokio runtime.
     ///
-    /// Fails with [`Error::Invalid`] if there is none, and with [`Error::ImportUnderWay`] while one is imported.
+    /// Fails with [`Error::Invalid`] if there is none, and with [`Error::ImportUnderWay`] while one is being imported.
     pub async fn open_existing(db: &Database, prefix: &[u8]) -> Result<Self> {
         let keys = Keys::new(prefix)?;
         let stored = db.run(async |tx| {
@@ -131,33 +129,33 @@ impl Bus {
         }
     }
 
-    /// Writes everything that the bus keeps to `out`, for [`Bus::import`] into another store; says what that was. It blocks the
-    /// thread as long as `out` does.
+    /// Writes all data of the bus to `out`, for [`Bus::import`] into another store, and returns a summary. It blocks the
+    /// thread whenever `out` does.
     ///
-    /// Stop producers and roles first, and let nothing write to this bus after. Nodes are watched for as long as they may be silent
-    /// ([`NodeOptions::expiry`](crate::NodeOptions::expiry)), to find out whether one lives; a producer is noticed if it writes
-    /// meanwhile. [`ExportOptions::while_running`] exports beside them all the same.
+    /// Stop producers and roles first, and do not write to this bus afterwards. To find out whether a node lives, it watches the
+    /// heartbeats for as long as they may pause ([`NodeOptions::expiry`](crate::NodeOptions::expiry)); it notices a producer that writes
+    /// meanwhile. With [`ExportOptions::while_running`] it exports beside them.
     ///
-    /// Fails with [`Error::BusInUse`] if nodes live, with [`Error::Invalid`] if something was written meanwhile, as far as it can
-    /// tell, and with [`Error::Io`] if `out` does.
+    /// Fails with [`Error::BusInUse`] if nodes live, with [`Error::Invalid`] if it notices a write meanwhile, and with [`Error::Io`]
+    /// if `out` fails.
     pub async fn export(&self, out: &mut impl Write, options: ExportOptions) -> Result<Exported> {
         relocation::export(&self.context, out, options).await
     }
 
-    /// Brings what [`Bus::export`] has written into `db`, under `prefix`, with the incarnation raised by one: positions of
+    /// Imports the output of [`Bus::export`] into `db`, under `prefix`, and raises the incarnation by one: positions of
     /// readers stay valid, and sort before all that is written from now on. Open the bus with the same hashing schemes.
     ///
-    /// Until it has ended, opening a bus there fails with [`Error::ImportUnderWay`]. If it fails, it removes what it has written; if
-    /// its process dies or the future is dropped, that is left to the next import, or to [`Bus::discard_import`].
+    /// Until it has ended, opening a bus there fails with [`Error::ImportUnderWay`]. If it fails, it removes what it has written. If
+    /// its process dies or the future is dropped, the next import or [`Bus::discard_import`] removes that.
     ///
-    /// Fails with [`Error::Invalid`] if there is something under the prefix, or the export is damaged, with [`Error::BusInUse`]
+    /// Fails with [`Error::Invalid`] if there is data under the prefix, or the export is damaged, with [`Error::BusInUse`]
     /// if nodes live under the prefix, and with [`Error::Io`] if `input` fails or ends too early.
     pub async fn import(db: &Database, prefix: &[u8], input: &mut impl Read) -> Result<()> {
         relocation::import(db, &Keys::new(prefix)?, input).await
     }
 
-    /// Removes what an import whose process has died has left under `prefix`. Returns whether there was anything. An import that is
-    /// still under way fails.
+    /// Removes what an import whose process has died has left under `prefix`. Returns whether there was anything. If the import is
+    /// still running, it fails then.
     pub async fn discard_import(db: &Database, prefix: &[u8]) -> Result<bool> {
         relocation::discard(db, &Keys::new(prefix)?).await
     }
@@ -170,12 +168,12 @@ impl Bus {
         Ok(db.run(async |tx| relocation::stored(&tx, &keys).await).await?.incarnation)
     }
 
-    /// Raises the incarnation of the bus in `db` under `prefix` from `from` by one, after the store as a whole was moved to
-    /// another cluster, as by a backup and its restoration. No process may have the bus open. Returns the new one; trying again
+    /// Raises the incarnation of the bus in `db` under `prefix` from `from` by one, after the whole store was moved to
+    /// another cluster, for instance by a backup and a restore. No process may have the bus open. Returns the new incarnation; a retry
     /// after a failure does not raise it twice.
     ///
-    /// Nodes that are listed are watched for as long as they may be silent, unless it is forced, and in any case removed together
-    /// with all leases: what a forgotten process has under way in a role is not committed any more. Producers and
+    /// Unless `force` is set, it watches the heartbeats of listed nodes for as long as they may pause. It removes all nodes and
+    /// leases: work of a forgotten process in a role cannot commit any more. Producers and
     /// writers of documents have no lease: stop them.
     ///
     /// Fails with [`Error::BusInUse`] if nodes live, and with [`Error::Invalid`] if the incarnation is neither `from` nor the one after it.
@@ -188,7 +186,7 @@ impl Bus {
         relocation::raise(db, &Keys::new(prefix)?, from, force).await
     }
 
-    /// The store that it is in.
+    /// The store of the bus.
     pub fn store(&self) -> &Database {
         &self.context.db
     }
@@ -198,7 +196,6 @@ impl Bus {
         self.context.config.incarnation
     }
 
-    /// The bus with this configuration.
     fn new(db: &Database, keys: Keys, config: Config, schemes: Schemes) -> Self {
         let context = Context::new(db.clone(), keys, config, schemes);
         let ringer = tokio::spawn(ringer(Arc::clone(&context.signals), Arc::downgrade(&context)));
@@ -206,25 +203,25 @@ impl Bus {
         Self { context }
     }
 
-    /// A producer with the default options.
+    /// Makes a producer with the default options.
     pub fn producer(&self) -> Producer {
         self.producer_with(ProducerOptions::default()).expect("the default options are valid")
     }
 
-    /// A producer. Fails with [`Error::Invalid`] if an option is out of its limits.
+    /// Makes a producer. Fails with [`Error::Invalid`] if an option is out of its limits.
     pub fn producer_with(&self, options: ProducerOptions) -> Result<Producer> {
         Producer::new(Arc::clone(&self.context), options)
     }
 
-    /// Joins the nodes of the bus. Each call makes another node; a process needs one, from which its roles are started.
+    /// Joins the nodes of the bus. Each call makes another node. A process needs one; it starts its roles from it.
     ///
-    /// Fails with [`Error::Invalid`] if an option is out of its limits, or another process lives under the same id. If a
-    /// process has died under it, this waits until that is certain.
+    /// Fails with [`Error::Invalid`] if an option is out of its limits, or another living process has the same id. If that
+    /// process may be dead, it waits until that is certain.
     pub async fn node(&self, options: NodeOptions) -> Result<Node> {
         Ok(Node::new(Arc::clone(&self.context), self.join(options).await?))
     }
 
-    /// Starts a notifier as a node of its own, with the default [`NodeOptions`]. It takes its part of the partitions.
+    /// Starts a notifier as a node of its own, with the default [`NodeOptions`]. It takes its share of the partitions.
     ///
     /// A process with several roles starts them from one node: see [`Bus::node`].
     pub async fn notifier(&self, options: NotifierOptions) -> Result<Notifier> {
@@ -233,7 +230,7 @@ impl Bus {
         Notifier::start_alone(&self.context, member, options).await
     }
 
-    /// Starts a janitor as a node of its own, with the default [`NodeOptions`]. Of all nodes that have one, one works at a
+    /// Starts a janitor as a node of its own, with the default [`NodeOptions`]. One of all janitors works at a
     /// time.
     pub async fn janitor(&self, options: JanitorOptions) -> Result<Janitor> {
         options.check()?;
@@ -241,14 +238,13 @@ impl Bus {
         Janitor::start_alone(&self.context, member, options).await
     }
 
-    /// Joins the nodes of the bus.
     async fn join(&self, options: NodeOptions) -> Result<Arc<Member>> {
         let Context { db, keys, config, stats, .. } = &*self.context;
         Member::join(db, keys, Some(*config), stats, options).await
     }
 
-    /// The nodes that have joined and not left, in the order of their ids. Some may have died since: only one whose beat
-    /// changes lives. Changes nothing.
+    /// The nodes that have joined and not left, in the order of their ids. Some may have died: a node lives only if its heartbeat
+    /// changes. Read-only.
     pub async fn nodes(&self) -> Result<Vec<NodeStatus>> {
         statuses(&self.context.db, &self.context.keys).await
     }
@@ -258,13 +254,13 @@ impl Bus {
         Dispatcher::start(Arc::clone(&self.context), options, None).await
     }
 
-    /// A dispatcher without a tail, at the end of the feed: rows are pushed by hand.
+    /// Makes a dispatcher without a tail, at the end of the feed; the caller pushes the rows.
     pub async fn fanout(&self, options: DispatcherOptions) -> Result<Fanout> {
         let start = self.feed().now().await?;
         Fanout::new(Arc::clone(&self.context), &options, start)
     }
 
-    /// The changes feeds of the databases' documents, with producers of the default options.
+    /// The changes feeds of the databases' documents, with a producer with default options.
     pub fn changes(&self) -> Changes {
         self.changes_with(self.producer())
     }
@@ -274,12 +270,12 @@ impl Bus {
         Changes::new(Arc::clone(&self.context), producer)
     }
 
-    /// The feed of notifications, to be read directly.
+    /// The notification feed, for direct reads.
     pub fn feed(&self) -> NotificationFeed {
         NotificationFeed::new(Arc::clone(&self.context), self.context.feed.clone())
     }
 
-    /// The group `name` of the feed of notifications, to be created, consumed or looked at. Groups of other feeds:
+    /// A handle on the group `name` of the notification feed. For groups of other feeds see
     /// [`Feed::group`](crate::feed::Feed::group).
     ///
     /// Fails with [`Error::Invalid`] if the name is empty or longer than 256 bytes.
@@ -287,18 +283,18 @@ impl Bus {
         self.feed().group(name)
     }
 
-    /// The group `name` of the notifications, or of the documents of `instance`, to be looked at and managed.
+    /// A handle on the group `name` of the notifications, or of the documents of `instance`, for inspection and management.
     pub fn any_group(&self, instance: Option<DbInstance>, name: &str) -> Result<Group<()>> {
         Group::untyped(&self.context, instance, name)
     }
 
-    /// The groups of all feeds, and what the store says of them. Changes nothing.
+    /// The stored state of the groups of all feeds. Read-only.
     pub async fn groups(&self) -> Result<Vec<GroupStatus>> {
         group::statuses(&self.context).await
     }
 
     /// Starts a consumer of `group` as a node of its own, with the default [`NodeOptions`]. `factory` makes an observer for each
-    /// shard that it works on.
+    /// shard of its share.
     ///
     /// A process with several roles starts them from one node: see [`Node::consumer`].
     pub async fn consumer<R, F, O>(
@@ -316,22 +312,22 @@ impl Bus {
         Consumer::start_alone(group, member, factory, options).await
     }
 
-    /// The cursor `name` of the bus as a whole, for a durable subscriber or a trigger, of which one runs at a time, on whatever
-    /// node. One that each node has for itself: [`Node::cursor`].
+    /// The cursor `name` of the bus as a whole, for a durable subscriber or a trigger that runs once at a time, on any
+    /// node. For a cursor per node see [`Node::cursor`].
     ///
     /// Fails with [`Error::Invalid`] if the name is empty or longer than 256 bytes.
     pub fn cursor(&self, name: &str) -> Result<NamedCursor> {
         NamedCursor::new(&self.context, None, name)
     }
 
-    /// What is kept of the trigger `name`: where it is, and which databases it has parked.
+    /// The stored state of the trigger `name`: its position, and the databases that it has parked.
     ///
     /// Fails with [`Error::Invalid`] if the name is empty or longer than 256 bytes.
     pub fn trigger(&self, name: &str) -> Result<StoredTrigger> {
         StoredTrigger::new(&self.context, name)
     }
 
-    /// The names of the triggers that have worked on any database. It takes two reads for each cursor of the bus.
+    /// The names of the triggers that have worked on any database. It costs two reads per cursor of the bus.
     pub async fn triggers(&self) -> Result<Vec<String>> {
         StoredTrigger::names(&self.context).await
     }
@@ -343,9 +339,9 @@ impl Bus {
         db.run(async |tx| Ok(tx.get_range(waiting, Isolation::Snapshot).await?.rows.is_empty())).await
     }
 
-    /// The rows that this process has met and cannot decode, as far as they are still there: damaged ones, and those of a later
-    /// version of the program. Whoever met them went on without them. A fold mark that was damaged is named as long as the process
-    /// lives, although it was replaced at once. Of more than 1,000 only the last ones are known. It reads each of them.
+    /// The rows that this process has found and cannot decode, if they still exist: damaged ones, and those of a later
+    /// version of the program. Readers have skipped them. A damaged fold mark is listed while the process
+    /// lives, although it was replaced at once. At most the last 1,000 are known. It reads each of them.
     pub async fn skipped_rows(&self) -> Result<Vec<SkippedRow>> {
         let context = &*self.context;
         for place in &context.skipped.places() {
@@ -375,7 +371,7 @@ impl Bus {
     }
 }
 
-/// Reads the configuration, or creates the bus with that of `new` and this topology.
+/// Reads the configuration, or creates the bus with the configuration of `new` and this topology.
 async fn open_config(tx: &Transaction, new: &Context, topology: &NewTopology) -> Result<Config> {
     let key = new.keys.config();
     if let Some(stored) = tx.get(&key, Isolation::Serializable).await? {

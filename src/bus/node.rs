@@ -1,4 +1,4 @@
-//! [`Node`]: a process that takes part in the work of a bus.
+//! [`Node`]: a process that shares the work of a bus.
 
 use std::sync::Arc;
 
@@ -19,14 +19,14 @@ use crate::{
     },
 };
 
-/// A process that takes part in the work of a bus, under one id and with one heartbeat, whatever its roles.
+/// A process that shares the work of a bus, under one id and with one heartbeat, whatever its roles.
 ///
-/// Work is divided evenly among the nodes that have the role for it, and again whenever one comes or goes. A node that
-/// others have not heard of for [`NodeOptions::expiry`](crate::NodeOptions::expiry) is taken for dead, and what it holds is
-/// taken over; if it was only paused, it finds out, gives everything up and joins again.
+/// Work is divided evenly among the nodes that have the role for it, and again whenever one comes or goes. If a node shows no
+/// heartbeat for [`NodeOptions::expiry`](crate::NodeOptions::expiry), others take it for dead and take over its
+/// leases. If it was only paused, it notices that, gives everything up and joins again.
 ///
-/// Clones are handles on the same node. The heartbeat goes on as long as one of them, or a role that divides work, is
-/// there; [`Node::shutdown`] leaves at once.
+/// Clones are handles on the same node. The heartbeat goes on while one of them, or a role that shares work,
+/// exists; [`Node::shutdown`] leaves at once.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
@@ -44,48 +44,44 @@ use crate::{
 #[derive(Debug, Clone)]
 #[must_use = "dropping it leaves the bus without its roles"]
 pub struct Node {
-    /// What the roles share.
     context: Arc<Context>,
-    /// Its membership.
     member: Arc<Member>,
 }
 
-/// A role that a node lists; until it is dropped, and as long as the node is there.
+/// A role that a node lists, until this or the node is dropped.
 #[derive(Debug)]
 #[must_use = "dropping it takes the role off the list"]
 pub struct Announced {
-    /// The role.
     _role: RoleGuard,
 }
 
 impl Node {
-    /// The node of `member`.
     pub(super) fn new(context: Arc<Context>, member: Arc<Member>) -> Self {
         Self { context, member }
     }
 
-    /// Which node it is.
+    /// The id of the node.
     pub fn id(&self) -> NodeId {
         self.member.id()
     }
 
-    /// Starts a notifier on the node, which has at most one. It takes its part of the partitions.
+    /// Starts the notifier of the node; there can be one. It takes its share of the partitions.
     pub async fn notifier(&self, options: NotifierOptions) -> Result<Notifier> {
         Notifier::start(&self.context, &self.member, options).await
     }
 
-    /// Starts a dispatcher on the node, which has at most one. It divides no work; the node lists it.
+    /// Starts the dispatcher of the node; there can be one. It shares no work; the node lists it.
     pub async fn dispatcher(&self, options: DispatcherOptions) -> Result<Dispatcher> {
         let role = self.member.enter(Role::DISPATCHER).await?;
         Dispatcher::start(Arc::clone(&self.context), options, Some(role)).await
     }
 
-    /// Starts a janitor on the node, which has at most one. Of all nodes that have one, one works at a time.
+    /// Starts the janitor of the node; there can be one. One of all janitors of the bus works at a time.
     pub async fn janitor(&self, options: JanitorOptions) -> Result<Janitor> {
         Janitor::start(&self.context, &self.member, options).await
     }
 
-    /// Starts a consumer of `group` on the node, which has at most one of each group. It takes its part of the shards; `factory`
+    /// Starts a consumer of `group` on the node; there can be one of each group. It takes its share of the shards; `factory`
     /// makes an observer for each of them.
     ///
     /// Fails with [`Error::NoGroup`](crate::Error::NoGroup) if the group was not created, and with
@@ -104,22 +100,22 @@ impl Node {
         Consumer::start(group, &self.member, factory, options).await
     }
 
-    /// The cursor `name` of this node, for a durable subscriber that each node has for itself. It is found again after a restart
-    /// only if the node has the same id then ([`NodeOptions::id`](crate::NodeOptions::id)).
+    /// The cursor `name` of this node, for a durable subscriber that each node has for itself. After a restart it is found
+    /// only if the node has the same id ([`NodeOptions::id`](crate::NodeOptions::id)).
     ///
     /// Fails with [`Error::Invalid`](crate::Error::Invalid) if the name is empty or longer than 256 bytes.
     pub fn cursor(&self, name: &str) -> Result<NamedCursor> {
         NamedCursor::new(&self.context, Some(&self.id()), name)
     }
 
-    /// Lists a role for which no work is divided, such as [`Role::HTTP`], for anyone who looks at
+    /// Lists a role that shares no work, such as [`Role::HTTP`], in
     /// [`Bus::nodes`](super::Bus::nodes). Fails with [`Error::Invalid`](crate::Error::Invalid) if it is listed already.
     pub async fn announce(&self, role: Role) -> Result<Announced> {
         Ok(Announced { _role: self.member.enter(role).await? })
     }
 
-    /// Ends the work that the node shares with others, releases all that it holds, and leaves the nodes of the bus.
-    /// Roles that divide work end by this; shutting them down as well is fine.
+    /// Ends the shared work of the node, releases all its leases, and leaves the nodes of the bus.
+    /// This ends its roles that share work; they may be shut down as well.
     pub async fn shutdown(self) -> Result<()> {
         self.member.leave().await
     }

@@ -1,4 +1,4 @@
-//! [`Watch`]: what is seen of a bus only by looking more than once: which nodes live, and which events wait for too long.
+//! [`Watch`]: facts about a bus that take more than one read: which nodes live, and which events wait for too long.
 
 use std::{
     collections::BTreeMap,
@@ -20,54 +20,53 @@ use crate::{
     store::Isolation,
 };
 
-/// How long what was seen is good for: it costs some reads.
+/// How long an observation is reused, because it costs some reads.
 const FRESH_FOR: Duration = Duration::from_secs(5);
 
 /// How long the store may take to answer.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
 
-/// The most partitions with a backlog whose folds are looked at, and the most groups whose lag is.
+/// The most partitions with a backlog, and the most groups, that are read.
 const LOOKED_AT_MAX: usize = 100;
 
-/// What was seen of a bus.
+/// An observation of a bus.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Observed {
-    /// Nodes whose heartbeat goes on.
+    /// Nodes whose heartbeat changes.
     pub living: usize,
-    /// Nodes that were silent for longer than their expiry.
+    /// Nodes whose heartbeat has paused for longer than their expiry.
     pub silent: usize,
-    /// Leases that are owned, by kind of pool: partitions, the janitor, shards of groups.
     pub leases: [(&'static str, u64); 3],
-    /// What waits to be folded.
+    /// Events that wait to be folded.
     pub backlog: Backlog,
-    /// For how long the oldest of it was seen to wait without a fold of its partition.
+    /// How long the oldest backlog was seen to wait without a fold of its partition.
     pub oldest: Duration,
-    /// Groups of the notifications: how many rows each is behind, and for how long the oldest has waited, in milliseconds.
+    /// Groups of the notifications: the rows that each is behind, and the age of the oldest in milliseconds.
     pub groups: Vec<(String, u64, u64)>,
 }
 
-/// What was seen before.
+/// State between observations.
 #[derive(Debug, Default)]
 struct Seen {
-    /// When it was last looked at, and what was seen.
+    /// The last observation and its time.
     last: Option<(Duration, Arc<Observed>)>,
-    /// The start and beat of each node, and since when they are the same.
+    /// The start and heartbeat count of each node, and since when they are the same.
     beats: BTreeMap<NodeId, ((u64, u64), Duration)>,
-    /// The fold mark of each partition with a backlog, and since when it has been there with that mark.
+    /// The fold mark of each partition with a backlog, and since when that backlog waits with this mark.
     waiting: BTreeMap<u32, (Option<Bytes>, Duration)>,
 }
 
-/// Looks at a bus, not too often.
+/// Observes a bus, at most every few seconds.
 #[derive(Debug, Default)]
 pub(crate) struct Watch(Mutex<Seen>);
 
 impl Watch {
-    /// What was seen. A panic elsewhere cannot leave it half changed, so a poisoned lock is fine.
+    /// A panic elsewhere cannot leave the state half changed, so a poisoned lock is fine.
     fn lock(&self) -> MutexGuard<'_, Seen> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How `bus` is, as it was seen a few seconds ago at most; `None` if the store does not answer in time.
+    /// An observation of `bus`, at most a few seconds old; `None` if the store does not answer in time.
     pub async fn look(&self, bus: &Bus) -> Option<Arc<Observed>> {
         let env = bus.store().env();
         let last = self.lock().last.clone();
@@ -89,17 +88,15 @@ impl Watch {
     }
 }
 
-/// What one look has read.
+/// The result of one read.
 struct Read {
     nodes: Vec<NodeStatus>,
-    /// What waits to be folded.
     backlog: Backlog,
-    /// The fold marks of partitions of which something waits.
+    /// The fold marks of partitions with a backlog.
     marks: BTreeMap<u32, Option<Bytes>>,
     groups: Vec<(String, Vec<ShardLag>)>,
 }
 
-/// Reads what there is to see.
 async fn read(bus: &Bus) -> Result<Read> {
     let (nodes, backlog, groups) = tokio::try_join!(bus.nodes(), bus.backlog(), bus.groups())?;
     let partitions: Vec<_> = backlog.partitions.iter().take(LOOKED_AT_MAX).map(|one| one.partition).collect();
@@ -126,7 +123,7 @@ async fn read(bus: &Bus) -> Result<Read> {
 }
 
 impl Seen {
-    /// What `read` and what was seen before come to, at `now`.
+    /// Derives an observation at `now` from `read` and the earlier reads.
     fn see(&mut self, now: Duration, read: Read) -> Arc<Observed> {
         let Read { nodes, backlog, marks, groups } = read;
         let mut observed = Observed { backlog, ..Observed::default() };
@@ -180,9 +177,9 @@ mod tests {
         store::Database,
     };
 
-    /// Without a notifier what waits grows older with each look; a node that stops beating falls silent after its expiry.
+    /// Without a notifier the backlog ages with each observation; a node whose heartbeat stops counts as silent after its expiry.
     #[tokio::test(start_paused = true)]
-    async fn what_waits_grows_older_until_it_is_folded() {
+    async fn the_backlog_ages_until_it_is_folded() {
         let store = Database::memory();
         let bus = Bus::open(&store, BusOptions::default()).await.unwrap();
         let db = Db::new("a".parse().unwrap(), DbInstance([1; 16]));

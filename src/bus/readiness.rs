@@ -1,7 +1,7 @@
-//! Whether what is recorded now would be delivered: what `ready` asks.
+//! Readiness: whether an event that is recorded now would be delivered.
 //!
-//! It reads what the work of the process rests on, and not just whether somebody answers: a cluster hands out read versions while its
-//! storage is away, and a store that was wiped answers everything.
+//! It reads the data that the work of the process depends on. An answer alone proves nothing: a cluster returns read versions while
+//! its storage is away, and a store that was wiped answers every read.
 
 use std::{
     fmt,
@@ -19,33 +19,33 @@ use crate::{
 /// How long the store may take to answer.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
 
-/// How long something may fail before the process counts as unable to do it: one failure is tried again at once.
+/// How long work may fail before the process counts as not ready: a single failure is tried again at once.
 const TROUBLE_MAX: Duration = Duration::from_secs(3);
 
-/// The most runs of partitions that are looked at.
+/// The most runs of partitions that are read.
 const RUNS_MAX: usize = 16;
 
-/// Why what is recorded now might not be delivered.
+/// Why an event that is recorded now might not be delivered.
 #[derive(Debug, Clone)]
 pub(crate) enum Unready {
     /// The store takes no more writes.
     Failed(Error),
-    /// The bus is there no more, or is another one.
+    /// The bus does not exist any more, or is another one.
     Gone(String),
     /// The store is locked.
     Locked,
-    /// The store does not answer; with what it said last, if anything.
+    /// The store does not answer; with its last error, if any.
     Away(Option<StoreError>),
-    /// A node of the process has fallen out of the bus.
+    /// A node of the process has expired and was removed.
     FallenOut,
-    /// A role fails: which, for how many seconds.
+    /// A role fails: its name, and for how many seconds.
     Behind(&'static str, u64),
-    /// What the bus keeps of itself cannot be read.
+    /// The bus's own data cannot be read.
     Unreadable,
 }
 
 impl Unready {
-    /// A word for it, for programs.
+    /// A keyword for programs.
     pub fn cause(&self) -> &'static str {
         match self {
             Self::Failed(_) => "failed",
@@ -81,7 +81,7 @@ impl fmt::Display for Unready {
 }
 
 impl Bus {
-    /// Whether what is recorded now would be delivered, as far as this process has to do with it; with the cause if not.
+    /// Whether an event that is recorded now would be delivered, as far as this process is concerned; the error is the cause.
     pub(crate) async fn readiness(&self) -> Result<(), Unready> {
         let context = &*self.context;
         let health = &context.stats.health;
@@ -132,8 +132,8 @@ impl Bus {
         }
     }
 
-    /// Reads what the work of this process rests on: the configuration, the rows of its nodes, and of the partitions that it folds what
-    /// waits there. Returns whether all of its nodes take part.
+    /// Reads the data that this process's work depends on: the configuration, the rows of its nodes, and the counters of its
+    /// partitions. Returns whether all of its nodes are members.
     async fn read_own(&self, tx: &Transaction) -> Result<bool> {
         let context = &*self.context;
         let keys = &context.keys;

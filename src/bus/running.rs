@@ -1,4 +1,4 @@
-//! [`Running`]: all roles of a process behind one handle.
+//! [`Running`]: one handle on all roles of a process.
 
 use std::{
     fmt,
@@ -21,23 +21,23 @@ use crate::{
     state::membership::NodeOptions,
 };
 
-/// Which roles a process takes, and how they work. The default is a node with all roles, each with its defaults.
+/// The roles of a process, and their options. By default a node has all roles, each with its defaults.
 #[derive(Debug, Clone)]
 pub struct Roles {
-    /// How the node lives.
+    /// Options of the node.
     pub node: NodeOptions,
-    /// How it delivers to the subscribers of this process.
+    /// Options of the dispatcher.
     pub dispatcher: DispatcherOptions,
-    /// How it folds events into the feed; `None` leaves that to other nodes. Default: with the default options.
+    /// Options of the notifier; `None` leaves folding to other nodes. Default: with the default options.
     pub notifier: Option<NotifierOptions>,
-    /// How it drops what is old; `None` leaves that to other nodes. Default: with the default options.
+    /// Options of the janitor; `None` leaves cleaning to other nodes. Default: with the default options.
     pub janitor: Option<JanitorOptions>,
-    /// How often the node records an event of its own, and waits for its delivery: one that does not come back keeps the node from being
-    /// ready, and how long it took is a metric. It costs a transaction, a fold and a row each time, and subscribers of everything see
-    /// the database `_notibus/canary` updated as often. Default: never.
+    /// How often the node records an event of its own and waits for its delivery. A lost event makes the node not
+    /// ready, and the time of the delivery is a metric. It costs a transaction, a fold and a row each time, and subscribers of everything
+    /// see the database `_notibus/canary` updated as often. Default: never.
     pub canary_interval: Option<Duration>,
-    /// How long [`Running::shutdown`] takes at most: one half for feeds, connections and subscribers, which are cut off then, and
-    /// one half for leaving the bus. [`Duration::MAX`] means "as long as it takes". Default: 10 s.
+    /// The most time that [`Running::shutdown`] takes: one half for feeds, connections and subscribers, which are cut off after it, and
+    /// one half for leaving the bus. [`Duration::MAX`] sets no limit. Default: 10 s.
     pub shutdown_timeout: Duration,
 }
 
@@ -54,13 +54,13 @@ impl Default for Roles {
     }
 }
 
-/// What serves clients on top of the roles, and has to end before them.
+/// Ends a part that serves clients on top of the roles, and has to end before them.
 pub(crate) type Ending = Box<dyn FnOnce() -> BoxFuture<'static, ()> + Send>;
 
-/// The roles of a process at work.
+/// The running roles of a process.
 ///
 /// Dropping it stops all of them at once, and other nodes take over when this one has expired. [`Running::shutdown`] ends them in
-/// order and releases what they hold.
+/// order and releases their leases.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
@@ -80,27 +80,21 @@ pub(crate) type Ending = Box<dyn FnOnce() -> BoxFuture<'static, ()> + Send>;
 /// ```
 #[must_use = "dropping it stops all roles: nothing is delivered any more"]
 pub struct Running {
-    /// Records events of its own, if that is wanted.
+    /// The canary, if it is enabled.
     canary: JoinSet<()>,
-    /// What serves clients, in the order in which it ends.
+    /// Ends what serves clients, in this order.
     endings: Mutex<Vec<Ending>>,
-    /// Delivers.
     dispatcher: Dispatcher,
-    /// Folds.
     notifier: Option<Notifier>,
-    /// Cleans up.
     janitor: Option<Janitor>,
-    /// Its membership.
     node: Node,
-    /// The bus.
     bus: Bus,
-    /// [`Roles::shutdown_timeout`].
     shutdown_timeout: Duration,
 }
 
 impl Bus {
-    /// Starts the roles of a process, as a node of its own, behind one handle that ends them in order. A program that wants a part of
-    /// them under handles of their own starts them from [`Bus::node`].
+    /// Starts the roles of a process, as a node of its own. One handle ends them in order. To have handles on single roles,
+    /// start them from [`Bus::node`].
     ///
     /// Fails with [`Error::Invalid`] if an option is out of its limits, and as [`Bus::node`] does.
     pub async fn start(&self, roles: Roles) -> Result<Running> {
@@ -109,7 +103,6 @@ impl Bus {
 }
 
 impl Running {
-    /// Starts `roles` on a node of their own.
     async fn start(bus: &Bus, roles: Roles) -> Result<Self> {
         let Roles { node, dispatcher, notifier, janitor, canary_interval, shutdown_timeout } = roles;
         if canary_interval.is_some_and(|interval| interval.is_zero()) {
@@ -143,7 +136,7 @@ impl Running {
                 Ok(Self { canary, endings, dispatcher, notifier, janitor, node, bus, shutdown_timeout })
             }
             Err(error) => {
-                // The first failure is the one to tell; a node that cannot leave expires.
+                // The first failure is returned; a node that cannot leave expires.
                 drop(node.shutdown().await);
                 Err(error)
             }
@@ -155,12 +148,12 @@ impl Running {
         &self.bus
     }
 
-    /// The node, from which consumers of groups are started.
+    /// The node, which starts consumers of groups.
     pub fn node(&self) -> &Node {
         &self.node
     }
 
-    /// The dispatcher, which subscribers, mirrors and triggers are started from.
+    /// The dispatcher, which starts subscribers, mirrors and triggers.
     pub fn dispatcher(&self) -> &Dispatcher {
         &self.dispatcher
     }
@@ -175,22 +168,22 @@ impl Running {
         self.bus.changes()
     }
 
-    /// How the bus is, as [`Bus::status`] says.
+    /// The status of the bus, as from [`Bus::status`].
     pub async fn status(&self) -> Result<BusStatus> {
         self.bus.status().await
     }
 
-    /// Has `ending` run before the roles end, after those that were added before it.
+    /// Calls `ending` before the roles end, after endings that were added before.
     #[cfg(feature = "http")]
     pub(crate) fn end_first(&self, ending: Ending) {
         self.endings.lock().unwrap_or_else(PoisonError::into_inner).push(ending);
     }
 
-    /// Ends everything in order: feeds with their last lines, connections, subscribers after what they have been given, then the work
-    /// that is divided among the nodes. Leases are released, so that other nodes go on at once.
+    /// Ends everything in order: feeds with their last lines, connections, subscribers after the deliveries that wait for them, then the
+    /// work that is shared with other nodes. It releases the leases, so that other nodes take over at once.
     ///
-    /// Fails with [`Error::GaveUp`] of what has taken longer than [`Roles::shutdown_timeout`] allows, and with what the store has
-    /// failed with. Whatever failed, the rest is ended as well.
+    /// Fails with [`Error::GaveUp`] if a part takes longer than [`Roles::shutdown_timeout`] allows, and with the failure of the
+    /// store. After a failure the rest is ended as well.
     pub async fn shutdown(self) -> Result<()> {
         let Self { mut canary, endings, dispatcher, notifier, janitor, node, bus, shutdown_timeout } = self;
         let half = shutdown_timeout / 2;
@@ -211,7 +204,7 @@ impl Running {
             Ok(())
         };
         let closed = within("closing feeds and connections, which are cut off", Box::pin(close)).await;
-        // Whatever became of those, the others should not have to wait until this node expires.
+        // Even if these were cut off, leave in order, so that other nodes need not wait until this one expires.
         let leave = async {
             node.shutdown().await?;
             bus.store().clear_finished_ids().await
@@ -221,16 +214,16 @@ impl Running {
         closed.and(left)
     }
 
-    /// Runs until the process is asked to end, by an interrupt or a request to terminate, or until its store takes no more writes; then
-    /// does what [`Running::shutdown`] does. A second signal ends it at once, as dropping it would.
+    /// Runs until an interrupt or a request to terminate, or until the store takes no more writes; then
+    /// does the same as [`Running::shutdown`]. A second signal ends it at once, as dropping it would.
     ///
-    /// Fails with what the store has failed with, with [`Error::Io`] if signals cannot be had, and as [`Running::shutdown`] does.
+    /// Fails with the failure of the store, with [`Error::Io`] if signals cannot be received, and as [`Running::shutdown`] does.
     #[cfg(any(feature = "cli", feature = "http"))]
     pub async fn shutdown_on_signal(self) -> Result<()> {
         self.shutdown_on_signal_or(std::future::pending()).await
     }
 
-    /// As [`Running::shutdown_on_signal`], and also once `end` has come.
+    /// As [`Running::shutdown_on_signal`], but also ends when `end` completes.
     #[cfg(any(feature = "cli", feature = "http"))]
     pub async fn shutdown_on_signal_or(self, end: impl Future<Output = ()>) -> Result<()> {
         let failed = |error| Error::Io { what: "signals", source: std::sync::Arc::new(error) };
@@ -246,7 +239,7 @@ impl Running {
             biased;
             ended = self.shutdown() => ended,
             () = signals.next() => {
-                tracing::warn!("asked to end again: ended at once; what it held expires by itself");
+                tracing::warn!("asked to end again: ended at once; its leases expire by themselves");
                 Ok(())
             }
         };

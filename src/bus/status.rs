@@ -1,4 +1,4 @@
-//! [`BusStatus`]: how a bus is, for people and for programs.
+//! [`BusStatus`]: the status of a bus, for people and for programs.
 
 use serde::Serialize;
 
@@ -13,10 +13,10 @@ use crate::{
     store::{Isolation, KeyRange, RangeRead},
 };
 
-/// Up to how many rows of counters are counted.
+/// The most rows of counters that are counted.
 pub const BACKLOG_ROWS_MAX: usize = 10_000;
 
-/// How a bus is.
+/// The status of a bus.
 #[derive(Debug, Clone, Serialize)]
 #[non_exhaustive]
 pub struct BusStatus {
@@ -26,11 +26,11 @@ pub struct BusStatus {
     pub failure: Option<String>,
     /// How often the bus has moved to another cluster.
     pub incarnation: u8,
-    /// Into how many partitions the counters are divided.
+    /// Number of partitions of the counters.
     pub partitions: u32,
-    /// The feed of notifications.
+    /// The notification feed.
     pub feed: FeedStatus,
-    /// What is recorded and not folded.
+    /// Recorded events that are not folded yet.
     pub backlog: Backlog,
     /// The nodes that have joined and not left.
     pub nodes: Vec<NodeStatus>,
@@ -38,60 +38,60 @@ pub struct BusStatus {
     pub groups: Vec<GroupLag>,
     /// The rows that this process cannot decode.
     pub skipped_rows: Vec<SkippedRow>,
-    /// What the roles of this process have done.
+    /// Counts of the roles of this process.
     pub stats: StatsSnapshot,
 }
 
-/// How the feed of notifications is.
+/// The status of the notification feed.
 #[derive(Debug, Clone, Serialize)]
 #[non_exhaustive]
 pub struct FeedStatus {
-    /// The position of a reader that wants only what comes.
+    /// The position of a reader that wants only future rows.
     pub now: Sequence,
     /// The last row; `None` if there is none.
     pub last_seq: Option<Sequence>,
     /// The oldest position from which a reader misses nothing.
     pub horizon: Sequence,
-    /// Which shards it is spread over.
+    /// The shards of the feed over time.
     pub topology: Vec<TopologyEntry>,
 }
 
-/// What is recorded and not folded yet.
+/// Recorded events that are not folded yet.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Backlog {
-    /// How many rows of counters wait: one for each database with events, and some for design documents.
+    /// Number of waiting rows of counters: one for each database with events, and some for design documents.
     pub rows: u64,
-    /// Whether that is all; else there are more than [`BACKLOG_ROWS_MAX`], and that many were counted.
+    /// Whether `rows` is exact; otherwise there are more than [`BACKLOG_ROWS_MAX`], and the count stopped there.
     pub is_exact: bool,
-    /// How many of them are in each partition that has any.
+    /// The rows of each partition that has any.
     pub partitions: Vec<PartitionBacklog>,
 }
 
-/// What waits in a partition.
+/// The backlog of a partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct PartitionBacklog {
     /// Its number.
     pub partition: u32,
-    /// How many rows of counters wait.
+    /// Number of waiting rows of counters.
     pub rows: u64,
 }
 
-/// A group, and how far it is behind.
+/// A group and its lag.
 #[derive(Debug, Clone, Serialize)]
 #[non_exhaustive]
 pub struct GroupLag {
     /// The group.
     #[serde(flatten)]
     pub group: GroupStatus,
-    /// How far it is behind in each shard; `None` if it was deleted meanwhile.
+    /// The lag in each shard; `None` if the group was deleted meanwhile.
     pub lag: Option<Vec<ShardLag>>,
 }
 
 impl Bus {
-    /// How the bus is: its feed, its backlog, its nodes, its groups with their lag. It takes some reads for each group, and counts at
-    /// most [`BACKLOG_ROWS_MAX`] rows of the backlog: it is for people, and not to be asked all the time.
+    /// The status of the bus: its feed, its backlog, its nodes, and its groups with their lag. It costs some reads per group, and counts
+    /// at most [`BACKLOG_ROWS_MAX`] rows of the backlog. It is for people: do not poll it.
     pub async fn status(&self) -> Result<BusStatus> {
         let feed = self.feed();
         let (now, last_seq, horizon, topology, nodes, groups, backlog, skipped_rows) = tokio::try_join!(
@@ -106,7 +106,7 @@ impl Bus {
         )?;
         let mut with_lag = Vec::with_capacity(groups.len());
         for group in groups {
-            // It may be deleted meanwhile.
+            // The group may be deleted meanwhile.
             let lag = self.any_group(group.instance, group.name.as_str())?.lag().await.ok();
             with_lag.push(GroupLag { group, lag });
         }
@@ -124,7 +124,7 @@ impl Bus {
         })
     }
 
-    /// What is recorded and not folded yet. It counts at most [`BACKLOG_ROWS_MAX`] rows, those of the lowest partitions first.
+    /// Reads the recorded events that are not folded yet. It counts at most [`BACKLOG_ROWS_MAX`] rows, from the lowest partition on.
     pub async fn backlog(&self) -> Result<Backlog> {
         let (keys, last) = (&self.context.keys, Partition(self.context.config.partitions - 1));
         let mut backlog = Backlog::default();
@@ -134,7 +134,7 @@ impl Bus {
             let wanted = &RangeRead::new(rest.clone()).limit(left.min(1_000));
             let page = self.store().run(async |tx| tx.get_range(wanted, Isolation::Snapshot).await).await?;
             for (key, _) in &page.rows {
-                // A key that is none of ours is counted where it stands.
+                // A key that is not ours counts for the partition in whose range it lies.
                 let (partition, _) = keys.partition_at(key, Partition(0), last);
                 backlog.rows += 1;
                 match backlog.partitions.last_mut() {

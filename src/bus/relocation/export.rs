@@ -1,4 +1,4 @@
-//! Writing everything that a bus keeps to a stream.
+//! Writes all data of a bus to a stream.
 
 use std::io::Write;
 
@@ -16,26 +16,26 @@ use crate::{
     store::{Isolation, KeyRange, RangeRead, Row},
 };
 
-/// How a bus is exported.
+/// Options of an export.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ExportOptions {
-    /// Export beside living nodes and producers. What is exported is of one moment all the same, or the export fails; what they
-    /// write after that moment is not in it. Default: no.
+    /// Whether to export beside living nodes and producers. The export still has the state of one moment, or fails; later
+    /// writes are not in it. Default: no.
     pub while_running: bool,
 }
 
-/// What an export holds.
+/// A summary of an export.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Exported {
-    /// How many rows.
+    /// Number of rows.
     pub rows: u64,
-    /// How many rows of each kind, of which there are any.
+    /// Number of rows of each kind that occurs.
     pub held: Vec<(&'static str, u64)>,
 }
 
 impl Exported {
-    /// What no export holds.
+    /// What no export contains.
     pub const LEFT_OUT: [&'static str; 4] = [
         "nodes, roles and leases",
         "doorbells, fold marks, heads and pulses",
@@ -43,7 +43,7 @@ impl Exported {
         "everything outside of the prefix, such as documents and what legacy ranges lie beside",
     ];
 
-    /// One more row of `what`.
+    /// Counts a row of `what`.
     fn add(&mut self, what: &'static str) {
         self.rows += 1;
         match self.held.last_mut() {
@@ -53,18 +53,17 @@ impl Exported {
     }
 }
 
-/// Keys that are moved.
 struct Source {
-    /// What they hold.
+    /// The kind of the rows.
     what: &'static str,
     range: KeyRange,
-    /// What they start with, which is left out.
+    /// The prefix of the stored keys, which is left out.
     prefix: Bytes,
-    /// What stands there instead.
+    /// The prefix of the exported keys.
     instead: Vec<u8>,
 }
 
-/// What is moved. The keys are those after the prefix of the bus.
+/// The rows to export. The keys are those after the prefix of the bus.
 async fn sources(context: &Context) -> Result<Vec<Source>> {
     let keys = &context.keys;
     let prefix = || Bytes::copy_from_slice(keys.prefix());
@@ -89,7 +88,7 @@ async fn sources(context: &Context) -> Result<Vec<Source>> {
     Ok(sources)
 }
 
-/// The row as it is moved.
+/// The row as it is exported.
 fn moved(keys: &Keys, source: &Source, row: &Row) -> Result<(Vec<u8>, Bytes)> {
     let (key, value) = row;
     let mut value = value.clone();
@@ -103,7 +102,7 @@ fn moved(keys: &Keys, source: &Source, row: &Row) -> Result<(Vec<u8>, Bytes)> {
     Ok(([&source.instead, &key[source.prefix.len()..]].concat(), value))
 }
 
-/// Hands all rows of `sources` to `sink`, in order, as they are moved. Returns whether all were read at one version.
+/// Passes all rows of `sources` to `sink`, in order, as exported. Returns whether all were read at one version.
 async fn scan(
     context: &Context,
     sources: &[Source],
@@ -133,7 +132,7 @@ async fn scan(
     Ok(is_one_version)
 }
 
-/// The hash of the rows of `sources` as they are now.
+/// The hash of the present rows of `sources`.
 async fn hash_of(context: &Context, sources: &[Source]) -> Result<u64> {
     let mut hash = Xxh3Default::new();
     scan(context, sources, |_, key, value| {
@@ -145,7 +144,7 @@ async fn hash_of(context: &Context, sources: &[Source]) -> Result<u64> {
     Ok(hash.digest())
 }
 
-/// Writes everything that the bus keeps to `out`. See [`Bus::export`](crate::Bus::export).
+/// Writes all data of the bus to `out`. See [`Bus::export`](crate::Bus::export).
 pub(crate) async fn export(
     context: &Context,
     out: &mut impl Write,
@@ -170,8 +169,8 @@ pub(crate) async fn export(
         out.put_sized(value)
     })
     .await?;
-    // If it took longer than a snapshot lives, whatever was written meanwhile shows when all is read again. Of a bus at rest, it
-    // shows in the counters that a producer is still at work.
+    // If the export took longer than a snapshot lives, a second read of all rows shows writes in between. If the bus should be at rest,
+    // a second read of the counters shows a producer that still works.
     let is_whole = is_one_version || hash_of(context, &sources).await? == hash.digest();
     let is_at_rest = silence.is_none() || hash_of(context, &sources[..1]).await? == counters.digest();
     if !is_whole || !is_at_rest {

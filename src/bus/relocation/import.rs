@@ -1,8 +1,8 @@
-//! Bringing an export into a store.
+//! Imports an export into a store.
 //!
-//! From the first transaction to the last, a mark under the prefix says that an import is under way, and whose: nobody opens a bus
-//! there meanwhile, and of two imports the one that began last goes on. An import that fails removes all that it has written.
-//! One whose process dies leaves the mark, and what it has written, to the next import, or to [`discard`].
+//! From the first transaction to the last, a mark with a token under the prefix says that an import is under way: no bus can be opened
+//! there meanwhile, and of two imports the later one goes on. An import that fails removes all that it has written.
+//! If its process dies, the next import or [`discard`] removes the mark and what was written.
 
 use std::io::Read;
 
@@ -16,10 +16,10 @@ use crate::{
     store::{Database, Isolation, KEY_LEN_MAX, RangeRead, Transaction, VALUE_LEN_MAX},
 };
 
-/// About how many bytes of keys and values are imported in one transaction.
+/// About how many bytes of keys and values one transaction imports.
 const BATCH_LEN: usize = 500_000;
 
-/// Fails with [`Error::ImportUnderWay`] if a bus is being imported under the prefix, and makes `tx` fail if that begins before its
+/// Fails with [`Error::ImportUnderWay`] if a bus is being imported under the prefix. `tx` fails if an import begins before the
 /// commit.
 pub(crate) async fn check_no_import(tx: &Transaction, keys: &Keys) -> Result<()> {
     match tx.get(&keys.import_mark(), Isolation::Serializable).await? {
@@ -41,7 +41,7 @@ pub(crate) async fn discard(db: &Database, keys: &Keys) -> Result<bool> {
     Ok(db.run_once(discard).await?.value)
 }
 
-/// Brings what was exported into `db`, with the incarnation raised. See [`Bus::import`](crate::Bus::import).
+/// Imports an export into `db`, with the incarnation raised. See [`Bus::import`](crate::Bus::import).
 pub(crate) async fn import(db: &Database, keys: &Keys, input: &mut impl Read) -> Result<()> {
     let mut input = Hashed::new(input);
     let config = header(&mut input)?;
@@ -50,12 +50,12 @@ pub(crate) async fn import(db: &Database, keys: &Keys, input: &mut impl Read) ->
     if imported.is_err()
         && let Err(error) = import.forget().await
     {
-        tracing::warn!(%error, "what a failed import has written is left to the next import");
+        tracing::warn!(%error, "what a failed import has written could not be removed; the next import removes it");
     }
     imported
 }
 
-/// The configuration that the header tells, with the incarnation raised.
+/// Reads the configuration from the header, with the incarnation raised.
 fn header(input: &mut Hashed<&mut impl Read>) -> Result<Config> {
     if input.take(MAGIC.len())? != MAGIC {
         return Err(Error::invalid("export", "it does not begin as an export does"));
@@ -71,21 +71,19 @@ fn header(input: &mut Hashed<&mut impl Read>) -> Result<Config> {
     config.raised()
 }
 
-/// An import that is under way.
 struct Import<'a> {
-    /// Where to.
     db: &'a Database,
-    /// The keys of the bus to be.
+    /// The keys of the new bus.
     keys: &'a Keys,
-    /// Stands in the store as long as no other import has begun under the same prefix.
+    /// Identifies the import; it is in the store unless another import has begun under the same prefix.
     token: [u8; 16],
 }
 
 impl<'a> Import<'a> {
-    /// Fails unless there is room for a bus; forgets what an import that did not come to its end has left.
+    /// Fails unless the prefix is free; removes what an unfinished import has left.
     async fn begin(db: &'a Database, keys: &'a Keys) -> Result<Self> {
         let import = Self { db, keys, token: NodeId::random(db.env()).0 };
-        // Without a bus they should not be there. Whoever runs them would take what comes for its own.
+        // Without a bus there should be no nodes. Living ones would take the imported bus for their own.
         let silence = Silence::of_bus(db, keys).await?;
         db.run(async |tx| {
             let is_left = tx.get(&keys.import_mark(), Isolation::Serializable).await?.is_some();
@@ -105,7 +103,7 @@ impl<'a> Import<'a> {
         Ok(import)
     }
 
-    /// Brings in what `input` holds after the header.
+    /// Imports the records after the header.
     async fn run(&self, config: Config, input: &mut Hashed<&mut impl Read>) -> Result<()> {
         let keys = self.keys;
         let (mut count, mut batch, mut len) = (0_u64, Vec::new(), 0);
@@ -138,14 +136,14 @@ impl<'a> Import<'a> {
         self.finish(config).await
     }
 
-    /// Whether no other import has begun meanwhile; makes `tx` fail if one begins before its commit.
+    /// Whether no other import has begun. `tx` fails if one begins before the commit.
     async fn is_mine(&self, tx: &Transaction) -> Result<bool> {
         let mark = tx.get(&self.keys.import_mark(), Isolation::Serializable).await?;
         Ok(mark.is_some_and(|mark| mark == self.token[..]))
     }
 
-    /// Fails if another import has begun meanwhile, or a bus was opened by a program that knows nothing of the mark; and makes
-    /// `tx` fail if either happens before its commit.
+    /// Fails if another import has begun, or an older program, which ignores the mark, has opened a bus. `tx` fails
+    /// if either happens before the commit.
     async fn check(&self, tx: &Transaction) -> Result<()> {
         if !self.is_mine(tx).await? {
             return Err(Error::invalid("export", "another import under the same prefix has ended this one"));
@@ -156,7 +154,6 @@ impl<'a> Import<'a> {
         Ok(())
     }
 
-    /// Writes some rows.
     async fn put(&self, batch: &[(Vec<u8>, Vec<u8>)]) -> Result<()> {
         self.db
             .run(async |tx| {
@@ -169,7 +166,7 @@ impl<'a> Import<'a> {
             .await
     }
 
-    /// Makes a bus of what was written.
+    /// Writes the configuration, which makes it a bus.
     async fn finish(&self, config: Config) -> Result<()> {
         let finish = async |tx: Transaction| {
             self.check(&tx).await?;
@@ -177,16 +174,16 @@ impl<'a> Import<'a> {
             tx.clear(&self.keys.import_mark());
             Ok(())
         };
-        // The mark is gone then, so it cannot simply be tried again after an unknown result.
+        // The mark is gone then, so a retry after an unknown result would fail.
         self.db.run_once(finish).await.map(|_| ())
     }
 
-    /// Removes what was written, if nobody else has begun under the prefix, and it is no bus.
+    /// Removes what was written, unless another import has begun under the prefix, or it has become a bus.
     async fn forget(&self) -> Result<()> {
         let forget = async |tx: Transaction| {
             if self.is_mine(&tx).await? {
                 tx.clear(&self.keys.import_mark());
-                // A bus that was opened in the middle by an older program is not this one's to remove.
+                // If an older program has opened a bus there, it is not removed.
                 if tx.get(&self.keys.config(), Isolation::Serializable).await?.is_none() {
                     tx.clear_range(&self.keys.all());
                 }

@@ -1,4 +1,4 @@
-//! Raising the incarnation of a bus that has moved with its whole store, as by a backup and its restoration.
+//! Raises the incarnation of a bus that has moved with its whole store, for instance by a backup and a restore.
 
 use crate::{
     base::{
@@ -12,7 +12,7 @@ use crate::{
     store::{Database, Isolation, Transaction},
 };
 
-/// The configuration of the bus under `keys`; makes `tx` fail if it changes before the commit.
+/// The configuration of the bus under `keys`. `tx` fails if it changes before the commit.
 pub(crate) async fn stored(tx: &Transaction, keys: &Keys) -> Result<Config> {
     let stored = tx.get(&keys.config(), Isolation::Serializable).await?;
     Config::from_bytes(&stored.ok_or_else(|| Error::invalid("prefix", "there is no bus under it"))?)
@@ -20,8 +20,8 @@ pub(crate) async fn stored(tx: &Transaction, keys: &Keys) -> Result<Config> {
 
 /// Raises the incarnation of the bus under `keys`. See [`Bus::raise_incarnation`](crate::Bus::raise_incarnation).
 ///
-/// Nodes, leases and fold marks go in the same transaction. A process that was forgotten, and is only paused, finds no lease of its
-/// own then, so that no fold, batch or pass of it commits; its heartbeat finds that the bus is gone.
+/// The same transaction removes nodes, leases and fold marks. So a forgotten process that was only paused has no lease any more:
+/// no fold, batch or pass of it commits, and its heartbeat finds that the bus is gone.
 pub(crate) async fn raise(db: &Database, keys: &Keys, from: Incarnation, force: bool) -> Result<Incarnation> {
     let silence = if force { None } else { Some(Silence::of_bus(db, keys).await?) };
     db.run(async |tx| {
