@@ -1,4 +1,4 @@
-//! `notibus credential`: makes the lines by which `notibus serve` knows who may ask.
+//! `notibus credential`: prints lines for the credentials file of `notibus serve`.
 
 use std::io::Read;
 
@@ -9,41 +9,41 @@ use crate::Failure;
 /// The longest secret, in bytes.
 const SECRET_LEN_MAX: u64 = 1_024;
 
-/// What to make. The secret is read from standard input, so that it is seen in no list of processes.
+/// What to make. The secret is read from standard input, so that no list of processes shows it.
 #[derive(Debug, clap::Subcommand)]
 pub enum Command {
     /// A line for a name with a password.
     Password {
         /// The name.
         name: String,
-        /// What they may do.
+        /// Their rights.
         #[command(flatten)]
         grant: Granted,
     },
-    /// A line for a bearer token, which has to be long and random, as of `openssl rand -hex 32`.
+    /// A line for a bearer token, which has to be long and random, for instance from `openssl rand -hex 32`.
     Token {
-        /// Whose it is, for logs and limits.
+        /// The name of its owner, for logs and limits.
         #[arg(long)]
         name: Option<String>,
-        /// What they may do.
+        /// Their rights.
         #[command(flatten)]
         grant: Granted,
     },
 }
 
-/// What they may do: everything, if nothing is said.
+/// The rights of a credential: all, if none are given.
 #[derive(Debug, clap::Args)]
 pub struct Granted {
     /// A role: `_admin`, `_db_updates`, `_events`, `_metrics`, or one of a layer's; can be given more than once.
     #[arg(long = "role")]
     roles: Vec<String>,
-    /// A database whose changes they may read, or what names begin with and a `*`; can be given more than once.
+    /// A database whose changes they may read, or a prefix of names and a `*`; can be given more than once.
     #[arg(long = "reads")]
     reads: Vec<String>,
 }
 
 impl Granted {
-    /// What stands behind the line.
+    /// The text of the rights at the end of the line.
     fn text(&self) -> Result<String, Failure> {
         let grant = Grant { roles: self.roles.clone(), reads: self.reads.clone() };
         grant.check()?;

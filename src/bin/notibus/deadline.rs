@@ -16,12 +16,12 @@ use crate::Failure;
 pub struct Deadline(pub Duration);
 
 impl Deadline {
-    /// So much longer, for what takes its time by design.
+    /// A longer deadline, for work that takes a known time.
     pub fn and(self, time: Duration) -> Self {
         Self(self.0.saturating_add(time))
     }
 
-    /// What `work` comes to. If it is not done in time, it is dropped, and the failure says that of `what`.
+    /// The result of `work`. If it is not done in time, it is dropped, and the failure names `what`.
     pub async fn of<T, E: Into<Failure>>(
         self,
         what: &str,
@@ -34,7 +34,7 @@ impl Deadline {
         }
     }
 
-    /// As [`Deadline::of`], for what takes as long as there is something to do: time counts from when it last moved.
+    /// As [`Deadline::of`], for work of any length: the time counts from the last progress.
     pub async fn of_moving<T, E: Into<Failure>>(
         self,
         what: &str,
@@ -59,43 +59,39 @@ impl Deadline {
         }
     }
 
-    /// That it was given up.
     fn gave_up(self, what: &str) -> Failure {
         Failure::Failed(format!(
-            "gave up {what}, after {}. If the store does not answer, look whether it runs (`fdbcli --exec status`); --deadline \
+            "gave up {what}, after {}. If the store does not answer, check whether it runs (`fdbcli --exec status`); --deadline \
              allows more",
             humantime::format_duration(self.0)
         ))
     }
 }
 
-/// Counts how often something has moved.
+/// Counts progress.
 #[derive(Debug, Clone, Default)]
 pub struct Moves(Arc<AtomicU64>);
 
 impl Moves {
-    /// Something has come of it.
+    /// Notes progress.
     pub fn step(&self) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How often.
     fn count(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// `inner`, whose every read or write is a move.
+    /// Wraps `inner`, so that every read or write counts as progress.
     pub fn of<I>(&self, inner: I) -> Moving<I> {
         Moving { inner, moves: self.clone() }
     }
 }
 
-/// A file whose every read or write is a move.
+/// A file whose every read or write counts as progress.
 #[derive(Debug)]
 pub struct Moving<I> {
-    /// The file.
     inner: I,
-    /// Its moves.
     moves: Moves,
 }
 
@@ -123,7 +119,7 @@ mod tests {
 
     use super::*;
 
-    /// What `outcome` says.
+    /// The message of `outcome`.
     fn text(outcome: Result<(), Failure>) -> String {
         match outcome {
             Err(Failure::Failed(reason)) => reason,

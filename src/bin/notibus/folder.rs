@@ -1,4 +1,4 @@
-//! `notibus check` and `notibus backup`: a store's folder, whatever is in it.
+//! `notibus check` and `notibus backup`: check and copy the folder of a store.
 
 use std::{
     io::Write,
@@ -25,7 +25,7 @@ pub struct BackupArgs {
     to: PathBuf,
 }
 
-/// Says what is in a folder, and where it is damaged.
+/// Reports the content of a folder, and its damage.
 pub fn check(args: &CheckArgs) -> Result<(), Failure> {
     let report = Database::check_dir(existing(&args.dir)?)?;
     for damage in &report.damages {
@@ -48,7 +48,7 @@ pub fn backup(args: &BackupArgs) -> Result<(), Failure> {
     say(&format!("copied to {}: {}", args.to.display(), readable(&report)))
 }
 
-/// The folder, if there is one.
+/// Returns the folder if it exists.
 fn existing(dir: &Path) -> Result<&Path, Failure> {
     if dir.exists() {
         Ok(dir)
@@ -57,7 +57,7 @@ fn existing(dir: &Path) -> Result<&Path, Failure> {
     }
 }
 
-/// What is in a folder, for people.
+/// Describes a folder for people.
 fn readable(report: &FolderReport) -> String {
     let FolderReport { rows, version, torn_len, is_open, .. } = report;
     let open = if *is_open { "; another process has it open" } else { "" };

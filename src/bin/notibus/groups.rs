@@ -1,4 +1,4 @@
-//! `notibus groups`: looks at groups of durable consumers, and manages them.
+//! `notibus groups`: lists and manages groups of durable consumers.
 
 use std::{
     io::Write,
@@ -31,9 +31,9 @@ pub struct Args {
 /// What can be done with groups.
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Print the groups of all feeds: their members, and how each shard stands.
+    /// Print the groups of all feeds: their members, and the state of each shard.
     List(At),
-    /// Create a group, from which consumers can be started. Nothing happens if it is there.
+    /// Create a group, so that consumers can be started. Does nothing if it exists.
     #[cfg(feature = "http")]
     Create {
         /// Its name.
@@ -45,43 +45,43 @@ enum Command {
         /// Where it starts: "now", "0" for all, or behind a sequence of 26 hexadecimal digits.
         #[arg(long, default_value = "now")]
         start: String,
-        /// After how long without a living member it is deleted. Default: never.
+        /// Delete it after this time without a living member. Default: never.
         #[arg(long, value_parser = humantime::parse_duration)]
         expiry: Option<Duration>,
-        /// Where it is.
+        /// Where the bus is.
         #[command(flatten)]
         target: crate::target::Target,
-        /// What the keys of the bus start with.
+        /// The prefix of the bus's keys.
         #[arg(long, default_value = "notibus")]
         prefix: String,
     },
     /// Print how far a group is behind in each shard.
     Lag(Of),
-    /// Set a group to another position. Refused while members live, which takes up to 10 s to find out.
+    /// Move a group to another position. Fails while members live, which takes up to 10 s to find out.
     Reset {
-        /// Which group.
+        /// The group.
         #[command(flatten)]
         of: Of,
-        /// Where to: "now", "0" for all, or behind a sequence of 26 hexadecimal digits.
+        /// The position: "now", "0" for all, or behind a sequence of 26 hexadecimal digits.
         #[arg(long)]
         to: String,
-        /// Also if members live: they start again from there.
+        /// Reset even if members live: they start again from there.
         #[arg(long)]
         force: bool,
     },
-    /// Delete a group, with its dead letters. Refused while members live, which takes up to 10 s to find out.
+    /// Delete a group, with its dead letters. Fails while members live, which takes up to 10 s to find out.
     Delete {
-        /// Which group.
+        /// The group.
         #[command(flatten)]
         of: Of,
-        /// Also if members live: they get nothing any more.
+        /// Delete even if members live: they receive nothing any more.
         #[arg(long)]
         force: bool,
     },
-    /// Rows that a group could not work on. A program can replay them.
+    /// List or delete rows that a group could not work on. A program can replay them.
     #[command(subcommand)]
     DeadLetters(DeadLetters),
-    /// Databases, or documents, with which a group's work has failed too often, and which wait while their shards go on.
+    /// Manage databases, or documents, for which a group's work has failed too often, and which wait while their shards go on.
     #[command(subcommand)]
     Parked(Parked),
 }
@@ -93,10 +93,10 @@ enum DeadLetters {
     List(Of),
     /// Delete one, or all.
     Delete {
-        /// Whose.
+        /// The group.
         #[command(flatten)]
         of: Of,
-        /// The one that stood at this sequence of 26 hexadecimal digits.
+        /// The dead letter of the row at this sequence of 26 hexadecimal digits.
         #[arg(long, conflicts_with = "all", required_unless_present = "all")]
         seq: Option<Sequence>,
         /// All of them.
@@ -110,11 +110,11 @@ enum DeadLetters {
 enum Parked {
     /// Print them.
     List(Of),
-    /// Have all of them tried again soon, however long they were to wait.
+    /// Try all of them again soon, whatever their pauses.
     Retry(Of),
-    /// Drop what waits of one: its rows up to now are not worked on.
+    /// Drop the waiting row of one: its rows up to now are not worked on.
     Delete {
-        /// Whose.
+        /// The group.
         #[command(flatten)]
         of: Of,
         /// The name of the database, or the id of the document.
@@ -129,7 +129,7 @@ struct At {
     /// The store: "memory", "dir:PATH" or "fdb:FILE".
     #[arg(long)]
     store: Store,
-    /// What the keys of the bus start with.
+    /// The prefix of the bus's keys.
     #[arg(long, default_value = "notibus")]
     prefix: String,
     /// Print a JSON object per line.
@@ -137,7 +137,6 @@ struct At {
     json: bool,
 }
 
-/// Which group.
 #[derive(Debug, clap::Args)]
 struct Of {
     group: String,
@@ -145,12 +144,12 @@ struct Of {
     /// documents.
     #[arg(long, default_value = "notifications")]
     feed: FeedName,
-    /// Where it is.
+    /// Where the bus is.
     #[command(flatten)]
     at: At,
 }
 
-/// The start of this text.
+/// Parses a start.
 fn start(text: &str) -> notibus::Result<Start> {
     text.parse()
 }
@@ -169,7 +168,7 @@ impl At {
         Ok(Bus::open_existing(&db, self.prefix.as_bytes()).await?)
     }
 
-    /// Prints `rows`, each as a JSON object or as `readable` says.
+    /// Prints `rows`, each as a JSON object or formatted by `readable`.
     fn print<T: Serialize>(&self, rows: &[T], readable: impl Fn(&T) -> String) -> Result<(), Failure> {
         let mut out = std::io::stdout().lock();
         let fail = crate::out::failed;
@@ -198,7 +197,7 @@ impl Of {
         Ok(self.at.open().await?.any_group(self.instance(), &self.group)?)
     }
 
-    /// Whose documents it follows, if it does.
+    /// The instance of the database whose documents the group follows, if any.
     fn instance(&self) -> Option<DbInstance> {
         match self.feed {
             FeedName::Notifications => None,
@@ -207,7 +206,7 @@ impl Of {
     }
 }
 
-/// Looks at groups, or manages them.
+/// Runs the command.
 pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
     let (what, waits) = match args.command {
         Command::Reset { .. } => ("resetting the group, which may have happened", true),
@@ -215,15 +214,15 @@ pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
         Command::DeadLetters(DeadLetters::Delete { .. }) => {
             ("deleting dead letters, some may be gone", false)
         }
-        _ => ("looking at groups", false),
+        _ => ("reading groups", false),
     };
-    // To find out whether members live takes its time.
+    // To find out whether members live takes time.
     let deadline = if waits { deadline.and(NodeOptions::default().expiry) } else { deadline };
     let moves = Moves::default();
     deadline.of_moving(what, &moves, work(args, &moves, deadline)).await
 }
 
-/// Does what is asked for.
+/// Runs the command without a deadline.
 #[cfg_attr(not(feature = "http"), expect(unused_variables, reason = "only a node is waited for"))]
 async fn work(args: Args, moves: &Moves, deadline: Deadline) -> Result<(), Failure> {
     match args.command {
@@ -276,7 +275,7 @@ async fn work(args: Args, moves: &Moves, deadline: Deadline) -> Result<(), Failu
     }
 }
 
-/// Does what is asked for with parked ids.
+/// Runs a command on parked ids.
 async fn parked(command: Parked, moves: &Moves) -> Result<(), Failure> {
     match command {
         Parked::List(of) => {
@@ -323,7 +322,7 @@ fn time(ms: u64) -> String {
     )
 }
 
-/// A group for people: a line of its own, and one per shard.
+/// Formats a group for people: a line of its own, and one per shard.
 fn readable(group: &GroupStatus) -> String {
     let feed = group.instance.map_or_else(|| "notifications".to_owned(), |of| format!("documents of {of}"));
     let members = match group.members.len() {
@@ -348,7 +347,7 @@ fn readable(group: &GroupStatus) -> String {
     text
 }
 
-/// A shard for people.
+/// Formats a shard for people.
 fn shard_line(status: &ShardStatus) -> String {
     let ShardStatus { shard, owner, checkpoint, progress_ms, trouble, .. } = status;
     let owner = owner.map_or_else(|| "no owner".to_owned(), |owner| format!("owner {owner}"));
@@ -364,7 +363,7 @@ fn shard_line(status: &ShardStatus) -> String {
     format!("shard {shard}: {owner}; at {checkpoint}{progress}{trouble}")
 }
 
-/// The lag of a shard for people.
+/// Formats the lag of a shard for people.
 fn lag(lag: &ShardLag) -> String {
     let ShardLag { shard, owner, rows, is_exact, age_ms, checkpoint, .. } = lag;
     let owner = owner.map_or_else(|| "no owner".to_owned(), |owner| format!("owner {owner}"));

@@ -14,13 +14,13 @@ const WATCH_MAX: Duration = Duration::from_mins(1);
 pub enum Command {
     /// Print it. It changes nothing.
     Show(At),
-    /// Raise it by one, after the whole store was restored to another cluster and before any process opens the bus. Nodes that
-    /// are listed are watched first, and removed together with all leases.
+    /// Raise it by one, after the whole store was restored to another cluster and before any process opens the bus. Listed
+    /// nodes are watched first, and removed together with all leases.
     Raise {
-        /// Of which bus.
+        /// The bus.
         #[command(flatten)]
         at: At,
-        /// The incarnation that it has: if it was raised from there already, nothing is changed.
+        /// The present incarnation: if it was raised from there already, nothing is changed.
         #[arg(long)]
         from: u8,
         /// Do not watch whether nodes live.
@@ -35,12 +35,12 @@ pub struct At {
     /// The store: "dir:PATH" or "fdb:FILE".
     #[arg(long)]
     store: Store,
-    /// What the keys of the bus start with.
+    /// The prefix of the bus's keys.
     #[arg(long, default_value = "notibus")]
     prefix: String,
 }
 
-/// Does what `command` says, and prints the incarnation.
+/// Runs `command`, and prints the incarnation.
 pub async fn run(command: Command, deadline: Deadline) -> Result<(), Failure> {
     let incarnation = match command {
         Command::Show(At { store, prefix }) => {
@@ -49,7 +49,7 @@ pub async fn run(command: Command, deadline: Deadline) -> Result<(), Failure> {
         }
         Command::Raise { at: At { store, prefix }, from, force } => {
             store.check_exists()?;
-            // A folder that another process has open cannot be opened, so whatever is listed in it is dead.
+            // No other process can have the folder open now, so all nodes that it lists are dead.
             let force = force || matches!(store, Store::Dir(_));
             let db = store.open().await?;
             let raise = Bus::raise_incarnation(&db, prefix.as_bytes(), Incarnation(from), force);

@@ -1,4 +1,4 @@
-//! The `notibus` command. It parses, builds and calls; what it does is in the modules, one per subcommand.
+//! The `notibus` command. It parses the arguments and calls the module of the subcommand.
 
 #[cfg(feature = "http")]
 mod credential;
@@ -34,12 +34,12 @@ use tracing_subscriber::EnvFilter;
 
 use self::deadline::Deadline;
 
-/// All rows are in memory and in pieces of their own, which the system's allocator takes its time for once there are millions. A
-/// program that embeds the library has the allocator that it wants.
+/// All rows are in memory in separate allocations, and with millions of them the system's allocator is slow. A
+/// program that embeds the library chooses its own allocator.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// What `--help` ends with.
+/// The end of `--help`.
 const AFTER_HELP: &str = "\
 Exit codes:
   0  all is as it should be; also if nobody reads the output any more
@@ -53,34 +53,34 @@ RUST_LOG says what is logged on standard error, as \"info\" or \"notibus=debug\"
 #[derive(Debug, Parser)]
 #[command(name = "notibus", version, about, after_help = AFTER_HELP)]
 struct Cli {
-    /// How long a command waits for a store that does not answer, and how long `serve` takes to stop at most. What was given up
-    /// then is said.
+    /// How long a command waits for a store that does not answer, and the most time that `serve` takes to stop. The command then
+    /// says what it gave up.
     #[arg(long, global = true, default_value = "10s", value_parser = humantime::parse_duration)]
     deadline: Duration,
-    /// What to do.
+    /// The subcommand.
     #[command(subcommand)]
     command: Command,
 }
 
-/// What the command can do.
+/// The subcommands.
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Make a line for the file or variable of `serve` that says who may ask.
+    /// Make a line for the credentials file or variable of `serve`.
     #[cfg(feature = "http")]
     #[command(subcommand)]
     Credential(credential::Command),
-    /// Look at groups of durable consumers, and manage them.
+    /// List and manage groups of durable consumers.
     Groups(groups::Args),
     /// Write a bus to a file, to be imported into another store. Nothing may write to the bus any more.
     Export(relocate::ExportArgs),
-    /// Bring the bus of a file into a store. Positions of readers stay valid.
+    /// Import the bus of a file into a store. Positions of readers stay valid.
     Import(relocate::ImportArgs),
     /// Show or raise the incarnation of a bus whose whole store was moved.
     #[command(subcommand)]
     Incarnation(incarnation::Command),
     /// Copy the folder of a store, also while another process commits to it.
     Backup(folder::BackupArgs),
-    /// Look for damage in the folder of a store, and say where it is. Nothing is changed.
+    /// Search the folder of a store for damage, and print where it is. Nothing is changed.
     Check(folder::CheckArgs),
     /// Print a script that completes commands and options in a shell.
     #[command(hide = true)]
@@ -90,39 +90,39 @@ enum Command {
     Man(pages::ManArgs),
     /// Print the nodes of a bus, and which of them live.
     Nodes(nodes::Args),
-    /// Record events of databases, for layers that do not record in their own transactions, and for trying things out.
+    /// Record events of databases, for layers that do not record in their own transactions, and for trials.
     #[cfg(feature = "http")]
     Record(record::Args),
-    /// Replay a history of database events through the whole bus, and check the outcome.
+    /// Replay a history of database events through the whole bus, and check the result.
     Replay(replay::Args),
     /// Run a node with all roles, and serve `_db_updates`, `_changes` and the administration over HTTP.
     #[cfg(feature = "http")]
     Serve(serve::Args),
-    /// Run simulated worlds in which everything goes wrong, and judge what the bus makes of it.
+    /// Run simulated worlds in which everything goes wrong, and check the guarantees of the bus.
     #[cfg(feature = "simulation")]
     Simulate(simulate::Args),
-    /// Print how a bus is, on one screen: its feed, backlog, nodes and groups.
+    /// Print the status of a bus on one screen: its feed, backlog, nodes and groups.
     #[cfg(feature = "http")]
     Status(status::Args),
-    /// Print the rows of a feed, a JSON object a line.
+    /// Print the rows of a feed, one JSON object per line.
     Tail(tail::Args),
-    /// Show or change over which shards a feed is spread.
+    /// Show or change the shards of a feed.
     #[command(subcommand)]
     Topology(topology::Command),
-    /// Look at triggers, and at the databases of which their jobs have failed.
+    /// List and manage triggers, and the databases for which their jobs have failed.
     Triggers(triggers::Args),
 }
 
-/// Why a command failed, and with which exit code.
+/// Why a command failed; determines the exit code.
 #[derive(Debug)]
 enum Failure {
     /// The input or an argument is bad: exit code 2.
     BadInput(String),
-    /// The work failed, or its outcome is not what it should be: exit code 1.
+    /// The work failed, or its result is wrong: exit code 1.
     Failed(String),
     /// The store takes no more writes: exit code 3.
     StoreFailed(String),
-    /// Nobody reads the output any more: exit code 0, as it is the reader's choice.
+    /// The reader of the output is gone: exit code 0, as that is the reader's choice.
     Closed,
 }
 
@@ -147,7 +147,7 @@ impl From<notibus::Error> for Failure {
 }
 
 impl Failure {
-    /// Says why, and gives the exit code.
+    /// Prints the reason, and returns the exit code.
     fn report(&self) -> ExitCode {
         let code = match self {
             Self::Failed(reason) => {
@@ -176,7 +176,7 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt()
         .with_env_filter(EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn")))
         .with_writer(std::io::stderr)
-        // Programs that read the log, as fail2ban, know no colours.
+        // Programs that read the log, such as fail2ban, expect no colours.
         .with_ansi(std::io::stderr().is_terminal())
         .init();
     let runtime = match tokio::runtime::Runtime::new() {

@@ -21,10 +21,10 @@ pub struct Args {
     /// The store: "memory", "dir:PATH" or "fdb:FILE".
     #[arg(long)]
     store: Store,
-    /// What the keys of the bus start with.
+    /// The prefix of the bus's keys.
     #[arg(long, default_value = "notibus")]
     prefix: String,
-    /// How long to watch for heartbeats: at least two intervals. A node that is not heard of in that time may be dead.
+    /// How long to watch for heartbeats: at least two intervals. A node without a heartbeat in that time may be dead.
     #[arg(long, default_value = "6s", value_parser = humantime::parse_duration)]
     watch: Duration,
     /// Print a JSON object per node.
@@ -32,24 +32,23 @@ pub struct Args {
     json: bool,
 }
 
-/// A node, as it is printed.
+/// A node as it is printed.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 struct WatchedNode<'a> {
-    /// What it tells of itself.
     #[serde(flatten)]
     status: &'a NodeStatus,
-    /// Its beats while it was watched; `None` if it was not there at first, or has joined again.
+    /// Its heartbeats while it was watched; `None` if it joined, or joined again, meanwhile.
     beats: Option<u64>,
-    /// Whether it was heard of while it was watched.
+    /// Whether it has shown a heartbeat while it was watched.
     lives: bool,
 }
 
 /// Prints the nodes.
 pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
-    // What was read of a folder stays as it was: to see who lives, it is read again.
+    // A folder that another process has open is read as a copy, so it has to be opened twice to see who lives.
     let nodes = async |db: &Database| {
         let nodes = async { Bus::open_existing(db, args.prefix.as_bytes()).await?.nodes().await };
-        deadline.of("looking at the nodes", nodes).await
+        deadline.of("reading the nodes", nodes).await
     };
     let before = nodes(&args.store.open_to_read().await?.now()).await?;
     if !before.is_empty() {
@@ -78,7 +77,7 @@ pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The nodes of `after`, by what has changed since `before`.
+/// The nodes of `after`, compared with `before`.
 fn compare<'a>(before: &[NodeStatus], after: &'a [NodeStatus]) -> Vec<WatchedNode<'a>> {
     let before: BTreeMap<NodeId, _> =
         before.iter().map(|status| (status.id, (status.started_ms, status.beat))).collect();
@@ -93,7 +92,7 @@ fn compare<'a>(before: &[NodeStatus], after: &'a [NodeStatus]) -> Vec<WatchedNod
 }
 
 impl WatchedNode<'_> {
-    /// A line for people.
+    /// Formats the node for people.
     fn readable(&self, watched: Duration) -> String {
         let NodeStatus { id, roles, leases, started_ms, .. } = self.status;
         let watched = humantime::format_duration(watched);

@@ -1,4 +1,4 @@
-//! Standard output: a reader that has gone is no failure.
+//! Standard output. A reader that has gone is no failure.
 
 use std::io;
 
@@ -16,7 +16,7 @@ pub fn line(text: &str) -> Result<(), Failure> {
 #[expect(clippy::needless_pass_by_value, reason = "it is what `map_err` gives")]
 pub fn failed(error: io::Error) -> Failure {
     match error.kind() {
-        // As `| head` does.
+        // For instance with `| head`.
         io::ErrorKind::BrokenPipe => Failure::Closed,
         _ => Failure::Failed(format!("standard output: {error}")),
     }

@@ -1,4 +1,4 @@
-//! `notibus completions` and `notibus man`: what packages install beside the command.
+//! `notibus completions` and `notibus man`: files that packages install beside the command.
 
 use std::{io, path::PathBuf};
 
@@ -23,7 +23,7 @@ pub struct ManArgs {
 
 /// Prints a script.
 pub fn completions(args: &CompletionsArgs) -> Result<(), Failure> {
-    // It is made first, since a failure to print it would be a panic.
+    // The script is made in memory first, because a failure to print it would panic.
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "notibus", &mut script);
     io::Write::write_all(&mut io::stdout(), &script).map_err(out::failed)

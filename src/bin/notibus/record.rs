@@ -1,4 +1,4 @@
-//! `notibus record`: records events of databases, of which there is no layer in this process.
+//! `notibus record`: records events of databases for which no layer runs in this process.
 
 use std::io::{BufRead, stdin};
 
@@ -16,19 +16,19 @@ const EVENTS_PER_REQUEST: usize = 1_000;
 /// What to record.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The name of the database; or "-" to read events from standard input, each a line as {"db":"a","type":"updated"}, of which each
+    /// The name of the database; or "-" to read events from standard input, one per line, as {"db":"a","type":"updated"}. Each
     /// thousand is recorded in one transaction.
     db: String,
-    /// What has happened to it: "created", "deleted", "updated" or `ddoc_updated`.
+    /// The event: "created", "deleted", "updated" or `ddoc_updated`.
     #[arg(default_value = "updated")]
     kind: String,
     /// The design document that was written, for `ddoc_updated`.
     #[arg(long)]
     doc: Option<String>,
-    /// Where to.
+    /// Where to record.
     #[command(flatten)]
     target: Target,
-    /// What the keys of the bus start with.
+    /// The prefix of the bus's keys.
     #[arg(long, default_value = "notibus")]
     prefix: String,
     /// Print a JSON object.
@@ -36,7 +36,6 @@ pub struct Args {
     json: bool,
 }
 
-/// Records.
 pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
     let opened = args.target.open(&args.prefix, true, deadline).await?;
     let recorded = if args.db == "-" {
@@ -56,7 +55,7 @@ pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
     crate::out::line(&text)
 }
 
-/// Records the events of standard input; returns how many. Those before a bad line are recorded.
+/// Records the events of standard input; returns how many. Events before a bad line are recorded.
 async fn record_lines(opened: &Opened) -> Result<u64, Failure> {
     let (mut recorded, mut events) = (0, Vec::new());
     for (number, line) in stdin().lock().lines().enumerate() {

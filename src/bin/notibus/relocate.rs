@@ -26,24 +26,24 @@ const WATCH_MAX: Duration = Duration::from_mins(1);
 pub struct ExportArgs {
     /// The file, which must not exist; "-" for standard output.
     file: PathBuf,
-    /// From where.
+    /// Where the bus is.
     #[command(flatten)]
     at: At,
-    /// Write what is whole of a damaged folder. Rows may be missing then, and old ones may be there.
+    /// Export the readable part of a damaged folder. Rows may be missing then, or old.
     #[arg(long)]
     salvage: bool,
-    /// Export although nodes live, or another process has the folder open: as everything was at one moment.
+    /// Export although nodes live, or another process has the folder open. The export has the state of one moment.
     #[arg(long)]
     while_running: bool,
 }
 
-/// What to bring into a store.
+/// What to import.
 #[derive(Debug, clap::Args)]
 pub struct ImportArgs {
     /// The file; "-" for standard input.
     #[arg(required_unless_present = "discard", conflicts_with = "discard")]
     file: Option<PathBuf>,
-    /// To where.
+    /// Where to import it.
     #[command(flatten)]
     at: At,
     /// Import nothing: remove what an import whose process has died has left under the prefix.
@@ -57,7 +57,7 @@ struct At {
     /// The store: "dir:PATH" or "fdb:FILE".
     #[arg(long)]
     store: Store,
-    /// What the keys of the bus start with.
+    /// The prefix of the bus's keys.
     #[arg(long, default_value = "notibus")]
     prefix: String,
 }
@@ -81,7 +81,7 @@ pub async fn export(args: ExportArgs, deadline: Deadline) -> Result<(), Failure>
         (false, false) => store.open_to_read().await?.at_rest()?,
     };
     let bus = deadline.of("opening the bus", Bus::open_existing(&db, prefix.as_bytes())).await?;
-    // What is listed in a folder that no process has open is dead.
+    // No other process has the folder open, so all nodes that it lists are dead.
     let while_running = args.while_running || matches!(store, Store::Dir(_));
     let (options, deadline) = (ExportOptions { while_running }, deadline.and(WATCH_MAX));
     let moves = Moves::default();
@@ -100,14 +100,14 @@ pub async fn export(args: ExportArgs, deadline: Deadline) -> Result<(), Failure>
     match deadline.of_moving("exporting", &moves, exported).await {
         Ok(exported) => say(&report(&exported)),
         Err(failure) => {
-            // What is not whole must not be taken for an export.
+            // A partial file must not be taken for an export.
             std::fs::remove_file(&args.file).map_err(|error| fail(&args.file, &error))?;
             Err(failure)
         }
     }
 }
 
-/// What an export holds, and what it does not.
+/// Describes what an export contains, and what not.
 fn report(exported: &Exported) -> String {
     let held = exported.held.iter().map(|(what, count)| format!("  {count} {what}\n"));
     format!(

@@ -1,4 +1,4 @@
-//! `notibus serve`: one node with all roles, and the bus over HTTP.
+//! `notibus serve`: runs one node with all roles, and serves the bus over HTTP.
 
 use std::{
     env,
@@ -21,13 +21,13 @@ use tokio::net::TcpListener;
 
 use crate::{Failure, deadline::Deadline, signals::stopped, store::Store};
 
-/// Where credentials can be given instead of a file.
+/// Holds credentials instead of a file.
 const VARIABLE: &str = "NOTIBUS_CREDENTIALS";
 
-/// How many rows of `_db_updates` the dispatcher keeps in memory, if nothing else is asked for.
+/// Default of the most rows of `_db_updates` that the dispatcher keeps in memory.
 const ROWS_KEPT_MAX: usize = 16_384;
 
-/// How many open files are kept for the store and the process itself, which need half as many.
+/// Open files reserved for the store and the process itself, which need half as many.
 const FILES_RESERVED: u64 = 40;
 
 /// How to serve.
@@ -36,61 +36,61 @@ pub struct Args {
     /// The store: "memory", "dir:PATH" or "fdb:FILE".
     #[arg(long)]
     store: Store,
-    /// Where to listen. On another address than a loopback one it needs credentials.
+    /// The address to listen on. An address other than loopback needs credentials.
     #[arg(long, default_value = "127.0.0.1:5985")]
     listen: SocketAddr,
-    /// A file with a line for each who may ask, as `notibus credential` prints them. Without it, they are taken from the
-    /// environment variable `NOTIBUS_CREDENTIALS`.
+    /// A file of credentials, with a line for each, as `notibus credential` prints them. Without it, the
+    /// environment variable `NOTIBUS_CREDENTIALS` has them.
     #[arg(long)]
     credentials: Option<PathBuf>,
-    /// What the keys of the bus start with. The bus is created if there is none.
+    /// The prefix of the bus's keys. The bus is created if there is none.
     #[arg(long, default_value = "notibus")]
     prefix: String,
-    /// A name, without a port, by which clients may ask for it, besides `localhost` and loopback addresses; can be given more than once. Other
-    /// names are refused then, as they are without credentials anyway, and so are web pages of another origin.
+    /// A host name, without a port, that clients may use besides `localhost` and loopback addresses; can be given more than once. Other
+    /// host names are refused then, as they always are without credentials, and so are web pages of another origin.
     #[arg(long)]
     host: Vec<String>,
-    /// An origin whose pages may ask through a browser, as `https://app.example`, or `*` for all; can be given more than once.
+    /// An origin whose pages may use the API from a browser, such as `https://app.example`, or `*` for all; can be given more than once.
     #[arg(long)]
     cors_origin: Vec<String>,
-    /// Let browsers send credentials along for those pages; not with `*`.
+    /// Let browsers send credentials from those pages; not with `*`.
     #[arg(long, requires = "cors_origin")]
     cors_credentials: bool,
-    /// The methods that those pages may use, with commas.
+    /// The methods that those pages may use, separated by commas.
     #[arg(long, requires = "cors_origin", value_delimiter = ',')]
     cors_methods: Option<Vec<Method>>,
-    /// The headers that those pages may send, with commas.
+    /// The headers that those pages may send, separated by commas.
     #[arg(long, requires = "cors_origin", value_delimiter = ',')]
     cors_headers: Option<Vec<HeaderName>>,
-    /// For how long a browser may remember what is allowed.
+    /// How long a browser may cache this permission.
     #[arg(long, requires = "cors_origin", default_value = "10m", value_parser = humantime::parse_duration)]
     cors_max_age: Duration,
-    /// The address of a proxy in front, whose `X-Forwarded-For` is believed; can be given more than once.
+    /// The address of a trusted proxy in front, which sets `X-Forwarded-For`; can be given more than once.
     #[arg(long)]
     proxy: Vec<IpAddr>,
-    /// Do not keep `_db_updates` at all.
+    /// Do not serve `_db_updates`.
     #[arg(long)]
     no_db_updates: bool,
-    /// How many connections there are at once.
+    /// The most connections at once.
     #[arg(long, default_value_t = ServerOptions::default().connections_max)]
     connections_max: usize,
-    /// How many feeds each client may have open.
+    /// The most open feeds of each client.
     #[arg(long, default_value_t = ApiOptions::default().feeds_per_client_max)]
     feeds_per_client_max: usize,
-    /// How many rows of `_db_updates` are kept in memory for live feeds, some 1 KB each; those further behind read the store.
+    /// The most rows of `_db_updates` that are kept in memory for live feeds, about 1 KB each; feeds further behind read the store.
     #[arg(long, default_value_t = ROWS_KEPT_MAX)]
     rows_kept_max: usize,
-    /// How often the node records an event of its own, and waits for its delivery: `ready` and the metric of delivery times rest on it
-    /// then. It is seen as updates of the database `_notibus/canary`. Default: never.
+    /// How often the node records an event of its own and waits for its delivery, for `ready` and the metric of delivery times.
+    /// The events are updates of the database `_notibus/canary`. Default: never.
     #[arg(long, value_parser = humantime::parse_duration)]
     canary: Option<Duration>,
-    /// The most of the parameter `timeout`, and what it is by default.
+    /// The greatest and default value of the parameter `timeout`.
     #[arg(long, default_value = "60s", value_parser = humantime::parse_duration)]
     timeout_max: Duration,
-    /// The most of the parameter `heartbeat`.
+    /// The greatest value of the parameter `heartbeat`.
     #[arg(long, default_value = "60s", value_parser = humantime::parse_duration)]
     heartbeat_max: Duration,
-    /// After how long a client is dropped that takes nothing of what it is sent.
+    /// Drop a client after this time in which it has read nothing of what is sent.
     #[arg(long, default_value = "30s", value_parser = humantime::parse_duration)]
     write_timeout: Duration,
 }
@@ -138,7 +138,7 @@ pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
     let running = tokio::select! {
         biased;
         started = &mut starting => started?,
-        // What has begun is ended in order, if it gets that far.
+        // If the start succeeds in time, what has begun is ended in order.
         () = stopped.wait() => deadline.of("starting", starting).await?,
     };
     stopped.wait().await;
@@ -159,7 +159,7 @@ async fn start(
     let routes = running.api(options)?.routes();
     let address = running.serve(listener, routes, limits).await?;
     let mut out = std::io::stdout();
-    // Anyone who started it may not listen any more.
+    // The program that started it may not read its output any more.
     drop(writeln!(out, "notibus: listening on http://{address}").and_then(|()| out.flush()));
     Ok(running)
 }
@@ -175,7 +175,7 @@ async fn open(db: &Database, prefix: &[u8]) -> Result<Bus, Failure> {
     }
 }
 
-/// Fails if the server would not start so, before anything is opened.
+/// Fails if the server would refuse these options, before anything is opened.
 fn check(limits: &ServerOptions, listen: SocketAddr) -> Result<(), Failure> {
     limits.check(listen).map_err(|error| match error {
         Error::Invalid { what: "address", .. } => Failure::BadInput(format!(
@@ -188,7 +188,7 @@ fn check(limits: &ServerOptions, listen: SocketAddr) -> Result<(), Failure> {
     })
 }
 
-/// Who may ask: everyone, if nobody says so.
+/// The configured credentials; access for everyone if there are none.
 fn access(file: Option<&Path>) -> Result<Access, Failure> {
     let (text, place) = match file {
         Some(file) => {
@@ -199,7 +199,7 @@ fn access(file: Option<&Path>) -> Result<Access, Failure> {
         }
         None => match env::var(VARIABLE) {
             Err(env::VarError::NotPresent) => (None, VARIABLE.to_owned()),
-            // Anyone who set it wants nobody else to be let in.
+            // The variable is set, so access must not fall back to everyone.
             set => (
                 Some(set.map_err(|error| Failure::BadInput(format!("{VARIABLE}: {error}")))?),
                 VARIABLE.to_owned(),
@@ -216,7 +216,7 @@ fn access(file: Option<&Path>) -> Result<Access, Failure> {
     }
 }
 
-/// Fails if others than its owner may read `file`, or write to it.
+/// Fails if users other than its owner may read or write `file`.
 fn check_mode(file: &Path) -> Result<(), Failure> {
     #[cfg(unix)]
     {
@@ -235,10 +235,10 @@ fn check_mode(file: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// How many of `wanted` connections there can be, so that the store is never without the files that it needs.
+/// Reduces `wanted` connections to the limit of open files, so that the store always has enough.
 fn connections_max(wanted: usize) -> Result<usize, Failure> {
     if let Err(error) = rlimit::increase_nofile_limit(u64::MAX) {
-        tracing::warn!(%error, "the limit of open files is as it was");
+        tracing::warn!(%error, "the limit of open files could not be raised");
     }
     let Ok((limit, _)) = rlimit::Resource::NOFILE.get() else { return Ok(wanted) };
     let most = usize::try_from(limit.saturating_sub(FILES_RESERVED)).unwrap_or(usize::MAX);

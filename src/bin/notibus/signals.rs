@@ -4,18 +4,18 @@ use tokio::sync::watch;
 
 use crate::Failure;
 
-/// The exit code of a process that was told twice, as shells report an interrupt.
+/// The exit code after a second signal, as shells report an interrupt.
 const EXIT_INTERRUPTED: i32 = 130;
 
-/// Listens from now on. The first interrupt or request to terminate is informed by what is returned.
+/// Listens from now on. The first signal completes the returned value; the second one ends the process.
 pub fn stopped() -> Result<Stopped, Failure> {
     let mut signals = Signals::listen()?;
-    let (told, first) = watch::channel(false);
+    let (stop, first) = watch::channel(false);
     tokio::spawn(async move {
         signals.next().await;
-        told.send_replace(true);
+        stop.send_replace(true);
         signals.next().await;
-        eprintln!("notibus: asked to stop again: ended at once; what it held expires by itself");
+        eprintln!("notibus: asked to stop again: ended at once; its leases expire by themselves");
         end_at_once();
     });
     Ok(Stopped(first))
@@ -26,32 +26,31 @@ pub fn stopped() -> Result<Stopped, Failure> {
 pub struct Stopped(watch::Receiver<bool>);
 
 impl Stopped {
-    /// Waits until it was.
+    /// Waits until the process is asked to stop.
     pub async fn wait(&mut self) {
         // The sender is dropped only with the runtime, before the second signal.
-        let _ = self.0.wait_for(|told| *told).await;
+        let _ = self.0.wait_for(|stop| *stop).await;
     }
 }
 
-/// What tells a process to stop.
+/// The signals that stop a process.
 #[cfg(unix)]
 struct Signals {
-    /// From a terminal.
+    /// Sent by a terminal.
     interrupt: tokio::signal::unix::Signal,
-    /// From whoever looks after processes.
+    /// Sent by a process supervisor.
     terminate: tokio::signal::unix::Signal,
 }
 
 #[cfg(unix)]
 impl Signals {
-    /// Takes the signals away from their defaults.
+    /// Replaces the default handling of the signals.
     fn listen() -> Result<Self, Failure> {
         use tokio::signal::unix::{SignalKind, signal};
         let listen = |kind| signal(kind).map_err(|error| Failure::Failed(format!("signals: {error}")));
         Ok(Self { interrupt: listen(SignalKind::interrupt())?, terminate: listen(SignalKind::terminate())? })
     }
 
-    /// Waits for the next one.
     async fn next(&mut self) {
         tokio::select! {
             _ = self.interrupt.recv() => {}
@@ -60,26 +59,25 @@ impl Signals {
     }
 }
 
-/// What tells a process to stop.
+/// The signals that stop a process.
 #[cfg(not(unix))]
 struct Signals;
 
 #[cfg(not(unix))]
 impl Signals {
-    /// Nothing to prepare.
+    /// Does nothing.
     #[expect(clippy::unnecessary_wraps, reason = "on Unix it can fail")]
     fn listen() -> Result<Self, Failure> {
         Ok(Self)
     }
 
-    /// Waits for the next one.
     async fn next(&mut self) {
         drop(tokio::signal::ctrl_c().await);
     }
 }
 
-/// Ends the process without any of what is done at an orderly exit: the client library of a cluster crashes if it is torn down while
-/// its network runs, and stopping that may be what hangs.
+/// Ends the process without exit handlers: the client library of a cluster crashes if it is torn down while
+/// its network thread runs, and stopping that thread may be what hangs.
 #[cfg(unix)]
 #[expect(unsafe_code, reason = "the standard library has no exit without handlers")]
 fn end_at_once() -> ! {

@@ -17,7 +17,7 @@ use notibus::simulation::{Fault, Options, Outcome, Part, Witness, is_replayable,
 
 use crate::Failure;
 
-/// Set to anything but 0, it has the timeline of each seed printed.
+/// If set to anything but 0, the timeline of each seed is printed.
 const TRACE: &str = "NOTIBUS_TRACE";
 
 /// What to simulate.
@@ -29,41 +29,41 @@ pub struct Args {
     /// The first seed.
     #[arg(long, default_value_t = 0)]
     from: u64,
-    /// How many nodes each world has; as its seed draws, if not said.
+    /// How many nodes each world has. Default: as its seed draws.
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=100))]
     nodes: Option<u16>,
-    /// For how many seconds of its own time things go wrong in each world; as its seed draws, if not said.
+    /// For how many simulated seconds things go wrong in each world. Default: as its seed draws.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=3_600))]
     chaos: Option<u64>,
-    /// By how much more often things go wrong than the seeds draw.
+    /// How many times more often things go wrong than the seeds draw.
     #[arg(long, default_value_t = 1.0, value_parser = intensity)]
     intensity: f64,
-    /// How many worlds run at once; as many as there are processors, if not said.
+    /// How many worlds run at once. Default: as many as there are processors.
     #[arg(long)]
     threads: Option<NonZeroUsize>,
-    /// What of the worlds that the seeds draw is left out, as the report of a failing one says: parts and faults, separated by
-    /// commas.
+    /// Parts and faults to leave out of the worlds that the seeds draw, separated by commas; the report of a failing seed lists
+    /// such parts.
     #[arg(long, value_delimiter = ',')]
     without: Vec<Part>,
-    /// How many smaller worlds to try when a seed fails, to show what it takes.
+    /// How many smaller worlds to try when a seed fails, to find a smaller one that fails.
     #[arg(long, default_value_t = 60)]
     shrink: u32,
-    /// A deliberate bug to bring into the code, to see how soon it is found.
+    /// A deliberate bug to switch on, to see how soon it is found.
     #[cfg(feature = "mutations")]
     #[arg(long, value_parser = bug)]
     bug: Option<notibus::Bug>,
-    /// Goes on after a seed that fails.
+    /// Go on after a seed that fails.
     #[arg(long)]
     keep_going: bool,
 }
 
-/// How much more often things are to go wrong.
+/// Parses `--intensity`.
 fn intensity(text: &str) -> Result<f64, String> {
     let number = text.parse::<f64>().ok().filter(|number| (0.0..=1_000.0).contains(number));
     number.ok_or_else(|| "it has to be a number from 0 to 1000".to_owned())
 }
 
-/// The deliberate bug of this name.
+/// Parses `--bug`.
 #[cfg(feature = "mutations")]
 fn bug(name: &str) -> Result<notibus::Bug, String> {
     let found = notibus::Bug::ALL.iter().find(|bug| format!("{bug:?}") == name);
@@ -73,7 +73,7 @@ fn bug(name: &str) -> Result<notibus::Bug, String> {
 }
 
 impl Args {
-    /// What is asked of each world.
+    /// The options of each world.
     fn options(&self, trace: bool) -> Options {
         let chaos = self.chaos.map(Duration::from_secs);
         Options {
@@ -102,8 +102,8 @@ fn replay(seed: u64, options: &Options) -> String {
     format!("{TRACE}=1 notibus simulate --seeds 1 --from {seed}{options}")
 }
 
-/// The smallest world of `seed` that breaks the same guarantee, of at most `tries` that are tried: with fewer nodes, a shorter time of
-/// faults, and without all that it does not take.
+/// The options of the smallest world of `seed` that breaks the same guarantee, after at most `tries` tries: with fewer nodes, a
+/// shorter time of faults, and without parts that are not needed.
 fn shrink(failed: &Outcome, options: &Options, tries: u32) -> Options {
     let guarantee = failed.failure.as_ref().map(|broken| broken.guarantee);
     let (mut smallest, mut left) = (options.clone(), tries);
@@ -128,16 +128,16 @@ fn shrink(failed: &Outcome, options: &Options, tries: u32) -> Options {
     smallest
 }
 
-/// What all worlds have met.
+/// Totals over all worlds.
 #[derive(Default)]
 struct Total {
     /// How many worlds there were.
     seeds: u64,
-    /// What went wrong.
+    /// Number of faults by kind.
     faults: BTreeMap<Fault, u64>,
-    /// The interesting states, and in how many worlds each was met.
+    /// The interesting states, and how many worlds have met each.
     witnesses: BTreeMap<Witness, u64>,
-    /// The time that has passed in them.
+    /// Simulated time.
     elapsed: Duration,
     /// The seeds that failed, and why.
     failures: BTreeMap<u64, String>,
@@ -182,7 +182,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
                         break;
                     }
                     let outcome = simulate(args.from.wrapping_add(place), &options);
-                    // Anyone who reads only a part of it has seen enough.
+                    // If standard output is closed, its reader has seen enough.
                     if let Some(trace) = &outcome.trace
                         && write!(io::stdout(), "{trace}").is_err()
                     {
@@ -219,7 +219,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
-/// Prints what all worlds have met.
+/// Prints the totals.
 #[expect(clippy::cast_precision_loss, reason = "a rate is for people")]
 fn report(total: &Total, took: Duration) -> io::Result<()> {
     let rate = total.seeds as f64 / took.as_secs_f64().max(0.001);

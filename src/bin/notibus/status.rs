@@ -1,4 +1,4 @@
-//! `notibus status`: how a bus is, on one screen.
+//! `notibus status`: prints the status of a bus on one screen.
 
 use std::{
     fmt::Write as _,
@@ -16,29 +16,29 @@ use crate::{
     target::{Opened, Target},
 };
 
-/// How to look at a bus.
+/// How to print the status.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// What to look at.
+    /// The bus.
     #[command(flatten)]
     target: Target,
-    /// What the keys of the bus start with.
+    /// The prefix of the bus's keys.
     #[arg(long, default_value = "notibus")]
     prefix: String,
-    /// Go on, and print it again after so long, until interrupted.
+    /// Print it again after each such time, until interrupted.
     #[arg(long, num_args = 0..=1, default_missing_value = "2s", value_parser = humantime::parse_duration)]
     watch: Option<Duration>,
-    /// Print a JSON object a line.
+    /// Print one JSON object per line.
     #[arg(long)]
     json: bool,
 }
 
-/// Prints how it is.
+/// Prints the status.
 pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
     let mut stopped = stopped()?;
     let mut opened = args.target.open(&args.prefix, false, deadline).await?;
     loop {
-        let status = deadline.of("looking at the bus", look(&opened, args.target.is_node())).await?;
+        let status = deadline.of("reading the status", read(&opened, args.target.is_node())).await?;
         let is_screen = args.watch.is_some() && !args.json && std::io::stdout().is_terminal();
         let clear = if is_screen { "\x1b[H\x1b[2J" } else { "" };
         let text = if args.json { status.to_string() } else { screen(&status) };
@@ -49,15 +49,15 @@ pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
             () = tokio::time::sleep(pause) => {}
         }
         if !args.target.is_node() {
-            // What was read of a folder stays as it was.
+            // A folder that another process has open is read as a copy, so it has to be opened again.
             drop(opened);
             opened = args.target.open(&args.prefix, false, deadline).await?;
         }
     }
 }
 
-/// How it is. Of a running node also whether it is ready, and why not.
-async fn look(opened: &Opened, is_node: bool) -> Result<Value, Failure> {
+/// Reads the status; of a running node also whether it is ready, and why not.
+async fn read(opened: &Opened, is_node: bool) -> Result<Value, Failure> {
     let mut status = opened.ask("/_notibus/status", None).await?;
     if is_node {
         status["ready"] = match opened.ask("/_notibus/health/ready", None).await {
@@ -69,7 +69,7 @@ async fn look(opened: &Opened, is_node: bool) -> Result<Value, Failure> {
     Ok(status)
 }
 
-/// A status for people.
+/// Formats the status for people.
 fn screen(status: &Value) -> String {
     let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), ToOwned::to_owned);
     let mut out = String::new();
@@ -132,17 +132,17 @@ fn screen(status: &Value) -> String {
     out
 }
 
-/// The elements of an array; none of anything else.
+/// The elements of an array; none of any other value.
 fn items(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
 
-/// How many elements an array has.
+/// Number of elements of an array.
 fn count(value: &Value) -> usize {
     items(value).len()
 }
 
-/// The feed on a line.
+/// Formats the feed on a line.
 fn feed(feed: &Value, incarnation: &Value) -> String {
     let topology = items(&feed["topology"]);
     let shards = topology.last().map_or(0, |entry| count(&entry["shards"]));
@@ -154,7 +154,7 @@ fn feed(feed: &Value, incarnation: &Value) -> String {
     )
 }
 
-/// The backlog on a line.
+/// Formats the backlog on a line.
 fn backlog(backlog: &Value) -> String {
     let rows = &backlog["rows"];
     if rows == 0 {
@@ -172,7 +172,7 @@ fn time(ms: u64) -> String {
     )
 }
 
-/// Appends a table, or what is said of an empty one.
+/// Appends a table, or `empty` if it has no rows.
 fn table(out: &mut String, headers: &[&str], rows: Vec<Vec<String>>, empty: &str) {
     if rows.is_empty() {
         let _ = writeln!(out, "{empty}");

@@ -45,18 +45,17 @@ impl Store {
     }
 }
 
-/// A store that was opened to be read.
+/// A store that was opened for reading.
 pub struct Reading {
     /// The store.
     pub db: Database,
-    /// Whether another process has it open, so that this is what it was, and stays so.
+    /// Whether another process has it open, so that this is a copy of the past.
     is_past: bool,
-    /// Which one it is.
     store: Store,
 }
 
 impl Reading {
-    /// The store, after a word on what it is.
+    /// The store. Prints a notice if it is a copy of the past.
     pub fn now(self) -> Database {
         if self.is_past {
             eprintln!("notibus: another process has {} open: this is what it has written so far", self.store);
@@ -64,7 +63,7 @@ impl Reading {
         self.db
     }
 
-    /// The store, if nobody else has it open.
+    /// The store, if no other process has it open.
     pub fn at_rest(self) -> Result<Database, Failure> {
         if self.is_past {
             return Err(Failure::BadInput(format!(
@@ -77,7 +76,7 @@ impl Reading {
 }
 
 impl Store {
-    /// Opens the store to read it: of a folder, the right to read is enough, and another process may have it open.
+    /// Opens the store for reading. A folder needs read permission only, and another process may have it open.
     pub async fn open_to_read(&self) -> Result<Reading, Failure> {
         self.check_exists()?;
         let (db, is_past) = match self {
@@ -90,7 +89,7 @@ impl Store {
         Ok(Reading { db, is_past, store: self.clone() })
     }
 
-    /// What is whole of a damaged folder.
+    /// Opens the readable part of a damaged folder.
     pub fn salvage(&self) -> Result<Database, Failure> {
         self.check_exists()?;
         let Self::Dir(path) = self else {
@@ -113,7 +112,7 @@ impl fmt::Display for Store {
     }
 }
 
-/// Why a store that was opened takes no more writes.
+/// The failure of a store that takes no more writes.
 static FAILED: LazyLock<watch::Sender<Option<Error>>> = LazyLock::new(watch::Sender::default);
 
 /// Whether `error` says that the store takes no more writes.
@@ -129,7 +128,7 @@ pub async fn failed() -> Error {
 }
 
 impl Store {
-    /// Fails if there is no store, for commands that only read: opening a folder makes one.
+    /// Fails if there is no store. For commands that only read, because opening a folder creates one.
     pub fn check_exists(&self) -> Result<(), Failure> {
         match self {
             Self::Dir(path) if !path.exists() => {

@@ -16,10 +16,10 @@ pub struct Args {
     /// Print rows after this: a sequence of 26 hexadecimal digits, "0" for all, or "now".
     #[arg(long, default_value = "0")]
     since: String,
-    /// What the keys of the bus start with.
+    /// The prefix of the bus's keys.
     #[arg(long, default_value = "notibus")]
     prefix: String,
-    /// Go on with what comes, until interrupted. It only reads: events are shown once a notifier has folded them.
+    /// Go on with future rows, until interrupted. It only reads: events appear once a notifier has folded them.
     #[arg(long)]
     follow: bool,
 }
@@ -28,7 +28,7 @@ pub struct Args {
 pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
     let since: Start = args.since.parse()?;
     let reading = args.store.open_to_read().await?;
-    // Nothing new would ever be seen.
+    // A copy of a folder would never show a new row.
     let db = if args.follow { reading.at_rest()? } else { reading.now() };
     let read = "reading the feed";
     let bus = deadline.of(read, Bus::open_existing(&db, args.prefix.as_bytes())).await?;
@@ -62,7 +62,7 @@ pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
     }
 }
 
-/// Prints rows as they come.
+/// Prints future rows.
 async fn follow(dispatcher: &Dispatcher, since: Start) -> Result<(), Failure> {
     let mut rows = dispatcher.subscribe(Filter::all()).since(since).stream();
     while let Some(item) = rows.next().await {

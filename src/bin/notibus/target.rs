@@ -1,7 +1,7 @@
-//! `--store` and `--url`: what a command asks, a store by itself or a running node.
+//! `--store` and `--url`: where a command reads, a store or a running node.
 //!
-//! Both are asked in the same words: of a store the routes of the node answer within this process, so that a command prints the
-//! same whichever it asks.
+//! Both are asked the same requests. For a store, the routes of the node answer within this process, so that a command prints the
+//! same for both.
 
 use std::{
     io::{Read, Write},
@@ -22,23 +22,23 @@ use tower_service::Service;
 
 use crate::{Failure, deadline::Deadline, store::Store};
 
-/// Where a name with a password, or a token, is given for `--url`: everyone on the machine sees a command line.
+/// Holds a name with a password, or a token, for `--url`: every user of the machine can see a command line.
 const VARIABLE: &str = "NOTIBUS_AUTH";
 
-/// What to ask.
+/// Where to read.
 #[derive(Debug, Clone, clap::Args)]
 #[group(required = true, multiple = false)]
 pub struct Target {
     /// The store: "memory", "dir:PATH" or "fdb:FILE".
     #[arg(long)]
     store: Option<Store>,
-    /// A running node, as `http://127.0.0.1:5985`. Who asks is said by the environment variable `NOTIBUS_AUTH`: "name:password", or a
+    /// A running node, such as `http://127.0.0.1:5985`. The environment variable `NOTIBUS_AUTH` has the credentials: "name:password", or a
     /// token.
     #[arg(long)]
     url: Option<Url>,
 }
 
-/// Where a node listens.
+/// The address of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Url(String);
 
@@ -56,26 +56,25 @@ impl FromStr for Url {
     }
 }
 
-/// What answers.
+/// An opened target.
 pub enum Opened {
     /// A node.
     Node(Url, Duration),
     /// The routes of a bus in this process.
     Bus {
-        /// What answers.
         router: Router,
-        /// What the routes ask how far it has come.
+        /// The routes read its position.
         _dispatcher: Dispatcher,
     },
 }
 
 impl Target {
-    /// Whether a running node is asked.
+    /// Whether it is a running node.
     pub fn is_node(&self) -> bool {
         self.url.is_some()
     }
 
-    /// Opens it, to change something if it `writes`.
+    /// Opens the target, for writing if `writes`.
     pub async fn open(&self, prefix: &str, writes: bool, deadline: Deadline) -> Result<Opened, Failure> {
         let store = match (&self.store, &self.url) {
             (_, Some(url)) => return Ok(Opened::Node(url.clone(), deadline.0)),
@@ -100,7 +99,7 @@ impl Target {
 }
 
 impl Opened {
-    /// The answer to a request, which must have succeeded. A `body` is posted.
+    /// Sends a request, which must succeed, and returns the answer. A `body` is posted.
     pub async fn ask(&self, path: &str, body: Option<Vec<u8>>) -> Result<Value, Failure> {
         let (status, answer) = match self {
             Self::Node(url, limit) => {
@@ -125,7 +124,7 @@ impl Opened {
     }
 }
 
-/// Asks a router of this process.
+/// Sends a request to a router of this process.
 async fn within(mut router: Router, path: &str, body: Option<Vec<u8>>) -> Result<(u16, Vec<u8>), Failure> {
     let method = if body.is_some() { "POST" } else { "GET" };
     let request = Request::builder().method(method).uri(path).body(Body::from(body.unwrap_or_default()));
@@ -136,7 +135,7 @@ async fn within(mut router: Router, path: &str, body: Option<Vec<u8>>) -> Result
     Ok((status, body.map_err(|error| Failure::Failed(error.to_string()))?.to_vec()))
 }
 
-/// Asks the node at `host`: one request, whose answer ends with the connection.
+/// Sends one request to the node at `host`; the connection ends after the answer.
 fn over_tcp(host: &str, path: &str, body: Option<&[u8]>, limit: Duration) -> Result<(u16, Vec<u8>), Failure> {
     let failed = |error: std::io::Error| Failure::Failed(format!("http://{host}{path}: {error}"));
     let address = host.to_socket_addrs().map_err(failed)?.next();
@@ -171,7 +170,7 @@ fn parse(answer: &[u8]) -> Option<(u16, Vec<u8>)> {
     Some((status, answer[end + 4..].to_vec()))
 }
 
-/// `bytes` as the credentials of HTTP have them.
+/// Encodes `bytes` for HTTP basic authentication.
 fn base64(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let digits = bytes.chunks(3).flat_map(|chunk| {

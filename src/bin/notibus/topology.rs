@@ -1,4 +1,4 @@
-//! `notibus topology`: shows and changes over which shards a feed is spread.
+//! `notibus topology`: shows and changes the shards of a feed.
 
 use std::{
     fmt::Write as _,
@@ -23,34 +23,34 @@ use crate::{
 pub enum Command {
     /// Print the history of a feed's shards, oldest first. It changes nothing.
     Show {
-        /// Which feed.
+        /// The feed.
         #[command(flatten)]
         feed: FeedArgs,
         /// Count the rows of each shard, too, which reads the whole feed.
         #[arg(long)]
         rows: bool,
     },
-    /// Change the number of shards, and print the new entry. Nothing is moved: what is written from now on goes there.
+    /// Change the number of shards, and print the new entry. Old rows stay; new rows go to the new shards.
     Reshard {
-        /// Which feed.
+        /// The feed.
         #[command(flatten)]
         feed: FeedArgs,
-        /// How many shards, 1 to 10,000.
+        /// The number of shards, 1 to 10,000.
         #[arg(long)]
         shards: u32,
-        /// How ids are routed to them: "id", "partition-key", or the number of a scheme. As before, if not said.
+        /// The scheme that routes ids to them: "id", "partition-key", or the number of a scheme. Default: as before.
         #[arg(long, value_parser = parse_scheme)]
         scheme: Option<SchemeId>,
     },
 }
 
-/// Which feed.
+/// The feed.
 #[derive(Debug, clap::Args)]
 pub struct FeedArgs {
     /// The store: "memory", "dir:PATH" or "fdb:FILE".
     #[arg(long)]
     store: Store,
-    /// What the keys of the bus start with.
+    /// The prefix of the bus's keys.
     #[arg(long, default_value = "notibus")]
     prefix: String,
     /// The feed: "notifications", or the instance of a database, 32 hexadecimal digits, for the changes of its documents.
@@ -64,7 +64,7 @@ pub struct FeedArgs {
 /// The name of a feed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FeedName {
-    /// The feed of notifications.
+    /// The notification feed.
     Notifications,
     /// The changes of the documents of a database.
     Documents(DbInstance),
@@ -95,31 +95,31 @@ fn parse_scheme(text: &str) -> Result<SchemeId, String> {
     }
 }
 
-/// An entry of a topology as it is printed.
+/// An entry of a topology in the output.
 #[derive(Debug, Serialize)]
 struct Entry {
-    /// The first sequence that it holds for.
+    /// The first sequence for which it holds.
     first: Sequence,
-    /// Whether it is written to.
+    /// Whether new rows go to its shards.
     open: bool,
     /// The stored number of the hashing scheme; null for a legacy range, which is not sharded.
     scheme: Option<SchemeId>,
     shard_count: usize,
     /// Their ids, as ranges of the first and the last.
     shards: Vec<[ShardId; 2]>,
-    /// How many rows each shard has, in the order of the ids, if that was asked for.
+    /// Number of rows of each shard, in the order of the ids, if counted.
     #[serde(skip_serializing_if = "Option::is_none")]
     rows: Option<Vec<u64>>,
 }
 
-/// A topology as it is printed.
+/// A topology in the output.
 #[derive(Debug, Serialize)]
 struct Topology {
     /// Its entries, oldest first.
     entries: Vec<Entry>,
 }
 
-/// Does what `command` says.
+/// Runs `command`.
 pub async fn run(command: Command, deadline: Deadline) -> Result<(), Failure> {
     let what = match command {
         Command::Show { .. } => "reading the topology",
@@ -129,13 +129,13 @@ pub async fn run(command: Command, deadline: Deadline) -> Result<(), Failure> {
     deadline.of_moving(what, &moves, work(command, &moves)).await
 }
 
-/// Does what `command` says.
+/// Runs `command` without a deadline.
 async fn work(command: Command, moves: &Moves) -> Result<(), Failure> {
     let (Command::Show { feed, .. } | Command::Reshard { feed, .. }) = &command;
     let db = match &command {
         Command::Show { .. } => feed.store.open_to_read().await?.now(),
         Command::Reshard { .. } => {
-            // Opening a folder would make one.
+            // Opening a folder would create one.
             feed.store.check_exists()?;
             feed.store.open().await?
         }
@@ -147,7 +147,7 @@ async fn work(command: Command, moves: &Moves) -> Result<(), Failure> {
     }
 }
 
-/// Does what `command` says to `feed`.
+/// Runs `command` on `feed`.
 async fn run_on<R: FeedRow>(feed: &Feed<R>, command: &Command, moves: &Moves) -> Result<(), Failure> {
     match command {
         Command::Show { feed: args, rows } => {
@@ -166,7 +166,7 @@ async fn run_on<R: FeedRow>(feed: &Feed<R>, command: &Command, moves: &Moves) ->
     }
 }
 
-/// How many rows each shard of `entry` has.
+/// Counts the rows of each shard of `entry`.
 async fn count<R: FeedRow>(
     feed: &Feed<R>,
     entry: &TopologyEntry,
@@ -193,14 +193,14 @@ fn ranges(shards: &[ShardId]) -> Vec<[ShardId; 2]> {
 }
 
 impl Entry {
-    /// `entry`, with the rows of its shards if they were counted.
+    /// Makes the entry, with the rows of its shards if they were counted.
     fn new(entry: &TopologyEntry, rows: Option<Vec<u64>>) -> Self {
         let TopologyEntry { first, scheme, is_closed, shards } = entry;
         let (shard_count, ranges) = (shards.len(), ranges(shards));
         Self { first: *first, open: !is_closed, scheme: *scheme, shard_count, shards: ranges, rows }
     }
 
-    /// The entry as a line for people.
+    /// Formats the entry as a line for people.
     fn readable(&self) -> String {
         let scheme = match self.scheme {
             None => "unsharded".to_owned(),

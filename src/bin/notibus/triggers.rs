@@ -1,4 +1,4 @@
-//! `notibus triggers`: looks at triggers, and at the databases that they have parked.
+//! `notibus triggers`: lists and manages triggers, and the databases that they have parked.
 
 use std::{
     io::Write,
@@ -27,28 +27,28 @@ pub struct Args {
 enum Command {
     /// Print all triggers, and how many databases each has parked; or the parked databases of one, and why.
     List {
-        /// Of which trigger.
+        /// The trigger.
         trigger: Option<String>,
-        /// Where it is.
+        /// Where the bus is.
         #[command(flatten)]
         at: At,
     },
-    /// Have parked databases tried again: within some 10 s if the trigger runs, else when it is started.
+    /// Try parked databases again: within about 10 s if the trigger runs, else when it is started.
     Retry {
-        /// Of which trigger.
+        /// The trigger.
         trigger: String,
         /// Only this database.
         #[arg(long)]
         db: Option<DbName>,
-        /// Where it is.
+        /// Where the bus is.
         #[command(flatten)]
         at: At,
     },
-    /// Forget all that is kept of a trigger: when it is started the next time, it begins with all databases.
+    /// Delete all stored state of a trigger: at its next start it begins with all databases.
     Reset {
-        /// Which trigger. One that runs ends.
+        /// The trigger. A running one ends.
         trigger: String,
-        /// Where it is.
+        /// Where the bus is.
         #[command(flatten)]
         at: At,
     },
@@ -60,7 +60,7 @@ struct At {
     /// The store: "memory", "dir:PATH" or "fdb:FILE".
     #[arg(long)]
     store: Store,
-    /// What the keys of the bus start with.
+    /// The prefix of the bus's keys.
     #[arg(long, default_value = "notibus")]
     prefix: String,
     /// Print a JSON object per line.
@@ -68,13 +68,13 @@ struct At {
     json: bool,
 }
 
-/// A trigger as it is listed.
+/// A trigger in the list.
 #[derive(Debug, Serialize)]
 struct Line {
     trigger: String,
-    /// Where its cursor stands.
+    /// The position of its cursor.
     position: Option<Cursor>,
-    /// How many databases are parked.
+    /// Number of parked databases.
     parked: usize,
 }
 
@@ -92,18 +92,16 @@ impl At {
         Ok(Bus::open_existing(&db, self.prefix.as_bytes()).await?)
     }
 
-    /// Finds the trigger `name` of `bus`, which there has to be.
+    /// Finds the existing trigger `name` of `bus`.
     async fn find(bus: &Bus, name: &str) -> Result<StoredTrigger, Failure> {
         let trigger = bus.trigger(name)?;
         match trigger.position().await? {
             Some(_) => Ok(trigger),
-            None => Err(Failure::BadInput(format!(
-                "there is no trigger {name}; `triggers list` tells which there are"
-            ))),
+            None => Err(Failure::BadInput(format!("there is no trigger {name}; `triggers list` lists them"))),
         }
     }
 
-    /// Prints `row` as a JSON object, or as `readable` says.
+    /// Prints `row` as a JSON object, or formatted by `readable`.
     fn print<T: Serialize>(&self, row: &T, readable: impl Fn(&T) -> String) -> Result<(), Failure> {
         let mut out = std::io::stdout().lock();
         let printed = if self.json {
@@ -117,12 +115,12 @@ impl At {
     }
 }
 
-/// Looks at triggers, or manages them.
+/// Runs the command.
 pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
     deadline.of("the work on triggers, some of which may be done", work(args)).await
 }
 
-/// Does what is asked for.
+/// Runs the command without a deadline.
 async fn work(args: Args) -> Result<(), Failure> {
     match args.command {
         Command::List { trigger: None, at } => {
@@ -174,7 +172,7 @@ async fn next(
     Ok((!page.is_empty()).then_some(page))
 }
 
-/// A parked database for people.
+/// Formats a parked database for people.
 fn readable(parked: &ParkedDb) -> String {
     let when = UNIX_EPOCH.checked_add(Duration::from_millis(parked.at_ms));
     let when =

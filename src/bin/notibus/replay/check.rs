@@ -35,7 +35,7 @@ impl FinalFeed {
     }
 }
 
-/// What differs between the history and what the bus has made of it; empty if nothing does.
+/// The differences between the history and the feed; empty if there are none.
 pub fn compare(history: &History, feed: &FinalFeed, folded: Counters) -> Vec<String> {
     let mut differences = Vec::new();
     if folded != history.recorded {
@@ -59,13 +59,13 @@ pub fn compare(history: &History, feed: &FinalFeed, folded: Counters) -> Vec<Str
     differences
 }
 
-/// What differs between the history of a name and its row.
+/// The difference between the history of a name and its row.
 fn compare_row(history: &History, name: &Name, row: &Notification) -> Option<String> {
     if row.is_deleted() == name.lives {
         let (is, should) = if name.lives { ("deleted", "live") } else { ("live", "be deleted") };
         return Some(format!("{:?} is {is} in the feed, but should {should}", name.text));
     }
-    // Of instances that were all created and deleted within one fold nobody can say which was the last.
+    // If all instances were created and deleted within one fold, their order is unknown.
     let last = name.instances.last().filter(|_| name.lives).map(|&last| &history.instances[last])?;
     if row.instance != last.db.instance {
         return Some(format!(

@@ -20,9 +20,9 @@ use crate::Failure;
 pub struct Event {
     /// Its kind.
     pub kind: EventKind,
-    /// The database, as an index into [`History::instances`].
+    /// Index of the database in [`History::instances`].
     pub instance: usize,
-    /// The design document, for an update of one.
+    /// The design document, for `ddoc`.
     pub ddoc: Option<DdocId>,
 }
 
@@ -33,8 +33,8 @@ pub struct Transaction {
     pub line: u64,
     /// Its events, as a range of [`History::events`].
     pub events: std::ops::Range<usize>,
-    /// The names that it touches, as indices into [`History::names`], each with the number of transactions before it that
-    /// touch the name too.
+    /// The names of its databases, as indices into [`History::names`], each with the number of earlier transactions
+    /// with that name.
     pub turns: Vec<(usize, u32)>,
 }
 
@@ -43,7 +43,7 @@ pub struct Transaction {
 pub struct Instance {
     /// The database.
     pub db: Db,
-    /// The events of it that the history has.
+    /// The events that the history has of it.
     pub totals: Counters,
 }
 
@@ -54,15 +54,15 @@ pub struct Name {
     pub text: DbName,
     /// Its creations in their order, as indices into [`History::instances`].
     pub instances: Vec<usize>,
-    /// Whether a database of that name lives at the end of what was read.
+    /// Whether a database of that name lives after the last event.
     pub lives: bool,
-    /// How many transactions touch it.
+    /// Number of transactions with this name.
     transactions: u32,
     /// The last of them, as an index into [`History::transactions`].
     last: Option<usize>,
 }
 
-/// A history that was read whole and makes sense.
+/// A history that was read to its end and is valid.
 #[derive(Debug, Default)]
 pub struct History {
     /// All events in their order.
@@ -77,15 +77,15 @@ pub struct History {
     pub recorded: Counters,
 }
 
-/// What a history is read with.
+/// State while a history is read.
 struct Parser<'a> {
     /// The history so far.
     history: History,
-    /// Where a name stands in it.
+    /// The index of each name.
     names: HashMap<DbName, usize>,
     /// The transaction number of the row before.
     transaction: Option<u64>,
-    /// Where new instances are drawn from.
+    /// Draws new instances.
     env: &'a Env,
 }
 
@@ -132,7 +132,7 @@ impl History {
     }
 }
 
-/// What a reading error means.
+/// Explains a reading error.
 fn explain(error: &csv::Error) -> String {
     match error.kind() {
         csv::ErrorKind::Utf8 { .. } => "it is not UTF-8".to_owned(),
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_malformed_row_is_told_by_its_line() {
+    fn a_malformed_row_is_reported_by_its_line() {
         for (text, reason) in [
             ("1\t1\tcreate\ta\t\nx\n", "line 2: it has 1 columns instead of 5"),
             ("one\t1\tcreate\ta\t\n", "line 1: \"one\" is no number of seconds"),

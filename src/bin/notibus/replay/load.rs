@@ -28,10 +28,10 @@ use crate::Failure;
 /// How long a transaction is tried again.
 const RETRY_MAX: Duration = Duration::from_mins(5);
 
-/// The pause before it is.
+/// Pause before that.
 const RETRY_PAUSE: Duration = Duration::from_millis(10);
 
-/// What the load has done.
+/// The result of the load.
 #[derive(Debug)]
 pub struct Loaded {
     /// When the first transaction began.
@@ -40,22 +40,21 @@ pub struct Loaded {
     pub conflicts: u64,
 }
 
-/// Whose turn it is at one database.
+/// Orders the transactions of one database.
 #[derive(Debug, Default)]
 struct Turn {
-    /// How many transactions have been done.
+    /// Number of finished transactions.
     done: AtomicU32,
-    /// Wakes those that wait.
     changed: Notify,
 }
 
 impl Turn {
-    /// Completes when `number` transactions have been done.
+    /// Completes when `number` transactions are finished.
     async fn wait(&self, number: u32) {
         while self.done.load(Ordering::Acquire) < number {
             let changed = self.changed.notified();
             tokio::pin!(changed);
-            // Enlisted before the second look, so that a change in between is not missed.
+            // Enabled before the second check, so that a change in between is not missed.
             changed.as_mut().enable();
             if self.done.load(Ordering::Acquire) >= number {
                 return;
@@ -74,27 +73,22 @@ impl Turn {
 /// The load.
 pub struct Load(Arc<Inner>);
 
-/// What the writers share.
 struct Inner {
-    /// Where to write.
     db: Database,
-    /// How to record.
     producer: Producer,
-    /// What to record.
     history: Arc<History>,
-    /// When what was committed.
+    /// Measures the time from commit to delivery.
     latencies: Arc<Latencies>,
-    /// How fast to record.
     rate: Rate,
     /// The next transaction to be taken.
     next: AtomicUsize,
-    /// How many events were recorded.
+    /// Number of recorded events.
     recorded: watch::Sender<u64>,
-    /// By name.
+    /// Turns by name.
     turns: Vec<Turn>,
     /// Attempts that failed by a conflict.
     conflicts: AtomicU64,
-    /// What the documents of this run start with.
+    /// The key prefix of the documents of this run.
     prefix: Vec<u8>,
 }
 
@@ -123,12 +117,12 @@ impl Load {
         }))
     }
 
-    /// How many events were recorded, as the load goes on.
+    /// The number of recorded events, updated while the load runs.
     pub fn recorded(&self) -> watch::Receiver<u64> {
         self.0.recorded.subscribe()
     }
 
-    /// Records everything with so many writers, then removes the documents that it wrote.
+    /// Records everything with `writers` tasks, then removes the documents that it wrote.
     pub async fn run(self, writers: u16, progress: &ProgressBar) -> Result<Loaded, Failure> {
         let started = Instant::now();
         let mut tasks = JoinSet::new();
@@ -151,8 +145,8 @@ impl Load {
 }
 
 impl Inner {
-    /// Takes transactions in order and commits each when it is its turn at all of its databases. The one that was taken
-    /// first never waits for one taken later, so there is always one that can go on.
+    /// Takes transactions in order and commits each when it has its turn at all of its databases. A transaction never
+    /// waits for one that was taken later, so one can always go on.
     async fn write(self: Arc<Self>, started: Instant, progress: ProgressBar) -> Result<(), Failure> {
         loop {
             let number = self.next.fetch_add(1, Ordering::Relaxed);
@@ -182,7 +176,7 @@ impl Inner {
         }
     }
 
-    /// Writes a document and records the events, in one transaction. The document tells, after an unknown result,
+    /// Writes a document and records the events, in one transaction. After an unknown result, the document shows
     /// whether the transaction was committed.
     async fn commit(&self, number: usize, transaction: &Transaction) -> Result<(), Failure> {
         let document = [&self.prefix[..], &(number as u64).to_be_bytes()].concat();
@@ -204,10 +198,10 @@ impl Inner {
         Ok(())
     }
 
-    /// One attempt. A later one first looks whether an earlier one was committed.
-    async fn attempt(&self, document: &[u8], events: &[Event], look: bool) -> Result<(), Error> {
+    /// One attempt. If `check` is set, it first checks whether an earlier one was committed.
+    async fn attempt(&self, document: &[u8], events: &[Event], check: bool) -> Result<(), Error> {
         let tx = self.db.begin();
-        if look && tx.get(document, Isolation::Serializable).await?.is_some() {
+        if check && tx.get(document, Isolation::Serializable).await?.is_some() {
             return Ok(());
         }
         tx.set(document, b"");
@@ -224,7 +218,7 @@ impl Inner {
     }
 }
 
-/// Why a transaction of the history was not recorded. One that no store can hold is the history's fault.
+/// Why a transaction of the history was not recorded. If no store can hold it, the history is at fault.
 fn failed(error: &Error, transaction: &Transaction) -> Failure {
     let reason = format!("the transaction that begins on line {}: {error}", transaction.line);
     match error.code() {

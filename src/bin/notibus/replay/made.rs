@@ -1,8 +1,8 @@
-//! Whether a replay has made the bus that it is to be replayed into.
+//! Checks that the bus was made by a replay.
 //!
-//! A replay deletes the databases of the history that live in the bus, and creates them again. That is right for a bus that an earlier
+//! A replay deletes the living databases of the history, and creates them again. That is right for a bus that an earlier
 //! replay has made, and a disaster for one that a layer uses. So a replay that makes a bus leaves a mark in the store, outside of the
-//! bus; it holds the sequence at which the bus began, so that it says nothing of another one that was made there later.
+//! bus. The mark holds the sequence at which the bus began, so that it does not vouch for another bus that is made there later.
 
 use notibus::{
     Bus, BusOptions, Error, Result, Sequence,
@@ -12,17 +12,17 @@ use notibus::{
 use super::Args;
 use crate::Failure;
 
-/// Where the mark of the bus under `prefix` is.
+/// The key of the mark for the bus under `prefix`.
 fn mark(prefix: &str) -> Vec<u8> {
     [b"replay/made/", prefix.as_bytes()].concat()
 }
 
-/// Where the feed of the bus begins, as long as the bus lives without a janitor.
+/// The first sequence of the feed; it stays, as the bus has no janitor.
 async fn began(bus: &Bus) -> Result<Option<Sequence>> {
     Ok(bus.feed().topology().await?.first().map(|entry| entry.first))
 }
 
-/// Makes the bus if there is none; fails if no replay has made it, unless the user insists.
+/// Makes the bus if there is none; fails if it was not made by a replay, unless the user insists.
 pub(super) async fn check(args: &Args, db: &Database) -> Result<(), Failure> {
     let (prefix, mark) = (args.prefix.as_bytes(), mark(&args.prefix));
     match Bus::open_existing(db, prefix).await {

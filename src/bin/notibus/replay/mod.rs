@@ -1,5 +1,5 @@
-//! `notibus replay`: a history of database events through the whole bus: producers, notifiers, feed, dispatcher and three
-//! subscribers; then a check that nothing was lost, doubled or torn.
+//! `notibus replay`: sends a history of database events through the whole bus (producers, notifiers, feed, dispatcher and three
+//! subscribers), then checks that nothing was lost, doubled or torn.
 
 mod check;
 mod history;
@@ -40,10 +40,10 @@ pub struct Args {
     /// The store: "memory", "dir:PATH" or "fdb:FILE".
     #[arg(long, default_value = "memory")]
     store: Store,
-    /// What the keys of the bus start with. The notifiers of the replay must be the only ones.
+    /// The prefix of the bus's keys. No other notifiers may work on this bus.
     #[arg(long, default_value = "notibus")]
     prefix: String,
-    /// Replay into a bus that no replay has made. Databases of it that have a name of the history are deleted and created again.
+    /// Replay into a bus that no replay has made. Its databases with names of the history are deleted and created again.
     #[arg(long)]
     into_existing: bool,
     /// Shards of the feed, if the bus is new.
@@ -58,7 +58,7 @@ pub struct Args {
     /// Notifiers that share the partitions, each as a node of its own.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     notifiers: u32,
-    /// Transactions that are written at once. Those that share a database keep their order.
+    /// Concurrent transactions. Those that share a database keep their order.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=1024))]
     writers: u16,
     /// The longest pause between two folds of a partition.
@@ -67,14 +67,14 @@ pub struct Args {
     /// Events to record per second, or "max".
     #[arg(long, default_value = "max", value_parser = parse_rate)]
     rate: Rate,
-    /// Reshard the feed each time that so many more events were recorded: to twice as many shards (64 at most, and to half as
+    /// Reshard the feed after each such number of events: to twice as many shards (64 at most, and to half as
     /// many from there on), and back.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     reshard_every: Option<u64>,
     /// Print one JSON object on standard output, and nothing else there.
     #[arg(long)]
     json: bool,
-    /// Write the final feed to this file, a JSON object a line.
+    /// Write the final feed to this file, one JSON object per line.
     #[arg(long)]
     dump_feed: Option<PathBuf>,
 }
@@ -97,12 +97,12 @@ fn parse_rate(text: &str) -> Result<Rate, String> {
     }
 }
 
-/// How long to wait without any progress before the outcome is judged as it is.
+/// How long to wait without progress before the result is judged as it is.
 const STALL_MAX: Duration = Duration::from_secs(30);
 
 /// The subscribers of a replay.
 struct Observers {
-    /// Updates of every database, as an indexer wants them.
+    /// Gets updates of every database, like an indexer.
     indexer: Observer,
     /// Databases whose name contains "replicator".
     replicator: Observer,
@@ -143,7 +143,6 @@ impl Observers {
         })
     }
 
-    /// All of them.
     fn all(&self) -> [&Observer; 3] {
         [&self.indexer, &self.replicator, &self.db_updates]
     }
@@ -158,7 +157,7 @@ async fn open(args: &Args, db: &Database) -> Result<(Bus, Producer, Vec<Notifier
     let producer = bus.producer_with(ProducerOptions { slots: args.slots, ..ProducerOptions::default() })?;
     let mut notifiers: Vec<Notifier> = Vec::new();
     for _ in 0..args.notifiers {
-        // With this limit none takes at first what another would have to ask for.
+        // With this limit no notifier takes partitions that another one would have to ask for.
         let share = args.partitions.div_ceil(args.notifiers);
         let balance = BalanceOptions { leases_max: Some(share), ..BalanceOptions::default() };
         let options = NotifierOptions {
@@ -170,7 +169,7 @@ async fn open(args: &Args, db: &Database) -> Result<(Bus, Producer, Vec<Notifier
     }
     let all = args.partitions as usize;
     let held = || notifiers.iter().map(|notifier| notifier.partitions().len()).sum::<usize>();
-    // What a run that was killed has left is free once its nodes are taken for dead.
+    // Leases of a killed run become free once its nodes have expired.
     wait_until(&bus, async || held() == all).await;
     if held() < all {
         return Err(Failure::Failed(
@@ -180,9 +179,9 @@ async fn open(args: &Args, db: &Database) -> Result<(Bus, Producer, Vec<Notifier
     Ok((bus, producer, notifiers))
 }
 
-/// Replays the history and prints what became of it.
+/// Replays the history and prints the result.
 pub async fn run(args: Args) -> Result<(), Failure> {
-    // Before the store is opened: a bad history changes nothing, and makes no folder.
+    // Read before the store is opened, so that a bad history changes nothing, and makes no folder.
     let history = Arc::new(History::read(&args.file, &Env::system())?);
     let dump = args.dump_feed.as_deref().map(Dump::create).transpose()?;
     let db = args.store.open().await?;
@@ -249,9 +248,9 @@ pub async fn run(args: Args) -> Result<(), Failure> {
     Err(Failure::Failed(format!("the outcome differs from the history:\n  {}", differences.join("\n  "))))
 }
 
-/// Ends what an earlier run has left: what waits is folded, and databases of this history that still live are deleted, as
-/// a layer would before it creates them again. It does so on a bus of its own: a fold is counted only after others can see
-/// that it was committed, so its last ones would be taken for folds of the replay.
+/// Cleans up after an earlier run: folds waiting events, and deletes databases of this history that still live, as
+/// a layer would before it creates them again. It uses a bus of its own, because a fold is counted only after others can see
+/// that it was committed: the last ones would count as folds of the replay.
 async fn end_earlier(args: &Args, db: &Database, history: &History) -> Result<(), Failure> {
     let (bus, producer, notifiers) = open(args, db).await?;
     drain(&bus).await?;
@@ -273,7 +272,7 @@ async fn end_earlier(args: &Args, db: &Database, history: &History) -> Result<()
     Ok(())
 }
 
-/// Waits until nothing waits to be folded.
+/// Waits until no event waits to be folded.
 async fn drain(bus: &Bus) -> Result<(), Failure> {
     wait_until(bus, async || bus.is_drained().await.unwrap_or(false)).await;
     if bus.is_drained().await? {
@@ -282,7 +281,7 @@ async fn drain(bus: &Bus) -> Result<(), Failure> {
     Err(Failure::Failed("what an earlier run has left is not folded".to_owned()))
 }
 
-/// Ends the roles in the order in which nothing is missed.
+/// Ends the roles in an order in which nothing is missed.
 async fn shut_down(dispatcher: Dispatcher, notifiers: Vec<Notifier>) -> Result<(), Failure> {
     dispatcher.shutdown().await;
     for notifier in notifiers {
@@ -305,7 +304,7 @@ async fn wait_until(bus: &Bus, is_done: impl AsyncFn() -> bool) {
     }
 }
 
-/// A progress bar on a terminal, and none elsewhere.
+/// A progress bar on a terminal; hidden elsewhere.
 fn progress(args: &Args, events: u64) -> ProgressBar {
     if args.json || !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();

@@ -1,4 +1,4 @@
-//! The subscribers of a replay: what each was told, and how long after the commit.
+//! The subscribers of a replay: their deliveries, and the time from commit to delivery.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -24,15 +24,12 @@ pub struct Observer {
     kinds: Kinds,
     /// Whether it wants a database of this name.
     wants: fn(&str) -> bool,
-    /// Where it began.
     began: Cursor,
-    /// What it was told.
-    told: Arc<Mutex<Delivered>>,
-    /// The task that receives.
+    delivered: Arc<Mutex<Delivered>>,
+    /// Receives deliveries.
     task: JoinHandle<()>,
 }
 
-/// What a subscriber was told.
 #[derive(Debug, Default)]
 struct Delivered {
     /// The newest row of each database.
@@ -45,13 +42,13 @@ struct Delivered {
     faults: Vec<String>,
 }
 
-/// What `mutex` holds. Nobody panics while holding it.
+/// No holder of the lock panics.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Observer {
-    /// Subscribes with `filter`, which must be what `kinds` and `wants` say.
+    /// Subscribes with `filter`, which must match `kinds` and `wants`.
     pub fn start(
         dispatcher: &Dispatcher,
         name: &'static str,
@@ -60,51 +57,50 @@ impl Observer {
         wants: fn(&str) -> bool,
         latencies: Option<Arc<Latencies>>,
     ) -> Self {
-        let told = Arc::<Mutex<Delivered>>::default();
+        let delivered = Arc::<Mutex<Delivered>>::default();
         let mut deliveries = dispatcher.subscribe(filter).stream();
         let began = deliveries.cursor();
         let task = tokio::spawn({
-            let told = Arc::clone(&told);
+            let delivered = Arc::clone(&delivered);
             async move {
                 while let Some(item) = deliveries.next().await {
-                    let mut told = lock(&told);
+                    let mut delivered = lock(&delivered);
                     match item {
                         Ok(delivery) => {
                             let row = delivery.notification();
                             if let Some(latencies) = &latencies {
                                 latencies.delivered(row);
                             }
-                            told.add(row);
+                            delivered.add(row);
                         }
-                        Err(interruption) => told.faults.push(interruption.to_string()),
+                        Err(interruption) => delivered.faults.push(interruption.to_string()),
                     }
                 }
             }
         });
-        Self { name, kinds, wants, began, told, task }
+        Self { name, kinds, wants, began, delivered, task }
     }
 
-    /// How many deliveries there were.
     pub fn deliveries(&self) -> u64 {
-        lock(&self.told).deliveries
+        lock(&self.delivered).deliveries
     }
 
     /// When the last delivery came.
     pub fn last(&self) -> Option<Instant> {
-        lock(&self.told).last
+        lock(&self.delivered).last
     }
 
-    /// What the subscriber should have been informed of the rows of `feed` but was not, and what else went wrong.
+    /// The news of `feed` that were not delivered to the subscriber, and its other faults.
     pub fn missing(&self, feed: &FinalFeed) -> Vec<String> {
-        let told = lock(&self.told);
+        let delivered = lock(&self.delivered);
         let rows = feed.of_history.iter().filter(|row| (self.wants)(row.name.as_str()));
         let missed = rows.filter_map(|row| {
-            let known = told.newest.get(&row.name).map_or(self.began, |&newest| newest.into());
+            let known = delivered.newest.get(&row.name).map_or(self.began, |&newest| newest.into());
             let news = row.news_since(known).kinds();
             news.intersects(self.kinds)
-                .then(|| format!("{} was not informed of {news:?} of {:?}", self.name, row.name))
+                .then(|| format!("{} was not delivered {news:?} of {:?}", self.name, row.name))
         });
-        missed.chain(told.faults.iter().map(|fault| format!("{}: {fault}", self.name))).collect()
+        missed.chain(delivered.faults.iter().map(|fault| format!("{}: {fault}", self.name))).collect()
     }
 }
 
@@ -126,20 +122,20 @@ impl Delivered {
     }
 }
 
-/// From the commit of each event to its delivery.
+/// Measures the time from the commit of each event to its delivery.
 pub struct Latencies {
-    /// When what was committed and delivered, by the index of the instance.
+    /// Pending events by the index of the instance.
     instances: Vec<Mutex<Pending>>,
-    /// Where an instance and the earlier ones of its name stand.
+    /// The indices of an instance and of earlier instances of its name.
     places: HashMap<DbInstance, Vec<usize>>,
-    /// Microseconds.
+    /// In microseconds.
     histogram: Mutex<Histogram<u64>>,
 }
 
 /// The events of an instance that were committed but not delivered.
 #[derive(Debug, Default)]
 struct Pending {
-    /// When events were committed, and how many at once; oldest first.
+    /// Times of commits, each with its number of events; oldest first.
     commits: VecDeque<(Instant, u64)>,
     /// Events committed.
     committed: u64,
@@ -148,7 +144,7 @@ struct Pending {
 }
 
 impl Latencies {
-    /// For the events of `history`.
+    /// Makes it for the events of `history`.
     pub fn new(history: &History) -> Self {
         let places = history.names.iter().flat_map(|name| {
             (0..name.instances.len()).map(|last| {
@@ -163,14 +159,14 @@ impl Latencies {
         }
     }
 
-    /// The transaction of `events` has committed.
+    /// Notes that the transaction of `events` has committed.
     pub fn committed(&self, events: &[Event]) {
         let now = Instant::now();
         for event in events {
             let mut pending = lock(&self.instances[event.instance]);
             pending.committed += 1;
             if pending.committed <= pending.delivered {
-                // The delivery was faster than the writer's way here.
+                // The delivery came before the writer got here.
                 self.measured(0, 1);
             } else {
                 pending.commits.push_back((now, 1));
@@ -178,7 +174,7 @@ impl Latencies {
         }
     }
 
-    /// A row was delivered: its totals say how many events of the instance it tells, and earlier instances are over.
+    /// Notes the delivery of a row: its totals count the delivered events of the instance, and earlier instances are over.
     pub fn delivered(&self, row: &Notification) {
         let now = Instant::now();
         let Some((&newest, earlier)) = self.places.get(&row.instance).and_then(|places| places.split_last())
@@ -191,7 +187,7 @@ impl Latencies {
         }
     }
 
-    /// The first `count` events of `instance` are delivered.
+    /// Notes that the first `count` events of `instance` are delivered.
     fn deliver_up_to(&self, instance: usize, count: u64, now: Instant) {
         let mut pending = lock(&self.instances[instance]);
         while let Some(&(committed, events)) = pending.commits.front()
@@ -210,7 +206,7 @@ impl Latencies {
         lock(&self.histogram).record_n(micros, count).expect("the histogram grows by itself");
     }
 
-    /// The latency below which `quantile` of the events stayed, in microseconds.
+    /// A quantile of the latencies in microseconds.
     pub fn quantile(&self, quantile: f64) -> u64 {
         lock(&self.histogram).value_at_quantile(quantile)
     }

@@ -1,4 +1,4 @@
-//! What a replay prints.
+//! The report of a replay.
 
 use std::{
     fs::File,
@@ -13,29 +13,24 @@ use serde::Serialize;
 use super::{Observers, check::FinalFeed, history::History, load::Loaded, observer::Latencies};
 use crate::Failure;
 
-/// What a replay has led to.
+/// The result of a replay.
 pub struct Outcome<'a> {
-    /// What was replayed.
     pub history: &'a History,
-    /// How it was recorded.
+    /// The result of the load.
     pub loaded: &'a Loaded,
-    /// The feed afterwards.
+    /// The final feed.
     pub feed: &'a FinalFeed,
-    /// The subscribers.
     pub observers: &'a Observers,
-    /// How long deliveries took.
     pub latencies: &'a Latencies,
-    /// The events that were folded.
     pub folded: Counters,
-    /// How often the feed was resharded.
     pub reshards: u64,
-    /// The counts of the bus before.
+    /// The counts of the bus before the replay.
     pub before: StatsSnapshot,
-    /// The counts of the bus afterwards.
+    /// The counts of the bus after the replay.
     pub after: StatsSnapshot,
 }
 
-/// The summary of a replay; with `--json`, as it stands.
+/// The summary of a replay; `--json` prints it as it is.
 #[derive(Debug, Serialize)]
 pub struct Report {
     /// Transactions committed.
@@ -46,9 +41,9 @@ pub struct Report {
     folded: Counters,
     /// Rows written to the feed.
     notifications: u64,
-    /// The feed afterwards.
+    /// The final feed.
     feed: Rows,
-    /// How often it was resharded meanwhile.
+    /// Number of reshards.
     reshards: u64,
     /// Deliveries by subscriber.
     delivered: Delivered,
@@ -96,7 +91,6 @@ struct Latency {
 }
 
 impl Report {
-    /// The summary of `outcome`.
     pub fn new(outcome: &Outcome<'_>) -> Self {
         let Outcome { history, loaded, feed, observers, latencies, folded, reshards, before, after } =
             outcome;
@@ -172,24 +166,24 @@ impl Report {
     }
 }
 
-/// A row of the feed, as it is dumped.
+/// A row of the feed in the dump.
 #[derive(Serialize)]
 struct DumpedRow<'a> {
     /// Where it stands.
     seq: Sequence,
     /// The name of the database.
     db: &'a DbName,
-    /// Which creation of the name.
+    /// The instance of the database.
     instance: DbInstance,
     /// Whether the database is deleted.
     deleted: bool,
-    /// What happened since the row before.
+    /// The kinds of events since the row before.
     kinds: Kinds,
     /// The events of the instance.
     totals: Counters,
 }
 
-/// A file for the feed, made before the replay begins.
+/// A file for the feed, created before the replay begins.
 pub struct Dump {
     /// Its path, for messages.
     path: PathBuf,
@@ -204,7 +198,7 @@ impl Dump {
         Ok(Self { path: path.to_owned(), file: File::create(path).map_err(fail)? })
     }
 
-    /// Writes the feed, a JSON object a line.
+    /// Writes the feed, one JSON object per line.
     pub fn write(self, feed: &FinalFeed) -> Result<(), Failure> {
         let fail = |error: io::Error| Failure::Failed(format!("{}: {error}", self.path.display()));
         let mut out = BufWriter::new(&self.file);

@@ -1,27 +1,27 @@
-//! `--reshard-every`: reshards the feed while a history is replayed into it, and checks that its topology tells so.
+//! `--reshard-every`: reshards the feed while a history is replayed into it, and checks its topology.
 
 use notibus::feed::{NotificationFeed, TopologyEntry};
 use tokio::{sync::watch, task::JoinSet};
 
 use crate::Failure;
 
-/// The most shards that the feed is brought to.
+/// The most shards of the feed.
 const SHARDS_MAX: usize = 64;
 
-/// Reshards the feed each time that so many more events were recorded, in a task of its own.
+/// Reshards the feed after each such number of events, in its own task.
 pub struct Resharder {
     /// The feed.
     feed: NotificationFeed,
     /// The entry that was open when the replay began.
     began: TopologyEntry,
-    /// How many reshards there will be.
+    /// Number of planned reshards.
     planned: u64,
-    /// The one task, which ends with its owner.
+    /// The only task; it ends with its owner.
     task: JoinSet<notibus::Result<u64>>,
 }
 
 impl Resharder {
-    /// Reshards `feed` each time that `every` more events of `events` were recorded; `recorded` says how many were.
+    /// Reshards `feed` after each `every` of the planned `events`; `recorded` has the number of recorded events.
     pub async fn start(
         feed: NotificationFeed,
         every: u64,
@@ -44,7 +44,7 @@ impl Resharder {
         }
     }
 
-    /// What is wrong with the topology after `done` reshards; empty if nothing is.
+    /// The faults of the topology after `done` reshards; empty if there are none.
     pub async fn check(&self, done: u64) -> Result<Vec<String>, Failure> {
         let mut differences = Vec::new();
         if done != self.planned {
@@ -65,18 +65,18 @@ impl Resharder {
     }
 }
 
-/// The entry of `feed` that is written to.
+/// The open entry of `feed`.
 async fn current(feed: &NotificationFeed) -> Result<TopologyEntry, Failure> {
     let last = feed.topology().await?.pop();
     last.ok_or_else(|| Failure::Failed("the feed has no topology".to_owned()))
 }
 
-/// To how many shards a feed of `shards` is brought, and back: the double, or the half where that would be too many.
+/// The other number of shards: the double, or the half where that would be too many.
 fn other(shards: usize) -> usize {
     if shards < SHARDS_MAX { (2 * shards).min(SHARDS_MAX) } else { shards / 2 }
 }
 
-/// Reshards `feed` so many times, from `shards` to the other count and back.
+/// Reshards `feed` a number of times, from `shards` to the other number and back.
 async fn reshard(
     feed: NotificationFeed,
     shards: usize,
