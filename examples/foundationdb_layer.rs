@@ -1,8 +1,8 @@
 //! A layer that uses the `foundationdb` client by itself: it creates a database, writes documents, and records the events in
-//! transactions of its own, and knows nothing of the bus's store. The bus runs beside it on the same connection.
+//! its own transactions, without the bus's store. The bus runs beside it on the same connection.
 //!
-//! A database has an instance, which is drawn when it is created and kept with it: events for an instance that was never
-//! created, or was replaced, are counted as stale and told to nobody. So the layer keeps the instance, and reads it in the
+//! A database has an instance, which is drawn when it is created and kept with it. Events of an instance that was never
+//! created, or was replaced, are counted as stale and not delivered. So the layer keeps the instance, and reads it in the
 //! transaction that records the event.
 //!
 //! Run it, as often as you like, with `cargo run --features foundationdb --example foundationdb_layer -- CLUSTER_FILE`.
@@ -16,8 +16,8 @@ use notibus::{
 };
 use tokio_stream::StreamExt;
 
-/// Writes a document of the database `name`, which is created if there is none, in one raw transaction, and rings once it is
-/// committed.
+/// Writes a document of the database `name` in one raw transaction, creates the database if it does not exist, and rings after the
+/// commit.
 async fn write(
     client: &Client,
     producer: &Producer,
@@ -40,14 +40,14 @@ async fn write(
                 receipts.into_iter().for_each(Receipt::ring);
                 return Ok(());
             }
-            // After an unknown result the database may be there already, and is found. The document is the same each time, and its
-            // event may be counted twice; a layer that minds writes a key of its own to find out.
+            // After an unknown result the database may exist already, and is found. The document is the same each time. Its
+            // event may be counted twice; a layer that must avoid that writes a key of its own to find out.
             Err(failed) => transaction = failed.on_error().await?,
         }
     }
 }
 
-/// Writes the document and records what happens. The database is created with the instance of `new`, unless it is there.
+/// Writes the document and records the events. The database is created with the instance of `new`, unless it exists.
 async fn record(
     transaction: &Transaction,
     producer: &Producer,
@@ -70,7 +70,7 @@ async fn record(
     Ok(receipts)
 }
 
-/// What the layer does, with the bus beside it. Returns what it was told.
+/// Runs the layer with the bus beside it. Returns the delivered news as text.
 pub async fn run(cluster_file: &str) -> Result<String, Box<dyn Error>> {
     let client = Arc::new(Client::from_path(cluster_file)?);
     let store = Database::from_foundationdb(Arc::clone(&client));
@@ -84,14 +84,14 @@ pub async fn run(cluster_file: &str) -> Result<String, Box<dyn Error>> {
     write(&client, &bus.producer(), &new, "1", "{\"total\": 42}").await?;
 
     let delivery = orders.next().await.ok_or("the dispatcher has ended")??;
-    let mut told = String::new();
+    let mut delivered = String::new();
     for (instance, kind) in delivery.news().iter() {
         let (name, at) = (&delivery.notification().name, delivery.sequence());
-        writeln!(told, "{name} {} ({instance}) at {at}", kind.as_str())?;
+        writeln!(delivered, "{name} {} ({instance}) at {at}", kind.as_str())?;
     }
     dispatcher.shutdown().await;
     notifier.shutdown().await?;
-    Ok(told)
+    Ok(delivered)
 }
 
 #[allow(dead_code, reason = "a test runs the rest in a process whose network runs already")]

@@ -1,5 +1,5 @@
-//! A group that counts events exactly once, whatever happens: each batch is counted in the transaction that saves that it
-//! was. The program dies in the middle of its work, and another goes on.
+//! A group that counts events exactly once, whatever happens: it counts each batch in the transaction that writes the
+//! checkpoint. A consumer dies in the middle of its work, and another one continues.
 //!
 //! Run it with `cargo run --example group_consumer`.
 
@@ -15,14 +15,14 @@ use notibus::{
     },
 };
 
-/// Where the count is.
+/// The key of the count.
 const COUNT: &[u8] = b"databases created";
 
 /// Counts the databases that were created.
 struct Counter {
-    /// The store of the count, which is that of the bus.
+    /// The store of the count, which is also the store of the bus.
     store: Database,
-    /// How long it takes over a batch.
+    /// How long it works on a batch.
     pause: Duration,
 }
 
@@ -35,7 +35,7 @@ impl Observer<Notification> for Counter {
         tokio::time::sleep(self.pause).await;
         self.store
             .run(async |tx| {
-                // An earlier attempt was committed, although its result was unknown, or its process has died since.
+                // An earlier attempt has committed, although its result was unknown or its process has died.
                 if batch.checkpoint_in(&tx).await?.is_done() {
                     return Ok(());
                 }
@@ -63,7 +63,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let bus = Bus::open(&store, BusOptions::default()).await?;
     let notifier = bus.notifier(NotifierOptions::default()).await?;
 
-    // The group starts here: what comes from now on is counted, whoever counts it when.
+    // The group starts here: everything from now on is counted, whenever a consumer runs.
     let group = bus.group("counter")?;
     group.create(&GroupOptions::default()).await?;
     let producer = bus.producer();
@@ -76,7 +76,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         store.run(create).await?;
     }
 
-    // A consumer on a bad network: some commits happen without its knowing, and then it dies.
+    // A consumer on a bad network: some of its commits succeed without its knowledge, and then it dies.
     let faults = Faults::new(&store);
     let unknown = StoreError::COMMIT_UNKNOWN_RESULT;
     faults.script_commits([CommitFault::After(unknown.clone()), CommitFault::Before(unknown)]);
@@ -89,7 +89,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     drop(first);
     println!("the first consumer has died after counting {}", count(&store).await?);
 
-    // Another goes on, once it is certain that the first is dead. Short times, for the sake of the example.
+    // Another one continues, once it is certain that the first is dead. The times are short for the example.
     let (heartbeat, expiry) = (Duration::from_millis(100), Duration::from_millis(300));
     let node = bus.node(NodeOptions { heartbeat, expiry, ..NodeOptions::default() }).await?;
     let counts = store.clone();

@@ -1,5 +1,5 @@
-//! Keeps an index of each database up to date: a trigger hears which databases have changed, and a parallel job reads their
-//! changes since the index was brought up to date last. Databases come, change and go meanwhile, the trigger crashes, and in
+//! Keeps an index of each database up to date: a trigger learns which databases have changed, and a parallel job reads their
+//! changes since the last build. Meanwhile databases are created, changed and deleted, and the trigger crashes; in
 //! the end the indexes are compared with the documents.
 //!
 //! Run it with `cargo run --release --example index_trigger`. It exits with 1 if an index differs from its documents.
@@ -24,29 +24,29 @@ const ROUNDS: usize = 40;
 /// See [`ROUNDS`].
 const EDITS: usize = 200;
 
-/// What all keys of the index of `db` start with.
+/// The key prefix of the index of `db`.
 fn index(db: &Db) -> String {
     format!("index/{}/{}/", db.name, db.instance)
 }
 
-/// Builds indexes: an entry per field and document, and per document the field that it is indexed under, so that an edit finds
+/// Builds indexes: an entry per field and document, and per document the field under which it is indexed, so that an edit finds
 /// the entry that it replaces.
 #[derive(Clone)]
 struct Indexer(Layer);
 
 impl Indexer {
-    /// Up to where the index of `db` is built.
+    /// The cursor up to which the index of `db` is built.
     async fn built_to(&self, db: &Db) -> Result<Cursor> {
         let key = format!("{}to", index(db));
         let stored = self.0.store.run(async |tx| tx.get(key.as_bytes(), Isolation::Snapshot).await).await?;
         stored.map_or(Ok(Cursor::NOTHING), |bytes| Cursor::from_bytes(&bytes))
     }
 
-    /// Brings the index to the documents that `batch` tells of, as they are by now.
+    /// Indexes the present versions of the documents in `batch`.
     async fn index(&self, db: &Db, batch: &Batch<Change>) -> Result<()> {
         let (layer, of) = (&self.0, index(db));
         let work = async |tx: Transaction| {
-            // A commit goes on although its task was stopped: nothing may come after `deleted` has cleared the index.
+            // A commit may happen after its task was stopped, but not after `deleted` has cleared the index.
             batch.check_in(&tx).await?;
             for row in &batch.rows {
                 let id = row.doc.id.as_str();
@@ -96,7 +96,7 @@ impl TriggerJob<IndexBuild> for Indexer {
     }
 }
 
-/// Fails unless the index of `db` is what its documents say.
+/// Fails unless the index of `db` matches its documents.
 async fn check(layer: &Layer, db: &Db) -> Result<usize, Box<dyn Error>> {
     let docs: BTreeSet<_> =
         layer.all(db).await?.into_iter().map(|(id, field)| format!("{field}/{id}")).collect();
@@ -105,7 +105,7 @@ async fn check(layer: &Layer, db: &Db) -> Result<usize, Box<dyn Error>> {
     if entries == docs { Ok(docs.len()) } else { Err(format!("the index of {} differs", db.name).into()) }
 }
 
-/// Edits documents of `db` by chance.
+/// Edits random documents of `db`.
 async fn edit(layer: &Layer, db: &Db, random: &mut fastrand::Rng) -> Result<()> {
     let fields = ["", "red", "green", "blue"];
     let edits: Vec<_> = (0..EDITS)
@@ -120,7 +120,7 @@ async fn edit(layer: &Layer, db: &Db, random: &mut fastrand::Rng) -> Result<()> 
     layer.edit(db, &unique).await
 }
 
-/// Waits until the trigger has nothing left to do.
+/// Waits until the trigger has no work left.
 async fn rest(bus: &Bus, trigger: &Trigger) -> Result<(), Box<dyn Error>> {
     let last = bus.feed().last_sequence().await?.map_or(Cursor::NOTHING, Cursor::from);
     let is_at_rest = |status: &notibus::jobs::TriggerStatus| {
@@ -162,7 +162,7 @@ pub async fn main() -> Result<(), Box<dyn Error>> {
                 let name = dbs[place].name.to_string();
                 gone.push(std::mem::replace(&mut dbs[place], layer.create(&name, 2).await?));
             }
-            // The trigger crashes in the middle of whatever it is at.
+            // The trigger crashes in the middle of its work.
             7 => {
                 builds += trigger.status().done;
                 drop(trigger);

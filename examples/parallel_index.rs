@@ -1,8 +1,8 @@
 //! Builds an index of documents by their field `city`, with one task per shard of the database's changes feed, while
-//! writers edit documents and the feed is resharded; then brings it up to date from where it was, and checks it.
+//! writers edit documents and the feed is resharded. Then it brings the index up to date from its position, and checks it.
 //!
-//! The index is kept in two places: an entry per city and document, and per document the city that it is indexed under, so
-//! that an edit finds the entry that it replaces. Both are written in one transaction per batch. A batch that is worked on
+//! The index has two parts: an entry per city and document, and per document the city under which it is indexed, so
+//! that an edit finds the entry that it replaces. One transaction per batch writes both. To work on a batch
 //! again writes the same again, so it does not matter how often that happens.
 //!
 //! Run it with `cargo run --release --example parallel_index`. It exits with 1 if the index differs from the documents.
@@ -27,15 +27,15 @@ const WRITERS: u32 = 3;
 /// See [`WRITERS`].
 const EDITS: u32 = 5_000;
 
-/// Where the sequence is kept up to which everything is indexed.
+/// The key of the cursor up to which everything is indexed.
 const INDEXED_TO: &[u8] = b"index/to";
 
-/// The document `id`: the sequence of its last edit, the number of its revision, and its city; empty if it is deleted.
+/// The key of a document. Its value is the sequence of its last edit, the number of its revision, and its city; empty if deleted.
 fn doc_key(id: &str) -> Vec<u8> {
     format!("doc/{id}").into_bytes()
 }
 
-/// The city that the document `id` is indexed under.
+/// The key of the city under which the document `id` is indexed.
 fn reverse_key(id: &str) -> Vec<u8> {
     format!("index/of/{id}").into_bytes()
 }
@@ -53,16 +53,13 @@ fn city_of(doc: &[u8]) -> &str {
 /// The layer: documents in a store, and the feed of their changes.
 #[derive(Clone)]
 struct Layer {
-    /// Where everything is.
     store: Database,
-    /// The changes feeds.
     changes: Changes,
-    /// The database of the documents.
     db: Db,
 }
 
 impl Layer {
-    /// Gives the documents these cities in one transaction; an empty city deletes one.
+    /// Sets the cities of documents in one transaction; an empty city deletes the document.
     async fn edit(&self, edits: &[(String, &'static str)]) -> Result<()> {
         let edit = async |tx: Transaction| {
             let writer = self.changes.writer(&tx, &self.db).await?;
@@ -81,11 +78,11 @@ impl Layer {
             }
             Ok(())
         };
-        // An edit counts the revision up, which must not happen twice if a commit does not tell whether it has happened.
+        // Commits exactly once: a retry after an unknown result would raise the revision twice.
         self.store.run_once(edit).await.map(|_| ())
     }
 
-    /// Edits documents by chance.
+    /// Edits random documents.
     async fn write(self, mut random: fastrand::Rng) -> Result<()> {
         for _ in 0..EDITS {
             let city = if random.u8(..10) == 0 { "" } else { random.choice(CITIES).expect("there are some") };
@@ -95,13 +92,13 @@ impl Layer {
         Ok(())
     }
 
-    /// Brings the index to the documents that `rows` tell of, as they are by now: what was written since the rows were read
-    /// has rows of its own, which come later.
+    /// Indexes the present versions of the documents in `rows`. Documents that were edited since the rows were read
+    /// have newer rows, which come later.
     async fn index(&self, rows: &[Arc<Change>]) -> Result<()> {
         let index = async |tx: Transaction| {
             for row in rows {
                 let id = row.doc.id.as_str();
-                // Writers are not to conflict with the index.
+                // A snapshot read, so that the index does not conflict with writers.
                 let doc = tx.get(&doc_key(id), Isolation::Snapshot).await?;
                 let city = doc.as_deref().map_or("", city_of);
                 let indexed = tx.get(&reverse_key(id), Isolation::Serializable).await?;
@@ -120,13 +117,13 @@ impl Layer {
         self.store.run(index).await
     }
 
-    /// Everything up to here is indexed.
+    /// The cursor up to which everything is indexed.
     async fn indexed_to(&self) -> Result<Cursor> {
         let stored = self.store.run(async |tx| tx.get(INDEXED_TO, Isolation::Snapshot).await).await?;
         stored.map_or(Ok(Cursor::NOTHING), |bytes| Cursor::from_bytes(&bytes))
     }
 
-    /// Indexes what was written since the index was brought up to date last, and stores up to where it is now.
+    /// Indexes what was written since the last time, and stores the new cursor.
     async fn bring_up_to_date(&self) -> Result<()> {
         let started = Instant::now();
         let since = self.indexed_to().await?;
@@ -146,7 +143,7 @@ impl Layer {
         Ok(())
     }
 
-    /// The keys that start with `prefix`, without it, and the values.
+    /// The keys that start with `prefix`, without it, and their values.
     async fn all(&self, prefix: &str) -> Result<Vec<(String, Vec<u8>)>> {
         let read = async |tx: Transaction| {
             let mut rows = Vec::new();
@@ -161,7 +158,7 @@ impl Layer {
         self.store.run(read).await
     }
 
-    /// Fails unless the index, both ways, is what the documents say.
+    /// Fails unless both parts of the index match the documents.
     async fn check(&self) -> Result<(), Box<dyn Error>> {
         let docs = self.all("doc/").await?;
         let docs = docs.iter().map(|(id, doc)| (city_of(doc).to_owned(), id.clone()));
@@ -186,7 +183,7 @@ impl Layer {
     }
 }
 
-/// The number in 8 bytes.
+/// Decodes 8 bytes as a number.
 fn number(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0, |number, &byte| number << 8 | u64::from(byte))
 }
@@ -217,7 +214,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     };
     tokio::try_join!(layer.bring_up_to_date(), reshards)?;
 
-    // Once they have ended, the index is as old as its sequence says: the rest is what came since.
+    // The index is as old as its cursor says: the edits since then remain.
     while let Some(ended) = writers.join_next().await {
         ended??;
     }

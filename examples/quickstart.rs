@@ -14,7 +14,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let store = Database::memory();
     let bus = Bus::open(&store, BusOptions::default()).await?;
 
-    // A node with all roles: it folds events into the feed, and delivers them to subscribers. Dropped, it stops.
+    // A node with all roles: it folds events into the feed, and delivers them to subscribers. It stops when it is dropped.
     let running = bus.start(Roles::default()).await?;
     let mut orders = running.dispatcher().subscribe(Filter::prefix("shop/")).stream();
 

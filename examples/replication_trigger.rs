@@ -1,15 +1,15 @@
-//! Replicates documents between databases: a document of `_replicator` describes a replication by its field, `source target`,
-//! and the documents of the source go to the target whenever the source changes. Two triggers do it: one hears of the
-//! `_replicator` databases and keeps the list of replications, the other one hears of all other databases and brings their
+//! Replicates documents between databases: a document of `_replicator` describes a replication by its field, `source target`.
+//! The documents of the source are copied to the target whenever the source changes. Two triggers do it: one follows the
+//! `_replicator` databases and keeps the list of replications; the other one follows all other databases and brings their
 //! targets up to date.
 //!
 //! # Why nothing is lost
 //!
-//! A replication is listed first and then begun. Both triggers bring a target up to date in the same way: from the changes feed of
-//! its source, deletions included, in transactions that read the documents as they are there, write them to the target, and say up
-//! to where the target is. So however the two meet, whatever was copied before, and wherever a process dies, the target goes
-//! on exactly where it is; and of two who copy the same, one conflicts and finds it done. Where the target is in another
-//! store than the source, its transaction reads and writes its position all the same, and the page is read before.
+//! A replication is listed before it begins. Both triggers bring a target up to date in the same way: from the changes feed of
+//! its source, deletions included, in transactions that read the present documents, write them to the target, and save the target's
+//! position. So however the triggers overlap, whatever was copied before, and wherever a process dies, the target continues
+//! exactly at its position. If both copy the same, one conflicts and then finds it done. If the target were in another
+//! store than the source, its transaction would still read and write its position, and the page would be read before.
 //!
 //! Run it with `cargo run --release --example replication_trigger`. It exits with 1 if a target differs from its source.
 
@@ -38,16 +38,13 @@ const EDITS: usize = 1_000;
 /// How often both triggers crash meanwhile.
 const ROUNDS: usize = 10;
 
-/// The replications that there are, by `_replicator` database and document: from where to where.
+/// The listed replications by `_replicator` database and document: source and target.
 type Replications = Arc<Mutex<BTreeMap<(Db, String), (String, String)>>>;
 
 /// Keeps the list of replications.
 struct Manager {
-    /// The documents.
     layer: Layer,
-    /// The list.
     replications: Replications,
-    /// The databases, by name.
     dbs: Arc<BTreeMap<String, Db>>,
 }
 
@@ -63,7 +60,7 @@ impl TriggerJob<Scan> for Manager {
                 let field = doc.map(|doc| doc.field).unwrap_or_default();
                 if let Some((from, to)) = field.split_once(' ') {
                     let ends = (from.to_owned(), to.to_owned());
-                    // Listed before it is begun: what changes from here on is copied by anyone who hears of it.
+                    // It is listed before it begins, so that the other trigger copies all changes from here on.
                     self.replications.lock().unwrap_or_else(PoisonError::into_inner).insert(entry, ends);
                     replicate(&self.layer, &self.dbs[from], &self.dbs[to], scan.fence()).await?;
                 } else {
@@ -84,17 +81,17 @@ impl TriggerJob<Scan> for Manager {
     }
 }
 
-/// Where it is kept up to where the documents of `from` are replicated to `to`.
+/// The key of the cursor up to which the documents of `from` are replicated to `to`.
 fn progress(from: &Db, to: &Db) -> Vec<u8> {
     format!("replicated/{}/{}", from.instance, to.instance).into_bytes()
 }
 
-/// Brings `to` up to date with `from`, from where it is.
+/// Brings `to` up to date with `from`, from its saved position.
 async fn replicate(layer: &Layer, from: &Db, to: &Db, fence: &Fence) -> Result<()> {
     let (feed, key) = (layer.changes.feed(from), progress(from, to));
     loop {
         let step = async |tx: Transaction| {
-            // A scan that was cancelled, or was begun elsewhere, writes nothing more.
+            // A scan that was cancelled, or has begun elsewhere, can write nothing more.
             fence.check_in(&tx).await?;
             let stored = tx.get(&key, Isolation::Serializable).await?;
             let since = stored.map_or(Ok(Cursor::NOTHING), |bytes| Cursor::from_bytes(&bytes))?;
@@ -105,7 +102,7 @@ async fn replicate(layer: &Layer, from: &Db, to: &Db, fence: &Fence) -> Result<(
             let mut edits = Vec::new();
             for row in &page.rows {
                 let id = row.doc.id.to_string();
-                // Of one that was deleted there is no field.
+                // A deleted document has an empty field.
                 let doc = layer.get(&tx, from, &id).await?;
                 edits.push((id, doc.map(|doc| doc.field).unwrap_or_default()));
             }
@@ -119,13 +116,10 @@ async fn replicate(layer: &Layer, from: &Db, to: &Db, fence: &Fence) -> Result<(
     }
 }
 
-/// Copies what has changed.
+/// Copies changed documents.
 struct Copier {
-    /// The documents.
     layer: Layer,
-    /// The list.
     replications: Replications,
-    /// The databases, by name.
     dbs: Arc<BTreeMap<String, Db>>,
 }
 
@@ -144,7 +138,7 @@ impl TriggerJob<Scan> for Copier {
     }
 
     async fn deleted(&self, db: Db) -> TaskResult {
-        // What was copied stays. Up to where it was is of no use any more.
+        // The copies stay. The saved position is not needed any more.
         let clear = async |tx: Transaction| {
             tx.clear_range(&KeyRange::prefix(format!("replicated/{}/", db.instance)));
             Ok(())
@@ -153,7 +147,7 @@ impl TriggerJob<Scan> for Copier {
     }
 }
 
-/// The two triggers.
+/// Starts the two triggers.
 async fn start(
     dispatcher: &notibus::Dispatcher,
     (layer, replications, dbs): (&Layer, &Replications, &Arc<BTreeMap<String, Db>>),
@@ -175,7 +169,7 @@ async fn start(
     Ok([managing, replication_trigger(dispatcher, options, copier).await?])
 }
 
-/// Waits until neither trigger has anything left to do. What they write is news to them as well.
+/// Waits until neither trigger has any work left. Their own writes are news to them as well.
 async fn rest(bus: &Bus, triggers: &[Trigger; 2]) -> Result<()> {
     loop {
         let last = bus.feed().last_sequence().await?;
@@ -190,7 +184,7 @@ async fn rest(bus: &Bus, triggers: &[Trigger; 2]) -> Result<()> {
     }
 }
 
-/// Deletes a `_replicator` database, and fails unless its replications end, and the others go on.
+/// Deletes a `_replicator` database. Fails unless its replications end, and the others continue.
 async fn check_end(
     bus: &Bus,
     triggers: &[Trigger; 2],
@@ -212,11 +206,11 @@ async fn check_end(
     Ok(())
 }
 
-/// What the documents of each database have to be in the end: ids and fields, by database.
+/// The expected documents of each database at the end: fields by id.
 type Model = BTreeMap<String, BTreeMap<String, String>>;
 
-/// Edits documents by chance for as long as the rest goes on: those of two sources, and others of their targets, which no
-/// replication writes. Returns what has become of them.
+/// Edits random documents while the rest of the example runs: those of two sources, and documents of their targets that no
+/// replication writes. Returns the expected documents.
 async fn edit_on(layer: Layer, dbs: Arc<BTreeMap<String, Db>>, mut random: fastrand::Rng) -> Result<Model> {
     let mut model = Model::new();
     for edit in 0..EDITS {
@@ -238,7 +232,7 @@ async fn edit_on(layer: Layer, dbs: Arc<BTreeMap<String, Db>>, mut random: fastr
     Ok(model)
 }
 
-/// Fails unless every target is what the model says: its own documents and those of its sources.
+/// Fails unless every target has its own documents and those of its sources.
 async fn check(layer: &Layer, dbs: &BTreeMap<String, Db>, mut model: Model) -> Result<(), Box<dyn Error>> {
     for (from, to) in [("db0", "db1"), ("db1", "db2"), ("db4", "db5")] {
         let copied = model.get(from).cloned().unwrap_or_default();
@@ -246,7 +240,7 @@ async fn check(layer: &Layer, dbs: &BTreeMap<String, Db>, mut model: Model) -> R
         let found: BTreeMap<_, _> = layer.all(&dbs[to]).await?.into_iter().collect();
         println!("{from} → {to}: {} documents", found.len());
         if Some(&found) != model.get(to) {
-            return Err(format!("{to} is not what it has to be").into());
+            return Err(format!("{to} differs from its sources").into());
         }
     }
     Ok(())
@@ -280,7 +274,7 @@ pub async fn main() -> Result<(), Box<dyn Error>> {
             describe(&replicator, "r3", "db1 db2").await?;
         }
         tokio::time::sleep(Duration::from_millis(random.u64(..50))).await;
-        // Both triggers crash. The list of replications is that of the process: so it begins again, and is scanned again.
+        // Both triggers crash. The process loses the list of replications, so it is reset and scanned again.
         drop(triggers);
         replications.lock().unwrap_or_else(PoisonError::into_inner).clear();
         bus.trigger("replicator")?.reset().await?;

@@ -1,4 +1,4 @@
-//! A whole program: a layer that records events in its transactions, and what can follow them: a stream, a durable subscriber, a
+//! A whole program: a layer that records events in its transactions, and the ways to follow them: a stream, a durable subscriber, a
 //! group, a trigger, and clients over HTTP.
 //!
 //! Run it with `cargo run --example whole_program`; with `-- serve 127.0.0.1:5984 FOLDER` it keeps its data in a folder, and runs until
@@ -26,7 +26,7 @@ async fn write(store: &Database, producer: &Producer, db: &Db, body: &str) -> Re
     store.run(write).await
 }
 
-/// Counts the rows of `batch` in the transaction that saves how far the group has come: each is counted exactly once.
+/// Counts the rows of `batch` in the transaction that writes the checkpoint: each is counted exactly once.
 async fn count(store: &Database, batch: &GroupBatch<Notification>) -> Result<()> {
     let count = async |tx: Transaction| {
         if !batch.checkpoint_in(&tx).await?.is_done() {
@@ -37,7 +37,7 @@ async fn count(store: &Database, batch: &GroupBatch<Notification>) -> Result<()>
     store.run(count).await
 }
 
-/// Serves until a signal, or just shows what becomes of one document.
+/// Serves until a signal, or shows only the deliveries of one document.
 #[tokio::main]
 pub async fn main() -> std::result::Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip_while(|argument| argument != "serve").skip(1);
@@ -47,9 +47,9 @@ pub async fn main() -> std::result::Result<(), Box<dyn Error>> {
     let running = bus.start(Roles::default()).await?;
     let (say, mut heard) = mpsc::unbounded_channel();
 
-    // A stream: what happens while the program runs.
+    // A stream: events while the program runs.
     let mut stream = running.dispatcher().subscribe(Filter::prefix("shop/")).stream();
-    // A durable subscriber: after a restart it goes on where it was.
+    // A durable subscriber: after a restart it continues where it was.
     let mailer = running.dispatcher().subscribe(Filter::all()).durable(&bus.cursor("mailer")?).await?;
     let said = say.clone();
     let _mailer = mailer.callback(move |item| {
@@ -71,7 +71,7 @@ pub async fn main() -> std::result::Result<(), Box<dyn Error>> {
         }
     };
     let _counter = running.node().consumer(&group, observer, ConsumerOptions::default()).await?;
-    // A trigger: a job for each database that has changed, tried again until it succeeds.
+    // A trigger: a job for each changed database, tried again until it succeeds.
     let options = TriggerOptions { debounce: Duration::ZERO, ..TriggerOptions::index("indexer") };
     let index =
         move |build: IndexBuild| ready(say.send(format!("trigger: {}", build.db.name)).map_err(Into::into));

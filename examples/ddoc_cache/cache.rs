@@ -1,14 +1,14 @@
-//! [`DdocCache`]: design documents in memory, kept right by the bus.
+//! [`DdocCache`]: design documents in memory, kept up to date by the bus.
 //!
 //! # Why no stale document is returned
 //!
-//! Once an event is delivered, what it tells of is forgotten, and whoever reads then reads the store after the commit. The one
-//! thing to beware of is a read of the store that began before and ends after: it must not be remembered. So each read takes
-//! the number of things that were forgotten with it, and is remembered only if none was forgotten meanwhile.
+//! When an event is delivered, the cache forgets the documents of that event, so the next read goes to the store, after the commit.
+//! One danger remains: a read of the store that began before the delivery and ends after it must not be cached. So each read notes
+//! the counter of forgets when it begins, and its result is cached only if the counter is still the same.
 //!
-//! All of that needs the listener. Once it has ended, every read goes to the store.
+//! All of that needs the listener. Once the listener has ended, every read goes to the store.
 //!
-//! A mirror of the databases answers for those that are not there. It and the cache are two subscribers, and neither waits for
+//! A mirror of the databases answers for databases that do not exist. It and the cache are two subscribers, and neither waits for
 //! the other: [`DdocCache::reached`] waits for both.
 
 use std::{
@@ -23,50 +23,47 @@ use notibus::{
     store::{Database, Isolation},
 };
 
-/// The most documents that are remembered. When there are more, all are forgotten.
+/// The most cached documents. If there are more, all are forgotten.
 const DOCS_MAX: usize = 10_000;
 
-/// Where the layer keeps the design document `id` of `name`.
+/// The layer's key of the design document `id` of `name`.
 pub fn key(name: &DbName, id: &DdocId) -> Vec<u8> {
     format!("ddoc/{name}/{id}").into_bytes()
 }
 
 /// Design documents in memory.
 pub struct DdocCache {
-    /// Where they are kept.
     store: Database,
-    /// Which databases there are.
+    /// The existing databases.
     databases: Mirror,
-    /// What is remembered.
     docs: Arc<Docs>,
-    /// Keeps it right.
+    /// Forgets changed documents.
     listener: ListenerHandle<()>,
 }
 
-/// What is remembered.
+/// The cached documents.
 #[derive(Default)]
 struct Docs(Mutex<State>);
 
-/// What is remembered, behind its lock.
 #[derive(Default)]
 struct State {
     /// The documents, by database and id; `None` for one that does not exist.
     docs: HashMap<DbName, HashMap<DdocId, Option<Vec<u8>>>>,
-    /// How many there are.
+    /// Number of documents.
     count: usize,
-    /// How often something was forgotten.
+    /// Number of forgets.
     forgotten: u64,
-    /// How often something was found, and how often it was not.
+    /// Number of reads that were answered from memory, and of those that were not.
     hits: (u64, u64),
 }
 
 impl DdocCache {
-    /// A cache of the documents of `store`, kept right by `dispatcher` as long as it runs. It is empty; the databases are known
+    /// An empty cache of the documents of `store`, kept up to date while `dispatcher` runs. The existing databases are known
     /// when this returns.
     pub async fn start(store: &Database, dispatcher: &Dispatcher) -> Result<Self> {
         let docs = Arc::new(Docs::default());
         let invalidated = Arc::clone(&docs);
-        // Updates of other documents are none of its business.
+        // Updates of other documents do not matter.
         let kinds: Kinds =
             [EventKind::Created, EventKind::Deleted, EventKind::DdocUpdated].into_iter().collect();
         let listener = dispatcher
@@ -80,10 +77,10 @@ impl DdocCache {
         Ok(Self { store: store.clone(), databases, docs, listener })
     }
 
-    /// The design document `id` of `name`, from memory if it is there, and somebody keeps that right.
+    /// The design document `id` of `name`, from memory if it is cached.
     pub async fn get(&self, name: &DbName, id: &DdocId) -> Result<Option<Vec<u8>>> {
         if self.listener.is_finished() {
-            // It was stopped, or its dispatcher has ended: nothing will ever be forgotten, nor will the mirror learn of databases.
+            // It was stopped, or its dispatcher has ended: it will forget nothing any more, nor will the mirror learn of databases.
             return self.read(name, id).await;
         }
         if self.databases.get(name).is_none() {
@@ -112,14 +109,14 @@ impl DdocCache {
         Ok(doc)
     }
 
-    /// The design document `id` of `name`, from the store.
+    /// Reads the design document `id` of `name` from the store.
     async fn read(&self, name: &DbName, id: &DdocId) -> Result<Option<Vec<u8>>> {
         let key = key(name, id);
         let doc = self.store.run(async |tx| tx.get(&key, Isolation::Snapshot).await).await?;
         Ok(doc.map(|bytes| bytes.to_vec()))
     }
 
-    /// Waits until no read returns anything older than what was committed at the version `version`.
+    /// Waits until every read returns documents at least as new as the version `version`.
     pub async fn reached(&self, version: u64) -> Result<()> {
         let at = self.databases.reached(version).await?;
         if self.listener.reached(at).await {
@@ -128,14 +125,14 @@ impl DdocCache {
         Err(Error::NoSubscriber { subscriber: "ddoc cache".into() })
     }
 
-    /// How often something was found in memory, and how often it was not.
+    /// Number of reads that were answered from memory, and of those that were not.
     pub fn hits(&self) -> (u64, u64) {
         self.docs.state().hits
     }
 }
 
 impl Docs {
-    /// What is remembered. Nothing is done under the lock that could be left half done.
+    /// No holder of the lock can panic with the state half changed.
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -147,7 +144,7 @@ impl Docs {
         (state.count, state.forgotten) = (0, state.forgotten + 1);
     }
 
-    /// Forgets the documents that `delivery` tells of.
+    /// Forgets the documents that `delivery` is about.
     fn forget(&self, delivery: &Delivery) {
         let name = &delivery.notification().name;
         let news = delivery.news().kinds();
@@ -164,14 +161,14 @@ impl Docs {
     }
 }
 
-/// Keeps a cache right.
+/// Keeps a cache up to date.
 struct Invalidator(Arc<Docs>);
 
 impl Listener for Invalidator {
     type Message = ();
 
     async fn init(&mut self, _: Cursor) -> Next {
-        // After a panic: whatever was under way may not have been done.
+        // After a panic: the last delivery may not have been handled.
         self.0.forget_all();
         Next::Continue
     }
@@ -183,7 +180,7 @@ impl Listener for Invalidator {
 
     async fn handle_message(&mut self, message: Message<()>) -> Next {
         if let Message::Interrupted(_) = message {
-            // Something may have happened that will not be told: databases may be gone.
+            // Some changes may never be delivered: for instance, databases may be gone.
             self.0.forget_all();
         }
         Next::Continue

@@ -1,4 +1,4 @@
-//! A cache of design documents that the bus keeps right: it reads each document once, and again after it was changed, while
+//! A cache of design documents that the bus keeps up to date: it reads each document once, and again after a change, while
 //! writers change them.
 //!
 //! Run it with `cargo run --release --example ddoc_cache`. It exits with 1 if a read was older than a change that the cache had
@@ -20,10 +20,10 @@ const DBS: u64 = 20;
 /// Changes of design documents.
 const CHANGES: u64 = 500;
 
-/// Reads after each.
+/// Reads after each change.
 const READS: u64 = 200;
 
-/// Writes version `change` of the design document `id`, and tells so. Returns the version of the commit.
+/// Writes version `change` of the design document `id`, and records the event. Returns the version of the commit.
 async fn write(store: &Database, producer: &Producer, db: &Db, id: &DdocId, change: u64) -> Result<u64> {
     let done = store
         .run_once(async |tx| {

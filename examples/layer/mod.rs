@@ -1,7 +1,7 @@
 //! The layer of the examples of triggers: databases of documents, each with a field, and the feed of their changes.
 //!
-//! A document is kept under its database and id: the sequence of its last edit, the number of its revision, and its field;
-//! empty if it is deleted. All of that is written in one transaction with the change, and with the event of the database.
+//! Each document has a row under its database and id, with the sequence of its last edit, the number of its revision, and its field;
+//! the field of a deleted document is empty. One transaction writes the row, the change, and the event of the database.
 
 use notibus::{
     Bus, Db, DbInstance, Producer, Result, Sequence,
@@ -9,12 +9,12 @@ use notibus::{
     store::{AtomicOp, Database, Isolation, KeyRange, RangeRead, Transaction},
 };
 
-/// A document as it is kept.
+/// A document as it is stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Doc {
-    /// When it was last edited.
+    /// The sequence of its last edit.
     pub edited: Sequence,
-    /// How often.
+    /// Number of edits.
     pub edits: u64,
     /// Its field; empty if it is deleted.
     pub field: String,
@@ -23,7 +23,6 @@ pub struct Doc {
 /// The layer.
 #[derive(Clone)]
 pub struct Layer {
-    /// Where everything is.
     pub store: Database,
     /// The changes feeds.
     pub changes: Changes,
@@ -31,12 +30,12 @@ pub struct Layer {
     producer: Producer,
 }
 
-/// What the keys of the documents of `db` start with.
+/// The key prefix of the documents of `db`.
 pub fn docs(db: &Db) -> String {
     format!("doc/{}/{}/", db.name, db.instance)
 }
 
-/// The document stored as `bytes`.
+/// Decodes a stored document.
 pub fn doc(bytes: &[u8]) -> Result<Doc> {
     let edits = bytes[13..21].iter().fold(0, |number, &byte| number << 8 | u64::from(byte));
     let field = String::from_utf8_lossy(&bytes[21..]).into_owned();
@@ -75,13 +74,13 @@ impl Layer {
             .await
     }
 
-    /// Gives documents these fields in one transaction; an empty field deletes one. It is made exactly once: an edit counts
-    /// the revision up, which must not happen twice if a commit does not tell whether it has happened.
+    /// Sets the fields of documents in one transaction; an empty field deletes the document. It commits exactly once: a retry after
+    /// an unknown result would raise the revision twice.
     pub async fn edit(&self, db: &Db, edits: &[(String, String)]) -> Result<()> {
         self.store.run_once(async |tx| self.edit_in(&tx, db, edits).await).await.map(|_| ())
     }
 
-    /// [`Layer::edit`] in a transaction of the caller's.
+    /// [`Layer::edit`] in the caller's transaction.
     pub async fn edit_in(&self, tx: &Transaction, db: &Db, edits: &[(String, String)]) -> Result<()> {
         let writer = self.changes.writer(tx, db).await?;
         for (id, field) in edits {
@@ -101,7 +100,7 @@ impl Layer {
 
     /// The document `id` of `db`.
     pub async fn get(&self, tx: &Transaction, db: &Db, id: &str) -> Result<Option<Doc>> {
-        // Writers are not to conflict with readers.
+        // A snapshot read, so that readers do not conflict with writers.
         let stored = tx.get(format!("{}{id}", docs(db)).as_bytes(), Isolation::Snapshot).await?;
         stored.map(|bytes| doc(&bytes)).transpose()
     }
@@ -120,7 +119,7 @@ impl Layer {
         Ok(all)
     }
 
-    /// The keys that start with `prefix`, without it, and the values.
+    /// The keys that start with `prefix`, without it, and their values.
     pub async fn rows(&self, prefix: &str) -> Result<Vec<(String, Vec<u8>)>> {
         let read = async |tx: Transaction| {
             let mut rows = Vec::new();

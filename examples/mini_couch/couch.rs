@@ -1,11 +1,11 @@
-//! [`Couch`]: databases in a store, and how a layer tells the bus of them.
+//! [`Couch`]: databases in a store, and how a layer records their events.
 //!
-//! What a layer has to do for the bus is marked by numbers, here and in `documents`:
+//! Numbers mark what a layer has to do for the bus, here and in `documents`:
 //!
-//! 1. A transaction that creates or deletes a database begins or removes its changes feed, and records the event.
-//! 2. A transaction that edits a document records the change, which also records the event for the database, and keeps the
-//!    sequence that the change will have with the document.
-//! 3. Each creation of a database is an instance of its own, so nothing of a database that was deleted can come back.
+//! 1. A transaction that creates or deletes a database creates or removes its changes feed, and records the event.
+//! 2. A transaction that edits a document records the change, which also records the event of the database, and stores the
+//!    sequence of the change with the document.
+//! 3. Each creation of a database makes a new instance, so that data of a deleted database cannot come back.
 //!
 //! All of it happens in the transaction of the edit itself, so an event exists if and only if the edit does.
 
@@ -21,25 +21,22 @@ use super::{
     problem::Problem,
 };
 
-/// What is known of a database as a whole.
+/// A summary of a database.
 pub struct Info {
-    /// How many documents there are.
+    /// Number of living documents.
     pub living: i64,
-    /// How many were deleted.
+    /// Number of deleted documents.
     pub deleted: i64,
-    /// How many bytes their JSON has.
+    /// Bytes of their JSON.
     pub bytes: i64,
-    /// The last edit.
+    /// The sequence of the last edit.
     pub last_change: Sequence,
 }
 
 /// Databases and their documents.
 pub struct Couch {
-    /// Where all is kept.
     store: Database,
-    /// Records changes of documents.
     changes: Changes,
-    /// Records what happens to databases.
     producer: Producer,
 }
 
@@ -49,7 +46,7 @@ impl Couch {
         Self { store, changes: bus.changes(), producer: bus.producer() }
     }
 
-    /// Where changes are recorded.
+    /// The changes feeds.
     pub fn changes(&self) -> &Changes {
         &self.changes
     }
@@ -62,7 +59,7 @@ impl Couch {
     /// Creates a database.
     pub async fn create_database(&self, name: &DbName) -> Result<(), Problem> {
         check_name(name)?;
-        // Drawn before the transaction, so that every attempt is about the same creation.
+        // Drawn before the transaction, so that every attempt creates the same instance.
         let db = &Db::new(name.clone(), DbInstance::random(self.store.env()));
         self.write(async |tx| {
             if find_in(&tx, name).await?.is_some() {
@@ -76,7 +73,7 @@ impl Couch {
         .await
     }
 
-    /// Deletes a database with all that is in it.
+    /// Deletes a database with all its documents.
     pub async fn delete_database(&self, name: &DbName) -> Result<(), Problem> {
         self.write(async |tx| {
             let db = database_in(&tx, name).await?;
@@ -104,7 +101,7 @@ impl Couch {
         .await
     }
 
-    /// What is known of a database as a whole.
+    /// A summary of a database.
     pub async fn info(&self, name: &DbName) -> Result<Info, Problem> {
         let (db, living, deleted, bytes) = self
             .read(async |tx| {
@@ -119,7 +116,7 @@ impl Couch {
         Ok(Info { living, deleted, bytes, last_change })
     }
 
-    /// Reads with `body`.
+    /// Runs a read-only transaction.
     pub async fn read<T, F, R>(&self, body: F) -> Result<T, Problem>
     where
         F: Fn(Transaction) -> R,
@@ -128,8 +125,8 @@ impl Couch {
         self.store.run(async |tx| tried(body(tx).await)).await?
     }
 
-    /// Commits what `body` writes exactly once, in spite of unknown results: an edit that is made twice would conflict with
-    /// itself. A body with a problem must not have written anything yet.
+    /// Commits the writes of `body` exactly once, in spite of unknown results: a repeated edit would conflict with
+    /// itself. A body that returns a problem must not have written anything.
     pub async fn write<T, F, R>(&self, body: F) -> Result<T, Problem>
     where
         F: Fn(Transaction) -> R,
@@ -139,7 +136,7 @@ impl Couch {
     }
 }
 
-/// Failures of the store are what a transaction may be tried again for; any other problem is a result.
+/// Separates failures of the store, after which a transaction may be tried again, from other problems, which are results.
 fn tried<T>(result: Result<T, Problem>) -> notibus::Result<Result<T, Problem>> {
     match result {
         Err(Problem::Store(error)) => Err(error),
@@ -154,7 +151,7 @@ pub async fn find_in(tx: &Transaction, name: &DbName) -> notibus::Result<Option<
     Ok(instance.map(|instance| Db::new(name.clone(), DbInstance(instance)))) // 3
 }
 
-/// The database that has `name` now; there must be one.
+/// The database that has `name` now; fails if there is none.
 pub async fn database_in(tx: &Transaction, name: &DbName) -> Result<Db, Problem> {
     find_in(tx, name).await?.ok_or(Problem::NoDatabase)
 }

@@ -1,7 +1,7 @@
-//! [`Document`]: what is kept of one, and [`Edit`]: what a client makes of it.
+//! [`Document`]: a document as stored; and [`Edit`]: a client's edit of it.
 //!
-//! A document has one branch of revisions, each of which names its number and a hash of what it is and came from. An edit
-//! names the revision that it is based on. If that is not the present one, somebody else was faster: a conflict.
+//! A document has one branch of revisions. A revision has a number and a hash of its content and its parent. An edit
+//! names the revision that it is based on. If that is not the present one, another edit was faster: a conflict.
 
 use notibus::{
     Sequence,
@@ -11,16 +11,16 @@ use serde_json::{Map, Value};
 
 use super::problem::Problem;
 
-/// The longest id, in bytes, so that it fits into a key whatever it consists of.
+/// The longest id, in bytes, so that it fits into a key whatever its characters.
 const ID_LEN_MAX: usize = 4_096;
 
-/// The longest JSON of a document, in bytes, so that it fits into a value, with the sequence before it.
+/// The longest JSON of a document, in bytes, so that it fits into a value after the sequence.
 const JSON_LEN_MAX: usize = 99_000;
 
-/// How many bytes of a row come before the JSON: the sequence of the last edit.
+/// Bytes of a row before the JSON: the sequence of the last edit.
 pub const SEQUENCE_LEN: usize = 13;
 
-/// The id `text` of a document. Those with an underscore are the server's, but for design documents.
+/// Parses the id of a document. Ids with an underscore are reserved for the server, except design documents.
 pub fn doc_id(text: &str) -> Result<DocId, Problem> {
     let bad = |reason: &str| Err(Problem::BadDocument(reason.to_owned()));
     match text {
@@ -33,21 +33,21 @@ pub fn doc_id(text: &str) -> Result<DocId, Problem> {
     }
 }
 
-/// A document as it is kept.
+/// A document as it is stored.
 #[derive(Debug, Clone)]
 pub struct Document {
-    /// When it was last edited, which the next edit has to tell the changes feed.
+    /// The sequence of its last edit, which the next edit has to pass to the changes feed.
     pub edited: Sequence,
     /// Its revision.
     pub revision: Revision,
     /// Whether it was deleted.
     pub is_deleted: bool,
-    /// Its JSON object, with `_id`, `_rev`, and `_deleted` if it is.
+    /// Its JSON object, with `_id`, `_rev`, and `_deleted` if it is deleted.
     pub json: Vec<u8>,
 }
 
 impl Document {
-    /// The document in a row of the store.
+    /// Decodes a row of the store.
     pub fn from_stored(bytes: &[u8]) -> Result<Self, Problem> {
         let (edited, json) = bytes.split_at_checked(SEQUENCE_LEN).ok_or(Problem::corrupt("too short"))?;
         let object: Map<String, Value> = serde_json::from_slice(json).map_err(Problem::corrupt)?;
@@ -57,21 +57,21 @@ impl Document {
     }
 }
 
-/// What a client makes of a document.
+/// A client's edit of a document.
 #[derive(Debug, Clone)]
 pub struct Edit {
-    /// Which document.
+    /// The id of the document.
     pub id: DocId,
-    /// The revision that the client has seen.
+    /// The revision that the client has read.
     pub based_on: Option<Revision>,
     /// Whether it deletes the document.
     pub is_deleted: bool,
-    /// What the document consists of from now on.
+    /// The new content of the document.
     pub fields: Map<String, Value>,
 }
 
 impl Edit {
-    /// The edit that `value` asks for, in CouchDB's form. Its `_id` counts if there is no other `id`.
+    /// Parses an edit in CouchDB's format. Its `_id` is used if `id` is `None`.
     pub fn from_json(value: Value, id: Option<&str>) -> Result<Self, Problem> {
         let Value::Object(mut fields) = value else {
             return Err(Problem::BadRequest("Document must be a JSON object".to_owned()));
@@ -92,14 +92,14 @@ impl Edit {
         Self { id, based_on, is_deleted: true, fields: Map::new() }
     }
 
-    /// What the edit makes of `present`: the next revision, and the JSON of the document.
+    /// Applies the edit to `present`. Returns the next revision, and the JSON of the document.
     pub fn apply(&self, present: Option<&Document>) -> Result<(Revision, Vec<u8>), Problem> {
         let position = match present {
             None if self.is_deleted => return Err(Problem::Missing("missing")),
             Some(present) if present.is_deleted && self.is_deleted => {
                 return Err(Problem::Missing("deleted"));
             }
-            // A document that was deleted can be written again, also by those who have not seen it.
+            // A deleted document can be written again, even without its revision.
             Some(present) if present.is_deleted && self.based_on.is_none() => present.revision.position,
             Some(present) if self.based_on == Some(present.revision) => present.revision.position,
             None if self.based_on.is_none() => 0,
@@ -108,7 +108,7 @@ impl Edit {
         let parent = present.map(|present| present.revision.to_string()).unwrap_or_default();
         let content =
             serde_json::to_vec(&(&parent, self.is_deleted, &self.fields)).map_err(Problem::corrupt)?;
-        // The same edit of the same revision comes to the same one, wherever it is made.
+        // The same edit of the same revision gives the same new revision, on every server.
         let hash = xxhash_rust::xxh3::xxh3_128(&content).to_be_bytes();
         let revision = Revision { position: position + 1, hash };
         let mut object = self.fields.clone();
@@ -125,7 +125,7 @@ impl Edit {
     }
 }
 
-/// The revision `text` of a request.
+/// Parses the revision of a request.
 pub fn revision(text: &str) -> Result<Revision, Problem> {
     text.parse().map_err(|_| Problem::BadRequest("Invalid rev format".to_owned()))
 }

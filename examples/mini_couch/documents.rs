@@ -15,15 +15,15 @@ use super::{
     problem::Problem,
 };
 
-/// How many edits of a bulk one transaction takes.
+/// The most edits of a bulk in one transaction.
 const EDITS_MAX: usize = 500;
 
-/// From how many bytes on a transaction takes no further edit of a bulk, far below the store's limit: as the store counts them, with
-/// the keys of mutations and the ranges of conflicts. Of long ids these are the most of it.
+/// Bytes after which a transaction takes no further edit of a bulk, far below the store's limit. The store also counts
+/// the keys of mutations and the ranges of conflicts, which are the larger part with long ids.
 const SIZE_MAX: usize = 2_000_000;
 
 impl Couch {
-    /// A document; also one that was deleted.
+    /// A document, even if it is deleted.
     pub async fn document(&self, name: &DbName, id: &DocId) -> Result<Option<Document>, Problem> {
         self.read(async |tx| {
             let db = database_in(&tx, name).await?;
@@ -32,7 +32,7 @@ impl Couch {
         .await
     }
 
-    /// The documents with `ids`, as they are at one time; also those that were deleted.
+    /// The documents with `ids` at one version, even if they are deleted.
     pub async fn documents(
         &self,
         name: &DbName,
@@ -61,8 +61,8 @@ impl Couch {
         .await
     }
 
-    /// Makes many edits, each of which succeeds or fails by itself. They are made in order, in transactions of some at a time; if
-    /// the store fails, those before it are made.
+    /// Makes many edits, each of which succeeds or fails by itself, in order, with several in one transaction. If
+    /// the store fails, earlier ones stay.
     pub async fn edit_many(
         &self,
         name: &DbName,
@@ -77,7 +77,7 @@ impl Couch {
                 let mut edited = HashSet::new();
                 let mut done = Vec::new();
                 for edit in some.clone() {
-                    // Nobody can have seen a revision that is made in this very transaction.
+                    // No client can have read a revision that this transaction makes.
                     let result = if edited.contains(&edit.id) {
                         Err(Problem::Conflict)
                     } else {
@@ -100,7 +100,7 @@ impl Couch {
         Ok(results)
     }
 
-    /// At most `limit` documents in the order of their ids, without those that were deleted.
+    /// At most `limit` living documents in the order of their ids.
     pub async fn documents_between(
         &self,
         name: &DbName,
@@ -150,7 +150,7 @@ impl Couch {
     }
 }
 
-/// A document of `db`, as `tx` sees it.
+/// Reads a document of `db` in `tx`.
 async fn document_in(tx: &Transaction, db: &Db, id: &DocId) -> Result<Option<Document>, Problem> {
     let row = tx.get(&keys::document(db, id), Isolation::Serializable).await?;
     row.map(|row| Document::from_stored(&row)).transpose()
@@ -168,7 +168,7 @@ pub async fn count(tx: &Transaction, db: &Db, what: Count) -> Result<i64, Proble
     Ok(bytes.map_or(0, i64::from_le_bytes))
 }
 
-/// How many bytes `json` has.
+/// Bytes of `json`.
 fn len(json: &[u8]) -> i64 {
     i64::try_from(json.len()).expect("a document fits into a value of the store")
 }

@@ -1,4 +1,4 @@
-//! What the feeds of the library ask of the layer.
+//! Implements the traits through which the feeds of the library read the layer.
 
 use futures_util::{FutureExt, future::BoxFuture};
 use notibus::{
@@ -14,14 +14,14 @@ use super::{
     keys,
 };
 
-/// What the feeds ask of the databases.
+/// The feeds find databases by it.
 impl Databases for Couch {
     fn find<'a>(&'a self, tx: &'a Transaction, name: &'a DbName) -> BoxFuture<'a, Result<Option<Db>>> {
         find_in(tx, name).boxed()
     }
 }
 
-/// What the feeds ask of the documents, which have one branch each.
+/// The feeds read documents by it. Documents have one branch each.
 impl DocSource for Couch {
     fn body<'a>(
         &'a self,

@@ -1,4 +1,4 @@
-//! Where the layer keeps what: tuples under a prefix of its own, beside the bus in the same store.
+//! The keys of the layer: tuples under its own prefix, beside the bus in the same store.
 //!
 //! | row | key | value |
 //! |---|---|---|
@@ -6,17 +6,17 @@
 //! | document | (P, 1, instance, 0, id) | the sequence of its last edit, 13 bytes, and its JSON |
 //! | count | (P, 1, instance, 1, [`Count`]) | 8 bytes, signed, little-endian |
 //!
-//! All that belongs to one creation of a database is one range, so that deleting it is one mutation, whatever its size.
+//! All data of one instance is one range, so that deleting it is one mutation, whatever its size.
 
 use foundationdb_tuple::{Bytes, pack, unpack};
 use notibus::{Db, DbName, changes::DocId, store::KeyRange};
 
 use super::problem::Problem;
 
-/// What all keys start with.
+/// The prefix of all keys.
 const PREFIX: &str = "mini_couch";
 
-/// What is counted for each database, blindly, in the transactions that change it.
+/// The counts of each database. Transactions that change it add to them blindly.
 #[derive(Clone, Copy)]
 pub enum Count {
     /// Documents.
@@ -27,12 +27,12 @@ pub enum Count {
     Bytes = 2,
 }
 
-/// The database that has `name`.
+/// The key of the database that has `name`.
 pub fn database(name: &DbName) -> Vec<u8> {
     pack(&(PREFIX, 0, name.as_str()))
 }
 
-/// All databases, by name.
+/// The range of all databases, by name.
 pub fn databases() -> KeyRange {
     KeyRange::prefix(pack(&(PREFIX, 0)))
 }
@@ -43,22 +43,22 @@ pub fn name_of(key: &[u8]) -> Result<String, Problem> {
     Ok(name)
 }
 
-/// Everything of `db` but its name.
+/// The range of all data of `db` but its name.
 pub fn contents(db: &Db) -> KeyRange {
     KeyRange::prefix(pack(&(PREFIX, 1, instance(db))))
 }
 
-/// A document of `db`.
+/// The key of a document of `db`.
 pub fn document(db: &Db, id: &DocId) -> Vec<u8> {
     pack(&(PREFIX, 1, instance(db), 0, id.as_str()))
 }
 
-/// The documents of `db`, by id.
+/// The range of the documents of `db`, by id.
 pub fn documents(db: &Db) -> KeyRange {
     KeyRange::prefix(pack(&(PREFIX, 1, instance(db), 0)))
 }
 
-/// The documents of `db` from the id `from` on, up to and including the id `to`.
+/// The range of the documents of `db` from the id `from` up to and including the id `to`.
 pub fn documents_between(db: &Db, from: Option<&str>, to: Option<&str>) -> KeyRange {
     let all = documents(db);
     let key = |id: &str| pack(&(PREFIX, 1, instance(db), 0, id));
@@ -67,12 +67,12 @@ pub fn documents_between(db: &Db, from: Option<&str>, to: Option<&str>) -> KeyRa
     KeyRange { begin, end }
 }
 
-/// A count of `db`.
+/// The key of a count of `db`.
 pub fn count(db: &Db, count: Count) -> Vec<u8> {
     pack(&(PREFIX, 1, instance(db), 1, count as u16))
 }
 
-/// Which creation of a database is meant.
+/// The instance as a tuple element.
 fn instance(db: &Db) -> Bytes<'_> {
     Bytes::from(&db.instance.0[..])
 }

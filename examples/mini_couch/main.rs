@@ -1,15 +1,15 @@
-//! A small document database that CouchDB's clients can use: how a layer is built on the bus.
+//! A small document database that CouchDB's clients can use: an example of a layer on the bus.
 //!
-//! It keeps databases and documents in the same store as the bus, and records in the transactions of its edits what happens to
-//! them (`couch`). `_db_updates` and `_changes` then come from the library, beside the layer's own routes (`http`).
+//! It keeps databases and documents in the same store as the bus, and records their events in the transactions of its edits
+//! (`couch`). The library provides `_db_updates` and `_changes`, beside the layer's own routes (`http`).
 //!
-//! Run it with `cargo run --example mini_couch`, or `cargo run --example mini_couch -- 127.0.0.1:5984 FOLDER` to keep what it is
-//! given. It runs until its standard input ends (Ctrl-D), or a signal asks it to end (Ctrl-C, SIGTERM).
+//! Run it with `cargo run --example mini_couch`, or `cargo run --example mini_couch -- 127.0.0.1:5984 FOLDER` to keep its data
+//! in a folder. It runs until its standard input ends (Ctrl-D), or a signal asks it to end (Ctrl-C, SIGTERM).
 //!
-//! The environment variable `MINI_COUCH_CREDENTIALS` can have lines as `notibus credential` prints them; without it, everyone on the
-//! machine is its admin. `MINI_COUCH_ORIGIN` can name an origin whose pages may ask through a browser.
+//! The environment variable `MINI_COUCH_CREDENTIALS` can contain lines from `notibus credential`; without it, every user of the
+//! machine is its admin. `MINI_COUCH_ORIGIN` can name an origin whose pages may use it from a browser.
 //!
-//! What it is not: a database to put to use. Documents have no branches of revisions, attachments, views or accounts, and at
+//! It is not for production. Documents have no branches of revisions, attachments, views or accounts, and at
 //! most 99,000 bytes.
 
 pub mod couch;
@@ -51,7 +51,7 @@ pub async fn main() -> Result<(), Box<dyn Error>> {
         &api,
         api.protected(http::router(couch)).merge(feeds).merge(api.status()).merge(api.sessions()),
     );
-    // There may be no accounts. So it has to be as it is by default: it answers nobody but this machine, and no web pages from
+    // Without accounts the defaults must stay: it answers only this machine, and no web pages from
     // elsewhere in its browsers.
     let listener = TcpListener::bind(listen).await?;
     let limits =
@@ -61,15 +61,15 @@ pub async fn main() -> Result<(), Box<dyn Error>> {
 
     let (ended, end) = oneshot::channel();
     std::thread::spawn(move || {
-        // Whether it ends or fails, there is nobody left to serve.
+        // If copying fails, input has ended as well. An error of `send` says that the program is ending already.
         let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
         let _ = ended.send(());
     });
-    // Where input is a terminal or a pipe its end is one way to stop it, and a signal is the other.
+    // The end of a terminal or a pipe is one way to stop it, a signal the other.
     Ok(running.shutdown_on_signal_or(async { drop(end.await) }).await?)
 }
 
-/// Lets pages of `origin` do what clients of CouchDB do.
+/// Lets pages of `origin` use the methods and headers of CouchDB's clients.
 fn cors(origin: String) -> Cors {
     let methods = [Method::GET, Method::HEAD, Method::PUT, Method::POST, Method::DELETE].to_vec();
     Cors { origins: vec![origin], credentials: true, methods, ..Cors::default() }

@@ -1,13 +1,13 @@
-//! [`Problem`]: why a request cannot be done.
+//! [`Problem`]: why a request fails.
 
 use std::fmt::Display;
 
 use notibus::Error;
 
-/// Why a request cannot be done. Nothing was changed then.
+/// Why a request fails. Then nothing was changed.
 #[derive(Debug, Clone)]
 pub enum Problem {
-    /// The store has failed, or refuses what it was given.
+    /// The store has failed, or refuses the request.
     Store(Error),
     /// No database can have that name.
     BadName(String),
@@ -15,19 +15,19 @@ pub enum Problem {
     NoDatabase,
     /// There is such a database already.
     DatabaseExists,
-    /// There is no such document, and why not.
+    /// There is no such document, for this reason.
     Missing(&'static str),
-    /// The document was edited by somebody else since it was read.
+    /// Another client has edited the document since it was read.
     Conflict,
-    /// No document can look like this.
+    /// The document is invalid.
     BadDocument(String),
     /// The document does not fit into a value of the store.
     TooLarge(String),
-    /// The request makes no sense.
+    /// The request is invalid.
     BadRequest(String),
-    /// What CouchDB does and this layer does not.
+    /// CouchDB supports it, but this layer does not.
     Unsupported(&'static str),
-    /// A row of the store cannot be read.
+    /// A row of the store cannot be decoded.
     Corrupt(String),
 }
 
@@ -41,7 +41,7 @@ impl Problem {
 impl From<Error> for Problem {
     fn from(error: Error) -> Self {
         match error {
-            // It was deleted in between.
+            // The database was deleted meanwhile.
             Error::NoFeed { .. } => Self::NoDatabase,
             error => Self::Store(error),
         }

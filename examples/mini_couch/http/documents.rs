@@ -22,12 +22,12 @@ use super::{Answer, Places, Shared, database};
 /// The parameters of a request.
 type Params = Query<HashMap<String, String>>;
 
-/// A body as JSON.
+/// Parses a body as JSON.
 fn parse(body: &[u8]) -> Result<Value, Problem> {
     serde_json::from_slice(body).map_err(|_| Problem::BadRequest("invalid UTF-8 JSON".to_owned()))
 }
 
-/// Writes a document that may leave its id to the server.
+/// Writes a document, whose id may be left to the server.
 pub async fn add(State(couch): Shared, path: Places, body: Bytes) -> Answer {
     let edit = edit_of(&couch, parse(&body)?)?;
     Ok(answer(StatusCode::CREATED, &edit, couch.edit(&database(&path)?, &edit).await?))
@@ -81,7 +81,7 @@ pub async fn bulk(State(couch): Shared, path: Places, body: Bytes) -> Answer {
     let row = |(edit, result): (&Edit, Result<Revision, Problem>)| match result {
         Ok(rev) => json!({ "ok": true, "id": edit.id, "rev": rev }),
         Err(problem) => {
-            let (_, error, reason) = problem.told();
+            let (_, error, reason) = problem.as_answer();
             json!({ "id": edit.id, "error": error, "reason": reason })
         }
     };
@@ -89,7 +89,7 @@ pub async fn bulk(State(couch): Shared, path: Places, body: Bytes) -> Answer {
     Ok((StatusCode::CREATED, Json(rows)).into_response())
 }
 
-/// The documents with the `keys` of the body, or those between `startkey` and `endkey`, without those that were deleted.
+/// The documents with the `keys` of the body, or the living ones between `startkey` and `endkey`.
 pub async fn list(State(couch): Shared, path: Places, params: Params, body: Bytes) -> Answer {
     let name = database(&path)?;
     let with_docs = params.get("include_docs").is_some_and(|value| value == "true");
@@ -112,13 +112,13 @@ pub async fn list(State(couch): Shared, path: Places, params: Params, body: Byte
     Ok(Json(json!({ "total_rows": total, "offset": null, "rows": rows })).into_response())
 }
 
-/// A parameter that is a key, in JSON, by one of its names.
+/// Parses a parameter that is a key in JSON, and has one of two names.
 fn key(params: &Params, names: [&str; 2]) -> Result<Option<String>, Problem> {
     let text = names.iter().find_map(|name| params.get(*name));
     text.map(|text| serde_json::from_str(text).map_err(bad)).transpose()
 }
 
-/// A row of `_all_docs`.
+/// Makes a row of `_all_docs`.
 fn row(document: &Document, with_docs: bool) -> Result<Value, Problem> {
     let object: Value = serde_json::from_slice(&document.json).map_err(Problem::corrupt)?;
     let id = &object["_id"];
@@ -132,26 +132,26 @@ fn row(document: &Document, with_docs: bool) -> Result<Value, Problem> {
     Ok(row)
 }
 
-/// An edit whose id may be left to the server.
+/// Parses an edit, whose id may be left to the server.
 fn edit_of(couch: &Couch, doc: Value) -> Result<Edit, Problem> {
     let id = if doc["_id"].is_null() { Some(couch.random_id()) } else { None };
     Edit::from_json(doc, id.as_deref())
 }
 
-/// What a client is informed of an edit that was made.
+/// The answer to a successful edit.
 fn answer(status: StatusCode, edit: &Edit, rev: Revision) -> Response {
     let tag = [(header::ETAG, format!("\"{rev}\""))];
     (status, tag, Json(json!({ "ok": true, "id": edit.id, "rev": rev }))).into_response()
 }
 
-/// The revision that a request names besides the document.
+/// The revision that a request names.
 fn based_on(params: &Params, headers: &HeaderMap) -> Result<Option<Revision>, Problem> {
     let header = headers.get(header::IF_MATCH).and_then(|value| value.to_str().ok());
     let text = params.get("rev").map(String::as_str).or(header);
     text.map(|text| revision(text.trim_matches('"'))).transpose()
 }
 
-/// The document of a path.
+/// Parses the document id of a path.
 fn document(path: &Places) -> Result<DocId, Problem> {
     match path.get("design") {
         Some(name) => doc_id(&format!("_design/{name}")),
@@ -159,7 +159,7 @@ fn document(path: &Places) -> Result<DocId, Problem> {
     }
 }
 
-/// A parameter cannot be understood.
+/// Wraps an invalid parameter.
 fn bad(error: impl Display) -> Problem {
     Problem::BadRequest(error.to_string())
 }

@@ -1,4 +1,4 @@
-//! Problems as CouchDB tells them.
+//! Answers to failed requests, as CouchDB gives them.
 
 use axum::{
     Json,
@@ -11,16 +11,16 @@ use serde_json::json;
 use super::super::problem::Problem;
 
 impl Problem {
-    /// How CouchDB tells it: a status, an error and a reason.
-    pub fn told(&self) -> (StatusCode, &str, String) {
-        let told = |status, error, reason: &str| (status, error, reason.to_owned());
+    /// CouchDB's answer: a status, an error and a reason.
+    pub fn as_answer(&self) -> (StatusCode, &str, String) {
+        let answer = |status, error, reason: &str| (status, error, reason.to_owned());
         match self {
-            Self::NoDatabase => told(StatusCode::NOT_FOUND, "not_found", "Database does not exist."),
-            Self::Missing(why) => told(StatusCode::NOT_FOUND, "not_found", why),
-            Self::Conflict => told(StatusCode::CONFLICT, "conflict", "Document update conflict."),
+            Self::NoDatabase => answer(StatusCode::NOT_FOUND, "not_found", "Database does not exist."),
+            Self::Missing(why) => answer(StatusCode::NOT_FOUND, "not_found", why),
+            Self::Conflict => answer(StatusCode::CONFLICT, "conflict", "Document update conflict."),
             Self::DatabaseExists => {
                 let reason = "The database could not be created, the file already exists.";
-                told(StatusCode::PRECONDITION_FAILED, "file_exists", reason)
+                answer(StatusCode::PRECONDITION_FAILED, "file_exists", reason)
             }
             Self::BadName(name) => {
                 let reason = format!(
@@ -28,29 +28,31 @@ impl Problem {
                 );
                 (StatusCode::BAD_REQUEST, "illegal_database_name", reason)
             }
-            Self::BadDocument(reason) => told(StatusCode::BAD_REQUEST, "doc_validation", reason),
-            Self::BadRequest(reason) => told(StatusCode::BAD_REQUEST, "bad_request", reason),
-            Self::TooLarge(id) => told(StatusCode::PAYLOAD_TOO_LARGE, "document_too_large", id),
-            Self::Unsupported(what) => told(StatusCode::NOT_IMPLEMENTED, "not_implemented", what),
+            Self::BadDocument(reason) => answer(StatusCode::BAD_REQUEST, "doc_validation", reason),
+            Self::BadRequest(reason) => answer(StatusCode::BAD_REQUEST, "bad_request", reason),
+            Self::TooLarge(id) => answer(StatusCode::PAYLOAD_TOO_LARGE, "document_too_large", id),
+            Self::Unsupported(what) => answer(StatusCode::NOT_IMPLEMENTED, "not_implemented", what),
             Self::Store(notibus::Error::Invalid { reason, .. }) => {
-                told(StatusCode::BAD_REQUEST, "bad_request", reason)
+                answer(StatusCode::BAD_REQUEST, "bad_request", reason)
             }
             Self::Store(error) => {
                 (StatusCode::INTERNAL_SERVER_ERROR, "internal_server_error", error.to_string())
             }
-            Self::Corrupt(reason) => told(StatusCode::INTERNAL_SERVER_ERROR, "internal_server_error", reason),
+            Self::Corrupt(reason) => {
+                answer(StatusCode::INTERNAL_SERVER_ERROR, "internal_server_error", reason)
+            }
         }
     }
 }
 
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
-        let (status, error, reason) = self.told();
+        let (status, error, reason) = self.as_answer();
         (status, Json(json!({ "error": error, "reason": reason }))).into_response()
     }
 }
 
-/// What axum refuses by itself, a path, a method or a body, is told like all other problems.
+/// Turns axum's own refusals of a path, a method or a body into answers like all other problems.
 pub async fn as_problem(response: Response) -> Response {
     let (parts, body) = response.into_parts();
     let is_told = parts.headers.get(header::CONTENT_TYPE).is_some_and(|kind| kind == "application/json");

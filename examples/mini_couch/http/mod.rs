@@ -1,4 +1,4 @@
-//! The layer over HTTP, as CouchDB's clients speak it. The feeds come from the library.
+//! The layer over HTTP, with CouchDB's protocol. The library provides the feeds.
 
 mod documents;
 mod failure;
@@ -24,13 +24,13 @@ use super::{
 /// The most bytes of a body.
 pub const BODY_LEN_MAX: usize = 16 << 20;
 
-/// What the handlers share.
+/// State of the handlers.
 type Shared = State<Arc<Couch>>;
 
-/// The places of a path: `db`, and `id` or `design`.
+/// The parameters of a path: `db`, and `id` or `design`.
 type Places = Path<HashMap<String, String>>;
 
-/// What a handler answers.
+/// The result of a handler.
 type Answer = Result<Response, Problem>;
 
 /// The routes of the layer. A database may be followed by a slash.
@@ -50,16 +50,16 @@ pub fn router(couch: Arc<Couch>) -> Router {
         .with_state(couch)
 }
 
-/// What all routes have in common: unknown paths, large bodies, bodies that are compressed, and how problems are told.
+/// Adds what all routes share: answers to unknown paths, limits of bodies, compression, and problems as answers.
 pub fn finished(api: &Api, router: Router) -> Router {
     let router = router.fallback(async || Problem::Missing("missing").into_response());
     let router = api.inflated(router).layer(DefaultBodyLimit::max(BODY_LEN_MAX));
-    // Around the whole router, which knows the methods of a path.
+    // Applied around the whole router, because only it knows the methods of a path.
     Router::new().fallback_service(router).layer(map_response(failure::as_problem))
 }
 
 async fn welcome() -> Json<Value> {
-    // The version is that of CouchDB's interface.
+    // The version of CouchDB's interface.
     Json(json!({ "couchdb": "Welcome", "version": "3.0.0", "vendor": { "name": "mini_couch" } }))
 }
 
@@ -93,7 +93,7 @@ async fn remove(State(couch): Shared, path: Places) -> Answer {
     Ok(Json(json!({ "ok": true })).into_response())
 }
 
-/// The database of a path.
+/// Parses the database of a path.
 fn database(path: &Places) -> Result<DbName, Problem> {
     Ok(DbName::new(&path["db"])?)
 }
