@@ -1,4 +1,4 @@
-//! Receiving in batches: by a stream, a callback or a listener; durable, paced and with replaced filters.
+//! Receiving in batches: through a stream, a callback or a listener; durable, paced and with replaced filters.
 
 use std::{
     sync::{Arc, Mutex},
@@ -22,7 +22,7 @@ fn names(batch: &DeliveryBatch) -> Vec<String> {
     batch.iter().map(|delivery| delivery.notification().name.to_string()).collect()
 }
 
-/// The next batch, other than that the first scan is complete.
+/// The next batch; skips the end of the first scan.
 async fn next(batches: &mut BatchSubscription) -> DeliveryBatch {
     loop {
         match within("a batch", batches.next()).await.unwrap() {
@@ -55,7 +55,7 @@ async fn a_batch_says_what_its_deliveries_do() {
     assert_eq!(names(&next(&mut rest).await), ["b", "c"]);
 }
 
-/// Once, a delivery that was given again by itself, after a panic on its batch, said that who has worked on it stands behind the whole
+/// Regression: a delivery that came again alone, after a panic on its batch, had the cursor behind the whole
 /// batch: a callback that keeps its own cursor, and ends there, would have missed the others.
 #[tokio::test(start_paused = true)]
 async fn a_delivery_that_is_given_again_by_itself_says_where_it_ends() {
@@ -68,7 +68,7 @@ async fn a_delivery_that_is_given_again_by_itself_says_where_it_ends() {
         let written = Arc::clone(&written);
         async move {
             let Ok(batch) = item else { return };
-            assert!(batch.len() == 1, "as it was told");
+            assert!(batch.len() == 1, "as it was delivered");
             written.lock().unwrap().push(batch);
         }
     });
@@ -95,7 +95,7 @@ async fn only_what_is_wanted_is_in_a_batch_and_all_may_be_kept() {
     assert_eq!(names, ["a1", "a2"]);
 }
 
-/// A batch stream saves its cursor by itself, also while nothing matches, and never ahead of what was returned.
+/// A batch stream saves its cursor by itself, even while no row matches, and never ahead of the returned batches.
 #[tokio::test(start_paused = true)]
 async fn a_durable_stream_of_batches_saves_by_itself() {
     for filter in [Filter::all(), Filter::name("quiet").unwrap(), Filter::prefix("quiet")] {
@@ -103,7 +103,7 @@ async fn a_durable_stream_of_batches_saves_by_itself() {
         let cursor = world.bus.cursor("c").unwrap();
         let mut batches = world.dispatcher.subscribe(filter).durable(&cursor).await.unwrap().batches();
         let sequence = world.event(&db("loud", 1), EventKind::Created).await;
-        // It is polled, and so saved, while nothing matches any more.
+        // It is polled, and so saved, while no row matches any more.
         while let Ok(item) = tokio::time::timeout(Duration::from_secs(3), batches.next()).await {
             item.unwrap().unwrap();
         }
@@ -140,15 +140,15 @@ async fn rounds_and_replaced_filters_come_in_batches_too() {
 async fn a_callback_can_be_given_batches() {
     let world = SubscriberFixture::new().await;
     world.events(&["a", "b", "c"], EventKind::Created).await;
-    let told = Arc::new(Mutex::new(Vec::new()));
-    let tell = Arc::clone(&told);
+    let delivered = Arc::new(Mutex::new(Vec::new()));
+    let recorded = Arc::clone(&delivered);
     let handle =
         world.dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING).batch_callback(move |batch| {
-            tell.lock().unwrap().extend(batch.ok().map(|batch| names(&batch)));
+            recorded.lock().unwrap().extend(batch.ok().map(|batch| names(&batch)));
             async {}
         });
-    until("the batch", async || !told.lock().unwrap().is_empty()).await;
-    assert_eq!(*told.lock().unwrap(), [["a", "b", "c"]]);
+    until("the batch", async || !delivered.lock().unwrap().is_empty()).await;
+    assert_eq!(*delivered.lock().unwrap(), [["a", "b", "c"]]);
     handle.stop().await;
 }
 
@@ -170,7 +170,7 @@ impl Listener for Batching {
     }
 }
 
-/// A listener that panics on a batch is given it again, then row by row, and only the bad one is passed over; what it has worked on is saved.
+/// A listener that panics on a batch gets it again, then row by row, and only the bad row is skipped; its cursor covers its work.
 #[tokio::test(start_paused = true)]
 async fn a_listener_can_be_given_batches() {
     let world =
@@ -178,14 +178,14 @@ async fn a_listener_can_be_given_batches() {
             .await;
     world.events(&["a", "b", "bad", "c", "d"], EventKind::Created).await;
     let cursor = world.bus.cursor("c").unwrap();
-    let told = Arc::new(Mutex::new(Vec::new()));
-    let tell = Arc::clone(&told);
+    let delivered = Arc::new(Mutex::new(Vec::new()));
+    let recorded = Arc::clone(&delivered);
     let mut events = world.dispatcher.supervision();
     let subscribe = world.dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING);
-    let listen = subscribe.durable(&cursor).await.unwrap().listener(move || Batching(Arc::clone(&tell)));
+    let listen = subscribe.durable(&cursor).await.unwrap().listener(move || Batching(Arc::clone(&recorded)));
     let handle = listen.in_batches().attempts(2).unwrap().start().unwrap();
-    until("the last", async || told.lock().unwrap().len() == 4).await;
-    assert_eq!(*told.lock().unwrap(), ["a", "b", "c", "d"]);
+    until("the last", async || delivered.lock().unwrap().len() == 4).await;
+    assert_eq!(*delivered.lock().unwrap(), ["a", "b", "c", "d"]);
     handle.stop().await;
     let mut passed_over = Vec::new();
     while let Some(Some(event)) = events.next().now_or_never() {
@@ -214,9 +214,9 @@ impl Listener for Single {
 async fn a_listener_that_knows_no_batches_is_given_them_one_by_one() {
     let world = SubscriberFixture::new().await;
     world.events(&["a", "b"], EventKind::Created).await;
-    let told = Arc::new(Mutex::new(Vec::new()));
-    let tell = Arc::clone(&told);
+    let delivered = Arc::new(Mutex::new(Vec::new()));
+    let recorded = Arc::clone(&delivered);
     let subscribe = world.dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING);
-    let _handle = subscribe.listener(move || Single(Arc::clone(&tell))).in_batches().start().unwrap();
-    until("both", async || *told.lock().unwrap() == ["a", "b"]).await;
+    let _handle = subscribe.listener(move || Single(Arc::clone(&recorded))).in_batches().start().unwrap();
+    until("both", async || *delivered.lock().unwrap() == ["a", "b"]).await;
 }

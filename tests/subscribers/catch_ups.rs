@@ -1,4 +1,4 @@
-//! Subscribers that read the feed in several pages, when something goes wrong in between.
+//! Subscribers that read the feed in several pages, with failures in between.
 
 use std::{
     collections::BTreeSet,
@@ -37,30 +37,30 @@ async fn world() -> (SubscriberFixture, notibus::store::testing::Faults) {
     (world, faults)
 }
 
-/// Drops the tombstone, and with it moves the horizon past the first pages.
+/// Removes the tombstone, which moves the horizon past the first pages.
 async fn move_the_horizon(world: &SubscriberFixture) {
     let janitor = world.bus.janitor(forgetful()).await.unwrap();
     until("the tombstone's end", async || world.bus.stats().tombstones_dropped == 1).await;
     janitor.shutdown().await.unwrap();
 }
 
-/// Once, a read that failed between two pages made a subscriber that had begun with nothing forget that it had: the next page said
-/// that it had expired, although it had missed nothing.
+/// Regression: after a read that failed between two pages, a subscriber that had begun with nothing lost its first cursor: the next
+/// page gave `Expired`, although it had missed nothing.
 #[tokio::test(start_paused = true)]
-async fn a_read_that_fails_between_two_pages_does_not_expire_who_began_with_nothing() {
+async fn a_read_that_fails_between_two_pages_does_not_expire_a_reader_from_nothing() {
     let (world, faults) = world().await;
     let since = Cursor::NOTHING;
     let mut subscription = world.dispatcher.subscribe(Filter::all()).since(since).stream();
-    let mut told = BTreeSet::from([name(&next(&mut subscription).await).to_owned()]);
+    let mut delivered = BTreeSet::from([name(&next(&mut subscription).await).to_owned()]);
     move_the_horizon(&world).await;
     faults.plan_reads(|operation| {
         matches!(operation, Operation::GetRange { .. }).then_some(StoreError::IO_ERROR)
     });
     let mut failures = 0;
-    while told.len() < 8 {
+    while delivered.len() < 8 {
         match within("what follows", subscription.next()).await.unwrap() {
             Ok(delivery) => {
-                told.insert(name(&delivery).to_owned());
+                delivered.insert(name(&delivery).to_owned());
             }
             Err(Interruption::Failed(_)) => {
                 failures += 1;
@@ -76,24 +76,24 @@ async fn a_read_that_fails_between_two_pages_does_not_expire_who_began_with_noth
 
 /// The same for a predicate that panics on a row of a page.
 #[tokio::test(start_paused = true)]
-async fn a_predicate_that_panics_within_a_page_does_not_expire_who_began_with_nothing() {
+async fn a_predicate_that_panics_within_a_page_does_not_expire_a_reader_from_nothing() {
     let (world, _faults) = world().await;
     let panics = Arc::new(AtomicBool::new(false));
     let armed = Arc::clone(&panics);
     let filter =
-        Filter::predicate(move |_| !armed.swap(false, Ordering::Relaxed) || panic!("as it was told"));
+        Filter::predicate(move |_| !armed.swap(false, Ordering::Relaxed) || panic!("as it was delivered"));
     let since = Cursor::NOTHING;
     let mut subscription = world.dispatcher.subscribe(filter).since(since).stream();
-    let mut told = BTreeSet::from([name(&next(&mut subscription).await).to_owned()]);
+    let mut delivered = BTreeSet::from([name(&next(&mut subscription).await).to_owned()]);
     move_the_horizon(&world).await;
     panics.store(true, Ordering::Relaxed);
-    // What was chosen of the page before it panics is delivered first.
+    // Rows of the page that were chosen before the panic are delivered first.
     while let Ok(item) = AssertUnwindSafe(subscription.next()).catch_unwind().await {
-        told.insert(name(&item.unwrap().unwrap()).to_owned());
+        delivered.insert(name(&item.unwrap().unwrap()).to_owned());
     }
-    // All others but the one that it has panicked on.
-    while told.len() < 7 {
+    // All others but the one on which it panicked.
+    while delivered.len() < 7 {
         let item = within("what follows", subscription.next()).await.unwrap();
-        told.insert(name(&item.unwrap()).to_owned());
+        delivered.insert(name(&item.unwrap()).to_owned());
     }
 }

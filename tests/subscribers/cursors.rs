@@ -34,16 +34,16 @@ async fn a_durable_subscriber_goes_on_where_it_was() {
         first.checkpoint().await.unwrap();
         world.events(&["b"], EventKind::Created).await;
         next(&mut first).await;
-        // It dies before it has put that down; more happens while nobody is there.
+        // It dies before it has saved that; more happens meanwhile.
         drop(first);
         world.events(&["a"], EventKind::Updated).await;
         let mut second = durable().await.stream();
-        let told = drain(&mut second).await;
-        let mut told: Vec<_> = told.iter().map(|d| (name(d).to_owned(), kinds(d))).collect();
-        told.sort_unstable();
+        let delivered = drain(&mut second).await;
+        let mut delivered: Vec<_> = delivered.iter().map(|d| (name(d).to_owned(), kinds(d))).collect();
+        delivered.sort_unstable();
         let expected =
             [("a".to_owned(), vec![EventKind::Updated]), ("b".to_owned(), vec![EventKind::Created])];
-        assert_eq!(told, expected);
+        assert_eq!(delivered, expected);
         second.checkpoint().await.unwrap();
         drop(second);
         let mut third = durable().await.stream();
@@ -114,23 +114,23 @@ async fn a_listener_puts_down_by_itself_what_it_has_worked_on() {
     for filter in [Filter::all(), Filter::name("a").unwrap()] {
         let world = SubscriberFixture::new().await;
         let cursor = world.bus.cursor("listener").unwrap();
-        let told = Arc::new(Mutex::new(Vec::new()));
+        let delivered = Arc::new(Mutex::new(Vec::new()));
         let start = async || {
-            let told = Arc::clone(&told);
+            let delivered = Arc::clone(&delivered);
             let durable = world.dispatcher.subscribe(filter.clone()).durable(&cursor).await.unwrap();
-            durable.listener(move || Recorder(Arc::clone(&told))).start().unwrap()
+            durable.listener(move || Recorder(Arc::clone(&delivered))).start().unwrap()
         };
         let first = start().await;
         let sequence = world.event(&db("a", 1), EventKind::Created).await;
         let stored = async || cursor.read().await.unwrap().unwrap();
         until("the checkpoint", async || stored().await >= Cursor::from(sequence)).await;
         let sequence = world.event(&db("a", 1), EventKind::Updated).await;
-        until("the delivery", async || told.lock().unwrap().len() == 2).await;
+        until("the delivery", async || delivered.lock().unwrap().len() == 2).await;
         assert_eq!(first.stop().await, StopReason::Shutdown);
         assert!(stored().await >= Cursor::from(sequence), "the last of it when it ends");
         world.event(&db("a", 1), EventKind::DdocUpdated).await;
         let second = start().await;
-        until("what came meanwhile", async || told.lock().unwrap().len() == 3).await;
+        until("what came meanwhile", async || delivered.lock().unwrap().len() == 3).await;
         let third = start().await;
         world.event(&db("a", 1), EventKind::Updated).await;
         assert_eq!(within("the end of the second", second.finished()).await, StopReason::CursorLost);
@@ -138,7 +138,7 @@ async fn a_listener_puts_down_by_itself_what_it_has_worked_on() {
     }
 }
 
-/// Once, a subscriber of a quiet database stayed where it was, and expired although it had missed nothing.
+/// Regression: the cursor of a quiet subscriber stayed where it was, and expired although it had missed nothing.
 #[tokio::test(start_paused = true)]
 async fn databases_that_are_not_wanted_move_a_durable_listener_on() {
     for filter in [Filter::prefix("quiet"), Filter::name("quiet").unwrap()] {
@@ -152,7 +152,7 @@ async fn databases_that_are_not_wanted_move_a_durable_listener_on() {
     }
 }
 
-/// A callback that has not come back has not worked on what it was given.
+/// A callback that has not returned has not worked on its delivery.
 #[tokio::test(start_paused = true)]
 async fn what_is_in_hand_is_not_put_down() {
     for filter in [Filter::all(), Filter::name("a").unwrap()] {
@@ -176,7 +176,7 @@ async fn what_is_in_hand_is_not_put_down() {
     }
 }
 
-/// The position that is saved never runs ahead of what was returned, whatever happens; and who starts again from it ends
+/// The saved position never runs ahead of the returned deliveries, whatever happens; and a subscriber that starts again from it ends
 /// with the newest row of every database.
 #[tokio::test(start_paused = true)]
 async fn random_restarts_miss_nothing() {
@@ -195,7 +195,7 @@ async fn random_restarts_miss_nothing() {
             Filter::names(all.map(|name| name.parse().unwrap())).unwrap(),
         ];
         let cursor = world.bus.cursor("random").unwrap();
-        // The newest totals that were worked on, by name, as a store of the subscriber's own would have them.
+        // The newest totals that were worked on, by name, as in a store of the subscriber.
         let mut known = std::collections::BTreeMap::new();
         for _ in 0..15 {
             let filter = random.choice(&filters).unwrap().clone();
@@ -225,7 +225,7 @@ async fn random_restarts_miss_nothing() {
     }
 }
 
-/// Nor has one that has panicked on it, and is asked to end before it was made again.
+/// The same for a listener that has panicked on it, and is asked to end before it is restarted.
 #[tokio::test(start_paused = true)]
 async fn what_a_listener_has_panicked_on_is_not_put_down_when_it_ends() {
     for filter in [Filter::all(), Filter::name("panic").unwrap()] {
@@ -233,7 +233,7 @@ async fn what_a_listener_has_panicked_on_is_not_put_down_when_it_ends() {
         let cursor = world.bus.cursor("broken").unwrap();
         let durable = world.dispatcher.subscribe(filter).durable(&cursor).await.unwrap();
         let hour = Duration::from_hours(1);
-        let (factory, _calls) = crate::listeners::tellers();
+        let (factory, _calls) = crate::listeners::call_reporters();
         let handle = durable.listener(factory).backoff(hour, hour).unwrap().start().unwrap();
         let sequence = world.event(&db("panic", 1), EventKind::Created).await;
         until("the panic", async || world.bus.stats().listener_panics == 1).await;

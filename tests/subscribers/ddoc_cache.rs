@@ -1,4 +1,4 @@
-//! The cache of the example `ddoc_cache`: no stale read of what it has reached, and right again after it has expired.
+//! The cache of the example `ddoc_cache`: no stale read after a barrier, and correct again after it has expired.
 
 use std::sync::{
     Arc,
@@ -42,7 +42,7 @@ impl Layer {
         Self { store, bus, notifier, dispatcher, cache }
     }
 
-    /// Writes a version of `id`, or deletes it, and tells so, with its id or without. Waits until the cache has come to it.
+    /// Writes a version of `id`, or deletes it, and records that, with its id or without. Waits until the cache has reached it.
     async fn write(&self, db: &Db, id: &DdocId, version: Option<u64>, with_id: bool) {
         let producer = self.bus.producer();
         let write = async |tx: Transaction| {
@@ -56,7 +56,7 @@ impl Layer {
         self.reach(self.store.run_once(write).await.unwrap()).await;
     }
 
-    /// Waits until the cache has come to what was done.
+    /// Waits until the cache has reached a commit.
     async fn reach(&self, done: CommittedOnce<()>) {
         self.cache.reached(done.committed.versionstamp.version()).await.unwrap();
     }
@@ -87,12 +87,12 @@ async fn a_change_is_seen_once_it_is_reached_and_what_has_not_changed_stays_in_m
     assert_eq!(layer.cache.hits().1, misses, "others are still there");
     assert_eq!(layer.read(&a, &x).await, Some(2));
     assert_eq!(layer.cache.hits().1, misses + 1);
-    // Deleted ones are told as well, and those of which the id is not recorded.
+    // Deletions are delivered as well, and changes whose id is not recorded.
     layer.write(&a, &x, None, true).await;
     assert_eq!(layer.read(&a, &x).await, None);
     layer.write(&a, &y, Some(3), false).await;
     assert_eq!(layer.read(&a, &y).await, Some(3));
-    // Also if it is folded together with one whose id is recorded.
+    // Even if it is folded together with one whose id is recorded.
     layer.read(&a, &x).await;
     let producer = layer.bus.producer();
     let write = async |tx: Transaction| {
@@ -107,7 +107,7 @@ async fn a_change_is_seen_once_it_is_reached_and_what_has_not_changed_stays_in_m
 }
 
 /// On real threads: while readers read without a pause, a read that begins after the cache has reached a change never returns
-/// what was there before it.
+/// an older version.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_stale_read_of_what_was_reached_is_impossible() {
     let layer = Arc::new(Layer::new().await);
@@ -152,7 +152,7 @@ async fn the_cache_recovers_from_having_expired() {
     }
     let Layer { store, bus, notifier, dispatcher, cache } = layer;
     let suspended = dispatcher.suspend().await;
-    // While nobody listens, a database is deleted with its documents, and its tombstone is dropped: its end is informed by no row.
+    // While the dispatcher is suspended, a database is deleted with its documents, and its tombstone is removed: no row shows its end.
     let producer = bus.producer();
     store
         .run(async |tx| {
@@ -165,7 +165,7 @@ async fn the_cache_recovers_from_having_expired() {
     let _janitor = bus.janitor(forgetful()).await.unwrap();
     until("the tombstone's end", async || bus.stats().tombstones_dropped == 1).await;
     let read = async |db: &Db| version(cache.get(&db.name, &x).await.unwrap());
-    assert_eq!(read(&gone).await, Some(1), "nobody has told it");
+    assert_eq!(read(&gone).await, Some(1), "no row has informed it");
     let dispatcher = suspended.resume();
     until("the news", async || read(&gone).await.is_none()).await;
     assert_eq!(read(&stays).await, Some(1));
@@ -177,7 +177,7 @@ async fn the_cache_recovers_from_having_expired() {
     created.await;
 }
 
-/// Once, a cache whose listener had ended returned for ever what it remembered.
+/// Regression: a cache whose listener had ended returned its cached documents for ever.
 #[tokio::test(start_paused = true)]
 async fn a_cache_that_nobody_keeps_right_reads_the_store() {
     let layer = Layer::new().await;

@@ -1,5 +1,5 @@
-//! Deletions by recreation reach everybody who may have known the name, whatever its filter, start, restart, pace and receiver.
-//! A name is what is known, not an instance.
+//! Deletions by recreation reach every subscriber that may have known the name, whatever its filter, start, restart, pace and receiver.
+//! Subscribers know names, not instances.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::{
     fixture::{SubscriberFixture, drain, kinds, name, next, ready},
 };
 
-/// Filters that want the database `a`, by every way of finding it.
+/// Filters that want the database `a`, one for each way of matching.
 fn filters() -> Vec<Filter> {
     let only_a = || Filter::name("a").unwrap();
     vec![
@@ -31,7 +31,7 @@ fn filters() -> Vec<Filter> {
     ]
 }
 
-/// A world in which the feed is read, and the ring walked, row by row.
+/// A fixture in which the feed and the ring are read row by row.
 async fn by_rows() -> SubscriberFixture {
     SubscriberFixture::with(DispatcherOptions { catch_up_rows_max: 1, ..DispatcherOptions::default() }).await
 }
@@ -55,7 +55,7 @@ async fn recreate(world: &SubscriberFixture, old: u8) {
     until("the tail", async || world.dispatcher.position() >= row.sequence).await;
 }
 
-/// Drops all tombstones.
+/// Removes all tombstones.
 async fn forget(world: &SubscriberFixture) {
     let dropped = world.bus.stats().tombstones_dropped;
     let janitor = world.bus.janitor(forgetful()).await.unwrap();
@@ -79,10 +79,10 @@ async fn sync(subscription: &mut Subscription) -> Vec<String> {
     }
 }
 
-/// Once, a subscriber of exact names that had begun at zero was never told a deletion by recreation: a row of its first scan that
+/// Regression: a subscriber of exact names that had begun at zero never got a deletion by recreation: a row of its first scan that
 /// it did not want left its slot at zero for ever, and zero stood for "knows nothing".
 #[tokio::test(start_paused = true)]
-async fn a_deletion_by_recreation_reaches_who_wants_nothing_else() {
+async fn a_deletion_by_recreation_reaches_a_subscriber_of_deletions_only() {
     for filter in filters() {
         let world = SubscriberFixture::new().await;
         world.event(&db("a", 1), EventKind::Created).await;
@@ -94,10 +94,10 @@ async fn a_deletion_by_recreation_reaches_who_wants_nothing_else() {
     }
 }
 
-/// Once, a durable subscriber that was restarted within its first scan had saved zero: it was never informed that what it had been
-/// delivered was deleted and created again.
+/// Regression: a durable subscriber that was restarted within its first scan had saved zero. It never got the deletion of databases
+/// that it had been delivered and that were created again.
 #[tokio::test(start_paused = true)]
-async fn who_is_restarted_within_its_first_scan_hears_of_deletions() {
+async fn a_restart_within_the_first_scan_misses_no_deletion() {
     for filter in filters() {
         let world = by_rows().await;
         let cursor = world.bus.cursor("c").unwrap();
@@ -118,9 +118,9 @@ async fn who_is_restarted_within_its_first_scan_hears_of_deletions() {
     }
 }
 
-/// And if the tombstone was dropped meanwhile, it was told nothing at all.
+/// If the tombstone was removed meanwhile, it got nothing at all.
 #[tokio::test(start_paused = true)]
-async fn who_is_restarted_within_its_first_scan_expires_if_deletions_can_have_gone() {
+async fn a_restart_within_the_first_scan_expires_if_deletions_can_have_gone() {
     for filter in filters() {
         let world = by_rows().await;
         let cursor = world.bus.cursor("c").unwrap();
@@ -143,9 +143,9 @@ async fn who_is_restarted_within_its_first_scan_expires_if_deletions_can_have_go
     }
 }
 
-/// Once, a filter that was replaced within a first scan lost the same.
+/// Regression: a filter that was replaced within a first scan lost the same.
 #[tokio::test(start_paused = true)]
-async fn who_is_given_another_filter_within_its_first_scan_hears_of_deletions() {
+async fn a_filter_replaced_within_the_first_scan_misses_no_deletion() {
     for filter in filters() {
         let world = by_rows().await;
         world.events(&["a", "b", "c"], EventKind::Created).await;
@@ -159,7 +159,7 @@ async fn who_is_given_another_filter_within_its_first_scan_hears_of_deletions() 
     }
 }
 
-/// Anyone who wants more within its first scan is delivered all of it, and nothing twice.
+/// A subscriber that wants more within its first scan gets all of it, and nothing twice.
 #[tokio::test(start_paused = true)]
 async fn a_filter_that_is_widened_within_a_first_scan_finds_everything() {
     let world = by_rows().await;
@@ -171,8 +171,8 @@ async fn a_filter_that_is_widened_within_a_first_scan_finds_everything() {
     assert_eq!(names, ["b1", "b2", "a2"]);
 }
 
-/// Once, a tombstone that waited in a round was coalesced away by a row that came after the janitor had dropped it, and that
-/// said nothing of the deletion.
+/// Regression: a tombstone that waited in a round was replaced by a row that came after the janitor had removed the tombstone, and that
+/// did not show the deletion.
 #[tokio::test(start_paused = true)]
 async fn a_round_forgets_no_tombstone_that_the_janitor_has_dropped() {
     for filter in filters() {
@@ -191,14 +191,15 @@ async fn a_round_forgets_no_tombstone_that_the_janitor_has_dropped() {
         );
         assert!(ready(&mut paced).is_empty(), "it is not time yet");
         tokio::time::sleep(hour).await;
-        let told: Vec<_> = ready(&mut paced).into_iter().flat_map(|item| kinds(&item.unwrap())).collect();
-        assert_eq!(told, [EventKind::Deleted, EventKind::Created], "{filter:?}");
+        let delivered: Vec<_> =
+            ready(&mut paced).into_iter().flat_map(|item| kinds(&item.unwrap())).collect();
+        assert_eq!(delivered, [EventKind::Deleted, EventKind::Created], "{filter:?}");
     }
 }
 
-/// The same for one that takes nothing for longer than the retention, and has no pace.
+/// The same for a subscriber without a pace that takes nothing for longer than the retention.
 #[tokio::test(start_paused = true)]
-async fn who_takes_nothing_for_long_hears_of_a_deletion() {
+async fn a_subscriber_that_takes_nothing_for_long_misses_no_deletion() {
     for filter in filters() {
         let world = SubscriberFixture::new().await;
         world.event(&db("a", 1), EventKind::Created).await;
@@ -206,17 +207,17 @@ async fn who_takes_nothing_for_long_hears_of_a_deletion() {
         world.event(&db("a", 1), EventKind::Deleted).await;
         forget(&world).await;
         world.event(&db("a", 2), EventKind::Created).await;
-        let told: Vec<_> = drain(&mut slow).await.iter().flat_map(kinds).collect();
-        assert_eq!(told, [EventKind::Deleted, EventKind::Created], "{filter:?}");
+        let delivered: Vec<_> = drain(&mut slow).await.iter().flat_map(kinds).collect();
+        assert_eq!(delivered, [EventKind::Deleted, EventKind::Created], "{filter:?}");
     }
 }
 
-/// A name that was given to several instances between two deliveries is delivered as deleted once, and as created: whichever
+/// A name that several instances had between two deliveries is delivered as deleted once, and as created: whichever
 /// instance the subscriber knew, it is gone.
 #[tokio::test(start_paused = true)]
 async fn several_recreations_are_one_deletion_of_the_name() {
     for filter in filters() {
-        // The ring holds one row, so what lies between is superseded.
+        // The ring holds one row, so newer rows replace those between.
         let world =
             SubscriberFixture::with(DispatcherOptions { ring_rows_max: 1, ..DispatcherOptions::default() })
                 .await;
@@ -234,7 +235,7 @@ async fn several_recreations_are_one_deletion_of_the_name() {
     }
 }
 
-/// A cursor in the middle of a first scan is one, with all that it says, in the store as well.
+/// A cursor in the middle of a first scan keeps all its parts in the store as well.
 #[tokio::test(start_paused = true)]
 async fn a_cursor_in_the_middle_of_a_scan_is_saved_whole() {
     let store = Database::memory();

@@ -17,7 +17,7 @@ use crate::{
 
 const NEVER: Duration = Duration::MAX;
 
-/// Once, the second delivery of a subscriber with the longest pace panicked.
+/// Regression: the second delivery of a subscriber with the longest pace panicked.
 #[tokio::test(start_paused = true)]
 async fn the_longest_pace_is_one_round() {
     let world = SubscriberFixture::new().await;
@@ -30,7 +30,7 @@ async fn the_longest_pace_is_one_round() {
     assert!(ready(&mut paced).is_empty());
 }
 
-/// Once, these panicked at once, killed the workers of consumers unseen, or panicked in a task that nobody watched.
+/// Regression: these panicked at once, killed the workers of consumers unseen, or panicked in a detached task.
 #[tokio::test(start_paused = true)]
 async fn roles_bear_the_longest_durations() {
     let store = Database::memory();
@@ -59,7 +59,7 @@ async fn roles_bear_the_longest_durations() {
     assert_eq!(bus.stats().tail_panics, 0);
 }
 
-/// Waits for ever, in its own words.
+/// Returns [`Next::ContinueFor`] with the longest duration.
 struct Patient;
 
 impl Listener for Patient {

@@ -1,4 +1,4 @@
-//! Filters in sets, by design documents, and those that are refused.
+//! Sets of filters, filters by design documents, and refused filters.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::{
     fixture::{SubscriberFixture, drain, kinds, name, next, ready},
 };
 
-/// The ids that a delivery tells of.
+/// The ids of the design documents in a delivery.
 fn ids(delivery: &notibus::Delivery) -> Vec<String> {
     delivery.ddocs().unwrap().iter().map(|(id, _)| id.to_string()).collect()
 }
@@ -48,7 +48,7 @@ async fn a_set_wants_what_any_of_its_filters_wants() {
     let mut subscription = world.dispatcher.subscribe(set).stream();
     world.events(&["_replicator", "shop/orders", "other"], EventKind::Created).await;
     world.events(&["other"], EventKind::Deleted).await;
-    let told: Vec<_> = drain(&mut subscription)
+    let delivered: Vec<_> = drain(&mut subscription)
         .await
         .iter()
         .map(|d| (name(d).to_owned(), d.wanted_by(), kinds(d)))
@@ -58,11 +58,11 @@ async fn a_set_wants_what_any_of_its_filters_wants() {
         ("shop/orders".to_owned(), vec![1], vec![EventKind::Created]),
         ("other".to_owned(), vec![2], vec![EventKind::Deleted]),
     ];
-    assert_eq!(told, expected);
+    assert_eq!(delivered, expected);
 }
 
-/// Once, a row was delivered because one filter of a set wanted one kind of its news, and the set as a whole another. And who
-/// wanted some design documents was informed of others if the set as a whole allowed other news of the row.
+/// Regression: a row was delivered because one filter of a set wanted one kind of its news, and the set as a whole another. And a
+/// subscriber of some design documents got others if the set as a whole allowed other news of the row.
 #[tokio::test(start_paused = true)]
 async fn a_set_wants_no_kind_that_only_the_whole_does() {
     let world = SubscriberFixture::new().await;
@@ -84,7 +84,7 @@ async fn a_set_wants_no_kind_that_only_the_whole_does() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_asks_is_told_which_design_documents_have_changed_deleted_ones_too() {
+async fn changed_design_documents_are_listed_on_demand_deleted_ones_too() {
     for filter in [Filter::all(), Filter::name("a").unwrap()] {
         let world = SubscriberFixture::new().await;
         let a = db("a", 1);
@@ -97,14 +97,14 @@ async fn who_asks_is_told_which_design_documents_have_changed_deleted_ones_too()
         let delivery = next(&mut asks).await;
         assert_eq!(delivery.ddocs().unwrap(), [("_design/x".parse().unwrap(), first)]);
         assert!(next(&mut does_not).await.ddocs().is_none());
-        // Several changes at once, seen late.
+        // Several changes at once, received late.
         world.ddoc(&a, Some("_design/y")).await;
         world.event(&a, EventKind::Updated).await;
         world.ddoc(&a, Some("_design/x")).await;
-        let mut told: Vec<_> = drain(&mut asks).await.iter().flat_map(ids).collect();
-        told.sort_unstable();
-        told.dedup();
-        assert_eq!(told, ["_design/x", "_design/y"]);
+        let mut delivered: Vec<_> = drain(&mut asks).await.iter().flat_map(ids).collect();
+        delivered.sort_unstable();
+        delivered.dedup();
+        assert_eq!(delivered, ["_design/x", "_design/y"]);
         world.event(&a, EventKind::Updated).await;
         assert_eq!(next(&mut asks).await.ddocs(), Some(&[][..]), "nothing of design documents is new");
         world.ddoc(&a, None).await;
@@ -114,7 +114,7 @@ async fn who_asks_is_told_which_design_documents_have_changed_deleted_ones_too()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_subscriber_of_one_design_document_is_not_told_of_others() {
+async fn a_subscriber_of_one_design_document_does_not_get_others() {
     for filter in [Filter::prefix("a"), Filter::name("a").unwrap()] {
         let world = SubscriberFixture::new().await;
         let a = db("a", 1);
@@ -154,8 +154,8 @@ async fn fold_together(world: &SubscriberFixture, database: &notibus::Db, ids: &
     until("the tail", async || world.dispatcher.position() >= row.sequence).await;
 }
 
-/// A change without an id may be of any design document. Once, it was lost among those with an id that were folded together
-/// with it: a subscriber of another one was told nothing.
+/// A change without an id may be of any design document. Regression: it was lost among those with an id that were folded together
+/// with it: a subscriber of another design document got nothing.
 #[tokio::test(start_paused = true)]
 async fn a_change_without_an_id_reaches_subscribers_of_any_whatever_it_is_folded_with() {
     for filter in [Filter::prefix("a"), Filter::name("a").unwrap()] {
@@ -170,14 +170,18 @@ async fn a_change_without_an_id_reaches_subscribers_of_any_whatever_it_is_folded
             let mut ids: Vec<_> = others.iter().map(|id| Some(*id)).collect();
             ids.insert(1, None);
             fold_together(&world, &a, &ids).await;
-            let told = drain(&mut subscription).await;
-            assert_eq!(told.iter().map(kinds).collect::<Vec<_>>(), [[EventKind::DdocUpdated]], "{others:?}");
-            // However often another one is changed, it was told once.
+            let delivered = drain(&mut subscription).await;
+            assert_eq!(
+                delivered.iter().map(kinds).collect::<Vec<_>>(),
+                [[EventKind::DdocUpdated]],
+                "{others:?}"
+            );
+            // It was delivered once, however often another one changes.
             fold_together(&world, &a, &[Some("_design/other"), Some("_design/other")]).await;
             world.event(&a, EventKind::Updated).await;
             assert!(drain(&mut subscription).await.is_empty(), "{others:?}");
         }
-        // Who comes late to another process sees one row for all of it, and each cursor gets what is new to it.
+        // A late subscriber in another process reads one row for all of it, and each cursor gets what is new to it.
         let last = world.dispatcher.position();
         fold_together(&world, &a, &[Some("_design/z")]).await;
         let other = world.bus.dispatcher(notibus::DispatcherOptions::default()).await.unwrap();
@@ -188,10 +192,9 @@ async fn a_change_without_an_id_reaches_subscribers_of_any_whatever_it_is_folded
     }
 }
 
-/// Reads of design documents are for who asks. Once the tail has handed a row out, a subscriber that does not ask costs
-/// nothing of the store.
+/// Only subscribers that ask for design documents read them. Once the tail has published a row, other subscribers cost no reads.
 #[tokio::test(start_paused = true)]
-async fn who_does_not_ask_for_design_documents_pays_nothing_for_them() {
+async fn design_documents_cost_nothing_unless_they_are_asked_for() {
     let store = notibus::store::Database::memory();
     let faults = notibus::store::testing::Faults::new(&store);
     let (folding, bus) = (narrow_bus(&store).await, narrow_bus(&faults.database()).await);
@@ -222,7 +225,7 @@ async fn who_does_not_ask_for_design_documents_pays_nothing_for_them() {
     assert!(faults.counts().reads > before);
 }
 
-/// Once, a set of exact names was walked for each event of any database, as a pattern is.
+/// Regression: a set of exact names was matched row by row against the events of all databases.
 #[tokio::test(start_paused = true)]
 async fn a_set_of_exact_names_is_looked_up() {
     let options = notibus::DispatcherOptions { ring_rows_max: 1, ..notibus::DispatcherOptions::default() };
@@ -235,11 +238,11 @@ async fn a_set_of_exact_names_is_looked_up() {
     let set = Filter::any(set).unwrap();
     let mut subscription = world.dispatcher.subscribe(set).skip_when_lagging().stream();
     assert_eq!(["a", "b", "c", "d"].map(count), [1, 1, 1, 0], "once for each of its names");
-    // Many more rows than the ring holds: who walks it would have to skip.
+    // Many more rows than the ring holds: a subscriber that follows the ring would have to skip.
     world.events(&["d", "a", "e", "b", "f", "g"], EventKind::Created).await;
     world.event(&db("a", 1), EventKind::Updated).await;
     world.events(&["h", "i"], EventKind::Created).await;
-    let told: Vec<_> = drain(&mut subscription)
+    let delivered: Vec<_> = drain(&mut subscription)
         .await
         .iter()
         .map(|d| (name(d).to_owned(), d.wanted_by(), kinds(d)))
@@ -248,7 +251,7 @@ async fn a_set_of_exact_names_is_looked_up() {
         ("b".to_owned(), vec![2, 3], vec![EventKind::Created]),
         ("a".to_owned(), vec![0], vec![EventKind::Created, EventKind::Updated]),
     ];
-    assert_eq!(told, expected);
+    assert_eq!(delivered, expected);
     world.event(&db("a", 1), EventKind::Updated).await;
     assert!(drain(&mut subscription).await.is_empty(), "no filter wants that of it");
     world.event(&db("a", 1), EventKind::Deleted).await;
@@ -267,9 +270,9 @@ async fn a_set_of_exact_names_is_looked_up() {
     assert_eq!(count("e"), 0);
 }
 
-/// A read of design documents that fails is told, and tried again: the delivery is not lost.
+/// A failed read of design documents is reported, and tried again: the delivery is not lost.
 #[tokio::test(start_paused = true)]
-async fn a_failed_read_of_design_documents_is_told_and_tried_again() {
+async fn a_failed_read_of_design_documents_is_reported_and_tried_again() {
     let store = notibus::store::Database::memory();
     let faults = notibus::store::testing::Faults::new(&store);
     let bus = narrow_bus(&faults.database()).await;
@@ -280,7 +283,7 @@ async fn a_failed_read_of_design_documents_is_told_and_tried_again() {
     let dispatcher = bus.dispatcher(notibus::DispatcherOptions::default()).await.unwrap();
     let since = Cursor::NOTHING;
     let mut subscription = dispatcher.subscribe(Filter::all()).with_ddocs().since(since).stream();
-    // The read of the row is fine, and that of the design documents, of family 9, is not.
+    // Rows can be read, but design documents, of family 9, cannot.
     faults.plan_reads(|operation| {
         let is_ddocs = matches!(operation, notibus::store::testing::Operation::GetRange { range, .. }
             if range.begin.starts_with(b"notibus\x15\x09"));

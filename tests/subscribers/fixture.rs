@@ -1,4 +1,4 @@
-//! A bus with all its roles in one process, and how to receive from it.
+//! A bus with all its roles in one process, and helpers to receive from it.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -91,12 +91,12 @@ pub async fn next(subscription: &mut Subscription) -> Delivery {
     within("a delivery", common::next_news(subscription)).await.unwrap().unwrap()
 }
 
-/// Whatever can be had at once.
+/// All items that are ready.
 pub fn ready(subscription: &mut Subscription) -> Vec<Result<Delivery, Interruption>> {
     std::iter::from_fn(|| common::next_news(subscription).now_or_never().flatten()).collect()
 }
 
-/// Whatever comes within a good while.
+/// All deliveries within a good while.
 pub async fn drain(subscription: &mut Subscription) -> Vec<Delivery> {
     let mut deliveries = Vec::new();
     while let Ok(Some(item)) =
@@ -107,7 +107,7 @@ pub async fn drain(subscription: &mut Subscription) -> Vec<Delivery> {
     deliveries
 }
 
-/// The name of what a delivery is about.
+/// The name of the database of a delivery.
 pub fn name(delivery: &Delivery) -> &str {
     delivery.notification().name.as_str()
 }
@@ -117,12 +117,12 @@ pub fn names(deliveries: &[Delivery]) -> BTreeSet<&str> {
     deliveries.iter().map(name).collect()
 }
 
-/// What a delivery says is new.
+/// The news of a delivery.
 pub fn changes(delivery: &Delivery) -> Vec<(DbInstance, EventKind)> {
     delivery.news().iter().collect()
 }
 
-/// The kinds that a delivery says are new.
+/// The kinds of events in a delivery's news.
 pub fn kinds(delivery: &Delivery) -> Vec<EventKind> {
     delivery.news().iter().map(|(_, kind)| kind).collect()
 }

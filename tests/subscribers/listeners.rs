@@ -1,4 +1,4 @@
-//! Listeners: how they begin, what they are called with, and how they end.
+//! Listeners: how they begin, how they are called, and how they end.
 
 use std::{
     sync::{Arc, Mutex},
@@ -31,7 +31,7 @@ impl Listener for Quiet {
     }
 }
 
-/// Writes down which databases it was informed of.
+/// Records the names of delivered databases.
 pub struct Recorder(pub Arc<Mutex<Vec<String>>>);
 
 impl Listener for Recorder {
@@ -43,99 +43,99 @@ impl Listener for Recorder {
     }
 }
 
-/// Tells of every call, and returns what the name of the database, or the message, says.
-pub struct Teller(pub UnboundedSender<String>);
+/// Reports every call, and returns the [`Next`] that the name of the database, or the message, selects.
+pub struct CallReporter(pub UnboundedSender<String>);
 
-impl Teller {
-    /// What a text says.
+impl CallReporter {
+    /// The [`Next`] that a text selects.
     fn next(text: &str) -> Next {
         match text {
             "normal" => Next::Stop(StopReason::Normal),
             "failed" => Next::Stop(StopReason::Failed("no disk".into())),
             "wait" => Next::ContinueFor(Duration::from_secs(5)),
-            "panic" => panic!("as it was told"),
+            "panic" => panic!("as planned"),
             _ => Next::Continue,
         }
     }
 
-    /// Tells of a call.
-    fn tell(&self, call: impl Into<String>) {
+    /// Reports a call.
+    fn report(&self, call: impl Into<String>) {
         let _ = self.0.send(call.into());
     }
 }
 
-impl Listener for Teller {
+impl Listener for CallReporter {
     type Message = &'static str;
 
     async fn init(&mut self, position: Cursor) -> Next {
-        self.tell(format!("init {}", !position.knew_nothing()));
+        self.report(format!("init {}", !position.knew_nothing()));
         Next::Continue
     }
 
     async fn handle_event(&mut self, delivery: Delivery) -> Next {
-        self.tell(format!("event {} {:?}", name(&delivery), kinds(&delivery)));
+        self.report(format!("event {} {:?}", name(&delivery), kinds(&delivery)));
         Self::next(name(&delivery))
     }
 
     async fn handle_message(&mut self, message: Message<&'static str>) -> Next {
         match message {
             Message::Cast(text) => {
-                self.tell(format!("cast {text}"));
+                self.report(format!("cast {text}"));
                 Self::next(text)
             }
             Message::Info(any) => {
                 let text = any.downcast_ref::<&str>().copied().unwrap_or("unknown");
-                self.tell(format!("info {text}"));
+                self.report(format!("info {text}"));
                 Self::next(text)
             }
             Message::Interrupted(Interruption::Lagged { .. }) => {
-                self.tell("lagged");
+                self.report("lagged");
                 Next::Continue
             }
             other => {
-                self.tell(format!("{other:?}"));
+                self.report(format!("{other:?}"));
                 Next::Continue
             }
         }
     }
 
     async fn timeout(&mut self) -> Next {
-        self.tell("timeout");
+        self.report("timeout");
         Next::Continue
     }
 
     async fn terminate(&mut self, reason: &StopReason) {
-        self.tell(format!("terminate {reason}"));
+        self.report(format!("terminate {reason}"));
     }
 }
 
-/// What is told next.
-pub async fn told(receiver: &mut UnboundedReceiver<String>) -> String {
+/// The next reported call.
+pub async fn next_call(receiver: &mut UnboundedReceiver<String>) -> String {
     within("a call", receiver.recv()).await.unwrap()
 }
 
-/// Makes tellers, and hears what they tell.
-pub fn tellers() -> (impl FnMut() -> Teller + Send + 'static, UnboundedReceiver<String>) {
+/// Makes call reporters, and receives their reports.
+pub fn call_reporters() -> (impl FnMut() -> CallReporter + Send + 'static, UnboundedReceiver<String>) {
     let (sender, receiver) = unbounded_channel();
-    (move || Teller(sender.clone()), receiver)
+    (move || CallReporter(sender.clone()), receiver)
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_listener_is_called_with_everything_in_turn() {
     let world = SubscriberFixture::new().await;
-    let (factory, mut calls) = tellers();
+    let (factory, mut calls) = call_reporters();
     let handle = world.dispatcher.subscribe(Filter::all()).listener(factory).start().unwrap();
-    assert_eq!(told(&mut calls).await, "init true");
+    assert_eq!(next_call(&mut calls).await, "init true");
     world.event(&db("a", 1), EventKind::Created).await;
-    assert_eq!(told(&mut calls).await, "event a [Created]");
+    assert_eq!(next_call(&mut calls).await, "event a [Created]");
     handle.cast("hello").await.unwrap();
-    assert_eq!(told(&mut calls).await, "cast hello");
+    assert_eq!(next_call(&mut calls).await, "cast hello");
     handle.try_cast("again").unwrap();
-    assert_eq!(told(&mut calls).await, "cast again");
+    assert_eq!(next_call(&mut calls).await, "cast again");
     assert!(handle.info("news").await && handle.info(42).await);
-    assert_eq!([told(&mut calls).await, told(&mut calls).await], ["info news", "info unknown"]);
+    assert_eq!([next_call(&mut calls).await, next_call(&mut calls).await], ["info news", "info unknown"]);
     assert_eq!(handle.stop().await, StopReason::Shutdown);
-    assert_eq!(told(&mut calls).await, "terminate shutdown");
+    assert_eq!(next_call(&mut calls).await, "terminate shutdown");
     assert!(calls.recv().await.is_none(), "nothing is called after it");
     assert_eq!(world.dispatcher.subscribers(), 0);
     assert!(matches!(handle.cast("late").await, Err(CastError::Ended("late"))));
@@ -149,17 +149,17 @@ async fn a_listener_stops_for_a_reason_of_its_own() {
     for (by, reason) in [("normal", StopReason::Normal), ("failed", StopReason::Failed("no disk".into()))] {
         for by_message in [false, true] {
             let world = SubscriberFixture::new().await;
-            let (factory, mut calls) = tellers();
+            let (factory, mut calls) = call_reporters();
             let handle = world.dispatcher.subscribe(Filter::all()).listener(factory).start().unwrap();
-            told(&mut calls).await;
+            next_call(&mut calls).await;
             if by_message {
                 handle.cast(by).await.unwrap();
             } else {
                 world.event(&db(by, 1), EventKind::Created).await;
             }
             assert_eq!(within("its end", handle.finished()).await, reason);
-            told(&mut calls).await;
-            assert_eq!(told(&mut calls).await, format!("terminate {reason}"));
+            next_call(&mut calls).await;
+            assert_eq!(next_call(&mut calls).await, format!("terminate {reason}"));
             assert_eq!(world.dispatcher.subscribers(), 0);
         }
     }
@@ -168,22 +168,22 @@ async fn a_listener_stops_for_a_reason_of_its_own() {
 #[tokio::test(start_paused = true)]
 async fn a_timeout_comes_if_nothing_else_does_and_once() {
     let world = SubscriberFixture::new().await;
-    let (factory, mut calls) = tellers();
+    let (factory, mut calls) = call_reporters();
     let handle = world.dispatcher.subscribe(Filter::all()).listener(factory).start().unwrap();
-    told(&mut calls).await;
+    next_call(&mut calls).await;
     handle.cast("wait").await.unwrap();
-    told(&mut calls).await;
+    next_call(&mut calls).await;
     let began = Instant::now();
-    assert_eq!(told(&mut calls).await, "timeout");
+    assert_eq!(next_call(&mut calls).await, "timeout");
     assert_eq!(began.elapsed().as_secs(), 5);
     tokio::time::sleep(Duration::from_mins(1)).await;
     assert!(calls.try_recv().is_err(), "once");
-    // Whatever comes in between ends the waiting.
+    // A message in between ends the wait.
     handle.cast("wait").await.unwrap();
-    told(&mut calls).await;
+    next_call(&mut calls).await;
     tokio::time::sleep(Duration::from_secs(4)).await;
     world.event(&db("a", 1), EventKind::Created).await;
-    assert_eq!(told(&mut calls).await, "event a [Created]");
+    assert_eq!(next_call(&mut calls).await, "event a [Created]");
     tokio::time::sleep(Duration::from_mins(1)).await;
     assert!(calls.try_recv().is_err());
 }
@@ -219,14 +219,14 @@ async fn a_linked_listener_ends_when_its_parent_drops_or_ends() {
 #[tokio::test(start_paused = true)]
 async fn a_listener_that_is_not_linked_outlives_its_handle() {
     let world = SubscriberFixture::new().await;
-    let (factory, mut calls) = tellers();
+    let (factory, mut calls) = call_reporters();
     drop(world.dispatcher.subscribe(Filter::all()).listener(factory).start().unwrap());
-    told(&mut calls).await;
+    next_call(&mut calls).await;
     world.event(&db("a", 1), EventKind::Created).await;
-    assert_eq!(told(&mut calls).await, "event a [Created]");
+    assert_eq!(next_call(&mut calls).await, "event a [Created]");
     world.dispatcher.shutdown().await;
     assert_eq!(
-        told(&mut calls).await,
+        next_call(&mut calls).await,
         "terminate shutdown",
         "its owner is the dispatcher, which waits for it"
     );
@@ -236,40 +236,40 @@ async fn a_listener_that_is_not_linked_outlives_its_handle() {
 async fn a_name_is_for_one_listener_at_a_time() {
     let world = SubscriberFixture::new().await;
     let dispatcher = &world.dispatcher;
-    let (factory, mut calls) = tellers();
+    let (factory, mut calls) = call_reporters();
     let named = |factory| dispatcher.subscribe(Filter::all()).listener(factory).named("cache").unwrap();
     let first = named(factory).start().unwrap();
     assert_eq!(first.name(), Some("cache"));
-    told(&mut calls).await;
-    let (again, _) = tellers();
+    next_call(&mut calls).await;
+    let (again, _) = call_reporters();
     let refused = dispatcher.subscribe(Filter::all()).listener(again).named("cache").unwrap().start();
     assert!(matches!(refused, Err(Error::Invalid { what: "listener name", .. })), "{refused:?}");
     assert_eq!(dispatcher.subscribers(), 1, "the second one was not registered");
     let found = dispatcher.listener::<&'static str>("cache").unwrap();
     assert_eq!(found.id(), first.id());
     found.cast("by name").await.unwrap();
-    assert_eq!(told(&mut calls).await, "cast by name");
+    assert_eq!(next_call(&mut calls).await, "cast by name");
     assert_eq!(dispatcher.stop_listener("cache").await.unwrap(), StopReason::Shutdown);
-    assert_eq!(told(&mut calls).await, "terminate shutdown");
+    assert_eq!(next_call(&mut calls).await, "terminate shutdown");
     until("the name to be free", async || dispatcher.listener::<&'static str>("cache").is_err()).await;
-    let (factory, mut calls) = tellers();
+    let (factory, mut calls) = call_reporters();
     let second = dispatcher.subscribe(Filter::all()).listener(factory).named("cache").unwrap();
     let second = second.start().unwrap();
-    told(&mut calls).await;
+    next_call(&mut calls).await;
     assert_ne!(second.id(), first.id());
 }
 
-/// It is subscribed before it is initialised, so what happens meanwhile is not missed.
+/// It is subscribed before it is initialised, so that it misses nothing meanwhile.
 #[tokio::test(start_paused = true)]
 async fn what_happens_during_init_is_not_missed() {
-    /// Takes its time.
-    struct Slow(Teller);
+    /// Initialises slowly.
+    struct Slow(CallReporter);
 
     impl Listener for Slow {
         type Message = ();
 
         async fn init(&mut self, _: Cursor) -> Next {
-            self.0.tell("init");
+            self.0.report("init");
             tokio::time::sleep(Duration::from_mins(1)).await;
             Next::Continue
         }
@@ -279,19 +279,19 @@ async fn what_happens_during_init_is_not_missed() {
         }
     }
     let world = SubscriberFixture::new().await;
-    let (mut factory, mut calls) = tellers();
+    let (mut factory, mut calls) = call_reporters();
     let listen = world.dispatcher.subscribe(Filter::all()).listener(move || Slow(factory()));
     let _handle = listen.start().unwrap();
-    assert_eq!(told(&mut calls).await, "init");
+    assert_eq!(next_call(&mut calls).await, "init");
     world.event(&db("a", 1), EventKind::Created).await;
-    assert_eq!(told(&mut calls).await, "event a [Created]");
+    assert_eq!(next_call(&mut calls).await, "event a [Created]");
 }
 
-/// Its messages are bounded: who sends too many has to wait, or is told.
+/// Its mailbox is bounded: a sender of too many messages has to wait, or gets an error.
 #[tokio::test(start_paused = true)]
-async fn too_many_messages_are_told_to_who_sends_them() {
+async fn senders_learn_of_a_full_mailbox() {
     let world = SubscriberFixture::new().await;
-    let (factory, mut calls) = tellers();
+    let (factory, mut calls) = call_reporters();
     let listen = world.dispatcher.subscribe(Filter::all()).listener(factory);
     let handle = listen.messages_max(2).unwrap().start().unwrap();
     // It has had no turn yet.
@@ -299,30 +299,34 @@ async fn too_many_messages_are_told_to_who_sends_them() {
     handle.try_cast("2").unwrap();
     assert!(matches!(handle.try_cast("3"), Err(CastError::Full("3"))));
     handle.cast("4").await.unwrap();
-    let all =
-        [told(&mut calls).await, told(&mut calls).await, told(&mut calls).await, told(&mut calls).await];
+    let all = [
+        next_call(&mut calls).await,
+        next_call(&mut calls).await,
+        next_call(&mut calls).await,
+        next_call(&mut calls).await,
+    ];
     assert_eq!(all, ["init true", "cast 1", "cast 2", "cast 4"]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_listener_is_told_what_it_has_skipped() {
+async fn a_listener_is_informed_of_skipped_rows() {
     let options = DispatcherOptions { ring_rows_max: 2, ..DispatcherOptions::default() };
     let world = SubscriberFixture::with(options).await;
-    let (factory, mut calls) = tellers();
+    let (factory, mut calls) = call_reporters();
     let subscribe = world.dispatcher.subscribe(Filter::all()).skip_when_lagging();
     let slow = subscribe.every(Duration::from_mins(1)).unwrap();
     let _handle = slow.listener(factory).start().unwrap();
-    told(&mut calls).await;
+    next_call(&mut calls).await;
     for _ in 0..10 {
         world.event(&db("a", 1), EventKind::Updated).await;
     }
-    assert_eq!(told(&mut calls).await, "event a [Updated]");
-    assert_eq!(told(&mut calls).await, "lagged");
+    assert_eq!(next_call(&mut calls).await, "event a [Updated]");
+    assert_eq!(next_call(&mut calls).await, "lagged");
 }
 
-/// A listener that does not come back does not keep a shutdown waiting for ever.
+/// A listener whose call does not return does not keep a shutdown waiting for ever.
 #[tokio::test(start_paused = true)]
-async fn a_shutdown_aborts_who_does_not_end() {
+async fn a_shutdown_aborts_listeners_that_do_not_end() {
     struct Stuck;
 
     impl Listener for Stuck {
@@ -341,7 +345,8 @@ async fn a_shutdown_aborts_who_does_not_end() {
     assert_eq!(within("its end", handle.finished()).await, StopReason::Shutdown);
 }
 
-/// Once, what was linked to a listener by a handle that was found when all others were gone did not end with it.
+/// Regression: if the handle on a listener was found after all others were dropped, listeners that were linked through it did not end
+/// with it.
 #[tokio::test(start_paused = true)]
 async fn a_child_of_a_listener_that_was_found_by_its_name_ends_with_it() {
     let world = SubscriberFixture::new().await;
@@ -353,7 +358,7 @@ async fn a_child_of_a_listener_that_was_found_by_its_name_ends_with_it() {
     assert_eq!(within("its end", child.finished()).await, StopReason::ParentEnded);
 }
 
-/// Once, a listener that panicked on the news that it had skipped something was made again, and never heard it.
+/// Regression: a listener that panicked on `Lagged` was restarted, and never got it again.
 #[tokio::test(start_paused = true)]
 async fn an_interruption_that_a_listener_panics_on_is_given_again() {
     /// Panics on its first message.
@@ -382,14 +387,14 @@ async fn an_interruption_that_a_listener_panics_on_is_given_again() {
     let since = Start::from(world.bus.feed().horizon().await.unwrap());
     let subscribe = world.dispatcher.subscribe(Filter::all()).since(since).skip_when_lagging();
     let _listener = subscribe.listener(factory).start().unwrap();
-    assert!(told(&mut messages).await.contains("Lagged"));
+    assert!(next_call(&mut messages).await.contains("Lagged"));
 }
 
 /// Stops itself by its own handle, from within a call.
 struct OwnEnd {
     /// Its handle, once it has one.
     handle: Arc<Mutex<Option<ListenerHandle<()>>>>,
-    /// What has happened.
+    /// Reports its calls.
     calls: UnboundedSender<String>,
 }
 
@@ -408,19 +413,19 @@ impl Listener for OwnEnd {
     }
 }
 
-/// Once, a listener that stopped itself by its own handle waited for itself for ever.
+/// Regression: a listener that stopped itself by its own handle waited for itself for ever.
 #[tokio::test(start_paused = true)]
 async fn a_listener_can_stop_itself_by_its_handle() {
     let world = SubscriberFixture::new().await;
-    let (calls, mut told_calls) = unbounded_channel();
+    let (calls, mut own_calls) = unbounded_channel();
     let handle = Arc::new(Mutex::new(None));
     let known = Arc::clone(&handle);
     let factory = move || OwnEnd { handle: Arc::clone(&known), calls: calls.clone() };
     let listener = world.dispatcher.subscribe(Filter::all()).listener(factory).start().unwrap();
     *handle.lock().unwrap() = Some(listener.clone());
     world.events(&["a", "b"], EventKind::Created).await;
-    assert_eq!(told(&mut told_calls).await, "a shutdown", "the call goes on");
-    assert_eq!(told(&mut told_calls).await, "terminate shutdown", "and is the last one");
+    assert_eq!(next_call(&mut own_calls).await, "a shutdown", "the call goes on");
+    assert_eq!(next_call(&mut own_calls).await, "terminate shutdown", "and is the last one");
     assert_eq!(within("its end", listener.finished()).await, StopReason::Shutdown);
     assert_eq!(world.dispatcher.subscribers(), 0);
 }
@@ -435,25 +440,25 @@ async fn a_callback_can_stop_itself_by_its_handle() {
         let (own, sender) = (known.lock().unwrap().take().unwrap(), sender.clone());
         async move {
             own.stop().await;
-            // The call that is under way comes to its end.
+            // The present call returns.
             tokio::time::sleep(Duration::from_secs(1)).await;
             sender.send(name(&delivery.unwrap()).to_owned()).unwrap();
         }
     });
     *handle.lock().unwrap() = Some(callback);
     world.events(&["a", "b"], EventKind::Created).await;
-    assert_eq!(told(&mut receiver).await, "a");
+    assert_eq!(next_call(&mut receiver).await, "a");
     until("its end", async || world.dispatcher.subscribers() == 0).await;
     assert!(receiver.recv().await.is_none(), "it is not called again");
 }
 
-/// Tells of every call, and says next what it was given for that.
+/// Reports every call, and returns the scripted [`Next`].
 struct Scripted {
-    /// What has happened.
+    /// Reports its calls.
     calls: UnboundedSender<&'static str>,
-    /// What it says when it begins.
+    /// Returned when it begins.
     begins: Next,
-    /// What it says after a timeout, the last one first.
+    /// Returned after a timeout, the last one first.
     timeouts: Vec<Next>,
     /// Whether it panics at the end.
     panics: bool,
@@ -479,11 +484,11 @@ impl Listener for Scripted {
 
     async fn terminate(&mut self, _: &StopReason) {
         self.calls.send("terminate").unwrap();
-        assert!(!self.panics, "as it was told");
+        assert!(!self.panics, "as planned");
     }
 }
 
-/// Each call can say what is wanted next, also the first one and a timeout.
+/// Each call can return what is wanted next, even the first one and a timeout.
 #[tokio::test(start_paused = true)]
 async fn every_call_says_what_is_wanted_next() {
     let world = SubscriberFixture::new().await;
@@ -499,7 +504,7 @@ async fn every_call_says_what_is_wanted_next() {
     };
     let stop = Next::Stop(StopReason::Failed("enough".into()));
     let wait = |seconds| Next::ContinueFor(Duration::from_secs(seconds));
-    // It ends although it panics when it terminates.
+    // It ends even if it panics in `terminate`.
     for panics in [false, true] {
         let (handle, mut heard) = start(stop.clone(), Vec::new(), panics);
         assert_eq!(within("its end", handle.finished()).await, StopReason::Failed("enough".into()));

@@ -1,5 +1,5 @@
-//! Subscribers in the process: all that a layer can ask of a dispatcher besides a plain stream, and what becomes of them when
-//! something goes wrong.
+//! Subscribers in the process: everything that a layer can ask of a dispatcher besides a plain stream, and how failures
+//! are handled.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

@@ -1,4 +1,4 @@
-//! Subscribers of very many exact names: what they cost to start.
+//! Subscribers of very many exact names: the cost of starting them.
 
 use notibus::{
     Cursor, DbName, DispatcherOptions, EventKind, Filter,
@@ -10,12 +10,12 @@ use crate::{
     fixture::{SubscriberFixture, next},
 };
 
-/// This many names of databases that are not there.
+/// `count` names of databases that do not exist.
 fn absent(count: usize) -> impl Iterator<Item = DbName> {
     (0..count).map(|n| format!("absent{n}").parse().unwrap())
 }
 
-/// Each name was looked up by a transaction of its own, which read the topology again, and one after the other: 100,000 names
+/// Regression: each name was looked up by its own transaction, which read the topology again, and one after the other: 100,000 names
 /// took minutes to start.
 #[tokio::test(start_paused = true)]
 async fn a_start_in_the_past_costs_one_read_per_name_and_few_transactions() {

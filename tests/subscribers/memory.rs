@@ -1,4 +1,4 @@
-//! Memory: what a slow subscriber has still to be told costs none.
+//! Memory: the backlog of a slow subscriber costs none.
 
 use std::sync::{Arc, Weak};
 
@@ -13,7 +13,7 @@ use crate::{
     fixture::{SubscriberFixture, next},
 };
 
-/// A row, to be copied.
+/// A row to copy.
 async fn template() -> (Bus, Notification) {
     let world = SubscriberFixture::new().await;
     world.event(&db("template", 1), EventKind::Created).await;
@@ -21,7 +21,7 @@ async fn template() -> (Bus, Notification) {
     (narrow_bus(&world.store).await, row)
 }
 
-/// Hands out `count` rows of as many databases, and says which they are.
+/// Publishes `count` rows of as many databases, and returns weak references to them.
 fn push(fanout: &Fanout, template: &Notification, count: usize) -> Vec<Weak<Notification>> {
     let from = fanout.position();
     let row = |n: usize| {
@@ -36,8 +36,8 @@ fn push(fanout: &Fanout, template: &Notification, count: usize) -> Vec<Weak<Noti
     weak
 }
 
-/// Subscribers of which each has stopped in the middle of another batch hold a small part of it each; a hundred thousand
-/// databases later that, and the ring's rows, are all that is held.
+/// Subscribers that have each stopped in the middle of another batch hold a small part of it each. After a hundred thousand further
+/// databases only that, and the rows of the ring, are held.
 #[tokio::test]
 async fn slow_subscribers_hold_a_small_batch_each() {
     const RING: usize = 2_000;
@@ -62,7 +62,7 @@ async fn slow_subscribers_hold_a_small_batch_each() {
     assert!(held() <= RING + most, "{} rows are held by the ring", held());
 }
 
-/// Exact names hold their newest rows, however many there were.
+/// Subscribers of exact names hold their newest rows, however many rows there were.
 #[tokio::test]
 async fn a_slow_subscriber_of_names_holds_one_row_of_each() {
     let (bus, template) = template().await;

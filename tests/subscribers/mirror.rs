@@ -1,4 +1,4 @@
-//! Mirrors and freshness barriers: a cache that reads its own writes, and is right again after it was away for too long.
+//! Mirrors and freshness barriers: a cache that reads its own writes, and is correct again after it was away for too long.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::{
     fixture::SubscriberFixture,
 };
 
-/// Commits an event, and does not wait for anything.
+/// Commits an event, and waits for nothing.
 async fn commit((store, bus): (&Database, &Bus), name: &str, instance: u8, kind: EventKind) -> u64 {
     let (producer, database) = (bus.producer(), db(name, instance));
     let record = async |tx: notibus::store::Transaction| {
@@ -46,12 +46,12 @@ async fn a_mirror_has_what_lives_and_reads_its_own_writes() {
     within("the barrier", mirror.reached(version)).await.unwrap();
     assert_eq!(names(&mirror), ["b"]);
     assert_eq!(before.len(), 2, "a view does not change");
-    // Nothing of this is mirrored, and the barrier is passed all the same.
+    // None of this is mirrored, but the barrier completes.
     let version = commit((&world.store, &world.bus), "x", 1, EventKind::Updated).await;
     within("the barrier", mirror.reached(version)).await.unwrap();
 }
 
-/// The barrier waits for events that are not folded yet, in whatever partition, and for no others.
+/// The barrier waits for unfolded events, in any partition, and for no others.
 #[tokio::test(start_paused = true)]
 async fn a_barrier_waits_for_what_is_not_folded() {
     let store = Database::memory();
@@ -65,7 +65,7 @@ async fn a_barrier_waits_for_what_is_not_folded() {
     let _notifier = bus.notifier(NotifierOptions::default()).await.unwrap();
     within("the barrier", mirror.reached(version)).await.unwrap();
     assert_eq!(names(&mirror), ["a"]);
-    // A database that never rests does not hold it up.
+    // A database that always changes does not block it.
     let hot = async {
         loop {
             commit((&store, &bus), "hot", 1, EventKind::Updated).await;
@@ -86,7 +86,7 @@ async fn a_barrier_waits_for_what_is_not_folded() {
     assert!(matches!(ahead, Err(Error::Invalid { what: "version", .. })), "{ahead:?}");
 }
 
-/// Events of an instance that was replaced are in no row; the barrier does not wait for one.
+/// Events of a replaced instance are in no row; the barrier does not wait for one.
 #[tokio::test(start_paused = true)]
 async fn a_barrier_does_not_wait_for_rows_of_instances_that_are_gone() {
     let world = SubscriberFixture::new().await;
@@ -97,7 +97,7 @@ async fn a_barrier_does_not_wait_for_rows_of_instances_that_are_gone() {
     within("the barrier", world.dispatcher.reached(version)).await.unwrap();
 }
 
-/// A mirror that was away for too long shows what it had until it is right again.
+/// A mirror that was away for too long keeps its old content until it is correct again.
 #[tokio::test(start_paused = true)]
 async fn a_mirror_that_expires_is_filled_again() {
     let world = SubscriberFixture::new().await;

@@ -1,4 +1,4 @@
-//! Order: what a subscriber is informed of one database happened in that order, also across reshards and restarts.
+//! Order: the deliveries of a database come in the order of its events, also across reshards and restarts.
 
 use std::collections::BTreeMap;
 
@@ -15,17 +15,17 @@ use crate::{
 /// The databases.
 const NAMES: [&str; 4] = ["a/x", "a/y", "b/x", "c"];
 
-/// What a subscriber has been informed so far.
+/// The deliveries to a subscriber so far.
 #[derive(Default)]
 struct Delivered {
     /// The last sequence of each database.
     last: BTreeMap<String, Sequence>,
-    /// The instance that lives, of each database.
+    /// The living instance of each database.
     living: BTreeMap<String, Option<DbInstance>>,
 }
 
 impl Delivered {
-    /// Checks what comes next.
+    /// Checks the next delivery.
     fn receive(&mut self, delivery: &Delivery) {
         let name = delivery.notification().name.as_str().to_owned();
         let before = self.last.insert(name.clone(), delivery.sequence());
@@ -57,7 +57,7 @@ async fn step(random: &mut fastrand::Rng, store: &Database, bus: &Bus, lives: &m
     lanes.iter().sum()
 }
 
-/// Reshards, restarts of the notifier and the dispatcher, and subscribers that now take what there is and now do not.
+/// Reshards, restarts of the notifier and the dispatcher, and subscribers that receive now and then.
 async fn run(mut random: fastrand::Rng) {
     let store = Database::memory();
     let bus = Bus::open(&store, BusOptions { partitions: 2, ..BusOptions::default() }).await.unwrap();
@@ -98,9 +98,9 @@ async fn run(mut random: fastrand::Rng) {
             2 => dispatcher = dispatcher.suspend().await.resume(),
             3..8 => {
                 let place = random.usize(..subscribers.len());
-                let (subscription, told) = &mut subscribers[place];
+                let (subscription, delivered) = &mut subscribers[place];
                 for item in ready(subscription) {
-                    told.receive(&item.unwrap());
+                    delivered.receive(&item.unwrap());
                 }
             }
             8..12 => tokio::time::sleep(std::time::Duration::from_millis(random.u64(..500))).await,
@@ -109,28 +109,28 @@ async fn run(mut random: fastrand::Rng) {
     }
     until("all folds", async || bus.stats().folded.total() == recorded).await;
     let rows = common::rows(&bus).await;
-    for (subscription, told) in &mut subscribers {
+    for (subscription, delivered) in &mut subscribers {
         for delivery in drain(subscription).await {
-            told.receive(&delivery);
+            delivered.receive(&delivery);
         }
-        for (name, last) in &told.last {
+        for (name, last) in &delivered.last {
             let row = rows.iter().find(|row| row.name.as_str() == name).unwrap();
             assert_eq!(row.sequence, *last, "{name} ends with its newest row");
             let living = (!row.is_deleted()).then_some(row.instance);
-            assert_eq!(told.living[name], living, "{name}");
+            assert_eq!(delivered.living[name], living, "{name}");
         }
     }
     drop(dispatcher);
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_told_of_a_database_happened_in_that_order() {
+async fn deliveries_of_a_database_come_in_order() {
     for _ in 0..25 {
         run(common::dice()).await;
     }
 }
 
-/// A move to another cluster raises the incarnation: sequences go on growing, and a cursor stays valid.
+/// A move to another cluster raises the incarnation: sequences continue to grow, and a cursor stays valid.
 #[tokio::test(start_paused = true)]
 async fn a_named_cursor_moves_with_its_bus() {
     let store = Database::memory();
@@ -157,8 +157,8 @@ async fn a_named_cursor_moves_with_its_bus() {
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
     let cursor = bus.cursor("moves").unwrap();
     let mut after = dispatcher.subscribe(Filter::all()).durable(&cursor).await.unwrap().stream();
-    let told = drain(&mut after).await;
-    assert_eq!(crate::fixture::names(&told), ["b"].into(), "what was saved moves along");
+    let delivered = drain(&mut after).await;
+    assert_eq!(crate::fixture::names(&delivered), ["b"].into(), "what was saved moves along");
     let last = crate::fixture::fold(&elsewhere, &bus, &db("a", 1), EventKind::Updated).await;
     let delivery = crate::fixture::next(&mut after).await;
     assert!(delivery.sequence() == last && last > known);

@@ -1,4 +1,4 @@
-//! Paces: deliveries come in rounds, and each round tells all.
+//! Paces: deliveries come in rounds, and each round has everything.
 
 use std::{sync::Arc, time::Duration};
 
@@ -35,7 +35,7 @@ async fn a_database_comes_once_per_round_with_all_that_is_new() {
         assert_eq!(delivery.notification().totals.updated, 5);
         assert!(drain(&mut paced).await.is_empty());
         assert!(!drain(&mut at_once).await.is_empty());
-        // After a rest of more than a round, what comes is told at once.
+        // After a pause of more than a round, the next row is delivered at once.
         tokio::time::sleep(MINUTE * 2).await;
         let began = Instant::now();
         world.event(&a, EventKind::Updated).await;
@@ -44,17 +44,17 @@ async fn a_database_comes_once_per_round_with_all_that_is_new() {
     }
 }
 
-/// Once, a round that waited for the end of what the tail was reading was not begun when nothing more came: a page that was full
-/// to the last row was told only with the next event of any database, or never.
+/// Regression: a round that waited for the end of the tail's reading was not begun if nothing more came: a page that was exactly full
+/// was delivered only with the next event of any database, or never.
 #[tokio::test(start_paused = true)]
-async fn a_full_page_with_nothing_after_it_is_told() {
+async fn a_full_page_with_nothing_after_it_is_delivered() {
     let world =
         SubscriberFixture::with(DispatcherOptions { page_rows_max: 1, ..DispatcherOptions::default() }).await;
     let mut paced = world.dispatcher.subscribe(Filter::all()).every(MINUTE).unwrap().stream();
     let a = db("a", 1);
     for kind in [EventKind::Created, EventKind::Updated, EventKind::Deleted] {
         let receive = async {
-            let delivery = within("it is told", paced.next()).await.unwrap().unwrap();
+            let delivery = within("it is delivered", paced.next()).await.unwrap().unwrap();
             assert_eq!(kinds(&delivery), [kind]);
         };
         let (_, ()) = tokio::join!(world.event(&a, kind), receive);
@@ -62,9 +62,9 @@ async fn a_full_page_with_nothing_after_it_is_told() {
     }
 }
 
-/// More databases than a round holds in memory, a ring that has moved on, small pages: a round tells all of them once.
+/// More databases than a round holds in memory, a ring that has moved on, small pages: a round delivers each of them once.
 #[tokio::test(start_paused = true)]
-async fn a_round_of_many_databases_tells_each_once() {
+async fn a_round_of_many_databases_delivers_each_once() {
     for ring_rows_max in [100, 100_000] {
         let options = DispatcherOptions { ring_rows_max, ..DispatcherOptions::default() };
         let world = SubscriberFixture::with(options).await;
@@ -92,11 +92,11 @@ async fn a_round_of_many_databases_tells_each_once() {
         let now = world.bus.feed().now().await.unwrap();
         common::until("the tail", async || world.dispatcher.position() >= now).await;
         assert!(ready(&mut paced).is_empty());
-        let mut told = vec![next(&mut paced).await];
-        told.extend(drain(&mut paced).await);
-        assert_eq!(told.len(), 600);
-        assert_eq!(names(&told).len(), 600);
-        assert!(told.iter().all(|d| kinds(d) == [EventKind::Created, EventKind::Updated]));
+        let mut delivered = vec![next(&mut paced).await];
+        delivered.extend(drain(&mut paced).await);
+        assert_eq!(delivered.len(), 600);
+        assert_eq!(names(&delivered).len(), 600);
+        assert!(delivered.iter().all(|d| kinds(d) == [EventKind::Created, EventKind::Updated]));
     }
 }
 
@@ -109,23 +109,23 @@ async fn each_subscriber_has_its_own_pace() {
     };
     let (mut indexer, mut replicator) = (every(60), every(10));
     let mut feed = world.dispatcher.subscribe(Filter::all()).stream();
-    let mut told = [0; 3];
+    let mut delivered = [0; 3];
     let began = Instant::now();
     let mut updates = 0;
     while began.elapsed() < Duration::from_mins(5) {
         world.event(&db("a", 1), EventKind::Updated).await;
         updates += 1;
         tokio::time::sleep(Duration::from_secs(1)).await;
-        for (count, subscription) in told.iter_mut().zip([&mut indexer, &mut replicator, &mut feed]) {
+        for (count, subscription) in delivered.iter_mut().zip([&mut indexer, &mut replicator, &mut feed]) {
             *count += ready(subscription).len();
         }
     }
-    assert_eq!(told[2], updates, "at once");
-    assert!((26..=31).contains(&told[1]), "each 10 s: {told:?}");
-    assert!((5..=6).contains(&told[0]), "each minute: {told:?}");
+    assert_eq!(delivered[2], updates, "at once");
+    assert!((26..=31).contains(&delivered[1]), "each 10 s: {delivered:?}");
+    assert!((5..=6).contains(&delivered[0]), "each minute: {delivered:?}");
 }
 
-/// What waits when all ends does not wait for the next round.
+/// At the end, waiting rows do not wait for the next round.
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_does_not_wait_for_a_round() {
     for filter in [Filter::all(), Filter::name("a").unwrap()] {
@@ -147,7 +147,7 @@ async fn a_shutdown_does_not_wait_for_a_round() {
     }
 }
 
-/// Once a round is asked for again, a predicate that panics is not asked for the same row for ever.
+/// When a round is requested again, a predicate that panics is not called for the same row for ever.
 #[tokio::test(start_paused = true)]
 async fn a_predicate_that_panics_does_not_stop_a_paced_subscriber() {
     let world = SubscriberFixture::new().await;
@@ -163,14 +163,14 @@ async fn a_predicate_that_panics_does_not_stop_a_paced_subscriber() {
     world.event(&db("first", 1), EventKind::Created).await;
     assert_eq!(within("the first", receiver.recv()).await.unwrap(), "first");
     world.events(&["good", "bad", "other"], EventKind::Created).await;
-    let told = [receiver.recv().await.unwrap(), receiver.recv().await.unwrap()];
-    assert_eq!(told, ["good", "other"]);
+    let delivered = [receiver.recv().await.unwrap(), receiver.recv().await.unwrap()];
+    assert_eq!(delivered, ["good", "other"]);
     assert_eq!(world.bus.stats().callback_panics, 1);
 }
 
-/// A pace is kept by those who start in the past as well: they are told everything in the first round.
+/// A pace also holds for subscribers that start in the past: they get everything in the first round.
 #[tokio::test(start_paused = true)]
-async fn a_paced_subscriber_from_the_start_is_told_everything_first() {
+async fn a_paced_subscriber_from_the_start_gets_everything_first() {
     for filter in [Filter::all(), Filter::names(["a", "b"].map(|name| name.parse().unwrap())).unwrap()] {
         let world = SubscriberFixture::new().await;
         world.events(&["a", "b"], EventKind::Created).await;

@@ -1,4 +1,4 @@
-//! What the tests of CouchDB's `couch_event_server` say of it, in our words.
+//! The guarantees that the tests of CouchDB's `couch_event_server` check, in our words.
 
 use notibus::{
     Cursor, EventKind, Filter,
@@ -70,7 +70,7 @@ async fn a_subscriber_that_dies_is_unregistered() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn only_the_interested_are_told() {
+async fn only_interested_subscribers_get_deliveries() {
     let world = SubscriberFixture::new().await;
     let mut a = world.dispatcher.subscribe(Filter::name("a").unwrap()).stream();
     let mut all = world.dispatcher.subscribe(Filter::all()).stream();
@@ -79,10 +79,10 @@ async fn only_the_interested_are_told() {
     assert_eq!(names(&drain(&mut all).await), ["a", "b"].into());
 }
 
-/// `couch_event` gives two copies to who has registered for a name and for all. Here two subscriptions get one each, and one
-/// subscription with a set of filters is informed which of them want it.
+/// `couch_event` delivers two copies to a process that has registered for a name and for all. Here two subscriptions get one each, and
+/// one subscription with a set of filters learns which of them want a delivery.
 #[tokio::test(start_paused = true)]
-async fn who_wants_a_name_and_all_is_told_that_both_want_it() {
+async fn a_set_says_which_of_its_filters_want_a_delivery() {
     let world = SubscriberFixture::new().await;
     let both = Filter::any([Filter::name("a").unwrap(), Filter::all()]).unwrap();
     let mut set = world.dispatcher.subscribe(both).stream();
@@ -93,8 +93,8 @@ async fn who_wants_a_name_and_all_is_told_that_both_want_it() {
     assert_eq!(next(&mut single).await.wanted_by(), [0]);
 }
 
-/// Since its registry was rewritten, CouchDB goes on to deliver what a listener had registered for before, and never forgets
-/// it, not even when the listener has died.
+/// Since its registry was rewritten, CouchDB continues to deliver databases for which a listener has registered before, and never
+/// forgets a registration, even after the listener has died.
 #[tokio::test(start_paused = true)]
 async fn to_register_again_replaces_what_was_wanted_before() {
     let [a, b, c]: [Filter; 3] = ["a", "b", "c"].map(|name| Filter::name(name).unwrap());
@@ -110,9 +110,9 @@ async fn to_register_again_replaces_what_was_wanted_before() {
         assert_eq!(world.dispatcher.subscribers(), 1);
         assert_eq!(world.dispatcher.subscribers_of(&name_of("a")), 0, "no stale interest is left");
         world.events(&["a", "b"], EventKind::Updated).await;
-        let told = drain(&mut subscription).await;
-        assert_eq!(names(&told), ["b"].into(), "{before:?} → {after:?}");
-        assert_eq!(told.len(), 1);
+        let delivered = drain(&mut subscription).await;
+        assert_eq!(names(&delivered), ["b"].into(), "{before:?} → {after:?}");
+        assert_eq!(delivered.len(), 1);
         subscription.replace(c.clone());
         drop(subscription);
         for name in ["a", "b", "c"] {
@@ -121,9 +121,9 @@ async fn to_register_again_replaces_what_was_wanted_before() {
     }
 }
 
-/// What was wanted before, and still is, is neither missed nor told twice, wherever the subscriber stands.
+/// Rows that both the old and the new filter want are neither missed nor delivered twice, wherever the subscriber stands.
 #[tokio::test(start_paused = true)]
-async fn what_both_filters_want_is_told_exactly_once() {
+async fn rows_that_both_filters_want_are_delivered_exactly_once() {
     let names = |names: &[&str]| Filter::names(names.iter().map(|name| name.parse().unwrap())).unwrap();
     let cases =
         [(Filter::prefix("a"), Filter::all()), (names(&["a1", "a2", "a3"]), names(&["a1", "a2", "a3", "b"]))];
@@ -132,16 +132,16 @@ async fn what_both_filters_want_is_told_exactly_once() {
             let world = SubscriberFixture::new().await;
             let mut subscription = world.dispatcher.subscribe(before.clone()).stream();
             world.events(&["b", "a1", "a2", "a3"], EventKind::Created).await;
-            let mut told = Vec::new();
+            let mut delivered = Vec::new();
             for _ in 0..taken {
-                told.push(next(&mut subscription).await);
+                delivered.push(next(&mut subscription).await);
             }
             subscription.replace(after.clone());
             world.event(&db("a1", 1), EventKind::Updated).await;
-            told.extend(drain(&mut subscription).await);
+            delivered.extend(drain(&mut subscription).await);
             for name in ["a1", "a2", "a3"] {
                 let of: Vec<_> =
-                    told.iter().filter(|d| crate::fixture::name(d) == name).flat_map(kinds).collect();
+                    delivered.iter().filter(|d| crate::fixture::name(d) == name).flat_map(kinds).collect();
                 let created = of.iter().filter(|kind| **kind == EventKind::Created).count();
                 assert_eq!(created, 1, "{name} after {taken}: {of:?} {before:?}");
                 let updated = of.iter().filter(|kind| **kind == EventKind::Updated).count();
@@ -151,7 +151,7 @@ async fn what_both_filters_want_is_told_exactly_once() {
     }
 }
 
-/// A listener's interests are replaced from outside, while it runs.
+/// The filter of a running listener is replaced from outside.
 #[tokio::test(start_paused = true)]
 async fn a_listener_and_a_callback_can_be_given_another_filter() {
     let world = SubscriberFixture::new().await;
@@ -171,7 +171,7 @@ async fn a_listener_and_a_callback_can_be_given_another_filter() {
     assert!(world.dispatcher.unsubscribe(id).is_err() && receiver.recv().await.is_none());
 }
 
-/// Expects numbers, and counts what it gets.
+/// Expects numbers, and reports its messages.
 struct Numbers(tokio::sync::mpsc::UnboundedSender<String>);
 
 impl notibus::dispatcher::Listener for Numbers {
@@ -183,7 +183,7 @@ impl notibus::dispatcher::Listener for Numbers {
     }
 }
 
-/// Messages that nobody expects are noted, and the listener survives.
+/// Unexpected messages are logged, and the listener survives.
 #[tokio::test(start_paused = true)]
 async fn invalid_messages_are_survived() {
     let world = SubscriberFixture::new().await;
@@ -201,7 +201,7 @@ async fn invalid_messages_are_survived() {
     assert!(format!("{:?}", Message::Cast(1)).contains("Cast"));
 }
 
-/// A dispatcher that nobody listens to goes on: an event without a subscriber is no failure.
+/// A dispatcher without subscribers goes on: an event without a subscriber is no failure.
 #[tokio::test(start_paused = true)]
 async fn events_without_subscribers_are_fine() {
     let world = SubscriberFixture::new().await;
@@ -212,9 +212,9 @@ async fn events_without_subscribers_are_fine() {
     assert!(ready(&mut late).is_empty());
 }
 
-/// Once, a change that the old filter had passed over because of its design document was taken for delivered.
+/// Regression: a change that the old filter had rejected because of its design document counted as delivered.
 #[tokio::test(start_paused = true)]
-async fn what_was_passed_over_because_of_its_design_document_is_told_to_who_wants_it_now() {
+async fn a_row_rejected_for_its_design_document_is_delivered_by_the_new_filter() {
     let world = SubscriberFixture::new().await;
     world.events(&["a", "b", "c"], EventKind::Created).await;
     let ddocs = Filter::prefix("").kinds(EventKind::DdocUpdated.into()).unwrap();
@@ -230,8 +230,8 @@ async fn what_was_passed_over_because_of_its_design_document_is_told_to_who_want
         Ok(())
     };
     world.store.run(write).await.unwrap();
-    let mut told = vec![next(&mut subscription).await];
+    let mut delivered = vec![next(&mut subscription).await];
     subscription.replace(ddocs);
-    told.extend(drain(&mut subscription).await);
-    assert_eq!(names(&told), ["a", "b", "c"].into());
+    delivered.extend(drain(&mut subscription).await);
+    assert_eq!(names(&delivered), ["a", "b", "c"].into());
 }

@@ -1,4 +1,4 @@
-//! Restarts of the dispatcher: its subscribers are still there, and go on where they were.
+//! Restarts of the dispatcher: its subscribers stay, and continue where they were.
 
 use std::{
     sync::{
@@ -22,7 +22,7 @@ use crate::{
     listeners::Recorder,
 };
 
-/// The listeners of `couch_event` go deaf when its server is restarted, because its registry is lost.
+/// The listeners of `couch_event` get nothing more when its server is restarted, because its registry is lost.
 #[tokio::test(start_paused = true)]
 async fn subscribers_survive_a_restart_of_the_dispatcher_and_miss_nothing() {
     for ring_rows_max in [1, 1_000] {
@@ -31,8 +31,8 @@ async fn subscribers_survive_a_restart_of_the_dispatcher_and_miss_nothing() {
         let filters = [Filter::all(), Filter::suffix("a"), Filter::name("a").unwrap()];
         let mut streams: Vec<_> =
             filters.into_iter().map(|filter| dispatcher.subscribe(filter).stream()).collect();
-        let told = Arc::new(Mutex::new(Vec::new()));
-        let recorded = Arc::clone(&told);
+        let delivered = Arc::new(Mutex::new(Vec::new()));
+        let recorded = Arc::clone(&delivered);
         let listen = dispatcher.subscribe(Filter::all()).listener(move || Recorder(Arc::clone(&recorded)));
         let _listener = listen.named("recorder").unwrap().start().unwrap();
         let suspended = dispatcher.suspend().await;
@@ -49,7 +49,7 @@ async fn subscribers_survive_a_restart_of_the_dispatcher_and_miss_nothing() {
             let all: Vec<_> = all.iter().flat_map(kinds).collect();
             assert_eq!(all, [EventKind::Created, EventKind::Updated]);
         }
-        until("the listener", async || !told.lock().unwrap().is_empty()).await;
+        until("the listener", async || !delivered.lock().unwrap().is_empty()).await;
         assert!(dispatcher.listener::<()>("recorder").is_ok(), "names are kept");
         let world = SubscriberFixture { store, bus, notifier, dispatcher };
         world.event(&db("a", 1), EventKind::Updated).await;
@@ -82,7 +82,7 @@ async fn a_node_lists_its_dispatcher_while_that_is_suspended() {
     until("the role's end", async || !roles().await.contains(&Role::DISPATCHER)).await;
 }
 
-/// The tail is the only one that everybody depends on: a panic in it is mended at once.
+/// All subscribers depend on the one tail: after a panic it starts again at once.
 #[tokio::test(start_paused = true)]
 async fn a_tail_that_panics_is_begun_again() {
     let store = Database::memory();
@@ -103,9 +103,9 @@ async fn a_tail_that_panics_is_begun_again() {
     assert_eq!(bus.stats().tail_panics, 1);
 }
 
-/// Away for longer than tombstones are kept: everybody is told, and starts again.
+/// If the dispatcher was away for longer than tombstones are kept, every subscriber gets `Expired`, and starts again.
 #[tokio::test(start_paused = true)]
-async fn who_was_suspended_for_too_long_is_told_so() {
+async fn a_subscriber_suspended_for_too_long_expires() {
     let store = Database::memory();
     let bus = wide_bus(&store).await;
     let _notifier = bus.notifier(eager()).await.unwrap();
@@ -122,16 +122,16 @@ async fn who_was_suspended_for_too_long_is_told_so() {
     until("the tombstone's end", async || bus.stats().tombstones_dropped == 1).await;
     let _dispatcher = suspended.resume();
     for stream in &mut streams {
-        let first = within("it is told", stream.next()).await.unwrap();
+        let first = within("it is delivered", stream.next()).await.unwrap();
         assert!(matches!(first, Err(Interruption::Expired { .. })), "{first:?}");
         let rest = drain(stream).await;
         assert_eq!(names(&rest), ["stays"].into());
     }
 }
 
-/// Once, who wanted something else before it had heard that it had expired never heard it.
+/// Regression: a subscriber whose filter was replaced before it got `Expired` never got it.
 #[tokio::test(start_paused = true)]
-async fn who_has_expired_and_wants_something_else_is_still_told_so() {
+async fn a_replaced_filter_does_not_hide_expired() {
     let store = Database::memory();
     let bus = wide_bus(&store).await;
     let _notifier = bus.notifier(eager()).await.unwrap();
@@ -151,16 +151,16 @@ async fn who_has_expired_and_wants_something_else_is_still_told_so() {
     until("the tail", async || dispatcher.position() >= horizon).await;
     for (stream, filter) in &mut streams {
         stream.replace(filter.clone());
-        let first = within("it is told", stream.next()).await.unwrap();
+        let first = within("it is delivered", stream.next()).await.unwrap();
         assert!(matches!(first, Err(Interruption::Expired { .. })), "{first:?}");
         assert_eq!(names(&drain(stream).await), ["stays"].into());
     }
 }
 
-/// Once, a durable subscriber of exact names that saved how far it had come, before it had heard that it had expired, began
-/// at zero after its next restart: it was never informed of the databases that were gone.
+/// Regression: a durable subscriber of exact names that saved its cursor before it got `Expired` began
+/// at zero after its next restart: it never learnt which databases were gone.
 #[tokio::test(start_paused = true)]
-async fn who_has_expired_and_dies_before_it_has_heard_so_is_told_later() {
+async fn a_subscriber_that_dies_before_it_gets_expired_gets_it_later() {
     for replaces in [false, true] {
         let store = Database::memory();
         let bus = wide_bus(&store).await;
@@ -183,7 +183,7 @@ async fn who_has_expired_and_dies_before_it_has_heard_so_is_told_later() {
         stream.checkpoint().await.unwrap();
         drop(stream);
         let mut stream = dispatcher.subscribe(goes).durable(&cursor).await.unwrap().stream();
-        let first = within("it is told", stream.next()).await.unwrap();
+        let first = within("it is delivered", stream.next()).await.unwrap();
         assert!(matches!(first, Err(Interruption::Expired { .. })), "{first:?}");
     }
 }
@@ -197,8 +197,8 @@ impl std::task::Wake for Bad {
     }
 }
 
-/// Once, a waker that panicked took the tail with it in the middle of a batch: what others should have been given of it by
-/// their exact names was lost, and who waited beside it slept on.
+/// Regression: a waker that panicked stopped the tail in the middle of a batch: other subscribers lost rows of their
+/// exact names, and subscribers that waited beside it were not woken.
 #[tokio::test(start_paused = true)]
 async fn a_waker_that_panics_costs_others_nothing() {
     for bad in [Filter::all(), Filter::name("a").unwrap()] {
@@ -226,6 +226,6 @@ async fn a_waker_that_panics_costs_others_nothing() {
             within("what others are given", other).await.unwrap();
         }
         assert_eq!(world.bus.stats().tail_panics, 0);
-        assert_eq!(name(&next(&mut bad).await), "a", "nor is anything lost for the one who waits");
+        assert_eq!(name(&next(&mut bad).await), "a", "and the waiting subscriber loses nothing");
     }
 }

@@ -1,4 +1,4 @@
-//! What a second look at delivery has found: each of these was lost, doubled, told wrongly or waited for in vain once.
+//! Regressions of delivery: in each of these cases, a delivery was lost, doubled, wrong or awaited in vain.
 
 use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
@@ -16,7 +16,7 @@ use crate::{
     listeners::Quiet,
 };
 
-/// Drops all tombstones.
+/// Removes all tombstones.
 async fn forget(bus: &Bus) {
     let dropped = bus.stats().tombstones_dropped;
     let janitor = bus.janitor(forgetful()).await.unwrap();
@@ -24,7 +24,7 @@ async fn forget(bus: &Bus) {
     janitor.shutdown().await.unwrap();
 }
 
-/// Commits an event, and does not wait for anything.
+/// Commits an event, and waits for nothing.
 async fn commit(store: &Database, bus: &Bus, name: &str, kind: EventKind) -> u64 {
     let (producer, database) = (bus.producer(), db(name, 1));
     let record = async |tx: notibus::store::Transaction| {
@@ -54,9 +54,9 @@ async fn together(world: &SubscriberFixture, names: &[&str]) {
     until("the tail", async || world.dispatcher.position() >= last).await;
 }
 
-/// Once, a listener that catches up, finds nothing for it, and so is never called, never says how far it has come.
+/// A listener that catches up without a matching row, and so is never called, reported no progress.
 #[tokio::test(start_paused = true)]
-async fn reached_is_told_though_a_catch_up_finds_nothing() {
+async fn reached_is_reported_though_a_catch_up_finds_nothing() {
     let world = SubscriberFixture::new().await;
     let first = world.event(&db("x", 1), EventKind::Created).await;
     let last = world.event(&db("y", 1), EventKind::Created).await;
@@ -65,7 +65,7 @@ async fn reached_is_told_though_a_catch_up_finds_nothing() {
     assert!(within("it has worked on all that there is", handle.reached(last)).await);
 }
 
-/// Once, the barrier of a mirror whose tail is between two pages.
+/// The barrier of a mirror did not complete while its tail was between two pages.
 #[tokio::test(start_paused = true)]
 async fn a_mirror_is_fresh_though_the_tail_was_between_two_pages() {
     let options = DispatcherOptions { page_rows_max: 1, ..DispatcherOptions::default() };
@@ -85,7 +85,7 @@ async fn a_mirror_is_fresh_though_the_tail_was_between_two_pages() {
     within("the barrier", barrier).await.unwrap().unwrap();
 }
 
-/// Once, the deletion that a mirror was to wait for is in no row any more.
+/// The barrier of a mirror waited for a deletion that is in no row any more.
 #[tokio::test(start_paused = true)]
 async fn a_barrier_knows_of_tombstones_that_were_dropped() {
     let world = SubscriberFixture::new().await;
@@ -103,7 +103,7 @@ async fn a_barrier_knows_of_tombstones_that_were_dropped() {
     assert!(reached.is_err() || is_shown, "{reached:?}, and it shows what was deleted before that version");
 }
 
-/// Once, a filter that is replaced before `Synced` was returned.
+/// A filter that was replaced before `Synced` was returned lost it.
 #[tokio::test(start_paused = true)]
 async fn a_filter_that_is_replaced_before_synced_scans_again() {
     let world = SubscriberFixture::new().await;
@@ -111,22 +111,22 @@ async fn a_filter_that_is_replaced_before_synced_scans_again() {
     let mut stream = world.dispatcher.subscribe(Filter::prefix("a")).since(Cursor::NOTHING).stream();
     let first = within("the first", stream.next()).await.unwrap().unwrap();
     assert_eq!(name(&first), "a1");
-    // It was not informed that the first scan is complete.
+    // `Synced` was not returned yet.
     stream.replace(Filter::all());
-    let mut told = Vec::new();
+    let mut delivered = Vec::new();
     while let Ok(Some(item)) = tokio::time::timeout(Duration::from_secs(10), stream.next()).await {
-        told.push(match item {
+        delivered.push(match item {
             Ok(delivery) => name(&delivery).to_owned(),
             Err(Interruption::Synced { .. }) => "synced".to_owned(),
             Err(other) => panic!("{other}"),
         });
     }
-    assert_eq!(told, ["b1", "b2", "synced"]);
+    assert_eq!(delivered, ["b1", "b2", "synced"]);
 }
 
-/// Once, the same by a restart.
+/// A restart lost it in the same way.
 #[tokio::test(start_paused = true)]
-async fn who_is_restarted_before_synced_gets_it() {
+async fn a_subscriber_restarted_before_synced_gets_it() {
     let world = SubscriberFixture::new().await;
     world.events(&["a"], EventKind::Created).await;
     let cursor = world.bus.cursor("c").unwrap();
@@ -143,7 +143,7 @@ async fn who_is_restarted_before_synced_gets_it() {
     assert!(matches!(item, Some(Err(Interruption::Synced { .. }))), "{item:?}");
 }
 
-/// Once, a skipper that is not behind the ring skips what waits for both of its filters.
+/// A subscriber that skips, but is not behind the ring, skipped rows that both of its filters want.
 #[tokio::test(start_paused = true)]
 async fn a_skipper_with_a_new_pattern_is_delivered_what_the_ring_holds() {
     for (old, new) in [
@@ -161,7 +161,7 @@ async fn a_skipper_with_a_new_pattern_is_delivered_what_the_ring_holds() {
     }
 }
 
-/// Once, coalescing of one exact name, where a database is adopted after its tombstone was dropped.
+/// A subscriber of one exact name missed the deletion if the database is adopted after its tombstone was removed.
 #[tokio::test(start_paused = true)]
 async fn coalescing_of_a_name_keeps_the_deletion_before_an_adoption() {
     for filter in [Filter::all(), Filter::prefix("a"), Filter::name("a").unwrap()] {
@@ -170,14 +170,14 @@ async fn coalescing_of_a_name_keeps_the_deletion_before_an_adoption() {
         let mut slow = world.dispatcher.subscribe(filter.clone()).stream();
         world.event(&db("a", 1), EventKind::Deleted).await;
         forget(&world.bus).await;
-        // Older than the bus, or restored from a backup: it is adopted.
+        // The database is older than the bus, or restored from a backup: it is adopted.
         world.event(&db("a", 2), EventKind::Updated).await;
-        let told: Vec<_> = drain(&mut slow).await.iter().flat_map(kinds).collect();
-        assert_eq!(told, [EventKind::Deleted, EventKind::Updated], "{filter:?}");
+        let delivered: Vec<_> = drain(&mut slow).await.iter().flat_map(kinds).collect();
+        assert_eq!(delivered, [EventKind::Deleted, EventKind::Updated], "{filter:?}");
     }
 }
 
-/// Once, two replacements without a delivery in between.
+/// Two replacements of the filter without a delivery in between lost rows.
 #[tokio::test(start_paused = true)]
 async fn a_filter_that_is_replaced_twice_delivers_once() {
     let options = DispatcherOptions { catch_up_rows_max: 1, ..DispatcherOptions::default() };
@@ -191,7 +191,7 @@ async fn a_filter_that_is_replaced_twice_delivers_once() {
     assert_eq!(names, ["b1", "b2", "a2"]);
 }
 
-/// Once, a predicate that panics when it is asked after the design documents were read costs the whole batch.
+/// A predicate that panics after the design documents were read cost the whole batch.
 #[tokio::test(start_paused = true)]
 async fn a_predicate_that_panics_after_design_documents_costs_no_batch() {
     let world = SubscriberFixture::new().await;
@@ -203,18 +203,18 @@ async fn a_predicate_that_panics_after_design_documents_costs_no_batch() {
     let set = set.ddocs(["_design/x".parse().unwrap()]).unwrap();
     let mut stream = world.dispatcher.subscribe(set).stream();
     together(&world, &["a", "b", "c"]).await;
-    let mut told = Vec::new();
+    let mut delivered = Vec::new();
     for _ in 0..5 {
         let item = AssertUnwindSafe(tokio::time::timeout(Duration::from_secs(10), stream.next()));
         if let Ok(Ok(Some(item))) = item.catch_unwind().await {
-            told.push(name(&item.unwrap()).to_owned());
+            delivered.push(name(&item.unwrap()).to_owned());
         }
     }
-    told.retain(|name| name != "a");
-    assert_eq!(told, ["b", "c"], "it costs the row that it has seen only");
+    delivered.retain(|name| name != "a");
+    assert_eq!(delivered, ["b", "c"], "it costs only the row on which it panicked");
 }
 
-/// Once, barriers that are given up stay for ever.
+/// Barriers that were given up stayed for ever.
 #[tokio::test(start_paused = true)]
 async fn a_barrier_that_is_given_up_leaves_nothing() {
     let SubscriberFixture { store, bus, notifier: _notifier, dispatcher } = SubscriberFixture::new().await;
@@ -230,7 +230,7 @@ async fn a_barrier_that_is_given_up_leaves_nothing() {
     assert_eq!(suspended.subscribers(), 1);
 }
 
-/// Once, what a callback has worked on is saved once a second, says the page.
+/// The progress of a callback must be saved once a second, as documented.
 #[tokio::test(start_paused = true)]
 async fn a_cursor_is_saved_within_a_batch() {
     let world = SubscriberFixture::new().await;
@@ -246,13 +246,13 @@ async fn a_cursor_is_saved_within_a_batch() {
     while began.len() < 4 {
         began.push(receiver.recv().await.unwrap());
     }
-    // The fourth is being worked on, and three were, for half an hour.
+    // Three are done, and for half an hour the fourth is in work.
     let saved = cursor.read().await.unwrap().unwrap().position();
     drop(handle);
     assert!(saved >= began[0], "{saved} is before {}", began[0]);
 }
 
-/// Once, names that are looked up in several parts are delivered newer rows first, and older ones then.
+/// Names that are looked up in several parts were delivered with newer rows first, and older ones then.
 #[tokio::test(start_paused = true)]
 async fn rows_of_a_database_never_go_back() {
     let world = SubscriberFixture::new().await;
@@ -267,16 +267,19 @@ async fn rows_of_a_database_never_go_back() {
     let last = db("n400", 1);
     world.event(&last, EventKind::Updated).await;
     world.event(&last, EventKind::Deleted).await;
-    let mut told: Vec<(Sequence, Vec<EventKind>)> = Vec::new();
+    let mut delivered: Vec<(Sequence, Vec<EventKind>)> = Vec::new();
     while let Ok(Some(item)) = tokio::time::timeout(Duration::from_secs(10), batches.next()).await {
         let Ok(batch) = item else { continue };
         let of_last = batch.iter().filter(|delivery| delivery.notification().name == last.name);
-        told.extend(of_last.map(|d| (d.sequence(), d.news().iter().map(|(_, kind)| kind).collect())));
+        delivered.extend(of_last.map(|d| (d.sequence(), d.news().iter().map(|(_, kind)| kind).collect())));
     }
-    assert!(told.is_sorted_by_key(|(sequence, _)| *sequence), "it lives again after its deletion: {told:?}");
+    assert!(
+        delivered.is_sorted_by_key(|(sequence, _)| *sequence),
+        "it lives again after its deletion: {delivered:?}"
+    );
 }
 
-/// Once, a mirror by a predicate kept what its predicate wanted no more, as nobody is informed of such a row.
+/// A mirror with a predicate kept rows that its predicate no longer wanted, because no delivery shows such a row.
 #[tokio::test(start_paused = true)]
 async fn a_mirror_takes_no_predicate() {
     let world = SubscriberFixture::new().await;
@@ -299,7 +302,7 @@ impl Listener for StopsAtB {
     }
 }
 
-/// What a durable stream is delivered after a listener has stopped at `b` of `a` to `d`.
+/// The deliveries to a durable stream after a listener has stopped at `b` of `a` to `d`.
 async fn after_a_stop(reason: StopReason, in_batches: bool) -> Vec<String> {
     let world = SubscriberFixture::new().await;
     let cursor = world.bus.cursor("c").unwrap();
@@ -313,23 +316,23 @@ async fn after_a_stop(reason: StopReason, in_batches: bool) -> Vec<String> {
     drain(&mut rest).await.iter().map(|delivery| name(delivery).to_owned()).collect()
 }
 
-/// Once, one in batches that stops in the middle of a batch has it saved as a whole.
+/// A listener in batches that stops in the middle of a batch had it saved as a whole.
 #[tokio::test(start_paused = true)]
-async fn who_stops_within_a_batch_is_given_the_rest_of_it_again() {
+async fn the_rest_of_a_batch_comes_again_after_a_stop_within_it() {
     let one_by_one = after_a_stop(StopReason::Normal, false).await;
     assert_eq!(one_by_one, ["c", "d"]);
     let in_batches = after_a_stop(StopReason::Normal, true).await;
     assert!(in_batches.ends_with(&one_by_one), "{in_batches:?}: c and d were given to nobody");
 }
 
-/// Once, what a listener could not work on is saved as worked on.
+/// A delivery that a listener could not work on was saved as worked on.
 #[tokio::test(start_paused = true)]
 async fn what_a_listener_has_failed_on_is_given_again() {
     let after = after_a_stop(StopReason::Failed("no disk".into()), false).await;
     assert_eq!(after, ["b", "c", "d"]);
 }
 
-/// Once, globs that are sound one by one, and too many for one set, stop the tail for everybody.
+/// Globs that compile one by one, but not as one set, stopped the tail for all subscribers.
 #[tokio::test(start_paused = true)]
 async fn many_globs_do_not_stop_the_tail() {
     let world = SubscriberFixture::new().await;
@@ -350,14 +353,14 @@ async fn many_globs_do_not_stop_the_tail() {
     );
 }
 
-/// Once, a glob that is too long panics.
+/// A glob that is too long panicked.
 #[tokio::test]
 async fn a_glob_that_is_too_long_is_a_typed_error() {
     let made = std::panic::catch_unwind(|| Filter::glob(&"?".repeat(1_000_000)).is_err());
     assert!(made.is_ok(), "it panics");
 }
 
-/// Writes down the databases of its batches, and panics on the first one.
+/// Records the databases of its batches, and panics on the first one.
 struct PanicsOnce(Arc<std::sync::Mutex<Vec<Vec<String>>>>);
 
 impl Listener for PanicsOnce {
@@ -368,21 +371,21 @@ impl Listener for PanicsOnce {
     }
 
     async fn handle_batch(&mut self, batch: DeliveryBatch) -> Next {
-        let mut told = self.0.lock().unwrap();
-        told.push(batch.iter().map(|d| d.notification().name.to_string()).collect());
-        let is_first = told.len() == 1;
-        drop(told);
-        assert!(!is_first, "as it was told");
+        let mut delivered = self.0.lock().unwrap();
+        delivered.push(batch.iter().map(|d| d.notification().name.to_string()).collect());
+        let is_first = delivered.len() == 1;
+        drop(delivered);
+        assert!(!is_first, "as it was delivered");
         Next::Continue
     }
 }
 
-/// Once, what is in hand is given again, although it is not wanted any more.
+/// A delivery in hand was tried again, although the new filter does not want it.
 #[tokio::test(start_paused = true)]
 async fn what_is_in_hand_does_not_outlive_the_filter() {
     let world = SubscriberFixture::new().await;
-    let told = Arc::default();
-    let written = Arc::clone(&told);
+    let delivered = Arc::default();
+    let written = Arc::clone(&delivered);
     let listen = world.dispatcher.subscribe(Filter::all()).listener(move || PanicsOnce(Arc::clone(&written)));
     let minute = Duration::from_mins(1);
     let handle = listen.in_batches().backoff(minute, minute).unwrap().start().unwrap();
@@ -390,11 +393,11 @@ async fn what_is_in_hand_does_not_outlive_the_filter() {
     until("the panic", async || world.bus.stats().listener_panics == 1).await;
     handle.replace(Filter::prefix("a"));
     tokio::time::sleep(minute * 3).await;
-    let later: Vec<_> = told.lock().unwrap()[1..].concat();
+    let later: Vec<_> = delivered.lock().unwrap()[1..].concat();
     assert_eq!(later, ["a"], "b is not wanted since long before it was given");
 }
 
-/// Once, a set says that a filter wants what the whole does not allow it.
+/// A set reported a filter as wanting what the set as a whole does not allow.
 #[tokio::test(start_paused = true)]
 async fn wanted_by_knows_the_kinds_of_the_whole() {
     let world = SubscriberFixture::new().await;
@@ -408,10 +411,10 @@ async fn wanted_by_knows_the_kinds_of_the_whole() {
     assert_eq!(next(&mut stream).await.wanted_by(), [1]);
 }
 
-/// Once, a subscriber that rested for longer than tombstones are kept, and whose first row left the ring before it was polled: it
-/// expired, although it had missed nothing while it rested.
+/// A subscriber was idle for longer than tombstones are kept, and its first row left the ring before it was polled: it
+/// expired, although it had missed nothing while it was idle.
 #[tokio::test(start_paused = true)]
-async fn who_rests_long_and_is_overrun_then_has_not_expired() {
+async fn an_idle_subscriber_that_is_overrun_does_not_expire() {
     let options = DispatcherOptions { ring_rows_max: 4, ..DispatcherOptions::default() };
     let world = SubscriberFixture::with(options).await;
     for filter in [Filter::prefix("a"), Filter::name("a").unwrap()] {
@@ -427,10 +430,10 @@ async fn who_rests_long_and_is_overrun_then_has_not_expired() {
     }
 }
 
-/// Once, a durable subscriber whose filter was replaced within a reading, so that it was set back: it was informed that it had expired,
-/// and forgot everything; started again it stood at what had been saved before, and was never delivered what it had forgotten.
+/// The filter of a durable subscriber was replaced within a reading, which set its cursor back. It got `Expired`,
+/// and forgot everything; when it was started again, it began at the old saved cursor, and never got what it had forgotten.
 #[tokio::test(start_paused = true)]
-async fn who_was_set_back_and_has_expired_is_told_so_again() {
+async fn a_reader_that_was_set_back_and_expires_gets_expired_again() {
     let options =
         DispatcherOptions { catch_up_rows_max: 1, ring_rows_max: 1, ..DispatcherOptions::default() };
     let world = SubscriberFixture::with(options).await;

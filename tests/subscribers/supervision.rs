@@ -1,4 +1,4 @@
-//! Panics: isolated, told, and mended by policy.
+//! Panics: isolated, reported, and followed by a restart as the policy says.
 
 use std::{
     sync::{
@@ -24,36 +24,36 @@ use tokio_stream::StreamExt;
 use crate::{
     common::{db, eager, narrow_bus, until, within},
     fixture::{SubscriberFixture, drain, fold, name, names},
-    listeners::{tellers, told},
+    listeners::{call_reporters, next_call},
 };
 
-/// What becomes of somebody next.
+/// The next supervision event.
 async fn next(events: &mut SupervisionEvents) -> Supervised {
     within("an event", events.next()).await.unwrap().unwrap().what
 }
 
-/// Whether a panic was told.
+/// Whether it is the report of a panic.
 fn is_panic(what: &Supervised, at: Option<Sequence>) -> bool {
-    matches!(what, Supervised::Panicked { text, at: found } if text.contains("as it was told") && *found == at)
+    matches!(what, Supervised::Panicked { text, at: found } if text.contains("as planned") && *found == at)
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_listener_that_panics_is_made_again_and_goes_on_where_it_was() {
     let world = SubscriberFixture::new().await;
     let mut events = world.dispatcher.supervision();
-    let (factory, mut calls) = tellers();
+    let (factory, mut calls) = call_reporters();
     let listen = world.dispatcher.subscribe(Filter::all()).listener(factory).named("teller").unwrap();
     let handle = listen.attempts(2).unwrap().start().unwrap();
     let mut other = world.dispatcher.subscribe(Filter::all()).stream();
     assert_eq!(next(&mut events).await, Supervised::Started);
-    told(&mut calls).await;
+    next_call(&mut calls).await;
     let bad = world.event(&db("panic", 1), EventKind::Created).await;
     world.event(&db("good", 1), EventKind::Created).await;
-    assert_eq!(told(&mut calls).await, "event panic [Created]");
-    assert_eq!(told(&mut calls).await, "init true", "another one");
-    assert_eq!(told(&mut calls).await, "event panic [Created]", "it is given it again");
-    assert_eq!(told(&mut calls).await, "init true");
-    assert_eq!(told(&mut calls).await, "event good [Created]", "and no third time");
+    assert_eq!(next_call(&mut calls).await, "event panic [Created]");
+    assert_eq!(next_call(&mut calls).await, "init true", "another one");
+    assert_eq!(next_call(&mut calls).await, "event panic [Created]", "it is given it again");
+    assert_eq!(next_call(&mut calls).await, "init true");
+    assert_eq!(next_call(&mut calls).await, "event good [Created]", "and no third time");
     assert!(is_panic(&next(&mut events).await, Some(bad)));
     assert!(matches!(next(&mut events).await, Supervised::Restarting { restarts: 1, .. }));
     assert!(is_panic(&next(&mut events).await, Some(bad)));
@@ -73,12 +73,12 @@ async fn a_listener_that_panics_is_made_again_and_goes_on_where_it_was() {
 async fn a_policy_limits_the_restarts() {
     for (policy, inits) in [(RestartPolicy::Never, 1), (RestartPolicy::Times(2), 3)] {
         let world = SubscriberFixture::new().await;
-        let (factory, mut calls) = tellers();
+        let (factory, mut calls) = call_reporters();
         let listen = world.dispatcher.subscribe(Filter::all()).listener(factory).restart(policy);
         let handle = listen.start().unwrap();
         world.event(&db("panic", 1), EventKind::Created).await;
         let reason = within("its end", handle.finished()).await;
-        assert!(matches!(reason, StopReason::Panicked(ref text) if text.contains("as it was told")));
+        assert!(matches!(reason, StopReason::Panicked(ref text) if text.contains("as planned")));
         let mut all = Vec::new();
         while let Some(call) = calls.recv().await {
             all.push(call);
@@ -89,7 +89,7 @@ async fn a_policy_limits_the_restarts() {
     }
 }
 
-/// What panics when it is made, or when it begins.
+/// Panics when it is made, or when it begins.
 struct Fragile;
 
 impl Listener for Fragile {
@@ -137,42 +137,42 @@ async fn a_listener_that_pauses_after_a_panic_can_be_stopped() {
     assert_eq!(within("its end", handle.stop()).await, StopReason::Shutdown);
 }
 
-/// A message that it panics on is lost, and told; the next one comes.
+/// A message on which it panics is lost, and the panic is reported; the next one comes.
 #[tokio::test(start_paused = true)]
 async fn a_panic_on_a_message_is_survived() {
     let world = SubscriberFixture::new().await;
-    let (factory, mut calls) = tellers();
+    let (factory, mut calls) = call_reporters();
     let handle = world.dispatcher.subscribe(Filter::all()).listener(factory).start().unwrap();
-    told(&mut calls).await;
+    next_call(&mut calls).await;
     handle.cast("panic").await.unwrap();
     handle.cast("next").await.unwrap();
-    let all = [told(&mut calls).await, told(&mut calls).await, told(&mut calls).await];
+    let all = [next_call(&mut calls).await, next_call(&mut calls).await, next_call(&mut calls).await];
     assert_eq!(all, ["cast panic", "init true", "cast next"]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_predicate_that_panics_is_told_and_its_listener_goes_on() {
+async fn a_predicate_that_panics_is_reported_and_its_listener_goes_on() {
     let world = SubscriberFixture::new().await;
     let mut events = world.dispatcher.supervision();
     let filter = Filter::predicate(|row| {
-        assert_ne!(row.name.as_str(), "bad", "as it was told");
+        assert_ne!(row.name.as_str(), "bad", "as planned");
         true
     });
-    let (factory, mut calls) = tellers();
+    let (factory, mut calls) = call_reporters();
     let _handle = world.dispatcher.subscribe(filter).listener(factory).start().unwrap();
-    told(&mut calls).await;
+    next_call(&mut calls).await;
     world.events(&["bad", "good"], EventKind::Created).await;
-    assert_eq!(told(&mut calls).await, "event good [Created]", "the same one");
+    assert_eq!(next_call(&mut calls).await, "event good [Created]", "the same one");
     next(&mut events).await;
     assert!(is_panic(&next(&mut events).await, None));
 }
 
 #[tokio::test(start_paused = true)]
-async fn panics_of_callbacks_are_told_as_well() {
+async fn panics_of_callbacks_are_reported_as_well() {
     let world = SubscriberFixture::new().await;
     let mut events = world.dispatcher.supervision();
     let _handle = world.dispatcher.subscribe(Filter::all()).callback(async |delivery| {
-        assert_ne!(name(&delivery.unwrap()), "bad", "as it was told");
+        assert_ne!(name(&delivery.unwrap()), "bad", "as planned");
     });
     let bad = world.event(&db("bad", 1), EventKind::Created).await;
     assert_eq!(next(&mut events).await, Supervised::Started);
@@ -181,7 +181,7 @@ async fn panics_of_callbacks_are_told_as_well() {
     assert_eq!(next(&mut events).await, passed);
 }
 
-/// Supervision events are bounded: who does not listen is informed how many were missed.
+/// Supervision events are bounded: a slow reader learns how many it has missed.
 #[tokio::test(start_paused = true)]
 async fn missed_supervision_events_are_counted() {
     let world = SubscriberFixture::new().await;
@@ -200,7 +200,7 @@ async fn missed_supervision_events_are_counted() {
     assert!(events.next().await.unwrap().is_ok());
 }
 
-/// One that sleeps in its handler delays nobody.
+/// A listener that sleeps in its handler delays no other.
 #[tokio::test(start_paused = true)]
 async fn a_slow_and_a_dead_subscriber_delay_no_other() {
     let world = SubscriberFixture::new().await;
@@ -217,8 +217,8 @@ async fn a_slow_and_a_dead_subscriber_delay_no_other() {
     assert!(began.elapsed() < Duration::from_mins(1), "{:?}", began.elapsed());
 }
 
-/// Once, who had begun to read the feed and then did something else kept one of the few turns for as long as that took:
-/// whoever lagged after it was told nothing.
+/// Regression: a subscriber that had begun to read the feed and then was not polled kept one of the few permits:
+/// subscribers that lagged after it got nothing.
 #[tokio::test(start_paused = true)]
 async fn one_that_stops_in_the_middle_of_a_read_delays_no_other() {
     let store = Database::memory();
@@ -238,9 +238,9 @@ async fn one_that_stops_in_the_middle_of_a_read_delays_no_other() {
     assert_eq!(name(&crate::fixture::next(&mut stalled).await), "a");
 }
 
-/// What is in hand is not worked on: whoever is made again is not told that it was.
+/// The delivery in hand is not worked on, and a restarted listener starts before it.
 #[tokio::test(start_paused = true)]
-async fn one_that_is_made_again_is_told_where_it_is_without_what_is_in_hand() {
+async fn a_restarted_listener_starts_before_the_delivery_in_hand() {
     /// Panics on its first delivery.
     struct Panics(UnboundedSender<Cursor>, Arc<AtomicBool>);
 
@@ -260,13 +260,13 @@ async fn one_that_is_made_again_is_told_where_it_is_without_what_is_in_hand() {
 
     for filter in [Filter::name("a").unwrap(), Filter::prefix("a")] {
         let world = SubscriberFixture::new().await;
-        let (told, mut positions) = unbounded_channel();
+        let (sender, mut positions) = unbounded_channel();
         let has_panicked = Arc::new(AtomicBool::new(false));
-        let factory = move || Panics(told.clone(), Arc::clone(&has_panicked));
+        let factory = move || Panics(sender.clone(), Arc::clone(&has_panicked));
         let _listener = world.dispatcher.subscribe(filter).listener(factory).start().unwrap();
         within("its beginning", positions.recv()).await.unwrap();
         let sequence = world.event(&db("a", 1), EventKind::Created).await;
         let position = within("its restart", positions.recv()).await.unwrap();
-        assert!(position < sequence.into(), "it has not worked on {sequence}, but is told {position}");
+        assert!(position < sequence.into(), "it has not worked on {sequence}, but starts at {position}");
     }
 }
