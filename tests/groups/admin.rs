@@ -1,4 +1,4 @@
-//! Creating, looking at, resetting and deleting groups; and input that is refused.
+//! Creating, inspecting, resetting and deleting groups; and refused input.
 
 use std::{
     collections::BTreeSet,
@@ -27,12 +27,12 @@ use crate::{
     fixture::{GroupFixture, Log, behind, names, pass, until_done},
 };
 
-/// Consumers that look at no shard unless they are told to.
+/// Consumers that read a shard only after a hint.
 fn unpolled() -> ConsumerOptions {
     ConsumerOptions { poll_interval: NEVER, ..ConsumerOptions::default() }
 }
 
-/// How many rows are kept of groups, and how many leases of theirs.
+/// Number of stored rows of groups, and of leases of their shards.
 async fn kept(world: &GroupFixture) -> (usize, usize) {
     let count = async |prefix: &'static [u8]| {
         let read = RangeRead::new(KeyRange::prefix(prefix));
@@ -50,7 +50,7 @@ async fn bad_input_is_refused_and_changes_nothing() {
     let group = world.bus.group(&"ü".repeat(128)).unwrap();
     let ahead = Sequence::new(Incarnation(0), Versionstamp::new(u64::MAX, 0), 0);
     let moved = Sequence::new(Incarnation(1), Versionstamp::new(0, 0), 0);
-    // A folder or a store in memory has never been there: the position is of another history.
+    // A folder or a store in memory has never had this position: it belongs to another history.
     let options = GroupOptions::default().start_from(Start::from(ahead));
     assert!(matches!(group.create(&options).await, Err(Error::Expired { .. })));
     let options = GroupOptions::default().start_from(Start::from(moved));
@@ -121,7 +121,7 @@ async fn a_start_below_the_horizon_is_refused() {
     let status = group.status().await.unwrap();
     assert_eq!((status.start, status.generation), (horizon, 1), "nothing was changed");
 
-    // From zero there is no horizon, however many batches it takes.
+    // A reader from zero ignores the horizon, however many batches it takes.
     group.reset(Cursor::NOTHING, false).await.unwrap();
     world.create(names("db", 10)).await;
     let log = Log::new();
@@ -170,16 +170,16 @@ async fn a_group_with_living_members_is_reset_and_deleted_only_by_force() {
     group.delete(true).await.unwrap();
     assert_eq!(kept(&world).await, (0, 0));
     until("nothing is left to do", async || consumer.shards().is_empty()).await;
-    // It goes on when the group is there again.
+    // It continues when the group exists again.
     group.create(&GroupOptions::default()).await.unwrap();
     world.create(["new"]).await;
     log.until_names(&["new".to_owned()]).await;
     until_done(&group).await;
     drop(consumer);
-    // It has died: that takes a moment to find out, and no force.
+    // It has died: without `force`, the check takes a moment.
     let began = tokio::time::Instant::now();
     group.delete(false).await.unwrap();
-    // Another node may have found out first: it has counted since the last beat.
+    // Another node may have noticed first: it has counted since the last heartbeat.
     let NodeOptions { heartbeat, expiry, .. } = NodeOptions::default();
     assert!(began.elapsed() + heartbeat >= expiry, "{:?}", began.elapsed());
     assert_eq!(kept(&world).await, (0, 0));
@@ -229,7 +229,7 @@ async fn the_lag_is_exact_per_shard_up_to_a_limit() {
         assert_eq!((shard.owner, shard.oldest), (None, rows.first().map(|row| row.sequence)));
         assert!(shard.age_ms.is_some_and(|age| age < 3_600_000));
     }
-    // Those that are to come after a reshard count, too.
+    // Successors after a reshard count, too.
     feed.reshard(2, None).await.unwrap();
     world.create(names("later", 10)).await;
     let lag = group.lag().await.unwrap();
@@ -333,8 +333,8 @@ fn deletes(attempt: &Attempt) -> bool {
     )
 }
 
-/// A deletion was committed, but nobody knew. Before it was tried again, somebody had created a group of the same name: it was
-/// deleted, too.
+/// Regression: a deletion with an unknown result was committed. Before it was tried again, another client had created a group of the same
+/// name: that was deleted, too.
 #[tokio::test(start_paused = true)]
 async fn a_deletion_that_is_tried_again_leaves_a_new_group_alone() {
     let world = GroupFixture::new(2).await;
@@ -364,7 +364,7 @@ async fn a_deletion_that_is_tried_again_leaves_a_new_group_alone() {
     assert_eq!(group.status().await.unwrap().generation, 1, "the new one is there");
 }
 
-/// Members were watched for 10 s, whatever they said of themselves: one that beats once a minute was taken for dead.
+/// Regression: members were watched for 10 s, whatever expiry they had: one with a heartbeat each minute was taken for dead.
 #[tokio::test(start_paused = true)]
 async fn a_member_with_slow_beats_is_no_dead_one() {
     let world = GroupFixture::new(2).await;

@@ -1,4 +1,4 @@
-//! What a group is given: from its start on, in order, over reshards, divided among nodes.
+//! The rows that a group gets: from its start on, in order, over reshards, divided among nodes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,14 +18,14 @@ use crate::{
     fixture::{GroupFixture, Happened, Log, behind, names, pass, until_done},
 };
 
-/// Consumers that look at no shard unless they are told to.
+/// Consumers that read a shard only after a hint.
 fn unpolled() -> ConsumerOptions {
     ConsumerOptions { poll_interval: NEVER, ..ConsumerOptions::default() }
 }
 
-/// A group that starts "now" used to be anchored, in other libraries, where it first read: then the first event was lost.
+/// In other libraries, a group that starts "now" begins where it first reads: then the first event is lost.
 #[tokio::test(start_paused = true)]
-async fn the_first_event_after_the_creation_is_delivered_whoever_reads_when() {
+async fn the_first_event_after_the_creation_is_delivered_however_late_it_is_read() {
     let world = GroupFixture::new(4).await;
     let group = world.group(Start::Now).await;
     world.create(["first"]).await;
@@ -68,7 +68,7 @@ async fn a_group_starts_at_now_at_zero_or_behind_a_sequence() {
     }
 }
 
-/// New rows reach consumers of another process by watches, and those of the same process directly; nobody polls.
+/// New rows reach consumers of another process by watches, and those of the same process directly, without polls.
 #[tokio::test(start_paused = true)]
 async fn rows_come_without_polling() {
     let world = GroupFixture::new(4).await;
@@ -170,7 +170,7 @@ async fn an_entry_that_is_dropped_before_a_group_comes_to_it_does_not_confuse_th
     feed.reshard(2, None).await.unwrap();
     let options = notibus::JanitorOptions { interval: Duration::from_secs(1), ..Default::default() };
     let janitor = world.other.janitor(options).await.unwrap();
-    // The first one is kept, where the group is.
+    // The first entry, where the group is, is kept.
     until("the second entry is dropped", async || feed.topology().await.unwrap().len() == 2).await;
     world.create(["a"]).await;
     assert_eq!(behind(&group).await, 1);
@@ -209,7 +209,7 @@ async fn batches_have_limits_of_rows_and_bytes() {
     }
 }
 
-/// What is not saved yet comes again after a crash, and does not after an orderly end.
+/// Unsaved rows come again after a crash, but not after an orderly end.
 #[tokio::test(start_paused = true)]
 async fn checkpoints_are_written_as_the_policy_says() {
     for (policy, lost, after_shutdown) in [
@@ -242,7 +242,7 @@ async fn checkpoints_are_written_as_the_policy_says() {
     }
 }
 
-/// A shard that rests does not look as if it were behind.
+/// An idle shard does not count as behind.
 #[tokio::test(start_paused = true)]
 async fn what_was_worked_on_is_put_down_when_the_shard_rests() {
     for policy in [CheckpointPolicy::Rows(1_000), CheckpointPolicy::Interval(Duration::from_hours(1))] {
@@ -264,7 +264,7 @@ async fn what_was_worked_on_is_put_down_when_the_shard_rests() {
     }
 }
 
-/// An observer that gathers rows puts them down later; a shard is not left behind before it has.
+/// An observer that gathers rows saves them later; the group does not leave a shard before that.
 #[tokio::test(start_paused = true)]
 async fn an_explicit_checkpoint_can_come_later_and_a_reshard_waits_for_it() {
     let world = GroupFixture::new(1).await;
@@ -296,7 +296,7 @@ async fn an_explicit_checkpoint_can_come_later_and_a_reshard_waits_for_it() {
     log.check(true);
 }
 
-/// Documents are informed of by the notifications of their database. Nobody polls.
+/// Notifications of their database announce documents. Nothing polls.
 #[tokio::test(start_paused = true)]
 async fn a_group_follows_the_documents_of_a_database() {
     let world = GroupFixture::new(2).await;
@@ -335,7 +335,7 @@ async fn a_group_follows_the_documents_of_a_database() {
     let [status] = &world.bus.groups().await.unwrap()[..] else { panic!("there is one") };
     assert_eq!((status.instance, status.name.as_str()), (Some(docs.instance), "index"));
 
-    // The database is deleted, and its groups with it. Its consumers are informed by the event.
+    // The database is deleted, and its groups with it. The event informs their consumers.
     let producer = world.bus.producer();
     let remove = async |tx| {
         changes.remove(&tx, &docs);
@@ -349,8 +349,8 @@ async fn a_group_follows_the_documents_of_a_database() {
     consumer.shutdown().await.unwrap();
 }
 
-/// Once, the consumers of documents of a database that was created again in the same fold heard of the new one only, and went on
-/// for the old one until they next looked by themselves: 39 s.
+/// Regression: if a database was created again in the same fold, the consumers of its documents were informed of the new instance only,
+/// and continued with the old one until their next poll: 39 s.
 #[tokio::test(start_paused = true)]
 async fn a_group_on_documents_of_a_replaced_database_ends_at_once() {
     let world = GroupFixture::new(2).await;

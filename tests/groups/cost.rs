@@ -1,4 +1,4 @@
-//! What an idle node costs, in transactions and bytes: nothing that grows with partitions, shards or groups.
+//! The cost of an idle node, in transactions and bytes: nothing grows with partitions, shards or groups.
 
 use std::time::Duration;
 
@@ -19,10 +19,10 @@ use crate::{
     fixture::{GroupFixture, Log, pass},
 };
 
-/// For how long is counted.
+/// How long operations are counted.
 const TIME: Duration = Duration::from_mins(30);
 
-/// How many things a node has to do with.
+/// The size of a bus.
 #[derive(Debug, Clone, Copy)]
 struct Size {
     /// Partitions of the notifier.
@@ -35,10 +35,10 @@ struct Size {
     document_groups: usize,
 }
 
-/// The least.
+/// The smallest bus.
 const SMALL: Size = Size { partitions: 1, shards: 1, groups: 1, document_groups: 1 };
 
-/// What a node that has all roles asks of the store in [`TIME`] while nothing happens.
+/// The operations of a node with all roles in [`TIME`] while nothing happens.
 async fn idle(size: Size, options: ConsumerOptions) -> OperationCounts {
     let faults = Faults::new(&Database::memory());
     let Size { partitions, shards, .. } = size;
@@ -56,8 +56,8 @@ async fn idle(size: Size, options: ConsumerOptions) -> OperationCounts {
         changes.create(&tx, &docs, &layout).await
     };
     faults.database().run(create).await.unwrap();
-    // Nothing is left that could move a head once the consumers have begun: the watcher once forgot the heads when it began to
-    // follow documents, and each shard was polled for itself until the next one moved.
+    // No head may move once the consumers have begun. Regression: the watcher forgot the heads when it began to
+    // follow documents, and each shard was polled for itself until the next head moved.
     pass(Duration::from_secs(1)).await;
     assert!(bus.is_drained().await.unwrap());
     let mut consumers = Vec::new();
@@ -110,9 +110,9 @@ async fn an_idle_node_costs_the_same_whatever_it_has_to_do_with() {
     }
 }
 
-/// The watcher of the process looks at all shards at once, so their own polls have nothing to do; those of documents share one.
+/// The watcher of the process polls for all shards at once, so their own polls have nothing to do; shards of documents share one.
 #[tokio::test(start_paused = true)]
-async fn shards_are_not_polled_as_long_as_the_watcher_looks() {
+async fn shards_are_not_polled_while_the_watcher_polls() {
     let never = ConsumerOptions { poll_interval: Duration::from_hours(10_000), ..ConsumerOptions::default() };
     let size = Size { shards: 16, groups: 2, document_groups: 2, ..SMALL };
     let (without, with) = (idle(size, never).await, idle(size, ConsumerOptions::default()).await);
@@ -121,9 +121,9 @@ async fn shards_are_not_polled_as_long_as_the_watcher_looks() {
     assert!(with.commits > without.commits, "shards of documents are polled: {with:?} after {without:?}");
 }
 
-/// If the watcher cannot look, each shard is polled for itself, and rows come all the same.
+/// If the watcher cannot poll, each shard is polled for itself, and rows still come.
 #[tokio::test(start_paused = true)]
-async fn shards_are_polled_when_the_watcher_cannot_look() {
+async fn shards_are_polled_when_the_watcher_cannot_poll() {
     let world = GroupFixture::new(3).await;
     let group = world.group(Start::Now).await;
     let log = Log::new();
@@ -144,7 +144,7 @@ async fn shards_are_polled_when_the_watcher_cannot_look() {
     log.check(true);
 }
 
-/// A worker that has settled hears of what it has to do by the next poll: another node that joins, a group that begins again.
+/// A settled worker learns of new work by its next poll: another node that joins, a group that begins again.
 #[tokio::test(start_paused = true)]
 async fn a_node_that_has_settled_notices_what_changes() {
     let world = GroupFixture::new(4).await;
@@ -173,7 +173,7 @@ async fn a_node_that_has_settled_notices_what_changes() {
     assert_eq!(consumer.shards().len(), 4, "the group is created again");
 
     pass(Duration::from_mins(20)).await;
-    // It dies: nobody tells.
+    // It dies without a hint.
     drop(joined);
     pass(NodeOptions::default().expiry + interval * 2).await;
     assert_eq!(consumers[0].shards().len(), 4, "a node has died");

@@ -40,7 +40,7 @@ fn attempts(log: &Log) -> Vec<(usize, u32)> {
     attempts.collect()
 }
 
-/// Other libraries skipped the first batch of all if it failed.
+/// Other libraries skip the first batch of all if it fails.
 #[tokio::test(start_paused = true)]
 async fn a_first_batch_that_fails_comes_again() {
     let world = GroupFixture::new(1).await;
@@ -82,7 +82,7 @@ async fn only_the_rows_that_fail_become_dead_letters() {
     assert!(group.dead_letters(letters[1].sequence, 100).await.unwrap().is_empty());
     assert_eq!(world.bus.stats().group_dead_letters, 2);
     assert!(group.status().await.unwrap().has_dead_letters);
-    // The batch three times; then each row alone, those that are bad three times; then what comes is given whole again.
+    // The batch three times; then each row alone, bad ones three times; then the next rows as a whole again.
     let alone = attempts(&log)[3..].to_vec();
     assert_eq!(attempts(&log)[..3], [(12, 1), (12, 2), (12, 3)]);
     assert_eq!((alone.len(), alone.iter().filter(|(_, attempt)| *attempt > 1).count()), (10 + 2 * 3, 4));
@@ -103,7 +103,7 @@ async fn only_the_rows_that_fail_become_dead_letters() {
     assert!(!group.delete_dead_letter(letter.sequence).await.unwrap(), "it is gone");
     assert!(!group.status().await.unwrap().has_dead_letters);
 
-    // Once the cause is mended, nothing is a dead letter any more.
+    // After the repair there are no dead letters any more.
     mended.store(true, Ordering::Relaxed);
     world.update("bad0", 0).await;
     until_done(&group).await;
@@ -143,7 +143,7 @@ async fn a_dead_letter_is_replayed_with_effects_that_happen_once() {
     assert!(group.dead_letters(Sequence::MIN, 1).await.unwrap().is_empty());
 }
 
-/// A shard that cannot get on is tried for ever by default. People see why, and for how long.
+/// A shard that makes no progress is tried for ever by default. People can see why, and for how long.
 #[tokio::test(start_paused = true)]
 async fn a_stuck_shard_is_reported_and_goes_on_once_it_can() {
     let world = GroupFixture::new(1).await;
@@ -189,7 +189,7 @@ async fn an_observer_that_hangs_is_reported_and_dropped_at_the_end() {
     log.check(true);
 }
 
-/// An observer that hangs when it is closed keeps its shard from going on, and does not do so in silence.
+/// An observer that hangs when it is closed blocks its shard, and this is reported.
 #[tokio::test(start_paused = true)]
 async fn an_observer_that_does_not_close_is_reported() {
     struct Clinging;
@@ -243,8 +243,8 @@ async fn a_panic_is_caught_counted_and_tried_again_with_another_observer() {
     }
 }
 
-/// A row that another version of the program has written cannot be decoded. Once, the shard was tried for ever at it, or as often as
-/// if it could have helped. It is named, it can be a dead letter, and the shard moves on at once.
+/// A row that another version of the program has written cannot be decoded. Regression: the shard was tried for ever, or as often as
+/// if that could have helped. The row is listed, it can be a dead letter, and the shard goes on at once.
 #[tokio::test(start_paused = true)]
 async fn a_row_that_cannot_be_decoded_is_skipped() {
     for failure in [FailurePolicy::KeepRetrying, FailurePolicy::DeadLetter] {
@@ -279,7 +279,7 @@ async fn skips_a_row_that_cannot_be_decoded(failure: FailurePolicy) {
     assert_eq!(replayed, Replayed { succeeded: 0, failed: 1 });
 }
 
-/// Reads that fail for long are informed of, and do not end the consumer.
+/// Reads that fail for long are reported, and do not end the consumer.
 #[tokio::test(start_paused = true)]
 async fn a_store_that_fails_is_waited_for() {
     let world = GroupFixture::new(2).await;
@@ -302,10 +302,10 @@ async fn a_store_that_fails_is_waited_for() {
         _ => None,
     });
     world.create(["a"]).await;
-    until("it is told", async || world.bus.stats().group_errors > 3).await;
+    until("the failures", async || world.bus.stats().group_errors > 3).await;
     let status = world.other.group("g").unwrap().status().await.unwrap();
-    let told = status.shards.iter().filter_map(|shard| shard.trouble.as_ref());
-    assert!(told.into_iter().any(|trouble| trouble.error.contains("io_error")), "{status:?}");
+    let troubles = status.shards.iter().filter_map(|shard| shard.trouble.as_ref());
+    assert!(troubles.into_iter().any(|trouble| trouble.error.contains("io_error")), "{status:?}");
     world.faults.heal();
     until_done(&group).await;
     consumer.shutdown().await.unwrap();
@@ -313,9 +313,9 @@ async fn a_store_that_fails_is_waited_for() {
     log.check(true);
 }
 
-/// An observer that writes its own checkpoints had nothing to write yet, because the shard was empty when it was first read.
-/// Then a row panicked, and went to the dead letters without a checkpoint, as if there were others before it that are not put
-/// down; so the next observer was given it again, and worked on a row that had been given up.
+/// Regression: an observer that writes its own checkpoints had nothing to write yet, because the shard was empty when it was first read.
+/// Then a row panicked, and went to the dead letters without a checkpoint, as if there were unsaved rows before it. So the next observer
+/// got the row again, and worked on a row that had been given up.
 #[tokio::test(start_paused = true)]
 async fn a_row_that_was_given_up_does_not_come_again() {
     let world = GroupFixture::new(1).await;

@@ -1,4 +1,4 @@
-//! Exactly once: what a consumer that has lost its lease, or does not know what it has committed, can do.
+//! Exactly once: a consumer that has lost its lease, or does not know what it has committed, does no harm.
 
 use std::{
     sync::{
@@ -23,7 +23,7 @@ use crate::{
     fixture::{GroupFixture, Log, behind, names, pass, until_done},
 };
 
-/// Consumers that look at no shard unless they are told to.
+/// Consumers that read a shard only after a hint.
 fn unpolled() -> ConsumerOptions {
     ConsumerOptions { poll_interval: NEVER, ..ConsumerOptions::default() }
 }
@@ -60,23 +60,23 @@ fn counting(store: &Database) -> Log {
     })
 }
 
-/// Node A has a transaction with its checkpoint under way when B takes over. A cannot commit it, however late it wakes.
+/// Node A has a pending transaction with its checkpoint when B takes over. A cannot commit it, however late it wakes.
 #[tokio::test(start_paused = true)]
 async fn a_zombie_cannot_commit() {
     let world = GroupFixture::new(1).await;
     let group = world.group(Cursor::NOTHING).await;
     world.create(["a"]).await;
     let (wake, outcome) = (Arc::new(Notify::new()), Arc::new(Mutex::new(None)));
-    let (woken, tells, store) = (Arc::clone(&wake), Arc::clone(&outcome), world.store.clone());
+    let (woken, outcomes, store) = (Arc::clone(&wake), Arc::clone(&outcome), world.store.clone());
     let zombie = Log::doing(move |batch| {
-        let (woken, tells, tx) = (Arc::clone(&woken), Arc::clone(&tells), store.begin());
+        let (woken, outcomes, tx) = (Arc::clone(&woken), Arc::clone(&outcomes), store.begin());
         let work = tokio::spawn(async move {
             assert!(!batch.checkpoint_in(&tx).await.unwrap().is_done());
             tx.set(b"effect", b"of the zombie");
             woken.notified().await;
             let committed = tx.commit().await.map(drop);
             let late = batch.checkpoint().await;
-            *tells.lock().unwrap() = Some((committed, late));
+            *outcomes.lock().unwrap() = Some((committed, late));
         });
         async move {
             work.await?;
@@ -106,23 +106,23 @@ async fn a_zombie_cannot_commit() {
     log.check(true);
 }
 
-/// A reset takes the lease while a transaction with a checkpoint is under way: it conflicts.
+/// A reset takes the lease while a transaction with a checkpoint is pending: it conflicts.
 #[tokio::test(start_paused = true)]
 async fn a_transaction_from_before_a_reset_cannot_commit() {
     let world = GroupFixture::new(1).await;
     let group = world.group(Cursor::NOTHING).await;
     world.create(["a"]).await;
     let outcome = Arc::new(Mutex::new(None));
-    let (tells, store, resets) = (Arc::clone(&outcome), world.store.clone(), group.clone());
+    let (outcomes, store, resets) = (Arc::clone(&outcome), world.store.clone(), group.clone());
     let is_first = AtomicBool::new(true);
     let log = Log::doing(move |batch| {
         let is_first = is_first.swap(false, Ordering::Relaxed);
-        let (tells, tx, resets) = (Arc::clone(&tells), store.begin(), resets.clone());
+        let (outcomes, tx, resets) = (Arc::clone(&outcomes), store.begin(), resets.clone());
         let work = tokio::spawn(async move {
             if is_first {
                 assert!(!batch.checkpoint_in(&tx).await.unwrap().is_done());
                 resets.reset(Cursor::NOTHING, true).await.unwrap();
-                *tells.lock().unwrap() = Some(tx.commit().await);
+                *outcomes.lock().unwrap() = Some(tx.commit().await);
             }
         });
         async move {
@@ -152,7 +152,7 @@ async fn unknown_results_do_not_double_effects() {
         CommitFault::After(unknown.clone()),
         CommitFault::Before(unknown.clone()),
         CommitFault::Before(StoreError::NOT_COMMITTED),
-        // The client gives up; but the observer fails only after it has committed.
+        // The client gives up, but the observer fails only after it has committed.
         CommitFault::After(StoreError::TRANSACTION_TIMED_OUT),
         CommitFault::Before(StoreError::TRANSACTION_TIMED_OUT),
     ]
@@ -171,7 +171,7 @@ async fn unknown_results_do_not_double_effects() {
     log.check(true);
 }
 
-/// A commit that was given up happens later, when the same rows are under way again together with others.
+/// A commit that was given up happens later, when the same rows are in work again together with others.
 #[tokio::test(start_paused = true)]
 async fn a_commit_that_comes_late_does_not_double_effects() {
     let world = GroupFixture::new(1).await;
@@ -277,21 +277,21 @@ async fn a_handover_between_living_nodes_repeats_nothing() {
 }
 
 /// Whether an attempt writes a checkpoint of a group.
-fn puts_down(attempt: &Attempt) -> bool {
+fn writes_checkpoint(attempt: &Attempt) -> bool {
     attempt.mutations().any(
         |mutation| matches!(mutation, Operation::Set { key, .. } if key.starts_with(b"notibus\x15\x0c\x01n\0\x15\x01")),
     )
 }
 
-/// A checkpoint timed out (1031), was written again, and then the next one was; after that the first one was committed all the
-/// same. It had only the lease in its read-conflict set, and set the group back by everything in between.
+/// Regression: a checkpoint timed out (1031), was written again, and then the next one was written. After that the first one was
+/// committed all the same. It had only the lease in its read-conflict set, and moved the group back.
 #[tokio::test(start_paused = true)]
 async fn a_checkpoint_that_comes_late_sets_nobody_back() {
     let world = GroupFixture::new(1).await;
     let group = world.group(Cursor::NOTHING).await;
     let mut is_first = true;
     world.faults.plan_commits(move |attempt| {
-        let is_late = puts_down(attempt) && std::mem::take(&mut is_first);
+        let is_late = writes_checkpoint(attempt) && std::mem::take(&mut is_first);
         is_late.then_some(CommitFault::Late(StoreError::TRANSACTION_TIMED_OUT))
     });
     let consumer = Log::new().consume(&world.bus, &group, unpolled()).await;
@@ -315,14 +315,14 @@ fn buries(attempt: &Attempt) -> bool {
         .any(|mutation| matches!(mutation, Operation::Set { key, .. } if key.starts_with(letters)))
 }
 
-/// Commits the effect of a batch with its checkpoint once it is told to, and tells when that is over.
+/// Commits the effect of a batch with its checkpoint on demand, and reports when that is over.
 #[derive(Clone, Default)]
 struct Late {
     /// Whether the first attempt was made.
     is_begun: Arc<AtomicBool>,
-    /// That the commit is to be made.
+    /// Asks for the commit.
     lands: Arc<Notify>,
-    /// That it was.
+    /// Reports the commit.
     landed: Arc<Notify>,
 }
 
@@ -372,9 +372,9 @@ fn twice() -> ConsumerOptions {
     ConsumerOptions { checkpoint, failure, retry, ..unpolled() }
 }
 
-/// The commit of a batch came late, after its next attempt had begun. That one had the same row, but had read further, so that the
-/// checkpoint was found somewhere within it: it failed, and the row became a dead letter although it had been worked on. A replay
-/// would have done that twice.
+/// Regression: the commit of a batch came late, after its next attempt had begun. That one had the same row, but had read further, so
+/// that the checkpoint was found somewhere within it: it failed, and the row became a dead letter although it had been worked on. A
+/// replay would have repeated the work.
 #[tokio::test(start_paused = true)]
 async fn a_row_that_was_committed_late_is_done_however_far_the_next_attempt_has_read() {
     let world = GroupFixture::new(1).await;
@@ -388,7 +388,7 @@ async fn a_row_that_was_committed_late_is_done_however_far_the_next_attempt_has_
     });
     let consumer = log.consume(&world.bus, &group, twice()).await;
     until("the first attempt has failed", async || late.is_begun.load(Ordering::Relaxed)).await;
-    // The store goes on, so that the next attempt reads further.
+    // The store advances, so that the next attempt reads further.
     store
         .run(async |tx| {
             let _: () = tx.set(b"other", b"work");
@@ -403,7 +403,7 @@ async fn a_row_that_was_committed_late_is_done_however_far_the_next_attempt_has_
     consumer.shutdown().await.unwrap();
 }
 
-/// The commit came after the consumer had found out that there was none, and before the row was written to the dead letters.
+/// The commit came after the consumer had found no checkpoint, and before the row was written to the dead letters.
 #[tokio::test(start_paused = true)]
 async fn a_row_that_is_committed_while_it_is_given_up_is_no_dead_letter() {
     let world = GroupFixture::new(1).await;

@@ -1,4 +1,4 @@
-//! What the tests of groups share: a bus with a notifier, and observers that write down what happens to them.
+//! Shared by the tests of groups: a bus with a notifier, and observers that log their calls.
 
 use std::{
     collections::BTreeMap,
@@ -45,13 +45,13 @@ impl GroupFixture {
         Self { store, faults, bus, other, notifier }
     }
 
-    /// The bus and its store, on which nothing works any more.
+    /// The bus and its store, after the roles were stopped.
     pub async fn stopped(self) -> (Bus, Database) {
         self.notifier.shutdown().await.unwrap();
         (self.other, self.store)
     }
 
-    /// The bus as another process sees it.
+    /// The bus as opened by another process.
     pub async fn another(&self) -> Bus {
         Bus::open_existing(&self.faults.database(), b"notibus").await.unwrap()
     }
@@ -86,7 +86,7 @@ pub fn names(prefix: &str, count: usize) -> Vec<String> {
     (0..count).map(|n| format!("{prefix}{n}")).collect()
 }
 
-/// What happened to an observer.
+/// A call of an observer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Happened {
     /// It was opened.
@@ -97,19 +97,19 @@ pub enum Happened {
     Closed(CloseReason),
 }
 
-/// What an observer does with a batch.
+/// The work of an observer on a batch.
 pub type Work = dyn Fn(GroupBatch<Notification>) -> futures_util::future::BoxFuture<'static, ObserverResult>
     + Send
     + Sync;
 
-/// What has happened to observers, by the number of each. Clones share it.
+/// A log of the calls of observers, by the number of each. Clones share it.
 #[derive(Clone)]
 pub struct Log {
     /// What happened, in order.
     happened: Arc<Mutex<Vec<(u64, Happened)>>>,
     /// The number of the next observer.
     next: Arc<AtomicU64>,
-    /// What they do.
+    /// Their work.
     work: Arc<Work>,
 }
 
@@ -135,7 +135,7 @@ impl Log {
         Logged { number: self.next.fetch_add(1, Ordering::Relaxed), log: self.clone() }
     }
 
-    /// Writes something down.
+    /// Logs a call.
     fn note(&self, number: u64, happened: Happened) {
         self.happened.lock().unwrap().push((number, happened));
     }
@@ -148,12 +148,12 @@ impl Log {
         options: ConsumerOptions,
     ) -> Consumer {
         let log = self.clone();
-        // The group as the process of the bus sees it.
+        // The group as the process of the bus opens it.
         let group = bus.group(group.name().as_str()).unwrap();
         bus.consumer(&group, move |_| log.observer(), options).await.unwrap()
     }
 
-    /// What has happened.
+    /// All logged calls.
     pub fn all(&self) -> Vec<(u64, Happened)> {
         self.happened.lock().unwrap().clone()
     }
@@ -172,7 +172,7 @@ impl Log {
         self.rows().into_iter().map(|(name, _)| name.as_str().to_owned()).collect()
     }
 
-    /// Waits until observers have got a row of each of `names`, in whatever order.
+    /// Waits until observers have received a row of each of `names`, in any order.
     pub async fn until_names(&self, names: &[String]) {
         let all = async || {
             let got = self.names();
@@ -206,11 +206,11 @@ impl Log {
     }
 }
 
-/// An observer that writes down what happens to it.
+/// An observer that logs its calls.
 struct Logged {
     /// Its number.
     number: u64,
-    /// Where it writes.
+    /// The log.
     log: Log,
 }
 
@@ -231,7 +231,7 @@ impl Observer<Notification> for Logged {
     }
 }
 
-/// How many rows the group has still to work on; of each shard exactly.
+/// Number of rows that the group has yet to work on, counted exactly.
 pub async fn behind(group: &Group<Notification>) -> u64 {
     let lag = group.lag().await.unwrap();
     assert!(lag.iter().all(|shard| shard.is_exact));

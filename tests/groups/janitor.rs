@@ -1,4 +1,4 @@
-//! What the janitor keeps for groups, and which groups it deletes.
+//! Tombstones that the janitor keeps for groups, and groups that it deletes.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::{
     fixture::{GroupFixture, Log, pass, until_done},
 };
 
-/// A janitor that drops tombstones at once.
+/// A janitor that deletes tombstones at once.
 async fn eager(world: &GroupFixture) -> Janitor {
     let options = JanitorOptions {
         interval: Duration::from_secs(1),
@@ -35,7 +35,7 @@ async fn delete(world: &GroupFixture, name: &str) {
     until("it is deleted", is_deleted).await;
 }
 
-/// Consumers that look at no shard unless they are told to.
+/// Consumers that read a shard only after a hint.
 fn unpolled() -> ConsumerOptions {
     ConsumerOptions { poll_interval: NEVER, ..ConsumerOptions::default() }
 }
@@ -59,12 +59,12 @@ async fn a_tombstone_stays_until_every_group_has_passed_it() {
     assert!(is_there().await, "the second group has not read it");
     assert!(log.names().contains(&"a".to_owned()));
     let twin = other.consume(&world.another().await, &second, unpolled()).await;
-    // Shards that got no row have to save that they have none, once.
+    // A shard without rows has to save its position once.
     until("it is dropped", async || !is_there().await).await;
     consumer.shutdown().await.unwrap();
     twin.shutdown().await.unwrap();
 
-    // A group that is gone keeps nothing, and one that is reset to zero neither what was dropped before.
+    // A group that is gone keeps no tombstone, and a group that is reset to zero keeps none that was deleted before.
     world.create(["c"]).await;
     delete(&world, "c").await;
     pass(Duration::from_mins(1)).await;
@@ -75,7 +75,7 @@ async fn a_tombstone_stays_until_every_group_has_passed_it() {
     log.check(true);
 }
 
-/// The janitor reads the rows of groups serializably: a group that begins while it drops makes it look again.
+/// The janitor reads the rows of groups serializably: if a group begins while it deletes, it has to read again.
 #[tokio::test(start_paused = true)]
 async fn no_group_begins_under_the_janitors_hand() {
     let world = GroupFixture::new(1).await;
@@ -124,13 +124,13 @@ async fn a_group_expires_when_nobody_has_worked_for_it_for_long_enough() {
     pass(Duration::from_mins(40)).await;
     let idle_ms = expiring.status().await.unwrap().idle_ms;
     assert!((38 * 60_000..=40 * 60_000).contains(&idle_ms), "{idle_ms}");
-    // Time in which no janitor works does not count; another goes on with what has been counted.
+    // Time in which no janitor works does not count; another janitor continues the count.
     janitor.shutdown().await.unwrap();
     pass(Duration::from_hours(5)).await;
     let janitor = world.other.janitor(slow()).await.unwrap();
     pass(Duration::from_mins(10)).await;
     assert!(expiring.status().await.is_ok());
-    // Somebody comes, and it starts over.
+    // A consumer joins, and the count starts over.
     let consumer = log.consume(&world.bus, &expiring, unpolled()).await;
     pass(Duration::from_mins(5)).await;
     consumer.shutdown().await.unwrap();
@@ -143,7 +143,7 @@ async fn a_group_expires_when_nobody_has_worked_for_it_for_long_enough() {
     janitor.shutdown().await.unwrap();
 }
 
-/// A pass added the time since the one before to the time for which nobody had worked, although somebody had worked for most of it: a
+/// Regression: a pass added the time since the one before to the idle time, although a consumer had worked for most of it: a
 /// group that was to be kept for ten minutes was deleted 20 s after its last consumer had left.
 #[tokio::test(start_paused = true)]
 async fn a_group_is_kept_from_its_last_member_on_not_from_the_last_pass() {
@@ -153,7 +153,7 @@ async fn a_group_is_kept_from_its_last_member_on_not_from_the_last_pass() {
     let slow = JanitorOptions { interval: Duration::from_mins(10), ..JanitorOptions::default() };
     let janitor = world.other.janitor(slow).await.unwrap();
     let log = Log::new();
-    // Nobody works when the first pass is made.
+    // The group has no consumer during the first pass.
     pass(Duration::from_mins(1)).await;
     let consumer = log.consume(&world.bus, &group, unpolled()).await;
     pass(Duration::from_secs(8 * 60 + 50)).await;
@@ -165,7 +165,7 @@ async fn a_group_is_kept_from_its_last_member_on_not_from_the_last_pass() {
     janitor.shutdown().await.unwrap();
 }
 
-/// A pass that could not finish counted the same time again and again.
+/// Regression: a pass that could not finish counted the same time again and again.
 #[tokio::test(start_paused = true)]
 async fn a_pass_that_fails_counts_no_time_twice() {
     let world = GroupFixture::new(2).await;

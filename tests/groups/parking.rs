@@ -1,4 +1,4 @@
-//! Databases with which an observer fails again and again: they are parked, and their shard goes on.
+//! Databases with which an observer fails repeatedly: they are parked, and their shard goes on.
 
 use std::{
     sync::{
@@ -43,18 +43,18 @@ fn parking() -> ConsumerOptions {
     }
 }
 
-/// What is parked.
+/// The parked ids.
 async fn parked(group: &Group<Notification>) -> Vec<ParkedId> {
     group.parked("", 100).await.unwrap()
 }
 
-/// Waits until so many are parked.
+/// Waits until `count` ids are parked.
 async fn until_parked(group: &Group<Notification>, count: usize) {
     until(&format!("{count} are parked"), async || parked(group).await.len() == count).await;
 }
 
-/// Observers that fail with rows of databases whose names begin with "bad", until they are mended; and the rows with which they have
-/// succeeded.
+/// Observers that fail with rows of databases whose names begin with "bad", until they are repaired; and the rows with which they
+/// have succeeded.
 struct Picky {
     log: Log,
     is_mended: Arc<AtomicBool>,
@@ -97,7 +97,7 @@ async fn a_database_that_fails_for_ever_waits_and_its_shard_goes_on() {
     assert_eq!(world.bus.stats().group_parked, 1);
     assert_eq!((picky.done("good0").len(), picky.done("good1").len()), (1, 1));
 
-    // Its later rows wait behind it, the newest in place of those before; those of others do not.
+    // Its later rows wait behind it, the newest replacing the ones before; rows of other databases do not wait.
     let mut last = waits.sequence;
     for n in 0..3 {
         last = world.update("bad", n).await;
@@ -122,7 +122,7 @@ async fn a_database_that_fails_for_ever_waits_and_its_shard_goes_on() {
     picky.log.check(true);
 }
 
-/// What is parked is known to anyone who takes over, and to the shards that come after a reshard.
+/// Successors of a consumer, and shards after a reshard, know the parked ids.
 #[tokio::test(start_paused = true)]
 async fn what_is_parked_is_passed_on_to_other_nodes_and_shards() {
     let world = GroupFixture::new(2).await;
@@ -176,7 +176,7 @@ async fn what_is_parked_is_tried_at_once_dropped_or_forgotten_when_asked() {
     pass(Duration::from_secs(10)).await;
     assert!(parked(&group).await.is_empty());
     assert_eq!([0, 1, 2].map(|n| picky.done(&format!("bad{n}")).len()), [1, 0, 1]);
-    // One that was dropped behind the back of its consumer is no obstacle to its later rows.
+    // An id that was dropped without its consumer's knowledge does not block its later rows.
     world.update("bad1", 0).await;
     until("it comes", async || picky.done("bad1").len() == 1).await;
 
@@ -188,7 +188,7 @@ async fn what_is_parked_is_tried_at_once_dropped_or_forgotten_when_asked() {
     assert!(parked(&group).await.is_empty(), "a reset goes elsewhere");
 }
 
-/// How often each row had its effect, by name and sequence.
+/// How often the effect of each row was written, by name and sequence.
 async fn effects(store: &Database) -> Vec<(String, u64)> {
     let read = RangeRead::new(KeyRange::prefix("effect/")).limit(1_000);
     let rows = store.begin().get_range(&read, Isolation::Snapshot).await.unwrap().rows;
@@ -211,8 +211,8 @@ async fn take_effect(store: &Database, batch: &GroupBatch<Notification>) -> noti
     store.run(body).await
 }
 
-/// A newer row of a parked database was parked behind it in a transaction of its own, while the rest of its chunk had still to be worked
-/// on. The observer panicked on that rest, the parked row succeeded, and then the chunk came again: the effect was there twice.
+/// Regression: a newer row of a parked database was parked behind it in its own transaction, before the rest of its chunk was worked
+/// on. The observer panicked on that rest, the parked row succeeded, and then the chunk came again: the effect was written twice.
 #[tokio::test(start_paused = true)]
 async fn a_parked_row_has_its_effect_once_though_its_chunk_comes_again() {
     let world = GroupFixture::new(1).await;
@@ -267,8 +267,8 @@ fn parks(attempt: &Attempt) -> bool {
         .any(|mutation| matches!(mutation, Operation::Set { key, .. } if key.starts_with(parked)))
 }
 
-/// A row was parked by a transaction that timed out (1031), parked again, succeeded, and was followed by a newer one. Then the first
-/// transaction was committed after all: the older row was parked again, and came after the newer one.
+/// Regression: a row was parked by a transaction that timed out (1031), parked again, succeeded, and was followed by a newer one. Then
+/// the first transaction was committed after all: the older row was parked again, and came after the newer one.
 #[tokio::test(start_paused = true)]
 async fn a_row_that_is_parked_late_does_not_come_after_a_newer_one() {
     let world = GroupFixture::new(1).await;
@@ -296,7 +296,7 @@ async fn a_row_that_is_parked_late_does_not_come_after_a_newer_one() {
     consumer.shutdown().await.unwrap();
 }
 
-/// The same without being parked again: the row was parked by a transaction of which nobody knew, its consumer began again and
+/// The same without a second parking: a transaction with an unknown result parked the row, its consumer began again and
 /// delivered the newer row, which was there by then.
 #[tokio::test(start_paused = true)]
 async fn a_row_that_is_parked_late_is_dropped_if_a_newer_one_was_delivered() {
@@ -306,7 +306,7 @@ async fn a_row_that_is_parked_late_is_dropped_if_a_newer_one_was_delivered() {
     let (mended, done) = (Arc::clone(&is_mended), Arc::new(Mutex::new(Vec::new())));
     let adds = Arc::clone(&done);
     let log = Log::doing(move |batch| {
-        // Whoever panics is replaced, and begins again from what is stored.
+        // A panicking observer is replaced, and the next one begins from the stored position.
         assert!(mended.load(Ordering::SeqCst), "as planned");
         adds.lock().unwrap().extend(batch.rows.iter().map(|row| row.sequence));
         std::future::ready(Ok(()))

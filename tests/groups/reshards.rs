@@ -1,4 +1,4 @@
-//! Groups on their way from shard to shard, while the janitor drops what is empty. Simulated worlds found these stories.
+//! Groups that move from shard to shard, while the janitor drops empty shards. Simulated worlds found these defects.
 
 use std::{
     sync::{
@@ -20,12 +20,12 @@ use crate::{
     fixture::{GroupFixture, Log, names, pass, until_done},
 };
 
-/// A janitor that looks all the time.
+/// A janitor that works all the time.
 fn eager() -> JanitorOptions {
     JanitorOptions { interval: Duration::from_millis(100), ..JanitorOptions::default() }
 }
 
-/// Consumers that look at their shards each second.
+/// Consumers that poll their shards each second.
 fn polled() -> ConsumerOptions {
     ConsumerOptions { poll_interval: Duration::from_secs(1), ..ConsumerOptions::default() }
 }
@@ -35,14 +35,14 @@ async fn begun(group: &Group<Notification>) -> Vec<u64> {
     group.status().await.unwrap().shards.iter().map(|shard| shard.shard.0).collect()
 }
 
-/// How far the group has come in the first of its shards.
+/// The position of the group in the first of its shards.
 async fn checkpoint(group: &Group<Notification>) -> Sequence {
     group.status().await.unwrap().shards[0].checkpoint
 }
 
-/// One shard was worked through, and saved that it was, up to where its successors began. Before the other one was, the
-/// janitor dropped those successors, which were empty. So the end of the other shard was further on, the first one did not
-/// seem to be there yet, and both waited for each other for ever.
+/// Regression: one shard was drained, and saved that, up to the begin of its successors. Before the other shard was drained, the
+/// janitor dropped these successors, which were empty. So the end of the other shard was further on, the first one did not
+/// seem to have reached it, and both waited for each other for ever.
 #[tokio::test(start_paused = true)]
 async fn successors_that_are_dropped_meanwhile_hold_nobody_up() {
     let world = GroupFixture::new(2).await;
@@ -79,9 +79,9 @@ async fn successors_that_are_dropped_meanwhile_hold_nobody_up() {
     consumer.shutdown().await.unwrap();
 }
 
-/// An entry was dropped once its shards were empty, although a node was still at work on rows that had been in one of them. The group
-/// went over to the next shards, and another node could deliver newer rows of the same databases before the older batch had ended; and
-/// a checkpoint that was written then left the group in shards of two entries, where it stood still.
+/// Regression: an entry was dropped once its shards were empty, although a node was still working on rows that had been in one of them.
+/// The group moved to the next shards, and another node could deliver newer rows of the same databases before the older batch had ended.
+/// A checkpoint that was written then left the group in shards of two entries, where it got stuck.
 #[tokio::test(start_paused = true)]
 async fn an_entry_is_kept_until_all_groups_have_left_it() {
     let world = GroupFixture::new(2).await;
@@ -107,7 +107,7 @@ async fn an_entry_is_kept_until_all_groups_have_left_it() {
     for name in &all {
         world.update(name, 0).await;
     }
-    // All rows of the first entry have been superseded.
+    // Newer rows have replaced all rows of the first entry.
     let janitor = world.other.janitor(eager()).await.unwrap();
     pass(Duration::from_secs(30)).await;
     assert_eq!((begun(&group).await, feed.topology().await.unwrap().len()), (vec![1, 2], 2));

@@ -1,4 +1,4 @@
-//! Nodes that come, go, die and hang, reshards, and commits that fail in every way, at once; and what must be true afterwards.
+//! Nodes that join, leave, die and hang, reshards, and commits that fail in every way, at once; then the guarantees are checked.
 
 use std::{
     collections::BTreeMap,
@@ -24,7 +24,7 @@ use crate::{
 /// How many databases there are.
 const DATABASES: usize = 20;
 
-/// What an observer does to a row in its transaction: counts it, and checks that it comes in order.
+/// The work on a row in its transaction: counts it, and checks that it comes in order.
 async fn work_on(tx: &Transaction, batch: &GroupBatch<notibus::Notification>) -> notibus::Result<()> {
     for row in &batch.rows {
         let seen = [b"seen/", &row.sequence.as_bytes()[..]].concat();
@@ -75,13 +75,13 @@ struct Running {
     consumer: Consumer,
 }
 
-/// All that takes part.
+/// All participants.
 struct Scenario {
     /// The store without faults.
     store: Database,
     /// The bus without faults.
     bus: Bus,
-    /// What is drawn.
+    /// Draws everything.
     random: fastrand::Rng,
     /// The observers of all nodes.
     logs: Vec<Log>,
@@ -122,20 +122,20 @@ impl Scenario {
         self.nodes.push(Running { faults, consumer });
     }
 
-    /// One of the nodes, to be taken away.
+    /// Removes one of the nodes.
     fn take(&mut self) -> Running {
         let place = self.random.usize(..self.nodes.len());
         self.nodes.swap_remove(place)
     }
 
-    /// Something happens.
+    /// A random step.
     async fn step(&mut self) {
         match self.random.u8(..16) {
             0 | 1 if self.nodes.len() < 4 => self.start().await,
             // It dies.
             2 if self.nodes.len() > 1 => drop(self.take().consumer),
             3 if self.nodes.len() > 1 => self.take().consumer.shutdown().await.unwrap(),
-            // It hangs in all its commits for longer than others wait; its observers go on when they can.
+            // It hangs in all its commits for longer than its expiry; its observers continue when they can.
             4 => {
                 let gate = Gate::default();
                 let held = gate.clone();
@@ -162,7 +162,7 @@ impl Scenario {
         tokio::time::sleep(Duration::from_millis(self.random.u64(..800))).await;
     }
 
-    /// Everything must be true.
+    /// Checks all guarantees.
     async fn check(&self) {
         let feed = self.bus.feed();
         for (place, updates) in &self.updates {
@@ -189,7 +189,7 @@ impl Scenario {
     }
 }
 
-/// Lets everything happen, and checks what came of it.
+/// Runs all steps, and checks the result.
 async fn run(store: Database, seed: u64, steps: u32, faults_percent: u8) {
     let mut random = fastrand::Rng::with_seed(seed);
     let shards = random.u32(1..5);
@@ -216,7 +216,7 @@ async fn run(store: Database, seed: u64, steps: u32, faults_percent: u8) {
     for node in std::mem::take(&mut scenario.nodes) {
         node.consumer.shutdown().await.unwrap();
     }
-    // Those of nodes that have died are closed in the background.
+    // Observers of dead nodes are closed in the background.
     tokio::time::sleep(Duration::from_secs(30)).await;
     scenario.logs.iter().for_each(|log| log.check(true));
     notifier.shutdown().await.unwrap();

@@ -13,28 +13,28 @@ use notibus::{
 
 use crate::{
     common::{db, eager, forgetful, until, wide_bus, within},
-    fixture::{Ear, TriggerFixture, at_rest, job, quick},
+    fixture::{JobReports, TriggerFixture, at_rest, job, quick},
 };
 
-/// An index trigger, and what hears of its jobs.
-async fn start(world: &TriggerFixture) -> (Trigger, Ear<IndexBuild>) {
-    let (told, ear) = job::<IndexBuild>();
-    (index_trigger(&world.dispatcher, quick(), told).await.unwrap(), ear)
+/// An index trigger, and the reports of its jobs.
+async fn start(world: &TriggerFixture) -> (Trigger, JobReports<IndexBuild>) {
+    let (reporting, reports) = job::<IndexBuild>();
+    (index_trigger(&world.dispatcher, quick(), reporting).await.unwrap(), reports)
 }
 
-/// What is built and what is told to be gone until nothing comes any more: the databases built, each with whether that
+/// Collects reports until nothing comes any more: the databases that were built, each with whether that
 /// was a fresh build, and those that are gone.
-async fn hear_all(ear: &mut Ear<IndexBuild>) -> (BTreeSet<(Db, bool)>, Vec<Db>) {
+async fn collect_all(reports: &mut JobReports<IndexBuild>) -> (BTreeSet<(Db, bool)>, Vec<Db>) {
     let (mut built, mut gone) = (BTreeSet::new(), Vec::new());
     let quiet = Duration::from_secs(30);
     loop {
         tokio::select! {
-            work = ear.works.recv() => {
+            work = reports.works.recv() => {
                 let (work, decide) = work.unwrap();
                 built.insert((work.db, work.is_fresh));
                 decide.send(Ok(())).unwrap();
             }
-            db = ear.gone.recv() => gone.push(db.unwrap()),
+            db = reports.gone.recv() => gone.push(db.unwrap()),
             () = tokio::time::sleep(quiet) => {
                 gone.sort();
                 return (built, gone);
@@ -43,20 +43,20 @@ async fn hear_all(ear: &mut Ear<IndexBuild>) -> (BTreeSet<(Db, bool)>, Vec<Db>) 
     }
 }
 
-/// Once, the index trigger kept no marks of what it had built: databases that were deleted while it was away for longer than
-/// tombstones are kept were never told to be gone, and their indexes stayed for ever.
+/// Regression: the index trigger kept no marks of its builds: databases that were deleted while it was away for longer than
+/// tombstones are kept were never reported as gone, and their indexes stayed for ever.
 #[tokio::test(start_paused = true)]
-async fn indexes_of_databases_that_went_unseen_are_told_to_be_gone() {
+async fn databases_that_went_unseen_are_reported_as_gone() {
     let mut world = TriggerFixture::new().await;
     let (gone, again, stays) = (db("gone", 1), db("again", 2), db("stays", 3));
     for db in [&gone, &again, &stays] {
         world.event(db, EventKind::Created).await;
     }
-    let (trigger, mut ear) = start(&world).await;
-    hear_all(&mut ear).await;
+    let (trigger, mut reports) = start(&world).await;
+    collect_all(&mut reports).await;
     at_rest(&world, &trigger).await;
     trigger.shutdown().await.unwrap();
-    // One that it never knew comes and goes, too.
+    // A database that it never knew is created and deleted, too.
     let unknown = db("unknown", 4);
     world.event(&unknown, EventKind::Created).await;
     for db in [&gone, &again, &unknown] {
@@ -68,53 +68,53 @@ async fn indexes_of_databases_that_went_unseen_are_told_to_be_gone() {
     world.event(&back, EventKind::Created).await;
     // Another process: the ring of the old one may still hold the tombstones.
     world.dispatcher = world.bus.dispatcher(DispatcherOptions::default()).await.unwrap();
-    let (trigger, mut ear) = start(&world).await;
-    let (built, ended) = hear_all(&mut ear).await;
+    let (trigger, mut reports) = start(&world).await;
+    let (built, ended) = collect_all(&mut reports).await;
     assert_eq!(built, [(back, true), (stays, true)].into());
     assert_eq!(ended, [again, gone], "each once, and no other");
     at_rest(&world, &trigger).await;
     trigger.shutdown().await.unwrap();
-    // It is known now, and not told again.
-    let (trigger, mut ear) = start(&world).await;
-    assert_eq!(hear_all(&mut ear).await, (BTreeSet::new(), Vec::new()));
+    // It has been reported, and is not reported again.
+    let (trigger, mut reports) = start(&world).await;
+    assert_eq!(collect_all(&mut reports).await, (BTreeSet::new(), Vec::new()));
     trigger.shutdown().await.unwrap();
 }
 
-/// The same, if the trigger crashes between having learnt of it and having told the job.
+/// The same, if the trigger crashes after it has learnt of a gone database and before its job is informed.
 #[tokio::test(start_paused = true)]
-async fn an_index_trigger_that_crashes_after_it_has_expired_still_tells_what_is_gone() {
+async fn an_index_trigger_that_crashes_after_it_has_expired_still_reports_gone_databases() {
     let mut world = TriggerFixture::new().await;
     let (gone, stays) = (db("gone", 1), db("stays", 2));
     for db in [&gone, &stays] {
         world.event(db, EventKind::Created).await;
     }
-    let (trigger, mut ear) = start(&world).await;
-    hear_all(&mut ear).await;
+    let (trigger, mut reports) = start(&world).await;
+    collect_all(&mut reports).await;
     at_rest(&world, &trigger).await;
     trigger.shutdown().await.unwrap();
     world.event(&gone, EventKind::Deleted).await;
     let _janitor = world.bus.janitor(forgetful()).await.unwrap();
     until("the tombstone's end", async || world.bus.stats().tombstones_dropped == 1).await;
     world.dispatcher = world.bus.dispatcher(DispatcherOptions::default()).await.unwrap();
-    let (trigger, Ear { mut works, gone: deaf }) = start(&world).await;
+    let (trigger, JobReports { mut works, gone: deaf }) = start(&world).await;
     drop(deaf);
     within("a build", works.recv()).await.unwrap().1.send(Ok(())).unwrap();
     tokio::time::sleep(Duration::from_secs(30)).await;
     drop(trigger);
-    let (trigger, mut ear) = start(&world).await;
-    assert_eq!(hear_all(&mut ear).await.1, [gone]);
+    let (trigger, mut reports) = start(&world).await;
+    assert_eq!(collect_all(&mut reports).await.1, [gone]);
     trigger.shutdown().await.unwrap();
 }
 
-/// A row tells of one instance that was replaced: once, of several only the last one was told to be gone.
+/// A row names one replaced instance. Regression: of several replaced instances only the last one was reported as gone.
 #[tokio::test(start_paused = true)]
-async fn every_instance_that_was_built_is_told_to_be_gone_however_many_have_come_since() {
+async fn every_built_instance_is_reported_as_gone_however_many_have_come_since() {
     for lives in [true, false] {
         let mut world = TriggerFixture::new().await;
         let [first, second, third] = [1, 2, 3].map(|instance| db("a", instance));
         world.event(&first, EventKind::Created).await;
-        let (trigger, mut ear) = start(&world).await;
-        assert!(ear.done().await.is_fresh);
+        let (trigger, mut reports) = start(&world).await;
+        assert!(reports.done().await.is_fresh);
         at_rest(&world, &trigger).await;
         trigger.shutdown().await.unwrap();
         world.event(&first, EventKind::Deleted).await;
@@ -126,8 +126,8 @@ async fn every_instance_that_was_built_is_told_to_be_gone_however_many_have_come
         }
         // Another process: the ring of the old one holds every row.
         world.dispatcher = world.bus.dispatcher(DispatcherOptions::default()).await.unwrap();
-        let (trigger, mut ear) = start(&world).await;
-        let (built, gone) = hear_all(&mut ear).await;
+        let (trigger, mut reports) = start(&world).await;
+        let (built, gone) = collect_all(&mut reports).await;
         let expected = if lives { [(third.clone(), true)].into() } else { BTreeSet::new() };
         assert_eq!(built, expected);
         assert_eq!(gone.iter().filter(|db| **db == first).count(), 1, "{gone:?}");
@@ -136,7 +136,7 @@ async fn every_instance_that_was_built_is_told_to_be_gone_however_many_have_come
     }
 }
 
-/// While it cannot find out what is gone, it saves no position: whoever starts again has to find it out.
+/// While it cannot find out which databases are gone, it saves no position: a trigger that starts again has to find out.
 #[tokio::test(start_paused = true)]
 async fn a_trigger_that_crashes_before_it_could_look_for_what_is_gone_looks_again() {
     let store = Database::memory();
@@ -149,15 +149,15 @@ async fn a_trigger_that_crashes_before_it_could_look_for_what_is_gone_looks_agai
     for db in [&gone, &stays] {
         world.event(db, EventKind::Created).await;
     }
-    let (trigger, mut ear) = start(&world).await;
-    hear_all(&mut ear).await;
+    let (trigger, mut reports) = start(&world).await;
+    collect_all(&mut reports).await;
     at_rest(&world, &trigger).await;
     trigger.shutdown().await.unwrap();
     world.event(&gone, EventKind::Deleted).await;
     let _janitor = world.bus.janitor(forgetful()).await.unwrap();
     until("the tombstone's end", async || world.bus.stats().tombstones_dropped == 1).await;
     world.dispatcher = world.bus.dispatcher(DispatcherOptions::default()).await.unwrap();
-    let (trigger, ear) = start(&world).await;
+    let (trigger, reports) = start(&world).await;
     // From now on the marks, of family 16, cannot be read.
     faults.plan_reads(|operation| {
         let is_marks = matches!(operation, Operation::GetRange { range, .. }
@@ -165,30 +165,30 @@ async fn a_trigger_that_crashes_before_it_could_look_for_what_is_gone_looks_agai
         is_marks.then_some(StoreError::IO_ERROR)
     });
     tokio::time::sleep(Duration::from_secs(30)).await;
-    drop((trigger, ear));
+    drop((trigger, reports));
     faults.heal();
-    let (trigger, mut ear) = start(&world).await;
-    assert_eq!(hear_all(&mut ear).await.1, [gone]);
+    let (trigger, mut reports) = start(&world).await;
+    assert_eq!(collect_all(&mut reports).await.1, [gone]);
     trigger.shutdown().await.unwrap();
 }
 
-/// After a crash, that an instance was replaced is told again, and by then its successor is marked: that one lives.
+/// After a crash, the replacement of an instance is delivered again. By then its successor is marked, but that one lives.
 #[tokio::test(start_paused = true)]
-async fn a_database_that_lives_is_not_told_to_be_gone_when_its_predecessor_is_told_again() {
+async fn a_living_database_is_not_reported_as_gone_when_its_predecessor_is_reported_again() {
     let world = TriggerFixture::new().await;
     let (old, new) = (db("a", 1), db("a", 2));
     world.event(&old, EventKind::Created).await;
-    let (trigger, mut ear) = start(&world).await;
-    hear_all(&mut ear).await;
+    let (trigger, mut reports) = start(&world).await;
+    collect_all(&mut reports).await;
     at_rest(&world, &trigger).await;
     trigger.shutdown().await.unwrap();
     world.event(&old, EventKind::Deleted).await;
     world.event(&new, EventKind::Created).await;
     for crash in 0..2 {
-        let (told, mut ear) = job::<IndexBuild>();
+        let (reporting, mut reports) = job::<IndexBuild>();
         let options = TriggerOptions { checkpoint_interval: Duration::from_hours(1), ..quick() };
-        let trigger = index_trigger(&world.dispatcher, options, told).await.unwrap();
-        let (built, gone) = hear_all(&mut ear).await;
+        let trigger = index_trigger(&world.dispatcher, options, reporting).await.unwrap();
+        let (built, gone) = collect_all(&mut reports).await;
         assert_eq!((built, gone), ([(new.clone(), true)].into(), vec![old.clone()]), "after {crash}");
         drop(trigger);
     }

@@ -1,4 +1,4 @@
-//! A bus with all its roles, and jobs whose end is decided from outside.
+//! A bus with all its roles, and jobs whose results the test decides.
 
 use std::time::Duration;
 
@@ -102,27 +102,27 @@ impl TriggerFixture {
     }
 }
 
-/// A job that tells what it is given, and whose end is decided from outside.
+/// A job that reports its calls, and whose results the test decides.
 pub struct ReportingJob<W> {
-    /// What it is given.
+    /// Its work, with the sender of its result.
     pub works: UnboundedSender<(W, tokio::sync::oneshot::Sender<TaskResult>)>,
-    /// Databases that it was told to be gone.
+    /// Databases that were reported to it as gone.
     pub gone: UnboundedSender<Db>,
 }
 
-/// What hears of a job.
-pub struct Ear<W> {
-    /// What it is given, with the decision.
+/// Receives the reports of a job.
+pub struct JobReports<W> {
+    /// Its work, with the sender of its result.
     pub works: UnboundedReceiver<(W, tokio::sync::oneshot::Sender<TaskResult>)>,
-    /// Databases that it was told to be gone.
+    /// Databases that were reported to it as gone.
     pub gone: UnboundedReceiver<Db>,
 }
 
-/// A job, and what hears of it.
-pub fn job<W>() -> (ReportingJob<W>, Ear<W>) {
+/// Makes a job and the receiver of its reports.
+pub fn job<W>() -> (ReportingJob<W>, JobReports<W>) {
     let (works, heard) = unbounded_channel();
     let (gone, left) = unbounded_channel();
-    (ReportingJob { works, gone }, Ear { works: heard, gone: left })
+    (ReportingJob { works, gone }, JobReports { works: heard, gone: left })
 }
 
 impl<W: Send + 'static> TriggerJob<W> for ReportingJob<W> {
@@ -138,15 +138,15 @@ impl<W: Send + 'static> TriggerJob<W> for ReportingJob<W> {
     }
 }
 
-impl<W> Ear<W> {
+impl<W> JobReports<W> {
     /// The next work, undecided.
-    pub async fn hear(&mut self) -> (W, tokio::sync::oneshot::Sender<TaskResult>) {
+    pub async fn next_work(&mut self) -> (W, tokio::sync::oneshot::Sender<TaskResult>) {
         within("a job", self.works.recv()).await.unwrap()
     }
 
-    /// The next work, which is done.
+    /// The next work, which succeeds.
     pub async fn done(&mut self) -> W {
-        let (work, decide) = self.hear().await;
+        let (work, decide) = self.next_work().await;
         decide.send(Ok(())).unwrap();
         work
     }
@@ -162,7 +162,7 @@ pub fn quick() -> TriggerOptions {
     TriggerOptions { debounce: Duration::from_secs(1), ..TriggerOptions::index("views") }
 }
 
-/// Waits until nothing is left to do, and that is saved.
+/// Waits until no work is left, and that is saved.
 pub async fn at_rest(world: &TriggerFixture, trigger: &Trigger) {
     tokio::time::sleep(Duration::from_secs(5)).await;
     until("rest", async || {

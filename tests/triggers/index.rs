@@ -1,4 +1,4 @@
-//! The index trigger, and what is the same for all triggers.
+//! The index trigger, and properties of all triggers.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -45,27 +45,27 @@ async fn options_out_of_their_limits_are_typed_errors() {
 #[tokio::test(start_paused = true)]
 async fn builds_are_debounced_deduplicated_and_name_their_design_documents() {
     let world = TriggerFixture::new().await;
-    let (told, mut ear) = job::<IndexBuild>();
-    let trigger = index_trigger(&world.dispatcher, quick(), told).await.unwrap();
+    let (reporting, mut reports) = job::<IndexBuild>();
+    let trigger = index_trigger(&world.dispatcher, quick(), reporting).await.unwrap();
     let a = db("a", 1);
     world.event(&a, EventKind::Created).await;
     for _ in 0..10 {
         world.event(&a, EventKind::Updated).await;
     }
-    let build = ear.done().await;
+    let build = reports.done().await;
     assert_eq!((&build.db, build.is_fresh, build.attempt), (&a, true, 1));
     assert_eq!(build.ddocs, IndexDdocs::All);
-    assert!(ear.is_quiet().await, "ten updates, one build");
+    assert!(reports.is_quiet().await, "ten updates, one build");
     world.ddoc(&a, Some("_design/x")).await;
     world.ddoc(&a, Some("_design/y")).await;
-    let build = ear.done().await;
+    let build = reports.done().await;
     let ids: BTreeSet<DdocId> = ["_design/x", "_design/y"].map(|id| id.parse().unwrap()).into();
     assert_eq!((build.ddocs, build.is_fresh), (IndexDdocs::Only(ids), false));
     world.ddoc(&a, Some("_design/x")).await;
     world.event(&a, EventKind::Updated).await;
-    assert_eq!(ear.done().await.ddocs, IndexDdocs::All, "documents have changed, too");
+    assert_eq!(reports.done().await.ddocs, IndexDdocs::All, "documents have changed, too");
     world.ddoc(&a, None).await;
-    assert_eq!(ear.done().await.ddocs, IndexDdocs::All, "it may be any");
+    assert_eq!(reports.done().await.ddocs, IndexDdocs::All, "it may be any");
     at_rest(&world, &trigger).await;
     assert_eq!((trigger.status().done, trigger.status().failed), (4, 0));
     trigger.shutdown().await.unwrap();
@@ -92,7 +92,7 @@ async fn no_more_builds_run_at_once_than_may_and_one_per_database() {
             Ok(())
         }
     };
-    // Also with less room for what waits than there are databases.
+    // Even with room for fewer waiting databases than there are.
     let options = TriggerOptions { jobs_max: 3, pending_max: 4, ..quick() };
     let trigger = index_trigger(&world.dispatcher, options, build).await.unwrap();
     tokio::time::sleep(Duration::from_secs(4)).await;
@@ -132,11 +132,11 @@ async fn a_build_that_fails_or_panics_is_tried_again_with_pauses() {
 #[tokio::test(start_paused = true)]
 async fn a_deleted_database_cancels_and_a_recreated_one_is_built_afresh() {
     let world = TriggerFixture::new().await;
-    let (told, mut ear) = job::<IndexBuild>();
-    let trigger = index_trigger(&world.dispatcher, quick(), told).await.unwrap();
+    let (reporting, mut reports) = job::<IndexBuild>();
+    let trigger = index_trigger(&world.dispatcher, quick(), reporting).await.unwrap();
     let (old, new) = (db("a", 1), db("a", 2));
     world.event(&old, EventKind::Created).await;
-    let (_, decide) = ear.hear().await;
+    let (_, decide) = reports.next_work().await;
     world.event(&old, EventKind::Deleted).await;
     within("the cancelling", async {
         while !decide.is_closed() {
@@ -144,12 +144,12 @@ async fn a_deleted_database_cancels_and_a_recreated_one_is_built_afresh() {
         }
     })
     .await;
-    assert_eq!(within("the end", ear.gone.recv()).await.unwrap(), old);
-    assert!(ear.is_quiet().await, "nothing is built of what is gone");
+    assert_eq!(within("the end", reports.gone.recv()).await.unwrap(), old);
+    assert!(reports.is_quiet().await, "nothing is built of what is gone");
     assert_eq!((trigger.status().cancelled, trigger.status().done), (1, 1));
-    // Recreated while a build runs: the trigger sees only the newest row.
+    // Recreated while a build runs: the trigger reads only the newest row.
     world.event(&new, EventKind::Created).await;
-    let (build, decide) = ear.hear().await;
+    let (build, decide) = reports.next_work().await;
     assert_eq!((&build.db, build.is_fresh), (&new, true));
     let third = db("a", 3);
     let before = world.bus.stats().folded.total();
@@ -162,14 +162,14 @@ async fn a_deleted_database_cancels_and_a_recreated_one_is_built_afresh() {
         }
     })
     .await;
-    assert_eq!(within("the end", ear.gone.recv()).await.unwrap(), new, "before the next one is begun");
-    let build = ear.done().await;
+    assert_eq!(within("the end", reports.gone.recv()).await.unwrap(), new, "before the next one is begun");
+    let build = reports.done().await;
     assert_eq!((build.db, build.is_fresh, build.ddocs), (third, true, IndexDdocs::All));
-    // Waiting for its debounce, and deleted before.
+    // Deleted during its debounce.
     world.event(&db("b", 1), EventKind::Created).await;
     world.event(&db("b", 1), EventKind::Deleted).await;
-    assert_eq!(within("the end", ear.gone.recv()).await.unwrap(), db("b", 1));
-    assert!(ear.is_quiet().await);
+    assert_eq!(within("the end", reports.gone.recv()).await.unwrap(), db("b", 1));
+    assert!(reports.is_quiet().await);
 }
 
 /// CouchDB 4 waits for a minute before it triggers a build, and loses it if the process ends within.
@@ -177,41 +177,41 @@ async fn a_deleted_database_cancels_and_a_recreated_one_is_built_afresh() {
 async fn no_build_is_lost_by_a_crash_wherever_it_happens() {
     let world = TriggerFixture::new().await;
     let start = async || {
-        let (told, ear) = job::<IndexBuild>();
-        (index_trigger(&world.dispatcher, quick(), told).await.unwrap(), ear)
+        let (reporting, reports) = job::<IndexBuild>();
+        (index_trigger(&world.dispatcher, quick(), reporting).await.unwrap(), reports)
     };
     let (a, b) = (db("a", 1), db("b", 1));
-    let (trigger, mut ear) = start().await;
+    let (trigger, mut reports) = start().await;
     world.event(&a, EventKind::Created).await;
-    ear.done().await;
+    reports.done().await;
     at_rest(&world, &trigger).await;
     // Within the debounce.
     world.event(&a, EventKind::Updated).await;
-    drop((trigger, ear));
-    let (trigger, mut ear) = start().await;
-    assert_eq!(ear.done().await.db, a);
+    drop((trigger, reports));
+    let (trigger, mut reports) = start().await;
+    assert_eq!(reports.done().await.db, a);
     at_rest(&world, &trigger).await;
-    // While it runs, after others were done and their end was saved.
+    // While it runs, after others were done and that was saved.
     world.event(&a, EventKind::Updated).await;
-    let (_build, _decide) = ear.hear().await;
+    let (_build, _decide) = reports.next_work().await;
     world.event(&b, EventKind::Created).await;
-    assert_eq!(ear.done().await.db, b);
+    assert_eq!(reports.done().await.db, b);
     tokio::time::sleep(Duration::from_secs(5)).await;
-    drop((trigger, ear));
-    // And what happens while there is no trigger.
+    drop((trigger, reports));
+    // And events while there is no trigger.
     world.event(&db("c", 1), EventKind::Created).await;
-    let (trigger, mut ear) = start().await;
+    let (trigger, mut reports) = start().await;
     let mut built = BTreeSet::new();
     while built.len() < 2 || !built.contains("c") {
-        built.insert(ear.done().await.db.name.to_string());
+        built.insert(reports.done().await.db.name.to_string());
     }
     assert!(built.contains("a"), "{built:?}");
-    while !ear.is_quiet().await {}
+    while !reports.is_quiet().await {}
     at_rest(&world, &trigger).await;
     // After an orderly end nothing comes again.
     trigger.shutdown().await.unwrap();
-    let (_trigger, mut ear) = start().await;
-    assert!(ear.is_quiet().await);
+    let (_trigger, mut reports) = start().await;
+    assert!(reports.is_quiet().await);
 }
 
 #[tokio::test(start_paused = true)]
@@ -227,13 +227,13 @@ async fn databases_that_are_not_wanted_move_the_cursor_on() {
 #[tokio::test(start_paused = true)]
 async fn a_trigger_that_is_started_elsewhere_takes_over() {
     let world = TriggerFixture::new().await;
-    let (told, mut first) = job::<IndexBuild>();
-    let old = index_trigger(&world.dispatcher, quick(), told).await.unwrap();
+    let (reporting, mut first) = job::<IndexBuild>();
+    let old = index_trigger(&world.dispatcher, quick(), reporting).await.unwrap();
     world.event(&db("a", 1), EventKind::Created).await;
-    let (_build, decide) = first.hear().await;
+    let (_build, decide) = first.next_work().await;
     let other = world.bus.dispatcher(DispatcherOptions::default()).await.unwrap();
-    let (told, mut second) = job::<IndexBuild>();
-    let _new = index_trigger(&other, quick(), told).await.unwrap();
+    let (reporting, mut second) = job::<IndexBuild>();
+    let _new = index_trigger(&other, quick(), reporting).await.unwrap();
     assert_eq!(second.done().await.db, db("a", 1), "what was not done");
     world.event(&db("b", 1), EventKind::Created).await;
     assert_eq!(second.done().await.db, db("b", 1));
@@ -242,7 +242,7 @@ async fn a_trigger_that_is_started_elsewhere_takes_over() {
     assert!(matches!(old.shutdown().await, Err(Error::CursorLost { .. })));
 }
 
-/// Once, a quiet database that changed had the cursor of a trigger of exact names go back to its last change.
+/// Regression: if a quiet database changed, the cursor of a trigger of exact names went back to its last change.
 #[tokio::test(start_paused = true)]
 async fn the_cursor_of_a_trigger_never_goes_back() {
     let world = TriggerFixture::new().await;
@@ -250,37 +250,37 @@ async fn the_cursor_of_a_trigger_never_goes_back() {
     world.event(&quiet, EventKind::Created).await;
     world.event(&busy, EventKind::Created).await;
     let filter = Filter::names([quiet.name.clone(), busy.name.clone()]).unwrap();
-    let (told, mut ear) = job::<IndexBuild>();
+    let (reporting, mut reports) = job::<IndexBuild>();
     let options = TriggerOptions { filter, ..quick() };
-    let trigger = index_trigger(&world.dispatcher, options, told).await.unwrap();
-    ear.done().await;
-    ear.done().await;
+    let trigger = index_trigger(&world.dispatcher, options, reporting).await.unwrap();
+    reports.done().await;
+    reports.done().await;
     world.event(&busy, EventKind::Updated).await;
-    ear.done().await;
+    reports.done().await;
     at_rest(&world, &trigger).await;
     let position = trigger.status().position;
     world.event(&quiet, EventKind::Updated).await;
-    let (_, _undecided) = ear.hear().await;
+    let (_, _undecided) = reports.next_work().await;
     tokio::time::sleep(Duration::from_secs(10)).await;
     assert!(trigger.status().position >= position, "{:?} < {position:?}", trigger.status().position);
     trigger.shutdown().await.unwrap();
 }
 
-/// Once, a trigger that had as much to do as it may never read that the databases in question were gone, and stood still.
+/// Regression: a trigger at its limit of waiting work never read that the databases in question were gone, and stood still.
 #[tokio::test(start_paused = true)]
 async fn builds_of_databases_that_are_gone_do_not_stop_a_trigger_that_is_full() {
     let world = TriggerFixture::new().await;
     let (gone, other) = (db("gone", 1), db("other", 1));
-    let (told, mut ear) = job::<IndexBuild>();
+    let (reporting, mut reports) = job::<IndexBuild>();
     let options = TriggerOptions { pending_max: 1, ..quick() };
-    let trigger = index_trigger(&world.dispatcher, options, told).await.unwrap();
+    let trigger = index_trigger(&world.dispatcher, options, reporting).await.unwrap();
     world.event(&gone, EventKind::Created).await;
-    let (_, decide) = ear.hear().await;
+    let (_, decide) = reports.next_work().await;
     world.event(&gone, EventKind::Deleted).await;
     world.event(&other, EventKind::Created).await;
     decide.send(Err("no such database".into())).unwrap();
     loop {
-        let (build, decide) = ear.hear().await;
+        let (build, decide) = reports.next_work().await;
         if build.db == other {
             break;
         }
@@ -289,16 +289,16 @@ async fn builds_of_databases_that_are_gone_do_not_stop_a_trigger_that_is_full() 
     trigger.shutdown().await.unwrap();
 }
 
-/// Once, a change of a design document whose id was not recorded was lost among those with an id that were folded with it, and
+/// Regression: a change of a design document whose id was not recorded was lost among those with an id that were folded with it, and
 /// its index was not built.
 #[tokio::test(start_paused = true)]
 async fn a_design_document_without_an_id_has_all_indexes_built_whatever_it_was_folded_with() {
     let world = TriggerFixture::new().await;
-    let (told, mut ear) = job::<IndexBuild>();
-    let trigger = index_trigger(&world.dispatcher, quick(), told).await.unwrap();
+    let (reporting, mut reports) = job::<IndexBuild>();
+    let trigger = index_trigger(&world.dispatcher, quick(), reporting).await.unwrap();
     let a = db("a", 1);
     world.event(&a, EventKind::Created).await;
-    ear.done().await;
+    reports.done().await;
     let before = world.bus.stats().folded.total();
     let (producer, x) = (world.bus.producer(), "_design/x".parse::<DdocId>().unwrap());
     let write = async |tx| {
@@ -308,53 +308,53 @@ async fn a_design_document_without_an_id_has_all_indexes_built_whatever_it_was_f
     };
     world.store.run(write).await.unwrap();
     world.settled(before).await;
-    assert_eq!(ear.done().await.ddocs, IndexDdocs::All);
+    assert_eq!(reports.done().await.ddocs, IndexDdocs::All);
     world.ddoc(&a, Some("_design/x")).await;
-    assert_eq!(ear.done().await.ddocs, IndexDdocs::Only([x].into()), "it was told once");
+    assert_eq!(reports.done().await.ddocs, IndexDdocs::Only([x].into()), "it was delivered once");
     at_rest(&world, &trigger).await;
     trigger.shutdown().await.unwrap();
 }
 
-/// One that has lost its cursor ends with its next build of a new database, and does not wait for the next checkpoint.
+/// A trigger that has lost its cursor ends at its next build of a new database, and does not wait for the next checkpoint.
 #[tokio::test(start_paused = true)]
 async fn a_trigger_that_was_taken_over_builds_no_new_database() {
     let world = TriggerFixture::new().await;
-    let (told, mut first) = job::<IndexBuild>();
+    let (reporting, mut first) = job::<IndexBuild>();
     let options = TriggerOptions { checkpoint_interval: Duration::from_hours(1), ..quick() };
-    let old = index_trigger(&world.dispatcher, options, told).await.unwrap();
+    let old = index_trigger(&world.dispatcher, options, reporting).await.unwrap();
     world.event(&db("a", 1), EventKind::Created).await;
     first.done().await;
-    let (told, mut second) = job::<IndexBuild>();
+    let (reporting, mut second) = job::<IndexBuild>();
     let options = TriggerOptions { filter: Filter::name("a").unwrap(), ..quick() };
-    let _new = index_trigger(&world.dispatcher, options, told).await.unwrap();
+    let _new = index_trigger(&world.dispatcher, options, reporting).await.unwrap();
     assert_eq!(second.done().await.db, db("a", 1));
     world.event(&db("b", 1), EventKind::Created).await;
     until("the end of the old one", async || old.status().is_finished).await;
     assert!(first.works.recv().await.is_none(), "it was given nothing more");
 }
 
-/// Once, what the filter of before had left out was never built, and nothing said so.
+/// Regression: databases that the old filter had left out were never built, without any message.
 #[tokio::test(start_paused = true)]
 async fn a_trigger_that_is_restarted_with_another_filter_builds_what_the_old_one_left_out() {
     let world = TriggerFixture::new().await;
     let (wanted, left_out) = (db("a", 1), db("b", 1));
     world.event(&wanted, EventKind::Created).await;
     world.event(&left_out, EventKind::Created).await;
-    let (told, mut ear) = job::<IndexBuild>();
+    let (reporting, mut reports) = job::<IndexBuild>();
     let narrow = TriggerOptions { filter: Filter::name("a").unwrap(), ..quick() };
-    let trigger = index_trigger(&world.dispatcher, narrow, told).await.unwrap();
-    assert_eq!(ear.done().await.db, wanted);
+    let trigger = index_trigger(&world.dispatcher, narrow, reporting).await.unwrap();
+    assert_eq!(reports.done().await.db, wanted);
     at_rest(&world, &trigger).await;
     trigger.shutdown().await.unwrap();
-    let (told, mut ear) = job::<IndexBuild>();
-    let trigger = index_trigger(&world.dispatcher, quick(), told).await.unwrap();
-    let built = BTreeSet::from([ear.done().await.db, ear.done().await.db]);
+    let (reporting, mut reports) = job::<IndexBuild>();
+    let trigger = index_trigger(&world.dispatcher, quick(), reporting).await.unwrap();
+    let built = BTreeSet::from([reports.done().await.db, reports.done().await.db]);
     assert!(built.contains(&left_out));
     at_rest(&world, &trigger).await;
     trigger.shutdown().await.unwrap();
-    // With the same one nothing comes again.
-    let (told, mut ear) = job::<IndexBuild>();
-    let trigger = index_trigger(&world.dispatcher, quick(), told).await.unwrap();
-    assert!(ear.is_quiet().await);
+    // With the same filter nothing comes again.
+    let (reporting, mut reports) = job::<IndexBuild>();
+    let trigger = index_trigger(&world.dispatcher, quick(), reporting).await.unwrap();
+    assert!(reports.is_quiet().await);
     trigger.shutdown().await.unwrap();
 }

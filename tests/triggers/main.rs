@@ -1,4 +1,4 @@
-//! Triggers: what is to be done is gathered, done, tried again, cancelled, and never lost.
+//! Triggers: work is gathered, done, tried again, cancelled, and never lost.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

@@ -1,4 +1,4 @@
-//! What a trigger has marked, when the clean-up or the store fails.
+//! The marks of a trigger when the clean-up or the store fails.
 
 use std::{sync::atomic::AtomicBool, sync::atomic::Ordering, time::Duration};
 
@@ -16,7 +16,7 @@ use crate::{
     fixture::{ReportingJob, TriggerFixture, at_rest, job, quick},
 };
 
-/// What the keys of cursors and marks begin with.
+/// The key prefix of cursors and marks.
 const CURSORS: &[u8] = b"notibus\x15\x10";
 
 /// A job that cannot clean up.
@@ -43,51 +43,51 @@ pub async fn faulty() -> (TriggerFixture, Faults) {
     (TriggerFixture { store, bus, _notifier: notifier, dispatcher }, faults)
 }
 
-/// How many keys tell of `name` among the cursors and marks.
+/// Number of cursor and mark keys with `name`.
 async fn marks(world: &TriggerFixture, name: &str) -> usize {
     let read = RangeRead::new(KeyRange::prefix(CURSORS));
     let page = world.store.begin().get_range(&read, Isolation::Snapshot).await.unwrap();
     page.rows.iter().filter(|(key, _)| key.windows(name.len()).any(|part| part == name.as_bytes())).count()
 }
 
-/// Once, the mark of a database whose clean-up had failed too often stayed. Each build of its successor told it again first,
-/// failed by it, and was given up without having been tried.
+/// Regression: the mark of a database whose clean-up had failed too often stayed. Each build of its successor reported it again first,
+/// failed by that, and was given up without an attempt.
 #[tokio::test(start_paused = true)]
 async fn a_clean_up_that_has_failed_too_often_does_not_keep_the_successor_from_being_built() {
     let world = TriggerFixture::new().await;
     let (old, new) = (db("again", 1), db("again", 2));
     let options = TriggerOptions { attempts_max: 2, ..quick() };
-    let (told, mut ear) = job::<IndexBuild>();
-    let trigger = index_trigger(&world.dispatcher, options.clone(), Stubborn(told)).await.unwrap();
+    let (reporting, mut reports) = job::<IndexBuild>();
+    let trigger = index_trigger(&world.dispatcher, options.clone(), Stubborn(reporting)).await.unwrap();
     world.event(&old, EventKind::Created).await;
-    ear.done().await;
+    reports.done().await;
     at_rest(&world, &trigger).await;
     world.event(&old, EventKind::Deleted).await;
     world.event(&new, EventKind::Created).await;
-    let build = ear.done().await;
+    let build = reports.done().await;
     assert_eq!((&build.db, build.attempt), (&new, 1));
     at_rest(&world, &trigger).await;
     assert_eq!(trigger.status().parked, 1, "the clean-up");
-    assert_eq!((ear.gone.try_recv().unwrap(), ear.gone.try_recv().unwrap()), (old.clone(), old));
+    assert_eq!((reports.gone.try_recv().unwrap(), reports.gone.try_recv().unwrap()), (old.clone(), old));
     assert_eq!(marks(&world, "again").await, 2, "the successor is marked, and the clean-up parked");
     trigger.shutdown().await.unwrap();
-    // Another trigger of the name tells it again, which has nothing to do with the successor.
-    let (told, mut ear) = job::<IndexBuild>();
-    let trigger = index_trigger(&world.dispatcher, options, Stubborn(told)).await.unwrap();
+    // Another trigger of the name reports it again, which does not affect the successor.
+    let (reporting, mut reports) = job::<IndexBuild>();
+    let trigger = index_trigger(&world.dispatcher, options, Stubborn(reporting)).await.unwrap();
     world.event(&new, EventKind::Updated).await;
-    assert_eq!(ear.done().await.db, new);
-    assert_eq!(ear.gone.try_recv().unwrap(), db("again", 1));
-    assert!(ear.gone.try_recv().is_err());
+    assert_eq!(reports.done().await.db, new);
+    assert_eq!(reports.gone.try_recv().unwrap(), db("again", 1));
+    assert!(reports.gone.try_recv().is_err());
     trigger.shutdown().await.unwrap();
 }
 
-/// A build that may be tried once was given up because the store failed before it: it was never tried.
+/// Regression: a build with one allowed attempt was given up because the store failed before it: it was never tried.
 #[tokio::test(start_paused = true)]
 async fn a_mark_that_cannot_be_written_is_no_attempt_of_the_build() {
     let (world, faults) = faulty().await;
     let options = TriggerOptions { attempts_max: 1, ..quick() };
-    let (told, mut ear) = job::<IndexBuild>();
-    let trigger = index_trigger(&world.dispatcher, options, told).await.unwrap();
+    let (reporting, mut reports) = job::<IndexBuild>();
+    let trigger = index_trigger(&world.dispatcher, options, reporting).await.unwrap();
     faults.plan_reads(|operation| match operation {
         Operation::GetRange { range, .. } => range.begin.starts_with(CURSORS).then_some(StoreError::IO_ERROR),
         Operation::Get { key, .. } => key.starts_with(CURSORS).then_some(StoreError::IO_ERROR),
@@ -96,22 +96,22 @@ async fn a_mark_that_cannot_be_written_is_no_attempt_of_the_build() {
     world.event(&db("a", 1), EventKind::Created).await;
     tokio::time::sleep(Duration::from_secs(20)).await;
     faults.heal();
-    let build = ear.done().await;
+    let build = reports.done().await;
     assert_eq!((build.db, build.attempt), (db("a", 1), 1));
     at_rest(&world, &trigger).await;
     assert_eq!(trigger.status().parked, 0);
     trigger.shutdown().await.unwrap();
 }
 
-/// Of one that was deleted while its mark was under way the mark came after it was forgotten, and stayed: the next trigger that
-/// had to look for what is gone told it once more.
+/// Regression: if a database was deleted while its mark was being written, the mark came after it was removed, and stayed: the next
+/// trigger that searched for gone databases reported it once more.
 #[tokio::test(start_paused = true)]
 async fn a_mark_that_comes_after_it_was_forgotten_does_not_happen() {
     let (world, faults) = faulty().await;
     let late = db("late", 1);
-    let (told, mut ear) = job::<IndexBuild>();
+    let (reporting, mut reports) = job::<IndexBuild>();
     let options = TriggerOptions { checkpoint_interval: Duration::from_hours(1), ..quick() };
-    let trigger = index_trigger(&world.dispatcher, options, told).await.unwrap();
+    let trigger = index_trigger(&world.dispatcher, options, reporting).await.unwrap();
     let mut is_first = true;
     faults.plan_commits(move |attempt| {
         let is_mark = attempt.operations.iter().any(|operation| {
@@ -123,7 +123,7 @@ async fn a_mark_that_comes_after_it_was_forgotten_does_not_happen() {
     world.event(&late, EventKind::Created).await;
     until("the mark", async || trigger.status().failed == 1).await;
     world.event(&late, EventKind::Deleted).await;
-    assert_eq!(ear.gone.recv().await.unwrap(), late);
+    assert_eq!(reports.gone.recv().await.unwrap(), late);
     until("the end", async || trigger.status().running == 0).await;
     let results = faults.commit_late().await;
     assert_eq!(results.len(), 1);
@@ -132,18 +132,18 @@ async fn a_mark_that_comes_after_it_was_forgotten_does_not_happen() {
     trigger.shutdown().await.unwrap();
 }
 
-/// Once, all that was found to be gone after an expiry was planned at once, however much that was.
+/// Regression: all databases that were found to be gone after an expiry were planned at once, however many there were.
 #[tokio::test(start_paused = true)]
 async fn what_is_gone_after_an_expiry_is_planned_as_far_as_there_is_room() {
     let mut world = TriggerFixture::new().await;
     let all: Vec<_> = (0..20).map(|n| db(&format!("db{n:02}"), 1)).collect();
-    let (told, mut ear) = job::<IndexBuild>();
-    let trigger = index_trigger(&world.dispatcher, quick(), told).await.unwrap();
+    let (reporting, mut reports) = job::<IndexBuild>();
+    let trigger = index_trigger(&world.dispatcher, quick(), reporting).await.unwrap();
     for db in &all {
         world.event(db, EventKind::Created).await;
     }
     for _ in &all {
-        ear.done().await;
+        reports.done().await;
     }
     at_rest(&world, &trigger).await;
     trigger.shutdown().await.unwrap();
@@ -155,9 +155,9 @@ async fn what_is_gone_after_an_expiry_is_planned_as_far_as_there_is_room() {
     let _janitor = world.bus.janitor(forgetful()).await.unwrap();
     until("the tombstones' end", async || world.bus.stats().tombstones_dropped == 20).await;
     world.dispatcher = world.bus.dispatcher(DispatcherOptions::default()).await.unwrap();
-    let (told, mut ear) = job::<IndexBuild>();
+    let (reporting, mut reports) = job::<IndexBuild>();
     let options = TriggerOptions { pending_max: 4, jobs_max: 1, ..quick() };
-    let trigger = index_trigger(&world.dispatcher, options, Slow(told)).await.unwrap();
+    let trigger = index_trigger(&world.dispatcher, options, Slow(reporting)).await.unwrap();
     let is_over = AtomicBool::new(false);
     let watch = async {
         let mut most = 0;
@@ -169,10 +169,10 @@ async fn what_is_gone_after_an_expiry_is_planned_as_far_as_there_is_room() {
         most
     };
     let hear = async {
-        ear.done().await;
+        reports.done().await;
         let mut gone = Vec::new();
         for _ in &all {
-            gone.push(ear.gone.recv().await.unwrap());
+            gone.push(reports.gone.recv().await.unwrap());
         }
         at_rest(&world, &trigger).await;
         is_over.store(true, Ordering::SeqCst);

@@ -23,14 +23,14 @@ use crate::{
     fixture::{TriggerFixture, at_rest, job, quick},
 };
 
-/// Builds every database but those whose names begin with `bad`, as long as these are not mended; those of `hung` hang.
+/// Builds every database. Builds of names that begin with `bad` fail until they are repaired; those of `hung` hang.
 #[derive(Clone, Default)]
 struct Fussy {
     /// Databases that were built.
     built: Arc<Mutex<BTreeSet<Db>>>,
-    /// Databases that were told to be gone.
+    /// Databases that were reported as gone.
     gone: Arc<Mutex<BTreeSet<Db>>>,
-    /// Builds that were tried.
+    /// Number of attempts.
     tries: Arc<AtomicUsize>,
     /// Whether all can be built.
     is_mended: Arc<AtomicBool>,
@@ -74,8 +74,8 @@ async fn parked(world: &TriggerFixture) -> Vec<ParkedDb> {
     world.bus.trigger("views").unwrap().parked(None, 100).await.unwrap()
 }
 
-/// Once, databases that fail for ever filled all the places of what waits: with ten places and ten such databases, a healthy one
-/// was not built within a day, and a deletion not passed on.
+/// Regression: databases that fail for ever filled the room for waiting work: with ten places and ten such databases, a healthy one
+/// was not built within a day, and a deletion was not reported.
 #[tokio::test(start_paused = true)]
 async fn databases_that_fail_for_ever_do_not_keep_others_from_being_built() {
     let world = TriggerFixture::new().await;
@@ -98,7 +98,7 @@ async fn databases_that_fail_for_ever_do_not_keep_others_from_being_built() {
     trigger.shutdown().await.unwrap();
 }
 
-/// Once, a database that failed for ever held the cursor back: after an orderly shutdown everything that had come since was
+/// Regression: a database that failed for ever held the cursor back: after an orderly shutdown everything that had come since was
 /// built again.
 #[tokio::test(start_paused = true)]
 async fn a_database_that_fails_for_ever_does_not_hold_the_cursor_back() {
@@ -119,7 +119,7 @@ async fn a_database_that_fails_for_ever_does_not_hold_the_cursor_back() {
     trigger.shutdown().await.unwrap();
 }
 
-/// Tried again in rounds, less and less often, as long as it fails; what was parked by a trigger that has ended as well.
+/// A failing database is tried again in rounds, less and less often; one that an earlier trigger has parked as well.
 #[tokio::test(start_paused = true)]
 async fn what_is_parked_is_tried_again_less_and_less_often_until_it_succeeds() {
     let world = TriggerFixture::new().await;
@@ -146,35 +146,35 @@ async fn what_is_parked_is_tried_again_less_and_less_often_until_it_succeeds() {
 #[tokio::test(start_paused = true)]
 async fn what_is_parked_is_tried_soon_if_it_changes_or_somebody_asks() {
     let world = TriggerFixture::new().await;
-    let (told, mut ear) = job::<IndexBuild>();
+    let (reporting, mut reports) = job::<IndexBuild>();
     let options = TriggerOptions { attempts_max: 1, ..quick() };
-    let trigger = index_trigger(&world.dispatcher, options, told).await.unwrap();
+    let trigger = index_trigger(&world.dispatcher, options, reporting).await.unwrap();
     let bad = db("bad", 1);
     world.event(&bad, EventKind::Created).await;
-    let fail = async |ear: &mut crate::fixture::Ear<IndexBuild>| {
+    let fail = async |reports: &mut crate::fixture::JobReports<IndexBuild>| {
         // It may take hours.
-        let (build, decide) = ear.works.recv().await.unwrap();
+        let (build, decide) = reports.works.recv().await.unwrap();
         decide.send(Err("no disk".into())).unwrap();
         build
     };
-    assert_eq!(fail(&mut ear).await.attempt, 1);
+    assert_eq!(fail(&mut reports).await.attempt, 1);
     for attempt in 2..=4 {
-        assert_eq!(fail(&mut ear).await.attempt, attempt, "in the next rounds");
+        assert_eq!(fail(&mut reports).await.attempt, attempt, "in the next rounds");
     }
     // It changes: the pauses are short again.
     world.event(&bad, EventKind::Updated).await;
     let asked_at = tokio::time::Instant::now();
-    let build = fail(&mut ear).await;
+    let build = fail(&mut reports).await;
     assert!(asked_at.elapsed() <= Duration::from_secs(320), "{:?}", asked_at.elapsed());
     assert_eq!((build.attempt, build.is_fresh), (5, true), "nothing of it was done yet");
-    // Somebody asks.
+    // A retry is requested.
     until("it is parked", async || trigger.status().running == 0).await;
     let stored = world.bus.trigger("views").unwrap();
     assert_eq!(stored.retry(Some(&"other".parse().unwrap())).await.unwrap(), 0);
     assert_eq!(stored.retry(Some(&bad.name)).await.unwrap(), 1);
     assert!(parked(&world).await[0].is_asked);
     let asked_at = tokio::time::Instant::now();
-    assert_eq!(ear.done().await.attempt, 6);
+    assert_eq!(reports.done().await.attempt, 6);
     assert!(asked_at.elapsed() <= Duration::from_secs(11), "{:?}", asked_at.elapsed());
     until("the end", async || parked(&world).await.is_empty()).await;
     assert_eq!(world.bus.triggers().await.unwrap(), ["views"]);
@@ -183,7 +183,7 @@ async fn what_is_parked_is_tried_soon_if_it_changes_or_somebody_asks() {
     assert_eq!((stored.position().await.unwrap(), world.bus.triggers().await.unwrap().len()), (None, 0));
 }
 
-/// Four jobs that hung ended a trigger, and nothing said so.
+/// Regression: four jobs that hung stopped a trigger, without any message.
 #[tokio::test(start_paused = true)]
 async fn jobs_that_hang_are_cancelled_parked_and_reported() {
     let world = TriggerFixture::new().await;
@@ -199,7 +199,7 @@ async fn jobs_that_hang_are_cancelled_parked_and_reported() {
     assert!(fussy.has_built(&good));
     assert_eq!(trigger.status().stuck, 4);
     assert_eq!(world.bus.stats().trigger_stuck, 4);
-    // However often they hang again, half of the jobs are others'.
+    // However often they hang again, half of the jobs are left to others.
     for round in 0..10 {
         tokio::time::sleep(Duration::from_mins(5)).await;
         assert!(trigger.status().running <= 2);
@@ -211,7 +211,7 @@ async fn jobs_that_hang_are_cancelled_parked_and_reported() {
     trigger.shutdown().await.unwrap();
 }
 
-/// A job that goes on for long and says so is not cancelled.
+/// A long job that notes its progress is not cancelled.
 #[tokio::test(start_paused = true)]
 async fn a_job_that_shows_progress_may_take_as_long_as_it_takes() {
     let world = TriggerFixture::new().await;
@@ -229,7 +229,7 @@ async fn a_job_that_shows_progress_may_take_as_long_as_it_takes() {
     trigger.shutdown().await.unwrap();
 }
 
-/// A clean-up that fails is parked, too, and made good later.
+/// A clean-up that fails is parked, too, and repeated later.
 #[tokio::test(start_paused = true)]
 async fn a_clean_up_that_fails_is_made_good_later() {
     let world = TriggerFixture::new().await;
@@ -249,7 +249,7 @@ async fn a_clean_up_that_fails_is_made_good_later() {
     trigger.shutdown().await.unwrap();
 }
 
-/// A database that changed all the time was never tried again once it was parked: something always waited for it.
+/// Regression: a database that changed all the time was never tried again once it was parked, because work always waited for it.
 #[tokio::test(start_paused = true)]
 async fn what_is_parked_is_tried_again_although_it_goes_on_changing() {
     let world = TriggerFixture::new().await;
@@ -269,7 +269,7 @@ async fn what_is_parked_is_tried_again_although_it_goes_on_changing() {
     trigger.shutdown().await.unwrap();
 }
 
-/// A mark that could not be decoded kept its database from being parked, and the cursor from moving on.
+/// Regression: a mark that could not be decoded kept its database from being parked, and the cursor from moving on.
 #[tokio::test(start_paused = true)]
 async fn a_mark_that_cannot_be_decoded_is_begun_again() {
     let world = TriggerFixture::new().await;
@@ -301,7 +301,7 @@ async fn a_mark_that_cannot_be_decoded_is_begun_again() {
     trigger.shutdown().await.unwrap();
 }
 
-/// The end of a retry that was committed late removed what had come for the database since.
+/// Regression: the end of a retry that was committed late removed work that had come for the database since.
 #[tokio::test(start_paused = true)]
 async fn an_end_of_a_retry_that_comes_late_forgets_nothing() {
     let store = Database::memory();
@@ -310,15 +310,15 @@ async fn an_end_of_a_retry_that_comes_late_forgets_nothing() {
     let notifier = bus.notifier(crate::common::eager()).await.unwrap();
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
     let world = TriggerFixture { store, bus, _notifier: notifier, dispatcher };
-    let (told, mut ear) = job::<IndexBuild>();
+    let (reporting, mut reports) = job::<IndexBuild>();
     let options = TriggerOptions { attempts_max: 1, debounce: Duration::ZERO, ..quick() };
-    let trigger = index_trigger(&world.dispatcher, options, told).await.unwrap();
+    let trigger = index_trigger(&world.dispatcher, options, reporting).await.unwrap();
     let bad = db("bad", 1);
     world.event(&bad, EventKind::Created).await;
-    ear.hear().await.1.send(Err("no disk".into())).unwrap();
+    reports.next_work().await.1.send(Err("no disk".into())).unwrap();
     until("it is parked", async || trigger.status().parked == 1).await;
     // In the next round.
-    let (_, decide) = ear.works.recv().await.unwrap();
+    let (_, decide) = reports.works.recv().await.unwrap();
     let has = |key: &[u8], part: &[u8]| key.windows(part.len()).any(|some| some == part);
     let mut late = Some(CommitFault::Late(StoreError::TRANSACTION_TIMED_OUT));
     faults.plan_commits(move |attempt| {
@@ -331,7 +331,7 @@ async fn an_end_of_a_retry_that_comes_late_forgets_nothing() {
     world.event(&bad, EventKind::Updated).await;
     at_rest(&world, &trigger).await;
     faults.commit_late().await;
-    let again = tokio::time::timeout(Duration::from_mins(30), ear.works.recv()).await;
+    let again = tokio::time::timeout(Duration::from_mins(30), reports.works.recv()).await;
     again.expect("the update is worked on").unwrap().1.send(Ok(())).unwrap();
     trigger.shutdown().await.unwrap();
 }

@@ -16,10 +16,10 @@ use notibus::{
 
 use crate::{
     common::{self, db, forgetful, until, within},
-    fixture::{Ear, TriggerFixture, at_rest, job},
+    fixture::{JobReports, TriggerFixture, at_rest, job},
 };
 
-/// The documents that a scan finds.
+/// The ids of the documents in a scan.
 async fn ids(scan: &mut Scan) -> Vec<String> {
     let mut ids = Vec::new();
     loop {
@@ -37,10 +37,10 @@ async fn databases_are_scanned_from_the_beginning_and_then_from_the_last_seen_se
     let found = db("_replicator", 1);
     world.create(&found).await;
     world.document(&found, "x").await;
-    let (told, mut ear) = job::<Scan>();
+    let (reporting, mut reports) = job::<Scan>();
     let trigger =
-        replication_trigger(&world.dispatcher, TriggerOptions::replication("r"), told).await.unwrap();
-    let (mut scan, decide) = ear.hear().await;
+        replication_trigger(&world.dispatcher, TriggerOptions::replication("r"), reporting).await.unwrap();
+    let (mut scan, decide) = reports.next_work().await;
     assert_eq!((scan.db(), scan.since()), (&found, Cursor::NOTHING), "it is found");
     assert_eq!(ids(&mut scan).await, ["x"]);
     decide.send(Ok(())).unwrap();
@@ -49,7 +49,7 @@ async fn databases_are_scanned_from_the_beginning_and_then_from_the_last_seen_se
         world.create(&db(stranger, 10 + n as u8)).await;
     }
     world.create(&created).await;
-    let (mut scan, decide) = ear.hear().await;
+    let (mut scan, decide) = reports.next_work().await;
     assert_eq!((scan.db().clone(), ids(&mut scan).await.len()), (created.clone(), 0), "and no other");
     decide.send(Ok(())).unwrap();
     for some in [["a", "b", "c"], ["d", "e", "f"]] {
@@ -58,7 +58,7 @@ async fn databases_are_scanned_from_the_beginning_and_then_from_the_last_seen_se
         }
         let mut seen = Vec::new();
         while seen.len() < 3 {
-            let (mut scan, decide) = ear.hear().await;
+            let (mut scan, decide) = reports.next_work().await;
             assert!(scan.since() > Cursor::NOTHING || seen.is_empty());
             seen.extend(ids(&mut scan).await);
             decide.send(Ok(())).unwrap();
@@ -66,7 +66,7 @@ async fn databases_are_scanned_from_the_beginning_and_then_from_the_last_seen_se
         assert_eq!(seen, some, "each once");
         // An update that came during a scan that had read it already causes another one.
         while let Ok(Some((mut scan, decide))) =
-            tokio::time::timeout(Duration::from_secs(5), ear.works.recv()).await
+            tokio::time::timeout(Duration::from_secs(5), reports.works.recv()).await
         {
             assert!(ids(&mut scan).await.is_empty());
             decide.send(Ok(())).unwrap();
@@ -74,15 +74,15 @@ async fn databases_are_scanned_from_the_beginning_and_then_from_the_last_seen_se
     }
     at_rest(&world, &trigger).await;
     trigger.shutdown().await.unwrap();
-    // Another process goes on, unlike CouchDB, which begins from zero.
+    // Another process continues, unlike CouchDB, which begins from zero.
     world.document(&created, "g").await;
-    let (told, mut ear) = job::<Scan>();
+    let (reporting, mut reports) = job::<Scan>();
     let trigger =
-        replication_trigger(&world.dispatcher, TriggerOptions::replication("r"), told).await.unwrap();
-    let (mut scan, decide) = ear.hear().await;
+        replication_trigger(&world.dispatcher, TriggerOptions::replication("r"), reporting).await.unwrap();
+    let (mut scan, decide) = reports.next_work().await;
     assert_eq!((scan.db().clone(), ids(&mut scan).await), (created, vec!["g".to_owned()]));
     decide.send(Ok(())).unwrap();
-    assert!(ear.is_quiet().await);
+    assert!(reports.is_quiet().await);
     trigger.shutdown().await.unwrap();
 }
 
@@ -91,20 +91,20 @@ async fn an_update_during_a_scan_causes_another_one_afterwards() {
     let world = TriggerFixture::new().await;
     let a = db("_replicator", 1);
     world.create(&a).await;
-    let (told, mut ear) = job::<Scan>();
+    let (reporting, mut reports) = job::<Scan>();
     let _trigger =
-        replication_trigger(&world.dispatcher, TriggerOptions::replication("r"), told).await.unwrap();
-    let (mut scan, decide) = ear.hear().await;
+        replication_trigger(&world.dispatcher, TriggerOptions::replication("r"), reporting).await.unwrap();
+    let (mut scan, decide) = reports.next_work().await;
     assert!(ids(&mut scan).await.is_empty());
     for id in ["x", "y"] {
         world.document(&a, id).await;
     }
-    assert!(ear.is_quiet().await, "one scan at a time");
+    assert!(reports.is_quiet().await, "one scan at a time");
     decide.send(Ok(())).unwrap();
-    let (mut scan, decide) = ear.hear().await;
+    let (mut scan, decide) = reports.next_work().await;
     assert_eq!(ids(&mut scan).await, ["x", "y"]);
     decide.send(Ok(())).unwrap();
-    assert!(ear.is_quiet().await, "one for both updates");
+    assert!(reports.is_quiet().await, "one for both updates");
 }
 
 #[tokio::test(start_paused = true)]
@@ -115,15 +115,15 @@ async fn a_scan_that_fails_goes_on_from_its_last_report() {
     for id in ["x", "y", "z"] {
         world.document(&a, id).await;
     }
-    let (told, mut ear) = job::<Scan>();
+    let (reporting, mut reports) = job::<Scan>();
     let _trigger =
-        replication_trigger(&world.dispatcher, TriggerOptions::replication("r"), told).await.unwrap();
-    let (mut scan, decide) = ear.hear().await;
+        replication_trigger(&world.dispatcher, TriggerOptions::replication("r"), reporting).await.unwrap();
+    let (mut scan, decide) = reports.next_work().await;
     let page = scan.page(1).await.unwrap();
     assert!(scan.reporter().report(page.to).await.unwrap());
     scan.page(1).await.unwrap();
     decide.send(Err("no network".into())).unwrap();
-    let (mut scan, decide) = ear.hear().await;
+    let (mut scan, decide) = reports.next_work().await;
     assert_eq!((scan.attempt(), scan.since()), (2, page.to.into()));
     assert_eq!(ids(&mut scan).await, ["y", "z"], "what was not reported comes again");
     decide.send(Ok(())).unwrap();
@@ -134,16 +134,16 @@ async fn a_deleted_database_stops_and_stale_reports_are_ignored() {
     let world = TriggerFixture::new().await;
     let (old, new) = (db("_replicator", 1), db("_replicator", 2));
     world.create(&old).await;
-    let (told, mut ear) = job::<Scan>();
+    let (reporting, mut reports) = job::<Scan>();
     let trigger =
-        replication_trigger(&world.dispatcher, TriggerOptions::replication("r"), told).await.unwrap();
-    let (mut scan, decide) = ear.hear().await;
+        replication_trigger(&world.dispatcher, TriggerOptions::replication("r"), reporting).await.unwrap();
+    let (mut scan, decide) = reports.next_work().await;
     world.document(&old, "x").await;
     let page = scan.page(10).await.unwrap();
     let first: ScanReporter = scan.reporter();
     assert!(first.report(page.to).await.unwrap());
     decide.send(Ok(())).unwrap();
-    let (scan, decide) = ear.hear().await;
+    let (scan, decide) = reports.next_work().await;
     assert!(!first.report(page.to).await.unwrap(), "another scan has begun");
     let second = scan.reporter();
     world.delete(&old).await;
@@ -153,19 +153,19 @@ async fn a_deleted_database_stops_and_stale_reports_are_ignored() {
         }
     })
     .await;
-    assert_eq!(within("the end", ear.gone.recv()).await.unwrap(), old);
+    assert_eq!(within("the end", reports.gone.recv()).await.unwrap(), old);
     until("rest", async || trigger.status().running == 0).await;
     assert!(!second.report(page.to).await.unwrap(), "its database is gone");
     assert_eq!(trigger.status().cancelled, 1);
     world.create(&new).await;
-    let (scan, decide) = ear.hear().await;
+    let (scan, decide) = reports.next_work().await;
     assert_eq!((scan.db(), scan.since()), (&new, Cursor::NOTHING));
     assert!(!second.report(page.to).await.unwrap(), "nor is it the new one");
     decide.send(Ok(())).unwrap();
     trigger.shutdown().await.unwrap();
 }
 
-/// Deleted while the trigger was away for longer than tombstones are kept: no row tells of it any more.
+/// A database was deleted while the trigger was away for longer than tombstones are kept: no row shows it any more.
 #[tokio::test(start_paused = true)]
 async fn a_trigger_that_has_expired_finds_out_what_is_gone() {
     let mut world = TriggerFixture::new().await;
@@ -174,13 +174,13 @@ async fn a_trigger_that_has_expired_finds_out_what_is_gone() {
         world.create(db).await;
     }
     let start = async |world: &TriggerFixture| {
-        let (told, ear) = job::<Scan>();
+        let (reporting, reports) = job::<Scan>();
         let options = TriggerOptions::replication("r");
-        (replication_trigger(&world.dispatcher, options, told).await.unwrap(), ear)
+        (replication_trigger(&world.dispatcher, options, reporting).await.unwrap(), reports)
     };
-    let (trigger, mut ear) = start(&world).await;
+    let (trigger, mut reports) = start(&world).await;
     for _ in 0..3 {
-        ear.done().await;
+        reports.done().await;
     }
     at_rest(&world, &trigger).await;
     trigger.shutdown().await.unwrap();
@@ -192,17 +192,17 @@ async fn a_trigger_that_has_expired_finds_out_what_is_gone() {
     world.create(&back).await;
     // Another process: the ring of the old one may still hold the tombstones.
     world.dispatcher = world.bus.dispatcher(DispatcherOptions::default()).await.unwrap();
-    let (trigger, mut ear) = start(&world).await;
+    let (trigger, mut reports) = start(&world).await;
     let mut scanned = BTreeSet::new();
     let mut ended = BTreeSet::new();
     while scanned.len() < 2 || ended.len() < 2 {
         tokio::select! {
-            scan = ear.works.recv() => {
+            scan = reports.works.recv() => {
                 let (scan, decide) = scan.unwrap();
                 scanned.insert(scan.db().clone());
                 decide.send(Ok(())).unwrap();
             }
-            db = ear.gone.recv() => {
+            db = reports.gone.recv() => {
                 ended.insert(db.unwrap());
             }
         }
@@ -212,7 +212,7 @@ async fn a_trigger_that_has_expired_finds_out_what_is_gone() {
     trigger.shutdown().await.unwrap();
 }
 
-/// Once, a trigger that crashed after it had learnt that it had expired forgot to find out what was gone.
+/// Regression: a trigger that crashed after it had learnt that it had expired forgot to search for gone databases.
 #[tokio::test(start_paused = true)]
 async fn a_trigger_that_crashes_after_it_has_expired_still_finds_out_what_is_gone() {
     for is_done in [false, true] {
@@ -220,25 +220,25 @@ async fn a_trigger_that_crashes_after_it_has_expired_still_finds_out_what_is_gon
         let (gone, stays) = (db("a/_replicator", 1), db("c/_replicator", 3));
         world.create(&gone).await;
         world.create(&stays).await;
-        let start = async |world: &TriggerFixture, told| {
+        let start = async |world: &TriggerFixture, reporting| {
             let options =
                 TriggerOptions { backoff_min: Duration::from_mins(5), ..TriggerOptions::replication("r") };
-            replication_trigger(&world.dispatcher, options, told).await.unwrap()
+            replication_trigger(&world.dispatcher, options, reporting).await.unwrap()
         };
-        let (told, mut ear) = job::<Scan>();
-        let trigger = start(&world, told).await;
-        ear.done().await;
-        ear.done().await;
+        let (reporting, mut reports) = job::<Scan>();
+        let trigger = start(&world, reporting).await;
+        reports.done().await;
+        reports.done().await;
         at_rest(&world, &trigger).await;
         trigger.shutdown().await.unwrap();
         world.delete(&gone).await;
         let _janitor = world.bus.janitor(forgetful()).await.unwrap();
         until("the tombstone's end", async || world.bus.stats().tombstones_dropped == 1).await;
         world.dispatcher = world.bus.dispatcher(DispatcherOptions::default()).await.unwrap();
-        // It is told, cannot act on it, and saves how far it has come.
-        let (told, Ear { mut works, gone: deaf }) = job::<Scan>();
+        // It learns of the expiry, cannot act on it, and saves its cursor.
+        let (reporting, JobReports { mut works, gone: deaf }) = job::<Scan>();
         drop(deaf);
-        let trigger = start(&world, told).await;
+        let trigger = start(&world, reporting).await;
         let (_, decide) = within("a scan", works.recv()).await.unwrap();
         let mut decide = Some(decide);
         if is_done {
@@ -246,27 +246,27 @@ async fn a_trigger_that_crashes_after_it_has_expired_still_finds_out_what_is_gon
         }
         tokio::time::sleep(Duration::from_secs(30)).await;
         drop(trigger);
-        let (told, mut ear) = job::<Scan>();
-        let trigger = start(&world, told).await;
-        assert_eq!(within("that it is gone", ear.gone.recv()).await.unwrap(), gone);
+        let (reporting, mut reports) = job::<Scan>();
+        let trigger = start(&world, reporting).await;
+        assert_eq!(within("that it is gone", reports.gone.recv()).await.unwrap(), gone);
         trigger.shutdown().await.unwrap();
     }
 }
 
-/// Once, of a database that was created again twice while the trigger was away, the first instance was never told to be gone,
-/// and what was started for it ran on.
+/// Regression: if a database was created again twice while the trigger was away, its first instance was never reported as gone,
+/// and what the job had started for it ran on.
 #[tokio::test(start_paused = true)]
-async fn an_instance_is_told_to_be_gone_however_many_have_come_since() {
+async fn an_instance_is_reported_as_gone_however_many_have_come_since() {
     for lives in [true, false] {
         let mut world = TriggerFixture::new().await;
-        let start = async |world: &TriggerFixture, told| {
-            replication_trigger(&world.dispatcher, TriggerOptions::replication("r"), told).await.unwrap()
+        let start = async |world: &TriggerFixture, reporting| {
+            replication_trigger(&world.dispatcher, TriggerOptions::replication("r"), reporting).await.unwrap()
         };
         let [first, second, third] = [1, 2, 3].map(|instance| db("a/_replicator", instance));
         world.create(&first).await;
-        let (told, mut ear) = job::<Scan>();
-        let trigger = start(&world, told).await;
-        ear.done().await;
+        let (reporting, mut reports) = job::<Scan>();
+        let trigger = start(&world, reporting).await;
+        reports.done().await;
         at_rest(&world, &trigger).await;
         trigger.shutdown().await.unwrap();
         world.delete(&first).await;
@@ -278,14 +278,14 @@ async fn an_instance_is_told_to_be_gone_however_many_have_come_since() {
         }
         // Another process: the ring of the old one holds every row.
         world.dispatcher = world.bus.dispatcher(DispatcherOptions::default()).await.unwrap();
-        let (told, mut ear) = job::<Scan>();
-        let trigger = start(&world, told).await;
+        let (reporting, mut reports) = job::<Scan>();
+        let trigger = start(&world, reporting).await;
         let mut gone = BTreeSet::new();
         while !gone.contains(&first) {
-            gone.insert(within("that it is gone", ear.gone.recv()).await.unwrap());
+            gone.insert(within("that it is gone", reports.gone.recv()).await.unwrap());
         }
         if lives {
-            assert_eq!(ear.done().await.db(), &third);
+            assert_eq!(reports.done().await.db(), &third);
             assert!(!gone.contains(&third));
         }
         at_rest(&world, &trigger).await;

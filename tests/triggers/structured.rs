@@ -1,4 +1,4 @@
-//! Whatever a job starts ends inside it: nothing of it runs or is committed once anybody is informed that it is over.
+//! All that a job starts ends inside it: nothing of it runs or commits once anything reports that it is over.
 
 use std::{
     sync::{
@@ -25,13 +25,13 @@ use crate::{
     marks::faulty,
 };
 
-/// What a job has done, and when it was informed that it is over.
+/// The batches of a job, and when it was reported to be over.
 #[derive(Clone)]
 struct Watched {
     changes: Changes,
     /// Batches that were begun.
     begun: Arc<AtomicUsize>,
-    /// Whether it was informed that it is over.
+    /// Whether it was reported to be over.
     is_over: Arc<AtomicBool>,
     /// Batches that ended after that.
     late: Arc<AtomicUsize>,
@@ -43,7 +43,7 @@ impl Watched {
         Self { changes: world.bus.changes(), begun, is_over, late }
     }
 
-    /// Works on a batch as a layer does that takes the processor for a while.
+    /// Works on a batch like a layer that uses the processor for a while.
     fn work(&self) {
         self.begun.fetch_add(1, Ordering::SeqCst);
         thread::sleep(Duration::from_millis(20));
@@ -109,10 +109,10 @@ async fn start(world: &TriggerFixture, job: &Watched) -> notibus::Trigger {
     index_trigger(&world.dispatcher, options, job.clone()).await.unwrap()
 }
 
-/// Once, the tasks of a parallel job were only asked to end when it was dropped: of 20 databases that were deleted while they
+/// Regression: the tasks of a parallel job were only asked to end when it was dropped: of 20 databases that were deleted while they
 /// were built, 14 had rows in their index for ever, which were written after `deleted` had cleared it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn nothing_of_a_cancelled_build_runs_once_its_database_is_told_to_be_gone() {
+async fn nothing_of_a_cancelled_build_runs_once_its_database_is_reported_as_gone() {
     for round in 0..5 {
         let world = TriggerFixture::new().await;
         let job = Watched::new(&world);
@@ -128,7 +128,7 @@ async fn nothing_of_a_cancelled_build_runs_once_its_database_is_told_to_be_gone(
     }
 }
 
-/// Both returned while batches were still worked on.
+/// Regression: both returned while batches were still in work.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_trigger_that_has_shut_down_or_was_dropped_has_no_work_left() {
     for is_orderly in [true, false] {
@@ -148,7 +148,7 @@ async fn a_trigger_that_has_shut_down_or_was_dropped_has_no_work_left() {
     }
 }
 
-/// The failure of one task was returned while the others still worked; and a job that was dropped left them at work.
+/// Regression: the failure of one task was returned while the others still worked; and a job that was dropped left them at work.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_parallel_job_that_has_failed_or_was_dropped_has_no_work_left() {
     for fails_after in [3, usize::MAX] {
@@ -170,7 +170,7 @@ async fn a_parallel_job_that_has_failed_or_was_dropped_has_no_work_left() {
     }
 }
 
-/// Builds an index of one key, with what the fence of the build allows.
+/// Builds an index of one key, in transactions that check the fence of the build.
 struct OneKey(Database);
 
 impl TriggerJob<IndexBuild> for OneKey {
@@ -193,8 +193,8 @@ impl TriggerJob<IndexBuild> for OneKey {
     }
 }
 
-/// A commit goes on without the task that has begun it: that of a build whose database is deleted meanwhile came after `deleted` had
-/// cleared the index, and stayed for ever.
+/// Regression: a commit continues without the task that has begun it. The commit of a build whose database is deleted meanwhile came
+/// after `deleted` had cleared the index, and stayed for ever.
 #[tokio::test(start_paused = true)]
 async fn a_commit_that_is_on_its_way_when_its_build_is_cancelled_does_not_happen() {
     let (world, faults) = faulty().await;
@@ -221,12 +221,12 @@ async fn a_commit_that_is_on_its_way_when_its_build_is_cancelled_does_not_happen
     trigger.shutdown().await.unwrap();
 }
 
-/// The fence of a build that is over refuses transactions that begin later, too.
+/// The fence of a build that is over refuses later transactions, too.
 #[tokio::test(start_paused = true)]
 async fn the_fence_of_a_build_that_was_done_again_or_whose_database_is_gone_refuses() {
     let world = TriggerFixture::new().await;
-    let (told, mut ear) = crate::fixture::job::<IndexBuild>();
-    let trigger = index_trigger(&world.dispatcher, quick(), told).await.unwrap();
+    let (reporting, mut reports) = crate::fixture::job::<IndexBuild>();
+    let trigger = index_trigger(&world.dispatcher, quick(), reporting).await.unwrap();
     let a = db("a", 1);
     let checked = async |build: &IndexBuild| {
         let checked = world.store.run(async |tx| build.check_in(&tx).await).await;
@@ -234,35 +234,35 @@ async fn the_fence_of_a_build_that_was_done_again_or_whose_database_is_gone_refu
         checked.is_ok()
     };
     world.event(&a, EventKind::Created).await;
-    let (first, decide) = ear.hear().await;
+    let (first, decide) = reports.next_work().await;
     assert!(checked(&first).await);
     decide.send(Err("once more".into())).unwrap();
-    let (second, _undecided) = ear.hear().await;
+    let (second, _undecided) = reports.next_work().await;
     assert!(!checked(&first).await && checked(&second).await);
     world.event(&a, EventKind::Deleted).await;
-    assert_eq!(ear.gone.recv().await.unwrap(), a);
+    assert_eq!(reports.gone.recv().await.unwrap(), a);
     assert!(!checked(&second).await);
     trigger.shutdown().await.unwrap();
 }
 
-/// Once, a trigger took the cursor over and then failed to read what else it needs: the old one ended, and none was there.
+/// Regression: a trigger took the cursor over and then failed to read other state that it needs: the old one ended, and none was left.
 #[tokio::test(start_paused = true)]
 async fn a_trigger_that_cannot_start_leaves_the_old_one_at_work() {
     let (world, faults) = faulty().await;
-    let (told, mut ear) = crate::fixture::job::<IndexBuild>();
+    let (reporting, mut reports) = crate::fixture::job::<IndexBuild>();
     let options = TriggerOptions { checkpoint_interval: Duration::from_hours(1), ..quick() };
     world.event(&db("a", 1), EventKind::Created).await;
-    let old = index_trigger(&world.dispatcher, options, told).await.unwrap();
-    ear.done().await;
+    let old = index_trigger(&world.dispatcher, options, reporting).await.unwrap();
+    reports.done().await;
     faults.plan_reads(|operation| {
         let is_marks = matches!(operation, Operation::GetRange { range, .. }
             if range.begin.starts_with(b"notibus\x15\x10"));
         is_marks.then_some(StoreError::IO_ERROR)
     });
-    let (told, _) = crate::fixture::job::<IndexBuild>();
-    assert!(index_trigger(&world.dispatcher, quick(), told).await.is_err());
+    let (reporting, _) = crate::fixture::job::<IndexBuild>();
+    assert!(index_trigger(&world.dispatcher, quick(), reporting).await.is_err());
     faults.heal();
     world.event(&db("b", 1), EventKind::Created).await;
-    assert_eq!(ear.done().await.db, db("b", 1));
+    assert_eq!(reports.done().await.db, db("b", 1));
     old.shutdown().await.unwrap();
 }

@@ -1,4 +1,4 @@
-//! Tenants have fair shares of a trigger, and it begins again when it has panicked.
+//! Tenants have fair shares of a trigger, and it starts again after a panic.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -35,7 +35,7 @@ impl TriggerJob<IndexBuild> for Slow {
     }
 }
 
-/// Commits that this has happened to all of `dbs`.
+/// Commits an event of `kind` for each of `dbs`.
 async fn happened(world: &TriggerFixture, dbs: &[Db], kind: EventKind) {
     let before = world.bus.stats().folded.total();
     let producer = world.bus.producer();
@@ -50,7 +50,7 @@ async fn happened(world: &TriggerFixture, dbs: &[Db], kind: EventKind) {
     world.settled(before + dbs.len() as u64 - 1).await;
 }
 
-/// Once, a tenant with many databases filled the plan and took all jobs: one that came later waited for all of them.
+/// Regression: a tenant with many databases filled the plan and took all jobs: a later tenant waited for all of them.
 #[tokio::test(start_paused = true)]
 async fn a_tenant_with_much_to_do_keeps_nobody_waiting() {
     let world = TriggerFixture::new().await;
@@ -67,7 +67,7 @@ async fn a_tenant_with_much_to_do_keeps_nobody_waiting() {
     assert!(begun.elapsed() <= BUILD * 3, "{:?}", begun.elapsed());
     assert!(slow.0.lock().unwrap().len() < 20);
 
-    // What waits in the store is as deleted, created again, and known after a restart as anything else.
+    // Work that waits in the store handles deletions, recreations and restarts like all other work.
     let gone: BTreeSet<_> = many.drain(150..).collect();
     happened(&world, &gone.iter().cloned().collect::<Vec<_>>(), EventKind::Deleted).await;
     let again: Vec<_> = (150..160).map(|n| db(&format!("many/{n}"), 2)).collect();
@@ -87,7 +87,7 @@ async fn a_tenant_with_much_to_do_keeps_nobody_waiting() {
     trigger.shutdown().await.unwrap();
 }
 
-/// Once, a panic of a trigger's own ended it, and its status said that it ran.
+/// Regression: a panic of a trigger itself ended it, and its status said that it ran.
 #[tokio::test(start_paused = true)]
 async fn a_trigger_that_panics_begins_again() {
     let world = TriggerFixture::new().await;

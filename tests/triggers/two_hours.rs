@@ -1,4 +1,4 @@
-//! Two hours in which nearly everything happens to a trigger that can: databases that fail for ever, jobs that hang, deletions,
+//! Two hours in which nearly everything happens to a trigger: databases that fail for ever, jobs that hang, deletions,
 //! recreations, an orderly restart, and a crash.
 //!
 //! 1,000 databases by default. `NOTIBUS_LOAD=full cargo test --release --test triggers two_hours -- --nocapture` takes 100,000.
@@ -23,19 +23,19 @@ use crate::{
 /// How long a build takes.
 const BUILD: Duration = Duration::from_millis(20);
 
-/// How long work waits for more of the same.
+/// How long work waits for more changes.
 const DEBOUNCE: Duration = Duration::from_secs(5);
 
 /// How much later than its debounce a healthy database may be built, while nothing is restarted.
 const SHARE: Duration = Duration::from_secs(5);
 
-/// How long after it was done a build may be done again after a crash.
+/// How long after it was done a build may be repeated after a crash.
 const UNSAVED: Duration = Duration::from_secs(15);
 
-/// What is known of a database.
+/// The state of a database.
 #[derive(Default)]
 struct Known {
-    /// Since when a build is owed to it.
+    /// Since when it needs a build.
     owed: Option<Instant>,
     /// Whether a build is under way.
     is_under_way: bool,
@@ -43,27 +43,27 @@ struct Known {
     built: Option<Instant>,
 }
 
-/// What the builds have done.
+/// The results of the builds.
 #[derive(Default)]
 struct Done {
     /// The databases that have an index.
     indexes: BTreeSet<Db>,
     /// By database.
     known: HashMap<Db, Known>,
-    /// Builds that have ended well.
+    /// Builds that have succeeded.
     builds: usize,
     /// How late the latest of them was.
     latest: Duration,
-    /// Databases that were built although nothing was owed to them: when they were last built before.
+    /// Databases that were built without need: when they were last built before.
     needless: Vec<(Db, Option<Instant>)>,
 }
 
-/// Builds healthy databases, fails those that are bad, and hangs at those that are hung.
+/// Builds healthy databases, fails bad ones, and hangs at hung ones.
 #[derive(Clone, Default)]
 struct Builder(Arc<Mutex<Done>>);
 
 impl Builder {
-    /// What was done.
+    /// The results so far.
     fn done(&self) -> MutexGuard<'_, Done> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -74,7 +74,7 @@ fn is_healthy(name: &DbName) -> bool {
     !name.as_str().contains("bad") && !name.as_str().starts_with("hung")
 }
 
-/// A build that is under way. What was owed is owed again if it does not come to its end.
+/// A running build. If it does not succeed, the database needs a build again.
 struct UnderWay<'a> {
     builder: &'a Builder,
     db: Db,
@@ -128,7 +128,7 @@ impl TriggerJob<IndexBuild> for Builder {
     }
 }
 
-/// The databases, and what happens to them.
+/// The databases and their events.
 struct Life {
     world: TriggerFixture,
     builder: Builder,
@@ -139,7 +139,7 @@ struct Life {
 }
 
 impl Life {
-    /// So many databases, of fifty tenants; of a hundred one is bad, and ten are hung.
+    /// Makes `databases` databases of fifty tenants; one in a hundred is bad, and ten are hung.
     async fn new(databases: usize) -> Self {
         let name = |n: usize| match n {
             0..10 => format!("hung/{n}"),
@@ -165,7 +165,7 @@ impl Life {
         Db::new(name.clone(), instance)
     }
 
-    /// Commits that this has happened to some databases, of which it is owed to them that they are built.
+    /// Commits an event of `kind` for some databases, which then need a build.
     async fn record(&self, dbs: &[Db], kind: EventKind) {
         let producer = self.world.bus.producer();
         let lanes = notibus::event::Counters::from_lanes(kind.once().lanes());
@@ -187,7 +187,7 @@ impl Life {
         }
     }
 
-    /// Something happens to a database.
+    /// A random event of a database.
     async fn happen(&mut self) {
         let name = self.names[self.dice.usize(..self.names.len())].clone();
         let Some(instance) = self.living.get(&name).copied() else {
@@ -210,7 +210,7 @@ impl Life {
         }
     }
 
-    /// So many things happen in this time.
+    /// `things` random events within `time`.
     async fn go_on(&mut self, time: Duration, things: usize) {
         for _ in 0..things {
             self.happen().await;
@@ -229,7 +229,7 @@ impl Life {
         index_trigger(&self.world.dispatcher, options, self.builder.clone()).await.unwrap()
     }
 
-    /// Waits until nothing is owed to healthy databases.
+    /// Waits until no healthy database needs a build.
     async fn settled(&self) {
         until("all builds", async || {
             let done = self.builder.done();
@@ -242,7 +242,7 @@ impl Life {
         .await;
     }
 
-    /// What the builds have done since this was asked for last: how many, how late, and which in vain.
+    /// The builds since the last call: their number, the greatest delay, and the needless ones.
     fn take(&self) -> (usize, Duration, Vec<(Db, Option<Instant>)>) {
         let mut done = self.builder.done();
         let done = &mut *done;
@@ -253,7 +253,7 @@ impl Life {
         )
     }
 
-    /// Fails unless there is an index of each healthy database that lives, and of no other.
+    /// Fails unless each living healthy database has an index, and no other.
     fn check(&self) {
         let done = self.builder.done();
         let healthy = self.living.iter().filter(|(name, _)| is_healthy(name));
@@ -265,8 +265,8 @@ impl Life {
     }
 }
 
-/// Once, a job that hung held the cursor of its trigger back for up to ten minutes: after a restart nearly half of 2,000 builds were
-/// done again, which were done.
+/// Regression: a job that hung held the cursor of its trigger back for up to ten minutes: after a restart nearly half of 2,000 finished
+/// builds were repeated.
 #[tokio::test(start_paused = true)]
 async fn two_hours_of_failures_cost_healthy_databases_nothing() {
     let is_full = std::env::var("NOTIBUS_LOAD").is_ok_and(|size| size == "full");
@@ -286,7 +286,7 @@ async fn two_hours_of_failures_cost_healthy_databases_nothing() {
     println!("an hour: {builds} builds, the latest one after {latest:?}; {:?}", trigger.status());
     assert!(latest <= DEBOUNCE + SHARE, "{latest:?}");
 
-    // In the middle of it, so that some builds are under way; what has happened is known to the trigger.
+    // In the middle of it, so that some builds are running; the trigger has received all events.
     tokio::time::sleep(Duration::from_secs(1)).await;
     trigger.shutdown().await.unwrap();
     life.take();
