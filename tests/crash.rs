@@ -1,8 +1,8 @@
-//! Crashes: what is left of a store in a folder when its process is killed.
+//! Crashes: the content of a store in a folder after its process was killed.
 //!
-//! The test runs itself again as a child, which commits as fast as it can and tells each commit once it is acknowledged.
-//! The child is killed at a random moment, and the folder is opened: everything acknowledged must be there, and every
-//! transaction whole. What an unreadable or a damaged folder does is tested in `tests/open_dir.rs`.
+//! The test runs itself again as a child, which commits as fast as it can and prints each acknowledged commit.
+//! The child is killed at a random moment, and the folder is opened: every acknowledged commit must be there, and every
+//! transaction whole. `tests/open_dir.rs` tests unreadable and damaged folders.
 
 use std::{
     collections::BTreeMap,
@@ -75,9 +75,9 @@ fn a_killed_process_loses_nothing_acknowledged_and_tears_nothing() {
 struct Killed {
     /// The process.
     child: Child,
-    /// What it has acknowledged: worker and number of the transaction.
+    /// Its acknowledged commits: worker and number of the transaction.
     acknowledgements: mpsc::Receiver<(usize, u64)>,
-    /// Those taken out already.
+    /// Acknowledgements that were read already.
     taken: Vec<(usize, u64)>,
 }
 
@@ -111,7 +111,7 @@ impl Killed {
         self.taken.push(first.expect("the child commits"));
     }
 
-    /// Kills the child, adds what it has acknowledged to the last number of each worker, and tells how much that was.
+    /// Kills the child, updates the last number of each worker from its acknowledgements, and returns how many there were.
     fn kill(mut self, acknowledged: &mut [u64]) -> usize {
         self.child.kill().expect("the child can be killed");
         let status = self.child.wait().expect("the child ends");
@@ -131,7 +131,7 @@ fn parse(line: &str) -> Option<(usize, u64)> {
     Some((worker.parse().ok()?, number.parse().ok()?))
 }
 
-/// Asserts that a folder that another process has open is refused, and why.
+/// Asserts that a folder that another process has open is refused, with the reason.
 fn assert_is_locked(folder: &Path) {
     match Database::open_dir(folder) {
         Err(Error::Open { reason, .. }) => {
@@ -156,7 +156,7 @@ fn commit_until_killed(folder: &Path) -> ! {
     unreachable!("the workers do not end");
 }
 
-/// Commits one transaction after the other and tells each once it is acknowledged.
+/// Commits one transaction after the other and prints each one once it is acknowledged.
 async fn work(db: Database, worker: u64) -> Result<()> {
     let mut number = last(&db, worker).await?;
     loop {
@@ -188,7 +188,7 @@ fn last_key(worker: u64) -> Vec<u8> {
     [&b"last/"[..], &worker.to_be_bytes()].concat()
 }
 
-/// What all parts of a transaction are set to.
+/// The value of all parts of a transaction.
 fn token(worker: u64, number: u64) -> Vec<u8> {
     format!("transaction {number} of worker {worker}").repeat(5).into_bytes()
 }
@@ -199,8 +199,8 @@ async fn last(db: &Database, worker: u64) -> Result<u64> {
     Ok(value.map_or(0, |value| u64::from_be_bytes(value[..].try_into().expect("it has 8 bytes"))))
 }
 
-/// Opens the folder and checks that it holds what was acknowledged, and nothing by halves. What it holds must be there
-/// from then on, as if it had been acknowledged.
+/// Opens the folder and checks that it holds every acknowledged transaction, and no partial one. From
+/// then on, all that it holds must stay.
 fn check(folder: &Path, acknowledged: &mut [u64]) {
     let db = Database::open_dir(folder).expect("a killed process leaves a good folder");
     let runtime =

@@ -1,4 +1,4 @@
-//! The wrappers for tests do to a store what they say.
+//! The wrappers for tests do to a store what their names say.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -37,7 +37,7 @@ async fn a_commit_fails_before_or_after_it_happens() {
 }
 
 #[tokio::test]
-async fn a_late_commit_happens_when_it_is_told_to() {
+async fn a_late_commit_happens_on_demand() {
     let store = Database::memory();
     let faults = Faults::new(&store);
     faults.script_commits([CommitFault::Late(StoreError::TRANSACTION_TIMED_OUT)]);

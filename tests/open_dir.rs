@@ -1,4 +1,4 @@
-//! Opening folders: what is refused and why, what survives closing, and what a damaged store does.
+//! Opening folders: refusals and their reasons, content that survives closing, and damaged stores.
 
 use std::{
     collections::BTreeMap,
@@ -231,7 +231,7 @@ impl Damage {
     }
 }
 
-/// A commit that changed no row, as of clearing an empty range, used to raise the version in memory only: the store was closed
+/// Regression: a commit that changed no row, such as clearing an empty range, raised the version in memory only: the store was closed
 /// at a version that its folder did not have, and could not be opened any more.
 #[test]
 fn a_commit_that_changes_no_row_keeps_its_version() {
@@ -251,7 +251,7 @@ fn a_commit_that_changes_no_row_keeps_its_version() {
     assert!(reopened >= version, "{reopened} after {version}: read versions never go back");
 }
 
-/// What came of opening a damaged store.
+/// The result of opening a damaged store.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Outcome {
     /// It was refused with [`Error::Open`].
@@ -289,12 +289,12 @@ fn store_in_order() -> (TempDir, Rows) {
     (folder, expected.collect())
 }
 
-/// Each file is damaged in many ways, in a store that was closed in order and in one that was not. A journal that is cut looks like
-/// one that a power failure has cut, so without the note of an orderly end the newest commits may be missing; with it they are missed.
-/// Everything else is refused or does no harm.
+/// Each file is damaged in many ways, in a store that was closed in order and in one that was not. A journal that was cut cannot be
+/// told from one that a power failure has cut: without the note of an orderly end the newest commits may be missing; with the note
+/// their absence is an error. All other damage is refused or does no harm.
 ///
-/// A folder that had lost its rows altogether was once opened as an empty store, and one with a cut journal as a whole one, even if it
-/// had been closed in order.
+/// Regression: a folder that had lost its rows altogether was opened as an empty store, and one with a cut journal as a whole one, even
+/// if it had been closed in order.
 #[test]
 fn a_damaged_store_is_refused_or_ends_earlier() {
     let (original, expected) = store_in_order();
@@ -327,7 +327,7 @@ fn a_damaged_store_is_refused_or_ends_earlier() {
     }
 }
 
-/// A folder and its files were once readable by every local user.
+/// Regression: a folder and its files were readable by every local user.
 #[cfg(unix)]
 #[test]
 fn nobody_else_may_read_a_folder_or_its_files() {
@@ -344,7 +344,7 @@ fn nobody_else_may_read_a_folder_or_its_files() {
     }
 }
 
-/// What notes that a store was closed in order.
+/// The note that a store was closed in order.
 const CLOSED: &str = "NOTIBUS_CLOSED";
 
 /// The ways in which each file is damaged.
@@ -375,9 +375,9 @@ fn a_half_made_folder_is_finished() {
     }
 }
 
-/// Once, a store could not be opened at the moment at which somebody asked whether it was open.
+/// Regression: a store could not be opened while another process asked whether it was open.
 #[test]
-fn who_asks_whether_it_is_open_keeps_nobody_out() {
+fn asking_whether_a_store_is_open_does_not_block_opening_it() {
     let folder = folder();
     drop(Database::open_dir(folder.path()).expect("it can be made"));
     let asking = fs::File::open(folder.path().join("NOTIBUS_LOCK")).expect("it is there");

@@ -1,4 +1,4 @@
-//! Transactions that are committed exactly once: unknown results, late commits, and what is left in the store.
+//! Transactions that are committed exactly once: unknown results, late commits, and rows that stay in the store.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -25,7 +25,7 @@ use notibus::{
 /// 1021, settled.
 const UNKNOWN: StoreError = StoreError::COMMIT_UNKNOWN_RESULT;
 
-/// 1039: tried again although the commit may still come.
+/// 1039: tried again although the commit may still happen.
 const UNSETTLED: StoreError = StoreError::CLUSTER_VERSION_CHANGED;
 
 /// 1020.
@@ -74,7 +74,7 @@ fn body(attempts: &Arc<AtomicU32>) -> impl Fn(Transaction) -> std::future::Ready
     }
 }
 
-/// Checks that exactly one attempt is in the store, and that `done` tells of it.
+/// Checks that exactly one attempt is in the store, and that `done` describes it.
 async fn check_once(store: &Database, done: &CommittedOnce<u32>) {
     assert_eq!(number(store, b"n").await, 1);
     let get = async |key| store.begin().get(key, Isolation::Snapshot).await.unwrap().unwrap();
@@ -122,7 +122,7 @@ async fn without_doubt_nothing_is_read() {
 
 #[tokio::test(start_paused = true)]
 async fn a_late_commit_makes_the_next_attempt_look_again() {
-    // A commit that has failed with 1021 should not come late, but if it does, it does no harm either.
+    // A commit that has failed with 1021 should not happen later, but if it does, it does no harm either.
     for late in [UNSETTLED, UNKNOWN] {
         let store = Database::memory();
         let faults = Faults::new(&store);
@@ -131,7 +131,7 @@ async fn a_late_commit_makes_the_next_attempt_look_again() {
         faults.script_commits([CommitFault::Before(UNKNOWN), CommitFault::Late(late), hold]);
         let (db, attempts) = (faults.database(), Arc::default());
         let running = tokio::spawn(async move { db.run_once(body(&attempts)).await });
-        // The third attempt has looked in vain, and waits before its commit.
+        // The third attempt has found nothing, and waits before its commit.
         gate.reached().await;
         assert!(matches!(faults.commit_late().await[..], [Ok(())]));
         gate.open();
@@ -173,11 +173,11 @@ async fn a_timeout_ends_the_run_and_its_commit_may_come_late_once() {
     }
 }
 
-/// What a run among many has done: its number, and what it was told.
-type Told = (u32, CommittedOnce<u32>);
+/// The result of a run among many: its number, and what it returned.
+type Outcome = (u32, CommittedOnce<u32>);
 
 /// One of many runs: adds to a common number and its own, writes its attempt and stamp, and may conflict with others.
-async fn one_of_many(db: &Database, run: u32, contends: bool) -> Result<Told> {
+async fn one_of_many(db: &Database, run: u32, contends: bool) -> Result<Outcome> {
     let key = |what: &str| format!("{what}/{run}").into_bytes();
     let attempts = AtomicU32::new(0);
     let policy = RetryPolicy { elapsed_max: None, ..RetryPolicy::default() };
@@ -214,14 +214,15 @@ async fn thousands_of_runs_with_random_faults_count_exactly() {
         8..10 => Some(CommitFault::Late(UNSETTLED)),
         _ => None,
     });
-    let told: Arc<Mutex<Vec<Told>>> = Arc::default();
+    let outcomes: Arc<Mutex<Vec<Outcome>>> = Arc::default();
     let mut tasks = tokio::task::JoinSet::new();
     for task in 0..TASKS {
-        let (db, faults, told, mut rng) = (faults.database(), faults.clone(), Arc::clone(&told), rng.fork());
+        let (db, faults, outcomes, mut rng) =
+            (faults.database(), faults.clone(), Arc::clone(&outcomes), rng.fork());
         tasks.spawn(async move {
             for run in (task..RUNS).step_by(TASKS as usize) {
                 let done = one_of_many(&db, run, rng.u32(..4) == 0).await.unwrap();
-                told.lock().unwrap().push(done);
+                outcomes.lock().unwrap().push(done);
                 if rng.u32(..3) == 0 {
                     faults.commit_late().await;
                 }
@@ -238,10 +239,10 @@ async fn thousands_of_runs_with_random_faults_count_exactly() {
     faults.commit_late().await;
     assert!(ids(&store).await.is_empty());
     assert_eq!(number(&store, b"n").await, u64::from(RUNS));
-    let told = std::mem::take(&mut *told.lock().unwrap());
-    assert_eq!(told.len(), RUNS as usize);
-    assert!(told.iter().any(|(_, done)| done.value > 2), "there were faults");
-    for (run, done) in told {
+    let outcomes = std::mem::take(&mut *outcomes.lock().unwrap());
+    assert_eq!(outcomes.len(), RUNS as usize);
+    assert!(outcomes.iter().any(|(_, done)| done.value > 2), "there were faults");
+    for (run, done) in outcomes {
         let get = async |what: &str| {
             let key = format!("{what}/{run}").into_bytes();
             store.begin().get(&key, Isolation::Snapshot).await.unwrap().unwrap()
@@ -252,7 +253,7 @@ async fn thousands_of_runs_with_random_faults_count_exactly() {
     }
 }
 
-/// A policy under which a run sleeps between its attempts until the test has done all else.
+/// A policy under which a run sleeps between its attempts until the test has finished all else.
 fn sleepy(backoff: Duration) -> RetryPolicy {
     RetryPolicy { attempts_max: None, elapsed_max: None, backoff_min: backoff, backoff_max: backoff }
 }
@@ -273,11 +274,11 @@ async fn an_error_says_whether_anything_may_be_committed() {
     for (faults, attempts, reads_fail, code) in [
         // The last failure leaves it open.
         (vec![after(UNKNOWN)], 1, false, 1021),
-        // The look at the id failed.
+        // The read of the id failed.
         (vec![after(UNKNOWN)], 2, true, 1021),
-        // The look told that nothing was committed, and a commit that is settled does not come later.
+        // The read has shown that nothing was committed, and a settled commit does not happen later.
         (vec![before(UNKNOWN), before(CONFLICT)], 2, false, 1020),
-        // But one that is not settled may.
+        // But an unsettled commit may.
         (vec![late.clone(), before(CONFLICT)], 2, false, 1039),
         (vec![late, before(UNKNOWN), before(CONFLICT)], 3, false, 1039),
     ] {
@@ -400,7 +401,7 @@ async fn ids_in_doubt_are_not_cleared() {
         async move { db.run_once_with(&sleepy(Duration::from_mins(4)), body(&attempts)).await }
     });
     until("the commit", async || number(&store, b"n").await == 1).await;
-    // Its id is the first of its process, so what comes after stays, too, until it is cleared explicitly.
+    // Its id is the first of its process, so later ids stay, too, until it is cleared explicitly.
     let often = 3 * FINISHED_IDS_MAX;
     run_often(&db, often).await;
     assert_eq!(ids(&store).await.len() as u64, 1 + 1 + often);
@@ -562,7 +563,7 @@ async fn arguments_have_limits() {
     let other = store.clone().with_transaction_ids(b"other/").unwrap();
     run_often(&other, 1).await;
     assert_eq!((ids(&store).await.len(), rows(&store, b"other/").await.len()), (0, 1));
-    // Whatever else lies there is nobody's to clear.
+    // Foreign rows stay.
     let tx = store.begin();
     tx.set(b"other/key", b"");
     tx.commit().await.unwrap();
@@ -574,7 +575,7 @@ async fn arguments_have_limits() {
 async fn its_futures_can_be_spawned() {
     let store = Database::memory();
     let task = tokio::spawn(async move {
-        // A body that can be sent, but not shared.
+        // A body that is `Send`, but not `Sync`.
         let count = std::cell::Cell::new(0);
         let body = move |tx: Transaction| {
             count.set(count.get() + 1);

@@ -1,4 +1,4 @@
-//! Atomic operations. Each rule is checked twice: on what the commit leaves, and on what the transaction itself reads.
+//! Atomic operations. Each rule is checked twice: on the result of the commit, and on what the transaction itself reads.
 
 use notibus::{
     Result,
@@ -7,7 +7,7 @@ use notibus::{
 
 use crate::fixture::Fixture;
 
-/// What `op` makes of `stored`, read within the transaction and after its commit.
+/// The result of `op` on `stored`, read within the transaction and after its commit.
 async fn check(
     f: &Fixture,
     op: AtomicOp,
@@ -164,7 +164,7 @@ pub(crate) async fn operations_apply_in_their_order(f: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// Two `ADD`s are not one `ADD` of their sum: the shorter one cuts what the longer one has made.
+/// Two `ADD`s are not one `ADD` of their sum: the shorter one cuts the result of the longer one.
 pub(crate) async fn operations_of_other_lengths_are_not_merged(f: &Fixture) -> Result<()> {
     f.put("k", [255, 255, 255]).await?;
     let tx = f.db.begin();

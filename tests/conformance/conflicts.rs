@@ -1,4 +1,4 @@
-//! Which transactions may commit beside which others.
+//! Which concurrent transactions may commit.
 
 use notibus::{
     Result,
@@ -292,8 +292,8 @@ pub(crate) async fn an_explicit_read_conflict_does_not_skip_operations(f: &Fixtu
     Ok(())
 }
 
-/// A key that waits for its stamp takes back what the transaction knew of its range: that it was cleared. The embedded
-/// engine went on to skip the range as one that the transaction has written.
+/// A key that waits for its stamp invalidates the knowledge that its range was cleared. Regression: the embedded
+/// engine still skipped the range as one that the transaction had written.
 pub(crate) async fn an_explicit_read_conflict_does_not_skip_pending_keys(f: &Fixture) -> Result<()> {
     let append = |tx: &Transaction| {
         let key = f.key("k");

@@ -1,4 +1,4 @@
-//! What a conformance case gets: a database, and a part of the key space that is its own.
+//! The fixture of a conformance case: a database, and a part of the key space for the case alone.
 //!
 //! Cases never touch keys outside their prefix, so that they can share one cluster with each other and with strangers.
 
@@ -25,7 +25,7 @@ use tempfile::TempDir;
 #[cfg(feature = "foundationdb")]
 use {crate::cluster::Cluster, std::sync::Mutex};
 
-/// How long to wait for what must happen.
+/// How long to wait for an expected event.
 const PATIENCE: Duration = Duration::from_mins(1);
 
 /// A store that the cases run against.
@@ -40,7 +40,7 @@ pub(crate) struct Backend {
 pub(crate) struct Opened {
     /// The store.
     pub db: Database,
-    /// Its clock, if that can be set forward. Else the cases that need time to pass sleep.
+    /// Its clock, if it can be set forward. Otherwise, cases that need time to pass sleep.
     pub clock: Option<Clock>,
     /// Its folder, to be removed afterwards.
     pub folder: Option<TempDir>,
@@ -71,7 +71,7 @@ pub(crate) fn stop_cluster() {
     *CLUSTER.lock().expect("starting the cluster does not panic") = None;
 }
 
-/// A real cluster, which all cases share, each with a client of its own.
+/// A real cluster that all cases share; each has its own client.
 #[cfg(feature = "foundationdb")]
 pub(crate) const FOUNDATIONDB: Backend = Backend {
     paused: false,
@@ -80,7 +80,7 @@ pub(crate) const FOUNDATIONDB: Backend = Backend {
             let mut cluster = CLUSTER.lock().expect("starting the cluster does not panic");
             cluster.get_or_insert_with(Cluster::start).file()
         };
-        // A case is run by a runtime already, which cannot wait for another.
+        // A case runs in a runtime already, which cannot block on another one.
         let opened = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             runtime.expect("a runtime can be built").block_on(Database::foundationdb(file))
@@ -90,7 +90,7 @@ pub(crate) const FOUNDATIONDB: Backend = Backend {
     },
 };
 
-/// Real time, but for what was skipped of it.
+/// Real time, plus the time that was skipped.
 #[derive(Clone)]
 pub(crate) struct Clock {
     /// When it was made.
@@ -123,11 +123,11 @@ impl Environment for Clock {
     }
 }
 
-/// What a case works with.
+/// The fixture of a case.
 pub(crate) struct Fixture {
     /// The store.
     pub db: Database,
-    /// What all keys of the case start with.
+    /// The prefix of all keys of the case.
     prefix: Vec<u8>,
     /// The clock of the store, if it can be set forward.
     clock: Option<Clock>,
@@ -135,7 +135,7 @@ pub(crate) struct Fixture {
     _folder: Option<TempDir>,
 }
 
-/// Runs `case` against `backend` on a runtime of its own.
+/// Runs `case` against `backend` on its own runtime.
 pub(crate) fn run(backend: &Backend, name: &str, case: &impl AsyncFn(&Fixture) -> Result<()>) {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
@@ -170,7 +170,7 @@ impl Fixture {
         KeyRange::prefix(self.prefix.clone())
     }
 
-    /// A transaction that has its read version already.
+    /// A transaction that already has a read version.
     pub async fn started(&self) -> Result<Transaction> {
         let tx = self.db.begin();
         tx.read_version().await?;
@@ -207,7 +207,7 @@ impl Fixture {
         tx.commit().await.map(drop)
     }
 
-    /// What a new transaction reads at one key.
+    /// Reads one key in a new transaction.
     pub async fn value(&self, suffix: impl AsRef<[u8]>) -> Result<Option<Bytes>> {
         self.db.begin().get(&self.key(suffix), Isolation::Snapshot).await
     }
@@ -257,7 +257,7 @@ pub(crate) async fn conflicts(tx: &Transaction) {
     fails(tx.commit().await, &StoreError::NOT_COMMITTED);
 }
 
-/// Waits for what must happen.
+/// Waits for an expected event.
 pub(crate) async fn soon<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE, future).await.expect("it happens in time")
 }
@@ -267,7 +267,7 @@ pub(crate) async fn still_waits(watch: &mut Watch) -> bool {
     tokio::time::timeout(Duration::from_millis(200), watch).await.is_err()
 }
 
-/// An error of the body of a transaction, which is none of the store.
+/// An error of the body of a transaction, not of the store.
 pub(crate) fn own_error() -> Error {
     Error::Invalid { what: "body", reason: "it does not want to".to_owned() }
 }

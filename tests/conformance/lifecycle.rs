@@ -1,4 +1,4 @@
-//! What can be done with a transaction before, after and instead of its commit.
+//! Operations on a transaction before, after and instead of its commit.
 
 use std::sync::{
     OnceLock,
@@ -172,20 +172,20 @@ pub(crate) async fn a_commit_undoes_no_cancel(f: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// Once, a transaction of a cluster that was cancelled during its commit was as usable afterwards as if nobody had cancelled it.
+/// Regression: a transaction of a cluster that was cancelled during its commit was as usable afterwards as if it had not been cancelled.
 pub(crate) async fn a_cancel_during_the_commit_holds(f: &Fixture) -> Result<()> {
     for n in 0..20_u8 {
         let tx = f.db.begin();
         tx.set(&f.key([b'a', n]), b"v");
         let mut commit = Box::pin(tx.commit());
-        // Begun, as far as it goes at once.
+        // Begun, as far as it gets without waiting.
         let begun = (&mut commit).now_or_never();
         tx.cancel();
         let committed = match begun {
             Some(committed) => committed,
             None => soon(commit).await,
         };
-        assert!(committed?.is_some(), "it goes on, and tells what has become of it");
+        assert!(committed?.is_some(), "it goes on, and returns its result");
         is_cancelled(f, &tx).await?;
         assert!(f.value([b'a', n]).await?.is_some());
     }
@@ -208,7 +208,7 @@ pub(crate) async fn a_cancel_after_the_commit_holds(f: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// Asserts that nothing can be done with `tx`, until it is reset.
+/// Asserts that `tx` cannot be used until it is reset.
 async fn is_cancelled(f: &Fixture, tx: &Transaction) -> Result<()> {
     let expected = &StoreError::TRANSACTION_CANCELLED;
     fails(tx.get(&f.key("k"), Snapshot).await, expected);
@@ -223,7 +223,7 @@ async fn is_cancelled(f: &Fixture, tx: &Transaction) -> Result<()> {
     Ok(())
 }
 
-/// Once, a run on a cluster went on although its transaction had been cancelled while it waited to try again.
+/// Regression: a run on a cluster went on although its transaction had been cancelled while it waited to try again.
 pub(crate) async fn a_cancel_during_the_pause_before_the_next_try_ends_the_run(f: &Fixture) -> Result<()> {
     let (tried, attempts) = (OnceLock::new(), AtomicU32::new(0));
     let run = f.db.run(async |tx| {
@@ -268,20 +268,20 @@ pub(crate) async fn a_transaction_can_be_used_from_many_tasks(f: &Fixture) -> Re
     Ok(())
 }
 
-/// Once, a commit on a cluster that came back after its transaction was reset took the place of the new one: its write was lost,
+/// Regression: a commit on a cluster that returned after its transaction was reset took the place of the new one: its write was lost,
 /// and its commit failed with 2017.
 pub(crate) async fn a_commit_that_ends_after_a_reset_disturbs_nothing(f: &Fixture) -> Result<()> {
     for n in 0..20_u8 {
         let tx = f.db.begin();
         tx.set(&f.key([b'a', n]), b"v");
         let mut commit = Box::pin(tx.commit());
-        // Begun, as far as it goes at once.
+        // Begun, as far as it gets without waiting.
         let begun = (&mut commit).now_or_never();
         tx.reset();
         tx.set(&f.key([b'b', n]), b"v");
         match begun {
             Some(committed) => drop(committed?),
-            // What is under way may be given up by the reset; what it says does not matter here.
+            // The reset may abort a pending commit; its result does not matter here.
             None => drop(soon(commit).await),
         }
         assert!(tx.get(&f.key([b'b', n]), Snapshot).await?.is_some(), "it still has its own write");

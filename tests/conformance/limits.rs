@@ -1,4 +1,4 @@
-//! Limits. A bad write fails nothing at once; it fails all that follows, and the commit.
+//! Limits. A bad write does not fail at once; it fails all operations that follow, and the commit.
 
 use notibus::{
     Result,
@@ -70,7 +70,7 @@ pub(crate) async fn the_first_bad_write_counts(f: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// Once, the cluster's backend put what it refuses by itself before what the client had refused earlier.
+/// Regression: the cluster's backend reported its own refusals before earlier ones of the client.
 pub(crate) async fn the_first_of_unlike_bad_writes_counts(f: &Fixture) -> Result<()> {
     let inverted = f.range("b", "a");
     for is_long_first in [true, false] {
@@ -213,7 +213,7 @@ pub(crate) async fn the_size_grows_with_every_kind_of_entry(f: &Fixture) -> Resu
     Ok(())
 }
 
-/// Once, a cluster's client showed some of itself there, which no other store has.
+/// Regression: a cluster's client showed some of its own keys there, which no other store has.
 pub(crate) async fn keys_of_the_client_itself_are_refused(f: &Fixture) -> Result<()> {
     let expected = &StoreError::KEY_OUTSIDE_LEGAL_RANGE;
     let tx = f.db.begin();

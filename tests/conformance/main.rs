@@ -1,11 +1,11 @@
-//! The conformance suite: what every backend of the store has to do, as FoundationDB 7.3 does it.
+//! The conformance suite: the behaviour that every backend of the store must have, as in FoundationDB 7.3.
 //!
-//! Each case is an async function in the file of its capability, and stands once in the list of `every_case`. For each
-//! backend the list becomes one test per case, such as `memory::atomics::add_wraps`. A further backend takes one
+//! Each case is an async function in the file of its capability, and appears once in the list of `every_case`. For each
+//! backend the list becomes one test per case, such as `memory::atomics::add_wraps`. A further backend needs one
 //! `fixture::Backend` and one line in `main`.
 //!
-//! Cases assert what FoundationDB promises, not what one engine happens to do: versions are opaque but grow, a page that
-//! is exactly full may say that there is more, a value that changes back may go unnoticed by a watch.
+//! Cases assert what FoundationDB promises, not the behaviour of one engine: versions are opaque but grow, a page that
+//! is exactly full may say that there is more, a watch may miss a value that changes back.
 
 use std::process::ExitCode;
 
@@ -30,7 +30,7 @@ mod versionstamps;
 mod watches;
 mod writes;
 
-/// Makes one trial of each case. Those of a backend that is missing here are shown as ignored, not as passed.
+/// Makes one trial of each case. If a backend is missing, its trials are shown as ignored, not as passed.
 macro_rules! trials {
     ($backend:ident, $store:expr, $is_missing:expr, $($file:ident { $($case:ident)* })*) => {{
         let is_missing = $is_missing;
@@ -82,7 +82,7 @@ macro_rules! every_case {
                 a_prefix_range_holds_just_its_keys
                 target_bytes_end_a_page
                 a_page_has_a_row_even_if_it_is_over_the_target
-                pages_of_target_bytes_tell_every_row_once
+                pages_of_target_bytes_have_every_row_once
                 a_target_of_no_bytes_gives_one_row_a_page
                 pages_go_through_a_range
                 pages_of_nothing_end_at_once

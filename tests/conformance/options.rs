@@ -69,7 +69,7 @@ pub(crate) async fn a_reset_forgets_the_time_limit(f: &Fixture) -> Result<()> {
     tx.commit().await.map(drop)
 }
 
-/// Fails again and again, with an error that can be tried again.
+/// Fails again and again with a retryable error.
 async fn always(f: &Fixture, option: TransactionOption) -> (Result<()>, u32) {
     let runs = Cell::new(0);
     let policy = RetryPolicy { elapsed_max: None, ..RetryPolicy::default() };
@@ -82,7 +82,7 @@ async fn always(f: &Fixture, option: TransactionOption) -> (Result<()>, u32) {
     (soon(running).await, runs.get())
 }
 
-/// The limit is for all tries together, also if each sets it again.
+/// The limit holds for all tries together, even if each one sets it again.
 pub(crate) async fn a_time_limit_ends_a_run(f: &Fixture) -> Result<()> {
     let (result, runs) = always(f, TransactionOption::Timeout(Duration::from_millis(100))).await;
     fails(result, &StoreError::TRANSACTION_TIMED_OUT);
@@ -90,7 +90,7 @@ pub(crate) async fn a_time_limit_ends_a_run(f: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// Once, a body that set the limit in each try, as one does, was tried for ever by the embedded store.
+/// Regression: the embedded store retried for ever if the body set the limit in each try, as bodies do.
 pub(crate) async fn a_limit_of_retries_is_final(f: &Fixture) -> Result<()> {
     for limit in [0, 1, 3] {
         let (result, runs) = always(f, TransactionOption::RetryLimit(limit)).await;
@@ -143,7 +143,7 @@ fn tag(len: usize, last: char) -> TransactionOption {
 pub(crate) async fn bad_tags_are_refused(f: &Fixture) -> Result<()> {
     refused(f, tag(256, 'a'), &StoreError::TAG_TOO_LONG).await?;
     let tx = f.db.begin();
-    // The same tag again counts once, as long as there is place for another.
+    // A repeated tag counts once, as long as there is room for another.
     for last in ['a', 'a', 'b', 'c', 'd', 'e'] {
         tx.set_option(tag(255, last));
     }
@@ -226,7 +226,7 @@ pub(crate) async fn of_many_conflicts_some_are_reported(f: &Fixture) -> Result<(
     Ok(())
 }
 
-/// Once, the cluster's client forgot all but two kinds of options with the first retry.
+/// Regression: the cluster's client forgot all but two kinds of options at the first retry.
 pub(crate) async fn options_survive_retries(f: &Fixture) -> Result<()> {
     let runs = Cell::new(0);
     let result =
@@ -267,14 +267,14 @@ pub(crate) async fn the_last_try_of_a_run_reports_its_conflicts(f: &Fixture) -> 
     Ok(())
 }
 
-/// Once, an answer that came after the transaction was reset took the place of the new one.
+/// Regression: an answer that came after the transaction was reset took the place of the new one.
 pub(crate) async fn asking_for_conflicts_disturbs_no_later_transaction(f: &Fixture) -> Result<()> {
     let tx = reporting(f).await?;
     f.put("a", "v").await?;
     conflicts(&tx).await;
     let mut asked = Box::pin(tx.conflicting_ranges());
     let begun = (&mut asked).now_or_never();
-    // Anyone who asks at the same time gets the same.
+    // A second request at the same time gets the same answer.
     let again = tx.conflicting_ranges().await?;
     assert!(again.iter().any(|range| range.contains(&f.key("a"))), "{again:?}");
     tx.reset();
@@ -298,8 +298,8 @@ async fn commit_in_vain(f: &Fixture, tx: &Transaction) -> Result<()> {
     Err(StoreError::TRANSACTION_TOO_OLD.into())
 }
 
-/// Once, on a cluster, the limits of time and tries began again with each try whose body had committed by itself: two retries were
-/// 20, and a run of a second took 6.3.
+/// Regression: on a cluster, the limits of time and tries began again with each try whose body had committed by itself: a limit of two
+/// retries allowed 20, and a run of a second took 6.3.
 pub(crate) async fn a_body_that_commits_by_itself_has_the_same_limits(f: &Fixture) -> Result<()> {
     let policy = RetryPolicy { attempts_max: Some(30), ..RetryPolicy::default() };
     let runs = Cell::new(0_u32);
@@ -313,7 +313,7 @@ pub(crate) async fn a_body_that_commits_by_itself_has_the_same_limits(f: &Fixtur
 
     let run = f.db.run_with(&policy, async |tx| {
         tx.set_option(TransactionOption::Timeout(Duration::from_millis(300)));
-        // In time, whatever the commits of the tries before have cost.
+        // In time, however long the commits of earlier tries took.
         tx.set(&f.key("l"), b"v");
         match tx.commit().await {
             Ok(_) => Err(StoreError::TRANSACTION_TOO_OLD.into()),
@@ -324,7 +324,7 @@ pub(crate) async fn a_body_that_commits_by_itself_has_the_same_limits(f: &Fixtur
     Ok(())
 }
 
-/// As `options_survive_retries`, for a body that commits by itself, gives its commit up, or just fails.
+/// As `options_survive_retries`, for a body that commits by itself, drops its commit, or fails.
 pub(crate) async fn options_survive_whatever_a_body_does(f: &Fixture) -> Result<()> {
     let runs = Cell::new(0);
     let result =

@@ -73,7 +73,7 @@ pub(crate) async fn a_page_below_its_limit_is_the_last(f: &Fixture) -> Result<()
     Ok(())
 }
 
-/// A page that its rows fill exactly may or may not say that there is more; the pages tell every row once either way.
+/// If a page is exactly full, it may or may not say that there is more; either way the pages have every row once.
 pub(crate) async fn an_exactly_full_page_loses_and_repeats_nothing(f: &Fixture) -> Result<()> {
     f.fill(&FIVE).await?;
     let tx = f.db.begin();
@@ -135,7 +135,7 @@ pub(crate) async fn a_page_has_a_row_even_if_it_is_over_the_target(f: &Fixture) 
     Ok(())
 }
 
-pub(crate) async fn pages_of_target_bytes_tell_every_row_once(f: &Fixture) -> Result<()> {
+pub(crate) async fn pages_of_target_bytes_have_every_row_once(f: &Fixture) -> Result<()> {
     fill_wide(f).await?;
     let tx = f.db.begin();
     let mut pages = tx.pages(RangeRead::new(f.all()).target_bytes(3_000), Snapshot);
@@ -201,7 +201,7 @@ pub(crate) async fn a_range_keeps_reading_its_version(f: &Fixture) -> Result<()>
     Ok(())
 }
 
-/// Once, the cluster's backend answered such reads by itself, and did not know of errors that the client knows.
+/// Regression: the cluster's backend answered such reads by itself, and missed errors that the client reports.
 pub(crate) async fn a_read_of_nothing_fails_as_any_other(f: &Fixture) -> Result<()> {
     let version = f.put("a", "v").await?.versionstamp.version();
     for read in [
@@ -224,7 +224,7 @@ pub(crate) async fn a_read_of_nothing_fails_as_any_other(f: &Fixture) -> Result<
     Ok(())
 }
 
-/// Once, a cluster's client took a target of no bytes for none, and gave all rows.
+/// Regression: a cluster's client treated a target of no bytes as no target, and returned all rows.
 pub(crate) async fn a_target_of_no_bytes_gives_one_row_a_page(f: &Fixture) -> Result<()> {
     f.fill(&FIVE).await?;
     for reverse in [false, true] {

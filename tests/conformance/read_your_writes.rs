@@ -1,4 +1,4 @@
-//! A transaction sees its own writes, laid over what is stored.
+//! A transaction sees its own writes over the stored rows.
 
 use notibus::{
     Result,
@@ -11,7 +11,7 @@ use notibus::{
 
 use crate::fixture::{Fixture, conflicts};
 
-/// What `tx` reads at `suffix`, which must not depend on the isolation.
+/// The value that `tx` reads at `suffix`, which must not depend on the isolation.
 async fn own(f: &Fixture, tx: &Transaction, suffix: &str) -> Result<Option<Vec<u8>>> {
     let value = tx.get(&f.key(suffix), Serializable).await?;
     assert_eq!(tx.get(&f.key(suffix), Snapshot).await?, value);
@@ -240,7 +240,7 @@ pub(crate) async fn a_range_over_own_writes_conflicts_beside_them(f: &Fixture) -
     f.suffixes_in(&same, RangeRead::new(f.range("a", "z"))).await?;
     f.fill(&["c", "f"]).await?;
     tx.commit().await?;
-    // The commit of `tx` has written only what `same` has written, too.
+    // The commit of `tx` has written only keys that `same` has written, too.
     same.commit().await?;
     let third = f.started().await?;
     third.clear_range(&f.range("b", "d"));

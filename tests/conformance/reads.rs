@@ -1,4 +1,4 @@
-//! Reading single keys: one version, nothing of others before their commit.
+//! Reads of single keys: one version, and nothing of others before their commit.
 
 use std::{
     sync::Arc,
@@ -118,7 +118,7 @@ pub(crate) async fn a_commit_is_seen_whole(f: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// Polls `future` with many wakers before it is left to the last one: where it is moved from task to task.
+/// Polls `future` with many wakers before the last one, as if it moved from task to task.
 async fn moved<T>(future: impl Future<Output = T>, polls: u32) -> T {
     let mut future = std::pin::pin!(future);
     for _ in 0..polls {
@@ -130,14 +130,14 @@ async fn moved<T>(future: impl Future<Output = T>, polls: u32) -> T {
     future.await
 }
 
-/// Is woken in vain.
+/// A waker that does nothing.
 struct Deaf;
 
 impl Wake for Deaf {
     fn wake(self: Arc<Self>) {}
 }
 
-/// Once, one in a thousand futures of a cluster's client that were moved to another waker waited for ever.
+/// Regression: one in a thousand futures of a cluster's client that moved to another waker waited for ever.
 pub(crate) async fn a_future_can_be_moved_between_wakers(f: &Fixture) -> Result<()> {
     f.put("k", "v").await?;
     for n in 0..1_000 {

@@ -1,4 +1,4 @@
-//! The retry runner: what is tried again, how often, and what comes out.
+//! The retry runner: what it retries, how often, and its result.
 
 use std::{
     cell::{Cell, RefCell},
@@ -211,7 +211,7 @@ pub(crate) async fn a_cancelled_body_is_not_tried_again(f: &Fixture) -> Result<(
     Ok(())
 }
 
-/// A body may commit by itself, give its commit up, or fail with another error than the commit did.
+/// A body may commit by itself, drop its commit, or fail with another error than the commit did.
 pub(crate) async fn a_body_that_commits_by_itself_is_tried_again(f: &Fixture) -> Result<()> {
     let runs = Cell::new(0_u8);
     f.db.run(async |tx| {
@@ -219,7 +219,7 @@ pub(crate) async fn a_body_that_commits_by_itself_is_tried_again(f: &Fixture) ->
         tx.atomic(AtomicOp::Add, &f.key("k"), &[1]);
         match runs.get() {
             1 => drop(tx.commit().await?),
-            // Begun, and given up.
+            // Begun, and dropped.
             2 => drop(tx.commit().now_or_never()),
             3 => {
                 tx.get(&f.key("k"), Serializable).await?;
@@ -239,7 +239,7 @@ pub(crate) async fn a_body_that_commits_by_itself_is_tried_again(f: &Fixture) ->
     Ok(())
 }
 
-/// Once, a cluster's client took 1039 for final in a body, although it says that it can be tried again.
+/// Regression: a cluster's client took 1039 for final in a body, although it is retryable.
 pub(crate) async fn whatever_the_store_calls_retryable_is_tried_again(f: &Fixture) -> Result<()> {
     for error in [
         StoreError::TRANSACTION_TOO_OLD,

@@ -160,8 +160,8 @@ pub(crate) async fn an_old_transaction_cannot_commit_what_it_has_read(f: &Fixtur
     Ok(())
 }
 
-/// FoundationDB adds a read conflict of its own to every transaction that has none in common with its writes, to learn
-/// what became of a commit; so a blind write is too old, too, once its transaction has a read version.
+/// FoundationDB adds its own read conflict to every transaction without one in its writes, to learn
+/// the result of a commit; so a blind write is too old, too, once its transaction has a read version.
 pub(crate) async fn an_old_transaction_cannot_write_blindly(f: &Fixture) -> Result<()> {
     let tx = f.started().await?;
     tx.set(&f.key("l"), b"v");
@@ -264,7 +264,7 @@ pub(crate) async fn declared_reads_alone_are_compared_with_the_state_of_the_comm
     tx.commit().await.map(drop)
 }
 
-/// Once, the embedded store let a version of any age be used as long as nothing was written since: on a cluster, versions move
+/// Regression: the embedded store accepted a version of any age as long as nothing was written since: on a cluster, versions advance
 /// by themselves.
 pub(crate) async fn a_version_gets_old_also_if_nothing_is_written(f: &Fixture) -> Result<()> {
     f.put("k", "v").await?;
@@ -275,7 +275,7 @@ pub(crate) async fn a_version_gets_old_also_if_nothing_is_written(f: &Fixture) -
     tx.set(&f.key("l"), b"v");
     fails(tx.commit().await, &StoreError::TRANSACTION_TOO_OLD);
     assert_eq!(f.value("l").await?, None);
-    // Anyone who asks for a version now gets one that is not old.
+    // A new read version is not old.
     let version = f.db.begin().read_version().await?;
     let tx = f.db.begin();
     tx.set_read_version(version);

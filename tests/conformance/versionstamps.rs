@@ -1,4 +1,4 @@
-//! Versionstamps: what the commit writes in their place, and what cannot be read before.
+//! Versionstamps: the stamps that a commit writes, and reads that fail before.
 
 use notibus::{
     Result,
@@ -12,7 +12,7 @@ use notibus::{
 
 use crate::fixture::{Fixture, conflicts, fails};
 
-/// `before`, a place for the stamp, `after`, and where the place is.
+/// `before`, the room for a stamp, `after`, and the offset of that room.
 fn operand(before: &[u8], after: &[u8]) -> Vec<u8> {
     let place = u32::try_from(before.len()).expect("operands are short");
     [before, &[0; 10], after, &place.to_le_bytes()].concat()
@@ -129,7 +129,7 @@ pub(crate) async fn a_pending_value_cannot_be_read(f: &Fixture) -> Result<()> {
     fails(tx.get(&f.key("k"), Serializable).await, &StoreError::ACCESSED_UNREADABLE);
     fails(tx.get(&f.key("k"), Snapshot).await, &StoreError::ACCESSED_UNREADABLE);
     assert!(tx.get(&f.key("a"), Serializable).await?.is_some());
-    // The embedded engine committed it; on a cluster a read that has failed fails the commit.
+    // Regression: the embedded engine committed it; on a cluster a failed read fails the commit.
     fails(tx.commit().await, &StoreError::ACCESSED_UNREADABLE);
     Ok(())
 }
@@ -168,7 +168,7 @@ pub(crate) async fn a_key_where_a_pending_one_may_lie_cannot_be_read(f: &Fixture
     Ok(())
 }
 
-/// A feed is read and appended to in one transaction: what was there before the read version cannot be the new row.
+/// A feed is read and appended to in one transaction: rows before the read version cannot be the new row.
 pub(crate) async fn rows_before_the_read_version_are_readable_beside_a_pending_key(
     f: &Fixture,
 ) -> Result<()> {

@@ -1,4 +1,4 @@
-//! Watches. They are hints: nothing here depends on a watch that stays silent, but for a short while.
+//! Watches. They are hints: no case depends on a silent watch, except for a short while.
 
 use std::time::Duration;
 
@@ -112,7 +112,7 @@ pub(crate) async fn a_failed_commit_arms_no_watch(f: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// The embedded engine left the watches of a commit that it refused for its size waiting.
+/// Regression: the embedded engine left the watches of a commit that it refused for its size waiting.
 pub(crate) async fn a_refused_commit_arms_no_watch(f: &Fixture) -> Result<()> {
     let tx = f.db.begin();
     let watch = tx.watch(&f.key("k")).await?;
@@ -205,7 +205,7 @@ pub(crate) async fn a_key_beyond_the_key_space_cannot_be_watched(f: &Fixture) ->
     Ok(())
 }
 
-/// What becomes of a watch on `key`: it may be refused at once, or by its own failure.
+/// The result of a watch on `key`: it may be refused at once, or fail later.
 async fn watched(tx: &Transaction, key: &[u8]) -> Result<()> {
     soon(tx.watch(key).await?).await
 }
@@ -217,7 +217,7 @@ pub(crate) async fn there_are_only_so_many_watches(f: &Fixture) -> Result<()> {
     for _ in 0..WATCHES_MAX {
         watches.push(tx.watch(&f.key("k")).await?);
     }
-    // One too many; which of them is refused, and when, is the store's affair.
+    // One too many: the store decides which of them is refused, and when.
     let refused = match tx.watch(&f.key("k")).await {
         Err(error) => Err(error),
         Ok(watch) => {
@@ -243,7 +243,7 @@ pub(crate) async fn there_are_only_so_many_watches(f: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// Once, the embedded store refused at once what a cluster tells through the watch.
+/// Regression: the embedded store refused at once what a cluster reports through the watch.
 pub(crate) async fn a_pending_stamp_cannot_be_watched(f: &Fixture) -> Result<()> {
     let tx = f.db.begin();
     tx.atomic(AtomicOp::SetVersionstampedValue, &f.key("k"), &[0; 14]);

@@ -1,4 +1,4 @@
-//! Blind writes: what is left of them after the commit.
+//! Blind writes: their result after the commit.
 
 use notibus::{
     Result,

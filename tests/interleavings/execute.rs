@@ -10,13 +10,13 @@ use crate::{
     trace::{Event, Row, STAMP_LEN, Trace, stand_in},
 };
 
-/// Runs `steps` on `db`, below `prefix`, which must hold nothing yet, and tells what was observed.
+/// Runs `steps` on `db`, below `prefix`, which must be empty, and returns the observations.
 pub(crate) async fn execute(db: &Database, prefix: &[u8], steps: &[Step]) -> Trace {
     let mut execution = Execution {
         db,
         prefix,
         slots: (0..SLOTS).map(|_| Slot::new(db)).collect(),
-        told: Vec::new(),
+        read_versions: Vec::new(),
         stamps: Vec::new(),
     };
     let mut events = Vec::with_capacity(steps.len());
@@ -45,12 +45,12 @@ impl Slot {
 struct Execution<'a> {
     /// The store.
     db: &'a Database,
-    /// What all keys start with.
+    /// The prefix of all keys.
     prefix: &'a [u8],
     /// The transactions.
     slots: Vec<Slot>,
-    /// All read versions that were told.
-    told: Vec<u64>,
+    /// All read versions so far.
+    read_versions: Vec<u64>,
     /// The stamps of all commits so far.
     stamps: Vec<[u8; STAMP_LEN]>,
 }
@@ -60,13 +60,13 @@ impl Execution<'_> {
     async fn step(&mut self, step: &Step) -> Event {
         let reads = matches!(step.op, Op::Get(..) | Op::Range(..));
         let slot = &mut self.slots[step.slot];
-        // Stores differ in when a transaction takes its read version, so it is asked for.
+        // Stores differ in when a transaction takes its read version, so the test asks for it.
         if reads
             && !slot.has_version
             && let Ok(version) = slot.tx.read_version().await
         {
             slot.has_version = true;
-            self.told.push(version);
+            self.read_versions.push(version);
         }
         match &step.op {
             Op::Commit => self.commit(step.slot).await,
@@ -76,8 +76,8 @@ impl Execution<'_> {
                 Event::Silent
             }
             Op::ReadAt(which) => {
-                if !self.told.is_empty() {
-                    let version = self.told[which % self.told.len()];
+                if !self.read_versions.is_empty() {
+                    let version = self.read_versions[which % self.read_versions.len()];
                     self.slots[step.slot].tx.set_read_version(version);
                     self.slots[step.slot].has_version = true;
                 }
@@ -137,14 +137,14 @@ impl Execution<'_> {
         })
     }
 
-    /// Commits something beside the keys, so that a read version is always greater than the version of a stamp: whether
+    /// Commits something outside of the keys, so that a read version is always greater than the version of a stamp: whether
     /// they can be equal depends on the store.
     async fn go_on(&self) {
         let set = async |tx: Transaction| {
             tx.set(&self.key(b'~'), b"");
             Ok(())
         };
-        // A cluster that is slow or recovers may fail it; it may be done twice.
+        // A cluster that is slow or recovers may fail it; doing it twice does no harm.
         self.db.run(set).await.expect("a blind write succeeds in the end");
     }
 
@@ -177,7 +177,7 @@ impl Execution<'_> {
         self.to_rows(&page.expect("a new transaction can read").rows)
     }
 
-    /// `rows` as a trace has them.
+    /// `rows` in the form of a trace.
     fn to_rows(&self, rows: &[notibus::store::Row]) -> Vec<Row> {
         rows.iter()
             .map(|(key, value)| {
@@ -187,7 +187,7 @@ impl Execution<'_> {
             .collect()
     }
 
-    /// `bytes` with the numbers of the commits in place of their stamps.
+    /// `bytes` with the numbers of commits instead of their stamps.
     fn without_stamps(&self, bytes: &[u8]) -> Vec<u8> {
         let mut bytes = bytes.to_vec();
         for place in 0..(bytes.len() + 1).saturating_sub(STAMP_LEN) {

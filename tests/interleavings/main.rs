@@ -1,10 +1,10 @@
 //! Random interleavings of open transactions: the store against a deliberately naive model of FoundationDB.
 //!
 //! An interleaving is a list of [`steps::Step`]s of a few transactions over a tiny key space. [`execute::execute`] runs it
-//! on any [`Database`] and tells all that can be observed as a [`trace::Trace`]; [`model::predict`] tells what should have
-//! been. The two share nothing but the steps and the shape of the trace. A failure is shrunk, and printed with its seed.
+//! on any [`Database`] and returns all observations as a [`trace::Trace`]; [`model::predict`] returns the expected ones.
+//! The two share nothing but the steps and the type of the trace. A failure is shrunk, and printed with its seed.
 //!
-//! `NOTIBUS_INTERLEAVINGS` sets how many are run, `NOTIBUS_SEED` replays a run.
+//! `NOTIBUS_INTERLEAVINGS` sets their number, `NOTIBUS_SEED` replays a run.
 
 mod execute;
 mod model;
@@ -16,10 +16,10 @@ use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, Test
 
 use crate::{steps::Step, trace::Trace};
 
-/// How many interleavings are run if nothing else is asked for.
+/// The default number of interleavings.
 const INTERLEAVINGS: u32 = 10_000;
 
-/// How many are run on a folder, where every commit waits for the disk.
+/// Their number on a folder, where every commit waits for the disk.
 const INTERLEAVINGS_DURABLE: u32 = 40;
 
 /// A number from the environment.
@@ -65,7 +65,7 @@ fn compare(steps: &[Step], expected: &Trace, found: &Trace) -> Result<(), TestCa
     Ok(())
 }
 
-/// A runtime; with paused time no transaction gets old.
+/// A runtime; with paused time no transaction becomes too old.
 fn runtime(paused: bool) -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread()
         .enable_time()

@@ -1,8 +1,8 @@
-//! The model: FoundationDB's semantics as naively as they can be written down.
+//! The model: FoundationDB's semantics, written as naively as possible.
 //!
-//! It keeps the whole state of each version, and each transaction as the list of what it has done. Everything that is
-//! asked about a key is answered by going through that list from its start. Ranges are sets of points: between two
-//! neighbouring keys of all that were ever named, nothing can differ, so one point stands for all of them.
+//! It keeps the whole state of each version, and each transaction as the list of its operations. To answer a
+//! question about a key, it walks that list from its start. Ranges are sets of points: between two
+//! neighbouring keys that were ever named, nothing can differ, so one point stands for all keys between.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,13 +16,13 @@ use crate::{
 /// Keys from the first up to but not including the second.
 type Span = (Vec<u8>, Vec<u8>);
 
-/// What the store should tell.
+/// The expected observations.
 pub(crate) fn predict(steps: &[Step]) -> Trace {
     let mut model = Model {
         states: vec![BTreeMap::new()],
         written: vec![Vec::new()],
         slots: vec![Slot::default(); SLOTS],
-        told: Vec::new(),
+        read_versions: Vec::new(),
     };
     Trace {
         events: steps.iter().map(|step| model.step(step)).collect(),
@@ -38,8 +38,8 @@ struct Model {
     written: Vec<Vec<Span>>,
     /// The transactions.
     slots: Vec<Slot>,
-    /// All read versions that were told.
-    told: Vec<usize>,
+    /// All read versions so far.
+    read_versions: Vec<usize>,
 }
 
 /// A transaction.
@@ -74,7 +74,7 @@ enum Write {
     StampedValue(Vec<u8>),
 }
 
-/// What a transaction knows of a key.
+/// What a transaction knows about a key.
 #[derive(Debug, Clone)]
 struct Knowledge {
     /// The value.
@@ -86,7 +86,7 @@ struct Knowledge {
 }
 
 impl Slot {
-    /// What the transaction knows of `key`, after the first `len` of its writes, if `stored` is in the store.
+    /// The transaction's knowledge of `key` after the first `len` of its writes, if the store has `stored`.
     fn knows(&self, key: &[u8], stored: Option<&Vec<u8>>, len: usize) -> Knowledge {
         let mut known = Knowledge { value: stored.cloned(), is_unreadable: false, is_own: false };
         for write in &self.log[..len] {
@@ -115,7 +115,7 @@ impl Slot {
         known
     }
 
-    /// Every key at which something may begin to differ, of this transaction's writes.
+    /// Every key at which this transaction's writes may begin to differ.
     fn points(&self) -> BTreeSet<Vec<u8>> {
         let mut points = BTreeSet::new();
         for write in &self.log {
@@ -141,7 +141,7 @@ impl Slot {
 }
 
 impl Model {
-    /// What one step should tell.
+    /// The expected observation of one step.
     fn step(&mut self, step: &Step) -> Event {
         let slot = step.slot;
         if matches!(step.op, Op::Get(..) | Op::Range(..)) {
@@ -149,7 +149,7 @@ impl Model {
             let reader = &mut self.slots[slot];
             if reader.bad.is_none() && reader.version.is_none() {
                 reader.version = Some(newest);
-                self.told.push(newest);
+                self.read_versions.push(newest);
             }
         }
         match &step.op {
@@ -166,8 +166,8 @@ impl Model {
             Op::ReadAt(which) => {
                 let reader = &mut self.slots[slot];
                 match reader.version {
-                    _ if self.told.is_empty() => {}
-                    None => reader.version = Some(self.told[which % self.told.len()]),
+                    _ if self.read_versions.is_empty() => {}
+                    None => reader.version = Some(self.read_versions[which % self.read_versions.len()]),
                     Some(_) => _ = reader.bad.get_or_insert(2010),
                 }
                 Event::Silent
@@ -291,7 +291,7 @@ impl Model {
         Ok((rows, false))
     }
 
-    /// Whether a transaction has read, but not decided itself, any key that was written since its read version.
+    /// Whether a transaction has read, but not itself written before, any key that was written since its read version.
     fn conflicts(&self, slot: &Slot) -> bool {
         let Some(version) = slot.version else {
             return false;
@@ -371,7 +371,7 @@ fn number(bytes: &[u8], len: usize) -> u64 {
     (0..len).map(|place| u64::from(*bytes.get(place).unwrap_or(&0)) << (8 * place)).sum()
 }
 
-/// What an operation makes of a value. Operands are at most 7 bytes.
+/// The result of an operation on a value. Operands are at most 7 bytes.
 fn apply(op: AtomicOp, value: Option<Vec<u8>>, operand: &[u8]) -> Option<Vec<u8>> {
     let len = operand.len();
     let as_bytes = |number: u64| Some(number.to_le_bytes()[..len].to_vec());

@@ -1,7 +1,7 @@
 //! [`Step`]s, and how random ones are made.
 //!
-//! The key space is a few single letters, and below one of them the versionstamped keys. Stamps lie only where no atomic
-//! operation computes with them, because what came out would differ from store to store.
+//! The key space is a few single letters, and below one of them the versionstamped keys. Stamps are only where no atomic
+//! operation computes with them, because the results would differ from store to store.
 
 use notibus::store::{
     AtomicOp,
@@ -53,8 +53,8 @@ pub(crate) enum Op {
     ReadConflict(u8, u8),
     /// Declares a range as written.
     WriteConflict(u8, u8),
-    /// Reads at a version that a transaction was told before, which is an error if it has one already; nothing if none was
-    /// told.
+    /// Reads at a version that a transaction has read before, which is an error if it has one already; does nothing if there is
+    /// no such version.
     ReadAt(usize),
     /// Commits, and begins again.
     Commit,
@@ -67,7 +67,7 @@ fn letter() -> impl Strategy<Value = u8> {
     prop::sample::select(LETTERS)
 }
 
-/// A letter of which the operation is a number.
+/// A letter for operations on numbers.
 fn number_letter() -> impl Strategy<Value = u8> {
     letter().prop_map(|letter| if letter == STAMPED_VALUE { b'a' } else { letter })
 }
@@ -78,7 +78,7 @@ fn range() -> impl Strategy<Value = (u8, u8)> {
         .prop_map(|(a, b, inverted)| if inverted == 39 { (a.max(b), a.min(b)) } else { (a.min(b), a.max(b)) })
 }
 
-/// A short value of few different ones.
+/// A short value, one of a few.
 fn value() -> impl Strategy<Value = Vec<u8>> {
     vec(prop::sample::select(&[0_u8, 1, 2, 255][..]), 0..4)
 }
@@ -88,7 +88,7 @@ fn isolation() -> impl Strategy<Value = Isolation> {
     prop_oneof![3 => Just(Serializable), 1 => Just(Snapshot)]
 }
 
-/// An operation that is a number's.
+/// An operation on numbers.
 fn atomic() -> impl Strategy<Value = AtomicOp> {
     prop::sample::select(
         &[

@@ -1,7 +1,7 @@
-//! [`Trace`]: what can be observed of an interleaving, in terms that every store shares.
+//! [`Trace`]: the observations of an interleaving, in terms that every store shares.
 //!
-//! Versions and stamps differ from store to store. A trace therefore has no versions, and in place of each stamp the
-//! number of its commit: the first commit has 1.
+//! Versions and stamps differ from store to store. A trace therefore has no versions, and the
+//! number of its commit instead of each stamp: the first commit has 1.
 
 /// Bytes of a stamp.
 pub(crate) const STAMP_LEN: usize = 10;
@@ -9,7 +9,7 @@ pub(crate) const STAMP_LEN: usize = 10;
 /// A key without its prefix, and its value.
 pub(crate) type Row = (Vec<u8>, Vec<u8>);
 
-/// What one step told.
+/// The observation of one step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Event {
     /// Nothing.
@@ -22,7 +22,7 @@ pub(crate) enum Event {
     Commit(Result<Option<u64>, i32>),
 }
 
-/// All that can be observed of an interleaving.
+/// All observations of an interleaving.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Trace {
     /// One for each step.
@@ -31,7 +31,7 @@ pub(crate) struct Trace {
     pub rows: Vec<Row>,
 }
 
-/// What stands for the stamp of commit number `number`. It sorts as stamps do.
+/// The replacement of the stamp of commit number `number`. It sorts as stamps do.
 pub(crate) fn stand_in(number: u64) -> [u8; STAMP_LEN] {
     let mut bytes = [b'#'; STAMP_LEN];
     bytes[2..].copy_from_slice(&number.to_be_bytes());
