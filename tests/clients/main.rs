@@ -1,4 +1,4 @@
-//! Clients of CouchDB that others have written, against `examples/mini_couch`: each creates, updates and deletes databases and
+//! Existing clients of CouchDB against `examples/mini_couch`: each creates, updates and deletes databases and
 //! documents, and has to see exactly that in the feeds.
 //!
 //! Each trial is a script beside this file, in the language of its client. It runs on a server of its own: this program, run
@@ -24,7 +24,7 @@ use notibus::http::Credentials;
 #[path = "../../examples/mini_couch/main.rs"]
 mod mini_couch;
 
-/// Set in the process that is to be the server.
+/// Set in the process that has to be the server.
 const SERVE: &str = "NOTIBUS_SERVE_MINI_COUCH";
 
 /// How long a script may run.
@@ -61,7 +61,7 @@ fn main() -> ExitCode {
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }
 
-/// What runs scripts of a kind.
+/// Runs scripts of one kind.
 struct Runtime {
     /// Its command.
     command: PathBuf,
@@ -70,7 +70,7 @@ struct Runtime {
 }
 
 impl Runtime {
-    /// The runtime `command` of the clients that are installed from `origin`, if `witness` is there.
+    /// The runtime `command` of the clients that are installed from `origin`; they are installed if `witness` exists.
     fn new(origin: &str, command: &str, witness: &str) -> Self {
         let installed = clients();
         let is_installed =
@@ -103,7 +103,7 @@ impl Runtime {
         }
         let is_ignored = !self.is_installed || browser.is_none();
         let trial = Trial::test(script, move || {
-            // Its origin has to be known before the server starts, and nobody else may take the port until the page is there.
+            // The page's origin has to be known before the server starts, so the port is reserved until the page is served.
             let page = TcpListener::bind("127.0.0.1:0").unwrap();
             let origin = Some(format!("http://{}", page.local_addr().unwrap()));
             let mut command = Command::new(command);
@@ -115,7 +115,7 @@ impl Runtime {
     }
 }
 
-/// A browser that needs no screen, if there is one.
+/// A headless browser, if there is one.
 fn browser() -> Option<PathBuf> {
     let set = std::env::var_os("NOTIBUS_BROWSER").map(PathBuf::from);
     let folders = std::env::var_os("PATH").unwrap_or_default();
@@ -126,28 +126,28 @@ fn browser() -> Option<PathBuf> {
     set.or(found)
 }
 
-/// Where the clients are installed.
+/// The folder of the installed clients.
 fn clients() -> PathBuf {
     let temporary = Path::new(env!("CARGO_TARGET_TMPDIR"));
     temporary.parent().expect("it lies in the target folder").join("clients")
 }
 
-/// What a script finds besides the server.
+/// The surroundings of a script besides the server.
 struct Scene {
-    /// The origin whose pages may ask the server.
+    /// The origin whose pages may use the server.
     origin: Option<String>,
     /// Its standard input.
     stdin: Stdio,
 }
 
 impl Default for Scene {
-    /// Nothing.
+    /// None.
     fn default() -> Self {
         Self { origin: None, stdin: Stdio::null() }
     }
 }
 
-/// Runs `script` on a server of its own.
+/// Runs `script` on its own server.
 fn run(mut command: Command, script: &str, scene: Scene) {
     let server = Server::start(script.starts_with("session"), scene.origin.as_deref());
     let mut output = tempfile::tempfile().unwrap();
@@ -167,7 +167,7 @@ fn run(mut command: Command, script: &str, scene: Scene) {
     server.end();
 }
 
-/// Waits until `process` ends by itself; after `limit` it is killed.
+/// Waits until `process` ends; kills it after `limit`.
 fn end_of(process: &mut Child, limit: Duration) -> Option<ExitStatus> {
     let start = Instant::now();
     while start.elapsed() < limit {
@@ -181,7 +181,7 @@ fn end_of(process: &mut Child, limit: Duration) -> Option<ExitStatus> {
     None
 }
 
-/// All that was written to `file`.
+/// The content of `file`.
 fn text(file: &mut File) -> String {
     let mut text = Vec::new();
     file.rewind().unwrap();
@@ -198,7 +198,7 @@ struct Server {
 }
 
 impl Server {
-    /// Starts one on a free port; with accounts it has anna, whose password is "secret", and pages of `origin` may ask it.
+    /// Starts it on a free port. With accounts it has anna, whose password is "secret". Pages of `origin` may use it.
     fn start(has_accounts: bool, origin: Option<&str>) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         if has_accounts {

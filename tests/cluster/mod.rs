@@ -1,7 +1,7 @@
-//! A FoundationDB cluster of one's own, for tests: real `fdbserver` processes on loopback, in a temporary folder.
+//! A private FoundationDB cluster for tests: real `fdbserver` processes on loopback, in a temporary folder.
 //!
-//! The programs are found in `NOTIBUS_FDBSERVER` and `NOTIBUS_FDBCLI`, or on the path. Where there are none the tests that
-//! need them say that they were skipped.
+//! `NOTIBUS_FDBSERVER` and `NOTIBUS_FDBCLI` name the programs; else they are searched on the path. If there are none, the tests that
+//! need them report that they were skipped.
 //!
 //! Each server is the child of a shell that waits for its standard input to end. However the test process ends, that pipe
 //! closes, and the shell stops the server by its process id.
@@ -24,7 +24,7 @@ use std::{
 
 use tempfile::TempDir;
 
-/// How long to wait for a server to do what it must.
+/// How long to wait for a server.
 const PATIENCE: Duration = Duration::from_mins(3);
 
 /// Starts a server, notes its process id, and stops it once the standard input ends.
@@ -35,7 +35,7 @@ const GUARD: &str =
 pub struct Cluster {
     /// Its servers.
     servers: Vec<Server>,
-    /// Everything that it writes.
+    /// All its files.
     folder: TempDir,
     /// The programs.
     programs: Programs,
@@ -45,7 +45,7 @@ pub struct Cluster {
 struct Server {
     /// Its port on loopback.
     port: u16,
-    /// What it is meant for.
+    /// Its role.
     class: &'static str,
     /// The shell that stops it.
     guard: Child,
@@ -77,7 +77,7 @@ impl Programs {
     }
 }
 
-/// Whether the programs are missing; says so, and which, if they are.
+/// Whether the programs are missing; prints which ones.
 pub fn is_missing() -> bool {
     let missing = Programs::find().err();
     if let Some(missing) = &missing {
@@ -92,7 +92,7 @@ impl Cluster {
         Self::start_of(&["unset"])
     }
 
-    /// Starts a cluster of two processes: the first one does all but keep the data, which the second one does.
+    /// Starts a cluster of two processes: the second one keeps the data, the first one does all else.
     pub fn start_apart() -> Self {
         Self::start_of(&["transaction", "storage"])
     }
@@ -195,14 +195,14 @@ impl Cluster {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// Locks the database; returns by what it is unlocked.
+    /// Locks the database; returns the id that unlocks it.
     pub fn lock(&self) -> String {
         let answer = self.cli("lock");
         let uid = answer.split_once("lockUID: ").expect("it is locked").1;
         uid.lines().next().unwrap().trim().to_owned()
     }
 
-    /// Unlocks the database. The command wants a word repeated that it prints.
+    /// Unlocks the database. The command prints a word that has to be repeated.
     pub fn unlock(&self, uid: &str) {
         let mut command = Command::new(&self.programs.cli);
         command.arg("-C").arg(self.file()).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -247,7 +247,7 @@ pub fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// A port that nobody uses.
+/// A port that no process uses.
 fn free_port() -> u16 {
     TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
 }

@@ -20,7 +20,7 @@ use crate::{
     load::Observer,
 };
 
-/// Everything that many producers record at once is folded, told, and nothing is left over.
+/// Everything that many producers record at once is folded and delivered, and nothing is left over.
 pub(crate) async fn totals_equal_what_concurrent_producers_recorded() {
     let store = fixture::open(fixture::shared()).await;
     let bus = fixture::bus(&store, &fixture::prefix("totals")).await;
@@ -52,7 +52,7 @@ pub(crate) async fn totals_equal_what_concurrent_producers_recorded() {
     for producer in join_all(producers).await {
         producer.unwrap();
     }
-    observer.until_told(&expected).await;
+    observer.until_delivered(&expected).await;
     let found: BTreeMap<_, _> =
         rows(&bus).await.iter().map(|row| (row.name.to_string(), row.totals.lanes()[2])).collect();
     assert_eq!(found, expected);
@@ -62,7 +62,7 @@ pub(crate) async fn totals_equal_what_concurrent_producers_recorded() {
 }
 
 /// A life of a database: created, changed, deleted, and created again.
-pub(crate) async fn a_row_tells_the_life_of_its_database() {
+pub(crate) async fn a_row_has_the_life_of_its_database() {
     let store = fixture::open(fixture::shared()).await;
     let bus = fixture::bus(&store, &fixture::prefix("life")).await;
     let _notifier = bus.notifier(eager()).await.unwrap();
@@ -86,7 +86,7 @@ pub(crate) async fn a_row_tells_the_life_of_its_database() {
     assert_eq!(page.rows, [Arc::new(second)]);
 }
 
-/// A row carries the stamp of the newest transaction that recorded an event, as the commit told it.
+/// A row has the versionstamp of the newest transaction that recorded an event, as its commit returned it.
 pub(crate) async fn rows_carry_the_stamps_of_their_transactions() {
     let store = fixture::open(fixture::shared()).await;
     let bus = fixture::bus(&store, &fixture::prefix("stamps")).await;
@@ -114,7 +114,7 @@ async fn ddoc_rows(store: &Database, prefix: &[u8]) -> Vec<(Vec<u8>, Vec<u8>)> {
     page.rows.iter().map(|(key, value)| (key.to_vec(), value.to_vec())).collect()
 }
 
-/// Each design document has a row with the sequence of the notification that last told of it.
+/// Each design document has a row with the sequence of the notification that last contained it.
 pub(crate) async fn ids_of_design_documents_are_kept() {
     let store = fixture::open(fixture::shared()).await;
     let prefix = fixture::prefix("ddocs");
@@ -143,7 +143,7 @@ pub(crate) async fn ids_of_design_documents_are_kept() {
     assert!(bus.is_drained().await.unwrap());
 }
 
-/// Notifiers share the partitions, each in a client of its own; what one folds the others leave alone.
+/// Notifiers share the partitions, each in its own client; none folds the partitions of another.
 pub(crate) async fn notifiers_share_the_partitions() {
     let prefix = fixture::prefix("shares");
     let mut notifiers = Vec::new();
@@ -169,7 +169,7 @@ pub(crate) async fn notifiers_share_the_partitions() {
     }
 }
 
-/// A node that is held up in all its commits is taken for dead. What it has under way cannot be committed any more, and
+/// A node that hangs in all its commits is taken for dead. Its pending work cannot be committed any more, and
 /// then it takes part again.
 pub(crate) async fn a_zombie_is_fenced_off() {
     let prefix = fixture::prefix("zombie");
@@ -213,8 +213,8 @@ pub(crate) async fn a_zombie_is_fenced_off() {
     b.shutdown().await.unwrap();
 }
 
-/// Three clients that share nothing but the cluster: what one records another folds, woken by the doorbell, and a third
-/// delivers, woken by the heads of the feed. No poll comes in time to help.
+/// Three clients share only the cluster: one records; the doorbell wakes another, which folds; the heads of the feed wake a third,
+/// which delivers. No poll comes in time to help.
 pub(crate) async fn watches_wake_the_roles_of_other_clients() {
     let prefix = fixture::prefix("watches");
     let mut clients = Vec::new();
@@ -234,11 +234,11 @@ pub(crate) async fn watches_wake_the_roles_of_other_clients() {
         *expected.entry(name).or_insert(0) += 1;
         // Every third time the others have gone to sleep in between.
         if n % 3 == 0 {
-            observer.until_told(&expected).await;
+            observer.until_delivered(&expected).await;
             tokio::time::sleep(std::time::Duration::from_millis(30)).await;
         }
     }
-    observer.until_told(&expected).await;
+    observer.until_delivered(&expected).await;
     assert!(recorder.stats().bells > 0);
     assert_eq!(recorder.stats().folds, 0);
     assert_eq!(folder.stats().folded.total(), 30);

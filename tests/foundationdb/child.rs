@@ -1,7 +1,7 @@
 //! Other processes: the test program runs itself again with a part to play.
 //!
-//! A child plays its part until its standard input ends, and tells what happens line by line. It never outlives the
-//! trial that has started it, and unless it is killed it has to end cleanly: the client library crashes processes that
+//! A child plays its part until its standard input ends, and prints its reports line by line. It never survives the
+//! trial that has started it. Unless it is killed it has to end cleanly: the client library crashes processes that
 //! exit while its network runs.
 
 use std::{
@@ -39,7 +39,7 @@ pub(crate) struct Child {
     process: Process,
     /// Ends its part when it is closed.
     input: Option<ChildStdin>,
-    /// What it tells.
+    /// Its reports.
     lines: mpsc::UnboundedReceiver<String>,
 }
 
@@ -66,18 +66,18 @@ impl Child {
         Self { process, input, lines }
     }
 
-    /// The next line that it tells.
+    /// The next report.
     pub async fn line(&mut self) -> String {
-        within("the child to tell", self.lines.recv()).await.expect("the child goes on")
+        within("the child to report", self.lines.recv()).await.expect("the child goes on")
     }
 
-    /// The next line that it tells from now on.
+    /// The next report that comes from now on.
     pub async fn next_line(&mut self) -> String {
         while self.lines.try_recv().is_ok() {}
         self.line().await
     }
 
-    /// Its number in the operating system.
+    /// Its process id.
     pub fn id(&self) -> u32 {
         self.process.id()
     }
@@ -110,18 +110,18 @@ pub(crate) fn play() -> Option<ExitCode> {
     let part = std::env::var(PART).ok()?;
     let (ended, end) = oneshot::channel();
     thread::spawn(move || {
-        // Whether it ends or fails, there is nobody left to play for.
+        // An error or the end of input both mean that the parent is done.
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
         let _ = ended.send(());
     });
     fixture::block_on(async {
-        let file = std::env::var(CLUSTER).expect("a child is told its cluster");
+        let file = std::env::var(CLUSTER).expect("the parent sets the cluster");
         match part.as_str() {
             "notifier" => notifier(&file, end).await,
             "dispatcher" => dispatcher(&file, end).await,
             "client" => client(&file, end).await,
             "worker" => {
-                let prefix = std::env::var(PREFIX).expect("a child is told its prefix");
+                let prefix = std::env::var(PREFIX).expect("the parent sets the prefix");
                 fleet::worker(&file, prefix.as_bytes(), end).await;
             }
             "api versions" => api_versions(&file).await,
@@ -132,8 +132,8 @@ pub(crate) fn play() -> Option<ExitCode> {
     Some(ExitCode::SUCCESS)
 }
 
-/// Tells a line to the parent.
-pub(crate) fn tell(line: &str) {
+/// Prints a line for the parent.
+pub(crate) fn report(line: &str) {
     let mut output = std::io::stdout().lock();
     // The parent may be gone; then the part is about to end.
     let _ = writeln!(output, "{line}").and_then(|()| output.flush());
@@ -141,36 +141,36 @@ pub(crate) fn tell(line: &str) {
 
 /// The bus of the trial.
 async fn bus(file: &str) -> notibus::Bus {
-    let prefix = std::env::var(PREFIX).expect("a child is told its prefix");
+    let prefix = std::env::var(PREFIX).expect("the parent sets the prefix");
     fixture::bus(&fixture::open(file).await, prefix.as_bytes()).await
 }
 
 /// Folds.
 async fn notifier(file: &str, end: oneshot::Receiver<()>) {
     let notifier = bus(file).await.notifier(eager()).await.expect("the notifier starts");
-    tell("ready");
+    report("ready");
     let _ = end.await;
     notifier.shutdown().await.expect("the leases can be released");
 }
 
-/// Tells each delivery: the name of the database, and how many updates it had.
+/// Prints each delivery: the name of the database, and its number of updates.
 async fn dispatcher(file: &str, end: oneshot::Receiver<()>) {
     let bus = bus(file).await;
     let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.expect("the dispatcher starts");
     let mut stream = dispatcher.subscribe(Filter::all()).since(Cursor::NOTHING).stream();
-    tell("ready");
-    let tell_all = async {
+    report("ready");
+    let report_all = async {
         while let Some(item) = stream.next().await {
             let delivery = match item {
                 Err(Interruption::Synced { .. }) => continue,
                 item => item.expect("the feed can be read"),
             };
             let row = delivery.notification();
-            tell(&format!("{} {}", row.name, row.totals.lanes()[2]));
+            report(&format!("{} {}", row.name, row.totals.lanes()[2]));
         }
     };
     tokio::select! {
-        () = tell_all => {}
+        () = report_all => {}
         _ = end => {}
     }
     drop(stream);
@@ -183,12 +183,12 @@ async fn client(file: &str, end: oneshot::Receiver<()>) {
     let reading = store.begin();
     reading.read_version().await.expect("the cluster answers");
     let watch = store.run(async |tx| tx.watch(b"client").await).await.expect("a watch can be set");
-    tell("ready");
+    report("ready");
     let _ = end.await;
     drop((reading, watch));
 }
 
-/// Asks for API versions that cannot be had, which must spoil nothing.
+/// Requests API versions that do not exist, which must do no harm.
 async fn api_versions(file: &str) {
     let open = async |api_version| {
         let options = FoundationDbOptions { api_version, ..FoundationDbOptions::default() };
@@ -206,5 +206,5 @@ async fn api_versions(file: &str) {
         Err(Error::Invalid { what: "API version", reason }) => assert!(reason.contains("710"), "{reason}"),
         other => panic!("{other:?}"),
     }
-    tell("done");
+    report("done");
 }

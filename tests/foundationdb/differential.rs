@@ -1,14 +1,14 @@
-//! The embedded store against the cluster: both get the same random interleavings, and must tell the same.
+//! The embedded store against the cluster: both run the same random interleavings, and must give the same results.
 //!
-//! What is compared is a [`Trace`]: every read, the outcome of every commit, and all rows in the end, with the numbers of
-//! commits in place of their stamps. The generator and the executor are those of `tests/interleavings`, where the embedded
-//! store is checked against a model. A difference is shrunk, each candidate below a prefix of its own, and printed.
+//! It compares [`Trace`]s: every read, the result of every commit, and all rows at the end, with the numbers of
+//! commits instead of their stamps. The generator and the executor are those of `tests/interleavings`, where the embedded
+//! store is checked against a model. A difference is shrunk, each candidate below its own prefix, and printed.
 //!
-//! What cannot be compared is kept out. On a cluster versions move by time, so nothing asks for a version that no
-//! transaction was told (1009 or not is the cluster's affair), and each commit is followed by another, because whether a
-//! read version can equal the version of a stamp differs. The outcomes of a cluster that is slow or recovers are allowed: above
-//! all 1007, for a transaction that has become older than 5 s. An interleaving that meets one is compared up to there, and run
-//! again. One that meets one each time is counted, and told in the end.
+//! Some things cannot be compared and are left out. On a cluster versions advance by time, so no step asks for a version that no
+//! transaction has read (whether that gives 1009 is up to the cluster), and each commit is followed by another, because whether a
+//! read version can equal the version of a stamp differs. The errors of a cluster that is slow or recovers are allowed: above
+//! all 1007, for a transaction that has become older than 5 s. An interleaving with such an error is compared up to there, and run
+//! again. If it has one each time, it is counted, and reported at the end.
 //!
 //! `NOTIBUS_DIFFERENTIAL` sets how many interleavings are run, `NOTIBUS_SEED` replays a run.
 
@@ -26,13 +26,13 @@ use crate::{
     trace::{Event, Trace},
 };
 
-/// How many interleavings are run if nothing else is asked for.
+/// The default number of interleavings.
 const INTERLEAVINGS: usize = 3_000;
 
-/// How many are run at once. Each spends its time waiting for the cluster.
+/// How many run at once. Each mostly waits for the cluster.
 const AT_ONCE: usize = 48;
 
-/// How often an interleaving is made smaller, or tried to be.
+/// The most attempts to make an interleaving smaller.
 const SHRINKS_MAX: usize = 500;
 
 /// How often an interleaving is run again because the cluster was too slow for it.
@@ -85,7 +85,7 @@ async fn compare_many(cluster: &Database, seed: u64, worker: u64, count: usize) 
     Ok(whole)
 }
 
-/// Makes an interleaving that differs as small as it gets, and tells it.
+/// Shrinks an interleaving that differs, and describes it.
 async fn shrink(
     cluster: &Database,
     mut tree: impl ValueTree<Value = Vec<Step>>,
@@ -109,7 +109,7 @@ async fn shrink(
     format!("{}\nsmallest interleaving: {:#?}", smallest.1, smallest.0)
 }
 
-/// Runs `steps` on both, and tells the first difference; else whether they were compared to their end.
+/// Runs `steps` on both. Fails with the first difference; returns whether they were compared to their end.
 async fn compare(cluster: &Database, steps: &[Step]) -> Result<bool, String> {
     let embedded = execute(&Database::memory(), b"", steps).await;
     for _ in 0..TRIES {

@@ -1,4 +1,4 @@
-//! Operations that are given up halfway: dropped, cancelled or reset while the cluster is still at work on them. Nothing
+//! Operations that are dropped, cancelled or reset while the cluster is still working on them. Nothing
 //! crashes, nothing hangs, and the transaction can be used again.
 
 use std::{sync::Arc, time::Duration};
@@ -30,7 +30,7 @@ async fn filled(name: &str) -> (Database, Vec<u8>, RangeRead) {
     (store, prefix, read)
 }
 
-/// Begins one operation of each kind and gives it up.
+/// Begins one operation of each kind and drops it.
 fn begin_everything(tx: &Transaction, prefix: &[u8], read: &RangeRead) {
     give_up(tx.read_version());
     give_up(tx.get(prefix, Isolation::Serializable));
@@ -39,7 +39,7 @@ fn begin_everything(tx: &Transaction, prefix: &[u8], read: &RangeRead) {
     give_up(tx.approximate_size());
 }
 
-/// Reads, watches and sizes that nobody waits for.
+/// Reads, watches and sizes that are dropped.
 pub(crate) async fn dropped_reads_disturb_nothing() {
     let (store, prefix, read) = filled("dropped").await;
     for n in 0..50 {
@@ -55,7 +55,7 @@ pub(crate) async fn dropped_reads_disturb_nothing() {
     assert!(store.begin().get(&prefix, Isolation::Snapshot).await.unwrap().is_none());
 }
 
-/// A commit that nobody waits for happens or not, and the transaction is used up until it is reset.
+/// A dropped commit happens or not, and the transaction cannot be used until it is reset.
 pub(crate) async fn a_dropped_commit_happens_or_not() {
     let (store, prefix, _) = filled("commits").await;
     let key = [&prefix[..], b"count"].concat();
@@ -77,7 +77,7 @@ pub(crate) async fn a_dropped_commit_happens_or_not() {
     assert!((1..=101).contains(&count), "{count}");
 }
 
-/// Reads that others wait for end with an error when the transaction is cancelled or reset under them.
+/// Pending reads of other tasks fail when the transaction is cancelled or reset.
 pub(crate) async fn pending_reads_end_with_their_transaction() {
     let (store, prefix, read) = filled("pending").await;
     for n in 0..60 {
@@ -111,7 +111,7 @@ pub(crate) async fn pending_reads_end_with_their_transaction() {
     }
 }
 
-/// One transaction used by many tasks at once, of which some commit, reset and cancel it.
+/// Many tasks use one transaction at once, and some commit, reset and cancel it.
 pub(crate) async fn a_transaction_bears_any_disorder() {
     let (store, prefix, read) = filled("disorder").await;
     for _ in 0..20 {
@@ -120,7 +120,7 @@ pub(crate) async fn a_transaction_bears_any_disorder() {
             let (tx, prefix, read) = (Arc::clone(&tx), prefix.clone(), read.clone());
             tokio::spawn(async move {
                 for _ in 0..5 {
-                    // Whatever comes out, it comes out.
+                    // Any result is fine.
                     match (task + fastrand::u32(..3)) % 12 {
                         0 => tx.reset(),
                         1 => tx.cancel(),
@@ -144,7 +144,7 @@ pub(crate) async fn a_transaction_bears_any_disorder() {
     }
 }
 
-/// A run that is dropped halfway leaves nothing behind that could disturb the next.
+/// A dropped run leaves nothing behind that could disturb the next one.
 pub(crate) async fn a_dropped_run_disturbs_nothing() {
     let (store, prefix, read) = filled("runs").await;
     for n in 0..100 {

@@ -1,4 +1,4 @@
-//! What trials share: a cluster, a runtime, and keys that nobody else has.
+//! Shared by the trials: a cluster, a runtime, and unique keys.
 
 use std::{
     future::Future,
@@ -10,7 +10,7 @@ use notibus::{Bus, BusOptions, store::Database};
 
 use crate::cluster::Cluster;
 
-/// The cluster of all trials that break nothing, once one has asked for it.
+/// The cluster of all trials that do no harm to it, once one has asked for it.
 static CLUSTER: Mutex<Option<Cluster>> = Mutex::new(None);
 
 /// The cluster file of the shared cluster.
@@ -30,17 +30,17 @@ pub(crate) fn block_on(trial: impl Future<Output = ()>) {
     runtime.expect("a runtime can be built").block_on(trial);
 }
 
-/// A client of its own for the cluster of `file`.
+/// A new client for the cluster of `file`.
 pub(crate) async fn open(file: impl AsRef<Path>) -> Database {
     Database::foundationdb(file).await.expect("the cluster can be opened")
 }
 
-/// A prefix that nobody else uses.
+/// A prefix that no other trial uses.
 pub(crate) fn prefix(name: &str) -> Vec<u8> {
     format!("{name}/{:016x}/", fastrand::u64(..)).into_bytes()
 }
 
-/// How many partitions the buses of the trials have.
+/// Number of partitions of the trials' buses.
 pub(crate) const PARTITIONS: u32 = 4;
 
 /// The bus below `prefix`.

@@ -1,4 +1,4 @@
-//! A fleet of processes that share the work, some of which die, sleep and come: notifiers, and members of a group.
+//! A fleet of processes that share work while some die, sleep and join: notifiers, and members of a group.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,13 +20,13 @@ use crate::{
     load::{Load, until_folded},
 };
 
-/// How long a node may be silent.
+/// How long a heartbeat may pause.
 const EXPIRY: Duration = Duration::from_secs(2);
 
-/// How often the nodes compare their parts.
+/// How often the nodes balance their shares.
 const BALANCE: Duration = Duration::from_millis(500);
 
-/// How long each count is held before its commit: long enough to be stopped in.
+/// How long each count is held before its commit: long enough to be stopped within.
 const IN_HAND: Duration = Duration::from_millis(200);
 
 /// The bus of the fleet: more partitions and shards than nodes.
@@ -35,7 +35,7 @@ async fn bus(store: &Database, prefix: &[u8]) -> Bus {
     Bus::open(store, options).await.unwrap()
 }
 
-/// The part of a process: a node that folds, and counts each row in the transaction of its checkpoint. It tells its id, when
+/// The part of a process: a node that folds, and counts each row in the transaction of its checkpoint. It reports its id, when
 /// it holds a count, and when the store has refused one because the lease was lost.
 pub(crate) async fn worker(file: &str, prefix: &[u8], end: oneshot::Receiver<()>) {
     let store = fixture::open(file).await;
@@ -51,7 +51,7 @@ pub(crate) async fn worker(file: &str, prefix: &[u8], end: oneshot::Receiver<()>
     let effects: Arc<[u8]> = effects(prefix).into();
     let count = move |batch: GroupBatch<Notification>| {
         let (store, effects) = (store.clone(), Arc::clone(&effects));
-        // It goes on although its observer is dropped, as it is when the process wakes and finds that it has fallen out.
+        // It continues even if its observer is dropped, as happens when the process wakes and finds that it has expired.
         let counting = tokio::spawn(async move {
             let body = async |tx: Transaction| {
                 if batch.checkpoint_in(&tx).await?.is_done() {
@@ -61,14 +61,14 @@ pub(crate) async fn worker(file: &str, prefix: &[u8], end: oneshot::Receiver<()>
                     let key = [&effects[..], row.sequence.as_bytes()].concat();
                     tx.atomic(AtomicOp::Add, &key, &1_u64.to_le_bytes());
                 }
-                // A process that is stopped now wakes as a zombie with a count in its hand.
-                child::tell("counting");
+                // A process that is stopped now wakes as a zombie with a pending count.
+                child::report("counting");
                 tokio::time::sleep(IN_HAND).await;
                 Ok(())
             };
             let counted = store.run(body).await;
             if let Err(Error::LeaseLost { .. }) = &counted {
-                child::tell("refused");
+                child::report("refused");
             }
             counted
         });
@@ -76,14 +76,14 @@ pub(crate) async fn worker(file: &str, prefix: &[u8], end: oneshot::Receiver<()>
     };
     let group = bus.group("counter").unwrap();
     let consumer = node.consumer(&group, move |_| count.clone(), consuming).await.unwrap();
-    child::tell(&node.id().to_string());
+    child::report(&node.id().to_string());
     let _ = end.await;
     consumer.shutdown().await.unwrap();
     notifier.shutdown().await.unwrap();
     node.shutdown().await.unwrap();
 }
 
-/// Where the counts are.
+/// The key prefix of the counts.
 fn effects(prefix: &[u8]) -> Vec<u8> {
     [prefix, b"effects/"].concat()
 }
@@ -110,7 +110,7 @@ async fn start(file: &std::path::Path, prefix: &[u8]) -> (Child, String) {
     (child, id)
 }
 
-/// Waits until exactly the nodes `ids` share everything, with shares that differ by at most one; tells how long that took.
+/// Waits until exactly the nodes `ids` share all work, with shares that differ by at most one; returns how long that took.
 async fn until_balanced(bus: &Bus, what: &str, ids: impl Iterator<Item = &String>) {
     let ids: BTreeSet<_> = ids.cloned().collect();
     let began = Instant::now();
@@ -143,9 +143,9 @@ fn send(child: &Child, signal: &str) {
     assert!(status.success());
 }
 
-/// Five processes; two are killed, one is stopped for longer than it may be silent and wakes, two more come: all under
-/// load. Every event is folded, every row counted exactly once, and what the one that woke had in hand is refused.
-pub(crate) async fn processes_share_the_work_whoever_dies_sleeps_or_comes() {
+/// Five processes; two are killed, one is stopped for longer than its expiry and wakes, two more join: all under
+/// load. Every event is folded, every row counted exactly once, and the pending count of the one that woke is refused.
+pub(crate) async fn processes_share_the_work_while_some_die_sleep_or_come() {
     let (file, prefix) = (fixture::shared(), fixture::prefix("fleet"));
     let store = fixture::open(&file).await;
     let bus = bus(&store, &prefix).await;
@@ -170,7 +170,7 @@ pub(crate) async fn processes_share_the_work_whoever_dies_sleeps_or_comes() {
     until_balanced(&bus, "two took over from the stopped", fleet.iter().map(|(_, id)| id)).await;
     load.advance(100).await;
     send(&sleeper, "-CONT");
-    // What it had in its hand.
+    // Its pending count.
     while sleeper.line().await != "refused" {}
     fleet.push((sleeper, id));
     for _ in 0..2 {

@@ -1,4 +1,4 @@
-//! Groups on a cluster: exactly once, with nodes of several clients that come and die, and shards that change.
+//! Groups on a cluster: exactly once, while nodes of several clients join and die, and shards change.
 
 use std::{
     sync::{Arc, Mutex},
@@ -17,7 +17,7 @@ use crate::{
     fixture,
 };
 
-/// A node that is soon taken for dead, and looks at no shard unless it is told to, which only watches do here.
+/// A node that soon expires, and reads a shard only if a watch wakes it.
 async fn start(file: &std::path::Path, prefix: &[u8]) -> Consumer {
     let store = fixture::open(file).await;
     let bus = fixture::bus(&store, prefix).await;
@@ -102,7 +102,7 @@ pub async fn each_row_is_counted_exactly_once_while_nodes_die_and_shards_change(
         assert!(counted.iter().any(|(key, _)| key[..] == row.sequence.as_bytes()[..]), "{}", row.sequence);
     }
 
-    // A row that comes when all are at rest is informed of by a watch.
+    // A watch announces a row that comes when all are idle.
     tokio::time::sleep(Duration::from_secs(2)).await;
     record(&store, &bus, &db("last", 1), [1, 0, 0, 0]).await;
     until_done(&bus, &group).await;
@@ -124,14 +124,14 @@ pub async fn a_zombie_cannot_commit_its_effect() {
     group.create(&GroupOptions::default().start_from(Cursor::NOTHING)).await.unwrap();
     record(&store, &bus, &db("a", 1), [1, 0, 0, 0]).await;
     let (outcomes, other) = (Arc::new(Mutex::new(Vec::new())), fixture::open(&file).await);
-    let (tell, reset) = (Arc::clone(&outcomes), group.clone());
+    let (report, reset) = (Arc::clone(&outcomes), group.clone());
     let effect: Arc<[u8]> = [&prefix[..], b"effect"].concat().into();
     let zombie = {
         let effect = Arc::clone(&effect);
         move |batch: GroupBatch<Notification>| {
-            let (tell, reset, tx) = (Arc::clone(&tell), reset.clone(), other.begin());
+            let (report, reset, tx) = (Arc::clone(&report), reset.clone(), other.begin());
             let effect = Arc::clone(&effect);
-            // It goes on although its observer is dropped.
+            // It continues although its observer is dropped.
             let work = tokio::spawn(async move {
                 let state = batch.checkpoint_in(&tx).await.unwrap();
                 assert!(!state.is_done());
@@ -139,7 +139,7 @@ pub async fn a_zombie_cannot_commit_its_effect() {
                 reset.reset(Start::Now, true).await.unwrap();
                 let late = batch.checkpoint().await;
                 let committed = tx.commit().await.map(drop);
-                tell.lock().unwrap().push((committed, late));
+                report.lock().unwrap().push((committed, late));
             });
             async move {
                 work.await?;

@@ -1,4 +1,4 @@
-//! A load on the bus that knows exactly what it has recorded, and an observer that knows what was told.
+//! A load on the bus that knows exactly what it has recorded, and an observer of all deliveries.
 
 use std::{
     collections::BTreeMap,
@@ -18,7 +18,7 @@ use tokio_stream::StreamExt;
 
 use crate::common::{LIMIT, db, rows, until};
 
-/// How many transactions are under way at once.
+/// Number of concurrent transactions.
 const WORKERS: u64 = 8;
 
 /// How many databases there are.
@@ -29,18 +29,18 @@ pub(crate) type Totals = BTreeMap<String, u64>;
 
 /// Workers that record events until they are asked to stop.
 ///
-/// Each transaction also sets a marker of its own. One that fails with an unknown result is tried again, and finds its
+/// Each transaction also sets its own marker. If one fails with an unknown result, it is tried again, and finds its
 /// marker if it was committed after all: so each is committed exactly once, whatever happens to the cluster.
 pub(crate) struct Load {
-    /// Tells the workers to stop.
+    /// Asks the workers to stop.
     stop: Arc<AtomicBool>,
     /// How many transactions were committed.
     committed: Arc<AtomicU64>,
     /// The workers.
     workers: Vec<JoinHandle<Totals>>,
-    /// Where to look for the markers.
+    /// The store with the markers.
     store: Database,
-    /// What the markers start with.
+    /// The key prefix of the markers.
     markers: Vec<u8>,
 }
 
@@ -70,7 +70,7 @@ impl Load {
         until("the load to go on", async || self.committed.load(Ordering::SeqCst) >= target).await;
     }
 
-    /// Stops, and tells what was recorded.
+    /// Stops, and returns what was recorded.
     pub async fn stop(self) -> Totals {
         self.stop.store(true, Ordering::SeqCst);
         let mut totals = Totals::new();
@@ -105,9 +105,9 @@ struct Worker {
     store: Database,
     /// Where to record.
     bus: Bus,
-    /// What the markers start with.
+    /// The key prefix of the markers.
     markers: Vec<u8>,
-    /// Whether to stop.
+    /// Set when it has to stop.
     stop: Arc<AtomicBool>,
     /// How many transactions all workers have committed.
     committed: Arc<AtomicU64>,
@@ -149,10 +149,10 @@ pub(crate) async fn until_folded(bus: &Bus, totals: &Totals) {
     assert_eq!(found, *totals);
 }
 
-/// Remembers the newest that a dispatcher has told of each database.
+/// Remembers the newest delivery of each database.
 pub(crate) struct Observer {
     /// Updates of each database.
-    told: Arc<Mutex<Totals>>,
+    delivered: Arc<Mutex<Totals>>,
     /// Receives.
     task: JoinHandle<()>,
 }
@@ -160,31 +160,31 @@ pub(crate) struct Observer {
 impl Observer {
     /// Observes all databases from now on.
     pub fn start(dispatcher: &Dispatcher) -> Self {
-        let told = Arc::new(Mutex::new(Totals::new()));
+        let delivered = Arc::new(Mutex::new(Totals::new()));
         let mut stream = dispatcher.subscribe(Filter::all()).stream();
-        let telling = Arc::clone(&told);
+        let receiving = Arc::clone(&delivered);
         let task = tokio::spawn(async move {
             while let Some(item) = stream.next().await {
                 // A feed that cannot be read for a while is read again.
                 let Ok(delivery) = item else { continue };
                 let row = delivery.notification();
-                let mut told = telling.lock().unwrap_or_else(PoisonError::into_inner);
-                told.insert(row.name.to_string(), row.totals.lanes()[2]);
+                let mut delivered = receiving.lock().unwrap_or_else(PoisonError::into_inner);
+                delivered.insert(row.name.to_string(), row.totals.lanes()[2]);
             }
         });
-        Self { told, task }
+        Self { delivered, task }
     }
 
-    /// Waits until exactly `totals` were told.
-    pub async fn until_told(&self, totals: &Totals) {
-        let told = || self.told.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    /// Waits until exactly `totals` were delivered.
+    pub async fn until_delivered(&self, totals: &Totals) {
+        let delivered = || self.delivered.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let wait = async {
-            while told() != *totals {
+            while delivered() != *totals {
                 tokio::time::sleep(Duration::from_millis(2)).await;
             }
         };
         if tokio::time::timeout(LIMIT, wait).await.is_err() {
-            assert_eq!(told(), *totals, "not everything was told");
+            assert_eq!(delivered(), *totals, "not everything was delivered");
         }
     }
 }

@@ -1,7 +1,7 @@
-//! The store and the bus on a real FoundationDB cluster: what only a cluster can show.
+//! The store and the bus on a real FoundationDB cluster: tests that need a cluster.
 //!
-//! Each trial is an async function in the file of its topic. Those that break their cluster start one of their own; the
-//! others share one, each below a prefix of its own. Where there is no FoundationDB they are shown as ignored, not as
+//! Each trial is an async function in the file of its topic. Trials that damage their cluster start their own; the
+//! others share one, each below its own prefix. Without FoundationDB they are shown as ignored, not as
 //! passed.
 //!
 //! The program also runs itself again as a child, where a trial needs another process; see `child`.
@@ -72,7 +72,7 @@ fn main() -> ExitCode {
         }
         bus {
             totals_equal_what_concurrent_producers_recorded
-            a_row_tells_the_life_of_its_database
+            a_row_has_the_life_of_its_database
             rows_carry_the_stamps_of_their_transactions
             ids_of_design_documents_are_kept
             notifiers_share_the_partitions
@@ -88,7 +88,7 @@ fn main() -> ExitCode {
         }
         opening {
             a_bad_cluster_file_is_refused
-            an_unreachable_cluster_is_told_in_time
+            an_unreachable_cluster_is_reported_in_time
             a_bad_api_version_is_refused_and_spoils_nothing
         }
         processes {
@@ -98,7 +98,7 @@ fn main() -> ExitCode {
             a_foreign_layer_runs_any_number_of_times
         }
         outages {
-            #[cfg(all(unix, feature = "cli", feature = "http"))] a_node_tells_how_it_is
+            #[cfg(all(unix, feature = "cli", feature = "http"))] a_node_reports_its_state
             #[cfg(all(unix, feature = "cli", feature = "http"))] a_node_of_a_wiped_bus_stops_its_roles
             #[cfg(all(unix, feature = "cli", feature = "http"))] a_node_whose_fold_marks_are_damaged_goes_on
             #[cfg(all(unix, feature = "cli", feature = "http"))] everything_ends_without_the_cluster
@@ -114,7 +114,7 @@ fn main() -> ExitCode {
             a_zombie_cannot_commit_its_effect
         }
         fleet {
-            processes_share_the_work_whoever_dies_sleeps_or_comes
+            processes_share_the_work_while_some_die_sleep_or_come
         }
         servers {
             a_killed_server_loses_nothing

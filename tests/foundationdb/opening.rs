@@ -1,4 +1,4 @@
-//! Opening what cannot be opened: typed errors that say what to do, in time.
+//! Failures of opening a cluster: typed errors that say what to do, in time.
 
 use std::{
     fs,
@@ -14,7 +14,7 @@ use notibus::{
 
 use crate::{child::Child, fixture};
 
-/// By when an error must have come that was asked for within a second. Only a hang takes this long.
+/// The latest time for an error with a limit of a second. Only a hang takes longer.
 const LATE: Duration = Duration::from_secs(30);
 
 /// Why the cluster of `file` cannot be opened.
@@ -59,7 +59,7 @@ pub(crate) async fn a_bad_cluster_file_is_refused() {
 }
 
 /// A good file of a cluster that is not there.
-pub(crate) async fn an_unreachable_cluster_is_told_in_time() {
+pub(crate) async fn an_unreachable_cluster_is_reported_in_time() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("fdb.cluster");
     let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
@@ -68,19 +68,19 @@ pub(crate) async fn an_unreachable_cluster_is_told_in_time() {
     let reason = refused(&file).await;
     assert!(reason.contains("did not answer within 1s"), "{reason}");
     assert!(started.elapsed() >= Duration::from_millis(900), "it was tried");
-    // To the client this is a port.
+    // The client accepts this as a port.
     fs::write(&file, "a:b@127.0.0.1:70000\n").unwrap();
     refused(&file).await;
-    // Somebody listens there who is no cluster.
+    // A listener that is no cluster.
     let silent = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     fs::write(&file, format!("a:b@{}\n", silent.local_addr().unwrap())).unwrap();
     assert!(refused(&file).await.contains("did not answer"));
-    // Others are not disturbed.
+    // Other clients still work.
     let store = fixture::open(fixture::shared()).await;
     store.begin().get(b"k", Isolation::Snapshot).await.unwrap();
 }
 
-/// API versions that the client does not offer, that are too old, or that are not the one chosen before.
+/// API versions that the client does not offer, that are too old, or that differ from the one chosen before.
 pub(crate) async fn a_bad_api_version_is_refused_and_spoils_nothing() {
     let mut child = Child::start("api versions", &fixture::shared(), b"");
     assert_eq!(child.line().await, "done");

@@ -1,4 +1,4 @@
-//! A cluster that is away, locked or wiped under a running node: what the node says, what commands say, and how all of it ends.
+//! A cluster that is away, locked or wiped under a running node: the reports of the node and of commands, and how all of it ends.
 //!
 //! `docs/foundationdb.md` has a table of these states.
 
@@ -18,10 +18,10 @@ use crate::{
     served::{Served, notibus},
 };
 
-/// How long to wait for a state to be told.
+/// How long to wait for a state to be reported.
 const PATIENCE: Duration = Duration::from_mins(1);
 
-/// A node on a cluster of its own, whose log is kept.
+/// A node on its own cluster, with its log.
 struct Stage {
     cluster: Cluster,
     served: Served,
@@ -41,32 +41,32 @@ impl Stage {
         this
     }
 
-    /// What the node says of itself.
+    /// The node's answer to `ready`.
     fn ready(&self) -> String {
         self.served.get("/_notibus/health/ready")
     }
 
-    /// Waits until it says `told`.
-    fn until_ready(&self, told: &str) {
+    /// Waits until that answer contains `expected`.
+    fn until_ready(&self, expected: &str) {
         let began = Instant::now();
         loop {
             let ready = self.ready();
-            if ready.contains(told) {
+            if ready.contains(expected) {
                 return;
             }
-            assert!(began.elapsed() < PATIENCE, "not {told}: {ready}");
+            assert!(began.elapsed() < PATIENCE, "not {expected}: {ready}");
             thread::sleep(Duration::from_millis(200));
         }
     }
 
-    /// The lines of its log that tell of trouble.
+    /// The lines of its log about failures.
     fn troubles(&self) -> Vec<String> {
         let log = fs::read_to_string(self.folder.path().join("log")).unwrap();
         let is_trouble = |line: &&str| line.contains("WARN") || line.contains("ERROR");
         log.lines().filter(is_trouble).map(str::to_owned).collect()
     }
 
-    /// What a command says that finds no answer: exit code and text.
+    /// The exit code and text of a command that finds no answer.
     fn command(&self, arguments: &[&str]) -> (Option<i32>, String) {
         let mut command = notibus();
         let output = command.args(arguments).args(["--store", &self.store, "--deadline", "3s"]).output();
@@ -115,7 +115,7 @@ impl Stage {
         }
     }
 
-    /// How often the log says that something works again.
+    /// How often the log says that work has recovered.
     fn recoveries(&self) -> usize {
         self.troubles().iter().filter(|line| line.contains("works again")).count()
     }
@@ -131,7 +131,7 @@ impl Stage {
         follower
     }
 
-    /// Asserts what is so while the store is away or locked: posts are refused within a minute, and feeds go on with heartbeats.
+    /// Asserts the state while the store is away or locked: posts are refused within a minute, and feeds go on with heartbeats.
     fn is_out_of_work(&self, follower: &mut Follower) {
         let posted = self.begin_to_post();
         follower.until_heartbeat();
@@ -140,7 +140,7 @@ impl Stage {
         follower.until_heartbeat();
     }
 
-    /// Asserts what is so once all is well again: posts are taken, feeds have their rows, commands work, and the log says so.
+    /// Asserts the state after recovery: posts are accepted, feeds have their rows, commands work, and the log says so.
     fn is_at_work(&self, follower: &mut Follower, recoveries: usize) {
         self.until_ready("\"status\":\"ok\"");
         assert!(self.post().starts_with("HTTP/1.1 201"));
@@ -152,7 +152,7 @@ impl Stage {
     }
 }
 
-/// The answer to what was asked on `socket`. Whatever the cluster does, there is one.
+/// The answer on `socket`. There is one, whatever the cluster does.
 fn answer_to(mut socket: TcpStream) -> String {
     let mut answer = String::new();
     socket.set_read_timeout(Some(2 * PATIENCE)).unwrap();
@@ -160,7 +160,7 @@ fn answer_to(mut socket: TcpStream) -> String {
     answer
 }
 
-/// Somebody who reads a feed as it grows.
+/// A client that reads a feed as it grows.
 struct Follower(BufReader<TcpStream>);
 
 impl Follower {
@@ -190,9 +190,9 @@ impl Follower {
     }
 }
 
-/// Once, `ready` asked for a read version only: it said yes while the storage was away and nothing could be done, hid that a
+/// Regression: `ready` asked for a read version only: it said yes while the storage was away and nothing could be done, hid that a
 /// database was locked, and commands waited for ever.
-pub(crate) async fn a_node_tells_how_it_is() {
+pub(crate) async fn a_node_reports_its_state() {
     block_in_place(|| {
         let mut stage = Stage::start(Cluster::start_apart());
         let mut follower = stage.follow();
@@ -208,8 +208,8 @@ pub(crate) async fn a_node_tells_how_it_is() {
         stage.cluster.unlock(&uid);
         stage.is_at_work(&mut follower, 1);
 
-        // Once, nobody who posted meanwhile was answered before the cluster was back. It takes long enough for everything to
-        // fail that is tried.
+        // Regression: posts meanwhile were not answered before the cluster was back. The outage is long enough for every attempt to
+        // fail.
         for server in [1, 0] {
             let (before, recoveries) = (stage.troubles().len(), stage.recoveries());
             stage.cluster.kill_server(server);
@@ -225,7 +225,7 @@ pub(crate) async fn a_node_tells_how_it_is() {
     });
 }
 
-/// Once, a node whose bus was wiped said that it was ready, answered that there were no databases, and logged 65 lines a second.
+/// Regression: a node whose bus was wiped said that it was ready, answered that there were no databases, and logged 65 lines a second.
 pub(crate) async fn a_node_of_a_wiped_bus_stops_its_roles() {
     block_in_place(|| {
         let stage = Stage::start(Cluster::start());
@@ -253,7 +253,7 @@ pub(crate) async fn a_node_of_a_wiped_bus_stops_its_roles() {
     });
 }
 
-/// Once, what nobody can decode in the place of a fold mark stopped its partition.
+/// Regression: a damaged fold mark stopped its partition.
 pub(crate) async fn a_node_whose_fold_marks_are_damaged_goes_on() {
     block_in_place(|| {
         let stage = Stage::start(Cluster::start());
@@ -269,7 +269,7 @@ pub(crate) async fn a_node_whose_fold_marks_are_damaged_goes_on() {
     });
 }
 
-/// Once, a node that was asked to stop while the cluster was away waited until it was back, and no further signal helped.
+/// Regression: a node that was asked to stop while the cluster was away waited until it was back, and no further signal helped.
 pub(crate) async fn everything_ends_without_the_cluster() {
     block_in_place(|| {
         let mut stage = Stage::start(Cluster::start());
@@ -279,7 +279,7 @@ pub(crate) async fn everything_ends_without_the_cluster() {
         stage.commands_give_up();
 
         let began = Instant::now();
-        stage.served.tell_to_stop();
+        stage.served.ask_to_stop();
         let Stage { served, folder, mut cluster, .. } = stage;
         assert_eq!(served.wait(), Some(1), "it did not end in order");
         assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
@@ -292,10 +292,10 @@ pub(crate) async fn everything_ends_without_the_cluster() {
         stage.cluster.kill_server(0);
         let _open = stage.begin_to_post();
         stage.until_ready("\"cause\":\"away\"");
-        stage.served.tell_to_stop();
+        stage.served.ask_to_stop();
         thread::sleep(Duration::from_millis(500));
         let began = Instant::now();
-        stage.served.tell_to_stop();
+        stage.served.ask_to_stop();
         assert_eq!(stage.served.wait(), Some(130));
         assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
     });

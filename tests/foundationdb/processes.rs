@@ -8,7 +8,7 @@ use crate::{
 };
 
 /// A notifier that is killed in the middle of a load is replaced by another: nothing is lost and nothing counts twice,
-/// and the dispatcher of a third process tells it all.
+/// and the dispatcher of a third process delivers it all.
 pub(crate) async fn a_killed_notifier_loses_nothing() {
     let file = fixture::shared();
     let prefix = fixture::prefix("processes");
@@ -20,7 +20,7 @@ pub(crate) async fn a_killed_notifier_loses_nothing() {
     for _ in 0..3 {
         let mut notifier = Child::start("notifier", &file, &prefix);
         assert_eq!(notifier.line().await, "ready");
-        // It folds.
+        // The notifier folds.
         dispatcher.line().await;
         load.advance(100).await;
         notifier.kill();
@@ -30,12 +30,12 @@ pub(crate) async fn a_killed_notifier_loses_nothing() {
     assert_eq!(last.line().await, "ready");
     let totals = load.stop().await;
     until_folded(&bus, &totals).await;
-    let mut told = Totals::new();
-    while told != totals {
+    let mut delivered = Totals::new();
+    while delivered != totals {
         let line = dispatcher.line().await;
         let (name, count) = line.split_once(' ').expect("a name and a count");
         let count = count.parse().expect("a count");
-        let before = told.insert(name.to_owned(), count);
+        let before = delivered.insert(name.to_owned(), count);
         assert!(before < Some(count), "{name} went from {before:?} to {count}");
     }
     assert_eq!(bus.stats().folds, 0, "this process has folded nothing");
@@ -53,7 +53,7 @@ pub(crate) async fn a_process_exits_cleanly() {
     }
 }
 
-/// What the command line records on a cluster is folded and told exactly, and another process reads the same feed.
+/// Events that the command records on a cluster are folded and delivered exactly, and another process reads the same feed.
 #[cfg(feature = "cli")]
 pub(crate) async fn the_command_line_replays_on_a_cluster() {
     use std::{collections::BTreeMap, process::Command};
@@ -87,7 +87,7 @@ pub(crate) async fn the_command_line_replays_on_a_cluster() {
     assert_eq!(code, Some(2), "{errors}");
 }
 
-/// Once, the example worked only the first time on a cluster: it recorded an update of an instance that it had just drawn, which
+/// Regression: the example worked only the first time on a cluster: it recorded an update of an instance that it had just drawn, which
 /// was stale from the second time on, and waited for ever.
 pub(crate) async fn a_foreign_layer_runs_any_number_of_times() {
     // The network must run.

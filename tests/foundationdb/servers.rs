@@ -12,7 +12,7 @@ use crate::{
     load::{Load, Observer, until_folded},
 };
 
-/// What the markers of the load start with.
+/// The key prefix of the load's markers.
 const MARKERS: &[u8] = b"markers/";
 
 /// A bus with all its roles, under load, on a cluster of its own.
@@ -23,9 +23,9 @@ struct Stage {
     store: Database,
     /// Folds.
     notifier: Notifier,
-    /// Tells.
+    /// Delivers.
     _dispatcher: Dispatcher,
-    /// Is told.
+    /// Receives.
     observer: Observer,
     /// Records.
     load: Load,
@@ -44,12 +44,12 @@ impl Stage {
         Self { bus, store, notifier, _dispatcher: dispatcher, observer, load }
     }
 
-    /// Stops the load, and checks that everything that it recorded is folded exactly once, and told.
+    /// Stops the load, and checks that everything that it recorded is folded exactly once, and delivered.
     async fn check(self) {
         let totals = self.load.stop().await;
         until_folded(&self.bus, &totals).await;
-        self.observer.until_told(&totals).await;
-        // A fold whose result was unknown is counted by the rows, not by the process.
+        self.observer.until_delivered(&totals).await;
+        // A fold whose result was unknown is counted in the rows, but perhaps not in the process.
         assert!(self.bus.stats().folded.total() <= totals.values().sum());
         self.notifier.shutdown().await.unwrap();
     }
@@ -84,7 +84,7 @@ pub(crate) async fn recoveries_lose_nothing() {
     stage.check().await;
 }
 
-/// Everything moves, the coordinator and the data, to a server that joins under load; then the first one is gone.
+/// The coordinator and the data move to a server that joins under load; then the first server is gone.
 pub(crate) async fn a_cluster_that_moves_to_another_server_loses_nothing() {
     let mut cluster = block_in_place(Cluster::start);
     let stage = Stage::start(&cluster).await;
@@ -100,7 +100,7 @@ pub(crate) async fn a_cluster_that_moves_to_another_server_loses_nothing() {
     block_in_place(|| cluster.kill_server(0));
     stage.load.advance(200).await;
     let late = fixture::open(cluster.file()).await;
-    assert!(late.begin().read_version().await.is_ok(), "who comes now finds the cluster at its new place");
+    assert!(late.begin().read_version().await.is_ok(), "a new client finds the cluster at its new place");
     assert!(stage.store.begin().read_version().await.is_ok());
     stage.check().await;
 }

@@ -19,7 +19,7 @@ use crate::{
     scenario::{self, Size},
 };
 
-/// Writers, reshards and readers at once, while commits fail in all ways: what holds on the embedded store holds here.
+/// Writers, reshards and readers at once, while commits fail in all ways: the guarantees of the embedded store hold here.
 pub(crate) async fn readers_see_every_change_once_and_in_order_through_any_reshard() {
     let store = fixture::open(fixture::shared()).await;
     let size = Size { writes: 60, reshards: 25, readers: 3, faults_percent: 10 };
@@ -111,7 +111,7 @@ pub(crate) async fn a_bus_moves_to_a_cluster_and_away() {
     }
 }
 
-/// The janitor drops tombstones and empty shards, at batch priority.
+/// The janitor deletes tombstones and empty shards, at batch priority.
 pub(crate) async fn the_janitor_drops_what_is_old() {
     let store = fixture::open(fixture::shared()).await;
     let bus = fixture::bus(&store, &fixture::prefix("janitor")).await;

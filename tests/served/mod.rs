@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long a test waits for what must come.
+/// How long a test waits for an expected event.
 pub const LIMIT: Duration = Duration::from_mins(1);
 
 /// `notibus serve` as a process of its own.
@@ -26,7 +26,7 @@ pub fn notibus() -> Command {
 }
 
 impl Served {
-    /// Starts it with these arguments more, and waits until it listens.
+    /// Starts it with these further arguments, and waits until it listens.
     pub fn start(arguments: &[&str], credentials: Option<&str>) -> Self {
         Self::start_logging(arguments, credentials, Stdio::inherit())
     }
@@ -101,9 +101,9 @@ impl Served {
         value
     }
 
-    /// Tells it to stop.
+    /// Asks it to stop.
     #[cfg(unix)]
-    pub fn tell_to_stop(&self) {
+    pub fn ask_to_stop(&self) {
         let id = self.child.id().to_string();
         assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
     }
@@ -113,7 +113,7 @@ impl Served {
         self.child.wait().unwrap().code()
     }
 
-    /// Tells it to stop, and waits until it has; returns whether it has ended well.
+    /// Asks it to stop, and waits until it has ended; returns whether it has ended well.
     #[cfg(unix)]
     pub fn stop(mut self) -> bool {
         let id = self.child.id().to_string();
