@@ -1,5 +1,5 @@
-//! Rows that cannot be decoded, because they are damaged or a later version of the program has written them: each is skipped,
-//! counted and named, and nobody waits for it.
+//! Rows that cannot be decoded, because they are damaged or were written by a later version of the program: each is skipped,
+//! counted and listed, and nothing waits for it.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -21,7 +21,7 @@ use notibus::{
     },
 };
 
-/// What the keys of counters, of fold marks, and of rows of feeds, start with under the default prefix.
+/// The key prefix of counters in a bus with the default prefix.
 const COUNTERS: &[u8] = b"notibus\x15\x01";
 const FOLD_MARKS: &[u8] = b"notibus\x15\x03";
 const ROWS: &[u8] = b"notibus\x15\x04";
@@ -41,7 +41,7 @@ async fn set(store: &Database, key: &[u8], value: &[u8]) {
     store.run(write).await.unwrap();
 }
 
-/// Records the creation of `name`, and breaks its counters. Returns their key and what it was.
+/// Records the creation of `name`, and breaks its counters. Returns their key and their old value.
 async fn broken_counters(store: &Database, bus: &Bus, name: &str) -> (Bytes, Bytes) {
     record(store, bus, &db(name, 1), [1, 0, 0, 0]).await;
     let [(key, value)] = &stored(store, COUNTERS).await[..] else { panic!("one row waits") };
@@ -49,15 +49,15 @@ async fn broken_counters(store: &Database, bus: &Bus, name: &str) -> (Bytes, Byt
     (key.clone(), value.clone())
 }
 
-/// One broken row of counters stopped all folds of its partition, and blinded the poll for all later partitions: an event there
-/// whose ring was lost was not folded an hour later.
+/// Regression: one broken row of counters stopped all folds of its partition, and blinded the poll for all later partitions: an event
+/// there whose ring was lost was not folded an hour later.
 #[tokio::test(start_paused = true)]
 async fn broken_counters_stop_neither_their_partition_nor_the_poll() {
     let store = Database::memory();
     let faults = Faults::new(&store);
     let (producing, folding) = (wide_bus(&store).await, wide_bus(&faults.database()).await);
     let (key, value) = broken_counters(&store, &producing, "broken").await;
-    // No ring is heard.
+    // Every ring is lost.
     faults.plan_watches(|_| Some(WatchFault::Drop));
     let _notifier = folding.notifier(eager()).await.unwrap();
     tokio::time::sleep(Duration::from_secs(3)).await;
@@ -72,13 +72,13 @@ async fn broken_counters_stop_neither_their_partition_nor_the_poll() {
     assert!(skipped[0].place.contains("broken") && skipped[0].reason.contains("4 bytes"), "{skipped:?}");
     assert!(folding.stats().rows_skipped > 0);
 
-    // What is mended is folded, and named no more.
+    // A repaired row is folded, and not listed any more.
     set(&store, &key, &value).await;
     row_with(&folding, &db("broken", 1), [1, 0, 0, 0]).await;
     assert_eq!(folding.skipped_rows().await.unwrap(), []);
 }
 
-/// The fold mark of a partition says which fold was the last. One that was damaged stopped its partition for ever.
+/// Regression: a damaged fold mark stopped its partition for ever.
 #[tokio::test(start_paused = true)]
 async fn a_damaged_fold_mark_is_replaced_and_stops_nothing() {
     let store = Database::memory();
@@ -107,7 +107,7 @@ async fn a_damaged_fold_mark_is_replaced_and_stops_nothing() {
     let skipped = bus.skipped_rows().await.unwrap();
     assert_eq!((skipped.len(), skipped[0].times), (1, 5), "{skipped:?}");
     assert!(skipped[0].place.contains("notibus") && skipped[0].reason.contains("fold mark"), "{skipped:?}");
-    // What is there now is as good as any, for this notifier and for the next.
+    // The new mark is valid for this notifier and for the next.
     let _other = bus.notifier(eager()).await.unwrap();
     for n in 6..10 {
         record(&store, &bus, &db("a", 1), [0, 0, 1, 0]).await;
@@ -116,7 +116,7 @@ async fn a_damaged_fold_mark_is_replaced_and_stops_nothing() {
     assert_eq!(bus.stats().rows_skipped, 5);
 }
 
-/// Looking for lost rings gets quicker while any are found. A row that nobody can fold is no lost ring.
+/// The poll becomes more frequent while it finds lost rings. A row that cannot be folded is no lost ring.
 #[tokio::test(start_paused = true)]
 async fn a_broken_row_does_not_keep_the_poll_in_haste() {
     let store = Database::memory();
@@ -131,7 +131,7 @@ async fn a_broken_row_does_not_keep_the_poll_in_haste() {
     assert!((55..=65).contains(&met), "it was met {met} times in a minute");
 }
 
-/// A page that held nothing but broken rows, and those around it.
+/// A page with only broken rows, and the pages around it.
 #[tokio::test(start_paused = true)]
 async fn a_page_of_broken_counters_is_passed() {
     let store = Database::memory();
@@ -148,8 +148,8 @@ async fn a_page_of_broken_counters_is_passed() {
     assert_eq!(rows(&bus).await.len(), 100);
 }
 
-/// One row of a feed that could not be decoded stopped all of its readers for ever, and the folds of its partition. A rolling
-/// upgrade to another format of rows does exactly this.
+/// Regression: one row of a feed that could not be decoded stopped all of its readers for ever, and the folds of its partition. A
+/// rolling upgrade to another format of rows does exactly this.
 #[tokio::test(start_paused = true)]
 async fn a_row_of_a_later_version_stops_neither_readers_nor_folds() {
     let store = Database::memory();
@@ -172,7 +172,7 @@ async fn a_row_of_a_later_version_stops_neither_readers_nor_folds() {
     assert_eq!(names_of(&rows(&bus).await), ["a", "c"]);
     let feed = bus.feed();
     assert_eq!(names_of(&feed.page_before(Sequence::MAX, 2).await.unwrap().rows), ["c"]);
-    // Pages of one row: the one that holds nothing that can be decoded is no end.
+    // Pages of one row: a page whose row cannot be decoded is not the end.
     let mut tail = feed.tail(Cursor::NOTHING).with_limit(1);
     let mut tailed = Vec::new();
     while tailed.len() < 2 {
@@ -212,16 +212,16 @@ async fn a_row_of_a_later_version_stops_neither_readers_nor_folds() {
     set(&store, &key, &value).await;
     row_with(&bus, &db("b", 1), [1, 0, 1, 0]).await;
     assert_eq!(bus.skipped_rows().await.unwrap(), []);
-    let mut told = Vec::new();
+    let mut delivered = Vec::new();
     for _ in names {
         let delivery = within("a delivery", next_news(&mut all)).await.unwrap().unwrap();
-        told.push(delivery.notification().name.as_str().to_owned());
+        delivered.push(delivery.notification().name.as_str().to_owned());
     }
-    told.sort();
-    assert_eq!(told, names);
+    delivered.sort();
+    assert_eq!(delivered, names);
 }
 
-/// The row that a database's name points at is gone, which stopped its partition.
+/// Regression: if the newest row of a database was gone, its partition stopped.
 #[tokio::test(start_paused = true)]
 async fn a_pointer_to_nothing_stops_no_other_database() {
     let store = Database::memory();
@@ -244,8 +244,8 @@ async fn a_pointer_to_nothing_stops_no_other_database() {
     assert!(bus.skipped_rows().await.unwrap()[0].reason.contains("no row"));
 }
 
-/// A thousand deletions with a long prefix and many shards came to more than the 10 MB that a transaction may have. The fold
-/// took them all or nothing, and its partition was stopped for ever.
+/// Regression: a thousand deletions with a long prefix and many shards exceeded the 10 MB of a transaction. The fold
+/// took all or nothing, so its partition stopped for ever.
 #[tokio::test(start_paused = true)]
 async fn a_fold_commits_before_it_gets_too_large() {
     let store = Database::memory();
@@ -273,7 +273,7 @@ async fn a_fold_commits_before_it_gets_too_large() {
     assert!(rows(&bus).await.iter().all(|row| row.is_deleted()));
 }
 
-/// Rows that were taken over were never looked at before: the first that was none stopped all readers.
+/// Regression: adopted rows were not checked, and the first bad one stopped all readers.
 #[tokio::test]
 async fn a_legacy_range_is_read_before_it_is_taken_over() {
     let store = Database::memory();
@@ -294,7 +294,7 @@ async fn a_legacy_range_is_read_before_it_is_taken_over() {
         store.run(write).await.unwrap();
     }
     let rows: Vec<_> = stored(&store, ROWS).await;
-    // The position is the last 15 bytes: incarnation, stamp.
+    // The position is the last 15 bytes: incarnation and versionstamp.
     let key = |key: &Bytes| [b"legacy/", &key[key.len() - 14..]].concat();
     for (at, value) in &rows {
         set(&store, &key(at), value).await;
@@ -308,7 +308,7 @@ async fn a_legacy_range_is_read_before_it_is_taken_over() {
     changes.adopt(&life, b"legacy/", &ChangesOptions::default()).await.unwrap();
     let page = changes.feed(&life).page(Cursor::NOTHING, 10).await.unwrap();
     assert_eq!(page.rows.len(), 3);
-    // One that breaks later is skipped.
+    // A row that breaks later is skipped.
     set(&store, &key(&rows[1].0), b"junk").await;
     let page = changes.feed(&life).page(Cursor::NOTHING, 10).await.unwrap();
     assert_eq!((page.rows.len(), bus.skipped_rows().await.unwrap().len()), (2, 1));

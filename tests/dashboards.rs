@@ -1,4 +1,4 @@
-//! What a monitoring system is given: each metric that the dashboard and the alerts name is in a real answer of `/_notibus/metrics`; and
+//! Monitoring: each metric in the dashboard and the alerts is in a real answer of `/_notibus/metrics`; and
 //! the live page.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
@@ -20,7 +20,7 @@ use tokio::{
     net::{TcpListener, TcpStream},
 };
 
-/// A node with everything that is measured, and where it listens.
+/// A node with everything that is measured, and its address.
 async fn served(store: &Database) -> (Running, std::net::SocketAddr) {
     let bus = narrow_bus(store).await;
     let roles = Roles { canary_interval: Some(Duration::from_millis(50)), ..Roles::default() };
@@ -107,7 +107,7 @@ fn each_alert_is_in_the_table_of_symptoms() {
     assert!(missing.is_empty(), "{missing:?}");
 }
 
-/// The page asks nobody else, and shows nothing that its reader may not ask for: it is the same for everyone.
+/// The page loads nothing from elsewhere, and shows nothing that its reader may not ask for: it is the same for everyone.
 #[tokio::test]
 async fn the_live_page_is_one_file_that_asks_nobody_else() {
     let store = Database::memory();

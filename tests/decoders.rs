@@ -1,7 +1,7 @@
-//! What makes something of bytes from outside never panics, and understands what it accepts: the bodies of the targets in `fuzz/`, as
+//! Decoders of bytes from outside never panic, and understand what they accept: the targets in `fuzz/`, as
 //! property tests.
 //!
-//! They are given any bytes, and what stands in the store of a simulated world, with a part of it changed, cut off or doubled.
+//! Their input is arbitrary bytes, and rows of the store of a simulated world with a part changed, cut off or doubled.
 
 #![cfg(feature = "simulation")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -11,7 +11,7 @@ use std::{panic::catch_unwind, sync::LazyLock};
 use notibus::simulation::{Decoder, Options, simulate};
 use proptest::{collection::vec, prelude::*, sample::Index};
 
-/// What stands in the store of some worlds while nothing has come to rest.
+/// Rows of the stores of some worlds that are still at work.
 static ROWS: LazyLock<Vec<(Vec<u8>, Vec<u8>)>> = LazyLock::new(|| {
     let options = Options { rows: true, ..Options::default() };
     let rows: Vec<_> = (0..3).flat_map(|seed| simulate(seed, &options).rows).collect();
@@ -45,7 +45,7 @@ fn changed(mut bytes: Vec<u8>, (kind, place, byte): (u8, Index, u8)) -> Vec<u8> 
     bytes
 }
 
-/// Decodes `input` by all that there are.
+/// Decodes `input` with every decoder.
 fn decode(input: &[u8]) -> Result<(), TestCaseError> {
     for decoder in Decoder::ALL {
         let ran = catch_unwind(|| decoder.run(input));

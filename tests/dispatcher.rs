@@ -1,4 +1,4 @@
-//! Dispatching: every subscriber gets what it wants, derived for its own cursor, however slow it is.
+//! Dispatching: every subscriber gets its deliveries, derived for its own cursor, however slow it is.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -81,12 +81,12 @@ async fn next(subscription: &mut Subscription) -> Delivery {
     within("a delivery", common::next_news(subscription)).await.unwrap().unwrap()
 }
 
-/// Whatever can be had at once.
+/// All items that are ready.
 fn ready(subscription: &mut Subscription) -> Vec<Result<Delivery, Interruption>> {
     std::iter::from_fn(|| common::next_news(subscription).now_or_never().flatten()).collect()
 }
 
-/// Whatever comes within a good while.
+/// All deliveries within a good while.
 async fn drain(subscription: &mut Subscription) -> Vec<Delivery> {
     let mut deliveries = Vec::new();
     while let Ok(Some(item)) =
@@ -102,12 +102,12 @@ fn names(deliveries: &[Delivery]) -> BTreeSet<&str> {
     deliveries.iter().map(|delivery| delivery.notification().name.as_str()).collect()
 }
 
-/// What a delivery says is new.
+/// The news of a delivery.
 fn changes(delivery: &Delivery) -> Vec<(DbInstance, EventKind)> {
     delivery.news().iter().collect()
 }
 
-/// The kinds that a delivery says are new.
+/// The kinds of events in a delivery's news.
 fn kinds(delivery: &Delivery) -> Vec<EventKind> {
     delivery.news().iter().map(|(_, kind)| kind).collect()
 }
@@ -179,7 +179,7 @@ async fn options_out_of_their_limits_are_typed_errors() {
         DispatcherOptions { page_rows_max: 10_001, ..good() },
         DispatcherOptions { poll_interval: Duration::ZERO, ..good() },
         DispatcherOptions { catch_ups_max: 0, ..good() },
-        // More than a semaphore can have, which panics.
+        // More than a semaphore allows, which would panic.
         DispatcherOptions { catch_ups_max: usize::MAX, ..good() },
     ] {
         let refused = bus.dispatcher(bad.clone()).await;
@@ -187,11 +187,11 @@ async fn options_out_of_their_limits_are_typed_errors() {
     }
 }
 
-/// A subscriber's cursor is a position up to which it knows everything. Once, each row that it was given moved it, though
-/// rows before the next one's may have been left out because they were superseded: of all databases but the first, a
-/// subscriber from the start was told only what their last row had brought.
+/// A subscriber's cursor is a position up to which it knows everything. Regression: each delivered row moved it, though
+/// rows before the next one's may have been left out because newer ones had replaced them. So a subscriber from the start got, of all
+/// databases but the first, only the news of their last row.
 #[tokio::test(start_paused = true)]
-async fn a_subscriber_from_the_start_is_told_everything_of_every_database() {
+async fn a_subscriber_from_the_start_gets_everything_of_every_database() {
     for (page_rows_max, filter) in [
         (1_000, Filter::all()),
         (1, Filter::all()),
@@ -216,7 +216,7 @@ async fn a_subscriber_from_the_start_is_told_everything_of_every_database() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_kind_that_came_before_the_last_row_reaches_who_wants_only_that() {
+async fn a_kind_from_before_the_last_row_reaches_a_subscriber_of_that_kind_only() {
     let node = Node::new(DispatcherOptions::default()).await;
     for kind in [EventKind::Created, EventKind::Updated] {
         node.events(&["a", "b", "c"], kind).await;
@@ -227,17 +227,17 @@ async fn a_kind_that_came_before_the_last_row_reaches_who_wants_only_that() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_subscriber_from_a_sequence_is_told_what_came_after_it() {
+async fn a_subscriber_from_a_sequence_gets_what_came_after_it() {
     for filter in [Filter::all(), Filter::prefix("d"), Filter::name("d").unwrap()] {
         let node = Node::new(DispatcherOptions::default()).await;
         let known = node.event(&db("d", 1), EventKind::Created).await;
         node.event(&db("d", 1), EventKind::DdocUpdated).await;
         node.event(&db("d", 1), EventKind::Updated).await;
         let mut subscription = node.dispatcher.subscribe(filter).since(Start::from(known)).stream();
-        // A walker of the ring gets both rows, a subscriber of the name the newest.
+        // A subscriber that follows the ring gets both rows, a subscriber of the name the newest.
         let deliveries = drain(&mut subscription).await;
-        let told: BTreeSet<_> = deliveries.iter().flat_map(kinds).collect();
-        assert_eq!(told, [EventKind::Updated, EventKind::DdocUpdated].into());
+        let delivered: BTreeSet<_> = deliveries.iter().flat_map(kinds).collect();
+        assert_eq!(delivered, [EventKind::Updated, EventKind::DdocUpdated].into());
         let last = deliveries.last().unwrap().sequence();
         node.event(&db("d", 1), EventKind::Updated).await;
         let delivery = next(&mut subscription).await;
@@ -248,7 +248,7 @@ async fn a_subscriber_from_a_sequence_is_told_what_came_after_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_subscriber_from_now_is_told_nothing_old() {
+async fn a_subscriber_from_now_gets_nothing_old() {
     for filter in [Filter::all(), Filter::name("d").unwrap()] {
         let node = Node::new(DispatcherOptions::default()).await;
         node.event(&db("d", 1), EventKind::Created).await;
@@ -259,10 +259,10 @@ async fn a_subscriber_from_now_is_told_nothing_old() {
     }
 }
 
-/// A reader at the very start knows no database, so it is not told that an earlier instance is gone. Once, that held for
-/// all pages that it read from there, and the end of a database that it had met on the first was kept from it.
+/// A reader at the very start knows no database, so an earlier instance is not reported as gone. Regression: that held for
+/// all pages that it read from there, so the deletion of a database that it had met on the first page was not delivered.
 #[tokio::test(start_paused = true)]
-async fn a_database_that_is_replaced_between_two_pages_from_the_start_is_told_to_be_gone() {
+async fn a_database_that_is_replaced_between_two_first_pages_is_delivered_as_deleted() {
     let options = DispatcherOptions { page_rows_max: 1, ..DispatcherOptions::default() };
     let node = Node::new(options).await;
     // Enough for two rows in a shard.
@@ -280,7 +280,7 @@ async fn a_database_that_is_replaced_between_two_pages_from_the_start_is_told_to
     assert_eq!(changes(again.unwrap()), expected);
 }
 
-/// Whoever starts again from where a delivery says that everything is known misses nothing.
+/// A subscriber that starts again from the `since` of a delivery misses nothing.
 #[tokio::test(start_paused = true)]
 async fn a_subscriber_can_start_again_from_where_it_knew_everything() {
     let node = Node::new(DispatcherOptions::default()).await;
@@ -290,12 +290,12 @@ async fn a_subscriber_can_start_again_from_where_it_knew_everything() {
     let start = |since| node.dispatcher.subscribe(Filter::all()).since(Start::from(since)).stream();
     let first = next(&mut start(Cursor::NOTHING)).await;
     let again = drain(&mut start(first.since())).await;
-    let told = again.iter().find(|delivery| delivery.notification().name.as_str() == "b").unwrap();
-    assert_eq!(kinds(told), [EventKind::Created, EventKind::Updated]);
+    let delivered = again.iter().find(|delivery| delivery.notification().name.as_str() == "b").unwrap();
+    assert_eq!(kinds(delivered), [EventKind::Created, EventKind::Updated]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_row_tells_all_that_was_missed_before_it() {
+async fn a_row_has_all_that_was_missed_before_it() {
     // The ring holds the last row only.
     let node = Node::new(ring(1)).await;
     let mut subscription = node.dispatcher.subscribe(Filter::name("a").unwrap()).stream();
@@ -346,7 +346,7 @@ async fn a_laggard_reads_the_feed_again_and_misses_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_would_rather_skip_is_told_what_it_has_skipped() {
+async fn a_subscriber_that_skips_is_informed_of_skipped_rows() {
     let node = Node::new(ring(2)).await;
     let mut subscription = node.dispatcher.subscribe(Filter::all()).skip_when_lagging().stream();
     let first = node.event(&db("a", 1), EventKind::Created).await;
@@ -366,8 +366,8 @@ async fn who_would_rather_skip_is_told_what_it_has_skipped() {
     assert_eq!(rest, expected, "what was not skipped is delivered");
 }
 
-/// Once, what the tail read while nothing happened took up the ring too, and a subscriber that had everything was told
-/// that it had skipped something.
+/// Regression: what the tail read while nothing happened took up the ring too, and a subscriber that had received everything got
+/// `Lagged`.
 #[tokio::test(start_paused = true)]
 async fn nobody_falls_behind_while_nothing_happens() {
     let node = Node::new(ring(4)).await;
@@ -458,7 +458,7 @@ async fn a_panic_of_a_callback_is_counted_and_touches_nothing_else() {
     assert_eq!(drain(&mut other).await.len(), 3);
 }
 
-/// Once, a predicate that panicked ended the subscription without a word.
+/// Regression: a predicate that panicked ended the subscription silently.
 #[tokio::test(start_paused = true)]
 async fn a_panic_of_a_predicate_is_counted_and_the_callback_goes_on() {
     let node = Node::new(DispatcherOptions::default()).await;
@@ -500,7 +500,7 @@ async fn a_shutdown_ends_streams_after_what_they_have_been_given() {
     until("the callback's end", async || callback.is_finished()).await;
 }
 
-/// Once, a subscription to exact names that was begun before the shutdown and made after it never ended.
+/// Regression: a subscription to exact names that was begun before the shutdown and made after it never ended.
 #[tokio::test(start_paused = true)]
 async fn a_subscription_that_is_made_after_the_shutdown_ends() {
     for filter in [Filter::all(), Filter::name("a").unwrap()] {
@@ -511,9 +511,9 @@ async fn a_subscription_that_is_made_after_the_shutdown_ends() {
     }
 }
 
-/// Once, a subscriber of exact names whose first look at the feed had failed never looked again.
+/// Regression: a subscriber of exact names whose first read of the feed had failed never read again.
 #[tokio::test(start_paused = true)]
-async fn a_failed_read_is_told_and_tried_again() {
+async fn a_failed_read_is_reported_and_tried_again() {
     for filter in [Filter::all(), Filter::name("a").unwrap()] {
         let store = Database::memory();
         let faults = Faults::new(&store);
@@ -536,7 +536,7 @@ async fn a_failed_read_is_told_and_tried_again() {
     }
 }
 
-/// Once, the task of a callback tried again at once and for ever.
+/// Regression: the task of a callback tried again at once and for ever.
 #[tokio::test(start_paused = true)]
 async fn a_callback_pauses_while_reads_fail() {
     let store = Database::memory();
@@ -549,7 +549,7 @@ async fn a_callback_pauses_while_reads_fail() {
     let mut failures = 0;
     faults.plan_reads(move |_| {
         failures += 1;
-        // So that a test of what never pauses does not last for ever.
+        // So that the test ends even if the callback never pauses.
         (failures < 10_000).then_some(StoreError::IO_ERROR)
     });
     let calls = Arc::new(AtomicUsize::new(0));
@@ -565,7 +565,7 @@ async fn a_callback_pauses_while_reads_fail() {
     until("the call", async || calls.load(Ordering::Relaxed) == 1).await;
 }
 
-/// Once, a subscriber that started ahead of the store heard nothing until the store had come by.
+/// Regression: a subscriber that started ahead of the store received nothing until the store had reached that position.
 #[tokio::test(start_paused = true)]
 async fn a_start_ahead_of_the_store_is_a_typed_error() {
     let node = Node::new(DispatcherOptions::default()).await;
@@ -588,7 +588,7 @@ async fn a_start_ahead_of_the_store_is_a_typed_error() {
     }
 }
 
-/// A subscriber can know more than the tail has read: what it knows is not told again, and what comes is.
+/// A subscriber can know more than the tail has read: what it knows is not delivered again, and later rows are.
 #[tokio::test(start_paused = true)]
 async fn a_start_ahead_of_the_tail_is_fine() {
     let options = DispatcherOptions { poll_interval: NEVER, ..DispatcherOptions::default() };
@@ -606,7 +606,7 @@ async fn a_start_ahead_of_the_tail_is_fine() {
         assert!(ready(&mut subscription).is_empty());
         record(&store, &folding, &db("a", 1), [0, 0, 1, 0]).await;
         until("the fold", async || folding.stats().folded.updated % 2 == 0).await;
-        // Nothing tells the tail but its poll.
+        // Only its poll wakes the tail.
         let delivery = tokio::time::timeout(2 * NEVER, subscription.next()).await.unwrap();
         assert!(delivery.unwrap().unwrap().sequence() > known);
         assert!(ready(&mut subscription).is_empty());
@@ -635,7 +635,7 @@ async fn a_watch_wakes_the_tail_for_the_notifier_of_another_process() {
     }
 }
 
-/// Once, a tail that was refused its watches asked for them again every 10 ms, and read the feed each time.
+/// Regression: a tail whose watches were refused set them again every 10 ms, and read the feed each time.
 #[tokio::test(start_paused = true)]
 async fn the_poll_makes_good_watches_that_are_dropped_or_refused_and_is_no_more_often() {
     for fault in [WatchFault::Drop, WatchFault::Refuse(StoreError::TOO_MANY_WATCHES)] {
@@ -670,7 +670,7 @@ async fn an_idle_tail_only_polls() {
     assert!(after.reads - before.reads < 1_500, "{before:?} {after:?}");
 }
 
-/// The tail outlives a feed that cannot be read for a while.
+/// The tail survives a feed that cannot be read for a while.
 #[tokio::test(start_paused = true)]
 async fn the_tail_goes_on_after_reads_have_failed() {
     let (faults, folding, _notifier, _dispatching, dispatcher) = apart(DispatcherOptions::default()).await;
@@ -683,7 +683,7 @@ async fn the_tail_goes_on_after_reads_have_failed() {
     assert_eq!(next(&mut subscription).await.notification().name.as_str(), "a");
 }
 
-/// One process on real threads, without a poll that could mend a lost wake-up: from the commit over the fold and the tail to
+/// One process on real threads, without a poll that could repair a lost wake-up: from the commit over the fold and the tail to
 /// the subscriber.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn no_wake_up_is_lost_within_a_process() {
@@ -692,7 +692,7 @@ async fn no_wake_up_is_lost_within_a_process() {
     let _notifier = bus.notifier(common::unpolled()).await.unwrap();
     let options = DispatcherOptions { poll_interval: NEVER, ..DispatcherOptions::default() };
     let dispatcher = bus.dispatcher(options).await.unwrap();
-    hear_all(&store, &bus, &dispatcher).await;
+    receive_all(&store, &bus, &dispatcher).await;
 }
 
 /// The same with the producer, the notifier and the dispatcher in three processes: over doorbells and watches.
@@ -705,11 +705,11 @@ async fn no_wake_up_is_lost_between_processes() {
     let options = DispatcherOptions { poll_interval: NEVER, ..DispatcherOptions::default() };
     let dispatching = narrow_bus(&store).await;
     let dispatcher = dispatching.dispatcher(options).await.unwrap();
-    hear_all(&store, &producing, &dispatcher).await;
+    receive_all(&store, &producing, &dispatcher).await;
 }
 
 /// Records events, now with pauses and now without, and waits for each last one.
-async fn hear_all(store: &Database, bus: &Bus, dispatcher: &Dispatcher) {
+async fn receive_all(store: &Database, bus: &Bus, dispatcher: &Dispatcher) {
     let mut random = common::dice();
     let mut walker = dispatcher.subscribe(Filter::all()).stream();
     let mut exact = dispatcher.subscribe(Filter::name("a").unwrap()).stream();
@@ -731,7 +731,7 @@ async fn hear_all(store: &Database, bus: &Bus, dispatcher: &Dispatcher) {
     }
 }
 
-/// Subscribing at a sequence races with the tail that is just handing out what follows it. On real threads: subscriptions
+/// A subscription at a sequence races with the tail that is just publishing the rows after it. On real threads: subscriptions
 /// are made without a pause until the tail has passed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn what_comes_while_a_subscription_is_made_is_delivered() {

@@ -1,5 +1,5 @@
 //! Dispatching against a naive model: random events over a few databases, and subscribers with random starts, filters and
-//! paces. What each is told must be what has happened since it last knew the database.
+//! paces. Each delivery must have exactly the news since the subscriber last knew the database.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -25,7 +25,7 @@ const NAMES: [&str; 6] = ["a/x", "a/y", "b/x", "b/y", "c", "d"];
 /// What is known of the databases at one time.
 type Knowledge = BTreeMap<String, (DbInstance, Counters)>;
 
-/// A subscriber, and what it has been told.
+/// A subscriber, and its deliveries so far.
 #[expect(clippy::struct_excessive_bools, reason = "they are independent of each other")]
 struct Subscriber {
     /// For messages.
@@ -42,7 +42,7 @@ struct Subscriber {
     from_nothing: bool,
     /// Whether it skips.
     skips: bool,
-    /// Whether what it is told may repeat: while it reads many pages.
+    /// Whether deliveries may repeat, because it reads many pages.
     may_repeat: bool,
     /// What it knew at its start.
     start: Knowledge,
@@ -110,7 +110,7 @@ impl Subscriber {
             Err(Interruption::Lagged { from, to }) => {
                 assert!(self.skips && from < to && from >= self.newest, "{}", self.what);
                 self.newest = to;
-                // What lies between was skipped, so it can no longer be informed what happened to whom.
+                // Rows between were skipped, so the history of a database is unknown from here on.
                 self.may_repeat = true;
             }
             Err(Interruption::Synced { .. }) => {}
@@ -130,19 +130,19 @@ impl Subscriber {
             assert!(self.newest < row.sequence, "for a walker, all sequences grow: {what}");
         }
         self.newest = self.newest.max(row.sequence);
-        let told = delivery.news().kinds();
-        assert!(told.intersects(self.kinds), "{what}");
+        let delivered = delivery.news().kinds();
+        assert!(delivered.intersects(self.kinds), "{what}");
         let before = self.known.insert(name, (row.instance, row.totals));
-        // Who is not given every row cannot tell by the rows what it knew.
+        // A subscriber that does not get every row cannot derive from rows what it knew.
         if self.kinds == Kinds::ALL && !self.skips {
-            self.check_kinds(told, row, before, &what);
+            self.check_kinds(delivered, row, before, &what);
         }
     }
 
     /// Checks the kinds of a delivery against the totals that were known before.
     fn check_kinds(
         &self,
-        told: Kinds,
+        delivered: Kinds,
         row: &Notification,
         before: Option<(DbInstance, Counters)>,
         what: &str,
@@ -154,32 +154,32 @@ impl Subscriber {
         for kind in EventKind::ALL {
             let (then, now) = (known.lanes()[kind as usize], row.totals.lanes()[kind as usize]);
             if now > then {
-                assert!(told.contains(kind), "{kind:?} was left out: {told:?} {what}");
+                assert!(delivered.contains(kind), "{kind:?} was left out: {delivered:?} {what}");
             } else if kind == EventKind::Deleted && !same {
-                self.check_replaced(told, row, before, what);
+                self.check_replaced(delivered, row, before, what);
             } else if !self.may_repeat || (now == 0 && kind != EventKind::Deleted) {
-                assert!(!told.contains(kind), "{kind:?} is not new: {told:?} {what}");
+                assert!(!delivered.contains(kind), "{kind:?} is not new: {delivered:?} {what}");
             }
         }
     }
 
-    /// Checks whether the deletion of an earlier instance is told. Instances that came and went unseen leave it open.
+    /// Checks whether the deletion of an earlier instance is delivered. Instances that came and went unseen leave it open.
     fn check_replaced(
         &self,
-        told: Kinds,
+        delivered: Kinds,
         row: &Notification,
         before: Option<(DbInstance, Counters)>,
         what: &str,
     ) {
         match before {
             Some((_, totals)) if totals.deleted == 0 => {
-                assert!(told.contains(EventKind::Deleted), "the end was left out: {what}");
+                assert!(delivered.contains(EventKind::Deleted), "the end was left out: {what}");
             }
             Some((instance, _)) if instance.0[0] + 1 == row.instance.0[0] && !self.may_repeat => {
-                assert!(!told.contains(EventKind::Deleted), "the end was told before: {what}");
+                assert!(!delivered.contains(EventKind::Deleted), "the end was delivered before: {what}");
             }
             None if self.from_nothing && row.instance.0[0] == 1 => {
-                assert!(!told.contains(EventKind::Deleted), "there was none before: {what}");
+                assert!(!delivered.contains(EventKind::Deleted), "there was none before: {what}");
             }
             _ => {}
         }
@@ -193,11 +193,12 @@ impl Subscriber {
                 Some((instance, totals)) if *instance == row.instance => *totals,
                 _ => Counters::ZERO,
             };
-            let (start, told) = (of(&self.start), of(&self.known));
+            let (start, delivered) = (of(&self.start), of(&self.known));
             for kind in self.kinds.iter() {
-                let [start, told, now] = [start, told, row.totals].map(|of| of.lanes()[kind as usize]);
+                let [start, delivered, now] =
+                    [start, delivered, row.totals].map(|of| of.lanes()[kind as usize]);
                 if now > start && !self.skips {
-                    assert_eq!(told, now, "{kind:?} of {name} is missing: {}", self.what);
+                    assert_eq!(delivered, now, "{kind:?} of {name} is missing: {}", self.what);
                 }
             }
         }
@@ -250,7 +251,7 @@ impl Run {
         self.recorded += lanes.iter().sum::<u64>();
     }
 
-    /// Waits until everything is folded and told; remembers the position.
+    /// Waits until everything is folded and delivered; remembers the position.
     async fn settle(&mut self) {
         until("all folds", async || self.bus.stats().folded.total() == self.recorded).await;
         let now = self.bus.feed().now().await.unwrap();
@@ -348,7 +349,7 @@ async fn run(mut random: fastrand::Rng) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn subscribers_are_told_what_the_model_says() {
+async fn subscribers_get_what_the_model_says() {
     for _ in 0..60 {
         run(common::dice()).await;
     }

@@ -1,5 +1,5 @@
-//! The examples that others copy, run again and again: their triggers crash at other moments each time, and each run ends with a
-//! comparison of what was done with what had to be.
+//! The examples that users copy, run again and again: their triggers crash at other moments each time, and each run ends with a
+//! comparison of the result with the expected one.
 //!
 //! Few runs by default. `NOTIBUS_LOAD=full cargo test --release --test examples` makes a thousand of each.
 
@@ -13,13 +13,13 @@ mod replication_trigger;
 #[path = "../examples/whole_program.rs"]
 mod whole_program;
 
-/// So many runs, or a thousand if they were asked for.
+/// A few runs, or a thousand if they were asked for.
 fn runs(few: u32) -> std::ops::Range<u32> {
     let is_full = std::env::var("NOTIBUS_LOAD").is_ok_and(|size| size == "full");
     0..if is_full { 1_000 } else { few }
 }
 
-/// Once, the example of replication copied a source before it listed it, so that what changed in between was lost; and it never
+/// Regression: the example of replication copied a source before it listed it, so that changes in between were lost; and it never
 /// copied a deletion.
 #[test]
 fn a_target_is_what_its_sources_are_however_often_the_replication_crashes() {
@@ -28,7 +28,7 @@ fn a_target_is_what_its_sources_are_however_often_the_replication_crashes() {
     }
 }
 
-/// Once, what was built of a database when it was deleted stayed in its index for ever.
+/// Regression: what was built for a database when it was deleted stayed in its index for ever.
 #[test]
 fn indexes_are_what_their_documents_are_and_nothing_is_left_of_deleted_ones() {
     for run in runs(5) {

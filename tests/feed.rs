@@ -150,7 +150,7 @@ async fn a_tombstone_stays_in_the_feed_until_the_name_is_used_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_starts_at_now_gets_what_comes_and_nothing_before() {
+async fn a_start_at_now_gets_what_comes_and_nothing_before() {
     let (store, bus) = history(4, &[1, 2, 3]).await;
     let _notifier = bus.notifier(eager()).await.unwrap();
     let now = bus.feed().now().await.unwrap();
@@ -161,9 +161,9 @@ async fn whoever_starts_at_now_gets_what_comes_and_nothing_before() {
     assert_eq!(*bus.feed().page(now, 10).await.unwrap().rows[0], row);
 }
 
-/// Once, a cursor ahead of the store was taken for one at its end: a reader with the cursor of another bus got nothing,
-/// and then skipped whatever was written until the store came by. Later it was refused as invalid, which told the reader of a
-/// folder that had been restored from a copy nothing of what to do.
+/// Regression: a cursor ahead of the store was taken for one at its end: a reader with the cursor of another bus got nothing,
+/// and then skipped all that was written until the store had reached that position. Later it was refused as invalid, which did not
+/// help the reader of a folder that had been restored from a copy.
 #[tokio::test(start_paused = true)]
 async fn a_cursor_ahead_of_the_store_is_a_typed_error() {
     let (_store, bus) = history(4, &[1, 2, 3]).await;
@@ -188,7 +188,7 @@ async fn page_limits_out_of_bounds_are_typed_errors() {
     assert!(bus.feed().page(Cursor::NOTHING, 10_000).await.is_ok());
 }
 
-/// Whether there is a bus or not: once, a bus that exists was opened with any number of shards.
+/// With or without an existing bus. Regression: an existing bus was opened with any number of shards.
 #[tokio::test]
 async fn bus_options_out_of_their_limits_are_typed_errors_and_change_nothing() {
     for exists in [false, true] {
@@ -254,7 +254,7 @@ async fn buses_under_different_prefixes_do_not_meet() {
     assert!(rows(&buses[0]).await.len() == 1 && rows(&buses[1]).await.len() == 1);
 }
 
-/// The store in `folder`, once the ring that the last round has left under way has let go of it.
+/// The store in `folder`, once the doorbell ringer of the last round has closed it.
 async fn opened(folder: &std::path::Path) -> Database {
     let mut opened = Database::open_dir(folder);
     for _ in 0..1_000 {
@@ -291,8 +291,8 @@ async fn a_durable_bus_keeps_everything_and_its_sequences_grow() {
     }
 }
 
-/// What a reader derives from the position where it began to read is complete, whatever the size of its pages; what it
-/// would derive from the end of each page is not.
+/// The news that a reader derives from the position where it began to read are complete, whatever the size of its pages; news
+/// derived from the end of each page would not be.
 #[tokio::test(start_paused = true)]
 async fn news_is_derived_from_where_the_first_page_began() {
     let store = Database::memory();

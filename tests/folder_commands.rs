@@ -1,4 +1,4 @@
-//! Folders of stores, as those who run them meet them: `check`, `backup`, `export --salvage`, commands that only read, and `serve` with
+//! Folders of stores, as operators meet them: `check`, `backup`, `export --salvage`, commands that only read, and `serve` with
 //! few open files or with credentials that others may read.
 
 #![cfg(unix)]
@@ -22,7 +22,7 @@ use served::{LIMIT, Served};
 
 const SAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/replay/sample.tsv.gz");
 
-/// Runs the command, which must end with `code`; returns what it printed, and what it said besides.
+/// Runs the command, which must end with `code`; returns its standard output and its standard error.
 fn notibus(args: &[&str], code: i32) -> (String, String) {
     let Output { status, stdout, stderr } = served::notibus().args(args).output().unwrap();
     let (stdout, stderr) = (String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap());
@@ -57,8 +57,8 @@ fn readers(store: &str) -> Vec<Vec<&str>> {
     ]
 }
 
-/// Once, commands that only read opened the folder for writing: without the right to write they said that it was damaged, and beside a
-/// process that had it open they said nothing of use.
+/// Regression: commands that only read opened the folder for writing: without write permission they reported damage, and beside a
+/// process that had it open they reported nothing useful.
 #[test]
 fn commands_that_read_change_nothing_and_need_no_right_to_write() {
     let parent = tempfile::tempdir().unwrap();
@@ -110,7 +110,7 @@ fn commands_that_read_say_so_if_another_process_has_the_folder_open() {
     drop(db);
 }
 
-/// A damaged folder is refused with the place, `check` names it, and what is whole of it can be saved.
+/// A damaged folder is refused with the place, `check` names it, and its readable part can be saved.
 #[test]
 fn damage_is_named_and_the_rest_can_be_saved() {
     let parent = tempfile::tempdir().unwrap();
@@ -151,8 +151,8 @@ fn damage_is_named_and_the_rest_can_be_saved() {
     assert!(known > 0, "{} of {} rows, {known} as they were", saved.lines().count(), rows.len());
 }
 
-/// A copy is made while the folder is written to: it is the store as it was at one moment, and opens where it is or in place of the
-/// original.
+/// A copy is made while the folder is written to: it is the store as it was at one moment, and can be opened where it is or in place
+/// of the original.
 #[test]
 fn a_backup_is_made_while_the_folder_is_in_use() {
     let parent = tempfile::tempdir().unwrap();
@@ -196,9 +196,9 @@ fn a_backup_is_made_while_the_folder_is_in_use() {
     writing.abort();
 }
 
-/// Anyone who asks from a history that a restored copy does not have is informed so by status 410, and starts over.
+/// A client that resumes from a history that a restored copy does not have gets status 410, and starts over.
 #[test]
-fn a_restored_copy_tells_clients_of_what_was_lost_that_they_have_expired() {
+fn a_restored_copy_expires_clients_that_have_seen_lost_rows() {
     let parent = tempfile::tempdir().unwrap();
     let (path, text, store) = folder(parent.path());
     let copy = parent.path().join("copy");
@@ -237,7 +237,7 @@ fn a_restored_copy_tells_clients_of_what_was_lost_that_they_have_expired() {
     assert!(served.stop());
 }
 
-/// Once, idle connections took all open files, and the store, which needed one, failed for good.
+/// Regression: idle connections took all open files, and the store, which needed one, failed for good.
 #[test]
 fn connections_leave_the_store_the_files_that_it_needs() {
     let parent = tempfile::tempdir().unwrap();
@@ -283,7 +283,7 @@ fn connections_leave_the_store_the_files_that_it_needs() {
     assert!(!said.contains("ERROR"), "{said}");
 }
 
-/// A file of credentials that others may read tells them what to try, and one that they may write lets them in.
+/// A credentials file that others may read helps guessers, and one that others may write lets them in.
 #[test]
 fn credentials_that_others_may_read_are_refused() {
     let file = tempfile::NamedTempFile::new().unwrap();

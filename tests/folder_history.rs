@@ -1,4 +1,4 @@
-//! Histories of a store: what becomes of readers whose folder is replaced by an older copy, or whose store began again.
+//! Histories of a store: readers whose folder is replaced by an older copy, or whose store began again.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -23,7 +23,7 @@ async fn update(store: &Database, bus: &Bus, count: u64) {
     row_with(bus, &db("a", 1), [1, 0, count, 0]).await;
 }
 
-/// Where the feed of `bus` is, as a reader that has seen everything knows it.
+/// The position of a reader that has read everything.
 async fn now(bus: &Bus) -> Sequence {
     bus.feed().now().await.unwrap()
 }
@@ -53,8 +53,8 @@ async fn live_and_copy(folder: &Path, copy: &Path) -> (Sequence, Sequence) {
     (kept, lost)
 }
 
-/// Once, a reader at a position of a history that a restored copy did not have was refused at first, and some seconds later was given
-/// what came next, without what had happened since the copy.
+/// Regression: a reader at a position that a restored copy did not have was refused at first; some seconds later it got
+/// the next rows, without what had happened since the copy.
 #[tokio::test]
 async fn a_reader_of_a_history_that_was_lost_has_expired() {
     let parent = tempfile::tempdir().unwrap();
@@ -63,7 +63,7 @@ async fn a_reader_of_a_history_that_was_lost_has_expired() {
     fs::remove_dir_all(&folder).unwrap();
     fs::rename(&copy, &folder).unwrap();
 
-    // So long after the copy that its folder, opened at once, stands before it, as one does whose clock was set back.
+    // Long after the copy: its folder, opened at once, is before this version, like a folder on a machine whose clock was set back.
     let ahead = Versionstamp::new(lost.versionstamp().version() + 3_600_000_000, 0);
     let ahead = Sequence::new(lost.incarnation(), ahead, 0);
     let mut positions = vec![kept];
@@ -82,13 +82,13 @@ async fn a_reader_of_a_history_that_was_lost_has_expired() {
             assert_eq!(bus.feed().page(kept, 10).await.unwrap().rows.len(), 1);
             positions.push(now(&bus).await);
         }
-        // A subscriber is informed so, and starts with nothing.
+        // A subscriber gets `Expired`, and starts with nothing.
         let dispatcher = bus.dispatcher(DispatcherOptions::default()).await.unwrap();
         let mut rows = dispatcher.subscribe(Filter::all()).since(Start::from(lost)).stream();
         let first = within("an interruption", rows.next()).await.unwrap();
         assert!(matches!(first, Err(Interruption::Expired { .. })), "{first:?}");
         assert!(within("a row", rows.next()).await.unwrap().is_ok());
-        // A group does not begin there.
+        // A group cannot start there.
         let start = GroupOptions::default().start_from(Cursor::from(lost));
         let refused = bus.group("mailer").unwrap().create(&start).await;
         assert!(matches!(refused, Err(Error::Expired { .. })), "{refused:?}");
@@ -119,7 +119,7 @@ async fn a_reader_of_a_store_in_memory_that_is_gone_has_expired() {
     }
 }
 
-/// A reader outlives every end of the store that loses nothing: a close, a kill, and a power failure.
+/// A reader survives every end of the store that loses nothing: a close, a kill, and a power failure.
 #[tokio::test]
 async fn a_reader_of_what_was_kept_goes_on() {
     let mut disk = SimulatedDisk::new(512);

@@ -1,8 +1,8 @@
 //! Many subscribers that begin with nothing at once: each reads the whole feed in pages, and all of them together hold a few pages,
 //! however many databases there are. Memory is counted by the allocator, so this file has one test.
 //!
-//! A small size runs by default. `NOTIBUS_FROM_NOTHING=full` takes 100 subscribers and a million databases, with the options that
-//! dispatchers have by default: `NOTIBUS_FROM_NOTHING=full cargo test --release --test from_nothing -- --nocapture`. It prints how
+//! A small size runs by default. `NOTIBUS_FROM_NOTHING=full` takes 100 subscribers and a million databases, with the default options
+//! of dispatchers: `NOTIBUS_FROM_NOTHING=full cargo test --release --test from_nothing -- --nocapture`. It prints how
 //! long that takes, which is not asserted.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
@@ -25,7 +25,7 @@ use notibus::{
 };
 use tokio_stream::StreamExt;
 
-/// The allocator of the system, and how much of it is in use: now, and at most since that was set.
+/// The system's allocator, with the bytes in use: now, and the peak since the last reset.
 struct Counting;
 
 static IN_USE: AtomicUsize = AtomicUsize::new(0);
@@ -51,10 +51,10 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// More than a row takes in memory, with its name and its place in a page, while it is read and decoded.
+/// More than the memory of a row, with its name and its place in a page, while it is read and decoded.
 const ROW_BYTES_MAX: usize = 2_048;
 
-/// More than is allocated meanwhile by all that does not belong to a subscriber.
+/// More than all else allocates meanwhile.
 const BESIDES_BYTES_MAX: usize = 4 << 20;
 
 /// How many databases one transaction creates.

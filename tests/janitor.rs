@@ -1,4 +1,4 @@
-//! The janitor: tombstones go once they are old, readers that were away for longer are told, and empty shards are forgotten.
+//! The janitor: old tombstones are deleted, readers that were away for longer expire, and empty shards are forgotten.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -31,7 +31,7 @@ use tokio_stream::StreamExt;
 /// For how long tombstones stay.
 const RETENTION: Duration = Duration::from_mins(8);
 
-/// A janitor that looks often.
+/// A janitor that works often.
 async fn frequent(bus: &Bus) -> Janitor {
     let options = JanitorOptions {
         interval: RETENTION / 60,
@@ -102,7 +102,7 @@ async fn only_time_in_which_a_janitor_works_makes_old() {
     pass(RETENTION / 2).await;
     janitor.shutdown().await.unwrap();
     pass(RETENTION * 4).await;
-    // Another goes on with the time of the first.
+    // Another one continues the time of the first.
     let _janitor = frequent(&bus).await;
     pass(RETENTION / 3).await;
     assert!(row(&bus, &db("gone", 1)).await.is_some(), "time alone does not count");
@@ -126,7 +126,7 @@ async fn of_two_janitors_one_works_and_the_other_takes_over() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_reader_below_the_horizon_is_told() {
+async fn a_reader_below_the_horizon_expires() {
     let store = Database::memory();
     let bus = wide_bus(&store).await;
     let _notifier = bus.notifier(unpolled()).await.unwrap();
@@ -151,7 +151,7 @@ async fn a_reader_below_the_horizon_is_told() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_subscriber_that_was_away_for_too_long_is_told_and_starts_again() {
+async fn a_subscriber_that_was_away_for_too_long_expires_and_starts_again() {
     let store = Database::memory();
     let bus = wide_bus(&store).await;
     let _notifier = bus.notifier(unpolled()).await.unwrap();
@@ -165,7 +165,7 @@ async fn a_subscriber_that_was_away_for_too_long_is_told_and_starts_again() {
     let names = Filter::names(["lives", "gone"].map(|name| name.parse().unwrap())).unwrap();
     for filter in [Filter::all(), names] {
         let mut updates = dispatcher.subscribe(filter).since(Start::from(since)).stream();
-        let first = within("it is told", updates.next()).await.unwrap();
+        let first = within("it expires", updates.next()).await.unwrap();
         assert!(matches!(first, Err(Interruption::Expired { .. })), "{first:?}");
         let delivery = within("what lives", common::next_news(&mut updates)).await.unwrap().unwrap();
         assert_eq!(delivery.notification().name, lives.name);
@@ -235,7 +235,7 @@ async fn nothing_is_left_of_what_was_dropped() {
         let all =
             RangeRead::new(KeyRange::new(&b""[..], &b"\xff"[..])).limit(100_000).target_bytes(usize::MAX);
         let rows = store.begin().get_range(&all, Isolation::Snapshot).await.unwrap().rows;
-        // Of a feed: entries, newest, heads and topology; the others have a number that is fixed or bounded.
+        // Of a feed: entries, newest, heads and topology. The other families have a fixed or bounded number of keys.
         rows.into_iter().filter(|(key, _)| [4, 5, 6, 7].map(Some).contains(&key.get(8).copied())).count()
     };
     // The topology entry, and the head of its shard.
@@ -276,10 +276,10 @@ async fn with_old_rows(store: &Database) -> Bus {
     bus
 }
 
-/// A reader from zero that took several pages was informed that it had expired, as soon as the first one ended below the
+/// Regression: a reader from zero that took several pages expired as soon as the first one ended below the
 /// horizon: no bus with many idle databases could be read to its end any more.
 #[tokio::test(start_paused = true)]
-async fn who_begins_at_zero_reads_past_the_horizon_in_pages_of_any_size() {
+async fn a_reader_from_zero_reads_past_the_horizon_in_pages_of_any_size() {
     let store = Database::memory();
     let bus = with_old_rows(&store).await;
     assert_eq!(rows_in_pages(&bus, 1).await.len(), 3);
@@ -304,9 +304,9 @@ async fn who_begins_at_zero_reads_past_the_horizon_in_pages_of_any_size() {
     }
 }
 
-/// Who has begun at zero, and is in the middle when something that it may have met is deleted and dropped, is told.
+/// A reader that began at zero expires if a database that it may have met is deleted and its tombstone removed meanwhile.
 #[tokio::test(start_paused = true)]
-async fn who_began_before_the_deletion_is_told() {
+async fn a_reader_that_began_before_the_deletion_expires() {
     let store = Database::memory();
     let bus = with_old_rows(&store).await;
     let _notifier = bus.notifier(unpolled()).await.unwrap();
@@ -319,7 +319,7 @@ async fn who_began_before_the_deletion_is_told() {
     assert!(matches!(bus.feed().page(page.next, 1).await, Err(Error::Expired { .. })));
 }
 
-/// The time of a mark was taken before its position was read, so a store that let the janitor wait made rows look older.
+/// Regression: the time of a mark was taken before its position was read, so a slow store made rows look older.
 #[tokio::test(start_paused = true)]
 async fn a_tombstone_stays_for_its_time_although_the_store_is_slow() {
     let store = Database::memory();
@@ -327,12 +327,12 @@ async fn a_tombstone_stays_for_its_time_although_the_store_is_slow() {
     let _notifier = bus.notifier(unpolled()).await.unwrap();
     let faults = Faults::new(&store);
     let slow = wide_bus(&faults.database()).await;
-    let (opened, mut looks) = (tokio::time::Instant::now(), 0);
+    let (opened, mut reads) = (tokio::time::Instant::now(), 0);
     faults.plan_reads(move |operation| {
         let is_marks = |range: &KeyRange| range.begin.starts_with(b"notibus\x15\x0d");
-        looks += u32::from(matches!(operation, Operation::GetRange { range, .. } if is_marks(range)));
-        // The first look finds the time of earlier janitors; the next is on the way to a mark.
-        (looks > 1 && opened.elapsed() < Duration::from_secs(50)).then_some(StoreError::TRANSACTION_TOO_OLD)
+        reads += u32::from(matches!(operation, Operation::GetRange { range, .. } if is_marks(range)));
+        // The first read finds the time of earlier janitors; the next one belongs to a mark.
+        (reads > 1 && opened.elapsed() < Duration::from_secs(50)).then_some(StoreError::TRANSACTION_TOO_OLD)
     });
     let _janitor = frequent(&slow).await;
     pass(Duration::from_secs(45)).await;
@@ -344,7 +344,7 @@ async fn a_tombstone_stays_for_its_time_although_the_store_is_slow() {
     assert!(began.elapsed() >= RETENTION, "dropped after {:?}", began.elapsed());
 }
 
-/// A row that could not be read stopped all cleaning.
+/// Regression: a row that could not be decoded stopped all cleaning.
 #[tokio::test(start_paused = true)]
 async fn what_cannot_be_read_keeps_nothing_else() {
     let store = Database::memory();
@@ -373,10 +373,10 @@ async fn what_cannot_be_read_keeps_nothing_else() {
     assert_eq!(changes.feed(&docs).topology().await.unwrap().len(), 1);
 }
 
-/// A row that waited for a slow subscriber was still told after it had been told to forget everything, although the database
+/// Regression: a row that waited for a slow subscriber was delivered after `Expired`, although the database
 /// was gone.
 #[tokio::test(start_paused = true)]
-async fn who_has_expired_is_not_told_of_what_is_gone() {
+async fn an_expired_subscriber_gets_no_rows_of_gone_databases() {
     let store = Database::memory();
     let bus = wide_bus(&store).await;
     let _notifier = bus.notifier(unpolled()).await.unwrap();
@@ -388,7 +388,7 @@ async fn who_has_expired_is_not_told_of_what_is_gone() {
     record(&store, &bus, &gone, [1, 0, 0, 0]).await;
     let living = row_with(&bus, &gone, [1, 0, 0, 0]).await;
     until("the tail has it", async || dispatcher.position() >= living.sequence).await;
-    // The process is cut off, while the row waits in its slot.
+    // The process is cut off while the row waits.
     faults.plan_reads(|_| Some(StoreError::TRANSACTION_TOO_OLD));
     record(&store, &bus, &gone, [0, 1, 0, 0]).await;
     row_with(&bus, &gone, [1, 1, 0, 0]).await;
@@ -397,10 +397,10 @@ async fn who_has_expired_is_not_told_of_what_is_gone() {
     janitor.shutdown().await.unwrap();
     faults.heal();
     pass(RETENTION / 2).await;
-    let first = within("it is told", updates.next()).await.unwrap();
+    let first = within("it expires", updates.next()).await.unwrap();
     assert!(matches!(first, Err(Interruption::Expired { .. })), "{first:?}");
     let next = tokio::time::timeout(RETENTION, common::next_news(&mut updates)).await;
-    assert!(next.is_err(), "told of {next:?}");
+    assert!(next.is_err(), "delivered {next:?}");
 }
 
 /// Written by hand, as the catalogue of keys says: the checkpoint of a group that has not passed the tombstone.

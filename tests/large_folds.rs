@@ -1,4 +1,4 @@
-//! Folds of more than fits into one: bounded by rows and bytes, torn where they must be, and with a turn for everybody else.
+//! Folds that exceed one transaction: bounded by rows and bytes, split where they must be, and with a turn for other tasks.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -19,7 +19,7 @@ use notibus::{
     },
 };
 
-/// Whether an attempt is a fold: nothing else clears what it has drained.
+/// Whether an attempt is a fold: only folds clear counters that they have subtracted.
 fn is_fold(attempt: &Attempt) -> bool {
     attempt.applies(AtomicOp::CompareAndClear)
 }
@@ -80,8 +80,8 @@ async fn a_database_with_more_design_documents_than_fit_a_fold_gets_through() {
     assert_eq!(bus.stats().stale_events, 0);
 }
 
-/// Design documents of a deleted database that did not fit into the fold of its deletion are left to the next one. When the
-/// janitor had dropped the tombstone in between, they were taken for a database that is older than the bus: it lived again.
+/// Regression: design documents of a deleted database that did not fit into the fold of its deletion were left to the next fold. If the
+/// janitor had removed the tombstone in between, they were taken for a database that is older than the bus: it lived again.
 #[tokio::test(start_paused = true)]
 async fn what_a_torn_fold_has_left_of_a_deleted_database_does_not_bring_it_back() {
     let store = Database::memory();
@@ -103,7 +103,7 @@ async fn what_a_torn_fold_has_left_of_a_deleted_database_does_not_bring_it_back(
     };
     faults.database().run(live_and_go).await.unwrap();
     within("the fold of the deletion", gate.reached()).await;
-    // A notifier that is stopped ends after the fold in hand.
+    // A notifier that is stopped finishes the present fold.
     let shutdown = tokio::spawn(notifier.shutdown());
     tokio::time::sleep(Duration::from_secs(1)).await;
     gate.open();
@@ -120,7 +120,7 @@ async fn what_a_torn_fold_has_left_of_a_deleted_database_does_not_bring_it_back(
     assert_eq!(bus.stats().stale_events, 0);
 }
 
-/// A fold of many databases wrote without a pause, so that whatever else its thread had to do, a heartbeat say, came too late.
+/// Regression: a fold of many databases wrote without a pause, so that other tasks of its thread, such as a heartbeat, came too late.
 #[tokio::test(start_paused = true)]
 async fn a_large_fold_gives_others_their_turn_while_it_writes() {
     let store = Database::memory();
@@ -129,7 +129,7 @@ async fn a_large_fold_gives_others_their_turn_while_it_writes() {
     for n in 0..1_000 {
         record(&store, &bus, &db(&format!("db{n}"), 1), [1, 0, 0, 0]).await;
     }
-    // How often the bus has written at most between two turns of this task.
+    // The most writes of the bus between two turns of this task.
     let counted = Arc::clone(&faults);
     let neighbour = tokio::spawn(async move {
         let (mut written, mut most) = (0, 0);
@@ -147,7 +147,7 @@ async fn a_large_fold_gives_others_their_turn_while_it_writes() {
     assert!(most < 2_000, "a fold of 1,000 databases wrote {most} times in a row");
 }
 
-/// Once, the rows of a page were limited, but not what its fold comes to: a thousand of the longest names made a
+/// Regression: the rows of a page were limited, but not the size of its fold: a thousand of the longest names made a
 /// transaction larger than the store takes, and the partition was stuck for good.
 #[tokio::test(start_paused = true)]
 async fn a_backlog_of_the_longest_names_fits_into_folds() {
@@ -171,8 +171,8 @@ async fn a_backlog_of_the_longest_names_fits_into_folds() {
     until("all are folded", async || bus.stats().folded.created == 1_000).await;
 }
 
-/// A name with more rows than one fold reads was torn between the slots of an instance. One whose `created` was on the
-/// next page looked as if it had been replaced long ago, and its events were dropped as stale.
+/// Regression: a name with more rows than one fold reads was split between the slots of an instance. An instance whose `created` was on
+/// the next page seemed to have been replaced long ago, and its events were dropped as stale.
 #[tokio::test]
 async fn a_name_with_many_slots_and_lives_is_folded_whole() {
     for seed in 0..40 {

@@ -1,4 +1,4 @@
-//! The document layer of `examples/mini_couch`, without its feeds: what clients are answered, and what the bus is told.
+//! The document layer of `examples/mini_couch`, without its feeds: answers to clients, and events in the bus.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -32,7 +32,7 @@ use mini_couch::{couch::Couch, http};
 struct CouchFixture {
     /// The bus, whose events are folded at once.
     bus: Bus,
-    /// What clients reach.
+    /// The routes for clients.
     router: Router,
     /// The layer behind it.
     couch: Arc<Couch>,
@@ -74,19 +74,19 @@ impl CouchFixture {
         (status, serde_json::from_slice(&body).unwrap_or(Value::Null))
     }
 
-    /// The revision that a request which must succeed has made.
+    /// The new revision of a request that must succeed.
     async fn rev(&self, method: &str, path: &str, body: impl Into<Option<Value>>) -> String {
         let (status, body) = self.ask(method, path, body).await;
         assert!((200..300).contains(&status), "{method} {path}: {status} {body}");
         body["rev"].as_str().unwrap().to_owned()
     }
 
-    /// The row of the database once the bus has told `lanes` of it: created, deleted, updated, `ddoc_updated`.
-    async fn told(&self, name: &str, lanes: [u64; 4]) -> Notification {
+    /// The row of the database once the bus has folded `lanes` of it: created, deleted, updated, `ddoc_updated`.
+    async fn folded(&self, name: &str, lanes: [u64; 4]) -> Notification {
         let name = DbName::new(name).unwrap();
         let newest = async || self.bus.feed().newest(&name).await.unwrap();
-        let is_told = async || newest().await.is_some_and(|row| row.totals == common::counts(lanes));
-        common::until(&format!("{lanes:?} of {name}"), is_told).await;
+        let is_folded = async || newest().await.is_some_and(|row| row.totals == common::counts(lanes));
+        common::until(&format!("{lanes:?} of {name}"), is_folded).await;
         newest().await.unwrap()
     }
 
@@ -99,10 +99,10 @@ impl CouchFixture {
         let instance = newest().await.unwrap().instance;
         let feed = self.couch.changes().feed(&Db::new(name, instance));
         let rows = feed.page(Cursor::NOTHING, 10_000).await.unwrap().rows;
-        let tell = |doc: &notibus::changes::DocSummary| {
+        let summary = |doc: &notibus::changes::DocSummary| {
             (doc.id.to_string(), doc.revision.to_string(), doc.is_deleted)
         };
-        rows.iter().map(|row| tell(&row.doc)).collect()
+        rows.iter().map(|row| summary(&row.doc)).collect()
     }
 }
 
@@ -137,11 +137,11 @@ async fn databases_are_created_listed_and_deleted() {
         let (status, body) = world.ask("PUT", &format!("/{bad}"), None).await;
         assert_eq!((status, &body["error"]), (400, &json!("illegal_database_name")), "{bad}");
     }
-    assert!(world.told("shop", [1, 1, 0, 0]).await.deleted_at.is_some());
+    assert!(world.folded("shop", [1, 1, 0, 0]).await.deleted_at.is_some());
 }
 
 #[tokio::test]
-async fn a_document_is_edited_only_by_who_has_seen_it() {
+async fn an_edit_needs_the_present_revision() {
     let world = CouchFixture::new().await;
     world.ask("PUT", "/db", None).await;
     let conflict = (409, json!({ "error": "conflict", "reason": "Document update conflict." }));
@@ -149,7 +149,7 @@ async fn a_document_is_edited_only_by_who_has_seen_it() {
     assert!(first.starts_with("1-"));
     assert_eq!(world.ask("PUT", "/db/x", json!({ "n": 2 })).await, conflict);
 
-    // The revision may stand in the body, in the query, or in a header.
+    // The revision may be in the body, in the query, or in a header.
     let second = world.rev("PUT", "/db/x", json!({ "_rev": first, "n": 2 })).await;
     assert_eq!(world.ask("PUT", "/db/x", json!({ "_rev": first, "n": 3 })).await, conflict);
     let third = world.rev("PUT", &format!("/db/x?rev={second}"), json!({ "n": 3 })).await;
@@ -172,11 +172,11 @@ async fn a_document_is_edited_only_by_who_has_seen_it() {
     assert_eq!(world.ask("GET", "/db/x", None).await, missing("deleted"));
     assert_eq!(world.ask("DELETE", &format!("/db/x?rev={fifth}"), None).await, missing("deleted"));
     assert_eq!(world.changes("db").await, [("x".to_owned(), fifth, true)]);
-    // It can be written again by those who know nothing of it, and goes on counting.
+    // It can be written again without its revision, and the numbers continue.
     assert!(world.rev("PUT", "/db/x", json!({})).await.starts_with("6-"));
 
-    // The refused edits told nothing.
-    world.told("db", [1, 0, 6, 0]).await;
+    // The refused edits recorded nothing.
+    world.folded("db", [1, 0, 6, 0]).await;
 }
 
 #[tokio::test]
@@ -210,7 +210,7 @@ async fn what_is_no_document_is_refused() {
     assert_eq!(world.ask("GET", "/nothing/of/the/kind/here", None).await.0, 404);
     let not_json = Request::put("/db/x").body(Body::from("{")).unwrap();
     assert_eq!(world.raw(not_json).await.status(), 400);
-    world.told("db", [1, 0, 0, 0]).await;
+    world.folded("db", [1, 0, 0, 0]).await;
 }
 
 #[tokio::test]
@@ -231,8 +231,8 @@ async fn a_bulk_is_many_edits_of_which_each_counts_for_itself() {
     let (status, rows) = world.ask("POST", "/db/_bulk_docs", json!({ "docs": docs })).await;
     assert_eq!(status, 201);
     let rows = rows.as_array().unwrap();
-    let told: Vec<_> = rows.iter().map(|row| row["error"].as_str().unwrap_or("ok")).collect();
-    assert_eq!(told, ["conflict", "ok", "ok", "conflict", "ok", "conflict", "ok", "not_found"]);
+    let answers: Vec<_> = rows.iter().map(|row| row["error"].as_str().unwrap_or("ok")).collect();
+    assert_eq!(answers, ["conflict", "ok", "ok", "conflict", "ok", "conflict", "ok", "not_found"]);
     let drawn = rows[4]["id"].as_str().unwrap();
     let ids: Vec<_> = world.changes("db").await.into_iter().map(|(id, _, _)| id).collect();
     assert_eq!(ids, ["a", "b", drawn, "_design/views"]);
@@ -241,7 +241,7 @@ async fn a_bulk_is_many_edits_of_which_each_counts_for_itself() {
     let text = "x".repeat(90_000);
     let large: Vec<_> = (0..120).map(|n| json!({ "_id": format!("large {n}"), "text": text })).collect();
     let many: Vec<_> = (0..1_500).map(|n| json!({ "_id": format!("small {n}") })).collect();
-    // Long ids: their keys and conflict ranges are what takes the room, which once was not counted.
+    // Long ids: their keys and conflict ranges take most of the room; once they were not counted.
     let long: Vec<_> = (0..500).map(|n| json!({ "_id": format!("{}{n:04}", "x".repeat(4_000)) })).collect();
     for docs in [large, many, long] {
         let (status, rows) = world.ask("POST", "/db/_bulk_docs", json!({ "docs": docs })).await;
@@ -250,7 +250,7 @@ async fn a_bulk_is_many_edits_of_which_each_counts_for_itself() {
     }
     assert_eq!(world.changes("db").await.len(), 4 + 120 + 1_500 + 500);
     assert_eq!(world.ask("GET", "/db", None).await.1["doc_count"], 4 + 120 + 1_500 + 500);
-    world.told("db", [1, 0, 4 + 120 + 1_500 + 500, 1]).await;
+    world.folded("db", [1, 0, 4 + 120 + 1_500 + 500, 1]).await;
 }
 
 #[tokio::test]
@@ -314,40 +314,40 @@ async fn bodies_may_be_compressed() {
     assert_eq!(put(packed(br#"{"n":1}"#)).await, 201);
     assert_eq!(world.ask("GET", "/db/x", None).await.1["n"], 1);
     assert_eq!(put(b"{}".to_vec()).await, 400);
-    // A small body that becomes a large one is not unpacked to its end.
+    // A small body that unpacks to a large one is not unpacked to its end.
     assert_eq!(put(packed(&vec![b' '; 17 << 20])).await, 413);
     let plain = Request::put("/db/x").body(Body::from(vec![b' '; 17 << 20])).unwrap();
     assert_eq!(world.raw(plain).await.status(), 413);
 }
 
-/// Nothing of a database that was deleted comes back with another one of its name.
+/// No data of a deleted database comes back with another one of its name.
 #[tokio::test]
 async fn a_database_that_is_created_again_is_another_one() {
     let world = CouchFixture::new().await;
     world.ask("PUT", "/db", None).await;
     world.rev("PUT", "/db/x", json!({})).await;
-    let old = world.told("db", [1, 0, 1, 0]).await.instance;
+    let old = world.folded("db", [1, 0, 1, 0]).await.instance;
     world.ask("DELETE", "/db", None).await;
-    world.told("db", [1, 1, 1, 0]).await;
+    world.folded("db", [1, 1, 1, 0]).await;
     world.ask("PUT", "/db", None).await;
     let (_, info) = world.ask("GET", "/db", None).await;
     assert_eq!((&info["doc_count"], &info["sizes"]["external"]), (&json!(0), &json!(0)));
     assert_eq!(world.ask("GET", "/db/x", None).await.0, 404);
     assert!(world.rev("PUT", "/db/y", json!({})).await.starts_with("1-"));
     world.rev("PUT", "/db/z", json!({})).await;
-    let row = world.told("db", [1, 0, 2, 0]).await;
+    let row = world.folded("db", [1, 0, 2, 0]).await;
     assert_ne!(row.instance, old);
     assert_eq!(row.replaced.unwrap().instance, old);
     assert_eq!(world.changes("db").await.len(), 2);
 }
 
-/// An edit whose commit has an unknown result must neither be made twice nor be told to conflict with itself.
+/// An edit whose commit has an unknown result must not be made twice, and must not conflict with itself.
 #[tokio::test]
 async fn an_unknown_result_is_no_conflict() {
     let faults = Faults::new(&Database::memory());
     let world = CouchFixture::on(&faults.database()).await;
     world.ask("PUT", "/db", None).await;
-    world.told("db", [1, 0, 0, 0]).await;
+    world.folded("db", [1, 0, 0, 0]).await;
     let mut rev = world.rev("PUT", "/db/x", json!({})).await;
     for n in 2..8 {
         faults.plan_commits({
@@ -365,13 +365,13 @@ async fn an_unknown_result_is_no_conflict() {
         assert!(rev.starts_with(&format!("{n}-")), "{rev}");
     }
     faults.heal();
-    world.told("db", [1, 0, 7, 0]).await;
+    world.folded("db", [1, 0, 7, 0]).await;
     assert_eq!(world.changes("db").await, [("x".to_owned(), rev, false)]);
 }
 
-/// Clients that edit the same documents at the same time, each from what it has read, lose no edit; nor does the bus.
+/// If clients edit the same documents concurrently, each from what it has read, no edit is lost, neither by the layer nor by the bus.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn edits_of_many_clients_are_all_kept_and_told() {
+async fn edits_of_many_clients_are_all_kept_and_delivered() {
     const CLIENTS: usize = 8;
     const EDITS: usize = 40;
     let world = Arc::new(CouchFixture::new().await);
@@ -402,10 +402,10 @@ async fn edits_of_many_clients_are_all_kept_and_told() {
     for path in ["/db/a", "/db/b"] {
         assert_eq!(world.ask("GET", path, None).await.1["n"], each);
     }
-    world.told("db", [1, 0, 2 + 2 * each as u64, 0]).await;
+    world.folded("db", [1, 0, 2 + 2 * each as u64, 0]).await;
 }
 
-/// Random edits, against a map: what is answered, counted, listed and told agrees with it.
+/// Random edits against a model: answers, counts, lists and events agree with it.
 #[tokio::test]
 async fn random_edits_agree_with_a_model() {
     let mut dice = common::dice();
@@ -446,7 +446,7 @@ async fn random_edits_agree_with_a_model() {
             if id.starts_with('_') { ddocs += 1 } else { updates += 1 }
         }
     }
-    world.told("db", [1, 0, updates, ddocs]).await;
+    world.folded("db", [1, 0, updates, ddocs]).await;
     let expected: Vec<_> =
         order.into_iter().map(|id| (id.clone(), model[&id].0.clone(), model[&id].1)).collect();
     assert_eq!(world.changes("db").await, expected);
@@ -456,9 +456,9 @@ async fn random_edits_agree_with_a_model() {
     assert_eq!(info["doc_del_count"], model.len() - living);
 }
 
-/// What axum refuses by itself once came as plain text, or with an empty body, which clients of CouchDB do not read.
+/// Regression: axum's own refusals came as plain text, or with an empty body, which clients of CouchDB cannot read.
 #[tokio::test]
-async fn refusals_are_told_in_json() {
+async fn refusals_are_json() {
     let world = CouchFixture::new().await;
     world.ask("PUT", "/db", None).await;
     for (method, path, body, status, error, reason) in [
@@ -477,13 +477,13 @@ async fn refusals_are_told_in_json() {
         assert_eq!(header("content-type").as_deref(), Some("application/json"), "{method} {path}");
         let allowed = reason.strip_prefix("Only ").and_then(|reason| reason.strip_suffix(" allowed"));
         assert_eq!(header("allow").as_deref(), allowed);
-        let told = to_bytes(response.into_body(), usize::MAX).await.unwrap();
-        let told: Value = serde_json::from_slice(&told).unwrap();
-        assert_eq!(told, json!({ "error": error, "reason": reason }), "{method} {path}");
+        let answers = to_bytes(response.into_body(), usize::MAX).await.unwrap();
+        let answers: Value = serde_json::from_slice(&answers).unwrap();
+        assert_eq!(answers, json!({ "error": error, "reason": reason }), "{method} {path}");
     }
 }
 
-/// Whatever is asked, the layer neither panics nor calls it a failure of its own.
+/// No request makes the layer panic or answer with an internal error.
 #[tokio::test]
 async fn nonsense_is_answered() {
     const PATHS: [&str; 14] = [

@@ -17,10 +17,10 @@ use notibus::{
     simulation::{Options, simulate},
 };
 
-/// So many worlds must be enough.
+/// A bug must be found within this many worlds.
 const SEEDS_MAX: u64 = 4_000;
 
-/// The first seed that finds `bug`, and what it finds.
+/// The first seed that finds `bug`, and its failure.
 fn hunt(bug: Bug) -> Option<(u64, String)> {
     let options = Options { bug: Some(bug), ..Options::default() };
     (0..SEEDS_MAX).find_map(|seed| Some((seed, simulate(seed, &options).failure?.to_string())))

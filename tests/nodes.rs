@@ -1,4 +1,4 @@
-//! Nodes: who works on what, when nodes come, go, die, and come back from the dead.
+//! Nodes: how they share work while nodes come, go, die, and wake up after they were taken for dead.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -26,10 +26,10 @@ const INTERVAL: Duration = Duration::from_secs(3);
 /// The default expiry.
 const EXPIRY: Duration = Duration::from_secs(10);
 
-/// What the keys of nodes start with, after the default prefix.
+/// The prefix of the keys of nodes, after the default prefix.
 const NODES: &[u8] = b"notibus\x15\x0a";
 
-/// What the keys of leases start with.
+/// The prefix of the keys of leases.
 const LEASES: &[u8] = b"notibus\x15\x0b";
 
 /// Whether an attempt writes a key that starts with `prefix`.
@@ -64,7 +64,7 @@ async fn stored(store: &Database, prefix: &'static [u8]) -> Vec<(Bytes, Bytes)> 
     store.begin().get_range(&read, Isolation::Snapshot).await.unwrap().rows
 }
 
-/// How many leases have an owner: its node and token stand behind the epoch.
+/// Number of owned leases: such a row has a node and a token after the epoch.
 async fn owned(store: &Database) -> usize {
     stored(store, LEASES).await.iter().filter(|(_, value)| value.len() == 40).count()
 }
@@ -86,7 +86,7 @@ async fn a_new_node_has_its_share_after_the_balance_interval() {
     let a = buses[0].notifier(unpolled()).await.unwrap();
     tokio::time::sleep(Duration::from_secs(20)).await;
     let b = buses[1].notifier(unpolled()).await.unwrap();
-    // The owner looks within the interval, the new one an eighth of it later.
+    // The owner polls within the interval, the new node an eighth of it later.
     tokio::time::sleep(INTERVAL + INTERVAL / 8).await;
     assert!(is_even(&[&a, &b], 64), "{:?}", shares(&[&a, &b]));
     let c = buses[2].notifier(unpolled()).await.unwrap();
@@ -145,8 +145,8 @@ async fn a_dead_node_is_replaced_after_the_expiry_and_one_balance_interval() {
     assert_eq!(bus.nodes().await.unwrap().len(), 1, "the row of the dead one is removed");
 }
 
-/// Once, a node whose bus was wiped wrote itself into whatever was there, and failed at each partition 65 times a second; one whose
-/// incarnation was raised went on to write sequences of the old one.
+/// Regression: a node whose bus was wiped wrote itself into the new bus, and failed at each partition 65 times a second; one whose
+/// incarnation was raised continued to write sequences of the old one.
 #[tokio::test(start_paused = true)]
 async fn a_node_stops_its_roles_once_its_bus_is_gone() {
     for is_wiped in [true, false] {
@@ -160,7 +160,7 @@ async fn a_node_stops_its_roles_once_its_bus_is_gone() {
             });
             wipe.await.unwrap();
         } else {
-            // As an operator does who has not stopped all processes: the configuration is another one from now on.
+            // As by an operator who has not stopped all processes: the configuration changes from here on.
             let raise = store.run(async |tx| {
                 let config = stored(&store, b"notibus").await[0].clone();
                 let raised = [&config.1[..6], &[1]].concat();
@@ -180,7 +180,7 @@ async fn a_node_stops_its_roles_once_its_bus_is_gone() {
     }
 }
 
-/// The first node that comes after all have died has to wait, because it cannot know when they did.
+/// If all nodes have died, the next one has to wait, because it cannot know when they did.
 #[tokio::test(start_paused = true)]
 async fn a_node_that_finds_only_dead_ones_takes_over_after_the_expiry() {
     let store = Database::memory();
@@ -194,7 +194,7 @@ async fn a_node_that_finds_only_dead_ones_takes_over_after_the_expiry() {
     assert_eq!(shares(&[&b]), [64]);
 }
 
-/// Node A hangs in all its commits while B takes over. What A had under way cannot be committed any more, and A takes part
+/// Node A hangs in all its commits while B takes over. A cannot commit its pending work any more, and takes part
 /// again.
 #[tokio::test(start_paused = true)]
 async fn a_zombie_cannot_commit_and_joins_again() {
@@ -232,8 +232,8 @@ async fn a_zombie_cannot_commit_and_joins_again() {
     assert_eq!((owned(&store).await, stored(&store, NODES).await.len()), (0, 0));
 }
 
-/// A process that is stopped in the middle of a commit and goes on when another has taken over: its runtime is not driven
-/// meanwhile, and its heartbeat is not due, so it cannot know. The commit fails because of the lease alone.
+/// A process is stopped in the middle of a commit and continues after another one has taken over. Its runtime does not run
+/// meanwhile, and its heartbeat is not due, so it cannot know. Only the lease makes the commit fail.
 #[test]
 fn a_paused_process_wakes_as_a_zombie_and_is_fenced_off() {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
@@ -254,7 +254,7 @@ fn a_paused_process_wakes_as_a_zombie_and_is_fenced_off() {
     });
     awake.block_on(async {
         let bus = narrow_bus(&store).await;
-        // Somebody has taken A for dead.
+        // Another node has taken A for dead.
         store
             .run(async |tx| {
                 tx.clear_range(&KeyRange::prefix(NODES));
@@ -275,7 +275,7 @@ fn a_paused_process_wakes_as_a_zombie_and_is_fenced_off() {
     });
 }
 
-/// A node that cannot beat for as long as the expiry gives up by itself, also if nobody takes over.
+/// A node that cannot send heartbeats for as long as the expiry gives up by itself, even if no other takes over.
 #[tokio::test(start_paused = true)]
 async fn a_node_that_cannot_beat_gives_everything_up() {
     let store = Database::memory();
@@ -299,8 +299,8 @@ async fn a_node_that_cannot_beat_gives_everything_up() {
     row_with(&bus, &db("a", 1), [1, 0, 0, 0]).await;
 }
 
-/// An idle node that is fenced off, without its knowledge, is informed by its heartbeat. What rings in its process from then on
-/// reaches the new owner.
+/// An idle node that was fenced off learns that from its heartbeat. Rings in its process from then on
+/// reach the new owner.
 #[tokio::test(start_paused = true)]
 async fn the_wake_up_of_a_fenced_notifier_is_passed_on() {
     let store = Database::memory();
@@ -397,7 +397,7 @@ async fn two_processes_cannot_live_under_one_id() {
     let began = tokio::time::Instant::now();
     let b = bus_b.node(options()).await.unwrap();
     assert!(began.elapsed() >= EXPIRY && began.elapsed() <= EXPIRY + INTERVAL, "{:?}", began.elapsed());
-    // Or at once if it has left.
+    // Or at once if the first one has left.
     b.shutdown().await.unwrap();
     let began = tokio::time::Instant::now();
     drop(bus_a.node(options()).await.unwrap());
@@ -461,7 +461,7 @@ async fn a_start_that_fails_leaves_nothing_behind() {
     }
 }
 
-/// An acquisition that times out and is committed later leaves a lease that its owner does not know. It finds it.
+/// An acquisition that times out and commits later leaves a lease that its owner does not know. The owner finds it.
 #[tokio::test(start_paused = true)]
 async fn a_lease_that_is_owned_without_knowledge_is_found() {
     let store = Database::memory();
@@ -478,7 +478,7 @@ async fn a_lease_that_is_owned_without_knowledge_is_found() {
     assert_eq!(owned(&store).await, 64);
 }
 
-/// Stolen partitions are neighbours, so that the poll, which reads a key per run of them, stays cheap.
+/// Stolen partitions are adjacent, so that the poll, which reads a key per run of them, stays cheap.
 #[tokio::test(start_paused = true)]
 async fn idle_nodes_cost_little_whatever_has_moved() {
     let store = Database::memory();
@@ -502,8 +502,8 @@ async fn idle_nodes_cost_little_whatever_has_moved() {
     assert!(runs <= 20 && reads <= 300 * runs as u64 + 4 * 440, "{reads} reads of {runs} runs");
 }
 
-/// Once, each node counted on an even share for all: beside a node that takes one partition, another one took 4 of 8, and three
-/// were folded by nobody.
+/// Regression: each node assumed an even share for all: beside a node that takes one partition, another one took 4 of 8, and no node
+/// folded the other three.
 #[tokio::test(start_paused = true)]
 async fn what_a_node_may_not_take_the_others_do() {
     let store = Database::memory();
@@ -526,8 +526,8 @@ async fn what_a_node_may_not_take_the_others_do() {
     assert_eq!((shares(&[&a, &b]), rest), (vec![10, 1], vec![26, 27]));
 }
 
-/// Each node says how long others are to wait for it: once, each judged all by its own patience, and took a node with slow beats for
-/// dead.
+/// Each node publishes how long others have to wait for it. Regression: each node judged all others by its own expiry, and took a node
+/// with slow heartbeats for dead.
 #[tokio::test(start_paused = true)]
 async fn nodes_with_different_heartbeats_live_side_by_side() {
     let store = Database::memory();
@@ -542,7 +542,7 @@ async fn nodes_with_different_heartbeats_live_side_by_side() {
     tokio::time::sleep(Duration::from_mins(10)).await;
     assert!(is_even(&[&slow, &notifier], 64), "{:?}", shares(&[&slow, &notifier]));
     assert_eq!(bus.stats().leases_acquired, 64 + 32, "nobody was taken for dead");
-    // The quick one dies: the slow one finds out in the time of the quick one.
+    // The quick one dies: the slow one notices in the time of the quick one.
     drop((quick, notifier));
     tokio::time::sleep(Duration::from_secs(8)).await;
     assert_eq!(shares(&[&slow]), [64]);
@@ -556,7 +556,7 @@ async fn nodes_with_different_heartbeats_live_side_by_side() {
     assert_eq!(shares(&[&quick]), [64]);
 }
 
-/// A node watches 8 others, whatever their number; and of many that die at once the last is found as soon as the first.
+/// A node watches 8 others, whatever their number; and if many die at once, the last is found as soon as the first.
 #[tokio::test(start_paused = true)]
 async fn a_third_of_many_nodes_dies_at_once() {
     let store = Database::memory();
@@ -578,7 +578,7 @@ async fn a_third_of_many_nodes_dies_at_once() {
     assert!(even(&notifiers), "{:?}", shares(&notifiers.iter().collect::<Vec<_>>()));
 }
 
-/// The only node that was left removed the eight dead ones that it watched, and the next eight an expiry later, and so on.
+/// Regression: the only surviving node removed the eight dead ones that it watched, and the next eight an expiry later, and so on.
 #[tokio::test(start_paused = true)]
 async fn the_only_node_that_is_left_finds_all_dead_ones_soon() {
     let bus = wide_bus(&Database::memory()).await;
@@ -602,7 +602,7 @@ async fn bad_times_of_a_node_are_typed_errors() {
     }
 }
 
-/// Once, after a crash on a folder the next process waited for the dead node to expire, and told nothing for ten seconds.
+/// Regression: after a crash on a folder the next process waited for the dead node to expire, and delivered nothing for ten seconds.
 #[tokio::test]
 async fn the_nodes_of_a_folder_are_gone_when_it_is_opened_again() {
     let folder = tempfile::tempdir().unwrap();
@@ -618,7 +618,7 @@ async fn the_nodes_of_a_folder_are_gone_when_it_is_opened_again() {
                 .await;
             notifier
         });
-        // It ends without a word.
+        // It ends without leaving.
         runtime.shutdown_timeout(Duration::from_secs(5));
         drop(notifier);
     });
@@ -632,8 +632,8 @@ async fn the_nodes_of_a_folder_are_gone_when_it_is_opened_again() {
     node.shutdown().await.unwrap();
 }
 
-/// A claim that was committed although it had timed out was taken for that of another process: for a whole expiry the node had a row
-/// and took nothing.
+/// Regression: a claim that was committed although it had timed out was taken for that of another process: for a whole expiry the node
+/// had a row and took no work.
 #[tokio::test(start_paused = true)]
 async fn a_node_knows_its_own_claim_again() {
     let store = Database::memory();

@@ -1,4 +1,4 @@
-//! Folding: every committed event exactly once, whatever fails, and nothing while idle.
+//! Folding: every committed event exactly once, whatever fails, and no work while idle.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -19,7 +19,7 @@ use notibus::{
     },
 };
 
-/// Whether an attempt is a fold: nothing else clears what it has drained.
+/// Whether an attempt is a fold: only folds clear counters that they have subtracted.
 fn is_fold(attempt: &Attempt) -> bool {
     attempt.applies(AtomicOp::CompareAndClear)
 }
@@ -68,7 +68,7 @@ async fn a_fold_that_took_too_long_is_tried_again() {
     bears(CommitFault::Before(StoreError::TRANSACTION_TOO_OLD)).await;
 }
 
-/// A fold whose commit timed out had been committed after all. Once, the notifier found the mark of a fold that it had
+/// A fold whose commit timed out had been committed after all. Regression: the notifier found the mark of a fold that it had
 /// not counted, took that for its next fold every time, and never folded the partition again.
 #[tokio::test(start_paused = true)]
 async fn a_fold_that_timed_out_but_was_committed_is_not_done_again() {
@@ -125,7 +125,7 @@ async fn folded_late(faults: &Faults) -> bool {
     before == faults.counts().write_commits
 }
 
-/// Makes `faults` disturb whatever it can.
+/// Makes `faults` disturb operations at random.
 fn fail_at_random(faults: &Faults, random: &mut fastrand::Rng) {
     let mut dice = random.fork();
     faults.plan_commits(move |_| {
@@ -172,7 +172,7 @@ async fn soak(mut random: fastrand::Rng) {
     let processes = [bus(faults.database()).await, bus(faults.database()).await];
     fail_at_random(&faults, &mut random);
     let start = async |bus: &Bus| loop {
-        // Starting is up to the caller to repeat when it times out.
+        // A start that times out has to be repeated by the caller.
         let options = NotifierOptions { fold_rows_max: 10, ..NotifierOptions::default() };
         match bus.notifier(options).await {
             Ok(notifier) => return notifier,
@@ -262,9 +262,9 @@ async fn events_between_the_read_and_the_commit_of_a_fold_survive() {
     assert_eq!(waiting(&store).await, 0);
 }
 
-/// The design document's own key, too, is only removed if it is the one that was seen.
+/// The key of a design document, too, is removed only if its value is the one that was read.
 #[tokio::test(start_paused = true)]
-async fn a_design_document_that_changes_during_its_fold_is_told_again() {
+async fn a_design_document_that_changes_during_its_fold_is_delivered_again() {
     let store = Database::memory();
     let faults = Faults::new(&store);
     let bus = narrow_bus(&faults.database()).await;
@@ -292,7 +292,7 @@ async fn a_design_document_that_changes_during_its_fold_is_told_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_recreated_name_tells_of_both_instances_whether_folded_together_or_not() {
+async fn a_recreated_name_delivers_both_instances_whether_folded_together_or_not() {
     for together in [true, false] {
         let store = Database::memory();
         let bus = narrow_bus(&store).await;
@@ -437,7 +437,7 @@ async fn a_doorbell_wakes_the_notifier_of_another_process() {
     }
 }
 
-/// Rings of another process race with the setting of the watch: none is lost, at whatever moment it comes.
+/// Rings of another process race with the setting of the watch: none is lost, whenever it comes.
 #[tokio::test(start_paused = true)]
 async fn a_doorbell_that_is_rung_while_its_watch_is_set_is_heard() {
     let store = Database::memory();
@@ -505,7 +505,7 @@ async fn folds_on_a_slow_store(percent: u8, interval_max: Duration) -> u64 {
     folding.stats().folds
 }
 
-/// A slow store coalesces more: folding takes its share of the time, and no more.
+/// A slow store coalesces more events: folding takes its share of the time, and no more.
 #[tokio::test(start_paused = true)]
 async fn folding_takes_a_share_of_the_time() {
     let long = Duration::from_secs(10);
@@ -536,7 +536,7 @@ async fn after_a_shutdown_another_continues() {
     row_with(&bus, &db("a", 1), [0, 0, 10, 0]).await;
 }
 
-/// A shutdown waits for the fold under way, and loses nothing of it.
+/// A shutdown waits for the present fold, and loses none of its events.
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_in_the_middle_of_a_fold_lets_it_finish() {
     let store = Database::memory();
@@ -555,7 +555,7 @@ async fn a_shutdown_in_the_middle_of_a_fold_lets_it_finish() {
     row_with(&bus, &db("a", 1), [1, 0, 0, 0]).await;
 }
 
-/// What an idle notifier of a bus with `databases` databases and `partitions` asks of the store in 300 s: reads, and commits
+/// The operations of an idle notifier of a bus with `databases` databases and `partitions` in 300 s: reads, and commits
 /// that write.
 async fn idle_cost(databases: usize, partitions: u32) -> (u64, u64) {
     let store = Database::memory();
@@ -574,7 +574,7 @@ async fn idle_cost(databases: usize, partitions: u32) -> (u64, u64) {
     (after.reads - before.reads, after.write_commits - before.write_commits)
 }
 
-/// A poll a second; each 3 s a heartbeat, which asks for the configuration as well, and a poll of the neighbours and leases.
+/// A poll each second; a heartbeat each 3 s, which reads the configuration as well; and a poll of the neighbours and leases.
 #[tokio::test(start_paused = true)]
 async fn an_idle_bus_costs_the_same_whatever_the_number_of_databases_and_partitions() {
     for (databases, partitions) in [(1, 1), (1, 64), (1_000, 64), (1, 1_000)] {
@@ -586,7 +586,7 @@ async fn an_idle_bus_costs_the_same_whatever_the_number_of_databases_and_partiti
 }
 
 #[tokio::test]
-async fn ids_of_design_documents_are_told_as_long_as_their_database_lives() {
+async fn ids_of_design_documents_are_kept_as_long_as_their_database_lives() {
     let store = Database::memory();
     let bus = Bus::open(&store, BusOptions::default()).await.unwrap();
     let notifier = bus.notifier(NotifierOptions::default()).await.unwrap();
@@ -608,18 +608,18 @@ async fn ids_of_design_documents_are_told_as_long_as_their_database_lives() {
     };
     assert_eq!(ids(Sequence::MIN).await, ["a", "b"]);
     assert_eq!(ids(known).await, ["b"]);
-    // Folded with one that has no id, which may be any and is distinguished from those that have one.
+    // Folded together with an update without an id, which may be of any document and is kept apart from those with an id.
     let c = DdocId::new("c").unwrap();
     let tx = store.begin();
     producer.ddoc_updated(&tx, &life, None);
     producer.ddoc_updated(&tx, &life, Some(&c));
     tx.commit().await.unwrap();
     until("it is folded", async || bus.is_drained().await.unwrap()).await;
-    let told = bus.feed().newest(&life.name).await.unwrap().unwrap().sequence;
+    let delivered = bus.feed().newest(&life.name).await.unwrap().unwrap().sequence;
     write("c").await;
     assert_eq!(ids(Sequence::MIN).await, ["a", "b", "c"]);
     let nameless = async |since| bus.feed().ddocs(&life, since).await.unwrap().nameless;
-    assert_eq!((nameless(known).await, nameless(told).await), (Some(told), None));
+    assert_eq!((nameless(known).await, nameless(delivered).await), (Some(delivered), None));
 
     let tx = store.begin();
     producer.deleted(&tx, &life);

@@ -1,4 +1,4 @@
-//! Parallel jobs: all tasks end at one state of the feed, whatever happens meanwhile, or the job has done nothing that counts.
+//! Parallel jobs: all tasks end at one state of the feed, whatever happens meanwhile, or the job has no result.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -31,7 +31,7 @@ struct Layer {
     history: Arc<Mutex<Vec<(String, u64, Sequence)>>>,
 }
 
-/// Where the layer keeps the last edit of the document `id`, and how often it was edited.
+/// The layer's key of the last edit of the document `id`, and of its number of edits.
 fn key(id: &str) -> Vec<u8> {
     format!("doc/{id}").into_bytes()
 }
@@ -92,7 +92,7 @@ impl Layer {
     }
 }
 
-/// An index: the newest revision of each document that was seen. Older ones after newer ones fail the test.
+/// An index: the newest revision of each document. Older ones after newer ones fail the test.
 #[derive(Clone, Default)]
 struct Index(Arc<Mutex<BTreeMap<String, u64>>>);
 
@@ -136,8 +136,8 @@ async fn an_index_is_built_and_goes_on_from_where_it_was() {
     assert!(nothing.get().is_empty());
 }
 
-/// While the tasks work, writers write and the feed is resharded; the tasks are so slow that their snapshots die. What they
-/// have indexed in the end is the state of one snapshot.
+/// Writers write and the feed is resharded while the tasks work; the tasks are so slow that their snapshots expire. At the end their
+/// index is the state of one snapshot.
 #[tokio::test(start_paused = true)]
 async fn all_tasks_end_at_one_state_while_everything_goes_on() {
     for seed in 0..30 {
@@ -179,7 +179,7 @@ async fn all_tasks_end_at_one_state_while_everything_goes_on() {
     }
 }
 
-/// Tasks that had to wait for their turn always found the round's version too old, so no round ended as it began.
+/// Regression: tasks that had to wait for their turn always found the round's version too old, so no round ended at its version.
 #[tokio::test(start_paused = true)]
 async fn a_job_ends_although_its_tasks_wait_for_each_other() {
     let layer = Layer::new(&Database::memory(), 32).await;
@@ -303,7 +303,7 @@ async fn bad_input_is_a_typed_error() {
     let default = ParallelJobOptions::default;
     for bad in [
         ParallelJobOptions { tasks_max: 0, ..default() },
-        // More than a semaphore can have, which panics.
+        // More than a semaphore allows, which would panic.
         ParallelJobOptions { tasks_max: usize::MAX, ..default() },
         ParallelJobOptions { attempts_max: 0, ..default() },
         ParallelJobOptions { batch_rows_max: 0, ..default() },

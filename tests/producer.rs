@@ -17,7 +17,7 @@ use notibus::{
     },
 };
 
-/// The one transaction that `produce` was done in.
+/// The trace of the one transaction in which `produce` was called.
 async fn traced(produce: impl Fn(&Bus, &notibus::store::Transaction)) -> Attempt {
     let trace = Trace::new(&Database::memory());
     let store = trace.database();
@@ -26,7 +26,7 @@ async fn traced(produce: impl Fn(&Bus, &notibus::store::Transaction)) -> Attempt
     let tx = store.begin();
     produce(&bus, &tx);
     tx.commit().await.unwrap();
-    // Nothing else has run since: the bell is rung by a task.
+    // Nothing else has run since: a task rings the doorbell.
     let mut attempts = trace.take();
     assert_eq!(attempts.len(), 1);
     attempts.remove(0)
@@ -70,7 +70,7 @@ async fn each_design_document_id_costs_one_more_write() {
     assert_eq!((attempt.reads().count(), attempt.mutations().count()), (0, 1 + 3));
 }
 
-/// Once, each event of a transaction set the same versionstamp again, so that the second mutation per database and
+/// Regression: each event of a transaction set the same versionstamp again, so that the second mutation per database and
 /// transaction became one per event.
 #[tokio::test]
 async fn recording_versionstamps_costs_one_more_write() {
@@ -114,7 +114,7 @@ async fn producers_conflict_with_nothing_and_every_event_counts() {
         tasks.spawn(async move {
             for round in 0..10 {
                 let tx = store.begin();
-                // Its own read makes the transaction one that could conflict, if producing read or wrote what it reads.
+                // Its own read lets the transaction conflict, if producing read or wrote this key.
                 tx.get(format!("{task}").as_bytes(), Isolation::Serializable).await.unwrap();
                 producer.updated(&tx, &db("hot", 1));
                 producer.updated(&tx, &db(&format!("cold{task}"), 1));
@@ -220,7 +220,7 @@ async fn an_event_is_notified_if_and_only_if_its_transaction_committed() {
 /// An operation, its key and its operand.
 type Mutation = (AtomicOp, Vec<u8>, Vec<u8>);
 
-/// A transaction of a layer that knows nothing of the crate's own.
+/// A transaction of a layer that does not use this crate's store.
 #[derive(Default)]
 struct Foreign {
     /// The mutations that it would do.
@@ -291,8 +291,8 @@ async fn a_receipt_that_is_never_rung_is_made_good_by_the_poll() {
     row_with(&bus, &db("a", 1), [1, 0, 0, 0]).await;
 }
 
-/// A commit whose result is unknown may have happened. Once, nobody was told then, so that the event waited for a poll
-/// when the caller found out by itself that there was nothing to do again.
+/// A commit whose result is unknown may have happened. Regression: no doorbell was rung then, so that the event waited for a poll
+/// if the caller found out by itself that the work was done.
 #[tokio::test(start_paused = true)]
 async fn a_commit_with_an_unknown_result_wakes_the_notifier() {
     let store = Database::memory();
@@ -316,7 +316,7 @@ async fn a_commit_with_an_unknown_result_wakes_the_notifier() {
     row_with(&bus, &db("a", 1), [1, 0, 0, 0]).await;
 }
 
-/// An import records many events at once. Once, a backlog of more than 32 bits counted as damage, and no database of its
+/// An import records many events at once. Regression: a backlog of more than 32 bits counted as damage, and no database of its
 /// partition was ever folded again.
 #[tokio::test(start_paused = true)]
 async fn a_backlog_of_billions_is_folded() {
@@ -442,7 +442,7 @@ async fn one_transaction_records_thousands_of_databases() {
     assert!(left.rows.is_empty());
 }
 
-/// The task that rings doorbells kept the store open until it was next scheduled, so that a folder could not be opened
+/// Regression: the task that rings doorbells kept the store open until it was next scheduled, so that a folder could not be opened
 /// again right after everything was dropped.
 #[tokio::test]
 async fn a_folder_can_be_opened_again_once_the_bus_is_dropped() {
@@ -458,7 +458,7 @@ async fn a_folder_can_be_opened_again_once_the_bus_is_dropped() {
     }
 }
 
-/// More events at once than a lane can hold were stored, and no fold of the partition could read them.
+/// Regression: more events at once than a lane can hold were stored, and no fold of the partition could read them.
 #[tokio::test]
 async fn more_events_than_a_lane_holds_are_refused() {
     let store = Database::memory();

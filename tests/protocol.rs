@@ -1,4 +1,4 @@
-//! The protocol of those who record without this crate: what `docs/protocol-vectors.json` says is what a producer writes, and what the
+//! The protocol for recorders without this crate: `docs/protocol-vectors.json` describes what a producer writes, and what the
 //! recorders under `clients/` make of the same events.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
@@ -54,7 +54,7 @@ fn ddocs(record: &Value) -> Vec<&str> {
     record["events"]["ddocs"].as_array().into_iter().flatten().map(text).collect()
 }
 
-/// All that is stored in a family of keys of the bus.
+/// All rows of a family of the bus.
 async fn rows(store: &Database, prefix: &[u8], family: &[u8]) -> Vec<(Vec<u8>, Vec<u8>)> {
     let range = KeyRange::prefix([prefix, family].concat());
     let page = store
@@ -104,7 +104,7 @@ async fn a_producer_writes_what_the_vectors_say() {
         assert_eq!(written.len(), wanted.len(), "{record}");
         for ((key, value), wanted) in written.iter().zip(&wanted) {
             let (wanted_key, operand) = (bytes(&wanted["key"]), bytes(&wanted["operand"]));
-            // Which of many slots is drawn: its number is all that may differ.
+            // With many slots one is drawn: only its number may differ.
             let fixed = if slot == 0 { wanted_key.len() } else { wanted_key.len() - 2 };
             assert_eq!(hex(&key[..fixed]), hex(&wanted_key[..fixed]), "{record}");
             match text(&wanted["op"]) {
@@ -117,7 +117,7 @@ async fn a_producer_writes_what_the_vectors_say() {
     }
 }
 
-/// What a recorder that reads lines is asked, and what it has to answer.
+/// The input lines of a recorder, and its expected answers.
 fn lines(vectors: &Value) -> (String, String) {
     let (mut asked, mut wanted) = (String::new(), String::new());
     for hash in vectors["hashes"].as_array().unwrap() {
@@ -150,7 +150,7 @@ fn lines(vectors: &Value) -> (String, String) {
     (asked, wanted)
 }
 
-/// Whether `program` is there; if not, it is said that its recorder is not checked.
+/// Whether `program` exists; if not, prints that its recorder is not checked.
 fn is_there(program: &str, argument: &str) -> bool {
     let found = Command::new(program).arg(argument).stdout(Stdio::null()).stderr(Stdio::null()).status();
     let is_there = found.is_ok_and(|status| status.success());
@@ -165,7 +165,7 @@ fn run(command: &mut Command, input: &str) -> String {
     let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).current_dir(root()).spawn();
     let mut child = child.unwrap();
     let (mut stdin, input) = (child.stdin.take().unwrap(), input.to_owned());
-    // It answers while it is asked.
+    // The recorder answers while it reads.
     let writer = std::thread::spawn(move || stdin.write_all(input.as_bytes()));
     let output = child.wait_with_output().unwrap();
     drop(writer.join());

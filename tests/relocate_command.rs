@@ -32,7 +32,7 @@ fn a_bus_moves_to_another_folder_with_all_its_rows() {
     let rows = notibus(&["tail", "--store", &old], 0);
     assert!(rows.lines().count() >= 67);
     assert_eq!(notibus(&["tail", "--store", &new], 0), rows);
-    // The bus lives on: the same history again, over the one that was moved.
+    // The old bus still works: the same history again, over the one that was moved.
     assert!(notibus(&["replay", SAMPLE, "--store", &new], 2).contains("no replay has made"));
     notibus(&["replay", SAMPLE, "--store", &new, "--into-existing"], 0);
     assert!(notibus(&["tail", "--store", &new], 0).lines().last().unwrap().contains("\"01"));
@@ -88,8 +88,8 @@ fn an_incarnation_is_shown_and_raised() {
     assert!(notibus(&["import", "--discard", "--store", &store], 0).contains("no import has left anything"));
 }
 
-/// A replay into a bus in use deleted the living databases that had names of the history, created them again, and said that all was
-/// well.
+/// Regression: a replay into a bus in use deleted the living databases that had names of the history, created them again, and reported
+/// success.
 #[test]
 fn a_replay_into_a_bus_that_it_has_not_made_is_refused() {
     let dir = tempfile::tempdir().unwrap();

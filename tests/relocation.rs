@@ -1,4 +1,4 @@
-//! Moving a bus to another store: nothing is lost, and positions of before stay valid and sort before what comes later.
+//! Moving a bus to another store: nothing is lost, and old positions stay valid and sort before later ones.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -20,15 +20,15 @@ use notibus::{
     },
 };
 
-/// Where the bus of a test is, unless it says otherwise.
+/// The prefix of the bus in these tests.
 const PREFIX: &[u8] = b"notibus";
 
-/// What `work` on a store in memory comes to, in the middle of something that does not wait.
+/// Runs `work` on a store in memory from code that is not async.
 fn at_once<T>(work: impl Future<Output = T>) -> T {
     tokio::task::unconstrained(work).now_or_never().expect("the store in memory answers at once")
 }
 
-/// Edits the document `id`, whose last edit the layer keeps under `last/`.
+/// Edits the document `id`, whose last edit the layer stores under `last/`.
 async fn edit(store: &Database, changes: &Changes, db: &Db, id: &str, position: u64) {
     let edit = async |tx: Transaction| {
         let key = format!("last/{id}");
@@ -43,7 +43,7 @@ async fn edit(store: &Database, changes: &Changes, db: &Db, id: &str, position: 
     store.run(edit).await.unwrap();
 }
 
-/// A bus with a history: databases, one of them deleted, documents over several topologies, and events that wait.
+/// A bus with a history: databases, one of them deleted, documents over several topologies, and unfolded events.
 async fn history(store: &Database) -> Bus {
     let bus = wide_bus(store).await;
     let notifier = bus.notifier(eager()).await.unwrap();
@@ -68,14 +68,14 @@ async fn history(store: &Database) -> Bus {
     bus
 }
 
-/// What was exported of `bus`.
+/// The export of `bus`.
 async fn exported(bus: &Bus) -> Vec<u8> {
     let mut bytes = Vec::new();
     assert!(bus.export(&mut bytes, ExportOptions::default()).await.unwrap().rows > 0);
     bytes
 }
 
-/// Copies what the layer itself keeps.
+/// Copies the layer's own rows.
 async fn copy_layer(from: &Database, to: &Database) {
     let read = RangeRead::new(KeyRange::prefix("last/")).limit(1_000);
     let rows = from.begin().get_range(&read, Isolation::Snapshot).await.unwrap().rows;
@@ -111,7 +111,7 @@ async fn everything_comes_along_and_later_sequences_sort_after_it() {
     assert_eq!(changes_of(&bus, Cursor::NOTHING).await, changes_before);
     assert_eq!(bus.feed().page(cursor, 100).await.unwrap().rows, rows_before[11..]);
 
-    // What waited is folded, and what was written goes on being replaced.
+    // Waiting events are folded, and old rows are still replaced.
     let _notifier = bus.notifier(eager()).await.unwrap();
     let row = row_with(&bus, &db("db5", 1), [1, 0, 39, 1]).await;
     assert!(
@@ -120,8 +120,8 @@ async fn everything_comes_along_and_later_sequences_sort_after_it() {
     let last = changes_before.last().unwrap().sequence;
     edit(&new, &bus.changes(), &db("db5", 1), "doc0", 2).await;
     edit(&new, &bus.changes(), &db("db5", 1), "new", 1).await;
-    let told: Vec<_> = changes_of(&bus, last).await.iter().map(|row| row.doc.id.to_string()).collect();
-    assert_eq!(told, ["doc0", "new"]);
+    let changed: Vec<_> = changes_of(&bus, last).await.iter().map(|row| row.doc.id.to_string()).collect();
+    assert_eq!(changed, ["doc0", "new"]);
     assert_eq!(changes_of(&bus, Cursor::NOTHING).await.len(), 31, "each document once");
     bus.changes().feed(&db("db5", 1)).reshard(3, None).await.unwrap();
     edit(&new, &bus.changes(), &db("db5", 1), "doc1", 2).await;
@@ -240,8 +240,8 @@ async fn ids(bus: &Bus) -> Vec<String> {
     changes_of(bus, Cursor::NOTHING).await.iter().map(|row| row.doc.id.to_string()).collect()
 }
 
-/// Rows of a legacy range were imported to where they had lain, outside the prefix: what a damaged import had left there
-/// was read by a later one, and an import beside a bus that lives brought its old rows back.
+/// Regression: rows of a legacy range were imported to their old place, outside the prefix. A later import read what a damaged one had
+/// left there, and an import beside a living bus brought its old rows back.
 #[tokio::test(start_paused = true)]
 async fn rows_that_lay_unsharded_come_along_and_nothing_is_written_elsewhere() {
     let old = Database::memory();
@@ -279,7 +279,7 @@ async fn rows_that_lay_unsharded_come_along_and_nothing_is_written_elsewhere() {
     assert_eq!(elsewhere.count(), 0);
 }
 
-/// An import that another one had begun again went on, and made a bus of the half that it had still to write.
+/// Regression: an import continued after another one had begun again, and made a bus of the half that it had still to write.
 #[tokio::test(start_paused = true)]
 async fn an_import_that_another_has_begun_again_fails() {
     let old = Database::memory();
@@ -312,7 +312,7 @@ async fn an_import_that_another_has_begun_again_fails() {
     assert_eq!(wide_bus(&new).await.changes().feed(&docs).pending(Cursor::NOTHING).await.unwrap(), 20_000);
 }
 
-/// Hands out an export, and does something in the middle of it.
+/// Writes an export, and does something in the middle of it.
 struct Halfway<'a, F> {
     bytes: &'a [u8],
     act: Option<F>,
@@ -333,7 +333,7 @@ impl<F: FnOnce()> std::io::Read for Halfway<'_, F> {
     }
 }
 
-/// Takes an export, and does something in the middle of it.
+/// Reads an export, and does something in the middle of it.
 struct Meanwhile<F>(Vec<u8>, Option<F>);
 
 impl<F: FnOnce()> std::io::Write for Meanwhile<F> {
@@ -353,7 +353,7 @@ impl<F: FnOnce()> std::io::Write for Meanwhile<F> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_export_that_outlives_its_snapshot_tells_whether_anything_was_written_meanwhile() {
+async fn an_export_that_outlives_its_snapshot_notices_writes_meanwhile() {
     for (outlives, is_disturbed) in [(false, true), (true, false), (true, true)] {
         let store = Database::memory();
         drop(history(&store).await);
@@ -405,9 +405,9 @@ async fn an_incarnation_is_raised_once() {
     assert!(Bus::open(&store, options).await.is_err(), "everything else is as it was");
 }
 
-/// A server that was started too early, while its bus was still imported, made a bus of its own under the prefix. The import went on,
-/// wrote its rows and its configuration over that, and said that all was well; the server folded into partitions that nobody
-/// else knew, and 62 of 64 events were never delivered.
+/// Regression: a server that was started too early, while its bus was still imported, made a bus of its own under the prefix. The import
+/// continued, wrote its rows and its configuration over that, and reported success; the server folded into partitions that no other
+/// process knew, and 62 of 64 events were never delivered.
 #[tokio::test(start_paused = true)]
 async fn nobody_opens_a_bus_while_it_is_imported() {
     let old = Database::memory();
@@ -430,7 +430,7 @@ async fn nobody_opens_a_bus_while_it_is_imported() {
     assert_eq!(wide_bus(&new).await.incarnation(), Incarnation(1));
 }
 
-/// The configuration of a bus as a program writes it that knows nothing of imports.
+/// The configuration of a bus, written by a program that does not know imports.
 #[tokio::test(start_paused = true)]
 async fn an_import_over_a_bus_that_was_opened_meanwhile_fails() {
     let old = Database::memory();
@@ -473,7 +473,7 @@ async fn what_an_import_leaves_whose_process_dies_keeps_others_out_until_it_is_d
     assert_eq!(rows(&bus).await.len(), 0);
 }
 
-/// An export beside living notifiers succeeded: what they folded after it was in both buses.
+/// Regression: an export beside living notifiers succeeded: what they folded after it was in both buses.
 #[tokio::test(start_paused = true)]
 async fn an_export_is_refused_beside_living_nodes_and_producers() {
     let store = Database::memory();
@@ -487,7 +487,7 @@ async fn an_export_is_refused_beside_living_nodes_and_producers() {
     assert_eq!(count("counters of events that wait to be folded"), Some(1));
     assert_eq!(held.held.iter().map(|(_, count)| count).sum::<u64>(), held.rows);
 
-    // One that has died without leaving is waited for.
+    // It waits for a node that has died without leaving.
     drop(node);
     assert_eq!(bus.nodes().await.unwrap().len(), 1, "it is listed");
     assert_eq!(bus.export(&mut Vec::new(), ExportOptions::default()).await.unwrap(), held);
@@ -498,8 +498,8 @@ async fn an_export_is_refused_beside_living_nodes_and_producers() {
     assert!(matches!(refused, Err(Error::Invalid { what: "export", .. })), "{refused:?}");
 }
 
-/// A layer's rows were of incarnation 1, because its cluster had moved once, and the bus that adopted them was new: all that was
-/// written from then on stood before them, so that readers missed it, and edits left the old rows behind.
+/// Regression: a layer's rows were of incarnation 1, because its cluster had moved once, and the bus that adopted them was new. Later
+/// rows stood before them, so that readers missed these, and edits left the old rows behind.
 #[tokio::test(start_paused = true)]
 async fn rows_of_a_later_incarnation_are_not_adopted() {
     let store = Database::memory();
@@ -523,8 +523,8 @@ async fn rows_of_a_later_incarnation_are_not_adopted() {
     assert_eq!(ids(&bus).await, ["a"]);
 }
 
-/// A process that was forgotten when the store was restored elsewhere found out with its next heartbeat, and until then wrote rows
-/// of the old incarnation, which stand before those that readers have seen.
+/// Regression: a process that was forgotten when the store was restored elsewhere noticed that with its next heartbeat only. Until then
+/// it wrote rows of the old incarnation, which stand before rows that readers have seen.
 #[tokio::test(start_paused = true)]
 async fn a_forgotten_process_commits_nothing_after_the_incarnation_was_raised() {
     let store = Database::memory();
@@ -546,6 +546,6 @@ async fn a_forgotten_process_commits_nothing_after_the_incarnation_was_raised() 
     let row = row_with(&raised, &db("b", 1), [1, 0, 0, 0]).await;
     assert_eq!(row.sequence.incarnation(), Incarnation(1));
     notifier.shutdown().await.unwrap();
-    // It has found out.
+    // It has noticed.
     assert!(matches!(forgotten.shutdown().await, Err(Error::BusGone { .. })));
 }

@@ -139,7 +139,7 @@ fn a_malformed_row_is_refused_before_anything_is_recorded() {
     assert!(!store.exists(), "no store was made");
 }
 
-/// A database that lived from an earlier run made the one of this run, created and deleted at once, look stale.
+/// Regression: a database that lived from an earlier run made the one of this run, created and deleted at once, look stale.
 #[test]
 fn a_folder_of_another_history_can_be_replayed_into() {
     let dir = tempfile::tempdir().unwrap();
@@ -234,7 +234,7 @@ fn a_folder_can_be_tailed_after_a_replay_and_from_any_row() {
     assert!(tail("now").is_empty());
 }
 
-/// A node that was killed leaves its row, until another node finds it dead.
+/// A killed node leaves its row, until another node finds it dead.
 #[test]
 fn the_nodes_of_a_folder_are_shown_with_what_they_hold() {
     let dir = tempfile::tempdir().unwrap();

@@ -26,7 +26,7 @@ async fn one_handle_delivers_and_leaves_nothing_behind() {
     assert!(bus.nodes().await.unwrap().is_empty(), "the others need not wait until it expires");
     let rest: Vec<_> = updates.collect().await;
     assert!(rest.iter().all(|item| matches!(item, Err(Interruption::Synced { .. }))), "{rest:?}");
-    // What comes now is counted, and waits for somebody to fold it.
+    // From here on events wait for a notifier.
     record(&store, &bus, &db("b", 1), [1, 0, 0, 0]).await;
     let backlog = bus.backlog().await.unwrap();
     assert_eq!((backlog.rows, backlog.partitions[0].partition, backlog.partitions[0].rows), (1, 0, 1));
@@ -55,7 +55,7 @@ async fn dropping_it_stops_it_as_a_crash_would() {
     next.shutdown().await.unwrap();
 }
 
-/// Programs once ignored the request to terminate that every supervisor of processes sends.
+/// Regression: programs ignored the request to terminate that every process supervisor sends.
 #[cfg(all(unix, any(feature = "cli", feature = "http")))]
 #[tokio::test]
 async fn a_request_to_terminate_ends_it_in_order() {
@@ -66,7 +66,7 @@ async fn a_request_to_terminate_ends_it_in_order() {
         let id = std::process::id().to_string();
         assert!(std::process::Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
     };
-    // The first of the two listens before the second is begun.
+    // The first future listens before the second one begins.
     let (ended, ()) = tokio::time::timeout(LIMIT, async { tokio::join!(running.shutdown_on_signal(), kill) })
         .await
         .unwrap();
@@ -74,7 +74,7 @@ async fn a_request_to_terminate_ends_it_in_order() {
     assert!(bus.nodes().await.unwrap().is_empty());
 }
 
-/// Feeds end with their last line, and connections with their answers, before what they follow does.
+/// Feeds end with their last line, and connections with their answers, before the roles end.
 #[cfg(feature = "http")]
 #[tokio::test]
 async fn feeds_end_before_the_roles_do() {
@@ -90,7 +90,7 @@ async fn feeds_end_before_the_roles_do() {
     assert!(bus.nodes().await.unwrap()[0].roles.iter().any(|role| role.as_str() == "http"));
     let mut feed = tokio::net::TcpStream::connect(address).await.unwrap();
     feed.write_all(b"GET /_db_updates?feed=continuous HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
-    // It has begun once its headers are here.
+    // The feed has begun once its headers are here.
     assert_eq!(feed.read_u8().await.unwrap(), b'H');
     let (ended, read) = tokio::time::timeout(LIMIT, async {
         let mut rest = String::new();

@@ -13,7 +13,7 @@ use std::{
 
 use served::{LIMIT, Served, notibus};
 
-/// What `notibus credential` prints for a secret.
+/// The output of `notibus credential` for a secret.
 fn credential(arguments: &[&str], secret: &str) -> Option<String> {
     let mut command = notibus();
     command
@@ -38,7 +38,7 @@ fn post(body: &str) -> String {
 }
 
 #[test]
-fn a_node_records_tells_and_ends_its_feeds() {
+fn a_node_records_delivers_and_ends_its_feeds() {
     let folder = tempfile::tempdir().unwrap();
     let store = format!("dir:{}", folder.path().display());
     let served = Served::start(&["--store", &store], None);
@@ -90,7 +90,7 @@ fn credentials_are_made_and_needed() {
         "everyone sees a command line"
     );
     assert!(credential(&["token", token], token).is_none());
-    // It was once cut off, and then did not let in.
+    // Regression: such a secret was cut off, and then did not match.
     assert!(credential(&["password", "anna"], &"x".repeat(1_025)).is_none());
 
     let served = Served::start(&["--store", "memory"], Some(&lines));
@@ -114,13 +114,13 @@ fn it_does_not_open_itself_to_others_without_credentials() {
     for (arguments, named) in [
         (&["--listen", "0.0.0.0:0"][..], "credentials are needed"),
         (&["--listen", "[::]:0"], "credentials are needed"),
-        // Everyone on the machine sees a command line.
+        // Every user of the machine can see a command line.
         (&["--password", "secret"], "--password"),
         (&["--token", "0123456789abcdef"], "--token"),
         (&["--credentials", "anna:$argon2id$v=19$m=8,t=1,p=1$AAAAAAAAAAA"], "anna"),
         (&["--credentials", "/does/not/exist"], "/does/not/exist"),
         (&["--listen", "here"], "--listen"),
-        // It never matched, and nothing said so.
+        // Regression: such a name never matched, without any message.
         (&["--host", "db.example:5985"], "--host: \"db.example:5985\" is no name"),
         (&["--store", "disk:x"], "--store"),
     ] {
@@ -137,7 +137,7 @@ fn it_does_not_open_itself_to_others_without_credentials() {
     }
 }
 
-/// Without credentials it answers this machine only, and no page of anyone that asks through a browser on it.
+/// Without credentials it answers this machine only, and no foreign web page in a browser on it.
 #[test]
 fn an_open_node_is_asked_by_its_own_names() {
     let with = |host: &str| format!("GET / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
@@ -148,7 +148,7 @@ fn an_open_node_is_asked_by_its_own_names() {
     }
     let answer = open.ask(&with("rebound.example"));
     assert!(answer.starts_with(refused) && answer.contains("Invalid host header"), "{answer}");
-    // With credentials a name does no harm, unless others are given.
+    // With credentials a host name is accepted, unless others are given.
     let line = credential(&["token"], "0123456789abcdef0123456789abcdef").unwrap();
     let closed = Served::start(&["--store", "memory"], Some(&line));
     assert!(closed.ask(&with("db.example")).starts_with("HTTP/1.1 200 OK\r\n"));
@@ -156,7 +156,7 @@ fn an_open_node_is_asked_by_its_own_names() {
     assert!(named.ask(&with("rebound.example")).starts_with(refused));
 }
 
-/// Credentials that were set and could not be read once left the server open to everyone on the machine.
+/// Regression: credentials that were set and could not be read left the server open to every user of the machine.
 #[test]
 fn credentials_that_cannot_be_read_do_not_open_it() {
     use std::os::unix::ffi::OsStrExt;
@@ -164,7 +164,7 @@ fn credentials_that_cannot_be_read_do_not_open_it() {
     let mut command = notibus();
     command.args(["serve", "--store", "memory", "--listen", "127.0.0.1:0"]).env("NOTIBUS_CREDENTIALS", bad);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    // It says where it listens, or ends.
+    // It prints its address, or ends.
     let mut line = String::new();
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
     child.kill().unwrap();
@@ -228,10 +228,10 @@ fn pages_of_named_origins_may_ask() {
     }
 }
 
-/// The log was once coloured also where nobody sees colours, and an expression in the documentation would have let guessers name
-/// whom to ban, as the name that they guess stands in the line.
+/// Regression: the log was coloured also outside of terminals, and an expression in the documentation would have let guessers choose
+/// the address to ban, as the name that they guess is in the line.
 #[test]
-fn fail2ban_finds_who_guesses_and_nobody_else() {
+fn fail2ban_finds_guessers_only() {
     let line = credential(&["token"], "0123456789abcdef0123456789abcdef").unwrap();
     let mut log = tempfile::NamedTempFile::new().unwrap();
     let served = Served::start_logging(&["--store", "memory"], Some(&line), log.reopen().unwrap().into());

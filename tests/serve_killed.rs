@@ -1,8 +1,8 @@
-//! `notibus serve` on a folder, killed under load and started again at once: nothing that it has acknowledged is missing, and it
+//! `notibus serve` on a folder, killed under load and started again at once: it has lost nothing that it has acknowledged, and it
 //! delivers as soon as it says that it is ready.
 //!
-//! Once, the next process waited for ten seconds, until the node of the killed one had expired. How long it takes is printed, not
-//! judged: that depends on the machine. `NOTIBUS_KILLS=20` kills it that often.
+//! Regression: the next process waited for ten seconds, until the node of the killed one had expired. The time is printed, not
+//! asserted: it depends on the machine. `NOTIBUS_KILLS=20` sets the number of kills.
 
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
@@ -21,7 +21,7 @@ use std::{
 use notibus::{Bus, BusOptions, NotifierOptions, store::Database};
 use served::{LIMIT, Served};
 
-/// How often it is killed, if nothing else is asked for.
+/// The default number of kills.
 const KILLS: u32 = 3;
 
 /// Databases to which events are posted at once, each by a client of its own.
@@ -30,7 +30,7 @@ const CLIENTS: usize = 4;
 /// How many events each client has acknowledged before a kill, at least.
 const LOAD: u64 = 25;
 
-/// What a client has posted to its database.
+/// The posts of a client to its database.
 #[derive(Debug, Default)]
 struct Posted {
     acknowledged: AtomicU64,

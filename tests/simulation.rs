@@ -1,7 +1,7 @@
-//! Simulated worlds: what the bus promises holds in each of them, and the same seed makes the same world.
+//! Simulated worlds: the guarantees of the bus hold in each of them, and the same seed makes the same world.
 //!
-//! `NOTIBUS_SEEDS` says how many worlds to try, `NOTIBUS_SEED` which is the first. How to look at one is in
-//! `docs/testing.md`.
+//! `NOTIBUS_SEEDS` sets the number of worlds, `NOTIBUS_SEED` the first one. `docs/testing.md` explains how to examine a
+//! world.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -41,7 +41,7 @@ fn what_is_promised_holds_in_every_world() {
             assert!(outcome.failure.is_none(), "seed {seed}: {}\nreplay: {replay}", outcome.failure.unwrap());
         };
         let running: Vec<_> = (0..threads).map(|_| scope.spawn(worlds)).collect();
-        // One that fails tells why by itself.
+        // A failing one prints the reason by itself.
         for worlds in running {
             worlds.join().expect("a world has failed");
         }
@@ -70,7 +70,7 @@ fn the_same_seed_makes_the_same_world() {
     }
 }
 
-/// An address was once printed, which is another one in each process.
+/// Regression: the trace had an address, which differs in each process.
 #[test]
 fn two_processes_make_the_same_world() {
     let run = || {
@@ -93,7 +93,7 @@ fn two_processes_make_the_same_world() {
     assert_eq!(one.len(), other.len());
 }
 
-/// What a failing world is made small by.
+/// Shrinks a failing world.
 #[test]
 fn a_world_can_do_without_any_of_its_parts() {
     for without in Part::all() {

@@ -23,14 +23,14 @@ fn run(arguments: &[&str], input: &str) -> Output {
     child.wait_with_output().unwrap()
 }
 
-/// What it prints, if it ends well.
+/// Its output, if it succeeds.
 fn printed(arguments: &[&str], input: &str) -> String {
     let output = run(arguments, input);
     assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// What it says is wrong, with its exit code.
+/// Its exit code and its error message.
 fn refused(arguments: &[&str], input: &str) -> (Option<i32>, String) {
     let output = run(arguments, input);
     (output.status.code(), String::from_utf8(output.stderr).unwrap())
@@ -63,7 +63,7 @@ fn a_running_node_and_its_folder_are_asked_alike() {
         serde_json::from_str(&printed(&[&["status", "--json"], &node[..]].concat(), "")).unwrap();
     assert_eq!((&status["ready"], &status["groups"][0]["name"]), (&true.into(), &"mailer".into()));
 
-    // What another process has open can be read, and not be written to.
+    // A store that another process has open can be read, but not written.
     let written: Value =
         serde_json::from_str(&printed(&["status", "--json", "--store", &store], "")).unwrap();
     assert_eq!(written["groups"][0]["name"], "mailer");
@@ -93,7 +93,7 @@ fn what_is_wrong_is_said_with_an_exit_code_of_its_own() {
         let (code, reason) = refused(&[arguments, &["--url", &url]].concat(), input);
         assert!(code == Some(2) && reason.contains(named), "{arguments:?}: {code:?} {reason}");
     }
-    // A command has to be informed what to ask, and just one thing.
+    // A command needs exactly one target.
     assert_eq!(refused(&["status"], "").0, Some(2));
     assert_eq!(refused(&["status", "--store", "memory", "--url", &url], "").0, Some(2));
     assert_eq!(refused(&["status", "--url", "https://localhost"], "").0, Some(2));
@@ -132,7 +132,7 @@ fn help_has_the_exit_codes_and_packages_their_pages() {
     assert!(folder.path().join("notibus-status.1").exists());
 }
 
-/// `notibus … | head` once ended with "Broken pipe" and exit code 1.
+/// Regression: `notibus … | head` ended with "Broken pipe" and exit code 1.
 #[test]
 fn a_reader_that_has_gone_is_no_failure() {
     let mut child =

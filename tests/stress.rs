@@ -1,5 +1,5 @@
-//! Many subscribers of many databases: slow ones, panicking ones, vanishing ones. Each that survives ends with exactly the
-//! state that it should know, and memory stays within its bound.
+//! Many subscribers of many databases: slow ones, panicking ones, vanishing ones. Each that survives knows exactly the right
+//! state at the end, and memory stays within its bound.
 //!
 //! A small size runs by default. `NOTIBUS_STRESS=full` runs with 10,000 subscribers, 100,000 databases and a million events:
 //! `NOTIBUS_STRESS=full cargo test --release --test stress -- --nocapture`. Figures are printed; times are not asserted.
@@ -27,10 +27,10 @@ use notibus::{
 };
 use tokio_stream::StreamExt;
 
-/// One test at a time: they measure.
+/// Held by one test at a time, because they measure.
 static TURN: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
-/// How much there is of everything.
+/// The size of a test.
 #[derive(Debug, Clone, Copy)]
 struct Size {
     /// Subscribers: half of exact names, a quarter of patterns, a quarter of everything.
@@ -47,7 +47,7 @@ struct Size {
     batches: usize,
 }
 
-/// The size that is asked for.
+/// The size that the environment asks for.
 fn size() -> Size {
     match std::env::var("NOTIBUS_STRESS").as_deref() {
         Ok("full") => Size {
@@ -69,7 +69,7 @@ fn size() -> Size {
     }
 }
 
-/// How many databases have the same end of their name.
+/// How many databases share the end of their name.
 const GROUP: usize = 100;
 
 /// The database number `n`.
@@ -96,14 +96,14 @@ fn hash(n: usize) -> u64 {
 struct Known {
     /// How many databases it knows in their final state.
     count: AtomicUsize,
-    /// The hashes of which, together.
+    /// The combined hashes of these databases.
     which: AtomicU64,
     /// How many deliveries it was given.
     deliveries: AtomicU64,
 }
 
 impl Known {
-    /// Takes in a delivery; `finals` are the totals at the end.
+    /// Notes a delivery; `finals` are the totals at the end.
     fn receive(&self, delivery: &Delivery, finals: &[u32]) {
         self.deliveries.fetch_add(1, Ordering::Relaxed);
         let row = delivery.notification();
@@ -114,19 +114,19 @@ impl Known {
         }
     }
 
-    /// What it knows.
+    /// The known final states.
     fn get(&self) -> (usize, u64) {
         (self.count.load(Ordering::Relaxed), self.which.load(Ordering::Relaxed))
     }
 }
 
-/// A subscriber that is to survive.
+/// A subscriber that has to survive.
 struct Survivor {
     /// For messages.
     what: String,
     /// What it knows.
     known: Arc<Known>,
-    /// What it has to know at the end.
+    /// The expected state at the end.
     expected: (usize, u64),
 }
 
@@ -173,13 +173,13 @@ fn filter(random: &mut fastrand::Rng, n: usize, size: Size) -> (Filter, Range<us
     }
 }
 
-/// What has to be known at the end of the databases `range`: how many there are, and which.
+/// The expected state of the databases `range`: how many there are, and their combined hash.
 fn expected(range: Range<usize>, finals: &[u32]) -> (usize, u64) {
     let known = range.filter(|n| finals[*n] > 0);
     known.fold((0, 0), |(count, which), n| (count + 1, which ^ hash(n)))
 }
 
-/// Subscribes all, each with a fate of its own. Returns those that are to survive.
+/// Makes all subscribers. Returns those that have to survive.
 fn subscribe(
     dispatcher: &Dispatcher,
     random: &mut fastrand::Rng,
@@ -219,7 +219,7 @@ fn subscribe(
                 let (min, max) = (Duration::ZERO, Duration::from_millis(10));
                 drop(listen.backoff(min, max).unwrap().start().unwrap());
             }
-            // Is slow: it rests now and then, or comes by from time to time.
+            // Is slow: it pauses now and then, or receives from time to time.
             2 => {
                 let pace = Duration::from_millis(dice.u64(100..5_000));
                 let is_paced = dice.u8(..8) == 0;
@@ -264,7 +264,7 @@ async fn produce(bus: &Bus, store: &Database, events: &[u32]) {
     }
 }
 
-/// Each database's number as often as it has events: a few have many.
+/// The number of each database, as often as it has events: a few have many.
 fn events(random: &mut fastrand::Rng, size: Size) -> (Vec<u32>, Arc<[u32]>) {
     let mut finals = vec![0; size.dbs];
     let mut events = Vec::with_capacity(size.events);
@@ -277,7 +277,7 @@ fn events(random: &mut fastrand::Rng, size: Size) -> (Vec<u32>, Arc<[u32]>) {
     (events, finals.into())
 }
 
-/// Panics that are on purpose are not shown.
+/// Hides the messages of deliberate panics.
 fn hush() {
     let show = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
@@ -341,9 +341,9 @@ async fn each_survivor_ends_with_exactly_what_it_should_know() {
     notifier.shutdown().await.unwrap();
 }
 
-/// Subscribers that are all databases behind, and rest: they hold a small page each, and no more however much happens.
+/// Idle subscribers that are all databases behind hold a small page each, and no more whatever happens.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_rests_far_behind_holds_a_small_page() {
+async fn an_idle_subscriber_far_behind_holds_a_small_page() {
     let _turn = TURN.lock().await;
     let size = size();
     let store = Database::memory();
@@ -360,7 +360,7 @@ async fn who_rests_far_behind_holds_a_small_page() {
         resting.push(one);
     }
     let resting_mb = memory_mb() - before;
-    // Of each database another event: all of them are as far behind as can be.
+    // Another event of each database: all subscribers are as far behind as possible.
     update_all(&bus, &store, &dispatcher, size).await;
     let later_mb = memory_mb() - before;
     let rows = DispatcherOptions::default().catch_up_rows_max;
@@ -386,11 +386,11 @@ async fn update_all(bus: &Bus, store: &Database, dispatcher: &Dispatcher, size: 
     }
     let last = bus.feed().last_sequence().await.unwrap();
     common::until("the tail", async || Some(dispatcher.position()) >= last).await;
-    // What the store keeps of the last seconds is to be gone.
+    // Until the store has dropped the versions of the last seconds.
     tokio::time::sleep(Duration::from_secs(6)).await;
 }
 
-/// The latencies of 100 subscribers, with and without one that never takes anything.
+/// The latencies of 100 subscribers, with and without one that never receives anything.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stalled_subscriber_does_not_slow_the_others() {
     let _turn = TURN.lock().await;
@@ -415,7 +415,7 @@ async fn a_stalled_subscriber_does_not_slow_the_others() {
     );
 }
 
-/// The 99th percentile of the time from when a row is handed out to when each of 100 subscribers has it.
+/// The 99th percentile of the time from the publishing of a row to its delivery to each of 100 subscribers.
 async fn latency(bus: &Bus, template: &Notification, batches: usize, stalls: bool) -> Duration {
     let fanout: Fanout = bus.fanout(DispatcherOptions::default()).await.unwrap();
     let began = Instant::now();
@@ -432,7 +432,7 @@ async fn latency(bus: &Bus, template: &Notification, batches: usize, stalls: boo
             let mut times = Vec::with_capacity(batches);
             while let Some(delivery) = stream.next().await {
                 let row = Arc::clone(delivery.unwrap().notification());
-                // The row says when it was handed out, on the clock of this process.
+                // The row has the time when it was published, on the clock of this process.
                 times.push(began.elapsed().saturating_sub(Duration::from_nanos(row.written_ms)));
                 if row.sequence.versionstamp().version() == last_version {
                     break;

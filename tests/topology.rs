@@ -44,7 +44,7 @@ fn refused(args: &[&str]) -> String {
     message
 }
 
-/// Does `work` with the bus in `folder`, which is closed afterwards.
+/// Calls `work` with the bus in `folder`, which is closed afterwards.
 fn with_bus<T>(folder: &Path, work: impl AsyncFnOnce(&Database, &Bus) -> T) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     runtime.block_on(async {
@@ -54,7 +54,7 @@ fn with_bus<T>(folder: &Path, work: impl AsyncFnOnce(&Database, &Bus) -> T) -> T
     })
 }
 
-/// Edits new documents of [`DOCS`], so many of them, whose ids start with `prefix`.
+/// Edits `count` new documents of [`DOCS`], whose ids start with `prefix`.
 async fn edit(store: &Database, bus: &Bus, prefix: &str, count: u32) {
     let (changes, db) = (bus.changes(), Db::new("docs".parse().unwrap(), DOCS));
     let write = async |tx| {

@@ -1,9 +1,9 @@
-//! The wake protocol of the dispatcher, checked at small sizes: each interleaving of a tail, some subscribers and a closing
-//! dispatcher with at most three preemptions that the memory model allows is tried. No batch is lost or delivered twice, and no
+//! The wake protocol of the dispatcher, checked at small sizes. The model checker tries each interleaving of a tail, some subscribers
+//! and a closing dispatcher with at most three preemptions that the memory model allows. No batch is lost or delivered twice, and no
 //! wake is lost: a subscriber that sleeps although something waits for it deadlocks, which the model checker reports.
 //!
-//! What is checked is `src/roles/dispatcher/log.rs` itself, with the types of the model checker in the place of those of the standard
-//! library. The ring is a counter here, as everything of it that the protocol needs is where it ends.
+//! The checked code is `src/roles/dispatcher/log.rs` itself, with the types of the model checker instead of those of the standard
+//! library. The ring is only a counter here, because the protocol needs nothing but its end.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(dead_code, reason = "the protocol is used in part")]
@@ -47,9 +47,9 @@ use self::{
     sync::{Arc, AtomicU64, Ordering},
 };
 
-/// A dispatcher, as far as the protocol goes.
+/// The part of a dispatcher that the protocol needs.
 struct WakeModel {
-    /// The log of a pattern. Its entries say which batch they are of.
+    /// The log of a pattern. Its entries are the numbers of their batches.
     log: Log<u64>,
     /// The number after the last batch in the ring, which all logs have.
     end: AtomicU64,
@@ -60,7 +60,7 @@ impl WakeModel {
         Arc::new(Self { log: Log::new(0), end: AtomicU64::new(0) })
     }
 
-    /// Does what the tail does with the batch `number`, which the pattern `matches` or not.
+    /// Does what the tail does with the batch `number`; `matches` says whether the pattern matches it.
     fn put(&self, number: u64, matches: bool) {
         let mut woken = Vec::new();
         if matches {
@@ -79,12 +79,12 @@ impl WakeModel {
     }
 }
 
-/// What a subscriber has come to.
+/// The result of a subscriber.
 #[derive(Debug, PartialEq, Eq)]
 struct Received {
     /// The batches.
     batches: Vec<u64>,
-    /// Where it stood, and how many batches it had by then, whenever nothing waited for it.
+    /// Whenever nothing waited for it: its position, and how many batches it had received by then.
     known: Vec<(u64, usize)>,
 }
 
@@ -131,7 +131,7 @@ async fn receive(
     received
 }
 
-/// Fails unless everything that was said to be known had been delivered by then.
+/// Fails unless every batch before a known position had been delivered by then.
 fn check_known(received: &Received, matching: &[u64]) {
     for (known, had) in &received.known {
         let owed = matching.iter().filter(|number| *number < known).count();
@@ -139,8 +139,8 @@ fn check_known(received: &Received, matching: &[u64]) {
     }
 }
 
-/// Tries all interleavings of `model` in which a thread is preempted at most three times where it need not be. Bugs of such
-/// protocols show with two, and all interleavings of three threads would take hours.
+/// Tries all interleavings of `model` with at most three needless preemptions of a thread. Bugs of such
+/// protocols appear with two, and all interleavings of three threads would take hours.
 fn check(model: impl Fn() + Sync + Send + 'static) {
     let mut checker = loom::model::Builder::new();
     checker.preemption_bound = Some(3);

@@ -1,5 +1,5 @@
-//! What the tests of the bus share. Time is paused in most of them: a wait costs nothing, and what only a poll could mend
-//! is distinguished by a poll that is a day away.
+//! Shared by the tests of the bus. Time is paused in most of them: waits cost nothing, and a poll that is a day away
+//! shows what only a poll could repair.
 
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
@@ -13,13 +13,13 @@ use notibus::{
 };
 use tokio_stream::StreamExt;
 
-/// How long a test waits for what must happen.
+/// How long a test waits for an expected event.
 pub const LIMIT: Duration = Duration::from_mins(2);
 
-/// So rare a poll that it helps nobody within [`LIMIT`].
+/// An interval so long that the poll does not help within [`LIMIT`].
 pub const NEVER: Duration = Duration::from_hours(24);
 
-/// Draws at random, from a seed that a failing test shows.
+/// Random numbers from a seed that a failing test prints.
 pub fn dice() -> fastrand::Rng {
     let seed = fastrand::u64(..);
     println!("seed {seed}");
@@ -52,12 +52,12 @@ pub fn eager() -> NotifierOptions {
     NotifierOptions { fold_interval_max: Duration::ZERO, ..NotifierOptions::default() }
 }
 
-/// A notifier that folds at once, and only when it is told to.
+/// A notifier that folds at once, and only after a hint.
 pub fn unpolled() -> NotifierOptions {
     NotifierOptions { poll_interval: NEVER, ..eager() }
 }
 
-/// A janitor that soon drops tombstones.
+/// A janitor that soon deletes tombstones.
 pub fn forgetful() -> JanitorOptions {
     let (interval, tombstone_retention) = (Duration::from_secs(1), Duration::from_secs(10));
     JanitorOptions { interval, tombstone_retention, ..JanitorOptions::default() }
@@ -132,7 +132,7 @@ pub async fn waiting(store: &Database) -> usize {
     page.rows.len()
 }
 
-/// What a subscription returns next, other than that its first scan is complete.
+/// The next item of a subscription; skips the end of the first scan.
 pub async fn next_news(subscription: &mut Subscription) -> Option<Result<Delivery, Interruption>> {
     loop {
         match subscription.next().await {

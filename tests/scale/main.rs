@@ -1,4 +1,4 @@
-//! What grows with what: the slopes of `docs/scale.md`, measured at small sizes in paused time, by what is asked of the store.
+//! How costs grow: the slopes of `docs/scale.md`, measured at small sizes in paused time, in operations of the store.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -17,7 +17,7 @@ use notibus::{
     },
 };
 
-/// A bus that counts what is asked of its store, and the same one without counts, for everybody else.
+/// A bus whose store counts operations, and the same bus without counts, for all else.
 struct World {
     faults: Faults,
     counted: Bus,
@@ -35,7 +35,7 @@ impl World {
         Self { faults, counted, others, store }
     }
 
-    /// What is counted while `work` goes on.
+    /// The operations during `work`.
     async fn during<T>(&self, work: impl Future<Output = T>) -> OperationCounts {
         let before = self.faults.counts();
         work.await;
@@ -49,7 +49,7 @@ fn is_times(more: u64, less: u64, times: u64, percent: u64) -> bool {
     more * 100 <= expected * (100 + percent) && more * 100 >= expected * (100 - percent)
 }
 
-/// What an idle node asks in ten minutes among `nodes` others.
+/// The operations of an idle node in ten minutes among `nodes` others.
 async fn idle_among(nodes: usize) -> OperationCounts {
     let world = World::new(1, 1).await;
     let mut others = Vec::new();
@@ -70,12 +70,12 @@ async fn an_idle_node_asks_as_much_among_many_as_among_some() {
     println!("16 nodes: {some:?}\n128 nodes: {many:?}");
     assert!(is_times(many.commits, some.commits, 1, 5));
     assert!(is_times(many.write_commits, some.write_commits, 1, 5));
-    // Where the ring begins again it takes two reads instead of one.
+    // At the end of the ring of nodes it takes two reads instead of one.
     assert!(many.reads <= some.reads * 2 && some.reads <= many.reads * 2);
     assert!(is_times(many.read_bytes, some.read_bytes, 1, 10));
 }
 
-/// What it takes to fold 50 updates of one database, one after the other, among so many databases.
+/// The operations of folding 50 updates of one database, one after the other, among `databases` databases.
 async fn folds_among(databases: usize) -> OperationCounts {
     let world = World::new(1, 1).await;
     let notifier = world.counted.notifier(unpolled()).await.unwrap();
@@ -105,7 +105,7 @@ async fn a_fold_costs_the_same_among_many_databases_as_among_some() {
     assert!(is_times(many.written_bytes, some.written_bytes, 1, 10));
 }
 
-/// What a dispatcher reads of `events` events, of which its only subscriber wants none.
+/// The reads of a dispatcher for `events` events that its only subscriber does not want.
 async fn tail_of(events: u64) -> OperationCounts {
     let world = World::new(1, 1).await;
     let notifier = world.others.notifier(unpolled()).await.unwrap();
@@ -127,7 +127,7 @@ async fn tail_of(events: u64) -> OperationCounts {
     spent
 }
 
-/// The line of the table that does not scale: whatever its subscribers want, each dispatcher reads each row.
+/// The line of the table that does not scale: each dispatcher reads each row, whatever its subscribers want.
 #[tokio::test(start_paused = true)]
 async fn a_dispatcher_reads_the_whole_feed() {
     let (less, more) = (tail_of(100).await, tail_of(400).await);
@@ -135,7 +135,7 @@ async fn a_dispatcher_reads_the_whole_feed() {
     assert!(is_times(more.read_bytes, less.read_bytes, 4, 25));
 }
 
-/// What the second notifier of a bus asks until both have their shares.
+/// The operations of the second notifier of a bus until both have their shares.
 async fn join_of(partitions: u32) -> OperationCounts {
     let world = World::new(partitions, 1).await;
     let options =
@@ -159,7 +159,7 @@ async fn join_of(partitions: u32) -> OperationCounts {
 async fn joining_a_pool_costs_in_proportion_to_its_resources() {
     let (less, more) = (join_of(128).await, join_of(1_024).await);
     println!("128 partitions: {less:?}\n1,024 partitions: {more:?}");
-    // Eight times as many; fewer if what is fixed counts, and not by the square.
+    // Eight times as many at most, not the square; fewer, because a part is fixed.
     assert!(more.read_bytes <= less.read_bytes * 8 * 3 / 2, "{} after {}", more.read_bytes, less.read_bytes);
     assert!(more.written_bytes <= less.written_bytes * 8 * 3 / 2);
 }

@@ -78,7 +78,7 @@ async fn rows_are_counted_whatever_is_written() {
     assert!(matches!(changes.feed(&db).pending(Cursor::NOTHING).await, Err(Error::NoFeed { .. })));
 }
 
-/// What was counted goes along to another store.
+/// An export includes the counts.
 #[tokio::test]
 async fn the_counts_move_with_the_rows() {
     let (old, new) = (Database::memory(), Database::memory());

@@ -1,4 +1,4 @@
-//! What a sharded feed does, one thing at a time.
+//! Single operations of a sharded feed.
 
 use std::{
     sync::{
@@ -25,7 +25,7 @@ use tokio::task::JoinSet;
 
 use crate::common::{self, NEVER, db, eager, record, until, wide_bus, within};
 
-/// By when a tail has looked at the store, also if nothing tells it to.
+/// The time by which a tail has polled the store without a hint.
 const RARELY: Duration = Duration::from_mins(10);
 
 /// Revision number `position` of the document `id`.
@@ -34,7 +34,7 @@ fn doc(id: &str, position: u64) -> DocSummary {
     DocSummary { id: DocId::new(id).unwrap(), revision, branches: 1, is_deleted: false }
 }
 
-/// A bus in `store`, and a database with a changes feed of so many shards.
+/// A bus in `store`, and a database with a changes feed of `shards` shards.
 async fn begun(store: &Database, shards: u32) -> (Bus, Db) {
     let bus = wide_bus(store).await;
     let db = db("docs", 1);
@@ -57,7 +57,7 @@ async fn edit(
 }
 
 /// The ids of the rows, in order, each with the position of its revision.
-fn told(rows: &[Arc<Change>]) -> Vec<(&str, u64)> {
+fn ids_and_positions(rows: &[Arc<Change>]) -> Vec<(&str, u64)> {
     rows.iter().map(|row| (row.doc.id.as_str(), row.doc.revision.position)).collect()
 }
 
@@ -73,7 +73,7 @@ async fn an_insert_writes_one_row_and_counts_it_and_an_update_clears_one() {
     let store = faults.database();
     let (bus, db) = begun(&store, 4).await;
     let changes = bus.changes();
-    // The topology is known from here on.
+    // From here on the topology is cached.
     edit(&store, &bus, &db, &doc("warm", 1), None).await;
     let mut previous = None;
     for after in ["that there is one row more", "the row of before", "the row of before"] {
@@ -101,7 +101,7 @@ async fn a_writer_that_a_reshard_has_overtaken_fails_and_tries_again() {
     changes.feed(&db).reshard(3, None).await.unwrap();
     assert_eq!(tx.commit().await.unwrap_err().code(), Some(1020));
 
-    // One that begins after the reshard, with a topology remembered from before it, finds the new one.
+    // A writer that begins after the reshard, with a topology cached before it, finds the new one.
     let sequence = edit(&store, &bus, &db, &doc("x", 1), None).await;
     let topology = changes.feed(&db).topology().await.unwrap();
     assert!(topology[0].is_closed && sequence > topology[1].first);
@@ -125,7 +125,7 @@ async fn a_document_that_is_recorded_twice_in_a_transaction_has_one_row() {
         .await
         .unwrap();
     let page = changes.feed(&db).page(Cursor::NOTHING, 10).await.unwrap();
-    assert_eq!(told(&page.rows), [("x", 3), ("y", 3)]);
+    assert_eq!(ids_and_positions(&page.rows), [("x", 3), ("y", 3)]);
 }
 
 #[tokio::test]
@@ -163,7 +163,7 @@ async fn rows_that_lay_unsharded_are_read_as_the_first_shard() {
     let store = Database::memory();
     let bus = wide_bus(&store).await;
     let (changes, db) = (bus.changes(), db("old", 1));
-    // As another layer has written them: a prefix, and the tuple of incarnation 0 and a versionstamp.
+    // Rows of another layer: a prefix, and the tuple of incarnation 0 and a versionstamp.
     let mut sequences = Vec::new();
     for name in ["a", "b", "c"] {
         let tx = store.begin();
@@ -185,19 +185,25 @@ async fn rows_that_lay_unsharded_are_read_as_the_first_shard() {
         (Some(SchemeId::ID), &[1, 2, 3].map(ShardId)[..])
     );
 
-    assert_eq!(told(&feed.page(Cursor::NOTHING, 10).await.unwrap().rows), [("a", 1), ("b", 1), ("c", 1)]);
+    assert_eq!(
+        ids_and_positions(&feed.page(Cursor::NOTHING, 10).await.unwrap().rows),
+        [("a", 1), ("b", 1), ("c", 1)]
+    );
     edit(&store, &bus, &db, &doc("b", 2), Some(sequences[1])).await;
     edit(&store, &bus, &db, &doc("d", 1), None).await;
     let page = feed.page(Cursor::NOTHING, 10).await.unwrap();
-    assert_eq!(told(&page.rows), [("a", 1), ("c", 1), ("b", 2), ("d", 1)]);
-    assert_eq!(told(&feed.page(sequences[1], 10).await.unwrap().rows), [("c", 1), ("b", 2), ("d", 1)]);
+    assert_eq!(ids_and_positions(&page.rows), [("a", 1), ("c", 1), ("b", 2), ("d", 1)]);
+    assert_eq!(
+        ids_and_positions(&feed.page(sequences[1], 10).await.unwrap().rows),
+        [("c", 1), ("b", 2), ("d", 1)]
+    );
     assert_eq!(feed.pending(sequences[0]).await.unwrap(), 3);
     assert_eq!(feed.shard_rows(ShardId(0)).await.unwrap(), 2, "one has left the legacy range");
     assert_eq!(feed.pending(Cursor::NOTHING).await.unwrap(), 4);
 
     let mut legacy = feed.shard_reader(ShardId(0), Sequence::MIN);
     let Some(ShardEvent::Rows(rows)) = legacy.try_next().await.unwrap() else { panic!("it has rows") };
-    assert_eq!(told(&rows.rows), [("a", 1), ("c", 1)]);
+    assert_eq!(ids_and_positions(&rows.rows), [("a", 1), ("c", 1)]);
     let Some(ShardEvent::Resharded(end)) = legacy.try_next().await.unwrap() else { panic!("it is closed") };
     assert_eq!(end.successor, topology[1]);
 
@@ -222,7 +228,7 @@ async fn pages_go_both_ways_across_reshards() {
         let id = format!("doc{step}");
         expected.push(edit(&store, &bus, &db, &doc(&id, 1), None).await);
     }
-    // 12 and 13 end just where a topology does.
+    // Pages of 12 and 13 rows end just where a topology does.
     for limit in [1, 7, 12, 13, 60, 100] {
         let (mut forth, mut back) = (Vec::new(), Vec::new());
         let mut cursor = Cursor::NOTHING;
@@ -325,7 +331,7 @@ async fn bad_input_is_a_typed_error_and_changes_nothing() {
     let ahead = Sequence::new(Incarnation(0), Versionstamp::new(u64::MAX / 2, 0), 0);
     let of_another = Sequence::new(Incarnation(1), Versionstamp::new(1, 0), 0);
     for since in [ahead, of_another, Sequence::MAX] {
-        // The store has never been at the first one: it is of another history. The others cannot be of this bus.
+        // The store has never had the first one: it belongs to another history. The others cannot be of this bus.
         let is_refused = |error: Option<Error>| match error {
             Some(Error::Expired { .. }) => since == ahead,
             Some(Error::Invalid { what: "sequence", .. }) => since != ahead,
@@ -449,14 +455,14 @@ async fn a_tail_of_changes_is_woken_by_the_notifications_of_its_database() {
         });
         let started = tokio::time::Instant::now();
         let (page, ()) = tokio::join!(within("the change", tail.next()), write);
-        assert_eq!(told(&page.unwrap().rows), [(id.as_str(), 1)]);
+        assert_eq!(ids_and_positions(&page.unwrap().rows), [(id.as_str(), 1)]);
         assert!(started.elapsed() < Duration::from_secs(5), "it did not wait for the poll");
     }
 }
 
-/// Each tail once looked every 10 s, which is 120 times in 20 minutes.
+/// Regression: each tail polled every 10 s, which is 120 times in 20 minutes.
 #[tokio::test(start_paused = true)]
-async fn tails_of_changes_that_wait_hardly_ever_look() {
+async fn tails_of_changes_that_wait_hardly_ever_poll() {
     const TAILS: usize = 100;
     let trace = Trace::new(&Database::memory());
     let store = trace.database();
@@ -477,26 +483,26 @@ async fn tails_of_changes_that_wait_hardly_ever_look() {
     }
     let with = cost().await;
     println!("{with} transactions with {TAILS} tails, {without} without");
-    // Each looks once in 5 minutes, or twice.
+    // Each polls once in 5 minutes, or twice.
     assert!(
         with < without + TAILS * 8 + TAILS / 2,
         "{with} transactions with {TAILS} tails, {without} without"
     );
     edit(&store, &bus, &db, &doc("x", 1), None).await;
     let mut last = None;
-    while let Some(told_one) = within("the change", tails.join_next()).await {
-        let (tail, page) = told_one.unwrap().unwrap();
-        assert_eq!(told(&page.rows), [("x", 1)]);
+    while let Some(joined) = within("the change", tails.join_next()).await {
+        let (tail, page) = joined.unwrap().unwrap();
+        assert_eq!(ids_and_positions(&page.rows), [("x", 1)]);
         last = Some(tail);
     }
     // Without a dispatcher there is only the poll.
     dispatcher.shutdown().await;
     edit(&store, &bus, &db, &doc("y", 1), None).await;
     let page = within("the poll", last.unwrap().next()).await.unwrap();
-    assert_eq!(told(&page.rows), [("y", 1)]);
+    assert_eq!(ids_and_positions(&page.rows), [("y", 1)]);
 }
 
-/// A tail once slept for ever if its database's changes were removed without an event that says so.
+/// Regression: a tail slept for ever if its database's changes were removed without an event of that.
 #[tokio::test(start_paused = true)]
 async fn a_tail_learns_that_its_changes_were_removed_without_a_word() {
     let store = Database::memory();
@@ -516,14 +522,14 @@ async fn a_tail_learns_that_its_changes_were_removed_without_a_word() {
             .unwrap();
     };
     let (next, ()) = tokio::join!(tokio::time::timeout(RARELY, tail.next()), remove);
-    let error = next.expect("it looks now and then").unwrap_err();
+    let error = next.expect("it polls now and then").unwrap_err();
     assert!(matches!(error, Error::NoFeed { .. }), "{error}");
 }
 
-/// Edits of a database that the bus holds for replaced are folded without a row. It is enough that somebody posts `created` for
-/// the name of a layer's database: a tail of it once slept for ever.
+/// Edits of a database that the bus takes for replaced are folded without a row. A single posted `created` for
+/// the name of a layer's database is enough for that. Regression: a tail of it slept for ever.
 #[tokio::test(start_paused = true)]
-async fn a_tail_learns_of_edits_that_no_notification_tells_of() {
+async fn a_tail_finds_edits_without_a_notification() {
     let store = Database::memory();
     let (bus, db) = begun(&store, 2).await;
     let _notifier = bus.notifier(eager()).await.unwrap();
@@ -538,7 +544,7 @@ async fn a_tail_learns_of_edits_that_no_notification_tells_of() {
     };
     let (page, ()) = tokio::join!(tokio::time::timeout(RARELY, tail.next()), write);
     assert!(bus.stats().stale_events > 0, "the edit was folded as stale");
-    assert_eq!(told(&page.expect("it looks now and then").unwrap().rows), [("x", 1)]);
+    assert_eq!(ids_and_positions(&page.expect("it polls now and then").unwrap().rows), [("x", 1)]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -552,7 +558,7 @@ async fn subscribers_and_the_tail_go_on_through_reshards() {
     let feed = bus.feed();
     let mut last = Sequence::MIN;
     for step in 0..30_u32 {
-        // Idle for long enough that the tail relies on its watches, which are on the shards of before.
+        // Idle for so long that the tail relies on its watches, which are on the old shards.
         tokio::time::sleep(Duration::from_secs(1)).await;
         if step % 3 == 0 {
             feed.reshard(step % 7 + 1, None).await.unwrap();
@@ -592,7 +598,7 @@ async fn notifications_fold_right_while_their_feed_is_resharded() {
     assert_eq!(feed.topology().await.unwrap().len(), 41);
 }
 
-/// The token of a beginning said who, but not what: another beginning of the same database was taken for the same.
+/// Regression: the token of a creation named the database, but not the options: another creation of the same database passed for it.
 #[tokio::test]
 async fn a_feed_that_began_otherwise_is_refused() {
     let store = Database::memory();
@@ -613,7 +619,7 @@ async fn a_feed_that_began_otherwise_is_refused() {
     assert_eq!(dump(&store).await, before);
 }
 
-/// A writer that outlived a reset of its transaction wrote to the shards of before, which a reshard had closed.
+/// Regression: a writer that survived a reset of its transaction wrote to the old shards, which a reshard had closed.
 #[tokio::test]
 async fn a_writer_does_not_outlive_its_transaction() {
     let store = Database::memory();
@@ -642,7 +648,7 @@ async fn a_reshard_of_unknown_result_is_done_once() {
     }
 }
 
-/// Its entry was dropped before the reshard of unknown result looked for it, which then undid the reshard after it.
+/// Regression: the entry was dropped before the reshard with an unknown result read it; it then undid the next reshard.
 #[tokio::test(start_paused = true)]
 async fn a_reshard_of_unknown_result_is_done_once_although_its_entry_is_dropped() {
     let store = Database::memory();
@@ -687,7 +693,7 @@ async fn a_stored_entry_that_cannot_be_is_refused() {
     assert!(matches!(bus.changes().feed(&db).topology().await, Err(Error::Corrupt { .. })));
 }
 
-/// A fold that a reshard has overtaken cannot commit: its rows would lie in a closed shard.
+/// A fold that began before a reshard cannot commit: its rows would be in a closed shard.
 #[tokio::test(start_paused = true)]
 async fn a_fold_that_a_reshard_has_overtaken_tries_again() {
     let store = Database::memory();
@@ -755,7 +761,7 @@ fn instances_have_feeds_of_their_own() {
     });
 }
 
-/// Once, a writer that was kept while its feed was removed in the same transaction left a row of a feed that was not there.
+/// Regression: a writer that was kept while its feed was removed in the same transaction left a row of a feed that did not exist.
 #[tokio::test]
 async fn a_writer_that_is_kept_over_the_removal_of_its_feed_writes_nothing() {
     let store = Database::memory();
@@ -769,7 +775,7 @@ async fn a_writer_that_is_kept_over_the_removal_of_its_feed_writes_nothing() {
         Ok(())
     };
     store.run(write).await.unwrap();
-    // Begun again in the same transaction, it is written by those who ask for a writer after that.
+    // If the feed is created again in the same transaction, a new writer can write it.
     let write = async |tx: Transaction| {
         let options = ChangesOptions::default();
         changes.create(&tx, &db, &options).await?;

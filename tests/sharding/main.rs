@@ -11,7 +11,7 @@ mod scenario;
 use notibus::store::Database;
 use scenario::Size;
 
-/// A small world, in which every commit of five fails.
+/// A small world, in which every fifth commit fails.
 const SIZE: Size = Size { writes: 25, reshards: 12, readers: 3, faults_percent: 20 };
 
 #[test]

@@ -1,4 +1,4 @@
-//! Writers, reshards and readers of a changes feed at once, and what must be true of them afterwards.
+//! Writers, reshards and readers of a changes feed at once; then the guarantees are checked.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -20,7 +20,7 @@ use notibus::{
 };
 use tokio::sync::watch;
 
-/// How much happens.
+/// The size of a scenario.
 #[derive(Debug, Clone, Copy)]
 pub struct Size {
     /// Transactions of each of the three writers.
@@ -36,22 +36,22 @@ pub struct Size {
 /// How many documents there are: few, so that writers meet.
 const DOCS: u32 = 12;
 
-/// What all take part in.
+/// Shared by all participants.
 #[derive(Clone)]
 struct ShardingFixture {
-    /// The store, which fails now and then.
+    /// The store, some of whose commits fail.
     store: Database,
     /// The changes feeds.
     changes: Changes,
     /// The database.
     db: Db,
-    /// Where the layer keeps its documents.
+    /// The key prefix of the layer's documents.
     prefix: String,
     /// Edits that were committed.
     edits: Arc<AtomicU64>,
 }
 
-/// What the layer knows of a document: when it was last edited, and how often.
+/// The layer's row of a document: the sequence of its last edit, and the number of edits.
 async fn read_doc(tx: &Transaction, key: &[u8]) -> notibus::Result<(Option<Sequence>, u64)> {
     let Some(stored) = tx.get(key, Isolation::Serializable).await? else { return Ok((None, 0)) };
     let edits = u64::from_be_bytes(stored[13..].try_into().unwrap());
@@ -94,7 +94,7 @@ impl ShardingFixture {
         }
     }
 
-    /// Reshards again and again, sometimes twice at once.
+    /// Reshards repeatedly, sometimes twice at once.
     async fn reshard(self, reshards: u32, mut random: fastrand::Rng) {
         let feed = self.feed();
         for _ in 0..reshards {
@@ -117,7 +117,7 @@ async fn pause(random: &mut fastrand::Rng) {
     tokio::time::sleep(Duration::from_micros(random.u64(..3_000))).await;
 }
 
-/// Joins at a random moment, at a position of a random age.
+/// Joins at a random moment, at a random earlier position.
 async fn join(feed: &Feed<Change>, random: &mut fastrand::Rng) -> Cursor {
     for _ in 0..random.u32(..20) {
         pause(random).await;
@@ -129,7 +129,7 @@ async fn join(feed: &Feed<Change>, random: &mut fastrand::Rng) -> Cursor {
     since
 }
 
-/// What a reader has seen: where it started, and the rows in the order in which they came.
+/// The log of a reader: where it started, and the rows in the order in which they came.
 struct ReaderLog {
     since: Cursor,
     rows: Vec<Arc<Change>>,
@@ -214,7 +214,7 @@ async fn read_shards(
         };
         assert!(entry.shards.iter().all(|shard| ends[shard] == 1), "each closed shard ends once: {ends:?}");
         entry = successor.expect("the last reader has just ended");
-        // Where any of them has ended, the successors begin.
+        // Where all of them have ended, the successors begin.
         cursor = random.choice(&readers).unwrap().cursor();
         assert!(cursor.position() < entry.first);
     }
@@ -258,14 +258,14 @@ async fn check_shards(feed: &Feed<Change>, rows: &[Arc<Change>]) {
     assert_eq!(found, rows);
 }
 
-/// Lets everything happen at once, and checks what came of it.
+/// Runs everything at once, and checks the result.
 pub async fn check(store: &Database, prefix: &str, seed: u64, size: Size) {
-    // By the clock of the test: where time is paused, as little as this says much.
+    // Measured on the clock of the test: if time is paused, the limit is only a formality.
     let limit = Duration::from_mins(3);
     tokio::time::timeout(limit, play(store, prefix, seed, size)).await.expect("it comes to an end");
 }
 
-/// [`check`], however long it takes.
+/// [`check`] without a time limit.
 async fn play(store: &Database, prefix: &str, seed: u64, size: Size) {
     let mut random = fastrand::Rng::with_seed(seed);
     let faults = Faults::new(store);
