@@ -1,8 +1,8 @@
-//! Deliberate bugs: what the simulation must be able to find.
+//! Deliberate bugs, which the simulation must find.
 //!
-//! Each is a small mistake that somebody could make: a check left out, a key not written, a conflict not declared. The code
-//! asks [`is_on`] at the place of the mistake. Without the cargo feature `mutations`, which nothing but the test of the
-//! simulation turns on, the answer is a constant, and nothing of it is left in the program.
+//! Each is a small mistake that a programmer could make: a check left out, a key not written, a conflict not
+//! declared. The code asks [`is_on`] at the place of the mistake. Only the test of the simulation turns on the cargo
+//! feature `mutations`; without it, `is_on` is constant and the compiler removes the bugs.
 
 /// Declares the bugs, with what each does.
 macro_rules! bugs {
@@ -28,65 +28,65 @@ macro_rules! bugs {
 }
 
 bugs! {
-    /// A fold neither looks at its mark nor has it in its conflict set.
+    /// A fold neither checks its mark nor has it in its conflict set.
     FoldWithoutMark,
     /// Counters that have come to zero are not cleared.
     CompareAndClearLeftOut,
     /// Counters are cleared instead of subtracted.
     CountersCleared,
-    /// A fold takes the newest events for all that there ever were.
+    /// A fold takes the newest events for the totals.
     TotalsNotAdded,
     /// The lease is read, but not in the conflict set.
     LeaseNotInConflictSet,
     /// An acquisition does not raise the epoch.
     EpochNotRaised,
-    /// A lease is given back although it may have been lost.
+    /// A lease is released although it may have been lost.
     ReleaseWithoutCheck,
-    /// A reshard leaves the entry before it open.
+    /// A reshard leaves the previous entry open.
     ReshardWithoutClosing,
     /// A reshard begins with shard ids that were used before.
     ShardIdsUsedAgain,
     /// The topology is read, but not in the conflict set of a fold.
     TopologyNotInConflictSet,
-    /// The row before is not removed.
+    /// The previous row is not removed.
     RowBeforeLeft,
-    /// The newest row of a database is not told.
+    /// The newest row of a database is not recorded.
     NewestNotUpdated,
     /// The head of a shard is not moved.
     HeadNotMoved,
-    /// What was told of design documents stays when their database goes.
+    /// Rows of design documents stay when their database goes.
     DdocsLeft,
     /// A fold sets a watch, which is a read that conflicts.
     WatchInWritingTransaction,
-    /// Nobody looks for events whose ring never came.
+    /// No poll finds events whose ring never came.
     PollForgotten,
     /// A fold takes all that fits its options, however large its transaction becomes.
     FoldNotMeasured,
     /// A row of counters that cannot be decoded stops the folds of its partition.
     BrokenCountersStop,
-    /// A row of counters that cannot be decoded ends the look for events whose ring never came.
+    /// A row of counters that cannot be decoded ends the poll for events whose ring never came.
     BrokenCountersBlindPoll,
     /// A row of the feed that cannot be decoded stops its readers, and the folds of its partition.
     BrokenRowStops,
     /// The tail trusts its watches.
     TailWithoutPoll,
-    /// A subscriber that has fallen behind the ring goes on without what it has missed.
+    /// A subscriber that has fallen behind the ring skips the rows that it has missed.
     LaggardSkips,
-    /// Anyone who began with nothing is never delivered the deletion of an instance that was replaced while it read.
+    /// A subscriber that began with nothing never gets the deletion of an instance that was replaced while it read.
     NothingForgetsDeletions,
-    /// A durable subscriber that is restarted within its first scan begins as one who knows nothing.
+    /// A durable subscriber that is restarted within its first scan forgets that it knows databases.
     CursorForgetsScan,
-    /// A round coalesces a tombstone away of which the row that took its place says nothing.
+    /// A round coalesces a tombstone away although the next row of the name does not report the deletion.
     RoundForgetsTombstone,
-    /// Anyone who wants some design documents is not told of one that may be any.
+    /// A subscriber that wants some design documents does not get a change without an id, which may be of any.
     DdocWithoutIdForgotten,
-    /// A set of filters asks those of patterns only about databases that it does not name.
+    /// A set of filters asks its pattern filters only about databases that it does not name.
     SetForgetsPatterns,
-    /// A durable subscriber saves where the tail is, not how far it has come itself.
+    /// A durable subscriber saves the position of the tail instead of its own.
     CursorAhead,
-    /// A durable subscriber begins again after a restart, and leaves its cursor where it is.
+    /// A durable subscriber begins again after a restart instead of reading its cursor.
     CursorNotRead,
-    /// The janitor does not ask where groups are.
+    /// The janitor does not read the checkpoints of groups.
     JanitorIgnoresGroups,
     /// The janitor does not notice a group that begins meanwhile.
     JanitorMissesNewGroup,
@@ -94,29 +94,29 @@ bugs! {
     HorizonNotRaised,
     /// A group begins with the first shard only.
     GroupForgetsShards,
-    /// A consumer does not look whether it still has the lease when it writes a checkpoint with its work.
+    /// A consumer does not check its lease when it writes a checkpoint with its work.
     CheckpointWithoutLease,
-    /// A consumer does not look whether its checkpoint is there already.
+    /// A consumer does not check whether its checkpoint was written already.
     CheckpointNotCompared,
-    /// A checkpoint that comes late sets the group back.
+    /// A late checkpoint sets the group back.
     LateCheckpointSetsBack,
-    /// A row goes to the dead letters, and comes again.
+    /// A row goes to the dead letters, and is delivered again.
     DeadLetterComesAgain,
     /// A group begins with the next shards before all are drained.
     SuccessorsBegunEarly,
-    /// A transaction that is to be committed once is tried again without a look.
+    /// A transaction that must be committed once is tried again without checking whether it was committed.
     CommittedTwice,
     /// A commit is answered before it is synced to the disk.
     CommitNotSynced,
-    /// What changes leases does not count it, so that those who rest do not see it.
+    /// A change of a lease does not move the version of its pool, so that idle workers do not see it.
     LeaseChangeNotCounted,
     /// A fold does not move the pulse of the feed.
     PulseNotMoved,
     /// The documents of a database stay when it is deleted.
     DocumentsLeft,
-    /// A writer of documents does not look whether the shards that it remembers are still those.
+    /// A writer of documents does not check whether its remembered shards are still open.
     DocumentShardsNotChecked,
-    /// A client of `_db_updates` is sent one row of a database, whatever is news of it.
+    /// A client of `_db_updates` gets one row of a database, whatever the kinds of its news.
     WebRowsOfOneType,
     /// A position of `_db_updates` does not say where the reading began.
     WebPositionsPlain,
@@ -137,7 +137,6 @@ thread_local! {
     static ON: std::cell::Cell<Option<Bug>> = const { std::cell::Cell::new(None) };
 }
 
-/// Whether `bug` is in the program.
 #[cfg(feature = "mutations")]
 pub(crate) fn is_on(bug: Bug) -> bool {
     ON.get() == Some(bug)

@@ -1,8 +1,8 @@
-//! [`Cursor`]: where a reader of a feed stands, and [`Start`]: where one begins.
+//! [`Cursor`]: the position of a reader of a feed, and [`Start`]: where a reading begins.
 //!
-//! A position alone says too little. A reader that takes several pages stands between two of them at a position before which
-//! it has not been delivered everything: a row of a later page may have superseded one before it. So a cursor says three
-//! things: what the reader knew when its reading began, what could be read then, and how far it has come.
+//! A sequence alone says too little. Between two pages, a reader's position does not mean that it has received every
+//! row before it: a row of a later page may have superseded an earlier one. So a cursor has three parts: what the
+//! reader knew when its reading began, what could be read then, and how far it has come.
 //!
 //! ```text
 //! sequence   1          2          3
@@ -13,8 +13,8 @@
 //! # Invariants
 //!
 //! 1. What a reader knew is explicit. No sequence, the first one included, stands for "knows nothing".
-//! 2. A reader that began with nothing and has come anywhere may know each database that lived when it began, or later. So its
-//!    cursor keeps when it began, also when the reading starts over for another filter ([`Cursor::rewound`]).
+//! A reader that began with nothing and has received rows may know each database that lived when it began, or later.
+//! So its cursor keeps when it began, also when the reading starts over for another filter ([`Cursor::rewound`]).
 
 use std::{fmt, str::FromStr};
 
@@ -35,10 +35,11 @@ pub enum Knowledge {
     UpTo(Sequence),
 }
 
-/// Where a reader stands: what it knew when its reading began, what could be read then, and how far it has come.
+/// The position of a reader: what it knew when its reading began, what could be read then, and how far it has come.
 ///
-/// [`Cursor::NOTHING`] is where a reader begins that knows no database; a [`Sequence`] converts into the cursor of a reader that
-/// knows everything up to there. Cursors sort by what is still to be delivered: who has most to come sorts first.
+/// [`Cursor::NOTHING`] is the start of a reader that knows no database. A [`Sequence`] converts into the cursor of a
+/// reader that knows everything up to there. Cursors sort by what is still to be delivered: the reader with most to
+/// come sorts first.
 ///
 /// As text it is `0` for nothing; 26 hexadecimal digits for everything up to a sequence; and `AFTER-BEGAN` or
 /// `AFTER-BEGAN-KNOWN`, three times such digits, in the middle of a reading that began with nothing, or with everything up to
@@ -56,7 +57,6 @@ pub enum Knowledge {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Cursor {
-    /// What was known when the reading began.
     knowledge: Knowledge,
     /// What could be read when it began; `None` if it is about to begin.
     began: Option<Sequence>,
@@ -67,10 +67,10 @@ pub struct Cursor {
 /// Where a reader, a subscriber or a group starts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Start {
-    /// With what comes. Events that were committed before and not yet folded may be delivered.
+    /// With new rows. Events that were committed before and not yet folded may be delivered.
     #[default]
     Now,
-    /// Where this cursor stands: [`Cursor::NOTHING`] for every database first.
+    /// At this cursor: [`Cursor::NOTHING`] delivers every database first.
     At(Cursor),
 }
 
@@ -117,11 +117,11 @@ impl Cursor {
     /// The cursor of a reader that knows no database yet.
     pub const NOTHING: Self = Self { knowledge: Knowledge::Nothing, began: None, after: Sequence::MIN };
 
-    /// The cursor of a reader that knew `knowledge` when it began, when everything up to `began` could be read, and has read
-    /// up to `after`: for readers that keep their parts somewhere.
+    /// The cursor of a reader that knew `knowledge` when it began, when everything up to `began` could be read, and
+    /// that has read up to `after`. For readers that store these parts.
     pub fn resumed(knowledge: Knowledge, began: Sequence, after: Sequence) -> Self {
         match knowledge {
-            // It has come nowhere yet, which says all.
+            // A position within its knowledge says nothing more than the knowledge.
             Knowledge::UpTo(known) if after <= known => known.into(),
             _ => Self { knowledge, began: Some(began), after },
         }
@@ -147,8 +147,8 @@ impl Cursor {
         self.after
     }
 
-    /// The same reader where its reading started over: it is to be delivered everything since then again. One that began with
-    /// nothing keeps in mind when that was, because it may know databases by now.
+    /// The same reader with its reading started over: it receives everything since its beginning again. A reader that
+    /// began with nothing keeps when it began, because it may know databases by now.
     #[must_use]
     pub fn rewound(self) -> Self {
         match self.knowledge {
@@ -165,8 +165,8 @@ impl Cursor {
         }
     }
 
-    /// Whether the deletion at `at` of an instance that was replaced is news to this reader. Who began with nothing can know no
-    /// instance that was gone before.
+    /// Whether the deletion at `at` of an instance that was replaced is news to this reader. A reader that began with
+    /// nothing cannot know an instance that was gone before its beginning.
     pub fn is_news_of_replaced(&self, at: Sequence) -> bool {
         match self.knowledge {
             Knowledge::Nothing => {
@@ -189,8 +189,8 @@ impl Cursor {
         Self { began: self.began.or(Some(last)), ..self }
     }
 
-    /// The same reader, of which it has turned out that it stands at `other` as well: it knows what either knows, and has come as
-    /// far as either has.
+    /// The same reader after it was found to be at `other` as well: it knows what either cursor knows, and has come
+    /// as far as either.
     pub(crate) fn joined(self, other: Self) -> Self {
         let (knowledge, after) = (self.knowledge.max(other.knowledge), self.after.max(other.after));
         match (self.began.max(other.began), knowledge) {
@@ -200,10 +200,10 @@ impl Cursor {
         }
     }
 
-    /// Fails if rows may have been dropped that the reader has not seen and that tell of what it knows.
+    /// Fails if dropped rows may have reported changes of databases that the reader knows.
     pub(crate) fn check(&self, horizon: Sequence) -> Result<()> {
         let seen = match (self.knowledge, self.began) {
-            // What was deleted before the reading begins cannot be missed.
+            // The reader cannot miss a deletion from before its beginning.
             (Knowledge::Nothing, None) => return Ok(()),
             (Knowledge::Nothing, Some(began)) => began.max(self.after),
             (Knowledge::UpTo(_), _) => self.after,
@@ -211,8 +211,8 @@ impl Cursor {
         if seen < horizon { Err(Error::Expired { horizon }) } else { Ok(()) }
     }
 
-    /// The stored form: a tag (1 byte), then 0 to 3 sequences (13 bytes each): what was known, unless that is nothing; for a
-    /// reading that has begun what could be read then, and up to where it has read.
+    /// The stored form: a tag (1 byte), then 0 to 3 sequences (13 bytes each): the knowledge, unless it is nothing;
+    /// for a reading that has begun also its beginning and its position.
     pub fn to_bytes(&self) -> Vec<u8> {
         let tag = match (self.knowledge, self.began) {
             (Knowledge::Nothing, None) => tag::NOTHING,
@@ -239,7 +239,7 @@ impl Cursor {
         Ok(cursor)
     }
 
-    /// The cursor that is next in `reader`.
+    /// Takes a cursor from `reader`.
     pub(crate) fn read(reader: &mut Reader<'_>) -> Result<Self> {
         let tag = reader.u8()?;
         let knowledge = match tag {
@@ -323,7 +323,7 @@ mod tests {
         Sequence::new(Incarnation(0), Versionstamp::new(version, 0), 0)
     }
 
-    /// Any cursor that can be.
+    /// Any valid cursor.
     fn cursors() -> impl Strategy<Value = Cursor> {
         (option::of(any::<u32>()), option::of(any::<u32>()), 1_u32..).prop_map(|(known, began, more)| {
             let knowledge = known.map_or(Knowledge::Nothing, |known| Knowledge::UpTo(at(known.into())));
@@ -361,7 +361,7 @@ mod tests {
     }
 
     proptest! {
-        /// Nobody who learns that it stands at another place as well goes back, or comes to a cursor that cannot be.
+        /// Joining another position never moves a cursor back, and never makes an invalid one.
         #[test]
         fn joined_cursors_go_forward(one in cursors(), other in cursors()) {
             let joined = one.joined(other);

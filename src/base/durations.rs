@@ -1,11 +1,11 @@
-//! [`Count`]: a count that only grows; and [`Durations`]: how long something took, each time, as counts that a histogram is made of.
+//! [`Count`]: a count that only grows; and [`Durations`]: the counts of a histogram.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
     time::Duration,
 };
 
-/// The upper bounds of the counts, in milliseconds; what took longer than the last one is counted apart.
+/// The upper bounds of the counts, in milliseconds; one more count has everything above the last bound.
 const BOUNDS_MS: [u64; 13] = [1, 2, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000];
 
 /// A count that only grows.
@@ -18,23 +18,22 @@ impl Count {
         self.0.fetch_add(n, Ordering::Relaxed);
     }
 
-    /// The count.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// How long something took, each time.
+/// A histogram of how long something took.
 #[derive(Debug, Default)]
 pub(crate) struct Durations {
-    /// How often it took at most so long as the bound, and longer than the one before it.
+    /// The number of durations above the previous bound and up to this one.
     counts: [Count; BOUNDS_MS.len() + 1],
     /// The sum, in microseconds.
     micros: Count,
 }
 
 impl Durations {
-    /// It has taken so long.
+    /// Adds one duration.
     pub fn add(&self, took: Duration) {
         let place = BOUNDS_MS.partition_point(|&bound| Duration::from_millis(bound) < took);
         self.counts[place].add(1);

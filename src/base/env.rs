@@ -1,8 +1,8 @@
 //! Time and randomness, behind one seam.
 //!
-//! Everything that sleeps, measures, jitters or draws asks an [`Env`], so that a run can be replayed from its seed and
-//! tests can pause time. The wall clock is for lag figures, and for the version at which an embedded store begins: no other decision
-//! rests on it.
+//! All code that sleeps, measures, jitters or draws asks an [`Env`], so that a run can be replayed from its seed and
+//! tests can pause time. The wall clock is for lag figures, and for the version at which an embedded store begins; no
+//! other decision depends on it.
 
 use std::{
     fmt,
@@ -12,7 +12,7 @@ use std::{
 
 use futures_util::future::BoxFuture;
 
-/// What an environment provides. Implement it to simulate.
+/// The functions of an environment. Implement it to simulate.
 pub trait Environment: Send + Sync + 'static {
     /// Time since an arbitrary start; never goes back.
     fn now(&self) -> Duration;
@@ -29,12 +29,12 @@ pub trait Environment: Send + Sync + 'static {
 pub struct Env(Arc<dyn Environment>);
 
 impl Env {
-    /// The real one: tokio's clock (which tests can pause) and the generator of the thread.
+    /// The real environment: tokio's clock (which tests can pause) and the thread's generator.
     pub fn system() -> Self {
         Self::new(System { start: tokio::time::Instant::now() })
     }
 
-    /// Another one.
+    /// A handle on `environment`.
     pub fn new(environment: impl Environment) -> Self {
         Self(Arc::new(environment))
     }
@@ -60,7 +60,7 @@ impl Env {
         (self.random() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// A time between `least` and `most` times `duration`, drawn at random, so that those who began together do not go on
+    /// A random time between `least` and `most` times `duration`, so that tasks that began together do not stay
     /// together. [`Duration::MAX`], which means "never", stays so.
     pub(crate) fn spread(&self, duration: Duration, least: f64, most: f64) -> Duration {
         let factor = least + (most - least) * self.random_fraction();

@@ -1,7 +1,7 @@
 //! The one error type of the crate.
 //!
-//! A kind says what the caller can do about it, not which line failed: mend the input, open with other options, try the
-//! transaction again, give up on the store. Sources are kept, so that a log shows the whole chain.
+//! A kind says what the caller can do about it, not which line failed: correct the input, open with other options,
+//! try the transaction again, give up on the store. Sources are kept, so that a log shows the whole chain.
 //!
 //! Errors of the store carry FoundationDB's numeric codes on every backend, because layers already decide by them.
 
@@ -12,7 +12,7 @@ use crate::base::sequence::Sequence;
 /// The result of everything in this crate that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What a panic says, for a log.
+/// The message of a panic, for a log.
 pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> &str {
     panic
         .downcast_ref::<String>()
@@ -25,10 +25,10 @@ pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> &str {
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// An argument is outside its documented limits. Nothing was changed; mend the argument.
+    /// An argument is outside its documented limits. Nothing was changed; correct the argument.
     #[error("invalid {what}: {reason}")]
     Invalid {
-        /// Which argument.
+        /// The argument.
         what: &'static str,
         /// What is wrong with it and what would be right.
         reason: String,
@@ -53,7 +53,7 @@ pub enum Error {
     Open {
         /// The folder.
         path: PathBuf,
-        /// Why not, and what to do.
+        /// Why it cannot be opened, and what to do.
         reason: String,
     },
 
@@ -73,13 +73,14 @@ pub enum Error {
     Corrupt {
         /// The key family or value.
         what: &'static str,
-        /// What does not fit.
+        /// Why it cannot be decoded.
         reason: String,
     },
 
-    /// The position is below the feed's horizon: rows that the reader has not seen may have been dropped for good. Or it is of another
-    /// history than the store's: an older copy has taken the place of its folder, or a store in memory began again. List all
-    /// databases again (read from [`Cursor::NOTHING`](crate::Cursor::NOTHING)), and go on from there.
+    /// The position is below the feed's horizon: rows that the reader has not seen may have been dropped for good. Or
+    /// the position is of another history: an older copy has taken the place of the store's folder, or a store in
+    /// memory began again. List all databases again (read from [`Cursor::NOTHING`](crate::Cursor::NOTHING)), and go
+    /// on from there.
     #[error("the position is expired: rows up to {horizon} may be missed; read again from nothing")]
     Expired {
         /// A position from which a reader misses nothing.
@@ -91,42 +92,44 @@ pub enum Error {
     NoShard {
         /// The id that was asked for.
         shard: u64,
-        /// Whether there was such a shard once. Whoever had not read it to its end has missed nothing: it was empty.
+        /// Whether the shard existed once. A reader that had not read it to its end has missed nothing: it was empty.
         is_trimmed: bool,
     },
 
     /// There is no such feed: the database has no changes feed, or was deleted. Create it, or list the databases again.
     #[error("there is no feed of {feed}")]
     NoFeed {
-        /// Of what.
+        /// The database, or the name of the feed.
         feed: String,
     },
 
     /// There is no such group: create it first. If it was deleted, its consumers get nothing until it is created again.
     #[error("there is no group {group}")]
     NoGroup {
-        /// Which group, and on which feed.
+        /// The group, and its feed.
         group: String,
     },
 
-    /// Nodes work for the group. Stop them first, or force it: then they go on as the group is afterwards. Nothing was changed.
+    /// Nodes work for the group. Stop them first, or force the change: then they go on with the changed group.
+    /// Nothing was changed.
     #[error("{members} living nodes work for group {group}: stop them, or force it")]
     GroupInUse {
-        /// Which group, and on which feed.
+        /// The group, and its feed.
         group: String,
         /// How many nodes were seen alive.
         members: usize,
     },
 
-    /// Nodes of the bus live. Stop them first, or say that it is to be done beside them, where that can be said. Nothing was changed.
+    /// Nodes of the bus live. Stop them first, or use the option to work beside them where there is one. Nothing was
+    /// changed.
     #[error("{nodes} nodes of the bus live: stop them first")]
     BusInUse {
-        /// How many nodes were seen alive, or may be silent for so long that nobody can tell.
+        /// How many nodes were seen alive, or have declared too long an expiry to decide.
         nodes: usize,
     },
 
-    /// A bus is being imported under the prefix. Wait until that has ended; if its process has died, import again, or discard what
-    /// it has left ([`Bus::discard_import`](crate::Bus::discard_import)).
+    /// A bus is being imported under the prefix. Wait until the import has ended. If its process has died, import
+    /// again, or discard its remains ([`Bus::discard_import`](crate::Bus::discard_import)).
     #[error(
         "a bus is being imported under the prefix {prefix:?}: wait for that; if its process has died, import again, or discard it"
     )]
@@ -135,8 +138,9 @@ pub enum Error {
         prefix: String,
     },
 
-    /// An earlier transaction, which was thought to have failed, has saved a part of the batch. Return this error from the
-    /// observer: the rest of the rows comes again, without those. Nothing of this transaction was committed.
+    /// An earlier transaction, which was thought to have failed, has saved a part of the batch. Return this error
+    /// from the observer: the other rows are delivered again, without that part. Nothing of this transaction was
+    /// committed.
     #[error(
         "rows up to {stored} were saved by an earlier transaction: return this error, and the rest comes again"
     )]
@@ -153,20 +157,20 @@ pub enum Error {
         scheme: u16,
     },
 
-    /// A task of a job has failed as often as it may, or panicked. The job has done nothing that counts: mend the cause, and
-    /// run it again from where it started.
+    /// A task of a job has failed as often as it may, or panicked. The job has no result: fix the cause, and run it
+    /// again from where it started.
     #[error("a task{} failed after {attempts} attempts: {source}", shard.map_or(String::new(), |shard| format!(" on shard {shard}")))]
     Task {
         /// The shard; unknown if the task panicked.
         shard: Option<u64>,
-        /// How often it was tried.
+        /// How many attempts it had.
         attempts: u32,
         /// Why the last attempt failed.
         #[source]
         source: Arc<dyn std::error::Error + Send + Sync>,
     },
 
-    /// A file or stream could not be read or written. The store is as it was, or, of an import, is to be imported to again.
+    /// A file or stream could not be read or written. The store is unchanged; after a failed import, import again.
     #[error("{what}: {source}")]
     Io {
         /// What was read or written.
@@ -179,41 +183,43 @@ pub enum Error {
     /// Another subscriber has opened the cursor, or it was deleted: stop, or open it again. Nothing was written.
     #[error("cursor {cursor} is lost: another subscriber has opened it, or it was deleted")]
     CursorLost {
-        /// Which cursor.
+        /// The cursor.
         cursor: String,
     },
 
-    /// Nobody has subscribed under this id or name, or not any more. Nothing was changed.
+    /// There is no subscriber under this id or name, or it has ended. Nothing was changed.
     #[error("there is no subscriber {subscriber}")]
     NoSubscriber {
-        /// Whom was asked for.
+        /// The id or name.
         subscriber: String,
     },
 
-    /// The work was cancelled, or done again by somebody else, since it began: stop, and write nothing more. Nothing of this
-    /// transaction was committed.
+    /// The work was cancelled, or another worker has done it since it began: stop, and write nothing more. Nothing of
+    /// this transaction was committed.
     #[error("the work on {what} was cancelled: stop, and write nothing more for it")]
     Cancelled {
-        /// What was worked on.
+        /// The object of the work.
         what: String,
     },
 
-    /// The bus that this process has opened is there no more: the store was wiped or restored, or the bus was moved. What this
-    /// process knows of it holds no more, and waiting does not help: end it, and open the bus again.
-    #[error("the bus that was opened is there no more: {reason}")]
+    /// The bus that this process has opened no longer exists: the store was wiped or restored, or the bus was moved.
+    /// Everything that this process knows of it is void, and waiting does not help: end the process, and open the bus
+    /// again.
+    #[error("the bus that was opened no longer exists: {reason}")]
     BusGone {
-        /// What is there instead.
+        /// What the store has instead.
         reason: String,
     },
 
-    /// The store has not answered in time, and what was to be done is given up. What the process held expires by itself.
+    /// The store has not answered in time, and the operation was given up. Leases of the process expire by
+    /// themselves.
     #[error(
         "gave up {what} after {after:?}, because the store does not answer: what was held expires by itself"
     )]
     GaveUp {
-        /// What.
+        /// The operation.
         what: &'static str,
-        /// After how long.
+        /// The time that it waited.
         after: std::time::Duration,
     },
 
@@ -245,7 +251,7 @@ impl Error {
         matches!(self, Self::Store(error) if error.is_retryable())
     }
 
-    /// Whether the transaction may have been committed although it failed. When retries are exhausted, this is said of the
+    /// Whether the transaction may have been committed although it failed. For exhausted retries, this is about the
     /// last failure only.
     pub fn is_maybe_committed(&self) -> bool {
         match self {
@@ -275,7 +281,7 @@ pub struct StoreError {
     is_final: bool,
 }
 
-/// Names the codes that this crate raises or decides by; the numbers are FoundationDB's.
+/// Names the codes that this crate raises or checks; the numbers are FoundationDB's.
 macro_rules! codes {
     ($($(#[$doc:meta])* $name:ident = $code:literal, $text:literal;)*) => {
         impl StoreError {
@@ -295,7 +301,7 @@ macro_rules! codes {
 codes! {
     /// The transaction is older than 5 s, or was begun before the window that the store keeps.
     TRANSACTION_TOO_OLD = 1007, "transaction_too_old";
-    /// The read version is ahead of the store.
+    /// The read version is later than any that the store has given out.
     FUTURE_VERSION = 1009, "future_version";
     /// A key that the transaction read was written since.
     NOT_COMMITTED = 1020, "not_committed";
@@ -305,7 +311,7 @@ codes! {
     TRANSACTION_CANCELLED = 1025, "transaction_cancelled";
     /// The transaction ran into its time limit; its commit may still happen later.
     TRANSACTION_TIMED_OUT = 1031, "transaction_timed_out";
-    /// The client has as many watches as it may.
+    /// The client has as many watches as the limit allows.
     TOO_MANY_WATCHES = 1032, "too_many_watches";
     /// A read would see a versionstamp that is not known before the commit.
     ACCESSED_UNREADABLE = 1036, "accessed_unreadable";
@@ -335,13 +341,13 @@ codes! {
     KEY_OUTSIDE_LEGAL_RANGE = 2004, "key_outside_legal_range";
     /// A range begins after its end.
     INVERTED_RANGE = 2005, "inverted_range";
-    /// An option has a value that is out of its limits.
+    /// An option has a value outside its limits.
     INVALID_OPTION_VALUE = 2006, "invalid_option_value";
     /// The transaction has a read version already.
     READ_VERSION_ALREADY_SET = 2010, "read_version_already_set";
-    /// No version is this.
+    /// The version is not valid.
     VERSION_INVALID = 2011, "version_invalid";
-    /// The transaction is used again although its commit has begun; reset it first.
+    /// The transaction is used although its commit has begun; reset it first.
     USED_DURING_COMMIT = 2017, "used_during_commit";
     /// A read-only transaction has no commit version and no versionstamp.
     NO_COMMIT_VERSION = 2021, "no_commit_version";
@@ -374,7 +380,7 @@ impl StoreError {
         Self { detail: Some(detail.to_string()), ..self }
     }
 
-    /// The same failure of a store that will take no more writes, so that trying again cannot help.
+    /// The same failure, of a store that takes no more writes, so that trying again cannot help.
     pub(crate) fn of_failed_store(self) -> Self {
         Self { is_final: true, ..self }
     }

@@ -39,7 +39,7 @@ fn check_len(what: &'static str, text: &str) -> Result<()> {
 pub struct DbName(Arc<str>);
 
 impl DbName {
-    /// The name `name`; fails if it is empty or too long.
+    /// A name; fails if it is empty or too long.
     pub fn new(name: &str) -> Result<Self> {
         check_len("database name", name)?;
         Ok(Self(name.into()))
@@ -88,7 +88,7 @@ impl Serialize for DbName {
 pub struct DdocId(Arc<str>);
 
 impl DdocId {
-    /// The id `id`; fails if it is empty or too long.
+    /// An id; fails if it is empty or too long.
     pub fn new(id: &str) -> Result<Self> {
         check_len("design document id", id)?;
         Ok(Self(id.into()))
@@ -114,7 +114,7 @@ impl fmt::Display for DdocId {
     }
 }
 
-/// Which creation of a name is meant: 16 bytes, new each time a database is created. As text it is 32 hexadecimal digits.
+/// One creation of a name: 16 bytes, new each time a database is created. As text it is 32 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DbInstance(pub [u8; 16]);
 
@@ -164,7 +164,7 @@ impl Serialize for DbInstance {
 pub struct Db {
     /// Its name.
     pub name: DbName,
-    /// Which creation of the name.
+    /// The creation of the name.
     pub instance: DbInstance,
 }
 
@@ -175,7 +175,7 @@ impl Db {
     }
 }
 
-/// A kind of event. The numbers are the places of the lanes and of the bits in stored rows; they never change.
+/// A kind of event. The numbers are the indices of the lanes and of the bits in stored rows; they never change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EventKind {

@@ -1,7 +1,7 @@
-//! [`explore`]: every state that a small model can come into, breadth first, so that what breaks it is shown by as few steps as it
-//! takes.
+//! [`explore`]: every state that a small model can reach, breadth first, so that the shortest steps show each
+//! mistake.
 //!
-//! It is a page instead of a library: the models need no more, and what they are driven by is private to the crate.
+//! It is a page of code instead of a library: the models need no more, and they call private functions of the crate.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -11,23 +11,24 @@ use std::{
 
 /// A protocol at a small size.
 pub(crate) trait Model {
-    /// All that there is to know at a moment.
+    /// A state of the whole model.
     type State: Clone + Eq + Hash + Debug;
 
-    /// How it begins.
+    /// The first state.
     fn start(&self) -> Self::State;
 
-    /// What can happen in `state`, with a word for it, and what comes of it. What must never happen is an error.
+    /// The steps that can happen in `state`, each with a name and the next state. A step that must never happen is an
+    /// error.
     fn steps(&self, state: &Self::State) -> Vec<(String, Result<Self::State, String>)>;
 
     /// What must hold in every state.
     fn check(&self, state: &Self::State) -> Result<(), String>;
 }
 
-/// How many states there are; or the steps that lead to what must not be, and what that is.
+/// How many states the model can reach; or the steps to a state that must not be, and what is wrong there.
 pub(crate) fn explore<M: Model>(model: &M) -> Result<usize, (Vec<String>, String)> {
     let start = model.start();
-    // Each state by its number, and how it was come to.
+    // Each state by its number, and the step that led to it.
     let mut known = HashMap::from([(start.clone(), 0_usize)]);
     let mut ways: Vec<(usize, String)> = vec![(0, "it begins".to_owned())];
     let mut next = VecDeque::from([start]);

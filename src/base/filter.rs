@@ -33,24 +33,24 @@ use crate::base::{
 pub struct Filter {
     pub(crate) names: Names,
     kinds: Kinds,
-    /// Of design documents, only these; all of them if there is none.
+    /// The wanted design documents; all of them if `None`.
     pub(crate) ddocs: Option<Arc<BTreeSet<DdocId>>>,
 }
 
-/// By what names are found, as a part of a pattern.
+/// One part of a pattern, by which names are found.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Atom {
     Exact(DbName),
     Prefix(Arc<str>),
     Suffix(Arc<str>),
-    /// Names that match this glob, which is sound.
+    /// Names that match this glob, which is valid.
     Glob(Arc<str>),
 }
 
-/// What a pattern is: subscribers with equal keys share it.
+/// The key of a pattern: subscribers with equal keys share it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct PatternKey {
-    /// A name is matched if one of these matches it. They are in order, and distinct.
+    /// A name is matched if one of these matches it. Sorted and distinct.
     pub atoms: Arc<[Atom]>,
     pub kinds: Kinds,
 }
@@ -66,30 +66,28 @@ pub(crate) fn build_glob(pattern: &str) -> Result<Glob, globset::Error> {
 /// A subscriber's own test of a row.
 type Predicate = dyn Fn(&Notification) -> bool + Send + Sync;
 
-/// Which databases a subscriber wants.
 #[derive(Clone)]
 pub(crate) enum Names {
     All,
     Exact(Arc<[DbName]>),
     Prefix(String),
     Suffix(String),
-    /// Those that look so.
     Glob(Box<GlobMatcher>),
     Predicate(Arc<Predicate>),
     Any(Arc<Set>),
 }
 
-/// A set of filters. Those of exact names are looked up by the name, so that a row costs those that may want it.
+/// A set of filters. Filters of exact names are looked up by name, so that a row costs only the filters that may want
+/// it.
 pub(crate) struct Set {
     filters: Arc<[Filter]>,
     places: BTreeMap<DbName, Vec<usize>>,
     others: Vec<usize>,
-    /// All names, if there are no others.
+    /// All names, if all filters are of exact names.
     exact: Option<Arc<[DbName]>>,
 }
 
 impl Set {
-    /// The set of these filters.
     fn new(filters: Arc<[Filter]>) -> Self {
         let mut places: BTreeMap<DbName, Vec<usize>> = BTreeMap::new();
         let mut others = Vec::new();
@@ -106,7 +104,7 @@ impl Set {
         Self { filters, places, others, exact }
     }
 
-    /// The places of the filters that want something of these kinds of a row.
+    /// The indices of the filters that want some of these kinds of news of a row.
     pub fn wanting_of(&self, kinds: Kinds, row: &Notification, since: &Cursor) -> Vec<usize> {
         let news = row.news_since(*since).kinds();
         let wants = |place: &usize| {
@@ -118,7 +116,7 @@ impl Set {
         places
     }
 
-    /// The places of the filters that want something of a row, for a subscriber that knows everything up to `since`.
+    /// The indices of the filters that want news of a row, for a subscriber that knows everything up to `since`.
     pub fn wanting(&self, row: &Notification, since: &Cursor) -> impl Iterator<Item = usize> {
         let named = self.places.get(row.name.as_str()).map_or(&[][..], Vec::as_slice);
         let forgets = is_on(Bug::SetForgetsPatterns) && !named.is_empty();
@@ -182,11 +180,13 @@ impl Filter {
         Self::of(Names::Predicate(Arc::new(predicate)))
     }
 
-    /// What one of `filters` wants; at least one. Unless one of them is a predicate or wants everything, an event of
-    /// a database that none of them matches costs nothing, however many they are. A database that several of them want is
-    /// delivered once, and [`Delivery::wanted_by`](crate::Delivery::wanted_by) says which do.
+    /// The databases that one of `filters` wants; at least one filter. Unless one of them is a predicate or wants
+    /// everything, an event of a database that none of them matches costs nothing, whatever their number. A database
+    /// that several filters want is delivered once, and [`Delivery::wanted_by`](crate::Delivery::wanted_by) names
+    /// them.
     ///
-    /// Fails with [`Error::Invalid`] if there is none, or one names design documents: name them for the whole.
+    /// Fails with [`Error::Invalid`] if there is no filter, or if one names design documents: name them for the whole
+    /// set.
     pub fn any(filters: impl IntoIterator<Item = Self>) -> Result<Self> {
         let filters: Arc<[_]> = filters.into_iter().collect();
         if filters.is_empty() {
@@ -199,7 +199,7 @@ impl Filter {
         Ok(Self::of(Names::Any(Arc::new(Set::new(filters)))))
     }
 
-    /// Only rows with news of one of these kinds of events; at least one. The news still say all that happened.
+    /// Only rows with news of one of these kinds; at least one kind. The news still contain every kind that happened.
     pub fn kinds(self, kinds: Kinds) -> Result<Self> {
         if kinds.is_empty() {
             return Err(Error::invalid("filter", "it has no kind, so it would never match"));
@@ -207,10 +207,10 @@ impl Filter {
         Ok(Self { kinds, ..self }).and_then(Self::checked)
     }
 
-    /// Of design documents, only those with the ids `ids`; at least one. Other kinds of events are wanted as before. A
-    /// change of a design document that was recorded without its id may be of any, and is delivered.
+    /// Of design documents, only those with the ids `ids`; at least one. Other kinds of events are wanted as before.
+    /// A change of a design document that was recorded without its id may be of any document, and is delivered.
     ///
-    /// Each delivery that tells of design documents costs a read, as with
+    /// Each delivery with changed design documents costs a read, as with
     /// [`Subscribe::with_ddocs`](crate::dispatcher::Subscribe::with_ddocs), which this implies.
     pub fn ddocs(self, ids: impl IntoIterator<Item = DdocId>) -> Result<Self> {
         let ids: BTreeSet<_> = ids.into_iter().collect();
@@ -220,7 +220,7 @@ impl Filter {
         Self { ddocs: Some(Arc::new(ids)), ..self }.checked()
     }
 
-    /// Fails if it names design documents although it wants nothing of them.
+    /// Fails if the filter names design documents although it does not want that kind.
     fn checked(self) -> Result<Self> {
         if self.ddocs.is_some() && !self.kinds.contains(EventKind::DdocUpdated) {
             let reason = "it names design documents, but their kind of event is not wanted";
@@ -229,13 +229,13 @@ impl Filter {
         Ok(self)
     }
 
-    /// Whether a row has something for a subscriber that knows everything up to `since`. Which design documents it tells of
-    /// is not looked at.
+    /// Whether a row has news for a subscriber that knows everything up to `since`. This does not check the ids of
+    /// design documents.
     pub(crate) fn passes(&self, row: &Notification, since: &Cursor) -> bool {
         self.matches(row, since) && self.wants(row, since)
     }
 
-    /// Whether a row is of a database that is wanted.
+    /// Whether the database of a row is wanted.
     fn matches(&self, row: &Notification, since: &Cursor) -> bool {
         let name = row.name.as_str();
         match &self.names {
@@ -249,7 +249,7 @@ impl Filter {
         }
     }
 
-    /// The exact names that are wanted, in order; `None` if it is not only by them that databases are chosen.
+    /// The wanted exact names, in order; `None` if the filter chooses databases by something else.
     pub(crate) fn exact(&self) -> Option<&[DbName]> {
         match &self.names {
             Names::Exact(names) => Some(names),
@@ -263,25 +263,25 @@ impl Filter {
         self.kinds == Kinds::ALL && self.set().is_none()
     }
 
-    /// A hash of what it wants, as far as that can be told: predicates are all alike.
+    /// A hash of the filter. All predicates hash alike.
     pub(crate) fn hash(&self) -> u64 {
         xxhash_rust::xxh3::xxh3_64(format!("{self:?}").as_bytes())
     }
 
-    /// Whether it asks nothing of a row.
+    /// Whether it passes every row without a check.
     pub(crate) fn passes_everything(&self) -> bool {
         matches!(self.names, Names::All) && self.kinds == Kinds::ALL
     }
 
-    /// By what its names are found without asking row by row, and the kinds of events of which it may want some; `None` if
-    /// everything or nothing less than a predicate decides.
+    /// The atoms of its names, and the kinds that it may want; `None` if it passes everything, or if a predicate
+    /// decides.
     pub(crate) fn key(&self) -> Option<PatternKey> {
         let mut atoms = BTreeSet::new();
         self.collect_atoms(&mut atoms)
             .then(|| PatternKey { atoms: atoms.into_iter().collect(), kinds: self.kinds })
     }
 
-    /// Adds what its names are found by; false if they cannot be.
+    /// Adds the atoms of its names; false if it has none.
     fn collect_atoms(&self, atoms: &mut BTreeSet<Atom>) -> bool {
         match &self.names {
             Names::All | Names::Predicate(_) => return false,
@@ -293,19 +293,19 @@ impl Filter {
         }
         true
     }
-    /// Whether a row of a database that is wanted has a kind of news that is.
+    /// Whether a row of a wanted database has a wanted kind of news.
     fn wants(&self, row: &Notification, since: &Cursor) -> bool {
         self.kinds == Kinds::ALL || self.kinds_of(row, since).intersects(row.news_since(*since).kinds())
     }
 
-    /// Whether a row has a kind of news that is wanted other than of design documents.
+    /// Whether a row has a wanted kind of news besides changed design documents.
     pub(crate) fn wants_besides_ddocs(&self, row: &Notification, since: &Cursor) -> bool {
         let (wanted, news) = (self.kinds_of(row, since), row.news_since(*since).kinds());
         news.iter().any(|kind| kind != EventKind::DdocUpdated && wanted.contains(kind))
     }
 
-    /// The kinds of events that are wanted of a row of a database that is wanted: of a set, those that one of its filters that
-    /// want something of the row wants, and the whole allows.
+    /// The wanted kinds of a row of a wanted database. For a set: the kinds that the set allows and one of its
+    /// matching filters wants.
     fn kinds_of(&self, row: &Notification, since: &Cursor) -> Kinds {
         let Some(set) = self.set() else { return self.kinds };
         let wanting = set.wanting(row, since).map(|place| set.filters[place].kinds_of(row, since));
@@ -313,23 +313,22 @@ impl Filter {
         kinds.iter().filter(|kind| self.kinds.contains(*kind)).collect()
     }
 
-    /// Whether a row that passes is delivered whichever design documents it tells of.
+    /// Whether a row that passes is delivered whatever its design documents are.
     pub(crate) fn wants_any_ddocs(&self, row: &Notification, since: &Cursor) -> bool {
         self.ddocs.is_none() || self.wants_besides_ddocs(row, since)
     }
 
-    /// Whether all kinds of events are wanted.
     pub(crate) fn wants_all_kinds(&self) -> bool {
         let members = self.set().is_none_or(|set| set.filters.iter().all(Self::wants_all_kinds));
         self.kinds == Kinds::ALL && members
     }
 
-    /// The set, if it is one, and the kinds of events that the whole wants.
+    /// The set, if the filter is one, and the kinds that it allows.
     pub(crate) fn set_and_kinds(&self) -> Option<(Arc<Set>, Kinds)> {
         Some((Arc::clone(self.set()?), self.kinds))
     }
 
-    /// Whether a predicate decides, of the whole or of one of a set.
+    /// Whether a predicate decides, in this filter or in one of its set.
     pub(crate) fn has_predicate(&self) -> bool {
         match &self.names {
             Names::Predicate(_) => true,
@@ -338,7 +337,6 @@ impl Filter {
         }
     }
 
-    /// The set, if it is one.
     pub(crate) fn set(&self) -> Option<&Arc<Set>> {
         match &self.names {
             Names::Any(set) => Some(set),

@@ -1,8 +1,9 @@
 //! [`Health`]: what keeps the roles of a process from their work, and how often that is logged.
 //!
-//! A loop that fails tries again, often many times a second, and many loops fail for the same cause: a store that is away fails all
-//! of them. So a loop reports its failures here. Each cause is logged once, and then with growing pauses and a count; all
-//! failures of the store are one cause. What still fails is kept, so that anyone who asks whether the process can work is informed why not.
+//! A loop that fails tries again, often many times a second, and many loops fail for the same cause: an absent store
+//! fails all of them. So a loop reports its failures here. Each cause is logged once, and then with growing pauses
+//! and a count; all failures of the store are one cause. Present failures are kept, so that `ready` and the status
+//! can name them.
 
 use std::{
     collections::BTreeMap,
@@ -24,48 +25,48 @@ const PAUSE_MIN: Duration = Duration::from_mins(1);
 /// The longest pause between two lines of a cause.
 const PAUSE_MAX: Duration = Duration::from_hours(1);
 
-/// After how long without a failure of a cause it is logged as a new one.
+/// A cause without a failure for so long is logged as a new one.
 const FORGOTTEN_AFTER: Duration = Duration::from_mins(10);
 
 /// The most causes that are distinguished; further ones share a line.
 const CAUSES_MAX: usize = 256;
 
-/// What fails, as the subject of a message, and where: a partition, or zero.
+/// The failing work, as the subject of a message, and its partition or zero.
 type Place = (&'static str, u64);
 
 /// What keeps the roles of a process from their work.
 #[derive(Default)]
 pub(crate) struct Health {
-    /// What fails now.
+    /// The present failures.
     troubles: Mutex<BTreeMap<Place, Trouble>>,
-    /// How many those are, to be read without a lock.
+    /// The number of troubles, which can be read without a lock.
     troubled: AtomicUsize,
-    /// Whether trouble was logged since everything has last worked.
+    /// Whether trouble was logged since the last time that everything worked.
     is_said: AtomicBool,
-    /// What was logged.
+    /// The logged causes.
     causes: Mutex<BTreeMap<String, Cause>>,
     /// Why the process cannot work any more, however long it waits.
     ended: OnceLock<Error>,
-    /// What is closed then.
+    /// Turned true when the process can no longer work.
     closed_at_end: Mutex<Vec<watch::Sender<bool>>>,
-    /// Nodes of this process, each with the token under which it takes part; without one if it has fallen out.
+    /// The nodes of this process with their tokens; `None` for a node that has fallen out.
     nodes: Mutex<BTreeMap<[u8; 16], Option<[u8; 16]>>>,
 }
 
 /// A failure that is not over.
 #[derive(Debug, Clone)]
 pub(crate) struct Trouble {
-    /// What fails.
+    /// The failing work.
     #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "`ready` tells it"))]
     pub what: &'static str,
     /// Since when, on the clock of the process.
     #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "`ready` tells it"))]
     pub since: Duration,
-    /// How it failed last.
+    /// Its last failure.
     pub error: Error,
 }
 
-/// A cause of failures that was logged.
+/// A logged cause of failures.
 #[derive(Debug)]
 struct Cause {
     /// When it may be logged again.
@@ -78,7 +79,7 @@ struct Cause {
     unsaid: u64,
 }
 
-/// Locks `mutex`. Nothing that is done under the locks of this file can be left half done.
+/// Locks `mutex`. A panic under the locks of this file leaves no half-done change.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -107,30 +108,31 @@ impl Health {
         let mut troubles = lock(&self.troubles);
         if troubles.remove(&(what, place)).is_some() {
             self.troubled.store(troubles.len(), Ordering::Relaxed);
-            // Anyone who has read of the trouble has to read of its end, and nobody else.
+            // A log that has the trouble must also have its end; no other log needs it.
             if troubles.is_empty() && self.is_said.swap(false, Ordering::Relaxed) {
                 tracing::warn!(what, "works again");
             }
         }
     }
 
-    /// Logs that `what` has failed, unless that was said lately.
+    /// Logs that `what` has failed, unless it was logged lately.
     pub fn complain(&self, env: &Env, what: &'static str, error: &Error) {
         if self.ended().is_some() {
             return;
         }
         let Some(unsaid) = self.is_due(env.now(), cause(what, error)) else { return };
         self.is_said.store(true, Ordering::Relaxed);
-        // The first of many is as bad as the last: how often says the rest.
+        // One line and the number of failures since it are enough.
         tracing::warn!(what, %error, unsaid, "trouble, trying again");
     }
 
-    /// Whether something that is no failure is to be logged: once, and then with growing pauses. Returns how often it was not.
+    /// Whether to log a remark that is no failure: once, and then with growing pauses. Returns how often it was not
+    /// logged.
     pub fn remark(&self, env: &Env, what: &str) -> Option<u64> {
         self.is_due(env.now(), what.to_owned())
     }
 
-    /// Whether a line about `cause` is due now, and how many failures were not said since the last.
+    /// Whether a line about `cause` is due now, and how many failures were not logged since the last line.
     fn is_due(&self, now: Duration, cause: String) -> Option<u64> {
         let mut causes = lock(&self.causes);
         causes.retain(|_, cause| now.saturating_sub(cause.seen) < FORGOTTEN_AFTER.max(cause.pause));
@@ -147,7 +149,7 @@ impl Health {
         Some(std::mem::take(&mut known.unsaid))
     }
 
-    /// What fails now, the longest first.
+    /// The present failures, the oldest first.
     #[cfg(feature = "http")]
     pub fn troubles(&self) -> Vec<Trouble> {
         let mut troubles: Vec<_> = lock(&self.troubles).values().cloned().collect();
@@ -155,7 +157,7 @@ impl Health {
         troubles
     }
 
-    /// The bus that the process has opened is there no more: no waiting helps. It is said once.
+    /// The bus that the process has opened no longer exists, so waiting does not help. It is logged once.
     pub fn end(&self, error: Error) {
         let mut error = Some(error);
         let ended = self.ended.get_or_init(|| error.take().expect("it is taken once"));
@@ -167,7 +169,7 @@ impl Health {
         }
     }
 
-    /// Has `closing` turn true once the process cannot work any more.
+    /// Sets `closing` to true once the process can no longer work.
     #[cfg(feature = "http")]
     pub fn close_at_end(&self, closing: watch::Sender<bool>) {
         lock(&self.closed_at_end).push(closing);
@@ -178,7 +180,7 @@ impl Health {
         self.ended.get()
     }
 
-    /// Node `node` of this process takes part under `token`, or has fallen out.
+    /// Node `node` of this process is a member under `token`, or has fallen out.
     pub fn stands(&self, node: [u8; 16], token: Option<[u8; 16]>) {
         lock(&self.nodes).insert(node, token);
     }
@@ -188,7 +190,7 @@ impl Health {
         lock(&self.nodes).remove(&node);
     }
 
-    /// The nodes of this process, each with its token, unless it has fallen out.
+    /// The nodes of this process with their tokens; `None` for a node that has fallen out.
     #[cfg(feature = "http")]
     pub fn nodes(&self) -> Vec<([u8; 16], Option<[u8; 16]>)> {
         lock(&self.nodes).iter().map(|(&node, &token)| (node, token)).collect()
@@ -201,7 +203,7 @@ impl fmt::Debug for Health {
     }
 }
 
-/// What counts as one cause. A store that is away or slow fails everything, each with a code of its own.
+/// The name of a cause. An absent or slow store fails everything, with several codes, and is one cause.
 fn cause(what: &str, error: &Error) -> String {
     match error {
         Error::Store(_) | Error::RetriesExhausted { .. } => "store".to_owned(),
@@ -214,7 +216,7 @@ mod tests {
     use super::*;
     use crate::base::error::StoreError;
 
-    /// Once, each loop logged each of its failures: 65 lines a second, for ever.
+    /// A loop once logged each of its failures: 65 lines a second, without end.
     #[tokio::test(start_paused = true)]
     async fn a_cause_is_said_once_and_then_with_growing_pauses() {
         let (health, mut lines, mut unsaid) = (Health::default(), 0, 0);

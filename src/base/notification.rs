@@ -16,17 +16,17 @@ use crate::base::{
 /// The format of stored rows.
 const FORMAT: u8 = 1;
 
-/// The position of a row that is not committed yet. Whatever stands here will stand at the row's own sequence.
+/// The position of a row that is not committed yet. The commit replaces it by the row's own sequence.
 pub(crate) const DRAFT: Sequence = Sequence::MAX;
 
 /// The newest row of a database.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Notification {
-    /// Where the row stands in the feed.
+    /// The position of the row in the feed.
     pub sequence: Sequence,
     /// The name of the database.
     pub name: DbName,
-    /// The creation of the name that the row tells about.
+    /// The creation of the name that the row is about.
     pub instance: DbInstance,
     /// What happened to the name since its previous row.
     pub kinds: Kinds,
@@ -61,11 +61,10 @@ pub struct Replaced {
 /// What is new to a reader in a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct News {
-    /// The instance of the row.
     instance: DbInstance,
     /// The earlier instance, if its deletion is news.
     replaced: Option<DbInstance>,
-    /// What is news of the instance of the row.
+    /// The news of the row's instance.
     kinds: Kinds,
 }
 
@@ -75,8 +74,8 @@ impl News {
         if self.replaced.is_some() { self.kinds | EventKind::Deleted.into() } else { self.kinds }
     }
 
-    /// The news in the order in which they happened: the deletion of the earlier instance, then what happened to the one
-    /// of the row.
+    /// The news in the order in which they happened: the deletion of the earlier instance, then the news of the row's
+    /// instance.
     pub fn iter(&self) -> impl Iterator<Item = (DbInstance, EventKind)> {
         let before = self.replaced.map(|instance| (instance, EventKind::Deleted));
         let instance = self.instance;
@@ -85,7 +84,7 @@ impl News {
 }
 
 impl Notification {
-    /// The database that the row tells about.
+    /// The database of the row.
     pub fn db(&self) -> Db {
         Db::new(self.name.clone(), self.instance)
     }
@@ -95,10 +94,11 @@ impl Notification {
         self.deleted_at.is_some()
     }
 
-    /// What is new to a reader whose reading began as `cursor` says.
+    /// The news for a reader at `cursor`.
     ///
-    /// A name has one living instance: the creation of another one means that all before it are gone. A reader that may have
-    /// known the name is delivered that deletion once, as that of the last instance before this one, whichever it knew.
+    /// A name has one living instance: the creation of another one means that all earlier ones are gone. A reader
+    /// that may have known the name gets that deletion once, of the last earlier instance, whichever instance it
+    /// knew.
     pub fn news_since(&self, cursor: impl Into<Cursor>) -> News {
         let cursor = cursor.into();
         let kinds = [

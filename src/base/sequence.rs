@@ -4,8 +4,8 @@
 //! (2), all big-endian. It sorts as bytes, as text and as time, also after a move to another cluster, where versionstamps
 //! start over: the incarnation is raised by one then (CouchDB RFC 003).
 //!
-//! Only what cannot fail stands here, so that errors can name positions; reading one from bytes or text is
-//! `encoding`'s.
+//! This file has only code that cannot fail, so that errors can name positions. `encoding` reads sequences from bytes
+//! and text.
 
 use std::fmt;
 
@@ -24,7 +24,7 @@ pub struct Incarnation(pub u8);
 pub struct Versionstamp(pub [u8; STAMP_LEN]);
 
 impl Versionstamp {
-    /// The stamp of the transaction at place `order` of the batch committed at `version`.
+    /// The stamp of transaction number `order` in the batch committed at `version`.
     pub fn new(version: u64, order: u16) -> Self {
         let mut bytes = [0; STAMP_LEN];
         bytes[..8].copy_from_slice(&version.to_be_bytes());
@@ -32,7 +32,7 @@ impl Versionstamp {
         Self(bytes)
     }
 
-    /// The commit version within.
+    /// Its commit version.
     pub fn version(&self) -> u64 {
         u64::from_be_bytes(self.0[..8].try_into().expect("a stamp is longer than 8 bytes"))
     }
@@ -59,7 +59,7 @@ impl fmt::Debug for Versionstamp {
 pub struct Sequence([u8; SEQUENCE_LEN]);
 
 impl Sequence {
-    /// Not after any row. As a position it is where a feed begins; what a reader knows, a [`Cursor`](crate::Cursor) says.
+    /// Not after any row. It is the beginning of a feed; a [`Cursor`](crate::Cursor) says what a reader knows.
     pub const MIN: Self = Self([0; SEQUENCE_LEN]);
 
     /// After every row.
@@ -89,7 +89,7 @@ impl Sequence {
         &self.0
     }
 
-    /// The position just before this one; none is before the first.
+    /// The position just before this one. Nothing is before the first.
     pub(crate) fn before(self) -> Self {
         let mut wide = [0; 16];
         wide[3..].copy_from_slice(&self.0);
@@ -107,7 +107,7 @@ impl Sequence {
         Versionstamp(self.0[1..11].try_into().expect("the slice has the length of a stamp"))
     }
 
-    /// The place of the row in that transaction.
+    /// The index of the row in that transaction.
     pub fn order(&self) -> u16 {
         u16::from_be_bytes([self.0[11], self.0[12]])
     }

@@ -1,16 +1,16 @@
-//! [`Task`] and [`Tasks`]: tasks that end inside whoever has started them.
+//! [`Task`] and [`Tasks`]: tasks that end inside the task that has started them.
 //!
-//! Aborting a task of the runtime only asks it to end: on another thread it may be in the middle of a poll, and goes on up to its
-//! next await while whoever has aborted it believes that it is gone. What comes after, such as cleaning up, is then overtaken by
-//! what it was to clean up. A tracker that is waited for (as of `tokio-util`) does not help where a future is dropped, which
-//! cannot wait asynchronously; and dropping is how futures are cancelled, at any depth.
+//! Aborting a task of the runtime only asks it to end. On another thread it may be in the middle of a poll, and goes
+//! on up to its next await while its owner believes that it is gone. Then the task can overtake the owner's clean-up.
+//! Waiting for a tracker (as of `tokio-util`) does not help where a future is dropped, because a drop cannot wait
+//! asynchronously; and futures are cancelled by dropping, at any depth.
 //!
-//! So the work of a [`Task`] stands in a slot that its handle shares. Dropping the handle takes the work out of the slot, and drops
-//! it there and then, after waiting for the poll that may be under way on another thread: once the drop has returned, nothing of
-//! the task runs any more, nor of the tasks that it has started as tasks of this kind.
+//! So the work of a [`Task`] is in a slot that its handle shares. Dropping the handle takes the work out of the slot
+//! and drops it, after waiting for a poll on another thread. Once the drop has returned, neither the task runs any
+//! more nor the tasks of this kind that it has started.
 //!
-//! A poll is short, unless the work blocks its thread: then dropping the handle blocks, too, for as long. Two tasks must not drop
-//! each other's handles while they are polled. One that drops its own ends with the poll that it is in.
+//! A poll is short. Work that blocks its thread blocks the drop of the handle for as long. Two tasks must not drop
+//! each other's handles while they are polled. A task that drops its own handle ends with its present poll.
 
 use std::{
     panic::AssertUnwindSafe,
@@ -28,13 +28,13 @@ use tokio::task::{AbortHandle, JoinHandle};
 
 use crate::base::error::panic_text;
 
-/// How a task has ended without a result.
+/// Why a task has ended without a result.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Ended {
     /// It was cancelled, or its runtime has ended.
     #[error("it was cancelled")]
     Cancelled,
-    /// It has panicked: what it says.
+    /// It has panicked, with this message.
     #[error("it has panicked: {0}")]
     Panicked(String),
 }
@@ -42,10 +42,9 @@ pub(crate) enum Ended {
 /// What a task returns.
 pub(crate) type Joined<T> = Result<T, Ended>;
 
-/// The work of a task.
 type Work<T> = BoxFuture<'static, T>;
 
-/// Where the work of a task is, as long as there is any.
+/// The work of a task, until it ends.
 struct Slot<T> {
     /// The work. The lock is held while it is polled.
     work: Mutex<Option<Work<T>>>,
@@ -77,12 +76,12 @@ impl<T> Slot<T> {
         polled
     }
 
-    /// Notes which thread polls it.
+    /// Records the thread that polls it.
     fn set_poller(&self, thread: Option<ThreadId>) {
         *self.poller.lock().unwrap_or_else(PoisonError::into_inner) = thread;
     }
 
-    /// Drops the work, after the poll that is under way.
+    /// Drops the work, after a poll that is under way.
     fn cancel(&self) {
         self.is_cancelled.store(true, Ordering::Relaxed);
         let poller = *self.poller.lock().unwrap_or_else(PoisonError::into_inner);
@@ -95,9 +94,7 @@ impl<T> Slot<T> {
 
 /// Ends a task from elsewhere.
 pub(crate) struct Canceller {
-    /// Its work.
     slot: Arc<dyn Cancel>,
-    /// Its task in the runtime.
     task: AbortHandle,
 }
 
@@ -114,21 +111,19 @@ impl<T: Send> Cancel for Slot<T> {
 }
 
 impl Canceller {
-    /// Ends the task. Once this has returned, nothing of it runs any more, unless it is called by the task itself.
+    /// Ends the task. Once this has returned, nothing of it runs any more, unless the task itself calls this.
     pub fn cancel(&self) {
         self.slot.cancel();
         self.task.abort();
     }
 }
 
-/// A task of the runtime that ends with this. It is a future of what the task returns.
+/// A task of the runtime that ends when this is dropped. It is a future of the task's result.
 #[must_use = "dropping it ends the task"]
 pub(crate) struct Task<T: Send + 'static> {
     /// Its number among [`Tasks`].
     number: u64,
-    /// Its work.
     slot: Arc<Slot<T>>,
-    /// Its task in the runtime.
     handle: JoinHandle<Joined<T>>,
 }
 
@@ -138,7 +133,6 @@ impl<T: Send + 'static> Task<T> {
         Self::numbered(0, work)
     }
 
-    /// Runs `work` as number `number`.
     fn numbered(number: u64, work: impl Future<Output = T> + Send + 'static) -> Self {
         let slot = Arc::new(Slot {
             work: Mutex::new(Some(work.boxed())),
@@ -150,7 +144,7 @@ impl<T: Send + 'static> Task<T> {
         Self { number, slot, handle }
     }
 
-    /// What ends it from elsewhere.
+    /// A handle that ends it from elsewhere.
     pub fn canceller(&self) -> Canceller {
         let slot: Arc<dyn Cancel> = Arc::<Slot<T>>::clone(&self.slot);
         Canceller { slot, task: self.handle.abort_handle() }
@@ -173,13 +167,13 @@ impl<T: Send + 'static> Drop for Task<T> {
     }
 }
 
-/// Tasks that end with this.
+/// Tasks that end when this is dropped.
 pub(crate) struct Tasks<T: Send + 'static> {
-    /// Those that have not been joined.
+    /// The tasks that have not been joined.
     under_way: FuturesUnordered<Numbered<T>>,
 }
 
-/// A task that returns its number, too.
+/// A task whose result has its number.
 struct Numbered<T: Send + 'static>(Task<T>);
 
 impl<T: Send + 'static> Future for Numbered<T> {
@@ -192,12 +186,11 @@ impl<T: Send + 'static> Future for Numbered<T> {
 }
 
 impl<T: Send + 'static> Tasks<T> {
-    /// None yet.
     pub fn new() -> Self {
         Self { under_way: FuturesUnordered::new() }
     }
 
-    /// Runs `work` as number `number`; returns what ends it.
+    /// Runs `work` as number `number`; returns a handle that ends it.
     pub fn spawn(&self, number: u64, work: impl Future<Output = T> + Send + 'static) -> Canceller {
         let task = Task::numbered(number, work);
         let canceller = task.canceller();
@@ -205,12 +198,12 @@ impl<T: Send + 'static> Tasks<T> {
         canceller
     }
 
-    /// The next task that has ended, with its number; `None` if there is none. It is cancel safe.
+    /// The next task that has ended, with its number; `None` if no task is left. It is cancel safe.
     pub async fn join_next(&mut self) -> Option<(u64, Joined<T>)> {
         self.under_way.next().await
     }
 
-    /// Ends all of them. Once this has returned, nothing of them runs any more.
+    /// Ends all of them. Once this has returned, none of them runs any more.
     pub fn cancel_all(&mut self) {
         self.under_way = FuturesUnordered::new();
     }
@@ -224,7 +217,7 @@ mod tests {
 
     use super::*;
 
-    /// Says that it was dropped.
+    /// Counts its own drop.
     struct Dropped(Arc<AtomicUsize>);
 
     impl Drop for Dropped {

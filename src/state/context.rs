@@ -22,23 +22,16 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Context {
     pub db: Database,
-    /// The keys of the bus.
     pub keys: Keys,
-    /// What is fixed since the bus was created.
+    /// The settings that are fixed when the bus is created.
     pub config: Config,
-    /// How ids are routed to shards.
     pub schemes: Schemes,
-    /// Wake-ups within the process.
     pub signals: Arc<Signals>,
-    /// What consumers of feeds are told.
+    /// Informs consumers of feeds of new rows.
     pub arrivals: FeedWakeups,
-    /// What the roles have done.
     pub stats: Arc<Stats>,
-    /// The rows that cannot be decoded.
     pub skipped: Skipped,
-    /// The triggers of this process.
     pub triggers: TriggerBoard,
-    /// The feed of notifications.
     pub feed: FeedId,
     /// Rings doorbells as long as anything of the bus is used.
     pub ringer: OnceLock<Background>,
@@ -55,7 +48,6 @@ impl Drop for Background {
 }
 
 impl Context {
-    /// The context of the bus with these keys and this configuration.
     pub fn new(db: Database, keys: Keys, config: Config, schemes: Schemes) -> Arc<Self> {
         let signals = Arc::new(Signals::new(config.partitions));
         let stats = Arc::default();
@@ -77,12 +69,11 @@ impl Context {
         })
     }
 
-    /// Somebody goes on without the row at `place`, which cannot be decoded.
+    /// Notes that a reader went on without the row at `place`, which cannot be decoded.
     pub fn skip(&self, place: &Place, error: &Error) {
         self.skipped.note(self.env(), &self.stats, place, error);
     }
 
-    /// Time and randomness.
     pub fn env(&self) -> &Env {
         self.db.env()
     }

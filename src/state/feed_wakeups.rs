@@ -1,7 +1,7 @@
-//! [`FeedWakeups`]: tells the consumers of a process which feeds may have new rows.
+//! [`FeedWakeups`]: informs the consumers of a process which feeds may have new rows.
 //!
-//! One watcher per process looks at the store, whatever the number of consumers, shards and feeds; consumers only listen.
-//! What it tells is a hint: each consumer also looks for itself from time to time.
+//! One watcher per process polls the store, whatever the number of consumers, shards and feeds; consumers only
+//! listen. Its messages are hints: each consumer also polls by itself from time to time.
 
 use std::{
     collections::HashMap,
@@ -21,12 +21,12 @@ use crate::{
     state::keys::{FeedId, ShardId},
 };
 
-/// What was last told of a feed.
+/// The last message about a feed.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct FeedHeads {
-    /// How often something was told.
+    /// The number of messages so far.
     pub count: u64,
-    /// Up to where shards may have rows, as far as that is known.
+    /// The last position at which each shard may have rows, as far as that is known.
     pub heads: Arc<HashMap<ShardId, Sequence>>,
 }
 
@@ -37,25 +37,25 @@ impl FeedHeads {
     }
 }
 
-/// What the consumers of a process are told.
+/// The messages to the consumers of a process.
 #[derive(Debug, Default)]
 pub(crate) struct FeedWakeups {
     feeds: Mutex<HashMap<FeedId, watch::Sender<FeedHeads>>>,
-    /// How often the watcher has looked at the heads of the notifications, and has told what it saw.
+    /// How often the watcher has read the heads of the notifications and informed the listeners.
     looks: AtomicU64,
-    /// Wakes the watcher when a feed is listened to that was not.
+    /// Wakes the watcher when a feed gets its first listener.
     joined: Notify,
-    /// The task of the watcher, as long as somebody needs it.
+    /// The task of the watcher, as long as a consumer needs it.
     watcher: Mutex<Weak<JoinSet<()>>>,
 }
 
-/// Locks `mutex`. Nothing that is done under the locks of this file can be left half done.
+/// Locks `mutex`. A panic under the locks of this file leaves no half-done change.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl FeedWakeups {
-    /// Listens to what is told of `feed`.
+    /// Listens to messages about `feed`.
     pub fn listen(&self, feed: &FeedId) -> watch::Receiver<FeedHeads> {
         let mut feeds = lock(&self.feeds);
         feeds.retain(|_, sender| sender.receiver_count() > 0);
@@ -65,37 +65,38 @@ impl FeedWakeups {
         feeds.entry(feed.clone()).or_default().subscribe()
     }
 
-    /// The watcher has looked at the heads of the notifications, and has told what it saw.
+    /// Counts a read of the heads, after its messages.
     pub fn looked(&self) {
         self.looks.fetch_add(1, Ordering::Release);
     }
 
-    /// How often it has.
+    /// How often the watcher has read the heads.
     pub fn looks(&self) -> u64 {
         self.looks.load(Ordering::Acquire)
     }
 
-    /// Completes when a feed is listened to that was not. Cancel safe.
+    /// Completes when a feed gets its first listener. Cancel safe.
     pub async fn joined(&self) {
         self.joined.notified().await;
     }
 
-    /// How many listen to feeds of documents.
+    /// The number of listeners to feeds of documents.
     pub fn documents(&self) -> usize {
         let feeds = lock(&self.feeds);
         let documents = feeds.iter().filter(|(feed, _)| feed.instance().is_some());
         documents.map(|(_, sender)| sender.receiver_count()).sum()
     }
 
-    /// Tells that `feed` may have new rows: in all shards, or in those whose heads are here up to there, and in all others.
+    /// Informs the listeners that `feed` may have new rows: in all shards; or, with `heads`, up to these heads and in
+    /// all other shards.
     pub fn tell(&self, feed: &FeedId, heads: Option<Arc<HashMap<ShardId, Sequence>>>) {
         if let Some(sender) = lock(&self.feeds).get(feed) {
             tell(sender, heads);
         }
     }
 
-    /// Tells that all feeds of documents may have new rows. What is known of the heads of the notifications stays: nobody else would
-    /// tell of them before they move, and until then each of their shards would be polled for itself.
+    /// Informs the listeners that all feeds of documents may have new rows. The known heads of the notifications
+    /// stay: without them, each shard of the notifications would be polled by itself until its head moves.
     pub fn tell_documents(&self) {
         let feeds = lock(&self.feeds);
         let documents = feeds.iter().filter(|(feed, _)| feed.instance().is_some());
@@ -113,7 +114,7 @@ impl FeedWakeups {
     }
 }
 
-/// Tells the listeners of one feed.
+/// Informs the listeners of one feed.
 fn tell(sender: &watch::Sender<FeedHeads>, heads: Option<Arc<HashMap<ShardId, Sequence>>>) {
     sender.send_modify(|told| {
         told.count = told.count.wrapping_add(1);

@@ -1,4 +1,5 @@
-//! What a bus keeps in the store, and what the roles of a process share: keys, feeds, cursors, membership, wake-ups.
+//! The state of a bus: its families of keys, feeds, cursors and membership in the store, and the state that the roles
+//! of a process share.
 //!
 //! Nothing here starts a role.
 

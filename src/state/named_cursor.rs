@@ -1,9 +1,9 @@
-//! [`NamedCursor`]: how far a durable subscriber has come, kept in the store under a name.
+//! [`NamedCursor`]: the cursor of a durable subscriber, kept in the store under a name.
 //!
-//! It is for one subscriber at a time: whoever opens it last writes it, and all others learn with their next write that they
-//! have lost it. It does not keep tombstones in the feed, as a group's checkpoint does: a subscriber that was away for longer
-//! than their retention is informed that it has expired. Many consumers that divide a feed among them are a
-//! [`Group`](crate::group::Group) instead.
+//! It is for one subscriber at a time: the last one that opens it can write it, and an earlier one finds with its
+//! next write that it has lost the cursor. It does not keep tombstones in the feed, as a group's checkpoint does: a
+//! subscriber that was away for longer than their retention gets `Expired`. Many consumers that divide a feed among
+//! them are a [`Group`](crate::group::Group) instead.
 
 pub(crate) mod autosave;
 mod owed;
@@ -26,7 +26,7 @@ use crate::{
     store::{Isolation, KeyRange, RangeRead, Transaction, key_after},
 };
 
-/// A cursor in the feed of notifications that has a name, whether it was begun or not. Clones are cheap.
+/// A named cursor in the feed of notifications, which may not exist in the store yet. Clones are cheap.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
@@ -52,9 +52,7 @@ use crate::{
 /// ```
 #[derive(Clone)]
 pub struct NamedCursor {
-    /// What the roles share.
     context: Arc<Context>,
-    /// Which cursor.
     id: CursorId,
 }
 
@@ -69,13 +67,13 @@ impl NamedCursor {
         self.id.name()
     }
 
-    /// Where it stands; `None` if it was not begun.
+    /// Its position; `None` if it does not exist yet.
     pub async fn read(&self) -> Result<Option<Cursor>> {
         let read = async |tx| Ok(self.row(&tx).await?.map(|row| row.cursor));
         self.context.db.run(read).await
     }
 
-    /// Forgets it, and all that a trigger has kept with it. Anyone who has it open loses it.
+    /// Deletes it, with everything that a trigger has kept with it. Subscribers that have it open lose it.
     pub async fn delete(&self) -> Result<()> {
         let delete = async |tx: Transaction| {
             tx.clear_range(&self.context.keys.whole_cursor(&self.id));
@@ -84,13 +82,14 @@ impl NamedCursor {
         self.context.db.run(delete).await
     }
 
-    /// Opens it, and takes it from anyone who had it open; returns where it stands. If it is new, it begins at `start`.
+    /// Opens it, takes it from an earlier owner, and returns its position. A new cursor begins at `start`.
     ///
-    /// A cursor that knows nothing begins now: what is delivered before it is saved for the first time may be known when it is
-    /// opened again. One that was saved in the middle of a reading, for a filter with another hash than `filter`, starts over: it
-    /// has passed over what the new one may want.
+    /// A cursor that knows nothing begins now, because rows that are delivered before the first save may be known
+    /// when it is opened again. A cursor that was saved in the middle of a reading, for a filter with another hash
+    /// than `filter`, starts over: it has passed over rows that the new filter may want.
     ///
-    /// With `starts_over` it is for work of which nothing may be left out: saved for another filter, it begins at nothing again.
+    /// `starts_over` is for work that must miss nothing: a cursor that was saved for another filter begins at nothing
+    /// again.
     pub(crate) async fn open(&self, start: Cursor, filter: u64, starts_over: bool) -> Result<OpenCursor> {
         let token = self.token();
         let open = async |tx: Transaction| {
@@ -115,13 +114,11 @@ impl NamedCursor {
         Ok(OpenCursor { cursor: self.clone(), token, stored, filter, has_marks })
     }
 
-    /// 16 random bytes.
     fn token(&self) -> [u8; 16] {
         let env = self.context.env();
         (u128::from(env.random()) << 64 | u128::from(env.random())).to_be_bytes()
     }
 
-    /// Its row.
     async fn row(&self, tx: &Transaction) -> Result<Option<CursorRow>> {
         let stored = tx.get(&self.context.keys.cursor(&self.id), Isolation::Serializable).await?;
         stored.map(|bytes| CursorRow::from_bytes(&bytes)).transpose()
@@ -134,39 +131,39 @@ impl fmt::Debug for NamedCursor {
     }
 }
 
-/// A cursor that was opened, and may be written until another opens it. Clones have the same right.
+/// An open cursor, which can be written until another subscriber opens it. Clones share its token.
 #[derive(Debug, Clone)]
 pub(crate) struct OpenCursor {
     cursor: NamedCursor,
-    /// The right to write it.
+    /// The token of this owner.
     token: [u8; 16],
-    /// Where it stands.
+    /// Its position in the store.
     stored: Cursor,
     /// The hash of the filter that it was saved for.
     filter: u64,
-    /// Whether databases were marked when it was opened; of no use to subscribers.
+    /// Whether it had marks of databases when it was opened. Only triggers have marks.
     has_marks: bool,
 }
 
 impl OpenCursor {
-    /// Logs that it could not be saved; the next save makes that good.
+    /// Logs that it could not be saved; the next save repeats it.
     pub fn complain(&self, error: &Error) {
         let context = &self.cursor.context;
         context.stats.health.complain(context.env(), "saving of a cursor", error);
     }
 
-    /// Where it stands in the store.
+    /// Its position in the store.
     pub fn stored(&self) -> Cursor {
         self.stored
     }
 
-    /// Whether databases were marked when it was opened.
+    /// Whether it had marks of databases when it was opened.
     pub fn has_marks(&self) -> bool {
         self.has_marks
     }
 
-    /// Writes that it stands at `position`, unless that is written already. Fails with [`Error::CursorLost`] if another has
-    /// opened it.
+    /// Saves `position`, unless it is saved already. Fails with [`Error::CursorLost`] if another subscriber has
+    /// opened the cursor.
     pub async fn save(&mut self, position: Cursor) -> Result<()> {
         self.save_for(position, self.filter).await
     }
@@ -188,7 +185,8 @@ impl OpenCursor {
         Ok(())
     }
 
-    /// The same where it stands in the store. Fails with [`Error::CursorLost`] if another has opened it.
+    /// The same cursor at its present position in the store. Fails with [`Error::CursorLost`] if another subscriber
+    /// has opened it.
     pub async fn read_again(&self) -> Result<Self> {
         let read = async |tx: Transaction| {
             self.check(&tx).await?;
@@ -198,12 +196,12 @@ impl OpenCursor {
         Ok(Self { stored, ..self.clone() })
     }
 
-    /// Fails with [`Error::CursorLost`] if another has opened it.
+    /// Fails with [`Error::CursorLost`] if another subscriber has opened it.
     pub async fn verify(&self) -> Result<()> {
         self.cursor.context.db.run(async |tx| self.check(&tx).await).await
     }
 
-    /// Fails if another has opened it, and makes `tx` fail if one does before the commit.
+    /// Fails if another subscriber has opened it, and makes `tx` fail if one does before the commit.
     async fn check(&self, tx: &Transaction) -> Result<()> {
         match self.cursor.row(tx).await? {
             Some(row) if row.token == self.token => Ok(()),
@@ -211,9 +209,9 @@ impl OpenCursor {
         }
     }
 
-    /// Begins a scan of `db`: no earlier one can write any more. A database that is parked is not begun, unless `is_retry`; that
-    /// something has come for it, and whether it `is_fresh`, is noted instead. Fails with [`Error::CursorLost`] if another has opened
-    /// the cursor.
+    /// Begins a scan of `db`: earlier scans cannot write any more. If the database is parked, and this is no
+    /// `is_retry`, no scan begins; instead the parked row notes the new events, and whether the database `is_fresh`.
+    /// Fails with [`Error::CursorLost`] if another subscriber has opened the cursor.
     pub async fn begin_scan(&self, db: &Db, is_retry: bool, is_fresh: bool) -> Result<Begun> {
         let NamedCursor { context, id } = &self.cursor;
         let (token, key, parked_key) =
@@ -226,7 +224,7 @@ impl OpenCursor {
             if let Some(parked) = parked.filter(|_| !is_retry) {
                 let parked = ParkedRow::from_bytes(&parked)?;
                 let is_fresh = parked.is_fresh || is_fresh;
-                // What has come may have mended it.
+                // New events may have removed the cause of the failures.
                 tx.set(&parked_key, &ParkedRow { is_fresh, retries: 0, ..parked }.to_bytes());
                 return Ok(None);
             }
@@ -240,15 +238,16 @@ impl OpenCursor {
         Ok(Begun::Scan(ScanMark { context, db, key: key.into(), token, position }))
     }
 
-    /// Ends the scan of `db`: it cannot write any more, nor can transactions that it has checked. That it was scanned stays
-    /// marked. Fails as [`OpenCursor::begin_scan`] does.
+    /// Ends the scan of `db`: it cannot write any more, nor can transactions that it has checked. The mark of the
+    /// scan stays. Fails as [`OpenCursor::begin_scan`] does.
     pub async fn end_scan(&self, db: &Db) -> Result<()> {
         let NamedCursor { context, id } = &self.cursor;
         let (token, key) = (self.cursor.token(), context.keys.scan(id, db));
         let end = async |tx: Transaction| {
             self.check(&tx).await?;
             if let Some(stored) = tx.get(&key, Isolation::Serializable).await? {
-                // After a row that cannot be decoded the next scan begins at the beginning, or nothing would ever mend it.
+                // A row that cannot be decoded makes the next scan begin at the beginning; otherwise nothing would
+                // ever repair it.
                 let row = CursorRow::from_bytes(&stored);
                 let (cursor, filter) = row.map_or((Cursor::NOTHING, 0), |row| (row.cursor, row.filter));
                 tx.set(&key, &CursorRow { token, cursor, filter }.to_bytes());
@@ -258,7 +257,7 @@ impl OpenCursor {
         context.db.run(end).await
     }
 
-    /// Forgets that `db` was scanned or parked, and how far its scans have come. Fails as [`OpenCursor::begin_scan`] does.
+    /// Removes the mark, the scans and the parked row of `db`. Fails as [`OpenCursor::begin_scan`] does.
     pub async fn unmark(&self, db: &Db) -> Result<()> {
         let NamedCursor { context, id } = &self.cursor;
         let forget = async |tx: Transaction| {
@@ -270,7 +269,7 @@ impl OpenCursor {
         context.db.run(forget).await
     }
 
-    /// At most `limit` of the databases that were scanned or marked and not forgotten, after `last` in their order.
+    /// At most `limit` of the marked databases, after `last` in their order.
     pub async fn marked(&self, last: Option<&Db>, limit: usize) -> Result<Vec<Db>> {
         let NamedCursor { context, id } = &self.cursor;
         let KeyRange { begin, end } = context.keys.scans(id);
@@ -278,13 +277,13 @@ impl OpenCursor {
         self.marked_in(RangeRead::new(KeyRange { begin, end }).limit(limit)).await
     }
 
-    /// The instances of the database `name` that were scanned or marked and not forgotten: some of them, if they are many.
+    /// The marked instances of the database `name`: some of them, if they are many.
     pub async fn marked_as(&self, name: &DbName) -> Result<Vec<Db>> {
         let NamedCursor { context, id } = &self.cursor;
         self.marked_in(RangeRead::new(context.keys.scans_of(id, name))).await
     }
 
-    /// The databases of the scans that `read` finds.
+    /// The databases of the scans in the range `read`.
     async fn marked_in(&self, read: RangeRead) -> Result<Vec<Db>> {
         let NamedCursor { context, .. } = &self.cursor;
         let page =
@@ -293,29 +292,28 @@ impl OpenCursor {
     }
 }
 
-/// Whether a scan was begun.
+/// The result of beginning a scan.
 pub(crate) enum Begun {
-    /// It was.
+    /// It has begun.
     Scan(ScanMark),
     /// Its database is parked.
     Parked,
 }
 
-/// How far the scans of one database have come, as the one that is under way sees it. Clones are of the same scan.
+/// The position of the scans of one database, for the current scan. Clones are of the same scan.
 #[derive(Debug, Clone)]
 pub(crate) struct ScanMark {
     context: Arc<Context>,
     db: Db,
-    /// Where it is kept.
     key: Arc<[u8]>,
-    /// Which scan.
+    /// The token of the scan.
     token: [u8; 16],
-    /// Where earlier ones have come to.
+    /// The position of earlier scans.
     pub position: Cursor,
 }
 
 impl ScanMark {
-    /// Makes `tx` fail unless the scan is still the one that is under way when it commits. Fails with [`Error::Cancelled`] if it
+    /// Makes `tx` fail unless the scan is still the current one at the commit. Fails with [`Error::Cancelled`] if it
     /// is not any more.
     pub async fn check_in(&self, tx: &Transaction) -> Result<()> {
         let stored = tx.get(&self.key, Isolation::Serializable).await?;
@@ -326,8 +324,7 @@ impl ScanMark {
         Err(Error::Cancelled { what: format!("database {}", self.db.name) })
     }
 
-    /// Writes that the scan has come to `position`; whether it was still the one that is under way. If not, nothing is
-    /// written.
+    /// Saves `position` as the scan's. Returns whether it is still the current scan; if not, nothing is written.
     pub async fn report(&self, position: Cursor) -> Result<bool> {
         let report = async |tx: Transaction| {
             let Some(stored) = tx.get(&self.key, Isolation::Serializable).await? else { return Ok(false) };

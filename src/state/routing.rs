@@ -1,4 +1,4 @@
-//! Routing: which shard an id goes to. A hashing scheme has a stable number, which the topology of a feed stores.
+//! Routing ids to shards. A hashing scheme has a stable number, which the topology of a feed stores.
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
@@ -14,9 +14,9 @@ impl SchemeId {
     /// Jump consistent hashing of the XXH3 hash of the whole id.
     pub const ID: Self = Self(1);
 
-    /// The same of the partition key: of a document of a partitioned database, `partition:rest`, what stands before the
-    /// first `:`. Ids without one, and those of design documents, go by the whole id. All documents of a partition are in
-    /// one shard.
+    /// The same of the partition key. For a document of a partitioned database, `partition:rest`, this is the part
+    /// before the first `:`. Ids without a `:`, and those of design documents, are hashed as a whole. All documents
+    /// of a partition are in one shard.
     pub const PARTITION_KEY: Self = Self(2);
 
     /// The first number that is free for schemes of users.
@@ -25,8 +25,8 @@ impl SchemeId {
 
 /// Routes ids to shards.
 pub trait HashingScheme: fmt::Debug + Send + Sync + 'static {
-    /// The place of `id` among `shards` shards, counted from 0. It depends on nothing else, and never changes: rows are
-    /// found by it as long as they live. A place that is not below `shards` fails whatever asked for it.
+    /// The index of `id` among `shards` shards, counted from 0. It depends on nothing else, and never changes,
+    /// because rows are found by it. An index that is not below `shards` makes the operation fail.
     fn place(&self, id: &[u8], shards: u32) -> u32;
 }
 
@@ -60,7 +60,7 @@ impl Default for Schemes {
 }
 
 impl Schemes {
-    /// These and `scheme` under `id`, which must be [`SchemeId::FIRST_CUSTOM`] or higher, and new.
+    /// Adds `scheme` under `id`, which must be [`SchemeId::FIRST_CUSTOM`] or higher, and new.
     pub fn with(mut self, id: SchemeId, scheme: impl HashingScheme) -> Result<Self> {
         if id < SchemeId::FIRST_CUSTOM {
             let reason = format!("{} is below {}", id.0, SchemeId::FIRST_CUSTOM.0);
@@ -72,7 +72,6 @@ impl Schemes {
         }
     }
 
-    /// The scheme of that number.
     fn get(&self, id: SchemeId) -> Result<&dyn HashingScheme> {
         self.0.get(&id).map(|scheme| &**scheme).ok_or(Error::UnknownScheme { scheme: id.0 })
     }
@@ -82,7 +81,7 @@ impl Schemes {
         self.get(id).map(|_| ())
     }
 
-    /// The place, below `shards`, of `id` under the scheme of that number.
+    /// The index, below `shards`, of `id` under the scheme with that number.
     pub(crate) fn place(&self, scheme: SchemeId, id: &[u8], shards: u32) -> Result<u32> {
         match self.get(scheme)?.place(id, shards) {
             place if place < shards => Ok(place),
@@ -114,7 +113,7 @@ impl HashingScheme for PartitionKey {
     }
 }
 
-/// What the documents of one partition share.
+/// The part of the id that all documents of one partition share.
 fn partition_key(id: &[u8]) -> &[u8] {
     if id.starts_with(b"_design/") {
         return id;
@@ -122,8 +121,8 @@ fn partition_key(id: &[u8]) -> &[u8] {
     id.iter().position(|&byte| byte == b':').map_or(id, |end| &id[..end])
 }
 
-/// Jump consistent hashing (Lamping and Veach 2014): spreads keys evenly over `buckets`, and moves only 1/n of them when
-/// bucket number n is added.
+/// Jump consistent hashing (Lamping and Veach 2014): spreads keys evenly over `buckets`, and moves only 1/n of them
+/// when bucket number n is added.
 #[expect(
     clippy::cast_precision_loss,
     clippy::cast_sign_loss,
@@ -181,7 +180,7 @@ mod tests {
         assert!(schemes.with(SchemeId(5_000), Outside).is_err(), "it is registered already");
     }
 
-    /// The values that other implementations of the algorithm give.
+    /// Values of other implementations of the algorithm.
     #[test]
     fn jumps_as_others_do() {
         let first: Vec<_> = (0..10).map(|key| jump(key, 100)).collect();

@@ -12,11 +12,11 @@ use crate::state::keys::Partition;
 #[derive(Debug)]
 pub(crate) struct Signals {
     partitions: Box<[PartitionSignal]>,
-    /// Partitions whose doorbell is to be rung, a bit each.
+    /// The partitions whose doorbell is to be rung, a bit each.
     dirty: Box<[AtomicU64]>,
     /// Wakes the bell ringer.
     ringer: Notify,
-    /// Counts the appends to the feed that this process knows of.
+    /// Counts the appends to the feed by this process.
     appends: watch::Sender<u64>,
 }
 
@@ -30,7 +30,6 @@ struct PartitionSignal {
 }
 
 impl Signals {
-    /// The signals of a bus with `partitions` partitions.
     pub fn new(partitions: u32) -> Self {
         Self {
             partitions: (0..partitions).map(|_| PartitionSignal::default()).collect(),
@@ -40,18 +39,18 @@ impl Signals {
         }
     }
 
-    /// The signal of `partition`.
     fn of(&self, partition: Partition) -> &PartitionSignal {
         &self.partitions[partition.0 as usize]
     }
 
-    /// Tells that events of `partition` were committed: wakes the notifier of this process, or else has the doorbell
-    /// rung for that of another.
+    /// Reports committed events of `partition`: wakes the notifier of this process, or else has the doorbell rung for
+    /// a notifier of another process.
     pub fn ring(&self, partition: Partition) {
         let signal = self.of(partition);
         if signal.notifiers.load(Ordering::SeqCst) > 0 {
             signal.wake.notify_one();
-            // If the last one has left in between, it did not see this wake-up. If it leaves later, it passes it on.
+            // If the last notifier has left in between, it did not see this wake-up. If it leaves later, it passes
+            // the wake-up on.
             if signal.notifiers.load(Ordering::SeqCst) > 0 {
                 return;
             }
@@ -87,7 +86,8 @@ impl Signals {
     }
 
     /// A notifier of this process has ended its work on `partition`. A wake-up that it has taken without using it is
-    /// passed on: to another one of this process, or else to that of another, which may have fenced this one off.
+    /// passed on: to another notifier of this process, or else by the doorbell to one of another process, which may
+    /// have fenced this one off.
     pub fn leave(&self, partition: Partition) {
         self.of(partition).notifiers.fetch_sub(1, Ordering::SeqCst);
         self.ring(partition);
@@ -112,7 +112,7 @@ impl Signals {
         self.of(partition).wake.notified().await;
     }
 
-    /// Tells that rows were appended to the feed.
+    /// Reports that rows were appended to the feed.
     pub fn appended(&self) {
         self.appends.send_modify(|count| *count = count.wrapping_add(1));
     }

@@ -1,8 +1,8 @@
 //! [`Skipped`]: the rows that this process has met and cannot decode.
 //!
-//! Such a row is damaged, or a later version of the program has written it. Anyone who meets one goes on without it, so that neither
-//! its neighbours nor other readers wait for it, and tells here: it is counted, logged now and then, and named in the status
-//! until it is gone.
+//! Such a row is damaged, or a later version of the program has written it. A reader that meets one goes on without
+//! it, so that neither its neighbours nor other readers wait for it, and reports it here: it is counted, logged now
+//! and then, and named in the status until it is gone.
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
@@ -17,17 +17,17 @@ use crate::{
     state::{keys::FeedId, stats::Stats},
 };
 
-/// How many rows are remembered. Of more, the one that was not met for the longest is forgotten.
+/// How many rows are remembered. Beyond that, the row that was not met for the longest is forgotten.
 const ROWS_MAX: usize = 1_000;
 
-/// How long after a row was logged it is logged again at the earliest; twice as long each time, up to the second one.
+/// The first pause between two log lines of a row; it doubles each time, up to the second one.
 const LOG_PAUSE: Duration = Duration::from_mins(1);
 const LOG_PAUSE_MAX: Duration = Duration::from_hours(24);
 
 /// How many lines are logged at most within [`LOG_PAUSE`], however many rows there are.
 const LINES_MAX: u32 = 20;
 
-/// Where a row stands.
+/// The place of a row.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Place {
     /// At this key of the store.
@@ -45,31 +45,31 @@ impl std::fmt::Display for Place {
     }
 }
 
-/// A row that cannot be decoded, and is skipped by those who meet it.
+/// A row that cannot be decoded, and that readers skip.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 #[non_exhaustive]
 pub struct SkippedRow {
-    /// Where it stands: a key, with unprintable bytes as `\x00`, or a feed and a sequence.
+    /// Its place: a key, with unprintable bytes as `\x00`, or a feed and a sequence.
     pub place: String,
     /// Why it cannot be decoded.
     pub reason: String,
-    /// When this process has met it for the first time, in milliseconds since 1970.
+    /// When this process first met it, in milliseconds since 1970.
     pub since_ms: u64,
     /// How often this process has met it.
     pub times: u64,
 }
 
-/// What is remembered of a row.
+/// A remembered row.
 #[derive(Debug)]
 struct Known {
     /// Why it cannot be decoded.
     reason: String,
-    /// When it was met first, in milliseconds since 1970, and last.
+    /// When it was first met, in milliseconds since 1970; then when it was last met.
     since_ms: u64,
     last: Duration,
     /// How often it was met.
     times: u64,
-    /// When it may be logged again, and how long after that the next time.
+    /// When it may be logged again, and the pause after that.
     log_at: Duration,
     log_pause: Duration,
 }
@@ -81,13 +81,13 @@ pub(crate) struct Skipped(Mutex<State>);
 #[derive(Debug, Default)]
 struct State {
     rows: BTreeMap<Place, Known>,
-    /// When the present [`LOG_PAUSE`] began, and the lines that were logged since.
+    /// When the present [`LOG_PAUSE`] began, and the number of lines since.
     log_since: Duration,
     lines: u32,
 }
 
 impl Skipped {
-    /// Somebody goes on without the row at `place`.
+    /// Reports that a reader went on without the row at `place`.
     pub fn note(&self, env: &Env, stats: &Stats, place: &Place, error: &Error) {
         stats.rows_skipped.add(1);
         let now = env.now();
@@ -128,7 +128,7 @@ impl Skipped {
         self.lock().rows.keys().cloned().collect()
     }
 
-    /// The row at `place` was found gone or mended.
+    /// Forgets the row at `place`, which is gone or was repaired.
     pub fn forget(&self, place: &Place) {
         self.lock().rows.remove(place);
     }
@@ -144,7 +144,7 @@ impl Skipped {
         self.lock().rows.iter().map(row).collect()
     }
 
-    /// The state. A panic elsewhere cannot leave it half changed, so a poisoned lock is fine.
+    /// The state. A panic elsewhere leaves no half-done change, so a poisoned lock is fine.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,4 +1,4 @@
-//! [`Stats`]: what the roles of one process have done, as plain counts.
+//! [`Stats`]: counts of the work of one process's roles.
 
 use crate::base::{
     durations::{Count, Durations},
@@ -6,24 +6,24 @@ use crate::base::{
     health::Health,
 };
 
-/// Declares the counts, and the snapshot that is shown.
+/// Declares the counts and their snapshot.
 macro_rules! stats {
     ($($(#[doc = $doc:literal])* $name:ident,)*) => {
-        /// What the roles of one process have done.
+        /// Counts of the work of one process's roles.
         #[derive(Debug, Default)]
         pub(crate) struct Stats {
             $($(#[doc = $doc])* pub $name: Count,)*
             /// Events folded, in the lanes' order.
             folded: [Count; 4],
-            /// How long folds took, of those that have written something.
+            /// The durations of folds that have written something.
             pub fold_durations: Durations,
-            /// How long it took from the commit of a canary's event to its delivery.
+            /// The times from the commit of a canary's event to its delivery.
             pub deliveries: Durations,
-            /// What keeps the roles from their work.
+            /// The present failures of the roles.
             pub health: Health,
         }
 
-        /// What the roles of this process have done since the bus was opened.
+        /// Counts of the work of this process's roles since the bus was opened.
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
         #[non_exhaustive]
         pub struct StatsSnapshot {
@@ -33,7 +33,7 @@ macro_rules! stats {
         }
 
         impl StatsSnapshot {
-            /// Each count but those by kind: its name, what it counts, and how many they are.
+            /// Each count except those by kind: its name, its description, and its value.
             #[cfg(feature = "http")]
             pub(crate) fn each(&self) -> impl Iterator<Item = (&'static str, &'static str, u64)> {
                 [$((stringify!($name), concat!($($doc),*), self.$name),)*].into_iter()
@@ -41,7 +41,6 @@ macro_rules! stats {
         }
 
         impl Stats {
-            /// The counts as they are now.
             pub fn snapshot(&self) -> StatsSnapshot {
                 StatsSnapshot {
                     $($name: self.$name.get(),)*
@@ -61,7 +60,7 @@ stats! {
     notifications,
     /// Events of instances that had been replaced already; they changed no row.
     stale_events,
-    /// How often somebody went on without a row that cannot be decoded.
+    /// How often a reader went on without a row that cannot be decoded.
     rows_skipped,
     /// Doorbells rung in the store.
     bells,
@@ -77,19 +76,19 @@ stats! {
     tombstones_dropped,
     /// Closed topology entries that the janitor has dropped.
     topologies_dropped,
-    /// Groups that the janitor has deleted because nobody had worked for them.
+    /// Groups that the janitor has deleted because they had no consumer for too long.
     groups_expired,
     /// Rows that observers of groups have worked on.
     group_rows,
-    /// Checkpoints of groups that were written, those in observers' own transactions not among them.
+    /// Checkpoints of groups that were written outside of observers' own transactions.
     group_checkpoints,
-    /// Failures of observers of groups, panics and failures of the store on their behalf included.
+    /// Failures of observers of groups, including panics and failures of the store during their work.
     group_errors,
     /// Panics of observers of groups.
     group_panics,
     /// Rows that went to the dead letters of their group.
     group_dead_letters,
-    /// How often a group has parked an id, with whose rows its work had failed too often.
+    /// How often a group has parked an id because its work had failed too often.
     group_parked,
     /// How often a shard of a group was reported as stuck.
     group_stuck,
@@ -103,7 +102,7 @@ stats! {
     tail_panics,
     /// Attempts of triggers' jobs that have failed, panicked or were stuck.
     trigger_failures,
-    /// How often a trigger has parked a database, of which its job had failed too often.
+    /// How often a trigger has parked a database because its job had failed too often.
     trigger_parked,
     /// Jobs of triggers that were cancelled because they had shown no progress for too long.
     trigger_stuck,

@@ -1,4 +1,4 @@
-//! [`TriggerBoard`]: the triggers of this process, and what each is at.
+//! [`TriggerBoard`]: the triggers of this process, and their status.
 
 use std::{
     collections::BTreeMap,
@@ -10,30 +10,30 @@ use tokio::sync::watch;
 
 use crate::base::cursor::Cursor;
 
-/// What a trigger is at.
+/// The status of a trigger.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct TriggerStatus {
-    /// How many databases have something waiting, a job that runs not among it.
+    /// How many databases have waiting work, running jobs not included.
     pub waiting: usize,
     /// How many jobs run.
     pub running: usize,
-    /// Jobs that have done their work, since it was started.
+    /// Jobs that have completed since the trigger was started.
     pub done: u64,
     /// Attempts that have failed or panicked.
     pub failed: u64,
-    /// How often a database was parked, since it was started: its job has failed as often as it may, once more, or was stuck.
-    /// [`Bus::trigger`](crate::Bus::trigger) tells which are.
+    /// How often a database was parked since the trigger was started, because its job has failed too often, or was
+    /// stuck. [`Bus::trigger`](crate::Bus::trigger) lists them.
     pub parked: u64,
     /// Jobs that were cancelled because they had shown no progress for [`TriggerOptions::stall_limit`](crate::jobs::TriggerOptions::stall_limit).
     pub stuck: u64,
     /// Jobs that were cancelled because their database was deleted.
     pub cancelled: u64,
-    /// How often it has begun again after a panic of its own, which no job's is.
+    /// How often the trigger itself has panicked and begun again. Panics of jobs do not count.
     pub restarts: u64,
-    /// Where its cursor stands: everything before it is done, parked, or noted in the store as still to be done.
+    /// The position of its cursor: everything before it is done, parked, or recorded in the store as unfinished.
     pub position: Cursor,
-    /// Whether it has ended: it was shut down, its dispatcher has ended, or another one has opened its cursor.
+    /// Whether it has ended: it was shut down, its dispatcher has ended, or another trigger has opened its cursor.
     pub is_finished: bool,
 }
 
@@ -61,14 +61,14 @@ impl TriggerStatus {
 pub(crate) struct TriggerBoard(Mutex<BTreeMap<String, watch::Receiver<TriggerStatus>>>);
 
 impl TriggerBoard {
-    /// A trigger of this name was started.
+    /// Records that a trigger of this name was started.
     pub fn note(&self, name: &str, status: watch::Receiver<TriggerStatus>) {
         let mut triggers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         triggers.retain(|_, status| !status.borrow().is_finished);
         triggers.insert(name.to_owned(), status);
     }
 
-    /// What the trigger of this name is at, if one was started in this process.
+    /// The status of the trigger of this name, if it was started in this process.
     #[cfg(feature = "http")]
     pub fn status(&self, name: &str) -> Option<TriggerStatus> {
         let triggers = self.0.lock().unwrap_or_else(PoisonError::into_inner);

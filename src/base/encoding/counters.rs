@@ -1,10 +1,10 @@
-//! [`Counters`], and [`Tally`]: what producers bump and the notifier drains.
+//! [`Counters`] and [`Tally`]: producers add to them, and the notifier subtracts.
 //!
-//! Five lanes of 64 bits, little-endian: created, deleted, updated, `ddoc_updated`, and how many of the last came with the id of
-//! their design document. FoundationDB's `ADD` treats the 40 bytes as one number, so a lane must never carry into its neighbour: one
-//! `ADD` brings at most 2^32 − 1 of a lane, and 2^31 such before a fold reach the highest bit, which is never set.
-//! Subtracting is adding the two's complement of the whole number; as no lane is ever below what is subtracted from it, no
-//! borrow crosses a lane either.
+//! Five lanes of 64 bits, little-endian: created, deleted, updated, `ddoc_updated`, and how many of the last came
+//! with the id of their design document. FoundationDB's `ADD` treats the 40 bytes as one number, so a lane must never
+//! carry into its neighbour. One `ADD` brings at most 2^32 − 1 of a lane, so it takes 2^31 of them before a fold to
+//! reach the highest bit, which is never set. Subtracting means adding the two's complement of the whole number. No
+//! lane is below its subtrahend, so no borrow crosses a lane either.
 
 use std::ops::AddAssign;
 
@@ -60,12 +60,12 @@ impl AddAssign for Counters {
 /// The most events of a kind that one `ADD` may add.
 pub const ADDED_MAX: u64 = u32::MAX as u64;
 
-/// What stands in the counters of a database: the events, and how many of those of design documents have an id.
+/// The stored counters of a database: the events, and how many changes of design documents have an id.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Tally {
     /// The events.
     pub counters: Counters,
-    /// Those of `ddoc_updated` whose design document is named by a row of its own: never more than these.
+    /// Events of `ddoc_updated` whose design document is named by a row of its own; never more than `ddoc_updated`.
     pub with_id: u64,
 }
 
@@ -76,7 +76,7 @@ impl From<Counters> for Tally {
 }
 
 impl Tally {
-    /// Whether a design document was changed that no row names.
+    /// Whether a design document changed without a row that names it.
     pub fn has_ddocs_without_id(&self) -> bool {
         self.counters.ddoc_updated > self.with_id
     }
@@ -101,8 +101,8 @@ impl Tally {
         bytes
     }
 
-    /// What is stored in `bytes`. Fails on another length, on a lane whose highest bit is set, which is one below zero, and if more
-    /// events came with an id than there are: correct producers and folds leave none of these.
+    /// Decodes `bytes`. Fails on another length, on a lane whose highest bit is set, which means below zero, and if
+    /// more events have an id than there are events. Correct producers and folds leave none of these.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         if bytes.len() != COUNTERS_LEN {
             return Err(Error::corrupt(
@@ -144,7 +144,7 @@ mod tests {
         })
     }
 
-    /// FoundationDB's `ADD` on operands of equal length, by the book.
+    /// FoundationDB's `ADD` on operands of equal length, as its documentation defines it.
     fn add(a: [u8; COUNTERS_LEN], b: [u8; COUNTERS_LEN]) -> [u8; COUNTERS_LEN] {
         let mut carry = 0;
         std::array::from_fn(|i| {
@@ -169,8 +169,8 @@ mod tests {
         assert_eq!(one.to_negative_bytes(), [0xff; COUNTERS_LEN]);
     }
 
-    /// The changes with an id once had 16 bits of the last lane: the 65,536th before a fold was lost, and whoever watched one design
-    /// document was informed of any.
+    /// The changes with an id once had 16 bits of the last lane. The 65,536th before a fold was lost, and a
+    /// subscriber of one design document was informed of any change.
     #[test]
     fn any_number_of_changes_may_have_an_id() {
         let one = Tally { counters: Counters { ddoc_updated: 1, ..Counters::ZERO }, with_id: 1 };

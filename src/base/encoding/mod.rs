@@ -1,4 +1,4 @@
-//! Bytes: the sequence, the counters, and the reader and writer that values are made with.
+//! Bytes: the sequence, the counters, and the reader and writer of values.
 //!
 //! Everything here is pure. Keys are big-endian, so that byte order is value order; little-endian stands only in the
 //! lanes that FoundationDB's `ADD` works on.

@@ -7,14 +7,13 @@ use crate::base::error::{Error, Result};
 
 /// A cursor over a stored value. Every read checks the length; [`Reader::finish`] refuses bytes that are left over.
 pub(crate) struct Reader<'a> {
-    /// What is being read, for errors.
+    /// The name of the value, for errors.
     what: &'static str,
-    /// The bytes that are not read yet.
     rest: &'a [u8],
 }
 
 impl<'a> Reader<'a> {
-    /// A reader of `bytes`, which are a `what`.
+    /// A reader of `bytes`, which errors call `what`.
     pub fn new(what: &'static str, bytes: &'a [u8]) -> Self {
         Self { what, rest: bytes }
     }
@@ -64,7 +63,7 @@ impl<'a> Reader<'a> {
         Sequence::from_bytes(self.take(Sequence::MIN.as_bytes().len())?)
     }
 
-    /// Text of a 2-byte length and as many bytes of UTF-8.
+    /// A text: its length in 2 bytes, then its UTF-8.
     pub fn text(&mut self) -> Result<&'a str> {
         let len = self.u16()?;
         let bytes = self.take(len.into())?;
@@ -81,8 +80,8 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The operand of `SET_VERSIONSTAMPED_*`: `before`, room for the stamp, `after`, and the place of the stamp as 4 bytes,
-/// little-endian.
+/// The operand of `SET_VERSIONSTAMPED_*`: `before`, room for the stamp, `after`, and the offset of the stamp as 4
+/// bytes, little-endian.
 pub(crate) fn versionstamped(before: &[u8], after: &[u8]) -> Vec<u8> {
     let mut operand = Vec::with_capacity(before.len() + STAMP_LEN + after.len() + 4);
     operand.extend_from_slice(before);

@@ -1,9 +1,10 @@
-//! How many rows stand behind a position, without reading all of them.
+//! Counting the rows behind a position, without reading all of them.
 //!
-//! The rows of each shard are counted as they are written ([`append`](super::append)), so all rows of a topology entry are known by
-//! number. What has to be read are the rows between the position and a place whose number is known: the beginning of the entry, its
-//! end, or a place where somebody has counted since the last row was appended. Both sides are read in turn, so the nearer one
-//! decides: a page at the beginning or at the end costs next to nothing, and one behind another page costs the rows between them.
+//! Writers count the rows of each shard ([`append`](super::append)), so the number of rows of a topology entry is
+//! known. A count reads only the rows between the position and a mark, which is a position with a known count: the
+//! beginning of the entry, its end, or a position that was counted since the last append. It reads both sides in
+//! turn, so the nearer mark decides. A page at the beginning or at the end costs next to nothing, and a page behind
+//! another page costs the rows between them.
 
 use std::mem;
 
@@ -14,64 +15,62 @@ use crate::{
     store::{Isolation, Transaction},
 };
 
-/// How many rows of one side are read in the first step. Each further one reads twice as many.
+/// How many rows of one side the first step reads. Each further step reads twice as many.
 const STEP_ROWS: usize = 512;
 
-/// How many rows of one side are read by one transaction.
+/// How many rows of one side one transaction reads.
 const TRANSACTION_ROWS: usize = 100_000;
 
-/// How often a count that takes several transactions begins again because something was written meanwhile. The next one is off by
-/// what moves while it takes.
+/// How often a count over several transactions begins again because of an append. The next one may be off by the rows
+/// that move while it counts.
 const RESTARTS_MAX: u32 = 3;
 
-/// A place, and how many rows stand behind it.
+/// A position, and the number of rows behind it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Mark {
-    /// The place.
     pub at: Sequence,
-    /// How many rows stand behind it.
     pub behind: u64,
 }
 
-/// What was counted before, and holds as long as the newest row is the same.
+/// Marks of earlier counts. They hold as long as the newest row is the same.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Known {
-    /// Where the newest row stood.
+    /// The position of the newest row.
     pub newest: Sequence,
-    /// The last place at the position or before it.
+    /// The last mark at or before the position.
     pub below: Option<Mark>,
-    /// The first place behind it.
+    /// The first mark behind it.
     pub above: Option<Mark>,
 }
 
-/// What was counted.
+/// The result of a count.
 #[derive(Debug, Clone, Copy)]
 #[cfg_attr(
     not(feature = "http"),
     expect(dead_code, reason = "only feeds over HTTP remember what was counted")
 )]
 pub(crate) struct Counted {
-    /// How many rows stand behind the position.
+    /// The number of rows behind the position.
     pub behind: u64,
-    /// Where the newest row of the feed stood then; the smallest sequence if there was none.
+    /// The position of the newest row of the feed at that time; the smallest sequence if there was none.
     pub newest: Sequence,
 }
 
-/// The rows between the position and one of the places around it.
+/// The rows between the position and one of the marks around it.
 #[derive(Debug, Clone)]
 struct Side {
-    /// How many rows stand behind the place.
+    /// The number of rows behind the mark.
     behind: u64,
-    /// How many rows were counted.
+    /// The number of rows counted so far.
     count: u64,
-    /// What has still to be counted: shards, each with where to go on.
+    /// The shards that are still to be counted, each with the sequence to go on after.
     rest: Vec<(RowSpace, Sequence)>,
-    /// Where the side ends.
+    /// The end of the side.
     last: Sequence,
 }
 
 impl Side {
-    /// Counts on, some `limit` rows more; whether all are counted.
+    /// Counts up to `limit` further rows. Returns whether all are counted.
     async fn step(&mut self, tx: &Transaction, feed: RawFeed<'_>, limit: usize) -> Result<bool> {
         let limit = limit / self.rest.len().max(1) + 1;
         for some in mem::take(&mut self.rest).chunks(SHARDS_READ_AT_ONCE) {
@@ -88,16 +87,16 @@ impl Side {
 /// A count that is under way.
 #[derive(Debug, Clone)]
 struct Counting {
-    /// Where the newest row of the feed stands.
+    /// The position of the newest row of the feed.
     newest: Sequence,
     /// The rows before the position.
     before: Side,
-    /// The rows behind it.
+    /// The rows after it.
     after: Side,
 }
 
 impl Counting {
-    /// Counts on; how many rows stand behind the position, once that is known.
+    /// Counts further. Returns the number of rows behind the position, once it is known.
     async fn go_on(&mut self, tx: &Transaction, feed: RawFeed<'_>) -> Result<Option<u64>> {
         let (mut limit, mut left) = (STEP_ROWS, TRANSACTION_ROWS);
         while left > 0 {
@@ -115,7 +114,8 @@ impl Counting {
 }
 
 impl RawFeed<'_> {
-    /// How many rows the shards from `first` to the last of `entries`, the last ones of the topology, have.
+    /// The number of rows in the shards from `first` to the last of `entries`, which are the last ones of the
+    /// topology.
     async fn rows_in(self, tx: &Transaction, entries: &[TopologyRow]) -> Result<u64> {
         let mut shards = entries.iter().flat_map(TopologyRow::shards);
         let Some(first) = shards.next() else { return Ok(0) };
@@ -124,13 +124,12 @@ impl RawFeed<'_> {
         rows.iter().map(|(_, value)| row_count(Some(value))).sum()
     }
 
-    /// How many rows `shard` has.
     async fn row_count(self, tx: &Transaction, shard: ShardId) -> Result<u64> {
         let stored = tx.get(&self.context.keys.row_count(self.id, shard), Isolation::Snapshot).await?;
         row_count(stored.as_deref())
     }
 
-    /// A count of the rows of the feed, or of `shard`, behind `position` that is about to begin.
+    /// Begins a count of the rows of the feed, or of `shard`, behind `position`.
     async fn counting(
         self,
         tx: &Transaction,
@@ -166,9 +165,9 @@ impl RawFeed<'_> {
 }
 
 impl<R: FeedRow> Feed<R> {
-    /// How many rows stand after `cursor`: what a reader there has still to read. It is exact, as of one version of the store,
-    /// where at most 100,000 rows stand between the cursor and an end of its topology entry; else what moves while it is counted may
-    /// be missed, as a reader would not meet it there.
+    /// The number of rows after `cursor`, which a reader there has still to read. It is exact at one version of the
+    /// store if at most 100,000 rows are between the cursor and an end of its topology entry. Otherwise it may miss
+    /// rows that move while it counts.
     ///
     /// Fails as [`Feed::page`] does.
     pub async fn pending(&self, cursor: impl Into<Cursor>) -> Result<u64> {
@@ -177,7 +176,7 @@ impl<R: FeedRow> Feed<R> {
         Ok(self.behind(None, cursor.position(), None).await?.behind)
     }
 
-    /// How many rows `shard` has. A shard that was dropped has none.
+    /// The number of rows of `shard`. A shard that was dropped has none.
     ///
     /// Fails with [`Error::NoShard`](crate::Error::NoShard) if there never was such a shard, and with [`Error::NoFeed`](crate::Error::NoFeed) if there is no such feed.
     pub async fn shard_rows(&self, shard: ShardId) -> Result<u64> {
@@ -189,7 +188,7 @@ impl<R: FeedRow> Feed<R> {
         self.context.db.run(read).await
     }
 
-    /// How many rows of the feed, or of `shard`, stand behind `position`, which nobody checks.
+    /// The number of rows of the feed, or of `shard`, behind `position`. The position is not checked.
     pub(crate) async fn behind(
         &self,
         shard: Option<ShardId>,

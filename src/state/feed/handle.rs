@@ -22,35 +22,35 @@ use crate::{
 /// The most rows of a page.
 pub const PAGE_ROWS_MAX: usize = 10_000;
 
-/// How many shards are read at once where their number has no other limit.
+/// How many shards are read at once where nothing else limits it.
 pub(crate) const SHARDS_READ_AT_ONCE: usize = 64;
 
-/// What the rows of a feed are.
+/// A type of rows.
 pub trait FeedRow: Sized + Send + Sync + 'static {
-    /// The row that is stored at `sequence` as `bytes`. Fails with [`Error::Corrupt`] if it is none.
+    /// Decodes the row stored at `sequence` as `bytes`. Fails with [`Error::Corrupt`].
     fn from_stored(sequence: Sequence, bytes: &[u8]) -> Result<Self>;
 
-    /// Where it stands.
+    /// Its position.
     fn sequence(&self) -> Sequence;
 
-    /// What it is the row of, of which the feed has one: the name of a database, the id of a document. By it rows are routed to
-    /// shards.
+    /// The id of the row: the name of a database, the id of a document. The feed has one row per id, and routes rows
+    /// to shards by it.
     fn id(&self) -> &[u8];
 }
 
 /// Some rows of a feed, in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FeedPage<R> {
-    /// The rows. Those that this program cannot decode, because they are damaged or a later version has written them, are left
-    /// out, counted in [`StatsSnapshot::rows_skipped`](crate::node::StatsSnapshot::rows_skipped) and named by
-    /// [`Bus::skipped_rows`](crate::Bus::skipped_rows).
+    /// The rows. Rows that this program cannot decode, because they are damaged or a later version has written them,
+    /// are left out, counted in [`StatsSnapshot::rows_skipped`](crate::node::StatsSnapshot::rows_skipped) and named
+    /// by [`Bus::skipped_rows`](crate::Bus::skipped_rows).
     pub rows: Vec<Arc<R>>,
-    /// Everything up to here was read: nothing will ever be added before it. Of rows that were read backwards: everything from
+    /// Everything up to here was read: nothing will ever be added before it. For rows read backwards: everything from
     /// here on.
     ///
-    /// While there is more to read, this is no position up to which everything is known: a row that a later page will bring
-    /// may have superseded one before it. So derive what is new in the rows of all pages from where the first page began
-    /// ([`Cursor::knowledge`]), until one has no more after it.
+    /// While there is more to read, a reader does not know everything up to here: a row of a later page may have
+    /// superseded an earlier one. So derive the news of all pages from the position where the first page began
+    /// ([`Cursor::knowledge`]), until a page has no more after it.
     pub to: Sequence,
     /// Where the next page begins.
     pub next: Cursor,
@@ -69,18 +69,15 @@ pub struct ShardPage<R> {
     pub next: Cursor,
     /// Whether there was more to read when the page was read.
     pub more: bool,
-    /// What took over, if the shard is closed and was read to its end. Each further page says so again; a
-    /// [`ShardReader`](super::ShardReader) says it once.
+    /// The successors, if the shard is closed and was read to its end. Each further page repeats them; a
+    /// [`ShardReader`](super::ShardReader) returns them once.
     pub resharded: Option<Resharded>,
 }
 
 /// A feed: one row per id, its newest, ordered by sequence over all shards. Clones are cheap.
 pub struct Feed<R> {
-    /// What the roles share.
     pub(crate) context: Arc<Context>,
-    /// Which feed.
     pub(crate) id: FeedId,
-    /// What its rows are.
     rows: PhantomData<fn() -> R>,
 }
 
@@ -97,26 +94,24 @@ impl<R> fmt::Debug for Feed<R> {
 }
 
 impl<R: FeedRow> Feed<R> {
-    /// The feed `id` of the bus with this context.
     pub(crate) fn new(context: Arc<Context>, id: FeedId) -> Self {
         Self { context, id, rows: PhantomData }
     }
 
-    /// The feed as bytes.
     pub(crate) fn raw(&self) -> RawFeed<'_> {
         RawFeed::new(&self.context, &self.id)
     }
 
-    /// The rows after `cursor`, at most `limit` (1 to 10,000), in the order of their sequences over all shards and all
-    /// topologies. Begin at [`Cursor::NOTHING`] or behind a sequence, and go on at [`FeedPage::next`]: each page is read in a
-    /// transaction of its own, so a backlog may take as long as it takes. A row that is superseded meanwhile comes later, in
-    /// its new place.
+    /// The rows after `cursor`, at most `limit` (1 to 10,000), in the order of their sequences over all shards and
+    /// all topologies. Begin at [`Cursor::NOTHING`] or at a sequence, and go on at [`FeedPage::next`]. Each page has
+    /// a transaction of its own, so reading a backlog may take any time. A row that is superseded meanwhile comes
+    /// later, at its new position.
     ///
     /// # Errors
     ///
-    /// [`Error::Expired`] if rows after the cursor may have been dropped, or if an embedded store has never given it out, as one of
-    /// another history; [`Error::Invalid`] if it is ahead of a cluster or of a later incarnation; [`Error::NoFeed`] if there is no
-    /// such feed.
+    /// [`Error::Expired`] if rows after the cursor may have been dropped, or if an embedded store has never given it
+    /// out, because it is of another history; [`Error::Invalid`] if it is ahead of a cluster or of a later
+    /// incarnation; [`Error::NoFeed`] if there is no such feed.
     pub async fn page(&self, cursor: impl Into<Cursor>, limit: usize) -> Result<FeedPage<R>> {
         let cursor = cursor.into();
         self.context.db.run(async |tx| self.page_in(&tx, cursor, limit).await).await
@@ -134,8 +129,8 @@ impl<R: FeedRow> Feed<R> {
     }
 
     /// The rows before `before`, at most `limit` (1 to 10,000), newest first. Start at [`Sequence::MAX`], go on at
-    /// [`FeedPage::to`]. Rows that are superseded while the pages are read move to where was read already: who wants them,
-    /// too, reads forward from the [`Feed::now`] of before.
+    /// [`FeedPage::to`]. Rows that are superseded between two pages move to positions that were read already. To get
+    /// these, too, read forward from the [`Feed::now`] of before the first page.
     pub async fn page_before(&self, before: Sequence, limit: usize) -> Result<FeedPage<R>> {
         self.context.db.run(async |tx| self.page_before_in(&tx, before, limit).await).await
     }
@@ -151,8 +146,8 @@ impl<R: FeedRow> Feed<R> {
         self.page_of(&self.raw().page_before(tx, before, limit).await?)
     }
 
-    /// The rows of `shard` after `cursor`, at most `limit` (1 to 10,000). All rows of an id that are written under one
-    /// topology are in one shard, so that readers of different shards need not know of each other.
+    /// The rows of `shard` after `cursor`, at most `limit` (1 to 10,000). All rows of an id that are written under
+    /// one topology are in one shard, so readers of different shards are independent.
     ///
     /// Fails with [`Error::NoShard`] if the feed has no such shard, and as [`Feed::page`] does.
     pub async fn shard_page(
@@ -189,9 +184,9 @@ impl<R: FeedRow> Feed<R> {
             .await
     }
 
-    /// The shards that were live at `since`: a reader of single shards starts with these, and goes on with the successor of
-    /// each that is closed. Anyone who reads so from `since` on misses nothing. A shard that is empty may be dropped before it is
-    /// read for the first time, which then fails with [`Error::NoShard`]: ask again.
+    /// The shards that were live at `since`. A reader of single shards starts with these, and goes on with the
+    /// successors of each closed shard; so it misses nothing after `since`. An empty shard may be dropped before its
+    /// first read, which then fails with [`Error::NoShard`]: call this again.
     ///
     /// Fails as [`Feed::page`] does.
     pub async fn topology_at(&self, since: impl Into<Cursor>) -> Result<TopologyEntry> {
@@ -204,14 +199,15 @@ impl<R: FeedRow> Feed<R> {
         Ok(self.topology().await?.into_iter().flat_map(|entry| entry.shards).collect())
     }
 
-    /// Changes the number of shards, 1 to 10,000, up or down, while the feed is written and read; and the hashing scheme, if
-    /// one is named. Nothing is moved: rows go to the new shards from this sequence on. Returns the new entry.
+    /// Changes the number of shards, 1 to 10,000, up or down, while the feed is written and read; and the hashing
+    /// scheme, if `scheme` names one. It moves no rows: new rows go to the new shards from this sequence on. Returns
+    /// the new entry.
     ///
-    /// Writers that are overtaken are tried again; a reader of a single shard is informed by [`Resharded`]. Several reshards at
-    /// once come one after the other. A reshard of unknown result is not done twice.
+    /// Writers that a reshard overtakes are tried again; a reader of a single shard gets [`Resharded`]. Concurrent
+    /// reshards happen one after the other. A reshard with an unknown result is not done twice.
     ///
-    /// Fails with [`Error::Invalid`] if there cannot be so many shards, with [`Error::UnknownScheme`] if this process does
-    /// not know the scheme, and with [`Error::NoFeed`] if there is no such feed. Nothing is changed then.
+    /// Fails with [`Error::Invalid`] if `shards` is out of its limits, with [`Error::UnknownScheme`] if this process
+    /// does not know the scheme, and with [`Error::NoFeed`] if there is no such feed. Nothing is changed then.
     pub async fn reshard(&self, shards: u32, scheme: Option<SchemeId>) -> Result<TopologyEntry> {
         let db = &self.context.db;
         let new = NewTopology::new(shards, scheme, db.env())?;
@@ -226,7 +222,7 @@ impl<R: FeedRow> Feed<R> {
         self.context.db.run(async |tx| self.raw().last_row(&tx).await).await
     }
 
-    /// The position behind everything that is in the feed now: whoever starts here gets what comes.
+    /// The position behind everything that is in the feed now. A reader that starts here gets only new rows.
     pub async fn now(&self) -> Result<Sequence> {
         self.context.db.run(async |tx| self.raw().last_readable(&tx).await).await
     }
@@ -237,7 +233,7 @@ impl<R: FeedRow> Feed<R> {
         self.context.db.run(async |tx| self.raw().horizon(&tx, isolation).await).await
     }
 
-    /// The row that stands as `row`; `None`, and it is told, if it cannot be decoded.
+    /// Decodes `row`; `None` if it cannot be decoded, which is reported as a skipped row.
     pub(crate) fn decode(&self, row: &StoredRow) -> Result<Option<R>> {
         match R::from_stored(row.sequence, &row.value) {
             Ok(row) => Ok(Some(row)),
@@ -249,7 +245,7 @@ impl<R: FeedRow> Feed<R> {
         }
     }
 
-    /// The rows of a stored page, but for those that cannot be decoded.
+    /// The rows of a stored page, without those that cannot be decoded.
     fn page_of(&self, page: &StoredPage) -> Result<FeedPage<R>> {
         let mut rows = Vec::with_capacity(page.rows.len());
         for row in &page.rows {
@@ -258,7 +254,7 @@ impl<R: FeedRow> Feed<R> {
         Ok(FeedPage { rows, to: page.next.position(), next: page.next, more: page.more })
     }
 
-    /// What took over from `shard`, which was dropped.
+    /// The successors of `shard`, which was dropped.
     pub(super) async fn end_of_trimmed(&self, shard: ShardId) -> Result<Resharded> {
         let read = async |tx| {
             let topology = self.raw().topology(&tx).await?;
@@ -271,7 +267,6 @@ impl<R: FeedRow> Feed<R> {
     }
 }
 
-/// Fails if a page cannot have `limit` rows.
 fn check_limit(limit: usize) -> Result<()> {
     if (1..=PAGE_ROWS_MAX).contains(&limit) {
         Ok(())

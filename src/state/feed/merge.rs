@@ -1,8 +1,8 @@
 //! Merging the shards of one topology entry by sequence.
 //!
-//! Each shard has a buffer. The smallest head of all buffers is the next row; a buffer that runs empty is filled before
-//! the merge goes on. A scheme spreads ids evenly, so the first fill asks each shard for its share and little more, and
-//! what is read in vain is a small part whatever the number of shards.
+//! Each shard has a buffer. The smallest head of all buffers is the next row; a buffer that runs empty is filled
+//! before the merge goes on. A scheme spreads ids evenly, so the first fill reads each shard's share and little more.
+//! So few rows are read in vain, whatever the number of shards.
 
 use std::{
     cmp::Reverse,
@@ -18,17 +18,17 @@ use crate::{
     store::{Isolation, RangeRead, Transaction},
 };
 
-/// In which order rows are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Direction {
-    /// Older ones first.
+    /// Oldest first.
     Ascending,
-    /// Newer ones first.
+    /// Newest first.
     Descending,
 }
 
 impl Direction {
-    /// Smaller for what comes first. A number, because it is compared several times for each row.
+    /// A rank that grows in the order of the merge. It is a number, because it is compared several times for each
+    /// row.
     fn rank(self, sequence: Sequence) -> u128 {
         let mut wide = [0; 16];
         wide[3..].copy_from_slice(sequence.as_bytes());
@@ -39,17 +39,17 @@ impl Direction {
     }
 }
 
-/// What is read of one shard.
+/// The unread rows of one shard.
 struct Source {
     space: RowSpace,
-    /// What is still to be read; `None` if nothing is.
+    /// The rest of the range; `None` at its end.
     rest: Option<RangeRead>,
     /// Rows that were read and are not merged yet.
     buffer: VecDeque<StoredRow>,
 }
 
 impl Source {
-    /// Reads on, at most `limit` rows at once.
+    /// Reads up to `limit` further rows.
     async fn fill(&mut self, tx: &Transaction, limit: usize) -> Result<()> {
         while self.buffer.is_empty() {
             let Some(read) = self.rest.take().map(|read| read.limit(limit)) else { return Ok(()) };
@@ -64,7 +64,7 @@ impl Source {
     }
 }
 
-/// How many rows to read of each of `sources` shards for `rows` merged ones.
+/// The number of rows to read from each of `sources` shards for `rows` merged rows.
 fn share(rows: usize, sources: usize) -> usize {
     match sources {
         1 => rows,
@@ -72,7 +72,8 @@ fn share(rows: usize, sources: usize) -> usize {
     }
 }
 
-/// The rows of `spaces` after `after` and up to `last`, at most `limit`, which is at least 1; and whether there are more.
+/// The rows of `spaces` after `after` and up to `last`, at most `limit`, which is at least 1; and whether there are
+/// more.
 pub(super) async fn merged(
     tx: &Transaction,
     spaces: impl ExactSizeIterator<Item = RowSpace>,
@@ -104,12 +105,12 @@ pub(super) async fn merged(
         let Reverse((_, place)) = *head;
         let source = &mut sources[place];
         rows.extend(source.buffer.pop_front());
-        // Rows that would not fit are not read.
+        // Do not read rows that the page has no room for.
         if source.buffer.is_empty() && rows.len() < limit {
             source.fill(tx, share(limit - rows.len(), count)).await?;
         }
         if let Some(row) = source.buffer.front() {
-            // In its place, which costs less than to take it out and put another in.
+            // Replacing the head costs less than a pop and a push.
             *head = Reverse((rank(row), place));
         } else if source.rest.is_some() {
             return Ok((rows, true));
@@ -120,7 +121,7 @@ pub(super) async fn merged(
     Ok((rows, false))
 }
 
-/// The rows of one source, which needs no merging.
+/// The rows of a single source, which needs no merging.
 async fn alone(tx: &Transaction, source: &mut Source, limit: usize) -> Result<(Vec<StoredRow>, bool)> {
     let mut rows = Vec::from(std::mem::take(&mut source.buffer));
     while rows.len() < limit && source.rest.is_some() {

@@ -13,10 +13,10 @@
 //! row of x        ✗ (superseded)         ✗ (superseded)               x
 //! ```
 //!
-//! 1. Every writer has read the current entry serializably, so a writer that a reshard has overtaken cannot commit: no row
-//!    is ever added to a closed shard, and every row of an entry stands before the first sequence of the next.
-//! 2. An id's shard follows from its sequence and the history, so it is stored nowhere.
-//! 3. Shard ids are taken from the current entry, which is never dropped, so that none is used again.
+//! Every writer has read the current entry serializably, so a writer that a reshard has overtaken cannot commit. No
+//! row is ever added to a closed shard, and every row of an entry is before the first sequence of the next.
+//! An id's shard follows from the row's sequence and the topology history, so it is stored nowhere.
+//! Shard ids continue those of the current entry, which is never dropped, so no id is used again.
 
 mod counting;
 mod handle;
@@ -46,7 +46,7 @@ pub use self::{
 };
 use crate::state::{context::Context, keys::FeedId};
 
-/// A feed of a bus, as bytes: what its reads and writes need to know.
+/// A feed of a bus, as bytes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RawFeed<'a> {
     pub context: &'a Context,
@@ -54,12 +54,10 @@ pub(crate) struct RawFeed<'a> {
 }
 
 impl<'a> RawFeed<'a> {
-    /// The feed `id` of the bus with this context.
     pub fn new(context: &'a Context, id: &'a FeedId) -> Self {
         Self { context, id }
     }
 
-    /// The feed of notifications.
     pub fn notifications(context: &'a Context) -> Self {
         Self { context, id: &context.feed }
     }

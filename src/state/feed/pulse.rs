@@ -1,8 +1,8 @@
-//! [`Pulse`]: waits until a feed may have new rows, on behalf of a reader that has read all there were.
+//! [`Pulse`]: wakes a reader that has read everything when a feed may have new rows.
 //!
-//! Three things wake the reader: appends of its own process, watches for those of others, and a poll that makes good what
-//! those have missed. Poll and watches look at the pulse of the feed, a few keys that every append moves, and not at its
-//! shards: while nothing happens a reader makes one short read per interval, however many shards there are.
+//! Three things wake the reader: appends of its own process, watches for appends of other processes, and a poll for
+//! lost hints. Poll and watches read the pulse of the feed, a few keys that every append moves, and not its shards.
+//! So an idle reader makes one short read per interval, however many shards there are.
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,37 +20,37 @@ use crate::{
     store::{Isolation, Row, Transaction},
 };
 
-/// How long it waits for the notifiers of its own process before it sets watches for those of others. Under steady local load
-/// no watch is ever set.
+/// How long it waits for the notifiers of its own process before it sets watches for those of other processes. Under
+/// steady local load it never sets a watch.
 const QUIET: Duration = Duration::from_millis(10);
 
-/// How often it looks for rows that no hint has told of, if nothing else is asked for.
+/// The default interval of the poll for rows without a hint.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What is reported of watches.
+/// The name of watches in reports of trouble.
 const WATCH: &str = "watch of a feed";
 
 /// Waits for new rows of a feed.
 pub(crate) struct Pulse {
     context: Arc<Context>,
     id: FeedId,
-    /// How often to look for rows that no hint has told of.
+    /// The interval of the poll for rows without a hint.
     pub poll_interval: Duration,
     /// Counts the appends of this process.
     appends: watch::Receiver<u64>,
-    /// The watches that are set, if any.
+    /// Completes when one of the watches fires; `None` if none is set.
     fired: Option<BoxFuture<'static, bool>>,
-    /// Whether no hint has caused the next look.
+    /// Whether the next poll has no hint as its cause.
     is_poll: bool,
     /// The pulse when everything was read.
     known: Option<Vec<Row>>,
 }
 
-/// What a look has to know.
+/// The state of a [`Pulse`] that a poll needs.
 #[derive(Clone, Copy)]
 pub(crate) struct Probe<'a> {
     feed: RawFeed<'a>,
-    /// Whether no hint has caused the look.
+    /// Whether the poll has no hint as its cause.
     is_poll: bool,
     /// Whether watches are set.
     is_watching: bool,
@@ -58,25 +58,24 @@ pub(crate) struct Probe<'a> {
     known: Option<&'a Vec<Row>>,
 }
 
-/// What a look has found, in one transaction.
+/// The result of a poll, in one transaction.
 pub(crate) struct PulseRead {
-    /// The pulse, unless a hint has caused the look: then it has certainly moved.
+    /// The pulse; `None` after a hint, because then it has certainly moved.
     pulse: Option<Vec<Row>>,
     /// The last sequence that the transaction can see, if nothing was appended since everything was read.
     unchanged: Option<Sequence>,
-    /// Completes once there may be more, if watches were set; with false if they have failed.
+    /// Completes when a watch fires, if watches were set; with false if they have failed.
     fired: Option<BoxFuture<'static, bool>>,
 }
 
 impl PulseRead {
-    /// If nothing was appended since everything was read, up to where everything is read now.
+    /// The position up to which everything is read now, if nothing was appended since.
     pub fn unchanged(&self) -> Option<Sequence> {
         self.unchanged
     }
 }
 
 impl Pulse {
-    /// The pulse of the feed `id`, for a reader that is about to begin.
     pub fn new(context: &Arc<Context>, id: &FeedId) -> Self {
         Self {
             appends: context.signals.appends(),
@@ -89,19 +88,18 @@ impl Pulse {
         }
     }
 
-    /// Begins a look: what is appended from now on is a new hint.
+    /// Begins a poll: later appends are new hints.
     pub fn begin(&mut self) {
         self.appends.mark_unchanged();
     }
 
-    /// What the look has to know.
     pub fn probe(&self) -> Probe<'_> {
         let feed = RawFeed::new(&self.context, &self.id);
         let (is_watching, known) = (self.fired.is_some(), self.known.as_ref());
         Probe { feed, is_poll: self.is_poll, is_watching, known }
     }
 
-    /// Takes in what was found, once the transaction is over. `is_end` says whether everything was read in it.
+    /// Adopts the result of a poll after its transaction. `is_end` says whether the transaction has read everything.
     pub fn adopt(&mut self, look: PulseRead, is_end: bool) {
         self.fired = look.fired.or(self.fired.take());
         if is_end {
@@ -111,14 +109,14 @@ impl Pulse {
         }
     }
 
-    /// The reader goes on elsewhere, where it may have something to read.
+    /// Forgets the pulse, because the reader goes on elsewhere, where it may have rows to read.
     pub fn forget(&mut self) {
         self.known = None;
     }
 
-    /// Completes when there may be rows, or it is time to look. Cancel safe.
+    /// Completes when there may be rows, or when the poll is due. Cancel safe.
     pub async fn wait(&mut self) {
-        // Where watches were just refused, asking again at once would not help.
+        // Watches that were just refused would be refused again.
         let is_watching = self.fired.is_some();
         let pause =
             if is_watching || self.is_poll { self.poll_interval } else { QUIET.min(self.poll_interval) };
@@ -126,12 +124,12 @@ impl Pulse {
         let Self { fired, appends, context, poll_interval, is_poll, .. } = self;
         let env = context.env();
         *is_poll = tokio::select! {
-            // A sender that is gone cannot be: the context that owns it is shared.
+            // The sender cannot be gone: the shared context owns it.
             _ = appends.changed() => false,
             changed = async { match &mut *fired { Some(fired) => fired.await, None => pending().await } } => {
                 *fired = None;
                 if !changed {
-                    // Refused as late as this: the poll goes on, and asks again.
+                    // The watches were refused late: the poll sets them again.
                     tokio::select! {
                         _ = appends.changed() => {}
                         () = env.sleep(*poll_interval) => {}
@@ -145,7 +143,7 @@ impl Pulse {
 }
 
 impl Probe<'_> {
-    /// Looks whether anything was appended, in the transaction that then reads it.
+    /// Reads whether anything was appended, in the transaction that then reads the rows.
     pub async fn look(self, tx: &Transaction) -> Result<PulseRead> {
         let mut look = PulseRead { pulse: None, unchanged: None, fired: None };
         if self.is_poll {
@@ -158,12 +156,12 @@ impl Probe<'_> {
         Ok(look)
     }
 
-    /// Logs that there is no watch, so that the poll has to do.
+    /// Logs that there is no watch, so that only the poll finds rows.
     fn complain(&self, error: &Error) {
         self.feed.context.stats.health.complain(self.feed.context.env(), WATCH, error);
     }
 
-    /// Sets watches, unless there are some, once everything was read in `tx`. What comes after its read version fires them.
+    /// Sets watches, unless some are set, once everything was read in `tx`. Appends after its read version fire them.
     pub async fn watch(self, tx: &Transaction, look: &mut PulseRead) -> Result<()> {
         if look.pulse.is_none() || self.is_watching {
             return Ok(());

@@ -22,7 +22,7 @@ use crate::{
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct StoredPage {
     pub rows: Vec<StoredRow>,
-    /// Where to go on; of rows that were read backwards, its position.
+    /// The position to go on from; for rows read backwards, only its sequence counts.
     pub next: Cursor,
     /// Whether there is more to read at this read version.
     pub more: bool,
@@ -32,17 +32,16 @@ pub(crate) struct StoredPage {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct StoredShardPage {
     pub page: StoredPage,
-    /// What took over, if the shard is closed and was read to its end.
+    /// The successors, if the shard is closed and was read to its end.
     pub resharded: Option<Resharded>,
 }
 
 impl<'a> RawFeed<'a> {
-    /// Where the rows of the shards of `entry` are.
+    /// The row spaces of the shards of `entry`.
     pub fn spaces(self, entry: &'a TopologyRow) -> impl ExactSizeIterator<Item = RowSpace> + use<'a> {
         entry.shards().map(move |shard| space_of(entry, self, shard))
     }
 
-    /// The history of the feed's shards, as readers need it.
     pub async fn topology(self, tx: &Transaction) -> Result<Topology> {
         Topology::read(tx, self, Isolation::Snapshot).await
     }
@@ -58,8 +57,9 @@ impl<'a> RawFeed<'a> {
         stored.map_or(Ok(Sequence::MIN), |stored| Sequence::from_bytes(&stored))
     }
 
-    /// The last sequence that `tx` can see, the topology, and the cursor of a reader that has begun. Fails if the reader is
-    /// ahead of the store, of another history, or if rows that it has not seen may have been dropped.
+    /// The last sequence that `tx` can see, the topology, and the cursor of the reader with its reading begun. Fails
+    /// if the reader is ahead of the store or of another history, or if rows that it has not seen may have been
+    /// dropped.
     async fn begin(self, tx: &Transaction, cursor: Cursor) -> Result<(Sequence, Topology, Cursor)> {
         let horizon = self.horizon(tx, Isolation::Snapshot);
         let (begun, horizon) = tokio::join!(self.begin_kept(tx, cursor.position()), horizon);
@@ -69,8 +69,9 @@ impl<'a> RawFeed<'a> {
         Ok((last, topology, cursor.begin(last)))
     }
 
-    /// Fails if the cursor is of another history: the folder was replaced by an older copy of it, or a store in memory began again.
-    /// What such a reader knows may never have happened here, and what has happened here it may not know.
+    /// Fails if the cursor is of another history: an older copy has taken the place of the folder, or a store in
+    /// memory began again. Things that such a reader knows may never have happened here, and it may not know what
+    /// happened here.
     pub fn check_history(self, cursor: Cursor, last: Sequence) -> Result<()> {
         let known = match cursor.knowledge() {
             Knowledge::Nothing => None,
@@ -84,14 +85,15 @@ impl<'a> RawFeed<'a> {
         }
     }
 
-    /// Whether the store has never given out `position`. One of an incarnation before this was given out by another store.
+    /// Whether the store has never given out `position`. Another store has given out positions of earlier
+    /// incarnations.
     fn is_foreign(self, position: Sequence) -> bool {
         position.incarnation() == self.context.config.incarnation
             && position != Sequence::MIN
             && !self.context.db.may_have_used(position.versionstamp().version())
     }
 
-    /// [`RawFeed::begin`] for readers for whom the janitor keeps what they have still to read: no horizon holds for them.
+    /// [`RawFeed::begin`] for readers without a horizon, because the janitor keeps the rows that they have to read.
     async fn begin_kept(self, tx: &Transaction, after: Sequence) -> Result<(Sequence, Topology)> {
         let incarnation = self.context.config.incarnation;
         if after.incarnation() > incarnation {
@@ -108,14 +110,14 @@ impl<'a> RawFeed<'a> {
             return Err(Error::Expired { horizon: last });
         }
         if after > last {
-            // Read versions never go back, so no reader of this feed can have come so far.
+            // Read versions never go back, so no reader of this feed can have this position.
             let reason = format!("{after} is ahead of the store, which is at {last}");
             return Err(Error::invalid("sequence", reason));
         }
         Ok((last, topology))
     }
 
-    /// The shards that were live at `since`, which is checked as that of a reader.
+    /// The shards that were live at `since`. The cursor is checked as that of a reader.
     pub async fn topology_at(self, tx: &Transaction, since: Cursor) -> Result<TopologyEntry> {
         let (_, topology, _) = self.begin(tx, since).await?;
         Ok(topology.at(since.position()).into())
@@ -151,7 +153,8 @@ impl<'a> RawFeed<'a> {
         Ok(StoredPage { rows, next: to.into(), more })
     }
 
-    /// The rows of `entries`, one entry after the other, at most `limit`, which is at least 1; and whether there may be more.
+    /// The rows of `entries`, one entry after the other, at most `limit`, which is at least 1; and whether there may
+    /// be more.
     async fn rows_of(
         self,
         tx: &Transaction,
@@ -186,7 +189,7 @@ impl<'a> RawFeed<'a> {
         self.rows_of_shard(tx, shard, cursor, limit, (last, topology)).await
     }
 
-    /// [`RawFeed::shard_page`] for a group, whose checkpoints keep the janitor from what it has still to read.
+    /// [`RawFeed::shard_page`] for a group, whose checkpoints keep the janitor from dropping its rows.
     pub async fn kept_shard_page(
         self,
         tx: &Transaction,
@@ -198,7 +201,7 @@ impl<'a> RawFeed<'a> {
         self.rows_of_shard(tx, shard, after.into(), limit, begun).await
     }
 
-    /// The rows of `shard` after `cursor`, as far as can be seen under the topology.
+    /// The rows of `shard` after `cursor`, up to the end of its topology entry.
     async fn rows_of_shard(
         self,
         tx: &Transaction,
@@ -213,7 +216,7 @@ impl<'a> RawFeed<'a> {
         let (rows, more) = merged(tx, space, (after, last), limit, Direction::Ascending).await?;
         let next = match (rows.last(), successor) {
             (Some(row), _) if more => cursor.at(row.sequence),
-            // Later rows are in other shards: no position behind the successor's beginning may be taken as read.
+            // Later rows are in other shards: the cursor must not pass the beginning of the successor.
             (_, Some(successor)) => cursor.at(after.max(successor.first.before())),
             (_, None) => last.into(),
         };
@@ -230,8 +233,8 @@ impl<'a> RawFeed<'a> {
         Ok(rows.pop())
     }
 
-    /// How many rows each of `spaces` has after `after` and up to `last`, of which at most `limit` are counted; and from where
-    /// to go on, if there are more.
+    /// The number of rows of each of `spaces` after `after` and up to `last`, counting at most `limit`; and the
+    /// positions to go on from, if there are more.
     pub async fn count(
         self,
         tx: &Transaction,
@@ -250,7 +253,7 @@ impl<'a> RawFeed<'a> {
         try_join_all(counts).await
     }
 
-    /// Where the rows of `shard` are; `None` if it was dropped.
+    /// The row space of `shard`; `None` if it was dropped.
     pub async fn space_of_shard(self, tx: &Transaction, shard: ShardId) -> Result<Option<RowSpace>> {
         match self.topology(tx).await?.entry_of(shard) {
             Err(Error::NoShard { is_trimmed: true, .. }) => Ok(None),
@@ -258,7 +261,7 @@ impl<'a> RawFeed<'a> {
         }
     }
 
-    /// How many rows of `shard` stand between `bounds`, as [`RawFeed::count`] counts them.
+    /// The number of rows of `shard` within `bounds`, counted as by [`RawFeed::count`].
     pub async fn count_shard(
         self,
         tx: &Transaction,

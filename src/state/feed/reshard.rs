@@ -18,10 +18,8 @@ use crate::{
     store::{AtomicOp, Isolation, KeyRange, RangeRead, Transaction},
 };
 
-/// The longest prefix of a legacy range, in bytes.
 const LEGACY_PREFIX_LEN_MAX: usize = 1_024;
 
-/// Fails unless a feed can have `shards` shards.
 fn check_shards(shards: u32) -> Result<()> {
     if (1..=SHARDS_MAX).contains(&shards) {
         Ok(())
@@ -30,7 +28,7 @@ fn check_shards(shards: u32) -> Result<()> {
     }
 }
 
-/// Fails unless rows under `prefix` can be taken over.
+/// Fails unless rows under `prefix` can be adopted.
 pub(crate) fn check_legacy_prefix(context: &Context, prefix: &[u8]) -> Result<()> {
     if !(1..=LEGACY_PREFIX_LEN_MAX).contains(&prefix.len()) || prefix[0] == 0xff {
         let reason =
@@ -47,26 +45,26 @@ pub(crate) fn check_legacy_prefix(context: &Context, prefix: &[u8]) -> Result<()
 #[derive(Debug, Clone)]
 pub(crate) struct NewTopology {
     shards: u32,
-    /// How ids are routed to them; as before, if not said.
+    /// The scheme that routes ids to shards; the present one if `None`.
     scheme: Option<SchemeId>,
-    /// Whoever tries the same again knows it by this.
+    /// Identifies this attempt when it is tried again.
     token: [u8; 16],
 }
 
 impl NewTopology {
-    /// A topology of so many shards. Fails if there cannot be so many.
+    /// A topology of `shards` shards. Fails if the number is out of its limits.
     pub fn new(shards: u32, scheme: Option<SchemeId>, env: &Env) -> Result<Self> {
         check_shards(shards)?;
         let token = u128::from(env.random()) << 64 | u128::from(env.random());
         Ok(Self { shards, scheme, token: token.to_be_bytes() })
     }
 
-    /// The same with the token of one who tries the same again.
+    /// The same topology with the token of an earlier attempt.
     pub fn with_token(self, token: [u8; 16]) -> Self {
         Self { token, ..self }
     }
 
-    /// It as a row, with shards from `first_shard` on.
+    /// The stored row, with shards from `first_shard` on.
     fn row(&self, first: Sequence, first_shard: ShardId, scheme: SchemeId) -> TopologyRow {
         let layout = Layout::Sharded { scheme: scheme.0, first: first_shard, count: self.shards };
         TopologyRow { first, closed: false, token: self.token, layout }
@@ -74,8 +72,8 @@ impl NewTopology {
 }
 
 impl RawFeed<'_> {
-    /// Gives the feed, which must not exist, its first topology in the caller's transaction. Trying again after an unknown
-    /// result, with the same `new`, changes nothing.
+    /// Writes the first topology of the feed, which must not exist, in the caller's transaction. Trying again with
+    /// the same `new`, after an unknown result, changes nothing.
     pub async fn create(self, tx: &Transaction, new: &NewTopology) -> Result<()> {
         let scheme = new.scheme.unwrap_or(SchemeId::ID);
         self.context.schemes.check(scheme)?;
@@ -86,8 +84,9 @@ impl RawFeed<'_> {
         Ok(())
     }
 
-    /// Takes over the rows that lie unsharded under `prefix`, as keys of the prefix, an incarnation and a tuple versionstamp:
-    /// they become the first topology entry, and what is written from this transaction on goes to shards. There are `rows` of them.
+    /// Adopts the unsharded rows under `prefix`, whose keys are the prefix, an incarnation and a tuple versionstamp:
+    /// they become the first topology entry, and rows written from this transaction on go to shards. There are `rows`
+    /// of them.
     pub async fn adopt(
         self,
         tx: &Transaction,
@@ -107,8 +106,9 @@ impl RawFeed<'_> {
         Ok(())
     }
 
-    /// Closes the current entry and opens the next one at the stamp of `tx`, which no other write of the feed may use; returns
-    /// it, but for where it begins. Writers that have read the current entry cannot commit any more.
+    /// Closes the current entry and opens the next one at the stamp of `tx`, in which no other write of the feed may
+    /// use the stamp. Returns the new entry, except for its first sequence. Writers that have read the current entry
+    /// cannot commit any more.
     pub async fn reshard(self, tx: &Transaction, new: &NewTopology) -> Result<TopologyRow> {
         let topology = Topology::read(tx, self, Isolation::Serializable).await?;
         let current = topology.current();
@@ -123,7 +123,8 @@ impl RawFeed<'_> {
         Ok(self.succeed(tx, current, new, scheme))
     }
 
-    /// Whether the feed does not exist yet; false if it began as `first`, or with the entry after it. Fails if it began otherwise.
+    /// Whether the feed does not exist yet; false if its first entry is `first`, or the one after it. Fails if the
+    /// feed began otherwise.
     async fn is_new(
         self,
         tx: &Transaction,
@@ -165,7 +166,7 @@ impl RawFeed<'_> {
         let operand = keys.next_topology(self.id, self.context.config.incarnation);
         tx.atomic(AtomicOp::SetVersionstampedKey, &operand, &next.to_bytes());
         if self.id.instance().is_none() {
-            // Readers that wait for rows look only at this. Those of documents are informed by notifications.
+            // Readers that wait for rows poll only the pulse. Notifications wake those of documents.
             let pulse = keys.pulse(self.id, current.next_shard());
             tx.atomic(AtomicOp::SetVersionstampedValue, &pulse, &versionstamped(&[], &[]));
         }

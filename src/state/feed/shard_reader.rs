@@ -9,7 +9,7 @@ use crate::{
     state::keys::ShardId,
 };
 
-/// What a shard has to tell.
+/// The next event of a shard.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ShardEvent<R> {
     /// Rows, at least one.
@@ -18,8 +18,8 @@ pub enum ShardEvent<R> {
     Resharded(Resharded),
 }
 
-/// Reads one shard from a position on, until it is closed and there is nothing left. It waits for nothing: whoever follows a
-/// shard asks again when something may have come.
+/// Reads one shard from a position on, until it is closed and read to its end. It never waits: a follower of the
+/// shard calls it again when there may be new rows.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
@@ -39,22 +39,21 @@ pub enum ShardEvent<R> {
 /// ```
 #[derive(Debug, Clone)]
 pub struct ShardReader<R> {
-    /// The feed.
     feed: Feed<R>,
-    /// The shard.
     shard: ShardId,
-    /// What was returned.
+    /// The position up to which rows were returned.
     cursor: Cursor,
-    /// The most rows that are read at once.
+    /// The most rows per read.
     limit: usize,
-    /// Whether the shard was found to exist.
+    /// Whether the shard is known to exist.
     is_known: bool,
-    /// Whether its end was told.
+    /// Whether its end was returned.
     is_ended: bool,
 }
 
 impl<R: FeedRow> Feed<R> {
-    /// Reads `shard` from `cursor` on, to its end. Which shards to read from a position on, [`Feed::topology_at`] tells.
+    /// Reads `shard` from `cursor` on, to its end. [`Feed::topology_at`] returns the shards to read from a position
+    /// on.
     pub fn shard_reader(&self, shard: ShardId, cursor: impl Into<Cursor>) -> ShardReader<R> {
         let (feed, cursor) = (self.clone(), cursor.into());
         ShardReader { feed, shard, cursor, limit: 1_000, is_known: false, is_ended: false }
@@ -68,29 +67,29 @@ impl<R: FeedRow> ShardReader<R> {
         Self { limit, ..self }
     }
 
-    /// Which shard it reads.
+    /// The shard that it reads.
     pub fn shard(&self) -> ShardId {
         self.shard
     }
 
-    /// What was returned. At the end of the shard, its successors are read from here on.
+    /// The position up to which rows were returned. At the end of the shard, read its successors from here on.
     pub fn cursor(&self) -> Cursor {
         self.cursor
     }
 
-    /// Whether the end of the shard was told: nothing will follow.
+    /// Whether the end of the shard was returned: nothing will follow.
     pub fn is_ended(&self) -> bool {
         self.is_ended
     }
 
-    /// What comes next; `None` if there is nothing now, or nothing will follow. Never waits.
+    /// The next event; `None` if there is none now, or none will follow. Never waits.
     ///
     /// Fails with [`Error::NoShard`] if the feed has no such shard, with [`Error::Expired`] if rows after the position may
     /// have been dropped, and with [`Error::Invalid`] if the position is ahead of the store.
     ///
     /// # Cancel safety
     ///
-    /// What was not returned is returned by the next call.
+    /// An event that was not returned is returned by the next call.
     pub async fn try_next(&mut self) -> Result<Option<ShardEvent<R>>> {
         if self.is_ended {
             return Ok(None);
@@ -98,7 +97,7 @@ impl<R: FeedRow> ShardReader<R> {
         loop {
             let page = match self.feed.shard_page(self.shard, self.cursor, self.limit).await {
                 Err(Error::NoShard { is_trimmed: true, .. }) if self.is_known => {
-                    // It was dropped since, so it was empty: what is left of it is its end.
+                    // The shard was dropped since, so it was empty, and its end is all that is left.
                     let resharded = self.feed.end_of_trimmed(self.shard).await?;
                     return Ok(Some(self.end(resharded)));
                 }
@@ -108,17 +107,17 @@ impl<R: FeedRow> ShardReader<R> {
             self.cursor = page.next;
             let ShardPage { rows, to, next, more, resharded } = page;
             if !rows.is_empty() {
-                // The end is informed by the next call, which finds it again.
+                // The next call finds the end again and returns it.
                 return Ok(Some(ShardEvent::Rows(FeedPage { rows, to, next, more })));
             }
-            // Of a page without rows none could be decoded, if there are more.
+            // If there are more rows, none of this page could be decoded.
             if !more {
                 return Ok(resharded.map(|resharded| self.end(resharded)));
             }
         }
     }
 
-    /// Tells the end.
+    /// Returns the end.
     fn end(&mut self, resharded: Resharded) -> ShardEvent<R> {
         self.is_ended = true;
         ShardEvent::Resharded(resharded)

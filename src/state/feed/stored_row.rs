@@ -1,14 +1,13 @@
-//! [`StoredRow`]: a row as a feed keeps it.
+//! [`StoredRow`]: a row of a feed, as it is stored.
 
 use bytes::Bytes;
 
 use crate::base::encoding::Sequence;
 
-/// A row of a feed.
+/// A row of a feed, as it is stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct StoredRow {
-    /// Where it stands.
     pub sequence: Sequence,
-    /// Its content, which its feed's users decode.
+    /// Its content, which the users of the feed decode.
     pub value: Bytes,
 }

@@ -15,10 +15,10 @@ use crate::{
     store::{Isolation, Transaction},
 };
 
-/// Which shards a feed writes to, from one sequence on.
+/// The shards that a feed writes to, from one sequence on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct TopologyEntry {
-    /// The first sequence that it holds for.
+    /// The first sequence under this entry.
     pub first: Sequence,
     /// How ids are routed to the shards; `None` for a legacy range, which is not sharded.
     pub scheme: Option<SchemeId>,
@@ -41,9 +41,10 @@ impl From<&TopologyRow> for TopologyEntry {
 /// The end of a closed shard: later rows of its ids are in the shards of its successor.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Resharded {
-    /// Where the successor begins: every row of the closed shard stands before it, every later one at or after it.
+    /// The first sequence of the successor: every row of the closed shard is before it, every later row at or after
+    /// it.
     pub at: Sequence,
-    /// The topology entry that took over. Read all its shards, each from where the closed shard was read to.
+    /// The next topology entry. Read all its shards, each from the position up to which the closed shard was read.
     pub successor: TopologyEntry,
 }
 
@@ -58,8 +59,8 @@ impl From<&TopologyRow> for Resharded {
 pub(crate) struct Topology(Vec<TopologyRow>);
 
 impl Topology {
-    /// Reads the topology of `feed`. A serializable read makes the transaction fail if a reshard comes in between, as
-    /// every writer needs it to.
+    /// Reads the topology of `feed`. With a serializable read the transaction fails if a reshard comes in between, as
+    /// every writer needs.
     ///
     /// Fails with [`Error::NoFeed`] if there is none.
     pub async fn read(tx: &Transaction, feed: RawFeed<'_>, isolation: Isolation) -> Result<Self> {
@@ -72,7 +73,7 @@ impl Topology {
         Self::new(entries)
     }
 
-    /// The history that is these entries, of which there is one at least.
+    /// The history of `entries`, at least one.
     pub fn new(entries: Vec<TopologyRow>) -> Result<Self> {
         let topology = Self(entries);
         let (current, closed) = topology.0.split_last().expect("a topology is never empty");
@@ -85,8 +86,8 @@ impl Topology {
         Ok(topology)
     }
 
-    /// Whether `feed` still has this current entry; if so, `tx` fails should a reshard come before its commit. One read of one
-    /// key, whatever the length of the history. Entries that were dropped meanwhile had no rows.
+    /// Whether `feed` still has this current entry; if so, `tx` fails should a reshard come before its commit. It
+    /// reads one key, whatever the length of the history. Entries that were dropped meanwhile had no rows.
     pub async fn is_current(&self, tx: &Transaction, feed: RawFeed<'_>) -> Result<bool> {
         let current = self.current();
         let stored =
@@ -94,7 +95,7 @@ impl Topology {
         Ok(stored.is_some_and(|stored| stored == current.to_bytes()))
     }
 
-    /// The entry that is written to.
+    /// The open entry, which writers use.
     pub fn current(&self) -> &TopologyRow {
         self.0.last().expect("a topology is never empty")
     }
@@ -104,12 +105,13 @@ impl Topology {
         &self.0
     }
 
-    /// The place of the entry that holds for `sequence`: the oldest one for what is older than all.
+    /// The index of the entry for `sequence`: the oldest one for a sequence before all.
     fn place_at(&self, sequence: Sequence) -> usize {
         self.0.partition_point(|entry| entry.first <= sequence).saturating_sub(1)
     }
 
-    /// The entry that holds for `sequence`. Of what is older than all that is known, the oldest one: older ones have no rows.
+    /// The entry for `sequence`. For a sequence before all known entries it is the oldest one: older entries have no
+    /// rows.
     pub fn at(&self, sequence: Sequence) -> &TopologyRow {
         &self.0[self.place_at(sequence)]
     }
@@ -129,12 +131,12 @@ impl Topology {
         Ok((&self.0[place], self.0.get(place + 1)))
     }
 
-    /// The first entry after the one that had `shard`, which is none of this topology any more.
+    /// The first entry after the one of `shard`, which this topology no longer has.
     pub fn successor_of_trimmed(&self, shard: ShardId) -> Option<&TopologyRow> {
         self.0.iter().find(|entry| entry.shards().next().is_some_and(|first| first > shard))
     }
 
-    /// Where a new row of `id` goes.
+    /// The shard of a new row of `id`.
     pub fn shard_of_new(&self, feed: RawFeed<'_>, id: &[u8]) -> Result<ShardId> {
         shard_in(self.current(), feed, id)
     }
@@ -144,12 +146,12 @@ impl Topology {
         shard_in(self.entry_of(shard)?.0, feed, id)
     }
 
-    /// Where the row of `id` at `sequence` is, if it is anywhere.
+    /// The row space of the row of `id` at `sequence`, if the row exists.
     pub fn space_at(&self, feed: RawFeed<'_>, sequence: Sequence, id: &[u8]) -> Result<RowSpace> {
         Ok(self.place_of(feed, sequence, id)?.1)
     }
 
-    /// Where the row of `id` at `sequence` is, if it is anywhere, and the shard of which it is.
+    /// The shard and the row space of the row of `id` at `sequence`, if the row exists.
     pub fn place_of(&self, feed: RawFeed<'_>, sequence: Sequence, id: &[u8]) -> Result<(ShardId, RowSpace)> {
         let entry = self.at(sequence);
         let shard = shard_in(entry, feed, id)?;
@@ -157,7 +159,6 @@ impl Topology {
     }
 }
 
-/// The shard of `id` under `entry`.
 fn shard_in(entry: &TopologyRow, feed: RawFeed<'_>, id: &[u8]) -> Result<ShardId> {
     match entry.layout {
         Layout::Legacy(_) => Ok(ShardId(0)),
@@ -168,7 +169,6 @@ fn shard_in(entry: &TopologyRow, feed: RawFeed<'_>, id: &[u8]) -> Result<ShardId
     }
 }
 
-/// Where the rows of `shard` of `entry` are.
 pub(super) fn space_of(entry: &TopologyRow, feed: RawFeed<'_>, shard: ShardId) -> RowSpace {
     match &entry.layout {
         Layout::Legacy(prefix) if !prefix.is_empty() => RowSpace::new(prefix.clone()),

@@ -13,20 +13,20 @@ use crate::{
     store::{AtomicOp, Transaction},
 };
 
-/// The place of a row in its transaction.
+/// The index of a row in its transaction.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RowPlace {
     /// Its number among the rows that the transaction writes to the feed.
     pub order: u16,
-    /// Whether the transaction has written no row of the id before, which this one takes the place of.
+    /// Whether the transaction has not yet written a row of this id, which this row would replace.
     pub is_first: bool,
 }
 
-/// Removes the row of `id` at `previous`, if there is one, and appends `row` at its place in the transaction. Returns the shard that
-/// it goes to. Blind: it reads nothing. `topology` must be the current one, and in the read-conflict set.
+/// Removes the row of `id` at `previous`, if there is one, and appends `row` at its index in the transaction. Returns
+/// its shard. Blind: it reads nothing. `topology` must be the current one, and in the read-conflict set.
 ///
-/// Rows are counted by shard. A new id costs one more `ADD` of the shard's count, however many there are in the transaction; a row
-/// that takes the place of one in another shard costs two; one in the same shard costs none.
+/// Rows are counted by shard. A new id costs one more `ADD` on the shard's count, however many there are in the
+/// transaction. A row that replaces one in another shard costs two; one in the same shard costs none.
 pub(crate) fn append(
     tx: &Transaction,
     feed: RawFeed<'_>,
@@ -52,7 +52,7 @@ pub(crate) fn append(
     Ok(shard)
 }
 
-/// Removes the row of `id` at `sequence`, which is there.
+/// Removes the row of `id` at `sequence`, which must exist.
 pub(crate) fn remove(
     tx: &Transaction,
     feed: RawFeed<'_>,
@@ -68,7 +68,6 @@ pub(crate) fn remove(
     Ok(())
 }
 
-/// Adds `rows` to the number of rows of `shard`.
 fn count(tx: &Transaction, feed: RawFeed<'_>, shard: ShardId, rows: i64) {
     tx.count_merged(feed.id.bytes(), feed.context.keys.row_count(feed.id, shard), rows);
 }
@@ -78,24 +77,23 @@ fn count(tx: &Transaction, feed: RawFeed<'_>, shard: ShardId, rows: i64) {
 pub(crate) struct FeedWriter<'a> {
     tx: &'a Transaction,
     feed: RawFeed<'a>,
-    /// Where rows go and have gone.
     topology: &'a Topology,
-    /// The place of the next row in the transaction.
+    /// The index of the next row in the transaction.
     order: u16,
-    /// The shards that got a row, and whose heads were moved.
+    /// The shards that got a row and a new head.
     appended: BTreeSet<ShardId>,
-    /// The one that got the last row.
+    /// The shard of the last row.
     last: Option<ShardId>,
 }
 
 impl<'a> FeedWriter<'a> {
-    /// A writer of `feed` in `tx`.
     pub fn new(tx: &'a Transaction, feed: RawFeed<'a>, topology: &'a Topology) -> Self {
         Self { tx, feed, topology, order: 0, appended: BTreeSet::new(), last: None }
     }
 
-    /// Removes the row of `id` at `previous`, if there is one, appends `row`, and moves the head of its shard. Returns the number of
-    /// the row in the transaction, which has no other of the id. Blind: it reads nothing.
+    /// Removes the row of `id` at `previous`, if there is one, appends `row`, and moves the head of its shard.
+    /// Returns the number of the row in the transaction, which must have no other row of the id. Blind: it reads
+    /// nothing.
     pub fn replace(&mut self, id: &[u8], previous: Option<Sequence>, row: &[u8]) -> Result<u16> {
         let order = self.order;
         self.order = order
@@ -116,9 +114,10 @@ impl<'a> FeedWriter<'a> {
         Ok(order)
     }
 
-    /// Moves the pulse of the feed. Returns how many rows were written.
+    /// Moves the pulse of the feed. Returns the number of rows written.
     pub fn finish(self) -> u16 {
-        // Any key of the pulse will do: the one of the last row's shard spreads folds of many shards over all of them.
+        // Any key of the pulse will do: choosing it by the last row's shard spreads folds of many shards over all
+        // keys.
         if let Some(shard) = self.last.filter(|_| !is_on(Bug::PulseNotMoved)) {
             self.touch(&self.feed.context.keys.pulse(self.feed.id, shard));
         }

@@ -1,4 +1,4 @@
-//! Family 13: where the feed of notifications stood at which time of the janitors' work, so that they know what is old.
+//! Family 13: the position of the notification feed at times of the janitors' work, by which they find old rows.
 
 use super::{Keys, family};
 use crate::{
@@ -9,17 +9,16 @@ use crate::{
     store::{KeyRange, Row},
 };
 
-/// Where the feed stood.
+/// A position of the feed and its time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct AgeMark {
-    /// For how long janitors had worked by then, one after the other, in milliseconds.
+    /// How long janitors had worked by then, one after the other, in milliseconds.
     pub worked_ms: u64,
     /// Everything up to here is older.
     pub at: Sequence,
 }
 
 impl Keys {
-    /// The key of the mark at that time.
     pub fn age_mark(&self, worked_ms: u64) -> Vec<u8> {
         self.pack(&(family::AGE, worked_ms))
     }

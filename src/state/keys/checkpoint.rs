@@ -1,4 +1,4 @@
-//! Family 12: how far a group has come in each shard, when it last did, and what went wrong.
+//! Family 12: the checkpoints of a group, the times of its progress, and its last failures.
 
 use super::{
     FeedId, GroupId, Keys, ShardId, family,
@@ -18,18 +18,18 @@ const FORMAT: u8 = 1;
 /// The most bytes of an error's text that are stored.
 pub(crate) const ERROR_TEXT_LEN_MAX: usize = 1_000;
 
-/// What last went wrong in a shard.
+/// The last failure in a shard.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Trouble {
-    /// Whether it goes on: nothing of the shard was worked on since.
+    /// Whether the failure persists: no row of the shard was done since.
     pub is_current: bool,
-    /// Whether it had gone on for so long that it was reported as stuck.
+    /// Whether it has lasted for so long that it was reported as stuck.
     pub is_stuck: bool,
-    /// How often the same rows have been tried.
+    /// How often the same rows were tried.
     pub attempts: u32,
     /// When it happened, in milliseconds since 1970; for people.
     pub at_ms: u64,
-    /// What was told.
+    /// The text of the error.
     pub text: String,
 }
 
@@ -45,7 +45,6 @@ impl Trouble {
         [&head[..], &attempts, &at_ms, &len.to_be_bytes(), text.as_bytes()].concat()
     }
 
-    /// The trouble stored as `bytes`.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let mut reader = Reader::new("trouble", bytes);
         let (format, flags) = (reader.u8()?, reader.u8()?);
@@ -64,19 +63,18 @@ impl Trouble {
     }
 }
 
-/// The beginning of `text` that is stored.
+/// The longest beginning of `text` that is stored.
 pub(crate) fn cut(text: &str) -> &str {
     &text[..text.floor_char_boundary(ERROR_TEXT_LEN_MAX)]
 }
 
 impl Keys {
-    /// The checkpoints of all groups of `feed`, one for each shard that a group has not read to its end. They only grow while
-    /// a group lives and is not reset.
+    /// The checkpoints of all groups of `feed`, one for each shard that a group has not read to its end. A checkpoint
+    /// only grows, until the group is reset or deleted.
     pub fn checkpoints(&self, feed: &FeedId) -> KeyRange {
         self.range(&(family::CHECKPOINT, feed.bytes(), part::CHECKPOINT))
     }
 
-    /// The checkpoints of `group`.
     pub fn checkpoints_of(&self, group: &GroupId) -> KeyRange {
         self.range(&(family::CHECKPOINT, group.feed.bytes(), part::CHECKPOINT, group.name.as_str()))
     }
@@ -96,19 +94,19 @@ impl Keys {
         }
     }
 
-    /// The key of the time at which `group` last came further in `shard`: milliseconds since 1970, 8 bytes; for people.
+    /// The key of the time of the last progress of `group` in `shard`: milliseconds since 1970, 8 bytes; for people.
     pub fn progress(&self, group: &GroupId, shard: ShardId) -> Vec<u8> {
         let (feed, name) = (group.feed.bytes(), group.name.as_str());
         self.pack(&(family::CHECKPOINT, feed, part::STATUS, name, status::PROGRESS, shard.0))
     }
 
-    /// The key of what last went wrong for `group` in `shard`.
+    /// The key of the last failure of `group` in `shard`.
     pub fn trouble(&self, group: &GroupId, shard: ShardId) -> Vec<u8> {
         let (feed, name) = (group.feed.bytes(), group.name.as_str());
         self.pack(&(family::CHECKPOINT, feed, part::STATUS, name, status::TROUBLE, shard.0))
     }
 
-    /// The shard of the key of a time or a trouble.
+    /// The shard in the key of a time or a failure.
     pub fn status_shard(&self, key: &[u8]) -> Result<ShardId> {
         type Key<'k> = (u16, foundationdb_tuple::Bytes<'k>, u16, String, u16, u64);
         match self.unpack::<Key<'_>>("group status", key)? {
@@ -117,7 +115,7 @@ impl Keys {
         }
     }
 
-    /// The times and troubles of all shards of `group`.
+    /// The times and failures of all shards of `group`.
     pub fn statuses_of(&self, group: &GroupId) -> [KeyRange; 2] {
         let (feed, name) = (group.feed.bytes(), group.name.as_str());
         [status::PROGRESS, status::TROUBLE]

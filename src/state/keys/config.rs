@@ -1,4 +1,4 @@
-//! Family 0: what is fixed when a bus is created.
+//! Family 0: the settings that are fixed when a bus is created.
 
 use super::{Keys, family};
 use crate::base::{
@@ -9,10 +9,10 @@ use crate::base::{
 /// The format of all keys and values of a bus.
 const FORMAT: u16 = 4;
 
-/// What is fixed when a bus is created.
+/// The settings that are fixed when a bus is created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Config {
-    /// Into how many partitions the counters are divided.
+    /// The number of partitions of the counters.
     pub partitions: u32,
     /// How often the bus has moved to another cluster.
     pub incarnation: Incarnation,
@@ -22,15 +22,15 @@ impl Config {
     /// Bytes of the stored form.
     pub const LEN: usize = 7;
 
-    /// The same after a move to another store.
+    /// The configuration after a move to another store.
     pub fn raised(self) -> Result<Self> {
         let raised = self.incarnation.0.checked_add(1).map(Incarnation);
         let incarnation = raised.ok_or_else(|| Error::invalid("incarnation", "255 is the last one"))?;
         Ok(Self { incarnation, ..self })
     }
 
-    /// Fails with [`Error::BusGone`] unless the bus is still the one that was opened with this configuration; `stored` is what is
-    /// there now.
+    /// Fails with [`Error::BusGone`] unless `stored`, the present value, is still the bus that was opened with this
+    /// configuration.
     pub fn check_stored(self, stored: Option<&[u8]>) -> Result<()> {
         let gone = |reason: String| Err(Error::BusGone { reason });
         match stored.map(Self::from_bytes).transpose()? {
@@ -48,7 +48,6 @@ impl Config {
         [&FORMAT.to_be_bytes()[..], &self.partitions.to_be_bytes(), &[self.incarnation.0]].concat()
     }
 
-    /// The configuration stored as `bytes`.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let mut reader = Reader::new("config", bytes);
         match reader.u16()? {
@@ -74,7 +73,7 @@ impl Keys {
         self.pack(&(family::CONFIG,))
     }
 
-    /// The key that is there while a bus is imported.
+    /// The key that exists while a bus is imported.
     pub fn import_mark(&self) -> Vec<u8> {
         self.pack(&(family::CONFIG, "import"))
     }

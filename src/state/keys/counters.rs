@@ -1,5 +1,5 @@
-//! Family 1: what producers write and the notifier drains. The counters of a database, and on request the versionstamp
-//! of its last update and the design documents that were changed.
+//! Family 1: the rows that producers write and the notifier folds: the counters of a database and, on request, the
+//! versionstamp of its last update and the ids of changed design documents.
 
 use bytes::Bytes;
 use foundationdb_tuple::Element;
@@ -14,21 +14,21 @@ use crate::{
     store::{KeyRange, Row},
 };
 
-/// The element after the instance: which of the three families a key is of.
+/// The element after the instance, which tells the three families apart.
 mod part {
     pub const COUNTERS: u16 = 0;
     pub const LAST_UPDATE: u16 = 1;
     pub const DDOC: u16 = 2;
 }
 
-/// What a row of the family says.
+/// The meaning of a row of the family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum DrainKey {
-    /// So many events were recorded.
+    /// The number of recorded events.
     Counters(Tally),
     /// The last transaction that recorded an event.
     LastUpdate(Versionstamp),
-    /// A design document was changed.
+    /// A changed design document.
     Ddoc(DdocId),
 }
 
@@ -36,16 +36,13 @@ pub(crate) enum DrainKey {
 #[derive(Debug, Clone)]
 pub(crate) struct DrainRow {
     pub db: Db,
-    /// What the row says.
     pub says: DrainKey,
-    /// The key as stored.
     pub key: Bytes,
-    /// The value as stored.
     pub value: Bytes,
 }
 
 impl DrainRow {
-    /// Whether all counters of the instance stand before this row, or at least all but its design documents.
+    /// Whether all counters of the instance are before this row, so that only design documents may follow.
     pub fn is_counted(&self) -> bool {
         matches!(self.says, DrainKey::Ddoc(_))
     }
@@ -64,37 +61,37 @@ impl Keys {
         self.pack(&(family::COUNTERS, partition.0, db.name.as_str(), instance, part::LAST_UPDATE, slot))
     }
 
-    /// The key of the pending change of the design document `id` of `db`.
+    /// The key of a change of the design document `id` of `db` that waits for its fold.
     pub fn pending_ddoc(&self, partition: Partition, db: &Db, id: &DdocId) -> Vec<u8> {
         let instance = &db.instance.0[..];
         self.pack(&(family::COUNTERS, partition.0, db.name.as_str(), instance, part::DDOC, id.as_str()))
     }
 
-    /// All pending changes of design documents of `db`.
+    /// All changes of design documents of `db` that wait for their fold.
     pub fn pending_ddocs(&self, partition: Partition, db: &Db) -> KeyRange {
         let instance = &db.instance.0[..];
         self.range(&(family::COUNTERS, partition.0, db.name.as_str(), instance, part::DDOC))
     }
 
-    /// All that waits for `name`, whichever its instances.
+    /// All rows of `name` that wait for a fold, of all its instances.
     pub fn drains_of(&self, partition: Partition, name: &DbName) -> KeyRange {
         self.range(&(family::COUNTERS, partition.0, name.as_str()))
     }
 
-    /// All that waits for `db`.
+    /// All rows of `db` that wait for a fold.
     pub fn drains_of_db(&self, partition: Partition, db: &Db) -> KeyRange {
         self.range(&(family::COUNTERS, partition.0, db.name.as_str(), &db.instance.0[..]))
     }
 
-    /// All that waits in the partitions from `first` to `last`.
+    /// All rows in the partitions from `first` to `last` that wait for a fold.
     pub fn drains(&self, first: Partition, last: Partition) -> KeyRange {
         let begin = self.range(&(family::COUNTERS, first.0)).begin;
         let end = self.range(&(family::COUNTERS, last.0)).end;
         KeyRange { begin, end }
     }
 
-    /// The last partition from `first` to `last` that begins at `key` or before, of which there is one at least; and whether `key`,
-    /// which may be no key of ours, stands in it.
+    /// The last partition from `first` to `last` that begins at or before `key`, which is at least `first`; and
+    /// whether `key`, which may be no key of ours, is in it.
     pub fn partition_at(&self, key: &[u8], first: Partition, last: Partition) -> (Partition, bool) {
         let range = |number| self.drains(Partition(number), Partition(number));
         let (mut low, mut high) = (first.0, last.0);
@@ -105,7 +102,7 @@ impl Keys {
         (Partition(low), range(low).contains(key))
     }
 
-    /// The partition and the decoded row of a stored one.
+    /// Decodes a row and its partition.
     pub fn drain_row(&self, (key, value): Row) -> Result<(Partition, DrainRow)> {
         let corrupt = |reason: &str| Error::corrupt("counters", reason);
         let (number, partition, name, instance, part, last): (

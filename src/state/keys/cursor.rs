@@ -1,5 +1,5 @@
-//! Family 16: how far a durable subscriber has come, and how far the scans of a trigger have come in each database. A trigger whose
-//! jobs keep no position of theirs marks the databases that it has worked on in the same way.
+//! Family 16: the cursor of a durable subscriber, and the positions of a trigger's scans in each database. A trigger
+//! without scans marks the databases that it has worked on in the same way.
 
 use std::{fmt, sync::Arc};
 
@@ -20,25 +20,25 @@ pub const CURSOR_NAME_LEN_MAX: usize = 256;
 /// The format of stored rows.
 const FORMAT: u8 = 1;
 
-/// The number after the name: what the row says. They are stored and never change. Those of parked databases follow.
+/// The number after the name, which tells the rows apart. They are stored and never change. `parked` and `owed` have
+/// the others.
 mod part {
-    /// How far the subscriber has come in the feed.
+    /// The cursor of the subscriber in the feed.
     pub const CURSOR: u16 = 0;
-    /// How far a scan has come in a database.
+    /// The position of a scan in a database.
     pub const SCAN: u16 = 1;
 }
 
-/// Which cursor: that of a node, or of the bus as a whole.
+/// The id of a cursor: of a node, or of the bus as a whole.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct CursorId {
     /// The node; empty for the bus as a whole.
     owner: Arc<[u8]>,
-    /// Its name among the cursors of the owner.
     name: Arc<str>,
 }
 
 impl CursorId {
-    /// The cursor `name` of `owner`. Fails if the name is empty or too long.
+    /// The cursor `name` of `owner`, or of the bus. Fails if the name is empty or too long.
     pub fn new(owner: Option<&NodeId>, name: &str) -> Result<Self> {
         if !(1..=CURSOR_NAME_LEN_MAX).contains(&name.len()) {
             let reason = format!("it has {} bytes, of 1 to {CURSOR_NAME_LEN_MAX}", name.len());
@@ -47,12 +47,11 @@ impl CursorId {
         Ok(Self { owner: owner.map_or(&[][..], |node| &node.0).into(), name: name.into() })
     }
 
-    /// Its name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The parts of its keys: the owner and the name.
+    /// The elements of its keys: the owner and the name.
     pub(super) fn parts(&self) -> (&[u8], &str) {
         (&self.owner, &self.name)
     }
@@ -67,14 +66,13 @@ impl fmt::Display for CursorId {
     }
 }
 
-/// How far somebody has come, and who may say so.
+/// A stored cursor and its owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CursorRow {
-    /// Drawn by anyone who began last: only this one may write on.
+    /// Drawn by the last owner that opened it; only this owner may write.
     pub token: [u8; 16],
-    /// Where it stands.
     pub cursor: Cursor,
-    /// A hash of what it was delivered by: in the middle of a reading, another filter has to start over. Of scans it is zero.
+    /// A hash of the filter: with another filter, an unfinished reading has to start over. Zero for scans.
     pub filter: u64,
 }
 
@@ -84,7 +82,6 @@ impl CursorRow {
         [&[FORMAT][..], &self.token, &self.filter.to_be_bytes(), &self.cursor.to_bytes()].concat()
     }
 
-    /// The row stored as `bytes`.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let mut reader = Reader::new("cursor", bytes);
         let format = reader.u8()?;
@@ -104,23 +101,23 @@ impl Keys {
         self.pack(&(family::CURSOR, &*cursor.owner, &*cursor.name, part::CURSOR))
     }
 
-    /// The key of how far the scans of `db` have come on behalf of `cursor`.
+    /// The key of the position of the scans of `db` for `cursor`.
     pub fn scan(&self, cursor: &CursorId, db: &Db) -> Vec<u8> {
         let (name, instance) = (db.name.as_str(), &db.instance.0[..]);
         self.pack(&(family::CURSOR, &*cursor.owner, &*cursor.name, part::SCAN, name, instance))
     }
 
-    /// All scans on behalf of `cursor`.
+    /// All scans for `cursor`.
     pub fn scans(&self, cursor: &CursorId) -> KeyRange {
         self.range(&(family::CURSOR, &*cursor.owner, &*cursor.name, part::SCAN))
     }
 
-    /// The scans of all instances of the database `name` on behalf of `cursor`.
+    /// The scans of all instances of the database `name` for `cursor`.
     pub fn scans_of(&self, cursor: &CursorId, name: &DbName) -> KeyRange {
         self.range(&(family::CURSOR, &*cursor.owner, &*cursor.name, part::SCAN, name.as_str()))
     }
 
-    /// Everything that is kept of the cursors of the bus as a whole.
+    /// All rows of the cursors of the bus as a whole.
     pub fn shared_cursors(&self) -> KeyRange {
         self.range(&(family::CURSOR, &b""[..]))
     }
@@ -135,7 +132,7 @@ impl Keys {
         CursorId::new(None, &name)
     }
 
-    /// Everything that is kept of `cursor`.
+    /// All rows of `cursor`.
     pub fn whole_cursor(&self, cursor: &CursorId) -> KeyRange {
         self.range(&(family::CURSOR, &*cursor.owner, &*cursor.name))
     }

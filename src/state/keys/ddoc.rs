@@ -1,7 +1,7 @@
-//! Family 9: the sequence of the notification that last told of a design document.
+//! Family 9: the sequence of the last notification with a change of a design document.
 //!
-//! One without a name stands for those whose ids were not recorded: it may be any of them, so nothing takes its place when one
-//! with an id is told.
+//! A row without an id stands for changes whose ids were not recorded. Such a change may be of any document, so a
+//! change with an id does not replace the row.
 
 use super::{Keys, family};
 use crate::{
@@ -14,19 +14,18 @@ use crate::{
 };
 
 impl Keys {
-    /// The key of the design document `id` of `db`; without an id, of those that have none. No id is empty.
+    /// The key of the design document `id` of `db`; without an id, of changes without ids. No id is empty.
     pub fn ddoc(&self, db: &Db, id: Option<&DdocId>) -> Vec<u8> {
         let id = id.map_or("", DdocId::as_str);
         self.pack(&(family::DDOC, db.name.as_str(), &db.instance.0[..], id))
     }
 
-    /// All design documents of `db` that notifications have told of.
+    /// The rows of all changed design documents of `db`.
     pub fn ddocs(&self, db: &Db) -> KeyRange {
         self.range(&(family::DDOC, db.name.as_str(), &db.instance.0[..]))
     }
 
-    /// The design document in a stored row, if it is not of those without ids, and the sequence of the notification that
-    /// last told of it.
+    /// The id in a stored row, if it has one, and the sequence of the last notification with a change of it.
     pub fn ddoc_row(&self, (key, value): &Row) -> Result<(Option<DdocId>, Sequence)> {
         let (number, _, _, id): (u16, String, foundationdb_tuple::Bytes<'_>, String) =
             self.unpack("ddoc", key)?;

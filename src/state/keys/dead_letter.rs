@@ -1,4 +1,4 @@
-//! Family 12: rows that a group could not work on, kept until somebody replays or deletes them.
+//! Family 12: rows that a group could not work on, kept until a program replays or deletes them.
 
 use bytes::Bytes;
 
@@ -17,15 +17,13 @@ const FORMAT: u8 = 1;
 /// A row that a group could not work on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct DeadLetterRow {
-    /// The shard where it was.
     pub shard: ShardId,
-    /// How often it was tried.
     pub attempts: u32,
-    /// When it was given up, in milliseconds since 1970; for people.
+    /// When the group gave it up, in milliseconds since 1970; for people.
     pub at_ms: u64,
     /// Why the last attempt failed.
     pub error: String,
-    /// The row, as it stood in the feed.
+    /// The row, as it was in the feed.
     pub row: Bytes,
 }
 
@@ -47,7 +45,6 @@ impl DeadLetterRow {
         .concat()
     }
 
-    /// The dead letter stored as `bytes`.
     pub fn from_bytes(bytes: &Bytes) -> Result<Self> {
         let mut reader = Reader::new("dead letter", bytes);
         let format = reader.u8()?;
@@ -63,7 +60,7 @@ impl DeadLetterRow {
 }
 
 impl Keys {
-    /// The key of the dead letter of `group` that stood at `at`.
+    /// The key of the dead letter of `group` whose row was at `at`.
     pub fn dead_letter(&self, group: &GroupId, at: Sequence) -> Vec<u8> {
         let (incarnation, stamp) = position(at);
         let (feed, name) = (group.feed.bytes(), group.name.as_str());
@@ -75,7 +72,7 @@ impl Keys {
         self.range(&(family::CHECKPOINT, group.feed.bytes(), part::DEAD_LETTER, group.name.as_str()))
     }
 
-    /// Whose dead letter a stored row is, where it stood in the feed, and what it says.
+    /// The group, the position and the content of a stored dead letter.
     pub fn dead_letter_row(&self, (key, value): &Row) -> Result<(GroupId, Sequence, DeadLetterRow)> {
         type Key<'k> =
             (u16, foundationdb_tuple::Bytes<'k>, u16, String, u16, foundationdb_tuple::Versionstamp);

@@ -1,8 +1,8 @@
-//! Families 4, 5, 6, 8, 15 and 18: the rows of a feed, where the newest row of an id stands, where the last row of a shard does,
-//! from where on a reader misses nothing, when anything was last appended, and how many rows a shard has.
+//! Families 4, 5, 6, 8, 15 and 18: the rows of a feed, the position of the newest row of an id, the last append to a
+//! shard, the horizon, the pulse, and the number of rows of a shard.
 //!
-//! The pulse is what readers look at while nothing happens: a few keys, whatever the number of shards, over which the shards
-//! are spread so that none of them is hot.
+//! Waiting readers poll the pulse: a few keys, whatever the number of shards, over which the shards are spread so
+//! that none of them is hot.
 
 use bytes::Bytes;
 
@@ -19,7 +19,7 @@ use crate::{
 /// How many keys the pulse of a feed has.
 const PULSE_KEYS: u64 = 8;
 
-/// Which feed: `n`, or `d` and 16 bytes. They are stored and never change.
+/// The id of a feed: `n`, or `d` and 16 bytes. They are stored and never change.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct FeedId(Bytes);
 
@@ -34,7 +34,7 @@ impl FeedId {
         Self([&b"d"[..], &instance.0].concat().into())
     }
 
-    /// The feed that stands in keys as `bytes`.
+    /// The feed that has `bytes` in its keys.
     pub(super) fn from_bytes(bytes: &[u8]) -> Result<Self> {
         match bytes {
             b"n" => Ok(Self::notifications()),
@@ -45,13 +45,13 @@ impl FeedId {
         }
     }
 
-    /// The instance of the database whose documents it is of; `None` of the feed of notifications.
+    /// The instance of the database whose documents the feed has; `None` for the feed of notifications.
     pub fn instance(&self) -> Option<DbInstance> {
         let instance = self.0.strip_prefix(b"d")?;
         Some(DbInstance(instance.try_into().expect("a feed of documents names 16 bytes")))
     }
 
-    /// The feed as it stands in keys.
+    /// The bytes of the feed in keys.
     pub fn bytes(&self) -> &[u8] {
         &self.0
     }
@@ -76,7 +76,7 @@ impl std::fmt::Display for ShardId {
     }
 }
 
-/// Where the rows of one shard are: keys of a prefix, an incarnation and a tuple versionstamp.
+/// The key range of the rows of one shard: keys of a prefix, an incarnation and a tuple versionstamp.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RowSpace(Bytes);
 
@@ -86,7 +86,6 @@ impl RowSpace {
         Self(prefix.into())
     }
 
-    /// What the keys start with.
     pub fn prefix(&self) -> &[u8] {
         &self.0
     }
@@ -123,7 +122,7 @@ impl RowSpace {
 }
 
 impl Keys {
-    /// Where the rows of `shard` are.
+    /// The row space of `shard`.
     pub fn shard_rows(&self, feed: &FeedId, shard: ShardId) -> RowSpace {
         RowSpace::new(self.pack(&(family::ENTRY, feed.bytes(), shard.0)))
     }
@@ -152,22 +151,22 @@ impl Keys {
         KeyRange { begin: self.head(feed, first).into(), end: key_after(&self.head(feed, last)) }
     }
 
-    /// The key of how many rows `shard` has.
+    /// The key of the number of rows of `shard`.
     pub fn row_count(&self, feed: &FeedId, shard: ShardId) -> Vec<u8> {
         self.pack(&(family::ROW_COUNT, feed.bytes(), shard.0))
     }
 
-    /// How many rows each of the shards from `first` up to and including `last` has.
+    /// The numbers of rows of the shards from `first` up to and including `last`.
     pub fn row_counts(&self, feed: &FeedId, first: ShardId, last: ShardId) -> KeyRange {
         KeyRange { begin: self.row_count(feed, first).into(), end: key_after(&self.row_count(feed, last)) }
     }
 
-    /// The key of the pulse of `feed` that a transaction moves, to its versionstamp, whose last row goes to `shard`.
+    /// The key of the pulse of `feed` that a transaction moves to its versionstamp if its last row goes to `shard`.
     pub fn pulse(&self, feed: &FeedId, shard: ShardId) -> Vec<u8> {
         self.pack(&(family::PULSE, feed.bytes(), shard.0 % PULSE_KEYS))
     }
 
-    /// The keys of the pulse of `feed`, whether they are there or not.
+    /// All keys of the pulse of `feed`, also those that do not exist yet.
     pub fn pulse_keys(&self, feed: &FeedId) -> impl Iterator<Item = Vec<u8>> {
         (0..PULSE_KEYS).map(move |number| self.pulse(feed, ShardId(number)))
     }
@@ -182,7 +181,7 @@ impl Keys {
         self.pack(&(family::HORIZON, feed.bytes()))
     }
 
-    /// Everything that is kept of `feed`, its groups included.
+    /// All rows of `feed`, its groups included.
     pub fn whole_feed(&self, feed: &FeedId) -> [KeyRange; 10] {
         let range = |number: u16| self.range(&(number, feed.bytes()));
         let [groups, leases, versions] = self.groups_of_feed(feed);
@@ -206,7 +205,7 @@ pub(crate) fn sequence_operand(incarnation: Incarnation, order: u16) -> Vec<u8> 
     versionstamped(&[incarnation.0], &order.to_be_bytes())
 }
 
-/// The number of rows that is stored as `bytes`; none if nothing is.
+/// The number of rows that is stored as `bytes`; 0 without a value.
 pub(crate) fn row_count(bytes: Option<&[u8]>) -> Result<u64> {
     let Some(bytes) = bytes else { return Ok(0) };
     let corrupt = |reason: String| Error::corrupt("row count", reason);

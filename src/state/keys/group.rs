@@ -1,4 +1,4 @@
-//! Family 12: which groups there are, and how one is called where its shards are divided.
+//! Family 12: the groups, and the names of their pools and roles.
 
 use std::{fmt, str::FromStr, sync::Arc};
 
@@ -19,29 +19,29 @@ pub const GROUP_NAME_LEN_MAX: usize = 256;
 /// The format of stored rows.
 const FORMAT: u8 = 2;
 
-/// The number after the feed: what the row says of a group. They are stored and never change.
+/// The number after the feed, which tells the rows of a group apart. They are stored and never change.
 pub(super) mod part {
     /// The group itself.
     pub const GROUP: u16 = 0;
-    /// How far it has come in a shard.
+    /// Its checkpoint in a shard.
     pub const CHECKPOINT: u16 = 1;
     /// A row that it could not work on.
     pub const DEAD_LETTER: u16 = 2;
-    /// What people want to know of it.
+    /// Its status, for people.
     pub const STATUS: u16 = 3;
-    /// An id that waits outside of its shard.
+    /// A parked id, which waits outside of its shard.
     pub const PARKED: u16 = 4;
 }
 
 /// The number after the group in a row of its status. They are stored and never change.
 pub(super) mod status {
-    /// Since when nobody has worked for it.
+    /// Since when no node works for it.
     pub const IDLE: u16 = 0;
-    /// When it last came further in a shard.
+    /// The time of its last progress in a shard.
     pub const PROGRESS: u16 = 1;
-    /// What last went wrong in a shard.
+    /// Its last failure in a shard.
     pub const TROUBLE: u16 = 2;
-    /// How often it was asked that parked ids are tried again.
+    /// How often a retry of its parked ids was asked for.
     pub const ASKED: u16 = 3;
 }
 
@@ -50,7 +50,7 @@ pub(super) mod status {
 pub struct GroupName(Arc<str>);
 
 impl GroupName {
-    /// The name `name`; fails with [`Error::Invalid`] if it is empty or too long.
+    /// A name; fails with [`Error::Invalid`] if it is empty or too long.
     pub fn new(name: &str) -> Result<Self> {
         if (1..=GROUP_NAME_LEN_MAX).contains(&name.len()) {
             return Ok(Self(name.into()));
@@ -85,22 +85,21 @@ impl Serialize for GroupName {
     }
 }
 
-/// Which group.
+/// The id of a group.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct GroupId {
-    /// The feed that it works through.
+    /// The feed whose rows it reads.
     pub feed: FeedId,
-    /// Its name among the groups of the feed.
     pub name: GroupName,
 }
 
 impl GroupId {
-    /// The pool in which its shards are divided.
+    /// The pool of its shards.
     pub fn pool(&self) -> String {
         pool(&self.feed, self.name.as_str())
     }
 
-    /// The role of the nodes that work for it. A name that is too long for a role goes into it as a hash.
+    /// The role of its nodes. If the name is too long for a role, the role has a hash of it.
     pub fn role(&self) -> Role {
         let role = match self.feed.instance() {
             None => format!("group:{}", self.name),
@@ -120,7 +119,7 @@ impl fmt::Display for GroupId {
     }
 }
 
-/// The pool of the group `name` of `feed`; with an empty name, what the pools of all its groups start with.
+/// The pool of the group `name` of `feed`; with an empty name, the common prefix of the pools of all its groups.
 fn pool(feed: &FeedId, name: &str) -> String {
     match feed.instance() {
         None => format!("group/notifications/{name}"),
@@ -128,16 +127,16 @@ fn pool(feed: &FeedId, name: &str) -> String {
     }
 }
 
-/// What is fixed of a group since its creation, or its last reset.
+/// The settings of a group since its creation, or its last reset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct GroupRow {
-    /// Drawn at its creation: tells it from another group of the name.
+    /// Drawn at its creation: distinguishes it from another group of the name.
     pub identity: [u8; 16],
-    /// Drawn by anyone who wrote it, who can tell by it after an unknown result whether it was written.
+    /// Drawn by each writer, which can find out by it after an unknown result whether its write was committed.
     pub token: [u8; 16],
-    /// How often it was set to a position: 1 at its creation, raised by each reset.
+    /// How often its position was set: 1 at its creation, raised by each reset.
     pub generation: u64,
-    /// The position that it was set to.
+    /// The position that was set.
     pub start: Sequence,
     /// When it was created, in milliseconds since 1970; for people.
     pub created_ms: u64,
@@ -160,7 +159,6 @@ impl GroupRow {
         .concat()
     }
 
-    /// The row stored as `bytes`.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let mut reader = Reader::new("group", bytes);
         let format = reader.u8()?;
@@ -180,12 +178,12 @@ impl GroupRow {
     }
 }
 
-/// When a group had its last member, as long as it has none; in the time that janitors have worked, one after the other.
+/// The time since which a group has no member, in the time that janitors have worked, one after the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Idleness {
-    /// It may have had one until then, in milliseconds.
+    /// The last time at which it may have had a member, in milliseconds.
     pub alive_ms: u64,
-    /// For how long it had none since, in milliseconds, when that was last looked at.
+    /// How long it has had no member since, in milliseconds, at the last check.
     pub idle_ms: u64,
 }
 
@@ -195,7 +193,6 @@ impl Idleness {
         [self.alive_ms.to_be_bytes(), self.idle_ms.to_be_bytes()].concat()
     }
 
-    /// What is stored as `bytes`.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let mut reader = Reader::new("idleness of a group", bytes);
         let idleness = Self { alive_ms: reader.u64()?, idle_ms: reader.u64()? };
@@ -213,13 +210,13 @@ impl Keys {
         self.pack(&(family::CHECKPOINT, group.feed.bytes(), part::GROUP, group.name.as_str()))
     }
 
-    /// The rows of all groups of `feed`. Anyone who drops rows of the feed reads this range serializably, so that no group can
-    /// begin in between.
+    /// The rows of all groups of `feed`. A transaction that drops rows of the feed reads this range serializably, so
+    /// that no group can begin in between.
     pub fn groups(&self, feed: &FeedId) -> KeyRange {
         self.range(&(family::CHECKPOINT, feed.bytes(), part::GROUP))
     }
 
-    /// Everything that is kept of all groups of all feeds.
+    /// All rows of all groups of all feeds.
     pub fn all_groups(&self) -> KeyRange {
         self.range(&(family::CHECKPOINT,))
     }
@@ -227,7 +224,7 @@ impl Keys {
     /// The group in a stored row, if it is the row of a group itself.
     pub fn group_row(&self, (key, value): &Row) -> Result<Option<(GroupId, GroupRow)>> {
         type Key<'k> = (u16, foundationdb_tuple::Bytes<'k>, u16, String);
-        // Rows of the other parts have more elements behind the name.
+        // Rows of the other parts have more elements after the name.
         let Ok((number, feed, part::GROUP, name)) = self.unpack::<Key<'_>>("group", key) else {
             return Ok(None);
         };
@@ -238,8 +235,8 @@ impl Keys {
         Ok(Some((GroupId { feed: FeedId::from_bytes(&feed)?, name }, GroupRow::from_bytes(value)?)))
     }
 
-    /// The groups among the rows of `page`, which `read` has read of [`Keys::all_groups`], and what to read next. `last` is the
-    /// feed of the last group that was found.
+    /// The groups among the rows of `page`, which `read` has read from [`Keys::all_groups`], and the next range to
+    /// read. `last` is the feed of the last group that was found.
     pub fn groups_in(
         &self,
         mut read: RangeRead,
@@ -253,7 +250,7 @@ impl Keys {
                 groups.push(group);
                 continue;
             }
-            // The groups of a feed are at its beginning; what follows is skipped, to the next feed.
+            // The groups of a feed are at the beginning of its rows; skip the others, to the next feed.
             let end = last.as_ref().map(|feed| self.groups_of_feed(feed)[0].end.clone());
             if let Some(end) = end.filter(|end| *end > row.0) {
                 read.range.begin = end;
@@ -263,7 +260,8 @@ impl Keys {
         Ok((groups, read.after(page)))
     }
 
-    /// Everything that is kept of `group`: its row, checkpoints, dead letters, status, parked ids, leases and the version of its pool.
+    /// All rows of `group`: its settings, checkpoints, dead letters, status, parked ids, leases and the version of
+    /// its pool.
     pub fn whole_group(&self, group: &GroupId) -> [KeyRange; 7] {
         let of = |part: u16| self.range(&(family::CHECKPOINT, group.feed.bytes(), part, group.name.as_str()));
         [
@@ -277,9 +275,9 @@ impl Keys {
         ]
     }
 
-    /// Everything that is kept of the groups of `feed`.
+    /// All rows of the groups of `feed`.
     pub fn groups_of_feed(&self, feed: &FeedId) -> [KeyRange; 3] {
-        // A text in a key ends with a zero byte; without it, the key is a prefix of those of longer texts.
+        // A text in a key ends with a zero byte; without this byte, the key is a prefix of longer texts.
         let prefix = |mut key: Vec<u8>| {
             key.pop();
             KeyRange::prefix(key)

@@ -1,7 +1,9 @@
-//! Family 12: ids with whose rows a group's work has failed, which wait outside of their shard until it succeeds.
+//! Family 12: parked ids, whose rows a group's work has failed on. They wait outside of their shard until the work
+//! succeeds.
 //!
-//! An id is parked in the transaction that moves the checkpoint of its shard past its row, and so are all later rows of it. So at any
-//! time a row is either behind the checkpoint and to be read in the feed, or parked, or done: never two of these.
+//! The transaction that moves the checkpoint of a shard past a row of an id parks the id, and so does each with a
+//! later row of the id. So at any time a row is either after the checkpoint and to be read from the feed, or parked,
+//! or done: never two of these.
 
 use bytes::Bytes;
 
@@ -20,18 +22,17 @@ use crate::{
 /// The format of stored rows.
 const FORMAT: u8 = 1;
 
-/// An id that is parked, with its newest row up to the checkpoint of its shard.
+/// A parked id, with its newest row up to the checkpoint of its shard.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct GroupParkedRow {
-    /// The shard where the row was.
     pub shard: ShardId,
     /// Everything of the id up to here is done.
     pub after: Sequence,
-    /// Where the row stood.
+    /// The position of the row.
     pub sequence: Sequence,
     /// How often it was tried; 0 if it is to be tried at once.
     pub attempts: u32,
-    /// When it was tried last, in milliseconds since 1970; for people.
+    /// When it was last tried, in milliseconds since 1970; for people.
     pub at_ms: u64,
     /// Why the last attempt failed.
     pub error: String,
@@ -58,7 +59,6 @@ impl GroupParkedRow {
         .concat()
     }
 
-    /// The row stored as `bytes`.
     pub fn from_bytes(bytes: &Bytes) -> Result<Self> {
         let mut reader = Reader::new("parked row of a group", bytes);
         let format = reader.u8()?;
@@ -75,7 +75,7 @@ impl GroupParkedRow {
 }
 
 impl Keys {
-    /// The key of `id` among the parked ids of `group`.
+    /// The key of the parked `id` of `group`.
     pub fn group_parked(&self, group: &GroupId, id: &[u8]) -> Vec<u8> {
         self.pack(&(family::CHECKPOINT, group.feed.bytes(), part::PARKED, group.name.as_str(), id))
     }
@@ -85,7 +85,7 @@ impl Keys {
         self.range(&(family::CHECKPOINT, group.feed.bytes(), part::PARKED, group.name.as_str()))
     }
 
-    /// The id of the key of a parked one.
+    /// The id in the key of a parked one.
     pub fn group_parked_id(&self, key: &[u8]) -> Result<Bytes> {
         type Key<'k> = (u16, foundationdb_tuple::Bytes<'k>, u16, String, foundationdb_tuple::Bytes<'k>);
         match self.unpack::<Key<'_>>("parked row of a group", key)? {
@@ -94,7 +94,7 @@ impl Keys {
         }
     }
 
-    /// The key of how often it was asked that parked ids of `group` are tried again: 8 bytes, little-endian.
+    /// The key of the number of retries asked for by people for parked ids of `group`: 8 bytes, little-endian.
     pub fn group_asked(&self, group: &GroupId) -> Vec<u8> {
         let (feed, name) = (group.feed.bytes(), group.name.as_str());
         self.pack(&(family::CHECKPOINT, feed, part::STATUS, name, status::ASKED))

@@ -1,15 +1,15 @@
-//! Family 24: what came of requests that clients may repeat, by the key that they gave each.
+//! Family 24: the results of requests that clients may repeat, by the key of each request.
 
 use super::{Keys, family};
 use crate::store::KeyRange;
 
 impl Keys {
-    /// What came of the request with this digest of its key, if it was recorded in `period`.
+    /// The result of the request with this digest of its key, recorded in `period`.
     pub fn idempotent(&self, period: u64, digest: &[u8; 16]) -> Vec<u8> {
         self.pack(&(family::IDEMPOTENCY, period, &digest[..]))
     }
 
-    /// All that was recorded before `period`.
+    /// All results recorded before `period`.
     pub fn idempotent_before(&self, period: u64) -> KeyRange {
         KeyRange::new(self.pack(&(family::IDEMPOTENCY, 0_u64)), self.pack(&(family::IDEMPOTENCY, period)))
     }

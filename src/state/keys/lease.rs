@@ -1,8 +1,9 @@
-//! Families 11 and 14: who owns a resource, and when nodes and leases have last changed.
+//! Families 11 and 14: the owners of resources, and the versions of nodes and leases.
 //!
-//! The versions tell a node with one read that nothing has changed, whatever the number of nodes, pools and resources: one moves
-//! with joins, leaves, removals and changes of roles, one with changes in any pool, and one for each pool says which pool it was.
-//! They are versionstamps, not counts: that of a pool can be removed with it, and never comes back with an old value.
+//! By the versions a node finds with one read that nothing has changed, whatever the number of nodes, pools and
+//! resources. One version moves with joins, leaves, removals and changes of roles; one with changes in any pool; and
+//! one for each pool with changes in it. They are versionstamps, not counts: the version of a pool can be removed
+//! with the pool, and never has an old value again.
 
 use super::{CELL, Keys, NodeId, family};
 use crate::{
@@ -13,25 +14,25 @@ use crate::{
     store::KeyRange,
 };
 
-/// The second element of the key of a version: of what it is one. They are stored and never change.
+/// The second element of the key of a version. They are stored and never change.
 mod version {
-    /// Who lives, and does what.
+    /// Members and their roles.
     pub const MEMBERSHIP: u16 = 0;
     /// The leases and resources of all pools.
     pub const POOLS: u16 = 1;
-    /// Those of one pool, whose name follows.
+    /// The leases and resources of one pool, whose name follows.
     pub const POOL: u16 = 2;
 }
 
-/// Who owns a resource.
+/// The owner of a resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Owner {
     pub node: NodeId,
-    /// Drawn for the acquisition, so that the owner knows its own lease again after an unknown result.
+    /// Drawn for the acquisition, by which the owner finds its own lease after an unknown result.
     pub token: [u8; 16],
 }
 
-/// Who owns a resource, and how often it has been acquired.
+/// The owner of a resource, and the number of acquisitions.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Lease {
     /// Raised at every acquisition, never lowered.
@@ -51,7 +52,6 @@ impl Lease {
         bytes
     }
 
-    /// The lease stored as `bytes`.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let mut reader = Reader::new("lease", bytes);
         let epoch = reader.u64()?;
@@ -96,22 +96,22 @@ impl Keys {
         Ok((pool, resource))
     }
 
-    /// The key of the membership version. Every transaction moves it that changes who lives, or does what.
+    /// The key of the membership version. Every transaction that changes members or roles moves it.
     pub fn membership_version(&self) -> Vec<u8> {
         self.pack(&(family::VERSION, CELL, version::MEMBERSHIP))
     }
 
-    /// The key of the version of all pools. Every transaction moves it that moves that of a pool.
+    /// The key of the version of all pools. Every transaction that moves the version of a pool moves it.
     pub fn pools_version(&self) -> Vec<u8> {
         self.pack(&(family::VERSION, CELL, version::POOLS))
     }
 
-    /// The membership version and that of all pools, in this order, as far as they are there.
+    /// The membership version and the version of all pools, in this order, if they exist.
     pub fn common_versions(&self) -> KeyRange {
         KeyRange::new(self.membership_version(), self.pack(&(family::VERSION, CELL, version::POOL)))
     }
 
-    /// The key of the version of `pool`. Every transaction moves it that changes its leases or resources.
+    /// The key of the version of `pool`. Every transaction that changes its leases or resources moves it.
     pub fn pool_version(&self, pool: &str) -> Vec<u8> {
         self.pack(&(family::VERSION, CELL, version::POOL, pool))
     }

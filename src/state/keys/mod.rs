@@ -39,15 +39,15 @@
 //! | 16 | parked | node or nothing, cursor, 2, name, instance | flags, attempts, retries, time, error | from the failures of a trigger's job until it succeeds |
 //! | 16 | asked | node or nothing, cursor, 3 | 8 bytes, little-endian | until deleted, once a retry was asked for |
 //! | 16 | owed | node or nothing, cursor, 4, name | whether its database is fresh | from when a trigger has something to do for long until it is done |
-//! | 17 | name | name | none: nothing is stored here, transactions that decide what a name stands for meet here | never |
+//! | 17 | name | name | none: nothing is stored here; it is a conflict key of transactions that decide which instance a name means | never |
 //! | 18 | row count | feed, shard | 8 bytes, little-endian: how many rows the shard has | as long as the shard, once it had a row |
 //! | 24 | idempotency | period of read versions, digest of a request's key | digest of the request, number of its events | two periods, some minutes each |
 //!
-//! Three families share number 1, so that a notifier reads all that waits for it in one range; the number after the
-//! instance tells them apart.
+//! Three families share number 1, so that a notifier reads everything that waits for it in one range. The number
+//! after the instance tells them apart.
 //!
-//! A sequence in a key is an incarnation and a tuple versionstamp, because the store fills the stamp in at commit and it
-//! must stand in fixed bytes.
+//! A sequence in a key is an incarnation and a tuple versionstamp, because the store fills in the stamp at commit,
+//! and needs it at fixed bytes.
 
 mod age;
 mod checkpoint;
@@ -127,17 +127,16 @@ mod family {
     pub const IDEMPOTENCY: u16 = 24;
 }
 
-/// The cell of all nodes and leases: those who divide the work of a bus among them. The name has its place in the keys so
-/// that nodes of several sites could each have a cell of their own.
+/// The cell of all nodes and leases, whose nodes divide the work among them. It is part of the keys so that each of
+/// several sites could have a cell of its own.
 const CELL: &str = "main";
 
-/// The longest prefix of a bus, in bytes: with it the longest key stays below the store's limit.
+/// The longest prefix of a bus, in bytes: with it the longest key is below the store's limit.
 pub(crate) const PREFIX_LEN_MAX: usize = 256;
 
 /// The keys of one bus.
 #[derive(Debug, Clone)]
 pub(crate) struct Keys {
-    /// What all keys of the bus start with.
     prefix: Bytes,
 }
 
@@ -156,7 +155,6 @@ impl Keys {
         Ok(Self { prefix: Bytes::copy_from_slice(prefix) })
     }
 
-    /// What all keys start with.
     pub fn prefix(&self) -> &[u8] {
         &self.prefix
     }
@@ -167,8 +165,8 @@ impl Keys {
         KeyRange::new([&self.prefix[..], &[0x14]].concat(), [&self.prefix[..], &[0x16]].concat())
     }
 
-    /// The keys that go along when the bus moves to another store, and what they hold: those that do not belong to running
-    /// processes, and hold no stamp of the store by itself. The configuration is not among them.
+    /// The keys that move with the bus to another store, with their names: those that do not belong to running
+    /// processes, and hold no stamp of the store. The configuration is not among them.
     pub fn relocated(&self) -> impl Iterator<Item = (&'static str, KeyRange)> {
         let families = [
             (family::COUNTERS, "counters of events that wait to be folded"),
@@ -185,7 +183,6 @@ impl Keys {
         families.into_iter().map(|(number, what)| (what, self.range(&(number,))))
     }
 
-    /// The key of the tuple `elements`.
     fn pack(&self, elements: &impl TuplePack) -> Vec<u8> {
         let mut key = Vec::with_capacity(self.prefix.len() + 96);
         key.extend_from_slice(&self.prefix);
@@ -220,13 +217,13 @@ impl Keys {
     }
 }
 
-/// A sequence as it stands in keys.
+/// The elements of a sequence in a key.
 fn position(sequence: Sequence) -> (u16, foundationdb_tuple::Versionstamp) {
     let stamp = foundationdb_tuple::Versionstamp::complete(sequence.versionstamp().0, sequence.order());
     (sequence.incarnation().0.into(), stamp)
 }
 
-/// The sequence of a position in a key.
+/// The sequence of these elements of a key.
 fn sequence(incarnation: u16, stamp: &foundationdb_tuple::Versionstamp) -> Result<Sequence> {
     let incarnation = u8::try_from(incarnation)
         .map_err(|_| Error::corrupt("sequence", format!("incarnation {incarnation} is over 255")))?;

@@ -1,4 +1,4 @@
-//! Family 17: a key per name of a database that holds nothing.
+//! Family 17: a conflict key for each name of a database. It has no value.
 
 use super::{Keys, family};
 use crate::{
@@ -7,8 +7,8 @@ use crate::{
 };
 
 impl Keys {
-    /// Where transactions meet that decide what `name` stands for: those that go by it have it in their read-conflict sets,
-    /// those that change it in their write-conflict sets.
+    /// The conflict key of transactions that decide which instance `name` means: those that rely on the answer have
+    /// it in their read-conflict sets, those that change the answer in their write-conflict sets.
     pub fn name(&self, name: &DbName) -> KeyRange {
         let begin = self.pack(&(family::NAME, name.as_str()));
         let end = key_after(&begin);

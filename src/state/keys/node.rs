@@ -1,9 +1,9 @@
-//! Family 10: the nodes that live, and what they do.
+//! Family 10: the living nodes and their roles.
 //!
-//! A node's row is written by the node alone, at every heartbeat; another node removes it once it has seen no beat for as long
-//! as the row itself says. A role has a key of its own, by which those who divide its work are read in one range, and a second
-//! one under the node, so that anyone who removes the node finds its roles. Both are there only as long as the node's row is:
-//! who has a role lives, as far as anybody knows.
+//! Only the node itself writes its row, at every heartbeat. Another node removes the row once it has seen no beat for
+//! the expiry in the row. A role has a key of its own, so that the nodes that divide its work are read in one range,
+//! and a second one under the node, so that the remover of a node finds its roles. Both exist only as long as the
+//! node's row: a node with a role counts as living.
 
 use std::{borrow::Cow, fmt, str::FromStr, time::Duration};
 
@@ -20,20 +20,20 @@ use crate::{
     store::KeyRange,
 };
 
-/// The second element of a key, after the cell: what the row says of the node. They are stored and never change.
+/// The second element of a key, after the cell, which tells the rows apart. They are stored and never change.
 mod part {
-    /// That it lives.
+    /// Its heartbeat.
     pub const BEAT: u16 = 0;
-    /// What it does, by node.
+    /// Its roles, by node.
     pub const ROLE_OF_NODE: u16 = 1;
-    /// Who does something, by role.
+    /// The nodes of a role, by role.
     pub const NODE_OF_ROLE: u16 = 2;
 }
 
 /// The longest role, in bytes.
 const ROLE_LEN_MAX: usize = 256;
 
-/// Which node: 16 bytes that no other process has at the same time. As text, 32 hexadecimal digits.
+/// The id of a node: 16 bytes that no other process has at the same time. As text, 32 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(pub [u8; 16]);
 
@@ -75,7 +75,7 @@ impl Serialize for NodeId {
     }
 }
 
-/// What a node does. Work is divided among the nodes that have the role for it.
+/// A kind of work of a node. Work is divided among the nodes that have its role.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(transparent)]
 pub struct Role(Cow<'static, str>);
@@ -83,7 +83,7 @@ pub struct Role(Cow<'static, str>);
 impl Role {
     /// Folds counters into the feed.
     pub const NOTIFIER: Self = Self(Cow::Borrowed("notifier"));
-    /// Tells subscribers in the process.
+    /// Delivers to subscribers in the process.
     pub const DISPATCHER: Self = Self(Cow::Borrowed("dispatcher"));
     /// Removes what has expired.
     pub const JANITOR: Self = Self(Cow::Borrowed("janitor"));
@@ -102,7 +102,7 @@ impl Role {
         Ok(Self(name.into()))
     }
 
-    /// Its name.
+    /// The name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -114,16 +114,16 @@ impl fmt::Display for Role {
     }
 }
 
-/// What a node tells of itself, but for its roles.
+/// The heartbeat of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NodeRow {
-    /// How often it has written the row. Others see by it that the node lives, whatever their clocks say.
+    /// How often the node has written the row. Others see by it that the node lives, whatever their clocks show.
     pub beat: u64,
-    /// Drawn when the process joined: tells two processes under one id apart, and a process from its former self.
+    /// Drawn when the process joined: distinguishes two processes under one id, and a process from its former self.
     pub token: [u8; 16],
     /// When it joined, in milliseconds since 1970; for people.
     pub started_ms: u64,
-    /// After how many milliseconds without a beat it is to be taken for dead; `u64::MAX` for never.
+    /// After how many milliseconds without a beat the node counts as dead; `u64::MAX` for never.
     pub expiry_ms: u64,
 }
 
@@ -134,7 +134,6 @@ impl NodeRow {
         [&beat[..], &self.token, &started, &self.expiry_ms.to_be_bytes()].concat()
     }
 
-    /// The row stored as `bytes`.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let mut reader = Reader::new("node", bytes);
         let row = Self {
@@ -147,7 +146,7 @@ impl NodeRow {
         Ok(row)
     }
 
-    /// After how long without a beat it is to be taken for dead.
+    /// After how long without a beat the node counts as dead.
     pub fn expiry(&self) -> Duration {
         if self.expiry_ms == u64::MAX { Duration::MAX } else { Duration::from_millis(self.expiry_ms) }
     }
@@ -196,12 +195,12 @@ impl Keys {
         self.range(&(family::NODE, CELL, part::NODE_OF_ROLE, role.as_str()))
     }
 
-    /// All that is stored of all nodes.
+    /// All rows of all nodes.
     pub fn all_of_nodes(&self) -> KeyRange {
         self.range(&(family::NODE, CELL))
     }
 
-    /// Whose row has the key `key`.
+    /// The node whose row has the key `key`.
     pub fn node_of(&self, key: &[u8]) -> Result<NodeId> {
         let (number, _, part, id): (u16, String, u16, Bytes<'_>) = self.unpack("node", key)?;
         match id[..].try_into() {
@@ -210,7 +209,7 @@ impl Keys {
         }
     }
 
-    /// Which role of which node has the key `key`, by node.
+    /// The node and the role in `key`, a key by node.
     pub fn role_of_node(&self, key: &[u8]) -> Result<(NodeId, Role)> {
         let (number, _, part, id, role): (u16, String, u16, Bytes<'_>, String) = self.unpack("role", key)?;
         match id[..].try_into() {
@@ -221,7 +220,7 @@ impl Keys {
         }
     }
 
-    /// Which node has the role in the key `key`, by role.
+    /// The node in `key`, a key by role.
     pub fn node_of_role(&self, key: &[u8]) -> Result<NodeId> {
         let (number, _, part, _, id): (u16, String, u16, String, Bytes<'_>) = self.unpack("role", key)?;
         match id[..].try_into() {

@@ -1,4 +1,4 @@
-//! Family 16, too: names for which a trigger has still something to do, and which its cursor has passed.
+//! Family 16, too: names with unfinished work of a trigger, which its cursor has passed.
 
 use super::{CursorId, Keys, family};
 use crate::{
@@ -16,10 +16,10 @@ const FORMAT: u8 = 1;
 /// The number after the name of the cursor. It is stored and never changes.
 const PART: u16 = 4;
 
-/// A name for which something is still to be done. What that is, the feed and the marks say.
+/// A name with unfinished work. The feed and the marks say which work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct OwedRow {
-    /// Whether its database was created since it was worked on last.
+    /// Whether its database was created since the last work on it.
     pub is_fresh: bool,
 }
 
@@ -29,7 +29,6 @@ impl OwedRow {
         [FORMAT, self.is_fresh.into()]
     }
 
-    /// The row stored as `bytes`.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let mut reader = Reader::new("owed database", bytes);
         let row = match (reader.u8()?, reader.u8()?) {
@@ -44,13 +43,13 @@ impl OwedRow {
 }
 
 impl Keys {
-    /// The key of what is owed to the database `name` by the trigger with this `cursor`.
+    /// The key of the unfinished work for the database `name` by the trigger with this `cursor`.
     pub fn owed(&self, cursor: &CursorId, name: &DbName) -> Vec<u8> {
         let (owner, of) = cursor.parts();
         self.pack(&(family::CURSOR, owner, of, PART, name.as_str()))
     }
 
-    /// The names to whose databases the trigger with this `cursor` owes something.
+    /// The names with unfinished work of the trigger with this `cursor`.
     pub fn all_owed(&self, cursor: &CursorId) -> KeyRange {
         let (owner, of) = cursor.parts();
         self.range(&(family::CURSOR, owner, of, PART))

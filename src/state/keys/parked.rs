@@ -1,4 +1,4 @@
-//! Family 16, too: databases whose job has failed too often, which wait outside of the plan of their trigger.
+//! Family 16, too: parked databases, whose job has failed too often. They wait outside of the plan of their trigger.
 
 use super::{CursorId, Keys, cut, family};
 use crate::{
@@ -17,36 +17,36 @@ const FORMAT: u8 = 1;
 mod part {
     /// A parked database.
     pub const PARKED: u16 = 2;
-    /// How often it was asked that parked databases are tried again.
+    /// How often a retry of parked databases was asked for.
     pub const ASKED: u16 = 3;
 }
 
-/// What of a row is true, as bits. They are stored and never change.
+/// The flags of a row, as bits. They are stored and never change.
 mod flag {
-    /// That the database is gone is to be told.
+    /// The job has to learn that the database is gone.
     pub const GONE: u8 = 1;
-    /// It was created since it was worked on last.
+    /// It was created since the last work on it.
     pub const FRESH: u8 = 2;
-    /// Somebody has asked for it to be tried again.
+    /// A retry was asked for.
     pub const ASKED: u8 = 4;
     /// All of them.
     pub const ALL: u8 = GONE | FRESH | ASKED;
 }
 
-/// A database whose job has failed too often.
+/// A parked database.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ParkedRow {
-    /// Whether that it is gone is to be told, instead of work to be done.
+    /// Whether the job has to learn that the database is gone, instead of working on it.
     pub is_gone: bool,
-    /// Whether it was created since it was worked on last.
+    /// Whether it was created since the last work on it.
     pub is_fresh: bool,
-    /// Whether somebody has asked for it to be tried again.
+    /// Whether a retry was asked for.
     pub is_asked: bool,
     /// How often it was tried.
     pub attempts: u32,
     /// How often it was tried since it was parked, or has changed.
     pub retries: u32,
-    /// When it was tried last, in milliseconds since 1970; for people.
+    /// When it was last tried, in milliseconds since 1970; for people.
     pub at_ms: u64,
     /// Why the last attempt failed.
     pub error: String,
@@ -71,7 +71,6 @@ impl ParkedRow {
         .concat()
     }
 
-    /// The row stored as `bytes`.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let mut reader = Reader::new("parked database", bytes);
         let (format, flags) = (reader.u8()?, reader.u8()?);
@@ -93,7 +92,7 @@ impl ParkedRow {
 }
 
 impl Keys {
-    /// The key of `db` among the parked databases of the trigger with this `cursor`.
+    /// The key of the parked `db` of the trigger with this `cursor`.
     pub fn parked(&self, cursor: &CursorId, db: &Db) -> Vec<u8> {
         let (owner, name) = cursor.parts();
         self.pack(&(family::CURSOR, owner, name, part::PARKED, db.name.as_str(), &db.instance.0[..]))
@@ -111,13 +110,13 @@ impl Keys {
         self.range(&(family::CURSOR, owner, name, part::PARKED, db.as_str()))
     }
 
-    /// The key of how often it was asked that parked databases of the trigger with this `cursor` are tried again.
+    /// The key of the number of retries asked for by people for parked databases of the trigger with this `cursor`.
     pub fn asked(&self, cursor: &CursorId) -> Vec<u8> {
         let (owner, name) = cursor.parts();
         self.pack(&(family::CURSOR, owner, name, part::ASKED))
     }
 
-    /// A stored row: which database, and what is kept of it.
+    /// The database and the content of a stored row.
     pub fn parked_row(&self, (key, value): &Row) -> Result<(Db, ParkedRow)> {
         type Key<'k> =
             (u16, foundationdb_tuple::Bytes<'k>, String, u16, String, foundationdb_tuple::Bytes<'k>);

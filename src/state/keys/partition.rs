@@ -19,13 +19,13 @@ impl Partition {
     }
 }
 
-/// How far the owner of a partition has come. It changes with every fold, so a notifier can tell whether a fold whose
-/// outcome is unknown was committed, and one that is no longer the owner cannot commit.
+/// The progress of the owner of a partition. Every fold changes it. So a notifier can find whether a fold with an
+/// unknown result was committed, and a former owner cannot commit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FoldMark {
-    /// The epoch of the lease under which the fold was done.
+    /// The epoch of the lease of the fold.
     pub epoch: u64,
-    /// How many folds were done in that epoch.
+    /// The number of folds in that epoch.
     pub fold: u64,
 }
 
@@ -35,7 +35,6 @@ impl FoldMark {
         [self.epoch.to_be_bytes(), self.fold.to_be_bytes()].concat()
     }
 
-    /// The mark stored as `bytes`.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let mut reader = Reader::new("fold mark", bytes);
         let mark = Self { epoch: reader.u64()?, fold: reader.u64()? };
@@ -83,6 +82,6 @@ mod tests {
         assert_eq!(Partition::of("anything", 1), Partition(0));
     }
 
-    /// Counters of existing databases lie in these partitions.
+    /// The partitions of these names in existing buses.
     const GOLDEN: [u32; 4] = [31, 18, 51, 46];
 }

@@ -1,4 +1,4 @@
-//! Family 7: which shards a feed writes to, from which sequence on.
+//! Family 7: the topology of a feed: its shards, from which sequence on.
 
 use bytes::Bytes;
 
@@ -14,44 +14,42 @@ use crate::{
 /// The most shards that a topology entry can have.
 pub(crate) const SHARDS_MAX: u32 = 10_000;
 
-/// Which shards a feed writes to, from one sequence on.
+/// The shards that a feed writes to, from one sequence on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TopologyRow {
-    /// The first sequence that it holds for.
+    /// The first sequence under this entry.
     pub first: Sequence,
     /// Whether a later entry has taken over.
     pub closed: bool,
-    /// Drawn by anyone who wrote it, who can tell by it after an unknown result whether it was written.
+    /// Drawn by the writer, which can find out by it after an unknown result whether its write was committed.
     pub token: [u8; 16],
-    /// Where the rows are.
     pub layout: Layout,
 }
 
-/// Where the rows of a topology entry are.
+/// The key ranges of the rows of a topology entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Layout {
-    /// In one range that another writer has left unsharded, under keys that start with this prefix; without a prefix, where
-    /// rows of shard 0 would be, to which a move to another store has brought them. It counts as shard 0.
+    /// One range that another writer has left unsharded, under keys that start with this prefix. An empty prefix
+    /// means the range of shard 0, to which a move to another store has brought the rows. It counts as shard 0.
     Legacy(Bytes),
-    /// In shards. The ids of one entry are consecutive, because each reshard takes new ones.
+    /// Shards. Their ids in one entry are consecutive, because each reshard takes new ones.
     Sharded {
         /// The stored number of the scheme that routes ids to shards.
         scheme: u16,
         /// The first shard.
         first: ShardId,
-        /// How many there are.
+        /// The number of shards.
         count: u32,
     },
 }
 
 /// The stored tags of [`Layout`].
 const LEGACY: u8 = 0;
-/// See [`LEGACY`].
 const SHARDED: u8 = 1;
 
 impl TopologyRow {
-    /// The stored form: layout tag (1 byte), closed (1), token (16); then of a legacy range the length of the prefix (2) and
-    /// the prefix, of shards the scheme (2), the first shard id (8) and the count (4).
+    /// The stored form: layout tag (1 byte), closed (1), token (16); then for a legacy range the length of the prefix
+    /// (2) and the prefix, for shards the scheme (2), the first shard id (8) and the count (4).
     pub fn to_bytes(&self) -> Vec<u8> {
         let (tag, rest) = match &self.layout {
             Layout::Legacy(prefix) => {
@@ -105,7 +103,6 @@ impl TopologyRow {
         (0..count).map(move |place| ShardId(first + place as u64))
     }
 
-    /// Whether it has `shard`.
     pub fn has(&self, shard: ShardId) -> bool {
         let mut shards = self.shards();
         shards.next().is_some_and(|first| first <= shard) && shard < self.next_shard()
@@ -127,7 +124,7 @@ impl Keys {
         self.pack(&(family::TOPOLOGY, feed.bytes(), incarnation, stamp))
     }
 
-    /// The operand of `SET_VERSIONSTAMPED_KEY` that writes a topology entry from this transaction's own stamp on.
+    /// The operand of `SET_VERSIONSTAMPED_KEY` for a topology entry that begins at this transaction's own stamp.
     pub fn next_topology(&self, feed: &FeedId, incarnation: Incarnation) -> Vec<u8> {
         let stamp = foundationdb_tuple::Versionstamp::incomplete(0);
         self.pack_stamped(&(family::TOPOLOGY, feed.bytes(), u16::from(incarnation.0), stamp))
@@ -143,7 +140,7 @@ impl Keys {
         self.range(&(family::TOPOLOGY,))
     }
 
-    /// The topology entry in a stored row, and the feed that it is of.
+    /// The topology entry in a stored row, and its feed.
     pub fn topology_row(&self, (key, value): &Row) -> Result<(FeedId, TopologyRow)> {
         let (number, feed, incarnation, stamp): (
             u16,

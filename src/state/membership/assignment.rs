@@ -1,31 +1,32 @@
-//! [`assign`]: which member should own which resource of a pool, as a pure function of what is stored. All nodes compute the same
-//! from the same facts, and each does its own part of it; so nobody negotiates.
+//! [`assign`]: the member that should own each resource of a pool, as a pure function of what is stored. All nodes
+//! compute the same assignment from the same facts, and each does its own part of it; so nobody negotiates.
 //!
-//! 1. Targets are even shares: as equal as the members' maxima allow. What one may not take the others do. Where shares cannot be
-//!    equal, those have one more that already have it, then those with smaller ids.
-//! 2. An owner keeps what it has, the first ones in order, up to its target.
-//! 3. The rest goes in order to the members that lack some, in the order of their ids: so neighbours stay together.
+//! Targets are even shares: as equal as the members' maxima allow. Resources beyond one member's maximum go to the
+//! others. Where shares cannot be equal, members that already own one more keep it, then members with smaller ids get
+//! one more.
+//! An owner keeps its resources, the first ones in order, up to its target.
+//! The rest goes in order to the members below their targets, in the order of their ids: so neighbours stay together.
 //!
-//! A move that was made changes nothing in the answer: whether a resource is still with its former owner, free, or with the new
-//! one, all others go where they would go. So nodes that look at different moments of a rearrangement agree. Nothing is drawn
-//! at random, and the time is linear in resources and members, but for sorting, if they do not come in order.
+//! A completed move does not change the answer: whether a resource is still with its former owner, free, or with the
+//! new one, all others get the same owners. So nodes that read at different moments of a rearrangement agree. Nothing
+//! is random, and the time is linear in resources and members, except for sorting if they do not come in order.
 
 use crate::state::keys::NodeId;
 
-/// The members of a pool, each with the most resources that it may own; and which member should own which resource.
+/// The member that should own each resource.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Assignment {
-    /// The resources, in order, with the member that should own each; `None` if nobody may.
+    /// The resources, in order, with the member that should own each; `None` if none may.
     owners: Vec<(u64, Option<NodeId>)>,
 }
 
 impl Assignment {
-    /// Who should own each resource, in the order of the resources.
+    /// The owner of each resource, in the order of the resources.
     pub fn iter(&self) -> impl Iterator<Item = (u64, Option<NodeId>)> {
         self.owners.iter().copied()
     }
 
-    /// Who should own `resource`; `None` if nobody may, or there is no such resource.
+    /// The member that should own `resource`; `None` if none may, or there is no such resource.
     #[cfg(test)]
     pub fn owner_of(&self, resource: u64) -> Option<NodeId> {
         let place = self.owners.binary_search_by_key(&resource, |(resource, _)| *resource).ok()?;
@@ -38,20 +39,19 @@ impl Assignment {
     }
 }
 
-/// A member, while resources are divided.
+/// A member while resources are divided.
 struct Share {
-    /// Who it is.
     node: NodeId,
-    /// How many it may own at most.
+    /// The most resources that it may own.
     max: usize,
-    /// How many it owns.
+    /// The number that it owns.
     owned: usize,
-    /// How many it can still be given.
+    /// The number that it can still get.
     left: usize,
 }
 
-/// Divides `resources`, each given once and with its present owner, among `members`, each given once and with its maximum. Owners
-/// that are no members count as none. The order of either does not matter.
+/// Divides `resources`, each given once and with its present owner, among `members`, each given once and with its
+/// maximum. An owner that is no member does not count. The order of either does not matter.
 pub(super) fn assign(resources: &[(u64, Option<NodeId>)], members: &[(NodeId, u32)]) -> Assignment {
     let mut owners = resources.to_vec();
     owners.sort_unstable_by_key(|(resource, _)| *resource);
@@ -74,7 +74,7 @@ pub(super) fn assign(resources: &[(u64, Option<NodeId>)], members: &[(NodeId, u3
     }
     set_targets(&mut shares, owners.len());
     for (_, owner) in &mut owners {
-        // It keeps this one, or it goes to another.
+        // The owner keeps this one, or it goes to another.
         *owner = owner.filter(|node| {
             let left = places.get(node).map(|place| &mut shares[*place].left);
             left.is_some_and(|left| left.checked_sub(1).map(|rest| *left = rest).is_some())
@@ -93,11 +93,11 @@ pub(super) fn assign(resources: &[(u64, Option<NodeId>)], members: &[(NodeId, u3
     Assignment { owners }
 }
 
-/// Sets `left` of each share to its target, of `count` resources in all.
+/// Sets `left` of each share to its target, for `count` resources in all.
 fn set_targets(shares: &mut [Share], count: usize) {
     let given =
         |level: usize| shares.iter().fold(0_usize, |sum, share| sum.saturating_add(share.max.min(level)));
-    // The highest level at which there is enough for everybody.
+    // Find the highest level that every member can reach.
     let (mut level, mut above) = (0, count + 1);
     while above - level > 1 {
         let middle = level + (above - level) / 2;
@@ -162,7 +162,7 @@ mod tests {
         assignment.iter().filter(|(resource, owner)| owner.is_some() && before[resource] != *owner).count()
     }
 
-    /// The sorted shares that are as equal as the maxima allow, one by one to anyone who has least.
+    /// The sorted shares that are as equal as the maxima allow, computed one by one for the member with the least.
     fn fair(count: usize, members: &Members) -> Vec<usize> {
         let mut shares: Vec<_> = members.iter().map(|(_, max)| (0_usize, *max as usize)).collect();
         for _ in 0..count {
@@ -195,8 +195,9 @@ mod tests {
         #[test]
         fn no_fair_assignment_moves_less((resources, members) in pools()) {
             let assignment = assign(&resources, &members);
-            // Anyone who owns more than its share must lose the difference, whichever way the odd ones are given away: then those have
-            // them that own more than the lower share. All that is without an owner moves, as far as anybody may have it.
+            // A member that owns more than its share must lose the difference, whichever members get the odd ones: it
+            // is best if members above the lower share keep them. Every resource without an owner moves, as far as
+            // the maxima allow.
             let fair = fair(resources.len(), &members);
             let total: usize = fair.iter().sum();
             let owned: BTreeMap<_, usize> = members
@@ -206,7 +207,7 @@ mod tests {
             let level = fair.last().copied().unwrap_or(0);
             let mut kept: usize = 0;
             let mut odd = fair.iter().filter(|share| **share == level).count();
-            // Those who are bounded by their maxima have no choice; of the others, some have `level` and some one less.
+            // Members at their maxima have no choice; of the others, some have `level` and some one less.
             let mut free: Vec<_> = Vec::new();
             for (node, max) in &members {
                 if (*max as usize) < level {
@@ -236,7 +237,7 @@ mod tests {
             prop_assert_eq!(assign(&shuffled, &mixed), assignment);
         }
 
-        /// Some of the moves are made, in whatever order, and others are under way: the answer stays the same.
+        /// Some moves are done, in any order, and others are under way: the answer stays the same.
         #[test]
         fn a_move_that_was_made_changes_nothing((resources, members) in pools(), seed: u64) {
             let assignment = assign(&resources, &members);
@@ -255,8 +256,8 @@ mod tests {
             prop_assert_eq!(assign(&under_way, &members), assignment);
         }
 
-        /// However members come and go, what each owns consists of few runs of neighbours: at most one more for each member that
-        /// has come or gone.
+        /// However members come and go, each member owns few runs of neighbours: at most one more for each member
+        /// that has come or gone.
         #[test]
         fn neighbours_stay_together(changes in proptest::collection::vec(0_u16..16, 1..20)) {
             let mut members = BTreeSet::new();
@@ -270,7 +271,7 @@ mod tests {
             }
             let runs = 1 + resources.windows(2).filter(|pair| pair[0].1 != pair[1].1).count();
             prop_assert!(runs <= 1 + changes.len() * members.len().max(1), "{runs} runs");
-            // From nothing, there is one run for each member.
+            // From no owners, there is one run for each member.
             let fresh: Resources = (0..256).map(|resource| (resource, None)).collect();
             let present: Members = members.iter().map(|member| (node(*member), u32::MAX)).collect();
             let assignment: Vec<_> = assign(&fresh, &present).iter().collect();
@@ -279,8 +280,8 @@ mod tests {
         }
     }
 
-    /// Once, a node without a limit left to one with a limit what that one could not take: 1 and 4 of 8 partitions were
-    /// held, and three starved.
+    /// A node without a limit once left the resources to a node with a limit that could not take them: 1 and 4 of 8
+    /// partitions were held, and three starved.
     #[test]
     fn what_one_may_not_take_the_others_do() {
         let resources: Resources = (0..8).map(|resource| (resource, None)).collect();
@@ -288,8 +289,8 @@ mod tests {
         assert_eq!(shares(&assignment), BTreeMap::from([(node(1), 1), (node(2), 7)]));
     }
 
-    /// Ten times as much may take about ten times as long, not a hundred times. Steps are not counted but the work is the same for
-    /// each element, so that what is compared is far from either.
+    /// Ten times as much may take about ten times as long, not a hundred times. The bound is far from both, because
+    /// the test measures time and does not count steps.
     #[test]
     fn a_hundred_thousand_resources_and_ten_thousand_members_are_divided_in_linear_time() {
         let time = |resources: u64, members: u16| {

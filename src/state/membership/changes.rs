@@ -1,4 +1,4 @@
-//! Versions: what has to be read to know that nothing has changed.
+//! Versions, by which a node finds with few reads that nothing has changed.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -14,23 +14,23 @@ use crate::{
     store::{AtomicOp, Isolation, Transaction},
 };
 
-/// When something has last changed; `None` for never.
+/// The time of the last change; `None` for never.
 pub(super) type Version = Option<Bytes>;
 
-/// When members, and what they divide, have last changed, as far as a node has to know.
+/// The last changes of members and of the resources that they divide, as far as a node has to know them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Versions {
-    /// Who lives, and does what.
+    /// Members and their roles.
     pub membership: Version,
     /// The leases and resources of all pools.
     pools: Version,
-    /// Those of each pool that the node works on.
+    /// The leases and resources of each pool that the node works on.
     pub of_pool: BTreeMap<Arc<str>, Version>,
 }
 
 impl Versions {
-    /// Reads them, so that they make nothing fail. Those of pools are only read if any pool has changed since `before`, or one is
-    /// not among them.
+    /// Reads them by snapshot. It reads those of pools only if any pool has changed since `before`, or if one of
+    /// `pools` is not in `before`.
     pub async fn read(tx: &Transaction, keys: &Keys, pools: Vec<Arc<str>>, before: &Self) -> Result<Self> {
         let (mut membership, mut all) = (None, None);
         for (key, version) in tx.all_rows(keys.common_versions(), Isolation::Snapshot).await? {
@@ -51,12 +51,12 @@ impl Versions {
     }
 }
 
-/// When `pool` has last changed, read so that it makes nothing fail.
+/// The version of `pool`, read by snapshot.
 pub(super) async fn version_of(tx: &Transaction, keys: &Keys, pool: &str) -> Result<Version> {
     tx.get(&keys.pool_version(pool), Isolation::Snapshot).await
 }
 
-/// Makes `tx` tell all nodes that leases or resources of `pool` change by it.
+/// Makes `tx` move the versions because it changes leases or resources of `pool`.
 pub(crate) fn changed(tx: &Transaction, keys: &Keys, pool: &str) {
     if !is_on(Bug::LeaseChangeNotCounted) {
         for key in [keys.pool_version(pool), keys.pools_version()] {
@@ -65,14 +65,14 @@ pub(crate) fn changed(tx: &Transaction, keys: &Keys, pool: &str) {
     }
 }
 
-/// Makes `tx` tell all nodes that the resources of `pool` are gone by it, with the row of its version.
+/// Makes `tx` move the version of all pools because it removes the resources of `pool`, with its own version.
 pub(crate) fn pool_removed(tx: &Transaction, keys: &Keys) {
     if !is_on(Bug::LeaseChangeNotCounted) {
         tx.atomic(AtomicOp::SetVersionstampedValue, &keys.pools_version(), &stamp_operand());
     }
 }
 
-/// Makes `tx` tell all nodes that one comes, goes, or has other roles by it.
+/// Makes `tx` move the membership version because a node comes, goes, or changes its roles.
 pub(super) fn members_changed(tx: &Transaction, keys: &Keys) {
     tx.atomic(AtomicOp::SetVersionstampedValue, &keys.membership_version(), &stamp_operand());
 }

@@ -1,10 +1,11 @@
-//! [`Heartbeat`]: the one task that writes the row of a node, and its roles, whatever the node does.
+//! [`Heartbeat`]: the one task that writes the row of a node, and its roles.
 //!
-//! It also judges the node itself: if it has not got a beat through for as long as its row says that others may wait, or if its
-//! row is gone, the node has fallen out. Then its workers end everything, and the task writes the row again, with a new token.
+//! It also judges the node itself. If it has not committed a beat for as long as its row allows, or if its row is
+//! gone, the node has fallen out. Then the node's workers end everything, and the task writes the row again, with a
+//! new token.
 //!
-//! The token tells two processes under one id apart: a row with a token that the process does not know belongs to another
-//! one, and is only replaced after it has not changed for as long as that row says.
+//! The token distinguishes two processes under one id: a row with an unknown token belongs to another process, and is
+//! only replaced after it has not changed for as long as that row allows.
 
 use std::{
     collections::BTreeMap,
@@ -34,19 +35,19 @@ use crate::{
     store::{Database, Isolation, RetryPolicy, Transaction},
 };
 
-/// What is reported of the heartbeat.
+/// The name of the heartbeat in reports of trouble.
 const HEARTBEAT: &str = "heartbeat of a node";
 
-/// How the node stands: the token under which it takes part, or `None` while it has fallen out.
+/// The membership of the node: the token under which it is a member, or `None` while it has fallen out.
 pub(super) type Standing = Option<[u8; 16]>;
 
-/// The roles of a node, each with how many resources it may own by it.
+/// The roles of a node, each with the most resources that the node may own by it.
 pub(super) type Roles = BTreeMap<Role, u32>;
 
-/// Roles, shared by the heartbeat and those who have them.
+/// The roles, shared by the heartbeat and the guards of the roles.
 pub(super) type SharedRoles = Arc<Mutex<Roles>>;
 
-/// Locks `mutex`. A panic elsewhere cannot leave what it guards half changed, so a poisoned lock is fine.
+/// Locks `mutex`. A panic elsewhere leaves no half-done change, so a poisoned lock is fine.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -56,21 +57,21 @@ pub(super) fn draw(env: &Env) -> [u8; 16] {
     NodeId::random(env).0
 }
 
-/// What the heartbeat is asked to do.
+/// A command to the heartbeat.
 pub(super) enum Command {
-    /// Beat now, so that others see the roles as they are.
+    /// Beat now, so that other nodes see the present roles.
     Publish(oneshot::Sender<Result<()>>),
     /// Remove the row, and end.
     Leave(oneshot::Sender<Result<()>>),
 }
 
-/// What has come of a claim of the node's row.
+/// The result of a claim of the node's row.
 pub(super) enum Claim {
-    /// The node takes part.
+    /// The node is a member.
     Joined,
-    /// Another process may live under the id. Whether its row has changed since the last claim.
+    /// Another process may live under the id.
     Taken {
-        /// Whether it has.
+        /// Whether its row has changed since the last claim.
         changed: bool,
     },
 }
@@ -79,25 +80,20 @@ pub(super) enum Claim {
 pub(super) struct Heartbeat {
     id: NodeId,
     db: Database,
-    /// The keys of the bus.
     keys: Keys,
-    /// What the bus was opened with, if that is compared.
+    /// The configuration that the bus was opened with; `None` if it is not compared.
     config: Option<Config>,
-    /// What keeps the process from its work.
     stats: Arc<Stats>,
-    /// How it lives.
     options: NodeOptions,
-    /// What it does.
     roles: SharedRoles,
-    /// How it stands.
     standing: watch::Sender<Standing>,
-    /// What it has last written, or the token under which it has.
+    /// The last written row, or the one to be written.
     row: NodeRow,
-    /// The roles that it has last written; `None` if that is in doubt.
+    /// The last written roles; `None` if they are in doubt.
     published: Option<Roles>,
-    /// Under which token it is about to take part, until that is certain.
+    /// The token of a claim whose result is not certain yet.
     claiming: Option<[u8; 16]>,
-    /// When it began to write that.
+    /// When the attempt that has written the row began.
     beaten: Duration,
     /// The row of another process under its id, if it has seen one.
     strangers: LastSeen<(), ([u8; 16], u64)>,
@@ -131,7 +127,7 @@ impl Heartbeat {
         }
     }
 
-    /// Beats until it is told to leave.
+    /// Beats until it gets the command to leave.
     pub async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
         let mut next = self.options.heartbeat;
         loop {
@@ -141,12 +137,12 @@ impl Heartbeat {
                 command = commands.recv() => match command {
                     Some(Command::Publish(reply)) => {
                         let published = self.guarded_pulse().await;
-                        // Who asked may be gone.
+                        // The caller may be gone.
                         let _ = reply.send(published);
                     }
                     Some(Command::Leave(reply)) => {
                         let left = self.leave().await;
-                        // Anyone who has left may close the store at once, and open it again.
+                        // After the answer the caller may close the store at once, and open it again.
                         drop(self);
                         let _ = reply.send(left);
                         return;
@@ -163,12 +159,12 @@ impl Heartbeat {
                 }
             }
             let due = self.beaten.saturating_add(self.options.heartbeat).saturating_sub(env.now());
-            // A beat that has failed is not tried again at once.
+            // A failed beat is not tried again at once.
             next = due.max(self.options.heartbeat / 8);
         }
     }
 
-    /// [`Heartbeat::pulse`], of which a panic costs one beat.
+    /// [`Heartbeat::pulse`]; a panic in it costs one beat.
     async fn guarded_pulse(&mut self) -> Result<()> {
         match AssertUnwindSafe(self.pulse()).catch_unwind().await {
             Ok(result) => result,
@@ -217,7 +213,7 @@ impl Heartbeat {
             }
         }
         match self.claim().await? {
-            // At the level at which it has fallen out: whoever has read of that has to read of this.
+            // Logged at the level of the fall, so that a log that has one has both.
             Claim::Joined => tracing::warn!(node = %self.id, "node works again and takes part"),
             Claim::Taken { .. } => {
                 tracing::error!(node = %self.id, "another process runs under the id of this node");
@@ -226,7 +222,8 @@ impl Heartbeat {
         Ok(())
     }
 
-    /// Writes the next beat, and roles that have changed; returns both, or `None` if the row is not that of this process any more.
+    /// Writes the next beat, and roles that have changed. Returns both, or `None` if the row is no longer that of
+    /// this process.
     async fn beat(&mut self) -> Result<Option<(NodeRow, Roles)>> {
         let roles = lock(&self.roles).clone();
         let is_news = self.published.as_ref() != Some(&roles);
@@ -250,14 +247,15 @@ impl Heartbeat {
         Ok(beaten.await?.then_some((row, roles)))
     }
 
-    /// Fails with [`Error::BusGone`] if the bus is not the one that was opened: a node must not write into another one.
+    /// Fails with [`Error::BusGone`] if the bus is not the one that was opened: a node must not write into another
+    /// bus.
     async fn check_bus(&self, tx: &Transaction) -> Result<()> {
         let Some(config) = self.config else { return Ok(()) };
         let stored = tx.get(&self.keys.config(), Isolation::Snapshot).await?;
         config.check_stored(stored.as_deref())
     }
 
-    /// Writes `roles` in place of those that are stored, whosever these are, and has others look at them.
+    /// Replaces the stored roles by `roles`, and moves the membership version.
     async fn publish(&self, tx: &Transaction, roles: &Roles) -> Result<()> {
         clear_roles(tx, &self.keys, self.id).await?;
         for (role, max) in roles {
@@ -267,7 +265,7 @@ impl Heartbeat {
         Ok(())
     }
 
-    /// Tells the workers that the node does not take part any more.
+    /// Informs the workers that the node is no longer a member.
     fn fall_out(&mut self, reason: &'static str) {
         tracing::warn!(node = %self.id, reason, "node has fallen out and gives everything up");
         self.standing.send_replace(None);
@@ -278,7 +276,8 @@ impl Heartbeat {
     pub async fn claim(&mut self) -> Result<Claim> {
         let env = self.db.env().clone();
         let (known, began) = (self.row.token, env.now());
-        // The same one until it is known that it has succeeded: what was committed without an answer is its own.
+        // The token stays the same until a claim succeeds, so that a claim that was committed without an answer is
+        // recognised.
         let token = *self.claiming.get_or_insert_with(|| draw(&env));
         let roles = lock(&self.roles).clone();
         let row = NodeRow { beat: 1, token, started_ms: env.wall_ms(), expiry_ms: self.options.expiry_ms() };
@@ -310,7 +309,7 @@ impl Heartbeat {
         Ok(Claim::Joined)
     }
 
-    /// Removes the row, and the roles, if they are those of this process.
+    /// Removes the row and the roles, if they are those of this process.
     async fn leave(&mut self) -> Result<()> {
         self.standing.send_replace(None);
         if self.stats.health.ended().is_some() {
@@ -328,7 +327,7 @@ impl Heartbeat {
         left.await
     }
 
-    /// No attempt at a beat begins when the next beat is due.
+    /// A policy under which no attempt at a beat begins once the next beat is due.
     fn policy(&self) -> RetryPolicy {
         RetryPolicy { elapsed_max: Some(self.options.heartbeat), ..RetryPolicy::default() }
     }
@@ -340,7 +339,7 @@ impl Drop for Heartbeat {
     }
 }
 
-/// The row at `key`, read so that its change makes `tx` fail.
+/// The row at `key`, read serializably.
 async fn read(tx: &Transaction, key: &[u8]) -> Result<Option<NodeRow>> {
     tx.get(key, Isolation::Serializable).await?.map(|value| NodeRow::from_bytes(&value)).transpose()
 }

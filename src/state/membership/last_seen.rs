@@ -1,13 +1,13 @@
-//! [`LastSeen`]: since when something has been seen unchanged, by the clock of the one who looks.
+//! [`LastSeen`]: since when a value has been seen unchanged, by the observer's clock.
 
 use std::{collections::BTreeMap, time::Duration};
 
-/// What was seen under each key, and since when.
+/// The values seen under each key, and since when.
 #[derive(Debug, Clone)]
 pub(super) struct LastSeen<K, V> {
     /// Each value, and when it was first seen.
     seen: BTreeMap<K, (V, Duration)>,
-    /// When all of that was last looked at.
+    /// When all of them were last read.
     looked: Duration,
 }
 
@@ -18,9 +18,9 @@ impl<K, V> Default for LastSeen<K, V> {
 }
 
 impl<K: Ord, V: PartialEq> LastSeen<K, V> {
-    /// For how long `value` has been seen under `key`; zero if it was not, the last time.
+    /// How long `value` has been seen under `key`; zero if the last read had another value.
     ///
-    /// `now` is to be read before the store is: what has changed since then looks too young, never too old.
+    /// Read `now` before the store: then a change in between looks too young, never too old.
     pub fn age(&self, key: &K, value: &V, now: Duration) -> Duration {
         match self.seen.get(key) {
             Some((seen, since)) if seen == value => now.saturating_sub(*since),
@@ -28,7 +28,7 @@ impl<K: Ord, V: PartialEq> LastSeen<K, V> {
         }
     }
 
-    /// Adopts all that `found` says, and forgets the rest. `now` is to be read after the store was.
+    /// Adopts all of `found`, and forgets the rest. Read `now` after the store.
     pub fn adopt(&mut self, found: impl IntoIterator<Item = (K, V)>, now: Duration) {
         let mut before = std::mem::take(&mut self.seen);
         self.looked = now;
@@ -41,8 +41,8 @@ impl<K: Ord, V: PartialEq> LastSeen<K, V> {
             .collect();
     }
 
-    /// Forgets everything if the last look was longer ago than `gap`: whoever did not look, because it was paused or the store
-    /// was away, cannot tell whether it would have seen a change.
+    /// Forgets everything if the last read was longer ago than `gap`: an observer that was paused, or without the
+    /// store, cannot know whether it missed a change.
     pub fn forget_after(&mut self, gap: Duration, now: Duration) {
         if now.saturating_sub(self.looked) > gap {
             self.seen.clear();

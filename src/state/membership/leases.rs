@@ -1,4 +1,4 @@
-//! [`Held`]: the right to work on a resource, and [`Work`]: what is done with it.
+//! [`Held`]: a held lease, and [`Work`]: the work on a resource.
 
 use std::sync::Arc;
 
@@ -19,25 +19,22 @@ use crate::{
 /// A lease that is held.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Held {
-    /// The key of the lease.
     key: Vec<u8>,
     /// The pool of the resource, for messages.
     pool: Arc<str>,
-    /// What is leased.
     pub resource: u64,
     /// The epoch of the acquisition.
     pub epoch: u64,
-    /// The node, and the acquisition.
+    /// The node and the token of the acquisition.
     pub(super) owner: Owner,
 }
 
 impl Held {
-    /// The acquisition of `resource` under `epoch` by `owner`.
     pub(super) fn new(keys: &Keys, pool: &Arc<str>, resource: u64, epoch: u64, owner: Owner) -> Self {
         Self { key: keys.lease(pool, resource), pool: Arc::clone(pool), resource, epoch, owner }
     }
 
-    /// Fails with [`Error::LeaseLost`] if the lease is not held any more, and makes `tx` fail if it is lost before the
+    /// Fails with [`Error::LeaseLost`] if the lease is no longer held, and makes `tx` fail if it is lost before the
     /// commit.
     pub async fn check(&self, tx: &Transaction) -> Result<()> {
         let isolation =
@@ -54,10 +51,10 @@ impl Held {
     }
 }
 
-/// How many leases are given back in one transaction.
+/// How many leases one transaction releases.
 const RELEASES_MAX: usize = 1_000;
 
-/// Gives those of `leases` back that are still held. Their epochs stay.
+/// Releases those of `leases` that are still held. Their epochs stay.
 pub(super) async fn release(db: &Database, keys: &Keys, leases: &[Held]) -> Result<()> {
     for leases in leases.chunks(RELEASES_MAX) {
         db.run(async |tx| {
@@ -83,20 +80,20 @@ pub(super) async fn release(db: &Database, keys: &Keys, leases: &[Held]) -> Resu
     Ok(())
 }
 
-/// Tells work to end when it has come to a good place.
+/// Asks work to end at the next good moment.
 #[derive(Debug, Clone)]
 pub(crate) struct Stop(watch::Receiver<bool>);
 
 impl Stop {
-    /// A signal, and its sender. One whose sender is gone has been given.
+    /// A signal, and its sender. Dropping the sender gives the signal.
     pub fn new() -> (watch::Sender<bool>, Self) {
         let (sender, receiver) = watch::channel(false);
         (sender, Self(receiver))
     }
 
-    /// Completes when the work is to end. Cancel safe.
+    /// Completes when the work should end. Cancel safe.
     pub async fn requested(&mut self) {
-        // A sender that is gone asks for it too.
+        // A dropped sender asks for it, too.
         let _ = self.0.wait_for(|stop| *stop).await;
     }
 
@@ -105,32 +102,32 @@ impl Stop {
         *self.0.borrow()
     }
 
-    /// Whether the work is to end.
+    /// Whether the work should end.
     pub fn is_requested(&self) -> bool {
         *self.0.borrow() || self.0.has_changed().is_err()
     }
 }
 
-/// What is done with the resources of a pool.
+/// The work on the resources of a pool.
 pub(crate) trait Work: Send + Sync + 'static {
-    /// The resources that there are, each once. Read by snapshot in the transaction of a round; whatever changes them calls
-    /// [`changed`]. Of one that is there no more, the work is dropped and the lease is removed, so it must never be there again, or
-    /// its work must bear to be fenced by the owner alone.
+    /// The resources, each once. Read by snapshot in the transaction of a round; each change of them calls
+    /// [`changed`]. If a resource disappears, its work is dropped and its lease is removed. So the same resource must
+    /// never appear again, or its work must be safe with only the owner as its fence.
     fn resources<'a>(&'a self, tx: &'a Transaction) -> BoxFuture<'a, Result<Vec<u64>>>;
 
-    /// The lease at `key` cannot be decoded: it is damaged, or of a later version of the program. Its resource is left alone, until
-    /// somebody mends or removes it; this names it.
+    /// Reports that the lease at `key` cannot be decoded, because it is damaged, or of a later version of the
+    /// program. The resource is left alone until someone repairs or removes the lease.
     fn skip(&self, key: &Bytes, error: &Error);
 
-    /// Writes what goes with the acquisition of `resource` under `epoch`, in its transaction.
+    /// Writes what belongs to the acquisition of `resource` under `epoch`, in its transaction.
     fn acquired(&self, tx: &Transaction, resource: u64, epoch: u64);
 
-    /// Works on the resource of `lease`: every transaction calls [`Held::check`] first. Ends soon after `stop` is given,
-    /// once it has saved how far it has come: then another node goes on. It is dropped if that takes too long, and at
-    /// once if the lease is lost.
+    /// Works on the resource of `lease`: every transaction calls [`Held::check`] first. Ends soon after `stop` is
+    /// given, once it has saved its progress, so that another node can go on. It is dropped if that takes too long,
+    /// and at once if the lease is lost.
     ///
-    /// Whatever else it ends with, even a panic, is reported, and the resource is taken again with the next epoch, after a pause that
-    /// doubles with each failure.
+    /// Any other end, even a panic, is reported, and the resource is taken again with the next epoch, after a pause
+    /// that doubles with each failure.
     fn run(self: Arc<Self>, lease: Held, stop: Stop) -> BoxFuture<'static, Result<()>>;
 }
 
@@ -139,7 +136,7 @@ mod tests {
     use super::*;
     use crate::state::keys::NodeId;
 
-    /// Takes the lease of a resource, whoever holds it.
+    /// Takes the lease of a resource from any holder.
     async fn acquire(db: &Database, epoch: u64) -> Held {
         let keys = Keys::new(b"p").unwrap();
         let owner = Owner { node: NodeId([1; 16]), token: [epoch as u8; 16] };

@@ -1,4 +1,4 @@
-//! [`Member`]: a node, as its own process knows it, with its heartbeat and its watch over others.
+//! [`Member`]: a node in its own process, with its heartbeat and its watch over others.
 
 use std::{
     collections::BTreeMap,
@@ -36,30 +36,24 @@ use crate::{
 /// How long each step of a shutdown waits for the store.
 const SHUTDOWN_MAX: Duration = Duration::from_secs(10);
 
-/// Commands that wait for the heartbeat; who gives one more waits.
+/// The most commands that wait for the heartbeat; a sender of one more waits.
 const COMMANDS_MAX: usize = 16;
 
-/// A node, as its own process knows it. Dropping it ends the heartbeat at once: others take it for dead after a while.
+/// A node in its own process. Dropping it ends the heartbeat at once, and others take the node for dead after its
+/// expiry.
 pub(crate) struct Member {
     id: NodeId,
     pub(super) db: Database,
-    /// The keys of the bus.
     pub keys: Keys,
-    /// What the roles of the process have done.
     pub(super) stats: Arc<Stats>,
-    /// What it does.
     roles: SharedRoles,
-    /// Tells the heartbeat what to do.
     commands: mpsc::Sender<Command>,
-    /// How it stands.
     standing: watch::Receiver<Standing>,
-    /// Tells its workers to end.
     stop: watch::Sender<bool>,
-    /// What its workers want to know of, and how often.
+    /// The pools of its workers, and how often each worker polls.
     interests: watch::Sender<Interests>,
-    /// The number of the next worker.
     next_worker: AtomicU64,
-    /// What was last seen to have changed.
+    /// The last versions that were read.
     versions: watch::Receiver<Option<Arc<Versions>>>,
     /// The heartbeat, and the watch over other nodes.
     tasks: Mutex<JoinSet<()>>,
@@ -68,9 +62,7 @@ pub(crate) struct Member {
 /// A role of a node, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct RoleGuard {
-    /// The roles of the node.
     roles: SharedRoles,
-    /// This one.
     role: Role,
 }
 
@@ -82,13 +74,13 @@ impl Drop for RoleGuard {
 
 /// A worker of a node, until it is dropped.
 pub(super) struct WorkerGuard {
-    /// What each worker of the node wants to know of.
+    /// The pools of all workers of the node.
     interests: watch::Sender<Interests>,
     number: u64,
 }
 
 impl WorkerGuard {
-    /// From now on the worker wants to know of changes once per `interval`.
+    /// Makes the worker poll once per `interval` from now on.
     pub fn set_interval(&self, interval: Duration) {
         self.interests.send_if_modified(|interests| {
             let (_, known) = interests.get_mut(&self.number).expect("it is there until this is dropped");
@@ -106,8 +98,8 @@ impl Drop for WorkerGuard {
 }
 
 impl Member {
-    /// Joins the nodes of the bus, which must stay as `config` says. Fails with [`Error::Invalid`] if another process lives under the same id; if one has
-    /// died under it, waits until that is certain.
+    /// Joins the nodes of the bus, whose configuration must stay `config`. Fails with [`Error::Invalid`] if another
+    /// process lives under the same id. If a process has died under it, waits until that is certain.
     pub async fn join(
         db: &Database,
         keys: &Keys,
@@ -153,17 +145,17 @@ impl Member {
         }))
     }
 
-    /// Which node it is.
     pub fn id(&self) -> NodeId {
         self.id
     }
 
-    /// Lists `role`, so that others see it when this returns. Fails with [`Error::Invalid`] if the node has it already.
+    /// Publishes `role`, so that others see it when this returns. Fails with [`Error::Invalid`] if the node has it
+    /// already.
     pub async fn enter(&self, role: Role) -> Result<RoleGuard> {
         self.enter_with(role, None).await
     }
 
-    /// [`Member::enter`] with the most resources that the node may own by the role, if there is a limit.
+    /// [`Member::enter`] with the most resources that the node may own by the role; `None` for no limit.
     pub(super) async fn enter_with(&self, role: Role, max: Option<u32>) -> Result<RoleGuard> {
         match lock(&self.roles).entry(role.clone()) {
             std::collections::btree_map::Entry::Occupied(_) => {
@@ -179,13 +171,14 @@ impl Member {
         Ok(guard)
     }
 
-    /// Has the node own nothing by `role` any more, as soon as it has ended what it does: others are to have it.
+    /// Publishes that the node may own nothing by `role`, so that others take its resources as soon as their work has
+    /// ended.
     pub(super) async fn own_nothing(&self, role: &RoleGuard) -> Result<()> {
         let before = lock(&self.roles).insert(role.role.clone(), 0);
         if before == Some(0) { Ok(()) } else { self.publish().await }
     }
 
-    /// Has the store say what the roles are now.
+    /// Publishes the present roles.
     pub(super) async fn publish(&self) -> Result<()> {
         self.command(Command::Publish).await
     }
@@ -196,13 +189,14 @@ impl Member {
         let mut workers = self.interests.subscribe();
         workers.wait_for(BTreeMap::is_empty).await.expect("the sender is in self");
         let left = in_time(self.db.env(), "leaving the nodes of the bus", self.command(Command::Leave)).await;
-        // Anyone who has left may close the store at once, and open it again.
+        // After this returns the caller may close the store at once, and open it again.
         let mut tasks = std::mem::take(&mut *lock(&self.tasks));
         tasks.shutdown().await;
         left
     }
 
-    /// What came of starting a role for which the node has joined: if that failed, it leaves.
+    /// Returns `started`, the result of starting a role for which the node has joined. If it is an error, the node
+    /// leaves.
     pub async fn or_leave<T>(&self, started: Result<T>) -> Result<T> {
         if started.is_err()
             && let Err(error) = self.leave().await
@@ -212,7 +206,7 @@ impl Member {
         started
     }
 
-    /// Has the heartbeat do something, and waits until it is done. A heartbeat that has ended does nothing.
+    /// Sends a command to the heartbeat and waits for its result. A heartbeat that has ended does nothing.
     async fn command(&self, command: impl FnOnce(oneshot::Sender<Result<()>>) -> Command) -> Result<()> {
         let (reply, done) = oneshot::channel();
         if self.commands.send(command(reply)).await.is_err() {
@@ -221,17 +215,17 @@ impl Member {
         done.await.unwrap_or_else(|_| Err(has_left()))
     }
 
-    /// How it stands, to be watched. Once the heartbeat has ended there is no sender.
+    /// The node's membership, to be watched. Once the heartbeat has ended there is no sender.
     pub(super) fn standing(&self) -> watch::Receiver<Standing> {
         self.standing.clone()
     }
 
-    /// Whether its workers are to end, to be watched.
+    /// Whether its workers should end, to be watched.
     pub(super) fn stop(&self) -> watch::Receiver<bool> {
         self.stop.subscribe()
     }
 
-    /// Counts a worker that wants to know of changes of `pool` once per `interval`.
+    /// Adds a worker that polls changes of `pool` once per `interval`.
     pub(super) fn add_worker(&self, pool: &Arc<str>, interval: Duration) -> WorkerGuard {
         let number = self.next_worker.fetch_add(1, Ordering::Relaxed);
         self.interests.send_modify(|interests| {
@@ -240,7 +234,7 @@ impl Member {
         WorkerGuard { interests: self.interests.clone(), number }
     }
 
-    /// What was last seen to have changed, to be watched.
+    /// The last versions that were read, to be watched.
     pub(super) fn versions(&self) -> watch::Receiver<Option<Arc<Versions>>> {
         self.versions.clone()
     }
@@ -252,7 +246,7 @@ impl fmt::Debug for Member {
     }
 }
 
-/// What `work` comes to at a shutdown, if the store answers in time: a process ends without it, too.
+/// The result of `work` at a shutdown, if the store answers in time: a process ends without it, too.
 pub(super) async fn in_time(
     env: &Env,
     what: &'static str,
@@ -265,7 +259,7 @@ pub(super) async fn in_time(
     }
 }
 
-/// What is asked of a node that has left.
+/// The error of calls on a node that has left.
 fn has_left() -> Error {
     Error::invalid("node", "it has been shut down: join with another one")
 }

@@ -1,9 +1,9 @@
-//! Leases with membership and assignment at a small size, with everything that can happen between two steps: rounds whose commit is
-//! late, or whose result is unknown, nodes that crash with a commit on its way and come back under their id, and nodes that are
-//! removed although they live.
+//! A model of leases with membership and assignment at a small size, with everything that can happen between two
+//! steps: rounds whose commit is late, or whose result is unknown; nodes that crash during a commit and come back
+//! under their id; nodes that are removed although they live.
 //!
-//! A round is [`View::plan`], the function that nodes run. The store is as optimistic as the real one: a commit fails if a lease that
-//! it claims, or the members, have changed since it was read.
+//! A round is [`View::plan`], the function that nodes run. The store is as optimistic as the real one: a commit fails
+//! if a lease that it claims, or the members, have changed since they were read.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -16,37 +16,36 @@ use crate::{
 /// How long an owner has to end its work.
 const HANDOVER: Duration = Duration::from_secs(1);
 
-/// A mistake that somebody could make.
+/// A mistake that a programmer could make.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mistake {
-    /// An acquisition does not raise the epoch, and is signed as the one before.
+    /// An acquisition does not raise the epoch, and has the token of the one before.
     AcquisitionsLookAlike,
     /// The leases that a round claims are not in its conflict set.
     ClaimsNotInConflictSet,
-    /// Who is removed counts as a member.
+    /// A removed node counts as a member.
     RemovedAreMembers,
 }
 
-/// So many nodes and resources, and so much that goes wrong.
+/// The size of the model, and the faults that can happen.
 struct Membership {
-    /// How many nodes there are.
     nodes: u8,
     resources: u64,
-    /// How many commits of rounds.
+    /// How many rounds commit.
     commits: u8,
-    /// How many crashes and removals.
+    /// How many crashes and removals happen.
     mishaps: u8,
-    /// What somebody has done wrong.
+    /// The mistake in the model, if any.
     mistake: Option<Mistake>,
 }
 
-/// A lease that is written: the resource, what its epoch becomes, and the owner with the number of its acquisition, if it gets one.
+/// A write of a lease: the resource, its new epoch, and the owner with the number of its acquisition, if it gets one.
 type Write = (u64, u64, Option<(u8, u8)>);
 
-/// What a round writes.
+/// A commit of a round.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct Flight {
-    /// The leases.
+    /// The written leases.
     writes: Vec<Write>,
     /// Whether the members are in its conflict set.
     is_claim: bool,
@@ -57,9 +56,8 @@ struct Flight {
 /// A transaction of the work under a lease.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct Work {
-    /// Whose, and in which of its lives.
+    /// The node, and its acquisition.
     node: (u8, u8),
-    /// On what.
     resource: u64,
     /// Whether its lease has not changed since it was read.
     is_valid: bool,
@@ -73,15 +71,15 @@ struct Node {
     life: u8,
     /// The number of its next acquisition.
     number: u8,
-    /// What it works on: the epoch and the number of the acquisition of each.
+    /// The held leases: the epoch and the number of the acquisition of each.
     held: BTreeMap<u64, (u64, u8)>,
-    /// The epochs of the leases for which it waits.
+    /// The epochs of the leases that it waits for.
     awaited: BTreeMap<u64, u64>,
-    /// Its commit, if one is on its way.
+    /// Its commit under way, if any.
     flight: Option<Flight>,
 }
 
-/// All that there is.
+/// The state of the model.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct State {
     /// The leases: the epoch, and the owner with the number of its acquisition.
@@ -102,7 +100,7 @@ struct State {
 }
 
 impl State {
-    /// What has changed is in the conflict set of others.
+    /// Invalidates the transactions that have `resource`, or the members, in their conflict sets.
     fn changed(&mut self, resource: Option<u64>, mistake: Option<Mistake>) {
         let flights = self.nodes.iter_mut().filter_map(|node| node.flight.as_mut()).chain(&mut self.orphans);
         let is_checked = mistake != Some(Mistake::ClaimsNotInConflictSet);
@@ -117,7 +115,7 @@ impl State {
         }
     }
 
-    /// `flight` comes to the store. Returns whether it was committed.
+    /// Applies `flight` to the store. Returns whether it was committed.
     fn commit(&mut self, flight: &Flight, mistake: Option<Mistake>) -> bool {
         if !flight.is_valid || self.commits == 0 {
             return false;
@@ -141,13 +139,13 @@ fn id(node: u8) -> NodeId {
     NodeId([node; 16])
 }
 
-/// The owner that is stored for an acquisition.
+/// The stored owner of an acquisition.
 fn owner((node, number): (u8, u8)) -> Owner {
     Owner { node: id(node), token: [number; 16] }
 }
 
 impl Membership {
-    /// What `node` reads, decides and writes; `is_late` if it has waited long enough for what others have to give up.
+    /// The read, decision and write of a round of `node`; `is_late` if it has waited for longer than the handover.
     fn round(&self, state: &State, node: u8, is_late: bool) -> State {
         let mut next = state.clone();
         let me = &state.nodes[usize::from(node)];
@@ -205,14 +203,14 @@ impl Membership {
         next
     }
 
-    /// A round of `node` has come to its end: the next acquisition is another one.
+    /// Ends a round of `node`: the next acquisition has another number.
     fn end(&self, node: &mut Node) {
         if self.mistake != Some(Mistake::AcquisitionsLookAlike) {
             node.number += 1;
         }
     }
 
-    /// The commit of `node` comes to the store; `is_known` if the node is informed what has become of it.
+    /// The commit of `node` reaches the store; `is_known` if the node learns the result.
     fn land(&self, state: &State, node: u8, is_known: bool) -> State {
         let mut next = state.clone();
         let flight = next.nodes[usize::from(node)].flight.take().expect("it is on its way");
@@ -227,7 +225,7 @@ impl Membership {
         next
     }
 
-    /// What comes of `state` when nothing goes wrong any more, and everybody takes turns.
+    /// The state after the faults have ended and all nodes have taken turns.
     fn settled(&self, state: &State) -> State {
         let mut state = State { commits: u8::MAX, ..state.clone() };
         for orphan in std::mem::take(&mut state.orphans) {
@@ -378,7 +376,7 @@ impl Model for Membership {
     }
 }
 
-/// The sizes that are explored with every build.
+/// The size that every build explores.
 const SMALL: Membership = Membership { nodes: 2, resources: 2, commits: 4, mishaps: 1, mistake: None };
 
 #[test]

@@ -1,10 +1,10 @@
-//! [`NeighbourWatch`]: finds out which nodes have died, and what has changed, once for all roles of a node.
+//! [`NeighbourWatch`]: finds dead nodes and changed versions, once for all roles of a node.
 //!
-//! Nodes form a ring in the order of their ids. Each watches the beats of the next few, so what a node reads does not grow with
-//! the number of nodes, and each is watched by several. One whose row has not changed for as long as the row itself says is dead,
-//! by the clock of the one who watches; that one removes its row and its roles. Anyone who has removed one watches all nodes until an
-//! expiry has passed without a removal, so that of many that die at once the last is found about as soon as the first, also by the
-//! only one that is left.
+//! Nodes form a ring in the order of their ids. Each watches the beats of the next few, so what a node reads does not
+//! grow with the number of nodes, and several nodes watch each node. A node whose row has not changed for as long as
+//! the row allows, by the observer's clock, is dead; the observer removes its row and its roles. After a removal the
+//! observer watches all nodes until an expiry has passed without another one. So when many die at once, the last is
+//! found about as soon as the first, even by the only survivor.
 //!
 //! In the same transaction it reads whether members or pools have changed, for the workers of the node.
 
@@ -40,38 +40,35 @@ const REMOVALS_MAX: usize = 100;
 /// How much shorter than its pace the least pause of the watch is.
 const HASTE: u32 = 32;
 
-/// What the workers of a node want to know of, by their numbers: a pool, and how often.
+/// The pools of the workers of a node, by the workers' numbers, and how often each polls.
 pub(super) type Interests = BTreeMap<u64, (Arc<str>, Duration)>;
 
-/// What shows that a node lives: its token, and its beat.
+/// The values that show that a node lives: its token and its beat.
 type Beat = ([u8; 16], u64);
 
 /// The watch of a node over others.
 pub(super) struct NeighbourWatch {
     db: Database,
-    /// The keys of the bus.
     keys: Keys,
-    /// What keeps the process from its work.
     stats: Arc<Stats>,
     me: NodeId,
-    /// How often it looks if no worker wants it more often.
+    /// How often it polls, unless a worker wants it more often.
     pace: Duration,
-    /// How the node stands: one that has fallen out judges nobody.
+    /// The node's membership: a node that has fallen out removes no others.
     standing: watch::Receiver<Standing>,
-    /// Since when the rows of the nodes that it watches have not changed.
+    /// Since when the rows of the watched nodes have not changed.
     seen: LastSeen<NodeId, Beat>,
     /// How long each of them may be silent.
     expiries: BTreeMap<NodeId, Duration>,
     /// Until when it watches all nodes.
     all_until: Duration,
-    /// How long the last pause was to be.
+    /// The last pause.
     pause: Duration,
-    /// What it has read last of what has changed.
+    /// The last versions that were read.
     versions: Arc<Versions>,
 }
 
 impl NeighbourWatch {
-    /// The watch of node `me`.
     pub fn new(
         (db, keys, stats): (&Database, &Keys, &Arc<Stats>),
         me: NodeId,
@@ -93,12 +90,11 @@ impl NeighbourWatch {
         }
     }
 
-    /// Time and randomness.
     fn env(&self) -> &Env {
         self.db.env()
     }
 
-    /// Watches as long as the node is there, and shows its workers what has changed.
+    /// Watches until the node ends, and publishes the versions to its workers.
     pub async fn run(
         mut self,
         mut interests: watch::Receiver<Interests>,
@@ -109,7 +105,7 @@ impl NeighbourWatch {
         let mut due = looked.saturating_add(self.pace);
         loop {
             let wanted = interests.borrow_and_update().values().map(|(_, interval)| *interval).min();
-            // Spread, so that nodes that were started together do not always meet.
+            // Spread, so that nodes that started together do not always poll together.
             let pace = env.spread(wanted.map_or(self.pace, |wanted| wanted.min(self.pace)), 0.9, 1.0);
             due = due.min(looked.saturating_add(pace));
             tokio::select! {
@@ -130,7 +126,7 @@ impl NeighbourWatch {
             match AssertUnwindSafe(self.look(pools)).catch_unwind().await {
                 Ok(Ok(has_removed)) => {
                     seen.send_replace(Some(Arc::clone(&self.versions)));
-                    // Anyone who has removed one is the first who can take over.
+                    // A node that has removed another is the first that can take over.
                     if has_removed {
                         (looked, due) = (env.now(), env.now());
                         continue;
@@ -148,7 +144,7 @@ impl NeighbourWatch {
         }
     }
 
-    /// Looks once, and removes those that have died. Returns whether there were any.
+    /// Polls once, and removes dead nodes. Returns whether there were any.
     async fn look(&mut self, pools: Vec<Arc<str>>) -> Result<bool> {
         let began = self.env().now();
         let watches_all = began < self.all_until;
@@ -176,13 +172,13 @@ impl NeighbourWatch {
             self.remove(dead).await?;
         }
         if let Some(longest) = dead.iter().map(|(_, row)| row.expiry()).max() {
-            // What it sees now for the first time is due an expiry from here, and is to be looked at once more then.
+            // A node seen for the first time can expire an expiry from now, and must be read once more then.
             self.all_until = now.saturating_add(longest).saturating_add(self.pace.saturating_mul(2));
         }
         Ok(!dead.is_empty())
     }
 
-    /// The next nodes in the ring, read so that they make nothing fail.
+    /// The next nodes in the ring, read by snapshot.
     async fn neighbours(&self, tx: &Transaction) -> Result<Vec<(NodeId, NodeRow)>> {
         let (all, mine) = (self.keys.nodes(), self.keys.node(self.me));
         if self.expiries.len() < NEIGHBOURS {
@@ -212,7 +208,7 @@ impl NeighbourWatch {
             .collect()
     }
 
-    /// All other nodes, read so that they make nothing fail.
+    /// All other nodes, read by snapshot.
     async fn all(&self, tx: &Transaction) -> Result<Vec<(NodeId, NodeRow)>> {
         let rows = tx.all_rows(self.keys.nodes(), Isolation::Snapshot).await?;
         let nodes =
@@ -220,7 +216,7 @@ impl NeighbourWatch {
         nodes.filter(|node| node.as_ref().map_or(true, |(node, _)| *node != self.me)).collect()
     }
 
-    /// When a node has to be given up, unless its row changes until then.
+    /// When the next node expires, unless its row changes until then.
     fn next_expiry(&self, now: Duration) -> Duration {
         let dues = self
             .expiries
@@ -229,7 +225,7 @@ impl NeighbourWatch {
         dues.min().map_or(Duration::MAX, |due| due.max(now.saturating_add(self.pace / HASTE)))
     }
 
-    /// Removes `dead` nodes, those that are still as they were seen. What they own is free from then on.
+    /// Removes those of `dead` whose rows are unchanged. Their resources are free from then on.
     async fn remove(&self, dead: &[(NodeId, NodeRow)]) -> Result<()> {
         let keys = &self.keys;
         let removed = self.db.run(async |tx| {
@@ -260,7 +256,7 @@ impl NeighbourWatch {
     }
 }
 
-/// Removes the rows of all nodes, each of which is known to be dead. What they own is free from then on.
+/// Removes the rows of all nodes, which are known to be dead. Their resources are free from then on.
 pub(crate) async fn forget_nodes(tx: &Transaction, keys: &Keys) -> Result<()> {
     let all = keys.all_of_nodes();
     if !tx.get_range(&RangeRead::new(all.clone()).limit(1), Isolation::Serializable).await?.rows.is_empty() {

@@ -1,4 +1,4 @@
-//! How a node lives, and how it divides work with others.
+//! The options of a node's heartbeat, and of its share of the work.
 
 use std::time::Duration;
 
@@ -7,16 +7,16 @@ use crate::{
     state::keys::NodeId,
 };
 
-/// How a node lives. Nodes of a bus can have different times: each says in the store how long others are to wait for it.
-/// [`Duration::MAX`] means "never".
+/// How a node shows that it lives. Nodes of a bus can have different times: each stores how long others have to wait
+/// for it. [`Duration::MAX`] means "never".
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeOptions {
-    /// Which node it is; no other process may use the id at the same time. Default: one drawn at random.
+    /// The node's id; no other process may use it at the same time. Default: a random one.
     pub id: Option<NodeId>,
-    /// How often it writes that it lives. Default: 3 s.
+    /// How often the node writes its heartbeat. Default: 3 s.
     pub heartbeat: Duration,
-    /// After how long without a heartbeat others take this node for dead, by the clock of the one who looks; at least twice the
-    /// heartbeat. A shorter one has its work taken over sooner, and sooner by mistake. Default: 10 s.
+    /// After how long without a heartbeat others take this node for dead, by the observer's clock; at least twice the
+    /// heartbeat. With a shorter expiry others take its work over sooner, and sooner by mistake. Default: 10 s.
     pub expiry: Duration,
 }
 
@@ -41,27 +41,27 @@ impl NodeOptions {
         Ok(())
     }
 
-    /// [`NodeOptions::expiry`] as it is stored: `u64::MAX` for never.
+    /// The stored form of [`NodeOptions::expiry`]: `u64::MAX` for never.
     pub(super) fn expiry_ms(&self) -> u64 {
         u64::try_from(self.expiry.as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// How often the node looks at others, however seldom it beats.
+    /// How often the node polls other nodes, however seldom it beats.
     pub(super) fn pace(&self) -> Duration {
         self.heartbeat.min(Self::default().heartbeat)
     }
 }
 
-/// How a node takes its part of the work: as many leases as any other, give or take one, unless it may not have so many; then
-/// others have more.
+/// A node's share of the work: as many leases as any other, give or take one. If it may not have so many, others have
+/// more.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BalanceOptions {
-    /// How often it looks whether nodes or leases have changed. Default: 3 s.
+    /// How often it polls whether nodes or leases have changed. Default: 3 s.
     pub interval: Duration,
-    /// How long an owner has to end its work when the lease is to be another node's; after that the other one takes it
-    /// anyway. Default: 10 s. [`Duration::MAX`] means "never".
+    /// How long an owner may take to end its work when the lease should be another node's; then the other node takes
+    /// it anyway. Default: 10 s. [`Duration::MAX`] means "never".
     pub handover: Duration,
-    /// The most leases that it takes. What nobody may take stays undone. Default: no limit.
+    /// The most leases that it takes. Resources beyond all nodes' limits have no owner. Default: no limit.
     pub leases_max: Option<u32>,
 }
 

@@ -1,63 +1,61 @@
-//! What a node does in one round, as a pure function of what it has read and knows of itself.
+//! The actions of a node in one round, as a pure function of what it has read and of its own state.
 //!
-//! [`assign`] says which resources are to be the node's; here that meets what is under way: leases that others have not given up
-//! yet, and leases that the node owns without working on them.
+//! [`assign`] says which resources the node should own. The plan combines this with the present state: leases that
+//! others have not released yet, and leases that the node owns without working on them.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use super::assignment::assign;
 use crate::state::keys::{Lease, NodeId, Owner};
 
-/// What a node has read, and knows of itself.
+/// What a node has read, and its own state.
 #[derive(Debug, Clone)]
 pub(super) struct View<'a> {
     /// The node that decides.
     pub me: NodeId,
-    /// Nodes that live and have the pool's role, each with the most resources that it may own.
+    /// Living nodes with the pool's role, each with the most resources that it may own.
     pub members: Vec<(NodeId, u32)>,
-    /// The resources that there are.
     pub resources: Vec<u64>,
-    /// The leases that there are.
     pub leases: BTreeMap<u64, Lease>,
-    /// The acquisitions on which it works: owner and epoch by resource.
+    /// The acquisitions with running work: owner and epoch by resource.
     pub held: BTreeMap<u64, (Owner, u64)>,
-    /// What it signs the acquisitions of this round with. A lease that is so signed already was acquired by an attempt
-    /// whose result was unknown.
+    /// The token for the acquisitions of this round. A lease that already has it was acquired by an attempt whose
+    /// result was unknown.
     pub token: [u8; 16],
-    /// Since when it waits for each lease that others have not given up, with the epoch of theirs.
+    /// The leases that others have not released, each with its epoch and since when the node waits for it.
     pub awaited: &'a BTreeMap<u64, (u64, Duration)>,
-    /// Until when it leaves resources alone with which its work has failed.
+    /// The resources whose work has failed, each with the end of its pause.
     pub paused: BTreeMap<u64, Duration>,
-    /// When this is.
+    /// The present time.
     pub now: Duration,
-    /// How long an owner has to end its work.
+    /// How long an owner may take to end its work.
     pub handover: Duration,
 }
 
-/// What a node does in a round.
+/// The actions of a node in a round.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Plan {
-    /// It acquires these, which nobody has, or others have kept for too long.
+    /// Acquire: free resources, and those that others have kept for too long.
     pub acquire: Vec<u64>,
-    /// It acquires these again, which it owns without working on them.
+    /// Acquire again: resources that the node owns without working on them.
     pub renew: Vec<u64>,
-    /// It has acquired these in this round already, under these epochs.
+    /// Acquired in this round already, under these epochs.
     pub acquired: Vec<(u64, u64)>,
-    /// It gives these back, which it owns without working on them.
+    /// Release: resources that the node owns without working on them.
     pub release: Vec<u64>,
-    /// These are to be others': it ends its work on them.
+    /// End the work, because others should own these.
     pub hand_over: Vec<u64>,
-    /// These leases are of resources that are there no more: it removes them, and aborts its work on them, if any.
+    /// Remove the leases, because the resources no longer exist, and abort the work on them, if any.
     pub gone: Vec<u64>,
-    /// It has lost these to others and aborts its work on them.
+    /// Abort the work, because others have taken the leases.
     pub lost: Vec<u64>,
-    /// It waits for these, which others have not given up, under these epochs.
+    /// Wait for these leases of others, under these epochs.
     pub awaits: Vec<(u64, u64)>,
 }
 
 impl Plan {
-    /// Whether `leases` change by it, so that other nodes have something to look at. That a node takes its own lease again is nothing
-    /// to them; and what was removed before, with its group or feed, does not change.
+    /// Whether the plan changes `leases` in a way that other nodes must see. Taking its own lease again does not
+    /// matter to them, and a lease that was removed before, with its group or feed, does not change.
     pub fn concerns_others(&self, leases: &BTreeMap<u64, Lease>) -> bool {
         let is_there = |resource: &u64| leases.contains_key(resource);
         !self.acquire.is_empty() || !self.release.is_empty() || self.gone.iter().any(is_there)
@@ -65,7 +63,7 @@ impl Plan {
 }
 
 impl View<'_> {
-    /// The lease of `resource` as it stands.
+    /// The present lease of `resource`.
     fn lease(&self, resource: u64) -> Lease {
         self.leases.get(&resource).copied().unwrap_or_default()
     }
@@ -75,7 +73,6 @@ impl View<'_> {
         self.members.binary_search_by_key(&node, |(member, _)| *member).is_ok()
     }
 
-    /// What the node does.
     pub fn plan(&self) -> Plan {
         let mut plan = Plan::default();
         let owners: Vec<_> = self
@@ -95,7 +92,7 @@ impl View<'_> {
                 plan.lost.push(resource);
             }
         }
-        // One member is enough to remove what nobody owns.
+        // One member is enough to remove leases of missing resources.
         let is_first = self.members.first().is_some_and(|(member, _)| *member == self.me);
         for (&resource, lease) in &self.leases {
             let is_mine = lease.owner.is_some_and(|owner| owner.node == self.me);
@@ -108,7 +105,7 @@ impl View<'_> {
         plan
     }
 
-    /// What the node does about `resource`, which is to be its own, or is not.
+    /// Decides about `resource`, which the node should own if `is_to_be_mine`.
     fn decide(&self, plan: &mut Plan, resource: u64, is_to_be_mine: bool) {
         let lease = self.lease(resource);
         let held = self.held.get(&resource);
@@ -118,7 +115,7 @@ impl View<'_> {
         match lease.owner {
             _ if is_held && is_to_be_mine => {}
             _ if is_held => plan.hand_over.push(resource),
-            // The work on what was lost ends first.
+            // The work on a lost lease ends first.
             _ if held.is_some() => {}
             Some(_) if is_signed => plan.acquired.push((resource, lease.epoch)),
             Some(owner) if owner.node == self.me => {
@@ -157,7 +154,7 @@ mod tests {
     const NOBODY: &BTreeMap<u64, (u64, Duration)> = &BTreeMap::new();
     const HANDOVER: Duration = Duration::from_secs(10);
 
-    /// `count` resources, of which `held` are mine and those of `others` are theirs.
+    /// A view of `count` resources, of which this node holds `held`, and others hold `others`.
     fn view(count: u64, held: &[u64], others: &[(u64, NodeId)]) -> View<'static> {
         let mine = Owner { node: ME, token: [8; 16] };
         let owned = |owner| Lease { epoch: EPOCH, owner: Some(owner) };
@@ -198,7 +195,8 @@ mod tests {
         joined.leases.insert(2, Lease { epoch: EPOCH, owner: None });
         assert_eq!((joined.plan().acquire, joined.plan().awaits), (vec![2], vec![(3, EPOCH)]));
 
-        // The other one has kept the last for too long; but time that was spent on an acquisition before does not count.
+        // The other node has kept the last one for too long; but time that was spent on an earlier acquisition does
+        // not count.
         let since = joined.now.checked_sub(HANDOVER).unwrap();
         let late = BTreeMap::from([(3, (EPOCH, since))]);
         joined.awaited = &late;
@@ -218,7 +216,7 @@ mod tests {
         assert_eq!(asked.plan(), Plan { hand_over: vec![2, 3], ..Plan::default() });
         asked.members[1].1 = 1;
         assert_eq!(asked.plan(), Plan { hand_over: vec![3], ..Plan::default() });
-        // What it owns without working on it needs no end of work.
+        // Owned without running work, so there is no work to end.
         asked.held.remove(&3);
         assert_eq!(asked.plan(), Plan { release: vec![3], ..Plan::default() });
     }
@@ -230,7 +228,8 @@ mod tests {
         view.resources = vec![0];
         let plan = view.plan();
         assert_eq!(plan, Plan { gone: vec![1, 4], ..Plan::default() });
-        // The version of a pool that was removed with its leases once came back for good, one for each deleted group.
+        // The version of a pool that was removed with its leases was once written again for good, one key for each
+        // deleted group.
         assert!(plan.concerns_others(&view.leases) && !plan.concerns_others(&BTreeMap::new()));
         view.me = B;
         view.held.clear();

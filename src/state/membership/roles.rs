@@ -1,6 +1,5 @@
-//! The roles of nodes, as they are stored: under the role, for those who divide its work, and under the node, for anyone who removes
-//! it. Both are written together, and only as long as the row of the node is there: so who has a role lives, as far as anybody
-//! knows.
+//! The stored roles of nodes: under the role, for the nodes that divide its work, and under the node, for the node's
+//! remover. Both are written together, and exist only as long as the node's row: a node with a role counts as living.
 
 use super::silence::NodeRows;
 use crate::{
@@ -23,14 +22,14 @@ pub(super) async fn clear_roles(tx: &Transaction, keys: &Keys, node: NodeId) -> 
     Ok(())
 }
 
-/// The nodes that have `role`, in the order of their ids, each with how many resources it may own by it; read so that they make
-/// nothing fail.
+/// The nodes with `role`, in the order of their ids, each with the most resources that it may own by it; read by
+/// snapshot.
 pub(crate) async fn members(tx: &Transaction, keys: &Keys, role: &Role) -> Result<Vec<(NodeId, u32)>> {
     let rows = tx.all_rows(keys.nodes_with(role), Isolation::Snapshot).await?;
     rows.into_iter().map(|(key, value)| Ok((keys.node_of_role(&key)?, role_max(&value)?))).collect()
 }
 
-/// The rows of the nodes that have `role`, read so that they make nothing fail.
+/// The rows of the nodes with `role`, read by snapshot.
 pub(crate) async fn member_rows(tx: &Transaction, keys: &Keys, role: &Role) -> Result<NodeRows> {
     let members = members(tx, keys, role).await?;
     let rows = members.into_iter().map(|(node, _)| async move {

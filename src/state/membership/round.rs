@@ -1,7 +1,7 @@
 //! A round of a worker, as one transaction: reads members, leases and resources, decides, and writes.
 //!
-//! All of it is read by snapshot, so that rounds of several nodes disturb each other only where they meet: each lease that is
-//! written, and the membership version, are in the conflict set.
+//! It reads everything by snapshot. So rounds of several nodes conflict only where they write: each written lease,
+//! and the membership version, are in the conflict set.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -28,16 +28,13 @@ use crate::{
 /// The most leases that are acquired in one transaction; the rest follows at once in the next.
 const ACQUISITIONS_MAX: usize = 1_000;
 
-/// What a worker knows before a round.
+/// The state of a worker before a round.
 pub(super) struct Known<'a> {
     pub member: &'a Member,
-    /// The token under which it takes part.
+    /// The token of the node's membership.
     pub joined: [u8; 16],
-    /// What is divided.
     pub pool: &'a Pool,
-    /// What is done with it.
     pub work: &'a dyn Work,
-    /// The acquisitions on which it works.
     pub held: BTreeMap<u64, (Owner, u64)>,
     /// See [`View::token`].
     pub token: [u8; 16],
@@ -51,23 +48,22 @@ pub(super) struct Known<'a> {
     pub handover: Duration,
 }
 
-/// What a round has found and done.
+/// The result of a round.
 pub(super) struct Outcome {
-    /// What it has done.
     pub plan: Plan,
     pub acquired: Vec<Held>,
-    /// Whether there was more to acquire than fits a transaction.
+    /// Whether more leases are to be acquired than fit a transaction.
     pub more: bool,
     /// Whether it has left resources alone because their leases cannot be decoded.
     pub is_partial: bool,
-    /// When members, and the pool, had last changed, before the round.
+    /// The versions of the members and the pool before the round.
     pub versions: (Version, Version),
-    /// Which time it took for the present.
+    /// The present time, as the round has taken it.
     pub at: Duration,
 }
 
 impl Known<'_> {
-    /// The transaction of a round. Returns `None` if the node has no row: it is about to find out by itself.
+    /// The transaction of a round. Returns `None` if the node has no row, which its heartbeat will find.
     pub async fn round(&self, tx: &Transaction) -> Result<Option<Outcome>> {
         let (keys, pool) = (&self.member.keys, &self.pool.name);
         let (mine, membership) = (keys.node(self.member.id()), keys.membership_version());
@@ -93,7 +89,7 @@ impl Known<'_> {
                 }
             }
         }
-        // Nobody can tell who owns these. Work on them that is under way ends, as if they were gone.
+        // Their owners are unknown, so running work on them ends, as if the resources were gone.
         resources.retain(|resource| !broken.contains(resource));
         let view = View {
             me: self.member.id(),
@@ -122,11 +118,11 @@ impl Known<'_> {
         }))
     }
 
-    /// Writes what `plan` says; returns what is acquired by it.
+    /// Writes `plan`; returns the acquired leases.
     fn write(&self, tx: &Transaction, view: &View<'_>, plan: &Plan) -> Vec<Held> {
         let (keys, pool) = (&self.member.keys, &self.pool.name);
         let lease_of = |resource| view.leases.get(&resource).copied().unwrap_or_default();
-        // They were read by snapshot: what is written must be as it was then.
+        // Leases were read by snapshot, so a written one must not have changed since.
         let claim = |resource| {
             let key = keys.lease(pool, resource);
             tx.add_read_conflict(&KeyRange::key(&key));
@@ -142,7 +138,7 @@ impl Known<'_> {
             let lease = Lease { epoch: lease_of(resource).epoch, owner: None };
             tx.set(&claim(resource), &lease.to_bytes());
         }
-        // One whose lease cannot be decoded is not among them: it is left alone.
+        // A lease that cannot be decoded is not among them: it is left alone.
         for &resource in &plan.gone {
             let Some(Lease { owner, .. }) = view.leases.get(&resource) else { continue };
             if owner.is_none_or(|owner| owner.node == view.me || !view.is_member(owner.node)) {

@@ -1,7 +1,7 @@
-//! Whether nodes that are listed still live, found out by watching their rows.
+//! Whether listed nodes still live, found out by watching their rows.
 //!
-//! A node that was killed leaves its row. So what must not happen beside living nodes is refused only if one of them is seen to
-//! beat, or may be silent for so long that nobody can wait for it.
+//! A killed node leaves its row behind. So an operation that must not run beside living nodes is refused only if a
+//! node is seen to beat, or if its expiry is too long to wait for.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -14,20 +14,20 @@ use crate::{
     store::{Database, Isolation, Transaction},
 };
 
-/// How often the rows are looked at.
+/// How often the rows are read.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// The longest time for which a node is watched: one that may be silent for longer counts as living.
+/// The longest time for which a node is watched: a node with a longer expiry counts as living.
 const WATCH_MAX: Duration = Duration::from_mins(1);
 
 /// The rows of some nodes.
 pub(crate) type NodeRows = BTreeMap<NodeId, NodeRow>;
 
-/// What came of watching nodes.
+/// The result of watching nodes.
 pub(crate) enum Watched {
-    /// So many live.
+    /// So many nodes live.
     Alive(usize),
-    /// None lives; these are listed all the same.
+    /// No node lives; these rows are left.
     Dead(NodeRows),
 }
 
@@ -57,13 +57,13 @@ where
     }
 }
 
-/// All nodes of the bus, read so that they make nothing fail, unless `isolation` says otherwise.
+/// All nodes of the bus, read with `isolation`.
 async fn nodes(tx: &Transaction, keys: &Keys, isolation: Isolation) -> Result<NodeRows> {
     let rows = tx.all_rows(keys.nodes(), isolation).await?;
     rows.iter().map(|(key, value)| Ok((keys.node_of(key)?, NodeRow::from_bytes(value)?))).collect()
 }
 
-/// Proof that no node of a bus lived when it was looked at.
+/// Proof that no node of a bus lived at the time of the watch.
 pub(crate) struct Silence(NodeRows);
 
 impl Silence {

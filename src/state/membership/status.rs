@@ -1,4 +1,4 @@
-//! [`NodeStatus`]: what the rows of nodes and leases say, for people.
+//! [`NodeStatus`]: the rows of a node and its leases, for people.
 
 use std::collections::BTreeMap;
 
@@ -10,19 +10,19 @@ use crate::{
     store::{Database, Isolation},
 };
 
-/// What a node tells of itself. It may be dead: only a beat that changes shows that it lives.
+/// The stored state of a node. The node may be dead: only a changing beat shows that it lives.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct NodeStatus {
-    /// Which node.
+    /// The node.
     pub id: NodeId,
-    /// What it does, in order.
+    /// Its roles, in order.
     pub roles: Vec<Role>,
-    /// How often it has written that it lives, since it last joined.
+    /// How many heartbeats it has written since it last joined.
     pub beat: u64,
     /// When it last joined, in milliseconds since 1970 by its own clock.
     pub started_ms: u64,
-    /// After how many milliseconds without a beat others take it for dead; `u64::MAX` for never.
+    /// After how many milliseconds without a heartbeat others take it for dead; `u64::MAX` for never.
     pub expiry_ms: u64,
     /// How many leases it owns, by pool.
     pub leases: BTreeMap<String, u64>,
@@ -33,7 +33,7 @@ pub(crate) async fn statuses(db: &Database, keys: &Keys) -> Result<Vec<NodeStatu
     db.run(async |tx| {
         let mut leases: BTreeMap<NodeId, BTreeMap<String, u64>> = BTreeMap::new();
         for (key, value) in tx.all_rows(keys.all_leases(), Isolation::Snapshot).await? {
-            // The nodes that divide its pool name one that cannot be decoded.
+            // The nodes that divide its pool report a lease that cannot be decoded.
             let Ok((pool, _, lease)) = keys.lease_row(&key, &value) else { continue };
             if let Some(owner) = lease.owner {
                 *leases.entry(owner.node).or_default().entry(pool).or_default() += 1;

@@ -1,7 +1,8 @@
-//! [`Worker`]: takes the node's part of a pool, and runs the work of what it holds.
+//! [`Worker`]: takes the node's part of a pool, and runs the work on its resources.
 //!
-//! One task does it all: a round whenever members or the pool have changed, and while something is awaited; and in between it
-//! looks after the work, which runs in a task per resource. A panic in it ends its work and begins it again.
+//! One task does it all. It makes a round whenever members or the pool have changed, and while it waits for a lease.
+//! In between it supervises the work, which runs in a task per resource. If the worker's task panics, its work ends
+//! and begins again.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -33,23 +34,23 @@ use crate::{
     store::{Isolation, KeyRange},
 };
 
-/// How much more often the node looks while it waits for what others have to give up.
+/// How much more often the node polls while it waits for a lease of another node.
 const HASTE: u32 = 8;
 
-/// The longest time without a round. Nothing rests on it.
+/// The longest time without a round. It is not needed for correctness.
 const REST: Duration = Duration::from_hours(1);
 
-/// The pause before a resource whose work has failed for the first time is taken again, and that before a round that has failed
-/// is made again.
+/// The pause before a resource is taken again after the first failure of its work, and before a failed round is
+/// repeated.
 const FAILURE_PAUSE: Duration = Duration::from_secs(1);
 
-/// The longest pause before a resource whose work has failed is taken again. Work that has lasted for longer has not failed again.
+/// The longest pause after failures of work. Work that has lasted for longer starts with a short pause again.
 const FAILURE_PAUSE_MAX: Duration = Duration::from_mins(1);
 
-/// How long a worker that ends waits for other jobs to end as well before it gives back the leases of those that have.
+/// How long an ending worker waits for other jobs to end, before it releases the leases of those that have ended.
 const TOGETHER: Duration = Duration::from_millis(100);
 
-/// What is divided, and among whom.
+/// A pool: the resources to divide, and the role of the nodes that divide them.
 #[derive(Debug, Clone)]
 pub(crate) struct Pool {
     /// The name of the pool in the keys of its leases.
@@ -58,17 +59,15 @@ pub(crate) struct Pool {
     pub role: Role,
 }
 
-/// The worker of a pool on a node. Dropping it stops it, and its work, at once.
+/// The worker of a pool on a node. Dropping it stops it and its work at once.
 #[derive(Debug)]
 pub(crate) struct Worker {
-    /// Tells it to end.
     stop: watch::Sender<bool>,
     task: JoinSet<Result<()>>,
 }
 
 impl Worker {
-    /// Takes the part of `pool` that the node can have at once, and starts the work on it. If that fails, it leaves
-    /// nothing behind.
+    /// Takes the node's present share of `pool`, and starts the work on it. If that fails, it leaves nothing behind.
     pub async fn start(
         member: &Arc<Member>,
         pool: Pool,
@@ -100,7 +99,7 @@ impl Worker {
         if let Err(error) = keeper.round().await {
             keeper.abort_all().await;
             drop(role);
-            // What this cannot release is free once the node does not have the role any more.
+            // Leases that this cannot release are free once the node no longer has the role.
             if let Err(error) = keeper.clean_up().await {
                 tracing::warn!(%error, "leases are left to be found");
             }
@@ -126,27 +125,22 @@ impl Worker {
     }
 }
 
-/// The work on a resource.
 #[derive(Debug)]
 struct Job {
-    /// The right to it.
     lease: Held,
     began: Duration,
-    /// Tells it to end.
     stop: watch::Sender<bool>,
-    /// Ends it at once.
     abort: AbortHandle,
 }
 
-/// How often the work on a resource has failed in a row, and until when it is left alone.
+/// How often the work on a resource has failed in a row, and the end of its pause.
 #[derive(Debug, Clone, Copy)]
 struct Failures {
-    /// How often.
     count: u32,
     until: Duration,
 }
 
-/// What the worker's task waits for.
+/// An event of the worker's task.
 enum Event {
     /// The worker is to end.
     Stop,
@@ -156,50 +150,44 @@ enum Event {
     Ended(Result<(Id, Result<()>), JoinError>),
     /// A round is due.
     Due,
-    /// The node has looked whether anything has changed.
+    /// The node has polled whether anything has changed.
     Looked,
 }
 
-/// The state of the worker's task.
 struct WorkerTask {
     member: Arc<Member>,
-    /// What it divides.
     pool: Pool,
-    /// What is done with a resource.
     work: Arc<dyn Work>,
-    /// How the node takes its part.
     options: BalanceOptions,
-    /// How it stood when the leases were acquired.
+    /// The membership of the node when the leases were acquired.
     joined: Standing,
-    /// How the node stands.
+    /// The present membership of the node.
     standing: watch::Receiver<Standing>,
-    /// What the node sees to have changed.
+    /// The last versions that the node has read.
     versions: watch::Receiver<Option<Arc<Versions>>>,
-    /// How often it is to look.
+    /// How often the node has to poll for this worker.
     interest: WorkerGuard,
-    /// The jobs.
     tasks: JoinSet<Result<()>>,
-    /// What the tasks work on.
+    /// The resources of the tasks.
     ids: HashMap<Id, u64>,
-    /// The leases that it works on.
+    /// The leases with running work.
     held: BTreeMap<u64, Job>,
-    /// Since when it waits for each lease that others have not given up, and the epoch of theirs.
+    /// The leases that others have not released, each with its epoch and since when the worker waits for it.
     awaited: BTreeMap<u64, (u64, Duration)>,
-    /// The resources with which its work has failed.
+    /// The resources whose work has failed.
     failures: BTreeMap<u64, Failures>,
-    /// When the next round is due, whatever is seen until then.
+    /// When the next round is due at the latest.
     due: Duration,
-    /// When members and the pool had last changed before the last round; `None` if another one is needed in any case.
+    /// The versions of members and pool before the last round; `None` if another round is needed in any case.
     settled: Option<(Version, Version)>,
 }
 
 impl WorkerTask {
-    /// Time and randomness.
     fn env(&self) -> &Env {
         self.member.db.env()
     }
 
-    /// Looks after the pool until it is asked to stop, whatever panics.
+    /// Supervises the pool until it is asked to stop, also after panics.
     async fn run(mut self, mut stopped: watch::Receiver<bool>, role: RoleGuard) -> Result<()> {
         while let Err(panic) = AssertUnwindSafe(self.serve(&mut stopped)).catch_unwind().await {
             let panic = panic_text(&*panic);
@@ -211,13 +199,13 @@ impl WorkerTask {
         self.stop_all(&role).await;
         drop(role);
         let ended = in_time(self.env(), "releasing leases", self.clean_up()).await;
-        // Before it is counted as ended: whoever has left may close the store at once.
+        // Before the worker counts as ended: then the caller may close the store at once.
         let Self { interest, .. } = self;
         drop(interest);
         ended
     }
 
-    /// Looks after the pool until it is asked to stop.
+    /// Supervises the pool until it is asked to stop.
     async fn serve(&mut self, stopped: &mut watch::Receiver<bool>) {
         let (mut stopped_again, mut leaving) = (stopped.clone(), self.member.stop());
         let env = self.env().clone();
@@ -241,8 +229,8 @@ impl WorkerTask {
                 }
                 true
             };
-            // A round or a release can take long when the store does not answer. Dropped, it may have been committed: then
-            // the next round finds what this one does not know.
+            // A round or a release can take long when the store does not answer. A dropped one may have been
+            // committed: then the next round finds its leases.
             let goes_on = tokio::select! {
                 biased;
                 _ = stopped_again.wait_for(|stop| *stop) => false,
@@ -255,7 +243,7 @@ impl WorkerTask {
         }
     }
 
-    /// A round; one that fails is repeated soon.
+    /// A round; a failed one is repeated soon.
     async fn try_round(&mut self) {
         let (standing, joined) = (self.standing.clone(), self.joined);
         let result = tokio::select! {
@@ -269,7 +257,7 @@ impl WorkerTask {
         }
     }
 
-    /// Compares what the node has with what it should have, and acts.
+    /// Compares the node's leases with the assignment, and acts.
     async fn round(&mut self) -> Result<()> {
         while let Some(outcome) = self.attempt().await? {
             let more = outcome.more;
@@ -281,11 +269,11 @@ impl WorkerTask {
         Ok(())
     }
 
-    /// The transaction of a round. Returns `None` if the node has no row: it is about to find out by itself.
+    /// The transaction of a round. Returns `None` if the node has no row, which its heartbeat will find.
     async fn attempt(&mut self) -> Result<Option<Outcome>> {
         let env = self.env().clone();
         let now = env.now();
-        // What goes wrong leads to another round in any case.
+        // Every failure leads to another round.
         self.due = now.saturating_add(self.options.interval);
         self.settled = None;
         let Some(joined) = self.joined else { return Ok(None) };
@@ -304,7 +292,7 @@ impl WorkerTask {
         self.member.db.run(async |tx| known.round(&tx).await).await
     }
 
-    /// Starts and ends jobs as a round has decided, and says when the next one is due.
+    /// Starts and ends jobs as a round has decided, and schedules the next round.
     fn adopt(&mut self, outcome: Outcome) {
         let Outcome { plan, acquired, versions, at, is_partial, .. } = outcome;
         let now = self.env().now();
@@ -331,7 +319,7 @@ impl WorkerTask {
             self.ids.insert(abort.id(), lease.resource);
             self.held.insert(lease.resource, Job { lease, began: now, stop, abort });
         }
-        // By the time of the round: what has come due since then, it has not taken.
+        // By the time of the round: it has not taken resources whose pause has ended since.
         self.failures.retain(|resource, failures| failures.until > at || self.held.contains_key(resource));
         let before = std::mem::take(&mut self.awaited);
         let since = |resource, epoch| match before.get(&resource) {
@@ -351,16 +339,16 @@ impl WorkerTask {
             self.due = self.due.min(due);
         }
         if is_partial {
-            // Whoever mends a lease by hand moves no version.
+            // Repairing a lease by hand moves no version.
             self.due_within(FAILURE_PAUSE_MAX);
         }
         if !plan.lost.is_empty() {
-            // What was lost may be this node's to take again.
+            // A lost lease may be this node's to take again.
             self.due_within(interval / HASTE);
         }
     }
 
-    /// Takes in what the node sees to have changed: a round is due if it might have something to do.
+    /// Reads the new versions, and makes a round due if it might have something to do.
     fn look(&mut self) {
         let Some(versions) = self.versions.borrow_and_update().clone() else { return };
         // A pool that is not among them was not read yet.
@@ -374,7 +362,7 @@ impl WorkerTask {
         }
     }
 
-    /// Looks after jobs that have ended: those that were asked to are released, the others are taken again.
+    /// Handles ended jobs: releases the leases of jobs that were asked to end, and takes the others again.
     async fn tidy(&mut self, first: Result<(Id, Result<()>), JoinError>) {
         let mut released = Vec::new();
         let mut next = Some(first);
@@ -392,7 +380,7 @@ impl WorkerTask {
         }
     }
 
-    /// Forgets a job that has ended, and reports how; returns its lease if it is to be released.
+    /// Removes an ended job, and reports how it ended. Returns its lease if it should be released.
     fn account(&mut self, ended: Result<(Id, Result<()>), JoinError>) -> Option<Held> {
         let (id, result) = match ended {
             Ok((id, result)) => (id, Ok(result)),
@@ -431,12 +419,12 @@ impl WorkerTask {
         if *job.stop.borrow() {
             return Some(job.lease);
         }
-        // The next round finds a lease that the node owns without working on it; or that the resource is gone.
+        // The next round finds that the node owns the lease without work on it, or that the resource is gone.
         self.due_within(pause);
         None
     }
 
-    /// Counts that the work on `resource` has failed, which began then. Returns for how long it is left alone.
+    /// Counts a failure of the work on `resource`, which began at `began`. Returns the pause.
     fn failed(&mut self, resource: u64, began: Duration) -> Duration {
         let now = self.env().now();
         let lasted = now.saturating_sub(began);
@@ -448,19 +436,19 @@ impl WorkerTask {
         pause
     }
 
-    /// Gives everything up, because others may have taken over long ago, and waits until the node takes part again.
+    /// Gives everything up, because others may have taken over long ago, and waits until the node is a member again.
     async fn fall_out(&mut self) {
         self.abort_all().await;
         if self.standing.wait_for(Option::is_some).await.is_err() {
             tracing::error!(pool = &*self.pool.name, "the heartbeat of the node has ended");
-            // Until the worker is asked to stop, which drops this.
+            // Wait until the worker is asked to stop, which drops this.
             std::future::pending::<()>().await;
         }
         self.joined = *self.standing.borrow();
         self.due = Duration::ZERO;
     }
 
-    /// Ends all jobs at once, and forgets what it waits for.
+    /// Ends all jobs at once, and waits for no lease any more.
     async fn abort_all(&mut self) {
         self.tasks.shutdown().await;
         self.ids.clear();
@@ -469,8 +457,8 @@ impl WorkerTask {
         self.settled = None;
     }
 
-    /// Asks all jobs to end, and ends those that take too long. Meanwhile others can have what has ended: a job that is slow
-    /// keeps its own lease only.
+    /// Asks all jobs to end, and aborts those that take too long. Leases of ended jobs are released meanwhile: a slow
+    /// job keeps its own lease only.
     async fn stop_all(&mut self, role: &RoleGuard) {
         let env = self.env().clone();
         for job in self.held.values() {
@@ -494,8 +482,8 @@ impl WorkerTask {
         }
     }
 
-    /// Waits until all jobs have ended. Gives back what has ended while others go on; the rest is left to
-    /// [`WorkerTask::clean_up`], which gives back everything at once.
+    /// Waits until all jobs have ended. Releases leases of ended jobs while others go on; [`WorkerTask::clean_up`]
+    /// releases the rest together.
     async fn end_all(&mut self, role: &RoleGuard, env: &Env) {
         loop {
             let mut ended = Vec::new();
@@ -514,7 +502,7 @@ impl WorkerTask {
             if ended.is_empty() {
                 continue;
             }
-            // As long as the node is to have its share, nobody else takes what it gives back.
+            // Others take the released leases only once the node may own nothing.
             let result = match self.member.own_nothing(role).await {
                 Ok(()) => release(&self.member.db, &self.member.keys, &ended).await,
                 error => error,
@@ -525,10 +513,10 @@ impl WorkerTask {
         }
     }
 
-    /// Takes the role from the node, and releases what it owns. Either makes the leases free.
+    /// Removes the role from the node, and releases its leases. Either makes the leases free.
     async fn clean_up(&self) -> Result<()> {
         if self.member.stats.health.ended().is_some() {
-            // The leases were of a bus that is gone.
+            // The leases belonged to a bus that is gone.
             return Ok(());
         }
         let published = self.member.publish().await;
@@ -543,7 +531,7 @@ impl WorkerTask {
             }
             let mut is_any_mine = false;
             for (key, value) in tx.all_rows(keys.leases(&self.pool.name), Isolation::Snapshot).await? {
-                // One that cannot be decoded is left alone, as in a round.
+                // A lease that cannot be decoded is left alone, as in a round.
                 let Ok((_, _, lease)) = keys.lease_row(&key, &value) else { continue };
                 if lease.owner.is_some_and(|owner| owner.node == me) {
                     tx.add_read_conflict(&KeyRange::key(&key));
@@ -559,15 +547,15 @@ impl WorkerTask {
         released.await.and(published)
     }
 
-    /// Has the next round be due within `pause`: it has something to do, whatever the last one has left.
+    /// Makes the next round due within `pause`, and sure to read everything.
     fn due_within(&mut self, pause: Duration) {
         self.due = self.due.min(self.env().now().saturating_add(pause));
     }
 }
 
-/// Completes once the node does not stand as it did when it had `joined`.
+/// Completes once the node's membership is no longer `joined`.
 async fn fallen_out(mut standing: watch::Receiver<Standing>, joined: Standing) {
-    // A heartbeat that has ended beats no more.
+    // A heartbeat that has ended sends no more.
     let _ = standing.wait_for(|standing| *standing != joined).await;
 }
 

@@ -1,4 +1,4 @@
-//! [`Autosave`]: has the cursor of a durable subscriber saved on a timer.
+//! [`Autosave`]: saves the cursor of a durable subscriber on a timer.
 
 use std::{
     future::ready,
@@ -15,10 +15,10 @@ use crate::base::{
     error::{Error, Result},
 };
 
-/// How often the cursor of a durable subscription is saved, if nothing else is asked for.
+/// The default interval between saves of a durable subscription's cursor.
 pub(crate) const SAVE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The cursor of a durable subscriber, and when it is saved.
+/// The cursor of a durable subscriber, and the timer of its saves.
 pub(crate) struct Autosave {
     cursor: OpenCursor,
     filter: u64,
@@ -27,13 +27,13 @@ pub(crate) struct Autosave {
     env: Env,
     timer: Option<BoxFuture<'static, ()>>,
     saving: Option<Saving>,
-    /// Whether the subscriber stands before what is saved, by a filter that was replaced.
+    /// Whether the subscriber's position is before the saved one, because its filter was replaced.
     is_ahead: bool,
 }
 
 struct Saving {
     save: BoxFuture<'static, (OpenCursor, Result<()>)>,
-    /// Whether the subscriber stands before what is being saved by now.
+    /// Whether the subscriber's position has moved before the one that is being saved.
     is_outdated: bool,
 }
 
@@ -43,8 +43,9 @@ impl Autosave {
         Self { cursor, filter, interval, env: env.clone(), timer: None, saving: None, is_ahead: false }
     }
 
-    /// Saves `position` if it is time, and wakes the task of `context` when it will be. Fails with [`Error::CursorLost`] if
-    /// another has opened the cursor; other failures are logged, and the next save makes them good.
+    /// Saves `position` if it is time, and wakes the task of `context` for the next save. Fails with
+    /// [`Error::CursorLost`] if another subscriber has opened the cursor; other failures are logged, and the next
+    /// save repeats them.
     pub fn poll(&mut self, context: &mut Context<'_>, position: impl FnOnce() -> Cursor) -> Result<()> {
         if self.saving.is_none() && (self.is_ahead || self.interval != Duration::MAX) {
             let timer = self.timer.get_or_insert_with(|| self.env.sleep(self.interval));
@@ -65,7 +66,7 @@ impl Autosave {
             self.is_ahead = false;
         }
         (self.saving, self.cursor) = (None, cursor);
-        // Another poll would set it, but may not come before something else happens.
+        // Without this, the timer would wait for a poll that may not come before another event.
         let pause = if self.is_ahead { self.interval.min(SAVE_INTERVAL) } else { self.interval };
         let timer = self.timer.insert(self.env.sleep(pause));
         if timer.as_mut().poll(context).is_ready() {
@@ -80,7 +81,7 @@ impl Autosave {
         saved
     }
 
-    /// The subscriber wants something else from now on: what a filter with the hash `filter` does. If that has set it back, this
+    /// From now on the subscriber has a filter with the hash `filter`. If the change has set its position back, this
     /// is saved at once.
     pub fn replace(&mut self, filter: u64, is_set_back: bool) {
         self.filter = filter;
@@ -93,8 +94,8 @@ impl Autosave {
         }
     }
 
-    /// Whether the subscriber was set back, and that is not saved: what it was delivered now would not come again to one that starts
-    /// from what is saved.
+    /// Whether the subscriber was set back, and that is not saved: rows delivered now would not come again to a
+    /// subscriber that starts from the saved position.
     pub fn is_ahead(&self) -> bool {
         self.is_ahead
     }
@@ -102,7 +103,7 @@ impl Autosave {
     /// Saves `position` now.
     pub async fn save(&mut self, position: Cursor) -> Result<()> {
         if let Some(saving) = &mut self.saving {
-            // Two at once would conflict, and the earlier position might win.
+            // Two saves at once would conflict, and the earlier position might win.
             (self.cursor, _) = saving.save.as_mut().await;
             self.saving = None;
         }
@@ -116,7 +117,8 @@ impl Autosave {
     }
 }
 
-/// Who has expired, and whose next scan has not begun, saves nothing: whoever starts again is to be informed that as well.
+/// A subscriber that has expired, and whose next scan has not begun, saves nothing, so that after a restart it gets
+/// `Expired` again.
 async fn save(cursor: &mut OpenCursor, position: Cursor, filter: u64) -> Result<()> {
     if position == Cursor::NOTHING { cursor.verify().await } else { cursor.save_for(position, filter).await }
 }

@@ -1,4 +1,4 @@
-//! Names to whose databases a trigger owes something that its cursor has passed, as they are kept with the cursor.
+//! Names with unfinished work of a trigger that its cursor has passed, kept with the cursor.
 
 use super::{NamedCursor, OpenCursor};
 use crate::{
@@ -8,8 +8,8 @@ use crate::{
 };
 
 impl NamedCursor {
-    /// At most `limit` of the names to which something is owed after `last`, in their order. A row that cannot be decoded is of a
-    /// database that may be fresh.
+    /// At most `limit` of the names with unfinished work after `last`, in their order. A row that cannot be decoded
+    /// counts as one of a database that may be fresh.
     pub(crate) async fn owed(&self, last: Option<&DbName>, limit: usize) -> Result<Vec<(DbName, OwedRow)>> {
         let Self { context, id } = self;
         let KeyRange { begin, end } = context.keys.all_owed(id);
@@ -23,8 +23,8 @@ impl NamedCursor {
 }
 
 impl OpenCursor {
-    /// Writes that it stands at `position`, to which names something is owed besides, and to which nothing is any more: all of it or
-    /// nothing. Fails as [`OpenCursor::save`] does.
+    /// Saves `position`, adds the names with new unfinished work and removes the finished ones, all in one
+    /// transaction. Fails as [`OpenCursor::save`] does.
     pub async fn save_owing(
         &mut self,
         position: Cursor,

@@ -1,4 +1,4 @@
-//! Databases that a trigger has parked, as they are kept with its cursor.
+//! Databases that a trigger has parked, kept with its cursor.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::{
     store::{AtomicOp, Isolation, KeyRange, RangeRead, Transaction, key_after},
 };
 
-/// How many rows are read or written by one transaction.
+/// How many rows one transaction reads or writes.
 const PAGE_ROWS: usize = 500;
 
 impl NamedCursor {
@@ -33,7 +33,7 @@ impl NamedCursor {
         }
     }
 
-    /// Whether it is a trigger's: databases are marked, parked or owed something with it.
+    /// Whether it belongs to a trigger: it has marks, parked databases or unfinished work.
     pub(crate) async fn is_of_trigger(&self) -> Result<bool> {
         let Self { context, id } = self;
         let ranges = [context.keys.scans(id), context.keys.all_parked(id), context.keys.all_owed(id)];
@@ -60,7 +60,7 @@ impl NamedCursor {
         page.rows.iter().map(|row| context.keys.parked_row(row)).collect()
     }
 
-    /// How often it was asked that parked databases are tried again.
+    /// How often a retry of parked databases was asked for.
     pub(crate) async fn asked(&self) -> Result<u64> {
         let key = self.context.keys.asked(&self.id);
         let stored = self.context.db.run(async |tx| tx.get(&key, Isolation::Snapshot).await).await?;
@@ -69,7 +69,7 @@ impl NamedCursor {
         }))
     }
 
-    /// Asks that the parked databases of this name, or all, are tried again; how many there are.
+    /// Asks for a retry of the parked databases of this name, or of all. Returns their number.
     pub(crate) async fn ask(&self, name: Option<&DbName>) -> Result<u64> {
         let Self { context, id } = self;
         let KeyRange { mut begin, end } = match name {
@@ -102,20 +102,21 @@ impl NamedCursor {
 }
 
 impl OpenCursor {
-    /// The cursor, whoever has it open.
+    /// The cursor without its owner.
     pub fn named(&self) -> &NamedCursor {
         &self.cursor
     }
 
-    /// Parks `db`; what was parked of it already is merged in. If it is gone, it is not marked any more: its successor has not to
-    /// wait. Fails with [`Error::CursorLost`](crate::Error::CursorLost) if another has opened the cursor.
+    /// Parks `db`, merging an earlier parked row of it. If the database is gone, its mark is removed, so that its
+    /// successor need not wait. Fails with [`Error::CursorLost`](crate::Error::CursorLost) if another subscriber has
+    /// opened the cursor.
     pub async fn park(&self, db: &Db, row: &ParkedRow) -> Result<()> {
         let NamedCursor { context, id } = &self.cursor;
         let key = context.keys.parked(id, db);
         let park = async |tx: Transaction| {
             self.check(&tx).await?;
             let stored = tx.get(&key, Isolation::Serializable).await?;
-            // What cannot be decoded is replaced, or it would never be tried again.
+            // A row that cannot be decoded is replaced, or it would never be tried again.
             let stored = stored.and_then(|bytes| ParkedRow::from_bytes(&bytes).ok());
             let is_fresh = row.is_fresh || stored.is_some_and(|stored| stored.is_fresh);
             tx.set(&key, &ParkedRow { is_fresh, ..row.clone() }.to_bytes());
@@ -127,13 +128,13 @@ impl OpenCursor {
         context.db.run(park).await
     }
 
-    /// Takes `db` from the parked ones. Fails as [`OpenCursor::park`] does.
+    /// Removes the parked row of `db`. Fails as [`OpenCursor::park`] does.
     pub async fn unpark(&self, db: &Db) -> Result<()> {
         let NamedCursor { context, id } = &self.cursor;
         let unpark = async |tx: Transaction| {
             self.check(&tx).await?;
             let key = context.keys.parked(id, db);
-            // One that is committed late takes nothing with it that was noted since.
+            // A late commit of this must not remove news that were noted since.
             tx.add_read_conflict(&KeyRange::key(&key));
             tx.clear(&key);
             Ok(())

@@ -1,4 +1,4 @@
-//! [`NotificationFeed::folded`]: waiting until everything that was committed by some time has been folded.
+//! [`NotificationFeed::folded`]: waits until everything that was committed by some time has been folded.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -14,15 +14,15 @@ use crate::{
     store::{Isolation, RangeRead, Transaction},
 };
 
-/// How long it pauses at first, and at most, before it looks again for what was not folded.
+/// The first and the longest pause between two polls for unfolded events.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(50));
 
-/// How many rows are read, or databases looked up, by one transaction.
+/// How many rows one transaction reads, or databases it looks up.
 const READS_MAX: usize = 200;
 
 impl NotificationFeed {
-    /// Completes once everything that was committed at `version` or before is folded. Returns the position of the last row by
-    /// then.
+    /// Completes once everything that was committed at `version` or before is folded. Returns the position of the
+    /// last row at that time.
     pub(crate) async fn folded(&self, version: u64) -> Result<Sequence> {
         let mut waiting = self.unfolded(version).await?;
         let mut pause = PAUSES.0;
@@ -35,13 +35,13 @@ impl NotificationFeed {
                 waiting.extend(self.context.db.run(async |tx| self.still_unfolded(&tx, some).await).await?);
             }
         }
-        // The last row may have been a tombstone that is dropped by now: the horizon is behind it then.
+        // The last row may have been a tombstone that is dropped by now: then the horizon is behind it.
         let last = self.last_sequence().await?.unwrap_or(Sequence::MIN);
         Ok(last.max(self.horizon().await?))
     }
 
-    /// The databases that have events which are not folded, at `version` or later, and what the totals of their rows will be once
-    /// these are.
+    /// The databases with events that are not folded at `version` or later, and the totals that their rows will have
+    /// afterwards.
     async fn unfolded(&self, version: u64) -> Result<BTreeMap<Db, Counters>> {
         let (keys, last) = (&self.context.keys, Partition(self.context.config.partitions - 1));
         let mut rest = Some(RangeRead::new(keys.drains(Partition(0), last)).limit(READS_MAX));
@@ -57,7 +57,7 @@ impl NotificationFeed {
                 let rest = read.clone().after(&page);
                 let mut found: BTreeMap<Db, Counters> = BTreeMap::new();
                 for row in page.rows {
-                    // What cannot be decoded is reported by the notifier, and will never be folded.
+                    // The notifier reports rows that cannot be decoded, and never folds them.
                     if let Ok((_, row)) = keys.drain_row(row)
                         && let DrainKey::Counters(tally) = row.says
                     {
@@ -73,7 +73,7 @@ impl NotificationFeed {
             let (found, folded);
             (found, folded, rest) = self.context.db.run(page).await?;
             for ((db, counters), folded) in found.into_iter().zip(folded) {
-                // The slots of a database can stand on two pages: what was folded before the first is counted once.
+                // The slots of a database can be on two pages: events folded before the first page are counted once.
                 *waiting.entry(db).or_insert(folded) += counters;
             }
         }
@@ -94,7 +94,7 @@ impl NotificationFeed {
             if is_in_row {
                 continue;
             }
-            // Events of an instance that is gone are in no row; they are folded once nothing of them waits.
+            // No row counts events of an instance that is gone; they are folded once none of them waits.
             let partition = Partition::of(db.name.as_str(), self.context.config.partitions);
             let drains = self.context.keys.drains_of_db(partition, db);
             let rows = tx.all_rows(drains, Isolation::Snapshot).await?;

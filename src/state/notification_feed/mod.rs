@@ -23,22 +23,22 @@ use crate::{
     store::{Isolation, RangeRead, Transaction},
 };
 
-/// How many names are looked up by one transaction.
+/// How many names one transaction looks up.
 const LOOK_UPS_MAX: usize = 100;
 
 /// The feed of notifications: one row per database, ordered by sequence over all shards. Clones are cheap.
 pub type NotificationFeed = Feed<Notification>;
 
-/// Some notifications, in order. Derive what is new in them ([`Notification::news_since`]) from where the first page
-/// began, until one has no more after it.
+/// Some notifications, in order. Derive their news ([`Notification::news_since`]) from the position where the first
+/// page began, until a page has no more after it.
 pub type NotificationPage = FeedPage<Notification>;
 
-/// Design documents of a database that have changed.
+/// The changed design documents of a database.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ChangedDdocs {
-    /// Those whose ids producers have recorded, in their order, each with the sequence of the notification that last told of it.
+    /// Those whose ids producers have recorded, in order, each with the sequence of its last notification.
     pub ids: Vec<(DdocId, Sequence)>,
-    /// The sequence of the last notification that told of one whose id was not recorded: it may be any.
+    /// The sequence of the last notification of a change without an id, which may be of any document.
     pub nameless: Option<Sequence>,
 }
 
@@ -75,8 +75,8 @@ impl NotificationFeed {
         row.map(|row| Notification::from_bytes(row.sequence, &row.value)).transpose()
     }
 
-    /// The newest rows of the databases `names`, in their order, read by one transaction: they should not be many. Inside fails what
-    /// cannot be decoded: nothing is known of that database then.
+    /// The newest rows of the databases `names`, in their order, read by one transaction, so they should be few. A
+    /// row that cannot be decoded is an error inside the result, because nothing is known of its database.
     pub(crate) async fn newest_of_each(
         &self,
         names: &[&DbName],
@@ -92,8 +92,8 @@ impl NotificationFeed {
         self.context.db.run(read).await
     }
 
-    /// The newest rows of the databases `names` after `cursor`, in the order of their sequences, and a position up to which all of
-    /// them were read. Leaves out what cannot be decoded, and fails, as [`Feed::page`] does.
+    /// The newest rows of the databases `names` after `cursor`, in the order of their sequences, and a position up to
+    /// which all of them were read. Leaves out rows that cannot be decoded, and fails, as [`Feed::page`] does.
     pub(crate) async fn newest_after(
         &self,
         names: &[DbName],
@@ -118,8 +118,8 @@ impl NotificationFeed {
         Ok((rows, to))
     }
 
-    /// The design documents of `db` of which it is news to a reader at `since` that they were written or deleted, as far as
-    /// notifiers have recorded it. None of a database that is deleted.
+    /// The design documents of `db` that were written or deleted after `since`, as far as notifiers have recorded
+    /// them. None for a deleted database.
     pub async fn ddocs(&self, db: &Db, since: impl Into<Cursor>) -> Result<ChangedDdocs> {
         let since = since.into();
         let Context { db: store, keys, .. } = &*self.context;

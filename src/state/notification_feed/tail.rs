@@ -8,28 +8,25 @@ use crate::{
     state::feed::{Pulse, PulseRead},
 };
 
-/// The most rows that are read at once, if nothing else is asked for.
+/// The default number of rows per read.
 const PAGE_ROWS: usize = 1_000;
 
-/// Reads the feed as it grows. Between pages it is woken by the notifiers of this process, by watches, and by a poll that
-/// makes good what those have missed.
+/// Reads the feed as it grows. Between pages it waits for the notifiers of this process, for watches, and for a poll
+/// that finds rows without a hint.
 pub struct NotificationTail {
-    /// The feed.
     feed: NotificationFeed,
-    /// What was returned.
+    /// The position up to which rows were returned.
     cursor: Cursor,
-    /// The most rows that are read at once.
+    /// The most rows per read.
     limit: usize,
-    /// Tells when there may be rows.
     pulse: Pulse,
     /// Whether everything was read, so that the next page waits.
     is_at_end: bool,
-    /// Whether the last page said that there was more.
+    /// Whether the last page had more after it.
     had_more: bool,
 }
 
 impl NotificationTail {
-    /// A tail of `feed` that starts after `after`.
     pub(super) fn new(feed: NotificationFeed, after: Cursor) -> Self {
         Self {
             pulse: Pulse::new(&feed.context, &feed.id),
@@ -47,14 +44,14 @@ impl NotificationTail {
         Self { limit, ..self }
     }
 
-    /// Looks this often for rows that no hint has told of. Default: 1 s.
+    /// Polls this often for rows without a hint. Default: 1 s.
     #[must_use]
     pub fn with_poll_interval(mut self, poll_interval: Duration) -> Self {
         self.pulse.poll_interval = poll_interval;
         self
     }
 
-    /// Goes on from another position, as after [`Error::Expired`](crate::Error::Expired).
+    /// Goes on from another position, for example after [`Error::Expired`](crate::Error::Expired).
     pub fn restart(&mut self, after: impl Into<Cursor>) {
         self.cursor = after.into();
         self.pulse.forget();
@@ -62,7 +59,7 @@ impl NotificationTail {
         self.had_more = false;
     }
 
-    /// The next page, once there is one. A page is empty only after one that said there was more.
+    /// The next page, once there is one. A page is empty only after a page that had more after it.
     ///
     /// # Cancel safety
     ///
@@ -93,7 +90,7 @@ impl NotificationTail {
         }
     }
 
-    /// The next rows, or up to where there are none; and what the pulse says.
+    /// The next rows, or the position up to which there are none; and the result of the poll.
     async fn read(&mut self) -> Result<(std::result::Result<NotificationPage, Sequence>, PulseRead)> {
         let (feed, cursor, limit, probe) = (&self.feed, self.cursor, self.limit, self.pulse.probe());
         let read = async |tx| {

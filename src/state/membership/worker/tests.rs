@@ -1,4 +1,4 @@
-//! Workers with a work that tells what happens to it, and misbehaves on demand.
+//! Tests of workers, with a work that records what happens to it, and misbehaves on demand.
 
 use std::sync::{
     Mutex,
@@ -22,7 +22,7 @@ enum Manner {
     Good,
     /// It takes so long to end.
     Slow(Duration),
-    /// It takes so long to end with the first resource; with the others it ends when it is asked to.
+    /// It takes so long to end on the first resource; on the others it ends when it is asked to.
     FirstIsSlow(Duration),
     /// It panics when it starts.
     Panics,
@@ -34,11 +34,9 @@ enum Manner {
     FailsAfter(Duration),
 }
 
-/// A work that tells what happens to it.
+/// A work that records what happens to it.
 struct Probe {
-    /// How many resources there are.
     count: u64,
-    /// How it behaves.
     manner: Mutex<Manner>,
     /// How long it takes to read the resources.
     delay: Mutex<Duration>,
@@ -46,14 +44,13 @@ struct Probe {
     is_blind: AtomicBool,
     /// Whether reading them panics.
     is_mad: AtomicBool,
-    /// What has happened, with the epoch.
+    /// The events, each with its epoch.
     told: Mutex<Vec<(&'static str, u64)>>,
     /// Each acquisition: resource and epoch.
     acquired: Mutex<Vec<(u64, u64)>>,
 }
 
 impl Probe {
-    /// A work on `count` resources.
     fn new(count: u64, manner: Manner) -> Arc<Self> {
         Arc::new(Self {
             count,
@@ -66,18 +63,18 @@ impl Probe {
         })
     }
 
-    /// Adds to what has happened.
+    /// Records an event.
     fn tell(&self, what: &'static str, epoch: u64) {
         self.told.lock().unwrap().push((what, epoch));
     }
 
-    /// Takes what has happened.
+    /// Takes the events.
     fn take(&self) -> Vec<(&'static str, u64)> {
         std::mem::take(&mut self.told.lock().unwrap())
     }
 }
 
-/// Tells when work is dropped before it has ended.
+/// Records that work was dropped before it has ended.
 struct Aborted<'a>(Option<(&'a Probe, u64)>);
 
 impl Drop for Aborted<'_> {
@@ -150,13 +147,11 @@ impl Work for Probe {
     }
 }
 
-/// Joins a node.
 async fn join(db: &Database) -> Arc<Member> {
     let keys = Keys::new(b"p").unwrap();
     Member::join(db, &keys, None, &Arc::<Stats>::default(), NodeOptions::default()).await.unwrap()
 }
 
-/// What the workers of the tests divide.
 fn pool() -> Pool {
     Pool { name: "probe".into(), role: Role::new("prober").unwrap() }
 }
@@ -166,12 +161,10 @@ async fn start(member: &Arc<Member>, work: &Arc<Probe>) -> Worker {
     Worker::start(member, pool(), Arc::<Probe>::clone(work), BalanceOptions::default()).await.unwrap()
 }
 
-/// Lets time pass.
 async fn seconds(count: u64) {
     tokio::time::sleep(Duration::from_secs(count)).await;
 }
 
-/// The leases in the store.
 async fn rows(db: &Database) -> Vec<Lease> {
     let keys = Keys::new(b"p").unwrap();
     let rows = db.begin().all_rows(keys.leases("probe"), Isolation::Snapshot).await.unwrap();
@@ -201,8 +194,8 @@ async fn work_that_panics_fails_or_ends_is_taken_again_with_the_next_epoch() {
     }
 }
 
-/// A worker that rests looks at what others do, finds nothing new, and goes on resting. It once did so although the work on one of
-/// its own leases had failed a moment before: a group stood still in that shard, under an owner that lived, for up to an hour. Found by
+/// An idle worker polls, finds nothing new, and stays idle. It once did so although the work on one of its own leases
+/// had failed a moment before: a group stood still in that shard, under a living owner, for up to an hour. Found by
 /// the simulation.
 #[tokio::test(start_paused = true)]
 async fn work_that_fails_while_the_worker_rests_is_taken_again() {
@@ -253,7 +246,7 @@ async fn work_that_does_not_end_within_the_deadline_is_fenced_off() {
     assert_eq!(new.take(), [("started", 2)]);
 }
 
-/// Once, a single slow consumer kept all leases of its node until it had ended, too.
+/// A single slow consumer once kept all leases of its node until it had ended, too.
 #[tokio::test(start_paused = true)]
 async fn what_has_ended_is_given_back_while_other_work_still_ends() {
     let db = Database::memory();
@@ -273,7 +266,7 @@ async fn what_has_ended_is_given_back_while_other_work_still_ends() {
     assert_eq!(old.take().last(), Some(&("ended", 1)), "nothing was aborted");
 }
 
-/// The one for which the owner ends its work dies before it could take it.
+/// The node for which the owner ends its work dies before it could take the lease.
 #[tokio::test(start_paused = true)]
 async fn what_was_released_for_a_node_that_has_died_is_taken_back() {
     let db = Database::memory();
@@ -308,7 +301,8 @@ async fn a_node_that_leaves_while_it_waits_leaves_nothing_behind() {
     assert_eq!(new.take(), [("started", 2)]);
 }
 
-/// Once, a resource whose work failed at once was acquired every second, and each time all workers of all nodes read all there was.
+/// A resource whose work failed at once was once acquired every second, and each time all workers of all nodes read
+/// the whole pool.
 #[tokio::test(start_paused = true)]
 async fn work_that_fails_costs_other_nodes_nothing() {
     let db = Database::memory();
@@ -330,7 +324,7 @@ async fn work_that_fails_costs_other_nodes_nothing() {
     assert!(beside <= alone + 4, "{beside} reads instead of {alone}");
 }
 
-/// A panic outside of the work of a resource, such as one while resources are read, ends the worker's round, not the worker.
+/// A panic outside of the work, such as one while resources are read, ends the worker's round, not the worker.
 #[tokio::test(start_paused = true)]
 async fn a_worker_that_panics_begins_again() {
     let db = Database::memory();
@@ -413,7 +407,7 @@ async fn a_worker_that_is_dropped_ends_its_work_and_its_node_lets_others_have_it
     assert_eq!(new.take(), [("started", 2)]);
 }
 
-/// A pause that ended while a round was under way was over for nobody: the lease had an owner and no work for an hour.
+/// A pause that ended during a round was once seen by nobody: the lease had an owner and no work for an hour.
 #[tokio::test(start_paused = true)]
 async fn work_whose_pause_ends_during_a_round_is_taken_again() {
     let db = Database::memory();
@@ -423,7 +417,7 @@ async fn work_whose_pause_ends_during_a_round_is_taken_again() {
     seconds(5).await;
     assert_eq!(probe.take(), [("started", 1), ("started", 1)]);
     *probe.delay.lock().unwrap() = Duration::from_millis(500);
-    // Those that run fail all the same, one a little later than the other.
+    // Running work fails all the same, one job a little later than the other.
     *probe.manner.lock().unwrap() = Manner::Good;
     seconds(30).await;
     assert_eq!(probe.take(), [("started", 2), ("started", 2)], "both are taken again");
@@ -461,8 +455,8 @@ impl Work for StopsWhenAborted {
     }
 }
 
-/// A node fell out, aborted its work, and was asked to stop before it had seen the end of what it had aborted: then that was counted,
-/// and logged, as a panic of the work.
+/// A node fell out, aborted its work, and was asked to stop before it had seen the end of that work: then the end was
+/// counted and logged as a panic.
 #[tokio::test(start_paused = true)]
 async fn work_that_is_aborted_while_its_worker_stops_has_not_panicked() {
     let db = Database::memory();
@@ -485,8 +479,8 @@ async fn work_that_is_aborted_while_its_worker_stops_has_not_panicked() {
     assert_eq!(member.stats.snapshot().work_panics, 0);
 }
 
-/// The lease of one resource could not be decoded, and no round of its pool came to its end any more: nobody took over from the
-/// dead, or had its share.
+/// The lease of one resource could not be decoded, and no round of its pool completed any more: nobody took over from
+/// dead nodes, or got a share.
 #[tokio::test(start_paused = true)]
 async fn a_lease_that_cannot_be_decoded_is_left_alone_and_the_others_are_divided() {
     let db = Database::memory();
@@ -513,7 +507,7 @@ async fn a_lease_that_cannot_be_decoded_is_left_alone_and_the_others_are_divided
     assert_eq!((count(&told, "aborted"), count(&told, "ended"), count(&shared, "started")), (1, 4, 4));
     assert!(count(&told, "skipped") > 0 && count(&shared, "skipped") > 0, "it is named");
     assert_eq!(db.begin().get(&lease, Isolation::Snapshot).await.unwrap().as_deref(), Some(&b"broken"[..]));
-    // Once it is mended, the resource is taken.
+    // Once the lease is repaired, the resource is taken.
     put(None).await;
     seconds(70).await;
     assert_eq!(count(&old.take(), "started") + count(&new.take(), "started"), 1);
