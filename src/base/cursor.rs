@@ -13,8 +13,9 @@
 //! # Invariants
 //!
 //! 1. What a reader knew is explicit. No sequence, the first one included, stands for "knows nothing".
-//! A reader that began with nothing and has received rows may know each database that lived when it began, or later.
-//! So its cursor keeps when it began, also when the reading starts over for another filter ([`Cursor::rewound`]).
+//! 2. A reader that began with nothing and has received rows may know each database that lived when it began, or
+//!    later. So its cursor keeps when it began, also when the reading starts over for another filter
+//!    ([`Cursor::rewound`]).
 
 use std::{fmt, str::FromStr};
 

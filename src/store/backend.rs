@@ -1,5 +1,5 @@
-//! The seam: what a backend provides. [`Database`](super::Database) and [`Transaction`](super::Transaction) are the
-//! concrete faces of these traits, so that nothing above is generic over the store.
+//! The seam: the traits of a backend. [`Database`](super::Database) and [`Transaction`](super::Transaction) are the
+//! concrete types over them, so that nothing above is generic over the store.
 
 use std::{
     future::pending,
@@ -21,24 +21,24 @@ pub(crate) trait Backend: Send + Sync + 'static {
     /// A new transaction. Its read version is taken at its first read.
     fn begin(&self) -> Box<dyn TransactionBackend>;
 
-    /// Whether whoever has used the store under `name` before is dead, and `name` was not asked for since: true at most once
-    /// for an opening that keeps all other processes out.
+    /// Whether all earlier users of the store under `name` are dead, and this is the first call for `name`: true at
+    /// most once for an opening that keeps all other processes out.
     fn is_first_use(&self, _name: &[u8]) -> bool {
         false
     }
 
-    /// Whether the store has given out `version`, as far as it knows: one that an embedded store has not, another one has, such as
-    /// the same folder before an older copy took its place. A cluster keeps no such history.
+    /// Whether the store may have given out `version`. If an embedded store has not, another one has, such as the
+    /// same folder before an older copy took its place. A cluster keeps no such history.
     fn may_have_used(&self, _version: u64) -> bool {
         true
     }
 
-    /// Why the store takes no more writes, if that is so.
+    /// The error of a store that takes no more writes.
     fn failure(&self) -> Option<StoreError> {
         None
     }
 
-    /// Completes when the store takes no more writes; never if it knows of no such thing.
+    /// Completes when the store takes no more writes; never for a store that cannot fail so.
     fn failed(&self) -> BoxFuture<'static, StoreError> {
         Box::pin(pending())
     }
@@ -55,11 +55,11 @@ pub(crate) trait TransactionBackend: Send + Sync {
     fn get(&self, key: &[u8], isolation: Isolation) -> Answer<'_, Option<Bytes>>;
     /// A page of rows, with the transaction's own writes.
     fn get_range(&self, read: &RangeRead, isolation: Isolation) -> Answer<'_, Page>;
-    /// Adds a write. A bad one fails what follows.
+    /// Adds a write. An invalid one makes all later operations fail.
     fn mutate(&self, mutation: Mutation);
-    /// Adds `range` to the read-conflict set, but for keys that the transaction has already written.
+    /// Adds `range` to the read-conflict set, except for keys that the transaction has already written.
     fn add_read_conflict(&self, range: KeyRange);
-    /// Makes others that read within `range` conflict with this transaction.
+    /// Makes other transactions that read within `range` conflict with this one.
     fn add_write_conflict(&self, range: KeyRange);
     /// A watch on `key`, armed by the commit.
     fn watch(&self, key: &[u8]) -> Answer<'_, Watch>;
@@ -67,11 +67,11 @@ pub(crate) trait TransactionBackend: Send + Sync {
     fn commit(&self) -> Answer<'_, Option<Versionstamp>>;
     /// Bytes of keys, values and conflict ranges so far.
     fn approximate_size(&self) -> Answer<'_, usize>;
-    /// Treats the transaction so. [`Transaction`](super::Transaction) counts retries by itself.
+    /// Sets an option. [`Transaction`](super::Transaction) counts retries itself.
     fn set_option(&self, option: TransactionOption);
-    /// What the last commit has failed on, if the option to report it was set.
+    /// The ranges on which the last commit has failed, if the option to report them was set.
     fn conflicting_ranges(&self) -> Answer<'_, Vec<KeyRange>>;
-    /// Makes everything that follows fail with `transaction_cancelled` (1025).
+    /// Makes all later operations fail with `transaction_cancelled` (1025).
     fn cancel(&self);
     /// Makes it a new transaction.
     fn reset(&self);
@@ -79,14 +79,14 @@ pub(crate) trait TransactionBackend: Send + Sync {
     fn is_retryable(&self, error: &StoreError) -> bool {
         error.is_retryable()
     }
-    /// What to wait for after `error` before the transaction is tried again; the error itself if it is final. `backoff`
-    /// is the caller's own pause, for backends that bring none. Afterwards it is a new transaction with the options of
-    /// the old one, unless it was reset meanwhile.
+    /// Waits after `error` until the transaction may be tried again; returns the error if it is final. `backoff` is
+    /// the caller's pause, for backends without one of their own. Afterwards this is a new transaction with the
+    /// options of the old one, unless it was reset meanwhile.
     fn recover(&self, error: Error, backoff: BoxFuture<'static, ()>) -> BoxFuture<'_, Result<()>>;
 }
 
-/// What an operation answers: at once from memory, or later. A plain boxed future would cost an allocation for each read
-/// of the embedded store.
+/// The answer of an operation: at once from memory, or later. A plain boxed future would cost an allocation for each
+/// read of the embedded store.
 pub(crate) enum Answer<'a, T> {
     /// Known already; taken by the first poll.
     Ready(Option<Result<T>>),
@@ -106,7 +106,7 @@ impl<T: Unpin> Future for Answer<'_, T> {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut *self {
             Self::Ready(result) => {
-                // What never waits would keep the other tasks of its thread waiting: beats of leases among them.
+                // Operations that never wait would starve the other tasks of their thread, heartbeats among them.
                 let turn = ready!(tokio::task::coop::poll_proceed(context));
                 turn.made_progress();
                 Poll::Ready(result.take().expect("an answer is polled to its end only once"))

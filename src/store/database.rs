@@ -1,4 +1,4 @@
-//! [`Database`]: a handle on a store, whichever backend keeps it.
+//! [`Database`]: a handle on a store of any backend.
 
 use std::{
     path::Path,
@@ -38,22 +38,20 @@ use crate::base::{
 /// ```
 #[derive(Clone)]
 pub struct Database {
-    /// The store.
     backend: Arc<dyn Backend>,
-    /// Time and randomness for retries.
     env: Env,
-    /// By which runs know their own commits again.
+    /// The transaction ids by which runs recognise their own commits.
     ids: Arc<TransactionIds>,
-    /// What runs of all handles on it have come to.
+    /// The counts of runs through all clones.
     runs: Arc<Runs>,
 }
 
-/// How often transactions were run.
+/// Counts of runs.
 #[derive(Debug, Default)]
 struct Runs {
-    /// Those that were committed, with or without writes.
+    /// Committed runs, with or without writes.
     commits: AtomicU64,
-    /// Attempts that have failed and were made again.
+    /// Attempts that have failed and were repeated.
     retries: AtomicU64,
 }
 
@@ -68,8 +66,8 @@ impl Database {
         Self::embedded(Engine::memory(env.clone()), env)
     }
 
-    /// The store in the folder `path`, which is made if it does not exist. Every commit is on disk before it is
-    /// acknowledged. The whole content is kept in memory as well. It is closed with its last handle.
+    /// The store in the folder `path`, which is created if it does not exist. Every commit is on disk before it is
+    /// acknowledged. The whole content is kept in memory as well. The store is closed with its last handle.
     ///
     /// Fails with [`Error::Open`](crate::Error::Open) if the folder is a file, is not writable, is open in another process,
     /// or is damaged. Opening reads the whole store and blocks the thread.
@@ -77,9 +75,10 @@ impl Database {
         Self::open_dir_in(path, Env::system())
     }
 
-    /// What is in the folder `path`, to be read. Nothing in it is changed, so that the right to read it is enough, and another process
-    /// may have it open: then this is what it has written by now, the last of which may not have been answered yet. Commits that
-    /// write fail with `database_locked` (1038), which is final.
+    /// The content of the folder `path`, for reading. This changes nothing in the folder: it needs only the right to
+    /// read it, and another process may have it open. Then this is what that process has written so far; the last
+    /// commit may not have been acknowledged yet. Commits with writes fail with `database_locked` (1038), which is
+    /// final.
     ///
     /// Fails with [`Error::Open`](crate::Error::Open) if there is no store, or it is damaged.
     pub fn open_dir_to_read(path: impl AsRef<Path>) -> Result<(Self, FolderReport)> {
@@ -95,8 +94,8 @@ impl Database {
         }
     }
 
-    /// [`Database::open_dir_to_read`] of what is whole in a damaged folder. Rows may be missing, and rows that were changed or
-    /// removed later may be there.
+    /// [`Database::open_dir_to_read`] of the undamaged part of a damaged folder. Rows may be missing, and rows that
+    /// were changed or removed later may be there.
     pub fn salvage_dir(path: impl AsRef<Path>) -> Result<(Self, FolderReport)> {
         let env = Env::system();
         let look = embedded::look(&SystemFiles, path.as_ref())?;
@@ -109,12 +108,12 @@ impl Database {
         Ok(embedded::look(&SystemFiles, path.as_ref())?.report)
     }
 
-    /// Puts a copy of the folder `from` into the folder `to`, which must be empty or missing: all that was committed up to some
-    /// moment of the call, also while another process commits. To restore it, put it into the place of `from`, or open it where
-    /// it is.
+    /// Puts a copy of the folder `from` into the folder `to`, which must be empty or missing. The copy has everything
+    /// that was committed up to some moment of the call, even while another process commits. To restore it, put it in
+    /// the place of `from`, or open it where it is.
     ///
-    /// Fails with [`Error::Open`](crate::Error::Open) if `from` is damaged or no store, or `to` cannot be written. Then what
-    /// is in `to` is not opened as a store with rows.
+    /// Fails with [`Error::Open`](crate::Error::Open) if `from` is damaged or no store, or `to` cannot be written.
+    /// Then `to` cannot be opened as a store with rows.
     pub fn backup_dir(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<FolderReport> {
         let from = from.as_ref();
         let look = embedded::look(&SystemFiles, from)?;
@@ -134,8 +133,8 @@ impl Database {
     /// The cluster of `cluster_file`. The first call in a process boots the client's network thread; call
     /// [`stop_network`](super::stop_network) before the process exits.
     ///
-    /// Fails with [`Error::Open`](crate::Error::Open) if the file is none, or the cluster does not answer in time, and with
-    /// [`Error::Invalid`](crate::Error::Invalid) if the client library does not offer the API version.
+    /// Fails with [`Error::Open`](crate::Error::Open) if there is no such file, or the cluster does not answer in
+    /// time, and with [`Error::Invalid`](crate::Error::Invalid) if the client library does not offer the API version.
     #[cfg(feature = "foundationdb")]
     pub async fn foundationdb(cluster_file: impl AsRef<Path>) -> Result<Self> {
         Self::foundationdb_with(cluster_file, &super::FoundationDbOptions::default()).await
@@ -151,8 +150,8 @@ impl Database {
         Ok(Self::new(Arc::new(backend), Env::system()))
     }
 
-    /// The cluster that the caller is connected to already, for layers that use the client by themselves. The caller has
-    /// booted the client's network, and stops it.
+    /// The cluster that the caller has connected to, for layers that use the client directly. The caller has booted
+    /// the client's network, and stops it.
     #[cfg(feature = "foundationdb")]
     pub fn from_foundationdb(client: Arc<::foundationdb::Database>) -> Self {
         Self::new(Arc::new(super::fdb::Fdb::from_client(client)), Env::system())
@@ -190,8 +189,8 @@ impl Database {
         }
     }
 
-    /// A handle on the same store of which [`Database::run_once`] keeps its transaction ids under `prefix`, where there must
-    /// be no other keys. Its clones share the ids; to the store it is a process of its own. Default:
+    /// A handle on the same store whose [`Database::run_once`] keeps its transaction ids under `prefix`, which must
+    /// have no other keys. Its clones share the ids; to the store it is a process of its own. Default:
     /// [`TRANSACTION_IDS_PREFIX`](super::TRANSACTION_IDS_PREFIX).
     ///
     /// Fails with [`Error::Invalid`](crate::Error::Invalid) if the prefix is empty, longer than 256 bytes or starts with
@@ -205,16 +204,17 @@ impl Database {
         Transaction::new(self.backend.begin(), self.env.random())
     }
 
-    /// Runs `body` in a transaction and commits it, again and again while it fails in a way that trying again can mend.
+    /// Runs `body` in a transaction and commits it, and repeats this while it fails with a retryable error.
     ///
-    /// `body` is given a handle on the transaction. It may run several times, so it should do nothing but read and write through the transaction. After
-    /// `commit_unknown_result` (1021) it runs again although the first run may have been committed: what it does must
-    /// bear that. [`Database::run_once`] is for what must not happen twice.
+    /// `body` gets a handle on the transaction. It may run several times, so it should only read and write through
+    /// the transaction. After `commit_unknown_result` (1021) it runs again although the first run may have been
+    /// committed; `body` must be right in both cases. [`Database::run_once`] is for effects that must not happen
+    /// twice.
     ///
     /// # Errors
     ///
-    /// Whatever `body` returns that is not retryable, or [`Error::RetriesExhausted`](crate::Error::RetriesExhausted) at the
-    /// limits of [`RetryPolicy::default`].
+    /// Any error of `body` that is not retryable, or [`Error::RetriesExhausted`](crate::Error::RetriesExhausted) at
+    /// the limits of [`RetryPolicy::default`].
     ///
     /// # Cancel safety
     ///
@@ -251,41 +251,40 @@ impl Database {
         }
     }
 
-    /// How many transactions [`Database::run`] has committed through any clone of this handle, and how many attempts it has made again.
+    /// How many transactions [`Database::run`] has committed through all clones of this handle, and how many attempts
+    /// it has repeated.
     pub fn runs(&self) -> (u64, u64) {
         (self.runs.commits.load(Ordering::Relaxed), self.runs.retries.load(Ordering::Relaxed))
     }
 
-    /// Whether whoever has used the store under `name` before is dead: [`Backend::is_first_use`].
+    /// Whether all earlier users of the store under `name` are dead: [`Backend::is_first_use`].
     pub(crate) fn is_first_use(&self, name: &[u8]) -> bool {
         self.backend.is_first_use(name)
     }
 
-    /// Whether the store has given out `version`, as far as it knows: [`Backend::may_have_used`].
+    /// Whether the store may have given out `version`: [`Backend::may_have_used`].
     pub(crate) fn may_have_used(&self, version: u64) -> bool {
         self.backend.may_have_used(version)
     }
 
-    /// Why the store takes no more writes, if that is so: the disk of its folder has failed. Reads go on. What it has acknowledged is
-    /// there when it is opened again; so a program best says why, and ends.
+    /// The error of a store that takes no more writes, because the disk of its folder has failed. Reads go on. All
+    /// acknowledged commits are there when it is opened again; so a program should report the error and end.
     pub fn failure(&self) -> Option<Error> {
         self.backend.failure().map(Error::Store)
     }
 
-    /// Completes with [`Database::failure`] when there is one. Never completes for a store in memory, or a cluster, which mends
-    /// itself.
-    /// The future keeps no handle on the store.
+    /// Completes with [`Database::failure`] when there is one. Never completes for a store in memory, or for a
+    /// cluster, which recovers by itself. The future keeps no handle on the store.
     pub fn failed(&self) -> impl Future<Output = Error> + Send + use<> {
         let failed = self.backend.failed();
         async { Error::Store(failed.await) }
     }
 
-    /// By which runs know their own commits again.
     pub(super) fn ids(&self) -> &Arc<TransactionIds> {
         &self.ids
     }
 
-    /// Reads with `body` in a transaction at `version`, again and again while it fails in a way that trying again can mend.
+    /// Reads with `body` in a transaction at `version`, and repeats this while it fails with a retryable error.
     /// `None` if the store no longer keeps that version.
     pub(crate) async fn read_at<T, F, R>(&self, version: u64, body: F) -> Result<Option<T>>
     where
@@ -298,7 +297,7 @@ impl Database {
             let tx = tries.transaction();
             tx.set_read_version(version);
             match body(tx).await {
-                // Nothing is committed: a read that has failed would fail the commit, too.
+                // Nothing is committed: a failed read would make the commit fail, too.
                 Ok(value) => return Ok(Some(value)),
                 Err(Error::Store(error)) if error == StoreError::TRANSACTION_TOO_OLD => return Ok(None),
                 Err(error) => tries.recover(error).await?,
@@ -306,7 +305,7 @@ impl Database {
         }
     }
 
-    /// Where this handle takes time and randomness from.
+    /// The time and randomness of this handle.
     pub fn env(&self) -> &Env {
         &self.env
     }

@@ -1,4 +1,4 @@
-//! Mutations: what a transaction can do to keys.
+//! Mutations: the writes of a transaction to keys.
 
 use bytes::Bytes;
 
@@ -21,11 +21,11 @@ pub enum AtomicOp {
     ByteMin,
     /// Removes the key if its value equals the operand.
     CompareAndClear,
-    /// Sets a key in which the versionstamp replaces 10 bytes. The last 4 bytes of the key given are the place of the
-    /// stamp, little-endian, and are cut off. The operand is the value.
+    /// Sets a key in which the versionstamp replaces 10 bytes. The last 4 bytes of the given key are the offset of
+    /// the stamp, little-endian, and are cut off. The operand is the value.
     SetVersionstampedKey,
-    /// Sets a value in which the versionstamp replaces 10 bytes. The last 4 bytes of the operand are the place of the
-    /// stamp, little-endian, and are cut off.
+    /// Sets a value in which the versionstamp replaces 10 bytes. The last 4 bytes of the operand are the offset of
+    /// the stamp, little-endian, and are cut off.
     SetVersionstampedValue,
 }
 

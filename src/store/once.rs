@@ -1,8 +1,8 @@
 //! [`Database::run_once`]: transactions that are committed exactly once, in spite of unknown results.
 //!
-//! A commit can fail without telling whether it happened (1021, 1039). Trying again may then do everything twice. So each
-//! attempt of a run writes one key more, the id of the run, and a run that has come to doubt looks first whether its id is
-//! there.
+//! A commit can fail with an unknown result (1021, 1039). Trying again may then do everything twice. So each attempt
+//! of a run writes one more key, the id of the run, and after an unknown result the run first reads whether its id
+//! exists.
 //!
 //! ```text
 //!  attempt 1   body ── write id: 1, stamp ── commit ──► unknown; its value is kept
@@ -12,15 +12,15 @@
 //!
 //! # Why nothing happens twice
 //!
-//! Every attempt has the id in its read-conflict set, at a read version from before its commit, and writes it. So of two
-//! attempts only the first to commit can: an attempt that comes late conflicts with its successor, and one that comes
-//! between its successor's look and commit makes the successor conflict, which then looks again. No key is read besides
-//! the id, and that only in doubt.
+//! Every attempt has the id in its read-conflict set, at a read version from before its commit, and writes it. So of
+//! two attempts only the first to commit can. A late attempt conflicts with its successor. An attempt that commits
+//! between its successor's read and commit makes the successor conflict, which then reads again. No key is read
+//! besides the id, and the id only in doubt.
 //!
-//! # How long it can tell
+//! # How long a run can find its result
 //!
-//! Ids of crashed processes have to be swept some day. A missing id therefore proves something only while nobody can have
-//! swept it: a run that is older than [`UNKNOWN_RESULT_AGE_MAX`] gives up instead.
+//! Ids of crashed processes have to be swept some day. So a missing id proves something only while no sweeper can
+//! have removed it: a run that is older than [`UNKNOWN_RESULT_AGE_MAX`] gives up instead.
 
 use std::time::Duration;
 
@@ -34,30 +34,30 @@ use crate::base::{
     error::{Error, Result, StoreError},
 };
 
-/// How old a run of [`Database::run_once`] can be and still find out what became of an unknown result.
+/// How old a run of [`Database::run_once`] can be and still resolve an unknown result.
 pub const UNKNOWN_RESULT_AGE_MAX: Duration = Duration::from_mins(5);
 
 /// How many ranges one transaction of [`Database::clear_finished_ids`] clears.
 const RANGES_PER_TRANSACTION: usize = 1_000;
 
-/// What a transaction that was committed exactly once has come to.
+/// The result of a transaction that was committed exactly once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CommittedOnce<T> {
-    /// What the body had returned in the attempt that was committed.
+    /// The body's return value in the attempt that was committed.
     pub value: T,
-    /// What the commit made of that attempt; also known after an unknown result.
+    /// The commit of that attempt; also known after an unknown result.
     pub committed: Committed,
 }
 
 impl Database {
-    /// Runs `body` in a transaction and commits it exactly once: as [`Database::run`], but an unknown result of the commit
-    /// does not make it happen twice.
+    /// Runs `body` in a transaction and commits it exactly once: as [`Database::run`], but never twice after an
+    /// unknown result.
     ///
-    /// It costs one small write, a read version also where `body` only writes, and one read after an unknown result. A `body`
-    /// that only reads, or that can bear to be committed twice, should use [`Database::run`].
+    /// It costs one small write, a read version even if `body` only writes, and one read after an unknown result. For
+    /// a `body` that only reads, or that may be committed twice, use [`Database::run`].
     ///
-    /// `body` is given a handle on the transaction. It may run several times, so it should do nothing but read and write
-    /// through the transaction; it must neither commit, cancel nor reset it, nor set its read version. What it returns is
+    /// `body` gets a handle on the transaction. It may run several times, so it should only read and write through
+    /// the transaction; it must neither commit, cancel nor reset it, nor set its read version. Its return value is
     /// kept until the result is known.
     ///
     /// ```
@@ -84,19 +84,19 @@ impl Database {
     ///
     /// # What it leaves in the store
     ///
-    /// One key of about 50 bytes per run, under [`TRANSACTION_IDS_PREFIX`](super::TRANSACTION_IDS_PREFIX) or what
-    /// [`Database::with_transaction_ids`] says. Later runs clear them, [`FINISHED_IDS_MAX`](super::FINISHED_IDS_MAX) at a
-    /// time, [`Database::clear_finished_ids`] does at shutdown, and a
-    /// [`TransactionIdSweeper`](super::TransactionIdSweeper) after a crash. A run that is never over keeps those of the runs
-    /// after it.
+    /// One key of about 50 bytes per run, under [`TRANSACTION_IDS_PREFIX`](super::TRANSACTION_IDS_PREFIX) or the
+    /// prefix of [`Database::with_transaction_ids`]. Later runs clear them,
+    /// [`FINISHED_IDS_MAX`](super::FINISHED_IDS_MAX) at a time, [`Database::clear_finished_ids`] does at shutdown,
+    /// and a [`TransactionIdSweeper`](super::TransactionIdSweeper) after a crash. A run that never ends keeps the ids
+    /// of the runs after it.
     ///
     /// # Errors
     ///
-    /// Whatever `body` returns that is not retryable, and [`Error::RetriesExhausted`] at the limits of
-    /// [`RetryPolicy::default`] or when a result is still unknown [`UNKNOWN_RESULT_AGE_MAX`] after the run began.
-    /// [`Error::is_maybe_committed`] tells whether the transaction may have been committed, once; any other error
-    /// means that it was not, and will not be. To tell so, a failure that leaves the result unknown goes before what has
-    /// ended the run.
+    /// Any error of `body` that is not retryable, and [`Error::RetriesExhausted`] at the limits of
+    /// [`RetryPolicy::default`] or when a result is still unknown [`UNKNOWN_RESULT_AGE_MAX`] after the run began. If
+    /// [`Error::is_maybe_committed`], the transaction may have been committed, once; any other error means that it
+    /// was not, and will not be. So a failure with an unknown result takes precedence over the error that has ended
+    /// the run.
     ///
     /// After `transaction_timed_out` (1031), which is not tried again, the commit may still come, as long as
     /// [`TRANSACTION_LIFETIME`](super::TRANSACTION_LIFETIME).
@@ -123,7 +123,7 @@ impl Database {
         F: Fn(Transaction) -> R,
         R: Future<Output = Result<T>>,
     {
-        // In this order: its age counts from before the id was drawn.
+        // In this order: the run's age counts from before the id was drawn.
         let mut tries = Tries::begin(self.begin(), self.env(), policy);
         let mut run = Run::new(self.ids().begin(self.env()));
         loop {
@@ -143,13 +143,13 @@ impl Database {
         }
     }
 
-    /// Clears the ids of all runs of [`Database::run_once`] on this handle and its clones that are over: for shutdown.
-    /// Runs that are under way are not disturbed, and leave their own ids to anyone who clears next.
+    /// Clears the ids of all ended runs of [`Database::run_once`] on this handle and its clones, for shutdown. Runs
+    /// under way are not disturbed; later calls clear their ids.
     ///
     /// # Errors
     ///
-    /// As [`Database::run`]. What was not cleared is left to the next time, or to the
-    /// [`TransactionIdSweeper`](super::TransactionIdSweeper).
+    /// As [`Database::run`]. The next call, or the [`TransactionIdSweeper`](super::TransactionIdSweeper), clears the
+    /// remaining ids.
     pub async fn clear_finished_ids(&self) -> Result<()> {
         let (ranges, end) = self.ids().all_finished();
         for part in ranges.chunks(RANGES_PER_TRANSACTION) {
@@ -166,30 +166,28 @@ impl Database {
     }
 }
 
-/// A run on its way to be committed once.
+/// A run that is to be committed once.
 struct Run<T> {
-    /// By which it knows its own commit again.
+    /// The id by which it recognises its own commit.
     id: TransactionId,
-    /// The attempts that may have been committed, each with what the body returned.
+    /// The attempts that may have been committed, each with the body's return value.
     doubts: Vec<(u32, T)>,
-    /// A failure after which it is not known whether one of them was.
+    /// A failure with an unknown result.
     unknown: Option<StoreError>,
 }
 
 impl<T> Run<T> {
-    /// A run that nobody has tried yet.
     fn new(id: TransactionId) -> Self {
         Self { id, doubts: Vec::new(), unknown: None }
     }
 
-    /// What the run has come to already, if an attempt that is in doubt was committed. Puts the id into the read-conflict
-    /// set of `tx`.
+    /// The result of the run, if an attempt in doubt was committed. Puts the id into the read-conflict set of `tx`.
     async fn look_up(&mut self, tx: &Transaction, tries: &Tries<'_>) -> Result<Option<CommittedOnce<T>>> {
         if self.doubts.is_empty() || is_on(Bug::CommittedTwice) {
             return Ok(None);
         }
         let Some(mark) = tx.get(self.id.key(), Isolation::Serializable).await? else {
-            // Asked only now, because the look itself may have taken long.
+            // Checked only now, because the read itself may have taken long.
             let is_too_old = tries.elapsed() > UNKNOWN_RESULT_AGE_MAX;
             if let Some(last) = self.unknown.clone().filter(|_| is_too_old) {
                 return Err(Error::RetriesExhausted { attempts: tries.number(), last });
@@ -215,9 +213,9 @@ impl<T> Run<T> {
         attempt: u32,
         value: T,
     ) -> Result<CommittedOnce<T>> {
-        // The version must be from before the commit: one that is taken by a late commit would see no conflict.
+        // The version must be from before the commit: a late commit with a later version would see no conflict.
         tx.read_version().await?;
-        // In this order: a key that was written is not added to the read-conflict set any more.
+        // In this order: a key that the transaction has written is not added to the read-conflict set any more.
         tx.add_read_conflict(&KeyRange::key(self.id.key()));
         tx.atomic(AtomicOp::SetVersionstampedValue, self.id.key(), &mark(attempt));
         let clearing = db.ids().clearing();
@@ -241,7 +239,7 @@ impl<T> Run<T> {
         }
     }
 
-    /// The error to end with when `error` ends the run.
+    /// The error to return when `error` ends the run.
     fn last_error(&mut self, error: Error) -> Error {
         match (self.unknown.take(), error) {
             (Some(last), Error::RetriesExhausted { attempts, .. }) => {
@@ -256,7 +254,7 @@ impl<T> Run<T> {
     }
 }
 
-/// Whether a commit that has failed with `unknown` has happened by now, or never will.
+/// Whether a commit that has failed with `unknown` either has happened by now or never will.
 fn is_settled(unknown: &StoreError) -> bool {
     unknown.code() == StoreError::COMMIT_UNKNOWN_RESULT.code()
 }

@@ -1,18 +1,18 @@
-//! [`TransactionOption`]: how one transaction is treated.
+//! [`TransactionOption`]: options of one transaction.
 
 use std::time::Duration;
 
 /// Whether a read can make the transaction conflict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Isolation {
-    /// The commit fails if what was read has been written since.
+    /// The commit fails if the read keys were written since.
     Serializable,
     /// The read conflicts with nothing.
     Snapshot,
 }
 
-/// How one transaction is treated. Options last until the transaction is reset; tries of
-/// [`Database::run`](super::Database::run) after the first keep them.
+/// An option of one transaction. Options last until the transaction is reset; later attempts of
+/// [`Database::run`](super::Database::run) keep them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TransactionOption {
@@ -28,18 +28,19 @@ pub enum TransactionOption {
     /// A tag of at most 255 bytes, 16 with clients before 7.3, by which a cluster can throttle; at most 5. The embedded
     /// store ignores tags.
     Tag(String),
-    /// Remember what a commit failed on, for [`Transaction::conflicting_ranges`](super::Transaction::conflicting_ranges).
+    /// Keep the ranges on which a commit failed, for
+    /// [`Transaction::conflicting_ranges`](super::Transaction::conflicting_ranges).
     ReportConflicts,
 }
 
 /// How urgent a transaction is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Priority {
-    /// As usual. It does not take another one back.
+    /// As usual. It does not cancel another priority.
     #[default]
     Default,
     /// Work that can wait: a loaded cluster throttles it first, and may not let it through at all.
     Batch,
-    /// Ahead of everything, and never throttled: not for layers' work.
+    /// Ahead of everything, and never throttled: not for the work of layers.
     System,
 }

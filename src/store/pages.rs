@@ -5,16 +5,14 @@ use crate::base::error::Result;
 
 /// The pages of a range, one after the other, within one transaction.
 pub struct Pages<'a> {
-    /// The transaction to read in.
     transaction: &'a Transaction,
-    /// What is left to read.
+    /// The rest of the range.
     rest: Option<RangeRead>,
-    /// How to read.
     isolation: Isolation,
 }
 
 impl Transaction {
-    /// All pages of `read`, fetched one at a time.
+    /// All pages of `read`, one at a time.
     pub fn pages(&self, read: RangeRead, isolation: Isolation) -> Pages<'_> {
         Pages { transaction: self, rest: Some(read), isolation }
     }

@@ -62,7 +62,7 @@ pub(crate) fn key_after(key: &[u8]) -> Bytes {
     after.into()
 }
 
-/// Which rows to read, and how many at once.
+/// The rows to read, and how many at once.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
@@ -119,7 +119,7 @@ impl RangeRead {
         Self { reverse: true, ..self }
     }
 
-    /// What is left after `page`; `None` if `page` was the last one.
+    /// The rest after `page`; `None` if `page` was the last one.
     pub(crate) fn after(mut self, page: &Page) -> Option<Self> {
         let (last, _) = page.rows.last().filter(|_| page.more)?;
         if self.reverse {
@@ -131,7 +131,7 @@ impl RangeRead {
     }
 }
 
-/// Some rows of a range, in the order asked for.
+/// Some rows of a range, in the order of the read.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Page {
     /// The rows.

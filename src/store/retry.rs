@@ -1,4 +1,4 @@
-//! [`RetryPolicy`]: how long, how often and how fast a transaction is tried again; and the one loop that does so.
+//! [`RetryPolicy`]: how long, how often and how fast a transaction is tried again; and the one loop of all retries.
 
 use std::time::Duration;
 
@@ -17,8 +17,9 @@ use crate::base::{
 pub struct RetryPolicy {
     /// Give up after this many attempts. Default: no limit.
     pub attempts_max: Option<u32>,
-    /// Begin no attempt after this much time of trying. An attempt counts for at most [`TRANSACTION_LIFETIME`](super::TRANSACTION_LIFETIME):
-    /// what takes longer is no attempt but a store that was away, and it deserves another one when it is back. Default: 60 s.
+    /// Begin no attempt after this much time of trying. An attempt counts for at most
+    /// [`TRANSACTION_LIFETIME`](super::TRANSACTION_LIFETIME): if it takes longer, the store was away, and the run
+    /// deserves another attempt when it is back. Default: 60 s.
     pub elapsed_max: Option<Duration>,
     /// The first pause. Default: 1 ms.
     pub backoff_min: Duration,
@@ -51,26 +52,24 @@ impl RetryPolicy {
     }
 }
 
-/// The tries of one run: what all runs have in common.
+/// The attempts of one run.
 pub(super) struct Tries<'a> {
-    /// The limits.
     policy: &'a RetryPolicy,
-    /// Time and randomness.
     env: &'a Env,
-    /// The transaction, the same in all tries.
+    /// The transaction, the same in all attempts.
     transaction: Transaction,
     /// When the run began, on the clock of `env`.
     started: Duration,
     /// When the attempt began, on the same clock.
     attempt_started: Duration,
-    /// How long the attempts before it have tried.
+    /// How long the earlier attempts have tried.
     tried: Duration,
-    /// Which try it is, counted from 1.
+    /// The number of the present attempt, counted from 1.
     number: u32,
 }
 
 impl<'a> Tries<'a> {
-    /// The first try of a run, which is made with `transaction`.
+    /// The first attempt of a run with `transaction`.
     pub fn begin(transaction: Transaction, env: &'a Env, policy: &'a RetryPolicy) -> Self {
         let now = env.now();
         Self {
@@ -89,7 +88,7 @@ impl<'a> Tries<'a> {
         self.transaction.clone()
     }
 
-    /// Which try it is, counted from 1.
+    /// The number of the present attempt, counted from 1.
     pub fn number(&self) -> u32 {
         self.number
     }
@@ -99,8 +98,8 @@ impl<'a> Tries<'a> {
         self.env.now().saturating_sub(self.started)
     }
 
-    /// Begins the next try after `error`, when it is time for it. Fails with what ends the run, if no other try can help or
-    /// is allowed.
+    /// Waits after `error` and begins the next attempt. Fails with the error that ends the run, if no other attempt
+    /// can help or is allowed.
     pub async fn recover(&mut self, error: Error) -> Result<()> {
         let last = match error {
             Error::Store(last) if self.transaction.is_retryable(&last) => last,
@@ -156,7 +155,7 @@ mod tests {
         assert!(policy.is_exhausted(1, Duration::from_mins(1)));
     }
 
-    /// A clock that is set by hand.
+    /// A clock that the test sets.
     #[derive(Clone, Default)]
     struct ByHand(Arc<AtomicU64>);
 
@@ -178,8 +177,8 @@ mod tests {
         }
     }
 
-    /// Once, a run that had waited for a cluster for longer than its limit gave up after its first attempt, just when the
-    /// cluster was back.
+    /// A run that had waited for a cluster for longer than its limit once gave up after its first attempt, just when
+    /// the cluster was back.
     #[tokio::test]
     async fn an_outage_counts_for_no_more_than_an_attempt_can_take() {
         let clock = ByHand::default();
@@ -199,7 +198,7 @@ mod tests {
         };
         run(600, 1).await.unwrap();
         assert_eq!(attempts.get(), 2);
-        // But nothing is tried for ever.
+        // Retries still have an end.
         let error = run(600, 1_000).await.unwrap_err();
         assert!(matches!(error, Error::RetriesExhausted { attempts: 12, .. }), "{error}");
         let error = run(1, 1_000).await.unwrap_err();

@@ -1,9 +1,10 @@
 //! [`TransactionIdSweeper`]: clears the transaction ids that crashed processes have left behind.
 //!
-//! Whether a process lives cannot be seen in the store, and wall clocks are not compared. So the sweeper remembers how far
-//! the counter of each process had come when it looked, and clears up to there once that is long enough ago on its own
-//! clock: every run with such a counter had begun by then, and is too old to trust a missing id
-//! ([`UNKNOWN_RESULT_AGE_MAX`](super::UNKNOWN_RESULT_AGE_MAX)). It reads two keys per process, however many ids there are.
+//! The store does not show whether a process lives, and wall clocks are not compared. So the sweeper remembers the
+//! greatest counter of each process that it has seen, with the time. Once that is long enough ago on its own clock,
+//! it clears the ids up to there: every run with such a counter had begun by then, and is too old to trust a missing
+//! id ([`UNKNOWN_RESULT_AGE_MAX`](super::UNKNOWN_RESULT_AGE_MAX)). It reads two keys per process, however many ids
+//! there are.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -18,17 +19,17 @@ use super::{
 };
 use crate::base::error::{Error, Result};
 
-/// At how many processes one transaction looks.
+/// How many processes one transaction sweeps.
 const PROCESSES_PER_TRANSACTION: usize = 100;
 
-/// How many marks of one process share `max_age`.
+/// How many marks one process has within `max_age`.
 const MARKS_PER_AGE: u32 = 8;
 
 /// Clears the ids that runs of [`Database::run_once`] in crashed processes have left in the store. One janitor of a store
 /// calls [`TransactionIdSweeper::sweep`] from time to time; several do not harm.
 ///
-/// What the sweeper knows is in memory: a new one starts to wait again. Its memory is bounded by the number of processes that
-/// have ids in the store.
+/// The sweeper's knowledge is in memory: a new one begins to wait again. Its memory is bounded by the number of
+/// processes with ids in the store.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread", start_paused = true)] async fn main() -> notibus::Result<()> {
@@ -48,32 +49,30 @@ const MARKS_PER_AGE: u32 = 8;
 /// ```
 #[derive(Debug)]
 pub struct TransactionIdSweeper {
-    /// The store.
     db: Database,
-    /// How long ago an id must have been seen to be cleared.
+    /// The age of its sighting at which an id may be cleared.
     max_age: Duration,
-    /// What was seen of each process.
+    /// The counters seen of each process.
     marks: BTreeMap<Process, Marks>,
 }
 
-/// What a sweep has found and done.
+/// The result of a sweep.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Swept {
     /// How many processes had ids in the store.
     pub processes: usize,
-    /// How many of them had ids that were old enough, and are cleared.
+    /// How many of them had ids that were old enough, and were cleared.
     pub cleared: usize,
 }
 
-/// How far the counter of a process had come and when, both growing.
+/// The counters of a process and the times when they were seen, both growing.
 #[derive(Debug, Default)]
 struct Marks(VecDeque<(u64, Duration)>);
 
-/// What one transaction saw of a process.
+/// The counters of a process that one transaction has seen.
 #[derive(Debug)]
 struct SeenCounters {
-    /// Which one.
     process: Process,
     /// The least counter in the store.
     least: u64,
@@ -90,7 +89,7 @@ impl Marks {
         self.0.iter().rev().find(is_ripe).map(|&(counter, _)| counter)
     }
 
-    /// Takes note of `seen` at `now`, and forgets what is not in the store any more.
+    /// Records `seen` at `now`, and forgets counters that are no longer in the store.
     fn update(&mut self, seen: &SeenCounters, now: Duration, max_age: Duration) {
         let gone = seen.cleared;
         self.0.retain(|&(counter, _)| counter >= seen.least && gone.is_none_or(|gone| counter > gone));
@@ -107,12 +106,12 @@ impl Marks {
 }
 
 impl TransactionIdSweeper {
-    /// A sweeper of the ids under the prefix of `db`, whichever process they are from. It clears ids that it has seen at
-    /// least `max_age` ago, and the sooner the oftener it is called: none is left `max_age` and one interval after a sweep
-    /// has seen it. If sweeps are less than an eighth of `max_age` apart, it may take that eighth longer.
+    /// A sweeper of the ids under the prefix of `db`, of all processes. It clears ids that it has first seen at least
+    /// `max_age` ago. How soon depends on how often it is called: no id is left `max_age` and one interval after a
+    /// sweep has seen it. If sweeps are less than an eighth of `max_age` apart, it may take that eighth longer.
     ///
-    /// Fails with [`Error::Invalid`] unless `max_age` is longer than [`UNKNOWN_RESULT_AGE_MAX`], how long runs look for their
-    /// ids. Twice that leaves room for clocks that run differently.
+    /// Fails with [`Error::Invalid`] unless `max_age` is longer than [`UNKNOWN_RESULT_AGE_MAX`], the time for which
+    /// runs trust their ids. Twice that leaves room for clocks of different speed.
     pub fn new(db: &Database, max_age: Duration) -> Result<Self> {
         if max_age <= UNKNOWN_RESULT_AGE_MAX {
             let reason =
@@ -122,12 +121,12 @@ impl TransactionIdSweeper {
         Ok(Self { db: db.clone(), max_age, marks: BTreeMap::new() })
     }
 
-    /// Looks at all ids, and clears what is old enough. The work is done at batch priority and makes no other transaction
-    /// fail but runs that are older than `max_age`, whose attempts in progress may have to be tried again.
+    /// Reads all ids, and clears old ones. It works at batch priority, and conflicts only with runs that are older
+    /// than `max_age`, whose attempts in progress may be repeated.
     ///
     /// # Errors
     ///
-    /// As [`Database::run`], and [`Error::Corrupt`] if another key lies under the prefix. What was done and seen so far
+    /// As [`Database::run`], and [`Error::Corrupt`] if another key is under the prefix. Progress up to the error
     /// counts.
     ///
     /// # Cancel safety
@@ -154,8 +153,8 @@ impl TransactionIdSweeper {
         Ok(swept)
     }
 
-    /// Looks at the first processes of `range` and clears what is old enough at `now`. Returns what it saw, and where to go
-    /// on if there may be more.
+    /// Sweeps the first processes of `range`, clearing ids that are old enough at `now`. Returns what it saw, and
+    /// where to go on if there may be more.
     async fn sweep_page(
         &self,
         tx: &Transaction,

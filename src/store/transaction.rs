@@ -1,4 +1,4 @@
-//! [`Transaction`]: what layers read and write through.
+//! [`Transaction`]: the reads and writes of a layer.
 
 use std::{
     collections::BTreeMap,
@@ -19,10 +19,10 @@ use crate::base::{
     error::{Error, Result, StoreError},
 };
 
-/// What a commit made of a transaction that wrote something.
+/// The commit of a transaction that wrote something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Committed {
-    /// The stamp that the versionstamped keys and values of the transaction carry.
+    /// The stamp in the versionstamped keys and values of the transaction.
     pub versionstamp: Versionstamp,
 }
 
@@ -34,8 +34,8 @@ pub struct Committed {
 ///
 /// # Errors
 ///
-/// Mutations do not fail at once; a key or value over its limit, or a key beyond `0xff`, fails the reads that follow and
-/// the commit. Reads and the commit fail with the codes of [`StoreError`](crate::store::StoreError).
+/// Mutations do not fail at once; a key or value over its limit, or a key beyond `0xff`, makes later reads and the
+/// commit fail. Reads and the commit fail with the codes of [`StoreError`](crate::store::StoreError).
 ///
 /// # Cancel safety
 ///
@@ -46,35 +46,33 @@ pub struct Transaction(Arc<Inner>);
 
 /// A transaction, shared by its handles.
 struct Inner {
-    /// What the store does for it.
     backend: Box<dyn TransactionBackend>,
-    /// What waits for the commit.
+    /// The merged writes that wait for the commit.
     held: Mutex<Held>,
-    /// A number drawn for this transaction, by which producers spread their load.
+    /// A random number of this transaction, by which producers spread their load.
     salt: u64,
     /// How often it was reset.
     resets: AtomicU64,
-    /// How often it may be tried again.
     tries: Mutex<Tries>,
 }
 
-/// How often a transaction is tried again. It is counted here rather than by the backends, so that nothing that a body does to
-/// its transaction begins the count again.
+/// The retries of a transaction. They are counted here rather than by the backends, so that a body cannot restart the
+/// count.
 #[derive(Default)]
 struct Tries {
-    /// How often it was.
+    /// The retries so far.
     retries: u32,
-    /// How often it may be.
+    /// The most retries.
     retries_max: Option<u32>,
 }
 
-/// Who wants to know that a transaction has committed.
+/// A listener to the commit of a transaction.
 pub(crate) trait AfterCommit: Send + Sync {
     /// The commit has succeeded, or may have. Must not block.
     fn committed(&self, token: u64);
 }
 
-/// What a transaction holds back until its commit.
+/// The writes that a transaction holds back until its commit, to merge them.
 #[derive(Default)]
 struct Held {
     /// Keys and the counters to add to each.
@@ -83,16 +81,16 @@ struct Held {
     counts: BTreeMap<Bytes, BTreeMap<Bytes, i64>>,
     /// Keys whose values get the versionstamp, each with the operand.
     stamps: BTreeMap<Bytes, Bytes>,
-    /// By feed, the ids that have got a row, each with the place of its row among those of the feed in this transaction.
+    /// By feed, the ids that have got a row, each with the index of its row among those of the feed in this
+    /// transaction.
     rows: BTreeMap<Bytes, BTreeMap<Bytes, u16>>,
     /// By feed, how often it was removed.
     removals: BTreeMap<Bytes, u64>,
-    /// Whom to tell of what once the commit has succeeded, or may have.
+    /// The listeners to the commit, each with its token.
     listeners: Vec<(Arc<dyn AfterCommit>, u64)>,
 }
 
 impl Transaction {
-    /// The face of `backend`.
     pub(crate) fn new(backend: Box<dyn TransactionBackend>, salt: u64) -> Self {
         Self(Arc::new(Inner {
             backend,
@@ -110,7 +108,7 @@ impl Transaction {
 
     /// One page of rows. See [`Transaction::pages`] for all of them.
     ///
-    /// A serializable read adds what it has read to the read-conflict set: the whole range, or up to the last row when a
+    /// A serializable read adds the read part to the read-conflict set: the whole range, or up to the last row when a
     /// limit ended the page.
     pub async fn get_range(&self, read: &RangeRead, isolation: Isolation) -> Result<Page> {
         self.0.backend.get_range(read, isolation).await
@@ -168,9 +166,10 @@ impl Transaction {
         self.0.backend.read_version().await
     }
 
-    /// Reads at `version`, which another transaction has told. The reads fail with `transaction_too_old` (1007) if the store
-    /// no longer keeps that version, `future_version` (1009) if it is to come. After the first read, or a second time, it
-    /// fails what follows with `read_version_already_set` (2010).
+    /// Reads at `version`, which another transaction has returned. The reads fail with `transaction_too_old` (1007)
+    /// if the store no longer keeps that version, and with `future_version` (1009) if the version is still to come.
+    /// After the first read, or a second time, this makes all later operations fail with `read_version_already_set`
+    /// (2010).
     pub fn set_read_version(&self, version: u64) {
         self.0.backend.set_read_version(version);
     }
@@ -191,7 +190,7 @@ impl Transaction {
             self.0.backend.mutate(Mutation::Atomic(op, key, operand));
         }
         let result = self.0.backend.commit().await;
-        // Being told is a hint. After an unknown result the caller may find out that all is done, and never try again.
+        // The call is a hint. After an unknown result the caller may find that all is done, and never try again.
         if result.as_ref().is_ok_and(Option::is_some) || result.as_ref().is_err_and(Error::is_maybe_committed)
         {
             for (listener, token) in listeners {
@@ -206,8 +205,8 @@ impl Transaction {
         self.0.backend.approximate_size().await
     }
 
-    /// Treats this transaction so. A bad option fails what follows: with `invalid_option_value` (2006), or for tags with
-    /// `tag_too_long` (2110) and `too_many_tags` (2109).
+    /// Sets an option of this transaction. An invalid one makes all later operations fail: with
+    /// `invalid_option_value` (2006), or for tags with `tag_too_long` (2110) and `too_many_tags` (2109).
     pub fn set_option(&self, option: TransactionOption) {
         match option {
             TransactionOption::RetryLimit(retries) => self.tries().retries_max = Some(retries),
@@ -216,14 +215,14 @@ impl Transaction {
     }
 
     /// The ranges of the read-conflict set on which the last commit has failed with `not_committed` (1020), if
-    /// [`TransactionOption::ReportConflicts`] was set before: for diagnosis. Of many a cluster tells only some. Call it before
-    /// the transaction is reset.
+    /// [`TransactionOption::ReportConflicts`] was set before: for diagnosis. If there are many, a cluster returns
+    /// only some. Call it before the transaction is reset.
     pub async fn conflicting_ranges(&self) -> Result<Vec<KeyRange>> {
         self.0.backend.conflicting_ranges().await
     }
 
-    /// Makes everything that follows fail with `transaction_cancelled` (1025), in whatever state the transaction is. A commit that
-    /// is under way still tells what has become of it; a run that waits to try again ends with that error.
+    /// Makes all later operations fail with `transaction_cancelled` (1025), in every state of the transaction. A
+    /// commit under way still returns its result; a run that waits for its next attempt ends with that error.
     pub fn cancel(&self) {
         self.0.backend.cancel();
     }
@@ -241,8 +240,8 @@ impl Transaction {
         self.0.backend.is_retryable(error)
     }
 
-    /// Waits after `error` until the transaction can be tried again, and resets it; returns `error` if that cannot help.
-    /// `backoff` is the pause where the backend brings none.
+    /// Waits after `error` until the transaction can be tried again, and resets it; returns `error` if that cannot
+    /// help. `backoff` is the pause for backends without one of their own.
     pub(crate) async fn recover(
         &self,
         error: Error,
@@ -257,7 +256,7 @@ impl Transaction {
         }
         let resets = self.resets();
         self.0.backend.recover(error, backoff).await?;
-        // If somebody has reset it meanwhile, it is another one already, with writes of its own.
+        // If it was reset meanwhile, it is another transaction already, with writes of its own.
         let again = resets + 1;
         if self.0.resets.compare_exchange(resets, again, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
             *self.held() = Held::default();
@@ -267,21 +266,21 @@ impl Transaction {
         Ok(())
     }
 
-    /// Adds `tally` to the counters at `key` with the commit. However often it is called for one key, the commit has one `ADD`
-    /// for it. Reads of this transaction do not see it.
+    /// Adds `tally` to the counters at `key` with the commit. However often this is called for one key, the commit
+    /// has one `ADD` for it. Reads of this transaction do not see it.
     pub(crate) fn add_merged(&self, key: Bytes, tally: &Tally) {
         *self.held().additions.entry(key).or_default() += *tally;
     }
 
-    /// Sets the value at `key` with the commit to `operand`, in which the versionstamp replaces 10 bytes. However often it
-    /// is called for one key, the commit sets it once. Reads of this transaction do not see it.
+    /// Sets the value at `key` with the commit to `operand`, in which the versionstamp replaces 10 bytes. However
+    /// often this is called for one key, the commit sets it once. Reads of this transaction do not see it.
     pub(crate) fn stamp_merged(&self, key: Bytes, operand: Bytes) {
         self.held().stamps.entry(key).or_insert(operand);
     }
 
-    /// The place of the row of `id` among the rows that this transaction writes to `feed`: the same one each time, so that the
-    /// last row written for an id is the only one; and whether it is the first row for the id. `None` once all 65,535 places are
-    /// taken.
+    /// The index of the row of `id` among the rows that this transaction writes to `feed`, and whether it is the
+    /// first row for the id. The index of an id stays the same, so that only the last row written for it remains.
+    /// `None` once all 65,535 indices are taken.
     pub(crate) fn place_of_row(&self, feed: &[u8], id: &[u8]) -> Option<(u16, bool)> {
         let mut held = self.held();
         let places = held.rows.entry(Bytes::copy_from_slice(feed)).or_default();
@@ -293,15 +292,16 @@ impl Transaction {
         Some((next, true))
     }
 
-    /// Adds `rows` to the number at `key` with the commit, by which `feed` counts rows. However often it is called for one key, the
-    /// commit has at most one `ADD` for it. Reads of this transaction do not see it.
+    /// Adds `rows` to the number of rows of `feed` at `key` with the commit. However often this is called for one
+    /// key, the commit has at most one `ADD` for it. Reads of this transaction do not see it.
     pub(crate) fn count_merged(&self, feed: &[u8], key: Vec<u8>, rows: i64) {
         let mut held = self.held();
         let counts = held.counts.entry(Bytes::copy_from_slice(feed)).or_default();
         *counts.entry(key.into()).or_default() += rows;
     }
 
-    /// Notes that `feed` is removed, with all rows that this transaction has written to it: whoever writes to it has to ask again.
+    /// Notes that `feed` is removed, with all rows that this transaction has written to it: its writers have to read
+    /// it again.
     pub(crate) fn note_removal(&self, feed: &[u8]) {
         let mut held = self.held();
         *held.removals.entry(Bytes::copy_from_slice(feed)).or_default() += 1;
@@ -314,7 +314,7 @@ impl Transaction {
         self.held().removals.get(feed).copied().unwrap_or_default()
     }
 
-    /// Tells `listener` of `token` once the commit has succeeded, or may have; once, however often it is asked for.
+    /// Calls `listener` with `token` once the commit has succeeded, or may have; once, however often this is called.
     pub(crate) fn after_commit(&self, listener: &Arc<dyn AfterCommit>, token: u64) {
         let mut held = self.held();
         let known =
@@ -324,22 +324,22 @@ impl Transaction {
         }
     }
 
-    /// How often the transaction was reset: what was read before holds no more.
+    /// How often the transaction was reset. Earlier reads are void then.
     pub(crate) fn resets(&self) -> u64 {
         self.0.resets.load(Ordering::Relaxed)
     }
 
-    /// A number drawn for this transaction, by which producers spread their load.
+    /// A random number of this transaction, by which producers spread their load.
     pub(crate) fn salt(&self) -> u64 {
         self.0.salt
     }
 
-    /// How often it may be tried again. No holder of the lock can panic.
+    /// The retries. No holder of the lock can panic.
     fn tries(&self) -> MutexGuard<'_, Tries> {
         self.0.tries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What waits for the commit. A panic elsewhere cannot leave it half changed, so a poisoned lock is fine.
+    /// The merged writes. A panic elsewhere leaves no half-done change, so a poisoned lock is fine.
     fn held(&self) -> MutexGuard<'_, Held> {
         self.0.held.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,7 +1,7 @@
-//! The ids by which [`Database::run_once`](super::Database::run_once) knows its own commits again.
+//! The ids by which [`Database::run_once`](super::Database::run_once) recognises its own commits.
 //!
-//! An id is a key: the prefix, 16 bytes drawn for the process, and a counter. It is written by the transaction that it
-//! stands for, so that it is there if and only if the transaction was committed.
+//! An id is a key: the prefix, 16 bytes drawn for the process, and a counter. The transaction of the id writes it, so
+//! it exists if and only if the transaction was committed.
 //!
 //! | | |
 //! |---|---|
@@ -9,13 +9,13 @@
 //! | key | prefix, process (16), counter (8, big-endian) |
 //! | value | attempt (4, big-endian, counted from 1), versionstamp (10) |
 //!
-//! The counter makes clearing cheap: what one process has finished is one range but for the runs that are under way.
+//! The counter makes clearing cheap: the finished ids of one process are one range, except for runs under way.
 //!
 //! # Invariants
 //!
-//! 1. Every counter below `next` was handed out once; `outstanding` are those whose runs are not over.
+//! 1. Every counter below `next` was handed out once; `outstanding` has those whose runs are not over.
 //! 2. No counter below `cleared` is outstanding, and a commit has cleared all their ids.
-//! 3. Only ids of runs that are over are cleared. A late commit of theirs conflicts with the clearing, because every
+//! 3. Only ids of ended runs are cleared. A late commit of such a run conflicts with the clearing, because every
 //!    attempt has its own id in its read-conflict set: it cannot leave its id behind.
 
 use std::{
@@ -33,24 +33,23 @@ use crate::base::{
     error::{Error, Result},
 };
 
-/// What the keys of transaction ids start with, unless
-/// [`Database::with_transaction_ids`](super::Database::with_transaction_ids) says otherwise.
+/// The prefix of the keys of transaction ids, unless
+/// [`Database::with_transaction_ids`](super::Database::with_transaction_ids) sets another.
 pub const TRANSACTION_IDS_PREFIX: &[u8] = b"notibus-transactions";
 
-/// How many runs of [`Database::run_once`](super::Database::run_once) have to be over before another one clears their ids.
+/// How many runs of [`Database::run_once`](super::Database::run_once) have to end before another one clears their
+/// ids.
 pub const FINISHED_IDS_MAX: u64 = 256;
 
 /// The longest prefix, in bytes.
 const PREFIX_LEN_MAX: usize = 256;
 
-/// The bytes that tell the handles of one process from all others.
+/// The bytes that distinguish the handles of one process from all others.
 pub(super) type Process = [u8; 16];
 
 /// The ids of one process. Clones of a database share them.
 pub(super) struct TransactionIds {
-    /// What their keys start with.
     prefix: Bytes,
-    /// Everything that changes.
     state: Mutex<State>,
 }
 
@@ -70,7 +69,7 @@ struct State {
 }
 
 impl State {
-    /// The counters that are over, one after the other, and not known to be cleared.
+    /// The counters of consecutive ended runs that are not known to be cleared.
     fn finished(&self) -> Range<u64> {
         self.cleared..self.outstanding.first().copied().unwrap_or(self.next)
     }
@@ -111,7 +110,7 @@ impl TransactionIds {
         TransactionId { ids: Arc::clone(self), counter, key: self.key(process, counter) }
     }
 
-    /// The work of clearing what is finished, if there is enough of it and nobody else is at it.
+    /// The work of clearing finished ids, if there is enough of it and no other clearing is under way.
     pub fn clearing(self: &Arc<Self>) -> Option<Clearing> {
         let mut state = self.state();
         let counters = state.finished();
@@ -124,8 +123,8 @@ impl TransactionIds {
         Some(Clearing { ids: Arc::clone(self), range, end: counters.end })
     }
 
-    /// All ranges of finished ids that may not be cleared, around the outstanding ones, and the counter below which none
-    /// will be left.
+    /// All ranges of finished ids that may not be cleared yet, around the outstanding ones, and the counter below
+    /// which no finished id will be left.
     pub fn all_finished(&self) -> (Vec<KeyRange>, u64) {
         let state = self.state();
         let Some(process) = state.process else { return (Vec::new(), 0) };
@@ -140,7 +139,7 @@ impl TransactionIds {
         (ranges, state.finished().end)
     }
 
-    /// Takes note that no id is left below `end`.
+    /// Records that no id is left below `end`.
     pub fn cleared(&self, end: u64) {
         let mut state = self.state();
         state.cleared = state.cleared.max(end);
@@ -183,7 +182,7 @@ impl TransactionIds {
         [&self.prefix[..], &process, &counter.to_be_bytes()].concat().into()
     }
 
-    /// The changing part. No code that holds the lock can leave it half changed by a panic.
+    /// The changing part. No panic leaves it half changed.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -199,15 +198,12 @@ fn draw(env: &Env) -> Process {
 
 /// The id of one run, which is over when this is dropped.
 pub(super) struct TransactionId {
-    /// Where it is from.
     ids: Arc<TransactionIds>,
-    /// Which one it is.
     counter: u64,
     key: Bytes,
 }
 
 impl TransactionId {
-    /// Its key.
     pub fn key(&self) -> &[u8] {
         &self.key
     }
@@ -219,9 +215,8 @@ impl Drop for TransactionId {
     }
 }
 
-/// Finished ids that a transaction clears. Dropped, it leaves them to another one.
+/// Finished ids that a transaction clears. If dropped, another transaction clears them.
 pub(super) struct Clearing {
-    /// Whose they are.
     ids: Arc<TransactionIds>,
     pub range: KeyRange,
     /// The counter after the last one.
@@ -241,12 +236,12 @@ impl Drop for Clearing {
     }
 }
 
-/// The operand that writes the value of an id for attempt number `attempt`.
+/// The operand for the value of an id in attempt number `attempt`.
 pub(super) fn mark(attempt: u32) -> Vec<u8> {
     versionstamped(&attempt.to_be_bytes(), &[])
 }
 
-/// Which attempt wrote the id with this value, and what the commit made of it.
+/// The attempt that wrote the id with this value, and its commit.
 pub(super) fn read_mark(value: &[u8]) -> Result<(u32, Committed)> {
     let mut reader = Reader::new("transaction id", value);
     let attempt = reader.u32()?;
@@ -259,7 +254,7 @@ pub(super) fn read_mark(value: &[u8]) -> Result<(u32, Committed)> {
 mod tests {
     use super::*;
 
-    /// New ids, and where their process is from.
+    /// New ids, and the environment of their process.
     fn ids() -> (Arc<TransactionIds>, Env) {
         (Arc::new(TransactionIds::new(b"p").unwrap()), Env::system())
     }

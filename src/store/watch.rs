@@ -11,10 +11,11 @@ use crate::base::error::Result;
 
 /// Completes when the value of a key is no longer the one that the watching transaction saw.
 ///
-/// A watch is armed when its transaction commits. It fails with the error of the commit if that fails, and with
-/// `operation_cancelled` (1101) if there never is one; also, as late as this, with `too_many_watches` (1032). It may fire late, without a change, or not at all when the value changes back: rescan after it fires, and keep a poll as
-/// a fallback. Dropping it disarms it. Setting a watch is a serializable read of the key, so set none in a transaction
-/// that writes.
+/// A watch is armed when its transaction commits. It fails with the error of a failed commit, and with
+/// `operation_cancelled` (1101) if there never is a commit; also, as late as this, with `too_many_watches` (1032). It
+/// may fire late, without a change, or not at all when the value changes back in between: rescan after it fires, and
+/// keep a poll as a fallback. Dropping it disarms it. Setting a watch is a serializable read of the key, so set none
+/// in a transaction that writes.
 #[must_use = "a watch that is dropped is disarmed"]
 pub struct Watch(BoxFuture<'static, Result<()>>);
 

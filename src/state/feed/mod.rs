@@ -13,10 +13,10 @@
 //! row of x        ✗ (superseded)         ✗ (superseded)               x
 //! ```
 //!
-//! Every writer has read the current entry serializably, so a writer that a reshard has overtaken cannot commit. No
-//! row is ever added to a closed shard, and every row of an entry is before the first sequence of the next.
-//! An id's shard follows from the row's sequence and the topology history, so it is stored nowhere.
-//! Shard ids continue those of the current entry, which is never dropped, so no id is used again.
+//! 1. Every writer has read the current entry serializably, so a writer that a reshard has overtaken cannot commit.
+//!    No row is ever added to a closed shard, and every row of an entry is before the first sequence of the next.
+//! 2. An id's shard follows from the row's sequence and the topology history, so it is stored nowhere.
+//! 3. Shard ids continue those of the current entry, which is never dropped, so no id is used again.
 
 mod counting;
 mod handle;

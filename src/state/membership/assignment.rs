@@ -1,11 +1,12 @@
 //! [`assign`]: the member that should own each resource of a pool, as a pure function of what is stored. All nodes
 //! compute the same assignment from the same facts, and each does its own part of it; so nobody negotiates.
 //!
-//! Targets are even shares: as equal as the members' maxima allow. Resources beyond one member's maximum go to the
-//! others. Where shares cannot be equal, members that already own one more keep it, then members with smaller ids get
-//! one more.
-//! An owner keeps its resources, the first ones in order, up to its target.
-//! The rest goes in order to the members below their targets, in the order of their ids: so neighbours stay together.
+//! 1. Targets are even shares: as equal as the members' maxima allow. Resources beyond one member's maximum go to the
+//!    others. Where shares cannot be equal, members that already own one more keep it, then members with smaller ids
+//!    get one more.
+//! 2. An owner keeps its resources, the first ones in order, up to its target.
+//! 3. The rest goes in order to the members below their targets, in the order of their ids: so neighbours stay
+//!    together.
 //!
 //! A completed move does not change the answer: whether a resource is still with its former owner, free, or with the
 //! new one, all others get the same owners. So nodes that read at different moments of a rearrangement agree. Nothing

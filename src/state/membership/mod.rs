@@ -16,7 +16,7 @@
 //! nodes and releases them, and acquires its own as soon as they are free:
 //!
 //! ```text
-//!          no owner, or its owner is no member             it is to be another's
+//!          no owner, or its owner is no member             another should own it
 //!  free ──────────────────────────────────────► held ──────────────────────────► stopping
 //!   ▲          epoch + 1, the work starts        │        the work is asked to end   │
 //!   │                                            │ fenced off, or the node fell out: │
@@ -31,13 +31,14 @@
 //!
 //! # Invariants
 //!
-//! The roles of a node are stored only as long as its row is. A node with the role of a pool is a member of the pool.
+//! 1. The roles of a node are stored only as long as its row is. A node with the role of a pool is a member of the
+//!    pool.
 //! 2. A lease whose owner is no member is free.
-//! A node may own a lease without working on it, because its work has failed or the acquisition was committed without
-//! its knowledge. It finds the lease in its next round, and takes it again or releases it. Others leave the lease
-//! alone, and are not informed.
+//! 3. A node may own a lease without working on it, because its work has failed or the acquisition was committed
+//!    without its knowledge. It finds the lease in its next round, and takes it again or releases it. Others leave
+//!    the lease alone, and are not informed.
 //! 4. A node that falls out (it could not beat in time, or its row is gone) ends all its work before it goes on again.
-//! Each move of an assignment leaves the rest of it as it was, so that nodes that read at different moments agree.
+//! 5. Each move of an assignment leaves the rest of it as it was, so that nodes that read at different moments agree.
 
 mod assignment;
 mod changes;

@@ -1,4 +1,4 @@
-//! What atomic operations make of a value, bit for bit as FoundationDB does.
+//! The results of atomic operations, bit for bit as FoundationDB computes them.
 
 use std::cmp::Ordering;
 
@@ -12,8 +12,8 @@ use crate::{
     store::AtomicOp,
 };
 
-/// What `op` makes of `value`; `None` is a missing key. Versionstamped operations are no functions of the old value:
-/// they are resolved by [`stamped`].
+/// The result of `op` on `value`; `None` is a missing key. Versionstamped operations do not depend on the old value:
+/// [`stamped`] resolves them.
 pub(super) fn apply(op: AtomicOp, value: Option<&Bytes>, operand: &Bytes) -> Option<Bytes> {
     let old = value.filter(|old| !old.is_empty() && !operand.is_empty());
     match op {
@@ -22,7 +22,7 @@ pub(super) fn apply(op: AtomicOp, value: Option<&Bytes>, operand: &Bytes) -> Opt
             Some(old) if compare(old, operand).is_gt() => fit(old, operand.len()),
             _ => operand.clone(),
         }),
-        // An empty value is a number, zero; only a missing one gives way to the operand.
+        // An empty value is the number zero; only a missing value is replaced by the operand.
         AtomicOp::Min => Some(match value.filter(|_| !operand.is_empty()) {
             Some(old) if compare(old, operand).is_lt() => fit(old, operand.len()),
             _ => operand.clone(),
@@ -36,7 +36,7 @@ pub(super) fn apply(op: AtomicOp, value: Option<&Bytes>, operand: &Bytes) -> Opt
     }
 }
 
-/// The sum of two little-endian numbers in as many bytes as `operand` has.
+/// The sum of two little-endian numbers, cut to the length of `operand`.
 fn add(old: &[u8], operand: &[u8]) -> Bytes {
     let mut total = Vec::with_capacity(operand.len());
     let mut carry = false;
@@ -52,7 +52,7 @@ fn add(old: &[u8], operand: &[u8]) -> Bytes {
 /// The bytes of a word.
 const WORD_LEN: usize = size_of::<u64>();
 
-/// The word of a little-endian number that begins at byte `at`: bytes that it does not have are zero.
+/// The word of a little-endian number that begins at byte `at`, padded with zeros.
 fn word(number: &[u8], at: usize) -> u64 {
     let rest = number.get(at..).unwrap_or_default();
     let mut word = [0; WORD_LEN];
@@ -61,7 +61,7 @@ fn word(number: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(word)
 }
 
-/// Compares two little-endian numbers, of `old` only as many bytes as `operand` has.
+/// Compares two little-endian numbers, with `old` cut to the length of `operand`.
 fn compare(old: &[u8], operand: &[u8]) -> Ordering {
     (0..operand.len())
         .rev()
@@ -78,7 +78,7 @@ fn fit(old: &[u8], len: usize) -> Bytes {
     fitted.into()
 }
 
-/// The place of the stamp in `operand`, whose last 4 bytes name it.
+/// The offset of the stamp in `operand`, from its last 4 bytes.
 pub(super) fn stamp_place(operand: &[u8]) -> Result<usize, StoreError> {
     let (payload, place) = operand.split_last_chunk::<4>().ok_or(StoreError::CLIENT_INVALID_OPERATION)?;
     let place = usize::try_from(u32::from_le_bytes(*place)).unwrap_or(usize::MAX);
@@ -88,7 +88,7 @@ pub(super) fn stamp_place(operand: &[u8]) -> Result<usize, StoreError> {
     }
 }
 
-/// `operand` with `stamp` in its place and without the 4 bytes that name the place, which must be valid.
+/// `operand` with `stamp` at its offset and without the last 4 bytes. The offset must be valid.
 pub(super) fn stamped(operand: &[u8], stamp: Versionstamp) -> Bytes {
     let place = stamp_place(operand).expect("the place was checked when the operation was added");
     let mut bytes = BytesMut::from(&operand[..operand.len() - 4]);
@@ -100,7 +100,7 @@ pub(super) fn stamped(operand: &[u8], stamp: Versionstamp) -> Bytes {
 mod tests {
     use super::*;
 
-    /// Applies `op` and shows the result as bytes.
+    /// Applies `op` and returns the bytes.
     fn on(op: AtomicOp, value: Option<&[u8]>, operand: &[u8]) -> Option<Vec<u8>> {
         let value = value.map(Bytes::copy_from_slice);
         apply(op, value.as_ref(), &Bytes::copy_from_slice(operand)).map(|bytes| bytes.to_vec())
@@ -113,7 +113,7 @@ mod tests {
         assert_eq!(on(AtomicOp::Add, Some(&[1, 9]), &[1]).unwrap(), [2]);
         assert_eq!(on(AtomicOp::Add, None, &[7]).unwrap(), [7]);
         assert!(on(AtomicOp::Add, Some(&[7]), &[]).unwrap().is_empty());
-        // Over the words in which it is done.
+        // Longer than the words in which the sum is computed.
         let (mut ones, mut one) = ([0xff; 19], [0; 19]);
         one[0] = 1;
         assert_eq!(on(AtomicOp::Add, Some(&ones), &one).unwrap(), [0; 19]);

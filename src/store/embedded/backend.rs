@@ -16,18 +16,17 @@ use crate::{
 pub(crate) struct Embedded(Arc<Engine>);
 
 impl Embedded {
-    /// `engine` as a backend.
     pub(in crate::store) fn new(engine: Engine) -> Self {
         Self(Arc::new(engine))
     }
 
-    /// Which versions it had used before it was opened.
+    /// The versions that it had used before it was opened.
     #[cfg(feature = "simulation")]
     pub fn history(&self) -> &History {
         self.0.history()
     }
 
-    /// Closes the folder in order. Nothing can be committed any more.
+    /// Closes the folder in order. No commit succeeds afterwards.
     #[cfg(feature = "simulation")]
     pub fn close(&self) {
         self.0.close();

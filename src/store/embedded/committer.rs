@@ -17,18 +17,18 @@ use super::{
 };
 use crate::base::{env::Env, error::StoreError};
 
-/// Commits that can wait for the thread; further ones wait for a place.
+/// The most commits that wait for the thread; further ones wait for room.
 const QUEUE_LEN_MAX: usize = 4_096;
 
 /// The most commits of one group.
 const GROUP_LEN_MAX: usize = 4_096;
 
-/// A commit on its way to the thread.
+/// A commit that waits for the thread.
 type Job = (Request, oneshot::Sender<Outcome>);
 
-/// The way to the thread that commits, and its end.
+/// The queue to the commit thread.
 pub(super) struct Committer {
-    /// Where commits wait; `None` once the engine closes.
+    /// The waiting commits; `None` once the engine closes.
     queue: Option<mpsc::Sender<Job>>,
     thread: Option<thread::JoinHandle<()>>,
 }
@@ -49,7 +49,7 @@ impl Committer {
             let (answer, outcome) = oneshot::channel();
             let detail = "the commit thread has ended";
             queue.send((request, answer)).await.map_err(|_| StoreError::IO_ERROR.with_detail(detail))?;
-            // It has taken the request, and may have come as far as the disk with it.
+            // The thread has taken the request, and may have written it to the disk.
             outcome
                 .await
                 .map_err(|_| StoreError::COMMIT_UNKNOWN_RESULT.with_detail(detail).of_failed_store())?
@@ -68,27 +68,26 @@ impl Drop for Committer {
     }
 }
 
-/// Why a store takes no more writes, once it does not.
+/// The error of a store that takes no more writes.
 #[derive(Debug)]
 pub(super) struct Failed(watch::Sender<Option<StoreError>>);
 
 impl Failed {
-    /// It takes writes.
     pub fn new() -> Self {
         Self(watch::Sender::new(None))
     }
 
-    /// Why it takes no more.
+    /// The error, once there is one.
     pub fn get(&self) -> Option<StoreError> {
         self.0.borrow().clone()
     }
 
-    /// It takes no more writes from now on.
+    /// Sets the error.
     fn set(&self, error: StoreError) {
         self.0.send_replace(Some(error));
     }
 
-    /// Completes when it takes no more writes; never if it is closed before.
+    /// Completes when the store takes no more writes; never if it is closed before.
     pub async fn happened(&self) -> StoreError {
         let mut failed = self.0.subscribe();
         let error = failed.wait_for(Option::is_some).await.expect("the sender is here");
@@ -96,17 +95,14 @@ impl Failed {
     }
 }
 
-/// What the thread works with.
+/// The state of the thread.
 pub(super) struct Worker {
-    /// The rows on disk.
     folder: Folder,
-    /// The rows in memory.
     core: Arc<Mutex<Core>>,
-    /// The clock.
     env: Env,
     /// The clock when the engine was made.
     started: Duration,
-    /// Why nothing can be committed any more.
+    /// The error after which no commit succeeds.
     failed: Arc<Failed>,
 }
 
@@ -119,7 +115,6 @@ impl Drop for Worker {
 }
 
 impl Worker {
-    /// One that commits to `folder` and `core`.
     pub fn new(
         folder: Folder,
         core: Arc<Mutex<Core>>,
@@ -149,7 +144,7 @@ impl Worker {
         self.close();
     }
 
-    /// Notes that the store is closed in order, if it is.
+    /// Notes that the store is closed in order, unless it has failed.
     pub fn close(&mut self) {
         if self.failed.get().is_none()
             && let Err(error) = self.folder.close(lock(&self.core).version())
@@ -173,11 +168,13 @@ impl Worker {
             let root = core.share_root();
             core.stage(root, group, self.now())
         };
-        // A commit that changes no row has a version, too: readers may know it, and the next opening must.
+        // A commit that changes no row has a version, too: readers may know it, so the next opening must know it as
+        // well.
         if staged.is_commit()
             && let Err(error) = self.folder.persist(&staged)
         {
-            // Whether the group is on disk is open until the store is opened again; nothing may build on it.
+            // Whether the group is on disk is unknown until the store is opened again; no later commit may build on
+            // it.
             tracing::error!(%error, "the store's disk failed; it takes no more commits");
             self.failed.set(StoreError::IO_ERROR.with_detail(&error));
             let unknown = StoreError::COMMIT_UNKNOWN_RESULT

@@ -1,10 +1,11 @@
-//! [`Conflicts`]: which keys and ranges were written lately, and at which version.
+//! [`Conflicts`]: the keys and ranges that were written lately, with their versions.
 //!
-//! The resolver asks one question: was anything of this range written after that version? Single keys, by far the most
-//! writes, are kept in *generations*: ordered maps that each take a few thousand writes in the order of their versions. A write
-//! goes into a map that is small enough to stay in the processor's cache, however much was written lately; what is too old is
-//! dropped with its whole generation; and a transaction, which is young in general, has to look into the last one or two.
-//! Written ranges (cleared ranges and explicit write conflicts) are kept in a step function over the key space.
+//! The resolver asks one question: was anything of this range written after that version? Single keys, by far the
+//! most writes, are kept in *generations*: ordered maps that each take a few thousand writes in the order of their
+//! versions. A write goes into a map that is small enough to stay in the processor's cache, however many writes there
+//! were lately. Old writes are dropped with their whole generation. And a transaction is usually young, so it has to
+//! search only the last one or two. Written ranges (cleared ranges and explicit write conflicts) are kept in a step
+//! function over the key space.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -15,7 +16,7 @@ use bytes::Bytes;
 
 use crate::store::KeyRange;
 
-/// The bounds of `range` as an ordered map takes them.
+/// The bounds of `range` for an ordered map.
 pub(super) fn bounds(range: &KeyRange) -> (Bound<&[u8]>, Bound<&[u8]>) {
     (Bound::Included(&range.begin[..]), Bound::Excluded(&range.end[..]))
 }
@@ -30,7 +31,6 @@ pub(super) enum ReadConflict {
 }
 
 impl ReadConflict {
-    /// The keys that it covers.
     pub fn range(&self) -> KeyRange {
         match self {
             Self::Key(key) => KeyRange::key(key),
@@ -42,7 +42,7 @@ impl ReadConflict {
 /// Keys that were written one after the other.
 #[derive(Debug, Default)]
 struct Generation {
-    /// Each with the version of its newest write in this generation.
+    /// The keys, each with the version of its newest write in this generation.
     keys: BTreeMap<Bytes, u64>,
     /// The newest version among them.
     newest: u64,
@@ -51,15 +51,15 @@ struct Generation {
 /// The newest write of every key and range since some version.
 #[derive(Debug, Default)]
 pub(super) struct Conflicts {
-    /// The written single keys, oldest generation first. Versions do not fall from one to the next.
+    /// The written single keys, oldest generation first. Versions do not decrease from one to the next.
     generations: VecDeque<Generation>,
-    /// Version of the newest written range over each key: the value holds from its key up to the next one.
+    /// The version of the newest written range over each key: a value holds from its key up to the next one.
     ranges: BTreeMap<Bytes, u64>,
-    /// Steps left by the last sweep; the next one comes when there are twice as many.
+    /// The number of steps after the last sweep; the next sweep comes at twice as many.
     steps_swept: usize,
 }
 
-/// How many keys a generation takes.
+/// The most keys of a generation.
 const GENERATION_KEYS_MAX: usize = 4_096;
 
 /// Fewer steps than this are not worth sweeping.
@@ -94,7 +94,7 @@ impl Conflicts {
         self.ranges.range::<[u8], _>(up_to).next_back().map_or(0, |(_, &version)| version)
     }
 
-    /// Notes that `key` was written at `version`, which is that of the write before or greater.
+    /// Notes that `key` was written at `version`, which is not below the version of the previous write.
     pub fn key_written(&mut self, key: Bytes, version: u64) {
         if self.generations.back().is_none_or(|last| last.keys.len() >= GENERATION_KEYS_MAX) {
             self.generations.push_back(Generation::default());
@@ -119,13 +119,13 @@ impl Conflicts {
         self.ranges.entry(range.end.clone()).or_insert(behind);
     }
 
-    /// Forgets what was written at or before `version`, as far as that is worth it.
+    /// Forgets writes at or before `version`, once there are enough of them.
     pub fn forget(&mut self, version: u64) {
         while self.generations.pop_front_if(|of| of.newest <= version).is_some() {}
         self.forget_ranges(version);
     }
 
-    /// Forgets the ranges written at or before `version`, once there are enough to be worth it.
+    /// Forgets ranges written at or before `version`, once there are enough of them.
     fn forget_ranges(&mut self, version: u64) {
         if self.ranges.len() < STEPS_MIN.max(2 * self.steps_swept) {
             return;

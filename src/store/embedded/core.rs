@@ -1,4 +1,4 @@
-//! [`Core`]: the newest rows, and all that is needed to decide commits.
+//! [`Core`]: the newest rows, and the state for deciding commits.
 //!
 //! # Invariants
 //!
@@ -31,10 +31,9 @@ use crate::{
     store::{AtomicOp, KeyRange, TRANSACTION_LIFETIME, mutation::Mutation},
 };
 
-/// All rows at one version. Clones share them.
 pub(super) type Root = OrdMap<Bytes, Bytes>;
 
-/// What a transaction reads from.
+/// The rows at the read version of a transaction.
 #[derive(Debug, Clone)]
 pub(super) struct Snapshot {
     pub root: Root,
@@ -50,24 +49,22 @@ impl Snapshot {
     }
 }
 
-/// A transaction that wants to be committed.
+/// A transaction to be committed.
 #[derive(Debug, Default)]
 pub(super) struct Request {
-    /// What it has read from, if it has read anything.
+    /// The version and time of its snapshot, if it has read anything.
     pub snapshot: Option<(u64, Duration)>,
     pub reads: Vec<ReadConflict>,
-    /// What it declares as written besides its mutations.
+    /// The ranges that it declares as written besides its mutations.
     pub writes: Vec<KeyRange>,
-    /// What it writes.
     pub mutations: Vec<Mutation>,
-    /// What it wants to watch.
     pub watches: Vec<watches::Pending>,
-    /// Where to put what it has failed on, if anybody wants to know.
+    /// Receives the ranges on which it has failed, if the caller asked for them.
     pub report: Option<Arc<Mutex<Vec<KeyRange>>>>,
 }
 
 impl Request {
-    /// Whether it changes nothing that others could notice.
+    /// Whether it changes nothing that other transactions could notice.
     pub fn is_read_only(&self) -> bool {
         self.mutations.is_empty() && self.writes.is_empty()
     }
@@ -83,16 +80,15 @@ pub(super) struct Staged {
     pub root: Root,
     /// The group's version.
     pub version: u64,
-    /// What the group wrote.
     written: Written,
     /// The answers, in the order of the requests.
     pub outcomes: Vec<Outcome>,
-    /// Watches to arm.
+    /// The watches to arm.
     watches: Vec<watches::Pending>,
 }
 
 impl Staged {
-    /// Whether a transaction of the group commits at its version, if only to clear what was not there.
+    /// Whether a transaction of the group commits at its version, even if it only clears missing keys.
     pub fn is_commit(&self) -> bool {
         self.outcomes.iter().any(|outcome| matches!(outcome, Ok(Some(_))))
     }
@@ -103,10 +99,10 @@ impl Staged {
     }
 }
 
-/// What a group of commits wrote.
+/// The writes of a group of commits.
 #[derive(Debug, Default)]
 struct Written {
-    /// Each written key with the value that it had before, in order.
+    /// Each written key with its value before, in order.
     undo: Vec<(Bytes, Option<Bytes>)>,
 }
 
@@ -116,13 +112,12 @@ struct Past {
     version: u64,
     /// When it was published.
     at: Duration,
-    /// When the version before it was told last.
+    /// When the previous version was last given out.
     told_before: Duration,
-    /// What it wrote.
     written: Written,
 }
 
-/// The newest rows, and all that is needed to decide commits.
+/// The newest rows, and the state for deciding commits.
 #[derive(Debug)]
 pub(super) struct Core {
     /// The newest rows.
@@ -134,11 +129,10 @@ pub(super) struct Core {
     forgotten: u64,
     /// The writes of the last 5 s.
     conflicts: Conflicts,
-    /// Who waits for changes.
     pub watches: Watches,
-    /// When the newest version was told last, as a read version or by its commit.
+    /// When the newest version was last given out, as a read version or by its commit.
     told: Duration,
-    /// The version when the clock of the engine stood at zero.
+    /// The version at time zero of the engine's clock.
     version_start: u64,
 }
 
@@ -167,13 +161,13 @@ impl Core {
         (self.version_start..=self.version).contains(&version)
     }
 
-    /// The newest rows.
+    /// A snapshot of the newest rows.
     pub fn snapshot(&mut self, now: Duration) -> Snapshot {
         self.told = now;
         Snapshot { root: self.root.clone(), version: self.version, taken: now }
     }
 
-    /// The rows as they were at `version`.
+    /// A snapshot at `version`.
     pub fn snapshot_at(&self, version: u64) -> Result<Snapshot, StoreError> {
         if version > self.version {
             return Err(StoreError::FUTURE_VERSION);
@@ -181,7 +175,8 @@ impl Core {
         if version < self.forgotten {
             return Err(StoreError::TRANSACTION_TOO_OLD);
         }
-        // On a cluster versions move by themselves: one that nobody was told lately is too old, also if nothing was written since.
+        // On a cluster versions move by themselves. So a version that was not given out lately is too old, even if
+        // nothing was written since.
         let mut snapshot = Snapshot { root: self.root.clone(), version: self.version, taken: self.told };
         for past in self.history.iter().rev().take_while(|past| past.version > version) {
             for (key, value) in past.written.undo.iter().rev() {
@@ -196,8 +191,8 @@ impl Core {
         Ok(snapshot)
     }
 
-    /// Decides `group` and applies what commits to `root`, which must be the newest one. Nothing of it can be read
-    /// before [`Core::publish`].
+    /// Decides `group` and applies the commits to `root`, which must be the newest one. They can be read only after
+    /// [`Core::publish`].
     pub fn stage(&mut self, root: Root, group: Vec<Request>, now: Duration) -> Staged {
         let elapsed_us = u64::try_from(now.as_micros()).unwrap_or(u64::MAX);
         let version = (self.version + 1).max(self.version_start.saturating_add(elapsed_us));
@@ -232,7 +227,7 @@ impl Core {
         if request.is_read_only() {
             return Ok(None);
         }
-        // Once it has a read version, even a blind write gets too old, as in FoundationDB.
+        // Once it has a read version, even a blind write can get too old, as in FoundationDB.
         if let Some((version, taken)) = request.snapshot {
             if now.saturating_sub(taken) > TRANSACTION_LIFETIME || version < self.forgotten {
                 return Err(StoreError::TRANSACTION_TOO_OLD);
@@ -290,17 +285,16 @@ impl Core {
         staged.written.undo.push((key, old));
     }
 
-    /// Takes the newest rows out to be changed in place. Until [`Core::publish`] the core holds none.
+    /// Takes the newest rows, to be changed in place. Until [`Core::publish`] the core has none.
     pub fn take_root(&mut self) -> Root {
         std::mem::take(&mut self.root)
     }
 
-    /// The newest rows, shared with readers.
     pub fn share_root(&self) -> Root {
         self.root.clone()
     }
 
-    /// Makes the group readable, fires and arms watches, and forgets what is too old to matter.
+    /// Makes the group readable, fires and arms watches, and forgets old history.
     pub fn publish(&mut self, staged: Staged, now: Duration) -> Vec<Outcome> {
         let is_commit = staged.is_commit();
         self.root = staged.root;
@@ -320,7 +314,7 @@ impl Core {
         staged.outcomes
     }
 
-    /// Ends a transaction that has written nothing: arms its watches, and forgets what is too old to matter.
+    /// Ends a transaction without writes: arms its watches, and forgets old history.
     pub fn finish_reading(&mut self, watches: Vec<watches::Pending>, now: Duration) {
         self.arm(watches);
         self.forget(now);
@@ -345,7 +339,7 @@ impl Core {
     }
 }
 
-/// The rows in memory. A commit that panicked may have left them half changed; nothing may read those.
+/// The rows in memory. A commit that panicked may have left them half changed, so nothing may read them then.
 pub(super) fn lock(core: &Mutex<Core>) -> MutexGuard<'_, Core> {
     core.lock().expect("no commit has panicked")
 }

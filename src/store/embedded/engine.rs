@@ -1,4 +1,4 @@
-//! [`Engine`]: the rows of an embedded store, and who commits to them.
+//! [`Engine`]: the rows of an embedded store, and the way of commits to them.
 
 use std::{
     collections::HashSet,
@@ -21,44 +21,40 @@ use crate::base::{
 
 /// An embedded store.
 pub(in crate::store) struct Engine {
-    /// The rows in memory.
     core: Arc<Mutex<Core>>,
-    /// The clock.
     env: Env,
     /// The clock when the engine was made.
     started: Duration,
-    /// Who commits.
     committing: Committing,
-    /// Why it takes no more writes.
+    /// The error after which it takes no more writes.
     failed: Arc<Failed>,
-    /// Which versions it had used before it was opened.
+    /// The versions that it had used before it was opened.
     history: History,
-    /// Under which names it was used since it was opened.
+    /// The names under which it was used since it was opened.
     used: Mutex<HashSet<Vec<u8>>>,
 }
 
-/// Who commits.
+/// The committer of an engine.
 enum Committing {
-    /// Each caller by itself, in memory.
+    /// Each caller commits by itself, in memory.
     Caller,
-    /// The thread, if the store has a folder.
+    /// A thread commits, because the store has a folder.
     Thread(Committer),
-    /// Nobody: the store was opened to be read.
+    /// No commit is possible, because the store was opened for reading.
     Nobody,
-    /// Each caller by itself in a folder: a simulation has no threads.
+    /// Each caller commits by itself to a folder: a simulation has no threads.
     Turns(Box<Mutex<Worker>>),
 }
 
 /// A commit, done or under way.
 pub(super) enum Commit {
-    /// It is decided.
     Done(Outcome),
     /// The thread will decide it.
     Waiting(BoxFuture<'static, Outcome>),
 }
 
-/// Where versions go on from: the wall clock, in microseconds, so that what a store has given out before is told from what it gives
-/// out now. FoundationDB's are never zero, and setting zero as a read version is an error.
+/// The version to go on from: the wall clock in microseconds, so that versions of an earlier opening differ from
+/// present ones. FoundationDB's versions are never zero, and setting zero as a read version is an error.
 fn version_now(env: &Env) -> u64 {
     env.wall_ms().saturating_mul(1_000).max(1)
 }
@@ -70,7 +66,7 @@ impl Engine {
         Self::new(core, env, History::default(), |_, _| Committing::Caller)
     }
 
-    /// What `look` has found in a folder, to be read.
+    /// The content of a folder that `look` has found, for reading.
     pub fn reading(look: Inspection, env: Env) -> Self {
         let Inspection { root, history, report } = look;
         let core = Arc::new(Mutex::new(Core::new(root, report.version.max(1))));
@@ -79,7 +75,7 @@ impl Engine {
 
     /// The store in the folder `path`.
     pub fn open(path: &Path, env: Env) -> Result<Self> {
-        // The program may go to another folder.
+        // The program may change its working directory.
         let path = std::path::absolute(path)
             .map_err(|error| Error::Open { path: path.to_owned(), reason: error.to_string() })?;
         Self::open_on(Arc::new(SystemFiles), &path, env, FolderOptions::default())
@@ -108,7 +104,6 @@ impl Engine {
         Ok(engine)
     }
 
-    /// An engine of `core`, of which `committing` says who commits.
     fn new(
         core: Arc<Mutex<Core>>,
         env: Env,
@@ -126,12 +121,11 @@ impl Engine {
         self.env.now().saturating_sub(self.started)
     }
 
-    /// The rows in memory.
     pub(super) fn core(&self) -> MutexGuard<'_, Core> {
         core::lock(&self.core)
     }
 
-    /// Commits `request`. One that writes nothing waits for nobody, and not for the disk.
+    /// Commits `request`. A request without writes waits neither for other commits nor for the disk.
     pub(super) fn commit(&self, request: Request) -> Commit {
         if request.is_read_only() {
             let now = self.now();
@@ -156,30 +150,30 @@ impl Engine {
         Commit::Done(outcomes.pop().expect("one request has one outcome"))
     }
 
-    /// Whether it was not used under `name` since it was opened, if that keeps all other processes out.
+    /// Whether this is the first call for `name` since the store was opened, if the opening keeps all other processes
+    /// out.
     pub fn is_first_use(&self, name: &[u8]) -> bool {
         // A folder is open in one process at a time.
         matches!(self.committing, Committing::Thread(_))
             && self.used.lock().expect("no holder panics").insert(name.to_vec())
     }
 
-    /// Whether it has given out `version`, since it was opened or before.
+    /// Whether it has given out `version`, in this opening or an earlier one.
     pub fn may_have_used(&self, version: u64) -> bool {
         self.history.contains(version) || self.core().has_used(version)
     }
 
-    /// Why it takes no more writes, once it does not.
     pub(super) fn failed(&self) -> &Arc<Failed> {
         &self.failed
     }
 
-    /// Which versions it had used before it was opened.
+    /// The versions that it had used before it was opened.
     #[cfg(feature = "simulation")]
     pub fn history(&self) -> &History {
         &self.history
     }
 
-    /// Closes the folder in order. Nothing can be committed any more.
+    /// Closes the folder in order. No commit succeeds afterwards.
     #[cfg(feature = "simulation")]
     pub fn close(&self) {
         if let Committing::Turns(worker) = &self.committing {

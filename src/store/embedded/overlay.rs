@@ -1,8 +1,8 @@
 //! [`Overlay`]: a transaction's own writes, laid over what it reads.
 //!
 //! A key is *independent* once its value follows from the transaction alone (set, cleared, or an operation on top of
-//! those) and *dependent* while operations wait for the stored value. Reading an independent key cannot conflict. Where
-//! a versionstamp is pending, nothing can be read until the commit; only a clear makes such a key readable again.
+//! those), and *dependent* while operations wait for the stored value. Reading an independent key cannot conflict. A
+//! pending versionstamp makes its keys unreadable until the commit; only a clear makes such a key readable again.
 
 use std::{collections::BTreeMap, ops::Bound};
 
@@ -14,7 +14,7 @@ use crate::{
     store::{AtomicOp, KeyRange, mutation::Mutation, range::key_after},
 };
 
-/// What the transaction has done to one key.
+/// The writes of the transaction to one key.
 #[derive(Debug, Clone)]
 pub(super) enum Own {
     /// Its value is this, whatever is stored.
@@ -50,15 +50,15 @@ impl Ranges {
         (key < &end[..]).then(|| KeyRange { begin: begin.clone(), end: end.clone() })
     }
 
-    /// The ranges that share a key with `range`, in their order.
+    /// The ranges that share a key with `range`, in order.
     fn intersecting(&self, range: &KeyRange) -> impl Iterator<Item = KeyRange> {
         let first = self.containing(&range.begin).map_or_else(|| range.begin.clone(), |found| found.begin);
-        // An ordered map panics on inverted bounds; an empty range meets nothing.
+        // An ordered map panics on inverted bounds; an empty range shares no key.
         let end = if range.is_empty() { first.clone() } else { range.end.clone() };
         self.0.range(first..end).map(|(begin, end)| KeyRange { begin: begin.clone(), end: end.clone() })
     }
 
-    /// Adds `range`, joined with those that it overlaps.
+    /// Adds `range`, joined with ranges that it overlaps.
     fn insert(&mut self, range: &KeyRange) {
         if range.is_empty() {
             return;
@@ -72,7 +72,7 @@ impl Ranges {
         self.0.insert(joined.begin, joined.end);
     }
 
-    /// Takes `range` out, cutting those that it overlaps.
+    /// Removes `range`, cutting ranges that it overlaps.
     fn remove(&mut self, range: &KeyRange) {
         for old in self.intersecting(range).collect::<Vec<_>>() {
             self.0.remove(&old.begin);
@@ -89,17 +89,17 @@ impl Ranges {
 /// A transaction's own writes, by key.
 #[derive(Debug, Default)]
 pub(super) struct Overlay {
-    /// Keys with something of their own; never inside a cleared range unless independent.
+    /// Keys with writes of their own; never inside a cleared range unless independent.
     keys: BTreeMap<Bytes, Own>,
-    /// Ranges that were cleared; keys written afterwards are in `keys`.
+    /// Cleared ranges; keys written afterwards are in `keys`.
     cleared: Ranges,
-    /// Ranges in which a versionstamped key will come to lie.
+    /// Ranges in which a versionstamped key will be.
     unreadable: Ranges,
 }
 
 impl Overlay {
     /// Adds the next write. Versionstamped operands must be valid. A stamp will be greater than `version`, the read
-    /// version of the transaction, or 0 if it had none yet.
+    /// version of the transaction, or 0 if it has none yet.
     pub fn apply(&mut self, mutation: &Mutation, version: u64) {
         match mutation {
             Mutation::Set(key, value) => self.put(key, Own::Independent(Some(value.clone()))),
@@ -108,7 +108,7 @@ impl Overlay {
                 self.clear(&KeyRange { begin: begin.clone(), end: end.clone() });
             }
             Mutation::Atomic(AtomicOp::SetVersionstampedKey, key, _) => {
-                // What the transaction knew there it knows no more: any of it may come to be replaced.
+                // The transaction no longer knows its own writes there: the stamped key may replace any of them.
                 let range = stamped_key_range(key, version);
                 self.forget(&range);
                 self.cleared.remove(&range);
@@ -119,7 +119,7 @@ impl Overlay {
         }
     }
 
-    /// Replaces what the transaction has done to `key`, but for a pending stamp, which stays.
+    /// Replaces the writes to `key`, except for a pending stamp, which stays.
     fn put(&mut self, key: &Bytes, own: Own) {
         let entry = self.keys.entry(key.clone()).or_insert_with(|| own.clone());
         if !matches!(entry, Own::Unreadable) {
@@ -127,7 +127,7 @@ impl Overlay {
         }
     }
 
-    /// Adds an operation on top of what the transaction has done to `key`.
+    /// Adds an operation on top of the writes to `key`.
     fn operate(&mut self, op: AtomicOp, key: &Bytes, operand: &Bytes) {
         let cleared = self.cleared.containing(key).is_some();
         let own = self
@@ -151,7 +151,7 @@ impl Overlay {
         self.unreadable.remove(range);
     }
 
-    /// Forgets what the transaction has done to the single keys of `range`.
+    /// Forgets the writes to single keys of `range`.
     fn forget(&mut self, range: &KeyRange) {
         let gone: Vec<_> = self.keys.range::<[u8], _>(bounds(range)).map(|(key, _)| key.clone()).collect();
         for key in gone {
@@ -159,7 +159,7 @@ impl Overlay {
         }
     }
 
-    /// What the transaction has done to `key`, if anything.
+    /// The writes to `key`, if any.
     pub fn own(&self, key: &[u8]) -> Option<Own> {
         if self.unreadable.containing(key).is_some() {
             return Some(Own::Unreadable);
@@ -170,7 +170,7 @@ impl Overlay {
         }
     }
 
-    /// The keys of `range` that the transaction has done something of their own to, in their order.
+    /// The keys of `range` with writes of their own, in order.
     pub fn keys(&self, range: &KeyRange) -> std::collections::btree_map::Range<'_, Bytes, Own> {
         self.keys.range::<[u8], _>(bounds(range))
     }
@@ -185,7 +185,8 @@ impl Overlay {
         self.unreadable.intersecting(range).next().is_some()
     }
 
-    /// The parts of `range` whose values do not follow from the transaction alone: what a read of it can conflict on.
+    /// The parts of `range` whose values do not follow from the transaction alone: a read of it can conflict only on
+    /// these.
     pub fn unwritten(&self, range: &KeyRange) -> Vec<KeyRange> {
         let independent = self
             .keys(range)
@@ -209,7 +210,7 @@ impl Overlay {
     }
 }
 
-/// Where a versionstamped key can come to lie: from the first stamp of `version` to the greatest.
+/// The range in which a versionstamped key can be: from the first stamp of `version` to the greatest.
 fn stamped_key_range(key: &[u8], version: u64) -> KeyRange {
     let begin = atomic::stamped(key, Versionstamp::new(version, 0));
     let last = atomic::stamped(key, Versionstamp([0xff; 10]));

@@ -66,7 +66,7 @@ pub(super) fn covered(read: &RangeRead, page: &Page) -> KeyRange {
 /// The rows of one side, in the direction of the read.
 type Rows<'a, V> = Peekable<Box<dyn Iterator<Item = (&'a Bytes, &'a V)> + 'a>>;
 
-/// `rows`, turned around if asked for.
+/// `rows`, reversed if `reverse` is set.
 fn directed<'a, V>(
     rows: impl DoubleEndedIterator<Item = (&'a Bytes, &'a V)> + 'a,
     reverse: bool,
@@ -81,7 +81,7 @@ fn merged(root: &Root, overlay: &Overlay, collector: &mut Collector<'_>) -> Resu
     let stored_within = |range: &KeyRange| directed(root.range::<_, [u8]>(bounds(range)), read.reverse);
     let mut stored = stored_within(&read.range);
     let mut own = directed(overlay.keys(&read.range), read.reverse);
-    // What is not read yet.
+    // The part that is not read yet.
     let mut rest = read.range.clone();
     loop {
         let next = match (stored.peek(), own.peek()) {
@@ -122,7 +122,7 @@ fn merged(root: &Root, overlay: &Overlay, collector: &mut Collector<'_>) -> Resu
     if overlay.has_unreadable(&rest) { Err(StoreError::ACCESSED_UNREADABLE) } else { Ok(()) }
 }
 
-/// Moves `rest` past `key` and returns what was passed, `key` included.
+/// Moves `rest` past `key` and returns the passed range, `key` included.
 fn pass(rest: &mut KeyRange, key: &Bytes, reverse: bool) -> KeyRange {
     if reverse {
         let passed = KeyRange { begin: key.clone(), end: rest.end.clone() };

@@ -54,8 +54,8 @@ async fn rows(db: &Database) -> Rows {
     rows
 }
 
-/// Once, a commit whose sync had failed was answered as one that had not happened, although it was on the disk: a caller
-/// that tried again did it twice, and `run_once` promised that it had not been done.
+/// A commit whose sync had failed was once answered as not committed, although it was on the disk: a caller that
+/// tried again did it twice, and `run_once` promised that it had not happened.
 #[tokio::test]
 async fn a_commit_whose_sync_has_failed_may_have_happened() {
     let (disk, fails) = failing(DiskFault::IO);
@@ -78,7 +78,7 @@ async fn a_commit_whose_sync_has_failed_may_have_happened() {
     assert!(!rows.contains_key(&b"after"[..]));
 }
 
-/// Once, transactions that only read waited for the thread that commits, and failed for ever after the disk had.
+/// Read-only transactions once waited for the commit thread, and failed for ever after the disk had failed.
 #[tokio::test]
 async fn reading_goes_on_after_the_disk_has_failed_and_everybody_is_told() {
     let (disk, fails) = failing(DiskFault::IO);
@@ -94,7 +94,8 @@ async fn reading_goes_on_after_the_disk_has_failed_and_everybody_is_told() {
     assert_eq!(failed.await.unwrap().code(), Some(StoreError::IO_ERROR.code()));
 }
 
-/// The thread that commits may die with a commit in its hands, which may be on the disk by then: nobody may be informed that it is not.
+/// The commit thread may die with a commit in its hands, which may be on the disk by then: no caller may learn that
+/// it is not.
 #[tokio::test]
 async fn a_commit_in_the_hands_of_a_thread_that_dies_may_have_happened() {
     let disk = SimulatedDisk::new(512);
@@ -107,7 +108,7 @@ async fn a_commit_in_the_hands_of_a_thread_that_dies_may_have_happened() {
     let error = set(&db, b"dying").await.unwrap_err();
     assert!(error.is_maybe_committed() && !error.is_retryable(), "{error}");
     assert_eq!(error.code(), Some(StoreError::COMMIT_UNKNOWN_RESULT.code()));
-    // Before, a commit may still come to its queue, and nobody can say whether it was taken.
+    // Until then a commit may still enter its queue, and nobody can say whether the thread has taken it.
     assert_eq!(db.failed().await.code(), Some(StoreError::IO_ERROR.code()));
     let error = set(&db, b"after").await.unwrap_err();
     assert!(!error.is_maybe_committed() && !error.is_retryable(), "{error}");
@@ -118,8 +119,8 @@ async fn a_commit_in_the_hands_of_a_thread_that_dies_may_have_happened() {
     assert!(rows.contains_key(&b"dying"[..]) && !rows.contains_key(&b"after"[..]), "{rows:?}");
 }
 
-/// Once, a disk that was full for a moment poisoned the storage library. What was answered has to be there, what was not answered may
-/// be, what was refused is not; and once there is room, a restart is all that is needed.
+/// A disk that was full for a moment once poisoned the storage library. Every answered commit has to be there,
+/// unanswered ones may be, refused ones are not; and once there is room, a restart is enough.
 #[tokio::test]
 async fn a_full_disk_loses_nothing_and_is_mended_by_room_and_a_restart() {
     for most in [0, 1, 30, 200] {
@@ -133,7 +134,7 @@ async fn a_full_disk_loses_nothing_and_is_mended_by_room_and_a_restart() {
             left.store(now.saturating_sub(*len), Ordering::Relaxed);
             match now {
                 0 => Some(DiskFault::Fails(DiskFault::FULL)),
-                // It is full in the middle of a write.
+                // It becomes full in the middle of a write.
                 now if now < *len && most > 0 => Some(DiskFault::Short(most.min(*len))),
                 now if now < *len => Some(DiskFault::Fails(DiskFault::FULL)),
                 _ => None,
@@ -164,8 +165,8 @@ async fn a_full_disk_loses_nothing_and_is_mended_by_room_and_a_restart() {
     }
 }
 
-/// Once, nothing that the store does ever waited, so that a producer in a loop kept all other tasks of its thread from
-/// running: nodes missed their beats and gave up their leases.
+/// Operations of the store once never waited, so that a producer in a loop starved all other tasks of its thread:
+/// nodes missed their beats and gave up their leases.
 #[tokio::test]
 async fn a_writer_in_a_loop_leaves_others_their_turn() {
     let db = Database::memory();
@@ -181,10 +182,10 @@ async fn a_writer_in_a_loop_leaves_others_their_turn() {
     writing.abort();
 }
 
-/// Draws every series of numbers, one after the other.
+/// Enumerates every series of numbers, one after the other.
 #[derive(Default)]
 struct Odometer {
-    /// The present series, each number with the number that it is below.
+    /// The present series, each number with its upper bound.
     digits: Vec<(usize, usize)>,
     /// How many were drawn of it.
     drawn: usize,
@@ -232,7 +233,7 @@ async fn commit(db: &Database, number: usize) -> Result<()> {
     .await
 }
 
-/// A disk whose operations all fail once so many were done, and, if `happens`, the first of them although it is done.
+/// A disk on which all operations fail after so many; if `happens`, the first failed one takes effect.
 fn cut_power(disk: &SimulatedDisk, operations: usize, happens: bool) -> Arc<AtomicUsize> {
     let done = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&done);
@@ -249,8 +250,8 @@ fn cut_power(disk: &SimulatedDisk, operations: usize, happens: bool) -> Arc<Atom
     done
 }
 
-/// Every state that a power failure can leave of `disk`, up to `most` of them, holds one of `allowed`, and takes further commits.
-/// Returns how many states there were, and how many held each.
+/// Checks that every state that a power failure can leave of `disk`, up to `most` of them, holds one of `allowed`,
+/// and takes further commits. Returns the number of states, and how many held each.
 async fn try_states(disk: &SimulatedDisk, allowed: &[Rows], most: usize) -> (usize, Vec<usize>) {
     let (mut odometer, mut states, mut counts) = (Odometer::default(), 0, vec![0; allowed.len()]);
     loop {
@@ -260,7 +261,7 @@ async fn try_states(disk: &SimulatedDisk, allowed: &[Rows], most: usize) -> (usi
         let which = allowed.iter().position(|rows| *rows == found);
         counts[which.unwrap_or_else(|| panic!("{:?}: {found:?}", odometer.digits))] += 1;
         states += 1;
-        // What was torn must not come back when the journal goes on, and is closed or not.
+        // Torn bytes must not come back when the journal goes on, whether it is closed in order or not.
         if states % 7 == 0 {
             set(&db, b"after").await.unwrap();
             let expected = rows(&db).await;
@@ -273,9 +274,9 @@ async fn try_states(disk: &SimulatedDisk, allowed: &[Rows], most: usize) -> (usi
     }
 }
 
-/// Once, a power failure that left later pages of an unanswered commit and not the earlier ones made the folder refused. The journal
-/// is so small here that all states that it can leave are tried: any of the pages that were not synced, in any of the forms that
-/// they have had, and any length. All that was answered is there, and the last commit whole or not at all.
+/// A power failure that left later pages of an unanswered commit and not the earlier ones once made the folder
+/// refused. The journal here is so small that the test tries all states that it can leave: any of the unsynced pages,
+/// in any of their forms, and any length. Every answered commit is there, and the last one as a whole or not at all.
 #[tokio::test]
 async fn every_state_that_a_power_failure_leaves_recovers_to_the_last_answered_commit() {
     let (mut states, mut outcomes) = (0, [0, 0]);
@@ -313,8 +314,8 @@ async fn every_state_that_a_power_failure_leaves_recovers_to_the_last_answered_c
     assert!(states > 5_000 && outcomes.iter().all(|count| *count > 20), "{outcomes:?}");
 }
 
-/// The power fails at every operation of a folder's life: while it is made, opened, written to, while a snapshot takes the place of
-/// the journals, and while it is opened again after that.
+/// The power fails at every operation of a folder's life: while it is created, opened, written to, while a snapshot
+/// replaces the journals, and while it is opened again after that.
 #[tokio::test]
 async fn the_power_may_fail_at_every_operation() {
     let (mut random, mut states) = (fastrand::Rng::with_seed(7), 0);
@@ -326,7 +327,7 @@ async fn the_power_may_fail_at_every_operation() {
             let Ok(db) = disk.open_small(600) else { break };
             for number in 0..7 {
                 let result = commit(&db, number).await;
-                // What it does to the rows is known from a store in memory.
+                // A store in memory shows how it changes the rows.
                 let memory = Database::memory();
                 memory
                     .run(async |tx| {
@@ -349,7 +350,7 @@ async fn the_power_may_fail_at_every_operation() {
         }
         for _ in 0..60 {
             let (left, _) = disk.after_power_failure(|below| random.usize(0..below));
-            // The power may fail again while it is opened.
+            // The power may fail again during the opening.
             cut_power(&left, random.usize(0..12), random.bool());
             drop(left.open_small(600));
             let (left, _) = left.after_power_failure(|below| random.usize(0..below));
@@ -366,8 +367,8 @@ async fn the_power_may_fail_at_every_operation() {
     }
 }
 
-/// Once, a flipped byte of the journal looked like its end, or got the folder refused without a word on where. Each bit of each file
-/// is flipped, of a store whose process was killed, and of one that was closed in order.
+/// A flipped byte of the journal once looked like its end, or the folder was refused without a place. The test flips
+/// each bit of each file, of a store whose process was killed, and of one that was closed in order.
 #[tokio::test]
 async fn every_flip_in_what_was_answered_is_refused_with_its_place_or_does_no_harm() {
     let disk = SimulatedDisk::new(512);
@@ -409,11 +410,13 @@ async fn every_flip_in_what_was_answered_is_refused_with_its_place_or_does_no_ha
         }
     }
     println!("{refused} flips were refused, {harmless} did no harm");
-    // The marks behind the last groups, the note of an orderly end if it says less than is there, and nothing else.
+    // Harmless are only the marks behind the last groups, and the note of an orderly end if it says less than is
+    // there.
     assert!(refused > 900 && harmless <= 2 * 40 + 16, "{refused} {harmless}");
 }
 
-/// A snapshot that cannot be written, or the journal behind it, costs nothing: the journals go on, and the next one takes their place.
+/// A snapshot that cannot be written, or its journal, costs nothing: the journals go on, and the next snapshot
+/// replaces them.
 #[tokio::test]
 async fn a_snapshot_that_fails_costs_nothing() {
     for code in [DiskFault::FULL, DiskFault::IO, DiskFault::TOO_MANY_FILES] {
@@ -447,8 +450,8 @@ async fn a_snapshot_that_fails_costs_nothing() {
     }
 }
 
-/// Once, a folder whose process was killed between write and sync, and whose power failed while it was opened again, was refused:
-/// the opening stood on disk behind a group that did not.
+/// A folder whose process was killed between write and sync, and whose power failed during the next opening, was once
+/// refused: the opening was on disk behind a group that was not.
 #[tokio::test]
 async fn a_kill_and_then_a_power_failure_while_it_is_opened_is_no_damage() {
     for operations in 0..14 {
@@ -456,7 +459,7 @@ async fn a_kill_and_then_a_power_failure_while_it_is_opened_is_no_damage() {
         let db = disk.open_small(ENDLESS).unwrap();
         set(&db, b"before").await.unwrap();
         let before = rows(&db).await;
-        // Written, and not synced: so the killed process leaves it.
+        // Written and not synced, as the killed process leaves it.
         disk.plan(|operation| {
             matches!(operation, DiskOperation::Sync(_)).then_some(DiskFault::Fails(DiskFault::IO))
         });
@@ -470,7 +473,7 @@ async fn a_kill_and_then_a_power_failure_while_it_is_opened_is_no_damage() {
     }
 }
 
-/// Once, a folder that was opened by another process while it was looked at was called unreadable, or damaged.
+/// A folder that another process opened during a read was once reported as unreadable, or damaged.
 #[test]
 fn a_folder_that_is_opened_while_it_is_read_is_whole() {
     use futures_util::FutureExt;
@@ -482,7 +485,7 @@ fn a_folder_that_is_opened_while_it_is_read_is_whole() {
     disk.plan(move |operation| {
         let is_snapshot = matches!(operation, DiskOperation::Open(name) if name.starts_with("snapshot-"));
         if is_snapshot && std::mem::take(&mut is_first) {
-            // Between the list of names and the first file another process works, and is done.
+            // Between the list of names and the first file, another process opens and closes it.
             let db = other.open_small(600).unwrap();
             for number in 1..30 {
                 commit(&db, number).now_or_never().unwrap().unwrap();
@@ -494,7 +497,7 @@ fn a_folder_that_is_opened_while_it_is_read_is_whole() {
     assert!(look.report.damages.is_empty(), "{:?}", look.report);
 }
 
-/// Once, a run that was cancelled while it paused went on, and committed.
+/// A run that was cancelled during its pause once went on, and committed.
 #[tokio::test]
 async fn a_run_that_is_cancelled_in_its_pause_ends() {
     use std::time::Duration;

@@ -1,4 +1,4 @@
-//! A transaction of the embedded engine: a snapshot, the writes so far, and what the commit must check.
+//! A transaction of the embedded engine: a snapshot, its writes, and the conflicts that its commit must check.
 
 use std::{
     mem,
@@ -31,7 +31,7 @@ use crate::{
     },
 };
 
-/// Bytes that a mutation or conflict range is counted for besides its keys and values.
+/// The overhead of a mutation or conflict range in the size of a transaction.
 const ENTRY_OVERHEAD: usize = 32;
 
 /// The least size limit, in bytes, the longest tag and the most tags: the client's own limits.
@@ -45,11 +45,9 @@ const KEYS_END: &[u8] = b"\xff";
 /// A transaction of the embedded engine.
 pub(super) struct EmbeddedTransaction {
     engine: Arc<Engine>,
-    /// Everything that changes.
     state: Mutex<State>,
 }
 
-/// What becomes of a transaction.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum Phase {
     /// It can read and write.
@@ -64,41 +62,38 @@ enum Phase {
 /// The changing part of a transaction.
 #[derive(Default)]
 struct State {
-    /// Whether it can still be used.
     phase: Phase,
     /// The read version that the caller has set.
     version: Option<u64>,
-    /// What it reads from, since its first read.
+    /// Its snapshot, since its first read.
     snapshot: Option<Snapshot>,
-    /// What it wants to commit.
     request: Request,
-    /// What the read version was at each versionstamped key among the mutations; 0 if there was none yet.
+    /// The read version at each versionstamped key among the mutations; 0 if there was none yet.
     stamped_at: Vec<u64>,
-    /// Its own writes by key; made at the first read that has to look.
+    /// Its own writes by key; built by the first read that needs it.
     overlay: Option<Overlay>,
     /// Bytes of keys, values and conflict ranges.
     size: usize,
-    /// The first bad write; it fails everything that follows.
+    /// The first invalid write; it makes all later operations fail.
     bad: Option<StoreError>,
-    /// The first read that has failed; it fails the commit.
+    /// The first failed read; it makes the commit fail.
     failed_read: Option<StoreError>,
     /// When the transaction was made or reset, on the clock of the engine.
     made: Duration,
     /// Raised whenever it becomes another transaction.
     generation: u64,
-    /// How it is treated.
     options: Options,
 }
 
-/// How a transaction is treated.
+/// The options of a transaction.
 #[derive(Debug, Clone, Default)]
 struct Options {
-    /// How long after it was made everything fails.
+    /// Its time limit.
     timeout: Option<Duration>,
-    /// The most bytes that it may have.
+    /// Its size limit in bytes.
     size_max: Option<usize>,
     tags: Vec<String>,
-    /// Where its commit puts what it has failed on.
+    /// Receives the ranges on which its commit has failed.
     report: Option<Arc<Mutex<Vec<KeyRange>>>>,
 }
 
@@ -109,12 +104,12 @@ impl EmbeddedTransaction {
         Self { engine, state: Mutex::new(state) }
     }
 
-    /// The changing part. No code that holds the lock can leave it half changed by a panic.
+    /// The changing part. No panic leaves it half changed.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs `read` on the state with its snapshot taken.
+    /// Runs `read` on the state, after taking its snapshot.
     fn reading<T>(&self, read: impl FnOnce(&mut State) -> Result<T, StoreError>) -> Result<T> {
         let mut state = self.state();
         state.check_usable(&self.engine)?;
@@ -129,13 +124,13 @@ impl EmbeddedTransaction {
 }
 
 impl State {
-    /// Fails if the transaction is used up, has a bad write or is over its time limit.
+    /// Fails if the transaction is used up, has an invalid write or is over its time limit.
     fn check_usable(&self, engine: &Engine) -> Result<(), StoreError> {
         self.check_open()?;
         if self.is_timed_out(engine) { Err(StoreError::TRANSACTION_TIMED_OUT) } else { Ok(()) }
     }
 
-    /// Fails if the transaction is used up or has a bad write.
+    /// Fails if the transaction is used up or has an invalid write.
     fn check_open(&self) -> Result<(), StoreError> {
         match (self.phase, &self.bad) {
             (Phase::Committing, _) => Err(StoreError::USED_DURING_COMMIT),
@@ -150,7 +145,7 @@ impl State {
         self.options.timeout.is_some_and(|timeout| engine.now().saturating_sub(self.made) > timeout)
     }
 
-    /// Takes the snapshot at the first read, and checks its age at every one.
+    /// Takes the snapshot at the first read, and checks its age at every read.
     fn take_snapshot(&mut self, engine: &Engine) -> Result<(), StoreError> {
         let now = engine.now();
         let snapshot = if let Some(snapshot) = &self.snapshot {
@@ -167,7 +162,6 @@ impl State {
         if snapshot.is_too_old(now) { Err(StoreError::TRANSACTION_TOO_OLD) } else { Ok(()) }
     }
 
-    /// What the transaction reads from.
     fn snapshot(&self) -> &Snapshot {
         self.snapshot.as_ref().expect("a read takes the snapshot first")
     }
@@ -207,7 +201,7 @@ impl State {
         Ok(value)
     }
 
-    /// Adds to the read-conflict set what of `read` the transaction has not written itself.
+    /// Adds `read` to the read-conflict set, without the parts that the transaction has written itself.
     fn add_read(&mut self, read: ReadConflict) {
         let Some(overlay) = self.overlay() else {
             self.size += ENTRY_OVERHEAD + read_len(&read);
@@ -225,10 +219,10 @@ impl State {
         }
     }
 
-    /// Adds a write, or remembers why it cannot be done.
+    /// Adds a write, or keeps the reason why it is invalid.
     fn mutate(&mut self, mutation: Mutation) {
         if self.phase == Phase::Committing {
-            // The commit has its writes already; what comes after it is refused by whatever follows.
+            // The commit has its writes already; all later operations refuse this one.
             self.bad.get_or_insert(StoreError::USED_DURING_COMMIT);
             return;
         }
@@ -263,11 +257,11 @@ impl State {
         }
     }
 
-    /// Closes the transaction and hands over what it wants to commit.
+    /// Closes the transaction and returns its commit request.
     fn begin_commit(&mut self, engine: &Engine) -> Result<Request, StoreError> {
         self.check_usable(engine)?;
         self.phase = Phase::Committing;
-        // A read version that was set binds a blind write, too, and a declared read needs one to be compared with.
+        // A read version that was set binds a blind write, too, and a declared read needs one for the comparison.
         let needs_version = self.version.is_some() || !self.request.reads.is_empty();
         let in_time =
             if needs_version && !self.request.is_read_only() { self.take_snapshot(engine) } else { Ok(()) };
@@ -308,7 +302,7 @@ impl TransactionBackend for EmbeddedTransaction {
 
     fn get_range(&self, read: &RangeRead, isolation: Isolation) -> Answer<'_, Page> {
         if read.range.is_empty() || read.limit == 0 {
-            // Nothing is read, so it takes no read version.
+            // It reads nothing, so it takes no read version.
             let checked = self.state().check_usable(&self.engine).and_then(|()| check_range(&read.range));
             return checked.map(|()| Page::default()).map_err(Error::Store).into();
         }
@@ -347,7 +341,7 @@ impl TransactionBackend for EmbeddedTransaction {
             }
             let place = self.engine.core().watches.place().ok_or(StoreError::TOO_MANY_WATCHES)?;
             let seen = match state.get(key, Isolation::Serializable) {
-                // A cluster tells of it through the watch, and commits all the same.
+                // A cluster reports it through the watch, and commits all the same.
                 Err(error) if error == StoreError::ACCESSED_UNREADABLE => {
                     return Ok(Watch::new(async { Err(error.into()) }));
                 }
@@ -438,7 +432,7 @@ impl TransactionBackend for EmbeddedTransaction {
             backoff.await;
             let mut state = self.state();
             if state.generation != generation {
-                // It was reset meanwhile: what it has read and written since is another transaction's.
+                // It was reset meanwhile: its later reads and writes belong to another transaction.
                 return Ok(());
             }
             if state.phase == Phase::Cancelled {
@@ -454,7 +448,7 @@ impl TransactionBackend for EmbeddedTransaction {
     }
 }
 
-/// The outcome in the terms of the seam.
+/// The outcome as the seam reports it.
 fn finished(outcome: Outcome) -> Result<Option<Versionstamp>> {
     Ok(outcome?)
 }
@@ -464,7 +458,7 @@ fn is_stamped_key(mutation: &Mutation) -> bool {
     matches!(mutation, Mutation::Atomic(AtomicOp::SetVersionstampedKey, ..))
 }
 
-/// Whether `error` came from reading, so that FoundationDB fails the commit with it, too; other reads go on.
+/// Whether `error` came from a read, so that FoundationDB fails the commit with it, too; other reads go on.
 fn is_of_the_read(error: &StoreError) -> bool {
     [StoreError::ACCESSED_UNREADABLE, StoreError::TRANSACTION_TOO_OLD, StoreError::FUTURE_VERSION]
         .contains(error)
@@ -481,7 +475,7 @@ fn check_range(range: &KeyRange) -> Result<(), StoreError> {
     if is_outside { Err(StoreError::KEY_OUTSIDE_LEGAL_RANGE) } else { Ok(()) }
 }
 
-/// Whether `mutation` does anything; fails if it breaks a limit.
+/// Whether `mutation` has an effect; fails if it breaks a limit.
 fn check_mutation(mutation: &Mutation) -> Result<bool, StoreError> {
     let (key, value) = match mutation {
         Mutation::ClearRange(begin, end) if begin > end => return Err(StoreError::INVERTED_RANGE),
@@ -510,7 +504,7 @@ fn check_mutation(mutation: &Mutation) -> Result<bool, StoreError> {
     }
 }
 
-/// What a mutation and its write conflict count for.
+/// The size of a mutation and its write conflict.
 fn mutation_len(mutation: &Mutation) -> usize {
     2 * ENTRY_OVERHEAD
         + match mutation {
@@ -520,7 +514,7 @@ fn mutation_len(mutation: &Mutation) -> usize {
         }
 }
 
-/// The bytes of a read conflict.
+/// The size of a read conflict.
 fn read_len(read: &ReadConflict) -> usize {
     match read {
         ReadConflict::Key(key) => 2 * key.len() + 1,

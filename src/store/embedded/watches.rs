@@ -1,4 +1,4 @@
-//! [`Watches`]: who waits for which key to change.
+//! [`Watches`]: waits for changes of keys.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -7,29 +7,29 @@ use tokio::sync::oneshot;
 
 use crate::{base::error::StoreError, store::WATCHES_MAX};
 
-/// A watch that its transaction has asked for and its commit will arm.
+/// A watch of a transaction, which its commit will arm.
 #[derive(Debug)]
 pub(super) struct Pending {
     pub key: Bytes,
-    /// What the transaction saw there.
+    /// The value that the transaction saw.
     pub seen: Option<Bytes>,
     /// Completes the watch.
     pub fire: oneshot::Sender<Result<(), StoreError>>,
-    /// Its place below the client's limit.
+    /// Its slot below the client's limit.
     pub _place: Place,
 }
 
-/// A place below the client's limit of watches, which is taken until it is dropped.
+/// A slot below the client's limit of watches, which is taken until it is dropped.
 #[derive(Debug)]
 pub(super) struct Place {
-    /// Shared by all places, so that its count tells how many there are.
+    /// Shared by all slots, so that its count is their number.
     _taken: Arc<()>,
 }
 
 /// Fails the watches of a commit that has failed with `error`.
 pub(super) fn fail(watches: Vec<Pending>, error: &StoreError) {
     for watch in watches {
-        // The receiver may be gone; then nobody waits.
+        // The receiver may be gone.
         let _ = watch.fire.send(Err(error.clone()));
     }
 }
@@ -37,17 +37,16 @@ pub(super) fn fail(watches: Vec<Pending>, error: &StoreError) {
 /// The armed watches of a store.
 #[derive(Debug, Default)]
 pub(super) struct Watches {
-    /// By key.
     armed: BTreeMap<Bytes, Vec<Pending>>,
-    /// Held once by each [`Place`], those of dropped watches included until they are found.
+    /// Held once by each [`Place`], also by those of dropped watches until they are found.
     places: Arc<()>,
 }
 
 impl Watches {
-    /// Arms `watch`, or fires it at once if the key no longer holds what it saw.
+    /// Arms `watch`, or fires it at once if the key no longer has the value that the transaction saw.
     pub fn arm(&mut self, watch: Pending, now: Option<&Bytes>) {
         if watch.seen.as_ref() != now {
-            // The receiver may be gone; then nobody waits.
+            // The receiver may be gone.
             let _ = watch.fire.send(Ok(()));
             return;
         }
@@ -56,7 +55,7 @@ impl Watches {
         waiting.push(watch);
     }
 
-    /// A place for another watch, if it fits below the client's limit.
+    /// A slot for another watch, if the client's limit allows it.
     pub fn place(&mut self) -> Option<Place> {
         if self.taken() >= WATCHES_MAX {
             self.armed.retain(|_, waiting| {
@@ -67,12 +66,12 @@ impl Watches {
         (self.taken() < WATCHES_MAX).then(|| Place { _taken: Arc::clone(&self.places) })
     }
 
-    /// How many places are taken.
+    /// How many slots are taken.
     fn taken(&self) -> usize {
         Arc::strong_count(&self.places) - 1
     }
 
-    /// Fires the watches on `key` that saw something else than `now`.
+    /// Fires the watches on `key` that saw another value than `now`.
     pub fn key_changed(&mut self, key: &Bytes, now: Option<&Bytes>) {
         let Some(waiting) = self.armed.get_mut(key) else {
             return;
@@ -85,7 +84,7 @@ impl Watches {
         }
     }
 
-    /// Whether nobody waits for anything.
+    /// Whether no watch is armed.
     pub fn is_empty(&self) -> bool {
         self.armed.is_empty()
     }

@@ -1,8 +1,8 @@
 //! The FoundationDB backend: the seam mapped to the official client library.
 //!
-//! FoundationDB's semantics are the contract of the seam, so this is translation and nothing else: codes keep their
-//! numbers, the client's own back-off paces retries, and watches are the client's. What the C API answers by aborting the
-//! process, such as an inverted range, is refused here with the code that the embedded engine gives.
+//! FoundationDB's semantics are the contract of the seam, so this only translates: codes keep their numbers, the
+//! client's own back-off paces retries, and watches are the client's. Calls on which the C API aborts the process,
+//! such as an inverted range, are refused here with the code of the embedded engine.
 
 mod network;
 mod transaction;
@@ -17,11 +17,11 @@ use self::{transaction::FdbTransaction, wakeful::Wakeful};
 use super::backend::{Backend, TransactionBackend};
 use crate::base::error::{Error, Result, StoreError};
 
-/// How to reach a cluster.
+/// Options of the connection to a cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FoundationDbOptions {
-    /// The API version that the client library is asked for, 630 to 710. It is chosen once per process. Default: 710,
-    /// which every client since 7.1 offers.
+    /// The API version of the client library, 630 to 710. A process chooses it once. Default: 710, which every client
+    /// since 7.1 offers.
     pub api_version: i32,
     /// How long opening waits for the cluster to answer. Default: 10 s.
     pub connect_timeout: Duration,
@@ -33,7 +33,6 @@ impl Default for FoundationDbOptions {
     }
 }
 
-/// A cluster, as a backend.
 pub(super) struct Fdb(Arc<Client>);
 
 impl Fdb {
@@ -64,7 +63,7 @@ impl Fdb {
         Ok(this)
     }
 
-    /// The cluster that the caller is connected to already.
+    /// The cluster that the caller has connected to.
     pub fn from_client(client: Arc<Client>) -> Self {
         Self(client)
     }
@@ -84,12 +83,12 @@ impl Backend for Fdb {
     }
 }
 
-/// The error of the client in the crate's terms.
+/// The client's error as an error of the crate.
 fn store_error(error: FdbError) -> StoreError {
     StoreError::from_code(error.code())
 }
 
-/// What an error of the client means to anyone who opens a cluster.
+/// What an error of the client means to a user who opens a cluster.
 fn explain(error: FdbError) -> String {
     format!("{} ({})", error.message(), error.code())
 }

@@ -12,15 +12,15 @@ use ::foundationdb::{
 
 use crate::base::error::{Error, Result};
 
-/// The API version that this crate is built for: the oldest that it supports, so that one build runs with every client
-/// library since 7.1.
+/// The API version of this crate: the oldest that it supports, so that one build runs with every client library since
+/// 7.1.
 pub(super) const API_VERSION: i32 = 710;
 
-/// The oldest API version that the backend's work can be done with: since 610 time limits and limits of retries outlast
-/// retries, since 630 conflicting ranges are told.
+/// The oldest API version that the backend can use: since 610 time limits and limits of retries outlast retries,
+/// since 630 conflicting ranges are reported.
 const API_VERSION_MIN: i32 = 630;
 
-/// Whether the network runs.
+/// The state of the network.
 enum Network {
     /// Not yet.
     Down,
@@ -58,7 +58,7 @@ pub(super) fn boot(api_version: i32) -> Result<()> {
         Network::Down => {}
     }
     let offered = get_max_api_version();
-    // The client must not see a bad one: it would not let another be chosen.
+    // The client must not see an invalid version: it would not let another be chosen.
     if !(API_VERSION_MIN..=API_VERSION.min(offered)).contains(&api_version) {
         return Err(Error::invalid(
             "API version",
@@ -68,7 +68,8 @@ pub(super) fn boot(api_version: i32) -> Result<()> {
             ),
         ));
     }
-    // The client panics if the API version was chosen before, which only other users of it in this process can have done.
+    // The client panics if the API version was chosen before; only other users of it in this process can have done
+    // so.
     let builder = FdbApiBuilder::default().set_runtime_version(api_version);
     let builder = catch_unwind(AssertUnwindSafe(|| builder.build())).map_err(|_| {
         Error::invalid(
@@ -91,12 +92,12 @@ fn start(builder: NetworkBuilder) -> Result<NetworkAutoStop, FdbError> {
     unsafe { builder.boot() }
 }
 
-/// Stops the network thread and waits for it. Every operation on a cluster that is under way, or comes later, waits for
-/// ever, and the network cannot be booted again.
+/// Stops the network thread and waits for it. Present and later operations on a cluster wait for ever, and the
+/// network cannot be booted again.
 ///
 /// Call it last in `main`. A process that exits without it may crash on its way out, because the client library tears
-/// itself down while its thread still runs. It cannot be left to a handler of the exit: by then the library has lost parts
-/// of itself, and stopping crashes.
+/// itself down while its thread still runs. An exit handler is too late: by then the library has lost parts of
+/// itself, and stopping crashes.
 pub fn stop() {
     *NETWORK.lock().unwrap_or_else(PoisonError::into_inner) = Network::Over;
 }

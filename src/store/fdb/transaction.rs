@@ -33,7 +33,6 @@ const KEYS_END: &[u8] = b"\xff";
 pub(super) struct FdbTransaction {
     /// The connection, for the next transaction after one that was lost in its commit.
     client: Arc<Client>,
-    /// Everything that changes.
     state: Mutex<State>,
 }
 
@@ -43,11 +42,10 @@ struct State {
     slot: Slot,
     /// Whether it writes anything, so that it will have a versionstamp.
     writes: bool,
-    /// The first thing asked of it that the client library must not see; it fails everything that follows.
+    /// The first invalid operation, which the client library must not see; it makes all later operations fail.
     bad: Option<StoreError>,
-    /// How it is treated.
     options: Vec<TransactionOption>,
-    /// Raised whenever it becomes another transaction or is cancelled, so that what was begun before does not meddle with it.
+    /// Raised whenever it becomes another transaction or is cancelled, so that earlier operations do not change it.
     generation: u64,
     /// When it was made or reset, from which its time limit counts.
     made: Instant,
@@ -55,7 +53,7 @@ struct State {
     made_by_client: Instant,
 }
 
-/// The client's transaction, by what can be done with it.
+/// The client's transaction, by its state.
 enum Slot {
     /// It can read and write.
     Open(Transaction),
@@ -63,7 +61,7 @@ enum Slot {
     Committing,
     /// It is committed.
     Committed(TransactionCommitted),
-    /// Its commit has failed. Shared with those who ask what it failed on.
+    /// Its commit has failed. Shared with readers of the conflicting ranges.
     Failed(Arc<TransactionCommitError>),
     /// It was cancelled; the client's transaction too, unless it was busy with a commit or a back-off.
     Cancelled(Option<TransactionCancelled>),
@@ -72,7 +70,7 @@ enum Slot {
 }
 
 impl State {
-    /// A transaction on `slot` that has done nothing yet.
+    /// A new transaction on `slot`.
     fn new(slot: Slot) -> Self {
         let now = Instant::now();
         Self {
@@ -99,7 +97,7 @@ impl State {
         }
     }
 
-    /// Treats the transaction so. A bad option fails what follows.
+    /// Sets an option. An invalid one makes all later operations fail.
     fn set_option(&mut self, option: TransactionOption) {
         let Ok(transaction) = self.open() else { return };
         let later = self.made_by_client.duration_since(self.made);
@@ -110,14 +108,15 @@ impl State {
         }
     }
 
-    /// Makes it the next try of the same transaction, on `slot`, with the options and the time limit of the old one.
+    /// Makes it the next attempt of the same transaction, on `slot`, with the options and the time limit of the old
+    /// one.
     fn try_again(&mut self, slot: Slot, is_kept_by_client: bool) {
         let now = Instant::now();
         let options = std::mem::take(&mut self.options);
         let made_by_client = if is_kept_by_client { self.made_by_client } else { now };
         *self = Self { generation: self.generation + 1, made: self.made, made_by_client, ..Self::new(slot) };
         for option in options {
-            // The client keeps a time limit, which counts across its tries, and no other option.
+            // The client keeps a time limit, which counts across its attempts, and no other option.
             if is_kept_by_client && matches!(option, TransactionOption::Timeout(_)) {
                 self.options.push(option);
             } else {
@@ -135,7 +134,7 @@ impl State {
         timeout.is_some_and(|timeout| self.made.elapsed() > timeout)
     }
 
-    /// Remembers why everything that follows fails.
+    /// Keeps the error with which all later operations fail.
     fn refuse(&mut self, error: StoreError) {
         self.bad.get_or_insert(error);
     }
@@ -148,7 +147,7 @@ impl FdbTransaction {
         Self { client, state }
     }
 
-    /// Puts what has become of the commit of `generation` into its place, unless the transaction was reset or cancelled meanwhile.
+    /// Stores the result of the commit of `generation`, unless the transaction was reset or cancelled meanwhile.
     fn finish(&self, generation: u64, slot: Slot) {
         let mut state = self.state();
         if state.generation == generation {
@@ -156,7 +155,7 @@ impl FdbTransaction {
         }
     }
 
-    /// The changing part. No holder of the lock can panic with it half changed.
+    /// The changing part. No panic leaves it half changed.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -176,7 +175,7 @@ impl FdbTransaction {
         }
     }
 
-    /// Fails with `error`, unless something has gone wrong before, of which only the client may know.
+    /// Fails with `error`, or with an earlier error, which only the client may know.
     fn fail<T>(&self, error: StoreError) -> Answer<'_, T> {
         let state = self.state();
         let error = state.open().err().unwrap_or(error);
@@ -205,7 +204,7 @@ impl TransactionBackend for FdbTransaction {
     }
 
     fn get(&self, key: &[u8], isolation: Isolation) -> Answer<'_, Option<Bytes>> {
-        // The client would show some of itself there.
+        // The client would return some of its own keys there.
         if key >= KEYS_END {
             return self.fail(StoreError::KEY_OUTSIDE_LEGAL_RANGE);
         }
@@ -220,13 +219,13 @@ impl TransactionBackend for FdbTransaction {
             return self.fail(StoreError::KEY_OUTSIDE_LEGAL_RANGE);
         }
         if read.range.is_empty() || read.limit == 0 {
-            // To the client a limit of zero is none. It knows more reasons to fail than are known here, so it is asked all
-            // the same.
+            // The client takes a limit of zero for none. It checks more than this code does, so it is asked all the
+            // same.
             let place = read.range.begin.clone().max(read.range.end.clone());
             let nothing = KeyRange { begin: place.clone(), end: place };
             return self.part(&RangeRead { limit: 1, range: nothing, ..read.clone() }, isolation);
         }
-        // To the client a target of zero bytes is none.
+        // The client takes a target of zero bytes for none.
         let (limit, read_len) = (read.limit, read.target_bytes.max(1));
         let mut rest = read.clone().target_bytes(read_len);
         Answer::Waiting(Box::pin(async move {
@@ -273,7 +272,7 @@ impl TransactionBackend for FdbTransaction {
     }
 
     fn watch(&self, key: &[u8]) -> Answer<'_, Watch> {
-        // The client would tell of these only through the watch.
+        // The client would report these only through the watch.
         let refused = match key {
             _ if key >= KEYS_END => Some(StoreError::KEY_OUTSIDE_LEGAL_RANGE),
             _ if key.len() > KEY_LEN_MAX => Some(StoreError::KEY_TOO_LARGE),
@@ -303,7 +302,7 @@ impl TransactionBackend for FdbTransaction {
         let Slot::Open(transaction) = std::mem::replace(&mut state.slot, Slot::Committing) else {
             unreachable!("an open transaction was just seen")
         };
-        // It must be asked for before the commit, and is known after it.
+        // It must be requested before the commit, and is known after it.
         let versionstamp = state.writes.then(|| Wakeful(transaction.get_versionstamp()));
         let committed = Wakeful(transaction.commit());
         let generation = state.generation;
@@ -322,7 +321,7 @@ impl TransactionBackend for FdbTransaction {
                     let stamp = <[u8; 10]>::try_from(&stamp[..]).expect("the client's stamps have 10 bytes");
                     Ok(Some(Versionstamp(stamp)))
                 }
-                // What it wrote came to nothing, such as clearing an empty range.
+                // Its writes had no effect, such as clearing an empty range.
                 Err(error) if error.code() == 2021 => Ok(None),
                 Err(error) => Err(Error::Store(store_error(error))),
             }
@@ -341,7 +340,7 @@ impl TransactionBackend for FdbTransaction {
     }
 
     fn conflicting_ranges(&self) -> Answer<'_, Vec<KeyRange>> {
-        // The client tells by reading a range beyond the layers' keys, on the transaction whose commit has failed.
+        // The client reports them by a read beyond the layers' keys, on the transaction whose commit has failed.
         let failed = match &self.state().slot {
             Slot::Failed(failed) => Arc::clone(failed),
             _ => return Ok(Vec::new()).into(),
@@ -361,7 +360,7 @@ impl TransactionBackend for FdbTransaction {
         let cancelled = match std::mem::replace(&mut state.slot, Slot::Committing) {
             Slot::Open(transaction) => Some(transaction.cancel()),
             Slot::Cancelled(cancelled) => cancelled,
-            // What it is busy with goes on without it.
+            // Its operation under way goes on without it.
             Slot::Committing | Slot::Committed(_) | Slot::Failed(_) | Slot::Unmade(_) => None,
         };
         let (generation, made) = (state.generation + 1, state.made);
@@ -377,7 +376,7 @@ impl TransactionBackend for FdbTransaction {
             }
             Slot::Committed(committed) => Slot::Open(committed.reset()),
             Slot::Cancelled(Some(cancelled)) => Slot::Open(cancelled.reset()),
-            // What it is busy with goes on without it.
+            // Its operation under way goes on without it.
             Slot::Committing | Slot::Failed(_) | Slot::Cancelled(None) | Slot::Unmade(_) => {
                 unused(&self.client)
             }
@@ -403,8 +402,8 @@ impl TransactionBackend for FdbTransaction {
                     _ if state.is_timed_out() => return Err(StoreError::TRANSACTION_TIMED_OUT.into()),
                     _ => {}
                 }
-                // The client knows best how long to wait: as the cluster has asked for. But it can tell only of what it has
-                // seen fail by itself, or of a body that has failed: not if that has committed, or dropped its commit.
+                // The client knows the best pause, as the cluster has asked for. But it knows only failures that it
+                // has seen itself, or that of a body: not if the body has committed, or dropped its commit.
                 let paced = match std::mem::replace(&mut state.slot, Slot::Committing) {
                     Slot::Open(transaction) => Some(transaction.on_error(FdbError::from_code(code)).boxed()),
                     Slot::Failed(failed) if failed.code() == code => {
@@ -417,7 +416,7 @@ impl TransactionBackend for FdbTransaction {
             let recovered = match paced {
                 Some(paced) => match Wakeful(paced).await {
                     Ok(transaction) => Some(transaction),
-                    // To the client it is final in this state, although it says that it can be tried again.
+                    // To the client it is final in this state, although it calls it retryable.
                     Err(last) if last.code() == code => None,
                     Err(last) => return Err(Error::Store(store_error(last))),
                 },
@@ -434,7 +433,7 @@ impl TransactionBackend for FdbTransaction {
             if matches!(state.slot, Slot::Cancelled(_)) {
                 return Err(StoreError::TRANSACTION_CANCELLED.into());
             }
-            // If it was reset meanwhile, it is another one already.
+            // If it was reset meanwhile, it is another transaction already.
             if state.generation == generation {
                 if state.is_timed_out() {
                     return Err(StoreError::TRANSACTION_TIMED_OUT.into());
@@ -447,14 +446,14 @@ impl TransactionBackend for FdbTransaction {
 }
 
 impl FdbTransaction {
-    /// Reads as many rows of `read` as the client gives at once: it may end earlier than the limits, for reasons of its own.
+    /// Reads as many rows of `read` as the client returns at once: it may end before the limits.
     fn part(&self, read: &RangeRead, isolation: Isolation) -> Answer<'_, Page> {
         let option = RangeOption {
             begin: KeySelector::first_greater_or_equal(&read.range.begin[..]),
             end: KeySelector::first_greater_or_equal(&read.range.end[..]),
             limit: Some(read.limit),
             target_bytes: read.target_bytes,
-            // The limits that were given, and none of the client's own.
+            // The given limits, and none of the client's own.
             mode: StreamingMode::Exact,
             reverse: read.reverse,
             ..RangeOption::default()
@@ -489,19 +488,19 @@ fn unused(client: &Client) -> Slot {
     }
 }
 
-/// The client's form of an option, if it takes one. The client's transaction was made `later` than ours.
+/// The client's form of an option, if it has one. The client's transaction was made `later` than ours.
 fn client_option(option: &TransactionOption, later: Duration) -> Option<ClientOption> {
     let number = |number: usize| i32::try_from(number).unwrap_or(i32::MAX);
     Some(match *option {
         TransactionOption::Timeout(timeout) => {
-            // To the client zero is no limit.
+            // The client takes zero for no limit.
             let left = timeout.saturating_sub(later).as_millis().max(1);
             ClientOption::Timeout(i32::try_from(left).unwrap_or(i32::MAX))
         }
         TransactionOption::SizeLimit(size) => ClientOption::SizeLimit(number(size)),
         TransactionOption::Priority(Priority::Batch) => ClientOption::PriorityBatch,
         TransactionOption::Priority(Priority::System) => ClientOption::PrioritySystemImmediate,
-        // A new transaction has it, or it is counted above the backends.
+        // A new transaction has this priority, and retries are counted above the backends.
         TransactionOption::Priority(Priority::Default) | TransactionOption::RetryLimit(_) => return None,
         TransactionOption::Tag(ref tag) => ClientOption::Tag(tag.clone()),
         TransactionOption::ReportConflicts => ClientOption::ReportConflictingKeys,

@@ -1,11 +1,12 @@
-//! [`Wakeful`]: a future of the client that wakes whoever has polled it last.
+//! [`Wakeful`]: a future of the client that wakes its last poller.
 //!
-//! The client's futures look whether their result is there, and then register the waker. If the result comes between the two,
-//! it wakes the waker of the poll before: a task that is polled by one waker and then by another (moved between tasks, or
-//! polled within `join_all`, `select!` and the like) is never woken again. The first poll is not concerned, because it sets the
-//! callback last, which then fires at once.
+//! The client's futures check whether their result is there, and then register the waker. If the result comes between
+//! the two, it wakes the waker of the previous poll. Then a task that is polled by one waker and then by another
+//! (moved between tasks, or polled within `join_all`, `select!` and the like) is never woken again. The first poll
+//! has no such gap, because it sets the callback last, which then fires at once.
 //!
-//! The mend is to look once more after registering: what came before that is found, and what comes later wakes the new waker.
+//! The remedy is to poll once more after registering: an earlier result is found, and a later one wakes the new
+//! waker.
 
 use std::{
     pin::Pin,
@@ -51,7 +52,8 @@ mod tests {
         }
     }
 
-    /// As the client's: its result comes in the middle of the poll of this number, after the look and before the registration.
+    /// Behaves as the client's future: its result comes in the middle of the poll of this number, after the check and
+    /// before the registration.
     struct Racing {
         polls: usize,
         comes_in: usize,
@@ -80,7 +82,7 @@ mod tests {
         Racing { polls: 0, comes_in, is_there: false, waker: AtomicWaker::new() }
     }
 
-    /// Once, a read that was moved to another task waited for ever, about one in a thousand of those that were moved.
+    /// A read that was moved to another task once waited for ever, about one in a thousand of those that were moved.
     #[test]
     fn a_result_that_comes_while_another_waker_registers_is_not_lost() {
         let counts = [Arc::new(Count::default()), Arc::new(Count::default())];

@@ -1,8 +1,8 @@
 //! [`SimulatedDisk`]: a disk in memory that fails, fills up and loses its power.
 //!
-//! It keeps what a disk is free to do with what was written and not synced: each page of a file may be as it was when the file was
-//! synced last, or as any write since has left it; the file may be as long as it was or longer; and of the names that were given and
-//! taken since the folder was synced, any first ones may be there.
+//! It keeps everything that a disk may do with unsynced writes. Each page of a file may be as it was at the last
+//! sync, or as any later write has left it. The file may have its old length or a longer one. Of the changes of names
+//! since the folder was synced, any first ones may have happened.
 
 use std::{
     collections::BTreeMap,
@@ -19,7 +19,7 @@ use crate::{
     },
 };
 
-/// Something that a store asks of its disk.
+/// An operation of a store on its disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DiskOperation {
@@ -41,15 +41,15 @@ pub enum DiskOperation {
     SyncFolder,
 }
 
-/// What becomes of an operation.
+/// A fault of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DiskFault {
-    /// It fails with this code of the operating system, and nothing happens.
+    /// It fails with this code of the operating system, and has no effect.
     Fails(i32),
-    /// It happens, and fails with this code.
+    /// It takes effect, and fails with this code.
     FailsAfter(i32),
-    /// A write takes at most so many bytes, and says so.
+    /// A write takes at most so many bytes, and returns their number.
     Short(usize),
 }
 
@@ -62,42 +62,41 @@ impl DiskFault {
     pub const FULL: i32 = 28;
 }
 
-/// What a disk has made of that which was not synced when the power failed.
+/// The fate of unsynced pages after a power failure.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Unsynced {
-    /// How many pages that were written are there.
+    /// How many written pages survived.
     pub kept: u64,
-    /// How many are not, or not as they were written last.
+    /// How many did not, or not as they were last written.
     pub lost: u64,
 }
 
 /// A disk in memory with one folder. Clones share it.
 #[derive(Clone)]
 pub struct SimulatedDisk {
-    /// The disk.
     state: Arc<Mutex<State>>,
     /// The size of a page, in bytes.
     page_len: usize,
 }
 
-/// Asked at each operation what becomes of it.
+/// Decides about each operation.
 type Plan = Box<dyn FnMut(&DiskOperation) -> Option<DiskFault> + Send>;
 
 /// A disk.
 #[derive(Default)]
 struct State {
-    /// The files, by numbers that are never used again.
+    /// The files, by numbers that are never reused.
     files: Vec<Content>,
-    /// Which file has which name.
+    /// The number of the file under each name.
     names: BTreeMap<String, usize>,
-    /// Which file has which name on disk.
+    /// The same on disk.
     synced_names: BTreeMap<String, usize>,
-    /// How the names have changed since.
+    /// The changes of names since then.
     renames: Vec<Naming>,
     /// Files that are locked.
     locked: Vec<String>,
-    /// What becomes of operations.
+    /// The plan for operations.
     plan: Option<Plan>,
 }
 
@@ -110,14 +109,14 @@ enum Naming {
     Removed(String),
 }
 
-/// What is in a file.
+/// The content of a file.
 #[derive(Clone, Default)]
 struct Content {
-    /// As it is read.
+    /// As it is read now.
     bytes: Vec<u8>,
-    /// As it was synced last.
+    /// As it was at the last sync.
     synced: Vec<u8>,
-    /// What was written since, in order.
+    /// The writes since then, in order.
     writes: Vec<(usize, Vec<u8>)>,
 }
 
@@ -135,19 +134,18 @@ impl Naming {
 }
 
 impl Content {
-    /// Writes.
     fn write(&mut self, at: usize, bytes: &[u8]) {
         put(&mut self.bytes, at, bytes);
         self.writes.push((at, bytes.to_vec()));
     }
 
-    /// Everything is on disk.
+    /// Puts everything on disk.
     fn sync(&mut self) {
         self.synced.clone_from(&self.bytes);
         self.writes.clear();
     }
 
-    /// What is there after a power failure; `choose` draws a number below its argument.
+    /// The content after a power failure; `choose` draws a number below its argument.
     fn torn(
         &self,
         page_len: usize,
@@ -156,7 +154,7 @@ impl Content {
     ) -> Vec<u8> {
         let mut torn = self.synced.clone();
         let len = self.writes.iter().map(|(at, bytes)| at + bytes.len()).max().unwrap_or(0).max(torn.len());
-        // Zeros are what a page is that was never written.
+        // A page that was never written has zeros.
         torn.resize(len, 0);
         for page in 0..len.div_ceil(page_len) {
             let range = page * page_len..((page + 1) * page_len).min(len);
@@ -176,7 +174,7 @@ impl Content {
                 torn[from..to].copy_from_slice(&bytes[from - at..to - at]);
             }
         }
-        // The length is any from that of before to that of now, at the end of a page.
+        // The length is any from the synced one to the present one, at the end of a page.
         let pages = len.div_ceil(page_len) - self.synced.len().div_ceil(page_len);
         let shorter = choose(pages + 2);
         let shortened = match shorter {
@@ -199,11 +197,11 @@ fn put(target: &mut Vec<u8>, at: usize, bytes: &[u8]) {
 }
 
 impl SimulatedDisk {
-    /// An empty one, which writes pages of so many bytes as a whole.
+    /// An empty disk, which writes pages of `page_len` bytes as a whole.
     ///
     /// # Panics
     ///
-    /// If a page has no bytes.
+    /// If `page_len` is zero.
     pub fn new(page_len: usize) -> Self {
         assert!(page_len > 0, "a page has bytes");
         Self { state: Arc::default(), page_len }
@@ -216,15 +214,15 @@ impl SimulatedDisk {
         self.open_with(FolderOptions::default())
     }
 
-    /// Opens the store on it, which writes a snapshot once its journal has this many bytes, and one as long as the snapshot, within the
-    /// commit.
+    /// Opens the store on it, with a snapshot each time its journals have this many bytes and are as long as the
+    /// snapshot, written within the commit.
     ///
     /// Fails as [`Database::open_dir`] does.
     pub fn open_small(&self, journal_len_min: u64) -> Result<Database> {
         self.open_with(FolderOptions { journal_len_min, has_threads: false })
     }
 
-    /// Opens the store on it so.
+    /// Opens the store on it with `options`.
     fn open_with(&self, options: FolderOptions) -> Result<Database> {
         let env = Env::system();
         Ok(Database::new(Arc::new(self.engine(env.clone(), options)?), env))
@@ -236,18 +234,18 @@ impl SimulatedDisk {
         Ok(Embedded::new(engine))
     }
 
-    /// Has `plan` say what becomes of each operation; `None` lets it happen.
+    /// Makes `plan` decide about each operation; `None` lets it happen.
     pub fn plan(&self, plan: impl FnMut(&DiskOperation) -> Option<DiskFault> + Send + 'static) {
         self.state().plan = Some(Box::new(plan));
     }
 
-    /// Lets everything happen.
+    /// Removes the plan: no operation fails.
     pub fn mend(&self) {
         self.state().plan = None;
     }
 
-    /// A copy of it, without locks and plan: what another process finds after this one was killed, and what is copied while it is
-    /// open.
+    /// A copy of it, without locks and plan, as another process finds it after this one was killed, or as a copy of
+    /// an open folder.
     #[must_use]
     pub fn copied(&self) -> Self {
         let state = self.state();
@@ -262,8 +260,8 @@ impl SimulatedDisk {
         Self { state: Arc::new(Mutex::new(copy)), page_len: self.page_len }
     }
 
-    /// What a power failure leaves of it. `choose` draws a number below its argument, as often as it is asked; all that it can draw is
-    /// all that can happen.
+    /// The disk after a power failure. `choose` draws a number below its argument, as often as it is called; its
+    /// possible draws cover everything that can happen.
     #[must_use]
     pub fn after_power_failure(&self, mut choose: impl FnMut(usize) -> usize) -> (Self, Unsynced) {
         let state = self.state();
@@ -285,13 +283,13 @@ impl SimulatedDisk {
         self.state().names.keys().cloned().collect()
     }
 
-    /// What is in a file; nothing if it is not there.
+    /// The content of a file; empty if it does not exist.
     pub fn read(&self, name: &str) -> Vec<u8> {
         let state = self.state();
         state.names.get(name).map(|file| state.files[*file].bytes.clone()).unwrap_or_default()
     }
 
-    /// Puts `bytes` into a file, on disk.
+    /// Writes `bytes` as a file, on disk.
     pub fn write(&self, name: &str, bytes: &[u8]) {
         let mut state = self.state();
         let content = Content { bytes: bytes.to_vec(), synced: bytes.to_vec(), writes: Vec::new() };
@@ -302,12 +300,12 @@ impl SimulatedDisk {
         naming.apply(&mut state.synced_names);
     }
 
-    /// The disk. No code that holds the lock can leave it half changed by a panic.
+    /// The disk. No panic leaves it half changed.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What becomes of `operation`, which `happen` does.
+    /// Does `operation` by `happen`, as the plan decides.
     fn operate<T>(
         &self,
         operation: &DiskOperation,
@@ -315,7 +313,7 @@ impl SimulatedDisk {
     ) -> io::Result<T> {
         let mut state = self.state();
         let mut plan = state.plan.take();
-        // It may panic, to kill the thread that asks.
+        // The plan may panic, to kill the thread of the operation.
         drop(state);
         let fault = plan.as_mut().and_then(|plan| plan(operation));
         state = self.state();
@@ -349,7 +347,6 @@ fn name_of(path: &Path) -> String {
     path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
-/// There is no such file.
 fn not_found() -> io::Error {
     io::ErrorKind::NotFound.into()
 }
@@ -435,7 +432,6 @@ impl Files for SimulatedDisk {
 /// A lock on a file.
 struct SimulatedLock {
     disk: SimulatedDisk,
-    /// The file.
     name: String,
 }
 

@@ -1,9 +1,9 @@
-//! What may happen to one commit, and to one watch.
+//! The faults of one commit, and of one watch.
 
 use super::Gate;
 use crate::base::error::StoreError;
 
-/// What happens to a commit.
+/// A fault of a commit.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum CommitFault {
@@ -13,11 +13,11 @@ pub enum CommitFault {
     After(StoreError),
     /// It fails, and happens later, at [`Faults::commit_late`](super::Faults::commit_late): 1031.
     Late(StoreError),
-    /// It waits at the gate first.
+    /// It waits at the gate, and then happens.
     Hold(Gate),
 }
 
-/// What happens to a watch.
+/// A fault of a watch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WatchFault {

@@ -19,7 +19,7 @@ use crate::{
     store::Database,
 };
 
-/// What was asked of the store so far, faults included.
+/// Counts of the operations on the store, faults included.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OperationCounts {
@@ -31,7 +31,7 @@ pub struct OperationCounts {
     pub commits: u64,
     /// Commits with writes.
     pub write_commits: u64,
-    /// Bytes of what reads have asked for and brought: keys, bounds of ranges, and values.
+    /// Bytes of reads: requested keys, bounds of ranges, and returned values.
     pub read_bytes: u64,
     /// Bytes of the keys and values of writes.
     pub written_bytes: u64,
@@ -40,7 +40,7 @@ pub struct OperationCounts {
 impl std::ops::Sub for OperationCounts {
     type Output = Self;
 
-    /// What was asked since `before`.
+    /// The operations since `before`.
     fn sub(self, before: Self) -> Self {
         Self {
             reads: self.reads - before.reads,
@@ -53,43 +53,34 @@ impl std::ops::Sub for OperationCounts {
     }
 }
 
-/// A plan, asked at each operation.
+/// A plan, called at each operation.
 type Plan<O, F> = Box<dyn FnMut(&O) -> Option<F> + Send>;
 
 /// A store around another one that fails as a plan says. Clones share the plan.
 ///
-/// Nothing fails until a plan is made. A scripted fault goes before the plan for commits. Plans are asked in the middle of
-/// an operation: they must not block, nor make other plans.
+/// Nothing fails until a plan is made. A scripted fault takes precedence over the plan for commits. Plans are called
+/// in the middle of an operation: they must not block, nor make other plans.
 #[derive(Clone)]
 pub struct Faults {
-    /// The store behind the faults.
     database: Database,
-    /// What is planned, and what was counted.
     plans: Arc<Plans>,
 }
 
-/// What is planned, and what was counted.
+/// The plans and the counts.
 #[derive(Default)]
 struct Plans {
-    /// What to do.
     plan: Mutex<Planned>,
-    /// Reads so far.
     reads: AtomicU64,
-    /// Writes so far.
     mutations: AtomicU64,
-    /// Commits so far.
     commits: AtomicU64,
-    /// Commits with writes so far.
     write_commits: AtomicU64,
-    /// Bytes read so far.
     read_bytes: AtomicU64,
-    /// Bytes written so far.
     written_bytes: AtomicU64,
     /// Transactions that will commit late.
     late: Mutex<Vec<Inner>>,
 }
 
-/// What to do.
+/// The plans.
 #[derive(Default)]
 struct Planned {
     /// For the next commits with writes, one each.
@@ -112,22 +103,22 @@ impl Faults {
         self.database.clone()
     }
 
-    /// Disturbs the next commits with writes, one each, in this order; after those that are still to come.
+    /// Disturbs the next commits with writes, one each, in this order; after the faults that are scripted already.
     pub fn script_commits(&self, faults: impl IntoIterator<Item = CommitFault>) {
         self.plans.plan().script.extend(faults);
     }
 
-    /// Disturbs commits as `plan` says of what each transaction has done. It replaces the last plan.
+    /// Disturbs commits as `plan` decides from the operations of each transaction. It replaces the last plan.
     pub fn plan_commits(&self, plan: impl FnMut(&Attempt) -> Option<CommitFault> + Send + 'static) {
         self.plans.plan().commits = Some(Box::new(plan));
     }
 
-    /// Fails reads as `plan` says. It replaces the last plan.
+    /// Fails reads as `plan` decides. It replaces the last plan.
     pub fn plan_reads(&self, plan: impl FnMut(&Operation) -> Option<StoreError> + Send + 'static) {
         self.plans.plan().reads = Some(Box::new(plan));
     }
 
-    /// Disturbs watches as `plan` says of their keys. It replaces the last plan.
+    /// Disturbs watches as `plan` decides from their keys. It replaces the last plan.
     pub fn plan_watches(&self, plan: impl FnMut(&[u8]) -> Option<WatchFault> + Send + 'static) {
         self.plans.plan().watches = Some(Box::new(plan));
     }
@@ -137,12 +128,12 @@ impl Faults {
         *self.plans.plan() = Planned::default();
     }
 
-    /// How many scripted faults are still to come.
+    /// How many scripted faults are left.
     pub fn scripted(&self) -> usize {
         self.plans.plan().script.len()
     }
 
-    /// Lets the commits that were to come late happen; returns what each has come to.
+    /// Lets the late commits happen; returns their results.
     pub async fn commit_late(&self) -> Vec<Result<()>> {
         let late = std::mem::take(&mut *lock(&self.plans.late));
         let mut results = Vec::with_capacity(late.len());
@@ -152,7 +143,7 @@ impl Faults {
         results
     }
 
-    /// What was asked of the store so far.
+    /// The counts so far.
     pub fn counts(&self) -> OperationCounts {
         let Plans { reads, mutations, commits, write_commits, read_bytes, written_bytes, .. } = &*self.plans;
         OperationCounts {
@@ -172,13 +163,12 @@ impl fmt::Debug for Faults {
     }
 }
 
-/// Locks `mutex`. A plan that panics leaves nothing half changed.
+/// Locks `mutex`. A plan that panics leaves no half-done change.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Plans {
-    /// What to do.
     fn plan(&self) -> MutexGuard<'_, Planned> {
         lock(&self.plan)
     }

@@ -1,8 +1,8 @@
-//! [`Gate`]: holds a commit up until a test lets it go on.
+//! [`Gate`]: holds a commit until a test lets it go on.
 
 use tokio::sync::watch;
 
-/// Holds commits up, so that a test can script how transactions interleave. Clones are the same gate.
+/// Holds commits, so that a test can script how transactions interleave. Clones are the same gate.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
@@ -28,10 +28,10 @@ use tokio::sync::watch;
 #[derive(Debug, Clone)]
 pub struct Gate(watch::Sender<State>);
 
-/// What has happened at a gate.
+/// The state of a gate.
 #[derive(Debug, Clone, Copy, Default)]
 struct State {
-    /// How many commits have come to it.
+    /// How many commits have reached it.
     reached: usize,
     /// Whether it lets them through.
     is_open: bool,
@@ -44,23 +44,23 @@ impl Default for Gate {
 }
 
 impl Gate {
-    /// Completes when a commit has come to the gate; at once if one has before.
+    /// Completes when a commit has reached the gate; at once if one has before.
     pub async fn reached(&self) {
         self.until(|state| state.reached > 0).await;
     }
 
-    /// Lets through whatever waits and whatever comes.
+    /// Lets all waiting and later commits through.
     pub fn open(&self) {
         self.0.send_modify(|state| state.is_open = true);
     }
 
-    /// Comes to the gate, and waits until it is open.
+    /// Reaches the gate, and waits until it is open.
     pub(super) async fn pass(&self) {
         self.0.send_modify(|state| state.reached += 1);
         self.until(|state| state.is_open).await;
     }
 
-    /// Completes when `holds` does.
+    /// Completes when `holds` is true.
     async fn until(&self, holds: impl Fn(&State) -> bool) {
         self.0.subscribe().wait_for(|state| holds(state)).await.expect("the gate itself keeps the sender");
     }

@@ -1,8 +1,9 @@
-//! For the tests of layers: [`Faults`] makes a store fail as a plan says, [`Trace`] records what is done to it, and a
-//! [`SimulatedDisk`] below a store fails, fills up and loses its power.
+//! For the tests of layers: [`Faults`] makes a store fail as a plan says, [`Trace`] records the operations on it, and
+//! a [`SimulatedDisk`] below a store fails, fills up and loses its power.
 //!
-//! The first two are wrappers. Both give a [`Database`](super::Database) that is used like any other and keeps its rows in the wrapped one, so that a
-//! test can drive a layer through the wrapper and look at the result beside it. They can be put around each other.
+//! The first two are wrappers. Each gives a [`Database`](super::Database) that is used like any other and keeps its
+//! rows in the wrapped one. So a test can drive a layer through the wrapper and read the result beside it. Wrappers
+//! can be nested.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> notibus::Result<()> {
@@ -11,7 +12,7 @@
 //! let store = Database::memory();
 //! let trace = Trace::new(&store);
 //! let faults = Faults::new(&trace.database());
-//! // The first commit happens, but the client is informed that nobody knows.
+//! // The first commit happens, but its result is unknown to the client.
 //! faults.script_commits([CommitFault::After(StoreError::COMMIT_UNKNOWN_RESULT)]);
 //!
 //! let add_one = 1_u64.to_le_bytes();

@@ -1,14 +1,14 @@
-//! [`Operation`]: what a transaction was asked to do, as the wrappers see it.
+//! [`Operation`]: the operations of a transaction, as the wrappers see them.
 
 use bytes::Bytes;
 
 use crate::store::{AtomicOp, Isolation, KeyRange, mutation::Mutation};
 
-/// Something that a transaction was asked to do.
+/// An operation of a transaction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Operation {
-    /// The read version was asked for.
+    /// The read version was requested.
     ReadVersion,
     /// A key was read.
     Get {
@@ -48,7 +48,7 @@ pub enum Operation {
     },
     /// An atomic operation was applied.
     Atomic {
-        /// Which one.
+        /// The operation.
         op: AtomicOp,
         /// The key.
         key: Bytes,
@@ -65,7 +65,7 @@ pub enum Operation {
         /// The range.
         range: KeyRange,
     },
-    /// The commit was asked for.
+    /// The commit was requested.
     Commit,
 }
 
@@ -114,7 +114,7 @@ impl From<&Mutation> for Operation {
     }
 }
 
-/// One attempt of a transaction: what it was asked to do since it was begun or last reset.
+/// One attempt of a transaction: its operations since it was begun or last reset.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Attempt {
     /// The operations, in order.
@@ -132,7 +132,7 @@ impl Attempt {
         self.operations.iter().filter(|op| op.is_mutation())
     }
 
-    /// What of it can make it conflict with others.
+    /// The operations that can make it conflict with others.
     pub fn read_conflicts(&self) -> impl Iterator<Item = &Operation> {
         self.operations.iter().filter(|op| op.is_read_conflict())
     }

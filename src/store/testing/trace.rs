@@ -1,4 +1,4 @@
-//! [`Trace`]: records what is done to a store.
+//! [`Trace`]: records the operations on a store.
 
 use std::{
     collections::BTreeMap,
@@ -12,16 +12,14 @@ use super::{
 };
 use crate::store::Database;
 
-/// A store around another one that records what is done to it. Clones share the record.
+/// A store around another one that records its operations. Clones share the record.
 #[derive(Clone)]
 pub struct Trace {
-    /// The store that records.
     database: Database,
-    /// What was done.
     record: Arc<Record>,
 }
 
-/// What was done, by attempt.
+/// The operations, by attempt.
 #[derive(Default)]
 struct Record(Mutex<BTreeMap<u64, Attempt>>);
 
@@ -37,8 +35,8 @@ impl Trace {
         self.database.clone()
     }
 
-    /// Takes what was done since the last time: the attempts of transactions, in the order in which they began. One that
-    /// did nothing is not among them.
+    /// Takes the operations since the last call: the attempts of transactions, in the order in which they began.
+    /// Attempts without operations are left out.
     pub fn take(&self) -> Vec<Attempt> {
         std::mem::take(&mut *self.record.attempts()).into_values().collect()
     }
@@ -51,7 +49,7 @@ impl fmt::Debug for Trace {
 }
 
 impl Record {
-    /// What was done. No code that holds the lock can leave it half changed by a panic.
+    /// The operations. No panic leaves them half changed.
     fn attempts(&self) -> MutexGuard<'_, BTreeMap<u64, Attempt>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,4 +1,4 @@
-//! [`Wrapper`]: a backend around another one, which asks an [`Interceptor`] at every operation.
+//! [`Wrapper`]: a backend around another one, which calls an [`Interceptor`] at every operation.
 
 use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError,
@@ -24,15 +24,15 @@ use crate::{
     },
 };
 
-/// A wrapped transaction, kept alive by whatever still works on it.
+/// A wrapped transaction, kept alive by the operations on it.
 pub(super) type Inner = Arc<dyn TransactionBackend>;
 
-/// Decides what happens at each operation. By default, what would happen without it.
+/// Decides about each operation. By default it changes nothing.
 pub(super) trait Interceptor: Send + Sync + 'static {
-    /// Attempt number `attempt` is asked to do `operation`.
+    /// Attempt number `attempt` does `operation`.
     fn sees(&self, _attempt: u64, _operation: &Operation) {}
 
-    /// A read has brought `bytes` bytes of keys and values.
+    /// A read has returned `bytes` bytes of keys and values.
     fn has_read(&self, _bytes: usize) {}
 
     /// Whether a read fails.
@@ -40,27 +40,26 @@ pub(super) trait Interceptor: Send + Sync + 'static {
         None
     }
 
-    /// Whether a watch is a bad one.
+    /// The fault of a watch, if any.
     fn watch(&self, _key: &[u8]) -> Option<WatchFault> {
         None
     }
 
-    /// Whether the commit of `attempt` is disturbed.
+    /// The fault of the commit of `attempt`, if any.
     fn commit(&self, _attempt: &Attempt) -> Option<CommitFault> {
         None
     }
 
-    /// Keeps a transaction whose commit comes late.
+    /// Keeps a transaction whose commit happens late.
     fn keep_late(&self, _transaction: Inner) {}
 }
 
 /// A backend around another one.
 pub(super) struct Wrapper<I> {
-    /// The wrapped one.
     inner: Arc<dyn Backend>,
-    /// What is shared with the handle of the test.
+    /// Shared with the handle of the test.
     interceptor: Arc<I>,
-    /// Numbers the attempts.
+    /// The number of the last attempt.
     attempts: Arc<AtomicU64>,
 }
 
@@ -99,38 +98,34 @@ impl<I: Interceptor> Backend for Wrapper<I> {
 
 /// A transaction around another one.
 struct WrappedTransaction<I> {
-    /// Begins another transaction where one is taken away.
+    /// Begins another transaction when the wrapped one is kept for a late commit.
     store: Arc<dyn Backend>,
-    /// Decides.
     interceptor: Arc<I>,
-    /// Numbers the attempts.
+    /// The number of the last attempt.
     attempts: Arc<AtomicU64>,
-    /// The changing part.
     state: Mutex<State>,
 }
 
 /// The changing part of a transaction.
 struct State {
-    /// The wrapped one.
     inner: Inner,
-    /// What it was asked to do.
+    /// Its operations.
     attempt: Attempt,
-    /// Which attempt it is.
+    /// The number of the attempt.
     number: u64,
 }
 
 impl<I: Interceptor> WrappedTransaction<I> {
-    /// The changing part. No code that holds the lock can leave it half changed by a panic.
+    /// The changing part. No panic leaves it half changed.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The wrapped transaction.
     fn inner(&self) -> Inner {
         Arc::clone(&self.state().inner)
     }
 
-    /// From now on it is another attempt.
+    /// Begins another attempt.
     fn begin_attempt(&self) -> MutexGuard<'_, State> {
         let mut state = self.state();
         state.attempt = Attempt::default();
@@ -138,7 +133,7 @@ impl<I: Interceptor> WrappedTransaction<I> {
         state
     }
 
-    /// Takes note of `operation`; returns the wrapped transaction to do it on.
+    /// Records `operation`; returns the wrapped transaction to do it on.
     fn note(&self, operation: Operation) -> Inner {
         let mut state = self.state();
         self.interceptor.sees(state.number, &operation);
@@ -146,7 +141,7 @@ impl<I: Interceptor> WrappedTransaction<I> {
         Arc::clone(&state.inner)
     }
 
-    /// Takes note of a read and does it, unless it is to fail.
+    /// Records a read and does it, unless it should fail.
     fn reading<T>(
         &self,
         operation: Operation,

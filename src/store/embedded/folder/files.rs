@@ -1,8 +1,8 @@
 //! [`Files`]: the one way from a store to its disk.
 //!
-//! Tests and simulations put a disk behind it that fails, fills up, or loses its power. The store asks for no more than what is
-//! here, and relies on this much: what was synced is there after a power failure; of what was not, any part is. A rename takes the
-//! place of a file at once or not at all.
+//! Tests and simulations use a disk that fails, fills up, or loses its power. The store uses only these operations,
+//! and relies on this much: synced bytes are there after a power failure; of the others, any part may be. A rename
+//! replaces a file at once or not at all.
 
 use std::{
     fs::{self, OpenOptions, TryLockError},
@@ -12,37 +12,37 @@ use std::{
 
 /// A disk.
 pub(crate) trait Files: Send + Sync + 'static {
-    /// Makes a folder that only its owner may enter, with its parents, if it is not there.
+    /// Creates a folder that only its owner may enter, with its parents, if it does not exist.
     fn make_folder(&self, path: &Path) -> io::Result<()>;
     /// Whether there is a file, and no folder, at `path`.
     fn is_file(&self, path: &Path) -> bool;
-    /// The names of what is in a folder.
+    /// The names of the entries of a folder.
     fn list(&self, folder: &Path) -> io::Result<Vec<String>>;
     /// Opens a file.
     fn open(&self, path: &Path, access: Access) -> io::Result<Box<dyn File>>;
-    /// Gives a file another name, and takes away the file that has had that.
+    /// Renames a file, and replaces a file that has the new name.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
     /// Removes a file.
     fn remove(&self, path: &Path) -> io::Result<()>;
     /// Waits until the names of a folder are on disk.
     fn sync_folder(&self, folder: &Path) -> io::Result<()>;
-    /// Locks the file `path`, which is made if it is not there, until the lock is dropped. `None` if somebody else has it.
+    /// Locks the file `path`, which is created if it does not exist, until the lock is dropped. `None` if another
+    /// holder has it.
     fn lock(&self, path: &Path) -> io::Result<Option<Lock>>;
-    /// Whether somebody has locked the file `path`. It need not be there.
+    /// Whether the file `path` is locked. It need not exist.
     fn is_locked(&self, path: &Path) -> io::Result<bool>;
 }
 
 /// A lock, until it is dropped.
 pub(crate) type Lock = Box<dyn Send + Sync>;
 
-/// What a file is opened for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Access {
-    /// To be read.
+    /// Read an existing file.
     Read,
-    /// To be read and written.
+    /// Read and write an existing file.
     Write,
-    /// To be written again: it is made, or emptied. Only its owner may read it.
+    /// Create or empty the file. Only its owner may read it.
     Create,
 }
 
@@ -50,13 +50,13 @@ pub(crate) enum Access {
 pub(crate) trait File: Send {
     /// Its length, in bytes.
     fn len(&mut self) -> io::Result<u64>;
-    /// Reads what is at `at` into `buffer`. Fewer bytes than asked for are no error; none are there at the end.
+    /// Reads bytes at `at` into `buffer`. It may read fewer bytes than asked for; it reads none at the end.
     fn read_at(&mut self, at: u64, buffer: &mut [u8]) -> io::Result<usize>;
-    /// Writes `bytes`, or some of them, at `at`, and says how many.
+    /// Writes `bytes`, or some of them, at `at`, and returns how many.
     fn write_at(&mut self, at: u64, bytes: &[u8]) -> io::Result<usize>;
-    /// Cuts it at `len`, and waits until that is on disk.
+    /// Cuts it to `len`, and waits until that is on disk.
     fn cut(&mut self, len: u64) -> io::Result<()>;
-    /// Waits until what was written is on disk.
+    /// Waits until all writes are on disk.
     fn sync(&mut self) -> io::Result<()>;
 }
 
@@ -76,7 +76,7 @@ pub(super) fn write_all(file: &mut dyn File, mut at: u64, mut bytes: &[u8]) -> i
     Ok(())
 }
 
-/// Reads as many bytes of `buffer` as there are at `at`, and says how many.
+/// Fills `buffer` from `at` as far as the file goes, and returns the number of bytes.
 pub(super) fn read_all(file: &mut dyn File, at: u64, buffer: &mut [u8]) -> io::Result<usize> {
     let mut read = 0;
     while read < buffer.len() {
@@ -103,10 +103,10 @@ pub(super) fn read_text(files: &dyn Files, path: &Path) -> io::Result<Option<Str
     Ok(Some(String::from_utf8_lossy(&bytes).into_owned()))
 }
 
-/// What the name of a file ends with until it is whole.
+/// The suffix of a file's name until the file is whole.
 pub(super) const UNFINISHED: &str = ".new";
 
-/// Makes the file `name` of `folder` by `write`: after a power failure it is there as a whole, or as it was before.
+/// Creates the file `name` of `folder` by `write`: after a power failure it is there as a whole, or as it was before.
 pub(super) fn replace<T>(
     files: &dyn Files,
     folder: &Path,
@@ -122,7 +122,7 @@ pub(super) fn replace<T>(
         files.sync_folder(folder)?;
         Ok((file, written))
     };
-    // Commits need the room that it has taken.
+    // Free the room that it has taken, which commits need.
     make().inspect_err(|_: &io::Error| drop(files.remove(&unfinished)))
 }
 
@@ -193,7 +193,7 @@ impl Files for SystemFiles {
     }
 }
 
-/// Options that make a file which only its owner may read and write.
+/// Options to create a file that only its owner may read and write.
 fn owned(options: &mut OpenOptions) -> &mut OpenOptions {
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::mode(options, 0o600);

@@ -1,19 +1,20 @@
-//! [`History`]: which versions a folder has used.
+//! [`History`]: the versions that a folder has used.
 //!
-//! Each opening begins versions at the wall clock, or behind those before it, and what it uses is an interval. A position in none
-//! of them was given out by another store: by this folder before an older copy took its place, or by a store in memory that is gone.
+//! Each opening begins its versions at the wall clock, or behind earlier ones, and uses an interval of versions.
+//! Another store has given out a position that is in none of them: this folder before an older copy took its place,
+//! or a store in memory that is gone.
 
 use crate::base::{encoding::Reader, error::Result};
 
-/// How many openings are remembered. Positions of those before count as those of another store.
+/// How many openings are remembered. Positions of earlier ones count as those of another store.
 const OPENINGS_MAX: usize = 4_096;
 
-/// Which versions a folder has used, an interval for each opening, oldest first.
+/// The versions that a folder has used, an interval for each opening, oldest first.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct History(Vec<(u64, u64)>);
 
 impl History {
-    /// The folder is opened, and versions go on from `version`.
+    /// Begins an opening whose versions go on from `version`.
     pub fn opened(&mut self, version: u64) {
         self.0.push((version, version));
         if self.0.len() > OPENINGS_MAX {
@@ -21,26 +22,26 @@ impl History {
         }
     }
 
-    /// The present opening has come to `version`.
+    /// Extends the present opening to `version`.
     pub fn reached(&mut self, version: u64) {
         if let Some((_, last)) = self.0.last_mut() {
             *last = version;
         }
     }
 
-    /// Whether `version` is one that the folder has used.
+    /// Whether the folder has used `version`.
     pub fn contains(&self, version: u64) -> bool {
         self.end_of(version).is_some()
     }
 
-    /// The last version that the opening has used which has used `version`.
+    /// The last version of the opening that has used `version`.
     pub fn end_of(&self, version: u64) -> Option<u64> {
         let later = self.0.partition_point(|(first, _)| *first <= version);
         let (_, last) = self.0[..later].last()?;
         (version <= *last).then_some(*last)
     }
 
-    /// It as bytes.
+    /// Appends the stored form.
     pub fn append_to(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&(self.0.len() as u64).to_be_bytes());
         for (first, last) in &self.0 {
@@ -49,7 +50,6 @@ impl History {
         }
     }
 
-    /// The one that bytes tell.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let mut reader = Reader::new("history", bytes);
         let count = reader.u64()?;

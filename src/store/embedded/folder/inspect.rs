@@ -1,4 +1,4 @@
-//! Looking at a folder without changing it, whoever has it open; and copying what is in it.
+//! Reading a folder without changing it, even while another process has it open; and copying its content.
 
 use std::{io, path::Path};
 
@@ -13,10 +13,10 @@ use crate::{
     store::embedded::core::Root,
 };
 
-/// How often a folder is read that another process changes meanwhile.
+/// How often a folder is read again because another process changes it.
 const READS_MAX: usize = 100;
 
-/// What is in a folder.
+/// The state of a folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FolderReport {
@@ -24,25 +24,24 @@ pub struct FolderReport {
     pub rows: usize,
     /// The version of the newest commit, or of the newest opening.
     pub version: u64,
-    /// What is damaged. Rows may be missing, and old ones may be there, if there is anything.
+    /// What is damaged. If anything is, rows may be missing, and old rows may be there.
     pub damages: Vec<Damage>,
-    /// How many bytes behind the last commit were never answered; the next opening cuts them off.
+    /// How many bytes behind the last commit belong to unanswered commits; the next opening cuts them off.
     pub torn_len: u64,
-    /// Whether a process has it open. Then there may be more by now.
+    /// Whether a process has it open. Then there may be more rows by now.
     pub is_open: bool,
 }
 
-/// What was found in a folder.
+/// The content of a folder.
 pub(in crate::store) struct Inspection {
-    /// All rows that are whole.
+    /// All undamaged rows.
     pub root: Root,
-    /// Which versions it has used.
+    /// The versions that it has used.
     pub history: History,
-    /// What is to be said of it.
     pub report: FolderReport,
 }
 
-/// Looks at the folder `path`.
+/// Reads the folder `path`.
 pub(in crate::store) fn look(files: &dyn Files, path: &Path) -> Result<Inspection> {
     let fail = |reason: String| Error::Open { path: path.to_owned(), reason };
     if files.is_file(path) {
@@ -55,13 +54,13 @@ pub(in crate::store) fn look(files: &dyn Files, path: &Path) -> Result<Inspectio
     let (mut reads, mut doubt) = (0, None);
     let (contents, is_open) = loop {
         reads += 1;
-        // A journal may grow, and a snapshot take the place of others, while it is read.
+        // A journal may grow, and a snapshot replace others, during the read.
         let is_open = files.is_locked(&path.join(LOCK)).map_err(io)?;
         let read = match recover::read(files, path) {
             Ok(contents) if contents.damages.is_empty() => break (contents, is_open),
             read => read,
         };
-        // Somebody may have opened it meanwhile, and closed it again: only what is found twice is so.
+        // Another process may have opened and closed it meanwhile: damage counts only if two reads find it.
         let found = Some(match &read {
             Ok(contents) => Ok(contents.damages.clone()),
             Err(error) => Err(explain(error)),
@@ -77,7 +76,7 @@ pub(in crate::store) fn look(files: &dyn Files, path: &Path) -> Result<Inspectio
     Ok(Inspection { root, history, report })
 }
 
-/// Puts a store with what `look` has found into the folder `path`, which must be empty or missing.
+/// Writes a store with the content of `look` into the folder `path`, which must be empty or missing.
 pub(in crate::store) fn copy_to(files: &dyn Files, path: &Path, look: &Inspection) -> Result<()> {
     let fail = |reason: String| Error::Open { path: path.to_owned(), reason };
     let io = |error: io::Error| fail(explain(&error));
@@ -93,7 +92,7 @@ pub(in crate::store) fn copy_to(files: &dyn Files, path: &Path, look: &Inspectio
     make(files, path, (&look.root, look.report.version), &look.history).map_err(io)
 }
 
-/// Makes the files of a store with `root` at `version`.
+/// Creates the files of a store with `root` at `version`.
 pub(super) fn make(
     files: &dyn Files,
     path: &Path,

@@ -1,12 +1,14 @@
-//! [`Journal`]: what was committed since a snapshot, one record for each group.
+//! [`Journal`]: the commits since a snapshot, one record for each group.
 //!
 //! # Invariants
 //!
-//! 1. A record is written only once all before it are on disk. So a broken record that has a whole one behind it was whole once: it
-//!    is damaged. A broken one with nothing behind it is what a power failure has left of a group that was not answered.
-//! 2. Behind the last group stands a [`Kind::Synced`] record, which is not waited for and which the next group takes the place of.
-//!    With it, damage to the last group is known as such.
-//! 3. A journal has its name once its first record is on disk. The first record of the next one says how long it is.
+//! 1. A record is written only once all earlier ones are on disk. So a broken record with a whole one behind it was
+//!    whole once: it is damaged. A broken record with nothing behind it is the remains of a group that was not
+//!    answered when the power failed.
+//! 2. Behind the last group there is a [`Kind::Synced`] record. No commit waits for it, and the next group overwrites
+//!    it. It makes damage to the last group visible.
+//! 3. A journal has its name once its first record is on disk. The first record of the next journal has the length of
+//!    this one.
 
 use std::{io, path::Path};
 
@@ -20,25 +22,25 @@ pub(super) fn name(number: u64) -> String {
     format!("journal-{number:016}")
 }
 
-/// What the checksums of journal `number` depend on.
+/// The seed of the checksums of journal `number`.
 pub(super) fn seed(number: u64) -> u64 {
     number.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x6a6f_7572_6e61_6c00
 }
 
-/// A journal that is written to.
+/// The journal that commits are written to.
 pub(super) struct Journal {
     file: Box<dyn File>,
     pub number: u64,
-    /// Where the next record goes.
+    /// The offset of the next record.
     pub end: u64,
-    /// Space for a record.
+    /// A buffer for a record.
     buffer: Vec<u8>,
-    /// Whether nothing may be added any more.
+    /// Whether no record may be added any more.
     is_sealed: bool,
 }
 
 impl Journal {
-    /// A new one, behind a journal of length `previous_len` that ends with `version`.
+    /// Creates a journal, after one of length `previous_len` that ends with `version`.
     pub fn create(
         files: &dyn Files,
         folder: &Path,
@@ -54,10 +56,12 @@ impl Journal {
         Ok(Self { file, number, end: buffer.len() as u64, buffer, is_sealed: false })
     }
 
-    /// The one in `file`, whose last whole record stands from `begin` to `end`. What is behind is cut off.
+    /// Opens the journal in `file`, whose last whole record is from `begin` to `end`. The bytes behind it are cut
+    /// off.
     ///
-    /// That record may never have been synced, as its process was killed; or its sync may have failed, after which the system takes
-    /// for written what it could not write. So it is written once more, and is on disk before anything follows it.
+    /// That record may never have been synced, because its process was killed. Or its sync may have failed, after
+    /// which the system takes lost pages for written. So it is written once more, and is on disk before another
+    /// record follows.
     pub fn resume(mut file: Box<dyn File>, number: u64, (begin, end): (u64, u64)) -> io::Result<Self> {
         let mut last = vec![0; (end - begin) as usize];
         if read_all(&mut *file, begin, &mut last)? < last.len() {
@@ -68,7 +72,7 @@ impl Journal {
         Ok(Self { file, number, end, buffer: Vec::new(), is_sealed: false })
     }
 
-    /// Adds a record, and waits until it is on disk, if `is_synced`. After an error nothing may be added any more.
+    /// Adds a record, and if `is_synced` waits until it is on disk. After an error no record may be added any more.
     pub fn append(
         &mut self,
         kind: Kind,
@@ -88,14 +92,14 @@ impl Journal {
         self.end += self.buffer.len() as u64;
         self.buffer.clear();
         record::append(&mut self.buffer, (seed(self.number), self.end), Kind::Synced, version, |_| {});
-        // It is not needed for anything but to know damage; the next record takes its place, however much of it is there.
+        // It is only needed to detect damage; the next record overwrites it, however much of it was written.
         if let Err(error) = write_all(&mut *self.file, self.end, &self.buffer) {
             tracing::debug!(%error, "the end of the journal was not marked");
         }
         Ok(())
     }
 
-    /// Nothing is added any more.
+    /// Adds no more records.
     pub fn seal(&mut self) {
         self.is_sealed = true;
     }

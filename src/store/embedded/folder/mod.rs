@@ -1,19 +1,20 @@
-//! A store's folder: rows on disk, and the files that say what the folder is.
+//! A store's folder: the rows on disk, and the files around them.
 //!
-//! All rows are in memory anyway, so what is on disk is only written, until the folder is opened again: a [`journal`] that grows by a
-//! record for each group of commits, and now and then a [`snapshot`] of all rows, which takes the place of the journals before it.
+//! All rows are in memory, so the disk is only written to until the folder is opened again: a [`journal`] that grows
+//! by a record for each group of commits, and now and then a [`snapshot`] of all rows, which replaces the journals
+//! before it.
 //!
-//! | file | what |
+//! | file | content |
 //! |---|---|
 //! | `NOTIBUS_STORE` | the format; tells a store's folder from others |
 //! | `NOTIBUS_LOCK` | locked by the process that has the folder open |
 //! | `NOTIBUS_CLOSED` | the version at which it was closed in order; gone while it is open |
 //! | `snapshot-N` | all rows that are in the journals before journal N |
-//! | `journal-N` | what was committed since |
-//! | `….new` | what was being made when a process ended; removed at the next opening |
+//! | `journal-N` | the commits since |
+//! | `….new` | unfinished files of a process that ended; removed at the next opening |
 //!
-//! When the journals have grown to the length of the snapshot, the next journal begins; then its snapshot is written beside the
-//! commits, and what is older is removed. So there may be several journals in a row.
+//! When the journals have grown to the length of the snapshot, the next journal begins. Then its snapshot is written
+//! beside the commits, and older files are removed. So there may be several journals in a row.
 
 mod files;
 mod history;
@@ -49,31 +50,31 @@ use crate::base::{
     error::{Error, Result},
 };
 
-/// The file that tells a store's folder from others.
+/// The file by which a store's folder is recognised.
 const MARKER: &str = "NOTIBUS_STORE";
 
-/// The file that the process locks which has the folder open.
+/// The file that is locked by the process that has the folder open.
 const LOCK: &str = "NOTIBUS_LOCK";
 
-/// How often it is tried to lock a folder, and how long after that again.
+/// How often to try to lock a folder, and the pause between two tries.
 const LOCK_TRIES: u32 = 20;
 const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
-/// The file that notes the version of a store that was closed in order. It is gone while the store is open.
+/// The file with the version of a store that was closed in order. It does not exist while the store is open.
 const CLOSED: &str = "NOTIBUS_CLOSED";
 
-/// What the marker says: the format of the folder.
+/// The content of the marker: the format of the folder.
 const FORMAT: &str = "2\n";
 
-/// What the marker says until the folder has its first files. An empty marker, left by a crash, says the same.
+/// The content of the marker until the folder has its first files. An empty marker, left by a crash, means the same.
 const FORMAT_UNFINISHED: &str = "2 unfinished\n";
 
-/// How a folder is kept.
+/// The options of a folder.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FolderOptions {
-    /// How long the journals are at least before a snapshot is written, in bytes.
+    /// The least length of the journals before a snapshot is written, in bytes.
     pub journal_len_min: u64,
-    /// Whether snapshots are written by a thread of their own. Commits wait for them otherwise.
+    /// Whether a thread writes snapshots. Otherwise commits wait for them.
     pub has_threads: bool,
 }
 
@@ -85,54 +86,48 @@ impl Default for FolderOptions {
 
 /// An open folder.
 pub(super) struct Folder {
-    /// The disk.
     files: Arc<dyn Files>,
-    /// The folder.
     path: PathBuf,
-    /// How it is kept.
     options: FolderOptions,
-    /// Where commits go.
     journal: Journal,
-    /// Which versions it has used.
+    /// The versions that it has used.
     history: History,
-    /// The length of the journals since the snapshot, but the last one.
+    /// The length of the journals since the snapshot, without the last one.
     sealed_len: u64,
-    /// What has become of snapshots.
     snapshots: Arc<Mutex<Snapshots>>,
-    /// The thread that writes one.
+    /// The thread that writes a snapshot.
     writing: Option<thread::JoinHandle<()>>,
     /// Keeps other processes out. It is dropped last.
     _lock: Lock,
 }
 
-/// What has become of snapshots.
+/// The state of the snapshots.
 #[derive(Default)]
 struct Snapshots {
     /// The length of the newest one.
     len: u64,
     /// Whether one is being written.
     is_writing: bool,
-    /// How long the journals are at least before the next one. Grows when one has failed.
+    /// The length of the journals at which the next one is due. Grows when one has failed.
     due_at: u64,
-    /// Whether one was finished, and the journals before it are gone.
+    /// Whether one was finished, and the journals before it were removed.
     is_finished: bool,
 }
 
-/// What was found in a folder that was opened.
+/// A folder that was opened, and its content.
 pub(super) struct Opened {
-    /// For whoever commits.
     pub folder: Folder,
     /// All rows.
     pub root: Root,
-    /// Where versions go on from.
+    /// The version to go on from.
     pub version: u64,
-    /// Which versions it has used.
+    /// The versions that it has used.
     pub history: History,
 }
 
 impl Folder {
-    /// Opens the folder `path` of a disk, and makes it if it does not exist. Versions go on from `version`, or behind those that
-    /// it has used, if they are later.
+    /// Opens the folder `path` of a disk, and creates it if it does not exist. Versions go on from `version`, or
+    /// behind the used ones if they are later.
     pub fn open(files: Arc<dyn Files>, path: &Path, options: FolderOptions, version: u64) -> Result<Opened> {
         let fail = |reason: String| Error::Open { path: path.to_owned(), reason };
         let io = |error: io::Error| fail(explain(&error));
@@ -180,8 +175,8 @@ impl Folder {
         write_text(&*self.files, &self.path, CLOSED, &version.to_string())
     }
 
-    /// Writes what a group has changed, all or nothing, and waits until it is on disk. After an error nothing may be written any
-    /// more.
+    /// Writes the changes of a group, all or nothing, and waits until they are on disk. After an error no group may
+    /// be written any more.
     pub fn persist(&mut self, staged: &Staged) -> io::Result<()> {
         let mut keys: Vec<&Bytes> = staged.keys().collect();
         keys.sort_unstable();
@@ -199,14 +194,14 @@ impl Folder {
         if self.is_snapshot_due()
             && let Err(error) = self.begin_snapshot(&staged.root, staged.version)
         {
-            // The group is on disk all the same, and so will be those that follow.
+            // The group is on disk all the same, and later ones can be.
             tracing::warn!(%error, "no new journal could be begun; the present one goes on");
             self.snapshots().due_at = self.journals_len() + self.options.journal_len_min;
         }
         Ok(())
     }
 
-    /// What has become of snapshots. No code that holds the lock panics.
+    /// The state of the snapshots. No code that holds the lock panics.
     fn snapshots(&self) -> std::sync::MutexGuard<'_, Snapshots> {
         self.snapshots.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -226,14 +221,15 @@ impl Folder {
         !snapshots.is_writing && self.sealed_len + self.journal.end >= due_at
     }
 
-    /// Begins the next journal, and has the snapshot of `root` at `version` written, from where it goes on.
+    /// Begins the next journal, and has the snapshot of `root` at `version` written, which replaces the earlier
+    /// journals.
     fn begin_snapshot(&mut self, root: &Root, version: u64) -> io::Result<()> {
         let number = self.journal.number + 1;
         let next = Journal::create(&*self.files, &self.path, number, version, self.journal.end);
         let next = match next {
             Ok(next) => next,
             Err(error) => {
-                // It may have its name already. Then nothing may be added to the one before.
+                // It may have its name already. Then nothing may be added to the previous journal.
                 let path = self.path.join(journal::name(number));
                 match self.files.remove(&path) {
                     Err(missing) if missing.kind() == io::ErrorKind::NotFound => {}
@@ -293,23 +289,20 @@ impl Drop for Folder {
 
 /// A snapshot to be written.
 struct SnapshotTask {
-    /// The disk.
     files: Arc<dyn Files>,
-    /// The folder.
     path: PathBuf,
     number: u64,
     root: Root,
     version: u64,
-    /// Which versions were used up to there.
+    /// The versions that were used up to there.
     history: History,
-    /// What has become of snapshots.
     snapshots: Arc<Mutex<Snapshots>>,
-    /// How long the journals are before it is tried again, should it fail.
+    /// The length of the journals at which to try again after a failure.
     retry_at: u64,
 }
 
 impl SnapshotTask {
-    /// Writes it, and removes what is older.
+    /// Writes it, and removes older files.
     fn run(self) {
         let Self { files, path, number, root, version, history, snapshots, retry_at } = self;
         let written = snapshot::write(&*files, &path, number, (&root, version), &history);
@@ -333,7 +326,7 @@ impl SnapshotTask {
     }
 }
 
-/// Makes the folder if it does not exist; refuses one that holds anything but a store. Locks it.
+/// Creates the folder if it does not exist; refuses a folder with anything but a store. Locks it.
 fn prepare(files: &dyn Files, path: &Path) -> Result<Lock, String> {
     let io = |error: io::Error| explain(&error);
     if files.is_file(path) {
@@ -345,7 +338,7 @@ fn prepare(files: &dyn Files, path: &Path) -> Result<Lock, String> {
     if check_marker(files, path)? == Marker::Finished {
         return Ok(lock);
     }
-    // It is being made: after a power failure it must be found. Folders above that may not be read are not ours.
+    // The folder is new: after a power failure it must still exist. Parent folders that may not be read are not ours.
     for parent in path.ancestors().skip(1) {
         let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
         match files.sync_folder(parent) {
@@ -378,19 +371,19 @@ fn lock(files: &dyn Files, path: &Path) -> Result<Lock, String> {
         match files.lock(&path.join(LOCK)).map_err(|error| explain(&error))? {
             Some(lock) => return Ok(lock),
             None if tries == LOCK_TRIES => break,
-            // Whoever only asks whether it is open holds the lock for a moment.
+            // A process that checks whether it is open holds the lock for a moment.
             None => thread::sleep(LOCK_PAUSE),
         }
     }
     Err("it is open in another process, or by another handle of this one".to_owned())
 }
 
-/// What the marker of a folder says.
+/// The state of a folder's marker.
 #[derive(Debug, PartialEq, Eq)]
 enum Marker {
     /// The folder is empty.
     Missing,
-    /// It is being made.
+    /// The folder is being created.
     Unfinished,
     /// It holds a store.
     Finished,
@@ -418,12 +411,11 @@ fn check_marker(files: &dyn Files, path: &Path) -> Result<Marker, String> {
     }
 }
 
-/// Writes a small file of the folder so that it is there as a whole, or as it was.
+/// Writes a small file of the folder so that it is there as a whole, or as it was before.
 fn write_text(files: &dyn Files, path: &Path, name: &str, text: &str) -> io::Result<()> {
     replace(files, path, name, |file| write_all(file, 0, text.as_bytes())).map(drop)
 }
 
-/// Refuses what is damaged.
 fn refuse_damage(contents: &Contents) -> Result<(), String> {
     match &contents.damages[..] {
         [] => Ok(()),
@@ -435,7 +427,7 @@ fn refuse_damage(contents: &Contents) -> Result<(), String> {
     }
 }
 
-/// What an error of the disk means to anyone who opens a folder.
+/// What an error of the disk means to a user who opens a folder.
 fn explain(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::PermissionDenied => format!(
@@ -443,7 +435,7 @@ fn explain(error: &io::Error) -> String {
         ),
         io::ErrorKind::ReadOnlyFilesystem => format!("it is on a read-only file system ({error})"),
         io::ErrorKind::StorageFull => format!("its disk is full; make room ({error})"),
-        // What the operating system refuses is no damage: too many open files, a failing disk.
+        // Errors of the operating system are no damage: too many open files, a failing disk.
         _ => format!("it cannot be read or written ({error})"),
     }
 }

@@ -1,4 +1,4 @@
-//! Records: what the files of a folder are made of.
+//! Records, of which the files of a folder consist.
 //!
 //! | bytes | what |
 //! |---|---|
@@ -11,8 +11,8 @@
 //! | 32..40 | checksum of the 32 bytes before |
 //! | 40.. | payload, padded with zeros |
 //!
-//! Numbers are big-endian, and records begin at multiples of 8. Both checksums depend on which file it is and where in it the record
-//! stands, so that no value that looks like a record, and no record at another place, is taken for one.
+//! Numbers are big-endian, and records begin at multiples of 8. Both checksums depend on the file and on the offset
+//! of the record. So neither a value that looks like a record nor a record at another place is taken for one.
 
 use std::io;
 
@@ -25,28 +25,28 @@ use crate::base::{encoding::Reader, error::Result};
 /// The bytes before a payload.
 pub(super) const HEADER_LEN: usize = 40;
 
-/// Begins the part of a header that says what a record is.
+/// Begins the part of a header that describes the record.
 const MAGIC: [u8; 4] = *b"nRec";
 
 /// Records begin at multiples of this.
 const ALIGNMENT: u64 = 8;
 
-/// How many bytes are read of a file at once, if no more are needed.
+/// How many bytes of a file are read at once, unless a record needs more.
 const WINDOW_LEN: u64 = 256 * 1_024;
 
-/// Instead of the length of a value: the row is removed.
+/// The length of a value that means: the row is removed.
 const REMOVED: u32 = u32::MAX;
 
-/// What a record is. The numbers are stored.
+/// The kind of a record. The numbers are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// The first one of a journal. Its payload is the length of the journal before.
+    /// The first record of a journal. Its payload is the length of the previous journal.
     Journal = 1,
     /// The folder was opened, and versions go on from this one.
     Opening = 2,
-    /// A group of commits. Its payload is the rows that it has changed.
+    /// A group of commits. Its payload is the changed rows.
     Commit = 3,
-    /// All before it is on disk. The next record takes its place.
+    /// All before it is on disk. The next record overwrites it.
     Synced = 4,
     /// The first one of a snapshot. Its payload is the history.
     Snapshot = 5,
@@ -64,7 +64,7 @@ impl Kind {
     }
 }
 
-/// Adds the record of `payload` that stands at `at` in the file of `seed`.
+/// Appends the record of `payload` at offset `at` of the file with `seed`.
 pub(super) fn append(
     out: &mut Vec<u8>,
     (seed, at): (u64, u64),
@@ -87,7 +87,7 @@ pub(super) fn append(
     header[32..].copy_from_slice(&checksum.to_be_bytes());
 }
 
-/// Adds a row to a payload; `None` if it was removed.
+/// Appends a row to a payload; `None` if it was removed.
 pub(super) fn append_row(out: &mut Vec<u8>, key: &[u8], value: Option<&[u8]>) {
     let len = |bytes: &[u8]| u32::try_from(bytes.len()).expect("keys and values have limits far below");
     out.extend_from_slice(&len(key).to_be_bytes());
@@ -96,7 +96,7 @@ pub(super) fn append_row(out: &mut Vec<u8>, key: &[u8], value: Option<&[u8]>) {
     out.extend_from_slice(value.unwrap_or_default());
 }
 
-/// The rows of a payload, which begins with how many they are.
+/// The rows of a payload, which begins with their number.
 pub(super) fn rows(payload: &[u8]) -> Result<Vec<(Bytes, Option<Bytes>)>> {
     let mut reader = Reader::new("record", payload);
     let count = reader.u32()?;
@@ -113,13 +113,11 @@ pub(super) fn rows(payload: &[u8]) -> Result<Vec<(Bytes, Option<Bytes>)>> {
     Ok(rows)
 }
 
-/// A record that was read.
 #[derive(Debug)]
 pub(super) struct Record {
-    /// What it is.
     pub kind: Kind,
     pub version: u64,
-    /// Its payload, with the zeros behind it.
+    /// Its payload, with the padding.
     pub payload: Vec<u8>,
     pub end: u64,
 }
@@ -129,11 +127,10 @@ pub(super) struct Records {
     file: Box<dyn File>,
     /// Its length.
     len: u64,
-    /// What its checksums depend on.
+    /// The seed of its checksums.
     seed: u64,
-    /// Where the bytes in memory begin.
+    /// The offset of the bytes in memory.
     start: u64,
-    /// Bytes in memory.
     bytes: Vec<u8>,
 }
 
@@ -170,7 +167,7 @@ impl Records {
         Ok(Some(Record { kind, version, payload: payload.to_vec(), end: begin + len }))
     }
 
-    /// Where the first whole record at or after `at` begins.
+    /// The offset of the first whole record at or after `at`.
     pub fn find(&mut self, at: u64) -> io::Result<Option<u64>> {
         let mut at = at.next_multiple_of(ALIGNMENT);
         while let Some(header) = self.bytes(at, HEADER_LEN as u64)? {
@@ -194,7 +191,7 @@ impl Records {
             let read = read_all(&mut *self.file, at, &mut self.bytes)?;
             self.bytes.truncate(read);
             if (read as u64) < len {
-                // Somebody has cut it meanwhile.
+                // Another process has cut it meanwhile.
                 return Ok(None);
             }
         }

@@ -1,7 +1,8 @@
 //! Reading a folder: the newest snapshot, and the journals since.
 //!
-//! What a power failure has left of a group that was not answered is passed over, whatever its shape. What is missing or broken of
-//! that which was on disk is damage, and is told with its place; everything whole around it is read all the same.
+//! Remains of a group that was not answered before a power failure are passed over, whatever their shape. Missing or
+//! broken bytes that were on disk are damage, reported with file and offset; everything whole around them is read all
+//! the same.
 
 use std::{fmt, io, path::Path};
 
@@ -18,13 +19,13 @@ use crate::{
     store::embedded::core::Root,
 };
 
-/// Something that was on disk once, and is not as it was.
+/// A place in a file that was on disk once, and has changed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Damage {
     /// The name of the file in the folder.
     pub file: String,
-    /// Where in the file, in bytes.
+    /// The offset in the file, in bytes.
     pub offset: u64,
     /// What is wrong there.
     pub what: String,
@@ -36,38 +37,38 @@ impl fmt::Display for Damage {
     }
 }
 
-/// What is in a folder.
+/// The content of a folder.
 pub(super) struct Contents {
-    /// All rows that are whole.
+    /// All undamaged rows.
     pub root: Root,
     /// The version of the newest commit, or of the newest opening.
     pub version: u64,
-    /// Which versions it has used.
+    /// The versions that it has used.
     pub history: History,
     /// What is damaged.
     pub damages: Vec<Damage>,
     /// The length of the snapshot.
     pub snapshot_len: u64,
-    /// The length of all journals but the last one.
+    /// The length of all journals without the last one.
     pub sealed_len: u64,
     /// The last journal, if there is one.
     pub last: Option<Last>,
-    /// Files that are of no use any more.
+    /// Files that are no longer needed.
     pub leftovers: Vec<String>,
 }
 
 /// The journal that is written to.
 pub(super) struct Last {
     pub number: u64,
-    /// Where the last of its whole records begins.
+    /// The offset of its last whole record.
     pub begin: u64,
-    /// Where its whole records end.
+    /// The end of its whole records.
     pub end: u64,
-    /// How many bytes are behind that.
+    /// How many bytes are behind that end.
     pub torn_len: u64,
 }
 
-/// Which files a folder has.
+/// The files of a folder.
 #[derive(Default)]
 pub(super) struct Names {
     /// The numbers of its journals, in order.
@@ -79,7 +80,6 @@ pub(super) struct Names {
 }
 
 impl Names {
-    /// Those of `folder`.
     pub fn of(files: &dyn Files, folder: &Path) -> io::Result<Self> {
         let mut found = Self::default();
         for name in files.list(folder)? {
@@ -99,7 +99,6 @@ impl Names {
     }
 }
 
-/// Reads `folder`, and changes nothing.
 pub(super) fn read(files: &dyn Files, folder: &Path) -> io::Result<Contents> {
     let names = Names::of(files, folder)?;
     let mut reading = Reading { files, folder, contents: Contents::nothing(), ended: None };
@@ -127,7 +126,6 @@ pub(super) fn read(files: &dyn Files, folder: &Path) -> io::Result<Contents> {
 }
 
 impl Contents {
-    /// Nothing.
     fn nothing() -> Self {
         Self {
             root: Root::new(),
@@ -144,27 +142,26 @@ impl Contents {
 
 /// A folder that is being read.
 struct Reading<'a> {
-    /// Its disk.
     files: &'a dyn Files,
     folder: &'a Path,
     /// What was found so far.
     contents: Contents,
-    /// The name and the end of the journal that was read last.
+    /// The name and the end of the last journal that was read.
     ended: Option<(String, u64)>,
 }
 
 impl Reading<'_> {
-    /// Something is damaged.
+    /// Reports damage.
     fn damage(&mut self, file: String, offset: u64, what: impl Into<String>) {
         self.contents.damages.push(Damage { file, offset, what: what.into() });
     }
 
-    /// Opens a file.
     fn open(&self, name: &str) -> io::Result<Box<dyn File>> {
         self.files.open(&self.folder.join(name), Access::Read)
     }
 
-    /// Takes the whole records of a file, in order. What is broken between them is damaged. Returns where they end.
+    /// Reads the whole records of a file, in order. Broken bytes between them are damage. Returns the end of the last
+    /// one.
     fn records(
         &mut self,
         name: &str,
@@ -262,7 +259,7 @@ impl Reading<'_> {
         Ok(())
     }
 
-    /// Compares what a journal says of the one before with what was read of that.
+    /// Compares the length of the previous journal in this one's first record with the length that was read.
     fn follows(&mut self, number: u64, record: &Record) -> Result<()> {
         let previous_len = Reader::new("beginning of a journal", &record.payload).u64()?;
         let Some((name, end)) = self.ended.take() else {
@@ -281,13 +278,13 @@ impl Reading<'_> {
         Ok(())
     }
 
-    /// Compares what was found with what was noted when the store was closed in order, if it was: a journal that ends early looks
-    /// like one that a power failure has cut.
+    /// Compares what was read with the note of an orderly close, if there is one: a journal that has lost its end
+    /// looks like one after a power failure.
     fn closed(&mut self) -> io::Result<()> {
         let Some(noted) = read_text(self.files, &self.folder.join(CLOSED))? else { return Ok(()) };
         let version = self.contents.version;
         match noted.trim_end().parse::<u64>() {
-            // An opening that has failed meanwhile has left a later version, and the note.
+            // A failed opening in between has left a later version, and the note.
             Ok(noted) if noted <= version => {}
             Ok(noted) => {
                 let (name, end) = self.ended.take().unwrap_or((CLOSED.to_owned(), 0));
@@ -299,7 +296,7 @@ impl Reading<'_> {
     }
 }
 
-/// Changes the rows of a payload in `root`.
+/// Applies the rows of a payload to `root`.
 fn apply(root: &mut Root, payload: &[u8]) -> Result<()> {
     for (key, value) in record::rows(payload)? {
         match value {

@@ -1,6 +1,6 @@
-//! Snapshots: all rows at one version, so that the journals before it can go.
+//! Snapshots: all rows at one version, so that earlier journals can be removed.
 //!
-//! A snapshot has its name once it is whole and on disk; so anything that is broken in it is damaged.
+//! A snapshot has its name once it is whole and on disk; so any broken part of it is damage.
 
 use std::{io, path::Path};
 
@@ -11,15 +11,15 @@ use super::{
 };
 use crate::store::embedded::core::Root;
 
-/// How many bytes of rows are in a record, if the last one is not longer.
+/// The payload length at which a record of rows ends, in bytes.
 const RECORD_LEN: usize = 64 * 1_024;
 
-/// The name of snapshot `number`: all that is in the journals before journal `number`.
+/// The name of snapshot `number`, which has the rows of all journals before journal `number`.
 pub(super) fn name(number: u64) -> String {
     format!("snapshot-{number:016}")
 }
 
-/// What the checksums of snapshot `number` depend on.
+/// The seed of the checksums of snapshot `number`.
 pub(super) fn seed(number: u64) -> u64 {
     number.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x736e_6170_7368_6f74
 }
