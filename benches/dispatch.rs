@@ -1,19 +1,19 @@
-//! How fast the dispatcher fans out, from rows that the tail has read to what the subscribers have received.
+//! How fast the dispatcher fans out: from rows of the tail to receipt by the subscribers.
 //!
-//! - `all/S`, `batches/S`: S subscribers of everything, which receive delivery by delivery or whole batches. Each row goes to each
-//!   of them; elements are deliveries.
-//! - `suffix/S`, `prefix/S`, `glob/S`, `exact/S`: S subscribers of one of S suffixes, prefixes, globs or names each; the rows go
-//!   round the names. Each row goes to one of them; elements are rows.
-//! - `latency/…/S`: from when a single row is handed out to when all that want it have it.
-//! - `one_of_100000`: rows of one name, which one of 100,000 subscribers of exact names wants. Beside it `one_of_1`: the cost of
-//!   an event must not grow with the others.
+//! - `all/S`, `batches/S`: S subscribers of everything, which receive single deliveries or whole batches. Each row
+//!   goes to each of them; elements are deliveries.
+//! - `suffix/S`, `prefix/S`, `glob/S`, `exact/S`: S subscribers of one of S suffixes, prefixes, globs or names each;
+//!   the rows go round the names. Each row goes to one of them; elements are rows.
+//! - `latency/…/S`: from the hand-out of a single row until all interested subscribers have it.
+//! - `one_of_100000`: rows of one name, which one of 100,000 subscribers of exact names wants. Beside it `one_of_1`:
+//!   the cost of an event must not grow with the other subscribers.
 //! - `set_of_100000`: the same for one subscriber that wants 100,000 exact names by a set of as many filters. Beside it
 //!   `set_of_1`.
-//! - `rest`, which is printed first: the memory that a subscriber holds which waits for its next row.
+//! - `rest`, which is printed first: the memory of a subscriber that waits for its next row.
 //!
-//! Beside those that are dispatched, on the same rows: a `tokio::sync::broadcast` channel with as many receivers, which filter by
-//! themselves. What receives batches is to be compared with that beside `all/S`, and of 100,000 receivers there is none: it would
-//! take minutes.
+//! Each case has a competitor on the same rows: a `tokio::sync::broadcast` channel with as many receivers, which
+//! filter by themselves. Compare `batches` with the channel beside `all/S`. There is no channel with 100,000
+//! receivers, which would take minutes.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark fails by panicking")]
 
@@ -44,16 +44,16 @@ use tokio_stream::StreamExt;
 /// Rows of one batch.
 const BATCH: usize = 1_000;
 
-/// How many deliveries one measurement is about.
+/// The deliveries of one measurement.
 const DELIVERIES: usize = 1_000_000;
 
 /// The most receivers of a broadcast channel.
 const RECEIVERS_MAX: usize = 10_000;
 
-/// How many subscribers rest.
+/// How many idle subscribers are measured.
 const RESTING: usize = 100_000;
 
-/// What is dispatched: what each of how many subscribers wants, by its name.
+/// The cases: the interests and the numbers of subscribers, by name.
 const DISPATCHED: [(&str, Want, &[usize]); 6] = [
     ("all", Want::All, &[1, 10, 100, 1_000, 10_000]),
     ("batches", Want::Batches, &[1, 10, 1_000, 10_000]),
@@ -63,7 +63,7 @@ const DISPATCHED: [(&str, Want, &[usize]); 6] = [
     ("exact", Want::Exact, &[1, 100, 1_000, 10_000, 100_000]),
 ];
 
-/// Whose latency is measured.
+/// The cases of latency.
 const LATENCIES: [(&str, Want, usize); 3] =
     [("all/1000", Want::All, 1_000), ("exact/1", Want::Exact, 1), ("exact/10000", Want::Exact, 10_000)];
 
@@ -73,25 +73,21 @@ type Test = Box<dyn Fn(&str) -> bool + Send>;
 /// The filter of a subscriber by its number.
 type FilterOf = fn(usize) -> Filter;
 
-/// What subscribers want.
+/// The interest of the subscribers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Want {
     /// Everything, delivery by delivery.
     All,
     /// Everything, in batches.
     Batches,
-    /// The end of a name.
     Suffix,
-    /// The start of a name.
     Prefix,
-    /// What a name looks like.
     Glob,
-    /// A name.
     Exact,
 }
 
 impl Want {
-    /// Whether each row is wanted by all.
+    /// Whether all subscribers want each row.
     fn is_everything(self) -> bool {
         matches!(self, Self::All | Self::Batches)
     }
@@ -112,7 +108,7 @@ impl Want {
         }
     }
 
-    /// What receiver `n` of a broadcast channel does instead; `None` if it wants everything.
+    /// The test of receiver `n` of a broadcast channel; `None` if it wants everything.
     fn test(self, n: usize) -> Option<Test> {
         match self {
             Self::All | Self::Batches => None,
@@ -135,7 +131,7 @@ impl Want {
         }
     }
 
-    /// How many rows to hand out to `subscribers`: each costs something with everybody who has to look at it.
+    /// How many rows to hand out to `subscribers`: a row has a cost for each subscriber that sees it.
     fn rows(self, subscribers: usize) -> usize {
         let looks = if self == Self::Exact { 1 } else { subscribers };
         // Each subscriber of some names has a row of its own.
@@ -143,7 +139,7 @@ impl Want {
         (DELIVERIES / looks).clamp(least, 200_000)
     }
 
-    /// How many elements `rows` are to `subscribers`.
+    /// The number of elements of `rows` for `subscribers`.
     fn elements(self, subscribers: usize, rows: usize) -> Throughput {
         Throughput::Elements(if self.is_everything() { rows * subscribers } else { rows } as u64)
     }
@@ -196,7 +192,8 @@ async fn fanout(bus: &Bus) -> Fanout {
     bus.fanout(DispatcherOptions { ring_rows_max: 1 << 20, ..DispatcherOptions::default() }).await.unwrap()
 }
 
-/// Receives until the row at `last`; how many there were. Returns the stream too, as to leave is no part of what is measured.
+/// Receives until the row at `last`; returns the number of rows. Returns the stream too, because leaving is not
+/// measured.
 async fn receive(mut stream: Subscription, last: Sequence) -> (usize, Box<dyn Send>) {
     let mut received = 0;
     while let Some(delivery) = stream.next().await {
@@ -224,12 +221,12 @@ async fn receive_batches(mut stream: BatchSubscription, last: Sequence) -> (usiz
     (received, Box::new(stream))
 }
 
-/// Runs `pushing` as a task of the runtime, as a tail is.
+/// Runs `pushing` as a task of the runtime, like a tail.
 async fn as_the_tail<T: Send + 'static>(pushing: impl Future<Output = T> + Send + 'static) -> T {
     tokio::spawn(pushing).await.unwrap()
 }
 
-/// Subscribes `subscribers`, hands out `count` rows, and says how long it took until all have the last row that is theirs.
+/// Subscribes `subscribers`, hands out `count` rows, and returns the time until each subscriber has its last row.
 async fn dispatch(
     bus: &Bus,
     template: &Notification,
@@ -252,7 +249,7 @@ async fn dispatch(
         }
     }
     let batches: Vec<_> = rows.chunks(BATCH).map(<[_]>::to_vec).collect();
-    // Nothing happens once, so that globs are compiled.
+    // An empty push compiles the globs.
     fanout.push(Vec::new(), start).unwrap();
     let (took, received) = as_the_tail(async move {
         let started = Instant::now();
@@ -306,7 +303,7 @@ async fn broadcast(template: &Notification, subscribers: usize, want: Want, coun
     took
 }
 
-/// How long it takes, on average of `times`, until all of `subscribers` that want a single row have it.
+/// The mean time, over `times`, until all interested ones of `subscribers` have a single row.
 async fn latency(bus: &Bus, template: &Notification, subscribers: usize, want: Want, times: u64) -> Duration {
     let fanout = fanout(bus).await;
     let (done, mut all_done) = tokio::sync::mpsc::unbounded_channel();
@@ -321,7 +318,7 @@ async fn latency(bus: &Bus, template: &Notification, subscribers: usize, want: W
             }
         });
     }
-    // All wait by then, or are about to.
+    // By then all wait, or are about to.
     for _ in 0..subscribers {
         all_done.recv().await.unwrap();
     }
@@ -346,7 +343,7 @@ async fn latency(bus: &Bus, template: &Notification, subscribers: usize, want: W
     .await
 }
 
-/// How long it takes until `stream` has received `rows`, each of which is pushed by itself, as an event is.
+/// The time until `stream` has received `rows`, each of which is pushed by itself, like an event.
 async fn one_by_one(fanout: Fanout, rows: Vec<Arc<Notification>>, stream: Subscription) -> Duration {
     let last = rows.last().unwrap().sequence;
     let receiving = tokio::spawn(receive(stream, last));
@@ -362,7 +359,7 @@ async fn one_by_one(fanout: Fanout, rows: Vec<Arc<Notification>>, stream: Subscr
     .await
 }
 
-/// How long `count` rows of one name take that one of `subscribers` of exact names wants.
+/// The time of `count` rows of one name that one of `subscribers` of exact names wants.
 async fn one_of(bus: &Bus, template: &Notification, subscribers: usize, count: usize) -> Duration {
     let fanout = fanout(bus).await;
     let others: Vec<_> = (1..subscribers).map(|n| fanout.subscribe(Want::Exact.filter(n)).stream()).collect();
@@ -373,7 +370,7 @@ async fn one_of(bus: &Bus, template: &Notification, subscribers: usize, count: u
     took
 }
 
-/// How long `count` rows of one name take for a subscriber that wants it by one of the `filters` filters of its set.
+/// The time of `count` rows of one name for a subscriber that wants it by one of the `filters` filters of its set.
 async fn set_of(bus: &Bus, template: &Notification, filters: usize, count: usize) -> Duration {
     let fanout = fanout(bus).await;
     let set = Filter::any((0..filters).map(|n| Want::Exact.filter(n))).unwrap();
@@ -389,8 +386,8 @@ fn resident() -> usize {
     pages * 4_096
 }
 
-/// Prints how much memory a subscriber holds that waits for its next row. It runs before all others, whose memory would be used
-/// again.
+/// Prints the memory of a subscriber that waits for its next row. It runs first, because it would reuse the memory of
+/// other cases.
 fn resting(_: &mut Criterion) {
     let runtime = Runtime::new().unwrap();
     let store = Database::memory();
@@ -400,7 +397,7 @@ fn resting(_: &mut Criterion) {
         ("prefix", |_| Filter::prefix("db/")),
         ("all", |_| Filter::all()),
     ];
-    // All are kept until the end, so that none gets the memory of another.
+    // All are kept until the end, so that none reuses the memory of another.
     let mut kept = Vec::new();
     for (kind, filter) in filters {
         let fanout = runtime.block_on(fanout(&bus));
@@ -441,7 +438,7 @@ fn dispatching(c: &mut Criterion) {
             if want == Want::Batches || subscribers > RECEIVERS_MAX {
                 continue;
             }
-            // Each receiver looks at every row: fewer of them, so that it ends.
+            // Each receiver tests every row: fewer rows, so that it ends.
             let count = count.min(Want::All.rows(subscribers));
             group.throughput(want.elements(subscribers, count));
             measure(&mut group, format!("{kind}/{subscribers}/broadcast"), || {

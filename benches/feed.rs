@@ -1,14 +1,14 @@
-//! A feed of document changes in memory: what reading it merged costs by number of shards, what writing it adds to an edit,
-//! and how jobs scale with shards.
+//! A feed of document changes in memory: the cost of reading it merged by number of shards, the cost that writing it
+//! adds to an edit, and how jobs scale with shards.
 //!
-//! `read` reads 1,000,000 rows in their order, page by page, around and around; a sample reads 100,000 of them. Before that
-//! it reads them all once and prints how far the memory of the process grew meanwhile: by a page, not by the feed.
+//! `read` reads 1,000,000 rows in order, page by page, round and round; a sample reads 100,000 of them. First it
+//! reads them all once and prints how far the memory of the process grew meanwhile: by a page, not by the feed.
 //!
 //! `write` edits documents of 100 bytes, each edit reading its document if there is one; `and change` writes the row of the
 //! feed, and the event of the database, too. No notifier runs. Throughput is in documents.
 //!
-//! `job` hashes 2 KB per row, in tasks on as many threads as there are cores. It prints how many worked at once at most, which
-//! tells a job that does not scale from a machine that is busy.
+//! `job` hashes 2 KB per row, in tasks on as many threads as there are cores. It prints the largest number of tasks
+//! at work at once, which distinguishes a job that does not scale from a busy machine.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark fails by panicking")]
 
@@ -43,21 +43,19 @@ const DOCS: u64 = 10_000;
 
 /// A store with the changes feed of a database.
 struct World {
-    /// Where everything is.
     store: Database,
-    /// The changes feeds.
     changes: Changes,
     /// The database.
     db: Db,
 }
 
-/// What the feed tells of the document number `n`.
+/// The summary of document number `n`.
 fn summary(n: u64) -> DocSummary {
     let id = DocId::new(&format!("document-{n:08}")).unwrap();
     DocSummary { id, revision: Revision { position: 1, hash: [7; 16] }, branches: 1, is_deleted: false }
 }
 
-/// Where a layer keeps the document number `n`.
+/// The layer's key of document number `n`.
 fn key(n: u64) -> Vec<u8> {
     [b"doc/", &n.to_be_bytes()[..]].concat()
 }
@@ -110,7 +108,7 @@ impl World {
         tx.commit().await.unwrap();
     }
 
-    /// Edits `count` documents in transactions of `at_once`; updates go around the documents that there are.
+    /// Edits `count` documents in transactions of `at_once`; updates go round the existing documents.
     async fn edits(&self, count: u64, at_once: u64, is_update: bool, with_change: bool) -> Duration {
         let started = Instant::now();
         for first in (0..count).step_by(usize::try_from(at_once).unwrap()) {
@@ -134,7 +132,7 @@ fn resident_kb() -> u64 {
     pages * 4
 }
 
-/// Reads the whole feed, and prints what it cost.
+/// Reads the whole feed, and prints the time and the memory.
 async fn read_all(name: &str, feed: &Feed<Change>, page_rows: usize) {
     let before = resident_kb();
     let (mut cursor, mut rows, mut peak) = (Cursor::NOTHING, 0, before);
@@ -143,7 +141,7 @@ async fn read_all(name: &str, feed: &Feed<Change>, page_rows: usize) {
         let page = feed.page(cursor, page_rows).await.unwrap();
         rows += page.rows.len() as u64;
         cursor = page.next;
-        // While the page is still there.
+        // The page still exists here.
         peak = peak.max(resident_kb());
         if !page.more {
             break;
@@ -160,7 +158,7 @@ async fn read_all(name: &str, feed: &Feed<Change>, page_rows: usize) {
     );
 }
 
-/// Reads `rows` rows from `cursor` on, around the feed.
+/// Reads `rows` rows from `cursor` on, round the feed.
 async fn read_some(feed: &Feed<Change>, cursor: &mut Cursor, mut rows: u64, page_rows: usize) -> Duration {
     let started = Instant::now();
     while rows > 0 {
@@ -181,7 +179,7 @@ fn reads(c: &mut Criterion) {
         let mut filled = None;
         for page_rows in [1_000, 10_000] {
             let name = format!("{shards} shards, pages of {page_rows}");
-            // The feed is filled by the first benchmark that is not filtered out.
+            // The first benchmark that is not filtered out fills the feed.
             let (mut cursor, mut is_first) = (Cursor::NOTHING, true);
             group.bench_function(&name, |b| {
                 let world: &World = filled.get_or_insert_with(|| {
@@ -228,7 +226,7 @@ fn writes(c: &mut Criterion) {
     group.finish();
 }
 
-/// Tasks of jobs that work now, and at most at once so far.
+/// The tasks of jobs at work now, and the largest number so far.
 static AT_ONCE: AtomicU32 = AtomicU32::new(0);
 /// See [`AT_ONCE`].
 static AT_ONCE_MAX: AtomicU32 = AtomicU32::new(0);

@@ -1,10 +1,10 @@
-//! How fast notifiers fold: databases per second, in memory, from the start of the notifier until nothing waits.
+//! How fast notifiers fold: databases per second, in memory, from the start of the notifier until no event waits.
 //!
-//! Each database has one event waiting. `first` folds them into an empty feed, `again` into one that has a row of each. A node has
-//! one thread, so that several show what a further node brings, as long as there are cores for them.
+//! Each database has one waiting event. `first` folds them into an empty feed, `again` into one that has a row of
+//! each. A node has one thread, so more nodes show the gain of a further node, as long as there are cores.
 //!
-//! Before that it prints how much memory a database at rest takes: one that was created and updated, of which everything is folded,
-//! and of whose writes the store keeps nothing but the rows. With the feature `cli` the allocator is that of the command.
+//! First it prints the memory of a database at rest: created, updated and folded, with nothing but its rows left in
+//! the store. With the feature `cli` the allocator is that of the command.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark fails by panicking")]
 
@@ -46,7 +46,7 @@ async fn record(store: &Database, bus: &Bus, dbs: &[Db]) {
     }
 }
 
-/// Folds an event of each of `databases` on `nodes` nodes, each with a thread of its own as its only one, and says how long it took.
+/// Folds an event of each of `databases` on `nodes` nodes with one thread each, and returns the time.
 fn fold(store: &Database, nodes: u32, databases: u64) -> Duration {
     let (folded, ready) = (AtomicU64::new(0), Barrier::new(nodes as usize));
     let share = BusOptions::default().partitions.div_ceil(nodes);
@@ -75,14 +75,14 @@ fn fold(store: &Database, nodes: u32, databases: u64) -> Duration {
     })
 }
 
-/// The memory of this process that is in use, in bytes, where the system tells.
+/// The resident memory of this process in bytes, if the system reports it.
 fn resident() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
     Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? * 1_024)
 }
 
-/// Prints how much memory a database at rest takes.
+/// Prints the memory of a database at rest.
 fn memory(_: &mut Criterion) {
     let Some(before) = resident() else { return };
     let runtime = Runtime::new().unwrap();
@@ -94,7 +94,7 @@ fn memory(_: &mut Criterion) {
         fold(&store, 1, AT_REST);
     }
     drop(dbs);
-    // A transaction lives 5 s; the commit after that forgets what none needs any more.
+    // A transaction lives 5 s; the next commit then drops what no transaction needs any more.
     std::thread::sleep(Duration::from_secs(6));
     runtime.block_on(record(&store, &bus, &[database(0)]));
     let each = resident().unwrap().saturating_sub(before) / AT_REST;

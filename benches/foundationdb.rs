@@ -1,9 +1,9 @@
-//! The bus on a real cluster of one process: what recording costs a transaction, how fast notifiers fold, and how long
-//! events take from commit to delivery.
+//! The bus on a real cluster of one process: the cost of recording for a transaction, the speed of notifiers, and the
+//! latency from commit to delivery.
 //!
-//! It starts a cluster of its own with the `fdbserver` that it finds, and says so and ends where there is none.
-//! `producer` commits with 64 tasks at once, so that the cluster is busy; elements are transactions. `latency` records an
-//! event of one database in a quiet bus and waits for its delivery, with a fold interval of zero.
+//! It starts a cluster of its own with the `fdbserver` that it finds; without one it says so and ends. `producer`
+//! commits with 64 tasks at once, so that the cluster is busy; elements are transactions. `latency` records an event
+//! of one database in a quiet bus and waits for its delivery, with a fold interval of zero.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark fails by panicking")]
 
@@ -88,7 +88,7 @@ async fn fold(store: &Database) -> Duration {
     took
 }
 
-/// Records events one after the other, and says how long each took to be delivered.
+/// Records events one after the other, and returns the time from commit to delivery of each.
 async fn latency(store: &Database, count: u64) -> Duration {
     let bus = open(store, "latency").await;
     let options = NotifierOptions { fold_interval_max: Duration::ZERO, ..NotifierOptions::default() };

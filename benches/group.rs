@@ -1,6 +1,6 @@
-//! How fast a group works through a feed, in memory: rows per second from the start of the consumer until nothing is left; with
-//! the consumer's own checkpoints, and with those of an observer that counts exactly once. And what an idle consumer asks of the
-//! store per second.
+//! How fast a group reads a feed, in memory: rows per second from the start of the consumer until no row is left,
+//! with the consumer's own checkpoints, and with those of an observer that counts exactly once. It also prints the
+//! load of an idle consumer on the store per second.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark fails by panicking")]
 
@@ -39,7 +39,7 @@ async fn filled(store: &Database, shards: u32) -> Bus {
     bus
 }
 
-/// Works through the feed once, and says how long it took.
+/// Reads the feed once, and returns the time.
 async fn consume(store: &Database, bus: &Bus, exactly_once: bool) -> Duration {
     let group = bus.group("bench").unwrap();
     let options = GroupOptions::default().start_from(Cursor::NOTHING);
@@ -75,7 +75,7 @@ async fn consume(store: &Database, bus: &Bus, exactly_once: bool) -> Duration {
     took
 }
 
-/// What an idle node with a group asks of the store per second; printed, not measured by criterion.
+/// The load of an idle node with a group on the store per second; printed, not measured by criterion.
 async fn idle(shards: u32, groups: usize) {
     let faults = Faults::new(&Database::memory());
     let options = BusOptions { shards, ..BusOptions::default() };
@@ -88,7 +88,7 @@ async fn idle(shards: u32, groups: usize) {
         let observe = |_: GroupBatch<Notification>| std::future::ready(Ok(()));
         consumers.push(node.consumer(&group, move |_| observe, ConsumerOptions::default()).await.unwrap());
     }
-    // Until the positions of before are saved.
+    // Until the earlier positions are saved.
     tokio::time::sleep(Duration::from_mins(2)).await;
     let (before, minutes) = (faults.counts(), 30_u32);
     tokio::time::sleep(Duration::from_mins(minutes.into())).await;

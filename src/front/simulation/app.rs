@@ -1,8 +1,9 @@
-//! The layer on top of the bus: databases that are created, updated and deleted, and a history of it in the same transactions.
+//! The layer on top of the bus: databases that are created, updated and deleted, and a history of this in the same
+//! transactions.
 //!
-//! A database is a key that holds its instance. Whoever creates, updates or deletes one reads that key serializably, as a layer
-//! does that has to know whether the database exists. The history has one line per database and transaction, ordered by the
-//! versionstamps of the transactions: what the oracle believes.
+//! A database is a key with its instance. A transaction that creates, updates or deletes one reads that key
+//! serializably, as a layer does that must know whether the database exists. The history has one line per database
+//! and transaction, ordered by the versionstamps of the transactions. The oracle trusts this history.
 
 use bytes::Bytes;
 use foundationdb_tuple::{TuplePack, Versionstamp as TupleStamp};
@@ -18,7 +19,7 @@ use crate::{
     store::{AtomicOp, KeyRange, Transaction},
 };
 
-/// What stands before all keys of the layer.
+/// The prefix of all keys of the layer.
 pub(super) const PREFIX: &[u8] = b"app";
 
 /// The numbers of its families.
@@ -31,7 +32,6 @@ pub(super) mod family {
     pub const TALLY: u16 = 5;
 }
 
-/// The key of `elements`.
 fn pack(elements: &impl TuplePack) -> Vec<u8> {
     let mut key = PREFIX.to_vec();
     elements.pack_into_vec(&mut key);
@@ -48,7 +48,7 @@ pub(super) fn once(number: u64) -> Vec<u8> {
     pack(&(family::ONCE, number))
 }
 
-/// The key that says that `group` has worked on the row at `sequence`, for the `generation`th time that it was set.
+/// The key that says that `group` has worked on the row at `sequence`, after its `generation`th reset.
 pub(super) fn effect(group: &GroupName, sequence: Sequence) -> Vec<u8> {
     pack(&(family::EFFECT, group.as_str(), &sequence.as_bytes()[..]))
 }
@@ -67,24 +67,24 @@ pub(super) fn documents(instance: DbInstance) -> KeyRange {
     KeyRange::new(begin, end)
 }
 
-/// The key that counts what was recorded of a database in the other bus of the store.
+/// The key that counts the recorded events of a database in the other bus of the store.
 pub(super) fn tally(name: &DbName) -> Vec<u8> {
     pack(&(family::TALLY, name.as_str()))
 }
 
-/// A document as the layer keeps it: when and how it was last edited, and which edit the layer said was the one before.
+/// A document as the layer keeps it: its last edit, and the edit that the layer named as the previous one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Document {
     /// The sequence of its last edit.
     pub edited: Sequence,
-    /// The edit that the bus was told was the one before.
+    /// The edit that the bus was given as the previous one.
     pub previous: Option<Sequence>,
-    /// What the bus was informed of it.
+    /// The summary that the bus was given.
     pub doc: DocSummary,
 }
 
 impl Document {
-    /// Writes `doc`, which was recorded as `pending`, after `previous` as the bus was told.
+    /// Writes `doc`, which was recorded as `pending`, with the previous edit as given to the bus.
     pub fn write(
         tx: &Transaction,
         instance: DbInstance,
@@ -99,7 +99,6 @@ impl Document {
         tx.atomic(AtomicOp::SetVersionstampedValue, &document(instance, &doc.id), &value);
     }
 
-    /// The document `id` that is stored as `bytes`.
     pub fn from_bytes(id: &str, bytes: &[u8]) -> Result<Self> {
         type Stored<'a> = (u64, foundationdb_tuple::Bytes<'a>, u32, bool, foundationdb_tuple::Bytes<'a>);
         let corrupt = |reason: String| Error::corrupt("document", reason);
@@ -119,13 +118,13 @@ impl Document {
     }
 }
 
-/// A line of the history: what a transaction has done to a database.
+/// A line of the history: the changes of a transaction to a database.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Line {
     pub db: Db,
     /// The events.
     pub counters: Counters,
-    /// The design documents that it names.
+    /// The ids of the changed design documents.
     pub ddocs: Vec<DdocId>,
 }
 
@@ -145,7 +144,6 @@ impl Line {
         tx.atomic(AtomicOp::SetVersionstampedKey, &key, &value);
     }
 
-    /// The line that is stored as `bytes`.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         type Stored<'a> = (String, foundationdb_tuple::Bytes<'a>, (u64, u64, u64, u64), String);
         let corrupt = |reason: String| Error::corrupt("history", reason);
@@ -161,7 +159,7 @@ impl Line {
     }
 }
 
-/// What a key of the layer is.
+/// The meaning of a key of the layer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum AppKey {
     /// Whether a database exists.
@@ -174,12 +172,12 @@ pub(super) enum AppKey {
     Effect(GroupName, Sequence),
     /// A document of a database.
     Document(DbInstance, String),
-    /// How much was recorded in the other bus.
+    /// How many events were recorded in the other bus.
     Tally,
 }
 
 impl AppKey {
-    /// What `key` is; `None` if it is no key of the layer.
+    /// The meaning of `key`; `None` if it is no key of the layer.
     pub fn decode(key: &[u8]) -> Option<Self> {
         use foundationdb_tuple::{Bytes as TupleBytes, unpack};
         let rest = key.strip_prefix(PREFIX)?;

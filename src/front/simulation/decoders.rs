@@ -1,7 +1,7 @@
-//! [`Decoder`]: everything that makes something of bytes that came from outside: from the store, a disk, a client, or a file.
+//! [`Decoder`]: all decoders of bytes from outside: from the store, a disk, a client, or a file.
 //!
-//! None may panic, whatever it is given, and what it accepts it has to understand: written and read again it is the same. `fuzz/`
-//! gives them what a fuzzer makes, `tests/decoders.rs` what stands in a store, with some of it changed.
+//! None may panic, whatever its input is. An accepted value has to be the same after it is written and read again.
+//! `fuzz/` gives them the inputs of a fuzzer, `tests/decoders.rs` rows of a store, with some of them changed.
 
 use std::fmt::Debug;
 
@@ -26,15 +26,15 @@ use crate::{
     store::testing::SimulatedDisk,
 };
 
-/// What makes something of bytes.
+/// A group of decoders.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Decoder {
-    /// The decoders of keys, and of rows that need their key: the first byte of the input says how long the key is.
+    /// The decoders of keys, and of rows that need their key: the first byte of the input is the length of the key.
     Keys,
     /// The decoders of values.
     Values,
-    /// Cursors, sequences, names, revisions: all that is read as text.
+    /// The parsers of text: cursors, sequences, names, revisions.
     Texts,
     /// A folder in which one of the files has these bytes.
     Journal,
@@ -63,7 +63,7 @@ impl Decoder {
     ///
     /// # Panics
     ///
-    /// If the decoder does, or has accepted what it does not understand.
+    /// If a decoder panics, or does not read its own bytes again.
     pub fn run(self, input: &[u8]) {
         match self {
             Self::Keys => keys(input),
@@ -78,7 +78,7 @@ impl Decoder {
     }
 }
 
-/// Asks the decoders of keys.
+/// Runs the decoders of keys.
 fn keys(input: &[u8]) {
     let (len, rest) = input.split_first().unwrap_or((&0, &[]));
     let (key, value) = rest.split_at(usize::from(*len).min(rest.len()));
@@ -104,7 +104,7 @@ fn keys(input: &[u8]) {
     }
 }
 
-/// Decodes `bytes`; what was accepted has to come back.
+/// Decodes `bytes`; an accepted value has to be the same after it is written and read again.
 fn round<T: PartialEq + Debug>(
     bytes: &[u8],
     read: impl Fn(&[u8]) -> Result<T>,
@@ -115,7 +115,7 @@ fn round<T: PartialEq + Debug>(
     assert_eq!(value, again, "it was read from {bytes:?}");
 }
 
-/// Asks the decoders of values.
+/// Runs the decoders of values.
 fn values(input: &[u8]) {
     round(input, Config::from_bytes, |it| it.to_bytes());
     round(input, CursorRow::from_bytes, |it| it.to_bytes());
@@ -136,7 +136,7 @@ fn values(input: &[u8]) {
     drop(checkpoint_position(input));
 }
 
-/// Asks all that reads text.
+/// Runs the parsers of text.
 fn texts(text: &str) {
     fn round<T: std::str::FromStr + ToString + PartialEq + Debug>(text: &str) {
         let Ok(value) = text.parse::<T>() else { return };
@@ -156,7 +156,7 @@ fn texts(text: &str) {
     drop(text.parse::<u64>().map(ShardId));
 }
 
-/// Opens a folder one of whose files has the bytes of `input`, but for the first one, which says which file.
+/// Opens a folder in which one file has the bytes of `input` after the first one, which selects the file.
 fn journal(input: &[u8]) {
     let (choice, bytes) = input.split_first().unwrap_or((&0, &[]));
     let disk = SimulatedDisk::new(64);

@@ -1,7 +1,6 @@
-//! [`Plan`]: what a seed draws: sizes, options, and the mix of what goes wrong.
+//! [`Plan`]: the draw of a seed: sizes, options, and the mix of faults.
 //!
-//! Each seed is another swarm: most kinds of faults are absent from any one world, so that what is left can happen often
-//! without drowning the rest.
+//! Most kinds of faults are absent from any one world, so that the others can strike often without hiding each other.
 
 use std::time::Duration;
 
@@ -28,7 +27,7 @@ use crate::{
     store::RetryPolicy,
 };
 
-/// What was drawn for a world.
+/// The draw of a world.
 #[derive(Debug, Clone)]
 #[expect(clippy::struct_excessive_bools, reason = "each is drawn by itself")]
 pub(super) struct Plan {
@@ -40,38 +39,37 @@ pub(super) struct Plan {
     pub names: Vec<DbName>,
     /// The processes, by their numbers.
     pub processes: Vec<ProcessPlan>,
-    /// Whether the store is a folder, on the one machine with all processes, whose power can fail.
+    /// Whether the store is a folder, on one machine with all processes, whose power can fail.
     pub is_durable: bool,
-    /// How long things go wrong.
+    /// How long faults strike.
     pub chaos: Duration,
     /// How often each kind of fault strikes where it can.
     rates: Vec<(Fault, f64)>,
-    /// The longest that a step of the network takes, in microseconds.
+    /// The longest delay of a step of the network, in microseconds.
     pub latency_us: u64,
-    /// The longest that a slow one takes, in milliseconds.
+    /// The longest delay of a slow step, in milliseconds.
     pub slow_ms: u64,
-    /// How long pauses of a process are at most, in milliseconds.
+    /// The longest pause of a process, in milliseconds.
     pub pause_max_ms: u64,
-    /// How far clocks are wrong, in millionths.
+    /// The greatest error of clocks, in millionths.
     pub drift_ppm: u64,
     pub groups: Vec<GroupPlan>,
-    /// The most time between two transactions of a producer, in milliseconds.
+    /// The longest time between two transactions of a producer, in milliseconds.
     pub think_max_ms: u64,
-    /// The most time between two acts of an operator, in milliseconds.
+    /// The longest time between two actions of an operator, in milliseconds.
     pub operate_max_ms: u64,
-    /// Whether the operator does nothing but delete and create groups, under the hands of a janitor that is always at work.
+    /// Whether the operator only deletes and creates groups, while a janitor is always at work.
     pub churns_groups: bool,
-    /// How producers record.
     pub producer: ProducerOptions,
-    /// Whether producers sometimes record events of instances that are gone, without looking.
+    /// Whether producers sometimes record events of instances that are gone, without a check.
     pub has_late_events: bool,
     /// Whether producers do little but delete and recreate a few names, and subscribers read in small pages.
     pub churns_names: bool,
-    /// Whether rows that nobody can decode come into the counters and the feed.
+    /// Whether undecodable rows come into the counters and the feed.
     pub breaks_rows: bool,
-    /// How large a transaction of a fold can be, if it is less than usual, in bytes.
+    /// The size limit of a fold's transaction in bytes, if it is less than usual.
     pub fold_size_max: Option<usize>,
-    /// What subscribers do and what is done to them.
+    /// How subscribers behave.
     pub subscribers: SubscriberPlan,
     /// The documents of databases, if they have any.
     pub documents: Option<DocumentPlan>,
@@ -80,40 +78,36 @@ pub(super) struct Plan {
     pub web: Option<WebPlan>,
     /// Whether another bus is at work in the same store.
     pub has_other_bus: bool,
-    /// How nodes live.
     pub node: NodeOptions,
-    /// How notifiers work.
     pub notifier: NotifierOptions,
-    /// How dispatchers work.
     pub dispatcher: DispatcherOptions,
-    /// How janitors work.
     pub janitor: JanitorOptions,
 }
 
-/// What the subscribers of a world do, and what is done to them.
+/// How the subscribers of a world behave.
 #[derive(Debug, Clone, Copy, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "each is drawn by itself")]
 pub(super) struct SubscriberPlan {
     /// Their filters are replaced now and then.
     pub replaces: bool,
-    /// They stop and go on now and then, without a crash.
+    /// They stop and resume now and then, without a crash.
     pub restarts: bool,
     /// Some are callbacks and listeners, which panic now and then.
     pub supervised: bool,
-    /// They take their time, and their rounds are long.
+    /// They take time over deliveries, and their rounds are long.
     pub is_slow: bool,
     /// Most want deletions only, of a few names, and begin at nothing.
     pub wants_deletions: bool,
 }
 
-/// The documents of databases, and who reads them.
+/// The documents of databases, and their readers.
 #[derive(Debug, Clone)]
 pub(super) struct DocumentPlan {
-    /// How many documents a database has at most.
+    /// The most documents of a database.
     pub ids: u64,
     /// How the feed of each database begins.
     pub options: ChangesOptions,
-    /// Whether layers sometimes name a wrong edit as the one before: none, or an older one.
+    /// Whether layers sometimes name a wrong previous edit: none, or an older one.
     pub misuses: bool,
     /// The group that consumes the documents of some databases, if there is one.
     pub group: Option<GroupPlan>,
@@ -125,36 +119,36 @@ pub(super) struct DocumentPlan {
 pub(super) struct WebPlan {
     /// How many clients of `_db_updates` each dispatcher has.
     pub clients: u32,
-    /// How many bytes are under way to one at most.
+    /// The most bytes under way to one.
     pub room: usize,
-    /// They take their time.
+    /// They take time over rows.
     pub is_slow: bool,
     /// They cut their connections now and then.
     pub cuts: bool,
-    /// They ask from positions that nobody can have now and then.
+    /// They ask now and then from positions that no store has given out.
     pub asks_badly: bool,
 }
 
-/// What a process does.
+/// The roles and actors of a process.
 #[derive(Debug, Clone, Copy, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a role, and they are independent of each other")]
 pub(super) struct ProcessPlan {
-    /// It folds.
+    /// A notifier.
     pub notifier: bool,
-    /// It tells subscribers.
+    /// A dispatcher, with subscribers.
     pub dispatcher: bool,
-    /// It cleans up.
+    /// A janitor.
     pub janitor: bool,
-    /// It consumes the groups.
+    /// Consumers of the groups.
     pub consumer: bool,
     pub producers: u32,
-    /// It changes the topology, and resets and deletes groups.
+    /// An operator: it changes the topology, and resets and deletes groups.
     pub operator: bool,
-    /// It follows the feed shard by shard.
+    /// A follower: it reads the feed shard by shard.
     pub follower: bool,
 }
 
-/// How a group saves what it has done.
+/// How a group saves its checkpoints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Work {
     /// With its effects, in one transaction.
@@ -169,12 +163,11 @@ pub(super) struct GroupPlan {
     pub name: String,
     pub start: Start,
     pub work: Work,
-    /// How its consumers work.
     pub options: ConsumerOptions,
 }
 
 impl Plan {
-    /// What `seed` draws.
+    /// The plan of `seed`.
     pub fn draw(seed: u64, options: &Options) -> Self {
         let random = &mut Rng::with_seed(seed);
         let ms = |random: &mut Rng, from: u64, to: u64| Duration::from_millis(random.u64(from..=to));
@@ -246,8 +239,8 @@ impl Plan {
         plan.with_subscribers(random).with_guests(seed)
     }
 
-    /// It with documents, clients over HTTP and another bus, each in some worlds. They are drawn apart, so that the other worlds of a
-    /// seed stay what they were.
+    /// Adds documents, clients over HTTP and another bus, each in some worlds. They are drawn apart, so that the
+    /// other worlds of a seed stay the same.
     fn with_guests(self, seed: u64) -> Self {
         let plan = self.with_documents(&mut Rng::with_seed(seed ^ 0x646f_6375_6d65_6e74));
         #[cfg(feature = "http")]
@@ -255,7 +248,7 @@ impl Plan {
         plan
     }
 
-    /// It with clients over HTTP, in some worlds.
+    /// Adds clients over HTTP, in some worlds.
     #[cfg(feature = "http")]
     fn with_web(mut self, random: &mut Rng) -> Self {
         if random.u32(0..4) > 0 {
@@ -272,7 +265,7 @@ impl Plan {
         self
     }
 
-    /// It with documents in some worlds, and with another bus in some.
+    /// Adds documents in some worlds, and another bus in some.
     fn with_documents(mut self, random: &mut Rng) -> Self {
         self.has_other_bus = random.u32(0..8) == 0;
         if self.churns_groups || self.churns_names || random.u32(0..3) > 0 {
@@ -290,8 +283,8 @@ impl Plan {
         self
     }
 
-    /// It with what subscribers do, and, in some worlds, with all that makes them meet names that come and go: few names, short
-    /// retention, small pages, short rings.
+    /// Adds the behaviour of subscribers. In some worlds also everything by which they meet names that come and go:
+    /// few names, short retention, small pages, short rings.
     fn with_subscribers(mut self, random: &mut Rng) -> Self {
         self.subscribers = SubscriberPlan {
             replaces: random.u32(0..3) == 0,
@@ -317,8 +310,8 @@ impl Plan {
         self
     }
 
-    /// It with all that makes the janitor meet groups that come and go: many tombstones, which are soon old enough, and
-    /// transactions that take their time.
+    /// Adds everything by which the janitor meets groups that come and go: many tombstones, which are soon old
+    /// enough, and slow transactions.
     fn with_churn(mut self, random: &mut Rng) -> Self {
         self.latency_us = [3_000, 20_000][random.usize(0..2)];
         self.think_max_ms = 20;
@@ -328,7 +321,7 @@ impl Plan {
         self
     }
 
-    /// From now on `fault` never strikes.
+    /// Makes `fault` never strike.
     pub fn forget(&mut self, fault: Fault) {
         self.rates.retain(|(of, _)| *of != fault);
     }
@@ -365,7 +358,7 @@ fn processes(
             follower: random.u32(0..4) == 0,
         })
         .collect();
-    // What somebody has to do, the first one does.
+    // The first process has every role that some process must have.
     processes[0].notifier = true;
     processes[0].janitor = has_janitor;
     processes[0].consumer = has_groups;
@@ -412,11 +405,11 @@ fn group(random: &mut Rng, number: usize, balance: BalanceOptions) -> GroupPlan 
     }
 }
 
-/// How often each kind of fault strikes: most never, the others from rarely to often.
+/// How often each kind of fault strikes: most never, the others between rarely and often.
 fn rates(random: &mut Rng, intensity: f64) -> Vec<(Fault, f64)> {
     let mut rates = Vec::new();
     for &fault in Fault::ALL {
-        // (least, most) where it is drawn at all.
+        // (least, most) if it is drawn at all.
         let (least, most): (f64, f64) = match fault {
             Fault::Crash => (0.000_1, 0.003),
             Fault::CrashBeforeAnswer => (0.000_5, 0.01),

@@ -1,13 +1,13 @@
-//! [`Guarantee`]: what is promised, by names; [`Broken`]: that one was not kept, and how.
+//! [`Guarantee`]: the promises, by name; [`Broken`]: a promise that was not kept, and how.
 
 use std::fmt;
 
 use super::witness::named;
 
 named! {
-    /// What a world has to keep.
+    /// A promise that a world has to keep.
     Guarantee {
-        /// What is stored follows from what was recorded: rows, totals, topologies, heads; and nothing is left behind.
+        /// The store follows from the recorded events: rows, totals, topologies, heads; and nothing is left behind.
         Consistent,
         /// Every recorded event is folded once.
         FoldedOnce,
@@ -17,41 +17,40 @@ named! {
         Fenced,
         /// The rows of one name, or document, come in order; those of a feed in the order of their positions.
         Ordered,
-        /// Anyone who reads gets a row at or after each fact that is owed to it.
+        /// Every reader gets a row at or after each fact that is owed to it.
         Complete,
-        /// A row comes once, except to who was restarted, has panicked or wants something else.
+        /// A row comes once, except after a restart, a panic or a change of the filter.
         Unique,
-        /// A row brings all that is news by then: nothing of it comes later, or not at all.
+        /// A row brings all its news: none of it comes later, or not at all.
         Atomic,
-        /// A row that is delivered was written so, its news have happened, and are wanted.
+        /// A delivered row was written with this content, its news have happened, and at least one is wanted.
         Truthful,
-        /// Where a reader says that it stands, nothing up to there is owed to it.
+        /// Nothing is owed to a reader up to a position that it claims.
         Bookmarkable,
-        /// Who goes on from a position is owed nothing from before it.
+        /// A reader that resumes from a position is owed nothing from before it.
         Resumable,
-        /// Who may have missed something that is gone is informed so.
+        /// A reader that may have missed dropped rows gets `Expired`.
         ExpiredNotSilent,
-        /// Only who may have missed something is informed so.
+        /// Only a reader that may have missed dropped rows gets `Expired`.
         ExpiredForReason,
-        /// A group works on each row, and its checkpoint leaves none behind.
+        /// A group works on each row, and its checkpoint passes none without work.
         AtLeastOnce,
-        /// What is done in one transaction with a checkpoint is done once.
+        /// Effects in one transaction with a checkpoint happen once.
         ExactlyOnce,
-        /// What has still to be read is not cleaned up.
+        /// Rows that a reader still has to read are not dropped.
         Kept,
-        /// What is on disk when it is answered stays there.
+        /// Answered commits stay on disk.
         Durable,
-        /// Bytes on the wire look as a client of the protocol expects.
+        /// Bytes on the wire have the form of the protocol.
         Framed,
-        /// When nothing goes wrong any more, everything comes to rest, and ends when it is told to.
+        /// After the faults everything comes to rest, and ends on request.
         Live,
     }
 }
 
-/// A guarantee that was not kept.
+/// A promise that was not kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Broken {
-    /// Which.
     pub guarantee: Guarantee,
     /// What happened.
     pub reason: String,
@@ -64,7 +63,7 @@ impl fmt::Display for Broken {
 }
 
 impl From<String> for Broken {
-    /// What the oracle finds in the store, if it does not say more.
+    /// A contradiction in the store breaks `Consistent`, unless the oracle says otherwise.
     fn from(reason: String) -> Self {
         Self { guarantee: Guarantee::Consistent, reason }
     }
@@ -84,7 +83,7 @@ impl Broken {
 }
 
 impl Guarantee {
-    /// That it was not kept, because of `reason`.
+    /// A breach of it for `reason`.
     pub(super) fn broken(self, reason: impl Into<String>) -> Broken {
         Broken { guarantee: self, reason: reason.into() }
     }

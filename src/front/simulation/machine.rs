@@ -1,7 +1,7 @@
-//! [`Machine`]: the disk of a durable store, the power that fails, and the disk that does.
+//! [`Machine`]: the disk of a durable store, with failing power and failing operations.
 //!
-//! The store is the one that is used in production; its disk is in memory, and keeps what a disk may do with what was written and
-//! not synced. When the power fails, a part of that is there, as it was drawn.
+//! The store is the one of production; its disk is in memory, and keeps everything that a disk may do with unsynced
+//! writes. When the power fails, a random part of them survives.
 
 use std::{
     path::Path,
@@ -22,37 +22,36 @@ const COMMIT_OPERATIONS: usize = 3;
 /// How many it takes with a snapshot.
 const SNAPSHOT_OPERATIONS: usize = 24;
 
-/// How many an opening takes, and more.
+/// More operations than an opening takes.
 const OPENING_OPERATIONS: usize = 24;
 
 /// The disk of a durable store, and the power.
 pub(super) struct Machine {
     disk: SimulatedDisk,
-    /// What goes wrong.
+    /// The planned fault.
     trouble: Arc<Mutex<Trouble>>,
-    /// How the folder is kept.
     options: FolderOptions,
     store: Arc<Embedded>,
-    /// What its disk has made of that which was not synced when the power failed before.
+    /// The fate of unsynced pages in the last power failure.
     unsynced: Unsynced,
 }
 
-/// What goes wrong with a disk.
+/// A planned fault of a disk.
 #[derive(Debug, Clone, Copy, Default)]
 enum Trouble {
     /// Nothing.
     #[default]
     None,
-    /// After so many operations, the power fails; or it fails in the middle of the next one, which happens, and is not answered.
+    /// The power fails after so many operations; if `happens`, the next one takes effect without an answer.
     Power { after: usize, happens: bool },
-    /// After so many operations, this becomes of one, and then the code of one, if any.
+    /// After so many operations one has this fault, and the next one fails with the code, if any.
     Fault { after: usize, fault: DiskFault, then: Option<i32> },
     /// There is no power.
     Dark,
 }
 
 impl Trouble {
-    /// What becomes of an operation.
+    /// The fault of the next operation.
     fn strike(&mut self) -> Option<DiskFault> {
         match self {
             Self::None => None,
@@ -83,7 +82,7 @@ impl Trouble {
 }
 
 impl Machine {
-    /// A machine with an empty store. `random` draws its disk.
+    /// A machine with an empty store and a random disk.
     pub fn new(random: &mut fastrand::Rng, env: Env) -> Result<Self> {
         let disk = SimulatedDisk::new([64, 512, 4_096][random.usize(0..3)]);
         let journal_len_min = [1_000, 20_000, 1 << 30][random.usize(0..3)];
@@ -98,12 +97,11 @@ impl Machine {
         Ok(Self { disk, trouble, options, store, unsynced })
     }
 
-    /// The store.
     pub fn store(&self) -> Arc<dyn Backend> {
         Arc::<Embedded>::clone(&self.store)
     }
 
-    /// The version of the newest commit that the store has found of the opening that had used `version`.
+    /// The version of the newest recovered commit of the opening that had used `version`.
     pub fn recovered(&self, version: u64) -> Option<u64> {
         self.store.history().end_of(version)
     }
@@ -131,7 +129,7 @@ impl Machine {
         matches!(*self.trouble(), Trouble::Dark)
     }
 
-    /// Whether a snapshot or a journal is half made.
+    /// Whether a snapshot or a journal is unfinished.
     pub fn is_making_files(&self) -> bool {
         self.disk
             .names()
@@ -139,7 +137,7 @@ impl Machine {
             .any(|name| Path::new(name).extension().is_some_and(|extension| extension == "new"))
     }
 
-    /// What goes wrong. No code that holds the lock can leave it half changed by a panic.
+    /// The planned fault. No panic leaves it half changed.
     fn trouble(&self) -> MutexGuard<'_, Trouble> {
         self.trouble.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -155,8 +153,8 @@ impl Machine {
         Self::open(self.disk.copied(), self.options, env, Unsynced::default())
     }
 
-    /// The machine after its power has come back, and has perhaps failed again while the store was opened. `random` decides what there
-    /// is of that which was not synced.
+    /// The machine after its power has come back, and has perhaps failed again while the store was opened. `random`
+    /// decides which unsynced writes survive.
     pub fn restarted(&self, random: &mut fastrand::Rng, env: &Env) -> Result<Self> {
         let (mut disk, unsynced) = self.disk.after_power_failure(|below| random.usize(0..below));
         if random.u32(0..3) == 0 {
@@ -168,13 +166,13 @@ impl Machine {
         Self::open(disk, self.options, env.clone(), unsynced)
     }
 
-    /// What its disk has made of that which was not synced when the power failed before.
+    /// The fate of unsynced pages in the last power failure.
     pub fn unsynced(&self) -> Unsynced {
         self.unsynced
     }
 }
 
-/// Lets `trouble` happen to `disk`. Reading is not counted: it leaves no traces.
+/// Plans `trouble` for `disk`. Reads do not count: they leave no traces.
 fn plan(disk: &SimulatedDisk, trouble: Trouble) -> Arc<Mutex<Trouble>> {
     let trouble = Arc::new(Mutex::new(trouble));
     let asked = Arc::clone(&trouble);

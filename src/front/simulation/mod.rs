@@ -1,9 +1,9 @@
-//! Deterministic simulation: whole buses in one thread, in which everything goes wrong that can.
+//! Deterministic simulation: whole buses in one thread, with every fault of a distributed system.
 //!
-//! A [`simulate`]d world is made from a seed: a store, several processes with all roles, and everything that a distributed system
-//! does to them: transactions that fail, with and without having happened; watches that are lost; processes that crash, pause
-//! and come back; clocks that run apart. An oracle judges every commit when it happens. The same seed makes the same world, step
-//! by step, so that whatever is found can be looked at again.
+//! A [`simulate`]d world is made from a seed: a store, several processes with all roles, and faults. Transactions
+//! fail, with and without having happened; watches are lost; processes crash, pause and come back; clocks run apart.
+//! An oracle judges every commit when it happens. The same seed makes the same world, step by step, so that every
+//! failure can be replayed.
 //!
 //! How it fits together:
 //!
@@ -17,7 +17,7 @@
 //!  and a clock each
 //! ```
 //!
-//! What is promised by it, how to replay a seed, and what it does not cover is in `docs/testing.md`.
+//! `docs/testing.md` says what it promises, how to replay a seed, and what it does not cover.
 //!
 //! It is not for measuring: time is not real here.
 
@@ -51,20 +51,20 @@ use self::{
     world::World,
 };
 
-/// What is asked of a simulation.
+/// The options of a simulation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Options {
     /// How many nodes there are, besides a producer and, in most worlds, an operator. Default: 2 to 4, as the seed draws.
     pub nodes: Option<usize>,
-    /// For how long things go wrong, in the time of the world. Default: 4 to 15 s, as the seed draws.
+    /// How long faults strike, in the time of the world. Default: 4 to 15 s, as the seed draws.
     pub chaos: Option<Duration>,
-    /// By how much more often things go wrong than the seed draws; 0 for never. Default: 1.
+    /// A factor on the rates of faults that the seed draws; 0 for none. Default: 1.
     pub intensity: f64,
-    /// Whether to keep the trace of what happens. Default: false.
+    /// Whether to keep the trace. Default: false.
     pub trace: bool,
-    /// What of the world its seed drew is left out, to see what it takes for it to fail. Default: nothing.
+    /// Parts of the seed's world to leave out, to find which ones a failure needs. Default: none.
     pub without: Vec<Part>,
-    /// Whether to keep what stands in the store when the time of faults is over. Default: false.
+    /// Whether to keep the rows of the store at the end of the faults. Default: false.
     pub rows: bool,
     /// A deliberate bug in the code that runs. Default: none.
     #[cfg(feature = "mutations")]
@@ -86,23 +86,23 @@ impl Default for Options {
     }
 }
 
-/// What has come of a world.
+/// The result of a world.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Outcome {
     /// Its seed.
     pub seed: u64,
-    /// The first thing that was not as it should be; `None` if everything was.
+    /// The first breach of a promise; `None` if there was none.
     pub failure: Option<Broken>,
-    /// What happened, line by line, if that was asked for.
+    /// The trace, line by line, if it was asked for.
     pub trace: Option<String>,
-    /// What went wrong in it, and how often.
+    /// The faults that struck, and how often.
     pub faults: BTreeMap<Fault, u64>,
-    /// Which interesting states it has met, and how often.
+    /// The interesting states that it has met, and how often.
     pub witnesses: BTreeMap<Witness, u64>,
-    /// How much time has passed in it.
+    /// How much time has passed in the world.
     pub elapsed: Duration,
-    /// What stood in the store when the time of faults was over, if that was asked for.
+    /// The rows of the store at the end of the faults, if they were asked for.
     pub rows: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
@@ -112,7 +112,7 @@ pub fn is_replayable() -> bool {
     process::IS_REPLAYABLE
 }
 
-/// Makes the world of `seed`, and lets it come to its end. It blocks the thread, and must not be called within a runtime.
+/// Makes the world of `seed`, and runs it to its end. It blocks the thread, and must not be called within a runtime.
 pub fn simulate(seed: u64, options: &Options) -> Outcome {
     let mut random = fastrand::Rng::with_seed(seed ^ 0x6e6f_7469_6275_7321);
     let plan = Plan::draw(seed, options).without(&options.without);

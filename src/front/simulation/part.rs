@@ -1,4 +1,4 @@
-//! [`Part`]: what a world can do without, so that a failing one can be made small.
+//! [`Part`]: the parts that a world can do without, so that a failing one can be made small.
 
 use super::{
     draw::{Plan, ProcessPlan},
@@ -6,25 +6,25 @@ use super::{
 };
 
 named! {
-    /// Something in a world that can be left out.
+    /// An actor of a world that can be left out.
     Actor {
-        /// The documents of databases, and all who read them.
+        /// The documents of databases, and all their readers.
         Documents,
         /// Clients over HTTP.
         Web,
         /// The other bus in the store.
         OtherBus,
-        /// Groups, and who consumes them.
+        /// Groups, and their consumers.
         Groups,
         /// Subscribers.
         Subscribers,
-        /// Who reads the feed shard by shard.
+        /// Followers, which read the feed shard by shard.
         Followers,
-        /// Who cleans up.
+        /// Janitors.
         Janitor,
-        /// Who changes topologies and groups.
+        /// Operators, which change topologies and groups.
         Operator,
-        /// Rows that nobody can decode.
+        /// Undecodable rows.
         BrokenRows,
         /// Folds with little room.
         SmallFolds,
@@ -33,12 +33,12 @@ named! {
     }
 }
 
-/// What of a world is left out.
+/// A part of a world that is left out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Part {
-    /// Somebody.
+    /// An actor.
     Actor(Actor),
-    /// Something that goes wrong.
+    /// A fault.
     Fault(Fault),
 }
 
@@ -69,7 +69,7 @@ impl Part {
 }
 
 impl Plan {
-    /// It without `parts`.
+    /// The plan without `parts`.
     pub fn without(mut self, parts: &[Part]) -> Self {
         for part in parts {
             match part {
@@ -80,7 +80,6 @@ impl Plan {
         self
     }
 
-    /// Leaves `actor` out.
     fn leave_out(&mut self, actor: Actor) {
         let mut each = |change: fn(&mut ProcessPlan)| self.processes.iter_mut().for_each(change);
         match actor {

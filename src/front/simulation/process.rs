@@ -1,7 +1,7 @@
-//! [`Process`]: a process of the world, with a runtime of its own that runs when the world says so.
+//! [`Process`]: a process of the world, with a runtime of its own that runs only when the world runs it.
 //!
-//! A runtime per process makes a crash what it is: all tasks of the process are dropped where they stand, whoever owns them.
-//! And a pause: the process is not run. All runtimes share one thread, one after the other.
+//! With a runtime per process, a crash drops all tasks of the process at once, and a pause simply does not run the
+//! process. All runtimes share one thread, one after the other.
 
 use std::{
     pin::Pin,
@@ -14,13 +14,13 @@ use std::{
 
 use tokio::runtime::{Builder, Runtime};
 
-/// Whether runs can be replayed: only this makes tokio's own draws depend on the seed.
+/// Whether runs can be replayed: only this cfg makes tokio's own random numbers depend on the seed.
 pub(super) const IS_REPLAYABLE: bool = cfg!(tokio_unstable);
 
 /// A process.
 pub(super) struct Process {
     runtime: Runtime,
-    /// Told when there is nothing left to do.
+    /// Wakes the process's run when nothing is left to do.
     idle: Arc<Idle>,
 }
 
@@ -29,12 +29,12 @@ pub(super) struct Process {
 struct Idle {
     /// Whether it is so.
     is_idle: AtomicBool,
-    /// Who waits for it.
+    /// The waker of the run.
     waker: Mutex<Option<Waker>>,
 }
 
 impl Process {
-    /// A process that runs `main`; `seed` decides what tokio draws.
+    /// A process that runs `main`; `seed` seeds tokio's random numbers.
     pub fn start(seed: u64, main: impl Future<Output = ()> + Send + 'static) -> Self {
         let idle = Arc::new(Idle::default());
         let parked = Arc::clone(&idle);
@@ -55,7 +55,7 @@ impl Process {
         self.runtime.block_on(UntilIdle(&self.idle));
     }
 
-    /// Crashes: all tasks end where they stand.
+    /// Crashes: drops all tasks at once.
     pub fn crash(self) {
         drop(self.runtime);
     }

@@ -1,4 +1,4 @@
-//! [`Shared`]: what all parts of a world share.
+//! [`Shared`]: the state that all parts of a world share.
 
 use std::{
     collections::BTreeMap,
@@ -25,19 +25,19 @@ use super::{
 };
 use crate::store::Mutation;
 
-/// The value of a row that nobody can decode, and what the key of one among the counters ends in.
+/// The value of an undecodable row, and the end of the key of one among the counters.
 pub(super) const BROKEN: &[u8] = b"broken";
 
-/// What stands before all keys of the bus.
+/// The prefix of all keys of the bus.
 pub(super) const BUS_PREFIX: &[u8] = b"bus";
 
-/// What stands before all keys of another bus in the store: it begins as that of the bus does.
+/// The prefix of all keys of another bus in the store: it begins with the same bytes.
 pub(super) const OTHER_BUS_PREFIX: &[u8] = b"bus2";
 
-/// What listeners say when they panic because they are made to.
+/// The message of planned panics of listeners.
 pub(super) const PLANNED_PANIC: &str = "a listener of a simulation panics";
 
-/// What stands in a store.
+/// The rows of a store.
 type Rows = Vec<(Vec<u8>, Vec<u8>)>;
 
 /// A process in one of its lives.
@@ -48,48 +48,43 @@ pub(super) struct Issuer {
     pub generation: u64,
 }
 
-/// What a world is about to do.
+/// The phase of a world.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub(super) enum Phase {
-    /// Everything works, and everything goes wrong.
+    /// Actors work, and faults strike.
     Chaos,
-    /// Nothing goes wrong any more, and nothing new is begun: everything has to come to rest.
+    /// No fault strikes any more, and no actor begins new work: everything has to come to rest.
     Rest,
     /// All processes shut down.
     End,
 }
 
-/// What all parts of a world share.
+/// The state that all parts of a world share.
 pub(super) struct Shared {
-    /// The clock.
     pub time: Time,
-    /// What was drawn for this world.
     pub plan: Plan,
-    /// What happened.
     trace: Trace,
-    /// Judges what happens.
     oracle: Mutex<Oracle>,
-    /// Decides what goes wrong.
+    /// The randomness of faults.
     random: Mutex<fastrand::Rng>,
-    /// What went wrong, and how often.
+    /// The faults that struck, and how often.
     faults: Mutex<BTreeMap<Fault, u64>>,
-    /// Which interesting states were met, and how often.
+    /// The interesting states that were met, and how often.
     witnesses: Mutex<BTreeMap<Witness, u64>>,
-    /// The first thing that is not as it should be.
+    /// The first breach of a promise.
     failure: Mutex<Option<Broken>>,
     /// Whether there is a failure.
     has_failed: AtomicBool,
-    /// What the world is about to do.
     phase: AtomicU8,
-    /// How many are at work who come to an end by themselves once the time of faults is over: producers, operators, and processes
-    /// that start.
+    /// The number of actors at work that end by themselves after the faults: producers, operators, and processes that
+    /// start.
     busy: AtomicUsize,
-    /// What stood in the store when the time of faults was over; `None` if nobody asks for it.
+    /// The rows of the store at the end of the faults; `None` if they were not asked for.
     rows: Mutex<Option<Rows>>,
 }
 
-/// Somebody who is at work, until it is dropped.
+/// An actor at work, until it is dropped.
 pub(super) struct Busy(Arc<Shared>);
 
 impl Drop for Busy {
@@ -98,7 +93,7 @@ impl Drop for Busy {
     }
 }
 
-/// Locks `mutex`. No code that holds the lock can leave it half changed by a panic.
+/// Locks `mutex`. No panic leaves the state half changed.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -123,7 +118,6 @@ impl Shared {
         })
     }
 
-    /// Judges what happens.
     pub fn oracle(&self) -> MutexGuard<'_, Oracle> {
         lock(&self.oracle)
     }
@@ -154,23 +148,23 @@ impl Shared {
         lock(&self.faults).get(&fault).copied().unwrap_or_default()
     }
 
-    /// What went wrong.
+    /// The faults that struck, and how often.
     pub fn faults(&self) -> BTreeMap<Fault, u64> {
         lock(&self.faults).clone()
     }
 
-    /// Takes note that `witness` was met.
+    /// Counts `witness` as met.
     pub fn witness(&self, witness: Witness) {
         *lock(&self.witnesses).entry(witness).or_default() += 1;
         self.note(|| format!("witness: {witness}"));
     }
 
-    /// What was met.
+    /// The interesting states that were met, and how often.
     pub fn witnesses(&self) -> BTreeMap<Witness, u64> {
         lock(&self.witnesses).clone()
     }
 
-    /// Lets the process crash soon, perhaps.
+    /// Lets the process crash soon, if the fault strikes.
     pub fn may_crash(&self, issuer: Issuer) {
         if self.strikes(Fault::Crash) {
             let pause = Duration::from_micros(self.draw(0..=5_000));
@@ -178,7 +172,7 @@ impl Shared {
         }
     }
 
-    /// Lets the process crash now, perhaps, although its commit has happened.
+    /// Lets the process crash now, although its commit has happened, if the fault strikes.
     pub fn may_crash_before_answer(&self, issuer: Issuer, records: bool) {
         if self.strikes(Fault::CrashBeforeAnswer) {
             if records {
@@ -188,18 +182,17 @@ impl Shared {
         }
     }
 
-    /// Somebody begins to work.
+    /// Counts an actor as at work.
     pub fn begin(self: &Arc<Self>) -> Busy {
         self.busy.fetch_add(1, Ordering::Relaxed);
         Busy(Arc::clone(self))
     }
 
-    /// How many are at work.
+    /// The number of actors at work.
     pub fn busy(&self) -> usize {
         self.busy.load(Ordering::Relaxed)
     }
 
-    /// What the world is about to do.
     pub fn phase(&self) -> Phase {
         match self.phase.load(Ordering::Relaxed) {
             0 => Phase::Chaos,
@@ -208,13 +201,12 @@ impl Shared {
         }
     }
 
-    /// From now on it is about to do this.
     pub fn enter(&self, phase: Phase) {
         self.note(|| format!("phase: {phase:?}"));
         self.phase.store(phase as u8, Ordering::Relaxed);
     }
 
-    /// Something is not as it should be.
+    /// Fails the world with `broken`, if it is the first breach.
     pub fn fail(&self, broken: impl Into<Broken>) {
         let broken = broken.into();
         self.note(|| format!("FAILURE: {broken}"));
@@ -222,17 +214,17 @@ impl Shared {
         self.has_failed.store(true, Ordering::Relaxed);
     }
 
-    /// Whether something is not as it should be.
+    /// Whether a promise was broken.
     pub fn has_failed(&self) -> bool {
         self.has_failed.load(Ordering::Relaxed)
     }
 
-    /// What is not as it should be.
+    /// The first breach of a promise.
     pub fn failure(&self) -> Option<Broken> {
         lock(&self.failure).clone()
     }
 
-    /// The library has said something of itself.
+    /// Hears a log line of the library.
     pub fn hear(&self, level: tracing::Level, message: &str, fields: &str) {
         self.note(|| format!("{level} {message}{fields}"));
         match message {
@@ -241,26 +233,26 @@ impl Shared {
             "a transaction with an unknown result was committed" => self.witness(Witness::CommittedOnceFound),
             _ => {}
         }
-        // Observers panic because they are made to, and rows are broken where that is planned.
+        // Some panics of observers and some broken rows are planned.
         let is_panic = message.contains("panicked") && !fields.contains(PLANNED_PANIC);
         if is_panic || fields.contains("corrupt ") && !self.plan.breaks_rows {
             self.fail(format!("the library says: {message}{fields}"));
         }
     }
 
-    /// Has what stands in the store kept when the time of faults is over, if `is_asked`.
+    /// Keeps the rows of the store at the end of the faults, if `is_asked`.
     pub fn keep_rows(&self, is_asked: bool) {
         *lock(&self.rows) = is_asked.then(Vec::new);
     }
 
-    /// Keeps what `read` says that stands in the store, if it was asked for.
+    /// Keeps the rows that `read` returns, if they were asked for.
     pub fn see_rows(&self, read: impl FnOnce() -> Rows) {
         if let Some(rows) = &mut *lock(&self.rows) {
             *rows = read();
         }
     }
 
-    /// Takes what was kept of the store.
+    /// Takes the kept rows.
     pub fn take_rows(&self) -> Rows {
         lock(&self.rows).take().unwrap_or_default()
     }

@@ -1,7 +1,7 @@
-//! The store as a process of a world sees it: the embedded engine behind a network that delays, loses and lies.
+//! The store of a process in a world: the embedded engine behind a network that delays, loses and lies.
 //!
-//! A commit that is on its way belongs to the world, not to its process: it happens, or not, whatever becomes of the process
-//! meanwhile. So a crash between a commit and its answer is nothing special, and one that comes late (1031) is just slow.
+//! A commit under way belongs to the world, not to its process: the fate of the process does not change whether it
+//! happens. So a crash between a commit and its answer is nothing special, and a late commit (1031) is just slow.
 
 use std::{
     collections::BTreeMap,
@@ -32,31 +32,29 @@ use crate::{
     },
 };
 
-/// The longest that commits of which nobody waits for the answer take, in milliseconds; at most the lifetime of a transaction.
+/// The longest delays of commits without a waiting caller, in milliseconds; at most the lifetime of a transaction.
 const LATE_MAX_MS: [u64; 4] = [10, 100, 1_000, 4_500];
 
-/// A transaction of the engine, kept alive by whatever still works on it.
+/// A transaction of the engine, kept alive by the operations on it.
 type Inner = Arc<dyn TransactionBackend>;
 
-/// The store as a process sees it.
+/// The store of one process.
 pub(super) struct SimulatedStore {
     engine: Arc<dyn Backend>,
-    /// The way to it.
     link: Arc<Link>,
 }
 
-/// The way from a process to the store.
+/// The connection of a process to the store.
 struct Link {
-    /// The world.
     shared: Arc<Shared>,
-    /// Who uses it.
+    /// The process.
     issuer: Issuer,
     /// True time.
     env: Env,
 }
 
 impl SimulatedStore {
-    /// The store behind `engine`, as `issuer` sees it.
+    /// The store behind `engine`, for `issuer`.
     pub fn new(engine: Arc<dyn Backend>, shared: Arc<Shared>, issuer: Issuer) -> Self {
         let env = Env::new(Arc::new(Clock::exact(&shared.time, issuer.process)));
         Self { engine, link: Arc::new(Link { shared, issuer, env }) }
@@ -78,31 +76,27 @@ impl Backend for SimulatedStore {
     }
 }
 
-/// A transaction as a process sees it.
+/// A transaction of a process.
 struct SimulatedTransaction {
     engine: Arc<dyn Backend>,
-    /// The way to it.
     link: Arc<Link>,
-    /// The changing part.
     state: Mutex<State>,
 }
 
 /// The changing part of a transaction.
 struct State {
-    /// The transaction of the engine.
     inner: Inner,
-    /// What it was asked for.
     attempt: Attempt,
 }
 
-/// What an attempt of a transaction was asked for.
+/// The operations of one attempt of a transaction.
 #[derive(Default)]
 struct Attempt {
     /// Its writes.
     mutations: Vec<Mutation>,
     /// Whether it has set a watch.
     has_watch: bool,
-    /// What it has failed with; so does all that follows.
+    /// The error with which it and all later operations fail.
     failed: Arc<Mutex<Option<StoreError>>>,
 }
 
@@ -118,7 +112,7 @@ impl Link {
         Duration::from_millis(self.shared.draw(1..=self.shared.plan.slow_ms))
     }
 
-    /// Whether a read fails, and with what; and how long it takes.
+    /// The fault of a read, if one strikes, and the delay of the read.
     fn read_fault(&self) -> (Option<StoreError>, Duration) {
         let shared = &self.shared;
         shared.may_crash(self.issuer);
@@ -145,7 +139,7 @@ impl Link {
         self.shared.note(|| format!("process {process}.{generation} {}", line()));
     }
 
-    /// A watch that is disturbed, or not.
+    /// A watch, perhaps with a fault.
     fn watch(self: &Arc<Self>, watch: Watch) -> Watch {
         let shared = &self.shared;
         if shared.strikes(Fault::WatchDropped) {
@@ -179,18 +173,16 @@ impl Link {
 /// A watch of the engine, whose firing makes its process run.
 struct Crossing {
     watch: Watch,
-    /// The clock of the world.
     time: Time,
-    /// Who watches.
+    /// The process with the watch.
     process: usize,
 }
 
 /// Wakes a task of another process, and makes that process run.
 struct CrossingWaker {
     task: Waker,
-    /// The clock of the world.
     time: Time,
-    /// Whose task it is.
+    /// The process of the task.
     process: usize,
 }
 
@@ -213,17 +205,16 @@ impl Future for Crossing {
 }
 
 impl SimulatedTransaction {
-    /// The changing part. No code that holds the lock can leave it half changed by a panic.
+    /// The changing part. No panic leaves it half changed.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The transaction of the engine.
     fn inner(&self) -> Inner {
         Arc::clone(&self.state().inner)
     }
 
-    /// Does `read` after a while, unless it is to fail.
+    /// Does `read` after a delay, unless a fault strikes.
     fn reading<T: Send + 'static>(
         &self,
         what: impl FnOnce() -> String,
@@ -258,7 +249,7 @@ impl SimulatedTransaction {
     }
 }
 
-/// Locks `mutex`. No code that holds the lock can leave it half changed by a panic.
+/// Locks `mutex`. No panic leaves the state half changed.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -343,7 +334,7 @@ impl TransactionBackend for SimulatedTransaction {
             return Err(error.into()).into();
         }
         if attempt.mutations.is_empty() {
-            // The client decides it by itself.
+            // The client decides this by itself.
             return Answer::Waiting(Box::pin(async move { inner.commit().await }));
         }
         if attempt.has_watch {
@@ -387,36 +378,34 @@ impl TransactionBackend for SimulatedTransaction {
     }
 }
 
-/// A commit on its way to the store.
+/// A commit under way to the store.
 pub(super) struct Flight {
     engine: Arc<dyn Backend>,
-    /// The transaction.
     inner: Inner,
     /// Its writes.
     mutations: Vec<Mutation>,
-    /// Whose it is.
+    /// Its process.
     issuer: Issuer,
-    /// Whether its process was informed that it has failed.
+    /// Whether its process has already learned that it failed.
     is_late: bool,
-    /// Whether it happens although its process is gone.
+    /// Whether it happens even if its process is gone.
     is_sure: bool,
-    /// What has become of it.
     state: Mutex<FlightState>,
 }
 
-/// What has become of a commit.
+/// The state of a commit.
 enum FlightState {
-    /// It is on its way.
+    /// It is under way.
     Under {
-        /// Whether somebody still waits for it.
+        /// Whether its caller still waits for it.
         is_awaited: bool,
     },
     /// It has arrived.
     Arrived(Option<Result<Option<Versionstamp>>>),
 }
 
-/// Sends the commit of `inner` on its way, and completes when it is answered. `takes_over` gives the process another
-/// transaction where this one goes on without it.
+/// Sends the commit of `inner` to the store, and completes with its answer. `takes_over` gives the process another
+/// transaction if this one goes on without it.
 fn commit(
     link: &Arc<Link>,
     engine: &Arc<dyn Backend>,
@@ -488,11 +477,11 @@ fn commit(
     })
 }
 
-/// A commit that somebody waits for.
+/// A commit with a waiting caller.
 struct Awaited(Arc<Flight>);
 
 impl Awaited {
-    /// What has become of it. The answer comes after the arrival.
+    /// Its result. The answer comes after the arrival.
     fn take(&self) -> Result<Option<Versionstamp>> {
         match &mut *lock(&self.0.state) {
             FlightState::Arrived(result) => result.take().expect("it is taken once"),
@@ -509,23 +498,23 @@ impl Drop for Awaited {
     }
 }
 
-/// What a transaction touches, with the values of before.
+/// The keys that a transaction touches, with their values before.
 pub(super) type Touched = BTreeMap<Bytes, Option<Bytes>>;
 
 impl Flight {
-    /// Whether `engine` is where it goes to.
+    /// Whether it goes to `engine`.
     pub fn is_for(&self, engine: &Arc<dyn Backend>) -> bool {
         Arc::ptr_eq(&self.engine, engine)
     }
 
-    /// It has come to the store, which decides it. Returns what it touches if the store has lost its power meanwhile.
+    /// Arrives at the store, which decides it. Returns the touched keys if the store has lost its power meanwhile.
     pub fn arrive(&self, shared: &Arc<Shared>) -> Option<Touched> {
         let is_awaited = matches!(*lock(&self.state), FlightState::Under { is_awaited: true });
         let is_orphan = !is_awaited && !self.is_late;
         if is_orphan && !self.is_sure {
             return None;
         }
-        // The rows as they were before; all of this happens at one moment.
+        // The rows before the commit; all of this happens at one moment.
         let before = self.engine.begin();
         ready(before.read_version()).expect("the engine can always be read");
         let mut touched = BTreeMap::new();
@@ -552,7 +541,7 @@ impl Flight {
                 shared.may_crash_before_answer(self.issuer, records);
             }
             Ok(None) => {}
-            // The power has failed: before this commit, or in the middle of it.
+            // The power has failed: before this commit, or during it.
             Err(error) if error.code() == Some(StoreError::IO_ERROR.code()) => return Some(touched),
             Err(error) if error.is_maybe_committed() && !error.is_retryable() => return Some(touched),
             Err(error) => {
@@ -566,7 +555,7 @@ impl Flight {
         None
     }
 
-    /// Adds the keys that get their names from its commit at `stamp` to what it touches.
+    /// Adds the keys that get their stamp from its commit at `stamp` to the touched keys.
     pub fn add_stamped(&self, touched: &mut Touched, stamp: Versionstamp) {
         for mutation in &self.mutations {
             if let Mutation::Atomic(AtomicOp::SetVersionstampedKey, key, _) = mutation {
@@ -575,8 +564,8 @@ impl Flight {
         }
     }
 
-    /// Has the oracle judge it: it was committed at `stamp`, between the reads `before` and `after`. Returns whether it records
-    /// events.
+    /// Has the oracle judge it: it was committed at `stamp`, between the reads `before` and `after`. Returns whether
+    /// it records events.
     pub fn judge(
         &self,
         shared: &Arc<Shared>,
@@ -605,12 +594,12 @@ impl Flight {
     }
 }
 
-/// What the engine answers: without a thread it never waits.
+/// The answer of the engine, which never waits without a thread.
 pub(super) fn ready<T: Unpin>(answer: Answer<'_, T>) -> Result<T> {
     answer.now_or_never().expect("the engine answers at once")
 }
 
-/// Takes note of the keys that `mutation` touches, but for those that get their names from the commit.
+/// Records the keys that `mutation` touches, except for those that get a stamp from the commit.
 fn touch(before: &dyn TransactionBackend, mutation: &Mutation, touched: &mut Touched) {
     match mutation {
         Mutation::Atomic(AtomicOp::SetVersionstampedKey, ..) => {}
@@ -633,7 +622,7 @@ fn touch(before: &dyn TransactionBackend, mutation: &Mutation, touched: &mut Tou
     }
 }
 
-/// The key that `operand` becomes with `stamp`.
+/// The key `operand` with `stamp` filled in.
 fn stamped(operand: &[u8], stamp: Versionstamp) -> Bytes {
     let (key, place) = operand.split_at(operand.len() - 4);
     let place = u32::from_le_bytes(place.try_into().expect("four bytes were split off")) as usize;

@@ -1,7 +1,7 @@
-//! [`Time`]: the one clock of a world, and what is due on it; [`Clock`]: what a process makes of it.
+//! [`Time`]: the one clock of a world, with its schedule; [`Clock`]: the clock of a process.
 //!
-//! Time stands still while anything can run, and then leaps to whatever is due next. What is due at the same moment comes in
-//! the order in which it was asked for, so nothing depends on the machine.
+//! Time stands still while a process can run, and then leaps to the next entry of the schedule. Entries of the same
+//! moment come in the order in which they were added, so nothing depends on the machine.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,39 +22,39 @@ use crate::base::env::Environment;
 /// The number of a process in its world.
 pub(super) type ProcessId = usize;
 
-/// When a world begins, in milliseconds since 1970: for figures that people read.
+/// The wall clock at the beginning of a world, in milliseconds since 1970: for figures that people read.
 const WALL_START_MS: u64 = 1_700_000_000_000;
 
-/// The place of something in the schedule: when it is due, and the order in which it was asked for.
+/// The key of an entry in the schedule: its time, and its order at that time.
 type Place = (u64, u64);
 
-/// What happens when something is due.
+/// An entry of the schedule.
 pub(super) enum Due {
-    /// A sleeper of a process wakes.
+    /// Wakes a sleeper of a process.
     Wake(ProcessId, Waker),
-    /// Something happens to the world.
+    /// An event of the world.
     Event(Event),
 }
 
-/// The clock of a world, and what is due on it. Clones share it.
+/// The clock of a world, with its schedule. Clones share it.
 #[derive(Clone, Default)]
 pub(super) struct Time(Arc<Mutex<Schedule>>);
 
-/// What is due.
+/// The schedule.
 #[derive(Default)]
 struct Schedule {
     /// Nanoseconds since the world began.
     now: u64,
-    /// The next place at the same moment.
+    /// The order of the next entry.
     next: u64,
-    /// In order.
+    /// The entries.
     due: BTreeMap<Place, Due>,
-    /// Processes that have something to do now.
+    /// Processes that can run.
     runnable: BTreeSet<ProcessId>,
 }
 
 impl Time {
-    /// The schedule. No code that holds the lock can leave it half changed by a panic.
+    /// The schedule. No panic leaves it half changed.
     fn schedule(&self) -> MutexGuard<'_, Schedule> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -71,22 +71,22 @@ impl Time {
         schedule.put(at, Due::Event(event));
     }
 
-    /// Takes note that `process` has something to do.
+    /// Marks `process` as able to run.
     pub fn make_runnable(&self, process: ProcessId) {
         self.schedule().runnable.insert(process);
     }
 
-    /// The processes that have something to do, but for those that `is_paused`.
+    /// The processes that can run, except for those that `is_paused`.
     pub fn runnable(&self, is_paused: impl Fn(ProcessId) -> bool) -> Vec<ProcessId> {
         self.schedule().runnable.iter().copied().filter(|&process| !is_paused(process)).collect()
     }
 
-    /// `process` is about to do what it has to do.
+    /// Removes the mark of `process`, which is about to run.
     pub fn take_runnable(&self, process: ProcessId) {
         self.schedule().runnable.remove(&process);
     }
 
-    /// Leaps to what is due next, and takes it; `None` if nothing ever will be.
+    /// Leaps to the next entry, and takes it; `None` if there is none.
     pub fn leap(&self) -> Option<Event> {
         loop {
             let waker = {
@@ -101,7 +101,7 @@ impl Time {
                     }
                 }
             };
-            // Not under the lock: what wakes may ask for the time.
+            // Not under the lock: the woken task may read the time.
             waker.wake();
             let schedule = self.schedule();
             if schedule.due.first_key_value().is_none_or(|((at, _), _)| *at > schedule.now) {
@@ -110,7 +110,7 @@ impl Time {
         }
     }
 
-    /// Wakes all sleepers of `process`, so that they look at their clocks again.
+    /// Wakes all sleepers of `process`, so that they read their clocks again.
     pub fn wake_all(&self, process: ProcessId) {
         let wakers = {
             let mut schedule = self.schedule();
@@ -129,7 +129,7 @@ impl Time {
 }
 
 impl Schedule {
-    /// Puts `due` at `at`, behind what is due there already.
+    /// Adds `due` at `at`, after the entries of that moment.
     fn put(&mut self, at: u64, due: Due) -> Place {
         let place = (at, self.next);
         self.next += 1;
@@ -145,19 +145,17 @@ fn nanos(duration: Duration) -> u64 {
 
 /// The clock of a process: it starts anywhere, runs faster or slower than true time, and sometimes jumps ahead.
 pub(super) struct Clock {
-    /// True time.
     time: Time,
-    /// Whose clock it is.
+    /// The process.
     process: ProcessId,
     /// When the process was started, in true nanoseconds.
     born: u64,
     /// How many nanoseconds it shows for a million true ones.
     ppm: u64,
-    /// What it showed when the process was started, and by how much it has jumped, in nanoseconds.
+    /// The time that it showed at the start of the process, plus its jumps, in nanoseconds.
     ahead: AtomicU64,
-    /// By how many milliseconds its wall clock is wrong.
+    /// The error of its wall clock in milliseconds.
     wall_skew_ms: i64,
-    /// The process's random bits.
     random: Mutex<fastrand::Rng>,
 }
 
@@ -170,7 +168,7 @@ impl Clock {
         Self { time: time.clone(), process, born, ppm, ahead, wall_skew_ms, random: Mutex::new(random) }
     }
 
-    /// A clock that shows true time, by which the store answers `process`.
+    /// A clock that shows true time, for the answers of the store to `process`.
     pub fn exact(time: &Time, process: ProcessId) -> Self {
         Self {
             time: time.clone(),
@@ -183,7 +181,7 @@ impl Clock {
         }
     }
 
-    /// What it shows, in nanoseconds.
+    /// The time that it shows, in nanoseconds.
     fn shows(&self) -> u64 {
         let passed = nanos(self.time.now()) - self.born;
         self.ahead.load(Ordering::Relaxed) + passed / 1_000 * self.ppm / 1_000
@@ -220,12 +218,12 @@ struct Sleep {
     clock: Arc<Clock>,
     /// The time, in nanoseconds.
     deadline: u64,
-    /// Where it is in the schedule, if it waits.
+    /// Its entry in the schedule, if it waits.
     place: Option<Place>,
 }
 
 impl Sleep {
-    /// Takes it out of the schedule.
+    /// Removes its entry from the schedule.
     fn unschedule(&mut self) {
         if let Some(place) = self.place.take() {
             self.clock.time.schedule().due.remove(&place);
@@ -242,7 +240,7 @@ impl Future for Sleep {
         if left == 0 {
             return Poll::Ready(());
         }
-        // Whoever sleeps for ever needs no place that overflows.
+        // An endless sleep must not overflow the schedule.
         let pause = (left.min(u64::MAX >> 24) / 1_000 + 1) * 1_000_000 / self.clock.ppm * 1_000 + 1_000;
         let wake = Due::Wake(self.clock.process, context.waker().clone());
         let mut schedule = self.clock.time.schedule();

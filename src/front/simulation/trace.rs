@@ -1,4 +1,4 @@
-//! [`Trace`]: what happened in a world, line by line; and [`Listener`], which adds what the library says of itself.
+//! [`Trace`]: the story of a world, line by line; and [`Listener`], which adds the log lines of the library.
 
 use std::{
     cell::RefCell,
@@ -13,7 +13,7 @@ use tracing::{
     span,
 };
 
-/// What happened, line by line, if anybody wants to read it.
+/// The lines, if they are kept.
 #[derive(Default)]
 pub(super) struct Trace(Mutex<Option<String>>);
 
@@ -23,7 +23,7 @@ impl Trace {
         Self(Mutex::new(is_kept.then(String::new)))
     }
 
-    /// Adds what `line` says, which happened at `now`.
+    /// Adds a line of the time `now`.
     pub fn add(&self, now: Duration, line: impl FnOnce() -> String) {
         let mut text = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(text) = &mut *text {
@@ -32,23 +32,23 @@ impl Trace {
         }
     }
 
-    /// Takes what was kept.
+    /// Takes the lines.
     pub fn take(&self) -> Option<String> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
-/// What is done with an event of the library: its level, its message and its other fields.
+/// A consumer of the library's log: a line's level, its message and its other fields.
 type Hear = dyn Fn(Level, &str, &str) + Send + Sync;
 
-/// Hears what the library says of itself: a subscriber of `tracing` for one thread.
+/// Receives the log of the library: a subscriber of `tracing` for one thread.
 pub(super) struct Listener {
-    /// Told of each event.
+    /// Called with each event.
     hear: Arc<Hear>,
 }
 
 impl Listener {
-    /// A listener that tells `hear`.
+    /// A listener that calls `hear`.
     pub fn new(hear: impl Fn(Level, &str, &str) + Send + Sync + 'static) -> Self {
         Self { hear: Arc::new(hear) }
     }
@@ -69,7 +69,7 @@ impl tracing::Subscriber for Listener {
 
     fn event(&self, event: &Event<'_>) {
         thread_local! {
-            /// Kept from event to event, so that hearing costs little.
+            /// Kept between events, so that listening costs little.
             static TEXT: RefCell<(String, String)> = RefCell::default();
         }
         TEXT.with_borrow_mut(|(message, fields)| {
@@ -85,10 +85,10 @@ impl tracing::Subscriber for Listener {
     fn exit(&self, _: &span::Id) {}
 }
 
-/// Puts the fields of an event into text.
+/// Writes the fields of an event as text.
 struct Fields<'a> {
     message: &'a mut String,
-    /// The others.
+    /// The other fields.
     fields: &'a mut String,
 }
 

@@ -1,7 +1,7 @@
-//! What a simulation has done to the bus, and which interesting states it has met.
+//! The faults of a simulation, and the interesting states that it has met.
 //!
-//! A simulation that meets nothing interesting proves nothing. So each state that the design is made for has a name here, and
-//! enough seeds must have met every one.
+//! A simulation that meets nothing interesting proves nothing. So each state that the design is made for has a name
+//! here, and enough seeds must have met every one.
 
 /// Declares an enumeration whose members have names and explanations.
 macro_rules! named {
@@ -15,7 +15,7 @@ macro_rules! named {
             /// All of them.
             pub const ALL: &[Self] = &[$(Self::$name,)*];
 
-            /// What it is.
+            /// The explanation.
             pub fn explanation(self) -> &'static str {
                 match self { $(Self::$name => concat!($($text),+).trim_ascii(),)* }
             }
@@ -32,7 +32,7 @@ macro_rules! named {
 pub(super) use named;
 
 named! {
-    /// Something that goes wrong in a world.
+    /// A fault of a world.
     Fault {
         /// A commit fails with 1020 although nothing was written.
         Conflict,
@@ -52,7 +52,7 @@ named! {
         Refused,
         /// A commit takes long to be decided, or to be answered.
         SlowCommit,
-        /// A read fails with 1007, and so does all that follows it.
+        /// A read fails with 1007, and so do all later operations.
         ReadTooOld,
         /// A read fails with 1009, 1037 or 1038.
         ReadBehind,
@@ -104,11 +104,11 @@ named! {
         LateCommitRefused,
         /// A fold was too large for its store, and came again in parts.
         FoldTooLarge,
-        /// A row that nobody can decode was written.
+        /// An undecodable row was written.
         RowBroken,
         /// A lease was taken from a living owner that did not give it up in time.
         LeaseTakenFromLiving,
-        /// An owner gave a lease back that is to be another node's, and went on.
+        /// An owner released a lease that should be another node's, and went on.
         LeaseHandedOver,
         /// The row of a node was removed by another one.
         NodeBuried,
@@ -138,9 +138,9 @@ named! {
         ManyTopologies,
         /// A group went over to the shards of a reshard.
         GroupWentOver,
-        /// An observer was informed that its work is done already.
+        /// An observer found that its work was done already.
         CheckpointFoundDone,
-        /// An observer was informed that a part of its work is done already.
+        /// An observer found that a part of its work was done already.
         CheckpointPartlyDone,
         /// An observer's commit under a lost lease was refused.
         ZombieConsumerRefused,
@@ -150,13 +150,13 @@ named! {
         GroupDeleted,
         /// A row went to the dead letters.
         DeadLetter,
-        /// A subscriber that skips was informed that it had.
+        /// A subscriber that skips got `Lagged`.
         SubscriberLagged,
-        /// A subscriber was informed that its position is expired.
+        /// A subscriber got `Expired`.
         SubscriberExpired,
-        /// A durable subscriber went on after a crash, and had missed something.
+        /// A durable subscriber resumed after a crash, and had missed something.
         DurableWentOn,
-        /// A durable subscriber was informed that its position is expired.
+        /// A durable subscriber got `Expired`.
         DurableExpired,
         /// A subscriber was restarted within its first scan, after it had received some of it.
         RestartWithinFirstScan,
@@ -164,37 +164,37 @@ named! {
         FilterReplaced,
         /// The filter of a subscriber was replaced within its first scan, after it had received some of it.
         ReplacedWithinFirstScan,
-        /// A tombstone was dropped while somebody who knew the database had still to receive it.
+        /// A tombstone was dropped before a subscriber that knew the database had received it.
         TombstoneDroppedWhileWaiting,
-        /// A name was deleted twice or more between two deliveries to one who knew it.
+        /// A name was deleted twice or more between two deliveries to a subscriber that knew it.
         RecreatedTwiceBetween,
         /// A listener received a delivery again after it had panicked.
         GivenAgainAfterPanic,
         /// Several filters of a set wanted the same delivery.
         WantedByMany,
-        /// A subscriber of some design documents was informed of nothing but one that may be any.
+        /// A subscriber of some design documents received only a change that may be of any.
         DdocMayBeAny,
-        /// A subscriber of some design documents was informed of a database with which they were gone.
+        /// A subscriber of some design documents received the deletion of a database with its documents.
         DdocsGone,
-        /// A design document changed again between a row and the read of what has changed.
+        /// A design document changed again between a row and the read of its changed documents.
         DdocAheadOfRow,
         /// A shard was read to its end, and its successors from there.
         ShardFollowedOver,
-        /// The feed of the documents of a database was given other shards.
+        /// The feed of the documents of a database was resharded.
         DocumentsResharded,
         /// A database was deleted, and the feed of its documents with it.
         DocumentsRemoved,
         /// The janitor dropped a topology entry of the feed of the documents of a database.
         DocumentTopologyDropped,
-        /// A layer named a wrong edit of a document as the one before.
+        /// A layer named a wrong previous edit of a document.
         WrongEditNamed,
-        /// A reader of documents was informed that they are gone.
+        /// A tail of documents learned that they are gone.
         DocumentTailEnded,
         /// A group of documents was consumed when its database was deleted.
         DocumentGroupEnded,
-        /// A client over HTTP was informed that its position is too old.
+        /// A client over HTTP learned that its position is too old.
         WebClientExpired,
-        /// A client over HTTP was refused because it asked from a position that nobody can have.
+        /// A client over HTTP was refused because it asked from a position that no store has given out.
         WebPositionRefused,
         /// A client over HTTP was sent several rows of one database.
         WebRowsOfOneDatabase,
@@ -202,15 +202,15 @@ named! {
         WebConnectionCut,
         /// Another bus in the store had recorded and folded events.
         OtherBusFolded,
-        /// A transaction that is to be committed once found its own commit.
+        /// A run of a transaction that must be committed once found its own commit.
         CommittedOnceFound,
         /// An orphaned commit was committed after its process had crashed.
         OrphanCommitted,
-        /// A commit that was not synced when the power failed was there all the same.
+        /// A commit that was not synced when the power failed survived.
         CommitOutlivedPower,
-        /// A commit that was not synced when the power failed was not there.
+        /// A commit that was not synced when the power failed was lost.
         CommitWentWithPower,
-        /// A commit that was not synced when the power failed was there in part, and nothing of it came of that.
+        /// A commit that was not synced when the power failed survived in part, and was discarded.
         CommitTorn,
         /// The power failed while a journal or a snapshot was begun.
         PowerFailedWithinSnapshot,

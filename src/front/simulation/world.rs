@@ -1,7 +1,7 @@
-//! [`World`]: processes, a store and what goes wrong, on one thread.
+//! [`World`]: processes, a store and faults, on one thread.
 //!
-//! One of the processes that have something to do is drawn, and runs until it has nothing left to do; when none has, time leaps to
-//! what is due next. So what a seed draws is all that decides what happens.
+//! The world draws one of the processes that can run, and runs it until it has nothing left to do. When no process
+//! can run, time leaps to the next entry of the schedule. So a seed determines everything that happens.
 
 use std::{
     collections::BTreeMap,
@@ -33,39 +33,39 @@ use crate::{
 /// How often pauses and jumps are drawn.
 const MISHAP_INTERVAL: Duration = Duration::from_millis(250);
 
-/// How often the world looks whether everything is at rest.
+/// How often the world checks whether everything is at rest.
 const LOOK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// How long it may take until everything is at rest.
+/// The longest time until everything is at rest.
 const REST_MAX: Duration = Duration::from_mins(2);
 
-/// How much longer it may take for each topology entry, because a group goes from one to the next in a round of balancing.
+/// The additional time for each topology entry, because a group goes from one to the next in a round of balancing.
 const REST_PER_ENTRY: Duration = Duration::from_secs(3);
 
-/// How long it may take until all processes have shut down.
+/// The longest time until all processes have shut down.
 const END_MAX: Duration = Duration::from_mins(1);
 
-/// Something that happens to a world.
+/// An event of a world.
 pub(super) enum Event {
     /// Sleepers wake.
     Nothing,
-    /// A commit comes to the store.
+    /// A commit arrives at the store.
     Arrival(Arc<Flight>),
     /// A process crashes, if it still lives that life.
     Crash(Issuer),
     /// A process starts.
     Start(ProcessId),
-    /// A paused process goes on, if it still lives that life.
+    /// A paused process resumes, if it still lives that life.
     Resume(Issuer),
     /// Pauses and jumps are drawn.
     Mishap,
-    /// The time of faults is over.
+    /// The faults end.
     Rest,
-    /// The world looks whether everything is at rest, or has ended.
+    /// The world checks whether everything is at rest, or has ended.
     Look,
 }
 
-/// A process, in one life after the other.
+/// A process, with its lives one after the other.
 struct Slot {
     /// How often it was started before.
     generation: u64,
@@ -79,19 +79,16 @@ struct Slot {
 
 /// A world.
 pub(super) struct World {
-    /// What all parts share.
     shared: Arc<Shared>,
-    /// The store itself.
     engine: Arc<dyn Backend>,
-    /// The machine that it is on, if it is durable.
+    /// The machine of a durable store.
     machine: Option<Machine>,
-    /// The processes.
     slots: Vec<Slot>,
-    /// Decides who runs, and seeds the processes.
+    /// Chooses the process to run, and seeds the processes.
     random: fastrand::Rng,
     /// When the present phase began.
     since: Duration,
-    /// When somebody was last seen at work.
+    /// When an actor was last at work.
     calm_since: Duration,
     is_over: bool,
 }
@@ -126,7 +123,7 @@ impl World {
         }
     }
 
-    /// Lets everything happen.
+    /// Runs the world to its end.
     pub fn run(mut self) {
         let Plan { chaos, processes, .. } = &self.shared.plan;
         let time = self.shared.time.clone();
@@ -155,7 +152,6 @@ impl World {
         }
     }
 
-    /// Lets `event` happen.
     fn happen(&mut self, event: Event) {
         let is_living = |slots: &[Slot], issuer: Issuer| {
             let slot = &slots[issuer.process];
@@ -209,10 +205,10 @@ impl World {
         shared.time.make_runnable(process);
     }
 
-    /// A commit has come to the store. The power may fail.
+    /// A commit arrives at the store. The power may fail.
     fn arrive(&mut self, flight: &Flight) {
         if !flight.is_for(&self.engine) {
-            // What was on its way when the power failed has gone with it.
+            // Commits under way when the power failed are lost.
             return;
         }
         if let Some(machine) = &self.machine {
@@ -228,8 +224,9 @@ impl World {
         }
     }
 
-    /// The power has failed, or the store has failed because the disk has, and both come back. All processes were on the same machine.
-    /// Whatever was answered must be there, and the commit that was under way, if one was, whole or not at all.
+    /// The power has failed, or the store has failed with its disk, and both come back. All processes were on the
+    /// same machine. Every answered commit must be there, and the commit under way, if there is one, as a whole or
+    /// not at all.
     fn lose_power(&mut self, in_doubt: Option<(&Flight, Touched)>) {
         let (shared, time) = (Arc::clone(&self.shared), true_time(&self.shared.time));
         for process in 0..self.slots.len() {
@@ -270,7 +267,7 @@ impl World {
             if to > from {
                 let stamp = Versionstamp::new(to, 0);
                 flight.add_stamped(&mut touched, stamp);
-                // What it has made of the rows that it touches, the oracle judges.
+                // The oracle judges the rows that the commit under way touches.
                 expected.retain(|key, _| !touched.contains_key(key));
                 let written = found.iter().filter(|(key, _)| touched.contains_key(*key));
                 expected.extend(written.map(|(key, value)| (key.clone(), value.clone())));
@@ -309,7 +306,7 @@ impl World {
         self.shared.time.after(pause, Event::Start(issuer.process));
     }
 
-    /// Pauses processes, and lets clocks jump, perhaps.
+    /// Pauses processes, and lets clocks jump, if the faults strike.
     fn mishap(&mut self) {
         if self.shared.phase() > Phase::Chaos {
             return;
@@ -337,7 +334,7 @@ impl World {
         shared.time.after(MISHAP_INTERVAL, Event::Mishap);
     }
 
-    /// From now on nothing goes wrong any more, and everybody works.
+    /// Ends the faults, and starts and resumes all processes.
     fn rest(&mut self) {
         self.enter(Phase::Rest);
         self.shared.see_rows(|| {
@@ -357,12 +354,12 @@ impl World {
         self.shared.enter(phase);
     }
 
-    /// Goes on to the next phase, if this one is over.
+    /// Enters the next phase, if this one is over.
     fn look(&mut self) {
         let shared = Arc::clone(&self.shared);
         let passed = shared.time.now().saturating_sub(self.since);
         if shared.phase() == Phase::Rest {
-            // Late and slow commits have come by then, and those who are dead have been buried.
+            // By then late and slow commits have arrived, and dead nodes have been removed.
             let has_struck = |fault| shared.fault_count(fault) > 0;
             let is_late = has_struck(Fault::LateCommit) || has_struck(Fault::SlowCommit);
             let late = if is_late { TRANSACTION_LIFETIME } else { Duration::ZERO };
@@ -399,7 +396,7 @@ impl World {
         shared.time.after(LOOK_INTERVAL, Event::Look);
     }
 
-    /// Looks at what is left when all processes have shut down.
+    /// Judges the store after all processes have shut down.
     fn finish(&mut self) {
         self.is_over = true;
         let left = rows(&*self.engine.begin());

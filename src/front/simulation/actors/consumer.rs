@@ -22,12 +22,10 @@ use crate::{
     },
 };
 
-/// Starts a consumer of `plan` on `node`.
 pub(super) async fn start(place: &Place, node: &Node, plan: &GroupPlan) -> Result<Consumer> {
     start_of(place, node, plan, &place.bus.feed()).await
 }
 
-/// Starts a consumer of the group of `plan` of `feed` on `node`.
 pub(super) async fn start_of<R: FeedRow>(
     place: &Place,
     node: &Node,
@@ -53,10 +51,10 @@ pub(super) async fn start_of<R: FeedRow>(
 struct Worker {
     place: Place,
     plan: Arc<GroupPlan>,
-    /// The group, among those of all feeds.
+    /// The group, by its key among the groups of all feeds.
     key: GroupName,
     shard: ShardId,
-    /// Tells its work from that of before a reset.
+    /// The number of the group's last reset, which marks its work.
     generation: u64,
 }
 
@@ -71,7 +69,7 @@ impl<R: FeedRow> Observer<R> for Worker {
         place.note(|| format!("is given {} rows of {}, up to {}", batch.rows.len(), plan.name, batch.to));
         place.pause(20).await;
         if place.shared.strikes(Fault::ObserverPanic) {
-            // It unwinds without telling the terminal.
+            // It unwinds without a message on the terminal.
             std::panic::resume_unwind(Box::new("an observer of a simulation panics"));
         }
         if place.shared.strikes(Fault::ObserverError) {
@@ -112,7 +110,7 @@ impl Worker {
         Ok(done?)
     }
 
-    /// Works first, and puts it down then.
+    /// Works first, and saves the checkpoint then.
     async fn work<R: FeedRow>(&self, batch: &GroupBatch<R>) -> Result<(), Box<dyn StdError + Send + Sync>> {
         let rows: Vec<_> = batch.rows.iter().map(|row| row.sequence()).collect();
         self.place.shared.oracle().observed(&self.key, self.generation, &rows);

@@ -1,4 +1,4 @@
-//! The documents of databases: a layer that edits them, those who read them as they come, and those who consume them in a group.
+//! The documents of databases: a layer that edits them, their tails, and the groups that consume them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -32,48 +32,46 @@ use crate::{
     store::{Isolation, Transaction},
 };
 
-/// How often readers and consumers look for databases that are new or gone.
+/// How often tails and consumers poll for new and deleted databases.
 const LOOK_INTERVAL: Duration = Duration::from_millis(300);
 
-/// Of how many databases the documents are consumed.
+/// The most databases whose documents are consumed.
 const CONSUMED_MAX: usize = 2;
 
 /// The documents of the databases of a layer.
 pub(super) struct Documents {
     place: Place,
-    /// The feeds.
     changes: Changes,
-    /// What was drawn of them.
     plan: DocumentPlan,
 }
 
 impl Documents {
-    /// Those of the layer at `place`, if its databases have documents.
+    /// The documents of the layer at `place`, if its databases have any.
     pub fn new(place: &Place, producer: &Producer) -> Option<Self> {
         let plan = place.shared.plan.documents.clone()?;
         Some(Self { place: place.clone(), changes: place.bus.changes_with(producer.clone()), plan })
     }
 
-    /// Begins those of `db`, which is created in `tx`.
+    /// Begins the feed of `db`, which is created in `tx`.
     pub async fn begin(&self, tx: &Transaction, db: &Db) -> Result<()> {
         self.changes.create(tx, db, &self.plan.options).await
     }
 
-    /// Removes those of `db`, which is deleted in `tx`.
+    /// Removes the feed of `db`, which is deleted in `tx`.
     pub fn remove(&self, tx: &Transaction, db: &Db) {
         tx.clear_range(&app::documents(db.instance));
         self.changes.remove(tx, db);
     }
 
-    /// Edits some documents of `db`, and says which events that makes.
+    /// Edits some documents of `db`, and returns the events of these edits.
     pub async fn edit(&self, tx: &Transaction, db: Db, count: u64) -> Result<Line> {
         let (mut counters, mut ddocs) = (Counters::ZERO, Vec::new());
         let writer = self.changes.writer(tx, &db).await?;
-        // What was recorded in a transaction cannot be read in it.
+        // A transaction cannot read what it has recorded.
         let ids: BTreeSet<_> = (0..count).map(|_| self.draw_id()).collect();
         for id in ids {
             let (previous, doc) = self.next(tx, &db, id).await?;
-            // One that is recorded twice has one row.
+            // A document that is recorded twice has one row.
             let times = if self.place.random(8) == 0 { 2 } else { 1 };
             for _ in 0..times {
                 let pending = writer.record(&doc, previous)?;
@@ -89,7 +87,7 @@ impl Documents {
         Ok(Line { db, counters, ddocs })
     }
 
-    /// The next edit of the document `id`, and the one that the bus is told was before.
+    /// The next edit of the document `id`, and the edit that the bus is given as the previous one.
     async fn next(&self, tx: &Transaction, db: &Db, id: DocId) -> Result<(Option<Sequence>, DocSummary)> {
         let stored = tx.get(&app::document(db.instance, &id), Isolation::Serializable).await?;
         let stored = stored.map(|bytes| Document::from_bytes(id.as_str(), &bytes)).transpose()?;
@@ -107,7 +105,6 @@ impl Documents {
         Ok((previous, DocSummary { id, revision, branches, is_deleted }))
     }
 
-    /// Draws a document.
     fn draw_id(&self) -> DocId {
         let number = self.place.random(self.plan.ids);
         let id = match self.place.random(8) {
@@ -127,7 +124,7 @@ pub(super) async fn reshard(place: &Place) -> Result<()> {
     place.bus.changes().feed(&db).reshard(shards, None).await.map(|_| ())
 }
 
-/// Reads the documents of all databases as they come, until the dispatcher ends.
+/// Tails the documents of all databases, until the dispatcher ends.
 pub(super) async fn read(place: Place, dispatcher: Weak<Dispatcher>) {
     let changes = place.bus.changes();
     let mut known = BTreeSet::new();
@@ -143,7 +140,7 @@ pub(super) async fn read(place: Place, dispatcher: Weak<Dispatcher>) {
     }
 }
 
-/// Reads the documents of `db` as they come, until they are gone.
+/// Tails the documents of `db`, until they are gone.
 async fn tail(place: Place, changes: Changes, dispatcher: Weak<Dispatcher>, db: Db) {
     let start = if place.random(2) == 0 { Ok(Sequence::MIN) } else { changes.feed(&db).now().await };
     let Ok(start) = start else { return };
@@ -212,7 +209,7 @@ async fn shut_down(place: &Place, consumer: Option<Consumer>) {
     }
 }
 
-/// Reads the documents of all databases in small pages: each is there as it should be.
+/// Reads the documents of all databases in small pages, and has the oracle judge them.
 pub(super) async fn audit(place: &Place) {
     if place.shared.plan.documents.is_none() {
         return;

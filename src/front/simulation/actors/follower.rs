@@ -1,4 +1,4 @@
-//! A follower: reads the feed shard by shard, each to its end, and goes on with those that took over.
+//! A follower: reads the feed shard by shard, each to its end, and goes on with the successors.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -16,7 +16,7 @@ use crate::{
 /// How long it waits when there was nothing to read.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Follows until the end; begins again where it has to.
+/// Follows until the end; begins again after `Expired` and the like.
 pub(super) async fn run(place: Place) {
     while place.shared.phase() != Phase::End {
         let id = place.shared.oracle().followed(place.issuer);

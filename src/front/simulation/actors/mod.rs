@@ -1,4 +1,4 @@
-//! What the processes of a world do: the roles of the bus, and those who use it.
+//! The processes of a world: the roles of the bus, and their users.
 
 mod consumer;
 mod documents;
@@ -26,26 +26,24 @@ use crate::{
     store::Database,
 };
 
-/// How often a process looks whether the phase has changed.
+/// How often a process polls whether the phase has changed.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How long a process waits after it could not start, before it tries again.
+/// How long a process waits after a failed start, before it tries again.
 const RESTART_PAUSE: Duration = Duration::from_millis(300);
 
-/// A process, as what runs in it sees it.
+/// A process, as its actors see it.
 #[derive(Clone)]
 pub(super) struct Place {
-    /// The world.
     shared: Arc<Shared>,
-    /// Which process it is.
     issuer: Issuer,
-    /// Its way to the store.
+    /// Its handle on the store.
     db: Database,
     bus: Bus,
 }
 
 impl Place {
-    /// Whether things still go wrong, and new ones are begun.
+    /// Whether faults still strike, and actors begin new work.
     fn is_chaos(&self) -> bool {
         self.shared.phase() == Phase::Chaos
     }
@@ -68,7 +66,7 @@ impl Place {
     }
 }
 
-/// What a process does, from its start until it has shut down.
+/// The life of a process, from its start until it has shut down.
 pub(super) async fn main(shared: Arc<Shared>, issuer: Issuer, db: Database) {
     while let Err(error) = live(&shared, issuer, &db).await {
         let Issuer { process, generation } = issuer;
@@ -78,7 +76,7 @@ pub(super) async fn main(shared: Arc<Shared>, issuer: Issuer, db: Database) {
     }
 }
 
-/// Starts what the process is to do, and shuts it down at the end. Fails if it could not start.
+/// Starts the actors of the process, and shuts them down at the end. Fails if the process could not start.
 async fn live(shared: &Arc<Shared>, issuer: Issuer, db: &Database) -> Result<()> {
     let starting = shared.begin();
     let plan = shared.plan.processes[issuer.process];
@@ -93,7 +91,7 @@ async fn live(shared: &Arc<Shared>, issuer: Issuer, db: &Database) -> Result<()>
     if plan.operator {
         busy.spawn(at_work(shared.begin(), operator::run(place.clone())));
     }
-    // It ends by itself, after its last look.
+    // It ends by itself, after its last check.
     let mut other_bus = JoinSet::new();
     if shared.plan.has_other_bus && issuer.process == 0 {
         other_bus.spawn(other_bus::run(place.clone()));
@@ -111,7 +109,7 @@ async fn live(shared: &Arc<Shared>, issuer: Issuer, db: &Database) -> Result<()>
         drop(starting);
         until_the_end(&place).await;
     }
-    // Those end by themselves, and an answer may have taken long.
+    // These end by themselves, and an answer may have taken long.
     busy.join_all().await;
     other_bus.join_all().await;
     tasks.shutdown().await;
@@ -121,7 +119,7 @@ async fn live(shared: &Arc<Shared>, issuer: Issuer, db: &Database) -> Result<()>
     Ok(())
 }
 
-/// Does `work`, and is busy with it.
+/// Does `work`, which counts as busy.
 async fn at_work(busy: Busy, work: impl Future<Output = ()>) {
     work.await;
     drop(busy);
@@ -184,7 +182,7 @@ async fn serve(
         web.end().await;
     }
     if let Some(dispatcher) = dispatcher {
-        // Feeds that were cut off give it back when their tasks have ended.
+        // Tasks of feeds that were cut off release it when they end.
         while Arc::strong_count(&dispatcher) > 1 {
             place.db.env().sleep(LOOK_INTERVAL).await;
         }
@@ -202,14 +200,15 @@ async fn serve(
     Ok(())
 }
 
-/// Waits until all processes are to shut down.
+/// Waits until all processes should shut down.
 async fn until_the_end(place: &Place) {
     while place.shared.phase() != Phase::End {
         place.db.env().sleep(LOOK_INTERVAL).await;
     }
 }
 
-/// Reads the whole feed in small pages: each database is in it once, in one total order.
+/// Reads the whole feed in small pages, and has the oracle judge that each database is in it once, in one total
+/// order.
 async fn audit(place: &Place) {
     let feed = place.bus.feed();
     let (mut cursor, mut rows) = (crate::base::cursor::Cursor::NOTHING, Vec::new());

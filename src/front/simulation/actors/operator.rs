@@ -10,7 +10,7 @@ use crate::{
     roles::group::GroupOptions,
 };
 
-/// Works until the time of faults is over.
+/// Works until the faults end.
 pub(super) async fn run(place: Place) {
     while place.is_chaos() {
         place.pause(place.shared.plan.operate_max_ms).await;
@@ -18,7 +18,7 @@ pub(super) async fn run(place: Place) {
             place.note(|| format!("could not operate: {error}"));
         }
     }
-    // What was deleted is there again, whatever has failed.
+    // Create the deleted groups again, whatever has failed.
     for group in &place.shared.plan.groups {
         let Ok(of) = place.bus.group(&group.name) else { continue };
         if let Err(error) = of.create(&GroupOptions::default().start_from(group.start)).await {
@@ -27,7 +27,6 @@ pub(super) async fn run(place: Place) {
     }
 }
 
-/// Does something.
 async fn act(place: &Place) -> Result<()> {
     let Plan { groups, churns_groups, .. } = &place.shared.plan;
     if place.shared.plan.documents.is_some() && place.random(2) == 0 {

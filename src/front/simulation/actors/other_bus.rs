@@ -1,4 +1,4 @@
-//! Another bus in the same store, under a prefix that begins as that of the bus does: neither may touch the other's keys.
+//! Another bus in the same store, under a prefix that begins with the same bytes: neither may touch the other's keys.
 
 use std::time::Duration;
 
@@ -25,10 +25,10 @@ use crate::{
 /// The longest pause between two transactions, in milliseconds.
 const THINK_MAX_MS: u64 = 1_000;
 
-/// How often it looks whether all was folded at the end.
+/// How often it polls at the end whether everything was folded.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Runs a notifier and a producer of the other bus until the end, and looks then whether each event was counted once.
+/// Runs a notifier and a producer of the other bus until the end, and then checks that each event was counted once.
 pub(super) async fn run(place: Place) {
     loop {
         match live(&place).await {
@@ -39,7 +39,7 @@ pub(super) async fn run(place: Place) {
     }
 }
 
-/// Does what [`run`] says, unless something fails.
+/// [`run`], until something fails.
 async fn live(place: &Place) -> Result<()> {
     let options =
         BusOptions { prefix: OTHER_BUS_PREFIX.to_vec(), partitions: 2, shards: 1, ..BusOptions::default() };
@@ -48,7 +48,7 @@ async fn live(place: &Place) -> Result<()> {
     let notifier = node.notifier(NotifierOptions { ..place.shared.plan.notifier.clone() }).await?;
     let producer = bus.producer();
     let name = place.shared.plan.names[0].clone();
-    // It was there before the bus, which takes it over.
+    // The database is older than the bus, which adopts it.
     let db = Db::new(name.clone(), DbInstance([7; 16]));
     while place.shared.phase() == Phase::Chaos {
         place.pause(THINK_MAX_MS).await;
@@ -72,7 +72,6 @@ async fn live(place: &Place) -> Result<()> {
     node.shutdown().await
 }
 
-/// Whether each event was counted once.
 async fn audit(place: &Place, bus: &Bus, name: &DbName) -> Result<()> {
     let key = app::tally(name);
     let recorded = place.db.run(async |tx| tx.get(&key, Isolation::Snapshot).await).await?;

@@ -1,4 +1,4 @@
-//! A producer: a layer that creates, updates and deletes databases, and tells the bus in the same transactions.
+//! A producer: a layer that creates, updates and deletes databases, and records it in the same transactions.
 
 use std::collections::BTreeMap;
 
@@ -19,22 +19,21 @@ use crate::{
     store::{AtomicOp, Isolation, Transaction},
 };
 
-/// What is done to a database.
+/// A change of a database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Deed {
-    /// It is updated, so often.
+    /// So many updates.
     Update(u64),
-    /// A design document of it is written, with its id or without.
+    /// A write of a design document, with its id or without.
     Ddoc(Option<u64>),
-    /// It is deleted.
     Delete,
-    /// It is deleted and created again, so often.
+    /// So many deletions, each with a new creation.
     Recreate(u64),
-    /// Documents of it are edited, so many.
+    /// Edits of so many documents.
     Edit(u64),
 }
 
-/// Works until the time of faults is over.
+/// Works until the faults end.
 pub(super) async fn run(place: Place) {
     let producer = match place.bus.producer_with(place.shared.plan.producer.clone()) {
         Ok(producer) => producer,
@@ -87,15 +86,15 @@ async fn break_rows(place: &Place) -> Result<()> {
     Ok(())
 }
 
-/// What a transaction does.
+/// The work of a transaction.
 struct Work {
-    /// What is done to which databases, if they exist.
+    /// The changes, by database, if it exists.
     deeds: BTreeMap<DbName, Deed>,
-    /// Whether it is done to instances that are gone, without looking.
+    /// Whether the events are of instances that are gone, without a check.
     is_late: bool,
 }
 
-/// Draws what the next transaction does.
+/// Draws the work of the next transaction.
 fn draw(place: &Place) -> Work {
     let names = &place.shared.plan.names;
     let mut deeds = BTreeMap::new();
@@ -121,14 +120,12 @@ fn draw(place: &Place) -> Work {
 /// The layer on top of the bus.
 struct Layer<'a> {
     place: &'a Place,
-    /// Records events.
     producer: &'a Producer,
     /// The documents of its databases, if they have any.
     documents: Option<&'a Documents>,
 }
 
 impl Layer<'_> {
-    /// Does `work` in `tx`.
     async fn run(&self, work: &Work, tx: &Transaction) -> Result<()> {
         let Self { place, producer, .. } = self;
         let mut lines = Vec::new();
@@ -149,7 +146,7 @@ impl Layer<'_> {
         Ok(())
     }
 
-    /// Does `deed` to the database `name`, of which `present` is there, or creates it.
+    /// Applies `deed` to the database `name`, whose present instance is `present`, or creates it.
     async fn act(
         &self,
         tx: &Transaction,
@@ -208,7 +205,7 @@ impl Layer<'_> {
     }
 }
 
-/// Updates `db` so often.
+/// Records so many updates of `db`.
 fn update(producer: &Producer, tx: &Transaction, db: Db, count: u64) -> Line {
     for _ in 0..count {
         producer.updated(tx, &db);

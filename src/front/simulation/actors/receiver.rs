@@ -1,6 +1,6 @@
-//! Receivers: the only place where the world touches the interface of the dispatcher.
+//! Receivers: the only file of the world that uses the dispatcher.
 //!
-//! It subscribes as a [`Interest`] and [`ReceiverOptions`] say, and makes plain values of what is received.
+//! It subscribes as an [`Interest`] and [`ReceiverOptions`] say, and turns deliveries into plain values.
 
 use std::{
     sync::{Arc, Weak},
@@ -18,28 +18,27 @@ use crate::{
     },
 };
 
-/// How somebody subscribes.
+/// The options of a subscription.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct ReceiverOptions {
     /// Where it begins; `None` for now.
     pub start: Option<Cursor>,
-    /// Whether it would rather skip what it has missed.
+    /// Whether it would rather skip rows that it has missed.
     pub skips: bool,
-    /// How long its rounds are, if it has any.
+    /// The pace of its rounds, if it has any.
     pub every: Option<Duration>,
 }
 
-/// A way to the dispatcher of a process, for as long as it runs.
+/// The dispatcher of a process, for as long as it runs.
 #[derive(Clone)]
 pub(super) struct Source(Weak<Dispatcher>);
 
 impl Source {
-    /// A way to `dispatcher`.
     pub fn new(dispatcher: &Arc<Dispatcher>) -> Self {
         Self(Arc::downgrade(dispatcher))
     }
 
-    /// Up to where the dispatcher has read; `None` once it has ended.
+    /// The position of the dispatcher's tail; `None` once the dispatcher has ended.
     pub fn position(&self) -> Option<Cursor> {
         self.0.upgrade().map(|dispatcher| dispatcher.position().into())
     }
@@ -61,7 +60,7 @@ impl Source {
         Ok(Some(subscribe))
     }
 
-    /// Subscribes to what `wish` wants, and keeps how far it has come in the cursor `name`.
+    /// Subscribes to what `wish` wants, with the named cursor `name`.
     pub async fn subscribe_durably(
         &self,
         place: &Place,
@@ -84,12 +83,12 @@ pub(super) enum Stream {
 }
 
 impl Stream {
-    /// What `subscribe` asks for, in batches if `in_batches`.
+    /// The stream of `subscribe`, in batches if `in_batches`.
     pub fn new(subscribe: Subscribe, in_batches: bool) -> Self {
         if in_batches { Self::Batches(subscribe.batches()) } else { Self::Deliveries(subscribe.stream()) }
     }
 
-    /// What comes next, as plain values; `None` at the end.
+    /// The next deliveries, as plain values; `None` at the end.
     pub async fn next(&mut self) -> Option<Vec<Given>> {
         let given = match self {
             Self::Deliveries(stream) => {
@@ -100,7 +99,7 @@ impl Stream {
         Some(given.unwrap_or_else(|interruption| vec![interrupted(&interruption)]))
     }
 
-    /// Where it stands, as it says.
+    /// The cursor of the stream.
     pub fn cursor(&mut self) -> Cursor {
         match self {
             Self::Deliveries(stream) => stream.cursor(),
@@ -108,7 +107,7 @@ impl Stream {
         }
     }
 
-    /// Saves where it stands.
+    /// Saves the cursor.
     pub async fn checkpoint(&mut self) -> Result<()> {
         match self {
             Self::Deliveries(stream) => stream.checkpoint().await,
@@ -116,7 +115,7 @@ impl Stream {
         }
     }
 
-    /// Wants something else from now on.
+    /// Replaces the filter.
     pub fn replace(&mut self, filter: Filter) {
         match self {
             Self::Deliveries(stream) => stream.replace(filter),
@@ -150,7 +149,7 @@ pub(super) fn interrupted(interruption: &Interruption) -> Given {
     }
 }
 
-/// What was received, for readers of the trace.
+/// A received value, for readers of the trace.
 pub(super) fn show(given: &Given) -> String {
     match given {
         Given::Row(GivenRow { row, news, .. }) => {

@@ -1,5 +1,5 @@
-//! Subscribers of a dispatcher: quick and slow ones, durable ones, with filters of all sorts, that stop, go on and change their
-//! minds.
+//! Subscribers of a dispatcher: quick and slow ones, durable ones, with filters of all sorts, that stop, resume and
+//! replace their filters.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -23,7 +23,8 @@ use crate::{
     roles::dispatcher::Dispatcher,
 };
 
-/// Starts some subscribers of `dispatcher`, and those durable ones again that the process had. Fails if a cursor cannot be opened.
+/// Starts some subscribers of `dispatcher`, and the durable ones that the process had before. Fails if a cursor
+/// cannot be opened.
 pub(super) async fn start(
     place: &Place,
     dispatcher: &Arc<Dispatcher>,
@@ -40,7 +41,7 @@ pub(super) async fn start(
         }
         let Some(subscribe) = source.subscribe(&wish, &terms)? else { return Ok(()) };
         let stream = Stream::new(subscribe, place.random(3) == 0);
-        // Nothing comes in between.
+        // The tail cannot move in between.
         let start = terms.start.or_else(|| source.position()).unwrap_or(Cursor::NOTHING);
         let id = place.shared.oracle().subscribed(place.issuer, wish.clone(), manner(&terms), start.into());
         place.note(|| format!("has subscriber {id}, from {start:?} on: {wish:?}, {terms:?}"));
@@ -65,7 +66,7 @@ pub(super) async fn start(
     Ok(())
 }
 
-/// Opens the cursor `name`, and receives from there on by a stream; `None` once the dispatcher has ended.
+/// Opens the cursor `name`, and receives from there by a stream; `None` once the dispatcher has ended.
 async fn subscribe_durably(
     place: &Place,
     source: &Source,
@@ -80,17 +81,17 @@ async fn subscribe_durably(
     let durable = (name.to_owned(), wish.clone(), manner(terms));
     let mut oracle = place.shared.oracle();
     let id = oracle.subscribed_durably(&place.shared, place.issuer, durable);
-    // While nothing waits for it, it stands where the ring ends.
+    // While no row waits for it, its cursor is the end of the ring.
     oracle.stands(&place.shared, id, start.into());
     Ok(Some((stream, id)))
 }
 
-/// How somebody who subscribes on these terms receives by a stream.
+/// How a subscriber with these options receives by a stream.
 fn manner(terms: &ReceiverOptions) -> Manner {
     Manner { form: "a stream", skips: terms.skips, panics: false }
 }
 
-/// Draws the terms of a subscription.
+/// Draws the options of a subscription.
 fn terms(place: &Place, source: &Source) -> ReceiverOptions {
     let plan = &place.shared.plan.subscribers;
     let start = match place.random(4) {
@@ -99,7 +100,7 @@ fn terms(place: &Place, source: &Source) -> ReceiverOptions {
         2 if plan.wants_deletions || place.shared.plan.churns_names => Some(Cursor::NOTHING),
         _ => None,
     };
-    // A position can only be known to one who has read so far.
+    // A reader can know a position only if the tail has read so far.
     let start = start.filter(|start| source.position().is_some_and(|position| *start <= position));
     let paces = if plan.is_slow { [300, 1_000, 3_000] } else { [5, 300, 2_000] };
     let has_rounds = place.random(if plan.is_slow { 2 } else { 4 }) == 0;
@@ -107,7 +108,7 @@ fn terms(place: &Place, source: &Source) -> ReceiverOptions {
     ReceiverOptions { start, skips: place.random(3) == 0, every }
 }
 
-/// Draws what a subscriber wants.
+/// Draws the interest of a subscriber.
 pub(super) fn draw(place: &Place) -> Interest {
     if place.shared.plan.subscribers.wants_deletions && place.random(4) > 0 {
         return Interest { kinds: EventKind::Deleted.into(), ..Interest::of(draw_which(place)) };
@@ -120,7 +121,7 @@ pub(super) fn draw(place: &Place) -> Interest {
         draw_which(place)
     };
     let mut wish = Interest { kinds: draw_kinds(place), ..Interest::of(which) };
-    // Whose filter is replaced, of that nobody knows which design documents it was informed of.
+    // After a replacement of the filter the oracle does not know which design documents were delivered.
     if place.shared.plan.subscribers.replaces {
         return wish;
     }
@@ -137,7 +138,7 @@ pub(super) fn draw(place: &Place) -> Interest {
     wish
 }
 
-/// Draws which databases are wanted.
+/// Draws the wanted databases.
 fn draw_which(place: &Place) -> Which {
     let names = &place.shared.plan.names;
     match place.random(8) {
@@ -150,7 +151,7 @@ fn draw_which(place: &Place) -> Which {
     }
 }
 
-/// Draws which kinds of events are wanted: mostly all.
+/// Draws the wanted kinds of events: mostly all.
 fn draw_kinds(place: &Place) -> Kinds {
     if place.random(2) == 0 {
         return Kinds::ALL;
@@ -159,31 +160,28 @@ fn draw_kinds(place: &Place) -> Kinds {
     if some.is_empty() { EventKind::DdocUpdated.into() } else { some }
 }
 
-/// Draws the longest that somebody takes over a delivery, in milliseconds.
+/// Draws the longest time that a receiver takes over a delivery, in milliseconds.
 pub(super) fn slowness_ms(place: &Place) -> u64 {
     let choices =
         if place.shared.plan.subscribers.is_slow { [50, 300, 700, 4_000] } else { [0, 50, 700, 4_000] };
     choices[place.random(4) as usize]
 }
 
-/// Somebody who takes what a stream delivers.
+/// A receiver that takes the deliveries of a stream.
 struct Taker {
     place: Place,
-    /// Where it subscribes.
     source: Source,
     id: SubscriberId,
-    /// What it wants.
     wish: Interest,
     /// Its cursor, if it is durable.
     cursor: Option<String>,
-    /// The longest that it takes over a delivery, in milliseconds.
+    /// The longest time that it takes over a delivery, in milliseconds.
     slowness_ms: u64,
-    /// It saves its position after one of so many deliveries.
+    /// It saves its cursor after one of so many deliveries.
     checkpoints: u64,
 }
 
 impl Taker {
-    /// A taker for the subscriber `id`.
     fn new(
         place: &Place,
         source: Source,
@@ -201,13 +199,14 @@ impl Taker {
         }
     }
 
-    /// Receives until the dispatcher ends, or the taker stops and goes on with another stream, which is returned.
+    /// Receives until the dispatcher ends, or until the taker stops and resumes with another stream, which is
+    /// returned.
     async fn take_some(&mut self, mut stream: Stream) -> Option<Stream> {
         let plan = self.place.shared.plan.subscribers;
         loop {
             let Self { place, id, .. } = &*self;
             let pause = place.db.env().sleep(Duration::from_millis(200 + place.random(1_500)));
-            // Without a delivery it looks where it stands: whoever wants little gets on as well.
+            // Without a delivery it asks for its cursor, so that one with a narrow filter moves on as well.
             let received = tokio::select! {
                 received = stream.next() => Some(received?),
                 () = pause => None,
@@ -239,7 +238,7 @@ impl Taker {
         }
     }
 
-    /// Saves how far it has come.
+    /// Saves its cursor.
     async fn checkpoint(&self, stream: &mut Stream) {
         let Self { place, id, .. } = self;
         match stream.checkpoint().await {
@@ -252,7 +251,7 @@ impl Taker {
         }
     }
 
-    /// Wants something else from now on.
+    /// Replaces its filter.
     fn replace(&mut self, stream: &mut Stream) {
         self.wish = draw(&self.place);
         let position = stream.cursor();
@@ -262,7 +261,7 @@ impl Taker {
         place.shared.oracle().replaced(&place.shared, *id, wish, Some(position.into()));
     }
 
-    /// Stops, and goes on some time later where it was: where its cursor stands, or where the stream said that it stood.
+    /// Stops, and resumes some time later: from its named cursor, or from the cursor of the stream.
     async fn restart(&mut self, mut stream: Stream) -> Option<Stream> {
         let Self { place, source, id, wish, cursor, .. } = &*self;
         let position = stream.cursor();

@@ -23,7 +23,8 @@ use crate::{
 /// The longest pause before a listener that has panicked is made again.
 const BACKOFF_MAX: Duration = Duration::from_secs(2);
 
-/// Starts a callback or a listener for `wish`, which is durable if it has the name of a cursor. Fails if that cannot be opened.
+/// Starts a callback or a listener for `wish`, which is durable if it has a cursor. Fails if the cursor cannot be
+/// opened.
 pub(super) async fn start(
     place: &Place,
     source: &Source,
@@ -39,7 +40,6 @@ pub(super) async fn start(
     Ok(())
 }
 
-/// A handle on what was started.
 enum Handle {
     /// On a callback.
     Callback(CallbackHandle),
@@ -48,7 +48,7 @@ enum Handle {
 }
 
 impl Handle {
-    /// Has it want something else.
+    /// Replaces the filter.
     fn replace(&self, filter: Filter) {
         match self {
             Self::Callback(handle) => handle.replace(filter),
@@ -65,16 +65,13 @@ impl Handle {
     }
 }
 
-/// Anyone who has started a callback or a listener, and keeps its handle.
+/// The owner of a callback or a listener, which keeps its handle.
 struct HandleOwner {
     place: Place,
-    /// Where it subscribes.
     source: Source,
-    /// Whether it starts a callback.
+    /// Whether it starts a callback rather than a listener.
     calls: bool,
-    /// What is wanted.
     wish: Interest,
-    /// How it subscribes.
     terms: ReceiverOptions,
     /// The cursor, if it is durable.
     cursor: Option<String>,
@@ -125,7 +122,7 @@ impl HandleOwner {
         Ok(Some((Handle::Listener(listen.start()?), id)))
     }
 
-    /// Keeps the handle, and replaces the filter or restarts what is durable now and then.
+    /// Keeps the handle. Now and then it replaces the filter, or restarts a durable receiver.
     async fn run(mut self, (mut handle, mut id): (Handle, SubscriberId)) {
         let plan = self.place.shared.plan.subscribers;
         while self.place.is_chaos() {
@@ -143,12 +140,12 @@ impl HandleOwner {
                 (handle, id) = begun;
             }
         }
-        // Who drops the handle of a callback ends it.
+        // Dropping the handle of a callback ends it.
         let _kept = handle;
         std::future::pending::<()>().await;
     }
 
-    /// Subscribes once more, as soon as that is possible.
+    /// Subscribes again, as soon as that is possible.
     async fn begin_again(&self) -> Option<(Handle, SubscriberId)> {
         loop {
             match self.begin().await {
@@ -162,22 +159,21 @@ impl HandleOwner {
     }
 }
 
-/// Takes what is delivered, and panics now and then after it has.
+/// Takes deliveries, and panics now and then after one.
 #[derive(Clone)]
 struct Taker {
     place: Place,
     id: SubscriberId,
-    /// In which life of the subscriber it takes. When a process could not start, its listeners go on until they have taken what
-    /// they were given, beside those of its next attempt.
+    /// The life of the subscriber in which it takes. When a process could not start, its listeners go on until they
+    /// have taken the deliveries in hand, beside the listeners of the next attempt.
     life: Option<u64>,
-    /// The longest that it takes over a delivery, in milliseconds.
+    /// The longest time that it takes over a delivery, in milliseconds.
     slowness_ms: u64,
     /// Whether it panics now and then.
     panics: bool,
 }
 
 impl Taker {
-    /// Takes what was given.
     async fn take(&self, given: &Given) -> Next {
         let Self { place, id, life, slowness_ms, panics } = self;
         place.note(|| format!("subscriber {id} {}", receiver::show(given)));
@@ -192,7 +188,7 @@ impl Taker {
             place.pause(*slowness_ms).await;
         }
         if *panics && place.is_chaos() && place.random(6) == 0 {
-            // It unwinds without telling the terminal.
+            // It unwinds without a message on the terminal.
             std::panic::resume_unwind(Box::new(PLANNED_PANIC));
         }
         Next::Continue

@@ -1,14 +1,15 @@
-//! [`Account`]: what one subscriber is owed, by the names of databases and by kinds of events.
+//! [`Account`]: the debts to one subscriber, by names of databases and kinds of events.
 //!
-//! It is computed from where the subscriber began, from what it wants and from the [`Ledger`]; from the subscriber it takes
-//! nothing but the rows that it was given, with the kinds of their news.
+//! It is computed from the subscriber's start and interest and from the [`Ledger`]; from the subscriber it takes only
+//! the delivered rows, with the kinds of their news.
 //!
-//! - The newest fact of each wanted kind of the newest instance of a name is owed, if it came after the start. It is paid by a row
-//!   of the name at or after it, with that kind among the news.
-//! - A deletion is owed by name to anyone who may know that the name existed: it existed at the start, or where the subscriber said that
-//!   it stood, or a row of a living instance was delivered. It is paid by a row at or after the first deletion since then, with `Deleted` among the news, whichever
-//!   instance they name. It is owed across everything that happens to a subscriber, except that one who has expired knows
-//!   nothing, and that one who has skipped is owed nothing of what it skipped.
+//! - The newest fact of each wanted kind of the newest instance of a name is owed, if it came after the start. A row
+//!   of the name at or after it, with that kind among the news, pays it.
+//! - A deletion is owed by name to every subscriber that may know the name: the name existed at its start, or at a
+//!   position that it claimed, or a row of a living instance was delivered. A row at or after the first deletion
+//!   since then, with `Deleted` among the news, pays it, whichever instance they name. The debt survives everything
+//!   that happens to a subscriber, except that after `Expired` the subscriber knows nothing, and after `Lagged` it is
+//!   owed nothing of what it skipped.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,45 +22,46 @@ use crate::base::{
 /// The kinds of events that are wanted of each name.
 pub(super) type Wants = BTreeMap<DbName, Kinds>;
 
-/// What is owed to a subscriber.
+/// The debts to a subscriber.
 #[derive(Debug, Default)]
 pub(super) struct Account {
-    /// What it wants, and after which position. A position that no row reaches is one that is not known.
+    /// The wanted kinds of each name, each with the position after which they are owed. A position after all rows
+    /// stands for one that is not known.
     from: BTreeMap<(DbName, EventKind), Start>,
-    /// The newest row that it was given of each name with news of each kind.
+    /// The newest row with news of each kind that was delivered of each name.
     told: BTreeMap<(DbName, EventKind), Sequence>,
-    /// The names that it may know to exist, and the newest position at which they did, as far as it knows.
+    /// The names that it may know to exist, with the newest position at which they existed, as far as it knows.
     known: BTreeMap<DbName, Sequence>,
-    /// Names that it wants since its filter was replaced, at a moment that nobody knows, and of which it wanted nothing before.
+    /// Names that it wants since its filter was replaced, at an unknown moment, and that it did not want before.
     unsettled: BTreeSet<DbName>,
 }
 
 impl Account {
-    /// That of one who wants `wants`, after `start`.
+    /// The account of a subscriber that wants `wants`, after `start`.
     pub fn new(ledger: &Ledger, wants: &Wants, start: Start) -> Self {
         let mut account = Self::default();
         account.want(ledger, wants, start);
         account
     }
 
-    /// It wants something else from now on: what it did not want before, after `start`.
+    /// Replaces its interest: newly wanted facts are owed after `start`.
     pub fn replace(&mut self, ledger: &Ledger, wants: &Wants, start: Start) {
         self.from.retain(|(name, kind), _| wants.get(name).is_some_and(|kinds| kinds.contains(*kind)));
         self.want(ledger, wants, start);
         self.unsettled.clear();
     }
 
-    /// It is to want something else, from a moment on that nobody knows. The next delivery of a name in `unwanted`, of which it has
-    /// wanted nothing for long, shows that the moment has come.
+    /// Replaces its interest, from an unknown moment on. The next delivery of a name in `unwanted`, which it has not
+    /// wanted for long, shows that the moment has come.
     pub fn replace_soon(&mut self, ledger: &Ledger, wants: &Wants, unwanted: BTreeSet<DbName>) {
         self.replace(ledger, wants, Start::At(Sequence::MAX));
         self.unsettled = unwanted;
     }
 
-    /// It says that everything up to `position` was told to it: it knows of each name whether it exists.
+    /// It claims that everything up to `position` was delivered: it knows of each name whether it exists.
     pub fn stand(&mut self, ledger: &Ledger, position: Sequence) {
         let deletions = self.from.iter().filter(|((_, kind), from)| {
-            // Of what it wants since later, it knows more.
+            // It knows more about names that it wants only since later.
             *kind == EventKind::Deleted && **from <= Start::At(position)
         });
         for ((name, _), _) in deletions {
@@ -69,7 +71,7 @@ impl Account {
         }
     }
 
-    /// Wants `wants`; what it does not want already, after `start`.
+    /// Adds `wants`; newly wanted facts are owed after `start`.
     fn want(&mut self, ledger: &Ledger, wants: &Wants, start: Start) {
         for (name, kinds) in wants {
             let mut is_new = false;
@@ -84,7 +86,7 @@ impl Account {
         }
     }
 
-    /// Everything up to `start` counts as told of `name`.
+    /// Everything of `name` up to `start` counts as delivered.
     fn know(&mut self, ledger: &Ledger, name: &DbName, start: Start) {
         let Start::At(start) = start else { return };
         if self.known.get(name).is_some_and(|known| *known > start) {
@@ -97,8 +99,8 @@ impl Account {
         }
     }
 
-    /// It is given a row of `name` at `at` with news of these kinds. Returns how many deletions that pays; fails if one is owed, and
-    /// is not among them.
+    /// Delivers a row of `name` at `at` with news of these kinds. Returns how many deletions that pays; fails if one
+    /// is owed, and is not among the news.
     pub fn deliver(
         &mut self,
         ledger: &Ledger,
@@ -135,7 +137,7 @@ impl Account {
         }
     }
 
-    /// It was informed that it knows nothing any more.
+    /// It got `Expired`.
     pub fn expire(&mut self) {
         for start in self.from.values_mut().filter(|start| **start != Start::At(Sequence::MAX)) {
             *start = Start::Nothing;
@@ -144,8 +146,8 @@ impl Account {
         self.known.clear();
     }
 
-    /// It goes on after a restart, as one who knows everything up to `start`; what it was given before counts. It may have
-    /// skipped more than that, and has died before that was saved.
+    /// It resumes with everything up to `start` known; earlier deliveries count. It may have skipped more than that,
+    /// and died before it saved that.
     pub fn resume(&mut self, ledger: &Ledger, start: Start) {
         self.unsettled.clear();
         for ((name, _), from) in &mut self.from {
@@ -170,7 +172,7 @@ impl Account {
         !self.known.is_empty()
     }
 
-    /// The deletions of `name` that are owed to it.
+    /// The deletions of `name` that are owed.
     pub fn deletions<'a>(&self, ledger: &'a Ledger, name: &DbName) -> &'a [Sequence] {
         let key = (name.clone(), EventKind::Deleted);
         let (Some(known), Some(from)) = (self.known.get(name), self.from.get(&key)) else { return &[] };
@@ -178,12 +180,12 @@ impl Account {
         ledger.deletions_after(name, Start::At(*known).max(*from).max(paid))
     }
 
-    /// What it is owed of what happened up to `to`. A name whose newest deletion came after that is informed of later.
+    /// A debt of something that happened up to `to`. A name whose newest deletion came after that is delivered later.
     pub fn is_owed(&self, ledger: &Ledger, to: Sequence) -> Option<String> {
         self.is_owed_of(ledger, to, |_, _| true)
     }
 
-    /// The same, if it is owed only those kinds of names of which this is true.
+    /// The same for the names and kinds that pass the filter.
     pub fn is_owed_of(
         &self,
         ledger: &Ledger,
@@ -208,7 +210,7 @@ impl Account {
         deletion().or(fact)
     }
 
-    /// The deletion of `name` that is due since `due`.
+    /// A message about the deletion of `name` that is owed since `due`.
     fn describe(&self, ledger: &Ledger, name: &DbName, due: Sequence) -> String {
         let known = self.known.get(name).map_or_else(|| "nowhere".to_owned(), ToString::to_string);
         let dropped = if ledger.was_dropped_after(name, due) { ", whose tombstone was dropped" } else { "" };

@@ -1,7 +1,7 @@
-//! What the oracle knows of named cursors, and of the durable subscribers that keep them.
+//! The oracle on named cursors, and on their durable subscribers.
 //!
-//! A durable subscriber lives on when its process crashes: what it was told counts, and what came after its cursor is owed to
-//! it. Nothing may be owed to it that came before.
+//! A durable subscriber survives a crash of its process: earlier deliveries count, and everything after its cursor is
+//! owed to it. Nothing before the cursor may be owed.
 
 use super::{
     Change, Interest, Issuer, Items, Manner, Oracle, Shared, Start, StoredItem, SubscriberId, Verdict,
@@ -19,8 +19,8 @@ impl Oracle {
         own.filter_map(|subscriber| Some((subscriber.cursor.clone()?, subscriber.wish.clone()))).collect()
     }
 
-    /// A durable subscriber has begun, or goes on, where its cursor stands. What came after the cursor is owed to it; what it was
-    /// given before a restart counts.
+    /// A durable subscriber begins or resumes at its cursor. Everything after the cursor is owed to it; deliveries
+    /// before a restart count.
     pub fn subscribed_durably(
         &mut self,
         shared: &Shared,
@@ -46,7 +46,7 @@ impl Oracle {
         id
     }
 
-    /// Judges what a commit has done to named cursors.
+    /// Judges the changes of a commit to named cursors.
     pub(super) fn judge_cursors(&mut self, items: &Items<'_>) -> Verdict {
         for (item, change) in items {
             if let StoredItem::Cursor(cursor) = item {
@@ -67,7 +67,7 @@ impl Oracle {
         self.cursors.insert(cursor.to_owned(), after.cursor);
         let Some(before) = before else { return Ok(()) };
         if before.token != after.token {
-            // For another filter, a reading starts over.
+            // With another filter, a reading starts over.
             let starts_over = before.filter != after.filter && before.cursor.rewound() == after.cursor;
             if before.cursor != after.cursor && !starts_over {
                 return Guarantee::Bookmarkable.fails(format!(
@@ -77,7 +77,7 @@ impl Oracle {
             }
             return Ok(());
         }
-        // Its owner has tried again, and had written it.
+        // Its owner has written it again after an unknown result.
         if (after.cursor, after.filter) == (before.cursor, before.filter) {
             return Ok(());
         }
@@ -86,13 +86,13 @@ impl Oracle {
         else {
             return Guarantee::Bookmarkable.fails(format!("{cursor} was moved, and nobody has it"));
         };
-        // Only one who was informed that it knows nothing begins again.
+        // Only after `Expired` a cursor begins again.
         let (from, to) = (Start::from(before.cursor), Start::from(after.cursor));
         if to < from && !subscriber.has_expired {
             return Guarantee::Bookmarkable
                 .fails(format!("{cursor} went back from {} to {}", before.cursor, after.cursor));
         }
-        // Anyone who goes on below the horizon is informed that it has expired.
+        // A subscriber that resumes below the horizon gets `Expired`.
         if let Start::At(known) = to
             && known >= self.horizon
             && let Some(owed) = self.is_owed(id, known)
@@ -100,7 +100,7 @@ impl Oracle {
             return Guarantee::Bookmarkable
                 .fails(format!("{cursor} was moved to {}, and {owed}", after.cursor));
         }
-        // A save that was under way when it expired says nothing any more.
+        // A save that was under way when it expired does not count.
         if subscriber.expired_by.is_none_or(|horizon| !to.is_before(horizon)) {
             self.note_position(id, to);
         }

@@ -1,8 +1,8 @@
-//! What the oracle knows of the documents of databases: each is in the feed of its database as it was last edited, and nothing else
-//! is; the feed begins and ends with its database.
+//! The oracle on the documents of databases: the feed of a database has each document with its last edit, and nothing
+//! else; the feed begins and ends with its database.
 //!
-//! It believes what the layer keeps of its documents in the same transactions. A layer that names a wrong edit as the one before
-//! harms nobody but itself: what it should have removed stays.
+//! It trusts what the layer keeps of its documents in the same transactions. A layer that names a wrong previous edit
+//! harms only itself: the row that it should have removed stays.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,61 +27,60 @@ use crate::{
     },
 };
 
-/// The number of somebody who reads documents as they come.
+/// The number of a tail of documents.
 pub(in crate::front::simulation) type DocTailId = u64;
 
 /// The feed of the documents of a database.
 #[derive(Debug, Default)]
 pub(super) struct DocFeed {
-    /// The topology entries that there are.
+    /// The present topology entries.
     topology: BTreeMap<Sequence, TopologyRow>,
-    /// All topology entries that there ever were.
+    /// All topology entries so far.
     entries: Vec<TopologyRow>,
     rows: BTreeMap<Sequence, (ShardId, DocSummary)>,
-    /// All rows that there ever were.
+    /// All rows so far.
     past: BTreeMap<Sequence, DocSummary>,
 }
 
-/// Who reads the documents of a database as they come.
+/// A tail of the documents of a database.
 #[derive(Debug)]
 pub(super) struct DocTail {
-    /// In which process it is.
+    /// Its process.
     pub issuer: Issuer,
-    /// Of which database.
+    /// Its database.
     pub instance: DbInstance,
-    /// What came after this is owed to it.
+    /// Everything after this is owed to it.
     start: Sequence,
     read: BTreeSet<Sequence>,
-    /// Where it was up to.
+    /// Its position.
     pub at: Sequence,
 }
 
 #[cfg(feature = "http")]
 impl DocTail {
-    /// It has read the row at `at`.
     pub fn take(&mut self, at: Sequence) {
         self.at = at;
         self.read.insert(at);
     }
 }
 
-/// What a commit has done to the feed of a database.
+/// The changes of a commit to the feed of a database.
 #[derive(Default)]
 struct Touched<'a> {
-    /// To topology entries.
+    /// Changes of topology entries.
     entries: Vec<(Sequence, &'a Change)>,
     rows: Vec<(ShardId, Sequence, &'a Change)>,
-    /// What the layer has made of documents.
+    /// The edits of the layer.
     edits: Vec<Document>,
 }
 
 impl DocFeed {
-    /// Where its rows stand.
+    /// The shards and positions of its rows.
     pub fn places(&self) -> impl Iterator<Item = (ShardId, Sequence)> {
         self.rows.iter().map(|(at, (shard, _))| (*shard, *at))
     }
 
-    /// All topology entries that there ever were.
+    /// All topology entries so far.
     pub fn entries(&self) -> &[TopologyRow] {
         &self.entries
     }
@@ -100,7 +99,7 @@ impl DocFeed {
         self.past.get(&at).map(|doc| doc.id.as_str().to_owned())
     }
 
-    /// Takes note of topology entries.
+    /// Judges and records changes of topology entries.
     fn take_entries(&mut self, shared: &Shared, entries: &[(Sequence, &Change)]) -> Verdict {
         for (first, change) in entries {
             let Some(value) = &change.after else {
@@ -144,7 +143,7 @@ impl DocFeed {
         Ok(ShardId(first.0 + u64::from(place)))
     }
 
-    /// Takes note of edits, and of what has become of rows because of them.
+    /// Judges and records edits, and the changes of rows.
     fn take_edits(&mut self, shared: &Shared, seen: &ObservedCommit<'_>, touched: &Touched<'_>) -> Verdict {
         let mut added = BTreeMap::new();
         let mut removed = BTreeSet::new();
@@ -197,26 +196,26 @@ impl DocFeed {
 }
 
 impl Oracle {
-    /// A database that exists now; `random` decides which.
+    /// One of the present databases, as `random` decides.
     pub fn some_database(&self, random: u64) -> Option<Db> {
         let place = random % (self.databases.len() as u64).max(1);
         let (name, instance) = self.databases.iter().nth(place as usize)?;
         Some(Db::new(name.clone(), *instance))
     }
 
-    /// The databases that exist now.
+    /// The present databases.
     pub fn living(&self) -> Vec<Db> {
         self.databases.iter().map(|(name, instance)| Db::new(name.clone(), *instance)).collect()
     }
 
-    /// An edit of a document that there was at some time; `random` decides which.
+    /// One of the edits of a document so far, as `random` decides.
     pub fn some_edit(&self, instance: DbInstance, id: &str, random: u64) -> Option<Sequence> {
         let feed = self.documents.get(&instance)?;
         let edits: Vec<_> = feed.past.iter().filter(|(_, doc)| doc.id.as_str() == id).collect();
         edits.get((random % (edits.len() as u64).max(1)) as usize).map(|(at, _)| **at)
     }
 
-    /// Judges what a commit has done to documents.
+    /// Judges the changes of a commit to documents.
     pub(super) fn judge_documents(
         &mut self,
         shared: &Shared,
@@ -263,7 +262,7 @@ impl Oracle {
             shared.witness(Witness::DocumentsRemoved);
         }
         for (instance, touched) in all {
-            // One that came and went within the commit has left nothing.
+            // A database that came and went within the commit leaves nothing.
             let is_left = |change: &Change| change.after.is_some();
             if !lives.contains(&instance) {
                 let mut changes = touched.entries.iter().map(|(_, change)| *change);
@@ -288,7 +287,7 @@ impl Oracle {
         }
     }
 
-    /// The database of `feed` was deleted: nothing of it may be left.
+    /// Judges the end of `feed` with its database: nothing of it may be left.
     fn judge_end(instance: DbInstance, feed: &DocFeed, touched: &Touched<'_>) -> Verdict {
         let is_removed = |at: &Sequence| {
             touched.rows.iter().any(|(_, place, change)| place == at && change.after.is_none())
@@ -303,7 +302,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// Whether `pool` is that of a group of the documents of a database that is gone.
+    /// Whether `pool` belongs to a group of the documents of a deleted database.
     pub(super) fn is_pool_of_gone(&self, pool: &str) -> bool {
         let instance = pool.strip_prefix("group/").and_then(|rest| rest.split_once('/'));
         let Some((instance, _)) = instance.filter(|(instance, _)| *instance != "notifications") else {
@@ -312,7 +311,7 @@ impl Oracle {
         !self.documents.keys().any(|known| known.to_string() == instance)
     }
 
-    /// Whether a key of the feed of documents `feed` may be there at the end.
+    /// Judges a key of the feed of documents `feed` at the end.
     pub(super) fn judge_left_of_documents(&self, feed: &[u8]) -> Verdict {
         let known = self.documents.keys().any(|instance| FeedId::documents(*instance).bytes() == feed);
         if known {
@@ -322,7 +321,7 @@ impl Oracle {
         }
     }
 
-    /// Whether a reader of all documents of `instance` gets what there is, in order.
+    /// Judges the rows read in pages of the documents of `instance`.
     pub fn judge_doc_pages(&self, instance: DbInstance, read: &[Arc<DocChange>]) -> Verdict {
         let Some(feed) = self.documents.get(&instance) else { return Ok(()) };
         let read: Vec<_> = read.iter().map(|row| (row.sequence, &row.doc)).collect();
@@ -334,7 +333,7 @@ impl Oracle {
             .fails(format!("the documents of {instance} are read as {read:?} instead of {expected:?}"))
     }
 
-    /// Somebody begins to read the documents of `instance` as they come, after `start`.
+    /// Adds a tail of the documents of `instance`, after `start`.
     pub fn doc_tailed(&mut self, issuer: Issuer, instance: DbInstance, start: Sequence) -> DocTailId {
         self.next_reader += 1;
         let tail = DocTail { issuer, instance, start, read: BTreeSet::new(), at: start };
@@ -342,13 +341,13 @@ impl Oracle {
         self.next_reader
     }
 
-    /// Who reads documents as they come has read these.
+    /// Judges rows that a tail of documents has read.
     pub fn doc_tail_read(&mut self, shared: &Shared, id: DocTailId, rows: &[Arc<DocChange>]) {
         let Some(tail) = self.doc_tails.get_mut(&id) else { return };
         let feed = self.documents.get(&tail.instance);
         for row in rows {
             let at = row.sequence;
-            // The database may be gone by now, and what was read of it with it.
+            // The database and its feed may be gone by now.
             if feed.is_some_and(|feed| feed.past.get(&at) != Some(&row.doc)) {
                 shared
                     .fail(Guarantee::Truthful.broken(format!("tail {id} has read {row:?}, which never was")));
@@ -364,7 +363,7 @@ impl Oracle {
         }
     }
 
-    /// Who reads documents as they come has ended for `reason`, which is right only if the database is gone.
+    /// Judges the end of a tail for `reason`, which is right only if the database is gone.
     pub fn doc_tail_ended(&mut self, shared: &Shared, id: DocTailId, reason: &str) {
         let Some(tail) = self.doc_tails.remove(&id) else { return };
         if self.documents.contains_key(&tail.instance) {
@@ -374,7 +373,7 @@ impl Oracle {
         }
     }
 
-    /// What those who read documents as they come have still to read.
+    /// A row that a tail of documents still has to read.
     pub(super) fn doc_tails_owe(&self) -> Option<String> {
         self.doc_tails.iter().find_map(|(id, tail)| {
             let feed = self.documents.get(&tail.instance)?;

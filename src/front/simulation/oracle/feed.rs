@@ -1,4 +1,4 @@
-//! What the oracle knows of rows and topologies: exactly-once folding, one row per database, no row in a closed shard.
+//! The oracle on rows and topologies: exactly-once folding, one row per database, no row in a closed shard.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,17 +22,15 @@ use crate::{
     },
 };
 
-/// What a fold has taken out of the counters, and the rows that it has written.
+/// The events that a fold has taken from the counters, and its rows.
 #[derive(Default)]
 struct Fold {
     taken: BTreeMap<Db, Counters>,
-    /// Databases of which it has taken changes of design documents without an id.
+    /// Databases with changes of design documents without an id.
     nameless: BTreeSet<Db>,
-    /// Databases of which it has taken something other than counters.
+    /// Databases with other rows than counters.
     others: BTreeSet<Db>,
-    /// The rows that it has written.
     added: BTreeMap<DbName, Placed>,
-    /// The rows that it has removed.
     removed: BTreeMap<DbName, Arc<Notification>>,
 }
 
@@ -60,7 +58,7 @@ fn plus(mut a: Counters, b: Counters) -> Counters {
 }
 
 impl Oracle {
-    /// Takes note of topology entries: the last one is open, all others are closed, and ids only grow.
+    /// Judges and records topology entries: the last one is open, all others are closed, and ids only grow.
     pub(super) fn judge_topology(&mut self, shared: &Shared, items: &Items<'_>) -> Verdict {
         let mut entries: BTreeMap<Sequence, TopologyRow> =
             self.topology.drain(..).map(|entry| (entry.first, entry)).collect();
@@ -104,7 +102,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// Judges what a commit has done to counters, rows and what belongs to them.
+    /// Judges the changes of a commit to counters, rows and the keys beside them.
     pub(super) fn judge_feed(
         &mut self,
         shared: &Shared,
@@ -151,7 +149,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// What a commit has taken out of the counters, and which rows it has written and removed.
+    /// Collects the events that a commit has taken from the counters, and the rows that it has written and removed.
     fn gather(&self, seen: &ObservedCommit<'_>, items: &Items<'_>) -> Result<Fold, Broken> {
         let mut fold = Fold::default();
         for (item, change) in items {
@@ -173,7 +171,7 @@ impl Oracle {
                         *fold.taken.entry(db.clone()).or_default() += taken;
                     }
                 }
-                // Of a design document that was changed again meanwhile, the fold tells all the same.
+                // A design document that was changed again meanwhile is in the notification all the same.
                 StoredItem::LastUpdate(db) | StoredItem::PendingDdoc(db, _) => {
                     fold.others.insert(db.clone());
                 }
@@ -186,7 +184,7 @@ impl Oracle {
         Ok(fold)
     }
 
-    /// Adds the row at `sequence` of `shard` to what was written or removed.
+    /// Adds the row at `sequence` of `shard` to the written or removed ones.
     fn gather_row(
         &self,
         seen: &ObservedCommit<'_>,
@@ -230,7 +228,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// Whether the commit is a fold. Its mark must be the next one of the lease that holds.
+    /// Whether the commit is a fold. Its mark must be the next one, under the lease that holds.
     fn judge_marks(
         &mut self,
         shared: &Shared,
@@ -284,7 +282,7 @@ impl Oracle {
         }
     }
 
-    /// What was added to the counters must be what was recorded.
+    /// Producers must add exactly the recorded events to the counters.
     fn judge_recording(&mut self, items: &Items<'_>, recorded: &BTreeMap<Db, Counters>) -> Verdict {
         let mut added: BTreeMap<Db, Counters> = BTreeMap::new();
         for (item, change) in items {
@@ -306,7 +304,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// Rows that are removed without a successor must be tombstones, and nobody may need them.
+    /// Rows that are removed without a successor must be tombstones that no reader needs.
     fn judge_drop(&mut self, shared: &Shared, items: &Items<'_>, fold: Fold) -> Verdict {
         for (item, change) in items {
             if let (StoredItem::Horizon(feed), Some(value)) = (item, &change.after)
@@ -346,7 +344,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// Judges what a fold has made of one name.
+    /// Judges the fold of one name.
     fn judge_name(&mut self, shared: &Shared, name: &DbName, fold: &mut Fold, items: &Items<'_>) -> Verdict {
         let mut taken: BTreeMap<Db, Counters> = BTreeMap::new();
         for (db, counters) in fold.taken.iter().filter(|(db, _)| db.name == *name) {
@@ -402,7 +400,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// A fold that writes no row of a name may take only what belongs to instances that are gone.
+    /// A fold that writes no row of a name may take only events of instances that are gone.
     fn judge_stale(
         &mut self,
         shared: &Shared,
@@ -463,7 +461,7 @@ impl Oracle {
         for kind in [EventKind::Created, EventKind::Deleted, EventKind::Updated, EventKind::DdocUpdated] {
             let earlier = same.and_then(|before| at(before, kind));
             let told = at(row, kind);
-            // An id of a design document without a count tells of one as well.
+            // An id of a design document without a count stands for a change as well.
             let is_now = told == Some(row.sequence);
             let is_right = if now.contains(kind) {
                 is_now
@@ -495,7 +493,7 @@ impl Oracle {
             }
             (None, _) => {}
         }
-        // What was folded of other instances is in no row any more.
+        // No row counts folded events of other instances any more.
         for (other, counters) in taken.iter().filter(|(other, _)| **other != db) {
             if before.is_none_or(|before| before.instance != other.instance) {
                 *self.stale.entry(other.clone()).or_default() += *counters;
@@ -504,7 +502,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// The new row must be found by its name, and the head of its shard must have moved.
+    /// The newest row of the name must be recorded, and the head of its shard must have moved.
     fn judge_newest(placed: &Placed, items: &Items<'_>) -> Verdict {
         let Placed { shard, row } = placed;
         let newest = StoredItem::Newest(FEED.to_vec(), row.name.as_str().as_bytes().to_vec());
@@ -523,7 +521,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// Takes note of design documents that are told, and of those that go with their databases.
+    /// Judges and records changed design documents, and those that go with their databases.
     fn judge_ddocs(
         &mut self,
         before: Option<&Notification>,

@@ -1,4 +1,4 @@
-//! How it ends: everything has come to rest, and the store holds what the model says, key by key.
+//! The end: everything has come to rest, and the store agrees with the model, key by key.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -20,7 +20,7 @@ use crate::{
 };
 
 impl Oracle {
-    /// What is broken if everything does not come to rest.
+    /// The promise that is broken if everything does not come to rest.
     pub fn unrest_breaks(&self) -> Guarantee {
         let is_owed = self.subscribers_are_owed().is_some();
         let is_dropped = |text: String| text.contains("whose tombstone was dropped");
@@ -37,7 +37,7 @@ impl Oracle {
         }
     }
 
-    /// What has still to happen before everything is at rest.
+    /// Something that still has to happen before everything is at rest.
     pub fn unrest(&self) -> Option<String> {
         if let Some((db, counters)) = self.waiting.first_key_value() {
             return Some(format!("{counters:?} of {db:?} have still to be folded"));
@@ -57,8 +57,8 @@ impl Oracle {
             })
     }
 
-    /// A design document of which no row has told since it was last recorded that it has changed. What is in the rows of
-    /// databases whose names others have taken, nobody reads any more.
+    /// A recorded change of a design document that no row has reported since. Nobody reads rows of databases whose
+    /// names others have taken.
     fn untold_ddoc(&self) -> Option<&(Db, Option<DdocId>)> {
         let is_told = |(ddoc, recorded): &(&(Db, Option<DdocId>), &Versionstamp)| {
             let told = self.told_ddocs.get(*ddoc);
@@ -70,7 +70,7 @@ impl Oracle {
         own.into_iter().find(|entry| !is_told(entry)).map(|(ddoc, _)| ddoc)
     }
 
-    /// Whether the rows tell what the history does.
+    /// Judges whether the rows agree with the history.
     pub fn judge_history(&self) -> Verdict {
         for name in self.recorded.keys().map(|db| &db.name) {
             self.judge_history_of(name)?;
@@ -83,7 +83,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// Whether the row of `name` tells what its history does.
+    /// Judges whether the row of `name` agrees with its history.
     fn judge_history_of(&self, name: &DbName) -> Verdict {
         let row = self.rows.get(name).map(|placed| &placed.row);
         let zero = Counters::ZERO;
@@ -118,7 +118,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// Whether a reader of the whole feed gets each database once, in order.
+    /// Judges whether the whole feed, read in pages, has each database once, in order.
     pub fn judge_pages(&self, rows: &[Arc<Notification>]) -> Verdict {
         let mut expected: Vec<_> = self.rows.values().map(|placed| Arc::clone(&placed.row)).collect();
         expected.sort_unstable_by_key(|row| row.sequence);
@@ -132,7 +132,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// Whether the store holds what the model says, after all processes have shut down.
+    /// Judges whether the store agrees with the model, after all processes have shut down.
     pub fn judge_store(&self, rows: &BTreeMap<Bytes, Bytes>) -> Verdict {
         let mut newest = 0;
         let mut placed = 0;
@@ -183,7 +183,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// Whether as many rows are counted in `shard` as it has.
+    /// Judges the counted number of rows of `shard`.
     fn judge_row_count(&self, shard: ShardId, value: &Bytes) -> Verdict {
         let rows = self.rows.values().filter(|placed| placed.shard == shard).count() as u64;
         if self.topology.iter().any(|entry| entry.has(shard)) && value[..] == rows.to_le_bytes() {
@@ -192,7 +192,7 @@ impl Oracle {
         Err(format!("{value:?} rows are counted in shard {shard}, of {rows}").into())
     }
 
-    /// Whether a key other than a row may be there.
+    /// Judges whether a key other than a row may exist.
     fn judge_key(&self, item: &StoredItem, value: &Bytes) -> Verdict {
         let leaked = |why: &str| Guarantee::Consistent.fails(format!("{item:?} was left behind: {why}"));
         match item {
@@ -255,7 +255,7 @@ impl Oracle {
                     leaked("it was never written so")
                 }
             }
-            // Those of processes that crashed are there until they are swept.
+            // Ids of crashed processes are there until they are swept.
             StoredItem::TransactionId if self.has_crashed => Ok(()),
             _ => leaked("nothing is known of it"),
         }

@@ -1,4 +1,4 @@
-//! [`Given`]: what a subscriber receives, as plain values: the oracle knows no type of the dispatcher.
+//! [`Given`]: the values that a subscriber receives, as plain values: the oracle knows no type of the dispatcher.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::base::{
     notification::Notification,
 };
 
-/// What a subscriber knew when it began.
+/// The knowledge of a subscriber at its beginning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::front::simulation) enum Start {
     /// Nothing.
@@ -19,7 +19,7 @@ pub(in crate::front::simulation) enum Start {
 }
 
 impl From<Cursor> for Start {
-    /// What a reader at this cursor knew when its reading began: what came after that may still have to be delivered.
+    /// The knowledge of a reader at this cursor when its reading began: later facts may still have to be delivered.
     fn from(cursor: Cursor) -> Self {
         match cursor.knowledge() {
             Knowledge::Nothing => Self::Nothing,
@@ -29,7 +29,7 @@ impl From<Cursor> for Start {
 }
 
 impl Start {
-    /// Whether what happened at `at` came after it.
+    /// Whether something at `at` came after it.
     pub fn is_before(self, at: Sequence) -> bool {
         match self {
             Self::Nothing => true,
@@ -38,21 +38,21 @@ impl Start {
     }
 }
 
-/// What a subscriber has received.
+/// A value that a subscriber has received.
 #[derive(Debug, Clone)]
 pub(in crate::front::simulation) enum Given {
     /// A row.
     Row(GivenRow),
-    /// It has skipped what lies between.
+    /// It has skipped everything in between.
     Lagged {
         /// The last position that it knew.
         from: Sequence,
-        /// Where it goes on.
+        /// Where it resumes.
         to: Sequence,
     },
     /// It knows nothing any more.
     Expired {
-        /// Up to where rows may have been dropped.
+        /// The position up to which rows may have been dropped.
         horizon: Sequence,
     },
     /// Its first scan is complete.
@@ -70,9 +70,9 @@ pub(in crate::front::simulation) struct GivenRow {
     pub row: Arc<Notification>,
     /// The news, in their order.
     pub news: Vec<(DbInstance, EventKind)>,
-    /// The places of the filters of a set that want it.
+    /// The indices of the filters of a set that want it.
     pub wanted_by: Vec<usize>,
-    /// The design documents that have changed, if it asked for them.
+    /// The changed design documents, if it asked for them.
     pub ddocs: Option<GivenDdocs>,
 }
 
@@ -83,12 +83,12 @@ impl GivenRow {
     }
 }
 
-/// Which design documents have changed.
+/// The changed design documents.
 #[derive(Debug, Clone)]
 pub(in crate::front::simulation) struct GivenDdocs {
-    /// After where.
+    /// The position after which they changed.
     pub since: Start,
-    /// Those with an id, and the rows that told of them.
+    /// Those with an id, each with the sequence of its notification.
     pub ids: Vec<(DdocId, Sequence)>,
     /// Whether others may have changed as well.
     pub may_be_any: bool,

@@ -1,5 +1,5 @@
-//! What the oracle knows of groups: none leaves a row behind itself, none works on a row twice where that is promised, and
-//! nothing is dropped that one has still to read.
+//! The oracle on groups: no checkpoint passes a row without work, work happens once where that is promised, and no
+//! row is dropped that a group still has to read.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,21 +19,19 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct GroupModel {
     pub id: GroupId,
-    /// How often it was set to a position, in this world.
+    /// The number of its resets, in this world.
     pub generation: u64,
-    /// Where it began.
     pub start: Sequence,
     /// The rows that were worked on, or given up.
     pub done: BTreeSet<Sequence>,
     /// The last row of each database, or document, that was worked on with its checkpoint.
     last: BTreeMap<String, Sequence>,
     pub checkpoints: BTreeMap<ShardId, Sequence>,
-    /// Whether anybody has worked for it.
+    /// Whether it ever had a consumer.
     is_used: bool,
 }
 
 impl GroupModel {
-    /// A group that begins at `start`.
     fn new(id: GroupId, generation: u64, start: Sequence) -> Self {
         Self {
             id,
@@ -47,7 +45,7 @@ impl GroupModel {
     }
 }
 
-/// The group that goes by `name` among the groups of all feeds.
+/// The group with the key `name` among the groups of all feeds.
 fn group_id(name: &GroupName) -> Option<GroupId> {
     let Some((instance, name)) = name.as_str().split_once('/') else {
         return Some(GroupId { feed: FeedId::notifications(), name: name.clone() });
@@ -56,7 +54,7 @@ fn group_id(name: &GroupName) -> Option<GroupId> {
     Some(GroupId { feed, name: GroupName::new(name).ok()? })
 }
 
-/// Where the rows of the feed of `group` stand.
+/// The positions of the rows of the feed of `group`.
 fn rows_of<'a>(
     rows: &'a BTreeMap<DbName, Placed>,
     documents: &'a BTreeMap<DbInstance, DocFeed>,
@@ -70,12 +68,12 @@ fn rows_of<'a>(
 }
 
 impl Oracle {
-    /// The number by which work of the group as it is now is told from work of before.
+    /// The number of the group's resets, which marks its work.
     pub fn generation(&self, group: &GroupName) -> u64 {
         self.groups.get(group).map_or(0, |group| group.generation)
     }
 
-    /// An observer has worked on rows, apart from its checkpoint.
+    /// Records that an observer has worked on rows, apart from its checkpoint.
     pub fn observed(&mut self, group: &GroupName, generation: u64, rows: &[Sequence]) {
         if let Some(group) = self.groups.get_mut(group).filter(|group| group.generation == generation) {
             group.done.extend(rows);
@@ -83,7 +81,7 @@ impl Oracle {
         }
     }
 
-    /// Nobody may need the row at `sequence`, which is dropped.
+    /// Judges whether the row at `sequence` may be dropped.
     pub(super) fn may_drop(&self, sequence: Sequence) -> Verdict {
         for (name, group) in self.groups.iter().filter(|(_, group)| group.id.feed.instance().is_none()) {
             if let Some((shard, at)) = group.checkpoints.iter().find(|(_, at)| **at < sequence) {
@@ -94,7 +92,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// Judges what a commit has done to groups.
+    /// Judges the changes of a commit to groups.
     pub(super) fn judge_groups(
         &mut self,
         shared: &Shared,
@@ -125,7 +123,7 @@ impl Oracle {
         self.judge_checkpoints(shared, seen, items, &set)
     }
 
-    /// Takes note of what was worked on in this transaction.
+    /// Judges and records the work in this transaction.
     fn judge_work(&mut self, shared: &Shared, seen: &ObservedCommit<'_>, items: &Items<'_>) -> Verdict {
         for (item, change) in items {
             match item {
@@ -174,7 +172,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// Judges how checkpoints have moved.
+    /// Judges the changes of checkpoints.
     fn judge_checkpoints(
         &mut self,
         world: &Shared,
@@ -236,7 +234,7 @@ impl Oracle {
             world.witness(Witness::GroupWentOver);
         }
         for name in begun {
-            // Of the shards that a group reads at one time, all are of one topology entry.
+            // All shards that a group reads at one time are of one topology entry.
             let group = &self.groups[name];
             let shards: Vec<_> = group.checkpoints.keys().copied().collect();
             let entries = match group.id.feed.instance() {
@@ -252,7 +250,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// What a group has still to do.
+    /// Work that a group still has to do.
     pub(super) fn groups_owe(&self) -> Option<String> {
         self.groups.iter().find_map(|(name, group)| {
             let mut left = rows_of(&self.rows, &self.documents, &group.id).map(|(_, at)| at);
@@ -261,7 +259,7 @@ impl Oracle {
         })
     }
 
-    /// The feed of notifications, as it stands in keys.
+    /// The id of the feed of notifications in keys.
     pub(super) const fn feed() -> &'static [u8] {
         FEED
     }

@@ -1,4 +1,4 @@
-//! [`Interest`]: what a subscriber wants, as the oracle understands it. It asks no filter, but makes one.
+//! [`Interest`]: what a subscriber wants, as the oracle understands it. It builds a filter, but does not call one.
 
 use std::{collections::BTreeSet, fmt};
 
@@ -7,17 +7,15 @@ use crate::{
     roles::dispatcher::Filter,
 };
 
-/// A glob, and what it means.
+/// A glob, with its meaning.
 #[derive(Clone, Copy)]
 pub(in crate::front::simulation) struct Glob {
-    /// As a filter is given it.
     pattern: &'static str,
-    /// Whether it matches a name.
     matches: fn(&str) -> bool,
 }
 
 impl fmt::Debug for Glob {
-    /// Without an address, which no other process would have.
+    /// Without an address, which differs between processes.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?}", self.pattern)
     }
@@ -40,14 +38,12 @@ pub(in crate::front::simulation) const GLOBS: [Glob; 4] = [
 /// A predicate: a pure function of the name of a database.
 #[derive(Clone, Copy)]
 pub(in crate::front::simulation) struct Predicate {
-    /// What to call it.
     title: &'static str,
-    /// Whether it is true of a name.
     matches: fn(&str) -> bool,
 }
 
 impl fmt::Debug for Predicate {
-    /// Without an address, which no other process would have.
+    /// Without an address, which differs between processes.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.title)
     }
@@ -59,35 +55,27 @@ pub(in crate::front::simulation) const PREDICATES: [Predicate; 2] = [
     Predicate { title: "not b", matches: |name| !name.ends_with('b') },
 ];
 
-/// Which databases a subscriber wants.
+/// The wanted databases.
 #[derive(Debug, Clone)]
 pub(in crate::front::simulation) enum Which {
-    /// All.
     All,
-    /// These.
     Names(Vec<DbName>),
-    /// Those that begin so.
     Prefix(&'static str),
-    /// Those that end so.
     Suffix(&'static str),
-    /// Those that look so.
     Glob(Glob),
-    /// Those of whose names this is true.
     Predicate(Predicate),
-    /// What one of these wants.
+    /// The union of these.
     Any(Vec<Interest>),
 }
 
-/// What a subscriber wants.
+/// The interest of a subscriber.
 #[derive(Debug, Clone)]
 pub(in crate::front::simulation) struct Interest {
-    /// Of which databases.
     pub which: Which,
-    /// Which kinds of events.
     pub kinds: Kinds,
-    /// Of design documents, only these.
+    /// The wanted design documents; all of them if `None`.
     pub ddocs: Option<BTreeSet<DdocId>>,
-    /// Whether it asks which design documents have changed, although it wants all of them.
+    /// Whether it asks for the ids of changed design documents, although it wants all of them.
     pub asks: bool,
 }
 
@@ -97,7 +85,6 @@ impl Interest {
         Self { which, kinds: Kinds::ALL, ddocs: None, asks: false }
     }
 
-    /// Whether databases are chosen by their exact names only.
     pub fn is_exact(&self) -> bool {
         match &self.which {
             Which::Names(_) => true,
@@ -106,7 +93,7 @@ impl Interest {
         }
     }
 
-    /// The kinds of events of the database `name` that are wanted.
+    /// The wanted kinds of events of the database `name`.
     pub fn kinds_of(&self, name: &DbName) -> Kinds {
         let all = |is: bool| if is { Kinds::ALL } else { Kinds::NONE };
         let here = match &self.which {
@@ -121,12 +108,12 @@ impl Interest {
         here.iter().filter(|kind| self.kinds.contains(*kind)).collect()
     }
 
-    /// Whether it is informed which design documents have changed.
+    /// Whether its deliveries name the changed design documents.
     pub fn names_ddocs(&self) -> bool {
         self.asks || self.ddocs.is_some()
     }
 
-    /// Whether a change of the design document `id`, or of one that may be any, is wanted of a database of which the kind is.
+    /// Whether a change of the design document `id`, or without an id, is wanted of a database whose kind is wanted.
     pub fn wants_ddoc(&self, id: Option<&DdocId>) -> bool {
         match (&self.ddocs, id) {
             (Some(wanted), Some(id)) => wanted.contains(id),
@@ -134,7 +121,7 @@ impl Interest {
         }
     }
 
-    /// The places of those in its set that want one of `news` of the database `name`.
+    /// The indices of the members of its set that want one of `news` of the database `name`.
     pub fn wanted_by(&self, name: &DbName, news: Kinds) -> Vec<usize> {
         let Which::Any(wishes) = &self.which else { return vec![0] };
         let wants = |wish: &Self| {
@@ -143,7 +130,7 @@ impl Interest {
         (0..).zip(wishes).filter(|(_, wish)| wants(wish)).map(|(place, _)| place).collect()
     }
 
-    /// It as a filter.
+    /// The filter for it.
     pub fn filter(&self) -> Filter {
         const SOUND: &str = "what is drawn is a sound filter";
         let filter = match &self.which {
@@ -166,7 +153,6 @@ impl Interest {
     }
 }
 
-/// The kinds one by one.
 fn kinds(kinds: Kinds) -> Vec<EventKind> {
     kinds.iter().collect()
 }

@@ -1,4 +1,4 @@
-//! What the oracle knows of nodes and leases: epochs only grow, and only who owns a lease, or acquires it, writes it.
+//! The oracle on nodes and leases: epochs only grow, and only the present or new owner of a lease writes it.
 
 use super::{Issuer, Items, ObservedCommit, Oracle, Shared, StoredItem, Verdict, Witness};
 use crate::{
@@ -12,7 +12,7 @@ impl Oracle {
         self.nodes.get(&issuer).is_some_and(|nodes| nodes.contains(&node))
     }
 
-    /// Judges what a commit has done to nodes and leases.
+    /// Judges the changes of a commit to nodes and leases.
     pub(super) fn judge_leases(
         &mut self,
         shared: &Shared,
@@ -59,7 +59,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// Judges how a lease has changed.
+    /// Judges the change of a lease.
     fn judge_lease(
         &self,
         shared: &Shared,
@@ -74,7 +74,7 @@ impl Oracle {
                 if after.epoch != before.epoch || !self.is_node(seen.issuer, owner.node) {
                     return Guarantee::Fenced.fails(format!("{}: not by its owner", describe()));
                 }
-                // It goes on in the role, so it has given the lease up for another one.
+                // Its owner keeps the role, so it has released this lease for another one.
                 let [_, by_role] = self.keys.role(owner.node, &role_of(pool)?);
                 if (seen.before)(&by_role).is_some() {
                     shared.witness(Witness::LeaseHandedOver);

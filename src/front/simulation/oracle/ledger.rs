@@ -1,8 +1,8 @@
 //! [`Ledger`]: every fact that a fold has made visible, by the name of its database.
 //!
-//! It is computed from what producers have recorded and from the counters that folds have taken. What rows say of earlier
-//! instances and of when something happened plays no part in it. A name has one living instance: when a fold makes another one
-//! visible, the one before is gone at that moment, whether its own deletion was folded or not.
+//! It is computed from the recorded events and from the counters that folds have taken. It does not use what rows say
+//! of earlier instances and times. A name has one living instance: when a fold makes another one visible, the
+//! previous one is gone at that moment, even if its own deletion was not folded.
 
 use std::collections::BTreeMap;
 
@@ -16,22 +16,21 @@ use crate::base::{
 #[derive(Debug, Default)]
 pub(super) struct Ledger(BTreeMap<DbName, Facts>);
 
-/// What readers of the feed could see of a name from a row on.
+/// The state of a name that readers of the feed see from a row on.
 #[derive(Debug, Clone, Copy)]
 struct Visible {
-    /// Where the row stood.
+    /// The position of the row.
     at: Sequence,
     instance: DbInstance,
-    /// Whether it existed.
     lives: bool,
 }
 
 /// The facts of a name.
 #[derive(Debug, Default)]
 struct Facts {
-    /// What could be seen of it, row by row.
+    /// The visible states, row by row.
     rows: Vec<Visible>,
-    /// The rows with which an instance that could be seen was gone.
+    /// The rows at which a visible instance was gone.
     deletions: Vec<Sequence>,
     /// The newest fact of each kind of the newest instance.
     newest: BTreeMap<EventKind, Sequence>,
@@ -49,7 +48,7 @@ impl Facts {
 }
 
 impl Ledger {
-    /// A fold has made `kinds` of `instance` visible, by a row of `name` at `at`.
+    /// Records that a fold has made `kinds` of `instance` visible, by a row of `name` at `at`.
     pub fn fold(&mut self, name: &DbName, at: Sequence, instance: DbInstance, kinds: Kinds) {
         let facts = self.0.entry(name.clone()).or_default();
         let before = facts.rows.last().copied();
@@ -72,7 +71,7 @@ impl Ledger {
         facts.rows.push(Visible { at, instance, lives: !is_deleted && !was_deleted });
     }
 
-    /// The tombstone of `name` at `at` was dropped.
+    /// Records that the tombstone of `name` at `at` was dropped.
     pub fn drop_tombstone(&mut self, name: &DbName, at: Sequence) {
         self.0.entry(name.clone()).or_default().dropped.push(at);
     }
@@ -82,7 +81,7 @@ impl Ledger {
         self.0.keys()
     }
 
-    /// Whether `name` existed for a reader who has seen everything up to `at`.
+    /// Whether `name` existed for a reader that has seen everything up to `at`.
     pub fn existed_at(&self, name: &DbName, at: Sequence) -> bool {
         self.0.get(name).is_some_and(|facts| {
             let rows = facts.rows.partition_point(|row| row.at <= at);
@@ -90,7 +89,7 @@ impl Ledger {
         })
     }
 
-    /// The rows after `after` with which an instance of `name` was gone.
+    /// The rows after `after` at which an instance of `name` was gone.
     pub fn deletions_after(&self, name: &DbName, after: Start) -> &[Sequence] {
         self.0.get(name).map_or(&[], |facts| {
             &facts.deletions[facts.deletions.partition_point(|deleted| !after.is_before(*deleted))..]
@@ -103,13 +102,13 @@ impl Ledger {
         facts.newest.get(&kind).copied()
     }
 
-    /// Whether it was a fact by the row at `at` that this has happened to `instance` of `name`.
+    /// Whether this event of `instance` of `name` was a fact by the row at `at`.
     pub fn was(&self, name: &DbName, instance: DbInstance, kind: EventKind, at: Sequence) -> bool {
         let first = self.0.get(name).and_then(|facts| facts.first.get(&(instance, kind)));
         first.is_some_and(|first| *first <= at)
     }
 
-    /// Whether a tombstone of `name` was dropped that stood at `at` or after it.
+    /// Whether a tombstone of `name` at or after `at` was dropped.
     pub fn was_dropped_after(&self, name: &DbName, at: Sequence) -> bool {
         self.0.get(name).is_some_and(|facts| facts.dropped.last().is_some_and(|dropped| *dropped >= at))
     }

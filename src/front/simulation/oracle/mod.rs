@@ -1,19 +1,20 @@
-//! [`Oracle`]: a naive model of what the bus has promised, and what becomes of it, commit by commit.
+//! [`Oracle`]: a naive model of the promises of the bus, which judges every commit.
 //!
-//! The oracle sees every commit at the moment when it happens: the keys that it touched, before and after. It believes the
-//! history that producers write in the same transactions, and nothing else. Everything that the bus writes has to follow from
-//! it:
+//! The oracle sees every commit when it happens: the touched keys, before and after. It trusts only the history that
+//! producers write in the same transactions. Everything that the bus writes has to follow from it:
 //!
-//! - what is taken out of counters is in a row, once, or belongs to an instance that is gone ([`feed`]);
-//! - each database has one row, in a shard that is open, and nobody who has lost a lease commits ([`feed`], [`leases`]);
-//! - a group leaves no row behind itself, works on each once, and keeps the janitor from what it has still to read ([`groups`]);
-//! - subscribers and readers of shards have received what the history owes them, by names and kinds ([`ledger`], [`account`],
-//!   [`readers`], [`wish`]);
-//! - each document of a database is in its feed as it was last edited, and its readers have received it ([`documents`]);
-//! - no named cursor stands ahead of what its subscriber was told ([`cursors`]).
+//! - events taken from counters are in a row, once, or belong to an instance that is gone ([`feed`]);
+//! - each database has one row, in a shard that is open, and no commit happens under a lost lease ([`feed`],
+//!   [`leases`]);
+//! - a group passes no row without work, works on each once, and keeps the janitor from dropping its rows
+//!   ([`groups`]);
+//! - subscribers and readers of shards have received what the history owes them, by names and kinds ([`ledger`],
+//!   [`account`], [`readers`], [`interest`]);
+//! - each document of a database is in its feed with its last edit, and its readers have received it ([`documents`]);
+//! - no named cursor is ahead of the deliveries to its subscriber ([`cursors`]).
 //!
-//! When nothing goes wrong any more all of it has to come to rest, and at the end the store must hold what the model says, key by
-//! key ([`finish`]).
+//! After the faults all of it has to come to rest, and at the end the store must agree with the model, key by key
+//! ([`finish`]).
 
 mod account;
 mod cursors;
@@ -72,28 +73,24 @@ use crate::{
     store::{KeyRange, Mutation},
 };
 
-/// The feed of notifications, as it stands in keys.
+/// The id of the feed of notifications in keys.
 const FEED: &[u8] = b"n";
 
-/// What the oracle says of something that is not as it should be.
+/// The result of a judgement.
 type Verdict = Result<(), Broken>;
 
-/// What a commit did to a key.
+/// The change of a key by a commit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Change {
-    /// The value before.
     pub before: Option<Bytes>,
-    /// The value after.
     pub after: Option<Bytes>,
 }
 
 /// A commit, as the oracle sees it.
 pub(super) struct ObservedCommit<'a> {
-    /// Whose it is.
     pub issuer: Issuer,
-    /// When it happened.
     pub stamp: Versionstamp,
-    /// Whether its process had been informed that it has failed.
+    /// Whether its process had already learned that it has failed.
     pub is_late: bool,
     pub touched: BTreeMap<Bytes, Change>,
     /// Any value before it.
@@ -118,7 +115,7 @@ pub(super) fn is_fold(mutations: &[Mutation]) -> bool {
     is(|item| matches!(item, StoredItem::FoldMark(_))) && !is(|item| matches!(item, StoredItem::Lease(..)))
 }
 
-/// The keys that a commit touched, distinguished.
+/// The keys that a commit touched, decoded.
 type Items<'a> = [(StoredItem, &'a Change)];
 
 /// The newest row of a database.
@@ -130,23 +127,21 @@ struct Placed {
 
 /// The model.
 pub(super) struct Oracle {
-    /// The keys of the bus.
     keys: Keys,
-    /// Partitions of the bus.
     partitions: u32,
     /// The names that databases have.
     names: Vec<DbName>,
     /// The nodes that each process has been, life by life.
     nodes: BTreeMap<Issuer, BTreeSet<NodeId>>,
-    /// The databases that exist.
+    /// The present databases.
     databases: BTreeMap<DbName, DbInstance>,
-    /// All that was recorded.
+    /// All recorded events.
     recorded: BTreeMap<Db, Counters>,
-    /// What of it waits in the counters.
+    /// The recorded events that wait in the counters.
     waiting: BTreeMap<Db, Counters>,
-    /// What of it was folded into no row.
+    /// The recorded events that were folded into no row.
     stale: BTreeMap<Db, Counters>,
-    /// What of it was in the row of a tombstone that was dropped.
+    /// The recorded events in rows of dropped tombstones.
     dropped: BTreeMap<Db, Counters>,
     /// How often each thing that must happen once has happened.
     once: BTreeMap<u64, u32>,
@@ -154,21 +149,20 @@ pub(super) struct Oracle {
     rows: BTreeMap<DbName, Placed>,
     /// The facts that folds have made visible.
     ledger: Ledger,
-    /// All rows that there ever were.
+    /// All rows so far.
     past: BTreeMap<Sequence, Arc<Notification>>,
     /// When a change of each design document was last recorded.
     recorded_ddocs: BTreeMap<(Db, Option<DdocId>), Versionstamp>,
-    /// Design documents that were told, and are stored as such.
+    /// The stored rows of design documents.
     ddocs: BTreeMap<(Db, Option<DdocId>), Sequence>,
-    /// The rows that told of each design document last, also when nothing is stored of it any more.
+    /// The last notification of each design document, also when its row is gone.
     told_ddocs: BTreeMap<(Db, Option<DdocId>), Sequence>,
-    /// The topology entries that there are.
+    /// The present topology entries.
     topology: Vec<TopologyRow>,
-    /// All topology entries that there ever were.
+    /// All topology entries so far.
     entries: Vec<TopologyRow>,
     /// The first shard id that was never used.
     next_shard: u64,
-    /// From where on readers miss nothing.
     horizon: Sequence,
     groups: BTreeMap<GroupName, GroupModel>,
     subscribers: BTreeMap<SubscriberId, Subscriber>,
@@ -176,14 +170,14 @@ pub(super) struct Oracle {
     has_documents: bool,
     /// The feeds of the documents of the databases that exist.
     documents: BTreeMap<DbInstance, DocFeed>,
-    /// Those who read the documents of a database as they come.
+    /// The tails of documents.
     doc_tails: BTreeMap<DocTailId, DocTail>,
     /// The clients of `_db_updates`.
     #[cfg(feature = "http")]
     web_clients: BTreeMap<WebClientId, web::WebClient>,
-    /// Those who follow the feed shard by shard.
+    /// The followers, which read the feed shard by shard.
     followers: BTreeMap<FollowerId, Follower>,
-    /// Where the named cursors stand.
+    /// The positions of the named cursors.
     cursors: BTreeMap<String, Cursor>,
     /// The number of the next subscriber or follower.
     next_reader: u64,
@@ -232,7 +226,7 @@ impl Oracle {
         }
     }
 
-    /// How many topology entries there were.
+    /// The number of topology entries so far.
     pub fn entries(&self) -> u32 {
         self.entries.len() as u32
     }
@@ -247,20 +241,20 @@ impl Oracle {
         self.lost_watches.insert((issuer, key.to_vec()));
     }
 
-    /// A process has crashed: its readers are gone, and its subscribers, other than durable ones.
+    /// A process has crashed: its readers are gone, and its subscribers, except for durable ones.
     pub fn crashed(&mut self, issuer: Issuer) {
         self.has_crashed = true;
         self.gone(issuer);
     }
 
-    /// A process has dropped all that it had begun, and begins again.
+    /// A process has dropped everything that it had begun, and begins again.
     pub fn gone(&mut self, issuer: Issuer) {
         self.subscribers.retain(|_, subscriber| subscriber.issuer != issuer || subscriber.cursor.is_some());
         self.followers.retain(|_, follower| follower.issuer != issuer);
         self.doc_tails.retain(|_, tail| tail.issuer != issuer);
     }
 
-    /// An instance of `name` that is deleted, if there is one; `random` decides which.
+    /// One of the deleted instances of `name`, if there is one, as `random` decides.
     pub fn gone_instance(&self, name: &DbName, random: u64) -> Option<Db> {
         let lives = self.databases.get(name);
         let gone = self.recorded.keys().filter(|db| db.name == *name && Some(&db.instance) != lives);
@@ -281,7 +275,7 @@ impl Oracle {
         }
     }
 
-    /// What is wrong with a commit, if anything is.
+    /// Judges a commit.
     fn judge(&mut self, shared: &Shared, seen: &ObservedCommit<'_>, items: &Items<'_>) -> Verdict {
         if let Some((_, change)) = items.iter().find(|(item, _)| *item == StoredItem::Unknown) {
             return Guarantee::Consistent.fails(format!("a key was written that is none: {change:?}"));
@@ -304,7 +298,7 @@ impl Oracle {
         self.judge_groups(shared, seen, items)
     }
 
-    /// Takes note of what the layer has done; returns what it has recorded.
+    /// Judges and records the changes of the layer; returns the recorded events.
     fn judge_app(
         &mut self,
         seen: &ObservedCommit<'_>,
@@ -378,7 +372,7 @@ impl Oracle {
         }
         let is_producer = writes(|item| matches!(item, StoredItem::Counters(_)))
             && !writes(|item| matches!(item, StoredItem::FoldMark(_)));
-        // Of the feed of documents that it writes to, a producer reads whether its shards are still those.
+        // A producer reads whether the shards of the feed of documents that it writes to are still open.
         let is_topology = |range: &KeyRange| self.keys.all_topologies().intersects(range);
         if is_producer
             && conflicts.iter().any(|range| range.intersects(&self.keys.all()) && !is_topology(range))

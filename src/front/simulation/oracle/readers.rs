@@ -1,4 +1,4 @@
-//! What subscribers and followers of shards are owed, and what they were told.
+//! The debts to subscribers and to followers of shards, and what they have received.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -30,55 +30,52 @@ pub(in crate::front::simulation) type FollowerId = u64;
 /// How a subscriber receives.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(in crate::front::simulation) struct Manner {
-    /// By what: a word for messages.
+    /// The kind of its receiver: a word for messages.
     pub form: &'static str,
-    /// Whether it would rather skip what it has missed.
+    /// Whether it would rather skip rows that it has missed.
     pub skips: bool,
-    /// Whether it panics now and then, and is given again what it has panicked on.
+    /// Whether it panics now and then, and then gets its delivery again.
     pub panics: bool,
 }
 
 /// A subscriber.
 #[derive(Debug)]
 pub(super) struct Subscriber {
-    /// In which process it is.
+    /// Its process.
     pub issuer: Issuer,
-    /// The cursor by which it outlives its process, if it does.
+    /// The cursor by which it survives a crash of its process, if it has one.
     pub cursor: Option<String>,
-    /// What it wants.
     pub wish: Interest,
-    /// What it wanted before its filter was replaced, as far as deliveries of that may still come.
+    /// Its earlier filters, as far as deliveries of them may still come.
     before: Vec<Interest>,
-    /// How it receives.
     manner: Manner,
-    /// How often it has gone on in another life.
+    /// How often it has resumed in another life.
     life: u64,
-    /// What came after this is owed to it. Of kinds of events and names the account knows more.
+    /// Everything after this is owed to it. The account is more precise, by kinds of events and names.
     start: Start,
-    /// What is owed to it.
     account: Account,
-    /// Everything up to here was certainly told to it.
+    /// Everything up to here was certainly delivered to it.
     surely: Start,
-    /// Whether it knew nothing when it began, or when it last expired, and stands there still, as far as it says.
+    /// Whether it knew nothing when it began, or when it last expired, and claims no other position yet.
     is_scanning: bool,
-    /// Whether it was informed that it knows nothing, so that its cursor goes back.
+    /// Whether it got `Expired`, so that its cursor goes back.
     pub has_expired: bool,
-    /// The horizon by which it has expired last.
+    /// The horizon of its last `Expired`.
     pub expired_by: Option<Sequence>,
-    /// The newest row that it was given of each database.
+    /// The newest row that was delivered of each database.
     last: BTreeMap<DbName, Sequence>,
-    /// What has happened to it that makes its story worth telling.
+    /// The notable events of its life, for messages.
     story: BTreeSet<&'static str>,
-    /// The newest row of which it knows that it told of each design document of each instance. Without an id, the newest by
-    /// which it was informed that it may be any.
+    /// The newest delivered row with a change of each design document of each instance. Without an id: the newest
+    /// with a change that may be of any.
     told_ddocs: BTreeMap<(DbInstance, Option<DdocId>), Sequence>,
 }
 
-/// What has changed in design documents, as a subscriber should have been informed of it.
+/// The changed design documents that a subscriber should have received.
 struct Changed<'a> {
-    /// The rows that told of each design document last, those of databases that are gone included.
+    /// The last row with a change of each design document, those of databases that are gone included.
     ever: &'a BTreeMap<(Db, Option<DdocId>), Sequence>,
-    /// Those that are stored.
+    /// The stored rows of design documents.
     stored: &'a BTreeMap<(Db, Option<DdocId>), Sequence>,
 }
 
@@ -93,19 +90,19 @@ impl<'a> Changed<'a> {
     }
 }
 
-/// Who reads the feed shard by shard.
+/// A follower, which reads the feed shard by shard.
 #[derive(Debug)]
 pub(super) struct Follower {
-    /// In which process it is.
+    /// Its process.
     pub issuer: Issuer,
     /// The rows that it has read.
     read: BTreeSet<Sequence>,
-    /// The shards whose end it was told.
+    /// The shards whose end it has received.
     ended: BTreeSet<ShardId>,
 }
 
 impl Oracle {
-    /// A subscriber has begun, which is owed all that comes after `start`.
+    /// Adds a subscriber, which is owed everything after `start`.
     pub fn subscribed(
         &mut self,
         issuer: Issuer,
@@ -136,7 +133,7 @@ impl Oracle {
         self.next_reader
     }
 
-    /// A subscriber goes on in another life, from `start` on, as it says. What it was given before counts.
+    /// A subscriber resumes in another life, from `start`, as it claims. Earlier deliveries count.
     pub fn resumed(
         &mut self,
         shared: &Shared,
@@ -154,20 +151,21 @@ impl Oracle {
         subscriber.start = subscriber.start.min(start);
         subscriber.surely = subscriber.surely.min(start);
         subscriber.is_scanning = start == Start::Nothing;
-        // What came after its position may come again.
+        // Rows after its position may come again.
         subscriber.last.clear();
         (subscriber.issuer, subscriber.manner) = (issuer, manner);
         subscriber.life += 1;
         subscriber.before.clear();
     }
 
-    /// How often a subscriber has gone on in another life: one that was left behind by an earlier one is no business of the oracle.
+    /// How often a subscriber has resumed in another life. The oracle ignores a receiver that is left from an earlier
+    /// life.
     pub fn life(&self, id: SubscriberId) -> Option<u64> {
         self.subscribers.get(&id).map(|subscriber| subscriber.life)
     }
 
-    /// A subscriber is about to want `wish`. What it did not want before is owed to it after `start`, where it stands, as it says;
-    /// without a start, the moment is not known, and deliveries of what it wanted before may still come.
+    /// Replaces the filter of a subscriber by `wish`. Newly wanted facts are owed after `start`, its claimed
+    /// position. Without a start the moment is not known, and deliveries for the earlier filter may still come.
     pub fn replaced(&mut self, shared: &Shared, id: SubscriberId, wish: &Interest, start: Option<Start>) {
         if let Some(start) = start {
             self.judge_claim(shared, id, start, (Guarantee::Bookmarkable, "has its filter replaced at"));
@@ -195,17 +193,17 @@ impl Oracle {
             subscriber.before.push(before);
             subscriber.account.replace_soon(&self.ledger, &wants, unwanted);
         }
-        // What both filters want can be delivered again.
+        // Rows that both filters want can be delivered again.
         subscriber.last.clear();
     }
 
-    /// A subscriber says that everything up to `position` was told to it.
+    /// A subscriber claims that everything up to `position` was delivered to it.
     pub fn stands(&mut self, shared: &Shared, id: SubscriberId, position: Start) {
         self.judge_claim(shared, id, position, (Guarantee::Bookmarkable, "stands at"));
         self.note_position(id, position);
     }
 
-    /// Takes note of where a subscriber says that it stands. It is owed what happens to the databases that exist there.
+    /// Records a claimed position of a subscriber. It is owed later events of the databases that exist there.
     pub(super) fn note_position(&mut self, id: SubscriberId, position: Start) {
         let Some(subscriber) = self.subscribers.get_mut(&id) else { return };
         subscriber.surely = subscriber.surely.max(position);
@@ -215,7 +213,7 @@ impl Oracle {
         }
     }
 
-    /// A subscriber says that everything up to `start` was told to it.
+    /// Judges a subscriber's claim that everything up to `start` was delivered to it.
     fn judge_claim(
         &self,
         shared: &Shared,
@@ -231,7 +229,7 @@ impl Oracle {
         }
     }
 
-    /// The kinds of events that `wish` wants of each name. Of a subscriber of some design documents, changes of design documents
+    /// The kinds of events that `wish` wants of each name. For a subscriber of some design documents, their changes
     /// are judged by their ids.
     fn wants(&self, wish: &Interest) -> Wants {
         let kinds = |name: &DbName| -> Kinds {
@@ -241,13 +239,13 @@ impl Oracle {
         self.names.iter().map(|name| (name.clone(), kinds(name))).collect()
     }
 
-    /// Where a row stands or stood, if there ever was one; `random` decides which.
+    /// The position of one of the rows so far, as `random` decides, if there is one.
     pub fn some_position(&self, random: u64) -> Option<Sequence> {
         let place = random % (self.past.len() as u64).max(1);
         self.past.keys().nth(place as usize).copied()
     }
 
-    /// A subscriber was given something.
+    /// Judges something that a subscriber has received.
     pub fn told(&mut self, shared: &Shared, id: SubscriberId, given: &Given) {
         let Some(subscriber) = self.subscribers.get_mut(&id) else { return };
         let taken = match given {
@@ -266,11 +264,11 @@ impl Oracle {
         }
     }
 
-    /// A subscriber was given a row; fails if it is none that it could get, or lacks news that are owed.
+    /// Judges a row that a subscriber has received; fails if it cannot get this row, or if owed news are missing.
     fn told_row(&mut self, shared: &Shared, id: SubscriberId, given: &GivenRow) -> Verdict {
         let (row, real) = (&*given.row, self.past.get(&given.row.sequence));
         let was = |&(instance, kind): &(DbInstance, EventKind)| {
-            // One that came and went within a fold can be told as the one before.
+            // An instance that came and went within a fold can be delivered as the previous one.
             let counters = self.recorded.get(&Db::new(row.name.clone(), instance));
             let is_gone = counters.is_some_and(|counters| counters.deleted > 0);
             self.ledger.was(&row.name, instance, kind, row.sequence) || kind == EventKind::Deleted && is_gone
@@ -297,7 +295,7 @@ impl Oracle {
         subscriber.take_ddocs(shared, given, &changed)
     }
 
-    /// A tombstone was dropped: whoever may know of its database, and was not told, has to expire.
+    /// Records a dropped tombstone: a subscriber that may know its database, and did not receive it, has to expire.
     pub(super) fn note_drop(&self, shared: &Shared, name: &DbName) {
         let is_owed = |subscriber: &Subscriber| !subscriber.account.deletions(&self.ledger, name).is_empty();
         if self.subscribers.values().any(is_owed) {
@@ -305,12 +303,12 @@ impl Oracle {
         }
     }
 
-    /// What a subscriber is still owed.
+    /// A debt to any subscriber.
     pub(super) fn subscribers_are_owed(&self) -> Option<String> {
         self.subscribers.keys().find_map(|id| self.is_owed(*id, Sequence::MAX))
     }
 
-    /// What the subscriber `id` is still owed of what happened up to `to`.
+    /// A debt to the subscriber `id` of something that happened up to `to`.
     pub(super) fn is_owed(&self, id: SubscriberId, to: Sequence) -> Option<String> {
         let subscriber = self.subscribers.get(&id)?;
         let changed = Changed { ever: &self.told_ddocs, stored: &self.ddocs };
@@ -323,7 +321,7 @@ impl Oracle {
         Some(format!("subscriber {id} of process {process} {} is owed {owed}", subscriber.describe()))
     }
 
-    /// Somebody begins to follow the feed shard by shard, from the very beginning.
+    /// Adds a follower, which reads the feed shard by shard, from the very beginning.
     pub fn followed(&mut self, issuer: Issuer) -> FollowerId {
         self.next_reader += 1;
         let follower = Follower { issuer, read: BTreeSet::new(), ended: BTreeSet::new() };
@@ -331,12 +329,12 @@ impl Oracle {
         self.next_reader
     }
 
-    /// A follower gives up, as it has to begin again.
+    /// Removes a follower, which has to begin again.
     pub fn unfollowed(&mut self, id: FollowerId) {
         self.followers.remove(&id);
     }
 
-    /// A follower has read rows of a shard.
+    /// Judges rows that a follower has read.
     pub fn followed_rows(&mut self, shared: &Shared, id: FollowerId, rows: &[Arc<Notification>]) {
         let Some(follower) = self.followers.get_mut(&id) else { return };
         for row in rows {
@@ -355,7 +353,7 @@ impl Oracle {
         }
     }
 
-    /// A follower was told the end of a shard.
+    /// Judges the end of a shard that a follower has received.
     pub fn followed_over(&mut self, world: &Shared, id: FollowerId, shard: ShardId) {
         let Some(follower) = self.followers.get_mut(&id) else { return };
         world.witness(Witness::ShardFollowedOver);
@@ -366,7 +364,7 @@ impl Oracle {
         }
     }
 
-    /// What a follower has still to read.
+    /// A row that a follower still has to read.
     pub(super) fn followers_owe(&self) -> Option<String> {
         self.followers.iter().find_map(|(id, follower)| {
             let mut rows = self.rows.values().map(|placed| placed.row.sequence);
@@ -380,13 +378,14 @@ impl Oracle {
 }
 
 impl Subscriber {
-    /// Takes a delivery; fails if it is none that it could get.
+    /// Receives a row; fails if it cannot get this row.
     fn take(&mut self, real: Option<&Arc<Notification>>, row: &Notification) -> Verdict {
         if real.is_none_or(|real| **real != *row) {
             return Guarantee::Truthful
                 .fails(format!("it was given a row at {} that never was", row.sequence));
         }
-        // When its filter is replaced at a moment that nobody knows, it may read again what it was given before that moment.
+        // When its filter is replaced at an unknown moment, it may read rows again that were delivered before that
+        // moment.
         let is_order_known = self.before.is_empty();
         if let Some(last) = self.last.insert(row.name.clone(), row.sequence)
             && is_order_known
@@ -398,7 +397,7 @@ impl Subscriber {
         Ok(())
     }
 
-    /// Who it is, for messages.
+    /// A description for messages.
     fn describe(&self) -> String {
         let Self { wish, manner, start, story, .. } = self;
         let story: Vec<_> = story.iter().copied().collect();
@@ -410,7 +409,7 @@ impl Subscriber {
         format!("({}{exact}, from {start} on; {})", manner.form, story.join(", "))
     }
 
-    /// Takes note that it has skipped what lies between; fails if it had not asked for that.
+    /// Receives `Lagged`; fails if it had not asked for that.
     fn lag(&mut self, shared: &Shared, ledger: &Ledger, (from, to): (Sequence, Sequence)) -> Verdict {
         shared.witness(Witness::SubscriberLagged);
         self.start = self.start.max(Start::At(to));
@@ -427,7 +426,7 @@ impl Subscriber {
         Ok(())
     }
 
-    /// Takes note that it has expired; fails if everything up to the horizon was certainly told to it.
+    /// Receives `Expired`; fails if everything up to the horizon was certainly delivered to it.
     fn expire(&mut self, shared: &Shared, horizon: Sequence, real: Sequence) -> Verdict {
         shared.witness(Witness::SubscriberExpired);
         if self.cursor.is_some() {
@@ -450,7 +449,7 @@ impl Subscriber {
         }
     }
 
-    /// Takes the news of a delivery; fails if it wants none of them.
+    /// Receives the news of a row; fails if it wants none of them.
     fn take_news(&mut self, shared: &Shared, given: &GivenRow) -> Verdict {
         let (name, news) = (&given.row.name, given.kinds());
         let wants = |wish: &Interest| wish.kinds_of(name).intersects(news);
@@ -476,8 +475,8 @@ impl Subscriber {
         Ok(())
     }
 
-    /// Takes what a delivery says of design documents; fails if it leaves one out, says what never was, or tells of none that it
-    /// wants, and of nothing else.
+    /// Receives the design documents of a delivery; fails if one is missing or never changed, or if none of them, and
+    /// nothing else, is wanted.
     fn take_ddocs(&mut self, shared: &Shared, given: &GivenRow, changed: &Changed<'_>) -> Verdict {
         if given.ddocs.is_some() != self.wish.names_ddocs() {
             return Guarantee::Truthful
@@ -531,8 +530,8 @@ impl Subscriber {
         Ok(())
     }
 
-    /// Which design document of the database of `row`, its newest row, it should have been informed of, of those that were told up
-    /// to `to`. Of a database that is deleted nobody knows them any more: it is informed that it may be any.
+    /// A design document of the database of `row`, its newest row, that was recorded up to `to` and not delivered. A
+    /// deleted database has no ids any more: the subscriber learns that any may have changed.
     fn is_owed_ddocs(&self, row: &Notification, to: Sequence, changed: &Changed<'_>) -> Option<String> {
         let wants = self.wish.kinds_of(&row.name).contains(EventKind::DdocUpdated);
         if !wants || !self.wish.names_ddocs() {

@@ -1,4 +1,5 @@
-//! [`StoredItem`]: what a key of the bus is, read without the decoders of the bus: the oracle has its own eyes.
+//! [`StoredItem`]: the meaning of a key of the bus. The oracle decodes keys by itself, without the decoders of the
+//! bus.
 
 use foundationdb_tuple::{Element, unpack};
 
@@ -14,7 +15,7 @@ use crate::{
     state::keys::{GroupName, NodeId, ShardId},
 };
 
-/// What a key is. Feeds are named by their bytes.
+/// The meaning of a key. Feeds are named by their bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum StoredItem {
     /// A key of the layer.
@@ -25,7 +26,7 @@ pub(super) enum StoredItem {
     Counters(Db),
     /// The last update of a database.
     LastUpdate(Db),
-    /// A design document that waits.
+    /// A changed design document that waits for a fold.
     PendingDdoc(Db, DdocId),
     /// The doorbell of a partition.
     Doorbell(u32),
@@ -33,7 +34,7 @@ pub(super) enum StoredItem {
     FoldMark(u32),
     /// A row of a feed.
     Row(Vec<u8>, ShardId, Sequence),
-    /// Where the newest row of an id is.
+    /// The position of the newest row of an id.
     Newest(Vec<u8>, Vec<u8>),
     /// The last append to a shard.
     Head(Vec<u8>, ShardId),
@@ -41,7 +42,7 @@ pub(super) enum StoredItem {
     Topology(Vec<u8>, Sequence),
     /// The horizon of a feed.
     Horizon(Vec<u8>),
-    /// A design document that was told; without an id, one that may be any.
+    /// A changed design document; without an id, one that may be any.
     Ddoc(Db, Option<DdocId>),
     /// A node.
     Node(NodeId),
@@ -55,36 +56,36 @@ pub(super) enum StoredItem {
     Checkpoint(GroupName, ShardId),
     /// A dead letter of a group.
     DeadLetter(GroupName, Sequence),
-    /// For how long nobody has worked for a group.
+    /// How long a group has had no consumer.
     Idle(GroupName),
-    /// When a group has last got on in a shard.
+    /// The time of a group's last progress in a shard.
     Progress(GroupName, ShardId),
-    /// What went wrong in a shard.
+    /// The last failure in a shard.
     Trouble(GroupName, ShardId),
-    /// Where the feed stood after janitors had worked for so many milliseconds.
+    /// The position of the feed after janitors had worked for so many milliseconds.
     Age(u64),
-    /// When members have last changed.
+    /// The last change of members.
     MembershipVersion,
-    /// When the leases or resources of a pool, or, without a name, of any, have last changed.
+    /// The last change of leases or resources of a pool, or, without a name, of any pool.
     PoolVersion(Option<String>),
     /// A key of the pulse of a feed.
     Pulse(Vec<u8>),
     /// A key of another bus in the store.
     OtherBus,
-    /// How many rows a shard has.
+    /// The number of rows of a shard.
     RowCount(Vec<u8>, ShardId),
     /// A named cursor of the bus.
     Cursor(String),
     /// The id of a transaction.
     TransactionId,
-    /// A row among the counters that nobody can decode.
+    /// An undecodable row among the counters.
     Broken,
-    /// None that is known.
+    /// An unknown key.
     Unknown,
 }
 
 impl StoredItem {
-    /// What `key` is.
+    /// The meaning of `key`.
     pub fn of(key: &[u8]) -> Self {
         if let Some(app) = AppKey::decode(key) {
             return Self::App(app);
@@ -102,7 +103,7 @@ impl StoredItem {
         elements.and_then(|elements| Self::of_elements(&elements)).unwrap_or(Self::Unknown)
     }
 
-    /// What the key of the tuple `elements` is.
+    /// The meaning of the key of the tuple `elements`.
     fn of_elements(elements: &[Element<'_>]) -> Option<Self> {
         let (family, rest) = elements.split_first()?;
         Some(match (int(family)?, rest) {
@@ -156,7 +157,7 @@ impl StoredItem {
         })
     }
 
-    /// What a key of the family of groups is.
+    /// The meaning of a key of the family of groups.
     fn of_group(part: u64, group: GroupName, rest: &[Element<'_>]) -> Option<Self> {
         Some(match (part, rest) {
             (0, []) => Self::Group(group),
@@ -173,7 +174,8 @@ impl StoredItem {
     }
 }
 
-/// The group `name` of `feed` among the groups of all feeds: one of documents goes by its database as well.
+/// The key of the group `name` of `feed` among the groups of all feeds: for a group of documents it contains the
+/// database.
 pub(in crate::front::simulation) fn group_key(feed: &[u8], name: &GroupName) -> Option<GroupName> {
     match feed.strip_prefix(b"d") {
         None => Some(name.clone()),
@@ -181,7 +183,6 @@ pub(in crate::front::simulation) fn group_key(feed: &[u8], name: &GroupName) -> 
     }
 }
 
-/// A number.
 fn int(element: &Element<'_>) -> Option<u64> {
     match element {
         Element::Int(number) => u64::try_from(*number).ok(),
@@ -189,7 +190,6 @@ fn int(element: &Element<'_>) -> Option<u64> {
     }
 }
 
-/// A text.
 fn text<'a>(element: &'a Element<'_>) -> Option<&'a str> {
     match element {
         Element::String(text) => Some(text),
@@ -197,7 +197,6 @@ fn text<'a>(element: &'a Element<'_>) -> Option<&'a str> {
     }
 }
 
-/// Bytes.
 fn bytes<'a>(element: &'a Element<'_>) -> Option<&'a [u8]> {
     match element {
         Element::Bytes(bytes) => Some(bytes),
@@ -205,7 +204,6 @@ fn bytes<'a>(element: &'a Element<'_>) -> Option<&'a [u8]> {
     }
 }
 
-/// A position.
 fn sequence(incarnation: &Element<'_>, stamp: &Element<'_>) -> Option<Sequence> {
     let Element::Versionstamp(stamp) = stamp else { return None };
     let version = Versionstamp(stamp.transaction_version().try_into().ok()?);

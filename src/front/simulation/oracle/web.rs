@@ -1,7 +1,8 @@
-//! What clients of `_db_updates` and `_changes` are owed, and what they were sent.
+//! The debts to clients of `_db_updates` and `_changes`, and what they were sent.
 //!
-//! A client of `_db_updates` is owed what a subscriber is, but a row for each type: of a database that is deleted just that. It
-//! keeps nothing but the text of a position, which it was sent with a row, a heartbeat or an end, and outlives its process.
+//! A client of `_db_updates` is owed the same as a subscriber, but a row for each type, and only `deleted` of a
+//! deleted database. It keeps only the text of a position from a row, a heartbeat or an end, and survives its
+//! process.
 
 use std::collections::BTreeSet;
 
@@ -18,7 +19,7 @@ use crate::{
     front::simulation::{guarantee::Guarantee, time::ProcessId},
 };
 
-/// Which client: its process, and its number there.
+/// The id of a client: its process, and its number there.
 pub(in crate::front::simulation) type WebClientId = u64;
 
 /// A client of `_db_updates`.
@@ -26,20 +27,19 @@ pub(in crate::front::simulation) type WebClientId = u64;
 pub(super) struct WebClient {
     /// Its process, and its number there.
     place: (ProcessId, u32),
-    /// The types that it wants.
     kinds: Kinds,
-    /// What is owed to it.
     account: Account,
-    /// The position that it goes on from.
+    /// The position from which it resumes.
     since: String,
     /// Everything up to here was certainly sent to it.
     surely: Start,
-    /// What it was sent in answer to the present request.
+    /// The rows that it was sent in answer to the present request.
     sent: BTreeSet<(Sequence, DbName, EventKind)>,
 }
 
 impl Oracle {
-    /// The client `number` of `process`, which may have begun in an earlier life of it; if not, it wants `kinds`, after `start`.
+    /// The client `number` of `process`, which may have begun in an earlier life of the process; otherwise it wants
+    /// `kinds`, after `start`.
     pub fn web_client(
         &mut self,
         process: ProcessId,
@@ -70,11 +70,11 @@ impl Oracle {
         self.next_reader
     }
 
-    /// A client asks: from where on, and for which types.
+    /// A request of a client: its position and its types.
     pub fn web_asks(&mut self, id: WebClientId) -> (String, String) {
         let Some(client) = self.web_clients.get_mut(&id) else { return Default::default() };
         client.sent.clear();
-        // Who goes on from a position says that it knows what existed there.
+        // A client that resumes from a position claims to know the databases that existed there.
         if is_plain(&client.since)
             && let Some(known) = positions(&client.since)
         {
@@ -84,7 +84,7 @@ impl Oracle {
         (client.since.clone(), types.join(","))
     }
 
-    /// A client was sent a row: the name, the type and the position.
+    /// Judges a row that a client was sent: the name, the type and the position.
     pub fn web_row(
         &mut self,
         shared: &Shared,
@@ -94,7 +94,7 @@ impl Oracle {
         let name = DbName::new(name).map_err(|error| error.to_string())?;
         let kind = EventKind::ALL.into_iter().find(|of| of.as_str() == kind).ok_or("it is of no type")?;
         let positions = positions(seq).ok_or_else(|| format!("{seq} is no position"))?;
-        // In the middle of a row the position names it; behind one it stands there.
+        // Within a row the position has a part; after the row it is the row's own.
         let is_within = seq.contains('~');
         let at = positions[usize::from(is_within).min(positions.len() - 1)];
         let row = self.past.get(&at).filter(|row| row.name == name);
@@ -123,10 +123,10 @@ impl Oracle {
         self.web_stands(id, seq)
     }
 
-    /// A client was sent a position.
+    /// Judges a position that a client was sent.
     pub fn web_stands(&mut self, id: WebClientId, seq: &str) -> Verdict {
         let position = positions(seq).ok_or_else(|| format!("{seq} is no position"))?[0];
-        // In the middle of what there is to read, a row that has moved on may still bring what happened before.
+        // Within an unfinished reading, a row that has moved on may still bring earlier events.
         if is_plain(seq)
             && position >= self.horizon
             && let Some(owed) = self.web_is_owed(id, position)
@@ -141,7 +141,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// A client was informed that its position is too old.
+    /// Judges the refusal of a client's position as too old.
     pub fn web_expired(&mut self, id: WebClientId, horizon: Sequence) -> Verdict {
         let real = self.horizon;
         let Some(client) = self.web_clients.get_mut(&id) else { return Ok(()) };
@@ -157,17 +157,17 @@ impl Oracle {
         }
     }
 
-    /// What a client is owed of what happened up to `to`.
+    /// A debt to a client of something that happened up to `to`.
     fn web_is_owed(&self, id: WebClientId, to: Sequence) -> Option<String> {
         let client = self.web_clients.get(&id)?;
-        // Of a database that is deleted, just that is sent.
+        // Of a deleted database only `deleted` is sent.
         let is_sent = |name: &DbName, kind: EventKind| {
             kind == EventKind::Deleted || self.ledger.existed_at(name, Sequence::MAX)
         };
         client.account.is_owed_of(&self.ledger, to, is_sent)
     }
 
-    /// What any client has still to be sent.
+    /// A debt to any client.
     pub(super) fn web_clients_owe(&self) -> Option<String> {
         self.web_clients.iter().find_map(|(id, client)| {
             let owed = self.web_is_owed(*id, Sequence::MAX)?;
@@ -175,14 +175,15 @@ impl Oracle {
         })
     }
 
-    /// Who follows `_changes` asks again: rows may come again from where it stands.
+    /// A client of `_changes` asks again: rows after its position may come again.
     pub fn doc_tail_goes_on(&mut self, id: DocTailId) {
         if let Some(tail) = self.doc_tails.get_mut(&id) {
             tail.at = Sequence::MIN;
         }
     }
 
-    /// Who follows `_changes` was sent a row: the position, and the document's id, revision and whether it is deleted.
+    /// Judges a row that a client of `_changes` was sent: the position, and the document's id, revision and whether
+    /// it is deleted.
     pub fn web_change(
         &mut self,
         id: DocTailId,
@@ -191,7 +192,7 @@ impl Oracle {
     ) -> Verdict {
         let at = positions(seq).ok_or_else(|| format!("{seq} is no position"))?[0];
         let Some(tail) = self.doc_tails.get_mut(&id) else { return Ok(()) };
-        // The database may be gone by now, and another one have its name.
+        // The database may be gone by now, and another one may have its name.
         let Some(feed) = self.documents.get(&tail.instance) else { return Ok(()) };
         let is_row = feed.was(at, doc, rev, is_deleted);
         if !is_row || at <= tail.at {
@@ -203,12 +204,12 @@ impl Oracle {
     }
 }
 
-/// Whether `seq` says that all that happened up to there is known, and nothing of how that came about.
+/// Whether `seq` says only that everything up to there is known, and nothing of an unfinished reading.
 fn is_plain(seq: &str) -> bool {
     seq != "0" && !seq.contains(['-', '.', '~'])
 }
 
-/// Where a client stands at `seq`: up to where it was sent everything, and the row of which it was sent a part, if that is so.
+/// The positions in `seq`: up to which everything was sent, and the row of which a part was sent, if there is one.
 fn positions(seq: &str) -> Option<Vec<Sequence>> {
     let (cursor, part) =
         seq.split_once(['.', '~']).map_or((seq, None), |(cursor, part)| (cursor, Some(part)));

@@ -1,6 +1,7 @@
-//! Clients over HTTP: of `_db_updates` and of `_changes`, in every form, quick and slow, which are cut off and go on where they were.
+//! Clients over HTTP: of `_db_updates` and of `_changes`, in every form, quick and slow, which are cut off and
+//! resume.
 //!
-//! Router and protocol are those of production; only the socket is not: it is a [`pipe`] within the process.
+//! Router and protocol are those of production. Only the socket is not: it is a [`pipe`] within the process.
 
 mod pipe;
 mod reply;
@@ -40,13 +41,12 @@ use crate::{
     store::{Isolation, Transaction},
 };
 
-/// For how long nothing may come of a feed with heartbeats while nothing goes wrong.
+/// The longest time without bytes from a feed with heartbeats, while no fault strikes.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 
 /// How long a connection may take to end after its client is gone.
 const END_MAX: Duration = Duration::from_secs(30);
 
-/// The layer, as the routers see it.
 struct Layer;
 
 impl DocSource for Layer {}
@@ -62,15 +62,14 @@ impl Databases for Layer {
     }
 }
 
-/// The routers of a process, and those who ask them.
+/// The routers of a process, and their clients.
 pub(super) struct Web {
-    /// What the routers share.
     api: Api,
     clients: JoinSet<()>,
 }
 
 impl Web {
-    /// Starts what was drawn of clients.
+    /// Starts the drawn clients.
     pub fn start(place: &Place, dispatcher: &Arc<Dispatcher>, plan: WebPlan) -> Result<Self> {
         let api = Api::start(&place.bus, dispatcher, ApiOptions::default())?;
         let mut router = api.db_updates();
@@ -96,20 +95,19 @@ impl Web {
     }
 }
 
-/// How a feed is asked for.
+/// The parameters of a request for a feed.
 struct Asked {
-    /// What stands behind the path.
     query: String,
-    /// How the answer has to look.
+    /// The form of the answer.
     form: Form,
     /// Whether heartbeats were asked for.
     has_heartbeat: bool,
 }
 
-/// What has become of a request.
+/// The result of a request.
 #[derive(Debug, PartialEq, Eq)]
 enum Answered {
-    /// It has come to its end, or was cut off.
+    /// It has ended, or was cut off.
     Over,
     /// It was refused with this status and body.
     Refused(u16, String),
@@ -119,14 +117,12 @@ enum Answered {
 #[derive(Clone)]
 struct Client {
     place: Place,
-    /// What it asks.
     router: Router,
-    /// What was drawn of clients.
     plan: WebPlan,
 }
 
 impl Client {
-    /// Follows `_db_updates` until the end. It goes on where it was when its process crashed.
+    /// Follows `_db_updates` until the end. After a crash of its process it resumes.
     async fn follow_updates(self, number: u32) {
         let place = &self.place;
         let kinds = draw_kinds(place);
@@ -151,7 +147,7 @@ impl Client {
         }
     }
 
-    /// Takes what has come of `_db_updates`.
+    /// Takes a piece of `_db_updates`.
     fn take_updates(&self, id: WebClientId, piece: &Piece) -> std::result::Result<(), Broken> {
         let shared = &self.place.shared;
         match piece {
@@ -172,7 +168,7 @@ impl Client {
         }
     }
 
-    /// A request for `_db_updates` was refused.
+    /// Judges the refusal of a request for `_db_updates`.
     fn refused(&self, id: WebClientId, status: u16, body: &str) {
         let shared = &self.place.shared;
         let horizon = serde_json::from_str::<serde_json::Value>(body)
@@ -192,7 +188,7 @@ impl Client {
         }
     }
 
-    /// Asks from positions that nobody can have.
+    /// Asks from positions that no store has given out.
     async fn ask_badly(&self) {
         let ahead = Sequence::new(self.place.bus.incarnation(), Versionstamp::new(1 << 60, 0), 0);
         let since = [ahead.to_string(), "7-g1AAAA".to_owned(), format!("{ahead}-{ahead}")];
@@ -271,7 +267,7 @@ impl Client {
         }
     }
 
-    /// Draws how a feed is asked for.
+    /// Draws the parameters of a request.
     fn draw(&self) -> Asked {
         let place = &self.place;
         let (name, form) = [
@@ -294,7 +290,7 @@ impl Client {
         Asked { query, form, has_heartbeat }
     }
 
-    /// Asks for `target`, and has `take` take what comes of it.
+    /// Requests `target`, and passes the pieces of the answer to `take`.
     async fn ask(
         &self,
         target: &str,
@@ -376,13 +372,13 @@ async fn serve(end: pipe::End, router: Router) {
     drop(http1::Builder::new().serve_connection(TokioIo::new(end), service).await);
 }
 
-/// A row as JSON.
 fn parse(text: &str) -> std::result::Result<serde_json::Value, Broken> {
     serde_json::from_slice(&Bytes::copy_from_slice(text.as_bytes()))
         .map_err(|error| Guarantee::Framed.broken(format!("{error}: {text}")))
 }
 
-/// Draws which kinds of events a client wants. Who wants updates wants those of design documents as such.
+/// Draws the kinds of events that a client wants. One that wants updates also gets those of design documents, as
+/// updates.
 fn draw_kinds(place: &Place) -> Kinds {
     use EventKind::{Created, DdocUpdated, Deleted, Updated};
     match place.random(5) {

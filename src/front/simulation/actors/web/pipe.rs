@@ -1,4 +1,4 @@
-//! A connection within a process: two ends, and in each direction room for so many bytes.
+//! A connection within a process: two ends, with room for so many bytes in each direction.
 
 use std::{
     collections::VecDeque,
@@ -12,35 +12,34 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// One direction.
 struct Way {
-    /// What is under way.
+    /// The bytes under way.
     bytes: VecDeque<u8>,
-    /// For how many bytes there is room.
+    /// The most bytes under way.
     room: usize,
     /// Whether an end is gone.
     is_closed: bool,
-    /// Who waits for bytes.
+    /// The task that waits for bytes.
     reader: Option<Waker>,
-    /// Who waits for room.
+    /// The task that waits for room.
     writer: Option<Waker>,
 }
 
-/// One direction, from both of its ends.
+/// One direction, shared by its ends.
 #[derive(Clone)]
 struct Shared(Arc<Mutex<Way>>);
 
 impl Shared {
-    /// A direction with room for `room` bytes.
     fn new(room: usize) -> Self {
         let way = Way { bytes: VecDeque::new(), room, is_closed: false, reader: None, writer: None };
         Self(Arc::new(Mutex::new(way)))
     }
 
-    /// The direction. No code that holds the lock can leave it half changed by a panic.
+    /// The direction. No panic leaves it half changed.
     fn way(&self) -> MutexGuard<'_, Way> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Nothing comes any more, and nothing is taken.
+    /// Ends the direction: no bytes are given or taken any more.
     fn close(&self) {
         let mut way = self.way();
         way.is_closed = true;
@@ -49,7 +48,7 @@ impl Shared {
         wakers.into_iter().flatten().for_each(Waker::wake);
     }
 
-    /// Some bytes; none at the end.
+    /// Takes some bytes; none at the end.
     fn poll_take(&self, context: &mut Context<'_>, most: usize) -> Poll<Vec<u8>> {
         let mut way = self.way();
         if way.bytes.is_empty() && !way.is_closed {
@@ -64,7 +63,7 @@ impl Shared {
         Poll::Ready(taken)
     }
 
-    /// Gives some of `bytes` on their way.
+    /// Gives some of `bytes`.
     fn poll_give(&self, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let mut way = self.way();
         if way.is_closed {
@@ -85,9 +84,7 @@ impl Shared {
 
 /// An end of a connection, which is cut off when it is dropped.
 pub(super) struct End {
-    /// What comes.
     incoming: Shared,
-    /// What goes.
     outgoing: Shared,
 }
 
@@ -143,7 +140,7 @@ impl AsyncWrite for End {
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // What was sent before is still taken.
+        // The reader still takes the bytes that were sent before.
         self.outgoing.close();
         Poll::Ready(Ok(()))
     }

@@ -1,6 +1,7 @@
-//! [`Reply`]: takes the answer to a request for a feed apart, byte by byte, as strictly as a client could that knows its form.
+//! [`Reply`]: parses the answer to a request for a feed, byte by byte, as strictly as a client can that knows its
+//! form.
 
-/// How a feed looks.
+/// The form of a feed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
     /// One JSON object, a row a line (`normal`, `longpoll`).
@@ -11,14 +12,14 @@ pub(super) enum Form {
     Events,
 }
 
-/// What has come.
+/// A part of an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Piece {
-    /// The status.
+    /// The head, with its status.
     Head(u16),
     /// A row.
     Row(String),
-    /// How far the feed has come: by a heartbeat, or at its end.
+    /// The position of the feed: in a heartbeat, or at its end.
     Seq(String),
     /// The body of an answer that is no feed.
     Refusal(String),
@@ -26,7 +27,7 @@ pub(super) enum Piece {
     End,
 }
 
-/// What comes next.
+/// The next part of the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Next {
     /// The head.
@@ -37,35 +38,31 @@ enum Next {
     Chunk(usize),
     /// So many bytes of a body of known length.
     Rest(usize),
-    /// Nothing.
     Nothing,
 }
 
-/// An answer that comes.
+/// An answer while it arrives.
 pub(super) struct Reply {
-    /// How it has to look.
     form: Form,
     /// Whether heartbeats were asked for.
     has_heartbeat: bool,
-    /// What was received and not taken apart.
+    /// Received bytes that are not parsed yet.
     received: Vec<u8>,
-    /// What comes next.
     next: Next,
-    /// What has come of the body, and was not taken apart.
+    /// Bytes of the body that are not parsed yet.
     body: Vec<u8>,
     status: u16,
-    /// Whether the feed has said where it has come to an end.
+    /// Whether the feed has sent its final position.
     has_ended: bool,
 }
 
 impl Reply {
-    /// An answer that has to look so.
     pub fn new(form: Form, has_heartbeat: bool) -> Self {
         let (received, body) = (Vec::new(), Vec::new());
         Self { form, has_heartbeat, received, next: Next::Head, body, status: 0, has_ended: false }
     }
 
-    /// Takes what has come. Fails if it is not as it has to be.
+    /// Parses received bytes. Fails if they do not have the form.
     pub fn take(&mut self, bytes: &[u8]) -> Result<Vec<Piece>, String> {
         self.received.extend_from_slice(bytes);
         let mut pieces = Vec::new();
@@ -73,7 +70,7 @@ impl Reply {
         Ok(pieces)
     }
 
-    /// Takes the next part, if it is there.
+    /// Parses the next part, if it is complete.
     fn step(&mut self, pieces: &mut Vec<Piece>) -> Result<bool, String> {
         match self.next {
             Next::Head => {
@@ -112,7 +109,7 @@ impl Reply {
         Ok(true)
     }
 
-    /// What comes up to `mark`.
+    /// The received text up to `mark`.
     fn until(&mut self, mark: &[u8]) -> Result<Option<String>, String> {
         let Some(place) = self.received.windows(mark.len()).position(|window| window == mark) else {
             return Ok(None);
@@ -122,7 +119,7 @@ impl Reply {
         String::from_utf8(text).map(Some).map_err(|error| error.to_string())
     }
 
-    /// Takes what stands before the body.
+    /// Parses the head.
     fn take_head(&mut self, head: &str) -> Result<(), String> {
         let mut lines = head.split("\r\n");
         let status = lines.next().and_then(|line| line.strip_prefix("HTTP/1.1 ")?.get(..3)?.parse().ok());
@@ -147,7 +144,7 @@ impl Reply {
         Ok(())
     }
 
-    /// Takes what of the body is complete.
+    /// Parses the complete parts of the body.
     fn take_body(&mut self, is_end: bool, pieces: &mut Vec<Piece>) -> Result<(), String> {
         if self.status == 200 {
             match self.form {
@@ -166,7 +163,7 @@ impl Reply {
         Ok(())
     }
 
-    /// Takes an object of all rows.
+    /// Parses an object of all rows.
     fn take_array(&mut self, pieces: &mut Vec<Piece>) -> Result<(), String> {
         let body = String::from_utf8(std::mem::take(&mut self.body)).map_err(|error| error.to_string())?;
         let parsed: serde_json::Value =
@@ -186,7 +183,7 @@ impl Reply {
         Ok(())
     }
 
-    /// Takes an object a line.
+    /// Parses an object a line.
     fn take_lines(&mut self, is_end: bool, pieces: &mut Vec<Piece>) -> Result<(), String> {
         while let Some(line) = self.part(b"\n")? {
             if self.has_ended {
@@ -209,7 +206,7 @@ impl Reply {
         Ok(())
     }
 
-    /// Takes server-sent events.
+    /// Parses server-sent events.
     fn take_events(&mut self, is_end: bool, pieces: &mut Vec<Piece>) -> Result<(), String> {
         while let Some(event) = self.part(b"\n\n")? {
             let lines: Vec<_> = event.split('\n').collect();
@@ -235,7 +232,7 @@ impl Reply {
         Ok(())
     }
 
-    /// What of the body comes up to `mark`.
+    /// The text of the body up to `mark`.
     fn part(&mut self, mark: &[u8]) -> Result<Option<String>, String> {
         let Some(place) = self.body.windows(mark.len()).position(|window| window == mark) else {
             return Ok(None);
@@ -253,7 +250,7 @@ mod tests {
     const HEAD: &str =
         "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n";
 
-    /// What comes of `body`, in chunks of `size` bytes.
+    /// The pieces of `body`, sent in chunks of `size` bytes.
     fn pieces(form: Form, body: &str, size: usize) -> Result<Vec<Piece>, String> {
         let mut reply = Reply::new(form, false);
         let chunk = |bytes: &[u8]| format!("{:x}\r\n{}\r\n", bytes.len(), String::from_utf8_lossy(bytes));
