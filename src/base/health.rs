@@ -57,10 +57,10 @@ pub(crate) struct Health {
 #[derive(Debug, Clone)]
 pub(crate) struct Trouble {
     /// The failing work.
-    #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "`ready` tells it"))]
+    #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "`ready` reports it"))]
     pub what: &'static str,
     /// Since when, on the clock of the process.
-    #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "`ready` tells it"))]
+    #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "`ready` reports it"))]
     pub since: Duration,
     /// Its last failure.
     pub error: Error,

@@ -28,7 +28,7 @@ pub(crate) struct Context {
     pub schemes: Schemes,
     pub signals: Arc<Signals>,
     /// Informs consumers of feeds of new rows.
-    pub arrivals: FeedWakeups,
+    pub wakeups: FeedWakeups,
     pub stats: Arc<Stats>,
     pub skipped: Skipped,
     pub triggers: TriggerBoard,
@@ -52,21 +52,9 @@ impl Context {
         let signals = Arc::new(Signals::new(config.partitions));
         let stats = Arc::default();
         let ringer = OnceLock::new();
-        let (feed, arrivals, skipped) = (FeedId::notifications(), FeedWakeups::default(), Skipped::default());
+        let (feed, wakeups, skipped) = (FeedId::notifications(), FeedWakeups::default(), Skipped::default());
         let triggers = TriggerBoard::default();
-        Arc::new(Self {
-            db,
-            keys,
-            config,
-            schemes,
-            signals,
-            arrivals,
-            stats,
-            skipped,
-            triggers,
-            feed,
-            ringer,
-        })
+        Arc::new(Self { db, keys, config, schemes, signals, wakeups, stats, skipped, triggers, feed, ringer })
     }
 
     /// Notes that a reader went on without the row at `place`, which cannot be decoded.

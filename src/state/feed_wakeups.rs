@@ -89,18 +89,18 @@ impl FeedWakeups {
 
     /// Informs the listeners that `feed` may have new rows: in all shards; or, with `heads`, up to these heads and in
     /// all other shards.
-    pub fn tell(&self, feed: &FeedId, heads: Option<Arc<HashMap<ShardId, Sequence>>>) {
+    pub fn notify(&self, feed: &FeedId, heads: Option<Arc<HashMap<ShardId, Sequence>>>) {
         if let Some(sender) = lock(&self.feeds).get(feed) {
-            tell(sender, heads);
+            notify(sender, heads);
         }
     }
 
     /// Informs the listeners that all feeds of documents may have new rows. The known heads of the notifications
     /// stay: without them, each shard of the notifications would be polled by itself until its head moves.
-    pub fn tell_documents(&self) {
+    pub fn notify_documents(&self) {
         let feeds = lock(&self.feeds);
         let documents = feeds.iter().filter(|(feed, _)| feed.instance().is_some());
-        documents.for_each(|(_, sender)| tell(sender, None));
+        documents.for_each(|(_, sender)| notify(sender, None));
     }
 
     /// The watcher of the process, which `start` starts if there is none. It ends with its last handle.
@@ -115,10 +115,10 @@ impl FeedWakeups {
 }
 
 /// Informs the listeners of one feed.
-fn tell(sender: &watch::Sender<FeedHeads>, heads: Option<Arc<HashMap<ShardId, Sequence>>>) {
-    sender.send_modify(|told| {
-        told.count = told.count.wrapping_add(1);
-        told.heads = heads.unwrap_or_default();
+fn notify(sender: &watch::Sender<FeedHeads>, heads: Option<Arc<HashMap<ShardId, Sequence>>>) {
+    sender.send_modify(|last| {
+        last.count = last.count.wrapping_add(1);
+        last.heads = heads.unwrap_or_default();
     });
 }
 
@@ -129,39 +129,39 @@ mod tests {
 
     #[tokio::test]
     async fn listeners_are_told_of_their_feed_and_the_watcher_of_new_ones() {
-        let arrivals = FeedWakeups::default();
+        let wakeups = FeedWakeups::default();
         let documents = FeedId::documents(DbInstance([1; 16]));
-        let mut one = arrivals.listen(&FeedId::notifications());
-        arrivals.joined().await;
-        assert_eq!(arrivals.documents(), 0);
-        let two = arrivals.listen(&documents);
-        arrivals.joined().await;
-        assert_eq!(arrivals.documents(), 1);
+        let mut one = wakeups.listen(&FeedId::notifications());
+        wakeups.joined().await;
+        assert_eq!(wakeups.documents(), 0);
+        let two = wakeups.listen(&documents);
+        wakeups.joined().await;
+        assert_eq!(wakeups.documents(), 1);
         let heads = HashMap::from([(ShardId(1), Sequence::MIN)]);
-        arrivals.tell(&FeedId::notifications(), Some(Arc::new(heads)));
+        wakeups.notify(&FeedId::notifications(), Some(Arc::new(heads)));
         assert!(one.has_changed().unwrap() && !two.has_changed().unwrap());
-        let told = one.borrow_and_update().clone();
-        assert!(!told.may_have_rows(ShardId(1), Sequence::MIN), "it has none after its head");
-        assert!(told.may_have_rows(ShardId(2), Sequence::MAX), "nothing is known of it");
-        arrivals.tell_documents();
+        let last = one.borrow_and_update().clone();
+        assert!(!last.may_have_rows(ShardId(1), Sequence::MIN), "it has none after its head");
+        assert!(last.may_have_rows(ShardId(2), Sequence::MAX), "nothing is known of it");
+        wakeups.notify_documents();
         assert!(!one.has_changed().unwrap() && two.has_changed().unwrap());
         assert!(!one.borrow().may_have_rows(ShardId(1), Sequence::MIN), "its head is known as before");
         drop(two);
-        assert_eq!(arrivals.documents(), 0);
+        assert_eq!(wakeups.documents(), 0);
     }
 
     #[tokio::test]
     async fn one_watcher_serves_all_and_ends_with_its_last_handle() {
-        let arrivals = FeedWakeups::default();
+        let wakeups = FeedWakeups::default();
         let start = || {
             let mut tasks = JoinSet::new();
             tasks.spawn(std::future::pending());
             tasks
         };
-        let one = arrivals.watcher(start);
-        let two = arrivals.watcher(|| panic!("there is one"));
+        let one = wakeups.watcher(start);
+        let two = wakeups.watcher(|| panic!("there is one"));
         assert!(Arc::ptr_eq(&one, &two));
         drop((one, two));
-        assert_eq!(arrivals.watcher(start).len(), 1, "another is started");
+        assert_eq!(wakeups.watcher(start).len(), 1, "another is started");
     }
 }

@@ -51,6 +51,7 @@ named! {
 /// A promise that was not kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Broken {
+    /// The promise.
     pub guarantee: Guarantee,
     /// What happened.
     pub reason: String,

@@ -80,7 +80,7 @@ impl Consumer {
                 Ok(())
             })
             .await?;
-        let watcher = context.arrivals.watcher(|| watcher::start(context));
+        let watcher = context.wakeups.watcher(|| watcher::start(context));
         let pool = Pool { name: group.id.pool().into(), role: group.id.role() };
         let (balance, closings, shards) =
             (options.balance.clone(), PendingCloses::default(), Working::default());

@@ -114,7 +114,7 @@ where
 {
     pub fn new(consuming: Arc<Consuming<R, F>>, lease: Held, stop: Stop) -> Self {
         let (context, group) = (Arc::clone(&consuming.group.context), consuming.group.id.clone());
-        let (hints, now) = (context.arrivals.listen(&group.feed), context.env().now());
+        let (hints, now) = (context.wakeups.listen(&group.feed), context.env().now());
         let shard = ShardId(lease.resource);
         let token = FencingToken::new(context.config.incarnation, 0, shard, lease.epoch);
         let right = BatchContext { context, group, shard, lease, stored: Stored::new(Sequence::MIN) };
@@ -389,7 +389,7 @@ where
         let env = self.env().clone();
         let interval = env.spread(self.poll_interval(), 0.75, 1.25);
         let mut poll = env.now().saturating_add(interval);
-        let mut looks = self.right.context.arrivals.looks();
+        let mut looks = self.right.context.wakeups.looks();
         loop {
             let others = self.advance_at().into_iter().chain(self.parking.next_due());
             let until = others.fold(poll, std::cmp::min);
@@ -410,7 +410,7 @@ where
                     self.others_moved = true;
                 }
                 () = env.sleep(until.saturating_sub(env.now())) => {
-                    let looked = std::mem::replace(&mut looks, self.right.context.arrivals.looks());
+                    let looked = std::mem::replace(&mut looks, self.right.context.wakeups.looks());
                     if until < poll || looked == looks || !self.is_seen_empty() {
                         return;
                     }
@@ -428,7 +428,7 @@ where
         if self.consuming.group.instance().is_none() {
             return interval;
         }
-        let sharers = self.right.context.arrivals.documents();
+        let sharers = self.right.context.wakeups.documents();
         interval.saturating_mul(u32::try_from(sharers).unwrap_or(u32::MAX).max(1))
     }
 

@@ -83,7 +83,7 @@ impl Watcher {
             }
             tokio::select! {
                 biased;
-                () = self.context.arrivals.joined() => {
+                () = self.context.wakeups.joined() => {
                     // A consumer that has just joined knows no heads yet.
                     self.current = None;
                     self.pulse.forget();
@@ -99,24 +99,24 @@ impl Watcher {
         let (seen, look) = context.db.run(async |tx| look_in(&tx, context, probe).await).await?;
         self.pulse.adopt(look, true);
         let Some(seen) = seen else {
-            context.arrivals.looked();
+            context.wakeups.looked();
             return Ok(());
         };
         if self.current.as_ref() != Some(&seen.current) || *self.heads != seen.heads {
             self.current = Some(seen.current);
             self.heads = Arc::new(seen.heads);
             // Heads of closed shards are not included, so that their consumers poll for the end.
-            context.arrivals.tell(&context.feed, Some(Arc::clone(&self.heads)));
+            context.wakeups.notify(&context.feed, Some(Arc::clone(&self.heads)));
             self.is_behind = true;
         }
-        context.arrivals.looked();
+        context.wakeups.looked();
         Ok(())
     }
 
     /// Informs the consumers of documents whose databases have new notifications, if there are such consumers.
     async fn follow_documents(&mut self) -> Result<()> {
-        let arrivals = &self.context.arrivals;
-        if arrivals.documents() == 0 {
+        let wakeups = &self.context.wakeups;
+        if wakeups.documents() == 0 {
             self.documents = None;
             return Ok(());
         }
@@ -124,7 +124,7 @@ impl Watcher {
         let Some(mut after) = self.documents else {
             self.documents = Some(feed.now().await?);
             // Edits before that may not have been seen.
-            arrivals.tell_documents();
+            wakeups.notify_documents();
             return Ok(());
         };
         while self.is_behind {
@@ -136,10 +136,10 @@ impl Watcher {
                 page => page?,
             };
             for row in &page.rows {
-                arrivals.tell(&FeedId::documents(row.instance), None);
+                wakeups.notify(&FeedId::documents(row.instance), None);
                 if let Some(replaced) = row.replaced {
                     // The replaced instance is gone, and has no row of its own.
-                    arrivals.tell(&FeedId::documents(replaced.instance), None);
+                    wakeups.notify(&FeedId::documents(replaced.instance), None);
                 }
             }
             after = page.to;

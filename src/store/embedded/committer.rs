@@ -149,7 +149,7 @@ impl Worker {
         if self.failed.get().is_none()
             && let Err(error) = self.folder.close(lock(&self.core).version())
         {
-            tracing::warn!(%error, "the store was not closed in order; its next opening cannot tell lost commits");
+            tracing::warn!(%error, "the store was not closed in order; its next opening cannot detect lost commits");
         }
     }
 

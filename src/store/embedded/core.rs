@@ -113,7 +113,7 @@ struct Past {
     /// When it was published.
     at: Duration,
     /// When the previous version was last given out.
-    told_before: Duration,
+    given_out_before: Duration,
     written: Written,
 }
 
@@ -131,7 +131,7 @@ pub(super) struct Core {
     conflicts: Conflicts,
     pub watches: Watches,
     /// When the newest version was last given out, as a read version or by its commit.
-    told: Duration,
+    given_out: Duration,
     /// The version at time zero of the engine's clock.
     version_start: u64,
 }
@@ -146,7 +146,7 @@ impl Core {
             forgotten: version,
             conflicts: Conflicts::default(),
             watches: Watches::default(),
-            told: Duration::ZERO,
+            given_out: Duration::ZERO,
             version_start: version,
         }
     }
@@ -163,7 +163,7 @@ impl Core {
 
     /// A snapshot of the newest rows.
     pub fn snapshot(&mut self, now: Duration) -> Snapshot {
-        self.told = now;
+        self.given_out = now;
         Snapshot { root: self.root.clone(), version: self.version, taken: now }
     }
 
@@ -177,7 +177,7 @@ impl Core {
         }
         // On a cluster versions move by themselves. So a version that was not given out lately is too old, even if
         // nothing was written since.
-        let mut snapshot = Snapshot { root: self.root.clone(), version: self.version, taken: self.told };
+        let mut snapshot = Snapshot { root: self.root.clone(), version: self.version, taken: self.given_out };
         for past in self.history.iter().rev().take_while(|past| past.version > version) {
             for (key, value) in past.written.undo.iter().rev() {
                 match value {
@@ -185,7 +185,7 @@ impl Core {
                     None => snapshot.root.remove(key),
                 };
             }
-            snapshot.taken = past.told_before;
+            snapshot.taken = past.given_out_before;
         }
         snapshot.version = version;
         Ok(snapshot)
@@ -305,9 +305,9 @@ impl Core {
                     self.watches.key_changed(key, self.root.get(key));
                 }
             }
-            let told_before = std::mem::replace(&mut self.told, now);
+            let given_out_before = std::mem::replace(&mut self.given_out, now);
             let written = staged.written;
-            self.history.push_back(Past { version: staged.version, at: now, told_before, written });
+            self.history.push_back(Past { version: staged.version, at: now, given_out_before, written });
         }
         self.arm(staged.watches);
         self.forget(now);
@@ -369,7 +369,7 @@ mod tests {
 
         let then = core.snapshot_at(first).unwrap();
         assert_eq!(then.root.get(&b"k"[..]).unwrap(), "1");
-        assert_eq!(then.taken, second, "it ages from when it was told last");
+        assert_eq!(then.taken, second, "it ages from when it was last given out");
         assert_eq!(core.snapshot_at(newer + 1).unwrap_err(), StoreError::FUTURE_VERSION);
 
         commit(&mut core, set("other", "x"), 8 * second).unwrap();

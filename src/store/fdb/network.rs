@@ -88,7 +88,7 @@ pub(super) fn boot(api_version: i32) -> Result<()> {
 #[expect(unsafe_code, reason = "the client has no safe form of this call")]
 fn start(builder: NetworkBuilder) -> Result<NetworkAutoStop, FdbError> {
     // SAFETY: the guard must be dropped before the process ends, which is what `stop` is for; its documentation passes the
-    // duty on to whoever ends the process.
+    // duty on to the code that ends the process.
     unsafe { builder.boot() }
 }
 

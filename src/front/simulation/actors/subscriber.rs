@@ -218,7 +218,7 @@ impl Taker {
                 Some(received) => {
                     for given in &received {
                         place.note(|| format!("subscriber {id} {}", receiver::show(given)));
-                        place.shared.oracle().told(&place.shared, *id, given);
+                        place.shared.oracle().received(&place.shared, *id, given);
                     }
                     let has_failed = matches!(received[..], [Given::Failed]);
                     if has_failed || self.slowness_ms > 0 && place.is_chaos() {

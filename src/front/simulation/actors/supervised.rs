@@ -182,7 +182,7 @@ impl Taker {
             if oracle.life(*id) != *life {
                 return Next::Continue;
             }
-            oracle.told(&place.shared, *id, given);
+            oracle.received(&place.shared, *id, given);
         }
         if *slowness_ms > 0 && place.is_chaos() {
             place.pause(*slowness_ms).await;

@@ -29,7 +29,7 @@ pub(super) struct Account {
     /// stands for one that is not known.
     from: BTreeMap<(DbName, EventKind), Start>,
     /// The newest row with news of each kind that was delivered of each name.
-    told: BTreeMap<(DbName, EventKind), Sequence>,
+    delivered: BTreeMap<(DbName, EventKind), Sequence>,
     /// The names that it may know to exist, with the newest position at which they existed, as far as it knows.
     known: BTreeMap<DbName, Sequence>,
     /// Names that it wants since its filter was replaced, at an unknown moment, and that it did not want before.
@@ -120,8 +120,8 @@ impl Account {
         }
         // After a restart an older row can come again.
         for kind in kinds.iter() {
-            let told = self.told.entry((name.clone(), kind)).or_insert(at);
-            *told = (*told).max(at);
+            let delivered = self.delivered.entry((name.clone(), kind)).or_insert(at);
+            *delivered = (*delivered).max(at);
         }
         self.know(ledger, name, Start::At(at));
         Ok(owed.len())
@@ -142,7 +142,7 @@ impl Account {
         for start in self.from.values_mut().filter(|start| **start != Start::At(Sequence::MAX)) {
             *start = Start::Nothing;
         }
-        self.told.clear();
+        self.delivered.clear();
         self.known.clear();
     }
 
@@ -176,7 +176,7 @@ impl Account {
     pub fn deletions<'a>(&self, ledger: &'a Ledger, name: &DbName) -> &'a [Sequence] {
         let key = (name.clone(), EventKind::Deleted);
         let (Some(known), Some(from)) = (self.known.get(name), self.from.get(&key)) else { return &[] };
-        let paid = self.told.get(&key).map_or(Start::Nothing, |paid| Start::At(*paid));
+        let paid = self.delivered.get(&key).map_or(Start::Nothing, |paid| Start::At(*paid));
         ledger.deletions_after(name, Start::At(*known).max(*from).max(paid))
     }
 
@@ -197,8 +197,9 @@ impl Account {
             if !is_sent(name, *kind) {
                 return None;
             }
-            let is_told = self.told.get(&(name.clone(), *kind)).is_some_and(|told| *told >= at);
-            (!is_told).then(|| format!("{kind:?} of {name:?} at {at}, since {start:?}"))
+            let is_delivered =
+                self.delivered.get(&(name.clone(), *kind)).is_some_and(|delivered| *delivered >= at);
+            (!is_delivered).then(|| format!("{kind:?} of {name:?} at {at}, since {start:?}"))
         });
         let deletion = || {
             self.known.keys().find_map(|name| {

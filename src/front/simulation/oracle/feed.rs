@@ -460,17 +460,17 @@ impl Oracle {
         };
         for kind in [EventKind::Created, EventKind::Deleted, EventKind::Updated, EventKind::DdocUpdated] {
             let earlier = same.and_then(|before| at(before, kind));
-            let told = at(row, kind);
+            let stated = at(row, kind);
             // An id of a design document without a count stands for a change as well.
-            let is_now = told == Some(row.sequence);
+            let is_now = stated == Some(row.sequence);
             let is_right = if now.contains(kind) {
                 is_now
             } else {
-                told == earlier || kind == EventKind::DdocUpdated && is_now
+                stated == earlier || kind == EventKind::DdocUpdated && is_now
             };
             if !is_right {
                 return Guarantee::Consistent
-                    .fails(format!("the row of {db:?} says {kind:?} at {told:?}, after {earlier:?}"));
+                    .fails(format!("the row of {db:?} says {kind:?} at {stated:?}, after {earlier:?}"));
             }
         }
         match (before, row.replaced) {
@@ -511,7 +511,7 @@ impl Oracle {
         };
         if says(&newest).as_deref() != Some(&row.sequence.as_bytes()[..]) {
             return Guarantee::Consistent
-                .fails(format!("the newest row of {:?} is not told to be at {}", row.name, row.sequence));
+                .fails(format!("the newest row of {:?} is not recorded at {}", row.name, row.sequence));
         }
         let stamp = row.sequence.versionstamp();
         if says(&StoredItem::Head(FEED.to_vec(), *shard)).as_deref() != Some(&stamp.0[..]) {
@@ -537,7 +537,7 @@ impl Oracle {
             _ => None,
         });
         for id in named.chain(is_nameless.then_some(None)) {
-            self.told_ddocs.insert((row.db(), id.clone()), row.sequence);
+            self.reported_ddocs.insert((row.db(), id.clone()), row.sequence);
             if !row.is_deleted() {
                 self.ddocs.insert((row.db(), id), row.sequence);
             }
@@ -547,12 +547,12 @@ impl Oracle {
             if db.name != row.name {
                 continue;
             }
-            let told = change.after.as_ref().map(|value| Sequence::from_bytes(value)).transpose();
-            let told = told.map_err(|error| error.to_string())?;
+            let stated = change.after.as_ref().map(|value| Sequence::from_bytes(value)).transpose();
+            let stated = stated.map_err(|error| error.to_string())?;
             let expected = self.ddocs.get(&(db.clone(), id.clone())).copied();
-            if told != expected {
+            if stated != expected {
                 return Guarantee::Consistent
-                    .fails(format!("{id:?} of {db:?} is told at {told:?} instead of {expected:?}"));
+                    .fails(format!("{id:?} of {db:?} is recorded at {stated:?} instead of {expected:?}"));
             }
         }
         Ok(())

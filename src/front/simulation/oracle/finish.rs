@@ -42,7 +42,7 @@ impl Oracle {
         if let Some((db, counters)) = self.waiting.first_key_value() {
             return Some(format!("{counters:?} of {db:?} have still to be folded"));
         }
-        if let Some((db, id)) = self.untold_ddoc() {
+        if let Some((db, id)) = self.unreported_ddoc() {
             return Some(format!("it has still to be informed that {id:?} of {db:?} has changed"));
         }
         self.subscribers_are_owed()
@@ -59,15 +59,15 @@ impl Oracle {
 
     /// A recorded change of a design document that no row has reported since. Nobody reads rows of databases whose
     /// names others have taken.
-    fn untold_ddoc(&self) -> Option<&(Db, Option<DdocId>)> {
-        let is_told = |(ddoc, recorded): &(&(Db, Option<DdocId>), &Versionstamp)| {
-            let told = self.told_ddocs.get(*ddoc);
-            told.is_some_and(|told| told.versionstamp() > **recorded)
+    fn unreported_ddoc(&self) -> Option<&(Db, Option<DdocId>)> {
+        let is_reported = |(ddoc, recorded): &(&(Db, Option<DdocId>), &Versionstamp)| {
+            let found = self.reported_ddocs.get(*ddoc);
+            found.is_some_and(|found| found.versionstamp() > **recorded)
         };
         let newest =
             |db: &Db| self.rows.get(&db.name).is_some_and(|placed| placed.row.instance == db.instance);
         let own = self.recorded_ddocs.iter().filter(|((db, _), _)| newest(db));
-        own.into_iter().find(|entry| !is_told(entry)).map(|(ddoc, _)| ddoc)
+        own.into_iter().find(|entry| !is_reported(entry)).map(|(ddoc, _)| ddoc)
     }
 
     /// Judges whether the rows agree with the history.
@@ -108,12 +108,12 @@ impl Oracle {
         }
         let db = row.db();
         let recorded = self.recorded.get(&db).copied().unwrap_or(zero);
-        let mut told = row.totals;
-        told += self.stale.get(&db).copied().unwrap_or(zero);
-        told += self.dropped.get(&db).copied().unwrap_or(zero);
-        if told != recorded {
+        let mut found = row.totals;
+        found += self.stale.get(&db).copied().unwrap_or(zero);
+        found += self.dropped.get(&db).copied().unwrap_or(zero);
+        if found != recorded {
             return Guarantee::FoldedOnce
-                .fails(format!("{recorded:?} was recorded of {db:?}, and {told:?} was told"));
+                .fails(format!("{recorded:?} was recorded of {db:?}, and {found:?} was counted"));
         }
         Ok(())
     }
@@ -157,16 +157,17 @@ impl Oracle {
                     let at = name.map(|(_, placed)| placed.row.sequence);
                     if at != Sequence::from_bytes(value).ok() {
                         return Guarantee::Consistent.fails(format!(
-                            "the newest row of {id:?} is at {at:?}, and not where it is told to be"
+                            "the newest row of {id:?} is at {at:?}, and not where its key says"
                         ));
                     }
                 }
                 StoredItem::Ddoc(db, id) => {
                     ddocs += 1;
-                    let told = self.ddocs.get(&(db.clone(), id.clone()));
-                    if told != Sequence::from_bytes(value).ok().as_ref() {
-                        return Guarantee::Consistent
-                            .fails(format!("{id:?} of {db:?} is told, and should be at {told:?}"));
+                    let found = self.ddocs.get(&(db.clone(), id.clone()));
+                    if found != Sequence::from_bytes(value).ok().as_ref() {
+                        return Guarantee::Consistent.fails(format!(
+                            "{id:?} of {db:?} is recorded elsewhere, and should be at {found:?}"
+                        ));
                     }
                 }
                 _ => self.judge_key(&item, value).map_err(|broken| broken.about(show_key(key)))?,

@@ -156,7 +156,7 @@ pub(super) struct Oracle {
     /// The stored rows of design documents.
     ddocs: BTreeMap<(Db, Option<DdocId>), Sequence>,
     /// The last notification of each design document, also when its row is gone.
-    told_ddocs: BTreeMap<(Db, Option<DdocId>), Sequence>,
+    reported_ddocs: BTreeMap<(Db, Option<DdocId>), Sequence>,
     /// The present topology entries.
     topology: Vec<TopologyRow>,
     /// All topology entries so far.
@@ -206,7 +206,7 @@ impl Oracle {
             past: BTreeMap::new(),
             recorded_ddocs: BTreeMap::new(),
             ddocs: BTreeMap::new(),
-            told_ddocs: BTreeMap::new(),
+            reported_ddocs: BTreeMap::new(),
             topology: Vec::new(),
             entries: Vec::new(),
             next_shard: 0,

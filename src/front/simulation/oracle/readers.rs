@@ -68,7 +68,7 @@ pub(super) struct Subscriber {
     story: BTreeSet<&'static str>,
     /// The newest delivered row with a change of each design document of each instance. Without an id: the newest
     /// with a change that may be of any.
-    told_ddocs: BTreeMap<(DbInstance, Option<DdocId>), Sequence>,
+    delivered_ddocs: BTreeMap<(DbInstance, Option<DdocId>), Sequence>,
 }
 
 /// The changed design documents that a subscriber should have received.
@@ -127,7 +127,7 @@ impl Oracle {
             expired_by: None,
             last: BTreeMap::new(),
             story: BTreeSet::new(),
-            told_ddocs: BTreeMap::new(),
+            delivered_ddocs: BTreeMap::new(),
         };
         self.subscribers.insert(self.next_reader, subscriber);
         self.next_reader
@@ -246,7 +246,7 @@ impl Oracle {
     }
 
     /// Judges something that a subscriber has received.
-    pub fn told(&mut self, shared: &Shared, id: SubscriberId, given: &Given) {
+    pub fn received(&mut self, shared: &Shared, id: SubscriberId, given: &Given) {
         let Some(subscriber) = self.subscribers.get_mut(&id) else { return };
         let taken = match given {
             Given::Failed => Ok(()),
@@ -256,7 +256,7 @@ impl Oracle {
             }
             Given::Lagged { from, to } => subscriber.lag(shared, &self.ledger, (*from, *to)),
             Given::Expired { horizon } => subscriber.expire(shared, *horizon, self.horizon),
-            Given::Row(given) => self.told_row(shared, id, given),
+            Given::Row(given) => self.receive_row(shared, id, given),
         };
         if let Err(broken) = taken {
             let who = self.subscribers.get(&id).map(Subscriber::describe).unwrap_or_default();
@@ -265,7 +265,7 @@ impl Oracle {
     }
 
     /// Judges a row that a subscriber has received; fails if it cannot get this row, or if owed news are missing.
-    fn told_row(&mut self, shared: &Shared, id: SubscriberId, given: &GivenRow) -> Verdict {
+    fn receive_row(&mut self, shared: &Shared, id: SubscriberId, given: &GivenRow) -> Verdict {
         let (row, real) = (&*given.row, self.past.get(&given.row.sequence));
         let was = |&(instance, kind): &(DbInstance, EventKind)| {
             // An instance that came and went within a fold can be delivered as the previous one.
@@ -274,7 +274,7 @@ impl Oracle {
             self.ledger.was(&row.name, instance, kind, row.sequence) || kind == EventKind::Deleted && is_gone
         };
         let never = given.news.iter().find(|news| !was(news));
-        let changed = Changed { ever: &self.told_ddocs, stored: &self.ddocs };
+        let changed = Changed { ever: &self.reported_ddocs, stored: &self.ddocs };
         let Some(subscriber) = self.subscribers.get_mut(&id) else { return Ok(()) };
         if subscriber.last.get(&row.name) == Some(&row.sequence) && subscriber.manner.panics {
             shared.witness(Witness::GivenAgainAfterPanic);
@@ -282,7 +282,7 @@ impl Oracle {
         subscriber.take(real, row)?;
         if let Some(never) = never {
             return Guarantee::Truthful
-                .fails(format!("it was told {never:?} of {:?}, which never was", row.name));
+                .fails(format!("it received {never:?} of {:?}, which never was", row.name));
         }
         subscriber.take_news(shared, given)?;
         let paid = subscriber
@@ -311,7 +311,7 @@ impl Oracle {
     /// A debt to the subscriber `id` of something that happened up to `to`.
     pub(super) fn is_owed(&self, id: SubscriberId, to: Sequence) -> Option<String> {
         let subscriber = self.subscribers.get(&id)?;
-        let changed = Changed { ever: &self.told_ddocs, stored: &self.ddocs };
+        let changed = Changed { ever: &self.reported_ddocs, stored: &self.ddocs };
         let ddocs = || {
             let mut rows = self.rows.values().map(|placed| &placed.row);
             rows.find_map(|row| subscriber.is_owed_ddocs(row, to, &changed))
@@ -359,7 +359,7 @@ impl Oracle {
         world.witness(Witness::ShardFollowedOver);
         if !follower.ended.insert(shard) {
             world.fail(
-                Guarantee::Unique.broken(format!("follower {id} was told the end of shard {shard} twice")),
+                Guarantee::Unique.broken(format!("follower {id} received the end of shard {shard} twice")),
             );
         }
     }
@@ -436,7 +436,7 @@ impl Subscriber {
         (self.start, self.has_expired, self.is_scanning) = (Start::Nothing, true, true);
         self.expired_by = Some(horizon);
         self.account.expire();
-        self.told_ddocs.clear();
+        self.delivered_ddocs.clear();
         self.last.clear();
         if horizon > real {
             return Guarantee::ExpiredForReason
@@ -480,7 +480,7 @@ impl Subscriber {
     fn take_ddocs(&mut self, shared: &Shared, given: &GivenRow, changed: &Changed<'_>) -> Verdict {
         if given.ddocs.is_some() != self.wish.names_ddocs() {
             return Guarantee::Truthful
-                .fails("it was informed of design documents unasked, or not told".to_owned());
+                .fails("it was informed of design documents unasked, or not at all".to_owned());
         }
         let Some(GivenDdocs { since, ids, may_be_any }) = &given.ddocs else { return Ok(()) };
         let (row, since, may_be_any) = (&given.row, *since, *may_be_any);
@@ -494,21 +494,21 @@ impl Subscriber {
             if *at > row.sequence {
                 shared.witness(Witness::DdocAheadOfRow);
             }
-            self.told_ddocs.insert((db.instance, Some(id.clone())), *at);
+            self.delivered_ddocs.insert((db.instance, Some(id.clone())), *at);
         }
         if may_be_any {
             if !ids.is_empty() && ever(None).is_none_or(|newest| !since.is_before(newest)) {
                 return Guarantee::Truthful
                     .fails(format!("it was informed that any of {db:?} may have changed, and all had ids"));
             }
-            self.told_ddocs.insert((db.instance, None), row.sequence);
+            self.delivered_ddocs.insert((db.instance, None), row.sequence);
         }
-        let is_told = |id: Option<&DdocId>| match id {
-            Some(id) => ids.iter().any(|(told, _)| told == id),
+        let is_delivered = |id: Option<&DdocId>| match id {
+            Some(id) => ids.iter().any(|(found, _)| found == id),
             None => may_be_any,
         };
         let left_out = Changed::of(changed.stored, &db)
-            .find(|(id, at)| since.is_before(*at) && *at <= row.sequence && !is_told(*id));
+            .find(|(id, at)| since.is_before(*at) && *at <= row.sequence && !is_delivered(*id));
         if let Some((id, at)) = left_out {
             return Guarantee::Atomic
                 .fails(format!("it was not informed that {id:?} of {db:?} has changed at {at}"));
@@ -538,10 +538,12 @@ impl Subscriber {
             return None;
         }
         let db = row.db();
-        let told = |id: Option<&DdocId>| self.told_ddocs.get(&(db.instance, id.cloned())).copied();
+        let delivered = |id: Option<&DdocId>| self.delivered_ddocs.get(&(db.instance, id.cloned())).copied();
         let (id, at) = Changed::of(changed.ever, &db)
             .filter(|(id, at)| self.start.is_before(*at) && *at <= to && self.wish.wants_ddoc(*id))
-            .find(|(id, at)| told(*id) < Some(*at) && (!row.is_deleted() || told(None) < Some(*at)))?;
+            .find(|(id, at)| {
+                delivered(*id) < Some(*at) && (!row.is_deleted() || delivered(None) < Some(*at))
+            })?;
         Some(format!("{id:?} of {db:?} at {at}, since {:?}", self.start))
     }
 }

@@ -45,7 +45,7 @@ struct Probe {
     /// Whether reading them panics.
     is_mad: AtomicBool,
     /// The events, each with its epoch.
-    told: Mutex<Vec<(&'static str, u64)>>,
+    events: Mutex<Vec<(&'static str, u64)>>,
     /// Each acquisition: resource and epoch.
     acquired: Mutex<Vec<(u64, u64)>>,
 }
@@ -58,19 +58,19 @@ impl Probe {
             delay: Mutex::default(),
             is_blind: AtomicBool::new(false),
             is_mad: AtomicBool::new(false),
-            told: Mutex::default(),
+            events: Mutex::default(),
             acquired: Mutex::default(),
         })
     }
 
     /// Records an event.
-    fn tell(&self, what: &'static str, epoch: u64) {
-        self.told.lock().unwrap().push((what, epoch));
+    fn record(&self, what: &'static str, epoch: u64) {
+        self.events.lock().unwrap().push((what, epoch));
     }
 
     /// Takes the events.
     fn take(&self) -> Vec<(&'static str, u64)> {
-        std::mem::take(&mut self.told.lock().unwrap())
+        std::mem::take(&mut self.events.lock().unwrap())
     }
 }
 
@@ -80,7 +80,7 @@ struct Aborted<'a>(Option<(&'a Probe, u64)>);
 impl Drop for Aborted<'_> {
     fn drop(&mut self) {
         if let Some((probe, epoch)) = self.0 {
-            probe.tell("aborted", epoch);
+            probe.record("aborted", epoch);
         }
     }
 }
@@ -104,7 +104,7 @@ impl Work for Probe {
     }
 
     fn skip(&self, _: &Bytes, _: &Error) {
-        self.tell("skipped", 0);
+        self.record("skipped", 0);
     }
 
     fn acquired(&self, _: &Transaction, resource: u64, epoch: u64) {
@@ -114,7 +114,7 @@ impl Work for Probe {
     fn run(self: Arc<Self>, lease: Held, mut stop: Stop) -> BoxFuture<'static, Result<()>> {
         async move {
             let manner = *self.manner.lock().unwrap();
-            self.tell("started", lease.epoch);
+            self.record("started", lease.epoch);
             let mut aborted = Aborted(Some((&self, lease.epoch)));
             match manner {
                 Manner::Panics => panic!("as planned"),
@@ -135,12 +135,12 @@ impl Work for Probe {
                 Manner::FirstIsSlow(_) if lease.resource > 0 => stop.requested().await,
                 Manner::Slow(pause) | Manner::FirstIsSlow(pause) => {
                     stop.requested().await;
-                    self.tell("asked", lease.epoch);
+                    self.record("asked", lease.epoch);
                     tokio::time::sleep(pause).await;
                 }
             }
             aborted.0 = None;
-            self.tell("ended", lease.epoch);
+            self.record("ended", lease.epoch);
             Ok(())
         }
         .boxed()
@@ -179,9 +179,9 @@ async fn work_that_panics_fails_or_ends_is_taken_again_with_the_next_epoch() {
         let probe = Probe::new(1, manner);
         let worker = start(&member, &probe).await;
         seconds(16).await;
-        let told = probe.take();
+        let events = probe.take();
         let starts: Vec<_> =
-            told.iter().filter(|(what, _)| *what == "started").map(|(_, epoch)| *epoch).collect();
+            events.iter().filter(|(what, _)| *what == "started").map(|(_, epoch)| *epoch).collect();
         assert_eq!(starts, [1, 2, 3, 4, 5], "{manner:?}: at first, and after 1, 3, 7 and 15 s");
         let panics = if manner == Manner::Panics { 5 } else { 0 };
         assert_eq!(member.stats.snapshot().work_panics, panics);
@@ -502,10 +502,11 @@ async fn a_lease_that_cannot_be_decoded_is_left_alone_and_the_others_are_divided
     old.take();
     let second = start(&b, &new).await;
     seconds(20).await;
-    let count = |told: &[(&str, u64)], what: &str| told.iter().filter(|(told, _)| *told == what).count();
-    let (told, shared) = (old.take(), new.take());
-    assert_eq!((count(&told, "aborted"), count(&told, "ended"), count(&shared, "started")), (1, 4, 4));
-    assert!(count(&told, "skipped") > 0 && count(&shared, "skipped") > 0, "it is named");
+    let count =
+        |events: &[(&str, u64)], what: &str| events.iter().filter(|(event, _)| *event == what).count();
+    let (events, shared) = (old.take(), new.take());
+    assert_eq!((count(&events, "aborted"), count(&events, "ended"), count(&shared, "started")), (1, 4, 4));
+    assert!(count(&events, "skipped") > 0 && count(&shared, "skipped") > 0, "it is named");
     assert_eq!(db.begin().get(&lease, Isolation::Snapshot).await.unwrap().as_deref(), Some(&b"broken"[..]));
     // Once the lease is repaired, the resource is taken.
     put(None).await;

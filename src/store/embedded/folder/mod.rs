@@ -6,7 +6,7 @@
 //!
 //! | file | content |
 //! |---|---|
-//! | `NOTIBUS_STORE` | the format; tells a store's folder from others |
+//! | `NOTIBUS_STORE` | the format; marks the folder as that of a store |
 //! | `NOTIBUS_LOCK` | locked by the process that has the folder open |
 //! | `NOTIBUS_CLOSED` | the version at which it was closed in order; gone while it is open |
 //! | `snapshot-N` | all rows that are in the journals before journal N |
