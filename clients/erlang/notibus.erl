@@ -11,7 +11,7 @@
 %%   apply_to(Tx, {add, Key, Operand}) -> erlfdb:atomic_op(Tx, Key, add, Operand);
 %%   apply_to(Tx, {set_versionstamped_value, Key, Operand}) -> erlfdb:atomic_op(Tx, Key, set_versionstamped_value, Operand).
 %%
-%% What it writes, and why, is in docs/protocol.md. As a program it answers the lines that tests/protocol.rs asks.
+%% docs/protocol.md says what it writes and why. As a program it answers the questions of tests/protocol.rs, a line each.
 -module(notibus).
 -export([config_key/1, recorder/2, partition/2, mutations/5, doorbell/2, xxh3/1, main/1]).
 
@@ -23,7 +23,7 @@
 -define(P64D, 16#85EBCA77C2B2AE63).
 -define(P64E, 16#27D4EB2F165667C5).
 
-%% Where the configuration of a bus is.
+%% The key of the configuration of a bus.
 config_key(Prefix) -> pack(Prefix, [0]).
 
 %% The recorder of a bus. Config is the value at config_key/1.
@@ -33,8 +33,8 @@ recorder(_Prefix, _Config) -> {error, no_bus_of_this_format}.
 %% The partition of a database.
 partition({_Prefix, Partitions}, Name) -> xxh3(Name) rem Partitions.
 
-%% What to write in the transaction: how often the database was created, deleted, updated, and its design documents were (ddoc_updated);
-%% each of the ids in ddocs counts as one more of the last.
+%% The mutations of the transaction. Events counts how often the database was created, deleted and updated, and how often its design
+%% documents were (ddoc_updated). Each id in ddocs counts as one more ddoc_updated.
 mutations({Prefix, _} = Recorder, Name, Instance, Events, Slot)
   when byte_size(Name) >= 1, byte_size(Name) =< 1024, byte_size(Instance) =:= 16 ->
     Ddocs = maps:get(ddocs, Events, []),
@@ -46,7 +46,7 @@ mutations({Prefix, _} = Recorder, Name, Instance, Events, Slot)
     [{add, pack(Prefix, Database ++ [0, Slot]), << <<Lane:64/little>> || Lane <- Lanes >>}
      | [{set_versionstamped_value, pack(Prefix, Database ++ [2, {text, Ddoc}]), <<0:112>>} || Ddoc <- Ddocs]].
 
-%% What wakes the notifier, after the commit and in another transaction.
+%% The mutation that wakes the notifier, after the commit and in another transaction.
 doorbell({Prefix, _} = Recorder, Name) -> {add, pack(Prefix, [2, partition(Recorder, Name)]), <<1:64/little>>}.
 
 %% The key of a tuple: integers from 0 on, {text, UTF8}, and byte strings.

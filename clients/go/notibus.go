@@ -16,7 +16,7 @@
 //	})
 //	// After the commit, recorder.Doorbell("shop/orders") in another transaction: a hint, which may fail.
 //
-// What it writes, and why, is in docs/protocol.md. As a program it answers the lines that tests/protocol.rs asks.
+// docs/protocol.md says what it writes and why. As a program it answers the questions of tests/protocol.rs, a line each.
 package main
 
 import (
@@ -39,7 +39,7 @@ type Mutation struct {
 	Key, Operand []byte
 }
 
-// Events says how often each happened. Each of Ddocs counts as one more of DdocUpdated.
+// Events counts the events of a database. Each id in Ddocs counts as one more DdocUpdated.
 type Events struct {
 	Created, Deleted, Updated, DdocUpdated uint64
 	Ddocs                                  []string
@@ -59,13 +59,13 @@ func NewRecorder(prefix, config []byte) (*Recorder, error) {
 	return &Recorder{prefix, uint64(binary.BigEndian.Uint32(config[2:]))}, nil
 }
 
-// ConfigKey is where the configuration of a bus is.
+// ConfigKey is the key of the configuration of a bus.
 func ConfigKey(prefix []byte) []byte { return pack(prefix, uint64(0)) }
 
 // Partition is the partition of a database.
 func (r *Recorder) Partition(name string) uint64 { return xxh3([]byte(name)) % r.partitions }
 
-// Mutations is what to write in the transaction.
+// Mutations returns the mutations of the transaction.
 func (r *Recorder) Mutations(name string, instance []byte, events Events, slot uint64) ([]Mutation, error) {
 	if len(name) < 1 || len(name) > 1024 || len(instance) != 16 {
 		return nil, errors.New("a name has 1 to 1,024 bytes, and an instance 16")
@@ -86,7 +86,7 @@ func (r *Recorder) Mutations(name string, instance []byte, events Events, slot u
 	return found, nil
 }
 
-// Doorbell is what wakes the notifier, after the commit and in another transaction.
+// Doorbell is the mutation that wakes the notifier, after the commit and in another transaction.
 func (r *Recorder) Doorbell(name string) Mutation {
 	return Mutation{true, pack(r.prefix, uint64(2), r.Partition(name)), []byte{1, 0, 0, 0, 0, 0, 0, 0}}
 }

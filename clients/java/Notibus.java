@@ -24,7 +24,7 @@ import java.util.List;
  * db.run(tr -> { tr.mutate(MutationType.ADD, bell.key(), bell.operand()); return null; });
  * </pre>
  *
- * What it writes, and why, is in docs/protocol.md. As a program it answers the lines that tests/protocol.rs asks.
+ * docs/protocol.md says what it writes and why. As a program it answers the questions of tests/protocol.rs, a line each.
  */
 public final class Notibus {
   /** A mutation of the transaction: ADD, or else SET_VERSIONSTAMPED_VALUE. */
@@ -56,7 +56,7 @@ public final class Notibus {
     this.partitions = ByteBuffer.wrap(config).getInt(2);
   }
 
-  /** Where the configuration of a bus is. */
+  /** The key of the configuration of a bus. */
   public static byte[] configKey(byte[] prefix) {
     return pack(prefix, 0L);
   }
@@ -66,7 +66,7 @@ public final class Notibus {
     return Long.remainderUnsigned(xxh3(name.getBytes(StandardCharsets.UTF_8)), partitions);
   }
 
-  /** What to write in the transaction. */
+  /** The mutations of the transaction. */
   public List<Mutation> mutations(String name, byte[] instance, Events events, long slot) {
     int length = name.getBytes(StandardCharsets.UTF_8).length;
     if (length < 1 || length > 1024 || instance.length != 16)
@@ -84,7 +84,7 @@ public final class Notibus {
     return found;
   }
 
-  /** What wakes the notifier, after the commit and in another transaction. */
+  /** The mutation that wakes the notifier, after the commit and in another transaction. */
   public Mutation doorbell(String name) {
     return new Mutation(true, pack(prefix, 2L, partition(name)), little(new byte[8]).putLong(1).array());
   }

@@ -9,7 +9,7 @@
 //   });
 //   await db.doTransaction(async (tn) => recorder.ring(tn, "shop/orders")); // a hint, which may fail
 //
-// What it writes, and why, is in docs/protocol.md. `node notibus.mjs protocol-vectors.json` checks it.
+// docs/protocol.md says what it writes and why. `node notibus.mjs protocol-vectors.json` checks it.
 
 import { readFileSync } from "node:fs";
 import { pathToFileURL } from "node:url";
@@ -121,7 +121,7 @@ function pack(prefix, ...elements) {
   return Buffer.from(bytes);
 }
 
-/** Where the configuration of a bus is.
+/** The key of the configuration of a bus.
  * @param {Buffer} prefix */
 export const configKey = (prefix = Buffer.from("notibus")) => pack(prefix, 0);
 
@@ -141,7 +141,7 @@ export class Recorder {
     return Number(xxh3(Buffer.from(name)) % BigInt(this.partitions));
   }
 
-  /** What to write in the transaction. Each of `ddocs` counts as one more of `ddoc_updated`.
+  /** The mutations of the transaction. Each id in `ddocs` counts as one more `ddoc_updated`.
    * @param {string} name @param {Buffer} instance @param {Events} events @returns {Mutation[]} */
   mutations(name, instance, events, slot = 0) {
     const { created = 0, deleted = 0, updated = 0, ddoc_updated = 0, ddocs = [] } = events;
@@ -168,7 +168,7 @@ export class Recorder {
     for (const mutation of this.mutations(name, instance, events, slot)) apply(tn, mutation);
   }
 
-  /** What wakes the notifier, after the commit and in another transaction.
+  /** The mutation that wakes the notifier, after the commit and in another transaction.
    * @param {string} name @returns {Mutation} */
   doorbell(name) {
     const operand = Buffer.alloc(8);

@@ -13,7 +13,7 @@
     write(db, instance, b"{}")
     recorder.ring(db.create_transaction(), "shop/orders")  # commit it; a hint, which may fail
 
-What it writes, and why, is in docs/protocol.md. `python3 notibus.py protocol-vectors.json` checks it.
+docs/protocol.md says what it writes and why. `python3 notibus.py protocol-vectors.json` checks it.
 """
 
 import json
@@ -125,7 +125,7 @@ def _pack(prefix, *elements):
 
 
 def config_key(prefix=b"notibus"):
-    """Where the configuration of a bus is."""
+    """The key of the configuration of a bus."""
     return _pack(prefix, 0)
 
 
@@ -145,7 +145,7 @@ class Recorder:
         return xxh3_64(name.encode()) % self.partitions
 
     def mutations(self, name, instance, created=0, deleted=0, updated=0, ddoc_updated=0, ddocs=(), slot=0):
-        """What to write in the transaction: (operation, key, operand). Each of `ddocs` counts as one more of `ddoc_updated`."""
+        """The mutations of the transaction: (operation, key, operand). Each id in `ddocs` counts as one more `ddoc_updated`."""
         if not 1 <= len(name.encode()) <= 1024 or len(instance) != 16:
             raise ValueError("a name has 1 to 1,024 bytes, and an instance 16")
         lanes = (created, deleted, updated, ddoc_updated + len(ddocs), len(ddocs))
@@ -161,7 +161,7 @@ class Recorder:
             getattr(tr, operation)(key, operand)
 
     def doorbell(self, name):
-        """What wakes the notifier, after the commit and in another transaction."""
+        """The mutation that wakes the notifier, after the commit and in another transaction."""
         return ("add", _pack(self.prefix, 2, self.partition(name)), struct.pack("<Q", 1))
 
     def ring(self, tr, name):
