@@ -50,7 +50,7 @@ const MARKS_PER_AGE: u32 = 8;
 #[derive(Debug)]
 pub struct TransactionIdSweeper {
     db: Database,
-    /// The age of its sighting at which an id may be cleared.
+    /// How long ago an id must have been seen to be cleared.
     max_age: Duration,
     /// The counters seen of each process.
     marks: BTreeMap<Process, Marks>,
