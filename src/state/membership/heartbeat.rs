@@ -214,7 +214,7 @@ impl Heartbeat {
         }
         match self.claim().await? {
             // Logged at the level of the fall, so that a log that has one has both.
-            Claim::Joined => tracing::warn!(node = %self.id, "node works again and takes part"),
+            Claim::Joined => tracing::warn!(node = %self.id, "node is a member again"),
             Claim::Taken { .. } => {
                 tracing::error!(node = %self.id, "another process runs under the id of this node");
             }

@@ -201,7 +201,7 @@ impl Member {
         if started.is_err()
             && let Err(error) = self.leave().await
         {
-            tracing::warn!(%error, "the node is left to expire");
+            tracing::warn!(%error, "the node could not leave; others remove it after its expiry");
         }
         started
     }

@@ -250,7 +250,7 @@ impl NeighbourWatch {
         });
         let removed = removed.await?;
         if removed > 0 {
-            tracing::warn!(removed, "nodes that do not beat any more are removed");
+            tracing::warn!(removed, "removed dead nodes");
         }
         Ok(())
     }

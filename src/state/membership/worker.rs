@@ -101,7 +101,7 @@ impl Worker {
             drop(role);
             // Leases that this cannot release are free once the node no longer has the role.
             if let Err(error) = keeper.clean_up().await {
-                tracing::warn!(%error, "leases are left to be found");
+                tracing::warn!(%error, "leases could not be released; they are free once the node has left the role");
             }
             return Err(error);
         }

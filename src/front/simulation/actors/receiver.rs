@@ -43,12 +43,12 @@ impl Source {
         self.0.upgrade().map(|dispatcher| dispatcher.position().into())
     }
 
-    /// Subscribes to what `wish` wants; `None` once the dispatcher has ended.
-    pub fn subscribe(&self, wish: &Interest, terms: &ReceiverOptions) -> Result<Option<Subscribe>> {
+    /// Subscribes to what `interest` wants; `None` once the dispatcher has ended.
+    pub fn subscribe(&self, interest: &Interest, terms: &ReceiverOptions) -> Result<Option<Subscribe>> {
         let Some(dispatcher) = self.0.upgrade() else { return Ok(None) };
         let start = terms.start.map_or(crate::base::cursor::Start::Now, Into::into);
-        let mut subscribe = dispatcher.subscribe(wish.filter()).since(start);
-        if wish.asks {
+        let mut subscribe = dispatcher.subscribe(interest.filter()).since(start);
+        if interest.asks {
             subscribe = subscribe.with_ddocs();
         }
         if terms.skips {
@@ -60,16 +60,16 @@ impl Source {
         Ok(Some(subscribe))
     }
 
-    /// Subscribes to what `wish` wants, with the named cursor `name`.
+    /// Subscribes to what `interest` wants, with the named cursor `name`.
     pub async fn subscribe_durably(
         &self,
         place: &Place,
-        wish: &Interest,
+        interest: &Interest,
         terms: &ReceiverOptions,
         name: &str,
     ) -> Result<Option<Subscribe>> {
         let cursor = place.bus.cursor(name)?;
-        let Some(subscribe) = self.subscribe(wish, terms)? else { return Ok(None) };
+        let Some(subscribe) = self.subscribe(interest, terms)? else { return Ok(None) };
         subscribe.durable(&cursor).await.map(Some)
     }
 }

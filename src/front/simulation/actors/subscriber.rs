@@ -33,19 +33,20 @@ pub(super) async fn start(
     let source = Source::new(dispatcher);
     let is_supervised = |place: &Place| place.shared.plan.subscribers.supervised && place.random(2) == 0;
     for _ in 0..=place.random(3) {
-        let wish = draw(place);
+        let interest = draw(place);
         let terms = terms(place, &source);
         if is_supervised(place) {
-            supervised::start(place, &source, (wish, terms), None, tasks).await?;
+            supervised::start(place, &source, (interest, terms), None, tasks).await?;
             continue;
         }
-        let Some(subscribe) = source.subscribe(&wish, &terms)? else { return Ok(()) };
+        let Some(subscribe) = source.subscribe(&interest, &terms)? else { return Ok(()) };
         let stream = Stream::new(subscribe, place.random(3) == 0);
         // The tail cannot move in between.
         let start = terms.start.or_else(|| source.position()).unwrap_or(Cursor::NOTHING);
-        let id = place.shared.oracle().subscribed(place.issuer, wish.clone(), manner(&terms), start.into());
-        place.note(|| format!("has subscriber {id}, from {start:?} on: {wish:?}, {terms:?}"));
-        let taker = Taker::new(place, source.clone(), (id, wish, None));
+        let id =
+            place.shared.oracle().subscribed(place.issuer, interest.clone(), manner(&terms), start.into());
+        place.note(|| format!("has subscriber {id}, from {start:?} on: {interest:?}, {terms:?}"));
+        let taker = Taker::new(place, source.clone(), (id, interest, None));
         tasks.spawn(taker.run(stream));
     }
     let process = place.issuer.process;
@@ -54,12 +55,13 @@ pub(super) async fn start(
         let cursors = if place.shared.plan.subscribers.restarts { 2 } else { place.random(2) };
         durables.extend((0..cursors).map(|number| (format!("cursor-{process}-{number}"), draw(place))));
     }
-    for (name, wish) in durables {
+    for (name, interest) in durables {
         let terms = terms(place, &source);
         if is_supervised(place) {
-            supervised::start(place, &source, (wish, terms), Some(name), tasks).await?;
-        } else if let Some((stream, id)) = subscribe_durably(place, &source, &wish, &terms, &name).await? {
-            let taker = Taker::new(place, source.clone(), (id, wish, Some(name)));
+            supervised::start(place, &source, (interest, terms), Some(name), tasks).await?;
+        } else if let Some((stream, id)) = subscribe_durably(place, &source, &interest, &terms, &name).await?
+        {
+            let taker = Taker::new(place, source.clone(), (id, interest, Some(name)));
             tasks.spawn(taker.run(stream));
         }
     }
@@ -70,15 +72,17 @@ pub(super) async fn start(
 async fn subscribe_durably(
     place: &Place,
     source: &Source,
-    wish: &Interest,
+    interest: &Interest,
     terms: &ReceiverOptions,
     name: &str,
 ) -> Result<Option<(Stream, SubscriberId)>> {
-    let Some(subscribe) = source.subscribe_durably(place, wish, terms, name).await? else { return Ok(None) };
+    let Some(subscribe) = source.subscribe_durably(place, interest, terms, name).await? else {
+        return Ok(None);
+    };
     let mut stream = Stream::new(subscribe, place.random(3) == 0);
     let start = stream.cursor();
-    place.note(|| format!("has {name}, from {start:?} on: {wish:?}, {terms:?}"));
-    let durable = (name.to_owned(), wish.clone(), manner(terms));
+    place.note(|| format!("has {name}, from {start:?} on: {interest:?}, {terms:?}"));
+    let durable = (name.to_owned(), interest.clone(), manner(terms));
     let mut oracle = place.shared.oracle();
     let id = oracle.subscribed_durably(&place.shared, place.issuer, durable);
     // While no row waits for it, its cursor is the end of the ring.
@@ -120,22 +124,22 @@ pub(super) fn draw(place: &Place) -> Interest {
     } else {
         draw_which(place)
     };
-    let mut wish = Interest { kinds: draw_kinds(place), ..Interest::of(which) };
+    let mut interest = Interest { kinds: draw_kinds(place), ..Interest::of(which) };
     // After a replacement of the filter the oracle does not know which design documents were delivered.
     if place.shared.plan.subscribers.replaces {
-        return wish;
+        return interest;
     }
     match place.random(4) {
-        0 => wish.asks = true,
+        0 => interest.asks = true,
         1 => {
             let id = |number| DdocId::new(&format!("_design/{number}")).expect("it is short");
             let ids: BTreeSet<_> = (0..=place.random(2)).map(|_| id(place.random(3))).collect();
-            wish.kinds |= EventKind::DdocUpdated.into();
-            wish.ddocs = Some(ids);
+            interest.kinds |= EventKind::DdocUpdated.into();
+            interest.ddocs = Some(ids);
         }
         _ => {}
     }
-    wish
+    interest
 }
 
 /// Draws the wanted databases.
@@ -172,7 +176,7 @@ struct Taker {
     place: Place,
     source: Source,
     id: SubscriberId,
-    wish: Interest,
+    interest: Interest,
     /// Its cursor, if it is durable.
     cursor: Option<String>,
     /// The longest time that it takes over a delivery, in milliseconds.
@@ -185,10 +189,10 @@ impl Taker {
     fn new(
         place: &Place,
         source: Source,
-        (id, wish, cursor): (SubscriberId, Interest, Option<String>),
+        (id, interest, cursor): (SubscriberId, Interest, Option<String>),
     ) -> Self {
         let (slowness_ms, checkpoints) = (slowness_ms(place), 1 + place.random(4));
-        Self { place: place.clone(), source, id, wish, cursor, slowness_ms, checkpoints }
+        Self { place: place.clone(), source, id, interest, cursor, slowness_ms, checkpoints }
     }
 
     /// Receives until the dispatcher ends.
@@ -253,30 +257,30 @@ impl Taker {
 
     /// Replaces its filter.
     fn replace(&mut self, stream: &mut Stream) {
-        self.wish = draw(&self.place);
+        self.interest = draw(&self.place);
         let position = stream.cursor();
-        let Self { place, id, wish, .. } = self;
-        place.note(|| format!("subscriber {id} wants at {position:?} {wish:?}"));
-        stream.replace(wish.filter());
-        place.shared.oracle().replaced(&place.shared, *id, wish, Some(position.into()));
+        let Self { place, id, interest, .. } = self;
+        place.note(|| format!("subscriber {id} wants at {position:?} {interest:?}"));
+        stream.replace(interest.filter());
+        place.shared.oracle().replaced(&place.shared, *id, interest, Some(position.into()));
     }
 
     /// Stops, and resumes some time later: from its named cursor, or from the cursor of the stream.
     async fn restart(&mut self, mut stream: Stream) -> Option<Stream> {
-        let Self { place, source, id, wish, cursor, .. } = &*self;
+        let Self { place, source, id, interest, cursor, .. } = &*self;
         let position = stream.cursor();
         drop(stream);
         place.pause(self.slowness_ms.max(200)).await;
         let terms = ReceiverOptions { start: Some(position), ..terms(place, source) };
         let Some(cursor) = cursor else {
-            let stream = Stream::new(source.subscribe(wish, &terms).ok()??, place.random(3) == 0);
+            let stream = Stream::new(source.subscribe(interest, &terms).ok()??, place.random(3) == 0);
             place.note(|| format!("subscriber {id} goes on at {position:?}: {terms:?}"));
             let mut oracle = place.shared.oracle();
             oracle.resumed(&place.shared, (place.issuer, *id), manner(&terms), position.into());
             return Some(stream);
         };
         loop {
-            match subscribe_durably(place, source, wish, &terms, cursor).await {
+            match subscribe_durably(place, source, interest, &terms, cursor).await {
                 Ok(begun) => return begun.map(|(stream, _)| stream),
                 Err(error) => {
                     place.note(|| format!("{cursor} could not be opened: {error}"));

@@ -23,17 +23,17 @@ use crate::{
 /// The longest pause before a listener that has panicked is made again.
 const BACKOFF_MAX: Duration = Duration::from_secs(2);
 
-/// Starts a callback or a listener for `wish`, which is durable if it has a cursor. Fails if the cursor cannot be
+/// Starts a callback or a listener for `interest`, which is durable if it has a cursor. Fails if the cursor cannot be
 /// opened.
 pub(super) async fn start(
     place: &Place,
     source: &Source,
-    (wish, terms): (Interest, ReceiverOptions),
+    (interest, terms): (Interest, ReceiverOptions),
     cursor: Option<String>,
     tasks: &mut JoinSet<()>,
 ) -> Result<()> {
     let calls = place.random(2) == 0;
-    let keeper = HandleOwner { place: place.clone(), source: source.clone(), calls, wish, terms, cursor };
+    let keeper = HandleOwner { place: place.clone(), source: source.clone(), calls, interest, terms, cursor };
     if let Some(begun) = keeper.begin().await? {
         tasks.spawn(keeper.run(begun));
     }
@@ -71,7 +71,7 @@ struct HandleOwner {
     source: Source,
     /// Whether it starts a callback rather than a listener.
     calls: bool,
-    wish: Interest,
+    interest: Interest,
     terms: ReceiverOptions,
     /// The cursor, if it is durable.
     cursor: Option<String>,
@@ -80,28 +80,32 @@ struct HandleOwner {
 impl HandleOwner {
     /// Subscribes; `None` once the dispatcher has ended.
     async fn begin(&self) -> Result<Option<(Handle, SubscriberId)>> {
-        let Self { place, source, calls, wish, terms, cursor } = self;
+        let Self { place, source, calls, interest, terms, cursor } = self;
         let form = if *calls { "a callback" } else { "a listener" };
         let panics = !calls && place.random(2) == 0;
         let manner = Manner { form, skips: terms.skips, panics };
         let subscribe = match cursor {
-            None => source.subscribe(wish, terms)?,
-            Some(name) => source.subscribe_durably(place, wish, terms, name).await?,
+            None => source.subscribe(interest, terms)?,
+            Some(name) => source.subscribe_durably(place, interest, terms, name).await?,
         };
         let Some(subscribe) = subscribe else { return Ok(None) };
         let subscribe = subscribe.save_every(Duration::from_millis(1 + place.random(1_500)))?;
         let now = source.position().unwrap_or(Cursor::NOTHING);
         let mut oracle = place.shared.oracle();
         let id = match cursor {
-            None => oracle.subscribed(place.issuer, wish.clone(), manner, terms.start.unwrap_or(now).into()),
+            None => {
+                oracle.subscribed(place.issuer, interest.clone(), manner, terms.start.unwrap_or(now).into())
+            }
             Some(name) => {
-                let durable = (name.clone(), wish.clone(), manner);
+                let durable = (name.clone(), interest.clone(), manner);
                 oracle.subscribed_durably(&place.shared, place.issuer, durable)
             }
         };
         let life = oracle.life(id);
         drop(oracle);
-        place.note(|| format!("has {form} as subscriber {id}, durable by {cursor:?}: {wish:?}, {terms:?}"));
+        place.note(|| {
+            format!("has {form} as subscriber {id}, durable by {cursor:?}: {interest:?}, {terms:?}")
+        });
         let slowness_ms = subscriber::slowness_ms(place);
         let taker = Taker { place: place.clone(), id, life, slowness_ms, panics };
         if *calls {
@@ -128,11 +132,11 @@ impl HandleOwner {
         while self.place.is_chaos() {
             self.place.pause(2_000).await;
             if plan.replaces && self.place.random(2) == 0 && self.place.is_chaos() {
-                self.wish = subscriber::draw(&self.place);
-                let Self { place, wish, .. } = &self;
-                place.note(|| format!("subscriber {id} is to want {wish:?}"));
-                place.shared.oracle().replaced(&place.shared, id, wish, None);
-                handle.replace(wish.filter());
+                self.interest = subscriber::draw(&self.place);
+                let Self { place, interest, .. } = &self;
+                place.note(|| format!("subscriber {id} is to want {interest:?}"));
+                place.shared.oracle().replaced(&place.shared, id, interest, None);
+                handle.replace(interest.filter());
             }
             if plan.restarts && self.cursor.is_some() && self.place.random(2) == 0 && self.place.is_chaos() {
                 handle.stop().await;

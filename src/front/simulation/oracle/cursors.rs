@@ -16,7 +16,7 @@ impl Oracle {
     /// The durable subscribers of `process`: their cursors, and what they want.
     pub fn durables_of(&self, process: ProcessId) -> Vec<(String, Interest)> {
         let own = self.subscribers.values().filter(|subscriber| subscriber.issuer.process == process);
-        own.filter_map(|subscriber| Some((subscriber.cursor.clone()?, subscriber.wish.clone()))).collect()
+        own.filter_map(|subscriber| Some((subscriber.cursor.clone()?, subscriber.interest.clone()))).collect()
     }
 
     /// A durable subscriber begins or resumes at its cursor. Everything after the cursor is owed to it; deliveries
@@ -25,7 +25,7 @@ impl Oracle {
         &mut self,
         shared: &Shared,
         issuer: Issuer,
-        (cursor, wish, manner): (String, Interest, Manner),
+        (cursor, interest, manner): (String, Interest, Manner),
     ) -> SubscriberId {
         let stored = self.cursors.get(&cursor).copied();
         let start = stored.map_or(Start::Nothing, Start::from);
@@ -41,7 +41,7 @@ impl Oracle {
             self.resumed(shared, (issuer, id), manner, start);
             return id;
         }
-        let id = self.subscribed(issuer, wish, manner, start);
+        let id = self.subscribed(issuer, interest, manner, start);
         self.subscribers.get_mut(&id).expect("it was just added").cursor = Some(cursor);
         id
     }

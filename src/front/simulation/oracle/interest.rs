@@ -103,7 +103,7 @@ impl Interest {
             Which::Suffix(suffix) => all(name.as_str().ends_with(suffix)),
             Which::Glob(glob) => all((glob.matches)(name.as_str())),
             Which::Predicate(predicate) => all((predicate.matches)(name.as_str())),
-            Which::Any(wishes) => wishes.iter().flat_map(|wish| kinds(wish.kinds_of(name))).collect(),
+            Which::Any(wishes) => wishes.iter().flat_map(|interest| kinds(interest.kinds_of(name))).collect(),
         };
         here.iter().filter(|kind| self.kinds.contains(*kind)).collect()
     }
@@ -124,10 +124,10 @@ impl Interest {
     /// The indices of the members of its set that want one of `news` of the database `name`.
     pub fn wanted_by(&self, name: &DbName, news: Kinds) -> Vec<usize> {
         let Which::Any(wishes) = &self.which else { return vec![0] };
-        let wants = |wish: &Self| {
-            wish.kinds_of(name).iter().any(|kind| self.kinds.contains(kind) && news.contains(kind))
+        let wants = |interest: &Self| {
+            interest.kinds_of(name).iter().any(|kind| self.kinds.contains(kind) && news.contains(kind))
         };
-        (0..).zip(wishes).filter(|(_, wish)| wants(wish)).map(|(place, _)| place).collect()
+        (0..).zip(wishes).filter(|(_, interest)| wants(interest)).map(|(place, _)| place).collect()
     }
 
     /// The filter for it.

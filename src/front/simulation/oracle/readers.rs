@@ -45,7 +45,7 @@ pub(super) struct Subscriber {
     pub issuer: Issuer,
     /// The cursor by which it survives a crash of its process, if it has one.
     pub cursor: Option<String>,
-    pub wish: Interest,
+    pub interest: Interest,
     /// Its earlier filters, as far as deliveries of them may still come.
     before: Vec<Interest>,
     manner: Manner,
@@ -106,16 +106,16 @@ impl Oracle {
     pub fn subscribed(
         &mut self,
         issuer: Issuer,
-        wish: Interest,
+        interest: Interest,
         manner: Manner,
         start: Start,
     ) -> SubscriberId {
         self.next_reader += 1;
-        let account = Account::new(&self.ledger, &self.wants(&wish), start);
+        let account = Account::new(&self.ledger, &self.wants(&interest), start);
         let subscriber = Subscriber {
             issuer,
             cursor: None,
-            wish,
+            interest,
             before: Vec::new(),
             manner,
             life: 0,
@@ -164,17 +164,17 @@ impl Oracle {
         self.subscribers.get(&id).map(|subscriber| subscriber.life)
     }
 
-    /// Replaces the filter of a subscriber by `wish`. Newly wanted facts are owed after `start`, its claimed
+    /// Replaces the filter of a subscriber by `interest`. Newly wanted facts are owed after `start`, its claimed
     /// position. Without a start the moment is not known, and deliveries for the earlier filter may still come.
-    pub fn replaced(&mut self, shared: &Shared, id: SubscriberId, wish: &Interest, start: Option<Start>) {
+    pub fn replaced(&mut self, shared: &Shared, id: SubscriberId, interest: &Interest, start: Option<Start>) {
         if let Some(start) = start {
             self.judge_claim(shared, id, start, (Guarantee::Bookmarkable, "has its filter replaced at"));
         }
-        let wants = self.wants(wish);
+        let wants = self.wants(interest);
         let Some(known) = self.subscribers.get(&id) else { return };
         let earlier = |name: &&DbName| {
-            let mut wishes = known.before.iter().chain([&known.wish]);
-            wishes.all(|wish| wish.kinds_of(name) == Kinds::NONE)
+            let mut wishes = known.before.iter().chain([&known.interest]);
+            wishes.all(|interest| interest.kinds_of(name) == Kinds::NONE)
         };
         let unwanted: BTreeSet<_> = self.names.iter().filter(earlier).cloned().collect();
         let subscriber = self.subscribers.get_mut(&id).expect("it was just there");
@@ -186,7 +186,7 @@ impl Oracle {
             shared.witness(Witness::ReplacedWithinFirstScan);
             subscriber.story.insert("given another filter within its first scan");
         }
-        let before = std::mem::replace(&mut subscriber.wish, wish.clone());
+        let before = std::mem::replace(&mut subscriber.interest, interest.clone());
         if let Some(start) = start {
             subscriber.account.replace(&self.ledger, &wants, start);
         } else {
@@ -229,12 +229,12 @@ impl Oracle {
         }
     }
 
-    /// The kinds of events that `wish` wants of each name. For a subscriber of some design documents, their changes
+    /// The kinds of events that `interest` wants of each name. For a subscriber of some design documents, their changes
     /// are judged by their ids.
-    fn wants(&self, wish: &Interest) -> Wants {
+    fn wants(&self, interest: &Interest) -> Wants {
         let kinds = |name: &DbName| -> Kinds {
-            let by_id = |kind: &EventKind| *kind == EventKind::DdocUpdated && wish.ddocs.is_some();
-            wish.kinds_of(name).iter().filter(|kind| !by_id(kind)).collect()
+            let by_id = |kind: &EventKind| *kind == EventKind::DdocUpdated && interest.ddocs.is_some();
+            interest.kinds_of(name).iter().filter(|kind| !by_id(kind)).collect()
         };
         self.names.iter().map(|name| (name.clone(), kinds(name))).collect()
     }
@@ -399,13 +399,13 @@ impl Subscriber {
 
     /// A description for messages.
     fn describe(&self) -> String {
-        let Self { wish, manner, start, story, .. } = self;
+        let Self { interest, manner, start, story, .. } = self;
         let story: Vec<_> = story.iter().copied().collect();
         let start = match start {
             Start::Nothing => "nothing".to_owned(),
             Start::At(start) => start.to_string(),
         };
-        let exact = if wish.is_exact() { " of exact names" } else { "" };
+        let exact = if interest.is_exact() { " of exact names" } else { "" };
         format!("({}{exact}, from {start} on; {})", manner.form, story.join(", "))
     }
 
@@ -452,14 +452,14 @@ impl Subscriber {
     /// Receives the news of a row; fails if it wants none of them.
     fn take_news(&mut self, shared: &Shared, given: &GivenRow) -> Verdict {
         let (name, news) = (&given.row.name, given.kinds());
-        let wants = |wish: &Interest| wish.kinds_of(name).intersects(news);
-        let wishes = || self.before.iter().chain([&self.wish]);
+        let wants = |interest: &Interest| interest.kinds_of(name).intersects(news);
+        let wishes = || self.before.iter().chain([&self.interest]);
         if !wishes().any(wants) {
-            let wanted = self.wish.kinds_of(name);
+            let wanted = self.interest.kinds_of(name);
             return Guarantee::Truthful
                 .fails(format!("it was informed of {news:?} of {name:?}, and wants {wanted:?}"));
         }
-        if !wishes().any(|wish| wish.wanted_by(name, news) == given.wanted_by) {
+        if !wishes().any(|interest| interest.wanted_by(name, news) == given.wanted_by) {
             let by = &given.wanted_by;
             return Guarantee::Truthful
                 .fails(format!("{news:?} of {name:?} are said to be wanted by {by:?} of its set"));
@@ -478,7 +478,7 @@ impl Subscriber {
     /// Receives the design documents of a delivery; fails if one is missing or never changed, or if none of them, and
     /// nothing else, is wanted.
     fn take_ddocs(&mut self, shared: &Shared, given: &GivenRow, changed: &Changed<'_>) -> Verdict {
-        if given.ddocs.is_some() != self.wish.names_ddocs() {
+        if given.ddocs.is_some() != self.interest.names_ddocs() {
             return Guarantee::Truthful
                 .fails("it was informed of design documents unasked, or not at all".to_owned());
         }
@@ -514,16 +514,16 @@ impl Subscriber {
                 .fails(format!("it was not informed that {id:?} of {db:?} has changed at {at}"));
         }
         let besides = self
-            .wish
+            .interest
             .kinds_of(&row.name)
             .iter()
             .any(|kind| kind != EventKind::DdocUpdated && news.contains(kind));
-        let is_wanted = may_be_any || ids.iter().any(|(id, _)| self.wish.wants_ddoc(Some(id)));
+        let is_wanted = may_be_any || ids.iter().any(|(id, _)| self.interest.wants_ddoc(Some(id)));
         if !besides && !is_wanted {
             return Guarantee::Truthful
-                .fails(format!("it was informed of {ids:?} of {db:?}, and wants {:?}", self.wish));
+                .fails(format!("it was informed of {ids:?} of {db:?}, and wants {:?}", self.interest));
         }
-        if self.wish.ddocs.is_some() && !besides && may_be_any {
+        if self.interest.ddocs.is_some() && !besides && may_be_any {
             let is_gone = ids.is_empty() && row.is_deleted();
             shared.witness(if is_gone { Witness::DdocsGone } else { Witness::DdocMayBeAny });
         }
@@ -533,14 +533,14 @@ impl Subscriber {
     /// A design document of the database of `row`, its newest row, that was recorded up to `to` and not delivered. A
     /// deleted database has no ids any more: the subscriber learns that any may have changed.
     fn is_owed_ddocs(&self, row: &Notification, to: Sequence, changed: &Changed<'_>) -> Option<String> {
-        let wants = self.wish.kinds_of(&row.name).contains(EventKind::DdocUpdated);
-        if !wants || !self.wish.names_ddocs() {
+        let wants = self.interest.kinds_of(&row.name).contains(EventKind::DdocUpdated);
+        if !wants || !self.interest.names_ddocs() {
             return None;
         }
         let db = row.db();
         let delivered = |id: Option<&DdocId>| self.delivered_ddocs.get(&(db.instance, id.cloned())).copied();
         let (id, at) = Changed::of(changed.ever, &db)
-            .filter(|(id, at)| self.start.is_before(*at) && *at <= to && self.wish.wants_ddoc(*id))
+            .filter(|(id, at)| self.start.is_before(*at) && *at <= to && self.interest.wants_ddoc(*id))
             .find(|(id, at)| {
                 delivered(*id) < Some(*at) && (!row.is_deleted() || delivered(None) < Some(*at))
             })?;

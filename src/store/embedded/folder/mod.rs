@@ -259,7 +259,7 @@ impl Folder {
             match thread.spawn(|| task.run()) {
                 Ok(writing) => self.writing = Some(writing),
                 Err(error) => {
-                    tracing::warn!(%error, "no thread for a snapshot");
+                    tracing::warn!(%error, "no thread could be started for a snapshot; the journals go on");
                     let retry_at = self.journals_len() + self.options.journal_len_min;
                     let mut snapshots = self.snapshots();
                     (snapshots.is_writing, snapshots.due_at) = (false, retry_at);
