@@ -47,7 +47,7 @@ fn named(text: &str) -> BTreeSet<&str> {
     words.filter(|word| word.starts_with("notibus_")).collect()
 }
 
-/// The metrics of which `answer` has values.
+/// The metrics with values in `answer`.
 fn measured(answer: &str) -> BTreeSet<&str> {
     answer
         .lines()

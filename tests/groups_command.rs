@@ -104,7 +104,7 @@ async fn groups_are_shown_and_managed() {
     assert_eq!(trouble.unwrap()["trouble"]["error"], "no mailbox");
     let text = printed(folder, &["list"]);
     for part in [
-        "mailer  notifications; no member: nobody works for it; generation 1, from 0",
+        "mailer  notifications; no member: its rows wait; generation 1, from 0",
         "expires after 1h, idle for 0s",
         "; has dead letters",
         "last trouble, over: 1 attempts",

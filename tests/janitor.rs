@@ -319,7 +319,7 @@ async fn a_reader_that_began_before_the_deletion_expires() {
     assert!(matches!(bus.feed().page(page.next, 1).await, Err(Error::Expired { .. })));
 }
 
-/// Regression: the time of a mark was taken before its position was read, so a slow store made rows look older.
+/// Regression: the time of a mark was taken before its position was read, so a slow store made rows count as older.
 #[tokio::test(start_paused = true)]
 async fn a_tombstone_stays_for_its_time_although_the_store_is_slow() {
     let store = Database::memory();

@@ -289,8 +289,8 @@ fn store_in_order() -> (TempDir, Rows) {
     (folder, expected.collect())
 }
 
-/// Each file is damaged in many ways, in a store that was closed in order and in one that was not. A journal that was cut cannot be
-/// told from one that a power failure has cut: without the note of an orderly end the newest commits may be missing; with the note
+/// Each file is damaged in many ways, in a store that was closed in order and in one that was not. A journal that was cut is like
+/// one that a power failure has cut: without the note of an orderly end the newest commits may be missing; with the note
 /// their absence is an error. All other damage is refused or does no harm.
 ///
 /// Regression: a folder that had lost its rows altogether was opened as an empty store, and one with a cut journal as a whole one, even

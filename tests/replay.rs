@@ -139,7 +139,7 @@ fn a_malformed_row_is_refused_before_anything_is_recorded() {
     assert!(!store.exists(), "no store was made");
 }
 
-/// Regression: a database that lived from an earlier run made the one of this run, created and deleted at once, look stale.
+/// Regression: a database that lived from an earlier run made the one of this run, created and deleted at once, count as stale.
 #[test]
 fn a_folder_of_another_history_can_be_replayed_into() {
     let dir = tempfile::tempdir().unwrap();

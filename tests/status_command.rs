@@ -51,7 +51,7 @@ fn a_running_node_and_its_folder_are_asked_alike() {
     assert_eq!(printed(&[&["record", "-", "--json"], &node[..]].concat(), events), "{\"recorded\":2}\n");
     let create = [&["groups", "create", "mailer", "--start", "0"], &node[..]].concat();
     assert_eq!(printed(&create, ""), "mailer is created\n");
-    assert_eq!(printed(&create, ""), "mailer is there already\n");
+    assert_eq!(printed(&create, ""), "mailer exists already\n");
 
     let screen = printed(&[&["status"], &node[..]].concat(), "");
     for part in

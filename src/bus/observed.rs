@@ -27,7 +27,7 @@ const FRESH_FOR: Duration = Duration::from_secs(5);
 const ANSWER_MAX: Duration = Duration::from_secs(2);
 
 /// The most partitions with a backlog, and the most groups, that are read.
-const LOOKED_AT_MAX: usize = 100;
+const READ_MAX: usize = 100;
 
 /// An observation of a bus.
 #[derive(Debug, Clone, Default)]
@@ -67,7 +67,7 @@ impl Watch {
     }
 
     /// An observation of `bus`, at most a few seconds old; `None` if the store does not answer in time.
-    pub async fn look(&self, bus: &Bus) -> Option<Arc<Observed>> {
+    pub async fn observe(&self, bus: &Bus) -> Option<Arc<Observed>> {
         let env = bus.store().env();
         let last = self.lock().last.clone();
         if let Some((_, seen)) = last.filter(|(at, _)| env.now().saturating_sub(*at) < FRESH_FOR) {
@@ -99,7 +99,7 @@ struct Read {
 
 async fn read(bus: &Bus) -> Result<Read> {
     let (nodes, backlog, groups) = tokio::try_join!(bus.nodes(), bus.backlog(), bus.groups())?;
-    let partitions: Vec<_> = backlog.partitions.iter().take(LOOKED_AT_MAX).map(|one| one.partition).collect();
+    let partitions: Vec<_> = backlog.partitions.iter().take(READ_MAX).map(|one| one.partition).collect();
     let keys = &bus.context.keys;
     let marks = bus
         .store()
@@ -113,7 +113,7 @@ async fn read(bus: &Bus) -> Result<Read> {
         })
         .await?;
     let mut with_lag = Vec::new();
-    for group in groups.iter().filter(|group| group.instance.is_none()).take(LOOKED_AT_MAX) {
+    for group in groups.iter().filter(|group| group.instance.is_none()).take(READ_MAX) {
         // It may be deleted meanwhile.
         if let Ok(lag) = bus.any_group(None, group.name.as_str())?.lag().await {
             with_lag.push((group.name.as_str().to_owned(), lag));
@@ -190,17 +190,17 @@ mod tests {
         };
         store.run(create).await.unwrap();
         let watch = Watch::default();
-        let first = watch.look(&bus).await.unwrap();
+        let first = watch.observe(&bus).await.unwrap();
         assert_eq!((first.backlog.rows, first.oldest, first.living), (1, Duration::ZERO, 0));
         tokio::time::sleep(Duration::from_mins(1)).await;
-        assert!(watch.look(&bus).await.unwrap().oldest >= Duration::from_mins(1));
+        assert!(watch.observe(&bus).await.unwrap().oldest >= Duration::from_mins(1));
 
         let running = bus.start(Roles::default()).await.unwrap();
         while !bus.is_drained().await.unwrap() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         tokio::time::sleep(FRESH_FOR).await;
-        let after = watch.look(&bus).await.unwrap();
+        let after = watch.observe(&bus).await.unwrap();
         assert_eq!((after.backlog.rows, after.oldest), (0, Duration::ZERO));
         assert_eq!(
             (after.living, after.silent, after.leases[0], after.leases[1]),
@@ -211,9 +211,9 @@ mod tests {
         let dead = Duration::from_mins(1);
         for _ in 0..3 {
             tokio::time::sleep(dead).await;
-            watch.look(&bus).await.unwrap();
+            watch.observe(&bus).await.unwrap();
         }
-        let silent = watch.look(&bus).await.unwrap();
+        let silent = watch.observe(&bus).await.unwrap();
         assert_eq!((silent.living, silent.silent), (0, 1), "nobody is left to remove it");
     }
 }

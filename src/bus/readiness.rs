@@ -64,18 +64,19 @@ impl fmt::Display for Unready {
         match self {
             Self::Failed(error) => write!(f, "The store takes no more writes: {error}."),
             Self::Gone(reason) => {
-                write!(f, "The bus that was opened is there no more: {reason}. Start again.")
+                write!(
+                    f,
+                    "The bus that this process opened does not exist any more: {reason}. Restart the process."
+                )
             }
             Self::Locked => f.write_str("The database is locked."),
             Self::Away(None) => f.write_str("The store does not answer."),
-            Self::Away(Some(last)) => write!(f, "The store does not answer; it said last: {last}."),
-            Self::FallenOut => {
-                f.write_str("The node has fallen out of the bus, and joins again when it can.")
-            }
+            Self::Away(Some(last)) => write!(f, "The store does not answer; its last error was: {last}."),
+            Self::FallenOut => f.write_str(
+                "The node has expired and was removed from the bus; it joins again as soon as it can.",
+            ),
             Self::Behind(what, seconds) => write!(f, "Behind: the {what} has failed for {seconds} s."),
-            Self::Unreadable => {
-                f.write_str("What the bus keeps of itself cannot be read; the log says what.")
-            }
+            Self::Unreadable => f.write_str("The bus's own data cannot be read; the log names the keys."),
         }
     }
 }

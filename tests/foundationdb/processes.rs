@@ -1,4 +1,4 @@
-//! Roles in processes of their own, one of which is killed.
+//! Roles in several processes; one of them is killed.
 
 use crate::{
     child::Child,

@@ -236,7 +236,7 @@ async fn work(args: Args, moves: &Moves, deadline: Deadline) -> Result<(), Failu
             let opened = target.open(&prefix, true, deadline).await?;
             let answer = opened.ask("/_notibus/groups", Some(posted.to_string().into_bytes())).await?;
             let is_new = answer["created"] == true;
-            crate::out::line(&format!("{group} {}", if is_new { "is created" } else { "is there already" }))
+            crate::out::line(&format!("{group} {}", if is_new { "is created" } else { "exists already" }))
         }
         Command::Lag(of) => of.at.print(&of.read().await?.lag().await?, lag),
         Command::Reset { of, to, force } => {
@@ -309,7 +309,7 @@ async fn parked(command: Parked, moves: &Moves) -> Result<(), Failure> {
             if group.delete_parked(&id).await? {
                 return Ok(());
             }
-            Err(Failure::BadInput(format!("nothing is parked of {id:?}")))
+            Err(Failure::BadInput(format!("{id:?} is not parked")))
         }
     }
 }
@@ -326,7 +326,7 @@ fn time(ms: u64) -> String {
 fn readable(group: &GroupStatus) -> String {
     let feed = group.instance.map_or_else(|| "notifications".to_owned(), |of| format!("documents of {of}"));
     let members = match group.members.len() {
-        0 => "no member: nobody works for it".to_owned(),
+        0 => "no member: its rows wait".to_owned(),
         1 => "1 member".to_owned(),
         count => format!("{count} members"),
     };
@@ -380,7 +380,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn starts_are_told_apart() {
+    fn starts_are_parsed() {
         assert_eq!(start("now").unwrap(), Start::Now);
         assert_eq!(start("0").unwrap(), notibus::Cursor::NOTHING.into());
         let sequence = "01000000000000000700020003";

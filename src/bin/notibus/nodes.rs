@@ -15,7 +15,7 @@ use serde::Serialize;
 
 use crate::{Failure, deadline::Deadline, signals::stopped, store::Store};
 
-/// How to look at the nodes of a bus.
+/// How to print the nodes of a bus.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The store: "memory", "dir:PATH" or "fdb:FILE".

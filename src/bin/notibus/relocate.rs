@@ -125,11 +125,7 @@ pub async fn import(args: ImportArgs, deadline: Deadline) -> Result<(), Failure>
         store.check_exists()?;
         let db = store.open().await?;
         let is_gone = deadline.of("removing a part of a bus", Bus::discard_import(&db, prefix)).await?;
-        return say(if is_gone {
-            "what an import has left is removed"
-        } else {
-            "no import has left anything"
-        });
+        return say(if is_gone { "the rest of an import is removed" } else { "no import has left anything" });
     };
     let file: Box<dyn Read> = if is_standard(path) {
         Box::new(io::stdin())
@@ -137,8 +133,7 @@ pub async fn import(args: ImportArgs, deadline: Deadline) -> Result<(), Failure>
         Box::new(File::open(path).map_err(|error| fail(path, &error))?)
     };
     let db = store.open().await?;
-    let what =
-        "importing, of which a part may be there: the next import, or `import --discard`, removes that";
+    let what = "importing; a part of it may be stored: the next import, or `import --discard`, removes that";
     let moves = Moves::default();
     let mut input = BufReader::new(moves.of(file));
     let imported = Bus::import(&db, prefix, &mut input);

@@ -81,7 +81,7 @@ impl Signals {
 #[cfg(unix)]
 #[expect(unsafe_code, reason = "the standard library has no exit without handlers")]
 fn end_at_once() -> ! {
-    // SAFETY: it returns to nobody, touches no memory, and may be called by any thread at any time.
+    // SAFETY: it does not return, touches no memory, and may be called by any thread at any time.
     unsafe { libc::_exit(EXIT_INTERRUPTED) }
 }
 

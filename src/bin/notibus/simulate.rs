@@ -69,7 +69,7 @@ fn bug(name: &str) -> Result<notibus::Bug, String> {
     let found = notibus::Bug::ALL.iter().find(|bug| format!("{bug:?}") == name);
     found
         .copied()
-        .ok_or_else(|| format!("there is none of this name; these are there: {:?}", notibus::Bug::ALL))
+        .ok_or_else(|| format!("there is no bug of this name; the bugs are {:?}", notibus::Bug::ALL))
 }
 
 impl Args {

@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stores_are_told_apart() {
+    fn stores_are_parsed() {
         assert_eq!("memory".parse(), Ok(Store::Memory));
         assert_eq!("dir:a:b".parse(), Ok(Store::Dir("a:b".into())));
         assert_eq!("fdb:c".parse(), Ok(Store::FoundationDb("c".into())));

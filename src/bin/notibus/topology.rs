@@ -231,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn feeds_and_schemes_are_told_apart() {
+    fn feeds_and_schemes_are_parsed() {
         assert_eq!("notifications".parse(), Ok(FeedName::Notifications));
         let instance = DbInstance([7; 16]);
         assert_eq!(instance.to_string().parse(), Ok(FeedName::Documents(instance)));

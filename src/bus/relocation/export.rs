@@ -40,7 +40,7 @@ impl Exported {
         "nodes, roles and leases",
         "doorbells, fold marks, heads and pulses",
         "keys of posted events and ids of transactions",
-        "everything outside of the prefix, such as documents and what legacy ranges lie beside",
+        "everything outside of the prefix, such as documents and the rows beside legacy ranges",
     ];
 
     /// Counts a row of `what`.

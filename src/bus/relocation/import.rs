@@ -58,7 +58,7 @@ pub(crate) async fn import(db: &Database, keys: &Keys, input: &mut impl Read) ->
 /// Reads the configuration from the header, with the incarnation raised.
 fn header(input: &mut Hashed<&mut impl Read>) -> Result<Config> {
     if input.take(MAGIC.len())? != MAGIC {
-        return Err(Error::invalid("export", "it does not begin as an export does"));
+        return Err(Error::invalid("export", "it has no header of an export; check the file"));
     }
     let format = u16::from_be_bytes(input.take(2)?.try_into().expect("2 bytes were taken"));
     if format != FORMAT {
@@ -91,7 +91,7 @@ impl<'a> Import<'a> {
             let rows =
                 tx.get_range(&RangeRead::new(keys.all()).limit(1), Isolation::Serializable).await?.rows;
             if has_bus || !(is_left || rows.is_empty()) {
-                let reason = "there is a bus, or something else, under it; import under another one";
+                let reason = "it is in use; import under another prefix";
                 return Err(Error::invalid("prefix", reason));
             }
             silence.check(&tx, keys).await?;
@@ -116,7 +116,7 @@ impl<'a> Import<'a> {
             let key = [keys.prefix(), &input.take_sized(KEY_LEN_MAX)?].concat();
             let value = input.take_sized(VALUE_LEN_MAX)?;
             if !keys.relocated().any(|(_, range)| range.contains(&key)) {
-                return Err(Error::invalid("export", "it is damaged: a key of no family that is moved"));
+                return Err(Error::invalid("export", "it is damaged: a key belongs to no exported family"));
             }
             count += 1;
             len += key.len() + value.len();
@@ -146,7 +146,10 @@ impl<'a> Import<'a> {
     /// if either happens before the commit.
     async fn check(&self, tx: &Transaction) -> Result<()> {
         if !self.is_mine(tx).await? {
-            return Err(Error::invalid("export", "another import under the same prefix has ended this one"));
+            return Err(Error::invalid(
+                "export",
+                "another import has begun under the same prefix and replaced this one",
+            ));
         }
         if tx.get(&self.keys.config(), Isolation::Serializable).await?.is_some() {
             return Err(Error::invalid("prefix", "a bus was opened under it meanwhile"));

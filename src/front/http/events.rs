@@ -32,7 +32,7 @@ use crate::{
         error::{Error, Result},
         event::{Db, DbInstance, DbName, DdocId, EventKind},
     },
-    roles::{changes::DocSource, notifier::standing, producer::Producer},
+    roles::{changes::DocSource, notifier::row_if_folded, producer::Producer},
     state::{keys::Keys, notification_feed::NotificationFeed},
     store::{Isolation, Transaction},
 };
@@ -288,7 +288,7 @@ async fn look_up(
 ) -> Result<(DbName, Option<KnownInstance>)> {
     // Before any write to it, which would hide it.
     tx.add_read_conflict(&feed.context.keys.name(&name));
-    let row = standing(&feed.context, tx, &name).await?;
+    let row = row_if_folded(&feed.context, tx, &name).await?;
     let known = row.map(|row| KnownInstance { instance: row.instance, is_deleted: row.is_deleted() });
     Ok((name, known))
 }
@@ -339,7 +339,7 @@ struct Recorded(NotificationFeed);
 impl Databases for Recorded {
     fn find<'a>(&'a self, tx: &'a Transaction, name: &'a DbName) -> BoxFuture<'a, Result<Option<Db>>> {
         Box::pin(async move {
-            let row = standing(&self.0.context, tx, name).await?;
+            let row = row_if_folded(&self.0.context, tx, name).await?;
             Ok(row.filter(|row| !row.is_deleted()).map(|row| row.db()))
         })
     }

@@ -120,7 +120,7 @@ async fn page() -> Response {
 async fn scrape(State(inner): State<Arc<Inner>>, request: Request) -> Response {
     let (parts, _) = request.into_parts();
     let refusals = parts.extensions.get::<Refusals>();
-    let observed = inner.watch.look(&inner.bus).await;
+    let observed = inner.watch.observe(&inner.bus).await;
     let mut response = Response::new(Body::from(metrics::encode(&inner, refusals, observed.as_deref())));
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));

@@ -120,7 +120,7 @@ impl DocSummary {
     /// Fails if no document can have these values.
     pub(super) fn check(&self) -> Result<()> {
         if self.revision.position == 0 || self.branches == 0 {
-            let reason = format!("revision {} of {} branches cannot be", self.revision, self.branches);
+            let reason = format!("revision {} with {} branches is impossible", self.revision, self.branches);
             return Err(Error::invalid("document", reason));
         }
         Ok(())

@@ -158,7 +158,7 @@ impl Shared {
         if let Knowledge::UpTo(to) = self.ring.settle(patterns).knowledge() {
             self.known.send_if_modified(|known| {
                 *known = to.max(*known);
-                // A barrier that comes later reads the value first. To wake nobody would cost, too.
+                // A barrier that comes later reads the value first. To send without a receiver would cost, too.
                 self.known.receiver_count() > 0
             });
         }

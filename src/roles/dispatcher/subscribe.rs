@@ -73,7 +73,7 @@ impl Subscribe {
     /// Fails with [`Error::Invalid`] if the pace is zero: leave it out to get every delivery at once.
     pub fn every(self, pace: Duration) -> Result<Self> {
         if pace.is_zero() {
-            let reason = "it is zero; leave it out to be delivered everything at once";
+            let reason = "it is zero; leave it out to get every delivery at once";
             return Err(Error::invalid("pace", reason));
         }
         Ok(self.with(|order| Order { pace: Some(pace), ..order }))

@@ -185,7 +185,7 @@ where
 
     /// Runs the listener until it ends.
     pub async fn run(mut self) {
-        // `Last` also runs if this task is aborted, so that nobody waits for its end for ever.
+        // `Last` also runs if this task is aborted, so that no caller waits for its end for ever.
         let (shared, control) = (Arc::clone(&self.shared), Arc::clone(&self.control));
         let mut last = Last { shared, control, reason: StopReason::Shutdown };
         if let Some(task) = tokio::task::try_id() {
@@ -233,7 +233,7 @@ where
     /// Publishes a supervision event.
     fn emit(&self, what: Supervised) {
         let Control { id, name, .. } = &*self.control;
-        // An error says that nobody listens, which is fine.
+        // An error says that there is no receiver, which is fine.
         let _ = self.shared.supervision.send(Supervision { id: *id, name: name.clone(), what });
     }
 
@@ -314,7 +314,7 @@ where
                     self.given = Some(Given { delivery, is_whole, attempts: 0 });
                 }
                 Event::Received(Ok(Some(Err(Interruption::Failed(error @ Error::CursorLost { .. }))))) => {
-                    tracing::warn!(id = %self.control.id, %error, "a listener ends");
+                    tracing::warn!(id = %self.control.id, %error, "a listener has lost its cursor and ends");
                     return Ok(Next::Stop(StopReason::CursorLost));
                 }
                 Event::Received(Ok(Some(Err(interruption)))) => {

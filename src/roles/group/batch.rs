@@ -26,7 +26,7 @@ use crate::{
 
 /// The state of a checkpoint in a transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[must_use = "if it is there already, the transaction must not do its work again"]
+#[must_use = "if it is `Done`, the transaction must not repeat its work"]
 pub enum CheckpointState {
     /// It is written when the transaction commits.
     Pending,

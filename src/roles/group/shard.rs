@@ -476,7 +476,7 @@ where
             shard = self.right.shard.0,
             seconds,
             position = %self.done,
-            "a shard of a group is stuck: rows wait, and its owner does not get on"
+            "a shard of a group is stuck: rows wait, and its owner makes no progress"
         );
         self.right.context.stats.group_stuck.add(1);
         self.reported = now;

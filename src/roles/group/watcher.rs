@@ -72,11 +72,11 @@ impl Watcher {
     async fn run(mut self) {
         loop {
             self.pulse.begin();
-            let looked = match self.look().await {
+            let polled = match self.poll_feed().await {
                 Ok(()) => self.follow_documents().await,
                 Err(error) => Err(error),
             };
-            if let Err(error) = looked {
+            if let Err(error) = polled {
                 self.context.stats.health.complain(self.context.env(), "watcher of groups", &error);
                 self.context.env().sleep(FAILURE_PAUSE).await;
                 continue;
@@ -94,9 +94,9 @@ impl Watcher {
     }
 
     /// Polls for appended rows, and informs the consumers of notifications.
-    async fn look(&mut self) -> Result<()> {
+    async fn poll_feed(&mut self) -> Result<()> {
         let (context, probe) = (&self.context, self.pulse.probe());
-        let (seen, look) = context.db.run(async |tx| look_in(&tx, context, probe).await).await?;
+        let (seen, look) = context.db.run(async |tx| poll_in(&tx, context, probe).await).await?;
         self.pulse.adopt(look, true);
         let Some(seen) = seen else {
             context.wakeups.looked();
@@ -150,7 +150,7 @@ impl Watcher {
 }
 
 /// Reads the current topology entry and its heads, unless nothing was appended; sets watches.
-async fn look_in(
+async fn poll_in(
     tx: &Transaction,
     context: &Context,
     probe: Probe<'_>,

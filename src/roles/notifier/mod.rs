@@ -16,14 +16,14 @@ mod pace;
 mod partition;
 mod poll;
 #[cfg(feature = "http")]
-mod standing;
+mod row_if_folded;
 
 use std::sync::Arc;
 
 use self::held::HeldPartitions;
 pub use self::options::NotifierOptions;
 #[cfg(feature = "http")]
-pub(crate) use self::standing::standing;
+pub(crate) use self::row_if_folded::row_if_folded;
 use bytes::Bytes;
 use futures_util::{FutureExt, future::BoxFuture};
 use tokio::task::JoinSet;

@@ -278,7 +278,9 @@ async fn drain(bus: &Bus) -> Result<(), Failure> {
     if bus.is_drained().await? {
         return Ok(());
     }
-    Err(Failure::Failed("what an earlier run has left is not folded".to_owned()))
+    Err(Failure::Failed(
+        "the events of an earlier run could not be folded; check the log and try again".to_owned(),
+    ))
 }
 
 /// Ends the roles in an order in which nothing is missed.

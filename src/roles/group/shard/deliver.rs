@@ -253,7 +253,7 @@ where
                 %sequence,
                 attempts,
                 error = %failure,
-                "a group gives a row up: it is kept with its dead letters"
+                "a group gives a row up; it is kept among its dead letters"
             );
             right.context.stats.group_dead_letters.add(1);
         }

@@ -60,7 +60,7 @@ pub(super) async fn attempt<K: Kind>(
         Some(other) => return other,
         None => {
             context.stats.trigger_stuck.add(1);
-            let reason = format!("it has shown no progress for {:?}, and was cancelled", terms.stall_limit);
+            let reason = format!("it has made no progress for {:?}, and was cancelled", terms.stall_limit);
             (reason.into(), true)
         }
     };

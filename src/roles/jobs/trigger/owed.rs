@@ -122,7 +122,7 @@ impl Owed {
             }
             Step::LookedUp(Ok(found)) => found,
             Step::Names(Err(error)) | Step::LookedUp(Err(error)) => {
-                tracing::warn!(%error, "what a trigger owes cannot be read, trying again");
+                tracing::warn!(%error, "the owed work of a trigger cannot be read, trying again");
                 self.has_failed = true;
                 looked_up.into_iter().rev().for_each(|one| self.queue.push_front(one));
                 Vec::new()

@@ -386,7 +386,7 @@ impl<W: Work> Plan<W> {
 
     /// Adds at `now` the owed work of `name`: all work of its living database or, if none lives, its gone
     /// instances.
-    pub fn see_owed(&mut self, now: Duration, name: &DbName, work: Option<(Db, W)>, gone: Vec<Db>) {
+    pub fn observe_owed(&mut self, now: Duration, name: &DbName, work: Option<(Db, W)>, gone: Vec<Db>) {
         let is_known = self.entries.contains_key(name);
         if !is_known && work.is_none() && gone.is_empty() {
             self.settled.insert(name.clone());
@@ -434,7 +434,7 @@ impl<W: Work> Plan<W> {
     }
 
     /// Adds an observation at `now`. Returns the number of a task that is to be cancelled, if any.
-    pub fn see(&mut self, now: Duration, seen: Observed<W>) -> Option<u64> {
+    pub fn observe(&mut self, now: Duration, seen: Observed<W>) -> Option<u64> {
         let Observed { db, replaced, work, since } = seen;
         let debounced = now.saturating_add(self.pacing.debounce);
         let (entry, queue) = self.entry(&db.name);

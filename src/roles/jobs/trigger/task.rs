@@ -249,7 +249,7 @@ impl<K: Kind> TriggerTask<K> {
                 Some(found) = OptionFuture::from(self.search.as_mut().and_then(Search::step)) => {
                     self.find(found);
                 }
-                Some(step) = OptionFuture::from(self.owed.step()) => self.see_owed(step),
+                Some(step) = OptionFuture::from(self.owed.step()) => self.observe_owed(step),
                 Some(step) = OptionFuture::from(self.retries.step()) => {
                     self.retries.end(self.context.env().now(), step);
                 }
@@ -286,7 +286,7 @@ impl<K: Kind> TriggerTask<K> {
             Ok(true) => self.checkpoint = Some(self.context.env().sleep(Duration::ZERO)),
             Ok(false) => {}
             Err(error @ Error::CursorLost { .. }) => {
-                tracing::warn!(trigger = self.options.name, %error, "a trigger ends");
+                tracing::warn!(trigger = self.options.name, %error, "a trigger has lost its cursor and ends");
                 return Err(error);
             }
             Err(error) => {
@@ -327,14 +327,14 @@ impl<K: Kind> TriggerTask<K> {
     }
 
     /// Receives owed work.
-    fn see_owed(&mut self, step: owed::Step) {
+    fn observe_owed(&mut self, step: owed::Step) {
         let Self { owed, plan, .. } = self;
         let found = owed.end(step, |name| plan.wants_owed(name));
         let now = self.context.env().now();
         for owed::OwedDb { name, living, gone } in found {
             if self.plan.wants_owed(&name) {
                 let work = living.map(|(db, is_fresh)| (db, K::all_work(is_fresh)));
-                self.plan.see_owed(now, &name, work, gone);
+                self.plan.observe_owed(now, &name, work, gone);
             }
         }
         self.update_status(|_| ());
@@ -364,11 +364,11 @@ impl<K: Kind> TriggerTask<K> {
             since: delivery.since().max(known),
             db,
         };
-        self.see(seen);
+        self.observe(seen);
     }
 
     /// Receives an observation of a database.
-    fn see(&mut self, seen: Observed<K::Work>) {
+    fn observe(&mut self, seen: Observed<K::Work>) {
         if self.plan.is_full_for(&seen.db.name) {
             // Its work is looked up in the store when there is room.
             let is_fresh = seen.work.as_ref().is_some_and(K::is_fresh);
@@ -378,7 +378,7 @@ impl<K: Kind> TriggerTask<K> {
             }
             return;
         }
-        let cancelled = self.plan.see(self.context.env().now(), seen);
+        let cancelled = self.plan.observe(self.context.env().now(), seen);
         self.cancel(cancelled);
         self.update_status(|_| ());
     }
@@ -462,7 +462,7 @@ impl<K: Kind> TriggerTask<K> {
                 End::Parked
             }
             Err(Failure::Store(error)) => {
-                tracing::warn!(trigger, database = %name, %error, "a mark cannot be read or written");
+                tracing::warn!(trigger, database = %name, %error, "a mark of a trigger cannot be read or written, trying again");
                 if matches!(error, Error::CursorLost { .. }) {
                     return Err(error);
                 }
@@ -501,12 +501,12 @@ impl<K: Kind> TriggerTask<K> {
         }
         for db in found.gone {
             // No row shows it, so a trigger that starts again has to search again.
-            self.see_gone(db, Cursor::NOTHING);
+            self.note_gone(db, Cursor::NOTHING);
         }
     }
 
     /// Notes that an instance is gone, whatever has its name now.
-    fn see_gone(&mut self, db: Db, since: Cursor) {
+    fn note_gone(&mut self, db: Db, since: Cursor) {
         let cancelled = self.plan.forget(self.context.env().now(), db, since);
         self.cancel(cancelled);
         self.update_status(|_| ());

@@ -38,8 +38,8 @@ fn end(plan: &mut Plan<Vec<u32>>, now: Duration, number: u64, is_done: bool) -> 
 #[test]
 fn work_waits_for_more_of_the_same_but_is_not_put_off() {
     let mut plan = plan();
-    plan.see(SECOND, seen(1, 1, 1));
-    plan.see(SECOND * 19 / 10, seen(1, 2, 2));
+    plan.observe(SECOND, seen(1, 1, 1));
+    plan.observe(SECOND * 19 / 10, seen(1, 2, 2));
     assert_eq!(plan.start(SECOND * 19 / 10), None);
     let (number, task, attempt) = plan.start(SECOND * 2).unwrap();
     assert_eq!((task, attempt), (Task::Work(db(1), vec![1, 2]), 1));
@@ -53,7 +53,7 @@ fn what_could_not_be_begun_waits_for_the_news_of_others_and_is_no_attempt() {
     let mut plan = plan();
     let backoff = |failures| SECOND * 10 * failures;
     let name = db(3).name;
-    plan.see(SECOND, seen(3, 1, 1));
+    plan.observe(SECOND, seen(3, 1, 1));
     let (number, ..) = plan.start(SECOND * 2).unwrap();
     let put_off = End::PutOff(Vec::new());
     assert_eq!(plan.end(SECOND * 2, (&name, number), put_off, backoff), Outcome::Failed);
@@ -77,9 +77,9 @@ fn what_could_not_be_begun_waits_for_the_news_of_others_and_is_no_attempt() {
 #[test]
 fn what_comes_while_a_task_runs_causes_another_one_afterwards() {
     let mut plan = plan();
-    plan.see(SECOND, seen(1, 1, 1));
+    plan.observe(SECOND, seen(1, 1, 1));
     let (first, ..) = plan.start(SECOND * 2).unwrap();
-    plan.see(SECOND * 2, seen(1, 2, 2));
+    plan.observe(SECOND * 2, seen(1, 2, 2));
     assert_eq!(plan.start(SECOND * 100), None, "one at a time");
     assert_eq!(end(&mut plan, SECOND * 100, first, true), Outcome::Done);
     assert_eq!(plan.since(), Some(at(2)), "the first is done");
@@ -93,9 +93,9 @@ fn what_comes_while_a_task_runs_causes_another_one_afterwards() {
 #[test]
 fn a_failure_is_tried_again_later_with_what_came_since() {
     let mut plan = plan();
-    plan.see(SECOND, seen(1, 1, 1));
+    plan.observe(SECOND, seen(1, 1, 1));
     let (number, ..) = plan.start(SECOND * 2).unwrap();
-    plan.see(SECOND * 2, seen(1, 2, 2));
+    plan.observe(SECOND * 2, seen(1, 2, 2));
     assert_eq!(end(&mut plan, SECOND * 2, number, false), Outcome::Failed);
     assert_eq!(plan.since(), Some(at(1)));
     assert_eq!(plan.next_due(), Some(SECOND * 12));
@@ -110,7 +110,7 @@ fn what_is_parked_holds_nothing_back_and_is_tried_again_beside_the_rest() {
     let mut plan = plan();
     let name = db(1).name;
     let backoff = |failures| SECOND * 10 * failures;
-    plan.see(SECOND, seen(1, 1, 1));
+    plan.observe(SECOND, seen(1, 1, 1));
     let (number, ..) = plan.start(SECOND * 2).unwrap();
     assert_eq!(plan.end(SECOND * 2, (&name, number), End::Parked, backoff), Outcome::Parked);
     assert_eq!((plan.len(), plan.since()), (0, None));
@@ -119,7 +119,7 @@ fn what_is_parked_holds_nothing_back_and_is_tried_again_beside_the_rest() {
     assert_eq!((plan.len(), plan.since(), plan.running(), plan.retrying()), (1, None, 1, 1));
     assert_eq!(plan.start_retry(&task), None, "one at a time");
     // A change meanwhile causes a task afterwards, and the feed delivers it again until then.
-    plan.see(SECOND * 3, seen(1, 2, 5));
+    plan.observe(SECOND * 3, seen(1, 2, 5));
     assert_eq!(plan.since(), Some(at(5)));
     let put_off = End::PutOff(Vec::new());
     assert_eq!(plan.end(SECOND * 3, (&name, number), put_off, backoff), Outcome::Failed);
@@ -131,7 +131,7 @@ fn what_is_parked_holds_nothing_back_and_is_tried_again_beside_the_rest() {
     // The database is deleted during a retry.
     let number = plan.start_retry(&Task::Work(db(1), vec![9])).unwrap();
     let gone = Observed { db: db(1), replaced: None, work: None, since: at(7) };
-    assert_eq!(plan.see(SECOND * 14, gone), Some(number));
+    assert_eq!(plan.observe(SECOND * 14, gone), Some(number));
     assert_eq!(plan.end(SECOND * 14, (&name, number), End::Parked, backoff), Outcome::Stale);
     assert_eq!(plan.start(SECOND * 14).unwrap().1, Task::Gone(db(1)));
     assert_eq!(plan.retrying(), 0);
@@ -140,10 +140,10 @@ fn what_is_parked_holds_nothing_back_and_is_tried_again_beside_the_rest() {
 #[test]
 fn a_deletion_cancels_and_the_job_is_informed_once_the_task_has_ended() {
     let mut plan = plan();
-    plan.see(SECOND, seen(1, 1, 1));
+    plan.observe(SECOND, seen(1, 1, 1));
     let (number, ..) = plan.start(SECOND * 2).unwrap();
     let gone = Observed { db: db(1), replaced: None, work: None, since: at(2) };
-    assert_eq!(plan.see(SECOND * 3, gone), Some(number));
+    assert_eq!(plan.observe(SECOND * 3, gone), Some(number));
     assert_eq!(plan.start(SECOND * 3), None, "it has not ended yet");
     assert_eq!(end(&mut plan, SECOND * 4, number, true), Outcome::Stale);
     let (number, task, _) = plan.start(SECOND * 4).unwrap();
@@ -155,11 +155,11 @@ fn a_deletion_cancels_and_the_job_is_informed_once_the_task_has_ended() {
 #[test]
 fn a_recreation_begins_afresh_after_the_job_is_informed_of_the_end_of_the_old_one() {
     let mut plan = plan();
-    plan.see(SECOND, seen(1, 1, 1));
+    plan.observe(SECOND, seen(1, 1, 1));
     let (number, ..) = plan.start(SECOND * 2).unwrap();
-    plan.see(SECOND * 2, seen(1, 2, 2));
+    plan.observe(SECOND * 2, seen(1, 2, 2));
     let again = Observed { replaced: Some(db(1)), ..seen(2, 7, 3) };
-    assert_eq!(plan.see(SECOND * 3, again), Some(number));
+    assert_eq!(plan.observe(SECOND * 3, again), Some(number));
     assert_eq!(plan.runs(&db(1).name), Some(&db(1)));
     assert_eq!(end(&mut plan, SECOND * 3, number, false), Outcome::Stale);
     let (number, task, _) = plan.start(SECOND * 3).unwrap();
@@ -173,7 +173,7 @@ fn a_recreation_begins_afresh_after_the_job_is_informed_of_the_end_of_the_old_on
 #[test]
 fn an_instance_that_is_found_to_be_gone_does_not_take_its_successor_along() {
     let mut plan = plan();
-    plan.see(SECOND, seen(2, 1, 5));
+    plan.observe(SECOND, seen(2, 1, 5));
     assert_eq!(plan.forget(SECOND, db(1), at(6)), None);
     let (number, task, _) = plan.start(SECOND).unwrap();
     assert_eq!(task, Task::Gone(db(1)));
@@ -191,7 +191,7 @@ fn no_more_tasks_run_at_once_than_may() {
     for n in 0..3 {
         let name = DbName::new(&format!("db{n}")).unwrap();
         let db = Db::new(name, DbInstance([1; 16]));
-        plan.see(SECOND, Observed { db, ..seen(1, n, 1) });
+        plan.observe(SECOND, Observed { db, ..seen(1, n, 1) });
     }
     let now = SECOND * 2;
     let (number, task, _) = plan.start(now).unwrap();
@@ -208,7 +208,7 @@ fn what_takes_long_is_noted_in_the_store_and_holds_the_cursor_back_no_longer() {
     let mut plan = plan();
     let name = db(1).name;
     let none = |_: &Vec<u32>| false;
-    plan.see(SECOND, seen(1, 1, 1));
+    plan.observe(SECOND, seen(1, 1, 1));
     let (number, ..) = plan.start(SECOND * 2).unwrap();
     assert_eq!(plan.overdue(SECOND * 10, (SECOND * 10, 5), none), []);
     let overdue = plan.overdue(SECOND * 11, (SECOND * 10, 5), |work| work.contains(&1));
@@ -216,7 +216,7 @@ fn what_takes_long_is_noted_in_the_store_and_holds_the_cursor_back_no_longer() {
     plan.set_owed([&name].into_iter(), true);
     assert_eq!((plan.since(), plan.overdue(SECOND * 99, (SECOND, 5), none)), (None, Vec::new()));
     // A change meanwhile is covered, too.
-    plan.see(SECOND * 20, seen(1, 2, 2));
+    plan.observe(SECOND * 20, seen(1, 2, 2));
     assert_eq!(plan.since(), None);
     assert_eq!(end(&mut plan, SECOND * 30, number, true), Outcome::Done);
     assert!(plan.take_settled(5).is_empty(), "something waits");
@@ -224,7 +224,7 @@ fn what_takes_long_is_noted_in_the_store_and_holds_the_cursor_back_no_longer() {
     assert_eq!(end(&mut plan, SECOND * 31, number, true), Outcome::Done);
     assert_eq!(plan.take_settled(5), std::slice::from_ref(&name));
     // The store could not remove it from its list, and it is observed again.
-    plan.see(SECOND * 40, seen(1, 3, 7));
+    plan.observe(SECOND * 40, seen(1, 3, 7));
     assert_eq!(plan.since(), Some(at(7)));
     plan.put_back_settled(vec![name]);
     assert_eq!(plan.since(), None);
@@ -235,7 +235,7 @@ fn what_was_owed_is_done_after_a_restart() {
     let mut plan = plan();
     let (name, now) = (db(1).name, SECOND * 5);
     assert!(plan.wants_owed(&name));
-    plan.see_owed(now, &name, Some((db(2), vec![7])), Vec::new());
+    plan.observe_owed(now, &name, Some((db(2), vec![7])), Vec::new());
     assert!(!plan.wants_owed(&name), "it is in hand");
     let (number, task, _) = plan.start(now).unwrap();
     assert_eq!((task, plan.since()), (Task::Work(db(2), vec![7]), None));
@@ -243,19 +243,19 @@ fn what_was_owed_is_done_after_a_restart() {
     assert!(!plan.wants_owed(&name), "it is done");
     assert_eq!(plan.take_settled(5), std::slice::from_ref(&name));
     // A name whose instance is gone, and a name without any work.
-    plan.see_owed(now, &name, None, vec![db(1)]);
+    plan.observe_owed(now, &name, None, vec![db(1)]);
     let (number, task, _) = plan.start(now).unwrap();
     assert_eq!(task, Task::Gone(db(1)));
     assert_eq!(end(&mut plan, now, number, true), Outcome::Done);
     plan.take_settled(5);
-    plan.see_owed(now, &name, None, Vec::new());
+    plan.observe_owed(now, &name, None, Vec::new());
     assert_eq!((plan.len(), plan.take_settled(5)), (0, vec![name.clone()]));
     // The delivery since the start is newer; the owed work is done as well.
-    plan.see(now, seen(3, 1, 9));
-    plan.see_owed(now, &name, Some((db(2), vec![7])), vec![db(1)]);
+    plan.observe(now, seen(3, 1, 9));
+    plan.observe_owed(now, &name, Some((db(2), vec![7])), vec![db(1)]);
     let (number, task, _) = plan.start(now).unwrap();
     assert_eq!(task, Task::Work(db(3), vec![1]));
-    plan.see_owed(now, &name, Some((db(3), vec![8])), Vec::new());
+    plan.observe_owed(now, &name, Some((db(3), vec![8])), Vec::new());
     assert_eq!(end(&mut plan, now, number, true), Outcome::Done);
     assert_eq!(plan.start(now + SECOND).unwrap().1, Task::Work(db(3), vec![8]));
 }
@@ -268,7 +268,7 @@ fn a_tenant_that_has_no_place_left_waits_in_the_store() {
     for name in ["a/1", "a/2"] {
         assert!(!plan.is_full_for(&of(name)));
         let db = Db::new(of(name), DbInstance([1; 16]));
-        plan.see(SECOND, Observed { db, ..seen(1, 1, 5) });
+        plan.observe(SECOND, Observed { db, ..seen(1, 1, 5) });
     }
     assert!(plan.is_full_for(&of("a/3")) && !plan.is_full_for(&of("a/1")) && !plan.is_full_for(&of("b/1")));
     plan.spill(SECOND, of("a/3"), at(3), false);

@@ -11,7 +11,7 @@ use crate::{
 ///
 /// It reads by snapshot; a fold in between does not change the result. A caller that decides by it what to record must make sure
 /// that no other caller does so at the same time.
-pub(crate) async fn standing(
+pub(crate) async fn row_if_folded(
     context: &Context,
     tx: &Transaction,
     name: &DbName,
