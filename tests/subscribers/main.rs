@@ -22,6 +22,6 @@ mod mirror;
 mod order;
 mod pace;
 mod parity;
+mod regressions;
 mod restarts;
-mod second_look;
 mod supervision;

@@ -353,7 +353,7 @@ where
 
     /// Saves unsaved work, unless only the observer does that.
     async fn flush(&mut self) -> Result<()> {
-        let is_due = !self.is_explicit() || self.parking.has_pending() && self.is_saved();
+        let is_due = !self.is_explicit() || self.parking.has_pending() && self.may_save();
         if self.right.stored.get() < self.done && is_due {
             self.write_checkpoint(self.done).await?;
         }

@@ -130,7 +130,7 @@ where
                 CheckpointPolicy::EveryBatch => true,
                 CheckpointPolicy::Rows(most) => self.rows_since >= most,
                 CheckpointPolicy::Interval(most) => self.env().now().saturating_sub(self.written) >= most,
-                CheckpointPolicy::Explicit => self.parking.has_pending() && self.is_saved(),
+                CheckpointPolicy::Explicit => self.parking.has_pending() && self.may_save(),
             };
             if is_due {
                 self.write_checkpoint(rows.to).await?;

@@ -249,7 +249,7 @@ where
             "a group parks an id: its rows wait, and are tried again"
         );
         self.failing = None;
-        let is_whole = self.is_saved();
+        let is_whole = self.may_save();
         self.settle(rows);
         if is_whole {
             // Instead of the checkpoint that the observer would have written.
@@ -260,7 +260,7 @@ where
     }
 
     /// Whether all rows that were passed to the observer are saved, or this task may save them.
-    pub(super) fn is_saved(&self) -> bool {
+    pub(super) fn may_save(&self) -> bool {
         !self.is_explicit() || self.right.stored.get() >= self.last_row
     }
 

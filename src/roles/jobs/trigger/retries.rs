@@ -16,7 +16,7 @@ use crate::{
 const PAGE_ROWS: usize = 64;
 
 /// How often it polls for requests.
-const LOOK_INTERVAL: Duration = Duration::from_secs(10);
+const POLL_INTERVAL: Duration = Duration::from_secs(10);
 
 /// A database is tried in at least one of `2^SKIPS_MAX` rounds.
 const SKIPS_MAX: u32 = 4;
@@ -26,7 +26,7 @@ const FIRST: u64 = 1;
 /// The result of a read.
 pub(super) enum Step {
     /// The number of requests so far.
-    Looked(Result<u64>),
+    Polled(Result<u64>),
     /// A page of parked databases.
     Read(Result<Vec<(Db, ParkedRow)>>),
 }
@@ -78,11 +78,11 @@ impl Retries {
             Box::pin(async move { Step::Read(cursor.parked(last.as_ref(), PAGE_ROWS).await) })
         } else {
             // The first poll is at once: a request may have come while no trigger was running.
-            let rest = self.asked.map_or(Duration::ZERO, |_| LOOK_INTERVAL.min(self.interval));
+            let rest = self.asked.map_or(Duration::ZERO, |_| POLL_INTERVAL.min(self.interval));
             let rest = env.sleep(rest);
             Box::pin(async move {
                 rest.await;
-                Step::Looked(cursor.asked().await)
+                Step::Polled(cursor.asked().await)
             })
         });
     }
@@ -96,7 +96,7 @@ impl Retries {
     pub fn end(&mut self, now: Duration, step: Step) {
         self.step = None;
         match step {
-            Step::Looked(Ok(asked)) => {
+            Step::Polled(Ok(asked)) => {
                 let is_asked = self.asked.replace(asked).map_or(asked > 0, |known| known != asked);
                 self.is_full = now >= self.round_at;
                 if self.is_full {
@@ -112,7 +112,7 @@ impl Retries {
                 let (round, is_full) = (self.round, self.is_full);
                 self.queue.extend(page.into_iter().filter(|(db, row)| is_turn(db, row, round, is_full)));
             }
-            Step::Looked(Err(error)) | Step::Read(Err(error)) => {
+            Step::Polled(Err(error)) | Step::Read(Err(error)) => {
                 tracing::warn!(%error, "parked databases cannot be read, trying again later");
                 (self.is_reading, self.asked) = (false, self.asked.or(Some(0)));
             }
