@@ -234,7 +234,6 @@ fn check(folder: &Path, acknowledged: &mut [u64]) {
     });
 }
 
-/// All rows of a range.
 async fn all_rows(db: &Database, range: KeyRange) -> Result<BTreeMap<Vec<u8>, Vec<u8>>> {
     let tx = db.begin();
     let mut pages = tx.pages(RangeRead::new(range), Isolation::Snapshot);

@@ -30,13 +30,10 @@ use tokio_stream::StreamExt;
 
 /// A bus with all its roles in one process.
 struct Node {
-    /// The store.
     store: Database,
-    /// The bus.
     bus: Bus,
     /// Folds at once.
     _notifier: Notifier,
-    /// Dispatches.
     dispatcher: Dispatcher,
 }
 
@@ -76,7 +73,6 @@ fn ring(ring_rows_max: usize) -> DispatcherOptions {
     DispatcherOptions { ring_rows_max, ..DispatcherOptions::default() }
 }
 
-/// The next delivery.
 async fn next(subscription: &mut Subscription) -> Delivery {
     within("a delivery", common::next_news(subscription)).await.unwrap().unwrap()
 }
@@ -97,12 +93,10 @@ async fn drain(subscription: &mut Subscription) -> Vec<Delivery> {
     deliveries
 }
 
-/// The names of deliveries.
 fn names(deliveries: &[Delivery]) -> BTreeSet<&str> {
     deliveries.iter().map(|delivery| delivery.notification().name.as_str()).collect()
 }
 
-/// The news of a delivery.
 fn changes(delivery: &Delivery) -> Vec<(DbInstance, EventKind)> {
     delivery.news().iter().collect()
 }

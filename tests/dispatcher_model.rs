@@ -209,11 +209,8 @@ impl Subscriber {
 struct Run {
     /// Draws everything.
     random: fastrand::Rng,
-    /// The store.
     store: Database,
-    /// The bus.
     bus: Bus,
-    /// Its dispatcher.
     dispatcher: Dispatcher,
     /// Whether the feed is read in small pages.
     small_pages: bool,
@@ -223,7 +220,6 @@ struct Run {
     recorded: u64,
     /// Positions at which everything was still, with what was in the feed then.
     checkpoints: Vec<(Sequence, Knowledge)>,
-    /// The subscribers.
     subscribers: Vec<Subscriber>,
 }
 

@@ -39,7 +39,6 @@ fn folder(parent: &Path) -> (PathBuf, String, String) {
     (path, text, store)
 }
 
-/// All files of a folder.
 fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
     let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     entries

@@ -41,7 +41,6 @@ fn refusal(folder: &Path) -> String {
     }
 }
 
-/// All rows.
 fn rows(db: &Database) -> Rows {
     wait(async {
         let tx = db.begin();

@@ -40,7 +40,6 @@ async fn rows(store: &Database, prefix: &[u8]) -> Vec<Row> {
     store.begin().get_range(&read, Isolation::Snapshot).await.unwrap().rows
 }
 
-/// The ids in the store.
 async fn ids(store: &Database) -> Vec<Row> {
     rows(store, TRANSACTION_IDS_PREFIX).await
 }

@@ -37,9 +37,7 @@ struct Size {
     subscribers: usize,
     /// Databases.
     dbs: usize,
-    /// Events.
     events: usize,
-    /// Rows of the ring.
     ring_rows_max: usize,
     /// Subscribers that rest far behind.
     resting: usize,

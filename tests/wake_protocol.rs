@@ -82,7 +82,6 @@ impl WakeModel {
 /// The result of a subscriber.
 #[derive(Debug, PartialEq, Eq)]
 struct Received {
-    /// The batches.
     batches: Vec<u64>,
     /// Whenever nothing waited for it: its position, and how many batches it had received by then.
     known: Vec<(u64, usize)>,

@@ -63,7 +63,6 @@ fn main() -> ExitCode {
 
 /// Runs scripts of one kind.
 struct Runtime {
-    /// Its command.
     command: PathBuf,
     /// Whether its clients are installed.
     is_installed: bool,
@@ -191,7 +190,6 @@ fn text(file: &mut File) -> String {
 
 /// The example, in memory. Dropping it kills it.
 struct Server {
-    /// The process.
     process: Child,
     /// Where it listens.
     address: String,

@@ -33,11 +33,9 @@ const GUARD: &str =
 
 /// A running cluster. Dropping it stops its processes.
 pub struct Cluster {
-    /// Its servers.
     servers: Vec<Server>,
     /// All its files.
     folder: TempDir,
-    /// The programs.
     programs: Programs,
 }
 
@@ -54,7 +52,6 @@ struct Server {
 /// Where FoundationDB's programs are.
 #[derive(Clone)]
 struct Programs {
-    /// The server.
     server: PathBuf,
     /// The command line.
     cli: PathBuf,
@@ -242,7 +239,6 @@ impl Drop for Cluster {
     }
 }
 
-/// The path as text.
 pub fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }

@@ -35,7 +35,6 @@ const PREFIX: &str = "NOTIBUS_CHILD_PREFIX";
 
 /// A child of the trial. Dropping it kills it.
 pub(crate) struct Child {
-    /// The process.
     process: Process,
     /// Ends its part when it is closed.
     input: Option<ChildStdin>,

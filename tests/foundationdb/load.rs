@@ -36,7 +36,6 @@ pub(crate) struct Load {
     stop: Arc<AtomicBool>,
     /// How many transactions were committed.
     committed: Arc<AtomicU64>,
-    /// The workers.
     workers: Vec<JoinHandle<Totals>>,
     /// The store with the markers.
     store: Database,
@@ -101,7 +100,6 @@ async fn count(store: &Database, prefix: &[u8]) -> u64 {
 struct Worker {
     /// Which one.
     number: u64,
-    /// The store.
     store: Database,
     /// Where to record.
     bus: Bus,

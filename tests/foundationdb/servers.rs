@@ -17,9 +17,7 @@ const MARKERS: &[u8] = b"markers/";
 
 /// A bus with all its roles, under load, on a cluster of its own.
 struct Stage {
-    /// The bus.
     bus: Bus,
-    /// The store.
     store: Database,
     /// Folds.
     notifier: Notifier,

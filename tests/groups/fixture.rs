@@ -97,7 +97,6 @@ pub enum Happened {
     Closed(CloseReason),
 }
 
-/// The work of an observer on a batch.
 pub type Work = dyn Fn(GroupBatch<Notification>) -> futures_util::future::BoxFuture<'static, ObserverResult>
     + Send
     + Sync;
@@ -130,7 +129,6 @@ impl Log {
         Self { happened: Arc::default(), next: Arc::default(), work }
     }
 
-    /// A new observer.
     fn observer(&self) -> Logged {
         Logged { number: self.next.fetch_add(1, Ordering::Relaxed), log: self.clone() }
     }
@@ -208,9 +206,7 @@ impl Log {
 
 /// An observer that logs its calls.
 struct Logged {
-    /// Its number.
     number: u64,
-    /// The log.
     log: Log,
 }
 

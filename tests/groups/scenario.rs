@@ -71,7 +71,6 @@ fn observers(store: &Database, seed: u64, fails_percent: u8) -> Log {
 struct Running {
     /// Its store.
     faults: Faults,
-    /// Its consumer.
     consumer: Consumer,
 }
 
@@ -85,7 +84,6 @@ struct Scenario {
     random: fastrand::Rng,
     /// The observers of all nodes.
     logs: Vec<Log>,
-    /// The nodes.
     nodes: Vec<Running>,
     /// How often each database was updated.
     updates: BTreeMap<usize, u64>,

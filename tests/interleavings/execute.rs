@@ -28,7 +28,6 @@ pub(crate) async fn execute(db: &Database, prefix: &[u8], steps: &[Step]) -> Tra
 
 /// A transaction.
 struct Slot {
-    /// The transaction.
     tx: Transaction,
     /// Whether it has a read version.
     has_version: bool,
@@ -157,7 +156,6 @@ impl Execution<'_> {
         })
     }
 
-    /// Reads a range.
     async fn get_range(&self, slot: usize, read: &RangeRead, isolation: Isolation) -> Event {
         let result = self.slots[slot].tx.get_range(read, isolation).await;
         Event::Rows(match result {
@@ -169,7 +167,6 @@ impl Execution<'_> {
         })
     }
 
-    /// All rows.
     async fn rows(&self) -> Vec<Row> {
         let all = KeyRange::new(self.key(LETTERS[0]), self.key(b'~'));
         let read = RangeRead::new(all);
@@ -199,7 +196,6 @@ impl Execution<'_> {
         bytes
     }
 
-    /// The key of a letter.
     fn key(&self, letter: u8) -> Vec<u8> {
         [self.prefix, &[letter]].concat()
     }

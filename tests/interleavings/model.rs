@@ -77,7 +77,6 @@ enum Write {
 /// What a transaction knows about a key.
 #[derive(Debug, Clone)]
 struct Knowledge {
-    /// The value.
     value: Option<Vec<u8>>,
     /// Whether the value may be a stamp that is not known yet.
     is_unreadable: bool,

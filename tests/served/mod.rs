@@ -20,7 +20,6 @@ pub struct Served {
     pub at: SocketAddr,
 }
 
-/// The command.
 pub fn notibus() -> Command {
     Command::new(env!("CARGO_BIN_EXE_notibus"))
 }

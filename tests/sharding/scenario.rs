@@ -25,7 +25,6 @@ use tokio::sync::watch;
 pub struct Size {
     /// Transactions of each of the three writers.
     pub writes: u32,
-    /// Reshards.
     pub reshards: u32,
     /// Readers of each kind.
     pub readers: u32,
@@ -43,7 +42,6 @@ struct ShardingFixture {
     store: Database,
     /// The changes feeds.
     changes: Changes,
-    /// The database.
     db: Db,
     /// The key prefix of the layer's documents.
     prefix: String,
@@ -83,7 +81,6 @@ impl ShardingFixture {
         self.edits.fetch_add(docs.len() as u64, Ordering::Relaxed);
     }
 
-    /// A writer.
     async fn write(self, writes: u32, mut random: fastrand::Rng) {
         for _ in 0..writes {
             let mut docs: Vec<_> = (0..random.u32(1..4)).map(|_| random.u32(..DOCS)).collect();

@@ -17,7 +17,6 @@ use crate::{
     fixture::SubscriberFixture,
 };
 
-/// The names of a batch.
 fn names(batch: &DeliveryBatch) -> Vec<String> {
     batch.iter().map(|delivery| delivery.notification().name.to_string()).collect()
 }

@@ -19,15 +19,11 @@ use crate::{
 
 /// A layer with a cache.
 struct Layer {
-    /// The store.
     store: Database,
-    /// The bus.
     bus: Bus,
     /// Folds at once.
     notifier: Notifier,
-    /// Dispatches.
     dispatcher: Dispatcher,
-    /// The cache.
     cache: Arc<DdocCache>,
 }
 

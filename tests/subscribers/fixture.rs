@@ -13,13 +13,10 @@ use crate::common::{self, eager, narrow_bus, record, until, within};
 
 /// A bus with all its roles in one process.
 pub struct SubscriberFixture {
-    /// The store.
     pub store: Database,
-    /// The bus.
     pub bus: Bus,
     /// Folds at once.
     pub notifier: Notifier,
-    /// Dispatches.
     pub dispatcher: Dispatcher,
 }
 
@@ -86,7 +83,6 @@ pub async fn fold(store: &Database, bus: &Bus, database: &Db, kind: EventKind) -
     common::row(bus, database).await.unwrap().sequence
 }
 
-/// The next delivery.
 pub async fn next(subscription: &mut Subscription) -> Delivery {
     within("a delivery", common::next_news(subscription)).await.unwrap().unwrap()
 }
@@ -112,12 +108,10 @@ pub fn name(delivery: &Delivery) -> &str {
     delivery.notification().name.as_str()
 }
 
-/// The names of deliveries.
 pub fn names(deliveries: &[Delivery]) -> BTreeSet<&str> {
     deliveries.iter().map(name).collect()
 }
 
-/// The news of a delivery.
 pub fn changes(delivery: &Delivery) -> Vec<(DbInstance, EventKind)> {
     delivery.news().iter().collect()
 }

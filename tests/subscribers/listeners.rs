@@ -58,7 +58,6 @@ impl CallReporter {
         }
     }
 
-    /// Reports a call.
     fn report(&self, call: impl Into<String>) {
         let _ = self.0.send(call.into());
     }

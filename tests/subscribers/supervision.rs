@@ -27,7 +27,6 @@ use crate::{
     listeners::{call_reporters, next_call},
 };
 
-/// The next supervision event.
 async fn next(events: &mut SupervisionEvents) -> Supervised {
     within("an event", events.next()).await.unwrap().unwrap().what
 }

@@ -16,7 +16,6 @@ use crate::{
     fixture::{JobReports, TriggerFixture, at_rest, job, quick},
 };
 
-/// An index trigger, and the reports of its jobs.
 async fn start(world: &TriggerFixture) -> (Trigger, JobReports<IndexBuild>) {
     let (reporting, reports) = job::<IndexBuild>();
     (index_trigger(&world.dispatcher, quick(), reporting).await.unwrap(), reports)

@@ -15,13 +15,10 @@ use crate::common::{eager, record, until, wide_bus, within};
 
 /// A bus with all its roles in one process.
 pub struct TriggerFixture {
-    /// The store.
     pub store: Database,
-    /// The bus.
     pub bus: Bus,
     /// Folds at once.
     pub _notifier: Notifier,
-    /// Dispatches.
     pub dispatcher: Dispatcher,
 }
 
@@ -104,7 +101,6 @@ impl TriggerFixture {
 
 /// A job that reports its calls, and whose results the test decides.
 pub struct ReportingJob<W> {
-    /// Its work, with the sender of its result.
     pub works: UnboundedSender<(W, tokio::sync::oneshot::Sender<TaskResult>)>,
     /// Databases that were reported to it as gone.
     pub gone: UnboundedSender<Db>,
@@ -112,7 +108,6 @@ pub struct ReportingJob<W> {
 
 /// Receives the reports of a job.
 pub struct JobReports<W> {
-    /// Its work, with the sender of its result.
     pub works: UnboundedReceiver<(W, tokio::sync::oneshot::Sender<TaskResult>)>,
     /// Databases that were reported to it as gone.
     pub gone: UnboundedReceiver<Db>,

@@ -48,7 +48,6 @@ struct Known {
 struct Done {
     /// The databases that have an index.
     indexes: BTreeSet<Db>,
-    /// By database.
     known: HashMap<Db, Known>,
     /// Builds that have succeeded.
     builds: usize,
@@ -157,7 +156,6 @@ impl Life {
         life
     }
 
-    /// The next database of this name.
     fn next(&mut self, name: &DbName) -> Db {
         self.instances += 1;
         let instance = DbInstance(self.instances.to_be_bytes());

@@ -198,7 +198,6 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs a command.
 async fn run(command: Command, deadline: Deadline) -> Result<(), Failure> {
     match command {
         #[cfg(feature = "http")]

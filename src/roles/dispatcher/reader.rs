@@ -109,7 +109,6 @@ struct LookUp {
 #[derive(Default)]
 struct Ahead(HashMap<DbName, Sequence>);
 
-/// The options of a subscription.
 pub(super) struct SubscriptionOptions {
     pub filter: Filter,
     /// Whether it skips missed rows instead of catching up.

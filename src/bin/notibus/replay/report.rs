@@ -171,9 +171,7 @@ impl Report {
 struct DumpedRow<'a> {
     /// Where it stands.
     seq: Sequence,
-    /// The name of the database.
     db: &'a DbName,
-    /// The instance of the database.
     instance: DbInstance,
     /// Whether the database is deleted.
     deleted: bool,
@@ -187,7 +185,6 @@ struct DumpedRow<'a> {
 pub struct Dump {
     /// Its path, for messages.
     path: PathBuf,
-    /// The file.
     file: File,
 }
 

@@ -10,7 +10,6 @@ const SHARDS_MAX: usize = 64;
 
 /// Reshards the feed after each such number of events, in its own task.
 pub struct Resharder {
-    /// The feed.
     feed: NotificationFeed,
     /// The entry that was open when the replay began.
     began: TopologyEntry,

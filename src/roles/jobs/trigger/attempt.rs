@@ -17,7 +17,6 @@ use crate::{
     state::{context::Context, keys::ParkedRow, named_cursor::OpenCursor},
 };
 
-/// The limits of an attempt.
 pub(super) struct AttemptLimits {
     /// The number of the attempt, from 1 on.
     pub number: u32,

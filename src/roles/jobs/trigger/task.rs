@@ -147,7 +147,6 @@ impl<K: Kind> Supervisor<K> {
     }
 }
 
-/// The task of a trigger.
 struct TriggerTask<K: Kind> {
     context: Arc<Context>,
     options: TriggerOptions,
