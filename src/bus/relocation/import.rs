@@ -91,7 +91,7 @@ impl<'a> Import<'a> {
             let rows =
                 tx.get_range(&RangeRead::new(keys.all()).limit(1), Isolation::Serializable).await?.rows;
             if has_bus || !(is_left || rows.is_empty()) {
-                let reason = "it is in use; import under another prefix";
+                let reason = "there is a bus or other data under it; import under another prefix";
                 return Err(Error::invalid("prefix", reason));
             }
             silence.check(&tx, keys).await?;
