@@ -64,7 +64,7 @@ async fn only_admins_are_told() {
     assert_eq!(get(world.at(), "/_notibus/health/ready").await.head.status, 200);
 }
 
-/// The pages of anyone could once use a server on a loopback address through the browser of whoever looks at them.
+/// Regression: any web page could use a server on a loopback address through the browser of a user who looked at the page.
 #[tokio::test]
 async fn an_open_server_answers_no_pages_from_elsewhere() {
     let limits = ServerOptions { hosts: Hosts::Local(Vec::new()), ..ServerOptions::default() };
@@ -181,7 +181,7 @@ async fn a_name_that_can_never_match_is_refused_at_start() {
 
 /// Behind a proxy that passes its own upstream name as `Host`, an open server once took everyone for local.
 #[tokio::test]
-async fn an_open_server_answers_nobody_for_whom_a_proxy_asks() {
+async fn an_open_server_answers_no_client_behind_a_proxy() {
     let world = HttpFixture::new().await;
     for header in [
         "X-Forwarded-For: 203.0.113.7",
@@ -371,7 +371,7 @@ async fn a_proxy_that_is_known_is_believed() {
         }
         let locked = status(&world, "203.0.113.1", "YW5uYTp3cm9uZzU=").await;
         assert_eq!(locked, 403, "what stands further to the left anybody may write");
-        // Before anybody was found right, whom the server would know again from anywhere.
+        // Before any log-in has succeeded: after one, the server would know the credentials again from anywhere.
         let elsewhere = if is_known { 401 } else { 403 };
         assert_eq!(
             status(&world, "203.0.113.1, 203.0.113.2, 127.0.0.1", "YW5uYTp3cm9uZzY=").await,

@@ -1,4 +1,4 @@
-//! Log-ins under attack: what they cost, whom they slow, and who is locked out.
+//! Log-ins under attack: their cost, the log-ins that they slow down, and the lockouts.
 
 use std::{
     net::SocketAddr,

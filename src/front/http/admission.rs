@@ -11,7 +11,7 @@ use super::{
     tally::{self, Tally},
 };
 
-/// The address of whoever has asked, as a server puts it into a request's extensions. Feeds of requests without one are
+/// The address of the client, which a server puts into a request's extensions. Feeds of requests without one are
 /// counted together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Peer(pub IpAddr);
@@ -43,7 +43,7 @@ impl Admission {
         Arc::new(Self { clients: Tally::new(), feeds_max })
     }
 
-    /// A place for a feed of whoever sent a request with these extensions. Fails with 429 if there is none left.
+    /// A place for a feed of the client of these extensions. Fails with 429 if there is none left.
     pub fn enter(&self, extensions: &Extensions) -> Result<Place, Failure> {
         let named = extensions.get::<Caller>().map(|caller| Client::Named(caller.shared_name()));
         let client = named.unwrap_or_else(|| Client::At(extensions.get::<Peer>().map(|peer| peer.0)));

@@ -162,7 +162,7 @@ impl Inner {
         self.feed.context.env()
     }
 
-    /// What a feed of whoever sent a request with these extensions needs. Fails with 429 if the client has too many that last.
+    /// The context of a feed for the client of these extensions. Fails with 429 if the client has too many lasting feeds.
     pub fn surroundings(&self, mode: Mode, extensions: &Extensions) -> Result<FeedContext, Failure> {
         let place = match mode {
             Mode::Normal => None,

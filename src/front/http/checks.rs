@@ -3,10 +3,10 @@
 //!
 //! # Invariants
 //!
-//! 1. A permit lives as long as the check that it permits, whoever hangs up meanwhile: so many checks, and no more, take memory,
-//!    and it is always the same.
-//! 2. Each name has one check at a time, and what is no name takes no permit that somebody waits for: who guesses one name, or
-//!    any, delays nobody who logs in by another.
+//! 1. A permit lives as long as its check, even if the client hangs up meanwhile: so the checks that take memory are limited,
+//!    and their memory is constant.
+//! 2. Each name has one check at a time, and text that is no name takes no permit for which others wait: guesses of one name, or of
+//!    any, do not delay log-ins under other names.
 //! 3. A pair of a name and an address has a few failures, and is then refused without a check. A check counts as failed while it
 //!    runs, so that a hundred at once are not a hundred guesses.
 //! 4. Requests with equal headers share one check: a right client that begins with many connections does not lock itself out.

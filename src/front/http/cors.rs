@@ -60,7 +60,7 @@ pub(super) struct Allowed {
 }
 
 impl Cors {
-    /// Fails if an origin could never match, or if all pages of the world could use the credentials of whoever looks at them.
+    /// Fails if an origin could never match, or if all web pages could use the credentials of the users who look at them.
     pub(super) fn check(&self) -> Result<()> {
         let is_origin = |origin: &String| {
             let place = origin.split_once("://").map(|(_, place)| place);

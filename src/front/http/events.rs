@@ -63,9 +63,9 @@ struct Posted {
     /// What happened to it.
     #[serde(rename = "type")]
     kind: String,
-    /// The document that was written, of which only a design document's id is told on.
+    /// The document that was written; only the id of a design document is recorded.
     doc: Option<String>,
-    /// Which creation of the name is meant, if whoever posts knows: 32 hexadecimal digits.
+    /// The instance of the name, if the client knows it: 32 hexadecimal digits.
     instance: Option<String>,
 }
 

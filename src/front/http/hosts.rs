@@ -1,11 +1,11 @@
 //! [`Hosts`]: by which names a server may be addressed.
 //!
-//! A browser sends the requests of any page to any address, also to a server that only its own machine can reach. It tells of a
-//! foreign page by `Origin`; but whoever owns the name of a page can let that name stand for 127.0.0.1, and then the page seems
-//! to come from the server itself, and may read what it answers (DNS rebinding). It still has to ask for its own name, which
-//! stands in `Host`.
+//! A browser sends the requests of any page to any address, even to a server that only its own machine can reach. It marks a
+//! foreign page by `Origin`. But the owner of a page's host name can point that name to 127.0.0.1; then the page seems
+//! to come from the server itself, and may read its answers (DNS rebinding). Such a page still has to send its own host name, in
+//! `Host`.
 //!
-//! What this is not: a protection against programs on the machine, which say what they like. That needs credentials.
+//! This does not protect against programs on the machine, which can send any header. That needs credentials.
 
 use std::net::IpAddr;
 

@@ -153,7 +153,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Serves `router` to whoever connects to `listener`. Must be called within a tokio runtime.
+    /// Serves `router` to the clients that connect to `listener`. Must be called within a tokio runtime.
     ///
     /// Fails with [`Error::Invalid`] as [`ServerOptions::check`] does, among others if other machines can reach it and that is
     /// not asked for; and with [`Error::Io`] if it is no listener any more.
@@ -373,7 +373,7 @@ impl Served {
             return Err(Failure::bad_request("Invalid host header"));
         }
         if !self.options.is_public && is_forwarded(headers) {
-            let reason = "This server is open to its machine alone, and answers nobody for whom a proxy asks: it needs credentials.";
+            let reason = "This server answers its own machine only, and no client behind a proxy, because it has no credentials. Configure credentials.";
             return Err(Failure::new(StatusCode::FORBIDDEN, "forbidden", reason));
         }
         self.options.hosts.check(request.uri(), headers, is_allowed_page)

@@ -40,7 +40,7 @@ impl Api {
 }
 
 impl Api {
-    /// `/`, by which clients of CouchDB know whom they talk to; for servers without a layer, which has one of its own.
+    /// `/`, where clients of CouchDB read the kind of the server; for servers without a layer, which has its own `/`.
     pub fn welcome(&self) -> Router {
         self.counted(Router::new().route("/", get(welcome)).method_not_allowed_fallback(method_not_allowed))
             .fallback(async || Failure::not_found("missing"))

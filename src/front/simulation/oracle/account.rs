@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_may_know_a_name_is_owed_its_deletion() {
+    fn a_reader_that_may_know_a_name_is_owed_its_deletion() {
         let ledger = recreated();
         let owes = |account: &Account| account.is_owed(&ledger, Sequence::MAX).is_some();
         let deleted = wants(EventKind::Deleted);
