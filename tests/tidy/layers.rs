@@ -12,9 +12,7 @@ use crate::{root, source};
 const WITH_ROOMS: [&str; 3] = ["front", "roles", "state"];
 
 /// Folders in which files still use each other in circles. No other may join them.
-const WITH_CIRCLES: [&str; 8] = [
-    "front/http",
-    "front/http/changes",
+const WITH_CIRCLES: [&str; 6] = [
     "front/simulation",
     "roles/group",
     "roles/janitor",

@@ -22,7 +22,7 @@ use super::{
     Failure, Peer,
     caller::{Caller, Grant},
     checks::{Checks, Outcome},
-    session::{Sessions, cookie},
+    cookie::{Sessions, cookie},
 };
 use crate::base::{
     env::Env,

@@ -16,67 +16,14 @@ use axum::{
 };
 use flate2::bufread::GzDecoder;
 use http_body_util::BodyExt;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::{Api, Failure, Inner};
+use super::{Api, Failure, Inner, bodies::Held};
 
 /// How long the body of a request may take to come.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How many bodies are inflated at once.
-const INFLATED_AT_ONCE_MAX: usize = 2;
-
 /// The most parts of a compressed body. Each costs some microseconds, also an empty one.
 const PARTS_MAX: usize = 1_000;
-
-/// How much room all bodies together have.
-#[derive(Debug)]
-pub(super) struct Bodies {
-    /// Room in bytes.
-    room: Arc<Semaphore>,
-    /// Limits how many are inflated at once.
-    inflating: Arc<Semaphore>,
-}
-
-impl Bodies {
-    /// Room for `len_max` bytes.
-    pub fn new(len_max: usize) -> Self {
-        let room = Arc::new(Semaphore::new(len_max.min(Semaphore::MAX_PERMITS)));
-        Self { room, inflating: Arc::new(Semaphore::new(INFLATED_AT_ONCE_MAX)) }
-    }
-}
-
-/// A body, and the room that it takes.
-struct Held {
-    /// The body.
-    bytes: Vec<u8>,
-    /// Its room; none before the first byte.
-    room: Option<OwnedSemaphorePermit>,
-}
-
-impl AsRef<[u8]> for Held {
-    fn as_ref(&self) -> &[u8] {
-        &self.bytes
-    }
-}
-
-impl Held {
-    /// Takes room for `len` bytes more. Fails with 503 if there is none.
-    fn grow(&mut self, bodies: &Bodies, len: usize) -> Result<(), Failure> {
-        let full = || {
-            let reason = "The server holds too many bodies of requests. Try again.";
-            let failure = Failure::new(StatusCode::SERVICE_UNAVAILABLE, "service_unavailable", reason);
-            failure.retry_after(Duration::from_secs(1))
-        };
-        let len = u32::try_from(len).map_err(|_| full())?;
-        let more = Arc::clone(&bodies.room).try_acquire_many_owned(len).map_err(|_| full())?;
-        match &mut self.room {
-            None => self.room = Some(more),
-            Some(room) => room.merge(more),
-        }
-        Ok(())
-    }
-}
 
 impl Inner {
     /// The body of a request with these headers, inflated. Fails with 413 if it is too long, with 408 if it does not come, with

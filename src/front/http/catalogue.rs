@@ -13,7 +13,7 @@ use serde_json::json;
 
 use super::{
     Api, Caller, Databases, Failure, Inner,
-    api::{at, json as answer},
+    answer::{at, json as answer},
     caller::Right,
 };
 use crate::base::event::DbName;

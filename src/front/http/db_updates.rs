@@ -15,7 +15,7 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use super::{
     Api, Failure, Inner,
-    api::at,
+    answer::at,
     caller::Right,
     position::Position,
     query::{Mode, Query, Topic},

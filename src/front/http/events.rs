@@ -23,7 +23,7 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use super::{
     Api, Caller, Databases, Failure, Inner,
-    api::{at, json},
+    answer::{at, json},
     caller::Right,
 };
 use crate::{

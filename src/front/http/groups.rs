@@ -14,7 +14,7 @@ use serde::Deserialize;
 
 use super::{
     Api, Failure, Inner,
-    api::{at, json},
+    answer::{at, json},
     caller::Right,
 };
 use crate::{

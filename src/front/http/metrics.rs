@@ -1,4 +1,4 @@
-//! [`Metrics`]: what the routers have done; and all counts of the process as Prometheus reads them.
+//! All counts of the process as Prometheus reads them.
 
 use std::{sync::atomic::AtomicU64, time::Duration};
 
@@ -15,36 +15,15 @@ use prometheus_client::{
 
 use tokio::runtime::Handle;
 
-use super::{Inner, refusals::Refusals};
+use super::{
+    Inner,
+    answer_counts::{AnswerCounts, Labels},
+    refusals::Refusals,
+};
 use crate::{
     base::{durations::Durations, event::EventKind},
     bus::observed::Observed,
 };
-
-/// The names and values by which counts are distinguished.
-type Labels = Vec<(&'static str, String)>;
-
-/// What the routers have done. Clones count together.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Metrics {
-    /// Answers, by route, method and status.
-    answers: Family<Labels, Counter>,
-    /// Rows sent by feeds.
-    pub rows: Counter,
-    /// Bytes of feeds handed to connections.
-    pub bytes: Counter,
-    /// Feeds that were cut off by a failure.
-    pub failures: Counter,
-}
-
-impl Metrics {
-    /// Counts an answer of `route`.
-    pub fn answered(&self, route: &str, method: &str, status: u16) {
-        let labels =
-            vec![("route", route.to_owned()), ("method", method.to_owned()), ("status", status.to_string())];
-        self.answers.get_or_create(&labels).inc();
-    }
-}
 
 /// What the process counts of the store and of its work.
 fn register_bus(registry: &mut Registry, inner: &Inner) {
@@ -165,7 +144,7 @@ pub(super) fn encode(inner: &Inner, refusals: Option<&Refusals>, observed: Optio
     }
     registry.register("events_folded", "Events folded into notifications, by kind", folded);
 
-    let Metrics { answers, rows, bytes, failures } = inner.metrics.clone();
+    let AnswerCounts { answers, rows, bytes, failures } = inner.metrics.clone();
     registry.register("http_answers", "Answers, by route, method and status", answers);
     registry.register("http_feed_rows", "Rows sent by feeds", rows);
     registry.register("http_feed_bytes", "Bytes of feeds handed to connections", bytes);

@@ -37,22 +37,28 @@
 
 mod access;
 mod admission;
+mod answer;
+mod answer_counts;
 mod api;
+mod bodies;
 mod body;
 mod caller;
 mod catalogue;
 mod changes;
 mod checks;
+mod cookie;
 mod cors;
 mod databases;
 mod db_updates;
 mod events;
 mod failure;
 mod groups;
+mod guard;
 mod hosts;
 mod lockout;
 mod metrics;
 mod name_locks;
+mod options;
 mod page;
 mod position;
 mod query;
@@ -75,12 +81,13 @@ use self::api::Inner;
 pub use self::{
     access::{Access, Credentials},
     admission::Peer,
-    api::{Api, ApiOptions},
+    api::Api,
     caller::{Caller, Grant},
     cors::Cors,
     databases::{Asked, Databases, Lens},
     failure::Failure,
     hosts::Hosts,
+    options::ApiOptions,
     server::{Server, ServerOptions},
 };
 #[cfg(feature = "simulation")]

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::{
     Api, Failure, Inner,
-    api::{self, at},
+    answer::{self, at},
     caller::Right,
     metrics,
     refusals::Refusals,
@@ -51,7 +51,7 @@ impl Api {
 async fn welcome() -> Response {
     let version = env!("CARGO_PKG_VERSION");
     let vendor = json!({ "name": "Notibus" });
-    api::json(StatusCode::OK, &json!({ "couchdb": "Welcome", "version": version, "vendor": vendor }))
+    answer::json(StatusCode::OK, &json!({ "couchdb": "Welcome", "version": version, "vendor": vendor }))
 }
 
 /// 405.
@@ -62,13 +62,13 @@ async fn method_not_allowed() -> Failure {
 /// That something is not as it should be, and why: in a word for programs, and in a sentence.
 fn unavailable(cause: &str, reason: &str) -> Response {
     let told = json!({ "status": "unavailable", "cause": cause, "reason": reason });
-    api::json(StatusCode::SERVICE_UNAVAILABLE, &told)
+    answer::json(StatusCode::SERVICE_UNAVAILABLE, &told)
 }
 
 /// The process lives, and its store takes writes: if it takes no more, only another start can help.
 async fn health(State(inner): State<Arc<Inner>>) -> Response {
     match inner.bus.store().failure() {
-        None => api::json(StatusCode::OK, &json!({ "status": "ok" })),
+        None => answer::json(StatusCode::OK, &json!({ "status": "ok" })),
         Some(_) => unavailable("failed", "The store takes no more writes; /_notibus/status says why."),
     }
 }
@@ -79,7 +79,7 @@ async fn ready(State(inner): State<Arc<Inner>>) -> Response {
         return unavailable("closing", "The node is being shut down.");
     }
     match inner.bus.readiness().await {
-        Ok(()) => api::json(StatusCode::OK, &json!({ "status": "ok" })),
+        Ok(()) => answer::json(StatusCode::OK, &json!({ "status": "ok" })),
         Err(unready) => unavailable(unready.cause(), &unready.to_string()),
     }
 }
@@ -87,7 +87,7 @@ async fn ready(State(inner): State<Arc<Inner>>) -> Response {
 /// Everything about the bus.
 async fn status(State(inner): State<Arc<Inner>>) -> Response {
     match read(&inner).await {
-        Ok(status) => api::json(StatusCode::OK, &status),
+        Ok(status) => answer::json(StatusCode::OK, &status),
         Err(error) => Failure::from(error).into_response(),
     }
 }

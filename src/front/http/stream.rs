@@ -15,7 +15,7 @@ use tokio::sync::watch;
 
 use super::{
     admission::Place,
-    metrics::Metrics,
+    answer_counts::AnswerCounts,
     query::{Mode, Query},
     socket::Lasting,
     wire_format::{WireFormat, Writer},
@@ -111,7 +111,7 @@ pub(super) struct Stream<S> {
     /// Time.
     env: Env,
     /// What is counted.
-    metrics: Metrics,
+    metrics: AnswerCounts,
     /// Turns true when all feeds have to end.
     closing: watch::Receiver<bool>,
     /// Its place among the feeds of its client.
@@ -123,7 +123,7 @@ pub(super) struct FeedContext {
     /// Time.
     pub env: Env,
     /// What is counted.
-    pub metrics: Metrics,
+    pub metrics: AnswerCounts,
     /// Turns true when all feeds have to end.
     pub closing: watch::Receiver<bool>,
     /// A place among the feeds of the client; a feed that does not wait needs none.

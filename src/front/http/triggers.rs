@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::{
     Api, Failure, Inner,
-    api::{at, json as answer},
+    answer::{at, json as answer},
     caller::Right,
 };
 use crate::{

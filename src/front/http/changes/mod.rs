@@ -3,6 +3,7 @@
 
 mod counts;
 mod query;
+mod served;
 mod shards;
 mod shared_polls;
 mod source;
@@ -11,78 +12,27 @@ use std::sync::Arc;
 
 use axum::{
     Router,
-    extract::{FromRequestParts, Path, Request, State},
-    http::{Method, request::Parts},
+    extract::{Request, State},
+    http::Method,
     response::{IntoResponse, Response},
     routing::any,
 };
 
-use serde::de::DeserializeOwned;
-
 use self::{
     counts::Counts,
+    served::{Places, Served},
     shared_polls::SharedPolls,
     source::{DocChanges, Shown},
 };
 use super::{
-    Api, Asked, Caller, Databases, Failure, Inner, Lens,
-    api::at,
+    Api, Caller, Databases, Failure,
+    answer::at,
     caller::Right,
     db_updates::{check_method, finish, is_known, not_modified, tag},
     query::{Mode, Query, Topic},
     stream::Stream,
 };
-use crate::{
-    base::{
-        cursor::Start,
-        event::{Db, DbName},
-    },
-    roles::changes::Changes,
-    state::keys::ShardId,
-};
-
-/// What the routes of a layer's databases share.
-struct Served {
-    /// What all feeds share.
-    inner: Arc<Inner>,
-    /// The changes feeds.
-    changes: Changes,
-    /// What the layer knows.
-    databases: Arc<dyn Databases>,
-    /// What feeds that wait have found in the store.
-    looks: SharedPolls,
-    /// How many rows stand behind positions.
-    counts: Counts,
-}
-
-impl Served {
-    /// The database that has `name` now. Fails with 404 if there is none.
-    async fn find(&self, name: &str) -> Result<Db, Failure> {
-        let name = DbName::new(name).map_err(|_| Failure::no_database())?;
-        let find = async |tx| self.databases.find(&tx, &name).await;
-        self.inner.feed.context.db.run(find).await?.ok_or_else(Failure::no_database)
-    }
-
-    /// The same, for who may read it. Fails with 403, in CouchDB's words, if `caller` may not.
-    async fn find_for(&self, name: &str, caller: Option<&Caller>) -> Result<Db, Failure> {
-        let db = self.find(name).await?;
-        if self.databases.may_read(caller, &db).await? {
-            return Ok(db);
-        }
-        Err(Failure::not_readable())
-    }
-
-    /// How the layer shows documents to who has asked so. Fails with 400 if it does not.
-    async fn lens(&self, db: &Db, asked: &Asked) -> Result<Arc<dyn Lens>, Failure> {
-        let lens = self.databases.lens(db, asked).await?;
-        lens.ok_or_else(|| {
-            Failure::bad_request(match asked.filter {
-                Some(_) => "Supported filters: _doc_ids, _design",
-                None => "The documents of this database have neither `conflicts` nor `attachments` to show.",
-            })
-        })
-    }
-}
+use crate::{base::cursor::Start, roles::changes::Changes, state::keys::ShardId};
 
 impl Api {
     /// The changes of the documents of a layer's databases: `/{db}/_changes`, `/{db}/_changes/{shard}`,
@@ -101,18 +51,6 @@ impl Api {
         let shards = at(Router::new(), "/_changes_shards/{db}", any(shards::administer));
         let feeds = self.guarded(feeds.with_state(Arc::clone(&served)), Right::Known);
         feeds.merge(self.guarded(shards.with_state(served), Right::Admin))
-    }
-}
-
-/// What stands in the places of a path, whose refusal looks as all others do.
-struct Places<T>(T);
-
-impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Places<T> {
-    type Rejection = Failure;
-
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Failure> {
-        let places = Path::from_request_parts(parts, state).await;
-        places.map(|Path(places)| Self(places)).map_err(|error| Failure::bad_request(error.body_text()))
     }
 }
 

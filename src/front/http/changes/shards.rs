@@ -9,12 +9,12 @@ use axum::{
 };
 use serde::Deserialize;
 
-use super::{Places, Served};
+use super::served::{Places, Served};
 use crate::{
     base::cursor::Start,
     front::http::{
         Caller, Failure,
-        api::json,
+        answer::json,
         query::{Query, Topic},
     },
     state::{feed::TopologyEntry, routing::SchemeId},

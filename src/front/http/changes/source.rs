@@ -12,7 +12,7 @@ use axum::body::Bytes;
 use tokio::{sync::watch, task::JoinHandle};
 use tokio_stream::StreamExt;
 
-use super::{Served, query::Wanted};
+use super::{query::Wanted, served::Served};
 use crate::{
     base::{
         cursor::Cursor,

@@ -1,0 +1,71 @@
+//! [`Served`]: what the routes of a layer's databases share.
+
+use std::sync::Arc;
+
+use axum::{
+    extract::{FromRequestParts, Path},
+    http::request::Parts,
+};
+use serde::de::DeserializeOwned;
+
+use super::{counts::Counts, shared_polls::SharedPolls};
+use crate::{
+    base::event::{Db, DbName},
+    front::http::{Asked, Caller, Databases, Failure, Inner, Lens},
+    roles::changes::Changes,
+};
+
+/// What the routes of a layer's databases share.
+pub(super) struct Served {
+    /// What all feeds share.
+    pub inner: Arc<Inner>,
+    /// The changes feeds.
+    pub changes: Changes,
+    /// What the layer knows.
+    pub databases: Arc<dyn Databases>,
+    /// What feeds that wait have found in the store.
+    pub looks: SharedPolls,
+    /// How many rows stand behind positions.
+    pub counts: Counts,
+}
+
+impl Served {
+    /// The database that has `name` now. Fails with 404 if there is none.
+    pub async fn find(&self, name: &str) -> Result<Db, Failure> {
+        let name = DbName::new(name).map_err(|_| Failure::no_database())?;
+        let find = async |tx| self.databases.find(&tx, &name).await;
+        self.inner.feed.context.db.run(find).await?.ok_or_else(Failure::no_database)
+    }
+
+    /// The same, for who may read it. Fails with 403, in CouchDB's words, if `caller` may not.
+    pub async fn find_for(&self, name: &str, caller: Option<&Caller>) -> Result<Db, Failure> {
+        let db = self.find(name).await?;
+        if self.databases.may_read(caller, &db).await? {
+            return Ok(db);
+        }
+        Err(Failure::not_readable())
+    }
+
+    /// How the layer shows documents to who has asked so. Fails with 400 if it does not.
+    pub async fn lens(&self, db: &Db, asked: &Asked) -> Result<Arc<dyn Lens>, Failure> {
+        let lens = self.databases.lens(db, asked).await?;
+        lens.ok_or_else(|| {
+            Failure::bad_request(match asked.filter {
+                Some(_) => "Supported filters: _doc_ids, _design",
+                None => "The documents of this database have neither `conflicts` nor `attachments` to show.",
+            })
+        })
+    }
+}
+
+/// What stands in the places of a path, whose refusal looks as all others do.
+pub(super) struct Places<T>(pub T);
+
+impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Places<T> {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Failure> {
+        let places = Path::from_request_parts(parts, state).await;
+        places.map(|Path(places)| Self(places)).map_err(|error| Failure::bad_request(error.body_text()))
+    }
+}

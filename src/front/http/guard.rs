@@ -1,0 +1,112 @@
+//! What stands around every route: rights of callers, the end of the bus, and counts of answers.
+
+use std::sync::Arc;
+
+use axum::{
+    Router,
+    extract::{MatchedPath, Request, State},
+    http::{HeaderValue, Method, StatusCode, header},
+    middleware::{self, Next},
+    response::{IntoResponse, Response},
+};
+
+use super::{
+    Access, Api, Credentials, Failure, Inner, Peer, access::Caught, caller::Right, cookie::set_cookie,
+};
+use crate::base::env::Env;
+
+impl Api {
+    /// `router` of a layer, for the admins of this API only ([`ApiOptions::access`]).
+    pub fn protected(&self, router: Router) -> Router {
+        self.guarded(router, Right::Admin)
+    }
+
+    /// `router` of a layer, for all who have credentials of this API. A layer that knows what they may do finds the [`Caller`](super::Caller) among
+    /// the extensions of requests; there is none where everyone may ask.
+    pub fn known(&self, router: Router) -> Router {
+        self.guarded(router, Right::Known)
+    }
+
+    /// `router`, for those only who have this right.
+    pub(super) fn guarded(&self, router: Router, right: Right) -> Router {
+        let router = match &self.inner.options.access {
+            Access::Open => router,
+            Access::Credentials(credentials) => {
+                let guard = Guard { credentials: credentials.clone(), env: self.inner.env().clone(), right };
+                router.route_layer(middleware::from_fn_with_state(Arc::new(guard), admit))
+            }
+        };
+        let router =
+            router.route_layer(middleware::from_fn_with_state(Arc::clone(&self.inner), refuse_at_end));
+        self.counted(router)
+    }
+
+    /// `router`, whose answers are counted.
+    pub(super) fn counted(&self, router: Router) -> Router {
+        router.route_layer(middleware::from_fn_with_state(Arc::clone(&self.inner), count))
+    }
+}
+
+/// Who is let through to some routes.
+struct Guard {
+    /// By what callers are known.
+    credentials: Credentials,
+    /// Time.
+    env: Env,
+    /// What they need.
+    right: Right,
+}
+
+/// Lets a request through whose credentials have the right.
+async fn admit(State(guard): State<Arc<Guard>>, mut request: Request, next: Next) -> Response {
+    let Guard { credentials, env, right } = &*guard;
+    let peer = request.extensions().get::<Peer>().copied();
+    let asks_for_dialog = request.headers().contains_key("x-couchdb-www-authenticate");
+    let caught = credentials.check(request.headers(), peer, env).await;
+    let Caught { caller, session } =
+        match caught.and_then(|caught| caught.caller.check(*right).map(|()| caught)) {
+            Ok(caught) => caught,
+            Err(failure) => {
+                let mut response = failure.into_response();
+                if asks_for_dialog && response.status() == StatusCode::UNAUTHORIZED {
+                    let scheme = HeaderValue::from_static("Basic realm=\"notibus\", charset=\"UTF-8\"");
+                    response.headers_mut().insert(header::WWW_AUTHENTICATE, scheme);
+                }
+                return response;
+            }
+        };
+    let renewed = session.flatten().map(|value| set_cookie(&value, request.headers(), env.wall_ms()));
+    request.extensions_mut().insert(caller);
+    let mut response = next.run(request).await;
+    if let Some(cookie) = renewed {
+        response.headers_mut().append(header::SET_COOKIE, cookie);
+    }
+    response
+}
+
+/// Lets no request through once the bus is gone: whatever it would be answered would be of another bus, or of none.
+async fn refuse_at_end(State(inner): State<Arc<Inner>>, request: Request, next: Next) -> Response {
+    if inner.feed.context.stats.health.ended().is_none() {
+        next.run(request).await
+    } else {
+        let reason = "The bus that this server has opened is there no more. Start the server again.";
+        Failure::new(StatusCode::SERVICE_UNAVAILABLE, "service_unavailable", reason).into_response()
+    }
+}
+
+/// Counts an answer.
+async fn count(State(inner): State<Arc<Inner>>, request: Request, next: Next) -> Response {
+    let route = request.extensions().get::<MatchedPath>().cloned();
+    let method = match *request.method() {
+        Method::GET => "GET",
+        Method::HEAD => "HEAD",
+        Method::POST => "POST",
+        Method::PUT => "PUT",
+        _ => "other",
+    };
+    let response = next.run(request).await;
+    let route = route.as_ref().map_or("", MatchedPath::as_str);
+    let route = route.strip_suffix('/').filter(|route| !route.is_empty()).unwrap_or(route);
+    inner.metrics.answered(route, method, response.status().as_u16());
+    response
+}
