@@ -52,8 +52,8 @@ bugs! {
     RowBeforeLeft,
     /// The newest row of a database is not recorded.
     NewestNotUpdated,
-    /// The head of a shard is not moved.
-    HeadNotMoved,
+    /// A fold moves the pulse of the feed for the shard of its first row only.
+    LaneNotMoved,
     /// Rows of design documents stay when their database goes.
     DdocsLeft,
     /// A fold sets a watch, which is a read that conflicts.

@@ -16,7 +16,7 @@ pub(crate) struct Signals {
     dirty: Box<[AtomicU64]>,
     /// Wakes the bell ringer.
     ringer: Notify,
-    /// Counts the appends to the feed by this process.
+    /// The version of the last append to a feed by this process.
     appends: watch::Sender<u64>,
 }
 
@@ -112,9 +112,13 @@ impl Signals {
         self.of(partition).wake.notified().await;
     }
 
-    /// Reports that rows were appended to the feed.
-    pub fn appended(&self) {
-        self.appends.send_modify(|count| *count = count.wrapping_add(1));
+    /// Reports that rows were appended to a feed at `version`.
+    pub fn appended(&self, version: u64) {
+        self.appends.send_if_modified(|last| {
+            let is_later = version > *last;
+            *last = version.max(*last);
+            is_later
+        });
     }
 
     /// A receiver of [`Signals::appended`].

@@ -9,7 +9,7 @@ use std::{
 };
 
 use super::{
-    FolderReport, RetryPolicy, Transaction,
+    Committed, FolderReport, RetryPolicy, Transaction,
     backend::Backend,
     embedded::{self, Embedded, Engine, SystemFiles},
     retry::Tries,
@@ -233,14 +233,27 @@ impl Database {
         F: Fn(Transaction) -> R,
         R: Future<Output = Result<T>>,
     {
+        Ok(self.run_committed(policy, body).await?.0)
+    }
+
+    /// [`Database::run_with`] for one who wants to know where it was committed; `None` if there was nothing to write.
+    pub(crate) async fn run_committed<T, F, R>(
+        &self,
+        policy: &RetryPolicy,
+        body: F,
+    ) -> Result<(T, Option<Committed>)>
+    where
+        F: Fn(Transaction) -> R,
+        R: Future<Output = Result<T>>,
+    {
         let mut tries = Tries::begin(self.begin(), self.env(), policy);
         loop {
             let tx = tries.transaction();
             let error = match body(tx.clone()).await {
                 Ok(value) => match tx.commit().await {
-                    Ok(_) => {
+                    Ok(committed) => {
                         self.runs.commits.fetch_add(1, Ordering::Relaxed);
-                        return Ok(value);
+                        return Ok((value, committed));
                     }
                     Err(error) => error,
                 },

@@ -87,7 +87,6 @@ fn keys(input: &[u8]) {
     drop(keys.age_mark_of(&row));
     drop(keys.parked_row(&row));
     drop(keys.dead_letter_row(&row));
-    drop(keys.head_shard(key));
     drop(keys.ddoc_row(&row));
     drop(keys.node_of(key));
     drop(keys.role_of_node(key));

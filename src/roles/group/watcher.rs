@@ -1,9 +1,9 @@
 //! The watcher of a process: polls for new rows on behalf of all its consumers.
 //!
-//! Consumers do not poll each for itself. This task waits for the pulse of the notification feed; when it has
-//! moved, the task reads the heads of all shards in one range. It informs consumers up to which sequence their shards may have rows,
-//! so that only consumers with something to read do so. Feeds of documents have no heads; for them it reads the notifications, which
-//! name each database whose documents were edited.
+//! Consumers do not poll their shards each for itself. This task waits for the pulse of the notification feed, which says to which
+//! shards rows were appended. It tells consumers up to where their shards may have rows, so that only those read that have
+//! something to read. Feeds of documents have no pulse; for them it reads the notifications, which tell of each database whose
+//! documents were edited.
 //!
 //! So while nothing happens a process makes one read per interval, whatever the number of its consumers, shards and feeds.
 
@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 
 use crate::{
     base::{
-        encoding::{Incarnation, Sequence, Versionstamp},
+        encoding::Sequence,
         error::{Error, Result},
     },
     state::{
@@ -22,7 +22,7 @@ use crate::{
         keys::{FeedId, ShardId, TopologyRow},
         notification_feed::NotificationFeed,
     },
-    store::{Isolation, Transaction},
+    store::Transaction,
 };
 
 /// Pause after a failure.
@@ -52,7 +52,7 @@ struct Watcher {
     pulse: Pulse,
     /// The topology entry that was current at the last poll.
     current: Option<TopologyRow>,
-    /// The heads of its shards then.
+    /// Up to where its shards may have rows.
     heads: Arc<Heads>,
     /// The position up to which notifications were read for the consumers of documents; `None` while there are none.
     documents: Option<Sequence>,
@@ -60,18 +60,9 @@ struct Watcher {
     is_behind: bool,
 }
 
-/// The result of a poll.
-struct FeedState {
-    /// The current topology entry.
-    current: TopologyRow,
-    /// The heads of its shards.
-    heads: Heads,
-}
-
 impl Watcher {
     async fn run(mut self) {
         loop {
-            self.pulse.begin();
             let polled = match self.poll_feed().await {
                 Ok(()) => self.follow_documents().await,
                 Err(error) => Err(error),
@@ -96,19 +87,20 @@ impl Watcher {
     /// Polls for appended rows, and informs the consumers of notifications.
     async fn poll_feed(&mut self) -> Result<()> {
         let (context, probe) = (&self.context, self.pulse.probe());
-        let (seen, look) = context.db.run(async |tx| poll_in(&tx, context, probe).await).await?;
-        self.pulse.adopt(look, true);
-        let Some(seen) = seen else {
-            context.wakeups.looked();
-            return Ok(());
-        };
-        if self.current.as_ref() != Some(&seen.current) || *self.heads != seen.heads {
-            self.current = Some(seen.current);
-            self.heads = Arc::new(seen.heads);
-            // Heads of closed shards are not included, so that their consumers poll for the end.
+        let (current, look) = context.db.run(async |tx| poll_in(&tx, context, probe).await).await?;
+        if let Some(current) = current {
+            let is_known = self.current.as_ref() == Some(&current);
+            let head = |shard: ShardId| {
+                let before = self.heads.get(&shard).filter(|_| is_known && !look.moved().has(shard));
+                (shard, *before.unwrap_or(&look.last()))
+            };
+            // Closed shards are not included, so that their consumers poll for the end.
+            self.heads = Arc::new(current.shards().map(head).collect());
+            self.current = Some(current);
             context.wakeups.notify(&context.feed, Some(Arc::clone(&self.heads)));
             self.is_behind = true;
         }
+        self.pulse.adopt(look, true);
         context.wakeups.looked();
         Ok(())
     }
@@ -149,34 +141,17 @@ impl Watcher {
     }
 }
 
-/// Reads the current topology entry and its heads, unless nothing was appended; sets watches.
+/// Reads the current topology entry, unless nothing was appended; sets a watch.
 async fn poll_in(
     tx: &Transaction,
     context: &Context,
     probe: Probe<'_>,
-) -> Result<(Option<FeedState>, PulseRead)> {
+) -> Result<(Option<TopologyRow>, PulseRead)> {
     let mut look = probe.look(tx).await?;
-    let seen = if look.unchanged().is_some() { None } else { Some(read_heads(tx, context).await?) };
+    let current = match look.unchanged() {
+        Some(_) => None,
+        None => Some(RawFeed::notifications(context).topology(tx).await?.current().clone()),
+    };
     probe.watch(tx, &mut look).await?;
-    Ok((seen, look))
-}
-
-async fn read_heads(tx: &Transaction, context: &Context) -> Result<FeedState> {
-    let (keys, feed) = (&context.keys, &context.feed);
-    let current = RawFeed::notifications(context).topology(tx).await?.current().clone();
-    let mut shards = current.shards();
-    let first = shards.next().expect("an entry has shards");
-    let last = shards.last().unwrap_or(first);
-    // A shard without a head has had no row.
-    let mut heads: Heads = current.shards().map(|shard| (shard, Sequence::MIN)).collect();
-    for (key, value) in tx.all_rows(keys.heads(feed, first, last), Isolation::Snapshot).await? {
-        heads.insert(keys.head_shard(&key)?, head(context.config.incarnation, &value)?);
-    }
-    Ok(FeedState { current, heads })
-}
-
-/// The last position that the transaction of a head's versionstamp can have written.
-fn head(incarnation: Incarnation, value: &[u8]) -> Result<Sequence> {
-    let stamp = value.try_into().map_err(|_| Error::corrupt("head", format!("{} bytes", value.len())))?;
-    Ok(Sequence::new(incarnation, Versionstamp(stamp), u16::MAX))
+    Ok((current, look))
 }

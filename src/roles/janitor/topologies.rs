@@ -75,7 +75,6 @@ impl Pass<'_> {
             if self.is_in_use(tx, feed, (first, last)).await? {
                 return Ok(false);
             }
-            tx.clear_range(&keys.heads(feed, first, last));
             tx.clear_range(&keys.row_counts(feed, first, last));
         }
         tx.clear(&key);

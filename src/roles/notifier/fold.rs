@@ -34,7 +34,7 @@ use crate::{
         membership::Held,
         skipped::Place,
     },
-    store::{AtomicOp, Isolation, KeyRange, TRANSACTION_LEN_MAX, Transaction},
+    store::{AtomicOp, Isolation, KeyRange, RetryPolicy, TRANSACTION_LEN_MAX, Transaction},
 };
 
 /// Bytes at which a fold ends: half of the transaction limit, so that the last name always has room.
@@ -66,6 +66,8 @@ pub(super) struct Done {
     pub next: Option<Bytes>,
     /// Whether the fold wrote anything.
     pub committed: bool,
+    /// The version at which it was committed, or a later one at which that was found out.
+    pub version: u64,
     /// Why the fold mark was damaged, if it was replaced.
     pub replaced_mark: Option<Error>,
     /// Rows that were skipped because they cannot be decoded.
@@ -106,15 +108,16 @@ impl Folder<'_> {
         let result = self
             .context
             .db
-            .run(async |tx| {
+            .run_committed(&RetryPolicy::default(), async |tx| {
                 let earlier = attempts.lock().expect("no attempt panics").0;
                 attempts.lock().expect("no attempt panics").0 += 1;
                 let replaced_mark = match self.mark(&tx, fold).await? {
                     Mark::Before => None,
                     Mark::Committed => {
                         // The last attempt committed although its result was unknown.
+                        let version = tx.read_version().await?;
                         let done = attempts.lock().expect("no attempt panics").1.clone();
-                        return Ok(Done { committed: true, ..done });
+                        return Ok(Done { committed: true, version, ..done });
                     }
                     Mark::Damaged(error) => Some(error),
                 };
@@ -127,7 +130,10 @@ impl Folder<'_> {
             .await;
         let (attempts, last) = attempts.into_inner().expect("no attempt panics");
         match result {
-            Ok(done) => Ok(Done { retries: attempts - 1, ..done }),
+            Ok((done, committed)) => {
+                let version = committed.map_or(done.version, |committed| committed.versionstamp.version());
+                Ok(Done { retries: attempts - 1, version, ..done })
+            }
             Err(error) => {
                 *unsettled = last;
                 Err(error)

@@ -209,7 +209,7 @@ impl Task {
             );
         }
         if done.rows > 0 {
-            signals.appended();
+            signals.appended(done.version);
         }
     }
 

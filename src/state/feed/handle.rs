@@ -2,7 +2,10 @@
 
 use std::{fmt, marker::PhantomData, sync::Arc};
 
-use super::{NewTopology, RawFeed, Resharded, TopologyEntry, reader::StoredPage, stored_row::StoredRow};
+use super::{
+    NewTopology, Probe, PulseRead, RawFeed, Resharded, TopologyEntry, reader::StoredPage,
+    stored_row::StoredRow,
+};
 use crate::{
     base::{
         bugs::{Bug, is_on},
@@ -128,6 +131,41 @@ impl<R: FeedRow> Feed<R> {
         self.page_of(&self.raw().page(tx, cursor.into(), limit).await?)
     }
 
+    /// The rows after `cursor`, up to which everything was read, at most `limit`; or the position up to which there are
+    /// none. Sets a watch, if it is time for one.
+    pub(crate) async fn appended_in(
+        &self,
+        tx: &Transaction,
+        cursor: Cursor,
+        limit: usize,
+        probe: Probe<'_>,
+    ) -> Result<(std::result::Result<FeedPage<R>, Sequence>, PulseRead)> {
+        check_limit(limit)?;
+        let feed = self.raw();
+        let (mut look, begun) = if probe.expects_rows {
+            let (look, begun) = tokio::try_join!(probe.look(tx), feed.begin(tx, cursor))?;
+            (look, Some(begun))
+        } else {
+            (probe.look(tx).await?, None)
+        };
+        let found = match (look.unchanged(), begun) {
+            (Some(to), _) => Err(to),
+            (None, Some(begun)) => Ok(feed.page_of_lanes(tx, begun, look.moved(), limit).await?),
+            (None, None) => {
+                let begun = feed.begin(tx, cursor).await?;
+                Ok(feed.page_of_lanes(tx, begun, look.moved(), limit).await?)
+            }
+        };
+        if !found.as_ref().is_ok_and(|page| page.more) {
+            probe.watch(tx, &mut look).await?;
+        }
+        let page = match found {
+            Ok(page) => Ok(self.page_of(&page)?),
+            Err(to) => Err(to),
+        };
+        Ok((page, look))
+    }
+
     /// The rows before `before`, at most `limit` (1 to 10,000), newest first. Start at [`Sequence::MAX`], go on at
     /// [`FeedPage::to`]. Rows that are superseded between two pages move to positions that were read already. To get
     /// these, too, read forward from the [`Feed::now`] of before the first page.
@@ -212,7 +250,7 @@ impl<R: FeedRow> Feed<R> {
         let db = &self.context.db;
         let new = NewTopology::new(shards, scheme, db.env())?;
         let written = db.run_once(async |tx| self.raw().reshard(&tx, &new).await).await?;
-        self.context.signals.appended();
+        self.context.signals.appended(written.committed.versionstamp.version());
         let first = Sequence::new(self.context.config.incarnation, written.committed.versionstamp, 0);
         Ok(TopologyEntry { first, ..TopologyEntry::from(&written.value) })
     }

@@ -1,12 +1,13 @@
 //! [`Pulse`]: wakes a reader that has read everything when a feed may have new rows.
 //!
-//! Three things wake the reader: appends of its own process, watches for appends of other processes, and a poll for
-//! lost hints. Poll and watches read the pulse of the feed, a few keys that every append moves, and not its shards.
-//! So an idle reader makes one short read per interval, however many shards there are.
+//! Three things wake the reader: appends of its own process, a watch for appends of other processes, and a poll for
+//! lost hints. It then reads the pulse of the feed, one key that every append moves. The pulse says which shards may
+//! have rows, and the reader reads no others. So an idle reader makes one short read per interval, however many shards
+//! there are.
 
 use std::{sync::Arc, time::Duration};
 
-use futures_util::future::{BoxFuture, pending, select_all, try_join_all};
+use futures_util::future::{BoxFuture, pending};
 use tokio::sync::watch;
 
 use super::RawFeed;
@@ -16,12 +17,15 @@ use crate::{
         encoding::Sequence,
         error::{Error, Result},
     },
-    state::{context::Context, keys::FeedId},
-    store::{Isolation, Row, Transaction},
+    state::{
+        context::Context,
+        keys::{FeedId, Lanes, PulseValue},
+    },
+    store::{Isolation, Transaction},
 };
 
-/// How long it waits for the notifiers of its own process before it sets watches for those of other processes. Under
-/// steady local load it never sets a watch.
+/// How long its own process must have appended nothing before it sets a watch again that has just fired. Under steady
+/// local load it sets at most one watch per interval.
 const QUIET: Duration = Duration::from_millis(10);
 
 /// The default interval of the poll for rows without a hint.
@@ -36,43 +40,77 @@ pub(crate) struct Pulse {
     id: FeedId,
     /// The interval of the poll for rows without a hint.
     pub poll_interval: Duration,
-    /// Counts the appends of this process.
+    /// The version of the last append of this process.
     appends: watch::Receiver<u64>,
-    /// Completes when one of the watches fires; `None` if none is set.
+    /// Completes when the watch fires, with false if it has failed; `None` if none is set.
     fired: Option<BoxFuture<'static, bool>>,
-    /// Whether the next poll has no hint as its cause.
-    is_poll: bool,
+    /// Whether the next poll sets a watch.
+    sets_watch: bool,
+    /// Whether the next poll probably finds rows.
+    expects_rows: bool,
+    /// The time of the last watch.
+    watched: Option<Duration>,
+    /// The time of the last append of this process.
+    appended: Option<Duration>,
     /// The pulse when everything was read.
-    known: Option<Vec<Row>>,
+    known: Option<PulseValue>,
+    /// The version at which everything was read.
+    seen: u64,
 }
 
 /// The state of a [`Pulse`] that a poll needs.
 #[derive(Clone, Copy)]
 pub(crate) struct Probe<'a> {
     feed: RawFeed<'a>,
-    /// Whether the poll has no hint as its cause.
-    is_poll: bool,
-    /// Whether watches are set.
-    is_watching: bool,
+    /// Whether the poll sets a watch.
+    sets_watch: bool,
+    /// Whether the poll probably finds rows.
+    pub expects_rows: bool,
     /// The pulse when everything was read.
-    known: Option<&'a Vec<Row>>,
+    known: Option<&'a PulseValue>,
 }
 
 /// The result of a poll, in one transaction.
 pub(crate) struct PulseRead {
-    /// The pulse; `None` after a hint, because then it has certainly moved.
-    pulse: Option<Vec<Row>>,
-    /// The last sequence that the transaction can see, if nothing was appended since everything was read.
-    unchanged: Option<Sequence>,
-    /// Completes when a watch fires, if watches were set; with false if they have failed.
+    /// The pulse.
+    pulse: PulseValue,
+    /// The version at which it was read.
+    version: u64,
+    /// The last sequence that the transaction can see.
+    last: Sequence,
+    /// The lanes of the shards to which rows may have been appended since everything was read.
+    moved: Lanes,
+    /// The watch, if one was set.
     fired: Option<BoxFuture<'static, bool>>,
 }
 
 impl PulseRead {
+    /// The lanes of the shards to which rows may have been appended since everything was read.
+    pub fn moved(&self) -> Lanes {
+        self.moved
+    }
+
+    /// The last sequence that the transaction can see.
+    pub fn last(&self) -> Sequence {
+        self.last
+    }
+
     /// The position up to which everything is read now, if nothing was appended since.
     pub fn unchanged(&self) -> Option<Sequence> {
-        self.unchanged
+        self.moved.is_empty().then_some(self.last)
     }
+}
+
+/// The cause of a poll.
+enum Woken {
+    /// An append of this process.
+    Append,
+    /// The watch.
+    Watch,
+    /// The watch, which has failed.
+    Failure,
+    /// The poll is due.
+    Pause,
 }
 
 impl Pulse {
@@ -83,30 +121,34 @@ impl Pulse {
             id: id.clone(),
             poll_interval: POLL_INTERVAL,
             fired: None,
-            is_poll: true,
+            sets_watch: true,
+            expects_rows: true,
+            watched: None,
+            appended: None,
             known: None,
+            seen: 0,
         }
     }
 
-    /// Begins a poll: later appends are new hints.
-    pub fn begin(&mut self) {
-        self.appends.mark_unchanged();
-    }
-
     pub fn probe(&self) -> Probe<'_> {
-        let feed = RawFeed::new(&self.context, &self.id);
-        let (is_watching, known) = (self.fired.is_some(), self.known.as_ref());
-        Probe { feed, is_poll: self.is_poll, is_watching, known }
+        Probe {
+            feed: RawFeed::new(&self.context, &self.id),
+            sets_watch: self.sets_watch && self.fired.is_none(),
+            expects_rows: self.expects_rows,
+            known: self.known.as_ref(),
+        }
     }
 
     /// Adopts the result of a poll after its transaction. `is_end` says whether the transaction has read everything.
     pub fn adopt(&mut self, look: PulseRead, is_end: bool) {
-        self.fired = look.fired.or(self.fired.take());
-        if is_end {
-            self.known = look.pulse.or(self.known.take());
-        } else {
-            self.is_poll = false;
+        if look.fired.is_some() {
+            self.fired = look.fired;
+            self.watched = Some(self.context.env().now());
         }
+        if is_end {
+            (self.known, self.seen) = (Some(look.pulse), look.version);
+        }
+        self.expects_rows = !is_end;
     }
 
     /// Forgets the pulse, because the reader goes on elsewhere, where it may have rows to read.
@@ -116,44 +158,62 @@ impl Pulse {
 
     /// Completes when there may be rows, or when the poll is due. Cancel safe.
     pub async fn wait(&mut self) {
-        // Watches that were just refused would be refused again.
         let is_watching = self.fired.is_some();
+        // A watch that was just refused would be refused again.
+        let was_refused = self.sets_watch && !is_watching;
         let pause =
-            if is_watching || self.is_poll { self.poll_interval } else { QUIET.min(self.poll_interval) };
+            if is_watching || was_refused { self.poll_interval } else { QUIET.min(self.poll_interval) };
         let pause = if is_on(Bug::TailWithoutPoll) && is_watching { Duration::MAX } else { pause };
-        let Self { fired, appends, context, poll_interval, is_poll, .. } = self;
+        let Self { fired, appends, context, poll_interval, seen, .. } = self;
         let env = context.env();
-        *is_poll = tokio::select! {
-            // The sender cannot be gone: the shared context owns it.
-            _ = appends.changed() => false,
+        let woken = tokio::select! {
+            () = appended_after(appends, *seen) => Woken::Append,
             changed = async { match &mut *fired { Some(fired) => fired.await, None => pending().await } } => {
                 *fired = None;
-                if !changed {
-                    // The watches were refused late: the poll sets them again.
+                if changed {
+                    Woken::Watch
+                } else {
+                    // The watch was refused late: the poll sets it again.
                     tokio::select! {
-                        _ = appends.changed() => {}
+                        () = appended_after(appends, *seen) => {}
                         () = env.sleep(*poll_interval) => {}
                     }
+                    Woken::Failure
                 }
-                false
             }
-            () = env.sleep(pause) => true,
+            () = env.sleep(pause) => Woken::Pause,
+        };
+        let now = env.now();
+        let is_quiet = |since: Option<Duration>| since.is_none_or(|at| now.saturating_sub(at) >= QUIET);
+        // A watch that fires soon after an append of this process fires for that append.
+        (self.sets_watch, self.expects_rows) = match woken {
+            Woken::Append => {
+                self.appended = Some(now);
+                (false, true)
+            }
+            Woken::Watch => (is_quiet(self.watched) || is_quiet(self.appended), is_quiet(self.appended)),
+            Woken::Failure => (false, false),
+            Woken::Pause => (true, false),
         };
     }
 }
 
+/// Completes once an append of this process after the version `seen` is known. Cancel safe.
+async fn appended_after(appends: &mut watch::Receiver<u64>, seen: u64) {
+    // The sender cannot be gone: the shared context owns it.
+    drop(appends.wait_for(|version| *version > seen).await);
+}
+
 impl Probe<'_> {
-    /// Reads whether anything was appended, in the transaction that then reads the rows.
+    /// Reads to which shards anything was appended, in the transaction that then reads the rows.
     pub async fn look(self, tx: &Transaction) -> Result<PulseRead> {
-        let mut look = PulseRead { pulse: None, unchanged: None, fired: None };
-        if self.is_poll {
-            let pulse = tx.all_rows(self.feed.context.keys.pulses(self.feed.id), Isolation::Snapshot).await?;
-            if self.known == Some(&pulse) {
-                look.unchanged = Some(self.feed.last_readable(tx).await?);
-            }
-            look.pulse = Some(pulse);
-        }
-        Ok(look)
+        let RawFeed { context, id } = self.feed;
+        let key = context.keys.pulse(id);
+        let (pulse, version) = tokio::try_join!(tx.get(&key, Isolation::Snapshot), tx.read_version())?;
+        let pulse = PulseValue::new(pulse);
+        let moved = self.known.map_or(Lanes::ALL, |known| pulse.moved_since(known));
+        let last = Sequence::last_at(context.config.incarnation, version);
+        Ok(PulseRead { pulse, version, last, moved, fired: None })
     }
 
     /// Logs that there is no watch, so that only the poll finds rows.
@@ -161,17 +221,16 @@ impl Probe<'_> {
         self.feed.context.stats.health.complain(self.feed.context.env(), WATCH, error);
     }
 
-    /// Sets watches, unless some are set, once everything was read in `tx`. Appends after its read version fire them.
+    /// Sets a watch, if it is time for one, once everything was read in `tx`. Appends after its read version fire it.
     pub async fn watch(self, tx: &Transaction, look: &mut PulseRead) -> Result<()> {
-        if look.pulse.is_none() || self.is_watching {
+        if !self.sets_watch {
             return Ok(());
         }
-        let keys: Vec<_> = self.feed.context.keys.pulse_keys(self.feed.id).collect();
-        match try_join_all(keys.iter().map(|key| tx.watch(key))).await {
-            Ok(watches) => {
+        match tx.watch(&self.feed.context.keys.pulse(self.feed.id)).await {
+            Ok(watch) => {
                 let (stats, env) = (Arc::clone(&self.feed.context.stats), self.feed.context.env().clone());
                 look.fired = Some(Box::pin(async move {
-                    let (fired, _, _others) = select_all(watches).await;
+                    let fired = watch.await;
                     fired.inspect_err(|error| stats.health.complain(&env, WATCH, error)).is_ok()
                 }));
             }

@@ -14,7 +14,7 @@ use crate::{
         encoding::Sequence,
         error::{Error, Result},
     },
-    state::keys::{RowSpace, ShardId, TopologyRow},
+    state::keys::{Lanes, RowSpace, ShardId, TopologyRow},
     store::{Isolation, RangeRead, Transaction},
 };
 
@@ -35,6 +35,9 @@ pub(crate) struct StoredShardPage {
     /// The successors, if the shard is closed and was read to its end.
     pub resharded: Option<Resharded>,
 }
+
+/// What a reader knows once it has begun: the last sequence that its transaction can see, the topology, and its cursor.
+pub(crate) type Begun = (Sequence, Topology, Cursor);
 
 impl<'a> RawFeed<'a> {
     /// The row spaces of the shards of `entry`.
@@ -60,7 +63,7 @@ impl<'a> RawFeed<'a> {
     /// The last sequence that `tx` can see, the topology, and the cursor of the reader with its reading begun. Fails
     /// if the reader is ahead of the store or of another history, or if rows that it has not seen may have been
     /// dropped.
-    async fn begin(self, tx: &Transaction, cursor: Cursor) -> Result<(Sequence, Topology, Cursor)> {
+    pub async fn begin(self, tx: &Transaction, cursor: Cursor) -> Result<Begun> {
         let horizon = self.horizon(tx, Isolation::Snapshot);
         let (begun, horizon) = tokio::join!(self.begin_kept(tx, cursor.position()), horizon);
         let ((last, topology), horizon) = (begun?, horizon?);
@@ -129,13 +132,25 @@ impl<'a> RawFeed<'a> {
     /// Fails with [`Error::Invalid`] if the cursor is ahead of what `tx` can read, and with [`Error::Expired`] if rows after it
     /// may have been dropped.
     pub async fn page(self, tx: &Transaction, cursor: Cursor, limit: usize) -> Result<StoredPage> {
-        let (last, topology, cursor) = self.begin(tx, cursor).await?;
+        let begun = self.begin(tx, cursor).await?;
+        self.page_of_lanes(tx, begun, Lanes::ALL, limit).await
+    }
+
+    /// [`RawFeed::page`] of one who has begun, of the shards on `lanes`, where all rows after the cursor are.
+    pub async fn page_of_lanes(
+        self,
+        tx: &Transaction,
+        (last, topology, cursor): Begun,
+        lanes: Lanes,
+        limit: usize,
+    ) -> Result<StoredPage> {
         let after = cursor.position();
         if after == last {
             return Ok(StoredPage { rows: Vec::new(), next: last.into(), more: false });
         }
         let entries = topology.after(after).iter();
-        let (rows, more) = self.rows_of(tx, entries, (after, last), limit, Direction::Ascending).await?;
+        let (rows, more) =
+            self.rows_of(tx, entries, lanes, (after, last), limit, Direction::Ascending).await?;
         let next = match rows.last() {
             Some(row) if more => cursor.at(row.sequence),
             _ => last.into(),
@@ -148,17 +163,19 @@ impl<'a> RawFeed<'a> {
         let (last, topology, _) = self.begin(tx, Cursor::NOTHING).await?;
         let bounds = (Sequence::MIN, last.min(before.before()));
         let entries = topology.entries().iter().rev().filter(|entry| entry.first <= bounds.1);
-        let (rows, more) = self.rows_of(tx, entries, bounds, limit, Direction::Descending).await?;
+        let (rows, more) =
+            self.rows_of(tx, entries, Lanes::ALL, bounds, limit, Direction::Descending).await?;
         let to = rows.last().filter(|_| more).map_or(Sequence::MIN, |row| row.sequence);
         Ok(StoredPage { rows, next: to.into(), more })
     }
 
-    /// The rows of `entries`, one entry after the other, at most `limit`, which is at least 1; and whether there may
-    /// be more.
+    /// The rows of the shards of `entries` on `lanes`, one entry after the other, at most `limit`, which is at least 1;
+    /// and whether there may be more.
     async fn rows_of(
         self,
         tx: &Transaction,
         entries: impl Iterator<Item = &TopologyRow>,
+        lanes: Lanes,
         bounds: (Sequence, Sequence),
         limit: usize,
         direction: Direction,
@@ -168,7 +185,9 @@ impl<'a> RawFeed<'a> {
             if rows.len() == limit {
                 return Ok((rows, true));
             }
-            let (found, more) = merged(tx, self.spaces(entry), bounds, limit - rows.len(), direction).await?;
+            let shards = entry.shards().filter(|shard| lanes.has(*shard));
+            let spaces: Vec<_> = shards.map(|shard| space_of(entry, self, shard)).collect();
+            let (found, more) = merged(tx, spaces.into_iter(), bounds, limit - rows.len(), direction).await?;
             rows.extend(found);
             if more {
                 return Ok((rows, true));

@@ -6,13 +6,13 @@ use super::{RawFeed, Topology};
 use crate::{
     base::{
         bugs::{Bug, is_on},
-        encoding::{Sequence, versionstamped},
+        encoding::Sequence,
         env::Env,
         error::{Error, Result},
     },
     state::{
         context::Context,
-        keys::{Layout, SHARDS_MAX, ShardId, TopologyRow},
+        keys::{Lanes, Layout, SHARDS_MAX, ShardId, TopologyRow},
         routing::SchemeId,
     },
     store::{AtomicOp, Isolation, KeyRange, RangeRead, Transaction},
@@ -167,8 +167,7 @@ impl RawFeed<'_> {
         tx.atomic(AtomicOp::SetVersionstampedKey, &operand, &next.to_bytes());
         if self.id.instance().is_none() {
             // Readers that wait for rows poll only the pulse. Notifications wake those of documents.
-            let pulse = keys.pulse(self.id, current.next_shard());
-            tx.atomic(AtomicOp::SetVersionstampedValue, &pulse, &versionstamped(&[], &[]));
+            tx.atomic(AtomicOp::Add, &keys.pulse(self.id), &Lanes::ALL.to_operand());
         }
         next
     }

@@ -1,15 +1,13 @@
 //! Writing rows within one transaction.
 
-use std::collections::BTreeSet;
-
 use super::{RawFeed, Topology, topology::space_of};
 use crate::{
     base::{
         bugs::{Bug, is_on},
-        encoding::{Sequence, versionstamped},
+        encoding::Sequence,
         error::{Error, Result},
     },
-    state::keys::{ShardId, sequence_operand},
+    state::keys::{Lanes, ShardId, sequence_operand},
     store::{AtomicOp, Transaction},
 };
 
@@ -80,20 +78,17 @@ pub(crate) struct FeedWriter<'a> {
     topology: &'a Topology,
     /// The index of the next row in the transaction.
     order: u16,
-    /// The shards that got a row and a new head.
-    appended: BTreeSet<ShardId>,
-    /// The shard of the last row.
-    last: Option<ShardId>,
+    /// The lanes of the shards that got a row.
+    appended: Lanes,
 }
 
 impl<'a> FeedWriter<'a> {
     pub fn new(tx: &'a Transaction, feed: RawFeed<'a>, topology: &'a Topology) -> Self {
-        Self { tx, feed, topology, order: 0, appended: BTreeSet::new(), last: None }
+        Self { tx, feed, topology, order: 0, appended: Lanes::default() }
     }
 
-    /// Removes the row of `id` at `previous`, if there is one, appends `row`, and moves the head of its shard.
-    /// Returns the number of the row in the transaction, which must have no other row of the id. Blind: it reads
-    /// nothing.
+    /// Removes the row of `id` at `previous`, if there is one, and appends `row`. Returns the number of the row in the
+    /// transaction, which must have no other row of the id. Blind: it reads nothing.
     pub fn replace(&mut self, id: &[u8], previous: Option<Sequence>, row: &[u8]) -> Result<u16> {
         let order = self.order;
         self.order = order
@@ -102,10 +97,9 @@ impl<'a> FeedWriter<'a> {
         let place = RowPlace { order, is_first: true };
         let shard = append(self.tx, self.feed, self.topology, (id, previous), place, row)?;
         let context = self.feed.context;
-        if self.appended.insert(shard) && !is_on(Bug::HeadNotMoved) {
-            self.touch(&context.keys.head(self.feed.id, shard));
+        if !is_on(Bug::LaneNotMoved) || self.appended.is_empty() {
+            self.appended.insert(shard);
         }
-        self.last = Some(shard);
         let newest = context.keys.newest(self.feed.id, id);
         let sequence = sequence_operand(context.config.incarnation, order);
         if !is_on(Bug::NewestNotUpdated) {
@@ -114,18 +108,12 @@ impl<'a> FeedWriter<'a> {
         Ok(order)
     }
 
-    /// Moves the pulse of the feed. Returns the number of rows written.
+    /// Moves the pulse of the feed, once for all rows. Returns the number of rows written.
     pub fn finish(self) -> u16 {
-        // Any key of the pulse will do: choosing it by the last row's shard spreads folds of many shards over all
-        // keys.
-        if let Some(shard) = self.last.filter(|_| !is_on(Bug::PulseNotMoved)) {
-            self.touch(&self.feed.context.keys.pulse(self.feed.id, shard));
+        if !self.appended.is_empty() && !is_on(Bug::PulseNotMoved) {
+            let pulse = self.feed.context.keys.pulse(self.feed.id);
+            self.tx.atomic(AtomicOp::Add, &pulse, &self.appended.to_operand());
         }
         self.order
-    }
-
-    /// Sets `key` to the stamp of the transaction.
-    fn touch(&self, key: &[u8]) {
-        self.tx.atomic(AtomicOp::SetVersionstampedValue, key, &versionstamped(&[], &[]));
     }
 }

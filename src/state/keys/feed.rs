@@ -1,8 +1,5 @@
-//! Families 4, 5, 6, 8, 15 and 18: the rows of a feed, the position of the newest row of an id, the last append to a
-//! shard, the horizon, the pulse, and the number of rows of a shard.
-//!
-//! Waiting readers poll the pulse: a few keys, whatever the number of shards, over which the shards are spread so
-//! that none of them is hot.
+//! Families 4, 5, 8 and 18: the rows of a feed, the position of the newest row of an id, the horizon, and the number of
+//! rows of a shard.
 
 use bytes::Bytes;
 
@@ -15,9 +12,6 @@ use crate::{
     },
     store::{KeyRange, key_after},
 };
-
-/// How many keys the pulse of a feed has.
-const PULSE_KEYS: u64 = 8;
 
 /// The id of a feed: `n`, or `d` and 16 bytes. They are stored and never change.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -132,25 +126,6 @@ impl Keys {
         self.pack(&(family::NEWEST, feed.bytes(), id))
     }
 
-    /// The key of the versionstamp of the last append to `shard`.
-    pub fn head(&self, feed: &FeedId, shard: ShardId) -> Vec<u8> {
-        self.pack(&(family::HEAD, feed.bytes(), shard.0))
-    }
-
-    /// The shard of a head's key.
-    pub fn head_shard(&self, key: &[u8]) -> Result<ShardId> {
-        let (number, _, shard): (u16, foundationdb_tuple::Bytes<'_>, u64) = self.unpack("head", key)?;
-        if number != family::HEAD {
-            return Err(Error::corrupt("head", "its key is of another family"));
-        }
-        Ok(ShardId(shard))
-    }
-
-    /// The heads of the shards from `first` up to and including `last`.
-    pub fn heads(&self, feed: &FeedId, first: ShardId, last: ShardId) -> KeyRange {
-        KeyRange { begin: self.head(feed, first).into(), end: key_after(&self.head(feed, last)) }
-    }
-
     /// The key of the number of rows of `shard`.
     pub fn row_count(&self, feed: &FeedId, shard: ShardId) -> Vec<u8> {
         self.pack(&(family::ROW_COUNT, feed.bytes(), shard.0))
@@ -161,28 +136,13 @@ impl Keys {
         KeyRange { begin: self.row_count(feed, first).into(), end: key_after(&self.row_count(feed, last)) }
     }
 
-    /// The key of the pulse of `feed` that a transaction moves to its versionstamp if its last row goes to `shard`.
-    pub fn pulse(&self, feed: &FeedId, shard: ShardId) -> Vec<u8> {
-        self.pack(&(family::PULSE, feed.bytes(), shard.0 % PULSE_KEYS))
-    }
-
-    /// All keys of the pulse of `feed`, also those that do not exist yet.
-    pub fn pulse_keys(&self, feed: &FeedId) -> impl Iterator<Item = Vec<u8>> {
-        (0..PULSE_KEYS).map(move |number| self.pulse(feed, ShardId(number)))
-    }
-
-    /// The pulse of `feed`.
-    pub fn pulses(&self, feed: &FeedId) -> KeyRange {
-        self.range(&(family::PULSE, feed.bytes()))
-    }
-
     /// The key of the oldest position from which a reader of `feed` misses nothing.
     pub fn horizon(&self, feed: &FeedId) -> Vec<u8> {
         self.pack(&(family::HORIZON, feed.bytes()))
     }
 
     /// All rows of `feed`, its groups included.
-    pub fn whole_feed(&self, feed: &FeedId) -> [KeyRange; 10] {
+    pub fn whole_feed(&self, feed: &FeedId) -> [KeyRange; 9] {
         let range = |number: u16| self.range(&(number, feed.bytes()));
         let [groups, leases, versions] = self.groups_of_feed(feed);
         [
@@ -191,9 +151,8 @@ impl Keys {
             versions,
             range(family::ENTRY),
             range(family::NEWEST),
-            range(family::HEAD),
             range(family::ROW_COUNT),
-            self.pulses(feed),
+            KeyRange::key(&self.pulse(feed)),
             self.topologies(feed),
             KeyRange::key(&self.horizon(feed)),
         ]
@@ -236,15 +195,9 @@ mod tests {
         assert_eq!(append[..start.len()], start);
         assert_eq!(append[start.len() + 10..], [0, 3, start.len() as u8, 0, 0, 0]);
         assert_eq!(keys.newest(&feed, b"db"), [b'p', 0x15, 5, 0x01, b'n', 0, 0x01, b'd', b'b', 0]);
-        assert_eq!(keys.head(&feed, ShardId(9)), [b'p', 0x15, 6, 0x01, b'n', 0, 0x15, 9]);
-        assert_eq!(keys.head_shard(&keys.head(&feed, ShardId(9))).unwrap(), ShardId(9));
-        assert!(keys.head_shard(&keys.newest(&feed, b"db")).is_err());
         assert_eq!(keys.row_count(&feed, ShardId(9)), [b'p', 0x15, 18, 0x01, b'n', 0, 0x15, 9]);
         assert_eq!(row_count(Some(&[2, 1, 0, 0, 0, 0, 0, 0])).unwrap(), 258);
         assert_eq!(keys.horizon(&feed), [b'p', 0x15, 8, 0x01, b'n', 0]);
-        assert_eq!(keys.pulse(&feed, ShardId(9)), [b'p', 0x15, 15, 0x01, b'n', 0, 0x15, 1]);
-        let pulses: Vec<_> = keys.pulse_keys(&feed).collect();
-        assert!(pulses.len() == 8 && pulses.iter().all(|key| keys.pulses(&feed).contains(key)));
     }
 
     #[test]
@@ -275,9 +228,8 @@ mod tests {
             [
                 keys.shard_rows(feed, ShardId(1)).row(at(1, 0)),
                 keys.newest(feed, b"db"),
-                keys.head(feed, ShardId(1)),
                 keys.row_count(feed, ShardId(1)),
-                keys.pulse(feed, ShardId(1)),
+                keys.pulse(feed),
                 keys.topology(feed, at(1, 0)),
                 keys.horizon(feed),
             ]

@@ -13,7 +13,6 @@
 //! | 3 | fold mark | partition | lease epoch, fold number | as long as the bus |
 //! | 4 | feed entry | feed, shard, incarnation, versionstamp | the row | until its id has a newer one |
 //! | 5 | newest | feed, id | sequence | as long as the id has a row |
-//! | 6 | head | feed, shard | versionstamp of the last append | as long as the shard |
 //! | 7 | topology | feed, incarnation, versionstamp | closed, token, scheme and shard ids | as long as a shard of it has rows |
 //! | 8 | horizon | feed | sequence | as long as the feed, once rows were dropped |
 //! | 9 | ddoc | name, instance, ddoc id or nothing | sequence | as long as the database |
@@ -33,7 +32,7 @@
 //! | 14 | membership version | cell, 0 | versionstamp of the last join, leave, removal or change of roles | as long as the bus |
 //! | 14 | version of all pools | cell, 1 | versionstamp of the last change of a lease or a resource | as long as the bus |
 //! | 14 | pool version | cell, 2, pool | the same, in this pool | as long as the pool |
-//! | 15 | pulse | feed, 0 to 7 | versionstamp of the last append or reshard that moved it | as long as the feed |
+//! | 15 | pulse | feed | 16 lanes × 4 bytes, little-endian: appends to the shards of each lane, and reshards | as long as the feed |
 //! | 16 | cursor | node or nothing, cursor, 0 | token, hash of the filter, cursor | until deleted |
 //! | 16 | scan | node or nothing, cursor, 1, name, instance | token, sequence; the smallest one for a build | until the trigger knows that the database is gone |
 //! | 16 | parked | node or nothing, cursor, 2, name, instance | flags, attempts, retries, time, error | from the failures of a trigger's job until it succeeds |
@@ -68,6 +67,7 @@ mod node;
 mod owed;
 mod parked;
 mod partition;
+mod pulse;
 mod topology;
 
 use bytes::Bytes;
@@ -91,6 +91,7 @@ pub(crate) use node::{NodeRow, role_max};
 pub(crate) use owed::OwedRow;
 pub(crate) use parked::ParkedRow;
 pub(crate) use partition::{FoldMark, Partition};
+pub(crate) use pulse::{Lanes, PulseValue};
 pub(crate) use topology::{Layout, SHARDS_MAX, TopologyRow};
 
 use crate::{
@@ -101,7 +102,7 @@ use crate::{
     store::KeyRange,
 };
 
-/// The numbers of the families. They are stored and never change.
+/// The numbers of the families. They are stored and never change; 6 was the head of each shard once.
 mod family {
     pub const CONFIG: u16 = 0;
     pub const COUNTERS: u16 = 1;
@@ -109,7 +110,6 @@ mod family {
     pub const FOLD_MARK: u16 = 3;
     pub const ENTRY: u16 = 4;
     pub const NEWEST: u16 = 5;
-    pub const HEAD: u16 = 6;
     pub const TOPOLOGY: u16 = 7;
     pub const HORIZON: u16 = 8;
     pub const DDOC: u16 = 9;

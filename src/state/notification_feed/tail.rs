@@ -70,7 +70,6 @@ impl NotificationTail {
                 self.pulse.wait().await;
                 self.is_at_end = false;
             }
-            self.pulse.begin();
             let (found, look) = self.read().await?;
             let page = match found {
                 Ok(page) => page,
@@ -93,17 +92,7 @@ impl NotificationTail {
     /// The next rows, or the position up to which there are none; and the result of the poll.
     async fn read(&mut self) -> Result<(std::result::Result<NotificationPage, Sequence>, PulseRead)> {
         let (feed, cursor, limit, probe) = (&self.feed, self.cursor, self.limit, self.pulse.probe());
-        let read = async |tx| {
-            let mut look = probe.look(&tx).await?;
-            let found = match look.unchanged() {
-                Some(to) => Err(to),
-                None => Ok(feed.page_in(&tx, cursor, limit).await?),
-            };
-            if !found.as_ref().is_ok_and(|page| page.more) {
-                probe.watch(&tx, &mut look).await?;
-            }
-            Ok((found, look))
-        };
+        let read = async |tx| feed.appended_in(&tx, cursor, limit, probe).await;
         feed.context.db.run(read).await
     }
 }

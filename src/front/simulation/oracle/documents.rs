@@ -237,10 +237,7 @@ impl Oracle {
                     let Some(instance) = of(feed) else { continue };
                     all.entry(instance).or_default().entries.push((*first, change));
                 }
-                StoredItem::Newest(feed, _)
-                | StoredItem::Head(feed, _)
-                | StoredItem::Pulse(feed)
-                | StoredItem::Horizon(feed)
+                StoredItem::Newest(feed, _) | StoredItem::Pulse(feed) | StoredItem::Horizon(feed)
                     if of(feed).is_some() && change.after.is_some() =>
                 {
                     return Guarantee::Consistent

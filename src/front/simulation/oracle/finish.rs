@@ -219,7 +219,6 @@ impl Oracle {
             {
                 Ok(())
             }
-            StoredItem::Head(_, shard) if self.topology.iter().any(|entry| entry.has(*shard)) => Ok(()),
             StoredItem::RowCount(feed, shard) if feed == FEED => self.judge_row_count(*shard, value),
             StoredItem::Topology(_, first) if self.topology.iter().any(|entry| entry.first == *first) => {
                 Ok(())

@@ -36,8 +36,6 @@ pub(super) enum StoredItem {
     Row(Vec<u8>, ShardId, Sequence),
     /// The position of the newest row of an id.
     Newest(Vec<u8>, Vec<u8>),
-    /// The last append to a shard.
-    Head(Vec<u8>, ShardId),
     /// A topology entry.
     Topology(Vec<u8>, Sequence),
     /// The horizon of a feed.
@@ -68,7 +66,7 @@ pub(super) enum StoredItem {
     MembershipVersion,
     /// The last change of leases or resources of a pool, or, without a name, of any pool.
     PoolVersion(Option<String>),
-    /// A key of the pulse of a feed.
+    /// The pulse of a feed.
     Pulse(Vec<u8>),
     /// A key of another bus in the store.
     OtherBus,
@@ -124,7 +122,6 @@ impl StoredItem {
                 Self::Row(bytes(feed)?.into(), ShardId(int(shard)?), sequence(incarnation, stamp)?)
             }
             (5, [feed, id]) => Self::Newest(bytes(feed)?.into(), bytes(id)?.into()),
-            (6, [feed, shard]) => Self::Head(bytes(feed)?.into(), ShardId(int(shard)?)),
             (7, [feed, incarnation, stamp]) => {
                 Self::Topology(bytes(feed)?.into(), sequence(incarnation, stamp)?)
             }
@@ -147,7 +144,7 @@ impl StoredItem {
             (14, [_, part]) if int(part)? == 0 => Self::MembershipVersion,
             (14, [_, part]) if int(part)? == 1 => Self::PoolVersion(None),
             (14, [_, part, pool]) if int(part)? == 2 => Self::PoolVersion(Some(text(pool)?.to_owned())),
-            (15, [feed, number]) if int(number)? < 8 => Self::Pulse(bytes(feed)?.into()),
+            (15, [feed]) => Self::Pulse(bytes(feed)?.into()),
             (18, [feed, shard]) => Self::RowCount(bytes(feed)?.into(), ShardId(int(shard)?)),
             // The owner is empty, and the part is that of the cursor itself.
             (16, [owner, name, part]) if (bytes(owner)?, int(part)?) == (b"", 0) => {

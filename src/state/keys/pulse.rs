@@ -1,0 +1,131 @@
+//! Family 15: the pulse of a feed, by which those who wait for rows see that some were appended, and in which shards.
+//!
+//! It is one key, whatever the number of shards, so that one read and one watch suffice; and one `ADD` moves it, whatever the number
+//! of shards that a transaction appends to. Its value has 16 lanes of 32 bits, over which the shards are spread. A lane only counts,
+//! and is only compared with what it was: it may carry into its neighbour, which then seems to have moved, too.
+
+use bytes::Bytes;
+
+use super::{FeedId, Keys, ShardId, family};
+
+/// How many lanes a pulse has.
+const LANES: u64 = 16;
+
+/// Bytes of a lane.
+const LANE_LEN: usize = 4;
+
+/// Bytes of a pulse.
+const LEN: usize = LANES as usize * LANE_LEN;
+
+/// Some lanes of a pulse, and so the shards that are on them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Lanes(u16);
+
+impl Lanes {
+    /// All of them.
+    pub const ALL: Self = Self(u16::MAX);
+
+    /// Whether there are none.
+    pub fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Adds the lane of `shard`.
+    pub fn insert(&mut self, shard: ShardId) {
+        self.0 |= 1 << (shard.0 % LANES);
+    }
+
+    /// Whether the lane of `shard` is one of them.
+    pub fn has(self, shard: ShardId) -> bool {
+        self.0 & 1 << (shard.0 % LANES) != 0
+    }
+
+    /// The operand of `ADD` that moves them.
+    pub fn to_operand(self) -> [u8; LEN] {
+        let mut operand = [0; LEN];
+        for (number, lane) in operand.chunks_exact_mut(LANE_LEN).enumerate() {
+            lane[0] = (self.0 >> number & 1) as u8;
+        }
+        operand
+    }
+}
+
+/// A pulse as it was read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct PulseValue(Option<Bytes>);
+
+impl PulseValue {
+    /// The pulse that is stored as `value`. Any bytes are one: what they mean, they mean by having changed.
+    pub fn new(value: Option<Bytes>) -> Self {
+        Self(value)
+    }
+
+    /// The lanes that have moved since it was `before`.
+    pub fn moved_since(&self, before: &Self) -> Lanes {
+        match (&before.0, &self.0) {
+            (before, now) if before == now => Lanes::default(),
+            (Some(before), Some(now)) if before.len() == LEN && now.len() == LEN => {
+                let lanes = before.chunks_exact(LANE_LEN).zip(now.chunks_exact(LANE_LEN)).enumerate();
+                Lanes(
+                    lanes
+                        .fold(0, |moved, (number, (before, now))| moved | u16::from(before != now) << number),
+                )
+            }
+            _ => Lanes::ALL,
+        }
+    }
+}
+
+impl Keys {
+    /// The key of the pulse of `feed`.
+    pub fn pulse(&self, feed: &FeedId) -> Vec<u8> {
+        self.pack(&(family::PULSE, feed.bytes()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lanes(shards: &[u64]) -> Lanes {
+        let mut lanes = Lanes::default();
+        for shard in shards {
+            lanes.insert(ShardId(*shard));
+        }
+        lanes
+    }
+
+    #[test]
+    fn golden_bytes() {
+        let keys = Keys::new(b"p").unwrap();
+        assert_eq!(keys.pulse(&FeedId::notifications()), [b'p', 0x15, 15, 0x01, b'n', 0]);
+        let mut operand = [0; 64];
+        (operand[4], operand[60]) = (1, 1);
+        assert_eq!(lanes(&[15, 17]).to_operand(), operand);
+    }
+
+    #[test]
+    fn shards_are_spread_over_the_lanes() {
+        let some = lanes(&[3, 20]);
+        let has: Vec<_> = (0..20).filter(|shard| some.has(ShardId(*shard))).collect();
+        assert_eq!(has, [3, 4, 19]);
+        assert!(!some.is_empty() && Lanes::default().is_empty());
+        assert!((0..40).all(|shard| Lanes::ALL.has(ShardId(shard))));
+    }
+
+    #[test]
+    fn what_has_moved_is_told_from_what_was() {
+        let value = |bytes: &[u8]| PulseValue::new(Some(Bytes::copy_from_slice(bytes)));
+        let (none, one) = (PulseValue::new(None), value(&lanes(&[7]).to_operand()));
+        let both = value(&lanes(&[0, 7]).to_operand());
+        assert!(one.moved_since(&one).is_empty() && none.moved_since(&none).is_empty());
+        assert_eq!(both.moved_since(&one), lanes(&[0]));
+        // What nobody has written is compared as a whole.
+        for (before, now) in
+            [(&none, &one), (&one, &none), (&value(b"odd"), &one), (&value(b"a"), &value(b"b"))]
+        {
+            assert_eq!(now.moved_since(before), Lanes::ALL);
+        }
+        assert!(value(b"odd").moved_since(&value(b"odd")).is_empty());
+    }
+}

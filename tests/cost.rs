@@ -1,0 +1,220 @@
+//! What an event costs the store on its way from the commit to the subscriber, and after it until everything rests again: counted
+//! key by key. Nothing here is timed.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod common;
+
+use std::{collections::BTreeMap, time::Duration};
+
+use common::{NEVER, db, next_news, record, within};
+use notibus::{
+    Bus, BusOptions, DispatcherOptions, Filter, NodeOptions, NotifierOptions,
+    dispatcher::Subscription,
+    node::BalanceOptions,
+    store::{
+        AtomicOp, Database,
+        testing::{Attempt, Operation, Trace},
+    },
+};
+
+/// The families of keys by their numbers.
+const FAMILIES: [&str; 19] = [
+    "config",
+    "counters",
+    "doorbell",
+    "fold mark",
+    "row",
+    "newest",
+    "(6)",
+    "topology",
+    "horizon",
+    "ddoc",
+    "node",
+    "lease",
+    "group",
+    "age",
+    "version",
+    "pulse",
+    "cursor",
+    "name",
+    "row count",
+];
+
+/// Of which family the key is: under the default prefix comes the number of the family as a tuple's integer.
+fn family(key: &[u8]) -> &'static str {
+    match key.strip_prefix(b"notibus") {
+        Some([0x14, ..]) => FAMILIES[0],
+        Some([0x15, number, ..]) => FAMILIES[usize::from(*number)],
+        _ => "none of the bus",
+    }
+}
+
+/// What was asked of the store, by family of keys.
+#[derive(Debug, Default)]
+struct Cost {
+    /// Keys and ranges that were read, and watches.
+    reads: BTreeMap<String, usize>,
+    /// Writes.
+    mutations: BTreeMap<String, usize>,
+}
+
+impl Cost {
+    /// What `attempts` have asked.
+    fn of(attempts: &[Attempt]) -> Self {
+        let mut cost = Self::default();
+        for operation in attempts.iter().flat_map(|attempt| &attempt.operations) {
+            let (counted, what) = match operation {
+                Operation::Get { key, .. } => (&mut cost.reads, family(key).to_owned()),
+                Operation::GetRange { range, .. } => (&mut cost.reads, family(&range.begin).to_owned()),
+                Operation::Watch { key } => (&mut cost.reads, format!("watch of {}", family(key))),
+                Operation::Set { key, .. } | Operation::Clear { key } | Operation::Atomic { key, .. } => {
+                    (&mut cost.mutations, family(key).to_owned())
+                }
+                Operation::ClearRange { range } => (&mut cost.mutations, family(&range.begin).to_owned()),
+                _ => continue,
+            };
+            *counted.entry(what).or_default() += 1;
+        }
+        println!("reads {:?}, mutations {:?}", cost.reads, cost.mutations);
+        cost
+    }
+
+    fn reads(&self) -> usize {
+        self.reads.values().sum()
+    }
+
+    fn mutations(&self) -> usize {
+        self.mutations.values().sum()
+    }
+}
+
+/// Whether it is the producer's own: it adds to counters, and does nothing else.
+fn is_producers(attempt: &Attempt) -> bool {
+    attempt.reads().next().is_none()
+        && attempt.mutations().all(|done| {
+            matches!(done, Operation::Atomic { op: AtomicOp::Add, key, .. } if family(key) == "counters")
+        })
+}
+
+/// Whether it is what nodes do to know of each other, by the clock.
+fn is_members(attempt: &Attempt) -> bool {
+    attempt.operations.iter().any(|done| match done {
+        Operation::Get { key, .. } => ["node", "version"].contains(&family(key)),
+        Operation::GetRange { range, .. } => family(&range.begin) == "node",
+        _ => false,
+    })
+}
+
+/// The roles of a node that do nothing by the clock: what they do is the event's doing.
+struct Node {
+    trace: Trace,
+    bus: Bus,
+    /// What must stay as long as the roles are to work.
+    roles: Vec<Box<dyn std::any::Any>>,
+    subscription: Subscription,
+}
+
+impl Node {
+    /// A node of the bus in `store` with a dispatcher, and with a notifier if it `folds`.
+    async fn start(store: &Database, options: BusOptions, folds: bool) -> Self {
+        let trace = Trace::new(store);
+        let bus = Bus::open(&trace.database(), options).await.unwrap();
+        let node = NodeOptions { heartbeat: NEVER, expiry: NEVER * 3, ..NodeOptions::default() };
+        let node = bus.node(node).await.unwrap();
+        let mut roles: Vec<Box<dyn std::any::Any>> = Vec::new();
+        if folds {
+            let balance = BalanceOptions { interval: NEVER, ..BalanceOptions::default() };
+            let options = NotifierOptions { poll_interval: NEVER, balance, ..NotifierOptions::default() };
+            roles.push(Box::new(node.notifier(options).await.unwrap()));
+        }
+        let options = DispatcherOptions { poll_interval: NEVER, ..DispatcherOptions::default() };
+        let dispatcher = node.dispatcher(options).await.unwrap();
+        let subscription = dispatcher.subscribe(Filter::all()).stream();
+        roles.push(Box::new(dispatcher));
+        roles.push(Box::new(node));
+        Self { trace, bus, roles, subscription }
+    }
+
+    /// Waits for the next delivery.
+    async fn delivered(&mut self) {
+        within("a delivery", next_news(&mut self.subscription)).await.unwrap().unwrap();
+    }
+
+    /// Waits until everything rests; returns what was done since the last time, without what producers and members do.
+    async fn done(&self) -> Cost {
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        let mut done = self.trace.take();
+        done.retain(|attempt| !is_producers(attempt) && !is_members(attempt));
+        Cost::of(&done)
+    }
+}
+
+/// What the third event of a database costs one node that folds and delivers, in a quiet bus of so many shards.
+async fn lone_event(shards: u32) -> Cost {
+    let store = Database::memory();
+    let mut node = Node::start(&store, BusOptions { shards, ..BusOptions::default() }, true).await;
+    let (db, traced) = (db("a", 1), node.trace.database());
+    for lanes in [[1, 0, 0, 0], [0, 0, 1, 0]] {
+        record(&traced, &node.bus, &db, lanes).await;
+        node.delivered().await;
+        node.done().await;
+    }
+    record(&traced, &node.bus, &db, [0, 0, 1, 0]).await;
+    node.delivered().await;
+    let cost = node.done().await;
+    assert!(!node.roles.is_empty());
+    cost
+}
+
+/// Once a lone event cost 10 mutations and 87 reads: each append moved the head of its shard and one of eight keys of the pulse, and
+/// whenever anything was appended a tail read all shards, and set eight watches again.
+#[tokio::test(start_paused = true)]
+async fn a_lone_event_costs_seven_mutations_and_twelve_reads() {
+    for shards in [4, 16] {
+        let cost = lone_event(shards).await;
+        assert!(cost.mutations() <= 7 && cost.reads() <= 12, "{shards} shards: {cost:?}");
+    }
+}
+
+/// A node that folds nothing is told by one watch of one key, and reads the shard that has got a row.
+#[tokio::test(start_paused = true)]
+async fn a_node_that_only_delivers_reads_five_keys() {
+    let store = Database::memory();
+    let mut folding = Node::start(&store, BusOptions::default(), true).await;
+    let mut other = Node::start(&store, BusOptions::default(), false).await;
+    for lanes in [[1, 0, 0, 0], [0, 0, 1, 0]] {
+        record(&folding.trace.database(), &folding.bus, &db("a", 1), lanes).await;
+        folding.delivered().await;
+        other.delivered().await;
+        let cost = other.done().await;
+        assert!(lanes[0] == 1 || (cost.mutations() == 0 && cost.reads() <= 5), "{cost:?}");
+    }
+}
+
+/// Many databases in one fold: five mutations each, and two reads; what a fold and a tail need besides does not grow with them.
+#[tokio::test(start_paused = true)]
+async fn a_database_of_a_batch_costs_five_mutations_and_two_reads() {
+    let store = Database::memory();
+    let options = BusOptions { partitions: 1, ..BusOptions::default() };
+    let mut node = Node::start(&store, options, true).await;
+    let traced = node.trace.database();
+    let names: Vec<_> = (0..100).map(|n| db(&format!("db{n}"), 1)).collect();
+    for lanes in [[1, 0, 0, 0], [0, 0, 1, 0]] {
+        let producer = node.bus.producer();
+        let counters = common::counts(lanes);
+        let record = async |tx| {
+            for db in &names {
+                producer.record_all(&tx, db, &counters)?;
+            }
+            Ok(())
+        };
+        node.done().await;
+        traced.run(record).await.unwrap();
+        for _ in &names {
+            node.delivered().await;
+        }
+        let cost = node.done().await;
+        assert!(lanes[0] == 1 || (cost.mutations() <= 502 && cost.reads() <= 220), "{cost:?}");
+    }
+}
