@@ -31,6 +31,8 @@ mod steps;
 mod trace;
 
 mod bus;
+#[cfg(all(unix, feature = "cli", feature = "http"))]
+mod chaos;
 mod child;
 mod differential;
 mod dropped;
@@ -101,7 +103,11 @@ fn main() -> ExitCode {
             #[cfg(all(unix, feature = "cli", feature = "http"))] a_node_reports_its_state
             #[cfg(all(unix, feature = "cli", feature = "http"))] a_node_of_a_wiped_bus_stops_its_roles
             #[cfg(all(unix, feature = "cli", feature = "http"))] a_node_whose_fold_marks_are_damaged_goes_on
+            #[cfg(all(unix, feature = "cli", feature = "http"))] a_node_of_which_a_role_fails_tells_which
             #[cfg(all(unix, feature = "cli", feature = "http"))] everything_ends_without_the_cluster
+        }
+        chaos {
+            #[cfg(all(unix, feature = "cli", feature = "http"))] nothing_acknowledged_is_missing
         }
         sharding {
             readers_see_every_change_once_and_in_order_through_any_reshard

@@ -269,6 +269,31 @@ pub(crate) async fn a_node_whose_fold_marks_are_damaged_goes_on() {
     });
 }
 
+/// What nobody can decode in the place of the horizon keeps the tail from its work, and nothing else: the node says what fails, and goes on
+/// once it is mended.
+pub(crate) async fn a_node_of_which_a_role_fails_tells_which() {
+    block_in_place(|| {
+        let stage = Stage::start(Cluster::start());
+        let mut follower = stage.follow();
+        let horizon = r"notibus\x15\x08\x01n\x00";
+        stage.cluster.cli(&format!("writemode on; set {horizon} x"));
+        assert!(stage.post().starts_with("HTTP/1.1 201"), "it is recorded");
+        stage.until_ready("\"cause\":\"behind\"");
+        assert!(stage.ready().contains("tail of a dispatcher"), "{}", stage.ready());
+        assert!(stage.post().starts_with("HTTP/1.1 201"), "it is recorded");
+        follower.until_heartbeat();
+        let (code, said) = stage.command(&["nodes"]);
+        assert_eq!(code, Some(0), "{said}");
+        thread::sleep(Duration::from_secs(5));
+        let troubles = stage.troubles();
+        let said = troubles.iter().filter(|line| line.contains("tail of a dispatcher")).count();
+        assert_eq!(said, 1, "{troubles:#?}");
+        stage.cluster.cli(&format!("writemode on; clear {horizon}"));
+        stage.is_at_work(&mut follower, 1);
+        assert!(stage.served.stop(), "it ends in order");
+    });
+}
+
 /// Regression: a node that was asked to stop while the cluster was away waited until it was back, and no further signal helped.
 pub(crate) async fn everything_ends_without_the_cluster() {
     block_in_place(|| {
