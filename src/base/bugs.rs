@@ -100,7 +100,7 @@ bugs! {
     CheckpointNotCompared,
     /// A late checkpoint sets the group back.
     LateCheckpointSetsBack,
-    /// A row goes to the dead letters, and is delivered again.
+    /// A row goes to the dead letters before the checkpoint passes it, and is delivered again.
     DeadLetterComesAgain,
     /// A group begins with the next shards before all are drained.
     SuccessorsBegunEarly,

@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
@@ -11,8 +11,11 @@ use std::{
 use notibus::{
     Cursor, Sequence,
     cursor::Start,
-    group::{CheckpointPolicy, CloseReason, ConsumerOptions, FailurePolicy, Replayed},
-    store::{AtomicOp, Isolation, RetryPolicy},
+    group::{CheckpointPolicy, Checkpointer, CloseReason, ConsumerOptions, FailurePolicy, Replayed},
+    store::{
+        AtomicOp, Isolation, RetryPolicy, StoreError,
+        testing::{Attempt, CommitFault, Operation},
+    },
 };
 
 use crate::{
@@ -121,8 +124,8 @@ async fn a_dead_letter_is_replayed_with_effects_that_happen_once() {
     let consumer = log.consume(&world.bus, &group, hasty(FailurePolicy::DeadLetter)).await;
     until_done(&group).await;
     consumer.shutdown().await.unwrap();
-    let unknown = notibus::store::StoreError::COMMIT_UNKNOWN_RESULT;
-    world.faults.script_commits([notibus::store::testing::CommitFault::After(unknown)]);
+    let unknown = StoreError::COMMIT_UNKNOWN_RESULT;
+    world.faults.script_commits([CommitFault::After(unknown)]);
     let store = world.faults.database();
     let work = move |letter: Arc<notibus::group::DeadLetter<notibus::Notification>>| {
         let store = store.clone();
@@ -294,10 +297,8 @@ async fn a_store_that_fails_is_waited_for() {
     pass(Duration::from_secs(5)).await;
     // Only reads of rows fail, so that the node stays alive.
     world.faults.plan_reads(|operation| match operation {
-        notibus::store::testing::Operation::GetRange { range, .. }
-            if range.begin.starts_with(b"notibus\x15\x04") =>
-        {
-            Some(notibus::store::StoreError::IO_ERROR)
+        Operation::GetRange { range, .. } if range.begin.starts_with(b"notibus\x15\x04") => {
+            Some(StoreError::IO_ERROR)
         }
         _ => None,
     });
@@ -332,4 +333,116 @@ async fn a_row_that_was_given_up_does_not_come_again() {
     consumer.shutdown().await.unwrap();
     assert_eq!(attempts(&log), [(1, 1)]);
     assert_eq!(world.bus.stats().group_dead_letters, 1);
+}
+
+/// Consumers whose observers write their own checkpoints, and that give a row up at once.
+fn hasty_and_explicit() -> ConsumerOptions {
+    let options = hasty(FailurePolicy::DeadLetter);
+    let retry = RetryPolicy { attempts_max: Some(1), ..options.retry };
+    ConsumerOptions { retry, checkpoint: CheckpointPolicy::Explicit, rows_max: 1, ..options }
+}
+
+/// A consumer did not learn that the row that it had just given up was a dead letter now: the commit was of unknown result. It took
+/// the row for one that its observer had worked on and not saved. From then on every row that it gave up went to the dead letters
+/// without a checkpoint past it; the next owner of the shard was given these rows again, and worked on them. A world has found it
+/// (seed 740002719 of its day).
+#[tokio::test(start_paused = true)]
+async fn a_row_that_was_given_up_by_a_commit_of_unknown_result_keeps_no_other_one_behind() {
+    let world = GroupFixture::new(1).await;
+    let group = world.group(Cursor::NOTHING).await;
+    let letters = b"notibus\x15\x0c\x01n\x00\x15\x02";
+    let is_first = AtomicBool::new(true);
+    world.faults.plan_commits(move |attempt: &Attempt| {
+        let gives_up = attempt
+            .mutations()
+            .any(|mutation| matches!(mutation, Operation::Set { key, .. } if key.starts_with(letters)));
+        (gives_up && is_first.swap(false, Ordering::Relaxed))
+            .then_some(CommitFault::After(StoreError::COMMIT_UNKNOWN_RESULT))
+    });
+    let log = Log::doing(async |_| Err("no".into()));
+    let consumer = log.consume(&world.bus, &group, hasty_and_explicit()).await;
+    for bad in ["bad0", "bad1"] {
+        world.create([bad]).await;
+        until_done(&group).await;
+    }
+    consumer.shutdown().await.unwrap();
+    let next = log.consume(&world.bus, &group, hasty_and_explicit()).await;
+    pass(Duration::from_mins(1)).await;
+    next.shutdown().await.unwrap();
+    assert_eq!(log.names(), ["bad0", "bad1"]);
+    assert_eq!(world.bus.stats().group_dead_letters, 2);
+    assert_eq!(group.dead_letters(Sequence::MIN, 9).await.unwrap().len(), 2);
+}
+
+/// A row that is given up while its observer has not saved the rows before it is no dead letter yet: the next owner of the shard is
+/// given it again, and may succeed. It is one from the checkpoint on that is past it. The next observer of the same owner is not given
+/// it again: one that panics with it would never get past it.
+#[tokio::test(start_paused = true)]
+async fn a_row_is_a_dead_letter_when_the_checkpoint_is_past_it() {
+    for panics in [false, true] {
+        gives_up_before_the_rows_before_are_saved(panics).await;
+    }
+}
+
+async fn gives_up_before_the_rows_before_are_saved(panics: bool) {
+    let world = GroupFixture::new(1).await;
+    let group = world.group(Cursor::NOTHING).await;
+    let last: Arc<Mutex<Option<Checkpointer>>> = Arc::default();
+    let keeps = Arc::clone(&last);
+    let log = Log::doing(move |batch| {
+        let is_bad = batch.rows[0].name.as_str() == "bad";
+        assert!(!(is_bad && panics), "not this one");
+        if !is_bad {
+            *keeps.lock().unwrap() = Some(batch.checkpointer());
+        }
+        std::future::ready(if is_bad { Err("no".into()) } else { Ok(()) })
+    });
+    let letters = async || group.dead_letters(Sequence::MIN, 9).await.unwrap().len();
+    for name in ["good", "bad"] {
+        world.create([name]).await;
+    }
+    let consumer = log.consume(&world.bus, &group, hasty_and_explicit()).await;
+    until("it is given up", async || world.bus.stats().group_dead_letters == 1).await;
+    assert_eq!((behind(&group).await, letters().await), (2, 0));
+    consumer.shutdown().await.unwrap();
+
+    let next = log.consume(&world.bus, &group, hasty_and_explicit()).await;
+    until("it is given up again", async || world.bus.stats().group_dead_letters == 2).await;
+    world.create(["fine"]).await;
+    log.until_names(&["fine".to_owned()]).await;
+    assert_eq!(letters().await, 0);
+    assert_eq!(log.names().iter().filter(|name| *name == "bad").count(), 2, "once for each owner");
+    let save = last.lock().unwrap().take().unwrap();
+    save.checkpoint().await.unwrap();
+    assert_eq!((behind(&group).await, letters().await), (0, 1));
+    next.shutdown().await.unwrap();
+}
+
+/// Rows that wait for a checkpoint to become dead letters are in memory, and all go into one transaction. So there is a bound to
+/// them; the shard waits at it, and goes on when its observer has saved what stands before them.
+#[tokio::test(start_paused = true)]
+async fn a_shard_waits_while_too_many_rows_are_to_become_dead_letters() {
+    let world = GroupFixture::new(1).await;
+    let group = world.group(Cursor::NOTHING).await;
+    let first: Arc<Mutex<Option<Checkpointer>>> = Arc::default();
+    let keeps = Arc::clone(&first);
+    let log = Log::doing(move |batch| {
+        let is_good = batch.rows[0].name.as_str() == "good";
+        if is_good {
+            *keeps.lock().unwrap() = Some(batch.checkpointer());
+        }
+        std::future::ready(if is_good { Ok(()) } else { Err("no".into()) })
+    });
+    world.create(["good"]).await;
+    world.create(names("bad", 120)).await;
+    let consumer = log.consume(&world.bus, &group, hasty_and_explicit()).await;
+    let given_up = || world.bus.stats().group_dead_letters;
+    until("it waits", async || given_up() == 100 && world.bus.stats().group_errors > 103).await;
+    let letters = async || group.dead_letters(Sequence::MIN, 1_000).await.unwrap().len();
+    assert_eq!((given_up(), letters().await), (100, 0));
+    let save = first.lock().unwrap().take().unwrap();
+    save.checkpoint().await.unwrap();
+    until_done(&group).await;
+    assert_eq!((given_up(), letters().await), (120, 120));
+    consumer.shutdown().await.unwrap();
 }

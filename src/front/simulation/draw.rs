@@ -163,6 +163,8 @@ pub(super) struct GroupPlan {
     pub name: String,
     pub start: Start,
     pub work: Work,
+    /// The average number of batches between checkpoints of an observer that works first and saves later.
+    pub saves_every: u64,
     pub options: ConsumerOptions,
 }
 
@@ -381,6 +383,8 @@ fn group(random: &mut Rng, number: usize, balance: BalanceOptions) -> GroupPlan 
             _ => CheckpointPolicy::Explicit,
         },
     };
+    let saves_late = (&work, &checkpoint) == (&Work::AtLeastOnce, &CheckpointPolicy::Explicit);
+    let saves_every = if saves_late { random.u64(1..=6) } else { 1 };
     let retry = RetryPolicy {
         attempts_max: Some(random.u32(1..=4)),
         elapsed_max: None,
@@ -391,6 +395,7 @@ fn group(random: &mut Rng, number: usize, balance: BalanceOptions) -> GroupPlan 
         name: format!("group-{number}"),
         start: if random.bool() { Start::Now } else { Cursor::NOTHING.into() },
         work,
+        saves_every,
         options: ConsumerOptions {
             balance,
             rows_max: random.usize(1..=10),

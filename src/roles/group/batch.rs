@@ -18,7 +18,7 @@ use crate::{
     state::{
         context::Context,
         feed::FeedRow,
-        keys::{GroupId, GroupParkedRow, ShardId, checkpoint_position},
+        keys::{DeadLetterRow, GroupId, GroupParkedRow, ShardId, checkpoint_position},
         membership::Held,
     },
     store::{AfterCommit, Isolation, Transaction},
@@ -127,6 +127,10 @@ impl BatchContext {
             };
             tx.set(&key, &parked.to_bytes());
         }
+        // What is not behind the position was worked on after all.
+        for (sequence, letter) in parks.letters.iter().filter(|(at, _)| stored < **at && **at <= to) {
+            tx.set(&self.context.keys.dead_letter(&self.group, *sequence), &letter.to_bytes());
+        }
         self.write_position(tx, to);
         Ok(())
     }
@@ -160,13 +164,16 @@ impl BatchContext {
     }
 }
 
-/// Parked rows that a checkpoint has to write, so that each row is either in the shard or parked, and never in both.
+/// Parked rows and dead letters that a checkpoint has to write, so that each row is in exactly one place: in the shard, parked, or
+/// among the dead letters.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Parks {
     /// Rows by id that are parked once the checkpoint is past them.
     pub pending: BTreeMap<Bytes, GroupParkedRow>,
     /// Ids that an earlier transaction with an unknown result may have parked, and whose newer rows were delivered since.
     pub overtaken: BTreeSet<Bytes>,
+    /// The rows that go to the dead letters once the checkpoint is past them.
+    pub letters: BTreeMap<Sequence, DeadLetterRow>,
 }
 
 /// Saves that a batch, and all before it, was worked on. Clones do the same. It may be kept longer than the batch.

@@ -74,7 +74,9 @@ pub enum FailurePolicy {
     #[default]
     KeepRetrying,
     /// They go to the dead letters of the group, and the shard goes on. If a batch of several rows fails, its rows are tried one by one,
-    /// and only those that fail again become dead letters.
+    /// and only those that fail again become dead letters. A row becomes a dead letter with the checkpoint that passes it. With
+    /// [`CheckpointPolicy::Explicit`] that is a checkpoint of the observer, while rows before it are not saved. A shard with 100 such
+    /// rows waits, as with [`FailurePolicy::KeepRetrying`].
     DeadLetter,
     /// Their ids are parked, and the shard goes on: the databases of notifications, or the documents of a changes feed. A parked id is
     /// tried again, with pauses ([`ConsumerOptions::parked_retry`]), until the observer succeeds. Its later rows wait behind it, the

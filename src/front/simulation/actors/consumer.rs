@@ -15,7 +15,10 @@ use crate::{
         oracle::group_key,
         witness::{Fault, Witness},
     },
-    roles::group::{CheckpointPolicy, Consumer, GroupBatch, GroupOptions, Observer, ObserverResult},
+    roles::group::{
+        CheckpointPolicy, Checkpointer, CloseReason, Consumer, GroupBatch, GroupOptions, Observer,
+        ObserverResult,
+    },
     state::{
         feed::{Feed, FeedRow},
         keys::{GroupName, ShardId},
@@ -43,6 +46,7 @@ pub(super) async fn start_of<R: FeedRow>(
         key: key.clone(),
         shard,
         generation: 0,
+        unsaved: None,
     };
     node.consumer(&group, factory, options).await
 }
@@ -56,6 +60,8 @@ struct Worker {
     shard: ShardId,
     /// The number of the group's last reset, which marks its work.
     generation: u64,
+    /// The checkpoint of the last batch, if it is not saved yet.
+    unsaved: Option<Checkpointer>,
 }
 
 impl<R: FeedRow> Observer<R> for Worker {
@@ -84,6 +90,11 @@ impl<R: FeedRow> Observer<R> for Worker {
         }
         Ok(())
     }
+
+    async fn closed(&mut self, _: CloseReason) {
+        // Without success the rows come again.
+        let _ = self.save().await;
+    }
 }
 
 impl Worker {
@@ -110,13 +121,27 @@ impl Worker {
         Ok(done?)
     }
 
-    /// Works first, and saves the checkpoint then.
-    async fn work<R: FeedRow>(&self, batch: &GroupBatch<R>) -> Result<(), Box<dyn StdError + Send + Sync>> {
+    /// Works first, and saves the checkpoint then, or some batches later.
+    async fn work<R: FeedRow>(
+        &mut self,
+        batch: &GroupBatch<R>,
+    ) -> Result<(), Box<dyn StdError + Send + Sync>> {
         let rows: Vec<_> = batch.rows.iter().map(|row| row.sequence()).collect();
         self.place.shared.oracle().observed(&self.key, self.generation, &rows);
         if self.plan.options.checkpoint == CheckpointPolicy::Explicit {
-            batch.checkpoint().await?;
+            self.unsaved = Some(batch.checkpointer());
+            if self.place.random(self.plan.saves_every) == 0 {
+                self.save().await?;
+            }
         }
         Ok(())
+    }
+
+    /// Saves all batches that are not saved yet.
+    async fn save(&mut self) -> Result<()> {
+        match self.unsaved.take() {
+            Some(checkpointer) => checkpointer.checkpoint().await,
+            None => Ok(()),
+        }
     }
 }

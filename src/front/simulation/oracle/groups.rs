@@ -24,7 +24,9 @@ pub(super) struct GroupModel {
     pub start: Sequence,
     /// The rows that were worked on, or given up.
     pub done: BTreeSet<Sequence>,
-    /// The last row of each database, or document, that was worked on with its checkpoint.
+    /// The rows that were worked on with their checkpoint.
+    effects: BTreeSet<Sequence>,
+    /// The last of these of each database, or document.
     last: BTreeMap<String, Sequence>,
     pub checkpoints: BTreeMap<ShardId, Sequence>,
     /// Whether it ever had a consumer.
@@ -38,6 +40,7 @@ impl GroupModel {
             generation,
             start,
             done: BTreeSet::new(),
+            effects: BTreeSet::new(),
             last: BTreeMap::new(),
             checkpoints: BTreeMap::new(),
             is_used: false,
@@ -129,6 +132,9 @@ impl Oracle {
             match item {
                 StoredItem::DeadLetter(name, at) if change.after.is_some() => {
                     shared.witness(Witness::DeadLetter);
+                    if change.before.is_none() {
+                        self.judge_dead_letter(items, name, *at)?;
+                    }
                     if let Some(group) = self.groups.get_mut(name) {
                         group.done.insert(*at);
                     }
@@ -144,6 +150,7 @@ impl Oracle {
                     };
                     let row = row.ok_or_else(|| format!("{name} works on {at}, which is no row"))?;
                     group.is_used = true;
+                    group.effects.insert(*at);
                     if !group.done.insert(*at) {
                         return Guarantee::ExactlyOnce
                             .fails(format!("{name} has worked twice on the row at {at}"));
@@ -170,6 +177,26 @@ impl Oracle {
             }
         }
         Ok(())
+    }
+
+    /// The row of `name` at `at` becomes a dead letter. From then on it must not be worked on, so it is not done yet, and the
+    /// checkpoint moves past it at the same time.
+    fn judge_dead_letter(&self, items: &Items<'_>, name: &GroupName, at: Sequence) -> Verdict {
+        if self.groups.get(name).is_some_and(|group| group.effects.contains(&at)) {
+            return Guarantee::ExactlyOnce.fails(format!("{name} gives up the row at {at}, which is done"));
+        }
+        let position = |value: &Option<bytes::Bytes>| checkpoint_position(value.as_ref()?).ok();
+        let passes = items.iter().any(|(item, change)| {
+            let stood = matches!(item, StoredItem::Checkpoint(of, _) if of == name);
+            stood
+                && position(&change.before).is_some_and(|before| before < at)
+                && position(&change.after).is_some_and(|after| at <= after)
+        });
+        if passes {
+            return Ok(());
+        }
+        Guarantee::ExactlyOnce
+            .fails(format!("{name} gives up the row at {at}, and its checkpoint is not past it"))
     }
 
     /// Judges the changes of checkpoints.

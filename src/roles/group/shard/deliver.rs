@@ -18,6 +18,7 @@ use crate::{
         keys::{DeadLetterRow, ShardId, Trouble},
         skipped::Place,
     },
+    store::{Isolation, Transaction},
 };
 
 /// Rows that have failed, and are tried again.
@@ -83,8 +84,10 @@ where
                 let is_kept = self.consuming.options.failure == FailurePolicy::DeadLetter;
                 let feed = self.right.group.feed.clone();
                 self.right.context.skip(&Place::Row(feed, first), &error);
-                self.give_up(&rows, failing.attempts, &failure, is_kept).await?;
-                return Ok(None);
+                if self.give_up(&rows, failing.attempts, &failure, is_kept).await? {
+                    return Ok(None);
+                }
+                failure
             }
         };
         self.failed(&rows, failing, failure).await
@@ -164,13 +167,7 @@ where
             // Perhaps only one of them fails: tries them one by one.
             self.careful_to = rows.rows.last().expect("there are several").sequence;
             self.failing = None;
-        } else if is_exhausted && self.consuming.options.failure == FailurePolicy::DeadLetter {
-            self.give_up(rows, attempts, &failure, true).await?;
-            return if is_over { self.over().await } else { Ok(None) };
-        } else if is_exhausted
-            && self.consuming.options.failure == FailurePolicy::Park
-            && self.park(rows, attempts, &failure).await?
-        {
+        } else if is_exhausted && self.set_aside(rows, attempts, &failure).await? {
             return if is_over { self.over().await } else { Ok(None) };
         } else if is_exhausted {
             (failing.earlier, failing.began) = (attempts, now);
@@ -182,6 +179,15 @@ where
             return Ok(Some(End::Stopped));
         }
         if is_over { self.over().await } else { Ok(None) }
+    }
+
+    /// Gives the only row of `rows` up, or parks it, as the options say. Returns `false` if it has to be tried again.
+    async fn set_aside(&mut self, rows: &Chunk, attempts: u32, failure: &Failure) -> Result<bool> {
+        match self.consuming.options.failure {
+            FailurePolicy::KeepRetrying => Ok(false),
+            FailurePolicy::DeadLetter => self.give_up(rows, attempts, failure, true).await,
+            FailurePolicy::Park => self.park(rows, attempts, failure).await,
+        }
     }
 
     /// Ends the session: the next observer starts from the saved position.
@@ -212,9 +218,16 @@ where
         Ok(None)
     }
 
-    /// Gives a row up; it goes to the dead letters if `is_kept`. The same transaction checks whether it was worked on
-    /// after all.
-    async fn give_up(&mut self, rows: &Chunk, attempts: u32, failure: &Failure, is_kept: bool) -> Result<()> {
+    /// Gives the only row of `rows` up. If `is_kept`, the transaction that moves the checkpoint past it writes it to the dead letters,
+    /// unless the checkpoint is past it already, because it was worked on after all. Returns false if too many dead letters wait for
+    /// a checkpoint.
+    async fn give_up(
+        &mut self,
+        rows: &Chunk,
+        attempts: u32,
+        failure: &Failure,
+        is_kept: bool,
+    ) -> Result<bool> {
         let right = Arc::clone(&self.right);
         let StoredRow { sequence, value } = &rows.rows[0];
         let letter = DeadLetterRow {
@@ -225,28 +238,32 @@ where
             row: value.clone(),
         };
         let key = right.context.keys.dead_letter(&right.group, *sequence);
-        // If the observer writes the checkpoints, rows that it has not saved are not saved for it.
-        let given = if is_on(Bug::DeadLetterComesAgain) { self.read } else { self.last_row };
-        let saves = !self.is_explicit() || right.stored.get() >= given;
-        let parks = Arc::clone(self.parking.parks());
-        let keep = right.context.db.run(async |tx| {
-            let stored = right.position(&tx).await?;
-            if stored.is_none_or(|stored| stored >= *sequence) {
-                return Ok(false);
-            }
-            if is_kept {
+        if is_kept && is_on(Bug::DeadLetterComesAgain) {
+            let put = async |tx: Transaction| {
                 tx.set(&key, &letter.to_bytes());
-            }
-            if saves {
-                right.advance(&tx, rows.to, &parks).await?;
-            }
-            Ok(true)
-        });
-        if !keep.await? {
-            tracing::info!(shard = right.shard.0, %failure, "a row that was to be given up had been saved as worked on");
-            return self.worked(rows, 1).await;
+                Ok(())
+            };
+            right.context.db.run(put).await?;
+        } else if is_kept && !self.parking.give_up(*sequence, letter) {
+            // Perhaps they need not wait any longer.
+            self.flush().await?;
+            return Ok(false);
         }
-        if is_kept {
+        self.failing = None;
+        // If the observer writes the checkpoints, rows that it has not saved are not saved for it.
+        let is_whole = self.may_save();
+        self.settle(rows);
+        if is_whole {
+            self.write_checkpoint(rows.to).await?;
+        }
+        let is_done = is_whole && is_kept && {
+            let read = async |tx: Transaction| tx.get(&key, Isolation::Snapshot).await;
+            right.context.db.run(read).await?.is_none()
+        };
+        if is_done {
+            tracing::info!(shard = right.shard.0, %failure, "a row that was to be given up had been saved as worked on");
+            right.context.stats.group_rows.add(1);
+        } else if is_kept {
             tracing::error!(
                 group = %right.group,
                 shard = right.shard.0,
@@ -257,15 +274,8 @@ where
             );
             right.context.stats.group_dead_letters.add(1);
         }
-        self.failing = None;
-        self.settle(rows);
-        self.last_row = *sequence;
-        if saves {
-            right.stored.raise(rows.to);
-            self.was_written();
-        }
         self.recovered().await;
-        Ok(())
+        Ok(true)
     }
 }
 

@@ -1,4 +1,5 @@
-//! The parked ids of a shard: the observer has failed too often with one of their rows, and they are tried again after pauses.
+//! The parked ids of a shard: the observer has failed too often with one of their rows, and they are tried again after pauses. And the
+//! rows of the shard that become dead letters.
 //!
 //! ```text
 //!                     it fails too often                  a checkpoint past its row
@@ -9,7 +10,7 @@
 //!
 //! Pending rows are only in memory: as long as the checkpoint is not past such a row, the row is in the feed, and comes again after a
 //! crash. The transaction that moves the checkpoint past it parks it, be it a transaction of the consumer or of its observer
-//! ([`Parks`]). A retry always uses the stored row.
+//! ([`Parks`]). A retry always uses the stored row. The same transactions write dead letters.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -33,7 +34,7 @@ use crate::{
     },
     state::{
         feed::{FeedRow, StoredRow},
-        keys::{GroupParkedRow, ShardId},
+        keys::{DeadLetterRow, GroupParkedRow, ShardId},
         skipped::Place,
     },
     store::{Isolation, RetryPolicy, Transaction},
@@ -42,7 +43,10 @@ use crate::{
 /// The most parked ids of a group; a few more if several shards park at once.
 const PARKED_MAX: usize = 1_000;
 
-/// The parked ids of a shard's task.
+/// The most rows of a shard that wait for a checkpoint to become dead letters: they have to fit into one transaction.
+const LETTERS_MAX: usize = 100;
+
+/// The parked ids of a shard's task, and its rows that become dead letters.
 #[derive(Default)]
 pub(super) struct Parking {
     /// When each parked id is to be tried again.
@@ -64,7 +68,16 @@ impl Parking {
 
     /// Whether there are rows that the next checkpoints have to park.
     pub fn has_pending(&self) -> bool {
-        !self.parks.pending.is_empty()
+        !self.parks.pending.is_empty() || !self.parks.letters.is_empty()
+    }
+
+    /// Makes the row at `sequence` a dead letter with the next checkpoint past it. Returns false if too many wait for one.
+    pub fn give_up(&mut self, sequence: Sequence, letter: DeadLetterRow) -> bool {
+        let has_room = self.parks.letters.len() < LETTERS_MAX || self.parks.letters.contains_key(&sequence);
+        if has_room {
+            Arc::make_mut(&mut self.parks).letters.insert(sequence, letter);
+        }
+        has_room
     }
 
     /// Whether rows of `id` have to wait behind others.
@@ -88,10 +101,13 @@ impl Parking {
 
     /// Moves pending rows up to `stored` to the parked ones. `due` says when to try those that were not parked before.
     fn settle(&mut self, stored: Sequence, due: impl Fn(u32) -> Duration) {
-        if !self.parks.pending.values().any(|row| row.sequence <= stored) {
+        let is_settled = |at: &Sequence| *at <= stored;
+        let mut pending = self.parks.pending.values().map(|row| &row.sequence);
+        if !pending.any(is_settled) && !self.parks.letters.keys().any(is_settled) {
             return;
         }
         let parks = Arc::make_mut(&mut self.parks);
+        parks.letters.retain(|at, _| !is_settled(at));
         let pending = std::mem::take(&mut parks.pending);
         for (id, row) in pending {
             if row.sequence <= stored {
@@ -195,7 +211,8 @@ where
         Ok(())
     }
 
-    /// Removes the rows of `decoded`, decoded from `rows`, that have to wait behind a parked row of their id.
+    /// Removes the rows of `decoded`, decoded from `rows`, that have to wait behind a parked row of their id, or were given up before the
+    /// observer was replaced.
     pub(super) fn hold_back(&mut self, decoded: Vec<Arc<R>>, rows: &mut Chunk) -> Vec<Arc<R>> {
         let parking = &self.parking;
         if parking.parked.is_empty() && !parking.has_pending() && parking.doubted.is_empty() {
@@ -203,6 +220,9 @@ where
         }
         let mut given = Vec::with_capacity(decoded.len());
         for (row, stored) in decoded.into_iter().zip(&rows.rows) {
+            if self.parking.parks.letters.contains_key(&stored.sequence) {
+                continue;
+            }
             let id = Bytes::copy_from_slice(row.id());
             if self.parking.holds(&id) {
                 let waits = self.parked_row(stored, 0, String::new());
