@@ -70,6 +70,8 @@ stats! {
     leases_acquired,
     /// Leases lost to other nodes while the process worked on them.
     leases_lost,
+    /// How often a node of the process has fallen out of the bus, and has given everything up.
+    nodes_fallen_out,
     /// Panics of the work on a leased resource, which was started again.
     work_panics,
     /// Rows of deleted databases that the janitor has dropped.

@@ -3,8 +3,10 @@
 use std::{
     collections::BTreeMap,
     fmt::Display,
+    fs,
     io::{self, Write},
     num::NonZeroUsize,
+    path::{Path, PathBuf},
     sync::{
         Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -13,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use notibus::simulation::{Fault, Options, Outcome, Part, Witness, is_replayable, simulate};
+use notibus::simulation::{Fault, Options, Outcome, Part, Witness, is_replayable, judge, simulate};
 
 use crate::Failure;
 
@@ -23,9 +25,9 @@ const TRACE: &str = "NOTIBUS_TRACE";
 /// What to simulate.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// How many seeds.
-    #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u64).range(1..))]
-    seeds: u64,
+    /// How many seeds: 1000, if not said, or the one whose history is saved.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    seeds: Option<u64>,
     /// The first seed.
     #[arg(long, default_value_t = 0)]
     from: u64,
@@ -55,6 +57,13 @@ pub struct Args {
     /// Go on after a seed that fails.
     #[arg(long)]
     keep_going: bool,
+    /// A file to save the history of the world in, of which there can be one only: all that its judge was informed of, as lines of
+    /// JSON.
+    #[arg(long, value_name = "FILE")]
+    save: Option<PathBuf>,
+    /// Judges a saved history again, and runs no world.
+    #[arg(long, value_name = "FILE", exclusive = true)]
+    judge: Option<PathBuf>,
 }
 
 /// Parses `--intensity`.
@@ -73,6 +82,11 @@ fn bug(name: &str) -> Result<notibus::Bug, String> {
 }
 
 impl Args {
+    /// The number of seeds.
+    fn seeds(&self) -> u64 {
+        self.seeds.unwrap_or(if self.save.is_some() { 1 } else { 1_000 })
+    }
+
     /// The options of each world.
     fn options(&self, trace: bool) -> Options {
         let chaos = self.chaos.map(Duration::from_secs);
@@ -82,6 +96,7 @@ impl Args {
             intensity: self.intensity,
             trace,
             without: self.without.clone(),
+            history: self.save.is_some(),
             #[cfg(feature = "mutations")]
             bug: self.bug,
             ..Options::default()
@@ -160,8 +175,26 @@ impl Total {
     }
 }
 
-/// Runs the worlds.
+/// Judges the history in `file`.
+fn judge_again(file: &Path) -> Result<(), Failure> {
+    let history = fs::read_to_string(file)
+        .map_err(|error| Failure::BadInput(format!("{} cannot be read: {error}", file.display())))?;
+    match judge(&history)? {
+        None => writeln!(io::stdout(), "everything that was promised was kept").map_err(crate::out::failed),
+        Some(broken) => Err(Failure::Failed(broken.to_string())),
+    }
+}
+
+/// Runs the worlds, or judges one again that was saved.
 pub fn run(args: &Args) -> Result<(), Failure> {
+    if let Some(file) = &args.judge {
+        return judge_again(file);
+    }
+    let seeds = args.seeds();
+    if args.save.is_some() && seeds != 1 {
+        return Err(Failure::BadInput("a history is of one world: --save goes with --seeds 1".to_owned()));
+    }
+    let saved = Mutex::new(Ok(()));
     let trace = std::env::var(TRACE).is_ok_and(|value| value != "0");
     if !is_replayable() {
         eprintln!(
@@ -178,15 +211,18 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             scope.spawn(|| {
                 loop {
                     let place = next.fetch_add(1, Ordering::Relaxed);
-                    if place >= args.seeds {
+                    if place >= seeds {
                         break;
                     }
                     let outcome = simulate(args.from.wrapping_add(place), &options);
+                    if let (Some(file), Some(history)) = (&args.save, &outcome.history) {
+                        *saved.lock().unwrap_or_else(PoisonError::into_inner) = fs::write(file, history);
+                    }
                     // If standard output is closed, its reader has seen enough.
                     if let Some(trace) = &outcome.trace
                         && write!(io::stdout(), "{trace}").is_err()
                     {
-                        next.store(args.seeds, Ordering::Relaxed);
+                        next.store(seeds, Ordering::Relaxed);
                     }
                     if let Some(failure) = &outcome.failure {
                         let seed = outcome.seed;
@@ -199,7 +235,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
                             eprintln!("  a smaller one: {}", replay(seed, &smaller));
                         }
                         if !args.keep_going {
-                            next.store(args.seeds, Ordering::Relaxed);
+                            next.store(seeds, Ordering::Relaxed);
                         }
                     }
                     total.lock().unwrap_or_else(PoisonError::into_inner).add(&outcome);
@@ -207,6 +243,9 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             });
         }
     });
+    if let Err(error) = saved.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        return Err(Failure::Failed(format!("the history could not be saved: {error}")));
+    }
     let total = total.into_inner().unwrap_or_else(PoisonError::into_inner);
     report(&total, began.elapsed()).map_err(crate::out::failed)?;
     let is_missed =

@@ -50,6 +50,7 @@ use self::{
     trace::{Listener, Trace},
     world::World,
 };
+use crate::base::error::Result;
 
 /// The options of a simulation.
 #[derive(Debug, Clone, PartialEq)]
@@ -66,6 +67,8 @@ pub struct Options {
     pub without: Vec<Part>,
     /// Whether to keep the rows of the store at the end of the faults. Default: false.
     pub rows: bool,
+    /// Whether to keep the history of the world, to [`judge`] it again. Default: false.
+    pub history: bool,
     /// A deliberate bug in the code that runs. Default: none.
     #[cfg(feature = "mutations")]
     pub bug: Option<crate::base::bugs::Bug>,
@@ -80,6 +83,7 @@ impl Default for Options {
             trace: false,
             without: Vec::new(),
             rows: false,
+            history: false,
             #[cfg(feature = "mutations")]
             bug: None,
         }
@@ -104,6 +108,8 @@ pub struct Outcome {
     pub elapsed: Duration,
     /// The rows of the store at the end of the faults, if they were asked for.
     pub rows: Vec<(Vec<u8>, Vec<u8>)>,
+    /// What the oracle was informed of, if that was asked for: lines of JSON.
+    pub history: Option<String>,
 }
 
 /// Whether the same seed makes the same world in this build: tokio must have been built with `--cfg tokio_unstable`, as it is in
@@ -118,6 +124,9 @@ pub fn simulate(seed: u64, options: &Options) -> Outcome {
     let plan = Plan::draw(seed, options).without(&options.without);
     let shared = Shared::new(plan, random.fork(), Trace::new(options.trace));
     shared.keep_rows(options.rows);
+    if options.history {
+        shared.oracle().keep_history(seed);
+    }
     shared.note(|| format!("seed {seed}: {:#?}", shared.plan));
     let listener = Listener::new({
         let shared = Arc::clone(&shared);
@@ -136,5 +145,14 @@ pub fn simulate(seed: u64, options: &Options) -> Outcome {
         witnesses: shared.witnesses(),
         elapsed: shared.time.now(),
         rows: shared.take_rows(),
+        history: shared.oracle().take_history(),
     }
+}
+
+/// Judges the history of a world again, as [`Outcome::history`] has kept it: the first thing that was not as it should be, with its
+/// line, as far as that can be seen from outside. `None` if everything was.
+///
+/// Fails with [`Error::Invalid`](crate::Error::Invalid) if it is no history, or one of another version.
+pub fn judge(history: &str) -> Result<Option<Broken>> {
+    oracle::judge(history)
 }

@@ -14,7 +14,7 @@ use std::{
 use foundationdb_tuple::Element;
 
 use super::{
-    app,
+    Options, app,
     draw::Plan,
     guarantee::Broken,
     oracle::Oracle,
@@ -23,7 +23,7 @@ use super::{
     witness::{Fault, Witness},
     world::Event,
 };
-use crate::store::Mutation;
+use crate::{state::stats::Stats, store::Mutation};
 
 /// The value of an undecodable row, and the end of the key of one among the counters.
 pub(super) const BROKEN: &[u8] = b"broken";
@@ -72,6 +72,8 @@ pub(super) struct Shared {
     faults: Mutex<BTreeMap<Fault, u64>>,
     /// The interesting states that were met, and how often.
     witnesses: Mutex<BTreeMap<Witness, u64>>,
+    /// What each life of a process counts; it outlives that.
+    stats: Mutex<Vec<Arc<Stats>>>,
     /// The first breach of a promise.
     failure: Mutex<Option<Broken>>,
     /// Whether there is a failure.
@@ -101,7 +103,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Shared {
     /// A world of `plan`, whose faults are drawn from `random`.
     pub fn new(plan: Plan, random: fastrand::Rng, trace: Trace) -> Arc<Self> {
-        let oracle = Oracle::new(&plan);
+        let oracle = Oracle::new(plan.partitions, plan.names.clone(), plan.documents.is_some());
         Arc::new(Self {
             time: Time::default(),
             plan,
@@ -110,6 +112,7 @@ impl Shared {
             random: Mutex::new(random),
             faults: Mutex::default(),
             witnesses: Mutex::default(),
+            stats: Mutex::default(),
             failure: Mutex::default(),
             has_failed: AtomicBool::new(false),
             phase: AtomicU8::new(Phase::Chaos as u8),
@@ -118,6 +121,13 @@ impl Shared {
         })
     }
 
+    /// A world in which nothing happens: verdicts on the history of `seed` come into it.
+    pub fn of_nothing(seed: u64) -> Arc<Self> {
+        let plan = Plan::draw(seed, &Options::default());
+        Self::new(plan, fastrand::Rng::with_seed(seed), Trace::new(false))
+    }
+
+    /// Judges what happens.
     pub fn oracle(&self) -> MutexGuard<'_, Oracle> {
         lock(&self.oracle)
     }
@@ -159,9 +169,22 @@ impl Shared {
         self.note(|| format!("witness: {witness}"));
     }
 
+    /// From now on a life of a process counts in `stats`.
+    pub fn counts_in(&self, stats: &Arc<Stats>) {
+        lock(&self.stats).push(Arc::clone(stats));
+    }
+
     /// The interesting states that were met, and how often.
     pub fn witnesses(&self) -> BTreeMap<Witness, u64> {
-        lock(&self.witnesses).clone()
+        let mut met = lock(&self.witnesses).clone();
+        for stats in &*lock(&self.stats) {
+            let counts =
+                [(Witness::LeaseLost, &stats.leases_lost), (Witness::NodeFellOut, &stats.nodes_fallen_out)];
+            for (witness, count) in counts.into_iter().filter(|(_, count)| count.get() > 0) {
+                *met.entry(witness).or_default() += count.get();
+            }
+        }
+        met
     }
 
     /// Lets the process crash soon, if the fault strikes.
@@ -227,12 +250,6 @@ impl Shared {
     /// Hears a log line of the library.
     pub fn hear(&self, level: tracing::Level, message: &str, fields: &str) {
         self.note(|| format!("{level} {message}{fields}"));
-        match message {
-            "lease lost to another node" => self.witness(Witness::LeaseLost),
-            "node has fallen out and gives everything up" => self.witness(Witness::NodeFellOut),
-            "a transaction with an unknown result was committed" => self.witness(Witness::CommittedOnceFound),
-            _ => {}
-        }
         // Some panics of observers and some broken rows are planned.
         let is_panic = message.contains("panicked") && !fields.contains(PLANNED_PANIC);
         if is_panic || fields.contains("corrupt ") && !self.plan.breaks_rows {

@@ -27,8 +27,8 @@ use crate::{
         error::{Error, Result, StoreError},
     },
     store::{
-        Answer, AtomicOp, Backend, Isolation, KeyRange, Mutation, Page, RangeRead, TransactionBackend,
-        TransactionOption, Watch,
+        Answer, AtomicOp, Backend, Isolation, KeyRange, Mutation, Page, RangeRead, TRANSACTION_IDS_PREFIX,
+        TransactionBackend, TransactionOption, Watch,
     },
 };
 
@@ -268,10 +268,18 @@ impl TransactionBackend for SimulatedTransaction {
 
     fn get(&self, key: &[u8], isolation: Isolation) -> Answer<'_, Option<Bytes>> {
         let key = Bytes::copy_from_slice(key);
-        let shown = key.clone();
+        let (shown, shared) = (key.clone(), Arc::clone(&self.link.shared));
         self.reading(
             || format!("reads {}", show_key(&shown)),
-            move |inner| Box::pin(async move { inner.get(&key, isolation).await }),
+            move |inner| {
+                Box::pin(async move {
+                    let value = inner.get(&key, isolation).await?;
+                    if value.is_some() && key.starts_with(TRANSACTION_IDS_PREFIX) {
+                        shared.witness(Witness::CommittedOnceFound);
+                    }
+                    Ok(value)
+                })
+            },
         )
     }
 
@@ -548,7 +556,7 @@ impl Flight {
                 shared.note(|| format!("the store refuses a transaction of {process}.{generation}: {error}"));
                 let conflicts = ready(self.inner.conflicting_ranges()).unwrap_or_default();
                 let keys: Vec<_> = touched.into_keys().collect();
-                shared.oracle().refused(shared, (self.issuer, self.is_late), error, &keys, &conflicts);
+                shared.oracle().refused(shared, (self.issuer, self.is_late), error.code(), &keys, &conflicts);
             }
         }
         *lock(&self.state) = FlightState::Arrived(Some(result));

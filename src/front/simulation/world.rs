@@ -375,7 +375,10 @@ impl World {
                 Some(format!("{busy} are still at work, or have been a moment ago"))
             };
             match unrest {
-                None => self.enter(Phase::End),
+                None => {
+                    shared.oracle().rested();
+                    self.enter(Phase::End);
+                }
                 Some(unrest) if passed > REST_MAX + REST_PER_ENTRY * shared.oracle().entries() => {
                     let guarantee = shared.oracle().unrest_breaks();
                     shared.fail(guarantee.broken(format!("after {passed:?} without faults: {unrest}")));
@@ -408,7 +411,8 @@ impl World {
                 Err(error) => self.shared.fail(format!("the store was closed in order: {error}")),
             }
         }
-        let oracle = self.shared.oracle();
+        let mut oracle = self.shared.oracle();
+        oracle.ended();
         if let Err(reason) = oracle.judge_history().and_then(|()| oracle.judge_store(&left)) {
             self.shared.fail(reason);
         }

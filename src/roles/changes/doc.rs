@@ -128,7 +128,7 @@ impl DocSummary {
 
     /// The stored form, a tuple: sequence format, document id, revision position, revision hash, branch count, whether it is
     /// not deleted (CouchDB RFC 003).
-    pub(super) fn to_bytes(&self) -> Vec<u8> {
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let hash = foundationdb_tuple::Bytes::from(&self.revision.hash[..]);
         let Self { id, revision, branches, is_deleted } = self;
         foundationdb_tuple::pack(&(FORMAT, id.as_str(), revision.position, hash, *branches, !is_deleted))

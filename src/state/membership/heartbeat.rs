@@ -268,6 +268,7 @@ impl Heartbeat {
     /// Informs the workers that the node is no longer a member.
     fn fall_out(&mut self, reason: &'static str) {
         tracing::warn!(node = %self.id, reason, "node has fallen out and gives everything up");
+        self.stats.nodes_fallen_out.add(1);
         self.standing.send_replace(None);
         self.stats.health.stands(self.id.0, None);
     }

@@ -83,6 +83,7 @@ async fn live(shared: &Arc<Shared>, issuer: Issuer, db: &Database) -> Result<()>
     let (prefix, partitions) = (BUS_PREFIX.to_vec(), shared.plan.partitions);
     let options = BusOptions { prefix, partitions, shards: shared.plan.shards, ..BusOptions::default() };
     let bus = Bus::open(db, options).await?;
+    shared.counts_in(bus.counts());
     let place = Place { shared: Arc::clone(shared), issuer, db: db.clone(), bus };
     let (mut busy, mut tasks) = (JoinSet::new(), JoinSet::new());
     for _ in 0..plan.producers {

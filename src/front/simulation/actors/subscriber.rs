@@ -92,7 +92,7 @@ async fn subscribe_durably(
 
 /// How a subscriber with these options receives by a stream.
 fn manner(terms: &ReceiverOptions) -> Manner {
-    Manner { form: "a stream", skips: terms.skips, panics: false }
+    Manner { form: "a stream".into(), skips: terms.skips, panics: false }
 }
 
 /// Draws the options of a subscription.
@@ -147,8 +147,8 @@ fn draw_which(place: &Place) -> Which {
     let names = &place.shared.plan.names;
     match place.random(8) {
         0 | 1 => Which::All,
-        2 => Which::Prefix("shop/"),
-        3 => Which::Suffix("/_replicator"),
+        2 => Which::Prefix("shop/".into()),
+        3 => Which::Suffix("/_replicator".into()),
         4 => Which::Glob(GLOBS[place.random(GLOBS.len() as u64) as usize]),
         5 => Which::Predicate(PREDICATES[place.random(PREDICATES.len() as u64) as usize]),
         _ => Which::Names(names.iter().take(1 + place.random(3) as usize).cloned().collect()),

@@ -83,7 +83,7 @@ impl HandleOwner {
         let Self { place, source, calls, interest, terms, cursor } = self;
         let form = if *calls { "a callback" } else { "a listener" };
         let panics = !calls && place.random(2) == 0;
-        let manner = Manner { form, skips: terms.skips, panics };
+        let manner = Manner { form: form.into(), skips: terms.skips, panics };
         let subscribe = match cursor {
             None => source.subscribe(interest, terms)?,
             Some(name) => source.subscribe_durably(place, interest, terms, name).await?,

@@ -5,7 +5,7 @@
 
 use super::{
     Change, Interest, Issuer, Items, Manner, Oracle, Shared, Start, StoredItem, SubscriberId, Verdict,
-    Witness,
+    Witness, history::Seen,
 };
 use crate::{
     front::simulation::{guarantee::Guarantee, time::ProcessId},
@@ -27,21 +27,29 @@ impl Oracle {
         issuer: Issuer,
         (cursor, interest, manner): (String, Interest, Manner),
     ) -> SubscriberId {
+        let known = self.subscribers.iter().find(|(_, known)| known.cursor.as_ref() == Some(&cursor));
+        let id = known.map_or(self.next_reader + 1, |(&id, _)| id);
+        let is_known = known.is_some();
+        self.keep(|| Seen::SubscribedDurably {
+            id,
+            by: issuer.into(),
+            cursor: cursor.clone(),
+            interest: (&interest).into(),
+            manner: manner.clone(),
+        });
         let stored = self.cursors.get(&cursor).copied();
         let start = stored.map_or(Start::Nothing, Start::from);
         if stored.is_none() {
             shared.fail(Guarantee::Bookmarkable.broken(format!("{cursor} is used, and was never saved")));
         }
-        let mut subscribers = self.subscribers.iter();
-        let known = subscribers.find(|(_, known)| known.cursor.as_ref() == Some(&cursor));
-        if let Some((&id, _)) = known {
+        if is_known {
             if self.rows.values().any(|placed| start.is_before(placed.row.sequence)) {
                 shared.witness(Witness::DurableWentOn);
             }
-            self.resumed(shared, (issuer, id), manner, start);
+            self.go_on(shared, (issuer, id), manner, start);
             return id;
         }
-        let id = self.subscribed(issuer, interest, manner, start);
+        let id = self.add_subscriber(issuer, interest, manner, start);
         self.subscribers.get_mut(&id).expect("it was just added").cursor = Some(cursor);
         id
     }

@@ -9,7 +9,10 @@ use std::{
     sync::Arc,
 };
 
-use super::{Change, Issuer, Items, ObservedCommit, Oracle, Shared, StoredItem, Verdict, Witness};
+use super::{
+    Change, Issuer, Items, ObservedCommit, Oracle, Shared, StoredItem, Verdict, Witness,
+    history::{Row, Seen, Text},
+};
 use crate::{
     base::{
         encoding::Sequence,
@@ -319,7 +322,8 @@ impl Oracle {
     }
 
     /// Judges the rows read in pages of the documents of `instance`.
-    pub fn judge_doc_pages(&self, instance: DbInstance, read: &[Arc<DocChange>]) -> Verdict {
+    pub fn judge_doc_pages(&mut self, instance: DbInstance, read: &[Arc<DocChange>]) -> Verdict {
+        self.keep(|| Seen::DocPages { instance: Text(instance), rows: Row::of_docs(read) });
         let Some(feed) = self.documents.get(&instance) else { return Ok(()) };
         let read: Vec<_> = read.iter().map(|row| (row.sequence, &row.doc)).collect();
         let expected: Vec<_> = feed.rows.iter().map(|(at, (_, doc))| (*at, doc)).collect();
@@ -333,6 +337,8 @@ impl Oracle {
     /// Adds a tail of the documents of `instance`, after `start`.
     pub fn doc_tailed(&mut self, issuer: Issuer, instance: DbInstance, start: Sequence) -> DocTailId {
         self.next_reader += 1;
+        let id = self.next_reader;
+        self.keep(|| Seen::DocTailed { id, by: issuer.into(), instance: Text(instance), start });
         let tail = DocTail { issuer, instance, start, read: BTreeSet::new(), at: start };
         self.doc_tails.insert(self.next_reader, tail);
         self.next_reader
@@ -340,6 +346,7 @@ impl Oracle {
 
     /// Judges rows that a tail of documents has read.
     pub fn doc_tail_read(&mut self, shared: &Shared, id: DocTailId, rows: &[Arc<DocChange>]) {
+        self.keep(|| Seen::DocTailRead { id, rows: Row::of_docs(rows) });
         let Some(tail) = self.doc_tails.get_mut(&id) else { return };
         let feed = self.documents.get(&tail.instance);
         for row in rows {
@@ -362,6 +369,7 @@ impl Oracle {
 
     /// Judges the end of a tail for `reason`, which is right only if the database is gone.
     pub fn doc_tail_ended(&mut self, shared: &Shared, id: DocTailId, reason: &str) {
+        self.keep(|| Seen::DocTailEnded { id, reason: reason.to_owned() });
         let Some(tail) = self.doc_tails.remove(&id) else { return };
         if self.documents.contains_key(&tail.instance) {
             let reason =

@@ -4,7 +4,10 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use bytes::Bytes;
 
-use super::{FEED, Oracle, StoredItem, Verdict};
+use super::{
+    FEED, Oracle, StoredItem, Verdict,
+    history::{Row, Seen},
+};
 use crate::{
     base::{
         encoding::{Counters, Sequence, Versionstamp},
@@ -119,7 +122,8 @@ impl Oracle {
     }
 
     /// Judges whether the whole feed, read in pages, has each database once, in order.
-    pub fn judge_pages(&self, rows: &[Arc<Notification>]) -> Verdict {
+    pub fn judge_pages(&mut self, rows: &[Arc<Notification>]) -> Verdict {
+        self.keep(|| Seen::Pages { rows: rows.iter().map(|row| Row::of(row)).collect() });
         let mut expected: Vec<_> = self.rows.values().map(|placed| Arc::clone(&placed.row)).collect();
         expected.sort_unstable_by_key(|row| row.sequence);
         // A tombstone can be dropped after it was read.

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use crate::base::{
     cursor::{Cursor, Knowledge},
     encoding::Sequence,
@@ -10,7 +12,8 @@ use crate::base::{
 };
 
 /// The knowledge of a subscriber at its beginning.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub(in crate::front::simulation) enum Start {
     /// Nothing.
     Nothing,

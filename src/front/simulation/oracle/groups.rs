@@ -4,7 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    FEED, Items, ObservedCommit, Oracle, Placed, Shared, StoredItem, Verdict, Witness, documents::DocFeed,
+    FEED, Items, ObservedCommit, Oracle, Placed, Shared, StoredItem, Verdict, Witness,
+    documents::DocFeed,
+    history::{Seen, Text},
 };
 use crate::{
     base::{
@@ -78,6 +80,7 @@ impl Oracle {
 
     /// Records that an observer has worked on rows, apart from its checkpoint.
     pub fn observed(&mut self, group: &GroupName, generation: u64, rows: &[Sequence]) {
+        self.keep(|| Seen::Observed { group: Text(group.clone()), generation, rows: rows.to_vec() });
         if let Some(group) = self.groups.get_mut(group).filter(|group| group.generation == generation) {
             group.done.extend(rows);
             group.is_used = true;

@@ -1,6 +1,6 @@
 //! [`Interest`]: what a subscriber wants, as the oracle understands it. It builds a filter, but does not call one.
 
-use std::{collections::BTreeSet, fmt};
+use std::{borrow::Cow, collections::BTreeSet, fmt};
 
 use crate::{
     base::event::{DbName, DdocId, EventKind, Kinds},
@@ -12,6 +12,13 @@ use crate::{
 pub(in crate::front::simulation) struct Glob {
     pattern: &'static str,
     matches: fn(&str) -> bool,
+}
+
+impl Glob {
+    /// As a filter is given it.
+    pub(super) fn pattern(&self) -> &'static str {
+        self.pattern
+    }
 }
 
 impl fmt::Debug for Glob {
@@ -42,6 +49,13 @@ pub(in crate::front::simulation) struct Predicate {
     matches: fn(&str) -> bool,
 }
 
+impl Predicate {
+    /// What to call it.
+    pub(super) fn title(&self) -> &'static str {
+        self.title
+    }
+}
+
 impl fmt::Debug for Predicate {
     /// Without an address, which differs between processes.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -60,8 +74,8 @@ pub(in crate::front::simulation) const PREDICATES: [Predicate; 2] = [
 pub(in crate::front::simulation) enum Which {
     All,
     Names(Vec<DbName>),
-    Prefix(&'static str),
-    Suffix(&'static str),
+    Prefix(Cow<'static, str>),
+    Suffix(Cow<'static, str>),
     Glob(Glob),
     Predicate(Predicate),
     /// The union of these.
@@ -99,8 +113,8 @@ impl Interest {
         let here = match &self.which {
             Which::All => Kinds::ALL,
             Which::Names(names) => all(names.contains(name)),
-            Which::Prefix(prefix) => all(name.as_str().starts_with(prefix)),
-            Which::Suffix(suffix) => all(name.as_str().ends_with(suffix)),
+            Which::Prefix(prefix) => all(name.as_str().starts_with(&**prefix)),
+            Which::Suffix(suffix) => all(name.as_str().ends_with(&**suffix)),
             Which::Glob(glob) => all((glob.matches)(name.as_str())),
             Which::Predicate(predicate) => all((predicate.matches)(name.as_str())),
             Which::Any(wishes) => wishes.iter().flat_map(|interest| kinds(interest.kinds_of(name))).collect(),
@@ -136,8 +150,8 @@ impl Interest {
         let filter = match &self.which {
             Which::All => Filter::all(),
             Which::Names(names) => Filter::names(names.iter().cloned()).expect(SOUND),
-            Which::Prefix(prefix) => Filter::prefix(*prefix),
-            Which::Suffix(suffix) => Filter::suffix(*suffix),
+            Which::Prefix(prefix) => Filter::prefix(&**prefix),
+            Which::Suffix(suffix) => Filter::suffix(&**suffix),
             Which::Glob(glob) => Filter::glob(glob.pattern).expect(SOUND),
             Which::Predicate(Predicate { matches, .. }) => {
                 let matches = *matches;
@@ -168,7 +182,7 @@ mod tests {
         let set = Which::Any(vec![
             only(Which::Names(vec![name.clone()]), EventKind::Created),
             only(Which::Glob(GLOBS[3]), EventKind::Updated),
-            only(Which::Prefix("y"), EventKind::Deleted),
+            only(Which::Prefix("y".into()), EventKind::Deleted),
         ]);
         let both = Kinds::from(EventKind::Created) | EventKind::Updated.into();
         assert_eq!(Interest::of(set.clone()).kinds_of(&name), both);

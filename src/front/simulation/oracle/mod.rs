@@ -23,6 +23,7 @@ mod feed;
 mod finish;
 mod given;
 mod groups;
+mod history;
 mod interest;
 mod leases;
 mod ledger;
@@ -43,6 +44,7 @@ pub(super) use self::web::WebClientId;
 pub(super) use self::{
     documents::DocTailId,
     given::{Given, GivenDdocs, GivenRow, Start},
+    history::judge,
     interest::{GLOBS, Interest, PREDICATES, Which},
     readers::{FollowerId, Manner, SubscriberId},
     stored_item::group_key,
@@ -50,13 +52,13 @@ pub(super) use self::{
 use self::{
     documents::{DocFeed, DocTail},
     groups::GroupModel,
+    history::{Head, Hex, Seen, Text},
     ledger::Ledger,
     readers::{Follower, Subscriber},
     stored_item::StoredItem,
 };
 use super::{
     app::{AppKey, Line, instance_of},
-    draw::Plan,
     guarantee::{Broken, Guarantee},
     shared::{BUS_PREFIX, Issuer, Shared},
     witness::Witness,
@@ -65,7 +67,7 @@ use crate::{
     base::{
         cursor::Cursor,
         encoding::{Counters, Sequence, Versionstamp},
-        error::{Error, StoreError},
+        error::StoreError,
         event::{Db, DbInstance, DbName, DdocId},
         notification::Notification,
     },
@@ -185,15 +187,17 @@ pub(super) struct Oracle {
     lost_watches: BTreeSet<(Issuer, Vec<u8>)>,
     /// Whether a process has ever crashed.
     has_crashed: bool,
+    /// What it was informed of, line by line, if that is to be kept.
+    history: Option<String>,
 }
 
 impl Oracle {
-    /// The model of a bus that does not exist yet.
-    pub fn new(plan: &Plan) -> Self {
+    /// The model of a bus of `partitions` that does not exist yet, with databases of these names, which may have documents.
+    pub fn new(partitions: u32, names: Vec<DbName>, has_documents: bool) -> Self {
         Self {
             keys: Keys::new(BUS_PREFIX).expect("the prefix is short"),
-            partitions: plan.partitions,
-            names: plan.names.clone(),
+            partitions,
+            names,
             nodes: BTreeMap::new(),
             databases: BTreeMap::new(),
             recorded: BTreeMap::new(),
@@ -213,7 +217,7 @@ impl Oracle {
             horizon: Sequence::MIN,
             groups: BTreeMap::new(),
             subscribers: BTreeMap::new(),
-            has_documents: plan.documents.is_some(),
+            has_documents,
             documents: BTreeMap::new(),
             doc_tails: BTreeMap::new(),
             #[cfg(feature = "http")]
@@ -223,7 +227,38 @@ impl Oracle {
             next_reader: 0,
             lost_watches: BTreeSet::new(),
             has_crashed: false,
+            history: None,
         }
+    }
+
+    /// Keeps from now on what it is informed of: it is the oracle of the world of `seed`.
+    pub fn keep_history(&mut self, seed: u64) {
+        let head = Head::new(seed, self.partitions, &self.names, self.has_documents);
+        let head = serde_json::to_string(&head).expect("a head is plain data");
+        self.history = Some(head + "\n");
+    }
+
+    /// What it was informed of since, if that was to be kept.
+    pub fn take_history(&mut self) -> Option<String> {
+        self.history.take()
+    }
+
+    /// Keeps that it is informed of `seen`.
+    fn keep(&mut self, seen: impl FnOnce() -> Seen) {
+        if let Some(history) = &mut self.history {
+            history.push_str(&serde_json::to_string(&seen()).expect("what is seen is plain data"));
+            history.push('\n');
+        }
+    }
+
+    /// Everything has come to rest.
+    pub fn rested(&mut self) {
+        self.keep(|| Seen::Rested);
+    }
+
+    /// All processes have shut down.
+    pub fn ended(&mut self) {
+        self.keep(|| Seen::Ended);
     }
 
     /// The number of topology entries so far.
@@ -233,22 +268,31 @@ impl Oracle {
 
     /// A process has joined as `node`.
     pub fn joined(&mut self, issuer: Issuer, node: NodeId) {
+        self.keep(|| Seen::Joined { by: issuer.into(), node: Text(node) });
         self.nodes.entry(issuer).or_default().insert(node);
     }
 
     /// A watch of a process will never fire.
     pub fn watch_lost(&mut self, issuer: Issuer, key: &[u8]) {
+        self.keep(|| Seen::WatchLost { by: issuer.into(), key: Hex::of(key) });
         self.lost_watches.insert((issuer, key.to_vec()));
     }
 
     /// A process has crashed: its readers are gone, and its subscribers, except for durable ones.
     pub fn crashed(&mut self, issuer: Issuer) {
+        self.keep(|| Seen::Crashed { by: issuer.into() });
         self.has_crashed = true;
-        self.gone(issuer);
+        self.forget(issuer);
     }
 
     /// A process has dropped everything that it had begun, and begins again.
     pub fn gone(&mut self, issuer: Issuer) {
+        self.keep(|| Seen::Gone { by: issuer.into() });
+        self.forget(issuer);
+    }
+
+    /// Forgets what a process had begun.
+    fn forget(&mut self, issuer: Issuer) {
         self.subscribers.retain(|_, subscriber| subscriber.issuer != issuer || subscriber.cursor.is_some());
         self.followers.retain(|_, follower| follower.issuer != issuer);
         self.doc_tails.retain(|_, tail| tail.issuer != issuer);
@@ -265,6 +309,7 @@ impl Oracle {
 
     /// A commit has happened.
     pub fn committed(&mut self, shared: &Shared, seen: &ObservedCommit<'_>) {
+        self.keep(|| Seen::of_commit(seen));
         let items: Vec<(StoredItem, &Change)> =
             seen.touched.iter().map(|(key, change)| (StoredItem::of(key), change)).collect();
         if let Err(broken) = self.judge(shared, seen, &items) {
@@ -340,14 +385,15 @@ impl Oracle {
         &mut self,
         shared: &Shared,
         (issuer, is_late): (Issuer, bool),
-        error: &Error,
+        code: Option<i32>,
         keys: &[Bytes],
         conflicts: &[KeyRange],
     ) {
+        self.keep(|| Seen::of_refusal((issuer, is_late), code, keys, conflicts));
         if is_late {
             shared.witness(Witness::LateCommitRefused);
         }
-        if error.code() != Some(StoreError::NOT_COMMITTED.code()) {
+        if code != Some(StoreError::NOT_COMMITTED.code()) {
             return;
         }
         let items: Vec<_> = keys.iter().map(|key| StoredItem::of(key)).collect();

@@ -1,14 +1,18 @@
 //! The debts to subscribers and to followers of shards, and what they have received.
 
 use std::{
+    borrow::Cow,
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
+
+use serde::{Deserialize, Serialize};
 
 use super::{
     Interest, Issuer, Oracle, Shared, Verdict, Witness,
     account::{Account, Wants},
     given::{Given, GivenDdocs, GivenRow, Start},
+    history::{Row, Seen},
     ledger::Ledger,
 };
 use crate::{
@@ -28,10 +32,10 @@ pub(in crate::front::simulation) type SubscriberId = u64;
 pub(in crate::front::simulation) type FollowerId = u64;
 
 /// How a subscriber receives.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::front::simulation) struct Manner {
     /// The kind of its receiver: a word for messages.
-    pub form: &'static str,
+    pub form: Cow<'static, str>,
     /// Whether it would rather skip rows that it has missed.
     pub skips: bool,
     /// Whether it panics now and then, and then gets its delivery again.
@@ -110,6 +114,25 @@ impl Oracle {
         manner: Manner,
         start: Start,
     ) -> SubscriberId {
+        let id = self.next_reader + 1;
+        self.keep(|| Seen::Subscribed {
+            id,
+            by: issuer.into(),
+            interest: (&interest).into(),
+            manner: manner.clone(),
+            start,
+        });
+        self.add_subscriber(issuer, interest, manner, start)
+    }
+
+    /// Adds a subscriber.
+    pub(super) fn add_subscriber(
+        &mut self,
+        issuer: Issuer,
+        interest: Interest,
+        manner: Manner,
+        start: Start,
+    ) -> SubscriberId {
         self.next_reader += 1;
         let account = Account::new(&self.ledger, &self.wants(&interest), start);
         let subscriber = Subscriber {
@@ -135,6 +158,18 @@ impl Oracle {
 
     /// A subscriber resumes in another life, from `start`, as it claims. Earlier deliveries count.
     pub fn resumed(
+        &mut self,
+        shared: &Shared,
+        (issuer, id): (Issuer, SubscriberId),
+        manner: Manner,
+        start: Start,
+    ) {
+        self.keep(|| Seen::Resumed { id, by: issuer.into(), manner: manner.clone(), start });
+        self.go_on(shared, (issuer, id), manner, start);
+    }
+
+    /// A subscriber goes on in another life.
+    pub(super) fn go_on(
         &mut self,
         shared: &Shared,
         (issuer, id): (Issuer, SubscriberId),
@@ -167,6 +202,7 @@ impl Oracle {
     /// Replaces the filter of a subscriber by `interest`. Newly wanted facts are owed after `start`, its claimed
     /// position. Without a start the moment is not known, and deliveries for the earlier filter may still come.
     pub fn replaced(&mut self, shared: &Shared, id: SubscriberId, interest: &Interest, start: Option<Start>) {
+        self.keep(|| Seen::Replaced { id, interest: interest.into(), start });
         if let Some(start) = start {
             self.judge_claim(shared, id, start, (Guarantee::Bookmarkable, "has its filter replaced at"));
         }
@@ -199,6 +235,12 @@ impl Oracle {
 
     /// A subscriber claims that everything up to `position` was delivered to it.
     pub fn stands(&mut self, shared: &Shared, id: SubscriberId, position: Start) {
+        self.keep(|| Seen::Stands { id, at: position });
+        self.stand(shared, id, position);
+    }
+
+    /// A subscriber says so, or was informed so.
+    fn stand(&mut self, shared: &Shared, id: SubscriberId, position: Start) {
         self.judge_claim(shared, id, position, (Guarantee::Bookmarkable, "stands at"));
         self.note_position(id, position);
     }
@@ -247,11 +289,12 @@ impl Oracle {
 
     /// Judges something that a subscriber has received.
     pub fn received(&mut self, shared: &Shared, id: SubscriberId, given: &Given) {
+        self.keep(|| Seen::Given { id, given: given.into() });
         let Some(subscriber) = self.subscribers.get_mut(&id) else { return };
         let taken = match given {
             Given::Failed => Ok(()),
             Given::Synced { at } => {
-                self.stands(shared, id, Start::At(*at));
+                self.stand(shared, id, Start::At(*at));
                 return;
             }
             Given::Lagged { from, to } => subscriber.lag(shared, &self.ledger, (*from, *to)),
@@ -324,6 +367,8 @@ impl Oracle {
     /// Adds a follower, which reads the feed shard by shard, from the very beginning.
     pub fn followed(&mut self, issuer: Issuer) -> FollowerId {
         self.next_reader += 1;
+        let id = self.next_reader;
+        self.keep(|| Seen::Followed { id, by: issuer.into() });
         let follower = Follower { issuer, read: BTreeSet::new(), ended: BTreeSet::new() };
         self.followers.insert(self.next_reader, follower);
         self.next_reader
@@ -331,11 +376,13 @@ impl Oracle {
 
     /// Removes a follower, which has to begin again.
     pub fn unfollowed(&mut self, id: FollowerId) {
+        self.keep(|| Seen::Unfollowed { id });
         self.followers.remove(&id);
     }
 
     /// Judges rows that a follower has read.
     pub fn followed_rows(&mut self, shared: &Shared, id: FollowerId, rows: &[Arc<Notification>]) {
+        self.keep(|| Seen::FollowedRows { id, rows: rows.iter().map(|row| Row::of(row)).collect() });
         let Some(follower) = self.followers.get_mut(&id) else { return };
         for row in rows {
             if self.past.get(&row.sequence) != Some(row) {
@@ -355,6 +402,7 @@ impl Oracle {
 
     /// Judges the end of a shard that a follower has received.
     pub fn followed_over(&mut self, world: &Shared, id: FollowerId, shard: ShardId) {
+        self.keep(|| Seen::FollowedOver { id, shard: shard.0 });
         let Some(follower) = self.followers.get_mut(&id) else { return };
         world.witness(Witness::ShardFollowedOver);
         if !follower.ended.insert(shard) {

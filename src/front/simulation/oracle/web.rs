@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 use super::{
     DocTailId, Oracle, Shared, Start, Verdict, Witness,
     account::{Account, Wants},
+    history::{Seen, kind_names},
 };
 use crate::{
     base::{
@@ -48,7 +49,9 @@ impl Oracle {
         start: Option<Sequence>,
     ) -> WebClientId {
         let known = self.web_clients.iter().find(|(_, client)| client.place == (process, number));
-        if let Some((&id, _)) = known {
+        let (id, is_known) = known.map_or((self.next_reader + 1, false), |(&id, _)| (id, true));
+        self.keep(|| Seen::WebClient { id, process, number, kinds: kind_names(kinds), start });
+        if is_known {
             return id;
         }
         self.next_reader += 1;
@@ -72,6 +75,7 @@ impl Oracle {
 
     /// A request of a client: its position and its types.
     pub fn web_asks(&mut self, id: WebClientId) -> (String, String) {
+        self.keep(|| Seen::WebAsks { id });
         let Some(client) = self.web_clients.get_mut(&id) else { return Default::default() };
         client.sent.clear();
         // A client that resumes from a position claims to know the databases that existed there.
@@ -91,6 +95,7 @@ impl Oracle {
         id: WebClientId,
         (name, kind, seq): (&str, &str, &str),
     ) -> Verdict {
+        self.keep(|| Seen::WebRow { id, name: name.to_owned(), kind: kind.to_owned(), seq: seq.to_owned() });
         let name = DbName::new(name).map_err(|error| error.to_string())?;
         let kind = EventKind::ALL.into_iter().find(|of| of.as_str() == kind).ok_or("it is of no type")?;
         let positions = positions(seq).ok_or_else(|| format!("{seq} is no position"))?;
@@ -120,11 +125,17 @@ impl Oracle {
         }
         let paid = client.account.deliver(&self.ledger, &name, at, kind.into());
         paid.map_err(|reason| Guarantee::Atomic.broken(reason))?;
-        self.web_stands(id, seq)
+        self.web_stand(id, seq)
     }
 
     /// Judges a position that a client was sent.
     pub fn web_stands(&mut self, id: WebClientId, seq: &str) -> Verdict {
+        self.keep(|| Seen::WebStands { id, seq: seq.to_owned() });
+        self.web_stand(id, seq)
+    }
+
+    /// A client stands at `seq`, with a row or without.
+    fn web_stand(&mut self, id: WebClientId, seq: &str) -> Verdict {
         let position = positions(seq).ok_or_else(|| format!("{seq} is no position"))?[0];
         // Within an unfinished reading, a row that has moved on may still bring earlier events.
         if is_plain(seq)
@@ -143,6 +154,7 @@ impl Oracle {
 
     /// Judges the refusal of a client's position as too old.
     pub fn web_expired(&mut self, id: WebClientId, horizon: Sequence) -> Verdict {
+        self.keep(|| Seen::WebExpired { id, horizon });
         let real = self.horizon;
         let Some(client) = self.web_clients.get_mut(&id) else { return Ok(()) };
         let surely = std::mem::replace(&mut client.surely, Start::Nothing);
@@ -177,6 +189,7 @@ impl Oracle {
 
     /// A client of `_changes` asks again: rows after its position may come again.
     pub fn doc_tail_goes_on(&mut self, id: DocTailId) {
+        self.keep(|| Seen::DocTailGoesOn { id });
         if let Some(tail) = self.doc_tails.get_mut(&id) {
             tail.at = Sequence::MIN;
         }
@@ -190,6 +203,13 @@ impl Oracle {
         seq: &str,
         (doc, rev, is_deleted): (&str, &str, bool),
     ) -> Verdict {
+        self.keep(|| Seen::WebChange {
+            id,
+            seq: seq.to_owned(),
+            doc: doc.to_owned(),
+            rev: rev.to_owned(),
+            is_deleted,
+        });
         let at = positions(seq).ok_or_else(|| format!("{seq} is no position"))?[0];
         let Some(tail) = self.doc_tails.get_mut(&id) else { return Ok(()) };
         // The database may be gone by now, and another one may have its name.

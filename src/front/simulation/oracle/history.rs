@@ -1,0 +1,658 @@
+//! The history of a world: what the oracle has seen of it, so that it can be judged again, by an oracle that knows more.
+//!
+//! It is text: a line that says what the world was, and one for each thing that the oracle was informed of, in their order, as JSON.
+//! Nothing of the verdicts is in it. Bytes are hexadecimal digits; keys and rows are in their stored form.
+
+use std::{collections::BTreeMap, fmt::Display, str::FromStr, sync::Arc};
+
+use bytes::Bytes;
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
+
+use super::{
+    Change, GLOBS, Given, GivenDdocs, GivenRow, Interest, Manner, ObservedCommit, Oracle, PREDICATES, Start,
+    Which,
+};
+use crate::{
+    base::{
+        encoding::{Sequence, Versionstamp},
+        error::{Error, Result},
+        event::{DbInstance, DbName, DdocId, EventKind, Kinds},
+        notification::Notification,
+    },
+    front::simulation::{
+        guarantee::{Broken, Guarantee},
+        shared::{Issuer, Shared},
+    },
+    roles::changes::Change as DocChange,
+    state::{
+        feed::FeedRow,
+        keys::{GroupName, NodeId, ShardId},
+    },
+    store::KeyRange,
+};
+
+/// The version of histories that is written, and read.
+const VERSION: u32 = 1;
+
+/// What a history is of.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Head {
+    /// The version.
+    notibus_history: u32,
+    /// The seed of the world.
+    pub seed: u64,
+    /// Partitions of the bus.
+    pub partitions: u32,
+    /// The names that databases have.
+    pub names: Vec<Text<DbName>>,
+    /// Whether databases have documents.
+    pub documents: bool,
+}
+
+impl Head {
+    /// That of the world of `seed`, in which databases have these names.
+    pub fn new(seed: u64, partitions: u32, names: &[DbName], documents: bool) -> Self {
+        let names = names.iter().cloned().map(Text).collect();
+        Self { notibus_history: VERSION, seed, partitions, names, documents }
+    }
+}
+
+/// Bytes, as hexadecimal digits.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Hex(pub Bytes);
+
+impl Hex {
+    /// A copy of `bytes`.
+    pub fn of(bytes: &[u8]) -> Self {
+        Self(Bytes::copy_from_slice(bytes))
+    }
+}
+
+impl Serialize for Hex {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        use std::fmt::Write;
+        let mut text = String::with_capacity(2 * self.0.len());
+        for byte in &self.0 {
+            write!(text, "{byte:02x}").expect("writing to a string cannot fail");
+        }
+        serializer.serialize_str(&text)
+    }
+}
+
+impl<'de> Deserialize<'de> for Hex {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let byte = |place| u8::from_str_radix(text.get(place..place + 2)?, 16).ok();
+        let bytes: Option<Vec<u8>> = (0..text.len()).step_by(2).map(byte).collect();
+        bytes
+            .map(|bytes| Self(bytes.into()))
+            .ok_or_else(|| D::Error::custom("they are no hexadecimal digits"))
+    }
+}
+
+/// What has a text form.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Text<T>(pub T);
+
+impl<T: Display> Serialize for Text<T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&self.0)
+    }
+}
+
+impl<'de, T: FromStr<Err: Display>> Deserialize<'de> for Text<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map(Self).map_err(D::Error::custom)
+    }
+}
+
+/// A process in one of its lives.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(super) struct By(usize, u64);
+
+impl From<Issuer> for By {
+    fn from(Issuer { process, generation }: Issuer) -> Self {
+        Self(process, generation)
+    }
+}
+
+impl From<By> for Issuer {
+    fn from(By(process, generation): By) -> Self {
+        Self { process, generation }
+    }
+}
+
+/// A stored row, and where it stood.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Row {
+    seq: Sequence,
+    row: Hex,
+}
+
+impl Row {
+    /// That of a database.
+    pub fn of(row: &Notification) -> Self {
+        Self { seq: row.sequence, row: Hex(row.to_bytes().into()) }
+    }
+
+    /// Those of documents.
+    pub fn of_docs(changes: &[Arc<DocChange>]) -> Vec<Self> {
+        let rows = changes.iter();
+        rows.map(|change| Self { seq: change.sequence, row: Hex(change.doc.to_bytes().into()) }).collect()
+    }
+
+    /// What it says.
+    fn read<R: FeedRow>(&self) -> Result<Arc<R>> {
+        R::from_stored(self.seq, &self.row.0).map(Arc::new)
+    }
+
+    /// What all of them say.
+    fn all<R: FeedRow>(rows: &[Self]) -> Result<Vec<Arc<R>>> {
+        rows.iter().map(Self::read).collect()
+    }
+}
+
+/// Kinds of events, by their names.
+type KindNames = Vec<String>;
+
+/// The names of `kinds`.
+pub(super) fn kind_names(kinds: Kinds) -> KindNames {
+    kinds.iter().map(|kind| kind.as_str().to_owned()).collect()
+}
+
+/// The kind that goes by `name`.
+fn kind(name: &str) -> Result<EventKind> {
+    let found = EventKind::ALL.into_iter().find(|kind| kind.as_str() == name);
+    found.ok_or_else(|| wrong(format!("{name:?} is no kind of event")))
+}
+
+/// What a subscriber wants.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Wanted {
+    of: WantedOf,
+    kinds: KindNames,
+    ddocs: Option<Vec<String>>,
+    asks: bool,
+}
+
+/// Which databases a subscriber wants.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum WantedOf {
+    All,
+    Names(Vec<Text<DbName>>),
+    Prefix(String),
+    Suffix(String),
+    /// By its pattern.
+    Glob(String),
+    /// By its title.
+    Predicate(String),
+    Any(Vec<Wanted>),
+}
+
+impl From<&Interest> for Wanted {
+    fn from(Interest { which, kinds, ddocs, asks }: &Interest) -> Self {
+        let of = match which {
+            Which::All => WantedOf::All,
+            Which::Names(names) => WantedOf::Names(names.iter().cloned().map(Text).collect()),
+            Which::Prefix(prefix) => WantedOf::Prefix(prefix.clone().into()),
+            Which::Suffix(suffix) => WantedOf::Suffix(suffix.clone().into()),
+            Which::Glob(glob) => WantedOf::Glob(glob.pattern().to_owned()),
+            Which::Predicate(predicate) => WantedOf::Predicate(predicate.title().to_owned()),
+            Which::Any(interests) => WantedOf::Any(interests.iter().map(Self::from).collect()),
+        };
+        let ddocs = ddocs.as_ref().map(|ids| ids.iter().map(|id| id.as_str().to_owned()).collect());
+        Self { of, kinds: kind_names(*kinds), ddocs, asks: *asks }
+    }
+}
+
+impl Wanted {
+    /// What it was made of.
+    fn read(self) -> Result<Interest> {
+        let which = match self.of {
+            WantedOf::All => Which::All,
+            WantedOf::Names(names) => Which::Names(names.into_iter().map(|name| name.0).collect()),
+            WantedOf::Prefix(prefix) => Which::Prefix(prefix.into()),
+            WantedOf::Suffix(suffix) => Which::Suffix(suffix.into()),
+            WantedOf::Glob(pattern) => {
+                let glob = GLOBS.into_iter().find(|glob| glob.pattern() == pattern);
+                Which::Glob(glob.ok_or_else(|| wrong(format!("the glob {pattern:?} is unknown")))?)
+            }
+            WantedOf::Predicate(title) => {
+                let predicate = PREDICATES.into_iter().find(|predicate| predicate.title() == title);
+                Which::Predicate(
+                    predicate.ok_or_else(|| wrong(format!("the predicate {title:?} is unknown")))?,
+                )
+            }
+            WantedOf::Any(interests) => {
+                Which::Any(interests.into_iter().map(Self::read).collect::<Result<_>>()?)
+            }
+        };
+        let kinds = self.kinds.iter().map(|name| kind(name)).collect::<Result<_>>()?;
+        let ids = self.ddocs.map(|ids| ids.iter().map(|id| DdocId::new(id)).collect::<Result<_>>());
+        Ok(Interest { which, kinds, ddocs: ids.transpose()?, asks: self.asks })
+    }
+}
+
+/// What a subscriber has received.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Received {
+    Row { row: Row, news: Vec<(Text<DbInstance>, String)>, wanted_by: Vec<usize>, ddocs: Option<Ddocs> },
+    Lagged { from: Sequence, to: Sequence },
+    Expired { horizon: Sequence },
+    Synced { at: Sequence },
+    Failed,
+}
+
+/// Which design documents have changed.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Ddocs {
+    since: Start,
+    ids: Vec<(String, Sequence)>,
+    may_be_any: bool,
+}
+
+impl From<&Given> for Received {
+    fn from(given: &Given) -> Self {
+        match given {
+            Given::Row(GivenRow { row, news, wanted_by, ddocs }) => Self::Row {
+                row: Row::of(row),
+                news: news.iter().map(|(db, kind)| (Text(*db), kind.as_str().to_owned())).collect(),
+                wanted_by: wanted_by.clone(),
+                ddocs: ddocs.as_ref().map(|GivenDdocs { since, ids, may_be_any }| Ddocs {
+                    since: *since,
+                    ids: ids.iter().map(|(id, at)| (id.as_str().to_owned(), *at)).collect(),
+                    may_be_any: *may_be_any,
+                }),
+            },
+            Given::Lagged { from, to } => Self::Lagged { from: *from, to: *to },
+            Given::Expired { horizon } => Self::Expired { horizon: *horizon },
+            Given::Synced { at } => Self::Synced { at: *at },
+            Given::Failed => Self::Failed,
+        }
+    }
+}
+
+impl Received {
+    /// What it was made of.
+    fn read(self) -> Result<Given> {
+        Ok(match self {
+            Self::Row { row, news, wanted_by, ddocs } => {
+                let read = |Ddocs { since, ids, may_be_any }| {
+                    let ids = ids.into_iter().map(|(id, at)| Ok((DdocId::new(&id)?, at)));
+                    Ok::<_, Error>(GivenDdocs { since, ids: ids.collect::<Result<_>>()?, may_be_any })
+                };
+                let ddocs = ddocs.map(read).transpose()?;
+                let news = news.into_iter().map(|(db, name)| Ok((db.0, kind(&name)?)));
+                Given::Row(GivenRow {
+                    row: row.read()?,
+                    news: news.collect::<Result<_>>()?,
+                    wanted_by,
+                    ddocs,
+                })
+            }
+            Self::Lagged { from, to } => Given::Lagged { from, to },
+            Self::Expired { horizon } => Given::Expired { horizon },
+            Self::Synced { at } => Given::Synced { at },
+            Self::Failed => Given::Failed,
+        })
+    }
+}
+
+/// What the oracle was informed of.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "saw", rename_all = "snake_case")]
+pub(super) enum Seen {
+    Joined {
+        by: By,
+        node: Text<NodeId>,
+    },
+    Crashed {
+        by: By,
+    },
+    Gone {
+        by: By,
+    },
+    WatchLost {
+        by: By,
+        key: Hex,
+    },
+    /// Each key with its value before and after.
+    Committed {
+        by: By,
+        at: Hex,
+        is_late: bool,
+        touched: Vec<(Hex, Option<Hex>, Option<Hex>)>,
+    },
+    Refused {
+        by: By,
+        is_late: bool,
+        code: Option<i32>,
+        keys: Vec<Hex>,
+        conflicts: Vec<(Hex, Hex)>,
+    },
+    Observed {
+        group: Text<GroupName>,
+        generation: u64,
+        rows: Vec<Sequence>,
+    },
+    Subscribed {
+        id: u64,
+        by: By,
+        interest: Wanted,
+        manner: Manner,
+        start: Start,
+    },
+    SubscribedDurably {
+        id: u64,
+        by: By,
+        cursor: String,
+        interest: Wanted,
+        manner: Manner,
+    },
+    Resumed {
+        id: u64,
+        by: By,
+        manner: Manner,
+        start: Start,
+    },
+    Replaced {
+        id: u64,
+        interest: Wanted,
+        start: Option<Start>,
+    },
+    Stands {
+        id: u64,
+        at: Start,
+    },
+    Given {
+        id: u64,
+        given: Received,
+    },
+    Followed {
+        id: u64,
+        by: By,
+    },
+    Unfollowed {
+        id: u64,
+    },
+    FollowedRows {
+        id: u64,
+        rows: Vec<Row>,
+    },
+    FollowedOver {
+        id: u64,
+        shard: u64,
+    },
+    DocTailed {
+        id: u64,
+        by: By,
+        instance: Text<DbInstance>,
+        start: Sequence,
+    },
+    DocTailRead {
+        id: u64,
+        rows: Vec<Row>,
+    },
+    DocTailEnded {
+        id: u64,
+        reason: String,
+    },
+    #[cfg(feature = "http")]
+    DocTailGoesOn {
+        id: u64,
+    },
+    #[cfg(feature = "http")]
+    WebClient {
+        id: u64,
+        process: usize,
+        number: u32,
+        kinds: KindNames,
+        start: Option<Sequence>,
+    },
+    #[cfg(feature = "http")]
+    WebAsks {
+        id: u64,
+    },
+    #[cfg(feature = "http")]
+    WebRow {
+        id: u64,
+        name: String,
+        kind: String,
+        seq: String,
+    },
+    #[cfg(feature = "http")]
+    WebStands {
+        id: u64,
+        seq: String,
+    },
+    #[cfg(feature = "http")]
+    WebExpired {
+        id: u64,
+        horizon: Sequence,
+    },
+    #[cfg(feature = "http")]
+    WebChange {
+        id: u64,
+        seq: String,
+        doc: String,
+        rev: String,
+        is_deleted: bool,
+    },
+    /// The whole feed was read.
+    Pages {
+        rows: Vec<Row>,
+    },
+    /// All documents of a database were read.
+    DocPages {
+        instance: Text<DbInstance>,
+        rows: Vec<Row>,
+    },
+    /// Everything has come to rest.
+    Rested,
+    /// All processes have shut down.
+    Ended,
+}
+
+/// What stands in the store, as far as the history says.
+type Values = BTreeMap<Bytes, Bytes>;
+
+impl Seen {
+    /// A commit.
+    pub fn of_commit(seen: &ObservedCommit<'_>) -> Self {
+        let value = |value: &Option<Bytes>| value.clone().map(Hex);
+        let touched = seen.touched.iter();
+        Self::Committed {
+            by: seen.issuer.into(),
+            at: Hex::of(&seen.stamp.0),
+            is_late: seen.is_late,
+            touched: touched
+                .map(|(key, change)| (Hex(key.clone()), value(&change.before), value(&change.after)))
+                .collect(),
+        }
+    }
+
+    /// A commit that the store has refused.
+    pub fn of_refusal(
+        (issuer, is_late): (Issuer, bool),
+        code: Option<i32>,
+        keys: &[Bytes],
+        conflicts: &[KeyRange],
+    ) -> Self {
+        let range = |range: &KeyRange| (Hex(range.begin.clone()), Hex(range.end.clone()));
+        Self::Refused {
+            by: issuer.into(),
+            is_late,
+            code,
+            keys: keys.iter().cloned().map(Hex).collect(),
+            conflicts: conflicts.iter().map(range).collect(),
+        }
+    }
+
+    /// Informs `oracle` of it.
+    fn apply(self, oracle: &mut Oracle, world: &Shared, values: &mut Values) -> Result<()> {
+        match self {
+            Self::Joined { by, node } => oracle.joined(by.into(), node.0),
+            Self::Crashed { by } => oracle.crashed(by.into()),
+            Self::Gone { by } => oracle.gone(by.into()),
+            Self::WatchLost { by, key } => oracle.watch_lost(by.into(), &key.0),
+            Self::Committed { by, at, is_late, touched } => {
+                commit(oracle, world, values, (by.into(), is_late), &at, touched)?;
+            }
+            Self::Refused { by, is_late, code, keys, conflicts } => {
+                let keys: Vec<_> = keys.into_iter().map(|key| key.0).collect();
+                let range = |(begin, end): (Hex, Hex)| KeyRange { begin: begin.0, end: end.0 };
+                let conflicts: Vec<_> = conflicts.into_iter().map(range).collect();
+                oracle.refused(world, (by.into(), is_late), code, &keys, &conflicts);
+            }
+            Self::Observed { group, generation, rows } => oracle.observed(&group.0, generation, &rows),
+            Self::Pages { rows } => fails(world, oracle.judge_pages(&Row::all(&rows)?)),
+            Self::DocPages { instance, rows } => {
+                fails(world, oracle.judge_doc_pages(instance.0, &Row::all(&rows)?));
+            }
+            Self::Rested => {
+                if let Some(unrest) = oracle.unrest() {
+                    world
+                        .fail(oracle.unrest_breaks().broken(format!("after all has come to rest: {unrest}")));
+                }
+            }
+            Self::Ended => fails(world, oracle.judge_history().and_then(|()| oracle.judge_store(values))),
+            of_readers => return of_readers.apply_to_readers(oracle, world),
+        }
+        Ok(())
+    }
+
+    /// Informs `oracle` of it, which is about those who read.
+    fn apply_to_readers(self, oracle: &mut Oracle, world: &Shared) -> Result<()> {
+        match self {
+            Self::Subscribed { id, by, interest, manner, start } => {
+                known_as(id, oracle.subscribed(by.into(), interest.read()?, manner, start))?;
+            }
+            Self::SubscribedDurably { id, by, cursor, interest, manner } => {
+                let durable = (cursor, interest.read()?, manner);
+                known_as(id, oracle.subscribed_durably(world, by.into(), durable))?;
+            }
+            Self::Resumed { id, by, manner, start } => oracle.resumed(world, (by.into(), id), manner, start),
+            Self::Replaced { id, interest, start } => oracle.replaced(world, id, &interest.read()?, start),
+            Self::Stands { id, at } => oracle.stands(world, id, at),
+            Self::Given { id, given } => oracle.received(world, id, &given.read()?),
+            Self::Followed { id, by } => known_as(id, oracle.followed(by.into()))?,
+            Self::Unfollowed { id } => oracle.unfollowed(id),
+            Self::FollowedRows { id, rows } => oracle.followed_rows(world, id, &Row::all(&rows)?),
+            Self::FollowedOver { id, shard } => oracle.followed_over(world, id, ShardId(shard)),
+            Self::DocTailed { id, by, instance, start } => {
+                known_as(id, oracle.doc_tailed(by.into(), instance.0, start))?;
+            }
+            Self::DocTailRead { id, rows } => oracle.doc_tail_read(world, id, &Row::all(&rows)?),
+            Self::DocTailEnded { id, reason } => oracle.doc_tail_ended(world, id, &reason),
+            #[cfg(feature = "http")]
+            of_web => return of_web.apply_to_web(oracle, world),
+            #[cfg(not(feature = "http"))]
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Informs `oracle` of it, which is about clients over HTTP.
+    #[cfg(feature = "http")]
+    fn apply_to_web(self, oracle: &mut Oracle, world: &Shared) -> Result<()> {
+        match self {
+            Self::DocTailGoesOn { id } => oracle.doc_tail_goes_on(id),
+            Self::WebClient { id, process, number, kinds, start } => {
+                let kinds = kinds.iter().map(|name| kind(name)).collect::<Result<_>>()?;
+                known_as(id, oracle.web_client(process, number, kinds, start))?;
+            }
+            Self::WebAsks { id } => drop(oracle.web_asks(id)),
+            Self::WebRow { id, name, kind, seq } => {
+                fails(world, oracle.web_row(world, id, (&name, &kind, &seq)));
+            }
+            Self::WebStands { id, seq } => fails(world, oracle.web_stands(id, &seq)),
+            Self::WebExpired { id, horizon } => fails(world, oracle.web_expired(id, horizon)),
+            Self::WebChange { id, seq, doc, rev, is_deleted } => {
+                fails(world, oracle.web_change(id, &seq, (&doc, &rev, is_deleted)));
+            }
+            other => return Err(wrong(format!("{other:?} is about nobody"))),
+        }
+        Ok(())
+    }
+}
+
+/// Informs `oracle` of a commit.
+fn commit(
+    oracle: &mut Oracle,
+    world: &Shared,
+    values: &mut Values,
+    (issuer, is_late): (Issuer, bool),
+    at: &Hex,
+    touched: Vec<(Hex, Option<Hex>, Option<Hex>)>,
+) -> Result<()> {
+    let stamp = at.0[..].try_into().map_err(|_| wrong("a versionstamp has 10 bytes".to_owned()))?;
+    let value = |value: Option<Hex>| value.map(|value| value.0);
+    let touched: BTreeMap<_, _> = touched
+        .into_iter()
+        .map(|(key, before, after)| (key.0, Change { before: value(before), after: value(after) }))
+        .collect();
+    let changes: Vec<_> = touched.iter().map(|(key, change)| (key.clone(), change.after.clone())).collect();
+    let before = |key: &[u8]| values.get(key).cloned();
+    let seen = ObservedCommit { issuer, stamp: Versionstamp(stamp), is_late, touched, before: &before };
+    oracle.committed(world, &seen);
+    for (key, after) in changes {
+        match after {
+            Some(after) => drop(values.insert(key, after)),
+            None => drop(values.remove(&key)),
+        }
+    }
+    Ok(())
+}
+
+/// Has `world` fail if `verdict` says so.
+fn fails(world: &Shared, verdict: Result<(), Broken>) {
+    if let Err(broken) = verdict {
+        world.fail(broken);
+    }
+}
+
+/// Fails unless the oracle knows a reader by the number that the history has for it.
+fn known_as(written: u64, now: u64) -> Result<()> {
+    if written == now {
+        return Ok(());
+    }
+    Err(wrong(format!(
+        "its reader {written} would be {now} now: lines are missing, or it is of another version"
+    )))
+}
+
+/// What is wrong with a history.
+fn wrong(reason: String) -> Error {
+    Error::invalid("history", reason)
+}
+
+/// What is wrong with line `number` of a history, counted from 0.
+fn wrong_line(number: usize, error: impl Display) -> Error {
+    wrong(format!("line {}: {error}", number + 1))
+}
+
+/// The first thing in `history` that is not as it should be, as far as an oracle can say that sees nothing else.
+pub(in crate::front::simulation) fn judge(history: &str) -> Result<Option<Broken>> {
+    let mut lines = history.lines().enumerate();
+    let (_, head) = lines.next().ok_or_else(|| wrong("it is empty".to_owned()))?;
+    let head: Head = serde_json::from_str(head).map_err(|error| wrong_line(0, error))?;
+    if head.notibus_history != VERSION {
+        let version = head.notibus_history;
+        return Err(wrong(format!("its version is {version}; this program knows version {VERSION}")));
+    }
+    let names = head.names.into_iter().map(|name| name.0).collect();
+    let mut oracle = Oracle::new(head.partitions, names, head.documents);
+    let world = Shared::of_nothing(head.seed);
+    let (mut values, mut has_ended) = (Values::new(), false);
+    for (number, line) in lines {
+        let seen: Seen = serde_json::from_str(line).map_err(|error| wrong_line(number, error))?;
+        has_ended |= matches!(seen, Seen::Ended);
+        seen.apply(&mut oracle, &world, &mut values).map_err(|error| wrong_line(number, error))?;
+        if let Some(broken) = world.failure() {
+            return Ok(Some(Broken { reason: format!("line {}: {}", number + 1, broken.reason), ..broken }));
+        }
+    }
+    if has_ended { Ok(None) } else { Ok(Some(Guarantee::Live.broken("the history has no end"))) }
+}
