@@ -90,6 +90,8 @@ bugs! {
     JanitorIgnoresGroups,
     /// The janitor does not notice a group that begins meanwhile.
     JanitorMissesNewGroup,
+    /// The lowest checkpoint of a group is that of its first shard.
+    LowestOfFirstShard,
     /// The janitor drops a row without raising the horizon.
     HorizonNotRaised,
     /// A group begins with the first shard only.

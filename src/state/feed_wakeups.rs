@@ -35,6 +35,11 @@ impl FeedHeads {
     pub fn may_have_rows(&self, shard: ShardId, after: Sequence) -> bool {
         self.heads.get(&shard).is_none_or(|head| *head > after)
     }
+
+    /// Whether any shard may have rows after `after`, as far as anything is known.
+    pub fn any_may_have_rows(&self, after: Sequence) -> bool {
+        self.heads.values().any(|head| *head > after)
+    }
 }
 
 /// The messages to the consumers of a process.

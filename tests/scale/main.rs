@@ -4,6 +4,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod janitor;
 
 use std::time::Duration;
 

@@ -148,6 +148,8 @@ named! {
         GroupReset,
         /// A group was deleted while it was consumed.
         GroupDeleted,
+        /// The lowest checkpoint of a group was saved.
+        LowestCheckpoint,
         /// A row went to the dead letters.
         DeadLetter,
         /// A subscriber that skips got `Lagged`.

@@ -158,7 +158,8 @@ impl<R> Group<R> {
         let shards: Vec<_> = topology.at(start).shards().collect();
         self.take_leases(tx, &shards).await?;
         changed(tx, keys, &self.id.pool());
-        let places = [keys.checkpoints_of(&self.id), keys.group_parked_ids(&self.id)];
+        let lowest = KeyRange::key(&keys.lowest_checkpoint(&self.id));
+        let places = [keys.checkpoints_of(&self.id), keys.group_parked_ids(&self.id), lowest];
         for range in places.iter().chain(&keys.statuses_of(&self.id)) {
             tx.clear_range(range);
         }

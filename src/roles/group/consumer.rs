@@ -14,6 +14,7 @@ use tokio::{sync::watch, task::JoinSet};
 
 use super::{
     ConsumerOptions, Group, Observer,
+    lowest::{Lowest, Working},
     observer::{Alive, PendingCloses},
     shard::Task,
     watcher,
@@ -29,9 +30,6 @@ use crate::{
     store::{Isolation, Transaction},
 };
 
-/// The shards on which a consumer works at the moment.
-type Working = Arc<Mutex<Vec<ShardId>>>;
-
 /// A member of a group: works on its share of the shards. Dropping it stops it at once, as a crash would, except that observers
 /// are closed; [`Consumer::shutdown`] also saves its positions, and releases its leases.
 #[must_use = "dropping it stops it: it works on nothing any more"]
@@ -42,6 +40,12 @@ pub struct Consumer {
     shards: Working,
     /// Observers that are being closed.
     closings: PendingCloses,
+    /// The group.
+    group: Group<()>,
+    /// The facts behind the group's lowest checkpoint.
+    lowest: Arc<Lowest>,
+    /// Rewrites the lowest checkpoint; aborted when this is dropped.
+    _rewriter: JoinSet<()>,
     /// Polls for new rows, together with all other consumers of the process.
     _watcher: Arc<JoinSet<()>>,
     /// The node, if the consumer is its only role.
@@ -84,8 +88,10 @@ impl Consumer {
         let pool = Pool { name: group.id.pool().into(), role: group.id.role() };
         let (balance, closings, shards) =
             (options.balance.clone(), PendingCloses::default(), Working::default());
+        let lowest = Arc::new(Lowest::new(&shards));
         let consuming = Consuming {
             group: group.clone(),
+            lowest: Arc::clone(&lowest),
             options,
             factory,
             closings: closings.clone(),
@@ -95,7 +101,19 @@ impl Consumer {
         };
         let worker = Worker::start(member, pool, Arc::new(consuming), balance).await?;
         let alive = closings.alive();
-        Ok(Self { alive, worker, shards, closings, _watcher: watcher, node: None })
+        let rewriter = Arc::clone(&lowest).start(group);
+        let group = group.without_type();
+        Ok(Self {
+            alive,
+            worker,
+            shards,
+            closings,
+            group,
+            lowest,
+            _rewriter: rewriter,
+            _watcher: watcher,
+            node: None,
+        })
     }
 
     /// Starts it on `member`, a node that has no other role.
@@ -126,9 +144,15 @@ impl Consumer {
     /// Lets each observer finish its batch, saves the positions, closes the observers, and releases the leases; the node leaves
     /// the bus if it has no other role. An observer that takes longer than the handover time is aborted.
     pub async fn shutdown(self) -> Result<()> {
+        let is_mine = self.lowest.is_mine();
         let ended = self.worker.shutdown().await;
         drop(self.alive);
         self.closings.finish().await;
+        // Perhaps nobody comes after it, and the janitor waits for what was saved just now.
+        if is_mine && ended.is_ok() && self.group.instance().is_none() {
+            let saved = self.group.rewrite_lowest().await;
+            saved.inspect_err(|error| tracing::warn!(%error, "the lowest checkpoint of a group stays as it was")).ok();
+        }
         let left = match self.node {
             Some(node) => node.leave().await,
             None => Ok(()),
@@ -152,6 +176,8 @@ pub(super) struct Consuming<R, F> {
     pub closings: PendingCloses,
     /// Whether the group did not exist when it was last read.
     is_gone: AtomicBool,
+    /// The facts behind the group's lowest checkpoint.
+    lowest: Arc<Lowest>,
     /// Changes when a caller has asked to try parked ids again.
     pub asked: watch::Sender<Option<Bytes>>,
     shards: Working,
@@ -175,7 +201,10 @@ where
             if rows.is_empty() && !was_gone {
                 tracing::warn!(group = %self.group.id, "the group is deleted: its consumer has nothing to do");
             }
-            rows.iter().map(|(key, _)| Ok(keys.checkpoint_shard(key)?.0)).collect()
+            let shards: Vec<_> =
+                rows.iter().map(|(key, _)| Ok(keys.checkpoint_shard(key)?.0)).collect::<Result<_>>()?;
+            self.lowest.note_first(shards.first().copied());
+            Ok(shards)
         }
         .boxed()
     }

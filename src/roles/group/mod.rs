@@ -40,6 +40,7 @@ mod consumer;
 mod dead_letters;
 mod fencing;
 mod lag;
+mod lowest;
 mod observer;
 mod options;
 mod parked;
@@ -144,6 +145,11 @@ impl<R> Group<R> {
     /// The database whose documents it follows; `None` if it follows the notifications.
     pub fn instance(&self) -> Option<DbInstance> {
         self.id.feed.instance()
+    }
+
+    /// The group, whatever its rows are.
+    fn without_type(&self) -> Group<()> {
+        Group { context: Arc::clone(&self.context), id: self.id.clone(), rows: PhantomData }
     }
 
     fn raw(&self) -> RawFeed<'_> {

@@ -19,6 +19,9 @@ use crate::{
     store::{Isolation, RangeRead, Transaction},
 };
 
+/// How many rows are read at once. What is behind the groups of a feed is skipped, up to a page of it.
+const PAGE_ROWS: usize = 100;
+
 /// The time for which janitors have worked, continued by the present one.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct WorkClock {
@@ -62,7 +65,7 @@ impl Pass<'_> {
     async fn expiring_groups(&self) -> Result<Vec<(GroupId, GroupRow)>> {
         let keys = &self.context.keys;
         let (mut groups, mut last) = (Vec::new(), None);
-        let mut rest = Some(RangeRead::new(keys.all_groups()).limit(1_000));
+        let mut rest = Some(RangeRead::new(keys.all_groups()).limit(PAGE_ROWS));
         while let Some(read) = rest {
             let page = self.read(async |tx| tx.get_range(&read, Isolation::Snapshot).await).await?;
             let (found, next) = keys.groups_in(read, &page, &mut last)?;

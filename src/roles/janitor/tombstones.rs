@@ -6,7 +6,7 @@
 //! position with the time for which janitors had worked by then, one after the other. A row is old if it lies before a mark that is
 //! at least one retention old in this time. While no janitor works, nothing ages: tombstones then stay longer, never shorter.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use futures_util::future::try_join_all;
 
@@ -160,7 +160,7 @@ impl Pass<'_> {
         Ok((dropped, tombstones.len() - passed))
     }
 
-    /// The sequence that every group has passed. `tx` fails if a group is created or reset before the commit.
+    /// A sequence that every group has passed. `tx` fails if a group is created or reset before the commit.
     async fn passed_by_groups(&self, tx: &Transaction) -> Result<Sequence> {
         let keys = &self.context.keys;
         let feed = &self.context.feed;
@@ -171,11 +171,14 @@ impl Pass<'_> {
         if is_on(Bug::JanitorIgnoresGroups) {
             return Ok(passed);
         }
-        let mut pages = tx.pages(RangeRead::new(keys.checkpoints(feed)), Isolation::Snapshot);
-        while let Some(rows) = pages.next().await? {
-            for (_, value) in &rows {
-                passed = passed.min(checkpoint_position(value)?);
-            }
+        // Not the checkpoints: they are as many as groups times shards.
+        let mut lowest = BTreeMap::new();
+        for (key, value) in tx.all_rows(keys.lowest_checkpoints(feed), Isolation::Snapshot).await? {
+            lowest.insert(keys.lowest_checkpoint_group(&key)?, checkpoint_position(&value)?);
+        }
+        for row in tx.all_rows(keys.groups(feed), Isolation::Snapshot).await? {
+            let Some((group, row)) = keys.group_row(&row)? else { continue };
+            passed = passed.min(lowest.get(&group).copied().unwrap_or(row.start));
         }
         Ok(passed)
     }

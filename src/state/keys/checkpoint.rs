@@ -1,7 +1,7 @@
 //! Family 12: the checkpoints of a group, the times of its progress, and its last failures.
 
 use super::{
-    FeedId, GroupId, Keys, ShardId, family,
+    FeedId, GroupId, GroupName, Keys, ShardId, family,
     group::{part, status},
 };
 use crate::{
@@ -69,12 +69,31 @@ pub(crate) fn cut(text: &str) -> &str {
 }
 
 impl Keys {
-    /// The checkpoints of all groups of `feed`, one for each shard that a group has not read to its end. A checkpoint
-    /// only grows, until the group is reset or deleted.
-    pub fn checkpoints(&self, feed: &FeedId) -> KeyRange {
-        self.range(&(family::CHECKPOINT, feed.bytes(), part::CHECKPOINT))
+    /// The key of the lowest checkpoint of `group`: a position that it has reached in all its shards. It is rewritten now and then, and
+    /// is never above a checkpoint; without it, nothing is known beyond the group's start.
+    pub fn lowest_checkpoint(&self, group: &GroupId) -> Vec<u8> {
+        self.pack(&(family::CHECKPOINT, group.feed.bytes(), part::LOWEST, group.name.as_str()))
     }
 
+    /// The lowest checkpoints of all groups of `feed`.
+    pub fn lowest_checkpoints(&self, feed: &FeedId) -> KeyRange {
+        self.range(&(family::CHECKPOINT, feed.bytes(), part::LOWEST))
+    }
+
+    /// The group of the key of a lowest checkpoint.
+    pub fn lowest_checkpoint_group(&self, key: &[u8]) -> Result<GroupId> {
+        type Key<'k> = (u16, foundationdb_tuple::Bytes<'k>, u16, String);
+        let (number, feed, part, name) = self.unpack::<Key<'_>>("lowest checkpoint", key)?;
+        if (number, part) != (family::CHECKPOINT, part::LOWEST) {
+            return Err(Error::corrupt("lowest checkpoint", "its key is that of another row"));
+        }
+        let name =
+            GroupName::new(&name).map_err(|error| Error::corrupt("lowest checkpoint", error.to_string()))?;
+        Ok(GroupId { feed: FeedId::from_bytes(&feed)?, name })
+    }
+
+    /// The checkpoints of `group`, one for each shard that it has not read to its end. A checkpoint only grows, until the group
+    /// is reset or deleted.
     pub fn checkpoints_of(&self, group: &GroupId) -> KeyRange {
         self.range(&(family::CHECKPOINT, group.feed.bytes(), part::CHECKPOINT, group.name.as_str()))
     }
@@ -133,7 +152,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::state::keys::GroupName;
 
     #[test]
     fn golden_bytes() {
@@ -142,7 +160,12 @@ mod tests {
         let key = keys.checkpoint(&group, ShardId(258));
         assert_eq!(key, b"p\x15\x0c\x01n\x00\x15\x01\x02g\x00\x16\x01\x02");
         assert_eq!(keys.checkpoint_shard(&key).unwrap(), ShardId(258));
-        assert!(keys.checkpoints(&group.feed).contains(&key) && keys.checkpoints_of(&group).contains(&key));
+        assert!(keys.checkpoints_of(&group).contains(&key));
+        let lowest = keys.lowest_checkpoint(&group);
+        assert_eq!(lowest, b"p\x15\x0c\x01n\x00\x15\x05\x02g\x00");
+        assert!(keys.lowest_checkpoints(&group.feed).contains(&lowest));
+        assert_eq!(keys.lowest_checkpoint_group(&lowest).unwrap(), group);
+        assert!(keys.lowest_checkpoint_group(&key).is_err());
         let (progress, trouble) = (keys.progress(&group, ShardId(9)), keys.trouble(&group, ShardId(9)));
         assert_eq!(progress, b"p\x15\x0c\x01n\x00\x15\x03\x02g\x00\x15\x01\x15\x09");
         assert_eq!(trouble, b"p\x15\x0c\x01n\x00\x15\x03\x02g\x00\x15\x02\x15\x09");

@@ -31,6 +31,8 @@ pub(super) mod part {
     pub const STATUS: u16 = 3;
     /// A parked id, which waits outside of its shard.
     pub const PARKED: u16 = 4;
+    /// A position that it has reached in all its shards.
+    pub const LOWEST: u16 = 5;
 }
 
 /// The number after the group in a row of its status. They are stored and never change.
@@ -260,9 +262,9 @@ impl Keys {
         Ok((groups, read.after(page)))
     }
 
-    /// All rows of `group`: its settings, checkpoints, dead letters, status, parked ids, leases and the version of
-    /// its pool.
-    pub fn whole_group(&self, group: &GroupId) -> [KeyRange; 7] {
+    /// All rows of `group`: its settings, checkpoints and the lowest of them, dead letters, status, parked ids, leases and the
+    /// version of its pool.
+    pub fn whole_group(&self, group: &GroupId) -> [KeyRange; 8] {
         let of = |part: u16| self.range(&(family::CHECKPOINT, group.feed.bytes(), part, group.name.as_str()));
         [
             KeyRange::key(&self.group(group)),
@@ -270,6 +272,7 @@ impl Keys {
             of(part::DEAD_LETTER),
             of(part::STATUS),
             of(part::PARKED),
+            KeyRange::key(&self.lowest_checkpoint(group)),
             self.leases(&group.pool()),
             KeyRange::key(&self.pool_version(&group.pool())),
         ]
@@ -363,6 +366,7 @@ mod tests {
                 keys.trouble(group, ShardId(1)),
                 keys.group_parked(group, b"id"),
                 keys.group_asked(group),
+                keys.lowest_checkpoint(group),
                 keys.lease(&group.pool(), 1),
                 keys.pool_version(&group.pool()),
             ]

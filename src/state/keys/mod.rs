@@ -28,6 +28,7 @@
 //! | 12 | trouble | feed, 3, group, 2, shard | flags, attempts, time, error | as the checkpoint, once something went wrong |
 //! | 12 | asked | feed, 3, group, 3 | 8 bytes, little-endian | as long as the group, once a retry was asked for |
 //! | 12 | parked | feed, 4, group, id | shard, what is done, sequence, attempts, time, error, the row | from the failures of a group's work with an id until it succeeds |
+//! | 12 | lowest checkpoint | feed, 5, group | sequence: no checkpoint of the group is below it | as long as the group, once it has come further than its start |
 //! | 13 | age mark | milliseconds that janitors have worked | sequence | until the retention has passed twice |
 //! | 14 | membership version | cell, 0 | versionstamp of the last join, leave, removal or change of roles | as long as the bus |
 //! | 14 | version of all pools | cell, 1 | versionstamp of the last change of a lease or a resource | as long as the bus |

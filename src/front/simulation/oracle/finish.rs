@@ -238,7 +238,10 @@ impl Oracle {
                 };
                 if is_free && is_known { Ok(()) } else { leaked("everybody has left") }
             }
-            StoredItem::Group(name) | StoredItem::DeadLetter(name, _) | StoredItem::Idle(name)
+            StoredItem::Group(name)
+            | StoredItem::LowestCheckpoint(name)
+            | StoredItem::DeadLetter(name, _)
+            | StoredItem::Idle(name)
                 if self.groups.contains_key(name) =>
             {
                 Ok(())

@@ -31,6 +31,8 @@ pub(super) struct GroupModel {
     /// The last of these of each database, or document.
     last: BTreeMap<String, Sequence>,
     pub checkpoints: BTreeMap<ShardId, Sequence>,
+    /// A lower bound of them, as the store has it.
+    lowest: Option<Sequence>,
     /// Whether it ever had a consumer.
     is_used: bool,
 }
@@ -45,6 +47,7 @@ impl GroupModel {
             effects: BTreeSet::new(),
             last: BTreeMap::new(),
             checkpoints: BTreeMap::new(),
+            lowest: None,
             is_used: false,
         }
     }
@@ -126,7 +129,36 @@ impl Oracle {
             self.groups.insert(name.clone(), GroupModel::new(id, self.next_reader, row.start));
         }
         self.judge_work(shared, seen, items)?;
-        self.judge_checkpoints(shared, seen, items, &set)
+        self.judge_checkpoints(shared, seen, items, &set)?;
+        self.judge_lowest(shared, items)
+    }
+
+    /// The row of the lowest checkpoint of a group is above none of its checkpoints.
+    fn judge_lowest(&mut self, shared: &Shared, items: &Items<'_>) -> Verdict {
+        for (item, change) in items {
+            let StoredItem::LowestCheckpoint(name) = item else { continue };
+            let lowest = change.after.as_ref().map(|value| checkpoint_position(value)).transpose();
+            let Some(group) = self.groups.get_mut(name) else {
+                if change.after.is_some() {
+                    return Guarantee::Kept.fails(format!("{name} is gone, and has a lowest checkpoint"));
+                }
+                continue;
+            };
+            group.lowest = lowest.map_err(|error| error.to_string())?;
+            if group.lowest.is_some() {
+                shared.witness(Witness::LowestCheckpoint);
+            }
+        }
+        for (name, group) in &self.groups {
+            let least = group.checkpoints.values().min();
+            if let (Some(lowest), Some(least)) = (group.lowest, least)
+                && lowest > *least
+            {
+                return Guarantee::Kept
+                    .fails(format!("the lowest checkpoint of {name} is at {least}, and said to be {lowest}"));
+            }
+        }
+        Ok(())
     }
 
     /// Judges and records the work in this transaction.

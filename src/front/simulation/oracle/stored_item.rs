@@ -52,6 +52,8 @@ pub(super) enum StoredItem {
     Group(GroupName),
     /// A checkpoint of a group.
     Checkpoint(GroupName, ShardId),
+    /// The lowest checkpoint of a group.
+    LowestCheckpoint(GroupName),
     /// A dead letter of a group.
     DeadLetter(GroupName, Sequence),
     /// How long a group has had no consumer.
@@ -159,6 +161,7 @@ impl StoredItem {
         Some(match (part, rest) {
             (0, []) => Self::Group(group),
             (1, [shard]) => Self::Checkpoint(group, ShardId(int(shard)?)),
+            (5, []) => Self::LowestCheckpoint(group),
             (2, [incarnation, stamp]) => Self::DeadLetter(group, sequence(incarnation, stamp)?),
             (3, [kind, rest @ ..]) => match (int(kind)?, rest) {
                 (0, []) => Self::Idle(group),

@@ -1,0 +1,167 @@
+//! The lowest checkpoint of a group, in one row: what the janitor asks before it drops a tombstone.
+//!
+//! Checkpoints are as many as groups times shards, and move with every batch, so nobody else is to read them all. The consumer
+//! that has the first of the group's shards rewrites the row now and then: a while after rows have come or the shards
+//! of the group have changed, and until the row is past all rows that have come. So the row costs nothing while the feed
+//! rests, it may be behind, and is never above a checkpoint: these only grow, and a reset clears the row.
+//!
+//! Feeds of documents have no tombstones, and their groups no such row.
+
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::{sync::watch, task::JoinSet};
+
+use super::Group;
+use crate::{
+    base::{
+        bugs::{Bug, is_on},
+        encoding::Sequence,
+        error::Result,
+    },
+    state::{
+        feed_wakeups::FeedHeads,
+        keys::{ShardId, checkpoint_position},
+    },
+    store::{Isolation, Priority, RangeRead, Transaction, TransactionOption},
+};
+
+/// How often a consumer asks itself whether the row is to be rewritten.
+const PAUSE: Duration = Duration::from_secs(30);
+
+/// The most such pauses between two looks at the checkpoints of a group that does not get on.
+const PAUSES_MAX: u32 = 20;
+
+/// The shards on which a consumer works at the moment.
+pub(super) type Working = Arc<Mutex<Vec<ShardId>>>;
+
+/// The shards of a group, as they were when its pool last changed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Shards {
+    /// How often they were read.
+    count: u64,
+    /// The first of them.
+    first: Option<ShardId>,
+}
+
+/// What a consumer knows of its group, for the task that rewrites the row.
+#[derive(Debug)]
+pub(super) struct Lowest {
+    shards: Mutex<Shards>,
+    /// The shards on which the consumer works.
+    working: Working,
+}
+
+impl Lowest {
+    /// For a consumer that works on `working`.
+    pub fn new(working: &Working) -> Self {
+        Self { shards: Mutex::default(), working: Arc::clone(working) }
+    }
+
+    /// What is known of the shards. Nothing that is done under the lock can be left half done.
+    fn shards(&self) -> MutexGuard<'_, Shards> {
+        self.shards.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The shards of the group were read; this is the first of them.
+    pub fn note_first(&self, first: Option<u64>) {
+        let mut shards = self.shards();
+        *shards = Shards { count: shards.count.wrapping_add(1), first: first.map(ShardId) };
+    }
+
+    /// The shards, if the consumer works on the first one: then the row is its business.
+    fn if_mine(&self) -> Option<Shards> {
+        let shards = *self.shards();
+        let working = self.working.lock().unwrap_or_else(PoisonError::into_inner);
+        shards.first.is_some_and(|first| working.contains(&first)).then_some(shards)
+    }
+
+    /// Whether the row is the business of this consumer.
+    pub fn is_mine(&self) -> bool {
+        self.if_mine().is_some()
+    }
+
+    /// Starts the task that rewrites the row of `group`; none, if it needs none.
+    pub fn start<R: Send + Sync + 'static>(self: Arc<Self>, group: &Group<R>) -> JoinSet<()> {
+        let mut tasks = JoinSet::new();
+        if group.instance().is_none() {
+            let told = group.context.wakeups.listen(&group.id.feed);
+            tasks.spawn(self.run(group.clone(), told));
+        }
+        tasks
+    }
+
+    /// Rewrites the row whenever that is due, until it is dropped.
+    async fn run<R>(self: Arc<Self>, group: Group<R>, told: watch::Receiver<FeedHeads>) {
+        let env = group.context.env();
+        let (mut seen, mut known) = (None, Sequence::MIN);
+        let (mut pauses, mut waited) = (0, 0);
+        loop {
+            env.sleep(env.spread(PAUSE, 0.75, 1.25)).await;
+            let Some(shards) = self.if_mine() else {
+                seen = None;
+                continue;
+            };
+            let (now, is_behind) = {
+                let told = told.borrow();
+                (Some((told.count, shards)), told.any_may_have_rows(known))
+            };
+            waited += 1;
+            if seen == now && (!is_behind || waited <= pauses) {
+                continue;
+            }
+            let lowest = match group.rewrite_lowest().await {
+                Ok(lowest) => lowest.unwrap_or(Sequence::MIN),
+                Err(error) => {
+                    group.context.stats.health.complain(env, "lowest checkpoint of a group", &error);
+                    continue;
+                }
+            };
+            let has_moved = seen != now || known != lowest;
+            pauses = if has_moved { 0 } else { (pauses * 2 + 1).min(PAUSES_MAX) };
+            (seen, known, waited) = (now, lowest, 0);
+        }
+    }
+}
+
+impl<R> Group<R> {
+    /// Rewrites the row of the lowest checkpoint, unless it says so already. Returns the lowest checkpoint; `None` if there is none.
+    pub(super) async fn rewrite_lowest(&self) -> Result<Option<Sequence>> {
+        self.context
+            .db
+            .run(async |tx| {
+                tx.set_option(TransactionOption::Priority(Priority::Batch));
+                self.rewrite_lowest_in(&tx).await
+            })
+            .await
+    }
+
+    /// [`Group::rewrite_lowest`] in one transaction.
+    async fn rewrite_lowest_in(&self, tx: &Transaction) -> Result<Option<Sequence>> {
+        let keys = &self.context.keys;
+        // A reset or a deletion makes this fail. Else checkpoints grow, so that what was read is a lower bound for good.
+        if self.row(tx).await?.is_none() {
+            return Ok(None);
+        }
+        let mut lowest: Option<Sequence> = None;
+        let mut pages = tx.pages(RangeRead::new(keys.checkpoints_of(&self.id)), Isolation::Snapshot);
+        while let Some(rows) = pages.next().await? {
+            for (_, value) in &rows {
+                let position = checkpoint_position(value)?;
+                let is_lower = lowest.is_none_or(|lowest| position < lowest);
+                if is_lower && !(lowest.is_some() && is_on(Bug::LowestOfFirstShard)) {
+                    lowest = Some(position);
+                }
+            }
+        }
+        let key = keys.lowest_checkpoint(&self.id);
+        let stored = tx.get(&key, Isolation::Serializable).await?;
+        let stored = stored.map(|value| checkpoint_position(&value)).transpose()?;
+        if let Some(lowest) = lowest.filter(|lowest| stored.is_none_or(|stored| stored < *lowest)) {
+            tx.set(&key, lowest.as_bytes());
+        }
+        Ok(lowest)
+    }
+}
