@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use common::{db, record, row_with, unpolled, until};
 use notibus::{
-    Bus, BusOptions, Dispatcher, DispatcherOptions, Filter, NodeOptions, NotifierOptions,
+    Bus, BusOptions, Dispatcher, DispatcherOptions, Filter, NodeOptions, Notification, NotifierOptions,
+    group::{ConsumerOptions, GroupBatch, GroupOptions},
     node::Role,
     store::{
         Database,
@@ -163,4 +164,35 @@ async fn joining_a_pool_costs_in_proportion_to_its_resources() {
     // Eight times as many at most, not the square; fewer, because a part is fixed.
     assert!(more.read_bytes <= less.read_bytes * 8 * 3 / 2, "{} after {}", more.read_bytes, less.read_bytes);
     assert!(more.written_bytes <= less.written_bytes * 8 * 3 / 2);
+}
+
+/// What a consumer asks from a reshard on until it works on all the successors of `shards` shards.
+async fn drain_of(shards: u32) -> OperationCounts {
+    let world = World::new(1, shards).await;
+    let group = world.counted.group("group").unwrap();
+    group.create(&GroupOptions::default()).await.unwrap();
+    let observe = |_: GroupBatch<Notification>| std::future::ready(Ok(()));
+    let consumer =
+        world.counted.consumer(&group, move |_| observe, ConsumerOptions::default()).await.unwrap();
+    until("it has all", async || consumer.shards().len() == shards as usize).await;
+    tokio::time::sleep(Duration::from_mins(5)).await;
+    let last = consumer.shards().last().copied();
+    let spent = world
+        .during(async {
+            world.others.feed().reshard(shards, None).await.unwrap();
+            let is_over = || consumer.shards().len() == shards as usize && consumer.shards().first() > last.as_ref();
+            until("it works on the successors", async || is_over()).await;
+        })
+        .await;
+    consumer.shutdown().await.unwrap();
+    spent
+}
+
+/// Each shard of a group that had come to its end read the checkpoints of all others: four times the shards, sixteen times the bytes.
+#[tokio::test(start_paused = true)]
+async fn a_drain_of_a_group_costs_in_proportion_to_its_shards() {
+    let (less, more) = (drain_of(64).await, drain_of(256).await);
+    println!("64 shards: {less:?}\n256 shards: {more:?}");
+    assert!(more.read_bytes <= less.read_bytes * 4 * 3 / 2, "{} after {}", more.read_bytes, less.read_bytes);
+    assert!(more.written_bytes <= less.written_bytes * 4 * 3 / 2);
 }

@@ -158,8 +158,9 @@ impl<R> Group<R> {
         let shards: Vec<_> = topology.at(start).shards().collect();
         self.take_leases(tx, &shards).await?;
         changed(tx, keys, &self.id.pool());
-        let lowest = KeyRange::key(&keys.lowest_checkpoint(&self.id));
-        let places = [keys.checkpoints_of(&self.id), keys.group_parked_ids(&self.id), lowest];
+        let [lowest, turn] =
+            [keys.lowest_checkpoint(&self.id), keys.drain_turn(&self.id)].map(|key| KeyRange::key(&key));
+        let places = [keys.checkpoints_of(&self.id), keys.group_parked_ids(&self.id), lowest, turn];
         for range in places.iter().chain(&keys.statuses_of(&self.id)) {
             tx.clear_range(range);
         }

@@ -92,6 +92,12 @@ impl Keys {
         Ok(GroupId { feed: FeedId::from_bytes(&feed)?, name })
     }
 
+    /// The key of whose turn it is while `group` drains a closed topology entry: the first shard, 8 bytes, that was not drained when all
+    /// before it were. Without it, it is the turn of the first shard.
+    pub fn drain_turn(&self, group: &GroupId) -> Vec<u8> {
+        self.pack(&(family::CHECKPOINT, group.feed.bytes(), part::TURN, group.name.as_str()))
+    }
+
     /// The checkpoints of `group`, one for each shard that it has not read to its end. A checkpoint only grows, until the group
     /// is reset or deleted.
     pub fn checkpoints_of(&self, group: &GroupId) -> KeyRange {
@@ -142,6 +148,14 @@ impl Keys {
     }
 }
 
+/// The shard whose turn it is, as it is stored.
+pub(crate) fn turn_shard(value: &[u8]) -> Result<ShardId> {
+    let mut reader = Reader::new("turn of a drain", value);
+    let shard = ShardId(reader.u64()?);
+    reader.finish()?;
+    Ok(shard)
+}
+
 /// The position in a stored checkpoint: everything up to it was worked on.
 pub(crate) fn checkpoint_position(value: &[u8]) -> Result<Sequence> {
     Sequence::from_bytes(value)
@@ -161,6 +175,9 @@ mod tests {
         assert_eq!(key, b"p\x15\x0c\x01n\x00\x15\x01\x02g\x00\x16\x01\x02");
         assert_eq!(keys.checkpoint_shard(&key).unwrap(), ShardId(258));
         assert!(keys.checkpoints_of(&group).contains(&key));
+        assert_eq!(keys.drain_turn(&group), b"p\x15\x0c\x01n\x00\x15\x06\x02g\x00");
+        assert_eq!(turn_shard(&258_u64.to_be_bytes()).unwrap(), ShardId(258));
+        assert!(turn_shard(&[0; 9]).is_err() && turn_shard(&[0; 7]).is_err());
         let lowest = keys.lowest_checkpoint(&group);
         assert_eq!(lowest, b"p\x15\x0c\x01n\x00\x15\x05\x02g\x00");
         assert!(keys.lowest_checkpoints(&group.feed).contains(&lowest));

@@ -33,6 +33,8 @@ pub(super) mod part {
     pub const PARKED: u16 = 4;
     /// A position that it has reached in all its shards.
     pub const LOWEST: u16 = 5;
+    /// Up to where the shards of a closed topology entry are drained.
+    pub const TURN: u16 = 6;
 }
 
 /// The number after the group in a row of its status. They are stored and never change.
@@ -262,9 +264,9 @@ impl Keys {
         Ok((groups, read.after(page)))
     }
 
-    /// All rows of `group`: its settings, checkpoints and the lowest of them, dead letters, status, parked ids, leases and the
-    /// version of its pool.
-    pub fn whole_group(&self, group: &GroupId) -> [KeyRange; 8] {
+    /// All rows of `group`: its settings, checkpoints and the lowest of them, the turn of a drain, dead letters, status, parked ids,
+    /// leases and the version of its pool.
+    pub fn whole_group(&self, group: &GroupId) -> [KeyRange; 9] {
         let of = |part: u16| self.range(&(family::CHECKPOINT, group.feed.bytes(), part, group.name.as_str()));
         [
             KeyRange::key(&self.group(group)),
@@ -273,6 +275,7 @@ impl Keys {
             of(part::STATUS),
             of(part::PARKED),
             KeyRange::key(&self.lowest_checkpoint(group)),
+            KeyRange::key(&self.drain_turn(group)),
             self.leases(&group.pool()),
             KeyRange::key(&self.pool_version(&group.pool())),
         ]
@@ -367,6 +370,7 @@ mod tests {
                 keys.group_parked(group, b"id"),
                 keys.group_asked(group),
                 keys.lowest_checkpoint(group),
+                keys.drain_turn(group),
                 keys.lease(&group.pool(), 1),
                 keys.pool_version(&group.pool()),
             ]

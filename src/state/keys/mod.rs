@@ -29,6 +29,7 @@
 //! | 12 | asked | feed, 3, group, 3 | 8 bytes, little-endian | as long as the group, once a retry was asked for |
 //! | 12 | parked | feed, 4, group, id | shard, what is done, sequence, attempts, time, error, the row | from the failures of a group's work with an id until it succeeds |
 //! | 12 | lowest checkpoint | feed, 5, group | sequence: no checkpoint of the group is below it | as long as the group, once it has come further than its start |
+//! | 12 | turn | feed, 6, group | shard: all before it are drained, and their group waits for this one | while a group drains a closed topology entry |
 //! | 13 | age mark | milliseconds that janitors have worked | sequence | until the retention has passed twice |
 //! | 14 | membership version | cell, 0 | versionstamp of the last join, leave, removal or change of roles | as long as the bus |
 //! | 14 | version of all pools | cell, 1 | versionstamp of the last change of a lease or a resource | as long as the bus |
@@ -75,7 +76,7 @@ use bytes::Bytes;
 use foundationdb_tuple::{TuplePack, TupleUnpack};
 
 pub(crate) use age::AgeMark;
-pub(crate) use checkpoint::{Trouble, checkpoint_position, cut};
+pub(crate) use checkpoint::{Trouble, checkpoint_position, cut, turn_shard};
 pub(crate) use config::Config;
 pub(crate) use counters::{DrainKey, DrainRow, stamp_operand};
 pub use cursor::CURSOR_NAME_LEN_MAX;

@@ -240,6 +240,7 @@ impl Oracle {
             }
             StoredItem::Group(name)
             | StoredItem::LowestCheckpoint(name)
+            | StoredItem::DrainTurn(name)
             | StoredItem::DeadLetter(name, _)
             | StoredItem::Idle(name)
                 if self.groups.contains_key(name) =>

@@ -54,6 +54,8 @@ pub(super) enum StoredItem {
     Checkpoint(GroupName, ShardId),
     /// The lowest checkpoint of a group.
     LowestCheckpoint(GroupName),
+    /// Whose turn it is while a group drains its shards.
+    DrainTurn(GroupName),
     /// A dead letter of a group.
     DeadLetter(GroupName, Sequence),
     /// How long a group has had no consumer.
@@ -161,6 +163,7 @@ impl StoredItem {
         Some(match (part, rest) {
             (0, []) => Self::Group(group),
             (1, [shard]) => Self::Checkpoint(group, ShardId(int(shard)?)),
+            (6, []) => Self::DrainTurn(group),
             (5, []) => Self::LowestCheckpoint(group),
             (2, [incarnation, stamp]) => Self::DeadLetter(group, sequence(incarnation, stamp)?),
             (3, [kind, rest @ ..]) => match (int(kind)?, rest) {

@@ -1,18 +1,20 @@
-//! The end of a shard: replaces the checkpoints of a closed topology entry by those of the next one.
+//! The end of a shard: replaces the checkpoints of a closed topology entry by those of the next one, once all its shards are drained.
+//! Each shard saves its own end. Only the shard whose turn it is reads the checkpoints of others.
 
 use super::Task;
 use crate::{
     base::{
         bugs::{Bug, is_on},
+        encoding::Sequence,
         error::{Error, Result},
     },
     roles::group::{Observer, batch::BatchContext},
     state::{
         feed::FeedRow,
-        keys::{ShardId, TopologyRow, checkpoint_position},
+        keys::{ShardId, TopologyRow, checkpoint_position, turn_shard},
         membership::changed,
     },
-    store::{Isolation, Transaction},
+    store::{Isolation, KeyRange, RangeRead, Transaction, key_after},
 };
 
 /// The result of draining a shard.
@@ -42,9 +44,9 @@ where
             }
         }
         let drain = async |tx: Transaction| {
-            if right.position(&tx).await?.is_none() {
+            let Some(stored) = right.position(&tx).await? else {
                 return Ok(Drained::Replaced);
-            }
+            };
             let topology = feed.topology(&tx).await?;
             let (successor, is_trimmed) = match topology.entry_of(right.shard) {
                 Ok((_, Some(successor))) => (successor, false),
@@ -56,40 +58,67 @@ where
                 Ok((_, None)) => return Err(Error::corrupt("topology", "a closed entry is open again")),
                 Err(error) => return Err(error),
             };
-            replace(&tx, right, successor, is_trimmed).await
+            replace(&tx, right, (successor, stored), is_trimmed).await
         };
         self.db().run(drain).await
     }
 }
 
-/// Saves that the shard is drained, and replaces the checkpoints of its entry if it is the last one.
+/// Saves that the shard, whose stored checkpoint is `stored`, is drained; and replaces the checkpoints of its entry if it is the last one.
 async fn replace(
     tx: &Transaction,
     right: &BatchContext,
-    successor: &TopologyRow,
+    (successor, stored): (&TopologyRow, Sequence),
     is_trimmed: bool,
 ) -> Result<Drained> {
-    let keys = &right.context.keys;
+    let (keys, group) = (&right.context.keys, &right.group);
     let end = successor.first.before();
-    let (mut are_drained, mut is_saved) = (true, false);
-    for (key, value) in tx.all_rows(keys.checkpoints_of(&right.group), Isolation::Serializable).await? {
-        let (shard, position) = (keys.checkpoint_shard(&key)?, checkpoint_position(&value)?);
-        is_saved |= shard == right.shard && position >= end;
-        are_drained &=
-            is_on(Bug::SuccessorsBegunEarly) || is_trimmed || shard == right.shard || position >= end;
-    }
-    if !are_drained {
-        if !is_saved {
+    if !is_trimmed && !is_on(Bug::SuccessorsBegunEarly) && !are_others_drained(tx, right, end).await? {
+        if stored < end {
             right.write_position(tx, end);
         }
         return Ok(Drained::Waits);
     }
-    for range in [keys.checkpoints_of(&right.group)].iter().chain(&keys.statuses_of(&right.group)) {
+    for range in [keys.checkpoints_of(group)].iter().chain(&keys.statuses_of(group)) {
         tx.clear_range(range);
     }
-    changed(tx, keys, &right.group.pool());
+    tx.clear(&keys.drain_turn(group));
+    changed(tx, keys, &group.pool());
     for shard in successor.shards() {
-        tx.set(&keys.checkpoint(&right.group, shard), end.as_bytes());
+        tx.set(&keys.checkpoint(group, shard), end.as_bytes());
     }
     Ok(Drained::Replaced)
+}
+
+/// Whether all shards of the entry but that of `right` have checkpoints at its `end`.
+///
+/// Only the shard whose turn it is reads others: those after it, up to the first that is not drained. The turn passes to that one. So all
+/// shards together read each checkpoint once, in whichever order they reach their ends.
+async fn are_others_drained(tx: &Transaction, right: &BatchContext, end: Sequence) -> Result<bool> {
+    let (keys, group) = (&right.context.keys, &right.group);
+    let (turn, checkpoints) = (keys.drain_turn(group), keys.checkpoints_of(group));
+    let first = if let Some(stored) = tx.get(&turn, Isolation::Serializable).await? {
+        Some(turn_shard(&stored)?)
+    } else {
+        // The set of checkpoints changes only together with that of this shard, which is in the conflict set.
+        let first = RangeRead::new(checkpoints.clone()).limit(1);
+        let page = tx.get_range(&first, Isolation::Snapshot).await?;
+        page.rows.first().map(|(key, _)| keys.checkpoint_shard(key)).transpose()?
+    };
+    if first != Some(right.shard) {
+        return Ok(false);
+    }
+    let behind = KeyRange::new(key_after(&keys.checkpoint(group, right.shard)), checkpoints.end);
+    let mut pages = tx.pages(RangeRead::new(behind), Isolation::Snapshot);
+    while let Some(rows) = pages.next().await? {
+        for (key, value) in &rows {
+            if checkpoint_position(value)? < end {
+                // A shard that saves its end before the commit may not have seen its turn.
+                tx.add_read_conflict(&KeyRange::key(key));
+                tx.set(&turn, &keys.checkpoint_shard(key)?.0.to_be_bytes());
+                return Ok(false);
+            }
+        }
+    }
+    Ok(true)
 }
