@@ -12,5 +12,6 @@ mod fencing;
 mod fixture;
 mod janitor;
 mod parking;
+mod replay;
 mod reshards;
 mod scenario;

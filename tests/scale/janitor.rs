@@ -2,11 +2,7 @@
 
 use std::time::Duration;
 
-use notibus::{
-    JanitorOptions,
-    group::GroupOptions,
-    store::testing::OperationCounts,
-};
+use notibus::{JanitorOptions, group::GroupOptions, store::testing::OperationCounts};
 
 use crate::{
     World,
@@ -44,7 +40,9 @@ async fn passes(groups: usize, shards: u32) -> OperationCounts {
 async fn the_janitor_reads_nothing_that_grows_with_groups_times_shards() {
     let (few, many) = (passes(8, 2).await, passes(64, 2).await);
     let (few_wide, many_wide) = (passes(8, 64).await, passes(64, 64).await);
-    println!("8 and 64 groups of 2 shards: {few:?}\n{many:?}\n8 and 64 groups of 64 shards: {few_wide:?}\n{many_wide:?}");
+    println!(
+        "8 and 64 groups of 2 shards: {few:?}\n{many:?}\n8 and 64 groups of 64 shards: {few_wide:?}\n{many_wide:?}"
+    );
     let (narrow, wide) = (many.read_bytes - few.read_bytes, many_wide.read_bytes - few_wide.read_bytes);
     assert!(narrow > 0 && wide * 100 <= narrow * 105, "56 groups more: {narrow} bytes, of 64 shards {wide}");
     assert!(many_wide.reads - few_wide.reads <= (many.reads - few.reads) + 10);

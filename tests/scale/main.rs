@@ -180,7 +180,8 @@ async fn drain_of(shards: u32) -> OperationCounts {
     let spent = world
         .during(async {
             world.others.feed().reshard(shards, None).await.unwrap();
-            let is_over = || consumer.shards().len() == shards as usize && consumer.shards().first() > last.as_ref();
+            let is_over =
+                || consumer.shards().len() == shards as usize && consumer.shards().first() > last.as_ref();
             until("it works on the successors", async || is_over()).await;
         })
         .await;

@@ -78,6 +78,15 @@ enum Command {
         #[arg(long)]
         force: bool,
     },
+    /// Deliver rows again that a group has worked on already. Needs living consumers if they are more than a few hundred.
+    Replay {
+        /// The group.
+        #[command(flatten)]
+        of: Of,
+        /// A glob on the names of databases, or on the ids of documents, as "tenant-7/*".
+        #[arg(long)]
+        filter: String,
+    },
     /// List or delete rows that a group could not work on. A program can replay them.
     #[command(subcommand)]
     DeadLetters(DeadLetters),
@@ -214,6 +223,7 @@ pub async fn run(args: Args, deadline: Deadline) -> Result<(), Failure> {
         Command::DeadLetters(DeadLetters::Delete { .. }) => {
             ("deleting dead letters, some may be gone", false)
         }
+        Command::Replay { .. } => ("replaying; only a few hundred rows can wait for consumers", false),
         _ => ("reading groups", false),
     };
     // To find out whether members live takes time.
@@ -244,6 +254,16 @@ async fn work(args: Args, moves: &Moves, deadline: Deadline) -> Result<(), Failu
             Ok(of.open().await?.reset(to, force).await?)
         }
         Command::Delete { of, force } => Ok(of.open().await?.delete(force).await?),
+        Command::Replay { of, filter } => {
+            let glob = globset::GlobBuilder::new(&filter).literal_separator(false).build();
+            let glob = glob.map_err(|error| Failure::BadInput(error.to_string()))?.compile_matcher();
+            let wants = |id: &str| {
+                moves.step();
+                glob.is_match(id)
+            };
+            let count = of.open().await?.replay_ids(wants).await?;
+            crate::out::line(&format!("{count} rows wait for another delivery"))
+        }
         Command::Parked(command) => parked(command, moves).await,
         Command::DeadLetters(DeadLetters::List(of)) => {
             let group = of.read().await?;

@@ -151,7 +151,11 @@ impl Consumer {
         // Perhaps nobody comes after it, and the janitor waits for what was saved just now.
         if is_mine && ended.is_ok() && self.group.instance().is_none() {
             let saved = self.group.rewrite_lowest().await;
-            saved.inspect_err(|error| tracing::warn!(%error, "the lowest checkpoint of a group stays as it was")).ok();
+            saved
+                .inspect_err(
+                    |error| tracing::warn!(%error, "the lowest checkpoint of a group stays as it was"),
+                )
+                .ok();
         }
         let left = match self.node {
             Some(node) => node.leave().await,

@@ -44,6 +44,7 @@ mod lowest;
 mod observer;
 mod options;
 mod parked;
+mod replay;
 mod shard;
 mod status;
 mod watcher;

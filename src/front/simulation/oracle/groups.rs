@@ -154,8 +154,9 @@ impl Oracle {
             if let (Some(lowest), Some(least)) = (group.lowest, least)
                 && lowest > *least
             {
-                return Guarantee::Kept
-                    .fails(format!("the lowest checkpoint of {name} is at {least}, and said to be {lowest}"));
+                return Guarantee::Kept.fails(format!(
+                    "the lowest checkpoint of {name} is at {least}, and said to be {lowest}"
+                ));
             }
         }
         Ok(())

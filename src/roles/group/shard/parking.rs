@@ -291,12 +291,15 @@ where
         id: Bytes,
     ) -> Result<Option<End>> {
         let right = Arc::clone(&self.right);
-        let key = right.context.keys.group_parked(&right.group, &id);
+        let keys = &right.context.keys;
+        let (key, newest) = (keys.group_parked(&right.group, &id), keys.newest(&right.group.feed, &id));
         let read = async |tx: Transaction| {
             right.lease.check(&tx).await?;
-            tx.get(&key, Isolation::Snapshot).await
+            let stored = tx.get(&key, Isolation::Snapshot);
+            tokio::try_join!(stored, tx.get(&newest, Isolation::Snapshot))
         };
-        let Some(stored) = right.context.db.run(read).await? else {
+        let (stored, newest) = right.context.db.run(read).await?;
+        let Some(stored) = stored else {
             // It was deleted, or the observer has saved it together with an effect.
             self.parking.parked.remove(&id);
             return Ok(None);
@@ -311,6 +314,14 @@ where
                 return Ok(None);
             }
         };
+        let newest = newest.map(|value| Sequence::from_bytes(&value)).transpose()?;
+        if !self.parking.parks.pending.contains_key(&id)
+            && newest.is_some_and(|newest| newest > sequence && newest <= self.done)
+        {
+            // A replay has parked it, and the next one was delivered before this consumer knew of that.
+            self.unpark(&key, &id, sequence).await?;
+            return Ok(None);
+        }
         let attempt = attempts.saturating_add(1);
         let batch = GroupBatch {
             shard: right.shard,
@@ -323,15 +334,9 @@ where
         };
         match self.watched(session.batch(batch), attempt).await {
             Ok(()) => {
-                let unpark = async |tx: Transaction| {
-                    // It does not matter whether it was done before.
-                    let _ = right.unpark(&tx, &id, sequence).await?;
-                    Ok(tx.get(&key, Isolation::Snapshot).await?.is_some())
-                };
-                let has_more = right.context.db.run(unpark).await?;
+                self.unpark(&key, &id, sequence).await?;
                 right.context.stats.group_rows.add(1);
                 tracing::info!(group = %right.group, shard = right.shard.0, attempt, "a parked row is worked on");
-                self.retried(id, has_more, 0);
                 Ok(None)
             }
             Err(failure) => {
@@ -339,6 +344,19 @@ where
                 if failure.is_panic { self.over().await } else { Ok(None) }
             }
         }
+    }
+
+    /// Saves that the row of `id` at `sequence`, which is parked under `key`, is done.
+    async fn unpark(&mut self, key: &[u8], id: &Bytes, sequence: Sequence) -> Result<()> {
+        let right = Arc::clone(&self.right);
+        let unpark = async |tx: Transaction| {
+            // It does not matter whether it was done before.
+            let _ = right.unpark(&tx, id, sequence).await?;
+            Ok(tx.get(key, Isolation::Snapshot).await?.is_some())
+        };
+        let has_more = right.context.db.run(unpark).await?;
+        self.retried(id.clone(), has_more, 0);
+        Ok(())
     }
 
     /// Saves that the parked row of `id` under `key` has failed again.

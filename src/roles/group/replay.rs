@@ -1,0 +1,177 @@
+//! Replaying: rows that a group has worked on are given to its consumers again.
+//!
+//! Checkpoints stay where they are, so that nothing else comes again. Instead the rows are parked, to be tried at once
+//! ([`FailurePolicy::Park`](super::FailurePolicy::Park)): consumers work on what is parked whatever their policy is, the rows of an id
+//! that come meanwhile wait behind it, and what fails again is tried on. Only rows that are done are parked so, and only the newest one
+//! of each id: so a row is still to be read, parked or done, and only one of these.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::Group;
+use crate::{
+    base::{
+        encoding::Sequence,
+        error::{Error, Result},
+        notification::Notification,
+    },
+    roles::changes::Change,
+    state::{
+        feed::{FeedRow, StoredRow},
+        keys::{GroupParkedRow, GroupRow, ShardId, TopologyRow, checkpoint_position},
+        membership::changed,
+    },
+    store::{AtomicOp, Isolation, RangeRead, Transaction},
+};
+
+/// How many rows are read at once.
+const PAGE_ROWS: usize = 250;
+
+/// Beyond so many parked ids that were not tried yet, no more are parked.
+const WAITING_MAX: usize = 500;
+
+/// How often a replay asks whether there is room again.
+const PAUSE: Duration = Duration::from_millis(500);
+
+impl<R: FeedRow> Group<R> {
+    /// Has consumers work once more on the rows that `wants` accepts, of those that the group has worked on: of each id the newest row,
+    /// if the group has passed it. Returns how many rows wait for that, or were worked on meanwhile.
+    ///
+    /// The rows come one in a batch, with [`GroupBatch::after`](super::GroupBatch::after) at the group's start. Rows of the same ids that
+    /// come meanwhile wait behind them. One that fails is parked, and tried on, whatever the failure policy is; [`Group::parked`] lists what
+    /// is left.
+    ///
+    /// A few hundred rows wait at a time: beyond that it takes consumers that work on them until this returns. Dropping it leaves what waits
+    /// by then. Called again, it gives the same rows again.
+    ///
+    /// Fails with [`Error::NoGroup`] if there is no such group, or it is reset or deleted meanwhile, and with [`Error::NoFeed`].
+    pub async fn replay(&self, wants: impl Fn(&R) -> bool) -> Result<u64> {
+        self.replay_rows(|row| {
+            // A row that cannot be decoded was given to nobody.
+            let row = R::from_stored(row.sequence, &row.value).ok().filter(|row| wants(row))?;
+            Some(Bytes::copy_from_slice(row.id()))
+        })
+        .await
+    }
+}
+
+impl Group<()> {
+    /// [`Group::replay`] of the rows whose ids `wants` accepts: names of databases, or ids of documents.
+    pub async fn replay_ids(&self, wants: impl Fn(&str) -> bool) -> Result<u64> {
+        let is_of_documents = self.instance().is_some();
+        self.replay_rows(|StoredRow { sequence, value }| {
+            let id = if is_of_documents {
+                Change::from_stored(*sequence, value).ok().map(|row| Bytes::copy_from_slice(row.id()))
+            } else {
+                Notification::from_stored(*sequence, value).ok().map(|row| Bytes::copy_from_slice(row.id()))
+            };
+            id.filter(|id| wants(&String::from_utf8_lossy(id)))
+        })
+        .await
+    }
+}
+
+impl<R> Group<R> {
+    /// Parks the rows for which `wanted` returns the id.
+    async fn replay_rows(&self, wanted: impl Fn(&StoredRow) -> Option<Bytes>) -> Result<u64> {
+        let db = &self.context.db;
+        let begin = async |tx: Transaction| {
+            let group = self.row(&tx).await?.ok_or_else(|| self.missing())?;
+            Ok((group, self.raw().topology(&tx).await?))
+        };
+        let (group, topology) = db.run(begin).await?;
+        let mut count = 0;
+        for shard in topology.after(group.start).iter().flat_map(TopologyRow::shards) {
+            let mut next = Some(group.start);
+            while let Some(after) = next {
+                let read =
+                    db.run(async |tx| self.raw().kept_shard_page(&tx, shard, after, PAGE_ROWS).await).await;
+                let page = match read {
+                    // It had no rows any more.
+                    Err(Error::NoShard { is_trimmed: true, .. }) => break,
+                    read => read?.page,
+                };
+                next = page.more.then(|| page.next.position());
+                let rows: Vec<_> =
+                    page.rows.into_iter().filter_map(|row| Some((wanted(&row)?, row))).collect();
+                if rows.is_empty() {
+                    continue;
+                }
+                self.until_room().await?;
+                let park = async |tx: Transaction| self.park_again(&tx, &group, shard, &rows).await;
+                count += db.run_once(park).await?.value;
+            }
+        }
+        Ok(count)
+    }
+
+    /// Waits until few parked ids are to be tried at once.
+    async fn until_room(&self) -> Result<()> {
+        let (db, range) = (&self.context.db, self.context.keys.group_parked_ids(&self.id));
+        loop {
+            let rows = db.run(async |tx| tx.all_rows(range.clone(), Isolation::Snapshot).await).await?;
+            let is_new = |value: &Bytes| GroupParkedRow::from_bytes(value).is_ok_and(|row| row.attempts == 0);
+            if rows.iter().filter(|(_, value)| is_new(value)).count() < WAITING_MAX {
+                return Ok(());
+            }
+            self.context.env().sleep(PAUSE).await;
+        }
+    }
+
+    /// Parks those of `rows` of `shard` that are done, and the newest ones of their ids. Returns how many. A reset of the group and a newer
+    /// row make `tx` fail; checkpoints, which only grow, do not.
+    async fn park_again(
+        &self,
+        tx: &Transaction,
+        begun: &GroupRow,
+        shard: ShardId,
+        rows: &[(Bytes, StoredRow)],
+    ) -> Result<u64> {
+        let keys = &self.context.keys;
+        let group =
+            self.row(tx).await?.filter(|row| row.token == begun.token).ok_or_else(|| self.missing())?;
+        let done = self.done_in(tx, shard).await?;
+        let mut count = 0;
+        for (id, StoredRow { sequence, value }) in rows {
+            if *sequence > done {
+                continue;
+            }
+            let newest = tx.get(&keys.newest(&self.id.feed, id), Isolation::Serializable).await?;
+            let key = keys.group_parked(&self.id, id);
+            let is_parked = tx.get(&key, Isolation::Serializable).await?.is_some();
+            if is_parked || newest.as_deref() != Some(&sequence.as_bytes()[..]) {
+                continue;
+            }
+            let (at_ms, error) = (self.context.env().wall_ms(), String::new());
+            let parked = GroupParkedRow {
+                shard,
+                after: group.start,
+                sequence: *sequence,
+                attempts: 0,
+                at_ms,
+                error,
+                row: value.clone(),
+            };
+            tx.set(&key, &parked.to_bytes());
+            count += 1;
+        }
+        if count > 0 {
+            tx.atomic(AtomicOp::Add, &keys.group_asked(&self.id), &1_u64.to_le_bytes());
+            changed(tx, keys, &self.id.pool());
+        }
+        Ok(count)
+    }
+
+    /// Up to where the group has worked on `shard`: on all of it, if it has gone over to later ones.
+    async fn done_in(&self, tx: &Transaction, shard: ShardId) -> Result<Sequence> {
+        let keys = &self.context.keys;
+        if let Some(stored) = tx.get(&keys.checkpoint(&self.id, shard), Isolation::Snapshot).await? {
+            return checkpoint_position(&stored);
+        }
+        let first = RangeRead::new(keys.checkpoints_of(&self.id)).limit(1);
+        let first = tx.get_range(&first, Isolation::Snapshot).await?;
+        let first = first.rows.first().map(|(key, _)| keys.checkpoint_shard(key)).transpose()?;
+        Ok(if first.is_some_and(|first| first > shard) { Sequence::MAX } else { Sequence::MIN })
+    }
+}

@@ -1,0 +1,136 @@
+//! Rows that a group has worked on, and gets once more.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use notibus::{
+    Cursor, Error, Notification, Sequence,
+    cursor::Start,
+    group::{ConsumerOptions, Group},
+};
+
+use crate::{
+    common::until,
+    fixture::{GroupFixture, Log, names, pass, until_done},
+};
+
+/// Waits until nothing is parked.
+async fn until_none_is_parked(group: &Group<Notification>) {
+    until("nothing is parked", async || group.parked("", 1).await.unwrap().is_empty()).await;
+}
+
+/// How often each name was delivered. The rows of each name came in order.
+fn counts(log: &Log) -> BTreeMap<String, usize> {
+    let mut last: BTreeMap<String, (usize, Sequence)> = BTreeMap::new();
+    for (name, sequence) in log.rows() {
+        let (count, before) = last.entry(name.to_string()).or_insert((0, sequence));
+        assert!(*before <= sequence, "{name} at {sequence} came after {before}");
+        (*count, *before) = (*count + 1, sequence);
+    }
+    last.into_iter().map(|(name, (count, _))| (name, count)).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_asked_for_comes_again_and_nothing_else() {
+    let world = GroupFixture::new(3).await;
+    let group = world.group(Cursor::NOTHING).await;
+    let log = Log::new();
+    let consumer = log.consume(&world.bus, &group, ConsumerOptions::default()).await;
+    world.create(names("a", 5).iter().chain(&names("b", 5))).await;
+    until_done(&group).await;
+    let before = group.status().await.unwrap();
+
+    assert_eq!(group.replay(|row| row.name.as_str().starts_with('a')).await.unwrap(), 5);
+    until_none_is_parked(&group).await;
+    let times = counts(&log);
+    assert!(names("a", 5).iter().all(|name| times[name] == 2), "{times:?}");
+    assert!(names("b", 5).iter().all(|name| times[name] == 1), "{times:?}");
+    for (shard, was) in group.status().await.unwrap().shards.iter().zip(&before.shards) {
+        assert!(shard.checkpoint >= was.checkpoint);
+    }
+
+    // By ids, as the command does, and again.
+    let untyped = world.bus.any_group(None, "g").unwrap();
+    assert_eq!(untyped.replay_ids(|id| id == "a1" || id == "b1").await.unwrap(), 2);
+    until_none_is_parked(&group).await;
+    let times = counts(&log);
+    assert_eq!((times["a1"], times["b1"], times["a2"]), (3, 2, 2));
+    assert_eq!(group.replay(|_| false).await.unwrap(), 0);
+    consumer.shutdown().await.unwrap();
+    log.check(true);
+}
+
+/// What the group has still to read comes anyway; what it began after is not its.
+#[tokio::test(start_paused = true)]
+async fn only_what_was_worked_on_is_replayed() {
+    let world = GroupFixture::new(2).await;
+    world.create(["before"]).await;
+    let group = world.group(Start::Now).await;
+    world.create(["a", "b"]).await;
+    assert_eq!(group.replay(|_| true).await.unwrap(), 0, "nobody has worked on them");
+    let log = Log::new();
+    let consumer = log.consume(&world.bus, &group, ConsumerOptions::default()).await;
+    until_done(&group).await;
+    consumer.shutdown().await.unwrap();
+    world.update("b", 0).await;
+    assert_eq!(group.replay(|_| true).await.unwrap(), 1, "b has news that was not worked on");
+    assert_eq!(group.replay(|_| true).await.unwrap(), 0, "a waits already");
+    // News of a wait behind what is replayed, and take its place.
+    world.update("a", 0).await;
+    let consumer = log.consume(&world.bus, &group, ConsumerOptions::default()).await;
+    until_done(&group).await;
+    until_none_is_parked(&group).await;
+    let times = counts(&log);
+    assert_eq!((times.get("before"), times["b"]), (None, 2));
+    assert!((2..=3).contains(&times["a"]), "{times:?}");
+    consumer.shutdown().await.unwrap();
+    let missing = world.bus.group("none").unwrap().replay(|_| true).await;
+    assert!(matches!(missing, Err(Error::NoGroup { .. })));
+}
+
+/// A consumer hears of a replay at its next poll. What comes in between it delivers at once; then the row before must not follow.
+#[tokio::test(start_paused = true)]
+async fn a_row_that_was_overtaken_does_not_come_after_the_next() {
+    let world = GroupFixture::new(1).await;
+    let group = world.group(Cursor::NOTHING).await;
+    let log = Log::new();
+    let consumer = log.consume(&world.bus, &group, ConsumerOptions::default()).await;
+    world.create(["a"]).await;
+    until_done(&group).await;
+    for before in 0..5 {
+        assert_eq!(group.replay(|_| true).await.unwrap(), 1);
+        pass(Duration::from_millis(before * 100)).await;
+        world.update("a", before).await;
+        until_done(&group).await;
+        until_none_is_parked(&group).await;
+    }
+    assert!(counts(&log)["a"] >= 6);
+    consumer.shutdown().await.unwrap();
+}
+
+/// Beyond what can wait, a replay goes on as consumers work.
+#[tokio::test(start_paused = true)]
+async fn a_replay_of_many_rows_keeps_step_with_the_consumers() {
+    let world = GroupFixture::new(2).await;
+    let group = world.group(Cursor::NOTHING).await;
+    let log = Log::new();
+    let consumer = log.consume(&world.bus, &group, ConsumerOptions::default()).await;
+    world.create(names("db", 1_200)).await;
+    until_done(&group).await;
+    let replay = group.replay(|_| true);
+    let most = async {
+        let mut most = 0;
+        loop {
+            most = most.max(group.parked("", 10_000).await.unwrap().len());
+            if most > 0 && counts(&log).values().all(|count| *count >= 2) {
+                return most;
+            }
+            pass(Duration::from_millis(50)).await;
+        }
+    };
+    let (replayed, most) = tokio::join!(replay, tokio::time::timeout(Duration::from_mins(30), most));
+    assert_eq!(replayed.unwrap(), 1_200);
+    assert!(most.unwrap() <= 1_000);
+    until_none_is_parked(&group).await;
+    assert!(counts(&log).values().all(|count| *count == 2));
+    consumer.shutdown().await.unwrap();
+}
