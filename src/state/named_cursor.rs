@@ -211,7 +211,8 @@ impl OpenCursor {
 
     /// Begins a scan of `db`: earlier scans cannot write any more. If the database is parked, and this is no
     /// `is_retry`, no scan begins; instead the parked row notes the new events, and whether the database `is_fresh`.
-    /// Fails with [`Error::CursorLost`] if another subscriber has opened the cursor.
+    /// An `is_retry` begins none if the database is not parked any more. Fails with [`Error::CursorLost`] if another subscriber has
+    /// opened the cursor.
     pub async fn begin_scan(&self, db: &Db, is_retry: bool, is_fresh: bool) -> Result<Begun> {
         let NamedCursor { context, id } = &self.cursor;
         let (token, key, parked_key) =
@@ -221,19 +222,24 @@ impl OpenCursor {
             let stored = tx.get(&key, Isolation::Serializable);
             let parked = tx.get(&parked_key, Isolation::Serializable);
             let (stored, parked) = tokio::try_join!(stored, parked)?;
-            if let Some(parked) = parked.filter(|_| !is_retry) {
-                let parked = ParkedRow::from_bytes(&parked)?;
-                let is_fresh = parked.is_fresh || is_fresh;
-                // New events may have removed the cause of the failures.
-                tx.set(&parked_key, &ParkedRow { is_fresh, retries: 0, ..parked }.to_bytes());
-                return Ok(None);
+            let parked = parked.map(|bytes| ParkedRow::from_bytes(&bytes)).transpose()?;
+            match parked {
+                Some(parked) if !is_retry => {
+                    let is_fresh = parked.is_fresh || is_fresh;
+                    // New events may have removed the cause of the failures.
+                    tx.set(&parked_key, &ParkedRow { is_fresh, retries: 0, ..parked }.to_bytes());
+                    return Ok(None);
+                }
+                // It was read some time ago, and may have been deleted and forgotten since.
+                parked if is_retry && parked.as_ref().is_none_or(|parked| parked.is_gone) => return Ok(None),
+                _ => {}
             }
             let stored = stored.map(|bytes| CursorRow::from_bytes(&bytes)).transpose()?;
             let cursor = stored.map_or(Cursor::NOTHING, |row| row.cursor);
             tx.set(&key, &CursorRow { token, cursor, filter: 0 }.to_bytes());
             Ok(Some(cursor))
         };
-        let Some(position) = context.db.run(begin).await? else { return Ok(Begun::Parked) };
+        let Some(position) = context.db.run(begin).await? else { return Ok(Begun::OutOfTurn) };
         let (context, db) = (Arc::clone(context), db.clone());
         Ok(Begun::Scan(ScanMark { context, db, key: key.into(), token, position }))
     }
@@ -296,8 +302,8 @@ impl OpenCursor {
 pub(crate) enum Begun {
     /// It has begun.
     Scan(ScanMark),
-    /// Its database is parked.
-    Parked,
+    /// Its database is parked, or, if this was to be a retry, is not parked any more.
+    OutOfTurn,
 }
 
 /// The position of the scans of one database, for the current scan. Clones are of the same scan.

@@ -10,6 +10,7 @@ mod index;
 mod marks;
 mod parking;
 mod replication;
+mod second_look;
 mod structured;
 mod tenants;
 mod two_hours;

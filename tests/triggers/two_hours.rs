@@ -32,6 +32,13 @@ const SHARE: Duration = Duration::from_secs(5);
 /// How long after it was done a build may be repeated after a crash.
 const UNSAVED: Duration = Duration::from_secs(15);
 
+/// The memory of the process, now and at most, where the system provides it.
+fn memory() -> String {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let lines = status.lines().filter(|line| line.starts_with("VmRSS") || line.starts_with("VmHWM"));
+    lines.map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect::<Vec<_>>().join(", ")
+}
+
 /// The state of a database.
 #[derive(Default)]
 struct Known {
@@ -315,6 +322,6 @@ async fn two_hours_of_failures_cost_healthy_databases_nothing() {
     life.settled().await;
     tokio::time::sleep(Duration::from_mins(1)).await;
     life.check();
-    println!("at the end: {:?}", trigger.status());
+    println!("at the end: {:?}; {}", trigger.status(), memory());
     trigger.shutdown().await.unwrap();
 }

@@ -5,11 +5,9 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use futures_util::{FutureExt, future::BoxFuture};
-
 use super::{
     Fence,
-    trigger::{self, Ended, Failure, Kind, Trigger, TriggerJob, TriggerOptions, Turn, Work},
+    trigger::{self, Kind, Seen, Trigger, TriggerJob, TriggerOptions, Turn, Work},
 };
 use crate::{
     base::{
@@ -17,7 +15,7 @@ use crate::{
         event::{Db, DdocId, EventKind},
     },
     roles::dispatcher::{Delivery, Dispatcher},
-    state::{context::Context, named_cursor::OpenCursor},
+    state::{context::Context, named_cursor::ScanMark},
     store::Transaction,
 };
 
@@ -72,17 +70,20 @@ impl Work for Wanted {
     }
 }
 
-struct Indexing<J> {
-    context: Arc<Context>,
-    job: J,
-}
+struct Indexing<J>(J);
 
 impl<J: TriggerJob<IndexBuild>> Kind for Indexing<J> {
     type Work = Wanted;
+    type Given = IndexBuild;
+    type Job = J;
 
     const DDOCS: bool = true;
 
-    fn work(&self, delivery: &Delivery) -> Wanted {
+    fn job(&self) -> &J {
+        &self.0
+    }
+
+    fn work(delivery: &Delivery) -> Wanted {
         let ids: BTreeSet<_> =
             delivery.ddocs().unwrap_or_default().iter().map(|(id, _)| id.clone()).collect();
         let news = delivery.news().kinds();
@@ -104,32 +105,15 @@ impl<J: TriggerJob<IndexBuild>> Kind for Indexing<J> {
         work.is_fresh
     }
 
-    fn run(
-        self: Arc<Self>,
-        cursor: OpenCursor,
+    fn given(
+        _: &Arc<Context>,
         db: Db,
         work: Wanted,
-        turn: Turn,
-    ) -> BoxFuture<'static, Ended> {
+        (mark, turn): (ScanMark, Turn),
+    ) -> (IndexBuild, Option<Seen>) {
         let Wanted { ddocs, is_fresh } = work;
-        async move {
-            let mark = trigger::begin(&self.context, &cursor, &db, (&turn, is_fresh)).await?;
-            let fence = Fence::new(mark, turn.progress);
-            let build = IndexBuild { db, ddocs, is_fresh, attempt: turn.attempt, fence };
-            self.job.run(build).await.map_err(Failure::Job)?;
-            Ok(Vec::new())
-        }
-        .boxed()
-    }
-
-    fn deleted(self: Arc<Self>, cursor: OpenCursor, db: Db) -> BoxFuture<'static, Ended> {
-        async move {
-            cursor.end_scan(&db).await?;
-            self.job.deleted(db.clone()).await.map_err(Failure::Job)?;
-            cursor.unmark(&db).await?;
-            Ok(trigger::find_gone(&self.context, &cursor, None, &db.name).await?)
-        }
-        .boxed()
+        let fence = Fence::new(mark, turn.progress);
+        (IndexBuild { db, ddocs, is_fresh, attempt: turn.attempt, fence }, None)
     }
 }
 
@@ -170,6 +154,5 @@ pub async fn index_trigger(
     options: TriggerOptions,
     job: impl TriggerJob<IndexBuild>,
 ) -> Result<Trigger> {
-    let context = Arc::clone(dispatcher.context());
-    trigger::start(dispatcher, options, Indexing { context, job }).await
+    trigger::start(dispatcher, options, Indexing(job)).await
 }

@@ -5,11 +5,9 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use futures_util::{FutureExt, future::BoxFuture};
-
 use super::{
     Fence,
-    trigger::{self, Ended, Failure, Kind, Trigger, TriggerJob, TriggerOptions, Turn, Work},
+    trigger::{self, Kind, Seen, Trigger, TriggerJob, TriggerOptions, Turn, Work},
 };
 use crate::{
     base::{cursor::Cursor, error::Result, event::Db},
@@ -21,7 +19,7 @@ use crate::{
         context::Context,
         feed::{Feed, FeedPage},
         keys::FeedId,
-        named_cursor::{OpenCursor, ScanMark},
+        named_cursor::ScanMark,
     },
     store::Transaction,
 };
@@ -34,7 +32,7 @@ pub struct Scan {
     cursor: Cursor,
     reporter: ScanReporter,
     /// Up to where pages were returned.
-    read_to: Arc<Mutex<Cursor>>,
+    read_to: Seen,
     attempt: u32,
     /// Makes its transactions fail once it is cancelled.
     fence: Fence,
@@ -110,17 +108,20 @@ impl Work for Wanted {
     fn merge(&mut self, _: Self) {}
 }
 
-struct Scanning<J> {
-    context: Arc<Context>,
-    job: J,
-}
+struct Scanning<J>(J);
 
 impl<J: TriggerJob<Scan>> Kind for Scanning<J> {
     type Work = Wanted;
+    type Given = Scan;
+    type Job = J;
 
     const DDOCS: bool = false;
 
-    fn work(&self, _: &Delivery) -> Wanted {
+    fn job(&self) -> &J {
+        &self.0
+    }
+
+    fn work(_: &Delivery) -> Wanted {
         Wanted
     }
 
@@ -132,38 +133,23 @@ impl<J: TriggerJob<Scan>> Kind for Scanning<J> {
         false
     }
 
-    fn run(self: Arc<Self>, cursor: OpenCursor, db: Db, _: Wanted, turn: Turn) -> BoxFuture<'static, Ended> {
-        async move {
-            let mark = trigger::begin(&self.context, &cursor, &db, (&turn, false)).await?;
-            let since = mark.position;
-            let read_to = Arc::new(Mutex::new(since));
-            let scan = Scan {
-                feed: Feed::new(Arc::clone(&self.context), FeedId::documents(db.instance)),
-                db,
-                cursor: since,
-                reporter: ScanReporter(mark.clone()),
-                fence: Fence::new(mark.clone(), turn.progress),
-                read_to: Arc::clone(&read_to),
-                attempt: turn.attempt,
-            };
-            self.job.run(scan).await.map_err(Failure::Job)?;
-            let read_to = *read_to.lock().unwrap_or_else(PoisonError::into_inner);
-            if read_to > since {
-                mark.report(read_to).await?;
-            }
-            Ok(Vec::new())
-        }
-        .boxed()
-    }
-
-    fn deleted(self: Arc<Self>, cursor: OpenCursor, db: Db) -> BoxFuture<'static, Ended> {
-        async move {
-            cursor.end_scan(&db).await?;
-            self.job.deleted(db.clone()).await.map_err(Failure::Job)?;
-            cursor.unmark(&db).await?;
-            Ok(trigger::find_gone(&self.context, &cursor, None, &db.name).await?)
-        }
-        .boxed()
+    fn given(
+        context: &Arc<Context>,
+        db: Db,
+        _: Wanted,
+        (mark, turn): (ScanMark, Turn),
+    ) -> (Scan, Option<Seen>) {
+        let read_to = Arc::new(Mutex::new(mark.position));
+        let scan = Scan {
+            feed: Feed::new(Arc::clone(context), FeedId::documents(db.instance)),
+            db,
+            cursor: mark.position,
+            reporter: ScanReporter(mark.clone()),
+            fence: Fence::new(mark, turn.progress),
+            read_to: Arc::clone(&read_to),
+            attempt: turn.attempt,
+        };
+        (scan, Some(read_to))
     }
 }
 
@@ -215,6 +201,5 @@ pub async fn replication_trigger(
     options: TriggerOptions,
     job: impl TriggerJob<Scan>,
 ) -> Result<Trigger> {
-    let context = Arc::clone(dispatcher.context());
-    trigger::start(dispatcher, options, Scanning { context, job }).await
+    trigger::start(dispatcher, options, Scanning(job)).await
 }

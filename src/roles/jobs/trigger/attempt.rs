@@ -1,11 +1,17 @@
 //! One attempt of a job: limits the time without progress, and parks the database after the last failure.
 
-use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::{
+    panic::AssertUnwindSafe,
+    sync::{Arc, PoisonError},
+    time::Duration,
+};
 
 use futures_util::FutureExt;
 
 use super::{
+    TriggerJob,
     kind::{Ended, Failure, Kind, Turn},
+    marks,
     plan::Task,
 };
 use crate::{
@@ -42,9 +48,11 @@ pub(super) async fn attempt<K: Kind>(
         Task::Gone(db) => (db.clone(), true, false),
         Task::Work(db, work) => (db.clone(), false, K::is_fresh(work)),
     };
-    let work = match task {
-        Task::Gone(db) => kind.deleted(cursor.clone(), db),
-        Task::Work(db, work) => kind.run(cursor.clone(), db, work, turn),
+    let work = async {
+        match task {
+            Task::Gone(db) => inform(&context, kind.job(), &cursor, db).await,
+            Task::Work(db, work) => run(&context, &*kind, &cursor, (db, work, turn)).await,
+        }
     };
     let (error, is_stuck) = match in_time(work, &progress, terms.stall_limit).await {
         Some(Ok(others)) => {
@@ -77,6 +85,31 @@ pub(super) async fn attempt<K: Kind>(
     };
     park(&cursor, &db, row).await?;
     Err(Failure::Parked { error, is_stuck })
+}
+
+/// Marks a database, and runs the job for it.
+async fn run<K: Kind>(
+    context: &Arc<Context>,
+    kind: &K,
+    cursor: &OpenCursor,
+    (db, work, turn): (Db, K::Work, Turn),
+) -> Ended {
+    let mark = marks::begin(context, cursor, &db, (&turn, K::is_fresh(&work))).await?;
+    let (given, seen) = K::given(context, db, work, (mark.clone(), turn));
+    kind.job().run(given).await.map_err(Failure::Job)?;
+    let seen = seen.map_or(mark.position, |seen| *seen.lock().unwrap_or_else(PoisonError::into_inner));
+    if seen > mark.position {
+        mark.report(seen).await?;
+    }
+    Ok(Vec::new())
+}
+
+/// Informs the job that a database is gone, after which nothing is kept of it.
+async fn inform<W>(context: &Arc<Context>, job: &impl TriggerJob<W>, cursor: &OpenCursor, db: Db) -> Ended {
+    cursor.end_scan(&db).await?;
+    job.deleted(db.clone()).await.map_err(Failure::Job)?;
+    cursor.unmark(&db).await?;
+    Ok(marks::find_gone(context, cursor, None, &db.name).await?)
 }
 
 /// Parks `db`; transactions of the attempt cannot commit any more.

@@ -1,14 +1,15 @@
 //! [`Kind`]: the kinds of triggers, and how their tasks end.
 
-use std::{error::Error as StdError, sync::Arc};
+use std::{
+    error::Error as StdError,
+    sync::{Arc, Mutex},
+};
 
-use futures_util::future::BoxFuture;
-
-use super::plan::Work;
+use super::{TriggerJob, plan::Work};
 use crate::{
-    base::{error::Error, event::Db},
+    base::{cursor::Cursor, error::Error, event::Db},
     roles::{dispatcher::Delivery, jobs::fence::Progress},
-    state::named_cursor::OpenCursor,
+    state::{context::Context, named_cursor::ScanMark},
 };
 
 /// Why a task has not finished.
@@ -18,8 +19,9 @@ pub(in crate::roles::jobs) enum Failure {
     Store(Error),
     /// The task did not begin: the job has to be informed first that these instances of the name are gone.
     Replaced(Vec<Db>),
-    /// The task did not begin: the database is parked, and is tried again in its turn.
-    WasParked,
+    /// The task did not begin: the database is parked, and is tried again in its turn; or this was its turn, and it is not parked
+    /// any more.
+    OutOfTurn,
     /// The job has failed for the last time, and the database was parked.
     Parked {
         /// Why the job has failed.
@@ -48,16 +50,24 @@ pub(in crate::roles::jobs) struct Turn {
     pub progress: Progress,
 }
 
+/// The position up to which the changes of a database count as seen once the job has succeeded.
+pub(in crate::roles::jobs) type Seen = Arc<Mutex<Cursor>>;
+
 /// A kind of trigger.
 pub(in crate::roles::jobs) trait Kind: Send + Sync + 'static {
     /// The work for a database.
     type Work: Work;
+    /// The argument of its job.
+    type Given: Send + 'static;
+    type Job: TriggerJob<Self::Given>;
 
     /// Whether it needs the changed design documents.
     const DDOCS: bool;
 
+    fn job(&self) -> &Self::Job;
+
     /// The work for `delivery`, which is of a living database.
-    fn work(&self, delivery: &Delivery) -> Self::Work;
+    fn work(delivery: &Delivery) -> Self::Work;
 
     /// All work that a database can need. `is_fresh` says that it was created since the last work on it.
     fn all_work(is_fresh: bool) -> Self::Work;
@@ -65,15 +75,12 @@ pub(in crate::roles::jobs) trait Kind: Send + Sync + 'static {
     /// Whether the database was created since the last work on it.
     fn is_fresh(work: &Self::Work) -> bool;
 
-    /// Runs the job.
-    fn run(
-        self: Arc<Self>,
-        cursor: OpenCursor,
+    /// The argument for work on `db` that has begun, and the position that counts as seen afterwards; `None` if this kind keeps
+    /// no position.
+    fn given(
+        context: &Arc<Context>,
         db: Db,
         work: Self::Work,
-        turn: Turn,
-    ) -> BoxFuture<'static, Ended>;
-
-    /// Informs the job that a database is gone.
-    fn deleted(self: Arc<Self>, cursor: OpenCursor, db: Db) -> BoxFuture<'static, Ended>;
+        begun: (ScanMark, Turn),
+    ) -> (Self::Given, Option<Seen>);
 }

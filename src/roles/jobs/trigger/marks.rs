@@ -18,7 +18,7 @@ use crate::{
 
 /// Begins work on `db`, and marks it. Fails if the job has to be informed first that other instances of the name
 /// are gone.
-pub(in crate::roles::jobs) async fn begin(
+pub(super) async fn begin(
     context: &Arc<Context>,
     cursor: &OpenCursor,
     db: &Db,
@@ -30,13 +30,13 @@ pub(in crate::roles::jobs) async fn begin(
     }
     match cursor.begin_scan(db, turn.is_retry, is_fresh).await? {
         Begun::Scan(mark) => Ok(mark),
-        Begun::Parked => Err(Failure::WasParked),
+        Begun::OutOfTurn => Err(Failure::OutOfTurn),
     }
 }
 
 /// Finds instances of the database `name` that are marked and gone, without `living`; if they are many, some of them. A row
 /// names only one replaced instance, so only the marks know all.
-pub(in crate::roles::jobs) async fn find_gone(
+pub(super) async fn find_gone(
     context: &Arc<Context>,
     cursor: &OpenCursor,
     living: Option<&Db>,

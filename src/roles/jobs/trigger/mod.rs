@@ -23,8 +23,7 @@ use tokio::sync::watch;
 
 use self::plan::Pacing;
 pub(super) use self::{
-    kind::{Ended, Failure, Kind, Turn},
-    marks::{begin, find_gone},
+    kind::{Kind, Seen, Turn},
     plan::Work,
     task::start,
 };

@@ -1,6 +1,9 @@
 //! [`Owed`]: reads owed work from the store back into the plan.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{
+    collections::{BTreeSet, VecDeque},
+    sync::Arc,
+};
 
 use futures_util::future::{BoxFuture, try_join_all};
 
@@ -51,13 +54,16 @@ pub(super) struct Owed {
     step: Option<BoxFuture<'static, Step>>,
     /// Whether the last read has failed.
     has_failed: bool,
+    /// Names that were removed from the list since the present read began.
+    forgotten: BTreeSet<DbName>,
 }
 
 impl Owed {
     /// Begins with the first name.
     pub fn new() -> Self {
         let (last, queue, looked_up, step) = (None, VecDeque::new(), Vec::new(), None);
-        Self { is_reading: true, last, queue, looked_up, step, has_failed: false }
+        let forgotten = BTreeSet::new();
+        Self { is_reading: true, last, queue, looked_up, step, has_failed: false, forgotten }
     }
 
     /// Whether there is nothing to read.
@@ -108,23 +114,40 @@ impl Owed {
         self.step.as_mut()
     }
 
+    /// Notes that `names` are removed from the list: results that were read before do not count.
+    pub fn forget(&mut self, names: &[DbName]) {
+        if names.is_empty() {
+            return;
+        }
+        self.queue.retain(|(name, _)| !names.contains(name));
+        if self.step.is_some() {
+            self.forgotten.extend(names.iter().cloned());
+        }
+    }
+
     /// Receives the result of a read; returns owed work. Names for which `is_wanted` is true are looked up next.
     pub fn end(&mut self, step: Step, mut is_wanted: impl FnMut(&DbName) -> bool) -> Vec<OwedDb> {
         self.step = None;
-        let looked_up = std::mem::take(&mut self.looked_up);
+        let (looked_up, forgotten) =
+            (std::mem::take(&mut self.looked_up), std::mem::take(&mut self.forgotten));
+        let counts = |name: &DbName| !forgotten.contains(name);
         self.has_failed = false;
         match step {
             Step::Names(Ok(page)) => {
                 self.is_reading = page.len() == PAGE_ROWS;
                 self.last = page.last().map(|(name, _)| name.clone());
-                self.queue.extend(page.into_iter().filter(|(name, _)| is_wanted(name)));
+                self.queue.extend(page.into_iter().filter(|(name, _)| counts(name) && is_wanted(name)));
                 Vec::new()
             }
-            Step::LookedUp(Ok(found)) => found,
+            Step::LookedUp(Ok(mut found)) => {
+                found.retain(|owed| counts(&owed.name));
+                found
+            }
             Step::Names(Err(error)) | Step::LookedUp(Err(error)) => {
                 tracing::warn!(%error, "the owed work of a trigger cannot be read, trying again");
                 self.has_failed = true;
-                looked_up.into_iter().rev().for_each(|one| self.queue.push_front(one));
+                let counting = looked_up.into_iter().rev().filter(|(name, _)| counts(name));
+                counting.for_each(|one| self.queue.push_front(one));
                 Vec::new()
             }
         }
@@ -152,4 +175,36 @@ async fn look_up(
         found.push(OwedDb { name: name.clone(), living, gone });
     }
     Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A name was listed, read and done; when it was removed from the list, what had been read of it before made the trigger believe
+    /// that the store still listed it: the cursor passed what came for it since, which a crash then lost.
+    #[test]
+    fn what_was_read_of_a_name_before_it_was_removed_does_not_count() {
+        let names: Vec<DbName> = ["a", "b", "c"].map(|name| DbName::new(name).unwrap()).into();
+        let row = |name: &DbName| (name.clone(), OwedRow { is_fresh: false });
+        let db = |name: &DbName| OwedDb { name: name.clone(), living: None, gone: Vec::new() };
+        let mut owed = Owed::new();
+        let reads = || -> Option<BoxFuture<'static, Step>> { Some(Box::pin(std::future::pending())) };
+        owed.step = reads();
+        owed.forget(&names[..1]);
+        assert!(owed.end(Step::Names(Ok(names.iter().map(row).collect())), |_| true).is_empty());
+        owed.forget(&names[1..2]);
+        assert_eq!(owed.queue.iter().map(|(name, _)| name).collect::<Vec<_>>(), [&names[2]]);
+        owed.queue.clear();
+        owed.step = reads();
+        owed.looked_up = names.iter().map(row).collect();
+        owed.forget(&names[..1]);
+        let found = owed.end(Step::LookedUp(Ok(names.iter().map(db).collect())), |_| true);
+        assert_eq!(found.iter().map(|owed| &owed.name).collect::<Vec<_>>(), [&names[1], &names[2]]);
+        owed.step = reads();
+        owed.looked_up = names[..2].iter().map(row).collect();
+        owed.forget(&names[..1]);
+        owed.end(Step::LookedUp(Err(crate::base::error::Error::invalid("read", "it fails"))), |_| true);
+        assert_eq!(owed.queue.iter().map(|(name, _)| name).collect::<Vec<_>>(), [&names[1]]);
+    }
 }

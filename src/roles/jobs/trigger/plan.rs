@@ -90,12 +90,22 @@ struct Running<W> {
     is_retry: bool,
 }
 
+/// Whether the store lists a name as owed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Listed {
+    No,
+    /// It did, and was to remove it. It is not known whether it has.
+    Perhaps,
+    /// It does, so that the name does not hold the cursor back.
+    Yes,
+}
+
 /// The work of one name.
 #[derive(Debug)]
 struct Entry<W> {
     tenant: Tenant,
-    /// Whether the store lists it as owed: then it does not hold the cursor back.
-    is_owed: bool,
+    /// Whether the store lists it as owed.
+    listed: Listed,
     /// Gone instances of which the job is to be informed.
     gone: Vec<Db>,
     /// The waiting work.
@@ -110,15 +120,15 @@ struct Entry<W> {
 }
 
 impl<W> Entry<W> {
-    fn new(tenant: Tenant, is_owed: bool) -> Self {
+    fn new(tenant: Tenant, listed: Listed) -> Self {
         let (gone, work, hold, due, running, attempts) = (Vec::new(), None, None, None, None, 0);
-        Self { tenant, is_owed, gone, work, hold, due, running, attempts }
+        Self { tenant, listed, gone, work, hold, due, running, attempts }
     }
 
     /// Its cause for holding the cursor back, if any.
     fn held(&self) -> Option<Hold> {
         let running = self.running.as_ref().and_then(|running| running.hold);
-        both(self.hold, running).filter(|_| !self.is_owed)
+        both(self.hold, running).filter(|_| self.listed != Listed::Yes)
     }
 
     /// Whether its database was created since the last work on it, as `is_fresh` says.
@@ -186,8 +196,8 @@ pub(super) enum End {
     Failed,
     /// Its job has failed, and its database was parked.
     Parked,
-    /// Its database was parked already.
-    WasParked,
+    /// It did not begin, because its database is parked, or because it is not parked any more.
+    OutOfTurn,
     /// It could not begin, which is no attempt of the job: the job has to be informed first that these instances are gone, or, if
     /// there are none, something else has failed.
     PutOff(Vec<Db>),
@@ -283,11 +293,12 @@ impl<W: Work> Plan<W> {
         self.has_room() && self.queue.is_due(now)
     }
 
-    /// A trigger that starts again from here observes all unfinished work that the store does not list; `None` if there is no
-    /// such work.
-    pub fn since(&self) -> Option<Cursor> {
-        let spilled = self.spilled.values().map(|(hold, _)| *hold);
-        self.entries.values().filter_map(Entry::held).chain(spilled).map(|hold| hold.since).min()
+    /// A trigger that starts again from here observes all unfinished work, but for that of `listed` names and of those that the
+    /// store lists already; `None` if there is no such work.
+    pub fn since_without(&self, listed: &BTreeSet<&DbName>) -> Option<Cursor> {
+        let spilled = self.spilled.iter().map(|(name, (hold, _))| (name, *hold));
+        let held = self.entries.iter().filter_map(|(name, entry)| Some((name, entry.held()?)));
+        held.chain(spilled).filter(|(name, _)| !listed.contains(name)).map(|(_, hold)| hold.since).min()
     }
 
     /// At most `limit` names to be listed in the store as owed, each with whether its database is fresh: names whose
@@ -308,41 +319,34 @@ impl<W: Work> Plan<W> {
         overdue
     }
 
-    /// Notes whether the store lists `names` as owed.
-    pub fn set_owed<'a>(&mut self, names: impl Iterator<Item = &'a DbName>, is_owed: bool) {
+    /// Notes that the store lists `names` as owed. Those without room in the plan wait there.
+    pub fn set_listed<'a>(&mut self, names: impl Iterator<Item = &'a DbName>) {
         for name in names {
             if let Some(entry) = self.entries.get_mut(name) {
-                entry.is_owed = is_owed;
+                entry.listed = Listed::Yes;
+            }
+            if self.spilled.remove(name).is_some() {
+                self.left.insert(self.queue.tenant(name));
             }
         }
     }
 
-    /// Notes that the store lists `names`; those without room in the plan are removed from it and returned.
-    pub fn leave<'a>(&mut self, names: impl Iterator<Item = &'a DbName>) -> Spilled {
-        let left: Spilled = names.filter_map(|name| self.spilled.remove_entry(name)).collect();
-        self.left.extend(left.keys().map(|name| self.queue.tenant(name)));
-        left
-    }
-
-    /// Undoes [`Plan::leave`] after a failed write.
-    pub fn put_back_spilled(&mut self, spilled: Spilled) {
-        self.spilled.extend(spilled);
-    }
-
     /// At most `limit` names whose work is done and that the store is to remove from its list.
-    pub fn take_settled(&mut self, limit: usize) -> Vec<DbName> {
-        let some: Vec<_> = self.settled.iter().take(limit).cloned().collect();
-        self.settled.retain(|name| some.binary_search(name).is_err());
-        some
+    pub fn settled(&self, limit: usize) -> Vec<DbName> {
+        self.settled.iter().take(limit).cloned().collect()
     }
 
-    /// Undoes [`Plan::take_settled`] after a failed write.
-    pub fn put_back_settled(&mut self, names: Vec<DbName>) {
+    /// Notes that the store does not list `names` any more.
+    pub fn set_unlisted(&mut self, names: &[DbName]) {
         for name in names {
-            match self.entries.get_mut(&name) {
-                Some(entry) => entry.is_owed = true,
-                None => _ = self.settled.insert(name),
-            }
+            self.settled.remove(name);
+        }
+    }
+
+    /// Has the store remove `name` from its list, unless it is just to be listed again.
+    fn settle(settled: &mut BTreeSet<DbName>, spilled: &Spilled, name: &DbName) {
+        if !spilled.contains_key(name) {
+            settled.insert(name.clone());
         }
     }
 
@@ -359,6 +363,7 @@ impl<W: Work> Plan<W> {
     /// Notes at `now` that `name` has work, but no room in the plan.
     pub fn spill(&mut self, now: Duration, name: DbName, since: Cursor, is_fresh: bool) {
         let hold = Hold { since, at: now };
+        self.settled.remove(&name);
         let spilled = self.spilled.entry(name).or_insert((hold, false));
         *spilled = (both(Some(spilled.0), Some(hold)).unwrap_or(hold), spilled.1 || is_fresh);
     }
@@ -366,7 +371,8 @@ impl<W: Work> Plan<W> {
     /// Whether to look up the owed `name`: it is not in the plan, and there is room for it. If there is no room, notes its
     /// tenant.
     pub fn wants_owed(&mut self, name: &DbName) -> bool {
-        if self.settled.contains(name) || self.entries.get(name).is_some_and(|entry| entry.is_owed) {
+        let is_listed = |entry: &Entry<W>| entry.listed == Listed::Yes;
+        if self.settled.contains(name) || self.entries.get(name).is_some_and(is_listed) {
             return false;
         }
         let is_full = self.is_full_for(name);
@@ -389,11 +395,11 @@ impl<W: Work> Plan<W> {
     pub fn observe_owed(&mut self, now: Duration, name: &DbName, work: Option<(Db, W)>, gone: Vec<Db>) {
         let is_known = self.entries.contains_key(name);
         if !is_known && work.is_none() && gone.is_empty() {
-            self.settled.insert(name.clone());
+            Self::settle(&mut self.settled, &self.spilled, name);
             return;
         }
         let (entry, queue) = self.entry(name);
-        entry.is_owed = true;
+        entry.listed = Listed::Yes;
         match (&mut entry.work, work) {
             (Some((known, waiting)), Some((db, work))) if *known == db => waiting.merge(work),
             (None, Some((db, work))) => {
@@ -419,7 +425,8 @@ impl<W: Work> Plan<W> {
         let entry = entries.entry(name.clone()).or_insert_with(|| {
             let tenant = queue.tenant(name);
             queue.enter(&tenant);
-            Entry::new(tenant, settled.remove(name))
+            let listed = if settled.remove(name) { Listed::Perhaps } else { Listed::No };
+            Entry::new(tenant, listed)
         });
         (entry, queue)
     }
@@ -547,7 +554,7 @@ impl<W: Work> Plan<W> {
                 entry.attempts = 0;
                 (Outcome::Parked, Vec::new(), debounced)
             }
-            End::WasParked => {
+            End::OutOfTurn => {
                 entry.attempts = 0;
                 (Outcome::Stale, Vec::new(), debounced)
             }
@@ -581,8 +588,8 @@ impl<W: Work> Plan<W> {
         } else {
             let entry = place.remove();
             self.queue.leave(&entry.tenant);
-            if entry.is_owed {
-                self.settled.insert(name.clone());
+            if entry.listed != Listed::No {
+                Self::settle(&mut self.settled, &self.spilled, name);
             }
         }
         outcome

@@ -260,12 +260,14 @@ impl<K: Kind> TriggerTask<K> {
     }
 
     /// The cursor to save: a trigger that starts again from it gets all unfinished work again.
-    fn done_to(&mut self) -> Cursor {
+    /// Of `listed` names the store knows by then.
+    fn done_to(&mut self, listed: &[(DbName, bool)]) -> Cursor {
         if self.search.is_some() {
             return Cursor::NOTHING;
         }
         let position = self.subscription.cursor();
-        self.plan.since().map_or(position, |since| since.min(position))
+        let listed = listed.iter().map(|(name, _)| name).collect();
+        self.plan.since_without(&listed).map_or(position, |since| since.min(position))
     }
 
     /// Schedules the next save.
@@ -301,27 +303,21 @@ impl<K: Kind> TriggerTask<K> {
     async fn save(&mut self, age: Duration) -> Result<bool> {
         let now = self.context.env().now();
         let owed = self.plan.overdue(now, (age, OWED_BATCH), K::is_fresh);
-        let settled = self.plan.take_settled(OWED_BATCH);
-        let names = || owed.iter().map(|(name, _)| name);
-        self.plan.set_owed(names(), true);
-        let spilled = self.plan.leave(names());
-        let done_to = self.done_to();
-        let saved = if done_to != self.cursor.stored() || !owed.is_empty() || !settled.is_empty() {
+        let settled = self.plan.settled(OWED_BATCH);
+        let done_to = self.done_to(&owed);
+        // What was read of them before says nothing afterwards.
+        self.owed.forget(&settled);
+        if done_to != self.cursor.stored() || !owed.is_empty() || !settled.is_empty() {
             let rows: Vec<_> =
                 owed.iter().map(|(name, is_fresh)| (name.clone(), OwedRow { is_fresh: *is_fresh })).collect();
-            self.cursor.save_owing(done_to, &rows, &settled).await
+            self.cursor.save_owing(done_to, &rows, &settled).await?;
         } else if self.plan.running() > 0 {
             // The cursor need not be written, but jobs must not go on if another trigger has opened it.
-            self.cursor.verify().await
-        } else {
-            Ok(())
-        };
-        if let Err(error) = saved {
-            self.plan.set_owed(names(), false);
-            self.plan.put_back_spilled(spilled);
-            self.plan.put_back_settled(settled);
-            return Err(error);
+            self.cursor.verify().await?;
         }
+        // Only now: a save that fails, or is dropped because the trigger is to end, has listed and removed nothing.
+        self.plan.set_listed(owed.iter().map(|(name, _)| name));
+        self.plan.set_unlisted(&settled);
         Ok(owed.len() == OWED_BATCH || settled.len() == OWED_BATCH)
     }
 
@@ -358,7 +354,7 @@ impl<K: Kind> TriggerTask<K> {
         let replaced = delivery.news().iter().find(|(instance, _)| *instance != db.instance);
         let seen = Observed {
             replaced: replaced.map(|(instance, _)| Db::new(db.name.clone(), instance)),
-            work: (!row.is_deleted()).then(|| self.kind.work(&delivery)),
+            work: (!row.is_deleted()).then(|| K::work(&delivery)),
             // The delivery of a quiet database may reach back further than the cursor.
             since: delivery.since().max(known),
             db,
@@ -447,7 +443,7 @@ impl<K: Kind> TriggerTask<K> {
         let end = match result {
             Ok(others) => End::Done(others),
             Err(Failure::Replaced(others)) => End::PutOff(others),
-            Err(Failure::WasParked) => End::WasParked,
+            Err(Failure::OutOfTurn) => End::OutOfTurn,
             Err(Failure::Job(error)) => {
                 tracing::warn!(trigger, database = %name, %error, "a job has failed");
                 stats.trigger_failures.add(1);

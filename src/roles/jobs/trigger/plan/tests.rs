@@ -26,6 +26,11 @@ fn plan() -> Plan<Vec<u32>> {
     Plan::new(Pacing { debounce: SECOND, tasks_max: 2 }, Tenants::default())
 }
 
+/// Where a trigger that starts again begins.
+fn since(plan: &Plan<Vec<u32>>) -> Option<Cursor> {
+    plan.since_without(&BTreeSet::new())
+}
+
 fn seen(instance: u8, work: u32, since: u64) -> Observed<Vec<u32>> {
     Observed { db: db(instance), replaced: None, work: Some(vec![work]), since: at(since) }
 }
@@ -43,9 +48,9 @@ fn work_waits_for_more_of_the_same_but_is_not_put_off() {
     assert_eq!(plan.start(SECOND * 19 / 10), None);
     let (number, task, attempt) = plan.start(SECOND * 2).unwrap();
     assert_eq!((task, attempt), (Task::Work(db(1), vec![1, 2]), 1));
-    assert_eq!(plan.since(), Some(at(1)));
+    assert_eq!(since(&plan), Some(at(1)));
     assert_eq!(end(&mut plan, SECOND * 3, number, true), Outcome::Done);
-    assert_eq!((plan.len(), plan.since(), plan.next_due()), (0, None, None));
+    assert_eq!((plan.len(), since(&plan), plan.next_due()), (0, None, None));
 }
 
 #[test]
@@ -61,7 +66,7 @@ fn what_could_not_be_begun_waits_for_the_news_of_others_and_is_no_attempt() {
     assert_eq!((task, attempt), (Task::Work(db(3), vec![1]), 1));
     let put_off = End::PutOff(vec![db(2)]);
     assert_eq!(plan.end(SECOND * 12, (&name, number), put_off, backoff), Outcome::PutOff);
-    assert_eq!(plan.since(), Some(at(1)));
+    assert_eq!(since(&plan), Some(at(1)));
     let (number, task, _) = plan.start(SECOND * 12).unwrap();
     assert_eq!(task, Task::Gone(db(2)));
     // A task may find a gone instance, too; the job is informed before the work.
@@ -82,7 +87,7 @@ fn what_comes_while_a_task_runs_causes_another_one_afterwards() {
     plan.observe(SECOND * 2, seen(1, 2, 2));
     assert_eq!(plan.start(SECOND * 100), None, "one at a time");
     assert_eq!(end(&mut plan, SECOND * 100, first, true), Outcome::Done);
-    assert_eq!(plan.since(), Some(at(2)), "the first is done");
+    assert_eq!(since(&plan), Some(at(2)), "the first is done");
     let (second, task, _) = plan.start(SECOND * 101).unwrap();
     assert_eq!(task, Task::Work(db(1), vec![2]));
     assert_eq!(end(&mut plan, SECOND * 102, first, true), Outcome::Stale);
@@ -97,7 +102,7 @@ fn a_failure_is_tried_again_later_with_what_came_since() {
     let (number, ..) = plan.start(SECOND * 2).unwrap();
     plan.observe(SECOND * 2, seen(1, 2, 2));
     assert_eq!(end(&mut plan, SECOND * 2, number, false), Outcome::Failed);
-    assert_eq!(plan.since(), Some(at(1)));
+    assert_eq!(since(&plan), Some(at(1)));
     assert_eq!(plan.next_due(), Some(SECOND * 12));
     let (number, task, attempt) = plan.start(SECOND * 12).unwrap();
     assert_eq!((task, attempt), (Task::Work(db(1), vec![1, 2]), 2));
@@ -113,21 +118,21 @@ fn what_is_parked_holds_nothing_back_and_is_tried_again_beside_the_rest() {
     plan.observe(SECOND, seen(1, 1, 1));
     let (number, ..) = plan.start(SECOND * 2).unwrap();
     assert_eq!(plan.end(SECOND * 2, (&name, number), End::Parked, backoff), Outcome::Parked);
-    assert_eq!((plan.len(), plan.since()), (0, None));
+    assert_eq!((plan.len(), since(&plan)), (0, None));
     let task = Task::Work(db(1), vec![9]);
     let number = plan.start_retry(&task).unwrap();
-    assert_eq!((plan.len(), plan.since(), plan.running(), plan.retrying()), (1, None, 1, 1));
+    assert_eq!((plan.len(), since(&plan), plan.running(), plan.retrying()), (1, None, 1, 1));
     assert_eq!(plan.start_retry(&task), None, "one at a time");
     // A change meanwhile causes a task afterwards, and the feed delivers it again until then.
     plan.observe(SECOND * 3, seen(1, 2, 5));
-    assert_eq!(plan.since(), Some(at(5)));
+    assert_eq!(since(&plan), Some(at(5)));
     let put_off = End::PutOff(Vec::new());
     assert_eq!(plan.end(SECOND * 3, (&name, number), put_off, backoff), Outcome::Failed);
     assert_eq!((plan.running(), plan.retrying()), (0, 0));
     let (number, task, _) = plan.start(SECOND * 13).unwrap();
     assert_eq!(task, Task::Work(db(1), vec![2]), "the store knows the rest");
-    assert_eq!(plan.end(SECOND * 13, (&name, number), End::WasParked, backoff), Outcome::Stale);
-    assert_eq!((plan.len(), plan.since()), (0, None));
+    assert_eq!(plan.end(SECOND * 13, (&name, number), End::OutOfTurn, backoff), Outcome::Stale);
+    assert_eq!((plan.len(), since(&plan)), (0, None));
     // The database is deleted during a retry.
     let number = plan.start_retry(&Task::Work(db(1), vec![9])).unwrap();
     let gone = Observed { db: db(1), replaced: None, work: None, since: at(7) };
@@ -213,21 +218,24 @@ fn what_takes_long_is_noted_in_the_store_and_holds_the_cursor_back_no_longer() {
     assert_eq!(plan.overdue(SECOND * 10, (SECOND * 10, 5), none), []);
     let overdue = plan.overdue(SECOND * 11, (SECOND * 10, 5), |work| work.contains(&1));
     assert_eq!(overdue, [(name.clone(), true)]);
-    plan.set_owed([&name].into_iter(), true);
-    assert_eq!((plan.since(), plan.overdue(SECOND * 99, (SECOND, 5), none)), (None, Vec::new()));
+    plan.set_listed([&name].into_iter());
+    assert_eq!((since(&plan), plan.overdue(SECOND * 99, (SECOND, 5), none)), (None, Vec::new()));
     // A change meanwhile is covered, too.
     plan.observe(SECOND * 20, seen(1, 2, 2));
-    assert_eq!(plan.since(), None);
+    assert_eq!(since(&plan), None);
     assert_eq!(end(&mut plan, SECOND * 30, number, true), Outcome::Done);
-    assert!(plan.take_settled(5).is_empty(), "something waits");
+    assert!(plan.settled(5).is_empty(), "something waits");
     let (number, ..) = plan.start(SECOND * 31).unwrap();
     assert_eq!(end(&mut plan, SECOND * 31, number, true), Outcome::Done);
-    assert_eq!(plan.take_settled(5), std::slice::from_ref(&name));
-    // The store could not remove it from its list, and it is observed again.
+    assert_eq!(plan.settled(5), std::slice::from_ref(&name));
+    // Whether the store has removed it is not known, and something else is observed: it counts as listed no more.
     plan.observe(SECOND * 40, seen(1, 3, 7));
-    assert_eq!(plan.since(), Some(at(7)));
-    plan.put_back_settled(vec![name]);
-    assert_eq!(plan.since(), None);
+    assert_eq!((since(&plan), plan.settled(5)), (Some(at(7)), Vec::new()));
+    let (number, ..) = plan.start(SECOND * 41).unwrap();
+    assert_eq!(end(&mut plan, SECOND * 41, number, true), Outcome::Done);
+    assert_eq!(plan.settled(5), std::slice::from_ref(&name));
+    plan.set_unlisted(&[name]);
+    assert!(plan.settled(5).is_empty());
 }
 
 #[test]
@@ -238,18 +246,18 @@ fn what_was_owed_is_done_after_a_restart() {
     plan.observe_owed(now, &name, Some((db(2), vec![7])), Vec::new());
     assert!(!plan.wants_owed(&name), "it is in hand");
     let (number, task, _) = plan.start(now).unwrap();
-    assert_eq!((task, plan.since()), (Task::Work(db(2), vec![7]), None));
+    assert_eq!((task, since(&plan)), (Task::Work(db(2), vec![7]), None));
     assert_eq!(end(&mut plan, now, number, true), Outcome::Done);
     assert!(!plan.wants_owed(&name), "it is done");
-    assert_eq!(plan.take_settled(5), std::slice::from_ref(&name));
+    assert_eq!(plan.settled(5), std::slice::from_ref(&name));
     // A name whose instance is gone, and a name without any work.
     plan.observe_owed(now, &name, None, vec![db(1)]);
     let (number, task, _) = plan.start(now).unwrap();
     assert_eq!(task, Task::Gone(db(1)));
     assert_eq!(end(&mut plan, now, number, true), Outcome::Done);
-    plan.take_settled(5);
+    plan.set_unlisted(std::slice::from_ref(&name));
     plan.observe_owed(now, &name, None, Vec::new());
-    assert_eq!((plan.len(), plan.take_settled(5)), (0, vec![name.clone()]));
+    assert_eq!((plan.len(), plan.settled(5)), (0, vec![name.clone()]));
     // The delivery since the start is newer; the owed work is done as well.
     plan.observe(now, seen(3, 1, 9));
     plan.observe_owed(now, &name, Some((db(2), vec![7])), vec![db(1)]);
@@ -273,15 +281,41 @@ fn a_tenant_that_has_no_place_left_waits_in_the_store() {
     assert!(plan.is_full_for(&of("a/3")) && !plan.is_full_for(&of("a/1")) && !plan.is_full_for(&of("b/1")));
     plan.spill(SECOND, of("a/3"), at(3), false);
     plan.spill(SECOND, of("a/3"), at(4), true);
-    assert_eq!((plan.since(), plan.spilled()), (Some(at(3)), 1));
+    assert_eq!((since(&plan), plan.spilled()), (Some(at(3)), 1));
     let owed = plan.overdue(SECOND, (SECOND * 9, 5), |_| false);
     assert_eq!(owed, [(of("a/3"), true)]);
-    plan.leave(owed.iter().map(|(name, _)| name));
-    assert_eq!((plan.since(), plan.spilled()), (Some(at(5)), 0));
+    plan.set_listed(owed.iter().map(|(name, _)| name));
+    assert_eq!((since(&plan), plan.spilled()), (Some(at(5)), 0));
     assert!(!plan.has_place_for_left() && !plan.wants_owed(&of("a/3")));
     let (number, task, _) = plan.start(SECOND * 2).unwrap();
     plan.end(SECOND * 2, (&task.db().name.clone(), number), End::Done(Vec::new()), |_| SECOND);
     assert!(plan.has_place_for_left(), "half of its places are free");
     assert!(!plan.has_place_for_left(), "once");
     assert!(plan.wants_owed(&of("a/3")));
+}
+
+/// A name was done, and was to be removed from the list of the store. Then something came for it, while its tenant had no room: it was
+/// listed and removed in one transaction, and never done.
+#[test]
+fn a_name_that_is_to_be_listed_is_not_removed_from_the_list() {
+    let mut plan = Plan::new(Pacing { debounce: SECOND, tasks_max: 2 }, Tenants::default().pending_max(1));
+    let [first, other] = ["a/1", "a/2"].map(|name| DbName::new(name).unwrap());
+    let of = |name: &DbName| Db::new(name.clone(), DbInstance([1; 16]));
+    plan.observe_owed(SECOND, &first, Some((of(&first), vec![1])), Vec::new());
+    let (number, ..) = plan.start(SECOND).unwrap();
+    plan.end(SECOND, (&first, number), End::Done(Vec::new()), |_| SECOND);
+    assert_eq!(plan.settled(5), std::slice::from_ref(&first));
+    plan.observe(SECOND, Observed { db: of(&other), ..seen(1, 1, 5) });
+    plan.spill(SECOND, first.clone(), at(6), false);
+    assert_eq!(plan.overdue(SECOND, (SECOND * 9, 5), |_| false), [(first.clone(), false)]);
+    assert!(plan.settled(5).is_empty());
+
+    // It was read before it was to be listed, and is done before it is.
+    let (number, ..) = plan.start(SECOND * 3).unwrap();
+    plan.end(SECOND * 3, (&other, number), End::Done(Vec::new()), |_| SECOND);
+    plan.observe_owed(SECOND * 3, &first, Some((of(&first), vec![1])), Vec::new());
+    let (number, ..) = plan.start(SECOND * 4).unwrap();
+    plan.end(SECOND * 4, (&first, number), End::Done(Vec::new()), |_| SECOND);
+    assert!(plan.settled(5).is_empty());
+    assert_eq!(since(&plan), Some(at(6)));
 }
