@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use super::{FeedId, GroupId, GroupName, Keys, ShardId, cut, family, group::part, position, sequence};
+use super::{FeedId, GroupId, GroupName, Keys, ShardId, failed_row, family, group::part, position, sequence};
 use crate::{
     base::{
         encoding::{Reader, Sequence},
@@ -31,18 +31,8 @@ impl DeadLetterRow {
     /// The stored form: format (1 byte), shard (8), attempts (4), time (8), the error's text behind its length (2), and the
     /// row. A text that is too long is cut.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let error = cut(&self.error);
-        let len = u16::try_from(error.len()).expect("it was cut");
-        [
-            &[FORMAT][..],
-            &self.shard.0.to_be_bytes(),
-            &self.attempts.to_be_bytes(),
-            &self.at_ms.to_be_bytes(),
-            &len.to_be_bytes(),
-            error.as_bytes(),
-            &self.row,
-        ]
-        .concat()
+        let tail = failed_row::to_bytes(self.attempts, self.at_ms, &self.error, &self.row);
+        [&[FORMAT][..], &self.shard.0.to_be_bytes(), &tail].concat()
     }
 
     pub fn from_bytes(bytes: &Bytes) -> Result<Self> {
@@ -51,11 +41,9 @@ impl DeadLetterRow {
         if format != FORMAT {
             return Err(reader.corrupt(format!("format {format} is unknown")));
         }
-        let (shard, attempts, at_ms) = (ShardId(reader.u64()?), reader.u32()?, reader.u64()?);
-        let error = reader.text()?.to_owned();
-        // Format, shard, attempts, time and length.
-        let head = 1 + 8 + 4 + 8 + 2 + error.len();
-        Ok(Self { shard, attempts, at_ms, error, row: bytes.slice(head..) })
+        let shard = ShardId(reader.u64()?);
+        let (attempts, at_ms, error, row) = failed_row::read(reader, bytes, 1 + 8)?;
+        Ok(Self { shard, attempts, at_ms, error, row })
     }
 }
 

@@ -8,7 +8,7 @@
 use bytes::Bytes;
 
 use super::{
-    GroupId, Keys, ShardId, cut, family,
+    GroupId, Keys, ShardId, failed_row, family,
     group::{part, status},
 };
 use crate::{
@@ -43,20 +43,9 @@ impl GroupParkedRow {
     /// The stored form: format (1 byte), shard (8), both sequences (13 each), attempts (4), time (8), the error's text behind its
     /// length (2), and the row. A text that is too long is cut.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let error = cut(&self.error);
-        let len = u16::try_from(error.len()).expect("it was cut");
-        [
-            &[FORMAT][..],
-            &self.shard.0.to_be_bytes(),
-            self.after.as_bytes(),
-            self.sequence.as_bytes(),
-            &self.attempts.to_be_bytes(),
-            &self.at_ms.to_be_bytes(),
-            &len.to_be_bytes(),
-            error.as_bytes(),
-            &self.row,
-        ]
-        .concat()
+        let tail = failed_row::to_bytes(self.attempts, self.at_ms, &self.error, &self.row);
+        let shard = self.shard.0.to_be_bytes();
+        [&[FORMAT][..], &shard, self.after.as_bytes(), self.sequence.as_bytes(), &tail].concat()
     }
 
     pub fn from_bytes(bytes: &Bytes) -> Result<Self> {
@@ -66,11 +55,8 @@ impl GroupParkedRow {
             return Err(reader.corrupt(format!("format {format} is unknown")));
         }
         let (shard, after, sequence) = (ShardId(reader.u64()?), reader.sequence()?, reader.sequence()?);
-        let (attempts, at_ms) = (reader.u32()?, reader.u64()?);
-        let error = reader.text()?.to_owned();
-        // Format, shard, sequences, attempts, time and length.
-        let head = 1 + 8 + 2 * 13 + 4 + 8 + 2 + error.len();
-        Ok(Self { shard, after, sequence, attempts, at_ms, error, row: bytes.slice(head..) })
+        let (attempts, at_ms, error, row) = failed_row::read(reader, bytes, 1 + 8 + 2 * 13)?;
+        Ok(Self { shard, after, sequence, attempts, at_ms, error, row })
     }
 }
 

@@ -57,6 +57,7 @@ mod counters;
 mod cursor;
 mod ddoc;
 mod dead_letter;
+mod failed_row;
 mod feed;
 mod group;
 mod group_parked;
