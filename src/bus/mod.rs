@@ -5,6 +5,8 @@ mod node;
 #[cfg(feature = "http")]
 pub(crate) mod observed;
 #[cfg(feature = "http")]
+pub(crate) mod ownership;
+#[cfg(feature = "http")]
 mod readiness;
 mod relocation;
 pub(crate) mod running;

@@ -4,12 +4,16 @@
 //! its storage is away, and a store that was wiped answers every read.
 
 use std::{
+    collections::BTreeSet,
     fmt,
     sync::{Mutex, PoisonError},
     time::Duration,
 };
 
-use super::Bus;
+use super::{
+    Bus,
+    ownership::{Owners, Ownership, ranges},
+};
 use crate::{
     base::error::{Error, Result, StoreError},
     state::keys::{NodeId, NodeRow, Partition},
@@ -40,6 +44,8 @@ pub(crate) enum Unready {
     FallenOut,
     /// A role fails: its name, and for how many seconds.
     Behind(&'static str, u64),
+    /// No living notifier owns these partitions.
+    Unowned(BTreeSet<u32>),
     /// The bus's own data cannot be read.
     Unreadable,
 }
@@ -54,6 +60,7 @@ impl Unready {
             Self::Away(_) => "away",
             Self::FallenOut => "fallen_out",
             Self::Behind(..) => "behind",
+            Self::Unowned(_) => "unowned",
             Self::Unreadable => "unreadable",
         }
     }
@@ -76,14 +83,21 @@ impl fmt::Display for Unready {
                 "The node has expired and was removed from the bus; it joins again as soon as it can.",
             ),
             Self::Behind(what, seconds) => write!(f, "Behind: the {what} has failed for {seconds} s."),
+            Self::Unowned(partitions) => write!(
+                f,
+                "No living notifier owns {} of the partitions: {}. Start one, or wait until another has taken over.",
+                partitions.len(),
+                ranges(partitions)
+            ),
             Self::Unreadable => f.write_str("The bus's own data cannot be read; the log names the keys."),
         }
     }
 }
 
 impl Bus {
-    /// Whether an event that is recorded now would be delivered, as far as this process is concerned; the error is the cause.
-    pub(crate) async fn readiness(&self) -> Result<(), Unready> {
+    /// Whether an event that is recorded now would be delivered: this process can work, and living notifiers own all partitions, as
+    /// far as `owners` has seen. The error is the cause.
+    pub(crate) async fn readiness(&self, owners: &Owners) -> Result<(), Unready> {
         let context = &*self.context;
         let health = &context.stats.health;
         if let Some(error) = context.db.failure() {
@@ -107,9 +121,9 @@ impl Bus {
             () = context.env().sleep(ANSWER_MAX) => Err(Error::Store(StoreError::TRANSACTION_TIMED_OUT)),
         };
         let last = last.into_inner().unwrap_or_else(PoisonError::into_inner);
-        match read {
-            Ok(true) => {}
-            Ok(false) => return Err(Unready::FallenOut),
+        let ownership = match read {
+            Ok(Some(ownership)) => ownership,
+            Ok(None) => return Err(Unready::FallenOut),
             Err(Error::BusGone { reason }) => return Err(Unready::Gone(reason)),
             Err(Error::Store(error) | Error::RetriesExhausted { last: error, .. }) => {
                 let is_locked = |error: &StoreError| *error == StoreError::DATABASE_LOCKED;
@@ -123,19 +137,22 @@ impl Bus {
                 health.complain(context.env(), "readiness", &error);
                 return Err(Unready::Unreadable);
             }
-        }
+        };
         let now = context.env().now();
+        // It is seen each time, so that it is known since when.
+        let unowned = owners.unowned(context.config.partitions, &ownership, now);
         let trouble = health.troubles().into_iter().next();
         let trouble = trouble.map(|trouble| (trouble.what, now.saturating_sub(trouble.since)));
         match trouble {
             Some((what, lasts)) if lasts >= TROUBLE_MAX => Err(Unready::Behind(what, lasts.as_secs())),
+            _ if !unowned.is_empty() => Err(Unready::Unowned(unowned)),
             _ => Ok(()),
         }
     }
 
     /// Reads the data that this process's work depends on: the configuration, the rows of its nodes, and the counters of its
-    /// partitions. Returns whether all of its nodes are members.
-    async fn read_own(&self, tx: &Transaction) -> Result<bool> {
+    /// partitions. Returns who owns the partitions; `None` if not all nodes of the process are members.
+    async fn read_own(&self, tx: &Transaction) -> Result<Option<Ownership>> {
         let context = &*self.context;
         let keys = &context.keys;
         let stored = tx.get(&keys.config(), Isolation::Snapshot).await?;
@@ -144,7 +161,7 @@ impl Bus {
             let row = tx.get(&keys.node(NodeId(node)), Isolation::Snapshot).await?;
             let row = row.map(|row| NodeRow::from_bytes(&row)).transpose()?;
             if token.is_none() || row.map(|row| row.token) != token {
-                return Ok(false);
+                return Ok(None);
             }
         }
         let held = context.signals.held();
@@ -154,6 +171,6 @@ impl Bus {
             let waiting = RangeRead::new(keys.drains(first, last)).limit(1);
             tx.get_range(&waiting, Isolation::Snapshot).await?;
         }
-        Ok(true)
+        Ok(Some(Ownership::read(tx, keys).await?))
     }
 }

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     base::{env::Env, error::Result},
-    bus::{Bus, observed::Watch},
+    bus::{Bus, observed::Watch, ownership::Owners},
     roles::dispatcher::{Dispatcher, Subscriptions},
     state::notification_feed::NotificationFeed,
 };
@@ -47,10 +47,12 @@ pub(super) struct Inner {
     pub metrics: AnswerCounts,
     /// What is seen of the bus by looking more than once.
     pub watch: Watch,
+    /// What is seen of who owns the partitions.
+    pub owners: Owners,
     /// Counts the reshards that were asked for here, and wakes the feeds of single shards.
     pub reshards: watch::Sender<u64>,
     /// Turns true when all feeds have to end.
-    closing: watch::Sender<bool>,
+    pub closing: watch::Sender<bool>,
 }
 
 impl Inner {
@@ -94,6 +96,7 @@ impl Api {
             admission: Admission::new(options.feeds_per_client_max),
             metrics: AnswerCounts::default(),
             watch: Watch::default(),
+            owners: Owners::default(),
             reshards: watch::Sender::new(0),
             closing: watch::Sender::new(false),
             options,

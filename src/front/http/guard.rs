@@ -9,6 +9,7 @@ use axum::{
     middleware::{self, Next},
     response::{IntoResponse, Response},
 };
+use tracing::Instrument;
 
 use super::{
     Access, Api, Credentials, Failure, Inner, Peer, access::Caught, caller::Right, cookie::set_cookie,
@@ -104,9 +105,10 @@ async fn count(State(inner): State<Arc<Inner>>, request: Request, next: Next) ->
         Method::PUT => "PUT",
         _ => "other",
     };
-    let response = next.run(request).await;
     let route = route.as_ref().map_or("", MatchedPath::as_str);
     let route = route.strip_suffix('/').filter(|route| !route.is_empty()).unwrap_or(route);
+    let span = tracing::debug_span!("request", method, route);
+    let response = next.run(request).instrument(span).await;
     inner.metrics.answered(route, method, response.status().as_u16());
     response
 }

@@ -73,12 +73,13 @@ async fn health(State(inner): State<Arc<Inner>>) -> Response {
     }
 }
 
-/// What is recorded now would be delivered: what the work of the node rests on can be read, and nothing is being shut down.
+/// What is recorded now would be delivered: what the work of the node rests on can be read, each partition is owned by a notifier that
+/// lives, and nothing is being shut down.
 async fn ready(State(inner): State<Arc<Inner>>) -> Response {
     if inner.is_closing() {
         return unavailable("closing", "The node is being shut down.");
     }
-    match inner.bus.readiness().await {
+    match inner.bus.readiness(&inner.owners).await {
         Ok(()) => answer::json(StatusCode::OK, &json!({ "status": "ok" })),
         Err(unready) => unavailable(unready.cause(), &unready.to_string()),
     }

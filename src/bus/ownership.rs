@@ -1,0 +1,142 @@
+//! [`Owners`]: whether each partition is owned by a notifier that lives. Events of one that is not are kept, and delivered once it is.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use crate::{
+    base::error::Result,
+    state::{
+        keys::{Keys, NodeId, Role},
+        membership::member_rows,
+    },
+    store::{Isolation, Transaction},
+};
+
+/// The pool of the partitions.
+const POOL: &str = "partition";
+
+/// For how long a partition may be without an owner that had one: nodes that come and go hand partitions over.
+const HANDOVER_MAX: Duration = Duration::from_secs(3);
+
+/// What the store says of the owners of the partitions.
+#[derive(Debug, Default)]
+pub(crate) struct Ownership {
+    /// The owner of each partition that has one.
+    owners: BTreeMap<u32, NodeId>,
+    /// The nodes with a notifier: start, beat and expiry in milliseconds.
+    notifiers: BTreeMap<NodeId, (u64, u64, u64)>,
+}
+
+impl Ownership {
+    /// Reads it, so that it makes nothing fail.
+    pub async fn read(tx: &Transaction, keys: &Keys) -> Result<Self> {
+        let mut ownership = Self::default();
+        for (key, value) in tx.all_rows(keys.leases(POOL), Isolation::Snapshot).await? {
+            // One that cannot be decoded is nobody's; the nodes that divide the partitions name it.
+            let Ok((_, partition, lease)) = keys.lease_row(&key, &value) else { continue };
+            if let (Ok(partition), Some(owner)) = (u32::try_from(partition), lease.owner) {
+                ownership.owners.insert(partition, owner.node);
+            }
+        }
+        for (node, row) in member_rows(tx, keys, &Role::NOTIFIER).await? {
+            ownership.notifiers.insert(node, (row.started_ms, row.beat, row.expiry_ms));
+        }
+        Ok(ownership)
+    }
+}
+
+/// What was seen of the owners so far.
+#[derive(Debug, Default)]
+pub(crate) struct Owners(Mutex<Seen>);
+
+/// What was seen before.
+#[derive(Debug, Default)]
+struct Seen {
+    /// The start and beat of each node, and since when they are the same.
+    beats: BTreeMap<NodeId, ((u64, u64), Duration)>,
+    /// Whether all partitions had an owner at some time.
+    were_owned: bool,
+    /// Since when some have had none.
+    unowned_since: Option<Duration>,
+}
+
+impl Owners {
+    /// The partitions of `count` that nobody alive owns at `now`. While they may be on their way from one node to another: none.
+    pub fn unowned(&self, count: u32, found: &Ownership, now: Duration) -> BTreeSet<u32> {
+        // A panic elsewhere cannot leave it half changed, so a poisoned lock is fine.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).unowned(count, found, now)
+    }
+}
+
+impl Seen {
+    /// As [`Owners::unowned`].
+    fn unowned(&mut self, count: u32, found: &Ownership, now: Duration) -> BTreeSet<u32> {
+        let mut beats = BTreeMap::new();
+        let mut living = BTreeSet::new();
+        for (&node, &(started_ms, beat, expiry_ms)) in &found.notifiers {
+            let seen = (started_ms, beat);
+            let before = self.beats.get(&node).filter(|(before, _)| *before == seen);
+            let since = before.map_or(now, |(_, since)| *since);
+            beats.insert(node, (seen, since));
+            // Its neighbours remove it after its expiry; if there are none, it is seen here.
+            if now.saturating_sub(since) <= Duration::from_millis(expiry_ms) {
+                living.insert(node);
+            }
+        }
+        self.beats = beats;
+        let is_owned =
+            |partition: &u32| found.owners.get(partition).is_some_and(|owner| living.contains(owner));
+        let unowned: BTreeSet<_> = (0..count).filter(|partition| !is_owned(partition)).collect();
+        if unowned.is_empty() {
+            (self.were_owned, self.unowned_since) = (true, None);
+            return unowned;
+        }
+        let since = *self.unowned_since.get_or_insert(now);
+        if self.were_owned && now.saturating_sub(since) < HANDOVER_MAX { BTreeSet::new() } else { unowned }
+    }
+}
+
+/// Numbers in order, as ranges of the first and the last.
+pub(super) fn ranges(numbers: &BTreeSet<u32>) -> String {
+    let numbers: Vec<_> = numbers.iter().copied().collect();
+    let runs = numbers.chunk_by(|a, b| a + 1 == *b).map(|run| match run {
+        [only] => only.to_string(),
+        _ => format!("{}-{}", run[0], run[run.len() - 1]),
+    });
+    runs.collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Three partitions, of which one node owns the first and another one the rest, with these beats.
+    fn found(beats: [u64; 2]) -> Ownership {
+        let [a, b] = [1, 2].map(|id| NodeId([id; 16]));
+        Ownership {
+            owners: BTreeMap::from([(0, a), (1, b), (2, b)]),
+            notifiers: BTreeMap::from([(a, (0, beats[0], 10_000)), (b, (0, beats[1], 10_000))]),
+        }
+    }
+
+    #[test]
+    fn a_partition_is_owned_while_its_owner_beats() {
+        let (owners, second) = (Owners::default(), Duration::from_secs);
+        let none = BTreeSet::new();
+        assert_eq!(owners.unowned(4, &found([1, 1]), second(0)), BTreeSet::from([3]), "it never had one");
+        assert_eq!(owners.unowned(3, &found([1, 1]), second(1)), none);
+        assert_eq!(owners.unowned(3, &found([2, 1]), second(10)), none);
+        // The second one has been silent for longer than its expiry; and for as long as a handover may take.
+        assert_eq!(owners.unowned(3, &found([3, 1]), second(11)), none);
+        assert_eq!(owners.unowned(3, &found([4, 1]), second(14)), BTreeSet::from([1, 2]));
+        assert_eq!(owners.unowned(3, &found([4, 2]), second(15)), none, "it beats again");
+        let mut gone = found([5, 3]);
+        gone.notifiers.remove(&NodeId([1; 16]));
+        assert_eq!(owners.unowned(3, &gone, second(16)), none);
+        assert_eq!(owners.unowned(3, &gone, second(19)), BTreeSet::from([0]), "its row is gone");
+        assert_eq!(ranges(&BTreeSet::from([0, 1, 2, 7])), "0-2, 7");
+    }
+}
