@@ -23,5 +23,6 @@ mod proxy;
 mod resume;
 mod sessions;
 mod slow_bodies;
+mod spans;
 mod status;
 mod triggers;

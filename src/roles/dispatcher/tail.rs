@@ -31,7 +31,8 @@ async fn read(shared: &Shared, mut tail: NotificationTail) -> ! {
             Ok(page) => {
                 shared.context.stats.health.works(TAIL, 0);
                 shared.context.stats.rows_tailed.add(page.rows.len() as u64);
-                shared.publish(page.rows, page.to, !page.more);
+                tracing::debug_span!("batch", rows = page.rows.len(), to = %page.to)
+                    .in_scope(|| shared.publish(page.rows, page.to, !page.more));
                 // Subscribers of this thread get their turn between two pages.
                 tokio::task::yield_now().await;
             }

@@ -103,6 +103,7 @@ impl Folder<'_> {
     ///
     /// `unsettled` is the outcome of the last attempt at that number, if it failed but may have committed. After a failure, pass it to
     /// the next call again.
+    #[tracing::instrument(level = "debug", skip_all, fields(partition = self.partition.0, fold = fold))]
     pub async fn fold(&self, fold: u64, from: Option<&Bytes>, unsettled: &mut Done) -> Result<Done> {
         let attempts = Mutex::new((0_u64, std::mem::take(unsettled)));
         let result = self

@@ -131,6 +131,7 @@ impl<'a> RawFeed<'a> {
     ///
     /// Fails with [`Error::Invalid`] if the cursor is ahead of what `tx` can read, and with [`Error::Expired`] if rows after it
     /// may have been dropped.
+    #[tracing::instrument(level = "debug", skip_all, fields(since = %cursor, limit = limit))]
     pub async fn page(self, tx: &Transaction, cursor: Cursor, limit: usize) -> Result<StoredPage> {
         let begun = self.begin(tx, cursor).await?;
         self.page_of_lanes(tx, begun, Lanes::ALL, limit).await

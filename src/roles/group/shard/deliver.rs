@@ -41,6 +41,7 @@ where
     O: Observer<R>,
 {
     /// Passes `rows`, at least one, to the observer, once.
+    #[tracing::instrument(name = "group_batch", level = "debug", skip_all, fields(group = %self.right.group.name, shard = %self.right.shard, rows = rows.rows.len()))]
     pub(super) async fn deliver(
         &mut self,
         session: &mut Session<R, O>,

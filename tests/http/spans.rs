@@ -1,0 +1,93 @@
+//! What is done is said by spans: one for each fold, page, batch and request.
+
+use std::{
+    collections::BTreeMap,
+    fmt::Debug,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use notibus::{
+    Cursor, EventKind, Notification,
+    group::{ConsumerOptions, GroupBatch, GroupOptions},
+    http::{ApiOptions, ServerOptions},
+};
+use tracing::{
+    Event, Metadata, Subscriber,
+    field::{Field, Visit},
+    span,
+};
+
+use crate::{
+    client::get,
+    common::{db, until},
+    fixture::HttpFixture,
+};
+
+/// The names of the fields of a span, with their values.
+type FieldTexts = Vec<(&'static str, String)>;
+
+/// Keeps the names of the spans of the library, with the fields that each first had.
+#[derive(Debug, Clone, Default)]
+struct Spans(Arc<Mutex<BTreeMap<&'static str, FieldTexts>>>, Arc<AtomicU64>);
+
+impl Visit for Fields<'_> {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        self.0.push((field.name(), format!("{value:?}")));
+    }
+}
+
+/// The fields of a span.
+struct Fields<'a>(&'a mut FieldTexts);
+
+impl Subscriber for Spans {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.is_span() && metadata.target().starts_with("notibus")
+    }
+
+    fn new_span(&self, span: &span::Attributes<'_>) -> span::Id {
+        let mut fields = Vec::new();
+        span.record(&mut Fields(&mut fields));
+        self.0.lock().unwrap().entry(span.metadata().name()).or_insert(fields);
+        span::Id::from_u64(self.1.fetch_add(1, Ordering::Relaxed) + 1)
+    }
+
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+    fn event(&self, _: &Event<'_>) {}
+    fn enter(&self, _: &span::Id) {}
+    fn exit(&self, _: &span::Id) {}
+}
+
+/// Tasks of the library run on the thread of the test, which has the subscriber.
+#[tokio::test]
+async fn folds_pages_batches_and_requests_are_spans() {
+    let spans = Spans::default();
+    let _guard = tracing::subscriber::set_default(spans.clone());
+    // While there is one subscriber, a span that another thread comes to first is off for good if that thread has none. With two,
+    // all of them are asked.
+    let _second = tracing::Dispatch::new(spans.clone());
+    let world =
+        HttpFixture::with(ApiOptions::default(), ServerOptions::default(), |api, _, _| api.db_updates());
+    let world = world.await;
+    let group = world.bus.group("mailer").unwrap();
+    group.create(&GroupOptions::default().start_from(Cursor::NOTHING)).await.unwrap();
+    world.event(&db("a", 1), EventKind::Created).await;
+    let send = |_: GroupBatch<Notification>| async { Ok(()) };
+    let consumer = world.bus.consumer(&group, move |_| send, ConsumerOptions::default()).await.unwrap();
+    until("the group", async || world.bus.stats().group_rows == 1).await;
+    assert_eq!(get(world.at(), "/_db_updates").await.rows().len(), 1);
+    consumer.shutdown().await.unwrap();
+
+    let seen = spans.0.lock().unwrap().clone();
+    let request = [("method", "\"GET\""), ("route", "\"/_db_updates\"")];
+    assert_eq!(seen["request"], request.map(|(name, value)| (name, value.to_owned())));
+    let names = |span: &str| seen[span].iter().map(|(name, _)| *name).collect::<Vec<_>>();
+    assert_eq!(names("fold"), ["partition", "fold"]);
+    assert_eq!(names("page"), ["since", "limit"]);
+    assert_eq!(names("batch"), ["rows", "to"]);
+    assert_eq!(names("group_batch"), ["group", "shard", "rows"]);
+    assert_eq!(seen.len(), 5, "docs/operations.md lists each one: {:?}", seen.keys());
+}
