@@ -439,7 +439,7 @@ async fn an_import_over_a_bus_that_was_opened_meanwhile_fails() {
     let config = [PREFIX, &[0x14]].concat();
     let act = || {
         let open = new.run(async |tx| {
-            tx.set(&config, &[0, 4, 0, 0, 0, 2, 0]);
+            tx.set(&config, &[0, 5, 0, 0, 0, 2, 0]);
             Ok(())
         });
         at_once(open).unwrap();
