@@ -1,8 +1,8 @@
-//! [`Access`]: who may ask; [`Credentials`]: by what they are known.
+//! [`Access`] says who may send requests. [`Credentials`] recognizes callers by passwords, tokens and cookies.
 //!
-//! A password is kept as an Argon2 hash with a salt of its own, which takes its time to verify: so a header that was found
-//! right is known again by its digest, and unknown ones wait for their turn (`checks`). A token has to be long and random, and
-//! is kept as its SHA-256. All comparisons take the same time whatever they compare.
+//! The configuration holds a password as an Argon2 hash with its own salt. Verifying such a hash takes long. So the server
+//! remembers the digest of each header that it found right, and requests with unknown headers wait for their turn (`checks`). A
+//! token has to be long and random; the configuration holds its SHA-256. All comparisons take constant time.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -29,39 +29,37 @@ use crate::base::{
     error::{Error, Result},
 };
 
-/// How many verified headers are known again.
+/// How many verified headers the server remembers.
 const VERIFIED_MAX: usize = 256;
 
-/// The fewest characters of a token.
 const TOKEN_LEN_MIN: usize = 16;
 
-/// What stands before the key that signs sessions.
+/// The prefix of the line with the key that signs sessions.
 const SESSIONS: &str = "sessions:key:";
 
-/// What stands before a token: its name and a colon, if it has one, then its digest.
+/// The prefix of a token's line. After it come the token's name and a colon, if it has a name, and the digest.
 const BEARER: &str = "bearer:";
 
-/// What stands before the digest of a token.
+/// The prefix of a token's digest.
 const DIGEST: &str = "sha256:";
 
-/// The name of a token that has none.
+/// The name of a token without a name.
 const NAMELESS: &str = "bearer";
 
-/// A SHA-256.
 type Sha = [u8; 32];
 
-/// Who may ask.
+/// Who may send requests.
 #[derive(Debug, Clone, Default)]
 pub enum Access {
-    /// Everyone who reaches the server is its admin. [`Hosts::Local`](super::Hosts::Local), the default, keeps the pages out that
-    /// reach it through a browser.
+    /// Everyone who reaches the server is its admin. [`Hosts::Local`](super::Hosts::Local), the default, keeps out web pages that
+    /// would reach the server through a browser.
     #[default]
     Open,
-    /// Those who have credentials, each as far as its [`Grant`] goes.
+    /// Only callers with credentials may send requests. Each may do what its [`Grant`] allows.
     Credentials(Credentials),
 }
 
-/// Names with passwords, and bearer tokens, as a configuration keeps them. Clones share what was verified.
+/// Names with passwords, and bearer tokens, as a configuration holds them. Clones share the headers that were verified.
 ///
 /// ```
 /// use notibus::http::Credentials;
@@ -76,33 +74,30 @@ pub enum Access {
 #[derive(Clone)]
 pub struct Credentials(Arc<Inner>);
 
-/// What clones share.
+/// The state that clones share.
 struct Inner {
-    /// Verifies passwords.
     checks: Checks,
-    /// What each name with a password may do.
+    /// The grant of each name with a password.
     grants: HashMap<String, Arc<Grant>>,
-    /// The SHA-256 of each token, and whose it is.
+    /// The SHA-256 of each token, and the caller that it belongs to.
     tokens: Vec<(Sha, Caller)>,
-    /// The digests of the headers that were verified lately, and whose they are; newest last.
+    /// The digests of the headers that were verified lately, and their callers; newest last.
     verified: Mutex<VecDeque<(Sha, Caller)>>,
-    /// Signs the cookies of sessions.
     sessions: Sessions,
 }
 
-/// Who has asked.
+/// The caller whose credentials were found right.
 #[derive(Debug)]
 pub(super) struct Caught {
-    /// Who it is.
     pub caller: Caller,
-    /// What a new cookie is to be, if one is due of a session that it was known by; `None` without a session.
+    /// `None` if the caller was not recognized by the cookie of a session. Otherwise the value of a new cookie, if one is due.
     #[expect(clippy::option_option, reason = "no session, one that goes on, and one that is renewed")]
     pub session: Option<Option<String>>,
 }
 
 impl Credentials {
-    /// The line of a configuration for `name` with `password`, an admin's unless a [`Grant`] is put behind it with a space. It takes
-    /// a salt from the operating system.
+    /// Returns the line of a configuration for `name` with `password`. It makes `name` an admin, unless you append a space and a
+    /// [`Grant`]. The salt comes from the operating system.
     ///
     /// Fails with [`Error::Invalid`] if the name is empty, is `bearer` or has a colon or a line break, or the password is empty.
     pub fn password(name: &str, password: &str) -> Result<String> {
@@ -116,11 +111,11 @@ impl Credentials {
         Ok(format!("{name}:{hash}"))
     }
 
-    /// The line of a configuration for `token`, an admin's unless a [`Grant`] is put behind it with a space. Its `name` is for logs,
-    /// limits and layers.
+    /// Returns the line of a configuration for `token`. It makes the holder an admin, unless you append a space and a [`Grant`].
+    /// The `name` serves logs, limits and layers.
     ///
-    /// Fails with [`Error::Invalid`] if the token has less than 16 characters, or others than visible ones of ASCII, or the name could
-    /// not be that of somebody with a password.
+    /// Fails with [`Error::Invalid`] if the token has less than 16 characters, if a character is not visible ASCII, or if
+    /// [`Credentials::password`] would not accept the name.
     pub fn token(name: Option<&str>, token: &str) -> Result<String> {
         name.map_or(Ok(()), check_name)?;
         if token.len() < TOKEN_LEN_MIN || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
@@ -132,8 +127,8 @@ impl Credentials {
         Ok(sha(token.as_bytes()).iter().fold(start, |line, byte| format!("{line}{byte:02x}")))
     }
 
-    /// Whose credentials `headers` have, which come from `peer`. Fails with 401 if they have none, or wrong ones, and with 403 if
-    /// the name is locked out for this address.
+    /// Returns the caller to whom the credentials in `headers` belong; the request came from `peer`. Fails with 401 if there are no
+    /// credentials or wrong ones, and with 403 if the name is locked out for this address.
     pub(super) async fn check(
         &self,
         headers: &HeaderMap,
@@ -151,7 +146,7 @@ impl Credentials {
         let wrong = || Failure::unauthorized("Name or password is incorrect.");
         let (scheme, secret) = value.to_str().ok().and_then(|text| text.split_once(' ')).ok_or_else(wrong)?;
         let caller = if scheme.eq_ignore_ascii_case("bearer") {
-            // It is long and random: nobody finds it by guessing, and who has it is never locked out.
+            // Tokens are long and random, so nobody finds one by guessing. A caller with a right token is never locked out.
             match self.find_token(secret.trim()) {
                 Some(caller) => caller,
                 None => return Err(self.0.checks.wrong_token(NAMELESS, address(peer), env).into()),
@@ -174,12 +169,11 @@ impl Credentials {
         Ok(Caught { caller, session: None })
     }
 
-    /// Who has logged in by this name.
     fn caller(&self, name: &str) -> Caller {
         Caller::new(name, self.0.grants.get(name).map_or_else(Arc::default, Arc::clone))
     }
 
-    /// Who is known by the value of a cookie.
+    /// Returns the caller of the session that the value of a cookie describes.
     fn session(&self, value: &str, env: &Env) -> Option<Caught> {
         let Inner { sessions, checks, .. } = &*self.0;
         let session = sessions.verify(value, env.wall_ms(), |name| checks.hash_of(name))?;
@@ -187,13 +181,13 @@ impl Credentials {
         Some(Caught { caller: self.caller(&session.name), session: Some(renewed) })
     }
 
-    /// The value of a cookie for `name`.
+    /// Returns the value of a cookie for `name`.
     fn sign(&self, name: &str, env: &Env) -> Option<String> {
         Some(self.0.sessions.sign(name, &self.0.checks.hash_of(name)?, env.wall_ms()))
     }
 
-    /// Who has logged in, and the value of a cookie for it. Fails with 401 unless `name` has this `password`, and with 403 if it is
-    /// locked out.
+    /// Logs in. Returns the caller and the value of its cookie. Fails with 401 unless `name` has this `password`, and with 403 if
+    /// the name is locked out.
     pub(super) async fn begin_session(
         &self,
         name: &str,
@@ -208,7 +202,8 @@ impl Credentials {
         Ok((self.caller(name), cookie))
     }
 
-    /// Fails with 401 unless `name` has this `password`, and with 403, as CouchDB, if it is locked out for this address.
+    /// Fails with 401 unless `name` has this `password`. Fails with 403, as CouchDB does, if the name is locked out for this
+    /// address.
     async fn log_in(
         &self,
         name: &str,
@@ -223,17 +218,16 @@ impl Credentials {
         }
     }
 
-    /// Whose the header with this digest is, if it was verified lately.
+    /// Returns the caller whose header has this digest, if the header was verified lately.
     fn known(&self, digest: &Sha) -> Option<Caller> {
         let verified = self.0.verified.lock().unwrap_or_else(PoisonError::into_inner);
         let known = verified.iter().find(|(known, _)| bool::from(known.ct_eq(digest)));
         known.map(|(_, caller)| caller.clone())
     }
 
-    /// Whose token this is.
     fn find_token(&self, token: &str) -> Option<Caller> {
         let digest = sha(token.as_bytes());
-        // All are compared, so that the time says nothing of which one it is.
+        // It compares all tokens, so that the time does not reveal which one matched.
         let tokens = self.0.tokens.iter();
         let found = tokens.fold(
             None,
@@ -248,10 +242,10 @@ impl Credentials {
 impl FromStr for Credentials {
     type Err = Error;
 
-    /// Reads lines: those of [`Credentials::password`] and [`Credentials::token`], each with a [`Grant`] behind it or that of an
-    /// admin, empty ones, and comments after `#`. A line
-    /// `sessions:key:` with 64 hexadecimal digits is the key that signs the cookies of sessions, for nodes that are to know each
-    /// other's; without it each process has one of its own.
+    /// Reads lines. [`Credentials::password`] and [`Credentials::token`] make them; each may end with a [`Grant`], and grants an
+    /// admin's rights without one. Empty lines are allowed, and comments after `#`. A line `sessions:key:` with 64 hexadecimal
+    /// digits holds the key that signs the cookies of sessions. Several nodes with the same key accept each other's cookies.
+    /// Without such a line each process makes its own key.
     fn from_str(text: &str) -> Result<Self> {
         let (mut passwords, mut tokens, mut key) = (Vec::new(), Vec::new(), None);
         let mut grants = HashMap::new();
@@ -278,7 +272,7 @@ impl FromStr for Credentials {
                 continue;
             }
             let (name, hash) = line.split_once(':').ok_or_else(|| bad("there is no colon"))?;
-            // Which of two is meant nobody can tell; a password that was to be replaced would still let in.
+            // Nobody can say which of two passwords counts, and a password that was meant to be replaced would still work.
             if passwords.iter().any(|(known, _)| known == name) {
                 return Err(bad("the name has a password already"));
             }
@@ -308,7 +302,7 @@ impl fmt::Debug for Credentials {
     }
 }
 
-/// Fails if nobody can have this name.
+/// Fails if the name is not allowed.
 fn check_name(name: &str) -> Result<()> {
     if name.is_empty()
         || matches!(name, "bearer" | "sessions" | "sha256")
@@ -322,9 +316,9 @@ fn check_name(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// What a line says before its grant, and that; of an admin, if there is none.
+/// Splits a line into its credentials and its grant. A line without a grant has that of an admin.
 fn read_grant(line: &str) -> Result<(&str, Grant)> {
-    // Names may have spaces and no colon; hashes and digests have no spaces.
+    // Names may contain spaces, but no colons; hashes and digests contain no spaces.
     let start = line.find(if line.starts_with(BEARER) { DIGEST } else { ":" }).unwrap_or(0);
     let secret = &line[start..];
     match secret.split_once(char::is_whitespace) {
@@ -333,13 +327,13 @@ fn read_grant(line: &str) -> Result<(&str, Grant)> {
     }
 }
 
-/// Where a request comes from. Without a listener that tells them, all addresses are one.
+/// Returns the address that a request came from. All requests share one address if the listener does not set [`Peer`].
 fn address(peer: Option<Peer>) -> IpAddr {
     peer.map_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED), |peer| peer.0)
 }
 
 impl From<Outcome> for Failure {
-    /// The answer to who was not let in.
+    /// Makes the answer to a caller that was not admitted.
     fn from(outcome: Outcome) -> Self {
         match outcome {
             Outcome::Right | Outcome::Wrong => Self::unauthorized("Name or password is incorrect."),
@@ -351,19 +345,18 @@ impl From<Outcome> for Failure {
     }
 }
 
-/// 32 bytes of the operating system's. Fails if it has none.
+/// Returns 32 bytes from the operating system. Fails if it has none.
 fn random() -> Result<Sha> {
     let mut bytes = Sha::default();
     getrandom::fill(&mut bytes).map_err(|error| Error::invalid("credentials", error.to_string()))?;
     Ok(bytes)
 }
 
-/// The SHA-256 of `bytes`.
 fn sha(bytes: &[u8]) -> Sha {
     Sha256::digest(bytes).into()
 }
 
-/// A SHA-256 in hexadecimal digits.
+/// Parses a SHA-256 in hexadecimal digits.
 fn parse_sha(digits: &str) -> Option<Sha> {
     let is_hex = digits.len() == 64 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
     let mut sha = Sha::default();

@@ -1,4 +1,4 @@
-//! [`Admission`]: how many feeds each client has, and may have.
+//! [`Admission`] counts and limits the feeds of each client.
 
 use std::sync::Arc;
 
@@ -11,39 +11,35 @@ use super::{
     tally::{self, Tally},
 };
 
-/// The address of the client, which a server puts into a request's extensions. Feeds of requests without one are
-/// counted together.
+/// The address of the client, which a server puts into the extensions of a request. All requests without one count as one client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Peer(pub IpAddr);
 
-/// Who counts as one client: a name with credentials, or else an address.
+/// One client: a name with credentials, or an address.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) enum Client {
-    /// A name.
     Named(Arc<str>),
-    /// An address, if it is known.
+    /// `None` if the address is not known.
     At(Option<IpAddr>),
 }
 
-/// How many feeds each client has.
+/// Counts the feeds of each client.
 #[derive(Debug)]
 pub(super) struct Admission {
-    /// The clients that have feeds, and how many.
     clients: Arc<Tally<Client>>,
-    /// The most feeds of one client.
     feeds_max: usize,
 }
 
-/// A place among the feeds of a client, until it is dropped.
+/// A feed's place among the feeds of its client. Dropping it gives the place back.
 pub(super) type Place = tally::Place<Client>;
 
 impl Admission {
-    /// Lets each client have `feeds_max` feeds.
     pub fn new(feeds_max: usize) -> Arc<Self> {
         Arc::new(Self { clients: Tally::new(), feeds_max })
     }
 
-    /// A place for a feed of the client of these extensions. Fails with 429 if there is none left.
+    /// Takes a place for a feed of the client that sent a request with these extensions. Fails with 429 if the client has none
+    /// left.
     pub fn enter(&self, extensions: &Extensions) -> Result<Place, Failure> {
         let named = extensions.get::<Caller>().map(|caller| Client::Named(caller.shared_name()));
         let client = named.unwrap_or_else(|| Client::At(extensions.get::<Peer>().map(|peer| peer.0)));
@@ -53,7 +49,7 @@ impl Admission {
         })
     }
 
-    /// How many feeds there are.
+    /// Returns how many feeds there are.
     pub fn feeds(&self) -> usize {
         self.clients.total()
     }

@@ -1,4 +1,4 @@
-//! Routes and answers as CouchDB has them: paths with and without a slash at their end, and JSON objects on a line.
+//! Routes and answers in CouchDB's form: paths with and without a trailing slash, and JSON objects on one line.
 
 use axum::{
     Router,
@@ -9,7 +9,7 @@ use axum::{
 };
 use serde::Serialize;
 
-/// `router` that answers at `path`, also with a slash behind it: CouchDB does not see that slash.
+/// Adds a route at `path`, with and without a trailing slash: CouchDB ignores that slash.
 pub(super) fn at<S: Clone + Send + Sync + 'static>(
     router: Router<S>,
     path: &str,
@@ -18,7 +18,7 @@ pub(super) fn at<S: Clone + Send + Sync + 'static>(
     router.route(&format!("{path}/"), methods.clone()).route(path, methods)
 }
 
-/// An answer with this object.
+/// Makes an answer with this object.
 pub(super) fn json(status: StatusCode, object: &impl Serialize) -> Response {
     let mut body = serde_json::to_vec(object).expect("what is told can be written as JSON");
     body.push(b'\n');

@@ -1,25 +1,23 @@
-//! [`AnswerCounts`]: what the routers have done, as it is counted.
+//! [`AnswerCounts`] counts what the routers do.
 
 use prometheus_client::metrics::{counter::Counter, family::Family};
 
-/// The names and values by which counts are distinguished.
+/// The labels of a count: pairs of a name and a value.
 pub(super) type Labels = Vec<(&'static str, String)>;
 
-/// What the routers have done. Clones count together.
+/// Counts what the routers do. Clones share their counts.
 #[derive(Debug, Clone, Default)]
 pub(super) struct AnswerCounts {
-    /// Answers, by route, method and status.
     pub answers: Family<Labels, Counter>,
-    /// Rows sent by feeds.
+    /// The rows that feeds sent.
     pub rows: Counter,
-    /// Bytes of feeds handed to connections.
+    /// The bytes that feeds gave to connections.
     pub bytes: Counter,
-    /// Feeds that were cut off by a failure.
+    /// The feeds that a failure cut off.
     pub failures: Counter,
 }
 
 impl AnswerCounts {
-    /// Counts an answer of `route`.
     pub fn answered(&self, route: &str, method: &str, status: u16) {
         let labels =
             vec![("route", route.to_owned()), ("method", method.to_owned()), ("status", status.to_string())];

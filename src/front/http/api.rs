@@ -1,4 +1,4 @@
-//! [`Api`]: what all routers share.
+//! [`Api`] holds what all routers share.
 
 use std::sync::Arc;
 
@@ -16,52 +16,45 @@ use crate::{
     state::notification_feed::NotificationFeed,
 };
 
-/// What all routers share. Clones are handles on the same.
+/// The state that all routers share. Clones share it, too.
 ///
-/// Live feeds end with [`Api::shutdown`], and when the last handle and router are gone.
+/// Live feeds end with [`Api::shutdown`], or when the last handle and the last router are dropped.
 #[derive(Clone)]
 pub struct Api {
-    /// What they share.
     pub(super) inner: Arc<Inner>,
 }
 
-/// What all feeds share.
+/// The state that all feeds share.
 pub(super) struct Inner {
     pub bus: Bus,
-    /// Tells of what comes.
     pub dispatcher: Subscriptions,
     pub feed: NotificationFeed,
-    /// How it answers.
     pub options: ApiOptions,
-    /// Limits how many feeds read the store at once.
     pub reads: Semaphore,
-    /// Room for the bodies of requests.
     pub bodies: Bodies,
-    /// Whose turn it is to decide what a name stands for.
+    /// Puts requests that create or delete the same name in order.
     pub turns: NameLocks,
-    /// Limits how many of them ask a layer for documents.
+    /// Limits how many feeds ask a layer for documents at once.
     pub doc_reads: Semaphore,
-    /// The feeds of each client.
     pub admission: Arc<Admission>,
-    /// What was done.
     pub metrics: AnswerCounts,
-    /// What is seen of the bus by looking more than once.
+    /// Remembers earlier looks at the bus, for values that need more than one look.
     pub watch: Watch,
-    /// What is seen of who owns the partitions.
+    /// Remembers earlier looks at the owners of the partitions.
     pub owners: Owners,
-    /// Counts the reshards that were asked for here, and wakes the feeds of single shards.
+    /// Counts the reshards that this process was asked for, and so wakes the feeds of single shards.
     pub reshards: watch::Sender<u64>,
-    /// Turns true when all feeds have to end.
+    /// Becomes true when all feeds have to end.
     pub closing: watch::Sender<bool>,
 }
 
 impl Inner {
-    /// Time and randomness.
     pub fn env(&self) -> &Env {
         self.feed.context.env()
     }
 
-    /// The context of a feed for the client of these extensions. Fails with 429 if the client has too many lasting feeds.
+    /// Builds the context of a feed for the client that sent a request with these extensions. Fails with 429 if the client has too
+    /// many lasting feeds.
     pub fn surroundings(&self, mode: Mode, extensions: &Extensions) -> Result<FeedContext, Failure> {
         let place = match mode {
             Mode::Normal => None,
@@ -71,16 +64,15 @@ impl Inner {
         Ok(FeedContext { env, metrics: self.metrics.clone(), closing, place })
     }
 
-    /// Whether all feeds have to end.
     pub fn is_closing(&self) -> bool {
         *self.closing.borrow()
     }
 }
 
 impl Api {
-    /// What answers for `bus`. Live feeds are subscribers of `dispatcher`, whose ring
-    /// ([`DispatcherOptions::ring_rows_max`](crate::DispatcherOptions::ring_rows_max)) says how far behind they may be without
-    /// reading the store. They end with it.
+    /// Makes the routers' shared state for `bus`. Live feeds are subscribers of `dispatcher` and end with it. The length of its
+    /// ring ([`DispatcherOptions::ring_rows_max`](crate::DispatcherOptions::ring_rows_max)) limits how far a feed may be behind
+    /// without reading the store.
     ///
     /// Fails with [`Error::Invalid`] if an option is out of its limits.
     pub fn start(bus: &Bus, dispatcher: &Dispatcher, options: ApiOptions) -> Result<Self> {
@@ -105,7 +97,7 @@ impl Api {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// Ends all live feeds, each as clients expect it, and from now on answers with what there is.
+    /// Ends all live feeds, each in the way that clients expect. Later requests get the rows that exist, and do not wait for more.
     pub fn shutdown(&self) {
         self.inner.closing.send_replace(true);
     }

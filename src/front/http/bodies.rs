@@ -1,6 +1,7 @@
-//! [`Bodies`]: the room that the bodies of all requests have together.
+//! [`Bodies`] is the room that the bodies of all requests share.
 //!
-//! Clients that begin to send a body and stop hold what they have sent until their time is over, so this room has a bound.
+//! A client may begin to send a body and stop. The server holds the part that came until the time limit of the body ends. So this
+//! room has a bound.
 
 use std::{sync::Arc, time::Duration};
 
@@ -9,20 +10,18 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::Failure;
 
-/// How many bodies are inflated at once.
 const INFLATED_AT_ONCE_MAX: usize = 2;
 
-/// How much room all bodies together have.
+/// The room for all bodies together.
 #[derive(Debug)]
 pub(super) struct Bodies {
-    /// Room in bytes.
+    /// One permit for each byte.
     room: Arc<Semaphore>,
-    /// Limits how many are inflated at once.
+    /// Limits how many bodies are inflated at once.
     pub inflating: Arc<Semaphore>,
 }
 
 impl Bodies {
-    /// Room for `len_max` bytes.
     pub fn new(len_max: usize) -> Self {
         let room = Arc::new(Semaphore::new(len_max.min(Semaphore::MAX_PERMITS)));
         Self { room, inflating: Arc::new(Semaphore::new(INFLATED_AT_ONCE_MAX)) }
@@ -31,9 +30,8 @@ impl Bodies {
 
 /// A body, and the room that it takes.
 pub(super) struct Held {
-    /// The body.
     pub bytes: Vec<u8>,
-    /// Its room; none before the first byte.
+    /// `None` before the first byte.
     pub room: Option<OwnedSemaphorePermit>,
 }
 
@@ -44,7 +42,7 @@ impl AsRef<[u8]> for Held {
 }
 
 impl Held {
-    /// Takes room for `len` bytes more. Fails with 503 if there is none.
+    /// Takes room for `len` more bytes. Fails with 503 if there is none.
     pub fn grow(&mut self, bodies: &Bodies, len: usize) -> Result<(), Failure> {
         let full = || {
             let reason = "The server holds too many bodies of requests. Try again.";

@@ -1,8 +1,9 @@
-//! Bodies of requests: bounded in length and in time, and inflated where the client has compressed them.
+//! Reads the bodies of requests, limits their length and time, and inflates those that clients have compressed.
 //!
-//! The length counts after inflating, too, so that a small body cannot become a large one; inflating is no work for the tasks that
-//! answer, and few bodies are inflated at once. All bodies together are bounded as well: clients that begin to send and stop hold
-//! what they have sent until their time is over. What this is not: compression of answers, of which feeds would be held up.
+//! The limit of the length also holds after inflating, so that a small body cannot become a large one. Inflating runs on threads of
+//! its own, not on the tasks that answer, and only for few bodies at once. All bodies together have a limit as well: a client may
+//! begin to send and stop, and the server holds the part that came until the time limit ends. This module does not compress
+//! answers, because compression would hold up feeds.
 
 use std::{io::Read, sync::Arc, time::Duration};
 
@@ -19,15 +20,14 @@ use http_body_util::BodyExt;
 
 use super::{Api, Failure, Inner, bodies::Held};
 
-/// How long the body of a request may take to come.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The most parts of a compressed body. Each costs some microseconds, also an empty one.
+/// The most gzip members of a compressed body. Each costs some microseconds, even an empty one.
 const PARTS_MAX: usize = 1_000;
 
 impl Inner {
-    /// The body of a request with these headers, inflated. Fails with 413 if it is too long, with 408 if it does not come, with
-    /// 415 if it is encoded in an unknown way, and with 400 if it breaks off or is not what its encoding says.
+    /// Reads and inflates the body of a request with these headers. Fails with 413 if it is too long, with 408 if it does not come
+    /// in time, with 415 if its encoding is unknown, and with 400 if it breaks off or does not match its encoding.
     pub async fn body(&self, headers: &HeaderMap, body: Body) -> Result<Bytes, Failure> {
         let is_packed = is_packed(headers)?;
         let held = tokio::select! {
@@ -41,7 +41,7 @@ impl Inner {
         Ok(Bytes::from_owner(held))
     }
 
-    /// What is sent. Fails with 413 if it is too long, with 503 if there is no room, and with 400 if it breaks off.
+    /// Reads a body. Fails with 413 if it is too long, with 503 if there is no room, and with 400 if it breaks off.
     async fn read(&self, mut body: Body) -> Result<Held, Failure> {
         let mut held = Held { bytes: Vec::new(), room: None };
         while let Some(frame) = body.frame().await {
@@ -56,13 +56,13 @@ impl Inner {
         Ok(held)
     }
 
-    /// What was compressed.
+    /// Inflates a body on another thread.
     async fn inflate(&self, packed: Held) -> Result<Held, Failure> {
         let len_max = self.options.body_len_max;
         let turn = Arc::clone(&self.bodies.inflating);
         let turn = turn.acquire_owned().await.expect("the semaphore is never closed");
         let inflate = move || {
-            // It lives as long as the work, also if the client hangs up.
+            // The permit lives as long as the work, even if the client hangs up.
             let _turn = turn;
             inflate(&packed.bytes, len_max)
         };
@@ -75,17 +75,17 @@ impl Inner {
 }
 
 impl Api {
-    /// `router`, which gets the bodies of requests inflated that clients have compressed (`Content-Encoding: gzip`), as IBM's
-    /// clients do with all of them. They have at most [`ApiOptions::body_len_max`](super::ApiOptions::body_len_max) bytes,
-    /// inflated or not.
+    /// Adds a layer to `router` that inflates the bodies that clients have compressed (`Content-Encoding: gzip`). IBM's clients
+    /// compress all bodies. A body has at most [`ApiOptions::body_len_max`](super::ApiOptions::body_len_max) bytes, before and
+    /// after inflating.
     ///
-    /// The routers of the library do so by themselves. This is for the other routes of a layer.
+    /// The routers of the library inflate bodies by themselves. Use this for the other routes of a layer.
     pub fn inflated(&self, router: Router) -> Router {
         router.layer(middleware::from_fn_with_state(Arc::clone(&self.inner), unpack))
     }
 }
 
-/// Gives a request on with its body inflated.
+/// Inflates the body of a request, and passes the request on.
 async fn unpack(State(inner): State<Arc<Inner>>, request: Request, next: Next) -> Response {
     if !request.headers().contains_key(header::CONTENT_ENCODING) {
         return next.run(request).await;
@@ -101,7 +101,7 @@ async fn unpack(State(inner): State<Arc<Inner>>, request: Request, next: Next) -
     }
 }
 
-/// Whether a body with these headers is compressed. Fails if it is in a way that nobody here knows.
+/// Returns whether a body with these headers is compressed. Fails if the encoding is unknown.
 fn is_packed(headers: &HeaderMap) -> Result<bool, Failure> {
     let mut encodings = headers.get_all(header::CONTENT_ENCODING).iter();
     let encoding = encodings.next().map(|value| value.to_str().unwrap_or_default().trim());
@@ -120,7 +120,7 @@ fn is_packed(headers: &HeaderMap) -> Result<bool, Failure> {
     }
 }
 
-/// What was compressed, if it has at most `len_max` bytes. No more than that is inflated.
+/// Inflates a body to at most `len_max` bytes. It stops as soon as there are more.
 fn inflate(mut packed: &[u8], len_max: usize) -> Result<Vec<u8>, Failure> {
     let mut plain = Vec::new();
     for _ in 0..PARTS_MAX {
@@ -140,7 +140,6 @@ fn inflate(mut packed: &[u8], len_max: usize) -> Result<Vec<u8>, Failure> {
     Err(Failure::bad_request(format!("The body has more than {PARTS_MAX} parts of gzip.")))
 }
 
-/// 413.
 fn too_large(len_max: usize) -> Failure {
     let reason = format!("The body has more than {len_max} bytes.");
     Failure::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", reason)

@@ -1,6 +1,6 @@
-//! [`Caller`]: who has asked; [`Grant`]: what they may do.
+//! [`Caller`] is the one who sent a request. [`Grant`] says what a caller may do.
 //!
-//! A line of credentials ends with its grant, and without one it is that of an admin:
+//! A line of credentials ends with its grant. A line without a grant makes an admin:
 //!
 //! ```text
 //! anna:$argon2id$v=19$m=19456,t=2,p=1$…
@@ -8,7 +8,7 @@
 //! bearer:scraper:sha256:… roles=_metrics
 //! ```
 //!
-//! Roles are words, as in CouchDB. Those of the server begin with an underscore; what others mean only a layer knows.
+//! Roles are words, as in CouchDB. The roles of the server begin with an underscore; only a layer knows the meaning of others.
 
 use std::{fmt, str::FromStr, sync::Arc};
 
@@ -20,23 +20,23 @@ use crate::base::{
     event::DbName,
 };
 
-/// What a route needs.
+/// The right that a route requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Right {
-    /// Credentials. What of it the caller may see follows from what is asked.
+    /// The caller has credentials. The route itself decides what the caller may see.
     Known,
-    /// To read which databases there are, and what happens to them.
+    /// The caller may read which databases there are, and what happens to them.
     Updates,
-    /// To record events.
+    /// The caller may record events.
     Record,
-    /// To see how the node and the bus are.
+    /// The caller may see the state of the node and the bus.
     Metrics,
-    /// To change how the bus is.
+    /// The caller may change the bus.
     Admin,
 }
 
 impl Right {
-    /// The role that has it; none but admins where there is none.
+    /// Returns the role that grants this right. `None` if only admins, or all callers, have the right.
     fn role(self) -> Option<&'static str> {
         match self {
             Self::Known | Self::Admin => None,
@@ -47,13 +47,12 @@ impl Right {
     }
 }
 
-/// The role of those who may do everything.
+/// The role of admins.
 const ADMIN: &str = "_admin";
 
-/// All roles of the server.
 const ROLES: [&str; 4] = [ADMIN, "_db_updates", "_events", "_metrics"];
 
-/// What somebody may do: what stands behind a line of credentials.
+/// What a caller may do. A line of credentials may end with a grant.
 ///
 /// ```
 /// use notibus::http::Grant;
@@ -66,20 +65,22 @@ const ROLES: [&str; 4] = [ADMIN, "_db_updates", "_events", "_metrics"];
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Grant {
-    /// `_admin`: everything; `_db_updates`: which databases there are and what happens to them; `_events`: to record;
-    /// `_metrics`: how the node and the bus are; and words of a layer's own.
+    /// The roles: `_admin` may do everything; `_db_updates` may read which databases there are and what happens to them; `_events`
+    /// may record events; `_metrics` may see the state of the node and the bus. A layer may have roles of its own.
     pub roles: Vec<String>,
-    /// The databases whose changes may be read, unless a layer knows better: names, or what names begin with, with a `*` behind it.
+    /// The databases whose changes the caller may read, unless a layer decides otherwise: a name, or the beginning of names with
+    /// `*` after it.
     pub reads: Vec<String>,
 }
 
 impl Grant {
-    /// That of an admin.
+    /// Returns the grant of an admin.
     pub fn admin() -> Self {
         Self { roles: vec![ADMIN.to_owned()], reads: Vec::new() }
     }
 
-    /// Fails with [`Error::Invalid`] if a word could not stand in a line, or is no role of the server although it looks like one.
+    /// Fails with [`Error::Invalid`] if a word could not stand in a line, or if it begins with an underscore but is no role of the
+    /// server.
     pub fn check(&self) -> Result<()> {
         let is_word = |word: &String| !word.is_empty() && !word.contains([',', ' ', '\t', '\n', '\r']);
         if let Some(bad) = self.roles.iter().chain(&self.reads).find(|word| !is_word(word)) {
@@ -100,7 +101,6 @@ impl Grant {
         }
     }
 
-    /// Whether there is this role.
     fn has(&self, role: &str) -> bool {
         self.roles.iter().any(|known| known == role)
     }
@@ -122,7 +122,7 @@ impl fmt::Display for Grant {
 impl FromStr for Grant {
     type Err = Error;
 
-    /// Reads `roles=a,b reads=c,d`, each of them once at most.
+    /// Reads `roles=a,b reads=c,d`. Each part may appear once, or not at all.
     fn from_str(text: &str) -> Result<Self> {
         let mut grant = Self::default();
         for part in text.split_whitespace() {
@@ -148,37 +148,35 @@ impl FromStr for Grant {
     }
 }
 
-/// Who has asked, by the credentials of the request. It is an extension of requests that were let through.
+/// The caller, as the credentials of the request identify it. Each admitted request has it among its extensions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Caller {
-    /// The name.
     name: Arc<str>,
-    /// What it may do.
     grant: Arc<Grant>,
 }
 
 impl Caller {
-    /// Who has this name.
+    /// Makes a caller with this name and this grant.
     pub fn new(name: impl Into<Arc<str>>, grant: impl Into<Arc<Grant>>) -> Self {
         Self { name: name.into(), grant: grant.into() }
     }
 
-    /// The name; that of a token without one is `bearer`.
+    /// Returns the name. A token without a name has the name `bearer`.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The roles, those of the server and those that only a layer knows.
+    /// Returns the roles of the server and the roles that only a layer knows.
     pub fn roles(&self) -> &[String] {
         &self.grant.roles
     }
 
-    /// Whether it may do everything.
+    /// Returns whether the caller may do everything.
     pub fn is_admin(&self) -> bool {
         self.grant.has(ADMIN)
     }
 
-    /// Whether it may read the changes of the database `name`, by its grant alone.
+    /// Returns whether the grant alone allows the caller to read the changes of the database `name`.
     pub fn may_read(&self, name: &DbName) -> bool {
         let is_meant = |pattern: &String| match pattern.strip_suffix('*') {
             Some(prefix) => name.as_str().starts_with(prefix),
@@ -187,12 +185,11 @@ impl Caller {
         self.is_admin() || self.grant.reads.iter().any(is_meant)
     }
 
-    /// The name, for those who count by it.
     pub(super) fn shared_name(&self) -> Arc<str> {
         Arc::clone(&self.name)
     }
 
-    /// Fails with 401, in CouchDB's words, if it has no such right.
+    /// Fails, in CouchDB's words, unless the caller has this right.
     pub(super) fn check(&self, right: Right) -> Result<(), Failure> {
         let has = right == Right::Known || right.role().is_some_and(|role| self.grant.has(role));
         if has || self.is_admin() {

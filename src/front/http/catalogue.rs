@@ -1,4 +1,5 @@
-//! `/_up`, `/_all_dbs` and `/{db}`: what clients of CouchDB ask of a server before they follow it, as far as it is known here.
+//! `/_up`, `/_all_dbs` and `/{db}`, which CouchDB's clients request before they follow a server. The answers have what this server
+//! knows.
 
 use std::sync::Arc;
 
@@ -18,15 +19,15 @@ use super::{
 };
 use crate::base::event::DbName;
 
-/// What the routes share.
+/// The state that the routes share.
 struct Known {
-    /// What all routers share.
     inner: Arc<Inner>,
     databases: Arc<dyn Databases>,
 }
 
 impl Api {
-    /// `/_up` for everyone, `/_all_dbs` for those who may read `_db_updates`, and `/{db}` of `databases` for those who may read it, for servers without a layer, which has these itself.
+    /// Serves `/_up` for everyone, `/_all_dbs` for callers that may read `_db_updates`, and `/{db}` of `databases` for callers that
+    /// may read the database. It is for servers without a layer; a layer has these routes itself.
     pub fn catalogue(&self, databases: Arc<dyn Databases>) -> Router {
         let known = Arc::new(Known { inner: Arc::clone(&self.inner), databases });
         let open = at(
@@ -44,7 +45,6 @@ impl Api {
     }
 }
 
-/// The names of all databases.
 async fn list(State(known): State<Arc<Known>>) -> Response {
     let names = async {
         let _turn = known.inner.reads.acquire().await.expect("the semaphore is never closed");
@@ -57,7 +57,7 @@ async fn list(State(known): State<Arc<Known>>) -> Response {
     }
 }
 
-/// What is known of a database.
+/// Answers with the properties of a database that the bus knows.
 async fn info(
     State(known): State<Arc<Known>>,
     Path(name): Path<String>,
@@ -73,7 +73,7 @@ async fn info(
         }
         let row = known.inner.feed.newest(&db.name).await?;
         let update_seq = row.map_or_else(|| "0".to_owned(), |row| row.sequence.to_string());
-        // Clients take a database of CouchDB for another one if this changes, so it is that of the creation.
+        // CouchDB's clients take a database for another one if this value changes, so it identifies the creation.
         let known =
             json!({ "db_name": db.name, "update_seq": update_seq, "instance_start_time": db.instance });
         Ok::<_, Failure>(answer(StatusCode::OK, &known))

@@ -1,15 +1,16 @@
-//! [`Checks`]: verifies passwords, which costs 19 MB and the time of a core each, so that guessers cost a bounded amount and
-//! slow nobody else.
+//! [`Checks`] verifies passwords. Each check costs 19 MB and keeps a core busy, so this module bounds the cost of guessers and
+//! keeps them from slowing down others.
 //!
 //! # Invariants
 //!
-//! 1. A permit lives as long as its check, even if the client hangs up meanwhile: so the checks that take memory are limited,
-//!    and their memory is constant.
-//! 2. Each name has one check at a time, and text that is no name takes no permit for which others wait: guesses of one name, or of
-//!    any, do not delay log-ins under other names.
-//! 3. A pair of a name and an address has a few failures, and is then refused without a check. A check counts as failed while it
-//!    runs, so that a hundred at once are not a hundred guesses.
-//! 4. Requests with equal headers share one check: a right client that begins with many connections does not lock itself out.
+//! 1. A check holds its permit until it ends, even if the client hangs up meanwhile. So the number of checks is limited, and the
+//!    memory for them is constant.
+//! 2. Each name has one check at a time. An unknown name never takes a permit that others wait for. So guesses, of one name or of
+//!    many, do not delay log-ins under other names.
+//! 3. A pair of a name and an address may fail a few times; after that, it is refused without a check. A check counts as failed
+//!    while it runs, so that a hundred parallel requests are not a hundred free guesses.
+//! 4. Requests with equal headers share one check. So a client with the right password does not lock itself out by opening many
+//!    connections.
 
 use std::{
     collections::HashMap,
@@ -33,91 +34,80 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::lockout::{Failures, network};
 use crate::base::env::Env;
 
-/// How many passwords are verified at once.
 const AT_ONCE_MAX: usize = 2;
 
-/// After how many failures a pair of a name and an address is locked out, as in CouchDB.
+/// How many failures lock out a pair of a name and an address, as in CouchDB.
 const FAILURES_MAX: u32 = 5;
 
-/// For how long it is.
+/// How long a pair is locked out.
 const LOCKED_FOR: Duration = Duration::from_mins(5);
 
-/// How many pairs are remembered; as many again of names that there are not.
+/// How many pairs of known names are remembered, and how many of unknown names.
 const PAIRS_MAX: usize = 10_000;
 
-/// How many lines the log gets of one address in [`LOCKED_FOR`].
+/// How many lines the log gets about one address in [`LOCKED_FOR`].
 const LINES_MAX: u32 = 10;
 
-/// The most characters of a name that are logged.
+/// The most characters of a name that the log shows.
 const SHOWN_MAX: usize = 64;
 
-/// What has become of a log-in.
+/// The result of a log-in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Outcome {
-    /// Name and password are right.
     Right,
-    /// They are not.
     Wrong,
-    /// The pair of name and address is locked out for so long.
+    /// The pair of name and address is locked out for this long.
     Locked(Duration),
 }
 
-/// A name and its hash.
 #[derive(Debug)]
 struct Account {
     name: String,
     hash: PasswordHash,
-    /// Lets one check of it at a time through.
+    /// Lets one check of this account run at a time.
     turn: Arc<Semaphore>,
 }
 
-/// A check that several requests may wait for.
+/// A check that several requests may await.
 type Check = Shared<BoxFuture<'static, Outcome>>;
 
-/// Checks in progress, by the digest of what is checked and where it comes from.
+/// The checks in progress, by the digest of the credentials and the address of the client.
 type InProgress = HashMap<([u8; 32], IpAddr), WeakShared<BoxFuture<'static, Outcome>>>;
 
-/// Verifies passwords.
 #[derive(Debug)]
 pub(super) struct Checks(Arc<Inner>);
 
-/// What checks share.
+/// The state that checks share.
 #[derive(Debug)]
 struct Inner {
-    /// Names and hashes of passwords.
     accounts: Vec<Account>,
-    /// Limits how many passwords are verified at once.
     turns: Arc<Semaphore>,
-    /// The memory of checks that have ended, for those to come: given back to the allocator, each thread's heap would keep it.
+    /// The memory of ended checks, for the next ones. If it went back to the allocator, the heap of each thread would hold it.
     memory: Mutex<Vec<Vec<Block>>>,
-    /// The checks in progress.
     in_progress: Mutex<InProgress>,
-    /// Failures by name and address.
+    /// The failures by known name and address.
     known: Failures,
-    /// The same, of names that there are not.
+    /// The failures by unknown name and address.
     unknown: Failures,
-    /// Hashes them.
+    /// Hashes the unknown names.
     hasher: foldhash::fast::RandomState,
-    /// Lines of the log, by address.
+    /// The lines of the log, by address.
     lines: Failures,
-    /// How long the last check has taken, its wait included, in microseconds.
+    /// How long the last check took, including its wait, in microseconds.
     usual_us: AtomicU64,
 }
 
-/// A try that was counted. Dropped before its check has begun, it was none.
+/// A try that was counted. If it is dropped before its check begins, it is no longer counted.
 struct Try {
-    /// What it is a check of.
     inner: Arc<Inner>,
-    /// The place of the name, or the hash of one that there is not.
+    /// The place of a known name, or the hash of an unknown one.
     name: Result<usize, u64>,
-    /// Where it comes from.
     address: IpAddr,
-    /// Whether it counts.
     has_begun: bool,
 }
 
 impl Checks {
-    /// Verifies the passwords of these names, by their hashes.
+    /// Verifies the passwords of these names by their hashes.
     pub fn new(accounts: Vec<(String, PasswordHash)>) -> Self {
         let account = |(name, hash)| Account { name, hash, turn: Arc::new(Semaphore::new(1)) };
         Self(Arc::new(Inner {
@@ -133,20 +123,19 @@ impl Checks {
         }))
     }
 
-    /// The names.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.0.accounts.iter().map(|account| account.name.as_str())
     }
 
-    /// The hash of the password of `name`, if there is such a name.
+    /// Returns the hash of the password of `name`, if the name is known.
     pub fn hash_of(&self, name: &str) -> Option<String> {
         let account = self.0.accounts.iter().find(|account| account.name == name);
         account.map(|account| account.hash.to_string())
     }
 
-    /// Whether `name` has this `password`, as asked from `address`; `digest` is that of both.
+    /// Returns whether `name` has this `password`. The request came from `address`; `digest` is the digest of name and password.
     ///
-    /// It is cancel safe: a check that waits ends with the last request that waits for it; one that has begun goes on.
+    /// This is cancel safe: a check that waits ends with the last request that awaits it; a check that has begun goes on.
     pub async fn check(
         &self,
         name: &str,
@@ -163,7 +152,7 @@ impl Checks {
                 None => match self.begin(name, password, network(address), env) {
                     Err(locked) => return Outcome::Locked(locked),
                     Ok(check) => {
-                        // Those whose requests have all hung up are still there.
+                        // Entries whose requests have all hung up are still in the map.
                         if in_progress.len() == in_progress.capacity() {
                             in_progress.retain(|_, check| check.upgrade().is_some());
                         }
@@ -181,8 +170,7 @@ impl Checks {
         outcome
     }
 
-    /// What becomes of who has asked from `address` with a token that there is not, as of `name`: it is counted and logged as a wrong
-    /// password is.
+    /// Counts and logs a wrong token from `address` like a wrong password of `name`.
     pub fn wrong_token(&self, name: &str, address: IpAddr, env: &Env) -> Outcome {
         let unknown = Err(self.0.hasher.hash_one(name));
         if let Err(locked) = self.0.count(unknown, network(address), env.now()) {
@@ -192,7 +180,8 @@ impl Checks {
         Outcome::Wrong
     }
 
-    /// The check, counted as a failure until it is right. Fails with how long the pair is locked out.
+    /// Makes the check, which counts as a failure until it finds the password right. Fails with the remaining time if the pair is
+    /// locked out.
     fn begin(&self, name: &str, password: &str, address: IpAddr, env: &Env) -> Result<Check, Duration> {
         let inner = &self.0;
         let place = inner.accounts.iter().position(|account| account.name == name);
@@ -223,7 +212,6 @@ impl Checks {
 }
 
 impl Inner {
-    /// Counts a try.
     fn count(&self, name: Result<usize, u64>, address: IpAddr, now: Duration) -> Result<u32, Duration> {
         match name {
             Ok(place) => self.known.count((place as u64, address), now),
@@ -231,8 +219,9 @@ impl Inner {
         }
     }
 
-    /// What a check of the name needs: a hash, and the permits that it holds. A name that there is not looks like one that there
-    /// is: it gets a check if nobody else needs it (`None` if somebody does), and waits as long as one took else.
+    /// Waits for the permits of a check, and returns them with the hash. Unknown names have to look like known ones: such a name
+    /// gets a check if nobody else needs the permit. Otherwise this returns `None`, and the caller waits as long as a check usually
+    /// takes.
     async fn turn(
         &self,
         name: Result<usize, u64>,
@@ -249,7 +238,7 @@ impl Inner {
         Some((account.hash.clone(), [None, Some(one)]))
     }
 
-    /// Whether `password` has this hash; `None` if it is no hash. It takes its time.
+    /// Returns whether `password` has this hash; `None` if the hash cannot be read. This takes long.
     fn verify(&self, password: &[u8], hash: &PasswordHash) -> Option<bool> {
         let params = Params::try_from(hash).ok()?;
         let algorithm = Algorithm::new(hash.algorithm.as_str()).ok()?;
@@ -267,7 +256,7 @@ impl Inner {
         Some(found.ct_eq(expected.as_bytes()).into())
     }
 
-    /// Logs a failure in one line that fail2ban can read, the first ones of each address.
+    /// Logs a failure in one line that fail2ban can read. It logs only the first failures of each address.
     fn log(&self, peer: IpAddr, name: &str, now: Duration) {
         if self.lines.count((0, network(peer)), now).is_ok() {
             let name: String = name.chars().take(SHOWN_MAX).collect();
@@ -277,7 +266,7 @@ impl Inner {
 }
 
 impl Try {
-    /// What has become of it.
+    /// Returns the result of the try. A right password clears the failures of the pair.
     fn settle(&self, is_right: bool) -> Outcome {
         match self.name {
             Ok(place) if is_right => {
@@ -310,7 +299,7 @@ mod tests {
 
     use super::*;
 
-    /// Names with the password "secret", and a hash that takes no time to check.
+    /// Makes accounts with the password "secret" and a hash that is fast to check.
     fn checks(names: &[&str]) -> Arc<Checks> {
         let argon2 =
             Argon2::new(Algorithm::Argon2id, Version::default(), Params::new(8, 1, 1, None).unwrap());
@@ -318,7 +307,7 @@ mod tests {
         Arc::new(Checks::new(names.iter().map(|name| ((*name).to_owned(), hash.clone())).collect()))
     }
 
-    /// With 200 guessers a right log-in once waited for all of them: 5.9 s.
+    /// Regression: with 200 guessers a right log-in waited for all of them: 5.9 s.
     #[tokio::test]
     async fn who_logs_in_waits_for_few_checks_of_others() {
         let (checks, env) = (checks(&["anna", "bob"]), Env::system());

@@ -1,7 +1,8 @@
-//! [`Sessions`]: signs the cookies of `/_session`, and verifies them.
+//! [`Sessions`] signs and verifies the cookies of `/_session`.
 //!
-//! A cookie says whose it is and until when, and is signed with a key of the process, or of the configuration, so that several nodes know
-//! each other's. The signature goes by the hash of the password, too: a new password ends the sessions of the old one. Nothing is kept.
+//! A cookie names its user and the end of its session. It is signed with a key of the process, or with a key of the configuration,
+//! so that several nodes accept each other's cookies. The signature also covers the hash of the password, so a new password ends
+//! the sessions of the old one. The server stores nothing.
 
 use std::time::{Duration, SystemTime};
 
@@ -10,37 +11,33 @@ use base64ct::{Base64UrlUnpadded, Encoding};
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
-/// The name of the cookie.
 const COOKIE: &str = "AuthSession";
 
-/// How long a session lasts that is not used, as in CouchDB.
+/// How long an unused session lasts, as in CouchDB.
 const LIFETIME: Duration = Duration::from_mins(10);
 
-/// After how much of that a new cookie is sent.
+/// The age of a cookie at which the server sends a new one.
 const RENEWED_AFTER: Duration = Duration::from_mins(1);
 
-/// The bytes of a signature.
 const SIGNATURE_LEN: usize = 32;
 
-/// Signs cookies.
+/// Signs and verifies cookies.
 pub(super) struct Sessions(Hmac<Sha256>);
 
-/// A session that a cookie tells of.
+/// The session that a cookie describes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Session {
-    /// Whose it is.
+    /// The name of the user.
     pub name: String,
-    /// Whether a new cookie is due.
     pub is_due: bool,
 }
 
 impl Sessions {
-    /// Signs with this key.
     pub fn new(key: &[u8; 32]) -> Self {
         Self(Hmac::new_from_slice(key).expect("keys of any length are taken"))
     }
 
-    /// The value of a cookie for `name`, whose password has this hash.
+    /// Returns the value of a cookie for `name`, whose password has this hash.
     pub fn sign(&self, name: &str, hash: &str, now_ms: u64) -> String {
         let until = now_ms.saturating_add(LIFETIME.as_millis() as u64);
         let mut bytes = format!("{name}:{until:x}:").into_bytes();
@@ -49,7 +46,8 @@ impl Sessions {
         Base64UrlUnpadded::encode_string(&bytes)
     }
 
-    /// The session that the value of a cookie tells of, if it was signed here and is not over; `hash_of` finds the hash of a name.
+    /// Returns the session that the value of a cookie describes, if the signature is right and the session is not over; `hash_of`
+    /// finds the hash of a name.
     pub fn verify(
         &self,
         value: &str,
@@ -65,26 +63,26 @@ impl Sessions {
         Some(Session { name: name.to_owned(), is_due: left < LIFETIME.saturating_sub(RENEWED_AFTER) })
     }
 
-    /// The signature of what a cookie says.
+    /// Returns the signature of a cookie's text.
     fn signature(&self, said: &[u8], hash: &str) -> Hmac<Sha256> {
         self.0.clone().chain_update(said).chain_update(hash.as_bytes())
     }
 }
 
-/// The value of the cookie in `headers`.
+/// Returns the value of the cookie in `headers`.
 pub(super) fn cookie(headers: &HeaderMap) -> Option<&str> {
     let lines = headers.get_all(header::COOKIE).iter().filter_map(|line| line.to_str().ok());
     let mut pairs = lines.flat_map(|line| line.split(';')).filter_map(|pair| pair.trim().split_once('='));
     pairs.find(|(name, _)| *name == COOKIE).map(|(_, value)| value).filter(|value| !value.is_empty())
 }
 
-/// The header that sets the cookie; an empty value ends the session. Behind TLS it goes back by TLS alone.
+/// Makes the header that sets the cookie; an empty value ends the session. Behind TLS, browsers return the cookie over TLS only.
 pub(super) fn set_cookie(value: &str, request: &HeaderMap, now_ms: u64) -> HeaderValue {
     let is_secure =
         request.get("x-forwarded-proto").is_some_and(|proto| proto.as_bytes().eq_ignore_ascii_case(b"https"));
     let secure = if is_secure { "; Secure" } else { "" };
     let age = if value.is_empty() { Duration::ZERO } else { LIFETIME };
-    // Some clients keep no cookie without it.
+    // Some clients ignore a cookie without `Expires`.
     let ends = if age.is_zero() { age } else { Duration::from_millis(now_ms).saturating_add(age) };
     let ends = SystemTime::UNIX_EPOCH.checked_add(ends).unwrap_or(SystemTime::UNIX_EPOCH);
     let (ends, age) = (httpdate::fmt_http_date(ends), age.as_secs());

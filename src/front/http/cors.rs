@@ -1,4 +1,4 @@
-//! [`Cors`]: which pages of other origins may ask a server through a browser, with the options that CouchDB has for it.
+//! [`Cors`] says which pages of other origins may use a server through a browser. It has CouchDB's options.
 
 use std::time::Duration;
 
@@ -6,27 +6,27 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, header};
 
 use crate::base::error::{Error, Result};
 
-/// What pages may read of an answer besides its body.
+/// The headers that pages may read from an answer.
 const EXPOSED: &str =
     "content-type, cache-control, accept-ranges, etag, server, x-couch-request-id, retry-after";
 
-/// Which pages of other origins may ask a server through a browser, and what.
+/// Which pages of other origins may use a server through a browser, and how.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cors {
-    /// The origins, as `https://app.example`; `*` stands for all.
+    /// The origins, for example `https://app.example`; `*` stands for all.
     pub origins: Vec<String>,
-    /// Whether browsers may send credentials along. Not with `*`. Default: no.
+    /// Whether browsers may send credentials. This is not allowed with `*`. Default: no.
     pub credentials: bool,
     /// The methods that pages may use. Default: GET, HEAD, POST and DELETE.
     pub methods: Vec<Method>,
     /// The headers that pages may send. Default: those that CouchDB's clients send.
     pub headers: Vec<HeaderName>,
-    /// For how long a browser may remember the answer. Default: 10 min.
+    /// How long a browser may remember the answer. Default: 10 min.
     pub max_age: Duration,
 }
 
 impl Default for Cors {
-    /// No origin.
+    /// Allows no origin.
     fn default() -> Self {
         let names = [
             "accept",
@@ -50,17 +50,16 @@ impl Default for Cors {
     }
 }
 
-/// A request of a page that may ask.
+/// The answer to a request of a page that is allowed.
 #[derive(Debug)]
 pub(super) struct Allowed {
-    /// What the answer says of it.
     headers: Vec<(HeaderName, HeaderValue)>,
-    /// Whether the browser asks first.
+    /// Whether this is the preflight request of the browser.
     pub is_preflight: bool,
 }
 
 impl Cors {
-    /// Fails if an origin could never match, or if all web pages could use the credentials of the users who look at them.
+    /// Fails if an origin could never match, or if every web page could use the credentials of the users who visit it.
     pub(super) fn check(&self) -> Result<()> {
         let is_origin = |origin: &String| {
             let place = origin.split_once("://").map(|(_, place)| place);
@@ -76,7 +75,8 @@ impl Cors {
         Ok(())
     }
 
-    /// What is allowed to who sends a request with these; `None` if it is no page of another origin, or none that may ask.
+    /// Returns what a page may do that sends a request with this method and these headers. Returns `None` if the request comes from
+    /// no other origin, or from an origin that is not allowed.
     pub(super) fn asked(&self, method: &Method, headers: &HeaderMap) -> Option<Allowed> {
         let mut origins = headers.get_all(header::ORIGIN).iter();
         let (Some(origin), None) = (origins.next(), origins.next()) else { return None };
@@ -113,7 +113,7 @@ impl Cors {
 }
 
 impl Allowed {
-    /// Says so in the headers of the answer.
+    /// Adds the headers to those of the answer.
     pub fn allow(self, headers: &mut HeaderMap) {
         for (name, value) in self.headers {
             headers.append(name, value);

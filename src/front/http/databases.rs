@@ -1,5 +1,5 @@
-//! [`Databases`]: what a layer tells the routers of its databases; [`Lens`]: how it shows their documents to who asks in a way that
-//! only the layer understands.
+//! [`Databases`] is what a layer says about its databases. [`Lens`] shows their documents to one request in a way that only the
+//! layer understands.
 
 use std::{future::ready, sync::Arc};
 
@@ -16,26 +16,28 @@ use crate::{
     store::Transaction,
 };
 
-/// Which databases there are, and what the layer knows of their documents.
+/// Which databases there are, and what the layer knows about their documents.
 ///
-/// Over HTTP the body of a document ([`DocSource::body`]) has to be its JSON object, with `_id`, `_rev` and, if so, `_deleted`.
+/// Over HTTP the body of a document ([`DocSource::body`]) has to be its JSON object with `_id`, `_rev` and, if the document is
+/// deleted, `_deleted`.
 pub trait Databases: DocSource + 'static {
-    /// The database that has `name` now, as `tx` sees it; `None` if there is none.
+    /// Returns the database that has `name` now, as `tx` sees it; `None` if there is none.
     fn find<'a>(&'a self, tx: &'a Transaction, name: &'a DbName) -> BoxFuture<'a, Result<Option<Db>>>;
 
-    /// The names of all databases, in order, for `/_all_dbs`; `None` if the layer has that route itself. Default: none.
+    /// Returns the names of all databases in order, for `/_all_dbs`; `None` if the layer has that route itself. Default: `None`.
     fn names(&self) -> BoxFuture<'_, Result<Option<Vec<DbName>>>> {
         Box::pin(ready(Ok(None)))
     }
 
-    /// Whether `caller` may read `db`; there is none where everyone may ask. Default: by its credentials ([`Caller::may_read`]).
+    /// Returns whether `caller` may read `db`. The caller is `None` where everyone may send requests. Default: the caller's grant
+    /// decides ([`Caller::may_read`]).
     fn may_read<'a>(&'a self, caller: Option<&'a Caller>, db: &'a Db) -> BoxFuture<'a, Result<bool>> {
         Box::pin(ready(Ok(caller.is_none_or(|caller| caller.may_read(&db.name)))))
     }
 
-    /// How a feed shows documents for which the routers know no way: those of a filter of the layer's (`_selector`, `_view`, a design
-    /// document's function), or bodies with conflicts or attachments. `None` if the layer does not know it either: the request is
-    /// refused then, as it is with a failure of the layer's own. Default: none.
+    /// Returns how a feed shows documents where the routers do not know how: with a filter of the layer (`_selector`, `_view`, a
+    /// function of a design document), or with conflicts or attachments. Return `None` if the layer does not know either: then the
+    /// request gets 400. If the layer fails, the client gets its failure. Default: `None`.
     fn lens<'a>(
         &'a self,
         _db: &'a Db,
@@ -45,26 +47,26 @@ pub trait Databases: DocSource + 'static {
     }
 }
 
-/// What a request asks of the documents of a feed that only a layer can answer.
+/// The part of a request for documents that only a layer can answer.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Asked {
-    /// The name of a filter: all but `_doc_ids` and `_design`, which the routers know.
+    /// The name of a filter. The routers handle `_doc_ids` and `_design` themselves.
     pub filter: Option<String>,
-    /// The parameters that are the filter's, in the order in which they came.
+    /// The parameters of the filter, in the order in which they came.
     pub parameters: Vec<(String, String)>,
-    /// The body of the request: empty, or a JSON object, as `{"selector":{}}`.
+    /// The body of the request: empty, or a JSON object, for example `{"selector":{}}`.
     pub body: Bytes,
-    /// Bodies are to have their conflicts (`conflicts=true`).
+    /// Whether bodies should have their conflicts (`conflicts=true`).
     pub conflicts: bool,
-    /// Bodies are to have their attachments (`attachments=true`).
+    /// Whether bodies should have their attachments (`attachments=true`).
     pub attachments: bool,
-    /// Who asks, if it is known.
+    /// The caller, if it is known.
     pub caller: Option<Caller>,
 }
 
-/// How a layer shows documents to one feed: their leaves and bodies, and which of them at all.
+/// How a layer shows documents to one feed. A lens gives their leaves and bodies, and decides which documents the feed has.
 pub trait Lens: DocSource + 'static {
-    /// Whether the feed has the row of `doc`, whose `body` is what [`DocSource::body`] gave for it.
+    /// Returns whether the feed has the row of `doc`. [`DocSource::body`] returned `body` for it.
     fn keeps<'a>(&'a self, doc: &'a DocSummary, body: Option<&'a Bytes>) -> BoxFuture<'a, Result<bool>>;
 }

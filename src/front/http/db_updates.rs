@@ -1,4 +1,4 @@
-//! `/_db_updates`: which databases were created, updated and deleted.
+//! `/_db_updates` says which databases were created, updated and deleted.
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
@@ -28,23 +28,21 @@ use crate::{
     store::Isolation,
 };
 
-/// The methods of feeds.
 const METHODS: &str = "GET,HEAD,POST";
 
 impl Api {
-    /// `/_db_updates`, for admins and those who have its role.
+    /// Serves `/_db_updates` for admins and for callers with the role `_db_updates`.
     pub fn db_updates(&self) -> Router {
         let router = at(Router::new(), "/_db_updates", any(answer));
         self.guarded(router.with_state(Arc::clone(&self.inner)), Right::Updates)
     }
 }
 
-/// Answers.
 async fn answer(State(inner): State<Arc<Inner>>, request: Request) -> Response {
     feed(&inner, request).await.unwrap_or_else(IntoResponse::into_response)
 }
 
-/// The feed that is asked for.
+/// Makes the feed that the request asks for.
 async fn feed(inner: &Arc<Inner>, request: Request) -> Result<Response, Failure> {
     let (parts, body) = request.into_parts();
     check_method(&parts.method)?;
@@ -68,7 +66,7 @@ async fn feed(inner: &Arc<Inner>, request: Request) -> Result<Response, Failure>
     let is_live = query.mode != Mode::Normal && !query.descending;
     let scope = Scope { kinds: query.types, limit: query.limit, is_live };
     let mut response = if query.descending {
-        // It ends by itself.
+        // This feed ends by itself.
         query.heartbeat = None;
         let source = Backwards::new(inner, scope);
         Stream::new(source, &query, around).into_response()
@@ -89,26 +87,27 @@ async fn feed(inner: &Arc<Inner>, request: Request) -> Result<Response, Failure>
     Ok(response)
 }
 
-/// Whether all who wait so wait for the same: there is a position in the address, and it is none of a moment.
+/// Returns whether all requests with this address wait for the same rows: the address has to name a position, and the position must
+/// not depend on the present time.
 fn is_shareable(query: &Query) -> bool {
     let is_bound = matches!(query.start, Start::At(cursor) if cursor != Cursor::NOTHING);
     query.mode == Mode::Longpoll && is_bound && !query.descending
 }
 
-/// Lets proxies keep `response` for this long, if they may.
+/// Lets proxies keep `response` for this long, if a time is configured.
 fn share(response: &mut Response, age: Option<Duration>) {
     let Some(age) = age else { return };
     let value = format!("public, max-age={}", age.as_secs().max(1));
     let value = HeaderValue::from_str(&value).expect("numbers are visible");
     response.headers_mut().insert(header::CACHE_CONTROL, value);
-    // nginx keeps nothing that it does not buffer.
+    // nginx caches only what it buffers.
     response.headers_mut().remove(UNBUFFERED);
 }
 
-/// Takes away the body that the method does not want, and adds the tag.
+/// Removes the body from an answer to HEAD, and adds the tag.
 pub(super) fn finish(response: &mut Response, method: &Method, tag: Option<HeaderValue>) {
     if *method == Method::HEAD {
-        // One of unknown length, as the answer to GET has: an empty one would say that it has no bytes.
+        // The answer to GET has a body of unknown length, so this one has, too: an empty body would say that the length is 0.
         *response.body_mut() = Body::from_stream(stream::empty::<Result<Bytes, Infallible>>());
     }
     if let Some(tag) = tag {
@@ -116,7 +115,7 @@ pub(super) fn finish(response: &mut Response, method: &Method, tag: Option<Heade
     }
 }
 
-/// Fails if a feed has no such method.
+/// Fails if feeds do not have this method.
 pub(super) fn check_method(method: &Method) -> Result<(), Failure> {
     match *method {
         Method::GET | Method::HEAD | Method::POST => Ok(()),
@@ -124,7 +123,7 @@ pub(super) fn check_method(method: &Method) -> Result<(), Failure> {
     }
 }
 
-/// Fails if `body` says something: clients that post send nothing, or an empty object.
+/// Fails if `body` has content: clients that post send nothing, or an empty object.
 async fn check_body(inner: &Inner, parts: &Parts, body: Body) -> Result<(), Failure> {
     if parts.method != Method::POST {
         return Ok(());
@@ -136,8 +135,8 @@ async fn check_body(inner: &Inner, parts: &Parts, body: Body) -> Result<(), Fail
     if text.is_empty() || is_empty() { Ok(()) } else { Err(bad()) }
 }
 
-/// What the answer to the query `text` depends on, as an entity tag, a weak one because positions may be told in several ways:
-/// the last row of the feed, which every change moves, and what was dropped.
+/// Returns the entity tag of the answer to the query `text`. It depends on the last row of the feed, which every change moves, and
+/// on the horizon. The tag is weak, because one position may have several texts.
 pub(super) async fn tag<R: FeedRow>(feed: &Feed<R>, text: &str) -> Result<HeaderValue, Failure> {
     let raw = feed.raw();
     let state = async |tx| {
@@ -150,9 +149,9 @@ pub(super) async fn tag<R: FeedRow>(feed: &Feed<R>, text: &str) -> Result<Header
     Ok(HeaderValue::from_str(&format!("W/\"{hash:032x}\"")).expect("hexadecimal digits are visible"))
 }
 
-/// Whether the client has what `tag` stands for.
+/// Returns whether the client already has the answer with this tag.
 pub(super) fn is_known(parts: &Parts, tag: &HeaderValue) -> bool {
-    // Clients may take it for a strong one, and leave out what says that it is weak.
+    // Clients may take the tag for a strong one, and omit the prefix that makes it weak.
     let bare = |tag: &str| tag.strip_prefix("W/").unwrap_or(tag).to_owned();
     let tag = bare(tag.to_str().unwrap_or_default());
     let known = parts.headers.get_all(header::IF_NONE_MATCH).iter().filter_map(|value| value.to_str().ok());
@@ -160,7 +159,7 @@ pub(super) fn is_known(parts: &Parts, tag: &HeaderValue) -> bool {
     parts.method != Method::POST && known.any(|known| known == "*" || bare(known) == tag)
 }
 
-/// The answer to a client that has what `tag` stands for.
+/// Makes the answer to a client that already has the answer with this tag.
 pub(super) fn not_modified(tag: &HeaderValue) -> Response {
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::NOT_MODIFIED;
