@@ -1,8 +1,8 @@
-//! `/_notibus/events`: events of databases that are kept elsewhere, by layers that are not written in Rust.
+//! `/_notibus/events` records events of databases that a layer keeps elsewhere. It serves layers that are not written in Rust.
 //!
-//! Such a layer knows names only. Which creation of a name is meant follows from what the bus knows of it: its row, and what
-//! waits to be folded into it. Two requests that decide what one name stands for meet on a key that holds nothing, and one of
-//! them is tried again; those that only say that a known database was updated disturb nobody.
+//! Such a layer knows only names. The bus finds out which creation of a name an event belongs to: it reads the row of the name and
+//! the events that wait to be folded into it. Two requests that create or delete the same name conflict on a key that holds no
+//! value, and the store retries one of them. Requests that only update a known database conflict with nobody.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -37,16 +37,16 @@ use crate::{
     store::{Isolation, Transaction},
 };
 
-/// How long a key of a request is.
+/// The most bytes of an `Idempotency-Key`.
 const KEY_LEN_MAX: usize = 255;
 
-/// For how many versions of the store, at a million a second, what came of a request is kept at least: five minutes.
+/// How long the result of a request is kept at least: five minutes, counted in versions of the store, a million a second.
 const PERIOD: u64 = 300_000_000;
 
 /// The most events of a request.
 const EVENTS_MAX: usize = 10_000;
 
-/// How long a request waits for the store at most: within a minute everybody is answered, whatever a cluster does.
+/// How long a request waits for the store at most. So every client gets an answer within a minute, whatever happens to the cluster.
 const ANSWER_MAX: Duration = Duration::from_secs(50);
 
 /// How many rows are read at once to list all names.
@@ -55,17 +55,16 @@ const NAMES_PER_PAGE: usize = 1_000;
 /// How many names are looked up at once.
 const NAMES_AT_ONCE: usize = 64;
 
-/// An event, as it is posted.
+/// An event, as a client posts it.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Posted {
     db: String,
-    /// What happened to it.
     #[serde(rename = "type")]
     kind: String,
-    /// The document that was written; only the id of a design document is recorded.
+    /// The document that was written. The bus records only the ids of design documents.
     doc: Option<String>,
-    /// The instance of the name, if the client knows it: 32 hexadecimal digits.
+    /// The instance of the database, if the client knows it: 32 hexadecimal digits.
     instance: Option<String>,
 }
 
@@ -73,16 +72,14 @@ struct Posted {
 #[derive(Debug, Clone)]
 struct Event {
     name: DbName,
-    /// What happened to it.
     kind: EventKind,
-    /// The design document.
     ddoc: Option<DdocId>,
-    /// Which creation of the name is meant.
+    /// The creation of the name that the event belongs to, if the client said so.
     instance: Option<DbInstance>,
 }
 
 impl Posted {
-    /// The event, if it is one.
+    /// Checks the event. Fails with the reason if it cannot be recorded.
     fn check(self) -> Result<Event, String> {
         let kinds = [EventKind::Created, EventKind::Deleted, EventKind::Updated, EventKind::DdocUpdated];
         let kind = kinds
@@ -99,28 +96,27 @@ impl Posted {
 }
 
 impl Api {
-    /// `/_notibus/events`, for databases that are known by the events that are posted. Layers in Rust record in their own
-    /// transactions, and need no route.
+    /// Serves `/_notibus/events`. The posted events are all that the bus knows about these databases. Layers in Rust record events
+    /// in their own transactions and do not need this route.
     pub fn events(&self) -> Router {
         let router = at(Router::new(), "/_notibus/events", any(answer));
         self.guarded(router.with_state(Arc::clone(&self.inner)), Right::Record)
     }
 
-    /// The databases as their events tell of them, for [`Api::changes`] where there is no layer in the process. It knows
-    /// nothing of documents but what their changes say.
+    /// Returns the databases that the recorded events describe. Use them for [`Api::changes`] if there is no layer in the process.
+    /// They know about documents only what the changes say.
     pub fn recorded_databases(&self) -> Arc<dyn Databases> {
         Arc::new(Recorded(self.inner.feed.clone()))
     }
 }
 
-/// Answers.
 async fn answer(State(inner): State<Arc<Inner>>, request: Request) -> Response {
     let answer = async {
         let (parts, body) = request.into_parts();
         if parts.method != Method::POST {
             return Err(Failure::method_not_allowed("POST"));
         }
-        // A browser sends what a page of anyone tells it to, also to a server that only this machine can reach.
+        // Any page can make a browser send requests, even to a server that only this machine can reach.
         if parts.headers.contains_key(header::ORIGIN) {
             return Err(Failure::new(
                 StatusCode::FORBIDDEN,
@@ -134,7 +130,7 @@ async fn answer(State(inner): State<Arc<Inner>>, request: Request) -> Response {
         let recorded = tokio::select! {
             biased;
             recorded = record(&inner, &events, once.map(|once| once.with(&body))) => recorded?,
-            // A store that is away answers nothing at all. What was under way may be recorded all the same.
+            // An unreachable store never answers. The transaction in progress may record the events all the same.
             () = inner.bus.feed().context.env().sleep(ANSWER_MAX) => {
                 return Err(Error::GaveUp { what: "recording events", after: ANSWER_MAX }.into());
             }
@@ -156,7 +152,7 @@ async fn answer(State(inner): State<Arc<Inner>>, request: Request) -> Response {
     answer.await.unwrap_or_else(IntoResponse::into_response)
 }
 
-/// The events of a body.
+/// Reads the events of a body.
 fn read(body: &[u8]) -> Result<Vec<Event>, Failure> {
     let posted: Vec<Posted> = serde_json::from_slice(body).map_err(|error| {
         Failure::bad_request(format!(
@@ -175,22 +171,22 @@ fn read(body: &[u8]) -> Result<Vec<Event>, Failure> {
     checked.collect()
 }
 
-/// Reads `body` as that of a request, for tests.
+/// Reads `body` like the body of a request, for tests.
 #[cfg(feature = "simulation")]
 pub(crate) fn decode_events(body: &[u8]) {
     drop(read(body));
 }
 
-/// By what a repeated request is known again.
+/// Identifies a repeated request.
 struct Once {
-    /// A digest of its key, and of whose it is.
+    /// A digest of the key and of the caller's name.
     key: [u8; 16],
-    /// A digest of its events.
+    /// A digest of the body.
     events: [u8; 16],
 }
 
 impl Once {
-    /// That of a request with these headers, if it has a key. Fails with 400 if it is none.
+    /// Reads the key in the headers of a request, if it has one. Fails with 400 if the key is too short or too long.
     fn of(parts: &Parts) -> Result<Option<Self>, Failure> {
         let Some(key) = parts.headers.get("idempotency-key") else { return Ok(None) };
         if key.is_empty() || key.len() > KEY_LEN_MAX {
@@ -202,12 +198,12 @@ impl Once {
         Ok(Some(Self { key, events: [0; 16] }))
     }
 
-    /// The same with these events.
+    /// Adds the digest of this body.
     fn with(self, body: &[u8]) -> Self {
         Self { events: xxh3_128(body).to_be_bytes(), ..self }
     }
 
-    /// What is known of it in `tx`; if nothing is, it is noted there. What is old is forgotten.
+    /// Looks the key up in `tx`. If the key is unknown, this saves it there, and deletes old keys.
     async fn note(&self, tx: &Transaction, keys: &Keys) -> Result<Recording> {
         let period = tx.read_version().await? / PERIOD;
         for period in [period, period.saturating_sub(1)] {
@@ -222,26 +218,25 @@ impl Once {
     }
 }
 
-/// What has come of a request.
+/// The result of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Recording {
-    /// Its events were recorded.
     Done,
-    /// They were recorded before.
+    /// An earlier request recorded them.
     Repeated,
     /// Its key was used for other events.
     Other,
 }
 
-/// What a name stands for.
+/// The database that a name stands for.
 #[derive(Debug, Clone, Copy)]
 struct KnownInstance {
-    /// The last creation of it.
+    /// The last creation of the name.
     instance: DbInstance,
     is_deleted: bool,
 }
 
-/// Records `events` in one transaction, once; and no more than once for the same key.
+/// Records `events` in one transaction, exactly once. If there is a key, repeated requests record nothing.
 async fn record(inner: &Inner, events: &[Event], once: Option<Once>) -> Result<Recording> {
     let (feed, producer) = (inner.bus.feed(), inner.bus.producer());
     let context = &feed.context;
@@ -280,25 +275,25 @@ async fn record(inner: &Inner, events: &[Event], once: Option<Once>) -> Result<R
     Ok(recorded.value)
 }
 
-/// What `name` stands for. Two transactions that would change that meet here.
+/// Returns the database that `name` stands for. The read conflict makes two transactions conflict if both change this.
 async fn look_up(
     feed: &NotificationFeed,
     tx: &Transaction,
     name: DbName,
 ) -> Result<(DbName, Option<KnownInstance>)> {
-    // Before any write to it, which would hide it.
+    // This comes before any write to the key, which would hide the conflict.
     tx.add_read_conflict(&feed.context.keys.name(&name));
     let row = row_if_folded(&feed.context, tx, &name).await?;
     let known = row.map(|row| KnownInstance { instance: row.instance, is_deleted: row.is_deleted() });
     Ok((name, known))
 }
 
-/// Records `event` of what its name stands for, and brings that up to date.
+/// Records `event` for the database that its name stands for, and updates `known`.
 ///
-/// A creation is always a new one, unless it says which one it is and that is known: if the name was in use, the database that had it
-/// must have been deleted, unseen. A database of which nothing is known is older than the bus. What comes for one that is deleted
-/// is counted there, and does not bring it back; and what comes for one that was replaced is recorded for that one, where it
-/// changes nothing.
+/// Each `created` makes a new database, unless the event names the instance that is known. If the name was in use, its old database
+/// must have been deleted without an event, so this records the deletion, too. If nothing is known about a database, it is older
+/// than the bus. An event of a deleted database is counted, but does not bring the database back. An event of a replaced instance
+/// is recorded for that instance, where it changes nothing.
 fn record_one(
     tx: &Transaction,
     producer: &Producer,
@@ -311,7 +306,7 @@ fn record_one(
     let is_known = event.instance.is_some_and(|meant| known.is_some_and(|known| known.instance == meant));
     if event.kind == EventKind::Created {
         if is_known {
-            // It was posted before.
+            // This is a repeated post.
             return;
         }
         if let Some(old) = known.filter(|known| !known.is_deleted) {
@@ -333,7 +328,7 @@ fn record_one(
     }
 }
 
-/// The databases as their events tell of them.
+/// The databases that the recorded events describe.
 struct Recorded(NotificationFeed);
 
 impl Databases for Recorded {
@@ -362,5 +357,5 @@ impl Databases for Recorded {
     }
 }
 
-/// Nobody here knows more of documents than their changes say.
+/// The bus knows about these documents only what their changes say.
 impl DocSource for Recorded {}

@@ -1,4 +1,4 @@
-//! [`Failure`]: an answer that says what went wrong, as CouchDB's clients read it.
+//! [`Failure`] is an answer that says what went wrong, in the form that CouchDB's clients read.
 
 use std::{borrow::Cow, time::Duration};
 
@@ -10,33 +10,32 @@ use axum::{
 
 use crate::base::{encoding::Sequence, error::Error};
 
-/// How long a client may pause before it reads everything again.
+/// How long a client should pause before it reads everything again.
 const RESTART_PAUSE: Duration = Duration::from_secs(1);
 
-/// An answer that says what went wrong: a status, and the body `{"error":"…","reason":"…"}`.
+/// An answer that says what went wrong: a status and the body `{"error":"…","reason":"…"}`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
-    /// The status.
     status: StatusCode,
     /// A word for programs.
     error: &'static str,
-    /// What is wrong and what would be right.
+    /// What is wrong, and what would be right.
     reason: Cow<'static, str>,
-    /// The methods that are allowed, if it was the method.
+    /// The allowed methods, if the method was wrong.
     allow: Option<&'static str>,
-    /// After how many seconds it is worth to ask again, if it is known.
+    /// After how many seconds the client should try again, if that is known.
     retry_after: Option<u64>,
-    /// Up to where rows may have been dropped, if that is why.
+    /// The horizon of the feed, if the client asked for older rows.
     horizon: Option<Sequence>,
 }
 
 impl Failure {
-    /// An answer with this status; `error` is a word for programs, `reason` a sentence for people.
+    /// Makes an answer with this status; `error` is a word for programs, `reason` a sentence for people.
     pub fn new(status: StatusCode, error: &'static str, reason: impl Into<Cow<'static, str>>) -> Self {
         Self { status, error, reason: reason.into(), allow: None, retry_after: None, horizon: None }
     }
 
-    /// 400: the request cannot be understood.
+    /// 400: the server does not understand the request.
     pub fn bad_request(reason: impl Into<Cow<'static, str>>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "bad_request", reason)
     }
@@ -46,42 +45,43 @@ impl Failure {
         Self::new(StatusCode::NOT_FOUND, "not_found", reason)
     }
 
-    /// 401: nobody knows who asks.
+    /// 401: the request needs credentials.
     pub(super) fn unauthorized(reason: &'static str) -> Self {
         Self::new(StatusCode::UNAUTHORIZED, "unauthorized", reason)
     }
 
-    /// The same, with the header that says when to ask again.
+    /// Adds the header that says when to try again.
     #[must_use]
     pub fn retry_after(self, rest: Duration) -> Self {
         Self { retry_after: Some(rest.as_millis().div_ceil(1_000) as u64), ..self }
     }
 
-    /// 405; `allow` are the methods that there are, as in the header of that name.
+    /// 405; `allow` lists the allowed methods, as the header of that name does.
     pub(super) fn method_not_allowed(allow: &'static str) -> Self {
         let reason = format!("Only {allow} allowed");
         let failure = Self::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", reason);
         Self { allow: Some(allow), ..failure }
     }
 
-    /// 404 of a database, in CouchDB's words.
+    /// 404, in CouchDB's words: there is no such database.
     pub(super) fn no_database() -> Self {
         Self::not_found("Database does not exist.")
     }
 
-    /// 403 of who may not read a database, in CouchDB's words.
+    /// 403, in CouchDB's words: the caller may not read the database.
     pub(super) fn not_readable() -> Self {
         Self::new(StatusCode::FORBIDDEN, "forbidden", "You are not allowed to access this db.")
     }
 
-    /// The status.
+    /// Returns the status.
     pub fn status(&self) -> StatusCode {
         self.status
     }
 }
 
 impl From<Error> for Failure {
-    /// What the caller can mend gets a status of 400 to 499; the rest is logged, and 500 or, if trying again can help, 503.
+    /// An error that the client can correct gets a status of 400 to 499. All others are logged, and get 503 if trying again can
+    /// help, or else 500.
     fn from(error: Error) -> Self {
         match error {
             Error::Expired { horizon } => {
@@ -91,14 +91,14 @@ impl From<Error> for Failure {
                 let failure = Self::new(StatusCode::GONE, "expired", reason).retry_after(RESTART_PAUSE);
                 Self { horizon: Some(horizon), ..failure }
             }
-            // A layer's database that was just deleted, or one that is known by its events alone.
+            // A layer's database was just deleted, or the bus knows the database only by its events.
             Error::NoFeed { .. } => {
                 Self::not_found("No changes of documents are kept here for this database.")
             }
             Error::NoShard { .. } => Self::not_found(format!("{error}")),
             Error::Invalid { .. } | Error::UnknownScheme { .. } => Self::bad_request(error.to_string()),
             Error::Store(_) | Error::RetriesExhausted { .. } | Error::GaveUp { .. } => {
-                // What the roles meet is in the log already, and this would be there for each request.
+                // The roles have logged the failure already, and this line would repeat it for each request.
                 tracing::debug!(%error, "the store has failed a request");
                 let reason = "The store cannot be reached or is overloaded. Try again later.";
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, "service_unavailable", reason)
@@ -130,7 +130,7 @@ impl IntoResponse for Failure {
             headers.insert(header::RETRY_AFTER, seconds.into());
         }
         if self.status == StatusCode::UNAUTHORIZED {
-            // Browsers ask nobody for a password by it, as they do where Basic is named.
+            // With `Bearer`, browsers do not ask the user for a password, as they do with `Basic`.
             let scheme = HeaderValue::from_static("Bearer realm=\"notibus\"");
             headers.insert(header::WWW_AUTHENTICATE, scheme);
         }

@@ -1,5 +1,4 @@
-//! `/_notibus/groups`: creates groups of durable consumers. What groups there are, and how far they are behind, is in
-//! `/_notibus/status`.
+//! `/_notibus/groups` creates groups of durable consumers. `/_notibus/status` lists the groups, and says how far each is behind.
 
 use std::{sync::Arc, time::Duration};
 
@@ -22,39 +21,38 @@ use crate::{
     roles::group::GroupOptions,
 };
 
-/// A group, as it is posted.
+/// A group, as a client posts it.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Posted {
     name: String,
-    /// The feed that it follows: `notifications`, or the instance of a database for the changes of its documents.
+    /// The feed that the group follows: `notifications`, or the instance of a database for the changes of its documents.
     feed: Option<String>,
-    /// Where it starts: `now`, `0`, or behind a sequence.
+    /// Where the group starts: `now`, `0`, or a sequence.
     start: Option<String>,
-    /// After how many milliseconds without a living member it is deleted.
+    /// After how many milliseconds without a living member the group is deleted.
     idle_expiry_ms: Option<u64>,
 }
 
 impl Api {
-    /// `/_notibus/groups`, for admins alone.
+    /// Serves `/_notibus/groups`, for admins only.
     pub fn groups(&self) -> Router {
         let router = at(Router::new(), "/_notibus/groups", any(answer));
         self.guarded(router.with_state(Arc::clone(&self.inner)), Right::Admin)
     }
 }
 
-/// Answers.
 async fn answer(State(inner): State<Arc<Inner>>, request: Request) -> Response {
     create(&inner, request).await.unwrap_or_else(IntoResponse::into_response)
 }
 
-/// Creates a group: 201, or 200 if it is there already.
+/// Creates a group. Answers 201, or 200 if the group exists already.
 async fn create(inner: &Inner, request: Request) -> Result<Response, Failure> {
     let (parts, body) = request.into_parts();
     if parts.method != Method::POST {
         return Err(Failure::method_not_allowed("POST"));
     }
-    // A browser sends what a page of anyone tells it to, also to a server that only this machine can reach.
+    // Any page can make a browser send requests, even to a server that only this machine can reach.
     if parts.headers.contains_key(header::ORIGIN) {
         let reason = "A web page may not create groups.";
         return Err(Failure::new(StatusCode::FORBIDDEN, "forbidden", reason));

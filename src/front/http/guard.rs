@@ -1,4 +1,4 @@
-//! What stands around every route: rights of callers, the end of the bus, and counts of answers.
+//! Wraps every route: checks the rights of callers, refuses requests after the end of the bus, and counts answers.
 
 use std::sync::Arc;
 
@@ -17,18 +17,18 @@ use super::{
 use crate::base::env::Env;
 
 impl Api {
-    /// `router` of a layer, for the admins of this API only ([`ApiOptions::access`]).
+    /// Protects a layer's `router`: only admins of this API may use it ([`ApiOptions::access`]).
     pub fn protected(&self, router: Router) -> Router {
         self.guarded(router, Right::Admin)
     }
 
-    /// `router` of a layer, for all who have credentials of this API. A layer that knows what they may do finds the [`Caller`](super::Caller) among
-    /// the extensions of requests; there is none where everyone may ask.
+    /// Protects a layer's `router`: all callers with credentials of this API may use it. A layer that decides what they may do
+    /// finds the [`Caller`](super::Caller) among the extensions of requests; there is none where everyone may send requests.
     pub fn known(&self, router: Router) -> Router {
         self.guarded(router, Right::Known)
     }
 
-    /// `router`, for those only who have this right.
+    /// Protects `router`: only callers with this right may use it.
     pub(super) fn guarded(&self, router: Router, right: Right) -> Router {
         let router = match &self.inner.options.access {
             Access::Open => router,
@@ -42,23 +42,21 @@ impl Api {
         self.counted(router)
     }
 
-    /// `router`, whose answers are counted.
+    /// Makes `router` count its answers.
     pub(super) fn counted(&self, router: Router) -> Router {
         router.route_layer(middleware::from_fn_with_state(Arc::clone(&self.inner), count))
     }
 }
 
-/// Who is let through to some routes.
+/// Protects some routes.
 struct Guard {
-    /// By what callers are known.
     credentials: Credentials,
-    /// Time.
     env: Env,
-    /// What they need.
+    /// The right that callers need.
     right: Right,
 }
 
-/// Lets a request through whose credentials have the right.
+/// Lets a request pass if its credentials have the right.
 async fn admit(State(guard): State<Arc<Guard>>, mut request: Request, next: Next) -> Response {
     let Guard { credentials, env, right } = &*guard;
     let peer = request.extensions().get::<Peer>().copied();
@@ -85,7 +83,7 @@ async fn admit(State(guard): State<Arc<Guard>>, mut request: Request, next: Next
     response
 }
 
-/// Lets no request through once the bus is gone: whatever it would be answered would be of another bus, or of none.
+/// Refuses all requests once the bus is gone: their answers would come from another bus, or from none.
 async fn refuse_at_end(State(inner): State<Arc<Inner>>, request: Request, next: Next) -> Response {
     if inner.feed.context.stats.health.ended().is_none() {
         next.run(request).await
@@ -95,7 +93,6 @@ async fn refuse_at_end(State(inner): State<Arc<Inner>>, request: Request, next: 
     }
 }
 
-/// Counts an answer.
 async fn count(State(inner): State<Arc<Inner>>, request: Request, next: Next) -> Response {
     let route = request.extensions().get::<MatchedPath>().cloned();
     let method = match *request.method() {

@@ -1,11 +1,11 @@
-//! [`Hosts`]: by which names a server may be addressed.
+//! [`Hosts`] says by which names clients may address a server.
 //!
-//! A browser sends the requests of any page to any address, even to a server that only its own machine can reach. It marks a
-//! foreign page by `Origin`. But the owner of a page's host name can point that name to 127.0.0.1; then the page seems
-//! to come from the server itself, and may read its answers (DNS rebinding). Such a page still has to send its own host name, in
-//! `Host`.
+//! Any page can make a browser send requests to any address, even to a server that only the browser's own machine can reach. The
+//! browser marks a foreign page by `Origin`. But the owner of a page's host name can point that name to 127.0.0.1. Then the page
+//! seems to come from the server itself, and may read its answers (DNS rebinding). Such a page still has to send its own host name
+//! in `Host`.
 //!
-//! This does not protect against programs on the machine, which can send any header. That needs credentials.
+//! This does not protect against programs on the machine, because they can send any header. Use credentials against them.
 
 use std::net::IpAddr;
 
@@ -14,18 +14,18 @@ use axum::http::{HeaderMap, StatusCode, Uri, header, uri::Authority};
 use super::Failure;
 use crate::base::error::{Error, Result};
 
-/// By which names a server may be addressed.
+/// By which names clients may address a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Hosts {
-    /// By all. That is right where requests need credentials, or for a server that others stand in front of.
+    /// All names. Use this if requests need credentials, or if another server stands in front.
     Any,
-    /// By addresses of this machine alone, `localhost`, and these names or addresses, on whatever port; and not by pages that
-    /// come from elsewhere. That is right for an open server on a loopback address. A request without `Host` is of no browser.
+    /// Addresses of this machine, `localhost`, and these names or addresses, on any port. Pages from elsewhere are refused. Use
+    /// this for an open server on a loopback address. A request without `Host` does not come from a browser, so it may pass.
     Local(Vec<String>),
 }
 
 impl Default for Hosts {
-    /// This machine alone.
+    /// Allows this machine only.
     fn default() -> Self {
         Self::Local(Vec::new())
     }
@@ -49,12 +49,12 @@ impl Hosts {
         }
     }
 
-    /// Fails with 400, in CouchDB's words, if the request is for another name, and with 403 if it comes from a page of another
-    /// origin that is not allowed to ask.
+    /// Fails with 400, in CouchDB's words, if the request names another host. Fails with 403 if it comes from a page of another
+    /// origin that is not allowed.
     pub(super) fn check(&self, uri: &Uri, headers: &HeaderMap, is_allowed_page: bool) -> Result<(), Failure> {
         let Self::Local(names) = self else { return Ok(()) };
         let hosts = || headers.get_all(header::HOST).iter();
-        // What stands before an @ is nobody's host, and no client sends it.
+        // No client sends an authority with `@`, and the part before it is not a host.
         let is_right =
             |authority: &Authority| !authority.as_str().contains('@') && is_local(authority.host(), names);
         let asked = hosts().map(|host| host.to_str().ok()?.parse().ok());
@@ -67,7 +67,7 @@ impl Hosts {
                 hosts().any(|host| host.as_bytes().eq_ignore_ascii_case(place.as_bytes()))
             })
         };
-        // Pages send no origin with all that they ask for, but then their browsers say where they come from.
+        // Pages omit `Origin` from some requests, but then the browser says where the page comes from.
         let mut sites = headers.get_all("sec-fetch-site").iter();
         let is_here = sites.all(|site| site == "same-origin" || site == "none");
         let mut origins = headers.get_all(header::ORIGIN).iter();
@@ -79,7 +79,7 @@ impl Hosts {
     }
 }
 
-/// Whether `host` stands for this machine, or is one of `names`.
+/// Returns whether `host` stands for this machine, or is one of `names`.
 fn is_local(host: &str, names: &[String]) -> bool {
     let asked = address(host);
     asked.is_some_and(|asked| asked.is_loopback())
@@ -89,7 +89,7 @@ fn is_local(host: &str, names: &[String]) -> bool {
             .any(|name| name.eq_ignore_ascii_case(host) || asked.is_some() && address(name) == asked)
 }
 
-/// The address that `host` is, which may have the brackets of one of IPv6.
+/// Parses `host` as an address. IPv6 addresses may have brackets.
 fn address(host: &str) -> Option<IpAddr> {
     let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
     bare.unwrap_or(host).parse().ok()
@@ -153,7 +153,7 @@ mod tests {
             assert_eq!(status(&Hosts::Any, "/", &lines), 200);
         }
         assert_eq!(status(&hosts, "/", &[(header::ORIGIN, "http://localhost")]), 403);
-        // An image, or a script, of a page from elsewhere was once answered: it has no origin.
+        // Regression: a page from elsewhere could load an image or a script from the server, because such requests have no origin.
         let site = header::HeaderName::from_static("sec-fetch-site");
         for (value, expected) in
             [("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)]

@@ -1,7 +1,7 @@
-//! [`Failures`]: failed log-ins, counted by who has tried what from where, for as long as they count.
+//! [`Failures`] counts failed log-ins by name and network, until they expire.
 //!
-//! The same counts limit how many lines the log gets of one address. The table is bounded: of more pairs than it holds, the ones
-//! that have failed longest ago are forgotten.
+//! The same counts limit how many lines the log gets about one address. The table has a bound: when it is full, it forgets the
+//! pairs whose last failure is the oldest.
 
 use std::{
     collections::HashMap,
@@ -10,39 +10,37 @@ use std::{
     time::Duration,
 };
 
-/// A name, by its place or its hash, and the network that it is tried from.
+/// A name, by its place or its hash, and the network that the log-in came from.
 type Key = (u64, IpAddr);
 
-/// How often a pair has failed.
+/// The failures of a pair.
 #[derive(Debug, Clone, Copy)]
 struct Entry {
-    /// How often, checks in progress included.
+    /// How many there are, including checks in progress.
     failures: u32,
-    /// When a check began last.
+    /// When the last check began.
     last: Duration,
 }
 
-/// Failed log-ins of pairs of a name and a network.
+/// Counts the failed log-ins of pairs of a name and a network.
 #[derive(Debug)]
 pub(super) struct Failures {
-    /// How often each pair has failed.
     entries: Mutex<HashMap<Key, Entry>>,
-    /// How many failures are allowed.
     allowed: u32,
-    /// How long a failure counts, after the last one.
+    /// How long a failure counts after the last one.
     lifetime: Duration,
-    /// How many pairs are kept.
+    /// How many pairs are remembered.
     entries_max: usize,
 }
 
 impl Failures {
-    /// Allows `failures_max` failures of a pair, until `lifetime` has passed since the last one; keeps `entries_max` pairs.
+    /// Allows each pair `failures_max` failures, which expire `lifetime` after the last one; remembers `entries_max` pairs.
     pub fn new(failures_max: u32, lifetime: Duration, entries_max: usize) -> Self {
         Self { entries: Mutex::default(), allowed: failures_max, lifetime, entries_max }
     }
 
-    /// Counts a try, as a failure until [`Failures::clear`] or [`Failures::take_back`] says otherwise, so that tries at one time
-    /// count as those one after the other do. Returns how many there are. Fails with how long the pair is locked out.
+    /// Counts a try as a failure, until [`Failures::clear`] or [`Failures::take_back`] removes it. So parallel tries count like
+    /// tries one after the other. Returns the number of failures. Fails with the remaining time if the pair is locked out.
     pub fn count(&self, key: Key, now: Duration) -> Result<u32, Duration> {
         let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
         if !entries.contains_key(&key) && entries.len() >= self.entries_max {
@@ -60,12 +58,12 @@ impl Failures {
         Ok(entry.failures)
     }
 
-    /// The try was right: nothing before it counts any more.
+    /// Forgets the failures of a pair, because a try was right.
     pub fn clear(&self, key: Key) {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
     }
 
-    /// The try was not made.
+    /// Takes back one failure, because the try was never checked.
     pub fn take_back(&self, key: Key) {
         let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(entry) = entries.get_mut(&key) {
@@ -73,7 +71,7 @@ impl Failures {
         }
     }
 
-    /// Makes room: forgets what does not count any more, or else the eighth that is oldest.
+    /// Makes room: forgets expired pairs, or else the oldest eighth.
     fn forget(&self, entries: &mut HashMap<Key, Entry>, now: Duration) {
         entries.retain(|_, entry| now.saturating_sub(entry.last) < self.lifetime);
         if entries.len() < self.entries_max {
@@ -86,7 +84,7 @@ impl Failures {
     }
 }
 
-/// The network that `address` stands for: all that one subscriber of a provider can choose from is one.
+/// Returns the network of `address`: one subscriber of a provider can use all addresses of a network, so they count as one.
 pub(super) fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => {

@@ -1,4 +1,4 @@
-//! All counts of the process as Prometheus reads them.
+//! Encodes all counts of the process for Prometheus.
 
 use std::{sync::atomic::AtomicU64, time::Duration};
 
@@ -25,7 +25,7 @@ use crate::{
     bus::observed::Observed,
 };
 
-/// What the process counts of the store and of its work.
+/// Registers what the process counts of the store and of its work.
 fn register_bus(registry: &mut Registry, inner: &Inner) {
     let (db, stats) = (inner.bus.store(), &inner.feed.context.stats);
     let (commits, retries) = db.runs();
@@ -54,7 +54,7 @@ fn register_bus(registry: &mut Registry, inner: &Inner) {
     }
 }
 
-/// What was seen of the whole bus. All nodes tell the same.
+/// Registers what was seen of the whole bus. All nodes report the same.
 fn register_observed(registry: &mut Registry, observed: &Observed) {
     let gauge = |count: u64| ConstGauge::new(i64::try_from(count).unwrap_or(i64::MAX));
     let nodes = Family::<Labels, Gauge>::default();
@@ -96,17 +96,17 @@ fn register_observed(registry: &mut Registry, observed: &Observed) {
     );
 }
 
-/// Durations, as they were when it was made.
+/// A snapshot of durations.
 #[derive(Debug)]
 struct Histogram {
-    /// Their sum in seconds.
+    /// The sum of the durations in seconds.
     sum: f64,
-    /// How many there are up to each bound.
+    /// How many durations fall under each bound.
     counts: Vec<(f64, u64)>,
 }
 
 impl Histogram {
-    /// As they are now.
+    /// Takes a snapshot.
     fn of(durations: &Durations) -> Self {
         let (sum, counts) = durations.snapshot();
         Self { sum, counts }
@@ -124,7 +124,7 @@ impl EncodeMetric for Histogram {
     }
 }
 
-/// All counts of the process, and of the listener that was asked, if it is ours.
+/// Encodes all counts of the process. If our own listener received the request, its refusals are counted, too.
 pub(super) fn encode(inner: &Inner, refusals: Option<&Refusals>, observed: Option<&Observed>) -> String {
     let mut registry = Registry::with_prefix("notibus");
     register_bus(&mut registry, inner);
@@ -156,7 +156,7 @@ pub(super) fn encode(inner: &Inner, refusals: Option<&Refusals>, observed: Optio
     }
     let gauge = |count: usize| ConstGauge::new(i64::try_from(count).unwrap_or(i64::MAX));
     registry.register("http_feeds", "Feeds that are open", gauge(inner.admission.feeds()));
-    // Outside of a runtime nobody asks.
+    // Requests always come within a runtime.
     let tasks = Handle::try_current().map_or(0, |runtime| runtime.metrics().num_alive_tasks());
     registry.register("tasks", "Tasks that live in the runtime", gauge(tasks));
     registry.register("subscribers", "Subscriptions in the process", gauge(inner.dispatcher.subscribers()));

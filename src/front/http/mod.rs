@@ -1,8 +1,8 @@
-//! The outside of the bus: `_db_updates` and `_changes` over HTTP, as clients of CouchDB speak them.
+//! The HTTP side of the bus: `_db_updates` and `_changes`, in the form that CouchDB's clients use.
 //!
-//! [`Api`] gives routers ([`axum::Router`]) that a layer merges into its own, or that the command `notibus serve` serves alone.
-//! [`Server`] is a listener with limits. What a layer has to tell, which database has a name and what is in its documents, is
-//! one trait, [`Databases`].
+//! [`Api`] makes routers ([`axum::Router`]). A layer merges them into its own, or the command `notibus serve` serves them alone.
+//! [`Server`] is a listener with limits. A layer implements one trait, [`Databases`], which says which database has a name and what
+//! its documents contain.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -20,20 +20,20 @@
 //! # Ok(()) }
 //! ```
 //!
-//! As it stands there it is open to the programs of its machine and to nobody else: it answers to `localhost` and loopback
-//! addresses alone ([`Hosts`]), so that no web page reaches it through a browser, and does not listen for other machines. For
-//! those, say who may ask ([`ApiOptions::access`]) or put accounts in front, and then set [`ServerOptions::is_public`].
+//! This server is open to the programs of its machine, and to nobody else. It answers only to `localhost` and loopback addresses
+//! ([`Hosts`]), so that no web page reaches it through a browser, and it does not listen for other machines. To open it to them,
+//! set credentials ([`ApiOptions::access`]) or put a server with accounts in front, and then set [`ServerOptions::is_public`].
 //!
 //! # How `_db_updates` differs from CouchDB's
 //!
-//! - A database has a row for each type that is news to the reader, as in CouchDB, in the order in which they happened: `deleted` of
-//!   an earlier one that it may have known, `created`, `updated`, and `ddoc_updated` where `types` asks for it. One that is deleted
-//!   has that row alone; CouchDB goes on to tell of its creation as well.
-//! - Sequences sort, as text, and never go back. Clients give them back as they came: mostly 26 hexadecimal digits, but in the
-//!   middle of what there is to read also where the reading began.
-//! - Headers go out at once, heartbeats in every mode, and events of an event source are the same rows.
+//! - A database has a row for each type that is news to the reader, as in CouchDB. The rows come in the order of the events:
+//!   `deleted` for an earlier database of the name that the reader may have known, `created`, `updated`, and `ddoc_updated` if
+//!   `types` asks for it. A deleted database has only the row `deleted`; CouchDB also goes on to say that it was created.
+//! - Sequences sort as text, and never go back. Clients return them unchanged. Mostly a sequence has 26 hexadecimal digits. In the
+//!   middle of a reading it also says where the reading began.
+//! - Headers are sent at once, every mode has heartbeats, and event sources have the same rows as the other feeds.
 //!
-//! What this is not: a database server. Documents are the layer's.
+//! This is not a database server: the layer keeps the documents.
 
 mod access;
 mod admission;

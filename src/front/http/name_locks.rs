@@ -1,7 +1,8 @@
-//! [`NameLocks`]: requests that decide what one name stands for come one after the other, in the order in which they came.
+//! [`NameLocks`] puts requests that create or delete the same name in order: each waits for those that came before it.
 //!
-//! Their transactions meet in the store all the same, where one of two is tried again; of fifty at once some would be tried again for
-//! seconds. What this is not: a lock. Other processes know nothing of it, and the store alone decides.
+//! Without these locks their transactions would conflict in the store, which retries one of two. If fifty came at once, the store
+//! would retry some of them for seconds. These locks only save time, and do not make anything correct: other processes do not know
+//! them, and the store alone decides.
 
 use std::sync::Arc;
 
@@ -11,25 +12,24 @@ use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
 
 use crate::base::event::DbName;
 
-/// The names that requests are at work on.
+/// The names that requests are working on.
 #[derive(Debug, Default)]
 pub(super) struct NameLocks(Arc<DashMap<DbName, Arc<RwLock<()>>>>);
 
-/// A turn at one name, until it is dropped.
+/// The lock of one name. Dropping it lets the next request take its turn.
 pub(super) struct NameLock {
-    /// Where it is given back.
+    /// The map that the lock was taken from.
     names: Arc<DashMap<DbName, Arc<RwLock<()>>>>,
     name: DbName,
-    /// Alone, or with others that only go by what the name stands for.
     held: Option<Guard>,
 }
 
-/// How a turn is held: alone, or with others.
+/// A request that creates or deletes the name holds the lock alone; other requests share it.
 type Guard = Either<OwnedRwLockWriteGuard<()>, OwnedRwLockReadGuard<()>>;
 
 impl NameLocks {
-    /// The turn at `name`: of one that decides what it stands for alone, of others together. Who takes several takes them in
-    /// the order of the names.
+    /// Takes the lock of `name`: alone if the request `decides` what the name stands for, or else together with others. To take
+    /// several locks, take them in the order of the names.
     pub async fn take(&self, name: DbName, decides: bool) -> NameLock {
         let lock = Arc::clone(&self.0.entry(name.clone()).or_default());
         let mut turn = NameLock { names: Arc::clone(&self.0), name, held: None };
@@ -45,7 +45,7 @@ impl NameLocks {
 impl Drop for NameLock {
     fn drop(&mut self) {
         self.held = None;
-        // Anyone who waits for it holds it as well.
+        // Every waiting request holds a reference to the lock.
         self.names.remove_if(&self.name, |_, lock| Arc::strong_count(lock) == 1);
     }
 }

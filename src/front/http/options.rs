@@ -1,4 +1,4 @@
-//! [`ApiOptions`]: limits of feeds and bodies, and who may ask.
+//! [`ApiOptions`] sets the limits of feeds and bodies, and says who may send requests.
 
 use std::time::Duration;
 
@@ -8,44 +8,44 @@ use crate::{
     roles::changes::LOOK_INTERVAL,
 };
 
-/// The most feeds that may read the store at once.
 const READS_MAX: usize = 10_000;
 
 /// How the routers answer.
 #[derive(Debug, Clone)]
 pub struct ApiOptions {
-    /// Who may ask. Default: everyone who reaches the server. A layer with accounts of its own puts them in front.
+    /// Who may send requests. Default: everyone who reaches the server. A layer with its own accounts checks them before the
+    /// routers.
     pub access: Access,
-    /// The most of `timeout`, and what it is by default. Default: 60 s.
+    /// The longest `timeout`, which is also its default. Default: 60 s.
     pub timeout_max: Duration,
-    /// The least of `heartbeat`, unless that is over the most. Default: 100 ms.
+    /// The shortest `heartbeat`, unless `heartbeat_max` is shorter. Default: 100 ms.
     pub heartbeat_min: Duration,
-    /// The most of `heartbeat`. Default: 60 s.
+    /// The longest `heartbeat`. Default: 60 s.
     pub heartbeat_max: Duration,
-    /// How many feeds each client may have open: a name with credentials, or else an address. Default: 10,000.
+    /// How many feeds each client may have open. A client is a name with credentials, or else an address. Default: 10,000.
     pub feeds_per_client_max: usize,
-    /// How many feeds read the store at once, 1 to 10,000; others wait for their turn. Default: 16.
+    /// How many feeds may read the store at once, 1 to 10,000; others wait for their turn. Default: 16.
     pub reads_max: usize,
-    /// How many feeds ask the layer at once for documents or leaves (`include_docs`, `style=all_docs`), 1 to 10,000; others that
-    /// do so wait for their turn. They hold none of [`ApiOptions::reads_max`] meanwhile, so slow documents delay only each other.
-    /// Default: 16.
+    /// How many feeds may request documents or leaves (`include_docs`, `style=all_docs`) from the layer at once, 1 to 10,000;
+    /// others wait for their turn. Meanwhile they take nothing of [`ApiOptions::reads_max`], so slow documents delay only feeds
+    /// with documents. Default: 16.
     pub doc_reads_max: usize,
-    /// How long the documents of a page may take, before the feed is cut off. Default: 60 s.
+    /// How long the documents of a page may take before the feed is cut off. Default: 60 s.
     pub doc_reads_limit: Duration,
-    /// Whether there is `_db_updates` at all. If not, it answers as CouchDB does without its database `_global_changes`. Default:
-    /// yes.
+    /// Whether there is `_db_updates`. Without it, the route answers as CouchDB does without its database `_global_changes`.
+    /// Default: yes.
     pub keeps_db_updates: bool,
-    /// After how long a live feed of `_changes` looks at the store at the latest although no notification has told it to: of
-    /// changes that were removed without a word, or edits of a database that the bus holds for replaced, none does. Those of one
-    /// database share what was found. Default: 5 min.
+    /// How long a live feed of `_changes` waits at most until it reads the store without a notification. Some changes cause no
+    /// notification: changes that were removed without an event, and edits of a database that the bus takes for replaced. The feeds
+    /// of one database share what such a read finds. Default: 5 min.
     pub look_interval: Duration,
-    /// For how long a proxy may keep the answer to a `longpoll` of `_db_updates` that names a sequence as `since`, so that it asks once
-    /// for all who wait there and hold the same. An answer that is a little old is no wrong one: it goes on from its `last_seq`. Only
-    /// with [`Access::Open`], where all may read the same. Default: not at all.
+    /// How long a proxy may cache the answer to a `longpoll` of `_db_updates` with a sequence as `since`. So the proxy sends one
+    /// request for all clients that wait at the same position. A slightly old answer is still right, because the client continues
+    /// from its `last_seq`. This needs [`Access::Open`], where all clients may read the same. Default: not at all.
     pub longpoll_max_age: Option<Duration>,
-    /// The longest body of a request, in bytes, also after inflating. Default: 1 MiB.
+    /// The most bytes of a request's body, before and after inflating. Default: 1 MiB.
     pub body_len_max: usize,
-    /// The most bytes of all bodies together that have come and are not worked off; another one gets 503. Default: 64 MiB.
+    /// The most bytes of all bodies together that the server holds; a body beyond that gets 503. Default: 64 MiB.
     pub bodies_len_max: usize,
 }
 

@@ -1,45 +1,45 @@
-//! [`PageSize`]: how many rows a feed reads at once, so that a client that does not read holds few bytes, however long the names.
+//! [`PageSize`] says how many rows a feed reads at once. So a client that does not read holds few bytes, even if names are long.
 //!
-//! A page is cut off where its rows take too much memory, and what was cut off is read again later. The next pages are so much
-//! shorter that this happens once, and grow again when there is room.
+//! If the rows of a page take too much memory, the page is cut off, and the feed reads the rest again later. The next pages are
+//! shorter, so that this happens once. They grow again when there is room.
 
 use crate::base::{cursor::Cursor, encoding::Sequence};
 
-/// How many bytes of rows are kept, and one row.
+/// A page keeps rows up to this many bytes, and the row that passes the limit.
 const PAGE_BYTES: usize = 64 << 10;
 
-/// The fewest rows of a first page: positions in the middle of what there is are longer than at its end, so a short feed is read
-/// to its end in any case.
+/// The fewest rows of a first page. Positions in the middle of a reading are longer than those at its end, so a first page reaches
+/// the end of a short feed.
 const FIRST_ROWS_MIN: usize = 16;
 
-/// How many rows are read at once.
+/// How many rows the next page reads.
 #[derive(Debug)]
 pub(super) struct PageSize {
-    /// The most rows, however short they are.
+    /// The most rows of a page.
     most: usize,
     /// The rows of the next page.
     rows: usize,
 }
 
 impl PageSize {
-    /// Pages of at most `most` rows.
     pub fn new(most: usize) -> Self {
         Self { most, rows: most }
     }
 
-    /// The same for who wants no more than `limit` rows: the first page has few more, so that the price of one row is not that of
-    /// a page.
+    /// Like [`PageSize::new`], for a reader that wants at most `limit` rows. The first page has hardly more rows than that, so that
+    /// one row does not cost a whole page.
     pub fn for_limit(most: usize, limit: u64) -> Self {
         let limit = usize::try_from(limit).unwrap_or(usize::MAX);
         Self { most, rows: limit.max(FIRST_ROWS_MIN).min(most) }
     }
 
-    /// How many rows the next page has.
+    /// Returns how many rows the next page reads.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// How many rows of a page are kept, at least one, if they take `sizes` bytes of memory. The next page is about as long.
+    /// Returns how many rows of a page to keep, at least one; `sizes` are their bytes of memory. The next page has about as many
+    /// rows.
     pub fn keep(&mut self, sizes: impl ExactSizeIterator<Item = usize>) -> usize {
         let (rows, mut bytes) = (sizes.len(), 0);
         let kept = sizes
@@ -54,12 +54,12 @@ impl PageSize {
     }
 }
 
-/// The cursor of the reading to which a page belongs that began at `from` and ended at `next`: it says when the reading began.
+/// Returns the cursor of a reading whose page began at `from` and ended at `next`. The cursor says when the reading began.
 pub(super) fn reading(from: Cursor, next: Cursor) -> Cursor {
     from.begin(next.began().unwrap_or(next.position()))
 }
 
-/// Where to go on behind the row `at` of a page that began at `from` and ended at `next`.
+/// Returns where to continue after the row `at` of a page that began at `from` and ended at `next`.
 pub(super) fn cut_at(from: Cursor, next: Cursor, at: Sequence) -> Cursor {
     reading(from, next).at(at)
 }

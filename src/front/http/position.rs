@@ -1,24 +1,25 @@
-//! [`Position`]: where a client of `_db_updates` stands.
+//! [`Position`] says where a client of `_db_updates` stands.
 //!
-//! It is a [`Cursor`], and as text looks like one. A database can give several rows in a row, one for each type, and a client may
-//! stop between two of them. Then the cursor stands before the database's row in the feed, and a part says what of it was sent:
+//! A position is a [`Cursor`], and its text looks like one. A database can have several rows, one for each type, and a client may
+//! stop between two of them. Then the cursor stands before the database's row in the feed, and a part says which of the rows were
+//! sent:
 //!
 //! ```text
 //! CURSOR~TOLDINSTANCEAT    2, 32 and 26 hexadecimal digits: the client stands in the middle of the row at AT
-//! CURSOR.TOLDINSTANCEAT    the same, once the client has come past AT: the row has moved on, and is still to come
+//! CURSOR.TOLDINSTANCEAT    the same, once the client has passed AT: the row has moved on, and will come later
 //! ```
 //!
-//! The part names the instance, so that nothing is told twice although the row may have moved on meanwhile; and when, so that what has
-//! happened since is told.
+//! The part names the instance, so that the server sends nothing twice even if the row has moved on. It also names the time, so
+//! that the server sends everything that happened later.
 //!
-//! A position keeps one part. A client that stops in the middle of a second database, before it has come to where the first one has
-//! moved to, is informed of that one again.
+//! A position holds one part. A client may stop in the middle of a second database before it reaches the place to which the first
+//! one has moved. Then the server sends the first one's rows again.
 //!
 //! # Texts sort
 //!
-//! The cursor of a client that stands in the middle of a row is that of the row before it. So the two marks sort: a position in the
-//! middle of a row comes after that of the row before, whichever database that one keeps in mind. Of two in the middle of one row the
-//! later one has sent more.
+//! In the middle of a row, the cursor is that of the row before it. The two marks make these texts sort: a position in the middle
+//! of a row sorts after the position of the row before, whichever database that position names in its part. Of two positions in the
+//! middle of one row, the later one has more bits.
 
 use std::{fmt, str::FromStr};
 
@@ -32,20 +33,19 @@ use crate::base::{
 /// Where a client of `_db_updates` stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Position {
-    /// Up to where it was sent everything, as its reading began.
+    /// The client has received everything up to this cursor, which also says how its reading began.
     pub cursor: Cursor,
-    /// What it was sent of one database behind that.
+    /// What the client has received of one database after the cursor.
     pub part: Option<Part>,
 }
 
-/// What a client was sent of a database of which more is to come.
+/// The rows that a client has received of a database whose other rows are still to come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Part {
-    /// Which items of the row were sent, a bit each.
+    /// The items of the row that were sent, one bit each.
     pub told: u8,
-    /// The database of the row.
     pub instance: DbInstance,
-    /// Where the row stood.
+    /// The sequence of the row at that time.
     pub at: Sequence,
 }
 
@@ -56,7 +56,7 @@ impl From<Cursor> for Position {
 }
 
 impl Position {
-    /// What stands before `part` in the text of a position at `cursor`.
+    /// Returns the mark before `part` in the text of a position at `cursor`.
     fn mark(cursor: &Cursor, part: &Part) -> char {
         if cursor.position() < part.at { '~' } else { '.' }
     }
@@ -123,7 +123,7 @@ mod tests {
             &text[..text.len() - 1],
             &format!("{text}0"),
             &text.replacen('5', "+", 1),
-            // It contradicts itself: nobody has come past a row from nothing.
+            // This text contradicts itself: a client cannot have passed a row with a cursor at nothing.
             &text.replace('~', "."),
         ] {
             assert!(bad.parse::<Position>().is_err(), "{bad}");

@@ -1,7 +1,8 @@
-//! [`Query`]: what the query string and the headers of a request ask of a feed.
+//! [`Query`] is what the query string and the headers of a request ask of a feed.
 //!
-//! What a feed does not know is refused, as an ignored parameter is a wrong answer: `limt=1` would give everything. What CouchDB
-//! knows in any case of its letters is known so here; and a name that begins with `_` is what clients add so that no cache answers.
+//! Unknown parameters are refused, because ignoring one gives a wrong answer: `limt=1` would give all rows. Parameters that CouchDB
+//! accepts in any letter case are accepted in any case here, too. Names that begin with `_` are allowed: clients add them to bypass
+//! caches.
 
 use std::time::Duration;
 
@@ -19,64 +20,61 @@ use crate::base::{
 /// How a feed is sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Mode {
-    /// What there is.
+    /// Sends the rows that there are.
     Normal,
-    /// What there is; if it is nothing, what comes first.
+    /// Sends the rows that there are. If there are none, it waits for the first.
     Longpoll,
-    /// What there is and what comes, a row a line.
+    /// Sends the rows that there are, and then new ones, one row a line.
     Continuous,
-    /// What there is and what comes, as server-sent events.
+    /// Sends the rows that there are, and then new ones, as server-sent events.
     EventSource,
 }
 
-/// Of which kind a feed is.
+/// What the rows of a feed are about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Topic {
     /// Databases: `_db_updates`.
     Databases,
-    /// The documents of one: `_changes`.
+    /// The documents of one database: `_changes`.
     Documents,
 }
 
-/// What is asked of a feed.
+/// The parameters of a feed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "they are parameters that are true or false")]
 pub(super) struct Query {
-    /// How it is sent.
     pub mode: Mode,
     pub start: Start,
-    /// What the client was sent of the database that is next there.
+    /// The rows that the client has received of the next database.
     pub part: Option<Part>,
-    /// The most rows.
+    /// The most rows that the client wants.
     pub limit: u64,
-    /// Newest first.
+    /// Whether the newest rows come first.
     pub descending: bool,
-    /// After how long without rows it ends.
+    /// The feed ends after this time without rows.
     pub timeout: Duration,
-    /// After how long without anything a heartbeat is sent; with it the feed does not end by itself.
+    /// The feed sends a heartbeat after this time without data. Such a feed does not end by itself.
     pub heartbeat: Option<Duration>,
-    /// Whether heartbeats of a continuous feed say how far it has come.
+    /// Whether heartbeats of a continuous feed say how far the feed has come.
     pub progress: bool,
-    /// Which kinds of events of databases are wanted.
+    /// The kinds of events that the client wants.
     pub types: Kinds,
-    /// All leaves of documents.
+    /// Whether rows have all leaves of a document, or only the winning one.
     pub all_leaves: bool,
-    /// Documents, too.
     pub include_docs: bool,
-    /// The name of a filter.
     pub filter: Option<String>,
-    /// Ids of documents, as JSON.
+    /// A JSON array of document ids.
     pub doc_ids: Option<String>,
-    /// Documents with their conflicts.
+    /// Whether documents have their conflicts.
     pub conflicts: bool,
-    /// Documents with their attachments.
+    /// Whether documents have their attachments.
     pub attachments: bool,
-    /// What is for a filter of the layer.
+    /// Parameters for a filter of the layer.
     pub rest: Vec<(String, String)>,
 }
 
 impl Query {
-    /// What is asked for by the query string `text` and `headers`. Fails with 400.
+    /// Reads the query string `text` and the `headers`. Fails with 400 if a parameter is wrong.
     pub fn parse(
         text: &str,
         headers: &HeaderMap,
@@ -112,7 +110,7 @@ impl Query {
             }
         }
         query.check(topic)?;
-        // A client that has lost its connection asks again for the same address.
+        // A client that has lost its connection sends the same address again, with the last event in a header.
         if query.mode == Mode::EventSource
             && let Some(last) = headers.get("last-event-id").filter(|last| !last.is_empty())
         {
@@ -121,7 +119,7 @@ impl Query {
         Ok(query)
     }
 
-    /// Takes a parameter that all feeds have. Returns whether it is one.
+    /// Reads a parameter that all feeds have. Returns false if this is not one.
     fn take(&mut self, key: &str, value: &str, options: &ApiOptions, topic: Topic) -> Result<bool, Failure> {
         match key {
             "feed" => self.mode = mode(value, topic)?,
@@ -138,7 +136,7 @@ impl Query {
         Ok(true)
     }
 
-    /// Takes a parameter that only feeds of documents have. Returns whether it is one.
+    /// Reads a parameter that only feeds of documents have. Returns false if this is not one.
     fn take_of_documents(&mut self, key: &str, value: &str) -> Result<bool, Failure> {
         match key {
             "style" => {
@@ -158,7 +156,7 @@ impl Query {
             }
             "filter" => self.filter = Some(value.to_owned()).filter(|filter| !filter.is_empty()),
             "doc_ids" => self.doc_ids = Some(value.to_owned()),
-            // Every row has its position, not just every so many.
+            // Every row has its position anyway, not only every nth row.
             "seq_interval" => {
                 if integer(key, value).is_ok_and(|interval| interval > 0) {
                     return Ok(true);
@@ -170,13 +168,12 @@ impl Query {
         Ok(true)
     }
 
-    /// Takes the value of `types`.
     fn take_types(&mut self, value: &str) -> Result<bool, Failure> {
         self.types = types(value)?;
         Ok(true)
     }
 
-    /// Takes the value of `since`, which may be quoted as JSON.
+    /// Reads the value of `since`, which may be quoted as JSON.
     fn start_at(&mut self, value: &str) -> Result<(), Failure> {
         let value = value.strip_prefix('"').and_then(|value| value.strip_suffix('"')).unwrap_or(value);
         (self.start, self.part) = match value {
@@ -191,11 +188,11 @@ impl Query {
         Ok(())
     }
 
-    /// Fails if the parameters do not fit together, or some are nobody's.
+    /// Fails if the parameters contradict each other, or if one is unknown.
     fn check(&self, topic: Topic) -> Result<(), Failure> {
         let is_bound = !matches!(self.start, Start::Now) && self.start != Cursor::NOTHING.into();
         if self.descending && is_bound {
-            // CouchDB reads all rows then.
+            // With such a `since`, CouchDB returns all rows.
             return Err(Failure::bad_request(
                 "With `descending` there is no `since` but 0 and now: it gives all rows.",
             ));
@@ -203,7 +200,7 @@ impl Query {
         if topic == Topic::Documents && self.part.is_some() {
             return Err(Failure::bad_request("Malformed sequence supplied in 'since' parameter."));
         }
-        // What nobody knows may be for the filter of a layer.
+        // A filter of the layer may know parameters that the routers do not know.
         let is_odd = |(key, _): &&(String, String)| self.filter.is_none() && !key.starts_with('_');
         match self.rest.iter().find(is_odd) {
             None => Ok(()),
@@ -212,7 +209,7 @@ impl Query {
     }
 }
 
-/// Reads `input` as the query string and the headers of a request, a line each, for tests.
+/// Reads `input` as the query string and the headers of a request, one per line, for tests.
 #[cfg(feature = "simulation")]
 pub(crate) fn decode_query(input: &[u8]) {
     let text = String::from_utf8_lossy(input);
@@ -231,10 +228,10 @@ pub(crate) fn decode_query(input: &[u8]) {
     }
 }
 
-/// The value of `feed`.
+/// Reads the value of `feed`.
 fn mode(value: &str, topic: Topic) -> Result<Mode, Failure> {
     match value {
-        // As in CouchDB, which has it here only.
+        // CouchDB accepts `live` for documents only.
         "live" if topic == Topic::Documents => Ok(Mode::Continuous),
         "normal" => Ok(Mode::Normal),
         "longpoll" => Ok(Mode::Longpoll),
@@ -244,7 +241,7 @@ fn mode(value: &str, topic: Topic) -> Result<Mode, Failure> {
     }
 }
 
-/// A value that is true or false.
+/// Reads a value that is true or false.
 fn truth(key: &str, value: &str) -> Result<bool, Failure> {
     match value {
         _ if value.eq_ignore_ascii_case("true") => Ok(true),
@@ -253,7 +250,7 @@ fn truth(key: &str, value: &str) -> Result<bool, Failure> {
     }
 }
 
-/// A non-negative integer. What is too large to matter is as large as can be.
+/// Reads a non-negative integer. A number that does not fit becomes the largest one.
 pub(super) fn integer(key: &str, value: &str) -> Result<u64, Failure> {
     if value.is_empty() || !value.bytes().all(|byte| byte.is_ascii_digit()) {
         let reason = format!("`{key}` has to be a non-negative integer.");
@@ -262,7 +259,8 @@ pub(super) fn integer(key: &str, value: &str) -> Result<u64, Failure> {
     Ok(value.parse().unwrap_or(u64::MAX))
 }
 
-/// The value of `heartbeat`, within the bounds of the server. Zero is none: a heartbeat without a pause would be no use to anybody.
+/// Reads the value of `heartbeat`, and moves it into the bounds of the server. Zero means no heartbeat, because heartbeats without
+/// a pause serve nobody.
 fn heartbeat(value: &str, options: &ApiOptions) -> Result<Option<Duration>, Failure> {
     let bounded = |interval: Duration| interval.max(options.heartbeat_min).min(options.heartbeat_max);
     match value {
@@ -275,7 +273,7 @@ fn heartbeat(value: &str, options: &ApiOptions) -> Result<Option<Duration>, Fail
     }
 }
 
-/// The value of `types`.
+/// Reads the value of `types`.
 fn types(value: &str) -> Result<Kinds, Failure> {
     let all = [EventKind::Created, EventKind::Deleted, EventKind::Updated, EventKind::DdocUpdated];
     let known = |name: &str| all.into_iter().find(|kind| kind.as_str() == name);
@@ -320,7 +318,7 @@ mod tests {
         assert_eq!(query.heartbeat, Some(Duration::from_mins(1)));
         assert_eq!(query.types, Kinds::from_iter([EventKind::Updated, EventKind::DdocUpdated]));
         assert_eq!(parse("heartbeat=0").unwrap().heartbeat, None);
-        // A thousand heartbeats a second were once sent to who asked for them.
+        // Regression: a client could request a thousand heartbeats a second.
         assert_eq!(parse("heartbeat=1").unwrap().heartbeat, Some(Duration::from_millis(100)));
         assert_eq!(parse("since=now").unwrap().start, Start::Now);
         assert_eq!(parse("since=").unwrap().start, Cursor::NOTHING.into());
