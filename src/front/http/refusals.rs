@@ -1,8 +1,8 @@
-//! [`Refusals`]: how many requests a listener has refused by the name or the page that they came by, and how many connections for lack
-//! of room.
+//! [`Refusals`] counts the requests that a listener refused because of their `Host` or their page, and the connections that it
+//! refused for lack of room.
 //!
-//! A name that was forgotten in the configuration looks to its clients like a broken server, so the log says which one it was;
-//! once in a while, as a page that does not give up must not fill the log.
+//! If a name is missing in the configuration, the server seems broken to its clients. So the log shows which name was refused. It
+//! does so once in a while, because a page that retries for ever must not fill the log.
 
 use std::{
     io,
@@ -16,37 +16,37 @@ use prometheus_client::metrics::{counter::Counter, family::Family};
 
 use super::Failure;
 
-/// How long the log says nothing more of refusals.
+/// The shortest time between two lines of the log about refusals.
 const QUIET: Duration = Duration::from_mins(1);
 
-/// The most characters of a header that are logged.
+/// The most characters of a header that the log shows.
 const SHOWN_MAX: usize = 100;
 
-/// The refusals by what was wrong.
+/// The refusals by their cause.
 pub(super) type Counts = Family<[(&'static str, &'static str); 1], Counter>;
 
-/// How many requests a listener has refused. Clones count together.
+/// Counts the refusals of a listener. Clones share their counts.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Refusals {
-    /// The refusals by what was wrong.
+    /// The refusals by their cause.
     pub counts: Counts,
-    /// What has happened to requests since the log was told.
+    /// The refused requests that the log does not show yet.
     requests: Arc<Mutex<Untold>>,
-    /// The same of connections.
+    /// The refused connections that the log does not show yet.
     connections: Arc<Mutex<Untold>>,
 }
 
-/// What has happened since the log was told.
+/// Refusals since the last line of the log about them.
 #[derive(Debug, Default)]
 struct Untold {
-    /// When that was.
+    /// The time of the last line.
     told: Option<Duration>,
-    /// How many were refused since.
+    /// How many were refused since then.
     refused: u64,
 }
 
 impl Refusals {
-    /// Counts that a request with these headers was refused at `now`, and logs it if nothing was logged for a while.
+    /// Counts a request with these headers that was refused at `now`. Logs it if the last line is old enough.
     pub fn add(&self, failure: &Failure, headers: &HeaderMap, now: Duration) {
         let what = if failure.status() == StatusCode::FORBIDDEN { "origin" } else { "host" };
         self.counts.get_or_create(&[("what", what)]).inc();
@@ -63,8 +63,7 @@ impl Refusals {
         );
     }
 
-    /// Counts that a connection from `peer` was refused at `now`, because there is no room, and logs it if nothing was logged for
-    /// a while.
+    /// Counts a connection from `peer` that was refused at `now` for lack of room. Logs it if the last line is old enough.
     pub fn no_room(&self, peer: IpAddr, now: Duration) {
         self.counts.get_or_create(&[("what", "room")]).inc();
         if let Some(refused) = to_tell(&self.connections, now) {
@@ -72,7 +71,7 @@ impl Refusals {
         }
     }
 
-    /// Counts that no connection could be accepted at `now`, and logs it if nothing was logged for a while.
+    /// Counts a failure to accept connections at `now`. Logs it if the last line is old enough.
     pub fn not_accepted(&self, error: &io::Error, now: Duration) {
         self.counts.get_or_create(&[("what", "accept")]).inc();
         if let Some(refused) = to_tell(&self.connections, now) {
@@ -81,7 +80,7 @@ impl Refusals {
     }
 }
 
-/// How many refusals the log is to be informed of now; `None` if it was told lately.
+/// Counts a refusal. Returns how many refusals to log now; `None` if the last line is not old enough.
 fn to_tell(untold: &Mutex<Untold>, now: Duration) -> Option<u64> {
     let mut untold = untold.lock().unwrap_or_else(PoisonError::into_inner);
     untold.refused += 1;

@@ -1,10 +1,11 @@
-//! [`Rows`]: rows of `_db_updates` that are new to a reader, and how they look; and [`RenderedBatch`]: how they look to many readers.
+//! [`Rows`] writes the rows of `_db_updates` that are news to one reader. [`RenderedBatch`] holds the bytes of rows for many
+//! readers.
 //!
 //! # Positions
 //!
-//! A client keeps one text and nothing else, so the text has to say all that a reader has to remember: it is that of a
-//! [`Cursor`]. Mostly that is a plain sequence. Where a row that is still to come has news from before the position, the text says in
-//! addition where and when the reading began:
+//! A client keeps only one text, so the text has to contain all that a reader must remember. The text is that of a [`Cursor`].
+//! Mostly that is a plain sequence. But if a later row has news from before the position, the text also says where and when the
+//! reading began:
 //!
 //! ```text
 //! sequence   1          2          3
@@ -12,8 +13,9 @@
 //!            (superseded)  row of b   row of a      since=2 has to give "a created", not "a updated"
 //! ```
 //!
-//! Between two rows of one database it also says which of them were sent ([`Position`]). The same distinguishes a reader that began with nothing, and has read half of what there is, from one that was away for too
-//! long: the first one stands below the horizon, too, and misses nothing.
+//! Between two rows of one database, the text also says which of them were sent ([`Position`]). And it says whether a reader began
+//! with nothing, or was away for too long. Both may stand below the horizon. The first one has still to read half of the rows and
+//! misses nothing; the second one has missed rows.
 
 use std::sync::Arc;
 
@@ -36,17 +38,17 @@ use crate::{
     roles::dispatcher::DeliveryBatch,
 };
 
-/// What a row of `_db_updates` tells of a database.
+/// What a row of `_db_updates` says about a database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RowEvent {
-    /// An earlier database of the name, which the reader may have known, was deleted.
+    /// An earlier database of the name was deleted. The reader may have known it.
     Gone,
-    /// An event of the database of the row.
+    /// An event of the row's own database.
     Event(EventKind),
 }
 
 impl RowEvent {
-    /// Its bit among those that were told. They are part of positions, and never change.
+    /// The bit of this event in a position. Bits never change, because clients keep positions.
     fn bit(self) -> u8 {
         match self {
             Self::Event(kind) => 1 << kind as u8,
@@ -54,7 +56,7 @@ impl RowEvent {
         }
     }
 
-    /// Its type, as clients read it.
+    /// Returns the type that clients read.
     pub fn kind(self) -> EventKind {
         match self {
             Self::Gone => EventKind::Deleted,
@@ -63,19 +65,19 @@ impl RowEvent {
     }
 }
 
-/// What is to be informed of one row.
+/// The events of one row that a reader gets.
 pub(super) type Items = SmallVec<[RowEvent; 4]>;
 
-/// What a row tells a reader whose reading began as `cursor` says and that wants these kinds of events, in the order in which it
-/// happened; without what it was informed of the row before, as `part` says.
+/// Returns the events of `row` that are news to a reader, in the order in which they happened. The `cursor` says how its reading
+/// began, `wanted` which kinds of events it wants, and `part` which events of this row it has received.
 ///
-/// Of a deleted database only that is told. A new design document is an update to those who do not ask for it by name.
+/// A deleted database has only its deletion. A reader that does not ask for `ddoc_updated` gets a new design document as an update.
 pub(super) fn items_of(row: &Notification, cursor: &Cursor, wanted: Kinds, part: Option<&Part>) -> Items {
     use EventKind::{Created, DdocUpdated, Deleted, Updated};
     let news = |at: Option<Sequence>| at.filter(|&at| cursor.is_news(at));
     let ddoc = news(row.ddoc_updated_at);
     let happened: [(RowEvent, Option<Sequence>); 4] = if row.is_deleted() {
-        // What comes for a database after its deletion is counted in its row, but is no second deletion.
+        // An event after the deletion is counted in the row, but is no second deletion.
         let none = (RowEvent::Gone, None);
         [(RowEvent::Event(Deleted), news(row.deleted_at)), none, none, none]
     } else {
@@ -95,7 +97,7 @@ pub(super) fn items_of(row: &Notification, cursor: &Cursor, wanted: Kinds, part:
         .filter(|(item, _)| wanted.contains(item.kind()))
         .filter_map(|(item, at)| at.filter(|&at| !is_told(item, at)).map(|at| (at, item)))
         .collect();
-    // What happened in one fold keeps its order.
+    // The sort is stable, so events of one fold keep their order.
     items.sort_by_key(|(at, _)| *at);
     if is_on(Bug::WebRowsOfOneType) {
         items.truncate(1);
@@ -103,58 +105,59 @@ pub(super) fn items_of(row: &Notification, cursor: &Cursor, wanted: Kinds, part:
     items.into_iter().map(|(_, item)| item).collect()
 }
 
-/// Rows in order, for one reader, and how many of them were written.
+/// Rows in order for one reader, and how far they were written.
 #[derive(Debug)]
 pub(super) struct Rows {
     all: Vec<Arc<Notification>>,
-    /// For each row whether a client may stop behind it with a plain sequence.
+    /// For each row whether a client may stop after it with a plain sequence.
     are_plain: Vec<bool>,
-    /// The reading that they are a part of.
+    /// The cursor of the reading that these rows belong to.
     reading: Cursor,
-    /// Where to read on behind them.
+    /// Where to read on after these rows.
     next: Cursor,
-    /// The next one to be written.
+    /// The index of the next row to write.
     place: usize,
-    /// Which items of that one were written.
+    /// The events of that row that were written, one bit each.
     told: u8,
-    /// Where a client stands that was sent some of them, and not all.
+    /// The position of a client that has received some events of the next row, but not all.
     middle: Option<Position>,
-    /// What the reader was sent before of a row that has not come yet.
+    /// The events that the reader received earlier of a row that is still to come.
     part: Option<Part>,
 }
 
 impl Rows {
-    /// What a reader at `from` has read who stands at `next` now; rows up to `horizon` may have been dropped.
+    /// Makes the rows of a page that began at `from` and ended at `next`. Rows up to `horizon` may have been dropped.
     pub fn new(rows: Vec<Arc<Notification>>, from: Position, next: Cursor, horizon: Sequence) -> Self {
         let reading = reading(from.cursor, next);
         let are_plain = are_plain(&rows, &reading, horizon, next.began().is_none());
         Self { all: rows, are_plain, reading, next, place: 0, told: 0, middle: None, part: from.part }
     }
 
-    /// What a subscriber was delivered, which knew something.
+    /// Makes the rows that the dispatcher delivered to a subscriber with a position.
     pub fn of(batch: &DeliveryBatch) -> Self {
         let from = batch.iter().next().expect("a batch is never empty").since();
         let rows = batch.iter().map(|delivery| Arc::clone(delivery.notification())).collect();
         Self::new(rows, from.into(), batch.cursor(), Sequence::MIN)
     }
 
-    /// Where to read on behind them.
+    /// Returns where to read on after these rows.
     pub fn next(&self) -> Position {
-        // Who has read everything has come past the row.
+        // A reader at the end has passed the row of the part.
         Position { cursor: self.next, part: self.part.filter(|_| !self.is_complete()) }
     }
 
-    /// How many are still to be written.
+    /// Returns how many rows are still to be written.
     pub fn left(&self) -> usize {
         self.all.len() - self.place
     }
 
-    /// Whether they are all that there was to read.
+    /// Returns whether these rows reach the end of the feed.
     pub fn is_complete(&self) -> bool {
         self.next.began().is_none()
     }
 
-    /// Writes what they have of news for a reader that wants `kinds`, a row each: at most `limit`, and as much as the chunk takes.
+    /// Writes the events of the kinds `kinds` that are news to the reader, one row each. It stops after `limit` rows, or when the
+    /// chunk is full.
     pub fn write(&mut self, kinds: Kinds, out: &mut Writer, limit: u64) {
         let before = out.rows();
         while let Some(row) = self.all.get(self.place) {
@@ -179,7 +182,7 @@ impl Rows {
         }
     }
 
-    /// What a client gets as its position behind the row at `place`.
+    /// Returns the position of a client after the row at `place`.
     fn behind(&self, place: usize) -> Position {
         let at = self.all[place].sequence;
         let is_last = place + 1 == self.all.len() && self.is_complete();
@@ -188,12 +191,13 @@ impl Rows {
         Position { cursor: if is_plain { at.into() } else { self.reading.at(at) }, part }
     }
 
-    /// What a client gets as its position between two of the `items` of the next row.
+    /// Returns the position of a client between two of the `items` of the next row.
     fn between(&self, items: &Items) -> Position {
         let row = &self.all[self.place];
         let bits = |items: &Items| items.iter().fold(0, |bits, item| bits | item.bit());
         let before = self.part.as_ref().filter(|part| part.instance == row.instance).map_or(0, |part| {
-            // What was told and has happened again since is still to come, also to a reader that asks for other kinds next.
+            // If an event was sent and happened again, it is still to come. That also holds for a reader whose next request wants
+            // other kinds.
             let again = items_of(row, &self.reading, Kinds::ALL, Some(part));
             part.told & !bits(items) & !bits(&again)
         });
@@ -201,36 +205,35 @@ impl Rows {
         Position { cursor: self.reading.at(row.sequence.before()), part: Some(part) }
     }
 
-    /// Where a client stands that was sent what was written; `None` if nothing was: not where the reading has come to, but at the
-    /// last row, so that the position stays while nothing happens.
+    /// Returns the position of a client after the rows that were written; `None` if there were none. This is the position of the
+    /// last row, not the end of the reading, so that it stays the same while nothing happens.
     pub fn position(&self) -> Option<Position> {
         if self.middle.is_some() {
             return self.middle;
         }
         let last = self.place.checked_sub(1)?;
-        // Below the horizon a sequence would not say that nothing was missed.
+        // Below the horizon, a plain sequence would not say that the client has missed nothing.
         let is_below = self.left() == 0 && self.is_complete() && !self.are_plain[last];
         Some(if is_below { self.next() } else { self.behind(last) })
     }
 }
 
-/// For which rows and kinds of events a look is.
+/// The format and the kinds of events that rendered bytes are for.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct RenderKey(WireFormat, Kinds);
 
-/// How the rows of a batch look in one form, to all who want the same kinds of events.
+/// The bytes of a batch in one format, for all readers that want the same kinds of events.
 #[derive(Debug)]
 pub(super) struct RenderedBatch {
-    /// All rows that are wanted.
+    /// The bytes of all wanted rows.
     pub bytes: Bytes,
-    /// How many they are.
     pub rows: u64,
-    /// Where a client stands behind them.
+    /// The position of a client after these rows.
     pub position: Position,
 }
 
-/// How `batch` looks, made once for all who are delivered the same; no look if it would take more than a chunk, and `None` if
-/// others are delivered something else.
+/// Renders `batch` once for all readers that are delivered the same rows. There are no rendered bytes if the batch takes more than
+/// a chunk. Returns `None` if other readers are delivered other rows.
 pub(super) fn look(
     batch: &DeliveryBatch,
     form: WireFormat,
@@ -246,7 +249,6 @@ pub(super) fn look(
     Some(batch.whole()?.once(RenderKey(form, kinds), make))
 }
 
-/// Writes a row.
 pub(super) fn write_row(out: &mut Writer, row: &Notification, kind: EventKind, seq: &Position) {
     out.row(seq, |bytes| {
         use std::io::Write;
@@ -257,8 +259,8 @@ pub(super) fn write_row(out: &mut Writer, row: &Notification, kind: EventKind, s
     });
 }
 
-/// For each row whether a client may stop there with a plain sequence: nothing is new in later rows that happened before, and
-/// nothing before was dropped.
+/// Returns for each row whether a client may stop there with a plain sequence. It may if later rows have no news from before the
+/// row, and if no earlier row was dropped.
 fn are_plain(
     rows: &[Arc<Notification>],
     reading: &Cursor,
@@ -302,7 +304,8 @@ mod tests {
         Sequence::new(Incarnation(0), Versionstamp::new(version, 0), 0)
     }
 
-    /// A row of a database that was created, updated, got a design document and was deleted then, 0 for never.
+    /// Makes the row of a database with the versions at which it was created, updated, got a design document and was deleted; 0
+    /// stands for never.
     fn database(version: u64, [created, updated, ddoc, deleted]: [u64; 4]) -> Arc<Notification> {
         let when = |version| (version > 0).then(|| at(version));
         Arc::new(Notification {
@@ -315,13 +318,13 @@ mod tests {
         })
     }
 
-    /// The positions behind `rows`.
+    /// Returns the positions after `rows`.
     fn seqs(rows: &[Arc<Notification>], from: Cursor, next: Cursor, horizon: Sequence) -> Vec<Cursor> {
         let rows = Rows::new(rows.to_vec(), from.into(), next, horizon);
         (0..rows.left()).map(|place| rows.behind(place).cursor).collect()
     }
 
-    /// Of several kinds that were new only one was once told, so that `types=deleted` gave nothing of a database that was deleted
+    /// Regression: of several new kinds a reader got only one, so `types=deleted` returned nothing for a database that was deleted
     /// and created again.
     #[test]
     fn each_kind_that_is_new_and_wanted_is_told_in_the_order_in_which_it_happened() {
@@ -350,7 +353,7 @@ mod tests {
         let deleted = database(9, [2, 6, 6, 9]);
         assert_eq!(of(&deleted, 1, usual), [Deleted]);
         assert_eq!(of(&deleted, 5, Kinds::from_iter([Created, Updated])), []);
-        // It was once delivered again for an update that came late.
+        // Regression: a late update made the row of the deletion news again.
         let updated_late = database(12, [2, 12, 6, 9]);
         assert_eq!((of(&updated_late, 8, usual), of(&updated_late, 9, usual)), (vec![Deleted], vec![]));
         // An earlier database of the name was deleted.
@@ -362,7 +365,7 @@ mod tests {
         assert_eq!(items_of(&again, &Cursor::NOTHING, usual, None).len(), 2, "it was never known");
     }
 
-    /// All that a client is told in requests for one row each.
+    /// A client reads one row per request, and gets all of them.
     #[test]
     fn a_position_between_two_rows_of_a_database_resumes_between_them() {
         let mut first = Notification::clone(&database(9, [7, 8, 9, 0]));
@@ -391,7 +394,7 @@ mod tests {
         );
     }
 
-    /// While the client was away the row has moved on: what it was told is not told again, and what is new is.
+    /// The row moves on while the client is away. The client gets only the events that it has not received.
     #[test]
     fn a_position_between_two_rows_holds_also_when_the_row_has_moved() {
         use EventKind::{Created, DdocUpdated, Updated};
@@ -411,7 +414,7 @@ mod tests {
             [Updated],
             "it was updated since"
         );
-        // Before it has come, other rows keep it in mind.
+        // Until that row comes, the positions of other rows keep the part.
         let mut other = Notification::clone(&database(11, [11, 0, 0, 0]));
         other.instance.0[0] ^= 1;
         let rows = [Arc::new(other), database(12, [7, 8, 12, 0])].to_vec();
@@ -423,7 +426,7 @@ mod tests {
         assert_eq!((out.rows(), rows.position().unwrap()), (3, Cursor::from(at(12)).into()));
     }
 
-    /// What happens again after it was told was once forgotten where the client stopped again in the middle of the row.
+    /// Regression: an event that happened again was lost if the client stopped a second time in the middle of the row.
     #[test]
     fn what_has_happened_again_is_told_also_after_a_second_stop() {
         use EventKind::{Created, DdocUpdated, Updated};
@@ -432,7 +435,7 @@ mod tests {
         let part = Part { told, instance: row.instance, at: at(9) };
         let mut position = Position { cursor: Cursor::from(at(2)).begin(at(9)).at(at(8)), part: Some(part) };
         let mut kinds = Vec::new();
-        // Who asks for design documents alone meanwhile loses nothing either.
+        // A reader that wants only design documents in between loses nothing either.
         for wanted in [DdocUpdated.into(), Kinds::ALL] {
             let mut rows = Rows::new(vec![Arc::clone(&row)], position, at(20).into(), Sequence::MIN);
             kinds.extend(
@@ -447,7 +450,7 @@ mod tests {
         assert_eq!(position, Cursor::from(at(12)).into());
     }
 
-    /// A database that moves about, and what a client that stops anywhere is sent of all of them.
+    /// A feed whose databases move, and a client that stops anywhere.
     struct Model {
         dice: fastrand::Rng,
         version: u64,
@@ -457,7 +460,7 @@ mod tests {
     }
 
     impl Model {
-        /// Some databases get rows in one fold.
+        /// Writes rows of some databases in one fold.
         fn fold(&mut self) {
             self.version += 1;
             for order in 0..self.dice.u16(1..5) {
@@ -491,7 +494,7 @@ mod tests {
             }
         }
 
-        /// A request that is sent some rows, and goes on where it is told.
+        /// Reads some rows in one request, and continues from the position that they give.
         fn read(&mut self) {
             let from = self.position;
             let mut left: Vec<_> = self
@@ -517,8 +520,8 @@ mod tests {
         }
     }
 
-    /// Texts of positions once did not sort where a client that kept a database in mind stopped in the middle of another one, whose
-    /// row stood right behind that of the position before.
+    /// Regression: texts of positions did not sort. A client with a part of one database stopped in the middle of another database,
+    /// whose row came directly after the row of the position before.
     #[test]
     fn positions_sort_as_texts_wherever_a_client_stops() {
         for seed in [668_212_995_821_201_305].into_iter().chain(0..500) {
@@ -541,14 +544,14 @@ mod tests {
         let plain = |version| Cursor::from(at(version));
         let anchored = |version| Cursor::resumed(Knowledge::UpTo(at(1)), at(20), at(version));
         let rows = [database(4, [0, 4, 0, 0]), database(7, [3, 7, 0, 0]), database(9, [8, 9, 0, 0])];
-        // Who stops after the first row has still to be delivered the creation at 3.
+        // A client that stops after the first row is still to get the creation at 3.
         assert_eq!(seqs(&rows, from, end, Sequence::MIN), [anchored(4), plain(7), plain(9)]);
         assert_eq!(seqs(&rows, from, anchored(9), Sequence::MIN), [4, 7, 9].map(anchored));
-        // What was known before the reading is no news.
+        // Events from before the reading are no news.
         assert_eq!(seqs(&rows, at(3).into(), end, Sequence::MIN)[0], plain(4));
     }
 
-    /// The deletion of an instance that was replaced is news as well, and was once forgotten here.
+    /// Regression: positions did not take into account that the deletion of a replaced instance is news.
     #[test]
     fn a_position_keeps_the_deletion_of_what_was_replaced() {
         let mut later = Notification::clone(&database(9, [8, 9, 0, 0]));
@@ -582,7 +585,7 @@ mod tests {
         while rows.left() > 0 {
             rows.write(Kinds::ALL, &mut out, u64::MAX);
             let (bytes, rows) = out.take();
-            // One row may stand over its edge: six bytes for each of the name's, and some more.
+            // The last row may pass the limit: it takes six bytes for each byte of the name, and some more.
             assert!(bytes.len() < CHUNK_BYTES + 7_000, "{} bytes", bytes.len());
             (chunks, written) = (chunks + 1, written + rows);
         }

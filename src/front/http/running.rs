@@ -1,4 +1,4 @@
-//! What [`Running`] serves over HTTP, and how that ends before the roles do.
+//! Serves a [`Running`] bus over HTTP, and stops serving before the roles end.
 
 use std::net::SocketAddr;
 
@@ -10,7 +10,7 @@ use super::{Api, ApiOptions, Server, ServerOptions};
 use crate::{base::error::Result, bus::running::Running, state::keys::Role};
 
 impl Running {
-    /// What answers for the bus over HTTP. Its feeds end first when the roles are shut down.
+    /// Makes the routers' shared state for the bus. When the roles shut down, the feeds end first.
     ///
     /// Fails with [`Error::Invalid`](crate::Error::Invalid) if an option is out of its limits.
     pub fn api(&self, options: ApiOptions) -> Result<Api> {
@@ -23,7 +23,8 @@ impl Running {
         Ok(api)
     }
 
-    /// Serves `router` to everyone who connects to `listener`, until the roles end; returns where. The node lists that it serves.
+    /// Serves `router` to everyone who connects to `listener`, until the roles end. Returns the address. The node lists HTTP among
+    /// its roles.
     ///
     /// Fails as [`Server::start`] does.
     pub async fn serve(
@@ -34,7 +35,7 @@ impl Running {
     ) -> Result<SocketAddr> {
         let server = Server::start(listener, router, options, self.bus().store().env())?;
         let address = server.local_addr();
-        // The node lists its role once, however many servers it has.
+        // The node lists the role once, however many servers it has.
         let announced = self.node().announce(Role::HTTP).await.ok();
         self.end_first(Box::new(move || {
             async move {
@@ -48,8 +49,8 @@ impl Running {
 }
 
 impl Api {
-    /// All routes of the bus, for a server without a layer: `_db_updates`, `_changes` of what was recorded here, sessions, the
-    /// recording of events, the administration, and `/`.
+    /// Returns all routes of the bus, for a server without a layer: `_db_updates`, `_changes` of the recorded databases, sessions,
+    /// events, administration, and `/`.
     pub fn routes(&self) -> Router {
         let bus = &self.inner.bus;
         self.db_updates()

@@ -1,9 +1,10 @@
-//! [`Server`]: a listener with limits, that ends in good order.
+//! [`Server`] is a listener with limits that shuts down in good order.
 //!
-//! A client that does not read holds one chunk, the buffer of its connection and that of its socket, and is dropped when it has
-//! taken nothing for a while. One that sends nothing is dropped as well. One that has ended its side only gets its answer (`socket`). One that has vanished without a word is one that takes
-//! nothing: a feed sends a heartbeat, or its end, at least once a minute, and on Linux the system itself gives up a connection
-//! on which nothing is acknowledged for as long; elsewhere that takes it some minutes.
+//! For a client that does not read, the server holds one chunk and the buffers of the connection and its socket. It drops the
+//! client after the client has taken nothing for a while. It also drops a client that sends nothing. A client that has closed only
+//! its own side gets its answer (`socket`). A client that has vanished takes nothing: a feed sends a heartbeat, or its end, at
+//! least once a minute. On Linux the system itself closes a connection if the client acknowledges nothing for the same time; other
+//! systems need some minutes.
 
 use std::{
     convert::Infallible,
@@ -45,49 +46,48 @@ use crate::base::{
     error::{Error, Result},
 };
 
-/// The answer to a connection too many.
+/// The answer to a connection beyond the limit.
 const TOO_MANY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nConnection: close\r\nRetry-After: 1\r\nContent-Length: 72\r\n\r\n{\"error\":\"too_many_connections\",\"reason\":\"The server has no room left.\"}";
 
-/// What answers say of who has made them.
+/// The value of the header `Server`.
 const SERVER: &str = concat!("Notibus/", env!("CARGO_PKG_VERSION"));
 
-/// How many connections may wait in line until they are accepted; the system may allow fewer. One that finds the line full tries
-/// again after 1 s, 3 s and 7 s, however soon there is room.
+/// How many connections may wait to be accepted; the system may allow fewer. A client that finds the queue full tries again after 1
+/// s, 3 s and 7 s, even if there is room earlier.
 const BACKLOG: i32 = 4_096;
 
-/// How long the listener pauses when no connection can be accepted, as without file descriptors.
+/// How long the listener pauses when it cannot accept connections, for example without file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// The limits of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerOptions {
-    /// How many connections there are at once; the next one gets 503. Each needs a file descriptor. Default: 16,384.
+    /// How many connections there may be; the next one gets 503. Each needs a file descriptor. Default: 16,384.
     pub connections_max: usize,
-    /// How many of them may come from one address (of IPv6: from one network of 64 bits); the next one gets 503. Default: 8,192.
+    /// How many connections one address may have (for IPv6: one network of 64 bits); the next one gets 503. Default: 8,192.
     pub connections_per_address_max: usize,
     /// The most bytes of a request's line and headers, at least 8,192. Default: 32 KiB.
     pub header_len_max: usize,
     /// The most headers of a request. Default: 100.
     pub headers_max: usize,
-    /// How long a client may take to send a request's headers, also the first one. Default: 30 s.
+    /// How long a client may take to send the headers of a request, including the first one. Default: 30 s.
     pub header_timeout: Duration,
-    /// After how long a client is dropped that takes nothing of what it is sent. Default: 30 s.
+    /// How long a client may take nothing of what the server sends, before the server drops it. Default: 30 s.
     pub write_timeout: Duration,
-    /// The size of a socket's buffer for what is sent, in bytes. Default: 128 KiB.
+    /// The size of a socket's send buffer in bytes. Default: 128 KiB.
     pub send_buffer_len: usize,
     /// How long a shutdown waits for answers in progress. Default: 10 s.
     pub drain_timeout: Duration,
-    /// By which names it may be addressed. Default: by those of this machine alone.
+    /// By which names clients may address the server. Default: by the names of this machine.
     pub hosts: Hosts,
-    /// Which pages of other origins may ask it through a browser. Default: none.
+    /// Which pages of other origins may use the server through a browser. Default: none.
     pub cors: Option<Cors>,
-    /// The addresses of proxies in front. What one of these says of its client (the last address in `X-Forwarded-For` that is
-    /// none of theirs) counts as where the request comes from, for limits, lock-outs and the log; of others it is not believed.
-    /// Default: none.
+    /// The addresses of proxies in front. The server believes only these proxies about their clients: for limits, lock-outs and the
+    /// log, the client is the last address in `X-Forwarded-For` that is not a proxy. Default: none.
     pub proxies: Vec<IpAddr>,
-    /// Whether it may listen on an address that other machines can reach. Set it if the API has credentials
-    /// ([`ApiOptions::access`](super::ApiOptions::access)), and a layer's own routes accounts, or if something in front has.
-    /// Clients will need [`Hosts::Any`] then, or the names that they ask for. Default: no.
+    /// Whether the server may listen on an address that other machines can reach. Set this if the API has credentials
+    /// ([`ApiOptions::access`](super::ApiOptions::access)) and a layer's own routes check accounts, or if a server in front checks
+    /// them. Clients then need [`Hosts::Any`], or the names that they use. Default: no.
     pub is_public: bool,
 }
 
@@ -111,11 +111,11 @@ impl Default for ServerOptions {
 }
 
 impl ServerOptions {
-    /// What [`Server::start`] would refuse of these options at `address`, for those who want to know before they have begun
+    /// Checks these options for a server at `address`, as [`Server::start`] does. Use it to learn of a mistake before you start
     /// anything else.
     ///
-    /// Fails with [`Error::Invalid`]: of `address`, if other machines can reach it and nobody has said that they may; of
-    /// `host`, if a name could never match, as one with a port; and if another option is out of its limits.
+    /// Fails with [`Error::Invalid`]: of `address`, if other machines can reach it and `is_public` is not set; of `host`, if a name
+    /// could never match, such as one with a port; and if another option is out of its limits.
     pub fn check(&self, address: SocketAddr) -> Result<()> {
         if !self.is_public && !address.ip().to_canonical().is_loopback() {
             let reason = format!(
@@ -140,28 +140,27 @@ impl ServerOptions {
     }
 }
 
-/// A running server. Dropping it closes all connections; [`Server::shutdown`] lets answers come to their ends.
+/// A running server. Dropping it closes all connections; [`Server::shutdown`] lets answers finish.
 #[derive(Debug)]
 #[must_use = "dropping it closes all connections"]
 pub struct Server {
-    /// Where it listens.
     local_addr: SocketAddr,
-    /// Turns true when no more connections are wanted.
+    /// Becomes true when the server should accept no more connections.
     stop: watch::Sender<bool>,
-    /// Accepts connections, and owns them.
+    /// Accepts connections, and owns their tasks.
     task: JoinHandle<()>,
 }
 
 impl Server {
-    /// Serves `router` to the clients that connect to `listener`. Must be called within a tokio runtime.
+    /// Serves `router` to the clients that connect to `listener`. Call it within a tokio runtime.
     ///
-    /// Fails with [`Error::Invalid`] as [`ServerOptions::check`] does, among others if other machines can reach it and that is
-    /// not asked for; and with [`Error::Io`] if it is no listener any more.
+    /// Fails with [`Error::Invalid`] as [`ServerOptions::check`] does, for example if other machines can reach the address without
+    /// `is_public`. Fails with [`Error::Io`] if `listener` is no longer a listener.
     pub fn start(listener: TcpListener, router: Router, options: ServerOptions, env: &Env) -> Result<Self> {
         let io = |error| Error::Io { what: "listener", source: Arc::new(error) };
         let local_addr = listener.local_addr().map_err(io)?;
         options.check(local_addr)?;
-        // It was made by somebody else, with a short line.
+        // The caller made the listener, with a short queue.
         socket2::SockRef::from(&listener).listen(BACKLOG).map_err(io)?;
         let (stop, stopped) = watch::channel(false);
         let acceptor = Acceptor {
@@ -177,13 +176,13 @@ impl Server {
         Ok(Self { local_addr, stop, task })
     }
 
-    /// Where it listens.
+    /// Returns the address that the server listens on.
     pub fn local_addr(&self) -> SocketAddr {
         self.local_addr
     }
 
-    /// Accepts no more connections, waits for the answers in progress, and closes. Live feeds are answers in progress: end
-    /// them before ([`Api::shutdown`](super::Api::shutdown)).
+    /// Accepts no more connections, waits for the answers in progress, and closes. Live feeds are answers in progress: end them
+    /// first ([`Api::shutdown`](super::Api::shutdown)).
     pub async fn shutdown(mut self) {
         self.stop.send_replace(true);
         if let Err(error) = (&mut self.task).await {
@@ -198,7 +197,7 @@ impl Drop for Server {
     }
 }
 
-/// How connections speak HTTP. The time of sockets is the operating system's, and no part of what can be replayed.
+/// Sets how connections speak HTTP. Their timers use the time of the operating system, which a simulation cannot replay.
 fn protocol(options: &ServerOptions) -> http1::Builder {
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new())
@@ -208,26 +207,20 @@ fn protocol(options: &ServerOptions) -> http1::Builder {
     http
 }
 
-/// Accepts connections.
+/// Accepts connections, and starts a task for each.
 struct Acceptor {
-    /// Room for connections.
     connections: Arc<Semaphore>,
-    /// How many there are from each address.
+    /// How many connections each address has.
     addresses: Arc<Tally<IpAddr>>,
-    /// How they speak.
     http: http1::Builder,
-    /// The limits.
     options: Arc<ServerOptions>,
-    /// What they ask.
     router: Router,
-    /// Counts those that are refused.
     refusals: Refusals,
-    /// Time.
     env: Env,
 }
 
 impl Acceptor {
-    /// Accepts until it is `stopped`, and ends all connections.
+    /// Accepts connections until `stopped` becomes true, and then ends all of them.
     async fn run(self, listener: TcpListener, mut stopped: watch::Receiver<bool>) {
         let graceful = GracefulShutdown::new();
         let mut tasks = JoinSet::new();
@@ -255,13 +248,13 @@ impl Acceptor {
         tasks.shutdown().await;
     }
 
-    /// Serves a connection in a task of its own, if there is room.
+    /// Serves a connection in its own task, if there is room.
     fn accept(&self, socket: TcpStream, peer: IpAddr, watcher: Watcher, tasks: &mut JoinSet<()>) {
         let room = Arc::clone(&self.connections).try_acquire_owned().ok();
         let place = self.addresses.enter(network(peer), self.options.connections_per_address_max).ok();
         let (Some(room), Some(place)) = (room, place) else {
             self.refusals.no_room(peer, self.env.now());
-            // It fits into the empty buffer of the socket; if not, the client sees it closed.
+            // The answer fits into the empty buffer of the socket. If it does not, the client sees a closed connection.
             drop(socket.try_write(TOO_MANY));
             return;
         };
@@ -281,35 +274,30 @@ impl Acceptor {
         tasks.spawn(serve(socket, served, self.http.clone(), watcher, (room, place)));
     }
 
-    /// Sets what the system does for a connection.
+    /// Sets the options of a connection's socket.
     fn prepare(&self, socket: &TcpStream) -> io::Result<()> {
         let options = socket2::SockRef::from(socket);
         options.set_send_buffer_size(self.options.send_buffer_len)?;
-        // Heartbeats fit into the buffer for a long time: only the system knows that nobody takes them.
+        // The buffer has room for many heartbeats, so only the system knows that the client acknowledges none of them.
         #[cfg(target_os = "linux")]
         options.set_tcp_user_timeout(Some(self.options.write_timeout))?;
         socket.set_nodelay(true)
     }
 }
 
-/// What the requests of a connection meet.
+/// The state that serves the requests of one connection.
 struct Served {
-    /// Where they come from.
+    /// The address at the other end of the connection.
     peer: IpAddr,
-    /// Whether one is being answered.
+    /// Whether a request is being answered.
     answering: Answering,
-    /// What they ask.
     router: Router,
-    /// The limits.
     options: Arc<ServerOptions>,
-    /// Counts those that are refused.
     refusals: Refusals,
-    /// Time.
     env: Env,
 }
 
 impl Served {
-    /// Answers a request.
     fn answer(
         &self,
         request: hyper::Request<hyper::body::Incoming>,
@@ -323,7 +311,7 @@ impl Served {
         let mut request: Request = request.map(Body::new);
         let peer = self.peer_of(request.headers());
         request.extensions_mut().insert(Peer(peer));
-        // The metrics tell of them.
+        // The metrics show the counts of this listener.
         request.extensions_mut().insert(self.refusals.clone());
         let mut router = self.router.clone();
         let answering = self.answering.begin();
@@ -344,7 +332,7 @@ impl Served {
         }
     }
 
-    /// Where a request with these headers comes from.
+    /// Returns the address of the client that sent a request with these headers.
     fn peer_of(&self, headers: &HeaderMap) -> IpAddr {
         let is_proxy =
             |address: &IpAddr| self.options.proxies.iter().any(|proxy| proxy.to_canonical() == *address);
@@ -354,12 +342,12 @@ impl Served {
         }
         let lines = headers.get_all("x-forwarded-for").iter().filter_map(|line| line.to_str().ok());
         let hops: Vec<_> = lines.flat_map(|line| line.split(',')).collect();
-        // What stands further to the left anybody may have written.
+        // Anybody may have written the addresses further to the left.
         let known = hops.iter().rev().map_while(|hop| hop.trim().parse::<IpAddr>().ok());
         known.map(|hop| hop.to_canonical()).find(|hop| !is_proxy(hop)).unwrap_or(peer)
     }
 
-    /// Fails with 400 or 403 if the request is none that this server answers; a page that is allowed to ask may come from elsewhere.
+    /// Fails with 400 or 403 if this server does not answer such a request. An allowed page may come from elsewhere.
     fn check(
         &self,
         request: &hyper::Request<hyper::body::Incoming>,
@@ -380,13 +368,12 @@ impl Served {
     }
 }
 
-/// Whether a proxy says that it asks for somebody else.
+/// Returns whether a proxy has forwarded the request.
 fn is_forwarded(headers: &HeaderMap) -> bool {
     let names = ["forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip", "via"];
     names.into_iter().any(|name| headers.contains_key(name))
 }
 
-/// Serves a connection until it ends.
 async fn serve(
     socket: Socket,
     served: Served,
@@ -401,7 +388,7 @@ async fn serve(
     }
 }
 
-/// Says that a connection's task has panicked.
+/// Logs the panic of a connection's task.
 fn report(ended: &Result<(), tokio::task::JoinError>) {
     if let Err(error) = ended
         && error.is_panic()

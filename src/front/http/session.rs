@@ -1,4 +1,4 @@
-//! `/_session`: log-ins by cookie, as CouchDB's clients and browsers make them.
+//! `/_session` lets CouchDB's clients and browsers log in by cookie.
 
 use std::sync::Arc;
 
@@ -20,13 +20,12 @@ use super::{
 };
 
 impl Api {
-    /// `/_session`: log-ins by cookie, for the names that have passwords.
+    /// Serves `/_session`, where callers with passwords log in by cookie.
     pub fn sessions(&self) -> Router {
         self.counted(at(Router::new(), "/_session", any(session)).with_state(Arc::clone(&self.inner)))
     }
 }
 
-/// Answers.
 async fn session(State(inner): State<Arc<Inner>>, request: Request) -> Response {
     let (parts, body) = request.into_parts();
     let answer = match parts.method {
@@ -44,7 +43,7 @@ async fn session(State(inner): State<Arc<Inner>>, request: Request) -> Response 
     answer.unwrap_or_else(IntoResponse::into_response)
 }
 
-/// Who asks, as far as it is known. Fails if credentials are wrong.
+/// Answers with the caller, if there is one. Fails if credentials are wrong.
 async fn who(inner: &Inner, parts: &Parts) -> Result<Response, Failure> {
     let (name, roles, by) = match &inner.options.access {
         Access::Open => (None, vec!["_admin".to_owned()], "default"),
@@ -69,7 +68,7 @@ async fn who(inner: &Inner, parts: &Parts) -> Result<Response, Failure> {
     Ok(answer_json(StatusCode::OK, &json!({ "ok": true, "userCtx": context, "info": info })))
 }
 
-/// Begins a session. Fails with 401 if name or password are wrong.
+/// Begins a session. Fails with 401 if the name or the password is wrong.
 async fn log_in(inner: &Inner, parts: &Parts, body: Body) -> Result<Response, Failure> {
     let body = inner.body(&parts.headers, body).await?;
     let (name, password) = read(&parts.headers, &body)?;
@@ -86,7 +85,7 @@ async fn log_in(inner: &Inner, parts: &Parts, body: Body) -> Result<Response, Fa
     Ok(response)
 }
 
-/// Name and password of a body, which is JSON or a form.
+/// Reads the name and the password from a body, which is JSON or a form.
 fn read(headers: &HeaderMap, body: &[u8]) -> Result<(String, String), Failure> {
     let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
     let (mut name, mut password) = (None, None);

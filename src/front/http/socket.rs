@@ -1,9 +1,9 @@
-//! [`Socket`]: the socket of a connection, as the protocol sees it.
+//! [`Socket`] stands between a connection's socket and the HTTP protocol.
 //!
-//! It does three things that the protocol does not. It fails if a client takes nothing for too long. It keeps the end of what a client
-//! sends to itself for a while, as long as an answer is in progress: a client that has ended its side (`nc -N`) still reads, and one
-//! that has hung up looks the same until it is sent something. And where the protocol refuses what it cannot parse, with an empty
-//! body, it sends one that says what is wrong.
+//! It adds three things to the protocol. First, it fails if a client takes nothing for too long. Second, while an answer is in
+//! progress, it hides the end of the client's data from the protocol for a while. A client that has closed only its own side (`nc
+//! -N`) still reads, and looks like one that has hung up until the server sends something. Third, when the protocol refuses a
+//! request that it cannot parse, with an empty body, the socket sends a body that says what is wrong.
 
 use std::{
     io,
@@ -29,32 +29,33 @@ use tokio::{
 
 use crate::base::env::Env;
 
-/// How long a client that has ended its side may wait for an answer that ends by itself.
+/// How long a client that has closed its side may wait for an answer that ends by itself.
 const HALF_CLOSED_MAX: Duration = Duration::from_secs(10);
 
-/// How long it gets a feed that lasts: what there is. CouchDB ends such feeds as well, at its next look.
+/// How long such a client gets a lasting feed: enough for the rows that there are. CouchDB also ends such feeds, when it checks the
+/// connection.
 const HALF_CLOSED_LIVE_MAX: Duration = Duration::from_millis(500);
 
-/// Nothing is being answered.
+/// No request is being answered.
 const IDLE: u8 = 0;
-/// An answer is in progress that ends by itself.
+/// An answer that ends by itself is in progress.
 const BUSY: u8 = 1;
-/// A feed is being sent that lasts.
+/// A lasting feed is being sent.
 const LIVE: u8 = 2;
 
-/// Marks an answer, in its extensions, that lasts until its client goes.
+/// Marks, in the extensions of an answer, that it lasts until its client leaves.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Lasting;
 
-/// Whether a request of a connection is being answered. Clones tell the same.
+/// Whether a request of a connection is being answered. Clones share the value.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Answering(Arc<AtomicU8>);
 
-/// An answer in progress, until it is dropped.
+/// An answer in progress. Dropping it ends the answer.
 pub(super) struct Answer(Answering);
 
 impl Answering {
-    /// A request has come.
+    /// Marks the connection as busy.
     pub fn begin(&self) -> Answer {
         self.0.store(BUSY, Ordering::Relaxed);
         Answer(self.clone())
@@ -62,7 +63,7 @@ impl Answering {
 }
 
 impl Answer {
-    /// The answer, which ends with the body of `response`.
+    /// Ties the answer to the body of `response`: it ends when the body is dropped.
     pub fn with(self, mut response: Response) -> Response {
         if response.extensions_mut().remove::<Lasting>().is_some() {
             self.0.0.store(LIVE, Ordering::Relaxed);
@@ -77,10 +78,9 @@ impl Drop for Answer {
     }
 }
 
-/// A body that is being sent.
 struct Sent {
     body: Body,
-    /// Ends with it.
+    /// It is dropped with the body.
     _answer: Answer,
 }
 
@@ -106,30 +106,27 @@ impl HttpBody for Sent {
 
 /// The socket of a connection.
 pub(super) struct Socket {
-    /// What it is to the system.
     stream: TcpStream,
     /// How long a client may take nothing.
     limit: Duration,
-    /// Whether a request is being answered.
     answering: Answering,
-    /// Time.
     env: Env,
-    /// Completes at the end of that time, while something waits to be taken.
+    /// Completes after `limit`, while written data waits for the client.
     stuck: Option<BoxFuture<'static, ()>>,
-    /// Completes when a client that has ended its side counts as gone.
+    /// Completes when a client that has closed its side counts as gone.
     ended: Option<BoxFuture<'static, ()>>,
-    /// What is sent in place of an empty refusal.
+    /// The rest of the answer that replaces an empty refusal.
     refusal: Vec<u8>,
 }
 
 impl Socket {
-    /// A socket that fails if it takes nothing for `limit`.
+    /// Makes a socket that fails if the client takes nothing for `limit`.
     pub fn new(stream: TcpStream, limit: Duration, answering: Answering, env: &Env) -> Self {
         let (stuck, ended, refusal) = (None, None, Vec::new());
         Self { stream, limit, answering, env: env.clone(), stuck, ended, refusal }
     }
 
-    /// What has become of an attempt to write.
+    /// Checks the result of an attempt to write, and fails if the client has taken nothing for `limit`.
     fn written<T>(&mut self, context: &mut Context<'_>, poll: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if poll.is_ready() {
             self.stuck = None;
@@ -140,7 +137,7 @@ impl Socket {
         Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client does not read")))
     }
 
-    /// Whether `head` is an empty refusal of the protocol's own, in whose place another one is sent.
+    /// Replaces `head` if it is an empty refusal of the protocol. Returns whether it did.
     fn replace(&mut self, head: &[u8]) -> bool {
         if !head.starts_with(b"HTTP/1.1 4") || self.answering.0.load(Ordering::Relaxed) != IDLE {
             return false;
@@ -168,7 +165,7 @@ impl Socket {
         true
     }
 
-    /// Sends what is sent in place of an empty refusal.
+    /// Sends the answer that replaces an empty refusal.
     fn poll_refusal(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         while !self.refusal.is_empty() {
             let poll = Pin::new(&mut self.stream).poll_write(context, &self.refusal);

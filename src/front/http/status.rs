@@ -1,4 +1,5 @@
-//! `/_notibus/health`, `/_notibus/status` and `/_notibus/metrics`: how the node and the bus are; and `/_notibus/`, a page that shows it.
+//! `/_notibus/health`, `/_notibus/status` and `/_notibus/metrics` describe the state of the node and the bus. `/_notibus/` is a
+//! page that shows it.
 
 use std::sync::Arc;
 
@@ -22,15 +23,16 @@ use super::{
 use crate::base::error::Result;
 
 impl Api {
-    /// How the node and the bus are: `/_notibus/health/live` and `/_notibus/health/ready` for everyone, `/_notibus/status` and
-    /// `/_notibus/metrics` for admins and those who have the role for them. The page `/_notibus/` shows what its reader may ask for.
+    /// Serves the state of the node and the bus: `/_notibus/health/live` and `/_notibus/health/ready` for everyone,
+    /// `/_notibus/status` and `/_notibus/metrics` for admins and for callers with the role `_metrics`. The page `/_notibus/` shows
+    /// what its reader may request.
     pub fn status(&self) -> Router {
         let open = at(Router::new(), "/_notibus/health/live", get(health));
         let open = at(open, "/_notibus/health/ready", get(ready));
         let open = at(open, "/_notibus/health", get(ready));
         let admin = at(Router::new(), "/_notibus/status", get(status));
         let admin = at(admin, "/_notibus/metrics", get(scrape));
-        // It shows nothing by itself: all that it shows it asks for, with the rights of its reader.
+        // The page itself contains no data. It requests all data with the rights of its reader.
         let open = at(open, "/_notibus", get(page));
         let [open, admin] = [open, admin].map(|router| {
             router.method_not_allowed_fallback(method_not_allowed).with_state(Arc::clone(&self.inner))
@@ -40,32 +42,31 @@ impl Api {
 }
 
 impl Api {
-    /// `/`, where clients of CouchDB read the kind of the server; for servers without a layer, which has its own `/`.
+    /// Serves `/`, where CouchDB's clients read which server this is. It is for servers without a layer; a layer has its own `/`.
     pub fn welcome(&self) -> Router {
         self.counted(Router::new().route("/", get(welcome)).method_not_allowed_fallback(method_not_allowed))
             .fallback(async || Failure::not_found("missing"))
     }
 }
 
-/// What clients of CouchDB expect to be told first.
+/// Answers the first request of CouchDB's clients.
 async fn welcome() -> Response {
     let version = env!("CARGO_PKG_VERSION");
     let vendor = json!({ "name": "Notibus" });
     answer::json(StatusCode::OK, &json!({ "couchdb": "Welcome", "version": version, "vendor": vendor }))
 }
 
-/// 405.
 async fn method_not_allowed() -> Failure {
     Failure::method_not_allowed("GET,HEAD")
 }
 
-/// That something is not as it should be, and why: in a word for programs, and in a sentence.
+/// Makes a 503 with a cause for programs and a reason for people.
 fn unavailable(cause: &str, reason: &str) -> Response {
     let told = json!({ "status": "unavailable", "cause": cause, "reason": reason });
     answer::json(StatusCode::SERVICE_UNAVAILABLE, &told)
 }
 
-/// The process lives, and its store takes writes: if it takes no more, only another start can help.
+/// Answers 200 if the store takes writes. If it takes none, only a restart of the process can help.
 async fn health(State(inner): State<Arc<Inner>>) -> Response {
     match inner.bus.store().failure() {
         None => answer::json(StatusCode::OK, &json!({ "status": "ok" })),
@@ -73,8 +74,8 @@ async fn health(State(inner): State<Arc<Inner>>) -> Response {
     }
 }
 
-/// What is recorded now would be delivered: what the work of the node rests on can be read, each partition is owned by a notifier that
-/// lives, and nothing is being shut down.
+/// Answers 200 if an event that is recorded now would be delivered: the node can read what its work needs, a living notifier owns
+/// each partition, and the node is not shutting down.
 async fn ready(State(inner): State<Arc<Inner>>) -> Response {
     if inner.is_closing() {
         return unavailable("closing", "The node is being shut down.");
@@ -85,7 +86,6 @@ async fn ready(State(inner): State<Arc<Inner>>) -> Response {
     }
 }
 
-/// Everything about the bus.
 async fn status(State(inner): State<Arc<Inner>>) -> Response {
     match read(&inner).await {
         Ok(status) => answer::json(StatusCode::OK, &status),
@@ -93,7 +93,7 @@ async fn status(State(inner): State<Arc<Inner>>) -> Response {
     }
 }
 
-/// What is told about the bus.
+/// Reads the whole state of the bus.
 async fn read(inner: &Inner) -> Result<Value> {
     let Inner { bus, feed, dispatcher, .. } = inner;
     let tailed = dispatcher.position();
@@ -105,7 +105,7 @@ async fn read(inner: &Inner) -> Result<Value> {
     Ok(told)
 }
 
-/// The page that shows what happens.
+/// Answers with the page that shows the state live.
 async fn page() -> Response {
     let mut response = Response::new(Body::from(include_str!("live.html")));
     let policy = "default-src 'none'; connect-src 'self'; img-src data:; script-src 'unsafe-inline'; style-src 'unsafe-inline'; \
@@ -117,7 +117,7 @@ async fn page() -> Response {
     response
 }
 
-/// The counts, for Prometheus.
+/// Answers with the counts for Prometheus.
 async fn scrape(State(inner): State<Arc<Inner>>, request: Request) -> Response {
     let (parts, _) = request.into_parts();
     let refusals = parts.extensions.get::<Refusals>();

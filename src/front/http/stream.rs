@@ -1,7 +1,7 @@
-//! [`Stream`]: sends a feed: rows as its [`Source`] has them, heartbeats in between, and an end.
+//! [`Stream`] sends a feed: the rows of its [`Source`], heartbeats between them, and an end.
 //!
-//! It is pulled by the connection. Nothing is read that the client has not room for, so a slow client costs one chunk; and a
-//! connection that is closed drops it, with all that it holds.
+//! The connection pulls the stream. The stream reads nothing unless the client has room for it, so a slow client costs one chunk. A
+//! closed connection drops the stream with everything that it holds.
 
 use std::{fmt::Display, pin::pin, time::Duration};
 
@@ -22,116 +22,105 @@ use super::{
 };
 use crate::base::{encoding::Sequence, env::Env, error::Result};
 
-/// What tells nginx whether it may keep what it passes on.
+/// The header that says to nginx whether it may buffer an answer.
 pub(super) const UNBUFFERED: &str = "x-accel-buffering";
 
-/// How it goes on after a read.
+/// The state of a feed after a read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Progress {
-    /// There may be more to read.
     More,
-    /// Everything was read.
+    /// The feed has read everything.
     UpToDate,
-    /// Everything was read, and nothing will come.
+    /// The feed has read everything, and no more will come.
     Over,
 }
 
-/// Where the rows of a feed come from.
+/// Reads the rows of a feed.
 pub(super) trait Source: Send + 'static {
-    /// What a client gets as its position.
+    /// The position that a client gets.
     type Position: Display + Send;
 
-    /// Whether the end tells how many rows stand behind the position.
+    /// Whether the end of the feed says how many rows come after the position.
     const TELLS_PENDING: bool = true;
 
-    /// Writes rows, at least one and at most `limit` if there are any, until the chunk is full; and moves the position behind
-    /// them.
+    /// Writes rows until the chunk is full: at most `limit`, and at least one if there are any. Moves the position past them.
     ///
     /// # Cancel safety
     ///
-    /// What was dropped is gone on with by the next call.
+    /// If the future is dropped, the next call continues the read.
     fn read(&mut self, out: &mut Writer, limit: u64) -> impl Future<Output = Result<Progress>> + Send;
 
-    /// Completes when there may be more to read after [`Progress::UpToDate`]. It is cancel safe.
+    /// Completes when there may be more to read after [`Progress::UpToDate`]. This is cancel safe.
     fn wait(&mut self) -> impl Future<Output = ()> + Send;
 
-    /// Where a client goes on that was sent what was written.
+    /// Returns the position of a client that has received all rows that were written.
     fn position(&self) -> Self::Position;
 
-    /// How many rows stand behind the position, if that is told.
+    /// Returns how many rows come after the position, if the feed counts them.
     fn pending(&mut self) -> impl Future<Output = Result<u64>> + Send {
         async { Ok(0) }
     }
 
-    /// Where another shard has taken over, if that is why it is over.
+    /// Returns where another shard has taken over, if the feed is over for that reason.
     fn resharded_at(&self) -> Option<Sequence> {
         None
     }
 }
 
-/// What is done next.
+/// The next step of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// What stands before the rows is sent.
+    /// Sends the bytes before the rows.
     Begin,
-    /// Rows are read and sent.
+    /// Reads and sends rows.
     Read,
-    /// Rows are waited for.
+    /// Waits for rows.
     Wait,
-    /// What stands after the rows is sent.
+    /// Sends the bytes after the rows.
     End,
-    /// Nothing.
+    /// The stream is over.
     Done,
 }
 
 /// A feed that is being sent.
 pub(super) struct Stream<S> {
-    /// Where the rows come from.
     source: S,
-    /// How it is sent.
     mode: Mode,
-    /// How it looks.
     writer: Writer,
-    /// How many rows may still be sent.
+    /// How many rows the stream may still send.
     limit: u64,
-    /// After how long without rows it ends.
+    /// The feed ends after this time without rows.
     timeout: Duration,
-    /// After how long without anything a heartbeat is sent.
+    /// The feed sends a heartbeat after this time without data.
     heartbeat: Option<Duration>,
-    /// Whether heartbeats of lines say how far it has come.
+    /// Whether heartbeats of a continuous feed say how far the feed has come.
     tells_progress: bool,
-    /// What is done next.
     phase: Phase,
-    /// Whether rows were sent.
+    /// Whether the stream has sent rows.
     has_rows: bool,
-    /// When rows were sent last, or the feed began.
+    /// When the stream sent its last rows, or when it began.
     rows_at: Duration,
-    /// When anything was sent last.
+    /// When the stream last sent data.
     sent_at: Duration,
-    /// Time.
     env: Env,
-    /// What is counted.
     metrics: AnswerCounts,
-    /// Turns true when all feeds have to end.
+    /// Becomes true when all feeds have to end.
     closing: watch::Receiver<bool>,
-    /// Its place among the feeds of its client.
     _place: Option<Place>,
 }
 
-/// What all feeds of a server share.
+/// The state of the server that a feed needs.
 pub(super) struct FeedContext {
-    /// Time.
     pub env: Env,
-    /// What is counted.
     pub metrics: AnswerCounts,
-    /// Turns true when all feeds have to end.
+    /// Becomes true when all feeds have to end.
     pub closing: watch::Receiver<bool>,
-    /// A place among the feeds of the client; a feed that does not wait needs none.
+    /// The feed's place among the feeds of its client. A feed that does not wait needs none.
     pub place: Option<Place>,
 }
 
 impl<S: Source> Stream<S> {
-    /// A feed of `source` as `query` asks for it.
+    /// Makes the feed of `source` that `query` asks for.
     pub fn new(source: S, query: &Query, around: FeedContext) -> Self {
         let FeedContext { env, metrics, closing, place } = around;
         let now = env.now();
@@ -154,7 +143,7 @@ impl<S: Source> Stream<S> {
         }
     }
 
-    /// The answer that sends it.
+    /// Makes the answer that sends the feed.
     pub fn into_response(self) -> Response {
         let (form, lasts) = (self.writer.form(), self.mode != Mode::Normal);
         let body = Body::from_stream(stream::unfold(self, |mut feed| async move {
@@ -164,13 +153,14 @@ impl<S: Source> Stream<S> {
         let mut response = respond(form, body);
         if lasts {
             response.extensions_mut().insert(Lasting);
-            // nginx would keep rows until it has a buffer full of them.
+            // Otherwise nginx would hold rows back until they fill a buffer.
             response.headers_mut().insert(UNBUFFERED, HeaderValue::from_static("no"));
         }
         response
     }
 
-    /// What is sent next. A failure cuts the connection off, so that the client does not take it for the end.
+    /// Returns the next bytes to send. A failure cuts the connection off, so that the client does not take it for the end of the
+    /// feed.
     async fn next(&mut self) -> Option<Result<Bytes>> {
         loop {
             let chunk = match self.phase {
@@ -203,17 +193,17 @@ impl<S: Source> Stream<S> {
         }
     }
 
-    /// Reads some rows. If they take longer than a heartbeat, it is sent instead.
+    /// Reads some rows. If the read takes longer than the interval of heartbeats, it sends a heartbeat instead.
     async fn read(&mut self) -> Result<Bytes> {
         if self.limit == 0 || (self.mode != Mode::Normal && *self.closing.borrow()) {
             self.phase = Phase::End;
             return Ok(Bytes::new());
         }
-        // Before the source is at work.
+        // The read below borrows the source, so the heartbeat is made before it.
         let heartbeat = self.heartbeat.map_or_else(Bytes::new, |_| self.beat());
         let progress = {
             let mut read = pin!(self.source.read(&mut self.writer, self.limit));
-            // Mostly there is something, and no clock is needed.
+            // Mostly rows are ready at once, and no timer is needed.
             if let Some(done) = (&mut read).now_or_never() {
                 done?
             } else {
@@ -257,8 +247,8 @@ impl<S: Source> Stream<S> {
         Ok(bytes)
     }
 
-    /// What is sent so that the line does not fall silent. Where a client can tell, it says how far the feed has come, so that one
-    /// whose rows are rare goes on from there and not from its last row, which may be too old one day.
+    /// Makes a heartbeat, which keeps the connection from falling silent. If the format allows it, the heartbeat says how far the
+    /// feed has come. So a client with rare rows continues from there, and not from its last row, which may be too old one day.
     fn beat(&self) -> Bytes {
         let form = self.writer.form();
         match form {
@@ -272,7 +262,7 @@ impl<S: Source> Stream<S> {
         }
     }
 
-    /// Waits for rows, for the time of a heartbeat, or for the end.
+    /// Waits for rows, for the next heartbeat, or for the end of the feed.
     async fn wait(&mut self) -> Bytes {
         let (from, interval) = match self.heartbeat {
             Some(interval) => (self.sent_at, interval),
@@ -281,7 +271,7 @@ impl<S: Source> Stream<S> {
         let rest = (from + interval).saturating_sub(self.env.now());
         tokio::select! {
             biased;
-            // The sender may be gone as well.
+            // The sender may also have been dropped.
             () = async { drop(self.closing.wait_for(|is_closing| *is_closing).await) } => self.phase = Phase::End,
             () = self.env.sleep(rest) => {
                 if self.heartbeat.is_some() {
@@ -294,7 +284,7 @@ impl<S: Source> Stream<S> {
         Bytes::new()
     }
 
-    /// What stands after the rows.
+    /// Makes the bytes after the rows.
     async fn end(&mut self) -> Result<Bytes> {
         let form = self.writer.form();
         let resharded_at = self.source.resharded_at();
@@ -307,7 +297,7 @@ impl<S: Source> Stream<S> {
     }
 }
 
-/// An answer of this form.
+/// Makes an answer in this format.
 pub(super) fn respond(form: WireFormat, body: Body) -> Response {
     let mut response = Response::new(body);
     let headers = response.headers_mut();
