@@ -1,28 +1,26 @@
-//! [`Tally`]: how much of something each of many has, and may have.
+//! [`Tally`] counts how many places each key holds, and limits them.
 
 use std::{fmt::Debug, hash::Hash, sync::Arc};
 
 use dashmap::DashMap;
 
-/// How much each has.
+/// How many places each key holds.
 #[derive(Debug)]
 pub(super) struct Tally<K: Eq + Hash>(DashMap<K, usize>);
 
-/// One of what somebody has, until it is dropped.
+/// One place of a key. Dropping it gives the place back.
 #[derive(Debug)]
 pub(super) struct Place<K: Eq + Hash> {
-    /// Where it is given back.
     tally: Arc<Tally<K>>,
     whose: K,
 }
 
 impl<K: Clone + Debug + Eq + Hash> Tally<K> {
-    /// Nobody has anything.
     pub fn new() -> Arc<Self> {
         Arc::new(Self(DashMap::new()))
     }
 
-    /// One more for `whose`, who may have `most`. Fails with how many it has.
+    /// Takes a place for `whose`, which may hold `most` places. Fails with the number that it holds.
     pub fn enter(self: &Arc<Self>, whose: K, most: usize) -> Result<Place<K>, usize> {
         let mut count = self.0.entry(whose.clone()).or_default();
         if *count >= most {
@@ -33,7 +31,7 @@ impl<K: Clone + Debug + Eq + Hash> Tally<K> {
         Ok(Place { tally: Arc::clone(self), whose })
     }
 
-    /// How much all have.
+    /// Returns how many places all keys hold.
     pub fn total(&self) -> usize {
         self.0.iter().map(|entry| *entry.value()).sum()
     }

@@ -1,4 +1,5 @@
-//! `/_notibus/triggers`: what the triggers of the bus are at, and what they have parked; to have that tried again, and to begin again.
+//! `/_notibus/triggers` lists the state of triggers and the databases that they have parked. It can also retry parked databases,
+//! and reset a trigger.
 
 use std::sync::Arc;
 
@@ -22,23 +23,24 @@ use crate::{
     roles::jobs::StoredTrigger,
 };
 
-/// How many parked databases are listed at once.
+/// The most parked databases of one answer.
 const PAGE_ROWS: usize = 1_000;
 
 /// Up to how many parked databases of a trigger are counted.
 const PARKED_MAX: usize = 10_000;
 
-/// Which databases to try again.
+/// The databases to retry.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RenderKey {
-    /// Only the one of this name.
+    /// The name of one database; `None` for all.
     db: Option<String>,
 }
 
 impl Api {
-    /// The triggers of the bus, for admins: `/_notibus/triggers` lists them, `/_notibus/triggers/{trigger}` what one has parked, and a
-    /// POST to `retry` or `reset` below that has it tried again, or begins with all databases.
+    /// Serves the triggers of the bus for admins. `/_notibus/triggers` lists them, and `/_notibus/triggers/{trigger}` lists the
+    /// databases that one of them has parked. A POST to `retry` below that retries parked databases; a POST to `reset` makes the
+    /// trigger begin again with all databases.
     pub fn triggers(&self) -> Router {
         let router = [
             ("/_notibus/triggers", any(list)),
@@ -52,7 +54,7 @@ impl Api {
     }
 }
 
-/// The trigger `name`, which there has to be.
+/// Finds the trigger `name`. Fails with 404 if there is none.
 async fn find(inner: &Inner, name: &str) -> Result<StoredTrigger, Failure> {
     let trigger = inner.bus.trigger(name)?;
     match trigger.position().await? {
@@ -63,7 +65,7 @@ async fn find(inner: &Inner, name: &str) -> Result<StoredTrigger, Failure> {
     }
 }
 
-/// What a trigger is at.
+/// Describes the state of a trigger.
 async fn summary(inner: &Inner, trigger: &StoredTrigger) -> Result<Value, Failure> {
     let (position, parked) = tokio::try_join!(trigger.position(), trigger.parked(None, PARKED_MAX))?;
     Ok(json!({
@@ -71,7 +73,7 @@ async fn summary(inner: &Inner, trigger: &StoredTrigger) -> Result<Value, Failur
         "position": position,
         "parked": parked.len(),
         "parked_is_exact": parked.len() < PARKED_MAX,
-        // Null unless it was started in this process.
+        // This is null unless the trigger was started in this process.
         "status": inner.feed.context.triggers.status(trigger.name()),
     }))
 }
@@ -84,7 +86,7 @@ fn check_reads(method: &Method) -> Result<(), Failure> {
     }
 }
 
-/// Fails unless the request is a POST of a program, not of a page from elsewhere.
+/// Fails unless the request is a POST of a program, and not of a page.
 fn check_changes(method: &Method, headers: &HeaderMap) -> Result<(), Failure> {
     if *method != Method::POST {
         return Err(Failure::method_not_allowed("POST"));
@@ -96,7 +98,7 @@ fn check_changes(method: &Method, headers: &HeaderMap) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Fails if there are parameters, none of which is known.
+/// Fails if the request has parameters, because these routes have none.
 fn check_no_query(uri: &Uri) -> Result<(), Failure> {
     match uri.query() {
         None | Some("") => Ok(()),
@@ -104,7 +106,7 @@ fn check_no_query(uri: &Uri) -> Result<(), Failure> {
     }
 }
 
-/// All triggers.
+/// Answers with all triggers.
 async fn list(State(inner): State<Arc<Inner>>, request: Request) -> Response {
     let (parts, _) = request.into_parts();
     let answers = async {
@@ -119,7 +121,7 @@ async fn list(State(inner): State<Arc<Inner>>, request: Request) -> Response {
     answers.await.unwrap_or_else(|failure: Failure| failure.into_response())
 }
 
-/// One trigger, and a page of what it has parked.
+/// Answers with one trigger, and a page of its parked databases.
 async fn show(State(inner): State<Arc<Inner>>, Path(name): Path<String>, request: Request) -> Response {
     let (parts, _) = request.into_parts();
     let answers = async {
@@ -136,7 +138,7 @@ async fn show(State(inner): State<Arc<Inner>>, Path(name): Path<String>, request
     answers.await.unwrap_or_else(|failure: Failure| failure.into_response())
 }
 
-/// The database after which a page begins: the parameters `after` and `instance`.
+/// Reads after which database a page begins, from the parameters `after` and `instance`.
 fn after(query: &str) -> Result<Option<Db>, Failure> {
     let (mut name, mut instance) = (None, None);
     for (key, value) in form_urlencoded::parse(query.as_bytes()) {
@@ -153,7 +155,7 @@ fn after(query: &str) -> Result<Option<Db>, Failure> {
     }
 }
 
-/// Has what is parked tried again.
+/// Retries parked databases.
 async fn retry(State(inner): State<Arc<Inner>>, Path(name): Path<String>, request: Request) -> Response {
     let answers = async {
         let (parts, body) = request.into_parts();
@@ -177,7 +179,7 @@ async fn retry(State(inner): State<Arc<Inner>>, Path(name): Path<String>, reques
     answers.await.unwrap_or_else(|failure: Failure| failure.into_response())
 }
 
-/// Forgets all that is kept of a trigger.
+/// Forgets all that the bus has saved of a trigger.
 async fn reset(State(inner): State<Arc<Inner>>, Path(name): Path<String>, request: Request) -> Response {
     let (parts, _) = request.into_parts();
     let answers = async {

@@ -1,10 +1,10 @@
-//! [`Updates`]: the rows of `_db_updates` as a feed reads them: from the store until it has caught up, then from the dispatcher's
-//! ring. And [`Backwards`]: the same, newest first.
+//! [`Updates`] reads the rows of `_db_updates` for a feed: from the store until the feed has caught up, then from the dispatcher's
+//! ring. [`Backwards`] reads the same rows, newest first.
 //!
-//! Pages are read under the limit of the routers, so that a thousand clients that begin to read keep no subscriber waiting; and the
-//! first one is read before the answer begins, which can still say that the client was away for too long. From there on a live
-//! feed is a subscriber of the dispatcher like any other: it walks the ring by reference, and the bytes of a batch are made once
-//! for all feeds that look alike.
+//! The routers limit how many feeds read pages at once, so that a thousand new clients do not delay the subscribers. A feed reads
+//! its first page before the answer begins, because the status can still say that the client was away for too long. After that, a
+//! live feed is a subscriber of the dispatcher like any other. It reads the ring by reference, and all feeds with the same format
+//! share the bytes of a batch.
 
 use std::{sync::Arc, time::Duration};
 
@@ -33,19 +33,19 @@ use crate::{
     store::Isolation,
 };
 
-/// The most rows that are read from the store at once.
+/// The most rows of one read.
 const PAGE_ROWS: usize = 256;
 
 /// How long a live feed pauses when the dispatcher could not read for it.
 const FAILURE_PAUSE: Duration = Duration::from_secs(1);
 
-/// A page, and up to where rows may have been dropped.
+/// A page and the horizon.
 type Page = (NotificationPage, Sequence);
 
-/// What a subscription gives next; `None` after its end.
+/// The next item of a subscription; `None` after its end.
 type Item = Option<Result<DeliveryBatch, Interruption>>;
 
-/// A read of the store in a task of its own: it goes on also while the client is slow, and gives back its turn.
+/// A read of the store in its own task. It continues while the client is slow, and then gives its permit back.
 struct Load(JoinHandle<Result<Page>>);
 
 impl Load {
@@ -65,7 +65,7 @@ impl Load {
         }))
     }
 
-    /// What was read. It is cancel safe.
+    /// Waits for the page. This is cancel safe.
     async fn done(&mut self) -> Result<Page> {
         (&mut self.0).await.unwrap_or_else(|error| Err(Error::corrupt("page", error.to_string())))
     }
@@ -77,53 +77,48 @@ impl Drop for Load {
     }
 }
 
-/// What a client wants of the rows.
+/// The rows that a client wants.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Scope {
-    /// Which kinds of events.
     pub kinds: Kinds,
-    /// How many rows at most.
+    /// The most rows.
     pub limit: u64,
-    /// Whether what follows is wanted, too.
+    /// Whether the client also wants rows that come later.
     pub is_live: bool,
 }
 
-/// Where a live feed gets what comes.
+/// How a live feed gets new rows.
 struct Live {
-    /// The dispatcher's batches.
     batches: BatchSubscription,
-    /// What has come while the feed waited.
+    /// The item that came while the feed waited.
     arrived: Option<Item>,
-    /// When it goes on after a failure.
+    /// When the feed continues after a failure.
     retry_at: Option<Duration>,
 }
 
-/// The rows of `_db_updates`, oldest first.
+/// Reads the rows of `_db_updates`, oldest first.
 pub(super) struct Updates {
-    /// What all feeds share.
     inner: Arc<Inner>,
-    /// Which kinds of events are wanted.
     kinds: Kinds,
     /// Where to read on in the store.
     next: Position,
-    /// Where the client stands.
+    /// The position of the client.
     seq: Position,
-    /// Whether the store was read to its end.
+    /// Whether the feed has read the store to its end.
     is_caught_up: bool,
-    /// Whether what follows is wanted.
+    /// Whether the client also wants rows that come later.
     is_live: bool,
-    /// How many rows are read at once.
     page_size: PageSize,
-    /// What is being sent.
+    /// The rows that are being sent.
     current: Option<Rows>,
-    /// What is being read.
+    /// The page that is being read.
     load: Option<Load>,
-    /// What comes, once the feed has caught up and is live.
+    /// The new rows, once the feed has caught up and is live.
     live: Option<Box<Live>>,
 }
 
 impl Updates {
-    /// The rows after `start`, of which nothing was read.
+    /// Makes a feed of the rows after `start`, without reading any.
     fn new(inner: &Arc<Inner>, scope: Scope, start: Position) -> Self {
         Self {
             inner: Arc::clone(inner),
@@ -139,13 +134,13 @@ impl Updates {
         }
     }
 
-    /// The rows from now on.
+    /// Makes a feed of the rows from now on.
     pub async fn from_now(inner: &Arc<Inner>, scope: Scope) -> Result<Self> {
         let now = Cursor::from(inner.feed.now().await?).into();
         Ok(Self { is_caught_up: true, ..Self::new(inner, scope, now) })
     }
 
-    /// The rows after `start`. Fails as a read from there does.
+    /// Makes a feed of the rows after `start`, and reads its first page. Fails if that read fails.
     pub async fn after(inner: &Arc<Inner>, scope: Scope, start: Position) -> Result<Self> {
         let mut updates = Self::new(inner, scope, start);
         let page = Load::begin(inner, start.cursor, updates.page_size.rows()).done().await?;
@@ -165,7 +160,7 @@ impl Updates {
         self.current = Some(Rows::new(rows, self.next, next, horizon));
     }
 
-    /// Writes rows that are in hand.
+    /// Writes rows of the current page or batch.
     fn write(&mut self, out: &mut Writer, limit: u64) {
         let Some(current) = &mut self.current else { return };
         current.write(self.kinds, out, limit);
@@ -179,7 +174,7 @@ impl Updates {
         self.current = None;
     }
 
-    /// What comes after what was read.
+    /// Returns the subscription to new rows, and begins it if necessary.
     fn live(&mut self) -> &mut Live {
         let (dispatcher, cursor) = (&self.inner.dispatcher, self.next.cursor);
         self.live.get_or_insert_with(|| {
@@ -188,7 +183,7 @@ impl Updates {
         })
     }
 
-    /// Takes what has come. Returns how it goes on.
+    /// Reads the next batch of the subscription.
     fn take(&mut self, out: &mut Writer, limit: u64) -> Result<Progress> {
         let live = self.live();
         let arrived = match live.arrived.take() {
@@ -198,9 +193,9 @@ impl Updates {
         match arrived {
             None => return Ok(Progress::UpToDate),
             Some(Some(Ok(batch))) => self.turn_to(&batch, out, limit),
-            // Asked again, it would get everything from nothing on, which the client has to know.
+            // If it subscribed again, the feed would get everything from the beginning, and the client has to know that.
             Some(Some(Err(Interruption::Expired { horizon }))) => return Err(Error::Expired { horizon }),
-            // Its position is of another history: no time will mend that.
+            // The position belongs to another history, so waiting does not help.
             Some(Some(Err(Interruption::Failed(error @ Error::Invalid { .. })))) => return Err(error),
             Some(Some(Err(Interruption::Failed(error)))) => {
                 let context = &self.inner.feed.context;
@@ -208,15 +203,15 @@ impl Updates {
                 let retry_at = self.inner.env().now() + FAILURE_PAUSE;
                 self.live().retry_at = Some(retry_at);
             }
-            // It did not begin with nothing, and does not skip.
+            // A feed that did not begin with nothing is never `Synced`, and this subscription skips no rows.
             Some(Some(Err(Interruption::Synced { .. } | Interruption::Lagged { .. }))) => {}
-            // Without a dispatcher it would wait in vain: the client asks again.
+            // Without a dispatcher no rows come, so the feed ends and the client tries again.
             Some(None) => return Ok(Progress::Over),
         }
         Ok(Progress::More)
     }
 
-    /// Sends this batch next, as it looks to everybody if it does.
+    /// Sends this batch next. If possible, it uses the bytes that all feeds with this format share.
     fn turn_to(&mut self, batch: &DeliveryBatch, out: &mut Writer, limit: u64) {
         let is_shareable = out.form() != WireFormat::Array && out.rows() == 0;
         let shared = if is_shareable { look(batch, out.form(), self.kinds) } else { None };
@@ -233,14 +228,14 @@ impl Updates {
 impl Source for Updates {
     type Position = Position;
 
-    // CouchDB tells none here, and to count the rows of all databases would cost the more the more there are.
+    // CouchDB has no count here either, and counting the rows of all databases would cost more with every database.
     const TELLS_PENDING: bool = false;
 
     async fn read(&mut self, out: &mut Writer, limit: u64) -> Result<Progress> {
         loop {
             self.write(out, limit);
             if out.rows() > 0 {
-                // An array ends with what there was; it must not go on for as long as there is more.
+                // An array ends with the rows that there were. It must not go on while new rows come.
                 let is_enough =
                     out.form() == WireFormat::Array && self.is_caught_up && self.current.is_none();
                 return Ok(if is_enough { Progress::UpToDate } else { Progress::More });
@@ -277,28 +272,24 @@ impl Source for Updates {
     }
 }
 
-/// The rows of `_db_updates`, newest first, all of them.
+/// Reads all rows of `_db_updates`, newest first.
 pub(super) struct Backwards {
-    /// What all feeds share.
     inner: Arc<Inner>,
-    /// Which kinds of events are wanted.
     kinds: Kinds,
-    /// Rows before it are read.
+    /// The next read returns rows before this sequence.
     before: Sequence,
-    /// How many rows are read at once.
     page_size: PageSize,
-    /// What was read and not sent, next one last.
+    /// The rows that were read and not sent, in reverse order of sending.
     rows: Vec<Arc<Notification>>,
-    /// What of the next one is not sent, next one last.
+    /// The events of the next row that were not sent, in reverse order of sending.
     items: Option<Items>,
-    /// Whether there may be more to read.
     more: bool,
-    /// The last row that was sent.
+    /// The position of the last row that was sent.
     last: Position,
 }
 
 impl Backwards {
-    /// All rows, as far as the limit goes.
+    /// Makes a feed of all rows, up to the limit of `scope`.
     pub fn new(inner: &Arc<Inner>, scope: Scope) -> Self {
         Self {
             inner: Arc::clone(inner),
@@ -355,7 +346,7 @@ impl Source for Backwards {
     }
 }
 
-/// About how many bytes of memory `row` takes.
+/// Estimates the bytes of memory that `row` takes.
 fn size_of_row(row: &Notification) -> usize {
     size_of::<Notification>() + row.name.as_str().len()
 }

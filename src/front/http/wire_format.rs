@@ -1,6 +1,6 @@
-//! [`WireFormat`]: how rows, heartbeats and ends of feeds look as bytes; [`Writer`]: puts rows into one.
+//! [`WireFormat`] gives the bytes of heartbeats and ends of feeds. [`Writer`] writes rows in a format.
 //!
-//! Clients take these bytes apart by lines, not as JSON, so every one of them counts.
+//! Clients parse these bytes line by line, not as JSON, so every byte counts.
 
 use std::{fmt::Display, io::Write as _};
 
@@ -8,17 +8,16 @@ use axum::body::Bytes;
 
 use super::query::Mode;
 
-/// A chunk of so many bytes takes no further row.
+/// A chunk with this many bytes takes no further row.
 pub(super) const CHUNK_BYTES: usize = 32 << 10;
 
-/// How a feed looks.
+/// The format of a feed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum WireFormat {
-    /// One JSON object, a row a line.
+    /// One JSON object, with one row per line.
     Array,
-    /// A JSON object a line.
+    /// One JSON object per line.
     Lines,
-    /// Server-sent events.
     Events,
 }
 
@@ -33,7 +32,7 @@ impl From<Mode> for WireFormat {
 }
 
 impl WireFormat {
-    /// What stands before the first row.
+    /// Returns the bytes before the first row.
     pub fn begin(self) -> &'static [u8] {
         match self {
             Self::Array => b"{\"results\":[\n",
@@ -41,7 +40,7 @@ impl WireFormat {
         }
     }
 
-    /// What is sent so that the line does not fall silent.
+    /// Returns the bytes that keep the connection from falling silent.
     pub fn heartbeat(self) -> &'static [u8] {
         match self {
             Self::Array | Self::Lines => b"\n",
@@ -49,8 +48,8 @@ impl WireFormat {
         }
     }
 
-    /// What stands after the last row; `pending` is how many rows stand behind it, if that is told. A shard that was closed says
-    /// where.
+    /// Returns the bytes after the last row. `pending` says how many rows come after the position, if the feed counts them;
+    /// `resharded_at` says where a shard was closed.
     pub fn end(
         self,
         last: &impl Display,
@@ -69,7 +68,7 @@ impl WireFormat {
         }
     }
 
-    /// The value of `Content-Type`.
+    /// Returns the value of `Content-Type`.
     pub fn content_type(self) -> &'static str {
         match self {
             Self::Array | Self::Lines => "application/json",
@@ -77,7 +76,7 @@ impl WireFormat {
         }
     }
 
-    /// The value of `Cache-Control`.
+    /// Returns the value of `Cache-Control`.
     pub fn cache_control(self) -> &'static str {
         match self {
             Self::Array | Self::Lines => "must-revalidate",
@@ -86,33 +85,30 @@ impl WireFormat {
     }
 }
 
-/// Puts rows into their form.
+/// Writes rows in a format.
 #[derive(Debug)]
 pub(super) struct Writer {
-    /// How the feed looks.
     form: WireFormat,
-    /// What was written and not taken.
+    /// The bytes that were written and not taken.
     bytes: Vec<u8>,
-    /// What was written by another one, and is to be taken before it.
+    /// Bytes that were written elsewhere, which have to be taken first.
     shared: Bytes,
     /// How many rows were written and not taken.
     rows: u64,
-    /// Whether a row was written before.
+    /// Whether the feed has rows already.
     has_begun: bool,
 }
 
 impl Writer {
-    /// A writer of a feed that looks so.
     pub fn new(form: WireFormat) -> Self {
         Self { form, bytes: Vec::new(), shared: Bytes::new(), rows: 0, has_begun: false }
     }
 
-    /// How the feed looks.
     pub fn form(&self) -> WireFormat {
         self.form
     }
 
-    /// Writes a row with the position `seq`, whose JSON object `json` writes on one line.
+    /// Writes a row with the position `seq`. The function `json` writes its JSON object on one line.
     pub fn row(&mut self, seq: &impl Display, json: impl FnOnce(&mut Vec<u8>)) {
         match self.form {
             WireFormat::Array if self.has_begun => self.bytes.extend_from_slice(b",\r\n"),
@@ -129,8 +125,7 @@ impl Writer {
         self.rows += 1;
     }
 
-    /// Takes over `rows` rows that were written elsewhere in the same form, which is not an array's. What was written has to
-    /// be taken before.
+    /// Adds `rows` rows that were written elsewhere in the same format, which must not be an array. Take all written bytes first.
     pub fn share(&mut self, bytes: Bytes, rows: u64) {
         debug_assert!(self.bytes.is_empty() && self.shared.is_empty(), "they would change places");
         self.shared = bytes;
@@ -138,22 +133,22 @@ impl Writer {
         self.has_begun = true;
     }
 
-    /// How many rows were written and not taken.
+    /// Returns how many rows were written and not taken.
     pub fn rows(&self) -> u64 {
         self.rows
     }
 
-    /// Whether what was written is enough for a chunk, and has to be taken before the next row.
+    /// Returns whether the written bytes fill a chunk. Then they have to be taken before the next row.
     pub fn is_full(&self) -> bool {
         self.bytes.len() >= CHUNK_BYTES
     }
 
-    /// What was written, and how many rows.
+    /// Takes the written bytes, and the number of their rows.
     pub fn take(&mut self) -> (Bytes, u64) {
         let mut bytes = std::mem::take(&mut self.shared);
         if bytes.is_empty() {
             let mut written = std::mem::take(&mut self.bytes);
-            // A client that does not read holds no more than it was sent.
+            // For a client that does not read, the server holds no spare capacity.
             written.shrink_to_fit();
             bytes = written.into();
         }
@@ -161,7 +156,6 @@ impl Writer {
     }
 }
 
-/// Writes `text` as a JSON string.
 pub(super) fn write_string(bytes: &mut Vec<u8>, text: &str) {
     serde_json::to_writer(bytes, text).expect("a vector takes all bytes, and text is JSON");
 }
@@ -170,7 +164,7 @@ pub(super) fn write_string(bytes: &mut Vec<u8>, text: &str) {
 mod tests {
     use super::*;
 
-    /// All bytes of a feed of these rows.
+    /// Returns all bytes of a feed with these rows.
     fn feed(form: WireFormat, rows: &[&str]) -> String {
         let mut writer = Writer::new(form);
         for (place, row) in rows.iter().enumerate() {

@@ -1,8 +1,8 @@
-//! [`Counts`]: how many rows stand behind a position, remembered for anyone who asks for the next page.
+//! [`Counts`] counts the rows after a position, and remembers the count for the next page.
 //!
-//! The rows of a database are counted as they are written, so what stands behind a position is all rows but those before it. A
-//! client that reads in pages asks so at each of them: what was found is remembered as long as nothing is appended, so that a page
-//! costs its own rows, and not all before it.
+//! The store counts the rows of a database as they are written. So the number of rows after a position is the number of all rows
+//! without those before it. A client that reads in pages asks for this number with every page. The counts are remembered until a
+//! row is appended, so that a page costs its own rows only, and not all rows before it.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -18,37 +18,37 @@ use crate::{
     },
 };
 
-/// Of how many feeds it is remembered what was counted.
+/// For how many feeds counts are remembered.
 const FEEDS_MAX: usize = 1_000;
 
-/// For how many positions of a feed.
+/// For how many positions of a feed counts are remembered.
 const POSITIONS_MAX: usize = 64;
 
-/// Which rows are counted: those of a database, or of one shard of it.
+/// The rows that are counted: those of a database, or of one of its shards.
 type Of = (DbInstance, Option<ShardId>);
 
-/// What was counted of a feed.
+/// The counts of one feed.
 #[derive(Debug)]
 struct Memory {
-    /// The sequence of the newest row then.
+    /// The sequence of the newest row when the rows were counted.
     newest: Sequence,
-    /// How many rows stand behind a position.
+    /// How many rows come after each position.
     behind: BTreeMap<Sequence, u64>,
 }
 
-/// What was counted.
+/// The counts of all feeds.
 #[derive(Debug, Default)]
 pub(super) struct Counts(Mutex<HashMap<Of, Memory>>);
 
 impl Counts {
-    /// How many rows of `feed`, or of its `shard`, stand behind `position`. Fails as a read does.
+    /// Returns how many rows of `feed`, or of its `shard`, come after `position`. Fails as a read does.
     pub async fn pending(&self, feed: &Feed<Change>, of @ (_, shard): Of, position: Sequence) -> Result<u64> {
         let Counted { behind, newest } = feed.behind(shard, position, self.known(of, position)).await?;
         self.remember(of, newest, (position, behind));
         Ok(behind)
     }
 
-    /// What is known of the places around `position`.
+    /// Returns the counts for the nearest positions around `position`.
     fn known(&self, of: Of, position: Sequence) -> Option<Known> {
         let counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let memory = counts.get(&of)?;
@@ -58,7 +58,6 @@ impl Counts {
         Some(Known { newest: memory.newest, below, above })
     }
 
-    /// Remembers a count.
     fn remember(&self, of: Of, newest: Sequence, (position, behind): (Sequence, u64)) {
         let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if counts.len() >= FEEDS_MAX && !counts.contains_key(&of) {
@@ -70,7 +69,7 @@ impl Counts {
             *memory = nothing();
         }
         if memory.behind.len() >= POSITIONS_MAX {
-            // The first one is of use to anyone who begins.
+            // The first position helps every reader that begins there, so the second is removed.
             let second = memory.behind.keys().nth(1).copied();
             second.and_then(|second| memory.behind.remove(&second));
         }

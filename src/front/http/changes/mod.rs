@@ -1,5 +1,5 @@
-//! `/{db}/_changes` and what belongs to it: the documents of a database in the order of their edits, all of them or those of
-//! one shard, and over which shards they are spread.
+//! `/{db}/_changes` returns the documents of a database in the order of their edits, from all shards or from one. Related routes
+//! list and change the shards.
 
 mod counts;
 mod query;
@@ -35,8 +35,8 @@ use super::{
 use crate::{base::cursor::Start, roles::changes::Changes, state::keys::ShardId};
 
 impl Api {
-    /// The changes of the documents of a layer's databases: `/{db}/_changes`, `/{db}/_changes/{shard}`,
-    /// `/{db}/_changes/_meta`, and `/_changes_shards/{db}` to reshard.
+    /// Serves the changes of the documents in a layer's databases: `/{db}/_changes`, `/{db}/_changes/{shard}`,
+    /// `/{db}/_changes/_meta`, and `/_changes_shards/{db}`, which reshards them.
     pub fn changes(&self, changes: &Changes, databases: Arc<dyn Databases>) -> Router {
         let (inner, changes) = (Arc::clone(&self.inner), changes.clone());
         let looks = SharedPolls::new(inner.options.look_interval);
@@ -54,7 +54,7 @@ impl Api {
     }
 }
 
-/// The changes of all shards.
+/// Answers with the changes of all shards.
 async fn whole(
     State(served): State<Arc<Served>>,
     Places(name): Places<String>,
@@ -63,7 +63,7 @@ async fn whole(
     feed(&served, &name, None, request).await.unwrap_or_else(IntoResponse::into_response)
 }
 
-/// The changes of one shard.
+/// Answers with the changes of one shard.
 async fn one_shard(
     State(served): State<Arc<Served>>,
     Places((name, shard)): Places<(String, String)>,
@@ -78,7 +78,7 @@ async fn one_shard(
     answer.await.unwrap_or_else(IntoResponse::into_response)
 }
 
-/// The feed that is asked for.
+/// Makes the feed that the request asks for.
 async fn feed(
     served: &Arc<Served>,
     name: &str,
@@ -116,7 +116,7 @@ async fn feed(
 
     let around = inner.surroundings(query.mode, &parts.extensions)?;
     if query.descending {
-        // It ends by itself.
+        // This feed ends by itself.
         query.heartbeat = None;
     }
     let since = match query.start {

@@ -1,4 +1,4 @@
-//! [`Wanted`]: which documents are asked for.
+//! [`Wanted`] says which documents a request asks for.
 
 use std::collections::HashSet;
 
@@ -10,19 +10,17 @@ use crate::{
     roles::changes::DocId,
 };
 
-/// Which documents are asked for.
+/// The documents that a request asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Wanted {
-    /// All.
     All,
-    /// Design documents.
     Design,
-    /// Those with these ids.
+    /// The documents with these ids.
     Ids(HashSet<String>),
 }
 
 impl Wanted {
-    /// Whether the document with this id is asked for.
+    /// Returns whether the request asks for the document with this id.
     pub fn has(&self, id: &DocId) -> bool {
         match self {
             Self::All => true,
@@ -32,7 +30,8 @@ impl Wanted {
     }
 }
 
-/// What only the layer can answer of `query`; `None` if it need not be asked. What belongs to documents has no meaning without them.
+/// Returns the part of `query` that only the layer can answer; `None` if there is none. `conflicts` and `attachments` mean nothing
+/// without documents.
 pub(super) fn asked(query: &Query, body: &Bytes, caller: Option<&Caller>) -> Option<Asked> {
     let filter = query.filter.clone().filter(|filter| !["_doc_ids", "_design"].contains(&&**filter));
     let conflicts = query.include_docs && query.conflicts;
@@ -49,7 +48,7 @@ pub(super) fn asked(query: &Query, body: &Bytes, caller: Option<&Caller>) -> Opt
     })
 }
 
-/// Which documents `query` and the body of a request ask for. Fails with 400.
+/// Returns the documents that `query` and the body of a request ask for. Fails with 400.
 pub(super) fn wanted(query: &Query, body: &[u8]) -> Result<Wanted, Failure> {
     let body = match body.trim_ascii() {
         b"" => None,
@@ -70,7 +69,7 @@ pub(super) fn wanted(query: &Query, body: &[u8]) -> Result<Wanted, Failure> {
             ids.map(Wanted::Ids)
                 .ok_or_else(|| Failure::bad_request("`doc_ids` has to be an array of document ids."))
         }
-        // That of a layer is asked for each document.
+        // A filter of the layer decides for each document.
         None | Some(_) => Ok(Wanted::All),
     }
 }

@@ -1,4 +1,4 @@
-//! [`Served`]: what the routes of a layer's databases share.
+//! [`Served`] holds the state that the routes of a layer's databases share.
 
 use std::sync::Arc;
 
@@ -15,29 +15,24 @@ use crate::{
     roles::changes::Changes,
 };
 
-/// What the routes of a layer's databases share.
+/// The state that the routes of a layer's databases share.
 pub(super) struct Served {
-    /// What all feeds share.
     pub inner: Arc<Inner>,
-    /// The changes feeds.
     pub changes: Changes,
-    /// What the layer knows.
     pub databases: Arc<dyn Databases>,
-    /// What feeds that wait have found in the store.
     pub looks: SharedPolls,
-    /// How many rows stand behind positions.
     pub counts: Counts,
 }
 
 impl Served {
-    /// The database that has `name` now. Fails with 404 if there is none.
+    /// Returns the database that has `name` now. Fails with 404 if there is none.
     pub async fn find(&self, name: &str) -> Result<Db, Failure> {
         let name = DbName::new(name).map_err(|_| Failure::no_database())?;
         let find = async |tx| self.databases.find(&tx, &name).await;
         self.inner.feed.context.db.run(find).await?.ok_or_else(Failure::no_database)
     }
 
-    /// The same, for who may read it. Fails with 403, in CouchDB's words, if `caller` may not.
+    /// Like [`Served::find`]. Also fails with 403, in CouchDB's words, if `caller` may not read the database.
     pub async fn find_for(&self, name: &str, caller: Option<&Caller>) -> Result<Db, Failure> {
         let db = self.find(name).await?;
         if self.databases.may_read(caller, &db).await? {
@@ -46,7 +41,7 @@ impl Served {
         Err(Failure::not_readable())
     }
 
-    /// How the layer shows documents to who has asked so. Fails with 400 if it does not.
+    /// Returns the lens of the layer for this request. Fails with 400 if the layer has none.
     pub async fn lens(&self, db: &Db, asked: &Asked) -> Result<Arc<dyn Lens>, Failure> {
         let lens = self.databases.lens(db, asked).await?;
         lens.ok_or_else(|| {
@@ -58,7 +53,7 @@ impl Served {
     }
 }
 
-/// What stands in the places of a path, whose refusal looks as all others do.
+/// Extracts the placeholders of a path. Its refusals have the same form as all others.
 pub(super) struct Places<T>(pub T);
 
 impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Places<T> {

@@ -1,4 +1,5 @@
-//! `/{db}/_changes/_meta`: the shards of a database's changes as of a sequence; `/_changes_shards/{db}`: how many they are.
+//! `/{db}/_changes/_meta` lists the shards of a database's changes at a sequence. `/_changes_shards/{db}` shows and changes how
+//! many there are.
 
 use std::sync::Arc;
 
@@ -20,17 +21,16 @@ use crate::{
     state::{feed::TopologyEntry, routing::SchemeId},
 };
 
-/// What is asked for.
+/// The body of a request to reshard.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ReshardRequest {
-    /// The number of shards.
     shards: u32,
-    /// The number of a hashing scheme; none to keep the present one.
+    /// The number of a hashing scheme; `None` keeps the present one.
     scheme: Option<u16>,
 }
 
-/// The shards that were live at `since`.
+/// Answers with the shards that were live at `since`.
 pub(super) async fn meta(
     State(served): State<Arc<Served>>,
     Places(name): Places<String>,
@@ -84,7 +84,7 @@ pub(super) async fn administer(
     answer.await.unwrap_or_else(|failure: Failure| failure.into_response())
 }
 
-/// What is told of a topology.
+/// Describes an entry of the topology.
 fn entry(name: &str, entry: &TopologyEntry) -> serde_json::Value {
     serde_json::json!({
         "db_name": name,

@@ -1,7 +1,7 @@
-//! [`SharedPolls`]: what feeds that wait find when they look at the store although nothing tells them to.
+//! [`SharedPolls`] shares the results of polls: reads of the store by waiting feeds without a notification.
 //!
-//! Notifications tell them of nearly everything; what no notification tells of must not leave them asleep for ever. A thousand
-//! feeds of one database that look one after the other find the same, so they share one look.
+//! Notifications wake feeds for nearly all changes. The polls keep the others from leaving a feed asleep for ever. A thousand feeds
+//! of one database would all find the same, so they share one poll.
 
 use std::{
     collections::HashMap,
@@ -19,35 +19,35 @@ use crate::{
     state::feed::Feed,
 };
 
-/// Of how many databases it is remembered what was found. With more than that, some look again.
+/// For how many databases results are remembered. With more databases, some feeds poll more often.
 const DATABASES_MAX: usize = 10_000;
 
-/// What was found.
+/// The result of a poll.
 #[derive(Debug, Clone, Copy)]
 struct Found {
-    /// When a feed began to look.
+    /// When a feed began to poll.
     at: Duration,
     /// The sequence of the newest row; zero if there is none.
     last: Sequence,
 }
 
-/// What feeds that wait have found in the store.
+/// The results of polls.
 #[derive(Debug)]
 pub(super) struct SharedPolls {
-    /// For how long it holds what was found.
+    /// How long a result stays valid.
     fresh: Duration,
-    /// What was found, by database.
+    /// The results by database.
     found: Mutex<HashMap<DbInstance, Found>>,
 }
 
 impl SharedPolls {
-    /// Nothing was found yet. Feeds learn of news within `interval`.
+    /// Makes an empty memory of results. Feeds see changes within `interval`.
     pub fn new(interval: Duration) -> Self {
         Self { fresh: interval / 4, found: Mutex::default() }
     }
 
-    /// Whether there may be more to read behind `position`, up to which everything was read. Fails if the changes were removed,
-    /// and as a read would.
+    /// Returns whether there may be more to read after `position`; the feed has read everything before it. Fails if the changes
+    /// were removed, and as a read does.
     pub async fn has_news(&self, feed: &Feed<Change>, db: &Db, position: Sequence) -> Result<bool> {
         let now = feed.context.env().now();
         if let Some(last) = self.lately(db.instance, now) {
@@ -58,14 +58,13 @@ impl SharedPolls {
         Ok(last > position)
     }
 
-    /// What was found of `instance` lately; `None` if it is time to look.
+    /// Returns the last result for `instance`; `None` if it is time to poll.
     fn lately(&self, instance: DbInstance, now: Duration) -> Option<Sequence> {
         let found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
         let found = found.get(&instance).filter(|found| now.saturating_sub(found.at) < self.fresh);
         found.map(|found| found.last)
     }
 
-    /// Remembers what was `found` of `instance`.
     fn remember(&self, instance: DbInstance, new: Found) {
         let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
         if found.len() >= DATABASES_MAX {

@@ -1,10 +1,9 @@
-//! [`DocChanges`]: the changes of a database as a feed reads them.
+//! [`DocChanges`] reads the changes of a database for a feed.
 //!
-//! A feed that waits is informed when to look at the store. Every edit records an event of its database in its own transaction, so a
-//! notification comes after it; the dispatcher, of which there is one, makes sure that none is missed. So it needs a notifier
-//! at work on some node, as `_db_updates` does. Of some things no notification tells: of changes that were removed without an
-//! event, of edits of a database that the bus holds for replaced, and of a shard that was closed by another node. So it looks
-//! every few minutes all the same.
+//! Notifications wake a waiting feed. Every edit records an event of its database in the same transaction, so a notification
+//! follows it, and the dispatcher of the process makes sure that no feed misses one. So such a feed needs a notifier on some node,
+//! as `_db_updates` does. A few things cause no notification: changes that were removed without an event, edits of a database that
+//! the bus takes for replaced, and a shard that another node has closed. So the feed also polls the store every few minutes.
 
 use std::{collections::VecDeque, io::Write as _, sync::Arc, time::Duration};
 
@@ -34,28 +33,28 @@ use crate::{
     state::keys::ShardId,
 };
 
-/// The most rows that are read at once.
+/// The most rows of one read.
 const PAGE_ROWS: usize = 256;
 
-/// The most rows that are read at once with their documents, of which nobody knows how large they are.
+/// The most rows of one read with documents, whose size is unknown.
 const PAGE_DOCS: usize = 32;
 
-/// A read of the store in a task of its own: it goes on also while the client is slow, and gives back its turn.
+/// A read of the store in its own task. It continues while the client is slow, and then gives its permit back.
 struct Load(JoinHandle<Result<(ChangesPage, Kept)>>);
 
 /// For each row of a page whether the layer keeps it; empty if it keeps all.
 type Kept = Vec<bool>;
 
-/// Which documents are shown, and how.
+/// Which documents the feed shows, and how.
 #[derive(Clone)]
 pub(super) struct Shown {
     pub wanted: Wanted,
-    /// How the layer shows them, if only it knows.
+    /// How the layer shows the documents, if the routers do not know how.
     pub lens: Option<Arc<dyn Lens>>,
 }
 
 impl Load {
-    /// Begins to read what `query` asks for; if it is just a look, only if there may be anything.
+    /// Begins to read what `query` asks for. A poll reads only if there may be news.
     fn begin(
         served: &Arc<Served>,
         db: &Db,
@@ -65,7 +64,7 @@ impl Load {
     ) -> Self {
         let (served, db, query) = (Arc::clone(served), db.clone(), query.clone());
         Self(tokio::spawn(async move {
-            // What a shard was closed by shows in its own rows only.
+            // Only the rows of a shard show that it was closed, so feeds of a shard always read.
             if is_look && query.shard.is_none() {
                 let feed = served.changes.feed(&db);
                 if !served.looks.has_news(&feed, &db, query.from.position()).await? {
@@ -78,7 +77,7 @@ impl Load {
                 let _turn = inner.reads.acquire().await.expect("the semaphore is never closed");
                 return Ok((served.changes.rows(&db, &query, &*served.databases).await?, Kept::new()));
             }
-            // A layer may take its time. That is not to be the time of feeds that ask for nothing of it.
+            // A layer may be slow. That must not delay feeds that need nothing from it.
             let _turn = inner.doc_reads.acquire().await.expect("the semaphore is never closed");
             tokio::select! {
                 page = read(&served, &db, &query, lens) => page,
@@ -90,13 +89,13 @@ impl Load {
         }))
     }
 
-    /// What was read. It is cancel safe.
+    /// Waits for the page. This is cancel safe.
     async fn done(&mut self) -> Result<(ChangesPage, Kept)> {
         (&mut self.0).await.unwrap_or_else(|error| Err(Error::corrupt("page", error.to_string())))
     }
 }
 
-/// Reads what `query` asks for, and what the layer says of it.
+/// Reads what `query` asks for, and asks the layer which rows it keeps.
 async fn read(
     served: &Served,
     db: &Db,
@@ -123,45 +122,43 @@ impl Drop for Load {
 /// The changes of a database.
 #[expect(clippy::struct_excessive_bools, reason = "each says something of its own")]
 pub(super) struct DocChanges {
-    /// What all feeds share.
     served: Arc<Served>,
     db: Db,
-    /// What is read next.
+    /// The next read.
     query: ChangesQuery,
-    /// How many rows are read at once.
     page_size: PageSize,
-    /// Which documents are shown, and how.
     shown: Shown,
     /// Whether rows have their documents.
     with_docs: bool,
-    /// Of rows that are read backwards: the last ones that are not wanted.
+    /// In reverse order: the feed ends at this sequence.
     until: Sequence,
-    /// What was read and not sent, and whether it is to be.
+    /// The rows that were read and not sent, each with whether the layer keeps it.
     rows: VecDeque<(ChangeRow, bool)>,
-    /// Whether everything was read.
+    /// Whether the feed has read everything.
     is_at_end: bool,
     /// Where another shard has taken over.
     resharded_at: Option<Sequence>,
-    /// Whether nothing more will come: the database is gone, or nobody tells of it any more.
+    /// Whether no more rows will come, because the database or the dispatcher is gone.
     is_over: bool,
-    /// Where the client stands.
+    /// The position of the client.
     seq: Cursor,
-    /// How many rows were looked at.
+    /// How many rows the feed has passed.
     seen: u64,
-    /// The notifications of the database, if what comes is wanted.
+    /// The notifications of the database, if the feed is live.
     updates: Option<Subscription>,
-    /// Wakes when the changes of any database were resharded here: of a shard that is closed no notification tells.
+    /// Wakes the feed when this process reshards the changes of any database: a closed shard causes no notification.
     reshards: watch::Receiver<u64>,
-    /// When it looks at the store although nothing has told it to.
+    /// When the feed polls the store without a notification.
     look_at: Duration,
-    /// Whether that is why it reads.
+    /// Whether the next read is such a poll.
     is_look: bool,
-    /// What is being read.
+    /// The page that is being read.
     load: Option<Load>,
 }
 
 impl DocChanges {
-    /// The changes of `db`, or of one shard, that `query` asks for, from `since` on. Fails as a read from there does.
+    /// Makes a feed of the changes of `db`, or of one shard, that `query` asks for, after `since`. Fails if a read from there
+    /// fails.
     pub async fn begin(
         served: &Arc<Served>,
         db: Db,
@@ -172,7 +169,7 @@ impl DocChanges {
     ) -> Result<Self> {
         let is_live = query.mode != Mode::Normal && !query.descending;
         let filter = Filter::name(db.name.as_str()).expect("it is the name of a database");
-        // Before the first read, so that nothing comes in between.
+        // The subscription comes before the first read, so that the feed misses nothing in between.
         let reshards = served.inner.reshards.subscribe();
         let updates = is_live.then(|| served.inner.dispatcher.subscribe(filter).stream());
         let (with_docs, is_chosen) = (query.include_docs, shown.lens.is_some());
@@ -190,7 +187,7 @@ impl DocChanges {
             shard,
         };
         check(served, &db, shard, since).await?;
-        // The answer begins with its headers, however long the first page takes.
+        // The headers are sent at once, however long the first page takes.
         let load = Some(Load::begin(served, &db, &query, shown.lens.clone(), false));
         let mut source = Self {
             served: Arc::clone(served),
@@ -216,7 +213,7 @@ impl DocChanges {
         Ok(source)
     }
 
-    /// Looks again after a while. What it finds then may be a quarter of the interval old.
+    /// Sets the time of the next poll. The result of that poll may be as old as a quarter of the interval.
     fn look_later(&mut self) {
         let (env, interval) = (self.served.inner.env(), self.served.inner.options.look_interval);
         self.look_at = env.now().saturating_add(some_time(env, interval.mul_f64(0.75)));
@@ -261,7 +258,7 @@ impl DocChanges {
         }
     }
 
-    /// Whether everything was written that is to come without waiting.
+    /// Returns whether all rows that there are were written.
     fn is_done(&self) -> bool {
         self.rows.is_empty() && self.is_at_end
     }
@@ -287,7 +284,7 @@ impl Source for DocChanges {
             (self.load, self.is_look) = (None, false);
             match page {
                 Ok(page) => self.turn(page),
-                // The database was deleted: what was sent is all.
+                // The database was deleted, so no more rows come.
                 Err(Error::NoFeed { .. }) => (self.is_over, self.is_at_end) = (true, true),
                 Err(error) => return Err(error),
             }
@@ -310,8 +307,8 @@ impl Source for DocChanges {
                 None => std::future::pending().await,
             }
         };
-        // Whatever wakes it says, the feed knows better. Without a dispatcher it would wait in vain: it sends what there is,
-        // and the client asks again.
+        // The feed reads the store after each of these, and trusts only what it reads. Without a dispatcher no notifications come,
+        // so the feed sends the rows that there are and ends, and the client tries again.
         (self.is_over, self.is_look) = tokio::select! {
             is_told = told => (self.is_over || !is_told, false),
             () = resharded => (self.is_over, false),
@@ -342,7 +339,7 @@ impl Source for DocChanges {
     }
 }
 
-/// Fails as a read of the changes from `since` on does: only now can the answer still say so.
+/// Fails if a read of the changes from `since` fails. This is the last time that the status can say so.
 async fn check(served: &Arc<Served>, db: &Db, shard: Option<ShardId>, since: Cursor) -> Result<()> {
     let feed = served.changes.feed(db);
     let _turn = served.inner.reads.acquire().await.expect("the semaphore is never closed");
@@ -352,7 +349,7 @@ async fn check(served: &Arc<Served>, db: &Db, shard: Option<ShardId>, since: Cur
     }
 }
 
-/// About how many bytes of memory `row` takes.
+/// Estimates the bytes of memory that `row` takes.
 fn size_of_row(row: &ChangeRow) -> usize {
     let body = row.body.as_ref().map_or(0, Bytes::len);
     size_of::<Change>() + row.change.doc.id.as_str().len() + size_of_val(&row.leaves[..]) + body
@@ -374,7 +371,7 @@ fn write_row(bytes: &mut Vec<u8>, row: &ChangeRow, seq: &Cursor, with_doc: bool)
     }
     if with_doc {
         bytes.extend_from_slice(b",\"doc\":");
-        // Line breaks are white space in JSON, and would end the row for clients that read by lines.
+        // Line breaks are white space in JSON. They would end the row for clients that read line by line.
         let body = row.body.as_deref().unwrap_or(b"null");
         bytes.extend(body.iter().map(|&byte| if matches!(byte, b'\n' | b'\r') { b' ' } else { byte }));
     }
