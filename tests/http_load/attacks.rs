@@ -1,6 +1,6 @@
-//! Attacks by who has no credentials, or misuses some: what they cost the server, and those who ask it meanwhile.
+//! Runs attacks by clients that have no credentials, or misuse some. Measures what they cost the server and its other clients.
 //!
-//! What is asserted is bounded in bytes, or counted; times are printed, and taken at full size in release.
+//! The tests assert counts and bounds in bytes. They only print times, which are measured at full size in release mode.
 
 use std::{
     io::Write,
@@ -25,7 +25,7 @@ use crate::{
     sized, ticks,
 };
 
-/// `anna:secret` and `bob:secret`, as their lines of credentials.
+/// Returns the lines of credentials of `anna:secret` and `bob:secret`.
 fn accounts() -> String {
     let line = |name: &str| {
         let mut command = notibus();
@@ -38,7 +38,7 @@ fn accounts() -> String {
     line("anna") + &line("bob")
 }
 
-/// Text as Basic has it, by the system's own command: no test depends on another encoder of ours.
+/// Encodes text for Basic by a command of the system, so that the test does not depend on another encoder of ours.
 fn basic(text: &str) -> String {
     let mut child =
         Command::new("base64").arg("-w0").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
@@ -46,14 +46,14 @@ fn basic(text: &str) -> String {
     String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap()
 }
 
-/// A connection from this address of the machine.
+/// Opens a connection from this address of the machine.
 async fn connect(from: &str, to: SocketAddr) -> TcpStream {
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind(format!("{from}:0").parse().unwrap()).unwrap();
     socket.connect(to).await.unwrap()
 }
 
-/// The status of the answer to a request, and how long it took.
+/// Sends a request. Returns the status of the answer, and how long it took.
 async fn timed(from: &str, to: SocketAddr, request: &str) -> (u16, Duration) {
     let began = Instant::now();
     let asked = async {
@@ -66,17 +66,17 @@ async fn timed(from: &str, to: SocketAddr, request: &str) -> (u16, Duration) {
     (tokio::time::timeout(LIMIT, asked).await.expect("an answer comes"), began.elapsed())
 }
 
-/// A request without a body.
+/// Makes a request without a body.
 fn request(target: &str, headers: &str) -> String {
     format!("GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{headers}\r\n")
 }
 
-/// A log-in by Basic.
+/// Makes a log-in by Basic.
 fn log_in(encoded: &str) -> String {
     request("/_db_updates?limit=0", &format!("Authorization: Basic {encoded}\r\n"))
 }
 
-/// Asks whether the server lives, all the time; gives the times of all answers once it is asked to stop.
+/// Requests the health of the server again and again, until `stop` becomes true. Returns how long each answer took.
 fn watch(at: SocketAddr, stop: &Arc<AtomicBool>) -> JoinHandle<Vec<Duration>> {
     let stop = Arc::clone(stop);
     tokio::spawn(async move {
@@ -91,14 +91,14 @@ fn watch(at: SocketAddr, stop: &Arc<AtomicBool>) -> JoinHandle<Vec<Duration>> {
     })
 }
 
-/// The middle, the hundredth that is longest, and the longest of some times.
+/// Formats the median, the 99th percentile and the maximum of some times.
 fn told(mut times: Vec<Duration>) -> String {
     times.sort_unstable();
     let at = |percent: usize| times[(times.len() - 1) * percent / 100];
     format!("p50 {:?}, p99 {:?}, max {:?} of {}", at(50), at(99), at(100), times.len())
 }
 
-/// H1: each check of a password takes 19 MB, and went on when its request had hung up.
+/// H1: each check of a password takes 19 MB. Regression: the check went on after its request had hung up.
 #[test]
 fn hung_up_log_ins_hold_bounded_memory() {
     let attempts = sized(300_usize, 10_000);
@@ -134,7 +134,7 @@ fn hung_up_log_ins_hold_bounded_memory() {
     });
 }
 
-/// H2: with 200 guessers a right log-in took 5.9 s.
+/// H2: regression: with 200 guessers a right log-in took 5.9 s.
 #[test]
 fn guessers_hold_up_nobody() {
     let (guessers, logins) = (sized(20_usize, 200), sized(3, 20));
@@ -163,7 +163,7 @@ fn guessers_hold_up_nobody() {
         let mut times = Vec::new();
         for encoded in &right {
             tokio::time::sleep(Duration::from_millis(sized(10, 500))).await;
-            // Each is spelled otherwise, so that none is known again by its header.
+            // Each header is spelled differently, so that the server recognizes none of them.
             let (status, took) = timed("127.0.0.98", at, &log_in(encoded)).await;
             assert_eq!(status, 200);
             times.push(took);
@@ -181,7 +181,7 @@ fn guessers_hold_up_nobody() {
     });
 }
 
-/// H3: the rows of all databases were counted for each answer.
+/// H3: regression: each answer counted the rows of all databases.
 #[test]
 fn one_row_costs_the_same_however_many_databases_there_are() {
     let (databases, requests) = (sized(2_000_u64, 300_000), sized(50_u32, 2_000));
@@ -230,7 +230,7 @@ fn one_row_costs_the_same_however_many_databases_there_are() {
     });
 }
 
-/// H4: bodies that never end, and compressed ones that hold nothing.
+/// H4: bodies that never end, and compressed bodies that are empty.
 #[test]
 fn bodies_hold_bounded_memory() {
     let clients = sized(40_usize, 300);
@@ -241,7 +241,7 @@ fn bodies_hold_bounded_memory() {
         let (before, mut most, mut sockets) = (memory(process), 0, Vec::new());
         let live = watch(at, &stop);
         let post = "POST /_notibus/events HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1048576\r\n";
-        // An empty member of gzip, as often as it fits.
+        // An empty gzip member, as often as it fits.
         let member = [31, 139, 8, 0, 0, 0, 0, 0, 0, 3, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0];
         let empty = member.repeat(1_048_576 / member.len());
         for client in 0..clients {
@@ -254,7 +254,7 @@ fn bodies_hold_bounded_memory() {
                 socket.write_all(head.as_bytes()).await.ok();
                 socket.write_all(&body).await.ok();
             };
-            // The server may have answered and closed before all was sent.
+            // The server may answer and close the connection before the client has sent everything.
             drop(tokio::time::timeout(Duration::from_millis(50), send).await);
             sockets.push(socket);
             most = most.max(memory(process));
@@ -271,7 +271,7 @@ fn bodies_hold_bounded_memory() {
     });
 }
 
-/// H5: posts that decide what one name stands for met in the store, where some were tried again for 15 s.
+/// H5: regression: posts that create or delete the same name conflicted in the store, which retried some of them for 15 s.
 #[test]
 fn posts_of_one_name_are_fair() {
     let (clients, posts) = (48, sized(3, 50));

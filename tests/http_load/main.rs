@@ -1,7 +1,8 @@
-//! Many feeds at once on a served node: nothing is lost, memory is flat, and what is aborted or does not read is freed.
+//! Opens many feeds at once on a served node: no row is lost, memory stays flat, and the server frees feeds that clients abort or
+//! do not read.
 //!
-//! Small by default. `NOTIBUS_LOAD=full cargo test --release --test http_load -- --nocapture --test-threads 1` takes the numbers that
-//! the README states.
+//! The tests are small by default. `NOTIBUS_LOAD=full cargo test --release --test http_load -- --nocapture --test-threads 1`
+//! measures the numbers in the README.
 
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
@@ -28,16 +29,16 @@ use tokio::{
     task::JoinSet,
 };
 
-/// How many databases are updated all the time.
+/// How many databases get updates all the time.
 const DATABASES: usize = 10;
 
-/// How often a new database shows how long an event takes.
+/// How often a new database measures how long an event takes.
 const PROBE_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How much more a server may hold, in KiB, at the end of the full load than when it had filled what is bounded.
+/// By how many KiB the memory of the server may grow in the full load, after everything bounded is full.
 const GROWTH_MAX: u64 = 4_096;
 
-/// The small number, or the full one if it was asked for.
+/// Returns the small number, or the full one if the variable asks for it.
 fn sized<T>(small: T, full: T) -> T {
     if std::env::var("NOTIBUS_LOAD").is_ok_and(|size| size == "full") { full } else { small }
 }
@@ -47,21 +48,21 @@ fn runtime() -> Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
 }
 
-/// The memory of a process that is in use, in KiB.
+/// Returns the memory of a process in KiB.
 fn memory(process: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
     line.trim().trim_end_matches(" kB").parse().unwrap()
 }
 
-/// The processor time of a process, in ticks of 10 ms.
+/// Returns the processor time of a process, in ticks of 10 ms.
 fn ticks(process: u32) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
     let fields: Vec<_> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
     fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
 }
 
-/// A feed whose head has come.
+/// Opens a feed, and receives its head.
 async fn open(at: SocketAddr, target: &str) -> TcpStream {
     let mut socket = TcpStream::connect(at).await.unwrap();
     socket.write_all(format!("GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n").as_bytes()).await.unwrap();
@@ -91,12 +92,12 @@ impl Poster {
     }
 }
 
-/// What the feeds have seen together.
+/// What the feeds have received together.
 #[derive(Default)]
 struct Seen {
     /// When each probe was recorded.
     probes: Vec<OnceLock<Instant>>,
-    /// Rows of all feeds.
+    /// The rows of all feeds.
     rows: AtomicU64,
 }
 
@@ -134,14 +135,14 @@ async fn load(poster: &mut Poster, rate: usize, time: Duration, seen: &Seen) {
     let began = Instant::now();
     let (mut recorded, mut probe) = (0, 0);
     while began.elapsed() < time {
-        // As many as are due by now, so that a slow answer does not lower the rate.
+        // It sends all events that are due by now, so that a slow answer does not lower the rate.
         let due = (began.elapsed().as_millis() as usize * rate / 1_000).saturating_sub(recorded);
         let event = |n| format!("{{\"db\":\"db{}\",\"type\":\"updated\"}}", n % DATABASES);
         let mut body: Vec<_> = (recorded..recorded + due).map(event).collect();
         recorded += due;
         if began.elapsed() >= PROBE_INTERVAL * u32::try_from(probe).unwrap() && probe < seen.probes.len() {
             body.push(format!("{{\"db\":\"probe{probe}\",\"type\":\"created\"}}"));
-            // Before the commit, so that nothing is taken for faster than it is.
+            // The time is taken before the commit, so that no probe looks faster than it is.
             seen.probes[probe].set(Instant::now()).unwrap();
             probe += 1;
         }
@@ -155,7 +156,7 @@ async fn load(poster: &mut Poster, rate: usize, time: Duration, seen: &Seen) {
 fn all_rows_reach_all_feeds_under_load() {
     let (feeds, rate, time) =
         (sized(50, 2_000), sized(500, 5_000), sized(Duration::from_secs(2), Duration::from_secs(30)));
-    // What is kept of the past is bounded by rows. It is filled before anything is measured.
+    // A number of rows bounds the server's memory of the past. The test fills that memory before it measures.
     let rows_kept = sized(256, 16_384);
     let served = Served::start(&["--store", "memory", "--rows-kept-max", &rows_kept.to_string()], None);
     let (at, process) = (served.at, served.id());
@@ -182,7 +183,7 @@ fn all_rows_reach_all_feeds_under_load() {
             memories
         });
         load(&mut poster, rate, time, &seen).await;
-        // All before it has been folded, and so is told before it.
+        // All earlier events are folded before `end`, so their rows come before its row.
         tokio::time::sleep(Duration::from_millis(500)).await;
         poster.post("[{\"db\":\"end\",\"type\":\"created\"}]").await;
         let (mut times, mut ends) = (Vec::new(), Vec::new());
@@ -210,7 +211,7 @@ fn all_rows_reach_all_feeds_under_load() {
         percentile(100)
     );
     println!("memory in KiB, from then on, at each sixth of {time:?}: {memories:?}");
-    // The 12,000 rows of the full load would need some 10 MB if they were kept.
+    // The 12,000 rows of the full load would need some 10 MB if the server held them.
     let (filled, most) = (memories[0], *memories.iter().max().unwrap());
     let growth_max = sized(20_000, GROWTH_MAX);
     assert!(most < filled + growth_max, "{filled} KiB grew to {most} KiB");
@@ -238,7 +239,8 @@ fn what_is_aborted_is_freed_and_what_is_idle_costs_memory_only() {
         tokio::time::sleep(reads).await;
         let spent = ticks(process) - busy;
         println!("{spent} ticks of processor time in {reads:?}");
-        // A node without feeds needs one or two a second. A look of each feed every 10 s would be a thousand looks a second.
+        // A node without feeds needs one or two ticks a second. If each feed polled every 10 s, there would be a thousand polls a
+        // second.
         assert!(spent < 10 * reads.as_secs(), "they do not poll");
         assert_eq!(served.metric("notibus_tasks"), tasks + idle, "one for each connection, and none besides");
         drop(sockets);
@@ -253,7 +255,7 @@ fn what_is_aborted_is_freed_and_what_is_idle_costs_memory_only() {
         }
     });
     served.until_metric("notibus_http_feeds", 0);
-    // Not one is left.
+    // No task is left.
     served.until_metric("notibus_tasks", tasks);
     let after = memory(process);
     println!(
@@ -267,19 +269,19 @@ fn who_does_not_read_holds_little_and_is_dropped() {
     stall("short names", "some/database", sized(3_000, 20_000));
 }
 
-/// A page was once bounded by rows alone: such a client held 580 KB.
+/// Regression: pages were bounded by rows alone, so such a client held 580 KB.
 #[test]
 fn who_does_not_read_long_names_holds_little() {
     stall("long names", &"x".repeat(1_000), sized(1_000, 5_000));
 }
 
-/// JSON has six bytes for each of these: such a client once held 3.1 MB.
+/// JSON needs six bytes for each of these characters. Regression: such a client held 3.1 MB.
 #[test]
 fn who_does_not_read_escaped_names_holds_little() {
     stall("names of control characters", &"\\u0001".repeat(1_000), sized(1_000, 5_000));
 }
 
-/// Has many clients ask for as many databases, of names that begin so in JSON, and read nothing but the status.
+/// Creates databases whose names begin with `name` in JSON. Many clients then request them, and read nothing but the status.
 fn stall(what: &str, name: &str, databases: u64) {
     let feeds = sized(400_u64, 1_000);
     let served = Served::start(&["--store", "memory", "--write-timeout", "3s"], None);
@@ -327,7 +329,7 @@ fn stall(what: &str, name: &str, databases: u64) {
             held / feeds,
             began.elapsed()
         );
-        // 64 KiB of rows, and a chunk of 32 KiB that is being written.
+        // A client holds 64 KiB of rows, and a chunk of 32 KiB that is being written.
         assert!(held < feeds * 120 + 20_000, "{held} KiB");
         served.until_metric("notibus_tasks", tasks);
     });

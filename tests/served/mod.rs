@@ -1,4 +1,4 @@
-//! `notibus serve` as a process of its own, and just enough of a client.
+//! Runs `notibus serve` as a process, with a minimal client.
 
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
@@ -12,11 +12,10 @@ use std::{
 /// How long a test waits for an expected event.
 pub const LIMIT: Duration = Duration::from_mins(1);
 
-/// `notibus serve` as a process of its own.
+/// `notibus serve` as a process.
 pub struct Served {
-    /// The process.
     child: Child,
-    /// Where it listens.
+    /// The address that it listens on.
     pub at: SocketAddr,
 }
 
@@ -25,12 +24,12 @@ pub fn notibus() -> Command {
 }
 
 impl Served {
-    /// Starts it with these further arguments, and waits until it listens.
+    /// Starts it with these additional arguments, and waits until it listens.
     pub fn start(arguments: &[&str], credentials: Option<&str>) -> Self {
         Self::start_logging(arguments, credentials, Stdio::inherit())
     }
 
-    /// As [`Served::start`], with its log going to `log`.
+    /// Like [`Served::start`], and writes its log to `log`.
     pub fn start_logging(arguments: &[&str], credentials: Option<&str>, log: Stdio) -> Self {
         let mut command = notibus();
         command.args(["serve", "--listen", "127.0.0.1:0"]).args(arguments);
@@ -47,12 +46,12 @@ impl Served {
         Self { child, at }
     }
 
-    /// The id of the process.
+    /// Returns the id of the process.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// The whole answer to a request, as text from the status line on.
+    /// Sends a request. Returns the whole answer as text, from the status line on.
     pub fn ask(&self, request: &str) -> String {
         let mut socket = TcpStream::connect(self.at).unwrap();
         socket.set_read_timeout(Some(LIMIT)).unwrap();
@@ -62,19 +61,19 @@ impl Served {
         answer
     }
 
-    /// The whole answer to a request without a body.
+    /// Sends a request without a body, and returns the whole answer.
     pub fn get(&self, target: &str) -> String {
         self.ask(&format!("GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"))
     }
 
-    /// The value of a metric without labels.
+    /// Returns the value of a metric without labels.
     pub fn metric(&self, name: &str) -> u64 {
         let metrics = self.get("/_notibus/metrics");
         let line = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).unwrap();
         line.trim().parse().unwrap()
     }
 
-    /// Waits until a metric without labels has come down to `value`.
+    /// Waits until a metric without labels has fallen to `value`.
     pub fn until_metric(&self, name: &str, value: u64) {
         let began = Instant::now();
         loop {
@@ -87,7 +86,7 @@ impl Served {
         }
     }
 
-    /// The value of a metric without labels that has not changed for half a second.
+    /// Waits until a metric without labels has not changed for half a second, and returns its value.
     pub fn settled(&self, name: &str) -> u64 {
         let (mut value, mut since) = (self.metric(name), Instant::now());
         while since.elapsed() < Duration::from_millis(500) {
@@ -100,19 +99,19 @@ impl Served {
         value
     }
 
-    /// Asks it to stop.
+    /// Asks the process to stop.
     #[cfg(unix)]
     pub fn ask_to_stop(&self) {
         let id = self.child.id().to_string();
         assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
     }
 
-    /// Waits until it has ended; returns its exit code.
+    /// Waits until the process has ended. Returns its exit code.
     pub fn wait(mut self) -> Option<i32> {
         self.child.wait().unwrap().code()
     }
 
-    /// Asks it to stop, and waits until it has ended; returns whether it has ended well.
+    /// Asks the process to stop, and waits until it has ended. Returns whether it ended with success.
     #[cfg(unix)]
     pub fn stop(mut self) -> bool {
         let id = self.child.id().to_string();
